@@ -1,0 +1,46 @@
+"""Errors of the contract: somebody sent what the contract does not allow.
+
+ContractError                the message's sender is at fault, whoever that is
+├── MalformedMessage         the bytes are no message of this kind
+└── InvalidMessage           a message, but a field breaks a rule
+
+Every violation names the field by its path in the message and says what to do.
+"""
+
+from dataclasses import dataclass
+
+__all__ = ["ContractError", "InvalidMessage", "MalformedMessage", "Violation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken rule."""
+
+    field: str
+    problem: str
+    remedy: str
+
+    def under(self, prefix: str) -> "Violation":
+        """The same violation, seen from the message that holds this one."""
+        path = f"{prefix}.{self.field}" if self.field else prefix
+        return Violation(path, self.problem, self.remedy)
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.problem}; {self.remedy}" if self.field else f"{self.problem}; {self.remedy}"
+
+
+class ContractError(ValueError):
+    """A message that the contract does not allow."""
+
+    def __init__(self, message: str, violations: tuple[Violation, ...]) -> None:
+        self.message = message
+        self.violations = violations
+        super().__init__(f"{message}: " + "; ".join(map(str, violations)))
+
+
+class MalformedMessage(ContractError):
+    """Bytes that do not parse."""
+
+
+class InvalidMessage(ContractError):
+    """A field that breaks a rule."""

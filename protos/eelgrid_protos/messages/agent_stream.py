@@ -1,0 +1,64 @@
+"""The stream between one agent and the controller: mirrored by agent_service.proto.
+
+The agent opens with Hello; the controller answers Welcome. Batches are
+acknowledged by sequence, cumulatively; at most `window` are under way. Either
+side may meet a message of a newer minor version: its `message` is None, and it
+is passed over.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from eelgrid_protos.messages.node import Inventory, NodeEvent, SampleBatch
+from eelgrid_protos.messages.plan import NodePlan, PlanApplied
+from eelgrid_protos.messages.policy import IntervalSeconds
+from eelgrid_protos.quantities import Range, Uint64
+
+__all__ = ["Acknowledgement", "Cadence", "ConnectRequest", "ConnectResponse", "Hello", "Welcome"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """Opens a stream; sequences count within the incarnation."""
+
+    incarnation: Uint64
+    inventory: Inventory
+    plan_epoch: Uint64 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cadence:
+    """How the agent samples and sends."""
+
+    sample_interval_s: IntervalSeconds = 1.0
+    send_interval_s: IntervalSeconds = 5.0
+    window: Annotated[int, Range(1, 1024)] = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """Answers Hello with the last batch of this incarnation that the controller holds."""
+
+    acknowledged_sequence: Uint64
+    cadence: Cadence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledgement:
+    """Covers every batch up to and including the sequence, and renews the plan's lease."""
+
+    sequence: Uint64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectRequest:
+    """One message from the agent."""
+
+    message: Hello | Inventory | SampleBatch | NodeEvent | PlanApplied | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectResponse:
+    """One message to the agent."""
+
+    message: Welcome | Acknowledgement | NodePlan | Cadence | None

@@ -1,0 +1,337 @@
+"""Questions and answers of the operators' API: mirrored by operator_service.proto."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated
+
+from eelgrid_protos.messages.node import Gpu, Inventory
+from eelgrid_protos.messages.plan import NodePlan, PlanApplied
+from eelgrid_protos.messages.policy import Policy
+from eelgrid_protos.messages.workload import Explanation, Workload, WorkloadPhase, WorkloadSpec
+from eelgrid_protos.quantities import (
+    Bytes, Celsius, Count, GpuMilli, Identifier, Joules, Label, Many, Milli, Name, Nanoseconds, Range, Ratio, Seconds,
+    Sentence, Text, Uint32, Uint64, Watts,
+)  # fmt: skip
+
+__all__ = [
+    "PAGE_SIZE_DEFAULT", "PAGE_SIZE_MOST",
+    "CancelWorkloadRequest", "CancelWorkloadResponse", "ExplainWorkloadRequest", "ExplainWorkloadResponse",
+    "GetPolicyRequest", "GetPolicyResponse", "GetSummaryRequest", "GetSummaryResponse", "GetWorkloadRequest",
+    "GetWorkloadResponse", "GpuStatus", "ListGpusRequest", "ListGpusResponse", "ListNodesRequest",
+    "ListNodesResponse", "ListPlansRequest", "ListPlansResponse", "ListWorkloadsRequest", "ListWorkloadsResponse",
+    "ModelSummary", "Node", "NodeState", "PlanStatus", "ReasonCount", "SubmitWorkloadRequest",
+    "SubmitWorkloadResponse", "Summary", "UpdatePolicyRequest", "UpdatePolicyResponse", "WatchSummaryRequest",
+    "WatchSummaryResponse", "WatchWorkloadsRequest", "WatchWorkloadsResponse",
+]  # fmt: skip
+
+PAGE_SIZE_DEFAULT = 100
+PAGE_SIZE_MOST = 1000
+
+PageToken = Annotated[str, Text(512)]
+OptionalId = Annotated[str, Text(128)]
+
+
+class NodeState(IntEnum):
+    """The controller's view of a node."""
+
+    UNSPECIFIED = 0
+    READY = 1
+    LOST = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """An inventory with what is allocated on it."""
+
+    inventory: Inventory
+    state: NodeState
+    allocated_cpu_milli: Uint32 = 0
+    allocated_memory_bytes: Bytes = 0
+    allocated_gpu_milli: Uint32 = 0
+    workloads: Count = 0
+    power_w: Watts | None = None
+    sample_age_s: Seconds | None = None
+    plan_epoch: Uint64 = 0
+    applied_epoch: Uint64 = 0
+    samples_received: Uint64 = 0
+    samples_lost: Uint64 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuStatus:
+    """One device with what is allocated on it and its newest readings."""
+
+    node_name: Name
+    gpu: Gpu
+    node_state: NodeState
+    allocated_milli: GpuMilli = 0
+    workload_ids: Annotated[tuple[Identifier, ...], Many(4096)] = ()
+    power_w: Watts | None = None
+    energy_j: Joules | None = None
+    utilization_ratio: Ratio | None = None
+    memory_used_bytes: Bytes | None = None
+    temperature_c: Celsius | None = None
+    sample_age_s: Seconds | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasonCount:
+    """How many workloads wait for one reason."""
+
+    reason: Sentence
+    workloads: Uint32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSummary:
+    """The GPUs of one model."""
+
+    model: Name
+    gpus: Uint32
+    allocated_gpu_milli: Milli
+    measured_power_w: Annotated[float, Range(0.0, 1e10, "W")]
+
+
+ClusterWatts = Annotated[float, Range(0.0, 1e10, "W")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The cluster at a glance."""
+
+    time_ns: Nanoseconds
+    nodes_ready: Uint32 = 0
+    nodes_lost: Uint32 = 0
+    gpus: Uint32 = 0
+    allocated_gpu_milli: Milli = 0
+    cpu_milli: Milli = 0
+    allocated_cpu_milli: Milli = 0
+    pending: Uint32 = 0
+    placed: Uint32 = 0
+    cancelled: Uint32 = 0
+    refused: Uint64 = 0
+    pending_reasons: Annotated[tuple[ReasonCount, ...], Many(64)] = ()
+    modelled_power_w: ClusterWatts = 0.0
+    measured_power_w: ClusterWatts = 0.0
+    measured_gpus: Uint32 = 0
+    samples_received: Uint64 = 0
+    samples_lost: Uint64 = 0
+    decision_p50_s: Seconds = 0.0
+    decision_p99_s: Seconds = 0.0
+    decisions: Uint64 = 0
+    models: Annotated[tuple[ModelSummary, ...], Many(1000)] = ()
+    revision: Uint64 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanStatus:
+    """A plan and how far its node has come."""
+
+    plan: NodePlan
+    applied: PlanApplied | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetSummaryRequest:
+    """Asks for the cluster at a glance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetSummaryResponse:
+    """The cluster at a glance."""
+
+    summary: Summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSummaryRequest:
+    """A summary now and after each interval; 0 means one second."""
+
+    interval_s: Annotated[float, Range(0.0, 3600.0, "s")] = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSummaryResponse:
+    """One summary of a watch."""
+
+    summary: Summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListNodesRequest:
+    """A page of nodes by name; a page size of 0 means 100, more than 1000 means 1000."""
+
+    page_size: Uint32 = 0
+    page_token: PageToken = ""
+    states: Annotated[tuple[NodeState, ...], Many(8)] = ()
+    pool: Label = ""
+    gpu_model: Label = ""
+    name_contains: Label = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListNodesResponse:
+    """A page of nodes."""
+
+    nodes: Annotated[tuple[Node, ...], Many(PAGE_SIZE_MOST)] = ()
+    next_page_token: PageToken = ""
+    total: Uint32 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListGpusRequest:
+    """A page of devices by node and index."""
+
+    page_size: Uint32 = 0
+    page_token: PageToken = ""
+    node_name: Label = ""
+    gpu_model: Label = ""
+    min_free_milli: GpuMilli = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListGpusResponse:
+    """A page of devices."""
+
+    gpus: Annotated[tuple[GpuStatus, ...], Many(PAGE_SIZE_MOST)] = ()
+    next_page_token: PageToken = ""
+    total: Uint32 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitWorkloadRequest:
+    """A workload to place; the id makes a repeated call harmless."""
+
+    spec: WorkloadSpec
+    workload_id: OptionalId = ""
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitWorkloadResponse:
+    """The workload as it was accepted."""
+
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetWorkloadRequest:
+    """Names a workload."""
+
+    workload_id: Identifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetWorkloadResponse:
+    """The workload as it stands."""
+
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListWorkloadsRequest:
+    """A page of workloads in the order of their submission."""
+
+    page_size: Uint32 = 0
+    page_token: PageToken = ""
+    phases: Annotated[tuple[WorkloadPhase, ...], Many(8)] = ()
+    namespace: Label = ""
+    user: Label = ""
+    queue: Label = ""
+    node_name: Label = ""
+    name_contains: Label = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListWorkloadsResponse:
+    """A page of workloads."""
+
+    workloads: Annotated[tuple[Workload, ...], Many(PAGE_SIZE_MOST)] = ()
+    next_page_token: PageToken = ""
+    total: Uint32 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchWorkloadsRequest:
+    """Changes after a revision; 0 begins with every workload."""
+
+    after_revision: Uint64 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchWorkloadsResponse:
+    """One change."""
+
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelWorkloadRequest:
+    """Names a workload to end."""
+
+    workload_id: Identifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelWorkloadResponse:
+    """The workload as it ended."""
+
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainWorkloadRequest:
+    """Names a workload to explain."""
+
+    workload_id: Identifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainWorkloadResponse:
+    """Why it stands where it stands."""
+
+    explanation: Explanation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListPlansRequest:
+    """A page of plans by node name."""
+
+    page_size: Uint32 = 0
+    page_token: PageToken = ""
+    node_name: Label = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListPlansResponse:
+    """A page of plans."""
+
+    plans: Annotated[tuple[PlanStatus, ...], Many(PAGE_SIZE_MOST)] = ()
+    next_page_token: PageToken = ""
+    total: Uint32 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetPolicyRequest:
+    """Asks for the policy in force."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetPolicyResponse:
+    """The policy in force."""
+
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdatePolicyRequest:
+    """A new policy; its revision must be the one in force."""
+
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdatePolicyResponse:
+    """The policy as it was accepted."""
+
+    policy: Policy

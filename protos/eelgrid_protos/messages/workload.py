@@ -1,0 +1,149 @@
+"""What users run, where it went and why: mirrored by workload.proto."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Annotated
+
+from eelgrid_protos.errors import Violation
+from eelgrid_protos.quantities import (
+    GPU_MILLI_WHOLE, Bytes, Count, CpuMilli, GpuMilli, Identifier, Label, Many, Name, Nanoseconds, Range, Sentence,
+    Text, Uint64,
+)  # fmt: skip
+
+__all__ = [
+    "Candidate", "CostTerm", "Explanation", "Placement", "Removal", "ReplicaExplanation", "ResourceRequest",
+    "Workload", "WorkloadKind", "WorkloadPhase", "WorkloadSpec",
+]  # fmt: skip
+
+GpuModel = Annotated[str, Text(253, True)]
+Priority = Annotated[int, Range(-1_000_000, 1_000_000)]
+Replicas = Annotated[int, Range(1, 10_000)]
+CostWatts = Annotated[float, Range(-1e9, 1e9, "W")]
+
+
+class WorkloadKind(IntEnum):
+    """What a workload is to be measured by."""
+
+    UNSPECIFIED = 0
+    INFERENCE_SERVICE = 1
+    TRAINING_JOB = 2
+    BATCH_JOB = 3
+
+
+class WorkloadPhase(IntEnum):
+    """Where a workload stands."""
+
+    UNSPECIFIED = 0
+    PENDING = 1
+    PLACED = 2
+    CANCELLED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceRequest:
+    """What one replica holds on one node."""
+
+    cpu_milli: CpuMilli = 0
+    memory_bytes: Bytes = 0
+    gpu_count: Annotated[int, Range(0, 64)] = 0
+    gpu_milli: GpuMilli = 0
+    gpu_models: Annotated[tuple[GpuModel, ...], Many(64)] = ()
+
+    def violations(self) -> Iterator[Violation]:
+        """A share is of one GPU; several GPUs are taken whole."""
+        if self.gpu_count == 0 and self.gpu_milli != 0:
+            yield Violation("gpu_milli", "asks for a share of no GPU", "set gpu_count to 1 or gpu_milli to 0")
+        if self.gpu_count == 0 and self.gpu_models:
+            yield Violation("gpu_models", "names a model but asks for no GPU", "set gpu_count or drop gpu_models")
+        if self.gpu_count >= 1 and self.gpu_milli == 0:
+            yield Violation("gpu_milli", "is 0 with a gpu_count", "set gpu_milli to 1000 for whole GPUs")
+        if self.gpu_count > 1 and self.gpu_milli not in (0, GPU_MILLI_WHOLE):
+            yield Violation("gpu_milli", "is a share of several GPUs", "set gpu_milli to 1000 or gpu_count to 1")
+        if self.cpu_milli == 0 and self.memory_bytes == 0 and self.gpu_count == 0:
+            yield Violation("cpu_milli", "the request asks for nothing", "ask for CPU, memory or a GPU")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadSpec:
+    """What a user asks for."""
+
+    name: Name
+    request: ResourceRequest
+    kind: WorkloadKind = WorkloadKind.BATCH_JOB
+    replicas: Replicas = 1
+    namespace: Label = "default"
+    user: Label = ""
+    queue: Label = ""
+    priority: Priority = 0
+    labels: Annotated[Mapping[Label, Label], Many(64)] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where one replica went."""
+
+    replica: Count
+    node_name: Name
+    gpu_uuids: Annotated[tuple[Identifier, ...], Many(64)] = ()
+    gpu_indexes: Annotated[tuple[Count, ...], Many(64)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One accepted submission."""
+
+    workload_id: Identifier
+    spec: WorkloadSpec
+    phase: WorkloadPhase
+    reason: Sentence = ""
+    placements: Annotated[tuple[Placement, ...], Many(10_000)] = ()
+    submitted_ns: Nanoseconds = 0
+    placed_ns: Nanoseconds = 0
+    ended_ns: Nanoseconds = 0
+    revision: Uint64 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostTerm:
+    """One part of a cost, in watts-equivalent."""
+
+    name: Label
+    cost_w: CostWatts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One place that was weighed."""
+
+    node_name: Name
+    gpu_indexes: Annotated[tuple[Count, ...], Many(64)]
+    cost_w: CostWatts
+    terms: Annotated[tuple[CostTerm, ...], Many(16)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """How many nodes one constraint ruled out."""
+
+    constraint: Label
+    nodes: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaExplanation:
+    """Why one replica went where it went, or why it could not; best candidate first."""
+
+    replica: Count
+    candidates: Annotated[tuple[Candidate, ...], Many(16)]
+    feasible_nodes: Count
+    removals: Annotated[tuple[Removal, ...], Many(16)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Why a workload stands where it stands."""
+
+    workload: Workload
+    replicas: Annotated[tuple[ReplicaExplanation, ...], Many(10_000)] = ()
+    remedy: Sentence = ""

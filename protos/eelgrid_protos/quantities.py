@@ -1,0 +1,87 @@
+"""Quantities: the units, their plausible ranges, and the conversions at the edge.
+
+Everything inside Eelgrid is in SI base units, or in the unit that the name
+carries. A type here is an ordinary number to the type checker and a range to
+the codec, which refuses what lies outside on the way in and on the way out.
+A bound is generous: it stops a unit mistaken for another (milliwatts for
+watts) and garbage, not an unusual machine.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+__all__ = [
+    "Celsius", "Count", "CpuMilli", "Bytes", "GpuMilli", "Identifier", "Joules", "Label",
+    "Many", "Megahertz", "Milli", "Name", "Nanoseconds", "Ratio", "Range", "Rule", "Seconds",
+    "Sentence", "Text", "Uint32", "Uint64", "Watts", "joules_from_millijoules", "watts_from_milliwatts",
+    "GPU_MILLI_WHOLE", "MIB",
+]  # fmt: skip
+
+MIB = 1024 * 1024
+GPU_MILLI_WHOLE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Inclusive bounds of a number, and its unit for messages."""
+
+    low: float
+    high: float
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Longest length of a string and the characters that it may hold."""
+
+    longest: int
+    required: bool = False
+    pattern: re.Pattern[str] | None = None
+    shape: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """Most items of a repeated field."""
+
+    most: int
+
+
+Rule = Range | Text | Many
+
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?")
+_NAME_SHAPE = "letters, digits, '.', '_', '/', '-', beginning and ending with a letter or digit"
+
+Uint32 = Annotated[int, Range(0, 2**32 - 1)]
+Uint64 = Annotated[int, Range(0, 2**64 - 1)]
+Count = Annotated[int, Range(0, 1_000_000)]
+# 2**63 nanoseconds after 1970 is the year 2262.
+Nanoseconds = Annotated[int, Range(0, 2**63 - 1, "ns")]
+Seconds = Annotated[float, Range(0.0, 1e9, "s")]
+# The largest module limit known is 2,900 W (GB300); a rack is under 1 MW.
+Watts = Annotated[float, Range(0.0, 1e6, "W")]
+# 20 kW for a hundred years.
+Joules = Annotated[float, Range(0.0, 1e14, "J")]
+Celsius = Annotated[float, Range(-60.0, 250.0, "°C")]
+Megahertz = Annotated[int, Range(0, 20_000, "MHz")]
+Ratio = Annotated[float, Range(0.0, 1.0)]
+Bytes = Annotated[int, Range(0, 2**50, "bytes")]
+CpuMilli = Annotated[int, Range(0, 10_000_000, "thousandths of a CPU")]
+GpuMilli = Annotated[int, Range(0, GPU_MILLI_WHOLE, "thousandths of a GPU")]
+Milli = Annotated[int, Range(0, 2**53, "thousandths")]
+
+Identifier = Annotated[str, Text(128, True, _NAME, _NAME_SHAPE)]
+Name = Annotated[str, Text(253, True, _NAME, _NAME_SHAPE)]
+Label = Annotated[str, Text(253)]
+Sentence = Annotated[str, Text(2000)]
+
+
+def watts_from_milliwatts(power_mw: int) -> float:
+    """NVML counts power in milliwatts."""
+    return power_mw / 1000.0
+
+
+def joules_from_millijoules(energy_mj: int) -> float:
+    """NVML counts energy in millijoules."""
+    return energy_mj / 1000.0

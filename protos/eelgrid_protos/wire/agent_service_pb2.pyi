@@ -1,0 +1,68 @@
+from eelgrid_protos.wire import node_pb2 as _node_pb2
+from eelgrid_protos.wire import plan_pb2 as _plan_pb2
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Hello(_message.Message):
+    __slots__ = ("incarnation", "inventory", "plan_epoch")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    INVENTORY_FIELD_NUMBER: _ClassVar[int]
+    PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    inventory: _node_pb2.Inventory
+    plan_epoch: int
+    def __init__(self, incarnation: _Optional[int] = ..., inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., plan_epoch: _Optional[int] = ...) -> None: ...
+
+class ConnectRequest(_message.Message):
+    __slots__ = ("hello", "inventory", "samples", "event", "applied")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    INVENTORY_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    inventory: _node_pb2.Inventory
+    samples: _node_pb2.SampleBatch
+    event: _node_pb2.NodeEvent
+    applied: _plan_pb2.PlanApplied
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., samples: _Optional[_Union[_node_pb2.SampleBatch, _Mapping]] = ..., event: _Optional[_Union[_node_pb2.NodeEvent, _Mapping]] = ..., applied: _Optional[_Union[_plan_pb2.PlanApplied, _Mapping]] = ...) -> None: ...
+
+class Cadence(_message.Message):
+    __slots__ = ("sample_interval_s", "send_interval_s", "window")
+    SAMPLE_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    SEND_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    sample_interval_s: float
+    send_interval_s: float
+    window: int
+    def __init__(self, sample_interval_s: _Optional[float] = ..., send_interval_s: _Optional[float] = ..., window: _Optional[int] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("acknowledged_sequence", "cadence")
+    ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CADENCE_FIELD_NUMBER: _ClassVar[int]
+    acknowledged_sequence: int
+    cadence: Cadence
+    def __init__(self, acknowledged_sequence: _Optional[int] = ..., cadence: _Optional[_Union[Cadence, _Mapping]] = ...) -> None: ...
+
+class Acknowledgement(_message.Message):
+    __slots__ = ("sequence",)
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    def __init__(self, sequence: _Optional[int] = ...) -> None: ...
+
+class ConnectResponse(_message.Message):
+    __slots__ = ("welcome", "acknowledgement", "plan", "cadence")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    CADENCE_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    acknowledgement: Acknowledgement
+    plan: _plan_pb2.NodePlan
+    cadence: Cadence
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.NodePlan, _Mapping]] = ..., cadence: _Optional[_Union[Cadence, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,206 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Reading(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    READING_UNSPECIFIED: _ClassVar[Reading]
+    READING_POWER_W: _ClassVar[Reading]
+    READING_ENERGY_J: _ClassVar[Reading]
+    READING_UTILIZATION_RATIO: _ClassVar[Reading]
+    READING_MEMORY_USED_BYTES: _ClassVar[Reading]
+    READING_SM_CLOCK_MHZ: _ClassVar[Reading]
+    READING_MEMORY_CLOCK_MHZ: _ClassVar[Reading]
+    READING_TEMPERATURE_C: _ClassVar[Reading]
+    READING_POWER_LIMIT_W: _ClassVar[Reading]
+    READING_EVENT_REASONS_MASK: _ClassVar[Reading]
+    READING_HOST_CPU_UTILIZATION_RATIO: _ClassVar[Reading]
+    READING_HOST_MEMORY_USED_BYTES: _ClassVar[Reading]
+
+class AbsenceReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ABSENCE_REASON_UNSPECIFIED: _ClassVar[AbsenceReason]
+    ABSENCE_REASON_NOT_SUPPORTED: _ClassVar[AbsenceReason]
+    ABSENCE_REASON_NO_PERMISSION: _ClassVar[AbsenceReason]
+    ABSENCE_REASON_GPU_LOST: _ClassVar[AbsenceReason]
+    ABSENCE_REASON_TIMED_OUT: _ClassVar[AbsenceReason]
+    ABSENCE_REASON_IMPLAUSIBLE: _ClassVar[AbsenceReason]
+    ABSENCE_REASON_NOT_SAMPLED: _ClassVar[AbsenceReason]
+
+class NodeEventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NODE_EVENT_KIND_UNSPECIFIED: _ClassVar[NodeEventKind]
+    NODE_EVENT_KIND_GPU_LOST: _ClassVar[NodeEventKind]
+    NODE_EVENT_KIND_GPU_RETURNED: _ClassVar[NodeEventKind]
+    NODE_EVENT_KIND_COUNTER_RESET: _ClassVar[NodeEventKind]
+    NODE_EVENT_KIND_CLOCK_STEP: _ClassVar[NodeEventKind]
+    NODE_EVENT_KIND_SAMPLES_DROPPED: _ClassVar[NodeEventKind]
+    NODE_EVENT_KIND_LEASE_EXPIRED: _ClassVar[NodeEventKind]
+READING_UNSPECIFIED: Reading
+READING_POWER_W: Reading
+READING_ENERGY_J: Reading
+READING_UTILIZATION_RATIO: Reading
+READING_MEMORY_USED_BYTES: Reading
+READING_SM_CLOCK_MHZ: Reading
+READING_MEMORY_CLOCK_MHZ: Reading
+READING_TEMPERATURE_C: Reading
+READING_POWER_LIMIT_W: Reading
+READING_EVENT_REASONS_MASK: Reading
+READING_HOST_CPU_UTILIZATION_RATIO: Reading
+READING_HOST_MEMORY_USED_BYTES: Reading
+ABSENCE_REASON_UNSPECIFIED: AbsenceReason
+ABSENCE_REASON_NOT_SUPPORTED: AbsenceReason
+ABSENCE_REASON_NO_PERMISSION: AbsenceReason
+ABSENCE_REASON_GPU_LOST: AbsenceReason
+ABSENCE_REASON_TIMED_OUT: AbsenceReason
+ABSENCE_REASON_IMPLAUSIBLE: AbsenceReason
+ABSENCE_REASON_NOT_SAMPLED: AbsenceReason
+NODE_EVENT_KIND_UNSPECIFIED: NodeEventKind
+NODE_EVENT_KIND_GPU_LOST: NodeEventKind
+NODE_EVENT_KIND_GPU_RETURNED: NodeEventKind
+NODE_EVENT_KIND_COUNTER_RESET: NodeEventKind
+NODE_EVENT_KIND_CLOCK_STEP: NodeEventKind
+NODE_EVENT_KIND_SAMPLES_DROPPED: NodeEventKind
+NODE_EVENT_KIND_LEASE_EXPIRED: NodeEventKind
+
+class Absence(_message.Message):
+    __slots__ = ("reason", "cells")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    reason: AbsenceReason
+    cells: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, reason: _Optional[_Union[AbsenceReason, str]] = ..., cells: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Column(_message.Message):
+    __slots__ = ("reading", "values", "absences")
+    READING_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    ABSENCES_FIELD_NUMBER: _ClassVar[int]
+    reading: Reading
+    values: _containers.RepeatedScalarFieldContainer[float]
+    absences: _containers.RepeatedCompositeFieldContainer[Absence]
+    def __init__(self, reading: _Optional[_Union[Reading, str]] = ..., values: _Optional[_Iterable[float]] = ..., absences: _Optional[_Iterable[_Union[Absence, _Mapping]]] = ...) -> None: ...
+
+class SampleBatch(_message.Message):
+    __slots__ = ("sequence", "inventory_generation", "time_ns", "gpu_columns", "host_columns", "dropped_ticks")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    INVENTORY_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    GPU_COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    HOST_COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_TICKS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    inventory_generation: int
+    time_ns: _containers.RepeatedScalarFieldContainer[int]
+    gpu_columns: _containers.RepeatedCompositeFieldContainer[Column]
+    host_columns: _containers.RepeatedCompositeFieldContainer[Column]
+    dropped_ticks: int
+    def __init__(self, sequence: _Optional[int] = ..., inventory_generation: _Optional[int] = ..., time_ns: _Optional[_Iterable[int]] = ..., gpu_columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., host_columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., dropped_ticks: _Optional[int] = ...) -> None: ...
+
+class GpuInstance(_message.Message):
+    __slots__ = ("id", "profile_id", "profile", "start", "size", "compute_instances")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_ID_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    profile_id: int
+    profile: str
+    start: int
+    size: int
+    compute_instances: _containers.RepeatedCompositeFieldContainer[ComputeInstance]
+    def __init__(self, id: _Optional[int] = ..., profile_id: _Optional[int] = ..., profile: _Optional[str] = ..., start: _Optional[int] = ..., size: _Optional[int] = ..., compute_instances: _Optional[_Iterable[_Union[ComputeInstance, _Mapping]]] = ...) -> None: ...
+
+class ComputeInstance(_message.Message):
+    __slots__ = ("id", "profile_id", "uuid")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_ID_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    profile_id: int
+    uuid: str
+    def __init__(self, id: _Optional[int] = ..., profile_id: _Optional[int] = ..., uuid: _Optional[str] = ...) -> None: ...
+
+class Gpu(_message.Message):
+    __slots__ = ("uuid", "index", "pci_bus_id", "product", "model", "catalogue_key", "memory_bytes", "power_limit_default_w", "power_limit_min_w", "power_limit_max_w", "mig_capable", "mig_enabled", "mig_pending", "gpu_instances")
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    PCI_BUS_ID_FIELD_NUMBER: _ClassVar[int]
+    PRODUCT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    CATALOGUE_KEY_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    POWER_LIMIT_DEFAULT_W_FIELD_NUMBER: _ClassVar[int]
+    POWER_LIMIT_MIN_W_FIELD_NUMBER: _ClassVar[int]
+    POWER_LIMIT_MAX_W_FIELD_NUMBER: _ClassVar[int]
+    MIG_CAPABLE_FIELD_NUMBER: _ClassVar[int]
+    MIG_ENABLED_FIELD_NUMBER: _ClassVar[int]
+    MIG_PENDING_FIELD_NUMBER: _ClassVar[int]
+    GPU_INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    uuid: str
+    index: int
+    pci_bus_id: str
+    product: str
+    model: str
+    catalogue_key: str
+    memory_bytes: int
+    power_limit_default_w: float
+    power_limit_min_w: float
+    power_limit_max_w: float
+    mig_capable: bool
+    mig_enabled: bool
+    mig_pending: bool
+    gpu_instances: _containers.RepeatedCompositeFieldContainer[GpuInstance]
+    def __init__(self, uuid: _Optional[str] = ..., index: _Optional[int] = ..., pci_bus_id: _Optional[str] = ..., product: _Optional[str] = ..., model: _Optional[str] = ..., catalogue_key: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., power_limit_default_w: _Optional[float] = ..., power_limit_min_w: _Optional[float] = ..., power_limit_max_w: _Optional[float] = ..., mig_capable: bool = ..., mig_enabled: bool = ..., mig_pending: bool = ..., gpu_instances: _Optional[_Iterable[_Union[GpuInstance, _Mapping]]] = ...) -> None: ...
+
+class Inventory(_message.Message):
+    __slots__ = ("node_name", "generation", "agent_version", "boot_id", "driver_version", "cpu_milli", "memory_bytes", "pool", "labels", "gpus", "simulated")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    DRIVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CPU_MILLI_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    SIMULATED_FIELD_NUMBER: _ClassVar[int]
+    node_name: str
+    generation: int
+    agent_version: str
+    boot_id: str
+    driver_version: str
+    cpu_milli: int
+    memory_bytes: int
+    pool: str
+    labels: _containers.ScalarMap[str, str]
+    gpus: _containers.RepeatedCompositeFieldContainer[Gpu]
+    simulated: bool
+    def __init__(self, node_name: _Optional[str] = ..., generation: _Optional[int] = ..., agent_version: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., pool: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., simulated: bool = ...) -> None: ...
+
+class NodeEvent(_message.Message):
+    __slots__ = ("kind", "time_ns", "gpu_uuid", "detail")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    GPU_UUID_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    kind: NodeEventKind
+    time_ns: int
+    gpu_uuid: str
+    detail: str
+    def __init__(self, kind: _Optional[_Union[NodeEventKind, str]] = ..., time_ns: _Optional[int] = ..., gpu_uuid: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...

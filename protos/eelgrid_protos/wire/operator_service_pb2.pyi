@@ -1,0 +1,359 @@
+from eelgrid_protos.wire import node_pb2 as _node_pb2
+from eelgrid_protos.wire import plan_pb2 as _plan_pb2
+from eelgrid_protos.wire import policy_pb2 as _policy_pb2
+from eelgrid_protos.wire import workload_pb2 as _workload_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class NodeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NODE_STATE_UNSPECIFIED: _ClassVar[NodeState]
+    NODE_STATE_READY: _ClassVar[NodeState]
+    NODE_STATE_LOST: _ClassVar[NodeState]
+NODE_STATE_UNSPECIFIED: NodeState
+NODE_STATE_READY: NodeState
+NODE_STATE_LOST: NodeState
+
+class Node(_message.Message):
+    __slots__ = ("inventory", "state", "allocated_cpu_milli", "allocated_memory_bytes", "allocated_gpu_milli", "workloads", "power_w", "sample_age_s", "plan_epoch", "applied_epoch", "samples_received", "samples_lost")
+    INVENTORY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATED_CPU_MILLI_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATED_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATED_GPU_MILLI_FIELD_NUMBER: _ClassVar[int]
+    WORKLOADS_FIELD_NUMBER: _ClassVar[int]
+    POWER_W_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_LOST_FIELD_NUMBER: _ClassVar[int]
+    inventory: _node_pb2.Inventory
+    state: NodeState
+    allocated_cpu_milli: int
+    allocated_memory_bytes: int
+    allocated_gpu_milli: int
+    workloads: int
+    power_w: float
+    sample_age_s: float
+    plan_epoch: int
+    applied_epoch: int
+    samples_received: int
+    samples_lost: int
+    def __init__(self, inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., state: _Optional[_Union[NodeState, str]] = ..., allocated_cpu_milli: _Optional[int] = ..., allocated_memory_bytes: _Optional[int] = ..., allocated_gpu_milli: _Optional[int] = ..., workloads: _Optional[int] = ..., power_w: _Optional[float] = ..., sample_age_s: _Optional[float] = ..., plan_epoch: _Optional[int] = ..., applied_epoch: _Optional[int] = ..., samples_received: _Optional[int] = ..., samples_lost: _Optional[int] = ...) -> None: ...
+
+class GpuStatus(_message.Message):
+    __slots__ = ("node_name", "gpu", "node_state", "allocated_milli", "workload_ids", "power_w", "energy_j", "utilization_ratio", "memory_used_bytes", "temperature_c", "sample_age_s")
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    NODE_STATE_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATED_MILLI_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_IDS_FIELD_NUMBER: _ClassVar[int]
+    POWER_W_FIELD_NUMBER: _ClassVar[int]
+    ENERGY_J_FIELD_NUMBER: _ClassVar[int]
+    UTILIZATION_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_C_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    node_name: str
+    gpu: _node_pb2.Gpu
+    node_state: NodeState
+    allocated_milli: int
+    workload_ids: _containers.RepeatedScalarFieldContainer[str]
+    power_w: float
+    energy_j: float
+    utilization_ratio: float
+    memory_used_bytes: int
+    temperature_c: float
+    sample_age_s: float
+    def __init__(self, node_name: _Optional[str] = ..., gpu: _Optional[_Union[_node_pb2.Gpu, _Mapping]] = ..., node_state: _Optional[_Union[NodeState, str]] = ..., allocated_milli: _Optional[int] = ..., workload_ids: _Optional[_Iterable[str]] = ..., power_w: _Optional[float] = ..., energy_j: _Optional[float] = ..., utilization_ratio: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., temperature_c: _Optional[float] = ..., sample_age_s: _Optional[float] = ...) -> None: ...
+
+class ReasonCount(_message.Message):
+    __slots__ = ("reason", "workloads")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    WORKLOADS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    workloads: int
+    def __init__(self, reason: _Optional[str] = ..., workloads: _Optional[int] = ...) -> None: ...
+
+class ModelSummary(_message.Message):
+    __slots__ = ("model", "gpus", "allocated_gpu_milli", "measured_power_w")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATED_GPU_MILLI_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_POWER_W_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    gpus: int
+    allocated_gpu_milli: int
+    measured_power_w: float
+    def __init__(self, model: _Optional[str] = ..., gpus: _Optional[int] = ..., allocated_gpu_milli: _Optional[int] = ..., measured_power_w: _Optional[float] = ...) -> None: ...
+
+class Summary(_message.Message):
+    __slots__ = ("time_ns", "nodes_ready", "nodes_lost", "gpus", "allocated_gpu_milli", "cpu_milli", "allocated_cpu_milli", "pending", "placed", "cancelled", "refused", "pending_reasons", "modelled_power_w", "measured_power_w", "measured_gpus", "samples_received", "samples_lost", "decision_p50_s", "decision_p99_s", "decisions", "models", "revision")
+    TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    NODES_READY_FIELD_NUMBER: _ClassVar[int]
+    NODES_LOST_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATED_GPU_MILLI_FIELD_NUMBER: _ClassVar[int]
+    CPU_MILLI_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATED_CPU_MILLI_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    PLACED_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    PENDING_REASONS_FIELD_NUMBER: _ClassVar[int]
+    MODELLED_POWER_W_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_POWER_W_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_GPUS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_LOST_FIELD_NUMBER: _ClassVar[int]
+    DECISION_P50_S_FIELD_NUMBER: _ClassVar[int]
+    DECISION_P99_S_FIELD_NUMBER: _ClassVar[int]
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    time_ns: int
+    nodes_ready: int
+    nodes_lost: int
+    gpus: int
+    allocated_gpu_milli: int
+    cpu_milli: int
+    allocated_cpu_milli: int
+    pending: int
+    placed: int
+    cancelled: int
+    refused: int
+    pending_reasons: _containers.RepeatedCompositeFieldContainer[ReasonCount]
+    modelled_power_w: float
+    measured_power_w: float
+    measured_gpus: int
+    samples_received: int
+    samples_lost: int
+    decision_p50_s: float
+    decision_p99_s: float
+    decisions: int
+    models: _containers.RepeatedCompositeFieldContainer[ModelSummary]
+    revision: int
+    def __init__(self, time_ns: _Optional[int] = ..., nodes_ready: _Optional[int] = ..., nodes_lost: _Optional[int] = ..., gpus: _Optional[int] = ..., allocated_gpu_milli: _Optional[int] = ..., cpu_milli: _Optional[int] = ..., allocated_cpu_milli: _Optional[int] = ..., pending: _Optional[int] = ..., placed: _Optional[int] = ..., cancelled: _Optional[int] = ..., refused: _Optional[int] = ..., pending_reasons: _Optional[_Iterable[_Union[ReasonCount, _Mapping]]] = ..., modelled_power_w: _Optional[float] = ..., measured_power_w: _Optional[float] = ..., measured_gpus: _Optional[int] = ..., samples_received: _Optional[int] = ..., samples_lost: _Optional[int] = ..., decision_p50_s: _Optional[float] = ..., decision_p99_s: _Optional[float] = ..., decisions: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelSummary, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class GetSummaryRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetSummaryResponse(_message.Message):
+    __slots__ = ("summary",)
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    summary: Summary
+    def __init__(self, summary: _Optional[_Union[Summary, _Mapping]] = ...) -> None: ...
+
+class WatchSummaryRequest(_message.Message):
+    __slots__ = ("interval_s",)
+    INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    interval_s: float
+    def __init__(self, interval_s: _Optional[float] = ...) -> None: ...
+
+class WatchSummaryResponse(_message.Message):
+    __slots__ = ("summary",)
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    summary: Summary
+    def __init__(self, summary: _Optional[_Union[Summary, _Mapping]] = ...) -> None: ...
+
+class ListNodesRequest(_message.Message):
+    __slots__ = ("page_size", "page_token", "states", "pool", "gpu_model", "name_contains")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    GPU_MODEL_FIELD_NUMBER: _ClassVar[int]
+    NAME_CONTAINS_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    states: _containers.RepeatedScalarFieldContainer[NodeState]
+    pool: str
+    gpu_model: str
+    name_contains: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., states: _Optional[_Iterable[_Union[NodeState, str]]] = ..., pool: _Optional[str] = ..., gpu_model: _Optional[str] = ..., name_contains: _Optional[str] = ...) -> None: ...
+
+class ListNodesResponse(_message.Message):
+    __slots__ = ("nodes", "next_page_token", "total")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[Node]
+    next_page_token: str
+    total: int
+    def __init__(self, nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ...) -> None: ...
+
+class ListGpusRequest(_message.Message):
+    __slots__ = ("page_size", "page_token", "node_name", "gpu_model", "min_free_milli")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    GPU_MODEL_FIELD_NUMBER: _ClassVar[int]
+    MIN_FREE_MILLI_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    node_name: str
+    gpu_model: str
+    min_free_milli: int
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., node_name: _Optional[str] = ..., gpu_model: _Optional[str] = ..., min_free_milli: _Optional[int] = ...) -> None: ...
+
+class ListGpusResponse(_message.Message):
+    __slots__ = ("gpus", "next_page_token", "total")
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    gpus: _containers.RepeatedCompositeFieldContainer[GpuStatus]
+    next_page_token: str
+    total: int
+    def __init__(self, gpus: _Optional[_Iterable[_Union[GpuStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ...) -> None: ...
+
+class SubmitWorkloadRequest(_message.Message):
+    __slots__ = ("spec", "workload_id", "dry_run")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    spec: _workload_pb2.WorkloadSpec
+    workload_id: str
+    dry_run: bool
+    def __init__(self, spec: _Optional[_Union[_workload_pb2.WorkloadSpec, _Mapping]] = ..., workload_id: _Optional[str] = ..., dry_run: bool = ...) -> None: ...
+
+class SubmitWorkloadResponse(_message.Message):
+    __slots__ = ("workload",)
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    workload: _workload_pb2.Workload
+    def __init__(self, workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ...) -> None: ...
+
+class GetWorkloadRequest(_message.Message):
+    __slots__ = ("workload_id",)
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    workload_id: str
+    def __init__(self, workload_id: _Optional[str] = ...) -> None: ...
+
+class GetWorkloadResponse(_message.Message):
+    __slots__ = ("workload",)
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    workload: _workload_pb2.Workload
+    def __init__(self, workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ...) -> None: ...
+
+class ListWorkloadsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token", "phases", "namespace", "user", "queue", "node_name", "name_contains")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    NAME_CONTAINS_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    phases: _containers.RepeatedScalarFieldContainer[_workload_pb2.WorkloadPhase]
+    namespace: str
+    user: str
+    queue: str
+    node_name: str
+    name_contains: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., phases: _Optional[_Iterable[_Union[_workload_pb2.WorkloadPhase, str]]] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., node_name: _Optional[str] = ..., name_contains: _Optional[str] = ...) -> None: ...
+
+class ListWorkloadsResponse(_message.Message):
+    __slots__ = ("workloads", "next_page_token", "total")
+    WORKLOADS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    workloads: _containers.RepeatedCompositeFieldContainer[_workload_pb2.Workload]
+    next_page_token: str
+    total: int
+    def __init__(self, workloads: _Optional[_Iterable[_Union[_workload_pb2.Workload, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ...) -> None: ...
+
+class WatchWorkloadsRequest(_message.Message):
+    __slots__ = ("after_revision",)
+    AFTER_REVISION_FIELD_NUMBER: _ClassVar[int]
+    after_revision: int
+    def __init__(self, after_revision: _Optional[int] = ...) -> None: ...
+
+class WatchWorkloadsResponse(_message.Message):
+    __slots__ = ("workload",)
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    workload: _workload_pb2.Workload
+    def __init__(self, workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ...) -> None: ...
+
+class CancelWorkloadRequest(_message.Message):
+    __slots__ = ("workload_id",)
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    workload_id: str
+    def __init__(self, workload_id: _Optional[str] = ...) -> None: ...
+
+class CancelWorkloadResponse(_message.Message):
+    __slots__ = ("workload",)
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    workload: _workload_pb2.Workload
+    def __init__(self, workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ...) -> None: ...
+
+class ExplainWorkloadRequest(_message.Message):
+    __slots__ = ("workload_id",)
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    workload_id: str
+    def __init__(self, workload_id: _Optional[str] = ...) -> None: ...
+
+class ExplainWorkloadResponse(_message.Message):
+    __slots__ = ("explanation",)
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
+    explanation: _workload_pb2.Explanation
+    def __init__(self, explanation: _Optional[_Union[_workload_pb2.Explanation, _Mapping]] = ...) -> None: ...
+
+class PlanStatus(_message.Message):
+    __slots__ = ("plan", "applied")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    plan: _plan_pb2.NodePlan
+    applied: _plan_pb2.PlanApplied
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.NodePlan, _Mapping]] = ..., applied: _Optional[_Union[_plan_pb2.PlanApplied, _Mapping]] = ...) -> None: ...
+
+class ListPlansRequest(_message.Message):
+    __slots__ = ("page_size", "page_token", "node_name")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    node_name: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., node_name: _Optional[str] = ...) -> None: ...
+
+class ListPlansResponse(_message.Message):
+    __slots__ = ("plans", "next_page_token", "total")
+    PLANS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    plans: _containers.RepeatedCompositeFieldContainer[PlanStatus]
+    next_page_token: str
+    total: int
+    def __init__(self, plans: _Optional[_Iterable[_Union[PlanStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ...) -> None: ...
+
+class GetPolicyRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetPolicyResponse(_message.Message):
+    __slots__ = ("policy",)
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    policy: _policy_pb2.Policy
+    def __init__(self, policy: _Optional[_Union[_policy_pb2.Policy, _Mapping]] = ...) -> None: ...
+
+class UpdatePolicyRequest(_message.Message):
+    __slots__ = ("policy",)
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    policy: _policy_pb2.Policy
+    def __init__(self, policy: _Optional[_Union[_policy_pb2.Policy, _Mapping]] = ...) -> None: ...
+
+class UpdatePolicyResponse(_message.Message):
+    __slots__ = ("policy",)
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    policy: _policy_pb2.Policy
+    def __init__(self, policy: _Optional[_Union[_policy_pb2.Policy, _Mapping]] = ...) -> None: ...

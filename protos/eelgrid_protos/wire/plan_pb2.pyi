@@ -1,0 +1,87 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ApplyStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    APPLY_STATUS_UNSPECIFIED: _ClassVar[ApplyStatus]
+    APPLY_STATUS_APPLIED: _ClassVar[ApplyStatus]
+    APPLY_STATUS_OBSERVED: _ClassVar[ApplyStatus]
+    APPLY_STATUS_REFUSED: _ClassVar[ApplyStatus]
+    APPLY_STATUS_FAILED: _ClassVar[ApplyStatus]
+APPLY_STATUS_UNSPECIFIED: ApplyStatus
+APPLY_STATUS_APPLIED: ApplyStatus
+APPLY_STATUS_OBSERVED: ApplyStatus
+APPLY_STATUS_REFUSED: ApplyStatus
+APPLY_STATUS_FAILED: ApplyStatus
+
+class Assignment(_message.Message):
+    __slots__ = ("workload_id", "replica", "gpu_uuids", "gpu_milli", "cpu_milli", "memory_bytes")
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    GPU_UUIDS_FIELD_NUMBER: _ClassVar[int]
+    GPU_MILLI_FIELD_NUMBER: _ClassVar[int]
+    CPU_MILLI_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    workload_id: str
+    replica: int
+    gpu_uuids: _containers.RepeatedScalarFieldContainer[str]
+    gpu_milli: int
+    cpu_milli: int
+    memory_bytes: int
+    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_milli: _Optional[int] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+
+class GpuSetting(_message.Message):
+    __slots__ = ("gpu_uuid", "power_limit_w", "sm_clock_min_mhz", "sm_clock_max_mhz")
+    GPU_UUID_FIELD_NUMBER: _ClassVar[int]
+    POWER_LIMIT_W_FIELD_NUMBER: _ClassVar[int]
+    SM_CLOCK_MIN_MHZ_FIELD_NUMBER: _ClassVar[int]
+    SM_CLOCK_MAX_MHZ_FIELD_NUMBER: _ClassVar[int]
+    gpu_uuid: str
+    power_limit_w: float
+    sm_clock_min_mhz: int
+    sm_clock_max_mhz: int
+    def __init__(self, gpu_uuid: _Optional[str] = ..., power_limit_w: _Optional[float] = ..., sm_clock_min_mhz: _Optional[int] = ..., sm_clock_max_mhz: _Optional[int] = ...) -> None: ...
+
+class NodePlan(_message.Message):
+    __slots__ = ("node_name", "epoch", "lease_s", "enforce", "assignments", "gpu_settings")
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    ENFORCE_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
+    GPU_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    node_name: str
+    epoch: int
+    lease_s: float
+    enforce: bool
+    assignments: _containers.RepeatedCompositeFieldContainer[Assignment]
+    gpu_settings: _containers.RepeatedCompositeFieldContainer[GpuSetting]
+    def __init__(self, node_name: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_s: _Optional[float] = ..., enforce: bool = ..., assignments: _Optional[_Iterable[_Union[Assignment, _Mapping]]] = ..., gpu_settings: _Optional[_Iterable[_Union[GpuSetting, _Mapping]]] = ...) -> None: ...
+
+class ApplyResult(_message.Message):
+    __slots__ = ("subject", "status", "detail", "power_limit_w")
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    POWER_LIMIT_W_FIELD_NUMBER: _ClassVar[int]
+    subject: str
+    status: ApplyStatus
+    detail: str
+    power_limit_w: float
+    def __init__(self, subject: _Optional[str] = ..., status: _Optional[_Union[ApplyStatus, str]] = ..., detail: _Optional[str] = ..., power_limit_w: _Optional[float] = ...) -> None: ...
+
+class PlanApplied(_message.Message):
+    __slots__ = ("epoch", "status", "results")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    status: ApplyStatus
+    results: _containers.RepeatedCompositeFieldContainer[ApplyResult]
+    def __init__(self, epoch: _Optional[int] = ..., status: _Optional[_Union[ApplyStatus, str]] = ..., results: _Optional[_Iterable[_Union[ApplyResult, _Mapping]]] = ...) -> None: ...

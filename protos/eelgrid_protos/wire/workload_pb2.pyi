@@ -1,0 +1,157 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WorkloadKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKLOAD_KIND_UNSPECIFIED: _ClassVar[WorkloadKind]
+    WORKLOAD_KIND_INFERENCE_SERVICE: _ClassVar[WorkloadKind]
+    WORKLOAD_KIND_TRAINING_JOB: _ClassVar[WorkloadKind]
+    WORKLOAD_KIND_BATCH_JOB: _ClassVar[WorkloadKind]
+
+class WorkloadPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKLOAD_PHASE_UNSPECIFIED: _ClassVar[WorkloadPhase]
+    WORKLOAD_PHASE_PENDING: _ClassVar[WorkloadPhase]
+    WORKLOAD_PHASE_PLACED: _ClassVar[WorkloadPhase]
+    WORKLOAD_PHASE_CANCELLED: _ClassVar[WorkloadPhase]
+WORKLOAD_KIND_UNSPECIFIED: WorkloadKind
+WORKLOAD_KIND_INFERENCE_SERVICE: WorkloadKind
+WORKLOAD_KIND_TRAINING_JOB: WorkloadKind
+WORKLOAD_KIND_BATCH_JOB: WorkloadKind
+WORKLOAD_PHASE_UNSPECIFIED: WorkloadPhase
+WORKLOAD_PHASE_PENDING: WorkloadPhase
+WORKLOAD_PHASE_PLACED: WorkloadPhase
+WORKLOAD_PHASE_CANCELLED: WorkloadPhase
+
+class ResourceRequest(_message.Message):
+    __slots__ = ("cpu_milli", "memory_bytes", "gpu_count", "gpu_milli", "gpu_models")
+    CPU_MILLI_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPU_COUNT_FIELD_NUMBER: _ClassVar[int]
+    GPU_MILLI_FIELD_NUMBER: _ClassVar[int]
+    GPU_MODELS_FIELD_NUMBER: _ClassVar[int]
+    cpu_milli: int
+    memory_bytes: int
+    gpu_count: int
+    gpu_milli: int
+    gpu_models: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_count: _Optional[int] = ..., gpu_milli: _Optional[int] = ..., gpu_models: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WorkloadSpec(_message.Message):
+    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    namespace: str
+    user: str
+    queue: str
+    kind: WorkloadKind
+    replicas: int
+    request: ResourceRequest
+    priority: int
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Placement(_message.Message):
+    __slots__ = ("replica", "node_name", "gpu_uuids", "gpu_indexes")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    GPU_UUIDS_FIELD_NUMBER: _ClassVar[int]
+    GPU_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    node_name: str
+    gpu_uuids: _containers.RepeatedScalarFieldContainer[str]
+    gpu_indexes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, replica: _Optional[int] = ..., node_name: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Workload(_message.Message):
+    __slots__ = ("workload_id", "spec", "phase", "reason", "placements", "submitted_ns", "placed_ns", "ended_ns", "revision")
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
+    SUBMITTED_NS_FIELD_NUMBER: _ClassVar[int]
+    PLACED_NS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_NS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    workload_id: str
+    spec: WorkloadSpec
+    phase: WorkloadPhase
+    reason: str
+    placements: _containers.RepeatedCompositeFieldContainer[Placement]
+    submitted_ns: int
+    placed_ns: int
+    ended_ns: int
+    revision: int
+    def __init__(self, workload_id: _Optional[str] = ..., spec: _Optional[_Union[WorkloadSpec, _Mapping]] = ..., phase: _Optional[_Union[WorkloadPhase, str]] = ..., reason: _Optional[str] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., submitted_ns: _Optional[int] = ..., placed_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class CostTerm(_message.Message):
+    __slots__ = ("name", "cost_w")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COST_W_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    cost_w: float
+    def __init__(self, name: _Optional[str] = ..., cost_w: _Optional[float] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("node_name", "gpu_indexes", "cost_w", "terms")
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    GPU_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    COST_W_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    node_name: str
+    gpu_indexes: _containers.RepeatedScalarFieldContainer[int]
+    cost_w: float
+    terms: _containers.RepeatedCompositeFieldContainer[CostTerm]
+    def __init__(self, node_name: _Optional[str] = ..., gpu_indexes: _Optional[_Iterable[int]] = ..., cost_w: _Optional[float] = ..., terms: _Optional[_Iterable[_Union[CostTerm, _Mapping]]] = ...) -> None: ...
+
+class Removal(_message.Message):
+    __slots__ = ("constraint", "nodes")
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    constraint: str
+    nodes: int
+    def __init__(self, constraint: _Optional[str] = ..., nodes: _Optional[int] = ...) -> None: ...
+
+class ReplicaExplanation(_message.Message):
+    __slots__ = ("replica", "candidates", "feasible_nodes", "removals")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    FEASIBLE_NODES_FIELD_NUMBER: _ClassVar[int]
+    REMOVALS_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    feasible_nodes: int
+    removals: _containers.RepeatedCompositeFieldContainer[Removal]
+    def __init__(self, replica: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., feasible_nodes: _Optional[int] = ..., removals: _Optional[_Iterable[_Union[Removal, _Mapping]]] = ...) -> None: ...
+
+class Explanation(_message.Message):
+    __slots__ = ("workload", "replicas", "remedy")
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    workload: Workload
+    replicas: _containers.RepeatedCompositeFieldContainer[ReplicaExplanation]
+    remedy: str
+    def __init__(self, workload: _Optional[_Union[Workload, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaExplanation, _Mapping]]] = ..., remedy: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,73 @@
+"""Generates `eelgrid_protos.wire` from `eelgrid/v1/*.proto`, or checks that it is fresh.
+
+protoc writes imports by the path of the .proto file (`eelgrid.v1`), which buf's
+layout rule fixes; the Python package is `eelgrid_protos.wire`, because a second
+top-level package would be one more name to collide on a user's machine. The one
+rewrite below joins the two, and refuses to guess: each import that it does not
+know is an error. See docs/adr/0003-wire-package.md.
+
+Run it with the grpcio-tools that the dev group pins: the oldest generator that
+we support, since generated code must not be newer than the user's protobuf.
+"""
+
+import argparse
+import filecmp
+import re
+import sys
+import tempfile
+from importlib import resources
+from pathlib import Path
+
+from grpc_tools import protoc
+
+ROOT = Path(__file__).resolve().parent
+SOURCES = ROOT / "eelgrid" / "v1"
+TARGET = ROOT / "eelgrid_protos" / "wire"
+IMPORT = re.compile(r"^from eelgrid\.v1 import (\w+_pb2) as (\w+)$", re.MULTILINE)
+HEADER = '"""Generated from protos/eelgrid/v1 by protos/generate.py; do not edit."""\n'
+
+
+def generate(target: Path) -> None:
+    """Writes the generated package into `target`, which must exist."""
+    with tempfile.TemporaryDirectory() as scratch:
+        sources = sorted(str(path) for path in SOURCES.glob("*.proto"))
+        well_known = str(resources.files("grpc_tools") / "_proto")
+        status = protoc.main(
+            ["protoc", f"-I{ROOT}", f"-I{well_known}"]
+            + [f"--python_out={scratch}", f"--pyi_out={scratch}", *sources]
+        )
+        if status != 0:
+            raise SystemExit(f"protoc failed with status {status}")
+        for path in sorted((Path(scratch) / "eelgrid" / "v1").iterdir()):
+            text = IMPORT.sub(r"from eelgrid_protos.wire import \1 as \2", path.read_text())
+            if "from eelgrid.v1" in text:
+                raise SystemExit(f"{path.name}: an import that the rewrite does not know")
+            (target / path.name).write_text(text)
+    (target / "__init__.py").write_text(HEADER)
+
+
+def stale(target: Path) -> list[str]:
+    """Names of committed files that differ from what protoc makes now."""
+    with tempfile.TemporaryDirectory() as scratch:
+        generate(Path(scratch))
+        fresh = {path.name for path in Path(scratch).iterdir()}
+        committed = {path.name for path in target.iterdir() if path.is_file()}
+        _, differing, missing = filecmp.cmpfiles(scratch, target, fresh, shallow=False)
+        return sorted({*differing, *missing, *(committed - fresh)})
+
+
+def main() -> int:
+    """Generates, or with --check compares."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    if parser.parse_args().check:
+        names = stale(TARGET)
+        for name in names:
+            print(f"stale: {TARGET / name}; run `make proto`", file=sys.stderr)
+        return 1 if names else 0
+    generate(TARGET)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
