@@ -33,8 +33,7 @@ def generate(target: Path) -> None:
         sources = sorted(str(path) for path in SOURCES.glob("*.proto"))
         well_known = str(resources.files("grpc_tools") / "_proto")
         status = protoc.main(
-            ["protoc", f"-I{ROOT}", f"-I{well_known}"]
-            + [f"--python_out={scratch}", f"--pyi_out={scratch}", *sources]
+            ["protoc", f"-I{ROOT}", f"-I{well_known}", f"--python_out={scratch}", f"--pyi_out={scratch}", *sources]
         )
         if status != 0:
             raise SystemExit(f"protoc failed with status {status}")

@@ -12,10 +12,32 @@ from dataclasses import dataclass
 from typing import Annotated
 
 __all__ = [
-    "Celsius", "Count", "CpuMilli", "Bytes", "GpuMilli", "Identifier", "Joules", "Label",
-    "Many", "Megahertz", "Milli", "Name", "Nanoseconds", "Ratio", "Range", "Rule", "Seconds",
-    "Sentence", "Text", "Uint32", "Uint64", "Watts", "joules_from_millijoules", "watts_from_milliwatts",
-    "GPU_MILLI_WHOLE", "MIB",
+    "GPU_MILLI_WHOLE",
+    "MIB",
+    "Bytes",
+    "Celsius",
+    "Count",
+    "CpuMilli",
+    "GpuMilli",
+    "Identifier",
+    "Joules",
+    "Label",
+    "Many",
+    "Megahertz",
+    "Milli",
+    "Name",
+    "Nanoseconds",
+    "Range",
+    "Ratio",
+    "Rule",
+    "Seconds",
+    "Sentence",
+    "Text",
+    "Uint32",
+    "Uint64",
+    "Watts",
+    "joules_from_millijoules",
+    "watts_from_milliwatts",
 ]  # fmt: skip
 
 MIB = 1024 * 1024

@@ -7,12 +7,24 @@ missing reading is None with a reason, never a number.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
+from eelgrid_protos.open_enum import OpenEnum
 from eelgrid_protos.quantities import (
-    Bytes, Count, CpuMilli, Identifier, Label, Many, Name, Nanoseconds, Range, Sentence, Uint32, Uint64, Watts,
+    Bytes,
+    Count,
+    CpuMilli,
+    Identifier,
+    Label,
+    Many,
+    Name,
+    Nanoseconds,
+    Range,
+    Sentence,
+    Uint32,
+    Uint64,
+    Watts,
 )  # fmt: skip
 
 __all__ = [
@@ -26,7 +38,7 @@ TICKS_PER_BATCH_MOST = 600
 _CELLS_MOST = GPUS_PER_NODE_MOST * TICKS_PER_BATCH_MOST
 
 
-class Reading(IntEnum):
+class Reading(OpenEnum):
     """One sensor; see node.proto for what each means."""
 
     UNSPECIFIED = 0
@@ -58,7 +70,7 @@ READING_RANGES: Mapping[Reading, Range] = {
 }
 
 
-class AbsenceReason(IntEnum):
+class AbsenceReason(OpenEnum):
     """Why a reading is missing."""
 
     UNSPECIFIED = 0
@@ -130,7 +142,8 @@ class SampleBatch:
         if any(later < earlier for earlier, later in zip(self.time_ns, self.time_ns[1:], strict=False)):
             yield Violation("time_ns", "falls", "send ticks in order")
         for name, columns in (("gpu_columns", self.gpu_columns), ("host_columns", self.host_columns)):
-            if len({column.reading for column in columns}) < len(columns):
+            known = [column.reading for column in columns if column.reading is not Reading.UNSPECIFIED]
+            if len(set(known)) < len(known):
                 yield Violation(name, "holds one reading twice", "send each reading in one column")
             widths = {len(column.values) for column in columns}
             if len(widths) > 1 or any(not ticks or width % ticks for width in widths):
@@ -203,7 +216,7 @@ class Inventory:
                 yield Violation("gpus", f"two devices share one {attribute}", "list each device once")
 
 
-class NodeEventKind(IntEnum):
+class NodeEventKind(OpenEnum):
     """What befell a node or a device."""
 
     UNSPECIFIED = 0

@@ -1,16 +1,33 @@
 """Questions and answers of the operators' API: mirrored by operator_service.proto."""
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Annotated
 
 from eelgrid_protos.messages.node import Gpu, Inventory
 from eelgrid_protos.messages.plan import NodePlan, PlanApplied
 from eelgrid_protos.messages.policy import Policy
 from eelgrid_protos.messages.workload import Explanation, Workload, WorkloadPhase, WorkloadSpec
+from eelgrid_protos.open_enum import OpenEnum
 from eelgrid_protos.quantities import (
-    Bytes, Celsius, Count, GpuMilli, Identifier, Joules, Label, Many, Milli, Name, Nanoseconds, Range, Ratio, Seconds,
-    Sentence, Text, Uint32, Uint64, Watts,
+    Bytes,
+    Celsius,
+    Count,
+    GpuMilli,
+    Identifier,
+    Joules,
+    Label,
+    Many,
+    Milli,
+    Name,
+    Nanoseconds,
+    Range,
+    Ratio,
+    Seconds,
+    Sentence,
+    Text,
+    Uint32,
+    Uint64,
+    Watts,
 )  # fmt: skip
 
 __all__ = [
@@ -31,7 +48,7 @@ PageToken = Annotated[str, Text(512)]
 OptionalId = Annotated[str, Text(128)]
 
 
-class NodeState(IntEnum):
+class NodeState(OpenEnum):
     """The controller's view of a node."""
 
     UNSPECIFIED = 0

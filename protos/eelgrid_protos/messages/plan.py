@@ -2,12 +2,23 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
+from eelgrid_protos.open_enum import OpenEnum
 from eelgrid_protos.quantities import (
-    Bytes, Count, CpuMilli, GpuMilli, Identifier, Many, Megahertz, Name, Seconds, Sentence, Uint64, Watts,
+    Bytes,
+    Count,
+    CpuMilli,
+    GpuMilli,
+    Identifier,
+    Many,
+    Megahertz,
+    Name,
+    Seconds,
+    Sentence,
+    Uint64,
+    Watts,
 )  # fmt: skip
 
 __all__ = ["ApplyResult", "ApplyStatus", "Assignment", "GpuSetting", "NodePlan", "PlanApplied"]
@@ -53,7 +64,7 @@ class NodePlan:
     gpu_settings: Annotated[tuple[GpuSetting, ...], Many(64)] = ()
 
 
-class ApplyStatus(IntEnum):
+class ApplyStatus(OpenEnum):
     """What became of one item of a plan."""
 
     UNSPECIFIED = 0

@@ -1,9 +1,11 @@
 """The operator's standing order: mirrored by policy.proto."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Annotated
 
+from eelgrid_protos.errors import Violation
+from eelgrid_protos.open_enum import OpenEnum
 from eelgrid_protos.quantities import Label, Many, Name, Range, Uint64
 
 __all__ = ["OBJECTIVES", "EnforcementMode", "Policy", "PoolMode", "Weights"]
@@ -13,7 +15,7 @@ LeaseSeconds = Annotated[float, Range(5.0, 86_400.0, "s")]
 IntervalSeconds = Annotated[float, Range(0.1, 3_600.0, "s")]
 
 
-class EnforcementMode(IntEnum):
+class EnforcementMode(OpenEnum):
     """How far the agents of a pool may go."""
 
     UNSPECIFIED = 0
@@ -45,6 +47,11 @@ class PoolMode:
 
     pool: Name
     mode: EnforcementMode
+
+    def violations(self) -> Iterator[Violation]:
+        """Enforcement is switched on by name or not at all."""
+        if self.mode is EnforcementMode.UNSPECIFIED:
+            yield Violation("mode", "is not set or not known here", "choose observe or enforce")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,25 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
+from eelgrid_protos.open_enum import OpenEnum
 from eelgrid_protos.quantities import (
-    GPU_MILLI_WHOLE, Bytes, Count, CpuMilli, GpuMilli, Identifier, Label, Many, Name, Nanoseconds, Range, Sentence,
-    Text, Uint64,
+    GPU_MILLI_WHOLE,
+    Bytes,
+    Count,
+    CpuMilli,
+    GpuMilli,
+    Identifier,
+    Label,
+    Many,
+    Name,
+    Nanoseconds,
+    Range,
+    Sentence,
+    Text,
+    Uint64,
 )  # fmt: skip
 
 __all__ = [
@@ -22,7 +34,7 @@ Replicas = Annotated[int, Range(1, 10_000)]
 CostWatts = Annotated[float, Range(-1e9, 1e9, "W")]
 
 
-class WorkloadKind(IntEnum):
+class WorkloadKind(OpenEnum):
     """What a workload is to be measured by."""
 
     UNSPECIFIED = 0
@@ -31,7 +43,10 @@ class WorkloadKind(IntEnum):
     BATCH_JOB = 3
 
 
-class WorkloadPhase(IntEnum):
+_KINDS = ", ".join(kind.name.lower() for kind in WorkloadKind if kind)
+
+
+class WorkloadPhase(OpenEnum):
     """Where a workload stands."""
 
     UNSPECIFIED = 0
@@ -77,6 +92,11 @@ class WorkloadSpec:
     queue: Label = ""
     priority: Priority = 0
     labels: Annotated[Mapping[Label, Label], Many(64)] = field(default_factory=dict)
+
+    def violations(self) -> Iterator[Violation]:
+        """The kind decides what a workload is measured by, so it is never guessed."""
+        if self.kind is WorkloadKind.UNSPECIFIED:
+            yield Violation("kind", "is not set or not known here", "choose one of " + _KINDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

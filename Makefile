@@ -1,0 +1,79 @@
+# Verbs for newcomers: each does its own set-up on a bare machine with Python 3.11 to 3.13.
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench proto format lock fuzz clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The first interpreter that is there and supported; override with PYTHON=...
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+  "$$p" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' >/dev/null 2>&1 && echo "$$p" && break; done)
+OUT ?= bench-out
+SEEDS ?= 10
+
+help:
+	@echo "make demo    watch 1,213 agents and a controller place a production trace (about a minute)"
+	@echo "make test    run every test"
+	@echo "make check   formatting, lint, types, import contracts, fresh generated code"
+	@echo "make bench   measure speed and size; writes $(OUT)/"
+	@echo "make proto   lint the .proto files and generate eelgrid_protos.wire"
+
+$(VENV)/made:
+	@test -n "$(PYTHON)" || { echo "Eelgrid needs Python 3.11, 3.12 or 3.13; install one, or say PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "setting up $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { echo "python -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/installed: $(VENV)/made requirements.lock pyproject.toml
+	@echo "installing the agent and the controller (pinned in requirements.lock)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "hatchling>=1.25" "editables>=0.5"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed requirements-dev.lock
+	@echo "installing the development tools (pinned in requirements-dev.lock)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@touch $@
+
+demo: $(VENV)/installed
+	@$(BIN)/python -m eelgrid_controller.demo $(DEMO)
+
+test: $(VENV)/installed-dev
+	@echo "kernels without their compiler, for what it hides"
+	@NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q tests/props/placement_test.py
+	@$(BIN)/python -m pytest $(PYTEST)
+
+check: $(VENV)/installed-dev
+	@$(BIN)/ruff format --check --quiet . || { echo "run make format" >&2; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/buf lint
+	@$(BIN)/python protos/generate.py --check
+	@echo "check: all good"
+
+format: $(VENV)/installed-dev
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --fix --quiet .
+
+proto: $(VENV)/installed-dev
+	@$(BIN)/buf lint
+	@$(BIN)/buf format --write
+	@$(BIN)/python protos/generate.py
+
+bench: $(VENV)/installed-dev
+	@$(BIN)/python -m bench --out $(OUT)
+
+fuzz: $(VENV)/installed-dev
+	@EELGRID_FUZZ_MESSAGES=1000000 $(BIN)/python -m pytest -q tests/props/codec_test.py -k damaged
+
+# One resolution for every supported Python, without a word about where packages come from.
+lock: $(VENV)/installed-dev
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --custom-compile-command "make lock" --all-extras --group dev pyproject.toml -o requirements-dev.lock
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --custom-compile-command "make lock" --extra agent --extra controller \
+	  --constraint requirements-dev.lock pyproject.toml -o requirements.lock
+
+clean:
+	@rm -rf $(VENV) build dist demo $(OUT) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

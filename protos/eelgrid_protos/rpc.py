@@ -1,0 +1,200 @@
+"""Calls: the table of every method, server handlers and clients made from it.
+
+Owns how a message gets into and out of gRPC: handlers receive bytes and decode
+them here, so that a message that breaks the contract is answered with
+INVALID_ARGUMENT and its field violations, and never reaches the code behind.
+Knows nothing of what a call means. No generated stubs: a service is data.
+"""
+
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+from eelgrid_protos import codec, messages
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.faults import DETAILS_KEY, Fault, Internal, fault_from, fault_of_contract, status_details
+
+# The stubs' ServicerContext is generic over messages, which are bytes here.
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+
+__all__ = ["AGENT_SERVICE", "NODE_SERVICE", "OPERATOR_SERVICE", "Method", "Service", "client", "handler"]
+
+_LOG = logging.getLogger("eelgrid.rpc")
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One call."""
+
+    name: str
+    request: type
+    response: type
+    request_streaming: bool = False
+    response_streaming: bool = False
+
+    @property
+    def attribute(self) -> str:
+        """The Python name: GetSummary is get_summary."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A service and its calls."""
+
+    name: str
+    methods: tuple[Method, ...]
+
+    def path(self, method: Method) -> str:
+        """The path that gRPC sends."""
+        return f"/{self.name}/{method.name}"
+
+
+def _service(name: str, unary: str, streams: Mapping[str, tuple[bool, bool]] | None = None) -> Service:
+    kinds = dict.fromkeys(unary.split(), (False, False)) | dict(streams or {})
+    return Service(
+        f"eelgrid.v1.{name}",
+        tuple(
+            Method(call, getattr(messages, f"{call}Request"), getattr(messages, f"{call}Response"), *kind)
+            for call, kind in kinds.items()
+        ),
+    )
+
+
+AGENT_SERVICE = _service("AgentService", "", {"Connect": (True, True)})
+NODE_SERVICE = _service("NodeService", "GetInventory GetSamples GetNodePlan")
+OPERATOR_SERVICE = _service(
+    "OperatorService",
+    "GetSummary ListNodes ListGpus SubmitWorkload GetWorkload ListWorkloads CancelWorkload ExplainWorkload "
+    "ListPlans GetPolicy UpdatePolicy",
+    {"WatchSummary": (False, True), "WatchWorkloads": (False, True)},
+)
+
+
+async def _abort(context: Context, error: Exception, method: str) -> None:
+    if isinstance(error, ContractError):
+        fault: Fault = fault_of_contract(error)
+    elif isinstance(error, Fault):
+        fault = error
+    else:
+        _LOG.exception("call=%s fault=internal", method)
+        fault = Internal("a fault in the server; its log has the details")
+    await context.abort(fault.code, fault.message, ((DETAILS_KEY, status_details(fault)),))
+
+
+def _encode_answer(message: object, method: str) -> bytes:
+    """An answer that breaks the contract is the server's own fault, not the caller's."""
+    try:
+        return codec.encode(message)
+    except ContractError as error:
+        raise RuntimeError(f"{method} made an answer that breaks the contract: {error}") from error
+
+
+def _unary(method: Method, call: Callable[..., Any]) -> Any:
+    async def serve(data: bytes, context: Context) -> bytes:
+        try:
+            return _encode_answer(await call(codec.decode(method.request, data), context), method.name)
+        except Exception as error:  # every failure becomes a status
+            await _abort(context, error, method.name)
+            raise AssertionError("abort raises") from error
+
+    return grpc.unary_unary_rpc_method_handler(serve)
+
+
+def _server_stream(method: Method, call: Callable[..., Any]) -> Any:
+    async def serve(data: bytes, context: Context) -> AsyncIterator[bytes]:
+        try:
+            async for message in call(codec.decode(method.request, data), context):
+                yield _encode_answer(message, method.name)
+        except Exception as error:  # noqa: BLE001  # every failure becomes a status
+            await _abort(context, error, method.name)
+
+    return grpc.unary_stream_rpc_method_handler(serve)
+
+
+async def _decoded(method: Method, stream: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    async for data in stream:
+        yield codec.decode(method.request, data)
+
+
+def _two_way(method: Method, call: Callable[..., Any]) -> Any:
+    async def serve(stream: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        try:
+            async for message in call(_decoded(method, stream), context):
+                yield _encode_answer(message, method.name)
+        except Exception as error:  # noqa: BLE001  # every failure becomes a status
+            await _abort(context, error, method.name)
+
+    return grpc.stream_stream_rpc_method_handler(serve)
+
+
+def handler(service: Service, implementation: object) -> grpc.GenericRpcHandler:
+    """A handler for grpc.aio servers; `implementation` has each call as a snake_case coroutine or generator."""
+    handlers = {}
+    for method in service.methods:
+        call = getattr(implementation, method.attribute)
+        build = _two_way if method.request_streaming else _server_stream if method.response_streaming else _unary
+        handlers[method.name] = build(method, call)
+    return grpc.method_handlers_generic_handler(service.name, handlers)
+
+
+def _blocking_call(service: Service, method: Method, channel: grpc.Channel) -> Callable[..., Any]:
+    kind: Any = channel.unary_stream if method.response_streaming else channel.unary_unary
+    raw = kind(service.path(method), codec.encode, lambda data: codec.decode(method.response, data))
+
+    def unary(request: object, timeout: float | None = None) -> Any:
+        try:
+            return raw(request, timeout=timeout)
+        except grpc.RpcError as error:
+            raise fault_from(error) from None
+
+    def stream(request: object, timeout: float | None = None) -> Iterator[Any]:
+        try:
+            yield from raw(request, timeout=timeout)
+        except grpc.RpcError as error:
+            raise fault_from(error) from None
+
+    return stream if method.response_streaming else unary
+
+
+def _async_call(service: Service, method: Method, channel: grpc.aio.Channel) -> Callable[..., Any]:
+    def read(data: bytes) -> Any:
+        return codec.decode(method.response, data)
+
+    if not method.response_streaming:
+        unary_raw = channel.unary_unary(service.path(method), codec.encode, read)
+
+        async def unary(request: object, timeout: float | None = None) -> Any:
+            try:
+                return await unary_raw(request, timeout=timeout)
+            except grpc.RpcError as error:
+                raise fault_from(error) from None
+
+        return unary
+
+    kind: Any = channel.stream_stream if method.request_streaming else channel.unary_stream
+    stream_raw = kind(service.path(method), codec.encode, read)
+
+    async def stream(request: Any, timeout: float | None = None) -> AsyncIterator[Any]:
+        call = stream_raw(request, timeout=timeout)
+        try:
+            async for message in call:
+                yield message
+        except grpc.RpcError as error:
+            raise fault_from(error) from None
+        finally:
+            call.cancel()
+
+    return stream
+
+
+def client(service: Service, channel: grpc.Channel | grpc.aio.Channel) -> Any:
+    """The calls of a service on a channel, by snake_case name; blocking or async as the channel is."""
+    build: Callable[..., Callable[..., Any]] = _async_call if isinstance(channel, grpc.aio.Channel) else _blocking_call
+    return SimpleNamespace(**{method.attribute: build(service, method, channel) for method in service.methods})

@@ -1,0 +1,94 @@
+"""The wheel in a clean environment: its names only, no foreign package touched, the agent without the optimizer."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = {"eelgrid_agent", "eelgrid_controller", "eelgrid_kernels", "eelgrid_protos"}
+
+# Blocks what the agent's extra does not bring, then starts the agent's program.
+AGENT_ALONE = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"numpy", "numba", "llvmlite", "scipy", "sklearn", "click", "rich", "yaml"}:
+            raise ModuleNotFoundError(f"{name} is not part of the agent")
+sys.meta_path.insert(0, Absent())
+from eelgrid_agent.__main__ import main
+try:
+    main(["--version"])
+except SystemExit as stop:
+    assert not stop.code, stop.code
+assert not {"numpy", "numba", "eelgrid_kernels"} & set(sys.modules)
+"""
+
+
+def _run(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    out = tmp_path_factory.mktemp("wheel")
+    _run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out), cwd=ROOT)
+    (made,) = out.glob("*.whl")
+    return made
+
+
+def test_the_wheel_holds_our_packages_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == PACKAGES
+    for needed in ("eelgrid_protos/wire/node_pb2.py", "eelgrid_protos/py.typed", "eelgrid_protos/catalogue/mig.json"):
+        assert needed in names
+    assert not [name for name in names if "test" in name.lower()]
+
+
+def test_extras_keep_the_agent_small(wheel):
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = (name for name in archive.namelist() if name.endswith("METADATA"))
+    lines = archive.read(metadata).decode().splitlines()
+    requires = [line.removeprefix("Requires-Dist: ") for line in lines if line.startswith("Requires-Dist")]
+    agent = [line for line in requires if "extra ==" not in line or "extra == 'agent'" in line]
+    assert not [line for line in agent if line.startswith(("numba", "numpy", "scikit-learn", "scipy", "click"))]
+    for needed in ("grpcio", "protobuf", "psutil", "nvidia-ml-py", "prometheus-client"):
+        assert any(line.startswith(needed) for line in agent), needed
+    assert "License-Expression: Apache-2.0" in lines
+
+
+def test_a_clean_environment(wheel, tmp_path):
+    """Installed beside a foreign `kernels`, which must stay as it was; the programs answer."""
+    environment = tmp_path / "venv"
+    _run(sys.executable, "-m", "venv", "--system-site-packages", str(environment))
+    python = environment / "bin" / "python"
+    (site,) = (environment / "lib").glob("python3.*/site-packages")
+    foreign = site / "kernels"
+    foreign.mkdir()
+    (foreign / "__init__.py").write_text("FOREIGN = True\n")
+    before = {path: path.read_bytes() for path in site.rglob("*.py")}
+    _run(python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--force-reinstall", str(wheel))
+    assert all(path.read_bytes() == content for path, content in before.items())
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    where = _run(python, "-c", "import kernels, eelgrid_agent; print(kernels.FOREIGN, eelgrid_agent.__file__)", cwd=elsewhere)
+    assert where.startswith(f"True {site}")
+    for program in ("eelgrid-agent", "eelgrid-controller", "eelctl"):
+        assert "0.1.0" in _run(environment / "bin" / program, "--version", cwd=elsewhere)
+    _run(python, "-c", AGENT_ALONE, cwd=elsewhere)
+
+
+def test_generated_code_is_fresh():
+    _run(sys.executable, str(ROOT / "protos" / "generate.py"), "--check")
+
+
+def test_the_buf_rules_hold():
+    _run(str(Path(sys.executable).parent / "buf"), "lint", cwd=ROOT)
+
+
+def test_the_layers_hold():
+    _run(str(Path(sys.executable).parent / "lint-imports"), cwd=ROOT)
