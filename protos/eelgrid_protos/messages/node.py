@@ -167,7 +167,7 @@ class GpuInstance:
 
     id: Uint32
     profile_id: Uint32
-    profile: Name
+    profile: Label  # such as 1g.5gb+me: no name of ours
     start: Count
     size: Count
     compute_instances: Annotated[tuple[ComputeInstance, ...], Many(8)] = ()

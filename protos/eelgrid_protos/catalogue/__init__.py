@@ -1,0 +1,16 @@
+"""The catalogue: what is known about GPU products and MIG geometry, as data beside the code.
+
+`load()` gives it, parsed and checked once. Every number in products.json and
+mig.json carries the kind of its source, and `Product.kinds` hands it on: a
+number of kind "assumed" is a prior, not a fact.
+"""
+
+from eelgrid_protos.catalogue.errors import CatalogueError
+from eelgrid_protos.catalogue.loader import Catalogue, load, parse
+from eelgrid_protos.catalogue.mig import CiProfile, GiProfile, MigGeometry, gi_id, gi_span
+from eelgrid_protos.catalogue.product import PowerSensor, Product, SensorClass, model_name
+
+__all__ = [
+    "Catalogue", "CatalogueError", "CiProfile", "GiProfile", "MigGeometry", "PowerSensor", "Product", "SensorClass",
+    "gi_id", "gi_span", "load", "model_name", "parse",
+]  # fmt: skip
