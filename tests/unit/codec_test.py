@@ -117,6 +117,10 @@ def test_variants_survive():
             "gpu_columns.[0].values",
         ),
         (
+            replace(BATCH, gpu_columns=(Column(reading=Reading.UNSPECIFIED, values=(float("nan"), 1.0)),)),
+            "gpu_columns.[0].values",
+        ),
+        (
             replace(BATCH, gpu_columns=(Column(reading=Reading.POWER_W, values=(-1.0, 1.0)),)),
             "gpu_columns.[0].values",
         ),
