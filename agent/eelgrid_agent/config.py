@@ -1,0 +1,177 @@
+"""The agent's settings: flags in, one frozen value out.
+
+Owns the flags, their defaults and every check that needs nothing but the
+flags. Must not open files or sockets.
+
+ConfigError                  a flag is wrong: the user is at fault, exit code 2
+├── BadAddress               no HOST:PORT
+├── BadLabel                 no KEY=VALUE
+├── BadNodeName              no name that the contract allows
+├── BadTlsFlags              some of the TLS flags without the others
+└── BadLimit                 a number outside its range
+"""
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eelgrid_protos import __version__
+from eelgrid_protos.errors import Violation
+from eelgrid_protos.transport import TlsFiles
+
+__all__ = [
+    "AgentConfig", "BadAddress", "BadLabel", "BadLimit", "BadNodeName", "BadTlsFlags", "ConfigError", "parse",
+]  # fmt: skip
+
+SPOOL_TICKS = 600
+SPOOL_TICKS_MOST = 86_400
+# All nodes of a process together: 5 GPUs a tick are 0.6 kB, so about 90 MB.
+SPOOL_TICKS_TOGETHER = 150_000
+SPOOL_TICKS_LEAST = 30
+
+_NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?")
+_LABELS_MOST = 64
+_LABEL_LENGTH_MOST = 253
+_PORT_MOST = 65_535
+
+
+class ConfigError(ValueError):
+    """A flag is wrong; the violation names it and the remedy."""
+
+    def __init__(self, flag: str, problem: str, remedy: str) -> None:
+        self.violation = Violation(flag, problem, remedy)
+        super().__init__(str(self.violation))
+
+
+class BadAddress(ConfigError):
+    """No HOST:PORT."""
+
+
+class BadLabel(ConfigError):
+    """No KEY=VALUE."""
+
+
+class BadNodeName(ConfigError):
+    """No name that the contract allows."""
+
+
+class BadTlsFlags(ConfigError):
+    """Some of the TLS flags without the others."""
+
+
+class BadLimit(ConfigError):
+    """A number outside its range."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """What the operator asked for."""
+
+    controller: str
+    listen: str
+    metrics: str
+    node_name: str
+    pool: str
+    labels: tuple[tuple[str, str], ...]
+    simulate: Path | None
+    seed: int
+    spool_ticks: int | None
+    tls: TlsFiles | None
+    insecure: bool
+    verbose: bool
+
+    def ticks_most(self, nodes: int) -> int:
+        """Ticks that each node may spool."""
+        if self.spool_ticks is not None:
+            return self.spool_ticks
+        return max(SPOOL_TICKS_LEAST, min(SPOOL_TICKS, SPOOL_TICKS_TOGETHER // max(1, nodes)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="eelgrid-agent",
+        description="Reads this node's GPUs, tells the controller and holds the node's plan. Writes nothing to a GPU.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--controller", default="127.0.0.1:7443", metavar="HOST:PORT", help="the controller (default %(default)s)")
+    add("--listen", default="127.0.0.1:7444", metavar="HOST:PORT", help="this node's own API (default %(default)s)")
+    add("--metrics", default="127.0.0.1:9465", metavar="HOST:PORT", help="Prometheus metrics (default %(default)s)")
+    add("--simulate", type=Path, metavar="FILE", help="simulate the nodes of this JSON or TOML file")
+    add("--seed", type=int, default=1, help="seed of the simulation (default %(default)s)")
+    add("--node-name", default="", metavar="NAME", help="this node's name (default: the host's name)")
+    add("--pool", default="", help="the pool whose enforcement mode holds for this node")
+    add("--label", action="append", default=[], metavar="KEY=VALUE", help="a label of this node; may be repeated")
+    add("--spool-ticks", type=int, metavar="N", help=f"ticks a node keeps unsent (default {SPOOL_TICKS})")
+    add("--tls-certificate", type=Path, metavar="FILE", help="our certificate chain, PEM")
+    add("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
+    add("--tls-authority", type=Path, metavar="FILE", help="the authority that the other side must come from, PEM")
+    add("--insecure", action="store_true", help="talk to other machines without TLS")
+    add("--verbose", action="store_true", help="log every connection")
+    add("--version", action="version", version=f"eelgrid-agent {__version__}")
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> AgentConfig:
+    """The settings; raises ConfigError, and exits by itself for --help and unknown flags, as argparse does."""
+    flags = _parser().parse_args(arguments)
+    for flag in ("controller", "listen", "metrics"):
+        _check_address(f"--{flag}", getattr(flags, flag))
+    for flag in ("node_name", "pool"):
+        _check_name(f"--{flag.replace('_', '-')}", getattr(flags, flag))
+    if flags.simulate is not None and (flags.node_name or flags.pool or flags.label):
+        raise BadNodeName("--simulate", "is given with --node-name, --pool or --label", "say these in the file")
+    if flags.spool_ticks is not None and not 1 <= flags.spool_ticks <= SPOOL_TICKS_MOST:
+        raise BadLimit("--spool-ticks", f"{flags.spool_ticks} is not in [1, {SPOOL_TICKS_MOST}]", "choose one inside")
+    return AgentConfig(
+        controller=flags.controller,
+        listen=flags.listen,
+        metrics=flags.metrics,
+        node_name=flags.node_name,
+        pool=flags.pool,
+        labels=_labels(flags.label),
+        simulate=flags.simulate,
+        seed=flags.seed,
+        spool_ticks=flags.spool_ticks,
+        tls=_tls(flags),
+        insecure=flags.insecure,
+        verbose=flags.verbose,
+    )
+
+
+def _check_address(flag: str, address: str) -> None:
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > _PORT_MOST:
+        raise BadAddress(flag, f"{address!r} is no address", "write HOST:PORT, for example 127.0.0.1:7443")
+
+
+def _check_name(flag: str, name: str) -> None:
+    if name and not _NODE_NAME.fullmatch(name):
+        remedy = "use letters, digits and . _ / -, beginning and ending with a letter or digit"
+        raise BadNodeName(flag, f"{name!r} is no name", remedy)
+
+
+def _labels(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    labels: dict[str, str] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not key or not separator or len(key) > _LABEL_LENGTH_MOST or len(value) > _LABEL_LENGTH_MOST:
+            raise BadLabel("--label", f"{pair!r} is no label", "write KEY=VALUE, each at most 253 characters")
+        if key in labels:
+            raise BadLabel("--label", f"{key} is given twice", "give each key once")
+        labels[key] = value
+    if len(labels) > _LABELS_MOST:
+        raise BadLabel("--label", f"{len(labels)} labels", f"give at most {_LABELS_MOST}")
+    return tuple(labels.items())
+
+
+def _tls(flags: argparse.Namespace) -> TlsFiles | None:
+    paths = (flags.tls_certificate, flags.tls_key, flags.tls_authority)
+    if not any(paths):
+        return None
+    if not all(paths):
+        remedy = "give --tls-certificate, --tls-key and --tls-authority together"
+        raise BadTlsFlags("--tls-*", "mutual TLS needs three files", remedy)
+    return TlsFiles(certificate=paths[0], key=paths[1], authority=paths[2])

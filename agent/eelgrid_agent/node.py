@@ -1,0 +1,345 @@
+"""One node of the agent: looks and messages in, messages out.
+
+Owns the node's sampler, spool, event queue, guard and engine, its inventory
+and its cadence. Must not know sockets, threads or the event loop: time comes
+from the clock it was given, whoever looks at the device hands the look in, and
+the uplink pulls what is to be sent. Everything here runs on one thread.
+
+What goes first: an inventory before the batches that follow its order, events
+and answers to plans at once, batches at the send interval.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from eelgrid_agent.device import Device, DeviceError, Missing, RawReadings, Value
+from eelgrid_agent.engine import Engine
+from eelgrid_agent.guard import Guard
+from eelgrid_agent.host import Host
+from eelgrid_agent.sampler import GPU_READINGS, Look, Sampler, Tick, batch_of
+from eelgrid_agent.spool import Acknowledged, EventQueue, Spool
+from eelgrid_protos.messages import (
+    AbsenceReason,
+    Acknowledgement,
+    Cadence,
+    ConnectRequest,
+    ConnectResponse,
+    Gpu,
+    Hello,
+    Inventory,
+    NodeEvent,
+    NodeEventKind,
+    NodePlan,
+    PlanApplied,
+    Reading,
+    SampleBatch,
+    Welcome,
+)  # fmt: skip
+
+__all__ = ["Clock", "ForeignSequence", "Identity", "Node", "Survey", "missing_looks", "survey", "take_looks"]
+
+# No acknowledgement for this long is a dead stream. A controller that is merely slow must not be left sooner:
+# coming back costs it more than the batches that it owes, and the window holds back the rest.
+STALL_INTERVALS = 6.0
+STALL_S_LEAST = 30.0
+
+Looks = tuple[tuple[str, RawReadings], ...]
+
+
+class ForeignSequence(Exception):
+    """The controller claims batches that this incarnation never sent; another incarnation must begin."""
+
+
+class Clock(Protocol):
+    """Both clocks of the machine."""
+
+    def monotonic_ns(self) -> int:
+        """Never falls."""
+
+    def wall_ns(self) -> int:
+        """Since 1970; may step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What the operator says about a node."""
+
+    node_name: str
+    agent_version: str
+    pool: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """Which devices there are; `problem` says why there are none."""
+
+    gpus: tuple[Gpu, ...] = ()
+    driver_version: str = ""
+    problem: str = ""
+
+
+def survey(device: Device) -> Survey:
+    """Asks the driver for its devices; may block, so a real driver is asked off the event loop."""
+    try:
+        return Survey(gpus=device.gpus(), driver_version=device.driver_version())
+    except DeviceError as error:
+        return Survey(problem=str(error))
+
+
+def _all_missing(reason: AbsenceReason) -> RawReadings:
+    missing: Value = Missing(reason)
+    values: dict[Reading, Value] = {reading: missing for reading in GPU_READINGS if reading is not Reading.ENERGY_J}
+    return RawReadings(energy_counter_j=missing, values=values)
+
+
+def take_looks(device: Device, uuids: tuple[str, ...]) -> Looks:
+    """One look at each device; may block."""
+    looks = []
+    for uuid in uuids:
+        try:
+            looks.append((uuid, device.read(uuid)))
+        except DeviceError:
+            looks.append((uuid, _all_missing(AbsenceReason.GPU_LOST)))
+    return tuple(looks)
+
+
+def missing_looks(uuids: tuple[str, ...], reason: AbsenceReason) -> Looks:
+    """What to record where no device could be asked."""
+    return tuple((uuid, _all_missing(reason)) for uuid in uuids)
+
+
+class Node:
+    """See the module."""
+
+    def __init__(
+        self, identity: Identity, *, host: Host, engine: Engine, clock: Clock, draw_incarnation: Callable[[], int],
+        ticks_most: int, first: Survey, send_phase: float = 0.0,
+    ) -> None:  # fmt: skip
+        self._identity = identity
+        self._host = host
+        self._engine = engine
+        self._clock = clock
+        self._draw_incarnation = draw_incarnation
+        self._incarnation = draw_incarnation()
+        self._send_phase = send_phase
+        self._sampler = Sampler(sample_interval_s=Cadence().sample_interval_s)
+        self._events = EventQueue()
+        self._answers: deque[PlanApplied] = deque(maxlen=8)
+        self._inventory_due = False
+        self._send_due = False
+        self._send_next_ns = 0
+        self._waits_since_ns = 0
+        self._reported_sequence = 0
+        self.cadence = Cadence()
+        self.spool = Spool(window=self.cadence.window, ticks_most=ticks_most)
+        self.guard = Guard(identity.node_name)
+        self.problem = first.problem
+        self.inventory = self._inventory_of(first, generation=1)
+        self.gpu_uuids = tuple(gpu.uuid for gpu in self.inventory.gpus)
+        self.connected = False
+        self.ticks_total = 0
+        self.batches_total = 0
+        self.last_tick: Tick | None = None
+        self.last_tick_ns = 0
+        # The uplink and the loop put themselves here.
+        self.wake: Callable[[], None] = _nothing
+        self.retime: Callable[[], None] = _nothing
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self._identity.node_name
+
+    @property
+    def events_waiting(self) -> int:
+        """Events that the controller may not have."""
+        return len(self._events)
+
+    @property
+    def uncounted_s(self) -> float:
+        """Device-seconds whose energy is in no total."""
+        return self._sampler.uncounted_s
+
+    def adopt(self, found: Survey) -> bool:
+        """Takes a new survey; True when the inventory changed, which then goes at once."""
+        self.problem = found.problem
+        candidate = self._inventory_of(found, generation=self.inventory.generation)
+        if candidate == self.inventory:
+            return False
+        self.inventory = self._inventory_of(found, generation=self.inventory.generation + 1)
+        self.gpu_uuids = tuple(gpu.uuid for gpu in self.inventory.gpus)
+        self._inventory_due = True
+        self.wake()
+        return True
+
+    def tick(self, gpus: Looks, *, monotonic_ns: int) -> bool:
+        """Records a look; True when a device was lost or came back, so that a survey is due."""
+        wall_ns = self._clock.wall_ns()
+        observation = self._sampler.observe(
+            Look(
+                wall_ns=wall_ns,
+                monotonic_ns=monotonic_ns,
+                generation=self.inventory.generation,
+                gpus=gpus,
+                host=self._host.read(),
+            )
+        )
+        self.last_tick, self.last_tick_ns = observation.tick, monotonic_ns
+        self.ticks_total += 1
+        self.spool.add(observation.tick)
+        for event in observation.events:
+            self._events.add(event)
+        expiry = self.guard.check(now_ns=monotonic_ns, wall_ns=wall_ns)
+        if expiry is not None:
+            self._events.add(expiry)
+        self._time_to_send(monotonic_ns)
+        if self._send_due or observation.events or expiry is not None:
+            self.wake()
+        turns = (NodeEventKind.GPU_LOST, NodeEventKind.GPU_RETURNED)
+        return any(event.kind in turns for event in observation.events)
+
+    def stalled(self, *, now_ns: int) -> bool:
+        """Whether batches are under way and none was acknowledged for too long."""
+        bound_s = max(STALL_S_LEAST, STALL_INTERVALS * self.cadence.send_interval_s)
+        return self.connected and self.spool.under_way > 0 and now_ns - self._waits_since_ns > bound_s * 1e9
+
+    def hello(self) -> ConnectRequest:
+        """Opens a connection with the newest inventory."""
+        self._inventory_due = False
+        return ConnectRequest(
+            message=Hello(incarnation=self._incarnation, inventory=self.inventory, plan_epoch=self.guard.epoch)
+        )
+
+    def welcome(self, message: Welcome) -> None:
+        """The controller answered: what it does not hold goes again; raises ForeignSequence."""
+        if self.spool.resume(message.acknowledged_sequence) is Acknowledged.FUTURE:
+            self._incarnation = self._draw_incarnation()
+            self.spool.restart()
+            self._reported_sequence = 0
+            raise ForeignSequence(
+                f"the controller claims batch {message.acknowledged_sequence}, which was never sent; starting over"
+            )
+        self._events.acknowledge(message.acknowledged_sequence)
+        self._events.resume()
+        self._answers.clear()
+        if self.guard.applied is not None:
+            self._answers.append(self.guard.applied)
+        self.connected = True
+        self._send_due = True
+        now_ns = self._clock.monotonic_ns()
+        self._waits_since_ns = now_ns
+        self.guard.renew(now_ns)
+        self._set_cadence(message.cadence, now_ns)
+
+    def disconnected(self) -> None:
+        """The connection is gone; everything unacknowledged waits."""
+        self.connected = False
+
+    def receive(self, response: ConnectResponse) -> None:
+        """One message of the controller after its Welcome; what a newer version says is passed over."""
+        message = response.message
+        now_ns = self._clock.monotonic_ns()
+        match message:
+            case Acknowledgement():
+                self.guard.renew(now_ns)
+                if self.spool.acknowledge(message.sequence) is Acknowledged.NEWER:
+                    self._events.acknowledge(message.sequence)
+                    self._waits_since_ns = now_ns
+                if self._send_due or self.spool.urgent:
+                    self.wake()
+            case NodePlan():
+                self._take_plan(message, now_ns)
+            case Cadence():
+                self.guard.renew(now_ns)
+                self._set_cadence(message, now_ns)
+            case _:
+                pass
+
+    def pull(self) -> ConnectRequest | None:
+        """The message to send now, if any."""
+        if self._inventory_due:
+            self._inventory_due = False
+            return ConnectRequest(message=self.inventory)
+        event = self._events.next_event(covered_by=self.spool.upcoming_sequence)
+        if event is not None:
+            return ConnectRequest(message=event)
+        if self._answers:
+            return ConnectRequest(message=self._answers.popleft())
+        if not (self._send_due or self.spool.urgent):
+            return None
+        idle = self.spool.under_way == 0
+        batch = self.spool.next_batch()
+        if batch is None:
+            self._send_due = self._send_due and self.spool.waiting_ticks > 0
+            return None
+        if idle:
+            self._waits_since_ns = self._clock.monotonic_ns()
+        self._report_dropped(batch)
+        self.batches_total += 1
+        self._send_due = self._send_due and self.spool.waiting_ticks > 0
+        return ConnectRequest(message=batch)
+
+    def newest(self) -> SampleBatch | None:
+        """The newest tick, numbered by how many came before it."""
+        tick = self.last_tick
+        return None if tick is None else batch_of([tick], sequence=self.ticks_total, dropped_ticks=0)
+
+    def _take_plan(self, plan: NodePlan, now_ns: int) -> None:
+        verdict = self.guard.offer(plan, gpu_uuids=frozenset(self.gpu_uuids), now_ns=now_ns)
+        answer = verdict.answer
+        if answer is None:
+            answer = self.guard.settle(verdict, self._engine.apply(verdict.assignments))
+        self._answers.append(answer)
+        self.wake()
+
+    def _set_cadence(self, cadence: Cadence, now_ns: int) -> None:
+        self.spool.set_window(cadence.window)
+        before, self.cadence = self.cadence, cadence
+        if cadence.send_interval_s != before.send_interval_s or self._send_next_ns == 0:
+            self._send_next_ns = now_ns + int(self._send_phase * cadence.send_interval_s * 1e9)
+        if cadence.sample_interval_s != before.sample_interval_s:
+            self._sampler.set_interval(cadence.sample_interval_s)
+            self.retime()
+        self.wake()
+
+    def _time_to_send(self, now_ns: int) -> None:
+        """Sends are timed by ticks, so a tick that is a little early still counts as on time."""
+        if not self.connected:
+            return
+        slack_ns = int(self.cadence.sample_interval_s * 0.25e9)
+        if now_ns + slack_ns < self._send_next_ns:
+            return
+        self._send_due = True
+        interval_ns = int(self.cadence.send_interval_s * 1e9)
+        behind = (now_ns + slack_ns - self._send_next_ns) // interval_ns
+        self._send_next_ns += (behind + 1) * interval_ns
+
+    def _report_dropped(self, batch: SampleBatch) -> None:
+        if batch.dropped_ticks and batch.sequence > self._reported_sequence:
+            detail = f"the spool was full: {batch.dropped_ticks} ticks were dropped before batch {batch.sequence}"
+            kind = NodeEventKind.SAMPLES_DROPPED
+            self._events.add(NodeEvent(kind=kind, time_ns=max(0, self._clock.wall_ns()), detail=detail))
+            self._reported_sequence = batch.sequence
+
+    def _inventory_of(self, found: Survey, *, generation: int) -> Inventory:
+        return Inventory(
+            node_name=self._identity.node_name,
+            generation=generation,
+            agent_version=self._identity.agent_version,
+            boot_id=self._host.boot_id,
+            driver_version=found.driver_version,
+            cpu_milli=self._host.cpu_milli,
+            memory_bytes=self._host.memory_bytes,
+            pool=self._identity.pool,
+            labels=self._identity.labels,
+            gpus=found.gpus,
+            simulated=self._identity.simulated,
+        )
+
+
+def _nothing() -> None:
+    """Nobody listens yet."""

@@ -1,0 +1,236 @@
+"""The stream from one node to the controller: opened, kept, ended and opened again.
+
+Owns connecting, back-off, the welcome's deadline, and channels that are made
+anew when certificates change. Must not know what is sent: it asks the node for
+the next message and hands it what arrives.
+
+Theory. A gRPC write succeeds long before anybody reads it, so being connected
+is proved by acknowledgements alone; the node says when it is stalled, and the
+stream is dropped. Reconnecting waits a random part of a doubling bound (full
+jitter), so that a thousand agents do not come back at once. gRPC's client
+cannot reload certificates: when the files change, a second channel is opened,
+and only when the controller has welcomed it is the first one closed.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc.aio
+
+from eelgrid_agent.node import ForeignSequence
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.faults import Fault
+from eelgrid_protos.messages import ConnectRequest, ConnectResponse, Welcome
+from eelgrid_protos.rpc import AGENT_SERVICE, client
+from eelgrid_protos.transport import ListenError
+
+_LOG = logging.getLogger("eelgrid.agent")
+
+__all__ = ["Endpoint", "Uplink", "UplinkLimits"]
+
+
+class Endpoint(Protocol):
+    """The node, as the uplink sees it."""
+
+    wake: Callable[[], None]
+
+    def hello(self) -> ConnectRequest:
+        """Opens a connection."""
+
+    def welcome(self, message: Welcome) -> None:
+        """The controller answered; raises ForeignSequence."""
+
+    def receive(self, response: ConnectResponse) -> None:
+        """Anything after the welcome."""
+
+    def pull(self) -> ConnectRequest | None:
+        """What to send now."""
+
+    def disconnected(self) -> None:
+        """Nobody hears the node any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UplinkLimits:
+    """Bounds of connecting."""
+
+    backoff_first_s: float = 0.5
+    backoff_most_s: float = 30.0
+    # The controller journals a new node before it answers.
+    welcome_s: float = 20.0
+    # A connection that lasted this long was a good one: back-off starts over.
+    good_s: float = 5.0
+    tls_check_s: float = 5.0
+
+
+class Uplink:
+    """The stream of one node."""
+
+    def __init__(
+        self, node: Endpoint, open_channel: Callable[[], grpc.aio.Channel], *, gate: asyncio.Semaphore,
+        jitter: Callable[[], float], report: Callable[[str], None], limits: UplinkLimits | None = None,
+        tls_stamp: Callable[[], Any] | None = None,
+    ) -> None:  # fmt: skip
+        self._node = node
+        self._open_channel = open_channel
+        self._gate = gate
+        self._jitter = jitter
+        self._report = report
+        self._limits = limits or UplinkLimits()
+        self._tls_stamp = tls_stamp
+        self._active: _Session | None = None
+        self._failures = 0
+        self.connections_total = 0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began_s = loop.time()
+            welcomed, reason = await self._connection()
+            self._node.disconnected()
+            if welcomed and loop.time() - began_s >= self._limits.good_s:
+                self._failures = 0
+            bound_s = min(self._limits.backoff_most_s, self._limits.backoff_first_s * 2.0 ** min(self._failures, 16))
+            self._failures += 1
+            self._report(reason)
+            await asyncio.sleep(bound_s * self._jitter())
+
+    def drop(self, reason: str) -> None:
+        """Ends the connection in use; the next one sends what was not acknowledged."""
+        if self._active is not None:
+            self._active.end(reason)
+
+    async def _connection(self) -> tuple[bool, str]:
+        """One connection with its successors: whether it was ever welcomed, and how it ended."""
+        session = self._start()
+        stamp = self._tls_stamp() if self._tls_stamp else None
+        try:
+            while True:
+                await asyncio.wait({session.task}, timeout=self._limits.tls_check_s if self._tls_stamp else None)
+                if session.task.done():
+                    return session.welcomed.is_set(), session.reason
+                fresh = self._tls_stamp() if self._tls_stamp else None
+                # A stamp with (0, 0) is of a file under replacement.
+                if fresh == stamp or fresh is None or (0, 0) in fresh or not session.welcomed.is_set():
+                    continue
+                stamp = fresh
+                session = await self._succeed(session)
+        finally:
+            await session.close()
+            if self._active is session:
+                self._active = None
+
+    async def _succeed(self, session: "_Session") -> "_Session":
+        """A successor with the new certificates, once it is welcomed; until then the session stays."""
+        successor = self._start()
+        welcomed = asyncio.ensure_future(successor.welcomed.wait())
+        try:
+            await asyncio.wait({welcomed, successor.task}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await successor.close()
+            raise
+        finally:
+            welcomed.cancel()
+        if successor.welcomed.is_set():
+            await session.close()
+            self._report("certificates changed: moved to a new connection")
+            return successor
+        self._report(f"certificates changed, but the new ones do not connect: {successor.reason}")
+        await successor.close()
+        return session
+
+    def _start(self) -> "_Session":
+        return _Session(self._node, self._open_channel, self._gate, self._limits, self._take_over)
+
+    def _take_over(self, session: "_Session") -> None:
+        """The session that was welcomed last is the one that sends."""
+        if self._active is not None:
+            self._active.retire()
+        self._active = session
+        self._node.wake = session.wake.set
+        self.connections_total += 1
+
+
+class _Session:
+    """One stream on one channel."""
+
+    def __init__(
+        self, node: Endpoint, open_channel: Callable[[], grpc.aio.Channel], gate: asyncio.Semaphore,
+        limits: UplinkLimits, take_over: Callable[["_Session"], None],
+    ) -> None:  # fmt: skip
+        self._node = node
+        self._open_channel = open_channel
+        self._gate = gate
+        self._limits = limits
+        self._take_over = take_over
+        self.reason = "cancelled"
+        self.welcomed = asyncio.Event()
+        self.wake = asyncio.Event()
+        self.retired = False
+        self.task = asyncio.create_task(self._run())
+
+    def retire(self) -> None:
+        """Sends nothing more, so that no message goes into a stream that nobody reads."""
+        self.retired = True
+        self.wake.set()
+
+    def end(self, reason: str) -> None:
+        """Ends it from our side."""
+        self.reason = reason
+        self.task.cancel()
+
+    async def close(self) -> None:
+        """Ends it and waits until it has ended."""
+        self.task.cancel()
+        await asyncio.wait({self.task})
+
+    async def _run(self) -> None:
+        # Nothing awaits Channel.close(): it walks every task of the process, so that ending 1,213 streams
+        # took 14 s. A channel that nobody refers to any more closes itself at once, and so does its call.
+        try:
+            async with AsyncExitStack() as stack:
+                async with self._gate:
+                    channel = self._open_channel()
+                    responses = client(AGENT_SERVICE, channel).connect(self._requests())
+                    await stack.enter_async_context(aclosing(responses))
+                    async with asyncio.timeout(self._limits.welcome_s):
+                        await self._greet(responses)
+                async for response in responses:
+                    self._node.receive(response)
+                self.reason = "ended by the controller"
+        except TimeoutError:
+            self.reason = f"the controller did not answer Hello within {self._limits.welcome_s:g} s"
+        except (Fault, ContractError, ForeignSequence, ListenError) as error:
+            self.reason = str(error)
+        except Exception as error:  # noqa: BLE001  # the boundary of a stream
+            # A fault of ours in one message must not end the node: the log has it, and the stream is opened again.
+            _LOG.exception("event=stream_fault")
+            self.reason = f"a fault of the agent: {error!r}"
+        finally:
+            self.retire()
+
+    async def _greet(self, responses: AsyncIterator[ConnectResponse]) -> None:
+        async for response in responses:
+            if isinstance(response.message, Welcome):
+                self._node.welcome(response.message)
+                self._take_over(self)
+                self.welcomed.set()
+                self.wake.set()
+                return
+        raise Fault("the stream ended before Welcome")
+
+    async def _requests(self) -> AsyncIterator[ConnectRequest]:
+        # gRPC leaves this waiting for ever when the other side ended the stream, so the session ends it.
+        yield self._node.hello()
+        while not self.retired:
+            message = self._node.pull() if self.welcomed.is_set() else None
+            if message is not None:
+                yield message
+                continue
+            self.wake.clear()
+            await self.wake.wait()

@@ -1,0 +1,90 @@
+"""What a thousand agent streams cost: controller and fleet process, at each send interval.
+
+Promise: 1,213 agents sampling and streaming at 1 Hz cost the controller at most
+40 % of one core and 300 MB; the fleet process is reported beside it.
+"""
+
+import argparse
+import csv
+import tempfile
+import time
+from pathlib import Path
+
+from bench.processes import Usage, cores, fleet_file, free_port, measure, metric, running, spread
+
+CPU_RATIO_MOST, RSS_BYTES_MOST = 0.40, 300_000_000
+
+
+def _run(
+    options: argparse.Namespace, interval_s: float, folder: Path
+) -> tuple[list[Usage], list[Usage], float, float]:
+    from eelgrid_protos import messages, rpc, transport
+
+    address, metrics = f"127.0.0.1:{free_port()}", free_port()
+    controller = ["--listen", address, "--metrics", f"127.0.0.1:{metrics}", "--data", str(folder / f"j{interval_s}")]
+    fleet = fleet_file(folder / "fleet.json", nodes=options.nodes, gpus=options.gpus)
+    agent = ["--controller", address, "--simulate", str(fleet), "--listen", f"127.0.0.1:{free_port()}"]
+    agent += ["--metrics", f"127.0.0.1:{free_port()}"]
+    with (
+        running("eelgrid_controller", controller, options.out / "controller.log") as master,
+        running("eelgrid_agent", agent, options.out / "fleet.log") as fleet_process,
+    ):
+        deadline = time.monotonic() + 120
+        while (metric(metrics, "eelgrid_agents_connected") or 0) < options.nodes:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"only {metric(metrics, 'eelgrid_agents_connected')} agents; see {options.out}")
+            time.sleep(0.5)
+        with transport.blocking_channel(address, tls=None) as channel:
+            operators = rpc.client(rpc.OPERATOR_SERVICE, channel)
+            policy = operators.get_policy(messages.GetPolicyRequest()).policy
+            from dataclasses import replace
+
+            operators.update_policy(messages.UpdatePolicyRequest(policy=replace(policy, send_interval_s=interval_s)))
+        time.sleep(10)
+        rows = []
+        for _ in range(options.windows):
+            begun = master.cpu_times()
+            other = measure(fleet_process, options.seconds)
+            ended = master.cpu_times()
+            used = (ended.user + ended.system - begun.user - begun.system) / other.seconds
+            rows.append((Usage(used, master.memory_info().rss, other.seconds), other))
+        received = metric(metrics, "eelgrid_samples_received_total") or 0.0
+        lost = metric(metrics, "eelgrid_samples_lost_total") or 0.0
+    return [row[0] for row in rows], [row[1] for row in rows], received, lost
+
+
+def main() -> int:
+    """Measures both send intervals and writes a CSV."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=1213)
+    parser.add_argument("--gpus", type=int, default=5)
+    parser.add_argument("--windows", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--intervals", default="1,5")
+    parser.add_argument("--out", type=Path, default=Path("bench-out"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    kept = True
+    with (options.out / "streams.csv").open("w", newline="") as file, tempfile.TemporaryDirectory() as scratch:
+        writer = csv.writer(file)
+        writer.writerow(["send_interval_s", "window", "controller_cpu", "controller_rss", "fleet_cpu", "fleet_rss"])
+        for interval_s in map(float, options.intervals.split(",")):
+            master, fleet, received, lost = _run(options, interval_s, Path(scratch))
+            for index, (one, two) in enumerate(zip(master, fleet, strict=True)):
+                writer.writerow([interval_s, index, one.cpu_ratio, one.rss_bytes, two.cpu_ratio, two.rss_bytes])
+            cpu = [usage.cpu_ratio for usage in master]
+            rss = [usage.rss_bytes / 1e6 for usage in master]
+            print(f"{options.nodes} agents x {options.gpus} GPUs at 1 Hz, sent every {interval_s:g} s, {cores()} cores")
+            print(f"  controller {spread([100 * value for value in cpu])} % of a core, {spread(rss)} MB")
+            print(
+                f"  fleet process {spread([100 * usage.cpu_ratio for usage in fleet])} % of a core, "
+                f"{spread([usage.rss_bytes / 1e6 for usage in fleet])} MB"
+            )
+            print(f"  ticks received {received:.0f}, lost {lost:.0f}")
+            kept &= sorted(cpu)[len(cpu) // 2] <= CPU_RATIO_MOST and max(rss) * 1e6 <= RSS_BYTES_MOST and not lost
+    print(f"promise (40 % of a core, 300 MB, nothing lost): {'kept' if kept else 'NOT KEPT'}")
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

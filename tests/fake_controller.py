@@ -1,0 +1,156 @@
+"""A controller that does what a test's script says, and an agent whose time stands still, over loopback streams."""
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+
+import grpc.aio
+
+from eelgrid_agent.engine import SimulatedEngine
+from eelgrid_agent.fleet import open_channels
+from eelgrid_agent.host import SimulatedHost
+from eelgrid_agent.node import Identity, Node, survey, take_looks
+from eelgrid_agent.simulation import GpuLoad, GpuSpec, NodeSpec, SimulatedNode
+from eelgrid_agent.uplink import Uplink, UplinkLimits
+from eelgrid_protos.messages import (
+    Acknowledgement,
+    Cadence,
+    ConnectResponse,
+    Hello,
+    SampleBatch,
+    Welcome,
+)
+from eelgrid_protos.rpc import AGENT_SERVICE, handler
+from eelgrid_protos.transport import listen, server_options
+
+SECOND = 1_000_000_000
+FAST = UplinkLimits(backoff_first_s=0.02, backoff_most_s=0.05, welcome_s=1.0, good_s=5.0, tls_check_s=0.02)
+EACH_SECOND = Cadence(sample_interval_s=1.0, send_interval_s=1.0, window=8)
+
+
+class FakeController:
+    """Serves what `script` says for each stream: a coroutine given the stream number, the requests and a reply."""
+
+    def __init__(self, script):
+        self.script = script
+        self.streams = 0
+        self.open = set()
+        self.heard = []
+
+    async def connect(self, requests, context):
+        del context
+        self.streams += 1
+        number = self.streams
+        self.open.add(number)
+        replies = asyncio.Queue()
+
+        async def messages():
+            async for request in requests:
+                self.heard.append((number, request.message))
+                yield request.message
+
+        async def act():
+            try:
+                await self.script(number, messages(), replies.put_nowait)
+                replies.put_nowait(None)
+            except Exception as error:  # noqa: BLE001  # becomes the status
+                replies.put_nowait(error)
+
+        task = asyncio.ensure_future(act())
+        try:
+            while (reply := await replies.get()) is not None:
+                if isinstance(reply, Exception):
+                    raise reply
+                yield ConnectResponse(message=reply)
+        finally:
+            self.open.discard(number)
+            task.cancel()
+
+    def of(self, kind):
+        return [message for _, message in self.heard if isinstance(message, kind)]
+
+
+async def acknowledge_all(number, messages, reply, cadence=EACH_SECOND):
+    held = 0
+    async for message in messages:
+        if isinstance(message, Hello):
+            reply(Welcome(acknowledged_sequence=held, cadence=cadence))
+        elif isinstance(message, SampleBatch):
+            reply(Acknowledgement(sequence=message.sequence))
+
+
+class HandClock:
+    def __init__(self):
+        self.now_ns = SECOND
+
+    def monotonic_ns(self):
+        return self.now_ns
+
+    def wall_ns(self):
+        return 1_700_000_000 * SECOND + self.now_ns
+
+
+class Agent:
+    """A node whose time stands still unless it is told to tick."""
+
+    def __init__(self, port, *, ticks_most=100, tls_stamp=None):
+        self.clock = HandClock()
+        spec = NodeSpec(
+            node_name="n", cpu_milli=1000, memory_bytes=10**9,
+            gpus=tuple(GpuSpec(product="openb-g2", model="G2") for _ in range(2)),
+        )  # fmt: skip
+        self.simulation = SimulatedNode(spec, monotonic_ns=self.clock.monotonic_ns, seed=1)
+        first = survey(self.simulation)
+        engine = SimulatedEngine(
+            first.gpus,
+            lambda uuid, ratio, memory: self.simulation.set_load(
+                uuid, GpuLoad(utilization_ratio=ratio, memory_bytes=memory)
+            ),
+        )
+        incarnations = iter(range(1, 1000))
+        self.node = Node(
+            Identity(node_name="n", agent_version="t", simulated=True),
+            host=SimulatedHost(cpu_milli=1000, memory_bytes=10**9, load=engine.host_load), engine=engine,
+            clock=self.clock, draw_incarnation=lambda: next(incarnations), ticks_most=ticks_most, first=first,
+        )  # fmt: skip
+        self.reports = []
+        self.uplink = Uplink(
+            self.node, open_channels(f"127.0.0.1:{port}", tls=None, insecure=False), gate=asyncio.Semaphore(1),
+            jitter=lambda: 1.0, report=self.reports.append, limits=FAST, tls_stamp=tls_stamp,
+        )  # fmt: skip
+
+    def tick(self, count=1):
+        for _ in range(count):
+            self.clock.now_ns += SECOND
+            self.node.tick(take_looks(self.simulation, self.node.gpu_uuids), monotonic_ns=self.clock.now_ns)
+            if self.node.stalled(now_ns=self.clock.now_ns):
+                self.uplink.drop("no acknowledgement in time")
+
+
+async def until(condition, timeout_s=5.0):
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110  # any state of any object
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def serving(script, port=0):
+    controller = FakeController(script)
+    server = grpc.aio.server(options=server_options())
+    server.add_generic_rpc_handlers((handler(AGENT_SERVICE, controller),))
+    controller.port = await listen(server, f"127.0.0.1:{port}", tls=None, insecure=False, log=logging.getLogger("test"))
+    await server.start()
+    try:
+        yield controller
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def running(agent):
+    task = asyncio.ensure_future(agent.uplink.run())
+    try:
+        yield agent
+    finally:
+        task.cancel()
+        await asyncio.wait({task})

@@ -1,0 +1,68 @@
+"""The agent's flags: defaults, and one typed error for each mistake."""
+
+from pathlib import Path
+
+import pytest
+
+from eelgrid_agent.__main__ import main
+from eelgrid_agent.config import BadAddress, BadLabel, BadLimit, BadNodeName, BadTlsFlags, parse
+
+
+def test_defaults_bind_to_loopback():
+    config = parse([])
+    assert (config.controller, config.listen, config.metrics) == ("127.0.0.1:7443", "127.0.0.1:7444", "127.0.0.1:9465")
+    assert (config.tls, config.insecure, config.simulate) == (None, False, None)
+
+
+def test_flags_are_read():
+    config = parse(["--label", "rack=7", "--label", "row=a=b", "--pool", "p", "--node-name", "n-1", "--seed", "3"])
+    assert config.labels == (("rack", "7"), ("row", "a=b"))
+    assert (config.pool, config.node_name, config.seed) == ("p", "n-1", 3)
+
+
+def test_tls_takes_three_files():
+    config = parse(["--tls-certificate", "c", "--tls-key", "k", "--tls-authority", "a"])
+    assert config.tls.key == Path("k")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--controller", "nowhere"], BadAddress),
+        (["--listen", ":7"], BadAddress),
+        (["--metrics", "127.0.0.1:99999"], BadAddress),
+        (["--metrics", "127.0.0.1:٣"], BadAddress),
+        (["--label", "rack"], BadLabel),
+        (["--label", "=7"], BadLabel),
+        (["--label", "a=1", "--label", "a=2"], BadLabel),
+        (["--label", f"a={'x' * 254}"], BadLabel),
+        (["--node-name", "no spaces"], BadNodeName),
+        (["--pool=-x"], BadNodeName),
+        (["--simulate", "f", "--pool", "p"], BadNodeName),
+        (["--tls-key", "k"], BadTlsFlags),
+        (["--spool-ticks", "0"], BadLimit),
+    ],
+)
+def test_a_mistake_names_the_flag_and_the_remedy(arguments, error):
+    with pytest.raises(error) as caught:
+        parse(arguments)
+    assert caught.value.violation.field.startswith("--")
+    assert caught.value.violation.remedy
+
+
+def test_a_fleet_shares_the_spool():
+    config = parse([])
+    assert config.ticks_most(1) == 600
+    assert 30 <= config.ticks_most(1213) <= 150
+    assert config.ticks_most(20_000) == 30
+    assert parse(["--spool-ticks", "5"]).ticks_most(1213) == 5
+
+
+def test_a_mistake_is_one_line_and_exit_code_2(capsys):
+    assert main(["--controller", "x"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_unreadable_fleet_file_is_one_line_and_exit_code_2(tmp_path, capsys):
+    assert main(["--simulate", str(tmp_path / "none.json")]) == 2
+    assert "none.json" in capsys.readouterr().err

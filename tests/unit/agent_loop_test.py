@@ -1,0 +1,129 @@
+"""The schedules: a driver that hangs costs its readings and nothing else; a fleet's ticks are spread."""
+
+import asyncio
+import itertools
+import threading
+import time
+
+from eelgrid_agent.engine import NoEngine
+from eelgrid_agent.host import SimulatedHost
+from eelgrid_agent.loop import DriverThread, MachineLoop, Wheel
+from eelgrid_agent.node import Identity, Node, survey
+from eelgrid_agent.simulation import GpuSpec, NodeSpec, SimulatedNode
+from eelgrid_protos.messages import AbsenceReason, Cadence, Reading, Welcome
+
+
+class SystemClock:
+    monotonic_ns = staticmethod(time.monotonic_ns)
+    wall_ns = staticmethod(time.time_ns)
+
+
+def node_named(name, device):
+    engine = NoEngine()
+    return Node(
+        Identity(node_name=name, agent_version="t", simulated=True),
+        host=SimulatedHost(cpu_milli=1000, memory_bytes=10**9, load=engine.host_load), engine=engine,
+        clock=SystemClock(), draw_incarnation=lambda: 1, ticks_most=100, first=survey(device),
+    )  # fmt: skip
+
+
+def simulation(name="n"):
+    spec = NodeSpec(node_name=name, cpu_milli=1000, memory_bytes=10**9, gpus=(GpuSpec(product="openb-g2"),))
+    return SimulatedNode(spec, monotonic_ns=time.monotonic_ns, seed=1)
+
+
+def welcome(node, sample_interval_s):
+    cadence = Cadence(sample_interval_s=sample_interval_s, send_interval_s=5.0)
+    node.welcome(Welcome(acknowledged_sequence=0, cadence=cadence))
+
+
+async def until(condition):
+    async with asyncio.timeout(8.0):
+        while not condition():  # noqa: ASYNC110  # any state of any object
+            await asyncio.sleep(0.01)
+
+
+class StickyDevice:
+    """A device whose look does not return until it is let go, and which notes who asks."""
+
+    def __init__(self, device):
+        self._device = device
+        self.free = threading.Event()
+        self.free.set()
+        self.threads = set()
+        self.looks = 0
+
+    def gpus(self):
+        return self._device.gpus()
+
+    def driver_version(self):
+        return self._device.driver_version()
+
+    def read(self, uuid):
+        self.threads.add(threading.get_ident())
+        self.looks += 1
+        self.free.wait()
+        return self._device.read(uuid)
+
+    def close(self):
+        self._device.close()
+
+
+async def test_a_driver_that_hangs_is_recorded_as_timed_out_and_asked_by_one_thread():
+    device = StickyDevice(simulation())
+    node = node_named("n", device)
+    welcome(node, 0.1)
+    driver = DriverThread()
+    loop = MachineLoop(node, device, clock=SystemClock(), driver=driver, stalled=lambda _: None)
+    task = asyncio.ensure_future(loop.run())
+    try:
+        await until(lambda: node.ticks_total >= 2)
+        assert node.last_tick.reading(Reading.POWER_W, 0) is not None
+        device.free.clear()
+        await until(lambda: node.last_tick.reading(Reading.POWER_W, 0) is None)
+        assert AbsenceReason.TIMED_OUT in {reason for _, reason in node.last_tick.gpu_absences}
+        asked, ticks = device.looks, node.ticks_total
+        await until(lambda: node.ticks_total >= ticks + 3)
+        assert device.looks == asked, "a busy driver is not asked again"
+        device.free.set()
+        await until(lambda: node.last_tick.reading(Reading.POWER_W, 0) is not None)
+        assert len(device.threads) == 1
+        assert threading.get_ident() not in device.threads
+    finally:
+        device.free.set()
+        task.cancel()
+        await asyncio.wait({task})
+        driver.close()
+
+
+async def test_simulated_nodes_tick_each_at_its_own_moment():
+    pairs = [(node_named(f"n{index}", device), device) for index, device in enumerate(map(simulation, "abcdefgh"))]
+    wheel = Wheel(pairs, clock=SystemClock(), stalled=lambda _: None)
+    for node, _ in pairs:
+        welcome(node, 0.4)
+    task = asyncio.ensure_future(wheel.run())
+    try:
+        await until(lambda: all(node.ticks_total >= 3 for node, _ in pairs))
+        phases = sorted(node.last_tick_ns % 400_000_000 for node, _ in pairs)
+        gaps = [later - earlier for earlier, later in itertools.pairwise(phases)]
+        assert max(gaps) < 200_000_000, "eight nodes 50 ms apart"
+        assert len({phase // 25_000_000 for phase in phases}) >= 4
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def test_a_changed_cadence_takes_hold_at_once():
+    device = simulation()
+    node = node_named("n", device)
+    welcome(node, 3600.0)
+    wheel = Wheel([(node, device)], clock=SystemClock(), stalled=lambda _: None)
+    task = asyncio.ensure_future(wheel.run())
+    try:
+        await asyncio.sleep(0.05)
+        before = node.ticks_total
+        welcome(node, 0.1)
+        await until(lambda: node.ticks_total >= before + 3)
+    finally:
+        task.cancel()
+        await asyncio.wait({task})

@@ -1,0 +1,191 @@
+"""The uplink with a controller that plays along: what is said, in which order, and when."""
+
+import asyncio
+
+from tests.fake_controller import EACH_SECOND, Agent, acknowledge_all, running, serving, until
+
+from eelgrid_agent.node import survey
+from eelgrid_protos.faults import Unavailable
+from eelgrid_protos.messages import (
+    Acknowledgement,
+    ApplyStatus,
+    Assignment,
+    Cadence,
+    GpuSetting,
+    Hello,
+    Inventory,
+    NodeEvent,
+    NodeEventKind,
+    NodePlan,
+    PlanApplied,
+    SampleBatch,
+    Welcome,
+)
+
+
+async def test_hello_welcome_batch_and_acknowledgement():
+    async with serving(acknowledge_all) as controller, running(Agent(controller.port)) as agent:
+        await until(lambda: agent.node.connected)
+        hello = controller.of(Hello)[0]
+        assert (hello.inventory.node_name, len(hello.inventory.gpus), hello.plan_epoch) == ("n", 2, 0)
+        for expected in range(1, 4):
+            agent.tick()
+            await until(lambda expected=expected: len(controller.of(SampleBatch)) == expected)
+        await until(lambda: agent.node.spool.held_ticks == 0)
+        assert [batch.sequence for batch in controller.of(SampleBatch)] == [1, 2, 3]
+
+
+async def test_what_was_not_acknowledged_goes_again_after_a_broken_stream():
+    async def script(number, messages, reply):
+        if number > 1:
+            await acknowledge_all(number, messages, reply)
+        async for message in messages:
+            if isinstance(message, Hello):
+                reply(Welcome(acknowledged_sequence=0, cadence=EACH_SECOND))
+            if isinstance(message, SampleBatch) and message.sequence == 2:
+                raise Unavailable("going away")
+
+    async with serving(script) as controller, running(Agent(controller.port)) as agent:
+        await until(lambda: agent.node.connected)
+        agent.tick()
+        await until(lambda: len(controller.of(SampleBatch)) == 1)
+        agent.tick()
+        await until(lambda: controller.streams == 2 and agent.node.spool.held_ticks == 0)
+        assert [(number, b.sequence) for number, b in controller.heard if isinstance(b, SampleBatch)] == [
+            (1, 1), (1, 2), (2, 1), (2, 2),
+        ]  # fmt: skip
+        hellos = controller.of(Hello)
+        assert hellos[0].incarnation == hellos[1].incarnation
+        assert agent.uplink.connections_total == 2
+        assert "going away" in agent.reports[0]
+
+
+async def test_an_acknowledgement_that_comes_twice_or_too_early_does_no_harm():
+    async def script(number, messages, reply):
+        async for message in messages:
+            if isinstance(message, Hello):
+                reply(Welcome(acknowledged_sequence=0, cadence=EACH_SECOND))
+            if isinstance(message, SampleBatch):
+                for sequence in (message.sequence + 7, message.sequence, message.sequence, 0):
+                    reply(Acknowledgement(sequence=sequence))
+
+    async with serving(script) as controller, running(Agent(controller.port)) as agent:
+        await until(lambda: agent.node.connected)
+        for expected in range(1, 4):
+            agent.tick()
+            await until(lambda expected=expected: len(controller.of(SampleBatch)) == expected)
+            await until(lambda: agent.node.spool.held_ticks == 0)
+        assert controller.streams == 1
+
+
+async def test_the_window_bounds_what_is_under_way_and_the_rest_waits():
+    release = asyncio.Event()
+
+    async def script(number, messages, reply):
+        sequences = []
+        async for message in messages:
+            if isinstance(message, Hello):
+                reply(Welcome(acknowledged_sequence=0, cadence=Cadence(send_interval_s=1.0, window=2)))
+            if isinstance(message, SampleBatch):
+                sequences.append(message.sequence)
+                if sequences == [1, 2]:
+                    await release.wait()
+                if message.sequence >= 2:
+                    reply(Acknowledgement(sequence=message.sequence))
+
+    async with serving(script) as controller, running(Agent(controller.port)) as agent:
+        await until(lambda: agent.node.connected)
+        for expected in (1, 2, 2, 2, 2):
+            agent.tick()
+            await until(lambda expected=expected: len(controller.of(SampleBatch)) == expected)
+        assert (agent.node.spool.under_way, agent.node.spool.waiting_ticks) == (2, 3)
+        release.set()
+        await until(lambda: agent.node.spool.held_ticks == 0)
+        assert [len(batch.time_ns) for batch in controller.of(SampleBatch)] == [1, 1, 3]
+
+
+async def test_a_full_spool_says_what_it_dropped():
+    async with serving(acknowledge_all) as controller:
+        agent = Agent(controller.port, ticks_most=3)
+        agent.tick(10)
+        async with running(agent):
+            await until(lambda: len(controller.of(NodeEvent)) == 1 and agent.node.spool.held_ticks == 0)
+        assert controller.of(SampleBatch)[0].dropped_ticks == 7
+        assert controller.of(NodeEvent)[0].kind is NodeEventKind.SAMPLES_DROPPED
+        assert "7 ticks" in controller.of(NodeEvent)[0].detail
+
+
+async def test_the_cadence_changes_at_run_time():
+    change = asyncio.Event()
+
+    async def script(number, messages, reply):
+        async for message in messages:
+            if isinstance(message, Hello):
+                reply(Welcome(acknowledged_sequence=0, cadence=EACH_SECOND))
+            if isinstance(message, SampleBatch):
+                reply(Acknowledgement(sequence=message.sequence))
+                reply(Cadence(sample_interval_s=1.0, send_interval_s=5.0, window=3))
+                change.set()
+
+    async with serving(script) as controller, running(Agent(controller.port)) as agent:
+        await until(lambda: agent.node.connected)
+        agent.tick()
+        await until(lambda: agent.node.cadence.send_interval_s == 5.0)
+        agent.tick(1)
+        await until(lambda: len(controller.of(SampleBatch)) == 2)
+        agent.tick(3)
+        await asyncio.sleep(0.05)
+        assert len(controller.of(SampleBatch)) == 2
+        agent.tick(1)
+        await until(lambda: len(controller.of(SampleBatch)) == 3)
+        assert len(controller.of(SampleBatch)[-1].time_ns) == 4
+
+
+async def test_a_plan_is_answered_at_once_and_again_on_a_new_stream():
+    async def script(number, messages, reply):
+        async for message in messages:
+            if isinstance(message, Hello):
+                uuid = message.inventory.gpus[0].uuid
+                reply(Welcome(acknowledged_sequence=0, cadence=EACH_SECOND))
+                if number == 1:
+                    work = Assignment(workload_id="w", replica=0, gpu_uuids=(uuid,), gpu_milli=500)
+                    setting = GpuSetting(gpu_uuid=uuid, power_limit_w=100.0)
+                    reply(NodePlan(node_name="n", epoch=4, lease_s=60.0, assignments=(work,), gpu_settings=(setting,)))
+            if isinstance(message, PlanApplied) and number == 1:
+                raise Unavailable("lost the answer")
+
+    async with serving(script) as controller, running(Agent(controller.port)) as agent:
+        await until(lambda: len(controller.of(PlanApplied)) == 2)
+        first, again = controller.of(PlanApplied)
+        assert first == again
+        assert (first.epoch, first.status) == (4, ApplyStatus.OBSERVED)
+        assert controller.of(Hello)[1].plan_epoch == 4
+        agent.tick(3)
+        power_w = agent.node.newest().gpu_columns[0].values
+        assert power_w[0] > power_w[1], "the assignment is load on the simulated GPU"
+
+
+async def test_a_lost_gpu_is_told_at_once_and_its_return_too():
+    async with serving(acknowledge_all) as controller, running(Agent(controller.port)) as agent:
+        await until(lambda: agent.node.connected)
+        uuid = agent.node.gpu_uuids[0]
+        agent.simulation.faults.lose(uuid)
+        agent.tick()
+        await until(lambda: [e.kind for e in controller.of(NodeEvent)] == [NodeEventKind.GPU_LOST])
+        agent.simulation.faults.restore(uuid)
+        agent.tick()
+        await until(lambda: NodeEventKind.GPU_RETURNED in [e.kind for e in controller.of(NodeEvent)])
+        assert {e.gpu_uuid for e in controller.of(NodeEvent)} == {uuid}
+
+
+async def test_a_changed_inventory_goes_before_the_batches_that_follow_it():
+    async with serving(acknowledge_all) as controller, running(Agent(controller.port)) as agent:
+        await until(lambda: agent.node.connected)
+        found = survey(agent.simulation)
+        assert not agent.node.adopt(found)
+        assert agent.node.adopt(type(found)(gpus=found.gpus[:1], driver_version=found.driver_version))
+        agent.tick()
+        await until(lambda: len(controller.of(SampleBatch)) == 1)
+        kinds = [type(message) for _, message in controller.heard]
+        assert kinds.index(Inventory) < kinds.index(SampleBatch)
+        assert controller.of(Inventory)[0].generation == controller.of(SampleBatch)[0].inventory_generation == 2
