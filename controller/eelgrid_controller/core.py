@@ -1,0 +1,333 @@
+"""The core: every call and every message of the cluster, turned into events at once.
+
+Owns the ClusterState and the order of one step: look, decide, apply. Must not
+know of journals, sockets or clocks: `now_ns` is an argument and the events go
+back to the caller, who makes them durable before anybody hears the result.
+
+Theory: each method returns a `Step` whose events are already applied. Replaying
+them on the state before gives the state after; feeding the same calls to a new
+core gives the same events. Waiting work is tried when capacity appears, the
+highest priority first, up to a bound for each step; where it stopped is
+remembered, and `retry` goes on from there.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from eelgrid_controller.events import (
+    Event,
+    GpuLost,
+    GpuReturned,
+    NodeJoined,
+    NodeLost,
+    PolicyChanged,
+    WorkloadCancelled,
+    WorkloadDeferred,
+    WorkloadPlaced,
+    WorkloadSubmitted,
+)
+from eelgrid_controller.explain import explain, reason, refusal
+from eelgrid_controller.model import PowerModel, modelled_power_w
+from eelgrid_controller.pending import Ticket
+from eelgrid_controller.plan import node_plan
+from eelgrid_controller.planner import Decision, Planner
+from eelgrid_controller.snapshot import Mirror, Snapshot
+from eelgrid_controller.state import ClusterState, NodeRecord
+from eelgrid_protos.catalogue import Catalogue
+from eelgrid_protos.errors import Violation
+from eelgrid_protos.faults import Aborted, AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
+from eelgrid_protos.messages import (
+    OBJECTIVES,
+    Explanation,
+    Inventory,
+    NodePlan,
+    NodeState,
+    Policy,
+    ResourceRequest,
+    SubmitWorkloadRequest,
+    Workload,
+    WorkloadPhase,
+    WorkloadSpec,
+)
+
+__all__ = ["LIVE_MOST", "NODES_MOST", "Core", "Step"]
+
+LIVE_MOST = 1_000_000
+NODES_MOST = 100_000
+# A try costs 10 to 300 µs, so that a step with a full round stays under a tenth of a second.
+_TRIES_MOST = 256
+# Tickets passed over because their kind has just failed.
+_SCANNED_MOST = 4096
+_OBJECTIVE_CUSTOM = "custom"
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[_Result]):
+    """Events to make durable, in order; the answer; and the nodes whose plan changed."""
+
+    events: tuple[Event, ...]
+    result: _Result
+    nodes: frozenset[str]
+
+
+class Core:
+    """One owner of one state; synchronous, deterministic, bounded."""
+
+    def __init__(self, state: ClusterState, catalogue: Catalogue, *, live_most: int = LIVE_MOST) -> None:
+        self.state = state
+        self._planner = Planner()
+        self._mirror = Mirror(state, PowerModel(catalogue).gpu)
+        self._live_most = live_most
+        # Where the round of tries goes on; None between rounds.
+        self._resume: Ticket | None = None
+        # Capacity appeared in the middle of a round: another round follows.
+        self._again = False
+
+    @property
+    def backlog(self) -> bool:
+        """Whether a round of tries over the waiting work was cut short; `retry` goes on."""
+        return self._resume is not None or self._again
+
+    def snapshot(self) -> Snapshot:
+        """The cluster as arrays, read-only, until the next step."""
+        return self._mirror.snapshot()
+
+    def modelled_power_w(self) -> float:
+        """Watts of the whole cluster by the planner's model."""
+        return modelled_power_w(self.snapshot().nodes)
+
+    def workload(self, workload_id: str) -> Workload:
+        """One workload; raises NotFound."""
+        workload = self.state.workloads.get(workload_id)
+        if workload is None:
+            raise NotFound(f"no workload has the id {workload_id!r}; list workloads to see the ids")
+        return workload
+
+    def _node(self, node_name: str) -> NodeRecord:
+        record = self.state.nodes.get(node_name)
+        if record is None:
+            raise NotFound(f"no node is called {node_name!r}; list nodes to see the names")
+        return record
+
+    def explain(self, workload_id: str) -> Explanation:
+        """Why a workload stands where it stands; raises NotFound."""
+        self.workload(workload_id)
+        return explain(self.state, workload_id, self.snapshot(), self._planner)
+
+    def node_plan(self, node_name: str) -> NodePlan:
+        """The whole of what a node should hold; raises NotFound."""
+        return node_plan(self._node(node_name), self.state.policy)
+
+    def submit(self, request: SubmitWorkloadRequest, *, now_ns: int) -> Step[Workload]:
+        """Accepts and places a workload, or lets it wait; repeating the call with the same id is harmless."""
+        spec = request.spec
+        known = self.state.workloads.get(request.workload_id)
+        if known is not None:
+            if known.spec == spec:
+                return Step((), known, frozenset())
+            raise AlreadyExists(
+                f"workload {known.workload_id} exists with another spec; choose another id, leave the id empty to "
+                "have one drawn, or cancel it first"
+            )
+        broken = tuple(found.under("spec.request") for found in spec.request.violations())
+        if broken:
+            raise InvalidArgument("the request contradicts itself", broken)
+        if self.state.live >= self._live_most:
+            raise ResourceExhausted(
+                f"{self.state.live} workloads wait or run, which is the limit; cancel some and submit again"
+            )
+        decision = self._planner.decide(self.snapshot(), spec, self.state.policy.weights)
+        if not decision.placements:
+            self._refuse_impossible(spec)
+        key = request.workload_id or self._draw_id()
+        if request.dry_run:
+            return Step((), _imagined(key, spec, decision, now_ns), frozenset())
+        submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=spec)
+        outcome = _outcome(key, decision, now_ns)
+        nodes = self._apply(submitted) | self._apply(outcome)
+        return Step((submitted, outcome), self.state.workloads[key], nodes)
+
+    def _draw_id(self) -> str:
+        # Numbers only rise, past every id of this form that was ever used.
+        return f"w-{self.state.next_number}"
+
+    def _refuse_impossible(self, spec: WorkloadSpec) -> None:
+        if not self.state.nodes:
+            return
+        snapshot = self.snapshot()
+        emptied = snapshot.emptied(self._mirror.memory_bytes)
+        room, removals = self._planner.room_when_empty(emptied, snapshot, spec)
+        if room < spec.replicas:
+            inventories = (record.inventory for record in self.state.nodes.values())
+            violation = refusal(spec, inventories, removals, room)
+            raise InvalidArgument("no registered node could ever hold this, even with nothing else on it", (violation,))
+
+    def cancel(self, workload_id: str, *, now_ns: int) -> Step[Workload]:
+        """Ends a workload; ending it again is harmless. Raises NotFound."""
+        workload = self.workload(workload_id)
+        if workload.phase is WorkloadPhase.CANCELLED:
+            return Step((), workload, frozenset())
+        event = WorkloadCancelled(time_ns=now_ns, workload_id=workload_id)
+        nodes = self._apply(event)
+        # The list of ended workloads may be of length 0: then it is gone already.
+        fallback = replace(workload, phase=WorkloadPhase.CANCELLED, reason="", ended_ns=now_ns)
+        ended = self.state.workloads.get(workload_id, fallback)
+        if not workload.placements:
+            return Step((event,), ended, nodes)
+        return self._with_retry(event, ended, nodes, now_ns)
+
+    def node_joined(self, inventory: Inventory, *, now_ns: int) -> Step[None]:
+        """Takes a new node, a changed one or one that came back; then waiting work is tried again.
+
+        A node that is ready and sends what it sent before changes nothing.
+        """
+        record = self.state.nodes.get(inventory.node_name)
+        if record is None and len(self.state.nodes) >= NODES_MOST:
+            raise ResourceExhausted(f"{NODES_MOST} nodes are registered, which is the limit of one controller")
+        if record is not None and record.state is NodeState.READY and record.inventory == inventory:
+            return Step((), None, frozenset())
+        event = NodeJoined(time_ns=now_ns, inventory=inventory)
+        self._apply(event)
+        return self._with_retry(event, None, frozenset((inventory.node_name,)), now_ns)
+
+    def node_lost(self, node_name: str, *, now_ns: int) -> Step[None]:
+        """Places nothing more on a node; what it holds stays. Raises NotFound."""
+        if self._node(node_name).state is NodeState.LOST:
+            return Step((), None, frozenset())
+        event = NodeLost(time_ns=now_ns, node_name=node_name)
+        self._apply(event)
+        return Step((event,), None, frozenset())
+
+    def gpu_lost(self, node_name: str, gpu_uuid: str, *, now_ns: int) -> Step[None]:
+        """Places nothing more on a device; what it holds stays. Raises NotFound."""
+        record = self._device(node_name, gpu_uuid)
+        if gpu_uuid in record.lost_gpus:
+            return Step((), None, frozenset())
+        event = GpuLost(time_ns=now_ns, node_name=node_name, gpu_uuid=gpu_uuid)
+        self._apply(event)
+        return Step((event,), None, frozenset())
+
+    def gpu_returned(self, node_name: str, gpu_uuid: str, *, now_ns: int) -> Step[None]:
+        """Uses a device again; then waiting work is tried. Raises NotFound."""
+        if gpu_uuid not in self._device(node_name, gpu_uuid).lost_gpus:
+            return Step((), None, frozenset())
+        event = GpuReturned(time_ns=now_ns, node_name=node_name, gpu_uuid=gpu_uuid)
+        self._apply(event)
+        return self._with_retry(event, None, frozenset(), now_ns)
+
+    def _device(self, node_name: str, gpu_uuid: str) -> NodeRecord:
+        record = self._node(node_name)
+        if record.gpu(gpu_uuid) is None:
+            raise NotFound(f"node {node_name} has no GPU {gpu_uuid!r}; its inventory must name it first")
+        return record
+
+    def update_policy(self, policy: Policy, *, now_ns: int) -> Step[Policy]:
+        """Puts a policy in force; raises Aborted unless it names the revision in force."""
+        current = self.state.policy
+        if policy.revision != current.revision:
+            raise Aborted(
+                f"the policy in force is revision {current.revision}, not {policy.revision}; read it again, repeat "
+                "the change on it and send it with its revision"
+            )
+        broken = _policy_violations(policy)
+        if broken:
+            raise InvalidArgument("the policy contradicts itself", broken)
+        event = PolicyChanged(time_ns=now_ns, policy=replace(policy, revision=current.revision + 1))
+        nodes = self._apply(event)
+        return Step((event,), self.state.policy, nodes)
+
+    def retry(self, *, now_ns: int) -> Step[None]:
+        """Goes on with a round of tries that was cut short."""
+        events, nodes = self._retry(now_ns) if self.backlog else ([], frozenset[str]())
+        return Step(tuple(events), None, nodes)
+
+    def _apply(self, event: Event) -> frozenset[str]:
+        touched = self.state.apply(event)
+        self._mirror.refresh(touched)
+        return touched
+
+    def _with_retry(self, event: Event, result: _Result, nodes: frozenset[str], now_ns: int) -> Step[_Result]:
+        self._again = True
+        events, more = self._retry(now_ns)
+        return Step((event, *events), result, nodes | more)
+
+    def _retry(self, now_ns: int) -> tuple[list[Event], frozenset[str]]:
+        """Tries waiting work from where the last step stopped, up to the bounds."""
+        events: list[Event] = []
+        nodes: frozenset[str] = frozenset()
+        # Fewest replicas that found no room and why, by request: capacity only shrinks within a step.
+        failed: dict[ResourceRequest, tuple[int, str]] = {}
+        tries = 0
+        if self._resume is None:
+            self._again = False
+        tickets = self.state.pending.after(self._resume, _SCANNED_MOST)
+        for ticket in tickets:
+            workload = self.state.workloads[ticket[2]]
+            spec = workload.spec
+            known = failed.get(spec.request)
+            if known is None or spec.replicas < known[0]:
+                if tries == _TRIES_MOST:
+                    return events, nodes
+                tries += 1
+                decision = self._planner.decide(self.snapshot(), spec, self.state.policy.weights)
+                if decision.placements:
+                    event = _outcome(ticket[2], decision, now_ns)
+                    nodes |= self._apply(event)
+                    events.append(event)
+                    self._resume = ticket
+                    continue
+                known = failed[spec.request] = (spec.replicas, reason(decision))
+            if workload.reason != known[1] and len(events) < 2 * _TRIES_MOST:
+                # What stood in the way is no longer what stands in the way.
+                deferred = WorkloadDeferred(time_ns=now_ns, workload_id=ticket[2], reason=known[1])
+                self._apply(deferred)
+                events.append(deferred)
+            self._resume = ticket
+        if len(tickets) < _SCANNED_MOST:
+            self._resume = None
+        return events, nodes
+
+
+def _outcome(workload_id: str, decision: Decision, now_ns: int) -> WorkloadPlaced | WorkloadDeferred:
+    if not decision.placements:
+        return WorkloadDeferred(time_ns=now_ns, workload_id=workload_id, reason=reason(decision))
+    return WorkloadPlaced(
+        time_ns=now_ns,
+        workload_id=workload_id,
+        placements=decision.placements,
+        explanation=decision.explanation,
+    )
+
+
+def _imagined(workload_id: str, spec: WorkloadSpec, decision: Decision, now_ns: int) -> Workload:
+    """The workload as it would be accepted now."""
+    placed = bool(decision.placements)
+    return Workload(
+        workload_id=workload_id,
+        spec=spec,
+        phase=WorkloadPhase.PLACED if placed else WorkloadPhase.PENDING,
+        reason="" if placed else reason(decision),
+        placements=decision.placements,
+        submitted_ns=now_ns,
+        placed_ns=now_ns if placed else 0,
+    )
+
+
+def _policy_violations(policy: Policy) -> tuple[Violation, ...]:
+    found = []
+    known = (*OBJECTIVES, _OBJECTIVE_CUSTOM)
+    if policy.objective not in known:
+        found.append(Violation("policy.objective", f"is {policy.objective!r}", f"use one of {', '.join(known)}"))
+    elif policy.objective in OBJECTIVES and policy.weights != OBJECTIVES[policy.objective]:
+        found.append(
+            Violation(
+                "policy.weights",
+                f"are not those of the objective {policy.objective}",
+                f"set objective to {_OBJECTIVE_CUSTOM} for weights of your own",
+            )
+        )
+    if len({entry.pool for entry in policy.pools}) < len(policy.pools):
+        found.append(Violation("policy.pools", "name one pool twice", "give each pool one mode"))
+    return tuple(found)

@@ -1,0 +1,179 @@
+"""Events: what happened, as the journal keeps it; the only way in which the state changes.
+
+Owns the closed union of events and their plain shape (kind and body). An event
+holds an outcome, never a question: `WorkloadPlaced` says where a workload went,
+so that replay plans nothing again and a newer planner moves nothing. Must not
+know who reacts to an event.
+
+WorkloadSubmitted -> WorkloadPlaced | WorkloadDeferred -> WorkloadPlaced -> WorkloadCancelled
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from eelgrid_controller.compact import explanation_from_rows, explanation_rows
+from eelgrid_protos.messages import Inventory, Placement, Policy, ReplicaExplanation, WorkloadSpec
+from eelgrid_protos.plain import from_plain, to_plain
+from eelgrid_protos.quantities import Identifier, Many, Name, Nanoseconds, Sentence
+
+__all__ = [
+    "EXPLAINED_REPLICAS_MOST",
+    "Event",
+    "GpuLost",
+    "GpuReturned",
+    "NodeJoined",
+    "NodeLost",
+    "PolicyChanged",
+    "UnknownKind",
+    "WorkloadCancelled",
+    "WorkloadDeferred",
+    "WorkloadPlaced",
+    "WorkloadSubmitted",
+    "event_from_plain",
+    "event_to_plain",
+]
+
+# Replicas of one workload ask for the same, so the first few tell the story; ten thousand would fill the journal.
+EXPLAINED_REPLICAS_MOST = 16
+
+
+class UnknownKind(Exception):
+    """A newer version wrote an event that this one does not know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined:
+    """A node appeared, came back or changed; the inventory is what it has now, and marks of lost GPUs end."""
+
+    time_ns: Nanoseconds
+    inventory: Inventory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """A node fell silent; its work may well run on."""
+
+    time_ns: Nanoseconds
+    node_name: Name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLost:
+    """A device answers nothing any more."""
+
+    time_ns: Nanoseconds
+    node_name: Name
+    gpu_uuid: Identifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReturned:
+    """A lost device answers again."""
+
+    time_ns: Nanoseconds
+    node_name: Name
+    gpu_uuid: Identifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadSubmitted:
+    """A workload was accepted."""
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    spec: WorkloadSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadDeferred:
+    """No room now; the reason begins with the constraint that stands in the way."""
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    reason: Sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadPlaced:
+    """Every replica has its place; the explanation is of the first replicas."""
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    placements: Annotated[tuple[Placement, ...], Many(10_000)]
+    explanation: Annotated[tuple[ReplicaExplanation, ...], Many(EXPLAINED_REPLICAS_MOST)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadCancelled:
+    """A workload ended at its owner's wish and holds nothing any more."""
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyChanged:
+    """The policy as it was accepted, with its new revision."""
+
+    time_ns: Nanoseconds
+    policy: Policy
+
+
+Event = (
+    NodeJoined
+    | NodeLost
+    | GpuLost
+    | GpuReturned
+    | WorkloadSubmitted
+    | WorkloadDeferred
+    | WorkloadPlaced
+    | WorkloadCancelled
+    | PolicyChanged
+)
+
+# The journal's names; a name is never given another meaning.
+_KINDS: Mapping[str, type[Event]] = {
+    "node_joined": NodeJoined,
+    "node_lost": NodeLost,
+    "gpu_lost": GpuLost,
+    "gpu_returned": GpuReturned,
+    "workload_submitted": WorkloadSubmitted,
+    "workload_deferred": WorkloadDeferred,
+    "workload_placed": WorkloadPlaced,
+    "workload_cancelled": WorkloadCancelled,
+    "policy_changed": PolicyChanged,
+}
+_NAMES: Mapping[type[Event], str] = {cls: name for name, cls in _KINDS.items()}
+
+
+def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
+    """The kind and the body, fields at their default left out and explanations as rows."""
+    body = to_plain(event, brief=True) if not isinstance(event, WorkloadPlaced) else _placed_to_plain(event)
+    return _NAMES[type(event)], body
+
+
+def _placed_to_plain(event: WorkloadPlaced) -> dict[str, Any]:
+    return {
+        "time_ns": event.time_ns,
+        "workload_id": event.workload_id,
+        "placements": [to_plain(placement, brief=True) for placement in event.placements],
+        "explanation": explanation_rows(event.explanation),
+    }
+
+
+def event_from_plain(kind: str, body: Mapping[str, Any]) -> Event:
+    """The event; raises UnknownKind, or InvalidMessage or ValueError for a body that is none.
+
+    The journal wrote the body itself and guards it by a checksum, so that
+    ranges are not checked again; contradictions are `ClusterState.apply`'s.
+    """
+    cls = _KINDS.get(kind)
+    if cls is None:
+        raise UnknownKind(kind)
+    if cls is WorkloadPlaced:
+        rows = body.get("explanation", [])
+        placed = from_plain(WorkloadPlaced, {**body, "explanation": []}, trusted=True)
+        return replace(placed, explanation=explanation_from_rows(rows))
+    event: Event = from_plain(cls, body, trusted=True)
+    return event

@@ -1,0 +1,145 @@
+"""Words for decisions: why work waits, what would help, and what can never run.
+
+Owns every sentence that a user reads about placement. Must not decide: it
+speaks about a `Decision`, or about the counts of nodes that each constraint
+removed. A reason is short and the same for like cases, so that reasons can be
+counted; the numbers are in the explanation.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from eelgrid_controller.planner import Decision, Planner
+from eelgrid_controller.snapshot import Snapshot
+from eelgrid_controller.state import ClusterState
+from eelgrid_protos.errors import Violation
+from eelgrid_protos.messages import Explanation, Inventory, Removal, ResourceRequest, WorkloadPhase, WorkloadSpec
+from eelgrid_protos.quantities import MIB
+
+__all__ = ["explain", "reason", "refusal"]
+
+# By constraint: the reason, and what would help.
+_WORDS: Mapping[str, tuple[str, str]] = {
+    "no_nodes": ("no node has joined yet", "start eelgrid-agent on a node; the workload is tried as soon as it joins"),
+    "unavailable": (
+        "the nodes that would do are lost, or hold as many workloads as a plan carries",
+        "bring the agents of these nodes back, or cancel small workloads there",
+    ),
+    "gpu_model": ("no node has a GPU of an allowed model", "name further models, or leave gpu_models empty"),
+    "gpu_mig": (
+        "the GPUs that would do are partitioned by MIG, which this planner does not fill",
+        "switch MIG off on some of them, or name other models",
+    ),
+    "gpu_count": (
+        "no node has enough whole GPUs free",
+        "wait for or cancel work that holds whole GPUs, ask for fewer GPUs, or allow further models",
+    ),
+    "gpu_share": (
+        "no GPU has so large a share free",
+        "wait for or cancel work that shares GPUs, ask for a smaller gpu_milli, or allow further models",
+    ),
+    "cpu": (
+        "nodes with room on their GPUs lack CPU",
+        "ask for less cpu_milli, or wait for or cancel work that holds much CPU",
+    ),
+    "memory": (
+        "nodes with room on their GPUs and CPUs lack memory",
+        "ask for less memory_bytes, or wait for or cancel work that holds much memory",
+    ),
+    "replicas": (
+        "there is room for some replicas, not for all",
+        "ask for fewer replicas, or submit them as workloads of their own",
+    ),
+}
+# Constraints that no free capacity would lift: they are the reason only where nothing else is.
+_STANDING = ("gpu_model", "unavailable")
+
+
+def _main(removals: Iterable[Removal], room: int) -> str:
+    """The constraint to name: the one that removed most nodes; of equals the later, which is nearer to a fit."""
+    if room > 0:
+        return "replicas"
+    found = list(removals)
+    lifting = [removal for removal in found if removal.constraint not in _STANDING]
+    chosen = max(reversed(lifting or found), key=lambda removal: removal.nodes, default=None)
+    return chosen.constraint if chosen else "no_nodes"
+
+
+def reason(decision: Decision) -> str:
+    """Why a workload waits: the constraint's name, a colon and a sentence that holds no numbers."""
+    constraint = _main(decision.removals, decision.room)
+    return f"{constraint}: {_WORDS[constraint][0]}"
+
+
+def explain(state: ClusterState, workload_id: str, snapshot: Snapshot, planner: Planner) -> Explanation:
+    """What was weighed when it was placed; for work that waits, what stands in its way now."""
+    workload = state.workloads[workload_id]
+    if workload.phase is not WorkloadPhase.PENDING:
+        return Explanation(workload=workload, replicas=state.explanation(workload_id))
+    decision = planner.decide(snapshot, workload.spec, state.policy.weights)
+    if decision.placements:
+        return Explanation(
+            workload=workload,
+            replicas=decision.explanation,
+            remedy="There is room by now; it is placed when waiting work is next tried.",
+        )
+    constraint = _main(decision.removals, decision.room)
+    counts = ", ".join(f"{item.nodes} by {item.constraint}" for item in decision.removals)
+    found = f"Of {len(snapshot.names)} nodes {counts or 'none'} ruled out" if snapshot.names else "No node has joined"
+    if decision.room:
+        found = f"There is room for {decision.room} of {workload.spec.replicas} replicas"
+    return Explanation(
+        workload=workload, replicas=decision.explanation, remedy=f"{found}. To help: {_WORDS[constraint][1]}."
+    )
+
+
+def refusal(spec: WorkloadSpec, inventories: Iterable[Inventory], removals: Iterable[Removal], room: int) -> Violation:
+    """What makes a workload impossible on these nodes even if nothing else ran, by field."""
+    request = spec.request
+    nodes = list(inventories)
+    allowed = set(request.gpu_models)
+    gpus = Counter(gpu.model for node in nodes for gpu in node.gpus)
+    if allowed and not allowed & gpus.keys():
+        have = ", ".join(f"{model} ({count})" for model, count in sorted(gpus.items())[:32]) or "no GPU"
+        return Violation(
+            "spec.request.gpu_models",
+            f"no registered GPU is of model {' or '.join(request.gpu_models)}; the cluster has {have}",
+            "name one of these, or leave gpu_models empty for any",
+        )
+    fields = {"gpu_model": "gpu_models", "gpu_share": "gpu_milli", "cpu": "cpu_milli", "memory": "memory_bytes"}
+    constraint = _main(removals, room)
+    if constraint == "replicas":
+        return Violation(
+            "spec.replicas",
+            f"is {spec.replicas}; the whole cluster, empty, holds {room} such replicas",
+            f"ask for at most {room}, or for less in each",
+        )
+    return Violation(f"spec.request.{fields.get(constraint, constraint)}", *_beyond(constraint, request, nodes))
+
+
+def _beyond(constraint: str, request: ResourceRequest, nodes: list[Inventory]) -> tuple[str, str]:
+    """The problem and the remedy, with the most that any one node offers."""
+
+    def usable(node: Inventory) -> int:
+        return sum(not request.gpu_models or gpu.model in request.gpu_models for gpu in node.gpus)
+
+    most = max(map(usable, nodes), default=0)
+    fit = [node for node in nodes if usable(node) >= request.gpu_count]
+    if constraint == "cpu":
+        cpu_milli = max((node.cpu_milli for node in fit), default=0)
+        with_gpus = f" with {request.gpu_count} such GPUs" if request.gpu_count else ""
+        return (
+            f"is {request.cpu_milli}; the largest node{with_gpus} has {cpu_milli}",
+            f"ask for at most {cpu_milli} on one node, and use replicas for more",
+        )
+    if constraint == "memory":
+        fit = [node for node in fit if node.cpu_milli >= request.cpu_milli]
+        memory_bytes = max((node.memory_bytes for node in fit), default=0)
+        return (
+            f"is {request.memory_bytes}; the largest node with the GPUs and CPUs asked for has {memory_bytes}",
+            f"ask for at most {memory_bytes // MIB} MiB on one node, and use replicas for more",
+        )
+    return (
+        f"is {request.gpu_count}; no registered node has more than {most} such GPUs",
+        f"ask for at most {most} on one node, and use replicas for more",
+    )

@@ -1,0 +1,118 @@
+"""The ledger of one node: what it has, what is held on it and by whom.
+
+Owns the rule that nothing is held twice: `hold` checks before it books. Must
+not know why something was placed. Changed by `ClusterState.apply` alone.
+
+A device that vanished, from the inventory or by a fault, keeps what is held on
+it, takes nothing new, and is whole again when the same UUID is back.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from eelgrid_protos.messages import Assignment, Gpu, Inventory, NodeState
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
+
+__all__ = ["ASSIGNMENTS_MOST", "ContradictoryEvent", "NodeRecord"]
+
+# A node plan carries no more (plan.proto's bound).
+ASSIGNMENTS_MOST = 4096
+
+
+class ContradictoryEvent(ValueError):
+    """An event that cannot follow the events before it: the journal was altered, or we have a fault."""
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeRecord:
+    """One node; the amounts are sums over the assignments."""
+
+    inventory: Inventory
+    state: NodeState = NodeState.READY
+    plan_epoch: int = 0
+    allocated_cpu_milli: int = 0
+    allocated_memory_bytes: int = 0
+    # Milli-GPU held by UUID, also of devices that are gone; never 0.
+    gpu_milli: dict[str, int] = field(default_factory=dict)
+    lost_gpus: set[str] = field(default_factory=set)
+    assignments: dict[tuple[str, int], Assignment] = field(default_factory=dict)
+    # The node came back smaller than what runs on it.
+    overcommitted: bool = False
+
+    @property
+    def allocated_gpu_milli(self) -> int:
+        """Milli-GPU held on all devices, those that are gone too."""
+        return sum(self.gpu_milli.values())
+
+    def gpu(self, uuid: str) -> Gpu | None:
+        """The device in the inventory."""
+        return next((gpu for gpu in self.inventory.gpus if gpu.uuid == uuid), None)
+
+    def holders(self, uuid: str) -> Iterator[str]:
+        """Ids of the workloads on a device, each once, in the order in which they were placed."""
+        yield from dict.fromkeys(item.workload_id for item in self.assignments.values() if uuid in item.gpu_uuids)
+
+    def has(self, inventory: Inventory) -> None:
+        """Takes the node as it is now; what is held stays held."""
+        self.inventory = inventory
+        self.state = NodeState.READY
+        self.lost_gpus.clear()
+        self.weigh_commitment()
+
+    def weigh_commitment(self) -> None:
+        """Notes whether what is held exceeds the node; only a node that shrank may."""
+        self.overcommitted = (
+            self.allocated_cpu_milli > self.inventory.cpu_milli
+            or self.allocated_memory_bytes > self.inventory.memory_bytes
+        )
+
+    def hold(self, assignment: Assignment) -> None:
+        """Books an assignment; raises ContradictoryEvent, and then nothing has changed."""
+        key = (assignment.workload_id, assignment.replica)
+        problem = self._objection(assignment)
+        if problem:
+            raise ContradictoryEvent(f"replica {key[1]} of {key[0]} on {self.inventory.node_name}: {problem}")
+        self.book(assignment)
+
+    def book(self, assignment: Assignment) -> None:
+        """Books what was held before, whatever became of the node since."""
+        self.assignments[assignment.workload_id, assignment.replica] = assignment
+        self.allocated_cpu_milli += assignment.cpu_milli
+        self.allocated_memory_bytes += assignment.memory_bytes
+        for uuid in assignment.gpu_uuids:
+            self.gpu_milli[uuid] = self.gpu_milli.get(uuid, 0) + assignment.gpu_milli
+
+    def _objection(self, assignment: Assignment) -> str:
+        inventory = self.inventory
+        if self.state is not NodeState.READY:
+            return "the node is lost"
+        if (assignment.workload_id, assignment.replica) in self.assignments:
+            return "is there already"
+        if len(self.assignments) >= ASSIGNMENTS_MOST:
+            return f"the node holds {ASSIGNMENTS_MOST} assignments"
+        if assignment.cpu_milli > max(0, inventory.cpu_milli - self.allocated_cpu_milli):
+            return "exceeds the CPU"
+        if assignment.memory_bytes > max(0, inventory.memory_bytes - self.allocated_memory_bytes):
+            return "exceeds the memory"
+        if len(set(assignment.gpu_uuids)) < len(assignment.gpu_uuids):
+            return "names a GPU twice"
+        for uuid in assignment.gpu_uuids:
+            gpu = self.gpu(uuid)
+            if gpu is None or uuid in self.lost_gpus or gpu.mig_enabled:
+                return f"GPU {uuid} is gone, lost or partitioned"
+            if self.gpu_milli.get(uuid, 0) + assignment.gpu_milli > GPU_MILLI_WHOLE:
+                return f"GPU {uuid} is held already"
+        return ""
+
+    def release(self, workload_id: str, replica: int) -> None:
+        """Gives an assignment back."""
+        assignment = self.assignments.pop((workload_id, replica))
+        self.allocated_cpu_milli -= assignment.cpu_milli
+        self.allocated_memory_bytes -= assignment.memory_bytes
+        for uuid in assignment.gpu_uuids:
+            left = self.gpu_milli[uuid] - assignment.gpu_milli
+            if left:
+                self.gpu_milli[uuid] = left
+            else:
+                del self.gpu_milli[uuid]
+        self.weigh_commitment()

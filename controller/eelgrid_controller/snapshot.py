@@ -1,0 +1,297 @@
+"""The state as arrays: kept up to date row by row, lent out read-only for one decision.
+
+Owns the translation from records to the arrays of eelgrid_kernels, and their
+growth. Must not know what is decided on them. Everything here is derived: it is
+in no checkpoint, and a mirror built anew from the state gives the same decisions.
+
+Theory: a placement changes one row, so `refresh` rewrites rows by name instead
+of building arrays for each decision. Node arrays double when full; GPU slots
+widen to the widest node. A `Snapshot` is a read-only view for one decision, and
+`Snapshot.copy` a `Trial` for "what if", which is asked and dropped, never merged.
+`changes` lists the rows that changed, in order, so that who remembers how far it
+has read knows what is stale; a new `era` makes everything stale.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eelgrid_controller.demand import TaskClass
+from eelgrid_controller.ledger import ASSIGNMENTS_MOST
+from eelgrid_controller.state import ClusterState, NodeRecord
+from eelgrid_kernels import (
+    GPU_ABSENT,
+    GPU_PARTITIONED,
+    GPU_PLACEABLE,
+    GPU_WHOLE_MILLI,
+    Mix,
+    Nodes,
+    Task,
+    refresh_fragmentation,
+)
+from eelgrid_protos.messages import Gpu, Inventory, NodeState
+
+__all__ = ["Devices", "Mirror", "Snapshot", "Trial"]
+
+Ints = NDArray[np.int64]
+# Idle watts, full watts and where they come from.
+WattsOf = Callable[[Gpu], tuple[float, float, str]]
+_CHANGES_MOST = 65_536
+_ROWS_LEAST = 64
+
+
+def _frozen(nodes: Nodes) -> Nodes:
+    views = [array.view() for array in nodes]
+    for view in views:
+        view.flags.writeable = False
+    return Nodes._make(views)
+
+
+def _read_only(array: Ints) -> Ints:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """A node's GPUs by slot, in the order of their index."""
+
+    uuids: tuple[str, ...]
+    indexes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The cluster for one decision; arrays cannot be written through it."""
+
+    nodes: Nodes
+    mix: Mix
+    fragments: Ints
+    names: Sequence[str]
+    devices: Sequence[Devices]
+    models: Mapping[str, int]
+    changes: Sequence[int]
+    era: int
+
+    def allows(self, models: tuple[str, ...]) -> Ints:
+        """1 for each model that a request may use; all for a request that names none."""
+        allowed = np.full(max(1, len(self.models)), not models, np.int64)
+        for model in models:
+            if model in self.models:
+                allowed[self.models[model]] = 1
+        return _read_only(allowed)
+
+    def copy(self) -> "Trial":
+        """A copy of what placing changes, to try on."""
+        return Trial(self)
+
+    def emptied(self, memory_bytes: Ints) -> Nodes:
+        """The nodes as if nothing ran, nothing were lost and no GPU were partitioned."""
+        there = self.nodes.gpu_model >= 0
+        return _frozen(
+            self.nodes._replace(
+                available=np.ones_like(self.nodes.available),
+                cpu_free=self.nodes.cpu_capacity,
+                memory_free=memory_bytes,
+                gpu_state=np.where(there, GPU_PLACEABLE, GPU_ABSENT).astype(np.uint8),
+                gpu_free=np.where(there, GPU_WHOLE_MILLI, 0),
+            )
+        )
+
+
+class Trial:
+    """A copy of a snapshot on which replicas are placed one after another."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._nodes = snapshot.nodes._replace(
+            cpu_free=snapshot.nodes.cpu_free.copy(),
+            memory_free=snapshot.nodes.memory_free.copy(),
+            gpu_free=snapshot.nodes.gpu_free.copy(),
+        )
+        self._fragments = snapshot.fragments.copy()
+        self.snapshot = replace(snapshot, nodes=_frozen(self._nodes), fragments=_read_only(self._fragments))
+
+    def take(self, row: int, slots: Sequence[int], task: Task) -> Ints:
+        """Places a task; returns the row that changed, as the kernels want it."""
+        self._nodes.cpu_free[row] -= task.cpu_milli
+        self._nodes.memory_free[row] -= task.memory_bytes
+        for slot in slots:
+            self._nodes.gpu_free[row, slot] -= task.gpu_milli
+        rows = np.array([row], np.int64)
+        refresh_fragmentation(self.snapshot.nodes, self.snapshot.mix, rows, self._fragments)
+        return rows
+
+
+def _empty(rows: int, width: int) -> Nodes:
+    return Nodes(
+        available=np.zeros(rows, np.bool_),
+        cpu_capacity=np.zeros(rows, np.int64),
+        cpu_free=np.zeros(rows, np.int64),
+        memory_free=np.zeros(rows, np.int64),
+        gpu_state=np.full((rows, width), GPU_ABSENT, np.uint8),
+        gpu_model=np.full((rows, width), -1, np.int64),
+        gpu_free=np.zeros((rows, width), np.int64),
+        gpu_idle_w=np.zeros((rows, width)),
+        gpu_busy_w=np.zeros((rows, width)),
+    )
+
+
+def _mix(learned: Sequence[tuple[TaskClass, int]], models: Iterable[str]) -> Mix:
+    """The classes of the state's mix as arrays; one row of models even where no GPU is known."""
+    tasks = [task for task, _ in learned]
+    allows = [[not task.gpu_models or model in task.gpu_models for task in tasks] for model in models]
+    return Mix(
+        cpu_milli=_read_only(np.array([task.cpu_milli for task in tasks], np.int64)),
+        gpu_count=_read_only(np.array([task.gpu_count for task in tasks], np.int64)),
+        gpu_milli=_read_only(np.array([task.gpu_milli for task in tasks], np.int64)),
+        allows=_read_only(np.array(allows or [[True] * len(tasks)], np.int64)),
+        weight=_read_only(np.array([weight for _, weight in learned], np.int64)),
+        total=max(1, sum(weight for _, weight in learned)),
+    )
+
+
+class Mirror:
+    """The arrays behind snapshots; one owner, refreshed after each event."""
+
+    def __init__(self, state: ClusterState, watts: WattsOf) -> None:
+        self._state = state
+        self._watts = watts
+        self._arrays = _empty(_ROWS_LEAST, 1)
+        self._fragments = np.zeros(_ROWS_LEAST, np.int64)
+        self._memory = np.zeros(_ROWS_LEAST, np.int64)
+        self._names: list[str] = []
+        self._rows: dict[str, int] = {}
+        self._devices: list[Devices] = []
+        # What each row was laid out from.
+        self._inventories: list[Inventory | None] = []
+        self._lost: list[frozenset[str]] = []
+        self._models: dict[str, int] = {}
+        self._changes: list[int] = []
+        self._era = 0
+        self._learned: tuple[tuple[TaskClass, int], ...] | None = None
+        self._mix = _mix((), ())
+        self._snapshot: Snapshot | None = None
+        self.refresh(state.nodes)
+
+    @property
+    def memory_bytes(self) -> Ints:
+        """Capacity of each node (N,)."""
+        return _read_only(self._memory[: len(self._names)])
+
+    def refresh(self, names: Iterable[str]) -> None:
+        """Rewrites the rows of these nodes, and what follows from them."""
+        models = len(self._models)
+        changed = [self._refresh_row(name) for name in names]
+        if self._learned is not self._state.demand.mix or len(self._models) != models:
+            self._adopt_mix()
+            changed = list(range(len(self._names)))
+        if not changed:
+            return
+        self._changes.extend(changed)
+        if len(self._changes) > _CHANGES_MOST:
+            self._renew()
+        rows = np.array(changed, np.int64)
+        refresh_fragmentation(self.snapshot().nodes, self._mix, rows, self._fragments)
+
+    def snapshot(self) -> Snapshot:
+        """A read-only view for one decision; it must not be kept beyond the next event."""
+        if self._snapshot is None:
+            count = len(self._names)
+            self._snapshot = Snapshot(
+                nodes=_frozen(Nodes._make(array[:count] for array in self._arrays)),
+                mix=self._mix,
+                fragments=_read_only(self._fragments[:count]),
+                names=self._names,
+                devices=self._devices,
+                models=self._models,
+                changes=self._changes,
+                era=self._era,
+            )
+        return self._snapshot
+
+    def _renew(self) -> None:
+        """Makes everything that was remembered stale."""
+        self._era += 1
+        self._changes = []
+        self._snapshot = None
+
+    def _refresh_row(self, name: str) -> int:
+        record = self._state.nodes[name]
+        row = self._rows.get(name)
+        if row is None:
+            row = self._add_row(name)
+        self._make_room(row, len(record.inventory.gpus))
+        if self._inventories[row] is not record.inventory or self._lost[row] != record.lost_gpus:
+            self._lay_out(row, record)
+        self._book(row, record)
+        return row
+
+    def _add_row(self, name: str) -> int:
+        row = len(self._names)
+        self._rows[name] = row
+        self._names.append(name)
+        self._devices.append(Devices((), ()))
+        self._inventories.append(None)
+        self._lost.append(frozenset())
+        self._renew()
+        return row
+
+    def _make_room(self, row: int, width: int) -> None:
+        rows, slots = self._arrays.gpu_state.shape
+        if row < rows and width <= slots:
+            return
+        taller = rows if row < rows else 2 * rows
+        grown = _empty(taller, max(width, slots))
+        pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]] = zip(self._arrays, grown, strict=True)
+        for old, new in pairs:
+            new[tuple(map(slice, old.shape))] = old
+        self._arrays = grown
+        self._fragments = np.concatenate([self._fragments, np.zeros(taller - rows, np.int64)])
+        self._memory = np.concatenate([self._memory, np.zeros(taller - rows, np.int64)])
+        self._renew()
+
+    def _lay_out(self, row: int, record: NodeRecord) -> None:
+        """Capacity and devices: what changes with the inventory alone."""
+        inventory = record.inventory
+        gpus = sorted(inventory.gpus, key=lambda gpu: gpu.index)
+        self._inventories[row] = inventory
+        self._lost[row] = frozenset(record.lost_gpus)
+        self._devices[row] = Devices(tuple(gpu.uuid for gpu in gpus), tuple(gpu.index for gpu in gpus))
+        arrays = self._arrays
+        arrays.cpu_capacity[row] = inventory.cpu_milli
+        self._memory[row] = inventory.memory_bytes
+        arrays.gpu_state[row] = GPU_ABSENT
+        arrays.gpu_model[row] = -1
+        arrays.gpu_free[row] = 0
+        arrays.gpu_idle_w[row] = 0.0
+        arrays.gpu_busy_w[row] = 0.0
+        for slot, gpu in enumerate(gpus):
+            arrays.gpu_model[row, slot] = self._models.setdefault(gpu.model, len(self._models))
+            arrays.gpu_idle_w[row, slot], arrays.gpu_busy_w[row, slot] = self._watts(gpu)[:2]
+            arrays.gpu_state[row, slot] = (
+                GPU_ABSENT
+                if gpu.uuid in record.lost_gpus
+                else GPU_PARTITIONED
+                if gpu.mig_enabled or gpu.mig_pending
+                else GPU_PLACEABLE
+            )
+
+    def _book(self, row: int, record: NodeRecord) -> None:
+        """What is free: what changes with every placement."""
+        arrays, inventory, held = self._arrays, record.inventory, record.gpu_milli
+        arrays.available[row] = record.state is NodeState.READY and len(record.assignments) < ASSIGNMENTS_MOST
+        # A node that came back smaller than what runs on it has nothing free, not less than nothing.
+        arrays.cpu_free[row] = max(0, inventory.cpu_milli - record.allocated_cpu_milli)
+        arrays.memory_free[row] = max(0, inventory.memory_bytes - record.allocated_memory_bytes)
+        uuids = self._devices[row].uuids
+        if uuids:
+            arrays.gpu_free[row, : len(uuids)] = [GPU_WHOLE_MILLI - held.get(uuid, 0) for uuid in uuids]
+
+    def _adopt_mix(self) -> None:
+        self._learned = self._state.demand.mix
+        self._mix = _mix(self._learned, self._models)
+        self._renew()

@@ -1,0 +1,365 @@
+r"""The cluster as the events made it: nodes, workloads, policy and learned demand.
+
+Owns every durable fact and the one function that changes them, `apply`. Must
+not know how decisions are made: it takes outcomes and refuses only what
+contradicts what stands (ContradictoryEvent). No numpy here, no time: the arrays
+of the planner are derived from this (snapshot.py).
+
+Theory: revision n is the state after n events. `dump` holds what cannot be
+derived; what is held on each node follows from the placements, so the two can
+never disagree after `load`. Equal event sequences give equal digests.
+
+    PENDING --WorkloadPlaced--> PLACED --WorkloadCancelled--> CANCELLED
+       \________________WorkloadCancelled_____________________/
+"""
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Self, assert_never
+
+from eelgrid_controller.compact import explanation_from_rows, explanation_rows
+from eelgrid_controller.demand import Demand
+from eelgrid_controller.events import (
+    Event,
+    GpuLost,
+    GpuReturned,
+    NodeJoined,
+    NodeLost,
+    PolicyChanged,
+    WorkloadCancelled,
+    WorkloadDeferred,
+    WorkloadPlaced,
+    WorkloadSubmitted,
+)
+from eelgrid_controller.ledger import ContradictoryEvent, NodeRecord
+from eelgrid_controller.pending import PendingOrder
+from eelgrid_protos.messages import (
+    Assignment,
+    EnforcementMode,
+    Inventory,
+    NodeState,
+    Placement,
+    Policy,
+    ReplicaExplanation,
+    Workload,
+    WorkloadPhase,
+)
+from eelgrid_protos.plain import from_plain, to_plain
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
+
+__all__ = ["ENDED_MOST", "ClusterState", "ContradictoryEvent", "InvariantBroken", "NodeRecord", "enforces"]
+
+# Ended workloads kept for people who look; the first to end is the first to go.
+ENDED_MOST = 100_000
+_FORMAT = 1
+_NUMBER_MOST = 2**62
+
+
+class InvariantBroken(AssertionError):
+    """The state contradicts itself: a fault of ours."""
+
+
+def enforces(policy: Policy, pool: str) -> bool:
+    """Whether agents of the pool may change their nodes; no more unless the operator said so."""
+    return any(entry.pool == pool and entry.mode is EnforcementMode.ENFORCE for entry in policy.pools)
+
+
+def _assignment(workload_id: str, workload: Workload, placement: Placement) -> Assignment:
+    request = workload.spec.request
+    return Assignment(
+        workload_id=workload_id,
+        replica=placement.replica,
+        gpu_uuids=placement.gpu_uuids,
+        gpu_milli=request.gpu_milli if placement.gpu_uuids else 0,
+        cpu_milli=request.cpu_milli,
+        memory_bytes=request.memory_bytes,
+    )
+
+
+class ClusterState:
+    """Everything that the controller knows for good; read it freely, change it through `apply` alone."""
+
+    def __init__(self, *, policy: Policy | None = None, ended_most: int = ENDED_MOST) -> None:
+        self.revision = 0
+        self.policy = policy or Policy()
+        self.nodes: dict[str, NodeRecord] = {}
+        self.workloads: dict[str, Workload] = {}
+        # Why placed work stands where it stands, as text: a tenth of the memory of the objects, and no work for
+        # the garbage collector.
+        self._explanations: dict[str, str] = {}
+        self.pending = PendingOrder()
+        self.demand = Demand()
+        # Number of submissions so far; the next drawn id is w-<next_number>.
+        self.submissions = 0
+        self.next_number = 1
+        self._ended: deque[str] = deque()
+        self._ended_most = ended_most
+
+    @property
+    def live(self) -> int:
+        """Workloads that wait or run."""
+        return len(self.workloads) - len(self._ended)
+
+    @property
+    def phases(self) -> dict[WorkloadPhase, int]:
+        """Workloads by phase."""
+        waiting, ended = len(self.pending), len(self._ended)
+        return {
+            WorkloadPhase.PENDING: waiting,
+            WorkloadPhase.PLACED: len(self.workloads) - waiting - ended,
+            WorkloadPhase.CANCELLED: ended,
+        }
+
+    def explanation(self, workload_id: str) -> tuple[ReplicaExplanation, ...]:
+        """What was weighed when a workload was placed; nothing for one that is not placed."""
+        text = self._explanations.get(workload_id)
+        return explanation_from_rows(json.loads(text)) if text else ()
+
+    def apply(self, event: Event) -> frozenset[str]:
+        """Takes an event in; returns the nodes on which something changed. Raises ContradictoryEvent."""
+        match event:
+            case WorkloadSubmitted():
+                touched = self._submitted(event)
+            case WorkloadPlaced():
+                touched = self._placed(event)
+            case WorkloadDeferred():
+                touched = self._deferred(event)
+            case WorkloadCancelled():
+                touched = self._cancelled(event)
+            case NodeJoined():
+                touched = self._joined(event)
+            case NodeLost():
+                self._node(event.node_name).state = NodeState.LOST
+                touched = frozenset((event.node_name,))
+            case GpuLost() | GpuReturned():
+                touched = self._gpu_turned(event)
+            case PolicyChanged():
+                touched = self._policy_changed(event)
+            case _:
+                assert_never(event)
+        self.revision += 1
+        return touched
+
+    def _node(self, name: str) -> NodeRecord:
+        record = self.nodes.get(name)
+        if record is None:
+            raise ContradictoryEvent(f"node {name} never joined")
+        return record
+
+    def _waiting(self, workload_id: str) -> Workload:
+        if workload_id not in self.pending:
+            raise ContradictoryEvent(f"workload {workload_id} does not wait")
+        return self.workloads[workload_id]
+
+    def _submitted(self, event: WorkloadSubmitted) -> frozenset[str]:
+        key = event.workload_id
+        if key in self.workloads:
+            raise ContradictoryEvent(f"workload {key} is there already")
+        self.workloads[key] = Workload(
+            workload_id=key,
+            spec=event.spec,
+            phase=WorkloadPhase.PENDING,
+            submitted_ns=event.time_ns,
+            revision=self.revision + 1,
+        )
+        self.submissions += 1
+        self.pending.add(key, priority=event.spec.priority, number=self.submissions)
+        self.demand.observe(event.spec.request, event.spec.replicas)
+        digits = key.removeprefix("w-")
+        if digits != key and digits.isascii() and digits.isdigit() and len(digits) <= 18:
+            self.next_number = max(self.next_number, int(digits) + 1)
+        return frozenset()
+
+    def _deferred(self, event: WorkloadDeferred) -> frozenset[str]:
+        workload = self._waiting(event.workload_id)
+        self.workloads[event.workload_id] = replace(workload, reason=event.reason, revision=self.revision + 1)
+        return frozenset()
+
+    def _placed(self, event: WorkloadPlaced) -> frozenset[str]:
+        key = event.workload_id
+        workload = self._waiting(key)
+        if [placement.replica for placement in event.placements] != list(range(workload.spec.replicas)):
+            raise ContradictoryEvent(f"workload {key}: the placements are not one for each replica")
+        held: list[Placement] = []
+        try:
+            for placement in event.placements:
+                self._node(placement.node_name).hold(_assignment(key, workload, placement))
+                held.append(placement)
+        except ContradictoryEvent:
+            for placement in held:
+                self.nodes[placement.node_name].release(key, placement.replica)
+            raise
+        self.pending.discard(key)
+        self._explanations[key] = json.dumps(explanation_rows(event.explanation), separators=(",", ":"))
+        self.workloads[key] = replace(
+            workload,
+            phase=WorkloadPhase.PLACED,
+            reason="",
+            placements=event.placements,
+            placed_ns=event.time_ns,
+            revision=self.revision + 1,
+        )
+        return self._replanned(event.placements)
+
+    def _replanned(self, placements: tuple[Placement, ...]) -> frozenset[str]:
+        names = frozenset(placement.node_name for placement in placements)
+        for name in names:
+            self.nodes[name].plan_epoch += 1
+        return names
+
+    def _cancelled(self, event: WorkloadCancelled) -> frozenset[str]:
+        key = event.workload_id
+        workload = self.workloads.get(key)
+        if workload is None or workload.phase is WorkloadPhase.CANCELLED:
+            raise ContradictoryEvent(f"workload {key} is not there or has ended")
+        self.pending.discard(key)
+        self._explanations.pop(key, None)
+        for placement in workload.placements:
+            self.nodes[placement.node_name].release(key, placement.replica)
+        self.workloads[key] = replace(
+            workload,
+            phase=WorkloadPhase.CANCELLED,
+            reason="",
+            ended_ns=event.time_ns,
+            revision=self.revision + 1,
+        )
+        self._ended.append(key)
+        while len(self._ended) > self._ended_most:
+            del self.workloads[self._ended.popleft()]
+        return self._replanned(workload.placements)
+
+    def _joined(self, event: NodeJoined) -> frozenset[str]:
+        name = event.inventory.node_name
+        record = self.nodes.get(name)
+        if record is None:
+            self.nodes[name] = NodeRecord(inventory=event.inventory)
+            return frozenset((name,))
+        before = enforces(self.policy, record.inventory.pool)
+        record.has(event.inventory)
+        if enforces(self.policy, event.inventory.pool) != before:
+            record.plan_epoch += 1
+        return frozenset((name,))
+
+    def _gpu_turned(self, event: GpuLost | GpuReturned) -> frozenset[str]:
+        record = self._node(event.node_name)
+        if isinstance(event, GpuLost):
+            if record.gpu(event.gpu_uuid) is None:
+                raise ContradictoryEvent(f"node {event.node_name} has no GPU {event.gpu_uuid}")
+            record.lost_gpus.add(event.gpu_uuid)
+        else:
+            record.lost_gpus.discard(event.gpu_uuid)
+        return frozenset((event.node_name,))
+
+    def _policy_changed(self, event: PolicyChanged) -> frozenset[str]:
+        before, self.policy = self.policy, event.policy
+        changed = frozenset(
+            name
+            for name, record in self.nodes.items()
+            if before.lease_s != event.policy.lease_s
+            or enforces(before, record.inventory.pool) != enforces(event.policy, record.inventory.pool)
+        )
+        for name in changed:
+            self.nodes[name].plan_epoch += 1
+        return changed
+
+    def dump(self) -> dict[str, Any]:
+        """Everything that `load` needs, as plain values that JSON carries."""
+        return {
+            "format": _FORMAT,
+            "revision": self.revision,
+            "policy": to_plain(self.policy),
+            "submissions": self.submissions,
+            "next_number": self.next_number,
+            "ended_most": self._ended_most,
+            "ended": list(self._ended),
+            "demand": self.demand.dump(),
+            "nodes": [
+                {
+                    "inventory": to_plain(record.inventory, brief=True),
+                    "state": record.state.name.lower(),
+                    "plan_epoch": record.plan_epoch,
+                    "lost_gpus": sorted(record.lost_gpus),
+                }
+                for record in self.nodes.values()
+            ],
+            "workloads": [to_plain(workload, brief=True) for workload in self.workloads.values()],
+            "explanations": dict(self._explanations),
+        }
+
+    @classmethod
+    def load(cls, plain: Mapping[str, Any]) -> Self:
+        """The state in a checkpoint; raises ValueError or KeyError if it is none of ours."""
+        if plain.get("format") != _FORMAT:
+            raise ValueError(f"checkpoint format {plain.get('format')!r}; this version reads format {_FORMAT}")
+        state = cls(policy=from_plain(Policy, plain["policy"], trusted=True), ended_most=plain["ended_most"])
+        state.revision, state.submissions = plain["revision"], plain["submissions"]
+        state.next_number = plain["next_number"]
+        state._ended.extend(plain["ended"])
+        state.demand = Demand.load(plain["demand"])
+        for row in plain["nodes"]:
+            inventory = from_plain(Inventory, row["inventory"], trusted=True)
+            state.nodes[inventory.node_name] = NodeRecord(
+                inventory=inventory,
+                state=NodeState[row["state"].upper()],
+                plan_epoch=row["plan_epoch"],
+                lost_gpus=set(row["lost_gpus"]),
+            )
+        state._load_workloads(plain)
+        return state
+
+    def _load_workloads(self, plain: Mapping[str, Any]) -> None:
+        # Numbers of submission are only compared, so counting anew from the first that is kept is as good.
+        first = self.submissions - len(plain["workloads"])
+        for number, row in enumerate(plain["workloads"], first + 1):
+            workload = from_plain(Workload, row, trusted=True)
+            self.workloads[workload.workload_id] = workload
+            if workload.phase is WorkloadPhase.PENDING:
+                self.pending.add(workload.workload_id, priority=workload.spec.priority, number=number)
+            elif workload.phase is WorkloadPhase.PLACED:
+                for placement in workload.placements:
+                    record = self._node(placement.node_name)
+                    record.book(_assignment(workload.workload_id, workload, placement))
+        self._explanations = dict(plain["explanations"])
+        for record in self.nodes.values():
+            record.weigh_commitment()
+
+    def digest(self, dumped: Mapping[str, Any] | None = None) -> str:
+        """A hash of the whole state: equal histories, equal digests. `dumped` is a dump at hand of just now."""
+        text = json.dumps(dumped or self.dump(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def validate(self) -> None:
+        """Every invariant; raises InvariantBroken."""
+        expected: dict[str, dict[tuple[str, int], Assignment]] = {name: {} for name in self.nodes}
+        for key, workload in self.workloads.items():
+            if (key in self.pending) != (workload.phase is WorkloadPhase.PENDING):
+                raise InvariantBroken(f"{key} is {workload.phase.name} and in the queue or not at once")
+            if workload.phase is WorkloadPhase.PLACED:
+                for placement in workload.placements:
+                    expected[placement.node_name][key, placement.replica] = _assignment(key, workload, placement)
+        for name, record in self.nodes.items():
+            if record.assignments != expected[name]:
+                raise InvariantBroken(f"{name} does not hold what the workloads say")
+            _validate_sums(name, record)
+        ended = {key for key, item in self.workloads.items() if item.phase is WorkloadPhase.CANCELLED}
+        if ended != set(self._ended) or len(self._ended) > self._ended_most:
+            raise InvariantBroken("the list of ended workloads is not that of the workloads")
+
+
+def _validate_sums(name: str, record: NodeRecord) -> None:
+    held = list(record.assignments.values())
+    by_gpu: dict[str, int] = {}
+    for item in held:
+        for uuid in item.gpu_uuids:
+            by_gpu[uuid] = by_gpu.get(uuid, 0) + item.gpu_milli
+    if by_gpu != record.gpu_milli or any(milli > GPU_MILLI_WHOLE for milli in by_gpu.values()):
+        raise InvariantBroken(f"{name}: a GPU is held twice, or its sum is wrong")
+    cpu_milli, memory_bytes = sum(item.cpu_milli for item in held), sum(item.memory_bytes for item in held)
+    if (cpu_milli, memory_bytes) != (record.allocated_cpu_milli, record.allocated_memory_bytes):
+        raise InvariantBroken(f"{name}: the sums of CPU or memory are wrong")
+    beyond = cpu_milli > record.inventory.cpu_milli or memory_bytes > record.inventory.memory_bytes
+    if beyond != record.overcommitted:
+        raise InvariantBroken(f"{name}: holds more than it has though it did not shrink")

@@ -1,0 +1,71 @@
+"""The arithmetic: arrays in, arrays out; numpy and numba only; no objects, no time, no logs.
+
+Owns the inner loops of decisions. Must not know what a workload is, where an
+array came from or what becomes of a result.
+
+Symbols of every kernel:
+
+    N  nodes                    G  GPU slots of the widest node, at most 64
+    C  classes of the mix       M  GPU models, coded 0..M-1
+    K  candidates kept          P  constraints, in the order of CONSTRAINTS
+
+Counts and amounts are int64, so that sums are exact and independent of order;
+watts are float64 in watts. An array named in a docstring as changed in place
+belongs to the caller; every other array is only read. Iterations are bounded
+by the shapes. Functions that call each other live in one file, because numba's
+cache does not see changes of another file.
+"""
+
+from eelgrid_kernels.placement import (
+    CANDIDATES_MOST,
+    CLASSES_MOST,
+    CONSTRAINTS,
+    CPU_PACKAGE_FULL_W,
+    CPU_PACKAGE_IDLE_W,
+    FITS,
+    GPU_ABSENT,
+    GPU_PARTITIONED,
+    GPU_PLACEABLE,
+    GPU_SLOTS_MOST,
+    GPU_WHOLE_MILLI,
+    Board,
+    Choice,
+    Mix,
+    Nodes,
+    Prices,
+    Task,
+    best_candidates,
+    cluster_power,
+    fragmentation,
+    node_power,
+    refresh_fragmentation,
+    replica_room,
+)
+from eelgrid_kernels.warm import warm
+
+__all__ = [
+    "CANDIDATES_MOST",
+    "CLASSES_MOST",
+    "CONSTRAINTS",
+    "CPU_PACKAGE_FULL_W",
+    "CPU_PACKAGE_IDLE_W",
+    "FITS",
+    "GPU_ABSENT",
+    "GPU_PARTITIONED",
+    "GPU_PLACEABLE",
+    "GPU_SLOTS_MOST",
+    "GPU_WHOLE_MILLI",
+    "Board",
+    "Choice",
+    "Mix",
+    "Nodes",
+    "Prices",
+    "Task",
+    "best_candidates",
+    "cluster_power",
+    "fragmentation",
+    "node_power",
+    "refresh_fragmentation",
+    "replica_room",
+    "warm",
+]

@@ -1,0 +1,6 @@
+"""`python -m eelgrid_kernels` compiles every kernel into numba's cache, for images and before a first start."""
+
+from eelgrid_kernels.warm import warm
+
+if __name__ == "__main__":
+    print("compiled:", ", ".join(warm()))  # noqa: T201

@@ -1,0 +1,60 @@
+"""Compiling every kernel ahead of the first decision, into numba's cache.
+
+Owns one call of each kernel with the argument types that the controller uses:
+numba compiles a version for each combination of types, and read-only arrays
+are types of their own. Knows nothing of results.
+"""
+
+import numpy as np
+
+from eelgrid_kernels.placement import (
+    CONSTRAINTS,
+    GPU_PLACEABLE,
+    Board,
+    Choice,
+    Mix,
+    Nodes,
+    Prices,
+    Task,
+    best_candidates,
+    cluster_power,
+    fragmentation,
+    node_power,
+    refresh_fragmentation,
+    replica_room,
+)
+
+__all__ = ["warm"]
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def warm() -> tuple[str, ...]:
+    """Compiles, or loads from the cache, every kernel; returns their names."""
+    one = _frozen(np.full(1, 1000, np.int64))
+    slots = _frozen(np.full((1, 1), 1000, np.int64))
+    watts = _frozen(np.ones((1, 1)))
+    code = _frozen(np.zeros((1, 1), np.int64))
+    state = _frozen(np.full((1, 1), GPU_PLACEABLE, np.uint8))
+    nodes = Nodes(_frozen(np.ones(1, np.bool_)), one, one, one, state, code, slots, watts, watts)
+    mix = Mix(one, _frozen(np.ones(1, np.int64)), one, _frozen(np.ones((1, 1), np.int64)), one, 1000)
+    task = Task(1, 1, 1, 1000)
+    allows = _frozen(np.ones(1, np.int64))
+    board = Board(np.zeros(1, np.int8), np.zeros(1, np.int64), np.zeros(1), np.zeros((1, 3)))
+    choice = Choice(
+        np.zeros(1, np.int64), np.zeros((1, 1), np.int64), np.zeros(1), np.zeros((1, 3)),
+        np.zeros(len(CONSTRAINTS), np.int64),
+    )  # fmt: skip
+    fragments, rows = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    refresh_fragmentation(nodes, mix, rows, fragments)
+    best_candidates(nodes, mix, _frozen(fragments), task, allows, Prices(1.0, 1.0, 1.0), rows, board, choice)
+    replica_room(nodes, task, allows, 1)
+    fragmentation(nodes, mix, 0)
+    node_power(nodes, 0)
+    cluster_power(nodes)
+    kernels = (refresh_fragmentation, best_candidates, replica_room, fragmentation, node_power, cluster_power)
+    return tuple(kernel.__name__ for kernel in kernels)

@@ -1,0 +1,93 @@
+"""Small clusters, requests and a core to try them on; and the same cluster as the naive twins see it."""
+
+from typing import Any
+
+from eelgrid_controller.core import Core
+from eelgrid_controller.model import PowerModel
+from eelgrid_controller.state import ClusterState
+from eelgrid_protos import catalogue
+from eelgrid_protos.messages import (
+    Gpu,
+    Inventory,
+    NodeState,
+    ResourceRequest,
+    SubmitWorkloadRequest,
+    WorkloadSpec,
+)
+from tests import naive
+
+GIB = 2**30
+
+
+def node(
+    name: str, *, gpus: int = 2, model: str = "G2", cpu: int = 96, memory_gib: int = 384, **changes: Any
+) -> Inventory:
+    """A node of openb's shape."""
+    devices = tuple(
+        Gpu(uuid=f"GPU-{name}-{index}", index=index, product=model, model=model, catalogue_key=f"openb-{model.lower()}")
+        for index in range(gpus)
+    )
+    fields = {"node_name": name, "cpu_milli": cpu * 1000, "memory_bytes": memory_gib * GIB, "gpus": devices}
+    return Inventory(**(fields | changes))
+
+
+def request(
+    *, cpu: float = 1, memory_gib: int = 1, gpus: int = 0, milli: int | None = None, models: tuple[str, ...] = (),
+    name: str = "task", key: str = "", dry_run: bool = False, **spec: Any,
+) -> SubmitWorkloadRequest:  # fmt: skip
+    """A submission; whole GPUs unless told otherwise."""
+    share = (1000 if gpus else 0) if milli is None else milli
+    wanted = ResourceRequest(
+        cpu_milli=int(cpu * 1000), memory_bytes=memory_gib * GIB, gpu_count=gpus, gpu_milli=share, gpu_models=models
+    )
+    return SubmitWorkloadRequest(spec=WorkloadSpec(name=name, request=wanted, **spec), workload_id=key, dry_run=dry_run)
+
+
+def core_with(*inventories: Inventory, state: ClusterState | None = None, **limits: Any) -> Core:
+    """A core whose nodes have joined."""
+    core = Core(state or ClusterState(), catalogue.load(), **limits)
+    for inventory in inventories:
+        core.node_joined(inventory, now_ns=1)
+    return core
+
+
+def naive_cluster(core: Core) -> tuple[list[naive.Node], list[naive.Class], dict[str, int]]:
+    """The core's state, read without any of its arrays: nodes in order of joining, mix, and codes of the models."""
+    power = PowerModel(catalogue.load())
+    models: dict[str, int] = {}
+    nodes = []
+    for record in core.state.nodes.values():
+        gpus = []
+        for gpu in sorted(record.inventory.gpus, key=lambda gpu: gpu.index):
+            code = models.setdefault(gpu.model, len(models))
+            watts = power.gpu(gpu)
+            free = 1000 - record.gpu_milli.get(gpu.uuid, 0)
+            device = naive.Gpu(code, free, watts.idle_w, watts.busy_w, gpu.mig_enabled or gpu.mig_pending)
+            gpus.append(None if gpu.uuid in record.lost_gpus else device)
+        inventory = record.inventory
+        nodes.append(
+            naive.Node(
+                inventory.cpu_milli,
+                max(0, inventory.cpu_milli - record.allocated_cpu_milli),
+                max(0, inventory.memory_bytes - record.allocated_memory_bytes),
+                gpus,
+                record.state is NodeState.READY,
+            )
+        )
+    mix = [
+        naive.Class(
+            naive.Task(
+                entry.cpu_milli, 0, entry.gpu_count, entry.gpu_milli,
+                {models[model] for model in entry.gpu_models if model in models} if entry.gpu_models else None,
+            ),
+            weight,
+        )
+        for entry, weight in core.state.demand.mix
+    ]  # fmt: skip
+    return nodes, mix, models
+
+
+def naive_task(wanted: ResourceRequest, models: dict[str, int]) -> naive.Task:
+    """A request as the naive twins see it."""
+    allowed = {models[model] for model in wanted.gpu_models if model in models} if wanted.gpu_models else None
+    return naive.Task(wanted.cpu_milli, wanted.memory_bytes, wanted.gpu_count, wanted.gpu_milli, allowed)

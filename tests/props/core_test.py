@@ -1,0 +1,138 @@
+"""The core under any sequence of calls: nothing is held twice, and the events alone give the state back."""
+
+import contextlib
+import json
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.clusters import node, request
+
+from eelgrid_controller.core import Core
+from eelgrid_controller.events import event_from_plain, event_to_plain
+from eelgrid_controller.planner import Planner
+from eelgrid_controller.state import ClusterState
+from eelgrid_protos import catalogue
+from eelgrid_protos.faults import InvalidArgument
+from eelgrid_protos.messages import NodeState
+
+NAMES = st.sampled_from(["a", "b", "c", "d"])
+SHAPES = st.sampled_from(
+    [
+        {"gpus": 2, "model": "G2"},
+        {"gpus": 4, "model": "T4", "cpu": 16},
+        {"gpus": 8, "model": "G3", "cpu": 128, "pool": "x"},
+        {"gpus": 0, "cpu": 8},
+        {"gpus": 1, "model": "G2", "cpu": 4, "memory_gib": 8},
+    ]
+)
+WANTED = st.one_of(
+    st.fixed_dictionaries({"cpu": st.integers(1, 40), "memory_gib": st.integers(0, 64), "replicas": st.integers(1, 3)}),
+    st.fixed_dictionaries(
+        {"gpus": st.just(1), "milli": st.sampled_from([100, 300, 500, 700, 1000]), "cpu": st.integers(0, 12),
+         "replicas": st.integers(1, 4), "priority": st.integers(-1, 1)}
+    ),
+    st.fixed_dictionaries({"gpus": st.integers(2, 8), "cpu": st.integers(0, 40)}),
+    st.fixed_dictionaries({"gpus": st.just(1), "models": st.sampled_from([("G2",), ("T4", "G3")])}),
+)  # fmt: skip
+
+
+class Cluster(RuleBasedStateMachine):
+    """Calls in any order, a journal of their events, and a second core that is fed the same calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.core = Core(ClusterState(ended_most=5), catalogue.load())
+        self.twin = Core(ClusterState(ended_most=5), catalogue.load())
+        self.journal = []
+        self.now_ns = 0
+
+    def both(self, call):
+        self.now_ns += 1
+        step, again = call(self.core), call(self.twin)
+        assert step == again
+        self.journal.extend(step.events)
+        for name in step.nodes:
+            assert self.core.node_plan(name).node_name == name
+        return step
+
+    @rule(wanted=WANTED)
+    def submit(self, wanted):
+        before = self.core.state.revision
+        with contextlib.suppress(InvalidArgument):  # This cluster, even empty, could not hold it.
+            assert len(self.both(lambda core: core.submit(request(**wanted), now_ns=self.now_ns)).events) == 2
+            return
+        assert self.core.state.revision == before
+
+    @precondition(lambda self: self.core.state.workloads)
+    @rule(data=st.data())
+    def cancel(self, data):
+        key = data.draw(st.sampled_from(sorted(self.core.state.workloads)))
+        self.both(lambda core: core.cancel(key, now_ns=self.now_ns))
+
+    @rule(name=NAMES, shape=SHAPES)
+    def join(self, name, shape):
+        self.both(lambda core: core.node_joined(node(name, **shape), now_ns=self.now_ns))
+
+    @precondition(lambda self: self.core.state.nodes)
+    @rule(data=st.data())
+    def lose_node(self, data):
+        name = data.draw(st.sampled_from(sorted(self.core.state.nodes)))
+        self.both(lambda core: core.node_lost(name, now_ns=self.now_ns))
+
+    @precondition(lambda self: any(record.inventory.gpus for record in self.core.state.nodes.values()))
+    @rule(data=st.data(), back=st.booleans())
+    def turn_gpu(self, data, back):
+        gpus = [(name, gpu.uuid) for name, record in self.core.state.nodes.items() for gpu in record.inventory.gpus]
+        name, uuid = data.draw(st.sampled_from(gpus))
+        self.both(lambda core: (core.gpu_returned if back else core.gpu_lost)(name, uuid, now_ns=self.now_ns))
+
+    @rule()
+    def reload(self):
+        """A restart in the middle: the twin goes on from its dump."""
+        self.twin = Core(ClusterState.load(json.loads(json.dumps(self.twin.state.dump()))), catalogue.load())
+
+    @invariant()
+    def nothing_is_held_twice(self):
+        self.core.state.validate()
+        for record in self.core.state.nodes.values():
+            held = [uuid for item in record.assignments.values() for uuid in item.gpu_uuids if item.gpu_milli == 1000]
+            assert len(set(held)) == len(held)
+
+    @invariant()
+    def whoever_waits_has_no_room(self):
+        """No capacity lies idle that the work waiting longest and highest could use."""
+        assert not self.core.backlog
+        for key in self.core.state.pending:
+            wanted = self.core.state.workloads[key].spec
+            decision = Planner().decide(self.core.snapshot(), wanted, self.core.state.policy.weights)
+            assert not decision.placements
+            assert self.core.state.workloads[key].reason
+
+    @invariant()
+    def rows_agree_with_the_records(self):
+        snapshot = self.core.snapshot()
+        for row, name in enumerate(snapshot.names):
+            record = self.core.state.nodes[name]
+            assert bool(snapshot.nodes.available[row]) == (record.state is NodeState.READY)
+            assert int(snapshot.nodes.gpu_free[row].sum()) == sum(
+                1000 - record.gpu_milli.get(gpu.uuid, 0) for gpu in record.inventory.gpus
+            )
+
+    def teardown(self):
+        """The journal, through its text, gives the same state; so does the dump."""
+        replayed = ClusterState(ended_most=5)
+        for event in self.journal:
+            kind, body = event_to_plain(event)
+            replayed.apply(event_from_plain(kind, json.loads(json.dumps(body))))
+        replayed.validate()
+        digest = self.core.state.digest()
+        assert replayed.digest() == digest == self.twin.state.digest()
+        assert replayed.revision == len(self.journal)
+        loaded = ClusterState.load(json.loads(json.dumps(self.core.state.dump())))
+        loaded.validate()
+        assert loaded.digest() == digest
+
+
+Cluster.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
+TestCluster = Cluster.TestCase

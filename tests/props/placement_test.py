@@ -1,0 +1,259 @@
+"""The placement kernels equal their naive twins, whatever the cluster; and they keep to their symmetries.
+
+Run with NUMBA_DISABLE_JIT=1 as well: the same code, interpreted.
+"""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tests import naive
+
+from eelgrid_kernels import (
+    CONSTRAINTS,
+    GPU_ABSENT,
+    GPU_PARTITIONED,
+    GPU_PLACEABLE,
+    Board,
+    Choice,
+    Mix,
+    Nodes,
+    Prices,
+    Task,
+    best_candidates,
+    cluster_power,
+    fragmentation,
+    node_power,
+    refresh_fragmentation,
+    replica_room,
+    warm,
+)
+
+# A first call may compile; how long an example takes says nothing here.
+quiet = settings(deadline=None)
+
+MODELS = 3
+# Watts in whole numbers and prices in powers of two: every cost is exact, so that ties are ties on both sides.
+WATTS = st.sampled_from([(10.0, 70.0), (30.0, 150.0), (30.0, 300.0), (50.0, 400.0)])
+PRICES = st.tuples(*[st.sampled_from([0.0, 0.5, 1.0, 64.0, 256.0])] * 3)
+CPU = st.sampled_from([0, 500, 1000, 3000, 4000, 8000, 12_000, 32_000, 64_000, 96_000])
+MILLI = st.sampled_from([1, 100, 250, 460, 500, 750, 1000])
+
+
+@st.composite
+def gpus(draw):
+    idle_w, busy_w = draw(WATTS)
+    return naive.Gpu(
+        model=draw(st.integers(0, MODELS - 1)),
+        free=draw(st.sampled_from([0, 100, 250, 500, 540, 900, 1000, 1000])),
+        idle_w=idle_w,
+        busy_w=busy_w,
+        partitioned=draw(st.booleans()) and draw(st.booleans()),
+    )
+
+
+@st.composite
+def nodes(draw):
+    capacity = draw(st.sampled_from([8000, 31_000, 64_000, 96_000, 128_000]))
+    return naive.Node(
+        cpu_capacity=capacity,
+        cpu_free=draw(st.integers(0, capacity // 500)) * 500,
+        memory_free=draw(st.integers(0, 64)) * 2**30,
+        gpus=draw(st.lists(st.none() | gpus(), min_size=4, max_size=4)),
+        available=draw(st.integers(0, 9)) > 0,
+    )
+
+
+@st.composite
+def tasks(draw):
+    count = draw(st.integers(0, 4))
+    milli = 0 if count == 0 else 1000 if count > 1 else draw(MILLI)
+    models = draw(st.none() | st.sets(st.integers(0, MODELS - 1), min_size=1)) if count else None
+    memory = draw(st.integers(0, 16)) * 2**30
+    return naive.Task(draw(CPU), memory, count, milli, models)
+
+
+CLUSTERS = st.lists(nodes(), min_size=1, max_size=9)
+MIXES = st.lists(st.builds(naive.Class, tasks(), st.integers(1, 1000)), max_size=12)
+
+
+def frozen(values, dtype):
+    array = np.array(values, dtype)
+    array.flags.writeable = False
+    return array
+
+
+def arrays(cluster):
+    def each(get, empty, dtype):
+        return frozen([[get(gpu) if gpu else empty for gpu in node.gpus] for node in cluster], dtype)
+
+    return Nodes(
+        available=frozen([node.available for node in cluster], np.bool_),
+        cpu_capacity=frozen([node.cpu_capacity for node in cluster], np.int64),
+        cpu_free=frozen([node.cpu_free for node in cluster], np.int64),
+        memory_free=frozen([node.memory_free for node in cluster], np.int64),
+        gpu_state=each(lambda gpu: GPU_PARTITIONED if gpu.partitioned else GPU_PLACEABLE, GPU_ABSENT, np.uint8),
+        gpu_model=each(lambda gpu: gpu.model, -1, np.int64),
+        gpu_free=each(lambda gpu: gpu.free, 0, np.int64),
+        gpu_idle_w=each(lambda gpu: gpu.idle_w, 0.0, np.float64),
+        gpu_busy_w=each(lambda gpu: gpu.busy_w, 0.0, np.float64),
+    )
+
+
+def mix_arrays(mix):
+    allows = [[entry.task.models is None or model in entry.task.models for entry in mix] for model in range(MODELS)]
+    return Mix(
+        cpu_milli=frozen([entry.task.cpu_milli for entry in mix], np.int64),
+        gpu_count=frozen([entry.task.gpu_count for entry in mix], np.int64),
+        gpu_milli=frozen([entry.task.gpu_milli for entry in mix], np.int64),
+        allows=frozen(allows, np.int64),
+        weight=frozen([entry.weight for entry in mix], np.int64),
+        total=max(1, sum(entry.weight for entry in mix)),
+    )
+
+
+def allowed(task):
+    return frozen([task.models is None or model in task.models for model in range(MODELS)], np.int64)
+
+
+def kernel_task(task):
+    return Task(task.cpu_milli, task.memory_bytes, task.gpu_count, task.gpu_milli)
+
+
+def new_board(count):
+    return Board(np.zeros(count, np.int8), np.zeros(count, np.int64), np.zeros(count), np.zeros((count, 3)))
+
+
+def new_choice(slots=4):
+    removed = np.zeros(len(CONSTRAINTS), np.int64)
+    return Choice(np.zeros(4, np.int64), np.zeros((4, slots), np.int64), np.zeros(4), np.zeros((4, 3)), removed)
+
+
+def fragments_of(cluster, mix):
+    fragments = np.zeros(len(cluster), np.int64)
+    refresh_fragmentation(arrays(cluster), mix_arrays(mix), np.arange(len(cluster)), fragments)
+    return fragments
+
+
+def weigh(cluster, mix, task, prices, *, rows=None, board=None):
+    board = board or new_board(len(cluster))
+    choice = new_choice()
+    rows = np.arange(len(cluster)) if rows is None else rows
+    fragments = frozen(fragments_of(cluster, mix), np.int64)
+    call = (kernel_task(task), allowed(task), Prices(*prices))
+    feasible = best_candidates(arrays(cluster), mix_arrays(mix), fragments, *call, rows, board, choice)
+    found = [
+        naive.Found(
+            int(choice.node[rank]),
+            [int(slot) for slot in choice.slots[rank] if slot >= 0],
+            float(choice.cost_w[rank]),
+            tuple(choice.terms_w[rank].tolist()),
+        )
+        for rank in range(min(4, feasible))
+    ]
+    removed = {name: int(count) for name, count in zip(CONSTRAINTS, choice.removed, strict=True) if count}
+    return naive.Result(found, feasible, removed)
+
+
+def close(left, right):
+    """Equal but for the last bits of a sum: the same places at the same costs."""
+    assert (left.feasible, left.removed) == (right.feasible, right.removed)
+    for ours, theirs in zip(left.candidates, right.candidates, strict=True):
+        assert ours.cost_w == pytest.approx(theirs.cost_w, abs=1e-9)
+        assert ours.terms_w == pytest.approx(theirs.terms_w, abs=1e-9)
+    return True
+
+
+@quiet
+@given(CLUSTERS, MIXES, tasks(), PRICES)
+def test_best_candidates_equal_the_naive_twin(cluster, mix, task, prices):
+    ours, theirs = weigh(cluster, mix, task, prices), naive.best_candidates(cluster, task, mix, prices)
+    close(ours, theirs)
+    costs = [found.cost_w for found in theirs.candidates]
+    if all(abs(a - b) > 1e-6 for a, b in pairwise(costs)):
+        assert [found.node for found in ours.candidates] == [found.node for found in theirs.candidates]
+    for found in ours.candidates:
+        # Whatever was chosen costs what it says, and no other choice on the node is cheaper.
+        node = cluster[found.node]
+        assert naive.cost(node, found.slots, task, mix, prices)[0] == pytest.approx(found.cost_w, abs=1e-9)
+        cheapest = min(naive.cost(node, slots, task, mix, prices)[0] for slots in naive.choices(node, task))
+        assert found.cost_w == pytest.approx(cheapest, abs=1e-9)
+
+
+@quiet
+@given(CLUSTERS, MIXES)
+def test_fragmentation_and_power_equal_the_naive_twins(cluster, mix):
+    nodes_, mix_ = arrays(cluster), mix_arrays(mix)
+    for index, node in enumerate(cluster):
+        assert fragmentation(nodes_, mix_, index) == naive.fragmentation(node, mix)
+        assert node_power(nodes_, index) == pytest.approx(naive.node_power(node))
+    assert list(fragments_of(cluster, mix)) == [naive.fragmentation(node, mix) for node in cluster]
+    assert cluster_power(nodes_) == pytest.approx(sum(map(naive.node_power, cluster)))
+
+
+@quiet
+@given(CLUSTERS, tasks(), st.integers(1, 40))
+def test_replica_room_equals_placing_one_after_another(cluster, task, most):
+    assume(task.cpu_milli or task.memory_bytes or task.gpu_count)
+    room = replica_room(arrays(cluster), kernel_task(task), allowed(task), most)
+    assert room == naive.replica_room(cluster, task, most)
+
+
+@quiet
+@given(CLUSTERS, MIXES, tasks(), PRICES, st.randoms(use_true_random=False))
+def test_permuted_nodes_give_the_same_costs(cluster, mix, task, prices, random):
+    order = list(range(len(cluster)))
+    random.shuffle(order)
+    straight = weigh(cluster, mix, task, prices)
+    permuted = weigh([cluster[index] for index in order], mix, task, prices)
+    assert [found.cost_w for found in straight.candidates] == [found.cost_w for found in permuted.candidates]
+    assert (straight.feasible, straight.removed) == (permuted.feasible, permuted.removed)
+
+
+@quiet
+@given(CLUSTERS, MIXES, tasks(), PRICES, st.randoms(use_true_random=False))
+def test_permuted_classes_change_nothing(cluster, mix, task, prices, random):
+    shuffled = random.sample(mix, len(mix))
+    assert weigh(cluster, mix, task, prices) == weigh(cluster, shuffled, task, prices)
+
+
+@quiet
+@given(nodes(), MIXES, st.sampled_from([1, 100, 250]), PRICES)
+def test_ties_go_to_the_lowest_node_and_gpu(node, mix, milli, prices):
+    roomy = replace(
+        node, available=True, cpu_free=node.cpu_capacity, gpus=[*node.gpus[:3], naive.Gpu(0, 1000, 10.0, 70.0)]
+    )
+    found = weigh([roomy] * 6, mix, naive.Task(1000, 0, 1, milli), prices).candidates
+    assert [entry.node for entry in found] == [0, 1, 2, 3]
+    (slot,) = found[0].slots
+    assert all(roomy.gpus[lower] != roomy.gpus[slot] for lower in range(slot))
+
+
+@quiet
+@given(CLUSTERS, MIXES, tasks(), PRICES, st.data())
+def test_a_kept_board_with_the_changed_node_weighed_anew_is_a_fresh_board(cluster, mix, task, prices, data):
+    board = new_board(len(cluster))
+    weigh(cluster, mix, task, prices, board=board)
+    changed = data.draw(st.integers(0, len(cluster) - 1))
+    cluster = [*cluster[:changed], data.draw(nodes()), *cluster[changed + 1 :]]
+    kept = weigh(cluster, mix, task, prices, rows=np.array([changed], np.int64), board=board)
+    assert kept == weigh(cluster, mix, task, prices)
+
+
+def test_warming_names_every_kernel():
+    assert set(warm()) == {
+        "best_candidates", "cluster_power", "fragmentation", "node_power", "refresh_fragmentation", "replica_room",
+    }  # fmt: skip
+
+
+def test_the_packages_of_the_paper():
+    # 96 vCPU are 48 cores, 3 packages; taking 1 vCPU of a free node works one core, so one package turns active.
+    empty = naive.Node(96_000, 96_000, 0, [None] * 4)
+    assert node_power(arrays([empty]), 0) == 3 * 15.0
+    one = naive.Node(96_000, 95_000, 0, [None] * 4)
+    assert node_power(arrays([one]), 0) == 120.0 + 2 * 15.0
+    full = naive.Node(96_000, 0, 0, [None] * 4)
+    assert node_power(arrays([full]), 0) == 3 * 120.0

@@ -1,0 +1,263 @@
+"""The core: calls become events at once; refusals name the field; waiting work is tried when capacity appears."""
+
+from dataclasses import replace
+
+import pytest
+from tests.clusters import core_with, node, request
+
+from eelgrid_controller import core as core_module
+from eelgrid_controller.core import Core
+from eelgrid_controller.events import WorkloadDeferred, WorkloadPlaced, WorkloadSubmitted
+from eelgrid_controller.state import ClusterState
+from eelgrid_protos import catalogue
+from eelgrid_protos.faults import Aborted, AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
+from eelgrid_protos.messages import OBJECTIVES, Policy, PoolMode, WorkloadPhase
+
+
+def test_a_submission_becomes_two_events_and_changes_one_plan():
+    core = core_with(node("a"))
+    step = core.submit(request(gpus=1), now_ns=7)
+    assert [type(event) for event in step.events] == [WorkloadSubmitted, WorkloadPlaced]
+    assert (step.result.workload_id, step.result.phase, step.nodes) == ("w-1", WorkloadPhase.PLACED, {"a"})
+    assert (step.result.submitted_ns, step.result.placed_ns) == (7, 7)
+    assert core.workload("w-1") == step.result
+
+
+def test_repeating_a_submission_is_harmless_and_another_spec_under_its_id_is_refused():
+    core = core_with(node("a"))
+    first = core.submit(request(gpus=1, key="job"), now_ns=1)
+    again = core.submit(request(gpus=1, key="job"), now_ns=2)
+    assert (again.events, again.result, again.nodes) == ((), first.result, frozenset())
+    with pytest.raises(AlreadyExists, match="choose another id"):
+        core.submit(request(gpus=2, key="job"), now_ns=3)
+
+
+def test_drawn_ids_pass_over_ids_that_users_chose():
+    core = core_with(node("a"))
+    core.submit(request(key="w-1"), now_ns=1)
+    core.submit(request(key="w-41"), now_ns=1)
+    core.submit(request(key="w-" + "9" * 100), now_ns=1)
+    assert core.submit(request(), now_ns=1).result.workload_id == "w-42"
+
+
+def test_a_dry_run_tells_the_outcome_and_changes_nothing():
+    core = core_with(node("a"))
+    before = core.state.digest()
+    dry = core.submit(request(gpus=2, dry_run=True), now_ns=1)
+    assert (dry.events, dry.nodes, core.state.digest()) == ((), frozenset(), before)
+    real = core.submit(request(gpus=2), now_ns=1)
+    assert dry.result.placements == real.result.placements
+    assert dry.result.workload_id == real.result.workload_id
+    waiting = core.submit(request(gpus=2, dry_run=True), now_ns=1)
+    assert (waiting.result.phase, waiting.result.reason[:9]) == (WorkloadPhase.PENDING, "gpu_count")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "field", "words"),
+    [
+        (request(gpus=1, models=("H100",)), "spec.request.gpu_models", "the cluster has G2 (2), T4 (4)"),
+        (request(gpus=5), "spec.request.gpu_count", "no registered node has more than 4"),
+        (request(gpus=3, models=("G2",)), "spec.request.gpu_count", "more than 2"),
+        (request(cpu=97), "spec.request.cpu_milli", "has 96000"),
+        (request(cpu=50, gpus=4), "spec.request.cpu_milli", "with 4 such GPUs has 16000"),
+        (request(memory_gib=385), "spec.request.memory_bytes", "ask for at most"),
+        (request(gpus=2, replicas=4), "spec.replicas", "holds 3"),
+    ],
+)
+def test_what_no_node_could_ever_hold_is_refused_by_field(wanted, field, words):
+    core = core_with(node("a"), node("b", gpus=4, model="T4", cpu=16, memory_gib=64))
+    core.node_lost("b", now_ns=1)  # A lost node may come back: it counts.
+    with pytest.raises(InvalidArgument) as refused:
+        core.submit(wanted, now_ns=1)
+    (violation,) = refused.value.violations
+    assert violation.field == field
+    assert words in str(violation)
+    assert violation.remedy
+    assert core.state.workloads == {}
+
+
+def test_a_cluster_without_nodes_refuses_nothing():
+    step = core_with().submit(request(gpus=64, models=("B300",)), now_ns=1)
+    assert [type(event) for event in step.events] == [WorkloadSubmitted, WorkloadDeferred]
+
+
+def test_a_request_that_contradicts_itself_never_reaches_the_arithmetic():
+    with pytest.raises(InvalidArgument, match=r"spec\.request\.gpu_milli"):
+        core_with(node("a")).submit(request(gpus=1, milli=0), now_ns=1)
+
+
+def test_live_workloads_are_bounded():
+    core = core_with(node("a"), live_most=2)
+    core.submit(request(), now_ns=1)
+    core.submit(request(), now_ns=1)
+    with pytest.raises(ResourceExhausted, match="cancel some"):
+        core.submit(request(), now_ns=1)
+    core.cancel("w-1", now_ns=2)
+    core.submit(request(), now_ns=3)
+
+
+def test_cancelling_gives_capacity_to_the_work_that_waits_highest_priority_first():
+    core = core_with(node("a"))
+    core.submit(request(gpus=2), now_ns=1)
+    for priority in (0, 5, 5, 9):
+        core.submit(request(gpus=1, priority=priority), now_ns=2)
+    step = core.cancel("w-1", now_ns=3)
+    assert [getattr(event, "workload_id", "") for event in step.events] == ["w-1", "w-5", "w-3"]
+    assert step.nodes == {"a"}
+    assert step.result.phase is WorkloadPhase.CANCELLED
+    assert core.workload("w-5").placed_ns == 3
+    assert [core.workload(f"w-{number}").phase.name for number in (2, 4)] == ["PENDING", "PENDING"]
+    assert core.cancel("w-1", now_ns=4).events == ()
+
+
+def test_smaller_work_may_overtake_larger_work_that_waits():
+    core = core_with(node("a"))
+    core.submit(request(gpus=1), now_ns=1)
+    core.submit(request(gpus=2), now_ns=2)
+    assert core.submit(request(gpus=1), now_ns=3).result.phase is WorkloadPhase.PLACED
+
+
+def test_a_node_that_joins_takes_the_work_that_waits():
+    core = core_with()
+    core.submit(request(gpus=1), now_ns=1)
+    step = core.node_joined(node("a"), now_ns=2)
+    assert [type(event).__name__ for event in step.events] == ["NodeJoined", "WorkloadPlaced"]
+    assert step.nodes == {"a"}
+    assert core.node_joined(node("a"), now_ns=3).events == ()
+
+
+def test_the_reason_follows_what_stands_in_the_way():
+    core = core_with()
+    for _ in range(3):
+        assert core.submit(request(gpus=2), now_ns=1).result.reason.startswith("no_nodes")
+    core.node_joined(node("a"), now_ns=2)
+    assert [core.workload(f"w-{n}").reason.partition(":")[0] for n in (1, 2, 3)] == ["", "gpu_count", "gpu_count"]
+
+
+def test_a_lost_node_takes_nothing_until_it_is_back():
+    core = core_with(node("a"))
+    core.submit(request(gpus=1), now_ns=1)
+    assert core.node_lost("a", now_ns=2).nodes == frozenset()
+    assert core.node_lost("a", now_ns=2).events == ()
+    assert core.submit(request(gpus=1), now_ns=3).result.phase is WorkloadPhase.PENDING
+    assert core.workload("w-1").phase is WorkloadPhase.PLACED
+    core.node_joined(node("a"), now_ns=4)
+    assert core.workload("w-2").placements[0].gpu_uuids == ("GPU-a-1",)
+
+
+def test_a_lost_gpu_takes_nothing_until_it_is_back():
+    core = core_with(node("a"))
+    core.gpu_lost("a", "GPU-a-0", now_ns=1)
+    assert core.gpu_lost("a", "GPU-a-0", now_ns=1).events == ()
+    assert core.submit(request(gpus=1), now_ns=2).result.placements[0].gpu_indexes == (1,)
+    assert core.submit(request(gpus=1), now_ns=2).result.phase is WorkloadPhase.PENDING
+    step = core.gpu_returned("a", "GPU-a-0", now_ns=3)
+    assert core.workload("w-2").placements[0].gpu_indexes == (0,)
+    assert step.nodes == {"a"}
+    assert core.gpu_returned("a", "GPU-a-0", now_ns=3).events == ()
+
+
+def test_a_gpu_of_a_partition_takes_no_whole_work():
+    plain = node("a")
+    core = core_with(replace(plain, gpus=(replace(plain.gpus[0], mig_enabled=True), plain.gpus[1])))
+    assert core.submit(request(gpus=1, milli=100), now_ns=1).result.placements[0].gpu_indexes == (1,)
+    assert core.submit(request(gpus=2), now_ns=1).result.reason.startswith("gpu_mig")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda core: core.cancel("nobody", now_ns=1),
+        lambda core: core.workload("nobody"),
+        lambda core: core.explain("nobody"),
+        lambda core: core.node_plan("nobody"),
+        lambda core: core.node_lost("nobody", now_ns=1),
+        lambda core: core.gpu_lost("nobody", "GPU-1", now_ns=1),
+        lambda core: core.gpu_lost("a", "nobody", now_ns=1),
+        lambda core: core.gpu_returned("a", "nobody", now_ns=1),
+    ],
+)
+def test_what_is_not_there_is_named(call):
+    with pytest.raises(NotFound, match="nobody"):
+        call(core_with(node("a")))
+
+
+def test_a_policy_is_changed_by_who_knows_the_one_in_force():
+    core = core_with(node("a"))
+    step = core.update_policy(Policy(objective="energy", weights=OBJECTIVES["energy"]), now_ns=1)
+    assert (step.result.revision, core.state.policy.objective) == (1, "energy")
+    with pytest.raises(Aborted, match="revision 1, not 0"):
+        core.update_policy(Policy(), now_ns=2)
+
+
+@pytest.mark.parametrize(
+    ("policy", "field"),
+    [
+        (Policy(objective="greed"), "policy.objective"),
+        (Policy(objective="energy"), "policy.weights"),
+        (Policy(pools=(PoolMode(pool="x", mode=1), PoolMode(pool="x", mode=2))), "policy.pools"),
+    ],
+)
+def test_a_policy_that_contradicts_itself_is_refused_by_field(policy, field):
+    core = core_with()
+    with pytest.raises(InvalidArgument) as refused:
+        core.update_policy(policy, now_ns=1)
+    assert [violation.field for violation in refused.value.violations] == [field]
+
+
+def test_weights_of_ones_own_change_the_choice():
+    core = core_with(node("dear", model="G3"), node("cheap", model="T4"))
+    free = replace(OBJECTIVES["balanced"], power=0.0, fragmentation_w=0.0, stranding_w=0.0)
+    core.update_policy(Policy(objective="custom", weights=free), now_ns=1)
+    assert core.submit(request(gpus=1), now_ns=2).result.placements[0].node_name == "dear"
+    core.update_policy(Policy(revision=1), now_ns=3)
+    assert core.submit(request(gpus=1), now_ns=4).result.placements[0].node_name == "cheap"
+
+
+def test_a_round_of_tries_is_bounded_and_goes_on_where_it_stopped(monkeypatch):
+    monkeypatch.setattr(core_module, "_TRIES_MOST", 3)
+    core = core_with(node("a"))
+    core.submit(request(gpus=2, cpu=96), now_ns=1)
+    for number in range(8):
+        # Seven kinds that fit beside nothing, and one at the end that does.
+        core.submit(request(gpus=2, cpu=90 - number) if number < 7 else request(cpu=2), now_ns=2)
+    core.submit(request(gpus=1, milli=600), now_ns=3)
+    core.submit(request(gpus=1, milli=600), now_ns=3)
+    step = core.cancel("w-1", now_ns=4)
+    assert len(step.events) == 2
+    assert core.backlog
+    calls = 0
+    while core.backlog:
+        calls += 1
+        assert calls < 10
+        core.retry(now_ns=5)
+    # w-2 took both GPUs and 90 CPUs; w-9 was far down the list and fits beside it.
+    assert [core.workload(key).phase.name for key in ("w-2", "w-3", "w-9", "w-10")] == [
+        "PLACED", "PENDING", "PLACED", "PENDING",
+    ]  # fmt: skip
+    assert core.retry(now_ns=6).events == ()
+
+
+def test_like_work_is_tried_once_in_a_step(monkeypatch):
+    monkeypatch.setattr(core_module, "_TRIES_MOST", 3)
+    core = core_with(node("a"))
+    core.submit(request(gpus=2), now_ns=1)
+    for _ in range(50):
+        core.submit(request(gpus=2), now_ns=2)
+    core.submit(request(gpus=1), now_ns=3)
+    core.gpu_lost("a", "GPU-a-0", now_ns=4)
+    step = core.cancel("w-1", now_ns=5)
+    assert [getattr(event, "workload_id", "") for event in step.events] == ["w-1", "w-52"]
+    assert not core.backlog
+
+
+def test_a_new_core_on_a_loaded_state_decides_the_same():
+    core = core_with(node("a", gpus=8), node("b", gpus=4, model="T4"))
+    for number in range(6):
+        core.submit(request(gpus=1, milli=150 * number + 100, cpu=number), now_ns=number)
+    core.cancel("w-2", now_ns=9)
+    other = Core(ClusterState.load(core.state.dump()), catalogue.load())
+    for number in range(8):
+        wanted = request(gpus=number % 3, cpu=3)
+        assert core.submit(wanted, now_ns=10).events == other.submit(wanted, now_ns=10).events
+    assert core.state.digest() == other.state.digest()

@@ -1,0 +1,41 @@
+"""Node plans: the whole desired state, under an epoch that rises with each change."""
+
+import pytest
+from tests.clusters import core_with, node, request
+
+from eelgrid_protos.codec import decode, encode
+from eelgrid_protos.faults import NotFound
+from eelgrid_protos.messages import EnforcementMode, NodePlan, Policy, PoolMode
+
+
+def test_a_plan_holds_every_assignment_and_survives_the_wire():
+    core = core_with(node("a", gpus=4, pool="x"))
+    core.submit(request(gpus=2, cpu=3, memory_gib=5, replicas=2), now_ns=1)
+    core.submit(request(gpus=1, milli=250, key="zz"), now_ns=2)
+    core.submit(request(cpu=2, key="cpu"), now_ns=3)
+    plan = core.node_plan("a")
+    assert [(item.workload_id, item.replica, item.gpu_milli) for item in plan.assignments] == [
+        ("cpu", 0, 0), ("w-1", 0, 1000), ("w-1", 1, 1000),
+    ]  # fmt: skip
+    assert plan.assignments[1].gpu_uuids == ("GPU-a-0", "GPU-a-1")
+    assert (plan.epoch, plan.enforce, plan.lease_s) == (2, False, 60.0)
+    assert decode(NodePlan, encode(plan)) == plan
+
+
+def test_the_epoch_rises_with_each_change_and_the_pool_decides_enforcement():
+    core = core_with(node("a", pool="x"), node("b", pool="y"))
+    first = core.submit(request(gpus=1), now_ns=1)
+    assert first.nodes == {"a"}
+    assert (core.node_plan("a").epoch, core.node_plan("b").epoch) == (1, 0)
+    step = core.update_policy(Policy(pools=(PoolMode(pool="x", mode=EnforcementMode.ENFORCE),)), now_ns=2)
+    assert step.nodes == {"a"}
+    assert (core.node_plan("a").epoch, core.node_plan("a").enforce) == (2, True)
+    assert (core.node_plan("b").epoch, core.node_plan("b").enforce) == (0, False)
+    assert core.cancel("w-1", now_ns=3).nodes == {"a"}
+    assert core.node_plan("a").assignments == ()
+    assert core.node_plan("a").epoch == 3
+
+
+def test_an_unknown_node_has_no_plan():
+    with pytest.raises(NotFound, match="nobody"):
+        core_with().node_plan("nobody")

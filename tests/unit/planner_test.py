@@ -1,0 +1,129 @@
+"""The planner: joint cost, gangs, and a memory that changes no decision."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests import naive
+from tests.clusters import core_with, naive_cluster, naive_task, node, request
+
+from eelgrid_controller.model import PowerModel
+from eelgrid_controller.planner import Planner
+from eelgrid_controller.snapshot import Mirror
+from eelgrid_protos import catalogue
+from eelgrid_protos.messages import OBJECTIVES
+
+BALANCED = OBJECTIVES["balanced"]
+
+
+def where(core, wanted):
+    decision = Planner().decide(core.snapshot(), wanted.spec, BALANCED)
+    return [(spot.node_name, spot.gpu_indexes) for spot in decision.placements]
+
+
+def test_a_share_goes_to_the_gpu_that_is_busy_already():
+    core = core_with(node("a"), node("b"))
+    core.submit(request(gpus=1, milli=400), now_ns=1)
+    assert where(core, request(gpus=1, milli=400)) == [("a", (0,))]
+    # No more room for 700 on it: of the others, one on a node whose CPU package is awake costs less.
+    assert where(core, request(gpus=1, milli=700)) == [("a", (1,))]
+
+
+def test_of_two_models_the_one_that_adds_fewer_watts_wins():
+    core = core_with(node("big", model="G3"), node("small", model="T4"))
+    assert where(core, request(gpus=1, milli=500)) == [("small", (0,))]
+    assert where(core, request(gpus=1, milli=500, models=("G3",))) == [("big", (0,))]
+
+
+def test_slots_follow_the_index_of_the_device_not_the_order_of_the_inventory():
+    turned = replace(node("a", gpus=4), gpus=tuple(reversed(node("a", gpus=4).gpus)))
+    core = core_with(turned)
+    decision = Planner().decide(core.snapshot(), request(gpus=2).spec, BALANCED)
+    (spot,) = decision.placements
+    assert (spot.gpu_indexes, spot.gpu_uuids) == ((0, 1), ("GPU-a-0", "GPU-a-1"))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "milli", "replicas", "fits"), [(1, 300, 6, True), (1, 300, 13, False), (2, 1000, 2, True)]
+)
+def test_replicas_are_placed_all_or_none(gpus, milli, replicas, fits):
+    core = core_with(node("a"), node("b"))
+    before = [array.copy() for array in core.snapshot().nodes]
+    decision = Planner().decide(core.snapshot(), request(gpus=gpus, milli=milli, replicas=replicas).spec, BALANCED)
+    assert len(decision.placements) == (replicas if fits else 0)
+    assert decision.room == (replicas if fits else 12)
+    for was, now in zip(before, core.snapshot().nodes, strict=True):
+        assert np.array_equal(was, now)
+
+
+def test_replicas_go_where_they_would_go_one_by_one():
+    inventories = [node("a", gpus=4), node("b", gpus=2, model="T4"), node("c", gpus=8, model="G3")]
+    together = core_with(*inventories)
+    step = together.submit(request(gpus=1, milli=600, replicas=7), now_ns=1)
+    apart = core_with(*inventories)
+    # The mix is learned from submissions, so one by one it must be learned beforehand to be the same.
+    spots = []
+    planner = Planner()
+    trial = apart.snapshot().copy()
+    for _ in range(7):
+        decision = planner.decide(trial.snapshot, request(gpus=1, milli=600).spec, BALANCED)
+        spots.append((decision.placements[0].node_name, decision.placements[0].gpu_indexes))
+        row = list(trial.snapshot.names).index(spots[-1][0])
+        trial.take(row, spots[-1][1], naive_task(request(gpus=1, milli=600).spec.request, {}))
+        planner = Planner()
+    assert [(spot.node_name, spot.gpu_indexes) for spot in step.result.placements] == spots
+
+
+def test_memory_of_boards_changes_no_decision():
+    core = core_with(*(node(f"n{number}", gpus=4, model="G2" if number % 2 else "T4") for number in range(12)))
+    kinds = [request(gpus=1, milli=300), request(gpus=2), request(cpu=7), request(gpus=1, models=("T4",))]
+    for number in range(60):
+        wanted = kinds[number * 7 // 3 % 4]
+        fresh = Planner().decide(core.snapshot(), wanted.spec, BALANCED)
+        step = core.submit(wanted, now_ns=number)
+        assert step.result.placements == fresh.placements
+        assert core.explain(step.result.workload_id).replicas == fresh.explanation
+        if number % 5 == 4:
+            core.cancel(f"w-{number // 5 + 1}", now_ns=number)
+
+
+def test_rows_kept_up_to_date_equal_arrays_built_anew():
+    core = core_with(node("a", gpus=4), node("b", gpus=1))
+    for number in range(9):
+        core.submit(request(gpus=1, milli=100 * number + 100), now_ns=1)
+    core.gpu_lost("a", "GPU-a-3", now_ns=2)
+    core.node_joined(node("wide", gpus=9, model="G3"), now_ns=2)
+    core.node_joined(node("a", gpus=3, cpu=64), now_ns=3)
+    core.node_lost("b", now_ns=3)
+    for number in range(80):
+        core.node_joined(node(f"late{number}", gpus=2, model="T4"), now_ns=4)
+    kept, anew = core.snapshot(), Mirror(core.state, PowerModel(catalogue.load()).gpu).snapshot()
+    assert list(kept.names) == list(anew.names)
+    assert kept.devices == anew.devices
+    # Models are coded in the order in which they were met, which a removed model may shift.
+    assert kept.models == anew.models
+    for left, right in zip((*kept.nodes, *kept.mix[:5]), (*anew.nodes, *anew.mix[:5]), strict=True):
+        assert np.array_equal(left, right)
+    assert np.array_equal(kept.fragments, anew.fragments)
+    with pytest.raises(ValueError, match="read-only"):
+        kept.nodes.cpu_free[0] = 1
+
+
+def test_the_choice_is_the_naive_twins():
+    core = core_with(node("a", gpus=4), node("b", gpus=8, model="G3", cpu=128), node("c", gpus=2, model="T4", cpu=104))
+    kinds = [request(gpus=1, milli=450, cpu=6), request(gpus=2, cpu=16), request(cpu=5), request(gpus=1, cpu=12)]
+    for number in range(20):
+        wanted = kinds[number % 4]
+        nodes, mix, models = naive_cluster(core)
+        task = naive_task(wanted.spec.request, models)
+        theirs = naive.best_candidates(
+            nodes, task, mix, (BALANCED.power, BALANCED.fragmentation_w, BALANCED.stranding_w)
+        )
+        step = core.submit(wanted, now_ns=number)
+        if not step.result.placements:
+            assert not theirs.candidates
+            continue
+        (explained,) = core.state.explanation(step.result.workload_id)
+        assert [found.cost_w for found in explained.candidates] == pytest.approx(
+            [found.cost_w for found in theirs.candidates]
+        )
