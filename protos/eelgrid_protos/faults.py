@@ -157,7 +157,8 @@ def fault_from(error: grpc.RpcError) -> Fault:
     code: grpc.StatusCode = error.code()
     trailing: Any = error.trailing_metadata() or ()
     details = next((value for key, value in trailing if key == DETAILS_KEY), b"")
-    cls = _BY_CODE.get(code)
+    # A server that stops cancels what is open; who cancels on this side never gets here.
+    cls = Unavailable if code is grpc.StatusCode.CANCELLED else _BY_CODE.get(code)
     message = error.details() or code.name
     if cls is None:
         return Internal(f"{code.name}: {message}")

@@ -146,17 +146,18 @@ def handler(service: Service, implementation: object) -> grpc.GenericRpcHandler:
 
 def _blocking_call(service: Service, method: Method, channel: grpc.Channel) -> Callable[..., Any]:
     kind: Any = channel.unary_stream if method.response_streaming else channel.unary_unary
-    raw = kind(service.path(method), codec.encode, lambda data: codec.decode(method.response, data))
+    # Encoded before the call: grpc's own hook for it swallows the reason of a failure.
+    raw = kind(service.path(method), None, lambda data: codec.decode(method.response, data))
 
     def unary(request: object, timeout: float | None = None) -> Any:
         try:
-            return raw(request, timeout=timeout)
+            return raw(codec.encode(request), timeout=timeout)
         except grpc.RpcError as error:
             raise fault_from(error) from None
 
     def stream(request: object, timeout: float | None = None) -> Iterator[Any]:
         try:
-            yield from raw(request, timeout=timeout)
+            yield from raw(codec.encode(request), timeout=timeout)
         except grpc.RpcError as error:
             raise fault_from(error) from None
 

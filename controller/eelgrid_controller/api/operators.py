@@ -1,0 +1,291 @@
+"""OperatorService: what operators and their programs ask.
+
+Owns the calls, their filters and pages. Must not know how decisions are made
+or kept: commands go to the loop and are answered once they are on disk, reads
+are views of one moment in which everything shown is on disk.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, TypeAlias
+
+import grpc.aio
+
+from eelgrid_controller.api.changes import WorkloadChanges
+from eelgrid_controller.api.pages import Page, cut
+from eelgrid_controller.api.views import Views, devices, free_milli
+from eelgrid_controller.core import Core
+from eelgrid_controller.loop import Committed, ControllerLoop
+from eelgrid_controller.state import NodeRecord
+from eelgrid_protos.errors import ContractError, Violation
+from eelgrid_protos.faults import Fault, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from eelgrid_protos.messages import (
+    CancelWorkloadRequest,
+    CancelWorkloadResponse,
+    ExplainWorkloadRequest,
+    ExplainWorkloadResponse,
+    GetPolicyRequest,
+    GetPolicyResponse,
+    GetSummaryRequest,
+    GetSummaryResponse,
+    GetWorkloadRequest,
+    GetWorkloadResponse,
+    ListGpusRequest,
+    ListGpusResponse,
+    ListNodesRequest,
+    ListNodesResponse,
+    ListPlansRequest,
+    ListPlansResponse,
+    ListWorkloadsRequest,
+    ListWorkloadsResponse,
+    SubmitWorkloadRequest,
+    SubmitWorkloadResponse,
+    UpdatePolicyRequest,
+    UpdatePolicyResponse,
+    WatchSummaryRequest,
+    WatchSummaryResponse,
+    WatchWorkloadsRequest,
+    WatchWorkloadsResponse,
+    Workload,
+)
+
+__all__ = ["OperatorService"]
+
+_WATCHERS_MOST = 1000
+_INTERVAL_LEAST_S = 0.1
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class OperatorService:
+    """Serves operators; implements `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
+
+    def __init__(self, *, loop: ControllerLoop, views: Views, log: logging.Logger) -> None:
+        self._loop = loop
+        self._views = views
+        self._log = log
+        self._watchers = 0
+        self._closing = asyncio.Event()
+        self._changes = WorkloadChanges(loop.config.changes_most, revision=loop.core.state.revision)
+        loop.listeners.append(self._on_commit)
+
+    def close(self) -> None:
+        """End every watch, so that the server can stop at once."""
+        self._closing.set()
+        self._changes.close()
+
+    def _on_commit(self, committed: Committed) -> None:
+        names = {getattr(event, "workload_id", None) for event in committed.events} - {None}
+        workloads = self._loop.core.state.workloads
+        # One that ended long ago may already be forgotten.
+        self._changes.publish([workloads[name] for name in names if name in workloads])
+
+    # The cluster
+
+    async def get_summary(self, _request: GetSummaryRequest, _context: Context) -> GetSummaryResponse:
+        """The cluster at a glance."""
+        return GetSummaryResponse(summary=await self._loop.read(self._views.summary))
+
+    async def watch_summary(
+        self, request: WatchSummaryRequest, _context: Context
+    ) -> AsyncIterator[WatchSummaryResponse]:
+        """The cluster at a glance, again and again."""
+        interval_s = request.interval_s or 1.0
+        if interval_s < _INTERVAL_LEAST_S:
+            raise InvalidArgument(
+                "the interval is too short",
+                (Violation("interval_s", f"is {interval_s:g}", f"give at least {_INTERVAL_LEAST_S:g}, or 0 for 1"),),
+            )
+        self._enter()
+        try:
+            while True:
+                yield WatchSummaryResponse(summary=await self._loop.read(self._views.recent_summary))
+                try:
+                    async with asyncio.timeout(interval_s):
+                        await self._closing.wait()
+                except TimeoutError:
+                    continue
+                raise Unavailable("the controller is stopping; watch again when it is back")
+        finally:
+            self._watchers -= 1
+
+    async def list_nodes(self, request: ListNodesRequest, _context: Context) -> ListNodesResponse:
+        """A page of nodes by name."""
+
+        def matches(record: NodeRecord) -> bool:
+            inventory = record.inventory
+            return (
+                (not request.states or record.state in request.states)
+                and (not request.pool or inventory.pool == request.pool)
+                and request.name_contains in inventory.node_name
+                and (not request.gpu_model or any(gpu.model == request.gpu_model for gpu in inventory.gpus))
+            )
+
+        def view(core: Core) -> ListNodesResponse:
+            page = cut(request, filter(matches, _by_name(core)), _name)
+            return ListNodesResponse(
+                nodes=tuple(map(self._views.node, page.items)), next_page_token=page.next_token, total=page.total
+            )
+
+        return await self._loop.read(view)
+
+    async def list_gpus(self, request: ListGpusRequest, _context: Context) -> ListGpusResponse:
+        """A page of devices by node and index."""
+
+        def view(core: Core) -> ListGpusResponse:
+            records = _by_name(core) if not request.node_name else iter([_node(core, request.node_name)])
+            page = cut(
+                request,
+                (
+                    (record, gpu)
+                    for record, gpu in devices(records)
+                    if (not request.gpu_model or gpu.model == request.gpu_model)
+                    and (not request.min_free_milli or free_milli(record, gpu) >= request.min_free_milli)
+                ),
+                lambda item: (item[0].inventory.node_name, item[1].index),
+            )
+            return ListGpusResponse(
+                gpus=tuple(self._views.gpu(*item) for item in page.items),
+                next_page_token=page.next_token,
+                total=page.total,
+            )
+
+        return await self._loop.read(view)
+
+    async def list_plans(self, request: ListPlansRequest, _context: Context) -> ListPlansResponse:
+        """A page of plans by node name."""
+
+        def view(core: Core) -> ListPlansResponse:
+            records = _by_name(core) if not request.node_name else iter([_node(core, request.node_name)])
+            page = cut(request, records, _name)
+            return ListPlansResponse(
+                plans=tuple(self._views.plan(core, record.inventory.node_name) for record in page.items),
+                next_page_token=page.next_token,
+                total=page.total,
+            )
+
+        return await self._loop.read(view)
+
+    # Workloads
+
+    async def submit_workload(self, request: SubmitWorkloadRequest, _context: Context) -> SubmitWorkloadResponse:
+        """Accept a workload; answered once it is on disk and placed or known to wait."""
+        try:
+            workload = await self._loop.submit(request)
+        except Unavailable:
+            # Not refused: nobody decided.
+            raise
+        except (Fault, ContractError):
+            self._views.refused += 1
+            raise
+        return SubmitWorkloadResponse(workload=workload)
+
+    async def get_workload(self, request: GetWorkloadRequest, _context: Context) -> GetWorkloadResponse:
+        """One workload."""
+
+        def view(core: Core) -> Workload:
+            try:
+                return core.state.workloads[request.workload_id]
+            except KeyError:
+                raise NotFound(f"there is no workload {request.workload_id}; list them with ListWorkloads") from None
+
+        return GetWorkloadResponse(workload=await self._loop.read(view))
+
+    async def list_workloads(self, request: ListWorkloadsRequest, _context: Context) -> ListWorkloadsResponse:
+        """A page of workloads in the order of their submission."""
+
+        def matches(workload: Workload) -> bool:
+            spec = workload.spec
+            return (
+                (not request.phases or workload.phase in request.phases)
+                and (not request.namespace or spec.namespace == request.namespace)
+                and (not request.user or spec.user == request.user)
+                and (not request.queue or spec.queue == request.queue)
+                and request.name_contains in spec.name
+                and (not request.node_name or any(at.node_name == request.node_name for at in workload.placements))
+            )
+
+        def view(core: Core) -> Page[Workload]:
+            return cut(request, filter(matches, core.state.workloads.values()), _submission)
+
+        page = await self._loop.read(view)
+        return ListWorkloadsResponse(workloads=page.items, next_page_token=page.next_token, total=page.total)
+
+    async def watch_workloads(
+        self, request: WatchWorkloadsRequest, _context: Context
+    ) -> AsyncIterator[WatchWorkloadsResponse]:
+        """Every workload changed after a revision as it stands, then every change as it comes."""
+        after = request.after_revision
+        self._enter()
+        try:
+            revision, workloads = await self._loop.read(lambda core: _changed_after(core, after))
+            for workload in workloads:
+                yield WatchWorkloadsResponse(workload=workload)
+            while True:
+                for workload in self._changes.after(revision):
+                    yield WatchWorkloadsResponse(workload=workload)
+                    revision = workload.revision
+                if not self._changes.after(revision):
+                    await self._changes.wait()
+        finally:
+            self._watchers -= 1
+
+    async def cancel_workload(self, request: CancelWorkloadRequest, _context: Context) -> CancelWorkloadResponse:
+        """End a workload."""
+        return CancelWorkloadResponse(workload=await self._loop.cancel(request.workload_id))
+
+    async def explain_workload(self, request: ExplainWorkloadRequest, _context: Context) -> ExplainWorkloadResponse:
+        """Why a workload stands where it stands."""
+        explanation = await self._loop.read(lambda core: core.explain(request.workload_id))
+        return ExplainWorkloadResponse(explanation=explanation)
+
+    # Policy
+
+    async def get_policy(self, _request: GetPolicyRequest, _context: Context) -> GetPolicyResponse:
+        """The policy in force."""
+        return GetPolicyResponse(policy=await self._loop.read(lambda core: core.state.policy))
+
+    async def update_policy(self, request: UpdatePolicyRequest, _context: Context) -> UpdatePolicyResponse:
+        """Put a policy in force."""
+        policy = await self._loop.update_policy(request.policy)
+        self._log.info("policy=updated revision=%d objective=%s", policy.revision, policy.objective)
+        return UpdatePolicyResponse(policy=policy)
+
+    def _enter(self) -> None:
+        """Count one watcher in; the caller counts it out."""
+        if self._watchers >= _WATCHERS_MOST:
+            raise ResourceExhausted(f"{_WATCHERS_MOST} watches are open; end some, or list instead")
+        self._watchers += 1
+
+
+def _by_name(core: Core) -> Iterator[NodeRecord]:
+    nodes = core.state.nodes
+    return (nodes[name] for name in sorted(nodes))
+
+
+def _name(record: NodeRecord) -> tuple[str]:
+    return (record.inventory.node_name,)
+
+
+def _submission(workload: Workload) -> tuple[int]:
+    # The loop gives no two commands one time, and later ones a later time.
+    return (workload.submitted_ns,)
+
+
+def _node(core: Core, name: str) -> NodeRecord:
+    try:
+        return core.state.nodes[name]
+    except KeyError:
+        raise NotFound(f"there is no node {name}; list them with ListNodes") from None
+
+
+def _changed_after(core: Core, revision: int) -> tuple[int, list[Workload]]:
+    """The revision of now, and what changed since the given one, oldest change first."""
+    state = core.state
+    if revision > state.revision:
+        raise InvalidArgument(
+            "the revision is not one of this cluster",
+            (Violation("after_revision", f"is {revision}, now is {state.revision}", "begin again with a listing"),),
+        )
+    changed = [workload for workload in state.workloads.values() if workload.revision > revision]
+    return state.revision, sorted(changed, key=lambda workload: workload.revision)

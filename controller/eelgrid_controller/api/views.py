@@ -1,0 +1,191 @@
+"""What operators see, made from the state and the telemetry of one moment.
+
+Owns the joining of what is decided (state) with what is measured (telemetry).
+Must not change either, and must not await: a view is of one moment. A reading
+too old to stand for now is left out, and its age says why.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from eelgrid_controller.core import Core
+from eelgrid_controller.latency import RecentLatencies
+from eelgrid_controller.state import NodeRecord
+from eelgrid_controller.telemetry import Telemetry
+from eelgrid_protos.messages import (
+    Gpu,
+    GpuStatus,
+    ModelSummary,
+    Node,
+    NodeState,
+    PlanStatus,
+    ReasonCount,
+    Summary,
+    WorkloadPhase,
+)
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
+
+__all__ = ["Views"]
+
+_REASONS_MOST = 64
+_HOLDERS_MOST = 4096
+# A summary walks over every node; a thousand watchers must not make it a thousand walks.
+_SUMMARY_FOR_S = 0.2
+
+
+@dataclass(slots=True)
+class _Kept:
+    summary: Summary
+    at_s: float
+
+
+class Views:
+    """Makes what operators see."""
+
+    def __init__(
+        self,
+        *,
+        telemetry: Telemetry,
+        decisions: RecentLatencies,
+        now_ns: Callable[[], int],
+        monotonic_s: Callable[[], float],
+    ) -> None:
+        # Submissions that were refused; they leave no trace in the state.
+        self.refused = 0
+        self._telemetry = telemetry
+        self._decisions = decisions
+        self._now_ns = now_ns
+        self._monotonic_s = monotonic_s
+        self._kept: _Kept | None = None
+
+    def node(self, record: NodeRecord) -> Node:
+        """One node."""
+        name = record.inventory.node_name
+        now_s, now_ns = self._monotonic_s(), self._now_ns()
+        age_s = self._telemetry.age_s(name, now_s=now_s, now_ns=now_ns)
+        tick = self._telemetry.fresh(name, now_s=now_s, now_ns=now_ns)
+        applied = self._telemetry.applied(name)
+        received, lost = self._telemetry.counts(name)
+        return Node(
+            inventory=record.inventory,
+            state=record.state,
+            allocated_cpu_milli=record.allocated_cpu_milli,
+            allocated_memory_bytes=record.allocated_memory_bytes,
+            allocated_gpu_milli=record.allocated_gpu_milli,
+            workloads=len({workload_id for workload_id, _ in record.assignments}),
+            power_w=tick.power_w if tick else None,
+            sample_age_s=_bounded(age_s),
+            plan_epoch=record.plan_epoch,
+            applied_epoch=applied.epoch if applied else 0,
+            samples_received=received,
+            samples_lost=lost,
+        )
+
+    def gpu(self, record: NodeRecord, gpu: Gpu) -> GpuStatus:
+        """One device."""
+        name = record.inventory.node_name
+        now_s, now_ns = self._monotonic_s(), self._now_ns()
+        readings = self._telemetry.gpu(name, gpu.uuid, now_s=now_s, now_ns=now_ns)
+        return GpuStatus(
+            node_name=name,
+            gpu=gpu,
+            node_state=record.state,
+            allocated_milli=record.gpu_milli.get(gpu.uuid, 0),
+            workload_ids=tuple(record.holders(gpu.uuid))[:_HOLDERS_MOST],
+            power_w=readings.power_w,
+            energy_j=readings.energy_j,
+            utilization_ratio=readings.utilization_ratio,
+            memory_used_bytes=readings.memory_used_bytes,
+            temperature_c=readings.temperature_c,
+            sample_age_s=_bounded(self._telemetry.age_s(name, now_s=now_s, now_ns=now_ns)),
+        )
+
+    def plan(self, core: Core, node_name: str) -> PlanStatus:
+        """One plan and the node's word on it."""
+        return PlanStatus(plan=core.node_plan(node_name), applied=self._telemetry.applied(node_name))
+
+    def summary(self, core: Core) -> Summary:
+        """The cluster, with every change up to now."""
+        kept = self._kept
+        if kept and (kept.summary.revision, kept.summary.refused) == (core.state.revision, self.refused):
+            return self.recent_summary(core)
+        return self._sum_up(core)
+
+    def recent_summary(self, core: Core) -> Summary:
+        """The cluster up to a fifth of a second ago, for those who ask again and again."""
+        if self._kept is None or not 0.0 <= self._monotonic_s() - self._kept.at_s < _SUMMARY_FOR_S:
+            return self._sum_up(core)
+        return self._kept.summary
+
+    def _sum_up(self, core: Core) -> Summary:
+        state, now_s, now_ns = core.state, self._monotonic_s(), self._now_ns()
+        power = self._telemetry.power(now_s=now_s, now_ns=now_ns)
+        gpus: Counter[str] = Counter()
+        held: Counter[str] = Counter()
+        cpu_milli = allocated_cpu_milli = lost = 0
+        for record in state.nodes.values():
+            lost += record.state is NodeState.LOST
+            cpu_milli += record.inventory.cpu_milli
+            allocated_cpu_milli += record.allocated_cpu_milli
+            for gpu in record.inventory.gpus:
+                gpus[gpu.model] += 1
+                if record.gpu_milli:
+                    held[gpu.model] += record.gpu_milli.get(gpu.uuid, 0)
+        phases = state.phases
+        reasons = Counter(state.workloads[workload_id].reason for workload_id in state.pending)
+        summary = Summary(
+            time_ns=now_ns,
+            nodes_ready=len(state.nodes) - lost,
+            nodes_lost=lost,
+            gpus=gpus.total(),
+            allocated_gpu_milli=held.total(),
+            cpu_milli=cpu_milli,
+            allocated_cpu_milli=allocated_cpu_milli,
+            pending=phases[WorkloadPhase.PENDING],
+            placed=phases[WorkloadPhase.PLACED],
+            cancelled=phases[WorkloadPhase.CANCELLED],
+            refused=self.refused,
+            pending_reasons=tuple(
+                ReasonCount(reason=reason, workloads=count) for reason, count in reasons.most_common(_REASONS_MOST)
+            ),
+            modelled_power_w=core.modelled_power_w(),
+            measured_power_w=power.power_w,
+            measured_gpus=power.gpus,
+            samples_received=self._telemetry.received,
+            samples_lost=self._telemetry.lost,
+            decision_p50_s=self._decisions.quantile(0.5),
+            decision_p99_s=self._decisions.quantile(0.99),
+            decisions=self._decisions.count,
+            models=tuple(
+                ModelSummary(
+                    model=model,
+                    gpus=count,
+                    allocated_gpu_milli=held[model],
+                    measured_power_w=power.by_model.get(model, 0.0),
+                )
+                for model, count in sorted(gpus.items())[:1000]
+            ),
+            revision=state.revision,
+        )
+        self._kept = _Kept(summary, now_s)
+        return summary
+
+
+def free_milli(record: NodeRecord, gpu: Gpu) -> int:
+    """What new work could still get of the device: nothing of one that is lost or cut into instances."""
+    if record.state is not NodeState.READY or gpu.uuid in record.lost_gpus or gpu.mig_enabled:
+        return 0
+    return GPU_MILLI_WHOLE - record.gpu_milli.get(gpu.uuid, 0)
+
+
+def devices(records: Iterator[NodeRecord]) -> Iterator[tuple[NodeRecord, Gpu]]:
+    """Every device, by index within its node."""
+    for record in records:
+        for gpu in sorted(record.inventory.gpus, key=lambda gpu: gpu.index):
+            yield record, gpu
+
+
+def _bounded(age_s: float | None) -> float | None:
+    """A clock that was never set may put a sample decades back; the contract ends at 1e9 s."""
+    return None if age_s is None else min(age_s, 1e9)

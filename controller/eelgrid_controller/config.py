@@ -1,0 +1,59 @@
+"""Every number that the shell is run with, in one frozen value.
+
+Owns the bounds and their reasons. Knows nothing of how they are given:
+__main__ turns flags into this, tests make their own.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from eelgrid_controller.errors import ConfigError
+
+__all__ = ["ControllerConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerConfig:
+    """How one controller runs."""
+
+    data: Path
+    listen: str = "127.0.0.1:7443"
+    metrics: str = "127.0.0.1:9464"
+    # Commands that may wait; one decision takes about 1 ms, so a full queue is some seconds of work.
+    queue_most: int = 4096
+    # A batch ends at either bound: the first caller of a batch must not wait for the decisions of all others,
+    # while one commit (0.4 ms measured) for each decision would cost as much as the decision.
+    batch_most: int = 256
+    batch_budget_s: float = 0.004
+    # An agent that reconnects sooner was never away: a restart of the agent or a lost link is no event.
+    away_grace_s: float = 10.0
+    # After a restart every agent is away; agents come back within their back-off, which is at most 30 s.
+    restart_grace_s: float = 30.0
+    # A checkpoint copies the whole state, so it waits for a quiet moment until the hard bound.
+    checkpoint_events: int = 1000
+    checkpoint_events_most: int = 50_000
+    checkpoint_idle_s: float = 2.0
+    # Events that stay even when two checkpoints cover them: the recent past for people who look.
+    retained_events: int = 10_000
+    # A changed plan waits this long for more changes; a container takes longer to start.
+    plan_interval_s: float = 0.1
+    # Changes of workloads kept for watchers; one that falls further behind starts again from a listing.
+    changes_most: int = 16_384
+    # Decisions in the latency quantiles.
+    decisions_most: int = 4096
+    # A clean stop waits this long for calls under way.
+    stop_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no controller can run with."""
+        for name in ("queue_most", "batch_most", "checkpoint_events", "changes_most", "decisions_most"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}", "give at least 1")
+        for name in ("away_grace_s", "restart_grace_s", "checkpoint_idle_s", "plan_interval_s", "stop_s"):
+            if not 0.0 <= getattr(self, name) <= 86_400.0:
+                raise ConfigError(f"{name} is {getattr(self, name)}", "give seconds between 0 and 86400")
+        if self.checkpoint_events_most < self.checkpoint_events:
+            raise ConfigError(
+                f"checkpoint_events_most is {self.checkpoint_events_most}",
+                f"give at least checkpoint_events, which is {self.checkpoint_events}",
+            )

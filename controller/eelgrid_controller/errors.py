@@ -1,0 +1,103 @@
+"""Errors of the controller itself, in one tree; errors of a call are `eelgrid_protos.faults`.
+
+ControllerError              this controller cannot do what it was asked; the message says what to do
+├── ConfigError              a flag or a directory that cannot be used
+├── BatchRefused             an agent's samples contradict the inventory that it sent
+│   ├── UnknownGeneration    columns follow an inventory that never came
+│   ├── WrongWidth           columns are not one value for each GPU and tick
+│   └── SequenceJump         a sequence so far ahead that it can be no gap
+└── JournalError             the journal's file is at fault, or its disk
+    ├── JournalForeign       the file belongs to another program
+    ├── JournalTooNew        a newer version of Eelgrid wrote it
+    ├── JournalHeld          another controller has it open
+    ├── JournalCorrupt       what is on disk is not what was written
+    ├── JournalFull          no room: nothing was written, writing may work again later
+    └── JournalUnavailable   the disk refused otherwise: nothing was written
+"""
+
+from pathlib import Path
+
+__all__ = [
+    "BatchRefused",
+    "ConfigError",
+    "ControllerError",
+    "JournalCorrupt",
+    "JournalError",
+    "JournalForeign",
+    "JournalFull",
+    "JournalHeld",
+    "JournalTooNew",
+    "JournalUnavailable",
+    "SequenceJump",
+    "UnknownGeneration",
+    "WrongWidth",
+]
+
+
+class ControllerError(Exception):
+    """What went wrong and what to do about it, in one sentence each."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{problem}; {remedy}")
+
+
+class ConfigError(ControllerError):
+    """A flag or a directory that cannot be used."""
+
+
+class BatchRefused(ControllerError):
+    """Samples that contradict the node's inventory; `field` is the one at fault."""
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        self.field = field
+        super().__init__(problem, remedy)
+
+
+class UnknownGeneration(BatchRefused):
+    """Columns that follow an inventory which never came."""
+
+
+class WrongWidth(BatchRefused):
+    """Columns that are not one value for each GPU and tick."""
+
+
+class SequenceJump(BatchRefused):
+    """A sequence so far ahead that it can be no gap."""
+
+
+class JournalError(ControllerError):
+    """The journal cannot be read or written; `path` is its file."""
+
+    def __init__(self, path: Path, problem: str, remedy: str) -> None:
+        self.path = path
+        super().__init__(f"journal {path}: {problem}", remedy)
+
+
+class JournalForeign(JournalError):
+    """The file belongs to another program."""
+
+
+class JournalTooNew(JournalError):
+    """A newer version of Eelgrid wrote the file."""
+
+
+class JournalHeld(JournalError):
+    """Another controller has the journal open."""
+
+
+class JournalCorrupt(JournalError):
+    """What is on disk is not what was written; `seq` is the first bad entry, where one can be named."""
+
+    def __init__(self, path: Path, problem: str, remedy: str, *, seq: int | None = None) -> None:
+        self.seq = seq
+        super().__init__(path, problem, remedy)
+
+
+class JournalFull(JournalError):
+    """There was no room; nothing of the write remains."""
+
+
+class JournalUnavailable(JournalError):
+    """The disk refused; nothing of the write remains."""

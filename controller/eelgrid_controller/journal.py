@@ -1,0 +1,91 @@
+"""The journal as a port: what the loop asks of durable storage.
+
+Owns the shape of entries and checkpoints. Must not know how they are stored
+(adapters/store.py does) nor what they mean (events.py does).
+
+Theory: entry number n is the event that took the state from revision n - 1 to
+n, so the journal's last number and the state's revision are one number, and a
+gap, a repetition or a lost tail cannot go unseen.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+__all__ = ["Checkpoint", "Entry", "Journal", "JournalCounters", "digest_of", "forget_checkpoint", "forget_entries"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One event as the journal holds it."""
+
+    kind: str
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The whole state after entry `seq`."""
+
+    seq: int
+    state: Mapping[str, Any]
+    digest: str
+
+
+@dataclass(slots=True)
+class JournalCounters:
+    """What the journal did since it was opened."""
+
+    commits: int = 0
+    entries: int = 0
+    bytes_written: int = 0
+    checkpoints: int = 0
+    checkpoint_bytes: int = 0
+
+
+class Journal(Protocol):
+    """Durable, ordered, written by one; each method is done when it returns, or left no trace when it raises."""
+
+    @property
+    def path(self) -> Path:
+        """The file, for messages."""
+
+    @property
+    def counters(self) -> JournalCounters:
+        """What was written so far."""
+
+    def append(self, entries: Sequence[Entry]) -> int:
+        """Write all or none; the number of the last entry."""
+
+    def newest_checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint, checked; None before the first."""
+
+    def entries_after(self, seq: int) -> Iterator[tuple[int, Entry]]:
+        """Every entry after `seq`, in order and checked."""
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Keep the checkpoint and drop what two checkpoints have made needless."""
+
+    def probe(self) -> None:
+        """Return if writing works; raise JournalFull or JournalUnavailable if not."""
+
+    def close(self) -> None:
+        """Give the file up."""
+
+
+def forget_checkpoint(path: Path, seq: int) -> str:
+    """The command with which a person removes one checkpoint."""
+    return f"sqlite3 {path} 'DELETE FROM checkpoints WHERE seq={seq}'"  # noqa: S608  # told, never run
+
+
+def forget_entries(path: Path, seq: int) -> str:
+    """The command with which a person gives up an entry and all after it."""
+    return f"sqlite3 {path} 'DELETE FROM events WHERE seq>={seq}'"  # noqa: S608  # told, never run
+
+
+def digest_of(state: Mapping[str, Any]) -> str:
+    """A hash of a dumped state, the same for the same state whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(state, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

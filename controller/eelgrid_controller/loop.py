@@ -1,0 +1,399 @@
+"""The loop: one owner of the state, and the only way to change it.
+
+Owns the order of things: a command is queued, applied to the core, its events
+are on disk, and only then is its caller answered and anybody else told. Must
+not know gRPC, SQLite or what a command means.
+
+Theory: while one commit is under way the next commands gather, so the disk is
+asked once for many (group commit) and throughput rises with load. Between
+applying and committing the state runs ahead of the disk; nobody may see that,
+so readers wait until the commit is done (a third of a millisecond) and then
+read without awaiting, which makes every read consistent. When a commit fails,
+the state in memory is thrown away and comes back from the journal: what was
+never accepted was never there.
+
+A full disk stops accepting, nothing else: commands are refused with
+RESOURCE_EXHAUSTED until a probe, at most once a second, finds room again.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.config import ControllerConfig
+from eelgrid_controller.core import Core, Step
+from eelgrid_controller.errors import JournalError, JournalFull
+from eelgrid_controller.events import Event
+from eelgrid_controller.journal import Checkpoint, Journal, digest_of
+from eelgrid_controller.latency import RecentLatencies
+from eelgrid_controller.presence import Presence
+from eelgrid_controller.recovery import Recovered, entries_of, recover
+from eelgrid_controller.state import ClusterState
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.faults import Fault, Internal, ResourceExhausted, Unavailable
+from eelgrid_protos.messages import Inventory, NodeState, Policy, SubmitWorkloadRequest, Workload
+
+__all__ = ["Committed", "ControllerLoop"]
+
+_Result = TypeVar("_Result")
+_PROBE_EVERY_S = 1.0
+_RETRY_EVERY_S = 0.25
+_TICK_S = 0.25
+_CHECKPOINT_AGAIN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What one commit made true."""
+
+    events: tuple[Event, ...]
+    nodes: frozenset[str]
+    revision: int
+
+
+@dataclass(slots=True)
+class _Command:
+    apply: Callable[[Core, int], Step[Any]]
+    answer: asyncio.Future[Any]
+    is_decision: bool = False
+    outcome: Any = None
+    fault: Exception | None = None
+
+
+class ControllerLoop:
+    """Runs a core over a journal; see the module's theory. Used from one event loop."""
+
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        fresh_state: Callable[[], ClusterState],
+        make_core: Callable[[ClusterState], Core],
+        config: ControllerConfig,
+        clock: Clock,
+        log: logging.Logger,
+        observe_decision: Callable[[float], None] = lambda _: None,
+        observe_commit: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self.journal = journal
+        self.config = config
+        self.clock = clock
+        self.presence = Presence()
+        self.decisions = RecentLatencies(config.decisions_most)
+        self.listeners: list[Callable[[Committed], None]] = []
+        # Resolved with the error that this process cannot go on after.
+        self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        self._fresh_state = fresh_state
+        self._make_core = make_core
+        self._log = log
+        self._observe_decision = observe_decision
+        self._observe_commit = observe_commit
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._core: Core | None = None
+        self._queue: deque[_Command] = deque()
+        self._wake = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self._journal_fault: Fault | None = None
+        self._probe_at_s = 0.0
+        self._since_checkpoint = 0
+        self._last_command_s = 0.0
+        self._checkpoint_after_s = 0.0
+        self._retry_at_s = 0.0
+        self._now_ns = 0
+
+    # Life
+
+    async def start(self) -> Recovered:
+        """Bring the state back and begin; raises JournalError."""
+        recovered = await self._in_writer(lambda: recover(self.journal, self._fresh_state))
+        self._adopt(recovered)
+        now_s = self.clock.monotonic_s()
+        for name, node in recovered.state.nodes.items():
+            if node.state is NodeState.READY:
+                self.presence.left(name, deadline_s=now_s + self.config.restart_grace_s)
+        self._last_command_s = now_s
+        self._tasks = [asyncio.create_task(self._guard(part)) for part in (self._run, self._tick)]
+        return recovered
+
+    async def stop(self) -> None:
+        """Finish what was queued, checkpoint and stop; the journal stays open for its owner to close."""
+        self._stopping = True
+        self._wake.set()
+        if self._tasks:
+            run, tick = self._tasks
+            tick.cancel()
+            await asyncio.gather(run, tick, return_exceptions=True)
+            if self._since_checkpoint and not self.failed.done():
+                await self._checkpoint()
+        self._writer.shutdown()
+
+    @property
+    def queued(self) -> int:
+        """Commands that wait."""
+        return len(self._queue)
+
+    @property
+    def journal_fault(self) -> Fault | None:
+        """Why nothing is accepted now; None when all is well."""
+        return self._journal_fault
+
+    # Reading
+
+    async def read(self, view: Callable[[Core], _Result]) -> _Result:
+        """What `view` makes of the core at a moment when all that it shows is on disk."""
+        while not self._settled.is_set():
+            await self._settled.wait()
+        return view(self.core)
+
+    @property
+    def core(self) -> Core:
+        """The core as it is at this moment; use `read` for anything that leaves this process."""
+        assert self._core is not None, "start() comes first"
+        return self._core
+
+    # Commands
+
+    async def submit(self, request: SubmitWorkloadRequest) -> Workload:
+        """Accept a workload and place it if it can be placed now."""
+        return await self._command(lambda core, now_ns: core.submit(request, now_ns=now_ns), is_decision=True)
+
+    async def cancel(self, workload_id: str) -> Workload:
+        """End a workload."""
+        return await self._command(lambda core, now_ns: core.cancel(workload_id, now_ns=now_ns))
+
+    async def update_policy(self, policy: Policy) -> Policy:
+        """Put a policy in force."""
+        return await self._command(lambda core, now_ns: core.update_policy(policy, now_ns=now_ns))
+
+    async def node_joined(self, inventory: Inventory) -> None:
+        """A node is here, as it describes itself."""
+        await self._command(lambda core, now_ns: core.node_joined(inventory, now_ns=now_ns))
+
+    async def gpu_lost(self, node_name: str, gpu_uuid: str) -> None:
+        """A device answers nothing any more."""
+        await self._command(lambda core, now_ns: core.gpu_lost(node_name, gpu_uuid, now_ns=now_ns))
+
+    async def gpu_returned(self, node_name: str, gpu_uuid: str) -> None:
+        """A device answers again."""
+        await self._command(lambda core, now_ns: core.gpu_returned(node_name, gpu_uuid, now_ns=now_ns))
+
+    async def _command(self, apply: Callable[[Core, int], Step[_Result]], *, is_decision: bool = False) -> _Result:
+        if self._stopping or self.failed.done():
+            raise Unavailable("the controller is stopping; repeat the call when it is back")
+        if len(self._queue) >= self.config.queue_most:
+            raise ResourceExhausted(f"{len(self._queue)} commands wait already; slow down and repeat the call")
+        command = _Command(apply, asyncio.get_running_loop().create_future(), is_decision)
+        self._queue.append(command)
+        self._wake.set()
+        result: _Result = await command.answer
+        return result
+
+    # The owner
+
+    async def _guard(self, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a part of the loop; a process with half a loop must not go on as if nothing were."""
+        try:
+            await part()
+        except Exception as error:  # noqa: BLE001  # whoever owns the process hears of it and ends it
+            self._log.critical("loop=ended error=%s", error, exc_info=not isinstance(error, JournalError))
+            if not self.failed.done():
+                self.failed.set_result(error)
+            self._refuse_all(Unavailable("the controller is stopping; repeat the call when it is back"))
+
+    async def _run(self) -> None:
+        while self._queue or not self._stopping:
+            if self._is_checkpoint_due():
+                await self._checkpoint()
+            self._go_on_with_backlog()
+            if not self._queue:
+                self._wake.clear()
+                await self._wake.wait()
+            elif self._journal_fault is None or await self._can_write():
+                await self._batch()
+            else:
+                self._refuse_all(self._journal_fault)
+
+    def _go_on_with_backlog(self) -> None:
+        """Queue the rest of a round over waiting work: when nobody waits, and now and then when somebody does."""
+        now_s = self.clock.monotonic_s()
+        is_turn = not self._queue or now_s >= self._retry_at_s
+        if self.core.backlog and is_turn and self._journal_fault is None and not self._stopping:
+            self._retry_at_s = now_s + _RETRY_EVERY_S
+            answer = asyncio.get_running_loop().create_future()
+            answer.add_done_callback(asyncio.Future.exception)
+            self._queue.append(_Command(lambda core, now_ns: core.retry(now_ns=now_ns), answer))
+
+    async def _batch(self) -> None:
+        self._settled.clear()
+        batch, broken = self._apply_batch()
+        events = tuple(event for command in batch if command.fault is None for event in command.outcome.events)
+        fault: Fault | None = None
+        if broken:
+            fault = Unavailable("a fault in the controller undid this together with another call; repeat the call")
+        elif events:
+            fault = await self._commit(events)
+        if fault is not None:
+            self._adopt(await self._in_writer(lambda: recover(self.journal, self._fresh_state)))
+        self._settled.set()
+        nodes: frozenset[str] = frozenset()
+        for command in batch:
+            if command.fault is None and fault is None:
+                nodes |= command.outcome.nodes
+                _answer(command, command.outcome.result)
+            else:
+                _answer(command, fault=command.fault or fault)
+        if fault is None and (events or nodes):
+            committed = Committed(events, nodes, self.core.state.revision)
+            for listener in self.listeners:
+                listener(committed)
+        # Readers and answered callers run now, before the state moves on.
+        await asyncio.sleep(0)
+
+    def _apply_batch(self) -> tuple[list[_Command], bool]:
+        """Apply queued commands up to the bounds; True when the core broke and its state cannot be trusted."""
+        core = self.core
+        perf_s = self.clock.perf_s
+        batch: list[_Command] = []
+        began_s = start_s = perf_s()
+        while self._queue and len(batch) < self.config.batch_most and start_s - began_s < self.config.batch_budget_s:
+            command = self._queue.popleft()
+            if command.answer.cancelled():
+                continue
+            batch.append(command)
+            # No two commands at one time, and order of events is order of time, also when a clock is set back.
+            self._now_ns = max(self._now_ns + 1, self.clock.now_ns())
+            try:
+                command.outcome = command.apply(core, self._now_ns)
+            except (Fault, ContractError) as error:
+                command.fault = error
+            except Exception:  # noqa: BLE001  # whatever it was, the state is suspect now
+                self._log.exception("core=broken action=restart_from_journal")
+                command.fault = Internal("a fault in the controller; its log has the details")
+                return batch, True
+            end_s = perf_s()
+            if command.is_decision and command.fault is None:
+                self.decisions.add(end_s - start_s)
+                self._observe_decision(end_s - start_s)
+            start_s = end_s
+        self._last_command_s = self.clock.monotonic_s()
+        return batch, False
+
+    async def _commit(self, events: tuple[Event, ...]) -> Fault | None:
+        """Put events on disk; a fault when that failed."""
+        start_s = self.clock.perf_s()
+        try:
+            last = await self._in_writer(lambda: self.journal.append(entries_of(events)))
+        except JournalError as error:
+            self._log.error("journal=failed events=%d error=%s", len(events), error)  # no trace
+            self._probe_at_s = self.clock.monotonic_s() + _PROBE_EVERY_S
+            self._journal_fault = _journal_fault(error)
+            return self._journal_fault
+        self._observe_commit(self.clock.perf_s() - start_s)
+        assert last == self.core.state.revision, "journal and state count the same events"
+        self._since_checkpoint += len(events)
+        return None
+
+    async def _can_write(self) -> bool:
+        if self.clock.monotonic_s() < self._probe_at_s:
+            return False
+        self._probe_at_s = self.clock.monotonic_s() + _PROBE_EVERY_S
+        try:
+            await self._in_writer(self.journal.probe)
+        except JournalError as error:
+            self._journal_fault = _journal_fault(error)
+            return False
+        self._log.warning("journal=writable again")
+        self._journal_fault = None
+        return True
+
+    def _refuse_all(self, fault: Fault | None) -> None:
+        while self._queue:
+            _answer(self._queue.popleft(), fault=fault)
+
+    def _adopt(self, recovered: Recovered) -> None:
+        self._core = self._make_core(recovered.state)
+        self._since_checkpoint = recovered.replayed
+        newest = next(reversed(recovered.state.workloads.values()), None)
+        self._now_ns = max(self._now_ns, newest.submitted_ns if newest else 0)
+
+    async def _in_writer(self, call: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._writer, call)
+
+    def _is_checkpoint_due(self) -> bool:
+        """At the hard bound, or when enough has gathered and nobody waits."""
+        now_s = self.clock.monotonic_s()
+        if now_s < self._checkpoint_after_s or self._since_checkpoint < self.config.checkpoint_events:
+            return False
+        is_quiet = not self._queue and now_s - self._last_command_s >= self.config.checkpoint_idle_s
+        return is_quiet or self._since_checkpoint >= self.config.checkpoint_events_most
+
+    async def _checkpoint(self) -> None:
+        """Copy the state to disk; the owner waits here, so the state stands still, while readers go on."""
+        state = self.core.state
+
+        def write() -> None:
+            plain = state.dump()
+            self.journal.checkpoint(Checkpoint(state.revision, plain, digest_of(plain)))
+
+        start_s = self.clock.perf_s()
+        try:
+            await self._in_writer(write)
+        except JournalError as error:
+            # Entries are still there; only the next start is slower.
+            self._log.warning("checkpoint=failed error=%s", error)
+            self._checkpoint_after_s = self.clock.monotonic_s() + _CHECKPOINT_AGAIN_S
+            return
+        self._log.info(
+            "checkpoint=written revision=%d events=%d seconds=%.3f",
+            state.revision, self._since_checkpoint, self.clock.perf_s() - start_s,
+        )  # fmt: skip
+        self._since_checkpoint = 0
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now_s = self.clock.monotonic_s()
+            for name in self.presence.expired(now_s=now_s):
+                self._lose(name)
+            if self._is_checkpoint_due():
+                self._wake.set()
+
+    def _lose(self, node_name: str) -> None:
+        """Queue the loss of a node; it is tried again when it cannot be accepted now."""
+        if node_name not in self.core.state.nodes:
+            # Its agent went before its first inventory was accepted.
+            return
+        command = _Command(
+            lambda core, now_ns: core.node_lost(node_name, now_ns=now_ns), asyncio.get_running_loop().create_future()
+        )
+
+        def check(answer: asyncio.Future[Any]) -> None:
+            if answer.exception() is not None:
+                self._log.debug("node=%s lost=later reason=%s", node_name, answer.exception())
+                self.presence.retry(node_name, deadline_s=self.clock.monotonic_s() + _PROBE_EVERY_S)
+
+        command.answer.add_done_callback(check)
+        self._queue.append(command)
+        self._wake.set()
+
+
+def _journal_fault(error: JournalError) -> Fault:
+    return ResourceExhausted(str(error)) if isinstance(error, JournalFull) else Unavailable(str(error))
+
+
+def _answer(command: _Command, result: Any = None, *, fault: Exception | None = None) -> None:
+    """Answer the caller, who may have gone."""
+    if command.answer.done():
+        return
+    if fault is None:
+        command.answer.set_result(result)
+    else:
+        command.answer.set_exception(fault)

@@ -1,0 +1,79 @@
+"""How a state comes back from the journal.
+
+Owns the order: newest checkpoint, then every entry after it, with none
+missing, through `ClusterState.apply` alone; nothing is decided anew. Must not
+know how entries are stored.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from eelgrid_controller.errors import JournalCorrupt, JournalTooNew
+from eelgrid_controller.events import Event, UnknownKind, event_from_plain, event_to_plain
+from eelgrid_controller.journal import Checkpoint, Entry, Journal, digest_of, forget_checkpoint, forget_entries
+from eelgrid_controller.state import ClusterState
+from eelgrid_protos.errors import ContractError
+
+__all__ = ["Recovered", "entries_of", "recover"]
+
+# What reading plain values that are none of ours can raise; a CRC has already ruled out a damaged disk.
+_UNREADABLE = (ContractError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """A state that came back."""
+
+    state: ClusterState
+    checkpoint_seq: int
+    replayed: int
+
+
+def entries_of(events: Iterable[Event]) -> list[Entry]:
+    """The entries that stand for `events`."""
+    return [Entry(*event_to_plain(event)) for event in events]
+
+
+def recover(journal: Journal, fresh: Callable[[], ClusterState]) -> Recovered:
+    """The state as of the journal's last entry."""
+    checkpoint = journal.newest_checkpoint()
+    start = checkpoint.seq if checkpoint else 0
+    state = _state_of(journal, checkpoint) if checkpoint else fresh()
+    replayed = 0
+    for seq, entry in journal.entries_after(start):
+        try:
+            state.apply(event_from_plain(entry.kind, entry.body))
+        except UnknownKind as error:
+            raise JournalTooNew(
+                journal.path,
+                f"entry {seq} is a {entry.kind!r}, which this version does not know",
+                "run the version that wrote it",
+            ) from error
+        except _UNREADABLE as error:
+            raise JournalCorrupt(
+                journal.path,
+                f"entry {seq} ({entry.kind}) cannot follow what stands before it ({error})",
+                f"the checkpoint at entry {start} and the entries up to {seq - 1} are good: restore a backup, or give "
+                f"up the rest with: {forget_entries(journal.path, seq)}",
+                seq=seq,
+            ) from error
+        replayed += 1
+    return Recovered(state=state, checkpoint_seq=start, replayed=replayed)
+
+
+def _state_of(journal: Journal, checkpoint: Checkpoint) -> ClusterState:
+    """The state in a checkpoint, if it is the one that was put there."""
+    problem = "does not give back the state that it was made from"
+    try:
+        state = ClusterState.load(checkpoint.state)
+        if digest_of(state.dump()) == checkpoint.digest and state.revision == checkpoint.seq:
+            return state
+    except _UNREADABLE as error:
+        problem = f"cannot be read ({error})"
+    raise JournalCorrupt(
+        journal.path,
+        f"the checkpoint at entry {checkpoint.seq} {problem}",
+        f"if a newer version wrote it, run that; else remove it: {forget_checkpoint(journal.path, checkpoint.seq)}; "
+        "the checkpoint before it and the entries since then lead to the same state",
+        seq=checkpoint.seq,
+    )

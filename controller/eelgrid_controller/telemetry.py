@@ -1,0 +1,299 @@
+"""Telemetry: what agents report: the newest tick of every node, what came, what was lost, what was applied.
+
+Owns the sequence of each agent's batches, the rule of what counts as fresh,
+and the sums over fresh readings. Must not know streams, clocks (times are
+arguments: `now_s` is monotonic, `now_ns` is wall time) or placement.
+
+Theory: receiving must cost little, reading may cost more. A batch is kept as
+it came; its last tick is cut out when somebody first asks, which for the sums
+is about once a second. History belongs to a time series database.
+
+Counters are in ticks. A tick is lost when the agent says so (`dropped_ticks`),
+or else when its batch never came. Only within one incarnation of an agent can
+a gap be told, and only after its first batch: a controller that restarts
+begins in the middle.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from eelgrid_controller.errors import SequenceJump, UnknownGeneration, WrongWidth
+from eelgrid_protos.messages import Column, Inventory, PlanApplied, Reading, SampleBatch
+
+__all__ = ["GpuReadings", "PowerSums", "Receipt", "Telemetry", "Tick", "Verdict"]
+
+# At one batch each 0.1 s a million batches are more than a day: no spool holds that.
+SEQUENCE_JUMP_MOST = 1_000_000
+# A batch of more ticks is cut at once, so that keeping it whole cannot cost much memory.
+_TICKS_KEPT_MOST = 16
+_COUNT_MOST = 2**53
+
+
+class Verdict(Enum):
+    """What became of a batch; each is to be acknowledged."""
+
+    TAKEN = auto()
+    # Seen before: resent after a lost acknowledgement.
+    DUPLICATE = auto()
+    # From before the inventory changed: its columns have lost their meaning, its ticks count as lost.
+    OUTDATED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of a batch, and up to where its agent's batches are covered."""
+
+    verdict: Verdict
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReadings:
+    """Newest readings of one device; None where there is none."""
+
+    power_w: float | None = None
+    energy_j: float | None = None
+    utilization_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    temperature_c: float | None = None
+
+
+_NO_READINGS = GpuReadings()
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """One tick of a node: each reading over its devices, in inventory order."""
+
+    time_ns: int
+    gpus: Mapping[Reading, tuple[float | None, ...]]
+    power_w: float | None
+    # (model, watts, devices) for devices with a reading
+    power_by_model: tuple[tuple[str, float, int], ...]
+
+    def gpu(self, position: int) -> GpuReadings:
+        """The readings of the device at this place in the inventory."""
+
+        def cell(reading: Reading) -> float | None:
+            values = self.gpus.get(reading)
+            return None if values is None or position >= len(values) else values[position]
+
+        memory = cell(Reading.MEMORY_USED_BYTES)
+        return GpuReadings(
+            power_w=cell(Reading.POWER_W),
+            energy_j=cell(Reading.ENERGY_J),
+            utilization_ratio=cell(Reading.UTILIZATION_RATIO),
+            memory_used_bytes=None if memory is None else int(memory),
+            temperature_c=cell(Reading.TEMPERATURE_C),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PowerSums:
+    """Fresh power, and the devices that it covers."""
+
+    power_w: float
+    gpus: int
+    by_model: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class _Feed:
+    """One node's batches."""
+
+    incarnation: int
+    generation: int
+    models: tuple[str, ...]
+    positions: Mapping[str, int]
+    # 0 until the first batch of the incarnation.
+    sequence: int = 0
+    received: int = 0
+    lost: int = 0
+    batch: SampleBatch | None = None
+    tick: Tick | None = None
+    time_ns: int = 0
+    applied: PlanApplied | None = None
+    received_s: float = field(default=float("-inf"))
+
+
+def _last_tick(column: Column, ticks: int) -> tuple[float | None, ...]:
+    width = len(column.values) // ticks
+    start = width * (ticks - 1)
+    values: tuple[float | None, ...] = column.values[start:]
+    if not column.absences:
+        return values
+    gone = {cell - start for absence in column.absences for cell in absence.cells if cell >= start}
+    return tuple(None if position in gone else value for position, value in enumerate(values)) if gone else values
+
+
+def _cut(batch: SampleBatch, models: tuple[str, ...]) -> Tick:
+    """The batch's last tick."""
+    ticks = len(batch.time_ns)
+    gpus = {column.reading: _last_tick(column, ticks) for column in batch.gpu_columns}
+    sums: dict[str, tuple[float, int]] = {}
+    for model, power_w in zip(models, gpus.get(Reading.POWER_W, ()), strict=False):
+        if power_w is not None:
+            total, count = sums.get(model, (0.0, 0))
+            sums[model] = (total + power_w, count + 1)
+    return Tick(
+        time_ns=batch.time_ns[-1],
+        gpus=gpus,
+        power_w=sum(total for total, _ in sums.values()) if sums else None,
+        power_by_model=tuple((model, total, count) for model, (total, count) in sums.items()),
+    )
+
+
+class Telemetry:
+    """The feeds of all nodes; `fresh_s` is the age beyond which a reading is no longer used as one of now."""
+
+    def __init__(self, *, send_interval_s: float = 5.0) -> None:
+        self._feeds: dict[str, _Feed] = {}
+        self.received = 0
+        self.lost = 0
+        self.batches = 0
+        self.duplicates = 0
+        self.fresh_s = 0.0
+        self.expect_every(send_interval_s)
+
+    def expect_every(self, send_interval_s: float) -> None:
+        """Fresh is what is younger than three intervals, plus five seconds for the road."""
+        self.fresh_s = 3.0 * send_interval_s + 5.0
+
+    def open(self, inventory: Inventory, incarnation: int) -> int:
+        """An agent began a stream: the last sequence of its incarnation that came, 0 for none."""
+        feed = self._feeds.get(inventory.node_name)
+        if feed is None:
+            feed = _Feed(incarnation, inventory.generation, (), {})
+            self._feeds[inventory.node_name] = feed
+        elif feed.incarnation != incarnation:
+            feed.incarnation = incarnation
+            feed.sequence = 0
+        self._describe(feed, inventory)
+        return feed.sequence
+
+    def describe(self, inventory: Inventory) -> None:
+        """The node changed; columns of the generation before can no longer be read."""
+        self._describe(self._feeds[inventory.node_name], inventory)
+
+    def _describe(self, feed: _Feed, inventory: Inventory) -> None:
+        positions = {gpu.uuid: position for position, gpu in enumerate(inventory.gpus)}
+        if (feed.generation, feed.positions) != (inventory.generation, positions):
+            feed.batch = feed.tick = None
+        feed.generation = inventory.generation
+        feed.models = tuple(gpu.model for gpu in inventory.gpus)
+        feed.positions = positions
+
+    def receive(self, node_name: str, batch: SampleBatch, *, now_s: float) -> Receipt:
+        """Take a batch; raises BatchRefused, after which the same batch counts as seen."""
+        feed = self._feeds[node_name]
+        if batch.sequence <= feed.sequence:
+            self.duplicates += 1
+            return Receipt(Verdict.DUPLICATE, feed.sequence)
+        missing = batch.sequence - feed.sequence - 1 if feed.sequence else 0
+        if missing > SEQUENCE_JUMP_MOST:
+            raise SequenceJump(
+                "samples.sequence",
+                f"jumps from {feed.sequence} to {batch.sequence}",
+                "count batches up by one, or draw a new incarnation",
+            )
+        ticks = len(batch.time_ns)
+        feed.sequence = batch.sequence
+        lost = batch.dropped_ticks or missing * ticks
+        if batch.inventory_generation != feed.generation or (
+            batch.gpu_columns and len(batch.gpu_columns[0].values) != ticks * len(feed.models)
+        ):
+            self._count_lost(feed, lost + ticks)
+            return self._contradiction(feed, batch)
+        if lost:
+            self._count_lost(feed, lost)
+        self.batches += 1
+        self.received += ticks
+        feed.received += ticks
+        if ticks:
+            feed.time_ns = batch.time_ns[-1]
+            feed.received_s = now_s
+            feed.batch, feed.tick = (batch, None) if ticks <= _TICKS_KEPT_MOST else (None, _cut(batch, feed.models))
+        return Receipt(Verdict.TAKEN, batch.sequence)
+
+    def _contradiction(self, feed: _Feed, batch: SampleBatch) -> Receipt:
+        if batch.inventory_generation < feed.generation:
+            return Receipt(Verdict.OUTDATED, batch.sequence)
+        if batch.inventory_generation > feed.generation:
+            raise UnknownGeneration(
+                "samples.inventory_generation",
+                f"is {batch.inventory_generation}, but the inventory sent last is of generation {feed.generation}",
+                "send the new inventory before its samples",
+            )
+        width = len(batch.gpu_columns[0].values) // max(1, len(batch.time_ns))
+        raise WrongWidth(
+            "samples.gpu_columns",
+            f"hold {width} values a tick, but the inventory of generation {feed.generation} lists "
+            f"{len(feed.models)} GPUs",
+            "send one value for each GPU of the inventory and each tick",
+        )
+
+    def _count_lost(self, feed: _Feed, ticks: int) -> None:
+        feed.lost = min(_COUNT_MOST, feed.lost + ticks)
+        self.lost = min(_COUNT_MOST, self.lost + ticks)
+
+    def report(self, node_name: str, applied: PlanApplied) -> None:
+        """The node said what became of a plan; word of an older plan than the last is late and passed over."""
+        feed = self._feeds[node_name]
+        if feed.applied is None or applied.epoch >= feed.applied.epoch:
+            feed.applied = applied
+
+    def applied(self, node_name: str) -> PlanApplied | None:
+        """The node's last word on a plan; None before the first."""
+        feed = self._feeds.get(node_name)
+        return feed.applied if feed else None
+
+    def counts(self, node_name: str) -> tuple[int, int]:
+        """Ticks received from the node, and lost."""
+        feed = self._feeds.get(node_name)
+        return (feed.received, feed.lost) if feed else (0, 0)
+
+    def age_s(self, node_name: str, *, now_s: float, now_ns: int) -> float | None:
+        """Age of the newest tick; None before the first.
+
+        The older of two views: since it came, and since the node's clock said
+        it was. A resent spool is old though it came just now; a node whose clock
+        runs ahead is not younger for it.
+        """
+        feed = self._feeds.get(node_name)
+        if feed is None or (feed.tick is None and feed.batch is None):
+            return None
+        return max(0.0, now_s - feed.received_s, (now_ns - feed.time_ns) / 1e9)
+
+    def latest(self, node_name: str) -> Tick | None:
+        """The newest tick however old; see `age_s`."""
+        feed = self._feeds.get(node_name)
+        if feed is None:
+            return None
+        if feed.batch is not None:
+            feed.tick = _cut(feed.batch, feed.models)
+            feed.batch = None
+        return feed.tick
+
+    def fresh(self, node_name: str, *, now_s: float, now_ns: int) -> Tick | None:
+        """The newest tick if it may still be used as one of now."""
+        age_s = self.age_s(node_name, now_s=now_s, now_ns=now_ns)
+        return None if age_s is None or age_s > self.fresh_s else self.latest(node_name)
+
+    def gpu(self, node_name: str, uuid: str, *, now_s: float, now_ns: int) -> GpuReadings:
+        """Fresh readings of one device."""
+        tick = self.fresh(node_name, now_s=now_s, now_ns=now_ns)
+        position = self._feeds[node_name].positions.get(uuid) if tick else None
+        return _NO_READINGS if tick is None or position is None else tick.gpu(position)
+
+    def power(self, *, now_s: float, now_ns: int) -> PowerSums:
+        """Fresh power over the whole cluster."""
+        by_model: dict[str, float] = {}
+        gpus = 0
+        for name in self._feeds:
+            tick = self.fresh(name, now_s=now_s, now_ns=now_ns)
+            if tick is not None:
+                for model, power_w, count in tick.power_by_model:
+                    by_model[model] = by_model.get(model, 0.0) + power_w
+                    gpus += count
+        return PowerSums(power_w=sum(by_model.values()), gpus=gpus, by_model=by_model)

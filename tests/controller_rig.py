@@ -1,0 +1,202 @@
+"""A real controller on loopback, and agents and requests to try it with.
+
+Owns starting and stopping; the doubles here stand only for ports that are ours
+(Journal) or for the other end of the wire (an agent's stream).
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.composition import Controller
+from eelgrid_controller.config import ControllerConfig
+from eelgrid_controller.errors import JournalError
+from eelgrid_controller.journal import Checkpoint, Entry, JournalCounters
+from eelgrid_protos import rpc, transport
+from eelgrid_protos.messages import (
+    Column,
+    ConnectRequest,
+    ConnectResponse,
+    Gpu,
+    Hello,
+    Inventory,
+    Reading,
+    ResourceRequest,
+    SampleBatch,
+    SubmitWorkloadRequest,
+    WorkloadSpec,
+)
+
+LOG = logging.getLogger("test.controller")
+
+
+def inventory(name: str = "n1", *, gpus: int = 2, generation: int = 1, **changes: Any) -> Inventory:
+    """A node of G2 boards."""
+    fields: dict[str, Any] = {
+        "node_name": name,
+        "cpu_milli": 96_000,
+        "memory_bytes": 400 * 2**30,
+        "generation": generation,
+        "simulated": True,
+        "gpus": tuple(
+            Gpu(uuid=f"GPU-{name}-{index}", index=index, product="NVIDIA A10", model="G2", catalogue_key="openb-g2")
+            for index in range(gpus)
+        ),
+    }
+    return Inventory(**(fields | changes))
+
+
+def batch(sequence: int, *, gpus: int = 2, ticks: int = 1, generation: int = 1, time_ns: int = 0) -> SampleBatch:
+    """Power readings of 50 W."""
+    return SampleBatch(
+        sequence=sequence,
+        inventory_generation=generation,
+        time_ns=tuple(time_ns + tick for tick in range(ticks)),
+        gpu_columns=(Column(reading=Reading.POWER_W, values=(50.0,) * (gpus * ticks)),),
+    )
+
+
+def wanted(
+    workload_id: str = "", *, gpus: int = 1, milli: int = 1000, cpu_milli: int = 1000, **changes: Any
+) -> SubmitWorkloadRequest:
+    """A request for a workload."""
+    request = ResourceRequest(cpu_milli=cpu_milli, memory_bytes=2**30, gpu_count=gpus, gpu_milli=milli if gpus else 0)
+    spec = WorkloadSpec(name=changes.pop("name", "job"), request=request, **changes)
+    return SubmitWorkloadRequest(spec=spec, workload_id=workload_id)
+
+
+class Rig:
+    """A controller and clients of it."""
+
+    def __init__(self, controller: Controller, line: str) -> None:
+        self.controller = controller
+        self.line = line
+        parts = dict(part.split("=", 1) for part in line.split()[1:])
+        self.address, self.metrics = parts["listen"], parts["metrics"]
+        self.channel = transport.channel(self.address, tls=None)
+        self.operators = rpc.client(rpc.OPERATOR_SERVICE, self.channel)
+        self.agents: list[Agent] = []
+
+    async def join(self, *inventories: Inventory, **hello: Any) -> "Agent":
+        """Agents that said Hello and were welcomed; the last of them."""
+        for item in inventories:
+            agent = Agent(self.address)
+            self.agents.append(agent)
+            await agent.say(
+                Hello(incarnation=hello.get("incarnation", 1), inventory=item, plan_epoch=hello.get("plan_epoch", 0))
+            )
+            await agent.hear()
+        return self.agents[-1]
+
+
+class Agent:
+    """One stream, said and heard message by message."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = transport.channel(address, tls=None)
+        self._out: asyncio.Queue[Any] = asyncio.Queue()
+        self._responses: AsyncIterator[ConnectResponse] = rpc.client(rpc.AGENT_SERVICE, self._channel).connect(
+            self._requests()
+        )
+
+    async def _requests(self) -> AsyncIterator[ConnectRequest]:
+        while (message := await self._out.get()) is not StopAsyncIteration:
+            yield ConnectRequest(message=message)
+
+    async def say(self, *messages: Any) -> None:
+        """Send."""
+        for message in messages:
+            await self._out.put(message)
+
+    async def hear(self, kind: type | None = None, *, within_s: float = 5.0) -> Any:
+        """The next message, or the next of a kind; raises Fault when the stream failed."""
+        async with asyncio.timeout(within_s):
+            while True:
+                message = (await anext(self._responses)).message
+                if kind is None or isinstance(message, kind):
+                    return message
+
+    async def hear_to_the_end(self) -> None:
+        """Raises the Fault with which the stream ends."""
+        while True:
+            await self.hear()
+
+    async def leave(self) -> None:
+        """End the stream and the connection."""
+        await self._out.put(StopAsyncIteration)
+        await self._responses.aclose()  # type: ignore[attr-defined]
+        await self._channel.close()
+
+
+@contextlib.asynccontextmanager
+async def running(data: Path, **options: Any) -> AsyncIterator[Rig]:
+    """A controller on free ports over a directory."""
+    config = ControllerConfig(data=data, listen="127.0.0.1:0", metrics="127.0.0.1:0", **options)
+    controller = Controller(config, tls=None, insecure=False, clock=Clock(), log=LOG)
+    rig = Rig(controller, await controller.start())
+    try:
+        yield rig
+    finally:
+        for agent in rig.agents:
+            await agent.leave()
+        await rig.channel.close()
+        await controller.stop()
+
+
+async def until(condition: Any, *, within_s: float = 5.0) -> None:
+    """Wait for something that becomes true by itself."""
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110  # conditions are of any kind
+            await asyncio.sleep(0.01)
+
+
+class MemoryJournal:
+    """Implements `Journal` in memory; `fault` makes writing fail, `gate` holds it up."""
+
+    def __init__(self) -> None:
+        self.path = Path("memory.sqlite3")
+        self.counters = JournalCounters()
+        self.entries: list[Entry] = []
+        self.checkpoints: list[Checkpoint] = []
+        self.commits: list[int] = []
+        self.fault: JournalError | None = None
+        self.checkpoint_fault: JournalError | None = None
+        self.probes = 0
+        self.gate: Any = None
+
+    def append(self, entries: Sequence[Entry]) -> int:
+        """Write all or none."""
+        if self.gate is not None:
+            self.gate.wait(5.0)
+        if self.fault is not None:
+            raise self.fault
+        self.entries.extend(entries)
+        self.commits.append(len(entries))
+        return len(self.entries)
+
+    def newest_checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint."""
+        return self.checkpoints[-1] if self.checkpoints else None
+
+    def entries_after(self, seq: int) -> Iterator[tuple[int, Entry]]:
+        """Entries after a number."""
+        return iter(list(enumerate(self.entries, 1))[seq:])
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Keep a checkpoint."""
+        if fault := self.fault or self.checkpoint_fault:
+            raise fault
+        self.checkpoints.append(checkpoint)
+
+    def probe(self) -> None:
+        """Raise the fault, if any."""
+        self.probes += 1
+        if self.fault is not None:
+            raise self.fault
+
+    def close(self) -> None:
+        """Nothing to give up."""

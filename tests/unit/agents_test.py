@@ -1,0 +1,280 @@
+"""AgentService over real streams: welcome, acknowledge, tell plans, and survive whatever an agent does."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+from tests.controller_rig import Agent, batch, inventory, running, until, wanted
+
+from eelgrid_controller.adapters.agents import acknowledge_every
+from eelgrid_protos import rpc, transport
+from eelgrid_protos.faults import Aborted, InvalidArgument, Unavailable
+from eelgrid_protos.messages import (
+    Acknowledgement,
+    ApplyStatus,
+    Cadence,
+    CancelWorkloadRequest,
+    Hello,
+    ListGpusRequest,
+    ListNodesRequest,
+    ListPlansRequest,
+    NodeEvent,
+    NodeEventKind,
+    NodePlan,
+    NodeState,
+    PlanApplied,
+    Policy,
+    UpdatePolicyRequest,
+    Welcome,
+)
+
+
+async def test_hello_is_welcomed_with_the_policy_cadence_and_the_node_is_there(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        agent = Agent(rig.address)
+        rig.agents.append(agent)
+        await agent.say(Hello(incarnation=5, inventory=inventory()))
+        welcome = await agent.hear()
+        assert welcome == Welcome(acknowledged_sequence=0, cadence=Cadence(send_interval_s=5.0))
+        (node,) = (await rig.operators.list_nodes(ListNodesRequest())).nodes
+        assert (node.inventory, node.state) == (inventory(), NodeState.READY)
+
+
+async def test_batches_are_acknowledged_and_show_up(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        agent = await rig.join(inventory())
+        now_ns = time.time_ns()
+        for sequence in (1, 2):
+            await agent.say(batch(sequence, ticks=5, time_ns=now_ns))
+            assert await agent.hear() == Acknowledgement(sequence=sequence)
+        await agent.say(batch(2, ticks=5, time_ns=now_ns))
+        assert await agent.hear() == Acknowledgement(sequence=2)
+        (node,) = (await rig.operators.list_nodes(ListNodesRequest())).nodes
+        assert (node.samples_received, node.samples_lost, node.power_w) == (10, 0, 100.0)
+        gpus = (await rig.operators.list_gpus(ListGpusRequest())).gpus
+        assert [gpu.power_w for gpu in gpus] == [50.0, 50.0]
+
+
+@pytest.mark.parametrize(
+    ("send_interval_s", "window", "lease_s", "every"),
+    [(5.0, 8, 60.0, 1), (2.0, 8, 60.0, 1), (1.0, 8, 60.0, 4), (1.0, 4, 60.0, 2), (1.0, 1, 60.0, 1), (1.9, 8, 5.0, 1), (0.1, 64, 5.0, 4)],
+)  # fmt: skip
+def test_acknowledgements_are_rarer_only_where_nobody_waits_for_them(
+    send_interval_s: float, window: int, lease_s: float, every: int
+) -> None:
+    cadence = Cadence(send_interval_s=send_interval_s, window=window)
+    assert acknowledge_every(cadence, lease_s) == every
+    assert every * send_interval_s <= lease_s / 3 or every == 1
+
+
+async def test_a_fast_cadence_is_acknowledged_cumulatively(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        await rig.operators.update_policy(UpdatePolicyRequest(policy=Policy(send_interval_s=1.0)))
+        agent = await rig.join(inventory())
+        await agent.say(*(batch(sequence) for sequence in (1, 2, 3, 4)))
+        assert await agent.hear() == Acknowledgement(sequence=4)
+
+
+async def test_a_reconnect_goes_on_where_the_incarnation_stood(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        agent = await rig.join(inventory(), incarnation=9)
+        await agent.say(batch(1), batch(2))
+        await agent.hear(Acknowledgement)
+        await agent.hear(Acknowledgement)
+        await agent.leave()
+        again = Agent(rig.address)
+        rig.agents.append(again)
+        await again.say(Hello(incarnation=9, inventory=inventory()))
+        assert (await again.hear()).acknowledged_sequence == 2
+        newborn = Agent(rig.address)
+        rig.agents.append(newborn)
+        await newborn.say(Hello(incarnation=10, inventory=inventory()))
+        assert (await newborn.hear()).acknowledged_sequence == 0
+
+
+async def test_a_placement_reaches_the_agent_and_its_answer_reaches_the_operator(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        agent = await rig.join(inventory())
+        await rig.operators.submit_workload(wanted("w1"))
+        plan = await agent.hear(NodePlan)
+        assert [item.workload_id for item in plan.assignments] == ["w1"]
+        assert not plan.enforce
+        await agent.say(PlanApplied(epoch=plan.epoch, status=ApplyStatus.OBSERVED))
+        await until(lambda: rig.controller.agents._telemetry.applied("n1") is not None)
+        (status,) = (await rig.operators.list_plans(ListPlansRequest())).plans
+        assert (status.plan.epoch, status.applied.status) == (plan.epoch, ApplyStatus.OBSERVED)
+        (node,) = (await rig.operators.list_nodes(ListNodesRequest())).nodes
+        assert (node.plan_epoch, node.applied_epoch) == (plan.epoch, plan.epoch)
+
+
+async def test_plans_are_coalesced_and_the_last_one_arrives(tmp_path: Path) -> None:
+    async with running(tmp_path, plan_interval_s=0.3) as rig:
+        agent = await rig.join(inventory(gpus=8))
+        for number in range(30):
+            await rig.operators.submit_workload(wanted(f"w{number}", milli=100))
+        plans = [await agent.hear(NodePlan)]
+        while len(plans[-1].assignments) < 30:
+            plans.append(await agent.hear(NodePlan))
+        assert len(plans) <= 4
+        assert [plan.epoch for plan in plans] == sorted({plan.epoch for plan in plans})
+
+
+async def test_a_plan_is_sent_again_to_an_agent_that_has_an_older_one_and_not_otherwise(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        agent = await rig.join(inventory())
+        await rig.operators.submit_workload(wanted("w1"))
+        plan = await agent.hear(NodePlan)
+        await agent.leave()
+        behind = await rig.join(inventory(), plan_epoch=0)
+        assert await behind.hear(NodePlan) == plan
+        await behind.leave()
+        current = await rig.join(inventory(), plan_epoch=plan.epoch)
+        with pytest.raises(TimeoutError):
+            await current.hear(NodePlan, within_s=0.3)
+
+
+async def test_a_new_policy_reaches_every_agent(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        agents = [await rig.join(inventory(name)) for name in ("a", "b", "c")]
+        policy = Policy(send_interval_s=2.0, sample_interval_s=0.5, lease_s=20.0)
+        await rig.operators.update_policy(UpdatePolicyRequest(policy=policy))
+        for agent in agents:
+            cadence = await agent.hear(Cadence)
+            assert (cadence.send_interval_s, cadence.sample_interval_s) == (2.0, 0.5)
+            assert (await agent.hear(NodePlan)).lease_s == 20.0
+
+
+async def test_the_second_stream_of_a_node_wins(tmp_path: Path) -> None:
+    async with running(tmp_path, away_grace_s=0.1) as rig:
+        first = await rig.join(inventory())
+        second = await rig.join(inventory())
+        with pytest.raises(Aborted, match="another stream said Hello as n1"):
+            await first.hear()
+        await asyncio.sleep(0.5)
+        assert rig.controller.agents.connected == 1
+        assert rig.controller.loop.core.state.nodes["n1"].state is NodeState.READY
+        await second.say(batch(1))
+        assert await second.hear() == Acknowledgement(sequence=1)
+
+
+async def test_a_short_absence_is_no_event_and_a_long_one_loses_the_node_until_it_is_back(tmp_path: Path) -> None:
+    async with running(tmp_path, away_grace_s=0.6) as rig:
+        loop = rig.controller.loop
+        agent = await rig.join(inventory())
+        revision = loop.core.state.revision
+        await agent.leave()
+        await rig.join(inventory())
+        await asyncio.sleep(0.8)
+        assert loop.core.state.revision == revision
+        await rig.agents[-1].leave()
+        await until(lambda: loop.core.state.nodes["n1"].state is NodeState.LOST)
+        pending = (await rig.operators.submit_workload(wanted("w1"))).workload
+        assert pending.placements == ()
+        back = await rig.join(inventory())
+        assert [item.workload_id for item in (await back.hear(NodePlan)).assignments] == ["w1"]
+
+
+async def test_a_lost_gpu_is_taken_out_and_comes_back(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        agent = await rig.join(inventory(gpus=1))
+        event = NodeEvent(kind=NodeEventKind.GPU_LOST, time_ns=1, gpu_uuid="GPU-n1-0")
+        await agent.say(event)
+        await until(lambda: rig.controller.loop.core.state.nodes["n1"].lost_gpus)
+        assert (await rig.operators.submit_workload(wanted("w1"))).workload.placements == ()
+        await agent.say(NodeEvent(kind=NodeEventKind.GPU_RETURNED, time_ns=2, gpu_uuid="GPU-n1-0"))
+        assert [item.workload_id for item in (await agent.hear(NodePlan)).assignments] == ["w1"]
+
+
+async def test_a_changed_inventory_is_taken_up_within_the_stream(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        agent = await rig.join(inventory(gpus=1))
+        await agent.say(batch(1, gpus=1), inventory(gpus=2, generation=2), batch(2, gpus=2, generation=2))
+        assert await agent.hear() == Acknowledgement(sequence=1)
+        assert await agent.hear() == Acknowledgement(sequence=2)
+        assert len((await rig.operators.list_gpus(ListGpusRequest())).gpus) == 2
+
+
+@pytest.mark.parametrize(
+    ("messages", "field"),
+    [
+        ([batch(1)], "hello"),
+        ([Hello(incarnation=1, inventory=inventory()), Hello(incarnation=1, inventory=inventory())], "hello"),
+        ([Hello(incarnation=1, inventory=inventory()), inventory("n2")], "inventory.node_name"),
+        ([Hello(incarnation=1, inventory=inventory()), batch(1, generation=2)], "samples.inventory_generation"),
+        ([Hello(incarnation=1, inventory=inventory()), batch(1, gpus=3)], "samples.gpu_columns"),
+        ([Hello(incarnation=1, inventory=inventory()), batch(1), batch(2**63)], "samples.sequence"),
+        (
+            [Hello(incarnation=1, inventory=inventory()), PlanApplied(epoch=99, status=ApplyStatus.APPLIED)],
+            "applied.epoch",
+        ),
+        (
+            [
+                Hello(incarnation=1, inventory=inventory()),
+                NodeEvent(kind=NodeEventKind.GPU_LOST, time_ns=1, gpu_uuid="GPU-none"),
+            ],
+            "event.gpu_uuid",
+        ),
+    ],
+)
+async def test_a_contradiction_ends_the_stream_and_names_the_field(tmp_path: Path, messages: list, field: str) -> None:
+    async with running(tmp_path) as rig:
+        agent = Agent(rig.address)
+        rig.agents.append(agent)
+        await agent.say(*messages)
+        with pytest.raises(InvalidArgument) as caught:
+            await agent.hear_to_the_end()
+        assert [violation.field for violation in caught.value.violations] == [field]
+        assert caught.value.violations[0].remedy
+        # Nobody else is harmed.
+        await rig.join(inventory("healthy"))
+
+
+@pytest.mark.parametrize("garbage", [b"\xff\xff\xff", b"\x0a\x02\x08\x01", b"hello"])
+async def test_garbage_on_the_wire_is_invalid_and_harms_nobody(tmp_path: Path, garbage: bytes) -> None:
+    async with running(tmp_path) as rig, transport.channel(rig.address, tls=None) as channel:
+        method = rpc.AGENT_SERVICE.methods[0]
+        raw = channel.stream_stream(rpc.AGENT_SERVICE.path(method))
+
+        async def one():
+            yield garbage
+
+        with pytest.raises(grpc.RpcError) as caught:
+            async for _ in raw(one()):
+                pass
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        await rig.join(inventory())
+
+
+async def test_a_poisoned_batch_does_not_come_back_for_ever(tmp_path: Path) -> None:
+    """After the refusal its sequence counts as seen, so the reconnected agent moves on."""
+    async with running(tmp_path) as rig:
+        agent = await rig.join(inventory(), incarnation=4)
+        await agent.say(batch(1), batch(2, gpus=5))
+        with pytest.raises(InvalidArgument):
+            await agent.hear_to_the_end()
+        again = Agent(rig.address)
+        rig.agents.append(again)
+        await again.say(Hello(incarnation=4, inventory=inventory()))
+        assert (await again.hear()).acknowledged_sequence == 2
+
+
+async def test_a_stop_tells_agents_to_connect_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        agent = await rig.join(inventory())
+        await asyncio.sleep(0.05)
+        rig.controller.agents.close()
+        with pytest.raises(Unavailable, match="connect again"):
+            await agent.hear()
+
+
+async def test_cancelled_work_leaves_the_plan(tmp_path: Path) -> None:
+    async with running(tmp_path, plan_interval_s=0.0) as rig:
+        agent = await rig.join(inventory())
+        await rig.operators.submit_workload(wanted("w1"))
+        held = await agent.hear(NodePlan)
+        await rig.operators.cancel_workload(CancelWorkloadRequest(workload_id="w1"))
+        empty = await agent.hear(NodePlan)
+        assert (len(held.assignments), len(empty.assignments)) == (1, 0)
+        assert empty.epoch > held.epoch

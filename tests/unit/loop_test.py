@@ -1,0 +1,339 @@
+"""The loop: answers only what is on disk, shows nothing that is not, and comes back the same."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.controller_rig import LOG, MemoryJournal, inventory, until, wanted
+
+from eelgrid_controller.adapters.store import open_journal
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.config import ControllerConfig
+from eelgrid_controller.core import Core
+from eelgrid_controller.errors import JournalCorrupt, JournalFull, JournalTooNew, JournalUnavailable
+from eelgrid_controller.journal import Checkpoint, Entry
+from eelgrid_controller.latency import RecentLatencies
+from eelgrid_controller.loop import ControllerLoop
+from eelgrid_controller.recovery import recover
+from eelgrid_controller.state import ClusterState
+from eelgrid_protos import catalogue
+from eelgrid_protos.faults import Aborted, AlreadyExists, NotFound, ResourceExhausted, Unavailable
+from eelgrid_protos.messages import NodeState, Policy, WorkloadPhase
+
+FULL = JournalFull(Path("j"), "the disk is full", "free space in there")
+
+
+@contextlib.asynccontextmanager
+async def looping(
+    journal, *, clock: Clock | None = None, stop: bool = True, **options
+) -> AsyncIterator[ControllerLoop]:
+    loop = ControllerLoop(
+        journal=journal,
+        fresh_state=ClusterState,
+        make_core=lambda state: Core(state, catalogue.load()),
+        config=ControllerConfig(data=Path(), **options),
+        clock=clock or Clock(),
+        log=LOG,
+    )
+    await loop.start()
+    try:
+        yield loop
+    finally:
+        if stop:
+            await loop.stop()
+        else:
+            for task in loop._tasks:
+                task.cancel()
+
+
+async def test_a_caller_is_answered_after_the_commit_and_readers_see_nothing_before() -> None:
+    journal = MemoryJournal()
+    async with looping(journal) as loop:
+        await loop.node_joined(inventory())
+        journal.gate = threading.Event()
+        submission = asyncio.create_task(loop.submit(wanted("w1")))
+        await until(lambda: "w1" in loop.core.state.workloads)
+        reading = asyncio.create_task(loop.read(lambda core: sorted(core.state.workloads)))
+        await asyncio.sleep(0.05)
+        assert not submission.done()
+        assert not reading.done()
+        journal.gate.set()
+        assert (await submission).phase is WorkloadPhase.PLACED
+        assert await reading == ["w1"]
+
+
+async def test_commands_that_gather_during_a_commit_share_the_next() -> None:
+    journal = MemoryJournal()
+    async with looping(journal, batch_budget_s=10.0) as loop:
+        await loop.node_joined(inventory(gpus=8))
+        journal.gate = threading.Event()
+        submissions = [asyncio.create_task(loop.submit(wanted(f"w{i}", milli=100))) for i in range(20)]
+        await asyncio.sleep(0.05)
+        journal.gate.set()
+        await asyncio.gather(*submissions)
+        assert len(journal.commits) <= 3
+        assert sum(journal.commits) == len(journal.entries)
+        assert loop.decisions.count == 20
+
+
+async def test_a_failed_commit_leaves_nothing_behind() -> None:
+    journal = MemoryJournal()
+    async with looping(journal) as loop:
+        await loop.node_joined(inventory())
+        await loop.submit(wanted("kept"))
+        before = loop.core.state.digest()
+        told = []
+        loop.listeners.append(told.append)
+        journal.fault = FULL
+        with pytest.raises(ResourceExhausted, match="free space in there"):
+            await loop.submit(wanted("lost"))
+        assert await loop.read(lambda core: core.state.digest()) == before
+        assert told == []
+        # While the disk is full nothing more is tried; the core does not run ahead again.
+        with pytest.raises(ResourceExhausted):
+            await loop.cancel("kept")
+        journal.fault = None
+        loop._probe_at_s = 0.0
+        assert (await loop.submit(wanted("lost"))).phase is WorkloadPhase.PLACED
+        assert loop.journal_fault is None
+        assert recover(journal, ClusterState).state.digest() == loop.core.state.digest()
+
+
+async def test_a_full_disk_is_probed_once_a_second_at_most() -> None:
+    now_s = 100.0
+    journal = MemoryJournal()
+    async with looping(journal, clock=Clock(monotonic_s=lambda: now_s)) as loop:
+        journal.fault = FULL
+        for _ in range(5):
+            with pytest.raises(ResourceExhausted):
+                await loop.node_joined(inventory())
+        assert journal.probes == 0
+        now_s = 101.5
+        for _ in range(5):
+            with pytest.raises(ResourceExhausted):
+                await loop.node_joined(inventory())
+        assert journal.probes == 1
+        journal.fault = None
+        now_s = 103.0
+        await loop.node_joined(inventory())
+
+
+async def test_another_fault_of_the_disk_is_unavailable_and_passes() -> None:
+    journal = MemoryJournal()
+    async with looping(journal) as loop:
+        journal.fault = JournalUnavailable(Path("j"), "the disk refused", "check it")
+        with pytest.raises(Unavailable):
+            await loop.node_joined(inventory())
+        journal.fault = None
+        loop._probe_at_s = 0.0
+        await loop.node_joined(inventory())
+
+
+async def test_a_journal_that_cannot_be_read_back_ends_the_loop_with_its_error() -> None:
+    journal = MemoryJournal()
+    async with looping(journal) as loop:
+        await loop.node_joined(inventory())
+        journal.entries[0] = Entry("node_joined", {"time_ns": 1})
+        journal.fault = FULL
+        waiting = asyncio.create_task(loop.submit(wanted("w")))
+        error = await asyncio.wait_for(asyncio.shield(loop.failed), 5.0)
+        assert isinstance(error, JournalCorrupt)
+        assert error.seq == 1
+        with pytest.raises(Unavailable):
+            await loop.submit(wanted("w"))
+        waiting.cancel()
+
+
+async def test_a_loop_that_broke_says_so_and_refuses(caplog) -> None:
+    async with looping(MemoryJournal()) as loop:
+
+        def fail(_) -> None:
+            raise ZeroDivisionError
+
+        loop.listeners.append(fail)
+        await loop.node_joined(inventory())
+        assert isinstance(await asyncio.wait_for(asyncio.shield(loop.failed), 5.0), ZeroDivisionError)
+        with pytest.raises(Unavailable):
+            await loop.submit(wanted("w"))
+    assert "loop=ended" in caplog.text
+
+
+async def test_a_broken_core_is_replaced_by_one_from_the_journal() -> None:
+    journal = MemoryJournal()
+    async with looping(journal) as loop:
+        await loop.node_joined(inventory())
+        before, digest = loop.core, loop.core.state.digest()
+        with pytest.raises(Exception, match="the controller"):
+            await loop._command(lambda core, now_ns: 1 // 0)
+        assert loop.core is not before
+        assert loop.core.state.digest() == digest
+        await loop.submit(wanted("w1"))
+
+
+async def test_faults_of_the_caller_change_nothing_and_stop_nobody() -> None:
+    journal = MemoryJournal()
+    async with looping(journal) as loop:
+        await loop.node_joined(inventory())
+        await loop.submit(wanted("w1"))
+        entries = len(journal.entries)
+        outcomes = await asyncio.gather(
+            loop.submit(wanted("w1", name="other")), loop.cancel("nobody"),
+            loop.update_policy(Policy(revision=77)), loop.submit(wanted("w2")), return_exceptions=True,
+        )  # fmt: skip
+        assert [type(outcome) for outcome in outcomes[:3]] == [AlreadyExists, NotFound, Aborted]
+        assert outcomes[3].workload_id == "w2"
+        assert len(journal.entries) == entries + 2
+
+
+async def test_the_queue_is_bounded() -> None:
+    journal = MemoryJournal()
+    async with looping(journal, queue_most=3) as loop:
+        journal.gate = threading.Event()
+        first = asyncio.create_task(loop.node_joined(inventory()))
+        await until(lambda: "n1" in loop.core.state.nodes)
+        waiting = [asyncio.create_task(loop.submit(wanted(f"w{i}"))) for i in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(ResourceExhausted, match="3 commands wait"):
+            await loop.submit(wanted("w9"))
+        journal.gate.set()
+        await asyncio.gather(first, *waiting)
+
+
+async def test_a_caller_who_gave_up_before_the_decision_causes_none() -> None:
+    journal = MemoryJournal()
+    async with looping(journal) as loop:
+        journal.gate = threading.Event()
+        first = asyncio.create_task(loop.node_joined(inventory()))
+        await until(lambda: "n1" in loop.core.state.nodes)
+        gone = asyncio.create_task(loop.submit(wanted("gone")))
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        journal.gate.set()
+        await first
+        await loop.submit(wanted("w1"))
+        assert sorted(loop.core.state.workloads) == ["w1"]
+
+
+async def test_replay_gives_the_same_state_with_and_without_checkpoints(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path, new_cluster_id="c")
+    async with looping(journal, checkpoint_events=1, checkpoint_events_most=7) as loop:
+        for name in ("a", "b"):
+            await loop.node_joined(inventory(name, gpus=2))
+        for number in range(8):
+            await loop.submit(wanted(f"w{number}"))
+        await loop.cancel("w0")
+        await loop.gpu_lost("a", "GPU-a-0")
+        await loop.update_policy(Policy(lease_s=30.0))
+        digest, revision = loop.core.state.digest(), loop.core.state.revision
+    assert journal.counters.checkpoints >= 2
+    journal.close()
+    journal = open_journal(tmp_path, new_cluster_id="c")
+    with_checkpoint = recover(journal, ClusterState)
+    assert (with_checkpoint.checkpoint_seq, with_checkpoint.replayed) == (revision, 0)
+    assert with_checkpoint.state.digest() == digest
+    with_checkpoint.state.validate()
+    journal._connection.execute("DELETE FROM checkpoints")
+    without = recover(journal, ClusterState)
+    assert (without.checkpoint_seq, without.replayed, without.state.digest()) == (0, revision, digest)
+    journal.close()
+
+
+async def test_a_checkpoint_waits_for_a_quiet_moment() -> None:
+    journal = MemoryJournal()
+    now_s = 0.0
+    clock = Clock(monotonic_s=lambda: now_s)
+    async with looping(journal, clock=clock, checkpoint_events=1, checkpoint_idle_s=2.0, stop=False) as loop:
+        await loop.node_joined(inventory())
+        await asyncio.sleep(0.4)
+        assert journal.checkpoints == []
+        now_s = 2.5
+        await until(lambda: len(journal.checkpoints) == 1)
+        assert journal.checkpoints[0].state == loop.core.state.dump()
+
+
+async def test_a_checkpoint_that_fails_is_no_failure_of_the_controller() -> None:
+    journal = MemoryJournal()
+    async with looping(journal, checkpoint_events=1, checkpoint_events_most=1) as loop:
+        journal.checkpoint_fault = FULL
+        await loop.node_joined(inventory())
+        await loop.submit(wanted("w1"))
+        assert journal.checkpoints == []
+    assert len(journal.entries) == 3
+
+
+@pytest.mark.parametrize(
+    ("entry", "error"),
+    [(Entry("from_the_future", {}), JournalTooNew), (Entry("node_lost", {"time_ns": 1, "node_name": "nobody"}), JournalCorrupt),
+     (Entry("node_lost", {"time_ns": "noon"}), JournalCorrupt)],
+)  # fmt: skip
+def test_entries_that_cannot_be_are_named(entry: Entry, error: type[Exception]) -> None:
+    journal = MemoryJournal()
+    journal.entries.append(entry)
+    with pytest.raises(error, match="entry 1"):
+        recover(journal, ClusterState)
+
+
+def test_a_checkpoint_that_gives_back_another_state_is_refused() -> None:
+    journal = MemoryJournal()
+    journal.checkpoints.append(Checkpoint(0, ClusterState().dump(), "another digest"))
+    with pytest.raises(JournalCorrupt, match="does not give back the state"):
+        recover(journal, ClusterState)
+
+
+async def test_nodes_are_lost_when_no_agent_comes_after_a_restart() -> None:
+    journal = MemoryJournal()
+    async with looping(journal) as loop:
+        await loop.node_joined(inventory("a"))
+        await loop.node_joined(inventory("b"))
+    async with looping(journal, restart_grace_s=0.3) as loop:
+        assert [node.state for node in loop.core.state.nodes.values()] == [NodeState.READY] * 2
+        loop.presence.arrived("a")
+        await until(lambda: loop.core.state.nodes["b"].state is NodeState.LOST)
+        assert loop.core.state.nodes["a"].state is NodeState.READY
+        assert (await loop.submit(wanted("w1"))).placements[0].node_name == "a"
+
+
+async def test_a_loss_that_cannot_be_written_is_tried_again() -> None:
+    journal = MemoryJournal()
+    async with looping(journal) as loop:
+        await loop.node_joined(inventory())
+        journal.fault = FULL
+        loop.presence.left("n1", deadline_s=0.0)
+        await until(lambda: loop.journal_fault is not None)
+        assert loop.core.state.nodes["n1"].state is NodeState.READY
+        journal.fault = None
+        await until(lambda: loop.core.state.nodes["n1"].state is NodeState.LOST)
+
+
+async def test_a_stop_finishes_what_was_queued_and_refuses_the_rest() -> None:
+    journal = MemoryJournal()
+    async with looping(journal) as loop:
+        await loop.node_joined(inventory())
+        submissions = [asyncio.create_task(loop.submit(wanted(f"w{i}"))) for i in range(5)]
+        await asyncio.sleep(0)
+        await loop.stop()
+        assert all(workload.workload_id for workload in await asyncio.gather(*submissions))
+        with pytest.raises(Unavailable):
+            await loop.submit(wanted("late"))
+        assert journal.checkpoints[-1].seq == len(journal.entries)
+
+
+async def test_time_never_stands_still_nor_goes_back() -> None:
+    times = iter([5_000, 3_000, 3_000, 9_000, 1])
+    journal = MemoryJournal()
+    async with looping(journal, clock=Clock(now_ns=lambda: next(times))) as loop:
+        await loop.node_joined(inventory())
+        submitted = [(await loop.submit(wanted(f"w{i}"))).submitted_ns for i in range(3)]
+        assert submitted == [5_001, 5_002, 9_000]
+
+
+def test_quantiles_are_of_the_last_durations() -> None:
+    latencies = RecentLatencies(100)
+    assert latencies.quantile(0.99) == 0.0
+    for value in [1000.0] * 50 + [float(i) for i in range(1, 101)]:
+        latencies.add(value)
+    assert (latencies.quantile(0.5), latencies.quantile(0.99), latencies.quantile(1.0)) == (50.0, 99.0, 100.0)
+    assert latencies.count == 150

@@ -1,0 +1,352 @@
+"""OperatorService over a real server: pages, filters, watches, refusals, and raw bad messages."""
+
+import asyncio
+import base64
+import json
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.controller_rig import batch, inventory, running, wanted
+
+from eelgrid_controller.api.changes import WorkloadChanges
+from eelgrid_controller.api.pages import cut
+from eelgrid_protos import codec, rpc
+from eelgrid_protos.faults import (
+    Aborted,
+    AlreadyExists,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+    fault_from,
+)
+from eelgrid_protos.messages import (
+    OBJECTIVES,
+    CancelWorkloadRequest,
+    ExplainWorkloadRequest,
+    GetPolicyRequest,
+    GetSummaryRequest,
+    GetWorkloadRequest,
+    ListGpusRequest,
+    ListNodesRequest,
+    ListPlansRequest,
+    ListWorkloadsRequest,
+    NodeState,
+    Policy,
+    UpdatePolicyRequest,
+    WatchSummaryRequest,
+    WatchWorkloadsRequest,
+    Workload,
+    WorkloadPhase,
+)
+
+
+async def every_page(call, request_type, field: str, **filters) -> tuple[list, int]:
+    items, token, pages = [], "", 0
+    while True:
+        response = await call(request_type(page_token=token, **filters))
+        items.extend(getattr(response, field))
+        pages += 1
+        token = response.next_page_token
+        if not token:
+            assert response.total == len(items)
+            return items, pages
+
+
+async def test_every_item_is_on_exactly_one_page(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        names = [f"n{number}" for number in (3, 1, 2, 10)]
+        await rig.join(*(inventory(name, gpus=3) for name in names))
+        for number in range(7):
+            await rig.operators.submit_workload(wanted(f"w{number}"))
+        api = rig.operators
+        nodes, pages = await every_page(api.list_nodes, ListNodesRequest, "nodes", page_size=3)
+        assert ([node.inventory.node_name for node in nodes], pages) == (sorted(names), 2)
+        gpus, pages = await every_page(api.list_gpus, ListGpusRequest, "gpus", page_size=5)
+        assert ([(gpu.node_name, gpu.gpu.index) for gpu in gpus], pages) == (
+            [(name, index) for name in sorted(names) for index in range(3)], 3,
+        )  # fmt: skip
+        workloads, pages = await every_page(api.list_workloads, ListWorkloadsRequest, "workloads", page_size=2)
+        assert ([item.workload_id for item in workloads], pages) == ([f"w{number}" for number in range(7)], 4)
+        plans, _ = await every_page(api.list_plans, ListPlansRequest, "plans", page_size=1)
+        assert sum(len(status.plan.assignments) for status in plans) == 7
+
+
+async def test_page_sizes_are_coerced(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        await rig.join(inventory(gpus=64), inventory("n2", gpus=64))
+        assert len((await rig.operators.list_gpus(ListGpusRequest())).gpus) == 100
+        assert len((await rig.operators.list_gpus(ListGpusRequest(page_size=2**32 - 1))).gpus) == 128
+
+
+async def test_a_token_belongs_to_its_filters(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        await rig.join(inventory(gpus=3))
+        token = (await rig.operators.list_gpus(ListGpusRequest(page_size=1))).next_page_token
+        await rig.operators.list_gpus(ListGpusRequest(page_size=2, page_token=token))
+        for request in (
+            ListGpusRequest(page_token=token, gpu_model="G2"),
+            ListGpusRequest(page_token="!!"),
+            ListGpusRequest(page_token="é"),
+            ListGpusRequest(page_token=base64.urlsafe_b64encode(b"[]").decode()),
+            ListGpusRequest(page_token=base64.urlsafe_b64encode(b"7").decode()),
+            ListGpusRequest(page_token=base64.urlsafe_b64encode(b'{"a":1}').decode()),
+        ):
+            with pytest.raises(InvalidArgument) as caught:
+                await rig.operators.list_gpus(request)
+            assert [violation.field for violation in caught.value.violations] == ["page_token"]
+        with pytest.raises(InvalidArgument):
+            await rig.operators.list_nodes(ListNodesRequest(page_token=token))
+
+
+async def test_a_forged_place_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        await rig.join(inventory(gpus=3))
+        token = (await rig.operators.list_gpus(ListGpusRequest(page_size=1))).next_page_token
+        digest = json.loads(base64.urlsafe_b64decode(token))[0]
+        for place in ([1, 2], [None, 1], [], [[1], 2], ["n1", "x"]):
+            forged = base64.urlsafe_b64encode(json.dumps([digest, *place]).encode()).decode()
+            with pytest.raises(InvalidArgument):
+                await rig.operators.list_gpus(ListGpusRequest(page_token=forged))
+
+
+@given(st.lists(st.integers(), unique=True, max_size=40), st.integers(1, 7))
+def test_pages_partition_any_listing(numbers: list[int], size: int) -> None:
+    numbers = sorted(numbers)
+    seen, token = [], ""
+    while True:
+        page = cut(ListNodesRequest(page_size=size, page_token=token), numbers, lambda number: (number,))
+        assert page.total == len(numbers)
+        assert len(page.items) <= size
+        seen.extend(page.items)
+        if not (token := page.next_token):
+            break
+    assert seen == numbers
+
+
+async def test_filters_of_nodes_and_gpus(tmp_path: Path) -> None:
+    async with running(tmp_path, away_grace_s=0.0) as rig:
+        await rig.join(inventory("alpha-1", pool="a"), inventory("beta-1", gpus=0, pool="b"), inventory("alpha-2"))
+        await rig.operators.submit_workload(wanted("w1"))
+        api = rig.operators
+
+        async def names(**filters) -> list[str]:
+            found = await api.list_nodes(ListNodesRequest(**filters))
+            assert found.total == len(found.nodes)
+            return [node.inventory.node_name for node in found.nodes]
+
+        assert await names(pool="a") == ["alpha-1"]
+        assert await names(gpu_model="G2") == ["alpha-1", "alpha-2"]
+        assert await names(name_contains="ta-") == ["beta-1"]
+        assert await names(states=(NodeState.LOST,)) == []
+        assert await names(states=(NodeState.LOST, NodeState.READY), name_contains="1") == ["alpha-1", "beta-1"]
+        free = (await api.list_gpus(ListGpusRequest(min_free_milli=1000))).gpus
+        assert len(free) == 3
+        assert {gpu.allocated_milli for gpu in free} == {0}
+        assert (await api.list_gpus(ListGpusRequest(gpu_model="T4"))).total == 0
+        assert (await api.list_gpus(ListGpusRequest(node_name="alpha-1"))).total == 2
+        with pytest.raises(NotFound, match="there is no node gamma"):
+            await api.list_gpus(ListGpusRequest(node_name="gamma"))
+        with pytest.raises(NotFound):
+            await api.list_plans(ListPlansRequest(node_name="gamma"))
+
+
+async def test_filters_of_workloads(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        await rig.join(inventory(gpus=1))
+        api = rig.operators
+        await api.submit_workload(wanted("w1", name="train-a", user="ann", queue="q"))
+        await api.submit_workload(wanted("w2", name="train-b", namespace="lab"))
+        await api.submit_workload(wanted("w3", name="serve", gpus=0))
+        await api.cancel_workload(CancelWorkloadRequest(workload_id="w3"))
+
+        async def ids(**filters) -> list[str]:
+            return [item.workload_id for item in (await api.list_workloads(ListWorkloadsRequest(**filters))).workloads]
+
+        assert await ids(phases=(WorkloadPhase.PENDING,)) == ["w2"]
+        assert await ids(phases=(WorkloadPhase.PLACED, WorkloadPhase.CANCELLED)) == ["w1", "w3"]
+        assert (
+            await ids(user="ann") == await ids(queue="q") == await ids(node_name="n1", name_contains="rain") == ["w1"]
+        )
+        assert await ids(namespace="lab") == ["w2"]
+        assert await ids(name_contains="nothing") == []
+
+
+async def test_a_workload_is_submitted_shown_explained_and_cancelled(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        await rig.join(inventory())
+        api = rig.operators
+        drawn = (await api.submit_workload(wanted())).workload
+        assert drawn.phase is WorkloadPhase.PLACED
+        assert drawn.placements[0].node_name == "n1"
+        got = await api.get_workload(GetWorkloadRequest(workload_id=drawn.workload_id))
+        assert got.workload == drawn
+        explanation = (await api.explain_workload(ExplainWorkloadRequest(workload_id=drawn.workload_id))).explanation
+        assert explanation.workload == drawn
+        assert explanation.replicas[0].candidates[0].node_name == "n1"
+        cancelled = (await api.cancel_workload(CancelWorkloadRequest(workload_id=drawn.workload_id))).workload
+        assert cancelled.phase is WorkloadPhase.CANCELLED
+        for call, request in (
+            (api.get_workload, GetWorkloadRequest(workload_id="nobody")),
+            (api.cancel_workload, CancelWorkloadRequest(workload_id="nobody")),
+            (api.explain_workload, ExplainWorkloadRequest(workload_id="nobody")),
+        ):
+            with pytest.raises(NotFound):
+                await call(request)
+
+
+async def test_refusals_are_counted_and_a_repeat_is_harmless(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        await rig.join(inventory())
+        api = rig.operators
+        first = await api.submit_workload(wanted("w1"))
+        assert await api.submit_workload(wanted("w1")) == first
+        with pytest.raises(AlreadyExists):
+            await api.submit_workload(wanted("w1", name="another"))
+        with pytest.raises(InvalidArgument) as caught:
+            await api.submit_workload(wanted("w2", gpus=9))
+        assert caught.value.violations
+        summary = (await api.get_summary(GetSummaryRequest())).summary
+        assert (summary.placed, summary.pending, summary.refused) == (1, 0, 2)
+
+
+async def test_a_dry_run_leaves_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        await rig.join(inventory())
+        request = wanted()
+        await rig.operators.submit_workload(type(request)(spec=request.spec, dry_run=True))
+        assert (await rig.operators.list_workloads(ListWorkloadsRequest())).total == 0
+
+
+async def test_a_summary_adds_up(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        api = rig.operators
+        agent = await rig.join(inventory(gpus=2))
+        await api.submit_workload(wanted("w1", milli=500))
+        await api.submit_workload(wanted("w2"))
+        await api.submit_workload(wanted("w3"))
+        await agent.say(batch(1, time_ns=time.time_ns()))
+        await agent.hear()
+        await asyncio.sleep(0.25)
+        summary = (await api.get_summary(GetSummaryRequest())).summary
+        assert (summary.nodes_ready, summary.nodes_lost, summary.gpus) == (1, 0, 2)
+        assert (summary.allocated_gpu_milli, summary.allocated_cpu_milli) == (1500, 2000)
+        assert (summary.placed, summary.pending) == (2, 1)
+        assert sum(reason.workloads for reason in summary.pending_reasons) == 1
+        assert (summary.measured_power_w, summary.measured_gpus, summary.samples_received) == (100.0, 2, 1)
+        assert summary.modelled_power_w > 300.0
+        assert [(model.model, model.gpus, model.allocated_gpu_milli) for model in summary.models] == [("G2", 2, 1500)]
+        assert summary.decisions == 3
+        assert 0.0 < summary.decision_p50_s <= summary.decision_p99_s < 5.0
+
+
+async def test_watching_the_summary_goes_on_until_the_controller_stops(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        watch = rig.operators.watch_summary(WatchSummaryRequest(interval_s=0.1))
+        assert (await anext(watch)).summary.nodes_ready == 0
+        assert (await anext(watch)).summary.nodes_ready == 0
+        await rig.join(inventory())
+        while not (await anext(watch)).summary.nodes_ready:
+            pass
+        rig.controller.operators.close()
+        with pytest.raises(Unavailable):
+            await anext(watch)
+        with pytest.raises(InvalidArgument) as caught:
+            async for _ in rig.operators.watch_summary(WatchSummaryRequest(interval_s=0.01)):
+                pass
+        assert caught.value.violations[0].field == "interval_s"
+
+
+async def test_watching_workloads_shows_what_is_and_then_every_change(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        await rig.join(inventory())
+        api = rig.operators
+        old = (await api.submit_workload(wanted("w1"))).workload
+        watch = api.watch_workloads(WatchWorkloadsRequest())
+        assert (await anext(watch)).workload == old
+        await api.submit_workload(wanted("w2"))
+        change = (await anext(watch)).workload
+        assert (change.workload_id, change.phase) == ("w2", WorkloadPhase.PLACED)
+        later = api.watch_workloads(WatchWorkloadsRequest(after_revision=old.revision))
+        assert (await anext(later)).workload == change
+        await api.cancel_workload(CancelWorkloadRequest(workload_id="w1"))
+        for stream in (watch, later):
+            assert (await anext(stream)).workload.phase is WorkloadPhase.CANCELLED
+            await stream.aclose()
+        with pytest.raises(InvalidArgument) as caught:
+            await anext(api.watch_workloads(WatchWorkloadsRequest(after_revision=10**9)))
+        assert caught.value.violations[0].field == "after_revision"
+
+
+async def test_a_watcher_that_falls_behind_is_told_to_begin_again() -> None:
+    spec = wanted().spec
+    changes = WorkloadChanges(3, revision=10)
+
+    def change(revision: int) -> Workload:
+        return Workload(workload_id=f"w{revision}", spec=spec, phase=WorkloadPhase.PENDING, revision=revision)
+
+    changes.publish([change(12), change(11)])
+    assert [item.revision for item in changes.after(10)] == [11, 12]
+    changes.publish([change(13), change(14)])
+    assert [item.revision for item in changes.after(11)] == [12, 13, 14]
+    with pytest.raises(Aborted, match="list the workloads and watch from"):
+        changes.after(10)
+    waiting = asyncio.create_task(changes.wait())
+    await asyncio.sleep(0)
+    changes.close()
+    await waiting
+    with pytest.raises(Unavailable):
+        changes.after(14)
+
+
+async def test_the_policy_changes_by_revision_only(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        api = rig.operators
+        policy = (await api.get_policy(GetPolicyRequest())).policy
+        wish = Policy(objective="energy", weights=OBJECTIVES["energy"], revision=policy.revision)
+        accepted = (await api.update_policy(UpdatePolicyRequest(policy=wish))).policy
+        assert accepted.revision > policy.revision
+        assert (await api.get_policy(GetPolicyRequest())).policy == accepted
+        with pytest.raises(Aborted):
+            await api.update_policy(UpdatePolicyRequest(policy=policy))
+
+
+@pytest.mark.parametrize("name", [method.name for method in rpc.OPERATOR_SERVICE.methods])
+async def test_bytes_that_are_no_message_are_invalid(tmp_path: Path, name: str) -> None:
+    async with running(tmp_path) as rig:
+        method = next(method for method in rpc.OPERATOR_SERVICE.methods if method.name == name)
+        path = rpc.OPERATOR_SERVICE.path(method)
+        call = rig.channel.unary_stream(path) if method.response_streaming else rig.channel.unary_unary(path)
+        answer = call(b"\xff\xff\xff\xff")
+        with pytest.raises(grpc.RpcError) as caught:
+            await (answer.read() if method.response_streaming else answer)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_message_that_breaks_rules_names_the_field(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        path = "/eelgrid.v1.OperatorService/SubmitWorkload"
+        good = codec.encode(wanted("w1", name="sound", user="ann"))
+        bad = good.replace(b"sound", b"so nd")
+        with pytest.raises(grpc.RpcError) as caught:
+            await rig.channel.unary_unary(path)(bad)
+        fault = fault_from(caught.value)
+        assert isinstance(fault, InvalidArgument)
+        assert [violation.field for violation in fault.violations] == ["spec.name"]
+        assert fault.violations[0].remedy
+
+
+async def test_restart_brings_everything_back(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        await rig.join(inventory())
+        for number in range(4):
+            await rig.operators.submit_workload(wanted(f"w{number}", milli=300))
+        before = (await rig.operators.list_workloads(ListWorkloadsRequest())).workloads
+        digest = rig.controller.loop.core.state.digest()
+    async with running(tmp_path) as rig:
+        assert "nodes=1 workloads=4" in rig.line
+        assert rig.controller.loop.core.state.digest() == digest
+        assert (await rig.operators.list_workloads(ListWorkloadsRequest())).workloads == before

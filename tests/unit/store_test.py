@@ -1,0 +1,287 @@
+"""The journal on real files: durable, checked, exclusive, and clear about damage."""
+
+import random
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from eelgrid_controller.adapters.store import FILE_NAME, FORMAT_VERSION, SqliteJournal, open_journal
+from eelgrid_controller.errors import (
+    ConfigError,
+    JournalCorrupt,
+    JournalForeign,
+    JournalFull,
+    JournalHeld,
+    JournalTooNew,
+    JournalUnavailable,
+)
+from eelgrid_controller.journal import Checkpoint, Entry
+
+
+def opened(data: Path, **options) -> SqliteJournal:
+    return open_journal(data, new_cluster_id="cluster-1", **options)
+
+
+def entries(*names: str) -> list[Entry]:
+    return [Entry("node_lost", {"time_ns": 1, "node_name": name}) for name in names]
+
+
+def names_in(journal: SqliteJournal, after: int = 0) -> list[str]:
+    return [entry.body["node_name"] for _, entry in journal.entries_after(after)]
+
+
+def read_all(data: Path) -> tuple[Checkpoint | None, list[str]]:
+    with closing(opened(data)) as journal:
+        checkpoint = journal.newest_checkpoint()
+        return checkpoint, names_in(journal, checkpoint.seq if checkpoint else 0)
+
+
+def edit(data: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(data / FILE_NAME, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    journal = opened(tmp_path)
+    journal.append(entries("a", "b"))
+    journal.checkpoint(Checkpoint(2, {"nodes": ["a", "b"]}, "digest-2"))
+    journal.append(entries("c", "d", "e"))
+    journal.close()
+    return tmp_path
+
+
+def test_what_was_appended_comes_back_in_order_after_reopening(data: Path) -> None:
+    with closing(opened(data)) as journal:
+        assert journal.last_seq == 5
+        assert journal.newest_checkpoint() == Checkpoint(2, {"nodes": ["a", "b"]}, "digest-2")
+        assert list(journal.entries_after(2)) == list(enumerate(entries("c", "d", "e"), 3))
+        assert journal.append(entries("f")) == 6
+        assert names_in(journal) == ["a", "b", "c", "d", "e", "f"]
+        assert journal.cluster_id == "cluster-1"
+
+
+def test_numbers_go_on_after_every_entry_was_pruned(tmp_path: Path) -> None:
+    with closing(opened(tmp_path, retained=0)) as journal:
+        for seq in (1, 2, 3):
+            journal.append(entries(f"n{seq}"))
+            journal.checkpoint(Checkpoint(seq, {}, ""))
+    with closing(opened(tmp_path, retained=0)) as journal:
+        assert journal.append(entries("n4")) == 4
+        assert names_in(journal, 3) == ["n4"]
+
+
+def test_pruning_keeps_two_checkpoints_all_entries_since_the_older_and_the_recent_past(tmp_path: Path) -> None:
+    with closing(opened(tmp_path, retained=4)) as journal:
+        for seq in range(1, 11):
+            journal.append(entries(f"n{seq}"))
+            if seq in (3, 8, 9):
+                journal.checkpoint(Checkpoint(seq, {"at": seq}, ""))
+        # older checkpoint 8, but the last four of then nine entries stay: 6, 7, 8, 9, and 10 came later.
+        assert [seq for seq, _ in journal.entries_after(5)] == [6, 7, 8, 9, 10]
+    edit(tmp_path, "DELETE FROM checkpoints WHERE seq=9")
+    with closing(opened(tmp_path)) as journal:
+        assert journal.newest_checkpoint() == Checkpoint(8, {"at": 8}, "")
+        assert names_in(journal, 8) == ["n9", "n10"]
+
+
+def test_a_flipped_bit_in_an_entry_is_named_with_what_is_still_good(data: Path) -> None:
+    edit(data, "UPDATE events SET body = replace(body, '\"d\"', '\"x\"') WHERE seq = 4")
+    with closing(opened(data)) as journal, pytest.raises(JournalCorrupt) as caught:
+        names_in(journal, 2)
+    assert caught.value.seq == 4
+    assert str(data / FILE_NAME) in str(caught.value)
+    assert "the checkpoint at entry 2 and the entries up to 3 are good" in str(caught.value)
+
+
+def test_the_remedy_for_a_damaged_entry_works(data: Path) -> None:
+    edit(data, "UPDATE events SET crc32 = crc32 + 1 WHERE seq = 4", "DELETE FROM events WHERE seq>=4")
+    with closing(opened(data)) as journal:
+        assert names_in(journal, 2) == ["c"]
+        assert journal.append(entries("d2")) == 4
+
+
+@pytest.mark.parametrize(("gone", "seq"), [("seq = 4", 4), ("seq IN (3, 4)", 3)])
+def test_a_missing_entry_is_never_passed_over(data: Path, gone: str, seq: int) -> None:
+    edit(data, f"DELETE FROM events WHERE {gone}")
+    with closing(opened(data)) as journal, pytest.raises(JournalCorrupt, match="missing") as caught:
+        names_in(journal, 2)
+    assert caught.value.seq == seq
+
+
+def test_entries_that_vanished_before_a_checkpoint_are_missed_when_it_is_not_used(data: Path) -> None:
+    edit(data, "DELETE FROM events WHERE seq = 1", "DELETE FROM checkpoints")
+    with closing(opened(data)) as journal, pytest.raises(JournalCorrupt, match="entries 1 to 1 are missing"):
+        names_in(journal, 0)
+
+
+def test_a_damaged_checkpoint_names_the_way_back_and_loses_nothing(data: Path) -> None:
+    edit(data, "UPDATE checkpoints SET body = zeroblob(length(body)) WHERE seq = 2")
+    with (
+        closing(opened(data)) as journal,
+        pytest.raises(JournalCorrupt, match="the beginning and the entries") as caught,
+    ):
+        journal.newest_checkpoint()
+    assert caught.value.seq == 2
+    edit(data, "DELETE FROM checkpoints WHERE seq=2")
+    with closing(opened(data)) as journal:
+        assert journal.newest_checkpoint() is None
+        assert names_in(journal) == ["a", "b", "c", "d", "e"]
+
+
+def test_a_file_that_is_no_database_is_foreign(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b"these are my tax papers" * 100)
+    with pytest.raises(JournalForeign, match="no SQLite file"):
+        opened(tmp_path)
+    assert (tmp_path / FILE_NAME).read_bytes() == b"these are my tax papers" * 100
+
+
+def test_a_database_of_another_program_is_foreign_and_left_alone(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
+        connection.execute("CREATE TABLE bookmarks (url TEXT)")
+    before = (tmp_path / FILE_NAME).read_bytes()
+    with pytest.raises(JournalForeign, match="another program"):
+        opened(tmp_path)
+    assert (tmp_path / FILE_NAME).read_bytes() == before
+
+
+def test_a_newer_format_is_refused_with_both_versions(data: Path) -> None:
+    edit(data, f"PRAGMA user_version={FORMAT_VERSION + 1}")
+    with pytest.raises(
+        JournalTooNew, match=f"version {FORMAT_VERSION + 1}, this controller reads up to {FORMAT_VERSION}"
+    ):
+        opened(data)
+
+
+@pytest.mark.parametrize("size", [0, 50, 4096, 6000])
+def test_a_truncated_file_is_never_a_beginning(data: Path, size: int) -> None:
+    with (data / FILE_NAME).open("r+b") as file:
+        file.truncate(size)
+    with pytest.raises((JournalCorrupt, JournalForeign)):
+        read_all(data)
+
+
+def test_random_damage_is_found_or_harmless(data: Path) -> None:
+    good = (data / FILE_NAME).read_bytes()
+    chance = random.Random(7)
+    found = 0
+    for _ in range(60):
+        damaged = bytearray(good)
+        for _ in range(20):
+            damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+        (data / FILE_NAME).write_bytes(damaged)
+        try:
+            assert read_all(data) == (Checkpoint(2, {"nodes": ["a", "b"]}, "digest-2"), ["c", "d", "e"])
+        except (JournalCorrupt, JournalForeign, JournalTooNew, JournalUnavailable):
+            found += 1
+    assert found > 10
+
+
+def test_a_second_controller_is_told_who_holds_the_directory(data: Path) -> None:
+    with closing(opened(data)), pytest.raises(JournalHeld, match=r"process \d+.*stop that one"):
+        opened(data)
+    opened(data).close()
+
+
+def test_a_directory_that_cannot_be_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--data"):
+        opened(tmp_path / "file" / "data")
+
+
+def test_a_full_file_takes_nothing_keeps_all_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    bulky = [Entry("bulk", {"text": "x" * 3000})]
+    journal = opened(tmp_path, bytes_most=40 * 4096)
+
+    def fill() -> None:
+        for _ in range(200):
+            journal.append(bulky * 3)
+
+    with pytest.raises(JournalFull, match="free space in"):
+        fill()
+    accepted = journal.last_seq
+    assert accepted > 3
+    with pytest.raises(JournalFull):
+        journal.probe()
+    assert len(list(journal.entries_after(0))) == accepted
+    journal.close()
+    with closing(opened(tmp_path)) as journal:
+        journal.probe()
+        assert journal.append(bulky) == accepted + 1
+        assert len(list(journal.entries_after(0))) == accepted + 1
+
+
+def test_a_limit_of_the_operating_system_takes_nothing_and_keeps_all(data: Path) -> None:
+    journal = opened(data)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16 * 4096, hard))
+        with pytest.raises((JournalFull, JournalUnavailable)):
+            journal.append([Entry("bulk", {"text": "x" * 3000})] * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert names_in(journal) == ["a", "b", "c", "d", "e"]
+    assert journal.append(entries("f")) == 6
+    journal.close()
+
+
+_WRITER = textwrap.dedent(
+    """
+    import sys
+    from pathlib import Path
+    from eelgrid_controller.adapters.store import open_journal
+    from eelgrid_controller.journal import Checkpoint, Entry
+
+    journal = open_journal(Path(sys.argv[1]), new_cluster_id="c", retained=5)
+    number = journal.last_seq
+    while True:
+        batch = [Entry("bulk", {"number": number + i, "text": "y" * 500}) for i in range(1, 1 + number % 7 + 1)]
+        number = journal.append(batch)
+        if number % 5 == 0:
+            journal.checkpoint(Checkpoint(number, {"number": number}, str(number)))
+        sys.stdout.write(f"{number}\\n")
+        sys.stdout.flush()
+    """
+)
+
+
+def test_a_kill_at_any_moment_loses_nothing_that_was_accepted(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    told = 0
+    for _ in range(8):
+        with subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        ) as child:
+            assert child.stdout is not None
+            for _ in range(chance.randrange(1, 120)):
+                told = int(child.stdout.readline())
+            child.kill()
+            rest = child.stdout.read().split("\n")[:-1]
+            told = int(rest[-1]) if rest else told
+        with closing(opened(tmp_path, retained=5)) as journal:
+            assert journal.last_seq >= told
+            checkpoint = journal.newest_checkpoint()
+            start = checkpoint.seq if checkpoint else 0
+            assert checkpoint is None or checkpoint.state == {"number": start}
+            numbers = [entry.body["number"] for _, entry in journal.entries_after(start)]
+            assert numbers == list(range(start + 1, journal.last_seq + 1))
+    assert told > 8
+
+
+def test_a_beginning_that_was_cut_short_is_made_anew(tmp_path: Path) -> None:
+    with closing(opened(tmp_path)) as journal:
+        journal.append(entries("a"))
+    shutil.move(tmp_path / FILE_NAME, tmp_path / "journal.new")
+    with closing(opened(tmp_path)) as journal:
+        assert journal.last_seq == 0
