@@ -1,0 +1,117 @@
+"""The entry point of eelctl: global options and the list of commands.
+
+Owns the composition: commands are named here with their one-line help and are
+imported when they are run, so that help, the version and a usage error cost no
+import of theirs. Must not know any command's options.
+"""
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from eelgrid_controller.cli.failure import stop_for
+from eelgrid_controller.cli.settings import DEFAULT_CONTROLLER, OUTPUTS, Settings
+from eelgrid_protos import __version__
+
+__all__ = ["cli", "main"]
+
+# Command: (module, one-line help), in the order in which help lists them.
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "nodes": ("listings", "List nodes, what is allocated on them and what they draw."),
+    "gpus": ("listings", "List GPUs with their newest readings."),
+    "workloads": ("workloads", "List workloads, or watch them change."),
+    "get": ("workloads", "Show one workload."),
+    "submit": ("submit", "Submit a workload, from flags or YAML."),
+    "cancel": ("workloads", "End workloads."),
+    "explain": ("explain", "Say where a workload went and why, or what it waits for."),
+    "plan": ("listings", "Show what the controller wants of its nodes."),
+    "policy": ("policy", "Show or change what to aim for."),
+    "top": ("top", "Watch the cluster live."),
+    "replay": ("replay", "Submit a public trace to a running controller."),
+    "demo": ("demo", "Start a controller and a simulated fleet, and replay a trace."),
+    "completion": ("completion", "Print the shell completion script."),
+}
+
+
+class _Commands(click.Group):
+    """A group whose commands are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"eelgrid_controller.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        if incomplete[:1] in {"-", "/"}:
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            stop = stop_for(error, ctx.obj or Settings())
+            if stop is None:
+                raise
+            raise stop from None
+
+
+_PEM = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="eelctl")
+@click.option(
+    "--controller",
+    envvar="EELGRID_CONTROLLER",
+    default=DEFAULT_CONTROLLER,
+    show_default=True,
+    metavar="HOST:PORT",
+    help="The controller's address. [env EELGRID_CONTROLLER]",
+)
+@click.option("--tls-certificate", envvar="EELGRID_TLS_CERTIFICATE", type=_PEM, help="Our certificate chain, PEM.")
+@click.option("--tls-key", envvar="EELGRID_TLS_KEY", type=_PEM, help="The certificate's key, PEM.")
+@click.option(
+    "--tls-authority", envvar="EELGRID_TLS_AUTHORITY", type=_PEM, help="Who the controller must be from, PEM."
+)
+@click.option("--insecure", is_flag=True, help="Talk to another machine without TLS.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0.1, 3600.0),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long one call may take.",
+)
+@click.option("-o", "--output", type=click.Choice(OUTPUTS), default="table", show_default=True, help="How to print.")
+@click.option("--no-headers", is_flag=True, help="Leave out the line of titles.")
+@click.pass_context
+def cli(context: click.Context, /, no_headers: bool, **values: Any) -> None:
+    """Place and power GPU work: ask and command an Eelgrid controller."""
+    context.obj = Settings(headers=not no_headers, **values)
+
+
+def main() -> None:
+    """Runs eelctl and exits."""
+    cli(prog_name="eelctl")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Amounts as people write them on a command line or in a file.
+
+Owns the reading of CPUs, memory and GPU shares; spelling.py is the way back.
+Knows nothing of requests. Inside, amounts are thousandths and bytes.
+"""
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+__all__ = ["CPU", "MEMORY", "SHARE", "Amount", "cpu_milli", "gpu_milli", "memory_bytes"]
+
+_NUMBER = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)")
+_BYTES: dict[str, float] = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12} | {
+    f"{letter}{end}": 1024**power for power, letter in enumerate("kmgt", start=1) for end in ("i", "ib")
+}
+
+
+def _number(text: str, what: str) -> tuple[float, str]:
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no {what}")
+    return float(match[1]), match[2].lower()
+
+
+def cpu_milli(text: str) -> int:
+    """`2.5` or `2500m` as thousandths of a CPU; raises ValueError."""
+    number, unit = _number(text, "number of CPUs: write 2.5 or 2500m")
+    if unit not in {"", "m"}:
+        raise ValueError(f"{text!r} has an unknown unit: write 2.5 or 2500m")
+    return round(number if unit == "m" else number * 1000)
+
+
+def memory_bytes(text: str) -> int:
+    """`16GiB`, `16Gi`, `16GB` or bytes; raises ValueError."""
+    number, unit = _number(text, "amount of memory: write 16GiB, 16GB or bytes")
+    if unit not in _BYTES:
+        raise ValueError(f"{text!r} has an unknown unit: write 16GiB, 16GB or bytes")
+    return round(number * _BYTES[unit])
+
+
+def gpu_milli(text: str) -> int:
+    """`0.5` or `50%` of a GPU as thousandths; raises ValueError."""
+    percent = text.strip().endswith("%")
+    number, unit = _number(text.strip().removesuffix("%"), "share of a GPU: write 0.5 or 50%")
+    milli = round(number * (10 if percent else 1000))
+    if unit or not 1 <= milli <= 1000:
+        raise ValueError(f"{text!r} is no share of a GPU: write more than 0 and at most 1, such as 0.5 or 50%")
+    return milli
+
+
+# click's ParamType takes a type argument for the checker alone; older releases refuse one when run.
+if TYPE_CHECKING:
+    _IntType = click.ParamType[int]
+else:
+    _IntType = click.ParamType
+
+
+class Amount(_IntType):
+    """An amount on the command line."""
+
+    def __init__(self, name: str, read: Callable[[str], int]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The amount, or a usage error that shows how to write one."""
+        if isinstance(value, int):
+            return value
+        try:
+            return self._read(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+CPU = Amount("CPUs", cpu_milli)
+MEMORY = Amount("SIZE", memory_bytes)
+SHARE = Amount("SHARE", gpu_milli)

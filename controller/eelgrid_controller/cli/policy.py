@@ -1,0 +1,130 @@
+"""eelctl policy get and set: what the controller aims for.
+
+Owns the options. A change is made on the policy in force and carries its
+revision, so that two operators cannot overwrite each other unseen.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import click
+
+from eelgrid_controller.cli.connection import operators
+from eelgrid_controller.cli.settings import Settings, printing
+from eelgrid_controller.cli.tables import document
+from eelgrid_protos.messages import (
+    OBJECTIVES,
+    EnforcementMode,
+    GetPolicyRequest,
+    Policy,
+    PoolMode,
+    UpdatePolicyRequest,
+    Weights,
+)
+
+__all__ = ["policy"]
+
+_WEIGHTS = tuple(entry.name for entry in fields(Weights))
+_INTERVALS = click.FloatRange(0.1, 3600.0)
+# An objective of this name says that the weights were set one by one.
+_CUSTOM = "custom"
+
+
+def _pairs(pairs: Iterable[str], option: str, known: Iterable[str]) -> Iterator[tuple[str, str]]:
+    choices = tuple(known)
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not (key and equals and value):
+            raise click.BadParameter(f"{pair!r}; write {option} NAME=VALUE", param_hint=option)
+        if choices and key not in choices:
+            raise click.BadParameter(f"{key!r}; use one of {', '.join(choices)}", param_hint=option)
+        yield key, value
+
+
+def _weights(pairs: Iterable[str]) -> dict[str, float]:
+    changed = {}
+    for name, text in _pairs(pairs, "--weight", _WEIGHTS):
+        try:
+            changed[name] = float(text)
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is no number", param_hint="--weight") from None
+    return changed
+
+
+def _modes(pairs: Iterable[str]) -> dict[str, EnforcementMode]:
+    modes = {}
+    known = {mode.name.lower(): mode for mode in EnforcementMode if mode}
+    for pool, text in _pairs(pairs, "--pool-mode", ()):
+        if text not in known:
+            raise click.BadParameter(f"{text!r}; use one of {', '.join(known)}", param_hint="--pool-mode")
+        modes[pool] = known[text]
+    return modes
+
+
+def _changed(
+    policy: Policy,
+    objective: str | None,
+    weights: dict[str, float],
+    modes: dict[str, EnforcementMode],
+    intervals: dict[str, Any],
+) -> Policy:
+    """The policy with what was named; weights set one by one give the objective a name of its own."""
+    pools = {pool.pool: pool.mode for pool in policy.pools} | modes
+    return replace(
+        policy,
+        objective=_CUSTOM if weights else objective or policy.objective,
+        weights=replace(OBJECTIVES[objective] if objective else policy.weights, **weights),
+        pools=tuple(PoolMode(pool=pool, mode=mode) for pool, mode in pools.items()),
+        **{name: value for name, value in intervals.items() if value is not None},
+    )
+
+
+def _lines(policy: Policy) -> Iterator[str]:
+    yield f"objective          {policy.objective} (revision {policy.revision})"
+    for name in _WEIGHTS:
+        yield f"  {name:<17}{getattr(policy.weights, name):g}"
+    yield f"lease              {policy.lease_s:g} s"
+    yield f"send interval      {policy.send_interval_s:g} s"
+    yield f"sample interval    {policy.sample_interval_s:g} s"
+    for pool in policy.pools:
+        yield f"pool {pool.pool:<14}{pool.mode.name.lower()}"
+    yield "every other pool   observe: plans are shown, nothing is changed on the nodes"
+
+
+@click.group()
+def policy() -> None:
+    """Show or change what to aim for."""
+
+
+@policy.command("get")
+@printing
+@click.pass_obj
+def get_policy(settings: Settings) -> None:
+    """Show the policy in force."""
+    with operators(settings) as client:
+        found = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy
+        document(settings, found, _lines(found))
+
+
+@policy.command("set")
+@click.option("--objective", type=click.Choice(list(OBJECTIVES)), help="A named weighting.")
+@click.option("--weight", multiple=True, metavar="NAME=VALUE", help=f"One weight; repeatable: {', '.join(_WEIGHTS)}.")
+@click.option("--pool-mode", multiple=True, metavar="POOL=MODE", help="observe or enforce in a pool; repeatable.")
+@click.option("--lease", "lease_s", type=click.FloatRange(5.0, 86_400.0), help="Seconds a node keeps a plan alone.")
+@click.option("--send-interval", "send_interval_s", type=_INTERVALS, help="Seconds between an agent's batches.")
+@click.option("--sample-interval", "sample_interval_s", type=_INTERVALS, help="Seconds between samples.")
+@printing
+@click.pass_obj
+def set_policy(
+    settings: Settings, /, objective: str | None, weight: tuple[str, ...], pool_mode: tuple[str, ...], **intervals: Any
+) -> None:
+    """Change the policy in force; what is not named stays."""
+    if not (objective or weight or pool_mode or any(value is not None for value in intervals.values())):
+        raise click.UsageError("name what to change; see eelctl policy set --help")
+    weights, modes = _weights(weight), _modes(pool_mode)
+    with operators(settings) as client:
+        found = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy
+        wanted = _changed(found, objective, weights, modes, intervals)
+        answer = client.update_policy(UpdatePolicyRequest(policy=wanted), timeout=settings.timeout_s).policy
+        document(settings, answer, _lines(answer))

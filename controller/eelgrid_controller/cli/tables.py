@@ -1,0 +1,123 @@
+"""How results reach stdout: aligned columns, JSON or YAML.
+
+Owns layout and colour; must not know what the rows mean. Columns are plain
+text with two blanks between them, so that awk and grep work on them, and no
+library is loaded to print them. JSON is one array for a list and one object for
+a single thing, in the contract's plain shape; a watch prints one object a line.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import click
+
+from eelgrid_controller.cli.settings import Settings
+from eelgrid_protos.plain import to_plain
+
+__all__ = ["Column", "coloured", "document", "listing", "stream", "text_table"]
+
+_Row = TypeVar("_Row")
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[_Row]):
+    """One column: its title, the text of a cell, and whether it shows only with `-o wide`."""
+
+    title: str
+    cell: Callable[[_Row], str]
+    right: bool = False
+    wide: bool = False
+    colour: Callable[[_Row], str | None] | None = None
+    # The least width, for a watch, which prints rows before it knows the widest.
+    width: int = 0
+
+
+def coloured() -> bool:
+    """Whether stdout is a terminal whose user did not refuse colour."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _pad(text: str, width: int, *, right: bool) -> str:
+    return text.rjust(width) if right else text.ljust(width)
+
+
+def text_table(
+    columns: Sequence[Column[Any]],
+    rows: Sequence[Any],
+    *,
+    headers: bool = True,
+    colour: bool = False,
+    steady: bool = False,
+) -> list[str]:
+    """The lines of a table; `steady` keeps to the columns' least widths, for rows that come one by one."""
+    cells = [[column.cell(row) or "-" for column in columns] for row in rows]
+    widths = [
+        max([column.width if steady else 0, len(column.title) if headers else 0, *(len(line[index]) for line in cells)])
+        for index, column in enumerate(columns)
+    ]
+    lines = []
+    if headers:
+        titles = (_pad(c.title, w, right=c.right) for c, w in zip(columns, widths, strict=True))
+        lines.append("  ".join(titles).rstrip())
+    for row, line in zip(rows, cells, strict=True):
+        parts = []
+        for column, text, width in zip(columns, line, widths, strict=True):
+            padded = _pad(text, width, right=column.right)
+            tint = column.colour(row) if colour and column.colour else None
+            parts.append(click.style(padded, fg=tint) if tint else padded)
+        lines.append("  ".join(parts).rstrip())
+    return lines
+
+
+def _shown(settings: Settings, columns: Sequence[Column[_Row]]) -> list[Column[_Row]]:
+    return [column for column in columns if settings.output == "wide" or not column.wide]
+
+
+def listing(settings: Settings, columns: Sequence[Column[_Row]], rows: Iterable[_Row], *, empty: str) -> None:
+    """A list of things; where a table would be empty, `empty` says so on stderr."""
+    every = list(rows)
+    if settings.output == "json":
+        click.echo(json.dumps([to_plain(row) for row in every], indent=2, ensure_ascii=False))
+    elif settings.output == "yaml":
+        _yaml([to_plain(row) for row in every])
+    elif every:
+        lines = text_table(_shown(settings, columns), every, headers=settings.headers, colour=coloured())
+        click.echo("\n".join(lines))
+    else:
+        click.echo(empty, err=True)
+
+
+def document(settings: Settings, thing: object, lines: Iterable[str]) -> None:
+    """One thing: its plain shape, or the lines that a person reads."""
+    if settings.output == "json":
+        click.echo(json.dumps(to_plain(thing), indent=2, ensure_ascii=False))
+    elif settings.output == "yaml":
+        _yaml(to_plain(thing))
+    else:
+        for line in lines:
+            click.echo(line)
+
+
+def stream(settings: Settings, columns: Sequence[Column[_Row]], rows: Iterable[_Row]) -> None:
+    """Things as they come, each on its own line."""
+    shown, headers = _shown(settings, columns), settings.headers
+    for row in rows:
+        if settings.output == "json":
+            click.echo(json.dumps(to_plain(row), ensure_ascii=False))
+        elif settings.output == "yaml":
+            click.echo("---")
+            _yaml(to_plain(row))
+        else:
+            for line in text_table(shown, [row], colour=coloured(), steady=True)[0 if headers else 1 :]:
+                click.echo(line)
+            headers = False
+
+
+def _yaml(plain: Any) -> None:
+    import yaml
+
+    click.echo(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), nl=False)

@@ -1,0 +1,167 @@
+"""`python -m eelgrid_controller.demo`: the options, the ending and the exit code.
+
+Owns the composition: it finds the trace, makes the folders and the scene, plays,
+and turns every foreseen failure into what happened and what to do next. Exit
+codes: 0 played to the end, 1 it could not, 2 usage, 130 interrupted.
+"""
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+__all__ = ["demo", "main"]
+
+# In a process of its own: a driver that hangs must not take the demo with it.
+_GPU_PROBE = "import pynvml; pynvml.nvmlInit(); raise SystemExit(pynvml.nvmlDeviceGetCount() == 0)"
+_GPU_PROBE_S = 10.0
+_MODULES = {"psutil": "agent", "pynvml": "agent", "prometheus_client": "agent", "numba": "controller"}
+_INTERRUPTED = 130
+_LOOK_S = 1.0
+
+
+def _fail(what: str, remedy: str, log: str = "") -> int:
+    if log:
+        click.echo(f"\n--- last lines of its log\n{log}\n---", err=True)
+    click.echo(f"demo: {what}\n  next: {remedy}", err=True)
+    return 1
+
+
+def _has_gpu() -> bool:
+    """Whether this machine has an NVIDIA GPU that its driver answers for."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        probe = subprocess.run(  # noqa: S603 - our own interpreter and text
+            [sys.executable, "-c", _GPU_PROBE], capture_output=True, timeout=_GPU_PROBE_S, check=False
+        )
+        return probe.returncode == 0
+    return False
+
+
+def _more_files() -> None:
+    """Raises this process's limit on open files, and so its children's: each agent stream may need one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard if hard >= 0 else 65_536), hard))
+
+
+async def _play(play: Any, scene: Any, *, keep: bool) -> None:
+    from eelgrid_controller.demo.report import DemoReport, export_picture
+
+    stopped, task = asyncio.Event(), asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, task.cancel)
+
+    async def afterwards(report: DemoReport, address: str) -> None:
+        console = scene.console
+        export_picture(play.out / "demo.svg", scene, report)
+        scene.console = console
+        console.print(f"\nsummary and picture: {play.out / 'summary.json'}, {play.out / 'demo.svg'}", soft_wrap=True)
+        if not keep:
+            return
+        console.print(
+            f"\nThe controller and the fleet run on until Ctrl-C. Try:\n  export EELGRID_CONTROLLER={address}"
+        )
+        for command in ("top", "nodes --limit 5", "workloads --phase pending", "explain openb-pod-0001", "policy get"):
+            console.print(f"  eelctl {command}")
+        loop.add_signal_handler(signal.SIGINT, stopped.set)
+        while not stopped.is_set():
+            for child in play.children:
+                child.check()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), _LOOK_S)
+
+    await play.run(afterwards)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--trace", default="auto", show_default=True, help="auto, generated, or the folder of the openb trace.")
+@click.option("--nodes", type=click.IntRange(1, 100_000), help="Fewer nodes, taken evenly; tasks shrink in proportion.")
+@click.option("--tasks", type=click.IntRange(1, 1_000_000), help="Only the first tasks.")
+@click.option("--in-flight", type=click.IntRange(1, 1024), default=8, show_default=True, help="Submissions at once.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("demo"),
+    show_default=True,
+    help="Folder for the report, picture and logs.",
+)
+@click.option("--keep", is_flag=True, help="Leave it running until Ctrl-C, and print what to try.")
+@click.option("--no-gpu", is_flag=True, help="Leave out this machine's own GPUs.")
+@click.pass_context
+def demo(context: click.Context, /, trace: str, out: Path, keep: bool, **options: Any) -> None:
+    """A controller, a fleet of simulated nodes and a public production trace, live.
+
+    Everything runs on this machine over loopback gRPC, in separate processes that end with the demo.
+    """
+    missing = {extra for module, extra in _MODULES.items() if importlib.util.find_spec(module) is None}
+    if missing:
+        extras = ",".join(sorted(missing))
+        context.exit(_fail(f"needs the extras {extras}", 'pip install "eelgrid[agent,controller]"'))
+    context.exit(_run(trace, out, options, keep=keep, gpu=not options.pop("no_gpu") and _has_gpu()))
+
+
+def _run(choice: str, out: Path, options: dict[str, Any], *, keep: bool, gpu: bool) -> int:
+    from eelgrid_controller.demo.children import DemoError
+    from eelgrid_controller.demo.play import Play
+    from eelgrid_controller.demo.scene import NodeMap, Scene, make_console
+    from eelgrid_controller.replay.locate import Surroundings, locate
+    from eelgrid_controller.replay.openb import TraceError
+    from eelgrid_controller.replay.submit import SubmitError
+    from eelgrid_protos.faults import Fault
+
+    live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    console, play = make_console(live=live), None
+    _more_files()
+    try:
+        trace = locate(choice, Surroundings.real(os.environ)).limited(nodes=options["nodes"], tasks=options["tasks"])
+        for note in trace.notes:
+            console.print(f"note: {note}", soft_wrap=True, highlight=False)
+        console.print(f"openb trace: {trace.source.value} ({trace.where})", soft_wrap=True, highlight=False)
+        scene = Scene(console, NodeMap.of(trace.nodes), trace.source.value, live=live)
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="eelgrid-demo-", ignore_cleanup_errors=True) as work:
+            play = Play(
+                trace=trace, scene=scene, out=out, work=Path(work), in_flight=options["in_flight"], has_gpu=gpu,
+                notes=list(trace.notes),
+            )  # fmt: skip
+            scene.start()
+            try:
+                asyncio.run(_play(play, scene, keep=keep))
+            finally:
+                scene.stop()
+                for child in play.children:
+                    child.kill()
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        click.echo("interrupted; the controller and the fleet are ended", err=True)
+        return _INTERRUPTED
+    except DemoError as error:
+        return _fail(error.what, error.remedy, error.log)
+    except TraceError as error:
+        return _fail(f"{error.place}: {error.problem}", error.remedy)
+    except SubmitError as error:
+        return _fail(str(error), f"look into {out / 'controller.log'}")
+    except Fault as fault:
+        return _fail(f"a call failed: {fault}", f"look into {out / 'controller.log'}")
+    except OSError as error:
+        return _fail(f"{error.filename or out}: {error.strerror or error}", "choose another folder with --out")
+    return 0
+
+
+def main() -> None:
+    """Runs the demo and exits."""
+    demo(prog_name="eelgrid-demo")
+
+
+if __name__ == "__main__":
+    main()

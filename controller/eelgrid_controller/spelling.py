@@ -1,0 +1,47 @@
+"""Quantities as people read them.
+
+Owns the spelling of CPUs, GPUs, memory, watts and durations; knows nothing of
+where they are shown. A missing reading is a dash, never a number.
+"""
+
+import math
+
+__all__ = ["cpu_text", "gpu_text", "memory_text", "milliseconds_text", "percent_text", "watts_text"]
+
+
+def cpu_text(milli: int) -> str:
+    """Thousandths as CPUs: 2.5."""
+    return f"{milli / 1000:.6g}"
+
+
+def gpu_text(milli: int) -> str:
+    """Thousandths as GPUs: 0.47."""
+    return f"{milli / 1000:.6g}"
+
+
+def memory_text(amount_bytes: int) -> str:
+    """Bytes in the largest binary unit that leaves a number of at least 1."""
+    power = min(4, int(math.log2(amount_bytes) // 10)) if amount_bytes else 0
+    if not power:
+        return f"{amount_bytes} B"
+    return f"{amount_bytes / 1024**power:.4g} {'KMGT'[power - 1]}iB"
+
+
+def watts_text(power_w: float | None) -> str:
+    """Watts with three or four digits; a missing reading is a dash."""
+    if power_w is None:
+        return "-"
+    for unit, size in (("MW", 1e6), ("kW", 1e3)):
+        if abs(power_w) >= 10 * size:
+            return f"{power_w / size:,.1f} {unit}"
+    return f"{power_w:,.1f} W" if power_w < 1000 else f"{power_w:,.0f} W"
+
+
+def percent_text(part: float, whole: float) -> str:
+    """A share in per cent; a dash where there is no whole."""
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def milliseconds_text(latency_s: float | None) -> str:
+    """Seconds as milliseconds; a dash where nothing was measured."""
+    return "-" if latency_s is None else f"{1000 * latency_s:.2f} ms"

@@ -1,0 +1,102 @@
+"""The demo for real, in small: separate processes, a report, and nothing left behind."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+SMALL = ("--nodes", "20", "--tasks", "60", "--trace", "generated", "--no-gpu", "--out", "demo")
+
+
+def start(folder, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "eelgrid_controller.demo", *SMALL, *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
+    )  # fmt: skip
+
+
+def finish(demo, timeout=120):
+    try:
+        return demo.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        demo.kill()
+        raise
+
+
+def children_of(demo, module, deadline_s=60.0):
+    """The demo's children that run a module, once there are any."""
+    until = time.monotonic() + deadline_s
+    while time.monotonic() < until and demo.poll() is None:
+        found = [child for child in psutil.Process(demo.pid).children() if module in " ".join(child.cmdline())]
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"no child runs {module}: {demo.communicate(timeout=10)}")
+
+
+def test_to_the_end(tmp_path):
+    demo = start(tmp_path)
+    (controller,) = children_of(demo, "eelgrid_controller")
+    (fleet,) = children_of(demo, "eelgrid_agent")
+    out, err = finish(demo)
+    assert demo.returncode == 0, out + err
+    summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
+    assert (summary["nodes"], summary["agents"], summary["tasks"]) == (20, 20, 60)
+    assert summary["trace"] == "generated from the published marginals"
+    assert summary["placed"] + summary["pending"] == 60
+    assert 0 < summary["allocated_gpu_share"] <= 1
+    assert summary["samples_received"] > 0
+    assert summary["samples_lost"] == 0
+    assert summary["measured_gpus"] == summary["gpus"]
+    assert summary["modelled_power_w"] > summary["measured_power_w"] > 0
+    assert [process["name"] for process in summary["processes"]] == ["controller", "fleet"]
+    assert all(process["cpu_s"] > 0 for process in summary["processes"])
+    assert (tmp_path / "demo" / "demo.svg").read_text().startswith("<svg")
+    assert "\x1b" not in out
+    assert "What happened" in out
+    assert not controller.is_running()
+    assert not fleet.is_running()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_children(tmp_path, number):
+    demo = start(tmp_path, "--keep")
+    family = children_of(demo, "eelgrid_controller") + children_of(demo, "eelgrid_agent")
+    demo.send_signal(number)
+    out, err = finish(demo)
+    assert demo.returncode == 130, out + err
+    assert "Traceback" not in err
+    assert [child for child in family if child.is_running()] == []
+
+
+def test_a_child_that_dies_is_told_with_its_last_words(tmp_path):
+    demo = start(tmp_path)
+    (controller,) = children_of(demo, "eelgrid_controller")
+    (fleet,) = children_of(demo, "eelgrid_agent")
+    fleet.send_signal(signal.SIGKILL)
+    out, err = finish(demo)
+    assert demo.returncode == 1, out + err
+    assert "fleet ended with signal 9" in err
+    assert "fleet.log" in err
+    assert "Traceback" not in err
+    assert not controller.is_running()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (("--trace", "nowhere"), 1, "holds both files"),
+        (("--out", "/proc/none"), 1, "choose another folder"),
+        (("--nodes", "0"), 2, "not in the range"),
+    ],
+)
+def test_what_cannot_begin_says_why(tmp_path, arguments, code, complaint):
+    demo = start(tmp_path, *arguments)
+    out, err = finish(demo)
+    assert demo.returncode == code, out + err
+    assert complaint in err
+    assert "Traceback" not in err

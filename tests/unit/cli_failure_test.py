@@ -1,0 +1,165 @@
+"""What a person is told when a call fails: two lines on stderr and a code."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from tests.fakes.operators import FakeOperators, serving
+
+from eelgrid_controller.cli.__main__ import cli
+from eelgrid_protos import faults
+from eelgrid_protos.errors import Violation
+
+
+def free_address():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def run(address, *arguments, **extra):
+    return CliRunner().invoke(cli, ["--controller", address, *arguments], prog_name="eelctl", **extra)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "what", "next_"),
+    [
+        (faults.NotFound("no workload x"), 4, "no workload x", "eelctl workloads"),
+        (faults.AlreadyExists("x is taken"), 5, "x is taken", "--id"),
+        (faults.FailedPrecondition("not now"), 5, "not now", "change the state"),
+        (faults.Aborted("revision 3 is in force"), 5, "revision 3 is in force", "repeat"),
+        (faults.ResourceExhausted("queue is full"), 5, "queue is full", "wait or cancel"),
+        (faults.PermissionDenied("not you"), 5, "not you", "certificate"),
+        (faults.Internal("oh"), 1, "oh", "controller's log"),
+        (faults.Unavailable("restarting"), 3, "no controller answers", "EELGRID_CONTROLLER"),
+        (faults.DeadlineExceeded("late"), 3, "no answer from", "--timeout"),
+        (RuntimeError("a bug of the controller"), 1, "a fault in the server", "controller's log"),
+    ],
+)
+def test_each_fault_has_its_code_and_what_to_do_next(fault, code, what, next_):
+    with serving(FakeOperators(failures=[fault])) as address:
+        result = run(address, "get", "x")
+    assert result.exit_code == code
+    assert result.stdout == ""
+    first, *between, last = result.stderr.splitlines()
+    assert first.startswith("eelctl: ")
+    assert what in first
+    assert between == []
+    assert last.startswith("  next: ")
+    assert next_ in last
+
+
+def test_each_violation_has_its_line():
+    violations = (Violation("spec.name", "is empty", "give one"), Violation("spec.replicas", "is 0", "give at least 1"))
+    with serving(
+        FakeOperators(failures=[faults.InvalidArgument("the submission breaks 2 rules", violations)])
+    ) as address:
+        result = run(address, "submit", "--name", "a", "--cpu", "1")
+    assert result.exit_code == 5
+    assert result.stderr.splitlines() == [
+        "eelctl: the submission breaks 2 rules",
+        "  spec.name: is empty; give one",
+        "  spec.replicas: is 0; give at least 1",
+        "  next: correct it and run the command again",
+    ]
+
+
+def test_what_the_contract_refuses_is_not_sent():
+    fake = FakeOperators()
+    with serving(fake) as address:
+        result = run(address, "submit", "--name", "no spaces!", "--cpu", "1")
+    assert result.exit_code == 5
+    assert "spec.name" in result.stderr
+    assert fake.calls == []
+
+
+def test_nobody_listens():
+    address = free_address()
+    result = run(address, "nodes")
+    assert result.exit_code == 3
+    assert result.stderr.splitlines()[0].startswith(f"eelctl: no controller answers at {address} (")
+    assert "eelgrid-controller" in result.stderr
+
+
+def test_the_address_may_come_from_the_environment():
+    with serving(FakeOperators()) as address:
+        result = CliRunner().invoke(cli, ["nodes"], prog_name="eelctl", env={"EELGRID_CONTROLLER": address})
+    assert result.exit_code == 0
+
+
+def test_a_slow_controller():
+    with serving(FakeOperators(delay_s=30.0)) as address:
+        result = run(address, "--timeout", "0.2", "submit", "--name", "a", "--cpu", "1")
+    assert result.exit_code == 3
+    assert "in 0.2 s" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--controller", "192.0.2.1:7443", "nodes"), "--insecure"),
+        (("--tls-certificate", "c.pem", "nodes"), "together"),
+        (("nodes", "-o", "xml"), "is not one of"),
+        (("--timeout", "0", "nodes"), "not in the range"),
+        (("nodess",), "No such command"),
+        (("policy", "set"), "name what to change"),
+        (("policy", "set", "--weight", "speed=1"), "fragmentation_w"),
+        (("policy", "set", "--weight", "power"), "NAME=VALUE"),
+        (("nodes", "--limit", "0"), "not in the range"),
+        (("completion", "tcsh"), "is not one of"),
+    ],
+)
+def test_usage_errors_are_code_2(arguments, complaint):
+    result = CliRunner().invoke(cli, list(arguments), prog_name="eelctl")
+    assert result.exit_code == 2, result.output
+    assert complaint in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_bad_values_for_weights_and_modes_are_code_2():
+    with serving(FakeOperators()) as address:
+        assert run(address, "policy", "set", "--weight", "power=much").exit_code == 2
+        assert run(address, "policy", "set", "--pool-mode", "a=on").exit_code == 2
+
+
+def test_a_certificate_that_is_not_there():
+    files = [f"--tls-{name}=/nowhere/{name}.pem" for name in ("certificate", "key", "authority")]
+    result = CliRunner().invoke(cli, [*files, "nodes"], prog_name="eelctl")
+    assert result.exit_code == 2
+    assert "/nowhere/key.pem" in result.stderr
+
+
+def test_a_fault_of_ours_keeps_its_traceback():
+    """Only a user's mistake is told without one."""
+    fake = FakeOperators()
+    with serving(fake) as address:
+        fake.nodes = []
+        result = run(address, "get", "x")
+        assert result.exit_code == 4
+    from eelgrid_controller.cli.failure import stop_for
+    from eelgrid_controller.cli.settings import Settings
+
+    assert stop_for(ZeroDivisionError(), Settings()) is None
+
+
+def test_help_and_version_import_nothing_heavy():
+    program = (
+        "import sys; import eelgrid_controller.cli.__main__ as m; "
+        "print(sorted({'grpc', 'rich', 'numpy', 'numba', 'yaml', 'google', 'asyncio'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["nope"]])
+def test_the_light_commands_stay_light(arguments):
+    program = (
+        "import sys; from eelgrid_controller.cli.__main__ import cli\n"
+        f"try: cli({arguments!r}, prog_name='eelctl')\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'grpc', 'rich', 'numpy', 'numba', 'yaml', 'eelgrid_protos.messages'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,214 @@
+"""eelctl's reading commands against a served fake: golden tables, shapes, pages."""
+
+import json
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from tests.fakes.operators import FakeOperators, a_node, serving
+
+from eelgrid_controller.cli.__main__ import cli
+from eelgrid_protos.messages import Workload
+from eelgrid_protos.plain import from_plain
+
+
+@pytest.fixture
+def fake():
+    return FakeOperators()
+
+
+@pytest.fixture
+def eelctl(fake):
+    """Runs eelctl against the fake; the result's stdout and stderr are apart."""
+    with serving(fake) as address:
+
+        def run(*arguments, code=0, **extra):
+            result = CliRunner().invoke(cli, ["--controller", address, *arguments], prog_name="eelctl", **extra)
+            if result.exception and not isinstance(result.exception, SystemExit):
+                raise result.exception
+            assert result.exit_code == code, result.output
+            return result
+
+        yield run
+
+
+@pytest.fixture
+def some_work(eelctl):
+    eelctl("submit", "--id", "bert-1", "--name", "bert", "--kind", "inference_service", "--cpu", "8", "--gpu-share", "0.5",
+           "--memory", "32GiB", "--gpu-model", "A10,T4", "--user", "ada", "--label", "team=nlp")  # fmt: skip
+    eelctl("submit", "--id", "etl-1", "--name", "etl", "--cpu", "500m", "--priority", "3", "--namespace", "data")
+
+
+def table(text):
+    return "\n".join(line.rstrip() for line in text.strip("\n").splitlines()) + "\n"
+
+
+def test_nodes(eelctl):
+    assert eelctl("nodes").stdout == table("""
+NODE    STATE  POOL  MODEL   GPUS   CPU       MEMORY  WORKLOADS   POWER  AGE
+node-0  ready  a     T4     0.5/2  0/32  0 B/128 GiB          0  80.0 W    -
+""")
+
+
+def test_nodes_wide_without_headers(eelctl, fake):
+    fake.nodes = [a_node("n", gpus=0, workloads=2)]
+    assert eelctl("--no-headers", "nodes", "-o", "wide").stdout == table("""
+n  ready  a  -  -  0/32  0 B/128 GiB  2  -  -  0/0  0  0  580.1  -  no
+""")
+
+
+def test_gpus_show_a_missing_reading_as_a_dash(eelctl):
+    assert eelctl("gpus").stdout == table("""
+NODE    GPU  MODEL  ALLOCATED   POWER    BUSY    MEMORY  TEMP  WORKLOADS
+node-0    0  T4        50.0 %  40.0 W  25.0 %  -/16 GiB     -          0
+node-0    1  T4         0.0 %       -       -  -/16 GiB     -          0
+""")
+
+
+def test_gpus_free(eelctl):
+    rows = json.loads(eelctl("gpus", "--free", "60%", "-o", "json").stdout)
+    assert [row["gpu"]["index"] for row in rows] == [1]
+    assert "power_w" not in rows[0]
+
+
+def test_workloads(eelctl, some_work):
+    assert eelctl("workloads").stdout == table("""
+ID      PHASE   KIND               REPLICAS  EACH                             NODE    REASON
+bert-1  placed  inference_service         1  8 CPU, 32 GiB, 0.5 GPU (A10|T4)  node-0  -
+etl-1   placed  batch_job                 1  0.5 CPU                          node-0  -
+""")
+
+
+def test_workloads_filters_and_limit(eelctl, some_work, fake):
+    assert eelctl("workloads", "--name", "etl", "--no-headers").stdout.split()[0] == "etl-1"
+    assert eelctl("workloads", "--limit", "1", "--no-headers").stdout.count("\n") == 1
+    nothing = eelctl("workloads", "--phase", "cancelled")
+    assert nothing.stdout == ""
+    assert "no workload matches" in nothing.stderr
+    assert json.loads(eelctl("workloads", "--phase", "cancelled", "-o", "json").stdout) == []
+
+
+def test_every_page_is_fetched(eelctl, fake):
+    fake.nodes = [a_node(f"n{i:04d}", gpus=1) for i in range(2345)]
+    assert eelctl("nodes", "--no-headers").stdout.count("\n") == 2345
+    assert fake.calls.count("list_nodes") == 3
+    assert eelctl("nodes", "--no-headers", "--limit", "1001").stdout.count("\n") == 1001
+    assert fake.calls.count("list_nodes") == 5
+
+
+def test_watch_filters_and_prints_as_it_comes(eelctl, some_work):
+    lines = eelctl("workloads", "-w", "--user", "ada").stdout.splitlines()
+    assert lines[0].split() == ["ID", "PHASE", "KIND", "REPLICAS", "EACH", "NODE", "REASON"]
+    assert [line.split()[0] for line in lines[1:]] == ["bert-1"]
+    later = eelctl("workloads", "-w", "--after", "1", "-o", "json").stdout.splitlines()
+    assert [json.loads(line)["workload_id"] for line in later] == ["etl-1"]
+    documents = list(yaml.safe_load_all(eelctl("workloads", "-w", "-o", "yaml").stdout))
+    assert [document["workload_id"] for document in documents] == ["bert-1", "etl-1"]
+
+
+def test_watch_ends_at_its_limit_without_waiting_for_more(eelctl, some_work, fake):
+    fake.watch_closes = False
+    assert eelctl("workloads", "-w", "--limit", "2", "--no-headers").stdout.count("\n") == 2
+
+
+def test_get_in_words_and_in_shapes(eelctl, some_work, fake):
+    assert eelctl("get", "bert-1").stdout == table("""
+bert-1: placed
+  name       bert (inference_service), priority 0
+  owner      namespace default, user ada
+  asks for   1 x 8 CPU, 32 GiB, 0.5 GPU (A10|T4)
+  labels     team=nlp
+  replica 0  node-0, GPU 0
+""")
+    for output, read in (("json", json.loads), ("yaml", yaml.safe_load)):
+        plain = read(eelctl("get", "bert-1", "-o", output).stdout)
+        assert from_plain(Workload, plain) == fake.workloads["bert-1"]
+
+
+def test_cancel(eelctl, some_work):
+    assert eelctl("cancel", "bert-1", "etl-1").stdout == "bert-1: cancelled\netl-1: cancelled\n"
+
+
+def test_explain_a_placement(eelctl, some_work):
+    assert eelctl("explain", "bert-1").stdout == table("""
+bert-1 (inference_service bert) is placed.
+It asks for 1 x 8 CPU, 32 GiB, 0.5 GPU (A10|T4).
+
+Replica 0 is on node-0, GPU 0. It fitted on 2 nodes.
+       3 nodes ruled out by gpu model
+        1 node ruled out by cpu
+  Cost in watts-equivalent, least first (* chosen):
+     NODE    GPU      COST      POWER  FRAGMENTATION  WORSE BY
+  *  node-0    0   57.50 W   +60.00 W        -2.50 W    0.00 W
+     node-1    1  121.00 W  +120.00 W        +1.00 W   63.50 W
+""")
+
+
+def test_explain_what_waits(eelctl, fake):
+    fake.fits = lambda request: False
+    eelctl("submit", "--id", "w", "--name", "w", "--gpus", "1")
+    text = eelctl("explain", "w").stdout
+    assert text.startswith("w (batch_job w) is pending: no free GPU\n")
+    assert "Replica 0 has no place. It fitted on 0 nodes." in text
+    assert text.endswith("What would help: free 1 T4, or let gpu_models name A10 too\n")
+
+
+def test_plan(eelctl):
+    assert eelctl("plan", "node-0").stdout == table("""
+NODE    EPOCH  APPLIED  STATUS   MODE     LEASE  ASSIGNMENTS  SETTINGS  GPUS
+node-0      4        -  waiting  observe   60 s            1         0   0.5
+""")
+
+
+def test_policy_get(eelctl):
+    assert eelctl("policy", "get").stdout == table("""
+objective          balanced (revision 1)
+  power            1
+  fragmentation_w  80
+  stranding_w      200
+lease              60 s
+send interval      5 s
+sample interval    1 s
+every other pool   observe: plans are shown, nothing is changed on the nodes
+""")
+
+
+def test_policy_set_changes_what_is_named_and_keeps_the_rest(eelctl, fake):
+    eelctl("policy", "set", "--objective", "energy", "--pool-mode", "a=enforce", "--lease", "30")
+    eelctl("policy", "set", "--weight", "power=2", "--pool-mode", "b=observe", "--send-interval", "2")
+    policy = fake.policy
+    assert (policy.revision, policy.objective, policy.lease_s, policy.send_interval_s) == (3, "custom", 30.0, 2.0)
+    assert (policy.weights.power, policy.weights.fragmentation_w) == (2.0, 20.0)
+    assert [(pool.pool, pool.mode.name) for pool in policy.pools] == [("a", "ENFORCE"), ("b", "OBSERVE")]
+
+
+def test_top_in_a_pipe_is_one_plain_snapshot(eelctl, some_work):
+    text = eelctl("top").stdout
+    assert "\x1b" not in text
+    for piece in (
+        "GPUs allocated",
+        "25.0 %",
+        "321.0 W",
+        "measured",
+        "2 placed",
+        "p99 1.20 ms",
+        "nothing waits",
+        "node-0",
+    ):
+        assert piece in text
+    assert json.loads(eelctl("top", "--once", "-o", "json").stdout)["modelled_power_w"] == 321.0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(eelctl, shell):
+    script = eelctl("completion", shell).stdout
+    assert "_EELCTL_COMPLETE" in script
+    assert "eelctl" in script
+
+
+def test_completion_answers():
+    environment = {"_EELCTL_COMPLETE": "bash_complete", "COMP_WORDS": "eelctl po", "COMP_CWORD": "1"}
+    result = CliRunner().invoke(cli, [], prog_name="eelctl", env=environment)
+    assert result.output == "plain,policy\n"
+    options = {"_EELCTL_COMPLETE": "bash_complete", "COMP_WORDS": "eelctl nodes --po", "COMP_CWORD": "2"}
+    assert CliRunner().invoke(cli, [], prog_name="eelctl", env=options).output == "plain,--pool\n"

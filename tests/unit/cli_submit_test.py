@@ -1,0 +1,160 @@
+"""eelctl submit: flags, YAML, and that a mistake submits nothing."""
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from tests.fakes.operators import FakeOperators, serving
+from tests.strategies import message
+
+from eelgrid_controller.cli.__main__ import cli
+from eelgrid_controller.cli.failure import Refused
+from eelgrid_controller.cli.workload_file import read_workloads
+from eelgrid_protos.messages import ResourceRequest, SubmitWorkloadRequest, WorkloadKind, WorkloadSpec
+from eelgrid_protos.plain import to_plain
+
+GIB = 1024**3
+
+
+@pytest.fixture
+def fake():
+    return FakeOperators()
+
+
+@pytest.fixture
+def submit(fake):
+    with serving(fake) as address:
+
+        def run(*arguments, **extra):
+            result = CliRunner().invoke(
+                cli, ["--controller", address, "submit", *arguments], prog_name="eelctl", **extra
+            )
+            if result.exception and not isinstance(result.exception, SystemExit):
+                raise result.exception
+            return result
+
+        yield run
+
+
+def test_flags(submit, fake):
+    result = submit("--name", "llm", "--kind", "training_job", "--cpu", "2.5", "--memory", "16GiB", "--gpus", "4",
+                    "--gpu-model", "A10, T4", "--replicas", "2", "--namespace", "ml", "--user", "ada", "--queue", "q",
+                    "--label", "k=v", "--label", "x=", "--priority", "-5", "--id", "llm-1")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert fake.workloads["llm-1"].spec == WorkloadSpec(
+        name="llm",
+        kind=WorkloadKind.TRAINING_JOB,
+        replicas=2,
+        namespace="ml",
+        user="ada",
+        queue="q",
+        priority=-5,
+        labels={"k": "v", "x": ""},
+        request=ResourceRequest(
+            cpu_milli=2500, memory_bytes=16 * GIB, gpu_count=4, gpu_milli=1000, gpu_models=("A10", "T4")
+        ),
+    )
+
+
+def test_a_share_means_one_gpu_and_gpus_mean_whole_ones(submit, fake):
+    submit("--name", "a", "--gpu-share", "0.25", "--id", "a")
+    submit("--name", "b", "--gpus", "1", "--id", "b")
+    submit("--name", "c", "--cpu", "1", "--id", "c")
+    found = {name: (w.spec.request.gpu_count, w.spec.request.gpu_milli) for name, w in fake.workloads.items()}
+    assert found == {"a": (1, 250), "b": (1, 1000), "c": (0, 0)}
+
+
+def test_dry_run_changes_nothing(submit, fake):
+    result = submit("--name", "a", "--cpu", "1", "--dry-run")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("dry run: nothing was changed\n")
+    assert fake.workloads == {}
+
+
+def test_documents_from_stdin(submit, fake):
+    text = (
+        "name: x\nid: x1\nrequest: {cpu: 2.5, memory: 16GiB, gpus: 1}\n---\nname: y\nid: y1\nrequest: {cpu_milli: 7}\n"
+    )
+    result = submit("-f", "-", input=text)
+    assert result.exit_code == 0, result.output
+    assert fake.submitted == ["x1", "y1"]
+    assert fake.workloads["x1"].spec.request.memory_bytes == 16 * GIB
+
+
+def test_a_mistake_in_the_last_document_submits_nothing(submit, fake, tmp_path):
+    path = tmp_path / "jobs.yaml"
+    path.write_text("name: x\nrequest: {cpu: 1}\n---\nname: y\nrequest: {cpus: 1}\n")
+    result = submit("-f", str(path))
+    assert result.exit_code == 5
+    assert f"{path}, document 2" in result.stderr
+    assert "request.cpus: is no field here" in result.stderr
+    assert fake.calls == []
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "holds no workload"),
+        ("---\n---\n", "holds no workload"),
+        ("- a\n- b\n", "document 1: is no mapping"),
+        ("name: [", "line 1"),
+        ("name: !!python/object:os.system x\n", "could not determine a constructor"),
+        ("name: x\n", "request: is missing"),
+        ("name: 7\nrequest: {cpu: 1}\n", "name: is 7"),
+        ("name: x\nrequest: {cpu: 1, cpu_milli: 1000}\n", "request.cpu: stands beside cpu_milli"),
+        ("name: x\nrequest: {cpu: lots}\n", "request.cpu: is 'lots'"),
+        ("name: x\nrequest: {memory: -1}\n", "request.memory: is -1"),
+        ("name: x\nrequest: {gpus: 2, gpu_share: 0.5}\n", "gpu_milli: is a share of several GPUs"),
+        ("name: x\nrequest: {cpu: .nan}\n", "request.cpu: is nan"),
+        ("name: x\nrequest: [1]\n", "request: is list"),
+        ("name: x\nkind: service\nrequest: {cpu: 1}\n", "use one of"),
+        ("name: x\nspec: 3\n", "spec"),
+        ("name: x\nreplicas: 0\nrequest: {cpu: 1}\n", "replicas"),
+    ],
+)
+def test_what_a_file_may_get_wrong(text, complaint):
+    with pytest.raises(Refused) as caught:
+        read_workloads(text, "jobs.yaml")
+    told = "\n".join([caught.value.message, *map(str, caught.value.violations)])
+    assert complaint in told
+    assert caught.value.remedy
+
+
+def test_too_many_documents():
+    with pytest.raises(Refused, match="10001 documents"):
+        read_workloads("a: 1\n---\n" * 10_001, "jobs.yaml")
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow], deadline=None)
+@given(message(SubmitWorkloadRequest))
+def test_what_get_prints_can_be_submitted_again(request):
+    document = {"workload_id": request.workload_id, "spec": to_plain(request.spec), "phase": "placed", "revision": 3}
+    (read,) = read_workloads(yaml.safe_dump(document, allow_unicode=True), "w.yaml")
+    assert (read.spec, read.workload_id) == (request.spec, request.workload_id)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ((), "give --name"),
+        (("--name", "a", "--cpu", "many"), "no number of CPUs"),
+        (("--name", "a", "--gpu-share", "2"), "no share of a GPU"),
+        (("--name", "a", "--label", "novalue"), "write --label key=value"),
+        (("--name", "a", "--kind", "cron"), "is not one of"),
+        (("-f", "/nowhere/jobs.yaml"), "No such file"),
+        (("-f", "-", "--cpu", "1"), "--cpu and -f exclude each other"),
+    ],
+)
+def test_usage_errors_are_code_2(submit, fake, arguments, complaint):
+    result = submit(*arguments, input="name: x\nrequest: {cpu: 1}\n")
+    assert result.exit_code == 2, result.output
+    assert complaint in result.stderr
+    assert fake.calls == []
+
+
+def test_a_binary_file(submit, tmp_path):
+    path = tmp_path / "jobs.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    result = submit("-f", str(path))
+    assert result.exit_code == 2
+    assert "not UTF-8" in result.stderr

@@ -1,0 +1,149 @@
+"""The cluster drawn: shades, bars, the map on any screen, and the demo's plain lines."""
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from tests.fakes.operators import a_node
+
+from eelgrid_controller import picture
+from eelgrid_controller.demo.scene import NodeMap, Scene
+from eelgrid_controller.replay.submit import Report
+from eelgrid_controller.replay.synthesize import synthesize
+from eelgrid_protos.messages import (
+    ModelSummary,
+    Placement,
+    ReasonCount,
+    ResourceRequest,
+    Summary,
+    Workload,
+    WorkloadPhase,
+    WorkloadSpec,
+)
+
+SUMMARY = Summary(
+    time_ns=1,
+    nodes_ready=1213,
+    nodes_lost=2,
+    gpus=6212,
+    allocated_gpu_milli=3_106_000,
+    placed=4000,
+    pending=9,
+    pending_reasons=tuple(ReasonCount(reason=f"reason {i}", workloads=9 - i) for i in range(7)),
+    modelled_power_w=700_000.0,
+    measured_power_w=500_000.0,
+    measured_gpus=6212,
+    models=(ModelSummary(model="G2", gpus=4392, allocated_gpu_milli=2_196_000, measured_power_w=1.0),),
+)
+
+
+def text_of(thing, width=110):
+    console = Console(width=width, file=io.StringIO(), record=True, no_color=True)
+    console.print(thing)
+    return console.export_text()
+
+
+@given(st.floats(0, 1), st.integers(1, 60))
+def test_a_bar_is_as_wide_as_asked(share, width):
+    assert len(picture.bar(share, width)) == width
+
+
+@pytest.mark.parametrize(("share", "text"), [(0, "····"), (0.5, "██··"), (1, "████"), (1.5, "████"), (-1, "····")])
+def test_bars(share, text):
+    assert picture.bar(share, 4).plain == text
+
+
+@pytest.mark.parametrize(
+    ("share", "cell"), [(0.0, "·"), (0.01, "░"), (0.3, "░"), (0.5, "▒"), (0.7, "▓"), (0.99, "▓"), (1.0, "█")]
+)
+def test_shades(share, cell):
+    drawn = text_of(picture.fleet_map({"G2": [share]}, width=40, rows_most=3))
+    assert drawn.split()[:3] == ["G2", "1", cell]
+
+
+@given(st.integers(1, 2000), st.integers(1, 500), st.integers(40, 200), st.integers(2, 40))
+def test_the_map_fits_the_screen(first, second, width, rows_most):
+    drawn = text_of(
+        picture.fleet_map({"G2": [0.5] * first, "T4": [0.0] * second}, width=width, rows_most=rows_most), width
+    )
+    lines = drawn.splitlines()
+    assert max(map(len, lines)) <= width
+    assert len([line for line in lines if "▒" in line or "·" in line]) <= rows_most + 3
+
+
+def test_a_small_fleet_has_a_cell_for_each_node():
+    drawn = text_of(picture.fleet_map({"G2": [1.0] * 7, "T4": [0.0] * 3}, width=60, rows_most=4))
+    assert drawn.splitlines()[0].count("█") == 7
+    assert "each cell is a node" in drawn
+
+
+def test_the_summary_in_figures():
+    drawn = text_of(picture.summary_picture(SUMMARY, "title", picture.reasons(SUMMARY)))
+    for piece in (
+        "1,213 ready, 2 lost",
+        "50.0 %",
+        "700.0 kW",
+        "225.4 W",
+        "4,000 placed",
+        "9  reason 0",
+        "for other reasons",
+    ):
+        assert piece in drawn
+
+
+def test_an_empty_cluster_is_drawn_too():
+    empty = Summary(time_ns=0)
+    drawn = text_of(picture.summary_picture(empty, "t", picture.reasons(empty), picture.busiest([], 5)))
+    assert "nothing waits" in drawn
+    assert text_of(picture.fleet_map({}, width=80, rows_most=5))
+
+
+def test_busiest_nodes_first():
+    nodes = [a_node("calm", power_w=10.0), a_node("hot", power_w=300.0), a_node("dark", gpus=0)]
+    lines = text_of(picture.busiest(nodes, 2)).splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["hot", "calm"]
+
+
+def placed(node, indexes, milli):
+    request = ResourceRequest(gpu_count=len(indexes), gpu_milli=milli)
+    place = Placement(replica=0, node_name=node, gpu_indexes=indexes)
+    return Workload(
+        workload_id="w", spec=WorkloadSpec(name="w", request=request), phase=WorkloadPhase.PLACED, placements=(place,)
+    )
+
+
+def test_the_scene_keeps_the_map_from_the_answers():
+    nodes, _ = synthesize()
+    g2 = next(node for node in nodes if node.gpu_model == "G2")
+    chart = NodeMap.of(nodes)
+    assert next(iter(chart.by_model)) == "G2"
+    chart.place(placed(g2.name, (0, 1), 1000))
+    chart.place(placed(g2.name, (2,), 500))
+    chart.place(placed("elsewhere", (0,), 1000))
+    shares = chart.shares()
+    assert max(shares["G2"]) == pytest.approx(2.5 / 8)
+    assert sum(map(sum, shares.values())) == pytest.approx(2.5 / 8)
+
+
+def test_the_scene_in_a_pipe_prints_lines_without_control_characters():
+    out = io.StringIO()
+    nodes, tasks = synthesize()
+    console = Console(file=out, width=110, no_color=True, force_terminal=False)
+    scene = Scene(console, NodeMap.of(nodes), "generated", live=False)
+    scene.start()
+    scene.tell("starting the controller")
+    scene.summary = SUMMARY
+    scene.answered(Report(total=len(tasks), done=100, elapsed_s=0.5), None)
+    scene.tell("placing")
+    scene.tick()
+    scene.stop()
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "starting the controller"
+    assert lines[1].startswith(
+        "placing; 100/8152 tasks, 200/s; 1213 nodes; 50.0 % of GPUs allocated; 700.0 kW modelled"
+    )
+    assert len(lines) == 2
+    assert "\x1b" not in out.getvalue()
+    assert "100/8,152 tasks" in text_of(scene.draw())
