@@ -27,6 +27,8 @@ class Node:
     # By slot; None is an empty slot.
     gpus: list[Gpu | None]
     available: bool = True
+    # Order among equals.
+    rank: int = 0
 
 
 @dataclass
@@ -169,7 +171,7 @@ def best_candidates(nodes: list[Node], task: Task, mix: list[Class], prices, mos
         result.feasible += 1
         weighed = [Found(index, slots, *cost(node, slots, task, mix, prices)) for slots in choices(node, task)]
         result.candidates.append(min(weighed, key=lambda found: found.cost_w))
-    result.candidates.sort(key=lambda found: found.cost_w)
+    result.candidates.sort(key=lambda found: (found.cost_w, nodes[found.node].rank))
     del result.candidates[most:]
     return result
 

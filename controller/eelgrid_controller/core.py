@@ -82,8 +82,9 @@ class Core:
         self._live_most = live_most
         # Where the round of tries goes on; None between rounds.
         self._resume: Ticket | None = None
-        # Capacity appeared in the middle of a round: another round follows.
-        self._again = False
+        # Capacity appeared in the middle of a round: another round follows. A core that
+        # begins cannot know whether the last round was cut short.
+        self._again = len(state.pending) > 0
 
     @property
     def backlog(self) -> bool:
@@ -178,17 +179,19 @@ class Core:
             return Step((event,), ended, nodes)
         return self._with_retry(event, ended, nodes, now_ns)
 
-    def node_joined(self, inventory: Inventory, *, now_ns: int) -> Step[None]:
+    def node_joined(self, inventory: Inventory, *, now_ns: int, plan_epoch: int = 0) -> Step[None]:
         """Takes a new node, a changed one or one that came back; then waiting work is tried again.
 
-        A node that is ready and sends what it sent before changes nothing.
+        A node that is ready and sends what it sent before changes nothing. Plans
+        go on above `plan_epoch`, the one that its agent holds.
         """
         record = self.state.nodes.get(inventory.node_name)
         if record is None and len(self.state.nodes) >= NODES_MOST:
             raise ResourceExhausted(f"{NODES_MOST} nodes are registered, which is the limit of one controller")
-        if record is not None and record.state is NodeState.READY and record.inventory == inventory:
+        known = record is not None and record.state is NodeState.READY and record.inventory == inventory
+        if known and record is not None and plan_epoch <= record.plan_epoch:
             return Step((), None, frozenset())
-        event = NodeJoined(time_ns=now_ns, inventory=inventory)
+        event = NodeJoined(time_ns=now_ns, inventory=inventory, plan_epoch=plan_epoch)
         self._apply(event)
         return self._with_retry(event, None, frozenset((inventory.node_name,)), now_ns)
 

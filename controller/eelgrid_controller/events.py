@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from eelgrid_controller.compact import explanation_from_rows, explanation_rows
 from eelgrid_protos.messages import Inventory, Placement, Policy, ReplicaExplanation, WorkloadSpec
 from eelgrid_protos.plain import from_plain, to_plain
-from eelgrid_protos.quantities import Identifier, Many, Name, Nanoseconds, Sentence
+from eelgrid_protos.quantities import Identifier, Many, Name, Nanoseconds, Sentence, Uint64
 
 __all__ = [
     "EXPLAINED_REPLICAS_MOST",
@@ -44,10 +44,15 @@ class UnknownKind(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
-    """A node appeared, came back or changed; the inventory is what it has now, and marks of lost GPUs end."""
+    """A node appeared, came back or changed; the inventory is what it has now, and marks of lost GPUs end.
+
+    `plan_epoch` is the epoch that its agent holds: plans go on above it, also
+    when this journal began after the agent's last plan.
+    """
 
     time_ns: Nanoseconds
     inventory: Inventory
+    plan_epoch: Uint64 = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +153,8 @@ _NAMES: Mapping[type[Event], str] = {cls: name for name, cls in _KINDS.items()}
 
 
 def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
-    """The kind and the body, fields at their default left out and explanations as rows."""
-    body = to_plain(event, brief=True) if not isinstance(event, WorkloadPlaced) else _placed_to_plain(event)
+    """The kind and the body, whole: a default left out would change its meaning with the default."""
+    body = to_plain(event) if not isinstance(event, WorkloadPlaced) else _placed_to_plain(event)
     return _NAMES[type(event)], body
 
 
@@ -157,7 +162,7 @@ def _placed_to_plain(event: WorkloadPlaced) -> dict[str, Any]:
     return {
         "time_ns": event.time_ns,
         "workload_id": event.workload_id,
-        "placements": [to_plain(placement, brief=True) for placement in event.placements],
+        "placements": [to_plain(placement) for placement in event.placements],
         "explanation": explanation_rows(event.explanation),
     }
 

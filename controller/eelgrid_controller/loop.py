@@ -173,9 +173,9 @@ class ControllerLoop:
         """Put a policy in force."""
         return await self._command(lambda core, now_ns: core.update_policy(policy, now_ns=now_ns))
 
-    async def node_joined(self, inventory: Inventory) -> None:
-        """A node is here, as it describes itself."""
-        await self._command(lambda core, now_ns: core.node_joined(inventory, now_ns=now_ns))
+    async def node_joined(self, inventory: Inventory, *, plan_epoch: int = 0) -> None:
+        """A node is here, as it describes itself; its agent holds the plan of this epoch."""
+        await self._command(lambda core, now_ns: core.node_joined(inventory, now_ns=now_ns, plan_epoch=plan_epoch))
 
     async def gpu_lost(self, node_name: str, gpu_uuid: str) -> None:
         """A device answers nothing any more."""

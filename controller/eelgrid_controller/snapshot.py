@@ -12,6 +12,7 @@ widen to the widest node. A `Snapshot` is a read-only view for one decision, and
 has read knows what is stale; a new `era` makes everything stale.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -137,6 +138,7 @@ def _empty(rows: int, width: int) -> Nodes:
         gpu_free=np.zeros((rows, width), np.int64),
         gpu_idle_w=np.zeros((rows, width)),
         gpu_busy_w=np.zeros((rows, width)),
+        rank=np.zeros(rows, np.int64),
     )
 
 
@@ -164,6 +166,7 @@ class Mirror:
         self._fragments = np.zeros(_ROWS_LEAST, np.int64)
         self._memory = np.zeros(_ROWS_LEAST, np.int64)
         self._names: list[str] = []
+        self._sorted: list[str] = []
         self._rows: dict[str, int] = {}
         self._devices: list[Devices] = []
         # What each row was laid out from.
@@ -222,9 +225,12 @@ class Mirror:
     def _refresh_row(self, name: str) -> int:
         record = self._state.nodes[name]
         row = self._rows.get(name)
+        known = row is not None
         if row is None:
             row = self._add_row(name)
         self._make_room(row, len(record.inventory.gpus))
+        if not known:
+            self._enter_rank(row, name)
         if self._inventories[row] is not record.inventory or self._lost[row] != record.lost_gpus:
             self._lay_out(row, record)
         self._book(row, record)
@@ -239,6 +245,14 @@ class Mirror:
         self._lost.append(frozenset())
         self._renew()
         return row
+
+    def _enter_rank(self, row: int, name: str) -> None:
+        """Ranks follow the names, so that equal nodes are chosen alike in whatever order they joined."""
+        place = bisect_left(self._sorted, name)
+        self._sorted.insert(place, name)
+        ranks = self._arrays.rank
+        ranks[:row] += ranks[:row] >= place
+        ranks[row] = place
 
     def _make_room(self, row: int, width: int) -> None:
         rows, slots = self._arrays.gpu_state.shape

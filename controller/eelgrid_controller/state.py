@@ -235,12 +235,15 @@ class ClusterState:
         name = event.inventory.node_name
         record = self.nodes.get(name)
         if record is None:
-            self.nodes[name] = NodeRecord(inventory=event.inventory)
+            epoch = event.plan_epoch + 1 if event.plan_epoch else 0
+            self.nodes[name] = NodeRecord(inventory=event.inventory, plan_epoch=epoch)
             return frozenset((name,))
         before = enforces(self.policy, record.inventory.pool)
         record.has(event.inventory)
         if enforces(self.policy, event.inventory.pool) != before:
             record.plan_epoch += 1
+        if event.plan_epoch > record.plan_epoch:
+            record.plan_epoch = event.plan_epoch + 1
         return frozenset((name,))
 
     def _gpu_turned(self, event: GpuLost | GpuReturned) -> frozenset[str]:

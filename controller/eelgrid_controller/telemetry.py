@@ -69,8 +69,6 @@ class Tick:
     time_ns: int
     gpus: Mapping[Reading, tuple[float | None, ...]]
     power_w: float | None
-    # (model, watts, devices) for devices with a reading
-    power_by_model: tuple[tuple[str, float, int], ...]
 
     def gpu(self, position: int) -> GpuReadings:
         """The readings of the device at this place in the inventory."""
@@ -112,6 +110,8 @@ class _Feed:
     lost: int = 0
     batch: SampleBatch | None = None
     tick: Tick | None = None
+    # Of the newest tick: (model, watts, devices) for devices with a reading.
+    power: tuple[tuple[str, float, int], ...] = ()
     time_ns: int = 0
     applied: PlanApplied | None = None
     received_s: float = field(default=float("-inf"))
@@ -127,21 +127,25 @@ def _last_tick(column: Column, ticks: int) -> tuple[float | None, ...]:
     return tuple(None if position in gone else value for position, value in enumerate(values)) if gone else values
 
 
-def _cut(batch: SampleBatch, models: tuple[str, ...]) -> Tick:
-    """The batch's last tick."""
-    ticks = len(batch.time_ns)
-    gpus = {column.reading: _last_tick(column, ticks) for column in batch.gpu_columns}
+def _power(batch: SampleBatch, models: tuple[str, ...]) -> tuple[tuple[str, float, int], ...]:
+    """Watts of the batch's last tick by model: summed as it comes, so that a summary need not cut every batch."""
+    column = next((column for column in batch.gpu_columns if column.reading is Reading.POWER_W), None)
+    if column is None:
+        return ()
     sums: dict[str, tuple[float, int]] = {}
-    for model, power_w in zip(models, gpus.get(Reading.POWER_W, ()), strict=False):
+    for model, power_w in zip(models, _last_tick(column, len(batch.time_ns)), strict=False):
         if power_w is not None:
             total, count = sums.get(model, (0.0, 0))
             sums[model] = (total + power_w, count + 1)
-    return Tick(
-        time_ns=batch.time_ns[-1],
-        gpus=gpus,
-        power_w=sum(total for total, _ in sums.values()) if sums else None,
-        power_by_model=tuple((model, total, count) for model, (total, count) in sums.items()),
-    )
+    return tuple((model, total, count) for model, (total, count) in sums.items())
+
+
+def _cut(batch: SampleBatch) -> Tick:
+    """The batch's last tick."""
+    ticks = len(batch.time_ns)
+    gpus = {column.reading: _last_tick(column, ticks) for column in batch.gpu_columns}
+    known = [power_w for power_w in gpus.get(Reading.POWER_W, ()) if power_w is not None]
+    return Tick(time_ns=batch.time_ns[-1], gpus=gpus, power_w=sum(known) if known else None)
 
 
 class Telemetry:
@@ -180,6 +184,7 @@ class Telemetry:
         positions = {gpu.uuid: position for position, gpu in enumerate(inventory.gpus)}
         if (feed.generation, feed.positions) != (inventory.generation, positions):
             feed.batch = feed.tick = None
+            feed.power = ()
         feed.generation = inventory.generation
         feed.models = tuple(gpu.model for gpu in inventory.gpus)
         feed.positions = positions
@@ -213,7 +218,8 @@ class Telemetry:
         if ticks:
             feed.time_ns = batch.time_ns[-1]
             feed.received_s = now_s
-            feed.batch, feed.tick = (batch, None) if ticks <= _TICKS_KEPT_MOST else (None, _cut(batch, feed.models))
+            feed.power = _power(batch, feed.models)
+            feed.batch, feed.tick = (batch, None) if ticks <= _TICKS_KEPT_MOST else (None, _cut(batch))
         return Receipt(Verdict.TAKEN, batch.sequence)
 
     def _contradiction(self, feed: _Feed, batch: SampleBatch) -> Receipt:
@@ -271,7 +277,7 @@ class Telemetry:
         if feed is None:
             return None
         if feed.batch is not None:
-            feed.tick = _cut(feed.batch, feed.models)
+            feed.tick = _cut(feed.batch)
             feed.batch = None
         return feed.tick
 
@@ -290,10 +296,10 @@ class Telemetry:
         """Fresh power over the whole cluster."""
         by_model: dict[str, float] = {}
         gpus = 0
-        for name in self._feeds:
-            tick = self.fresh(name, now_s=now_s, now_ns=now_ns)
-            if tick is not None:
-                for model, power_w, count in tick.power_by_model:
+        oldest_s, oldest_ns = now_s - self.fresh_s, now_ns - int(self.fresh_s * 1e9)
+        for feed in self._feeds.values():
+            if feed.received_s >= oldest_s and feed.time_ns >= oldest_ns:
+                for model, power_w, count in feed.power:
                     by_model[model] = by_model.get(model, 0.0) + power_w
                     gpus += count
         return PowerSums(power_w=sum(by_model.values()), gpus=gpus, by_model=by_model)

@@ -16,6 +16,7 @@ by the shapes. Functions that call each other live in one file, because numba's
 cache does not see changes of another file.
 """
 
+from eelgrid_kernels.arrays import Board, Choice, Mix, Nodes, Prices, Task
 from eelgrid_kernels.placement import (
     CANDIDATES_MOST,
     CLASSES_MOST,
@@ -28,12 +29,6 @@ from eelgrid_kernels.placement import (
     GPU_PLACEABLE,
     GPU_SLOTS_MOST,
     GPU_WHOLE_MILLI,
-    Board,
-    Choice,
-    Mix,
-    Nodes,
-    Prices,
-    Task,
     best_candidates,
     cluster_power,
     fragmentation,

@@ -18,18 +18,14 @@ dS  GPUs stranded: S(n) = max(0, 10 vCPU * free GPU - free CPU) / 10 vCPU, the
 
 F is kept as an integer, sum over classes of weight * frag with whole weights,
 so that it is exact and two equal nodes cost the same to the last bit. Ties go
-to the lowest node, then to the lowest GPU.
+to the lowest rank (by name, so that the order of joining decides nothing), then GPU.
 """
 # ruff: noqa: PLR0917 (numba takes arguments by position)
 
-from typing import NamedTuple
-
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from eelgrid_kernels.arrays import Board, Choice, Ints, Mix, Nodes, Prices, Task
 
 CANDIDATES_MOST = 4
 CLASSES_MOST = 64
@@ -47,67 +43,6 @@ CPU_PACKAGE_IDLE_W = 15.0
 CPU_PACKAGE_FULL_W = 120.0
 # A GPU is fed by 10 vCPU: the same number in milli-CPU per milli-GPU.
 FEED = 10
-
-
-class Nodes(NamedTuple):
-    """Capacity and what is free; a GPU that is absent has model -1 and nothing free."""
-
-    available: NDArray[np.bool_]  # (N,) takes new tasks
-    cpu_capacity: Ints  # (N,) milli-CPU
-    cpu_free: Ints  # (N,) milli-CPU, >= 0
-    memory_free: Ints  # (N,) bytes, >= 0
-    gpu_state: NDArray[np.uint8]  # (N, G) GPU_ABSENT, GPU_PLACEABLE or GPU_PARTITIONED
-    gpu_model: Ints  # (N, G) code 0..M-1
-    gpu_free: Ints  # (N, G) milli-GPU 0..1000
-    gpu_idle_w: Floats  # (N, G)
-    gpu_busy_w: Floats  # (N, G)
-
-
-class Mix(NamedTuple):
-    """The tasks that are expected: class t has the share weight[t] / total."""
-
-    cpu_milli: Ints  # (C,)
-    gpu_count: Ints  # (C,) 0 asks for no GPU
-    gpu_milli: Ints  # (C,) of each GPU, 1000 where gpu_count > 1
-    allows: Ints  # (M, C) 1 if the class may use the model, else 0; M >= 1
-    weight: Ints  # (C,)
-    total: int  # sum of weight, at least 1
-
-
-class Task(NamedTuple):
-    """What one replica asks for."""
-
-    cpu_milli: int
-    memory_bytes: int
-    gpu_count: int
-    gpu_milli: int
-
-
-class Prices(NamedTuple):
-    """Weights of the cost: per watt, per GPU fragmented, per GPU stranded."""
-
-    power: float
-    fragmentation_w: float
-    stranding_w: float
-
-
-class Board(NamedTuple):
-    """The best choice on each node, filled in place by best_candidates."""
-
-    verdict: NDArray[np.int8]  # (N,) FITS, or 1 + the index of the constraint that removed the node
-    slot: Ints  # (N,) the GPU of a task with one GPU
-    cost_w: Floats  # (N,)
-    terms_w: Floats  # (N, 3) power, fragmentation, stranding
-
-
-class Choice(NamedTuple):
-    """The K best candidates, filled in place, best first; node -1 beyond the last."""
-
-    node: Ints  # (K,)
-    slots: Ints  # (K, G) the task's GPUs in index order, -1 beyond the last
-    cost_w: Floats  # (K,)
-    terms_w: Floats  # (K, 3)
-    removed: Ints  # (P,) nodes by first failing constraint
 
 
 @njit(cache=True)
@@ -318,6 +253,13 @@ def _weigh(
 
 
 @njit(cache=True)
+def _before(nodes: Nodes, board: Board, one: int, other: int) -> bool:
+    """Whether one is cheaper, or as cheap and of lower rank."""
+    gap_w = board.cost_w[one] - board.cost_w[other]
+    return bool(gap_w < 0.0 or (gap_w == 0.0 and nodes.rank[one] < nodes.rank[other]))
+
+
+@njit(cache=True)
 def _select(nodes: Nodes, task: Task, allows: Ints, board: Board, choice: Choice) -> int:
     """The K cheapest nodes of the board and the counts of the others into choice, in place; returns how many fit."""
     most = choice.node.shape[0]
@@ -329,9 +271,9 @@ def _select(nodes: Nodes, task: Task, allows: Ints, board: Board, choice: Choice
         if board.verdict[node] != FITS:
             choice.removed[board.verdict[node] - 1] += 1
             continue
-        # Insertion into a list that stays sorted; an equal cost stays behind the lower node.
+        # Insertion into a list that stays sorted.
         place = min(fitting, most)
-        while place > 0 and board.cost_w[node] < board.cost_w[choice.node[place - 1]]:
+        while place > 0 and _before(nodes, board, node, choice.node[place - 1]):
             if place < most:
                 choice.node[place] = choice.node[place - 1]
             place -= 1

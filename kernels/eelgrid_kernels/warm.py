@@ -7,15 +7,10 @@ are types of their own. Knows nothing of results.
 
 import numpy as np
 
+from eelgrid_kernels.arrays import Board, Choice, Mix, Nodes, Prices, Task
 from eelgrid_kernels.placement import (
     CONSTRAINTS,
     GPU_PLACEABLE,
-    Board,
-    Choice,
-    Mix,
-    Nodes,
-    Prices,
-    Task,
     best_candidates,
     cluster_power,
     fragmentation,
@@ -40,7 +35,7 @@ def warm() -> tuple[str, ...]:
     watts = _frozen(np.ones((1, 1)))
     code = _frozen(np.zeros((1, 1), np.int64))
     state = _frozen(np.full((1, 1), GPU_PLACEABLE, np.uint8))
-    nodes = Nodes(_frozen(np.ones(1, np.bool_)), one, one, one, state, code, slots, watts, watts)
+    nodes = Nodes(_frozen(np.ones(1, np.bool_)), one, one, one, state, code, slots, watts, watts, one)
     mix = Mix(one, _frozen(np.ones(1, np.int64)), one, _frozen(np.ones((1, 1), np.int64)), one, 1000)
     task = Task(1, 1, 1, 1000)
     allows = _frozen(np.ones(1, np.int64))

@@ -64,6 +64,7 @@ def nodes(draw):
         memory_free=draw(st.integers(0, 64)) * 2**30,
         gpus=draw(st.lists(st.none() | gpus(), min_size=4, max_size=4)),
         available=draw(st.integers(0, 9)) > 0,
+        rank=draw(st.integers(0, 3)),
     )
 
 
@@ -100,6 +101,7 @@ def arrays(cluster):
         gpu_free=each(lambda gpu: gpu.free, 0, np.int64),
         gpu_idle_w=each(lambda gpu: gpu.idle_w, 0.0, np.float64),
         gpu_busy_w=each(lambda gpu: gpu.busy_w, 0.0, np.float64),
+        rank=frozen([node.rank for node in cluster], np.int64),
     )
 
 

@@ -206,12 +206,12 @@ def test_a_policy_that_contradicts_itself_is_refused_by_field(policy, field):
 
 
 def test_weights_of_ones_own_change_the_choice():
-    core = core_with(node("dear", model="G3"), node("cheap", model="T4"))
+    core = core_with(node("a-dear", model="G3"), node("b-cheap", model="T4"))
     free = replace(OBJECTIVES["balanced"], power=0.0, fragmentation_w=0.0, stranding_w=0.0)
     core.update_policy(Policy(objective="custom", weights=free), now_ns=1)
-    assert core.submit(request(gpus=1), now_ns=2).result.placements[0].node_name == "dear"
+    assert core.submit(request(gpus=1), now_ns=2).result.placements[0].node_name == "a-dear"
     core.update_policy(Policy(revision=1), now_ns=3)
-    assert core.submit(request(gpus=1), now_ns=4).result.placements[0].node_name == "cheap"
+    assert core.submit(request(gpus=1), now_ns=4).result.placements[0].node_name == "b-cheap"
 
 
 def test_a_round_of_tries_is_bounded_and_goes_on_where_it_stopped(monkeypatch):
@@ -261,3 +261,20 @@ def test_a_new_core_on_a_loaded_state_decides_the_same():
         wanted = request(gpus=number % 3, cpu=3)
         assert core.submit(wanted, now_ns=10).events == other.submit(wanted, now_ns=10).events
     assert core.state.digest() == other.state.digest()
+
+
+def test_plans_go_on_above_the_epoch_that_an_agent_holds():
+    """The journal began anew, or its disk was lost: agents must not take new plans for old ones."""
+    core = core_with()
+    core.node_joined(node("n"), now_ns=1, plan_epoch=41)
+    assert core.node_plan("n").epoch == 42
+    assert core.node_joined(node("n"), now_ns=2, plan_epoch=42).events == ()
+    core.submit(request(gpus=1), now_ns=3)
+    assert core.node_plan("n").epoch == 43
+
+
+def test_equal_nodes_are_chosen_by_name_in_whatever_order_they_joined():
+    for names in (("a", "b", "c"), ("c", "a", "b"), ("b", "c", "a")):
+        core = core_with(*(node(name) for name in names))
+        chosen = [core.submit(request(gpus=2), now_ns=number).result.placements[0].node_name for number in (1, 2, 3)]
+        assert chosen == ["a", "b", "c"]

@@ -167,7 +167,7 @@ class AgentService:
         self._loop.presence.arrived(name)
         reader: asyncio.Task[None] | None = None
         try:
-            await self._loop.node_joined(hello.inventory)
+            await self._loop.node_joined(hello.inventory, plan_epoch=hello.plan_epoch)
             session.sequence = self._telemetry.open(hello.inventory, hello.incarnation)
             cadence = cadence_of(self._policy)
             session.ack_every = acknowledge_every(cadence, self._policy.lease_s)

@@ -16,6 +16,7 @@ from eelgrid_controller.telemetry import Telemetry
 from eelgrid_protos.messages import (
     Gpu,
     GpuStatus,
+    Inventory,
     ModelSummary,
     Node,
     NodeState,
@@ -58,6 +59,7 @@ class Views:
         self._now_ns = now_ns
         self._monotonic_s = monotonic_s
         self._kept: _Kept | None = None
+        self._models: dict[str, tuple[Inventory, tuple[tuple[str, tuple[str, ...]], ...]]] = {}
 
     def node(self, record: NodeRecord) -> Node:
         """One node."""
@@ -118,6 +120,18 @@ class Views:
             return self._sum_up(core)
         return self._kept.summary
 
+    def _models_of(self, inventory: Inventory) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """UUIDs by model, kept as long as the node's inventory is the same value: a summary passes every node."""
+        kept = self._models.get(inventory.node_name)
+        if kept is not None and kept[0] is inventory:
+            return kept[1]
+        by_model: dict[str, list[str]] = {}
+        for gpu in inventory.gpus:
+            by_model.setdefault(gpu.model, []).append(gpu.uuid)
+        found = tuple((model, tuple(uuids)) for model, uuids in by_model.items())
+        self._models[inventory.node_name] = (inventory, found)
+        return found
+
     def _sum_up(self, core: Core) -> Summary:
         state, now_s, now_ns = core.state, self._monotonic_s(), self._now_ns()
         power = self._telemetry.power(now_s=now_s, now_ns=now_ns)
@@ -128,10 +142,11 @@ class Views:
             lost += record.state is NodeState.LOST
             cpu_milli += record.inventory.cpu_milli
             allocated_cpu_milli += record.allocated_cpu_milli
-            for gpu in record.inventory.gpus:
-                gpus[gpu.model] += 1
+            models = self._models_of(record.inventory)
+            for model, uuids in models:
+                gpus[model] += len(uuids)
                 if record.gpu_milli:
-                    held[gpu.model] += record.gpu_milli.get(gpu.uuid, 0)
+                    held[model] += sum(record.gpu_milli.get(uuid, 0) for uuid in uuids)
         phases = state.phases
         reasons = Counter(state.workloads[workload_id].reason for workload_id in state.pending)
         summary = Summary(
