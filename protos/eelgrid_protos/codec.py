@@ -8,6 +8,7 @@ that a newer minor version can be read. Knows no socket.
 """
 
 from collections.abc import Callable
+from dataclasses import MISSING, fields
 from functools import cache
 from types import ModuleType
 from typing import Any, TypeVar
@@ -81,14 +82,15 @@ def _encoder(shape: Shape) -> Callable[[Any], Any] | None:
 def _decoder(shape: Shape) -> Callable[[Any], Any] | None:
     match shape.kind:
         case "message":
-            cls = shape.type
-            return lambda wire: _from_wire(cls, wire)
+            return _reader(shape.type)
         case "enum":
-            return shape.type  # type: ignore[no-any-return]
+            members = {int(member): member for member in shape.type}
+            unspecified = shape.type(0)
+            return lambda number: members.get(number, unspecified)
         case "many":
             assert shape.item is not None
             item = _decoder(shape.item)
-            return tuple if item is None else lambda values: tuple([item(value) for value in values])
+            return tuple if item is None else lambda values: tuple([item(value) for value in values]) if values else ()
         case "mapping":
             return dict
         case _:
@@ -101,14 +103,51 @@ def _encoders(cls: type) -> tuple[tuple[str, Callable[[Any], Any] | None, bool],
 
 
 @cache
-def _decoders(cls: type) -> tuple[tuple[Field, Callable[[Any], Any] | None, bool], ...]:
-    """Each field, its decoder and whether the wire can tell that it is unset."""
+def _reader(cls: Any) -> Callable[[Any], Any]:
+    """A function from the wire message to ours, written out field by field as dataclasses writes __init__.
+
+    Thousands of messages a second pass here; a loop over fields costs twice as
+    much (measured on a batch of 11 columns: 65 against 30 us).
+    """
     descriptor = _wire_class(cls).DESCRIPTOR
-    rows = []
+    scope: dict[str, Any] = {"cls": cls}
+    arguments = []
     for entry in fields_of(cls):
-        presence = entry.shape.kind != "choice" and descriptor.fields_by_name[entry.name].has_presence
-        rows.append((entry, _decoder(entry.shape), presence))
-    return tuple(rows)
+        name, decoder = entry.name, _decoder(entry.shape)
+        scope[f"read_{name}"] = decoder
+        value = f"wire.{name}" if decoder is None else f"read_{name}(wire.{name})"
+        if entry.shape.kind == "choice":
+            scope[f"read_{name}"] = _chooser(entry)
+            value = f"read_{name}(wire)"
+        elif descriptor.fields_by_name[name].has_presence:
+            scope[f"absent_{name}"] = None if entry.optional or entry.required else _default(cls, name)
+            value = f"{value} if wire.HasField({name!r}) else absent_{name}"
+        arguments.append(f"{name}={value}")
+    exec(f"def read(wire): return cls({', '.join(arguments)})", scope)  # noqa: S102  # names are our own fields
+    reader: Callable[[Any], Any] = scope["read"]
+    return reader
+
+
+def _default(cls: Any, name: str) -> Any:
+    """What a field is where the wire says nothing."""
+    entry = next(entry for entry in fields(cls) if entry.name == name)
+    return entry.default if entry.default_factory is MISSING else entry.default_factory()
+
+
+def _chooser(entry: Field) -> Callable[[Any], Any]:
+    """Reads the variant that is set; None for one that this version does not know."""
+    classes = {cls.__name__: cls for cls in entry.shape.choices}
+    name = entry.name
+
+    def choose(wire: Any) -> Any:
+        field = wire.WhichOneof(name)
+        if field is None:
+            return None
+        variant = getattr(wire, field)
+        cls = classes.get(variant.DESCRIPTOR.name)
+        return None if cls is None else _reader(cls)(variant)
+
+    return choose
 
 
 def _to_wire(message: Any) -> Any:
@@ -123,31 +162,6 @@ def _to_wire(message: Any) -> Any:
         else:
             values[name] = value if encoder is None else encoder(value)
     return _wire_class(cls)(**values)
-
-
-def _from_wire(cls: Any, wire: Any) -> Any:
-    values: dict[str, Any] = {}
-    for entry, decoder, presence in _decoders(cls):
-        name = entry.name
-        if entry.shape.kind == "choice":
-            values[name] = _chosen(wire, name, entry.shape)
-        elif not presence or wire.HasField(name):
-            value = getattr(wire, name)
-            values[name] = value if decoder is None else decoder(value)
-        elif entry.optional or entry.required:
-            values[name] = None
-    return cls(**values)
-
-
-def _chosen(wire: Any, name: str, shape: Shape) -> Any:
-    field = wire.WhichOneof(name)
-    if field is None:
-        return None
-    variant = getattr(wire, field)
-    for cls in shape.choices:
-        if cls.__name__ == variant.DESCRIPTOR.name:
-            return _from_wire(cls, variant)
-    return None
 
 
 def encode(message: object) -> bytes:
@@ -171,6 +185,6 @@ def decode(cls: type[_Message], data: bytes) -> _Message:
         raise MalformedMessage(
             f"not a {cls.__name__}", (Violation("", str(error), f"send an eelgrid.v1.{cls.__name__}"),)
         ) from error
-    message: _Message = _from_wire(kind, wire)
+    message: _Message = _reader(kind)(wire)
     check(message)
     return message

@@ -199,6 +199,7 @@ def _obeying(cls: Any) -> Callable[[Any], bool]:
     tests = [(entry.name, entry.optional, _obeys(entry.shape)) for entry in fields_of(cls)]
     rows = [(name, optional, test) for name, optional, test in tests if test is not None]
     across = hasattr(cls, "violations")
+    obeys = getattr(cls, "obeys", None)
 
     def obeying(message: Any) -> bool:
         for name, optional, test in rows:
@@ -209,6 +210,8 @@ def _obeying(cls: Any) -> Callable[[Any], bool]:
                 return False
             if not test(value):
                 return False
+        if obeys is not None:
+            return bool(obeys(message))
         return not across or next(message.violations(), None) is None
 
     return obeying

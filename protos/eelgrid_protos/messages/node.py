@@ -68,7 +68,8 @@ READING_RANGES: Mapping[Reading, Range] = {
     Reading.HOST_CPU_UTILIZATION_RATIO: Range(0.0, 1.0),
     Reading.HOST_MEMORY_USED_BYTES: Range(0.0, 2.0**50, "bytes"),
 }
-_ANY = Range(-1e300, 1e300)
+_BOUNDS = {reading: (bounds.low, bounds.high) for reading, bounds in READING_RANGES.items()}
+_ANY = (-1e300, 1e300)
 
 
 class AbsenceReason(OpenEnum):
@@ -99,17 +100,28 @@ class Column:
     values: Annotated[tuple[float, ...], Many(_CELLS_MOST)]
     absences: Annotated[tuple[Absence, ...], Many(16)] = ()
 
+    def obeys(self) -> bool:
+        """Whether there are no violations: columns are the hot path, and nearly all are sound."""
+        values = self.values
+        if not values:
+            return not self.absences
+        low, high = _BOUNDS.get(self.reading, _ANY)
+        return (
+            low <= min(values)
+            and max(values) <= high
+            and math.isfinite(sum(values))
+            and (not self.absences or max(max(absence.cells, default=0) for absence in self.absences) < len(values))
+        )
+
     def violations(self) -> Iterator[Violation]:
-        """Range and presence: one pass over the values, since columns are the hot path."""
+        """Range and presence."""
         # A reading of a newer version has no range here, but no reading is ever infinite or NaN.
-        bounds = READING_RANGES.get(self.reading, _ANY)
-        if self.values and not (
-            math.isfinite(sum(self.values)) and bounds.low <= min(self.values) and max(self.values) <= bounds.high
-        ):
+        low, high = _BOUNDS.get(self.reading, _ANY)
+        if not all(low <= value <= high for value in self.values):
+            unit = READING_RANGES[self.reading].unit if self.reading in READING_RANGES else ""
             yield Violation(
                 "values",
-                f"{self.reading.name} holds a value that is not finite or not in "
-                f"[{bounds.low:g}, {bounds.high:g}] {bounds.unit}".rstrip(),
+                f"{self.reading.name} holds a value that is not finite or not in [{low:g}, {high:g}] {unit}".rstrip(),
                 "mark a missing reading as an absence and convert to the unit in the name",
             )
         for absence in self.absences:
