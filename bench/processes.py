@@ -63,7 +63,7 @@ def measure(process: psutil.Process, seconds: float) -> Usage:
 def metric(port: int, name: str) -> float | None:
     """The sum of a metric's samples on a Prometheus endpoint; None while it is not there."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:  # noqa: S310
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             lines = answer.read().decode().splitlines()
     except OSError:
         return None

@@ -15,9 +15,7 @@ from bench.processes import Usage, cores, fleet_file, free_port, measure, metric
 CPU_RATIO_MOST, RSS_BYTES_MOST = 0.40, 300_000_000
 
 
-def _run(
-    options: argparse.Namespace, interval_s: float, folder: Path
-) -> tuple[list[Usage], list[Usage], float, float]:
+def _run(options: argparse.Namespace, interval_s: float, folder: Path) -> tuple[list[Usage], list[Usage], float, float]:
     from eelgrid_protos import messages, rpc, transport
 
     address, metrics = f"127.0.0.1:{free_port()}", free_port()

@@ -1,7 +1,9 @@
 """The wheel in a clean environment: its names only, no foreign package touched, the agent without the optimizer."""
 
+import os
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -61,25 +63,41 @@ def test_extras_keep_the_agent_small(wheel):
     assert "License-Expression: Apache-2.0" in lines
 
 
+def _clean(folder):
+    """A new environment, and its folder of packages."""
+    environment = folder / "venv"
+    _run(sys.executable, "-m", "venv", str(environment))
+    (site,) = (environment / "lib").glob("python3.*/site-packages")
+    return environment / "bin", site
+
+
 def test_a_clean_environment(wheel, tmp_path):
     """Installed beside a foreign `kernels`, which must stay as it was; the programs answer."""
-    environment = tmp_path / "venv"
-    _run(sys.executable, "-m", "venv", "--system-site-packages", str(environment))
-    python = environment / "bin" / "python"
-    (site,) = (environment / "lib").glob("python3.*/site-packages")
+    programs, site = _clean(tmp_path)
     foreign = site / "kernels"
     foreign.mkdir()
     (foreign / "__init__.py").write_text("FOREIGN = True\n")
     before = {path: path.read_bytes() for path in site.rglob("*.py")}
-    _run(python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--force-reinstall", str(wheel))
+    _run(programs / "python", "-m", "pip", "install", "-q", "--no-deps", "--no-index", str(wheel))
     assert all(path.read_bytes() == content for path, content in before.items())
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    where = _run(python, "-c", "import kernels, eelgrid_agent; print(kernels.FOREIGN, eelgrid_agent.__file__)", cwd=elsewhere)
-    assert where.startswith(f"True {site}")
+    # Only the dependencies come from here: this environment's own copy of Eelgrid is behind a .pth file,
+    # which Python does not read on this path.
+    environment = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}
+    code = "import kernels, eelgrid_agent; print(kernels.FOREIGN, eelgrid_agent.__file__)"
+    assert _run(programs / "python", "-c", code, cwd=tmp_path, env=environment).startswith(f"True {site}")
     for program in ("eelgrid-agent", "eelgrid-controller", "eelctl"):
-        assert "0.1.0" in _run(environment / "bin" / program, "--version", cwd=elsewhere)
-    _run(python, "-c", AGENT_ALONE, cwd=elsewhere)
+        assert "0.1.0" in _run(programs / program, "--version", cwd=tmp_path, env=environment)
+    _run(programs / "python", "-c", AGENT_ALONE, cwd=tmp_path, env=environment)
+
+
+@pytest.mark.slow
+def test_the_agent_alone_from_the_index(wheel, tmp_path):
+    """What a node really gets: no numpy, no numba, and the agent runs."""
+    programs, site = _clean(tmp_path)
+    _run(programs / "python", "-m", "pip", "install", "-q", f"{wheel}[agent]")
+    installed = {path.name.partition("-")[0].lower() for path in site.glob("*.dist-info")}
+    assert not {"numpy", "numba", "llvmlite", "scipy", "scikit_learn", "click", "rich"} & installed
+    assert "0.1.0" in _run(programs / "eelgrid-agent", "--version", cwd=tmp_path)
 
 
 def test_generated_code_is_fresh():

@@ -3,9 +3,10 @@
 from functools import cache
 from typing import Any
 
+from hypothesis import strategies as st
+
 from eelgrid_protos.quantities import Many, Range, Text
 from eelgrid_protos.schema import Shape, fields_of, violations_of
-from hypothesis import strategies as st
 
 _ITEMS_MOST = 3
 

@@ -4,6 +4,7 @@ from dataclasses import is_dataclass, replace
 from enum import IntEnum
 
 import pytest
+
 from eelgrid_protos import codec, messages
 from eelgrid_protos.errors import InvalidMessage, MalformedMessage
 from eelgrid_protos.messages import (

@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 import trustme
-from eelgrid_protos import messages, rpc, transport
-from eelgrid_protos.faults import Internal, InvalidArgument, NotFound, Unavailable
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from eelgrid_protos import messages, rpc, transport
+from eelgrid_protos.faults import Internal, InvalidArgument, NotFound, Unavailable
 
 LOG = logging.getLogger("eelgrid.test")
 
@@ -116,8 +117,7 @@ def test_a_blocking_channel_asks_the_same():
         async with serving() as (number, _):
             port.append(number)
             ready.set()
-            while not done.is_set():
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(done.wait, 30)
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
