@@ -90,6 +90,16 @@ class Guard:
         self._lease_ends_ns = now_ns + int(plan.lease_s * 1e9)
         return Verdict(assignments=assignments, results=refusals + outcomes)
 
+    def again(self, *, gpu_uuids: frozenset[str]) -> Verdict | None:
+        """The plan in force judged anew, after the devices changed; None without a plan."""
+        if self.plan is None:
+            return None
+        assignments, refusals = _judge_assignments(self.plan.assignments, gpu_uuids)
+        settings, outcomes = _judge_settings(self.plan, gpu_uuids)
+        if not self.expired:
+            self._settings = settings
+        return Verdict(assignments=assignments, results=refusals + outcomes)
+
     def settle(self, verdict: Verdict, engine_results: tuple[ApplyResult, ...]) -> PlanApplied:
         """The answer to the plan that was just taken, once the engine has done its part."""
         assert self.plan is not None

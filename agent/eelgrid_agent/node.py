@@ -11,7 +11,7 @@ and answers to plans at once, batches at the send interval.
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from eelgrid_agent.device import Device, DeviceError, Missing, RawReadings, Value
@@ -112,6 +112,10 @@ def missing_looks(uuids: tuple[str, ...], reason: AbsenceReason) -> Looks:
     return tuple((uuid, _all_missing(reason)) for uuid in uuids)
 
 
+_TURNS = frozenset((NodeEventKind.GPU_LOST, NodeEventKind.GPU_RETURNED))
+_FORGETS = frozenset((NodeEventKind.GPU_RETURNED, NodeEventKind.COUNTER_RESET))
+
+
 class Node:
     """See the module."""
 
@@ -173,8 +177,22 @@ class Node:
         self.inventory = self._inventory_of(found, generation=self.inventory.generation + 1)
         self.gpu_uuids = tuple(gpu.uuid for gpu in self.inventory.gpus)
         self._inventory_due = True
+        self._apply_again()
         self.wake()
         return True
+
+    def _tell_health(self) -> None:
+        """What is lost is part of the inventory, so that a controller that missed the event still knows."""
+        gpus = _with_health(self.inventory.gpus, self._sampler.lost)
+        if gpus != self.inventory.gpus:
+            self.inventory = replace(self.inventory, gpus=gpus)
+            self._inventory_due = True
+
+    def _apply_again(self) -> None:
+        """A device that came back, or started anew, has forgotten its work; the plan has not."""
+        verdict = self.guard.again(gpu_uuids=frozenset(self.gpu_uuids))
+        if verdict is not None:
+            self._answers.append(self.guard.settle(verdict, self._engine.apply(verdict.assignments)))
 
     def tick(self, gpus: Looks, *, monotonic_ns: int) -> bool:
         """Records a look; True when a device was lost or came back, so that a survey is due."""
@@ -199,8 +217,12 @@ class Node:
         self._time_to_send(monotonic_ns)
         if self._send_due or observation.events or expiry is not None:
             self.wake()
-        turns = (NodeEventKind.GPU_LOST, NodeEventKind.GPU_RETURNED)
-        return any(event.kind in turns for event in observation.events)
+        befell = {event.kind for event in observation.events}
+        if befell & _TURNS:
+            self._tell_health()
+        if befell & _FORGETS:
+            self._apply_again()
+        return bool(befell & _TURNS)
 
     def stalled(self, *, now_ns: int) -> bool:
         """Whether batches are under way and none was acknowledged for too long."""
@@ -336,9 +358,13 @@ class Node:
             memory_bytes=self._host.memory_bytes,
             pool=self._identity.pool,
             labels=self._identity.labels,
-            gpus=found.gpus,
+            gpus=_with_health(found.gpus, self._sampler.lost),
             simulated=self._identity.simulated,
         )
+
+
+def _with_health(gpus: tuple[Gpu, ...], lost: frozenset[str]) -> tuple[Gpu, ...]:
+    return tuple(gpu if gpu.lost == (gpu.uuid in lost) else replace(gpu, lost=not gpu.lost) for gpu in gpus)
 
 
 def _nothing() -> None:

@@ -245,6 +245,11 @@ class Sampler:
         )  # fmt: skip
         return Observation(tick=tick, events=tuple(events))
 
+    @property
+    def lost(self) -> frozenset[str]:
+        """Devices that answer nothing now."""
+        return frozenset(self._lost)
+
     def _turn(self, uuid: str, time_ns: int, events: list[NodeEvent], *, lost: bool) -> None:
         if lost:
             self._lost.add(uuid)

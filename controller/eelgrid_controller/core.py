@@ -188,8 +188,12 @@ class Core:
         record = self.state.nodes.get(inventory.node_name)
         if record is None and len(self.state.nodes) >= NODES_MOST:
             raise ResourceExhausted(f"{NODES_MOST} nodes are registered, which is the limit of one controller")
-        known = record is not None and record.state is NodeState.READY and record.inventory == inventory
-        if known and record is not None and plan_epoch <= record.plan_epoch:
+        if (
+            record is not None
+            and (record.state, record.inventory) == (NodeState.READY, inventory)
+            and record.lost_gpus == {gpu.uuid for gpu in inventory.gpus if gpu.lost}
+            and plan_epoch <= record.plan_epoch
+        ):
             return Step((), None, frozenset())
         event = NodeJoined(time_ns=now_ns, inventory=inventory, plan_epoch=plan_epoch)
         self._apply(event)

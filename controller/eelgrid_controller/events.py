@@ -44,7 +44,7 @@ class UnknownKind(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
-    """A node appeared, came back or changed; the inventory is what it has now, and marks of lost GPUs end.
+    """A node appeared, came back or changed; the inventory is what it has now, and says which GPUs are lost.
 
     `plan_epoch` is the epoch that its agent holds: plans go on above it, also
     when this journal began after the agent's last plan.

@@ -56,7 +56,7 @@ class NodeRecord:
         """Takes the node as it is now; what is held stays held."""
         self.inventory = inventory
         self.state = NodeState.READY
-        self.lost_gpus.clear()
+        self.lost_gpus = {gpu.uuid for gpu in inventory.gpus if gpu.lost}
         self.weigh_commitment()
 
     def weigh_commitment(self) -> None:

@@ -236,7 +236,8 @@ class ClusterState:
         record = self.nodes.get(name)
         if record is None:
             epoch = event.plan_epoch + 1 if event.plan_epoch else 0
-            self.nodes[name] = NodeRecord(inventory=event.inventory, plan_epoch=epoch)
+            record = self.nodes[name] = NodeRecord(inventory=event.inventory, plan_epoch=epoch)
+            record.has(event.inventory)
             return frozenset((name,))
         before = enforces(self.policy, record.inventory.pool)
         record.has(event.inventory)

@@ -9,7 +9,13 @@ import time
 import psutil
 import pytest
 
-SMALL = ("--nodes", "20", "--tasks", "60", "--trace", "generated", "--no-gpu", "--out", "demo")
+SMALL = ("--nodes", "40", "--tasks", "200", "--trace", "generated", "--no-gpu", "--out", "demo")
+PROMISED = {
+    "trace", "nodes", "gpus", "tasks", "placed", "pending", "pending_reasons", "refused", "refused_reasons",
+    "allocated_gpu_share", "modelled_power_w", "modelled_power_per_allocated_gpu_w", "measured_power_w",
+    "measured_power_per_allocated_gpu_w", "decision_p50_s", "decision_p99_s", "submit_p50_s", "submit_p99_s", "agents",
+    "samples_received", "samples_lost", "total_s", "processes",
+}  # fmt: skip
 
 
 def start(folder, *arguments):
@@ -45,9 +51,14 @@ def test_to_the_end(tmp_path):
     out, err = finish(demo)
     assert demo.returncode == 0, out + err
     summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
-    assert (summary["nodes"], summary["agents"], summary["tasks"]) == (20, 20, 60)
+    assert set(summary) >= PROMISED
+    assert (summary["nodes"], summary["agents"], summary["tasks"]) == (40, 40, 200)
     assert summary["trace"] == "generated from the published marginals"
-    assert summary["placed"] + summary["pending"] == 60
+    assert summary["placed"] + summary["pending"] == 200
+    assert summary["refused"] == len(summary["refused_reasons"]) == 0
+    assert sum(summary["pending_reasons"].values()) == summary["pending"]
+    assert 0 < summary["decision_p50_s"] <= summary["decision_p99_s"]
+    assert 0 < summary["submit_p50_s"] <= summary["submit_p99_s"]
     assert 0 < summary["allocated_gpu_share"] <= 1
     assert summary["samples_received"] > 0
     assert summary["samples_lost"] == 0
@@ -62,10 +73,11 @@ def test_to_the_end(tmp_path):
     assert not fleet.is_running()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_the_children(tmp_path, number):
+@pytest.mark.parametrize(("number", "act"), [(signal.SIGINT, "placing"), (signal.SIGTERM, "waiting for 40 nodes")])
+def test_an_interrupt_midway_ends_the_children(tmp_path, number, act):
     demo = start(tmp_path, "--keep")
     family = children_of(demo, "eelgrid_controller") + children_of(demo, "eelgrid_agent")
+    assert any(line.startswith(act) for line in demo.stdout), "it never came so far"
     demo.send_signal(number)
     out, err = finish(demo)
     assert demo.returncode == 130, out + err

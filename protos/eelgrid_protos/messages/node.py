@@ -203,6 +203,7 @@ class Gpu:
     mig_enabled: bool = False
     mig_pending: bool = False
     gpu_instances: Annotated[tuple[GpuInstance, ...], Many(16)] = ()
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,7 +129,7 @@ class ComputeInstance(_message.Message):
     def __init__(self, id: _Optional[int] = ..., profile_id: _Optional[int] = ..., uuid: _Optional[str] = ...) -> None: ...
 
 class Gpu(_message.Message):
-    __slots__ = ("uuid", "index", "pci_bus_id", "product", "model", "catalogue_key", "memory_bytes", "power_limit_default_w", "power_limit_min_w", "power_limit_max_w", "mig_capable", "mig_enabled", "mig_pending", "gpu_instances")
+    __slots__ = ("uuid", "index", "pci_bus_id", "product", "model", "catalogue_key", "memory_bytes", "power_limit_default_w", "power_limit_min_w", "power_limit_max_w", "mig_capable", "mig_enabled", "mig_pending", "gpu_instances", "lost")
     UUID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PCI_BUS_ID_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,7 @@ class Gpu(_message.Message):
     MIG_ENABLED_FIELD_NUMBER: _ClassVar[int]
     MIG_PENDING_FIELD_NUMBER: _ClassVar[int]
     GPU_INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     index: int
     pci_bus_id: str
@@ -158,7 +159,8 @@ class Gpu(_message.Message):
     mig_enabled: bool
     mig_pending: bool
     gpu_instances: _containers.RepeatedCompositeFieldContainer[GpuInstance]
-    def __init__(self, uuid: _Optional[str] = ..., index: _Optional[int] = ..., pci_bus_id: _Optional[str] = ..., product: _Optional[str] = ..., model: _Optional[str] = ..., catalogue_key: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., power_limit_default_w: _Optional[float] = ..., power_limit_min_w: _Optional[float] = ..., power_limit_max_w: _Optional[float] = ..., mig_capable: bool = ..., mig_enabled: bool = ..., mig_pending: bool = ..., gpu_instances: _Optional[_Iterable[_Union[GpuInstance, _Mapping]]] = ...) -> None: ...
+    lost: bool
+    def __init__(self, uuid: _Optional[str] = ..., index: _Optional[int] = ..., pci_bus_id: _Optional[str] = ..., product: _Optional[str] = ..., model: _Optional[str] = ..., catalogue_key: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., power_limit_default_w: _Optional[float] = ..., power_limit_min_w: _Optional[float] = ..., power_limit_max_w: _Optional[float] = ..., mig_capable: bool = ..., mig_enabled: bool = ..., mig_pending: bool = ..., gpu_instances: _Optional[_Iterable[_Union[GpuInstance, _Mapping]]] = ..., lost: bool = ...) -> None: ...
 
 class Inventory(_message.Message):
     __slots__ = ("node_name", "generation", "agent_version", "boot_id", "driver_version", "cpu_milli", "memory_bytes", "pool", "labels", "gpus", "simulated")

@@ -1,0 +1,22 @@
+"""The fixture of the end-to-end tests, and the children's last words in the report of a failure."""
+
+import pytest
+from tests.e2e.processes import Cluster
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """An empty cluster; whatever the test starts in it ends with the test."""
+    with Cluster(tmp_path) as found:
+        yield found
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Adds the logs of the processes that the failed test used."""
+    report = yield
+    if report.failed and call.when == "call":
+        for value in getattr(item, "funcargs", {}).values():
+            for child in getattr(value, "children", ()):
+                report.sections.append((f"log of {child.name}", child.tail()))
+    return report
