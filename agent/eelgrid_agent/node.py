@@ -173,6 +173,8 @@ class Node:
         self.problem = found.problem
         candidate = self._inventory_of(found, generation=self.inventory.generation)
         if candidate == self.inventory:
+            # A device may have failed and come back between two looks, unseen.
+            self._apply_again()
             return False
         self.inventory = self._inventory_of(found, generation=self.inventory.generation + 1)
         self.gpu_uuids = tuple(gpu.uuid for gpu in self.inventory.gpus)
@@ -191,8 +193,13 @@ class Node:
     def _apply_again(self) -> None:
         """A device that came back, or started anew, has forgotten its work; the plan has not."""
         verdict = self.guard.again(gpu_uuids=frozenset(self.gpu_uuids))
-        if verdict is not None:
-            self._answers.append(self.guard.settle(verdict, self._engine.apply(verdict.assignments)))
+        if verdict is None:
+            return
+        before = self.guard.applied
+        answer = self.guard.settle(verdict, self._engine.apply(verdict.assignments))
+        if answer != before:
+            self._answers.append(answer)
+            self.wake()
 
     def tick(self, gpus: Looks, *, monotonic_ns: int) -> bool:
         """Records a look; True when a device was lost or came back, so that a survey is due."""

@@ -28,6 +28,7 @@ SEQUENCE_JUMP_MOST = 1_000_000
 # A batch of more ticks is cut at once, so that keeping it whole cannot cost much memory.
 _TICKS_KEPT_MOST = 16
 _COUNT_MOST = 2**53
+_PAST_MOST = 4
 
 
 class Verdict(Enum):
@@ -115,6 +116,9 @@ class _Feed:
     time_ns: int = 0
     applied: PlanApplied | None = None
     received_s: float = field(default=float("-inf"))
+    # Last sequences of earlier incarnations: what a dead agent had sent may arrive after its successor's
+    # Hello, and must not make the successor's batches count anew.
+    past: dict[int, int] = field(default_factory=dict)
 
 
 def _last_tick(column: Column, ticks: int) -> tuple[float | None, ...]:
@@ -171,8 +175,10 @@ class Telemetry:
             feed = _Feed(incarnation, inventory.generation, (), {})
             self._feeds[inventory.node_name] = feed
         elif feed.incarnation != incarnation:
-            feed.incarnation = incarnation
-            feed.sequence = 0
+            feed.past[feed.incarnation] = feed.sequence
+            feed.incarnation, feed.sequence = incarnation, feed.past.pop(incarnation, 0)
+            while len(feed.past) > _PAST_MOST:
+                del feed.past[next(iter(feed.past))]
         self._describe(feed, inventory)
         return feed.sequence
 

@@ -86,7 +86,7 @@ def feed(core, event):
         case WorkloadCancelled():
             return core.cancel(event.workload_id, now_ns=event.time_ns)
         case NodeJoined():
-            return core.node_joined(event.inventory, now_ns=event.time_ns)
+            return core.node_joined(event.inventory, plan_epoch=event.plan_epoch, now_ns=event.time_ns)
         case NodeLost():
             return core.node_lost(event.node_name, now_ns=event.time_ns)
         case GpuLost():

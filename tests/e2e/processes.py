@@ -186,7 +186,12 @@ class Cluster:
         """A controller that serves."""
         child = self.begin_controller(*arguments, tls=tls)
         self.until(lambda: child.said("serving listen="), within_s=START_S, what="the controller serves")
+        self.answers()
         return child
+
+    def answers(self):
+        """Waits until a call arrives: the first one after a restart may still find the connection that broke."""
+        self.until(self.summary, what="the controller answers")
 
     def agent(self, fleet, *arguments, tls=None):
         """An agent process over a fleet file, serving its own API."""

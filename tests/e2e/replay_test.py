@@ -177,6 +177,7 @@ def test_the_controller_is_killed_twice_in_the_middle(cluster):
     report, answers = cluster.submit(requests, {130: kill_and_restart, 270: kill_and_restart})
     assert len(controllers) == 3
     assert report.repeats >= 2
+    cluster.answers()
     workloads, _ = check_accounts(cluster, requests, report, answers)
     check_plans(cluster, fleet, workloads)
     check_samples(cluster, fleet, elsewhere=gone[-1])
@@ -226,6 +227,7 @@ def test_eelctl_replay_goes_on_where_a_killed_controller_left_off(cluster):
     figures = json.loads(replay.text()[replay.text().index("{") :])
     assert (figures["tasks"], figures["pending"], figures["placed"], figures["refused"]) == (LONG, LONG, 0, 0)
     assert figures["repeats"] >= 1
+    cluster.answers()
     workloads = pages(cluster.operators.list_workloads, ListWorkloadsRequest(), "workloads")
     assert sorted(w.workload_id for w in workloads) == sorted(task.name for task in trace.tasks)
     check_journal(cluster, second, workloads, ())

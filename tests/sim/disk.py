@@ -1,0 +1,135 @@
+"""The controller's disk: what a journal wrote is there after a crash, and sometimes there is no room.
+
+Owns the journals of the simulation: one in memory, which keeps entries as JSON
+text as a disk would, or the controller's own file. `Unreliable` stands in front
+of either and refuses while the disk is full. Both implement
+`eelgrid_controller.journal.Journal`.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from eelgrid_controller.adapters.store import open_journal
+from eelgrid_controller.errors import JournalFull
+from eelgrid_controller.journal import Checkpoint, Entry, Journal, JournalCounters
+
+__all__ = ["Disk", "MemoryJournal", "Unreliable"]
+
+
+class MemoryJournal:
+    """Keeps everything that was appended."""
+
+    def __init__(self) -> None:
+        self.path = Path("memory")
+        self.counters = JournalCounters()
+        self._entries: list[tuple[str, str]] = []
+        self._checkpoints: list[tuple[int, str, str]] = []
+
+    def append(self, entries: Sequence[Entry]) -> int:
+        """Writes all."""
+        self._entries.extend((entry.kind, json.dumps(entry.body, allow_nan=False)) for entry in entries)
+        self.counters.commits += 1
+        self.counters.entries += len(entries)
+        return len(self._entries)
+
+    def newest_checkpoint(self) -> Checkpoint | None:
+        """The newest."""
+        if not self._checkpoints:
+            return None
+        seq, text, digest = self._checkpoints[-1]
+        return Checkpoint(seq, json.loads(text), digest)
+
+    def entries_after(self, seq: int) -> Iterator[tuple[int, Entry]]:
+        """Every entry after `seq`."""
+        for number, (kind, text) in enumerate(self._entries[seq:], seq + 1):
+            yield number, Entry(kind, json.loads(text))
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Keeps two."""
+        text = json.dumps(checkpoint.state, allow_nan=False)
+        self._checkpoints = [*self._checkpoints[-1:], (checkpoint.seq, text, checkpoint.digest)]
+        self.counters.checkpoints += 1
+
+    def probe(self) -> None:
+        """There is always room."""
+
+    def close(self) -> None:
+        """What was written stays."""
+
+
+class Unreliable:
+    """A journal on a disk that may be full; also a `Journal`."""
+
+    def __init__(self, inner: Journal) -> None:
+        self.inner = inner
+        self.is_full = False
+
+    @property
+    def path(self) -> Path:
+        """The file of the journal behind."""
+        return self.inner.path
+
+    @property
+    def counters(self) -> JournalCounters:
+        """Those of the journal behind."""
+        return self.inner.counters
+
+    def append(self, entries: Sequence[Entry]) -> int:
+        """Writes all, or none where there is no room."""
+        self.probe()
+        return self.inner.append(entries)
+
+    def newest_checkpoint(self) -> Checkpoint | None:
+        """As it stands."""
+        return self.inner.newest_checkpoint()
+
+    def entries_after(self, seq: int) -> Iterator[tuple[int, Entry]]:
+        """As they stand."""
+        return self.inner.entries_after(seq)
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Keeps it where there is room."""
+        self.probe()
+        self.inner.checkpoint(checkpoint)
+
+    def probe(self) -> None:
+        """Raises JournalFull where there is no room."""
+        if self.is_full:
+            raise JournalFull(self.path, "the simulated disk is full", "wait for the end of this fault")
+        self.inner.probe()
+
+    def close(self) -> None:
+        """Lets go of the journal behind."""
+        self.inner.close()
+
+
+class Disk:
+    """Opens the journal for each life of the controller; with a directory it is a real file."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.is_full = False
+        self._directory = directory
+        self._memory = MemoryJournal()
+        self._open: Unreliable | None = None
+
+    def open(self) -> Journal:
+        """The journal as the crash left it."""
+        inner: Journal = self._memory
+        if self._directory is not None:
+            inner = open_journal(self._directory, new_cluster_id="simulated")
+        self._open = Unreliable(inner)
+        self._open.is_full = self.is_full
+        return self._open
+
+    def fill(self, *, is_full: bool) -> None:
+        """There is no room, or there is again."""
+        self.is_full = is_full
+        if self._open is not None:
+            self._open.is_full = is_full
+
+    def crashed(self) -> None:
+        """The process is gone, and with it its hold on the file."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None

@@ -1,0 +1,109 @@
+"""The simulation as a test: many seeds, seeds that once failed, determinism, and proof that it can fail."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sim.plants import PLANTS, DicingAgent
+from tests.sim.world import Failure, Parts, World, run
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+SEEDS = int(os.environ.get("EELGRID_SIM_SEEDS", "25"))
+STEPS = 600
+# A plant is given this many seeds to show itself.
+PLANT_SEEDS = range(1000, 1012)
+
+
+def _once_failed() -> list[tuple[int, int]]:
+    lines = [line.split(maxsplit=2) for line in (HERE / "seeds.txt").read_text().splitlines()]
+    return [(int(line[0]), int(line[1])) for line in lines if line and not line[0].startswith("#")]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_every_invariant_holds_under_faults(seed):
+    run(seed, STEPS)
+
+
+@pytest.mark.parametrize(("seed", "steps"), _once_failed())
+def test_what_once_failed_holds(seed, steps):
+    run(seed, steps)
+
+
+@pytest.mark.parametrize("seed", [100, 101])
+def test_every_invariant_holds_over_the_journal_file(seed, tmp_path):
+    world = run(seed, STEPS, directory=tmp_path)
+    assert world.ledger.entries, "something was journalled"
+
+
+def test_the_world_is_busy():
+    """Seeds that pass because nothing happens would pass for ever."""
+    worlds = [run(seed, STEPS) for seed in range(200, 206)]
+    faults = {name for world in worlds for name, count in world.faults.counts.items() if count}
+    assert len(faults) >= 10
+    assert sum(world.controller.crashes for world in worlds) >= 3
+    assert sum(len(world.ledger.accepted) for world in worlds) >= 100
+    assert sum(len(world.ledger.cancelled) for world in worlds) >= 10
+    assert sum(len(world.ledger.placed) for world in worlds) >= 20
+    ticks = [world.ledger.ticks for world in worlds]
+    assert sum(book.received for book in ticks) >= 250
+    assert sum(book.died_with_agent for book in ticks) >= 1
+
+
+def _trace(seed: int, parts: Parts) -> str:
+    world = World(seed, parts=parts)
+    world.begin()
+    for _ in range(STEPS):
+        world.step()
+    return world.timeline.trace
+
+
+def test_the_same_seed_gives_the_same_trace():
+    assert _trace(7, Parts()) == _trace(7, Parts())
+    assert _trace(7, Parts()) != _trace(8, Parts())
+
+
+def test_chance_from_elsewhere_shows_in_the_trace():
+    assert _trace(7, Parts(agent=DicingAgent)) != _trace(7, Parts(agent=DicingAgent))
+
+
+def test_the_trace_is_that_of_another_process():
+    """No decision hangs on the order of a set, which differs between processes."""
+    outputs = set()
+    for hash_seed in ("1", "2"):
+        command = [sys.executable, "-m", "tests.sim", "--seeds", "3:4", "--steps", "400", "--traces", "--unhealed"]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        outputs.add(next(line for line in done.stdout.splitlines() if line.startswith("seed=3")))
+    assert len(outputs) == 1
+
+
+@pytest.mark.parametrize(("parts", "invariants"), [plant[1:] for plant in PLANTS], ids=[plant[0] for plant in PLANTS])
+def test_a_planted_fault_is_found(parts, invariants):
+    found = []
+    for seed in PLANT_SEEDS:
+        try:
+            run(seed, STEPS, parts=parts)
+        except Failure as failure:
+            found.append(failure.invariant)
+            if failure.invariant in invariants:
+                return
+    pytest.fail(f"no seed found it; invariants that broke: {found}")
+
+
+def _run_until_failure(parts: Parts) -> None:
+    for seed in PLANT_SEEDS:
+        run(seed, STEPS, parts=parts)
+
+
+def test_a_failure_says_how_to_see_it_again():
+    again = rf"again: python -m tests.sim --seeds \d+:\d+ --steps {STEPS}"
+    with pytest.raises(Failure, match=again) as caught:
+        _run_until_failure(PLANTS[0][1])
+    assert f"seed {caught.value.seed}, step " in str(caught.value)

@@ -1,0 +1,224 @@
+"""People at the operators' API: they submit, ask again when nobody answers, cancel, and change the policy.
+
+Owns what users do and what they may conclude from an answer. Requests and
+answers cross the network as bytes of the codec and get lost, late or doubled
+there; a user with an id of his own repeats a call until it is answered.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from eelgrid_protos.codec import decode, encode
+from eelgrid_protos.faults import AlreadyExists, Fault, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from eelgrid_protos.messages import (
+    OBJECTIVES,
+    CancelWorkloadRequest,
+    CancelWorkloadResponse,
+    EnforcementMode,
+    GetPolicyRequest,
+    GetPolicyResponse,
+    Policy,
+    PoolMode,
+    ResourceRequest,
+    SubmitWorkloadRequest,
+    SubmitWorkloadResponse,
+    UpdatePolicyRequest,
+    UpdatePolicyResponse,
+    WorkloadSpec,
+)  # fmt: skip
+from tests.sim.broken import demand
+from tests.sim.clock import seconds
+from tests.sim.ledger import Ledger
+from tests.sim.timeline import Timeline
+
+__all__ = ["Callee", "Users"]
+
+_AGAIN_NS = seconds(4)
+_DELAY_NS = seconds(0.05)
+_LOSS_P = 0.04
+_DOUBLE_P = 0.04
+_GIB = 2**30
+
+Reply = Callable[[bytes | Fault], None]
+
+
+class Callee(Protocol):
+    """The controller's machine, as users see it."""
+
+    def serve(self, request: Any, reply: Reply) -> None:
+        """Answers at some time, or never."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """A request that is repeated until it is answered."""
+
+    request: Any
+    response: type
+    then: Callable[[Any], None]
+    is_repeatable: bool
+    is_answered: bool = False
+
+
+class Users:
+    """Everybody who calls."""
+
+    def __init__(self, timeline: Timeline, ledger: Ledger, callee: Callee, *, models: tuple[str, ...]) -> None:
+        self._timeline = timeline
+        self._rng = timeline.rng
+        self._ledger = ledger
+        self._callee = callee
+        self._models = models
+        self._specs: dict[str, WorkloadSpec] = {}
+        self._number = 0
+        self.open_calls: list[_Call] = []
+        self.answers = 0
+        self.refusals = 0
+
+    def act(self) -> None:
+        """Somebody does something."""
+        kind = self._rng.choices(
+            (self._submit, self._resubmit, self._contradict, self._imagine, self._cancel, self._change_policy),
+            weights=(55, 8, 4, 4, 24, 5),
+        )[0]
+        kind()
+
+    # What they do
+
+    def _spec(self) -> WorkloadSpec:
+        rng = self._rng
+        gpus = rng.choices((0, 1, 2), weights=(2, 7, 2))[0]
+        whole = gpus > 1 or rng.random() < 0.4
+        request = ResourceRequest(
+            cpu_milli=rng.randrange(500, 8001, 500), memory_bytes=rng.randrange(1, 17) * _GIB, gpu_count=gpus,
+            gpu_milli=0 if gpus == 0 else 1000 if whole else rng.randrange(50, 1000, 50),
+            gpu_models=(rng.choice(self._models),) if gpus and self._models and rng.random() < 0.2 else (),
+        )  # fmt: skip
+        return WorkloadSpec(
+            name=f"job-{self._number}", request=request, replicas=rng.choice((1, 1, 1, 2, 3)), priority=rng.randrange(3)
+        )
+
+    def _submit(self) -> None:
+        self._number += 1
+        spec = self._spec()
+        key = "" if self._rng.random() < 0.15 else f"mine-{self._number}"
+        if key:
+            self._specs[key] = spec
+        self._send_submit(key, spec)
+
+    def _send_submit(self, key: str, spec: WorkloadSpec) -> None:
+        def then(answer: Any) -> None:
+            if isinstance(answer, SubmitWorkloadResponse):
+                self._ledger.answered_submit(answer.workload, spec, key)
+            else:
+                known = isinstance(answer, InvalidArgument) and key not in self._ledger.accepted
+                demand(2, known or not key, f"submitting {key} was refused: {answer}")
+
+        request = SubmitWorkloadRequest(spec=spec, workload_id=key)
+        self._call(_Call(request, SubmitWorkloadResponse, then, is_repeatable=bool(key)))
+
+    def _resubmit(self) -> None:
+        if self._specs:
+            key = self._rng.choice(list(self._specs))
+            self._send_submit(key, self._specs[key])
+
+    def _contradict(self) -> None:
+        """Takes an id that is in use for something else."""
+        if not self._ledger.accepted:
+            return
+        key = self._rng.choice(list(self._ledger.accepted))
+        other = replace(self._ledger.accepted[key].spec, name="other")
+
+        def then(answer: Any) -> None:
+            demand(2, isinstance(answer, AlreadyExists), f"{key} was taken for another spec: {answer}")
+
+        request = SubmitWorkloadRequest(spec=other, workload_id=key)
+        self._call(_Call(request, SubmitWorkloadResponse, then, is_repeatable=True))
+
+    def _imagine(self) -> None:
+        request = SubmitWorkloadRequest(spec=self._spec(), workload_id=f"dream-{self._number}", dry_run=True)
+        self._call(_Call(request, SubmitWorkloadResponse, lambda _: None, is_repeatable=True))
+
+    def _cancel(self) -> None:
+        keys = [key for key in self._ledger.accepted if key not in self._ledger.cancelled]
+        key = self._rng.choice(keys) if keys and self._rng.random() < 0.95 else "nobody"
+
+        def then(answer: Any) -> None:
+            if isinstance(answer, CancelWorkloadResponse):
+                self._ledger.answered_cancel(answer.workload)
+            else:
+                demand(2, isinstance(answer, NotFound) and key == "nobody", f"cancelling {key} was refused: {answer}")
+
+        self._call(_Call(CancelWorkloadRequest(workload_id=key), CancelWorkloadResponse, then, is_repeatable=True))
+
+    def _change_policy(self) -> None:
+        def then(answer: Any) -> None:
+            if isinstance(answer, GetPolicyResponse):
+                changed = UpdatePolicyRequest(policy=self._changed(answer.policy))
+                self._call(_Call(changed, UpdatePolicyResponse, self._policy_answered, is_repeatable=True))
+
+        self._call(_Call(GetPolicyRequest(), GetPolicyResponse, then, is_repeatable=True))
+
+    def _changed(self, policy: Policy) -> Policy:
+        rng = self._rng
+        objective = rng.choice(list(OBJECTIVES))
+        mode = rng.choice((EnforcementMode.OBSERVE, EnforcementMode.ENFORCE))
+        return replace(
+            policy, objective=objective, weights=OBJECTIVES[objective], lease_s=rng.choice((8.0, 20.0, 60.0)),
+            pools=(PoolMode(pool="a", mode=mode),), send_interval_s=rng.choice((1.0, 2.0, 5.0)),
+            sample_interval_s=rng.choice((0.5, 1.0, 2.0)),
+        )  # fmt: skip
+
+    def _policy_answered(self, answer: Any) -> None:
+        if isinstance(answer, UpdatePolicyResponse):
+            self._ledger.answered_policy(answer.policy)
+
+    # Calling
+
+    def _call(self, call: _Call) -> None:
+        self.open_calls.append(call)
+        self._attempt(call)
+
+    def _attempt(self, call: _Call) -> None:
+        if call.is_answered:
+            return
+        for _ in range(2 if self._timeline.chance(_DOUBLE_P) else 1):
+            self._send(call, encode(call.request))
+        if call.is_repeatable:
+            self._timeline.after(_AGAIN_NS, lambda: self._attempt(call))
+        else:
+            self._timeline.after(_AGAIN_NS, lambda: self._over(call))
+
+    def _send(self, call: _Call, data: bytes) -> None:
+        self._timeline.mark(data)
+        if self._timeline.chance(_LOSS_P):
+            return
+
+        def reply(answer: bytes | Fault) -> None:
+            if not self._timeline.chance(_LOSS_P):
+                self._timeline.after(self._timeline.draw_ns(_DELAY_NS), lambda: self._answered(call, answer))
+
+        request = decode(type(call.request), data)
+        self._timeline.after(self._timeline.draw_ns(_DELAY_NS), lambda: self._callee.serve(request, reply))
+
+    def _answered(self, call: _Call, answer: bytes | Fault) -> None:
+        """An answer, to this or to an earlier attempt; each that says yes is a promise."""
+        is_first = not call.is_answered
+        if isinstance(answer, Unavailable | ResourceExhausted):
+            self.refusals += 1
+            return
+        self.answers += 1
+        if isinstance(answer, Fault):
+            if is_first:
+                self._over(call)
+                call.then(answer)
+            return
+        self._over(call)
+        if is_first or call.response is not GetPolicyResponse:
+            call.then(decode(call.response, answer))
+
+    def _over(self, call: _Call) -> None:
+        if not call.is_answered:
+            call.is_answered = True
+            self.open_calls.remove(call)
