@@ -16,10 +16,10 @@ def _scalar(shape: Shape) -> st.SearchStrategy[Any]:
     if shape.kind == "bool":
         return st.booleans()
     if shape.kind == "str":
-        if isinstance(rule, Text) and rule.pattern is not None:
+        if isinstance(rule, Text) and rule.required and rule.pattern is not None:
             return st.from_regex(r"\A[a-z0-9]([a-z0-9._/-]{0,20}[a-z0-9])?\Z")
         least = 1 if isinstance(rule, Text) and rule.required else 0
-        return st.text(st.characters(exclude_categories=["Cs"]), min_size=least, max_size=20)
+        return st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=least, max_size=20)
     low, high = (rule.low, rule.high) if isinstance(rule, Range) else (0.0, 1.0)
     if shape.kind == "int":
         return st.integers(int(low), int(high))

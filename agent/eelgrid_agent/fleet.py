@@ -42,7 +42,7 @@ def simulated_node(
     """A node whose work is load on simulated GPUs; `device` is how it is read."""
     first = survey(device)
     engine = SimulatedEngine(
-        first.gpus,
+        (gpu.identity for gpu in simulation.devices),
         lambda uuid, ratio, memory_bytes: simulation.set_load(
             uuid, GpuLoad(utilization_ratio=ratio, memory_bytes=memory_bytes)
         ),

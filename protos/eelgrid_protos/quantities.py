@@ -95,7 +95,9 @@ Milli = Annotated[int, Range(0, 2**53, "thousandths")]
 
 Identifier = Annotated[str, Text(128, True, _NAME, _NAME_SHAPE)]
 Name = Annotated[str, Text(253, True, _NAME, _NAME_SHAPE)]
-Label = Annotated[str, Text(253)]
+# A label ends up in tables, logs and YAML: one line, nothing that moves a cursor.
+_LINE = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]*")
+Label = Annotated[str, Text(253, False, _LINE, "printable characters on one line")]
 Sentence = Annotated[str, Text(2000)]
 
 

@@ -18,34 +18,43 @@ PROMISED = {
 }  # fmt: skip
 
 
-def start(folder, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-m", "eelgrid_controller.demo", *SMALL, *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
-    )  # fmt: skip
+@pytest.fixture
+def start(tmp_path):
+    """Starts the demo in a pipe; it and its children end with the test."""
+    demos = []
+
+    def begin(*arguments):
+        command = [sys.executable, "-m", "eelgrid_controller.demo", *SMALL, *arguments]
+        demos.append(
+            psutil.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path),
+        )
+        return demos[-1]
+
+    yield begin
+    for demo in demos:
+        if demo.poll() is None:
+            for process in (*demo.children(recursive=True), demo):
+                process.kill()
+        demo.communicate(timeout=10)
 
 
 def finish(demo, timeout=120):
-    try:
-        return demo.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        demo.kill()
-        raise
+    return demo.communicate(timeout=timeout)
 
 
 def children_of(demo, module, deadline_s=60.0):
     """The demo's children that run a module, once there are any."""
     until = time.monotonic() + deadline_s
     while time.monotonic() < until and demo.poll() is None:
-        found = [child for child in psutil.Process(demo.pid).children() if module in " ".join(child.cmdline())]
+        found = [child for child in demo.children() if module in " ".join(child.cmdline())]
         if found:
             return found
         time.sleep(0.05)
     raise AssertionError(f"no child runs {module}: {demo.communicate(timeout=10)}")
 
 
-def test_to_the_end(tmp_path):
-    demo = start(tmp_path)
+def test_to_the_end(start, tmp_path):
+    demo = start()
     (controller,) = children_of(demo, "eelgrid_controller")
     (fleet,) = children_of(demo, "eelgrid_agent")
     out, err = finish(demo)
@@ -74,8 +83,8 @@ def test_to_the_end(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "act"), [(signal.SIGINT, "placing"), (signal.SIGTERM, "waiting for 40 nodes")])
-def test_an_interrupt_midway_ends_the_children(tmp_path, number, act):
-    demo = start(tmp_path, "--keep")
+def test_an_interrupt_midway_ends_the_children(start, number, act):
+    demo = start("--keep")
     family = children_of(demo, "eelgrid_controller") + children_of(demo, "eelgrid_agent")
     assert any(line.startswith(act) for line in demo.stdout), "it never came so far"
     demo.send_signal(number)
@@ -85,8 +94,8 @@ def test_an_interrupt_midway_ends_the_children(tmp_path, number, act):
     assert [child for child in family if child.is_running()] == []
 
 
-def test_a_child_that_dies_is_told_with_its_last_words(tmp_path):
-    demo = start(tmp_path)
+def test_a_child_that_dies_is_told_with_its_last_words(start):
+    demo = start()
     (controller,) = children_of(demo, "eelgrid_controller")
     (fleet,) = children_of(demo, "eelgrid_agent")
     fleet.send_signal(signal.SIGKILL)
@@ -106,8 +115,8 @@ def test_a_child_that_dies_is_told_with_its_last_words(tmp_path):
         (("--nodes", "0"), 2, "not in the range"),
     ],
 )
-def test_what_cannot_begin_says_why(tmp_path, arguments, code, complaint):
-    demo = start(tmp_path, *arguments)
+def test_what_cannot_begin_says_why(start, arguments, code, complaint):
+    demo = start(*arguments)
     out, err = finish(demo)
     assert demo.returncode == code, out + err
     assert complaint in err

@@ -153,6 +153,8 @@ def test_variants_survive():
         (replace(SPEC, request=ResourceRequest(gpu_count=2, gpu_milli=500)), "request.gpu_milli"),
         (replace(SPEC, request=ResourceRequest(gpu_count=1)), "request.gpu_milli"),
         (replace(SPEC, request=ResourceRequest(cpu_milli=1, gpu_models=("T4",))), "request.gpu_models"),
+        (replace(SPEC, user="a\nb"), "user"),
+        (replace(SPEC, queue="a\x85b"), "queue"),
         (replace(SPEC, labels={"k": "v" * 300}), "labels.[k]"),
         (NodePlan(node_name="n", epoch=1, lease_s=float("inf")), "lease_s"),
         (NodePlan(node_name="n", epoch=-1, lease_s=1.0), "epoch"),

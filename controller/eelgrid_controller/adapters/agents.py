@@ -77,6 +77,8 @@ class _Session:
         self.unacknowledged = 0
         self.is_acknowledgement_due = False
         self.is_plan_wanted = True
+        # The agent let its plan go when the lease ran out: the same epoch is to be sent again.
+        self.is_plan_forgotten = False
         self.cadence: Cadence | None = None
         self.ack_every = 1
         self.plan_not_before_s = 0.0
@@ -97,6 +99,11 @@ class _Session:
             self.is_plan_wanted = True
             self.plan_not_before_s = not_before_s
             self.wake.set()
+
+    def forgot_plan(self) -> None:
+        """The plan goes again, whatever its epoch."""
+        self.is_plan_forgotten = True
+        self.want_plan(not_before_s=0.0)
 
     def took(self, sequence: int) -> None:
         """A batch came; acknowledge when enough have."""
@@ -201,7 +208,8 @@ class AgentService:
                 else:
                     session.is_plan_wanted = False
                     plan = await self._loop.read(lambda core: core.node_plan(session.node_name))
-                    if plan.epoch > session.sent_epoch:
+                    if plan.epoch > session.sent_epoch or (plan.epoch and session.is_plan_forgotten):
+                        session.is_plan_forgotten = False
                         session.sent_epoch = plan.epoch
                         self.plans_sent += 1
                         yield plan
@@ -263,10 +271,13 @@ class AgentService:
                 await self._loop.gpu_lost(session.node_name, event.gpu_uuid)
             elif event.kind is NodeEventKind.GPU_RETURNED:
                 await self._loop.gpu_returned(session.node_name, event.gpu_uuid)
-        except NotFound as error:
-            raise _invalid(
-                "event.gpu_uuid", f"names no GPU of {session.node_name}", "send the inventory first"
-            ) from error
+            elif event.kind is NodeEventKind.LEASE_EXPIRED:
+                session.forgot_plan()
+        except NotFound:
+            # The device has left the inventory since: it is gone already, and the agent did nothing wrong.
+            self._log.info(
+                "node=%s gpu=%s event=passed_over reason=not_in_inventory", session.node_name, event.gpu_uuid
+            )
 
 
 async def _hello(requests: AsyncIterator[ConnectRequest]) -> Hello:

@@ -6,10 +6,12 @@ null with a reason in `notes`, never a number.
 
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.table import Table
 
@@ -153,4 +155,6 @@ def export_picture(path: Path, scene: Scene, report: DemoReport) -> None:
     scene.console = console
     console.print(scene.draw())
     print_report(console, report)
-    path.write_text(console.export_svg(title="make demo"), encoding="utf-8")
+    # rich's own format fetches a font from the network of whoever looks; any monospace font will do.
+    plain = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    path.write_text(console.export_svg(title="make demo", code_format=plain), encoding="utf-8")
