@@ -156,7 +156,12 @@ class Controller:
         return recovered
 
     async def _open_metrics(self) -> int:
-        door = MetricsServer(self.metrics, is_ready=lambda: self._is_serving, log=self._log.getChild("metrics"))
+        door = MetricsServer(
+            self.metrics,
+            is_ready=lambda: self._is_serving,
+            insecure=self._insecure,
+            log=self._log.getChild("metrics"),
+        )
         port = await door.start(self.config.metrics)
         self._stack.push_async_callback(door.stop)
         lag = asyncio.create_task(self.metrics.watch_lag())

@@ -28,7 +28,8 @@ class ControllerConfig:
     # An agent that reconnects sooner was never away: a restart of the agent or a lost link is no event.
     away_grace_s: float = 10.0
     # After a restart every agent is away; agents come back within their back-off, which is at most 30 s.
-    restart_grace_s: float = 30.0
+    # Agents come back with jitter of up to 30 s after a controller that was away for long.
+    restart_grace_s: float = 60.0
     # A checkpoint copies the whole state, so it waits for a quiet moment until the hard bound.
     checkpoint_events: int = 1000
     checkpoint_events_most: int = 50_000

@@ -127,6 +127,13 @@ def test_an_open_address_without_tls_is_refused(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def test_open_metrics_are_refused(tmp_path: Path) -> None:
+    expect_failure(
+        2, "0.0.0.0:0", "--insecure",
+        arguments=("--data", str(tmp_path), "--listen", "127.0.0.1:0", "--metrics", "0.0.0.0:0"),
+    )  # fmt: skip
+
+
 def test_half_of_the_tls_files_is_a_usage_error(tmp_path: Path) -> None:
     expect_failure(2, "together", arguments=("--data", str(tmp_path), *FREE, "--tls-key", "k.pem"))
 

@@ -27,6 +27,7 @@ from eelgrid_controller.errors import ConfigError
 from eelgrid_controller.journal import JournalCounters
 from eelgrid_protos import __version__
 from eelgrid_protos.messages import Summary
+from eelgrid_protos.transport import is_loopback
 
 __all__ = ["Gauges", "Metrics", "MetricsServer", "Sources"]
 
@@ -174,8 +175,9 @@ def _shell(gauges: Gauges) -> Iterator[Metric]:
 class MetricsServer:
     """HTTP for scrapers and probes; `is_ready` tells /readyz."""
 
-    def __init__(self, metrics: Metrics, *, is_ready: Callable[[], bool], log: logging.Logger) -> None:
+    def __init__(self, metrics: Metrics, *, is_ready: Callable[[], bool], insecure: bool, log: logging.Logger) -> None:
         self._metrics = metrics
+        self._insecure = insecure
         self._is_ready = is_ready
         self._log = log
         self._server: asyncio.Server | None = None
@@ -186,6 +188,13 @@ class MetricsServer:
         host, separator, port = address.rpartition(":")
         if not separator or not port.isdigit() or int(port) > 65_535:
             raise ConfigError(f"--metrics {address!r} is no address", "write HOST:PORT, for example 127.0.0.1:9464")
+        if not is_loopback(address):
+            if not self._insecure:
+                raise ConfigError(
+                    f"--metrics {address} can be reached from other machines and has no TLS",
+                    "listen on loopback and scrape through a proxy, or say --insecure",
+                )
+            self._log.warning("metrics=%s tls=off warning=whoever reaches this address can read it", address)
         try:
             self._server = await asyncio.start_server(
                 self._serve, host.strip("[]") or None, int(port), limit=_REQUEST_BYTES_MOST
