@@ -8,10 +8,12 @@ import pytest
 @pytest.fixture(autouse=True)
 def _no_handler_is_left_behind():
     """A program's main, called in this process, logs to the standard error of its test, which is closed after it."""
-    root = logging.getLogger()
-    before, level = list(root.handlers), root.level
+    loggers = [logging.getLogger(name) for name in (None, "eelgrid", "eelgrid_agent")]
+    before = [(logger, list(logger.handlers), logger.level, logger.propagate) for logger in loggers]
     yield
-    for handler in list(root.handlers):
-        if handler not in before and type(handler) is logging.StreamHandler:
-            root.removeHandler(handler)
-    root.setLevel(level)
+    for logger, handlers, level, propagate in before:
+        for handler in list(logger.handlers):
+            if handler not in handlers and type(handler) is logging.StreamHandler:
+                logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
