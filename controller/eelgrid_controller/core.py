@@ -188,12 +188,7 @@ class Core:
         record = self.state.nodes.get(inventory.node_name)
         if record is None and len(self.state.nodes) >= NODES_MOST:
             raise ResourceExhausted(f"{NODES_MOST} nodes are registered, which is the limit of one controller")
-        if (
-            record is not None
-            and (record.state, record.inventory) == (NodeState.READY, inventory)
-            and record.lost_gpus == {gpu.uuid for gpu in inventory.gpus if gpu.lost}
-            and plan_epoch <= record.plan_epoch
-        ):
+        if record is not None and record.is_as(inventory) and plan_epoch <= record.plan_epoch:
             return Step((), None, frozenset())
         event = NodeJoined(time_ns=now_ns, inventory=inventory, plan_epoch=plan_epoch)
         self._apply(event)

@@ -23,6 +23,10 @@ class ContradictoryEvent(ValueError):
     """An event that cannot follow the events before it: the journal was altered, or we have a fault."""
 
 
+def _lost_of(inventory: Inventory) -> set[str]:
+    return {gpu.uuid for gpu in inventory.gpus if gpu.lost}
+
+
 @dataclass(slots=True, kw_only=True)
 class NodeRecord:
     """One node; the amounts are sums over the assignments."""
@@ -52,11 +56,15 @@ class NodeRecord:
         """Ids of the workloads on a device, each once, in the order in which they were placed."""
         yield from dict.fromkeys(item.workload_id for item in self.assignments.values() if uuid in item.gpu_uuids)
 
+    def is_as(self, inventory: Inventory) -> bool:
+        """Whether the node is ready, and is already known to be as the inventory says."""
+        return (self.state, self.inventory) == (NodeState.READY, inventory) and self.lost_gpus == _lost_of(inventory)
+
     def has(self, inventory: Inventory) -> None:
         """Takes the node as it is now; what is held stays held."""
         self.inventory = inventory
         self.state = NodeState.READY
-        self.lost_gpus = {gpu.uuid for gpu in inventory.gpus if gpu.lost}
+        self.lost_gpus = _lost_of(inventory)
         self.weigh_commitment()
 
     def weigh_commitment(self) -> None:
