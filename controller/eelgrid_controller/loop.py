@@ -20,7 +20,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -32,8 +31,9 @@ from eelgrid_controller.events import Event
 from eelgrid_controller.journal import Checkpoint, Journal, digest_of
 from eelgrid_controller.latency import RecentLatencies
 from eelgrid_controller.presence import Presence
-from eelgrid_controller.recovery import Recovered, entries_of, recover
+from eelgrid_controller.recovery import Recovered, recover
 from eelgrid_controller.state import ClusterState
+from eelgrid_controller.writer import JournalWriter
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, Internal, ResourceExhausted, Unavailable
 from eelgrid_protos.messages import Inventory, NodeState, Policy, SubmitWorkloadRequest, Workload
@@ -93,7 +93,7 @@ class ControllerLoop:
         self._log = log
         self._observe_decision = observe_decision
         self._observe_commit = observe_commit
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._writer = JournalWriter(journal, clock)
         self._core: Core | None = None
         self._queue: deque[_Command] = deque()
         self._wake = asyncio.Event()
@@ -113,7 +113,7 @@ class ControllerLoop:
 
     async def start(self) -> Recovered:
         """Bring the state back and begin; raises JournalError."""
-        recovered = await self._in_writer(lambda: recover(self.journal, self._fresh_state))
+        recovered = await self._writer.in_thread(lambda: recover(self.journal, self._fresh_state))
         self._adopt(recovered)
         now_s = self.clock.monotonic_s()
         for name, node in recovered.state.nodes.items():
@@ -133,7 +133,7 @@ class ControllerLoop:
             await asyncio.gather(run, tick, return_exceptions=True)
             if self._since_checkpoint and not self.failed.done():
                 await self._checkpoint()
-        self._writer.shutdown()
+        self._writer.close()
 
     @property
     def queued(self) -> int:
@@ -241,7 +241,7 @@ class ControllerLoop:
         elif events:
             fault = await self._commit(events)
         if fault is not None:
-            self._adopt(await self._in_writer(lambda: recover(self.journal, self._fresh_state)))
+            self._adopt(await self._writer.in_thread(lambda: recover(self.journal, self._fresh_state)))
         self._settled.set()
         nodes: frozenset[str] = frozenset()
         for command in batch:
@@ -288,15 +288,14 @@ class ControllerLoop:
 
     async def _commit(self, events: tuple[Event, ...]) -> Fault | None:
         """Put events on disk; a fault when that failed."""
-        start_s = self.clock.perf_s()
         try:
-            last = await self._in_writer(lambda: self.journal.append(entries_of(events)))
+            last, taken_s = await self._writer.append(events)
         except JournalError as error:
             self._log.error("journal=failed events=%d error=%s", len(events), error)  # no trace
             self._probe_at_s = self.clock.monotonic_s() + _PROBE_EVERY_S
             self._journal_fault = _journal_fault(error)
             return self._journal_fault
-        self._observe_commit(self.clock.perf_s() - start_s)
+        self._observe_commit(taken_s)
         assert last == self.core.state.revision, "journal and state count the same events"
         self._since_checkpoint += len(events)
         return None
@@ -306,7 +305,7 @@ class ControllerLoop:
             return False
         self._probe_at_s = self.clock.monotonic_s() + _PROBE_EVERY_S
         try:
-            await self._in_writer(self.journal.probe)
+            await self._writer.in_thread(self.journal.probe)
         except JournalError as error:
             self._journal_fault = _journal_fault(error)
             return False
@@ -323,9 +322,6 @@ class ControllerLoop:
         self._since_checkpoint = recovered.replayed
         newest = next(reversed(recovered.state.workloads.values()), None)
         self._now_ns = max(self._now_ns, newest.submitted_ns if newest else 0)
-
-    async def _in_writer(self, call: Callable[[], _Result]) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(self._writer, call)
 
     def _is_checkpoint_due(self) -> bool:
         """At the hard bound, or when enough has gathered and nobody waits."""
@@ -345,7 +341,7 @@ class ControllerLoop:
 
         start_s = self.clock.perf_s()
         try:
-            await self._in_writer(write)
+            await self._writer.in_thread(write)
         except JournalError as error:
             # Entries are still there; only the next start is slower.
             self._log.warning("checkpoint=failed error=%s", error)

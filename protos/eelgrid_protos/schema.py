@@ -198,8 +198,10 @@ def _obeying(cls: Any) -> Callable[[Any], bool]:
     """The quick test of a whole message: the hot path decodes thousands a second."""
     tests = [(entry.name, entry.optional, _obeys(entry.shape)) for entry in fields_of(cls)]
     rows = [(name, optional, test) for name, optional, test in tests if test is not None]
+    obeys: Callable[[Any], bool] | None = getattr(cls, "obeys", None)
+    if obeys is not None:
+        return obeys
     across = hasattr(cls, "violations")
-    obeys = getattr(cls, "obeys", None)
 
     def obeying(message: Any) -> bool:
         for name, optional, test in rows:
@@ -210,8 +212,6 @@ def _obeying(cls: Any) -> Callable[[Any], bool]:
                 return False
             if not test(value):
                 return False
-        if obeys is not None:
-            return bool(obeys(message))
         return not across or next(message.violations(), None) is None
 
     return obeying

@@ -22,6 +22,7 @@ from eelgrid_protos.messages import (
     Summary,
     Workload,
 )
+from eelgrid_protos.schema import violations_of
 
 ROUND_TRIPS = [Inventory, NodePlan, PlanApplied, Policy, Workload, Explanation, Summary, ConnectResponse]
 # `make fuzz` sets this to a million; the tests keep a bounded run.
@@ -108,3 +109,46 @@ def test_damaged_and_random_bytes_raise_only_contract_errors():
             assert codec.decode(cls, codec.encode(message)) == message
     assert not unexplained
     assert FUZZ_MESSAGES * 0.1 < refused < FUZZ_MESSAGES
+
+
+_EDGES = (-1, 0, 1, 2**32, 2**63, 2**64, 1.5, float("nan"), float("inf"), -1e9, 1e301)
+_OTHERS = {"reading": tuple(messages.Reading), "reason": tuple(messages.AbsenceReason)}
+
+
+@st.composite
+def _batches(draw):
+    """Sound batches of one or two columns, each with up to two parts put wrong."""
+    ticks, gpus = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    cells = ticks * gpus
+    parts = {
+        "sequence": 1, "inventory_generation": 1, "dropped_ticks": 0,
+        "time": [5] * ticks, "power": [1.0] * cells, "energy": [2.0] * cells, "host": [0.5] * ticks, "cells": [0],
+        "reading": messages.Reading.ENERGY_J, "reason": messages.AbsenceReason.TIMED_OUT,
+    }  # fmt: skip
+    for name in draw(st.lists(st.sampled_from(sorted(parts)), max_size=2)):
+        if not isinstance(parts[name], list):
+            parts[name] = draw(st.sampled_from(_OTHERS.get(name, _EDGES)))
+        elif draw(st.booleans()):
+            parts[name] = parts[name][1:]
+        elif parts[name]:
+            parts[name][draw(st.integers(0, len(parts[name]) - 1))] = draw(st.sampled_from(_EDGES))
+    absence = messages.Absence(reason=parts["reason"], cells=tuple(parts["cells"]))
+    column, reading = messages.Column, messages.Reading
+    return SampleBatch(
+        sequence=parts["sequence"], inventory_generation=parts["inventory_generation"],
+        dropped_ticks=parts["dropped_ticks"], time_ns=tuple(parts["time"]),
+        gpu_columns=(
+            column(reading=reading.POWER_W, values=tuple(parts["power"])),
+            column(reading=parts["reading"], values=tuple(parts["energy"]), absences=(absence,)),
+        ),
+        host_columns=(column(reading=reading.HOST_CPU_UTILIZATION_RATIO, values=tuple(parts["host"])),),
+    )  # fmt: skip
+
+
+@settings(max_examples=1000, deadline=None)
+@given(batch=_batches())
+def test_the_quick_test_of_a_batch_says_yes_only_where_the_thorough_one_does(batch):
+    violations = list(violations_of(batch))
+    sound = all(type(number) is int for number in (batch.sequence, batch.inventory_generation, batch.dropped_ticks))
+    assert not (batch.obeys() and violations)
+    assert batch.obeys() or violations or not sound or not batch.time_ns or not batch.gpu_columns[0].values

@@ -36,6 +36,9 @@ __all__ = [
 GPUS_PER_NODE_MOST = 64
 TICKS_PER_BATCH_MOST = 600
 _CELLS_MOST = GPUS_PER_NODE_MOST * TICKS_PER_BATCH_MOST
+_ABSENCES_MOST = 16
+_COLUMNS_MOST = 64
+_INTS = {int}
 
 
 class Reading(OpenEnum):
@@ -92,25 +95,36 @@ class Absence:
     cells: Annotated[tuple[Uint32, ...], Many(_CELLS_MOST)]
 
 
+def _is_sound(absence: Absence, width: int) -> bool:
+    """Whether an absence obeys the rules in a column of this width."""
+    cells = absence.cells
+    return (
+        type(absence.reason) is AbsenceReason
+        and {*map(type, cells), int} == _INTS
+        and (not cells or (min(cells) >= 0 and max(cells) < width))
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
     """One reading over all ticks and devices of a batch; an absent cell holds 0.0."""
 
     reading: Reading
     values: Annotated[tuple[float, ...], Many(_CELLS_MOST)]
-    absences: Annotated[tuple[Absence, ...], Many(16)] = ()
+    absences: Annotated[tuple[Absence, ...], Many(_ABSENCES_MOST)] = ()
 
     def obeys(self) -> bool:
-        """Whether there are no violations: columns are the hot path, and nearly all are sound."""
-        values = self.values
-        if not values:
-            return not self.absences
+        """Whether nothing is wrong, in one pass: columns are the hot path, and nearly all are sound."""
+        values, width = self.values, len(self.values)
+        if not 0 < width <= _CELLS_MOST or type(self.reading) is not Reading:
+            return not width and not self.absences and type(self.reading) is Reading
         low, high = _BOUNDS.get(self.reading, _ANY)
         return (
             low <= min(values)
             and max(values) <= high
             and math.isfinite(sum(values))
-            and (not self.absences or max(max(absence.cells, default=0) for absence in self.absences) < len(values))
+            and len(self.absences) <= _ABSENCES_MOST
+            and all(_is_sound(absence, width) for absence in self.absences)
         )
 
     def violations(self) -> Iterator[Violation]:
@@ -135,6 +149,12 @@ class Column:
         return self.values[index]
 
 
+def _are_distinct(columns: tuple[Column, ...]) -> bool:
+    """Whether no reading comes twice; those that this version does not know are all alike to it."""
+    known = [column.reading for column in columns if column.reading is not Reading.UNSPECIFIED]
+    return len(set(known)) == len(known)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleBatch:
     """Consecutive ticks of one node."""
@@ -142,9 +162,35 @@ class SampleBatch:
     sequence: Uint64
     inventory_generation: Uint32
     time_ns: Annotated[tuple[Nanoseconds, ...], Many(TICKS_PER_BATCH_MOST)]
-    gpu_columns: Annotated[tuple[Column, ...], Many(64)] = ()
-    host_columns: Annotated[tuple[Column, ...], Many(64)] = ()
+    gpu_columns: Annotated[tuple[Column, ...], Many(_COLUMNS_MOST)] = ()
+    host_columns: Annotated[tuple[Column, ...], Many(_COLUMNS_MOST)] = ()
     dropped_ticks: Uint64 = 0
+
+    def obeys(self) -> bool:
+        """Whether nothing is wrong, as `violations` would say, in one pass over each column."""
+        times, gpus, hosts = self.time_ns, self.gpu_columns, self.host_columns
+        ticks = len(times)
+        if not (
+            {type(self.sequence), type(self.inventory_generation), type(self.dropped_ticks), *map(type, times)} == _INTS
+            and 0 < self.sequence < 2**64
+            and 0 <= self.inventory_generation < 2**32
+            and 0 <= self.dropped_ticks < 2**64
+            and 0 < ticks <= TICKS_PER_BATCH_MOST
+            and times[0] >= 0
+            and times[-1] < 2**63
+            and len(gpus) <= _COLUMNS_MOST
+            and len(hosts) <= _COLUMNS_MOST
+        ):
+            return False
+        width = len(gpus[0].values) if gpus else 0
+        return (
+            width % ticks == 0
+            and (ticks == 1 or list(times) == sorted(times))
+            and all(column.obeys() and len(column.values) == width for column in gpus)
+            and all(column.obeys() and len(column.values) == ticks for column in hosts)
+            and _are_distinct(gpus)
+            and _are_distinct(hosts)
+        )
 
     def violations(self) -> Iterator[Violation]:
         """Shape: columns are whole ticks, each reading once, time never falls."""
@@ -154,8 +200,7 @@ class SampleBatch:
         if any(later < earlier for earlier, later in zip(self.time_ns, self.time_ns[1:], strict=False)):
             yield Violation("time_ns", "falls", "send ticks in order")
         for name, columns in (("gpu_columns", self.gpu_columns), ("host_columns", self.host_columns)):
-            known = [column.reading for column in columns if column.reading is not Reading.UNSPECIFIED]
-            if len(set(known)) < len(known):
+            if not _are_distinct(columns):
                 yield Violation(name, "holds one reading twice", "send each reading in one column")
             widths = {len(column.values) for column in columns}
             if len(widths) > 1 or any(not ticks or width % ticks for width in widths):
