@@ -26,7 +26,15 @@ def start(tmp_path):
     def begin(*arguments):
         command = [sys.executable, "-m", "eelgrid_controller.demo", *SMALL, *arguments]
         demos.append(
-            psutil.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path),
+            psutil.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=tmp_path,
+                # Whoever runs the tests in the background may have handed down an ignored SIGINT.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            ),  # fmt: skip
         )
         return demos[-1]
 
