@@ -34,7 +34,7 @@ def start(tmp_path):
                 cwd=tmp_path,
                 # Whoever runs the tests in the background may have handed down an ignored SIGINT.
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-            ),  # fmt: skip
+            ),
         )
         return demos[-1]
 
