@@ -15,7 +15,10 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["Usage", "fleet_file", "free_port", "measure", "metric", "running", "spread"]
+__all__ = ["Usage", "fleet_file", "free_port", "measure", "metric", "running", "spread", "started"]
+
+
+_CPUCLOCK_SCHED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,8 @@ class Usage:
     cpu_ratio: float
     rss_bytes: int
     seconds: float
+    # What no other process shares.
+    own_bytes: int = 0
 
 
 def free_port() -> int:
@@ -37,8 +42,15 @@ def free_port() -> int:
 @contextmanager
 def running(module: str, arguments: Sequence[str], log: Path) -> Iterator[psutil.Process]:
     """`python -m module` with its output in `log`; ended by SIGTERM, then SIGKILL."""
+    with started([sys.executable, "-m", module, *arguments], log) as process:
+        yield process
+
+
+@contextmanager
+def started(command: Sequence[str], log: Path) -> Iterator[psutil.Process]:
+    """Any command, in the same way."""
     with log.open("wb") as output:
-        child = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=output, stderr=output)
+        child = subprocess.Popen(command, stdout=output, stderr=output)
     try:
         yield psutil.Process(child.pid)
     finally:
@@ -52,12 +64,30 @@ def running(module: str, arguments: Sequence[str], log: Path) -> Iterator[psutil
 
 
 def measure(process: psutil.Process, seconds: float) -> Usage:
-    """CPU as a share of one core, and resident bytes at the end of the window."""
-    before, begun = process.cpu_times(), time.monotonic()
+    """CPU as a share of one core, and bytes at the end of the window; processes that it started are part of it."""
+    before, begun = _cpu_s(process), time.monotonic()
     time.sleep(seconds)
-    after, passed = process.cpu_times(), time.monotonic() - begun
-    used = (after.user + after.system) - (before.user + before.system)
-    return Usage(used / passed, process.memory_info().rss, passed)
+    used, passed = _cpu_s(process) - before, time.monotonic() - begun
+    memory = [one.memory_full_info() for one in _family(process)]
+    return Usage(used / passed, sum(one.rss for one in memory), passed, sum(one.uss for one in memory))
+
+
+def _family(process: psutil.Process) -> list[psutil.Process]:
+    return [process, *process.children(recursive=True)]
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    return sum(_own_cpu_s(one) for one in _family(process))
+
+
+def _own_cpu_s(process: psutil.Process) -> float:
+    """To the nanosecond, where /proc counts hundredths: a window of seconds at 1 % of a core is a few of those."""
+    try:
+        # The clock of another process: what clock_getcpuclockid(3) makes of its id.
+        return time.clock_gettime(~process.pid << 3 | _CPUCLOCK_SCHED)
+    except OSError:
+        times = process.cpu_times()
+        return float(times.user + times.system)
 
 
 def metric(port: int, name: str) -> float | None:

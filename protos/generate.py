@@ -1,4 +1,4 @@
-"""Generates `eelgrid_protos.wire` from `eelgrid/v1/*.proto`, or checks that it is fresh.
+"""Generates `eelgrid_protos.wire` from our .proto files and the kubelet's, or checks that it is fresh.
 
 protoc writes imports by the path of the .proto file (`eelgrid.v1`), which buf's
 layout rule fixes; the Python package is `eelgrid_protos.wire`, because a second
@@ -21,25 +21,29 @@ from pathlib import Path
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent
-SOURCES = ROOT / "eelgrid" / "v1"
+# Our contract, and the one contract of others that the agent reads; both land in one flat package.
+SOURCES = (ROOT / "eelgrid" / "v1", ROOT / "kubelet" / "podresources" / "v1")
 TARGET = ROOT / "eelgrid_protos" / "wire"
 IMPORT = re.compile(r"^from eelgrid\.v1 import (\w+_pb2) as (\w+)$", re.MULTILINE)
-HEADER = '"""Generated from protos/eelgrid/v1 by protos/generate.py; do not edit."""\n'
+HEADER = '"""Generated from protos/eelgrid/v1 and protos/kubelet by protos/generate.py; do not edit."""\n'
 
 
 def generate(target: Path) -> None:
     """Writes the generated package into `target`, which must exist."""
     with tempfile.TemporaryDirectory() as scratch:
-        sources = sorted(str(path) for path in SOURCES.glob("*.proto"))
+        sources = sorted(str(path) for folder in SOURCES for path in folder.glob("*.proto"))
         well_known = str(resources.files("grpc_tools") / "_proto")
         status = protoc.main(
             ["protoc", f"-I{ROOT}", f"-I{well_known}", f"--python_out={scratch}", f"--pyi_out={scratch}", *sources]
         )
         if status != 0:
             raise SystemExit(f"protoc failed with status {status}")
-        for path in sorted((Path(scratch) / "eelgrid" / "v1").iterdir()):
+        made = sorted(path for folder in SOURCES for path in (Path(scratch) / folder.relative_to(ROOT)).iterdir())
+        if len({path.name for path in made}) < len(made):
+            raise SystemExit("two folders hold a .proto file of one name; rename one")
+        for path in made:
             text = IMPORT.sub(r"from eelgrid_protos.wire import \1 as \2", path.read_text())
-            if "from eelgrid.v1" in text:
+            if "from eelgrid.v1" in text or "from kubelet" in text:
                 raise SystemExit(f"{path.name}: an import that the rewrite does not know")
             (target / path.name).write_text(text)
     (target / "__init__.py").write_text(HEADER)

@@ -9,8 +9,9 @@ import grpc.aio
 from eelgrid_agent.engine import SimulatedEngine
 from eelgrid_agent.fleet import open_channels
 from eelgrid_agent.host import SimulatedHost
-from eelgrid_agent.node import Identity, Node, survey, take_looks
+from eelgrid_agent.node import Node
 from eelgrid_agent.simulation import GpuLoad, GpuSpec, NodeSpec, SimulatedNode
+from eelgrid_agent.survey import Identity, survey, take_looks
 from eelgrid_agent.uplink import Uplink, UplinkLimits
 from eelgrid_protos.messages import (
     Acknowledgement,
@@ -110,7 +111,7 @@ class Agent:
         incarnations = iter(range(1, 1000))
         self.node = Node(
             Identity(node_name="n", agent_version="t", simulated=True),
-            host=SimulatedHost(cpu_milli=1000, memory_bytes=10**9, load=engine.host_load), engine=engine,
+            host=SimulatedHost(cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=self.clock.monotonic_ns), engine=engine,
             clock=self.clock, draw_incarnation=lambda: next(incarnations), ticks_most=ticks_most, first=first,
         )  # fmt: skip
         self.reports = []

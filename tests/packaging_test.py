@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"eelgrid_agent", "eelgrid_controller", "eelgrid_kernels", "eelgrid_protos"}
 
-# Blocks what the agent's extra does not bring, then starts the agent's program.
+# Blocks what the agent's extra does not bring, and YAML, which only `mig` reads; then starts the agent's program.
 AGENT_ALONE = """
 import sys
 class Absent:

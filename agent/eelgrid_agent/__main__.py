@@ -13,9 +13,8 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
@@ -23,11 +22,8 @@ import grpc.aio
 
 from eelgrid_agent.config import AgentConfig, ConfigError, parse
 from eelgrid_agent.device import DeviceError
-from eelgrid_agent.engine import NoEngine
-from eelgrid_agent.host import MachineHost
-from eelgrid_agent.loop import DriverThread, MachineLoop, Wheel
-from eelgrid_agent.metrics import AgentCollector, MetricsError, MetricsServer, Page
-from eelgrid_agent.node import Identity, Node, Survey, survey
+from eelgrid_agent.metrics import AgentCollector, MetricsError, MetricsServer, Page, WebConfigUnusable
+from eelgrid_agent.node import Node
 from eelgrid_agent.node_api import NodeApi
 from eelgrid_protos import __version__
 from eelgrid_protos.rpc import NODE_SERVICE, handler
@@ -35,15 +31,13 @@ from eelgrid_protos.transport import ListenError, listen, server_options, standa
 
 if TYPE_CHECKING:
     from eelgrid_agent.fleet import Links
+    from eelgrid_agent.hosted import Hosted
 
 __all__ = ["main"]
 
 _LOG = logging.getLogger("eelgrid.agent")
-# A driver that does not answer at the start must not keep the node from reporting itself.
-FIRST_SURVEY_S = 10.0
-STOP_S = 1.0
-
-Drop = Callable[[Node], None]
+# What was changed on the devices is put back first, which takes up to `enforcement.END_S`.
+STOP_S = 21.0
 
 
 class SystemClock:
@@ -53,29 +47,31 @@ class SystemClock:
     wall_ns = staticmethod(time.time_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class Hosted:
-    """The nodes of this process, how they are ticked and what frees their devices."""
-
-    nodes: tuple[Node, ...]
-    schedule: Callable[[Drop], Callable[[], Awaitable[None]]]
-    close: Callable[[], None]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the agent until SIGTERM or SIGINT; returns the exit code."""
+    """Runs the agent until SIGTERM or SIGINT, or one command (`mig`, `energy`); returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if list(arguments[:1]) == ["mig"]:
+        from eelgrid_agent.mig.command import run
+
+        return run(arguments[1:])
+    if list(arguments[:1]) == ["energy"]:
+        from eelgrid_agent.energy_command import run as run_energy
+
+        return run_energy(arguments[1:])
     try:
-        config = parse(sys.argv[1:] if arguments is None else arguments)
+        config = parse(arguments)
     except ConfigError as error:
         return _fail(error, 2)
     _log_to_stderr(verbose=config.verbose)
+    from eelgrid_agent.attribution.pod_resources import PodResourcesError
+    from eelgrid_agent.machine import NotEnforceable
     from eelgrid_agent.simulation import FleetFileError, SpecError
 
     try:
         asyncio.run(_run(config))
-    except (FleetFileError, SpecError) as error:
+    except (FleetFileError, SpecError, WebConfigUnusable) as error:
         return _fail(error, 2)
-    except (ListenError, MetricsError, DeviceError) as error:
+    except (ListenError, MetricsError, DeviceError, NotEnforceable, PodResourcesError) as error:
         return _fail(error, 1)
     except KeyboardInterrupt:
         return 130
@@ -100,22 +96,25 @@ def _log_to_stderr(*, verbose: bool) -> None:
 
 
 async def _run(config: AgentConfig) -> None:
-    from eelgrid_agent.fleet import Links, open_channels
+    from eelgrid_agent.fleet import Links, open_channels, open_fleet
+    from eelgrid_agent.machine import open_machine
 
     clock = SystemClock()
-    hosted = _simulated(config, clock) if config.simulate is not None else await _machine(config, clock)
+    if config.simulate is not None:
+        hosted = open_fleet(config, clock, _draw_incarnation)
+    else:
+        hosted = await open_machine(config, clock, _draw_incarnation)
     open_channel = open_channels(config.controller, tls=config.tls, insecure=config.insecure)
     # A forbidden or unusable address is the operator's to mend, so it fails here and not in the back-off.
     await open_channel().close()
     links = Links(hosted.nodes, open_channel, jitter=random.SystemRandom().random, tls=config.tls)
-    tick = hosted.schedule(links.drop_stalled)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
         stack.callback(hosted.close)
         port = await _serve_api(config, hosted.nodes, clock, stack)
-        metrics = _serve_metrics(config, hosted.nodes, links, clock, stack)
+        metrics = _serve_metrics(config, hosted, links, clock, stack)
         # What was built so far lives until the end: the collector need not walk it again and again.
         gc.freeze()
         _LOG.info(
@@ -123,7 +122,7 @@ async def _run(config: AgentConfig) -> None:
             __version__, len(hosted.nodes), _with_port(config.listen, port), _with_port(config.metrics, metrics),
             config.controller,
         )  # fmt: skip
-        await _until(stop, tick(), links.run())
+        await _until(stop, *hosted.work(links.drop_stalled), links.run())
         _LOG.info("event=stopped")
 
 
@@ -155,11 +154,19 @@ async def _serve_api(config: AgentConfig, nodes: tuple[Node, ...], clock: System
 
 
 def _serve_metrics(
-    config: AgentConfig, nodes: tuple[Node, ...], links: "Links", clock: SystemClock, stack: AsyncExitStack
+    config: AgentConfig, hosted: "Hosted", links: "Links", clock: SystemClock, stack: AsyncExitStack
 ) -> int:
-    collector = AgentCollector(nodes, connections=lambda: links.connections_total, monotonic_ns=clock.monotonic_ns)
+    nodes, worker = hosted.nodes, hosted.worker
+    energy = nodes[0].energy
+    collector = AgentCollector(
+        nodes, connections=lambda: links.connections_total, monotonic_ns=clock.monotonic_ns, worker=worker,
+        calls=hosted.calls, collection_s=lambda: hosted.collection_s,
+        attribution=lambda: None if energy is None else energy.newest,
+    )  # fmt: skip
     page = Page(collector, ticks=lambda: sum(node.ticks_total for node in nodes), monotonic_ns=clock.monotonic_ns)
-    server = MetricsServer(config.metrics, page, tls=config.tls, insecure=config.insecure)
+    server = MetricsServer(
+        config.metrics, page, tls=config.tls, insecure=config.insecure, web_config=config.web_config
+    )  # fmt: skip
     server.start()
     stack.callback(server.close)
     return server.port
@@ -167,85 +174,6 @@ def _serve_metrics(
 
 def _with_port(address: str, port: int) -> str:
     return f"{address.rpartition(':')[0]}:{port}"
-
-
-def _simulated(config: AgentConfig, clock: SystemClock) -> Hosted:
-    """The nodes of the fleet file: one goes through the NVML binding, several through the device port."""
-    from eelgrid_agent.device import Device
-    from eelgrid_agent.fleet import simulated_node
-    from eelgrid_agent.simulation import FleetFileError, SimulatedNode, load_fleet
-
-    assert config.simulate is not None
-    specs = load_fleet(config.simulate)
-    if not specs:
-        raise FleetFileError(f"{config.simulate}: nodes: is empty; describe one node at least")
-    devices: list[Device] = []
-    nodes = []
-    closers: list[Callable[[], None]] = []
-    for index, spec in enumerate(specs):
-        simulation = SimulatedNode(spec, monotonic_ns=clock.monotonic_ns, seed=config.seed)
-        device: Device = simulation
-        if len(specs) == 1:
-            from eelgrid_agent.nvml import NvmlDevice
-            from eelgrid_agent.simulation import library
-
-            library.install(simulation)
-            device = NvmlDevice()
-        devices.append(device)
-        closers.append(device.close)
-        nodes.append(
-            simulated_node(
-                simulation,
-                device,
-                spec=spec,
-                clock=clock,
-                draw_incarnation=_draw_incarnation,
-                ticks_most=config.ticks_most(len(specs)),
-                send_phase=index / len(specs),
-            )
-        )
-    pairs = tuple(zip(nodes, devices, strict=True))
-
-    def close() -> None:
-        for closer in reversed(closers):
-            closer()
-
-    return Hosted(tuple(nodes), lambda drop: Wheel(pairs, clock=clock, stalled=drop).run, close)
-
-
-async def _machine(config: AgentConfig, clock: SystemClock) -> Hosted:
-    """The machine that we run on; without a driver it has no GPUs, says so and asks again."""
-    from eelgrid_agent.nvml import NvmlDevice
-
-    driver = DriverThread()
-    device = NvmlDevice()
-    asked = asyncio.wrap_future(driver.call(lambda: survey(device)))
-    try:
-        async with asyncio.timeout(FIRST_SURVEY_S):
-            first = await asyncio.shield(asked)
-    except TimeoutError:
-        first = Survey(problem=f"the driver did not answer within {FIRST_SURVEY_S:g} s; see the kernel's log")
-    assert isinstance(first, Survey)
-    if first.problem:
-        _LOG.warning("event=no_gpus reason=%r", first.problem)
-    host = MachineHost()
-    identity = Identity(
-        node_name=config.node_name or host.name(), agent_version=__version__, pool=config.pool,
-        labels=dict(config.labels),
-    )  # fmt: skip
-    node = Node(
-        identity, host=host, engine=NoEngine(), clock=clock, draw_incarnation=_draw_incarnation,
-        ticks_most=config.ticks_most(1), first=first,
-    )  # fmt: skip
-
-    def schedule(drop: Drop) -> Callable[[], Awaitable[None]]:
-        return MachineLoop(node, device, clock=clock, driver=driver, stalled=drop).run
-
-    def close() -> None:
-        driver.call(device.close)
-        driver.close()
-
-    return Hosted((node,), schedule, close)
 
 
 def _draw_incarnation() -> int:

@@ -8,21 +8,24 @@ ConfigError                  a flag is wrong: the user is at fault, exit code 2
 ├── BadLabel                 no KEY=VALUE
 ├── BadNodeName              no name that the contract allows
 ├── BadTlsFlags              some of the TLS flags without the others
-└── BadLimit                 a number outside its range
+├── BadLimit                 a number outside its range
+└── BadEnforcement           flags of enforcement that do not go together
 """
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from eelgrid_protos import __version__
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.transport import TlsFiles
 
 __all__ = [
-    "AgentConfig", "BadAddress", "BadLabel", "BadLimit", "BadNodeName", "BadTlsFlags", "ConfigError", "parse",
+    "AgentConfig", "BadAddress", "BadEnforcement", "BadLabel", "BadLimit", "BadNodeName", "BadTlsFlags", "ConfigError",
+    "add_tls_flags", "check_address", "check_name", "parse", "tls_files",
 ]  # fmt: skip
 
 SPOOL_TICKS = 600
@@ -30,6 +33,11 @@ SPOOL_TICKS_MOST = 86_400
 # All nodes of a process together: 5 GPUs a tick are 0.6 kB, so about 90 MB.
 SPOOL_TICKS_TOGETHER = 150_000
 SPOOL_TICKS_LEAST = 30
+
+# Far beyond any node that is sold, and far under what an overflow could make of it.
+POWER_BUDGET_W_MOST = 1_000_000.0
+VENDORS = ("auto", "nvidia", "amd")
+KUBELET_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?")
 _LABELS_MOST = 64
@@ -65,6 +73,10 @@ class BadLimit(ConfigError):
     """A number outside its range."""
 
 
+class BadEnforcement(ConfigError):
+    """Flags of enforcement that do not go together."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
     """What the operator asked for."""
@@ -78,6 +90,13 @@ class AgentConfig:
     simulate: Path | None
     seed: int
     spool_ticks: int | None
+    vendor: str
+    state: Path | None
+    observe_only: bool
+    power_budget_w: float | None
+    web_config: Path | None
+    kubelet: Path
+    slurm_folder: Path | None
     tls: TlsFiles | None
     insecure: bool
     verbose: bool
@@ -92,7 +111,14 @@ class AgentConfig:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="eelgrid-agent",
-        description="Reads this node's GPUs, tells the controller and holds the node's plan. Writes nothing to a GPU.",
+        description=(
+            "Reads this node's GPUs, tells the controller and holds the node's plan. It changes a GPU only where the "
+            "pool's mode is enforce, or to keep --power-budget, and puts back what it changed."
+        ),
+        epilog=(
+            "eelgrid-agent mig --help: see and change this node's MIG layouts by hand. "
+            "eelgrid-agent energy --help: whose the joules are, asked of a running agent."
+        ),
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -105,26 +131,52 @@ def _parser() -> argparse.ArgumentParser:
     add("--pool", default="", help="the pool whose enforcement mode holds for this node")
     add("--label", action="append", default=[], metavar="KEY=VALUE", help="a label of this node; may be repeated")
     add("--spool-ticks", type=int, metavar="N", help=f"ticks a node keeps unsent (default {SPOOL_TICKS})")
+    add("--vendor", choices=VENDORS, default="auto", help="whose GPUs these are (default: whose driver answers)")
+    add("--observe-only", action="store_true", help="change no GPU, whatever the pool's mode says")
+    add(
+        "--state",
+        type=Path,
+        metavar="DIR",
+        help="where to remember what was changed (default /var/lib/eelgrid as root)",
+    )
+    add(
+        "--power-budget", type=float, metavar="WATTS",
+        help="keep the GPUs of this node together under this power, whatever the controller does",
+    )  # fmt: skip
+    add(
+        "--web-config", type=Path, metavar="FILE", help="TLS and passwords of the metrics, as Prometheus exporters have"
+    )
+    add(
+        "--kubelet", type=Path, default=KUBELET_SOCKET, metavar="SOCKET",
+        help="where the kubelet tells which pods hold which devices (default %(default)s)",
+    )  # fmt: skip
+    add("--slurm-folder", type=Path, metavar="DIR", help="where a Slurm prolog writes which job holds which devices")
+    add_tls_flags(add)
+    add("--verbose", action="store_true", help="log every connection")
+    add("--version", action="version", version=f"eelgrid-agent {__version__}")
+    return parser
+
+
+def add_tls_flags(add: Callable[..., Any]) -> None:
+    """The flags of `tls_files` and --insecure, the same for whatever of ours talks to other machines."""
     add("--tls-certificate", type=Path, metavar="FILE", help="our certificate chain, PEM")
     add("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
     add("--tls-authority", type=Path, metavar="FILE", help="the authority that the other side must come from, PEM")
     add("--insecure", action="store_true", help="talk to other machines without TLS")
-    add("--verbose", action="store_true", help="log every connection")
-    add("--version", action="version", version=f"eelgrid-agent {__version__}")
-    return parser
 
 
 def parse(arguments: Sequence[str]) -> AgentConfig:
     """The settings; raises ConfigError, and exits by itself for --help and unknown flags, as argparse does."""
     flags = _parser().parse_args(arguments)
     for flag in ("controller", "listen", "metrics"):
-        _check_address(f"--{flag}", getattr(flags, flag))
+        check_address(f"--{flag}", getattr(flags, flag))
     for flag in ("node_name", "pool"):
-        _check_name(f"--{flag.replace('_', '-')}", getattr(flags, flag))
+        check_name(f"--{flag.replace('_', '-')}", getattr(flags, flag))
     if flags.simulate is not None and (flags.node_name or flags.pool or flags.label):
         raise BadNodeName("--simulate", "is given with --node-name, --pool or --label", "say these in the file")
     if flags.spool_ticks is not None and not 1 <= flags.spool_ticks <= SPOOL_TICKS_MOST:
         raise BadLimit("--spool-ticks", f"{flags.spool_ticks} is not in [1, {SPOOL_TICKS_MOST}]", "choose one inside")
+    _check_enforcement(flags)
     return AgentConfig(
         controller=flags.controller,
         listen=flags.listen,
@@ -135,19 +187,39 @@ def parse(arguments: Sequence[str]) -> AgentConfig:
         simulate=flags.simulate,
         seed=flags.seed,
         spool_ticks=flags.spool_ticks,
-        tls=_tls(flags),
+        vendor=flags.vendor,
+        state=flags.state,
+        observe_only=flags.observe_only,
+        power_budget_w=flags.power_budget,
+        web_config=flags.web_config,
+        kubelet=flags.kubelet,
+        slurm_folder=flags.slurm_folder,
+        tls=tls_files(flags),
         insecure=flags.insecure,
         verbose=flags.verbose,
     )
 
 
-def _check_address(flag: str, address: str) -> None:
+def _check_enforcement(flags: argparse.Namespace) -> None:
+    budget_w = flags.power_budget
+    if budget_w is not None and not 0.0 < budget_w <= POWER_BUDGET_W_MOST:
+        problem = f"{budget_w:g} is not in (0, {POWER_BUDGET_W_MOST:g}]"
+        raise BadLimit("--power-budget", problem, "give the node's watts, for example 5600")
+    if budget_w is not None and flags.observe_only:
+        raise BadEnforcement("--power-budget", "cannot be kept with --observe-only", "leave one of them out")
+    if flags.simulate is not None and flags.vendor != "auto":
+        raise BadEnforcement("--vendor", "has no meaning with --simulate", "the file says which GPUs there are")
+
+
+def check_address(flag: str, address: str) -> None:
+    """Raises BadAddress unless it is HOST:PORT."""
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > _PORT_MOST:
         raise BadAddress(flag, f"{address!r} is no address", "write HOST:PORT, for example 127.0.0.1:7443")
 
 
-def _check_name(flag: str, name: str) -> None:
+def check_name(flag: str, name: str) -> None:
+    """Raises BadNodeName unless it is empty or a name that the contract allows."""
     if name and not _NODE_NAME.fullmatch(name):
         remedy = "use letters, digits and . _ / -, beginning and ending with a letter or digit"
         raise BadNodeName(flag, f"{name!r} is no name", remedy)
@@ -167,7 +239,8 @@ def _labels(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple(labels.items())
 
 
-def _tls(flags: argparse.Namespace) -> TlsFiles | None:
+def tls_files(flags: argparse.Namespace) -> TlsFiles | None:
+    """The three files, or None where none was given; raises BadTlsFlags."""
     paths = (flags.tls_certificate, flags.tls_key, flags.tls_authority)
     if not any(paths):
         return None

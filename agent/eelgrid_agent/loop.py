@@ -15,14 +15,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 
+from eelgrid_agent.attribution.sources import NOTHING_FOUND, Found
 from eelgrid_agent.device import Device
-from eelgrid_agent.node import Clock, Node, Survey, missing_looks, survey, take_looks
+from eelgrid_agent.node import Clock, Node
+from eelgrid_agent.slow import SlowLook, take_slow_look
+from eelgrid_agent.survey import InPlace, Looking, Looks, Survey, missing_looks, survey, take_looks
 from eelgrid_protos.messages import AbsenceReason
 
 __all__ = ["DriverThread", "MachineLoop", "Wheel"]
 
 # How often the list of devices is read again; a lost device brings it forward.
 SURVEY_S = 30.0
+# How often a machine asks what is dear, and a fleet, whose slow looks serve the controller only.
+SLOW_S = 5.0
+FLEET_SLOW_S = 30.0
 # Wake-ups are merged within this, so that a thousand nodes cost a hundred wake-ups a second.
 GRAIN_S = 0.01
 # A look may take this share of the interval, and at least the second bound: a cold driver takes a second to open.
@@ -64,14 +70,18 @@ class MachineLoop:
     """The schedule of one real node."""
 
     def __init__(
-        self, node: Node, device: Device, *, clock: Clock, driver: DriverThread, stalled: Callable[[Node], None]
-    ) -> None:
+        self, node: Node, device: Device, *, clock: Clock, driver: DriverThread, stalled: Callable[[Node], None],
+        looking: Looking | None = None, collection_s: dict[str, float] | None = None,
+    ) -> None:  # fmt: skip
         self._node = node
         self._device = device
+        self._looking: Looking = InPlace(device) if looking is None else looking
         self._clock = clock
         self._driver = driver
         self._stalled = stalled
         self._retimed = asyncio.Event()
+        # Seconds that the newest look of each kind took, where the driver is asked.
+        self._collection_s = {} if collection_s is None else collection_s
         self._look: Future[object] | None = None
         node.retime = self._retimed.set
 
@@ -79,18 +89,25 @@ class MachineLoop:
         """Until cancelled."""
         due_ns = self._clock.monotonic_ns()
         surveyed_ns = due_ns
+        # The first slow look comes with the first quick one.
+        slow_ns = due_ns - int(SLOW_S * 1e9)
         while True:
             interval_ns = int(self._node.cadence.sample_interval_s * 1e9)
             uuids = self._node.gpu_uuids
-            looks = await self._within(lambda uuids=uuids: take_looks(self._device, uuids), interval_ns)  # type: ignore[misc]
+            looks = await self._within(lambda: self._timed("quick", self._quickly), interval_ns)
             now_ns = self._clock.monotonic_ns()
             found = missing_looks(uuids, AbsenceReason.TIMED_OUT) if looks is None else looks
             turned = self._node.tick(found, monotonic_ns=now_ns)  # type: ignore[arg-type]
-            if turned or now_ns - surveyed_ns >= SURVEY_S * 1e9:
+            if turned or self._node.survey_due or now_ns - surveyed_ns >= SURVEY_S * 1e9:
                 surveyed_ns = now_ns
                 answer = await self._within(lambda: survey(self._device), interval_ns)
                 if isinstance(answer, Survey):
                     self._node.adopt(answer)
+            if now_ns - slow_ns >= SLOW_S * 1e9:
+                slow_ns = now_ns
+                slow = await self._within(lambda: self._timed("slow", self._slowly), interval_ns)
+                if slow is not None:
+                    self._node.observe_slow(*slow)  # type: ignore[misc]
             if self._node.stalled(now_ns=now_ns):
                 self._stalled(self._node)
             due_ns = _next_due(due_ns, interval_ns, self._clock.monotonic_ns())
@@ -98,6 +115,21 @@ class MachineLoop:
             if self._retimed.is_set():
                 self._retimed.clear()
                 due_ns = self._clock.monotonic_ns()
+
+    def _timed(self, kind: str, look: Callable[[], object]) -> object:
+        began_ns = self._clock.monotonic_ns()
+        try:
+            return look()
+        finally:
+            self._collection_s[kind] = (self._clock.monotonic_ns() - began_ns) / 1e9
+
+    def _quickly(self) -> Looks:
+        return self._looking.looks(self._node.gpu_uuids)
+
+    def _slowly(self) -> tuple[SlowLook, Found]:
+        """What is dear to ask, and whose the processes are: small files, which also want no two readers at once."""
+        slow = self._looking.slow_look(self._node.gpu_uuids)
+        return slow, _found(self._node, slow, self._clock)
 
     async def _within(self, ask: Callable[[], object], interval_ns: int) -> object | None:
         """The driver's answer, or None when it is late or still busy with a late one."""
@@ -130,6 +162,10 @@ class Wheel:
         self._began_ns = clock.monotonic_ns()
         self._due_ns = [0] * len(nodes)
         self._surveyed_ns = [0] * len(nodes)
+        self._slow_interval_ns = int((SLOW_S if len(nodes) == 1 else FLEET_SLOW_S) * 1e9)
+        # Spread over the interval, so that a fleet's slow looks do not burst.
+        phases = range(len(nodes))
+        self._slow_ns = [self._began_ns - self._slow_interval_ns * phase // len(nodes) for phase in phases]
         self._heap: list[tuple[int, int]] = []
         self.late_ticks_total = 0
         for index, (node, _) in enumerate(nodes):
@@ -167,15 +203,26 @@ class Wheel:
         node, device = self._nodes[index]
         now_ns = self._clock.monotonic_ns()
         turned = node.tick(take_looks(device, node.gpu_uuids), monotonic_ns=now_ns)
-        if turned or now_ns - self._surveyed_ns[index] >= SURVEY_S * 1e9:
+        if turned or node.survey_due or now_ns - self._surveyed_ns[index] >= SURVEY_S * 1e9:
             self._surveyed_ns[index] = now_ns
             node.adopt(survey(device))
+        if now_ns - self._slow_ns[index] >= self._slow_interval_ns:
+            self._slow_ns[index] = now_ns
+            slow = take_slow_look(device, node.gpu_uuids)
+            node.observe_slow(slow, _found(node, slow, self._clock))
         if node.stalled(now_ns=now_ns):
             self._stalled(node)
         interval_ns = int(node.cadence.sample_interval_s * 1e9)
         following_ns = _next_due(due_ns, interval_ns, now_ns)
         self.late_ticks_total += (following_ns - due_ns) // interval_ns - 1
         self._push(index, following_ns)
+
+
+def _found(node: Node, slow: SlowLook, clock: Clock) -> Found:
+    """Whose the processes of a slow look are; may block."""
+    if node.energy is None:
+        return NOTHING_FOUND
+    return node.energy.read(node.inventory.gpus, slow, now_ns=clock.monotonic_ns())
 
 
 def _next_due(due_ns: int, interval_ns: int, now_ns: int) -> int:

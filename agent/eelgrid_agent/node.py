@@ -10,18 +10,21 @@ and answers to plans at once, batches at the send interval.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
-from eelgrid_agent.device import Device, DeviceError, Missing, RawReadings, Value
+from eelgrid_agent.attribution.node_energy import NodeEnergy
+from eelgrid_agent.attribution.sources import NOTHING_FOUND, Found
 from eelgrid_agent.engine import Engine
 from eelgrid_agent.guard import Guard
+from eelgrid_agent.health import Health
 from eelgrid_agent.host import Host
-from eelgrid_agent.sampler import GPU_READINGS, Look, Sampler, Tick, batch_of
+from eelgrid_agent.sampler import Look, Sampler, Tick, batch_of
+from eelgrid_agent.slow import RidingColumns, SlowLook, riding_columns
 from eelgrid_agent.spool import Acknowledged, EventQueue, Spool
+from eelgrid_agent.survey import Identity, Looks, Survey, inventory_of, with_health
 from eelgrid_protos.messages import (
-    AbsenceReason,
     Acknowledgement,
     Cadence,
     ConnectRequest,
@@ -33,19 +36,19 @@ from eelgrid_protos.messages import (
     NodeEventKind,
     NodePlan,
     PlanApplied,
-    Reading,
     SampleBatch,
     Welcome,
 )  # fmt: skip
 
-__all__ = ["Clock", "ForeignSequence", "Identity", "Node", "Survey", "missing_looks", "survey", "take_looks"]
+__all__ = ["SLOW_SENT_S", "Clock", "ForeignSequence", "Node"]
 
 # No acknowledgement for this long is a dead stream. A controller that is merely slow must not be left sooner:
 # coming back costs it more than the batches that it owes, and the window holds back the rest.
 STALL_INTERVALS = 6.0
 STALL_S_LEAST = 30.0
 
-Looks = tuple[tuple[str, RawReadings], ...]
+# How often a slow look goes to the controller; in between it serves this machine.
+SLOW_SENT_S = 30.0
 
 
 class ForeignSequence(Exception):
@@ -62,56 +65,6 @@ class Clock(Protocol):
         """Since 1970; may step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """What the operator says about a node."""
-
-    node_name: str
-    agent_version: str
-    pool: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    simulated: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
-    """Which devices there are; `problem` says why there are none."""
-
-    gpus: tuple[Gpu, ...] = ()
-    driver_version: str = ""
-    problem: str = ""
-
-
-def survey(device: Device) -> Survey:
-    """Asks the driver for its devices; may block, so a real driver is asked off the event loop."""
-    try:
-        return Survey(gpus=device.gpus(), driver_version=device.driver_version())
-    except DeviceError as error:
-        return Survey(problem=str(error))
-
-
-def _all_missing(reason: AbsenceReason) -> RawReadings:
-    missing: Value = Missing(reason)
-    values: dict[Reading, Value] = {reading: missing for reading in GPU_READINGS if reading is not Reading.ENERGY_J}
-    return RawReadings(energy_counter_j=missing, values=values)
-
-
-def take_looks(device: Device, uuids: tuple[str, ...]) -> Looks:
-    """One look at each device; may block."""
-    looks = []
-    for uuid in uuids:
-        try:
-            looks.append((uuid, device.read(uuid)))
-        except DeviceError:
-            looks.append((uuid, _all_missing(AbsenceReason.GPU_LOST)))
-    return tuple(looks)
-
-
-def missing_looks(uuids: tuple[str, ...], reason: AbsenceReason) -> Looks:
-    """What to record where no device could be asked."""
-    return tuple((uuid, _all_missing(reason)) for uuid in uuids)
-
-
 _TURNS = frozenset((NodeEventKind.GPU_LOST, NodeEventKind.GPU_RETURNED))
 _FORGETS = frozenset((NodeEventKind.GPU_RETURNED, NodeEventKind.COUNTER_RESET))
 
@@ -121,7 +74,8 @@ class Node:
 
     def __init__(
         self, identity: Identity, *, host: Host, engine: Engine, clock: Clock, draw_incarnation: Callable[[], int],
-        ticks_most: int, first: Survey, send_phase: float = 0.0,
+        ticks_most: int, first: Survey, send_phase: float = 0.0, guard: Guard | None = None,
+        energy: NodeEnergy | None = None,
     ) -> None:  # fmt: skip
         self._identity = identity
         self._host = host
@@ -130,6 +84,8 @@ class Node:
         self._draw_incarnation = draw_incarnation
         self._incarnation = draw_incarnation()
         self._send_phase = send_phase
+        self._slow_sent_ns: int | None = None
+        self._slow_due = False
         self._sampler = Sampler(sample_interval_s=Cadence().sample_interval_s)
         self._events = EventQueue()
         self._answers: deque[PlanApplied] = deque(maxlen=8)
@@ -140,18 +96,29 @@ class Node:
         self._reported_sequence = 0
         self.cadence = Cadence()
         self.spool = Spool(window=self.cadence.window, ticks_most=ticks_most)
-        self.guard = Guard(identity.node_name)
+        self.guard = guard or Guard(identity.node_name)
+        self.health = Health()
+        # None where nobody asks whose energy it was, as in a simulated fleet.
+        self.energy = energy
+        self.slow = SlowLook(monotonic_ns=0, wall_ns=0)
+        self.quick: Looks = ()
         self.problem = first.problem
-        self.inventory = self._inventory_of(first, generation=1)
+        self.inventory = inventory_of(identity, host, first, generation=1, lost=frozenset())
         self.gpu_uuids = tuple(gpu.uuid for gpu in self.inventory.gpus)
+        self.guard.adopt(self.inventory.gpus, self.inventory.access)
+        # Somebody changed what a survey finds.
+        self.survey_due = False
         self.connected = False
         self.ticks_total = 0
         self.batches_total = 0
         self.last_tick: Tick | None = None
         self.last_tick_ns = 0
-        # The uplink and the loop put themselves here.
+        # The uplink, the loop and whoever carries out the guard's orders put themselves here.
         self.wake: Callable[[], None] = _nothing
         self.retime: Callable[[], None] = _nothing
+        self.ordered: Callable[[], None] = _nothing
+        self.returned: Callable[[str], object] = _nothing
+        self.stamp: Callable[[Iterable[Gpu]], tuple[Gpu, ...]] = tuple
 
     @property
     def name(self) -> str:
@@ -170,14 +137,17 @@ class Node:
 
     def adopt(self, found: Survey) -> bool:
         """Takes a new survey; True when the inventory changed, which then goes at once."""
+        self.survey_due = False
         self.problem = found.problem
-        candidate = self._inventory_of(found, generation=self.inventory.generation)
+        found = replace(found, gpus=self.stamp(found.gpus))
+        candidate = self._inventory(found, generation=self.inventory.generation)
         if candidate == self.inventory:
             # A device may have failed and come back between two looks, unseen.
             self._apply_again()
             return False
-        self.inventory = self._inventory_of(found, generation=self.inventory.generation + 1)
+        self.inventory = self._inventory(found, generation=self.inventory.generation + 1)
         self.gpu_uuids = tuple(gpu.uuid for gpu in self.inventory.gpus)
+        self.guard.adopt(self.inventory.gpus, self.inventory.access)
         self._inventory_due = True
         self._apply_again()
         self.wake()
@@ -185,7 +155,7 @@ class Node:
 
     def _tell_health(self) -> None:
         """What is lost is part of the inventory, so that a controller that missed the event still knows."""
-        gpus = _with_health(self.inventory.gpus, self._sampler.lost)
+        gpus = with_health(self.inventory.gpus, self._sampler.lost, self._cordons())
         if gpus != self.inventory.gpus:
             self.inventory = replace(self.inventory, gpus=gpus)
             self._inventory_due = True
@@ -200,6 +170,21 @@ class Node:
         if answer != before:
             self._answers.append(answer)
             self.wake()
+        self.ordered()
+
+    def tell(self, events: Iterable[NodeEvent]) -> None:
+        """Events of others go with ours."""
+        for event in events:
+            self._events.add(event)
+            self.wake()
+
+    def heed(self) -> None:
+        """The guard got on: what it announces and answers goes to the controller."""
+        self.tell(self.guard.take_events())
+        answer = self.guard.take_answer()
+        if answer is not None:
+            self._answers.append(answer)
+            self.wake()
 
     def tick(self, gpus: Looks, *, monotonic_ns: int) -> bool:
         """Records a look; True when a device was lost or came back, so that a survey is due."""
@@ -211,16 +196,23 @@ class Node:
                 generation=self.inventory.generation,
                 gpus=gpus,
                 host=self._host.read(),
-            )
+            ),
+            riding=self._riding(gpus),
         )
+        if self.energy is not None:
+            self.energy.tick(self.inventory.gpus, gpus, observation, monotonic_ns=monotonic_ns)
+        self.quick = gpus
         self.last_tick, self.last_tick_ns = observation.tick, monotonic_ns
         self.ticks_total += 1
         self.spool.add(observation.tick)
         for event in observation.events:
             self._events.add(event)
+            self._turn(event, monotonic_ns, wall_ns)
         expiry = self.guard.check(now_ns=monotonic_ns, wall_ns=wall_ns)
         if expiry is not None:
             self._events.add(expiry)
+            self.ordered()
+        self.heed()
         self._time_to_send(monotonic_ns)
         if self._send_due or observation.events or expiry is not None:
             self.wake()
@@ -230,6 +222,45 @@ class Node:
         if befell & _FORGETS:
             self._apply_again()
         return bool(befell & _TURNS)
+
+    def _turn(self, event: NodeEvent, now_ns: int, wall_ns: int) -> None:
+        if event.kind in _TURNS:
+            lost = event.kind is NodeEventKind.GPU_LOST
+            self.guard.turned(event.gpu_uuid, lost=lost, now_ns=now_ns, wall_ns=wall_ns)
+            if not lost:
+                self.returned(event.gpu_uuid)
+
+    def observe_slow(self, look: SlowLook, found: Found = NOTHING_FOUND) -> None:
+        """Takes what was dear to ask, and whose processes it found; events go at once, readings now and then."""
+        now_ns, wall_ns = self._clock.monotonic_ns(), self._clock.wall_ns()
+        self.slow = replace(look, monotonic_ns=now_ns, wall_ns=wall_ns, host=self._host.read_slow())
+        told = (
+            *self.health.announced(look.events, wall_ns=wall_ns),
+            *self.health.observe(look.gpus, wall_ns=wall_ns),
+            *self._attribute(look, found),
+        )
+        for event in told:
+            self._events.add(event)
+        self._tell_health()
+        if self._slow_sent_ns is None or now_ns - self._slow_sent_ns >= SLOW_SENT_S * 1e9:
+            self._slow_sent_ns, self._slow_due = now_ns, True
+        if told or self._inventory_due:
+            self.wake()
+
+    def _attribute(self, look: SlowLook, found: Found) -> tuple[NodeEvent, ...]:
+        if self.energy is None:
+            return ()
+        assignments = None if self.guard.plan is None else self.guard.plan.assignments
+        uncounted_s = self._sampler.uncounted_by_gpu
+        return self.energy.observe(
+            self.inventory.gpus, look, found, assignments=assignments, uncounted_s=uncounted_s
+        )  # fmt: skip
+
+    def _riding(self, quick: Looks) -> RidingColumns | None:
+        if not self._slow_due:
+            return None
+        self._slow_due = False
+        return riding_columns(self.slow, dict(quick), self.inventory)
 
     def stalled(self, *, now_ns: int) -> bool:
         """Whether batches are under way and none was acknowledged for too long."""
@@ -324,6 +355,7 @@ class Node:
             answer = self.guard.settle(verdict, self._engine.apply(verdict.assignments))
         self._answers.append(answer)
         self.wake()
+        self.ordered()
 
     def _set_cadence(self, cadence: Cadence, now_ns: int) -> None:
         self.spool.set_window(cadence.window)
@@ -354,25 +386,15 @@ class Node:
             self._events.add(NodeEvent(kind=kind, time_ns=max(0, self._clock.wall_ns()), detail=detail))
             self._reported_sequence = batch.sequence
 
-    def _inventory_of(self, found: Survey, *, generation: int) -> Inventory:
-        return Inventory(
-            node_name=self._identity.node_name,
-            generation=generation,
-            agent_version=self._identity.agent_version,
-            boot_id=self._host.boot_id,
-            driver_version=found.driver_version,
-            cpu_milli=self._host.cpu_milli,
-            memory_bytes=self._host.memory_bytes,
-            pool=self._identity.pool,
-            labels=self._identity.labels,
-            gpus=_with_health(found.gpus, self._sampler.lost),
-            simulated=self._identity.simulated,
+    def _inventory(self, found: Survey, *, generation: int) -> Inventory:
+        return inventory_of(
+            self._identity, self._host, found, generation=generation, lost=self._sampler.lost, cordons=self._cordons()
         )
 
+    def _cordons(self) -> Mapping[str, str]:
+        """Devices that should take no new work, and why."""
+        return {**self.guard.quarantines(self._clock.monotonic_ns()), **self.health.cordons()}
 
-def _with_health(gpus: tuple[Gpu, ...], lost: frozenset[str]) -> tuple[Gpu, ...]:
-    return tuple(gpu if gpu.lost == (gpu.uuid in lost) else replace(gpu, lost=not gpu.lost) for gpu in gpus)
 
-
-def _nothing() -> None:
+def _nothing(*_told: str) -> None:
     """Nobody listens yet."""

@@ -1,17 +1,21 @@
 """NodeService: asking this agent's nodes directly, without the controller.
 
-Owns the answers to GetInventory, GetSamples and GetNodePlan, and which node a
-request means. Must not change a node.
+Owns the answers to GetInventory, GetSamples, GetNodePlan and GetNodeEnergy, and
+which node a request means. Must not change a node.
 """
 
 from collections.abc import Mapping
 
+from eelgrid_agent.attribution.answer import energy_answer
 from eelgrid_agent.node import Clock, Node
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import InvalidArgument, NotFound
 from eelgrid_protos.messages import (
+    EnergyStatus,
     GetInventoryRequest,
     GetInventoryResponse,
+    GetNodeEnergyRequest,
+    GetNodeEnergyResponse,
     GetNodePlanRequest,
     GetNodePlanResponse,
     GetSamplesRequest,
@@ -51,6 +55,17 @@ class NodeApi:
         guard = self._node(request.node_name).guard
         left_s = guard.lease_left_s(self._clock.monotonic_ns())
         return GetNodePlanResponse(plan=guard.plan, applied=guard.applied, lease_left_s=left_s)
+
+    async def get_node_energy(self, request: GetNodeEnergyRequest, context: object) -> GetNodeEnergyResponse:
+        """Whose the joules are, up to the last look."""
+        del context
+        energy = self._node(request.node_name).energy
+        if energy is None:
+            return GetNodeEnergyResponse(status=EnergyStatus.NOT_KEPT)
+        report = energy.report()
+        if report is None:
+            return GetNodeEnergyResponse(status=EnergyStatus.NOT_YET)
+        return energy_answer(report, now_ns=self._clock.monotonic_ns())
 
     def _node(self, name: str) -> Node:
         if name:

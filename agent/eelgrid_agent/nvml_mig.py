@@ -17,7 +17,7 @@ import pynvml
 from eelgrid_protos.catalogue import Product, gi_span
 from eelgrid_protos.messages import ComputeInstance, GpuInstance
 
-__all__ = ["InstanceReader"]
+__all__ = ["InstanceReader", "mig_devices"]
 
 _FULL_ENUM = pynvml.NVML_GPU_INSTANCE_PROFILE_7_SLICE
 
@@ -48,7 +48,7 @@ class InstanceReader:
         """The GPU instances of a device in MIG mode, by id; raises NVMLError when the device does not answer."""
         if uuid not in self._profiles:
             self._profiles[uuid] = _gi_profiles(handle, product)
-        devices = _mig_devices(handle)
+        devices = mig_devices(handle)
         try:
             found = [
                 self._instance(instance, uuid, profile, devices)
@@ -69,10 +69,17 @@ class InstanceReader:
         compute = []
         for profile_id, most in self._compute[key]:
             for child in _compute_instances(instance, profile_id, most):
-                number = pynvml.nvmlComputeInstanceGetInfo_v2(child).id
-                device = devices.get((info.id, number))
-                mig_uuid = "" if device is None else str(pynvml.nvmlDeviceGetUUID(device))
-                compute.append(ComputeInstance(id=number, profile_id=profile_id, uuid=mig_uuid))
+                found = pynvml.nvmlComputeInstanceGetInfo_v2(child)
+                device = devices.get((info.id, found.id))
+                compute.append(
+                    ComputeInstance(
+                        id=found.id,
+                        profile_id=profile_id,
+                        uuid="" if device is None else str(pynvml.nvmlDeviceGetUUID(device)),
+                        start=found.placement.start,
+                        size=found.placement.size,
+                    )
+                )
         return GpuInstance(
             id=info.id,
             profile_id=profile.id,
@@ -131,7 +138,7 @@ def _ci_profiles(instance: Any) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def _mig_devices(handle: Any) -> dict[tuple[int, int], Any]:
+def mig_devices(handle: Any) -> dict[tuple[int, int], Any]:
     """MIG handles by the ids of their GPU instance and compute instance."""
     devices = {}
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from eelgrid_agent.device import Missing, RawReadings, Value
+from eelgrid_agent.slow import RidingColumns
 from eelgrid_protos.messages import (
     GPUS_PER_NODE_MOST,
     READING_RANGES,
@@ -63,6 +64,7 @@ _DEVICE_ROWS = tuple(
     for row, reading in enumerate(GPU_READINGS)
     if reading is not Reading.ENERGY_J
 )
+_NOTHING = RidingColumns()
 _NOT_SAMPLED = Missing(AbsenceReason.NOT_SAMPLED)
 _IMPLAUSIBLE = Missing(AbsenceReason.IMPLAUSIBLE)
 
@@ -93,6 +95,8 @@ class Tick:
     host_values: "array[float]"
     host_absences: tuple[tuple[int, AbsenceReason], ...]
     opens_batch: bool = False
+    # Set on the tick that takes a slow look along; it is a batch of its own.
+    riding: RidingColumns | None = None
 
     def reading(self, reading: Reading, gpu: int) -> float | None:
         """One GPU's value, or None where it is absent."""
@@ -194,8 +198,8 @@ class Sampler:
         """Longer intervals may be integrated over longer gaps."""
         self._gap_s_most = max(GAP_S_LEAST, GAP_INTERVALS * sample_interval_s)
 
-    def observe(self, look: Look) -> Observation:
-        """The tick of this look, and the events since the look before."""
+    def observe(self, look: Look, *, riding: RidingColumns | None = None) -> Observation:
+        """The tick of this look, and the events since the look before; `riding` goes along with it."""
         events: list[NodeEvent] = []
         time_ns, opens_batch = self._time(look, events)
         gpus = len(look.gpus)
@@ -241,9 +245,14 @@ class Sampler:
         host_values, host_absences = _host_row(look.host)
         tick = Tick(
             time_ns=time_ns, generation=look.generation, gpus=gpus, gpu_values=values, gpu_absences=tuple(absences),
-            host_values=host_values, host_absences=host_absences, opens_batch=opens_batch,
+            host_values=host_values, host_absences=host_absences, opens_batch=opens_batch, riding=riding,
         )  # fmt: skip
         return Observation(tick=tick, events=tuple(events))
+
+    @property
+    def uncounted_by_gpu(self) -> Mapping[str, float]:
+        """Seconds of each device whose energy is in no total."""
+        return {uuid: meter.uncounted_s for uuid, meter in self._meters.items()}
 
     @property
     def lost(self) -> frozenset[str]:
@@ -325,12 +334,14 @@ def batch_of(ticks: Sequence[Tick], *, sequence: int, dropped_ticks: int) -> Sam
         )
         for row, reading in enumerate(HOST_READINGS)
     )
+    riding = ticks[0].riding if len(ticks) == 1 and ticks[0].riding is not None else _NOTHING
     return SampleBatch(
         sequence=sequence,
         inventory_generation=ticks[0].generation,
         time_ns=tuple(tick.time_ns for tick in ticks),
-        gpu_columns=gpu_columns if gpus else (),
-        host_columns=host_columns,
+        gpu_columns=gpu_columns + riding.gpus if gpus else (),
+        host_columns=host_columns + riding.host,
+        instance_columns=riding.instances,
         dropped_ticks=dropped_ticks,
     )
 

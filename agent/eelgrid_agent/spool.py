@@ -135,10 +135,12 @@ class Spool:
         self._sent = 0
 
     def _cut(self) -> list[Tick]:
-        """The oldest waiting ticks that fit into one batch: one generation, time not falling."""
+        """The oldest waiting ticks that fit into one batch: one generation, time not falling, no slow look or alone."""
         ticks = [self._waiting.popleft()]
         while self._waiting and len(ticks) < BATCH_TICKS_MOST:
             tick = self._waiting[0]
+            if tick.riding is not None or ticks[0].riding is not None:
+                break
             # Dropping may have taken the tick that opened a batch, so the times themselves decide as well.
             if tick.opens_batch or tick.generation != ticks[0].generation or tick.time_ns < ticks[-1].time_ns:
                 break

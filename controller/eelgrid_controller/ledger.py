@@ -106,7 +106,7 @@ class NodeRecord:
             return "names a GPU twice"
         for uuid in assignment.gpu_uuids:
             gpu = self.gpu(uuid)
-            if gpu is None or uuid in self.lost_gpus or gpu.mig_enabled:
+            if gpu is None or uuid in self.lost_gpus or gpu.cordon or gpu.mig_enabled:
                 return f"GPU {uuid} is gone, lost or partitioned"
             if self.gpu_milli.get(uuid, 0) + assignment.gpu_milli > GPU_MILLI_WHOLE:
                 return f"GPU {uuid} is held already"

@@ -288,7 +288,7 @@ class Mirror:
             arrays.gpu_idle_w[row, slot], arrays.gpu_busy_w[row, slot] = self._watts(gpu)[:2]
             arrays.gpu_state[row, slot] = (
                 GPU_ABSENT
-                if gpu.uuid in record.lost_gpus
+                if gpu.cordon or gpu.uuid in record.lost_gpus
                 else GPU_PARTITIONED
                 if gpu.mig_enabled or gpu.mig_pending
                 else GPU_PLACEABLE

@@ -20,6 +20,7 @@ from eelgrid_protos.errors import MalformedMessage, Violation
 from eelgrid_protos.schema import Field, Shape, check, fields_of
 from eelgrid_protos.wire import (
     agent_service_pb2,
+    energy_pb2,
     node_pb2,
     node_service_pb2,
     operator_service_pb2,
@@ -37,6 +38,7 @@ _MODULES: tuple[ModuleType, ...] = (
     plan_pb2,
     workload_pb2,
     policy_pb2,
+    energy_pb2,
     agent_service_pb2,
     operator_service_pb2,
     node_service_pb2,

@@ -68,7 +68,7 @@ def _service(name: str, unary: str, streams: Mapping[str, tuple[bool, bool]] | N
 
 
 AGENT_SERVICE = _service("AgentService", "", {"Connect": (True, True)})
-NODE_SERVICE = _service("NodeService", "GetInventory GetSamples GetNodePlan")
+NODE_SERVICE = _service("NodeService", "GetInventory GetSamples GetNodePlan GetNodeEnergy")
 OPERATOR_SERVICE = _service(
     "OperatorService",
     "GetSummary ListNodes ListGpus SubmitWorkload GetWorkload ListWorkloads CancelWorkload ExplainWorkload "

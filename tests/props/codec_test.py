@@ -14,6 +14,7 @@ from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import (
     ConnectResponse,
     Explanation,
+    GetNodeEnergyResponse,
     Inventory,
     NodePlan,
     PlanApplied,
@@ -24,7 +25,17 @@ from eelgrid_protos.messages import (
 )
 from eelgrid_protos.schema import violations_of
 
-ROUND_TRIPS = [Inventory, NodePlan, PlanApplied, Policy, Workload, Explanation, Summary, ConnectResponse]
+ROUND_TRIPS = [
+    Inventory,
+    NodePlan,
+    PlanApplied,
+    Policy,
+    Workload,
+    Explanation,
+    Summary,
+    ConnectResponse,
+    GetNodeEnergyResponse,
+]
 # `make fuzz` sets this to a million; the tests keep a bounded run.
 FUZZ_MESSAGES = int(os.environ.get("EELGRID_FUZZ_MESSAGES", "20000"))
 # Large messages are slow to draw; a few dozen of each say as much as a hundred.

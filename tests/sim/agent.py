@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 
 from eelgrid_agent.device import Value
 from eelgrid_agent.engine import SimulatedEngine
-from eelgrid_agent.loop import SURVEY_S
-from eelgrid_agent.node import ForeignSequence, Identity, Node, survey, take_looks
+from eelgrid_agent.loop import SLOW_S, SURVEY_S
+from eelgrid_agent.node import ForeignSequence, Node
 from eelgrid_agent.simulation import GpuLoad, NodeSpec, SimulatedNode
+from eelgrid_agent.slow import take_slow_look
+from eelgrid_agent.survey import Identity, survey, take_looks
 from eelgrid_agent.uplink import UplinkLimits
 from eelgrid_protos.codec import decode, encode
 from eelgrid_protos.errors import ContractError
@@ -38,6 +40,10 @@ class _NumberingHost:
         self.memory_bytes = spec.memory_bytes
         self.boot_id = "boot-0"
         self.serial = 0
+
+    def read_slow(self) -> Mapping[Reading, Value]:
+        """Nothing dear on this host."""
+        return {}
 
     def read(self) -> Mapping[Reading, Value]:
         """One look."""
@@ -133,6 +139,7 @@ class Agent:
         self._failures = 0
         self._ticking = 0
         self._surveyed_ns = 0
+        self._slowly_ns = 0
         self._taken_epoch = 0
 
     @property
@@ -175,7 +182,7 @@ class Agent:
         self.node = node
         self.ledger.ticks.began(Process(self.name, drawn[0], node.spool))
         node.retime = self._retime
-        self._surveyed_ns = self.clock.monotonic_ns()
+        self._surveyed_ns = self._slowly_ns = self.clock.monotonic_ns()
         self._retime()
         self._connect()
 
@@ -238,6 +245,9 @@ class Agent:
         if turned or now_ns - self._surveyed_ns >= SURVEY_S * 1e9:
             self._surveyed_ns = now_ns
             node.adopt(survey(self.device))
+        if now_ns - self._slowly_ns >= SLOW_S * 1e9:
+            self._slowly_ns = now_ns
+            node.observe_slow(take_slow_look(self.device, node.gpu_uuids))
         if node.stalled(now_ns=now_ns) and self.stream is not None:
             self.stream.end("no acknowledgement in time")
         self._tick_in(interval_ns)

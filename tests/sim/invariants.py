@@ -173,7 +173,7 @@ def _check_runs(agent: Agent, gpu_uuids: tuple[str, ...], plan: NodePlan) -> Non
         uuid = gpu.identity.uuid
         if gpu.health is Health.OK:
             demand(4, uuid in gpu_uuids, f"{agent.name}: {uuid} answers and is not in the inventory")
-            runs_milli = round(gpu._load.utilization_ratio * GPU_MILLI_WHOLE)
+            runs_milli = round(gpu.loads.total.utilization_ratio * GPU_MILLI_WHOLE)
             demand(
                 4,
                 runs_milli == shares[uuid],

@@ -129,9 +129,14 @@ class TickBook:
         node_name = device.spec.node_name
         process = self.running[node_name]
         cells = {reading: tuple(tick.reading(reading, gpu) for gpu in range(tick.gpus)) for reading in GPU_READINGS}
+        for column in tick.riding.gpus if tick.riding is not None else ():
+            cells[column.reading] = tuple(column.cell(gpu) for gpu in range(tick.gpus))
         for gpu, (uuid, raw) in enumerate(looks):
-            for reading, value in raw.values.items():
-                bounds, got = READING_RANGES[reading], cells[reading][gpu]
+            for reading, row in cells.items():
+                # Energy is the sampler's own count, and a slow look asks for more than a quick one.
+                if reading not in raw.values:
+                    continue
+                value, bounds, got = raw.values[reading], READING_RANGES[reading], row[gpu]
                 known = not isinstance(value, Missing) and bounds.low <= value <= bounds.high
                 demand(6, got == (value if known else None), f"{node_name} {reading.name}: {value} became {got}")
             energy_j = cells[Reading.ENERGY_J][gpu]

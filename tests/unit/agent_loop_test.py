@@ -8,8 +8,9 @@ import time
 from eelgrid_agent.engine import NoEngine
 from eelgrid_agent.host import SimulatedHost
 from eelgrid_agent.loop import DriverThread, MachineLoop, Wheel
-from eelgrid_agent.node import Identity, Node, survey
+from eelgrid_agent.node import Node
 from eelgrid_agent.simulation import GpuSpec, NodeSpec, SimulatedNode
+from eelgrid_agent.survey import Identity, survey
 from eelgrid_protos.messages import AbsenceReason, Cadence, Reading, Welcome
 
 
@@ -22,7 +23,7 @@ def node_named(name, device):
     engine = NoEngine()
     return Node(
         Identity(node_name=name, agent_version="t", simulated=True),
-        host=SimulatedHost(cpu_milli=1000, memory_bytes=10**9, load=engine.host_load), engine=engine,
+        host=SimulatedHost(cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=SystemClock().monotonic_ns), engine=engine,
         clock=SystemClock(), draw_incarnation=lambda: 1, ticks_most=100, first=survey(device),
     )  # fmt: skip
 
@@ -53,8 +54,8 @@ class StickyDevice:
         self.threads = set()
         self.looks = 0
 
-    def gpus(self):
-        return self._device.gpus()
+    def __getattr__(self, name):
+        return getattr(self._device, name)
 
     def driver_version(self):
         return self._device.driver_version()

@@ -28,11 +28,14 @@ def test_every_product_and_every_mig_part_is_there() -> None:
         "NVIDIA L40S", "NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3", "NVIDIA H100 NVL", "NVIDIA H200",
         "NVIDIA H200 NVL", "NVIDIA B200", "NVIDIA GB200", "NVIDIA GB300",
         "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        "NVIDIA GH200 480GB", "NVIDIA GH200 144G HBM3e", "NVIDIA B300 SXM6 AC",
     } <= names  # fmt: skip
     assert set(CATALOGUE.geometries) == {
         "a100-40gb", "a100-80gb", "h100-80gb-sxm", "h100-80gb-pcie", "h100-94gb-nvl", "h100-96gb", "gh200-144gb",
         "h200-141gb", "b200-180gb", "gb200-186gb", "b300-269gb", "gb300-278gb", "a30-24gb", "rtx-pro-6000-blackwell",
     }  # fmt: skip
+    # Each part can be simulated and recognised, for each is some product's.
+    assert {product.mig.key for product in CATALOGUE.products.values() if product.mig} == set(CATALOGUE.geometries)
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,16 @@ def test_a_lost_gpu_takes_nothing_until_it_is_back():
     assert core.gpu_returned("a", "GPU-a-0", now_ns=3).events == ()
 
 
+def test_a_cordoned_gpu_takes_nothing_until_the_node_says_that_it_is_mended():
+    plain = node("a")
+    sick = replace(plain.gpus[0], cordon="the driver asks to reset the GPU")
+    core = core_with(replace(plain, gpus=(sick, plain.gpus[1])))
+    assert core.submit(request(gpus=1), now_ns=1).result.placements[0].gpu_indexes == (1,)
+    assert core.submit(request(gpus=1), now_ns=1).result.phase is WorkloadPhase.PENDING
+    core.node_joined(plain, now_ns=2)
+    assert core.workload("w-2").placements[0].gpu_indexes == (0,)
+
+
 def test_a_gpu_of_a_partition_takes_no_whole_work():
     plain = node("a")
     core = core_with(replace(plain, gpus=(replace(plain.gpus[0], mig_enabled=True), plain.gpus[1])))

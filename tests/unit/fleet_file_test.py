@@ -23,7 +23,7 @@ def test_nodes_and_devices_are_multiplied(tmp_path: Path) -> None:
         "gpus": [
             {"product": "openb-g2", "model": "G2", "count": 2},
             {"product": "a100-sxm4-40gb", "mig": ["3g@4", "1g.5gb@0"]},
-            {"product": "b200", "mig": []},
+            {"product": "b200", "mig": [], "sensor_gain": 0.954, "sensor_offset_w": -2},
         ],
     }  # fmt: skip
     nodes = load_fleet(write(tmp_path, {"nodes": [row, NODE]}))
@@ -32,7 +32,7 @@ def test_nodes_and_devices_are_multiplied(tmp_path: Path) -> None:
         GpuSpec(product="openb-g2", model="G2"),
         GpuSpec(product="openb-g2", model="G2"),
         GpuSpec(product="a100-sxm4-40gb", mig=(MigSlice(profile="3g", start=4), MigSlice(profile="1g.5gb", start=0))),
-        GpuSpec(product="b200", mig=()),
+        GpuSpec(product="b200", mig=(), sensor_gain=0.954, sensor_offset_w=-2.0),
     )
     assert (nodes[0].cpu_milli, nodes[0].memory_bytes, nodes[0].pool) == (96000, 412316860416, "a")
     assert (nodes[0].labels, nodes[0].driver_version) == ({"rack": "7"}, "535.161.07")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from eelgrid_agent.guard import Guard
+from eelgrid_agent.guard import Guard, Rule
 from eelgrid_protos.messages import ApplyResult, ApplyStatus, Assignment, GpuSetting, NodeEventKind, NodePlan
 
 SECOND = 1_000_000_000
@@ -104,7 +104,8 @@ def test_enforcement_is_refused_by_name():
     guard = Guard("n")
     applied = take(guard, plan(enforce=True))
     assert statuses(applied) == {"GPU-0": ApplyStatus.REFUSED}
-    assert "this agent version enforces nothing yet" in applied.results[0].detail
+    assert applied.results[0].rule == Rule.NO_PERMISSION
+    assert "given no control of devices" in applied.results[0].detail
     assert guard.settings == ()
 
 

@@ -1,6 +1,8 @@
-"""The Prometheus endpoint: names in base units, absences without series, one rendering a tick."""
+"""The Prometheus endpoint: names in base units, absences without series, one rendering a tick, every form."""
 
-import re
+import gzip
+import math
+import os
 import socket
 import urllib.error
 import urllib.request
@@ -8,16 +10,29 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from eelgrid_agent.attribution.anomalies import Anomaly, AnomalyKind, Subject
+from eelgrid_agent.attribution.attributor import Attribution
+from eelgrid_agent.attribution.ledger import Account
+from eelgrid_agent.attribution.owner import Owner, OwnerKind
+from eelgrid_agent.attribution.shares import Confidence, Method, Part
+from eelgrid_agent.attribution.uncertainty import EnergyEstimate, EnergyMethod
+from eelgrid_agent.device import Device, DeviceEvent, DeviceEventKind, GpuLost
 from eelgrid_agent.engine import NoEngine
 from eelgrid_agent.host import SimulatedHost
-from eelgrid_agent.metrics import AgentCollector, MetricsError, MetricsServer, Page
-from eelgrid_agent.node import Identity, Node, missing_looks, survey, take_looks
+from eelgrid_agent.metrics import AgentCollector, MetricsError, MetricsServer, Page, TimedDevice
+from eelgrid_agent.metrics.collector import Worker
+from eelgrid_agent.metrics.frame import CALL_BOUNDS_S
+from eelgrid_agent.metrics.page import OPENMETRICS, PROMETHEUS, prefers_openmetrics
+from eelgrid_agent.metrics.timing import distributions
+from eelgrid_agent.node import Node
 from eelgrid_agent.simulation import GpuSpec, NodeSpec, SimulatedNode
-from eelgrid_protos.messages import AbsenceReason
+from eelgrid_agent.slow import SlowLook, take_slow_look
+from eelgrid_agent.survey import Identity, missing_looks, survey, take_looks
+from eelgrid_agent.worker.latency import Latencies
+from eelgrid_agent.worker.remote import RemoteDevice
+from eelgrid_protos.messages import AbsenceReason, ConnectResponse, NodePlan
 
 SECOND = 1_000_000_000
-UNITS = ("watts", "joules", "joules_total", "ratio", "bytes", "hertz", "celsius", "seconds", "seconds_total", "info")
-COUNTS = ("samples_total", "batches_total", "connections_total", "nodes", "ticks", "under_way")
 
 
 class HandClock:
@@ -36,7 +51,13 @@ class Agent:
         self.clock = HandClock()
         self.pairs = [self._pair(index) for index in range(nodes)]
         self.nodes = [node for node, _ in self.pairs]
-        collector = AgentCollector(self.nodes, connections=lambda: 3, monotonic_ns=self.clock.monotonic_ns)
+        self.attribution = None
+        collector = AgentCollector(
+            self.nodes,
+            connections=lambda: 3,
+            monotonic_ns=self.clock.monotonic_ns,
+            attribution=lambda: self.attribution,
+        )
         self.page = Page(
             collector, ticks=lambda: sum(n.ticks_total for n in self.nodes), monotonic_ns=self.clock.monotonic_ns
         )
@@ -49,7 +70,7 @@ class Agent:
         engine = NoEngine()
         node = Node(
             Identity(node_name=spec.node_name, agent_version="t", simulated=True),
-            host=SimulatedHost(cpu_milli=1000, memory_bytes=10**9, load=engine.host_load), engine=engine,
+            host=SimulatedHost(cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=self.clock.monotonic_ns), engine=engine,
             clock=self.clock, draw_incarnation=lambda: 1, ticks_most=10, first=survey(device),
         )  # fmt: skip
         return node, device
@@ -60,11 +81,17 @@ class Agent:
             node.tick(take_looks(device, node.gpu_uuids), monotonic_ns=self.clock.now_ns)
 
     def samples(self):
-        status, _, body = self.page.answer("/metrics")
-        assert status == 200
+        answer = self.page.answer("/metrics")
+        assert answer.status == 200
         return {
-            sample.name: sample for family in text_string_to_metric_families(body.decode()) for sample in family.samples
+            sample.name: sample
+            for family in text_string_to_metric_families(answer.body.decode())
+            for sample in family.samples
         }
+
+    def all_samples(self, name):
+        families = text_string_to_metric_families(self.page.answer("/metrics").body.decode())
+        return [sample for family in families for sample in family.samples if sample.name == name]
 
 
 def test_one_node_shows_its_gpus_in_base_units():
@@ -72,7 +99,7 @@ def test_one_node_shows_its_gpus_in_base_units():
     agent.tick()
     agent.tick()
     samples = agent.samples()
-    gpu = {"node": "n0", "gpu": agent.nodes[0].gpu_uuids[0]}
+    gpu = {"gpu": agent.nodes[0].gpu_uuids[0]}
     assert samples["eelgrid_gpu_power_watts"].labels == gpu
     assert samples["eelgrid_gpu_power_watts"].value == pytest.approx(30.0, rel=0.1)
     assert samples["eelgrid_gpu_energy_joules_total"].value == pytest.approx(30.0, rel=0.1)
@@ -83,15 +110,6 @@ def test_one_node_shows_its_gpus_in_base_units():
     assert samples["eelgrid_agent_connections_total"].value == 3.0
 
 
-def test_every_name_ends_in_a_base_unit_or_a_count():
-    agent = Agent()
-    agent.tick()
-    for name in agent.samples():
-        assert name.startswith("eelgrid_")
-        assert name.endswith(UNITS) or name.endswith(COUNTS), name
-        assert not re.search(r"milli|percent|mhz|_mb", name)
-
-
 def test_an_absent_reading_has_no_series():
     agent = Agent()
     agent.tick()
@@ -100,6 +118,184 @@ def test_an_absent_reading_has_no_series():
     samples = agent.samples()
     assert "eelgrid_gpu_power_watts" not in samples
     assert "eelgrid_gpu_info" in samples
+
+
+def test_why_a_reading_is_absent_is_told():
+    agent = Agent()
+    agent.tick()
+    node = agent.nodes[0]
+    node.tick(missing_looks(node.gpu_uuids, AbsenceReason.TIMED_OUT), monotonic_ns=agent.clock.now_ns)
+    told = agent.all_samples("eelgrid_gpu_reading_absent")
+    reasons = {sample.labels["reading"]: sample.labels["reason"] for sample in told}
+    assert reasons["power_w"] == "timed_out"
+    assert {sample.value for sample in told} == {1.0}
+
+
+def test_a_slow_look_is_shown_with_its_age():
+    agent = Agent()
+    agent.tick()
+    node, device = agent.pairs[0]
+    node.observe_slow(take_slow_look(device, node.gpu_uuids))
+    agent.clock.now_ns += 3 * SECOND
+    samples = agent.samples()
+    slow = {s.labels["look"]: s.value for s in agent.all_samples("eelgrid_gpu_reading_age_seconds")}
+    assert slow == {"quick": 3.0, "slow": 3.0}
+    assert samples["eelgrid_gpu_power_limit_requested_watts"].value > 0.0
+    assert samples["eelgrid_host_cpu_energy_joules_total"].value >= 0.0
+
+
+def test_a_lost_device_keeps_no_slow_reading():
+    agent = Agent()
+    agent.tick()
+    node, device = agent.pairs[0]
+    node.observe_slow(take_slow_look(device, node.gpu_uuids))
+    device.faults.lose(node.gpu_uuids[0])
+    agent.tick()
+    samples = agent.samples()
+    assert samples["eelgrid_gpu_up"].value == 0.0
+    assert "eelgrid_gpu_power_limit_requested_watts" not in samples
+    assert {s.labels["reason"] for s in agent.all_samples("eelgrid_gpu_reading_absent")} == {"gpu_lost"}
+
+
+def test_errors_are_counted_by_code_with_their_last_time():
+    agent = Agent()
+    agent.tick()
+    node = agent.nodes[0]
+    event = DeviceEvent(kind=DeviceEventKind.XID, gpu_uuid=node.gpu_uuids[0], code=79)
+    for _ in range(2):
+        agent.clock.now_ns += SECOND
+        node.observe_slow(SlowLook(monotonic_ns=0, wall_ns=0, events=(event,)))
+    samples = agent.samples()
+    assert samples["eelgrid_gpu_xid_errors_total"].labels == {"gpu": node.gpu_uuids[0], "xid": "79"}
+    assert samples["eelgrid_gpu_xid_errors_total"].value == 2.0
+    assert samples["eelgrid_gpu_xid_last_timestamp_seconds"].value == agent.clock.now_ns / 1e9
+
+
+def test_what_was_attributed_adds_up_to_the_device_and_names_nobody():
+    agent = Agent()
+    agent.tick()
+    uuid = agent.nodes[0].gpu_uuids[0]
+    pod = Owner(kind=OwnerKind.POD, namespace="team", pod="train-0", container="main", pod_uid="1-2")
+    user = Owner(kind=OwnerKind.USER, user="1000")
+    process = Owner(kind=OwnerKind.PROCESS, pid=4711)
+    charged = {"part": Part.ACTIVE, "method": Method.PROCESS_SM, "confidence": Confidence.LOW}
+    agent.attribution = Attribution(
+        shares={},
+        accounts={
+            Account(owner=owner.account(), gpu_uuid=uuid, gpu_instance_id=place, **charged): energy_mj
+            for owner, place, energy_mj in ((pod, 3, 1500), (user, None, 250), (process, None, 250))
+        },
+        nobody={uuid: {"unallocated": 3000, "ended": 700}},
+        estimates={uuid: EnergyEstimate(energy_j=5.0, uncertainty_j=0.2, method=EnergyMethod.COUNTER, seconds=9.0)},
+        anomalies=(
+            Anomaly(
+                subject=Subject(kind=AnomalyKind.HELD_IDLE, gpu_uuid=uuid, owner=pod), since_ns=0, since_wall_ns=0,
+                wasted_mj=1,
+            ),
+        ),
+    )  # fmt: skip
+    shares = agent.all_samples("eelgrid_workload_gpu_energy_joules_total")
+    labels = {sample.labels["owner"]: sample.labels for sample in shares}
+    assert labels["pod"].items() >= {"namespace": "team", "pod": "train-0", "container": "main"}.items()
+    assert labels["pod"]["gpu_instance"] == "3"
+    assert (labels["pod"]["method"], labels["pod"]["confidence"]) == ("process_sm", "low")
+    assert not {"4711", "1-2"} & {value for found in labels.values() for value in found.values()}
+    assert sum(sample.value for sample in shares) == 2.0
+    samples = agent.samples()
+    without = agent.all_samples("eelgrid_gpu_unattributed_energy_joules_total")
+    assert [(sample.labels["reason"], sample.value) for sample in without] == [("unallocated", 3.0)]
+    assert samples["eelgrid_gpu_ended_energy_joules_total"].value == 0.7, "apart, for rates have counted it"
+    assert samples["eelgrid_gpu_energy_uncertainty_joules"].value == 0.2
+    anomalies = {s.labels["anomaly"]: s.value for s in agent.all_samples("eelgrid_gpu_anomaly")}
+    assert anomalies == {kind.value: float(kind is AnomalyKind.HELD_IDLE) for kind in AnomalyKind}
+
+
+def test_the_guard_shows_its_plan_and_its_lease():
+    agent = Agent()
+    agent.tick()
+    before = agent.samples()
+    assert "eelgrid_guard_lease_left_seconds" not in before
+    assert before["eelgrid_gpu_quarantined"].value == 0.0
+    plan = NodePlan(node_name="n0", epoch=7, lease_s=30.0, power_budget_w=500.0)
+    agent.nodes[0].receive(ConnectResponse(message=plan))
+    agent.clock.now_ns += 10 * SECOND
+    samples = agent.samples()
+    assert samples["eelgrid_guard_plan_epoch"].value == 7.0
+    assert samples["eelgrid_guard_lease_left_seconds"].value == pytest.approx(20.0)
+    assert samples["eelgrid_guard_enforcing"].value == 0.0
+
+
+def test_calls_are_timed_by_kind_failed_ones_too():
+    clock, times = HandClock(), Latencies()
+
+    class Slow:
+        def read(self, uuid):
+            clock.now_ns += 2_000_000
+            if uuid == "lost":
+                raise GpuLost("gone")
+            return uuid
+
+    device = TimedDevice(Slow(), times, monotonic_ns=clock.monotonic_ns)
+    assert device.read("a") == "a"
+    with pytest.raises(GpuLost):
+        device.read("lost")
+    (found,) = distributions(times).values()
+    assert found.sum_s == pytest.approx(0.004)
+    below = dict(zip((*CALL_BOUNDS_S, math.inf), found.below, strict=True))
+    assert (below[1e-3], below[3e-3], below[math.inf]) == (0, 2, 2)
+
+
+def test_what_the_worker_does_and_costs_is_shown():
+    class OneChild:
+        starts_total, hangs_total, left_behind, hung, children = 3, 2, 1, ("GPU-1",), (os.getpid(), 2**31 - 1)
+
+    assert {name for name in vars(Worker) if not name.startswith("_")} <= set(vars(RemoteDevice))
+    clock = HandClock()
+    collector = AgentCollector([], connections=lambda: 0, monotonic_ns=clock.monotonic_ns, worker=OneChild())
+    found = collector.frame().agent.worker
+    assert (found.starts, found.hangs, found.left_behind, found.hung_gpus) == (3, 2, 1, 1)
+    assert found.cpu_s > 0.0
+    assert found.resident_bytes > 1e6
+
+
+def test_the_timed_port_has_every_call_of_the_port():
+    calls = {name for name in vars(Device) if not name.startswith("_")}
+    assert calls <= set(vars(TimedDevice))
+
+
+@pytest.mark.parametrize(
+    ("accept", "wanted"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("text/plain;version=0.0.4", False),
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2", True),
+        ("application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;q=0.4", True),
+        ("application/openmetrics-text;q=0.2,text/plain;q=0.9", False),
+        ("application/openmetrics-text;version=9.0.0", False),
+        ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=nan", False),
+        ("application/openmetrics-text;q=lots", False),
+    ],
+)
+def test_the_format_is_what_the_scraper_likes(accept, wanted):
+    assert prefers_openmetrics(accept) is wanted
+    answer = Agent().page.answer("/metrics", accept=accept)
+    assert answer.content_type == (OPENMETRICS if wanted else PROMETHEUS)
+    assert answer.body.endswith(b"# EOF\n") is wanted
+
+
+@pytest.mark.parametrize(
+    ("header", "taken"),
+    [("", False), ("gzip", True), ("gzip;q=0", False), ("*", True), ("identity", False), ("br, gzip;q=0.1", True)],
+)
+def test_pages_are_compressed_where_that_is_taken(header, taken):
+    page = Agent().page
+    plain, answer = page.answer("/metrics"), page.answer("/metrics", accept_encoding=header)
+    assert answer.encoding == ("gzip" if taken else "")
+    assert (gzip.decompress(answer.body) if taken else answer.body) == plain.body
+    assert page.renders_total == 1
 
 
 def test_a_fleet_shows_the_agent_only():
@@ -124,14 +320,14 @@ def test_the_page_is_rendered_once_a_tick():
 
 def test_ready_means_sampled_and_live_means_sampled_lately():
     agent = Agent()
-    assert agent.page.answer("/readyz")[0] == 503
-    assert agent.page.answer("/livez")[0] == 200
+    assert agent.page.answer("/readyz").status == 503
+    assert agent.page.answer("/livez").status == 200
     agent.tick()
-    assert agent.page.answer("/readyz")[0] == 200
+    assert agent.page.answer("/readyz").status == 200
     agent.clock.now_ns += 61 * SECOND
-    assert agent.page.answer("/livez")[0] == 503
-    assert agent.page.answer("/metrics?name=x")[0] == 200
-    assert agent.page.answer("/")[0] == 404
+    assert agent.page.answer("/livez").status == 503
+    assert agent.page.answer("/metrics?name=x").status == 200
+    assert agent.page.answer("/").status == 404
 
 
 def get(port, path):

@@ -86,6 +86,41 @@ def test_a_sensor_sees_a_step_after_its_window_and_not_before(
     assert gpu.power_usage_mw(5 * SECOND + usage_after_ms * MS) == busy
 
 
+@given(
+    product=st.sampled_from(["h100-sxm5-80gb", "a100-sxm4-40gb", "v100-sxm2-16gb", "t4", "l40s", "b200"]),
+    gain=st.floats(0.9, 1.1),
+    offset_w=st.floats(-5.0, 5.0),
+    phase_ns=st.integers(0, 100 * MS - 1),
+    steps=st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(0, 700 * MS)), max_size=12),
+    after=st.integers(0, 1500 * MS),
+)
+def test_a_sensor_is_the_mean_over_its_window_at_its_last_tick_with_gain_and_offset(
+    product: str, gain: float, offset_w: float, phase_ns: int, steps: list[tuple[float, int]], after: int
+) -> None:
+    """The reading is held between ticks; ticks come each period, at a phase of the device's own."""
+    known = load().products[product]
+    spec = GpuSpec(product=product, sensor_gain=gain, sensor_offset_w=offset_w)
+    gpu, now = SimGpu(spec, known, uuid=UUID(int=phase_ns), index=0, now_ns=0), 3 * SECOND
+    changes = [(0, gpu.power_mw)]
+    for ratio, wait in steps:
+        now += wait
+        gpu.set_load(GpuLoad(utilization_ratio=ratio), now)
+        changes.append((now, gpu.power_mw))
+    now += after
+    for sensor, told_mw in (
+        (known.sensor.instant, gpu.power_instant_mw(now)), (known.sensor.usage, gpu.power_usage_mw(now)),
+    ):  # fmt: skip
+        tick = now - (now - phase_ns) % (sensor.period_ms * MS)
+        begin = tick - sensor.window_ms * MS
+        ends = [start for start, _ in changes[1:]] + [now]
+        energy = sum(
+            level * max(0, min(end, tick) - max(start, begin))
+            for (start, level), end in zip(changes, ends, strict=True)
+        )
+        mean_mw = energy / (sensor.window_ms * MS)
+        assert told_mw == pytest.approx(max(0.0, mean_mw * gain + offset_w * 1000.0), abs=1.0)
+
+
 def test_an_averaged_sensor_passes_through_the_middle() -> None:
     gpu = make_gpu("h100-sxm5-80gb")
     idle = gpu.power_mw
@@ -118,8 +153,8 @@ def test_a_limit_clamps_power_and_clock_and_says_so() -> None:
 
 def test_mig_keeps_the_clock_up_and_the_idle_watts_with_it() -> None:
     off, on = make_gpu("a100-sxm4-40gb"), make_gpu("a100-sxm4-40gb", mig=())
-    assert (off.power_mw, off.sm_clock_mhz, off.utilization_percent) == (49_700, 210, 0)
-    assert (on.power_mw, on.sm_clock_mhz, on.utilization_percent) == (66_900, 1410, None)
+    assert (off.power_mw, off.sm_clock_mhz, off.percents) == (49_700, 210, (0, 0))
+    assert (on.power_mw, on.sm_clock_mhz, on.percents) == (66_900, 1410, None)
 
 
 def test_temperature_follows_power_with_a_lag_of_20_seconds() -> None:

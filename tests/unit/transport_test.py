@@ -31,6 +31,9 @@ class Node:
             return messages.GetNodePlanResponse(lease_left_s=float("nan"))
         raise RuntimeError("secret detail")
 
+    async def get_node_energy(self, request, context):
+        return messages.GetNodeEnergyResponse(status=messages.EnergyStatus.NOT_KEPT)
+
 
 @asynccontextmanager
 async def serving(tls=None):

@@ -4,7 +4,7 @@ import asyncio
 
 from tests.fake_controller import EACH_SECOND, Agent, acknowledge_all, running, serving, until
 
-from eelgrid_agent.node import survey
+from eelgrid_agent.survey import survey
 from eelgrid_protos.faults import Unavailable
 from eelgrid_protos.messages import (
     Acknowledgement,

@@ -3,10 +3,11 @@
     {"nodes": [{"name": "node-{index}", "count": 3, "cpu_milli": 96000, "memory_bytes": 412316860416,
                 "pool": "a", "labels": {"rack": "7"}, "driver_version": "580.95.05",
                 "gpus": [{"product": "openb-g2", "model": "G2", "count": 8},
-                         {"product": "a100-sxm4-40gb", "mig": ["3g@4", "1g.5gb@0"]}]}]}
+                         {"product": "a100-sxm4-40gb", "mig": ["3g@4", "1g.5gb@0"], "sensor_gain": 0.954}]}]}
 
 "{index}" in a name stands for 0 to count - 1. `mig` lists profile@start and
-turns MIG on even when it is empty. It owns the format; what a machine can be
+turns MIG on even when it is empty. A power sensor reads `sensor_gain` times the
+truth plus `sensor_offset_w`. It owns the format; what a machine can be
 is the specification's to say.
 
 FleetFileError               the file is not there, not readable, or breaks a rule
@@ -107,6 +108,8 @@ def _like_gpus(path: str, row: Any) -> list[GpuSpec]:
         product=fields.take("product", str),
         model=fields.take("model", str, default=""),
         mig=None if layout is None else tuple(_slice(f"{path}.mig[{n}]", item) for n, item in enumerate(layout)),
+        sensor_gain=fields.number("sensor_gain", 0.5, 2.0, default=1.0),
+        sensor_offset_w=fields.number("sensor_offset_w", -50.0, 50.0, default=0.0),
     )
     fields.finish()
     return [gpu] * count
@@ -144,6 +147,14 @@ class _Fields:
         if not low <= value <= high:
             raise SpecError(self._name(name), f"{value} is not in [{low}, {high}]; correct it")
         return value
+
+    def number(self, name: str, low: float, high: float, *, default: float) -> float:
+        value = self._left.pop(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise SpecError(self._name(name), f"is {_kind(value)}; write a number")
+        if not low <= value <= high:
+            raise SpecError(self._name(name), f"{value} is not in [{low:g}, {high:g}]; correct it")
+        return float(value)
 
     def texts(self, name: str) -> Mapping[str, str]:
         value: dict[str, str] = self.take(name, dict, default={})

@@ -1,31 +1,37 @@
 """One simulated device: load in, readings out, in the whole units that NVML counts in.
 
-The true power runs from the idle watts to the busy watts with utilization and
-is clamped by the power limit, which the SM clock then follows by a cube root
-(dynamic power goes with the cube of the clock). Energy is the exact integral
-of the true power; the power reading is what a sensor with a period and a
-window makes of it; temperature follows power with a first-order lag. What a
-product does not answer is None here, and an absence with a reason above.
+The true power runs from the idle watts to the busy watts with utilization;
+limits and locked clocks bend it and the throughput (see pace). Energy and work
+are the exact integrals of the truth; the power reading is what a sensor with a
+period, a window, a gain and a phase makes of it; temperature follows power
+with a first-order lag. What a product does not answer is None here, and an
+absence with a reason above.
 
 It knows neither NVML's calls nor the device port.
 """
 
 import math
+from dataclasses import replace
 from enum import Enum
-from uuid import UUID, uuid5
+from uuid import UUID
 
+from eelgrid_agent.simulation.branches import geometry_of
+from eelgrid_agent.simulation.loads import IDLE, Loads
+from eelgrid_agent.simulation.mig import Refused, SimMig
+from eelgrid_agent.simulation.pace import clock_steps, milli, pace_of
 from eelgrid_agent.simulation.signal import PICOJOULES_PER_MILLIJOULE, PowerSignal
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, SpecError, layout_of
+from eelgrid_agent.simulation.wear import Wear
+from eelgrid_agent.simulation.work import WorkDone
 from eelgrid_protos.catalogue import PowerSensor, Product
-from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
+from eelgrid_protos.messages import Gpu
 
 __all__ = ["Health", "SimGpu"]
 
-_IDLE = GpuLoad()
+_BRANCH = 580
 _REASON_IDLE = 0x1
 _REASON_POWER_CAP = 0x4
 _NS_PER_MS = 1_000_000
-_CLOCK_STEP_MHZ = 15.0
 # An H100 reserves 480 MiB of 80 GiB.
 _RESERVED_SHARE = 170
 # A board in a cooled room: 28 °C unpowered, 45 K more at busy watts, most of it within a minute.
@@ -46,32 +52,47 @@ class SimGpu:
     """The core. Moments are monotonic nanoseconds and never fall."""
 
     __slots__ = (
-        "_capped", "_counter_base_pj", "_gain", "_heat_ns", "_idle_mw", "_layout", "_load", "_offset_mw", "_phase_ns",
-        "_signal", "_step_mhz", "_temperature_c", "generation", "health", "identity", "limit_mw", "memory_clock_mhz",
-        "mig_enabled", "product", "sm_clock_mhz",
+        "_capped", "_counter_base_pj", "_gain", "_heat_ns", "_identity", "_offset_mw", "_phase_ns", "_seen", "_signal",
+        "_steady_mw", "_temperature_c", "begun", "cap_mw", "generation", "health", "limit_mw", "loads", "locked_mhz",
+        "memory_clock_mhz", "mig", "percents", "product", "profiles", "slot", "sm_clock_mhz", "uuid",
+        "wear",
     )  # fmt: skip
 
-    def __init__(self, spec: GpuSpec, product: Product, *, uuid: UUID, index: int, now_ns: int) -> None:
+    def __init__(
+        self, spec: GpuSpec, product: Product, *, uuid: UUID, index: int, now_ns: int, branch: int = _BRANCH
+    ) -> None:
         self.product = product
-        self.mig_enabled = spec.mig is not None
-        self.identity = _identity(spec, product, uuid, index)
+        self.mig = _mig(spec, product, uuid, branch)
+        self._identity = _identity(spec, product, uuid, index)
+        self.uuid = self._identity.uuid
+        # Where it sits on the board; the driver's index may change.
+        self.slot = index
+        self._seen = -1
         self.health = Health.OK
         # Counts the times that the device went away, since handles from before stay invalid.
         self.generation = 0
-        self.limit_mw = _milli(product.power_default_w)
+        # What was asked for; what something out of band allows; None is no such thing.
+        self.limit_mw = milli(product.power_default_w)
+        self.cap_mw: int | None = None
+        self.locked_mhz: tuple[int, int] | None = None
+        # Workload power profiles that were asked for.
+        self.profiles: frozenset[int] = frozenset()
         self._gain = spec.sensor_gain
         self._offset_mw = spec.sensor_offset_w * 1000.0
         # Sensors of a node do not tick together.
         self._phase_ns = uuid.int % (100 * _NS_PER_MS)
-        self._step_mhz = product.sm_clock_step_mhz or _CLOCK_STEP_MHZ
-        # With MIG on, clocks do not drop: some parts draw more when idle.
-        self._idle_mw = _milli(product.idle_mig_w if self.mig_enabled and product.idle_mig_w else product.idle_w)
         self._signal = PowerSignal(self._idle_mw, now_ns)
         self._counter_base_pj = 0
         self._temperature_c = self._settled_c(self._idle_mw)
         self._heat_ns = now_ns
-        self._load = _IDLE
+        self.loads = Loads(now_ns)
+        self.wear = Wear()
+        # The work done when counters of traffic last were zero.
+        self.begun = WorkDone()
         self._capped = False
+        # Shares of time with work on the SMs and in the memory; not there while MIG is on.
+        self.percents: tuple[int, int] | None = None
+        self._steady_mw = self._shown_mw(self._idle_mw)
         self.sm_clock_mhz = 0
         self.memory_clock_mhz = 0
         self._follow(now_ns)
@@ -80,17 +101,67 @@ class SimGpu:
 
     def set_load(self, load: GpuLoad, now_ns: int) -> None:
         """The load from now on. Nothing runs on a device that is not there."""
-        self._load = _IDLE if self.health is Health.LOST else load
+        self.loads.set(IDLE if self.health is Health.LOST else load)
+        self._follow(now_ns)
+
+    def set_instance_load(self, instance_id: int, load: GpuLoad, now_ns: int) -> None:
+        """The load of one GPU instance from now on; what ran on the whole device ends. Raises SpecError."""
+        if instance_id not in self.mig.instances:
+            raise SpecError("instance_id", f"there is no GPU instance {instance_id}; list them")
+        if self.health is not Health.LOST:
+            self.loads.set_part(instance_id, load)
         self._follow(now_ns)
 
     def limit_power(self, limit_w: float | None, now_ns: int) -> None:
         """The power limit from now on; None is the default limit. Raises SpecError outside the part's limits."""
-        product = self.product
-        limit_w = product.power_default_w if limit_w is None else limit_w
-        low, high = product.power_min_w or 0.0, product.power_max_w or product.power_default_w
+        limit_w = self.product.power_default_w if limit_w is None else limit_w
+        low, high = self.limits_w
         if not low <= limit_w <= high:
             raise SpecError("limit_w", f"{limit_w:g} W is not in [{low:g}, {high:g}] W")
-        self.limit_mw = _milli(limit_w)
+        self.limit_mw = milli(limit_w)
+        self._follow(now_ns)
+
+    def cap_power(self, cap_w: float | None, now_ns: int) -> None:
+        """Something out of band holds the power below the limit from now on; None lets it go."""
+        self.cap_mw = None if cap_w is None else milli(cap_w)
+        self._follow(now_ns)
+
+    def lock_clocks(self, clocks_mhz: tuple[int, int] | None, now_ns: int) -> None:
+        """Keeps the SM clock between two clocks from now on; None lets it go."""
+        self.locked_mhz = clocks_mhz
+        self._follow(now_ns)
+
+    def count_as(self, index: int) -> None:
+        """The driver counts it under another index; where it sits stays."""
+        self._identity = replace(self._identity, index=index)
+
+    def settle(self, now_ns: int) -> None:
+        """Power and clocks follow a change of MIG mode."""
+        self._follow(now_ns)
+
+    def reset(self, now_ns: int) -> None:
+        """The device starts anew: what ran on it dies, its handles too, and settings and counter are as at first."""
+        self.generation += 1
+        self.mig.reset()
+        self._forget(now_ns)
+
+    def reload(self, now_ns: int, *, reboot: bool = False) -> None:
+        """The driver, or with `reboot` the machine, came back."""
+        self.generation += 1
+        if reboot:
+            self.mig.reboot()
+        else:
+            self.mig.reload()
+        self._forget(now_ns)
+
+    def _forget(self, now_ns: int) -> None:
+        self.limit_mw = milli(self.product.power_default_w)
+        self.locked_mhz = None
+        self.profiles = frozenset()
+        self.loads.set(IDLE)
+        self.wear.start_anew()
+        self.begun = self.loads.done(now_ns)
+        self.reset_counter(now_ns)
         self._follow(now_ns)
 
     def lose(self, now_ns: int) -> None:
@@ -98,13 +169,13 @@ class SimGpu:
         if self.health is not Health.LOST:
             self.generation += 1
         self.health = Health.LOST
-        self._load = _IDLE
+        self.loads.set(IDLE)
         self._follow(now_ns)
 
     def restore(self, now_ns: int) -> None:
         """The device answers again: after a loss as after a reset, after a hang as if nothing had been."""
         if self.health is Health.LOST:
-            self.reset_counter(now_ns)
+            self.reset(now_ns)
         self.health = Health.OK
 
     def hang(self) -> None:
@@ -117,6 +188,45 @@ class SimGpu:
         self._counter_base_pj = self._signal.energy_pj(now_ns)
 
     # What it says
+
+    @property
+    def identity(self) -> Gpu:
+        """What it is, with its MIG layout as it is now."""
+        mig = self.mig
+        if self._seen != mig.changes:
+            self._seen = mig.changes
+            self._identity = replace(
+                self._identity, mig_enabled=mig.enabled, mig_pending=mig.enabled != mig.pending,
+                gpu_instances=mig.values,
+            )  # fmt: skip
+        return self._identity
+
+    @property
+    def mig_enabled(self) -> bool:
+        """Whether MIG is on now, whatever it will be."""
+        return self.mig.enabled
+
+    @property
+    def limits_w(self) -> tuple[float, float]:
+        """The least and the greatest power limit."""
+        product = self.product
+        return product.power_min_w or 0.0, product.power_max_w or product.power_default_w
+
+    @property
+    def sm_clocks_mhz(self) -> tuple[int, ...]:
+        """The steps of the SM clock, lowest first."""
+        return clock_steps(self.product)
+
+    @property
+    def enforced_mw(self) -> int:
+        """The limit that holds, which something out of band may have lowered."""
+        return self.limit_mw if self.cap_mw is None else min(self.limit_mw, self.cap_mw)
+
+    @property
+    def _idle_mw(self) -> int:
+        # With MIG on, clocks do not drop: some parts draw more when idle.
+        product = self.product
+        return milli(product.idle_mig_w if self.mig.enabled and product.idle_mig_w else product.idle_w)
 
     @property
     def power_mw(self) -> int:
@@ -141,15 +251,18 @@ class SimGpu:
             return None
         return (self._signal.energy_pj(now_ns) - self._counter_base_pj) // PICOJOULES_PER_MILLIJOULE
 
-    @property
-    def utilization_percent(self) -> int | None:
-        """Share of time with work on the SMs; not there while MIG is on."""
-        return None if self.mig_enabled else round(100.0 * self._load.utilization_ratio)
+    def work(self, now_ns: int) -> WorkDone:
+        """What the device truly got done since the simulation began."""
+        return self.loads.done(now_ns)
+
+    def traffic(self, now_ns: int) -> WorkDone:
+        """What the device got done since its counters of traffic began, with the driver or a reset."""
+        return self.loads.done(now_ns).since(self.begun)
 
     @property
     def memory_used_bytes(self) -> int:
         """Memory that work holds."""
-        return min(self._load.memory_bytes, self.product.memory_bytes)
+        return min(self.loads.total.memory_bytes, self.product.memory_bytes)
 
     @property
     def memory_reserved_bytes(self) -> int:
@@ -168,40 +281,40 @@ class SimGpu:
     @property
     def event_reasons(self) -> int:
         """Why the clock is not higher, as NVML's bits."""
-        if self._load.utilization_ratio == 0.0:
+        if self.loads.total.utilization_ratio == 0.0:
             return _REASON_IDLE
         return _REASON_POWER_CAP if self._capped else 0
 
     # How it gets there
 
     def _follow(self, now_ns: int) -> None:
-        """Power and clocks follow the load and the limit."""
-        product, utilization = self.product, self._load.utilization_ratio
-        wanted_mw = self._idle_mw + round((_milli(product.busy_w) - self._idle_mw) * utilization)
-        level_mw = max(self._idle_mw, min(wanted_mw, self.limit_mw))
-        self._capped = level_mw < wanted_mw
-        if utilization == 0.0 and not self.mig_enabled:
-            self.sm_clock_mhz = product.sm_clock_min_mhz
-            self.memory_clock_mhz = product.memory_clock_idle_mhz or product.memory_clock_mhz
-        else:
-            share = (level_mw - self._idle_mw) / (wanted_mw - self._idle_mw) if self._capped else 1.0
-            self.sm_clock_mhz = self._stepped(product.sm_clock_max_mhz * math.cbrt(share))
-            self.memory_clock_mhz = product.memory_clock_mhz
-        if level_mw != self._signal.level_mw:
+        """Power, clocks and work follow the load, the limit and the locked clocks."""
+        loads, mig, product = self.loads, self.mig, self.product
+        loads.gather(mig.instances, mig.geometry.compute_slices if mig.geometry else 1)
+        pace = pace_of(
+            product, loads.total, idle_mw=self._idle_mw, limit_mw=self.enforced_mw, locked_mhz=self.locked_mhz,
+            awake=mig.enabled,
+        )  # fmt: skip
+        self._capped = pace.capped
+        self.sm_clock_mhz, self.memory_clock_mhz = pace.sm_clock_mhz, pace.memory_clock_mhz
+        loads.run(pace.clock, mig.instances, now_ns)
+        ratio = loads.total.utilization_ratio
+        self.percents = None if mig.enabled else (round(100.0 * ratio), round(100.0 * loads.memory_share))
+        if pace.power_mw != self._signal.level_mw:
             self._temperature_c, self._heat_ns = self._heat(now_ns), now_ns
-            self._signal.set(level_mw, now_ns)
-
-    def _stepped(self, clock_mhz: float) -> int:
-        """The highest clock step that is not above."""
-        product = self.product
-        steps = math.ceil((product.sm_clock_max_mhz - clock_mhz) / self._step_mhz)
-        return max(product.sm_clock_min_mhz, int(product.sm_clock_max_mhz - steps * self._step_mhz))
+            self._signal.set(pace.power_mw, now_ns)
+            self._steady_mw = self._shown_mw(pace.power_mw)
 
     def _sense(self, sensor: PowerSensor, now_ns: int) -> int:
-        period_ns = sensor.period_ms * _NS_PER_MS
+        signal = self._signal
+        period_ns, window_ns = sensor.period_ms * _NS_PER_MS, sensor.window_ms * _NS_PER_MS
+        if now_ns - signal.changed_ns >= period_ns + window_ns:
+            # No window can reach back to another level.
+            return self._steady_mw
         sampled_ns = now_ns - (now_ns - self._phase_ns) % period_ns
-        since_ns = sampled_ns - sensor.window_ms * _NS_PER_MS
-        power_mw = self._signal.mean_mw(since_ns, sampled_ns)
+        return self._shown_mw(signal.mean_mw(sampled_ns - window_ns, sampled_ns))
+
+    def _shown_mw(self, power_mw: float) -> int:
         return max(0, round(power_mw * self._gain + self._offset_mw))
 
     def _settled_c(self, level_mw: int) -> float:
@@ -210,10 +323,6 @@ class SimGpu:
     def _heat(self, now_ns: int) -> float:
         settled_c = self._settled_c(self._signal.level_mw)
         return settled_c + (self._temperature_c - settled_c) * math.exp((self._heat_ns - now_ns) / _LAG_NS)
-
-
-def _milli(watts: float) -> int:
-    return round(watts * 1000.0)
 
 
 def _identity(spec: GpuSpec, product: Product, uuid: UUID, index: int) -> Gpu:
@@ -231,33 +340,16 @@ def _identity(spec: GpuSpec, product: Product, uuid: UUID, index: int) -> Gpu:
         power_limit_min_w=product.power_min_w if known else None,
         power_limit_max_w=product.power_max_w if known else None,
         mig_capable=product.mig is not None,
-        mig_enabled=spec.mig is not None,
-        gpu_instances=_instances(spec, product, uuid),
     )
 
 
-def _instances(spec: GpuSpec, product: Product, uuid: UUID) -> tuple[GpuInstance, ...]:
-    """The layout as the driver numbers it.
-
-    A MIG device's UUID is a function of the device, the instance's id and the
-    first engine, so the same span always comes back under the same UUID.
-    """
-    instances = []
-    for profile, placed in layout_of(spec, product):
-        geometry = product.mig
-        assert geometry is not None  # layout_of gives a layout only where there is a geometry
-        number = geometry.gi_id(placed.start, profile.size)
-        parts = (profile.compute_slices,) if placed.compute_slices is None else placed.compute_slices
-        by_size = {ci.compute_slices: ci.id for ci in profile.compute_instances}
-        compute, engine = [], 0
-        for part, slices in enumerate(parts):
-            mig_uuid = f"MIG-{uuid5(uuid, f'{number}/{engine}')}"
-            compute.append(ComputeInstance(id=part, profile_id=by_size[slices], uuid=mig_uuid))
-            engine += slices
-        instances.append(
-            GpuInstance(
-                id=number, profile_id=profile.id, profile=profile.name, start=placed.start, size=profile.size,
-                compute_instances=tuple(compute),
-            )
-        )  # fmt: skip
-    return tuple(sorted(instances, key=lambda instance: instance.id))
+def _mig(spec: GpuSpec, product: Product, uuid: UUID, branch: int) -> SimMig:
+    geometry = None if product.mig is None else geometry_of(product.mig, branch)
+    mig = SimMig(geometry, uuid, branch=branch)
+    if spec.mig is not None:
+        layout = [(profile, placed.start, placed.compute_slices) for profile, placed in layout_of(spec, product)]
+        try:
+            mig.lay(layout)
+        except Refused as refused:
+            raise SpecError("mig", f"driver branch {branch} does not make this layout ({refused})") from None
+    return mig

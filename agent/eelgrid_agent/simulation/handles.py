@@ -14,16 +14,18 @@ from typing import Any
 import pynvml
 
 from eelgrid_agent.simulation.gpu import Health, SimGpu
+from eelgrid_agent.simulation.mig import Refusal, Refused, SimCompute, SimInstance
 from eelgrid_agent.simulation.node import SimulatedNode
-from eelgrid_protos.messages import ComputeInstance, GpuInstance
 
-__all__ = ["Handles", "Symbol", "Target", "behind", "fill", "point", "put"]
+__all__ = ["Handles", "Symbol", "Target", "address_of", "behind", "code_of", "fill", "point", "put", "refusing"]
 
 Symbol = Callable[..., Any]
 
 # Looks like an address and is none: the first page is never mapped, nor is what lies this high.
 _FIRST = 0x7F00_0000_0000_0000
 _STEP = 0x100
+# Dead handles are kept up to here; a full node has some 16 devices with 7 instances.
+_TARGETS_MOST = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +34,14 @@ class Target:
 
     gpu: SimGpu
     generation: int
-    instance: GpuInstance | None = None
-    compute: ComputeInstance | None = None
+    instance: SimInstance | None = None
+    compute: SimCompute | None = None
     mig_device: bool = False
+
+    @property
+    def dead(self) -> bool:
+        """Whether the instance was destroyed; another one in its place has another handle."""
+        return not (self.instance is None or self.instance.alive) or not (self.compute is None or self.compute.alive)
 
     def trouble(self, node: SimulatedNode) -> int:
         """The code that every call with this handle returns, or 0."""
@@ -44,15 +51,21 @@ class Target:
         if gpu.health is Health.HUNG:
             node.stall()
             return int(pynvml.NVML_ERROR_TIMEOUT)
-        return 0
+        return int(pynvml.NVML_ERROR_INVALID_ARGUMENT) if self.dead else 0
 
 
 class Handles:
-    """The table of one library, and its count of sessions."""
+    """The table of one library, and its count of sessions.
+
+    `held` are the devices that this session has used: its program is a client
+    of them until the session ends.
+    """
 
     def __init__(self, node: SimulatedNode) -> None:
         self.sessions = 0
+        self.held: set[str] = set()
         self._node = node
+        self._issued = 0
         self._targets: dict[int, Target] = {}
         self._addresses: dict[tuple[Any, ...], int] = {}
 
@@ -62,6 +75,19 @@ class Handles:
             return int(pynvml.NVML_ERROR_UNINITIALIZED)
         return 0 if self._node.driver_loaded else int(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
+    def end_session(self) -> int:
+        """One session less; with the last one the program is nobody's client."""
+        if self.sessions == 0:
+            return int(pynvml.NVML_ERROR_UNINITIALIZED)
+        self.sessions -= 1
+        if self.sessions == 0:
+            self.held.clear()
+        return 0
+
+    def target_of(self, handle: Any) -> Target | None:
+        """What a handle stands for."""
+        return self._targets.get(address_of(handle))
+
     def issue_device(self, gpu: SimGpu, ref: Any) -> int:
         """Gives out a device's handle, if the device answers."""
         target = Target(gpu, gpu.generation)
@@ -70,36 +96,53 @@ class Handles:
     def issue(self, target: Target, pointer: Any) -> int:
         """Writes the handle of a target into a pointer."""
         key = (
-            target.gpu.identity.index,
+            target.gpu.uuid,
             target.generation,
-            target.instance and target.instance.id,
-            target.compute and target.compute.id,
+            target.instance,
+            target.compute,
             target.mig_device,
         )
         address = self._addresses.get(key)
         if address is None:
-            address = _FIRST + _STEP * len(self._addresses)
+            self._bury()
+            address = _FIRST + _STEP * self._issued
+            self._issued += 1
             self._addresses[key] = address
             self._targets[address] = target
         point(pointer, address)
         return 0
 
-    def on(self, function: Callable[..., int]) -> Symbol:
-        """A C symbol out of a function of a target: the handle is looked up and the device asked whether it answers."""
-        targets, node, session = self._targets, self._node, self.session
+    def _bury(self) -> None:
+        """Forgets the handles of destroyed instances when there are many; they are refused as unknown ones are."""
+        if len(self._addresses) < _TARGETS_MOST:
+            return
+        for key, address in list(self._addresses.items()):
+            if self._targets[address].dead:
+                del self._addresses[key], self._targets[address]
+
+    def on(self, function: Callable[..., int], *, holds: bool = True) -> Symbol:
+        """A C symbol out of a function of a target: the handle is looked up and the device asked whether it answers.
+
+        With `holds`, who called it is a client of the device from then on.
+        """
+        targets, node, session = self.target_of, self._node, self.session
 
         @wraps(function)
         def symbol(handle: Any, *arguments: Any) -> int:
             if code := session():
                 return code
-            target = targets.get(ctypes.cast(handle, ctypes.c_void_p).value or 0)
+            target = targets(handle)
             if target is None:
                 return int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            if node.operations.pause is not None:
+                node.operations.pause(symbol.__name__)
+            if holds:
+                self.held.add(target.gpu.identity.uuid)
             return target.trouble(node) or function(target, *arguments)
 
         return symbol
 
-    def on_device(self, function: Callable[..., int]) -> Symbol:
+    def on_device(self, function: Callable[..., int], *, holds: bool = True) -> Symbol:
         """A C symbol out of a function of a device: instance handles are refused."""
 
         @wraps(function)
@@ -108,7 +151,40 @@ class Handles:
                 return int(pynvml.NVML_ERROR_NOT_SUPPORTED if target.mig_device else pynvml.NVML_ERROR_INVALID_ARGUMENT)
             return function(target.gpu, *arguments)
 
-        return self.on(whole)
+        return self.on(whole, holds=holds)
+
+
+_CODES = {
+    Refusal.NOT_SUPPORTED: int(pynvml.NVML_ERROR_NOT_SUPPORTED),
+    Refusal.NO_PERMISSION: int(pynvml.NVML_ERROR_NO_PERMISSION),
+    Refusal.IN_USE: int(pynvml.NVML_ERROR_IN_USE),
+    Refusal.NO_ROOM: int(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES),
+    Refusal.NOT_FOUND: int(pynvml.NVML_ERROR_NOT_FOUND),
+    Refusal.INVALID: int(pynvml.NVML_ERROR_INVALID_ARGUMENT),
+}
+
+
+def code_of(why: Refusal) -> int:
+    """NVML's code for a refusal."""
+    return _CODES[why]
+
+
+def refusing(function: Callable[..., int]) -> Callable[..., int]:
+    """A function that returns NVML's code where the device refuses."""
+
+    @wraps(function)
+    def coded(*arguments: Any) -> int:
+        try:
+            return function(*arguments)
+        except Refused as refused:
+            return code_of(refused.why)
+
+    return coded
+
+
+def address_of(handle: Any) -> int:
+    """The number in the place of a pointer."""
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 
 def behind(ref: Any) -> Any:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
+from eelgrid_agent.simulation.curve import MEMORY_BOUND
+from eelgrid_agent.simulation.mig import arrange_compute
 from eelgrid_protos.catalogue import Catalogue, GiProfile, MigGeometry, Product
 from eelgrid_protos.messages import GPUS_PER_NODE_MOST
 from eelgrid_protos.quantities import Name
@@ -29,16 +31,22 @@ class SpecError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLoad:
-    """What runs on a device: the share of time that it computes, and the memory that it holds."""
+    """What runs on a device: the share of time that it computes, and the memory that it holds.
+
+    `memory_bound_ratio` is the share of that time which waits for memory, and so does not slow with the SM clock.
+    """
 
     utilization_ratio: float = 0.0
     memory_bytes: int = 0
+    memory_bound_ratio: float = MEMORY_BOUND
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.utilization_ratio <= 1.0:
             raise SpecError("utilization_ratio", f"{self.utilization_ratio} is not in [0, 1]")
         if self.memory_bytes < 0:
             raise SpecError("memory_bytes", f"{self.memory_bytes} is negative")
+        if not 0.0 <= self.memory_bound_ratio <= 1.0:
+            raise SpecError("memory_bound_ratio", f"{self.memory_bound_ratio} is not in [0, 1]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +142,7 @@ def layout_of(gpu: GpuSpec, product: Product) -> tuple[tuple[GiProfile, MigSlice
 def _check_compute(instance: MigSlice, profile: GiProfile) -> None:
     parts = instance.compute_slices or ()
     sizes = {ci.compute_slices for ci in profile.compute_instances}
-    if sum(parts) > profile.compute_slices or not set(parts) <= sizes:
+    if arrange_compute(profile, parts) is None:
         raise SpecError("mig", f"compute instances {parts} do not fit in {profile.name}; its sizes are {sorted(sizes)}")
 
 

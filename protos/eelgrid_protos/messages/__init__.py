@@ -1,9 +1,11 @@
 """The contract's vocabulary: everything that crosses a process boundary, as frozen values."""
 
 from eelgrid_protos.messages.agent_stream import *  # noqa: F403
+from eelgrid_protos.messages.energy import *  # noqa: F403
 from eelgrid_protos.messages.node import *  # noqa: F403
 from eelgrid_protos.messages.node_query import *  # noqa: F403
 from eelgrid_protos.messages.operator import *  # noqa: F403
 from eelgrid_protos.messages.plan import *  # noqa: F403
 from eelgrid_protos.messages.policy import *  # noqa: F403
+from eelgrid_protos.messages.reading import *  # noqa: F403
 from eelgrid_protos.messages.workload import *  # noqa: F403

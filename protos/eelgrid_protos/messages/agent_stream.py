@@ -9,9 +9,10 @@ is passed over.
 from dataclasses import dataclass
 from typing import Annotated
 
-from eelgrid_protos.messages.node import Inventory, NodeEvent, SampleBatch
+from eelgrid_protos.messages.node import Inventory, NodeEvent
 from eelgrid_protos.messages.plan import NodePlan, PlanApplied
 from eelgrid_protos.messages.policy import IntervalSeconds
+from eelgrid_protos.messages.reading import SampleBatch
 from eelgrid_protos.quantities import Range, Uint64
 
 __all__ = ["Acknowledgement", "Cadence", "ConnectRequest", "ConnectResponse", "Hello", "Welcome"]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
+from eelgrid_protos.messages.reading import INSTANCES_PER_GPU_MOST
 from eelgrid_protos.open_enum import OpenEnum
 from eelgrid_protos.quantities import (
     Bytes,
@@ -12,16 +13,21 @@ from eelgrid_protos.quantities import (
     CpuMilli,
     GpuMilli,
     Identifier,
+    Label,
     Many,
     Megahertz,
     Name,
+    Range,
     Seconds,
     Sentence,
+    Text,
     Uint64,
     Watts,
 )  # fmt: skip
 
-__all__ = ["ApplyResult", "ApplyStatus", "Assignment", "GpuSetting", "NodePlan", "PlanApplied"]
+__all__ = [
+    "ApplyResult", "ApplyStatus", "Assignment", "GpuLayout", "GpuSetting", "NodePlan", "PlanApplied", "WantedInstance",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +50,36 @@ class GpuSetting:
     power_limit_w: Watts | None = None
     sm_clock_min_mhz: Megahertz | None = None
     sm_clock_max_mhz: Megahertz | None = None
+    power_profile: Annotated[int, Range(0, 255)] | None = None
 
     def violations(self) -> Iterator[Violation]:
         """Clocks are locked as a pair, low before high."""
         low, high = self.sm_clock_min_mhz, self.sm_clock_max_mhz
         if (low is None) != (high is None) or (low is not None and high is not None and low > high):
             yield Violation("sm_clock_min_mhz", "is no range with sm_clock_max_mhz", "give both, low before high")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedInstance:
+    """One GPU instance of a layout; no compute slices means one compute instance over all of it."""
+
+    profile: Annotated[str, Text(64, True)]  # such as 1g.5gb+me: no name of ours
+    start: Count
+    compute_slices: Annotated[tuple[Count, ...], Many(8)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLayout:
+    """The MIG layout wanted on one device, whole."""
+
+    gpu_uuid: Identifier
+    mig_enabled: bool = False
+    instances: Annotated[tuple[WantedInstance, ...], Many(INSTANCES_PER_GPU_MOST)] = ()
+
+    def violations(self) -> Iterator[Violation]:
+        """Instances need MIG."""
+        if self.instances and not self.mig_enabled:
+            yield Violation("instances", "are wanted with MIG off", "set mig_enabled, or ask for no instances")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +92,8 @@ class NodePlan:
     enforce: bool = False
     assignments: Annotated[tuple[Assignment, ...], Many(4096)] = ()
     gpu_settings: Annotated[tuple[GpuSetting, ...], Many(64)] = ()
+    gpu_layouts: Annotated[tuple[GpuLayout, ...], Many(64)] = ()
+    power_budget_w: Watts | None = None
 
 
 class ApplyStatus(OpenEnum):
@@ -82,6 +114,7 @@ class ApplyResult:
     status: ApplyStatus
     detail: Sentence = ""
     power_limit_w: Watts | None = None
+    rule: Label = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

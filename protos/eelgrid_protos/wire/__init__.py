@@ -1,1 +1,1 @@
-"""Generated from protos/eelgrid/v1 by protos/generate.py; do not edit."""
+"""Generated from protos/eelgrid/v1 and protos/kubelet by protos/generate.py; do not edit."""

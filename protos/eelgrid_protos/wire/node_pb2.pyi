@@ -19,8 +19,50 @@ class Reading(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     READING_TEMPERATURE_C: _ClassVar[Reading]
     READING_POWER_LIMIT_W: _ClassVar[Reading]
     READING_EVENT_REASONS_MASK: _ClassVar[Reading]
+    READING_POWER_AVERAGE_W: _ClassVar[Reading]
+    READING_MEMORY_UTILIZATION_RATIO: _ClassVar[Reading]
+    READING_POWER_LIMIT_REQUESTED_W: _ClassVar[Reading]
+    READING_MEMORY_TEMPERATURE_C: _ClassVar[Reading]
+    READING_MEMORY_RESERVED_BYTES: _ClassVar[Reading]
+    READING_MEMORY_POWER_W: _ClassVar[Reading]
+    READING_MODULE_POWER_W: _ClassVar[Reading]
+    READING_ECC_CORRECTED_VOLATILE: _ClassVar[Reading]
+    READING_ECC_UNCORRECTED_VOLATILE: _ClassVar[Reading]
+    READING_ECC_CORRECTED_AGGREGATE: _ClassVar[Reading]
+    READING_ECC_UNCORRECTED_AGGREGATE: _ClassVar[Reading]
+    READING_REMAPPED_ROWS_CORRECTABLE: _ClassVar[Reading]
+    READING_REMAPPED_ROWS_UNCORRECTABLE: _ClassVar[Reading]
+    READING_ROW_REMAP_PENDING: _ClassVar[Reading]
+    READING_ROW_REMAP_FAILED: _ClassVar[Reading]
+    READING_RECOVERY_ACTION: _ClassVar[Reading]
+    READING_PCIE_LINK_GENERATION: _ClassVar[Reading]
+    READING_PCIE_LINK_WIDTH: _ClassVar[Reading]
+    READING_PCIE_REPLAYS: _ClassVar[Reading]
+    READING_PCIE_SENT_BYTES_PER_S: _ClassVar[Reading]
+    READING_PCIE_RECEIVED_BYTES_PER_S: _ClassVar[Reading]
+    READING_NVLINK_SENT_BYTES: _ClassVar[Reading]
+    READING_NVLINK_RECEIVED_BYTES: _ClassVar[Reading]
+    READING_NVLINK_ACTIVE_LINKS: _ClassVar[Reading]
+    READING_NVLINK_ERRORS: _ClassVar[Reading]
+    READING_FABRIC_STATE: _ClassVar[Reading]
+    READING_GRAPHICS_ACTIVITY_RATIO: _ClassVar[Reading]
+    READING_SM_ACTIVITY_RATIO: _ClassVar[Reading]
+    READING_SM_OCCUPANCY_RATIO: _ClassVar[Reading]
+    READING_TENSOR_ACTIVITY_RATIO: _ClassVar[Reading]
+    READING_MEMORY_ACTIVITY_RATIO: _ClassVar[Reading]
+    READING_FP16_ACTIVITY_RATIO: _ClassVar[Reading]
+    READING_FP32_ACTIVITY_RATIO: _ClassVar[Reading]
+    READING_FP64_ACTIVITY_RATIO: _ClassVar[Reading]
+    READING_PERFORMANCE_STATE: _ClassVar[Reading]
+    READING_PROCESSES: _ClassVar[Reading]
     READING_HOST_CPU_UTILIZATION_RATIO: _ClassVar[Reading]
     READING_HOST_MEMORY_USED_BYTES: _ClassVar[Reading]
+    READING_HOST_CPU_ENERGY_J: _ClassVar[Reading]
+    READING_HOST_MEMORY_ENERGY_J: _ClassVar[Reading]
+    READING_HOST_DISK_READ_BYTES: _ClassVar[Reading]
+    READING_HOST_DISK_WRITTEN_BYTES: _ClassVar[Reading]
+    READING_HOST_NETWORK_RECEIVED_BYTES: _ClassVar[Reading]
+    READING_HOST_NETWORK_SENT_BYTES: _ClassVar[Reading]
 
 class AbsenceReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -32,6 +74,14 @@ class AbsenceReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ABSENCE_REASON_IMPLAUSIBLE: _ClassVar[AbsenceReason]
     ABSENCE_REASON_NOT_SAMPLED: _ClassVar[AbsenceReason]
 
+class AccessLevel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACCESS_LEVEL_UNSPECIFIED: _ClassVar[AccessLevel]
+    ACCESS_LEVEL_READ_ONLY: _ClassVar[AccessLevel]
+    ACCESS_LEVEL_MIG_MONITOR: _ClassVar[AccessLevel]
+    ACCESS_LEVEL_MIG_CONFIG: _ClassVar[AccessLevel]
+    ACCESS_LEVEL_ROOT: _ClassVar[AccessLevel]
+
 class NodeEventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     NODE_EVENT_KIND_UNSPECIFIED: _ClassVar[NodeEventKind]
@@ -41,6 +91,15 @@ class NodeEventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NODE_EVENT_KIND_CLOCK_STEP: _ClassVar[NodeEventKind]
     NODE_EVENT_KIND_SAMPLES_DROPPED: _ClassVar[NodeEventKind]
     NODE_EVENT_KIND_LEASE_EXPIRED: _ClassVar[NodeEventKind]
+    NODE_EVENT_KIND_XID: _ClassVar[NodeEventKind]
+    NODE_EVENT_KIND_HEALTH: _ClassVar[NodeEventKind]
+    NODE_EVENT_KIND_SETTING_DRIFT: _ClassVar[NodeEventKind]
+    NODE_EVENT_KIND_ENFORCEMENT_SUSPENDED: _ClassVar[NodeEventKind]
+    NODE_EVENT_KIND_SETTING_RESTORED: _ClassVar[NodeEventKind]
+    NODE_EVENT_KIND_LAYOUT_CHANGED: _ClassVar[NodeEventKind]
+    NODE_EVENT_KIND_GPU_HUNG: _ClassVar[NodeEventKind]
+    NODE_EVENT_KIND_GPU_QUARANTINED: _ClassVar[NodeEventKind]
+    NODE_EVENT_KIND_GPU_IDLE_HELD: _ClassVar[NodeEventKind]
 READING_UNSPECIFIED: Reading
 READING_POWER_W: Reading
 READING_ENERGY_J: Reading
@@ -51,8 +110,50 @@ READING_MEMORY_CLOCK_MHZ: Reading
 READING_TEMPERATURE_C: Reading
 READING_POWER_LIMIT_W: Reading
 READING_EVENT_REASONS_MASK: Reading
+READING_POWER_AVERAGE_W: Reading
+READING_MEMORY_UTILIZATION_RATIO: Reading
+READING_POWER_LIMIT_REQUESTED_W: Reading
+READING_MEMORY_TEMPERATURE_C: Reading
+READING_MEMORY_RESERVED_BYTES: Reading
+READING_MEMORY_POWER_W: Reading
+READING_MODULE_POWER_W: Reading
+READING_ECC_CORRECTED_VOLATILE: Reading
+READING_ECC_UNCORRECTED_VOLATILE: Reading
+READING_ECC_CORRECTED_AGGREGATE: Reading
+READING_ECC_UNCORRECTED_AGGREGATE: Reading
+READING_REMAPPED_ROWS_CORRECTABLE: Reading
+READING_REMAPPED_ROWS_UNCORRECTABLE: Reading
+READING_ROW_REMAP_PENDING: Reading
+READING_ROW_REMAP_FAILED: Reading
+READING_RECOVERY_ACTION: Reading
+READING_PCIE_LINK_GENERATION: Reading
+READING_PCIE_LINK_WIDTH: Reading
+READING_PCIE_REPLAYS: Reading
+READING_PCIE_SENT_BYTES_PER_S: Reading
+READING_PCIE_RECEIVED_BYTES_PER_S: Reading
+READING_NVLINK_SENT_BYTES: Reading
+READING_NVLINK_RECEIVED_BYTES: Reading
+READING_NVLINK_ACTIVE_LINKS: Reading
+READING_NVLINK_ERRORS: Reading
+READING_FABRIC_STATE: Reading
+READING_GRAPHICS_ACTIVITY_RATIO: Reading
+READING_SM_ACTIVITY_RATIO: Reading
+READING_SM_OCCUPANCY_RATIO: Reading
+READING_TENSOR_ACTIVITY_RATIO: Reading
+READING_MEMORY_ACTIVITY_RATIO: Reading
+READING_FP16_ACTIVITY_RATIO: Reading
+READING_FP32_ACTIVITY_RATIO: Reading
+READING_FP64_ACTIVITY_RATIO: Reading
+READING_PERFORMANCE_STATE: Reading
+READING_PROCESSES: Reading
 READING_HOST_CPU_UTILIZATION_RATIO: Reading
 READING_HOST_MEMORY_USED_BYTES: Reading
+READING_HOST_CPU_ENERGY_J: Reading
+READING_HOST_MEMORY_ENERGY_J: Reading
+READING_HOST_DISK_READ_BYTES: Reading
+READING_HOST_DISK_WRITTEN_BYTES: Reading
+READING_HOST_NETWORK_RECEIVED_BYTES: Reading
+READING_HOST_NETWORK_SENT_BYTES: Reading
 ABSENCE_REASON_UNSPECIFIED: AbsenceReason
 ABSENCE_REASON_NOT_SUPPORTED: AbsenceReason
 ABSENCE_REASON_NO_PERMISSION: AbsenceReason
@@ -60,6 +161,11 @@ ABSENCE_REASON_GPU_LOST: AbsenceReason
 ABSENCE_REASON_TIMED_OUT: AbsenceReason
 ABSENCE_REASON_IMPLAUSIBLE: AbsenceReason
 ABSENCE_REASON_NOT_SAMPLED: AbsenceReason
+ACCESS_LEVEL_UNSPECIFIED: AccessLevel
+ACCESS_LEVEL_READ_ONLY: AccessLevel
+ACCESS_LEVEL_MIG_MONITOR: AccessLevel
+ACCESS_LEVEL_MIG_CONFIG: AccessLevel
+ACCESS_LEVEL_ROOT: AccessLevel
 NODE_EVENT_KIND_UNSPECIFIED: NodeEventKind
 NODE_EVENT_KIND_GPU_LOST: NodeEventKind
 NODE_EVENT_KIND_GPU_RETURNED: NodeEventKind
@@ -67,6 +173,15 @@ NODE_EVENT_KIND_COUNTER_RESET: NodeEventKind
 NODE_EVENT_KIND_CLOCK_STEP: NodeEventKind
 NODE_EVENT_KIND_SAMPLES_DROPPED: NodeEventKind
 NODE_EVENT_KIND_LEASE_EXPIRED: NodeEventKind
+NODE_EVENT_KIND_XID: NodeEventKind
+NODE_EVENT_KIND_HEALTH: NodeEventKind
+NODE_EVENT_KIND_SETTING_DRIFT: NodeEventKind
+NODE_EVENT_KIND_ENFORCEMENT_SUSPENDED: NodeEventKind
+NODE_EVENT_KIND_SETTING_RESTORED: NodeEventKind
+NODE_EVENT_KIND_LAYOUT_CHANGED: NodeEventKind
+NODE_EVENT_KIND_GPU_HUNG: NodeEventKind
+NODE_EVENT_KIND_GPU_QUARANTINED: NodeEventKind
+NODE_EVENT_KIND_GPU_IDLE_HELD: NodeEventKind
 
 class Absence(_message.Message):
     __slots__ = ("reason", "cells")
@@ -87,20 +202,22 @@ class Column(_message.Message):
     def __init__(self, reading: _Optional[_Union[Reading, str]] = ..., values: _Optional[_Iterable[float]] = ..., absences: _Optional[_Iterable[_Union[Absence, _Mapping]]] = ...) -> None: ...
 
 class SampleBatch(_message.Message):
-    __slots__ = ("sequence", "inventory_generation", "time_ns", "gpu_columns", "host_columns", "dropped_ticks")
+    __slots__ = ("sequence", "inventory_generation", "time_ns", "gpu_columns", "host_columns", "dropped_ticks", "instance_columns")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIME_NS_FIELD_NUMBER: _ClassVar[int]
     GPU_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     HOST_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_TICKS_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     inventory_generation: int
     time_ns: _containers.RepeatedScalarFieldContainer[int]
     gpu_columns: _containers.RepeatedCompositeFieldContainer[Column]
     host_columns: _containers.RepeatedCompositeFieldContainer[Column]
     dropped_ticks: int
-    def __init__(self, sequence: _Optional[int] = ..., inventory_generation: _Optional[int] = ..., time_ns: _Optional[_Iterable[int]] = ..., gpu_columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., host_columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., dropped_ticks: _Optional[int] = ...) -> None: ...
+    instance_columns: _containers.RepeatedCompositeFieldContainer[Column]
+    def __init__(self, sequence: _Optional[int] = ..., inventory_generation: _Optional[int] = ..., time_ns: _Optional[_Iterable[int]] = ..., gpu_columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., host_columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., dropped_ticks: _Optional[int] = ..., instance_columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ...) -> None: ...
 
 class GpuInstance(_message.Message):
     __slots__ = ("id", "profile_id", "profile", "start", "size", "compute_instances")
@@ -119,17 +236,23 @@ class GpuInstance(_message.Message):
     def __init__(self, id: _Optional[int] = ..., profile_id: _Optional[int] = ..., profile: _Optional[str] = ..., start: _Optional[int] = ..., size: _Optional[int] = ..., compute_instances: _Optional[_Iterable[_Union[ComputeInstance, _Mapping]]] = ...) -> None: ...
 
 class ComputeInstance(_message.Message):
-    __slots__ = ("id", "profile_id", "uuid")
+    __slots__ = ("id", "profile_id", "uuid", "generation", "start", "size")
     ID_FIELD_NUMBER: _ClassVar[int]
     PROFILE_ID_FIELD_NUMBER: _ClassVar[int]
     UUID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     id: int
     profile_id: int
     uuid: str
-    def __init__(self, id: _Optional[int] = ..., profile_id: _Optional[int] = ..., uuid: _Optional[str] = ...) -> None: ...
+    generation: int
+    start: int
+    size: int
+    def __init__(self, id: _Optional[int] = ..., profile_id: _Optional[int] = ..., uuid: _Optional[str] = ..., generation: _Optional[int] = ..., start: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Gpu(_message.Message):
-    __slots__ = ("uuid", "index", "pci_bus_id", "product", "model", "catalogue_key", "memory_bytes", "power_limit_default_w", "power_limit_min_w", "power_limit_max_w", "mig_capable", "mig_enabled", "mig_pending", "gpu_instances", "lost")
+    __slots__ = ("uuid", "index", "pci_bus_id", "product", "model", "catalogue_key", "memory_bytes", "power_limit_default_w", "power_limit_min_w", "power_limit_max_w", "mig_capable", "mig_enabled", "mig_pending", "gpu_instances", "lost", "cordon")
     UUID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PCI_BUS_ID_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +268,7 @@ class Gpu(_message.Message):
     MIG_PENDING_FIELD_NUMBER: _ClassVar[int]
     GPU_INSTANCES_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    CORDON_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     index: int
     pci_bus_id: str
@@ -160,10 +284,11 @@ class Gpu(_message.Message):
     mig_pending: bool
     gpu_instances: _containers.RepeatedCompositeFieldContainer[GpuInstance]
     lost: bool
-    def __init__(self, uuid: _Optional[str] = ..., index: _Optional[int] = ..., pci_bus_id: _Optional[str] = ..., product: _Optional[str] = ..., model: _Optional[str] = ..., catalogue_key: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., power_limit_default_w: _Optional[float] = ..., power_limit_min_w: _Optional[float] = ..., power_limit_max_w: _Optional[float] = ..., mig_capable: bool = ..., mig_enabled: bool = ..., mig_pending: bool = ..., gpu_instances: _Optional[_Iterable[_Union[GpuInstance, _Mapping]]] = ..., lost: bool = ...) -> None: ...
+    cordon: str
+    def __init__(self, uuid: _Optional[str] = ..., index: _Optional[int] = ..., pci_bus_id: _Optional[str] = ..., product: _Optional[str] = ..., model: _Optional[str] = ..., catalogue_key: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., power_limit_default_w: _Optional[float] = ..., power_limit_min_w: _Optional[float] = ..., power_limit_max_w: _Optional[float] = ..., mig_capable: bool = ..., mig_enabled: bool = ..., mig_pending: bool = ..., gpu_instances: _Optional[_Iterable[_Union[GpuInstance, _Mapping]]] = ..., lost: bool = ..., cordon: _Optional[str] = ...) -> None: ...
 
 class Inventory(_message.Message):
-    __slots__ = ("node_name", "generation", "agent_version", "boot_id", "driver_version", "cpu_milli", "memory_bytes", "pool", "labels", "gpus", "simulated")
+    __slots__ = ("node_name", "generation", "agent_version", "boot_id", "driver_version", "cpu_milli", "memory_bytes", "pool", "labels", "gpus", "simulated", "access")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +307,7 @@ class Inventory(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     GPUS_FIELD_NUMBER: _ClassVar[int]
     SIMULATED_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_FIELD_NUMBER: _ClassVar[int]
     node_name: str
     generation: int
     agent_version: str
@@ -193,7 +319,8 @@ class Inventory(_message.Message):
     labels: _containers.ScalarMap[str, str]
     gpus: _containers.RepeatedCompositeFieldContainer[Gpu]
     simulated: bool
-    def __init__(self, node_name: _Optional[str] = ..., generation: _Optional[int] = ..., agent_version: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., pool: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., simulated: bool = ...) -> None: ...
+    access: AccessLevel
+    def __init__(self, node_name: _Optional[str] = ..., generation: _Optional[int] = ..., agent_version: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., pool: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., simulated: bool = ..., access: _Optional[_Union[AccessLevel, str]] = ...) -> None: ...
 
 class NodeEvent(_message.Message):
     __slots__ = ("kind", "time_ns", "gpu_uuid", "detail")

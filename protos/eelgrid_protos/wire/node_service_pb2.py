@@ -22,29 +22,34 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from eelgrid_protos.wire import energy_pb2 as eelgrid_dot_v1_dot_energy__pb2
 from eelgrid_protos.wire import node_pb2 as eelgrid_dot_v1_dot_node__pb2
 from eelgrid_protos.wire import plan_pb2 as eelgrid_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x65\x65lgrid/v1/node_service.proto\x12\neelgrid.v1\x1a\x15\x65\x65lgrid/v1/node.proto\x1a\x15\x65\x65lgrid/v1/plan.proto\"(\n\x13GetInventoryRequest\x12\x11\n\tnode_name\x18\x01 \x01(\t\"@\n\x14GetInventoryResponse\x12(\n\tinventory\x18\x01 \x01(\x0b\x32\x15.eelgrid.v1.Inventory\"&\n\x11GetSamplesRequest\x12\x11\n\tnode_name\x18\x01 \x01(\t\"M\n\x12GetSamplesResponse\x12(\n\x07samples\x18\x01 \x01(\x0b\x32\x17.eelgrid.v1.SampleBatch\x12\r\n\x05\x61ge_s\x18\x02 \x01(\x01\"\'\n\x12GetNodePlanRequest\x12\x11\n\tnode_name\x18\x01 \x01(\t\"y\n\x13GetNodePlanResponse\x12\"\n\x04plan\x18\x01 \x01(\x0b\x32\x14.eelgrid.v1.NodePlan\x12(\n\x07\x61pplied\x18\x02 \x01(\x0b\x32\x17.eelgrid.v1.PlanApplied\x12\x14\n\x0clease_left_s\x18\x03 \x01(\x01\x32\xfd\x01\n\x0bNodeService\x12Q\n\x0cGetInventory\x12\x1f.eelgrid.v1.GetInventoryRequest\x1a .eelgrid.v1.GetInventoryResponse\x12K\n\nGetSamples\x12\x1d.eelgrid.v1.GetSamplesRequest\x1a\x1e.eelgrid.v1.GetSamplesResponse\x12N\n\x0bGetNodePlan\x12\x1e.eelgrid.v1.GetNodePlanRequest\x1a\x1f.eelgrid.v1.GetNodePlanResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x65\x65lgrid/v1/node_service.proto\x12\neelgrid.v1\x1a\x17\x65\x65lgrid/v1/energy.proto\x1a\x15\x65\x65lgrid/v1/node.proto\x1a\x15\x65\x65lgrid/v1/plan.proto\"(\n\x13GetInventoryRequest\x12\x11\n\tnode_name\x18\x01 \x01(\t\"@\n\x14GetInventoryResponse\x12(\n\tinventory\x18\x01 \x01(\x0b\x32\x15.eelgrid.v1.Inventory\"&\n\x11GetSamplesRequest\x12\x11\n\tnode_name\x18\x01 \x01(\t\"M\n\x12GetSamplesResponse\x12(\n\x07samples\x18\x01 \x01(\x0b\x32\x17.eelgrid.v1.SampleBatch\x12\r\n\x05\x61ge_s\x18\x02 \x01(\x01\"\'\n\x12GetNodePlanRequest\x12\x11\n\tnode_name\x18\x01 \x01(\t\"y\n\x13GetNodePlanResponse\x12\"\n\x04plan\x18\x01 \x01(\x0b\x32\x14.eelgrid.v1.NodePlan\x12(\n\x07\x61pplied\x18\x02 \x01(\x0b\x32\x17.eelgrid.v1.PlanApplied\x12\x14\n\x0clease_left_s\x18\x03 \x01(\x01\")\n\x14GetNodeEnergyRequest\x12\x11\n\tnode_name\x18\x01 \x01(\t\"\x83\x02\n\x15GetNodeEnergyResponse\x12)\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x18.eelgrid.v1.DeviceEnergy\x12\'\n\x06owners\x18\x02 \x03(\x0b\x32\x17.eelgrid.v1.OwnedEnergy\x12\'\n\x06recent\x18\x03 \x03(\x0b\x32\x17.eelgrid.v1.OwnedEnergy\x12,\n\tanomalies\x18\x04 \x03(\x0b\x32\x19.eelgrid.v1.EnergyAnomaly\x12(\n\x06status\x18\x05 \x01(\x0e\x32\x18.eelgrid.v1.EnergyStatus\x12\x15\n\rrows_left_out\x18\x06 \x01(\r2\xd3\x02\n\x0bNodeService\x12Q\n\x0cGetInventory\x12\x1f.eelgrid.v1.GetInventoryRequest\x1a .eelgrid.v1.GetInventoryResponse\x12K\n\nGetSamples\x12\x1d.eelgrid.v1.GetSamplesRequest\x1a\x1e.eelgrid.v1.GetSamplesResponse\x12N\n\x0bGetNodePlan\x12\x1e.eelgrid.v1.GetNodePlanRequest\x1a\x1f.eelgrid.v1.GetNodePlanResponse\x12T\n\rGetNodeEnergy\x12 .eelgrid.v1.GetNodeEnergyRequest\x1a!.eelgrid.v1.GetNodeEnergyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'eelgrid.v1.node_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETINVENTORYREQUEST']._serialized_start=91
-  _globals['_GETINVENTORYREQUEST']._serialized_end=131
-  _globals['_GETINVENTORYRESPONSE']._serialized_start=133
-  _globals['_GETINVENTORYRESPONSE']._serialized_end=197
-  _globals['_GETSAMPLESREQUEST']._serialized_start=199
-  _globals['_GETSAMPLESREQUEST']._serialized_end=237
-  _globals['_GETSAMPLESRESPONSE']._serialized_start=239
-  _globals['_GETSAMPLESRESPONSE']._serialized_end=316
-  _globals['_GETNODEPLANREQUEST']._serialized_start=318
-  _globals['_GETNODEPLANREQUEST']._serialized_end=357
-  _globals['_GETNODEPLANRESPONSE']._serialized_start=359
-  _globals['_GETNODEPLANRESPONSE']._serialized_end=480
-  _globals['_NODESERVICE']._serialized_start=483
-  _globals['_NODESERVICE']._serialized_end=736
+  _globals['_GETINVENTORYREQUEST']._serialized_start=116
+  _globals['_GETINVENTORYREQUEST']._serialized_end=156
+  _globals['_GETINVENTORYRESPONSE']._serialized_start=158
+  _globals['_GETINVENTORYRESPONSE']._serialized_end=222
+  _globals['_GETSAMPLESREQUEST']._serialized_start=224
+  _globals['_GETSAMPLESREQUEST']._serialized_end=262
+  _globals['_GETSAMPLESRESPONSE']._serialized_start=264
+  _globals['_GETSAMPLESRESPONSE']._serialized_end=341
+  _globals['_GETNODEPLANREQUEST']._serialized_start=343
+  _globals['_GETNODEPLANREQUEST']._serialized_end=382
+  _globals['_GETNODEPLANRESPONSE']._serialized_start=384
+  _globals['_GETNODEPLANRESPONSE']._serialized_end=505
+  _globals['_GETNODEENERGYREQUEST']._serialized_start=507
+  _globals['_GETNODEENERGYREQUEST']._serialized_end=548
+  _globals['_GETNODEENERGYRESPONSE']._serialized_start=551
+  _globals['_GETNODEENERGYRESPONSE']._serialized_end=810
+  _globals['_NODESERVICE']._serialized_start=813
+  _globals['_NODESERVICE']._serialized_end=1152
 # @@protoc_insertion_point(module_scope)

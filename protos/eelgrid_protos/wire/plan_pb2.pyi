@@ -37,44 +37,72 @@ class Assignment(_message.Message):
     def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_milli: _Optional[int] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class GpuSetting(_message.Message):
-    __slots__ = ("gpu_uuid", "power_limit_w", "sm_clock_min_mhz", "sm_clock_max_mhz")
+    __slots__ = ("gpu_uuid", "power_limit_w", "sm_clock_min_mhz", "sm_clock_max_mhz", "power_profile")
     GPU_UUID_FIELD_NUMBER: _ClassVar[int]
     POWER_LIMIT_W_FIELD_NUMBER: _ClassVar[int]
     SM_CLOCK_MIN_MHZ_FIELD_NUMBER: _ClassVar[int]
     SM_CLOCK_MAX_MHZ_FIELD_NUMBER: _ClassVar[int]
+    POWER_PROFILE_FIELD_NUMBER: _ClassVar[int]
     gpu_uuid: str
     power_limit_w: float
     sm_clock_min_mhz: int
     sm_clock_max_mhz: int
-    def __init__(self, gpu_uuid: _Optional[str] = ..., power_limit_w: _Optional[float] = ..., sm_clock_min_mhz: _Optional[int] = ..., sm_clock_max_mhz: _Optional[int] = ...) -> None: ...
+    power_profile: int
+    def __init__(self, gpu_uuid: _Optional[str] = ..., power_limit_w: _Optional[float] = ..., sm_clock_min_mhz: _Optional[int] = ..., sm_clock_max_mhz: _Optional[int] = ..., power_profile: _Optional[int] = ...) -> None: ...
+
+class WantedInstance(_message.Message):
+    __slots__ = ("profile", "start", "compute_slices")
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_SLICES_FIELD_NUMBER: _ClassVar[int]
+    profile: str
+    start: int
+    compute_slices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, profile: _Optional[str] = ..., start: _Optional[int] = ..., compute_slices: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GpuLayout(_message.Message):
+    __slots__ = ("gpu_uuid", "mig_enabled", "instances")
+    GPU_UUID_FIELD_NUMBER: _ClassVar[int]
+    MIG_ENABLED_FIELD_NUMBER: _ClassVar[int]
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    gpu_uuid: str
+    mig_enabled: bool
+    instances: _containers.RepeatedCompositeFieldContainer[WantedInstance]
+    def __init__(self, gpu_uuid: _Optional[str] = ..., mig_enabled: bool = ..., instances: _Optional[_Iterable[_Union[WantedInstance, _Mapping]]] = ...) -> None: ...
 
 class NodePlan(_message.Message):
-    __slots__ = ("node_name", "epoch", "lease_s", "enforce", "assignments", "gpu_settings")
+    __slots__ = ("node_name", "epoch", "lease_s", "enforce", "assignments", "gpu_settings", "gpu_layouts", "power_budget_w")
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     ENFORCE_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
     GPU_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    GPU_LAYOUTS_FIELD_NUMBER: _ClassVar[int]
+    POWER_BUDGET_W_FIELD_NUMBER: _ClassVar[int]
     node_name: str
     epoch: int
     lease_s: float
     enforce: bool
     assignments: _containers.RepeatedCompositeFieldContainer[Assignment]
     gpu_settings: _containers.RepeatedCompositeFieldContainer[GpuSetting]
-    def __init__(self, node_name: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_s: _Optional[float] = ..., enforce: bool = ..., assignments: _Optional[_Iterable[_Union[Assignment, _Mapping]]] = ..., gpu_settings: _Optional[_Iterable[_Union[GpuSetting, _Mapping]]] = ...) -> None: ...
+    gpu_layouts: _containers.RepeatedCompositeFieldContainer[GpuLayout]
+    power_budget_w: float
+    def __init__(self, node_name: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_s: _Optional[float] = ..., enforce: bool = ..., assignments: _Optional[_Iterable[_Union[Assignment, _Mapping]]] = ..., gpu_settings: _Optional[_Iterable[_Union[GpuSetting, _Mapping]]] = ..., gpu_layouts: _Optional[_Iterable[_Union[GpuLayout, _Mapping]]] = ..., power_budget_w: _Optional[float] = ...) -> None: ...
 
 class ApplyResult(_message.Message):
-    __slots__ = ("subject", "status", "detail", "power_limit_w")
+    __slots__ = ("subject", "status", "detail", "power_limit_w", "rule")
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     POWER_LIMIT_W_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
     subject: str
     status: ApplyStatus
     detail: str
     power_limit_w: float
-    def __init__(self, subject: _Optional[str] = ..., status: _Optional[_Union[ApplyStatus, str]] = ..., detail: _Optional[str] = ..., power_limit_w: _Optional[float] = ...) -> None: ...
+    rule: str
+    def __init__(self, subject: _Optional[str] = ..., status: _Optional[_Union[ApplyStatus, str]] = ..., detail: _Optional[str] = ..., power_limit_w: _Optional[float] = ..., rule: _Optional[str] = ...) -> None: ...
 
 class PlanApplied(_message.Message):
     __slots__ = ("epoch", "status", "results")

@@ -1,0 +1,162 @@
+"""What the kubelet gave to containers, asked over its PodResources socket and kept.
+
+Owns the one channel, how often it asks and how long an answer stands. Must not
+know what a device id means nor who is charged.
+
+Theory. The kubelet answers a hundred calls a second for all askers together
+and refuses more, so one list every few seconds is asked for and kept. A
+refused or failed call changes nothing until the last answer is too old; then
+nothing is known, which is not the same as nothing being allocated. Where there
+is no socket this is no node of Kubernetes: it is looked for again now and then,
+and no channel is opened. After a failure the wait doubles, within a bound.
+
+PodResourcesError            the kubelet could not be asked; the message says why and what to do
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.kubelet import (
+    ALLOCATABLE_PATH,
+    ANSWER_BYTES_MOST,
+    LIST_PATH,
+    AllocatableDevices,
+    ContainerDevices,
+    allocatable_from,
+    containers_from,
+    empty_request,
+)
+
+__all__ = ["PodResources", "PodResourcesError", "PodResourcesLimits"]
+
+SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+# A path in the name of a UNIX socket; the kernel takes no longer one.
+_SOCKET_BYTES_MOST = 107
+_Call = Callable[..., "grpc.aio.UnaryUnaryCall[bytes, bytes]"]
+
+
+class PodResourcesError(Exception):
+    """The kubelet could not be asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodResourcesLimits:
+    """Bounds of asking."""
+
+    interval_s: float = 10.0
+    backoff_most_s: float = 60.0
+    deadline_s: float = 5.0
+    # An answer stands for so long: several refusals in a row, or a kubelet that starts anew.
+    stands_s: float = 90.0
+
+
+class PodResources:
+    """The kubelet of this node."""
+
+    def __init__(
+        self, socket: Path = SOCKET, *, clock_s: Callable[[], float], limits: PodResourcesLimits | None = None
+    ) -> None:
+        if len(str(socket).encode()) > _SOCKET_BYTES_MOST:
+            raise PodResourcesError(
+                f"{socket}: a socket's path has at most {_SOCKET_BYTES_MOST} bytes; mount it nearer"
+            )
+        self._socket = socket
+        self._clock_s = clock_s
+        self._limits = limits or PodResourcesLimits()
+        self._channel: grpc.aio.Channel | None = None
+        self._containers: tuple[ContainerDevices, ...] | None = None
+        self._answered_s = 0.0
+        self.problem = "not asked yet"
+        self.answers_total = 0
+        self.failures_total = 0
+
+    @property
+    def containers(self) -> tuple[ContainerDevices, ...] | None:
+        """The containers that hold devices; None while nobody can say."""
+        if self._containers is None or self._clock_s() - self._answered_s > self._limits.stands_s:
+            return None
+        return self._containers
+
+    async def run(self) -> None:
+        """Asks until cancelled."""
+        failures = 0
+        try:
+            while True:
+                failures = 0 if await self.refresh() else failures + 1
+                wait_s = self._limits.interval_s * 2.0 ** min(failures, 16)
+                await asyncio.sleep(min(wait_s, max(self._limits.interval_s, self._limits.backoff_most_s)))
+        finally:
+            await self.close()
+
+    async def refresh(self) -> bool:
+        """Asks once; False when the last answer still has to do, and `problem` says why."""
+        try:
+            data = await self._ask(LIST_PATH)
+            containers = containers_from(data)
+        except (PodResourcesError, ContractError) as error:
+            self.failures_total += 1
+            self.problem = str(error)
+            return False
+        self._containers, self._answered_s = containers, self._clock_s()
+        self.answers_total += 1
+        self.problem = ""
+        return True
+
+    async def allocatable(self) -> AllocatableDevices:
+        """What the kubelet could give to containers; raises PodResourcesError."""
+        try:
+            return allocatable_from(await self._ask(ALLOCATABLE_PATH))
+        except ContractError as error:
+            raise PodResourcesError(str(error)) from error
+
+    async def close(self) -> None:
+        """Lets the channel go; the kubelet can be asked again afterwards."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    async def _ask(self, path: str) -> bytes:
+        if not _is_socket(self._socket):
+            raise PodResourcesError(f"{self._socket} is no socket; mount the kubelet's pod-resources folder writable")
+        if self._channel is None:
+            # gRPC tells UNIX peers apart by an authority that the kubelet's server must accept.
+            options = [
+                ("grpc.max_receive_message_length", ANSWER_BYTES_MOST),
+                ("grpc.default_authority", "localhost"),
+                ("grpc.enable_retries", 0),
+                ("grpc.initial_reconnect_backoff_ms", 100),
+                ("grpc.max_reconnect_backoff_ms", int(1000 * self._limits.interval_s)),
+            ]
+            self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=options)
+        call: _Call = self._channel.unary_unary(path)
+        try:
+            answer: bytes = await call(empty_request(), timeout=self._limits.deadline_s)
+        except grpc.aio.AioRpcError as error:
+            raise PodResourcesError(_told(error, self._socket)) from None
+        return answer
+
+
+def _told(error: grpc.aio.AioRpcError, socket: Path) -> str:
+    code = error.code()
+    remedies = {
+        grpc.StatusCode.RESOURCE_EXHAUSTED: "it limits the calls of all askers together; asking again later",
+        grpc.StatusCode.UNAVAILABLE: "it is starting, or may not be reached; run as root with the folder mounted writable",
+        grpc.StatusCode.UNIMPLEMENTED: "it is too old for PodResources v1; use Kubernetes 1.20 or newer",
+        grpc.StatusCode.DEADLINE_EXCEEDED: "it is overloaded; asking again later",
+    }
+    reason = error.details() or "no reason given"
+    return f"the kubelet at {socket} answered {code.name} ({reason}); {remedies.get(code, 'see its log')}"
+
+
+def _is_socket(path: Path) -> bool:
+    """A folder that may not be entered holds no socket for us."""
+    try:
+        return path.is_socket()
+    except OSError:
+        return False

@@ -1,0 +1,332 @@
+"""Enforcement on one node: what the guard orders is carried out where the driver is asked, and told back.
+
+Owns the order of a cycle and when the next is due. Must not decide what is set
+(the guard does) nor how (the enforcer and the MIG executor do).
+
+Theory. A cycle is a generator: it yields what is to be asked of the driver and
+is sent the answer, while the guard itself is only ever touched between two
+yields. So one and the same cycle runs on a machine, where the driver has a
+thread of its own and the guard lives on the event loop, and over simulated
+devices in place. Where nothing is wanted and nothing is changed, no cycle is
+due and no driver is asked.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Sequence
+from typing import Any, Protocol
+
+from eelgrid_agent.device import Missing, RawReadings
+from eelgrid_agent.guard.events import ApplyLayout, Command, DeviceRecord, Executed, GpuCheck, Outcome, Tick
+from eelgrid_agent.loop import DriverThread
+from eelgrid_agent.node import Clock, Node
+from eelgrid_agent.power import Enforcer
+from eelgrid_agent.survey import Looking, Looks
+from eelgrid_protos.messages import ApplyResult, Gpu, GpuLayout, NodeEvent, Reading
+
+__all__ = ["Cycle", "Enforcement", "InPlaceKeeper", "Layouts", "MachineKeeper", "run_in_place"]
+
+# How often the MIG layouts are compared with what was asked for.
+TEND_S = 30.0
+# How soon a cycle follows an order, and how often somebody looks whether one is due.
+LOOK_S = 0.25
+# A batch may lead to another (an unlock after a failed lock); beyond, the next cycle goes on.
+ROUNDS_MOST = 8
+# What is put back at the end must not hold up the end for longer.
+END_S = 20.0
+
+Cycle = Generator[Callable[[], Any], Any, tuple[GpuLayout, ...]]
+
+
+class Layouts(Protocol):
+    """MIG layouts of this node's devices; every method but the last two may block."""
+
+    def recover(self) -> object:
+        """Adopts what is found and finishes or undoes what was under way."""
+
+    def check(self) -> object:
+        """Tends every device once."""
+
+    def observe(self) -> None:
+        """In place of both where nothing may be changed."""
+
+    def apply(self, layout: GpuLayout) -> ApplyResult:
+        """Brings a device to a layout."""
+
+    def hold(self, uuids: Collection[str]) -> bool:
+        """These are assigned and not changed from now on; False where that could not be kept."""
+
+    def device_was_reset(self, uuid: str) -> object:
+        """Every instance of before is gone."""
+
+    def stamped(self, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+        """Devices as they were listed, with the generation of each instance."""
+
+    def take_events(self) -> tuple[NodeEvent, ...]:
+        """What the controller should hear."""
+
+
+class Enforcement:
+    """One node's guard, carried out."""
+
+    def __init__(self, node: Node, enforcer: Enforcer, *, looking: Looking, clock: Clock) -> None:
+        self._node = node
+        self._enforcer = enforcer
+        self._looking = looking
+        self._clock = clock
+        self._due_ns = 0
+        self._looked_ns = 0
+        self._is_ordered = False
+        self._held: tuple[str, ...] | None = None
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether a cycle has something to do by now."""
+        return now_ns >= self._due_ns and self._node.guard.has_business
+
+    def hasten(self) -> None:
+        """The next cycle is due at once: there is a new order."""
+        self._due_ns = 0
+        self._is_ordered = True
+
+    def to_hold(self) -> tuple[str, ...] | None:
+        """What the assignments in force hold, when that is not what was held last; None when it is."""
+        if not self._is_ordered or self._node.guard.plan is None:
+            return None
+        uuids = {uuid for assignment in self._node.guard.held for uuid in assignment.gpu_uuids}
+        self._is_ordered = False
+        return None if (held := tuple(sorted(uuids))) == self._held else held
+
+    def holds(self, uuids: tuple[str, ...], *, is_kept: bool) -> None:
+        """What became of `to_hold`; what could not be kept is tried again."""
+        self._held = uuids if is_kept else None
+        self._is_ordered = self._is_ordered or not is_kept
+
+    def begin(self, records: tuple[DeviceRecord, ...]) -> Cycle:
+        """Puts back what the run before left changed."""
+        yield from self._carry_out(self._node.guard.start(records))
+        return ()
+
+    def cycle(self) -> Cycle:
+        """Reads back, mends and carries out; returns the MIG layouts that are to be made, which may take long."""
+        guard, node = self._node.guard, self._node
+        now_ns = self._clock.monotonic_ns()
+        self._due_ns = now_ns + int(guard.cycle_s * 1e9)
+        uuids, quick = node.gpu_uuids, node.quick
+        # A look that is older than the one before would show energy counters that fall.
+        if now_ns - node.last_tick_ns > guard.cycle_s * 0.5e9 or node.last_tick_ns < self._looked_ns:
+            quick = yield lambda: self._looking.looks(uuids)
+            self._looked_ns = self._clock.monotonic_ns()
+        asked = frozenset(uuid for uuid, _ in quick if guard.asks(uuid))
+        checks = yield lambda: self._read_back(quick, asked)
+        tick = Tick(
+            now_ns=self._clock.monotonic_ns(), wall_ns=self._clock.wall_ns(), gpus=checks, origin=self._enforcer.origin()
+        )  # fmt: skip
+        ordered = guard.tick(tick)
+        layouts = tuple(command.layout for command in ordered if isinstance(command, ApplyLayout))
+        yield from self._carry_out(tuple(command for command in ordered if not isinstance(command, ApplyLayout)))
+        return layouts
+
+    def end(self) -> Cycle:
+        """Puts back everything that is changed."""
+        yield from self._carry_out(self._node.guard.stop())
+        return ()
+
+    def laid_out(self, layout: GpuLayout, result: ApplyResult) -> None:
+        """What became of a MIG layout that a cycle returned."""
+        outcome = Outcome(command=ApplyLayout(layout=layout), layout=result)
+        self._node.guard.executed(self._executed((outcome,)))
+        self._node.heed()
+
+    def _read_back(self, quick: Looks, asked: frozenset[str]) -> tuple[GpuCheck, ...]:
+        checks = []
+        for uuid, raw in quick:
+            power_w, counter_j = _number(raw.values.get(Reading.POWER_W)), _counter(raw)
+            if uuid in asked:
+                checks.append(self._enforcer.check(uuid, power_w=power_w, energy_counter_j=counter_j))
+            else:
+                checks.append(GpuCheck(gpu_uuid=uuid, power_w=power_w, energy_counter_j=counter_j))
+        return tuple(checks)
+
+    def _carry_out(self, commands: tuple[Command, ...]) -> Generator[Callable[[], Any], Any, None]:
+        rounds = 0
+        while commands and rounds < ROUNDS_MOST:
+            outcomes = yield lambda commands=commands: self._enforcer.execute(commands)  # type: ignore[misc]
+            commands = self._node.guard.executed(self._executed(outcomes))
+            rounds += 1
+        self._node.heed()
+
+    def _executed(self, outcomes: tuple[Outcome, ...]) -> Executed:
+        return Executed(now_ns=self._clock.monotonic_ns(), wall_ns=self._clock.wall_ns(), outcomes=outcomes)
+
+
+def _number(value: object) -> float | None:
+    return value if isinstance(value, float) else None
+
+
+def _counter(raw: RawReadings) -> float | None:
+    return None if isinstance(raw.energy_counter_j, Missing) else raw.energy_counter_j
+
+
+def run_in_place(cycle: Cycle) -> tuple[GpuLayout, ...]:
+    """Asks the driver here and now."""
+    try:
+        ask = next(cycle)
+        while True:
+            ask = cycle.send(ask())
+    except StopIteration as end:
+        layouts: tuple[GpuLayout, ...] = end.value
+        return layouts
+
+
+class InPlaceKeeper:
+    """Simulated nodes: everything happens on the event loop, since nothing blocks."""
+
+    def __init__(self, kept: Sequence[tuple[Enforcement, Node, Layouts]], *, clock: Clock) -> None:
+        self._kept = kept
+        self._clock = clock
+        self._tended_ns = clock.monotonic_ns()
+        # Most simulated nodes never see a layout; the others are looked at from the first on.
+        self._laid: set[str] = set()
+        for enforcement, node, layouts in kept:
+            node.ordered = enforcement.hasten
+            node.returned = layouts.device_was_reset
+            if any(gpu.gpu_instances for gpu in node.inventory.gpus):
+                self._lay(node, layouts)
+
+    async def run(self) -> None:
+        """Until cancelled; what was changed is put back then."""
+        try:
+            while True:
+                self.turn()
+                await asyncio.sleep(LOOK_S)
+        finally:
+            for enforcement, _, _ in self._kept:
+                run_in_place(enforcement.end())
+
+    def turn(self) -> None:
+        """Every cycle that is due."""
+        now_ns = self._clock.monotonic_ns()
+        tends = now_ns - self._tended_ns >= TEND_S * 1e9
+        if tends:
+            self._tended_ns = now_ns
+        for enforcement, node, layouts in self._kept:
+            asked = run_in_place(enforcement.cycle()) if enforcement.is_due(now_ns) else ()
+            if asked and node.name not in self._laid:
+                self._lay(node, layouts)
+            if node.name not in self._laid:
+                continue
+            uuids = enforcement.to_hold()
+            if uuids is not None:
+                enforcement.holds(uuids, is_kept=layouts.hold(uuids))
+            for layout in asked:
+                enforcement.laid_out(layout, layouts.apply(layout))
+            if tends:
+                layouts.check()
+            _changed(node, layouts)
+
+    def _lay(self, node: Node, layouts: Layouts) -> None:
+        self._laid.add(node.name)
+        layouts.recover()
+        node.stamp = layouts.stamped
+        _changed(node, layouts)
+
+
+class MachineKeeper:
+    """A real node: settings are asked for on the driver's thread, layouts on one of their own, since they take long.
+
+    Without `is_enforcing` nothing is changed: instances are observed, so that they can be leased, and that is all.
+    """
+
+    def __init__(
+        self, node: Node, enforcement: Enforcement, layouts: Layouts, *, driver: DriverThread, slow_driver: DriverThread,
+        records: tuple[DeviceRecord, ...], is_enforcing: bool, clock: Clock, end_s: float = END_S,
+    ) -> None:  # fmt: skip
+        self._node = node
+        self._enforcement = enforcement
+        self._layouts = layouts
+        self._driver = driver
+        self._slow_driver = slow_driver
+        self._records = records
+        self._recover, self._tend = (
+            (layouts.recover, layouts.check) if is_enforcing else (layouts.observe, layouts.observe)
+        )
+        self._clock = clock
+        self._end_s = end_s
+        self._ordered = asyncio.Event()
+        self._under_way: set[asyncio.Task[None]] = set()
+        node.ordered = self._order
+        node.returned = lambda uuid: self._slowly(lambda: layouts.device_was_reset(uuid))
+        node.stamp = layouts.stamped
+
+    async def run(self) -> None:
+        """Until cancelled; what was changed is put back then."""
+        await self._drive(self._enforcement.begin(self._records))
+        self._slowly(self._recover)
+        tended_ns = self._clock.monotonic_ns()
+        try:
+            while True:
+                now_ns = self._clock.monotonic_ns()
+                uuids = self._enforcement.to_hold()
+                if uuids is not None:
+                    self._track(self._hold(uuids))
+                if self._enforcement.is_due(now_ns):
+                    for layout in await self._drive(self._enforcement.cycle()):
+                        self._track(self._lay_out(layout))
+                if now_ns - tended_ns >= TEND_S * 1e9 and not self._under_way:
+                    tended_ns = now_ns
+                    self._slowly(self._tend)
+                await self._rest()
+        finally:
+            # A driver that hangs is left after a while: what is not put back now is at the next start.
+            ending = asyncio.ensure_future(self._drive(self._enforcement.end()))
+            await asyncio.wait([ending], timeout=self._end_s)
+
+    def _order(self) -> None:
+        self._enforcement.hasten()
+        self._ordered.set()
+
+    async def _rest(self) -> None:
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await self._ordered.wait()
+        except TimeoutError:
+            pass
+        self._ordered.clear()
+
+    async def _drive(self, cycle: Cycle) -> tuple[GpuLayout, ...]:
+        try:
+            ask = next(cycle)
+            while True:
+                ask = cycle.send(await asyncio.wrap_future(self._driver.call(ask)))
+        except StopIteration as end:
+            layouts: tuple[GpuLayout, ...] = end.value
+            return layouts
+
+    def _slowly(self, work: Callable[[], object]) -> None:
+        self._track(self._work(work))
+
+    def _track(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def _work(self, work: Callable[[], object]) -> None:
+        await asyncio.wrap_future(self._slow_driver.call(work))
+        _changed(self._node, self._layouts)
+
+    async def _hold(self, uuids: tuple[str, ...]) -> None:
+        is_kept = await asyncio.wrap_future(self._slow_driver.call(lambda: self._layouts.hold(uuids)))
+        self._enforcement.holds(uuids, is_kept=bool(is_kept))
+
+    async def _lay_out(self, layout: GpuLayout) -> None:
+        result = await asyncio.wrap_future(self._slow_driver.call(lambda: self._layouts.apply(layout)))
+        assert isinstance(result, ApplyResult)
+        self._enforcement.laid_out(layout, result)
+        _changed(self._node, self._layouts)
+
+
+def _changed(node: Node, layouts: Layouts) -> None:
+    """What befell is told, and the inventory follows."""
+    events = layouts.take_events()
+    if events:
+        node.tell(events)
+        node.survey_due = True

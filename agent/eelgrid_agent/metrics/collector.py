@@ -1,0 +1,278 @@
+"""Nodes become frames: what is known of the agent and of its node at this moment.
+
+Owns which attribute of a node fills which field of a frame. Must not change a
+node: it reads attributes that the event loop replaces whole, from the thread of
+a scrape, so that no lock is shared with it. One node shows its GPUs; a fleet
+shows the agent's own metrics only, since 1,213 nodes would be 600,000 series.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import psutil
+
+from eelgrid_agent.attribution.anomalies import AnomalyKind
+from eelgrid_agent.attribution.attributor import Attribution
+from eelgrid_agent.device import Missing, Value
+from eelgrid_agent.guard import Guard
+from eelgrid_agent.metrics.frame import (
+    AgentView,
+    Frame,
+    GpuView,
+    GuardView,
+    HostView,
+    NodeView,
+    ProcessView,
+    Share,
+    TimedValues,
+    WorkerView,
+)
+from eelgrid_agent.metrics.timing import distributions
+from eelgrid_agent.node import Node
+from eelgrid_agent.sampler import GPU_READINGS, HOST_READINGS, Tick
+from eelgrid_agent.slow import SlowLook
+from eelgrid_agent.worker.latency import Latencies
+from eelgrid_protos import __version__
+from eelgrid_protos.messages import AbsenceReason, Gpu, Reading
+
+__all__ = ["AgentCollector", "Worker"]
+
+_LOST = Missing(AbsenceReason.GPU_LOST)
+# What the ledger calls the joules of owners that it keeps no more.
+_ENDED = "ended"
+
+
+class Worker(Protocol):
+    """What holds the driver in processes of its own, as far as it is shown."""
+
+    @property
+    def starts_total(self) -> int:
+        """Processes started so far."""
+
+    @property
+    def hangs_total(self) -> int:
+        """Calls that never came back and processes that died, so far."""
+
+    @property
+    def left_behind(self) -> int:
+        """Processes that the kernel cannot end."""
+
+    @property
+    def hung(self) -> tuple[str, ...]:
+        """Devices that are set apart."""
+
+    @property
+    def children(self) -> tuple[int, ...]:
+        """Process ids of those that stand."""
+
+
+class AgentCollector:
+    """The agent's frames.
+
+    `attribution` gives the newest of the one node, `calls` is how long calls took, `collection_s` gives how long the
+    newest look of each kind did, and `worker` is what holds the driver where that is another process.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        *,
+        connections: Callable[[], int],
+        monotonic_ns: Callable[[], int],
+        calls: Latencies | None = None,
+        attribution: Callable[[], Attribution | None] = lambda: None,
+        collection_s: Callable[[], Mapping[str, float]] = dict,
+        worker: Worker | None = None,
+    ) -> None:
+        self._nodes = nodes
+        self._connections = connections
+        self._monotonic_ns = monotonic_ns
+        self._calls = calls
+        self._attribution = attribution
+        self._collection_s = collection_s
+        self._worker = worker
+        self._process = psutil.Process()
+
+    def frame(self) -> Frame:
+        """What is known now."""
+        return Frame(agent=self._agent(), node=self._node(self._nodes[0]) if len(self._nodes) == 1 else None)
+
+    def oldest_s(self) -> float | None:
+        """Age of the oldest newest tick; None before every node has one."""
+        newest = [node.last_tick_ns for node in self._nodes if node.last_tick is not None]
+        if len(newest) < len(self._nodes):
+            return None
+        return max(0.0, (self._monotonic_ns() - min(newest, default=self._monotonic_ns())) / 1e9)
+
+    def slowest_interval_s(self) -> float:
+        """The longest sample interval of any node."""
+        return max((node.cadence.sample_interval_s for node in self._nodes), default=1.0)
+
+    def _agent(self) -> AgentView:
+        nodes = self._nodes
+        return AgentView(
+            version=__version__,
+            nodes=len(nodes),
+            connected_nodes=sum(node.connected for node in nodes),
+            samples=sum(node.ticks_total for node in nodes),
+            batches=sum(node.batches_total for node in nodes),
+            dropped_samples=sum(node.spool.dropped_total for node in nodes),
+            connections=self._connections(),
+            uncounted_s=sum(node.uncounted_s for node in nodes),
+            spool_ticks=sum(node.spool.waiting_ticks for node in nodes),
+            batches_under_way=sum(node.spool.under_way for node in nodes),
+            sample_age_s=self.oldest_s(),
+            collection_s=self._collection_s(),
+            calls={} if self._calls is None else distributions(self._calls),
+            process=self._cost(),
+            worker=None if self._worker is None else _worker_view(self._worker),
+        )
+
+    def _cost(self) -> ProcessView:
+        with self._process.oneshot():
+            times = self._process.cpu_times()
+            return ProcessView(
+                cpu_s=times.user + times.system,
+                resident_bytes=self._process.memory_info().rss,
+                started_s=self._process.create_time(),
+                threads=self._process.num_threads(),
+            )
+
+    def _node(self, node: Node) -> NodeView:
+        now_ns = self._monotonic_ns()
+        inventory, tick, slow = node.inventory, node.last_tick, node.slow
+        if tick is not None and tick.generation != inventory.generation:
+            # Its columns are of the devices before: those of the next tick fit.
+            tick = None
+        age_s = max(0.0, (now_ns - node.last_tick_ns) / 1e9)
+        raw, owned = dict(node.quick), self._attribution()
+        gpus = []
+        for index, gpu in enumerate(inventory.gpus):
+            quick = None
+            if tick is not None:
+                looked = raw[gpu.uuid].values if gpu.uuid in raw else {}
+                quick = TimedValues(values={**looked, **_cells(tick, index)}, age_s=age_s)
+            view = _gpu_view(gpu, quick, slow, node, now_ns)
+            gpus.append(view if owned is None else _attributed(view, owned))
+        return NodeView(
+            name=inventory.node_name,
+            pool=inventory.pool,
+            driver_version=inventory.driver_version,
+            boot_id=inventory.boot_id,
+            simulated=inventory.simulated,
+            access=inventory.access.name.lower(),
+            host=HostView(
+                cpu_milli=inventory.cpu_milli,
+                memory_bytes=inventory.memory_bytes,
+                values={**({} if tick is None else _host_cells(tick)), **slow.host},
+            ),
+            gpus=tuple(gpus),
+            guard=_guard_view(node.guard, now_ns),
+            shares=() if owned is None else _shares(owned),
+        )
+
+
+def _worker_view(worker: Worker) -> WorkerView:
+    cpu_s, resident_bytes = 0.0, 0.0
+    for pid in worker.children:
+        try:
+            process = psutil.Process(pid)
+            times, memory = process.cpu_times(), process.memory_info()
+        except psutil.Error:
+            # It ended between two of these lines.
+            continue
+        cpu_s += times.user + times.system
+        resident_bytes += memory.rss
+    return WorkerView(
+        starts=worker.starts_total, hangs=worker.hangs_total, left_behind=worker.left_behind,
+        hung_gpus=len(worker.hung), cpu_s=cpu_s, resident_bytes=resident_bytes,
+    )  # fmt: skip
+
+
+def _gpu_view(gpu: Gpu, quick: TimedValues | None, slow: SlowLook, node: Node, now_ns: int) -> GpuView:
+    """One device; a lost one has no slow readings, whatever was read before."""
+    slow_age_s = max(0.0, (now_ns - slow.monotonic_ns) / 1e9)
+    values = slow.gpus.get(gpu.uuid)
+    looked = None if values is None else TimedValues(values=values, age_s=slow_age_s)
+    if gpu.lost and looked is not None:
+        looked = TimedValues(values=dict.fromkeys(looked.values, _LOST), age_s=slow_age_s)
+    instances = () if gpu.lost else slow.instances.get(gpu.uuid, ())
+    # The loop adds codes to these: a copy is whole, for it is made without giving the interpreter away.
+    xids, last_ns = node.health.xids.copy(), node.health.xid_last_ns.copy()
+    device = node.guard.state.devices.get(gpu.uuid)
+    return GpuView(
+        gpu=gpu,
+        quick=quick,
+        slow=looked,
+        instances=instances,
+        instances_age_s=slow_age_s if instances else None,
+        xids={str(code): count for (uuid, code), count in xids.items() if uuid == gpu.uuid},
+        xid_last_s={str(code): time_ns / 1e9 for (uuid, code), time_ns in last_ns.items() if uuid == gpu.uuid},
+        quarantined=device is not None and device.is_quarantined(now_ns),
+        enforcement_suspended=device is not None and bool(device.suspended),
+    )
+
+
+def _attributed(view: GpuView, owned: Attribution) -> GpuView:
+    """The device with what is known of its owners; who holds it is not counted, only whether anybody does."""
+    uuid = view.gpu.uuid
+    nobody = owned.nobody.get(uuid, {})
+    found = {anomaly.subject.kind for anomaly in owned.anomalies if anomaly.subject.gpu_uuid == uuid}
+    estimate = owned.estimates.get(uuid)
+    return replace(
+        view,
+        unattributed_j={reason: energy_mj / 1000.0 for reason, energy_mj in nobody.items() if reason != _ENDED},
+        ended_j=nobody.get(_ENDED, 0) / 1000.0,
+        anomalies={kind.value: kind in found for kind in AnomalyKind},
+        energy_uncertainty_j=None if estimate is None else estimate.uncertainty_j,
+    )
+
+
+def _shares(owned: Attribution) -> tuple[Share, ...]:
+    """One share for each account, as the ledger lists them."""
+    return tuple(
+        Share(
+            gpu_uuid=account.gpu_uuid,
+            owner=account.owner.labels() | {"gpu_instance": _text(account.gpu_instance_id)},
+            energy_j=energy_mj / 1000.0,
+            part=account.part.value,
+            method=account.method.value,
+            confidence=account.confidence.label,
+        )
+        for account, energy_mj in owned.accounts.items()
+    )
+
+
+def _text(number: int | None) -> str:
+    return "" if number is None else str(number)
+
+
+def _guard_view(guard: Guard, now_ns: int) -> GuardView:
+    """The plan in force; its counts are copied, for the loop adds to them."""
+    budget_w, _ = guard.state.budget_now()
+    return GuardView(
+        plan_epoch=guard.epoch,
+        enforcing=guard.is_enforcing,
+        lease_left_s=None if guard.plan is None else guard.lease_left_s(now_ns),
+        budget_w=budget_w,
+        drift_repairs=dict(guard.repairs_total),
+        refusals=dict(guard.refusals_total),
+    )
+
+
+def _cells(tick: Tick, gpu: int) -> Mapping[Reading, Value]:
+    """One device's part of a tick."""
+    values: dict[Reading, Value] = dict(zip(GPU_READINGS, tick.gpu_values[gpu :: tick.gpus], strict=True))
+    for position, reason in tick.gpu_absences:
+        row, column = divmod(position, tick.gpus)
+        if column == gpu:
+            values[GPU_READINGS[row]] = Missing(reason)
+    return values
+
+
+def _host_cells(tick: Tick) -> Mapping[Reading, Value]:
+    values: dict[Reading, Value] = dict(zip(HOST_READINGS, tick.host_values, strict=True))
+    for row, reason in tick.host_absences:
+        values[HOST_READINGS[row]] = Missing(reason)
+    return values

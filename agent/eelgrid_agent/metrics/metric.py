@@ -1,0 +1,165 @@
+"""What a metric is, as data: its name, kind, help and labels, and where its numbers come from.
+
+Owns the vocabulary of the catalogue. Must not know a single metric, nor how
+any is written down.
+
+Theory. A metric has one subject (its scope), and the scope's labels name the
+subject in every series; a metric's own labels come after them. Numbers come
+from readings, scaled to the base unit in the name, or from an attribute of the
+subject's view in the frame: a number is one series, a mapping is one series
+for each of its keys, None is no series. A reading that is a code becomes one
+series for each state, and a reading that is a mask one for each bit, 0 or 1:
+numbers that mean something else when summed are not shown.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from eelgrid_protos.messages import Reading
+
+__all__ = [
+    "Kind", "Metric", "Scope", "Source", "info", "of_absences", "of_attribute", "of_gpu", "of_instance", "told_apart",
+]  # fmt: skip
+
+
+class Kind(Enum):
+    """How Prometheus takes the number."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    INFO = "info"
+    HISTOGRAM = "histogram"
+
+
+class Scope(Enum):
+    """Whose numbers they are; the value is the view of the frame that holds them."""
+
+    AGENT = "AgentView"
+    PROCESS = "ProcessView"
+    WORKER = "WorkerView"
+    NODE = "NodeView"
+    HOST = "HostView"
+    GUARD = "GuardView"
+    GPU = "GpuView"
+    INSTANCE = "GpuInstance"
+    COMPUTE = "ComputeInstance"
+    SHARE = "Share"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels that name the subject."""
+        return _SCOPE_LABELS.get(self, ())
+
+
+# One process serves one machine, which the scraper already names: its own numbers need no label.
+_SCOPE_LABELS = {
+    Scope.GPU: ("gpu",),
+    Scope.INSTANCE: ("gpu", "gpu_instance"),
+    Scope.COMPUTE: ("gpu", "gpu_instance", "compute_instance"),
+    Scope.SHARE: ("gpu",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One origin of a metric's numbers: a reading, or an attribute of the view, dotted.
+
+    `labels` are the values of the metric's own labels where one reading is one series.
+    """
+
+    of: Reading | str
+    labels: tuple[str, ...] = ()
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric; `name` is that of its samples, so a counter's ends in _total.
+
+    `states` turns a code into one series for each state and `bits` a mask into
+    one for each bit; what neither names is `other`. `facts` are the label and
+    the attribute of each part of an info metric.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    scope: Scope
+    sources: tuple[Source, ...] = ()
+    labels: tuple[str, ...] = ()
+    states: tuple[tuple[int, str], ...] = ()
+    bits: tuple[tuple[int, str], ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def family(self) -> str:
+        """The name that OpenMetrics gives the family: without the suffix of its samples."""
+        if self.kind is Kind.COUNTER:
+            return self.name.removesuffix("_total")
+        return self.name.removesuffix("_info") if self.kind is Kind.INFO else self.name
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        """Every label of every series, in order."""
+        return self.scope.labels + self.labels + tuple(label for label, _ in self.facts)
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        """The readings that it shows."""
+        return tuple(source.of for source in self.sources if isinstance(source.of, Reading))
+
+
+def of_gpu(
+    name: str,
+    reading: Reading,
+    text: str,
+    *,
+    kind: Kind = Kind.GAUGE,
+    scale: float = 1.0,
+    states: tuple[tuple[int, str], ...] = (),
+    bits: tuple[tuple[int, str], ...] = (),
+    labels: tuple[str, ...] = (),
+) -> Metric:
+    """One reading of a device."""
+    return Metric(
+        name=f"eelgrid_gpu_{name}", kind=kind, help=text, scope=Scope.GPU, labels=labels, states=states, bits=bits,
+        sources=(Source(of=reading, scale=scale),),
+    )  # fmt: skip
+
+
+def told_apart(name: str, label: str, sources: dict[str, Reading], text: str, *, kind: Kind, scope: Scope) -> Metric:
+    """Readings that are one quantity told apart by one label."""
+    return Metric(
+        name=name, kind=kind, help=text, scope=scope, labels=(label,),
+        sources=tuple(Source(of=reading, labels=(value,)) for value, reading in sources.items()),
+    )  # fmt: skip
+
+
+def of_attribute(
+    name: str,
+    scope: Scope,
+    path: str,
+    text: str,
+    *labels: str,
+    kind: Kind = Kind.GAUGE,
+) -> Metric:
+    """An attribute of a view."""
+    return Metric(name=name, kind=kind, help=text, scope=scope, labels=labels, sources=(Source(of=path),))
+
+
+def info(name: str, scope: Scope, text: str, **facts: str) -> Metric:
+    """What a subject is; each fact is a label and the attribute that it shows."""
+    return Metric(name=name, kind=Kind.INFO, help=text, scope=scope, facts=tuple(facts.items()))
+
+
+def of_absences(name: str, scope: Scope, text: str) -> Metric:
+    """Why readings of a subject have no series; the renderer knows."""
+    return Metric(name=name, kind=Kind.GAUGE, help=text, scope=scope, labels=("reading", "reason"))
+
+
+def of_instance(name: str, reading: Reading, text: str) -> Metric:
+    """One reading of a GPU instance."""
+    return Metric(
+        name=f"eelgrid_gpu_instance_{name}", kind=Kind.GAUGE, help=text, scope=Scope.INSTANCE,
+        sources=(Source(of=reading),),
+    )  # fmt: skip

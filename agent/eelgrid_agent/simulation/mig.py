@@ -1,0 +1,386 @@
+"""The life of MIG on one simulated device: its mode, its instances, who holds them, and what each kind of end leaves.
+
+The driver's rules, not ours: an id is a function of the span; a UUID is a
+function of the device, the GPU instance's id and its first engine, so that the
+same span comes back under the same UUID; an instance object dies with its
+destruction, whatever comes back in its place; an occupied place, a full device
+and an unlucky order are all refused alike (NO_ROOM). Without an explicit place
+a policy chooses, which on purpose is not the first fit: it prefers places as
+real listings show them.
+
+Parts that need a reset keep a new mode pending until one; the others change at
+once. What stays:
+
+                     instances   mode of reset parts   mode of the others
+    reset            lost        pending comes true    kept
+    driver reload    lost        pending comes true    off
+    reboot           lost        pending comes true    off
+
+It knows neither NVML's calls, nor permission, nor time.
+
+Refused                      the driver does not do it; `why` is the driver's answer and no more
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from uuid import UUID, uuid5
+
+from eelgrid_protos.catalogue import CiProfile, GiProfile, MigGeometry
+from eelgrid_protos.messages import ComputeInstance, GpuInstance
+
+__all__ = [
+    "Activation", "PlacementPolicy", "Refusal", "Refused", "SimCompute", "SimInstance", "SimMig", "arrange_compute",
+    "driver_choice",
+]  # fmt: skip
+
+# Before this branch a 4-slice and a 3-slice instance could not stand side by side.
+_MIXED_HALVES_SINCE = 510
+
+
+class Refusal(Enum):
+    """The driver's answers other than success."""
+
+    NOT_SUPPORTED = "not supported"
+    NO_PERMISSION = "no permission"
+    IN_USE = "in use"
+    NO_ROOM = "insufficient resources"
+    NOT_FOUND = "not found"
+    INVALID = "invalid argument"
+
+
+class Refused(Exception):
+    """The driver does not do it."""
+
+    def __init__(self, why: Refusal) -> None:
+        self.why = why
+        super().__init__(why.value)
+
+
+class Activation(Enum):
+    """What became of a mode that the driver accepted; it says success in every case."""
+
+    DONE = "done"
+    RESET_REQUIRED = "reset required"
+    IN_USE = "in use"
+
+
+PlacementPolicy = Callable[[MigGeometry, GiProfile, Sequence[int]], int]
+
+
+# Where the driver looks first, by size of the instance, as creation orders on real parts show; a place that no
+# listing shows comes last. The upper half first keeps 0 to 3 for a 4-slice instance, and 6 strands slice 7 only.
+_EIGHT = {1: (6, 4, 5, 0, 1, 2, 3), 2: (4, 0, 2, 6), 4: (4, 0)}
+# An H100 NVL put its first 3-slice instance at 0; taken for Hopper and newer.
+_EIGHT_SINCE_HOPPER = {**_EIGHT, 4: (0, 4)}
+# An A30 held its 2-slice instance at 2 beside two small ones at 0 and 1.
+_FOUR = {1: (0, 1, 2, 3), 2: (2, 0)}
+
+
+def driver_choice(geometry: MigGeometry, profile: GiProfile, free: Sequence[int]) -> int:
+    """The place that the driver takes by itself among those that are free."""
+    if geometry.memory_slices == 8:
+        table = _EIGHT if geometry.architecture == "ampere" else _EIGHT_SINCE_HOPPER
+    else:
+        table = _FOUR
+    order = table.get(profile.size, ())
+    return min(free, key=lambda start: (order.index(start) if start in order else len(order), start))
+
+
+def arrange_compute(profile: GiProfile, parts: Iterable[int]) -> tuple[tuple[CiProfile, int], ...] | None:
+    """Compute instances of these slices with their first slices, in the given order; None where there is no way."""
+    by_slices = {ci.compute_slices: ci for ci in profile.compute_instances}
+    wanted = tuple(parts)
+    if not set(wanted) <= set(by_slices):
+        return None
+
+    def place(number: int, taken: frozenset[int]) -> tuple[tuple[CiProfile, int], ...] | None:
+        if number == len(wanted):
+            return ()
+        ci = by_slices[wanted[number]]
+        for start in ci.starts:
+            span = frozenset(range(start, start + ci.compute_slices))
+            if not span & taken and (rest := place(number + 1, taken | span)) is not None:
+                return ((ci, start), *rest)
+        return None
+
+    return place(0, frozenset())
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class SimCompute:
+    """One compute instance on slices [start, start + size) of its GPU instance."""
+
+    id: int
+    profile: CiProfile
+    start: int
+    uuid: str
+    alive: bool = True
+
+    @property
+    def span(self) -> range:
+        """Its compute slices."""
+        return range(self.start, self.start + self.profile.compute_slices)
+
+    @property
+    def value(self) -> ComputeInstance:
+        """As the port tells it."""
+        return ComputeInstance(
+            id=self.id, profile_id=self.profile.id, uuid=self.uuid, start=self.start, size=self.profile.compute_slices,
+        )  # fmt: skip
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class SimInstance:
+    """One GPU instance; another one on the same span is another object."""
+
+    id: int
+    profile: GiProfile
+    start: int
+    alive: bool = True
+    compute: dict[int, SimCompute] = field(default_factory=dict)
+
+    @property
+    def value(self) -> GpuInstance:
+        """As the port tells it."""
+        return GpuInstance(
+            id=self.id, profile_id=self.profile.id, profile=self.profile.name, start=self.start,
+            size=self.profile.size, compute_instances=tuple(self.compute[number].value for number in sorted(self.compute)),
+        )  # fmt: skip
+
+    def profile_by_id(self, profile_id: int) -> CiProfile:
+        """One of its compute instance profiles; raises Refused."""
+        for ci in self.profile.compute_instances:
+            if ci.id == profile_id:
+                return ci
+        raise Refused(Refusal.NOT_SUPPORTED)
+
+    def free_starts(self, ci: CiProfile) -> tuple[int, ...]:
+        """Where a compute instance of this profile would fit now."""
+        taken = {slice_ for child in self.compute.values() for slice_ in child.span}
+        return tuple(start for start in ci.starts if not taken & set(range(start, start + ci.compute_slices)))
+
+    def chosen_start(self, ci: CiProfile) -> int:
+        """Where the driver puts it by itself: where it takes the fewest places from others."""
+
+        def spoilt(start: int) -> int:
+            span = set(range(start, start + ci.compute_slices))
+            return sum(
+                bool(span & set(range(place, place + other.compute_slices)))
+                for other in self.profile.compute_instances
+                for place in other.starts
+            )
+
+        free = self.free_starts(ci)
+        if not free:
+            raise Refused(Refusal.NO_ROOM)
+        return min(free, key=lambda start: (spoilt(start), start))
+
+
+class SimMig:
+    """One device's MIG. `changes` counts what anybody could see change.
+
+    `clients` are programs that hold the device and so keep it from a reset;
+    `holds` are processes by id, with the GPU and compute instance that they
+    run on (None, None: on the whole device).
+    """
+
+    __slots__ = (
+        "_mixed_halves", "_uuid", "changes", "clients", "enabled", "geometry", "holds", "instances", "pending",
+        "policy", "resets_itself",
+    )  # fmt: skip
+
+    def __init__(
+        self, geometry: MigGeometry | None, uuid: UUID, *, branch: int, policy: PlacementPolicy = driver_choice
+    ) -> None:
+        self.geometry = geometry
+        self.policy = policy
+        self.enabled = self.pending = False
+        # Whether a mode change brings its own reset where one is needed; in a virtual machine it cannot.
+        self.resets_itself = False
+        self.instances: dict[int, SimInstance] = {}
+        self.clients: set[str] = set()
+        self.holds: dict[int, tuple[int | None, int | None]] = {}
+        self.changes = 0
+        self._uuid = uuid
+        self._mixed_halves = branch >= _MIXED_HALVES_SINCE
+
+    @property
+    def values(self) -> tuple[GpuInstance, ...]:
+        """The GPU instances by id, as the port tells them."""
+        return tuple(self.instances[number].value for number in sorted(self.instances))
+
+    # The mode
+
+    def set_mode(self, *, enabled: bool, other_sessions: bool = False) -> Activation:
+        """Asks for a mode; `other_sessions` says that the caller's own program holds the device elsewhere."""
+        geometry = self._geometry()
+        if enabled == self.enabled:
+            # Nothing to do, or a pending mode is taken back.
+            self._set(enabled=enabled, pending=enabled)
+            return Activation.DONE
+        if self.instances:
+            raise Refused(Refusal.IN_USE)
+        held = bool(self.clients or self.holds)
+        if not geometry.reset_to_change_mode:
+            if held:
+                raise Refused(Refusal.IN_USE)
+            self._set(enabled=enabled, pending=enabled)
+            return Activation.DONE
+        # Only a reset minds who looks at the device from the caller's own program.
+        held = held or other_sessions
+        done = self.resets_itself and not held
+        self._set(enabled=enabled if done else self.enabled, pending=enabled)
+        if done:
+            return Activation.DONE
+        return Activation.IN_USE if held else Activation.RESET_REQUIRED
+
+    def reset(self) -> None:
+        """The device starts anew, and everything that ran on it is gone."""
+        self._lose_instances()
+        self._set(enabled=self.pending, pending=self.pending)
+
+    def reload(self) -> None:
+        """The driver went and came back."""
+        geometry = self.geometry
+        kept = geometry is not None and geometry.mode_survives_reboot
+        self._lose_instances()
+        self._set(enabled=self.pending and kept, pending=self.pending and kept)
+
+    def reboot(self) -> None:
+        """The machine went and came back, and with it every program."""
+        self.clients.clear()
+        self.reload()
+
+    # GPU instances
+
+    def profile(self, profile_id: int) -> GiProfile:
+        """The profile with this id; raises Refused."""
+        profile = self._geometry().profile_by_id(profile_id)
+        if profile is None:
+            raise Refused(Refusal.NOT_SUPPORTED)
+        return profile
+
+    def instance(self, instance_id: int) -> SimInstance:
+        """The GPU instance with this id; raises Refused."""
+        self._switched_on()
+        if instance_id not in self.instances:
+            raise Refused(Refusal.NOT_FOUND)
+        return self.instances[instance_id]
+
+    def compute(self, instance_id: int, compute_id: int) -> SimCompute:
+        """The compute instance with this id; raises Refused."""
+        instance = self.instance(instance_id)
+        if compute_id not in instance.compute:
+            raise Refused(Refusal.NOT_FOUND)
+        return instance.compute[compute_id]
+
+    def free_starts(self, profile: GiProfile) -> tuple[int, ...]:
+        """Where an instance of this profile would fit now."""
+        geometry = self._geometry()
+        placed = [(held.profile, held.start) for held in self.instances.values()]
+        halves = {held.compute_slices for held, _ in placed} | {profile.compute_slices}
+        if not self._mixed_halves and geometry.memory_slices == 8 and {3, 4} <= halves:
+            return ()
+        return tuple(start for start in profile.starts if geometry.conflict([*placed, (profile, start)]) is None)
+
+    def remaining(self, profile_id: int) -> int:
+        """How many more instances of this profile fit."""
+        self._switched_on()
+        profile, geometry = self.profile(profile_id), self._geometry()
+        held = list(self.instances.values())
+        compute = geometry.compute_slices - sum(instance.profile.compute_slices for instance in held)
+        alike = sum(instance.profile.id == profile_id for instance in held)
+        # Places of one profile never overlap each other, so that counting them is enough.
+        return min(
+            len(self.free_starts(profile)), compute // profile.compute_slices, profile.most - alike,
+            geometry.most - len(held),
+        )  # fmt: skip
+
+    def create(self, profile_id: int, start: int | None = None) -> SimInstance:
+        """Makes a GPU instance, at a place of the policy's choice where none is given."""
+        self._switched_on()
+        profile = self.profile(profile_id)
+        free = self.free_starts(profile)
+        if start is None and free:
+            start = self.policy(self._geometry(), profile, free)
+        elif start is not None and start not in profile.starts:
+            raise Refused(Refusal.INVALID)
+        if start is None or start not in free:
+            raise Refused(Refusal.NO_ROOM)
+        instance = SimInstance(id=self._geometry().gi_id(start, profile.size), profile=profile, start=start)
+        self.instances[instance.id] = instance
+        self.changes += 1
+        return instance
+
+    def destroy(self, instance_id: int) -> None:
+        """Removes a GPU instance that has no compute instance and that nobody holds."""
+        instance = self.instance(instance_id)
+        if instance.compute or any(held == instance_id for held, _ in self.holds.values()):
+            raise Refused(Refusal.IN_USE)
+        instance.alive = False
+        del self.instances[instance_id]
+        self.changes += 1
+
+    # Compute instances
+
+    def create_compute(self, instance_id: int, profile_id: int, start: int | None = None) -> SimCompute:
+        """Makes a compute instance, where the driver likes where no place is given."""
+        instance = self.instance(instance_id)
+        profile = instance.profile_by_id(profile_id)
+        if start is None:
+            start = instance.chosen_start(profile)
+        elif start not in profile.starts:
+            raise Refused(Refusal.INVALID)
+        elif start not in instance.free_starts(profile):
+            raise Refused(Refusal.NO_ROOM)
+        number = next(number for number in range(len(instance.compute) + 1) if number not in instance.compute)
+        uuid = f"MIG-{uuid5(self._uuid, f'{instance_id}/{start}')}"
+        compute = SimCompute(id=number, profile=profile, start=start, uuid=uuid)
+        instance.compute[number] = compute
+        self.changes += 1
+        return compute
+
+    def destroy_compute(self, instance_id: int, compute_id: int) -> None:
+        """Removes a compute instance that no process holds."""
+        self.compute(instance_id, compute_id)
+        if (instance_id, compute_id) in self.holds.values():
+            raise Refused(Refusal.IN_USE)
+        self.instances[instance_id].compute.pop(compute_id).alive = False
+        self.changes += 1
+
+    # How
+
+    def lay(self, layout: Iterable[tuple[GiProfile, int, Iterable[int] | None]]) -> None:
+        """Turns MIG on with these instances: profile, start, slices of its compute instances (None: one over all)."""
+        self._set(enabled=True, pending=True)
+        for profile, start, parts in layout:
+            arranged = arrange_compute(profile, (profile.compute_slices,) if parts is None else parts)
+            if arranged is None:
+                raise Refused(Refusal.NO_ROOM)
+            instance = self.create(profile.id, start)
+            for ci, place in arranged:
+                self.create_compute(instance.id, ci.id, place)
+
+    def _geometry(self) -> MigGeometry:
+        if self.geometry is None:
+            raise Refused(Refusal.NOT_SUPPORTED)
+        return self.geometry
+
+    def _switched_on(self) -> None:
+        if not self.enabled:
+            raise Refused(Refusal.NOT_SUPPORTED)
+
+    def _set(self, *, enabled: bool, pending: bool) -> None:
+        if (enabled, pending) != (self.enabled, self.pending):
+            self.enabled, self.pending = enabled, pending
+            self.changes += 1
+
+    def _lose_instances(self) -> None:
+        for instance in self.instances.values():
+            instance.alive = False
+            for compute in instance.compute.values():
+                compute.alive = False
+        self.changes += bool(self.instances)
+        self.instances.clear()
+        self.holds.clear()

@@ -1,0 +1,127 @@
+"""Which devices a node has, and what was seen at one moment: how the driver is asked, and the inventory it makes.
+
+Owns the survey, the quick looks and the inventory. Must not know the schedule,
+the stream or what readings mean over time.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Protocol
+
+from eelgrid_agent.device import FAST_READINGS, Device, DeviceError, Missing, RawReadings, Value
+from eelgrid_agent.host import Host
+from eelgrid_agent.slow import SlowLook, take_slow_look
+from eelgrid_protos.messages import AbsenceReason, AccessLevel, Gpu, Inventory, Reading
+
+__all__ = [
+    "Identity", "InPlace", "Looking", "Looks", "Survey", "inventory_of", "missing_looks", "survey", "take_looks", "with_health",
+]  # fmt: skip
+
+Looks = tuple[tuple[str, RawReadings], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What the operator says about a node."""
+
+    node_name: str
+    agent_version: str
+    pool: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """Which devices there are; `problem` says why there are none."""
+
+    gpus: tuple[Gpu, ...] = ()
+    driver_version: str = ""
+    access: AccessLevel = AccessLevel.UNSPECIFIED
+    problem: str = ""
+
+
+def survey(device: Device) -> Survey:
+    """Asks the driver for its devices; may block, so a real driver is asked off the event loop."""
+    try:
+        return Survey(gpus=device.gpus(), driver_version=device.driver_version(), access=device.access())
+    except DeviceError as error:
+        return Survey(problem=str(error))
+
+
+def inventory_of(
+    identity: Identity, host: Host, found: Survey, *, generation: int, lost: frozenset[str],
+    cordons: Mapping[str, str] = MappingProxyType({}),
+) -> Inventory:  # fmt: skip
+    """The node as the controller is told of it."""
+    return Inventory(
+        node_name=identity.node_name,
+        generation=generation,
+        agent_version=identity.agent_version,
+        boot_id=host.boot_id,
+        driver_version=found.driver_version,
+        cpu_milli=host.cpu_milli,
+        memory_bytes=host.memory_bytes,
+        pool=identity.pool,
+        labels=identity.labels,
+        gpus=with_health(found.gpus, lost, cordons),
+        simulated=identity.simulated,
+        access=found.access,
+    )
+
+
+def with_health(gpus: tuple[Gpu, ...], lost: frozenset[str], cordons: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """The devices, each marked as lost or not, and with the reason why it should take no new work."""
+    marks = [(gpu, gpu.uuid in lost, cordons.get(gpu.uuid, "")) for gpu in gpus]
+    return tuple(
+        gpu if (gpu.lost, gpu.cordon) == (is_lost, cordon) else replace(gpu, lost=is_lost, cordon=cordon)
+        for gpu, is_lost, cordon in marks
+    )
+
+
+def take_looks(device: Device, uuids: tuple[str, ...]) -> Looks:
+    """One look at each device; may block."""
+    looks = []
+    for uuid in uuids:
+        try:
+            looks.append((uuid, device.read(uuid)))
+        except DeviceError:
+            looks.append((uuid, _all_missing(AbsenceReason.GPU_LOST)))
+    return tuple(looks)
+
+
+class Looking(Protocol):
+    """Looks at many devices at once: a driver in another process answers them in one round trip."""
+
+    def looks(self, uuids: Sequence[str]) -> Looks:
+        """A quick look at each device; may block."""
+
+    def slow_look(self, uuids: Sequence[str]) -> SlowLook:
+        """Everything that is dear, of each device; may block."""
+
+
+class InPlace:
+    """Looks at one device after the other, in this process."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def looks(self, uuids: Sequence[str]) -> Looks:
+        """A quick look at each device."""
+        return take_looks(self._device, tuple(uuids))
+
+    def slow_look(self, uuids: Sequence[str]) -> SlowLook:
+        """Everything that is dear, of each device."""
+        return take_slow_look(self._device, uuids)
+
+
+def missing_looks(uuids: tuple[str, ...], reason: AbsenceReason) -> Looks:
+    """What to record where no device could be asked."""
+    return tuple((uuid, _all_missing(reason)) for uuid in uuids)
+
+
+def _all_missing(reason: AbsenceReason) -> RawReadings:
+    missing: Value = Missing(reason)
+    values: dict[Reading, Value] = {reading: missing for reading in FAST_READINGS if reading is not Reading.ENERGY_J}
+    return RawReadings(energy_counter_j=missing, values=MappingProxyType(values))

@@ -1,0 +1,28 @@
+"""Standard output of a command: how wide it is, and what is done when nobody reads it.
+
+Must not know what is written.
+"""
+
+import os
+import shutil
+import sys
+
+__all__ = ["close_output", "width", "write"]
+
+_COLUMNS_LEAST = 40
+
+
+def write(text: str) -> None:
+    """All of it now, so that a reader who has gone is met here and not at the end of the program."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def width() -> int | None:
+    """Columns of the terminal; into a file or a pipe there is no end of the line."""
+    return max(_COLUMNS_LEAST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
+
+
+def close_output() -> None:
+    """What could not be written is not tried again at the end of the program."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,116 @@
+"""The board: where the child writes down what it is doing, in memory that the agent sees.
+
+Owns the layout of that memory. A call that hangs in the driver cannot say so;
+the board can: which request runs, which of its operations, which device a
+listing asks, and the answers that were ready before. The agent reads it only
+when an answer is late or the child is dead, so it costs a healthy child a
+copy of its own answers and the agent nothing.
+
+One side writes. The order of its writes matters only to a reader that comes
+in between, and the reader comes after a deadline, when nothing is being
+written.
+"""
+
+import json
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Board", "Progress"]
+
+_BYTES = 2**20
+_STATE = struct.Struct("<QdiiII")  # request, since, operation, device, answers, bytes of answers
+_PLACE = struct.Struct("<dii")
+_TALLY = struct.Struct("<II")
+_LENGTH = struct.Struct("<I")
+_PLACE_AT = 8
+_TALLY_AT = _PLACE_AT + _PLACE.size
+_NOWHERE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a child is, and since when on the machine's monotonic clock; -1 is no operation or no device."""
+
+    request: int
+    operation: int
+    device: int
+    since_s: float
+
+
+class Board:
+    """One child's board."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._memory = mmap.mmap(fd, _BYTES)
+        self._count = self._used = 0
+        self._operation = _NOWHERE
+
+    @classmethod
+    def create(cls) -> "Board":
+        """A new board; its descriptor is handed to the child."""
+        fd = os.memfd_create("eelgrid-board", os.MFD_CLOEXEC)
+        os.ftruncate(fd, _BYTES)
+        board = cls(fd)
+        board.begin(0)
+        return board
+
+    def close(self) -> None:
+        """Forgets the memory; the other side keeps its own."""
+        self._memory.close()
+        os.close(self.fd)
+
+    # The child
+
+    def begin(self, request: int) -> None:
+        """A request begins."""
+        self._count = self._used = 0
+        self._operation = _NOWHERE
+        _STATE.pack_into(self._memory, 0, request, 0.0, _NOWHERE, _NOWHERE, 0, 0)
+
+    def asks(self, operation: int) -> None:
+        """An operation of the request begins."""
+        self._operation = operation
+        _PLACE.pack_into(self._memory, _PLACE_AT, time.monotonic(), operation, _NOWHERE)
+
+    def visits(self, device: int) -> None:
+        """A listing is about to ask this device."""
+        _PLACE.pack_into(self._memory, _PLACE_AT, time.monotonic(), self._operation, device)
+
+    def answered(self, answer: bytes) -> None:
+        """An operation is done; an answer that finds no room is not kept, nor are those after it."""
+        at = _STATE.size + self._used
+        end = at + _LENGTH.size + len(answer)
+        if end > _BYTES:
+            self._used = _BYTES
+            return
+        _LENGTH.pack_into(self._memory, at, len(answer))
+        self._memory[at + _LENGTH.size : end] = answer
+        self._used, self._count = end - _STATE.size, self._count + 1
+        _TALLY.pack_into(self._memory, _TALLY_AT, self._count, self._used)
+
+    # The agent
+
+    def progress(self) -> Progress:
+        """How far the child is."""
+        request, since_s, operation, device, _, _ = _STATE.unpack_from(self._memory, 0)
+        return Progress(request, operation, device, since_s)
+
+    def answers(self) -> list[Any]:
+        """The answers that were ready; none after the first that cannot be read."""
+        *_, count, used = _STATE.unpack_from(self._memory, 0)
+        found: list[Any] = []
+        at, end = _STATE.size, min(_STATE.size + used, _BYTES)
+        while len(found) < count and at + _LENGTH.size <= end:
+            (length,) = _LENGTH.unpack_from(self._memory, at)
+            text = self._memory[at + _LENGTH.size : min(at + _LENGTH.size + length, end)]
+            try:
+                found.append(json.loads(text))
+            except ValueError:
+                break
+            at += _LENGTH.size + length
+        return found

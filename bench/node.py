@@ -1,0 +1,159 @@
+"""Proof that the node's enforcement can be trusted: layouts to layouts, crashes, and schedules of faults, from any seed.
+
+`python -m bench.node --seeds N --out DIR` runs every check and writes
+DIR/summary.csv with the columns check, cases, failures and seconds. A failure
+is printed with its seed and the command that runs that seed alone; the exit
+status is 1 then. A seed of the two exhaustive checks is a layout to begin
+from, so that they are whole from 298 seeds on; a seed of the crash checks is a
+transition, with a crash at every moment of it.
+"""
+
+import argparse
+import csv
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from bench import power_schedules
+from bench.node_crashes import check_crashes, check_simulated_crashes
+from bench.node_schedules import check_schedules
+from bench.node_transitions import Tally, check_maximal, check_sampled, check_whole
+
+__all__ = ["CHECKS", "Check", "Outcome", "main", "run_check"]
+
+_SHOWN_EVERY_S = 0.5
+_FAILURES_SHOWN = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One promise; `one` runs a seed, `share` is the part of the seeds that it takes, `most` where there are no more."""
+
+    name: str
+    one: Callable[[int], Tally]
+    share: float = 1.0
+    most: int | None = None
+
+    def seeds(self, asked: int) -> int:
+        """How many of so many seeds it runs."""
+        count = max(1, round(asked * self.share))
+        return count if self.most is None else min(count, self.most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a check found; `failed` are the seeds with the first problem of each."""
+
+    check: str
+    cases: int
+    failures: int
+    seconds: float
+    failed: tuple[tuple[int, str], ...]
+
+
+def _power(seed: int) -> Tally:
+    tally = Tally()
+    try:
+        power_schedules.run_schedule(seed)
+    except AssertionError as broken:
+        tally.count(str(broken) or "a promise was broken")
+    else:
+        tally.count("")
+    return tally
+
+
+CHECKS: tuple[Check, ...] = (
+    Check(name="maximal", one=partial(check_maximal, count=1), most=19),
+    Check(name="layouts", one=partial(check_whole, count=1), most=298),
+    Check(name="sampled", one=partial(check_sampled, count=1)),
+    Check(name="crashes", one=partial(check_crashes, count=1), share=0.1),
+    Check(name="simulated-crashes", one=partial(check_simulated_crashes, count=1), share=0.1),
+    Check(name="schedules", one=partial(check_schedules, count=1)),
+    Check(name="power-schedules", one=_power, share=0.1),
+)
+
+
+def run_check(check: Check, *, first: int, seeds: int, progress: Callable[[int, int], None]) -> Outcome:
+    """Every seed of a check; an error in a schedule is a failure of its seed and ends nothing."""
+    began, cases, failures = time.perf_counter(), 0, 0
+    failed: list[tuple[int, str]] = []
+    for number, seed in enumerate(range(first, first + seeds), 1):
+        try:
+            tally = check.one(seed)
+        except Exception as error:  # noqa: BLE001  # whatever it is, this seed brings it again
+            tally = Tally(cases=1, failures=1, first=[f"{type(error).__name__}: {error}"])
+        cases += tally.cases
+        failures += tally.failures
+        if tally.failures:
+            failed.append((seed, tally.first[0]))
+        progress(number, len(failed))
+    return Outcome(
+        check=check.name, cases=cases, failures=failures, seconds=time.perf_counter() - began, failed=tuple(failed)
+    )  # fmt: skip
+
+
+class _Progress:
+    """A line on a terminal that is written over; nothing anywhere else."""
+
+    def __init__(self, name: str, seeds: int) -> None:
+        self._name, self._seeds = name, seeds
+        self._shown_s = 0.0
+        self._is_seen = sys.stderr.isatty()
+
+    def __call__(self, done: int, failed: int) -> None:
+        """So many seeds are done."""
+        now_s = time.monotonic()
+        if self._is_seen and (now_s - self._shown_s >= _SHOWN_EVERY_S or done == self._seeds):
+            self._shown_s = now_s
+            end = "\r" if done == self._seeds else ""
+            sys.stderr.write(f"\r{self._name}: {done:,} of {self._seeds:,} seeds, {failed} failed {end}")
+            sys.stderr.flush()
+
+
+def main(arguments: Sequence[str] | None = None, checks: Sequence[Check] = CHECKS) -> int:
+    """Runs the checks; 1 where one failed."""
+    parser = argparse.ArgumentParser(prog="python -m bench.node", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--seeds", type=int, default=10_000, help="how many (default %(default)s)")
+    parser.add_argument("--first-seed", type=int, default=0, help="which comes first (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("bench-out"), help="for summary.csv (default %(default)s)")
+    parser.add_argument("--only", choices=[check.name for check in checks], action="append", help="may be repeated")
+    options = parser.parse_args(arguments)
+    if options.seeds < 1 or options.first_seed < 0:
+        parser.error("--seeds is 1 at least, and --first-seed 0")
+    chosen = [check for check in checks if options.only is None or check.name in options.only]
+    options.out.mkdir(parents=True, exist_ok=True)
+    outcomes = []
+    with (options.out / "summary.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(("check", "cases", "failures", "seconds"))
+        for check in chosen:
+            # Whoever asks for one check means its seeds and no share of them.
+            seeds = options.seeds if options.only and check.most is None else check.seeds(options.seeds)
+            outcome = run_check(
+                check, first=options.first_seed, seeds=seeds, progress=_Progress(check.name, seeds)
+            )  # fmt: skip
+            outcomes.append(outcome)
+            table.writerow((outcome.check, outcome.cases, outcome.failures, f"{outcome.seconds:.1f}"))
+            file.flush()
+            _report(outcome, seeds)
+    return 1 if any(outcome.failures for outcome in outcomes) else 0
+
+
+def _report(outcome: Outcome, seeds: int) -> None:
+    print(
+        f"{outcome.check}: {seeds:,} seeds, {outcome.cases:,} cases, {outcome.failures} failures, "
+        f"{outcome.seconds:.1f} s",
+        flush=True,
+    )
+    for seed, problem in outcome.failed[:_FAILURES_SHOWN]:
+        print(f"  seed {seed}: {problem}")
+        print(f"    again: python -m bench.node --only {outcome.check} --first-seed {seed} --seeds 1 --out DIR")
+    if len(outcome.failed) > _FAILURES_SHOWN:
+        print(f"  and {len(outcome.failed) - _FAILURES_SHOWN} more seeds")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""An agent's node whose joules have owners: simulated devices, jobs on them, and its NodeService on loopback."""
+
+import logging
+from contextlib import asynccontextmanager
+
+import grpc.aio
+
+from eelgrid_agent.attribution.node_energy import NodeEnergy
+from eelgrid_agent.attribution.owners import OwnerBook
+from eelgrid_agent.attribution.sources import Sources
+from eelgrid_agent.device import GpuProcess, ProcessKind
+from eelgrid_agent.engine import NoEngine
+from eelgrid_agent.host import SimulatedHost
+from eelgrid_agent.node import Node
+from eelgrid_agent.node_api import NodeApi
+from eelgrid_agent.simulation import GpuLoad, GpuSpec, MigSlice, NodeSpec, SimulatedNode
+from eelgrid_agent.slow import take_slow_look
+from eelgrid_agent.survey import Identity, survey, take_looks
+from eelgrid_protos.catalogue import load
+from eelgrid_protos.messages import Assignment, ConnectResponse, NodePlan
+from eelgrid_protos.rpc import NODE_SERVICE, handler
+from eelgrid_protos.transport import listen, server_options
+
+SECOND = 1_000_000_000
+HALVES = (MigSlice(profile="3g", start=4), MigSlice(profile="1g", start=0))
+GPUS = (
+    GpuSpec(product="h100-sxm5-80gb"),
+    GpuSpec(product="h100-sxm5-80gb", mig=HALVES),
+    GpuSpec(product="p100-pcie-16gb"),
+)
+
+
+class HandClock:
+    """Both clocks, moved by hand."""
+
+    now_ns = SECOND
+
+    def monotonic_ns(self):
+        return self.now_ns
+
+    def wall_ns(self):
+        return self.now_ns
+
+
+class EnergyNode:
+    """Ticks every second and looks every five, as the agent does; `proc` is where its processes are looked up."""
+
+    def __init__(self, proc, name="n0"):
+        self.clock = HandClock()
+        self._proc = proc
+        self._ticks = 0
+        spec = NodeSpec(node_name=name, cpu_milli=1000, memory_bytes=10**9, gpus=GPUS)
+        self.device = SimulatedNode(spec, monotonic_ns=self.clock.monotonic_ns, seed=1)
+        engine = NoEngine()
+        host = SimulatedHost(
+            cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=self.clock.monotonic_ns
+        )
+        self.node = Node(
+            Identity(node_name=name, agent_version="t", simulated=True), host=host, engine=engine, clock=self.clock,
+            draw_incarnation=lambda: 1, ticks_most=10, first=survey(self.device),
+            energy=NodeEnergy(load(), Sources(OwnerBook(proc))),
+        )  # fmt: skip
+
+    def uuid(self, index):
+        return self.node.gpu_uuids[index]
+
+    def job(self, index, pid, job, instance=None):
+        """A process of a Slurm job on a device."""
+        folder = self._proc / str(pid)
+        folder.mkdir()
+        (folder / "cgroup").write_text(f"0::/system.slice/slurmstepd.scope/job_{job}/step_0/user/task_0\n")
+        (folder / "stat").write_text(f"{pid} (python) " + " ".join(["S", *["0"] * 18, "77"]))
+        process = GpuProcess(pid=pid, kind=ProcessKind.COMPUTE, gpu_instance_id=instance)
+        self.device.start_process(self.uuid(index), process)
+
+    def load(self, index, ratio):
+        self.device.set_load(self.uuid(index), GpuLoad(utilization_ratio=ratio))
+
+    def hold(self, index, workload):
+        """The plan gives a device to a workload."""
+        held = Assignment(workload_id=workload, replica=0, gpu_uuids=(self.uuid(index),), gpu_milli=1000)
+        plan = NodePlan(node_name=self.node.name, epoch=1, lease_s=1e6, assignments=(held,))
+        self.node.receive(ConnectResponse(message=plan))
+
+    def run(self, seconds):
+        """Ends with a look where the seconds are a multiple of five."""
+        for _ in range(seconds):
+            self._ticks += 1
+            self.clock.now_ns += SECOND
+            self.node.tick(take_looks(self.device, self.node.gpu_uuids), monotonic_ns=self.clock.now_ns)
+            if self._ticks % 5 == 0:
+                slow = take_slow_look(self.device, self.node.gpu_uuids)
+                found = self.node.energy.read(self.node.inventory.gpus, slow, now_ns=self.clock.now_ns)
+                self.node.observe_slow(slow, found)
+
+
+def working(proc, name="n0"):
+    """A node after ten minutes: two jobs on one device, one in a slice, and one device held and idle."""
+    site = EnergyNode(proc, name)
+    site.run(60)
+    site.job(0, 11, job=1)
+    site.job(0, 12, job=2)
+    site.load(0, 0.8)
+    busy = site.node.inventory.gpus[1].gpu_instances[0].id
+    site.job(1, 21, job=3, instance=busy)
+    site.device.set_instance_load(site.uuid(1), busy, GpuLoad(utilization_ratio=0.9))
+    site.hold(2, "train")
+    site.run(540)
+    return site
+
+
+@asynccontextmanager
+async def serving(nodes, clock, *, tls=None):
+    """NodeService of these nodes; yields the port."""
+    server = grpc.aio.server(options=server_options())
+    server.add_generic_rpc_handlers((handler(NODE_SERVICE, NodeApi({n.name: n for n in nodes}, clock)),))
+    port = await listen(server, "127.0.0.1:0", tls=tls, insecure=False, log=logging.getLogger("test"))
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(0)

@@ -1,0 +1,304 @@
+"""Enforcement through a node: plans come in as messages, devices change, answers and events go out, all is put back."""
+
+import asyncio
+import itertools
+import time
+
+import pytest
+
+from eelgrid_agent.enforcement import Enforcement, InPlaceKeeper, MachineKeeper
+from eelgrid_agent.fleet import simulated_node
+from eelgrid_agent.guard import LocalPolicy
+from eelgrid_agent.guard.events import Origin
+from eelgrid_agent.loop import DriverThread
+from eelgrid_agent.power import Enforcer, MemoryJournal
+from eelgrid_agent.simulation import GpuLoad, GpuSpec, NodeSpec, SimulatedNode
+from eelgrid_agent.survey import InPlace, survey, take_looks
+from eelgrid_protos.messages import (
+    ApplyStatus,
+    Assignment,
+    Cadence,
+    ConnectResponse,
+    GpuLayout,
+    GpuSetting,
+    NodeEvent,
+    NodeEventKind,
+    NodePlan,
+    PlanApplied,
+    WantedInstance,
+    Welcome,
+)  # fmt: skip
+
+PRODUCT = "h100-sxm5-80gb"
+HALVES = (WantedInstance(profile="4g.40gb", start=0), WantedInstance(profile="3g.40gb", start=4))
+
+
+class Clock:
+    """Moves when it is told to."""
+
+    def __init__(self):
+        self.now_ns = 10**9
+
+    def monotonic_ns(self):
+        return self.now_ns
+
+    def wall_ns(self):
+        return 1_700_000_000 * 10**9 + self.now_ns
+
+
+class Bench:
+    """One simulated node with two H100, its clock and its keeper."""
+
+    def __init__(self, *, local=None, has_control=True):
+        self.clock = Clock()
+        spec = NodeSpec(node_name="n", cpu_milli=1000, memory_bytes=2**30, gpus=(GpuSpec(product=PRODUCT),) * 2)
+        self.machine = SimulatedNode(spec, monotonic_ns=self.clock.monotonic_ns, seed=3)
+        self.agent = simulated_node(
+            self.machine, self.machine, spec=spec, clock=self.clock, draw_incarnation=lambda: 1, control=self.machine,
+            ticks_most=1000, send_phase=0.0, local=local, has_control=has_control,
+        )  # fmt: skip
+        self.node = self.agent.node
+        self.keeper = InPlaceKeeper(((self.agent.enforcement, self.node, self.agent.layouts),), clock=self.clock)
+        self.uuids = self.node.gpu_uuids
+        self.node.welcome(Welcome(acknowledged_sequence=0, cadence=Cadence(sample_interval_s=1.0)))
+        self.said = []
+        self.epochs = itertools.count(1)
+
+    def settings(self, watts):
+        return tuple(GpuSetting(gpu_uuid=uuid, power_limit_w=watts) for uuid in self.uuids)
+
+    def send(self, **wanted):
+        plan = NodePlan(node_name="n", epoch=next(self.epochs), lease_s=wanted.pop("lease_s", 1e6), **wanted)
+        self.node.receive(ConnectResponse(message=plan))
+
+    def live(self, seconds, *, ticks=True):
+        """Quarter seconds of the keeper, with the wheel's tick at each whole one."""
+        for quarter in range(int(seconds * 4)):
+            self.clock.now_ns += 250_000_000
+            if ticks and quarter % 4 == 3:
+                now_ns = self.clock.now_ns
+                if self.node.tick(take_looks(self.machine, self.node.gpu_uuids), monotonic_ns=now_ns):
+                    self.node.adopt(survey(self.machine))
+            self.keeper.turn()
+            if self.node.survey_due:
+                self.node.adopt(survey(self.machine))
+            while (message := self.node.pull()) is not None:
+                self.said.append(message.message)
+
+    def limits_w(self):
+        return [self.machine.power_settings(uuid).requested_w for uuid in self.uuids]
+
+    def power_w(self):
+        return sum(gpu.power_mw for gpu in self.machine.devices) / 1000.0
+
+    def answer(self):
+        return next(one for one in reversed(self.said) if isinstance(one, PlanApplied))
+
+    def events(self):
+        return [one.kind for one in self.said if isinstance(one, NodeEvent)]
+
+
+def test_an_enforced_limit_is_set_read_back_answered_and_put_back_when_the_lease_ends():
+    bench = Bench()
+    before = bench.limits_w()
+    bench.send(enforce=True, gpu_settings=bench.settings(500.0), lease_s=20.0)
+    bench.live(8)
+    assert bench.limits_w() == [500.0, 500.0]
+    results = {result.subject: result for result in bench.answer().results}
+    assert bench.answer().status is ApplyStatus.APPLIED
+    assert [results[uuid].power_limit_w for uuid in bench.uuids] == [500.0, 500.0]
+    bench.live(20)
+    assert bench.limits_w() == before
+    assert NodeEventKind.LEASE_EXPIRED in bench.events()
+    assert not bench.node.guard.has_business
+
+
+def test_a_pool_that_observes_and_an_agent_that_only_observes_change_nothing():
+    cases = (
+        (Bench(), False, {(ApplyStatus.OBSERVED, "")}),
+        (Bench(has_control=False), True, {(ApplyStatus.REFUSED, "no-permission")}),
+    )
+    for bench, enforce, said in cases:
+        before = bench.limits_w()
+        layout = GpuLayout(gpu_uuid=bench.uuids[0], mig_enabled=True, instances=HALVES)
+        bench.send(enforce=enforce, gpu_settings=bench.settings(400.0), gpu_layouts=(layout,))
+        bench.live(5)
+        assert bench.limits_w() == before
+        assert not any(gpu.mig_enabled for gpu in bench.machine.gpus())
+        assert {(result.status, result.rule) for result in bench.answer().results} == said
+
+
+def test_a_layout_of_a_plan_is_made_stamped_and_not_changed_under_work_that_holds_it():
+    bench = Bench()
+    layout = GpuLayout(gpu_uuid=bench.uuids[1], mig_enabled=True, instances=HALVES)
+    bench.send(enforce=True, gpu_layouts=(layout,))
+    bench.live(3)
+    gpu = bench.node.inventory.gpus[1]
+    assert gpu.mig_enabled
+    assert [instance.start for instance in gpu.gpu_instances] == [0, 4]
+    first = {
+        instance.compute_instances[0].uuid: instance.compute_instances[0].generation for instance in gpu.gpu_instances
+    }
+    assert set(first.values()) == {1}
+    assert bench.answer().status is ApplyStatus.APPLIED
+    assert NodeEventKind.LAYOUT_CHANGED in bench.events()
+
+    # Work on one half: a layout without it is refused by name, and the other half may go.
+    held = gpu.gpu_instances[1].compute_instances[0].uuid
+    work = Assignment(workload_id="w", replica=0, gpu_uuids=(held,), gpu_milli=1000)
+    bench.send(enforce=True, gpu_layouts=(layout,), assignments=(work,))
+    bench.live(2)
+    bench.send(enforce=True, gpu_layouts=(GpuLayout(gpu_uuid=bench.uuids[1]),), assignments=(work,))
+    bench.live(2)
+    refusals = [result for result in bench.answer().results if result.status is ApplyStatus.REFUSED]
+    assert [refusal.rule for refusal in refusals] == ["busy"]
+    assert [instance.start for instance in bench.node.inventory.gpus[1].gpu_instances] == [0, 4]
+
+
+def test_an_instance_made_anew_has_another_generation_under_its_old_uuid():
+    bench = Bench()
+    whole = GpuLayout(gpu_uuid=bench.uuids[0], mig_enabled=True, instances=HALVES)
+    bare = GpuLayout(gpu_uuid=bench.uuids[0], mig_enabled=True)
+    seen = []
+    for layout in (whole, bare, whole):
+        bench.send(enforce=True, gpu_layouts=(layout,))
+        bench.live(3)
+        seen.append(
+            [
+                (compute.uuid, compute.generation)
+                for instance in bench.node.inventory.gpus[0].gpu_instances
+                for compute in instance.compute_instances
+            ]
+        )
+    assert seen[1] == []
+    assert [uuid for uuid, _ in seen[0]] == [uuid for uuid, _ in seen[2]]
+    assert [generation for _, generation in seen[2]] == [2, 2]
+
+
+def test_a_local_budget_holds_within_a_second_of_a_rise_without_any_controller():
+    bench = Bench(local=LocalPolicy(power_budget_w=900.0, enforce=True))
+    bench.live(3)
+    for uuid in bench.uuids:
+        bench.machine.set_load(uuid, GpuLoad(utilization_ratio=1.0))
+    over_s = 0.0
+    for _ in range(40):
+        bench.live(0.25)
+        over_s += 0.25 if bench.power_w() > 900.0 else 0.0
+    assert bench.power_w() <= 900.0
+    assert 0.0 < over_s <= 1.0
+
+
+def test_work_that_comes_back_after_a_lost_gpu_finds_its_limit_again():
+    bench = Bench()
+    bench.send(enforce=True, gpu_settings=bench.settings(450.0))
+    bench.live(6)
+    bench.machine.faults.lose(bench.uuids[0])
+    bench.live(3)
+    bench.machine.faults.restore(bench.uuids[0])
+    bench.live(8)
+    assert bench.limits_w() == [450.0, 450.0]
+    assert {NodeEventKind.GPU_LOST, NodeEventKind.GPU_RETURNED} <= set(bench.events())
+
+
+def test_a_gpu_that_is_lost_again_and_again_is_cordoned():
+    bench = Bench()
+    bench.send(enforce=True, gpu_settings=bench.settings(450.0))
+    for _ in range(3):
+        bench.machine.faults.lose(bench.uuids[0])
+        bench.live(3)
+        bench.machine.faults.restore(bench.uuids[0])
+        bench.live(3)
+    assert "quarantined" in bench.node.inventory.gpus[0].cordon
+    assert not bench.node.inventory.gpus[1].cordon
+    assert NodeEventKind.GPU_QUARANTINED in bench.events()
+
+
+class Threads:
+    """A machine's keeper on real threads, with a journal that outlives the keeper."""
+
+    def __init__(self, journal):
+        self.bench = Bench()
+        self.clock = self.bench.clock = RealClock()
+        node = self.bench.node
+        enforcer = Enforcer(self.bench.machine, journal, origin=Origin)
+        self.enforcement = Enforcement(node, enforcer, looking=InPlace(self.bench.machine), clock=self.clock)
+        self.driver, self.slow = DriverThread(), DriverThread()
+        self.records = journal.load()
+
+    def keeper(self, layouts, end_s=5.0):
+        return MachineKeeper(
+            self.bench.node, self.enforcement, layouts, driver=self.driver, slow_driver=self.slow, records=self.records,
+            is_enforcing=True, clock=self.clock, end_s=end_s,
+        )  # fmt: skip
+
+    def close(self):
+        self.driver.close()
+        self.slow.close()
+
+
+class RealClock:
+    monotonic_ns = staticmethod(time.monotonic_ns)
+    wall_ns = staticmethod(time.time_ns)
+
+
+async def until(condition):
+    async with asyncio.timeout(8.0):
+        while not condition():  # noqa: ASYNC110  # any state of any object
+            await asyncio.sleep(0.01)
+
+
+async def test_a_machine_sets_in_the_background_and_puts_back_when_it_is_cancelled():
+    journal = MemoryJournal()
+    threads = Threads(journal)
+    bench = threads.bench
+    before = bench.limits_w()
+    task = asyncio.ensure_future(threads.keeper(bench.agent.layouts).run())
+    try:
+        bench.node.tick(take_looks(bench.machine, bench.uuids), monotonic_ns=threads.clock.monotonic_ns())
+        bench.send(enforce=True, gpu_settings=bench.settings(650.0))
+        layout = GpuLayout(gpu_uuid=bench.uuids[1], mig_enabled=True, instances=HALVES)
+        await until(lambda: bench.limits_w() == [650.0, 650.0])
+        assert len(journal.load()) == 2
+        bench.send(enforce=True, gpu_settings=bench.settings(650.0), gpu_layouts=(layout,))
+        await until(lambda: len(bench.machine.gpus()[1].gpu_instances) == 2 and bench.node.survey_due)
+    finally:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        threads.close()
+    assert bench.limits_w() == before
+    assert journal.load() == ()
+
+
+async def test_what_a_crash_left_is_put_back_at_the_next_start():
+    journal = MemoryJournal()
+    crashed = Threads(journal)
+    bench = crashed.bench
+    before = bench.limits_w()
+    task = asyncio.ensure_future(crashed.keeper(bench.agent.layouts, end_s=0.0).run())
+    bench.node.tick(take_looks(bench.machine, bench.uuids), monotonic_ns=crashed.clock.monotonic_ns())
+    bench.send(enforce=True, gpu_settings=bench.settings(650.0))
+    await until(lambda: bench.limits_w() == [650.0, 650.0] and len(journal.load()) == 2)
+    left = journal.load()
+    # The process dies: whatever its end writes does not happen.
+    crashed.driver.close()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    crashed.slow.close()
+    journal.store(left)
+    assert bench.limits_w() == [650.0, 650.0]
+
+    after = Threads(journal)
+    after.bench = bench
+    enforcer = Enforcer(bench.machine, journal, origin=Origin)
+    fresh = Bench()
+    after.enforcement = Enforcement(fresh.node, enforcer, looking=InPlace(bench.machine), clock=after.clock)
+    after.bench = fresh
+    again = asyncio.ensure_future(after.keeper(fresh.agent.layouts).run())
+    await until(lambda: journal.load() == ())
+    again.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await again
+    after.close()
+    assert bench.limits_w() == before

@@ -1,0 +1,185 @@
+"""The keeper of layouts: an answer every time, adoption, leases, and what a boot, a driver and a reset take."""
+
+import pytest
+from bench.mig_device import Hook, MemoryJournal, MigDevice
+from bench.naive_partitioner import State
+from bench.node_crashes import spelled
+from tests.mig_rig import FOUR, G3, G4, H100, ONE, THREE, applied, refused
+
+from eelgrid_agent.device import DriverUnavailable
+from eelgrid_agent.mig.journal import FileJournal, JournalUnwritable
+from eelgrid_agent.mig.keeper import LayoutKeeper
+from eelgrid_agent.mig.site import boot_of
+from eelgrid_protos.messages import ApplyStatus, NodeEventKind
+
+
+class Machine:
+    """One GPU on which these stand, and what its agent has for a keeper."""
+
+    def __init__(self, *instances, mig_enabled=True, journal=None):
+        self.device = MigDevice(H100, Hook(), mig_enabled=mig_enabled)
+        self.journal = journal or MemoryJournal(lambda _: None)
+        self.boot = "boot-1/7"
+        for instance in instances:
+            self.device.stand(*instance)
+        self.start()
+
+    def start(self):
+        self.keeper = LayoutKeeper(
+            self.device, self.device, self.journal, boot_id=lambda: self.boot, sleep=self.device.sleep,
+            monotonic_s=lambda: self.device.now_s, wall_ns=lambda: 1,
+        )  # fmt: skip
+
+    def asked(self, *instances):
+        return spelled(H100, "GPU-0", State(True, frozenset(instances)))
+
+    def standing(self):
+        return {(h.profile.id, h.start) for h in self.device.held.values()}
+
+    def generations(self):
+        gpus = self.keeper.stamped(self.device.gpus())
+        return {c.uuid: c.generation for gpu in gpus for i in gpu.gpu_instances for c in i.compute_instances}
+
+    def kinds(self):
+        return [event.kind for event in self.keeper.take_events()]
+
+
+def test_what_is_found_at_start_is_adopted_told_with_a_generation_and_may_be_changed():
+    machine = Machine(ONE, THREE)
+    assert machine.keeper.recover() == ()
+    assert machine.generations() == {"MIG-7-0": 1, "MIG-2-0": 1}
+    assert applied(machine.keeper.apply(machine.asked(FOUR)))
+    assert machine.standing() == {(G4, 0)}
+    assert machine.kinds() == [NodeEventKind.LAYOUT_CHANGED]
+
+
+def test_an_agent_that_may_only_observe_counts_generations_and_changes_nothing():
+    machine = Machine()
+    machine.keeper.apply(machine.asked(THREE))
+    machine.device.remove(2)
+    machine.device.stand(*ONE)
+    machine.device.hook.names.clear()
+    machine.start()
+    machine.keeper.observe()
+    assert machine.device.hook.names == []
+    assert machine.generations() == {"MIG-7-0": 1}
+    assert machine.standing() == {(ONE[0], 0)}
+
+
+@pytest.mark.parametrize("boot", ["boot-2/1", "boot-1/8"], ids=["reboot", "driver loaded anew"])
+def test_after_a_boot_or_a_driver_load_the_layout_is_made_anew_under_another_generation(boot):
+    machine = Machine()
+    machine.keeper.apply(machine.asked(THREE))
+    machine.keeper.hold({"MIG-2-0"})
+    machine.device.reset()
+    machine.boot = boot
+    assert [applied(result) for result in machine.keeper.check()] == [True]
+    assert machine.standing() == {(G3, 4)}
+    assert machine.generations() == {"MIG-2-0": 2}
+    assert NodeEventKind.SETTING_RESTORED in machine.kinds()
+    # The lease was on the instance of before.
+    assert applied(machine.keeper.apply(machine.asked(FOUR)))
+
+
+def test_a_reset_within_a_boot_makes_every_lease_stale_even_where_the_like_stands():
+    machine = Machine()
+    machine.keeper.apply(machine.asked(THREE))
+    machine.keeper.hold({"MIG-2-0"})
+    assert refused(machine.keeper.apply(machine.asked(FOUR)), "busy")
+    machine.device.reset()
+    machine.device.stand(*THREE)
+    assert machine.keeper.device_was_reset("GPU-0")
+    assert machine.keeper.check() == ()
+    assert machine.generations() == {"MIG-2-0": 2}
+    assert applied(machine.keeper.apply(machine.asked(FOUR)))
+
+
+def test_a_reset_that_could_not_be_written_down_is_not_forgotten():
+    machine = Machine()
+    machine.keeper.apply(machine.asked(THREE))
+
+    def full(_):
+        raise JournalUnwritable("no space left; make room")
+
+    machine.journal.hook = full
+    machine.device.reset()
+    assert not machine.keeper.device_was_reset("GPU-0")
+    assert machine.keeper.check() == ()
+    machine.kinds()
+    machine.journal.hook = lambda _: None
+    assert [applied(result) for result in machine.keeper.check()] == [True]
+    # Nobody changed anything behind the agent's back: no repair is counted.
+    assert NodeEventKind.SETTING_DRIFT not in machine.kinds()
+    assert machine.keeper.executor.record("GPU-0").repairs == 0
+
+
+def test_a_lease_holds_over_a_restart_and_one_that_cannot_be_written_down_is_none():
+    machine = Machine(THREE)
+    machine.keeper.recover()
+    assert machine.keeper.hold({"MIG-2-0"})
+    machine.start()
+    machine.keeper.recover()
+    assert refused(machine.keeper.apply(machine.asked(FOUR)), "busy")
+    assert machine.keeper.hold(())
+
+    def full(_):
+        raise JournalUnwritable("no space left; make room")
+
+    machine.journal.hook = full
+    assert not machine.keeper.hold({"MIG-2-0"})
+    assert not machine.keeper.hold({"MIG-2-0"})
+    # Told once.
+    assert machine.kinds() == [NodeEventKind.ENFORCEMENT_SUSPENDED]
+
+
+def test_a_journal_that_is_none_stops_every_change_is_told_once_and_raises_nowhere(tmp_path):
+    path = tmp_path / "mig.json"
+    path.write_text("{")
+    machine = Machine(ONE, journal=FileJournal(path))
+    assert machine.keeper.recover() == ()
+    machine.keeper.check()
+    machine.keeper.observe()
+    assert not machine.keeper.hold({"MIG-7-0"})
+    assert not machine.keeper.release("GPU-0")
+    (event,) = machine.keeper.take_events()
+    assert event.kind is NodeEventKind.ENFORCEMENT_SUSPENDED
+    assert "mig.json" in event.detail
+    (result,) = machine.keeper.apply_all([machine.asked(THREE)])
+    assert (result.status, result.rule) == (ApplyStatus.FAILED, "journal")
+    assert machine.generations() == {"MIG-7-0": 0}
+    assert machine.standing() == {(ONE[0], 0)}
+    # A restart adopts what stands.
+    machine.start()
+    assert machine.keeper.recover() == ()
+    assert applied(machine.keeper.apply(machine.asked(THREE)))
+
+
+def test_without_a_driver_nothing_is_done_and_nothing_raised():
+    machine = Machine(ONE)
+
+    def gone():
+        raise DriverUnavailable("no driver; load it")
+
+    listed = machine.device.gpus
+    machine.device.gpus = gone
+    assert machine.keeper.recover() == machine.keeper.check() == ()
+    result = machine.keeper.apply(machine.asked(THREE))
+    assert (result.status, result.rule) == (ApplyStatus.FAILED, "device")
+    assert not machine.keeper.hold({"MIG-7-0"})
+    machine.device.gpus = listed
+    assert machine.keeper.check() == ()
+    assert machine.generations() == {"MIG-7-0": 1}
+
+
+def test_what_is_released_is_left_as_it_stands():
+    machine = Machine()
+    machine.keeper.apply(machine.asked(THREE))
+    assert machine.keeper.release("GPU-0")
+    machine.device.remove(2)
+    assert machine.keeper.check() == ()
+    assert machine.standing() == set()
+
+
+def test_since_when_instances_stand_is_a_boot_and_a_driver_load_and_never_nothing():
+    assert len({boot_of("a", "1"), boot_of("a", "2"), boot_of("b", "1"), boot_of("", "")}) == 4
+    assert boot_of("", "")

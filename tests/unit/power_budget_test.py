@@ -1,0 +1,203 @@
+"""The power budget of a node: held within a second in closed loop, released with care, and told where it cannot be."""
+
+import random
+
+import pytest
+from tests.fakes.power_device import FakeMachine, FakePart, Fuse
+from tests.power_rig import Rig, SimulatedMachine, fake, plan_of, setting, simulated
+
+from eelgrid_agent.guard import GuardLimits, LocalPolicy
+from eelgrid_agent.guard.budget import Budget, Draw, keep
+from eelgrid_protos.messages import ApplyStatus, NodeEventKind
+
+STEP_S = 0.05
+LOOKS_EVERY = 5  # four looks a second
+
+
+class Watch:
+    """The longest stretch that the true power stayed over the budget."""
+
+    def __init__(self, rig, budget_w) -> None:
+        self.rig, self.budget_w = rig, budget_w
+        self.over_s = self.longest_s = 0.0
+        self.steps = 0
+
+    def run(self, seconds) -> float:
+        for _ in range(int(seconds / STEP_S)):
+            self.rig.machine.advance(STEP_S)
+            self.steps += 1
+            is_over = self.rig.machine.true_power_w() > self.budget_w
+            self.over_s = self.over_s + STEP_S if is_over else 0.0
+            self.longest_s = max(self.longest_s, self.over_s)
+            if self.steps % LOOKS_EVERY == 0:
+                self.rig.once()
+        return self.longest_s
+
+
+def load_all(rig, demand_w):
+    for uuid in rig.machine.uuids:
+        rig.machine.load(uuid, demand_w)
+
+
+# A busy simulated H100 does not go under 252 W, whatever its limit.
+@pytest.mark.parametrize(
+    ("make", "budget_w"),
+    [(fake, 2000.0), (fake, 3000.0), (fake, 5500.0), (simulated, 2200.0), (simulated, 3000.0), (simulated, 5500.0)],
+)
+def test_a_sudden_full_load_is_under_the_budget_within_a_second(make, budget_w):
+    rig = Rig(make(8), local=LocalPolicy(power_budget_w=budget_w, enforce=True))
+    watch = Watch(rig, budget_w)
+    watch.run(3.0)
+    load_all(rig, 700.0)
+    assert watch.run(30.0) <= 1.0
+    assert watch.over_s == 0.0
+    # Nothing is wasted either: the node draws nearly what it may.
+    assert rig.machine.true_power_w() > 0.9 * budget_w
+    load_all(rig, 0.0)
+    watch.run(60.0)
+    assert {uuid: rig.machine.shown(uuid) for uuid in rig.machine.uuids} == rig.found
+    assert rig.journal.content == ()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_the_loads_and_the_controller_do_the_budget_is_kept(seed):
+    rng = random.Random(seed)
+    rig = Rig(simulated(8), local=LocalPolicy(power_budget_w=2600.0, enforce=True))
+    watch = Watch(rig, 2600.0)
+    for _ in range(25):
+        for uuid in rng.sample(rig.machine.uuids, rng.randint(0, 8)):
+            rig.machine.load(uuid, rng.choice([0.0, 200.0, 500.0, 700.0]))
+        if rng.random() < 0.4:
+            asked = [setting(uuid, rng.choice([200.0, 450.0, 700.0])) for uuid in rig.machine.uuids]
+            rig.offer(plan_of(*asked, gangs=(rig.machine.uuids[:4],), power_budget_w=rng.choice([None, 5000.0])))
+        watch.run(rng.choice([0.5, 1.0, 4.0]))
+    assert watch.longest_s <= 1.0
+
+
+def test_it_is_kept_after_the_lease_too():
+    rig = Rig(simulated(4))
+    rig.offer(plan_of(*(setting(uuid, 300.0) for uuid in rig.machine.uuids), power_budget_w=1500.0, lease_s=10.0))
+    load_all(rig, 700.0)
+    watch = Watch(rig, 1500.0)
+    watch.run(9.0)
+    assert watch.run(30.0) <= 1.0
+    assert NodeEventKind.LEASE_EXPIRED in rig.kinds()
+    limits_w = {rig.limit_w(uuid) for uuid in rig.machine.uuids}
+    assert len(limits_w) == 1
+    assert 340.0 < limits_w.pop() <= 375.0
+
+
+def test_a_sensor_that_shows_the_last_second_s_mean_does_not_wind_it_down():
+    machine = SimulatedMachine(("h100-sxm5-80gb",) * 8, Fuse(), driver_version="515.105.01")
+    rig = Rig(machine, local=LocalPolicy(power_budget_w=3000.0, enforce=True))
+    watch = Watch(rig, 3000.0)
+    load_all(rig, 700.0)
+    # The mean must first rise and is looked at twice.
+    assert watch.run(20.0) <= 1.5
+    assert machine.true_power_w() > 2700.0
+
+
+def test_the_highest_draw_goes_first_and_the_low_ones_are_not_touched_by_it():
+    rig = Rig(fake(4), local=LocalPolicy(power_budget_w=1200.0, enforce=True))
+    for uuid, demand_w in zip(rig.machine.uuids, (700.0, 600.0, 100.0, 100.0), strict=True):
+        rig.machine.load(uuid, demand_w)
+    rig.cycle(4)
+    draws = [part.power_w for part in rig.machine.parts.values()]
+    assert draws[2:] == [100.0, 100.0]
+    assert draws[0] == draws[1]
+    assert 480.0 <= draws[0] <= 500.0
+
+
+def test_a_part_that_draws_more_than_its_limit_is_lowered_by_what_it_overdraws():
+    class Overdrawing(FakePart):
+        @property
+        def power_w(self):
+            return max(self.idle_w, min(self.demand_w, self.enforced_w + 30.0))
+
+    machine = FakeMachine({f"GPU-{number}": Overdrawing() for number in range(4)}, Fuse())
+    rig = Rig(machine, local=LocalPolicy(power_budget_w=1600.0, enforce=True))
+    load_all(rig, 700.0)
+    rig.cycle(40)
+    assert machine.true_power_w() <= 1600.0
+
+
+def test_a_budget_that_cannot_be_kept_is_told_once_and_minima_are_respected():
+    rig = Rig(fake(4), local=LocalPolicy(power_budget_w=700.0, enforce=True))
+    load_all(rig, 700.0)
+    rig.cycle(40)
+    assert [rig.limit_w(uuid) for uuid in rig.machine.uuids] == [200.0] * 4
+    told = [event for event in rig.events if event.kind is NodeEventKind.HEALTH]
+    assert len(told) == 1
+    assert "cannot be kept" in told[0].detail
+
+
+def test_parts_that_do_not_go_down_to_their_limit_are_told_too():
+    rig = Rig(simulated(8), local=LocalPolicy(power_budget_w=2000.0, enforce=True))
+    load_all(rig, 700.0)
+    rig.cycle(80)
+    assert {rig.limit_w(uuid) for uuid in rig.machine.uuids} == {200.0}
+    assert rig.machine.true_power_w() > 2000.0
+    (told,) = [event.detail for event in rig.events if event.kind is NodeEventKind.HEALTH]
+    assert "of 2000 W cannot be kept: 0 W cannot be lowered" in told
+
+
+def test_a_plan_far_below_the_budget_does_not_slow_the_budget_down():
+    rig = Rig(fake(4))
+    load_all(rig, 700.0)
+    rig.offer(plan_of(*(setting(uuid, 250.0) for uuid in rig.machine.uuids), power_budget_w=1500.0))
+    rig.cycle()
+    assert rig.machine.true_power_w() <= 1500.0
+    rig.cycle(4)
+    assert {rig.limit_w(uuid) for uuid in rig.machine.uuids} == {250.0}
+
+
+def test_a_node_that_observes_only_tells():
+    rig = Rig(fake(4), local=LocalPolicy(power_budget_w=1000.0))
+    rig.offer(plan_of(setting("GPU-0", 300.0), enforce=False, power_budget_w=900.0))
+    load_all(rig, 700.0)
+    rig.cycle(20)
+    assert all(part.writes == [] for part in rig.machine.parts.values())
+    told = [event.detail for event in rig.events if event.kind is NodeEventKind.HEALTH]
+    assert len(told) == 1
+    assert "observe-only" in told[0]
+    assert rig.guard.cycle_s == 0.25
+
+
+def test_a_silent_device_counts_with_the_limit_that_it_was_seen_under():
+    rig = Rig(fake(2), local=LocalPolicy(power_budget_w=1000.0, enforce=True))
+    rig.machine.load("GPU-0", 600.0)
+    rig.cycle(2)
+    rig.machine.hang("GPU-1")  # idle, but nobody can know that it stays so
+    rig.cycle(4)
+    assert 270.0 <= rig.limit_w("GPU-0") <= 300.0
+
+
+def test_a_device_that_somebody_holds_lower_is_theirs():
+    rig = Rig(fake(2), local=LocalPolicy(power_budget_w=1000.0, enforce=True))
+    load_all(rig, 700.0)
+    rig.cycle(4)
+    rig.machine.set_behind("GPU-0", 250.0)
+    rig.cycle(10)
+    assert rig.limit_w("GPU-0") == 250.0
+    load_all(rig, 0.0)
+    rig.cycle(200)
+    assert [rig.limit_w(uuid) for uuid in rig.machine.uuids] == [250.0, 700.0]
+
+
+def test_the_answer_tells_that_the_budget_holds_a_setting_down():
+    rig = Rig(fake(2))
+    rig.offer(plan_of(setting("GPU-0", 600.0), power_budget_w=800.0))
+    load_all(rig, 700.0)
+    rig.cycle(12)
+    assert rig.status("GPU-0") == (ApplyStatus.APPLIED, "")
+    result = next(result for result in rig.guard.applied.results)
+    assert "node-budget: held at" in rig.guard._answer().results[0].detail
+    assert result.subject == "GPU-0"
+
+
+def test_the_level_depends_on_the_readings_only():
+    limits = GuardLimits()
+    draws = tuple(Draw(power_w=700.0, limit_w=700.0, low_w=200.0, high_w=700.0, is_writable=True) for _ in range(4))
+    first, _ = keep(Budget(), draws, 2000.0, 0, limits, is_enforced=True)
+    second, _ = keep(first, draws, 2000.0, 250_000_000, limits, is_enforced=True)
+    assert first.level_w == second.level_w == 490.0
