@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 import grpc.aio
 
 from eelgrid_agent.engine import SimulatedEngine
-from eelgrid_agent.fleet import open_channels
 from eelgrid_agent.host import SimulatedHost
 from eelgrid_agent.node import Node
 from eelgrid_agent.simulation import GpuLoad, GpuSpec, NodeSpec, SimulatedNode
+from eelgrid_agent.streams import open_channels
 from eelgrid_agent.survey import Identity, survey, take_looks
 from eelgrid_agent.uplink import Uplink, UplinkLimits
 from eelgrid_protos.messages import (

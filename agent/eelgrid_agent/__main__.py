@@ -25,12 +25,12 @@ from eelgrid_agent.device import DeviceError
 from eelgrid_agent.metrics import AgentCollector, MetricsError, MetricsServer, Page, WebConfigUnusable
 from eelgrid_agent.node import Node
 from eelgrid_agent.node_api import NodeApi
+from eelgrid_agent.streams import Links, open_channels
 from eelgrid_protos import __version__
 from eelgrid_protos.rpc import NODE_SERVICE, handler
 from eelgrid_protos.transport import ListenError, listen, server_options, standard_services
 
 if TYPE_CHECKING:
-    from eelgrid_agent.fleet import Links
     from eelgrid_agent.hosted import Hosted
 
 __all__ = ["main"]
@@ -63,19 +63,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         return _fail(error, 2)
     _log_to_stderr(verbose=config.verbose)
-    from eelgrid_agent.attribution.pod_resources import PodResourcesError
-    from eelgrid_agent.machine import NotEnforceable
-    from eelgrid_agent.simulation import FleetFileError, SpecError
-
     try:
         asyncio.run(_run(config))
-    except (FleetFileError, SpecError, WebConfigUnusable) as error:
+    except _faults_of_files() as error:
         return _fail(error, 2)
-    except (ListenError, MetricsError, DeviceError, NotEnforceable, PodResourcesError) as error:
+    except _failures() as error:
         return _fail(error, 1)
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+# Both are asked only once something was raised: an agent that runs should not hold what it has no use for.
+
+
+def _faults_of_files() -> tuple[type[Exception], ...]:
+    """What is wrong in a file that the user gave."""
+    from eelgrid_agent.simulation import FleetFileError, SpecError
+
+    return FleetFileError, SpecError, WebConfigUnusable
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What cannot be had on this machine."""
+    from eelgrid_agent.attribution.pod_resources import PodResourcesError
+    from eelgrid_agent.machine import NotEnforceable
+
+    return ListenError, MetricsError, DeviceError, NotEnforceable, PodResourcesError
 
 
 def _fail(error: Exception, code: int) -> int:
@@ -96,13 +110,15 @@ def _log_to_stderr(*, verbose: bool) -> None:
 
 
 async def _run(config: AgentConfig) -> None:
-    from eelgrid_agent.fleet import Links, open_channels, open_fleet
-    from eelgrid_agent.machine import open_machine
-
     clock = SystemClock()
     if config.simulate is not None:
+        # A real node has no use for the simulation, nor a fleet for a driver in a child.
+        from eelgrid_agent.fleet import open_fleet
+
         hosted = open_fleet(config, clock, _draw_incarnation)
     else:
+        from eelgrid_agent.machine import open_machine
+
         hosted = await open_machine(config, clock, _draw_incarnation)
     open_channel = open_channels(config.controller, tls=config.tls, insecure=config.insecure)
     # A forbidden or unusable address is the operator's to mend, so it fails here and not in the back-off.
@@ -154,7 +170,7 @@ async def _serve_api(config: AgentConfig, nodes: tuple[Node, ...], clock: System
 
 
 def _serve_metrics(
-    config: AgentConfig, hosted: "Hosted", links: "Links", clock: SystemClock, stack: AsyncExitStack
+    config: AgentConfig, hosted: "Hosted", links: Links, clock: SystemClock, stack: AsyncExitStack
 ) -> int:
     nodes, worker = hosted.nodes, hosted.worker
     energy = nodes[0].energy

@@ -40,13 +40,13 @@ Cycle = Generator[Callable[[], Any], Any, tuple[GpuLayout, ...]]
 class Layouts(Protocol):
     """MIG layouts of this node's devices; every method but the last two may block."""
 
-    def recover(self) -> object:
+    def recover(self) -> tuple[ApplyResult, ...]:
         """Adopts what is found and finishes or undoes what was under way."""
 
-    def check(self) -> object:
-        """Tends every device once."""
+    def check(self) -> tuple[ApplyResult, ...]:
+        """Tends every device once; a result for each on which something was to be done."""
 
-    def observe(self) -> None:
+    def observe(self) -> object:
         """In place of both where nothing may be changed."""
 
     def apply(self, layout: GpuLayout) -> ApplyResult:
@@ -136,6 +136,13 @@ class Enforcement:
         self._node.guard.executed(self._executed((outcome,)))
         self._node.heed()
 
+    def tended(self, results: Iterable[ApplyResult]) -> None:
+        """What became of layouts without anybody asking."""
+        for result in results:
+            layout = self._node.guard.laid(result.subject)
+            if layout is not None:
+                self.laid_out(layout, result)
+
     def _read_back(self, quick: Looks, asked: frozenset[str]) -> tuple[GpuCheck, ...]:
         checks = []
         for uuid, raw in quick:
@@ -220,7 +227,7 @@ class InPlaceKeeper:
             for layout in asked:
                 enforcement.laid_out(layout, layouts.apply(layout))
             if tends:
-                layouts.check()
+                enforcement.tended(layouts.check())
             _changed(node, layouts)
 
     def _lay(self, node: Node, layouts: Layouts) -> None:
@@ -310,7 +317,9 @@ class MachineKeeper:
         task.add_done_callback(self._under_way.discard)
 
     async def _work(self, work: Callable[[], object]) -> None:
-        await asyncio.wrap_future(self._slow_driver.call(work))
+        results = await asyncio.wrap_future(self._slow_driver.call(work))
+        if isinstance(results, tuple):
+            self._enforcement.tended(results)
         _changed(self._node, self._layouts)
 
     async def _hold(self, uuids: tuple[str, ...]) -> None:

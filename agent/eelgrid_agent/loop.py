@@ -83,6 +83,7 @@ class MachineLoop:
         # Seconds that the newest look of each kind took, where the driver is asked.
         self._collection_s = {} if collection_s is None else collection_s
         self._look: Future[object] | None = None
+        self._survey: Survey | None = None
         node.retime = self._retimed.set
 
     async def run(self) -> None:
@@ -100,8 +101,9 @@ class MachineLoop:
             turned = self._node.tick(found, monotonic_ns=now_ns)  # type: ignore[arg-type]
             if turned or self._node.survey_due or now_ns - surveyed_ns >= SURVEY_S * 1e9:
                 surveyed_ns = now_ns
-                answer = await self._within(lambda: survey(self._device), interval_ns)
+                answer = await self._within(lambda: survey(self._device, self._survey), interval_ns)
                 if isinstance(answer, Survey):
+                    self._survey = answer
                     self._node.adopt(answer)
             if now_ns - slow_ns >= SLOW_S * 1e9:
                 slow_ns = now_ns
@@ -162,6 +164,7 @@ class Wheel:
         self._began_ns = clock.monotonic_ns()
         self._due_ns = [0] * len(nodes)
         self._surveyed_ns = [0] * len(nodes)
+        self._surveys: list[Survey | None] = [None] * len(nodes)
         self._slow_interval_ns = int((SLOW_S if len(nodes) == 1 else FLEET_SLOW_S) * 1e9)
         # Spread over the interval, so that a fleet's slow looks do not burst.
         phases = range(len(nodes))
@@ -205,7 +208,8 @@ class Wheel:
         turned = node.tick(take_looks(device, node.gpu_uuids), monotonic_ns=now_ns)
         if turned or node.survey_due or now_ns - self._surveyed_ns[index] >= SURVEY_S * 1e9:
             self._surveyed_ns[index] = now_ns
-            node.adopt(survey(device))
+            found = self._surveys[index] = survey(device, self._surveys[index])
+            node.adopt(found)
         if now_ns - self._slow_ns[index] >= self._slow_interval_ns:
             self._slow_ns[index] = now_ns
             slow = take_slow_look(device, node.gpu_uuids)

@@ -227,8 +227,8 @@ class Node:
         if event.kind in _TURNS:
             lost = event.kind is NodeEventKind.GPU_LOST
             self.guard.turned(event.gpu_uuid, lost=lost, now_ns=now_ns, wall_ns=wall_ns)
-            if not lost:
-                self.returned(event.gpu_uuid)
+        if event.kind in _FORGETS:
+            self.returned(event.gpu_uuid)
 
     def observe_slow(self, look: SlowLook, found: Found = NOTHING_FOUND) -> None:
         """Takes what was dear to ask, and whose processes it found; events go at once, readings now and then."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Protocol
 
-from eelgrid_agent.device import FAST_READINGS, Device, DeviceError, Missing, RawReadings, Value
+from eelgrid_agent.device import FAST_READINGS, Device, DeviceError, DriverUnavailable, Missing, RawReadings, Value
 from eelgrid_agent.host import Host
 from eelgrid_agent.slow import SlowLook, take_slow_look
-from eelgrid_protos.messages import AbsenceReason, AccessLevel, Gpu, Inventory, Reading
+from eelgrid_protos.messages import AbsenceReason, AccessLevel, Gpu, GpuLink, Inventory, Reading
 
 __all__ = [
     "Identity", "InPlace", "Looking", "Looks", "Survey", "inventory_of", "missing_looks", "survey", "take_looks", "with_health",
@@ -39,15 +39,38 @@ class Survey:
     gpus: tuple[Gpu, ...] = ()
     driver_version: str = ""
     access: AccessLevel = AccessLevel.UNSPECIFIED
+    links: tuple[GpuLink, ...] = ()
     problem: str = ""
 
 
-def survey(device: Device) -> Survey:
-    """Asks the driver for its devices; may block, so a real driver is asked off the event loop."""
+def survey(device: Device, before: Survey | None = None) -> Survey:
+    """Asks the driver for its devices; may block, so a real driver is asked off the event loop.
+
+    How the devices are wired is asked only when they are not those of the survey before.
+    """
     try:
-        return Survey(gpus=device.gpus(), driver_version=device.driver_version(), access=device.access())
+        gpus, version, access = device.gpus(), device.driver_version(), device.access()
+        known = before is not None and [gpu.uuid for gpu in before.gpus] == [gpu.uuid for gpu in gpus]
+        links = before.links if known and before is not None and before.links else _links(device, gpus)
     except DeviceError as error:
         return Survey(problem=str(error))
+    return Survey(gpus=gpus, driver_version=version, access=access, links=links)
+
+
+def _links(device: Device, gpus: tuple[Gpu, ...]) -> tuple[GpuLink, ...]:
+    index = {gpu.uuid: gpu.index for gpu in gpus}
+    try:
+        found = device.topology()
+    except DriverUnavailable:
+        raise
+    except DeviceError:
+        # One device that does not answer must not cost the others; it is asked again at the next survey.
+        return ()
+    return tuple(
+        GpuLink(one=index[link.one], other=index[link.other], ancestor=link.ancestor, nvlinks=link.nvlinks)
+        for link in found
+        if link.one in index and link.other in index
+    )
 
 
 def inventory_of(
@@ -68,6 +91,7 @@ def inventory_of(
         gpus=with_health(found.gpus, lost, cordons),
         simulated=identity.simulated,
         access=found.access,
+        links=found.links,
     )
 
 

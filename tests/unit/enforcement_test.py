@@ -46,6 +46,21 @@ class Clock:
         return 1_700_000_000 * 10**9 + self.now_ns
 
 
+class Counted:
+    """Layouts that count what is applied."""
+
+    def __init__(self, layouts):
+        self._layouts = layouts
+        self.applied = 0
+
+    def __getattr__(self, name):
+        return getattr(self._layouts, name)
+
+    def apply(self, layout):
+        self.applied += 1
+        return self._layouts.apply(layout)
+
+
 class Bench:
     """One simulated node with two H100, its clock and its keeper."""
 
@@ -58,7 +73,8 @@ class Bench:
             ticks_most=1000, send_phase=0.0, local=local, has_control=has_control,
         )  # fmt: skip
         self.node = self.agent.node
-        self.keeper = InPlaceKeeper(((self.agent.enforcement, self.node, self.agent.layouts),), clock=self.clock)
+        self.layouts = Counted(self.agent.layouts)
+        self.keeper = InPlaceKeeper(((self.agent.enforcement, self.node, self.layouts),), clock=self.clock)
         self.uuids = self.node.gpu_uuids
         self.node.welcome(Welcome(acknowledged_sequence=0, cadence=Cadence(sample_interval_s=1.0)))
         self.said = []
@@ -173,6 +189,37 @@ def test_an_instance_made_anew_has_another_generation_under_its_old_uuid():
     assert seen[1] == []
     assert [uuid for uuid, _ in seen[0]] == [uuid for uuid, _ in seen[2]]
     assert [generation for _, generation in seen[2]] == [2, 2]
+
+
+def test_a_standing_layout_is_not_asked_for_again_and_a_foreign_change_is_repaired():
+    bench = Bench()
+    uuid = bench.uuids[0]
+    layout = GpuLayout(gpu_uuid=uuid, mig_enabled=True, instances=HALVES)
+    for watts in (600.0, 550.0, 500.0):
+        bench.send(enforce=True, gpu_layouts=(layout,), gpu_settings=bench.settings(watts))
+        bench.live(3)
+        assert bench.answer().status is ApplyStatus.APPLIED
+    assert bench.layouts.applied == 1
+    bench.machine.faults.destroy_behind(uuid, bench.node.inventory.gpus[0].gpu_instances[0].id)
+    bench.live(40)
+    assert [instance.start for instance in bench.node.inventory.gpus[0].gpu_instances] == [0, 4]
+    assert [
+        kind for kind in bench.events() if kind in {NodeEventKind.SETTING_DRIFT, NodeEventKind.SETTING_RESTORED}
+    ] == [NodeEventKind.SETTING_DRIFT, NodeEventKind.SETTING_RESTORED]
+    # Somebody who undoes it for ever is left alone after some repairs, and the answer says so.
+    for _ in range(8):
+        gone = bench.machine.gpus()[0].gpu_instances
+        if gone:
+            bench.machine.faults.destroy_behind(uuid, gone[0].id)
+        bench.live(35)
+    assert NodeEventKind.ENFORCEMENT_SUSPENDED in bench.events()
+    (result,) = [result for result in bench.answer().results if result.rule == "drift"]
+    assert (result.subject, result.status) == (uuid, ApplyStatus.FAILED)
+    # Asked for once more, it is made once more.
+    bench.send(enforce=True, gpu_layouts=(layout,))
+    bench.live(3)
+    assert bench.answer().status is ApplyStatus.APPLIED
+    assert bench.layouts.applied == 2
 
 
 def test_a_local_budget_holds_within_a_second_of_a_rise_without_any_controller():

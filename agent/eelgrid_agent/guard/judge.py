@@ -162,7 +162,7 @@ def _setting_problem(
 
 
 def _layouts(plan: NodePlan, ground: Ground) -> tuple[tuple[GpuLayout, ...], tuple[ApplyResult, ...]]:
-    """The layouts to hand on, and an outcome for the others; one that already stands needs neither."""
+    """The layouts to hand on, once each, and an outcome for those that are not; the executor sees what stands."""
     by_uuid = {gpu.uuid: gpu for gpu in ground.gpus}
     seen: set[str] = set()
     handed, outcomes = [], []
@@ -178,7 +178,7 @@ def _layouts(plan: NodePlan, ground: Ground) -> tuple[tuple[GpuLayout, ...], tup
             outcomes.append(_refusal(uuid, Rule.NOT_SUPPORTED, f"{gpu.product} has no MIG; plan it whole"))
         elif not plan.enforce:
             outcomes.append(ApplyResult(subject=uuid, status=ApplyStatus.OBSERVED, detail=_OBSERVED))
-        elif not stands(layout, gpu) and uuid not in ground.tried:
+        elif uuid not in ground.tried:
             problem = _layout_problem(uuid, plan.assignments, ground)
             if problem is not None:
                 outcomes.append(_refusal(uuid, *problem))
@@ -197,15 +197,3 @@ def _layout_problem(uuid: str, assignments: Sequence[Assignment], ground: Ground
             detail = f"{assignment.workload_id} holds the whole GPU; take it away first, then change the layout"
             return Rule.BUSY, detail
     return None
-
-
-def stands(layout: GpuLayout, gpu: Gpu) -> bool:
-    """Whether the device already is laid out so, as far as the inventory tells; the executor looks closer."""
-    if gpu.mig_pending != gpu.mig_enabled or layout.mig_enabled != gpu.mig_enabled:
-        return False
-    if any(one.compute_slices for one in layout.instances):
-        return False
-    if any(len(one.compute_instances) != 1 for one in gpu.gpu_instances):
-        return False
-    wanted = sorted((one.start, one.profile) for one in layout.instances)
-    return wanted == sorted((one.start, one.profile) for one in gpu.gpu_instances)

@@ -92,6 +92,7 @@ class Guard:
         self._layouts_due: dict[str, GpuLayout] = {}
         self._changing: frozenset[str] = frozenset()
         self._layout_results: dict[str, ApplyResult] = {}
+        self._laid: dict[str, GpuLayout] = {}
         self._events: deque[NodeEvent] = deque(maxlen=_EVENTS_MOST)
         self._answer_due = False
         self.plan: NodePlan | None = None
@@ -132,6 +133,10 @@ class Guard:
         """The assignments that were taken."""
         return self._held
 
+    def laid(self, gpu_uuid: str) -> GpuLayout | None:
+        """The layout of the plan in force that was handed on for this device."""
+        return self._laid.get(gpu_uuid) if gpu_uuid in self._layout_results else None
+
     @property
     def has_layouts(self) -> bool:
         """Whether the plan in force lays devices out."""
@@ -169,7 +174,14 @@ class Guard:
                 return Verdict(answer=self.applied)
         self.plan, self.applied = plan, None
         self.expired = False
-        self._layout_results = {}
+        # What was laid out as wanted is kept so by the executor, and not handed on again.
+        self._layout_results = {
+            layout.gpu_uuid: result
+            for layout in plan.gpu_layouts
+            if self._laid.get(layout.gpu_uuid) == layout
+            and (result := self._layout_results.get(layout.gpu_uuid)) is not None
+            and result.status is ApplyStatus.APPLIED
+        }
         self._lease_ends_ns = now_ns + int(plan.lease_s * 1e9)
         return self._judge(plan, gpu_uuids)
 
@@ -251,6 +263,7 @@ class Guard:
                 self._changing -= {outcome.command.gpu_uuid}
                 if outcome.layout is not None:
                     self._layout_results[outcome.command.gpu_uuid] = outcome.layout
+                    self._laid[outcome.command.gpu_uuid] = outcome.command.layout
         return self._feed(executed)
 
     def stop(self) -> tuple[Command, ...]:

@@ -21,7 +21,7 @@ from eelgrid_protos.quantities import (
     Watts,
 )  # fmt: skip
 
-__all__ = ["AccessLevel", "ComputeInstance", "Gpu", "GpuInstance", "Inventory", "NodeEvent", "NodeEventKind"]
+__all__ = ["AccessLevel", "ComputeInstance", "Gpu", "GpuInstance", "GpuLink", "Inventory", "NodeEvent", "NodeEventKind"]
 
 
 class AccessLevel(OpenEnum):
@@ -83,6 +83,25 @@ class Gpu:
     cordon: Label = ""
 
 
+# Every pair of a node's devices.
+GPU_LINKS_MOST = GPUS_PER_NODE_MOST * (GPUS_PER_NODE_MOST - 1) // 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLink:
+    """How near two devices are, by index: NVML's nearest common ancestor (0 board .. 50 machine) and active NVLinks."""
+
+    one: Count
+    other: Count
+    ancestor: Count = 0
+    nvlinks: Count = 0
+
+    def violations(self) -> Iterator[Violation]:
+        """A device is no pair."""
+        if self.one == self.other:
+            yield Violation("other", f"{self.other} is the device itself", "list each pair of devices once")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
     """One node."""
@@ -99,6 +118,7 @@ class Inventory:
     gpus: Annotated[tuple[Gpu, ...], Many(GPUS_PER_NODE_MOST)] = ()
     simulated: bool = False
     access: AccessLevel = AccessLevel.UNSPECIFIED
+    links: Annotated[tuple[GpuLink, ...], Many(GPU_LINKS_MOST)] = ()
 
     def violations(self) -> Iterator[Violation]:
         """Devices are told apart by UUID and by index."""

@@ -288,7 +288,7 @@ class Gpu(_message.Message):
     def __init__(self, uuid: _Optional[str] = ..., index: _Optional[int] = ..., pci_bus_id: _Optional[str] = ..., product: _Optional[str] = ..., model: _Optional[str] = ..., catalogue_key: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., power_limit_default_w: _Optional[float] = ..., power_limit_min_w: _Optional[float] = ..., power_limit_max_w: _Optional[float] = ..., mig_capable: bool = ..., mig_enabled: bool = ..., mig_pending: bool = ..., gpu_instances: _Optional[_Iterable[_Union[GpuInstance, _Mapping]]] = ..., lost: bool = ..., cordon: _Optional[str] = ...) -> None: ...
 
 class Inventory(_message.Message):
-    __slots__ = ("node_name", "generation", "agent_version", "boot_id", "driver_version", "cpu_milli", "memory_bytes", "pool", "labels", "gpus", "simulated", "access")
+    __slots__ = ("node_name", "generation", "agent_version", "boot_id", "driver_version", "cpu_milli", "memory_bytes", "pool", "labels", "gpus", "simulated", "access", "links")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -308,6 +308,7 @@ class Inventory(_message.Message):
     GPUS_FIELD_NUMBER: _ClassVar[int]
     SIMULATED_FIELD_NUMBER: _ClassVar[int]
     ACCESS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     node_name: str
     generation: int
     agent_version: str
@@ -320,7 +321,20 @@ class Inventory(_message.Message):
     gpus: _containers.RepeatedCompositeFieldContainer[Gpu]
     simulated: bool
     access: AccessLevel
-    def __init__(self, node_name: _Optional[str] = ..., generation: _Optional[int] = ..., agent_version: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., pool: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., simulated: bool = ..., access: _Optional[_Union[AccessLevel, str]] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[GpuLink]
+    def __init__(self, node_name: _Optional[str] = ..., generation: _Optional[int] = ..., agent_version: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., pool: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., simulated: bool = ..., access: _Optional[_Union[AccessLevel, str]] = ..., links: _Optional[_Iterable[_Union[GpuLink, _Mapping]]] = ...) -> None: ...
+
+class GpuLink(_message.Message):
+    __slots__ = ("one", "other", "ancestor", "nvlinks")
+    ONE_FIELD_NUMBER: _ClassVar[int]
+    OTHER_FIELD_NUMBER: _ClassVar[int]
+    ANCESTOR_FIELD_NUMBER: _ClassVar[int]
+    NVLINKS_FIELD_NUMBER: _ClassVar[int]
+    one: int
+    other: int
+    ancestor: int
+    nvlinks: int
+    def __init__(self, one: _Optional[int] = ..., other: _Optional[int] = ..., ancestor: _Optional[int] = ..., nvlinks: _Optional[int] = ...) -> None: ...
 
 class NodeEvent(_message.Message):
     __slots__ = ("kind", "time_ns", "gpu_uuid", "detail")
