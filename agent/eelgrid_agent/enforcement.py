@@ -13,6 +13,7 @@ due and no driver is asked.
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from eelgrid_agent.device import Missing, RawReadings
@@ -185,19 +186,23 @@ def run_in_place(cycle: Cycle) -> tuple[GpuLayout, ...]:
 
 
 class InPlaceKeeper:
-    """Simulated nodes: everything happens on the event loop, since nothing blocks."""
+    """Simulated nodes: everything happens on the event loop, since nothing blocks.
+
+    Of a thousand nodes few have anything to do, so only those are looked at that got an order and are not done with it.
+    """
 
     def __init__(self, kept: Sequence[tuple[Enforcement, Node, Layouts]], *, clock: Clock) -> None:
         self._kept = kept
         self._clock = clock
         self._tended_ns = clock.monotonic_ns()
-        # Most simulated nodes never see a layout; the others are looked at from the first on.
-        self._laid: set[str] = set()
-        for enforcement, node, layouts in kept:
-            node.ordered = enforcement.hasten
+        self._busy = set(range(len(kept)))
+        # Most simulated nodes never see a layout; the others are tended from the first on.
+        self._laid: set[int] = set()
+        for index, (enforcement, node, layouts) in enumerate(kept):
+            node.ordered = partial(self._order, index, enforcement)
             node.returned = layouts.device_was_reset
             if any(gpu.gpu_instances for gpu in node.inventory.gpus):
-                self._lay(node, layouts)
+                self._lay(index)
 
     async def run(self) -> None:
         """Until cancelled; what was changed is put back then."""
@@ -212,26 +217,39 @@ class InPlaceKeeper:
     def turn(self) -> None:
         """Every cycle that is due."""
         now_ns = self._clock.monotonic_ns()
-        tends = now_ns - self._tended_ns >= TEND_S * 1e9
-        if tends:
+        for index in sorted(self._busy):
+            self._serve(index, now_ns)
+        if now_ns - self._tended_ns >= TEND_S * 1e9:
             self._tended_ns = now_ns
-        for enforcement, node, layouts in self._kept:
-            asked = run_in_place(enforcement.cycle()) if enforcement.is_due(now_ns) else ()
-            if asked and node.name not in self._laid:
-                self._lay(node, layouts)
-            if node.name not in self._laid:
-                continue
+            for index in sorted(self._laid):
+                enforcement, node, layouts = self._kept[index]
+                enforcement.tended(layouts.check())
+                _changed(node, layouts)
+
+    def _order(self, index: int, enforcement: Enforcement) -> None:
+        enforcement.hasten()
+        self._busy.add(index)
+
+    def _serve(self, index: int, now_ns: int) -> None:
+        enforcement, node, layouts = self._kept[index]
+        asked = run_in_place(enforcement.cycle()) if enforcement.is_due(now_ns) else ()
+        if asked:
+            self._lay(index)
+        if index in self._laid:
             uuids = enforcement.to_hold()
             if uuids is not None:
                 enforcement.holds(uuids, is_kept=layouts.hold(uuids))
             for layout in asked:
                 enforcement.laid_out(layout, layouts.apply(layout))
-            if tends:
-                enforcement.tended(layouts.check())
             _changed(node, layouts)
+        if not node.guard.has_business:
+            self._busy.discard(index)
 
-    def _lay(self, node: Node, layouts: Layouts) -> None:
-        self._laid.add(node.name)
+    def _lay(self, index: int) -> None:
+        if index in self._laid:
+            return
+        self._laid.add(index)
+        _, node, layouts = self._kept[index]
         layouts.recover()
         node.stamp = layouts.stamped
         _changed(node, layouts)

@@ -28,7 +28,7 @@ __all__ = ["DriverThread", "MachineLoop", "Wheel"]
 SURVEY_S = 30.0
 # How often a machine asks what is dear, and a fleet, whose slow looks serve the controller only.
 SLOW_S = 5.0
-FLEET_SLOW_S = 30.0
+FLEET_SLOW_S = 300.0
 # Wake-ups are merged within this, so that a thousand nodes cost a hundred wake-ups a second.
 GRAIN_S = 0.01
 # A look may take this share of the interval, and at least the second bound: a cold driver takes a second to open.

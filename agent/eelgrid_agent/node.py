@@ -21,6 +21,7 @@ from eelgrid_agent.guard import Guard
 from eelgrid_agent.health import Health
 from eelgrid_agent.host import Host
 from eelgrid_agent.sampler import Look, Sampler, Tick, batch_of
+from eelgrid_agent.sending import SendTimes
 from eelgrid_agent.slow import RidingColumns, SlowLook, riding_columns
 from eelgrid_agent.spool import Acknowledged, EventQueue, Spool
 from eelgrid_agent.survey import Identity, Looks, Survey, inventory_of, with_health
@@ -42,13 +43,9 @@ from eelgrid_protos.messages import (
 
 __all__ = ["SLOW_SENT_S", "Clock", "ForeignSequence", "Node"]
 
-# No acknowledgement for this long is a dead stream. A controller that is merely slow must not be left sooner:
-# coming back costs it more than the batches that it owes, and the window holds back the rest.
-STALL_INTERVALS = 6.0
-STALL_S_LEAST = 30.0
-
-# How often a slow look goes to the controller; in between it serves this machine.
-SLOW_SENT_S = 30.0
+# How often a slow look goes to the controller: it holds what seldom changes, costs it 3 ms a node, and is for this
+# machine first. What befalls a device goes at once, as an event.
+SLOW_SENT_S = 300.0
 
 
 class ForeignSequence(Exception):
@@ -83,16 +80,13 @@ class Node:
         self._clock = clock
         self._draw_incarnation = draw_incarnation
         self._incarnation = draw_incarnation()
-        self._send_phase = send_phase
         self._slow_sent_ns: int | None = None
         self._slow_due = False
         self._sampler = Sampler(sample_interval_s=Cadence().sample_interval_s)
         self._events = EventQueue()
         self._answers: deque[PlanApplied] = deque(maxlen=8)
         self._inventory_due = False
-        self._send_due = False
-        self._send_next_ns = 0
-        self._waits_since_ns = 0
+        self._times = SendTimes(phase=send_phase)
         self._reported_sequence = 0
         self.cadence = Cadence()
         self.spool = Spool(window=self.cadence.window, ticks_most=ticks_most)
@@ -213,8 +207,9 @@ class Node:
             self._events.add(expiry)
             self.ordered()
         self.heed()
-        self._time_to_send(monotonic_ns)
-        if self._send_due or observation.events or expiry is not None:
+        if self.connected:
+            self._times.tick(self.cadence, monotonic_ns)
+        if self._times.due or observation.events or expiry is not None:
             self.wake()
         befell = {event.kind for event in observation.events}
         if befell & _TURNS:
@@ -264,8 +259,7 @@ class Node:
 
     def stalled(self, *, now_ns: int) -> bool:
         """Whether batches are under way and none was acknowledged for too long."""
-        bound_s = max(STALL_S_LEAST, STALL_INTERVALS * self.cadence.send_interval_s)
-        return self.connected and self.spool.under_way > 0 and now_ns - self._waits_since_ns > bound_s * 1e9
+        return self.connected and self.spool.under_way > 0 and self._times.stalled(self.cadence, now_ns)
 
     def hello(self) -> ConnectRequest:
         """Opens a connection with the newest inventory."""
@@ -289,9 +283,9 @@ class Node:
         if self.guard.applied is not None:
             self._answers.append(self.guard.applied)
         self.connected = True
-        self._send_due = True
+        self._times.due = True
         now_ns = self._clock.monotonic_ns()
-        self._waits_since_ns = now_ns
+        self._times.waits_since_ns = now_ns
         self.guard.renew(now_ns)
         self._set_cadence(message.cadence, now_ns)
 
@@ -308,8 +302,8 @@ class Node:
                 self.guard.renew(now_ns)
                 if self.spool.acknowledge(message.sequence) is Acknowledged.NEWER:
                     self._events.acknowledge(message.sequence)
-                    self._waits_since_ns = now_ns
-                if self._send_due or self.spool.urgent:
+                    self._times.waits_since_ns = now_ns
+                if self._times.due or self.spool.urgent:
                     self.wake()
             case NodePlan():
                 self._take_plan(message, now_ns)
@@ -329,18 +323,18 @@ class Node:
             return ConnectRequest(message=event)
         if self._answers:
             return ConnectRequest(message=self._answers.popleft())
-        if not (self._send_due or self.spool.urgent):
+        if not (self._times.due or self.spool.urgent):
             return None
         idle = self.spool.under_way == 0
         batch = self.spool.next_batch()
         if batch is None:
-            self._send_due = self._send_due and self.spool.waiting_ticks > 0
+            self._times.due = self._times.due and self.spool.waiting_ticks > 0
             return None
         if idle:
-            self._waits_since_ns = self._clock.monotonic_ns()
+            self._times.waits_since_ns = self._clock.monotonic_ns()
         self._report_dropped(batch)
         self.batches_total += 1
-        self._send_due = self._send_due and self.spool.waiting_ticks > 0
+        self._times.due = self._times.due and self.spool.waiting_ticks > 0
         return ConnectRequest(message=batch)
 
     def newest(self) -> SampleBatch | None:
@@ -360,24 +354,11 @@ class Node:
     def _set_cadence(self, cadence: Cadence, now_ns: int) -> None:
         self.spool.set_window(cadence.window)
         before, self.cadence = self.cadence, cadence
-        if cadence.send_interval_s != before.send_interval_s or self._send_next_ns == 0:
-            self._send_next_ns = now_ns + int(self._send_phase * cadence.send_interval_s * 1e9)
+        self._times.retime(before, cadence, now_ns)
         if cadence.sample_interval_s != before.sample_interval_s:
             self._sampler.set_interval(cadence.sample_interval_s)
             self.retime()
         self.wake()
-
-    def _time_to_send(self, now_ns: int) -> None:
-        """Sends are timed by ticks, so a tick that is a little early still counts as on time."""
-        if not self.connected:
-            return
-        slack_ns = int(self.cadence.sample_interval_s * 0.25e9)
-        if now_ns + slack_ns < self._send_next_ns:
-            return
-        self._send_due = True
-        interval_ns = int(self.cadence.send_interval_s * 1e9)
-        behind = (now_ns + slack_ns - self._send_next_ns) // interval_ns
-        self._send_next_ns += (behind + 1) * interval_ns
 
     def _report_dropped(self, batch: SampleBatch) -> None:
         if batch.dropped_ticks and batch.sequence > self._reported_sequence:
