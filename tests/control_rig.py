@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from eelgrid_agent.device import Control
 from eelgrid_agent.nvml import NvmlDevice
-from eelgrid_agent.nvml_control import NvmlControl
+from eelgrid_agent.nvml.control import NvmlControl
 from eelgrid_agent.simulation import GpuSpec, MigSlice, SimulatedNode
 from eelgrid_agent.simulation.library import installed
 from eelgrid_protos.messages import Gpu

@@ -10,7 +10,7 @@ from eelgrid_agent.amd import AmdControl, AmdDevice
 from eelgrid_agent.amd.simulated import SimulatedAmdSmi
 from eelgrid_agent.device import Control, Device, RawReadings
 from eelgrid_agent.nvml import NvmlDevice
-from eelgrid_agent.nvml_control import NvmlControl
+from eelgrid_agent.nvml.control import NvmlControl
 from eelgrid_agent.simulation import GpuLoad, GpuSpec, SimulatedNode
 from eelgrid_agent.simulation.gpu import SimGpu
 from eelgrid_agent.simulation.library import installed

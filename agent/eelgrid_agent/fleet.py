@@ -22,7 +22,7 @@ from eelgrid_agent.mig.journal import MemoryJournal as LayoutMemoryJournal
 from eelgrid_agent.mig.keeper import LayoutKeeper
 from eelgrid_agent.node import Clock, Node
 from eelgrid_agent.nvml import NvmlDevice
-from eelgrid_agent.nvml_control import NvmlControl
+from eelgrid_agent.nvml.control import NvmlControl
 from eelgrid_agent.power import Enforcer, MemoryJournal
 from eelgrid_agent.simulation import FleetFileError, GpuLoad, NodeSpec, SimulatedNode, library, load_fleet
 from eelgrid_agent.survey import Identity, InPlace, survey

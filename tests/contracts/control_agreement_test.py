@@ -20,7 +20,7 @@ from tests.device_rig import SECOND
 
 from eelgrid_agent.device import Control, DeviceError, NotSupported
 from eelgrid_agent.nvml import NvmlDevice
-from eelgrid_agent.nvml_control import NvmlControl
+from eelgrid_agent.nvml.control import NvmlControl
 from eelgrid_agent.simulation import Act, Refusal, SimulatedNode
 from eelgrid_agent.simulation.library import installed
 from eelgrid_protos.messages import AccessLevel

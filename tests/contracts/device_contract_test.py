@@ -44,7 +44,7 @@ from eelgrid_agent.device import (
 )
 from eelgrid_agent.nvml import NvmlDevice
 from eelgrid_agent.nvml.activity import ACTIVITY
-from eelgrid_agent.nvml_control import NvmlControl
+from eelgrid_agent.nvml.control import NvmlControl
 from eelgrid_agent.simulation import GpuLoad, SimulatedNode
 from eelgrid_agent.simulation.library import installed
 from eelgrid_protos.codec import decode, encode

@@ -13,7 +13,7 @@ from eelgrid_agent.device import (
     OutOfRange,
     UnknownInstance,
 )
-from eelgrid_agent.nvml_control import NvmlControl
+from eelgrid_agent.nvml.control import NvmlControl
 from eelgrid_agent.simulation.branches import geometry_of
 from eelgrid_protos.catalogue import load
 from eelgrid_protos.messages import AccessLevel

@@ -17,7 +17,7 @@ from eelgrid_agent.host import SimulatedHost
 from eelgrid_agent.mig.executor import MigExecutor
 from eelgrid_agent.mig.journal import MemoryJournal
 from eelgrid_agent.mig.partitioner import Rule as LayoutRule
-from eelgrid_agent.nvml_control import NvmlControl
+from eelgrid_agent.nvml.control import NvmlControl
 from eelgrid_agent.sampler import Look, Sampler, batch_of
 from eelgrid_agent.simulation import GpuSpec, MigSlice
 from eelgrid_agent.survey import Identity, inventory_of, survey

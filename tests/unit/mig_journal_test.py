@@ -74,7 +74,7 @@ def test_a_corrupt_file_is_set_aside_told_and_not_guessed_from(tmp_path, content
     for _ in range(2):
         with pytest.raises(JournalCorrupt, match=r"mig\.json\.corrupt.*restart the agent"):
             ledger.get("GPU-0")
-    assert (tmp_path / "mig.json.corrupt").read_bytes() == content
+    assert (tmp_path / "mig.json.corrupt-1").read_bytes() == content
     assert Ledger(FileJournal(path)).get("GPU-0") == GpuRecord(uuid="GPU-0")
 
 

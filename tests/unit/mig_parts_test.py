@@ -12,7 +12,7 @@ import pynvml
 import pytest
 from tests.device_rig import SECOND, make_node, nvml_over
 
-from eelgrid_agent.nvml_control import NvmlControl
+from eelgrid_agent.nvml.control import NvmlControl
 from eelgrid_agent.simulation import GpuSpec
 from eelgrid_agent.simulation.branches import geometry_of, profiles_end
 from eelgrid_agent.simulation.library import installed

@@ -79,7 +79,7 @@ def test_only_so_many_are_kept_aside(path):
         with pytest.raises(JournalCorrupt):
             FileJournal(path).load()
     path.write_bytes(b"no journal")
-    with pytest.raises(JournalUnwritable, match="remove those that you have read"):
+    with pytest.raises(JournalUnwritable, match="9 broken ones are kept beside it already"):
         FileJournal(path).load()
     assert path.read_bytes() == b"no journal"
 

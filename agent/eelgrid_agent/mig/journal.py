@@ -11,12 +11,12 @@ JournalError             the journal cannot be relied on, so nothing may be chan
 """
 
 import json
-import os
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from eelgrid_agent.durable_file import replace_file, set_aside
 from eelgrid_agent.mig.layout import Layout, Part
 from eelgrid_agent.mig.transition import GpuRecord, Intent, Lease, Origin, Phase
 
@@ -97,37 +97,18 @@ class FileJournal:
 
     def store(self, records: Iterable[GpuRecord]) -> None:
         """Replaces the file."""
-        fresh = self._path.with_name(self._path.name + ".new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            # It names UUIDs of other people's instances: nobody else need read it.
-            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(encode(records))
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self._path)
-            _flush_directory(self._path.parent)
+            replace_file(self._path, encode(records))
         except OSError as error:
             detail = f"{self._path}: {error.strerror}; make room and let the agent write it: nothing is changed before"
             raise JournalUnwritable(detail) from error
 
     def _set_aside(self) -> Path:
-        aside = self._path.with_name(self._path.name + ".corrupt")
         try:
-            self._path.replace(aside)
-            _flush_directory(self._path.parent)
+            return set_aside(self._path)
         except OSError as error:
-            raise JournalCorrupt(f"{self._path}: is no journal and {error.strerror}; remove it") from error
-        return aside
-
-
-def _flush_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            raise JournalCorrupt(f"{self._path}: is no journal, and {error.strerror}; remove it") from error
 
 
 def encode(records: Iterable[GpuRecord]) -> bytes:

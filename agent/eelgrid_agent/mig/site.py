@@ -84,7 +84,7 @@ def opened(*, simulate: Path | None, node: str, seed: int, state: Path | None) -
         raise SiteError("--node: is for --simulate; a real node is the one that this runs on")
     from eelgrid_agent.host import MachineHost
     from eelgrid_agent.nvml import NvmlDevice
-    from eelgrid_agent.nvml_control import NvmlControl
+    from eelgrid_agent.nvml.control import NvmlControl
     from eelgrid_agent.power import machine_origin
 
     device, origin = NvmlDevice(), machine_origin()
@@ -102,7 +102,7 @@ def opened(*, simulate: Path | None, node: str, seed: int, state: Path | None) -
 @contextmanager
 def _simulated(file: Path, name: str, seed: int, state: Path | None) -> Iterator[Site]:
     from eelgrid_agent.nvml import NvmlDevice
-    from eelgrid_agent.nvml_control import NvmlControl
+    from eelgrid_agent.nvml.control import NvmlControl
     from eelgrid_agent.simulation import SimulatedNode, library, load_fleet
     from eelgrid_agent.simulation.boards import DEVICE_IDS
     from eelgrid_agent.simulation.state_file import keep, resume, without_layouts

@@ -37,12 +37,12 @@ from eelgrid_agent.nvml.activity import Activity
 from eelgrid_agent.nvml.events import Events
 from eelgrid_agent.nvml.identity import identify
 from eelgrid_agent.nvml.links import topology
+from eelgrid_agent.nvml.mig import InstanceReader, mig_devices
 from eelgrid_agent.nvml.processes import Processes
 from eelgrid_agent.nvml.quick import quick_sources
 from eelgrid_agent.nvml.session import MISSING, SESSION_GONE, SILENT, Session, ask, device_error, missing, reason_of
 from eelgrid_agent.nvml.slow import slow_sources
 from eelgrid_agent.nvml.ways import Ways, plausible
-from eelgrid_agent.nvml_mig import InstanceReader, mig_devices
 from eelgrid_protos.catalogue import load
 from eelgrid_protos.messages import GPUS_PER_NODE_MOST, AbsenceReason, AccessLevel, Gpu, GpuInstance, Reading
 

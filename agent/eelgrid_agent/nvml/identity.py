@@ -9,8 +9,8 @@ from typing import Any
 
 import pynvml
 
+from eelgrid_agent.nvml.mig import InstanceReader
 from eelgrid_agent.nvml.session import ask
-from eelgrid_agent.nvml_mig import InstanceReader
 from eelgrid_protos.catalogue import load, model_name
 from eelgrid_protos.messages import Gpu
 from eelgrid_protos.quantities import watts_from_milliwatts

@@ -11,11 +11,11 @@ JournalError             the journal cannot be relied on, so nothing may be chan
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from eelgrid_agent.durable_file import replace_file, set_aside
 from eelgrid_agent.guard.events import DeviceRecord, Origin
 
 __all__ = [
@@ -26,7 +26,6 @@ _SCHEMA = 1
 # A record is under 1 kB and a node has 64 devices at most.
 _BYTES_MOST = 262_144
 _RECORDS_MOST = 256
-_ASIDE_MOST = 9
 
 
 class JournalError(Exception):
@@ -93,33 +92,18 @@ class FileJournal:
     def store(self, records: tuple[DeviceRecord, ...]) -> None:
         """Replaces the file."""
         body = json.dumps({"schema": _SCHEMA, "devices": [_plain(record) for record in records]}, indent=1)
-        fresh = self._path.with_name(self._path.name + ".new")
         try:
-            with fresh.open("w", encoding="utf-8") as file:
-                file.write(body + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self._path)
-            directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            replace_file(self._path, f"{body}\n".encode())
         except OSError as error:
             raise JournalUnwritable(
                 f"{self._path}: {error.strerror}; make room and let the agent write there: nothing is set without it"
             ) from error
 
     def _set_aside(self) -> Path:
-        for number in range(1, _ASIDE_MOST + 1):
-            aside = self._path.with_name(f"{self._path.name}.corrupt-{number}")
-            if not aside.exists():
-                try:
-                    return self._path.replace(aside)
-                except OSError as error:
-                    raise JournalUnwritable(f"{self._path}: {error.strerror}; move it away by hand") from error
-        remedy = f"remove those that you have read from {self._path.parent}"
-        raise JournalUnwritable(f"{self._path} is corrupt and {_ASIDE_MOST} like it are kept already; {remedy}")
+        try:
+            return set_aside(self._path)
+        except OSError as error:
+            raise JournalUnwritable(f"{self._path} is corrupt, and {error.strerror}; move it away by hand") from error
 
 
 def _plain(record: DeviceRecord) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def _nvml(_argument: str, visit: Visit) -> Opened:
     device = NvmlDevice(visit=visit)
 
     def control() -> Any:
-        from eelgrid_agent.nvml_control import NvmlControl
+        from eelgrid_agent.nvml.control import NvmlControl
 
         return NvmlControl(device)
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from eelgrid_agent.device import NotSupported
 from eelgrid_agent.nvml import NvmlDevice
-from eelgrid_agent.nvml_control import NvmlControl
+from eelgrid_agent.nvml.control import NvmlControl
 from eelgrid_agent.simulation import GpuLoad, GpuSpec, NodeSpec, SimulatedNode
 from eelgrid_agent.simulation.library import install
 from eelgrid_agent.simulation.state_file import keep, resume

@@ -35,8 +35,8 @@ from eelgrid_agent.device import (
     UnknownGpu,
     UnknownInstance,
 )
-from eelgrid_agent.nvml_geometry import is_resetless, place_size, read_geometry
-from eelgrid_agent.nvml_profiles import PowerProfiles
+from eelgrid_agent.nvml.geometry import is_resetless, place_size, read_geometry
+from eelgrid_agent.nvml.profiles import PowerProfiles
 from eelgrid_protos.catalogue import MigGeometry
 from eelgrid_protos.quantities import watts_from_milliwatts
 
