@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("start", "agent_overhead", "streams", "latency", "replay")
+NAMES = ("start", "agent_overhead", "streams", "latency", "replay", "node")
 
 
 def main() -> int:

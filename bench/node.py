@@ -72,7 +72,7 @@ CHECKS: tuple[Check, ...] = (
     Check(name="crashes", one=partial(check_crashes, count=1), share=0.1),
     Check(name="simulated-crashes", one=partial(check_simulated_crashes, count=1), share=0.1),
     Check(name="schedules", one=partial(check_schedules, count=1)),
-    Check(name="power-schedules", one=_power, share=0.1),
+    Check(name="power-schedules", one=_power),
 )
 
 
