@@ -1,0 +1,155 @@
+"""All runs of a comparison: every policy on every trace with every seed, on several processes.
+
+Owns the work list, the clock around each decision and the gathering. Must not
+know policies beyond what bench.openb.policies says of them, nor what a file or
+a table looks like.
+
+Theory: the clock is read inside the compiled loop, before and after each
+decision with its commit, so that what is timed is the kernel and not Python;
+reading it costs some 30 ns. Runs share the machine, as decisions in production
+do. Bounds take longer than runs, so that they are computed for the first seeds
+only, and compared with the means over just those.
+"""
+
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from joblib import Parallel, delayed
+from numba import njit
+
+from bench.openb import bounds as relaxations
+from bench.openb.measure import Bounds, Curves, curves, empty_power_w
+from bench.openb.policies import Policy, policy
+from bench.openb.protocol import Trace, arrivals, node_order
+from eelgrid_kernels.arrays import Ints
+from eelgrid_kernels.course import empty_course, prepare
+from eelgrid_kernels.peers import advance
+
+__all__ = ["BOUND_X", "BoundJob", "BoundResult", "Job", "Progress", "Result", "bound", "everything", "run"]
+
+BOUND_X = tuple(tenth / 10 for tenth in range(1, 9))
+_CLOCK_MONOTONIC = 1
+_clock = ctypes.CDLL(None).clock_gettime
+_clock.argtypes = (ctypes.c_int, ctypes.c_void_p)
+_clock.restype = ctypes.c_int
+
+
+class Job(NamedTuple):
+    """One run to make."""
+
+    trace: Trace
+    policy: str
+    seed: int
+
+
+class BoundJob(NamedTuple):
+    """The bounds of one order of arrivals."""
+
+    trace: Trace
+    seed: int
+
+
+class Result(NamedTuple):
+    """What is kept of a run."""
+
+    trace: str
+    policy: str
+    seed: int
+    curves: Curves
+    placed: int
+    decision_ns: Ints  # (A,)
+    run_s: float
+
+
+class BoundResult(NamedTuple):
+    """The bounds of one order of arrivals."""
+
+    trace: str
+    seed: int
+    bounds: Bounds
+
+
+class Progress(NamedTuple):
+    """How far the work is."""
+
+    done: int
+    total: int
+    passed_s: float
+
+    def __str__(self) -> str:
+        """Of all jobs so many, and about how long the rest takes."""
+        left_s = self.passed_s * (self.total - self.done) / self.done
+        return f"{self.done}/{self.total} jobs, {self.passed_s:.0f} s, about {left_s:.0f} s left"
+
+
+@njit
+def _now_ns(scratch: Ints) -> int:
+    """Nanoseconds of the monotonic clock; scratch (2,) takes its seconds and nanoseconds."""
+    _clock(_CLOCK_MONOTONIC, scratch.ctypes)
+    return int(scratch[0] * 1_000_000_000 + scratch[1])
+
+
+@njit
+def _timed(scene: Any, order: Ints, course: Any, decision_ns: Ints) -> None:
+    """The whole course, with the time of each decision into decision_ns (A,), in place."""
+    scratch = np.zeros(2, np.int64)
+    for i in range(order.shape[0]):
+        begun = _now_ns(scratch)
+        advance(scene, order, course, i, i + 1)
+        decision_ns[i] = _now_ns(scratch) - begun
+
+
+def run(job: Job) -> Result:
+    """Makes one run."""
+    trace = job.trace
+    how: Policy = policy(job.policy)
+    order = arrivals(trace, job.seed)
+    scene = prepare(trace.fleet, trace.specs, trace.typical, node_order(trace, job.seed), how.code, how.weights)
+    course, decision_ns = empty_course(len(order)), np.zeros(len(order), np.int64)
+    _timed(scene, order[:0], course, decision_ns[:0])  # compiles, once a process
+    begun = time.perf_counter()
+    _timed(scene, order, course, decision_ns)
+    run_s = time.perf_counter() - begun
+    mine = curves(course, trace.fleet.gpu_milli, empty_power_w(trace.fleet))
+    return Result(trace.name, job.policy, job.seed, mine, int(course.placed.sum()), decision_ns, run_s)
+
+
+def bound(job: BoundJob) -> BoundResult:
+    """Computes the bounds of the tasks that have arrived at each load."""
+    trace, order = job.trace, arrivals(job.trace, job.seed)
+    arrived = np.cumsum(trace.task_milli[order])
+    relaxation = relaxations.Relaxation(relaxations.shapes_of(trace.fleet), trace.specs)
+
+    def counts(x: float) -> Ints:
+        """(S,) tasks of each class among those whose GPU demand is at most x of capacity."""
+        first = int(np.searchsorted(arrived, round(x * trace.fleet.gpu_milli), side="right"))
+        return np.bincount(order[:first], minlength=len(trace.specs.cpu_milli)).astype(np.int64)
+
+    power_w = np.array([relaxation.power_w(counts(x)) for x in BOUND_X])
+    allocated_1 = relaxation.allocated_milli(counts(1.0)) / trace.fleet.gpu_milli
+    return BoundResult(trace.name, job.seed, Bounds(np.array(BOUND_X), power_w, allocated_1))
+
+
+def _do(job: Job | BoundJob) -> Result | BoundResult:
+    return run(job) if isinstance(job, Job) else bound(job)
+
+
+def everything(
+    jobs: Sequence[Job | BoundJob], processes: int, tell: Callable[[Progress], None]
+) -> tuple[list[Result], list[BoundResult]]:
+    """Does all jobs, telling after each, and gives what came of them, by trace, policy and seed."""
+    begun = time.monotonic()
+    results: list[Result] = []
+    bounded: list[BoundResult] = []
+    work = Parallel(n_jobs=min(processes, len(jobs)) or 1, return_as="generator_unordered")
+    for done, outcome in enumerate(work(delayed(_do)(job) for job in jobs), start=1):
+        if isinstance(outcome, Result):
+            results.append(outcome)
+        else:
+            bounded.append(outcome)
+        tell(Progress(done, len(jobs), time.monotonic() - begun))
+    # Sums of floats depend on their order, so that it must not depend on who was first.
+    return sorted(results, key=lambda r: (r.trace, r.policy, r.seed)), sorted(bounded, key=lambda r: r[:2])

@@ -1,0 +1,119 @@
+"""`python -m bench.openb` on a small generated trace: its files, its refusals, and the same figures on two processes."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bench.openb.__main__ import main
+
+from eelgrid_controller.replay.locate import NODE_LIST, task_list
+from eelgrid_controller.replay.synthesize import synthesize
+from eelgrid_protos.quantities import MIB
+
+ROOT = Path(__file__).resolve().parents[2]
+COLUMNS = (
+    "trace,policy,seeds,saving_mean_pct,grar_1,alloc_100_pct,alloc_130_pct,"
+    "gap_power_pct,gap_alloc_pp,decision_p50_us,decision_p99_us"
+)
+
+
+def _rows(path):
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Every tenth node and task of the generated trace, and one list of tasks that share GPUs only."""
+    folder = tmp_path_factory.mktemp("data")
+    nodes, tasks = synthesize()
+    lines = ["sn,cpu_milli,memory_mib,gpu,model"]
+    lines += [f"{n.name},{n.cpu_milli},{n.memory_bytes // MIB},{n.gpu_count},{n.gpu_model}" for n in nodes[::40]]
+    (folder / NODE_LIST).write_text("\n".join(lines) + "\n")
+    for name, kept in (("whole", tasks[::40]), ("shares", [task for task in tasks[::40] if task.gpu_count < 2])):
+        lines = ["name,cpu_milli,memory_mib,num_gpu,gpu_milli"]
+        lines += [f"{t.name},{t.cpu_milli},{t.memory_bytes // MIB},{t.gpu_count},{t.gpu_milli}" for t in kept]
+        (folder / task_list(name)).write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compared(data, tmp_path_factory):
+    """The files of one comparison, made in this process."""
+    out = tmp_path_factory.mktemp("out")
+    arguments = ["--data", str(data), "--traces", "whole,shares", "--policies", "fgd,pwr,pwr200,eelgrid"]
+    assert main([*arguments, "--seeds", "2", "--bound-seeds", "2", "--processes", "1", "--out", str(out)]) == 0
+    return out
+
+
+def test_the_files_of_a_comparison(compared):
+    rows = _rows(compared / "summary.csv")
+    assert (compared / "summary.csv").read_text().splitlines()[0] == COLUMNS
+    assert [(row["trace"], row["policy"], row["seeds"]) for row in rows] == [
+        (trace, policy, "2") for trace in ("whole", "shares") for policy in ("fgd", "pwr", "pwr200", "eelgrid")
+    ]
+    for row in rows:
+        assert (float(row["saving_mean_pct"]) == 0.0) is (row["policy"] == "fgd")
+        assert 50.0 < float(row["alloc_100_pct"]) <= float(row["alloc_130_pct"]) <= 100.0
+        assert float(row["grar_1"]) == pytest.approx(float(row["alloc_100_pct"]) / 100, abs=1e-5)
+        assert float(row["gap_power_pct"]) > 0.0
+        assert float(row["gap_alloc_pp"]) > -0.01
+        assert 0.0 < float(row["decision_p50_us"]) <= float(row["decision_p99_us"])
+    assert len(_rows(compared / "runs.csv")) == 2 * 4 * 2
+    assert len(_rows(compared / "curves.csv")) == 2 * 4 * 261
+    assert {row["seed"] for row in _rows(compared / "bounds.csv")} == {"42", "43"}
+    for name in ("whole.png", "shares.png", "saving_and_grar.png"):
+        assert (compared / name).stat().st_size > 10_000
+
+
+def test_no_policy_passes_the_bound_where_all_was_placed(compared):
+    """Both are means over the same two seeds."""
+    bounds = {}
+    for row in _rows(compared / "bounds.csv"):
+        key = row["trace"], float(row["x"])
+        bounds[key] = bounds.get(key, 0.0) + float(row["power_w_least"]) / 2
+    checked = 0
+    for row in _rows(compared / "curves.csv"):
+        x = float(row["x"])
+        if x in {0.1, 0.2, 0.4} and float(row["allocated_pct"]) >= 100 * x - 1e-3:
+            assert float(row["power_w"]) > bounds[row["trace"], x]
+            checked += 1
+    assert checked == 2 * 4 * 3
+
+
+def test_two_processes_give_the_same_curves_as_one(data, compared, tmp_path):
+    command = [sys.executable, "-m", "bench.openb", "--data", data, "--traces", "whole,shares", "--out", tmp_path]
+    command += ["--policies", "fgd,pwr,pwr200,eelgrid", "--seeds", "2", "--bound-seeds", "0", "--no-plots"]
+    finished = subprocess.run([*command, "--processes", "2"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert (tmp_path / "curves.csv").read_bytes() == (compared / "curves.csv").read_bytes()
+    assert "16/16 jobs" in finished.stderr
+    assert "pwr200" in finished.stdout
+    assert {row["gap_power_pct"] for row in _rows(tmp_path / "summary.csv")} == {""}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (["--policies", "fgd,magic"], "there is no policy 'magic'; take one of random, "),
+        (["--traces", "nowhere"], "there is no trace 'nowhere'; take one that is here: shares, whole"),
+        (["--policies", ""], "an empty list of names"),
+        (["--seeds", "0"], "1 to 1000 seeds"),
+        (["--data", "/nonexistent"], f"/nonexistent: has no {NODE_LIST}"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_runs(data, tmp_path, capsys, changed, said):
+    arguments = ["--data", str(data), "--out", str(tmp_path / "out"), *changed]
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_malformed_list_is_named_with_line_and_column(data, tmp_path, capsys):
+    (tmp_path / NODE_LIST).write_text((data / NODE_LIST).read_text())
+    (tmp_path / task_list("bad")).write_text(
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np0,1,1,1,1000\np1,1,1,one,5\n"
+    )
+    assert main(["--data", str(tmp_path), "--traces", "bad", "--out", str(tmp_path / "out")]) == 2
+    assert "openb_pod_list_bad.csv, line 3, column num_gpu: holds 'one'" in capsys.readouterr().err
