@@ -1,7 +1,8 @@
 """What no policy can beat: the least power of a set of tasks, and the most GPU that can be allocated from it.
 
-Owns the relaxation. Must not know traces, seeds, policies or files: a fleet is
-shapes of nodes with their multiplicity, work is counts of tasks per spec.
+Owns the relaxation and its means over seeds. Must not know policies, files or how
+a run is made: a fleet is shapes of nodes with their multiplicity, work is counts of
+tasks per spec.
 
 Theory. Nodes of a shape m are pooled, and tasks of a spec i are split over shapes
 as they like: z_im >= 0. Whatever a policy does is such a split, so the least cost
@@ -17,10 +18,11 @@ of the LP is never above its cost and the most allocated GPU never below it.
 w is any price list of shares in which no full GPU costs more than 1: the volume,
 and dual prices of the cutting-stock LP. The prices are found where they bite:
 after each solution, those of each shape's own shares are added if they would
-have asked for more GPUs (Benders' cuts: y_m nears the cutting-stock LP of z_m). Every cut holds for every load and is kept: the bounds of rising loads
-never fall. A node's own bounds enter by rounding (Chvatal and Gomory): a node of
-capacity C holds sum_i floor(need_i / c) <= floor(C / c), for every c that a task
-asks for, of GPUs, CPU and memory.
+have asked for more GPUs (Benders' cuts: y_m nears the cutting-stock LP of z_m).
+Every cut holds for every load and is kept: the bounds of rising loads never fall.
+A node's own bounds enter by rounding (Chvatal and Gomory): a node of capacity C
+holds sum_i floor(need_i / c) <= floor(C / c), for every c that a task asks for,
+of GPUs, CPU and memory.
 
 The allocation bound takes sum_m z_im <= N_i and the most sum_i gpu_i z_im, with
 whole z where asked. The power model is that of eelgrid_kernels.placement.
@@ -134,7 +136,7 @@ class Relaxation:
         cost = np.concatenate([
             np.zeros(self._pairs),
             self._shapes.busy_w - self._shapes.idle_w,
-            np.full(self._kinds, CPU_PACKAGE_FULL_W),
+            np.full(self._kinds, CPU_PACKAGE_FULL_W - CPU_PACKAGE_IDLE_W),
         ])  # fmt: skip
         found = self._tightened(cost, counts, math.inf if allocated_milli is None else allocated_milli)
         return math.inf if found is None else self.idle_w + found

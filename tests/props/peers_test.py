@@ -260,6 +260,13 @@ def test_clustering_prefers_its_own_kind_then_a_mixed_node_then_an_idle_one():
     assert run(scene, "gpuclustering").node.tolist() == [1, 1, 1, 2, 2]
 
 
+def test_a_small_difference_counts_after_scaling():
+    """Best fit: scores two apart become 100 and 0, so that the fuller node wins against the lower rank."""
+    machines = [machine(cpu_milli, 100, 1, 0, rank) for rank, cpu_milli in enumerate([96_000, 92_000])]
+    scene = Scene(machines, [naive.Task(1000, 0, 0, 0)], [(0, 1)], [0])
+    assert run(scene, "bestfit").node.tolist() == [1]
+
+
 def generated():
     """40 nodes and 400 tasks of 12 kinds, from a generator written out here, so that it stays what it is."""
     word = 1
