@@ -12,8 +12,9 @@ from eelgrid_agent.worker.remote import RemoteDevice
 from eelgrid_agent.worker.watchdog import Limits
 from eelgrid_protos.messages import AbsenceReason, Reading
 
+# Short enough to wait for, long enough that a machine under load does not pass for a driver that hangs.
 DEADLINES = Deadlines(
-    quick_s=0.25, slow_s=0.4, listing_s=0.6, setting_s=0.4, instance_s=0.4, mode_s=0.6, taken_up_s=0.4, started_s=20.0
+    quick_s=0.6, slow_s=1.0, listing_s=1.5, setting_s=1.0, instance_s=1.0, mode_s=1.5, taken_up_s=1.5, started_s=20.0
 )
 LIMITS = Limits(probe_first_s=0.05, probe_most_s=0.1, restart_first_s=0.05, restart_most_s=0.2)
 # A machine under load starts a child in seconds.

@@ -72,7 +72,7 @@ def test_a_device_that_hangs_for_ever_is_alone_in_it_and_comes_back_through_a_pr
     assert rig.remote.starts_total == 2
     quick_s = time.monotonic()
     assert rig.silent() == [1]
-    assert time.monotonic() - quick_s < 0.25 < quick_s - began_s, "it is asked no more"
+    assert time.monotonic() - quick_s < 0.5 < quick_s - began_s, "it is asked no more"
     assert rig.remote.read(rig.uuids[2]).energy_counter_j >= energy_j
     assert rig.remote.gpus() == before, "it stays listed"
     with pytest.raises(DeviceTimeout, match="probe"):
