@@ -8,6 +8,7 @@ disk stay.
 from dataclasses import replace
 
 from eelgrid_agent.device import Missing
+from eelgrid_agent.enforcement import ROUNDS_MOST
 from eelgrid_agent.guard import Guard, GuardLimits, LocalPolicy
 from eelgrid_agent.guard.events import Command, Executed, Origin, Outcome, SetLimit, Tick
 from eelgrid_agent.power.enforcer import Enforcer
@@ -202,7 +203,10 @@ class Rig:
 
     def stop(self) -> None:
         """A clean end."""
-        self.enforcer.restore_all()
+        self.carry_out(self.guard.stop())
+        for _ in range(ROUNDS_MOST):
+            if self.pending:
+                self.carry_out(())
 
     def _turns(self, now_ns: int) -> None:
         for uuid in self.machine.uuids:

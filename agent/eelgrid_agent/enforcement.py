@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from eelgrid_agent.device import Missing, RawReadings
-from eelgrid_agent.guard.events import ApplyLayout, Command, DeviceRecord, Executed, GpuCheck, Outcome, Tick
+from eelgrid_agent.guard.events import Command, DeviceRecord, Executed, GpuCheck, Outcome, Tick
 from eelgrid_agent.loop import DriverThread
 from eelgrid_agent.node import Clock, Node
 from eelgrid_agent.power import Enforcer
@@ -121,10 +121,8 @@ class Enforcement:
         tick = Tick(
             now_ns=self._clock.monotonic_ns(), wall_ns=self._clock.wall_ns(), gpus=checks, origin=self._enforcer.origin()
         )  # fmt: skip
-        ordered = guard.tick(tick)
-        layouts = tuple(command.layout for command in ordered if isinstance(command, ApplyLayout))
-        yield from self._carry_out(tuple(command for command in ordered if not isinstance(command, ApplyLayout)))
-        return layouts
+        yield from self._carry_out(guard.tick(tick))
+        return guard.take_layouts()
 
     def end(self) -> Cycle:
         """Puts back everything that is changed."""
@@ -133,8 +131,7 @@ class Enforcement:
 
     def laid_out(self, layout: GpuLayout, result: ApplyResult) -> None:
         """What became of a MIG layout that a cycle returned."""
-        outcome = Outcome(command=ApplyLayout(layout=layout), layout=result)
-        self._node.guard.executed(self._executed((outcome,)))
+        self._node.guard.laid_out(layout, result)
         self._node.heed()
 
     def tended(self, results: Iterable[ApplyResult]) -> None:

@@ -32,7 +32,7 @@ from eelgrid_agent.mig.journal import Journal as LayoutJournal
 from eelgrid_agent.mig.journal import MemoryJournal as LayoutMemoryJournal
 from eelgrid_agent.mig.keeper import LayoutKeeper
 from eelgrid_agent.mig.machine import obstacle, read_machine
-from eelgrid_agent.mig.site import boot_of
+from eelgrid_agent.mig.site import LAYOUTS_FILE, boot_of
 from eelgrid_agent.node import Clock, Node
 from eelgrid_agent.power import Enforcer, FileJournal, JournalError, MemoryJournal, SettingsJournal, machine_origin
 from eelgrid_agent.state_directory import StateError, default_directory, hold
@@ -47,7 +47,7 @@ _LOG = logging.getLogger("eelgrid.agent")
 # A driver that does not answer at the start must not keep the node from reporting itself.
 FIRST_SURVEY_S = 10.0
 _FACTORIES = {"nvidia": "nvml", "amd": "amd"}
-_SETTINGS_FILE, _LAYOUTS_FILE = "settings.json", "mig.json"
+_SETTINGS_FILE = "settings.json"
 
 
 class NotEnforceable(Exception):
@@ -151,7 +151,7 @@ def _remembered(config: AgentConfig, stack: ExitStack) -> _Memory:
         stack.enter_context(hold(directory, "eelgrid-agent"))
         settings = FileJournal(directory / _SETTINGS_FILE)
         return _Memory(
-            settings=settings, layouts=LayoutFileJournal(directory / _LAYOUTS_FILE), records=settings.load()
+            settings=settings, layouts=LayoutFileJournal(directory / LAYOUTS_FILE), records=settings.load()
         )  # fmt: skip
     except (StateError, JournalError) as error:
         if config.state is not None:

@@ -144,7 +144,7 @@ def test_a_journal_that_is_none_stops_every_change_is_told_once_and_raises_nowhe
     (event,) = machine.keeper.take_events()
     assert event.kind is NodeEventKind.ENFORCEMENT_SUSPENDED
     assert "mig.json" in event.detail
-    (result,) = machine.keeper.apply_all([machine.asked(THREE)])
+    result = machine.keeper.apply(machine.asked(THREE))
     assert (result.status, result.rule) == (ApplyStatus.FAILED, "journal")
     assert machine.generations() == {"MIG-7-0": 0}
     assert machine.standing() == {(ONE[0], 0)}

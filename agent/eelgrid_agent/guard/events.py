@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from eelgrid_agent.device import PowerSettings
-from eelgrid_protos.messages import ApplyResult, GpuLayout, NodeEvent
+from eelgrid_protos.messages import NodeEvent
 
 __all__ = [
-    "Announce", "ApplyLayout", "Cause", "Command", "DeviceRecord", "Event", "Executed", "Failure", "GpuCheck",
+    "Announce", "Cause", "Command", "DeviceRecord", "Event", "Executed", "Failure", "GpuCheck",
     "Journal", "LockClocks", "Origin", "Outcome", "PlanGone", "PlanInForce", "Restore", "SetLimit", "SetProfile",
     "Started", "Stopped", "Tick", "Turned", "UnlockClocks", "Wish", "Write",
 ]  # fmt: skip
@@ -134,25 +134,13 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyLayout:
-    """Hand a MIG layout to its executor."""
-
-    layout: GpuLayout
-
-    @property
-    def gpu_uuid(self) -> str:
-        """The device."""
-        return self.layout.gpu_uuid
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Announce:
     """Tell the controller at once."""
 
     event: NodeEvent
 
 
-Command = Write | Journal | Restore | ApplyLayout | Announce
+Command = Write | Journal | Restore | Announce
 
 
 # Events
@@ -240,7 +228,6 @@ class Outcome:
     detail: str = ""
     foreign: str = ""
     settings: PowerSettings | None = None
-    layout: ApplyResult | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

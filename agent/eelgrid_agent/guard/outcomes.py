@@ -16,7 +16,6 @@ from dataclasses import replace
 from eelgrid_agent.guard.device_state import DeviceState, Problem, failed, rule_of, succeeded
 from eelgrid_agent.guard.events import (
     Announce,
-    ApplyLayout,
     Cause,
     Executed,
     Failure,
@@ -51,7 +50,7 @@ def settle(
     is_durable = not journals or journals[-1].failure is None
     for outcome in event.outcomes:
         command = outcome.command
-        if isinstance(command, Journal | ApplyLayout | Announce):
+        if isinstance(command, Journal | Announce):
             continue
         device = changed.get(command.gpu_uuid)
         if device is None:

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from eelgrid_agent.guard.core import GuardState, step
 from eelgrid_agent.guard.events import (
     Announce,
-    ApplyLayout,
     Command,
     DeviceRecord,
     Event,
@@ -138,11 +137,6 @@ class Guard:
         return self._laid.get(gpu_uuid) if gpu_uuid in self._layout_results else None
 
     @property
-    def has_layouts(self) -> bool:
-        """Whether the plan in force lays devices out."""
-        return self.plan is not None and self.is_enforcing and bool(self.plan.gpu_layouts)
-
-    @property
     def cycle_s(self) -> float:
         """How often `tick` wants to be called: a budget needs it often."""
         budget_w, _ = self._state.budget_now()
@@ -252,19 +246,24 @@ class Guard:
         commands = self._feed(tick)
         for check in tick.gpus:
             self.repairs_total.update(self._state.device(check.gpu_uuid).repaired)
-        due, self._layouts_due = self._layouts_due, {}
-        self._changing |= due.keys()
-        return (*commands, *(ApplyLayout(layout=layout) for layout in due.values()))
+        return commands
 
     def executed(self, executed: Executed) -> tuple[Command, ...]:
         """What became of commands; what is returned goes before those of the next tick."""
-        for outcome in executed.outcomes:
-            if isinstance(outcome.command, ApplyLayout):
-                self._changing -= {outcome.command.gpu_uuid}
-                if outcome.layout is not None:
-                    self._layout_results[outcome.command.gpu_uuid] = outcome.layout
-                    self._laid[outcome.command.gpu_uuid] = outcome.command.layout
         return self._feed(executed)
+
+    def take_layouts(self) -> tuple[GpuLayout, ...]:
+        """MIG layouts that are to be made now, which takes long; each is told back by `laid_out`."""
+        due, self._layouts_due = self._layouts_due, {}
+        self._changing |= due.keys()
+        return tuple(due.values())
+
+    def laid_out(self, layout: GpuLayout, result: ApplyResult) -> None:
+        """What became of a layout."""
+        self._changing -= {layout.gpu_uuid}
+        self._layout_results[layout.gpu_uuid] = result
+        self._laid[layout.gpu_uuid] = layout
+        self._answer_anew()
 
     def stop(self) -> tuple[Command, ...]:
         """Puts back everything that is changed; nothing is ordered afterwards."""
@@ -285,14 +284,19 @@ class Guard:
     def _feed(self, event: Event) -> tuple[Command, ...]:
         self._state, commands = step(self._state, event, self._limits)
         self._events.extend(command.event for command in commands if isinstance(command, Announce))
-        if self.applied is not None:
-            answer = self._answer()
-            # Watts that move with the budget are in the samples; an answer is for what became of an item.
-            if _gist(answer) != _gist(self.applied):
-                self._answer_due = True
-                self._count(self.applied, answer)
-            self.applied = answer if self._answer_due else self.applied
+        self._answer_anew()
         return tuple(command for command in commands if not isinstance(command, Announce))
+
+    def _answer_anew(self) -> None:
+        """What became of the plan's items, to be told where it changed."""
+        if self.applied is None:
+            return
+        answer = self._answer()
+        # Watts that move with the budget are in the samples; an answer is for what became of an item.
+        if _gist(answer) != _gist(self.applied):
+            self._answer_due = True
+            self._count(self.applied, answer)
+        self.applied = answer if self._answer_due else self.applied
 
     def _count(self, before: PlanApplied | None, after: PlanApplied) -> None:
         """Refusals that are new."""

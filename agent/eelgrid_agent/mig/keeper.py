@@ -77,10 +77,6 @@ class LayoutKeeper:
         self._open((result,))
         return result
 
-    def apply_all(self, layouts: Iterable[GpuLayout]) -> tuple[ApplyResult, ...]:
-        """The layouts of a plan, one after the other; what one device refuses does not stop the next."""
-        return tuple(map(self.apply, layouts))
-
     def hold(self, uuids: Collection[str]) -> bool:
         """The MIG devices and whole GPUs of all assignments in force, each time that they are applied.
 

@@ -24,11 +24,11 @@ from eelgrid_agent.state_directory import default_directory
 from eelgrid_protos.catalogue import MigGeometry
 from eelgrid_protos.messages import Gpu
 
-__all__ = ["NoSuchNode", "Site", "SiteError", "boot_of", "opened", "sysfs_board"]
+__all__ = ["LAYOUTS_FILE", "NoSuchNode", "Site", "SiteError", "boot_of", "opened", "sysfs_board"]
 
 _NVIDIA = 0x10DE
 _DEVICES_FILE = "devices.json"
-_JOURNAL_FILE = "mig.json"
+LAYOUTS_FILE = "mig.json"
 _SYSFS = Path("/sys/bus/pci/devices")
 
 
@@ -61,7 +61,7 @@ class Site:
     @property
     def journal(self) -> Path:
         """The executor's journal, which the agent and the command share."""
-        return self.directory / _JOURNAL_FILE
+        return self.directory / LAYOUTS_FILE
 
     def obstacle(self, geometry: MigGeometry) -> str:
         """Why this machine cannot change the MIG mode of a part, or nothing."""

@@ -58,11 +58,6 @@ class Session:
         self.ending: list[Callable[[], None]] = []
         self._open = False
 
-    @property
-    def is_open(self) -> bool:
-        """Whether there is a session."""
-        return self._open
-
     def begin(self) -> None:
         """Opens the session where it is not open; raises DriverUnavailable."""
         if self._open:

@@ -27,7 +27,6 @@ from eelgrid_agent.device import (
 )
 from eelgrid_agent.guard.events import (
     Announce,
-    ApplyLayout,
     Command,
     DeviceRecord,
     Failure,
@@ -45,7 +44,6 @@ from eelgrid_agent.guard.events import (
 from eelgrid_agent.guard.rules import GuardLimits
 from eelgrid_agent.guard.unwinding import EXACT_W, unwind
 from eelgrid_agent.power.journal import JournalError, SettingsJournal
-from eelgrid_protos.messages import ApplyResult, GpuLayout
 
 __all__ = ["Enforcer"]
 
@@ -66,16 +64,15 @@ def _failure(error: DeviceError) -> Failure:
 
 
 class Enforcer:
-    """See the module. `layouts` applies MIG layouts; without it they fail by name."""
+    """See the module."""
 
     def __init__(
         self, control: Control, journal: SettingsJournal, *, origin: Callable[[], Origin],
-        layouts: Callable[[GpuLayout], ApplyResult] | None = None, limits: GuardLimits | None = None,
+        limits: GuardLimits | None = None,
     ) -> None:  # fmt: skip
         self._control = control
         self._journal = journal
         self._origin = origin
-        self._layouts = layouts
         self._limits = limits or GuardLimits()
 
     def origin(self) -> Origin:
@@ -106,8 +103,6 @@ class Enforcer:
                     outcomes.append(Outcome(command=command, failure=failure, detail=refusal))
                 case Announce():
                     pass
-                case ApplyLayout(layout=layout):
-                    outcomes.append(Outcome(command=command, layout=self._lay_out(layout)))
                 case _ if command.gpu_uuid in silent:
                     known = silent[command.gpu_uuid]
                     outcomes.append(Outcome(command=command, failure=known.failure, detail=known.detail))
@@ -122,27 +117,12 @@ class Enforcer:
         """The journal, for the guard's start; raises JournalError."""
         return self._journal.load()
 
-    def restore_all(self) -> tuple[Outcome, ...]:
-        """Puts back all that the journal names, at once, whatever else is under way; what fails stays in the journal.
-
-        This is the end of a clean stop; it asks only the journal and the devices. Raises JournalError.
-        """
-        outcomes = self.execute(Restore(record=record) for record in self._journal.load())
-        left = tuple(
-            outcome.command.record for outcome in outcomes if outcome.failure and isinstance(outcome.command, Restore)
-        )
-        self._journal.store(left)
-        return outcomes
-
     def _store(self, records: tuple[DeviceRecord, ...]) -> str:
         try:
             self._journal.store(records)
         except JournalError as error:
             return str(error)
         return ""
-
-    def _lay_out(self, layout: GpuLayout) -> ApplyResult | None:
-        return None if self._layouts is None else self._layouts(layout)
 
     def _write(self, command: Write, refusal: str) -> Outcome:
         if refusal:
