@@ -9,8 +9,11 @@ every kind of task has come at least once (`settling` steps, not timed) each
 arrival is timed in the compiled loop, with its commit. Departures are timed apart:
 they rescore nothing, the arrivals after them do. `scan` is the same engine that
 forgets what it kept before each decision, so that it weighs every state anew:
-what the index saves, in the same run on the same fleet.
+what the index saves, in the same run on the same fleet. `tended` does bounded
+idle work before each decision, one kind in turn, timed apart: rare kinds have
+less to catch up then, and the whole costs more.
 """
+# ruff: noqa: PLR0917 (numba takes arguments by position)
 
 import argparse
 import csv
@@ -25,7 +28,7 @@ from numba import njit
 
 from bench.openb.protocol import Trace, csv_folder, load
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.best import decide
+from eelgrid_kernels.best import decide, tend
 from eelgrid_kernels.course import prepare
 from eelgrid_kernels.peer_arrays import READ
 from eelgrid_kernels.policies import policy
@@ -33,6 +36,9 @@ from eelgrid_kernels.states import shift
 
 _SIZES = (1_000, 6_212, 30_000, 100_000, 512_000, 1_000_000)
 _FILL = 0.8
+_WAYS = ("settling", "index", "tended", "scan")
+_WAYS_TENDED, _WAYS_SCAN = 2, 3
+_TENDED_MOST = 4096  # entries of the log in one bout of idle work
 _CLOCKS = {"wall": 1, "thread": 3}
 _clock = ctypes.CDLL(None).clock_gettime
 _clock.argtypes = (ctypes.c_int, ctypes.c_void_p)
@@ -66,6 +72,7 @@ class Row(NamedTuple):
     most_us: float
     departure_p50_us: float
     departure_p99_us: float
+    idle_mean_us: float
     resident_mib: float
 
 
@@ -101,16 +108,20 @@ def _fill(run: Any, order: Ints, held: Ints, slots: Ints, most: int) -> tuple[in
 
 @njit
 def _churn(
-    run: Any, order: Ints, leavers: Ints, held: Ints, slots: Ints, count: int, times: Ints, clock: int, forget: bool
+    run: Any, order: Ints, leavers: Ints, held: Ints, slots: Ints, count: int, times: Ints, clock: int, way: int
 ) -> int:
-    """One task leaves, one arrives, at each step; nanoseconds of the arrival and the departure into times (A, 2)."""
+    """One task leaves, one arrives, at each step; nanoseconds of both and of idle work between into times (A, 3)."""
     scratch = np.zeros(2, np.int64)
     for step in range(order.shape[0]):
         victim, kind = leavers[step] % count, order[step]
         begun = _now_ns(clock, scratch)
         shift(run, held[victim, 0], held[victim, 1], slots[victim], 1)
         times[step, 1] = _now_ns(clock, scratch) - begun
-        if forget:
+        if way == _WAYS_TENDED:
+            begun = _now_ns(clock, scratch)
+            tend(run, step % run.kinds.shape[0], _TENDED_MOST)
+            times[step, 2] = _now_ns(clock, scratch) - begun
+        elif way == _WAYS_SCAN:
             run.kinds[kind, READ] = -1
         begun = _now_ns(clock, scratch)
         node = decide(run, kind, 0)
@@ -138,12 +149,12 @@ def measured(trace: Trace, gpus: int, name: str, steps: tuple[int, int, int], cl
     held, slots = np.zeros((most, 2), np.int64), np.full((most, run.taken.shape[0]), -1, np.int64)
     count, _ = _fill(run, drawn(most), held, slots, int(_FILL * capacity))
     rows = []
-    for way, number in (("settling", steps[0]), ("index", steps[1]), ("scan", steps[2])):
+    for code, (way, number) in enumerate(zip(_WAYS, (steps[0], steps[1], steps[1], steps[2]), strict=True)):
         # Every kind once and then the trace, so that none is met for the first time while the clock runs.
         order = np.concatenate((np.arange(len(run.kinds)), drawn(number))) if way == "settling" else drawn(number)
-        times = np.zeros((len(order), 2), np.int64)
+        times = np.zeros((len(order), 3), np.int64)
         leavers = (bits.random_raw(len(order)) >> np.uint64(11)).astype(np.int64)
-        count = _churn(run, order, leavers, held, slots, count, times, clock, way == "scan")
+        count = _churn(run, order, leavers, held, slots, count, times, clock, code)
         if way == "settling":
             continue
         asked = run.kinds[held[:count, 1]]
@@ -153,7 +164,7 @@ def measured(trace: Trace, gpus: int, name: str, steps: tuple[int, int, int], cl
         rows.append(
             Row(int(fleet.gpu_count.sum()), nodes, name, way, states,
                 100.0 * float((asked[:, 2] * asked[:, 3]).sum()) / capacity, len(order), *micro[:, 0],
-                micro[0, 1], micro[2, 1], resident)
+                micro[0, 1], micro[2, 1], float(times[:, 2].mean() / 1e3), resident)
         )  # fmt: skip
     return rows
 
@@ -166,7 +177,7 @@ def plot(rows: list[Row], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.5))
-    for way, colour in (("index", "tab:blue"), ("scan", "tab:gray")):
+    for way, colour in (("index", "tab:blue"), ("tended", "tab:green"), ("scan", "tab:gray")):
         mine = [row for row in rows if row.way == way]
         for quantile, style in (("p50_us", "-o"), ("p99_us", "--s")):
             values = [getattr(row, quantile) for row in mine]
@@ -205,7 +216,7 @@ def main() -> None:
                 rows.append(row)
                 writer.writerow([f"{value:.2f}" if isinstance(value, float) else value for value in row])
                 print(f"{row.gpus:>9} GPUs {row.states:>7} states {row.way:<6} p50 {row.p50_us:9.1f} p90 "
-                      f"{row.p90_us:9.1f} p99 {row.p99_us:9.1f} µs, departure p99 {row.departure_p99_us:.1f} µs, "
+                      f"{row.p90_us:9.1f} p99 {row.p99_us:9.1f} µs, departure p99 {row.departure_p99_us:.1f} µs, idle {row.idle_mean_us:.0f} µs, "
                       f"{row.resident_mib:.0f} MiB, {time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
             file.flush()
     plot(rows, given.out / "scale.png")

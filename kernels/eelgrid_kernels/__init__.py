@@ -16,7 +16,7 @@ by the shapes. Every kernel is compiled by eelgrid_kernels.compiled, whose cache
 goes by all sources together.
 """
 
-from eelgrid_kernels.arrays import Board, Choice, Mix, Nodes, Prices, Task
+from eelgrid_kernels.arrays import Mix, Nodes, Task
 from eelgrid_kernels.build import sort_bit
 from eelgrid_kernels.candidates import Candidates, Found
 from eelgrid_kernels.placement import (
@@ -31,7 +31,6 @@ from eelgrid_kernels.placement import (
     GPU_PLACEABLE,
     GPU_SLOTS_MOST,
     GPU_WHOLE_MILLI,
-    best_candidates,
     cluster_power,
     count_verdicts,
     fragmentation,
@@ -55,15 +54,11 @@ __all__ = [
     "GPU_PLACEABLE",
     "GPU_SLOTS_MOST",
     "GPU_WHOLE_MILLI",
-    "Board",
     "Candidates",
-    "Choice",
     "Found",
     "Mix",
     "Nodes",
-    "Prices",
     "Task",
-    "best_candidates",
     "cluster_power",
     "count_verdicts",
     "fragmentation",

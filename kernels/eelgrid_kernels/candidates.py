@@ -81,7 +81,9 @@ class Candidates:
         kinds = kinds_of(none, none, none, none, none)
         self._codes = {key.tobytes(): code for code, key in enumerate(distinct)}
         self._shape = shape.reshape(-1).astype(np.int64)
-        placed = (self._shape, nodes.rank.copy(), nodes.memory_free.copy())
+        # Ranks are made distinct, equals in order of rows.
+        rank = np.argsort(np.argsort(nodes.rank, kind="stable")).astype(np.int64)
+        placed = (self._shape, rank, nodes.memory_free.copy())
         self._run = build((table, added_w), kinds, expect(mix, families), placed, policy, weights)
         # Kind by what it asks for, the latest last.
         self._kinds: dict[tuple[Task, int], int] = {}

@@ -18,7 +18,7 @@ from eelgrid_kernels.fleet import Fleet
 
 quiet = settings(deadline=None, max_examples=60)
 ACTIONS = st.lists(
-    st.tuples(st.sampled_from(["place", "place", "place", "release", "fail", "return"]), st.integers(0, 1000)),
+    st.tuples(st.sampled_from(["place", "place", "place", "release", "fail", "return", "tend"]), st.integers(0, 1000)),
     max_size=40,
 )
 
@@ -72,6 +72,8 @@ def test_a_fleet_equals_its_naive_twin_while_tasks_leave_and_nodes_fail(name, sc
             node, spec, slots = running.pop(number % len(running))
             fleet.release(node, spec, slots)
             machines[node].node = given_back(machines[node].node, slots, scene.tasks[spec])
+        elif verb == "tend":
+            fleet.tend(number % 5)
         elif verb in {"fail", "return"}:
             node = number % len(machines)
             fleet.set_available(node, verb == "return")
