@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import naive, naive_openb
-from tests.props.peers_test import ALL, POLICIES, columns, scenes
+from tests.props.peers_test import ALL, POLICIES, columns, generated, scenes
 
 from eelgrid_kernels.fleet import Fleet
 
@@ -117,3 +117,23 @@ def test_a_failed_node_gets_nothing_and_keeps_what_it_has():
     fleet.set_available(0, True)
     fleet.put(0, 0, (0,))
     assert fleet.free(0) == (95_000, 9, (700,))
+
+
+@pytest.mark.parametrize("name", ["eelgrid", "fgd", "pwr200"])
+@pytest.mark.parametrize("most", [1, 3, 10])
+def test_idle_work_in_small_bouts_changes_no_decision(name, most):
+    """160 nodes in several blocks of states; tasks leave again, so that a state is new, touched and gone between bouts."""
+    scene = generated()
+    scene.machines = [replace(machine, rank=rank) for rank, machine in enumerate(scene.machines * 4)]
+    quiet_one, busy_one, running = fleet_of(scene, name), fleet_of(scene, name), []
+    for step, spec in enumerate(scene.order * 2):
+        for _ in range(4):
+            busy_one.tend(most)
+        found = quiet_one.place(spec)
+        assert busy_one.place(spec) == found
+        if found[0] >= 0:
+            running.append((found[0], spec, found[1]))
+        if len(running) > 60:
+            place = running.pop(step * 31 % len(running))
+            quiet_one.release(*place)
+            busy_one.release(*place)
