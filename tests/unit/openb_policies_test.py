@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.openb import policies, protocol
 from bench.openb.published import plain_policy
 
+from eelgrid_controller import policies
+from eelgrid_controller.replay import protocol
 from eelgrid_kernels import course, peers
 
 DATA = Path(os.environ.get("EELGRID_DATA", Path(__file__).parents[2].parent / "shared" / "data")) / "openb"

@@ -1,4 +1,4 @@
-"""The policies of the comparison by name.
+"""The placement policies by name.
 
 Owns which code and weights a name stands for. Must not know how a policy scores
 (eelgrid_kernels.peers says), nor on what it runs.
