@@ -12,11 +12,13 @@ import numpy as np
 
 from eelgrid_kernels.arrays import Floats, Ints, Mix
 from eelgrid_kernels.peer_arrays import Capacity, Course, Kinds, Members, Run, Scores, States
-from eelgrid_kernels.peers import BEST_FIT, MIX, PACKAGE_W, active_packages, advance, settle
+from eelgrid_kernels.peers import BEST_FIT, GPU_CLUSTERING, MIX, advance
+from eelgrid_kernels.states import PACKAGE_W, WHOLE, active_packages, settle
 
 __all__ = ["FleetColumns", "SpecColumns", "empty_course", "prepare", "run"]
 
 PACKAGE_IDLE_W = 15.0
+_TAGS_MOST = 62
 
 
 class SpecColumns(Protocol):
@@ -64,9 +66,19 @@ def _kinds(specs: SpecColumns) -> Kinds:
         gpu_count=_ints(rows[:, 1]),
         gpu_milli=_ints(rows[:, 2]),
         allows=_ints(rows[:, 3:]),
+        tag=_tags(rows[:, 1], rows[:, 2]),
         of_spec=_ints(of_spec.reshape(-1)),
         memory_mib=_ints(specs.memory_mib),
     )
+
+
+def _tags(gpu_count: Ints, gpu_milli: Ints) -> Ints:
+    """Shares of a GPU are one kind of GPU task, so many whole GPUs one each; the rarest widths share the last tag."""
+    width = np.where((gpu_count == 1) & (gpu_milli < WHOLE), 0, gpu_count)
+    tags = np.unique(width[gpu_count > 0], return_inverse=True)[1].reshape(-1)
+    every = np.full(len(gpu_count), -1, np.int64)
+    every[gpu_count > 0] = np.minimum(tags, _TAGS_MOST - 1)
+    return every
 
 
 def _capacity(fleet: FleetColumns, rank: Ints) -> Capacity:
@@ -95,6 +107,12 @@ def _mix(specs: SpecColumns, typical: tuple[Ints, Ints]) -> Mix:
     )
 
 
+def _members(fleet: FleetColumns, kinds: Kinds, tagged: bool) -> Members:
+    nodes = len(fleet.cpu_milli)
+    held = np.zeros((nodes, 1 + int(kinds.tag.max(initial=-1))) if tagged else (0, 0), np.int64)
+    return Members(np.full(nodes, -1, np.int64), np.full(nodes, -1, np.int64), _ints(fleet.memory_mib), held)
+
+
 def _states(nodes: int, slots: int, classes: int) -> States:
     def empty(*shape: int) -> Ints:
         return np.zeros(shape, np.int64)
@@ -107,6 +125,7 @@ def _states(nodes: int, slots: int, classes: int) -> States:
         gpu_free=empty(nodes, slots),
         gpu_total=empty(nodes),
         tags=empty(nodes),
+        closed=empty(nodes),
         usable=empty(nodes, classes),
         waste=empty(nodes, classes),
         fragments=empty(nodes),
@@ -141,13 +160,16 @@ def prepare(
         capacity=capacity,
         kinds=kinds,
         mix=mix,
-        members=Members(np.full(nodes, -1, np.int64), np.full(nodes, -1, np.int64), _ints(fleet.memory_mib)),
+        members=_members(fleet, kinds, policy == GPU_CLUSTERING),
         states=_states(nodes, slots, len(mix.weight)),
         scores=_scores(len(kinds.cpu_milli), nodes),
         fitting=np.zeros((2, nodes), np.int64),
         gpu=np.zeros(slots, np.int64),
+        kept=np.zeros(slots, np.int64),
+        taken=np.full(slots, -1, np.int64),
         power_w=np.array([idle_w], np.float64),
         policy=policy,
+        tagged=policy == GPU_CLUSTERING,
         weights=given,
         blend=_blend(policy, given),
         seed=seed,

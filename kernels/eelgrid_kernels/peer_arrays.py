@@ -4,7 +4,7 @@ Owns types alone, as eelgrid_kernels.arrays does. Must not know what a policy do
 
     N  nodes, and rows for states     S  specs: CPU, memory, GPUs, models
     K  kinds: specs but for memory    C  classes of the typical mix
-    G  GPUs of the widest node        A  arrivals      H  hash buckets
+    G  GPUs of the widest node        A  arrivals      H  hash buckets      T  tags, at most 62
 """
 
 from typing import NamedTuple
@@ -36,6 +36,7 @@ class Kinds(NamedTuple):
     gpu_count: Ints  # (K,)
     gpu_milli: Ints  # (K,)
     allows: Ints  # (K, M)
+    tag: Ints  # (K,) the kind of GPU task that it is to GPU_CLUSTERING, -1 without GPU
     of_spec: Ints  # (S,) the kind of each spec
     memory_mib: Ints  # (S,)
 
@@ -46,6 +47,7 @@ class Members(NamedTuple):
     state: Ints  # (N,)
     after: Ints  # (N,) the next node of the same state, -1 at the end
     memory_free: Ints  # (N,) MiB
+    held: Ints  # (N, T) tasks of each tag, GPU_CLUSTERING alone
 
 
 class States(NamedTuple):
@@ -56,7 +58,8 @@ class States(NamedTuple):
     cpu_free: Ints  # (N,)
     gpu_free: Ints  # (N, G)
     gpu_total: Ints  # (N,) sum of gpu_free
-    tags: Ints  # (N,) bits of the kinds held, GPU_CLUSTERING alone
+    tags: Ints  # (N,) bits of the tags held, GPU_CLUSTERING alone
+    closed: Ints  # (N,) 1 if its nodes take no new tasks
     usable: Ints  # (N, C) GPUs that the class can use
     waste: Ints  # (N, C) free milli-GPU that it cannot
     fragments: Ints  # (N,) F times mix.total
@@ -86,8 +89,11 @@ class Run(NamedTuple):
     scores: Scores
     fitting: Ints  # (2, N) scratch: states that fit and their node of lowest rank with the memory
     gpu: Ints  # (G,) scratch
+    kept: Ints  # (G,) scratch
+    taken: Ints  # (G,) GPUs of the task placed last, -1 beyond the last
     power_w: Floats  # (1,) of the fleet
     policy: int
+    tagged: bool  # whether what a node holds matters
     weights: Floats  # (3,)
     blend: Floats  # (2,) weights of scaled and plain
     seed: int  # of RANDOM

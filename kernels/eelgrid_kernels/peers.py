@@ -26,71 +26,25 @@ function of state and task; so scores are kept per kind of task and state, and o
 weighed. Memory filters but scores nothing, so it is no part of a state: each state lists its nodes by rank.
 """
 
-# ruff: noqa: PLR0917 (numba takes arguments by position)
-
 import numpy as np
-from numba import njit
 
 from eelgrid_kernels.arrays import Ints
+from eelgrid_kernels.compiled import kernel
 from eelgrid_kernels.peer_arrays import Course, Run
+from eelgrid_kernels.states import PACKAGE_W, WHOLE, active_packages, draw, fragmented, shift
 
 __all__ = [
-    "BEST_FIT", "DOT_PROD", "EELGRID", "GPU_CLUSTERING", "GPU_PACKING", "MIX", "RANDOM", "advance", "decide", "settle",
+    "BEST_FIT", "DOT_PROD", "EELGRID", "GPU_CLUSTERING", "GPU_PACKING", "MIX", "RANDOM", "advance", "decide",
 ]  # fmt: skip
 
 RANDOM, DOT_PROD, GPU_PACKING, GPU_CLUSTERING, BEST_FIT, MIX, EELGRID = range(7)
 
-WHOLE = 1000  # milli-GPU
 NOWHERE, IN_ORDER = -2, -1  # slots: does not fit; no GPU or several, in index order
 CPU_SPAN, GPU_SPAN = 128_000, 8_000  # the widest node of the papers, in milli
-MILLI_PER_CORE, CORES_PER_PACKAGE, PACKAGE_W = 2000, 16, 105.0  # 120 W active, 15 W idle
 FEED = 10  # a GPU is fed by 10 vCPU
 
 
-@njit(cache=True)
-def active_packages(cpu_capacity: int, cpu_free: int) -> int:
-    cores = (cpu_capacity + MILLI_PER_CORE - 1) // MILLI_PER_CORE
-    working = cores - cpu_free // MILLI_PER_CORE
-    return (working + CORES_PER_PACKAGE - 1) // CORES_PER_PACKAGE
-
-
-@njit(cache=True)
-def _survey(run: Run, state: int, model: int) -> None:
-    """Fill usable, waste, gpu_total and fragments of a new state."""
-    states, mix = run.states, run.mix
-    total = states.gpu_total[state] = states.gpu_free[state].sum()
-    for t in range(mix.weight.shape[0]):
-        usable = usable_milli = 0
-        if total > 0 and mix.allows[model, t] != 0:
-            for slot in range(run.gpu.shape[0]):
-                free = states.gpu_free[state, slot]
-                if free > 0 and free >= mix.gpu_milli[t]:
-                    usable += 1
-                    usable_milli += free
-        states.usable[state, t] = usable
-        states.waste[state, t] = total - usable_milli
-    states.fragments[state] = _fragments(run, state, model, states.cpu_free[state], 0, 0, 0)
-
-
-@njit(cache=True)
-def _fragments(run: Run, state: int, model: int, cpu_free: int, copies: int, was: int, now: int) -> int:
-    """F, times mix.total, of a state after that many of its GPUs go from `was` to `now` milli free."""
-    mix, states = run.mix, run.states
-    total = states.gpu_total[state] + copies * (now - was)
-    row = max(model, 0)
-    sum_ = 0
-    for t in range(mix.weight.shape[0]):
-        allowed = mix.allows[row, t]
-        before = allowed if was >= mix.gpu_milli[t] else 0
-        after = allowed if now >= mix.gpu_milli[t] else 0
-        enough = states.usable[state, t] + copies * (after - before) >= mix.gpu_count[t]
-        served = enough & (mix.gpu_count[t] > 0) & (mix.cpu_milli[t] <= cpu_free)
-        wasted = states.waste[state, t] + copies * ((1 - after) * now - (1 - before) * was)
-        sum_ += mix.weight[t] * (wasted if served else total)
-    return sum_
-
-
-@njit(cache=True)
+@kernel
 def _added_w(run: Run, state: int, kind: int, was: int) -> float:
     """Watts that the task adds to a node when each GPU that it takes has `was` milli free."""
     node, cpu_free = run.states.head[state], run.states.cpu_free[state]
@@ -100,7 +54,7 @@ def _added_w(run: Run, state: int, kind: int, was: int) -> float:
     return float(PACKAGE_W * packages + gpus * (run.capacity.busy_w[node] - run.capacity.idle_w[node]))
 
 
-@njit(cache=True)
+@kernel
 def _cost_w(run: Run, state: int, kind: int, added_w: float, fragments: int) -> float:
     """Our cost, given the watts added and F times mix.total added."""
     states, kinds = run.states, run.kinds
@@ -112,7 +66,7 @@ def _cost_w(run: Run, state: int, kind: int, added_w: float, fragments: int) -> 
     return float(run.weights[0] * added_w + frag_w + run.weights[2] * ((after - before) / (FEED * 1000.0)))
 
 
-@njit(cache=True)
+@kernel
 def _score_by_effect(run: Run, kind: int, state: int) -> None:
     """MIX and EELGRID: every GPU that differs is tried."""
     states, scores, kinds = run.states, run.scores, run.kinds
@@ -133,7 +87,7 @@ def _score_by_effect(run: Run, kind: int, state: int) -> None:
         value = float(int(-added_w))
         power = max(power, value)
         if run.policy == EELGRID or run.weights[1] != 0.0:
-            after = _fragments(run, state, run.capacity.model[node], cpu_left, count, was, was - milli)
+            after = fragmented(run, state, run.capacity.model[node], cpu_left, count, was, was - milli)
             if run.policy == EELGRID:
                 value = -_cost_w(run, state, kind, added_w, after - states.fragments[state])
             else:
@@ -146,39 +100,20 @@ def _score_by_effect(run: Run, kind: int, state: int) -> None:
     scores.plain[kind, state] = plain
 
 
-@njit(cache=True)
-def _draw(seed: int, moment: int, thing: int) -> int:
-    """A number that looks random, from three; 32 bits in 64, so that no product overflows."""
-    value = seed
-    for part in (moment, thing):
-        value ^= part
-        for _ in range(2):
-            value = ((value ^ (value >> 15)) * 0x2545F491) & 0xFFFFFFFF
-            value = ((value ^ (value >> 13)) * 0x3C6EF35F) & 0xFFFFFFFF
-        value ^= value >> 16
-    return int(value)
-
-
-@njit(cache=True)
+@kernel
 def _slot(run: Run, kind: int, state: int, moment: int) -> int:
     """The fitting GPU with the least free share, or any for RANDOM; IN_ORDER unless one GPU is asked for."""
     best, least = IN_ORDER, 0
     if run.kinds.gpu_count[kind] == 1:
         for slot in range(run.capacity.gpu_count[run.states.head[state]]):
             free = run.states.gpu_free[state, slot]
-            key = _draw(run.seed, -1 - moment, slot) if run.policy == RANDOM else free
+            key = draw(run.seed, -1 - moment, slot) if run.policy == RANDOM else free
             if free >= run.kinds.gpu_milli[kind] and (best < 0 or key < least):
                 best, least = slot, key
     return best
 
 
-@njit(cache=True)
-def _tag(count: int, milli: int) -> int:
-    """The bit of a kind of GPU task for GPU_CLUSTERING; 0 without GPU."""
-    return 0 if count == 0 else 1 << (62 if count == 1 and milli < WHOLE else min(count, 61))
-
-
-@njit(cache=True)
+@kernel
 def _score_by_fill(run: Run, kind: int, state: int) -> None:
     """The policies that look at how full a node is."""
     states, scores, kinds = run.states, run.scores, run.kinds
@@ -201,7 +136,7 @@ def _score_by_fill(run: Run, kind: int, state: int) -> None:
         else:
             score = max(100 - states.gpu_free[state, slot] // 100, 50)
     elif run.policy == GPU_CLUSTERING and count > 0:
-        tag, tags = _tag(count, milli), states.tags[state]
+        tag, tags = 1 << kinds.tag[kind], states.tags[state]
         held = 75 if tags == tag else 50 if tags & tag else 25 if tags == 0 else 0
         score = held + 25 * (GPU_SPAN - total) // GPU_SPAN
     scores.slot[kind, state] = slot
@@ -209,7 +144,7 @@ def _score_by_fill(run: Run, kind: int, state: int) -> None:
     scores.plain[kind, state] = score
 
 
-@njit(cache=True)
+@kernel
 def _score(run: Run, kind: int, state: int) -> None:
     """Filter a state for a kind of task, by all but memory, and score it if it fits."""
     kinds, states = run.kinds, run.states
@@ -220,7 +155,7 @@ def _score(run: Run, kind: int, state: int) -> None:
     if count > 0 and model >= 0 and kinds.allows[kind, model] != 0:
         for slot in range(run.capacity.gpu_count[node]):
             fitting += states.gpu_free[state, slot] >= kinds.gpu_milli[kind]
-    if fitting < count or states.cpu_free[state] < kinds.cpu_milli[kind]:
+    if states.closed[state] or fitting < count or states.cpu_free[state] < kinds.cpu_milli[kind]:
         return
     if run.policy in {MIX, EELGRID}:
         _score_by_effect(run, kind, state)
@@ -228,7 +163,7 @@ def _score(run: Run, kind: int, state: int) -> None:
         _score_by_fill(run, kind, state)
 
 
-@njit(cache=True)
+@kernel
 def _roomy(run: Run, node: int, memory_mib: int) -> int:
     """The first of a node and those after it in its state that has the memory, or -1."""
     while node >= 0 and run.members.memory_free[node] < memory_mib:
@@ -236,124 +171,40 @@ def _roomy(run: Run, node: int, memory_mib: int) -> int:
     return node
 
 
-@njit(cache=True)
+@kernel
 def _random_node(run: Run, fitting: int, memory_mib: int, moment: int) -> int:
     """The node with the highest draw; run.fitting holds one node of each state that fits."""
     best, highest = -1, -1
     for i in range(fitting):
         node = run.fitting[1, i]
         while node >= 0:
-            drawn = _draw(run.seed, moment, run.capacity.rank[node])
+            drawn = draw(run.seed, moment, run.capacity.rank[node])
             if drawn > highest or (drawn == highest and run.capacity.rank[node] < run.capacity.rank[best]):
                 best, highest = node, drawn
             node = _roomy(run, run.members.after[node], memory_mib)
     return best
 
 
-@njit(cache=True)
-def _bucket(run: Run, shape: int, cpu_free: int, tags: int) -> int:
-    """Where the state with the GPUs of run.gpu hangs."""
-    value = _draw(shape, cpu_free, tags & 0xFFFFFFFF)
-    for free in run.gpu:
-        value = (value * 1009 + free) & 0xFFFFFFFF
-    return int((value ^ (value >> 16)) & (run.states.bucket.shape[0] - 1))
-
-
-@njit(cache=True)
-def _enter(run: Run, node: int, cpu_free: int, tags: int) -> None:
-    """Put a node into the state with the GPUs of run.gpu, a new one if there is none."""
-    states, shape = run.states, run.capacity.shape[node]
-    bucket = _bucket(run, shape, cpu_free, tags)
-    state = states.bucket[bucket]
-    while state >= 0:
-        same = run.capacity.shape[states.head[state]] == shape
-        same &= states.cpu_free[state] == cpu_free and states.tags[state] == tags
-        for slot in range(run.gpu.shape[0]):
-            same &= states.gpu_free[state, slot] == run.gpu[slot]
-        if same:
-            break
-        state = states.chain[state]
-    if state < 0:
-        reused = 1 if states.counts[1] > 0 else 0
-        state = states.spare[states.counts[1] - 1] if reused else states.counts[0]
-        states.counts[reused] += 1 - 2 * reused
-        states.version[state] += 1
-        states.cpu_free[state], states.tags[state] = cpu_free, tags
-        states.gpu_free[state, :] = run.gpu
-        states.chain[state], states.bucket[bucket] = states.bucket[bucket], state
-        states.head[state] = -1
-        _survey(run, state, run.capacity.model[node])
-    before, here = -1, states.head[state]
-    while here >= 0 and run.capacity.rank[here] < run.capacity.rank[node]:
-        before, here = here, run.members.after[here]
-    run.members.state[node], run.members.after[node] = state, here
-    if before < 0:
-        states.head[state] = node
-    else:
-        run.members.after[before] = node
-
-
-@njit(cache=True)
-def _leave(run: Run, node: int) -> None:
-    """Take a node out of its state, and the state out of its bucket if it was the last."""
-    states, members, state = run.states, run.members, run.members.state[node]
-    before, here = -1, states.head[state]
-    while here != node:
-        before, here = here, members.after[here]
-    if before >= 0:
-        members.after[before] = members.after[node]
-    else:
-        states.head[state] = members.after[node]
-    if states.head[state] >= 0:
-        return
-    run.gpu[:] = states.gpu_free[state, :]
-    bucket = _bucket(run, run.capacity.shape[node], states.cpu_free[state], states.tags[state])
-    if states.bucket[bucket] == state:
-        states.bucket[bucket] = states.chain[state]
-    else:
-        other = states.bucket[bucket]
-        while states.chain[other] != state:
-            other = states.chain[other]
-        states.chain[other] = states.chain[state]
-    states.spare[states.counts[1]] = state
-    states.counts[1] += 1
-
-
-@njit(cache=True)
-def settle(run: Run, nodes: Ints) -> None:
-    """Put empty nodes into their states; quickest from the highest rank down."""
-    for node in nodes:
-        run.gpu[:] = 0
-        run.gpu[: run.capacity.gpu_count[node]] = WHOLE
-        _enter(run, node, run.capacity.cpu_milli[node], 0)
-
-
-@njit(cache=True)
-def _place(run: Run, node: int, kind: int, memory_mib: int, slot: int) -> None:
-    """Take what the task asks for from a node."""
-    states, kinds, state = run.states, run.kinds, run.members.state[node]
-    count, milli = kinds.gpu_count[kind], kinds.gpu_milli[kind]
-    was = states.gpu_free[state, slot] if slot >= 0 else WHOLE
-    run.power_w[0] += _added_w(run, state, kind, was)
-    cpu_free, tags = states.cpu_free[state] - kinds.cpu_milli[kind], states.tags[state]
-    if run.policy == GPU_CLUSTERING:
-        tags |= _tag(count, milli)
-    run.members.memory_free[node] -= memory_mib
-    _leave(run, node)
-    run.gpu[:] = states.gpu_free[state, :]
+@kernel
+def _take(run: Run, node: int, kind: int, slot: int) -> None:
+    """The GPUs that a task takes from a node into run.taken, -1 beyond the last: the slot, or whole ones in order."""
+    run.taken[:] = -1
     if slot >= 0:
-        run.gpu[slot] -= milli
-    else:
-        for other in range(run.gpu.shape[0]):
-            if count > 0 and run.gpu[other] == WHOLE:
-                run.gpu[other] = 0
-                count -= 1
-    _enter(run, node, cpu_free, tags)
+        run.taken[0] = slot
+        return
+    state, taken = run.members.state[node], 0
+    for other in range(run.gpu.shape[0]):
+        if taken < run.kinds.gpu_count[kind] and run.states.gpu_free[state, other] == WHOLE:
+            run.taken[taken] = other
+            taken += 1
 
 
-@njit(cache=True)
+@kernel
 def decide(run: Run, spec: int, moment: int) -> int:
-    """Place one task of a spec; returns its node, or -1 if it fits nowhere. moment numbers the decisions of RANDOM."""
+    """Place one task of a spec; returns its node, or -1 if it fits nowhere, and its GPUs in run.taken.
+
+    moment numbers the decisions of RANDOM.
+    """
     states, scores = run.states, run.scores
     kind, memory_mib = run.kinds.of_spec[spec], run.kinds.memory_mib[spec]
     fitting, low, high = 0, np.inf, -np.inf
@@ -381,11 +232,12 @@ def decide(run: Run, spec: int, moment: int) -> int:
     if best >= 0:
         state = run.members.state[best]
         slot = _slot(run, kind, state, moment) if run.policy == RANDOM else scores.slot[kind, state]
-        _place(run, best, kind, memory_mib, slot)
+        _take(run, best, kind, slot)
+        shift(run, best, spec, run.taken, -1)
     return best
 
 
-@njit(cache=True)
+@kernel
 def advance(run: Run, arrivals: Ints, course: Course, first: int, last: int) -> None:
     """Decide arrivals first..last-1 and fill the course, in place."""
     arrived, allocated = (course.arrived_milli[first - 1], course.allocated_milli[first - 1]) if first > 0 else (0, 0)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests import naive, naive_openb
 
 from eelgrid_kernels import course as courses
-from eelgrid_kernels import peers
+from eelgrid_kernels import peers, states
 
 # A first call may compile; how long an example takes says nothing here.
 quiet = settings(deadline=None, max_examples=60)
@@ -224,9 +224,9 @@ def in_one_bucket(scene, name):
     """The empty fleet with all states in one bucket of the table."""
     one = prepared(scene, name)
     count, slots = one.states.gpu_free.shape
-    states = courses._states(count, slots, one.states.usable.shape[1])._replace(bucket=np.full(1, -1, np.int64))
-    one = one._replace(states=states)
-    peers.settle(one, np.argsort(-one.capacity.rank))
+    table = courses._states(count, slots, one.states.usable.shape[1])._replace(bucket=np.full(1, -1, np.int64))
+    one = one._replace(states=table)
+    states.settle(one, np.argsort(-one.capacity.rank))
     return one
 
 
