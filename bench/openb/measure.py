@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from eelgrid_controller.replay.curves import (
     GRID,
-    STEPS_PER_UNIT,
+    MEAN_FIRST,
+    MEAN_LAST,
     Curves,
     Steps,
     at,
@@ -28,6 +28,7 @@ from eelgrid_controller.replay.curves import (
     empty_power_w,
     mean_curves,
     saving,
+    saving_mean_pct,
 )
 from eelgrid_kernels.arrays import Floats
 
@@ -37,7 +38,6 @@ __all__ = [
 ]  # fmt: skip
 
 SAVING_X = tuple(tenth / 10 for tenth in range(1, 10))
-_MEAN_FIRST, _MEAN_LAST = 0.1, 0.8  # the saving is averaged where nobody refuses much
 _REFUSED_MOST = 0.001  # of what has arrived
 DENSE_X = (0.9, 0.95, 1.0)  # where watts per allocated GPU are given
 
@@ -63,11 +63,6 @@ class Figures(NamedTuple):
     gap_alloc_pp: float | None
 
 
-def _between(first: float, last: float) -> NDArray[np.bool_]:
-    half = 0.5 / STEPS_PER_UNIT  # both ends count, whatever their rounding
-    return (first - half < GRID) & (last + half > GRID)
-
-
 def mean_bounds(runs: Sequence[Bounds]) -> Bounds:
     """The mean over seeds; infinite at a load where no policy can place all of one of them."""
     power_w = np.mean([run.power_w for run in runs], axis=0)
@@ -82,7 +77,7 @@ def _gap_power_pct(mine: Curves, bounds: Bounds) -> float | None:
     placed = np.interp(bounds.x, GRID, mine.allocated) >= (1.0 - _REFUSED_MOST) * np.interp(
         bounds.x, GRID, mine.arrived
     )
-    inside = (bounds.x >= _MEAN_FIRST - 1e-9) & (bounds.x <= _MEAN_LAST + 1e-9) & np.isfinite(bounds.power_w)
+    inside = (bounds.x >= MEAN_FIRST - 1e-9) & (bounds.x <= MEAN_LAST + 1e-9) & np.isfinite(bounds.power_w)
     inside &= placed
     if not inside.any():
         return None
@@ -102,7 +97,7 @@ def figures(mine: Curves, reference: Curves, gpus: int, bounded: tuple[Curves, B
     saved = 100.0 * saving(mine, reference)
     allocated_1 = at(mine.allocated, 1.0)
     return Figures(
-        saving_mean_pct=float(saved[_between(_MEAN_FIRST, _MEAN_LAST)].mean()),
+        saving_mean_pct=saving_mean_pct(mine, reference),
         saving_pct=tuple(at(saved, x) for x in SAVING_X),
         grar_1=allocated_1 / at(mine.arrived, 1.0),
         alloc_100_pct=100.0 * allocated_1,

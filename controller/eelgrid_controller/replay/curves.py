@@ -20,10 +20,16 @@ from eelgrid_controller.replay.protocol import INFLATION_PERCENT, Fleet
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.placement import CORES_PER_PACKAGE, CPU_PACKAGE_IDLE_W, MILLI_PER_CORE
 
-__all__ = ["GRID", "STEPS_PER_UNIT", "Curves", "Steps", "at", "curves", "empty_power_w", "mean_curves", "saving"]
+__all__ = [
+    "GRID", "MEAN_FIRST", "MEAN_LAST", "STEPS_PER_UNIT", "Curves", "Steps", "at", "curves", "empty_power_w",
+    "mean_curves", "saving", "saving_mean_pct",
+]  # fmt: skip
 
 STEPS_PER_UNIT = 200
 GRID: Floats = np.arange(STEPS_PER_UNIT * INFLATION_PERCENT // 100 + 1) / STEPS_PER_UNIT  # 0:0.005:1.3
+
+
+MEAN_FIRST, MEAN_LAST = 0.1, 0.8  # the saving is averaged where nobody refuses much
 
 
 class Steps(Protocol):
@@ -84,3 +90,10 @@ def at(values: Floats, x: float) -> float:
 def saving(mine: Curves, reference: Curves) -> Floats:
     """(X,) watts saved as a share of the reference's."""
     return (reference.power_w - mine.power_w) / reference.power_w
+
+
+def saving_mean_pct(mine: Curves, reference: Curves) -> float:
+    """The saving in per cent, over the loads at which nobody refuses much."""
+    half = 0.5 / STEPS_PER_UNIT  # both ends count, whatever their rounding
+    between = (MEAN_FIRST - half < GRID) & (MEAN_LAST + half > GRID)
+    return float((100.0 * saving(mine, reference))[between].mean())

@@ -170,17 +170,18 @@ def read_failures(path: Path, nodes: Iterable[NodeRow]) -> tuple[FailureRow, ...
     return tuple(row for row, _ in rows)
 
 
-def read_tariffs(path: Path) -> tuple[TariffRow, ...]:
-    """What energy costs, step by step; the first step begins at 0."""
+def read_tariffs(path: Path, begin_s: float | None) -> tuple[TariffRow, ...]:
+    """What energy costs, step by step; it must be there from begin_s on, unless that is None."""
     rows: list[TariffRow] = []
     for line in lines(path, _TARIFF_COLUMNS, TARIFFS_MOST, others=()):
         from_s = line.decimal("from_s", SECONDS_MOST)
-        if not rows and from_s > 0.0:
-            raise line.complain("from_s", f"is {from_s:g} in the first row", "begin at 0, the trace's first arrival")
+        if not rows and begin_s is not None and from_s > begin_s:
+            remedy = f"begin at the trace's first arrival, {begin_s:g}, or before"
+            raise line.complain("from_s", f"is {from_s:g} in the first row", remedy)
         if rows and from_s <= rows[-1].from_s:
             raise line.complain("from_s", "is not after the row before", "sort the rows by from_s")
         price, carbon = line.decimal("price_per_kwh", _PRICE_MOST), line.decimal("carbon_g_per_kwh", _CARBON_G_MOST)
         rows.append(TariffRow(from_s, price, carbon))
     if not rows:
-        raise TraceMalformed(str(path), "has no row", "write at least one, from_s 0")
+        raise TraceMalformed(str(path), "has no row", "write at least one")
     return tuple(rows)

@@ -1,0 +1,118 @@
+"""The table of a comparison on the terminal, the mean over seeds in each row.
+
+Owns its columns and their spelling; must not know how a run was made. A column
+in which nothing ever happened (no restart, no tariff) is left out.
+"""
+
+import math
+import os
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from eelgrid_controller.replay.comparison import Arrivals, Times
+from eelgrid_controller.replay.results import Cell, Table
+from eelgrid_controller.replay.traces import Found
+
+__all__ = ["means", "show"]
+
+_PIPE_WIDTH = 200
+
+
+def means(table: Table) -> list[dict[str, Any]]:
+    """A row for each policy: the mean of what is a number, and how many seeds it is of."""
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    found = []
+    for policy in dict.fromkeys(row["policy"] for row in rows):
+        mine = [row for row in rows if row["policy"] == policy]
+        mean: dict[str, Any] = {"trace": mine[0]["trace"], "policy": policy, "seeds": len(mine)}
+        for column in table.columns:
+            values: list[Cell] = [row[column] for row in mine]
+            if column not in {"trace", "policy", "seed"}:
+                mean[column] = values[0] if isinstance(values[0], str) else statistics.fmean(map(float, values))
+        found.append(mean)
+    return found
+
+
+def _amount(value: float) -> str:
+    """Four digits at least, and no more after the point than tell something."""
+    return f"{value:,.{max(0, min(2, 3 - math.floor(math.log10(abs(value)))))}f}" if value else "0"
+
+
+def _wait(value_s: float) -> str:
+    if value_s < 60.0:
+        return f"{value_s:.1f} s"
+    return f"{value_s / 60.0:.1f} min" if value_s < 3600.0 else f"{value_s / 3600.0:.1f} h"
+
+
+_Column = tuple[str, str, Callable[[float], str], bool]
+# Title, key, spelling, and whether it is shown even where it is 0 all over.
+_TIMES: tuple[_Column, ...] = (
+    ("energy\nkWh", "energy_kwh", _amount, True),
+    ("saved\n%", "saved_pct", "{:.2f}".format, True),
+    ("over idle\nkWh", "energy_over_idle_kwh", _amount, True),
+    ("cost\n", "cost", _amount, False),
+    ("carbon\nkg", "carbon_kg", _amount, False),
+    ("wait\nmean", "wait_mean_s", _wait, True),
+    ("wait\np95", "wait_p95_s", _wait, True),
+    ("GPUs\nmean", "gpus_allocated_mean", _amount, True),
+    ("finished\n", "finished", _amount, True),
+    ("running\nat the end", "running", _amount, False),
+    ("waiting\nat the end", "waiting", _amount, False),
+    ("refused\n", "refused", _amount, True),
+    ("restarts\n", "restarts", _amount, False),
+    ("lost\nGPU h", "lost_gpu_h", _amount, False),
+)
+_ARRIVALS: tuple[_Column, ...] = (
+    ("saved 0.1-0.8\n%", "saving_mean_pct", "{:.2f}".format, True),
+    ("GRAR\nat 1.0", "grar_1", "{:.4f}".format, True),
+    ("allocated at\n100 % arrived", "alloc_100_pct", "{:.2f} %".format, True),
+    ("allocated at\n130 % arrived", "alloc_130_pct", "{:.2f} %".format, True),
+    ("power at 0.5\nkW", "power_half_w", lambda value: f"{value / 1e3:,.1f}", True),
+    ("power at 1.0\nkW", "power_full_w", lambda value: f"{value / 1e3:,.1f}", True),
+    ("placed\n", "placed", _amount, True),
+    ("refused\n", "refused", _amount, True),
+)
+
+
+def _facts(found: Found, how: Arrivals | Times, rows: list[dict[str, Any]]) -> Mapping[str, str]:
+    gpus = how.trace.fleet.gpu_milli // 1000
+    facts = {
+        "trace": f"{found.name}: {len(found.tasks):,} tasks; {found.where}",
+        "fleet": f"{len(found.nodes):,} nodes, {gpus:,} GPUs",
+        "mode": "arrivals only, drawn to 1.3 times the GPUs; nothing leaves",
+    }
+    if isinstance(how, Times):
+        hours = (how.end_s - how.schedule.begin_s) / 3600.0
+        facts["mode"] = f"arrivals and departures at their times, {hours:,.1f} h"
+        facts["mode"] += f", PUE {how.pue:g}" if how.pue != 1.0 else ""
+    facts["rows"] = f"means over {rows[0]['seeds']} seed{'s' if rows[0]['seeds'] > 1 else ''}; saved against "
+    facts["rows"] += str(rows[0]["policy"])
+    return facts
+
+
+def show(found: Found, how: Arrivals | Times, summary: Table) -> None:
+    """Prints it to stdout."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    rows = means(summary)
+    columns = _ARRIVALS if isinstance(how, Arrivals) else _TIMES
+    for row in rows:
+        if isinstance(how, Times):
+            reference = rows[0]["energy_kwh"]
+            row["saved_pct"] = 100.0 * (reference - row["energy_kwh"]) / reference if reference else 0.0
+    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("policy\n", no_wrap=True)
+    shown = [column for column in columns if column[3] or any(row[column[1]] for row in rows)]
+    for title, *_ in shown:
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(row["policy"], *(spelled(row[key]) for _, key, spelled, _ in shown))
+    terminal = sys.stdout.isatty()
+    console = Console(no_color=bool(os.environ.get("NO_COLOR")), width=None if terminal else _PIPE_WIDTH)
+    for name, text in _facts(found, how, rows).items():
+        console.print(f"{name:10} {text}", highlight=False, markup=False, soft_wrap=True)
+    console.print(table)
