@@ -4,9 +4,9 @@ Owns how they are drawn. Must not know files beyond the path that it is given.
 Lines are means over seeds; whiskers reach from the least seed to the most.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,19 +44,30 @@ def _dress(axes: Any, title: str, below: str, beside: str) -> None:
     axes.grid(alpha=0.3)
 
 
-def _bars(axes: Any, names: Sequence[str], columns: Sequence[Sequence[Floats]], labels: Sequence[str]) -> None:
-    """A group of bars for each name; each bar is the mean of its values over seeds."""
-    width = 0.8 / len(columns)
-    for index, (values, label) in enumerate(zip(columns, labels, strict=True)):
+class _Bars(NamedTuple):
+    """A bar for each policy: values over seeds, and what is written on it."""
+
+    label: str
+    values: Sequence[Floats]
+    written: Callable[[int, float], str]
+
+
+def _bars(axes: Any, names: Sequence[str], groups: Sequence[_Bars]) -> None:
+    """Bars side by side for each name; each is the mean of its values over seeds."""
+    width = 0.8 / len(groups)
+    colours = [style["color"] for style in _styles(names).values()]
+    for index, (label, values, written) in enumerate(groups):
         means = np.array([value.mean() for value in values])
         reach = np.array([(value.mean() - value.min(), value.max() - value.mean()) for value in values]).T
-        places = np.arange(len(names)) + (index - (len(columns) - 1) / 2) * width
-        drawn = axes.bar(places, means, width, yerr=reach, capsize=3, label=label, color=f"C{index + 6}")
-        axes.bar_label(drawn, [f"{mean:,.4g}" for mean in means], fontsize=7)
+        places = np.arange(len(names)) + (index - (len(groups) - 1) / 2) * width
+        shade = 1.0 - 0.5 * index / max(1, len(groups) - 1)
+        drawn = axes.bar(
+            places, means, width, yerr=reach, capsize=3, label=label, color=colours, alpha=shade, error_kw={"lw": 0.8}
+        )
+        axes.bar_label(drawn, [written(place, mean) for place, mean in enumerate(means)], fontsize=7, padding=2)
     axes.set_xticks(np.arange(len(names)), names, rotation=30 if len(names) > 6 else 0, fontsize=8)
     axes.margins(y=0.15)
-    if len(columns) > 1:
-        axes.legend(fontsize=8)
+    axes.set_ylim(bottom=0.0)
 
 
 def draw_times(path: Path, trace: str, runs: Sequence[TimesResult]) -> None:
@@ -80,13 +91,22 @@ def draw_times(path: Path, trace: str, runs: Sequence[TimesResult]) -> None:
     def column(value: Any) -> list[Floats]:
         return [np.array([value(run.summary) for run in of[name]]) for name in names]
 
+    whole_kwh = column(lambda sums: sums.energy_j / JOULES_PER_KWH)
     over_kwh = column(lambda sums: sums.energy_over_idle_j / JOULES_PER_KWH)
-    _bars(energy, names, [over_kwh], ["over idle"])
-    whole = ", ".join(f"{v.mean():,.0f}" for v in column(lambda sums: sums.energy_j / JOULES_PER_KWH))
-    _dress(energy, "energy over what idle machines draw", f"in all: {whole} kWh", "kWh")
-    hours = [column(lambda sums: sums.wait_mean_s / 3600.0), column(lambda sums: sums.wait_p95_s / 3600.0)]
-    _bars(waiting, names, hours, ["mean", "95th percentile"])
-    _dress(waiting, "waiting", "", "hours")
+    written = _Bars("", over_kwh, lambda place, mean: f"{mean:,.0f}\nof {whole_kwh[place].mean():,.0f}")
+    _bars(energy, names, [written])
+    _dress(energy, "energy over what idle machines draw, of the energy in all", "", "kWh")
+    mean_h = column(lambda sums: sums.wait_mean_s / 3600.0)
+    late_h = column(lambda sums: sums.wait_p95_s / 3600.0)
+    hours = [
+        _Bars("mean", mean_h, lambda _, mean: f"{mean:,.3g}"),
+        _Bars("p95", late_h, lambda _, mean: f"{mean:,.3g}"),
+    ]
+    _bars(waiting, names, hours)
+    nobody = not any(value.any() for value in (*mean_h, *late_h))
+    if nobody:
+        waiting.set_ylim(0.0, 1.0)
+    _dress(waiting, "no task ever waited" if nobody else "waiting: mean, and 95th percentile (lighter)", "", "hours")
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

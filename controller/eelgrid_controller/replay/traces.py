@@ -43,7 +43,7 @@ def find(choice: str, listed: str, nodes: Path | None, surroundings: Surrounding
             return _of_file(place, nodes)
         if not place.is_dir():
             raise TraceMissing(
-                choice, "is neither a folder nor a file", "name a folder, a task list, auto or generated"
+                choice, "is neither a folder nor a file", "name a task list, or the folder that holds both files"
             )
         if (place / site_csv.NODES).is_file() and (place / site_csv.TASKS).is_file():
             return _of_file(place / site_csv.TASKS, nodes)._replace(name=place.resolve().name)
