@@ -40,6 +40,11 @@ def _amount(value: float) -> str:
     return f"{value:,.{max(0, min(2, 3 - math.floor(math.log10(abs(value)))))}f}" if value else "0"
 
 
+def _count(value: float) -> str:
+    """A mean of whole numbers."""
+    return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
+
+
 def _wait(value_s: float) -> str:
     if value_s < 60.0:
         return f"{value_s:.1f} s"
@@ -57,11 +62,11 @@ _TIMES: tuple[_Column, ...] = (
     ("wait\nmean", "wait_mean_s", _wait, True),
     ("wait\np95", "wait_p95_s", _wait, True),
     ("GPUs\nmean", "gpus_allocated_mean", _amount, True),
-    ("finished\n", "finished", _amount, True),
-    ("running\nat the end", "running", _amount, False),
-    ("waiting\nat the end", "waiting", _amount, False),
-    ("refused\n", "refused", _amount, True),
-    ("restarts\n", "restarts", _amount, False),
+    ("finished\n", "finished", _count, True),
+    ("running\nat the end", "running", _count, False),
+    ("waiting\nat the end", "waiting", _count, False),
+    ("refused\n", "refused", _count, True),
+    ("restarts\n", "restarts", _count, False),
     ("lost\nGPU h", "lost_gpu_h", _amount, False),
 )
 _ARRIVALS: tuple[_Column, ...] = (
@@ -71,8 +76,8 @@ _ARRIVALS: tuple[_Column, ...] = (
     ("allocated at\n130 % arrived", "alloc_130_pct", "{:.2f} %".format, True),
     ("power at 0.5\nkW", "power_half_w", lambda value: f"{value / 1e3:,.1f}", True),
     ("power at 1.0\nkW", "power_full_w", lambda value: f"{value / 1e3:,.1f}", True),
-    ("placed\n", "placed", _amount, True),
-    ("refused\n", "refused", _amount, True),
+    ("placed\n", "placed", _count, True),
+    ("refused\n", "refused", _count, True),
 )
 
 

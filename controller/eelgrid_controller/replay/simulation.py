@@ -123,15 +123,14 @@ class _Play:
         self.waited_s, self.restarts = np.zeros(tasks), np.zeros(tasks, np.int64)
         self.away: set[int] = set()
         self.lost_gpu_s = 0.0
-        self.allocated_milli = self.running = self.tries = 0
+        self.allocated_milli = self.running = 0
         self.idle_w = float(self.empty_w.sum())
         self.decided: list[tuple[float, int, int]] = []
         self.rows: list[tuple[float, float, float, int, int, int, int]] = []
 
     def try_to_place(self, task: int, now_s: float) -> bool:
         spec = self.spec[task]
-        self.tries += 1
-        node, slots = self.fleet.place(spec, self.tries)
+        node, slots = self.fleet.place(spec, len(self.decided))
         if node < 0:
             return False
         self.held.setdefault(node, {})[task] = slots
