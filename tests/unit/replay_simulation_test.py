@@ -81,6 +81,13 @@ def test_a_failure_costs_what_was_done_and_the_machine_draws_nothing():
     assert outcome.decided_task.tolist() == [0, 2, 0, 1]
 
 
+def test_waits_add_up():
+    # b waits from 10 to 100, and from its failure at 110 to the return at 130.
+    outcome = three(outages=(Outage(0, 110.0, 130.0),), end_s=300.0)
+    assert outcome.waited_s.tolist() == [0.0, 110.0, 0.0]
+    assert outcome.decided_s.tolist() == [0.0, 20.0, 100.0, 130.0]
+
+
 def test_a_failed_node_takes_nothing_until_it_returns_and_another_does():
     both = scene([a_node(), a_node("n1")], TASKS[:1])
     (first,) = both.run().decided_node.tolist()
