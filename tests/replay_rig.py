@@ -2,12 +2,12 @@
 
 from typing import NamedTuple
 
-from eelgrid_controller.policies import policy
 from eelgrid_controller.replay.openb import NodeRow, TaskRow
 from eelgrid_controller.replay.protocol import Trace, build, node_order
 from eelgrid_controller.replay.schedule import Outage, Schedule, schedule
 from eelgrid_controller.replay.simulation import Outcome, simulate
 from eelgrid_kernels.fleet import Fleet
+from eelgrid_kernels.policies import policy
 from eelgrid_protos.quantities import MIB
 
 

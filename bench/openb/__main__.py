@@ -18,9 +18,9 @@ from bench.openb import report
 from bench.openb.measure import Bounds, Curves, figures, mean_bounds, mean_curves
 from bench.openb.published import distances, plain_policy, results_folder
 from bench.openb.runs import BoundJob, BoundResult, Job, Progress, Result, everything
-from eelgrid_controller.policies import names, policy
 from eelgrid_controller.replay.openb import TraceError
 from eelgrid_controller.replay.protocol import SEEDS, Trace, arrivals, load, trace_names
+from eelgrid_kernels.policies import names, policy
 
 REFERENCE = "fgd"
 _SEEDS_MOST = 1000
@@ -58,7 +58,7 @@ def _chosen(asked: str, every: Sequence[str]) -> tuple[str, ...]:
 
 
 def chosen_policies(asked: str) -> tuple[str, ...]:
-    """What was asked for; what a name may be is for eelgrid_controller.policies to say."""
+    """What was asked for; what a name may be is for eelgrid_kernels.policies to say."""
     chosen = _chosen(asked, names())
     for name in chosen:
         try:

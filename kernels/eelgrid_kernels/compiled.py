@@ -1,6 +1,6 @@
-"""`kernel`: how the functions of this package are compiled, and where the result is kept.
+"""`kernel` and `inlined`: how the functions of this package are compiled, and where the result is kept.
 
-Owns the decorator and the choice of a cache folder. Must not know any kernel.
+Owns the decorators and the choice of a cache folder. Must not know any kernel.
 
 Theory: numba looks at the source of the one file that a function stands in, so
 its cache does not notice a change of what the function calls elsewhere. Here all
@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import numba
 
-__all__ = ["cache_folder", "kernel"]
+__all__ = ["cache_folder", "inlined", "kernel"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _PREFIX = "eelgrid-"
@@ -83,12 +83,21 @@ _FOLDER = cache_folder()
 
 def kernel(function: _Function) -> _Function:
     """The function compiled by numba on its first call, or loaded if these very sources were compiled before."""
+    return _compiled(function, forceinline=False)
+
+
+def inlined(function: _Function) -> _Function:
+    """A kernel whose code goes into that of its callers: for the small and hot, where handing over is what costs."""
+    return _compiled(function, forceinline=True)
+
+
+def _compiled(function: _Function, *, forceinline: bool) -> _Function:
     if _FOLDER is None:
-        compiled: _Function = numba.njit(function)
+        compiled: _Function = numba.njit(forceinline=forceinline)(function)
         return compiled
     before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_FOLDER)
     try:  # numba reads the folder when it decorates
-        compiled = numba.njit(cache=True)(function)
+        compiled = numba.njit(cache=True, forceinline=forceinline)(function)
     finally:
         numba.config.CACHE_DIR = before
     return compiled

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from eelgrid_kernels.arrays import Floats, Ints
+from eelgrid_kernels.best import decide
 from eelgrid_kernels.course import FleetColumns, SpecColumns, prepare
-from eelgrid_kernels.peer_arrays import Run
-from eelgrid_kernels.peers import decide
+from eelgrid_kernels.peer_arrays import CPU, GPU, MEMORY, NODE_SHAPE, STATE, WIDTH, Run
 from eelgrid_kernels.states import set_available, shift
 
 __all__ = ["Fleet"]
@@ -74,14 +74,13 @@ class Fleet:
     def free(self, node: int) -> tuple[int, int, tuple[int, ...]]:
         """CPU milli, memory MiB and milli of each GPU slot that nobody holds."""
         run = self._run
-        state = int(run.members.state[node])
-        width = int(run.capacity.gpu_count[node])
-        gpus = tuple(run.states.gpu_free[state, :width].tolist())
-        return int(run.states.cpu_free[state]), int(run.members.memory_free[node]), gpus
+        row = run.states[run.nodes[node, STATE]]
+        width = int(run.shapes[run.nodes[node, NODE_SHAPE], WIDTH])
+        return int(row[CPU]), int(run.nodes[node, MEMORY]), tuple(row[GPU : GPU + width].tolist())
 
     @property
     def run(self) -> Run:
-        """The arrays, for the kernels of eelgrid_kernels.peers."""
+        """The arrays, for the kernels of eelgrid_kernels.best."""
         return self._run
 
     def copy(self) -> "Fleet":

@@ -150,7 +150,7 @@ def refresh_fragmentation(nodes: Nodes, mix: Mix, rows: Ints, fragments: Ints) -
 
 
 @kernel
-def _verdict(nodes: Nodes, task: Task, allows: Ints, node: int) -> int:
+def verdict(nodes: Nodes, task: Task, allows: Ints, node: int) -> int:
     """FITS or the first constraint that fails."""
     if not nodes.available[node]:
         return UNAVAILABLE
@@ -311,11 +311,19 @@ def best_candidates(
     usable = np.empty(mix.weight.shape[0], np.int64)
     waste = np.empty(mix.weight.shape[0], np.int64)
     for node in rows:
-        verdict = _verdict(nodes, task, allows, node)
-        board.verdict[node] = verdict
-        if verdict == FITS:
+        found = verdict(nodes, task, allows, node)
+        board.verdict[node] = found
+        if found == FITS:
             _weigh(nodes, mix, fragments, task, allows, prices, node, usable, waste, board)
     return int(_select(nodes, task, allows, board, choice))
+
+
+@kernel
+def count_verdicts(nodes: Nodes, task: Task, allows: Ints, counts: Ints) -> None:
+    """Nodes by verdict into counts (8,), in place."""
+    counts[:] = 0
+    for node in range(nodes.rank.shape[0]):
+        counts[verdict(nodes, task, allows, node)] += 1
 
 
 @kernel
@@ -323,7 +331,7 @@ def replica_room(nodes: Nodes, task: Task, allows: Ints, most: int) -> int:
     """How many equal tasks fit at once, counting no further than `most`; exact, since equal tasks pack in any order."""
     room = 0
     for node in range(nodes.cpu_capacity.shape[0]):
-        if _verdict(nodes, task, allows, node) != FITS:
+        if verdict(nodes, task, allows, node) != FITS:
             continue
         here = most
         if task.gpu_count > 0:

@@ -1,199 +1,184 @@
 """The nodes of a fleet by the state that they are in, and how a task comes and goes.
 
-Owns the table of states: which nodes are in each, what was surveyed of it, and
-the four changes that a node may undergo. Must not know policies or scores.
+Owns the table of states and the log of what changed in it. Must not know
+policies or scores.
 
-Theory: nodes of equal capacity, free CPU, free GPUs slot by slot, kinds of GPU
-task held and availability are one state. Memory filters but scores nothing, so
-it is no part of a state: each state lists its nodes by rank. A task that leaves
-is one that came with the sign turned, so that a node goes back to the state it
-came from. An unavailable node is in a state that no task fits.
+Theory: nodes of equal shape, free CPU, free GPUs slot by slot, tags held and
+availability are one state, and what a task costs there is a function of state
+and task. Memory filters but costs nothing, so it is no part of a state. A task
+that leaves is one that came with the sign turned, so that a node goes back to
+the state it came from. An unavailable node is in a state that no task fits.
+Who keeps something per state reads the log: it names each row that is new or
+whose nodes are others than before.
 """
-
 # ruff: noqa: PLR0917 (numba takes arguments by position)
+
+import numpy as np
+from numpy.typing import NDArray
 
 from eelgrid_kernels.arrays import Ints
 from eelgrid_kernels.compiled import kernel
-from eelgrid_kernels.peer_arrays import Run
+from eelgrid_kernels.members import draw, insert, remove
+from eelgrid_kernels.peer_arrays import (
+    ASKED_CPU,
+    ASKED_MEMORY,
+    ASKED_MILLI,
+    BORN,
+    CAPACITY,
+    CHAIN,
+    CLOSED,
+    CPU,
+    ENTRIES,
+    GPU,
+    MEMORY,
+    MODEL,
+    NODE_SHAPE,
+    ROOT,
+    ROWS,
+    SHAPE,
+    SPARE,
+    STATE,
+    TAG,
+    TAGS,
+    TOUCHED,
+    Run,
+)  # fmt: skip
+from eelgrid_kernels.terms import PACKAGE_W, WHOLE, active_packages, survey
 
-__all__ = ["PACKAGE_W", "WHOLE", "active_packages", "draw", "fragmented", "set_available", "settle", "shift"]
-
-WHOLE = 1000  # milli-GPU
-MILLI_PER_CORE, CORES_PER_PACKAGE, PACKAGE_W = 2000, 16, 105.0  # 120 W active, 15 W idle
-
-
-@kernel
-def active_packages(cpu_capacity: int, cpu_free: int) -> int:
-    """CPU packages with at least one working core; milli-CPU in."""
-    cores = (cpu_capacity + MILLI_PER_CORE - 1) // MILLI_PER_CORE
-    working = cores - cpu_free // MILLI_PER_CORE
-    return (working + CORES_PER_PACKAGE - 1) // CORES_PER_PACKAGE
-
-
-@kernel
-def _survey(run: Run, state: int, model: int) -> None:
-    """Fill usable, waste, gpu_total and fragments of a new state."""
-    states, mix = run.states, run.mix
-    total = states.gpu_total[state] = states.gpu_free[state].sum()
-    for t in range(mix.weight.shape[0]):
-        usable = usable_milli = 0
-        if total > 0 and mix.allows[model, t] != 0:
-            for slot in range(run.gpu.shape[0]):
-                free = states.gpu_free[state, slot]
-                if free > 0 and free >= mix.gpu_milli[t]:
-                    usable += 1
-                    usable_milli += free
-        states.usable[state, t] = usable
-        states.waste[state, t] = total - usable_milli
-    states.fragments[state] = fragmented(run, state, model, states.cpu_free[state], 0, 0, 0)
+__all__ = ["adopt", "enter", "leave", "set_available", "settle", "shift"]
 
 
 @kernel
-def fragmented(run: Run, state: int, model: int, cpu_free: int, copies: int, was: int, now: int) -> int:
-    """F, times mix.total, of a state after that many of its GPUs go from `was` to `now` milli free."""
-    mix, states = run.mix, run.states
-    total = states.gpu_total[state] + copies * (now - was)
-    row = max(model, 0)
-    sum_ = 0
-    for t in range(mix.weight.shape[0]):
-        allowed = mix.allows[row, t]
-        before = allowed if was >= mix.gpu_milli[t] else 0
-        after = allowed if now >= mix.gpu_milli[t] else 0
-        enough = states.usable[state, t] + copies * (after - before) >= mix.gpu_count[t]
-        served = enough & (mix.gpu_count[t] > 0) & (mix.cpu_milli[t] <= cpu_free)
-        wasted = states.waste[state, t] + copies * ((1 - after) * now - (1 - before) * was)
-        sum_ += mix.weight[t] * (wasted if served else total)
-    return sum_
+def _note(states: Ints, log: Ints, facts: Ints, row: int) -> None:
+    """Log that a row changed."""
+    entry = facts[ENTRIES]
+    log[entry & (log.shape[0] - 1)] = row
+    states[row, TOUCHED] = entry
+    facts[ENTRIES] = entry + 1
 
 
 @kernel
-def draw(seed: int, moment: int, thing: int) -> int:
-    """A number that looks random, from three; 32 bits in 64, so that no product overflows."""
-    value = seed
-    for part in (moment, thing):
-        value ^= part
-        for _ in range(2):
-            value = ((value ^ (value >> 15)) * 0x2545F491) & 0xFFFFFFFF
-            value = ((value ^ (value >> 13)) * 0x3C6EF35F) & 0xFFFFFFFF
-        value ^= value >> 16
-    return int(value)
-
-
-@kernel
-def _bucket(run: Run, shape: int, cpu_free: int, tags: int) -> int:
-    """Where the state with the GPUs of run.gpu hangs."""
+def _bucket(gpu: Ints, buckets: int, shape: int, cpu_free: int, tags: int) -> int:
+    """Where the state with these GPUs hangs."""
     value = draw(shape, cpu_free, tags & 0xFFFFFFFF)
-    for free in run.gpu:
+    for free in gpu:
         value = (value * 1009 + free) & 0xFFFFFFFF
-    return int((value ^ (value >> 16)) & (run.states.bucket.shape[0] - 1))
+    return int((value ^ (value >> 16)) & (buckets - 1))
 
 
 @kernel
-def _enter(run: Run, node: int, cpu_free: int, tags: int, closed: int) -> None:
-    """Put a node into the state with the GPUs of run.gpu, a new one if there is none."""
-    states, shape = run.states, run.capacity.shape[node]
-    bucket = _bucket(run, shape, cpu_free, tags)
-    state = states.bucket[bucket]
-    while state >= 0:
-        same = run.capacity.shape[states.head[state]] == shape
-        same &= states.cpu_free[state] == cpu_free and states.tags[state] == tags and states.closed[state] == closed
-        for slot in range(run.gpu.shape[0]):
-            same &= states.gpu_free[state, slot] == run.gpu[slot]
+def _find(states: Ints, gpu: Ints, first: int, shape: int, cpu_free: int, tags: int, closed: int) -> int:
+    """The row of a state in the chain that begins with `first`, or -1."""
+    row = first
+    while row >= 0:
+        same = states[row, SHAPE] == shape and states[row, CPU] == cpu_free
+        same &= states[row, TAGS] == tags and states[row, CLOSED] == closed
+        for slot in range(gpu.shape[0]):
+            same &= states[row, GPU + slot] == gpu[slot]
         if same:
             break
-        state = states.chain[state]
-    if state < 0:
-        reused = 1 if states.counts[1] > 0 else 0
-        state = states.spare[states.counts[1] - 1] if reused else states.counts[0]
-        states.counts[reused] += 1 - 2 * reused
-        states.version[state] += 1
-        states.cpu_free[state], states.tags[state], states.closed[state] = cpu_free, tags, closed
-        states.gpu_free[state, :] = run.gpu
-        states.chain[state], states.bucket[bucket] = states.bucket[bucket], state
-        states.head[state] = -1
-        _survey(run, state, run.capacity.model[node])
-    before, here = -1, states.head[state]
-    while here >= 0 and run.capacity.rank[here] < run.capacity.rank[node]:
-        before, here = here, run.members.after[here]
-    run.members.state[node], run.members.after[node] = state, here
-    if before < 0:
-        states.head[state] = node
-    else:
-        run.members.after[before] = node
+        row = states[row, CHAIN]
+    return row
 
 
 @kernel
-def _leave(run: Run, node: int) -> None:
-    """Take a node out of its state, and the state out of its bucket if it was the last."""
-    states, members, state = run.states, run.members, run.members.state[node]
-    before, here = -1, states.head[state]
-    while here != node:
-        before, here = here, members.after[here]
-    if before >= 0:
-        members.after[before] = members.after[node]
-    else:
-        states.head[state] = members.after[node]
-    if states.head[state] >= 0:
+def enter(run: Run, node: int, cpu_free: int, tags: int, closed: int) -> None:
+    """Put a node into the state with the GPUs of run.gpu, a new one if there is none."""
+    nodes, states, facts, gpu, shape = run.nodes, run.states, run.facts, run.gpu, run.nodes[node, NODE_SHAPE]
+    bucket = _bucket(gpu, run.bucket.shape[0], shape, cpu_free, tags)
+    row = _find(states, gpu, run.bucket[bucket], shape, cpu_free, tags, closed)
+    if row < 0:
+        if facts[SPARE] > 0:
+            facts[SPARE] -= 1
+            row = run.spare[facts[SPARE]]
+        else:
+            row = facts[ROWS]
+            facts[ROWS] += 1
+        states[row, SHAPE], states[row, CPU] = shape, cpu_free
+        states[row, TAGS], states[row, CLOSED] = tags, closed
+        for slot in range(gpu.shape[0]):
+            states[row, GPU + slot] = gpu[slot]
+        states[row, CHAIN], run.bucket[bucket] = run.bucket[bucket], row
+        states[row, ROOT], states[row, BORN] = -1, facts[ENTRIES]
+        survey(states, run.shapes, run.added_w, run.groups, run.weight, run.levels, row)
+    nodes[node, STATE] = row
+    states[row, ROOT] = insert(nodes, states[row, ROOT], node)
+    _note(states, run.log, facts, row)
+
+
+@kernel
+def leave(run: Run, node: int) -> None:
+    """Take a node out of its state, and the state out of its bucket if it was the last; run.gpu has its GPUs then."""
+    nodes, states, gpu, row = run.nodes, run.states, run.gpu, run.nodes[node, STATE]
+    for slot in range(gpu.shape[0]):
+        gpu[slot] = states[row, GPU + slot]
+    nodes[node, STATE] = -1
+    states[row, ROOT] = remove(nodes, states[row, ROOT], node)
+    _note(states, run.log, run.facts, row)
+    if states[row, ROOT] >= 0:
         return
-    run.gpu[:] = states.gpu_free[state, :]
-    bucket = _bucket(run, run.capacity.shape[node], states.cpu_free[state], states.tags[state])
-    if states.bucket[bucket] == state:
-        states.bucket[bucket] = states.chain[state]
+    bucket = _bucket(gpu, run.bucket.shape[0], states[row, SHAPE], states[row, CPU], states[row, TAGS])
+    if run.bucket[bucket] == row:
+        run.bucket[bucket] = states[row, CHAIN]
     else:
-        other = states.bucket[bucket]
-        while states.chain[other] != state:
-            other = states.chain[other]
-        states.chain[other] = states.chain[state]
-    states.spare[states.counts[1]] = state
-    states.counts[1] += 1
+        other = run.bucket[bucket]
+        while states[other, CHAIN] != row:
+            other = states[other, CHAIN]
+        states[other, CHAIN] = states[row, CHAIN]
+    run.spare[run.facts[SPARE]] = row
+    run.facts[SPARE] += 1
 
 
 @kernel
-def settle(run: Run, nodes: Ints) -> None:
-    """Put empty nodes into their states; quickest from the highest rank down."""
-    for node in nodes:
-        run.gpu[:] = 0
-        run.gpu[: run.capacity.gpu_count[node]] = WHOLE
-        _enter(run, node, run.capacity.cpu_milli[node], 0, 0)
+def settle(run: Run, rows: Ints) -> None:
+    """Put empty nodes into their states."""
+    for node in rows:
+        shape = run.nodes[node, NODE_SHAPE]
+        for slot in range(run.gpu.shape[0]):
+            run.gpu[slot] = WHOLE if run.shapes[shape, MODEL + slot] >= 0 else 0
+        enter(run, node, run.shapes[shape, CAPACITY], 0, 0)
 
 
 @kernel
-def _move(run: Run, node: int, cpu_free: int, tags: int, closed: int) -> None:
-    """Take a node from its state to the one with these values and the GPUs of run.gpu."""
-    for slot in range(run.gpu.shape[0]):
-        run.kept[slot] = run.gpu[slot]
-    _leave(run, node)
-    for slot in range(run.gpu.shape[0]):
-        run.gpu[slot] = run.kept[slot]
-    _enter(run, node, cpu_free, tags, closed)
+def adopt(
+    run: Run, rows: Ints, shape: Ints, cpu_free: Ints, memory_free: Ints, gpu_free: Ints, tags: Ints,
+    available: NDArray[np.bool_],
+) -> None:  # fmt: skip
+    """Put the nodes in rows (any length) into the states that these columns (N,), gpu_free (N, G), say."""
+    for node in rows:
+        if run.nodes[node, STATE] >= 0:
+            leave(run, node)
+        run.nodes[node, NODE_SHAPE], run.nodes[node, MEMORY] = shape[node], memory_free[node]
+        for slot in range(run.gpu.shape[0]):
+            run.gpu[slot] = gpu_free[node, slot] if run.shapes[shape[node], MODEL + slot] >= 0 else 0
+        enter(run, node, cpu_free[node], tags[node], 0 if available[node] else 1)
 
 
 @kernel
-def shift(run: Run, node: int, spec: int, slots: Ints, sign: int) -> None:
-    """A task of a spec comes to a node, sign -1, or leaves it, +1; slots are its GPUs, those below 0 none."""
-    states, members, kinds, state = run.states, run.members, run.kinds, run.members.state[node]
-    kind, capacity = kinds.of_spec[spec], run.capacity.cpu_milli[node]
-    before, after = states.cpu_free[state], states.cpu_free[state] + sign * kinds.cpu_milli[kind]
-    run.gpu[:] = states.gpu_free[state, :]
-    held = 0
+def shift(run: Run, node: int, kind: int, slots: Ints, sign: int) -> None:
+    """A task of a kind comes to a node, sign -1, or leaves it, +1; slots are its GPUs, those below 0 none."""
+    states, kinds, gpu, row = run.states, run.kinds, run.gpu, run.nodes[node, STATE]
+    shape, before, tags, closed = states[row, SHAPE], states[row, CPU], states[row, TAGS], states[row, CLOSED]
+    after, capacity = before + sign * kinds[kind, ASKED_CPU], run.shapes[shape, CAPACITY]
+    leave(run, node)
+    run.power_w[0] += PACKAGE_W * (active_packages(capacity, after) - active_packages(capacity, before))
     for slot in slots:
         if slot >= 0:
-            held -= run.gpu[slot] < WHOLE
-            run.gpu[slot] += sign * kinds.gpu_milli[kind]
-            held += run.gpu[slot] < WHOLE
-    packages = active_packages(capacity, after) - active_packages(capacity, before)
-    run.power_w[0] += PACKAGE_W * packages + held * (run.capacity.busy_w[node] - run.capacity.idle_w[node])
-    members.memory_free[node] += sign * kinds.memory_mib[spec]
-    tags, tag = states.tags[state], kinds.tag[kind]
-    if run.tagged and tag >= 0:
-        members.held[node, tag] -= sign
-        tags = tags | (1 << tag) if members.held[node, tag] > 0 else tags & ~(1 << tag)
-    _move(run, node, after, tags, states.closed[state])
+            held = 1 if gpu[slot] < WHOLE else 0
+            gpu[slot] += sign * kinds[kind, ASKED_MILLI]
+            run.power_w[0] += ((1 if gpu[slot] < WHOLE else 0) - held) * run.added_w[shape, slot]
+    run.nodes[node, MEMORY] += sign * kinds[kind, ASKED_MEMORY]
+    tag = kinds[kind, TAG]
+    if run.held.shape[1] > 0 and tag >= 0:
+        run.held[node, tag] -= sign
+        tags = tags | (1 << tag) if run.held[node, tag] > 0 else tags & ~(1 << tag)
+    enter(run, node, after, tags, closed)
 
 
 @kernel
 def set_available(run: Run, node: int, available: bool) -> None:
     """Whether a node takes new tasks; what it holds stays."""
-    state = run.members.state[node]
-    run.gpu[:] = run.states.gpu_free[state, :]
-    _move(run, node, run.states.cpu_free[state], run.states.tags[state], 0 if available else 1)
+    row = run.nodes[node, STATE]
+    cpu_free, tags = run.states[row, CPU], run.states[row, TAGS]
+    leave(run, node)
+    enter(run, node, cpu_free, tags, 0 if available else 1)

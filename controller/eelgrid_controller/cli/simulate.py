@@ -71,7 +71,7 @@ def simulate(settings: Settings, asked: frozenset[str], **options: Any) -> None:
 
 
 def _policies(asked: str) -> tuple[str, ...]:
-    from eelgrid_controller.policies import names, policy
+    from eelgrid_kernels.policies import names, policy
 
     chosen = tuple(dict.fromkeys(name.strip() for name in asked.split(",") if name.strip()))
     if chosen == ("all",):

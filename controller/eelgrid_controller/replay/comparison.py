@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from typing import Any, NamedTuple
 
-from eelgrid_controller.policies import policy
 from eelgrid_controller.replay.accounts import Series, Summary, Tariff, account, series
 from eelgrid_controller.replay.curves import Curves, curves, empty_power_w
 from eelgrid_controller.replay.libraries import library
@@ -23,6 +22,7 @@ from eelgrid_controller.replay.schedule import Outage, Schedule, drawn_outages
 from eelgrid_controller.replay.simulation import simulate
 from eelgrid_kernels import course
 from eelgrid_kernels.fleet import Fleet
+from eelgrid_kernels.policies import policy
 
 __all__ = [
     "STRETCHES", "Arrivals", "ArrivalsResult", "Backend", "Breakdowns", "Job", "Result", "Times", "TimesResult",
