@@ -18,6 +18,7 @@ from eelgrid_controller.replay.traces import Found
 __all__ = ["means", "show"]
 
 _PIPE_WIDTH = 200
+_UNBOUND = 10_000
 
 
 def means(table: Table) -> list[dict[str, Any]]:
@@ -97,11 +98,23 @@ def _facts(found: Found, how: Arrivals | Times, rows: list[dict[str, Any]]) -> M
     return facts
 
 
-def show(found: Found, how: Arrivals | Times, summary: Table) -> None:
-    """Prints it to stdout."""
+def _laid(titles: list[str], lines: list[list[str]]) -> Any:
+    """A table whose first column are names and all others numbers."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table as RichTable
+
+    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, title in enumerate(titles):
+        table.add_column(title, justify="right" if index else "left", no_wrap=True)
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def show(found: Found, how: Arrivals | Times, summary: Table, width: int | None = None) -> None:
+    """Prints it to stdout: a line for each policy, or a column where that does not fit; never a number cut short."""
+    from rich.console import Console
+    from rich.measure import Measurement
 
     rows = means(summary)
     columns = _ARRIVALS if isinstance(how, Arrivals) else _TIMES
@@ -109,15 +122,19 @@ def show(found: Found, how: Arrivals | Times, summary: Table) -> None:
         if isinstance(how, Times):
             reference = rows[0]["energy_kwh"]
             row["saved_pct"] = 100.0 * (reference - row["energy_kwh"]) / reference if reference else 0.0
-    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("policy\n", no_wrap=True)
     shown = [column for column in columns if column[3] or any(row[column[1]] for row in rows)]
-    for title, *_ in shown:
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(row["policy"], *(spelled(row[key]) for _, key, spelled, _ in shown))
-    terminal = sys.stdout.isatty()
-    console = Console(no_color=bool(os.environ.get("NO_COLOR")), width=None if terminal else _PIPE_WIDTH)
+    cells = [[row["policy"], *(spelled(row[key]) for _, key, spelled, _ in shown)] for row in rows]
+    titles = ["policy\n", *(title for title, *_ in shown)]
+    flat = [title.replace("\n", " ").strip() for title in titles]
+    across = [[title, *(line[index] for line in cells)] for index, title in enumerate(flat)]
+    given = width or (None if sys.stdout.isatty() else _PIPE_WIDTH)
+    console = Console(no_color=bool(os.environ.get("NO_COLOR")), width=given)
     for name, text in _facts(found, how, rows).items():
         console.print(f"{name:10} {text}", highlight=False, markup=False, soft_wrap=True)
-    console.print(table)
+
+    unbound = console.options.update_width(_UNBOUND)
+    tables = _laid(titles, cells), _laid(across[0], across[1:])
+    widths = [Measurement.get(console, unbound, table).maximum for table in tables]
+    best = 0 if widths[0] <= max(console.width, widths[1]) else 1
+    console.width = max(console.width, widths[best])
+    console.print(tables[best])
