@@ -156,7 +156,8 @@ def test_arrivals_are_those_of_the_bench(tmp_path):
 )
 def test_what_cannot_be_done_is_refused_before_anything_runs(site, arguments, code, said):
     trace = () if "--trace" in arguments else ("--trace", ".")
-    done = eelctl(*trace, *arguments, *(() if "--out" in arguments else ("--out", "never")), cwd=site)
+    out = () if "--out" in arguments or "--policies" not in arguments else ("--out", "never")
+    done = eelctl(*trace, *arguments, *out, cwd=site)
     assert (done.returncode, said in done.stderr) == (code, True), done.stderr
     assert "Traceback" not in done.stderr
     assert not (site / "never" / "summary.csv").exists()
