@@ -101,6 +101,16 @@ def test_a_failed_node_takes_nothing_until_it_returns_and_another_does():
     assert over.decided_s.tolist() == [0.0]
 
 
+def test_what_two_nodes_release_in_one_moment_is_all_seen():
+    nodes = [a_node("n0", gpus=1), a_node("n1", gpus=1, model="A100")]
+    tasks = [
+        a_task(f"{begin}{model}", begin, 10.0, models=(model,)) for begin in (0.0, 1.0) for model in ("T4", "A100")
+    ]
+    outcome = scene(nodes, tasks).run(end_s=100.0)
+    assert outcome.decided_s.tolist() == [0.0, 0.0, 10.0, 10.0]
+    assert outcome.fate.tolist() == [FINISHED] * 4
+
+
 def test_priority_goes_before_arrival_and_what_fits_does_not_wait_behind_what_does_not():
     tasks = [
         a_task("holds", 0.0, 10.0, gpus=2),
