@@ -131,7 +131,9 @@ def _print(settings: Settings, report: Any, source: str) -> None:
 @click.option("--limit", type=click.IntRange(1), help="Only the first tasks.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default=None, help="How to print.")
 @click.option(
-    "--policies", metavar="NAME,...", help="fgd, pwr, pwr200, eelgrid, ... or all; savings are against the first."
+    "--policies",
+    metavar="NAME,...",
+    help="fgd, pwr, pwr200, eelgrid, ... or all; savings are against the first, of all against fgd.",
 )
 @click.option("--seeds", type=click.IntRange(1, 1000), default=1, show_default=True, help="Runs of each policy.")
 @click.option(

@@ -21,6 +21,7 @@ __all__ = ["draw_arrivals", "draw_times", "drawing"]
 _INSTALL = "'eelgrid[replay]'"
 _DENSE_FROM = 0.7  # below it, every policy allocates all that arrives
 _LINES = ("-", "--", "-.", ":")
+_ABREAST = 12  # more bars than that have no room for a label across
 _DAY_S = 86_400.0
 
 
@@ -54,7 +55,7 @@ class _Bars(NamedTuple):
 
 def _bars(axes: Any, names: Sequence[str], groups: Sequence[_Bars]) -> None:
     """Bars side by side for each name; each is the mean of its values over seeds."""
-    width = 0.8 / len(groups)
+    width, crowded = 0.8 / len(groups), len(names) * len(groups) > _ABREAST
     colours = [style["color"] for style in _styles(names).values()]
     for index, (label, values, written) in enumerate(groups):
         means = np.array([value.mean() for value in values])
@@ -64,10 +65,17 @@ def _bars(axes: Any, names: Sequence[str], groups: Sequence[_Bars]) -> None:
         drawn = axes.bar(
             places, means, width, yerr=reach, capsize=3, label=label, color=colours, alpha=shade, error_kw={"lw": 0.8}
         )
-        axes.bar_label(drawn, [written(place, mean) for place, mean in enumerate(means)], fontsize=7, padding=2)
-    axes.set_xticks(np.arange(len(names)), names, rotation=30 if len(names) > 6 else 0, fontsize=8)
-    axes.margins(y=0.15)
+        labels = [written(place, mean) for place, mean in enumerate(means)]
+        if crowded:
+            labels = [label.replace("\n", " ") for label in labels]
+        axes.bar_label(drawn, labels, fontsize=7, padding=2, rotation=90 if crowded else 0)
+    axes.set_xticks(np.arange(len(names)), names, rotation=90 if crowded else 0, fontsize=8)
+    axes.margins(y=0.5 if crowded else 0.15)
     axes.set_ylim(bottom=0.0)
+
+
+def _hours(_: int, mean_h: float) -> str:
+    return f"{mean_h:,.3f}".rstrip("0").rstrip(".")
 
 
 def draw_times(path: Path, trace: str, runs: Sequence[TimesResult]) -> None:
@@ -99,8 +107,8 @@ def draw_times(path: Path, trace: str, runs: Sequence[TimesResult]) -> None:
     mean_h = column(lambda sums: sums.wait_mean_s / 3600.0)
     late_h = column(lambda sums: sums.wait_p95_s / 3600.0)
     hours = [
-        _Bars("mean", mean_h, lambda _, mean: f"{mean:,.3g}"),
-        _Bars("p95", late_h, lambda _, mean: f"{mean:,.3g}"),
+        _Bars("mean", mean_h, _hours),
+        _Bars("p95", late_h, _hours),
     ]
     _bars(waiting, names, hours)
     nobody = not any(value.any() for value in (*mean_h, *late_h))
