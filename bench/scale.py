@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from bench.openb.protocol import Trace, csv_folder, load
+from eelgrid_controller.replay.protocol import Trace, csv_folder, load
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.best import decide, tend
 from eelgrid_kernels.course import prepare

@@ -30,7 +30,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "plan": ("listings", "Show what the controller wants of its nodes."),
     "policy": ("policy", "Show or change what to aim for."),
     "top": ("top", "Watch the cluster live."),
-    "replay": ("replay", "Submit a public trace to a running controller."),
+    "replay": ("replay", "Compare policies on a trace, or submit it to a controller."),
     "demo": ("demo", "Start a controller and a simulated fleet, and replay a trace."),
     "completion": ("completion", "Print the shell completion script."),
 }
