@@ -17,6 +17,7 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
 from typing import Any, Self, assert_never
 
@@ -97,6 +98,24 @@ class ClusterState:
         self.next_number = 1
         self._ended: deque[str] = deque()
         self._ended_most = ended_most
+
+    def copy(self) -> Self:
+        """A state that goes on apart from this one; values that never change are shared."""
+        twin: Self = copy(self)
+        twin.nodes = {name: record.copy() for name, record in self.nodes.items()}
+        twin.workloads, twin._explanations = self.workloads.copy(), self._explanations.copy()
+        twin.pending, twin.demand, twin._ended = self.pending.copy(), self.demand.copy(), self._ended.copy()
+        return twin
+
+    def wait_again(self, workload_id: str, *, number: int) -> None:
+        """Puts live work among what waits, at a place of its own: for a copy, since no event of the journal says it."""
+        workload = self.workloads[workload_id]
+        for placement in workload.placements:
+            self.nodes[placement.node_name].release(workload_id, placement.replica)
+        self._explanations.pop(workload_id, None)
+        self.workloads[workload_id] = replace(workload, phase=WorkloadPhase.PENDING, placements=(), placed_ns=0)
+        self.pending.discard(workload_id)
+        self.pending.add(workload_id, priority=workload.spec.priority, number=number)
 
     @property
     def live(self) -> int:

@@ -256,6 +256,14 @@ class FakeOperators:
         self.policy = replace(request.policy, revision=self.policy.revision + 1)
         return messages.UpdatePolicyResponse(policy=self.policy)
 
+    async def what_if(self, request: Any, context: Any) -> messages.WhatIfResponse:
+        self._begin("what_if")
+        raise faults.FailedPrecondition("this controller imagines nothing")
+
+    async def plan_capacity(self, request: Any, context: Any) -> messages.PlanCapacityResponse:
+        self._begin("plan_capacity")
+        raise faults.FailedPrecondition("this controller imagines nothing")
+
 
 def _page(rows: list[Any], request: Any) -> tuple[tuple[Any, ...], str]:
     start, size = int(request.page_token or 0), min(request.page_size or 100, 1000)

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from eelgrid_controller.api.changes import WorkloadChanges
+from eelgrid_controller.api.imagining import Imagining
 from eelgrid_controller.api.pages import Page, cut
 from eelgrid_controller.api.views import Views, devices, free_milli
 from eelgrid_controller.core import Core
@@ -39,6 +40,8 @@ from eelgrid_protos.messages import (
     ListPlansResponse,
     ListWorkloadsRequest,
     ListWorkloadsResponse,
+    PlanCapacityRequest,
+    PlanCapacityResponse,
     SubmitWorkloadRequest,
     SubmitWorkloadResponse,
     UpdatePolicyRequest,
@@ -47,6 +50,8 @@ from eelgrid_protos.messages import (
     WatchSummaryResponse,
     WatchWorkloadsRequest,
     WatchWorkloadsResponse,
+    WhatIfRequest,
+    WhatIfResponse,
     Workload,
 )
 
@@ -60,8 +65,9 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class OperatorService:
     """Serves operators; implements `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
 
-    def __init__(self, *, loop: ControllerLoop, views: Views, log: logging.Logger) -> None:
+    def __init__(self, *, loop: ControllerLoop, views: Views, imagining: Imagining, log: logging.Logger) -> None:
         self._loop = loop
+        self._imagining = imagining
         self._views = views
         self._log = log
         self._watchers = 0
@@ -250,6 +256,16 @@ class OperatorService:
         policy = await self._loop.update_policy(request.policy)
         self._log.info("policy=updated revision=%d objective=%s", policy.revision, policy.objective)
         return UpdatePolicyResponse(policy=policy)
+
+    # What if
+
+    async def what_if(self, request: WhatIfRequest, _context: Context) -> WhatIfResponse:
+        """Try changes on a copy."""
+        return await self._imagining.what_if(request)
+
+    async def plan_capacity(self, request: PlanCapacityRequest, _context: Context) -> PlanCapacityResponse:
+        """How many nodes are needed."""
+        return await self._imagining.plan_capacity(request)
 
     def _enter(self) -> None:
         """Count one watcher in; the caller counts it out."""

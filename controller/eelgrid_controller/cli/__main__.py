@@ -27,6 +27,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "submit": ("submit", "Submit a workload, from flags or YAML."),
     "cancel": ("workloads", "End workloads."),
     "explain": ("explain", "Say where a workload went and why, or what it waits for."),
+    "whatif": ("whatif", "Try changes on a copy: drain, add nodes, other weights, more work."),
+    "capacity": ("whatif", "Say how many more nodes are needed."),
     "plan": ("listings", "Show what the controller wants of its nodes."),
     "policy": ("policy", "Show or change what to aim for."),
     "top": ("top", "Watch the cluster live."),
