@@ -264,6 +264,11 @@ class FakeOperators:
         self._begin("plan_capacity")
         raise faults.FailedPrecondition("this controller imagines nothing")
 
+    async def export_decision(self, request: Any, context: Any) -> AsyncIterator[messages.ExportDecisionResponse]:
+        self._begin("export_decision")
+        for part in ('{"workload":', f'"{self._find(request.workload_id).workload_id}"}}'):
+            yield messages.ExportDecisionResponse(text=part)
+
 
 def _page(rows: list[Any], request: Any) -> tuple[tuple[Any, ...], str]:
     start, size = int(request.page_token or 0), min(request.page_size or 100, 1000)

@@ -50,33 +50,33 @@ def crowded():
 GOLDENS = [
     (
         mixed, request(gpus=2, models=("G2",)), "gpu_count", {"gpu_model": 2, "gpu_count": 2},
-        "Of 4 nodes 2 by gpu_model, 2 by gpu_count ruled out. To help: free 2 GPUs on node a, where none of 2 is free: "
-        f"GPU 0, 1 are held by one, two. Or {WHOLE}",
+        ("Of 4 nodes 2 by gpu_model, 2 by gpu_count ruled out. To help: free 2 GPUs on node a, where none of 2 is free: "
+        f"GPU 0, 1 are held by one, two. Or {WHOLE}"),
     ),
     (
         crowded, request(gpus=6, cpu=60), "gpu_count", {"gpu_count": 2},
-        "Of 2 nodes 2 by gpu_count ruled out. To help: free 1 GPU on node b, where 5 of 6 are free: GPU 0 is held by y; "
-        f"it also needs 44 more CPUs there. Or {WHOLE}",
+        ("Of 2 nodes 2 by gpu_count ruled out. To help: free 1 GPU on node b, where 5 of 6 are free: GPU 0 is held by y; "
+        f"it also needs 44 more CPUs there. Or {WHOLE}"),
     ),
     (
         mixed, request(gpus=1, milli=501, models=("G2",)), "gpu_share", {"gpu_model": 2, "gpu_share": 2},
-        "Of 4 nodes 2 by gpu_model, 2 by gpu_share ruled out. To help: free 0.011 more of GPU 1 of node a, where 0.49 of "
-        f"the 0.501 asked for is free and two holds the rest. Or {SHARED}",
+        ("Of 4 nodes 2 by gpu_model, 2 by gpu_share ruled out. To help: free 0.011 more of GPU 1 of node a, where 0.49 of "
+        f"the 0.501 asked for is free and two holds the rest. Or {SHARED}"),
     ),
     (
         mixed, request(cpu=99), "cpu", {"cpu": 4},
-        "Of 4 nodes 4 by cpu ruled out. To help: 5,000 more milli-CPU are needed on node a: ask for at most 94 CPUs, or "
-        "free 5 there.",
+        ("Of 4 nodes 4 by cpu ruled out. To help: 5,000 more milli-CPU are needed on node a: ask for at most 94 CPUs, or "
+        "free 5 there."),
     ),
     (
         tight, request(gpus=8, cpu=8), "cpu", {"cpu": 2},
-        "Of 2 nodes 2 by cpu ruled out. To help: 3,000 more milli-CPU are needed on node a, which has 8 GPUs free: ask "
-        "for at most 5 CPUs, or free 3 there.",
+        ("Of 2 nodes 2 by cpu ruled out. To help: 3,000 more milli-CPU are needed on node a, which has 8 GPUs free: ask "
+        "for at most 5 CPUs, or free 3 there."),
     ),
     (
         mixed, request(memory_gib=384), "memory", {"memory": 4},
-        "Of 4 nodes 4 by memory ruled out. To help: 1 GiB more memory is needed on node big: ask for at most 383 GiB, or "
-        "free 1 GiB there.",
+        ("Of 4 nodes 4 by memory ruled out. To help: 1 GiB more memory is needed on node big: ask for at most 383 GiB, or "
+        "free 1 GiB there."),
     ),
     (
         mixed, request(gpus=1, models=("A10",)), "gpu_mig", {"gpu_model": 3, "gpu_mig": 1},
@@ -88,9 +88,9 @@ GOLDENS = [
     ),
     (
         mixed, request(gpus=1, milli=400, models=("G2",), replicas=3), "replicas", {"gpu_model": 2},
-        "There is room for 2 of 3 replicas. To help: for the next replica, free 0.1 more of GPU 0 of node a, where 0.3 "
+        ("There is room for 2 of 3 replicas. To help: for the next replica, free 0.1 more of GPU 0 of node a, where 0.3 "
         "of the 0.4 asked for is free and one holds the rest. Or ask for fewer replicas, or submit them as workloads of "
-        "their own.",
+        "their own."),
     ),
     (
         core_with, request(gpus=1), "no_nodes", {},

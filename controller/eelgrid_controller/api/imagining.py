@@ -11,18 +11,27 @@ machine from those who submit. Who hangs up is not worked for any longer.
 """
 
 import asyncio
+import contextlib
+import json
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import TypeVar
 
 from eelgrid_controller.clock import Clock
+from eelgrid_controller.decision import document_of
 from eelgrid_controller.loop import ControllerLoop
 from eelgrid_controller.state import ClusterState
 from eelgrid_controller.whatif import Workbench, plan_capacity, what_if
 from eelgrid_protos.catalogue import Catalogue
 from eelgrid_protos.faults import ResourceExhausted
-from eelgrid_protos.messages import PlanCapacityRequest, PlanCapacityResponse, WhatIfRequest, WhatIfResponse
+from eelgrid_protos.messages import (
+    PlanCapacityRequest,
+    PlanCapacityResponse,
+    WhatIfRequest,
+    WhatIfResponse,
+    WorkloadSpec,
+)
 
 __all__ = ["Imagining"]
 
@@ -50,14 +59,34 @@ class Imagining:
         answer, copy_s, total_s = await self._on_a_copy(lambda state, bench: plan_capacity(state, request, bench))
         return replace(answer, outcome=replace(answer.outcome, copy_s=copy_s, total_s=total_s))
 
-    async def _on_a_copy(self, ask: Callable[[ClusterState, Workbench], _Result]) -> tuple[_Result, float, float]:
-        """The answer, and the seconds that the copy took and all."""
+    async def export_decision(self, workload_id: str) -> str:
+        """The last decision on a workload with all that it depended on, as JSON."""
+        journal = self._loop.journal
+
+        def export(spec: WorkloadSpec) -> str:
+            return json.dumps(document_of(journal.past(), spec, workload_id, self._catalogue), separators=(",", ":"))
+
+        async with self._admitted():
+            workload = await self._loop.read(lambda core: core.workload(workload_id))
+            return await asyncio.to_thread(export, workload.spec)
+
+    @contextlib.asynccontextmanager
+    async def _admitted(self) -> AsyncIterator[None]:
+        """One question at a time, and few that wait."""
         if self._waiting >= _WAITING_MOST:
             raise ResourceExhausted(f"{self._waiting} questions of this kind wait already; ask again later")
-        given_up = threading.Event()
         self._waiting += 1
         try:
             async with self._turn:
+                yield
+        finally:
+            self._waiting -= 1
+
+    async def _on_a_copy(self, ask: Callable[[ClusterState, Workbench], _Result]) -> tuple[_Result, float, float]:
+        """The answer, and the seconds that the copy took and all."""
+        given_up = threading.Event()
+        async with self._admitted():
+            try:
                 start_s = self._clock.perf_s()
                 state = await self._loop.read(lambda core: core.state.copy())
                 copied_s = self._clock.perf_s()
@@ -69,6 +98,5 @@ class Imagining:
                 )
                 answer = await asyncio.to_thread(ask, state, bench)
                 return answer, copied_s - start_s, self._clock.perf_s() - start_s
-        finally:
-            given_up.set()
-            self._waiting -= 1
+            finally:
+                given_up.set()

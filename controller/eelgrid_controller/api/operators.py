@@ -26,6 +26,8 @@ from eelgrid_protos.messages import (
     CancelWorkloadResponse,
     ExplainWorkloadRequest,
     ExplainWorkloadResponse,
+    ExportDecisionRequest,
+    ExportDecisionResponse,
     GetPolicyRequest,
     GetPolicyResponse,
     GetSummaryRequest,
@@ -59,6 +61,7 @@ __all__ = ["OperatorService"]
 
 _WATCHERS_MOST = 1000
 _INTERVAL_LEAST_S = 0.1
+_PART_LETTERS = 500_000
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
@@ -266,6 +269,14 @@ class OperatorService:
     async def plan_capacity(self, request: PlanCapacityRequest, _context: Context) -> PlanCapacityResponse:
         """How many nodes are needed."""
         return await self._imagining.plan_capacity(request)
+
+    async def export_decision(
+        self, request: ExportDecisionRequest, _context: Context
+    ) -> AsyncIterator[ExportDecisionResponse]:
+        """The last decision on a workload as a file, in parts."""
+        text = await self._imagining.export_decision(request.workload_id)
+        for start in range(0, len(text), _PART_LETTERS):
+            yield ExportDecisionResponse(text=text[start : start + _PART_LETTERS])
 
     def _enter(self) -> None:
         """Count one watcher in; the caller counts it out."""
