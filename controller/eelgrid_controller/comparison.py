@@ -30,7 +30,7 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 
-__all__ = ["ROOMS_MOST", "bad_news_first", "counted", "differences", "figures", "room_of", "rooms"]
+__all__ = ["ROOMS_MOST", "bad_news_first", "beside", "counted", "differences", "figures", "room_of", "rooms"]
 
 # Classes of the mix that room is counted for, the most frequent first.
 ROOMS_MOST = 16
@@ -152,3 +152,39 @@ def counted(found: Iterable[WorkloadDifference]) -> tuple[OutcomeCount, ...]:
     """How many workloads have each outcome, the bad news first."""
     counts = Counter(difference.outcome for difference in found)
     return tuple(OutcomeCount(outcome=outcome, workloads=counts[outcome]) for outcome in _ORDER if counts[outcome])
+
+
+def beside(
+    live: Mapping[str, Workload], shadow: ClusterState, keys: Iterable[str], most: int
+) -> tuple[dict[str, int], tuple[WorkloadDifference, ...]]:
+    """How two clusters placed the same workloads, by count, and the first `most` that differ."""
+    counts = dict.fromkeys(("alike", "elsewhere", "live_alone", "shadow_alone", "neither"), 0)
+    found: list[WorkloadDifference] = []
+    for key in keys:
+        here, there = live.get(key), shadow.workloads.get(key)
+        if here is None or here.phase is WorkloadPhase.CANCELLED:
+            continue
+        was, now = here.placements, there.placements if there else ()
+        name = "live_alone" if was and not now else "shadow_alone" if now and not was else ""
+        name = name or ("neither" if not was else "alike" if was == now else "elsewhere")
+        counts[name] += 1
+        if name in {"alike", "neither"} or len(found) == most:
+            continue
+        outcomes = {
+            "live_alone": ImaginedOutcome.WAITS,
+            "shadow_alone": ImaginedOutcome.PLACED,
+            "elsewhere": ImaginedOutcome.MOVED,
+        }
+        explanation = shadow.explanation(key)
+        found.append(
+            WorkloadDifference(
+                workload_id=key,
+                name=here.spec.name,
+                outcome=outcomes[name],
+                nodes_before=_nodes(here)[:_NODES_NAMED],
+                nodes_after=_nodes(there)[:_NODES_NAMED] if there else (),
+                reason=there.reason if there else "refused",
+                candidate=explanation[0].candidates[0] if explanation and explanation[0].candidates else None,
+            )
+        )
+    return counts, tuple(found)

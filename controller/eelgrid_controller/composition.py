@@ -23,6 +23,7 @@ from eelgrid_controller.adapters.prometheus import Gauges, Metrics, MetricsServe
 from eelgrid_controller.adapters.store import SqliteJournal, open_journal
 from eelgrid_controller.api.imagining import Imagining
 from eelgrid_controller.api.operators import OperatorService
+from eelgrid_controller.api.shadowing import Shadowing
 from eelgrid_controller.api.views import Views
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.config import ControllerConfig
@@ -144,8 +145,14 @@ class Controller:
             monotonic_s=self._clock.monotonic_s,
         )
         imagining = Imagining(loop=self.loop, catalogue=products, clock=self._clock)
+        shadowing = Shadowing(loop=self.loop, clock=self._clock)
+        self._stack.callback(shadowing.close)
         self.operators = OperatorService(
-            loop=self.loop, views=views, imagining=imagining, log=self._log.getChild("operators")
+            loop=self.loop,
+            views=views,
+            imagining=imagining,
+            shadowing=shadowing,
+            log=self._log.getChild("operators"),
         )
         self.metrics.attach(_Sources(self.loop, views, self.agents, telemetry))
         # What was loaded stays, so the collector need not look at it again, and a full collection of what

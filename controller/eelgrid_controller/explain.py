@@ -76,9 +76,9 @@ def explain(state: ClusterState, workload_id: str, snapshot: Snapshot, planner: 
         )
     constraint = binding(decision.removals, decision.room)
     count = len(snapshot.names)
-    counts = ", ".join(f"{item.nodes} by {item.constraint}" for item in decision.removals)
+    counts = ", ".join(f"{item.nodes:,} by {item.constraint}" for item in decision.removals)
     found = (
-        f"Of {count} node{'' if count == 1 else 's'} {counts or 'none'} ruled out"
+        f"Of {count:,} node{'' if count == 1 else 's'} {counts or 'none'} ruled out"
         if snapshot.names
         else "No node has joined"
     )

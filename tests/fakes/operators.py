@@ -264,6 +264,18 @@ class FakeOperators:
         self._begin("plan_capacity")
         raise faults.FailedPrecondition("this controller imagines nothing")
 
+    async def start_shadow(self, request: Any, context: Any) -> messages.StartShadowResponse:
+        self._begin("start_shadow")
+        raise faults.FailedPrecondition("this controller has no shadow")
+
+    async def get_shadow(self, request: Any, context: Any) -> messages.GetShadowResponse:
+        self._begin("get_shadow")
+        raise faults.FailedPrecondition("this controller has no shadow")
+
+    async def stop_shadow(self, request: Any, context: Any) -> messages.StopShadowResponse:
+        self._begin("stop_shadow")
+        raise faults.FailedPrecondition("this controller has no shadow")
+
     async def export_decision(self, request: Any, context: Any) -> AsyncIterator[messages.ExportDecisionResponse]:
         self._begin("export_decision")
         for part in ('{"workload":', f'"{self._find(request.workload_id).workload_id}"}}'):

@@ -47,7 +47,24 @@ def crowded():
     return core
 
 
+def leaning():
+    core = core_with(node("a"))
+    core.submit(request(gpus=1, milli=900, key="heavy"), now_ns=1)
+    core.submit(request(gpus=1, milli=200, key="light"), now_ns=1)
+    return core
+
+
 GOLDENS = [
+    (
+        leaning,
+        request(gpus=1),
+        "gpu_count",
+        {"gpu_count": 1},
+        (
+            "Of 1 node 1 by gpu_count ruled out. To help: free 1 GPU on node a, where none of 1 is free: GPU 1 is held by "
+            f"light. Or {WHOLE}"
+        ),
+    ),
     (
         mixed, request(gpus=2, models=("G2",)), "gpu_count", {"gpu_model": 2, "gpu_count": 2},
         ("Of 4 nodes 2 by gpu_model, 2 by gpu_count ruled out. To help: free 2 GPUs on node a, where none of 2 is free: "

@@ -15,6 +15,7 @@ import grpc.aio
 from eelgrid_controller.api.changes import WorkloadChanges
 from eelgrid_controller.api.imagining import Imagining
 from eelgrid_controller.api.pages import Page, cut
+from eelgrid_controller.api.shadowing import Shadowing
 from eelgrid_controller.api.views import Views, devices, free_milli
 from eelgrid_controller.core import Core
 from eelgrid_controller.loop import Committed, ControllerLoop
@@ -30,6 +31,8 @@ from eelgrid_protos.messages import (
     ExportDecisionResponse,
     GetPolicyRequest,
     GetPolicyResponse,
+    GetShadowRequest,
+    GetShadowResponse,
     GetSummaryRequest,
     GetSummaryResponse,
     GetWorkloadRequest,
@@ -44,6 +47,10 @@ from eelgrid_protos.messages import (
     ListWorkloadsResponse,
     PlanCapacityRequest,
     PlanCapacityResponse,
+    StartShadowRequest,
+    StartShadowResponse,
+    StopShadowRequest,
+    StopShadowResponse,
     SubmitWorkloadRequest,
     SubmitWorkloadResponse,
     UpdatePolicyRequest,
@@ -68,8 +75,17 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class OperatorService:
     """Serves operators; implements `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
 
-    def __init__(self, *, loop: ControllerLoop, views: Views, imagining: Imagining, log: logging.Logger) -> None:
+    def __init__(
+        self,
+        *,
+        loop: ControllerLoop,
+        views: Views,
+        imagining: Imagining,
+        shadowing: Shadowing,
+        log: logging.Logger,
+    ) -> None:
         self._loop = loop
+        self._shadowing = shadowing
         self._imagining = imagining
         self._views = views
         self._log = log
@@ -277,6 +293,20 @@ class OperatorService:
         text = await self._imagining.export_decision(request.workload_id)
         for start in range(0, len(text), _PART_LETTERS):
             yield ExportDecisionResponse(text=text[start : start + _PART_LETTERS])
+
+    # A policy beside the one in force
+
+    async def start_shadow(self, request: StartShadowRequest, _context: Context) -> StartShadowResponse:
+        """Let a second policy follow the cluster from now on."""
+        return StartShadowResponse(report=await self._shadowing.start(request.weights))
+
+    async def get_shadow(self, _request: GetShadowRequest, _context: Context) -> GetShadowResponse:
+        """How the second policy compares."""
+        return GetShadowResponse(report=await self._shadowing.report())
+
+    async def stop_shadow(self, _request: StopShadowRequest, _context: Context) -> StopShadowResponse:
+        """End it."""
+        return StopShadowResponse(report=await self._shadowing.stop())
 
     def _enter(self) -> None:
         """Count one watcher in; the caller counts it out."""

@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "explain": ("explain", "Say where a workload went and why, or what it waits for."),
     "whatif": ("whatif", "Try changes on a copy: drain, add nodes, other weights, more work."),
     "capacity": ("whatif", "Say how many more nodes are needed."),
+    "shadow": ("shadow", "Let a second policy follow the cluster on a copy, and compare."),
     "decision": ("decision", "Export a decision with all that it depended on, or replay one."),
     "plan": ("listings", "Show what the controller wants of its nodes."),
     "policy": ("policy", "Show or change what to aim for."),

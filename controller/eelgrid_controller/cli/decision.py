@@ -5,6 +5,7 @@ of this installation.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from eelgrid_controller.cli.settings import Settings, printing
 from eelgrid_controller.cli.tables import printed
 from eelgrid_protos import __version__
 from eelgrid_protos.messages import ExportDecisionRequest
+from eelgrid_protos.plain import to_plain
 
 __all__ = ["decision"]
 
@@ -62,6 +64,13 @@ def _read(file: Any) -> Any:
         raise Refused(f"{file.name}: is no JSON", "give a file that `eelctl decision export` wrote") from None
 
 
+def _told(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """An outcome with its explanation field by field."""
+    from eelgrid_controller.compact import explanation_from_rows
+
+    return {**outcome, "explanation": [to_plain(found) for found in explanation_from_rows(outcome["explanation"])]}
+
+
 @decision.command()
 @click.argument("file", type=click.File("r", encoding="utf-8"))
 @printing
@@ -88,8 +97,8 @@ def replay(context: click.Context, file: Any) -> None:
         "revision": found.revision,
         "equal": not found.differences,
         "differences": list(found.differences),
-        "recorded": found.recorded,
-        "now": found.now,
+        "recorded": _told(found.recorded),
+        "now": _told(found.now),
     }
     printed(context.obj, plain, lines)
     if found.differences:

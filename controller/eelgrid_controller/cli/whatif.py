@@ -35,7 +35,7 @@ from eelgrid_protos.messages import (
     WorkloadDifference,
 )
 
-__all__ = ["answered", "capacity", "whatif"]
+__all__ = ["answered", "capacity", "differences_table", "totals_table", "whatif"]
 
 # A what-if over a large cluster takes longer than a call that reads; --timeout beyond it still counts.
 _TIMEOUT_LEAST_S = 300.0
@@ -90,12 +90,17 @@ def _class(room: ClassRoom) -> str:
     return request_text(request)
 
 
-_TOTALS: list[Column[tuple[str, str, str, str]]] = [
-    Column("", lambda row: row[0]),
-    Column("BEFORE", lambda row: row[1], right=True),
-    Column("AFTER", lambda row: row[2], right=True),
-    Column("CHANGE", lambda row: row[3] or " ", right=True),
-]
+def totals_table(before: ClusterFigures, after: ClusterFigures, was: str, now: str) -> list[str]:
+    """Two clusters' totals under the titles `was` and `now`."""
+    columns: list[Column[tuple[str, str, str, str]]] = [
+        Column("", lambda row: row[0]),
+        Column(was, lambda row: row[1], right=True),
+        Column(now, lambda row: row[2], right=True),
+        Column("CHANGE", lambda row: row[3] or " ", right=True),
+    ]
+    return text_table(columns, list(_totals(before, after)))
+
+
 _ROOMS: list[Column[ClassRoom]] = [
     Column("EACH", _class),
     Column("OF THE MIX", lambda room: percent_text(room.share, 1.0), right=True),
@@ -113,20 +118,22 @@ def _why(found: WorkloadDifference) -> str:
     return f"{found.reason}; {cost}" if found.reason else cost
 
 
-_DIFFERENCES: list[Column[WorkloadDifference]] = [
-    Column("ID", lambda found: found.workload_id),
-    Column("WHAT", lambda found: found.outcome.name.lower()),
-    Column("FROM", lambda found: ",".join(found.nodes_before)),
-    Column("TO", lambda found: ",".join(found.nodes_after)),
-    Column("WHY", _why),
-]
+def differences_table(was: str, now: str) -> list[Column[WorkloadDifference]]:
+    """The columns of differing workloads, with the places under the titles `was` and `now`."""
+    return [
+        Column("ID", lambda found: found.workload_id),
+        Column("WHAT", lambda found: found.outcome.name.lower()),
+        Column(was, lambda found: ",".join(found.nodes_before)),
+        Column(now, lambda found: ",".join(found.nodes_after)),
+        Column("WHY", _why),
+    ]
 
 
 def answered(answer: WhatIfResponse) -> Iterator[str]:
     """The answer in lines for a person."""
     yield f"On a copy of revision {answer.revision}; the cluster itself is as it was."
     yield ""
-    yield from text_table(_TOTALS, list(_totals(answer.before, answer.after)))
+    yield from totals_table(answer.before, answer.after, "BEFORE", "AFTER")
     if answer.rooms:
         yield ""
         yield "Room for more of what is typical, each kind alone:"
@@ -139,7 +146,7 @@ def answered(answer: WhatIfResponse) -> Iterator[str]:
         yield f"{count.workloads:>6,} {noun} {_WORDS.get(count.outcome, 'would change')}"
     if answer.differences:
         yield ""
-        yield from text_table(_DIFFERENCES, answer.differences)
+        yield from text_table(differences_table("FROM", "TO"), answer.differences)
         total = sum(count.workloads for count in answer.counts)
         if total > len(answer.differences):
             yield f"... and {total - len(answer.differences):,} more; show them with --differences."

@@ -18,6 +18,7 @@ from eelgrid_protos.quantities import (
     Many,
     Milli,
     Name,
+    Nanoseconds,
     Range,
     Ratio,
     Seconds,
@@ -28,10 +29,35 @@ from eelgrid_protos.quantities import (
 )  # fmt: skip
 
 __all__ = [
-    "CHANGES_MOST", "COPIES_MOST", "DIFFERENCES_MOST", "IMAGINED_NODES_MOST",
-    "AddNodes", "CancelWorkloads", "ClassRoom", "ClusterFigures", "DrainNodes", "ExportDecisionRequest",
-    "ExportDecisionResponse", "ImaginedOutcome", "NodeShape", "OutcomeCount", "PlaceAnew", "PlanCapacityRequest",
-    "PlanCapacityResponse", "SetWeights", "SubmitCopies", "WhatIfChange", "WhatIfRequest", "WhatIfResponse",
+    "CHANGES_MOST",
+    "COPIES_MOST",
+    "DIFFERENCES_MOST",
+    "IMAGINED_NODES_MOST",
+    "AddNodes",
+    "CancelWorkloads",
+    "ClassRoom",
+    "ClusterFigures",
+    "DrainNodes",
+    "ExportDecisionRequest",
+    "ExportDecisionResponse",
+    "GetShadowRequest",
+    "GetShadowResponse",
+    "ImaginedOutcome",
+    "NodeShape",
+    "OutcomeCount",
+    "PlaceAnew",
+    "PlanCapacityRequest",
+    "PlanCapacityResponse",
+    "SetWeights",
+    "ShadowReport",
+    "StartShadowRequest",
+    "StartShadowResponse",
+    "StopShadowRequest",
+    "StopShadowResponse",
+    "SubmitCopies",
+    "WhatIfChange",
+    "WhatIfRequest",
+    "WhatIfResponse",
     "WorkloadDifference",
 ]  # fmt: skip
 
@@ -243,3 +269,61 @@ class ExportDecisionResponse:
     """A part of a decision's file."""
 
     text: Annotated[str, Text(1_000_000)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowReport:
+    """The cluster beside what another policy would have made of it."""
+
+    objective: Label = ""
+    weights: Weights
+    started_ns: Nanoseconds = 0
+    started_revision: Uint64 = 0
+    revision: Uint64 = 0
+    events: Uint64 = 0
+    live: ClusterFigures
+    shadow: ClusterFigures
+    alike: Uint32 = 0
+    elsewhere: Uint32 = 0
+    live_alone: Uint32 = 0
+    shadow_alone: Uint32 = 0
+    neither: Uint32 = 0
+    differences: Annotated[tuple[WorkloadDifference, ...], Many(100)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartShadowRequest:
+    """Starts a second policy beside the one in force."""
+
+    weights: SetWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartShadowResponse:
+    """The shadow at its start."""
+
+    report: ShadowReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetShadowRequest:
+    """Asks how the shadow compares."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetShadowResponse:
+    """How the shadow compares."""
+
+    report: ShadowReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopShadowRequest:
+    """Ends the shadow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopShadowResponse:
+    """How the shadow compared in the end."""
+
+    report: ShadowReport

@@ -229,3 +229,67 @@ class ExportDecisionResponse(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     text: str
     def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class StartShadowRequest(_message.Message):
+    __slots__ = ("weights",)
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    weights: SetWeights
+    def __init__(self, weights: _Optional[_Union[SetWeights, _Mapping]] = ...) -> None: ...
+
+class StartShadowResponse(_message.Message):
+    __slots__ = ("report",)
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    report: ShadowReport
+    def __init__(self, report: _Optional[_Union[ShadowReport, _Mapping]] = ...) -> None: ...
+
+class GetShadowRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetShadowResponse(_message.Message):
+    __slots__ = ("report",)
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    report: ShadowReport
+    def __init__(self, report: _Optional[_Union[ShadowReport, _Mapping]] = ...) -> None: ...
+
+class StopShadowRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StopShadowResponse(_message.Message):
+    __slots__ = ("report",)
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    report: ShadowReport
+    def __init__(self, report: _Optional[_Union[ShadowReport, _Mapping]] = ...) -> None: ...
+
+class ShadowReport(_message.Message):
+    __slots__ = ("objective", "weights", "started_ns", "started_revision", "revision", "events", "live", "shadow", "alike", "elsewhere", "live_alone", "shadow_alone", "neither", "differences")
+    OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_NS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_REVISION_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
+    ALIKE_FIELD_NUMBER: _ClassVar[int]
+    ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    LIVE_ALONE_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_ALONE_FIELD_NUMBER: _ClassVar[int]
+    NEITHER_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
+    objective: str
+    weights: _policy_pb2.Weights
+    started_ns: int
+    started_revision: int
+    revision: int
+    events: int
+    live: ClusterFigures
+    shadow: ClusterFigures
+    alike: int
+    elsewhere: int
+    live_alone: int
+    shadow_alone: int
+    neither: int
+    differences: _containers.RepeatedCompositeFieldContainer[WorkloadDifference]
+    def __init__(self, objective: _Optional[str] = ..., weights: _Optional[_Union[_policy_pb2.Weights, _Mapping]] = ..., started_ns: _Optional[int] = ..., started_revision: _Optional[int] = ..., revision: _Optional[int] = ..., events: _Optional[int] = ..., live: _Optional[_Union[ClusterFigures, _Mapping]] = ..., shadow: _Optional[_Union[ClusterFigures, _Mapping]] = ..., alike: _Optional[int] = ..., elsewhere: _Optional[int] = ..., live_alone: _Optional[int] = ..., shadow_alone: _Optional[int] = ..., neither: _Optional[int] = ..., differences: _Optional[_Iterable[_Union[WorkloadDifference, _Mapping]]] = ...) -> None: ...
