@@ -41,7 +41,7 @@ def _lines(report: ShadowReport) -> Iterator[str]:
     yield from totals_table(report.live, report.shadow, "CLUSTER", "SHADOW")
     yield ""
     yield (
-        f"Of what was submitted since: {report.alike:,} placed alike, {report.elsewhere:,} elsewhere, "
+        f"Of what was submitted since and still runs or waits: {report.alike:,} placed alike, {report.elsewhere:,} elsewhere, "
         f"{report.live_alone:,} by the cluster alone, {report.shadow_alone:,} by the shadow alone, "
         f"{report.neither:,} by neither."
     )
