@@ -15,7 +15,7 @@ import click
 from eelgrid_controller.cli.amounts import CPU, MEMORY, SHARE
 from eelgrid_controller.cli.failure import Refused
 from eelgrid_controller.cli.policy import weights_of
-from eelgrid_controller.cli.submit import from_flags
+from eelgrid_controller.cli.submit import from_flags, submit
 from eelgrid_controller.cli.workload_file import read_workloads
 from eelgrid_protos.errors import InvalidMessage
 from eelgrid_protos.messages import (
@@ -141,8 +141,9 @@ def _submissions(flags: dict[str, Any]) -> Iterator[SubmitCopies]:
         for request in read_workloads(flags["file"].read(_FILE_BYTES_MOST), flags["file"].name):
             yield SubmitCopies(spec=request.spec, copies=copies)
     if flags["cpu"] or flags["memory"] or flags["gpus"] or flags["gpu_share"]:
-        unsaid = {"name": "new", "kind": "batch_job", "namespace": "default", "user": "", "queue": "", "label": ()}
-        yield SubmitCopies(spec=from_flags({**flags, **unsaid, "id": ""}).spec, copies=copies)
+        # What is no flag here is as in `eelctl submit`.
+        unsaid = submit.make_context("submit", ["--name", "new"]).params
+        yield SubmitCopies(spec=from_flags({**unsaid, **flags}).spec, copies=copies)
 
 
 def _from_file(file: Any) -> tuple[WhatIfChange, ...]:
