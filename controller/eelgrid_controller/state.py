@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Self, assert_never
 
 from eelgrid_controller.compact import explanation_from_rows, explanation_rows
@@ -99,10 +100,10 @@ class ClusterState:
         self._ended: deque[str] = deque()
         self._ended_most = ended_most
 
-    def copy(self) -> Self:
-        """A state that goes on apart from this one; values that never change are shared."""
+    def copy(self, records: Mapping[str, NodeRecord] = MappingProxyType({})) -> Self:
+        """A state that goes on apart from this one, with these copies of records; what never changes is shared."""
         twin: Self = copy(self)
-        twin.nodes = {name: record.copy() for name, record in self.nodes.items()}
+        twin.nodes = {name: records.get(name) or record.copy() for name, record in self.nodes.items()}
         twin.workloads, twin._explanations = self.workloads.copy(), self._explanations.copy()
         twin.pending, twin.demand, twin._ended = self.pending.copy(), self.demand.copy(), self._ended.copy()
         return twin

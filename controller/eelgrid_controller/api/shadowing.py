@@ -13,12 +13,14 @@ import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
+from eelgrid_controller.api.copying import with_a_copy
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.comparison import figures
 from eelgrid_controller.core import Core
 from eelgrid_controller.events import Event
 from eelgrid_controller.loop import Committed, ControllerLoop
 from eelgrid_controller.shadow import Shadow
+from eelgrid_controller.state import ClusterState
 from eelgrid_protos.faults import FailedPrecondition
 from eelgrid_protos.messages import OBJECTIVES, SetWeights, ShadowReport
 
@@ -69,14 +71,13 @@ class Shadowing:
         """Begin with a copy of now; a shadow before it ends."""
         now_ns = self._clock.now_ns()
 
-        def begin(core: Core) -> None:
+        def begin(core: Core, state: ClusterState) -> None:
             weights = change.weights or OBJECTIVES[change.objective]
             policy = replace(core.state.policy, objective=change.objective or "custom", weights=weights)
-            state, make_core = core.state.copy(), self._loop.make_core
-            # Here, so that no event falls between the copy and the first that is followed.
-            self._shadow = self._thread.submit(Shadow, state, policy, make_core, now_ns=now_ns)
+            # At the moment of the copy, so that no event falls between it and the first that is followed.
+            self._shadow = self._thread.submit(Shadow, state, policy, self._loop.make_core, now_ns=now_ns)
 
-        await self._loop.read(begin)
+        await with_a_copy(self._loop, self._clock, begin)
         self._why_none = _NONE
         return await self.report()
 
