@@ -99,6 +99,17 @@ def test_another_policy_shows_where_it_differs():
     assert core.state.policy.weights == OBJECTIVES["balanced"]
 
 
+def test_what_waited_before_it_began_is_tried_by_it_too():
+    core = core_with(node("a"))
+    core.submit(request(gpus=2), now_ns=1)
+    core.submit(request(gpus=1), now_ns=1)
+    shadow = shadow_of(core, CARELESS)
+    assert shadow.core.backlog
+    for event in core.submit(request(cpu=1), now_ns=3).events:
+        shadow.follow(event)
+    assert not shadow.core.backlog
+
+
 async def test_it_is_started_asked_and_stopped(tmp_path):
     async with running(tmp_path) as rig:
         api = rig.operators
