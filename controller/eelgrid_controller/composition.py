@@ -21,7 +21,9 @@ import grpc.aio
 from eelgrid_controller.adapters.agents import AgentService
 from eelgrid_controller.adapters.prometheus import Gauges, Metrics, MetricsServer
 from eelgrid_controller.adapters.store import SqliteJournal, open_journal
+from eelgrid_controller.api.imagining import Imagining
 from eelgrid_controller.api.operators import OperatorService
+from eelgrid_controller.api.shadowing import Shadowing
 from eelgrid_controller.api.views import Views
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.config import ControllerConfig
@@ -156,7 +158,16 @@ class Controller:
             now_ns=self._clock.now_ns,
             monotonic_s=self._clock.monotonic_s,
         )
-        self.operators = OperatorService(loop=self.loop, views=views, log=self._log.getChild("operators"))
+        imagining = Imagining(loop=self.loop, catalogue=products, clock=self._clock)
+        shadowing = Shadowing(loop=self.loop, clock=self._clock)
+        self._stack.callback(shadowing.close)
+        self.operators = OperatorService(
+            loop=self.loop,
+            views=views,
+            imagining=imagining,
+            shadowing=shadowing,
+            log=self._log.getChild("operators"),
+        )
         self.metrics.attach(_Sources(self.loop, views, self.agents, telemetry))
         # What was loaded stays, so the collector need not look at it again, and a full collection of what
         # comes later is rare: it takes some 40 ms at a thousand nodes (measured), which is eight promises of

@@ -8,7 +8,8 @@ it, takes nothing new, and is whole again when the same UUID is back.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from eelgrid_protos.messages import Assignment, Gpu, Inventory, NodeState
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
@@ -42,6 +43,15 @@ class NodeRecord:
     assignments: dict[tuple[str, int], Assignment] = field(default_factory=dict)
     # The node came back smaller than what runs on it.
     overcommitted: bool = False
+
+    def copy(self) -> Self:
+        """A record that changes apart from this one."""
+        return replace(
+            self,
+            gpu_milli=self.gpu_milli.copy(),
+            lost_gpus=self.lost_gpus.copy(),
+            assignments=self.assignments.copy(),
+        )
 
     @property
     def allocated_gpu_milli(self) -> int:

@@ -89,7 +89,7 @@ class ControllerLoop:
         # Resolved with the error that this process cannot go on after.
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._fresh_state = fresh_state
-        self._make_core = make_core
+        self.make_core = make_core
         self._log = log
         self._observe_decision = observe_decision
         self._observe_commit = observe_commit
@@ -318,7 +318,7 @@ class ControllerLoop:
             _answer(self._queue.popleft(), fault=fault)
 
     def _adopt(self, recovered: Recovered) -> None:
-        self._core = self._make_core(recovered.state)
+        self._core = self.make_core(recovered.state)
         self._since_checkpoint = recovered.replayed
         newest = next(reversed(recovered.state.workloads.values()), None)
         self._now_ns = max(self._now_ns, newest.submitted_ns if newest else 0)

@@ -17,7 +17,9 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Self, assert_never
 
 from eelgrid_controller.compact import explanation_from_rows, explanation_rows
@@ -97,6 +99,24 @@ class ClusterState:
         self.next_number = 1
         self._ended: deque[str] = deque()
         self._ended_most = ended_most
+
+    def copy(self, records: Mapping[str, NodeRecord] = MappingProxyType({})) -> Self:
+        """A state that goes on apart from this one, with these copies of records; what never changes is shared."""
+        twin: Self = copy(self)
+        twin.nodes = {name: records.get(name) or record.copy() for name, record in self.nodes.items()}
+        twin.workloads, twin._explanations = self.workloads.copy(), self._explanations.copy()
+        twin.pending, twin.demand, twin._ended = self.pending.copy(), self.demand.copy(), self._ended.copy()
+        return twin
+
+    def wait_again(self, workload_id: str, *, number: int) -> None:
+        """Puts live work among what waits, at a place of its own: for a copy, since no event of the journal says it."""
+        workload = self.workloads[workload_id]
+        for placement in workload.placements:
+            self.nodes[placement.node_name].release(workload_id, placement.replica)
+        self._explanations.pop(workload_id, None)
+        self.workloads[workload_id] = replace(workload, phase=WorkloadPhase.PENDING, placements=(), placed_ns=0)
+        self.pending.discard(workload_id)
+        self.pending.add(workload_id, priority=workload.spec.priority, number=number)
 
     @property
     def live(self) -> int:

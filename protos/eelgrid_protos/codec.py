@@ -26,6 +26,7 @@ from eelgrid_protos.wire import (
     operator_service_pb2,
     plan_pb2,
     policy_pb2,
+    whatif_pb2,
     workload_pb2,
 )
 
@@ -42,6 +43,7 @@ _MODULES: tuple[ModuleType, ...] = (
     agent_service_pb2,
     operator_service_pb2,
     node_service_pb2,
+    whatif_pb2,
 )
 _Message = TypeVar("_Message")
 

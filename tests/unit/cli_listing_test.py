@@ -138,9 +138,9 @@ Replica 0 is on node-0, GPU 0. It fitted on 2 nodes.
        3 nodes ruled out by gpu model
         1 node ruled out by cpu
   Cost in watts-equivalent, least first (* chosen):
-     NODE    GPU      COST      POWER  FRAGMENTATION  WORSE BY
-  *  node-0    0   57.50 W   +60.00 W        -2.50 W    0.00 W
-     node-1    1  121.00 W  +120.00 W        +1.00 W   63.50 W
+     NODE    GPU      COST      POWER  FRAGMENTATION  WORSE BY  BECAUSE OF
+  *  node-0    0   57.50 W   +60.00 W        -2.50 W    0.00 W  -
+     node-1    1  121.00 W  +120.00 W        +1.00 W   63.50 W  power +60.00 W, fragmentation +3.50 W
 """)
 
 

@@ -23,7 +23,7 @@ from eelgrid_protos.messages import (
     Weights,
 )
 
-__all__ = ["policy"]
+__all__ = ["policy", "weights_of"]
 
 _WEIGHTS = tuple(entry.name for entry in fields(Weights))
 _INTERVALS = click.FloatRange(0.1, 3600.0)
@@ -42,7 +42,8 @@ def _pairs(pairs: Iterable[str], option: str, known: Iterable[str]) -> Iterator[
         yield key, value
 
 
-def _weights(pairs: Iterable[str]) -> dict[str, float]:
+def weights_of(pairs: Iterable[str]) -> dict[str, float]:
+    """The weights that --weight NAME=VALUE names; raises BadParameter."""
     changed = {}
     for name, text in _pairs(pairs, "--weight", _WEIGHTS):
         try:
@@ -124,7 +125,7 @@ def set_policy(
     """Change the policy in force; what is not named stays."""
     if not (objective or weight or pool_mode or any(value is not None for value in intervals.values())):
         raise click.UsageError("name what to change; see eelctl policy set --help")
-    weights, modes = _weights(weight), _modes(pool_mode)
+    weights, modes = weights_of(weight), _modes(pool_mode)
     with operators(settings) as client:
         found = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy
         wanted = _changed(found, objective, weights, modes, intervals)

@@ -18,7 +18,7 @@ from eelgrid_controller.cli.workloads import describe
 from eelgrid_protos.messages import ResourceRequest, SubmitWorkloadRequest, Workload, WorkloadKind, WorkloadSpec
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
-__all__ = ["submit"]
+__all__ = ["from_flags", "submit"]
 
 _KINDS = [kind.name.lower() for kind in WorkloadKind if kind]
 _FILE_BYTES_MOST = 64 * 1024 * 1024
@@ -34,7 +34,8 @@ def _labels(pairs: Iterable[str]) -> dict[str, str]:
     return labels
 
 
-def _from_flags(flags: dict[str, Any]) -> SubmitWorkloadRequest:
+def from_flags(flags: dict[str, Any]) -> SubmitWorkloadRequest:
+    """The submission that the flags describe; raises UsageError or BadParameter."""
     if not flags["name"]:
         raise click.UsageError("give --name and what it needs, or -f FILE; see eelctl submit --help")
     gpus = flags["gpus"] if flags["gpus"] is not None else int(flags["gpu_share"] is not None)
@@ -104,7 +105,7 @@ def submit(context: click.Context, /, file: Any, dry_run: bool, **flags: Any) ->
     eelctl submit -f jobs.yaml
     """  # noqa: D301
     settings: Settings = context.obj
-    wanted = _from_file(file, flags, context) if file else (_from_flags(flags),)
+    wanted = _from_file(file, flags, context) if file else (from_flags(flags),)
     with operators(settings) as client:
         for request in wanted:
             sent = SubmitWorkloadRequest(spec=request.spec, workload_id=request.workload_id, dry_run=dry_run)
