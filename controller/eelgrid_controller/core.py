@@ -21,6 +21,7 @@ from eelgrid_controller.events import (
     NodeJoined,
     NodeLost,
     PolicyChanged,
+    PricesQuoted,
     WorkloadCancelled,
     WorkloadDeferred,
     WorkloadPlaced,
@@ -140,7 +141,8 @@ class Core:
             raise ResourceExhausted(
                 f"{self.state.live} workloads wait or run, which is the limit; cancel some and submit again"
             )
-        decision = self._planner.decide(self.snapshot(), spec, self.state.policy.weights, self.state.policy.placement)
+        quoted = self._quoted(now_ns)
+        decision = self._decide(spec, quoted)
         if not decision.placements:
             self._refuse_impossible(spec)
         key = request.workload_id or self._draw_id()
@@ -148,8 +150,29 @@ class Core:
             return Step((), _imagined(key, spec, decision, now_ns), frozenset())
         submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=spec)
         outcome = _outcome(key, decision, now_ns)
-        nodes = self._apply(submitted) | self._apply(outcome)
-        return Step((submitted, outcome), self.state.workloads[key], nodes)
+        events = (*quoted, submitted, outcome)
+        nodes = frozenset[str]().union(*map(self._apply, events))
+        return Step(events, self.state.workloads[key], nodes)
+
+    def _quoted(self, now_ns: int) -> tuple[PricesQuoted, ...]:
+        """New quotes where they are due, not yet applied."""
+        policy = self.state.policy
+        quotes = self._planner.quotes(self.snapshot(), policy.weights, policy.placement, self.state.market.shifts)
+        if quotes is None:
+            return ()
+        return (
+            PricesQuoted(
+                time_ns=now_ns, offers_w=quotes.offers_w, scarce_models=quotes.scarce_models,
+                load_permille=quotes.load_permille,
+            ),
+        )  # fmt: skip
+
+    def _decide(self, spec: WorkloadSpec, quoted: tuple[PricesQuoted, ...] = ()) -> Decision:
+        """Where a workload goes, by quotes that are about to be in force."""
+        snapshot = self.snapshot()
+        for event in quoted:
+            snapshot = replace(snapshot, quotes=event.quotes)
+        return self._planner.decide(snapshot, spec, self.state.policy.weights, self.state.policy.placement)
 
     def _draw_id(self) -> str:
         # Numbers only rise, past every id of this form that was ever used.
@@ -274,9 +297,10 @@ class Core:
                 if tries == _TRIES_MOST:
                     return events, nodes
                 tries += 1
-                decision = self._planner.decide(
-                    self.snapshot(), spec, self.state.policy.weights, self.state.policy.placement
-                )
+                for quoted in self._quoted(now_ns):
+                    self._apply(quoted)
+                    events.append(quoted)
+                decision = self._decide(spec)
                 if decision.placements:
                     event = _outcome(ticket[2], decision, now_ns)
                     nodes |= self._apply(event)

@@ -116,6 +116,7 @@ def document_of(past: Past, spec: WorkloadSpec, workload_id: str, catalogue: Cat
         "time_ns": event.time_ns,
         "spec": to_plain(replace(spec, name="decided", namespace="", user="", queue="", labels={})),
         "weights": to_plain(state.policy.weights),
+        "placement": state.policy.placement,
         "watts": [[*board, *found] for board, found in boards.items()],
         "cluster": _bare(state),
         "outcome": (
@@ -167,7 +168,7 @@ def _replayed(document: Mapping[str, Any]) -> Replayed:
     boards = {tuple(row[:5]): GpuWatts(*row[5:]) for row in document["watts"]}
     state = ClusterState.load(document["cluster"])
     snapshot = Mirror(state, lambda gpu: boards[_board(gpu)]).snapshot()
-    decision = Planner().decide(snapshot, spec, weights)
+    decision = Planner().decide(snapshot, spec, weights, document["placement"])
     recorded: Mapping[str, Any] = document["outcome"]
     now = (
         _outcome(decision.placements, decision.explanation, "")

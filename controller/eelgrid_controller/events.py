@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from eelgrid_controller.compact import explanation_from_rows, explanation_rows
+from eelgrid_controller.quotes import Quotes
 from eelgrid_protos.messages import Inventory, Placement, Policy, ReplicaExplanation, WorkloadSpec
 from eelgrid_protos.plain import from_plain, to_plain
-from eelgrid_protos.quantities import Identifier, Many, Name, Nanoseconds, Sentence, Uint64
+from eelgrid_protos.quantities import Identifier, Label, Many, Name, Nanoseconds, Sentence, Uint64
 
 __all__ = [
     "EXPLAINED_REPLICAS_MOST",
@@ -25,6 +26,7 @@ __all__ = [
     "NodeJoined",
     "NodeLost",
     "PolicyChanged",
+    "PricesQuoted",
     "UnknownKind",
     "WorkloadCancelled",
     "WorkloadDeferred",
@@ -125,6 +127,21 @@ class PolicyChanged:
     policy: Policy
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricesQuoted:
+    """What the classes of the mix cost elsewhere, from now on until the next quotes."""
+
+    time_ns: Nanoseconds
+    offers_w: Annotated[tuple[Uint64, ...], Many(64)]
+    scarce_models: Annotated[tuple[Label, ...], Many(64)]
+    load_permille: Uint64
+
+    @property
+    def quotes(self) -> Quotes:
+        """The quotes themselves."""
+        return Quotes(offers_w=self.offers_w, scarce_models=self.scarce_models, load_permille=self.load_permille)
+
+
 Event = (
     NodeJoined
     | NodeLost
@@ -135,6 +152,7 @@ Event = (
     | WorkloadPlaced
     | WorkloadCancelled
     | PolicyChanged
+    | PricesQuoted
 )
 
 # The journal's names; a name is never given another meaning.
@@ -148,6 +166,7 @@ _KINDS: Mapping[str, type[Event]] = {
     "workload_placed": WorkloadPlaced,
     "workload_cancelled": WorkloadCancelled,
     "policy_changed": PolicyChanged,
+    "prices_quoted": PricesQuoted,
 }
 _NAMES: Mapping[type[Event], str] = {cls: name for name, cls in _KINDS.items()}
 

@@ -22,11 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eelgrid_controller.events import EXPLAINED_REPLICAS_MOST
+from eelgrid_controller.quotes import Quotes
 from eelgrid_controller.snapshot import Snapshot
 from eelgrid_kernels import (
     CANDIDATES_MOST,
     CONSTRAINTS,
     FITS,
+    TERMS,
     Candidates,
     Found,
     Nodes,
@@ -49,7 +51,6 @@ from eelgrid_protos.messages import (
 __all__ = ["OURS", "TERMS", "Decision", "Planner"]
 
 Ints = NDArray[np.int64]
-TERMS = ("power", "fragmentation", "stranding")
 OURS = "eelgrid"
 # Past this share of stale rows it is as cheap to build anew.
 _STALE_SHARE = 2
@@ -86,6 +87,15 @@ class _Memory:
     era: int
     setting: tuple[str, tuple[float, ...]]
     read: int
+    quotes: Quotes
+
+
+def prices_of(weights: Weights) -> tuple[float, ...]:
+    """The weights in the order of TERMS, and last that of stranding in a full fleet."""
+    full_w = max(weights.stranding_w, weights.stranding_full_w)
+    return (
+        weights.power, weights.fragmentation_w, weights.stranding_w, weights.lookahead, weights.scarcity_w, full_w
+    )  # fmt: skip
 
 
 def _task(request: ResourceRequest) -> Task:
@@ -95,6 +105,12 @@ def _task(request: ResourceRequest) -> Task:
 def _removals(counts: Sequence[int]) -> tuple[Removal, ...]:
     named = zip(CONSTRAINTS, counts[FITS + 1 :], strict=True)
     return tuple(Removal(constraint=name, nodes=count) for name, count in named if count)
+
+
+def _put(candidates: Candidates, snapshot: Snapshot) -> None:
+    quotes = snapshot.quotes
+    scarce = sum(1 << snapshot.models[name] for name in quotes.scarce_models if name in snapshot.models)
+    candidates.put(quotes.offers_w, scarce, quotes.load_permille)
 
 
 def moment_of(snapshot: Snapshot) -> int:
@@ -112,9 +128,10 @@ class Planner:
     def decide(self, snapshot: Snapshot, spec: WorkloadSpec, weights: Weights, placement: str = OURS) -> Decision:
         """All replicas or none, by the placement policy of that name."""
         task = _task(spec.request)
-        prices = (float(weights.power), float(weights.fragmentation_w), float(weights.stranding_w))
-        call = _Call(task, snapshot.allows(spec.request.gpu_models), prices, placement)
-        candidates = self._candidates(snapshot, call)
+        prices = prices_of(weights)
+        candidates = self._candidates(snapshot, placement, prices)
+        in_force = candidates.weights if placement == OURS else prices
+        call = _Call(task, snapshot.allows(spec.request.gpu_models), in_force, placement)
         found, counts = self._look(candidates, snapshot, call)
         room = min(1, counts[FITS])
         if spec.replicas > 1 and found:
@@ -137,6 +154,17 @@ class Planner:
             self._update(candidates, snapshot, sorted(set(trial.snapshot.changes)))
         return Decision(placements=tuple(placements), explanation=tuple(explanation), room=room)
 
+    def quotes(self, snapshot: Snapshot, weights: Weights, placement: str, shifts: int) -> Quotes | None:
+        """New quotes where the policy heeds any and so many tasks came or left since the last, or -1; else None."""
+        if placement != OURS or not snapshot.names:
+            return None
+        candidates = self._candidates(snapshot, placement, prices_of(weights))
+        if not candidates.is_due(shifts):
+            return None
+        offers, scarce, load = candidates.quote()
+        models = tuple(name for name, code in snapshot.models.items() if scarce >> code & 1)
+        return Quotes(offers_w=tuple(offers), scarce_models=models, load_permille=load)
+
     def room_when_empty(self, nodes: Nodes, snapshot: Snapshot, spec: WorkloadSpec) -> tuple[int, tuple[Removal, ...]]:
         """How many replicas `nodes`, an emptied cluster, could hold, and what removes the others."""
         task, allows = _task(spec.request), snapshot.allows(spec.request.gpu_models)
@@ -148,9 +176,9 @@ class Planner:
     def _update(candidates: Candidates, snapshot: Snapshot, rows: Sequence[int]) -> bool:
         return candidates.update(snapshot.nodes, rows, snapshot.sorts)
 
-    def _candidates(self, snapshot: Snapshot, call: _Call) -> Candidates:
+    def _candidates(self, snapshot: Snapshot, placement: str, prices: tuple[float, ...]) -> Candidates:
         """The engine, brought up to date with the snapshot."""
-        setting = (call.policy, call.prices if call.policy == OURS else ())
+        setting = (placement, prices if placement == OURS else ())
         memory = self._memory
         if memory and memory.changes is snapshot.changes and (memory.era, memory.setting) == (snapshot.era, setting):
             stale = snapshot.changes[memory.read :]
@@ -158,11 +186,16 @@ class Planner:
             rows = sorted(set(stale))
             few = len(rows) * _STALE_SHARE <= len(snapshot.names)
             if not rows or (few and self._update(memory.candidates, snapshot, rows)):
+                if memory.quotes != snapshot.quotes:
+                    memory.quotes = snapshot.quotes
+                    _put(memory.candidates, snapshot)
                 return memory.candidates
-        chosen = policy(call.policy)
-        weights = np.array(call.prices) if call.policy == OURS else chosen.weights
+        chosen = policy(placement)
+        weights = np.array(prices) if placement == OURS else chosen.weights
         candidates = Candidates(snapshot.nodes, snapshot.mix, snapshot.sorts, chosen.code, weights)
-        self._memory = _Memory(candidates, snapshot.changes, snapshot.era, setting, len(snapshot.changes))
+        _put(candidates, snapshot)
+        changes = snapshot.changes
+        self._memory = _Memory(candidates, changes, snapshot.era, setting, len(changes), snapshot.quotes)
         return candidates
 
     @staticmethod
@@ -188,7 +221,7 @@ class Planner:
     ) -> ReplicaExplanation:
         candidates = []
         for choice in found:
-            terms_w = [price * term for price, term in zip(call.prices, choice.terms, strict=True)]
+            terms_w = [price * term for price, term in zip(call.prices, choice.terms, strict=False)]
             indexes = snapshot.devices[choice.node].indexes
             candidates.append(
                 Candidate(

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from eelgrid_controller.demand import TaskClass
 from eelgrid_controller.ledger import ASSIGNMENTS_MOST
+from eelgrid_controller.quotes import NONE, Quotes
 from eelgrid_controller.state import ClusterState, NodeRecord
 from eelgrid_kernels import (
     GPU_ABSENT,
@@ -80,6 +81,7 @@ class Snapshot:
     models: Mapping[str, int]
     changes: Sequence[int]
     era: int
+    quotes: Quotes = NONE
 
     def allows(self, models: tuple[str, ...]) -> Ints:
         """1 for each model that a request may use; all for a request that names none."""
@@ -217,7 +219,8 @@ class Mirror:
 
     def snapshot(self) -> Snapshot:
         """A read-only view for one decision; it must not be kept beyond the next event."""
-        if self._snapshot is None:
+        quotes = self._state.market.quotes
+        if self._snapshot is None or self._snapshot.quotes is not quotes:
             count = len(self._names)
             self._snapshot = Snapshot(
                 nodes=_frozen(Nodes._make(array[:count] for array in self._arrays)),
@@ -229,6 +232,7 @@ class Mirror:
                 models=self._models,
                 changes=self._changes,
                 era=self._era,
+                quotes=quotes,
             )
         return self._snapshot
 

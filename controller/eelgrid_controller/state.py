@@ -31,6 +31,7 @@ from eelgrid_controller.events import (
     NodeJoined,
     NodeLost,
     PolicyChanged,
+    PricesQuoted,
     WorkloadCancelled,
     WorkloadDeferred,
     WorkloadPlaced,
@@ -38,6 +39,7 @@ from eelgrid_controller.events import (
 )
 from eelgrid_controller.ledger import ContradictoryEvent, NodeRecord
 from eelgrid_controller.pending import PendingOrder
+from eelgrid_controller.quotes import Market
 from eelgrid_protos.messages import (
     Assignment,
     EnforcementMode,
@@ -94,6 +96,7 @@ class ClusterState:
         self._explanations: dict[str, str] = {}
         self.pending = PendingOrder()
         self.demand = Demand()
+        self.market = Market()
         # Number of submissions so far; the next drawn id is w-<next_number>.
         self.submissions = 0
         self.next_number = 1
@@ -158,6 +161,8 @@ class ClusterState:
                 touched = self._gpu_turned(event)
             case PolicyChanged():
                 touched = self._policy_changed(event)
+            case PricesQuoted():
+                touched = self._priced(event)
             case _:
                 assert_never(event)
         self.revision += 1
@@ -187,7 +192,10 @@ class ClusterState:
         )
         self.submissions += 1
         self.pending.add(key, priority=event.spec.priority, number=self.submissions)
+        mix = self.demand.mix
         self.demand.observe(event.spec.request, event.spec.replicas)
+        if self.demand.mix is not mix:
+            self.market.void()
         digits = key.removeprefix("w-")
         if digits != key and digits.isascii() and digits.isdigit() and len(digits) <= 18:
             self.next_number = max(self.next_number, int(digits) + 1)
@@ -225,6 +233,7 @@ class ClusterState:
         return self._replanned(event.placements)
 
     def _replanned(self, placements: tuple[Placement, ...]) -> frozenset[str]:
+        self.market.moved(len(placements))
         names = frozenset(placement.node_name for placement in placements)
         for name in names:
             self.nodes[name].plan_epoch += 1
@@ -253,6 +262,7 @@ class ClusterState:
 
     def _joined(self, event: NodeJoined) -> frozenset[str]:
         name = event.inventory.node_name
+        self.market.age()
         record = self.nodes.get(name)
         if record is None:
             epoch = event.plan_epoch + 1 if event.plan_epoch else 0
@@ -289,6 +299,12 @@ class ClusterState:
             self.nodes[name].plan_epoch += 1
         return changed
 
+    def _priced(self, event: PricesQuoted) -> frozenset[str]:
+        if len(event.offers_w) != len(self.demand.mix):
+            raise ContradictoryEvent(f"{len(event.offers_w)} offers for a mix of {len(self.demand.mix)} classes")
+        self.market.quoted(event.quotes)
+        return frozenset()
+
     def dump(self) -> dict[str, Any]:
         """Everything that `load` needs, as plain values that JSON carries."""
         return {
@@ -300,6 +316,7 @@ class ClusterState:
             "ended_most": self._ended_most,
             "ended": list(self._ended),
             "demand": self.demand.dump(),
+            "market": self.market.dump(),
             "nodes": [
                 {
                     "inventory": to_plain(record.inventory, brief=True),
@@ -323,6 +340,8 @@ class ClusterState:
         state.next_number = plain["next_number"]
         state._ended.extend(plain["ended"])
         state.demand = Demand.load(plain["demand"])
+        if "market" in plain:  # checkpoints of before had none
+            state.market = Market.load(plain["market"])
         for row in plain["nodes"]:
             inventory = from_plain(Inventory, row["inventory"], trusted=True)
             state.nodes[inventory.node_name] = NodeRecord(

@@ -40,6 +40,7 @@ from eelgrid_kernels.placement import (
 )
 from eelgrid_kernels.policies import names as policy_names
 from eelgrid_kernels.policies import policy
+from eelgrid_kernels.terms import TERMS
 from eelgrid_kernels.warm import warm
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "GPU_PLACEABLE",
     "GPU_SLOTS_MOST",
     "GPU_WHOLE_MILLI",
+    "TERMS",
     "Candidates",
     "Found",
     "Mix",

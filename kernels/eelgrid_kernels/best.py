@@ -47,6 +47,7 @@ from eelgrid_kernels.peer_arrays import (
     Shorts,
 )  # fmt: skip
 from eelgrid_kernels.peers import MIX, RANDOM, take, weigh
+from eelgrid_kernels.quotes import requote
 from eelgrid_kernels.states import shift
 
 __all__ = ["BLOCK", "advance", "catch_up", "choose", "decide", "tend"]
@@ -86,6 +87,7 @@ def _review(run: Run, kind: int, entry: int, entries: int, whole: bool) -> int:
         run.groups,
     )
     weight, levels, rates, facts, log = run.weight, run.levels, run.rates, run.facts, run.log
+    classes, wanted, offers = run.classes, run.wanted, run.offers
     cost, rank, scaled, top, top_cost = run.cost, run.rank, run.scaled, run.top, run.top_cost
     rows, policy, mask, reviewed = facts[ROWS], run.policy, log.shape[0] - 1, 0
     read = -1 if whole else kinds[kind, READ]
@@ -106,8 +108,9 @@ def _review(run: Run, kind: int, entry: int, entries: int, whole: bool) -> int:
             # Where it did not fit for memory alone it may fit now.
             if states[row, BORN] >= read or price == np.inf:
                 price, power, _ = weigh(
-                    states, shapes, added_w, kinds, groups, weight, levels, rates, facts, policy, kind, row
-                )
+                    states, shapes, added_w, kinds, groups, weight, levels, classes, wanted, offers, rates, facts,
+                    policy, kind, row,
+                )  # fmt: skip
                 if scaled.shape[1] > 0:
                     scaled[kind, row] = power
             if price < np.inf:
@@ -282,6 +285,7 @@ def advance(run: Run, arrivals: Ints, course: Course, first: int, last: int) -> 
     """Decide arrivals first..last-1 and fill the course, in place."""
     arrived, allocated = (course.arrived_milli[first - 1], course.allocated_milli[first - 1]) if first > 0 else (0, 0)
     for i in range(first, last):
+        requote(run)
         kind = arrivals[i]
         asked = run.kinds[kind, ASKED_GPUS] * run.kinds[kind, ASKED_MILLI]
         node = decide(run, kind, i)

@@ -13,12 +13,17 @@ from numpy.typing import NDArray
 
 from eelgrid_kernels.arrays import Floats, Ints, Mix
 from eelgrid_kernels.best import BLOCK, is_scaled
+from eelgrid_kernels.lookahead import SEVERAL
 from eelgrid_kernels.peer_arrays import (
+    CAPACITY,
+    CAPACITY_MILLI,
+    GIVEN,
     GPU,
     GROUP_ALLOWS,
     GROUP_COUNT,
     GROUP_MILLI,
     GROUPS,
+    HORIZON,
     KIND_COLUMNS,
     LEFT,
     MEMORY,
@@ -30,9 +35,11 @@ from eelgrid_kernels.peer_arrays import (
     ROOT,
     SCALE,
     SEED,
+    SHIFTS,
     STATE,
     WEIGHT,
     WEIGHTS,
+    WIDTH,
     Run,
 )  # fmt: skip
 from eelgrid_kernels.peers import GPU_CLUSTERING
@@ -52,6 +59,8 @@ __all__ = [
 ]
 
 MODELS_MOST = 62  # bits of a set
+HORIZON_SHARE = 0.06
+_UNIONS_MOST = 1024
 TAGS_MOST = 62
 _MILLI_PER_CPU = 1000
 _LOG_PER_NODE = 4  # a kind that is asked for once in so many changes per node weighs everything anew
@@ -59,13 +68,17 @@ _LOG_LEAST = 1024
 
 
 class Expected(NamedTuple):
-    """The typical mix as groups of classes."""
+    """The typical mix, class by class and as groups of classes."""
 
     groups: Ints  # (F, 3 + M, Q)
     weight: Ints  # (F, L, Q)
     levels: Ints  # (2, ...)
     total: int  # of the weights of all classes
     scale: float  # what F is divided by
+    classes: Floats  # (3, C)
+    wanted: Floats  # (M + 1, C)
+    captive: Ints  # (4, ...)
+    mean: tuple[float, float]  # milli-GPU and milli-CPU of a task
 
 
 def bits(allows: NDArray[Any]) -> int:
@@ -139,7 +152,51 @@ def expect(mix: Mix, families: Sequence[int]) -> Expected:
                 groups[family, GROUP_ALLOWS + model, q] = allowed
             for t in classes:
                 weight[family, int(np.searchsorted(sizes, mix.cpu_milli[t])) + 1 :, q] += mix.weight[t]
-    return Expected(groups, weight, levels, int(np.sum(mix.weight)), mix.total * float(WHOLE))
+    return Expected(
+        groups, weight, levels, int(np.sum(mix.weight)), mix.total * float(WHOLE), *_classes(mix), _captive(mix), _mean(mix)
+    )  # fmt: skip
+
+
+def _classes(mix: Mix) -> tuple[Floats, Floats]:
+    """The table of classes, and the weight of each where nodes of a model can serve it."""
+    beside = np.where(mix.gpu_count == 0, 0, np.where(mix.gpu_count > 1, SEVERAL, mix.gpu_milli))
+    classes = np.array([mix.cpu_milli, mix.gpu_count, beside], np.float64)
+    cpu_only = mix.gpu_count == 0
+    wanted = np.where(np.vstack([mix.allows != 0, np.zeros_like(cpu_only)[None]]) | cpu_only, mix.weight, 0)
+    return classes, np.ascontiguousarray(wanted, np.float64)
+
+
+def _captive(mix: Mix) -> Ints:
+    """See `peer_arrays`: unions of the sets of models that classes may use, those sets, what they ask for, weights."""
+    asked: dict[int, int] = {}
+    demand = mix.weight * mix.gpu_count * mix.gpu_milli
+    for column, milli in zip(mix.allows.T, demand.tolist(), strict=True):
+        if milli:
+            asked[bits(column)] = asked.get(bits(column), 0) + milli
+    unions: list[int] = []
+    for each in sorted(asked):
+        if len(unions) < _UNIONS_MOST:  # beyond it the sets themselves and what unions they made
+            unions.extend(sorted({each | other for other in (0, *unions)} - set(unions)))
+    unions = sorted({*unions[:_UNIONS_MOST], *asked})
+    captive = np.zeros((4, 1 + max(len(unions), len(mix.weight))), np.int64)
+    for row, first, rest in ((0, len(unions), unions), (1, len(asked), sorted(asked))):
+        captive[row, 0], captive[row, 1 : 1 + len(rest)] = first, rest
+    captive[2, 0], captive[2, 1 : 1 + len(asked)] = sum(asked.values()), [asked[each] for each in sorted(asked)]
+    captive[3, : len(mix.weight)] = mix.weight
+    return captive
+
+
+def _mean(mix: Mix) -> tuple[float, float]:
+    total = max(1, int(np.sum(mix.weight)))
+    gpu = float(np.sum(mix.weight * mix.gpu_count * mix.gpu_milli)) / total
+    return gpu, float(np.sum(mix.weight * mix.cpu_milli)) / total
+
+
+def _horizon(expected: Expected, gpu_milli: int, cpu_milli: int) -> int:
+    """Tasks that ask for HORIZON_SHARE of the fleet."""
+    gpu, cpu = expected.mean
+    tasks = gpu_milli / gpu if gpu and gpu_milli else cpu_milli / cpu if cpu else 0.0
+    return max(1, round(HORIZON_SHARE * tasks))
 
 
 def _seed(rank: Ints) -> int:
@@ -165,14 +222,20 @@ def build(
     """A fleet whose nodes are in no state yet.
 
     shapes: the table and the watts added (P, G); nodes: shape, rank and free memory (N,). weights are (PWR, FGD) of
-    MIX and one per term of EELGRID; other policies take none.
+    MIX; one per term of EELGRID, and that of stranding in a full fleet; other policies take none.
     """
     rows, slots = len(nodes[0]), shapes[1].shape[1]
-    rates = np.zeros((2, len(TERMS)))
-    rates[SCALE] = (1.0, expected.scale, FEED * float(WHOLE))
-    rates[WEIGHTS, : len(weights)] = weights
-    facts = np.zeros(5, np.int64)
-    facts[WEIGHT], facts[SEED] = expected.total, _seed(nodes[1])
+    rates = np.zeros((3, len(TERMS) + 1))
+    rates[SCALE] = (1.0, expected.scale, FEED * float(WHOLE), max(1, expected.total), WHOLE, 1.0)
+    rates[GIVEN, : len(weights)] = weights
+    if len(weights) <= len(TERMS):  # stranding weighs the same at any load
+        rates[GIVEN, len(TERMS)] = rates[GIVEN, 2]
+    rates[WEIGHTS] = rates[GIVEN]
+    gpus = shapes[0][nodes[0], WIDTH].sum() * WHOLE
+    facts = np.zeros(10, np.int64)
+    facts[WEIGHT], facts[SEED], facts[SHIFTS] = expected.total, _seed(nodes[1]), -1
+    facts[CAPACITY_MILLI] = gpus
+    facts[HORIZON] = _horizon(expected, int(gpus), int(shapes[0][nodes[0], CAPACITY].sum()))
     states = np.zeros((rows, GPU + 2 * slots + 2 * expected.groups.shape[2]), np.int64)
     states[:, ROOT] = -1
     blocks = (rows + BLOCK - 1) // BLOCK
@@ -185,6 +248,10 @@ def build(
         groups=expected.groups,
         weight=expected.weight,
         levels=expected.levels,
+        classes=expected.classes,
+        wanted=expected.wanted,
+        offers=np.zeros(expected.classes.shape[1]),
+        captive=expected.captive,
         rates=rates,
         facts=facts,
         held=np.zeros((rows, TAGS_MOST if policy == GPU_CLUSTERING else 0), np.int64),

@@ -15,11 +15,12 @@ from eelgrid_kernels.best import choose
 from eelgrid_kernels.build import bits, build, expect, kinds_of, shapes_of
 from eelgrid_kernels.compiled import kernel
 from eelgrid_kernels.members import count_roomy
-from eelgrid_kernels.peer_arrays import READ, ROOT, ROWS, SCALE, SIZE, STATE, Run
+from eelgrid_kernels.peer_arrays import READ, ROOT, ROWS, SCALE, SHIFTS, SIZE, STATE, WEIGHTS, Run
 from eelgrid_kernels.peers import take
 from eelgrid_kernels.placement import FITS, GPU_PLACEABLE, MEMORY, verdict
+from eelgrid_kernels.quotes import is_due, put, quote
 from eelgrid_kernels.states import adopt
-from eelgrid_kernels.terms import added
+from eelgrid_kernels.terms import TERMS, added
 
 __all__ = ["Candidates", "Found"]
 
@@ -38,13 +39,14 @@ class Found(NamedTuple):
 
 
 @kernel
-def _terms(run: Run, kind: int, node: int) -> tuple[float, float, float]:
-    """What a task adds to each term on a node, on the GPUs in run.taken; scaled."""
+def _terms(run: Run, kind: int, node: int, into: Floats) -> None:
+    """What a task adds to each term on a node, on the GPUs in run.taken, scaled, into (J,), in place."""
     terms = added(
-        run.states, run.shapes, run.added_w, run.kinds, run.groups, run.weight, run.levels, run.facts, kind,
-        run.nodes[node, STATE], run.taken[0],
+        run.states, run.shapes, run.added_w, run.kinds, run.groups, run.weight, run.levels, run.classes, run.wanted,
+        run.offers, run.rates, run.facts, kind, run.nodes[node, STATE], run.taken[0],
     )  # fmt: skip
-    return terms[0] / run.rates[SCALE, 0], terms[1] / run.rates[SCALE, 1], terms[2] / run.rates[SCALE, 2]
+    for term in range(len(terms)):
+        into[term] = terms[term] / run.rates[SCALE, term]
 
 
 @kernel
@@ -118,6 +120,29 @@ class Candidates:
         self._adopt(nodes, np.array(rows, np.int64), sorts)
         return True
 
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """What each term weighs at the load of the last quotes."""
+        return tuple(self._run.rates[WEIGHTS, : len(TERMS)].tolist())
+
+    def is_due(self, shifts: int) -> bool:
+        """Whether offers weigh anything, and so many tasks came or left since they were quoted; -1 if never."""
+        self._run.facts[SHIFTS] = shifts
+        return bool(is_due(self._run))
+
+    def quote(self) -> tuple[list[int], int, int]:
+        """Offers of the classes of the mix, bits of the scarce models, and the load in thousandths."""
+        offers = np.zeros(self._run.offers.shape[0], np.int64)
+        scarce, load = quote(self._run, offers)
+        whole: list[int] = offers.tolist()
+        return whole, int(scarce), int(load)
+
+    def put(self, offers: Sequence[int], scarce: int, load: int) -> None:
+        """Puts quotes in force; offers that are for another mix, or none, count as 0."""
+        most = self._run.offers.shape[0]
+        fitting = offers if len(offers) == most else [0] * most
+        put(self._run, np.array(fitting, np.int64), scarce, load)
+
     def kind(self, task: Task, allows: Ints) -> int:
         """The number of a kind of task; allows (M,) is 1 for each model that it may use."""
         key = (task, bits(allows))
@@ -142,7 +167,9 @@ class Candidates:
         run = self._run
         take(run, kind, run.nodes[node, STATE], moment)
         slots = tuple(slot for slot in run.taken.tolist() if slot >= 0)
-        return Found(node, slots, _terms(run, kind, node))
+        terms = np.empty(len(TERMS))
+        _terms(run, kind, node, terms)
+        return Found(node, slots, tuple(terms.tolist()))
 
     def verdicts(self, nodes: Nodes, task: Task, allows: Ints) -> list[int]:
         """Nodes that fit, then nodes by first failing constraint in the order of CONSTRAINTS."""

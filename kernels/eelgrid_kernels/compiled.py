@@ -1,4 +1,4 @@
-"""`kernel` and `inlined`: how the functions of this package are compiled, and where the result is kept.
+"""`kernel`, `kernel_sum` and `inlined`: how the functions of this package are compiled, and where the result is kept.
 
 Owns the decorators and the choice of a cache folder. Must not know any kernel.
 
@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import numba
 
-__all__ = ["cache_folder", "inlined", "kernel"]
+__all__ = ["cache_folder", "inlined", "kernel", "kernel_sum"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _PREFIX = "eelgrid-"
@@ -83,7 +83,7 @@ _FOLDER = cache_folder()
 
 def kernel(function: _Function) -> _Function:
     """The function compiled by numba on its first call, or loaded if these very sources were compiled before."""
-    return _compiled(function, forceinline=False)
+    return _compiled(function)
 
 
 def inlined(function: _Function) -> _Function:
@@ -91,13 +91,18 @@ def inlined(function: _Function) -> _Function:
     return _compiled(function, forceinline=True)
 
 
-def _compiled(function: _Function, *, forceinline: bool) -> _Function:
+def kernel_sum(function: _Function) -> _Function:
+    """A kernel that sums whole numbers in floats: exact in any order, so the compiler may choose the order."""
+    return _compiled(function, fastmath={"reassoc", "nsz"})
+
+
+def _compiled(function: _Function, **options: Any) -> _Function:
     if _FOLDER is None:
-        compiled: _Function = numba.njit(forceinline=forceinline)(function)
+        compiled: _Function = numba.njit(**options)(function)
         return compiled
     before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_FOLDER)
     try:  # numba reads the folder when it decorates
-        compiled = numba.njit(cache=True, forceinline=forceinline)(function)
+        compiled = numba.njit(cache=True, **options)(function)
     finally:
         numba.config.CACHE_DIR = before
     return compiled

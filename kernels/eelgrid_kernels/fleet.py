@@ -18,6 +18,7 @@ from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.best import decide, tend
 from eelgrid_kernels.course import FleetColumns, SpecColumns, prepare
 from eelgrid_kernels.peer_arrays import CPU, GPU, MEMORY, NODE_SHAPE, STATE, WIDTH, Run
+from eelgrid_kernels.quotes import requote
 from eelgrid_kernels.states import set_available, shift
 
 __all__ = ["Fleet"]
@@ -50,6 +51,7 @@ class Fleet:
 
         moment numbers the decisions of RANDOM; no other policy heeds it.
         """
+        requote(self._run)
         node = int(decide(self._run, spec, moment))
         if node < 0:
             return node, ()

@@ -38,7 +38,7 @@ LEAST = 7  # of the node that has least of those below
 SIZE = 8  # nodes below, itself among them
 NODE_COLUMNS = 9
 
-# states (R, 12 + 2 G + 2 Q): a free row has root -1.
+# states (R, 13 + 2 G + 2 Q): a free row has root -1.
 ROOT = 0  # of the tree of its nodes
 BORN = 1  # entry of the log that made it
 TOUCHED = 2  # last entry of the log that names it
@@ -51,7 +51,8 @@ TOTAL = 8  # free milli-GPU
 SERVED = 9  # of it, what the expected tasks can use, weighted
 OPTIONS = 10  # slots that differ
 MOST_FREE = 11  # milli-GPU of the slot that has most
-GPU = 12  # (G,) free milli of each slot, 0 where a slot takes no task
+GAIN = 12  # G of the look-ahead, weighted, by the offers in force
+GPU = 13  # (G,) free milli of each slot, 0 where a slot takes no task
 # then (G,) the first slot of each that differ, (Q,) GPUs that a group can use, (Q,) milli free on those
 
 # shapes (P, 4 + G): what nodes are when empty.
@@ -72,28 +73,45 @@ KIND_COLUMNS = 7
 GROUPS = 0  # how many there are, in [f, 0, 0]
 GROUP_COUNT, GROUP_MILLI, GROUP_ALLOWS = 1, 2, 3
 
-# The whole numbers of a run are facts of shape (5,).
+# classes (3, C): the mix class by class. CPU in milli; GPUs; milli that must be free on a GPU in use to do without
+# waking one: 0 without GPU, more than there is for several.
+CLASS_CPU, CLASS_GPUS, CLASS_BESIDE = 0, 1, 2
+
+# captive (4, ...): [0] sets of models, as bits, [1] the sets that classes may use, [2] milli-GPU that those ask for,
+# each from column 1 on, with how many there are, or their sum, in column 0; [3] the weight of each class from column 0.
+
+# The whole numbers of a run are facts of shape (10,).
 ROWS, SPARE, ENTRIES = 0, 1, 2  # rows of states ever used, rows given back, entries of the log so far
 WEIGHT = 3  # of all classes of the mix
 SEED = 4  # of RANDOM
+HORIZON = 5  # tasks that offers look ahead to
+SHIFTS = 6  # tasks that came or left since offers were quoted, -1 before the first quote
+SCARCE = 7  # bits of the models that others will need
+CAPACITY_MILLI = 8  # of all GPUs
+LOAD_PERMILLE = 9  # of it held when offers were quoted
 
-# The rates of shape (2, J) turn terms into a cost.
+# The rates of shape (3, J + 1) turn terms into a cost.
 SCALE, WEIGHTS = 0, 1  # what divides a term, and its weight then; the first two weights are those of a mix
+GIVEN = 2  # the weights as given, and last that of stranding in a full fleet
 
 
 class Run(NamedTuple):
     """One policy on one fleet, changed in place by what is done on it."""
 
     nodes: Ints  # (N, 9)
-    states: Ints  # (R, 12 + 2 G + 2 Q)
+    states: Ints  # (R, 13 + 2 G + 2 Q)
     shapes: Ints  # (P, 4 + G)
     added_w: Floats  # (P, G) of a GPU that goes from idle to busy
     kinds: Ints  # (K, 7)
     groups: Ints  # (F, 3 + M, Q)
     weight: Ints  # (F, L, Q) of a group's classes that a level of CPU serves
     levels: Ints  # (2, ...) sizes of CPU in the mix, ascending; the level that whole vCPUs reach, for a quick start
-    rates: Floats  # (2, J)
-    facts: Ints  # (5,)
+    classes: Floats  # (3, C) the mix class by class
+    wanted: Floats  # (M + 1, C) weight of a class where nodes of a model can serve it; last for nodes without GPU
+    offers: Floats  # (C,) whole watts that a class costs elsewhere
+    captive: Ints  # (4, ...) whose tasks can use which models alone
+    rates: Floats  # (3, J + 1)
+    facts: Ints  # (10,)
     held: Ints  # (N, T) tasks of each sort, GPU_CLUSTERING alone
     bucket: Ints  # (power of two,) first row, -1 for none
     spare: Ints  # (R,) rows given back

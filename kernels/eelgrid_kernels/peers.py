@@ -93,8 +93,8 @@ def _random_slot(run: Run, kind: int, row: int, moment: int) -> int:
 
 @inlined
 def _by_effect(
-    states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, groups: Ints, weight: Ints, levels: Ints, rates: Floats,
-    facts: Ints, policy: int, kind: int, row: int,
+    states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, groups: Ints, weight: Ints, levels: Ints,
+    classes: Floats, wanted: Floats, offers: Floats, rates: Floats, facts: Ints, policy: int, kind: int, row: int,
 ) -> tuple[float, float, int]:  # fmt: skip
     """MIX and EELGRID: every GPU that differs is tried."""
     shape, slots = states[row, SHAPE], added_w.shape[1]
@@ -106,7 +106,23 @@ def _by_effect(
             slot = states[row, GPU + slots + option]
             if states[row, GPU + slot] < milli or not models >> shapes[shape, MODEL + slot] & 1:
                 continue
-        terms = added(states, shapes, added_w, kinds, groups, weight, levels, facts, kind, row, slot)
+        terms = added(
+            states,
+            shapes,
+            added_w,
+            kinds,
+            groups,
+            weight,
+            levels,
+            classes,
+            wanted,
+            offers,
+            rates,
+            facts,
+            kind,
+            row,
+            slot,
+        )
         if policy == EELGRID:
             cost = 0.0
             for term in range(len(terms)):
@@ -169,14 +185,17 @@ def fits(states: Ints, shapes: Ints, kinds: Ints, kind: int, row: int) -> bool:
 
 @kernel
 def weigh(
-    states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, groups: Ints, weight: Ints, levels: Ints, rates: Floats,
-    facts: Ints, policy: int, kind: int, row: int,
+    states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, groups: Ints, weight: Ints, levels: Ints,
+    classes: Floats, wanted: Floats, offers: Floats, rates: Floats, facts: Ints, policy: int, kind: int, row: int,
 ) -> tuple[float, float, int]:  # fmt: skip
     """The cost of a task in a state, what of it is scaled, and the GPU; infinite where it does not fit."""
     if not fits(states, shapes, kinds, kind, row):
         return np.inf, np.inf, IN_ORDER
     if policy in {MIX, EELGRID}:
-        return _by_effect(states, shapes, added_w, kinds, groups, weight, levels, rates, facts, policy, kind, row)
+        return _by_effect(
+            states, shapes, added_w, kinds, groups, weight, levels, classes, wanted, offers, rates, facts, policy, kind,
+            row,
+        )  # fmt: skip
     return _by_fill(states, shapes, kinds, policy, kind, row)
 
 
@@ -191,8 +210,8 @@ def take(run: Run, kind: int, row: int, moment: int) -> None:
             taken[0] = _random_slot(run, kind, row, moment)
             return
         taken[0] = weigh(
-            run.states, run.shapes, run.added_w, kinds, run.groups, run.weight, run.levels, run.rates, run.facts,
-            run.policy, kind, row,
+            run.states, run.shapes, run.added_w, kinds, run.groups, run.weight, run.levels, run.classes, run.wanted,
+            run.offers, run.rates, run.facts, run.policy, kind, row,
         )[2]  # fmt: skip
         return
     found, shape = 0, run.states[row, SHAPE]

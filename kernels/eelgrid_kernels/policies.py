@@ -4,9 +4,11 @@ Owns which code and weights a name stands for. Must not know how a policy scores
 (eelgrid_kernels.peers says), nor on what it runs.
 
 `pwrA` is PWR with weight A and FGD with 1000 - A, for any whole A from 1 to 999;
-the mixes that Lettich et al. (CCGrid 2025) publish are listed. `eelgrid` weighs a
-watt as 1, a fragmented GPU as 80 W and a GPU that its node's CPU can no longer
-feed as 200 W, unless it is given other weights.
+the mixes that Lettich et al. (CCGrid 2025) publish are listed. `eelgrid` weighs,
+unless it is given other weights: a watt as 1; fragmentation not at all, since the
+look-ahead sees what it sees; a GPU that its node's CPU can no longer feed as 50 W,
+and as up to 1,000 W when the fleet is fuller than 70 %; a watt that the next task
+would have saved as 0.7; a GPU of a scarce model as 500 W. docs/model.md has the why.
 """
 
 import re
@@ -44,7 +46,7 @@ _KNOWN: dict[str, tuple[int, tuple[float, ...]]] = {
     "fgd": _mix(0),
     "pwr": _mix(_MIX_TOTAL),
     **{f"pwr{power}": _mix(power) for power in _PUBLISHED_MIXES},
-    "eelgrid": (EELGRID, (1.0, 80.0, 200.0)),
+    "eelgrid": (EELGRID, (1.0, 0.0, 50.0, 0.7, 500.0, 1000.0)),
 }
 
 

@@ -36,6 +36,7 @@ from eelgrid_kernels.peer_arrays import (
     ROOT,
     ROWS,
     SHAPE,
+    SHIFTS,
     SPARE,
     STATE,
     TAG,
@@ -100,7 +101,10 @@ def enter(run: Run, node: int, cpu_free: int, tags: int, closed: int) -> None:
             states[row, GPU + slot] = gpu[slot]
         states[row, CHAIN], run.bucket[bucket] = run.bucket[bucket], row
         states[row, ROOT], states[row, BORN] = -1, facts[ENTRIES]
-        survey(states, run.shapes, run.added_w, run.groups, run.weight, run.levels, row)
+        survey(
+            states, run.shapes, run.added_w, run.kinds, run.groups, run.weight, run.levels, run.classes, run.wanted,
+            run.offers, row,
+        )  # fmt: skip
     nodes[node, STATE] = row
     states[row, ROOT] = insert(nodes, states[row, ROOT], node)
     _note(states, run.log, facts, row)
@@ -160,6 +164,8 @@ def shift(run: Run, node: int, kind: int, slots: Ints, sign: int) -> None:
     states, kinds, gpu, row = run.states, run.kinds, run.gpu, run.nodes[node, STATE]
     shape, before, tags, closed = states[row, SHAPE], states[row, CPU], states[row, TAGS], states[row, CLOSED]
     after, capacity = before + sign * kinds[kind, ASKED_CPU], run.shapes[shape, CAPACITY]
+    if run.facts[SHIFTS] >= 0:
+        run.facts[SHIFTS] += 1
     leave(run, node)
     run.power_w[0] += PACKAGE_W * (active_packages(capacity, after) - active_packages(capacity, before))
     for slot in slots:

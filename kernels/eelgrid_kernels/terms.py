@@ -7,6 +7,8 @@ name, its scale (eelgrid_kernels.build) and a line in `added`.
 power          watts, as eelgrid_kernels.placement has them
 fragmentation  F = sum_t f_t * frag(n, t), the same
 stranding      GPUs that the free CPU can no longer feed, the same
+lookahead      minus G, the watts that the next task would save here (eelgrid_kernels.lookahead)
+scarcity       GPUs taken of models that others will need (eelgrid_kernels.quotes)
 
 Theory of F: classes that ask for equally many GPUs of the same share and that may
 use the same models of a node's family differ only in their CPU. They are one
@@ -22,6 +24,8 @@ classes. All in whole numbers: exact, whatever the order of summation.
 
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.compiled import inlined, kernel
+from eelgrid_kernels.lookahead import gain_after
+from eelgrid_kernels.packages import PACKAGE_W, WHOLE, active_packages
 from eelgrid_kernels.peer_arrays import (
     ASKED_CPU,
     ASKED_GPUS,
@@ -30,6 +34,7 @@ from eelgrid_kernels.peer_arrays import (
     CAPACITY,
     CPU,
     FAMILY,
+    GAIN,
     GPU,
     GROUP_ALLOWS,
     GROUP_COUNT,
@@ -39,26 +44,18 @@ from eelgrid_kernels.peer_arrays import (
     MODELS,
     MOST_FREE,
     OPTIONS,
+    SCARCE,
     SERVED,
     SHAPE,
     TOTAL,
     WEIGHT,
+    WEIGHTS,
 )  # fmt: skip
 
-__all__ = ["FEED", "PACKAGE_W", "TERMS", "WHOLE", "active_packages", "added", "survey"]
+__all__ = ["FEED", "PACKAGE_W", "TERMS", "WHOLE", "active_packages", "added", "regain", "survey"]
 
-TERMS = ("power", "fragmentation", "stranding")
-WHOLE = 1000  # milli-GPU
-MILLI_PER_CORE, CORES_PER_PACKAGE, PACKAGE_W = 2000, 16, 105.0  # 120 W active, 15 W idle
+TERMS = ("power", "fragmentation", "stranding", "lookahead", "scarcity")
 FEED = 10  # a GPU is fed by 10 vCPU
-
-
-@inlined
-def active_packages(cpu_capacity: int, cpu_free: int) -> int:
-    """CPU packages with at least one working core; milli-CPU in."""
-    cores = (cpu_capacity + MILLI_PER_CORE - 1) // MILLI_PER_CORE
-    working = cores - cpu_free // MILLI_PER_CORE
-    return (working + CORES_PER_PACKAGE - 1) // CORES_PER_PACKAGE
 
 
 @inlined
@@ -85,7 +82,10 @@ def _served(
 
 
 @kernel
-def survey(states: Ints, shapes: Ints, added_w: Floats, groups: Ints, weight: Ints, levels: Ints, row: int) -> None:
+def survey(
+    states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, groups: Ints, weight: Ints, levels: Ints, classes: Floats,
+    wanted: Floats, offers: Floats, row: int,
+) -> None:  # fmt: skip
     """Fill what a new state's free CPU and GPUs imply, in place."""
     shape, slots, width = states[row, SHAPE], added_w.shape[1], groups.shape[2]
     family = shapes[shape, FAMILY]
@@ -115,6 +115,19 @@ def survey(states: Ints, shapes: Ints, added_w: Floats, groups: Ints, weight: In
                 states[row, usable_at + width + q] += free
     states[row, OPTIONS], states[row, TOTAL], states[row, MOST_FREE] = options, total, most
     states[row, SERVED] = _served(states, groups, weight, levels, row, family, states[row, CPU], 0, 0, 0, 0)
+    regain(states, shapes, added_w, kinds, classes, wanted, offers, row)
+
+
+@inlined
+def regain(
+    states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, classes: Floats, wanted: Floats, offers: Floats, row: int
+) -> None:
+    """Fill G of a state by the offers in force."""
+    shape = states[row, SHAPE]
+    states[row, GAIN] = int(gain_after(
+        states, shapes, added_w, kinds, classes, wanted, offers, row, shape, GPU, shapes[shape, CAPACITY],
+        shapes[shape, MODELS], states[row, CPU], -1, -1,
+    ))  # fmt: skip
 
 
 @kernel
@@ -149,20 +162,21 @@ def _served_after_several(
 
 @inlined
 def added(
-    states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, groups: Ints, weight: Ints, levels: Ints, facts: Ints,
-    kind: int, row: int, slot: int,
-) -> tuple[float, float, float]:  # fmt: skip
+    states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, groups: Ints, weight: Ints, levels: Ints,
+    classes: Floats, wanted: Floats, offers: Floats, rates: Floats, facts: Ints, kind: int, row: int, slot: int,
+) -> tuple[float, float, float, float, float]:  # fmt: skip
     """What a task adds to each term (J,) in a state where it fits, unscaled; slot is its GPU if it asks for one.
 
-    Several GPUs are the first that fit.
+    Several GPUs are the first that fit. Terms that take a look at the mix are 0 where they weigh nothing.
     """
     shape, cpu_free, total = states[row, SHAPE], states[row, CPU], states[row, TOTAL]
     family, capacity = shapes[shape, FAMILY], shapes[shape, CAPACITY]
     count, milli, cpu_left = kinds[kind, ASKED_GPUS], kinds[kind, ASKED_MILLI], cpu_free - kinds[kind, ASKED_CPU]
-    gpu_w, model, was, several = 0.0, 0, 0, False
+    gpu_w, model, was, several, scarce = 0.0, 0, 0, False, 0
     if count == 1:
         model, was = shapes[shape, MODEL + slot], states[row, GPU + slot]
         gpu_w = added_w[shape, slot] if was == WHOLE else 0.0
+        scarce = milli * (facts[SCARCE] >> model & 1)
     elif count > 1:
         several = shapes[shape, MODELS] & (shapes[shape, MODELS] - 1) != 0 or milli < WHOLE
         taken = 0
@@ -171,16 +185,23 @@ def added(
             fits = shapes[shape, MODEL + other] >= 0 and states[row, GPU + other] >= milli
             if fits and kinds[kind, ASKED_MODELS] >> model & 1:
                 gpu_w += added_w[shape, other] if states[row, GPU + other] == WHOLE else 0.0
+                scarce += milli * (facts[SCARCE] >> model & 1)
                 taken += 1
                 if taken == count:
                     break
         was = WHOLE
-    if several:
-        served = _served_after_several(states, shapes, added_w, kinds, groups, weight, levels, kind, row)
-    else:
-        served = _served(states, groups, weight, levels, row, family, cpu_left, model, count, was, was - milli)
     packages = active_packages(capacity, cpu_left) - active_packages(capacity, cpu_free)
-    asked = count * milli
+    asked, fragments, lost = count * milli, 0, 0.0
     stranded = max(0, FEED * (total - asked) - cpu_left) - max(0, FEED * total - cpu_free)
-    fragments = -asked * facts[WEIGHT] - (served - states[row, SERVED])
-    return gpu_w + PACKAGE_W * packages, float(fragments), float(stranded)
+    if rates[WEIGHTS, 1] != 0.0:
+        if several:
+            served = _served_after_several(states, shapes, added_w, kinds, groups, weight, levels, kind, row)
+        else:
+            served = _served(states, groups, weight, levels, row, family, cpu_left, model, count, was, was - milli)
+        fragments = -asked * facts[WEIGHT] - (served - states[row, SERVED])
+    if rates[WEIGHTS, 3] != 0.0:
+        lost = states[row, GAIN] - gain_after(
+            states, shapes, added_w, kinds, classes, wanted, offers, row, shape, GPU, capacity, shapes[shape, MODELS],
+            cpu_left, slot, kind,
+        )  # fmt: skip
+    return gpu_w + PACKAGE_W * packages, float(fragments), float(stranded), lost, float(scarce)

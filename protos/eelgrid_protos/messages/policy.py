@@ -30,14 +30,21 @@ class Weights:
     power: Weight
     fragmentation_w: Weight
     stranding_w: Weight
+    lookahead: Weight = 0.0
+    scarcity_w: Weight = 0.0
+    # Of stranding in a full fleet; below stranding_w it counts as that.
+    stranding_full_w: Weight = 0.0
 
 
-# Measured on the openb traces (docs/model.md): fragmentation 80 W and stranding
-# 200 W give FGD's allocation and PWR's saving at once.
+# Measured on the openb traces: docs/model.md has the table.
 OBJECTIVES = {
-    "energy": Weights(power=1.0, fragmentation_w=20.0, stranding_w=50.0),
-    "balanced": Weights(power=1.0, fragmentation_w=80.0, stranding_w=200.0),
-    "performance": Weights(power=0.1, fragmentation_w=100.0, stranding_w=200.0),
+    "energy": Weights(power=1.0, fragmentation_w=0.0, stranding_w=50.0, lookahead=0.7),
+    "balanced": Weights(
+        power=1.0, fragmentation_w=0.0, stranding_w=50.0, lookahead=0.7, scarcity_w=500.0, stranding_full_w=1000.0
+    ),
+    "performance": Weights(
+        power=0.1, fragmentation_w=100.0, stranding_w=200.0, scarcity_w=500.0, stranding_full_w=1000.0
+    ),
 }
 
 

@@ -1,0 +1,31 @@
+"""CPU packages: what a node's cores draw, and how many can work before another package wakes.
+
+Owns the arithmetic of cores and packages and the numbers of the power model. Must
+not know tasks or states. A core is two vCPU, a package 16 cores; a package with
+any working core draws 120 W, else 15 W. Source: Lettich et al., CCGrid 2025
+(arXiv 2412.17484), section on the power model.
+"""
+
+from eelgrid_kernels.compiled import inlined
+
+__all__ = ["PACKAGE_MILLI", "PACKAGE_W", "WHOLE", "active_packages", "slack"]
+
+WHOLE = 1000  # milli-GPU
+MILLI_PER_CORE, CORES_PER_PACKAGE, PACKAGE_W = 2000, 16, 105.0  # 120 W active, 15 W idle
+PACKAGE_MILLI = MILLI_PER_CORE * CORES_PER_PACKAGE
+
+
+@inlined
+def active_packages(cpu_capacity: int, cpu_free: int) -> int:
+    """CPU packages with at least one working core; milli-CPU in."""
+    cores = (cpu_capacity + MILLI_PER_CORE - 1) // MILLI_PER_CORE
+    working = cores - cpu_free // MILLI_PER_CORE
+    return (working + CORES_PER_PACKAGE - 1) // CORES_PER_PACKAGE
+
+
+@inlined
+def slack(cpu_capacity: int, cpu_free: int) -> int:
+    """Free milli-CPU that can be taken before another package wakes."""
+    cores = (cpu_capacity + MILLI_PER_CORE - 1) // MILLI_PER_CORE
+    asleep = max(0, cores - CORES_PER_PACKAGE * active_packages(cpu_capacity, cpu_free))
+    return cpu_free - MILLI_PER_CORE * asleep

@@ -1,0 +1,205 @@
+"""Quotes: what each class of task costs in the fleet as it is, which models are scarce, how heavy stranding weighs.
+
+Owns when and how the prices of the look-ahead are made. Must not know policies or
+single tasks: it looks at states, the typical mix and the load, all of them past.
+
+offers   for each class t, the watts of the cheapest node that is left for the last
+         of its tasks among the next HORIZON arrivals: with w_t of W the share of t,
+         nodes in order of dP(n, t), the offer is the one after HORIZON * w_t / W
+         others. Class by class, as if no other came; the dearest if there are fewer
+         nodes, 0 if there is none. So a node that is one of many good ones is worth
+         little, one of the last much, and no constant has to say how much.
+HORIZON  tasks that ask for SHARE of the fleet's GPU (of its CPU, if none asks for
+         GPU): far enough to meet every class, near enough that the fleet is still
+         the same. Saved watts on openb change by 0.1 pp from half to twice of it.
+scarce   If the free GPUs were filled by the typical mix, some models may not suffice
+         for the tasks that can use no other: a set Q of models is short by
+             free GPU * (GPU asked by classes that may use models in Q alone / all GPU asked) - free GPU in Q
+         The set that is short by most, and by more than TOLERANCE of the free GPU,
+         is scarce: these are the dual prices, 1 and 0, of the LP that allocates the
+         expected demand by model (Hall's condition names the set; the LP is a flow).
+stranding weighs its given weight up to a load of RISE, and from there in a straight
+         line to the given weight of a full fleet.
+Quotes are made anew after HORIZON / 10 tasks came or left.
+"""
+# ruff: noqa: PLR0917 (numba takes arguments by position)
+
+import numpy as np
+
+from eelgrid_kernels.arrays import Floats, Ints
+from eelgrid_kernels.compiled import kernel
+from eelgrid_kernels.lookahead import view
+from eelgrid_kernels.packages import PACKAGE_MILLI, PACKAGE_W, slack
+from eelgrid_kernels.peer_arrays import (
+    CAPACITY,
+    CAPACITY_MILLI,
+    CLASS_BESIDE,
+    CLASS_CPU,
+    CLASS_GPUS,
+    CLOSED,
+    CPU,
+    GIVEN,
+    GPU,
+    HORIZON,
+    LOAD_PERMILLE,
+    MODEL,
+    MODELS,
+    READ,
+    ROOT,
+    ROWS,
+    SCARCE,
+    SHAPE,
+    SHIFTS,
+    SIZE,
+    TOTAL,
+    WEIGHTS,
+    Run,
+)  # fmt: skip
+from eelgrid_kernels.terms import regain
+
+__all__ = ["is_due", "put", "quote", "requote"]
+
+RISE_PERMILLE = 700
+TOLERANCE = 0.02
+PARTS = 10  # of a horizon between quotes
+_WATTS_MOST = 8192  # dearer offers count as this
+
+
+@kernel
+def is_due(run: Run) -> bool:
+    """Whether offers weigh anything, and were never made or are old."""
+    given, shifts = run.rates[GIVEN], run.facts[SHIFTS]
+    weighs = given[3] != 0.0 or given[4] != 0.0 or given[5] != given[2]
+    return bool(weighs and (shifts < 0 or shifts >= max(1, run.facts[HORIZON] // PARTS)))
+
+
+@kernel
+def _facets(run: Run, facets: Ints, open_w: Floats) -> int:
+    """One row for each model of each open state into facets (R', 6) and open_w (R',), in place; returns how many."""
+    found = 0
+    for row in range(run.facts[ROWS]):
+        root, shape = run.states[row, ROOT], run.states[row, SHAPE]
+        if root < 0 or run.states[row, CLOSED] != 0:
+            continue
+        models, cpu_free = run.shapes[shape, MODELS], run.states[row, CPU]
+        for model in range(run.wanted.shape[0]):
+            none = models == 0 and model == run.wanted.shape[0] - 1
+            if not (none or models >> model & 1):
+                continue
+            facets[found, 0], facets[found, 1] = model, run.nodes[root, SIZE]
+            facets[found, 2], facets[found, 3] = cpu_free, slack(run.shapes[shape, CAPACITY], cpu_free)
+            facets[found, 4], facets[found, 5], open_w[found] = view(
+                run.states, run.shapes, run.added_w, row, shape, GPU, model, -1, 0, run.kinds, -1
+            )
+            found += 1
+    return found
+
+
+@kernel
+def _offer(run: Run, facets: Ints, open_w: Floats, count: int, t: int, wanted: int, nodes: Ints) -> int:
+    """The offer for a class after `wanted` other tasks; nodes (W,) counts them by watts, scratch."""
+    nodes[:] = 0
+    cpu, gpus, share = run.classes[CLASS_CPU, t], run.classes[CLASS_GPUS, t], run.classes[CLASS_BESIDE, t]
+    number = 0
+    for i in range(count):
+        if cpu > facets[i, 2] or (gpus > 0.0 and run.wanted[facets[i, 0], t] == 0.0):
+            continue
+        watts = 0.0
+        if share > facets[i, 5]:
+            if gpus > facets[i, 4]:
+                continue
+            watts = gpus * open_w[i]
+        waking = int(max(0.0, np.ceil((cpu - facets[i, 3]) / PACKAGE_MILLI)))
+        nodes[min(_WATTS_MOST, int(watts + PACKAGE_W * waking))] += facets[i, 1]
+        number += facets[i, 1]
+    if number == 0:
+        return 0
+    left = min(wanted, number - 1)
+    watts = 0
+    while nodes[watts] <= left:
+        left -= nodes[watts]
+        watts += 1
+    return watts
+
+
+@kernel
+def _scarce(run: Run, free: Ints) -> int:
+    """Bits of the scarce models; free (M,) is in milli-GPU."""
+    captive = run.captive
+    sets, demands, all_asked = captive[0, 0], captive[1, 0], float(captive[2, 0])
+    total = 0.0
+    for model in range(free.shape[0]):
+        total += free[model]
+    best, chosen = TOLERANCE * total, 0
+    for at in range(1, 1 + sets if all_asked > 0.0 else 1):
+        models, asked = captive[0, at], 0.0
+        for tied in range(1, 1 + demands):
+            if captive[1, tied] & ~models == 0:
+                asked += captive[2, tied]
+        short = asked / all_asked * total
+        for model in range(free.shape[0]):
+            if models >> model & 1:
+                short -= free[model]
+        if short > best:
+            best, chosen = short, models
+    return chosen
+
+
+@kernel
+def quote(run: Run, offers: Ints) -> tuple[int, int]:
+    """Offers (C,) in whole watts, in place; returns the bits of scarce models and the load in thousandths."""
+    models = run.wanted.shape[0] - 1
+    free = np.zeros(models, np.int64)
+    held = run.facts[CAPACITY_MILLI]
+    for row in range(run.facts[ROWS]):
+        root = run.states[row, ROOT]
+        if root < 0:
+            continue
+        size, shape = run.nodes[root, SIZE], run.states[row, SHAPE]
+        held -= size * run.states[row, TOTAL]
+        for slot in range(run.added_w.shape[1]):
+            model = run.shapes[shape, MODEL + slot]
+            if model >= 0 and run.states[row, CLOSED] == 0:
+                free[model] += size * run.states[row, GPU + slot]
+    room = run.facts[ROWS] * run.added_w.shape[1] + 1
+    facets, open_w = np.zeros((room, 6), np.int64), np.zeros(room)
+    count = _facets(run, facets, open_w)
+    nodes, total = np.zeros(_WATTS_MOST + 1, np.int64), 0
+    for t in range(offers.shape[0]):
+        total += run.captive[3, t]
+    for t in range(offers.shape[0]):
+        wanted = run.facts[HORIZON] * run.captive[3, t] // max(1, total)
+        offers[t] = _offer(run, facets, open_w, count, t, wanted, nodes)
+    return _scarce(run, free), held * 1000 // max(1, run.facts[CAPACITY_MILLI])
+
+
+@kernel
+def put(run: Run, offers: Ints, scarce: int, load: int) -> None:
+    """Puts quotes in force: what was known of any cost is known no more, where they differ from those before."""
+    facts, given = run.facts, run.rates[GIVEN]
+    facts[SHIFTS] = 0
+    rise = max(0, load - RISE_PERMILLE) / (1000.0 - RISE_PERMILLE)
+    stranding = given[2] + (given[5] - given[2]) * rise
+    changed = facts[SCARCE] != scarce or run.rates[WEIGHTS, 2] != stranding
+    facts[SCARCE], facts[LOAD_PERMILLE], run.rates[WEIGHTS, 2] = scarce, load, stranding
+    moved = False
+    for t in range(offers.shape[0]):
+        moved |= run.offers[t] != offers[t]
+        run.offers[t] = offers[t]
+    for row in range(facts[ROWS] if moved else 0):
+        if run.states[row, ROOT] >= 0:
+            regain(run.states, run.shapes, run.added_w, run.kinds, run.classes, run.wanted, run.offers, row)
+    if changed or moved:
+        for kind in range(run.kinds.shape[0]):
+            run.kinds[kind, READ] = -1
+
+
+@kernel
+def requote(run: Run) -> bool:
+    """Quotes anew where that is due; whether it was."""
+    if not is_due(run):
+        return False
+    offers = np.zeros(run.offers.shape[0], np.int64)
+    scarce, load = quote(run, offers)
+    put(run, offers, scarce, load)
+    return True
