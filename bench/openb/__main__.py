@@ -127,7 +127,7 @@ def _run_row(outcome: Outcome, trace: Trace, run: Result) -> report.RunRow:
     judged = figures(run.curves, outcome.mean(run.trace, REFERENCE), trace.fleet.gpu_milli // 1000)
     return report.RunRow(
         run.trace, run.policy, run.seed, judged.saving_mean_pct, judged.alloc_100_pct, judged.alloc_130_pct,
-        run.placed, len(run.decision_ns), run.run_s,
+        run.placed, len(run.decision_ns), run.run_s, float(run.idle_ns.mean()) / 1e3,
     )  # fmt: skip
 
 

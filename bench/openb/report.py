@@ -50,6 +50,7 @@ class RunRow(NamedTuple):
     placed: int
     arrived: int
     run_s: float
+    idle_mean_us: float  # between decisions: quotes, and kinds weighed by them
 
 
 def _cell(value: float | None, digits: int) -> str:
@@ -102,7 +103,10 @@ def write_runs(path: Path, rows: Iterable[RunRow]) -> None:
     _write(
         path,
         RunRow._fields,
-        ((*row[:3], *(f"{value:.3f}" for value in row[3:6]), *row[6:8], f"{row.run_s:.3f}") for row in rows),
+        (
+            (*row[:3], *(f"{value:.3f}" for value in row[3:6]), *row[6:8], *(f"{value:.3f}" for value in row[8:]))
+            for row in rows
+        ),
     )
 
 

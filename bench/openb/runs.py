@@ -6,9 +6,11 @@ a table looks like.
 
 Theory: the clock is read inside the compiled loop, before and after each
 decision with its commit, so that what is timed is the kernel and not Python;
-reading it costs some 30 ns. Runs share the machine, as decisions in production
-do. Bounds take longer than runs, so that they are computed for the first seeds
-only, and compared with the means over just those.
+reading it costs some 30 ns. What a controller does between decisions (new quotes,
+kinds of task weighed by them) is idle work: timed apart, and told in runs.csv.
+Runs share the machine, as decisions in production do. Bounds take longer than
+runs, so that they are computed for the first seeds only, and compared with the
+means over just those.
 """
 
 import ctypes
@@ -24,14 +26,17 @@ from bench.openb import bounds as relaxations
 from bench.openb.measure import Bounds, Curves, curves, empty_power_w
 from eelgrid_controller.replay.protocol import Trace, arrivals, node_order
 from eelgrid_kernels.arrays import Ints
-from eelgrid_kernels.best import advance
+from eelgrid_kernels.best import advance, tend
 from eelgrid_kernels.course import empty_course, prepare
+from eelgrid_kernels.peer_arrays import READ, STALE
 from eelgrid_kernels.policies import Policy, policy
+from eelgrid_kernels.quotes import requote
 
 __all__ = ["BOUND_X", "BoundJob", "BoundResult", "Job", "Progress", "Result", "bound", "everything", "run"]
 
 BOUND_X = tuple(tenth / 10 for tenth in range(1, 9))
 _CLOCK_MONOTONIC = 1
+_TENDED = 2  # kinds that are weighed by new prices between two decisions
 _clock = ctypes.CDLL(None).clock_gettime
 _clock.argtypes = (ctypes.c_int, ctypes.c_void_p)
 _clock.restype = ctypes.c_int
@@ -61,6 +66,7 @@ class Result(NamedTuple):
     curves: Curves
     placed: int
     decision_ns: Ints  # (A,)
+    idle_ns: Ints  # (A,) of the work between decisions
     run_s: float
 
 
@@ -93,13 +99,22 @@ def _now_ns(scratch: Ints) -> int:
 
 
 @njit
-def _timed(scene: Any, order: Ints, course: Any, decision_ns: Ints) -> None:
-    """The whole course, with the time of each decision into decision_ns (A,), in place."""
-    scratch = np.zeros(2, np.int64)
+def _timed(scene: Any, order: Ints, course: Any, decision_ns: Ints, idle_ns: Ints) -> None:
+    """The whole course; times of each decision and of the idle work before it into decision_ns and idle_ns (A,)."""
+    scratch, kinds, turn = np.zeros(2, np.int64), scene.kinds.shape[0], 0
     for i in range(order.shape[0]):
         begun = _now_ns(scratch)
+        requote(scene)
+        tended = looked = 0
+        while tended < _TENDED and looked < kinds:
+            if scene.kinds[turn, READ] == STALE:
+                tend(scene, turn, 0)
+                tended += 1
+            turn = (turn + 1) % kinds
+            looked += 1
+        ready = _now_ns(scratch)
         advance(scene, order, course, i, i + 1)
-        decision_ns[i] = _now_ns(scratch) - begun
+        decision_ns[i], idle_ns[i] = _now_ns(scratch) - ready, ready - begun
 
 
 def run(job: Job) -> Result:
@@ -108,13 +123,14 @@ def run(job: Job) -> Result:
     how: Policy = policy(job.policy)
     order = arrivals(trace, job.seed)
     scene = prepare(trace.fleet, trace.specs, trace.typical, node_order(trace, job.seed), how.code, how.weights)
-    course, decision_ns = empty_course(len(order)), np.zeros(len(order), np.int64)
-    _timed(scene, order[:0], course, decision_ns[:0])  # compiles, once a process
+    course = empty_course(len(order))
+    decision_ns, idle_ns = np.zeros(len(order), np.int64), np.zeros(len(order), np.int64)
+    _timed(scene, order[:0], course, decision_ns[:0], idle_ns[:0])  # compiles, once a process
     begun = time.perf_counter()
-    _timed(scene, order, course, decision_ns)
+    _timed(scene, order, course, decision_ns, idle_ns)
     run_s = time.perf_counter() - begun
     mine = curves(course, trace.fleet.gpu_milli, empty_power_w(trace.fleet))
-    return Result(trace.name, job.policy, job.seed, mine, int(course.placed.sum()), decision_ns, run_s)
+    return Result(trace.name, job.policy, job.seed, mine, int(course.placed.sum()), decision_ns, idle_ns, run_s)
 
 
 def bound(job: BoundJob) -> BoundResult:

@@ -39,6 +39,7 @@ from eelgrid_kernels.peer_arrays import (
     ROOT,
     ROWS,
     SEED,
+    STALE,
     STATE,
     TOUCHED,
     WEIGHTS,
@@ -146,9 +147,12 @@ def catch_up(run: Run, kind: int) -> int:
 def tend(run: Run, kind: int, most: int) -> int:
     """Read at most so many entries of the log for a kind that nobody asked for; returns how many rows were reviewed.
 
-    For idle time: it changes no decision, only how much the kind's next one has to catch up.
+    For idle time: it changes no decision, only how much the kind's next one has to catch up. What is known by
+    prices of before is weighed anew, all of it.
     """
     entries, read = run.facts[ENTRIES], run.kinds[kind, READ]
+    if read == STALE:
+        return catch_up(run, kind)
     if read < 0 or entries - read > run.log.shape[0] or entries == read:
         return 0
     last = min(entries, read + most)

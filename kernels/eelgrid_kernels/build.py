@@ -27,6 +27,7 @@ from eelgrid_kernels.peer_arrays import (
     KIND_COLUMNS,
     LEFT,
     MEMORY,
+    NEVER,
     NODE_COLUMNS,
     NODE_SHAPE,
     RANK,
@@ -105,7 +106,7 @@ def kinds_of(cpu_milli: Ints, memory: Ints, gpu_count: Ints, gpu_milli: Ints, mo
     table = np.empty((len(cpu_milli), KIND_COLUMNS), np.int64)
     for column, values in enumerate((cpu_milli, memory, gpu_count, gpu_milli, models, tags_of(gpu_count, gpu_milli))):
         table[:, column] = values
-    table[:, READ] = -1
+    table[:, READ] = NEVER
     return table
 
 

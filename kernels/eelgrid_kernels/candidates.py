@@ -15,7 +15,7 @@ from eelgrid_kernels.best import choose
 from eelgrid_kernels.build import bits, build, expect, kinds_of, shapes_of
 from eelgrid_kernels.compiled import kernel
 from eelgrid_kernels.members import count_roomy
-from eelgrid_kernels.peer_arrays import READ, ROOT, ROWS, SCALE, SHIFTS, SIZE, STATE, WEIGHTS, Run
+from eelgrid_kernels.peer_arrays import NEVER, READ, ROOT, ROWS, SCALE, SHIFTS, SIZE, STATE, WEIGHTS, Run
 from eelgrid_kernels.peers import take
 from eelgrid_kernels.placement import FITS, GPU_PLACEABLE, MEMORY, verdict
 from eelgrid_kernels.quotes import is_due, put, quote
@@ -153,7 +153,7 @@ class Candidates:
                 kind = self._kinds.pop(next(iter(self._kinds)))
             asked = [np.array([value], np.int64) for value in (*task, key[1])]
             self._run.kinds[kind] = kinds_of(*asked)[0]
-            self._run.kinds[kind, READ] = -1
+            self._run.kinds[kind, READ] = NEVER
         self._kinds[key] = kind
         return kind
 

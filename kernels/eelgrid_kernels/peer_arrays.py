@@ -66,7 +66,8 @@ MODEL = 4  # (G,) -1 for a slot that takes no task
 ASKED_CPU, ASKED_MEMORY, ASKED_GPUS, ASKED_MILLI = range(4)  # the last of each GPU
 ASKED_MODELS = 4  # bits of those that it may use
 TAG = 5  # the sort of GPU task, -1 without GPU
-READ = 6  # entry of the log up to which the kind has read, -1 for never
+READ = 6  # entry of the log up to which the kind has read, or one of the next two
+NEVER, STALE = -1, -2  # nothing is known yet, or by prices of before
 KIND_COLUMNS = 7
 
 # groups (F, 3 + M, Q): classes of the mix that nodes of a family tell apart by their CPU at most.

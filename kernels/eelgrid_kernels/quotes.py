@@ -44,6 +44,7 @@ from eelgrid_kernels.peer_arrays import (
     LOAD_PERMILLE,
     MODEL,
     MODELS,
+    NEVER,
     READ,
     ROOT,
     ROWS,
@@ -51,6 +52,7 @@ from eelgrid_kernels.peer_arrays import (
     SHAPE,
     SHIFTS,
     SIZE,
+    STALE,
     TOTAL,
     WEIGHTS,
     Run,
@@ -191,7 +193,8 @@ def put(run: Run, offers: Ints, scarce: int, load: int) -> None:
             regain(run.states, run.shapes, run.added_w, run.kinds, run.classes, run.wanted, run.offers, row)
     if changed or moved:
         for kind in range(run.kinds.shape[0]):
-            run.kinds[kind, READ] = -1
+            if run.kinds[kind, READ] != NEVER:
+                run.kinds[kind, READ] = STALE
 
 
 @kernel
