@@ -30,6 +30,8 @@ class Weights:
     power: Weight
     fragmentation_w: Weight
     stranding_w: Weight
+    # About what it costs to wake a CPU package (105 W); only workloads with a wish for locality are weighed by it.
+    locality_w: Weight = 100.0
 
 
 # Measured on the openb traces (docs/model.md): fragmentation 80 W and stranding

@@ -17,14 +17,16 @@ ENFORCEMENT_MODE_OBSERVE: EnforcementMode
 ENFORCEMENT_MODE_ENFORCE: EnforcementMode
 
 class Weights(_message.Message):
-    __slots__ = ("power", "fragmentation_w", "stranding_w")
+    __slots__ = ("power", "fragmentation_w", "stranding_w", "locality_w")
     POWER_FIELD_NUMBER: _ClassVar[int]
     FRAGMENTATION_W_FIELD_NUMBER: _ClassVar[int]
     STRANDING_W_FIELD_NUMBER: _ClassVar[int]
+    LOCALITY_W_FIELD_NUMBER: _ClassVar[int]
     power: float
     fragmentation_w: float
     stranding_w: float
-    def __init__(self, power: _Optional[float] = ..., fragmentation_w: _Optional[float] = ..., stranding_w: _Optional[float] = ...) -> None: ...
+    locality_w: float
+    def __init__(self, power: _Optional[float] = ..., fragmentation_w: _Optional[float] = ..., stranding_w: _Optional[float] = ..., locality_w: _Optional[float] = ...) -> None: ...
 
 class PoolMode(_message.Message):
     __slots__ = ("pool", "mode")
