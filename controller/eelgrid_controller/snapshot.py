@@ -14,7 +14,7 @@ has read knows what is stale; a new `era` makes everything stale.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,15 +23,18 @@ from numpy.typing import NDArray
 from eelgrid_controller.demand import TaskClass
 from eelgrid_controller.ledger import ASSIGNMENTS_MOST
 from eelgrid_controller.state import ClusterState, NodeRecord
+from eelgrid_controller.topology import Places, link_matrix
 from eelgrid_kernels import (
     GPU_ABSENT,
     GPU_PARTITIONED,
     GPU_PLACEABLE,
     GPU_WHOLE_MILLI,
+    Board,
     Mix,
     Nodes,
     Task,
     refresh_fragmentation,
+    take_each,
 )
 from eelgrid_protos.messages import Gpu, Inventory, NodeState
 
@@ -63,6 +66,8 @@ class Devices:
 
     uuids: tuple[str, ...]
     indexes: tuple[int, ...]
+    # Bandwidths (G, G), slot by slot; None where they are unknown or all the same.
+    links: Ints | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +82,7 @@ class Snapshot:
     models: Mapping[str, int]
     changes: Sequence[int]
     era: int
+    places: Places
 
     def allows(self, models: tuple[str, ...]) -> Ints:
         """1 for each model that a request may use; all for a request that names none."""
@@ -115,6 +121,12 @@ class Trial:
         )
         self._fragments = snapshot.fragments.copy()
         self.snapshot = replace(snapshot, nodes=_frozen(self._nodes), fragments=_read_only(self._fragments))
+
+    def take_each(self, board: Board, task: Task, allows: Ints, rows: Ints) -> int:
+        """Places a task on each of these rows that fits by the board, and says on how many."""
+        fitted = int(take_each(self._nodes, task, allows, board, rows))
+        refresh_fragmentation(self.snapshot.nodes, self.snapshot.mix, rows, self._fragments)
+        return fitted
 
     def take(self, row: int, slots: Sequence[int], task: Task) -> Ints:
         """Places a task; returns the row that changed, as the kernels want it."""
@@ -173,6 +185,7 @@ class Mirror:
         self._inventories: list[Inventory | None] = []
         self._lost: list[frozenset[str]] = []
         self._models: dict[str, int] = {}
+        self._places = Places()
         self._changes: list[int] = []
         self._era = 0
         self._learned: tuple[tuple[TaskClass, int], ...] | None = None
@@ -213,6 +226,7 @@ class Mirror:
                 models=self._models,
                 changes=self._changes,
                 era=self._era,
+                places=self._places,
             )
         return self._snapshot
 
@@ -274,7 +288,10 @@ class Mirror:
         gpus = sorted(inventory.gpus, key=lambda gpu: gpu.index)
         self._inventories[row] = inventory
         self._lost[row] = frozenset(record.lost_gpus)
-        self._devices[row] = Devices(tuple(gpu.uuid for gpu in gpus), tuple(gpu.index for gpu in gpus))
+        self._devices[row] = Devices(
+            tuple(gpu.uuid for gpu in gpus), tuple(gpu.index for gpu in gpus), link_matrix(gpus, inventory.links)
+        )
+        self._places.enter(row, inventory.topology)
         arrays = self._arrays
         arrays.cpu_capacity[row] = inventory.cpu_milli
         self._memory[row] = inventory.memory_bytes

@@ -8,6 +8,7 @@ Symbols of every kernel:
     N  nodes                    G  GPU slots of the widest node, at most 64
     C  classes of the mix       M  GPU models, coded 0..M-1
     K  candidates kept          P  constraints, in the order of CONSTRAINTS
+    R  replicas of a workload   L  levels of the network: zone, switch, rack
 
 Counts and amounts are int64, so that sums are exact and independent of order;
 watts are float64 in watts. An array named in a docstring as changed in place
@@ -17,6 +18,7 @@ cache does not see changes of another file.
 """
 
 from eelgrid_kernels.arrays import Board, Choice, Mix, Nodes, Prices, Task
+from eelgrid_kernels.gang import divide, take_each
 from eelgrid_kernels.placement import (
     CANDIDATES_MOST,
     CLASSES_MOST,
@@ -37,6 +39,7 @@ from eelgrid_kernels.placement import (
     replica_room,
 )
 from eelgrid_kernels.warm import warm
+from eelgrid_kernels.wiring import choose_linked, rewire
 
 __all__ = [
     "CANDIDATES_MOST",
@@ -57,10 +60,14 @@ __all__ = [
     "Prices",
     "Task",
     "best_candidates",
+    "choose_linked",
     "cluster_power",
+    "divide",
     "fragmentation",
     "node_power",
     "refresh_fragmentation",
     "replica_room",
+    "rewire",
+    "take_each",
     "warm",
 ]
