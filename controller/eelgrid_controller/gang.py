@@ -32,9 +32,9 @@ Floats = NDArray[np.float64]
 Weigh = Callable[[Snapshot, Ints, Board], object]
 # Steps of dividing, some 20 ms: a gang of 64 on 1,213 nodes of 8 GPUs takes 2 million.
 WORK_MOST = 20_000_000
-# Cells of the table of divisions, 8 bytes each; and nodes weighed for it, about 1 us each.
-_TABLE_MOST = 4_000_000
-_WEIGHED_MOST = 50_000
+# Steps for each cell of the table of divisions, which is 8 bytes; and for each node weighed, which takes about 1 us.
+_STEPS_OF_A_CELL = 5
+_STEPS_OF_A_NODE = 400
 
 
 def wishes(spec: WorkloadSpec, weights: Weights) -> bool:
@@ -58,6 +58,7 @@ class Case(NamedTuple):
     allows: Ints
     board: Board
     weigh: Weigh
+    work_most: int = WORK_MOST
 
 
 def _costs(case: Case) -> tuple[Ints, Floats] | None:
@@ -72,7 +73,7 @@ def _costs(case: Case) -> tuple[Ints, Floats] | None:
             break
         columns.append(np.where(fits, columns[-1] + here.cost_w[rows], np.inf))
         weighed += int(fits.sum())
-        if weighed > _WEIGHED_MOST:
+        if weighed * _STEPS_OF_A_NODE > case.work_most:
             return None
         trial.take_each(here, case.task, case.allows, rows[fits])
         here = Board._make(array.copy() for array in here)
@@ -104,14 +105,14 @@ class Gang:
         """Replicas by row; None where it would take too long to know."""
         replicas = case.spec.replicas
         fitting = int((case.board.verdict == FITS).sum())
-        if fitting * (replicas + 1) * len(self._levels) > _TABLE_MOST:
+        if fitting * (replicas + 1) * len(self._levels) * _STEPS_OF_A_CELL > case.work_most:
             return None
         found = _costs(case)
         if found is None:
             return None
         rows, costs = found
         room = int(np.isfinite(costs[:, 1:]).sum())
-        if room * replicas * len(self._levels) > WORK_MOST:
+        if room * replicas * len(self._levels) > case.work_most:
             return None
         # By place and then by name, so that a group stands together and equal divisions are one.
         order = np.lexsort([self._rank[rows], *self._groups[rows].T[::-1]])

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eelgrid_controller.events import EXPLAINED_REPLICAS_MOST
-from eelgrid_controller.gang import Case, Gang, wishes
+from eelgrid_controller.gang import WORK_MOST, Case, Gang, wishes
 from eelgrid_controller.slots import choose_slots
 from eelgrid_controller.snapshot import Snapshot
 from eelgrid_kernels import (
@@ -101,7 +101,8 @@ def _new_board(rows: int) -> Board:
 class Planner:
     """Decides; its memory is a cache and changes no decision."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, gang_work_most: int = WORK_MOST) -> None:
+        self._gang_work_most = gang_work_most
         self._kept: dict[tuple[Task, tuple[str, ...], Prices], _Kept] = {}
         self._choice = Choice(
             np.zeros(CANDIDATES_MOST, np.int64), np.zeros((CANDIDATES_MOST, GPU_SLOTS_MOST), np.int64),
@@ -147,7 +148,7 @@ class Planner:
 
         trial = snapshot.copy()
         board = Board._make(array.copy() for array in board)
-        gang = Gang(Case(snapshot, spec, locality_w, call.task, call.allows, board, weigh))
+        gang = Gang(Case(snapshot, spec, locality_w, call.task, call.allows, board, weigh, self._gang_work_most))
         placements, explanation = [], []
         for replica in range(spec.replicas):
             terms_w = gang.terms_w()

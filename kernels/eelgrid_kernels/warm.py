@@ -8,6 +8,7 @@ are types of their own. Knows nothing of results.
 import numpy as np
 
 from eelgrid_kernels.arrays import Board, Choice, Mix, Nodes, Prices, Task
+from eelgrid_kernels.gang import divide, take_each
 from eelgrid_kernels.placement import (
     CONSTRAINTS,
     GPU_PLACEABLE,
@@ -18,6 +19,7 @@ from eelgrid_kernels.placement import (
     refresh_fragmentation,
     replica_room,
 )
+from eelgrid_kernels.wiring import choose_linked, rewire
 
 __all__ = ["warm"]
 
@@ -51,5 +53,14 @@ def warm() -> tuple[str, ...]:
     fragmentation(nodes, mix, 0)
     node_power(nodes, 0)
     cluster_power(nodes)
-    kernels = (refresh_fragmentation, best_candidates, replica_room, fragmentation, node_power, cluster_power)
+    # A trial's nodes: what placing changes can be written, the rest cannot.
+    tried = nodes._replace(cpu_free=one.copy(), memory_free=one.copy(), gpu_free=slots.copy())
+    take_each(tried, task, allows, board, rows)
+    rewire(nodes, 0, code, np.zeros(1, np.int64))
+    choose_linked(code, rows, np.zeros(1, np.int64))
+    divide(np.zeros((1, 2)), np.zeros((1, 0), np.int64), np.zeros(2), np.zeros(1, np.int64))
+    kernels = (
+        refresh_fragmentation, best_candidates, replica_room, fragmentation, node_power, cluster_power, take_each, rewire,
+        choose_linked, divide,
+    )  # fmt: skip
     return tuple(kernel.__name__ for kernel in kernels)

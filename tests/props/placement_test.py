@@ -247,7 +247,8 @@ def test_a_kept_board_with_the_changed_node_weighed_anew_is_a_fresh_board(cluste
 
 def test_warming_names_every_kernel():
     assert set(warm()) == {
-        "best_candidates", "cluster_power", "fragmentation", "node_power", "refresh_fragmentation", "replica_room",
+        "best_candidates", "choose_linked", "cluster_power", "divide", "fragmentation", "node_power",
+        "refresh_fragmentation", "replica_room", "rewire", "take_each",
     }  # fmt: skip
 
 
