@@ -11,7 +11,7 @@ of a price of how many replicas a place holds, and so are watts, since what
 replicas cost on one node does not depend on other nodes. The cheapest division
 is therefore found exactly (eelgrid_kernels.gang), and it exists whenever there
 is room for all. Past WORK_MOST steps, replicas go one by one to the node that is
-cheapest with the term: no bound is known for that, docs/topology.md measures it.
+cheapest with the term: how far that falls short is measured in docs/topology.md.
 """
 
 from collections.abc import Callable
@@ -88,6 +88,8 @@ class Gang:
         snapshot, replicas = case.snapshot, case.spec.replicas
         self._rank = snapshot.nodes.rank
         self._prices = _prices(case.spec.locality, replicas, case.locality_w)
+        # Of the next replica in a place that holds 0 to R - 1.
+        self._added_w = np.diff(self._prices)
         self._groups = snapshot.places.codes()
         # Each level of the network, and the nodes themselves as the innermost.
         self._levels = [*self._groups.T, np.arange(len(snapshot.names))]
@@ -126,9 +128,8 @@ class Gang:
         """What the next replica adds to the term on each node (N,)."""
         terms_w = np.zeros(len(self._rank))
         if self._opened:
-            added_w = np.diff(self._prices, append=np.inf)
             for level, tally in zip(self._levels, self._tallies, strict=True):
-                terms_w += added_w[tally[level]]
+                terms_w += self._added_w[tally[level]]
         return terms_w
 
     def next_row(self, board: Board, terms_w: Floats) -> int:

@@ -6,10 +6,10 @@ placed: eelgrid_kernels.wiring chooses GPUs by the matrix, gang.py nodes by the 
 Theory: a link is worth about its bandwidth one way, in whole GB/s. An NVLink
 lane carries 25 (NVLink 2 to 4; lanes of Blackwell carry 50, but a node's GPUs
 are alike, so only the order counts). PCIe is taken as 3.0 x16, which gives
-about 12 of its 15.75 through one switch and less with every bridge, and least
-between processors (Li et al., "Evaluating Modern GPU Interconnect", IEEE TPDS
-31, 2020, measures this order). What the driver does not tell is worth nothing,
-unless both GPUs name their NUMA node.
+about 12 of its 15.75; less with every bridge, and least between processors. Only
+the order matters, and it is NVML's: single machines measure otherwise now and
+then (Li et al., "Evaluating Modern GPU Interconnect", IEEE TPDS 31, 2020). What
+the driver does not tell is worth nothing, unless both GPUs name their NUMA node.
 """
 
 from collections.abc import Iterable, Sequence
