@@ -10,8 +10,9 @@ pair of replicas that share a place, at every level. Both are sums over the tree
 of a price of how many replicas a place holds, and so are watts, since what
 replicas cost on one node does not depend on other nodes. The cheapest division
 is therefore found exactly (eelgrid_kernels.gang), and it exists whenever there
-is room for all. Past WORK_MOST steps, replicas go one by one to the node that is
-cheapest with the term: how far that falls short is measured in docs/topology.md.
+is room for all. Past WORK_MOST it is sought in the most promising racks alone,
+and where even these cannot hold the gang within the bound, replicas go one by
+one to the node that is cheapest with the term; docs/topology.md measures both.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eelgrid_controller.snapshot import Snapshot
-from eelgrid_kernels import FITS, Board, Task, divide
+from eelgrid_kernels import FITS, GPU_PLACEABLE, Board, Task, divide
 from eelgrid_protos.messages import Locality, Weights, WorkloadSpec
 
 __all__ = ["WORK_MOST", "Case", "Gang", "wishes"]
@@ -32,7 +33,7 @@ Floats = NDArray[np.float64]
 Weigh = Callable[[Snapshot, Ints, Board], object]
 # Steps of dividing, some 20 ms: a gang of 64 on 1,213 nodes of 8 GPUs takes 2 million.
 WORK_MOST = 20_000_000
-# Steps for each cell of the table of divisions, which is 8 bytes; and for each node weighed, which takes about 1 us.
+# Counted besides: a cell of the table of divisions, which is 8 bytes; a node weighed, which takes about 1 us.
 _STEPS_OF_A_CELL = 5
 _STEPS_OF_A_NODE = 400
 
@@ -61,24 +62,65 @@ class Case(NamedTuple):
     work_most: int = WORK_MOST
 
 
-def _costs(case: Case) -> tuple[Ints, Floats] | None:
-    """The rows that fit, and what 0 to S replicas cost on each (N, S+1), infinite beyond its room; None if too many."""
-    rows = np.flatnonzero(case.board.verdict == FITS)
+def _room(case: Case, rows: Ints) -> Ints:
+    """How many replicas each of these rows can hold, counted no further than asked."""
+    nodes, task = case.snapshot.nodes, case.task
+    room = np.full(len(rows), case.spec.replicas, np.int64)
+    if task.gpu_count > 0:
+        free = nodes.gpu_free[rows]
+        usable = (nodes.gpu_state[rows] == GPU_PLACEABLE) & (case.allows[nodes.gpu_model[rows]] != 0)
+        room = np.minimum(room, np.where(usable, free // task.gpu_milli, 0).sum(axis=1) // task.gpu_count)
+    for free, each in ((nodes.cpu_free, task.cpu_milli), (nodes.memory_free, task.memory_bytes)):
+        if each > 0:
+            room = np.minimum(room, free[rows] // each)
+    return room
+
+
+def _promising(case: Case, rows: Ints, groups: Ints) -> Ints:
+    """Those of the rows among which the work of dividing stays within bounds: whole racks, the most promising first.
+
+    To pack, those are the racks that can hold most of the gang, and of these the cheapest; to spread, the cheapest.
+    """
+    replicas, levels = case.spec.replicas, groups.shape[1] + 1
+    room = _room(case, rows)
+    work = room * (_STEPS_OF_A_NODE + replicas * levels) + _STEPS_OF_A_CELL * (replicas + 1) * levels
+    if work.sum() <= case.work_most:
+        return rows
+    rank, first_w = case.snapshot.nodes.rank[rows], case.board.cost_w[rows]
+    rack = groups[rows, -1] if levels > 1 else rank
+    order = np.lexsort([rank, first_w, rack])
+    begins = np.flatnonzero(np.diff(rack[order], prepend=-1))
+    # How the gang would fill each rack alone, its cheapest nodes first, at the price of their first replica.
+    before = np.cumsum(room[order]) - room[order]
+    before -= np.repeat(before[begins], np.diff(begins, append=len(order)))
+    filled = np.minimum(room[order], np.maximum(0, replicas - before))
+    held = np.add.reduceat(filled, begins)
+    cost_w = np.add.reduceat(filled * first_w[order], begins)
+    names = rack[order][begins]
+    if case.spec.locality is Locality.PACK:
+        racks = np.lexsort([names, cost_w, -held])
+    else:
+        racks = np.lexsort([names, first_w[order][begins]])
+    within = np.cumsum(np.add.reduceat(work[order], begins)[racks]) <= case.work_most
+    kept = np.isin(rack, names[racks[within]])
+    found: Ints = rows[kept] if int(room[kept].sum()) >= replicas else rows[:0]
+    return found
+
+
+def _costs(case: Case, rows: Ints) -> Floats:
+    """What 0 to S replicas cost on each of the rows (N, S+1), infinite beyond its room."""
     trial = case.snapshot.copy()
     columns = [np.zeros(len(rows))]
-    here, weighed = case.board, 0
+    here = case.board
     while len(columns) <= case.spec.replicas:
         fits = here.verdict[rows] == FITS
         if not fits.any():
             break
         columns.append(np.where(fits, columns[-1] + here.cost_w[rows], np.inf))
-        weighed += int(fits.sum())
-        if weighed * _STEPS_OF_A_NODE > case.work_most:
-            return None
         trial.take_each(here, case.task, case.allows, rows[fits])
         here = Board._make(array.copy() for array in here)
         case.weigh(trial.snapshot, rows[fits], here)
-    return rows, np.column_stack(columns)
+    return np.column_stack(columns)
 
 
 class Gang:
@@ -98,30 +140,17 @@ class Gang:
         # The first replica opens a place at every level, wherever it goes, and shares none.
         self._opened = False
 
-    @property
-    def exact(self) -> bool:
-        """Whether the replicas go where all of them together cost least."""
-        return self._left is not None
-
     def _division(self, case: Case) -> Ints | None:
-        """Replicas by row; None where it would take too long to know."""
-        replicas = case.spec.replicas
-        fitting = int((case.board.verdict == FITS).sum())
-        if fitting * (replicas + 1) * len(self._levels) * _STEPS_OF_A_CELL > case.work_most:
-            return None
-        found = _costs(case)
-        if found is None:
-            return None
-        rows, costs = found
-        room = int(np.isfinite(costs[:, 1:]).sum())
-        if room * replicas * len(self._levels) > case.work_most:
+        """Replicas by row; None where even a part of the nodes would take too long."""
+        rows = _promising(case, np.flatnonzero(case.board.verdict == FITS), self._groups)
+        if not len(rows):
             return None
         # By place and then by name, so that a group stands together and equal divisions are one.
-        order = np.lexsort([self._rank[rows], *self._groups[rows].T[::-1]])
+        rows = rows[np.lexsort([self._rank[rows], *self._groups[rows].T[::-1]])]
         counts = np.zeros(len(rows), np.int64)
-        divide(costs[order], self._groups[rows[order]], self._prices, counts)
+        divide(_costs(case, rows), self._groups[rows], self._prices, counts)
         left = np.zeros(len(case.snapshot.names), np.int64)
-        left[rows[order]] = counts
+        left[rows] = counts
         return left
 
     def terms_w(self) -> Floats:

@@ -122,6 +122,31 @@ def test_a_gang_too_large_to_divide_is_placed_all_the_same(case):
         assert mine >= best - 1e-6
 
 
+@settings(deadline=None, max_examples=100)
+@given(cases(), st.sampled_from([2_000, 6_000, 12_000]))
+def test_a_gang_divided_among_some_racks_is_placed_and_no_cheaper_than_the_best(case, work_most):
+    core, gang, locality_w = case
+    exact = decide(core, gang, locality_w=locality_w)
+    narrowed = decide(core, gang, locality_w=locality_w, planner=Planner(gang_work_most=work_most))
+    assert (len(narrowed.placements), narrowed.room) == (len(exact.placements), exact.room)
+    if narrowed.placements:
+        mine, best = total(core, gang, narrowed, locality_w)
+        assert mine >= best - 1e-6
+
+
+@pytest.mark.parametrize("locality", [PACK, SPREAD])
+def test_of_many_racks_the_cheapest_that_hold_the_gang_are_weighed(locality):
+    """Sixty racks, every other of them holds eight replicas: work for a few racks finds the best all the same."""
+    core = core_with(
+        *(node(f"r{n // 4:02}-{n % 4}", gpus=1 + n % 8 // 4, topology=(f"r{n // 4:02}",)) for n in range(240))
+    )
+    gang = request(gpus=1, replicas=8 if locality is PACK else 4, locality=locality)
+    exact, narrowed = (decide(core, gang, planner=Planner(gang_work_most=most)) for most in (10**9, 60_000))
+    assert narrowed.placements == exact.placements
+    racks = {name[:3] for name in nodes_used(narrowed)}
+    assert len(racks) == (1 if locality is PACK else 4)
+
+
 def grid(gpus=2, nodes=2):
     return core_with(*(node(f"{rack[-1]}-{n}", gpus=gpus, topology=rack) for rack in RACKS for n in range(nodes)))
 
