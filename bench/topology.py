@@ -1,8 +1,8 @@
 """Placement by topology: how long it takes, and how near to the best of all placements it comes.
 
 Random small clusters with racks and switches, some load, and a gang that asks
-to be packed or spread. `exact` is the planner as it is; `some racks` has work for
-about half of the nodes, as in the largest fleets; `one by one` has no time to
+to be packed or spread. `exact` is the planner as it is; `bounded` may divide
+among about half of the nodes, as in the largest fleets; `one by one` has no time to
 divide at all, as with the largest gangs. The best of all is found by
 trying every choice of GPUs on every node and every division among nodes.
 """
@@ -41,7 +41,7 @@ MODELS = ("G2", "T4", "G3", "V100M32")
 GIB = 2**30
 NEAR_W = 1e-6
 # Steps of dividing: as it is; for about half of the nodes of these clusters; for none.
-WAYS = {"exact": WORK_MOST, "some racks": 6_000, "one by one": 0}
+WAYS = {"exact": WORK_MOST, "bounded": 6_000, "one by one": 0}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ pair of replicas that share a place, at every level. Both are sums over the tree
 of a price of how many replicas a place holds, and so are watts, since what
 replicas cost on one node does not depend on other nodes. The cheapest division
 is therefore found exactly (eelgrid_kernels.gang), and it exists whenever there
-is room for all. Past WORK_MOST it is sought in the most promising racks alone,
-and where even these cannot hold the gang within the bound, replicas go one by
-one to the node that is cheapest with the term; docs/topology.md measures both.
+is room for all. Past WORK_MOST, packing looks among the most promising racks
+alone, and spreading, or packing what these racks cannot hold, sends replicas one
+by one to the node that is cheapest with the term; docs/topology.md measures both.
 """
 
 from collections.abc import Callable
@@ -76,16 +76,18 @@ def _room(case: Case, rows: Ints) -> Ints:
     return room
 
 
-def _promising(case: Case, rows: Ints, groups: Ints) -> Ints:
-    """Those of the rows among which the work of dividing stays within bounds: whole racks, the most promising first.
+def _divisible(case: Case, rows: Ints, groups: Ints) -> Ints:
+    """The rows to divide a gang among within the bound of work; none where that would not do.
 
-    To pack, those are the racks that can hold most of the gang, and of these the cheapest; to spread, the cheapest.
+    All of them, or, to pack, whole racks: first those that can hold most of the gang, of these the cheapest.
     """
     replicas, levels = case.spec.replicas, groups.shape[1] + 1
     room = _room(case, rows)
     work = room * (_STEPS_OF_A_NODE + replicas * levels) + _STEPS_OF_A_CELL * (replicas + 1) * levels
     if work.sum() <= case.work_most:
         return rows
+    if case.spec.locality is Locality.SPREAD:
+        return rows[:0]
     rank, first_w = case.snapshot.nodes.rank[rows], case.board.cost_w[rows]
     rack = groups[rows, -1] if levels > 1 else rank
     order = np.lexsort([rank, first_w, rack])
@@ -97,14 +99,10 @@ def _promising(case: Case, rows: Ints, groups: Ints) -> Ints:
     held = np.add.reduceat(filled, begins)
     cost_w = np.add.reduceat(filled * first_w[order], begins)
     names = rack[order][begins]
-    if case.spec.locality is Locality.PACK:
-        racks = np.lexsort([names, cost_w, -held])
-    else:
-        racks = np.lexsort([names, first_w[order][begins]])
+    racks = np.lexsort([names, cost_w, -held])
     within = np.cumsum(np.add.reduceat(work[order], begins)[racks]) <= case.work_most
     kept = np.isin(rack, names[racks[within]])
-    found: Ints = rows[kept] if int(room[kept].sum()) >= replicas else rows[:0]
-    return found
+    return rows[kept] if int(room[kept].sum()) >= replicas else rows[:0]
 
 
 def _costs(case: Case, rows: Ints) -> Floats:
@@ -142,7 +140,7 @@ class Gang:
 
     def _division(self, case: Case) -> Ints | None:
         """Replicas by row; None where even a part of the nodes would take too long."""
-        rows = _promising(case, np.flatnonzero(case.board.verdict == FITS), self._groups)
+        rows = _divisible(case, np.flatnonzero(case.board.verdict == FITS), self._groups)
         if not len(rows):
             return None
         # By place and then by name, so that a group stands together and equal divisions are one.

@@ -147,6 +147,24 @@ def test_of_many_racks_the_cheapest_that_hold_the_gang_are_weighed(locality):
     assert len(racks) == (1 if locality is PACK else 4)
 
 
+def test_the_division_is_kept_where_the_next_replica_alone_would_leave_it():
+    """Two replicas fill a CPU package: the third is cheaper beside them than far away, but then wakes a package more."""
+    core = core_with(
+        node("a", gpus=3, model="T4", cpu=64, topology=RACKS[0]), node("b", gpus=3, model="T4", topology=RACKS[3])
+    )
+    assert nodes_used(decide(core, request(gpus=1, cpu=16, replicas=4, locality=PACK))) == {"a": 2, "b": 2}
+
+
+@pytest.mark.parametrize("work_most", [5_000, 8_000])
+@pytest.mark.parametrize("cpu", [4, 48, 96])
+def test_what_the_racks_within_bounds_cannot_hold_is_placed_all_the_same(cpu, work_most):
+    """Each rack is a node of eight GPUs, whose CPU may hold two replicas or one; the smaller bound is one for too few."""
+    core = core_with(*(node(f"r{n:02}", gpus=8, topology=(f"r{n:02}",)) for n in range(40)))
+    gang = request(gpus=1, cpu=cpu, replicas=12, locality=PACK)
+    decision = decide(core, gang, planner=Planner(gang_work_most=work_most))
+    assert len(decision.placements) == 12
+
+
 def grid(gpus=2, nodes=2):
     return core_with(*(node(f"{rack[-1]}-{n}", gpus=gpus, topology=rack) for rack in RACKS for n in range(nodes)))
 
