@@ -31,8 +31,8 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 # Weighs these rows of a snapshot anew into the board.
 Weigh = Callable[[Snapshot, Ints, Board], object]
-# Steps of dividing, some 20 ms: a gang of 64 on 1,213 nodes of 8 GPUs takes 2 million.
-WORK_MOST = 20_000_000
+# Steps of dividing, some 50 ms: a gang of 64 on 1,213 empty nodes of 8 GPUs takes 9 million.
+WORK_MOST = 10_000_000
 # Counted besides: a cell of the table of divisions, which is 8 bytes; a node weighed, which takes about 1 us.
 _STEPS_OF_A_CELL = 5
 _STEPS_OF_A_NODE = 400
