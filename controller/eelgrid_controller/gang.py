@@ -1,7 +1,8 @@
 """How the replicas of one workload stand to each other: near or apart, as it asked.
 
-Owns the term `topology` of a cost and the division of a gang among nodes. Must
-not know how a single replica is weighed: that is handed in as `Weigh`.
+Owns the term `topology` of a cost, the division of a gang among nodes and the
+decision for such a gang. Must not know events or words. What a replica costs on
+a node is eelgrid_kernels.placement's to say.
 
 Theory. Zones, switches, racks and nodes are a tree. To pack costs locality_w
 for each place used beyond the first, at every level: a further node in the rack
@@ -15,22 +16,44 @@ alone, and spreading, or packing what these racks cannot hold, sends replicas on
 by one to the node that is cheapest with the term; docs/topology.md measures both.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from eelgrid_controller.events import EXPLAINED_REPLICAS_MOST
+from eelgrid_controller.slots import best_linked
 from eelgrid_controller.snapshot import Snapshot
-from eelgrid_kernels import FITS, GPU_PLACEABLE, Board, Task, divide
-from eelgrid_protos.messages import Locality, Weights, WorkloadSpec
+from eelgrid_kernels import (
+    CANDIDATES_MOST,
+    CONSTRAINTS,
+    FITS,
+    GPU_PLACEABLE,
+    GPU_SLOTS_MOST,
+    Board,
+    Choice,
+    Prices,
+    Task,
+    best_candidates,
+    divide,
+)
+from eelgrid_protos.messages import (
+    Candidate,
+    CostTerm,
+    Locality,
+    Placement,
+    Removal,
+    ReplicaExplanation,
+    Weights,
+    WorkloadSpec,
+)
 
-__all__ = ["WORK_MOST", "Case", "Gang", "wishes"]
+__all__ = ["WORK_MOST", "together", "wishes"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-# Weighs these rows of a snapshot anew into the board.
-Weigh = Callable[[Snapshot, Ints, Board], object]
+_TERMS = ("power", "fragmentation", "stranding", "topology")
+_NO_ROWS = np.zeros(0, np.int64)
 # Steps of dividing, some 50 ms: a gang of 64 on 1,213 empty nodes of 8 GPUs takes 9 million.
 WORK_MOST = 10_000_000
 # Counted besides: a cell of the table of divisions, which is 8 bytes; a node weighed, which takes about 1 us.
@@ -50,16 +73,24 @@ def _prices(locality: Locality, replicas: int, locality_w: float) -> Floats:
 
 
 class Case(NamedTuple):
-    """What is to be placed where: a snapshot, its board for this task, and the way to bring rows of it up to date."""
+    """What is to be placed where: a snapshot, and its board for this task."""
 
     snapshot: Snapshot
     spec: WorkloadSpec
-    locality_w: float
+    weights: Weights
     task: Task
     allows: Ints
     board: Board
-    weigh: Weigh
-    work_most: int = WORK_MOST
+    choice: Choice
+    work_most: int
+
+    def weigh(self, snapshot: Snapshot, rows: Ints, board: Board) -> int:
+        """Weighs these rows of a snapshot anew into a board and fills the choice; how many nodes fit."""
+        weights = self.weights
+        prices = Prices(float(weights.power), float(weights.fragmentation_w), float(weights.stranding_w))
+        nodes, mix, fragments = snapshot.nodes, snapshot.mix, snapshot.fragments
+        call = (self.task, self.allows, prices, rows, board, self.choice)
+        return int(best_candidates(nodes, mix, fragments, *call))
 
 
 def _room(case: Case, rows: Ints) -> Ints:
@@ -127,7 +158,7 @@ class Gang:
     def __init__(self, case: Case) -> None:
         snapshot, replicas = case.snapshot, case.spec.replicas
         self._rank = snapshot.nodes.rank
-        self._prices = _prices(case.spec.locality, replicas, case.locality_w)
+        self._prices = _prices(case.spec.locality, replicas, case.weights.locality_w)
         # Of the next replica in a place that holds 0 to R - 1.
         self._added_w = np.diff(self._prices)
         self._groups = snapshot.places.codes()
@@ -176,3 +207,64 @@ class Gang:
             self._left[row] -= 1
         for level, tally in zip(self._levels, self._tallies, strict=True):
             tally[level[row]] += 1
+
+
+def together(  # noqa: PLR0917  # what a decision is made of
+    snapshot: Snapshot, spec: WorkloadSpec, weights: Weights, task: Task, allows: Ints, work_most: int = WORK_MOST
+) -> tuple[tuple[Placement, ...], tuple[ReplicaExplanation, ...]]:
+    """All replicas of a workload that minds where they stand to each other; there must be room for them."""
+    count, terms = len(snapshot.names), len(_TERMS) - 1
+    board = Board(np.zeros(count, np.int8), np.zeros(count, np.int64), np.zeros(count), np.zeros((count, terms)))
+    choice = Choice(
+        np.zeros(CANDIDATES_MOST, np.int64), np.zeros((CANDIDATES_MOST, GPU_SLOTS_MOST), np.int64),
+        np.zeros(CANDIDATES_MOST), np.zeros((CANDIDATES_MOST, terms)), np.zeros(len(CONSTRAINTS), np.int64),
+    )  # fmt: skip
+    case = Case(snapshot, spec, weights, task, allows, board, choice, work_most)
+    case.weigh(snapshot, np.arange(count), board)
+    gang, trial = Gang(case), snapshot.copy()
+    placements, explanation = [], []
+    for replica in range(spec.replicas):
+        terms_w = gang.terms_w()
+        row = gang.next_row(board, terms_w)
+        # The candidates by cost with the term, what the gang decided before all others.
+        ranked = board._replace(cost_w=board.cost_w + terms_w)
+        chosen_w = float(ranked.cost_w[row])
+        ranked.cost_w[row] = -np.inf
+        fitting = case.weigh(trial.snapshot, _NO_ROWS, ranked)
+        choice.cost_w[0] = chosen_w
+        found = _candidates(case, trial.snapshot, terms_w, min(fitting, CANDIDATES_MOST))
+        slots = best_linked(trial.snapshot, task, row, choice.slots[0, : task.gpu_count].tolist())
+        placements.append(
+            Placement(
+                replica=replica,
+                node_name=snapshot.names[row],
+                gpu_uuids=tuple(snapshot.devices[row].uuids[slot] for slot in slots),
+                gpu_indexes=found[0].gpu_indexes,
+            )
+        )
+        if replica < EXPLAINED_REPLICAS_MOST:
+            named = zip(CONSTRAINTS, choice.removed.tolist(), strict=True)
+            removals = tuple(Removal(constraint=name, nodes=nodes) for name, nodes in named if nodes)
+            explanation.append(
+                ReplicaExplanation(replica=replica, candidates=found, feasible_nodes=fitting, removals=removals)
+            )
+        gang.take(row)
+        case.weigh(trial.snapshot, trial.take(row, slots, task), board)
+    return tuple(placements), tuple(explanation)
+
+
+def _candidates(case: Case, snapshot: Snapshot, topology_w: Floats, ranks: int) -> tuple[Candidate, ...]:
+    """What the choice holds, best first, each with its terms."""
+    choice, found = case.choice, []
+    for rank, row in enumerate(choice.node[:ranks].tolist()):
+        slots = best_linked(snapshot, case.task, row, choice.slots[rank, : case.task.gpu_count].tolist())
+        terms_w = (*choice.terms_w[rank].tolist(), float(topology_w[row]))
+        found.append(
+            Candidate(
+                node_name=snapshot.names[row],
+                gpu_indexes=tuple(snapshot.devices[row].indexes[slot] for slot in slots),
+                cost_w=float(choice.cost_w[rank]),
+                terms=tuple(CostTerm(name=name, cost_w=term) for name, term in zip(_TERMS, terms_w, strict=True)),
+            )
+        )
+    return tuple(found)

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eelgrid_controller.events import EXPLAINED_REPLICAS_MOST
-from eelgrid_controller.gang import WORK_MOST, Case, Gang, wishes
-from eelgrid_controller.slots import choose_slots
+from eelgrid_controller.gang import WORK_MOST, together, wishes
+from eelgrid_controller.slots import best_linked
 from eelgrid_controller.snapshot import Snapshot
 from eelgrid_kernels import (
     CANDIDATES_MOST,
@@ -50,11 +50,7 @@ from eelgrid_protos.messages import (
 __all__ = ["TERMS", "Decision", "Planner"]
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 TERMS = ("power", "fragmentation", "stranding")
-# Only of workloads that ask to be packed or spread.
-TOPOLOGY_TERM = "topology"
-_NO_ROWS = np.zeros(0, np.int64)
 # Bytes of a board for each node; boards are kept up to a sum.
 _BOARD_BYTES = 41
 _BOARDS_BYTES_MOST = 64 * 1024 * 1024
@@ -122,7 +118,8 @@ class Planner:
         if room < spec.replicas:
             return self._no_room(snapshot, fitting, room)
         if wishes(spec, weights):
-            return self._together(snapshot, spec, weights.locality_w, call, board)
+            gang = together(snapshot, spec, weights, task, call.allows, self._gang_work_most)
+            return Decision(placements=gang[0], explanation=gang[1], room=room)
         first = self._place(snapshot, task, 0)
         placements, explanation = [first[0]], [self._explained(snapshot, 0, fitting)]
         if spec.replicas > 1:
@@ -137,35 +134,6 @@ class Planner:
                 if replica < EXPLAINED_REPLICAS_MOST:
                     explanation.append(self._explained(trial.snapshot, replica, fitting))
         return Decision(placements=tuple(placements), explanation=tuple(explanation), room=room)
-
-    def _together(
-        self, snapshot: Snapshot, spec: WorkloadSpec, locality_w: float, call: _Call, board: Board
-    ) -> Decision:
-        """All replicas of a workload that minds where they stand to each other; there is room for them."""
-
-        def weigh(tried: Snapshot, rows: Ints, into: Board) -> int:
-            return self._weigh(tried, call, rows, into)
-
-        trial = snapshot.copy()
-        board = Board._make(array.copy() for array in board)
-        gang = Gang(Case(snapshot, spec, locality_w, call.task, call.allows, board, weigh, self._gang_work_most))
-        placements, explanation = [], []
-        for replica in range(spec.replicas):
-            terms_w = gang.terms_w()
-            row = gang.next_row(board, terms_w)
-            cost_w = float(board.cost_w[row] + terms_w[row])
-            # The candidates by cost with the term, what the gang decided before all others.
-            ranked = board._replace(cost_w=board.cost_w + terms_w)
-            ranked.cost_w[row] = -np.inf
-            fitting = weigh(trial.snapshot, _NO_ROWS, ranked)
-            self._choice.cost_w[0] = cost_w
-            placement, _, slots = self._place(trial.snapshot, call.task, replica)
-            placements.append(placement)
-            if replica < EXPLAINED_REPLICAS_MOST:
-                explanation.append(self._explained(trial.snapshot, replica, fitting, terms_w))
-            gang.take(row)
-            weigh(trial.snapshot, trial.take(row, slots, call.task), board)
-        return Decision(placements=tuple(placements), explanation=tuple(explanation), room=spec.replicas)
 
     def _no_room(self, snapshot: Snapshot, fitting: int, room: int) -> Decision:
         explained = self._explained(snapshot, 0, fitting)
@@ -199,7 +167,9 @@ class Planner:
     def _weigh(self, snapshot: Snapshot, call: _Call, rows: Ints, board: Board) -> int:
         nodes, mix, fragments = snapshot.nodes, snapshot.mix, snapshot.fragments
         fitting = int(best_candidates(nodes, mix, fragments, *call, rows, board, self._choice))
-        choose_slots(snapshot, call.task, self._choice, fitting)
+        for rank, row in enumerate(self._choice.node[: min(fitting, CANDIDATES_MOST)].tolist()):
+            slots = self._choice.slots[rank, : call.task.gpu_count]
+            slots[:] = best_linked(snapshot, call.task, row, slots.tolist())
         return fitting
 
     def _slots(self, rank: int, count: int) -> list[int]:
@@ -224,9 +194,7 @@ class Planner:
             Removal(constraint=name, nodes=count) for name, count in zip(CONSTRAINTS, counts, strict=True) if count
         )
 
-    def _explained(
-        self, snapshot: Snapshot, replica: int, fitting: int, topology_w: Floats | None = None
-    ) -> ReplicaExplanation:
+    def _explained(self, snapshot: Snapshot, replica: int, fitting: int) -> ReplicaExplanation:
         choice = self._choice
         candidates = []
         ranks = min(fitting, CANDIDATES_MOST)
@@ -235,15 +203,12 @@ class Planner:
         ):
             indexes = snapshot.devices[row].indexes
             slots = [slot for slot in choice.slots[rank].tolist() if slot >= 0]
-            named = list(zip(TERMS, terms_w, strict=True))
-            if topology_w is not None:
-                named.append((TOPOLOGY_TERM, float(topology_w[row])))
             candidates.append(
                 Candidate(
                     node_name=snapshot.names[row],
                     gpu_indexes=tuple(indexes[slot] for slot in slots),
                     cost_w=cost_w,
-                    terms=tuple(CostTerm(name=name, cost_w=term) for name, term in named),
+                    terms=tuple(CostTerm(name=name, cost_w=term) for name, term in zip(TERMS, terms_w, strict=True)),
                 )
             )
         return ReplicaExplanation(

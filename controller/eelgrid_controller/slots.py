@@ -5,18 +5,22 @@ known and unlike. Elsewhere the first that fit are taken, in the order of their
 index. Must not know how a node is chosen; the choice is eelgrid_kernels.wiring's.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from eelgrid_controller.snapshot import Snapshot
-from eelgrid_kernels import CANDIDATES_MOST, GPU_WHOLE_MILLI, Choice, Task, rewire
+from eelgrid_kernels import GPU_WHOLE_MILLI, Task, rewire
 
-__all__ = ["choose_slots"]
+__all__ = ["best_linked"]
 
 
-def choose_slots(snapshot: Snapshot, task: Task, choice: Choice, fitting: int) -> None:
-    """Exchanges the GPUs of each candidate for alike ones that are better linked, in place; no cost changes."""
-    if task.gpu_count == 0 or task.gpu_milli != GPU_WHOLE_MILLI:
-        return
-    for rank in range(min(fitting, CANDIDATES_MOST)):
-        row = int(choice.node[rank])
-        links = snapshot.devices[row].links
-        if links is not None:
-            rewire(snapshot.nodes, row, links, choice.slots[rank, : task.gpu_count])
+def best_linked(snapshot: Snapshot, task: Task, row: int, slots: Sequence[int]) -> Sequence[int]:
+    """These GPUs of a node, or as many alike ones that are better linked; no cost changes."""
+    links = snapshot.devices[row].links
+    if links is None or not slots or task.gpu_milli != GPU_WHOLE_MILLI:
+        return slots
+    found = np.array(slots, np.int64)
+    rewire(snapshot.nodes, row, links, found)
+    linked: list[int] = found.tolist()
+    return linked
