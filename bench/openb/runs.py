@@ -25,8 +25,8 @@ from bench.openb.measure import Bounds, Curves, curves, empty_power_w
 from bench.openb.policies import Policy, policy
 from bench.openb.protocol import Trace, arrivals, node_order
 from eelgrid_kernels.arrays import Ints
+from eelgrid_kernels.best import advance
 from eelgrid_kernels.course import empty_course, prepare
-from eelgrid_kernels.peers import advance
 
 __all__ = ["BOUND_X", "BoundJob", "BoundResult", "Job", "Progress", "Result", "bound", "everything", "run"]
 

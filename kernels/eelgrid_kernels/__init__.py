@@ -13,11 +13,13 @@ Symbols of every kernel:
 Counts and amounts are int64, so that sums are exact and independent of order;
 watts are float64 in watts. An array named in a docstring as changed in place
 belongs to the caller; every other array is only read. Iterations are bounded
-by the shapes. Functions that call each other live in one file, because numba's
-cache does not see changes of another file.
+by the shapes. Every kernel is compiled by eelgrid_kernels.compiled, whose cache
+goes by all sources together.
 """
 
 from eelgrid_kernels.arrays import Board, Choice, Mix, Nodes, Prices, Task
+from eelgrid_kernels.build import sort_bit
+from eelgrid_kernels.candidates import Candidates, Found
 from eelgrid_kernels.gang import divide, take_each
 from eelgrid_kernels.placement import (
     CANDIDATES_MOST,
@@ -33,11 +35,14 @@ from eelgrid_kernels.placement import (
     GPU_WHOLE_MILLI,
     best_candidates,
     cluster_power,
+    count_verdicts,
     fragmentation,
     node_power,
     refresh_fragmentation,
     replica_room,
 )
+from eelgrid_kernels.policies import names as policy_names
+from eelgrid_kernels.policies import policy
 from eelgrid_kernels.warm import warm
 from eelgrid_kernels.wiring import choose_linked, rewire
 
@@ -54,7 +59,9 @@ __all__ = [
     "GPU_SLOTS_MOST",
     "GPU_WHOLE_MILLI",
     "Board",
+    "Candidates",
     "Choice",
+    "Found",
     "Mix",
     "Nodes",
     "Prices",
@@ -62,12 +69,16 @@ __all__ = [
     "best_candidates",
     "choose_linked",
     "cluster_power",
+    "count_verdicts",
     "divide",
     "fragmentation",
     "node_power",
+    "policy",
+    "policy_names",
     "refresh_fragmentation",
     "replica_room",
     "rewire",
+    "sort_bit",
     "take_each",
     "warm",
 ]

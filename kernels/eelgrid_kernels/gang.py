@@ -16,13 +16,13 @@ replicas fit at all, on each node no more than R.
 """
 
 import numpy as np
-from numba import njit
 
 from eelgrid_kernels.arrays import Board, Floats, Ints, Nodes, Task
+from eelgrid_kernels.compiled import kernel
 from eelgrid_kernels.placement import FITS, GPU_PLACEABLE
 
 
-@njit(cache=True)
+@kernel
 def take_each(nodes: Nodes, task: Task, allows: Ints, board: Board, rows: Ints) -> int:
     """Puts one task on each node of rows that fits, where the board says, in place; returns how many fitted.
 
@@ -51,7 +51,7 @@ def take_each(nodes: Nodes, task: Task, allows: Ints, board: Board, rows: Ints) 
     return fitted
 
 
-@njit(cache=True)
+@kernel
 def _merge(into: Floats, held: int, child: Floats, size: int, split: Ints) -> int:
     """Makes into (R+1,) the best of sharing r replicas with a child, in place; returns how many it can hold now.
 
@@ -69,7 +69,7 @@ def _merge(into: Floats, held: int, child: Floats, size: int, split: Ints) -> in
     return int(most)
 
 
-@njit(cache=True)
+@kernel
 def _level_that_ends(groups: Ints, node: int) -> int:
     """The outermost level whose group ends with this node; L where none ends."""
     levels = groups.shape[1]
@@ -81,7 +81,7 @@ def _level_that_ends(groups: Ints, node: int) -> int:
     return int(levels)
 
 
-@njit(cache=True)
+@kernel
 def divide(costs: Floats, groups: Ints, price: Floats, counts: Ints) -> float:
     """The replicas of each node into counts (N,), in place; returns the least cost, infinite where R do not fit.
 
@@ -108,12 +108,14 @@ def divide(costs: Floats, groups: Ints, price: Floats, counts: Ints) -> float:
             if costs[node, taken] < np.inf:
                 leaf[taken] = costs[node, taken] + price[taken]
                 room = taken
-        held[levels] = _merge(tables[levels], held[levels], leaf, room, splits[merge])
+        held[levels] = _merge(tables[levels], int(held[levels]), leaf, room, splits[merge])
         merge += 1
         for level in range(levels, ends[node], -1):
             for taken in range(held[level] + 1):
                 tables[level, taken] += price[taken]
-            held[level - 1] = _merge(tables[level - 1], held[level - 1], tables[level], held[level], splits[merge])
+            held[level - 1] = _merge(
+                tables[level - 1], int(held[level - 1]), tables[level], int(held[level]), splits[merge]
+            )
             merge += 1
             tables[level, :] = np.inf
             tables[level, 0] = 0.0

@@ -23,9 +23,9 @@ to the lowest rank (by name, so that the order of joining decides nothing), then
 # ruff: noqa: PLR0917 (numba takes arguments by position)
 
 import numpy as np
-from numba import njit
 
 from eelgrid_kernels.arrays import Board, Choice, Ints, Mix, Nodes, Prices, Task
+from eelgrid_kernels.compiled import kernel
 
 CANDIDATES_MOST = 4
 CLASSES_MOST = 64
@@ -45,7 +45,7 @@ CPU_PACKAGE_FULL_W = 120.0
 FEED = 10
 
 
-@njit(cache=True)
+@kernel
 def _active_packages(cpu_capacity: int, cpu_free: int) -> int:
     """CPU packages with at least one working core; milli-CPU in."""
     cores = (cpu_capacity + MILLI_PER_CORE - 1) // MILLI_PER_CORE
@@ -53,7 +53,7 @@ def _active_packages(cpu_capacity: int, cpu_free: int) -> int:
     return (working + CORES_PER_PACKAGE - 1) // CORES_PER_PACKAGE
 
 
-@njit(cache=True)
+@kernel
 def node_power(nodes: Nodes, node: int) -> float:
     """Modelled watts of one node; every GPU that is present counts, partitioned ones too."""
     power_w = 0.0
@@ -66,7 +66,7 @@ def node_power(nodes: Nodes, node: int) -> float:
     return float(power_w + CPU_PACKAGE_FULL_W * active + CPU_PACKAGE_IDLE_W * (packages - active))
 
 
-@njit(cache=True)
+@kernel
 def cluster_power(nodes: Nodes) -> float:
     """Modelled watts of all nodes, lost ones too: their work may well run on."""
     power_w = 0.0
@@ -75,7 +75,7 @@ def cluster_power(nodes: Nodes) -> float:
     return power_w
 
 
-@njit(cache=True)
+@kernel
 def _shift(mix: Mix, usable: Ints, waste: Ints, model: int, was: int, now: int) -> None:
     """Move one GPU of a model from `was` to `now` milli free; usable and waste (C,) change in place."""
     for t in range(usable.shape[0]):
@@ -86,7 +86,7 @@ def _shift(mix: Mix, usable: Ints, waste: Ints, model: int, was: int, now: int) 
         waste[t] += (1 - after) * now - (1 - before) * was
 
 
-@njit(cache=True)
+@kernel
 def _survey(nodes: Nodes, mix: Mix, node: int, usable: Ints, waste: Ints) -> int:
     """Usable GPUs and unusable free milli-GPU by class into usable and waste (C,), in place; returns all free."""
     usable[:] = 0
@@ -117,7 +117,7 @@ def _survey(nodes: Nodes, mix: Mix, node: int, usable: Ints, waste: Ints) -> int
     return total
 
 
-@njit(cache=True)
+@kernel
 def _fragments(mix: Mix, usable: Ints, waste: Ints, cpu_free: int, total: int, model: int, was: int, now: int) -> int:
     """F, weighted, of a surveyed node after one GPU of `model` moves from `was` to `now` milli free."""
     total += now - was
@@ -133,7 +133,7 @@ def _fragments(mix: Mix, usable: Ints, waste: Ints, cpu_free: int, total: int, m
     return sum_
 
 
-@njit(cache=True)
+@kernel
 def fragmentation(nodes: Nodes, mix: Mix, node: int) -> int:
     """F of one node times mix.total, in milli-GPU."""
     usable = np.empty(mix.weight.shape[0], np.int64)
@@ -142,15 +142,15 @@ def fragmentation(nodes: Nodes, mix: Mix, node: int) -> int:
     return int(_fragments(mix, usable, waste, nodes.cpu_free[node], total, 0, 0, 0))
 
 
-@njit(cache=True)
+@kernel
 def refresh_fragmentation(nodes: Nodes, mix: Mix, rows: Ints, fragments: Ints) -> None:
     """Put `fragmentation` of the nodes in rows into fragments (N,), in place."""
     for node in rows:
         fragments[node] = fragmentation(nodes, mix, node)
 
 
-@njit(cache=True)
-def _verdict(nodes: Nodes, task: Task, allows: Ints, node: int) -> int:
+@kernel
+def verdict(nodes: Nodes, task: Task, allows: Ints, node: int) -> int:
     """FITS or the first constraint that fails."""
     if not nodes.available[node]:
         return UNAVAILABLE
@@ -179,7 +179,7 @@ def _verdict(nodes: Nodes, task: Task, allows: Ints, node: int) -> int:
     return FITS if nodes.memory_free[node] >= task.memory_bytes else MEMORY
 
 
-@njit(cache=True)
+@kernel
 def _holds(nodes: Nodes, task: Task, allows: Ints, node: int, slot: int) -> bool:
     """Whether the GPU in the slot can take the task's share."""
     return bool(
@@ -189,7 +189,7 @@ def _holds(nodes: Nodes, task: Task, allows: Ints, node: int, slot: int) -> bool
     )
 
 
-@njit(cache=True)
+@kernel
 def _like_an_earlier(nodes: Nodes, node: int, slot: int) -> bool:
     """Whether a lower slot holds a GPU that differs in nothing."""
     for other in range(slot):
@@ -204,7 +204,7 @@ def _like_an_earlier(nodes: Nodes, node: int, slot: int) -> bool:
     return False
 
 
-@njit(cache=True)
+@kernel
 def _weigh(
     nodes: Nodes, mix: Mix, fragments: Ints, task: Task, allows: Ints, prices: Prices, node: int,
     usable: Ints, waste: Ints, board: Board,
@@ -252,14 +252,14 @@ def _weigh(
             break
 
 
-@njit(cache=True)
+@kernel
 def _before(nodes: Nodes, board: Board, one: int, other: int) -> bool:
     """Whether one is cheaper, or as cheap and of lower rank."""
     gap_w = board.cost_w[one] - board.cost_w[other]
     return bool(gap_w < 0.0 or (gap_w == 0.0 and nodes.rank[one] < nodes.rank[other]))
 
 
-@njit(cache=True)
+@kernel
 def _select(nodes: Nodes, task: Task, allows: Ints, board: Board, choice: Choice) -> int:
     """The K cheapest nodes of the board and the counts of the others into choice, in place; returns how many fit."""
     most = choice.node.shape[0]
@@ -295,7 +295,7 @@ def _select(nodes: Nodes, task: Task, allows: Ints, board: Board, choice: Choice
     return fitting
 
 
-@njit(cache=True)
+@kernel
 def best_candidates(
     nodes: Nodes, mix: Mix, fragments: Ints, task: Task, allows: Ints, prices: Prices, rows: Ints, board: Board,
     choice: Choice,
@@ -311,19 +311,27 @@ def best_candidates(
     usable = np.empty(mix.weight.shape[0], np.int64)
     waste = np.empty(mix.weight.shape[0], np.int64)
     for node in rows:
-        verdict = _verdict(nodes, task, allows, node)
-        board.verdict[node] = verdict
-        if verdict == FITS:
+        found = verdict(nodes, task, allows, node)
+        board.verdict[node] = found
+        if found == FITS:
             _weigh(nodes, mix, fragments, task, allows, prices, node, usable, waste, board)
     return int(_select(nodes, task, allows, board, choice))
 
 
-@njit(cache=True)
+@kernel
+def count_verdicts(nodes: Nodes, task: Task, allows: Ints, counts: Ints) -> None:
+    """Nodes by verdict into counts (8,), in place."""
+    counts[:] = 0
+    for node in range(nodes.rank.shape[0]):
+        counts[verdict(nodes, task, allows, node)] += 1
+
+
+@kernel
 def replica_room(nodes: Nodes, task: Task, allows: Ints, most: int) -> int:
     """How many equal tasks fit at once, counting no further than `most`; exact, since equal tasks pack in any order."""
     room = 0
     for node in range(nodes.cpu_capacity.shape[0]):
-        if _verdict(nodes, task, allows, node) != FITS:
+        if verdict(nodes, task, allows, node) != FITS:
             continue
         here = most
         if task.gpu_count > 0:

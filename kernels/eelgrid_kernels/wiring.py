@@ -16,16 +16,16 @@ by the same order, and the best of the grown ones is taken.
 """
 
 import numpy as np
-from numba import njit
 
 from eelgrid_kernels.arrays import Ints, Nodes
+from eelgrid_kernels.compiled import kernel
 
 # C(12, 6) = 924 subsets of 12 GPUs; each costs about 0.1 us for each pair in it.
 SUBSETS_MOST = 1024
 _BOUNDLESS = 2**62
 
 
-@njit(cache=True)
+@kernel
 def _subsets(size: int, count: int) -> int:
     """How many subsets there are, counted no further than SUBSETS_MOST + 1."""
     found = 1
@@ -36,7 +36,7 @@ def _subsets(size: int, count: int) -> int:
     return found
 
 
-@njit(cache=True)
+@kernel
 def _worth(links: Ints, fitting: Ints, places: Ints) -> tuple[int, int, int]:
     """Worst link, total and what remains, but for a constant; places (K,) point into fitting (F,)."""
     worst, total, degrees = _BOUNDLESS, 0, 0
@@ -53,7 +53,7 @@ def _worth(links: Ints, fitting: Ints, places: Ints) -> tuple[int, int, int]:
     return worst, total, total - degrees
 
 
-@njit(cache=True)
+@kernel
 def _advance(places: Ints, size: int) -> bool:
     """The next subset in the order of its slots, in place; False after the last."""
     count = places.shape[0]
@@ -68,7 +68,7 @@ def _advance(places: Ints, size: int) -> bool:
     return True
 
 
-@njit(cache=True)
+@kernel
 def _grow(links: Ints, fitting: Ints, seed: int, places: Ints) -> None:
     """A choice grown from one GPU, in place: each step takes the best linked one, then the least linked to the rest."""
     size = fitting.shape[0]
@@ -92,7 +92,7 @@ def _grow(links: Ints, fitting: Ints, seed: int, places: Ints) -> None:
     places.sort()
 
 
-@njit(cache=True)
+@kernel
 def _lower(one: Ints, other: Ints) -> bool:
     """Whether the slots of one come before those of the other."""
     for k in range(one.shape[0]):
@@ -101,7 +101,7 @@ def _lower(one: Ints, other: Ints) -> bool:
     return False
 
 
-@njit(cache=True)
+@kernel
 def _chain(links: Ints, chosen: Ints) -> None:
     """Puts each GPU next to the one that it is best linked to, from the lowest slot on, in place."""
     for k in range(1, chosen.shape[0] - 1):
@@ -116,7 +116,7 @@ def _chain(links: Ints, chosen: Ints) -> None:
         chosen[k] = found
 
 
-@njit(cache=True)
+@kernel
 def choose_linked(links: Ints, fitting: Ints, chosen: Ints) -> bool:
     """Puts the best linked K of the fitting GPUs into chosen (K,), in place; True where the choice is exact.
 
@@ -147,7 +147,7 @@ def choose_linked(links: Ints, fitting: Ints, chosen: Ints) -> bool:
     return bool(exact)
 
 
-@njit(cache=True)
+@kernel
 def _alike(nodes: Nodes, node: int, one: int, other: int) -> bool:
     """Whether two GPUs of a node differ in nothing that a cost knows."""
     return bool(
@@ -159,7 +159,7 @@ def _alike(nodes: Nodes, node: int, one: int, other: int) -> bool:
     )
 
 
-@njit(cache=True)
+@kernel
 def rewire(nodes: Nodes, node: int, links: Ints, slots: Ints) -> None:
     """Exchanges the GPUs of a task on one node, slots (K,) in place, for as many alike and better linked ones.
 
