@@ -14,7 +14,7 @@ import gc
 import logging
 import sys
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc.aio
 
@@ -26,12 +26,14 @@ from eelgrid_controller.api.views import Views
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.config import ControllerConfig
 from eelgrid_controller.core import Core
+from eelgrid_controller.errors import ConfigError
 from eelgrid_controller.loop import ControllerLoop
 from eelgrid_controller.recovery import Recovered
 from eelgrid_controller.state import ClusterState
 from eelgrid_controller.telemetry import Telemetry
 from eelgrid_kernels.warm import warm
 from eelgrid_protos import catalogue
+from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import Summary
 from eelgrid_protos.rpc import AGENT_SERVICE, OPERATOR_SERVICE, handler
 from eelgrid_protos.transport import TlsFiles, listen, server_options, standard_services
@@ -114,6 +116,17 @@ class Controller:
         self._log.info("%s", line)
         return line
 
+    async def _adopt_placement(self) -> None:
+        """Go over to the placement policy that was asked for, in the journal like any other change."""
+        wanted = self.config.placement
+        current = await self.loop.read(lambda core: core.state.policy)
+        if wanted is not None and wanted != current.placement:
+            try:
+                await self.loop.update_policy(replace(current, placement=wanted))
+            except InvalidArgument as error:
+                (found,) = error.violations
+                raise ConfigError(f"--policy: {found.problem}", found.remedy) from None
+
     async def _compose(self, journal: SqliteJournal) -> Recovered:
         """Make everything inside, and bring the state back."""
         products = catalogue.load()
@@ -129,6 +142,7 @@ class Controller:
         )
         recovered = await self.loop.start()
         self._stack.push_async_callback(self.loop.stop)
+        await self._adopt_placement()
         telemetry = Telemetry()
         self.agents = AgentService(
             loop=self.loop,

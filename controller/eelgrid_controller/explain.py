@@ -76,7 +76,7 @@ def explain(state: ClusterState, workload_id: str, snapshot: Snapshot, planner: 
     workload = state.workloads[workload_id]
     if workload.phase is not WorkloadPhase.PENDING:
         return Explanation(workload=workload, replicas=state.explanation(workload_id))
-    decision = planner.decide(snapshot, workload.spec, state.policy.weights)
+    decision = planner.decide(snapshot, workload.spec, state.policy.weights, state.policy.placement)
     if decision.placements:
         return Explanation(
             workload=workload,

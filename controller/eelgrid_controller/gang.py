@@ -1,8 +1,8 @@
 """How the replicas of one workload stand to each other: near or apart, as it asked.
 
-Owns the term `topology` of a cost, the division of a gang among nodes and the
-decision for such a gang. Must not know events or words. What a replica costs on
-a node is eelgrid_kernels.placement's to say.
+Owns the term `topology` of a cost and the division of a gang among nodes. Must
+not know events, words or the other terms: what a replica costs on a node, and
+what several do, is the engine's to say (eelgrid_kernels.candidates).
 
 Theory. Zones, switches, racks and nodes are a tree. To pack costs locality_w
 for each place used beyond the first, at every level: a further node in the rack
@@ -21,39 +21,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_controller.events import EXPLAINED_REPLICAS_MOST
-from eelgrid_controller.slots import best_linked
 from eelgrid_controller.snapshot import Snapshot
-from eelgrid_kernels import (
-    CANDIDATES_MOST,
-    CONSTRAINTS,
-    FITS,
-    GPU_PLACEABLE,
-    GPU_SLOTS_MOST,
-    Board,
-    Choice,
-    Prices,
-    Task,
-    best_candidates,
-    divide,
-)
-from eelgrid_protos.messages import (
-    Candidate,
-    CostTerm,
-    Locality,
-    Placement,
-    Removal,
-    ReplicaExplanation,
-    Weights,
-    WorkloadSpec,
-)
+from eelgrid_kernels import GPU_PLACEABLE, Candidates, Found, Task, divide
+from eelgrid_protos.messages import Locality, Weights, WorkloadSpec
 
-__all__ = ["WORK_MOST", "together", "wishes"]
+__all__ = ["WORK_MOST", "Case", "Gang", "wishes"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-_TERMS = ("power", "fragmentation", "stranding", "topology")
-_NO_ROWS = np.zeros(0, np.int64)
 # Steps of dividing, some 50 ms: a gang of 64 on 1,213 empty nodes of 8 GPUs takes 9 million.
 WORK_MOST = 10_000_000
 # Counted besides: a cell of the table of divisions, which is 8 bytes; a node weighed, which takes about 1 us.
@@ -66,31 +41,21 @@ def wishes(spec: WorkloadSpec, weights: Weights) -> bool:
     return spec.replicas > 1 and spec.locality is not Locality.UNSPECIFIED and weights.locality_w > 0.0
 
 
-def _prices(locality: Locality, replicas: int, locality_w: float) -> Floats:
-    """Watts of a place that holds 0 to R replicas."""
+def _boundaries(locality: Locality, replicas: int) -> Floats:
+    """What a place that holds 0 to R replicas counts for: itself, or the pairs that share it."""
     held = np.arange(replicas + 1, dtype=np.float64)
-    return locality_w * (np.minimum(held, 1.0) if locality is Locality.PACK else held * (held - 1.0) / 2.0)
+    return np.minimum(held, 1.0) if locality is Locality.PACK else held * (held - 1.0) / 2.0
 
 
 class Case(NamedTuple):
-    """What is to be placed where: a snapshot, and its board for this task."""
+    """What is to be placed where, and what a further boundary costs."""
 
     snapshot: Snapshot
     spec: WorkloadSpec
-    weights: Weights
     task: Task
     allows: Ints
-    board: Board
-    choice: Choice
+    locality_w: float
     work_most: int
-
-    def weigh(self, snapshot: Snapshot, rows: Ints, board: Board) -> int:
-        """Weighs these rows of a snapshot anew into a board and fills the choice; how many nodes fit."""
-        weights = self.weights
-        prices = Prices(float(weights.power), float(weights.fragmentation_w), float(weights.stranding_w))
-        nodes, mix, fragments = snapshot.nodes, snapshot.mix, snapshot.fragments
-        call = (self.task, self.allows, prices, rows, board, self.choice)
-        return int(best_candidates(nodes, mix, fragments, *call))
 
 
 def _room(case: Case, rows: Ints) -> Ints:
@@ -107,7 +72,7 @@ def _room(case: Case, rows: Ints) -> Ints:
     return room
 
 
-def _divisible(case: Case, rows: Ints, groups: Ints) -> Ints:
+def _divisible(case: Case, costs: Floats, rows: Ints, groups: Ints) -> Ints:
     """The rows to divide a gang among within the bound of work; none where that would not do.
 
     All of them, or, to pack, whole racks: first those that can hold most of the gang, of these the cheapest.
@@ -119,7 +84,7 @@ def _divisible(case: Case, rows: Ints, groups: Ints) -> Ints:
         return rows
     if case.spec.locality is Locality.SPREAD:
         return rows[:0]
-    rank, first_w = case.snapshot.nodes.rank[rows], case.board.cost_w[rows]
+    rank, first_w = case.snapshot.nodes.rank[rows], costs[rows]
     rack = groups[rows, -1] if levels > 1 else rank
     order = np.lexsort([rank, first_w, rack])
     begins = np.flatnonzero(np.diff(rack[order], prepend=-1))
@@ -136,135 +101,70 @@ def _divisible(case: Case, rows: Ints, groups: Ints) -> Ints:
     return rows[kept] if int(room[kept].sum()) >= replicas else rows[:0]
 
 
-def _costs(case: Case, rows: Ints) -> Floats:
-    """What 0 to S replicas cost on each of the rows (N, S+1), infinite beyond its room."""
-    trial = case.snapshot.copy()
-    columns = [np.zeros(len(rows))]
-    here = case.board
-    while len(columns) <= case.spec.replicas:
-        fits = here.verdict[rows] == FITS
-        if not fits.any():
-            break
-        columns.append(np.where(fits, columns[-1] + here.cost_w[rows], np.inf))
-        trial.take_each(here, case.task, case.allows, rows[fits])
-        here = Board._make(array.copy() for array in here)
-        case.weigh(trial.snapshot, rows[fits], here)
-    return np.column_stack(columns)
-
-
 class Gang:
     """One workload being placed: how many replicas each node is still to take, and what the next one costs there."""
 
-    def __init__(self, case: Case) -> None:
-        snapshot, replicas = case.snapshot, case.spec.replicas
+    def __init__(self, case: Case, candidates: Candidates, kind: int) -> None:
+        """The engine has seen the snapshot; whether there is room for all is known."""
+        snapshot = case.snapshot
+        self._case, self._candidates, self._kind = case, candidates, kind
         self._rank = snapshot.nodes.rank
-        self._prices = _prices(case.spec.locality, replicas, case.weights.locality_w)
-        # Of the next replica in a place that holds 0 to R - 1.
-        self._added_w = np.diff(self._prices)
+        self._counted = _boundaries(case.spec.locality, case.spec.replicas)
         self._groups = snapshot.places.codes()
         # Each level of the network, and the nodes themselves as the innermost.
         self._levels = [*self._groups.T, np.arange(len(snapshot.names))]
         self._tallies = [np.zeros(int(level.max()) + 1, np.int64) for level in self._levels]
-        self._left = self._division(case)
+        self._left = self._division()
         # The first replica opens a place at every level, wherever it goes, and shares none.
         self._opened = False
 
-    def _division(self, case: Case) -> Ints | None:
+    def _division(self) -> Ints | None:
         """Replicas by row; None where even a part of the nodes would take too long."""
-        rows = _divisible(case, np.flatnonzero(case.board.verdict == FITS), self._groups)
+        costs = self._candidates.costs(self._kind)
+        rows = _divisible(self._case, costs, np.flatnonzero(np.isfinite(costs)), self._groups)
         if not len(rows):
             return None
         # By place and then by name, so that a group stands together and equal divisions are one.
         rows = rows[np.lexsort([self._rank[rows], *self._groups[rows].T[::-1]])]
         counts = np.zeros(len(rows), np.int64)
-        divide(_costs(case, rows), self._groups[rows], self._prices, counts)
-        left = np.zeros(len(case.snapshot.names), np.int64)
+        table = self._candidates.several(self._kind, rows, self._case.spec.replicas)
+        divide(table, self._groups[rows], self._case.locality_w * self._counted, counts)
+        left = np.zeros(len(self._rank), np.int64)
         left[rows] = counts
         return left
 
-    def terms_w(self) -> Floats:
-        """What the next replica adds to the term on each node (N,)."""
-        terms_w = np.zeros(len(self._rank))
+    def _added(self) -> Floats:
+        """Boundaries that the next replica adds on each node (N,)."""
+        added = np.zeros(len(self._rank))
         if self._opened:
+            steps = np.diff(self._counted)
             for level, tally in zip(self._levels, self._tallies, strict=True):
-                terms_w += self._added_w[tally[level]]
-        return terms_w
+                added += steps[tally[level]]
+        return added
 
-    def next_row(self, board: Board, terms_w: Floats) -> int:
-        """The node of the next replica: the cheapest that is still to take one; of equals, that of the lowest rank."""
-        open_ = board.verdict == FITS
-        if self._left is not None:
-            open_ &= self._left > 0
-        rows = np.flatnonzero(open_)
-        costs_w = board.cost_w[rows] + terms_w[rows]
-        least = rows[costs_w == costs_w.min()]
-        return int(least[self._rank[least].argmin()])
+    def _cheapest(self, costs: Floats, most: int) -> list[int]:
+        """So many nodes by finite cost; of equals, that of the lowest rank first."""
+        rows = np.flatnonzero(np.isfinite(costs))
+        if len(rows) > most:
+            rows = rows[costs[rows] <= np.partition(costs[rows], most - 1)[most - 1]]
+        found: list[int] = rows[np.lexsort([self._rank[rows], costs[rows]])][:most].tolist()
+        return found
 
-    def take(self, row: int) -> None:
-        """The next replica went there."""
+    def place_next(self, most: int) -> list[Found]:
+        """The node that takes the next replica, then those that cost least; the term is the last of their terms."""
+        added = self._added()
+        costs = self._candidates.costs(self._kind) + self._case.locality_w * added
+        chosen = self._cheapest(costs if self._left is None else np.where(self._left > 0, costs, np.inf), 1)[0]
+        others = [row for row in self._cheapest(costs, most) if row != chosen]
+        rows = np.array([chosen, *others][:most], np.int64)
+        self._take(chosen)
+        found = zip(self._candidates.on(self._kind, rows), added[rows].tolist(), strict=True)
+        return [one._replace(terms=(*one.terms, boundaries)) for one, boundaries in found]
+
+    def _take(self, row: int) -> None:
+        """The next replica goes there."""
         self._opened = True
         if self._left is not None:
             self._left[row] -= 1
         for level, tally in zip(self._levels, self._tallies, strict=True):
             tally[level[row]] += 1
-
-
-def together(  # noqa: PLR0917  # what a decision is made of
-    snapshot: Snapshot, spec: WorkloadSpec, weights: Weights, task: Task, allows: Ints, work_most: int = WORK_MOST
-) -> tuple[tuple[Placement, ...], tuple[ReplicaExplanation, ...]]:
-    """All replicas of a workload that minds where they stand to each other; there must be room for them."""
-    count, terms = len(snapshot.names), len(_TERMS) - 1
-    board = Board(np.zeros(count, np.int8), np.zeros(count, np.int64), np.zeros(count), np.zeros((count, terms)))
-    choice = Choice(
-        np.zeros(CANDIDATES_MOST, np.int64), np.zeros((CANDIDATES_MOST, GPU_SLOTS_MOST), np.int64),
-        np.zeros(CANDIDATES_MOST), np.zeros((CANDIDATES_MOST, terms)), np.zeros(len(CONSTRAINTS), np.int64),
-    )  # fmt: skip
-    case = Case(snapshot, spec, weights, task, allows, board, choice, work_most)
-    case.weigh(snapshot, np.arange(count), board)
-    gang, trial = Gang(case), snapshot.copy()
-    placements, explanation = [], []
-    for replica in range(spec.replicas):
-        terms_w = gang.terms_w()
-        row = gang.next_row(board, terms_w)
-        # The candidates by cost with the term, what the gang decided before all others.
-        ranked = board._replace(cost_w=board.cost_w + terms_w)
-        chosen_w = float(ranked.cost_w[row])
-        ranked.cost_w[row] = -np.inf
-        fitting = case.weigh(trial.snapshot, _NO_ROWS, ranked)
-        choice.cost_w[0] = chosen_w
-        found = _candidates(case, trial.snapshot, terms_w, min(fitting, CANDIDATES_MOST))
-        slots = best_linked(trial.snapshot, task, row, choice.slots[0, : task.gpu_count].tolist())
-        placements.append(
-            Placement(
-                replica=replica,
-                node_name=snapshot.names[row],
-                gpu_uuids=tuple(snapshot.devices[row].uuids[slot] for slot in slots),
-                gpu_indexes=found[0].gpu_indexes,
-            )
-        )
-        if replica < EXPLAINED_REPLICAS_MOST:
-            named = zip(CONSTRAINTS, choice.removed.tolist(), strict=True)
-            removals = tuple(Removal(constraint=name, nodes=nodes) for name, nodes in named if nodes)
-            explanation.append(
-                ReplicaExplanation(replica=replica, candidates=found, feasible_nodes=fitting, removals=removals)
-            )
-        gang.take(row)
-        case.weigh(trial.snapshot, trial.take(row, slots, task), board)
-    return tuple(placements), tuple(explanation)
-
-
-def _candidates(case: Case, snapshot: Snapshot, topology_w: Floats, ranks: int) -> tuple[Candidate, ...]:
-    """What the choice holds, best first, each with its terms."""
-    choice, found = case.choice, []
-    for rank, row in enumerate(choice.node[:ranks].tolist()):
-        slots = best_linked(snapshot, case.task, row, choice.slots[rank, : case.task.gpu_count].tolist())
-        terms_w = (*choice.terms_w[rank].tolist(), float(topology_w[row]))
-        found.append(
-            Candidate(
-                node_name=snapshot.names[row],
-                gpu_indexes=tuple(snapshot.devices[row].indexes[slot] for slot in slots),
-                cost_w=float(choice.cost_w[rank]),
-                terms=tuple(CostTerm(name=name, cost_w=term) for name, term in zip(_TERMS, terms_w, strict=True)),
-            )
-        )
-    return tuple(found)

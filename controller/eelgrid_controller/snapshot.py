@@ -29,13 +29,11 @@ from eelgrid_kernels import (
     GPU_PARTITIONED,
     GPU_PLACEABLE,
     GPU_WHOLE_MILLI,
-    Board,
     Mix,
     Nodes,
     Task,
     refresh_fragmentation,
     sort_bit,
-    take_each,
 )
 from eelgrid_protos.messages import Gpu, Inventory, NodeState
 
@@ -133,12 +131,6 @@ class Trial:
             sorts=_read_only(self._sorts),
             changes=self._changes,
         )
-
-    def take_each(self, board: Board, task: Task, allows: Ints, rows: Ints) -> int:
-        """Places a task on each of these rows that fits by the board, and says on how many."""
-        fitted = int(take_each(self._nodes, task, allows, board, rows))
-        refresh_fragmentation(self.snapshot.nodes, self.snapshot.mix, rows, self._fragments)
-        return fitted
 
     def take(self, row: int, slots: Sequence[int], task: Task) -> Ints:
         """Places a task; returns the row that changed, as the kernels want it."""

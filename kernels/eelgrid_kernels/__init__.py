@@ -17,10 +17,10 @@ by the shapes. Every kernel is compiled by eelgrid_kernels.compiled, whose cache
 goes by all sources together.
 """
 
-from eelgrid_kernels.arrays import Board, Choice, Mix, Nodes, Prices, Task
+from eelgrid_kernels.arrays import Mix, Nodes, Task
 from eelgrid_kernels.build import sort_bit
 from eelgrid_kernels.candidates import Candidates, Found
-from eelgrid_kernels.gang import divide, take_each
+from eelgrid_kernels.gang import divide
 from eelgrid_kernels.placement import (
     CANDIDATES_MOST,
     CLASSES_MOST,
@@ -33,7 +33,6 @@ from eelgrid_kernels.placement import (
     GPU_PLACEABLE,
     GPU_SLOTS_MOST,
     GPU_WHOLE_MILLI,
-    best_candidates,
     cluster_power,
     count_verdicts,
     fragmentation,
@@ -58,15 +57,11 @@ __all__ = [
     "GPU_PLACEABLE",
     "GPU_SLOTS_MOST",
     "GPU_WHOLE_MILLI",
-    "Board",
     "Candidates",
-    "Choice",
     "Found",
     "Mix",
     "Nodes",
-    "Prices",
     "Task",
-    "best_candidates",
     "choose_linked",
     "cluster_power",
     "count_verdicts",
@@ -79,6 +74,5 @@ __all__ = [
     "replica_room",
     "rewire",
     "sort_bit",
-    "take_each",
     "warm",
 ]

@@ -30,8 +30,12 @@ from eelgrid_kernels.peer_arrays import (
     ASKED_MILLI,
     BORN,
     ENTRIES,
+    LEFT,
+    MEMORY,
+    MOST,
     RANK,
     READ,
+    RIGHT,
     ROOT,
     ROWS,
     SEED,
@@ -45,7 +49,7 @@ from eelgrid_kernels.peer_arrays import (
 from eelgrid_kernels.peers import MIX, RANDOM, take, weigh
 from eelgrid_kernels.states import shift
 
-__all__ = ["BLOCK", "advance", "catch_up", "choose", "decide"]
+__all__ = ["BLOCK", "advance", "catch_up", "choose", "decide", "tend"]
 
 _SHIFT = 6
 BLOCK = 1 << _SHIFT
@@ -85,10 +89,15 @@ def _review(run: Run, kind: int, entry: int, entries: int, whole: bool) -> int:
     cost, rank, scaled, top, top_cost = run.cost, run.rank, run.scaled, run.top, run.top_cost
     rows, policy, mask, reviewed = facts[ROWS], run.policy, log.shape[0] - 1, 0
     read = -1 if whole else kinds[kind, READ]
-    memory = kinds[kind, ASKED_MEMORY]
+    memory, partly = kinds[kind, ASKED_MEMORY], not whole and entries < facts[ENTRIES]
     for at in range(entry, entries):
         row = at if whole else log[at & mask]
         if not whole and states[row, TOUCHED] != at:
+            # Its last entry counts. Where this reading ends before that one, it must still be weighed then.
+            if partly and states[row, BORN] >= read:
+                cost[kind, row] = np.inf
+                if top[kind, row >> _SHIFT] == row:
+                    _find_top(cost, rank, top, top_cost, rows, kind, row >> _SHIFT)
             continue
         reviewed += 1
         price = np.inf
@@ -131,6 +140,21 @@ def catch_up(run: Run, kind: int) -> int:
 
 
 @kernel
+def tend(run: Run, kind: int, most: int) -> int:
+    """Read at most so many entries of the log for a kind that nobody asked for; returns how many rows were reviewed.
+
+    For idle time: it changes no decision, only how much the kind's next one has to catch up.
+    """
+    entries, read = run.facts[ENTRIES], run.kinds[kind, READ]
+    if read < 0 or entries - read > run.log.shape[0] or entries == read:
+        return 0
+    last = min(entries, read + most)
+    reviewed = _review(run, kind, read, last, False)
+    run.kinds[kind, READ] = last
+    return reviewed
+
+
+@kernel
 def _cheapest(run: Run, kind: int) -> int:
     """The best row of the blocks' bests, or -1."""
     top, top_cost, rank, best, best_cost = run.top, run.top_cost, run.rank, -1, np.inf
@@ -169,19 +193,36 @@ def _cheapest_scaled(run: Run, kind: int, low: float, high: float) -> int:
 
 
 @kernel
+def _luckier(nodes: Ints, seed: int, moment: int, one: int, other: int) -> int:
+    """Of two nodes the one with the higher draw, equals by rank; -1 is none."""
+    if one < 0 or other < 0:
+        return max(one, other)
+    mine, theirs = draw(seed, moment, nodes[one, RANK]), draw(seed, moment, nodes[other, RANK])
+    first = mine > theirs or (mine == theirs and nodes[one, RANK] < nodes[other, RANK])
+    return one if first else other
+
+
+@kernel
+def _drawn_of(nodes: Ints, root: int, memory: int, seed: int, moment: int) -> int:
+    """The node with the highest draw among those of a tree with the memory, or -1."""
+    if root < 0 or nodes[root, MOST] < memory:
+        return -1
+    best = root if nodes[root, MEMORY] >= memory else -1
+    for side in (LEFT, RIGHT):
+        below = _drawn_of(nodes, nodes[root, side], memory, seed, moment)
+        best = _luckier(nodes, seed, moment, best, below)
+    return best
+
+
+@kernel
 def _random_node(run: Run, kind: int, moment: int) -> int:
     """The node with the highest draw among all that fit, or -1."""
-    nodes, memory, best, highest = run.nodes, run.kinds[kind, ASKED_MEMORY], -1, -1
+    nodes, states, seed, cost = run.nodes, run.states, run.facts[SEED], run.cost
+    best, memory = -1, run.kinds[kind, ASKED_MEMORY]
     for row in range(run.facts[ROWS]):
-        rank = -1
-        while run.cost[kind, row] < np.inf:
-            node = first_roomy(nodes, run.states[row, ROOT], memory, rank)
-            if node < 0:
-                break
-            rank = nodes[node, RANK]
-            drawn = draw(run.facts[SEED], moment, rank)
-            if drawn > highest or (drawn == highest and rank < nodes[best, RANK]):
-                best, highest = node, drawn
+        if cost[kind, row] < np.inf:
+            found = _drawn_of(nodes, states[row, ROOT], memory, seed, moment)
+            best = _luckier(nodes, seed, moment, best, found)
     return best
 
 

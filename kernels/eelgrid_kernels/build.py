@@ -6,9 +6,10 @@ shapes and tasks come from.
 # ruff: noqa: PLR0917 (the parts of a run come one by one)
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eelgrid_kernels.arrays import Floats, Ints, Mix
 from eelgrid_kernels.best import BLOCK, is_scaled
@@ -67,7 +68,7 @@ class Expected(NamedTuple):
     scale: float  # what F is divided by
 
 
-def bits(allows: Ints) -> int:
+def bits(allows: NDArray[Any]) -> int:
     """A set of models as bits, from 1 where the model is in it (M,)."""
     if len(allows) > MODELS_MOST:
         raise ValueError(f"there are {len(allows)} GPU models; a fleet may have {MODELS_MOST}")

@@ -6,9 +6,10 @@ Everything is copied, so that a run changes nothing of its caller's.
 """
 # ruff: noqa: PLR0917 (the columns of a run come one by one, as kernels take them)
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eelgrid_kernels.arrays import Floats, Ints, Mix
 from eelgrid_kernels.best import advance
@@ -54,7 +55,7 @@ class FleetColumns(Protocol):
     def busy_w(self) -> Floats: ...  # noqa: D102 (N,)
 
 
-def _ints(values: Ints) -> Ints:
+def _ints(values: NDArray[Any]) -> Ints:
     return np.array(values, np.int64, order="C")
 
 

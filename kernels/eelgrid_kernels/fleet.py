@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.best import decide
+from eelgrid_kernels.best import decide, tend
 from eelgrid_kernels.course import FleetColumns, SpecColumns, prepare
 from eelgrid_kernels.peer_arrays import CPU, GPU, MEMORY, NODE_SHAPE, STATE, WIDTH, Run
 from eelgrid_kernels.states import set_available, shift
@@ -43,6 +43,7 @@ class Fleet:
         weights: Floats,
     ) -> None:
         self._run = prepare(columns, specs, typical, rank, policy, weights)
+        self._turn = 0
 
     def place(self, spec: int, moment: int = 0) -> tuple[int, tuple[int, ...]]:
         """The node and its GPUs for a task, which it then holds; node -1 if it fits nowhere.
@@ -66,6 +67,14 @@ class Fleet:
         """Whether the node takes new tasks; what it holds stays and draws its watts until it is released."""
         set_available(self._run, node, available)
 
+    def tend(self, most: int) -> None:
+        """Idle work, bounded: one kind of task, each in turn, reads at most so many changes ahead of its next task.
+
+        It changes no decision, only how long the next one of a rare kind takes.
+        """
+        tend(self._run, self._turn, most)
+        self._turn = (self._turn + 1) % max(1, len(self._run.kinds))
+
     @property
     def power_w(self) -> float:
         """Modelled watts of all nodes."""
@@ -86,5 +95,5 @@ class Fleet:
     def copy(self) -> "Fleet":
         """A fleet in the same state that goes its own way."""
         other = object.__new__(Fleet)
-        other._run = _copied(self._run)
+        other._run, other._turn = _copied(self._run), self._turn
         return other

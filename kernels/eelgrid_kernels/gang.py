@@ -17,38 +17,38 @@ replicas fit at all, on each node no more than R.
 
 import numpy as np
 
-from eelgrid_kernels.arrays import Board, Floats, Ints, Nodes, Task
+from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.compiled import kernel
-from eelgrid_kernels.placement import FITS, GPU_PLACEABLE
+from eelgrid_kernels.peer_arrays import ASKED_CPU, ASKED_MILLI, CPU, GPU, Run
+from eelgrid_kernels.peers import take, weighed
+from eelgrid_kernels.terms import survey
 
 
 @kernel
-def take_each(nodes: Nodes, task: Task, allows: Ints, board: Board, rows: Ints) -> int:
-    """Puts one task on each node of rows that fits, where the board says, in place; returns how many fitted.
+def repeat(trial: Run, states: Ints, rows: Ints, kind: int, costs: Floats) -> int:
+    """What 0, 1, 2 ... equal tasks cost on a node of each of these states into costs (len(rows), S+1), in place.
 
-    Changes cpu_free, memory_free and gpu_free of nodes. A task with several GPUs takes the first that hold it.
+    Infinite beyond the room, memory left aside; returns how many any of them holds. trial is the run with one row of
+    states of its own, on which task after task is weighed and taken as in a decision.
     """
-    fitted = 0
-    for node in rows:
-        if board.verdict[node] != FITS:
-            continue
-        fitted += 1
-        nodes.cpu_free[node] -= task.cpu_milli
-        nodes.memory_free[node] -= task.memory_bytes
-        if task.gpu_count == 1:
-            nodes.gpu_free[node, board.slot[node]] -= task.gpu_milli
-            continue
-        wanted = task.gpu_count
-        for slot in range(nodes.gpu_state.shape[1]):
-            if (
-                wanted > 0
-                and nodes.gpu_state[node, slot] == GPU_PLACEABLE
-                and allows[nodes.gpu_model[node, slot]] != 0
-                and nodes.gpu_free[node, slot] >= task.gpu_milli
-            ):
-                nodes.gpu_free[node, slot] -= task.gpu_milli
-                wanted -= 1
-    return fitted
+    most, asked = 0, trial.kinds[kind]
+    for place in range(rows.shape[0]):
+        trial.states[0] = states[rows[place]]
+        costs[place] = np.inf
+        costs[place, 0] = 0.0
+        for tasks in range(1, costs.shape[1]):
+            cost = weighed(trial, kind, 0)[0]
+            if cost == np.inf:
+                break
+            costs[place, tasks] = costs[place, tasks - 1] + cost
+            most = max(most, tasks)
+            take(trial, kind, 0, 0)
+            trial.states[0, CPU] -= asked[ASKED_CPU]
+            for slot in trial.taken:
+                if slot >= 0:
+                    trial.states[0, GPU + slot] -= asked[ASKED_MILLI]
+            survey(trial.states, trial.shapes, trial.added_w, trial.groups, trial.weight, trial.levels, 0)
+    return most
 
 
 @kernel

@@ -128,6 +128,6 @@ def count_roomy(nodes: Ints, root: int, memory: int) -> int:
     if root < 0 or nodes[root, MOST] < memory:
         return 0
     if nodes[root, LEAST] >= memory:
-        return nodes[root, SIZE]
+        return int(nodes[root, SIZE])
     mine = 1 if nodes[root, MEMORY] >= memory else 0
     return mine + count_roomy(nodes, nodes[root, LEFT], memory) + count_roomy(nodes, nodes[root, RIGHT], memory)

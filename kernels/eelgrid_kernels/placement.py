@@ -1,4 +1,8 @@
-"""Where one task goes: every node and GPU weighed by one cost in watts.
+"""One node at a time, straight from its arrays: watts, fragmentation, room, and what rules it out.
+
+Owns the formulas as a cluster is read whole: its power, F of each node, how many
+replicas fit, which constraint fails first. Must not know how the best node is
+found: eelgrid_kernels.candidates, which weighs by the same terms.
 
     cost = w_power * dP + w_frag * dF / 1000 + w_strand * dS
 
@@ -24,7 +28,7 @@ to the lowest rank (by name, so that the order of joining decides nothing), then
 
 import numpy as np
 
-from eelgrid_kernels.arrays import Board, Choice, Ints, Mix, Nodes, Prices, Task
+from eelgrid_kernels.arrays import Ints, Mix, Nodes, Task
 from eelgrid_kernels.compiled import kernel
 
 CANDIDATES_MOST = 4
@@ -73,17 +77,6 @@ def cluster_power(nodes: Nodes) -> float:
     for node in range(nodes.cpu_capacity.shape[0]):
         power_w += node_power(nodes, node)
     return power_w
-
-
-@kernel
-def _shift(mix: Mix, usable: Ints, waste: Ints, model: int, was: int, now: int) -> None:
-    """Move one GPU of a model from `was` to `now` milli free; usable and waste (C,) change in place."""
-    for t in range(usable.shape[0]):
-        allowed = mix.allows[model, t]
-        before = allowed if was >= mix.gpu_milli[t] else 0
-        after = allowed if now >= mix.gpu_milli[t] else 0
-        usable[t] += after - before
-        waste[t] += (1 - after) * now - (1 - before) * was
 
 
 @kernel
@@ -187,135 +180,6 @@ def _holds(nodes: Nodes, task: Task, allows: Ints, node: int, slot: int) -> bool
         and allows[nodes.gpu_model[node, slot]] != 0
         and nodes.gpu_free[node, slot] >= task.gpu_milli
     )
-
-
-@kernel
-def _like_an_earlier(nodes: Nodes, node: int, slot: int) -> bool:
-    """Whether a lower slot holds a GPU that differs in nothing."""
-    for other in range(slot):
-        if (
-            nodes.gpu_free[node, other] == nodes.gpu_free[node, slot]
-            and nodes.gpu_model[node, other] == nodes.gpu_model[node, slot]
-            and nodes.gpu_state[node, other] == nodes.gpu_state[node, slot]
-            and nodes.gpu_idle_w[node, other] == nodes.gpu_idle_w[node, slot]
-            and nodes.gpu_busy_w[node, other] == nodes.gpu_busy_w[node, slot]
-        ):
-            return True
-    return False
-
-
-@kernel
-def _weigh(
-    nodes: Nodes, mix: Mix, fragments: Ints, task: Task, allows: Ints, prices: Prices, node: int,
-    usable: Ints, waste: Ints, board: Board,
-) -> None:  # fmt: skip
-    """Put the best choice on a node that fits into the board, in place; usable and waste (C,) are scratch."""
-    cpu_free = nodes.cpu_free[node]
-    cpu_left = cpu_free - task.cpu_milli
-    capacity = nodes.cpu_capacity[node]
-    total = _survey(nodes, mix, node, usable, waste)
-    stranded = max(0, FEED * total - cpu_free)
-    stranded_after = max(0, FEED * (total - task.gpu_count * task.gpu_milli) - cpu_left)
-    strand_w = prices.stranding_w * ((stranded_after - stranded) / (FEED * 1000.0))
-    packages = _active_packages(capacity, cpu_left) - _active_packages(capacity, cpu_free)
-    cpu_w = (CPU_PACKAGE_FULL_W - CPU_PACKAGE_IDLE_W) * packages
-    scale = mix.total * 1000.0
-    gpu_w = 0.0
-    taken = 0
-    board.cost_w[node] = np.inf
-    for slot in range(nodes.gpu_state.shape[1] if task.gpu_count > 0 else 1):
-        model = was = now = 0
-        if task.gpu_count > 0:
-            alike = task.gpu_count == 1 and _like_an_earlier(nodes, node, slot)
-            if alike or not _holds(nodes, task, allows, node, slot):
-                continue
-            model, was = nodes.gpu_model[node, slot], nodes.gpu_free[node, slot]
-            now = was - task.gpu_milli
-            added_w = nodes.gpu_busy_w[node, slot] - nodes.gpu_idle_w[node, slot]
-            gpu_w = (gpu_w if task.gpu_count > 1 else 0.0) + (added_w if was == GPU_WHOLE_MILLI else 0.0)
-            taken += 1
-            if task.gpu_count > 1 and taken < task.gpu_count:
-                _shift(mix, usable, waste, model, was, now)
-                total += now - was
-                continue
-        after = _fragments(mix, usable, waste, cpu_left, total, model, was, now)
-        power_w = prices.power * (gpu_w + cpu_w)
-        frag_w = prices.fragmentation_w * ((after - fragments[node]) / scale)
-        cost_w = power_w + frag_w + strand_w
-        if cost_w < board.cost_w[node]:
-            board.cost_w[node] = cost_w
-            board.slot[node] = slot
-            board.terms_w[node, 0] = power_w
-            board.terms_w[node, 1] = frag_w
-            board.terms_w[node, 2] = strand_w
-        if task.gpu_count != 1:
-            break
-
-
-@kernel
-def _before(nodes: Nodes, board: Board, one: int, other: int) -> bool:
-    """Whether one is cheaper, or as cheap and of lower rank."""
-    gap_w = board.cost_w[one] - board.cost_w[other]
-    return bool(gap_w < 0.0 or (gap_w == 0.0 and nodes.rank[one] < nodes.rank[other]))
-
-
-@kernel
-def _select(nodes: Nodes, task: Task, allows: Ints, board: Board, choice: Choice) -> int:
-    """The K cheapest nodes of the board and the counts of the others into choice, in place; returns how many fit."""
-    most = choice.node.shape[0]
-    choice.removed[:] = 0
-    choice.node[:] = -1
-    choice.slots[:] = -1
-    fitting = 0
-    for node in range(board.verdict.shape[0]):
-        if board.verdict[node] != FITS:
-            choice.removed[board.verdict[node] - 1] += 1
-            continue
-        # Insertion into a list that stays sorted.
-        place = min(fitting, most)
-        while place > 0 and _before(nodes, board, node, choice.node[place - 1]):
-            if place < most:
-                choice.node[place] = choice.node[place - 1]
-            place -= 1
-        if place < most:
-            choice.node[place] = node
-        fitting += 1
-    for rank in range(min(fitting, most)):
-        node = choice.node[rank]
-        choice.cost_w[rank] = board.cost_w[node]
-        choice.terms_w[rank, :] = board.terms_w[node, :]
-        if task.gpu_count == 1:
-            choice.slots[rank, 0] = board.slot[node]
-            continue
-        taken = 0
-        for slot in range(nodes.gpu_state.shape[1]):
-            if taken < task.gpu_count and _holds(nodes, task, allows, node, slot):
-                choice.slots[rank, taken] = slot
-                taken += 1
-    return fitting
-
-
-@kernel
-def best_candidates(
-    nodes: Nodes, mix: Mix, fragments: Ints, task: Task, allows: Ints, prices: Prices, rows: Ints, board: Board,
-    choice: Choice,
-) -> int:  # fmt: skip
-    """The K best nodes for one task, at most one choice on each; returns how many nodes fit.
-
-    Weighs the nodes in rows (any length) into the board, then picks from the whole
-    board, so that who kept the board of the same task weighs only the nodes that
-    changed. fragments (N,) holds `fragmentation` of every node for this mix. allows
-    (M,) is 1 for each model that the task may use. board and choice change in place.
-    A task with several GPUs takes fully free GPUs in index order.
-    """
-    usable = np.empty(mix.weight.shape[0], np.int64)
-    waste = np.empty(mix.weight.shape[0], np.int64)
-    for node in rows:
-        found = verdict(nodes, task, allows, node)
-        board.verdict[node] = found
-        if found == FITS:
-            _weigh(nodes, mix, fragments, task, allows, prices, node, usable, waste, board)
-    return int(_select(nodes, task, allows, board, choice))
 
 
 @kernel

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import naive, naive_openb
-from tests.props.peers_test import ALL, POLICIES, columns, scenes
+from tests.props.peers_test import ALL, POLICIES, columns, generated, scenes
 
 from eelgrid_kernels.fleet import Fleet
 
 quiet = settings(deadline=None, max_examples=60)
 ACTIONS = st.lists(
-    st.tuples(st.sampled_from(["place", "place", "place", "release", "fail", "return"]), st.integers(0, 1000)),
+    st.tuples(st.sampled_from(["place", "place", "place", "release", "fail", "return", "tend"]), st.integers(0, 1000)),
     max_size=40,
 )
 
@@ -72,6 +72,8 @@ def test_a_fleet_equals_its_naive_twin_while_tasks_leave_and_nodes_fail(name, sc
             node, spec, slots = running.pop(number % len(running))
             fleet.release(node, spec, slots)
             machines[node].node = given_back(machines[node].node, slots, scene.tasks[spec])
+        elif verb == "tend":
+            fleet.tend(number % 5)
         elif verb in {"fail", "return"}:
             node = number % len(machines)
             fleet.set_available(node, verb == "return")
@@ -115,3 +117,23 @@ def test_a_failed_node_gets_nothing_and_keeps_what_it_has():
     fleet.set_available(0, True)
     fleet.put(0, 0, (0,))
     assert fleet.free(0) == (95_000, 9, (700,))
+
+
+@pytest.mark.parametrize("name", ["eelgrid", "fgd", "pwr200"])
+@pytest.mark.parametrize("most", [1, 3, 10])
+def test_idle_work_in_small_bouts_changes_no_decision(name, most):
+    """160 nodes in several blocks of states; tasks leave again, so that a state is new, touched and gone between bouts."""
+    scene = generated()
+    scene.machines = [replace(machine, rank=rank) for rank, machine in enumerate(scene.machines * 4)]
+    quiet_one, busy_one, running = fleet_of(scene, name), fleet_of(scene, name), []
+    for step, spec in enumerate(scene.order * 2):
+        for _ in range(4):
+            busy_one.tend(most)
+        found = quiet_one.place(spec)
+        assert busy_one.place(spec) == found
+        if found[0] >= 0:
+            running.append((found[0], spec, found[1]))
+        if len(running) > 60:
+            place = running.pop(step * 31 % len(running))
+            quiet_one.release(*place)
+            busy_one.release(*place)

@@ -193,6 +193,7 @@ objective          balanced (revision 1)
   fragmentation_w  80
   stranding_w      200
   locality_w       100
+placement          eelgrid
 lease              60 s
 send interval      5 s
 sample interval    1 s
@@ -201,11 +202,12 @@ every other pool   observe: plans are shown, nothing is changed on the nodes
 
 
 def test_policy_set_changes_what_is_named_and_keeps_the_rest(eelctl, fake):
-    eelctl("policy", "set", "--objective", "energy", "--pool-mode", "a=enforce", "--lease", "30")
+    eelctl("policy", "set", "--objective", "energy", "--pool-mode", "a=enforce", "--lease", "30", "--policy", "fgd")
     eelctl("policy", "set", "--weight", "power=2", "--pool-mode", "b=observe", "--send-interval", "2")
     policy = fake.policy
     assert (policy.revision, policy.objective, policy.lease_s, policy.send_interval_s) == (3, "custom", 30.0, 2.0)
     assert (policy.weights.power, policy.weights.fragmentation_w) == (2.0, 20.0)
+    assert policy.placement == "fgd"
     assert [(pool.pool, pool.mode.name) for pool in policy.pools] == [("a", "ENFORCE"), ("b", "OBSERVE")]
 
 

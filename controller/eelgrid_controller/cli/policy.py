@@ -84,6 +84,7 @@ def _lines(policy: Policy) -> Iterator[str]:
     yield f"objective          {policy.objective} (revision {policy.revision})"
     for name in _WEIGHTS:
         yield f"  {name:<17}{getattr(policy.weights, name):g}"
+    yield f"placement          {policy.placement}"
     yield f"lease              {policy.lease_s:g} s"
     yield f"send interval      {policy.send_interval_s:g} s"
     yield f"sample interval    {policy.sample_interval_s:g} s"
@@ -109,6 +110,7 @@ def get_policy(settings: Settings) -> None:
 
 @policy.command("set")
 @click.option("--objective", type=click.Choice(list(OBJECTIVES)), help="A named weighting.")
+@click.option("--policy", "placement", metavar="NAME", help="How places are chosen: eelgrid, fgd, pwr, pwr200, ...")
 @click.option("--weight", multiple=True, metavar="NAME=VALUE", help=f"One weight; repeatable: {', '.join(_WEIGHTS)}.")
 @click.option("--pool-mode", multiple=True, metavar="POOL=MODE", help="observe or enforce in a pool; repeatable.")
 @click.option("--lease", "lease_s", type=click.FloatRange(5.0, 86_400.0), help="Seconds a node keeps a plan alone.")
