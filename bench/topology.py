@@ -41,7 +41,7 @@ MODELS = ("G2", "T4", "G3", "V100M32")
 GIB = 2**30
 NEAR_W = 1e-6
 # Steps of dividing: as it is; for about half of the nodes of these clusters; for none.
-WAYS = {"exact": WORK_MOST, "bounded": 6_000, "one by one": 0}
+WAYS = {"exact": WORK_MOST, "bounded": 40_000, "one by one": 0}
 
 
 @dataclass(frozen=True, slots=True)

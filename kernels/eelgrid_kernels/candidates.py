@@ -144,13 +144,18 @@ class Candidates:
         roomy = run.nodes[:, MEMORY_FREE] >= run.kinds[kind, ASKED_MEMORY]
         return np.where(roomy, run.cost[kind, run.nodes[:, STATE]], np.inf)
 
+    def states(self, nodes: Ints) -> Ints:
+        """A number for the state of each of these nodes: those with the same one are weighed alike but for memory."""
+        states: Ints = self._run.nodes[nodes, STATE]
+        return states
+
     def several(self, kind: int, nodes: Ints, most: int) -> Floats:
         """What 0, 1, 2 ... S such tasks cost on each of these nodes (len(nodes), S+1), infinite beyond its room.
 
         S is how many any of them holds, at most `most`; of the nodes in one state one is weighed.
         """
         run = self._run
-        rows, place = np.unique(run.nodes[nodes, STATE], return_inverse=True)
+        rows, place = np.unique(self.states(nodes), return_inverse=True)
         costs = np.empty((len(rows), most + 1))
         held = repeat(run._replace(states=np.empty_like(run.states[:1])), run.states, rows, kind, costs)
         table = costs[place.reshape(-1), : held + 1]
