@@ -128,7 +128,7 @@ class Planner:
             return Decision(placements=(), explanation=(explained,), room=room, removals=explained.removals)
         gang = None
         if placement == OURS and wishes(spec, weights):
-            call = call._replace(prices=(*prices, weights.locality_w), terms=(*TERMS, "topology"))
+            call = call._replace(prices=(*call.prices, weights.locality_w), terms=(*TERMS, "topology"))
             case = Case(snapshot, spec, task, call.allows, weights.locality_w, self._gang_work_most)
             gang = Gang(case, candidates, candidates.kind(task, call.allows))
             found, counts = self._look(candidates, snapshot, call, gang)
