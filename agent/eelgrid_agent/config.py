@@ -21,6 +21,7 @@ from typing import Any
 
 from eelgrid_protos import __version__
 from eelgrid_protos.errors import Violation
+from eelgrid_protos.messages import TOPOLOGY_PARTS_MOST
 from eelgrid_protos.transport import TlsFiles
 
 __all__ = [
@@ -87,6 +88,7 @@ class AgentConfig:
     node_name: str
     pool: str
     labels: tuple[tuple[str, str], ...]
+    topology: tuple[str, ...]
     simulate: Path | None
     seed: int
     spool_ticks: int | None
@@ -130,6 +132,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--node-name", default="", metavar="NAME", help="this node's name (default: the host's name)")
     add("--pool", default="", help="the pool whose enforcement mode holds for this node")
     add("--label", action="append", default=[], metavar="KEY=VALUE", help="a label of this node; may be repeated")
+    add(
+        "--topology", default="", metavar="PATH", help="where this node stands, outermost first: zone-a/spine-2/rack-17"
+    )
     add("--spool-ticks", type=int, metavar="N", help=f"ticks a node keeps unsent (default {SPOOL_TICKS})")
     add("--vendor", choices=VENDORS, default="auto", help="whose GPUs these are (default: whose driver answers)")
     add("--observe-only", action="store_true", help="change no GPU, whatever the pool's mode says")
@@ -172,8 +177,9 @@ def parse(arguments: Sequence[str]) -> AgentConfig:
         check_address(f"--{flag}", getattr(flags, flag))
     for flag in ("node_name", "pool"):
         check_name(f"--{flag.replace('_', '-')}", getattr(flags, flag))
-    if flags.simulate is not None and (flags.node_name or flags.pool or flags.label):
-        raise BadNodeName("--simulate", "is given with --node-name, --pool or --label", "say these in the file")
+    if flags.simulate is not None and (flags.node_name or flags.pool or flags.label or flags.topology):
+        problem = "is given with --node-name, --pool, --label or --topology"
+        raise BadNodeName("--simulate", problem, "say these in the file")
     if flags.spool_ticks is not None and not 1 <= flags.spool_ticks <= SPOOL_TICKS_MOST:
         raise BadLimit("--spool-ticks", f"{flags.spool_ticks} is not in [1, {SPOOL_TICKS_MOST}]", "choose one inside")
     _check_enforcement(flags)
@@ -184,6 +190,7 @@ def parse(arguments: Sequence[str]) -> AgentConfig:
         node_name=flags.node_name,
         pool=flags.pool,
         labels=_labels(flags.label),
+        topology=_topology(flags.topology),
         simulate=flags.simulate,
         seed=flags.seed,
         spool_ticks=flags.spool_ticks,
@@ -223,6 +230,17 @@ def check_name(flag: str, name: str) -> None:
     if name and not _NODE_NAME.fullmatch(name):
         remedy = "use letters, digits and . _ / -, beginning and ending with a letter or digit"
         raise BadNodeName(flag, f"{name!r} is no name", remedy)
+
+
+def _topology(path: str) -> tuple[str, ...]:
+    parts = tuple(path.split("/")) if path else ()
+    if len(parts) > TOPOLOGY_PARTS_MOST or not all(parts):
+        problem = f"{path!r} has {len(parts)} parts, or an empty one"
+        remedy = f"give up to {TOPOLOGY_PARTS_MOST} names with / between them, outermost first"
+        raise BadNodeName("--topology", problem, remedy)
+    for part in parts:
+        check_name("--topology", part)
+    return parts
 
 
 def _labels(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:

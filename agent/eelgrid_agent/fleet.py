@@ -58,7 +58,12 @@ def simulated_node(
         ),
     )
     identity = Identity(
-        node_name=spec.node_name, agent_version=__version__, pool=spec.pool, labels=spec.labels, simulated=True
+        node_name=spec.node_name,
+        agent_version=__version__,
+        pool=spec.pool,
+        labels=spec.labels,
+        simulated=True,
+        topology=spec.topology,
     )
     host = SimulatedHost(
         cpu_milli=spec.cpu_milli, memory_bytes=spec.memory_bytes, load=engine.host_load, monotonic_ns=clock.monotonic_ns

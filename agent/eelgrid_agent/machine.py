@@ -83,7 +83,7 @@ async def open_machine(config: AgentConfig, clock: Clock, incarnation: Callable[
     host = MachineHost()
     identity = Identity(
         node_name=config.node_name or host.name(), agent_version=__version__, pool=config.pool,
-        labels=dict(config.labels),
+        labels=dict(config.labels), topology=config.topology,
     )  # fmt: skip
     local = LocalPolicy(power_budget_w=config.power_budget_w, enforce=config.power_budget_w is not None)
     guard = Guard(identity.node_name, has_control=not observe_only, local=local)

@@ -30,6 +30,7 @@ class Identity:
     pool: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     simulated: bool = False
+    topology: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,7 @@ def inventory_of(
         simulated=identity.simulated,
         access=found.access,
         links=found.links,
+        topology=identity.topology,
     )
 
 

@@ -22,7 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eelgrid_controller.events import EXPLAINED_REPLICAS_MOST
+from eelgrid_controller.gang import WORK_MOST, Case, Gang, wishes
 from eelgrid_controller.quotes import Quotes
+from eelgrid_controller.slots import best_linked
 from eelgrid_controller.snapshot import Snapshot
 from eelgrid_kernels import (
     CANDIDATES_MOST,
@@ -76,6 +78,7 @@ class _Call(NamedTuple):
     allows: Ints
     prices: tuple[float, ...]
     policy: str
+    terms: tuple[str, ...] = TERMS
 
 
 @dataclass(slots=True)
@@ -122,7 +125,8 @@ def moment_of(snapshot: Snapshot) -> int:
 class Planner:
     """Decides; its memory is a cache and changes no decision."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, gang_work_most: int = WORK_MOST) -> None:
+        self._gang_work_most = gang_work_most
         self._memory: _Memory | None = None
 
     def decide(self, snapshot: Snapshot, spec: WorkloadSpec, weights: Weights, placement: str = OURS) -> Decision:
@@ -130,7 +134,7 @@ class Planner:
         task = _task(spec.request)
         prices = prices_of(weights)
         candidates = self._candidates(snapshot, placement, prices)
-        in_force = candidates.weights if placement == OURS else prices
+        in_force = candidates.weights if placement == OURS else prices[: len(TERMS)]
         call = _Call(task, snapshot.allows(spec.request.gpu_models), in_force, placement)
         found, counts = self._look(candidates, snapshot, call)
         room = min(1, counts[FITS])
@@ -139,13 +143,20 @@ class Planner:
         explained = self._explained(snapshot, call, 0, found, counts)
         if room < spec.replicas:
             return Decision(placements=(), explanation=(explained,), room=room, removals=explained.removals)
+        gang = None
+        if placement == OURS and wishes(spec, weights):
+            call = call._replace(prices=(*call.prices, weights.locality_w), terms=(*TERMS, "topology"))
+            case = Case(snapshot, spec, task, call.allows, weights.locality_w, self._gang_work_most)
+            gang = Gang(case, candidates, candidates.kind(task, call.allows))
+            found, counts = self._look(candidates, snapshot, call, gang)
+            explained = self._explained(snapshot, call, 0, found, counts)
         placements, explanation = [self._placement(snapshot, found[0], 0)], [explained]
         if spec.replicas > 1:
             trial = snapshot.copy()
             for replica in range(1, spec.replicas):
                 rows = trial.take(found[0].node, found[0].slots, task)
                 self._update(candidates, trial.snapshot, rows.tolist())
-                found, counts = self._look(candidates, trial.snapshot, call)
+                found, counts = self._look(candidates, trial.snapshot, call, gang)
                 assert found, "replica_room is exact"
                 placements.append(self._placement(trial.snapshot, found[0], replica))
                 if replica < EXPLAINED_REPLICAS_MOST:
@@ -199,10 +210,18 @@ class Planner:
         return candidates
 
     @staticmethod
-    def _look(candidates: Candidates, snapshot: Snapshot, call: _Call) -> tuple[list[Found], list[int]]:
-        """The best candidates, and all nodes by verdict."""
-        kind = candidates.kind(call.task, call.allows)
-        found = candidates.best(kind, moment_of(snapshot) if call.policy == "random" else 0, CANDIDATES_MOST)
+    def _look(
+        candidates: Candidates, snapshot: Snapshot, call: _Call, gang: Gang | None = None
+    ) -> tuple[list[Found], list[int]]:
+        """The best candidates, the gang's if there is one, and all nodes by verdict."""
+        if gang:
+            found = gang.place_next(CANDIDATES_MOST)
+        else:
+            kind = candidates.kind(call.task, call.allows)
+            found = candidates.best(kind, moment_of(snapshot) if call.policy == "random" else 0, CANDIDATES_MOST)
+        if call.policy == OURS:
+            linked = [tuple(best_linked(snapshot, call.task, one.node, one.slots)) for one in found]
+            found = [one._replace(slots=slots) for one, slots in zip(found, linked, strict=True)]
         return found, candidates.verdicts(snapshot.nodes, call.task, call.allows)
 
     @staticmethod
@@ -221,14 +240,16 @@ class Planner:
     ) -> ReplicaExplanation:
         candidates = []
         for choice in found:
-            terms_w = [price * term for price, term in zip(call.prices, choice.terms, strict=False)]
+            terms_w = [price * term for price, term in zip(call.prices, choice.terms, strict=True)]
             indexes = snapshot.devices[choice.node].indexes
             candidates.append(
                 Candidate(
                     node_name=snapshot.names[choice.node],
                     gpu_indexes=tuple(indexes[slot] for slot in choice.slots),
                     cost_w=sum(terms_w),
-                    terms=tuple(CostTerm(name=name, cost_w=term) for name, term in zip(TERMS, terms_w, strict=True)),
+                    terms=tuple(
+                        CostTerm(name=name, cost_w=term) for name, term in zip(call.terms, terms_w, strict=True)
+                    ),
                 )
             )
         return ReplicaExplanation(

@@ -14,7 +14,7 @@ has read knows what is stale; a new `era` makes everything stale.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from eelgrid_controller.demand import TaskClass
 from eelgrid_controller.ledger import ASSIGNMENTS_MOST
 from eelgrid_controller.quotes import NONE, Quotes
 from eelgrid_controller.state import ClusterState, NodeRecord
+from eelgrid_controller.topology import Places, link_matrix
 from eelgrid_kernels import (
     GPU_ABSENT,
     GPU_PARTITIONED,
@@ -65,6 +66,8 @@ class Devices:
 
     uuids: tuple[str, ...]
     indexes: tuple[int, ...]
+    # Bandwidths (G, G), slot by slot; None where they are unknown or all the same.
+    links: Ints | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,7 @@ class Snapshot:
     models: Mapping[str, int]
     changes: Sequence[int]
     era: int
+    places: Places
     quotes: Quotes = NONE
 
     def allows(self, models: tuple[str, ...]) -> Ints:
@@ -190,6 +194,7 @@ class Mirror:
         self._inventories: list[Inventory | None] = []
         self._lost: list[frozenset[str]] = []
         self._models: dict[str, int] = {}
+        self._places = Places()
         self._changes: list[int] = []
         self._era = 0
         self._learned: tuple[tuple[TaskClass, int], ...] | None = None
@@ -232,6 +237,7 @@ class Mirror:
                 models=self._models,
                 changes=self._changes,
                 era=self._era,
+                places=self._places,
                 quotes=quotes,
             )
         return self._snapshot
@@ -295,7 +301,10 @@ class Mirror:
         gpus = sorted(inventory.gpus, key=lambda gpu: gpu.index)
         self._inventories[row] = inventory
         self._lost[row] = frozenset(record.lost_gpus)
-        self._devices[row] = Devices(tuple(gpu.uuid for gpu in gpus), tuple(gpu.index for gpu in gpus))
+        self._devices[row] = Devices(
+            tuple(gpu.uuid for gpu in gpus), tuple(gpu.index for gpu in gpus), link_matrix(gpus, inventory.links)
+        )
+        self._places.enter(row, inventory.topology)
         arrays = self._arrays
         arrays.cpu_capacity[row] = inventory.cpu_milli
         self._memory[row] = inventory.memory_bytes

@@ -8,6 +8,7 @@ Symbols of every kernel:
     N  nodes                    G  GPU slots of the widest node, at most 64
     C  classes of the mix       M  GPU models, coded 0..M-1
     K  candidates kept          P  constraints, in the order of CONSTRAINTS
+    R  replicas of a workload   L  levels of the network: zone, switch, rack
 
 Counts and amounts are int64, so that sums are exact and independent of order;
 watts are float64 in watts. An array named in a docstring as changed in place
@@ -19,6 +20,7 @@ goes by all sources together.
 from eelgrid_kernels.arrays import Mix, Nodes, Task
 from eelgrid_kernels.build import sort_bit
 from eelgrid_kernels.candidates import Candidates, Found
+from eelgrid_kernels.gang import divide
 from eelgrid_kernels.placement import (
     CANDIDATES_MOST,
     CLASSES_MOST,
@@ -42,6 +44,7 @@ from eelgrid_kernels.policies import names as policy_names
 from eelgrid_kernels.policies import policy
 from eelgrid_kernels.terms import TERMS
 from eelgrid_kernels.warm import warm
+from eelgrid_kernels.wiring import choose_linked, rewire
 
 __all__ = [
     "CANDIDATES_MOST",
@@ -61,14 +64,17 @@ __all__ = [
     "Mix",
     "Nodes",
     "Task",
+    "choose_linked",
     "cluster_power",
     "count_verdicts",
+    "divide",
     "fragmentation",
     "node_power",
     "policy",
     "policy_names",
     "refresh_fragmentation",
     "replica_room",
+    "rewire",
     "sort_bit",
     "warm",
 ]

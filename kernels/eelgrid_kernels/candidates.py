@@ -11,11 +11,25 @@ from typing import NamedTuple
 import numpy as np
 
 from eelgrid_kernels.arrays import Floats, Ints, Mix, Nodes, Task
-from eelgrid_kernels.best import choose
+from eelgrid_kernels.best import catch_up, choose
 from eelgrid_kernels.build import bits, build, expect, kinds_of, shapes_of
 from eelgrid_kernels.compiled import kernel
+from eelgrid_kernels.gang import repeat
 from eelgrid_kernels.members import count_roomy
-from eelgrid_kernels.peer_arrays import NEVER, READ, ROOT, ROWS, SCALE, SHIFTS, SIZE, STATE, WEIGHTS, Run
+from eelgrid_kernels.peer_arrays import (
+    ASKED_MEMORY,
+    NEVER,
+    READ,
+    ROOT,
+    ROWS,
+    SCALE,
+    SHIFTS,
+    SIZE,
+    STATE,
+    WEIGHTS,
+    Run,
+)
+from eelgrid_kernels.peer_arrays import MEMORY as MEMORY_FREE
 from eelgrid_kernels.peers import take
 from eelgrid_kernels.placement import FITS, GPU_PLACEABLE, MEMORY, verdict
 from eelgrid_kernels.quotes import is_due, put, quote
@@ -161,7 +175,37 @@ class Candidates:
         """The best choices on different nodes, best first; moment numbers the decisions of RANDOM, which has but one."""
         nodes = np.empty(most, np.int64)
         found = choose(self._run, kind, moment, nodes)
-        return [self._found(kind, node, moment) for node in nodes[:found].tolist()]
+        return self.on(kind, nodes[:found], moment)
+
+    def on(self, kind: int, nodes: Ints, moment: int = 0) -> list[Found]:
+        """The choice on each of these nodes, where the task fits."""
+        return [self._found(kind, node, moment) for node in nodes.tolist()]
+
+    def costs(self, kind: int) -> Floats:
+        """What the task costs on each node (N,), infinite where it does not fit; not for RANDOM nor what is scaled."""
+        run = self._run
+        catch_up(run, kind)
+        roomy = run.nodes[:, MEMORY_FREE] >= run.kinds[kind, ASKED_MEMORY]
+        return np.where(roomy, run.cost[kind, run.nodes[:, STATE]], np.inf)
+
+    def states(self, nodes: Ints) -> Ints:
+        """A number for the state of each of these nodes: those with the same one are weighed alike but for memory."""
+        states: Ints = self._run.nodes[nodes, STATE]
+        return states
+
+    def several(self, kind: int, nodes: Ints, most: int) -> Floats:
+        """What 0, 1, 2 ... S such tasks cost on each of these nodes (len(nodes), S+1), infinite beyond its room.
+
+        S is how many any of them holds, at most `most`; of the nodes in one state one is weighed.
+        """
+        run = self._run
+        rows, place = np.unique(self.states(nodes), return_inverse=True)
+        costs = np.empty((len(rows), most + 1))
+        held = repeat(run._replace(states=np.empty_like(run.states[:1])), run.states, rows, kind, costs)
+        table = costs[place.reshape(-1), : held + 1]
+        needed = run.kinds[kind, ASKED_MEMORY] * np.arange(held + 1)
+        table[run.nodes[nodes, MEMORY_FREE, None] < needed] = np.inf
+        return table
 
     def _found(self, kind: int, node: int, moment: int) -> Found:
         run = self._run

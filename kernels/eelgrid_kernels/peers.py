@@ -56,6 +56,7 @@ from eelgrid_kernels.terms import WHOLE, added
 
 __all__ = [
     "BEST_FIT", "DOT_PROD", "EELGRID", "GPU_CLUSTERING", "GPU_PACKING", "MIX", "RANDOM", "fits", "take", "weigh",
+    "weighed",
 ]  # fmt: skip
 
 RANDOM, DOT_PROD, GPU_PACKING, GPU_CLUSTERING, BEST_FIT, MIX, EELGRID = range(7)
@@ -199,6 +200,15 @@ def weigh(
     return _by_fill(states, shapes, kinds, policy, kind, row)
 
 
+@inlined
+def weighed(run: Run, kind: int, row: int) -> tuple[float, float, int]:
+    """`weigh` in a run."""
+    return weigh(
+        run.states, run.shapes, run.added_w, run.kinds, run.groups, run.weight, run.levels, run.classes, run.wanted,
+        run.offers, run.rates, run.facts, run.policy, kind, row,
+    )  # fmt: skip
+
+
 @kernel
 def take(run: Run, kind: int, row: int, moment: int) -> None:
     """The GPUs that a task takes in a state where it fits into run.taken, -1 beyond the last."""
@@ -209,10 +219,7 @@ def take(run: Run, kind: int, row: int, moment: int) -> None:
         if run.policy == RANDOM:
             taken[0] = _random_slot(run, kind, row, moment)
             return
-        taken[0] = weigh(
-            run.states, run.shapes, run.added_w, kinds, run.groups, run.weight, run.levels, run.classes, run.wanted,
-            run.offers, run.rates, run.facts, run.policy, kind, row,
-        )[2]  # fmt: skip
+        taken[0] = weighed(run, kind, row)[2]
         return
     found, shape = 0, run.states[row, SHAPE]
     for slot in range(run.gpu.shape[0] if count > 0 else 0):

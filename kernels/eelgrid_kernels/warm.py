@@ -10,6 +10,7 @@ import numpy as np
 from eelgrid_kernels.arrays import Mix, Nodes, Task
 from eelgrid_kernels.best import choose
 from eelgrid_kernels.candidates import Candidates
+from eelgrid_kernels.gang import divide, repeat
 from eelgrid_kernels.peers import EELGRID
 from eelgrid_kernels.placement import (
     CONSTRAINTS,
@@ -22,6 +23,7 @@ from eelgrid_kernels.placement import (
     replica_room,
 )
 from eelgrid_kernels.states import adopt
+from eelgrid_kernels.wiring import choose_linked, rewire
 
 __all__ = ["warm"]
 
@@ -51,8 +53,13 @@ def warm() -> tuple[str, ...]:
     cluster_power(nodes)
     count_verdicts(nodes, task, allows, np.zeros(1 + len(CONSTRAINTS), np.int64))
     candidates = Candidates(nodes, mix, _frozen(np.zeros(1, np.int64)), EELGRID, np.ones(3))
-    candidates.best(candidates.kind(task, allows), 0, 1)
+    kind = candidates.kind(task, allows)
+    candidates.best(kind, 0, 1)
     candidates.verdicts(nodes, task, allows)
+    candidates.several(kind, rows, 1)
+    rewire(nodes, 0, code, np.zeros(1, np.int64))
+    choose_linked(code, rows, np.zeros(1, np.int64))
+    divide(np.zeros((1, 2)), np.zeros((1, 0), np.int64), np.zeros(2), np.zeros(1, np.int64))
     kernels = (
         choose,
         adopt,
@@ -62,5 +69,9 @@ def warm() -> tuple[str, ...]:
         fragmentation,
         node_power,
         cluster_power,
+        choose_linked,
+        rewire,
+        repeat,
+        divide,
     )
     return tuple(kernel.__name__ for kernel in kernels)

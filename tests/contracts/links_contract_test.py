@@ -40,6 +40,26 @@ def test_links_between_devices_are_counted_directly_and_over_switches(
     assert {link.nvlinks for link in links} == {nvlinks}
 
 
+def test_sxm2_boards_of_eight_are_a_hybrid_cube_mesh(way: str) -> None:
+    """The matrix of a DGX-1 with V100: six links to each device, sixteen pairs linked, eight of them doubly."""
+    with open_rig(way, *[GpuSpec(product="v100-sxm2-16gb")] * 8) as rig:
+        index = {gpu.uuid: gpu.index for gpu in rig.device.gpus()}
+        nvlinks = {(index[link.one], index[link.other]): link.nvlinks for link in rig.device.topology()}
+    assert [nvlinks[0, other] for other in range(1, 8)] == [1, 1, 2, 2, 0, 0, 0]
+    assert [nvlinks[min(4, other), max(4, other)] for other in (0, 1, 2, 3, 5, 6, 7)] == [2, 0, 0, 0, 1, 1, 2]
+    assert sorted(nvlinks.values()) == [0] * 12 + [1] * 8 + [2] * 8
+    for gpu in range(8):
+        assert sum(count for pair, count in nvlinks.items() if gpu in pair) == 6
+
+
+def test_each_device_tells_its_numa_node_and_neighbours_below_it_share_one(way: str) -> None:
+    with open_rig(way, *[GpuSpec(product="l40s")] * 8) as rig:
+        numa = {gpu.uuid: gpu.numa_node for gpu in rig.device.gpus()}
+        assert list(numa.values()) == [0] * 4 + [1] * 4
+        for link in rig.device.topology():
+            assert (link.ancestor <= 40) == (numa[link.one] == numa[link.other])
+
+
 def test_a_silent_device_has_no_neighbours(way: str) -> None:
     with open_rig(way, *[GpuSpec(product="h100-sxm5-80gb")] * 3) as rig:
         rig.device.gpus()

@@ -32,6 +32,7 @@ def test_devices_are_listed_by_index_and_the_listing_crosses_the_wire(rig: Vendo
     assert [gpu.index for gpu in gpus] == [0, 1, 2, 3]
     assert tuple(gpu.uuid for gpu in gpus) == rig.uuids
     assert len({gpu.pci_bus_id for gpu in gpus}) == 4
+    assert {gpu.numa_node for gpu in gpus} == {0}
     assert {(gpu.product, gpu.model) for gpu in gpus} == {(part.product, part.model)}
     assert gpus[0].memory_bytes // 2**30 in (part.memory_gib, part.memory_gib - 1)
     limits = (gpus[0].power_limit_min_w, gpus[0].power_limit_default_w, gpus[0].power_limit_max_w)

@@ -237,10 +237,39 @@ def test_an_engine_told_of_a_changed_node_is_one_built_anew(cluster, mix, task, 
         assert weigh(cluster, mix, task, prices, candidates=candidates) == weigh(cluster, mix, task, prices)
 
 
+@st.composite
+def small_tasks(draw):
+    """Of which a node mostly holds several."""
+    count = draw(st.sampled_from([0, 1, 1, 1, 2]))
+    milli = 0 if count == 0 else 1000 if count > 1 else draw(st.sampled_from([100, 250, 500, 1000]))
+    return naive.Task(draw(st.sampled_from([0, 500, 4000])), draw(st.integers(0, 8)) * 2**30, count, milli, None)
+
+
+@quiet
+@given(CLUSTERS, MIXES, small_tasks(), PRICES, st.integers(1, 5))
+def test_several_tasks_on_a_node_cost_what_they_cost_one_after_another(cluster, mix, task, prices, most):
+    candidates = candidates_of(cluster, mix, prices)
+    kind = candidates.kind(kernel_task(task), allowed(task))
+    table = candidates.several(kind, np.arange(len(cluster)), most)
+    held = []
+    for one, costs, first in zip(cluster, table, candidates.costs(kind), strict=True):
+        node, theirs = one, [0.0]
+        while len(theirs) <= most and (found := weigh([node], mix, task, prices).candidates):
+            least = min(naive.cost(node, slots, task, mix, prices)[0] for slots in naive.choices(node, task))
+            theirs.append(theirs[-1] + least)
+            node = naive.placed(node, found[0].slots, task)
+        held.append(len(theirs) - 1)
+        theirs += [np.inf] * (most + 1 - len(theirs))
+        assert costs == pytest.approx(theirs[: len(costs)], abs=1e-9)
+        assert first == pytest.approx(theirs[1], abs=1e-9)
+    # Memory alone may leave more columns than any node needs.
+    assert max(held) < table.shape[1] <= most + 1
+
+
 def test_warming_names_every_kernel():
     assert set(warm()) == {
-        "adopt", "choose", "cluster_power", "count_verdicts", "fragmentation", "node_power", "refresh_fragmentation",
-        "replica_room",
+        "adopt", "choose", "choose_linked", "cluster_power", "count_verdicts", "divide", "fragmentation", "node_power",
+        "refresh_fragmentation", "repeat", "replica_room", "rewire",
     }  # fmt: skip
 
 

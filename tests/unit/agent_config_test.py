@@ -15,7 +15,23 @@ def test_defaults_bind_to_loopback():
 
 
 def test_flags_are_read():
-    config = parse(["--label", "rack=7", "--label", "row=a=b", "--pool", "p", "--node-name", "n-1", "--seed", "3"])
+    config = parse(
+        [
+            "--label",
+            "rack=7",
+            "--label",
+            "row=a=b",
+            "--pool",
+            "p",
+            "--node-name",
+            "n-1",
+            "--seed",
+            "3",
+            "--topology",
+            "zone-a/rack-7",
+        ]
+    )
+    assert config.topology == ("zone-a", "rack-7")
     assert config.labels == (("rack", "7"), ("row", "a=b"))
     assert (config.pool, config.node_name, config.seed) == ("p", "n-1", 3)
 
@@ -33,6 +49,10 @@ def test_tls_takes_three_files():
         (["--metrics", "127.0.0.1:99999"], BadAddress),
         (["--metrics", "127.0.0.1:٣"], BadAddress),
         (["--label", "rack"], BadLabel),
+        (["--topology", "zone//rack"], BadNodeName),
+        (["--topology", "zone/-rack"], BadNodeName),
+        (["--topology", "/".join("abcdefghi")], BadNodeName),
+        (["--topology", "zone", "--simulate", "fleet.json"], BadNodeName),
         (["--label", "=7"], BadLabel),
         (["--label", "a=1", "--label", "a=2"], BadLabel),
         (["--label", f"a={'x' * 254}"], BadLabel),

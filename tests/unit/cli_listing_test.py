@@ -1,6 +1,7 @@
 """eelctl's reading commands against a served fake: golden tables, shapes, pages."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -8,7 +9,7 @@ from click.testing import CliRunner
 from tests.fakes.operators import FakeOperators, a_node, serving
 
 from eelgrid_controller.cli.__main__ import cli
-from eelgrid_protos.messages import Workload
+from eelgrid_protos.messages import GpuLink, Node, NodeState, Workload
 from eelgrid_protos.plain import from_plain
 
 
@@ -53,8 +54,33 @@ node-0  ready  a     T4     0.5/2  0/32  0 B/128 GiB          0  80.0 W    -
 def test_nodes_wide_without_headers(eelctl, fake):
     fake.nodes = [a_node("n", gpus=0, workloads=2)]
     assert eelctl("--no-headers", "nodes", "-o", "wide").stdout == table("""
-n  ready  a  -  -  0/32  0 B/128 GiB  2  -  -  0/0  0  0  580.1  -  no
+n  ready  a  -  -  0/32  0 B/128 GiB  2  -  -  0/0  0  0  580.1  -  no  -  -
 """)
+
+
+def test_topology_shows_links_numa_nodes_and_the_place(eelctl, fake):
+    fake.nodes = [a_node("n-1", gpus=3), a_node("n", gpus=3)]
+    here = fake.nodes[1].inventory
+    gpus = tuple(replace(gpu, numa_node=[0, 0, None][gpu.index], pci_bus_id=f"0:{gpu.index}") for gpu in here.gpus)
+    links = (GpuLink(one=0, other=1, ancestor=10, nvlinks=2), GpuLink(one=2, other=0, ancestor=50))
+    fake.nodes[1] = Node(
+        inventory=replace(here, gpus=gpus, links=links, topology=("zone-a", "rack-7")), state=NodeState.READY
+    )
+    assert eelctl("topology", "n").stdout == table("""
+node n at zone-a/rack-7
+      GPU0  GPU1  GPU2  NUMA  PCI
+GPU0  X     NV2   SYS   0     0:0
+GPU1  NV2   X     -     0     0:1
+GPU2  SYS   -     X     -     0:2
+NV2 two NVLinks, PSB one board, PIX one PCIe switch, PXB several switches, PHB a host bridge, NODE a processor, SYS between processors
+""")
+    assert (
+        eelctl("--no-headers", "nodes", "-o", "wide", "--name", "n")
+        .stdout.splitlines()[1]
+        .endswith("zone-a/rack-7  NV0-2")
+    )
+    assert "the driver tells no links" in eelctl("topology", "n-1").stdout
+    assert "no node is called 'm'" in eelctl("topology", "m", code=4).output
 
 
 def test_gpus_show_a_missing_reading_as_a_dash(eelctl):
@@ -166,6 +192,7 @@ objective          balanced (revision 1)
   power            1
   fragmentation_w  80
   stranding_w      200
+  locality_w       100
 placement          eelgrid
 lease              60 s
 send interval      5 s

@@ -10,7 +10,7 @@ from tests.strategies import message
 from eelgrid_controller.cli.__main__ import cli
 from eelgrid_controller.cli.failure import Refused
 from eelgrid_controller.cli.workload_file import read_workloads
-from eelgrid_protos.messages import ResourceRequest, SubmitWorkloadRequest, WorkloadKind, WorkloadSpec
+from eelgrid_protos.messages import Locality, ResourceRequest, SubmitWorkloadRequest, WorkloadKind, WorkloadSpec
 from eelgrid_protos.plain import to_plain
 
 GIB = 1024**3
@@ -39,8 +39,9 @@ def submit(fake):
 def test_flags(submit, fake):
     result = submit("--name", "llm", "--kind", "training_job", "--cpu", "2.5", "--memory", "16GiB", "--gpus", "4",
                     "--gpu-model", "A10, T4", "--replicas", "2", "--namespace", "ml", "--user", "ada", "--queue", "q",
-                    "--label", "k=v", "--label", "x=", "--priority", "-5", "--id", "llm-1")  # fmt: skip
+                    "--label", "k=v", "--label", "x=", "--priority", "-5", "--id", "llm-1", "--locality", "pack")  # fmt: skip
     assert result.exit_code == 0, result.output
+    assert "  locality   pack\n" in result.output
     assert fake.workloads["llm-1"].spec == WorkloadSpec(
         name="llm",
         kind=WorkloadKind.TRAINING_JOB,
@@ -50,6 +51,7 @@ def test_flags(submit, fake):
         queue="q",
         priority=-5,
         labels={"k": "v", "x": ""},
+        locality=Locality.PACK,
         request=ResourceRequest(
             cpu_milli=2500, memory_bytes=16 * GIB, gpu_count=4, gpu_milli=1000, gpu_models=("A10", "T4")
         ),

@@ -27,7 +27,7 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 from eelgrid_protos.schema import fields_of
-from eelgrid_protos.wire import agent_service_pb2, node_pb2, operator_service_pb2
+from eelgrid_protos.wire import agent_service_pb2, node_pb2, operator_service_pb2, policy_pb2
 
 MESSAGES = [
     value
@@ -210,3 +210,12 @@ def test_defaults_stand_in_for_what_the_wire_lacks():
     policy = operator_service_pb2.UpdatePolicyRequest()
     policy.policy.lease_s = policy.policy.send_interval_s = policy.policy.sample_interval_s = 10.0
     assert codec.decode(messages.UpdatePolicyRequest, policy.SerializeToString()).policy.weights == Policy().weights
+
+
+def test_weights_of_an_older_client_weigh_locality_by_default_and_zero_is_zero():
+    """A field that an older client does not send is the default, not 0, or its own balanced would be refused as custom."""
+    older = policy_pb2.Policy(objective="balanced", lease_s=60.0, send_interval_s=5.0, sample_interval_s=1.0)
+    older.weights.power, older.weights.fragmentation_w, older.weights.stranding_w = 1.0, 80.0, 200.0
+    assert codec.decode(Policy, older.SerializeToString()).weights == messages.OBJECTIVES["balanced"]
+    off = replace(Policy(), weights=replace(messages.OBJECTIVES["balanced"], locality_w=0.0))
+    assert codec.decode(Policy, codec.encode(off)) == off

@@ -19,7 +19,7 @@ def write(folder: Path, document: object, name: str = "fleet.json") -> Path:
 def test_nodes_and_devices_are_multiplied(tmp_path: Path) -> None:
     row = {
         "name": "node-{index}", "count": 3, "cpu_milli": 96000, "memory_bytes": 412316860416, "pool": "a",
-        "labels": {"rack": "7"}, "driver_version": "535.161.07",
+        "labels": {"rack": "7"}, "topology": "zone-a/rack-7", "driver_version": "535.161.07",
         "gpus": [
             {"product": "openb-g2", "model": "G2", "count": 2},
             {"product": "a100-sxm4-40gb", "mig": ["3g@4", "1g.5gb@0"]},
@@ -37,6 +37,7 @@ def test_nodes_and_devices_are_multiplied(tmp_path: Path) -> None:
     assert (nodes[0].cpu_milli, nodes[0].memory_bytes, nodes[0].pool) == (96000, 412316860416, "a")
     assert (nodes[0].labels, nodes[0].driver_version) == ({"rack": "7"}, "535.161.07")
     assert (nodes[3].gpus, nodes[3].pool, nodes[3].labels) == ((), "", {})
+    assert (nodes[0].topology, nodes[3].topology) == (("zone-a", "rack-7"), ())
     assert len(SimulatedNode(nodes[0], monotonic_ns=lambda: 0, seed=0).gpus()) == 4
 
 
@@ -70,6 +71,8 @@ def test_toml_says_the_same(tmp_path: Path) -> None:
         ({"nodes": [{**NODE, "name": ""}]}, r"nodes\[0\].name: '' is not a name"),
         ({"nodes": [{**NODE, "name": "a b"}]}, r"nodes\[0\].name: 'a b' is not a name"),
         ({"nodes": [{**NODE, "labels": {"a": 1}}]}, r"nodes\[0\].labels: holds something other than text"),
+        ({"nodes": [{**NODE, "topology": "a//b"}]}, r"nodes\[0\].topology: '' is not a name"),
+        ({"nodes": [{**NODE, "topology": "a/" * 8 + "b"}]}, r"nodes\[0\].topology: has 9 parts; give 8 at most"),
         ({"nodes": [{**NODE, "driver_version": "new"}]}, r"nodes\[0\].driver_version: 'new' does not begin"),
         ({"nodes": [NODE, {**NODE, "name": "b", "gpu": []}]}, r"nodes\[1\].gpu: is no field; correct the spelling"),
         ({"nodes": [{**NODE, "gpus": [{}]}]}, r"nodes\[0\].gpus\[0\].product: is missing"),

@@ -277,7 +277,18 @@ class AmdDevice:
             power_limit_default_w=_watts(caps, "default_power_cap"),
             power_limit_min_w=_watts(caps, "min_power_cap"),
             power_limit_max_w=_watts(caps, "max_power_cap"),
+            numa_node=self._numa_node(handle),
         )
+
+    def _numa_node(self, handle: Any) -> int | None:
+        """The nearest NUMA node; the library says -1 where the kernel names none."""
+        try:
+            node = int(self._smi.amdsmi_topo_get_numa_node_number(handle))
+        except self._smi.AmdSmiException as error:
+            if reason_of(error) in _SILENT:
+                raise
+            return None
+        return node if node >= 0 else None
 
     def _or_nothing(self, name: str, handle: Any) -> Mapping[str, Any]:
         """What a call says, or nothing where this device does not say it."""

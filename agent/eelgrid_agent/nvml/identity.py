@@ -17,6 +17,9 @@ from eelgrid_protos.quantities import watts_from_milliwatts
 
 __all__ = ["identify"]
 
+# Linux on x86 is built for up to 1,024 NUMA nodes; machines with GPUs have at most some dozens.
+_NUMA_WORDS = 4
+
 
 def identify(handle: Any, index: int, *, models: Mapping[str, str], instances: InstanceReader) -> Gpu:
     """One device; `models` renames products. Raises NVMLError when it does not answer."""
@@ -44,4 +47,14 @@ def identify(handle: Any, index: int, *, models: Mapping[str, str], instances: I
         mig_enabled=enabled == pynvml.NVML_DEVICE_MIG_ENABLE,
         mig_pending=enabled != pending,
         gpu_instances=instances.read(handle, uuid, product) if enabled else (),
+        numa_node=_numa_node(handle),
     )
+
+
+def _numa_node(handle: Any) -> int | None:
+    """The one NUMA node that is near; nvmlDeviceGetNumaNodeId is another thing, the node that a GPU's own memory is."""
+    words = ask(pynvml.nvmlDeviceGetMemoryAffinity, handle, _NUMA_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE)
+    if words is None:
+        return None
+    near = [node for node in range(64 * _NUMA_WORDS) if words[node // 64] >> node % 64 & 1]
+    return near[0] if len(near) == 1 else None

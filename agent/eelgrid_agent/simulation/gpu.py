@@ -38,6 +38,8 @@ _RESERVED_SHARE = 170
 _AMBIENT_C = 28.0
 _RISE_C = 45.0
 _LAG_NS = 20e9
+# Slots that hang on one processor, and so on one NUMA node.
+_ON_A_PROCESSOR = 4
 
 
 class Health(Enum):
@@ -340,6 +342,7 @@ def _identity(spec: GpuSpec, product: Product, uuid: UUID, index: int) -> Gpu:
         power_limit_min_w=product.power_min_w if known else None,
         power_limit_max_w=product.power_max_w if known else None,
         mig_capable=product.mig is not None,
+        numa_node=index // _ON_A_PROCESSOR,
     )
 
 

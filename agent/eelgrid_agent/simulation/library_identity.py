@@ -71,8 +71,19 @@ def _product_symbols(node: SimulatedNode, handles: Handles) -> dict[str, Symbol]
             return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return put(low, round(gpu_low * 1000.0)) or put(high, round(gpu_high * 1000.0))
 
+    def memory_affinity(gpu: SimGpu, words: Any, ref: Any, scope: Any) -> int:
+        near = gpu.identity.numa_node
+        if near is None:
+            return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        if scope.value != pynvml.NVML_AFFINITY_SCOPE_NODE or near >= 64 * words:
+            return int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        for word in range(words):
+            behind(ref)[word] = 1 << near % 64 if word == near // 64 else 0
+        return 0
+
     return {
         "nvmlDeviceGetPciInfo_v3": handles.on_device(pci),
+        "nvmlDeviceGetMemoryAffinity": handles.on_device(memory_affinity),
         "nvmlDeviceGetMemoryInfo": handles.on(memory),
         "nvmlDeviceGetMemoryInfo_v2": handles.on(memory_v2),
         "nvmlDeviceGetPowerManagementDefaultLimit": handles.on_device(default_limit),

@@ -17,8 +17,9 @@ _LINKS = {"sxm2": 6, "sxm4": 12, "sxm5": 18, "sxm6": 18, "superchip": 18}
 _LINKS_PASCAL = 4
 _LINK_BYTES_PER_S = 25_000_000_000
 _LINK_BYTES_PER_S_BLACKWELL = 50_000_000_000
-# Boards on which links go to switches rather than to each other; smaller ones are wired directly.
-_SWITCHED_FROM = 5
+# Boards on which each device cannot be linked to every other; smaller ones are wired directly.
+_LARGE_FROM = 5
+_MESHED_MOST = 8
 # Memory power: read on these alone.
 _MEMORY_POWER = frozenset({"h100", "b200", "gb200"})
 # Power of the module around them: of these alone.
@@ -38,13 +39,19 @@ class Traits:
     pcie_generation: int
     sleeps: bool
     links: int
+    # Made before there were switches.
+    mesh: bool
     link_bytes_per_s: int
     # From Blackwell on, link errors are counted by other fields.
     new_link_errors: bool
 
     def switched(self, devices: int) -> bool:
         """Whether so many of these hang on NVLink switches."""
-        return self.links > 0 and devices >= _SWITCHED_FROM
+        return self.links > 0 and devices >= _LARGE_FROM and not self.meshed(devices)
+
+    def meshed(self, devices: int) -> bool:
+        """Whether so many of these form a cube mesh."""
+        return self.mesh and _LARGE_FROM <= devices <= _MESHED_MOST
 
 
 def traits_of(product: Product) -> Traits:
@@ -65,6 +72,7 @@ def traits_of(product: Product) -> Traits:
         pcie_generation=_PCIE_GENERATIONS.get(product.architecture, 3),
         sleeps=product.memory_clock_idle_mhz is not None,
         links=_LINKS_PASCAL if links and product.architecture == "pascal" else links,
+        mesh=product.form_factor == "sxm2",
         link_bytes_per_s=_LINK_BYTES_PER_S_BLACKWELL if blackwell else _LINK_BYTES_PER_S,
         new_link_errors=blackwell,
     )

@@ -12,7 +12,7 @@ from typing import get_args
 from eelgrid_agent.simulation.curve import MEMORY_BOUND
 from eelgrid_agent.simulation.mig import arrange_compute
 from eelgrid_protos.catalogue import Catalogue, GiProfile, MigGeometry, Product
-from eelgrid_protos.messages import GPUS_PER_NODE_MOST
+from eelgrid_protos.messages import GPUS_PER_NODE_MOST, TOPOLOGY_PARTS_MOST
 from eelgrid_protos.quantities import Name
 
 __all__ = ["GpuLoad", "GpuSpec", "MigSlice", "NodeSpec", "SpecError", "layout_of", "product_of"]
@@ -84,6 +84,8 @@ class NodeSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     gpus: tuple[GpuSpec, ...] = ()
     driver_version: str = _DRIVER_VERSION
+    # Outermost first.
+    topology: tuple[str, ...] = ()
 
     @property
     def driver_branch(self) -> int:
@@ -93,6 +95,10 @@ class NodeSpec:
     def check(self, catalogue: Catalogue) -> None:
         """Every rule that needs no file and no clock; raises SpecError."""
         _check_name("name", self.node_name)
+        if len(self.topology) > TOPOLOGY_PARTS_MOST:
+            raise SpecError("topology", f"has {len(self.topology)} parts; give {TOPOLOGY_PARTS_MOST} at most")
+        for part in self.topology:
+            _check_name("topology", part)
         if len(self.gpus) > GPUS_PER_NODE_MOST:
             raise SpecError("gpus", f"{len(self.gpus)} devices; a node has {GPUS_PER_NODE_MOST} at most")
         if not self.driver_version.split(".", maxsplit=1)[0].isdigit():

@@ -11,6 +11,7 @@ from eelgrid_controller.cli.amounts import SHARE
 from eelgrid_controller.cli.connection import operators, pages
 from eelgrid_controller.cli.settings import Settings, printing
 from eelgrid_controller.cli.tables import Column, listing
+from eelgrid_controller.cli.topology import links_text
 from eelgrid_controller.spelling import cpu_text, gpu_text, memory_text, percent_text, watts_text
 from eelgrid_protos.messages import (
     ApplyStatus,
@@ -86,6 +87,8 @@ NODE_COLUMNS: tuple[Column[Node], ...] = (
     Column("DRIVER", lambda n: n.inventory.driver_version, wide=True),
     Column("AGENT", lambda n: n.inventory.agent_version, wide=True),
     Column("SIMULATED", lambda n: "yes" if n.inventory.simulated else "no", wide=True),
+    Column("TOPOLOGY", lambda n: "/".join(n.inventory.topology), wide=True),
+    Column("LINKS", lambda n: links_text(n.inventory), wide=True),
 )
 
 _GPU_COLUMNS: tuple[Column[GpuStatus], ...] = (
@@ -104,6 +107,8 @@ _GPU_COLUMNS: tuple[Column[GpuStatus], ...] = (
     Column("LIMIT", lambda g: watts_text(g.gpu.power_limit_default_w), right=True, wide=True),
     Column("ENERGY", lambda g: "-" if g.energy_j is None else f"{g.energy_j / 3.6e6:.3f} kWh", right=True, wide=True),
     Column("MIG", _mig, wide=True),
+    Column("NUMA", lambda g: "" if g.gpu.numa_node is None else str(g.gpu.numa_node), right=True, wide=True),
+    Column("PCI", lambda g: g.gpu.pci_bus_id, wide=True),
     Column("AGE", lambda g: _age(g.sample_age_s), right=True, wide=True),
 )
 

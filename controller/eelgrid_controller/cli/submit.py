@@ -15,12 +15,20 @@ from eelgrid_controller.cli.settings import Settings, printing
 from eelgrid_controller.cli.tables import document
 from eelgrid_controller.cli.workload_file import read_workloads
 from eelgrid_controller.cli.workloads import describe
-from eelgrid_protos.messages import ResourceRequest, SubmitWorkloadRequest, Workload, WorkloadKind, WorkloadSpec
+from eelgrid_protos.messages import (
+    Locality,
+    ResourceRequest,
+    SubmitWorkloadRequest,
+    Workload,
+    WorkloadKind,
+    WorkloadSpec,
+)
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 __all__ = ["from_flags", "submit"]
 
 _KINDS = [kind.name.lower() for kind in WorkloadKind if kind]
+_LOCALITIES = [locality.name.lower() for locality in Locality if locality]
 _FILE_BYTES_MOST = 64 * 1024 * 1024
 
 
@@ -51,6 +59,7 @@ def from_flags(flags: dict[str, Any]) -> SubmitWorkloadRequest:
             user=flags["user"],
             queue=flags["queue"],
             priority=flags["priority"],
+            locality=Locality[flags["locality"].upper()] if flags["locality"] else Locality.UNSPECIFIED,
             labels=_labels(flags["label"]),
             request=ResourceRequest(
                 cpu_milli=flags["cpu"],
@@ -88,6 +97,7 @@ def _from_file(file: Any, flags: dict[str, Any], context: click.Context) -> tupl
 @click.option("--gpu-share", type=SHARE, help="Share of one GPU: 0.5.")
 @click.option("--gpu-model", default="", help="GPU models that will do: A,B. Without it, any.")
 @click.option("--replicas", type=click.IntRange(1, 10_000), default=1, show_default=True, help="How many of it.")
+@click.option("--locality", type=click.Choice(_LOCALITIES), help="Replicas near each other, or apart.")
 @click.option("--namespace", default="default", show_default=True, help="Whose it is.")
 @click.option("--user", default="", help="Who submits it.")
 @click.option("--queue", default="", help="Where it waits.")

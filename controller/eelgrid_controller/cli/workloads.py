@@ -91,6 +91,8 @@ def describe(workload: Workload) -> Iterator[str]:
     owner = [("namespace", spec.namespace), ("user", spec.user), ("queue", spec.queue)]
     yield "  owner      " + ", ".join(f"{what} {value}" for what, value in owner if value)
     yield f"  asks for   {spec.replicas} x {request_text(spec.request)}"
+    if spec.locality:
+        yield f"  locality   {spec.locality.name.lower()}"
     if spec.labels:
         yield "  labels     " + ", ".join(f"{key}={value}" for key, value in sorted(spec.labels.items()))
     for placement in workload.placements:

@@ -21,7 +21,10 @@ from eelgrid_protos.quantities import (
     Watts,
 )  # fmt: skip
 
-__all__ = ["AccessLevel", "ComputeInstance", "Gpu", "GpuInstance", "GpuLink", "Inventory", "NodeEvent", "NodeEventKind"]
+__all__ = [
+    "TOPOLOGY_PARTS_MOST", "AccessLevel", "ComputeInstance", "Gpu", "GpuInstance", "GpuLink", "Inventory", "NodeEvent",
+    "NodeEventKind",
+]  # fmt: skip
 
 
 class AccessLevel(OpenEnum):
@@ -81,8 +84,12 @@ class Gpu:
     gpu_instances: Annotated[tuple[GpuInstance, ...], Many(INSTANCES_PER_GPU_MOST)] = ()
     lost: bool = False
     cordon: Label = ""
+    # None where the driver names no NUMA node, or several.
+    numa_node: Count | None = None
 
 
+# Region, zone, hall, spine, leaf, rack, and two more.
+TOPOLOGY_PARTS_MOST = 8
 # Every pair of a node's devices.
 GPU_LINKS_MOST = GPUS_PER_NODE_MOST * (GPUS_PER_NODE_MOST - 1) // 2
 
@@ -119,6 +126,8 @@ class Inventory:
     simulated: bool = False
     access: AccessLevel = AccessLevel.UNSPECIFIED
     links: Annotated[tuple[GpuLink, ...], Many(GPU_LINKS_MOST)] = ()
+    # Outermost first, such as zone, spine, rack.
+    topology: Annotated[tuple[Name, ...], Many(TOPOLOGY_PARTS_MOST)] = ()
 
     def violations(self) -> Iterator[Violation]:
         """Devices are told apart by UUID and by index."""

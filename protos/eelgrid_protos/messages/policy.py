@@ -34,6 +34,8 @@ class Weights:
     scarcity_w: Weight = 0.0
     # Of stranding in a full fleet; below stranding_w it counts as that.
     stranding_full_w: Weight = 0.0
+    # About what it costs to wake a CPU package (105 W); only workloads with a wish for locality are weighed by it.
+    locality_w: Weight = 100.0
 
 
 # Measured on the openb traces: docs/model.md has the table.

@@ -24,8 +24,8 @@ from eelgrid_protos.quantities import (
 )  # fmt: skip
 
 __all__ = [
-    "Candidate", "CostTerm", "Explanation", "Placement", "Removal", "ReplicaExplanation", "ResourceRequest",
-    "Workload", "WorkloadKind", "WorkloadPhase", "WorkloadSpec",
+    "Candidate", "CostTerm", "Explanation", "Locality", "Placement", "Removal", "ReplicaExplanation",
+    "ResourceRequest", "Workload", "WorkloadKind", "WorkloadPhase", "WorkloadSpec",
 ]  # fmt: skip
 
 GpuModel = Annotated[str, Text(253, True)]
@@ -41,6 +41,14 @@ class WorkloadKind(OpenEnum):
     INFERENCE_SERVICE = 1
     TRAINING_JOB = 2
     BATCH_JOB = 3
+
+
+class Locality(OpenEnum):
+    """How the replicas of a workload want to stand to each other; UNSPECIFIED is no wish."""
+
+    UNSPECIFIED = 0
+    PACK = 1
+    SPREAD = 2
 
 
 _KINDS = ", ".join(kind.name.lower() for kind in WorkloadKind if kind)
@@ -92,6 +100,7 @@ class WorkloadSpec:
     queue: Label = ""
     priority: Priority = 0
     labels: Annotated[Mapping[Label, Label], Many(64)] = field(default_factory=dict)
+    locality: Locality = Locality.UNSPECIFIED
 
     def violations(self) -> Iterator[Violation]:
         """The kind decides what a workload is measured by, so it is never guessed."""

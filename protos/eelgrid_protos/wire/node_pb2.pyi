@@ -252,7 +252,7 @@ class ComputeInstance(_message.Message):
     def __init__(self, id: _Optional[int] = ..., profile_id: _Optional[int] = ..., uuid: _Optional[str] = ..., generation: _Optional[int] = ..., start: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Gpu(_message.Message):
-    __slots__ = ("uuid", "index", "pci_bus_id", "product", "model", "catalogue_key", "memory_bytes", "power_limit_default_w", "power_limit_min_w", "power_limit_max_w", "mig_capable", "mig_enabled", "mig_pending", "gpu_instances", "lost", "cordon")
+    __slots__ = ("uuid", "index", "pci_bus_id", "product", "model", "catalogue_key", "memory_bytes", "power_limit_default_w", "power_limit_min_w", "power_limit_max_w", "mig_capable", "mig_enabled", "mig_pending", "gpu_instances", "lost", "cordon", "numa_node")
     UUID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PCI_BUS_ID_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +269,7 @@ class Gpu(_message.Message):
     GPU_INSTANCES_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     CORDON_FIELD_NUMBER: _ClassVar[int]
+    NUMA_NODE_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     index: int
     pci_bus_id: str
@@ -285,10 +286,11 @@ class Gpu(_message.Message):
     gpu_instances: _containers.RepeatedCompositeFieldContainer[GpuInstance]
     lost: bool
     cordon: str
-    def __init__(self, uuid: _Optional[str] = ..., index: _Optional[int] = ..., pci_bus_id: _Optional[str] = ..., product: _Optional[str] = ..., model: _Optional[str] = ..., catalogue_key: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., power_limit_default_w: _Optional[float] = ..., power_limit_min_w: _Optional[float] = ..., power_limit_max_w: _Optional[float] = ..., mig_capable: bool = ..., mig_enabled: bool = ..., mig_pending: bool = ..., gpu_instances: _Optional[_Iterable[_Union[GpuInstance, _Mapping]]] = ..., lost: bool = ..., cordon: _Optional[str] = ...) -> None: ...
+    numa_node: int
+    def __init__(self, uuid: _Optional[str] = ..., index: _Optional[int] = ..., pci_bus_id: _Optional[str] = ..., product: _Optional[str] = ..., model: _Optional[str] = ..., catalogue_key: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., power_limit_default_w: _Optional[float] = ..., power_limit_min_w: _Optional[float] = ..., power_limit_max_w: _Optional[float] = ..., mig_capable: bool = ..., mig_enabled: bool = ..., mig_pending: bool = ..., gpu_instances: _Optional[_Iterable[_Union[GpuInstance, _Mapping]]] = ..., lost: bool = ..., cordon: _Optional[str] = ..., numa_node: _Optional[int] = ...) -> None: ...
 
 class Inventory(_message.Message):
-    __slots__ = ("node_name", "generation", "agent_version", "boot_id", "driver_version", "cpu_milli", "memory_bytes", "pool", "labels", "gpus", "simulated", "access", "links")
+    __slots__ = ("node_name", "generation", "agent_version", "boot_id", "driver_version", "cpu_milli", "memory_bytes", "pool", "labels", "gpus", "simulated", "access", "links", "topology")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +311,7 @@ class Inventory(_message.Message):
     SIMULATED_FIELD_NUMBER: _ClassVar[int]
     ACCESS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     node_name: str
     generation: int
     agent_version: str
@@ -322,7 +325,8 @@ class Inventory(_message.Message):
     simulated: bool
     access: AccessLevel
     links: _containers.RepeatedCompositeFieldContainer[GpuLink]
-    def __init__(self, node_name: _Optional[str] = ..., generation: _Optional[int] = ..., agent_version: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., pool: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., simulated: bool = ..., access: _Optional[_Union[AccessLevel, str]] = ..., links: _Optional[_Iterable[_Union[GpuLink, _Mapping]]] = ...) -> None: ...
+    topology: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node_name: _Optional[str] = ..., generation: _Optional[int] = ..., agent_version: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., pool: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., simulated: bool = ..., access: _Optional[_Union[AccessLevel, str]] = ..., links: _Optional[_Iterable[_Union[GpuLink, _Mapping]]] = ..., topology: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GpuLink(_message.Message):
     __slots__ = ("one", "other", "ancestor", "nvlinks")

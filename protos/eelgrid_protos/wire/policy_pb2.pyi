@@ -17,20 +17,22 @@ ENFORCEMENT_MODE_OBSERVE: EnforcementMode
 ENFORCEMENT_MODE_ENFORCE: EnforcementMode
 
 class Weights(_message.Message):
-    __slots__ = ("power", "fragmentation_w", "stranding_w", "lookahead", "scarcity_w", "stranding_full_w")
+    __slots__ = ("power", "fragmentation_w", "stranding_w", "lookahead", "scarcity_w", "stranding_full_w", "locality_w")
     POWER_FIELD_NUMBER: _ClassVar[int]
     FRAGMENTATION_W_FIELD_NUMBER: _ClassVar[int]
     STRANDING_W_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
     SCARCITY_W_FIELD_NUMBER: _ClassVar[int]
     STRANDING_FULL_W_FIELD_NUMBER: _ClassVar[int]
+    LOCALITY_W_FIELD_NUMBER: _ClassVar[int]
     power: float
     fragmentation_w: float
     stranding_w: float
     lookahead: float
     scarcity_w: float
     stranding_full_w: float
-    def __init__(self, power: _Optional[float] = ..., fragmentation_w: _Optional[float] = ..., stranding_w: _Optional[float] = ..., lookahead: _Optional[float] = ..., scarcity_w: _Optional[float] = ..., stranding_full_w: _Optional[float] = ...) -> None: ...
+    locality_w: float
+    def __init__(self, power: _Optional[float] = ..., fragmentation_w: _Optional[float] = ..., stranding_w: _Optional[float] = ..., lookahead: _Optional[float] = ..., scarcity_w: _Optional[float] = ..., stranding_full_w: _Optional[float] = ..., locality_w: _Optional[float] = ...) -> None: ...
 
 class PoolMode(_message.Message):
     __slots__ = ("pool", "mode")

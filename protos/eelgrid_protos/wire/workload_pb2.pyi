@@ -14,6 +14,12 @@ class WorkloadKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKLOAD_KIND_TRAINING_JOB: _ClassVar[WorkloadKind]
     WORKLOAD_KIND_BATCH_JOB: _ClassVar[WorkloadKind]
 
+class Locality(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LOCALITY_UNSPECIFIED: _ClassVar[Locality]
+    LOCALITY_PACK: _ClassVar[Locality]
+    LOCALITY_SPREAD: _ClassVar[Locality]
+
 class WorkloadPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     WORKLOAD_PHASE_UNSPECIFIED: _ClassVar[WorkloadPhase]
@@ -24,6 +30,9 @@ WORKLOAD_KIND_UNSPECIFIED: WorkloadKind
 WORKLOAD_KIND_INFERENCE_SERVICE: WorkloadKind
 WORKLOAD_KIND_TRAINING_JOB: WorkloadKind
 WORKLOAD_KIND_BATCH_JOB: WorkloadKind
+LOCALITY_UNSPECIFIED: Locality
+LOCALITY_PACK: Locality
+LOCALITY_SPREAD: Locality
 WORKLOAD_PHASE_UNSPECIFIED: WorkloadPhase
 WORKLOAD_PHASE_PENDING: WorkloadPhase
 WORKLOAD_PHASE_PLACED: WorkloadPhase
@@ -44,7 +53,7 @@ class ResourceRequest(_message.Message):
     def __init__(self, cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_count: _Optional[int] = ..., gpu_milli: _Optional[int] = ..., gpu_models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkloadSpec(_message.Message):
-    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels")
+    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels", "locality")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +70,7 @@ class WorkloadSpec(_message.Message):
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    LOCALITY_FIELD_NUMBER: _ClassVar[int]
     name: str
     namespace: str
     user: str
@@ -70,7 +80,8 @@ class WorkloadSpec(_message.Message):
     request: ResourceRequest
     priority: int
     labels: _containers.ScalarMap[str, str]
-    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    locality: Locality
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., locality: _Optional[_Union[Locality, str]] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("replica", "node_name", "gpu_uuids", "gpu_indexes")
