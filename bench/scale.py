@@ -32,6 +32,7 @@ from eelgrid_kernels.best import decide, tend
 from eelgrid_kernels.course import prepare
 from eelgrid_kernels.peer_arrays import READ
 from eelgrid_kernels.policies import policy
+from eelgrid_kernels.quotes import requote
 from eelgrid_kernels.states import shift
 
 _SIZES = (1_000, 6_212, 30_000, 100_000, 512_000, 1_000_000)
@@ -119,11 +120,13 @@ def _churn(
         times[step, 1] = _now_ns(clock, scratch) - begun
         if way == _WAYS_TENDED:
             begun = _now_ns(clock, scratch)
+            requote(run)
             tend(run, step % run.kinds.shape[0], _TENDED_MOST)
             times[step, 2] = _now_ns(clock, scratch) - begun
         elif way == _WAYS_SCAN:
             run.kinds[kind, READ] = -1
         begun = _now_ns(clock, scratch)
+        requote(run)
         node = decide(run, kind, 0)
         times[step, 0] = _now_ns(clock, scratch) - begun
         if node >= 0:

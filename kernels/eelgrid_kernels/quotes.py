@@ -20,7 +20,9 @@ scarce   If the free GPUs were filled by the typical mix, some models may not su
          expected demand by model (Hall's condition names the set; the LP is a flow).
 stranding weighs its given weight up to a load of RISE, and from there in a straight
          line to the given weight of a full fleet.
-Quotes are made anew after HORIZON / 10 tasks came or left.
+Quotes are made anew after HORIZON / 10 tasks came or left. Offers that moved by less
+than MOVED_LEAST_W in the mean stay as they are, and the load counts in steps, so
+that what is known of costs stays good: the larger the fleet, the longer.
 """
 # ruff: noqa: PLR0917 (numba takes arguments by position)
 
@@ -64,6 +66,8 @@ __all__ = ["is_due", "put", "quote", "requote"]
 RISE_PERMILLE = 700
 TOLERANCE = 0.02
 PARTS = 10  # of a horizon between quotes
+MOVED_LEAST_W = 10.0
+LOAD_STEP = 20  # in thousandths
 _WATTS_MOST = 8192  # dearer offers count as this
 
 
@@ -172,7 +176,14 @@ def quote(run: Run, offers: Ints) -> tuple[int, int]:
     for t in range(offers.shape[0]):
         wanted = run.facts[HORIZON] * run.captive[3, t] // max(1, total)
         offers[t] = _offer(run, facets, open_w, count, t, wanted, nodes)
-    return _scarce(run, free), held * 1000 // max(1, run.facts[CAPACITY_MILLI])
+    moved = 0.0
+    for t in range(offers.shape[0]):
+        moved += run.captive[3, t] * abs(offers[t] - run.offers[t])
+    if run.facts[SHIFTS] >= 0 and moved < MOVED_LEAST_W * total:
+        for t in range(offers.shape[0]):
+            offers[t] = int(run.offers[t])
+    load = held * 1000 // max(1, run.facts[CAPACITY_MILLI])
+    return _scarce(run, free), load - load % LOAD_STEP
 
 
 @kernel
