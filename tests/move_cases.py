@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from tests import naive
 
 from eelgrid_kernels import GPU_ABSENT, GPU_PARTITIONED, GPU_PLACEABLE, Mix, Nodes, Prices
 from eelgrid_kernels.move_arrays import Ground, Limits, Requests, Search, Units
 from eelgrid_kernels.moves import OVERLAPS, RELEASES, STAYS, improve
+from eelgrid_kernels.potential import weigh_board
+from tests import naive
 
 WATTS = ((10.0, 70.0), (30.0, 150.0), (50.0, 400.0))
 Places = tuple[tuple[int, tuple[int, ...]], ...]
@@ -53,9 +54,7 @@ class Case:
 
 def lifted(node: naive.Node, slots: list[int], task: naive.Task) -> naive.Node:
     """The node without one replica."""
-    return naive.placed(node, slots, replace(task, **{
-        "cpu_milli": -task.cpu_milli, "memory_bytes": -task.memory_bytes, "gpu_milli": -task.gpu_milli,
-    }))  # fmt: skip
+    return naive.placed(node, slots, replace(task, cpu_milli=-task.cpu_milli, memory_bytes=-task.memory_bytes, gpu_milli=-task.gpu_milli))  # fmt: skip
 
 
 def draw_case(seed: int, *, nodes: int = 3, units: int = 5, moves: int = 3, gangs: bool = True) -> Case:
@@ -145,7 +144,8 @@ def arrays(case: Case) -> tuple[Ground, Search]:
     count = len(case.nodes)
     ground = Ground(
         nodes, mix, Prices(*case.prices), requests, np.zeros(count), np.zeros((len(case.units), count)),
-        np.zeros(count, np.int64), np.zeros(1, np.int64), np.zeros((2, max(most, width)), np.int64),
+        np.zeros(count, np.int64), np.zeros(2, np.int64), np.zeros(99, np.int64), np.zeros(99),
+        np.zeros((2, max(most, width)), np.int64),
     )  # fmt: skip
     search = Search(
         units, case.limits, at, listed, np.zeros(3, np.int64), np.zeros(len(case.units), np.bool_),
@@ -162,6 +162,7 @@ def _tasks(case: Case) -> list[naive.Task]:
 def searched(case: Case) -> list[tuple[int, list[tuple[int, list[int]]]]]:
     """What the kernel finds: unit by unit in order, the place of each replica."""
     ground, search = arrays(case)
+    weigh_board(ground)
     log = np.zeros(max(1, len(case.units)), np.int64)
     found = []
     for unit in log[: improve(ground, search, log)].tolist():
@@ -199,6 +200,14 @@ def moved(case: Case, nodes: list[naive.Node], unit: Unit, places: list[tuple[in
     if unit.manner == OVERLAPS:
         release()
     return nodes
+
+
+def gained_w(case: Case, found: list[tuple[int, list[tuple[int, list[int]]]]]) -> float:
+    """What moves gain, net of restarts; raises Impossible if one is not possible in its turn."""
+    nodes = case.nodes
+    for unit, places in found:
+        nodes = moved(case, nodes, case.units[unit], places)
+    return case.cost_w(case.nodes) - case.cost_w(nodes) - sum(case.units[unit].restart_w for unit, _ in found)
 
 
 def spent(case: Case, units: list[int]) -> tuple[int, int]:

@@ -8,7 +8,7 @@ it, takes nothing new, and is whole again when the same UUID is back.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from eelgrid_protos.messages import Assignment, Gpu, Inventory, NodeState
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
@@ -47,6 +47,17 @@ class NodeRecord:
     def allocated_gpu_milli(self) -> int:
         """Milli-GPU held on all devices, those that are gone too."""
         return sum(self.gpu_milli.values())
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its agent is there."""
+        return self.state is NodeState.READY
+
+    def copy(self) -> "NodeRecord":
+        """A record that may change without this one."""
+        copied = replace(self, gpu_milli=dict(self.gpu_milli), lost_gpus=set(self.lost_gpus))
+        copied.assignments = dict(self.assignments)
+        return copied
 
     def gpu(self, uuid: str) -> Gpu | None:
         """The device in the inventory."""

@@ -19,7 +19,7 @@ RESOURCE_EXHAUSTED until a probe, at most once a second, finds room again.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -36,7 +36,7 @@ from eelgrid_controller.state import ClusterState
 from eelgrid_controller.writer import JournalWriter
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, Internal, ResourceExhausted, Unavailable
-from eelgrid_protos.messages import Inventory, NodeState, Policy, SubmitWorkloadRequest, Workload
+from eelgrid_protos.messages import Inventory, Move, NodeState, Policy, SubmitWorkloadRequest, Workload
 
 __all__ = ["Committed", "ControllerLoop"]
 
@@ -172,6 +172,10 @@ class ControllerLoop:
     async def update_policy(self, policy: Policy) -> Policy:
         """Put a policy in force."""
         return await self._command(lambda core, now_ns: core.update_policy(policy, now_ns=now_ns))
+
+    async def apply_moves(self, moves: Sequence[Move]) -> int:
+        """Move running work, all or nothing."""
+        return await self._command(lambda core, now_ns: core.apply_moves(moves, now_ns=now_ns))
 
     async def node_joined(self, inventory: Inventory, *, plan_epoch: int = 0) -> None:
         """A node is here, as it describes itself; its agent holds the plan of this epoch."""

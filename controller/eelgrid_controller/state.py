@@ -11,6 +11,7 @@ never disagree after `load`. Equal event sequences give equal digests.
 
     PENDING --WorkloadPlaced--> PLACED --WorkloadCancelled--> CANCELLED
        \________________WorkloadCancelled_____________________/
+    PLACED --WorkloadMoved--> PLACED, elsewhere
 """
 
 import hashlib
@@ -23,6 +24,7 @@ from typing import Any, Self, assert_never
 from eelgrid_controller.compact import explanation_from_rows, explanation_rows
 from eelgrid_controller.demand import Demand
 from eelgrid_controller.events import (
+    EXPLAINED_REPLICAS_MOST,
     Event,
     GpuLost,
     GpuReturned,
@@ -31,6 +33,7 @@ from eelgrid_controller.events import (
     PolicyChanged,
     WorkloadCancelled,
     WorkloadDeferred,
+    WorkloadMoved,
     WorkloadPlaced,
     WorkloadSubmitted,
 )
@@ -125,6 +128,8 @@ class ClusterState:
                 touched = self._submitted(event)
             case WorkloadPlaced():
                 touched = self._placed(event)
+            case WorkloadMoved():
+                touched = self._moved(event)
             case WorkloadDeferred():
                 touched = self._deferred(event)
             case WorkloadCancelled():
@@ -183,15 +188,7 @@ class ClusterState:
         workload = self._waiting(key)
         if [placement.replica for placement in event.placements] != list(range(workload.spec.replicas)):
             raise ContradictoryEvent(f"workload {key}: the placements are not one for each replica")
-        held: list[Placement] = []
-        try:
-            for placement in event.placements:
-                self._node(placement.node_name).hold(_assignment(key, workload, placement))
-                held.append(placement)
-        except ContradictoryEvent:
-            for placement in held:
-                self.nodes[placement.node_name].release(key, placement.replica)
-            raise
+        self._rehold(workload, (), event.placements)
         self.pending.discard(key)
         self._explanations[key] = json.dumps(explanation_rows(event.explanation), separators=(",", ":"))
         self.workloads[key] = replace(
@@ -203,6 +200,39 @@ class ClusterState:
             revision=self.revision + 1,
         )
         return self._replanned(event.placements)
+
+    def _moved(self, event: WorkloadMoved) -> frozenset[str]:
+        key = event.workload_id
+        workload = self.workloads.get(key)
+        moving = {placement.replica: placement for placement in event.placements}
+        before = {item.replica: item for item in workload.placements if item.replica in moving} if workload else {}
+        if workload is None or not moving or len(before) != len(event.placements):
+            raise ContradictoryEvent(f"workload {key} has no such replicas placed")
+        self._rehold(workload, tuple(before.values()), event.placements)
+        kept = [row for row in json.loads(self._explanations.get(key, "[]")) if row[0] not in moving]
+        rows = sorted([*kept, *explanation_rows(event.explanation)])[:EXPLAINED_REPLICAS_MOST]
+        self._explanations[key] = json.dumps(rows, separators=(",", ":"))
+        placements = tuple(moving.get(item.replica, item) for item in workload.placements)
+        self.workloads[key] = replace(workload, placements=placements, revision=self.revision + 1)
+        return self._replanned((*before.values(), *event.placements))
+
+    def _rehold(self, workload: Workload, before: tuple[Placement, ...], after: tuple[Placement, ...]) -> None:
+        """Releases some places of a workload and holds others; raises ContradictoryEvent, and then nothing changed."""
+        key = workload.workload_id
+        held: list[Placement] = []
+        for placement in before:
+            self.nodes[placement.node_name].release(key, placement.replica)
+        try:
+            for placement in after:
+                self._node(placement.node_name).hold(_assignment(key, workload, placement))
+                held.append(placement)
+        except ContradictoryEvent:
+            for placement in held:
+                self.nodes[placement.node_name].release(key, placement.replica)
+            for placement in before:
+                self.nodes[placement.node_name].book(_assignment(key, workload, placement))
+                self.nodes[placement.node_name].weigh_commitment()
+            raise
 
     def _replanned(self, placements: tuple[Placement, ...]) -> frozenset[str]:
         names = frozenset(placement.node_name for placement in placements)

@@ -56,7 +56,9 @@ class Ground(NamedTuple):
     cost_w: Floats  # (N,) present potential of each node
     board_w: Floats  # (R, N) what the potential gains by one more of the kind, inf where it does not fit
     stamp: Ints  # (N,) when the node was last touched: at the present clock, its column of the board is stale
-    clock: Ints  # (1,)
+    clock: Ints  # (2,) the present moment; touches since the trail began
+    trail: Ints  # (L,) nodes touched, in order; L is enough for every replica to come and go twice
+    trail_w: Floats  # (L,) what they cost before
     slots: Ints  # (2, W) scratch
 
 

@@ -25,9 +25,9 @@ from numba import njit
 
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.move_arrays import Ground, Search
-from eelgrid_kernels.potential import added_w, book, elsewhere, node_cost_w, touch, weigh_column
+from eelgrid_kernels.potential import added_w, book, elsewhere, node_cost_w, restore, touch, weigh_column
 
-__all__ = ["OVERLAPS", "RELEASES", "STAYS", "improve"]
+__all__ = ["EJECTIONS_MOST", "OVERLAPS", "RELEASES", "STAYS", "improve"]
 
 STAYS, OVERLAPS, RELEASES = 0, 1, 2
 # Less than this is rounding, not a gain.
@@ -38,7 +38,7 @@ _SLACK = 1e-9
 _ROUNDS_MOST = 8
 _WEIGHINGS_MOST = 64
 # Ejections weighed in one search; one costs about a tenth of a millisecond.
-_EJECTIONS_MOST = 4096
+EJECTIONS_MOST = 4096
 
 
 @njit(cache=True, nogil=True)
@@ -105,12 +105,11 @@ def _move(ground: Ground, search: Search, unit: int, stays_home: bool) -> float:
 
 @njit(cache=True, nogil=True)
 def _take_back(ground: Ground, search: Search, unit: int) -> None:
+    """What is free as before the unit moved; the potentials are for `restore`."""
     units = search.units
     for item in range(units.first[unit], units.first[unit + 1]):
         book(ground.nodes, ground.requests, units.kind[unit], search.to_node[item], search.to_slots[item], -1)
         book(ground.nodes, ground.requests, units.kind[unit], units.home[unit], units.slots[item], 1)
-        touch(ground, search.to_node[item])
-    touch(ground, units.home[unit])
 
 
 @njit(cache=True, nogil=True)
@@ -201,13 +200,14 @@ def _try_chain(
 
 
 @njit(cache=True, nogil=True)
-def _undo(ground: Ground, search: Search, length: int) -> None:
+def _undo(ground: Ground, search: Search, length: int, mark: int) -> None:
     """Take back the moves of the queue, the last first, from where it breaks off."""
     done = 0
     while done < length and search.queue[done] >= 0:
         done += 1
     for index in range(done - 1, -1, -1):
         _take_back(ground, search, search.queue[index])
+    restore(ground, mark)
 
 
 @njit(cache=True, nogil=True)
@@ -221,8 +221,9 @@ def _weigh_chains(ground: Ground, search: Search, node: int, ejected: int, gain_
             continue
         if ejected < 0:  # else what the ejected unit touched stays marked
             ground.clock[0] += 1
+        mark = ground.clock[1]
         worth, after = _try_chain(ground, search, node, chain, length, ejected, gain_w)
-        _undo(ground, search, length)
+        _undo(ground, search, length, mark)
         if worth > search.worth[node]:
             search.worth[node] = worth
             search.chain[node, 0], search.chain[node, 1] = chain, after
@@ -241,6 +242,7 @@ def _settle(ground: Ground, search: Search, log: Ints, steps: int, unit: int) ->
 def _commit(ground: Ground, search: Search, node: int, ejected: int, log: Ints, steps: int) -> int:
     """Move the node's best chain for good, and before it a unit that makes room; returns the steps of the log."""
     ground.clock[0] += 1
+    ground.clock[1] = 0
     if ejected >= 0:
         _move(ground, search, ejected, False)
         steps = _settle(ground, search, log, steps, ejected)
@@ -248,6 +250,7 @@ def _commit(ground: Ground, search: Search, node: int, ejected: int, log: Ints, 
     _try_chain(ground, search, node, search.chain[node, 0], after, -1, 0.0)
     for done in range(after):
         steps = _settle(ground, search, log, steps, search.queue[done])
+    ground.clock[1] = 0
     touched = np.flatnonzero(ground.stamp == ground.clock[0])
     for other in touched:
         weigh_column(ground, other)
@@ -281,17 +284,19 @@ def _eject(ground: Ground, search: Search, floor: float, log: Ints, steps: int) 
             stays = search.moved[unit] or search.units.manner[unit] == STAYS
             if stays or search.units.home[unit] == node:
                 continue
-            if search.spent[2] >= _EJECTIONS_MOST:
+            if search.spent[2] >= EJECTIONS_MOST:
                 break
             search.spent[2] += 1
             ground.clock[0] += 1
             grown_w = _move(ground, search, unit, False)
             if grown_w == np.inf:
+                restore(ground, 0)
                 continue
             search.moved[unit] = True
             _weigh_chains(ground, search, node, unit, -grown_w - search.units.restart_w[unit])
             search.moved[unit] = False
             _take_back(ground, search, unit)
+            restore(ground, 0)
             if search.worth[node] > best:
                 best, best_unit, best_node = search.worth[node], unit, node
                 best_chain, best_after = search.chain[node, 0], search.chain[node, 1]
@@ -304,10 +309,11 @@ def _eject(ground: Ground, search: Search, floor: float, log: Ints, steps: int) 
 
 @njit(cache=True, nogil=True)
 def improve(ground: Ground, search: Search, log: Ints) -> int:
-    """Search for moves; the units in order into log (U,), their places into to_node and to_slots; returns how many."""
+    """Search for moves; the units in order into log (U,), their places into to_node and to_slots; returns how many.
+
+    The board must have been weighed (`weigh_board`): searches from the same ground may share the work.
+    """
     count = ground.cost_w.shape[0]
-    for node in range(count):
-        weigh_column(ground, node)
     steps = 0
     for _ in range(_ROUNDS_MOST if count else 0):
         for node in range(count):

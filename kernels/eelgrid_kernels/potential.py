@@ -18,7 +18,10 @@ from eelgrid_kernels.arrays import Floats, Ints, Mix, Nodes, Prices
 from eelgrid_kernels.move_arrays import Ground, Requests
 from eelgrid_kernels.placement import FEED, GPU_PLACEABLE, fragmentation, node_power
 
-__all__ = ["added_w", "book", "elsewhere", "fill", "node_cost_w", "node_terms", "touch", "weigh_column"]
+__all__ = [
+    "added_w", "book", "elsewhere", "fill", "node_cost_w", "node_terms", "restore", "totals", "touch", "weigh_board",
+    "weigh_column",
+]  # fmt: skip
 
 
 @njit(cache=True, nogil=True)
@@ -128,8 +131,26 @@ def weigh_column(ground: Ground, node: int) -> None:
 @njit(cache=True, nogil=True)
 def touch(ground: Ground, node: int) -> None:
     """A node changed: its potential is taken anew, and its column of the board holds no longer."""
+    ground.trail[ground.clock[1]] = node
+    ground.trail_w[ground.clock[1]] = ground.cost_w[node]
+    ground.clock[1] += 1
     ground.cost_w[node] = node_cost_w(ground.nodes, ground.mix, ground.prices, node)
     ground.stamp[node] = ground.clock[0]
+
+
+@njit(cache=True, nogil=True)
+def restore(ground: Ground, mark: int) -> None:
+    """The potentials as they were when the trail had the length `mark`; what was booked since is taken back already."""
+    while ground.clock[1] > mark:
+        ground.clock[1] -= 1
+        ground.cost_w[ground.trail[ground.clock[1]]] = ground.trail_w[ground.clock[1]]
+
+
+@njit(cache=True, nogil=True)
+def weigh_board(ground: Ground) -> None:
+    """Every node's potential and column of the board, in place."""
+    for node in range(ground.cost_w.shape[0]):
+        weigh_column(ground, node)
 
 
 @njit(cache=True, nogil=True)
@@ -151,8 +172,7 @@ def elsewhere(ground: Ground, kind: int, home: int) -> tuple[int, float]:
 @njit(cache=True, nogil=True)
 def fill(ground: Ground, kinds: Ints, accepted: Ints) -> None:
     """Tasks of these kinds (T,) arrive one by one, each where it is cheapest; 1 or 0 into accepted (T,), in place."""
-    for node in range(ground.cost_w.shape[0]):
-        weigh_column(ground, node)
+    weigh_board(ground)
     ground.clock[0] += 1
     for task in range(kinds.shape[0]):
         accepted[task] = 0
@@ -163,3 +183,13 @@ def fill(ground: Ground, kinds: Ints, accepted: Ints) -> None:
         book(ground.nodes, ground.requests, kinds[task], node, ground.slots[1], 1)
         weigh_column(ground, node)
         accepted[task] = 1
+
+
+@njit(cache=True, nogil=True)
+def totals(nodes: Nodes, mix: Mix, terms: Floats) -> None:
+    """Watts, fragmented GPUs and stranded GPUs of all nodes into terms (3,), in place."""
+    one = np.empty(3)
+    terms[:] = 0.0
+    for node in range(nodes.cpu_capacity.shape[0]):
+        node_terms(nodes, mix, node, one)
+        terms += one

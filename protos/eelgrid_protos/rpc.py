@@ -72,7 +72,7 @@ NODE_SERVICE = _service("NodeService", "GetInventory GetSamples GetNodePlan GetN
 OPERATOR_SERVICE = _service(
     "OperatorService",
     "GetSummary ListNodes ListGpus SubmitWorkload GetWorkload ListWorkloads CancelWorkload ExplainWorkload "
-    "ListPlans GetPolicy UpdatePolicy",
+    "ListPlans GetPolicy UpdatePolicy RecommendMoves ApplyMoves",
     {"WatchSummary": (False, True), "WatchWorkloads": (False, True)},
 )
 

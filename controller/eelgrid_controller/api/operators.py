@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
+from eelgrid_controller.api.advice import Advice
 from eelgrid_controller.api.changes import WorkloadChanges
 from eelgrid_controller.api.pages import Page, cut
 from eelgrid_controller.api.views import Views, devices, free_milli
@@ -21,6 +22,8 @@ from eelgrid_controller.state import NodeRecord
 from eelgrid_protos.errors import ContractError, Violation
 from eelgrid_protos.faults import Fault, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from eelgrid_protos.messages import (
+    ApplyMovesRequest,
+    ApplyMovesResponse,
     CancelWorkloadRequest,
     CancelWorkloadResponse,
     ExplainWorkloadRequest,
@@ -39,6 +42,8 @@ from eelgrid_protos.messages import (
     ListPlansResponse,
     ListWorkloadsRequest,
     ListWorkloadsResponse,
+    RecommendMovesRequest,
+    RecommendMovesResponse,
     SubmitWorkloadRequest,
     SubmitWorkloadResponse,
     UpdatePolicyRequest,
@@ -63,6 +68,7 @@ class OperatorService:
     def __init__(self, *, loop: ControllerLoop, views: Views, log: logging.Logger) -> None:
         self._loop = loop
         self._views = views
+        self._advice = Advice(loop=loop, log=log)
         self._log = log
         self._watchers = 0
         self._closing = asyncio.Event()
@@ -250,6 +256,16 @@ class OperatorService:
         policy = await self._loop.update_policy(request.policy)
         self._log.info("policy=updated revision=%d objective=%s", policy.revision, policy.objective)
         return UpdatePolicyResponse(policy=policy)
+
+    # Moves
+
+    async def recommend_moves(self, request: RecommendMovesRequest, _context: Context) -> RecommendMovesResponse:
+        """Moves that would lower the cost of the whole cluster."""
+        return await self._advice.recommend(request)
+
+    async def apply_moves(self, request: ApplyMovesRequest, _context: Context) -> ApplyMovesResponse:
+        """Execute a recommendation."""
+        return await self._advice.apply(request)
 
     def _enter(self) -> None:
         """Count one watcher in; the caller counts it out."""

@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "explain": ("explain", "Say where a workload went and why, or what it waits for."),
     "plan": ("listings", "Show what the controller wants of its nodes."),
     "policy": ("policy", "Show or change what to aim for."),
+    "moves": ("moves", "Recommend moves of running work, or execute them."),
     "top": ("top", "Watch the cluster live."),
     "replay": ("replay", "Submit a public trace to a running controller."),
     "demo": ("demo", "Start a controller and a simulated fleet, and replay a trace."),

@@ -15,12 +15,20 @@ from eelgrid_controller.cli.settings import Settings, printing
 from eelgrid_controller.cli.tables import document
 from eelgrid_controller.cli.workload_file import read_workloads
 from eelgrid_controller.cli.workloads import describe
-from eelgrid_protos.messages import ResourceRequest, SubmitWorkloadRequest, Workload, WorkloadKind, WorkloadSpec
+from eelgrid_protos.messages import (
+    Mobility,
+    ResourceRequest,
+    SubmitWorkloadRequest,
+    Workload,
+    WorkloadKind,
+    WorkloadSpec,
+)
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 __all__ = ["submit"]
 
 _KINDS = [kind.name.lower() for kind in WorkloadKind if kind]
+_MOBILITIES = [way.name.lower() for way in Mobility if way]
 _FILE_BYTES_MOST = 64 * 1024 * 1024
 
 
@@ -51,6 +59,7 @@ def _from_flags(flags: dict[str, Any]) -> SubmitWorkloadRequest:
             queue=flags["queue"],
             priority=flags["priority"],
             labels=_labels(flags["label"]),
+            mobility=Mobility[flags["mobility"].upper()] if flags["mobility"] else Mobility.UNSPECIFIED,
             request=ResourceRequest(
                 cpu_milli=flags["cpu"],
                 memory_bytes=flags["memory"],
@@ -92,6 +101,9 @@ def _from_file(file: Any, flags: dict[str, Any], context: click.Context) -> tupl
 @click.option("--queue", default="", help="Where it waits.")
 @click.option("--priority", type=int, default=0, show_default=True, help="More goes first.")
 @click.option("--label", multiple=True, metavar="KEY=VALUE", help="A label; repeatable.")
+@click.option(
+    "--mobility", type=click.Choice(_MOBILITIES), help="How it may move when an operator moves work. [movable]"
+)
 @click.option("--id", default="", help="Its id: repeating the command with it is harmless.")
 @click.option("--dry-run", is_flag=True, help="Say where it would go, and change nothing.")
 @printing

@@ -24,7 +24,7 @@ from eelgrid_protos.quantities import (
 )  # fmt: skip
 
 __all__ = [
-    "Candidate", "CostTerm", "Explanation", "Placement", "Removal", "ReplicaExplanation", "ResourceRequest",
+    "Candidate", "CostTerm", "Explanation", "Mobility", "Placement", "Removal", "ReplicaExplanation", "ResourceRequest",
     "Workload", "WorkloadKind", "WorkloadPhase", "WorkloadSpec",
 ]  # fmt: skip
 
@@ -53,6 +53,15 @@ class WorkloadPhase(OpenEnum):
     PENDING = 1
     PLACED = 2
     CANCELLED = 3
+
+
+class Mobility(OpenEnum):
+    """How a running workload may move, at an operator's word; unspecified is as movable."""
+
+    UNSPECIFIED = 0
+    FIXED = 1
+    MOVABLE = 2
+    RESTARTABLE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +101,7 @@ class WorkloadSpec:
     queue: Label = ""
     priority: Priority = 0
     labels: Annotated[Mapping[Label, Label], Many(64)] = field(default_factory=dict)
+    mobility: Mobility = Mobility.UNSPECIFIED
 
     def violations(self) -> Iterator[Violation]:
         """The kind decides what a workload is measured by, so it is never guessed."""

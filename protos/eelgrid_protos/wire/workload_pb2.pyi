@@ -14,6 +14,13 @@ class WorkloadKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKLOAD_KIND_TRAINING_JOB: _ClassVar[WorkloadKind]
     WORKLOAD_KIND_BATCH_JOB: _ClassVar[WorkloadKind]
 
+class Mobility(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MOBILITY_UNSPECIFIED: _ClassVar[Mobility]
+    MOBILITY_FIXED: _ClassVar[Mobility]
+    MOBILITY_MOVABLE: _ClassVar[Mobility]
+    MOBILITY_RESTARTABLE: _ClassVar[Mobility]
+
 class WorkloadPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     WORKLOAD_PHASE_UNSPECIFIED: _ClassVar[WorkloadPhase]
@@ -24,6 +31,10 @@ WORKLOAD_KIND_UNSPECIFIED: WorkloadKind
 WORKLOAD_KIND_INFERENCE_SERVICE: WorkloadKind
 WORKLOAD_KIND_TRAINING_JOB: WorkloadKind
 WORKLOAD_KIND_BATCH_JOB: WorkloadKind
+MOBILITY_UNSPECIFIED: Mobility
+MOBILITY_FIXED: Mobility
+MOBILITY_MOVABLE: Mobility
+MOBILITY_RESTARTABLE: Mobility
 WORKLOAD_PHASE_UNSPECIFIED: WorkloadPhase
 WORKLOAD_PHASE_PENDING: WorkloadPhase
 WORKLOAD_PHASE_PLACED: WorkloadPhase
@@ -44,7 +55,7 @@ class ResourceRequest(_message.Message):
     def __init__(self, cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_count: _Optional[int] = ..., gpu_milli: _Optional[int] = ..., gpu_models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkloadSpec(_message.Message):
-    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels")
+    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels", "mobility")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +72,7 @@ class WorkloadSpec(_message.Message):
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    MOBILITY_FIELD_NUMBER: _ClassVar[int]
     name: str
     namespace: str
     user: str
@@ -70,7 +82,8 @@ class WorkloadSpec(_message.Message):
     request: ResourceRequest
     priority: int
     labels: _containers.ScalarMap[str, str]
-    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    mobility: Mobility
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., mobility: _Optional[_Union[Mobility, str]] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("replica", "node_name", "gpu_uuids", "gpu_indexes")
