@@ -175,27 +175,30 @@ def _try_chain(
     """
     limits = search.limits
     width = ground.nodes.gpu_state.shape[1]
-    length = min(most, _line_up(ground, search, node, chain))
-    best, best_after = -np.inf, 0
+    length = _line_up(ground, search, node, chain)
+    best, best_after, done = -np.inf, 0, 0
     replicas, milli = search.spent[0], search.spent[1]
     if ejected >= 0:
         replicas, milli = _spent(ground, search, ejected, replicas, milli)
-    for done in range(length):
-        unit = search.queue[done]
-        replicas, milli = _spent(ground, search, unit, replicas, milli)
-        if replicas > limits.replicas or milli > limits.gpu_milli:
-            search.queue[done] = -1
+    for place in range(length):
+        unit = search.queue[place]
+        more, more_milli = _spent(ground, search, unit, replicas, milli)
+        if done == most or more > limits.replicas or more_milli > limits.gpu_milli:
             break
         grown_w = _move(ground, search, unit, chain < width or chain >= width + 2)
         if grown_w == np.inf:
-            search.queue[done] = -1
-            break
+            continue
+        search.queue[done] = unit
+        done += 1
+        replicas, milli = more, more_milli
         gain_w -= grown_w + search.units.restart_w[unit]
         share = (replicas - search.spent[0]) / max(1, limits.replicas)
         share = max(share, (milli - search.spent[1]) / max(1, limits.gpu_milli))
         worth = gain_w / share**limits.thrift
         if gain_w > GAIN_LEAST_W and worth > best:
-            best, best_after = worth, done + 1
+            best, best_after = worth, done
+    if done < length:
+        search.queue[done] = -1
     return float(best), best_after
 
 
@@ -282,7 +285,7 @@ def _eject(ground: Ground, search: Search, floor: float, log: Ints, steps: int) 
         worth, chain, after = search.worth[node], search.chain[node, 0], search.chain[node, 1]
         for unit in range(search.moved.shape[0]):
             stays = search.moved[unit] or search.units.manner[unit] == STAYS
-            if stays or search.units.home[unit] == node:
+            if stays:
                 continue
             if search.spent[2] >= EJECTIONS_MOST:
                 break

@@ -96,21 +96,20 @@ def test_fixed_work_stays_and_lost_nodes_are_neither_emptied_nor_filled():
 
 def test_a_gang_moves_together_and_pays_for_the_whole_of_it():
     core = core_with(node("a", gpus=2))
-    gang = request(gpus=1, milli=500, cpu=1, replicas=2, key="gang", kind=WorkloadKind.TRAINING_JOB)
-    core.submit(request(gpus=1, milli=600, key="x"), now_ns=1)
-    core.submit(request(gpus=1, milli=600, key="y"), now_ns=1)
+    core.submit(request(gpus=1, milli=700, key="here", mobility=Mobility.FIXED), now_ns=1)
+    core.submit(request(gpus=1, milli=600, key="gap"), now_ns=1)
     core.node_joined(node("b", gpus=2), now_ns=1)
-    core.submit(gang, now_ns=1)
-    core.cancel("x", now_ns=2)
+    core.submit(request(gpus=1, milli=500, replicas=2, key="gang", kind=WorkloadKind.TRAINING_JOB), now_ns=1)
     assert {name for name, _ in places(core, "gang")} == {"b"}
-    found = asked(core)
-    (move,) = [move for move in found.moves if move.workload_id == "gang"] or [None]
-    if move is not None:
-        assert len(move.replicas) == 2
-        assert move.restart_w == pytest.approx(2 * (75.0 + 3.75) / 60.0)
-    assert asked(core, moves_most=1).moving <= 1
-    core.apply_moves(found.moves, now_ns=3)
-    assert len({name for name, _ in places(core, "gang")}) == 1
+    core.cancel("gap", now_ns=2)
+    # With one replica to move, the gang is too large: half of it would stop all of it.
+    assert asked(core, moves_most=1).moves == ()
+    (move,) = asked(core, moves_most=2).moves
+    assert (move.workload_id, len(move.replicas)) == ("gang", 2)
+    assert move.restart_w == pytest.approx(2 * (75.0 + 3.75) / 60.0)
+    step = core.apply_moves((move,), now_ns=3)
+    assert ([type(event) for event in step.events], step.result) == ([WorkloadMoved], 2)
+    assert {name for name, _ in places(core, "gang")} == {"a"}
 
 
 def test_only_restartable_work_may_use_what_it_holds_itself():

@@ -203,5 +203,5 @@ def apply(settings: Settings, /, recommendation: str, yes: bool, **asked: Any) -
                 return
             recommendation = found.recommendation_id
         answer = client.apply_moves(ApplyMovesRequest(recommendation_id=recommendation), timeout=settings.timeout_s)
-        words = f"moved {answer.moved} replicas; the model now gives the cluster {watts_text(answer.modelled_power_w)}"
+        words = f"moved {answer.moved} replica{'' if answer.moved == 1 else 's'}; the model now gives the cluster {watts_text(answer.modelled_power_w)}"
         document(settings, answer, [words])
