@@ -93,7 +93,7 @@ def draw_case(seed: int, *, nodes: int = 3, units: int = 5, moves: int = 3, gang
         naive.Class(replace(unit.task, memory_bytes=0), rng.randrange(1, 5)) for unit in placed
     ] + [naive.Class(naive.Task(8000, 0, 1, 1000), 3)]  # fmt: skip
     prices = rng.choice(((1.0, 80.0, 200.0), (1.0, 20.0, 50.0), (0.1, 100.0, 200.0), (1.0, 0.0, 0.0)))
-    return Case(fleet, placed, mix, prices, Limits(moves, rng.choice((1500, 100_000)), 1.0, False))
+    return Case(fleet, placed, mix, prices, Limits(moves, rng.choice((1500, 100_000)), 1.0, False, 4096))
 
 
 def arrays(case: Case) -> tuple[Ground, Search]:

@@ -108,7 +108,7 @@ def survey(state: ClusterState, snapshot: Snapshot, asked: RecommendMovesRequest
         devices=tuple(snapshot.devices),
         models=dict(snapshot.models),
         units=units,
-        limits=Limits(min(most, MOVES_MOST), int(held_milli * (asked.gpu_ratio or 1.0)), 1.0, False),
+        limits=Limits(min(most, MOVES_MOST), int(held_milli * (asked.gpu_ratio or 1.0)), 1.0, False, 0),
         running=running,
         restart_s=restart_s,
         horizon_s=horizon_s,

@@ -24,7 +24,7 @@ from eelgrid_controller.planner import TERMS
 from eelgrid_controller.room import Room, fitting, ground_of, room, stream
 from eelgrid_kernels import GPU_PLACEABLE, GPU_WHOLE_MILLI, Nodes, Prices, cluster_power
 from eelgrid_kernels.move_arrays import Ground, Requests, Search, Units
-from eelgrid_kernels.moves import EJECTIONS_MOST, RELEASES, STAYS, improve
+from eelgrid_kernels.moves import RELEASES, STAYS, improve
 from eelgrid_kernels.potential import book, node_terms, totals, weigh_board
 from eelgrid_protos.messages import (
     OBJECTIVES,
@@ -52,6 +52,9 @@ KINDS_MOST = 2048
 _WAYS = ((1.0, False), (0.0, False), (1.0, True), (0.0, True))
 
 
+# Units times nodes up to which every ejection is weighed at least once; and how many are in a larger cluster, where
+# each takes most of a millisecond and some other node has room anyway.
+_SMALL, _EJECTIONS = 4096, 256
 _PARTS = ("power", "fragmentation_w", "stranding_w")
 
 
@@ -146,7 +149,7 @@ def _steps(problem: Problem) -> tuple[list[_Step], int]:
         return [], len(rows)
     replicas = sum(len(problem.units[unit].slots) for unit in chosen)
     nodes = Nodes._make(array[rows] for array in problem.nodes)
-    is_small = len(chosen) * len(rows) <= EJECTIONS_MOST
+    is_small = len(chosen) * len(rows) <= _SMALL
     best: list[_Step] = []
     best_w = 0.0
     # A large cluster is searched by its own weights and without ejections, which would see too little of it.
@@ -156,7 +159,9 @@ def _steps(problem: Problem) -> tuple[list[_Step], int]:
         for thrift, deep in _WAYS if is_small else _WAYS[:2]:
             ground = _own_ground(begun)
             search = _search_of(problem, ground, rows, chosen, kinds)
-            search = search._replace(limits=search.limits._replace(thrift=thrift, deep=deep))
+            search = search._replace(
+                limits=search.limits._replace(thrift=thrift, deep=deep, ejections=_SMALL if is_small else _EJECTIONS)
+            )
             log = np.zeros(len(chosen), np.int64)
             order = log[: improve(ground, search, log)].tolist()
             found = [_step(problem, search, rows, chosen, unit) for unit in order]

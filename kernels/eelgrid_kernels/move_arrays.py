@@ -44,6 +44,7 @@ class Limits(NamedTuple):
     gpu_milli: int  # that may move
     thrift: float  # 0 takes the chain of the largest gain first, 1 that of the largest gain for its share of the budget
     deep: bool  # whether chains for which another unit makes room are weighed from the beginning, or only in the end
+    ejections: int  # of such chains, the most that are weighed in one search
 
 
 class Ground(NamedTuple):

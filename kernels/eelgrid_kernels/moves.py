@@ -27,7 +27,7 @@ from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.move_arrays import Ground, Search
 from eelgrid_kernels.potential import added_w, book, elsewhere, node_cost_w, restore, touch, weigh_column
 
-__all__ = ["EJECTIONS_MOST", "OVERLAPS", "RELEASES", "STAYS", "improve"]
+__all__ = ["OVERLAPS", "RELEASES", "STAYS", "improve"]
 
 STAYS, OVERLAPS, RELEASES = 0, 1, 2
 # Less than this is rounding, not a gain.
@@ -37,8 +37,6 @@ _SLACK = 1e-9
 # Times that every node's chains are weighed from the beginning, and weighings for each node between.
 _ROUNDS_MOST = 8
 _WEIGHINGS_MOST = 64
-# Ejections weighed in one search; one costs about a tenth of a millisecond.
-EJECTIONS_MOST = 4096
 
 
 @njit(cache=True, nogil=True)
@@ -287,7 +285,7 @@ def _eject(ground: Ground, search: Search, floor: float, log: Ints, steps: int) 
             stays = search.moved[unit] or search.units.manner[unit] == STAYS
             if stays:
                 continue
-            if search.spent[2] >= EJECTIONS_MOST:
+            if search.spent[2] >= search.limits.ejections:
                 break
             search.spent[2] += 1
             ground.clock[0] += 1

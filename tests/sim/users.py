@@ -102,7 +102,7 @@ class Users:
                 self._change_policy,
                 self._improve,
             ),
-            weights=(55, 8, 4, 4, 24, 5, 4),
+            weights=(55, 8, 4, 4, 24, 5, 8),
         )[0]
         kind()
 
