@@ -13,9 +13,11 @@ from eelgrid_controller.state import ClusterState, ContradictoryEvent
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     Mobility,
+    Move,
     MoveGoal,
     Recommendation,
     RecommendMovesRequest,
+    ReplicaMove,
     WorkloadKind,
     WorkloadPhase,
 )
@@ -227,3 +229,23 @@ def test_an_empty_cluster_has_nothing_to_move():
     for core in (core_with(), core_with(node("a")), Core(ClusterState(), catalogue.load())):
         found = asked(core)
         assert (found.moves, found.running, found.gain_w) == ((), 0, 0.0)
+
+
+def test_a_later_move_may_use_what_an_earlier_one_freed_and_not_the_other_way_round():
+    core = core_with(node("a", gpus=1))
+    core.submit(request(gpus=1, key="one"), now_ns=1)
+    core.node_joined(node("b", gpus=1), now_ns=1)
+    core.submit(request(gpus=1, key="two"), now_ns=1)
+    core.node_joined(node("c", gpus=1), now_ns=1)
+
+    def move(key: str, target: str) -> Move:
+        (source,) = core.workload(key).placements
+        there = replace(source, node_name=target, gpu_uuids=(f"GPU-{target}-0",))
+        return Move(workload_id=key, replicas=(ReplicaMove(source=source, target=there),))
+
+    moves = (move("one", "c"), move("two", "a"))
+    with pytest.raises(MoveRefused, match="move 1 of 2"):
+        core.apply_moves(moves[::-1], now_ns=2)
+    core.apply_moves(moves, now_ns=2)
+    assert [places(core, key)[0][0] for key in ("one", "two")] == ["c", "a"]
+    core.state.validate()
