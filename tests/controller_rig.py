@@ -15,7 +15,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.composition import Controller
 from eelgrid_controller.config import ControllerConfig
 from eelgrid_controller.errors import JournalError
-from eelgrid_controller.journal import Checkpoint, Entry, JournalCounters
+from eelgrid_controller.journal import Checkpoint, Entry, JournalCounters, Past
 from eelgrid_protos import rpc, transport
 from eelgrid_protos.messages import (
     Column,
@@ -185,6 +185,10 @@ class MemoryJournal:
     def entries_after(self, seq: int) -> Iterator[tuple[int, Entry]]:
         """Entries after a number."""
         return iter(list(enumerate(self.entries, 1))[seq:])
+
+    def past(self) -> Past:
+        """Everything."""
+        return Past(None, tuple(self.entries_after(0)))
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint."""

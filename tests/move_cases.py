@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from eelgrid_kernels import GPU_ABSENT, GPU_PARTITIONED, GPU_PLACEABLE, Mix, Nodes, Prices
-from eelgrid_kernels.move_arrays import Ground, Limits, Requests, Search, Units
+from eelgrid_kernels import GPU_ABSENT, GPU_PARTITIONED, GPU_PLACEABLE, Mix, Nodes
+from eelgrid_kernels.move_arrays import Ground, Limits, Prices, Requests, Search, Units
 from eelgrid_kernels.moves import OVERLAPS, RELEASES, STAYS, improve
 from eelgrid_kernels.potential import weigh_board
 from tests import naive

@@ -23,10 +23,10 @@ from typing import NamedTuple
 import matplotlib as mpl
 from joblib import Parallel, delayed
 
-from bench.openb.protocol import SEEDS, Trace, arrivals, load
 from eelgrid_controller.core import Core
 from eelgrid_controller.moves import recommend
 from eelgrid_controller.replay.fleet import product_key
+from eelgrid_controller.replay.protocol import SEEDS, Trace, arrivals, load
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (

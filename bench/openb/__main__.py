@@ -16,11 +16,11 @@ import numpy as np
 
 from bench.openb import report
 from bench.openb.measure import Bounds, Curves, figures, mean_bounds, mean_curves
-from bench.openb.policies import names, policy
-from bench.openb.protocol import SEEDS, Trace, arrivals, load, trace_names
 from bench.openb.published import distances, plain_policy, results_folder
 from bench.openb.runs import BoundJob, BoundResult, Job, Progress, Result, everything
 from eelgrid_controller.replay.openb import TraceError
+from eelgrid_controller.replay.protocol import SEEDS, Trace, arrivals, load, trace_names
+from eelgrid_kernels.policies import names, policy
 
 REFERENCE = "fgd"
 _SEEDS_MOST = 1000
@@ -57,8 +57,8 @@ def _chosen(asked: str, every: Sequence[str]) -> tuple[str, ...]:
     return tuple(every) if wanted == ("all",) else wanted
 
 
-def _policies(asked: str) -> tuple[str, ...]:
-    """What was asked for; what a name may be is for bench.openb.policies to say."""
+def chosen_policies(asked: str) -> tuple[str, ...]:
+    """What was asked for; what a name may be is for eelgrid_kernels.policies to say."""
     chosen = _chosen(asked, names())
     for name in chosen:
         try:
@@ -85,7 +85,7 @@ def _work(options: argparse.Namespace, tell: Callable[[Progress], None]) -> Outc
     """Makes every run; all that can be refused is refused before the first."""
     if not 1 <= options.seeds <= _SEEDS_MOST or options.processes < 1 or options.bound_seeds < 0:
         raise Unusable(f"take 1 to {_SEEDS_MOST} seeds, at least one process and no negative number of bounds")
-    policies = _policies(options.policies)
+    policies = chosen_policies(options.policies)
     traces = tuple(load(options.data, name) for name in _chosen(options.traces, trace_names(options.data)))
     seeds = range(SEEDS[0], SEEDS[0] + options.seeds)
     for trace in traces:

@@ -40,7 +40,7 @@ from scipy.sparse import coo_array, csr_array, vstack
 
 from bench.openb.cutting_stock import HIGHS_OPTIMAL, SharePrices
 from bench.openb.measure import Bounds
-from bench.openb.protocol import Fleet, Specs, Trace, arrivals
+from eelgrid_controller.replay.protocol import Fleet, Specs, Trace, arrivals
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.placement import (
     CORES_PER_PACKAGE,

@@ -3,11 +3,7 @@
 Owns the measures of the published comparison as functions of arrays. Must not
 know policies, files or how a run was made.
 
-Theory: x is the GPU share that all tasks so far asked for, over the capacity of
-the fleet. A run is a step per task; between steps a curve is straight, at the
-same x (tasks without GPU) the last step counts, and past the last task nothing
-changes. Curves are averaged over seeds first; then
-    saving(x) = (P_reference(x) - P(x)) / P_reference(x)
+Theory: the curves are those of eelgrid_controller.replay.curves, averaged over seeds first; then
     GRAR(x)   = mean allocated GPU / mean arrived GPU
 A saving past x = 0.9 is partly work refused, so watts per allocated GPU go with it.
 
@@ -17,50 +13,33 @@ Weng et al., USENIX ATC'23, for the allocation of what arrived.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bench.openb.protocol import INFLATION_PERCENT, Fleet
-from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.placement import CORES_PER_PACKAGE, CPU_PACKAGE_IDLE_W, MILLI_PER_CORE
+from eelgrid_controller.replay.curves import (
+    GRID,
+    MEAN_FIRST,
+    MEAN_LAST,
+    Curves,
+    Steps,
+    at,
+    curves,
+    empty_power_w,
+    mean_curves,
+    saving,
+    saving_mean_pct,
+)
+from eelgrid_kernels.arrays import Floats
 
 __all__ = [
     "DENSE_X", "GRID", "SAVING_X", "Bounds", "Curves", "Figures", "Steps", "at", "curves", "empty_power_w", "figures",
     "mean_bounds", "mean_curves", "saving",
 ]  # fmt: skip
 
-_STEPS_PER_UNIT = 200
-GRID: Floats = np.arange(_STEPS_PER_UNIT * INFLATION_PERCENT // 100 + 1) / _STEPS_PER_UNIT  # 0:0.005:1.3
 SAVING_X = tuple(tenth / 10 for tenth in range(1, 10))
-_MEAN_FIRST, _MEAN_LAST = 0.1, 0.8  # the saving is averaged where nobody refuses much
 _REFUSED_MOST = 0.001  # of what has arrived
 DENSE_X = (0.9, 0.95, 1.0)  # where watts per allocated GPU are given
-
-
-class Steps(Protocol):
-    """What is known after each arrival; shapes (A,)."""
-
-    @property
-    def power_w(self) -> Floats:
-        """Modelled watts of the whole fleet."""
-
-    @property
-    def arrived_milli(self) -> Ints:
-        """GPU that the tasks so far asked for."""
-
-    @property
-    def allocated_milli(self) -> Ints:
-        """GPU of those that were placed."""
-
-
-class Curves(NamedTuple):
-    """One run, or the mean of several, on GRID."""
-
-    power_w: Floats  # (X,)
-    allocated: Floats  # (X,) share of the fleet's GPU capacity
-    arrived: Floats  # (X,) GRID, as far as tasks came
 
 
 class Bounds(NamedTuple):
@@ -84,47 +63,6 @@ class Figures(NamedTuple):
     gap_alloc_pp: float | None
 
 
-def empty_power_w(fleet: Fleet) -> float:
-    """Watts of the fleet with nothing on it."""
-    cores = -(-fleet.cpu_milli // MILLI_PER_CORE)
-    packages = -(-cores // CORES_PER_PACKAGE)
-    return float(CPU_PACKAGE_IDLE_W * packages.sum() + (fleet.gpu_count * fleet.idle_w).sum())
-
-
-def curves(steps: Steps, capacity_milli: int, empty_w: float) -> Curves:
-    """One run on GRID."""
-    arrived = np.concatenate(([0], steps.arrived_milli))
-    last = np.concatenate((arrived[1:] != arrived[:-1], [True]))  # of those at the same x
-    x = arrived[last] / capacity_milli
-    power_w = np.concatenate(([empty_w], steps.power_w))[last]
-    allocated = np.concatenate(([0], steps.allocated_milli))[last] / capacity_milli
-    return Curves(np.interp(GRID, x, power_w), np.interp(GRID, x, allocated), np.interp(GRID, x, x))
-
-
-def mean_curves(runs: Sequence[Curves]) -> Curves:
-    """The mean over seeds."""
-    return Curves(
-        np.mean([run.power_w for run in runs], axis=0),
-        np.mean([run.allocated for run in runs], axis=0),
-        np.mean([run.arrived for run in runs], axis=0),
-    )
-
-
-def at(values: Floats, x: float) -> float:
-    """A curve's value at one of the points of GRID."""
-    return float(values[round(x * _STEPS_PER_UNIT)])
-
-
-def saving(mine: Curves, reference: Curves) -> Floats:
-    """(X,) watts saved as a share of the reference's."""
-    return (reference.power_w - mine.power_w) / reference.power_w
-
-
-def _between(first: float, last: float) -> NDArray[np.bool_]:
-    half = 0.5 / _STEPS_PER_UNIT  # both ends count, whatever their rounding
-    return (first - half < GRID) & (last + half > GRID)
-
-
 def mean_bounds(runs: Sequence[Bounds]) -> Bounds:
     """The mean over seeds; infinite at a load where no policy can place all of one of them."""
     power_w = np.mean([run.power_w for run in runs], axis=0)
@@ -139,7 +77,7 @@ def _gap_power_pct(mine: Curves, bounds: Bounds) -> float | None:
     placed = np.interp(bounds.x, GRID, mine.allocated) >= (1.0 - _REFUSED_MOST) * np.interp(
         bounds.x, GRID, mine.arrived
     )
-    inside = (bounds.x >= _MEAN_FIRST - 1e-9) & (bounds.x <= _MEAN_LAST + 1e-9) & np.isfinite(bounds.power_w)
+    inside = (bounds.x >= MEAN_FIRST - 1e-9) & (bounds.x <= MEAN_LAST + 1e-9) & np.isfinite(bounds.power_w)
     inside &= placed
     if not inside.any():
         return None
@@ -159,7 +97,7 @@ def figures(mine: Curves, reference: Curves, gpus: int, bounded: tuple[Curves, B
     saved = 100.0 * saving(mine, reference)
     allocated_1 = at(mine.allocated, 1.0)
     return Figures(
-        saving_mean_pct=float(saved[_between(_MEAN_FIRST, _MEAN_LAST)].mean()),
+        saving_mean_pct=saving_mean_pct(mine, reference),
         saving_pct=tuple(at(saved, x) for x in SAVING_X),
         grar_1=allocated_1 / at(mine.arrived, 1.0),
         alloc_100_pct=100.0 * allocated_1,

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.openb.measure import Curves, at, saving
-from bench.openb.protocol import csv_folder
 from eelgrid_controller.replay.locate import task_list
 from eelgrid_controller.replay.openb import TraceMalformed, TraceMissing
+from eelgrid_controller.replay.protocol import csv_folder
 
 __all__ = ["Distance", "Published", "distances", "plain_policy", "read_allocation", "read_readings", "results_folder"]
 

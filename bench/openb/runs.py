@@ -1,7 +1,7 @@
 """All runs of a comparison: every policy on every trace with every seed, on several processes.
 
 Owns the work list, the clock around each decision and the gathering. Must not
-know policies beyond what bench.openb.policies says of them, nor what a file or
+know policies beyond what eelgrid_kernels.policies says of them, nor what a file or
 a table looks like.
 
 Theory: the clock is read inside the compiled loop, before and after each
@@ -22,11 +22,11 @@ from numba import njit
 
 from bench.openb import bounds as relaxations
 from bench.openb.measure import Bounds, Curves, curves, empty_power_w
-from bench.openb.policies import Policy, policy
-from bench.openb.protocol import Trace, arrivals, node_order
+from eelgrid_controller.replay.protocol import Trace, arrivals, node_order
 from eelgrid_kernels.arrays import Ints
+from eelgrid_kernels.best import advance
 from eelgrid_kernels.course import empty_course, prepare
-from eelgrid_kernels.peers import advance
+from eelgrid_kernels.policies import Policy, policy
 
 __all__ = ["BOUND_X", "BoundJob", "BoundResult", "Job", "Progress", "Result", "bound", "everything", "run"]
 

@@ -85,6 +85,7 @@ _DEFAULTS = ControllerConfig(data=Path("eelgrid-data"))
               help="Seconds that an agent may be away before its node counts as lost.")  # fmt: skip
 @click.option("--restart-grace", type=float, default=_DEFAULTS.restart_grace_s, show_default=True,
               help="The same after a start of the controller.")  # fmt: skip
+@click.option("--policy", metavar="NAME", help="Placement policy to go over to: eelgrid, fgd, pwr, pwr200, ...")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info",
               show_default=True, help="Log to standard error from this level on.")  # fmt: skip
 @click.version_option(__version__, prog_name="eelgrid-controller")
@@ -99,6 +100,7 @@ def main(
     insecure: bool,
     away_grace: float,
     restart_grace: float,
+    policy: str | None,
     log_level: str,
 ) -> None:
     """Place and power GPU work; serve agents and operators over gRPC."""
@@ -108,7 +110,12 @@ def main(
     tls = _tls(tls_certificate, tls_key, tls_authority)
     try:
         config = ControllerConfig(
-            listen=listen, metrics=metrics, data=data, away_grace_s=away_grace, restart_grace_s=restart_grace
+            listen=listen,
+            metrics=metrics,
+            data=data,
+            away_grace_s=away_grace,
+            restart_grace_s=restart_grace,
+            placement=policy,
         )
         asyncio.run(_serve(config, tls=tls, insecure=insecure))
     except (ConfigError, ListenError) as error:

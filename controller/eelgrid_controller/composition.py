@@ -14,24 +14,28 @@ import gc
 import logging
 import sys
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc.aio
 
 from eelgrid_controller.adapters.agents import AgentService
 from eelgrid_controller.adapters.prometheus import Gauges, Metrics, MetricsServer
 from eelgrid_controller.adapters.store import SqliteJournal, open_journal
+from eelgrid_controller.api.imagining import Imagining
 from eelgrid_controller.api.operators import OperatorService
+from eelgrid_controller.api.shadowing import Shadowing
 from eelgrid_controller.api.views import Views
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.config import ControllerConfig
 from eelgrid_controller.core import Core
+from eelgrid_controller.errors import ConfigError
 from eelgrid_controller.loop import ControllerLoop
 from eelgrid_controller.recovery import Recovered
 from eelgrid_controller.state import ClusterState
 from eelgrid_controller.telemetry import Telemetry
 from eelgrid_kernels.warm import warm
 from eelgrid_protos import catalogue
+from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import Summary
 from eelgrid_protos.rpc import AGENT_SERVICE, OPERATOR_SERVICE, handler
 from eelgrid_protos.transport import TlsFiles, listen, server_options, standard_services
@@ -114,6 +118,17 @@ class Controller:
         self._log.info("%s", line)
         return line
 
+    async def _adopt_placement(self) -> None:
+        """Go over to the placement policy that was asked for, in the journal like any other change."""
+        wanted = self.config.placement
+        current = await self.loop.read(lambda core: core.state.policy)
+        if wanted is not None and wanted != current.placement:
+            try:
+                await self.loop.update_policy(replace(current, placement=wanted))
+            except InvalidArgument as error:
+                (found,) = error.violations
+                raise ConfigError(f"--policy: {found.problem}", found.remedy) from None
+
     async def _compose(self, journal: SqliteJournal) -> Recovered:
         """Make everything inside, and bring the state back."""
         products = catalogue.load()
@@ -129,6 +144,7 @@ class Controller:
         )
         recovered = await self.loop.start()
         self._stack.push_async_callback(self.loop.stop)
+        await self._adopt_placement()
         telemetry = Telemetry()
         self.agents = AgentService(
             loop=self.loop,
@@ -142,7 +158,16 @@ class Controller:
             now_ns=self._clock.now_ns,
             monotonic_s=self._clock.monotonic_s,
         )
-        self.operators = OperatorService(loop=self.loop, views=views, log=self._log.getChild("operators"))
+        imagining = Imagining(loop=self.loop, catalogue=products, clock=self._clock)
+        shadowing = Shadowing(loop=self.loop, clock=self._clock)
+        self._stack.callback(shadowing.close)
+        self.operators = OperatorService(
+            loop=self.loop,
+            views=views,
+            imagining=imagining,
+            shadowing=shadowing,
+            log=self._log.getChild("operators"),
+        )
         self.metrics.attach(_Sources(self.loop, views, self.agents, telemetry))
         # What was loaded stays, so the collector need not look at it again, and a full collection of what
         # comes later is rare: it takes some 40 ms at a thousand nodes (measured), which is eight promises of

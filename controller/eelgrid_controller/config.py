@@ -19,6 +19,8 @@ class ControllerConfig:
     data: Path
     listen: str = "127.0.0.1:7443"
     metrics: str = "127.0.0.1:9464"
+    # The placement policy to go over to at the start; None leaves it as it is.
+    placement: str | None = None
     # Commands that may wait; one decision takes about 1 ms, so a full queue is some seconds of work.
     queue_most: int = 4096
     # A batch ends at either bound: the first caller of a batch must not wait for the decisions of all others,

@@ -36,6 +36,7 @@ from eelgrid_controller.planner import Decision, Planner
 from eelgrid_controller.relocation import relocations
 from eelgrid_controller.snapshot import Mirror, Snapshot
 from eelgrid_controller.state import ClusterState, NodeRecord
+from eelgrid_kernels import policy as placement_policy
 from eelgrid_protos.catalogue import Catalogue
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import Aborted, AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
@@ -144,7 +145,7 @@ class Core:
             raise ResourceExhausted(
                 f"{self.state.live} workloads wait or run, which is the limit; cancel some and submit again"
             )
-        decision = self._planner.decide(self.snapshot(), spec, self.state.policy.weights)
+        decision = self._planner.decide(self.snapshot(), spec, self.state.policy.weights, self.state.policy.placement)
         if not decision.placements:
             self._refuse_impossible(spec)
         key = request.workload_id or self._draw_id()
@@ -292,7 +293,9 @@ class Core:
                 if tries == _TRIES_MOST:
                     return events, nodes
                 tries += 1
-                decision = self._planner.decide(self.snapshot(), spec, self.state.policy.weights)
+                decision = self._planner.decide(
+                    self.snapshot(), spec, self.state.policy.weights, self.state.policy.placement
+                )
                 if decision.placements:
                     event = _outcome(ticket[2], decision, now_ns)
                     nodes |= self._apply(event)
@@ -349,6 +352,11 @@ def _policy_violations(policy: Policy) -> tuple[Violation, ...]:
                 f"set objective to {_OBJECTIVE_CUSTOM} for weights of your own",
             )
         )
+    try:
+        placement_policy(policy.placement)
+    except ValueError as error:
+        problem, remedy = str(error).split("; ", 1)
+        found.append(Violation("policy.placement", problem, remedy))
     if len({entry.pool for entry in policy.pools}) < len(policy.pools):
         found.append(Violation("policy.pools", "name one pool twice", "give each pool one mode"))
     return tuple(found)

@@ -65,6 +65,13 @@ class Demand:
             self.mix = self._typical()
             self.refresh_at = self.tasks + max(1, self.tasks // _GROWTH_PARTS)
 
+    def copy(self) -> Self:
+        """Demand that grows apart from this one."""
+        twin = type(self)()
+        twin.counts, twin.mix = self.counts.copy(), self.mix
+        twin.tasks, twin.refresh_at = self.tasks, self.refresh_at
+        return twin
+
     def _ranked(self) -> list[tuple[TaskClass, int]]:
         return sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from eelgrid_controller.planner import Decision, Planner
+from eelgrid_controller.remedy import Case, binding, nearest
 from eelgrid_controller.snapshot import Snapshot
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos.errors import Violation
@@ -51,23 +52,13 @@ _WORDS: Mapping[str, tuple[str, str]] = {
         "ask for fewer replicas, or submit them as workloads of their own",
     ),
 }
-# Constraints that no free capacity would lift: they are the reason only where nothing else is.
-_STANDING = ("gpu_model", "unavailable")
-
-
-def _main(removals: Iterable[Removal], room: int) -> str:
-    """The constraint to name: the one that removed most nodes; of equals the later, which is nearer to a fit."""
-    if room > 0:
-        return "replicas"
-    found = list(removals)
-    lifting = [removal for removal in found if removal.constraint not in _STANDING]
-    chosen = max(reversed(lifting or found), key=lambda removal: removal.nodes, default=None)
-    return chosen.constraint if chosen else "no_nodes"
+# Where the nearest node says it all; elsewhere the other ways are told, too.
+_SAID = frozenset({"unavailable", "gpu_model", "gpu_mig", "cpu", "memory"})
 
 
 def reason(decision: Decision) -> str:
     """Why a workload waits: the constraint's name, a colon and a sentence that holds no numbers."""
-    constraint = _main(decision.removals, decision.room)
+    constraint = binding(decision.removals, decision.room)
     return f"{constraint}: {_WORDS[constraint][0]}"
 
 
@@ -76,21 +67,27 @@ def explain(state: ClusterState, workload_id: str, snapshot: Snapshot, planner: 
     workload = state.workloads[workload_id]
     if workload.phase is not WorkloadPhase.PENDING:
         return Explanation(workload=workload, replicas=state.explanation(workload_id))
-    decision = planner.decide(snapshot, workload.spec, state.policy.weights)
+    decision = planner.decide(snapshot, workload.spec, state.policy.weights, state.policy.placement)
     if decision.placements:
         return Explanation(
             workload=workload,
             replicas=decision.explanation,
             remedy="There is room by now; it is placed when waiting work is next tried.",
         )
-    constraint = _main(decision.removals, decision.room)
-    counts = ", ".join(f"{item.nodes} by {item.constraint}" for item in decision.removals)
-    found = f"Of {len(snapshot.names)} nodes {counts or 'none'} ruled out" if snapshot.names else "No node has joined"
+    constraint = binding(decision.removals, decision.room)
+    count = len(snapshot.names)
+    counts = ", ".join(f"{item.nodes:,} by {item.constraint}" for item in decision.removals)
+    found = (
+        f"Of {count:,} node{'' if count == 1 else 's'} {counts or 'none'} ruled out"
+        if snapshot.names
+        else "No node has joined"
+    )
     if decision.room:
         found = f"There is room for {decision.room} of {workload.spec.replicas} replicas"
-    return Explanation(
-        workload=workload, replicas=decision.explanation, remedy=f"{found}. To help: {_WORDS[constraint][1]}."
-    )
+    concrete = nearest(Case(workload.spec, state, snapshot, planner), constraint, decision.room)
+    ways = [] if concrete and constraint in _SAID else [_WORDS[constraint][1]]
+    remedy = f"{found}. To help: {'. Or '.join([concrete, *ways] if concrete else ways)}."
+    return Explanation(workload=workload, replicas=decision.explanation, remedy=remedy, constraint=constraint)
 
 
 def refusal(spec: WorkloadSpec, inventories: Iterable[Inventory], removals: Iterable[Removal], room: int) -> Violation:
@@ -107,7 +104,7 @@ def refusal(spec: WorkloadSpec, inventories: Iterable[Inventory], removals: Iter
             "name one of these, or leave gpu_models empty for any",
         )
     fields = {"gpu_model": "gpu_models", "gpu_share": "gpu_milli", "cpu": "cpu_milli", "memory": "memory_bytes"}
-    constraint = _main(removals, room)
+    constraint = binding(removals, room)
     if constraint == "replicas":
         return Violation(
             "spec.replicas",

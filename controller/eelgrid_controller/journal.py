@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Checkpoint", "Entry", "Journal", "JournalCounters", "digest_of", "forget_checkpoint", "forget_entries"]
+__all__ = [
+    "Checkpoint",
+    "Entry",
+    "Journal",
+    "JournalCounters",
+    "Past",
+    "digest_of",
+    "forget_checkpoint",
+    "forget_entries",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,14 @@ class Checkpoint:
     seq: int
     state: Mapping[str, Any]
     digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """The oldest checkpoint that is kept, None before the first, and every entry since then with its number."""
+
+    checkpoint: Checkpoint | None
+    entries: tuple[tuple[int, Entry], ...]
 
 
 @dataclass(slots=True)
@@ -65,6 +82,9 @@ class Journal(Protocol):
 
     def entries_after(self, seq: int) -> Iterator[tuple[int, Entry]]:
         """Every entry after `seq`, in order and checked."""
+
+    def past(self) -> Past:
+        """All that is kept, checked; read apart from the writing, so that any thread may ask at any time."""
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Keep the checkpoint and drop what two checkpoints have made needless."""

@@ -24,8 +24,8 @@ from eelgrid_controller.demand import TaskClass
 from eelgrid_controller.room import largest, own_mix
 from eelgrid_controller.snapshot import Devices, Snapshot
 from eelgrid_controller.state import ClusterState
-from eelgrid_kernels import CPU_PACKAGE_FULL_W, GPU_PLACEABLE, GPU_WHOLE_MILLI, Mix, Nodes, Prices
-from eelgrid_kernels.move_arrays import Limits
+from eelgrid_kernels import CPU_PACKAGE_FULL_W, GPU_PLACEABLE, GPU_WHOLE_MILLI, Mix, Nodes
+from eelgrid_kernels.move_arrays import Limits, Prices
 from eelgrid_kernels.moves import OVERLAPS, RELEASES, STAYS
 from eelgrid_protos.messages import (
     HORIZON_S,

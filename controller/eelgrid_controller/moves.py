@@ -22,14 +22,14 @@ from eelgrid_controller.demand import TaskClass
 from eelgrid_controller.movable import Problem
 from eelgrid_controller.planner import TERMS
 from eelgrid_controller.room import Room, fitting, ground_of, room, stream
-from eelgrid_kernels import GPU_PLACEABLE, GPU_WHOLE_MILLI, Nodes, Prices, cluster_power
-from eelgrid_kernels.move_arrays import Ground, Requests, Search, Units
+from eelgrid_kernels import GPU_PLACEABLE, GPU_WHOLE_MILLI, Nodes, cluster_power
+from eelgrid_kernels.move_arrays import Ground, Prices, Requests, Search, Units
 from eelgrid_kernels.moves import RELEASES, STAYS, improve
 from eelgrid_kernels.potential import book, node_terms, totals, weigh_board
 from eelgrid_protos.messages import (
     OBJECTIVES,
     Candidate,
-    ClassRoom,
+    ClassFit,
     CostTerm,
     Move,
     Placement,
@@ -277,12 +277,12 @@ def _standing(problem: Problem, nodes: Nodes, found: Room) -> Standing:
         cost_w=float((terms * np.array(problem.prices)).sum()),
         typical_tasks=found.tasks,
         typical_gpu_milli=found.gpu_milli,
-        largest=tuple(_class_room(task, fitting(nodes, problem.models, task)) for task in problem.largest),
+        largest=tuple(_class_fit(task, fitting(nodes, problem.models, task)) for task in problem.largest),
     )
 
 
-def _class_room(task: TaskClass, tasks: int) -> ClassRoom:
-    return ClassRoom(
+def _class_fit(task: TaskClass, tasks: int) -> ClassFit:
+    return ClassFit(
         cpu_milli=task.cpu_milli,
         gpu_count=task.gpu_count,
         gpu_milli=task.gpu_milli,

@@ -31,6 +31,12 @@ class PendingOrder:
     def __contains__(self, workload_id: object) -> bool:
         return workload_id in self._places
 
+    def copy(self) -> "PendingOrder":
+        """An order that changes apart from this one."""
+        twin = PendingOrder()
+        twin._tickets, twin._places = self._tickets.copy(), self._places.copy()
+        return twin
+
     def add(self, workload_id: str, *, priority: int, number: int) -> None:
         """Begins to wait."""
         ticket = (-priority, number, workload_id)

@@ -3,14 +3,15 @@
 Owns the sequence of one decision: room for all replicas or none, then the
 cheapest place for each in turn on a copy. Must not know events or words: it
 returns a `Decision`, which core.py makes into events and explain.py into
-sentences. The arithmetic is eelgrid_kernels.placement.
+sentences. The arithmetic is eelgrid_kernels.candidates.
 
 Theory: replicas are equal, so how many fit does not depend on the order or on
 the cost; `replica_room` is exact and a workload that is begun can be finished.
-A board of weighed nodes is kept for each recent kind of task, and only nodes
-that changed since are weighed again; a planner without that memory decides the
-same. There is no look-ahead and no reservation: smaller work may overtake
-larger work that waits.
+Nodes in the same state are one candidate and what a kind of task costs in each is
+kept; only rows that changed since are looked at again, and a planner without that
+memory decides the same. Candidates are in the policy's order; the watts beside
+them are those of our cost, whatever the policy. There is no look-ahead and no
+reservation: smaller work may overtake larger work that waits.
 """
 
 from collections.abc import Sequence
@@ -25,13 +26,13 @@ from eelgrid_controller.snapshot import Snapshot
 from eelgrid_kernels import (
     CANDIDATES_MOST,
     CONSTRAINTS,
-    GPU_SLOTS_MOST,
-    Board,
-    Choice,
+    FITS,
+    Candidates,
+    Found,
     Nodes,
-    Prices,
     Task,
-    best_candidates,
+    count_verdicts,
+    policy,
     replica_room,
 )
 from eelgrid_protos.messages import (
@@ -45,16 +46,14 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 
-__all__ = ["TERMS", "Decision", "Planner"]
+__all__ = ["OURS", "TERMS", "Decision", "Planner"]
 
 Ints = NDArray[np.int64]
 TERMS = ("power", "fragmentation", "stranding")
-# Bytes of a board for each node; boards are kept up to a sum.
-_BOARD_BYTES = 41
-_BOARDS_BYTES_MOST = 64 * 1024 * 1024
-_BOARDS_MOST = 128
-# Past this share of stale rows it is as cheap to weigh all.
+OURS = "eelgrid"
+# Past this share of stale rows it is as cheap to build anew.
 _STALE_SHARE = 2
+_MOMENTS = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,138 +68,139 @@ class Decision:
     removals: tuple[Removal, ...] = ()
 
 
-@dataclass(slots=True)
-class _Kept:
-    board: Board
-    era: int
-    read: int
-
-
 class _Call(NamedTuple):
-    """The part of a kernel's arguments that stays the same for all replicas."""
+    """What stays the same for all replicas of a decision."""
 
     task: Task
     allows: Ints
-    prices: Prices
+    prices: tuple[float, ...]
+    policy: str
+
+
+@dataclass(slots=True)
+class _Memory:
+    """The engine, and how far it has read which list of changes."""
+
+    candidates: Candidates
+    changes: Sequence[int]
+    era: int
+    setting: tuple[str, tuple[float, ...]]
+    read: int
 
 
 def _task(request: ResourceRequest) -> Task:
     return Task(request.cpu_milli, request.memory_bytes, request.gpu_count, request.gpu_milli)
 
 
-def _new_board(rows: int) -> Board:
-    return Board(np.zeros(rows, np.int8), np.zeros(rows, np.int64), np.zeros(rows), np.zeros((rows, len(TERMS))))
+def _removals(counts: Sequence[int]) -> tuple[Removal, ...]:
+    named = zip(CONSTRAINTS, counts[FITS + 1 :], strict=True)
+    return tuple(Removal(constraint=name, nodes=count) for name, count in named if count)
+
+
+def moment_of(snapshot: Snapshot) -> int:
+    """What RANDOM draws by: a number that follows from what is free, so that a replay draws the same."""
+    nodes = snapshot.nodes
+    return int(nodes.cpu_free.sum() + 7 * nodes.memory_free.sum() + 11 * nodes.gpu_free.sum()) % _MOMENTS
 
 
 class Planner:
     """Decides; its memory is a cache and changes no decision."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[Task, tuple[str, ...], Prices], _Kept] = {}
-        self._choice = Choice(
-            np.zeros(CANDIDATES_MOST, np.int64), np.zeros((CANDIDATES_MOST, GPU_SLOTS_MOST), np.int64),
-            np.zeros(CANDIDATES_MOST), np.zeros((CANDIDATES_MOST, len(TERMS))), np.zeros(len(CONSTRAINTS), np.int64),
-        )  # fmt: skip
+        self._memory: _Memory | None = None
 
-    def decide(self, snapshot: Snapshot, spec: WorkloadSpec, weights: Weights) -> Decision:
-        """All replicas or none."""
+    def decide(self, snapshot: Snapshot, spec: WorkloadSpec, weights: Weights, placement: str = OURS) -> Decision:
+        """All replicas or none, by the placement policy of that name."""
         task = _task(spec.request)
-        prices = Prices(float(weights.power), float(weights.fragmentation_w), float(weights.stranding_w))
-        call = _Call(task, snapshot.allows(spec.request.gpu_models), prices)
-        board, rows = self._board(snapshot, (task, spec.request.gpu_models, prices))
-        fitting = self._weigh(snapshot, call, rows, board)
-        room = min(1, fitting)
-        if spec.replicas > 1 and fitting:
+        prices = (float(weights.power), float(weights.fragmentation_w), float(weights.stranding_w))
+        call = _Call(task, snapshot.allows(spec.request.gpu_models), prices, placement)
+        candidates = self._candidates(snapshot, call)
+        found, counts = self._look(candidates, snapshot, call)
+        room = min(1, counts[FITS])
+        if spec.replicas > 1 and found:
             room = int(replica_room(snapshot.nodes, task, call.allows, spec.replicas))
+        explained = self._explained(snapshot, call, 0, found, counts)
         if room < spec.replicas:
-            return self._no_room(snapshot, fitting, room)
-        first = self._place(snapshot, task, 0)
-        placements, explanation = [first[0]], [self._explained(snapshot, 0, fitting)]
+            return Decision(placements=(), explanation=(explained,), room=room, removals=explained.removals)
+        placements, explanation = [self._placement(snapshot, found[0], 0)], [explained]
         if spec.replicas > 1:
             trial = snapshot.copy()
-            board = Board._make(array.copy() for array in board)
             for replica in range(1, spec.replicas):
-                rows = trial.take(*first[1:], task)
-                fitting = self._weigh(trial.snapshot, call, rows, board)
-                assert fitting, "replica_room is exact"
-                first = self._place(trial.snapshot, task, replica)
-                placements.append(first[0])
+                rows = trial.take(found[0].node, found[0].slots, task)
+                self._update(candidates, trial.snapshot, rows.tolist())
+                found, counts = self._look(candidates, trial.snapshot, call)
+                assert found, "replica_room is exact"
+                placements.append(self._placement(trial.snapshot, found[0], replica))
                 if replica < EXPLAINED_REPLICAS_MOST:
-                    explanation.append(self._explained(trial.snapshot, replica, fitting))
+                    explanation.append(self._explained(trial.snapshot, call, replica, found, counts))
+            # The last replica was not taken; the others are given back.
+            self._update(candidates, snapshot, sorted(set(trial.snapshot.changes)))
         return Decision(placements=tuple(placements), explanation=tuple(explanation), room=room)
-
-    def _no_room(self, snapshot: Snapshot, fitting: int, room: int) -> Decision:
-        explained = self._explained(snapshot, 0, fitting)
-        return Decision(placements=(), explanation=(explained,), room=room, removals=explained.removals)
 
     def room_when_empty(self, nodes: Nodes, snapshot: Snapshot, spec: WorkloadSpec) -> tuple[int, tuple[Removal, ...]]:
         """How many replicas `nodes`, an emptied cluster, could hold, and what removes the others."""
-        call = _Call(_task(spec.request), snapshot.allows(spec.request.gpu_models), Prices(0.0, 0.0, 0.0))
-        rows = np.arange(len(snapshot.names))
-        best_candidates(nodes, snapshot.mix, snapshot.fragments, *call, rows, _new_board(len(rows)), self._choice)
-        return int(replica_room(nodes, call.task, call.allows, spec.replicas)), self._removals()
+        task, allows = _task(spec.request), snapshot.allows(spec.request.gpu_models)
+        counts = np.zeros(1 + len(CONSTRAINTS), np.int64)
+        count_verdicts(nodes, task, allows, counts)
+        return int(replica_room(nodes, task, allows, spec.replicas)), _removals(counts.tolist())
 
-    def _board(self, snapshot: Snapshot, key: tuple[Task, tuple[str, ...], Prices]) -> tuple[Board, Ints]:
-        """The board of this kind of task and the rows that must be weighed anew."""
-        count, now = len(snapshot.names), len(snapshot.changes)
-        kept = self._kept.pop(key, None)
-        if kept is None or kept.era != snapshot.era:
-            kept = _Kept(_new_board(count), snapshot.era, 0)
-            rows = np.arange(count)
-        else:
-            stale = snapshot.changes[kept.read :]
-            fresh = len(stale) * _STALE_SHARE <= count
-            rows = np.array(sorted(set(stale)), np.int64) if fresh else np.arange(count)
-        kept.read = now
-        self._kept[key] = kept
-        most = max(1, min(_BOARDS_MOST, _BOARDS_BYTES_MOST // (_BOARD_BYTES * max(1, count))))
-        while len(self._kept) > most:
-            del self._kept[next(iter(self._kept))]
-        return kept.board, rows
+    @staticmethod
+    def _update(candidates: Candidates, snapshot: Snapshot, rows: Sequence[int]) -> bool:
+        return candidates.update(snapshot.nodes, rows, snapshot.sorts)
 
-    def _weigh(self, snapshot: Snapshot, call: _Call, rows: Ints, board: Board) -> int:
-        nodes, mix, fragments = snapshot.nodes, snapshot.mix, snapshot.fragments
-        return int(best_candidates(nodes, mix, fragments, *call, rows, board, self._choice))
+    def _candidates(self, snapshot: Snapshot, call: _Call) -> Candidates:
+        """The engine, brought up to date with the snapshot."""
+        setting = (call.policy, call.prices if call.policy == OURS else ())
+        memory = self._memory
+        if memory and memory.changes is snapshot.changes and (memory.era, memory.setting) == (snapshot.era, setting):
+            stale = snapshot.changes[memory.read :]
+            memory.read += len(stale)
+            rows = sorted(set(stale))
+            few = len(rows) * _STALE_SHARE <= len(snapshot.names)
+            if not rows or (few and self._update(memory.candidates, snapshot, rows)):
+                return memory.candidates
+        chosen = policy(call.policy)
+        weights = np.array(call.prices) if call.policy == OURS else chosen.weights
+        candidates = Candidates(snapshot.nodes, snapshot.mix, snapshot.sorts, chosen.code, weights)
+        self._memory = _Memory(candidates, snapshot.changes, snapshot.era, setting, len(snapshot.changes))
+        return candidates
 
-    def _slots(self, rank: int, count: int) -> list[int]:
-        slots: list[int] = self._choice.slots[rank, :count].tolist()
-        return slots
+    @staticmethod
+    def _look(candidates: Candidates, snapshot: Snapshot, call: _Call) -> tuple[list[Found], list[int]]:
+        """The best candidates, and all nodes by verdict."""
+        kind = candidates.kind(call.task, call.allows)
+        found = candidates.best(kind, moment_of(snapshot) if call.policy == "random" else 0, CANDIDATES_MOST)
+        return found, candidates.verdicts(snapshot.nodes, call.task, call.allows)
 
-    def _place(self, snapshot: Snapshot, task: Task, replica: int) -> tuple[Placement, int, Sequence[int]]:
-        row = int(self._choice.node[0])
-        slots = self._slots(0, task.gpu_count)
-        devices = snapshot.devices[row]
-        placement = Placement(
+    @staticmethod
+    def _placement(snapshot: Snapshot, found: Found, replica: int) -> Placement:
+        devices = snapshot.devices[found.node]
+        return Placement(
             replica=replica,
-            node_name=snapshot.names[row],
-            gpu_uuids=tuple(devices.uuids[slot] for slot in slots),
-            gpu_indexes=tuple(devices.indexes[slot] for slot in slots),
-        )
-        return placement, row, slots
-
-    def _removals(self) -> tuple[Removal, ...]:
-        counts = self._choice.removed.tolist()
-        return tuple(
-            Removal(constraint=name, nodes=count) for name, count in zip(CONSTRAINTS, counts, strict=True) if count
+            node_name=snapshot.names[found.node],
+            gpu_uuids=tuple(devices.uuids[slot] for slot in found.slots),
+            gpu_indexes=tuple(devices.indexes[slot] for slot in found.slots),
         )
 
-    def _explained(self, snapshot: Snapshot, replica: int, fitting: int) -> ReplicaExplanation:
-        choice = self._choice
+    @staticmethod
+    def _explained(
+        snapshot: Snapshot, call: _Call, replica: int, found: Sequence[Found], counts: Sequence[int]
+    ) -> ReplicaExplanation:
         candidates = []
-        ranks = min(fitting, CANDIDATES_MOST)
-        for rank, (row, cost_w, terms_w) in enumerate(
-            zip(choice.node[:ranks].tolist(), choice.cost_w.tolist(), choice.terms_w.tolist(), strict=False)
-        ):
-            indexes = snapshot.devices[row].indexes
-            slots = [slot for slot in choice.slots[rank].tolist() if slot >= 0]
+        for choice in found:
+            terms_w = [price * term for price, term in zip(call.prices, choice.terms, strict=True)]
+            indexes = snapshot.devices[choice.node].indexes
             candidates.append(
                 Candidate(
-                    node_name=snapshot.names[row],
-                    gpu_indexes=tuple(indexes[slot] for slot in slots),
-                    cost_w=cost_w,
+                    node_name=snapshot.names[choice.node],
+                    gpu_indexes=tuple(indexes[slot] for slot in choice.slots),
+                    cost_w=sum(terms_w),
                     terms=tuple(CostTerm(name=name, cost_w=term) for name, term in zip(TERMS, terms_w, strict=True)),
                 )
             )
         return ReplicaExplanation(
-            replica=replica, candidates=tuple(candidates), feasible_nodes=fitting, removals=self._removals()
+            replica=replica,
+            candidates=tuple(candidates),
+            feasible_nodes=counts[FITS],
+            removals=_removals(counts),
         )

@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from eelgrid_controller.events import EXPLAINED_REPLICAS_MOST, WorkloadMoved
-from eelgrid_controller.ledger import ContradictoryEvent, NodeRecord
+from eelgrid_controller.ledger import ContradictoryEvent, NodeRecord, assignment_of
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos.faults import FailedPrecondition
 from eelgrid_protos.messages import (
-    Assignment,
     Mobility,
     Move,
     ReplicaExplanation,
@@ -90,7 +89,6 @@ def _room_problem(state: ClusterState, ledgers: dict[str, NodeRecord], move: Mov
     """Tries the move on the ledgers, which go on with it."""
     workload = state.workloads[move.workload_id]
     is_released_first = workload.spec.mobility is Mobility.RESTARTABLE
-    request = workload.spec.request
     names = {place.node_name for item in move.replicas for place in (item.source, item.target)}
     for name in names - ledgers.keys():
         record = state.nodes.get(name)
@@ -104,16 +102,9 @@ def _room_problem(state: ClusterState, ledgers: dict[str, NodeRecord], move: Mov
 
     # Under a name that nothing has, since both places of a replica may be on one node.
     beside = [
-        (
-            item.target.node_name,
-            Assignment(
-                workload_id=f" {move.workload_id}", replica=item.target.replica, gpu_uuids=item.target.gpu_uuids,
-                gpu_milli=request.gpu_milli if item.target.gpu_uuids else 0, cpu_milli=request.cpu_milli,
-                memory_bytes=request.memory_bytes,
-            ),
-        )
+        (item.target.node_name, replace(assignment_of(workload, item.target), workload_id=f" {move.workload_id}"))
         for item in move.replicas
-    ]  # fmt: skip
+    ]
     try:
         if is_released_first:
             release()

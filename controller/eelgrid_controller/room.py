@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eelgrid_controller.demand import TaskClass
-from eelgrid_kernels import GPU_PLACEABLE, Mix, Nodes, Prices, Task, replica_room
-from eelgrid_kernels.move_arrays import Ground, Requests
+from eelgrid_kernels import GPU_PLACEABLE, Mix, Nodes, Task, replica_room
+from eelgrid_kernels.move_arrays import Ground, Prices, Requests
 from eelgrid_kernels.potential import fill
 
 __all__ = ["LARGEST_MOST", "STREAM_MOST", "Room", "fitting", "ground_of", "largest", "own_mix", "room", "stream"]

@@ -32,6 +32,7 @@ from eelgrid_kernels import (
     Nodes,
     Task,
     refresh_fragmentation,
+    sort_bit,
 )
 from eelgrid_protos.messages import Gpu, Inventory, NodeState
 
@@ -72,6 +73,8 @@ class Snapshot:
     nodes: Nodes
     mix: Mix
     fragments: Ints
+    # Bits of the sorts of GPU task held (N,), as eelgrid_kernels.build.sort_bit has them.
+    sorts: Ints
     names: Sequence[str]
     devices: Sequence[Devices]
     models: Mapping[str, int]
@@ -114,7 +117,16 @@ class Trial:
             gpu_free=snapshot.nodes.gpu_free.copy(),
         )
         self._fragments = snapshot.fragments.copy()
-        self.snapshot = replace(snapshot, nodes=_frozen(self._nodes), fragments=_read_only(self._fragments))
+        self._sorts = snapshot.sorts.copy()
+        # A list of its own: who remembers what it read of the cluster's must not take one for the other.
+        self._changes: list[int] = []
+        self.snapshot = replace(
+            snapshot,
+            nodes=_frozen(self._nodes),
+            fragments=_read_only(self._fragments),
+            sorts=_read_only(self._sorts),
+            changes=self._changes,
+        )
 
     def take(self, row: int, slots: Sequence[int], task: Task) -> Ints:
         """Places a task; returns the row that changed, as the kernels want it."""
@@ -122,6 +134,8 @@ class Trial:
         self._nodes.memory_free[row] -= task.memory_bytes
         for slot in slots:
             self._nodes.gpu_free[row, slot] -= task.gpu_milli
+        self._sorts[row] |= sort_bit(task.gpu_count, task.gpu_milli)
+        self._changes.append(row)
         rows = np.array([row], np.int64)
         refresh_fragmentation(self.snapshot.nodes, self.snapshot.mix, rows, self._fragments)
         return rows
@@ -165,6 +179,7 @@ class Mirror:
         self._arrays = _empty(_ROWS_LEAST, 1)
         self._fragments = np.zeros(_ROWS_LEAST, np.int64)
         self._memory = np.zeros(_ROWS_LEAST, np.int64)
+        self._sorts = np.zeros(_ROWS_LEAST, np.int64)
         self._names: list[str] = []
         self._sorted: list[str] = []
         self._rows: dict[str, int] = {}
@@ -208,6 +223,7 @@ class Mirror:
                 nodes=_frozen(Nodes._make(array[:count] for array in self._arrays)),
                 mix=self._mix,
                 fragments=_read_only(self._fragments[:count]),
+                sorts=_read_only(self._sorts[:count]),
                 names=self._names,
                 devices=self._devices,
                 models=self._models,
@@ -266,6 +282,7 @@ class Mirror:
         self._arrays = grown
         self._fragments = np.concatenate([self._fragments, np.zeros(taller - rows, np.int64)])
         self._memory = np.concatenate([self._memory, np.zeros(taller - rows, np.int64)])
+        self._sorts = np.concatenate([self._sorts, np.zeros(taller - rows, np.int64)])
         self._renew()
 
     def _lay_out(self, row: int, record: NodeRecord) -> None:
@@ -301,6 +318,9 @@ class Mirror:
         # A node that came back smaller than what runs on it has nothing free, not less than nothing.
         arrays.cpu_free[row] = max(0, inventory.cpu_milli - record.allocated_cpu_milli)
         arrays.memory_free[row] = max(0, inventory.memory_bytes - record.allocated_memory_bytes)
+        self._sorts[row] = 0
+        for item in record.assignments.values():
+            self._sorts[row] |= sort_bit(len(item.gpu_uuids), item.gpu_milli)
         uuids = self._devices[row].uuids
         if uuids:
             arrays.gpu_free[row, : len(uuids)] = [GPU_WHOLE_MILLI - held.get(uuid, 0) for uuid in uuids]

@@ -12,11 +12,13 @@ Symbols of every kernel:
 Counts and amounts are int64, so that sums are exact and independent of order;
 watts are float64 in watts. An array named in a docstring as changed in place
 belongs to the caller; every other array is only read. Iterations are bounded
-by the shapes. Functions that call each other live in one file, because numba's
-cache does not see changes of another file.
+by the shapes. Every kernel is compiled by eelgrid_kernels.compiled, whose cache
+goes by all sources together.
 """
 
-from eelgrid_kernels.arrays import Board, Choice, Mix, Nodes, Prices, Task
+from eelgrid_kernels.arrays import Mix, Nodes, Task
+from eelgrid_kernels.build import sort_bit
+from eelgrid_kernels.candidates import Candidates, Found
 from eelgrid_kernels.placement import (
     CANDIDATES_MOST,
     CLASSES_MOST,
@@ -29,13 +31,15 @@ from eelgrid_kernels.placement import (
     GPU_PLACEABLE,
     GPU_SLOTS_MOST,
     GPU_WHOLE_MILLI,
-    best_candidates,
     cluster_power,
+    count_verdicts,
     fragmentation,
     node_power,
     refresh_fragmentation,
     replica_room,
 )
+from eelgrid_kernels.policies import names as policy_names
+from eelgrid_kernels.policies import policy
 from eelgrid_kernels.warm import warm
 
 __all__ = [
@@ -50,17 +54,19 @@ __all__ = [
     "GPU_PLACEABLE",
     "GPU_SLOTS_MOST",
     "GPU_WHOLE_MILLI",
-    "Board",
-    "Choice",
+    "Candidates",
+    "Found",
     "Mix",
     "Nodes",
-    "Prices",
     "Task",
-    "best_candidates",
     "cluster_power",
+    "count_verdicts",
     "fragmentation",
     "node_power",
+    "policy",
+    "policy_names",
     "refresh_fragmentation",
     "replica_room",
+    "sort_bit",
     "warm",
 ]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Board", "Choice", "Floats", "Ints", "Mix", "Nodes", "Prices", "Task"]
+__all__ = ["Floats", "Ints", "Mix", "Nodes", "Task"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -48,30 +48,3 @@ class Task(NamedTuple):
     memory_bytes: int
     gpu_count: int
     gpu_milli: int
-
-
-class Prices(NamedTuple):
-    """Weights of the cost: per watt, per GPU fragmented, per GPU stranded."""
-
-    power: float
-    fragmentation_w: float
-    stranding_w: float
-
-
-class Board(NamedTuple):
-    """The best choice on each node, filled in place by best_candidates."""
-
-    verdict: NDArray[np.int8]  # (N,) FITS, or 1 + the index of the constraint that removed the node
-    slot: Ints  # (N,) the GPU of a task with one GPU
-    cost_w: Floats  # (N,)
-    terms_w: Floats  # (N, 3) power, fragmentation, stranding
-
-
-class Choice(NamedTuple):
-    """The K best candidates, filled in place, best first; node -1 beyond the last."""
-
-    node: Ints  # (K,)
-    slots: Ints  # (K, G) the task's GPUs in index order, -1 beyond the last
-    cost_w: Floats  # (K,)
-    terms_w: Floats  # (K, 3)
-    removed: Ints  # (P,) nodes by first failing constraint

@@ -1,4 +1,4 @@
-"""One policy over a whole course of arrivals on an empty fleet: the arrays that eelgrid_kernels.peers works on.
+"""One policy over a whole course of arrivals on an empty fleet: the arrays that eelgrid_kernels.best works on.
 
 Owns how plain columns become those arrays: kinds, shapes, the typical mix, the
 idle watts. Must not know policies beyond their number, files or names.
@@ -6,13 +6,17 @@ Everything is copied, so that a run changes nothing of its caller's.
 """
 # ruff: noqa: PLR0917 (the columns of a run come one by one, as kernels take them)
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eelgrid_kernels.arrays import Floats, Ints, Mix
-from eelgrid_kernels.peer_arrays import Capacity, Course, Kinds, Members, Run, Scores, States
-from eelgrid_kernels.peers import BEST_FIT, MIX, PACKAGE_W, active_packages, advance, settle
+from eelgrid_kernels.best import advance
+from eelgrid_kernels.build import bits, build, expect, kinds_of, shapes_of
+from eelgrid_kernels.peer_arrays import Course, Run
+from eelgrid_kernels.states import settle
+from eelgrid_kernels.terms import PACKAGE_W, active_packages
 
 __all__ = ["FleetColumns", "SpecColumns", "empty_course", "prepare", "run"]
 
@@ -51,36 +55,23 @@ class FleetColumns(Protocol):
     def busy_w(self) -> Floats: ...  # noqa: D102 (N,)
 
 
-def _ints(values: Ints) -> Ints:
+def _ints(values: NDArray[Any]) -> Ints:
     return np.array(values, np.int64, order="C")
 
 
-def _kinds(specs: SpecColumns) -> Kinds:
-    columns = (specs.cpu_milli, specs.gpu_count, specs.gpu_milli)
-    table = np.column_stack((*columns, specs.allows)).astype(np.int64)
-    rows, of_spec = np.unique(table, axis=0, return_inverse=True)
-    return Kinds(
-        cpu_milli=_ints(rows[:, 0]),
-        gpu_count=_ints(rows[:, 1]),
-        gpu_milli=_ints(rows[:, 2]),
-        allows=_ints(rows[:, 3:]),
-        of_spec=_ints(of_spec.reshape(-1)),
-        memory_mib=_ints(specs.memory_mib),
-    )
+def _kinds(specs: SpecColumns) -> Ints:
+    models = np.array([bits(row) for row in specs.allows], np.int64)
+    return kinds_of(specs.cpu_milli, specs.memory_mib, specs.gpu_count, specs.gpu_milli, models)
 
 
-def _capacity(fleet: FleetColumns, rank: Ints) -> Capacity:
+def _shapes(fleet: FleetColumns) -> tuple[tuple[Ints, Floats], list[int], Ints]:
+    """The shapes, the families that they are of, and the shape of each node."""
     columns = (fleet.cpu_milli, fleet.gpu_count, fleet.model, fleet.idle_w, fleet.busy_w)
-    shape = np.unique(np.column_stack(columns), axis=0, return_inverse=True)[1]
-    return Capacity(
-        cpu_milli=_ints(fleet.cpu_milli),
-        gpu_count=_ints(fleet.gpu_count),
-        model=_ints(fleet.model),
-        idle_w=np.array(fleet.idle_w, np.float64),
-        busy_w=np.array(fleet.busy_w, np.float64),
-        rank=_ints(rank),
-        shape=_ints(shape.reshape(-1)),
-    )
+    rows, of_node = np.unique(np.column_stack(columns), axis=0, return_inverse=True)
+    there = np.arange(max(1, int(np.max(fleet.gpu_count)))) < rows[:, 1, None]
+    table, families = shapes_of(_ints(rows[:, 0]), _ints(np.where(there, rows[:, 2, None], -1)))
+    added_w = np.where(there, (rows[:, 4] - rows[:, 3])[:, None], 0.0)
+    return (table, added_w), families, _ints(of_node.reshape(-1))
 
 
 def _mix(specs: SpecColumns, typical: tuple[Ints, Ints]) -> Mix:
@@ -95,71 +86,24 @@ def _mix(specs: SpecColumns, typical: tuple[Ints, Ints]) -> Mix:
     )
 
 
-def _states(nodes: int, slots: int, classes: int) -> States:
-    def empty(*shape: int) -> Ints:
-        return np.zeros(shape, np.int64)
-
-    buckets = 1 << (2 * nodes).bit_length()
-    return States(
-        head=np.full(nodes, -1, np.int64),
-        version=empty(nodes),
-        cpu_free=empty(nodes),
-        gpu_free=empty(nodes, slots),
-        gpu_total=empty(nodes),
-        tags=empty(nodes),
-        usable=empty(nodes, classes),
-        waste=empty(nodes, classes),
-        fragments=empty(nodes),
-        chain=np.full(nodes, -1, np.int64),
-        bucket=np.full(buckets, -1, np.int64),
-        spare=empty(nodes),
-        counts=empty(2),
-    )
-
-
-def _scores(kinds: int, nodes: int) -> Scores:
-    shape = (kinds, nodes)
-    return Scores(np.zeros(shape, np.int64), np.zeros(shape), np.zeros(shape), np.zeros(shape, np.int64))
+def _idle_w(fleet: FleetColumns) -> float:
+    idle_w = float(np.sum(fleet.gpu_count * fleet.idle_w))
+    for cpu_milli in fleet.cpu_milli.tolist():  # the half core of an odd vCPU counts as working, even on an empty node
+        idle_w += PACKAGE_IDLE_W * active_packages(cpu_milli, 0) + PACKAGE_W * active_packages(cpu_milli, cpu_milli)
+    return idle_w
 
 
 def prepare(
     fleet: FleetColumns, specs: SpecColumns, typical: tuple[Ints, Ints], rank: Ints, policy: int, weights: Floats
 ) -> Run:
     """The empty fleet under a policy; weights are (PWR, FGD) of MIX and the three of EELGRID, others take none."""
-    nodes = len(rank)
-    slots = max(1, int(np.max(fleet.gpu_count)))
-    capacity, kinds, mix = _capacity(fleet, rank), _kinds(specs), _mix(specs, typical)
-    idle_w = np.sum(capacity.gpu_count * capacity.idle_w)
-    for cpu_milli in capacity.cpu_milli:  # the half core of an odd vCPU counts as working, even on an empty node
-        idle_w += PACKAGE_IDLE_W * active_packages(cpu_milli, 0) + PACKAGE_W * active_packages(cpu_milli, cpu_milli)
-    given = np.zeros(3)
-    given[: len(weights)] = weights
-    seed = 0
-    for place in rank:  # the only draw that a run is given: RANDOM's go by it
-        seed = (seed * 1_000_003 + int(place) + 1) % (1 << 32)
-    scene = Run(
-        capacity=capacity,
-        kinds=kinds,
-        mix=mix,
-        members=Members(np.full(nodes, -1, np.int64), np.full(nodes, -1, np.int64), _ints(fleet.memory_mib)),
-        states=_states(nodes, slots, len(mix.weight)),
-        scores=_scores(len(kinds.cpu_milli), nodes),
-        fitting=np.zeros((2, nodes), np.int64),
-        gpu=np.zeros(slots, np.int64),
-        power_w=np.array([idle_w], np.float64),
-        policy=policy,
-        weights=given,
-        blend=_blend(policy, given),
-        seed=seed,
-    )
-    settle(scene, _ints(np.argsort(-capacity.rank, kind="stable")))
+    shapes, families, of_node = _shapes(fleet)
+    expected = expect(_mix(specs, typical), families)
+    nodes = (of_node, _ints(rank), _ints(fleet.memory_mib))
+    scene = build(shapes, _kinds(specs), expected, nodes, policy, weights)
+    scene.power_w[0] = _idle_w(fleet)
+    settle(scene, np.arange(len(of_node)))
     return scene
-
-
-def _blend(policy: int, weights: Floats) -> Floats:
-    if policy == MIX:
-        return np.array([weights[0], weights[1]])
-    return np.array([1.0, 0.0] if policy == BEST_FIT else [0.0, 1.0])
 
 
 def empty_course(arrivals: int) -> Course:

@@ -11,9 +11,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_kernels.arrays import Floats, Ints, Mix, Nodes, Prices
+from eelgrid_kernels.arrays import Floats, Ints, Mix, Nodes
 
-__all__ = ["Ground", "Limits", "Requests", "Search", "Units"]
+__all__ = ["Ground", "Limits", "Prices", "Requests", "Search", "Units"]
+
+
+class Prices(NamedTuple):
+    """What a goal pays for each term of a node's cost."""
+
+    power: float  # watts per watt
+    fragmentation_w: float  # watts per fragmented GPU
+    stranding_w: float  # watts per stranded GPU
 
 
 class Requests(NamedTuple):

@@ -21,9 +21,9 @@ Moves are in the order of the log, so what an earlier one freed a later one may 
 # ruff: noqa: PLR0917 (numba takes arguments by position)
 
 import numpy as np
-from numba import njit
 
 from eelgrid_kernels.arrays import Floats, Ints
+from eelgrid_kernels.compiled import kernel, unlocked
 from eelgrid_kernels.move_arrays import Ground, Search
 from eelgrid_kernels.potential import added_w, book, elsewhere, node_cost_w, restore, touch, weigh_column
 
@@ -39,7 +39,7 @@ _ROUNDS_MOST = 8
 _WEIGHINGS_MOST = 64
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _move_at_home(ground: Ground, search: Search, unit: int, than_w: float) -> bool:
     """Move a share to another GPU of its node where that leaves the node cheaper than `than_w`; True if it moved."""
     nodes, requests, units = ground.nodes, ground.requests, search.units
@@ -64,7 +64,7 @@ def _move_at_home(ground: Ground, search: Search, unit: int, than_w: float) -> b
     return True
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _move(ground: Ground, search: Search, unit: int, stays_home: bool) -> float:
     """Move a unit to where it is cheapest, in place; returns what the cost grows by, inf (and no change) if it cannot.
 
@@ -101,7 +101,7 @@ def _move(ground: Ground, search: Search, unit: int, stays_home: bool) -> float:
     return float(grown_w)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _take_back(ground: Ground, search: Search, unit: int) -> None:
     """What is free as before the unit moved; the potentials are for `restore`."""
     units = search.units
@@ -110,7 +110,7 @@ def _take_back(ground: Ground, search: Search, unit: int) -> None:
         book(ground.nodes, ground.requests, units.kind[unit], units.home[unit], units.slots[item], 1)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _size(ground: Ground, search: Search, unit: int, by_cpu: bool) -> int:
     """What a chain takes first: GPU before CPU, or CPU alone."""
     kind = search.units.kind[unit]
@@ -121,7 +121,7 @@ def _size(ground: Ground, search: Search, unit: int, by_cpu: bool) -> int:
     return int(count * ground.requests.gpu_count[kind] * ground.requests.gpu_milli[kind] * 1_000_000 + cpu)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _line_up(ground: Ground, search: Search, node: int, chain: int) -> int:
     """Put the units of a chain of a node into the queue, largest first; returns how many.
 
@@ -153,7 +153,7 @@ def _line_up(ground: Ground, search: Search, node: int, chain: int) -> int:
     return length
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _spent(ground: Ground, search: Search, unit: int, replicas: int, milli: int) -> tuple[int, int]:
     """The sums of what moves with one unit more."""
     kind = search.units.kind[unit]
@@ -162,7 +162,7 @@ def _spent(ground: Ground, search: Search, unit: int, replicas: int, milli: int)
     return int(replicas + count), int(milli + count * each)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _try_chain(
     ground: Ground, search: Search, node: int, chain: int, most: int, ejected: int, gain_w: float
 ) -> tuple[float, int]:
@@ -200,7 +200,7 @@ def _try_chain(
     return float(best), best_after
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _undo(ground: Ground, search: Search, length: int, mark: int) -> None:
     """Take back the moves of the queue, the last first, from where it breaks off."""
     done = 0
@@ -211,7 +211,7 @@ def _undo(ground: Ground, search: Search, length: int, mark: int) -> None:
     restore(ground, mark)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _weigh_chains(ground: Ground, search: Search, node: int, ejected: int, gain_w: float) -> None:
     """The worth of the node's best chain, which chain and how much of it, in place; nothing is moved."""
     search.worth[node] = -np.inf
@@ -230,7 +230,7 @@ def _weigh_chains(ground: Ground, search: Search, node: int, ejected: int, gain_
             search.chain[node, 0], search.chain[node, 1] = chain, after
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _settle(ground: Ground, search: Search, log: Ints, steps: int, unit: int) -> int:
     """A unit has moved for good; returns the steps of the log, which changes in place."""
     log[steps] = unit
@@ -239,7 +239,7 @@ def _settle(ground: Ground, search: Search, log: Ints, steps: int, unit: int) ->
     return int(steps + 1)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _commit(ground: Ground, search: Search, node: int, ejected: int, log: Ints, steps: int) -> int:
     """Move the node's best chain for good, and before it a unit that makes room; returns the steps of the log."""
     ground.clock[0] += 1
@@ -253,14 +253,14 @@ def _commit(ground: Ground, search: Search, node: int, ejected: int, log: Ints, 
         steps = _settle(ground, search, log, steps, search.queue[done])
     ground.clock[1] = 0
     touched = np.flatnonzero(ground.stamp == ground.clock[0])
-    for other in touched:
-        weigh_column(ground, other)
-    for other in touched:
-        _weigh_chains(ground, search, other, -1, 0.0)
+    for index in range(touched.shape[0]):
+        weigh_column(ground, int(touched[index]))
+    for index in range(touched.shape[0]):
+        _weigh_chains(ground, search, int(touched[index]), -1, 0.0)
     return int(steps)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _leaders(worth: Floats) -> tuple[int, float]:
     """The node of the highest worth, and the second highest worth."""
     first, second_worth = 0, -np.inf
@@ -272,7 +272,7 @@ def _leaders(worth: Floats) -> tuple[int, float]:
     return first, float(second_worth)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _eject(ground: Ground, search: Search, floor: float, log: Ints, steps: int) -> int:
     """The best chain after one unit elsewhere has made room, moved for good if its worth is above the floor."""
     best, best_unit, best_node, best_chain, best_after = floor, -1, -1, -1, 0
@@ -308,7 +308,7 @@ def _eject(ground: Ground, search: Search, floor: float, log: Ints, steps: int) 
     return int(_commit(ground, search, best_node, best_unit, log, steps))
 
 
-@njit(cache=True, nogil=True)
+@unlocked
 def improve(ground: Ground, search: Search, log: Ints) -> int:
     """Search for moves; the units in order into log (U,), their places into to_node and to_slots; returns how many.
 

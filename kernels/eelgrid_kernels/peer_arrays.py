@@ -1,10 +1,19 @@
-"""The arrays of one policy's run over a course of arrivals, by name, shape, dtype and unit.
+"""The arrays of the placement engine: which column means what.
 
-Owns types alone, as eelgrid_kernels.arrays does. Must not know what a policy does with them.
+Owns names of columns and types alone. Must not know what a policy does with them.
 
-    N  nodes, and rows for states     S  specs: CPU, memory, GPUs, models
-    K  kinds: specs but for memory    C  classes of the typical mix
-    G  GPUs of the widest node        A  arrivals      H  hash buckets
+    N  nodes                          R  rows for states, as many as nodes
+    P  shapes of nodes                F  families: sets of models found in one node
+    G  GPU slots of the widest node   K  kinds of task
+    M  models, at most 62             Q  groups of the mix in a family, at most
+    L  levels of CPU of the mix       B  blocks of 64 rows
+    A  arrivals                       J  terms of the cost
+
+Things of one sort are one table with a row each, not an array per field: a row is
+a line or two of the processor's cache, and a compiled function is handed a few
+tables instead of sixty arrays (handing them over took ten times as long as what
+was done with them). Large tables are zeros that nobody has touched: the system
+lends their pages when they are first written.
 """
 
 from typing import NamedTuple
@@ -12,85 +21,92 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_kernels.arrays import Floats, Ints, Mix
+from eelgrid_kernels.arrays import Floats, Ints
 
-__all__ = ["Capacity", "Course", "Kinds", "Members", "Run", "Scores", "States"]
+__all__ = ["Course", "Run", "Shorts"]
 
+Shorts = NDArray[np.int32]
 
-class Capacity(NamedTuple):
-    """What each node is, and its place in the order of ties."""
+# nodes (N, 9): where each node is. The nodes of a state are a search tree by rank.
+STATE = 0  # row of states, -1 for none
+NODE_SHAPE = 1
+RANK = 2  # order among equals
+MEMORY = 3  # free, in any unit that the kinds share
+LEFT, RIGHT = 4, 5  # nodes of lower and of higher rank in the same state, -1 for none
+MOST = 6  # free memory of the node that has most of those below, itself among them
+LEAST = 7  # of the node that has least of those below
+SIZE = 8  # nodes below, itself among them
+NODE_COLUMNS = 9
 
-    cpu_milli: Ints  # (N,)
-    gpu_count: Ints  # (N,)
-    model: Ints  # (N,) -1 for none
-    idle_w: Floats  # (N,) of one GPU
-    busy_w: Floats  # (N,)
-    rank: Ints  # (N,)
-    shape: Ints  # (N,) equal where all of the above but rank is
+# states (R, 12 + 2 G + 2 Q): a free row has root -1.
+ROOT = 0  # of the tree of its nodes
+BORN = 1  # entry of the log that made it
+TOUCHED = 2  # last entry of the log that names it
+CHAIN = 3  # next row of the same bucket
+SHAPE = 4
+CPU = 5  # free, milli
+TAGS = 6  # bits of the sorts of GPU task held, for GPU_CLUSTERING
+CLOSED = 7  # 1 if its nodes take no new tasks
+TOTAL = 8  # free milli-GPU
+SERVED = 9  # of it, what the expected tasks can use, weighted
+OPTIONS = 10  # slots that differ
+MOST_FREE = 11  # milli-GPU of the slot that has most
+GPU = 12  # (G,) free milli of each slot, 0 where a slot takes no task
+# then (G,) the first slot of each that differ, (Q,) GPUs that a group can use, (Q,) milli free on those
 
+# shapes (P, 4 + G): what nodes are when empty.
+CAPACITY = 0  # milli-CPU
+MODELS = 1  # bits
+FAMILY = 2
+WIDTH = 3  # GPUs that take tasks
+MODEL = 4  # (G,) -1 for a slot that takes no task
 
-class Kinds(NamedTuple):
-    """The tasks that differ in a score; memory filters only."""
+# kinds (K, 7): tasks that may come; two that differ in anything are two kinds.
+ASKED_CPU, ASKED_MEMORY, ASKED_GPUS, ASKED_MILLI = range(4)  # the last of each GPU
+ASKED_MODELS = 4  # bits of those that it may use
+TAG = 5  # the sort of GPU task, -1 without GPU
+READ = 6  # entry of the log up to which the kind has read, -1 for never
+KIND_COLUMNS = 7
 
-    cpu_milli: Ints  # (K,)
-    gpu_count: Ints  # (K,)
-    gpu_milli: Ints  # (K,)
-    allows: Ints  # (K, M)
-    of_spec: Ints  # (S,) the kind of each spec
-    memory_mib: Ints  # (S,)
+# groups (F, 3 + M, Q): classes of the mix that nodes of a family tell apart by their CPU at most.
+GROUPS = 0  # how many there are, in [f, 0, 0]
+GROUP_COUNT, GROUP_MILLI, GROUP_ALLOWS = 1, 2, 3
 
+# The whole numbers of a run are facts of shape (5,).
+ROWS, SPARE, ENTRIES = 0, 1, 2  # rows of states ever used, rows given back, entries of the log so far
+WEIGHT = 3  # of all classes of the mix
+SEED = 4  # of RANDOM
 
-class Members(NamedTuple):
-    """Where each node is, changed in place."""
-
-    state: Ints  # (N,)
-    after: Ints  # (N,) the next node of the same state, -1 at the end
-    memory_free: Ints  # (N,) MiB
-
-
-class States(NamedTuple):
-    """States that nodes are in, changed in place; a free row has head -1."""
-
-    head: Ints  # (N,) its node of lowest rank
-    version: Ints  # (N,) how often the row was taken
-    cpu_free: Ints  # (N,)
-    gpu_free: Ints  # (N, G)
-    gpu_total: Ints  # (N,) sum of gpu_free
-    tags: Ints  # (N,) bits of the kinds held, GPU_CLUSTERING alone
-    usable: Ints  # (N, C) GPUs that the class can use
-    waste: Ints  # (N, C) free milli-GPU that it cannot
-    fragments: Ints  # (N,) F times mix.total
-    chain: Ints  # (N,) next row of the same bucket
-    bucket: Ints  # (H,) first row, -1 for none
-    spare: Ints  # (N,) rows given back
-    counts: Ints  # (2,) rows ever used, rows in spare
-
-
-class Scores(NamedTuple):
-    """What was found for a kind of task in a state, good while seen equals the state's version."""
-
-    seen: Ints  # (K, N)
-    scaled: Floats  # (K, N)
-    plain: Floats  # (K, N)
-    slot: Ints  # (K, N) GPU, IN_ORDER or NOWHERE
+# The rates of shape (2, J) turn terms into a cost.
+SCALE, WEIGHTS = 0, 1  # what divides a term, and its weight then; the first two weights are those of a mix
 
 
 class Run(NamedTuple):
-    """One policy on one fleet, changed in place by decide."""
+    """One policy on one fleet, changed in place by what is done on it."""
 
-    capacity: Capacity
-    kinds: Kinds
-    mix: Mix
-    members: Members
-    states: States
-    scores: Scores
-    fitting: Ints  # (2, N) scratch: states that fit and their node of lowest rank with the memory
-    gpu: Ints  # (G,) scratch
+    nodes: Ints  # (N, 9)
+    states: Ints  # (R, 12 + 2 G + 2 Q)
+    shapes: Ints  # (P, 4 + G)
+    added_w: Floats  # (P, G) of a GPU that goes from idle to busy
+    kinds: Ints  # (K, 7)
+    groups: Ints  # (F, 3 + M, Q)
+    weight: Ints  # (F, L, Q) of a group's classes that a level of CPU serves
+    levels: Ints  # (2, ...) sizes of CPU in the mix, ascending; the level that whole vCPUs reach, for a quick start
+    rates: Floats  # (2, J)
+    facts: Ints  # (5,)
+    held: Ints  # (N, T) tasks of each sort, GPU_CLUSTERING alone
+    bucket: Ints  # (power of two,) first row, -1 for none
+    spare: Ints  # (R,) rows given back
+    log: Ints  # (power of two,) rows that changed, the last ones, round and round
+    cost: Floats  # (K, R) lowest best, infinite where it does not fit
+    rank: Shorts  # (K, R) of the first node with the memory
+    scaled: Floats  # (K, R) what is scaled, of mixes alone
+    top: Shorts  # (K, B) best row of each block
+    top_cost: Floats  # (K, B)
+    gpu: Ints  # (G,) scratch: the GPUs of a node that changes its state
+    taken: Ints  # (G,) GPUs of the task placed last, -1 beyond the last
     power_w: Floats  # (1,) of the fleet
     policy: int
-    weights: Floats  # (3,)
-    blend: Floats  # (2,) weights of scaled and plain
-    seed: int  # of RANDOM
 
 
 class Course(NamedTuple):

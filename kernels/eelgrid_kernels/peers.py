@@ -1,11 +1,10 @@
-"""Published online placement policies, and ours, over a whole course of arrivals that never leave.
+"""Published online placement policies, and ours: what a task costs in a state, and which GPUs it takes there.
 
-Owns the run of one policy on one fleet: filters, scores, choice, state. Must not
-know what a trace is, where an order of arrivals came from or what becomes of a
-course. A node's GPUs are all of one model.
+Owns filters and scores. Must not know how the best state is found
+(eelgrid_kernels.best), what a trace is or what becomes of a choice.
 
 A task must be placed if it fits somewhere (CPU, memory, GPU share, GPU model); the highest score wins, ties go to the
-lowest rank. F, watts and our cost are those of eelgrid_kernels.placement. Scores, from what is free before the task:
+lowest rank. F, watts and stranding are those of eelgrid_kernels.terms. Scores, from what is free before the task:
 
 MIX            a * PWR + b * FGD. PWR: int(watts before - after), scaled; FGD: int(100 * sigmoid((F before - after)
                / 1000)); each with its best GPU, the first of equals. FGD's GPU is taken, or PWR's where b = 0.
@@ -16,385 +15,190 @@ GPU_PACKING    no GPU asked: 0; idle node of n GPUs: max(33 - n, n); k idle GPUs
 GPU_CLUSTERING no GPU asked: 0; of the GPU tasks there, all of this kind (share, 1 GPU, 2 GPUs, ...): 75, some: 50,
                no GPU task there: 25, else 0; plus 25 * (8000 - free GPU) // 8000; tightest GPU.
 RANDOM         any node that fits, any GPU that fits.
-EELGRID        -(w0 * dP + w1 * dF / 1000 + w2 * dS), GPU and node chosen together.
+EELGRID        minus the weighted sum of what the task adds to each term, GPU and node chosen together.
 
 Scaled: (s - min) * 100 // (max - min) over the nodes that fit, 100 where all are equal. Several GPUs are whole ones,
 in index order. Sources: Weng et al., USENIX ATC'23 (FGD and the first five peers); Lettich et al., CCGrid 2025 (PWR).
 
-Theory: nodes of equal capacity, free CPU, free GPUs slot by slot and kinds held are one state, and a score is a
-function of state and task; so scores are kept per kind of task and state, and only a state that is new to the kind is
-weighed. Memory filters but scores nothing, so it is no part of a state: each state lists its nodes by rank.
+Inside, a cost is minus the score, so that the lowest is best. Where one component alone counts, scaling it changes no
+order, so only real mixes are scaled.
 """
-
 # ruff: noqa: PLR0917 (numba takes arguments by position)
 
 import numpy as np
-from numba import njit
 
-from eelgrid_kernels.arrays import Ints
-from eelgrid_kernels.peer_arrays import Course, Run
+from eelgrid_kernels.arrays import Floats, Ints
+from eelgrid_kernels.compiled import inlined, kernel
+from eelgrid_kernels.members import draw
+from eelgrid_kernels.peer_arrays import (
+    ASKED_CPU,
+    ASKED_GPUS,
+    ASKED_MILLI,
+    ASKED_MODELS,
+    CLOSED,
+    CPU,
+    GPU,
+    MODEL,
+    MODELS,
+    MOST_FREE,
+    OPTIONS,
+    SCALE,
+    SEED,
+    SHAPE,
+    TAG,
+    TAGS,
+    TOTAL,
+    WEIGHTS,
+    WIDTH,
+    Run,
+)  # fmt: skip
+from eelgrid_kernels.terms import WHOLE, added
 
 __all__ = [
-    "BEST_FIT", "DOT_PROD", "EELGRID", "GPU_CLUSTERING", "GPU_PACKING", "MIX", "RANDOM", "advance", "decide", "settle",
+    "BEST_FIT", "DOT_PROD", "EELGRID", "GPU_CLUSTERING", "GPU_PACKING", "MIX", "RANDOM", "fits", "take", "weigh",
 ]  # fmt: skip
 
 RANDOM, DOT_PROD, GPU_PACKING, GPU_CLUSTERING, BEST_FIT, MIX, EELGRID = range(7)
 
-WHOLE = 1000  # milli-GPU
-NOWHERE, IN_ORDER = -2, -1  # slots: does not fit; no GPU or several, in index order
+IN_ORDER = -1  # slot of a task with no GPU or several, which are taken in index order
 CPU_SPAN, GPU_SPAN = 128_000, 8_000  # the widest node of the papers, in milli
-MILLI_PER_CORE, CORES_PER_PACKAGE, PACKAGE_W = 2000, 16, 105.0  # 120 W active, 15 W idle
-FEED = 10  # a GPU is fed by 10 vCPU
 
 
-@njit(cache=True)
-def active_packages(cpu_capacity: int, cpu_free: int) -> int:
-    cores = (cpu_capacity + MILLI_PER_CORE - 1) // MILLI_PER_CORE
-    working = cores - cpu_free // MILLI_PER_CORE
-    return (working + CORES_PER_PACKAGE - 1) // CORES_PER_PACKAGE
-
-
-@njit(cache=True)
-def _survey(run: Run, state: int, model: int) -> None:
-    """Fill usable, waste, gpu_total and fragments of a new state."""
-    states, mix = run.states, run.mix
-    total = states.gpu_total[state] = states.gpu_free[state].sum()
-    for t in range(mix.weight.shape[0]):
-        usable = usable_milli = 0
-        if total > 0 and mix.allows[model, t] != 0:
-            for slot in range(run.gpu.shape[0]):
-                free = states.gpu_free[state, slot]
-                if free > 0 and free >= mix.gpu_milli[t]:
-                    usable += 1
-                    usable_milli += free
-        states.usable[state, t] = usable
-        states.waste[state, t] = total - usable_milli
-    states.fragments[state] = _fragments(run, state, model, states.cpu_free[state], 0, 0, 0)
-
-
-@njit(cache=True)
-def _fragments(run: Run, state: int, model: int, cpu_free: int, copies: int, was: int, now: int) -> int:
-    """F, times mix.total, of a state after that many of its GPUs go from `was` to `now` milli free."""
-    mix, states = run.mix, run.states
-    total = states.gpu_total[state] + copies * (now - was)
-    row = max(model, 0)
-    sum_ = 0
-    for t in range(mix.weight.shape[0]):
-        allowed = mix.allows[row, t]
-        before = allowed if was >= mix.gpu_milli[t] else 0
-        after = allowed if now >= mix.gpu_milli[t] else 0
-        enough = states.usable[state, t] + copies * (after - before) >= mix.gpu_count[t]
-        served = enough & (mix.gpu_count[t] > 0) & (mix.cpu_milli[t] <= cpu_free)
-        wasted = states.waste[state, t] + copies * ((1 - after) * now - (1 - before) * was)
-        sum_ += mix.weight[t] * (wasted if served else total)
-    return sum_
-
-
-@njit(cache=True)
-def _added_w(run: Run, state: int, kind: int, was: int) -> float:
-    """Watts that the task adds to a node when each GPU that it takes has `was` milli free."""
-    node, cpu_free = run.states.head[state], run.states.cpu_free[state]
-    capacity = run.capacity.cpu_milli[node]
-    packages = active_packages(capacity, cpu_free - run.kinds.cpu_milli[kind]) - active_packages(capacity, cpu_free)
-    gpus = run.kinds.gpu_count[kind] if was == WHOLE else 0
-    return float(PACKAGE_W * packages + gpus * (run.capacity.busy_w[node] - run.capacity.idle_w[node]))
-
-
-@njit(cache=True)
-def _cost_w(run: Run, state: int, kind: int, added_w: float, fragments: int) -> float:
-    """Our cost, given the watts added and F times mix.total added."""
-    states, kinds = run.states, run.kinds
-    total, cpu_free = states.gpu_total[state], states.cpu_free[state]
-    asked = kinds.gpu_count[kind] * kinds.gpu_milli[kind]
-    before = max(0, FEED * total - cpu_free)
-    after = max(0, FEED * (total - asked) - (cpu_free - kinds.cpu_milli[kind]))
-    frag_w = run.weights[1] * (fragments / (run.mix.total * 1000.0))
-    return float(run.weights[0] * added_w + frag_w + run.weights[2] * ((after - before) / (FEED * 1000.0)))
-
-
-@njit(cache=True)
-def _score_by_effect(run: Run, kind: int, state: int) -> None:
-    """MIX and EELGRID: every GPU that differs is tried."""
-    states, scores, kinds = run.states, run.scores, run.kinds
-    count, milli = kinds.gpu_count[kind], kinds.gpu_milli[kind]
-    node = states.head[state]
-    cpu_left = states.cpu_free[state] - kinds.cpu_milli[kind]
-    power = plain = -np.inf
-    for slot in range(run.capacity.gpu_count[node] if count == 1 else 1):
-        was = WHOLE if count > 1 else 0
-        if count == 1:
-            was = states.gpu_free[state, slot]
-            alike = False
-            for lower in range(slot):
-                alike |= states.gpu_free[state, lower] == was
-            if alike or was < milli:
-                continue
-        added_w = _added_w(run, state, kind, was)
-        value = float(int(-added_w))
-        power = max(power, value)
-        if run.policy == EELGRID or run.weights[1] != 0.0:
-            after = _fragments(run, state, run.capacity.model[node], cpu_left, count, was, was - milli)
-            if run.policy == EELGRID:
-                value = -_cost_w(run, state, kind, added_w, after - states.fragments[state])
-            else:
-                eased = (states.fragments[state] - after) / (run.mix.total * 1000.0)
-                value = float(int(100.0 / (1.0 + np.exp(-eased))))
-        if value > plain:
-            plain = value
-            scores.slot[kind, state] = slot if count == 1 else IN_ORDER
-    scores.scaled[kind, state] = power
-    scores.plain[kind, state] = plain
-
-
-@njit(cache=True)
-def _draw(seed: int, moment: int, thing: int) -> int:
-    """A number that looks random, from three; 32 bits in 64, so that no product overflows."""
-    value = seed
-    for part in (moment, thing):
-        value ^= part
-        for _ in range(2):
-            value = ((value ^ (value >> 15)) * 0x2545F491) & 0xFFFFFFFF
-            value = ((value ^ (value >> 13)) * 0x3C6EF35F) & 0xFFFFFFFF
-        value ^= value >> 16
-    return int(value)
-
-
-@njit(cache=True)
-def _slot(run: Run, kind: int, state: int, moment: int) -> int:
-    """The fitting GPU with the least free share, or any for RANDOM; IN_ORDER unless one GPU is asked for."""
+@inlined
+def _tightest(states: Ints, shapes: Ints, kinds: Ints, kind: int, row: int) -> int:
+    """The fitting GPU with the least free share; IN_ORDER unless one GPU is asked for."""
     best, least = IN_ORDER, 0
-    if run.kinds.gpu_count[kind] == 1:
-        for slot in range(run.capacity.gpu_count[run.states.head[state]]):
-            free = run.states.gpu_free[state, slot]
-            key = _draw(run.seed, -1 - moment, slot) if run.policy == RANDOM else free
-            if free >= run.kinds.gpu_milli[kind] and (best < 0 or key < least):
-                best, least = slot, key
+    for slot in range(shapes.shape[1] - MODEL if kinds[kind, ASKED_GPUS] == 1 else 0):
+        free, model = states[row, GPU + slot], shapes[states[row, SHAPE], MODEL + slot]
+        if model < 0 or free < kinds[kind, ASKED_MILLI] or not kinds[kind, ASKED_MODELS] >> model & 1:
+            continue
+        if best < 0 or free < least:
+            best, least = slot, free
     return best
 
 
-@njit(cache=True)
-def _tag(count: int, milli: int) -> int:
-    """The bit of a kind of GPU task for GPU_CLUSTERING; 0 without GPU."""
-    return 0 if count == 0 else 1 << (62 if count == 1 and milli < WHOLE else min(count, 61))
+@kernel
+def _random_slot(run: Run, kind: int, row: int, moment: int) -> int:
+    """Any fitting GPU."""
+    best, highest = IN_ORDER, 0
+    for slot in range(run.gpu.shape[0]):
+        free, model = run.states[row, GPU + slot], run.shapes[run.states[row, SHAPE], MODEL + slot]
+        if model < 0 or free < run.kinds[kind, ASKED_MILLI] or not run.kinds[kind, ASKED_MODELS] >> model & 1:
+            continue
+        drawn = draw(run.facts[SEED], -1 - moment, slot)
+        if best < 0 or drawn < highest:
+            best, highest = slot, drawn
+    return best
 
 
-@njit(cache=True)
-def _score_by_fill(run: Run, kind: int, state: int) -> None:
+@inlined
+def _by_effect(
+    states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, groups: Ints, weight: Ints, levels: Ints, rates: Floats,
+    facts: Ints, policy: int, kind: int, row: int,
+) -> tuple[float, float, int]:  # fmt: skip
+    """MIX and EELGRID: every GPU that differs is tried."""
+    shape, slots = states[row, SHAPE], added_w.shape[1]
+    count, milli, models = kinds[kind, ASKED_GPUS], kinds[kind, ASKED_MILLI], kinds[kind, ASKED_MODELS]
+    best, power, chosen = np.inf, np.inf, IN_ORDER
+    for option in range(states[row, OPTIONS] if count == 1 else 1):
+        slot = IN_ORDER
+        if count == 1:
+            slot = states[row, GPU + slots + option]
+            if states[row, GPU + slot] < milli or not models >> shapes[shape, MODEL + slot] & 1:
+                continue
+        terms = added(states, shapes, added_w, kinds, groups, weight, levels, facts, kind, row, slot)
+        if policy == EELGRID:
+            cost = 0.0
+            for term in range(len(terms)):
+                cost += rates[WEIGHTS, term] * (terms[term] / rates[SCALE, term])
+        else:
+            added_power = -float(int(-terms[0]))
+            power = min(power, added_power)
+            eased = -terms[1] / rates[SCALE, 1]
+            cost = added_power if rates[WEIGHTS, 1] == 0.0 else -float(int(100.0 / (1.0 + np.exp(-eased))))
+        if cost < best:
+            best, chosen = cost, slot
+    return best, power, chosen
+
+
+@inlined
+def _by_fill(states: Ints, shapes: Ints, kinds: Ints, policy: int, kind: int, row: int) -> tuple[float, float, int]:
     """The policies that look at how full a node is."""
-    states, scores, kinds = run.states, run.scores, run.kinds
-    node, cpu_free, total = states.head[state], states.cpu_free[state], states.gpu_total[state]
-    count, milli, cpu = kinds.gpu_count[kind], kinds.gpu_milli[kind], kinds.cpu_milli[kind]
-    slot = _slot(run, kind, state, 0)
+    cpu_free, total = states[row, CPU], states[row, TOTAL]
+    count, milli, cpu = kinds[kind, ASKED_GPUS], kinds[kind, ASKED_MILLI], kinds[kind, ASKED_CPU]
+    slot = _tightest(states, shapes, kinds, kind, row)
     score = 0  # in whole numbers, so that no rounding decides
-    if run.policy == BEST_FIT:
+    if policy == BEST_FIT:
         left = (cpu_free - cpu) + CPU_SPAN // GPU_SPAN * (total - count * milli)
         score = (100 * (2 * CPU_SPAN - left)) // (2 * CPU_SPAN)
-    elif run.policy == DOT_PROD:
+    elif policy == DOT_PROD:
         product = cpu_free * cpu + (CPU_SPAN // GPU_SPAN) ** 2 * total * count * milli
         score = (100 * (2 * CPU_SPAN**2 - product)) // (2 * CPU_SPAN**2)
-    elif run.policy == GPU_PACKING and count > 0:
-        width = run.capacity.gpu_count[node]
+    elif policy == GPU_PACKING and count > 0:
+        width = shapes[states[row, SHAPE], WIDTH]
         if total == width * WHOLE:
             score = max(33 - width, width)
-        elif count > 1 or states.gpu_free[state, slot] == WHOLE:
+        elif count > 1 or states[row, GPU + slot] == WHOLE:
             score = max(50 - count, 33)
         else:
-            score = max(100 - states.gpu_free[state, slot] // 100, 50)
-    elif run.policy == GPU_CLUSTERING and count > 0:
-        tag, tags = _tag(count, milli), states.tags[state]
+            score = max(100 - states[row, GPU + slot] // 100, 50)
+    elif policy == GPU_CLUSTERING and count > 0:
+        tag, tags = 1 << kinds[kind, TAG], states[row, TAGS]
         held = 75 if tags == tag else 50 if tags & tag else 25 if tags == 0 else 0
         score = held + 25 * (GPU_SPAN - total) // GPU_SPAN
-    scores.slot[kind, state] = slot
-    scores.scaled[kind, state] = score
-    scores.plain[kind, state] = score
+    return -float(score), 0.0, slot
 
 
-@njit(cache=True)
-def _score(run: Run, kind: int, state: int) -> None:
-    """Filter a state for a kind of task, by all but memory, and score it if it fits."""
-    kinds, states = run.kinds, run.states
-    node, count = states.head[state], kinds.gpu_count[kind]
-    run.scores.seen[kind, state] = states.version[state]
-    run.scores.slot[kind, state] = NOWHERE
-    fitting, model = 0, run.capacity.model[node]
-    if count > 0 and model >= 0 and kinds.allows[kind, model] != 0:
-        for slot in range(run.capacity.gpu_count[node]):
-            fitting += states.gpu_free[state, slot] >= kinds.gpu_milli[kind]
-    if fitting < count or states.cpu_free[state] < kinds.cpu_milli[kind]:
+@inlined
+def fits(states: Ints, shapes: Ints, kinds: Ints, kind: int, row: int) -> bool:
+    """Whether a task fits in a state, by all but memory."""
+    count, milli, models = kinds[kind, ASKED_GPUS], kinds[kind, ASKED_MILLI], kinds[kind, ASKED_MODELS]
+    if states[row, CLOSED] != 0 or states[row, CPU] < kinds[kind, ASKED_CPU]:
+        return False
+    if count == 0:
+        return True
+    shape = states[row, SHAPE]
+    if states[row, MOST_FREE] < milli or shapes[shape, MODELS] & models == 0 or states[row, TOTAL] < count * milli:
+        return False
+    fitting = 0
+    for slot in range(shapes.shape[1] - MODEL):
+        model = shapes[shape, MODEL + slot]
+        fitting += 1 if model >= 0 and states[row, GPU + slot] >= milli and models >> model & 1 else 0
+    return bool(fitting >= count)
+
+
+@kernel
+def weigh(
+    states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, groups: Ints, weight: Ints, levels: Ints, rates: Floats,
+    facts: Ints, policy: int, kind: int, row: int,
+) -> tuple[float, float, int]:  # fmt: skip
+    """The cost of a task in a state, what of it is scaled, and the GPU; infinite where it does not fit."""
+    if not fits(states, shapes, kinds, kind, row):
+        return np.inf, np.inf, IN_ORDER
+    if policy in {MIX, EELGRID}:
+        return _by_effect(states, shapes, added_w, kinds, groups, weight, levels, rates, facts, policy, kind, row)
+    return _by_fill(states, shapes, kinds, policy, kind, row)
+
+
+@kernel
+def take(run: Run, kind: int, row: int, moment: int) -> None:
+    """The GPUs that a task takes in a state where it fits into run.taken, -1 beyond the last."""
+    kinds, taken = run.kinds, run.taken
+    taken[:] = -1
+    count, models = kinds[kind, ASKED_GPUS], kinds[kind, ASKED_MODELS]
+    if count == 1:
+        if run.policy == RANDOM:
+            taken[0] = _random_slot(run, kind, row, moment)
+            return
+        taken[0] = weigh(
+            run.states, run.shapes, run.added_w, kinds, run.groups, run.weight, run.levels, run.rates, run.facts,
+            run.policy, kind, row,
+        )[2]  # fmt: skip
         return
-    if run.policy in {MIX, EELGRID}:
-        _score_by_effect(run, kind, state)
-    else:
-        _score_by_fill(run, kind, state)
-
-
-@njit(cache=True)
-def _roomy(run: Run, node: int, memory_mib: int) -> int:
-    """The first of a node and those after it in its state that has the memory, or -1."""
-    while node >= 0 and run.members.memory_free[node] < memory_mib:
-        node = run.members.after[node]
-    return node
-
-
-@njit(cache=True)
-def _random_node(run: Run, fitting: int, memory_mib: int, moment: int) -> int:
-    """The node with the highest draw; run.fitting holds one node of each state that fits."""
-    best, highest = -1, -1
-    for i in range(fitting):
-        node = run.fitting[1, i]
-        while node >= 0:
-            drawn = _draw(run.seed, moment, run.capacity.rank[node])
-            if drawn > highest or (drawn == highest and run.capacity.rank[node] < run.capacity.rank[best]):
-                best, highest = node, drawn
-            node = _roomy(run, run.members.after[node], memory_mib)
-    return best
-
-
-@njit(cache=True)
-def _bucket(run: Run, shape: int, cpu_free: int, tags: int) -> int:
-    """Where the state with the GPUs of run.gpu hangs."""
-    value = _draw(shape, cpu_free, tags & 0xFFFFFFFF)
-    for free in run.gpu:
-        value = (value * 1009 + free) & 0xFFFFFFFF
-    return int((value ^ (value >> 16)) & (run.states.bucket.shape[0] - 1))
-
-
-@njit(cache=True)
-def _enter(run: Run, node: int, cpu_free: int, tags: int) -> None:
-    """Put a node into the state with the GPUs of run.gpu, a new one if there is none."""
-    states, shape = run.states, run.capacity.shape[node]
-    bucket = _bucket(run, shape, cpu_free, tags)
-    state = states.bucket[bucket]
-    while state >= 0:
-        same = run.capacity.shape[states.head[state]] == shape
-        same &= states.cpu_free[state] == cpu_free and states.tags[state] == tags
-        for slot in range(run.gpu.shape[0]):
-            same &= states.gpu_free[state, slot] == run.gpu[slot]
-        if same:
-            break
-        state = states.chain[state]
-    if state < 0:
-        reused = 1 if states.counts[1] > 0 else 0
-        state = states.spare[states.counts[1] - 1] if reused else states.counts[0]
-        states.counts[reused] += 1 - 2 * reused
-        states.version[state] += 1
-        states.cpu_free[state], states.tags[state] = cpu_free, tags
-        states.gpu_free[state, :] = run.gpu
-        states.chain[state], states.bucket[bucket] = states.bucket[bucket], state
-        states.head[state] = -1
-        _survey(run, state, run.capacity.model[node])
-    before, here = -1, states.head[state]
-    while here >= 0 and run.capacity.rank[here] < run.capacity.rank[node]:
-        before, here = here, run.members.after[here]
-    run.members.state[node], run.members.after[node] = state, here
-    if before < 0:
-        states.head[state] = node
-    else:
-        run.members.after[before] = node
-
-
-@njit(cache=True)
-def _leave(run: Run, node: int) -> None:
-    """Take a node out of its state, and the state out of its bucket if it was the last."""
-    states, members, state = run.states, run.members, run.members.state[node]
-    before, here = -1, states.head[state]
-    while here != node:
-        before, here = here, members.after[here]
-    if before >= 0:
-        members.after[before] = members.after[node]
-    else:
-        states.head[state] = members.after[node]
-    if states.head[state] >= 0:
-        return
-    run.gpu[:] = states.gpu_free[state, :]
-    bucket = _bucket(run, run.capacity.shape[node], states.cpu_free[state], states.tags[state])
-    if states.bucket[bucket] == state:
-        states.bucket[bucket] = states.chain[state]
-    else:
-        other = states.bucket[bucket]
-        while states.chain[other] != state:
-            other = states.chain[other]
-        states.chain[other] = states.chain[state]
-    states.spare[states.counts[1]] = state
-    states.counts[1] += 1
-
-
-@njit(cache=True)
-def settle(run: Run, nodes: Ints) -> None:
-    """Put empty nodes into their states; quickest from the highest rank down."""
-    for node in nodes:
-        run.gpu[:] = 0
-        run.gpu[: run.capacity.gpu_count[node]] = WHOLE
-        _enter(run, node, run.capacity.cpu_milli[node], 0)
-
-
-@njit(cache=True)
-def _place(run: Run, node: int, kind: int, memory_mib: int, slot: int) -> None:
-    """Take what the task asks for from a node."""
-    states, kinds, state = run.states, run.kinds, run.members.state[node]
-    count, milli = kinds.gpu_count[kind], kinds.gpu_milli[kind]
-    was = states.gpu_free[state, slot] if slot >= 0 else WHOLE
-    run.power_w[0] += _added_w(run, state, kind, was)
-    cpu_free, tags = states.cpu_free[state] - kinds.cpu_milli[kind], states.tags[state]
-    if run.policy == GPU_CLUSTERING:
-        tags |= _tag(count, milli)
-    run.members.memory_free[node] -= memory_mib
-    _leave(run, node)
-    run.gpu[:] = states.gpu_free[state, :]
-    if slot >= 0:
-        run.gpu[slot] -= milli
-    else:
-        for other in range(run.gpu.shape[0]):
-            if count > 0 and run.gpu[other] == WHOLE:
-                run.gpu[other] = 0
-                count -= 1
-    _enter(run, node, cpu_free, tags)
-
-
-@njit(cache=True)
-def decide(run: Run, spec: int, moment: int) -> int:
-    """Place one task of a spec; returns its node, or -1 if it fits nowhere. moment numbers the decisions of RANDOM."""
-    states, scores = run.states, run.scores
-    kind, memory_mib = run.kinds.of_spec[spec], run.kinds.memory_mib[spec]
-    fitting, low, high = 0, np.inf, -np.inf
-    for state in range(states.counts[0]):
-        if states.head[state] < 0:
-            continue
-        if scores.seen[kind, state] != states.version[state]:
-            _score(run, kind, state)
-        if scores.slot[kind, state] == NOWHERE:
-            continue
-        node = _roomy(run, states.head[state], memory_mib)
-        if node >= 0:
-            run.fitting[0, fitting], run.fitting[1, fitting] = state, node
-            low, high = min(low, scores.scaled[kind, state]), max(high, scores.scaled[kind, state])
-            fitting += 1
-    best, best_score = -1, -np.inf
-    for i in range(fitting):
-        state, node = run.fitting[0, i], run.fitting[1, i]
-        scaled = (scores.scaled[kind, state] - low) * 100.0 // (high - low) if high > low else 100.0
-        score = run.blend[0] * scaled + run.blend[1] * scores.plain[kind, state]
-        if score > best_score or (score == best_score and run.capacity.rank[node] < run.capacity.rank[best]):
-            best, best_score = node, score
-    if run.policy == RANDOM:
-        best = _random_node(run, fitting, memory_mib, moment)
-    if best >= 0:
-        state = run.members.state[best]
-        slot = _slot(run, kind, state, moment) if run.policy == RANDOM else scores.slot[kind, state]
-        _place(run, best, kind, memory_mib, slot)
-    return best
-
-
-@njit(cache=True)
-def advance(run: Run, arrivals: Ints, course: Course, first: int, last: int) -> None:
-    """Decide arrivals first..last-1 and fill the course, in place."""
-    arrived, allocated = (course.arrived_milli[first - 1], course.allocated_milli[first - 1]) if first > 0 else (0, 0)
-    for i in range(first, last):
-        kind = run.kinds.of_spec[arrivals[i]]
-        asked = run.kinds.gpu_count[kind] * run.kinds.gpu_milli[kind]
-        node = decide(run, arrivals[i], i)
-        arrived += asked
-        if node >= 0:
-            allocated += asked
-        course.node[i], course.placed[i], course.power_w[i] = node, node >= 0, run.power_w[0]
-        course.arrived_milli[i], course.allocated_milli[i] = arrived, allocated
+    found, shape = 0, run.states[row, SHAPE]
+    for slot in range(run.gpu.shape[0] if count > 0 else 0):
+        model = run.shapes[shape, MODEL + slot]
+        fitting = model >= 0 and run.states[row, GPU + slot] >= kinds[kind, ASKED_MILLI]
+        if found < count and fitting and models >> model & 1:
+            taken[found] = slot
+            found += 1

@@ -1,4 +1,8 @@
-"""Where one task goes: every node and GPU weighed by one cost in watts.
+"""One node at a time, straight from its arrays: watts, fragmentation, room, and what rules it out.
+
+Owns the formulas as a cluster is read whole: its power, F of each node, how many
+replicas fit, which constraint fails first. Must not know how the best node is
+found: eelgrid_kernels.candidates, which weighs by the same terms.
 
     cost = w_power * dP + w_frag * dF / 1000 + w_strand * dS
 
@@ -23,9 +27,9 @@ to the lowest rank (by name, so that the order of joining decides nothing), then
 # ruff: noqa: PLR0917 (numba takes arguments by position)
 
 import numpy as np
-from numba import njit
 
-from eelgrid_kernels.arrays import Board, Choice, Ints, Mix, Nodes, Prices, Task
+from eelgrid_kernels.arrays import Ints, Mix, Nodes, Task
+from eelgrid_kernels.compiled import kernel
 
 CANDIDATES_MOST = 4
 CLASSES_MOST = 64
@@ -45,7 +49,7 @@ CPU_PACKAGE_FULL_W = 120.0
 FEED = 10
 
 
-@njit(cache=True)
+@kernel
 def _active_packages(cpu_capacity: int, cpu_free: int) -> int:
     """CPU packages with at least one working core; milli-CPU in."""
     cores = (cpu_capacity + MILLI_PER_CORE - 1) // MILLI_PER_CORE
@@ -53,7 +57,7 @@ def _active_packages(cpu_capacity: int, cpu_free: int) -> int:
     return (working + CORES_PER_PACKAGE - 1) // CORES_PER_PACKAGE
 
 
-@njit(cache=True)
+@kernel
 def node_power(nodes: Nodes, node: int) -> float:
     """Modelled watts of one node; every GPU that is present counts, partitioned ones too."""
     power_w = 0.0
@@ -66,7 +70,7 @@ def node_power(nodes: Nodes, node: int) -> float:
     return float(power_w + CPU_PACKAGE_FULL_W * active + CPU_PACKAGE_IDLE_W * (packages - active))
 
 
-@njit(cache=True)
+@kernel
 def cluster_power(nodes: Nodes) -> float:
     """Modelled watts of all nodes, lost ones too: their work may well run on."""
     power_w = 0.0
@@ -75,18 +79,7 @@ def cluster_power(nodes: Nodes) -> float:
     return power_w
 
 
-@njit(cache=True)
-def _shift(mix: Mix, usable: Ints, waste: Ints, model: int, was: int, now: int) -> None:
-    """Move one GPU of a model from `was` to `now` milli free; usable and waste (C,) change in place."""
-    for t in range(usable.shape[0]):
-        allowed = mix.allows[model, t]
-        before = allowed if was >= mix.gpu_milli[t] else 0
-        after = allowed if now >= mix.gpu_milli[t] else 0
-        usable[t] += after - before
-        waste[t] += (1 - after) * now - (1 - before) * was
-
-
-@njit(cache=True)
+@kernel
 def _survey(nodes: Nodes, mix: Mix, node: int, usable: Ints, waste: Ints) -> int:
     """Usable GPUs and unusable free milli-GPU by class into usable and waste (C,), in place; returns all free."""
     usable[:] = 0
@@ -117,7 +110,7 @@ def _survey(nodes: Nodes, mix: Mix, node: int, usable: Ints, waste: Ints) -> int
     return total
 
 
-@njit(cache=True)
+@kernel
 def _fragments(mix: Mix, usable: Ints, waste: Ints, cpu_free: int, total: int, model: int, was: int, now: int) -> int:
     """F, weighted, of a surveyed node after one GPU of `model` moves from `was` to `now` milli free."""
     total += now - was
@@ -133,7 +126,7 @@ def _fragments(mix: Mix, usable: Ints, waste: Ints, cpu_free: int, total: int, m
     return sum_
 
 
-@njit(cache=True)
+@kernel
 def fragmentation(nodes: Nodes, mix: Mix, node: int) -> int:
     """F of one node times mix.total, in milli-GPU."""
     usable = np.empty(mix.weight.shape[0], np.int64)
@@ -142,15 +135,15 @@ def fragmentation(nodes: Nodes, mix: Mix, node: int) -> int:
     return int(_fragments(mix, usable, waste, nodes.cpu_free[node], total, 0, 0, 0))
 
 
-@njit(cache=True)
+@kernel
 def refresh_fragmentation(nodes: Nodes, mix: Mix, rows: Ints, fragments: Ints) -> None:
     """Put `fragmentation` of the nodes in rows into fragments (N,), in place."""
     for node in rows:
         fragments[node] = fragmentation(nodes, mix, node)
 
 
-@njit(cache=True)
-def _verdict(nodes: Nodes, task: Task, allows: Ints, node: int) -> int:
+@kernel
+def verdict(nodes: Nodes, task: Task, allows: Ints, node: int) -> int:
     """FITS or the first constraint that fails."""
     if not nodes.available[node]:
         return UNAVAILABLE
@@ -179,7 +172,7 @@ def _verdict(nodes: Nodes, task: Task, allows: Ints, node: int) -> int:
     return FITS if nodes.memory_free[node] >= task.memory_bytes else MEMORY
 
 
-@njit(cache=True)
+@kernel
 def _holds(nodes: Nodes, task: Task, allows: Ints, node: int, slot: int) -> bool:
     """Whether the GPU in the slot can take the task's share."""
     return bool(
@@ -189,141 +182,20 @@ def _holds(nodes: Nodes, task: Task, allows: Ints, node: int, slot: int) -> bool
     )
 
 
-@njit(cache=True)
-def _like_an_earlier(nodes: Nodes, node: int, slot: int) -> bool:
-    """Whether a lower slot holds a GPU that differs in nothing."""
-    for other in range(slot):
-        if (
-            nodes.gpu_free[node, other] == nodes.gpu_free[node, slot]
-            and nodes.gpu_model[node, other] == nodes.gpu_model[node, slot]
-            and nodes.gpu_state[node, other] == nodes.gpu_state[node, slot]
-            and nodes.gpu_idle_w[node, other] == nodes.gpu_idle_w[node, slot]
-            and nodes.gpu_busy_w[node, other] == nodes.gpu_busy_w[node, slot]
-        ):
-            return True
-    return False
+@kernel
+def count_verdicts(nodes: Nodes, task: Task, allows: Ints, counts: Ints) -> None:
+    """Nodes by verdict into counts (8,), in place."""
+    counts[:] = 0
+    for node in range(nodes.rank.shape[0]):
+        counts[verdict(nodes, task, allows, node)] += 1
 
 
-@njit(cache=True)
-def _weigh(
-    nodes: Nodes, mix: Mix, fragments: Ints, task: Task, allows: Ints, prices: Prices, node: int,
-    usable: Ints, waste: Ints, board: Board,
-) -> None:  # fmt: skip
-    """Put the best choice on a node that fits into the board, in place; usable and waste (C,) are scratch."""
-    cpu_free = nodes.cpu_free[node]
-    cpu_left = cpu_free - task.cpu_milli
-    capacity = nodes.cpu_capacity[node]
-    total = _survey(nodes, mix, node, usable, waste)
-    stranded = max(0, FEED * total - cpu_free)
-    stranded_after = max(0, FEED * (total - task.gpu_count * task.gpu_milli) - cpu_left)
-    strand_w = prices.stranding_w * ((stranded_after - stranded) / (FEED * 1000.0))
-    packages = _active_packages(capacity, cpu_left) - _active_packages(capacity, cpu_free)
-    cpu_w = (CPU_PACKAGE_FULL_W - CPU_PACKAGE_IDLE_W) * packages
-    scale = mix.total * 1000.0
-    gpu_w = 0.0
-    taken = 0
-    board.cost_w[node] = np.inf
-    for slot in range(nodes.gpu_state.shape[1] if task.gpu_count > 0 else 1):
-        model = was = now = 0
-        if task.gpu_count > 0:
-            alike = task.gpu_count == 1 and _like_an_earlier(nodes, node, slot)
-            if alike or not _holds(nodes, task, allows, node, slot):
-                continue
-            model, was = nodes.gpu_model[node, slot], nodes.gpu_free[node, slot]
-            now = was - task.gpu_milli
-            added_w = nodes.gpu_busy_w[node, slot] - nodes.gpu_idle_w[node, slot]
-            gpu_w = (gpu_w if task.gpu_count > 1 else 0.0) + (added_w if was == GPU_WHOLE_MILLI else 0.0)
-            taken += 1
-            if task.gpu_count > 1 and taken < task.gpu_count:
-                _shift(mix, usable, waste, model, was, now)
-                total += now - was
-                continue
-        after = _fragments(mix, usable, waste, cpu_left, total, model, was, now)
-        power_w = prices.power * (gpu_w + cpu_w)
-        frag_w = prices.fragmentation_w * ((after - fragments[node]) / scale)
-        cost_w = power_w + frag_w + strand_w
-        if cost_w < board.cost_w[node]:
-            board.cost_w[node] = cost_w
-            board.slot[node] = slot
-            board.terms_w[node, 0] = power_w
-            board.terms_w[node, 1] = frag_w
-            board.terms_w[node, 2] = strand_w
-        if task.gpu_count != 1:
-            break
-
-
-@njit(cache=True)
-def _before(nodes: Nodes, board: Board, one: int, other: int) -> bool:
-    """Whether one is cheaper, or as cheap and of lower rank."""
-    gap_w = board.cost_w[one] - board.cost_w[other]
-    return bool(gap_w < 0.0 or (gap_w == 0.0 and nodes.rank[one] < nodes.rank[other]))
-
-
-@njit(cache=True)
-def _select(nodes: Nodes, task: Task, allows: Ints, board: Board, choice: Choice) -> int:
-    """The K cheapest nodes of the board and the counts of the others into choice, in place; returns how many fit."""
-    most = choice.node.shape[0]
-    choice.removed[:] = 0
-    choice.node[:] = -1
-    choice.slots[:] = -1
-    fitting = 0
-    for node in range(board.verdict.shape[0]):
-        if board.verdict[node] != FITS:
-            choice.removed[board.verdict[node] - 1] += 1
-            continue
-        # Insertion into a list that stays sorted.
-        place = min(fitting, most)
-        while place > 0 and _before(nodes, board, node, choice.node[place - 1]):
-            if place < most:
-                choice.node[place] = choice.node[place - 1]
-            place -= 1
-        if place < most:
-            choice.node[place] = node
-        fitting += 1
-    for rank in range(min(fitting, most)):
-        node = choice.node[rank]
-        choice.cost_w[rank] = board.cost_w[node]
-        choice.terms_w[rank, :] = board.terms_w[node, :]
-        if task.gpu_count == 1:
-            choice.slots[rank, 0] = board.slot[node]
-            continue
-        taken = 0
-        for slot in range(nodes.gpu_state.shape[1]):
-            if taken < task.gpu_count and _holds(nodes, task, allows, node, slot):
-                choice.slots[rank, taken] = slot
-                taken += 1
-    return fitting
-
-
-@njit(cache=True)
-def best_candidates(
-    nodes: Nodes, mix: Mix, fragments: Ints, task: Task, allows: Ints, prices: Prices, rows: Ints, board: Board,
-    choice: Choice,
-) -> int:  # fmt: skip
-    """The K best nodes for one task, at most one choice on each; returns how many nodes fit.
-
-    Weighs the nodes in rows (any length) into the board, then picks from the whole
-    board, so that who kept the board of the same task weighs only the nodes that
-    changed. fragments (N,) holds `fragmentation` of every node for this mix. allows
-    (M,) is 1 for each model that the task may use. board and choice change in place.
-    A task with several GPUs takes fully free GPUs in index order.
-    """
-    usable = np.empty(mix.weight.shape[0], np.int64)
-    waste = np.empty(mix.weight.shape[0], np.int64)
-    for node in rows:
-        verdict = _verdict(nodes, task, allows, node)
-        board.verdict[node] = verdict
-        if verdict == FITS:
-            _weigh(nodes, mix, fragments, task, allows, prices, node, usable, waste, board)
-    return int(_select(nodes, task, allows, board, choice))
-
-
-@njit(cache=True)
+@kernel
 def replica_room(nodes: Nodes, task: Task, allows: Ints, most: int) -> int:
     """How many equal tasks fit at once, counting no further than `most`; exact, since equal tasks pack in any order."""
     room = 0
     for node in range(nodes.cpu_capacity.shape[0]):
-        if _verdict(nodes, task, allows, node) != FITS:
+        if verdict(nodes, task, allows, node) != FITS:
             continue
         here = most
         if task.gpu_count > 0:

@@ -12,10 +12,10 @@ arrival: tests hold the two together, so that a term that is new there fails her
 # ruff: noqa: PLR0917 (numba takes arguments by position)
 
 import numpy as np
-from numba import njit
 
-from eelgrid_kernels.arrays import Floats, Ints, Mix, Nodes, Prices
-from eelgrid_kernels.move_arrays import Ground, Requests
+from eelgrid_kernels.arrays import Floats, Ints, Mix, Nodes
+from eelgrid_kernels.compiled import kernel, unlocked
+from eelgrid_kernels.move_arrays import Ground, Prices, Requests
 from eelgrid_kernels.placement import FEED, GPU_PLACEABLE, fragmentation, node_power
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def node_terms(nodes: Nodes, mix: Mix, node: int, terms: Floats) -> None:
     """Watts, fragmented GPUs and stranded GPUs of a node into terms (3,), in place."""
     total = 0
@@ -36,7 +36,7 @@ def node_terms(nodes: Nodes, mix: Mix, node: int, terms: Floats) -> None:
     terms[2] = max(0, FEED * total - nodes.cpu_free[node]) / (FEED * 1000.0)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def node_cost_w(nodes: Nodes, mix: Mix, prices: Prices, node: int) -> float:
     """The potential of a node in watts-equivalent."""
     terms = np.empty(3)
@@ -44,7 +44,7 @@ def node_cost_w(nodes: Nodes, mix: Mix, prices: Prices, node: int) -> float:
     return float(prices.power * terms[0] + prices.fragmentation_w * terms[1] + prices.stranding_w * terms[2])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def book(nodes: Nodes, requests: Requests, kind: int, node: int, slots: Ints, sign: int) -> None:
     """One replica comes to a node (sign 1) or leaves it (-1): its free amounts change in place."""
     nodes.cpu_free[node] -= sign * requests.cpu_milli[kind]
@@ -53,7 +53,7 @@ def book(nodes: Nodes, requests: Requests, kind: int, node: int, slots: Ints, si
         nodes.gpu_free[node, slots[place]] -= sign * requests.gpu_milli[kind]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _holds(nodes: Nodes, requests: Requests, kind: int, node: int, slot: int) -> bool:
     return bool(
         nodes.gpu_state[node, slot] == GPU_PLACEABLE
@@ -62,7 +62,7 @@ def _holds(nodes: Nodes, requests: Requests, kind: int, node: int, slot: int) ->
     )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _alike(nodes: Nodes, node: int, slot: int, barred: int) -> bool:
     """Whether a lower slot holds a GPU that differs in nothing."""
     for other in range(slot):
@@ -78,7 +78,7 @@ def _alike(nodes: Nodes, node: int, slot: int, barred: int) -> bool:
     return False
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def added_w(ground: Ground, kind: int, node: int, barred: int, slots: Ints) -> float:
     """What one more replica of a kind adds to a node, its GPUs into slots (W,); inf where it does not fit.
 
@@ -120,7 +120,7 @@ def added_w(ground: Ground, kind: int, node: int, barred: int, slots: Ints) -> f
     return float(best_w - ground.cost_w[node])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def weigh_column(ground: Ground, node: int) -> None:
     """The present potential of a node and its column of the board, in place."""
     ground.cost_w[node] = node_cost_w(ground.nodes, ground.mix, ground.prices, node)
@@ -128,7 +128,7 @@ def weigh_column(ground: Ground, node: int) -> None:
         ground.board_w[kind, node] = added_w(ground, kind, node, -1, ground.slots[0])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def touch(ground: Ground, node: int) -> None:
     """A node changed: its potential is taken anew, and its column of the board holds no longer."""
     ground.trail[ground.clock[1]] = node
@@ -138,7 +138,7 @@ def touch(ground: Ground, node: int) -> None:
     ground.stamp[node] = ground.clock[0]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def restore(ground: Ground, mark: int) -> None:
     """The potentials as they were when the trail had the length `mark`; what was booked since is taken back already."""
     while ground.clock[1] > mark:
@@ -146,14 +146,14 @@ def restore(ground: Ground, mark: int) -> None:
         ground.cost_w[ground.trail[ground.clock[1]]] = ground.trail_w[ground.clock[1]]
 
 
-@njit(cache=True, nogil=True)
+@unlocked
 def weigh_board(ground: Ground) -> None:
     """Every node's potential and column of the board, in place."""
     for node in range(ground.cost_w.shape[0]):
         weigh_column(ground, node)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def elsewhere(ground: Ground, kind: int, home: int) -> tuple[int, float]:
     """The cheapest other node for one more of a kind, of equals the one of lower rank, and what it adds; or -1."""
     best, best_w = -1, np.inf
@@ -169,7 +169,7 @@ def elsewhere(ground: Ground, kind: int, home: int) -> tuple[int, float]:
     return best, float(best_w)
 
 
-@njit(cache=True, nogil=True)
+@unlocked
 def fill(ground: Ground, kinds: Ints, accepted: Ints) -> None:
     """Tasks of these kinds (T,) arrive one by one, each where it is cheapest; 1 or 0 into accepted (T,), in place."""
     weigh_board(ground)
@@ -185,7 +185,7 @@ def fill(ground: Ground, kinds: Ints, accepted: Ints) -> None:
         accepted[task] = 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def totals(nodes: Nodes, mix: Mix, terms: Floats) -> None:
     """Watts, fragmented GPUs and stranded GPUs of all nodes into terms (3,), in place."""
     one = np.empty(3)

@@ -7,17 +7,21 @@ are types of their own. Knows nothing of results.
 
 import numpy as np
 
-from eelgrid_kernels.arrays import Board, Choice, Mix, Nodes, Prices, Task
+from eelgrid_kernels.arrays import Mix, Nodes, Task
+from eelgrid_kernels.best import choose
+from eelgrid_kernels.candidates import Candidates
+from eelgrid_kernels.peers import EELGRID
 from eelgrid_kernels.placement import (
     CONSTRAINTS,
     GPU_PLACEABLE,
-    best_candidates,
     cluster_power,
+    count_verdicts,
     fragmentation,
     node_power,
     refresh_fragmentation,
     replica_room,
 )
+from eelgrid_kernels.states import adopt
 
 __all__ = ["warm"]
 
@@ -39,17 +43,24 @@ def warm() -> tuple[str, ...]:
     mix = Mix(one, _frozen(np.ones(1, np.int64)), one, _frozen(np.ones((1, 1), np.int64)), one, 1000)
     task = Task(1, 1, 1, 1000)
     allows = _frozen(np.ones(1, np.int64))
-    board = Board(np.zeros(1, np.int8), np.zeros(1, np.int64), np.zeros(1), np.zeros((1, 3)))
-    choice = Choice(
-        np.zeros(1, np.int64), np.zeros((1, 1), np.int64), np.zeros(1), np.zeros((1, 3)),
-        np.zeros(len(CONSTRAINTS), np.int64),
-    )  # fmt: skip
     fragments, rows = np.zeros(1, np.int64), np.zeros(1, np.int64)
     refresh_fragmentation(nodes, mix, rows, fragments)
-    best_candidates(nodes, mix, _frozen(fragments), task, allows, Prices(1.0, 1.0, 1.0), rows, board, choice)
     replica_room(nodes, task, allows, 1)
     fragmentation(nodes, mix, 0)
     node_power(nodes, 0)
     cluster_power(nodes)
-    kernels = (refresh_fragmentation, best_candidates, replica_room, fragmentation, node_power, cluster_power)
+    count_verdicts(nodes, task, allows, np.zeros(1 + len(CONSTRAINTS), np.int64))
+    candidates = Candidates(nodes, mix, _frozen(np.zeros(1, np.int64)), EELGRID, np.ones(3))
+    candidates.best(candidates.kind(task, allows), 0, 1)
+    candidates.verdicts(nodes, task, allows)
+    kernels = (
+        choose,
+        adopt,
+        count_verdicts,
+        refresh_fragmentation,
+        replica_room,
+        fragmentation,
+        node_power,
+        cluster_power,
+    )
     return tuple(kernel.__name__ for kernel in kernels)

@@ -27,6 +27,7 @@ from eelgrid_protos.wire import (
     operator_service_pb2,
     plan_pb2,
     policy_pb2,
+    whatif_pb2,
     workload_pb2,
 )
 
@@ -44,6 +45,7 @@ _MODULES: tuple[ModuleType, ...] = (
     operator_service_pb2,
     node_service_pb2,
     moves_pb2,
+    whatif_pb2,
 )
 _Message = TypeVar("_Message")
 

@@ -72,8 +72,9 @@ NODE_SERVICE = _service("NodeService", "GetInventory GetSamples GetNodePlan GetN
 OPERATOR_SERVICE = _service(
     "OperatorService",
     "GetSummary ListNodes ListGpus SubmitWorkload GetWorkload ListWorkloads CancelWorkload ExplainWorkload "
-    "ListPlans GetPolicy UpdatePolicy RecommendMoves ApplyMoves",
-    {"WatchSummary": (False, True), "WatchWorkloads": (False, True)},
+    "ListPlans GetPolicy UpdatePolicy WhatIf PlanCapacity StartShadow GetShadow "
+    "StopShadow RecommendMoves ApplyMoves",
+    {"WatchSummary": (False, True), "WatchWorkloads": (False, True), "ExportDecision": (False, True)},
 )
 
 

@@ -256,6 +256,39 @@ class FakeOperators:
         self.policy = replace(request.policy, revision=self.policy.revision + 1)
         return messages.UpdatePolicyResponse(policy=self.policy)
 
+    async def what_if(self, request: Any, context: Any) -> messages.WhatIfResponse:
+        self._begin("what_if")
+        raise faults.FailedPrecondition("this controller imagines nothing")
+
+    async def plan_capacity(self, request: Any, context: Any) -> messages.PlanCapacityResponse:
+        self._begin("plan_capacity")
+        raise faults.FailedPrecondition("this controller imagines nothing")
+
+    async def start_shadow(self, request: Any, context: Any) -> messages.StartShadowResponse:
+        self._begin("start_shadow")
+        raise faults.FailedPrecondition("this controller has no shadow")
+
+    async def get_shadow(self, request: Any, context: Any) -> messages.GetShadowResponse:
+        self._begin("get_shadow")
+        raise faults.FailedPrecondition("this controller has no shadow")
+
+    async def stop_shadow(self, request: Any, context: Any) -> messages.StopShadowResponse:
+        self._begin("stop_shadow")
+        raise faults.FailedPrecondition("this controller has no shadow")
+
+    async def recommend_moves(self, request: Any, context: Any) -> messages.RecommendMovesResponse:
+        self._begin("recommend_moves")
+        raise faults.FailedPrecondition("this controller moves nothing")
+
+    async def apply_moves(self, request: Any, context: Any) -> messages.ApplyMovesResponse:
+        self._begin("apply_moves")
+        raise faults.FailedPrecondition("this controller moves nothing")
+
+    async def export_decision(self, request: Any, context: Any) -> AsyncIterator[messages.ExportDecisionResponse]:
+        self._begin("export_decision")
+        for part in ('{"workload":', f'"{self._find(request.workload_id).workload_id}"}}'):
+            yield messages.ExportDecisionResponse(text=part)
+
 
 def _page(rows: list[Any], request: Any) -> tuple[tuple[Any, ...], str]:
     start, size = int(request.page_token or 0), min(request.page_size or 100, 1000)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from bench.openb.bounds import Relaxation, bounds_of, shapes_of
 from bench.openb.cutting_stock import SharePrices, dearest_pattern
-from bench.openb.protocol import Fleet, Specs, load
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests import naive
+
+from eelgrid_controller.replay.protocol import Fleet, Specs, load
 
 DATA = Path(os.environ.get("EELGRID_DATA", Path(__file__).parents[2].parent / "shared" / "data")) / "openb"
 # What HiGHS may miss a constraint by, in watts or milli-GPU of fleets this small.

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import naive, naive_openb
 
+from eelgrid_kernels import best, peers, states
 from eelgrid_kernels import course as courses
-from eelgrid_kernels import peers
+from eelgrid_kernels import peer_arrays as arrays
 
 # A first call may compile; how long an example takes says nothing here.
 quiet = settings(deadline=None, max_examples=60)
@@ -137,13 +138,13 @@ def test_random_places_whatever_fits_and_only_where_it_fits(scene):
     nodes = [entry.node for entry in scene.machines]
     for moment, number in enumerate(scene.order):
         task = scene.tasks[number]
-        chosen = peers.decide(slots, number, moment)
+        chosen = best.decide(slots, number, moment)
         assert chosen == course.node[moment]
         fitting = [index for index, node in enumerate(nodes) if naive.verdict(node, task) is None]
         assert chosen in fitting or (chosen == -1 and not fitting)
         if chosen < 0:
             continue
-        left = slots.states.gpu_free[slots.members.state[chosen]].tolist()
+        left = gpus(slots, chosen).tolist()
         reachable = [naive.placed(nodes[chosen], choice, task) for choice in naive.choices(nodes[chosen], task)]
         width = len(nodes[chosen].gpus)
         (nodes[chosen],) = [
@@ -194,8 +195,8 @@ def test_a_course_in_two_pieces_is_the_course(scene, name, split):
         np.array(scene.order, np.int64),
         courses.empty_course(len(scene.order)),
     )
-    peers.advance(slots, order, pieces, 0, split)
-    peers.advance(slots, order, pieces, split, len(order))
+    best.advance(slots, order, pieces, 0, split)
+    best.advance(slots, order, pieces, split, len(order))
     assert all((ours == theirs).all() for ours, theirs in zip(pieces, run(scene, name), strict=True))
 
 
@@ -204,29 +205,43 @@ def test_a_course_in_two_pieces_is_the_course(scene, name, split):
 def test_nodes_share_a_state_exactly_when_they_are_alike(scene, name):
     slots = prepared(scene, name)
     for moment, number in enumerate(scene.order):
-        peers.decide(slots, number, moment)
-    states, members = slots.states, slots.members
+        best.decide(slots, number, moment)
+    table, members = slots.states, slots.nodes
     listed = {}
-    for state in np.flatnonzero(states.head >= 0):
-        node, ranks = states.head[state], []
-        while node >= 0:
-            assert members.state[node] == state
-            listed[node] = (slots.capacity.shape[node], states.cpu_free[state], tuple(states.gpu_free[state]),
-                            states.tags[state])  # fmt: skip
-            ranks.append(slots.capacity.rank[node])
-            node = members.after[node]
+    for row in np.flatnonzero(table[:, arrays.ROOT] >= 0):
+        found = in_order(members, table[row, arrays.ROOT])
+        for node in found:
+            assert members[node, arrays.STATE] == row
+            key = [members[node, arrays.NODE_SHAPE], *table[row, [arrays.CPU, arrays.TAGS]], *gpus(slots, node)]
+            listed[node] = tuple(key)
+        ranks = members[found, arrays.RANK].tolist()
         assert ranks == sorted(ranks)
+        assert members[table[row, arrays.ROOT], arrays.MOST] == max(members[found, arrays.MEMORY])
     assert len(listed) == len(scene.machines)
-    assert len(set(listed.values())) == (states.head >= 0).sum()
+    assert len(set(listed.values())) == (table[:, arrays.ROOT] >= 0).sum()
+
+
+def gpus(run, node):
+    """What is free on its GPUs."""
+    row = run.states[run.nodes[node, arrays.STATE]]
+    return row[arrays.GPU : arrays.GPU + len(run.gpu)]
+
+
+def in_order(members, root):
+    """The nodes of a tree."""
+    if root < 0:
+        return []
+    return [*in_order(members, members[root, arrays.LEFT]), root, *in_order(members, members[root, arrays.RIGHT])]
 
 
 def in_one_bucket(scene, name):
     """The empty fleet with all states in one bucket of the table."""
     one = prepared(scene, name)
-    count, slots = one.states.gpu_free.shape
-    states = courses._states(count, slots, one.states.usable.shape[1])._replace(bucket=np.full(1, -1, np.int64))
-    one = one._replace(states=states)
-    peers.settle(one, np.argsort(-one.capacity.rank))
+    one.nodes[:, arrays.STATE] = -1
+    one.states[:, arrays.ROOT] = -1
+    one.facts[[arrays.ROWS, arrays.SPARE, arrays.ENTRIES]] = 0
+    one = one._replace(bucket=np.full(1, -1, np.int64))
+    states.settle(one, np.arange(len(scene.machines)))
     return one
 
 
@@ -234,7 +249,7 @@ def in_one_bucket(scene, name):
 @given(scenes(), st.sampled_from(sorted(ALL)))
 def test_one_bucket_gives_the_same_course(scene, name):
     course, order = courses.empty_course(len(scene.order)), np.array(scene.order, np.int64)
-    peers.advance(in_one_bucket(scene, name), order, course, 0, len(order))
+    best.advance(in_one_bucket(scene, name), order, course, 0, len(order))
     assert course.node.tolist() == run(scene, name).node.tolist()
 
 
@@ -242,12 +257,12 @@ def test_states_in_one_bucket_are_told_apart_by_model_and_by_what_they_hold():
     machines = [machine(96_000, 100, 4, model, rank) for rank, model in enumerate([0, 0, 1, 1])]
     scene = Scene(machines, [naive.Task(0, 0, 1, 1000, {0}), naive.Task(0, 0, 2, 1000)], [(0, 1)], [])
     one = in_one_bucket(scene, "gpuclustering")
-    assert one.members.state[0] == one.members.state[1] != one.members.state[2] == one.members.state[3]
+    first, second, third, fourth = one.nodes[:, arrays.STATE].tolist()
+    assert first == second != third == fourth
     # Two single GPUs on the first; a pair on the next that is idle: as much is free, but of another kind.
-    assert [peers.decide(one, number, 0) for number in (0, 0, 1)] == [0, 0, 1]
-    free = one.states.gpu_free[one.members.state[:2]]
-    assert free[0].tolist() == free[1].tolist()
-    assert one.members.state[0] != one.members.state[1]
+    assert [best.decide(one, number, 0) for number in (0, 0, 1)] == [0, 0, 1]
+    assert gpus(one, 0).tolist() == gpus(one, 1).tolist()
+    assert one.nodes[0, arrays.STATE] != one.nodes[1, arrays.STATE]
 
 
 def test_clustering_prefers_its_own_kind_then_a_mixed_node_then_an_idle_one():

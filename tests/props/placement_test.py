@@ -17,16 +17,15 @@ from eelgrid_kernels import (
     GPU_ABSENT,
     GPU_PARTITIONED,
     GPU_PLACEABLE,
-    Board,
-    Choice,
+    Candidates,
     Mix,
     Nodes,
-    Prices,
     Task,
-    best_candidates,
     cluster_power,
+    count_verdicts,
     fragmentation,
     node_power,
+    policy,
     refresh_fragmentation,
     replica_room,
     warm,
@@ -36,6 +35,8 @@ from eelgrid_kernels import (
 quiet = settings(deadline=None)
 
 MODELS = 3
+SORTS = np.zeros(9, np.int64)
+SORTS.flags.writeable = False
 # Watts in whole numbers and prices in powers of two: every cost is exact, so that ties are ties on both sides.
 WATTS = st.sampled_from([(10.0, 70.0), (30.0, 150.0), (30.0, 300.0), (50.0, 400.0)])
 PRICES = st.tuples(*[st.sampled_from([0.0, 0.5, 1.0, 64.0, 256.0])] * 3)
@@ -125,39 +126,28 @@ def kernel_task(task):
     return Task(task.cpu_milli, task.memory_bytes, task.gpu_count, task.gpu_milli)
 
 
-def new_board(count):
-    return Board(np.zeros(count, np.int8), np.zeros(count, np.int64), np.zeros(count), np.zeros((count, 3)))
-
-
-def new_choice(slots=4):
-    removed = np.zeros(len(CONSTRAINTS), np.int64)
-    return Choice(np.zeros(4, np.int64), np.zeros((4, slots), np.int64), np.zeros(4), np.zeros((4, 3)), removed)
-
-
 def fragments_of(cluster, mix):
     fragments = np.zeros(len(cluster), np.int64)
     refresh_fragmentation(arrays(cluster), mix_arrays(mix), np.arange(len(cluster)), fragments)
     return fragments
 
 
-def weigh(cluster, mix, task, prices, *, rows=None, board=None):
-    board = board or new_board(len(cluster))
-    choice = new_choice()
-    rows = np.arange(len(cluster)) if rows is None else rows
-    fragments = frozen(fragments_of(cluster, mix), np.int64)
-    call = (kernel_task(task), allowed(task), Prices(*prices))
-    feasible = best_candidates(arrays(cluster), mix_arrays(mix), fragments, *call, rows, board, choice)
+def candidates_of(cluster, mix, prices):
+    return Candidates(arrays(cluster), mix_arrays(mix), SORTS, policy("eelgrid").code, np.array(prices))
+
+
+def weigh(cluster, mix, task, prices, *, candidates=None):
+    candidates = candidates or candidates_of(cluster, mix, prices)
     found = [
-        naive.Found(
-            int(choice.node[rank]),
-            [int(slot) for slot in choice.slots[rank] if slot >= 0],
-            float(choice.cost_w[rank]),
-            tuple(choice.terms_w[rank].tolist()),
-        )
-        for rank in range(min(4, feasible))
+        naive.Found(choice.node, list(choice.slots), sum(terms_w), terms_w)
+        for choice in candidates.best(candidates.kind(kernel_task(task), allowed(task)), 0, 4)
+        for terms_w in [tuple(price * term for price, term in zip(prices, choice.terms, strict=True))]
     ]
-    removed = {name: int(count) for name, count in zip(CONSTRAINTS, choice.removed, strict=True) if count}
-    return naive.Result(found, feasible, removed)
+    feasible, *removed = candidates.verdicts(arrays(cluster), kernel_task(task), allowed(task))
+    counts = np.zeros(1 + len(CONSTRAINTS), np.int64)
+    count_verdicts(arrays(cluster), kernel_task(task), allowed(task), counts)
+    assert counts.tolist() == [feasible, *removed]
+    return naive.Result(found, feasible, {name: n for name, n in zip(CONSTRAINTS, removed, strict=True) if n})
 
 
 def close(left, right):
@@ -236,18 +226,21 @@ def test_ties_go_to_the_lowest_node_and_gpu(node, mix, milli, prices):
 
 @quiet
 @given(CLUSTERS, MIXES, tasks(), PRICES, st.data())
-def test_a_kept_board_with_the_changed_node_weighed_anew_is_a_fresh_board(cluster, mix, task, prices, data):
-    board = new_board(len(cluster))
-    weigh(cluster, mix, task, prices, board=board)
+def test_an_engine_told_of_a_changed_node_is_one_built_anew(cluster, mix, task, prices, data):
+    candidates = candidates_of(cluster, mix, prices)
+    weigh(cluster, mix, task, prices, candidates=candidates)
     changed = data.draw(st.integers(0, len(cluster) - 1))
-    cluster = [*cluster[:changed], data.draw(nodes()), *cluster[changed + 1 :]]
-    kept = weigh(cluster, mix, task, prices, rows=np.array([changed], np.int64), board=board)
-    assert kept == weigh(cluster, mix, task, prices)
+    now = data.draw(nodes() | st.sampled_from(cluster))
+    other = replace(cluster[changed], gpus=now.gpus) if data.draw(st.booleans()) else cluster[changed]
+    cluster = [*cluster[:changed], replace(now, gpus=other.gpus, rank=other.rank), *cluster[changed + 1 :]]
+    if candidates.update(arrays(cluster), [changed], SORTS):
+        assert weigh(cluster, mix, task, prices, candidates=candidates) == weigh(cluster, mix, task, prices)
 
 
 def test_warming_names_every_kernel():
     assert set(warm()) == {
-        "best_candidates", "cluster_power", "fragmentation", "node_power", "refresh_fragmentation", "replica_room",
+        "adopt", "choose", "cluster_power", "count_verdicts", "fragmentation", "node_power", "refresh_fragmentation",
+        "replica_room",
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from eelgrid_controller.adapters.store import open_journal
 from eelgrid_controller.errors import JournalFull
-from eelgrid_controller.journal import Checkpoint, Entry, Journal, JournalCounters
+from eelgrid_controller.journal import Checkpoint, Entry, Journal, JournalCounters, Past
 
 __all__ = ["Disk", "MemoryJournal", "Unreliable"]
 
@@ -44,6 +44,10 @@ class MemoryJournal:
         """Every entry after `seq`."""
         for number, (kind, text) in enumerate(self._entries[seq:], seq + 1):
             yield number, Entry(kind, json.loads(text))
+
+    def past(self) -> Past:
+        """Everything."""
+        return Past(None, tuple(self.entries_after(0)))
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Keeps two."""
@@ -87,6 +91,10 @@ class Unreliable:
     def entries_after(self, seq: int) -> Iterator[tuple[int, Entry]]:
         """As they stand."""
         return self.inner.entries_after(seq)
+
+    def past(self) -> Past:
+        """As it stands."""
+        return self.inner.past()
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Keeps it where there is room."""

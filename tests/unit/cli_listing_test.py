@@ -138,9 +138,9 @@ Replica 0 is on node-0, GPU 0. It fitted on 2 nodes.
        3 nodes ruled out by gpu model
         1 node ruled out by cpu
   Cost in watts-equivalent, least first (* chosen):
-     NODE    GPU      COST      POWER  FRAGMENTATION  WORSE BY
-  *  node-0    0   57.50 W   +60.00 W        -2.50 W    0.00 W
-     node-1    1  121.00 W  +120.00 W        +1.00 W   63.50 W
+     NODE    GPU      COST      POWER  FRAGMENTATION  WORSE BY  BECAUSE OF
+  *  node-0    0   57.50 W   +60.00 W        -2.50 W    0.00 W  -
+     node-1    1  121.00 W  +120.00 W        +1.00 W   63.50 W  power +60.00 W, fragmentation +3.50 W
 """)
 
 
@@ -166,6 +166,7 @@ objective          balanced (revision 1)
   power            1
   fragmentation_w  80
   stranding_w      200
+placement          eelgrid
 lease              60 s
 send interval      5 s
 sample interval    1 s
@@ -174,11 +175,12 @@ every other pool   observe: plans are shown, nothing is changed on the nodes
 
 
 def test_policy_set_changes_what_is_named_and_keeps_the_rest(eelctl, fake):
-    eelctl("policy", "set", "--objective", "energy", "--pool-mode", "a=enforce", "--lease", "30")
+    eelctl("policy", "set", "--objective", "energy", "--pool-mode", "a=enforce", "--lease", "30", "--policy", "fgd")
     eelctl("policy", "set", "--weight", "power=2", "--pool-mode", "b=observe", "--send-interval", "2")
     policy = fake.policy
     assert (policy.revision, policy.objective, policy.lease_s, policy.send_interval_s) == (3, "custom", 30.0, 2.0)
     assert (policy.weights.power, policy.weights.fragmentation_w) == (2.0, 20.0)
+    assert policy.placement == "fgd"
     assert [(pool.pool, pool.mode.name) for pool in policy.pools] == [("a", "ENFORCE"), ("b", "OBSERVE")]
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from bench.openb import measure, published, report
 from bench.openb.measure import GRID, Bounds, Curves
-from bench.openb.protocol import Fleet
 
 from eelgrid_controller.replay.locate import NODE_LIST
 from eelgrid_controller.replay.openb import TraceMalformed
+from eelgrid_controller.replay.protocol import Fleet
 
 
 class _Steps(NamedTuple):

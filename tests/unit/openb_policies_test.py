@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.openb import policies, protocol
 from bench.openb.published import plain_policy
 
-from eelgrid_kernels import course, peers
+from eelgrid_controller.replay import protocol
+from eelgrid_kernels import course, peers, policies
 
 DATA = Path(os.environ.get("EELGRID_DATA", Path(__file__).parents[2].parent / "shared" / "data")) / "openb"
 PUBLISHED = DATA / "published" / "fgd_allocation.csv"

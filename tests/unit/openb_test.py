@@ -44,7 +44,23 @@ def test_tasks_with_all_columns(written):
         gpu_milli=460,
         gpu_models=("T4", "A10"),  # named twice in the published lists
         qos="LS",
+        arrival_s=0.0,
+        duration_s=12_537_496.0,
     )
+
+
+@pytest.mark.parametrize(
+    ("moments", "expected"),
+    [(",,", (None, None)), ("7,,", (7.0, None)), ("7,7,", (7.0, 0.0)), ("7,9,8", (7.0, 2.0))],
+)
+def test_moments_as_far_as_the_list_says_them(written, moments, expected):
+    (task,) = openb.read_tasks(written(TASKS + f"p0,1,1,0,0,,LS,Running,{moments}\n"))
+    assert (task.arrival_s, task.duration_s) == expected
+
+
+def test_a_task_that_goes_before_it_comes(written):
+    with pytest.raises(TraceMalformed, match="line 2, column deletion_time: is before creation_time"):
+        openb.read_tasks(written(TASKS + "p0,1,1,0,0,,LS,Running,7,6,7\n"))
 
 
 def test_tasks_with_the_first_five_columns_a_byte_order_mark_and_empty_lines(written):

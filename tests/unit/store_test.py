@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from eelgrid_controller.errors import (
     JournalTooNew,
     JournalUnavailable,
 )
-from eelgrid_controller.journal import Checkpoint, Entry
+from eelgrid_controller.journal import Checkpoint, Entry, Past
 
 
 def opened(data: Path, **options) -> SqliteJournal:
@@ -241,7 +242,7 @@ _WRITER = textwrap.dedent(
     import sys
     from pathlib import Path
     from eelgrid_controller.adapters.store import open_journal
-    from eelgrid_controller.journal import Checkpoint, Entry
+    from eelgrid_controller.journal import Checkpoint, Entry, Past
 
     journal = open_journal(Path(sys.argv[1]), new_cluster_id="c", retained=5)
     number = journal.last_seq
@@ -285,3 +286,34 @@ def test_a_beginning_that_was_cut_short_is_made_anew(tmp_path: Path) -> None:
     shutil.move(tmp_path / FILE_NAME, tmp_path / "journal.new")
     with closing(opened(tmp_path)) as journal:
         assert journal.last_seq == 0
+
+
+def test_the_past_begins_at_the_older_checkpoint_and_is_read_beside_the_writer(data: Path) -> None:
+    with closing(opened(data, retained=0)) as journal:
+        journal.checkpoint(Checkpoint(5, {"nodes": list("abcde")}, "digest-5"))
+        journal.append(entries("f"))
+        with ThreadPoolExecutor(1) as pool:
+            past = pool.submit(journal.past).result()
+        assert past.checkpoint == Checkpoint(2, {"nodes": ["a", "b"]}, "digest-2")
+        assert past.entries == tuple(enumerate(entries("c", "d", "e", "f"), 3))
+        assert journal.append(entries("g")) == 7
+
+
+def test_the_past_of_a_new_journal_is_empty(tmp_path: Path) -> None:
+    with closing(opened(tmp_path)) as journal:
+        assert journal.past() == Past(None, ())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE events SET body = replace(body, 'd', 'x') WHERE seq = 4",
+        "DELETE FROM events WHERE seq = 4",
+        "UPDATE checkpoints SET digest = 'other'",
+    ],
+)
+def test_a_damaged_past_is_refused(data: Path, damage: str) -> None:
+    with closing(opened(data)) as journal:
+        edit(data, damage)
+        with pytest.raises(JournalCorrupt):
+            journal.past()

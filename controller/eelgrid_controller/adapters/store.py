@@ -18,7 +18,7 @@ import json
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from eelgrid_controller.errors import (
     JournalTooNew,
     JournalUnavailable,
 )
-from eelgrid_controller.journal import Checkpoint, Entry, JournalCounters, forget_checkpoint, forget_entries
+from eelgrid_controller.journal import Checkpoint, Entry, JournalCounters, Past, forget_checkpoint, forget_entries
 
 __all__ = ["FILE_NAME", "SqliteJournal", "open_journal"]
 
@@ -66,6 +66,13 @@ def _entry_crc(seq: int, kind: bytes, body: bytes) -> int:
 
 def _checkpoint_crc(seq: int, digest: bytes, body: bytes) -> int:
     return zlib.crc32(body, zlib.crc32(b"%d\n%b\n" % (seq, digest)))
+
+
+def _checked(seq: int, body: object, digest: object, crc: int) -> Checkpoint | None:
+    """The checkpoint in a row; None for one that is damaged."""
+    if isinstance(body, bytes) and isinstance(digest, bytes) and _checkpoint_crc(seq, digest, body) == crc:
+        return Checkpoint(seq, json.loads(zlib.decompress(body)), digest.decode())
+    return None
 
 
 class SqliteJournal:
@@ -115,9 +122,9 @@ class SqliteJournal:
             ).fetchall()
         if not rows:
             return None
-        seq, body, digest, crc = rows[0]
-        if isinstance(body, bytes) and isinstance(digest, bytes) and _checkpoint_crc(seq, digest, body) == crc:
-            return Checkpoint(seq, json.loads(zlib.decompress(body)), digest.decode())
+        if checkpoint := _checked(*rows[0]):
+            return checkpoint
+        seq = rows[0][0]
         before = f"the checkpoint at entry {rows[1][0]}" if len(rows) > 1 else "the beginning"
         raise JournalCorrupt(
             self.path,
@@ -129,20 +136,39 @@ class SqliteJournal:
 
     def entries_after(self, seq: int) -> Iterator[tuple[int, Entry]]:
         """Entries in order; stops with JournalCorrupt at the first that is damaged or missing."""
-        expected = seq + 1
         with self._translated():
-            cursor = self._connection.execute(
-                "SELECT seq, kind, body, crc32 FROM events WHERE seq > ? ORDER BY seq", (seq,)
-            )
-            for found, kind, body, crc in cursor:
-                if found != expected:
-                    raise self._corrupt(expected, seq, f"entries {expected} to {found - 1} are missing")
-                if not isinstance(kind, bytes) or not isinstance(body, bytes) or _entry_crc(found, kind, body) != crc:
-                    raise self._corrupt(found, seq, f"entry {found} is damaged")
-                yield found, Entry(kind.decode(), json.loads(body))
-                expected += 1
-        if expected != self._last + 1:
-            raise self._corrupt(expected, seq, f"entries {expected} to {self._last} are missing")
+            last = yield from self._entries(self._connection, seq)
+        if last != self._last:
+            raise self._corrupt(last + 1, seq, f"entries {last + 1} to {self._last} are missing")
+
+    def _entries(self, connection: sqlite3.Connection, seq: int) -> Generator[tuple[int, Entry], None, int]:
+        """Entries after `seq`, checked; returns the number of the last."""
+        expected = seq + 1
+        cursor = connection.execute("SELECT seq, kind, body, crc32 FROM events WHERE seq > ? ORDER BY seq", (seq,))
+        for found, kind, body, crc in cursor:
+            if found != expected:
+                raise self._corrupt(expected, seq, f"entries {expected} to {found - 1} are missing")
+            if not isinstance(kind, bytes) or not isinstance(body, bytes) or _entry_crc(found, kind, body) != crc:
+                raise self._corrupt(found, seq, f"entry {found} is damaged")
+            yield found, Entry(kind.decode(), json.loads(body))
+            expected += 1
+        return expected - 1
+
+    def past(self) -> Past:
+        """The oldest checkpoint and all entries since, in one transaction of a connection of its own."""
+        with (
+            self._translated(),
+            contextlib.closing(
+                sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+            ) as reader,
+        ):
+            reader.text_factory = bytes
+            reader.execute("BEGIN")
+            rows = reader.execute("SELECT seq, body, digest, crc32 FROM checkpoints ORDER BY seq LIMIT 1").fetchall()
+            checkpoint = _checked(*rows[0]) if rows else None
+            if rows and checkpoint is None:
+                raise self._corrupt(rows[0][0], 0, f"the checkpoint at entry {rows[0][0]} is damaged")
+            return Past(checkpoint, tuple(self._entries(reader, checkpoint.seq if checkpoint else 0)))
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Keep this and the newest before it; drop older ones and the entries that both cover."""

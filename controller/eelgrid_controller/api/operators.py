@@ -14,7 +14,9 @@ import grpc.aio
 
 from eelgrid_controller.api.advice import Advice
 from eelgrid_controller.api.changes import WorkloadChanges
+from eelgrid_controller.api.imagining import Imagining
 from eelgrid_controller.api.pages import Page, cut
+from eelgrid_controller.api.shadowing import Shadowing
 from eelgrid_controller.api.views import Views, devices, free_milli
 from eelgrid_controller.core import Core
 from eelgrid_controller.loop import Committed, ControllerLoop
@@ -28,8 +30,12 @@ from eelgrid_protos.messages import (
     CancelWorkloadResponse,
     ExplainWorkloadRequest,
     ExplainWorkloadResponse,
+    ExportDecisionRequest,
+    ExportDecisionResponse,
     GetPolicyRequest,
     GetPolicyResponse,
+    GetShadowRequest,
+    GetShadowResponse,
     GetSummaryRequest,
     GetSummaryResponse,
     GetWorkloadRequest,
@@ -42,8 +48,14 @@ from eelgrid_protos.messages import (
     ListPlansResponse,
     ListWorkloadsRequest,
     ListWorkloadsResponse,
+    PlanCapacityRequest,
+    PlanCapacityResponse,
     RecommendMovesRequest,
     RecommendMovesResponse,
+    StartShadowRequest,
+    StartShadowResponse,
+    StopShadowRequest,
+    StopShadowResponse,
     SubmitWorkloadRequest,
     SubmitWorkloadResponse,
     UpdatePolicyRequest,
@@ -52,6 +64,8 @@ from eelgrid_protos.messages import (
     WatchSummaryResponse,
     WatchWorkloadsRequest,
     WatchWorkloadsResponse,
+    WhatIfRequest,
+    WhatIfResponse,
     Workload,
 )
 
@@ -59,14 +73,25 @@ __all__ = ["OperatorService"]
 
 _WATCHERS_MOST = 1000
 _INTERVAL_LEAST_S = 0.1
+_PART_LETTERS = 500_000
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class OperatorService:
     """Serves operators; implements `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
 
-    def __init__(self, *, loop: ControllerLoop, views: Views, log: logging.Logger) -> None:
+    def __init__(
+        self,
+        *,
+        loop: ControllerLoop,
+        views: Views,
+        imagining: Imagining,
+        shadowing: Shadowing,
+        log: logging.Logger,
+    ) -> None:
         self._loop = loop
+        self._shadowing = shadowing
+        self._imagining = imagining
         self._views = views
         self._advice = Advice(loop=loop, log=log)
         self._log = log
@@ -266,6 +291,38 @@ class OperatorService:
     async def apply_moves(self, request: ApplyMovesRequest, _context: Context) -> ApplyMovesResponse:
         """Execute a recommendation."""
         return await self._advice.apply(request)
+
+    # What if
+
+    async def what_if(self, request: WhatIfRequest, _context: Context) -> WhatIfResponse:
+        """Try changes on a copy."""
+        return await self._imagining.what_if(request)
+
+    async def plan_capacity(self, request: PlanCapacityRequest, _context: Context) -> PlanCapacityResponse:
+        """How many nodes are needed."""
+        return await self._imagining.plan_capacity(request)
+
+    async def export_decision(
+        self, request: ExportDecisionRequest, _context: Context
+    ) -> AsyncIterator[ExportDecisionResponse]:
+        """The last decision on a workload as a file, in parts."""
+        text = await self._imagining.export_decision(request.workload_id)
+        for start in range(0, len(text), _PART_LETTERS):
+            yield ExportDecisionResponse(text=text[start : start + _PART_LETTERS])
+
+    # A policy beside the one in force
+
+    async def start_shadow(self, request: StartShadowRequest, _context: Context) -> StartShadowResponse:
+        """Let a second policy follow the cluster from now on."""
+        return StartShadowResponse(report=await self._shadowing.start(request.weights))
+
+    async def get_shadow(self, _request: GetShadowRequest, _context: Context) -> GetShadowResponse:
+        """How the second policy compares."""
+        return GetShadowResponse(report=await self._shadowing.report())
+
+    async def stop_shadow(self, _request: StopShadowRequest, _context: Context) -> StopShadowResponse:
+        """End it."""
+        return StopShadowResponse(report=await self._shadowing.stop())
 
     def _enter(self) -> None:
         """Count one watcher in; the caller counts it out."""

@@ -23,6 +23,9 @@ from eelgrid_protos.messages import (
 
 __all__ = ["explain", "explained"]
 
+# Half of the last digit that is printed.
+_SEEN_W = 0.005
+
 
 def _candidate_columns(replica: ReplicaExplanation, chosen: Placement | None) -> list[Column[Candidate]]:
     """Columns for the terms that any candidate has, in the order of the first that has them."""
@@ -38,6 +41,15 @@ def _candidate_columns(replica: ReplicaExplanation, chosen: Placement | None) ->
             name.upper(), lambda c: next((f"{t.cost_w:+.2f} W" for t in c.terms if t.name == name), "-"), right=True
         )
 
+    def because(candidate: Candidate) -> str:
+        """The terms that tell this candidate from the best, the greatest first."""
+        least = {entry.name: entry.cost_w for entry in replica.candidates[0].terms}
+        gaps = [(entry.cost_w - least.get(entry.name, 0.0), entry.name) for entry in candidate.terms]
+        told = [f"{name} {gap_w:+.2f} W" for gap_w, name in sorted(gaps, reverse=True) if abs(gap_w) >= _SEEN_W]
+        if candidate is replica.candidates[0]:
+            return ""
+        return ", ".join(told) or "equal: the name decides"
+
     return [
         Column(" ", mark),
         Column("NODE", lambda c: c.node_name),
@@ -45,6 +57,7 @@ def _candidate_columns(replica: ReplicaExplanation, chosen: Placement | None) ->
         Column("COST", lambda c: f"{c.cost_w:.2f} W", right=True),
         *map(term, terms),
         Column("WORSE BY", lambda c: f"{c.cost_w - best:.2f} W", right=True),
+        Column("BECAUSE OF", because),
     ]
 
 

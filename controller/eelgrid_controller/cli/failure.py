@@ -81,9 +81,13 @@ def stop_for(error: Exception, settings: Settings) -> Stop | None:
     if (submit := modules.get("eelgrid_controller.replay.submit")) and isinstance(error, submit.SubmitError):
         what, _, remedy = str(error).partition("; ")
         return Unreachable(what, remedy)
-    if (openb := modules.get("eelgrid_controller.replay.openb")) and isinstance(error, openb.TraceError):
-        kind = Unknown if isinstance(error, openb.TraceMissing) else Refused
+    if (lines := modules.get("eelgrid_controller.replay.csv_lines")) and isinstance(error, lines.TraceError):
+        kind = Unknown if isinstance(error, lines.TraceMissing) else Refused
         return kind(f"{error.place}: {error.problem}", error.remedy)
+    if (libraries := modules.get("eelgrid_controller.replay.libraries")) and isinstance(
+        error, libraries.LibraryMissing
+    ):
+        return Stop(error.problem, error.remedy)
     if (transport := modules.get("eelgrid_protos.transport")) and isinstance(error, transport.ListenError):
         what, _, remedy = str(error).partition("; ")
         return Misused(what, remedy or "check --controller and the --tls options")

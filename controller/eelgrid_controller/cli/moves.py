@@ -17,7 +17,7 @@ from eelgrid_controller.spelling import gpu_text, watts_text
 from eelgrid_protos.messages import (
     MOVES_MOST,
     ApplyMovesRequest,
-    ClassRoom,
+    ClassFit,
     Move,
     MoveGoal,
     Placement,
@@ -74,7 +74,7 @@ def _lines(found: Recommendation) -> Iterator[_Line]:
             yield _Line(number, move, index, total_w)
 
 
-def _class_text(task: ClassRoom) -> str:
+def _class_text(task: ClassFit) -> str:
     models = f" ({'|'.join(task.gpu_models)})" if task.gpu_models else ""
     return f"tasks of {gpu_text(task.gpu_count * task.gpu_milli)} GPU{models}, {task.cpu_milli / 1000:g} CPU"
 

@@ -23,7 +23,7 @@ from eelgrid_protos.messages import (
     Weights,
 )
 
-__all__ = ["policy"]
+__all__ = ["policy", "weights_of"]
 
 _WEIGHTS = tuple(entry.name for entry in fields(Weights))
 _INTERVALS = click.FloatRange(0.1, 3600.0)
@@ -42,7 +42,8 @@ def _pairs(pairs: Iterable[str], option: str, known: Iterable[str]) -> Iterator[
         yield key, value
 
 
-def _weights(pairs: Iterable[str]) -> dict[str, float]:
+def weights_of(pairs: Iterable[str]) -> dict[str, float]:
+    """The weights that --weight NAME=VALUE names; raises BadParameter."""
     changed = {}
     for name, text in _pairs(pairs, "--weight", _WEIGHTS):
         try:
@@ -84,6 +85,7 @@ def _lines(policy: Policy) -> Iterator[str]:
     yield f"objective          {policy.objective} (revision {policy.revision})"
     for name in _WEIGHTS:
         yield f"  {name:<17}{getattr(policy.weights, name):g}"
+    yield f"placement          {policy.placement}"
     yield f"lease              {policy.lease_s:g} s"
     yield f"send interval      {policy.send_interval_s:g} s"
     yield f"sample interval    {policy.sample_interval_s:g} s"
@@ -109,6 +111,7 @@ def get_policy(settings: Settings) -> None:
 
 @policy.command("set")
 @click.option("--objective", type=click.Choice(list(OBJECTIVES)), help="A named weighting.")
+@click.option("--policy", "placement", metavar="NAME", help="How places are chosen: eelgrid, fgd, pwr, pwr200, ...")
 @click.option("--weight", multiple=True, metavar="NAME=VALUE", help=f"One weight; repeatable: {', '.join(_WEIGHTS)}.")
 @click.option("--pool-mode", multiple=True, metavar="POOL=MODE", help="observe or enforce in a pool; repeatable.")
 @click.option("--lease", "lease_s", type=click.FloatRange(5.0, 86_400.0), help="Seconds a node keeps a plan alone.")
@@ -122,7 +125,7 @@ def set_policy(
     """Change the policy in force; what is not named stays."""
     if not (objective or weight or pool_mode or any(value is not None for value in intervals.values())):
         raise click.UsageError("name what to change; see eelctl policy set --help")
-    weights, modes = _weights(weight), _modes(pool_mode)
+    weights, modes = weights_of(weight), _modes(pool_mode)
     with operators(settings) as client:
         found = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy
         wanted = _changed(found, objective, weights, modes, intervals)

@@ -25,7 +25,7 @@ from eelgrid_protos.messages import (
 )
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
-__all__ = ["submit"]
+__all__ = ["from_flags", "submit"]
 
 _KINDS = [kind.name.lower() for kind in WorkloadKind if kind]
 _MOBILITIES = [way.name.lower() for way in Mobility if way]
@@ -42,7 +42,8 @@ def _labels(pairs: Iterable[str]) -> dict[str, str]:
     return labels
 
 
-def _from_flags(flags: dict[str, Any]) -> SubmitWorkloadRequest:
+def from_flags(flags: dict[str, Any]) -> SubmitWorkloadRequest:
+    """The submission that the flags describe; raises UsageError or BadParameter."""
     if not flags["name"]:
         raise click.UsageError("give --name and what it needs, or -f FILE; see eelctl submit --help")
     gpus = flags["gpus"] if flags["gpus"] is not None else int(flags["gpu_share"] is not None)
@@ -116,7 +117,7 @@ def submit(context: click.Context, /, file: Any, dry_run: bool, **flags: Any) ->
     eelctl submit -f jobs.yaml
     """  # noqa: D301
     settings: Settings = context.obj
-    wanted = _from_file(file, flags, context) if file else (_from_flags(flags),)
+    wanted = _from_file(file, flags, context) if file else (from_flags(flags),)
     with operators(settings) as client:
         for request in wanted:
             sent = SubmitWorkloadRequest(spec=request.spec, workload_id=request.workload_id, dry_run=dry_run)

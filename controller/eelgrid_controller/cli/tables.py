@@ -18,7 +18,7 @@ import click
 from eelgrid_controller.cli.settings import Settings
 from eelgrid_protos.plain import to_plain
 
-__all__ = ["Column", "coloured", "document", "listing", "stream", "text_table"]
+__all__ = ["Column", "coloured", "document", "listing", "printed", "stream", "text_table"]
 
 _Row = TypeVar("_Row")
 
@@ -93,10 +93,18 @@ def listing(settings: Settings, columns: Sequence[Column[_Row]], rows: Iterable[
 
 def document(settings: Settings, thing: object, lines: Iterable[str]) -> None:
     """One thing: its plain shape, or the lines that a person reads."""
+    if settings.output in {"json", "yaml"}:
+        printed(settings, to_plain(thing), ())
+    else:
+        printed(settings, None, lines)
+
+
+def printed(settings: Settings, plain: Any, lines: Iterable[str]) -> None:
+    """Plain values, or the lines that a person reads."""
     if settings.output == "json":
-        click.echo(json.dumps(to_plain(thing), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(plain, indent=2, ensure_ascii=False))
     elif settings.output == "yaml":
-        _yaml(to_plain(thing))
+        _yaml(plain)
     else:
         for line in lines:
             click.echo(line)

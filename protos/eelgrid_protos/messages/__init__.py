@@ -9,4 +9,5 @@ from eelgrid_protos.messages.operator import *  # noqa: F403
 from eelgrid_protos.messages.plan import *  # noqa: F403
 from eelgrid_protos.messages.policy import *  # noqa: F403
 from eelgrid_protos.messages.reading import *  # noqa: F403
+from eelgrid_protos.messages.whatif import *  # noqa: F403
 from eelgrid_protos.messages.workload import *  # noqa: F403

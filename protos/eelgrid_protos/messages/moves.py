@@ -28,7 +28,7 @@ __all__ = [
     "RESTART_S",
     "ApplyMovesRequest",
     "ApplyMovesResponse",
-    "ClassRoom",
+    "ClassFit",
     "Move",
     "MoveGoal",
     "RecommendMovesRequest",
@@ -82,7 +82,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClassRoom:
+class ClassFit:
     """How many more tasks of one class fit at once."""
 
     cpu_milli: CpuMilli
@@ -102,7 +102,7 @@ class Standing:
     cost_w: ClusterWatts
     typical_tasks: Uint32
     typical_gpu_milli: Uint64
-    largest: Annotated[tuple[ClassRoom, ...], Many(16)] = ()
+    largest: Annotated[tuple[ClassFit, ...], Many(16)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

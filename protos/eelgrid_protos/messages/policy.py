@@ -65,3 +65,5 @@ class Policy:
     lease_s: LeaseSeconds = 60.0
     send_interval_s: IntervalSeconds = 5.0
     sample_interval_s: IntervalSeconds = 1.0
+    # How places are chosen: ours or a published policy; only ours heeds the weights.
+    placement: Label = "eelgrid"

@@ -177,3 +177,4 @@ class Explanation:
     workload: Workload
     replicas: Annotated[tuple[ReplicaExplanation, ...], Many(10_000)] = ()
     remedy: Sentence = ""
+    constraint: Label = ""

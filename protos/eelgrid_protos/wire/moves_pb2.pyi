@@ -48,7 +48,7 @@ class Move(_message.Message):
     gain_w: float
     def __init__(self, workload_id: _Optional[str] = ..., name: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[ReplicaMove, _Mapping]]] = ..., release_first: bool = ..., power_w: _Optional[float] = ..., restart_w: _Optional[float] = ..., gain_w: _Optional[float] = ...) -> None: ...
 
-class ClassRoom(_message.Message):
+class ClassFit(_message.Message):
     __slots__ = ("cpu_milli", "gpu_count", "gpu_milli", "gpu_models", "tasks")
     CPU_MILLI_FIELD_NUMBER: _ClassVar[int]
     GPU_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -77,8 +77,8 @@ class Standing(_message.Message):
     cost_w: float
     typical_tasks: int
     typical_gpu_milli: int
-    largest: _containers.RepeatedCompositeFieldContainer[ClassRoom]
-    def __init__(self, power_w: _Optional[float] = ..., fragmented_gpus: _Optional[float] = ..., stranded_gpus: _Optional[float] = ..., cost_w: _Optional[float] = ..., typical_tasks: _Optional[int] = ..., typical_gpu_milli: _Optional[int] = ..., largest: _Optional[_Iterable[_Union[ClassRoom, _Mapping]]] = ...) -> None: ...
+    largest: _containers.RepeatedCompositeFieldContainer[ClassFit]
+    def __init__(self, power_w: _Optional[float] = ..., fragmented_gpus: _Optional[float] = ..., stranded_gpus: _Optional[float] = ..., cost_w: _Optional[float] = ..., typical_tasks: _Optional[int] = ..., typical_gpu_milli: _Optional[int] = ..., largest: _Optional[_Iterable[_Union[ClassFit, _Mapping]]] = ...) -> None: ...
 
 class Recommendation(_message.Message):
     __slots__ = ("recommendation_id", "revision", "goal", "weights", "moves", "before", "after", "gain_w", "restart_w", "running", "movable", "moving", "moving_gpu_milli", "moves_most", "gpu_milli_most", "restart_s", "horizon_s", "typical_asked_tasks", "typical_asked_gpu_milli", "nodes_considered")

@@ -2,6 +2,7 @@ from eelgrid_protos.wire import moves_pb2 as _moves_pb2
 from eelgrid_protos.wire import node_pb2 as _node_pb2
 from eelgrid_protos.wire import plan_pb2 as _plan_pb2
 from eelgrid_protos.wire import policy_pb2 as _policy_pb2
+from eelgrid_protos.wire import whatif_pb2 as _whatif_pb2
 from eelgrid_protos.wire import workload_pb2 as _workload_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper

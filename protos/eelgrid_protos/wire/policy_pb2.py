@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x65\x65lgrid/v1/policy.proto\x12\neelgrid.v1\"F\n\x07Weights\x12\r\n\x05power\x18\x01 \x01(\x01\x12\x17\n\x0f\x66ragmentation_w\x18\x02 \x01(\x01\x12\x13\n\x0bstranding_w\x18\x03 \x01(\x01\"C\n\x08PoolMode\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12)\n\x04mode\x18\x02 \x01(\x0e\x32\x1b.eelgrid.v1.EnforcementMode\"\xbd\x01\n\x06Policy\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x11\n\tobjective\x18\x02 \x01(\t\x12$\n\x07weights\x18\x03 \x01(\x0b\x32\x13.eelgrid.v1.Weights\x12#\n\x05pools\x18\x04 \x03(\x0b\x32\x14.eelgrid.v1.PoolMode\x12\x0f\n\x07lease_s\x18\x05 \x01(\x01\x12\x17\n\x0fsend_interval_s\x18\x06 \x01(\x01\x12\x19\n\x11sample_interval_s\x18\x07 \x01(\x01*o\n\x0f\x45nforcementMode\x12 \n\x1c\x45NFORCEMENT_MODE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45NFORCEMENT_MODE_OBSERVE\x10\x01\x12\x1c\n\x18\x45NFORCEMENT_MODE_ENFORCE\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x65\x65lgrid/v1/policy.proto\x12\neelgrid.v1\"F\n\x07Weights\x12\r\n\x05power\x18\x01 \x01(\x01\x12\x17\n\x0f\x66ragmentation_w\x18\x02 \x01(\x01\x12\x13\n\x0bstranding_w\x18\x03 \x01(\x01\"C\n\x08PoolMode\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12)\n\x04mode\x18\x02 \x01(\x0e\x32\x1b.eelgrid.v1.EnforcementMode\"\xd0\x01\n\x06Policy\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x11\n\tobjective\x18\x02 \x01(\t\x12$\n\x07weights\x18\x03 \x01(\x0b\x32\x13.eelgrid.v1.Weights\x12#\n\x05pools\x18\x04 \x03(\x0b\x32\x14.eelgrid.v1.PoolMode\x12\x0f\n\x07lease_s\x18\x05 \x01(\x01\x12\x17\n\x0fsend_interval_s\x18\x06 \x01(\x01\x12\x19\n\x11sample_interval_s\x18\x07 \x01(\x01\x12\x11\n\tplacement\x18\x08 \x01(\t*o\n\x0f\x45nforcementMode\x12 \n\x1c\x45NFORCEMENT_MODE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45NFORCEMENT_MODE_OBSERVE\x10\x01\x12\x1c\n\x18\x45NFORCEMENT_MODE_ENFORCE\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'eelgrid.v1.policy_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENFORCEMENTMODE']._serialized_start=372
-  _globals['_ENFORCEMENTMODE']._serialized_end=483
+  _globals['_ENFORCEMENTMODE']._serialized_start=391
+  _globals['_ENFORCEMENTMODE']._serialized_end=502
   _globals['_WEIGHTS']._serialized_start=39
   _globals['_WEIGHTS']._serialized_end=109
   _globals['_POOLMODE']._serialized_start=111
   _globals['_POOLMODE']._serialized_end=178
   _globals['_POLICY']._serialized_start=181
-  _globals['_POLICY']._serialized_end=370
+  _globals['_POLICY']._serialized_end=389
 # @@protoc_insertion_point(module_scope)

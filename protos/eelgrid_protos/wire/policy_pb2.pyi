@@ -35,7 +35,7 @@ class PoolMode(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., mode: _Optional[_Union[EnforcementMode, str]] = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("revision", "objective", "weights", "pools", "lease_s", "send_interval_s", "sample_interval_s")
+    __slots__ = ("revision", "objective", "weights", "pools", "lease_s", "send_interval_s", "sample_interval_s", "placement")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,7 @@ class Policy(_message.Message):
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     SEND_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     revision: int
     objective: str
     weights: Weights
@@ -50,4 +51,5 @@ class Policy(_message.Message):
     lease_s: float
     send_interval_s: float
     sample_interval_s: float
-    def __init__(self, revision: _Optional[int] = ..., objective: _Optional[str] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolMode, _Mapping]]] = ..., lease_s: _Optional[float] = ..., send_interval_s: _Optional[float] = ..., sample_interval_s: _Optional[float] = ...) -> None: ...
+    placement: str
+    def __init__(self, revision: _Optional[int] = ..., objective: _Optional[str] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolMode, _Mapping]]] = ..., lease_s: _Optional[float] = ..., send_interval_s: _Optional[float] = ..., sample_interval_s: _Optional[float] = ..., placement: _Optional[str] = ...) -> None: ...

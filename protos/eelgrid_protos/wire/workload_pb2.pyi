@@ -160,11 +160,13 @@ class ReplicaExplanation(_message.Message):
     def __init__(self, replica: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., feasible_nodes: _Optional[int] = ..., removals: _Optional[_Iterable[_Union[Removal, _Mapping]]] = ...) -> None: ...
 
 class Explanation(_message.Message):
-    __slots__ = ("workload", "replicas", "remedy")
+    __slots__ = ("workload", "replicas", "remedy", "constraint")
     WORKLOAD_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     REMEDY_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     workload: Workload
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaExplanation]
     remedy: str
-    def __init__(self, workload: _Optional[_Union[Workload, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaExplanation, _Mapping]]] = ..., remedy: _Optional[str] = ...) -> None: ...
+    constraint: str
+    def __init__(self, workload: _Optional[_Union[Workload, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaExplanation, _Mapping]]] = ..., remedy: _Optional[str] = ..., constraint: _Optional[str] = ...) -> None: ...

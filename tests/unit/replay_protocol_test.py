@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.openb import protocol
 
+from eelgrid_controller.replay import protocol
 from eelgrid_controller.replay.locate import NODE_LIST, task_list
 from eelgrid_controller.replay.openb import NodeRow, TaskRow, TraceError, TraceMalformed, TraceMissing
 from eelgrid_controller.replay.synthesize import synthesize

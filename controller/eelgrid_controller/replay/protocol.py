@@ -159,12 +159,7 @@ def _class(task: TaskRow) -> _Class:
 
 
 def _fleet(nodes: tuple[NodeRow, ...], models: tuple[str, ...]) -> Fleet:
-    unpriced = next((node for node in nodes if node.gpu_count and node.gpu_model not in GPU_WATTS), None)
-    if unpriced:
-        place = f"{NODE_LIST}, node {unpriced.name}, column model"
-        known = ", ".join(sorted(GPU_WATTS))
-        raise TraceMalformed(place, f"{unpriced.gpu_model!r} has no watts in this comparison", f"write one of {known}")
-    watts = [GPU_WATTS[node.gpu_model] if node.gpu_count else (0.0, 0.0) for node in nodes]
+    watts = [_watts(node) for node in nodes]
     return Fleet(
         cpu_milli=np.array([node.cpu_milli for node in nodes], np.int64),
         memory_mib=np.array([node.memory_bytes // MIB for node in nodes], np.int64),
@@ -173,6 +168,19 @@ def _fleet(nodes: tuple[NodeRow, ...], models: tuple[str, ...]) -> Fleet:
         idle_w=np.array([idle_w for idle_w, _ in watts], np.float64),
         busy_w=np.array([busy_w for _, busy_w in watts], np.float64),
     )
+
+
+def _watts(node: NodeRow) -> tuple[float, float]:
+    """Idle and full watts of each of its GPUs: its own where it brings some."""
+    if not node.gpu_count:
+        return 0.0, 0.0
+    if node.gpu_idle_w is not None and node.gpu_full_w is not None:
+        return node.gpu_idle_w, node.gpu_full_w
+    if node.gpu_model not in GPU_WATTS:
+        place = f"{NODE_LIST}, node {node.name}, column model"
+        known = ", ".join(sorted(GPU_WATTS))
+        raise TraceMalformed(place, f"{node.gpu_model!r} has no watts in this comparison", f"write one of {known}")
+    return GPU_WATTS[node.gpu_model]
 
 
 def _typical(ordered: list[_Class], number: dict[_Class, int]) -> Typical:

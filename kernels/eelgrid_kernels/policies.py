@@ -1,4 +1,4 @@
-"""The policies of the comparison by name.
+"""The placement policies by name.
 
 Owns which code and weights a name stands for. Must not know how a policy scores
 (eelgrid_kernels.peers says), nor on what it runs.
@@ -6,7 +6,7 @@ Owns which code and weights a name stands for. Must not know how a policy scores
 `pwrA` is PWR with weight A and FGD with 1000 - A, for any whole A from 1 to 999;
 the mixes that Lettich et al. (CCGrid 2025) publish are listed. `eelgrid` weighs a
 watt as 1, a fragmented GPU as 80 W and a GPU that its node's CPU can no longer
-feed as 200 W: one setting for every trace.
+feed as 200 W, unless it is given other weights.
 """
 
 import re

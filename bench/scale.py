@@ -1,0 +1,226 @@
+"""The cost of a decision against the size of the fleet: `python -m bench.scale --out DIR`.
+
+Owns the growing of the fleet and the clock. Knows the engine by its kernels.
+
+A fleet of so many GPUs is the openb node list over and over, cut where it has
+enough. It is filled to 80 % of its GPUs by tasks drawn from the trace; each task
+then draws a turn of leaving, so that arrivals and departures keep it there. After
+every kind of task has come at least once (`settling` steps, not timed) each
+arrival is timed in the compiled loop, with its commit. Departures are timed apart:
+they rescore nothing, the arrivals after them do. `scan` is the same engine that
+forgets what it kept before each decision, so that it weighs every state anew:
+what the index saves, in the same run on the same fleet. `tended` does bounded
+idle work before each decision, one kind in turn, timed apart: rare kinds have
+less to catch up then, and the whole costs more.
+"""
+# ruff: noqa: PLR0917 (numba takes arguments by position)
+
+import argparse
+import csv
+import ctypes
+import resource
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from eelgrid_controller.replay.protocol import Trace, csv_folder, load
+from eelgrid_kernels.arrays import Floats, Ints
+from eelgrid_kernels.best import decide, tend
+from eelgrid_kernels.course import prepare
+from eelgrid_kernels.peer_arrays import READ
+from eelgrid_kernels.policies import policy
+from eelgrid_kernels.states import shift
+
+_SIZES = (1_000, 6_212, 30_000, 100_000, 512_000, 1_000_000)
+_FILL = 0.8
+_WAYS = ("settling", "index", "tended", "scan")
+_WAYS_TENDED, _WAYS_SCAN = 2, 3
+_TENDED_MOST = 4096  # entries of the log in one bout of idle work
+_CLOCKS = {"wall": 1, "thread": 3}
+_clock = ctypes.CDLL(None).clock_gettime
+_clock.argtypes = (ctypes.c_int, ctypes.c_void_p)
+_clock.restype = ctypes.c_int
+
+
+class Columns(NamedTuple):
+    """A fleet, as eelgrid_kernels.course takes it."""
+
+    cpu_milli: Ints
+    memory_mib: Ints
+    gpu_count: Ints
+    model: Ints
+    idle_w: Floats
+    busy_w: Floats
+
+
+class Row(NamedTuple):
+    """One line of the CSV."""
+
+    gpus: int
+    nodes: int
+    policy: str
+    way: str
+    states: int
+    allocated_pct: float
+    decisions: int
+    p50_us: float
+    p90_us: float
+    p99_us: float
+    most_us: float
+    departure_p50_us: float
+    departure_p99_us: float
+    idle_mean_us: float
+    resident_mib: float
+
+
+def grown(trace: Trace, gpus: int) -> Columns:
+    """The node list over and over, until there are so many GPUs."""
+    counts = trace.fleet.gpu_count
+    rounds = -(-gpus // int(counts.sum()))
+    most = int(np.searchsorted(np.cumsum(np.tile(counts, rounds)), gpus)) + 1
+    return Columns(*(np.tile(column, rounds)[:most] for column in trace.fleet))
+
+
+@njit
+def _now_ns(which: int, scratch: Ints) -> int:
+    _clock(which, scratch.ctypes)
+    return int(scratch[0] * 1_000_000_000 + scratch[1])
+
+
+@njit
+def _fill(run: Any, order: Ints, held: Ints, slots: Ints, most: int) -> tuple[int, int]:
+    """Place tasks until so many milli-GPU are asked for; returns how many were placed and how many drawn."""
+    count, asked, at = 0, 0, 0
+    while asked < most and at < order.shape[0]:
+        kind = order[at]
+        at += 1
+        node = decide(run, kind, 0)
+        if node >= 0:
+            held[count, 0], held[count, 1] = node, kind
+            slots[count] = run.taken
+            count += 1
+            asked += run.kinds[kind, 2] * run.kinds[kind, 3]
+    return count, at
+
+
+@njit
+def _churn(
+    run: Any, order: Ints, leavers: Ints, held: Ints, slots: Ints, count: int, times: Ints, clock: int, way: int
+) -> int:
+    """One task leaves, one arrives, at each step; nanoseconds of both and of idle work between into times (A, 3)."""
+    scratch = np.zeros(2, np.int64)
+    for step in range(order.shape[0]):
+        victim, kind = leavers[step] % count, order[step]
+        begun = _now_ns(clock, scratch)
+        shift(run, held[victim, 0], held[victim, 1], slots[victim], 1)
+        times[step, 1] = _now_ns(clock, scratch) - begun
+        if way == _WAYS_TENDED:
+            begun = _now_ns(clock, scratch)
+            tend(run, step % run.kinds.shape[0], _TENDED_MOST)
+            times[step, 2] = _now_ns(clock, scratch) - begun
+        elif way == _WAYS_SCAN:
+            run.kinds[kind, READ] = -1
+        begun = _now_ns(clock, scratch)
+        node = decide(run, kind, 0)
+        times[step, 0] = _now_ns(clock, scratch) - begun
+        if node >= 0:
+            held[victim, 0], held[victim, 1] = node, kind
+            slots[victim] = run.taken
+        else:
+            count -= 1
+            held[victim], slots[victim] = held[count], slots[count]
+    return count
+
+
+def measured(trace: Trace, gpus: int, name: str, steps: tuple[int, int, int], clock: int) -> list[Row]:
+    """Both ways on a fleet of that size; steps: to settle, to time, to time by scanning."""
+    fleet, how, bits = grown(trace, gpus), policy(name), np.random.PCG64(gpus)
+    nodes = len(fleet.gpu_count)
+    run = prepare(fleet, trace.specs, trace.typical, np.arange(nodes), how.code, how.weights)
+
+    def drawn(count: int) -> Ints:
+        return trace.task_spec[(bits.random_raw(count) % np.uint64(len(trace.task_spec))).astype(np.int64)]
+
+    capacity = int(fleet.gpu_count.sum()) * 1000
+    most = 4 * int(fleet.gpu_count.sum()) + 1000
+    held, slots = np.zeros((most, 2), np.int64), np.full((most, run.taken.shape[0]), -1, np.int64)
+    count, _ = _fill(run, drawn(most), held, slots, int(_FILL * capacity))
+    rows = []
+    for code, (way, number) in enumerate(zip(_WAYS, (steps[0], steps[1], steps[1], steps[2]), strict=True)):
+        # Every kind once and then the trace, so that none is met for the first time while the clock runs.
+        order = np.concatenate((np.arange(len(run.kinds)), drawn(number))) if way == "settling" else drawn(number)
+        times = np.zeros((len(order), 3), np.int64)
+        leavers = (bits.random_raw(len(order)) >> np.uint64(11)).astype(np.int64)
+        count = _churn(run, order, leavers, held, slots, count, times, clock, code)
+        if way == "settling":
+            continue
+        asked = run.kinds[held[:count, 1]]
+        micro = np.percentile(times / 1e3, (50, 90, 99, 100), axis=0)
+        states = int((run.states[: run.facts[0], 0] >= 0).sum())
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        rows.append(
+            Row(int(fleet.gpu_count.sum()), nodes, name, way, states,
+                100.0 * float((asked[:, 2] * asked[:, 3]).sum()) / capacity, len(order), *micro[:, 0],
+                micro[0, 1], micro[2, 1], float(times[:, 2].mean() / 1e3), resident)
+        )  # fmt: skip
+    return rows
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Median and 99th percentile of a decision against the GPUs of the fleet, with and without the index."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.5))
+    for way, colour in (("index", "tab:blue"), ("tended", "tab:green"), ("scan", "tab:gray")):
+        mine = [row for row in rows if row.way == way]
+        for quantile, style in (("p50_us", "-o"), ("p99_us", "--s")):
+            values = [getattr(row, quantile) for row in mine]
+            axes.plot([row.gpus for row in mine], values, style, color=colour, label=f"{way}, {quantile[:3]}")
+    axes.axhline(1000.0, color="tab:red", linewidth=0.8, label="1 ms")
+    axes.set(xscale="log", yscale="log", xlabel="GPUs of the fleet", ylabel="µs a decision",
+             title="A decision with its commit, fleet 80 % full, tasks come and go")  # fmt: skip
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m bench.scale", description="Decision cost against fleet size.")
+    parser.add_argument("--data", type=Path, required=True, help="folder with the openb CSV files")
+    parser.add_argument("--out", type=Path, required=True, help="folder for scale.csv and scale.png")
+    parser.add_argument("--trace", default="default", help="task list to draw from")
+    parser.add_argument("--policy", default="eelgrid", help="one of the engine's policies")
+    parser.add_argument("--sizes", default=",".join(map(str, _SIZES)), help="GPUs, separated by commas")
+    parser.add_argument("--steps", default="20000,20000,100", help="to settle, to time, to time by scanning")
+    parser.add_argument("--clock", choices=_CLOCKS, default="wall", help="thread: CPU time, for a shared machine")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    trace = load(csv_folder(given.data), given.trace)
+    settle, timed, scanned = map(int, given.steps.split(","))
+    measured(trace, 100, given.policy, (1, 1, 1), _CLOCKS[given.clock])  # compiles
+    rows: list[Row] = []
+    with (given.out / "scale.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(Row._fields)
+        for gpus in map(int, given.sizes.split(",")):
+            begun = time.monotonic()
+            for row in measured(trace, gpus, given.policy, (settle, timed, scanned), _CLOCKS[given.clock]):
+                rows.append(row)
+                writer.writerow([f"{value:.2f}" if isinstance(value, float) else value for value in row])
+                print(f"{row.gpus:>9} GPUs {row.states:>7} states {row.way:<6} p50 {row.p50_us:9.1f} p90 "
+                      f"{row.p90_us:9.1f} p99 {row.p99_us:9.1f} µs, departure p99 {row.departure_p99_us:.1f} µs, idle {row.idle_mean_us:.0f} µs, "
+                      f"{row.resident_mib:.0f} MiB, {time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
+            file.flush()
+    plot(rows, given.out / "scale.png")
+
+
+if __name__ == "__main__":
+    main()

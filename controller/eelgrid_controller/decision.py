@@ -1,0 +1,231 @@
+"""A decision as a file: all that it depended on, what came of it, and whether it comes out the same again.
+
+Owns the file's format, finding the decision in the journal's past and replaying
+it. Must not know where files or journals are.
+
+Theory: a decision is a function of the nodes, what is held on them, the typical
+mix, the weights, the watts of the boards and the request. The state just before
+it comes back from the journal (the oldest checkpoint that is kept and the
+entries since then), so that nothing is kept for the sake of being asked. The
+file holds these inputs, not the planner's arrays: a newer planner reads an old
+file and shows where it would decide otherwise. Names, labels and users of
+workloads stay out of it. Floats are written so that they are read back to the
+last bit; equal means equal.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from eelgrid_controller.compact import explanation_from_rows, explanation_rows
+from eelgrid_controller.events import WorkloadDeferred, WorkloadPlaced, event_from_plain
+from eelgrid_controller.explain import reason
+from eelgrid_controller.journal import Entry, Past
+from eelgrid_controller.model import GpuWatts, PowerModel
+from eelgrid_controller.planner import Planner
+from eelgrid_controller.snapshot import Mirror
+from eelgrid_controller.state import ClusterState
+from eelgrid_protos import __version__
+from eelgrid_protos.catalogue import Catalogue
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.faults import FailedPrecondition
+from eelgrid_protos.messages import (
+    Gpu,
+    Placement,
+    Policy,
+    ReplicaExplanation,
+    Weights,
+    Workload,
+    WorkloadPhase,
+    WorkloadSpec,
+)
+from eelgrid_protos.plain import from_plain, to_plain
+
+__all__ = ["DecisionUnreadable", "Replayed", "document_of", "replay"]
+
+FORMAT = "eelgrid decision"
+VERSION = 1
+_OUTCOMES = ("workload_placed", "workload_deferred")
+
+
+class DecisionUnreadable(ValueError):
+    """The file is none of ours, or of a newer version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What was recorded, what comes out now, and each difference in words; none where the two are equal."""
+
+    workload_id: str
+    revision: int
+    made_by: str
+    recorded: Mapping[str, Any]
+    now: Mapping[str, Any]
+    differences: tuple[str, ...]
+
+
+def _board(gpu: Gpu) -> tuple[Any, ...]:
+    """What the watts of a board are a function of."""
+    limits = (gpu.power_limit_default_w, gpu.power_limit_max_w)
+    return (gpu.catalogue_key, gpu.product, gpu.memory_bytes, *limits)
+
+
+def _found(past: Past, workload_id: str) -> int:
+    """The index of the last outcome for a workload among the entries."""
+    for index in range(len(past.entries) - 1, -1, -1):
+        entry = past.entries[index][1]
+        if entry.kind in _OUTCOMES and entry.body.get("workload_id") == workload_id:
+            return index
+    start = past.checkpoint.seq + 1 if past.checkpoint else 1
+    raise FailedPrecondition(
+        f"the decision on {workload_id} is no longer at hand: the journal reaches back to entry {start}; "
+        "export decisions soon after they are made, or explain the workload"
+    )
+
+
+def _before(past: Past, index: int, workload_id: str) -> ClusterState:
+    """The state on which the outcome at `index` was decided: before its submission if that came right before it."""
+    entries = past.entries[:index]
+    if entries and _submits(entries[-1][1], workload_id):
+        entries = entries[:-1]
+    state = ClusterState.load(past.checkpoint.state) if past.checkpoint else ClusterState()
+    for _, entry in entries:
+        state.apply(event_from_plain(entry.kind, entry.body))
+    return state
+
+
+def _submits(entry: Entry, workload_id: str) -> bool:
+    return entry.kind == "workload_submitted" and entry.body.get("workload_id") == workload_id
+
+
+def document_of(past: Past, spec: WorkloadSpec, workload_id: str, catalogue: Catalogue) -> dict[str, Any]:
+    """The last decision on a workload as a document for JSON; raises FailedPrecondition if it is too long ago."""
+    index = _found(past, workload_id)
+    seq, entry = past.entries[index]
+    event = event_from_plain(entry.kind, entry.body)
+    assert isinstance(event, WorkloadPlaced | WorkloadDeferred)
+    state = _before(past, index, workload_id)
+    watts = PowerModel(catalogue).gpu
+    boards = {_board(gpu): watts(gpu) for record in state.nodes.values() for gpu in record.inventory.gpus}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "made_by": __version__,
+        "workload_id": workload_id,
+        "revision": seq,
+        "time_ns": event.time_ns,
+        "spec": to_plain(replace(spec, name="decided", namespace="", user="", queue="", labels={})),
+        "weights": to_plain(state.policy.weights),
+        "watts": [[*board, *found] for board, found in boards.items()],
+        "cluster": _bare(state),
+        "outcome": (
+            _outcome(event.placements, event.explanation, "")
+            if isinstance(event, WorkloadPlaced)
+            else _outcome((), (), event.reason)
+        ),
+    }
+
+
+def _bare(state: ClusterState) -> dict[str, Any]:
+    """The dump of a state without what no decision looks at."""
+    dump = state.dump()
+    held = [_unnamed(workload) for workload in state.workloads.values() if workload.phase is WorkloadPhase.PLACED]
+    dump["demand"]["counts"] = []
+    return dump | {
+        "policy": to_plain(Policy(), brief=True),
+        "ended": [],
+        "explanations": {},
+        "workloads": [to_plain(workload, brief=True) for workload in held],
+    }
+
+
+def _unnamed(workload: Workload) -> Workload:
+    spec = WorkloadSpec(name="held", request=workload.spec.request, replicas=workload.spec.replicas)
+    return Workload(workload_id=workload.workload_id, spec=spec, phase=workload.phase, placements=workload.placements)
+
+
+def _outcome(placements: Iterable[Placement], explanation: tuple[ReplicaExplanation, ...], said: str) -> dict[str, Any]:
+    placed = [to_plain(placement) for placement in placements]
+    return {"placements": placed, "explanation": explanation_rows(explanation), "reason": said}
+
+
+def replay(document: Mapping[str, Any]) -> Replayed:
+    """Decides anew on what the document holds; raises DecisionUnreadable."""
+    if not isinstance(document, Mapping) or document.get("format") != FORMAT:
+        raise DecisionUnreadable("this is no decision: export one with `eelctl decision export WORKLOAD`")
+    if document.get("version") != VERSION:
+        raise DecisionUnreadable(f"its version is {document.get('version')!r}, this eelctl reads version {VERSION}")
+    try:
+        return _replayed(document)
+    except (ContractError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise DecisionUnreadable(f"it cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _replayed(document: Mapping[str, Any]) -> Replayed:
+    spec = from_plain(WorkloadSpec, document["spec"])
+    weights = from_plain(Weights, document["weights"])
+    boards = {tuple(row[:5]): GpuWatts(*row[5:]) for row in document["watts"]}
+    state = ClusterState.load(document["cluster"])
+    snapshot = Mirror(state, lambda gpu: boards[_board(gpu)]).snapshot()
+    decision = Planner().decide(snapshot, spec, weights)
+    recorded: Mapping[str, Any] = document["outcome"]
+    now = (
+        _outcome(decision.placements, decision.explanation, "")
+        if decision.placements
+        else _outcome((), (), reason(decision))
+    )
+    return Replayed(
+        workload_id=document["workload_id"],
+        revision=document["revision"],
+        made_by=document["made_by"],
+        recorded=recorded,
+        now=now,
+        differences=tuple(_differences(recorded, now)),
+    )
+
+
+def _place(plain: Mapping[str, Any]) -> str:
+    indexes = ",".join(map(str, plain.get("gpu_indexes", ())))
+    return f"{plain['node_name']} GPU {indexes}" if indexes else str(plain["node_name"])
+
+
+def _differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """What is not the same, the places first, then what the candidates cost."""
+    if recorded["reason"] != now["reason"]:
+        yield f"outcome: {recorded['reason'] or 'placed'} -> {now['reason'] or 'placed'}"
+    before, after = ({plain["replica"]: plain for plain in side["placements"]} for side in (recorded, now))
+    for replica in sorted(before.keys() | after.keys()):
+        was, is_ = before.get(replica), after.get(replica)
+        if was != is_:
+            yield f"replica {replica}: {_place(was) if was else 'no place'} -> {_place(is_) if is_ else 'no place'}"
+    was_told, told = (explanation_from_rows(side["explanation"]) for side in (recorded, now))
+    for was_replica, replica_now in zip(was_told, told, strict=False):
+        yield from _costs(was_replica, replica_now)
+    if (
+        not recorded["reason"]
+        and not now["reason"]
+        and recorded["explanation"] != now["explanation"]
+        and was_told == told
+    ):
+        yield "the explanation is told otherwise"
+
+
+def _costs(was: ReplicaExplanation, now: ReplicaExplanation) -> Iterator[str]:
+    here = f"replica {was.replica}"
+    if (was.feasible_nodes, was.removals) != (now.feasible_nodes, now.removals):
+        yield f"{here}: fitted on {was.feasible_nodes} nodes -> {now.feasible_nodes}"
+    for rank, (one, other) in enumerate(zip(was.candidates, now.candidates, strict=False), start=1):
+        if one == other:
+            continue
+        terms = {term.name: term.cost_w for term in one.terms}
+        changed = ", ".join(
+            f"{term.name} {terms.get(term.name, 0.0)!r} -> {term.cost_w!r}"
+            for term in other.terms
+            if terms.get(term.name) != term.cost_w
+        )
+        places = one.node_name if one.node_name == other.node_name else f"{one.node_name} -> {other.node_name}"
+        yield f"{here}, candidate {rank} ({places}): cost {one.cost_w!r} -> {other.cost_w!r} W" + (
+            f" ({changed})" if changed else ""
+        )
+    if len(was.candidates) != len(now.candidates):
+        yield f"{here}: {len(was.candidates)} candidates -> {len(now.candidates)}"

@@ -1,0 +1,187 @@
+"""Eelgrid's own trace format: nodes.csv, tasks.csv, and where wanted failures and tariffs (docs/traces.md).
+
+Owns the columns of these files and what their cells may hold. Must not know who
+takes the rows. Watts of a GPU stand in nodes.csv, or the catalogue knows its
+model by name or key; what neither says is left to the openb power model.
+
+Theory: a column that the format does not have is an error here, unlike in a
+published trace, since it is most likely a misspelt one of ours.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from eelgrid_controller.replay.csv_lines import Line, TraceMalformed, lines, unique
+from eelgrid_controller.replay.openb import (
+    CPU_MILLI_MOST,
+    GPUS_MOST,
+    MEMORY_MIB_MOST,
+    NODES_MOST,
+    SECONDS_MOST,
+    TASKS_MOST,
+    NodeRow,
+    TaskRow,
+)
+from eelgrid_controller.replay.protocol import GPU_WATTS
+from eelgrid_protos.catalogue import Catalogue
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE, MIB
+
+__all__ = [
+    "FAILURES_MOST",
+    "NODES",
+    "TARIFFS_MOST",
+    "TASKS",
+    "FailureRow",
+    "TariffRow",
+    "read_failures",
+    "read_nodes",
+    "read_tariffs",
+    "read_tasks",
+]  # fmt: skip
+
+NODES, TASKS = "nodes.csv", "tasks.csv"
+FAILURES_MOST, TARIFFS_MOST = 1_000_000, 1_000_000
+_NODE_COLUMNS = ("name", "cpu_milli", "memory_mib", "gpus", "gpu_model")
+_NODE_OTHERS = ("gpu_idle_w", "gpu_full_w")
+_TASK_COLUMNS = ("name", "arrival_s", "cpu_milli", "memory_mib", "gpus")
+_TASK_OTHERS = ("duration_s", "gpu_share", "gpu_models", "priority")
+_FAILURE_COLUMNS = ("node", "down_s", "up_s")
+_TARIFF_COLUMNS = ("from_s", "price_per_kwh", "carbon_g_per_kwh")
+_GPU_W_MOST = 10_000.0
+_PRIORITY_MOST = 1_000_000
+_PRICE_MOST, _CARBON_G_MOST = 10_000.0, 10_000.0
+
+
+class FailureRow(NamedTuple):
+    """A node is away from down_s on, until up_s or for good."""
+
+    node: str
+    down_s: float
+    up_s: float | None
+
+
+class TariffRow(NamedTuple):
+    """What energy costs from a moment on."""
+
+    from_s: float
+    price_per_kwh: float
+    carbon_g_per_kwh: float
+
+
+def read_nodes(path: Path, catalogue: Catalogue) -> tuple[NodeRow, ...]:
+    """The nodes, in the order of the file."""
+    records = unique(lines(path, _NODE_COLUMNS, NODES_MOST, others=_NODE_OTHERS), "name")
+    return tuple(_node(line, catalogue) for line in records)
+
+
+def read_tasks(path: Path) -> tuple[TaskRow, ...]:
+    """The tasks, in the order of the file."""
+    return tuple(map(_task, unique(lines(path, _TASK_COLUMNS, TASKS_MOST, others=_TASK_OTHERS), "name")))
+
+
+def _watts(line: Line, model: str, catalogue: Catalogue) -> tuple[float | None, float | None]:
+    """Idle and full watts of a GPU; None where the openb power model knows them."""
+    if line.text("gpu_idle_w") or line.text("gpu_full_w"):
+        idle_w, full_w = (line.decimal(column, _GPU_W_MOST) for column in _NODE_OTHERS)
+        if idle_w > full_w:
+            raise line.complain("gpu_idle_w", f"is {idle_w:g}, more than gpu_full_w", "swap the two")
+        return idle_w, full_w
+    found = (p for p in catalogue.products.values() if model.lower() in {p.model.lower(), p.key.lower()})
+    product = next(found, None)
+    if product is not None:
+        return product.idle_w, product.busy_w
+    if model not in GPU_WATTS:
+        remedy = "add the columns gpu_idle_w and gpu_full_w, or write a model of the catalogue such as H100-80GB-HBM3"
+        raise line.complain("gpu_model", f"is {model!r}, whose watts nobody knows", remedy)
+    return None, None
+
+
+def _node(line: Line, catalogue: Catalogue) -> NodeRow:
+    gpus, model = line.whole("gpus", GPUS_MOST), line.text("gpu_model")
+    if bool(gpus) != bool(model):
+        raise line.complain("gpu_model", f"is {model!r} with {gpus} GPUs", "name a model exactly where there are GPUs")
+    idle_w, full_w = _watts(line, model, catalogue) if gpus else (None, None)
+    return NodeRow(
+        name=line.name("name"),
+        cpu_milli=line.whole("cpu_milli", CPU_MILLI_MOST),
+        memory_bytes=line.whole("memory_mib", MEMORY_MIB_MOST) * MIB,
+        gpu_count=gpus,
+        gpu_model=model,
+        gpu_idle_w=idle_w,
+        gpu_full_w=full_w,
+    )
+
+
+def _share(line: Line, gpus: int) -> int:
+    """Thousandths of each GPU."""
+    if not line.text("gpu_share"):
+        return GPU_MILLI_WHOLE if gpus else 0
+    share = round(line.decimal("gpu_share", 1.0) * GPU_MILLI_WHOLE)
+    if bool(gpus) != bool(share):
+        raise line.complain(
+            "gpu_share", f"is {share / GPU_MILLI_WHOLE:g} with {gpus} GPUs", "make both 0, or both more"
+        )
+    if gpus > 1 and share != GPU_MILLI_WHOLE:
+        raise line.complain("gpu_share", f"is less than 1 for each of {gpus} GPUs", "several GPUs are whole: write 1")
+    return share
+
+
+def _task(line: Line) -> TaskRow:
+    gpus = line.whole("gpus", GPUS_MOST)
+    cpu_milli, memory_mib = line.whole("cpu_milli", CPU_MILLI_MOST), line.whole("memory_mib", MEMORY_MIB_MOST)
+    if not (cpu_milli or memory_mib or gpus):
+        raise line.complain("cpu_milli", "is 0, and so is all else: the task asks for nothing", "remove the line")
+    models = [model.strip() for model in line.text("gpu_models").split("|") if model.strip()]
+    if models and not gpus:
+        raise line.complain("gpu_models", f"names {models[0]} for a task without GPU", "empty it or set gpus")
+    return TaskRow(
+        name=line.name("name"),
+        cpu_milli=cpu_milli,
+        memory_bytes=memory_mib * MIB,
+        gpu_count=gpus,
+        gpu_milli=_share(line, gpus),
+        gpu_models=tuple(dict.fromkeys(models)),
+        arrival_s=line.decimal("arrival_s", SECONDS_MOST),
+        duration_s=line.decimal("duration_s", SECONDS_MOST) if line.text("duration_s") else None,
+        priority=line.whole("priority", _PRIORITY_MOST) if line.text("priority") else 0,
+    )
+
+
+def read_failures(path: Path, nodes: Iterable[NodeRow]) -> tuple[FailureRow, ...]:
+    """The failures by time; two of one node may not overlap."""
+    known = {node.name for node in nodes}
+    rows: list[tuple[FailureRow, Line]] = []
+    for line in lines(path, _FAILURE_COLUMNS, FAILURES_MOST, others=()):
+        name = line.name("node")
+        if name not in known:
+            raise line.complain("node", f"names {name!r}, which is no node of the trace", "write a node's name")
+        down_s = line.decimal("down_s", SECONDS_MOST)
+        up_s = line.decimal("up_s", SECONDS_MOST) if line.text("up_s") else None
+        if up_s is not None and up_s <= down_s:
+            raise line.complain("up_s", "is not after down_s", "write the later moment, or nothing if it stays down")
+        rows.append((FailureRow(name, down_s, up_s), line))
+    rows.sort(key=lambda row: (row[0].down_s, row[0].node))
+    back: dict[str, float] = {}
+    for row, line in rows:
+        if row.down_s < back.get(row.node, 0.0):
+            raise line.complain("down_s", f"falls into another failure of {row.node}", "make one failure of the two")
+        back[row.node] = float("inf") if row.up_s is None else row.up_s
+    return tuple(row for row, _ in rows)
+
+
+def read_tariffs(path: Path, begin_s: float | None) -> tuple[TariffRow, ...]:
+    """What energy costs, step by step; it must be there from begin_s on, unless that is None."""
+    rows: list[TariffRow] = []
+    for line in lines(path, _TARIFF_COLUMNS, TARIFFS_MOST, others=()):
+        from_s = line.decimal("from_s", SECONDS_MOST)
+        if not rows and begin_s is not None and from_s > begin_s:
+            remedy = f"begin at the trace's first arrival, {begin_s:g}, or before"
+            raise line.complain("from_s", f"is {from_s:g} in the first row", remedy)
+        if rows and from_s <= rows[-1].from_s:
+            raise line.complain("from_s", "is not after the row before", "sort the rows by from_s")
+        price, carbon = line.decimal("price_per_kwh", _PRICE_MOST), line.decimal("carbon_g_per_kwh", _CARBON_G_MOST)
+        rows.append(TariffRow(from_s, price, carbon))
+    if not rows:
+        raise TraceMalformed(str(path), "has no row", "write at least one")
+    return tuple(rows)

@@ -1,0 +1,144 @@
+"""The engine over a cluster that somebody else keeps: where a task may go, best first, and what stands in its way.
+
+Owns the translation of `Nodes` into shapes and states, and which kinds of task
+are remembered. Must not know names, events or why a row changed. Its memory is a
+cache: one built anew from the same arrays answers the same.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from eelgrid_kernels.arrays import Floats, Ints, Mix, Nodes, Task
+from eelgrid_kernels.best import choose
+from eelgrid_kernels.build import bits, build, expect, kinds_of, shapes_of
+from eelgrid_kernels.compiled import kernel
+from eelgrid_kernels.members import count_roomy
+from eelgrid_kernels.peer_arrays import READ, ROOT, ROWS, SCALE, SIZE, STATE, Run
+from eelgrid_kernels.peers import take
+from eelgrid_kernels.placement import FITS, GPU_PLACEABLE, MEMORY, verdict
+from eelgrid_kernels.states import adopt
+from eelgrid_kernels.terms import added
+
+__all__ = ["Candidates", "Found"]
+
+# Costs and ranks of a kind in a state; kinds are remembered up to a sum, the latest ones.
+_KIND_BYTES = 13
+_KINDS_BYTES_MOST = 128 * 1024 * 1024
+_KINDS_MOST = 256
+
+
+class Found(NamedTuple):
+    """One candidate."""
+
+    node: int
+    slots: tuple[int, ...]
+    terms: tuple[float, ...]  # what the task adds to each term, in watts, GPUs and GPUs
+
+
+@kernel
+def _terms(run: Run, kind: int, node: int) -> tuple[float, float, float]:
+    """What a task adds to each term on a node, on the GPUs in run.taken; scaled."""
+    terms = added(
+        run.states, run.shapes, run.added_w, run.kinds, run.groups, run.weight, run.levels, run.facts, kind,
+        run.nodes[node, STATE], run.taken[0],
+    )  # fmt: skip
+    return terms[0] / run.rates[SCALE, 0], terms[1] / run.rates[SCALE, 1], terms[2] / run.rates[SCALE, 2]
+
+
+@kernel
+def _count(run: Run, nodes: Nodes, task: Task, allows: Ints, counts: Ints) -> None:
+    """Nodes by verdict into counts (8,), in place; one node of each state stands for all but memory."""
+    counts[:] = 0
+    for row in range(run.facts[ROWS]):
+        root = run.states[row, ROOT]
+        if root < 0:
+            continue
+        size = run.nodes[root, SIZE]
+        found = verdict(nodes, task, allows, root)
+        if found in {FITS, MEMORY}:
+            roomy = count_roomy(run.nodes, root, task.memory_bytes)
+            counts[FITS] += roomy
+            counts[MEMORY] += size - roomy
+        else:
+            counts[found] += size
+
+
+class Candidates:
+    """The nodes of one era of a cluster under one policy."""
+
+    def __init__(self, nodes: Nodes, mix: Mix, sorts: Ints, policy: int, weights: Floats) -> None:
+        """Sorts (N,) are bits of the sorts of GPU task that a node holds, as eelgrid_kernels.build.tags_of numbers."""
+        count = len(nodes.rank)
+        keys = self._keys(nodes, slice(None))
+        distinct, first, shape = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        there = nodes.gpu_state[first] == GPU_PLACEABLE
+        table, families = shapes_of(nodes.cpu_capacity[first], np.where(there, nodes.gpu_model[first], -1))
+        added_w = np.where(there, nodes.gpu_busy_w[first] - nodes.gpu_idle_w[first], 0.0)
+        most = max(1, min(_KINDS_MOST, _KINDS_BYTES_MOST // (_KIND_BYTES * max(1, count))))
+        none = np.zeros(most, np.int64)
+        kinds = kinds_of(none, none, none, none, none)
+        self._codes = {key.tobytes(): code for code, key in enumerate(distinct)}
+        self._shape = shape.reshape(-1).astype(np.int64)
+        # Ranks are made distinct, equals in order of rows.
+        rank = np.argsort(np.argsort(nodes.rank, kind="stable")).astype(np.int64)
+        placed = (self._shape, rank, nodes.memory_free.copy())
+        self._run = build((table, added_w), kinds, expect(mix, families), placed, policy, weights)
+        # Kind by what it asks for, the latest last.
+        self._kinds: dict[tuple[Task, int], int] = {}
+        self._counts = np.zeros(8, np.int64)
+        self._adopt(nodes, np.arange(count), sorts)
+
+    @staticmethod
+    def _keys(nodes: Nodes, rows: slice) -> Ints:
+        """What makes a shape, row by row."""
+        watts = (nodes.gpu_idle_w[rows].view(np.int64), nodes.gpu_busy_w[rows].view(np.int64))
+        columns = (nodes.cpu_capacity[rows], nodes.gpu_state[rows].astype(np.int64), nodes.gpu_model[rows], *watts)
+        return np.column_stack(columns)
+
+    def _adopt(self, nodes: Nodes, rows: Ints, sorts: Ints) -> None:
+        columns = (nodes.cpu_free, nodes.memory_free, nodes.gpu_free, sorts, nodes.available)
+        adopt(self._run, rows, self._shape, *columns)
+
+    def update(self, nodes: Nodes, rows: Sequence[int], sorts: Ints) -> bool:
+        """Takes over rows that changed; false if one has a shape never met, so that all must be built anew."""
+        for row in rows:
+            code = self._codes.get(self._keys(nodes, slice(row, row + 1)).tobytes())
+            if code is None:
+                return False
+            self._shape[row] = code
+        self._adopt(nodes, np.array(rows, np.int64), sorts)
+        return True
+
+    def kind(self, task: Task, allows: Ints) -> int:
+        """The number of a kind of task; allows (M,) is 1 for each model that it may use."""
+        key = (task, bits(allows))
+        kind = self._kinds.pop(key, None)
+        if kind is None:
+            kind = len(self._kinds)
+            if kind == len(self._run.kinds):
+                kind = self._kinds.pop(next(iter(self._kinds)))
+            asked = [np.array([value], np.int64) for value in (*task, key[1])]
+            self._run.kinds[kind] = kinds_of(*asked)[0]
+            self._run.kinds[kind, READ] = -1
+        self._kinds[key] = kind
+        return kind
+
+    def best(self, kind: int, moment: int, most: int) -> list[Found]:
+        """The best choices on different nodes, best first; moment numbers the decisions of RANDOM, which has but one."""
+        nodes = np.empty(most, np.int64)
+        found = choose(self._run, kind, moment, nodes)
+        return [self._found(kind, node, moment) for node in nodes[:found].tolist()]
+
+    def _found(self, kind: int, node: int, moment: int) -> Found:
+        run = self._run
+        take(run, kind, run.nodes[node, STATE], moment)
+        slots = tuple(slot for slot in run.taken.tolist() if slot >= 0)
+        return Found(node, slots, _terms(run, kind, node))
+
+    def verdicts(self, nodes: Nodes, task: Task, allows: Ints) -> list[int]:
+        """Nodes that fit, then nodes by first failing constraint in the order of CONSTRAINTS."""
+        _count(self._run, nodes, task, allows, self._counts)
+        counts: list[int] = self._counts.tolist()
+        return counts

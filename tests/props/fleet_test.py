@@ -1,0 +1,139 @@
+"""A fleet on which tasks come and go and nodes fail equals the naive twin, decision by decision.
+
+Run with NUMBA_DISABLE_JIT=1 as well: the same code, interpreted.
+"""
+
+from copy import deepcopy
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests import naive, naive_openb
+from tests.props.peers_test import ALL, POLICIES, columns, generated, scenes
+
+from eelgrid_kernels.fleet import Fleet
+
+quiet = settings(deadline=None, max_examples=60)
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["place", "place", "place", "release", "fail", "return", "tend"]), st.integers(0, 1000)),
+    max_size=40,
+)
+
+
+def fleet_of(scene, name):
+    _, code, weights = ALL[name]
+    ranks = np.array([entry.rank for entry in scene.machines])
+    return Fleet(*columns(scene), ranks, code, np.array(weights, np.float64))
+
+
+def naive_choice(scene, machines, name, task):
+    """The machine's number and its GPUs, or -1."""
+    twin, _, weights = POLICIES[name]
+    fitting = [machine for machine in machines if naive.verdict(machine.node, task) is None]
+    if not fitting:
+        return -1, ()
+    mix = [naive.Class(scene.tasks[number], weight) for number, weight in scene.mix]
+    scores = naive_openb.scored(twin, weights, fitting, task, mix)
+    best = max(range(len(fitting)), key=lambda i: (scores[i][0], -fitting[i].rank))
+    return machines.index(fitting[best]), tuple(scores[best][1])
+
+
+def given_back(node, slots, task):
+    """The node without the task."""
+    back = replace(task, cpu_milli=-task.cpu_milli, memory_bytes=-task.memory_bytes, gpu_milli=-task.gpu_milli)
+    return naive.placed(node, slots, back)
+
+
+def same(fleet, machines):
+    for number, machine in enumerate(machines):
+        node = machine.node
+        assert fleet.free(number) == (node.cpu_free, node.memory_free, tuple(gpu.free for gpu in node.gpus))
+    assert fleet.power_w == sum(naive.node_power(machine.node) for machine in machines)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@quiet
+@given(scene=scenes(), actions=ACTIONS)
+def test_a_fleet_equals_its_naive_twin_while_tasks_leave_and_nodes_fail(name, scene, actions):
+    fleet, machines, running = fleet_of(scene, name), deepcopy(scene.machines), []
+    for verb, number in actions:
+        if verb == "place":
+            spec = number % len(scene.tasks)
+            task = scene.tasks[spec]
+            found = fleet.place(spec)
+            assert found == naive_choice(scene, machines, name, task)
+            if found[0] >= 0:
+                running.append((found[0], spec, found[1]))
+                machines[found[0]].node = naive.placed(machines[found[0]].node, list(found[1]), task)
+        elif verb == "release" and running:
+            node, spec, slots = running.pop(number % len(running))
+            fleet.release(node, spec, slots)
+            machines[node].node = given_back(machines[node].node, slots, scene.tasks[spec])
+        elif verb == "tend":
+            fleet.tend(number % 5)
+        elif verb in {"fail", "return"}:
+            node = number % len(machines)
+            fleet.set_available(node, verb == "return")
+            machines[node].node.available = verb == "return"
+        for at, machine in enumerate(machines):
+            there = [scene.tasks[spec] for node, spec, _ in running if node == at]
+            machine.held = {naive_openb.kind_of(task) for task in there if task.gpu_count}
+        same(fleet, machines)
+
+
+@pytest.mark.parametrize("name", ALL)
+@quiet
+@given(scene=scenes(), extra=st.lists(st.integers(0, 5), max_size=10))
+def test_what_has_come_and_gone_leaves_no_trace(name, scene, extra):
+    fleet = fleet_of(scene, name)
+    for moment, number in enumerate(scene.order):
+        fleet.place(number, moment)
+    other = fleet.copy()
+    came = [(spec % len(scene.tasks), other.place(spec % len(scene.tasks), 7)) for spec in extra]
+    for spec, (node, slots) in came:
+        if node >= 0:
+            other.release(node, spec, slots)
+    nodes = range(len(scene.machines))
+    assert [fleet.free(node) for node in nodes] == [other.free(node) for node in nodes]
+    assert fleet.power_w == other.power_w
+    for moment, number in enumerate(scene.order):
+        assert fleet.place(number, moment) == other.place(number, moment)
+
+
+def test_a_failed_node_gets_nothing_and_keeps_what_it_has():
+    node = naive.Node(96_000, 96_000, 10, [naive.Gpu(0, 1000, 10.0, 70.0)])
+    scene = SimpleNamespace(
+        machines=[naive_openb.Machine(node, 0)], tasks=[naive.Task(1000, 1, 1, 300)], mix=[(0, 1)], order=[]
+    )
+    fleet = fleet_of(scene, "fgd")
+    assert fleet.place(0) == (0, (0,))
+    fleet.set_available(0, False)
+    assert fleet.place(0) == (-1, ())
+    assert fleet.free(0) == (95_000, 9, (700,))
+    fleet.release(0, 0, (0,))
+    fleet.set_available(0, True)
+    fleet.put(0, 0, (0,))
+    assert fleet.free(0) == (95_000, 9, (700,))
+
+
+@pytest.mark.parametrize("name", ["eelgrid", "fgd", "pwr200"])
+@pytest.mark.parametrize("most", [1, 3, 10])
+def test_idle_work_in_small_bouts_changes_no_decision(name, most):
+    """160 nodes in several blocks of states; tasks leave again, so that a state is new, touched and gone between bouts."""
+    scene = generated()
+    scene.machines = [replace(machine, rank=rank) for rank, machine in enumerate(scene.machines * 4)]
+    quiet_one, busy_one, running = fleet_of(scene, name), fleet_of(scene, name), []
+    for step, spec in enumerate(scene.order * 2):
+        for _ in range(4):
+            busy_one.tend(most)
+        found = quiet_one.place(spec)
+        assert busy_one.place(spec) == found
+        if found[0] >= 0:
+            running.append((found[0], spec, found[1]))
+        if len(running) > 60:
+            place = running.pop(step * 31 % len(running))
+            quiet_one.release(*place)
+            busy_one.release(*place)

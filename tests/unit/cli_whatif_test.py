@@ -1,0 +1,175 @@
+"""eelctl whatif and capacity: what is asked, how the answer reads, and every mistake with its remedy."""
+
+import json
+import re
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from tests.clusters import core_with, node, request
+from tests.fakes.operators import FakeOperators, serving
+
+from eelgrid_controller.cli.__main__ import cli
+from eelgrid_controller.core import Core
+from eelgrid_controller.whatif import Workbench, plan_capacity, what_if
+from eelgrid_protos import catalogue
+from eelgrid_protos.messages import (
+    OBJECTIVES,
+    AddNodes,
+    CancelWorkloads,
+    DrainNodes,
+    NodeShape,
+    PlaceAnew,
+    SetWeights,
+    SubmitCopies,
+    Weights,
+    WhatIfRequest,
+    WhatIfResponse,
+)
+from eelgrid_protos.plain import from_plain
+
+BENCH = Workbench(lambda state: Core(state, catalogue.load()), catalogue.load(), now_ns=9)
+
+
+class Imaginer(FakeOperators):
+    """The fake's calls, with what-if answered by the real thing on a small cluster."""
+
+    asked: WhatIfRequest
+
+    def __init__(self):
+        super().__init__()
+        self.core = core_with(node("a"), node("b"))
+        for _ in range(2):
+            self.core.submit(request(gpus=2, name="train"), now_ns=2)
+        self.core.submit(request(gpus=1, name="late"), now_ns=3)
+
+    async def what_if(self, request, context):
+        self._begin("what_if")
+        self.asked = request
+        return what_if(self.core.state.copy(), request, BENCH)
+
+    async def plan_capacity(self, request, context):
+        self._begin("plan_capacity")
+        return plan_capacity(self.core.state, request, BENCH)
+
+
+@pytest.fixture
+def fake():
+    return Imaginer()
+
+
+@pytest.fixture
+def eelctl(fake):
+    with serving(fake) as address:
+
+        def run(*arguments, **extra):
+            result = CliRunner().invoke(
+                cli, ["--controller", address, *map(str, arguments)], prog_name="eelctl", **extra
+            )
+            if result.exception and not isinstance(result.exception, SystemExit):
+                raise result.exception
+            return result
+
+        yield run
+
+
+def test_flags_become_changes_in_their_order(eelctl, fake):
+    result = eelctl(
+        "whatif", "--gpus", 1, "--cpu", 2, "--copies", 3, "--anew", "--cancel", "w-3", "--objective", "energy",
+        "--weight", "power=2", "--add", "2:H100-SXM5-80GB:8", "--node-cpu", "96", "--node-memory", "1TiB",
+        "--add-like", "1:a", "--remove", "b", "--drain", "a",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    base = OBJECTIVES["energy"]
+    submitted = request(gpus=1, cpu=2, memory_gib=0, name="new").spec
+    assert [change.change for change in fake.asked.changes] == [
+        DrainNodes(node_names=("a",)),
+        DrainNodes(node_names=("b",), remove=True),
+        AddNodes(shape=NodeShape(gpu="H100-SXM5-80GB", gpu_count=8, cpu_milli=96_000, memory_bytes=2**40), count=2),
+        AddNodes(shape=NodeShape(like_node="a"), count=1),
+        SetWeights(weights=Weights(power=2.0, fragmentation_w=base.fragmentation_w, stranding_w=base.stranding_w)),
+        CancelWorkloads(workload_ids=("w-3",)),
+        PlaceAnew(),
+        SubmitCopies(spec=submitted, copies=3),
+    ]
+
+
+def test_a_file_holds_any_sequence(eelctl, fake, tmp_path):
+    sequence, jobs = tmp_path / "changes.yaml", tmp_path / "jobs.yaml"
+    sequence.write_text("- PlaceAnew:\n- DrainNodes: {node_names: [a]}\n- PlaceAnew: {}\n")
+    jobs.write_text("name: one\nrequest: {gpus: 1}\n---\nname: two\nrequest: {cpu: 4}\n")
+    result = eelctl("whatif", "--changes", sequence, "-f", jobs, "--copies", 2)
+    assert result.exit_code == 0, result.output
+    kinds = [type(change.change).__name__ for change in fake.asked.changes]
+    assert kinds == ["PlaceAnew", "DrainNodes", "PlaceAnew", "SubmitCopies", "SubmitCopies"]
+    assert fake.asked.changes[-1].change.copies == 2
+
+
+def test_the_answer_as_table_json_and_yaml(eelctl):
+    table = eelctl("whatif", "--drain", "a").output
+    for line in (
+        "On a copy of revision 8; the cluster itself is as it was.",
+        "nodes ready 2 1 -1",
+        "workloads waiting 1 2 +1",
+        " 1 workload would be displaced and wait",
+        "w-1 displaced a - gpu_count: no node has enough whole GPUs free",
+    ):
+        assert line in re.sub(" +", " ", table)
+    as_json = json.loads(eelctl("-o", "json", "whatif", "--drain", "a").output)
+    assert yaml.safe_load(eelctl("whatif", "--drain", "a", "-o", "yaml").output) == as_json
+    answer = from_plain(WhatIfResponse, as_json)
+    assert answer.after.nodes_ready == 1
+
+
+def test_a_capacity_plan(eelctl):
+    result = eelctl("capacity", "--node-like", "a")
+    assert "1 node is needed for 1 workload; with one less, 1 would wait." in result.output
+    result = eelctl("capacity", "--node", "openb-g2:2", "--gpus", 2, "--copies", 3)
+    assert "4 nodes are needed for 3 workloads; with one less, 1 would wait." in result.output
+    assert "1 that wait already were tried first" in result.output
+    assert "Even 2 such nodes leave 1 workload" in eelctl(
+        "capacity", "--node", "openb-g2:2", "--gpus", 2, "--copies", 2, "--most", 2
+    ).output  # fmt: skip
+    plain = json.loads(eelctl("-o", "json", "capacity", "--node-like", "a").output)
+    assert (plain["nodes"], plain["wanted"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("whatif",), 2, "name at least one change"),
+        (("whatif", "--budget", "5kW"), 2, "power budgets of cluster, rack and node are not part"),
+        (("whatif", "--add", "3:T4"), 2, "write GPU:EACH such as H100-SXM5-80GB:8"),
+        (("whatif", "--add", "T4:8"), 2, "begin with the number of nodes"),
+        (("whatif", "--add-like", "0:a"), 2, "begin with the number of nodes"),
+        (("whatif", "--weight", "speed=2"), 2, "use one of power, fragmentation_w, stranding_w"),
+        (("capacity",), 2, "either --node GPU:EACH or --node-like NODE"),
+        (("capacity", "--node", "T4:1", "--node-like", "a"), 2, "either --node GPU:EACH or --node-like NODE"),
+        (("whatif", "--drain", "z"), None, "no node is called 'z'"),
+        (("whatif", "--add", "1:T5:8"), None, "use one of a10, "),
+    ],
+)
+def test_mistakes(eelctl, arguments, code, said):
+    result = eelctl(*arguments)
+    assert said in result.stderr.replace("\n", " ")
+    assert result.exit_code == code if code else result.exit_code > 0
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is no YAML"),
+        ("a: 1", "is no list"),
+        ("- MoveBudget: {rack: r1}", "use one of DrainNodes, AddNodes"),
+        ("- 5", "a change is no mapping"),
+        ("- DrainNodes: {node: a}", "is no field here"),
+    ],
+)
+def test_a_wrong_file_is_refused_before_anything_is_asked(eelctl, fake, tmp_path, text, said):
+    file = tmp_path / "changes.yaml"
+    file.write_text(text)
+    result = eelctl("whatif", "--changes", file)
+    assert result.exit_code > 0
+    assert said in result.stderr
+    assert fake.calls == []

@@ -1,0 +1,79 @@
+"""A copy in slices is the state of one moment, whatever was committed while it was taken."""
+
+import asyncio
+import json
+
+import pytest
+from tests.controller_rig import inventory, running, wanted
+
+from eelgrid_controller.api import copying
+from eelgrid_controller.api.copying import with_a_copy
+from eelgrid_controller.clock import Clock
+from eelgrid_protos.faults import Unavailable
+from eelgrid_protos.messages import CancelWorkloadRequest
+
+
+async def test_what_changes_between_the_slices_is_in_the_copy(tmp_path, monkeypatch):
+    monkeypatch.setattr(copying, "_SLICE", 1)
+    async with running(tmp_path) as rig:
+        await rig.join(*(inventory(f"n{number}") for number in range(6)))
+        loop = rig.controller.loop
+
+        async def busy():
+            for number in range(30):
+                await loop.submit(wanted(f"k{number}", milli=300))
+                if number % 3 == 2:
+                    await loop.cancel(f"k{number - 1}")
+                if number == 10:
+                    await loop.gpu_lost("n5", "GPU-n5-1")
+                if number == 15:
+                    await loop.node_joined(inventory("n9"))
+                await asyncio.sleep(0)
+
+        work = asyncio.create_task(busy())
+        for _ in range(12):
+            (live, twin), held_s = await with_a_copy(
+                loop, Clock(), lambda core, state: (json.dumps(core.state.dump()), state)
+            )
+            assert json.dumps(twin.dump()) == live
+            twin.validate()
+            assert held_s > 0.0
+        await work
+        listeners = len(loop.listeners)
+        (live, twin), _ = await with_a_copy(loop, Clock(), lambda core, state: (core.state, state))
+        assert len(loop.listeners) == listeners
+        assert twin.dump() == live.dump()
+        for name, record in live.nodes.items():
+            assert twin.nodes[name] is not record
+            assert twin.nodes[name].assignments is not record.assignments
+        await rig.operators.cancel_workload(CancelWorkloadRequest(workload_id="k0"))
+        assert "k0" in twin.workloads
+        twin.validate()
+
+
+async def test_a_state_that_is_put_back_is_copied_anew(tmp_path, monkeypatch):
+    async with running(tmp_path) as rig:
+        await rig.join(inventory("n1"))
+        loop = rig.controller.loop
+        slices = copying._records
+        replaced = []
+
+        async def put_back_once(*arguments):
+            found = await slices(*arguments)
+            if not replaced:
+                replaced.append(loop._core)
+                loop._core = loop.make_core(loop.core.state.copy())
+            return found
+
+        monkeypatch.setattr(copying, "_records", put_back_once)
+        state, _ = await with_a_copy(loop, Clock(), lambda core, state: core.state)
+        assert replaced[0].state is not state
+
+        async def put_back_always(*arguments):
+            found = await slices(*arguments)
+            loop._core = loop.make_core(loop.core.state.copy())
+            return found
+
+        monkeypatch.setattr(copying, "_records", put_back_always)
+        with pytest.raises(Unavailable):
+            await with_a_copy(loop, Clock(), lambda core, state: state)

@@ -1,0 +1,234 @@
+"""Decisions as files: every one replays to the last bit, and a changed input shows."""
+
+import contextlib
+import json
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.clusters import core_with, node, request
+from tests.controller_rig import inventory, running, wanted
+from tests.fakes.operators import FakeOperators, serving
+
+from eelgrid_controller.cli.__main__ import cli
+from eelgrid_controller.decision import DecisionUnreadable, document_of, replay
+from eelgrid_controller.journal import Checkpoint, Entry, Past, digest_of
+from eelgrid_controller.recovery import entries_of
+from eelgrid_protos import catalogue
+from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, NotFound
+from eelgrid_protos.messages import ExportDecisionRequest
+
+
+class Recorder:
+    """A core and the journal that its events would make."""
+
+    def __init__(self, *inventories):
+        self.core = core_with()
+        self.entries: list[tuple[int, Entry]] = []
+        self.checkpoint: Checkpoint | None = None
+        for item in inventories:
+            self.do(self.core.node_joined, item)
+
+    def do(self, call, *arguments):
+        step = call(*arguments, now_ns=len(self.entries) + 1)
+        first = len(self.entries) + (self.checkpoint.seq if self.checkpoint else 0) + 1
+        self.entries.extend(enumerate(entries_of(step.events), first))
+        return step.result
+
+    def compact(self):
+        plain = json.loads(json.dumps(self.core.state.dump()))
+        self.checkpoint = Checkpoint(self.core.state.revision, plain, digest_of(plain))
+        self.entries.clear()
+
+    def exported(self, key):
+        spec = self.core.workload(key).spec
+        document = document_of(Past(self.checkpoint, tuple(self.entries)), spec, key, catalogue.load())
+        return json.loads(json.dumps(document))
+
+
+def busy():
+    rig = Recorder(node("a", model="G3"), node("b", model="T4"), node("c", gpus=4))
+    for key, gpus, milli in (("one", 1, 500), ("two", 2, 1000), ("three", 1, 700), ("four", 1, 300)):
+        rig.do(
+            rig.core.submit,
+            request(gpus=gpus, milli=milli, cpu=4, key=key, name="secret", user="ann", labels={"who": "ann"}),
+        )
+    return rig
+
+
+def test_every_decision_replays_to_the_last_bit():
+    rig = busy()
+    for key in ("one", "two", "three", "four"):
+        document = rig.exported(key)
+        found = replay(document)
+        assert found.differences == ()
+        assert found.now == document["outcome"]
+        placed = rig.core.workload(key).placements
+        assert [plain["node_name"] for plain in found.now["placements"]] == [at.node_name for at in placed]
+
+
+def test_the_file_names_nobody():
+    rig = busy()
+    text = json.dumps(rig.exported("four"))
+    assert "ann" not in text
+    assert "secret" not in text
+
+
+def test_one_weight_changed_in_the_file_shows():
+    document = busy().exported("four")
+    document["weights"]["fragmentation_w"] += 1.0
+    found = replay(document)
+    assert any("fragmentation" in line for line in found.differences)
+    document = busy().exported("one")
+    document["weights"] = {"power": 0.0, "fragmentation_w": 0.0, "stranding_w": 0.0}
+    assert any(line.startswith("replica 0: b GPU 0 -> a GPU 0") for line in replay(document).differences)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda document: [row.__setitem__(6, 500.0) for row in document["watts"]], "power 165.0 -> "),
+        (
+            lambda document: document["cluster"]["nodes"][1].__setitem__("state", "lost"),
+            "replica 0: b GPU 0 -> c GPU 0",
+        ),
+        (lambda document: document["spec"]["request"].__setitem__("cpu_milli", 97_000), "outcome: placed -> cpu"),
+    ],
+)
+def test_every_other_input_counts_too(change, said):
+    document = busy().exported("one")
+    assert document["outcome"]["placements"][0]["node_name"] == "b"
+    change(document)
+    differences = replay(document).differences
+    assert any(said in line for line in differences), differences
+
+
+def test_the_mix_counts_too():
+    document = busy().exported("four")
+    document["cluster"]["demand"]["mix"].clear()
+    assert any("fragmentation" in line for line in replay(document).differences)
+
+
+def test_what_waits_has_a_decision_too():
+    rig = busy()
+    rig.do(rig.core.submit, request(gpus=4, key="large"))
+    assert rig.core.workload("large").reason.startswith("gpu_count")
+    document = rig.exported("large")
+    assert (replay(document).differences, document["outcome"]["placements"]) == ((), [])
+    rig.do(rig.core.cancel, "two")
+    rig.do(rig.core.cancel, "three")
+    assert rig.core.workload("large").placements
+    document = rig.exported("large")
+    assert replay(document).differences == ()
+    assert document["outcome"]["placements"][0]["node_name"] == "c"
+
+
+def test_a_decision_older_than_the_journal_is_refused():
+    rig = busy()
+    rig.compact()
+    with pytest.raises(FailedPrecondition, match="reaches back to entry 12"):
+        rig.exported("four")
+    rig.do(rig.core.submit, request(gpus=1, key="new"))
+    assert replay(rig.exported("new")).differences == ()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(
+                st.just("submit"), st.integers(1, 40), st.sampled_from((0, 250, 500, 1000, 2000)), st.integers(1, 3)
+            ),
+            st.tuples(st.just("cancel"), st.integers(0, 30)),
+            st.tuples(st.just("lose"), st.sampled_from("abc")),
+            st.tuples(st.just("join"), st.sampled_from("abcd")),
+            st.tuples(st.just("compact")),
+        ),
+        max_size=30,
+    )
+)
+def test_decisions_of_random_histories_replay(history):
+    rig = Recorder(node("a"), node("b", model="T4"))
+    recent: dict[str, None] = {}
+    for step in history:
+        match step:
+            case ("submit", cpu, milli, replicas):
+                key = f"k{len(rig.core.state.workloads)}"
+                gpus = 2 if milli == 2000 else int(milli > 0)
+                found = request(cpu=cpu, gpus=gpus, milli=min(milli, 1000), key=key, replicas=replicas)
+                with contextlib.suppress(InvalidArgument):
+                    rig.do(rig.core.submit, found)
+                    recent[key] = None
+            case ("cancel", number) if number < len(rig.core.state.workloads):
+                rig.do(rig.core.cancel, list(rig.core.state.workloads)[number])
+            case ("lose", name) if name in rig.core.state.nodes:
+                rig.do(rig.core.node_lost, name)
+            case ("join", name):
+                rig.do(rig.core.node_joined, node(name, model="G3" if name == "d" else "G2"))
+            case ("compact",):
+                rig.compact()
+                recent.clear()
+    for key in recent:
+        document = rig.exported(key)
+        if document["outcome"]["placements"]:
+            assert replay(document).differences == ()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [[], {}, {"format": "eelgrid decision", "version": 2}, {"format": "eelgrid decision", "version": 1, "spec": 4}],
+)
+def test_what_is_no_decision_is_refused(document):
+    with pytest.raises(DecisionUnreadable):
+        replay(document)
+
+
+async def test_export_from_a_running_controller(tmp_path):
+    async with running(tmp_path) as rig:
+        await rig.join(inventory("n1"), inventory("n2"))
+        for number in range(3):
+            await rig.operators.submit_workload(wanted(f"k{number}", milli=400))
+        parts = [part.text async for part in rig.operators.export_decision(ExportDecisionRequest(workload_id="k1"))]
+        document = json.loads("".join(parts))
+        assert replay(document).differences == ()
+        assert document["revision"] == 6
+        with pytest.raises(NotFound):
+            async for _ in rig.operators.export_decision(ExportDecisionRequest(workload_id="k9")):
+                pass
+
+
+def test_the_command_says_equal_or_shows_the_difference(tmp_path):
+    file = tmp_path / "one.json"
+    document = busy().exported("one")
+    file.write_text(json.dumps(document))
+    done = CliRunner().invoke(cli, ["decision", "replay", str(file)])
+    assert (done.exit_code, done.output.splitlines()[-1]) == (0, "equal to the last bit")
+    document["weights"]["power"] = 0.0
+    file.write_text(json.dumps(document))
+    done = CliRunner().invoke(cli, ["decision", "replay", str(file), "-o", "json"])
+    assert done.exit_code == 1
+    plain = json.loads(done.output)
+    assert plain["equal"] is False
+    assert plain["differences"]
+    file.write_text("[")
+    done = CliRunner().invoke(cli, ["decision", "replay", str(file)])
+    assert done.exit_code == 5
+    assert "is no JSON" in done.stderr
+
+
+def test_the_command_writes_a_file(tmp_path):
+    fake = FakeOperators()
+    with serving(fake) as address:
+
+        def run(*arguments):
+            return CliRunner().invoke(cli, ["--controller", address, *map(str, arguments)], prog_name="eelctl")
+
+        assert run("submit", "--id", "job", "--name", "job", "--cpu", 1).exit_code == 0
+        file = tmp_path / "job.json"
+        done = run("decision", "export", "job", "--file", file)
+        assert (done.exit_code, json.loads(file.read_text())) == (0, {"workload": "job"})
+        assert f"eelctl decision replay {file}" in done.output
+        assert json.loads(run("decision", "export", "job", "--file", "-").output) == {"workload": "job"}
+        assert run("decision", "export", "nothing", "--file", file).exit_code == 4
+        assert run("decision", "export", "job", "--file", tmp_path / "no" / "way").exit_code == 5
