@@ -98,7 +98,9 @@ def kinds_of(cpu_milli: Ints, memory: Ints, gpu_count: Ints, gpu_milli: Ints, mo
 
 def shapes_of(capacity: Ints, model: Ints) -> tuple[Ints, list[int]]:
     """The table of shapes (P, 4 + G) from CPU (P,) and the model of each slot (P, G), -1 for none; and the families."""
-    models = [bits(np.isin(np.arange(1 + int(model.max(initial=-1))), row)) for row in model]
+    if int(model.max(initial=-1)) >= MODELS_MOST:
+        raise ValueError(f"there are {int(model.max()) + 1} GPU models; a fleet may have {MODELS_MOST}")
+    models = [sum(1 << each for each in set(row) if each >= 0) for row in model.tolist()]
     families = sorted(set(models))
     family = [families.index(each) for each in models]
     columns = (capacity, np.array(models, np.int64), np.array(family, np.int64), (model >= 0).sum(axis=1), model)

@@ -72,15 +72,22 @@ class Candidates:
         """Sorts (N,) are bits of the sorts of GPU task that a node holds, as eelgrid_kernels.build.tags_of numbers."""
         count = len(nodes.rank)
         keys = self._keys(nodes, slice(None))
-        distinct, first, shape = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        raw, width = keys.tobytes(), keys.shape[1] * keys.itemsize
+        self._codes: dict[bytes, int] = {}
+        first: list[int] = []
+        shape = np.empty(count, np.int64)
+        for row in range(count):
+            code = self._codes.setdefault(raw[row * width : (row + 1) * width], len(first))
+            if code == len(first):
+                first.append(row)
+            shape[row] = code
         there = nodes.gpu_state[first] == GPU_PLACEABLE
         table, families = shapes_of(nodes.cpu_capacity[first], np.where(there, nodes.gpu_model[first], -1))
         added_w = np.where(there, nodes.gpu_busy_w[first] - nodes.gpu_idle_w[first], 0.0)
         most = max(1, min(_KINDS_MOST, _KINDS_BYTES_MOST // (_KIND_BYTES * max(1, count))))
         none = np.zeros(most, np.int64)
         kinds = kinds_of(none, none, none, none, none)
-        self._codes = {key.tobytes(): code for code, key in enumerate(distinct)}
-        self._shape = shape.reshape(-1).astype(np.int64)
+        self._shape = shape
         # Ranks are made distinct, equals in order of rows.
         rank = np.argsort(np.argsort(nodes.rank, kind="stable")).astype(np.int64)
         placed = (self._shape, rank, nodes.memory_free.copy())
