@@ -13,7 +13,7 @@ import numpy as np
 from eelgrid_kernels import GPU_ABSENT, GPU_PARTITIONED, GPU_PLACEABLE, Mix, Nodes
 from eelgrid_kernels.move_arrays import Ground, Limits, Prices, Requests, Search, Units
 from eelgrid_kernels.moves import OVERLAPS, RELEASES, STAYS, improve
-from eelgrid_kernels.potential import weigh_board
+from eelgrid_kernels.potential import BLOCK_LEAST, weigh_board
 from tests import naive
 
 WATTS = ((10.0, 70.0), (30.0, 150.0), (50.0, 400.0))
@@ -38,7 +38,7 @@ class Case:
     nodes: list[naive.Node]
     units: list[Unit]
     mix: list[naive.Class]
-    prices: tuple[float, float, float]
+    prices: tuple[float, float, float, float]
     limits: Limits
 
     def cost_w(self, nodes: list[naive.Node]) -> float:
@@ -48,8 +48,15 @@ class Case:
             self.prices[0] * naive.node_power(node)
             + self.prices[1] * naive.fragmentation(node, self.mix) / (1000.0 * total)
             + self.prices[2] * naive.stranded(node)
+            - self.prices[3] * block(node)
             for node in nodes
         )
+
+
+def block(node: naive.Node) -> int:
+    """GPUs that are wholly free, where they are many."""
+    free = [gpu for gpu in node.gpus if gpu is not None and not gpu.partitioned and gpu.free == 1000]
+    return len(free) if node.available and len(free) >= BLOCK_LEAST else 0
 
 
 def lifted(node: naive.Node, slots: list[int], task: naive.Task) -> naive.Node:
@@ -57,15 +64,17 @@ def lifted(node: naive.Node, slots: list[int], task: naive.Task) -> naive.Node:
     return naive.placed(node, slots, replace(task, cpu_milli=-task.cpu_milli, memory_bytes=-task.memory_bytes, gpu_milli=-task.gpu_milli))  # fmt: skip
 
 
-def draw_case(seed: int, *, nodes: int = 3, units: int = 5, moves: int = 3, gangs: bool = True) -> Case:
+def draw_case(
+    seed: int, *, nodes: int = 3, units: int = 5, moves: int = 3, gangs: bool = True, blocks: bool = False
+) -> Case:
     """A cluster that filled and emptied again: work stands scattered."""
     rng = random.Random(seed)
     fleet = []
     for rank in range(nodes):
         idle_w, busy_w = rng.choice(WATTS)
         model = rng.randrange(2)
-        gpus = [naive.Gpu(model, 1000, idle_w, busy_w) for _ in range(rng.choice((1, 2, 2, 3)))]
-        gpus += [None] * (3 - len(gpus))
+        gpus = [naive.Gpu(model, 1000, idle_w, busy_w) for _ in range(rng.choice((4, 5) if blocks else (1, 2, 2, 3)))]
+        gpus += [None] * ((5 if blocks else 3) - len(gpus))
         if rng.random() < 0.1 and gpus[0]:
             gpus[0].partitioned = True
         cpu = rng.choice((32_000, 64_000))
@@ -92,7 +101,10 @@ def draw_case(seed: int, *, nodes: int = 3, units: int = 5, moves: int = 3, gang
     mix = [
         naive.Class(replace(unit.task, memory_bytes=0), rng.randrange(1, 5)) for unit in placed
     ] + [naive.Class(naive.Task(8000, 0, 1, 1000), 3)]  # fmt: skip
-    prices = rng.choice(((1.0, 80.0, 200.0), (1.0, 20.0, 50.0), (0.1, 100.0, 200.0), (1.0, 0.0, 0.0)))
+    prices = rng.choice(
+        ((1.0, 80.0, 200.0, 0.0), (1.0, 20.0, 50.0, 0.0), (0.1, 100.0, 200.0, 0.0), (1.0, 0.0, 0.0, 0.0))
+    )
+    prices = (*prices[:3], 25.0) if blocks else prices
     return Case(fleet, placed, mix, prices, Limits(moves, rng.choice((1500, 100_000)), 1.0, False, 4096))
 
 

@@ -32,6 +32,7 @@ from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     Gpu,
     Inventory,
+    MoveGoal,
     RecommendMovesRequest,
     ResourceRequest,
     SubmitWorkloadRequest,
@@ -63,6 +64,8 @@ class Row(NamedTuple):
     net_gain_w: float
     typical_before: int
     typical_after: int
+    block_before: float
+    block_after: float
     gpu8_before: int
     gpu8_after: int
     search_s: float
@@ -119,12 +122,12 @@ def _scenes(trace: Trace, seed: int) -> Iterator[tuple[str, float, Core]]:
         yield "thinned", load_, core
 
 
-def _rows(trace: Trace, seed: int) -> list[Row]:
+def _rows(trace: Trace, seed: int, goal: MoveGoal) -> list[Row]:
     rows = []
     for scene, load_, core in _scenes(trace, seed):
         for budget in BUDGETS:
             begun = time.perf_counter()
-            found = recommend(core.survey_moves(RecommendMovesRequest(moves_ratio=budget)))
+            found = recommend(core.survey_moves(RecommendMovesRequest(goal=goal, moves_ratio=budget)))
             took_s = time.perf_counter() - begun
             before, after = found.before, found.after
             saved_w = before.power_w - after.power_w
@@ -132,7 +135,7 @@ def _rows(trace: Trace, seed: int) -> list[Row]:
                 Row(
                     trace.name, seed, scene, load_, 100 * budget, found.running, found.moving,
                     found.moving_gpu_milli / 1000, before.power_w / 1e3, saved_w, 100 * saved_w / before.power_w,
-                    found.gain_w, before.typical_tasks, after.typical_tasks, before.largest[0].tasks,
+                    found.gain_w, before.typical_tasks, after.typical_tasks, before.block_gpus, after.block_gpus, before.largest[0].tasks,
                     after.largest[0].tasks, took_s,
                 )
             )  # fmt: skip
@@ -153,12 +156,13 @@ def _means(rows: Sequence[Row]) -> list[Row]:
 
 def _table(means: Sequence[Row]) -> str:
     lines = [
-        "scene     x  budget  running  moved   GPUs     before      saved    saved  typical tasks fit  largest fit  search"
+        "scene     x  budget  running  moved   GPUs     before      saved    saved  typical tasks fit  GPUs in blocks  largest fit  search"
     ]
     lines.extend(
         f"{r.scene:<8}{r.load:>3.1f}{r.budget_pct:>6.0f} %{r.running:>9.0f}{r.moved:>7.0f}{r.moved_gpu:>7.1f}"
         f"{r.power_before_kw:>8.1f} kW{r.saved_w:>9.0f} W{r.saved_pct:>7.2f} %"
         f"{r.typical_before:>9.0f} {r.typical_after - r.typical_before:>+8.0f}"
+        f"{r.block_before:>9.0f} {r.block_after - r.block_before:>+6.0f}"
         f"{r.gpu8_before:>8.0f} {r.gpu8_after - r.gpu8_before:>+4.0f}{r.search_s:>6.1f} s"
         for r in means
     )
@@ -197,6 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.moves", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("EELGRID_DATA", "../shared/data")))
     parser.add_argument("--trace", default="default")
+    parser.add_argument("--goal", choices=[goal.name.lower() for goal in MoveGoal if goal], default="balanced")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=Path("bench-out/moves"))
@@ -204,7 +209,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     trace = load(options.data, options.trace)
     options.out.mkdir(parents=True, exist_ok=True)
     work = Parallel(n_jobs=max(1, min(options.processes, options.seeds)))
-    rows = [row for found in work(delayed(_rows)(trace, seed) for seed in SEEDS[: options.seeds]) for row in found]
+    rows = [
+        row
+        for found in work(
+            delayed(_rows)(trace, seed, MoveGoal[options.goal.upper()]) for seed in SEEDS[: options.seeds]
+        )
+        for row in found
+    ]
     with (options.out / "moves.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(Row._fields)

@@ -31,21 +31,27 @@ from eelgrid_protos.messages import (
     HORIZON_S,
     MOVES_MOST,
     MOVES_RATIO,
-    OBJECTIVES,
     RESTART_S,
     Mobility,
     MoveGoal,
     Placement,
     RecommendMovesRequest,
     ResourceRequest,
-    Weights,
     Workload,
     WorkloadKind,
     WorkloadPhase,
 )
 
-__all__ = ["Problem", "Unit", "survey"]
+__all__ = ["GOALS", "TERMS", "Problem", "Unit", "survey"]
 
+TERMS = ("power", "fragmentation", "stranding", "blocks")
+# By what moves are found and judged, whatever the weights of placement are: measured on the openb traces, see
+# docs/moves.md.
+GOALS = {
+    MoveGoal.POWER: Prices(power=1.0, fragmentation_w=20.0, stranding_w=50.0, block_w=0.0),
+    MoveGoal.ROOM: Prices(power=0.1, fragmentation_w=100.0, stranding_w=200.0, block_w=0.0),
+    MoveGoal.BALANCED: Prices(power=1.0, fragmentation_w=80.0, stranding_w=200.0, block_w=0.0),
+}
 _CPU_MILLI_PER_PACKAGE = 32_000
 _MANNERS = {Mobility.FIXED: STAYS, Mobility.RESTARTABLE: RELEASES}
 
@@ -67,7 +73,7 @@ class Problem:
 
     revision: int
     goal: MoveGoal
-    weights: Weights
+    prices: Prices
     nodes: Nodes
     mix: Mix
     # The classes whose room is told one by one.
@@ -81,16 +87,10 @@ class Problem:
     restart_s: float
     horizon_s: float
 
-    @property
-    def prices(self) -> Prices:
-        """The weights as the kernels want them."""
-        return Prices(float(self.weights.power), float(self.weights.fragmentation_w), float(self.weights.stranding_w))
-
 
 def survey(state: ClusterState, snapshot: Snapshot, asked: RecommendMovesRequest) -> Problem:
     """Copies what a search needs."""
     goal = asked.goal or MoveGoal.BALANCED
-    named = {MoveGoal.POWER: OBJECTIVES["energy"], MoveGoal.ROOM: OBJECTIVES["performance"]}
     restart_s = RESTART_S if asked.restart_s is None else asked.restart_s
     horizon_s = HORIZON_S if asked.horizon_s is None else asked.horizon_s
     units = tuple(_units(state, snapshot, restart_s / horizon_s))
@@ -100,7 +100,7 @@ def survey(state: ClusterState, snapshot: Snapshot, asked: RecommendMovesRequest
     return Problem(
         revision=state.revision,
         goal=goal,
-        weights=named.get(goal, state.policy.weights),
+        prices=GOALS.get(goal, GOALS[MoveGoal.BALANCED]),
         nodes=Nodes._make(np.array(array, order="C") for array in snapshot.nodes),
         mix=own_mix(snapshot.mix),
         largest=largest(state.demand.counts),

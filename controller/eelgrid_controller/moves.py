@@ -19,18 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eelgrid_controller.demand import TaskClass
-from eelgrid_controller.movable import Problem
-from eelgrid_controller.planner import TERMS
+from eelgrid_controller.movable import GOALS, TERMS, Problem
 from eelgrid_controller.room import Room, fitting, ground_of, room, stream
 from eelgrid_kernels import GPU_PLACEABLE, GPU_WHOLE_MILLI, Nodes, cluster_power
 from eelgrid_kernels.move_arrays import Ground, Prices, Requests, Search, Units
 from eelgrid_kernels.moves import RELEASES, STAYS, improve
 from eelgrid_kernels.potential import book, node_terms, totals, weigh_board
 from eelgrid_protos.messages import (
-    OBJECTIVES,
     Candidate,
     ClassFit,
     CostTerm,
+    GoalWeights,
     Move,
     Placement,
     Recommendation,
@@ -55,7 +54,6 @@ _WAYS = ((1.0, False), (0.0, False), (1.0, True), (0.0, True))
 # Units times nodes up to which every ejection is weighed at least once; and how many are in a larger cluster, where
 # each takes most of a millisecond and some other node has room anyway.
 _SMALL, _EJECTIONS = 4096, 256
-_PARTS = ("power", "fragmentation_w", "stranding_w")
 
 
 class _Step(NamedTuple):
@@ -74,8 +72,8 @@ def _rows(problem: Problem) -> Ints:
     held = (nodes.gpu_state == GPU_PLACEABLE) & (nodes.gpu_free < GPU_WHOLE_MILLI)
     # Watts of GPUs that are on for a part of their capacity, and everything else that the weights price.
     spare_w = (held * (nodes.gpu_busy_w - nodes.gpu_idle_w) * nodes.gpu_free / GPU_WHOLE_MILLI).sum(axis=1)
-    terms = np.zeros(3)
-    waste_w = spare_w * problem.weights.power
+    terms = np.zeros(len(TERMS))
+    waste_w = spare_w * problem.prices.power
     for row in range(count):
         node_terms(nodes, problem.mix, row, terms)
         waste_w[row] += problem.prices.fragmentation_w * terms[1] + problem.prices.stranding_w * terms[2]
@@ -173,8 +171,7 @@ def _steps(problem: Problem) -> tuple[list[_Step], int]:
 
 def _guides(problem: Problem) -> tuple[Prices, ...]:
     """Weights to search by; what is found is judged by the problem's own, whichever led there."""
-    named = (Prices(*(float(getattr(OBJECTIVES[name], part)) for part in _PARTS)) for name in ("energy", "performance"))
-    return tuple(dict.fromkeys((problem.prices, *named)))
+    return tuple(dict.fromkeys((problem.prices, *GOALS.values())))
 
 
 def _own_ground(begun: Ground) -> Ground:
@@ -200,7 +197,7 @@ def _step(problem: Problem, search: Search, rows: Ints, chosen: list[int], unit:
 
 def _terms(problem: Problem, nodes: Nodes, row: int) -> Floats:
     """The terms of a node's cost, in watts-equivalent."""
-    terms = np.zeros(3)
+    terms = np.zeros(len(TERMS))
     node_terms(nodes, problem.mix, row, terms)
     weighed: Floats = terms * np.array(problem.prices)
     return weighed
@@ -268,12 +265,13 @@ def cluster_power_of(nodes: Nodes, rows: set[int]) -> float:
 
 
 def _standing(problem: Problem, nodes: Nodes, found: Room) -> Standing:
-    terms = np.zeros(3)
+    terms = np.zeros(len(TERMS))
     totals(nodes, problem.mix, terms)
     return Standing(
         power_w=float(terms[0]),
         fragmented_gpus=float(terms[1]),
         stranded_gpus=float(terms[2]),
+        block_gpus=-float(terms[3]) + 0.0,
         cost_w=float((terms * np.array(problem.prices)).sum()),
         typical_tasks=found.tasks,
         typical_gpu_milli=found.gpu_milli,
@@ -297,13 +295,13 @@ def recommend(problem: Problem) -> Recommendation:
     moves, after = _moves(problem, steps)
     kinds = stream(problem.nodes, problem.mix)
     asked = problem.mix.gpu_count * problem.mix.gpu_milli
-    rooms = [room(nodes, problem.mix, problem.prices, kinds) for nodes in (problem.nodes, after)]
+    rooms = [room(nodes, problem.mix, kinds) for nodes in (problem.nodes, after)]
     moved = [problem.units[step.unit] for step in steps]
     found = Recommendation(
         recommendation_id="-",
         revision=problem.revision,
         goal=problem.goal,
-        weights=problem.weights,
+        weights=GoalWeights(**problem.prices._asdict()),
         moves=moves,
         before=_standing(problem, problem.nodes, rooms[0]),
         after=_standing(problem, after, rooms[1]),
@@ -324,6 +322,6 @@ def recommend(problem: Problem) -> Recommendation:
         typical_asked_gpu_milli=int(asked[kinds].sum()),
         nodes_considered=considered,
     )
-    text = f"{problem.revision} {problem.weights} {moves}"
+    text = f"{problem.revision} {problem.prices} {moves}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return replace(found, recommendation_id=f"moves-{problem.revision}-{digest}")

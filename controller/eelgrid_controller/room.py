@@ -29,6 +29,8 @@ Ints = NDArray[np.int64]
 STREAM_MOST = 4096
 LARGEST_MOST = 4
 _COUNT_MOST = 1_000_000
+# How the stream is placed, by whatever goal moves were found: so that room is one measure.
+_ARRIVALS = Prices(power=1.0, fragmentation_w=80.0, stranding_w=200.0, block_w=0.0)
 
 
 class Room(NamedTuple):
@@ -92,7 +94,7 @@ def stream(nodes: Nodes, mix: Mix) -> Ints:
     return np.array(chosen, np.int64)
 
 
-def room(nodes: Nodes, mix: Mix, prices: Prices, kinds: Ints) -> Room:
+def room(nodes: Nodes, mix: Mix, kinds: Ints) -> Room:
     """What of a stream of classes (T,) finds a place on these nodes."""
     asked = mix.gpu_count * mix.gpu_milli
     requests = Requests(
@@ -105,7 +107,7 @@ def room(nodes: Nodes, mix: Mix, prices: Prices, kinds: Ints) -> Room:
     )
     accepted = np.zeros(len(kinds), np.int64)
     if len(kinds):
-        fill(ground_of(nodes, mix, prices, requests), kinds, accepted)
+        fill(ground_of(nodes, mix, _ARRIVALS, requests), kinds, accepted)
     return Room(int(accepted.sum()), int((accepted * asked[kinds]).sum()))
 
 

@@ -22,6 +22,7 @@ class Prices(NamedTuple):
     power: float  # watts per watt
     fragmentation_w: float  # watts per fragmented GPU
     stranding_w: float  # watts per stranded GPU
+    block_w: float  # watts that a free GPU of a block is worth
 
 
 class Requests(NamedTuple):

@@ -1,11 +1,13 @@
 """What a node costs, and what one more task adds to it: the measure that moves are judged by.
 
-    cost(n) = w_power * P(n) + w_frag * F(n) / 1000 + w_strand * S(n)
+    cost(n) = w_power * P(n) + w_frag * F(n) / 1000 + w_strand * S(n) - w_block * B(n)
 
 Owns the potential of one node as a function of the node alone, in one place
 (`node_terms`), and a board of what each kind of request would add to each node.
 P, F and S are those whose differences eelgrid_kernels.placement weighs for an
-arrival: tests hold the two together, so that a term that is new there fails here.
+arrival; tests hold the two together. B is of moves alone: the GPUs of n that are
+wholly free, if they are at least BLOCK_LEAST. F counts what the mix cannot use, and
+in a mix of small tasks it hardly sees that a large one finds no node any more.
 
 `fill` lets a stream of tasks arrive, which is how room for future work is counted.
 """
@@ -16,32 +18,39 @@ import numpy as np
 from eelgrid_kernels.arrays import Floats, Ints, Mix, Nodes
 from eelgrid_kernels.compiled import kernel, unlocked
 from eelgrid_kernels.move_arrays import Ground, Prices, Requests
-from eelgrid_kernels.placement import FEED, GPU_PLACEABLE, fragmentation, node_power
+from eelgrid_kernels.placement import FEED, GPU_PLACEABLE, GPU_WHOLE_MILLI, fragmentation, node_power
 
 __all__ = [
-    "added_w", "book", "elsewhere", "fill", "node_cost_w", "node_terms", "restore", "totals", "touch", "weigh_board",
+    "BLOCK_LEAST", "added_w", "book", "elsewhere", "fill", "node_cost_w", "node_terms", "restore", "totals", "touch", "weigh_board",
     "weigh_column",
 ]  # fmt: skip
 
 
+# Whole free GPUs that are a block: half a node of the usual eight.
+BLOCK_LEAST = 4
+
+
 @kernel
 def node_terms(nodes: Nodes, mix: Mix, node: int, terms: Floats) -> None:
-    """Watts, fragmented GPUs and stranded GPUs of a node into terms (3,), in place."""
-    total = 0
+    """Watts, fragmented GPUs, stranded GPUs and less GPUs of blocks of a node into terms (4,), in place."""
+    total = whole = 0
     for slot in range(nodes.gpu_state.shape[1]):
         if nodes.gpu_state[node, slot] == GPU_PLACEABLE:
             total += nodes.gpu_free[node, slot]
+            whole += nodes.gpu_free[node, slot] == GPU_WHOLE_MILLI
     terms[0] = node_power(nodes, node)
     terms[1] = fragmentation(nodes, mix, node) / (mix.total * 1000.0)
     terms[2] = max(0, FEED * total - nodes.cpu_free[node]) / (FEED * 1000.0)
+    terms[3] = -whole if whole >= BLOCK_LEAST and nodes.available[node] else 0
 
 
 @kernel
 def node_cost_w(nodes: Nodes, mix: Mix, prices: Prices, node: int) -> float:
     """The potential of a node in watts-equivalent."""
-    terms = np.empty(3)
+    terms = np.empty(4)
     node_terms(nodes, mix, node, terms)
-    return float(prices.power * terms[0] + prices.fragmentation_w * terms[1] + prices.stranding_w * terms[2])
+    use_w = prices.power * terms[0] + prices.fragmentation_w * terms[1]
+    return float(use_w + prices.stranding_w * terms[2] + prices.block_w * terms[3])
 
 
 @kernel
@@ -187,8 +196,8 @@ def fill(ground: Ground, kinds: Ints, accepted: Ints) -> None:
 
 @kernel
 def totals(nodes: Nodes, mix: Mix, terms: Floats) -> None:
-    """Watts, fragmented GPUs and stranded GPUs of all nodes into terms (3,), in place."""
-    one = np.empty(3)
+    """The terms of all nodes into terms (4,), in place."""
+    one = np.empty(4)
     terms[:] = 0.0
     for node in range(nodes.cpu_capacity.shape[0]):
         node_terms(nodes, mix, node, one)

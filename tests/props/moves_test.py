@@ -14,6 +14,7 @@ from tests.move_cases import (
     Case,
     arrays,
     best_gain_w,
+    block,
     draw_case,
     gained_w,
     lifted,
@@ -35,9 +36,9 @@ def in_way(case: Case, thrift: float, deep: bool) -> Case:
 
 
 @quiet
-@given(SEEDS, st.sampled_from(WAYS), st.integers(1, 8), st.integers(2, 5))
-def test_every_move_is_possible_in_its_turn_within_the_budget_and_gains_what_it_says(seed, way, moves, nodes):
-    case = in_way(draw_case(seed, nodes=nodes, units=8, moves=moves), *way)
+@given(SEEDS, st.sampled_from(WAYS), st.integers(1, 8), st.integers(2, 5), st.booleans())
+def test_every_move_is_possible_in_its_turn_within_the_budget_and_gains_what_it_says(seed, way, moves, nodes, blocks):
+    case = in_way(draw_case(seed, nodes=nodes, units=8, moves=moves, blocks=blocks), *way)
     found = searched(case)
     state = case.nodes
     for unit, places in found:
@@ -66,15 +67,20 @@ def test_what_stays_is_as_if_it_were_not_there(seed):
 
 
 @quiet
-@given(SEEDS)
-def test_the_potential_is_that_of_the_twin(seed):
-    case = draw_case(seed, nodes=4, units=6)
+@given(SEEDS, st.booleans())
+def test_the_potential_is_that_of_the_twin(seed, blocks):
+    case = draw_case(seed, nodes=4, units=6, blocks=blocks)
     ground, _ = arrays(case)
-    terms = np.zeros(3)
+    terms = np.zeros(4)
     total = sum(entry.weight for entry in case.mix)
     for index, node in enumerate(case.nodes):
         node_terms(ground.nodes, ground.mix, index, terms)
-        wanted = [naive.node_power(node), naive.fragmentation(node, case.mix) / (1000.0 * total), naive.stranded(node)]
+        wanted = [
+            naive.node_power(node),
+            naive.fragmentation(node, case.mix) / (1000.0 * total),
+            naive.stranded(node),
+            -block(node),
+        ]
         assert terms.tolist() == pytest.approx(wanted)
         assert node_cost_w(ground.nodes, ground.mix, ground.prices, index) == pytest.approx(case.cost_w([node]))
     totals(ground.nodes, ground.mix, terms)
@@ -96,7 +102,7 @@ def test_what_a_task_adds_is_what_placement_weighs_for_an_arrival(seed):
             if naive.verdict(node, unit.task):
                 assert added == np.inf
                 continue
-            weighed = [naive.cost(node, choice, unit.task, case.mix, case.prices)[0]
+            weighed = [naive.cost(node, choice, unit.task, case.mix, case.prices[:3])[0]
                        for choice in naive.choices(node, unit.task)]  # fmt: skip
             assert added == pytest.approx(min(weighed))
 
@@ -135,7 +141,7 @@ def test_the_best_of_all_ways_is_best_in_nine_of_ten_small_cases():
     found = [
         max(
             gained_w(case, searched(in_way(replace(case, prices=guide), *way)))
-            for guide in (case.prices, (1.0, 20.0, 50.0), (0.1, 100.0, 200.0))
+            for guide in (case.prices, (1.0, 20.0, 50.0, 0.0), (0.1, 100.0, 200.0, 0.0))
             for way in WAYS
         )
         for case in cases

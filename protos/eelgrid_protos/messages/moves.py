@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.messages.policy import Weights
 from eelgrid_protos.messages.workload import Candidate, Placement
 from eelgrid_protos.open_enum import OpenEnum
 from eelgrid_protos.quantities import (
@@ -29,6 +28,7 @@ __all__ = [
     "ApplyMovesRequest",
     "ApplyMovesResponse",
     "ClassFit",
+    "GoalWeights",
     "Move",
     "MoveGoal",
     "RecommendMovesRequest",
@@ -45,6 +45,7 @@ MOVES_MOST = 10_000
 
 # Sums over a cluster: of a million GPUs at a kilowatt, with room for the weights.
 ClusterWatts = Annotated[float, Range(-1e12, 1e12, "W")]
+GoalWeight = Annotated[float, Range(0.0, 1e6)]
 Gpus = Annotated[float, Range(0.0, 1e9)]
 RestartSeconds = Annotated[float, Range(0.0, 86_400.0, "s")]
 HorizonSeconds = Annotated[float, Range(1.0, 31_536_000.0, "s")]
@@ -57,6 +58,16 @@ class MoveGoal(OpenEnum):
     POWER = 1
     ROOM = 2
     BALANCED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoalWeights:
+    """What a goal pays for each term of the cost."""
+
+    power: GoalWeight
+    fragmentation_w: GoalWeight
+    stranding_w: GoalWeight
+    block_w: GoalWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +114,7 @@ class Standing:
     typical_tasks: Uint32
     typical_gpu_milli: Uint64
     largest: Annotated[tuple[ClassFit, ...], Many(16)] = ()
+    block_gpus: Gpus = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +124,7 @@ class Recommendation:
     recommendation_id: Identifier
     revision: Uint64
     goal: MoveGoal
-    weights: Weights
+    weights: GoalWeights
     moves: Annotated[tuple[Move, ...], Many(MOVES_MOST)] = ()
     before: Standing
     after: Standing

@@ -22,35 +22,36 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from eelgrid_protos.wire import policy_pb2 as eelgrid_dot_v1_dot_policy__pb2
 from eelgrid_protos.wire import workload_pb2 as eelgrid_dot_v1_dot_workload__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65\x65lgrid/v1/moves.proto\x12\neelgrid.v1\x1a\x17\x65\x65lgrid/v1/policy.proto\x1a\x19\x65\x65lgrid/v1/workload.proto\"\x86\x01\n\x0bReplicaMove\x12%\n\x06source\x18\x01 \x01(\x0b\x32\x15.eelgrid.v1.Placement\x12%\n\x06target\x18\x02 \x01(\x0b\x32\x15.eelgrid.v1.Placement\x12)\n\ncandidates\x18\x03 \x03(\x0b\x32\x15.eelgrid.v1.Candidate\"\x9f\x01\n\x04Move\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12)\n\x08replicas\x18\x03 \x03(\x0b\x32\x17.eelgrid.v1.ReplicaMove\x12\x15\n\rrelease_first\x18\x04 \x01(\x08\x12\x0f\n\x07power_w\x18\x05 \x01(\x01\x12\x11\n\trestart_w\x18\x06 \x01(\x01\x12\x0e\n\x06gain_w\x18\x07 \x01(\x01\"f\n\x08\x43lassFit\x12\x11\n\tcpu_milli\x18\x01 \x01(\r\x12\x11\n\tgpu_count\x18\x02 \x01(\r\x12\x11\n\tgpu_milli\x18\x03 \x01(\r\x12\x12\n\ngpu_models\x18\x04 \x03(\t\x12\r\n\x05tasks\x18\x05 \x01(\r\"\xb4\x01\n\x08Standing\x12\x0f\n\x07power_w\x18\x01 \x01(\x01\x12\x17\n\x0f\x66ragmented_gpus\x18\x02 \x01(\x01\x12\x15\n\rstranded_gpus\x18\x03 \x01(\x01\x12\x0e\n\x06\x63ost_w\x18\x04 \x01(\x01\x12\x15\n\rtypical_tasks\x18\x05 \x01(\r\x12\x19\n\x11typical_gpu_milli\x18\x06 \x01(\x04\x12%\n\x07largest\x18\x07 \x03(\x0b\x32\x14.eelgrid.v1.ClassFit\"\x8c\x04\n\x0eRecommendation\x12\x19\n\x11recommendation_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x04\x12\"\n\x04goal\x18\x03 \x01(\x0e\x32\x14.eelgrid.v1.MoveGoal\x12$\n\x07weights\x18\x04 \x01(\x0b\x32\x13.eelgrid.v1.Weights\x12\x1f\n\x05moves\x18\x05 \x03(\x0b\x32\x10.eelgrid.v1.Move\x12$\n\x06\x62\x65\x66ore\x18\x06 \x01(\x0b\x32\x14.eelgrid.v1.Standing\x12#\n\x05\x61\x66ter\x18\x07 \x01(\x0b\x32\x14.eelgrid.v1.Standing\x12\x0e\n\x06gain_w\x18\x08 \x01(\x01\x12\x11\n\trestart_w\x18\t \x01(\x01\x12\x0f\n\x07running\x18\n \x01(\r\x12\x0f\n\x07movable\x18\x0b \x01(\r\x12\x0e\n\x06moving\x18\x0c \x01(\r\x12\x18\n\x10moving_gpu_milli\x18\r \x01(\x04\x12\x12\n\nmoves_most\x18\x0e \x01(\r\x12\x16\n\x0egpu_milli_most\x18\x0f \x01(\x04\x12\x11\n\trestart_s\x18\x10 \x01(\x01\x12\x11\n\thorizon_s\x18\x11 \x01(\x01\x12\x1b\n\x13typical_asked_tasks\x18\x12 \x01(\r\x12\x1f\n\x17typical_asked_gpu_milli\x18\x13 \x01(\x04\x12\x18\n\x10nodes_considered\x18\x14 \x01(\r\"\xc3\x01\n\x15RecommendMovesRequest\x12\"\n\x04goal\x18\x01 \x01(\x0e\x32\x14.eelgrid.v1.MoveGoal\x12\x12\n\nmoves_most\x18\x02 \x01(\r\x12\x13\n\x0bmoves_ratio\x18\x03 \x01(\x01\x12\x11\n\tgpu_ratio\x18\x04 \x01(\x01\x12\x16\n\trestart_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\thorizon_s\x18\x06 \x01(\x01H\x01\x88\x01\x01\x42\x0c\n\n_restart_sB\x0c\n\n_horizon_s\"L\n\x16RecommendMovesResponse\x12\x32\n\x0erecommendation\x18\x01 \x01(\x0b\x32\x1a.eelgrid.v1.Recommendation\".\n\x11\x41pplyMovesRequest\x12\x19\n\x11recommendation_id\x18\x01 \x01(\t\"O\n\x12\x41pplyMovesResponse\x12\r\n\x05moved\x18\x01 \x01(\r\x12\x10\n\x08revision\x18\x02 \x01(\x04\x12\x18\n\x10modelled_power_w\x18\x03 \x01(\x01*f\n\x08MoveGoal\x12\x19\n\x15MOVE_GOAL_UNSPECIFIED\x10\x00\x12\x13\n\x0fMOVE_GOAL_POWER\x10\x01\x12\x12\n\x0eMOVE_GOAL_ROOM\x10\x02\x12\x16\n\x12MOVE_GOAL_BALANCED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65\x65lgrid/v1/moves.proto\x12\neelgrid.v1\x1a\x19\x65\x65lgrid/v1/workload.proto\"[\n\x0bGoalWeights\x12\r\n\x05power\x18\x01 \x01(\x01\x12\x17\n\x0f\x66ragmentation_w\x18\x02 \x01(\x01\x12\x13\n\x0bstranding_w\x18\x03 \x01(\x01\x12\x0f\n\x07\x62lock_w\x18\x04 \x01(\x01\"\x86\x01\n\x0bReplicaMove\x12%\n\x06source\x18\x01 \x01(\x0b\x32\x15.eelgrid.v1.Placement\x12%\n\x06target\x18\x02 \x01(\x0b\x32\x15.eelgrid.v1.Placement\x12)\n\ncandidates\x18\x03 \x03(\x0b\x32\x15.eelgrid.v1.Candidate\"\x9f\x01\n\x04Move\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12)\n\x08replicas\x18\x03 \x03(\x0b\x32\x17.eelgrid.v1.ReplicaMove\x12\x15\n\rrelease_first\x18\x04 \x01(\x08\x12\x0f\n\x07power_w\x18\x05 \x01(\x01\x12\x11\n\trestart_w\x18\x06 \x01(\x01\x12\x0e\n\x06gain_w\x18\x07 \x01(\x01\"f\n\x08\x43lassFit\x12\x11\n\tcpu_milli\x18\x01 \x01(\r\x12\x11\n\tgpu_count\x18\x02 \x01(\r\x12\x11\n\tgpu_milli\x18\x03 \x01(\r\x12\x12\n\ngpu_models\x18\x04 \x03(\t\x12\r\n\x05tasks\x18\x05 \x01(\r\"\xc8\x01\n\x08Standing\x12\x0f\n\x07power_w\x18\x01 \x01(\x01\x12\x17\n\x0f\x66ragmented_gpus\x18\x02 \x01(\x01\x12\x15\n\rstranded_gpus\x18\x03 \x01(\x01\x12\x0e\n\x06\x63ost_w\x18\x04 \x01(\x01\x12\x15\n\rtypical_tasks\x18\x05 \x01(\r\x12\x19\n\x11typical_gpu_milli\x18\x06 \x01(\x04\x12%\n\x07largest\x18\x07 \x03(\x0b\x32\x14.eelgrid.v1.ClassFit\x12\x12\n\nblock_gpus\x18\x08 \x01(\x01\"\x90\x04\n\x0eRecommendation\x12\x19\n\x11recommendation_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x04\x12\"\n\x04goal\x18\x03 \x01(\x0e\x32\x14.eelgrid.v1.MoveGoal\x12(\n\x07weights\x18\x04 \x01(\x0b\x32\x17.eelgrid.v1.GoalWeights\x12\x1f\n\x05moves\x18\x05 \x03(\x0b\x32\x10.eelgrid.v1.Move\x12$\n\x06\x62\x65\x66ore\x18\x06 \x01(\x0b\x32\x14.eelgrid.v1.Standing\x12#\n\x05\x61\x66ter\x18\x07 \x01(\x0b\x32\x14.eelgrid.v1.Standing\x12\x0e\n\x06gain_w\x18\x08 \x01(\x01\x12\x11\n\trestart_w\x18\t \x01(\x01\x12\x0f\n\x07running\x18\n \x01(\r\x12\x0f\n\x07movable\x18\x0b \x01(\r\x12\x0e\n\x06moving\x18\x0c \x01(\r\x12\x18\n\x10moving_gpu_milli\x18\r \x01(\x04\x12\x12\n\nmoves_most\x18\x0e \x01(\r\x12\x16\n\x0egpu_milli_most\x18\x0f \x01(\x04\x12\x11\n\trestart_s\x18\x10 \x01(\x01\x12\x11\n\thorizon_s\x18\x11 \x01(\x01\x12\x1b\n\x13typical_asked_tasks\x18\x12 \x01(\r\x12\x1f\n\x17typical_asked_gpu_milli\x18\x13 \x01(\x04\x12\x18\n\x10nodes_considered\x18\x14 \x01(\r\"\xc3\x01\n\x15RecommendMovesRequest\x12\"\n\x04goal\x18\x01 \x01(\x0e\x32\x14.eelgrid.v1.MoveGoal\x12\x12\n\nmoves_most\x18\x02 \x01(\r\x12\x13\n\x0bmoves_ratio\x18\x03 \x01(\x01\x12\x11\n\tgpu_ratio\x18\x04 \x01(\x01\x12\x16\n\trestart_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\thorizon_s\x18\x06 \x01(\x01H\x01\x88\x01\x01\x42\x0c\n\n_restart_sB\x0c\n\n_horizon_s\"L\n\x16RecommendMovesResponse\x12\x32\n\x0erecommendation\x18\x01 \x01(\x0b\x32\x1a.eelgrid.v1.Recommendation\".\n\x11\x41pplyMovesRequest\x12\x19\n\x11recommendation_id\x18\x01 \x01(\t\"O\n\x12\x41pplyMovesResponse\x12\r\n\x05moved\x18\x01 \x01(\r\x12\x10\n\x08revision\x18\x02 \x01(\x04\x12\x18\n\x10modelled_power_w\x18\x03 \x01(\x01*f\n\x08MoveGoal\x12\x19\n\x15MOVE_GOAL_UNSPECIFIED\x10\x00\x12\x13\n\x0fMOVE_GOAL_POWER\x10\x01\x12\x12\n\x0eMOVE_GOAL_ROOM\x10\x02\x12\x16\n\x12MOVE_GOAL_BALANCED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'eelgrid.v1.moves_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MOVEGOAL']._serialized_start=1608
-  _globals['_MOVEGOAL']._serialized_end=1710
-  _globals['_REPLICAMOVE']._serialized_start=91
-  _globals['_REPLICAMOVE']._serialized_end=225
-  _globals['_MOVE']._serialized_start=228
-  _globals['_MOVE']._serialized_end=387
-  _globals['_CLASSFIT']._serialized_start=389
-  _globals['_CLASSFIT']._serialized_end=491
-  _globals['_STANDING']._serialized_start=494
-  _globals['_STANDING']._serialized_end=674
-  _globals['_RECOMMENDATION']._serialized_start=677
-  _globals['_RECOMMENDATION']._serialized_end=1201
-  _globals['_RECOMMENDMOVESREQUEST']._serialized_start=1204
-  _globals['_RECOMMENDMOVESREQUEST']._serialized_end=1399
-  _globals['_RECOMMENDMOVESRESPONSE']._serialized_start=1401
-  _globals['_RECOMMENDMOVESRESPONSE']._serialized_end=1477
-  _globals['_APPLYMOVESREQUEST']._serialized_start=1479
-  _globals['_APPLYMOVESREQUEST']._serialized_end=1525
-  _globals['_APPLYMOVESRESPONSE']._serialized_start=1527
-  _globals['_APPLYMOVESRESPONSE']._serialized_end=1606
+  _globals['_MOVEGOAL']._serialized_start=1700
+  _globals['_MOVEGOAL']._serialized_end=1802
+  _globals['_GOALWEIGHTS']._serialized_start=65
+  _globals['_GOALWEIGHTS']._serialized_end=156
+  _globals['_REPLICAMOVE']._serialized_start=159
+  _globals['_REPLICAMOVE']._serialized_end=293
+  _globals['_MOVE']._serialized_start=296
+  _globals['_MOVE']._serialized_end=455
+  _globals['_CLASSFIT']._serialized_start=457
+  _globals['_CLASSFIT']._serialized_end=559
+  _globals['_STANDING']._serialized_start=562
+  _globals['_STANDING']._serialized_end=762
+  _globals['_RECOMMENDATION']._serialized_start=765
+  _globals['_RECOMMENDATION']._serialized_end=1293
+  _globals['_RECOMMENDMOVESREQUEST']._serialized_start=1296
+  _globals['_RECOMMENDMOVESREQUEST']._serialized_end=1491
+  _globals['_RECOMMENDMOVESRESPONSE']._serialized_start=1493
+  _globals['_RECOMMENDMOVESRESPONSE']._serialized_end=1569
+  _globals['_APPLYMOVESREQUEST']._serialized_start=1571
+  _globals['_APPLYMOVESREQUEST']._serialized_end=1617
+  _globals['_APPLYMOVESRESPONSE']._serialized_start=1619
+  _globals['_APPLYMOVESRESPONSE']._serialized_end=1698
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,3 @@
-from eelgrid_protos.wire import policy_pb2 as _policy_pb2
 from eelgrid_protos.wire import workload_pb2 as _workload_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -19,6 +18,18 @@ MOVE_GOAL_UNSPECIFIED: MoveGoal
 MOVE_GOAL_POWER: MoveGoal
 MOVE_GOAL_ROOM: MoveGoal
 MOVE_GOAL_BALANCED: MoveGoal
+
+class GoalWeights(_message.Message):
+    __slots__ = ("power", "fragmentation_w", "stranding_w", "block_w")
+    POWER_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTATION_W_FIELD_NUMBER: _ClassVar[int]
+    STRANDING_W_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_W_FIELD_NUMBER: _ClassVar[int]
+    power: float
+    fragmentation_w: float
+    stranding_w: float
+    block_w: float
+    def __init__(self, power: _Optional[float] = ..., fragmentation_w: _Optional[float] = ..., stranding_w: _Optional[float] = ..., block_w: _Optional[float] = ...) -> None: ...
 
 class ReplicaMove(_message.Message):
     __slots__ = ("source", "target", "candidates")
@@ -63,7 +74,7 @@ class ClassFit(_message.Message):
     def __init__(self, cpu_milli: _Optional[int] = ..., gpu_count: _Optional[int] = ..., gpu_milli: _Optional[int] = ..., gpu_models: _Optional[_Iterable[str]] = ..., tasks: _Optional[int] = ...) -> None: ...
 
 class Standing(_message.Message):
-    __slots__ = ("power_w", "fragmented_gpus", "stranded_gpus", "cost_w", "typical_tasks", "typical_gpu_milli", "largest")
+    __slots__ = ("power_w", "fragmented_gpus", "stranded_gpus", "cost_w", "typical_tasks", "typical_gpu_milli", "largest", "block_gpus")
     POWER_W_FIELD_NUMBER: _ClassVar[int]
     FRAGMENTED_GPUS_FIELD_NUMBER: _ClassVar[int]
     STRANDED_GPUS_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +82,7 @@ class Standing(_message.Message):
     TYPICAL_TASKS_FIELD_NUMBER: _ClassVar[int]
     TYPICAL_GPU_MILLI_FIELD_NUMBER: _ClassVar[int]
     LARGEST_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_GPUS_FIELD_NUMBER: _ClassVar[int]
     power_w: float
     fragmented_gpus: float
     stranded_gpus: float
@@ -78,7 +90,8 @@ class Standing(_message.Message):
     typical_tasks: int
     typical_gpu_milli: int
     largest: _containers.RepeatedCompositeFieldContainer[ClassFit]
-    def __init__(self, power_w: _Optional[float] = ..., fragmented_gpus: _Optional[float] = ..., stranded_gpus: _Optional[float] = ..., cost_w: _Optional[float] = ..., typical_tasks: _Optional[int] = ..., typical_gpu_milli: _Optional[int] = ..., largest: _Optional[_Iterable[_Union[ClassFit, _Mapping]]] = ...) -> None: ...
+    block_gpus: float
+    def __init__(self, power_w: _Optional[float] = ..., fragmented_gpus: _Optional[float] = ..., stranded_gpus: _Optional[float] = ..., cost_w: _Optional[float] = ..., typical_tasks: _Optional[int] = ..., typical_gpu_milli: _Optional[int] = ..., largest: _Optional[_Iterable[_Union[ClassFit, _Mapping]]] = ..., block_gpus: _Optional[float] = ...) -> None: ...
 
 class Recommendation(_message.Message):
     __slots__ = ("recommendation_id", "revision", "goal", "weights", "moves", "before", "after", "gain_w", "restart_w", "running", "movable", "moving", "moving_gpu_milli", "moves_most", "gpu_milli_most", "restart_s", "horizon_s", "typical_asked_tasks", "typical_asked_gpu_milli", "nodes_considered")
@@ -105,7 +118,7 @@ class Recommendation(_message.Message):
     recommendation_id: str
     revision: int
     goal: MoveGoal
-    weights: _policy_pb2.Weights
+    weights: GoalWeights
     moves: _containers.RepeatedCompositeFieldContainer[Move]
     before: Standing
     after: Standing
@@ -122,7 +135,7 @@ class Recommendation(_message.Message):
     typical_asked_tasks: int
     typical_asked_gpu_milli: int
     nodes_considered: int
-    def __init__(self, recommendation_id: _Optional[str] = ..., revision: _Optional[int] = ..., goal: _Optional[_Union[MoveGoal, str]] = ..., weights: _Optional[_Union[_policy_pb2.Weights, _Mapping]] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., before: _Optional[_Union[Standing, _Mapping]] = ..., after: _Optional[_Union[Standing, _Mapping]] = ..., gain_w: _Optional[float] = ..., restart_w: _Optional[float] = ..., running: _Optional[int] = ..., movable: _Optional[int] = ..., moving: _Optional[int] = ..., moving_gpu_milli: _Optional[int] = ..., moves_most: _Optional[int] = ..., gpu_milli_most: _Optional[int] = ..., restart_s: _Optional[float] = ..., horizon_s: _Optional[float] = ..., typical_asked_tasks: _Optional[int] = ..., typical_asked_gpu_milli: _Optional[int] = ..., nodes_considered: _Optional[int] = ...) -> None: ...
+    def __init__(self, recommendation_id: _Optional[str] = ..., revision: _Optional[int] = ..., goal: _Optional[_Union[MoveGoal, str]] = ..., weights: _Optional[_Union[GoalWeights, _Mapping]] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., before: _Optional[_Union[Standing, _Mapping]] = ..., after: _Optional[_Union[Standing, _Mapping]] = ..., gain_w: _Optional[float] = ..., restart_w: _Optional[float] = ..., running: _Optional[int] = ..., movable: _Optional[int] = ..., moving: _Optional[int] = ..., moving_gpu_milli: _Optional[int] = ..., moves_most: _Optional[int] = ..., gpu_milli_most: _Optional[int] = ..., restart_s: _Optional[float] = ..., horizon_s: _Optional[float] = ..., typical_asked_tasks: _Optional[int] = ..., typical_asked_gpu_milli: _Optional[int] = ..., nodes_considered: _Optional[int] = ...) -> None: ...
 
 class RecommendMovesRequest(_message.Message):
     __slots__ = ("goal", "moves_most", "moves_ratio", "gpu_ratio", "restart_s", "horizon_s")
