@@ -73,8 +73,8 @@ def draw_case(
     for rank in range(nodes):
         idle_w, busy_w = rng.choice(WATTS)
         model = rng.randrange(2)
-        gpus = [naive.Gpu(model, 1000, idle_w, busy_w) for _ in range(rng.choice((4, 5) if blocks else (1, 2, 2, 3)))]
-        gpus += [None] * ((5 if blocks else 3) - len(gpus))
+        gpus = [naive.Gpu(model, 1000, idle_w, busy_w) for _ in range(rng.choice((8, 9) if blocks else (1, 2, 2, 3)))]
+        gpus += [None] * ((9 if blocks else 3) - len(gpus))
         if rng.random() < 0.1 and gpus[0]:
             gpus[0].partitioned = True
         cpu = rng.choice((32_000, 64_000))

@@ -49,8 +49,8 @@ TERMS = ("power", "fragmentation", "stranding", "blocks")
 # docs/moves.md.
 GOALS = {
     MoveGoal.POWER: Prices(power=1.0, fragmentation_w=20.0, stranding_w=50.0, block_w=0.0),
-    MoveGoal.ROOM: Prices(power=0.1, fragmentation_w=100.0, stranding_w=200.0, block_w=0.0),
-    MoveGoal.BALANCED: Prices(power=1.0, fragmentation_w=80.0, stranding_w=200.0, block_w=0.0),
+    MoveGoal.ROOM: Prices(power=0.1, fragmentation_w=100.0, stranding_w=200.0, block_w=30.0),
+    MoveGoal.BALANCED: Prices(power=1.0, fragmentation_w=80.0, stranding_w=200.0, block_w=30.0),
 }
 _CPU_MILLI_PER_PACKAGE = 32_000
 _MANNERS = {Mobility.FIXED: STAYS, Mobility.RESTARTABLE: RELEASES}

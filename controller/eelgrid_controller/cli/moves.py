@@ -90,7 +90,7 @@ def _standings(found: Recommendation) -> Iterator[tuple[str, str, str, str]]:
     yield row("modelled power", one.power_w, two.power_w, " W")
     yield row("fragmented GPUs", one.fragmented_gpus, two.fragmented_gpus, digits=1)
     yield row("stranded GPUs", one.stranded_gpus, two.stranded_gpus, digits=1)
-    yield row("free GPUs in blocks of 4 or more", one.block_gpus, two.block_gpus)
+    yield row("free GPUs in blocks of 8 or more", one.block_gpus, two.block_gpus)
     yield row(f"room: of {found.typical_asked_tasks:,} typical tasks", one.typical_tasks, two.typical_tasks)
     yield row(
         f"room: of their {gpu_text(found.typical_asked_gpu_milli)} GPUs",
