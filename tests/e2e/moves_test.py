@@ -3,9 +3,11 @@
 import json
 
 import pytest
+from tests.clusters import core_with, node, request
 from tests.e2e.processes import Cluster, fleet_of
 
-from eelgrid_protos.messages import ListPlansRequest
+from eelgrid_controller.moves import recommend
+from eelgrid_protos.messages import ListPlansRequest, RecommendMovesRequest
 
 NODE = {
     "cpu_milli": 64_000,
@@ -15,8 +17,16 @@ NODE = {
 }
 
 
+@pytest.fixture(scope="module")
+def compiled():
+    """The kernels in the cache: eelctl does not wait minutes for a machine that never compiled them."""
+    core = core_with(node("a"), node("b"))
+    core.submit(request(gpus=1, milli=500), now_ns=1)
+    recommend(core.survey_moves(RecommendMovesRequest()))
+
+
 @pytest.fixture
-def scattered(tmp_path):
+def scattered(tmp_path, compiled):
     """Node a-0 and node b-0 hold a half of a GPU each."""
     with Cluster(tmp_path) as cluster:
         cluster.controller()
