@@ -11,6 +11,7 @@ highest priority first, up to a bound for each step; where it stopped is
 remembered, and `retry` goes on from there.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -29,9 +30,11 @@ from eelgrid_controller.events import (
 )
 from eelgrid_controller.explain import explain, reason, refusal
 from eelgrid_controller.model import PowerModel, modelled_power_w
+from eelgrid_controller.movable import Problem, survey
 from eelgrid_controller.pending import Ticket
 from eelgrid_controller.plan import node_plan
 from eelgrid_controller.planner import Decision, Planner
+from eelgrid_controller.relocation import relocations
 from eelgrid_controller.snapshot import Mirror, Snapshot
 from eelgrid_controller.state import ClusterState, NodeRecord
 from eelgrid_kernels import policy as placement_policy
@@ -42,9 +45,11 @@ from eelgrid_protos.messages import (
     OBJECTIVES,
     Explanation,
     Inventory,
+    Move,
     NodePlan,
     NodeState,
     Policy,
+    RecommendMovesRequest,
     ResourceRequest,
     SubmitWorkloadRequest,
     Workload,
@@ -263,6 +268,20 @@ class Core:
         event = PolicyChanged(time_ns=now_ns, policy=replace(policy, revision=current.revision + 1))
         nodes = self._apply(event)
         return Step((event,), self.state.policy, nodes)
+
+    def survey_moves(self, asked: RecommendMovesRequest) -> Problem:
+        """What a search for moves needs, copied; the search may take its time elsewhere."""
+        return survey(self.state, self.snapshot(), asked)
+
+    def apply_moves(self, moves: Sequence[Move], *, now_ns: int) -> Step[int]:
+        """Moves running work, all or nothing; then waiting work is tried. Raises MoveRefused."""
+        events = relocations(self.state, moves, now_ns=now_ns)
+        nodes: frozenset[str] = frozenset()
+        for event in events:
+            nodes |= self._apply(event)
+        self._again = self._again or bool(events)
+        more, touched = self._retry(now_ns) if events else ([], frozenset[str]())
+        return Step((*events, *more), sum(len(move.replicas) for move in moves), nodes | touched)
 
     def retry(self, *, now_ns: int) -> Step[None]:
         """Goes on with a round of tries that was cut short."""

@@ -5,7 +5,7 @@ holds an outcome, never a question: `WorkloadPlaced` says where a workload went,
 so that replay plans nothing again and a newer planner moves nothing. Must not
 know who reacts to an event.
 
-WorkloadSubmitted -> WorkloadPlaced | WorkloadDeferred -> WorkloadPlaced -> WorkloadCancelled
+WorkloadSubmitted -> WorkloadPlaced | WorkloadDeferred -> WorkloadPlaced -> WorkloadMoved* -> WorkloadCancelled
 """
 
 from collections.abc import Mapping
@@ -30,6 +30,7 @@ __all__ = [
     "UnknownKind",
     "WorkloadCancelled",
     "WorkloadDeferred",
+    "WorkloadMoved",
     "WorkloadPlaced",
     "WorkloadSubmitted",
     "event_from_plain",
@@ -112,6 +113,20 @@ class WorkloadPlaced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadMoved:
+    """Replicas of placed work have new places, all at once; the others stand where they stood.
+
+    One event from the old places to the new: there is no moment between in which
+    a replica has none or two, wherever the journal ends.
+    """
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    placements: Annotated[tuple[Placement, ...], Many(10_000)]
+    explanation: Annotated[tuple[ReplicaExplanation, ...], Many(EXPLAINED_REPLICAS_MOST)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadCancelled:
     """A workload ended at its owner's wish and holds nothing any more."""
 
@@ -153,6 +168,7 @@ Event = (
     | WorkloadCancelled
     | PolicyChanged
     | PricesQuoted
+    | WorkloadMoved
 )
 
 # The journal's names; a name is never given another meaning.
@@ -167,17 +183,18 @@ _KINDS: Mapping[str, type[Event]] = {
     "workload_cancelled": WorkloadCancelled,
     "policy_changed": PolicyChanged,
     "prices_quoted": PricesQuoted,
+    "workload_moved": WorkloadMoved,
 }
 _NAMES: Mapping[type[Event], str] = {cls: name for name, cls in _KINDS.items()}
 
 
 def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
     """The kind and the body, whole: a default left out would change its meaning with the default."""
-    body = to_plain(event) if not isinstance(event, WorkloadPlaced) else _placed_to_plain(event)
+    body = _placed_to_plain(event) if isinstance(event, WorkloadPlaced | WorkloadMoved) else to_plain(event)
     return _NAMES[type(event)], body
 
 
-def _placed_to_plain(event: WorkloadPlaced) -> dict[str, Any]:
+def _placed_to_plain(event: WorkloadPlaced | WorkloadMoved) -> dict[str, Any]:
     return {
         "time_ns": event.time_ns,
         "workload_id": event.workload_id,
@@ -195,9 +212,9 @@ def event_from_plain(kind: str, body: Mapping[str, Any]) -> Event:
     cls = _KINDS.get(kind)
     if cls is None:
         raise UnknownKind(kind)
-    if cls is WorkloadPlaced:
+    if cls in {WorkloadPlaced, WorkloadMoved}:
         rows = body.get("explanation", [])
-        placed = from_plain(WorkloadPlaced, {**body, "explanation": []}, trusted=True)
+        placed = from_plain(cls, {**body, "explanation": []}, trusted=True)
         return replace(placed, explanation=explanation_from_rows(rows))
     event: Event = from_plain(cls, body, trusted=True)
     return event

@@ -1,20 +1,21 @@
 """The ledger of one node: what it has, what is held on it and by whom.
 
-Owns the rule that nothing is held twice: `hold` checks before it books. Must
+Owns the rule that nothing is held twice: `hold` checks before it books, and
+`rehold` takes a workload from some places to others or leaves all as it was. Must
 not know why something was placed. Changed by `ClusterState.apply` alone.
 
 A device that vanished, from the inventory or by a fault, keeps what is held on
 it, takes nothing new, and is whole again when the same UUID is back.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from eelgrid_protos.messages import Assignment, Gpu, Inventory, NodeState
+from eelgrid_protos.messages import Assignment, Gpu, Inventory, NodeState, Placement, Workload
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
-__all__ = ["ASSIGNMENTS_MOST", "ContradictoryEvent", "NodeRecord"]
+__all__ = ["ASSIGNMENTS_MOST", "ContradictoryEvent", "InvariantBroken", "NodeRecord", "assignment_of", "rehold"]
 
 # A node plan carries no more (plan.proto's bound).
 ASSIGNMENTS_MOST = 4096
@@ -22,6 +23,23 @@ ASSIGNMENTS_MOST = 4096
 
 class ContradictoryEvent(ValueError):
     """An event that cannot follow the events before it: the journal was altered, or we have a fault."""
+
+
+class InvariantBroken(AssertionError):
+    """The state contradicts itself: a fault of ours."""
+
+
+def assignment_of(workload: Workload, placement: Placement) -> Assignment:
+    """What a replica of the workload holds there."""
+    request = workload.spec.request
+    return Assignment(
+        workload_id=workload.workload_id,
+        replica=placement.replica,
+        gpu_uuids=placement.gpu_uuids,
+        gpu_milli=request.gpu_milli if placement.gpu_uuids else 0,
+        cpu_milli=request.cpu_milli,
+        memory_bytes=request.memory_bytes,
+    )
 
 
 def _lost_of(inventory: Inventory) -> set[str]:
@@ -57,6 +75,11 @@ class NodeRecord:
     def allocated_gpu_milli(self) -> int:
         """Milli-GPU held on all devices, those that are gone too."""
         return sum(self.gpu_milli.values())
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its agent is there."""
+        return self.state is NodeState.READY
 
     def gpu(self, uuid: str) -> Gpu | None:
         """The device in the inventory."""
@@ -134,3 +157,42 @@ class NodeRecord:
             else:
                 del self.gpu_milli[uuid]
         self.weigh_commitment()
+
+    def validate(self) -> None:
+        """Whether the sums are those of the assignments; raises InvariantBroken."""
+        name, held = self.inventory.node_name, list(self.assignments.values())
+        by_gpu: dict[str, int] = {}
+        for item in held:
+            for uuid in item.gpu_uuids:
+                by_gpu[uuid] = by_gpu.get(uuid, 0) + item.gpu_milli
+        if by_gpu != self.gpu_milli or any(milli > GPU_MILLI_WHOLE for milli in by_gpu.values()):
+            raise InvariantBroken(f"{name}: a GPU is held twice, or its sum is wrong")
+        cpu_milli, memory_bytes = sum(item.cpu_milli for item in held), sum(item.memory_bytes for item in held)
+        if (cpu_milli, memory_bytes) != (self.allocated_cpu_milli, self.allocated_memory_bytes):
+            raise InvariantBroken(f"{name}: the sums of CPU or memory are wrong")
+        beyond = cpu_milli > self.inventory.cpu_milli or memory_bytes > self.inventory.memory_bytes
+        if beyond != self.overcommitted:
+            raise InvariantBroken(f"{name}: holds more than it has though it did not shrink")
+
+
+def rehold(
+    nodes: Mapping[str, NodeRecord], workload: Workload, before: Sequence[Placement], after: Sequence[Placement]
+) -> None:
+    """Releases some places of a workload and holds others; raises ContradictoryEvent, and then nothing has changed."""
+    key, held = workload.workload_id, list[Placement]()
+    strange = [placement.node_name for placement in after if placement.node_name not in nodes]
+    if strange:
+        raise ContradictoryEvent(f"node {strange[0]} never joined")
+    for placement in before:
+        nodes[placement.node_name].release(key, placement.replica)
+    try:
+        for placement in after:
+            nodes[placement.node_name].hold(assignment_of(workload, placement))
+            held.append(placement)
+    except ContradictoryEvent:
+        for placement in held:
+            nodes[placement.node_name].release(key, placement.replica)
+        for placement in before:
+            nodes[placement.node_name].book(assignment_of(workload, placement))
+            nodes[placement.node_name].weigh_commitment()
+        raise

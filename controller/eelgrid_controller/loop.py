@@ -19,11 +19,12 @@ RESOURCE_EXHAUSTED until a probe, at most once a second, finds room again.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from eelgrid_controller.clock import Clock
+from eelgrid_controller.command import Command
 from eelgrid_controller.config import ControllerConfig
 from eelgrid_controller.core import Core, Step
 from eelgrid_controller.errors import JournalError, JournalFull
@@ -36,7 +37,7 @@ from eelgrid_controller.state import ClusterState
 from eelgrid_controller.writer import JournalWriter
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, Internal, ResourceExhausted, Unavailable
-from eelgrid_protos.messages import Inventory, NodeState, Policy, SubmitWorkloadRequest, Workload
+from eelgrid_protos.messages import Inventory, Move, NodeState, Policy, SubmitWorkloadRequest, Workload
 
 __all__ = ["Committed", "ControllerLoop"]
 
@@ -54,15 +55,6 @@ class Committed:
     events: tuple[Event, ...]
     nodes: frozenset[str]
     revision: int
-
-
-@dataclass(slots=True)
-class _Command:
-    apply: Callable[[Core, int], Step[Any]]
-    answer: asyncio.Future[Any]
-    is_decision: bool = False
-    outcome: Any = None
-    fault: Exception | None = None
 
 
 class ControllerLoop:
@@ -95,7 +87,7 @@ class ControllerLoop:
         self._observe_commit = observe_commit
         self._writer = JournalWriter(journal, clock)
         self._core: Core | None = None
-        self._queue: deque[_Command] = deque()
+        self._queue: deque[Command] = deque()
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
         self._settled.set()
@@ -173,6 +165,10 @@ class ControllerLoop:
         """Put a policy in force."""
         return await self._command(lambda core, now_ns: core.update_policy(policy, now_ns=now_ns))
 
+    async def apply_moves(self, moves: Sequence[Move]) -> int:
+        """Move running work, all or nothing."""
+        return await self._command(lambda core, now_ns: core.apply_moves(moves, now_ns=now_ns))
+
     async def node_joined(self, inventory: Inventory, *, plan_epoch: int = 0) -> None:
         """A node is here, as it describes itself; its agent holds the plan of this epoch."""
         await self._command(lambda core, now_ns: core.node_joined(inventory, now_ns=now_ns, plan_epoch=plan_epoch))
@@ -190,7 +186,7 @@ class ControllerLoop:
             raise Unavailable("the controller is stopping; repeat the call when it is back")
         if len(self._queue) >= self.config.queue_most:
             raise ResourceExhausted(f"{len(self._queue)} commands wait already; slow down and repeat the call")
-        command = _Command(apply, asyncio.get_running_loop().create_future(), is_decision)
+        command = Command(apply, asyncio.get_running_loop().create_future(), is_decision)
         self._queue.append(command)
         self._wake.set()
         result: _Result = await command.answer
@@ -229,7 +225,7 @@ class ControllerLoop:
             self._retry_at_s = now_s + _RETRY_EVERY_S
             answer = asyncio.get_running_loop().create_future()
             answer.add_done_callback(asyncio.Future.exception)
-            self._queue.append(_Command(lambda core, now_ns: core.retry(now_ns=now_ns), answer))
+            self._queue.append(Command(lambda core, now_ns: core.retry(now_ns=now_ns), answer))
 
     async def _batch(self) -> None:
         self._settled.clear()
@@ -247,9 +243,9 @@ class ControllerLoop:
         for command in batch:
             if command.fault is None and fault is None:
                 nodes |= command.outcome.nodes
-                _answer(command, command.outcome.result)
+                command.tell(command.outcome.result)
             else:
-                _answer(command, fault=command.fault or fault)
+                command.tell(fault=command.fault or fault)
         if fault is None and (events or nodes):
             committed = Committed(events, nodes, self.core.state.revision)
             for listener in self.listeners:
@@ -257,11 +253,11 @@ class ControllerLoop:
         # Readers and answered callers run now, before the state moves on.
         await asyncio.sleep(0)
 
-    def _apply_batch(self) -> tuple[list[_Command], bool]:
+    def _apply_batch(self) -> tuple[list[Command], bool]:
         """Apply queued commands up to the bounds; True when the core broke and its state cannot be trusted."""
         core = self.core
         perf_s = self.clock.perf_s
-        batch: list[_Command] = []
+        batch: list[Command] = []
         began_s = start_s = perf_s()
         while self._queue and len(batch) < self.config.batch_most and start_s - began_s < self.config.batch_budget_s:
             command = self._queue.popleft()
@@ -315,7 +311,7 @@ class ControllerLoop:
 
     def _refuse_all(self, fault: Fault | None) -> None:
         while self._queue:
-            _answer(self._queue.popleft(), fault=fault)
+            self._queue.popleft().tell(fault=fault)
 
     def _adopt(self, recovered: Recovered) -> None:
         self._core = self.make_core(recovered.state)
@@ -367,7 +363,7 @@ class ControllerLoop:
         if node_name not in self.core.state.nodes:
             # Its agent went before its first inventory was accepted.
             return
-        command = _Command(
+        command = Command(
             lambda core, now_ns: core.node_lost(node_name, now_ns=now_ns), asyncio.get_running_loop().create_future()
         )
 
@@ -383,13 +379,3 @@ class ControllerLoop:
 
 def _journal_fault(error: JournalError) -> Fault:
     return ResourceExhausted(str(error)) if isinstance(error, JournalFull) else Unavailable(str(error))
-
-
-def _answer(command: _Command, result: Any = None, *, fault: Exception | None = None) -> None:
-    """Answer the caller, who may have gone."""
-    if command.answer.done():
-        return
-    if fault is None:
-        command.answer.set_result(result)
-    else:
-        command.answer.set_exception(fault)

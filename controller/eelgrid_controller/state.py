@@ -11,6 +11,7 @@ never disagree after `load`. Equal event sequences give equal digests.
 
     PENDING --WorkloadPlaced--> PLACED --WorkloadCancelled--> CANCELLED
        \________________WorkloadCancelled_____________________/
+    PLACED --WorkloadMoved--> PLACED, elsewhere
 """
 
 import hashlib
@@ -25,6 +26,7 @@ from typing import Any, Self, assert_never
 from eelgrid_controller.compact import explanation_from_rows, explanation_rows
 from eelgrid_controller.demand import Demand
 from eelgrid_controller.events import (
+    EXPLAINED_REPLICAS_MOST,
     Event,
     GpuLost,
     GpuReturned,
@@ -34,10 +36,11 @@ from eelgrid_controller.events import (
     PricesQuoted,
     WorkloadCancelled,
     WorkloadDeferred,
+    WorkloadMoved,
     WorkloadPlaced,
     WorkloadSubmitted,
 )
-from eelgrid_controller.ledger import ContradictoryEvent, NodeRecord
+from eelgrid_controller.ledger import ContradictoryEvent, InvariantBroken, NodeRecord, assignment_of, rehold
 from eelgrid_controller.pending import PendingOrder
 from eelgrid_controller.quotes import Market
 from eelgrid_protos.messages import (
@@ -52,7 +55,6 @@ from eelgrid_protos.messages import (
     WorkloadPhase,
 )
 from eelgrid_protos.plain import from_plain, to_plain
-from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 __all__ = ["ENDED_MOST", "ClusterState", "ContradictoryEvent", "InvariantBroken", "NodeRecord", "enforces"]
 
@@ -62,25 +64,9 @@ _FORMAT = 1
 _NUMBER_MOST = 2**62
 
 
-class InvariantBroken(AssertionError):
-    """The state contradicts itself: a fault of ours."""
-
-
 def enforces(policy: Policy, pool: str) -> bool:
     """Whether agents of the pool may change their nodes; no more unless the operator said so."""
     return any(entry.pool == pool and entry.mode is EnforcementMode.ENFORCE for entry in policy.pools)
-
-
-def _assignment(workload_id: str, workload: Workload, placement: Placement) -> Assignment:
-    request = workload.spec.request
-    return Assignment(
-        workload_id=workload_id,
-        replica=placement.replica,
-        gpu_uuids=placement.gpu_uuids,
-        gpu_milli=request.gpu_milli if placement.gpu_uuids else 0,
-        cpu_milli=request.cpu_milli,
-        memory_bytes=request.memory_bytes,
-    )
 
 
 class ClusterState:
@@ -148,6 +134,8 @@ class ClusterState:
                 touched = self._submitted(event)
             case WorkloadPlaced():
                 touched = self._placed(event)
+            case WorkloadMoved():
+                touched = self._moved(event)
             case WorkloadDeferred():
                 touched = self._deferred(event)
             case WorkloadCancelled():
@@ -211,15 +199,7 @@ class ClusterState:
         workload = self._waiting(key)
         if [placement.replica for placement in event.placements] != list(range(workload.spec.replicas)):
             raise ContradictoryEvent(f"workload {key}: the placements are not one for each replica")
-        held: list[Placement] = []
-        try:
-            for placement in event.placements:
-                self._node(placement.node_name).hold(_assignment(key, workload, placement))
-                held.append(placement)
-        except ContradictoryEvent:
-            for placement in held:
-                self.nodes[placement.node_name].release(key, placement.replica)
-            raise
+        rehold(self.nodes, workload, (), event.placements)
         self.pending.discard(key)
         self._explanations[key] = json.dumps(explanation_rows(event.explanation), separators=(",", ":"))
         self.workloads[key] = replace(
@@ -231,6 +211,21 @@ class ClusterState:
             revision=self.revision + 1,
         )
         return self._replanned(event.placements)
+
+    def _moved(self, event: WorkloadMoved) -> frozenset[str]:
+        key = event.workload_id
+        workload = self.workloads.get(key)
+        moving = {placement.replica: placement for placement in event.placements}
+        before = {item.replica: item for item in workload.placements if item.replica in moving} if workload else {}
+        if workload is None or not moving or len(before) != len(event.placements):
+            raise ContradictoryEvent(f"workload {key} has no such replicas placed")
+        rehold(self.nodes, workload, tuple(before.values()), event.placements)
+        kept = [row for row in json.loads(self._explanations.get(key, "[]")) if row[0] not in moving]
+        rows = sorted([*kept, *explanation_rows(event.explanation)])[:EXPLAINED_REPLICAS_MOST]
+        self._explanations[key] = json.dumps(rows, separators=(",", ":"))
+        placements = tuple(moving.get(item.replica, item) for item in workload.placements)
+        self.workloads[key] = replace(workload, placements=placements, revision=self.revision + 1)
+        return self._replanned((*before.values(), *event.placements))
 
     def _replanned(self, placements: tuple[Placement, ...]) -> frozenset[str]:
         self.market.moved(len(placements))
@@ -364,7 +359,7 @@ class ClusterState:
             elif workload.phase is WorkloadPhase.PLACED:
                 for placement in workload.placements:
                     record = self._node(placement.node_name)
-                    record.book(_assignment(workload.workload_id, workload, placement))
+                    record.book(assignment_of(workload, placement))
         self._explanations = dict(plain["explanations"])
         for record in self.nodes.values():
             record.weigh_commitment()
@@ -382,27 +377,11 @@ class ClusterState:
                 raise InvariantBroken(f"{key} is {workload.phase.name} and in the queue or not at once")
             if workload.phase is WorkloadPhase.PLACED:
                 for placement in workload.placements:
-                    expected[placement.node_name][key, placement.replica] = _assignment(key, workload, placement)
+                    expected[placement.node_name][key, placement.replica] = assignment_of(workload, placement)
         for name, record in self.nodes.items():
             if record.assignments != expected[name]:
                 raise InvariantBroken(f"{name} does not hold what the workloads say")
-            _validate_sums(name, record)
+            record.validate()
         ended = {key for key, item in self.workloads.items() if item.phase is WorkloadPhase.CANCELLED}
         if ended != set(self._ended) or len(self._ended) > self._ended_most:
             raise InvariantBroken("the list of ended workloads is not that of the workloads")
-
-
-def _validate_sums(name: str, record: NodeRecord) -> None:
-    held = list(record.assignments.values())
-    by_gpu: dict[str, int] = {}
-    for item in held:
-        for uuid in item.gpu_uuids:
-            by_gpu[uuid] = by_gpu.get(uuid, 0) + item.gpu_milli
-    if by_gpu != record.gpu_milli or any(milli > GPU_MILLI_WHOLE for milli in by_gpu.values()):
-        raise InvariantBroken(f"{name}: a GPU is held twice, or its sum is wrong")
-    cpu_milli, memory_bytes = sum(item.cpu_milli for item in held), sum(item.memory_bytes for item in held)
-    if (cpu_milli, memory_bytes) != (record.allocated_cpu_milli, record.allocated_memory_bytes):
-        raise InvariantBroken(f"{name}: the sums of CPU or memory are wrong")
-    beyond = cpu_milli > record.inventory.cpu_milli or memory_bytes > record.inventory.memory_bytes
-    if beyond != record.overcommitted:
-        raise InvariantBroken(f"{name}: holds more than it has though it did not shrink")

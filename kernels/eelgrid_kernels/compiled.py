@@ -1,4 +1,4 @@
-"""`kernel`, `kernel_sum` and `inlined`: how the functions of this package are compiled, and where the result is kept.
+"""`kernel` and its kinds: how the functions of this package are compiled, and where the result is kept.
 
 Owns the decorators and the choice of a cache folder. Must not know any kernel.
 
@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import numba
 
-__all__ = ["cache_folder", "inlined", "kernel", "kernel_sum"]
+__all__ = ["cache_folder", "inlined", "kernel", "kernel_sum", "unlocked"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _PREFIX = "eelgrid-"
@@ -94,6 +94,14 @@ def inlined(function: _Function) -> _Function:
 def kernel_sum(function: _Function) -> _Function:
     """A kernel that sums whole numbers in floats: exact in any order, so the compiler may choose the order."""
     return _compiled(function, fastmath={"reassoc", "nsz"})
+
+
+def unlocked(function: _Function) -> _Function:
+    """A kernel that gives up the interpreter's lock while it runs: for seconds of work in a thread of its own.
+
+    Not for what takes microseconds: who gives the lock up may wait milliseconds to have it back.
+    """
+    return _compiled(function, nogil=True)
 
 
 def _compiled(function: _Function, **options: Any) -> _Function:

@@ -21,6 +21,7 @@ from eelgrid_protos.schema import Field, Shape, check, fields_of
 from eelgrid_protos.wire import (
     agent_service_pb2,
     energy_pb2,
+    moves_pb2,
     node_pb2,
     node_service_pb2,
     operator_service_pb2,
@@ -43,6 +44,7 @@ _MODULES: tuple[ModuleType, ...] = (
     agent_service_pb2,
     operator_service_pb2,
     node_service_pb2,
+    moves_pb2,
     whatif_pb2,
 )
 _Message = TypeVar("_Message")

@@ -276,6 +276,14 @@ class FakeOperators:
         self._begin("stop_shadow")
         raise faults.FailedPrecondition("this controller has no shadow")
 
+    async def recommend_moves(self, request: Any, context: Any) -> messages.RecommendMovesResponse:
+        self._begin("recommend_moves")
+        raise faults.FailedPrecondition("this controller moves nothing")
+
+    async def apply_moves(self, request: Any, context: Any) -> messages.ApplyMovesResponse:
+        self._begin("apply_moves")
+        raise faults.FailedPrecondition("this controller moves nothing")
+
     async def export_decision(self, request: Any, context: Any) -> AsyncIterator[messages.ExportDecisionResponse]:
         self._begin("export_decision")
         for part in ('{"workload":', f'"{self._find(request.workload_id).workload_id}"}}'):

@@ -6,13 +6,19 @@ moment between two events, thus also between a commit and its answers.
 
 from typing import Any
 
+from eelgrid_controller.moves import recommend
 from eelgrid_protos.codec import encode
-from eelgrid_protos.faults import Fault
+from eelgrid_protos.faults import Fault, NotFound
 from eelgrid_protos.messages import (
+    ApplyMovesRequest,
+    ApplyMovesResponse,
     CancelWorkloadRequest,
     CancelWorkloadResponse,
     GetPolicyRequest,
     GetPolicyResponse,
+    Recommendation,
+    RecommendMovesRequest,
+    RecommendMovesResponse,
     SubmitWorkloadRequest,
     SubmitWorkloadResponse,
     UpdatePolicyRequest,
@@ -43,6 +49,8 @@ class Controller:
         self.life: Life | None = None
         self.sessions: Sessions
         self.crashes = 0
+        # What operators were recommended; a process that dies forgets it.
+        self._kept: dict[str, Recommendation] = {}
         self._life_type = life_type
         self._network = network
 
@@ -63,6 +71,7 @@ class Controller:
             return
         self.life.is_dead = True
         self.life = None
+        self._kept.clear()
         self.crashes += 1
         self.disk.crashed()
         self._network.listener = None
@@ -93,11 +102,27 @@ class Controller:
                     life, lambda core, now_ns: core.cancel(request.workload_id, now_ns=now_ns),
                     lambda workload: CancelWorkloadResponse(workload=workload), reply,
                 )  # fmt: skip
+            case RecommendMovesRequest():
+                life.read(lambda: self._recommend(life, request, reply))
+            case ApplyMovesRequest():
+                found = self._kept.get(request.recommendation_id)
+                if found is None:
+                    reply(NotFound("no such recommendation"))
+                    return
+                self._change(
+                    life, lambda core, now_ns: core.apply_moves(found.moves, now_ns=now_ns),
+                    lambda moved: ApplyMovesResponse(moved=moved, revision=0, modelled_power_w=0.0), reply,
+                )  # fmt: skip
             case UpdatePolicyRequest():
                 self._change(
                     life, lambda core, now_ns: core.update_policy(request.policy, now_ns=now_ns),
                     lambda policy: UpdatePolicyResponse(policy=policy), reply,
                 )  # fmt: skip
+
+    def _recommend(self, life: Life, request: RecommendMovesRequest, reply: Reply) -> None:
+        found = recommend(life.core.survey_moves(request))
+        self._kept[found.recommendation_id] = found
+        reply(encode(RecommendMovesResponse(recommendation=found)))
 
     def _change(self, life: Life, apply: Apply, response: Any, reply: Reply) -> None:
         def answer(result: Any, fault: Exception | None) -> None:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 
 from eelgrid_agent.guard import Guard
-from eelgrid_controller.events import Event, WorkloadCancelled, WorkloadPlaced, event_from_plain
+from eelgrid_controller.events import Event, WorkloadCancelled, WorkloadMoved, WorkloadPlaced, event_from_plain
 from eelgrid_controller.journal import Entry
 from eelgrid_controller.state import ClusterState
 from eelgrid_controller.telemetry import Receipt, Telemetry
@@ -42,6 +42,7 @@ class Ledger:
         self.cancelled: set[str] = set()
         self.policy = Policy()
         self.placed: dict[str, tuple[Placement, ...]] = {}
+        self.moves = 0
         self.plan_epochs: dict[str, int] = {}
         self._plans: dict[tuple[str, int], NodePlan] = {}
 
@@ -61,6 +62,12 @@ class Ledger:
             key = event.workload_id
             demand(2, key not in self.placed, f"{key} was placed twice: {self.placed.get(key)}, {event.placements}")
             self.placed[key] = event.placements
+        elif isinstance(event, WorkloadMoved):
+            key, moved = event.workload_id, {placement.replica: placement for placement in event.placements}
+            before = self.placed.get(key, ())
+            demand(2, moved.keys() <= {item.replica for item in before}, f"{key} was moved and is not placed")
+            self.placed[key] = tuple(moved.get(item.replica, item) for item in before)
+            self.moves += len(moved)
         elif isinstance(event, WorkloadCancelled):
             self.placed.pop(event.workload_id, None)
 

@@ -10,21 +10,35 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from eelgrid_protos.codec import decode, encode
-from eelgrid_protos.faults import AlreadyExists, Fault, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from eelgrid_protos.faults import (
+    AlreadyExists,
+    FailedPrecondition,
+    Fault,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
 from eelgrid_protos.messages import (
     OBJECTIVES,
+    ApplyMovesRequest,
+    ApplyMovesResponse,
     CancelWorkloadRequest,
     CancelWorkloadResponse,
     EnforcementMode,
     GetPolicyRequest,
     GetPolicyResponse,
+    Mobility,
     Policy,
     PoolMode,
+    RecommendMovesRequest,
+    RecommendMovesResponse,
     ResourceRequest,
     SubmitWorkloadRequest,
     SubmitWorkloadResponse,
     UpdatePolicyRequest,
     UpdatePolicyResponse,
+    WorkloadKind,
     WorkloadSpec,
 )  # fmt: skip
 from tests.sim.broken import demand
@@ -79,8 +93,16 @@ class Users:
     def act(self) -> None:
         """Somebody does something."""
         kind = self._rng.choices(
-            (self._submit, self._resubmit, self._contradict, self._imagine, self._cancel, self._change_policy),
-            weights=(55, 8, 4, 4, 24, 5),
+            (
+                self._submit,
+                self._resubmit,
+                self._contradict,
+                self._imagine,
+                self._cancel,
+                self._change_policy,
+                self._improve,
+            ),
+            weights=(55, 8, 4, 4, 24, 5, 8),
         )[0]
         kind()
 
@@ -96,7 +118,12 @@ class Users:
             gpu_models=(rng.choice(self._models),) if gpus and self._models and rng.random() < 0.2 else (),
         )  # fmt: skip
         return WorkloadSpec(
-            name=f"job-{self._number}", request=request, replicas=rng.choice((1, 1, 1, 2, 3)), priority=rng.randrange(3)
+            name=f"job-{self._number}",
+            request=request,
+            replicas=rng.choice((1, 1, 1, 2, 3)),
+            priority=rng.randrange(3),
+            mobility=rng.choice(list(Mobility)),
+            kind=rng.choice((WorkloadKind.BATCH_JOB, WorkloadKind.TRAINING_JOB)),
         )
 
     def _submit(self) -> None:
@@ -159,6 +186,21 @@ class Users:
                 self._call(_Call(changed, UpdatePolicyResponse, self._policy_answered, is_repeatable=True))
 
         self._call(_Call(GetPolicyRequest(), GetPolicyResponse, then, is_repeatable=True))
+
+    def _improve(self) -> None:
+        """Asks for moves and, a little later, for their execution; by then they may hold no longer."""
+
+        def applied(answer: Any) -> None:
+            fine = isinstance(answer, ApplyMovesResponse | NotFound | FailedPrecondition)
+            demand(2, fine, f"moves were answered with {answer}")
+
+        def then(answer: Any) -> None:
+            if isinstance(answer, RecommendMovesResponse) and answer.recommendation.moves:
+                asked = ApplyMovesRequest(recommendation_id=answer.recommendation.recommendation_id)
+                self._call(_Call(asked, ApplyMovesResponse, applied, is_repeatable=True))
+
+        asked = RecommendMovesRequest(moves_most=self._rng.choice((1, 3, 20)), restart_s=0.0)
+        self._call(_Call(asked, RecommendMovesResponse, then, is_repeatable=False))
 
     def _changed(self, policy: Policy) -> Policy:
         rng = self._rng

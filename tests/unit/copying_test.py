@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from tests.controller_rig import inventory, running, wanted
@@ -10,7 +11,20 @@ from eelgrid_controller.api import copying
 from eelgrid_controller.api.copying import with_a_copy
 from eelgrid_controller.clock import Clock
 from eelgrid_protos.faults import Unavailable
-from eelgrid_protos.messages import CancelWorkloadRequest
+from eelgrid_protos.messages import CancelWorkloadRequest, Move, ReplicaMove
+
+
+def away(core, key):
+    """A move to another node: it changes two nodes at once."""
+    (source,) = core.workload(key).placements
+    for number in range(5):
+        record = core.state.nodes[f"n{number}"]
+        free = [gpu for gpu in record.inventory.gpus if record.gpu_milli.get(gpu.uuid, 0) <= 700]
+        if free and f"n{number}" != source.node_name:
+            gpu = free[-1]
+            target = replace(source, node_name=f"n{number}", gpu_uuids=(gpu.uuid,), gpu_indexes=(gpu.index,))
+            return Move(workload_id=key, replicas=(ReplicaMove(source=source, target=target),))
+    raise AssertionError("nowhere is room")
 
 
 async def test_what_changes_between_the_slices_is_in_the_copy(tmp_path, monkeypatch):
@@ -18,12 +32,15 @@ async def test_what_changes_between_the_slices_is_in_the_copy(tmp_path, monkeypa
     async with running(tmp_path) as rig:
         await rig.join(*(inventory(f"n{number}") for number in range(6)))
         loop = rig.controller.loop
+        moved = []
 
         async def busy():
             for number in range(30):
                 await loop.submit(wanted(f"k{number}", milli=300))
                 if number % 3 == 2:
                     await loop.cancel(f"k{number - 1}")
+                if number % 2:
+                    moved.append(await loop.apply_moves((away(loop.core, f"k{number}"),)))
                 if number == 10:
                     await loop.gpu_lost("n5", "GPU-n5-1")
                 if number == 15:
@@ -39,6 +56,7 @@ async def test_what_changes_between_the_slices_is_in_the_copy(tmp_path, monkeypa
             twin.validate()
             assert held_s > 0.0
         await work
+        assert sum(moved) == 15
         listeners = len(loop.listeners)
         (live, twin), _ = await with_a_copy(loop, Clock(), lambda core, state: (core.state, state))
         assert len(loop.listeners) == listeners

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
+from eelgrid_controller.api.advice import Advice
 from eelgrid_controller.api.changes import WorkloadChanges
 from eelgrid_controller.api.imagining import Imagining
 from eelgrid_controller.api.pages import Page, cut
@@ -23,6 +24,8 @@ from eelgrid_controller.state import NodeRecord
 from eelgrid_protos.errors import ContractError, Violation
 from eelgrid_protos.faults import Fault, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from eelgrid_protos.messages import (
+    ApplyMovesRequest,
+    ApplyMovesResponse,
     CancelWorkloadRequest,
     CancelWorkloadResponse,
     ExplainWorkloadRequest,
@@ -47,6 +50,8 @@ from eelgrid_protos.messages import (
     ListWorkloadsResponse,
     PlanCapacityRequest,
     PlanCapacityResponse,
+    RecommendMovesRequest,
+    RecommendMovesResponse,
     StartShadowRequest,
     StartShadowResponse,
     StopShadowRequest,
@@ -88,6 +93,7 @@ class OperatorService:
         self._shadowing = shadowing
         self._imagining = imagining
         self._views = views
+        self._advice = Advice(loop=loop, log=log)
         self._log = log
         self._watchers = 0
         self._closing = asyncio.Event()
@@ -275,6 +281,16 @@ class OperatorService:
         policy = await self._loop.update_policy(request.policy)
         self._log.info("policy=updated revision=%d objective=%s", policy.revision, policy.objective)
         return UpdatePolicyResponse(policy=policy)
+
+    # Moves
+
+    async def recommend_moves(self, request: RecommendMovesRequest, _context: Context) -> RecommendMovesResponse:
+        """Moves that would lower the cost of the whole cluster."""
+        return await self._advice.recommend(request)
+
+    async def apply_moves(self, request: ApplyMovesRequest, _context: Context) -> ApplyMovesResponse:
+        """Execute a recommendation."""
+        return await self._advice.apply(request)
 
     # What if
 

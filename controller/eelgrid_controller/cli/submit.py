@@ -17,6 +17,7 @@ from eelgrid_controller.cli.workload_file import read_workloads
 from eelgrid_controller.cli.workloads import describe
 from eelgrid_protos.messages import (
     Locality,
+    Mobility,
     ResourceRequest,
     SubmitWorkloadRequest,
     Workload,
@@ -29,6 +30,7 @@ __all__ = ["from_flags", "submit"]
 
 _KINDS = [kind.name.lower() for kind in WorkloadKind if kind]
 _LOCALITIES = [locality.name.lower() for locality in Locality if locality]
+_MOBILITIES = [way.name.lower() for way in Mobility if way]
 _FILE_BYTES_MOST = 64 * 1024 * 1024
 
 
@@ -61,6 +63,7 @@ def from_flags(flags: dict[str, Any]) -> SubmitWorkloadRequest:
             priority=flags["priority"],
             locality=Locality[flags["locality"].upper()] if flags["locality"] else Locality.UNSPECIFIED,
             labels=_labels(flags["label"]),
+            mobility=Mobility[flags["mobility"].upper()] if flags["mobility"] else Mobility.UNSPECIFIED,
             request=ResourceRequest(
                 cpu_milli=flags["cpu"],
                 memory_bytes=flags["memory"],
@@ -103,6 +106,9 @@ def _from_file(file: Any, flags: dict[str, Any], context: click.Context) -> tupl
 @click.option("--queue", default="", help="Where it waits.")
 @click.option("--priority", type=int, default=0, show_default=True, help="More goes first.")
 @click.option("--label", multiple=True, metavar="KEY=VALUE", help="A label; repeatable.")
+@click.option(
+    "--mobility", type=click.Choice(_MOBILITIES), help="How it may move when an operator moves work. [movable]"
+)
 @click.option("--id", default="", help="Its id: repeating the command with it is harmless.")
 @click.option("--dry-run", is_flag=True, help="Say where it would go, and change nothing.")
 @printing

@@ -24,7 +24,7 @@ from eelgrid_protos.quantities import (
 )  # fmt: skip
 
 __all__ = [
-    "Candidate", "CostTerm", "Explanation", "Locality", "Placement", "Removal", "ReplicaExplanation",
+    "Candidate", "CostTerm", "Explanation", "Locality", "Mobility", "Placement", "Removal", "ReplicaExplanation",
     "ResourceRequest", "Workload", "WorkloadKind", "WorkloadPhase", "WorkloadSpec",
 ]  # fmt: skip
 
@@ -61,6 +61,15 @@ class WorkloadPhase(OpenEnum):
     PENDING = 1
     PLACED = 2
     CANCELLED = 3
+
+
+class Mobility(OpenEnum):
+    """How a running workload may move, at an operator's word; unspecified is as movable."""
+
+    UNSPECIFIED = 0
+    FIXED = 1
+    MOVABLE = 2
+    RESTARTABLE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +110,7 @@ class WorkloadSpec:
     priority: Priority = 0
     labels: Annotated[Mapping[Label, Label], Many(64)] = field(default_factory=dict)
     locality: Locality = Locality.UNSPECIFIED
+    mobility: Mobility = Mobility.UNSPECIFIED
 
     def violations(self) -> Iterator[Violation]:
         """The kind decides what a workload is measured by, so it is never guessed."""

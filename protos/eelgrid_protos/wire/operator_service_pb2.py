@@ -22,6 +22,7 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from eelgrid_protos.wire import moves_pb2 as eelgrid_dot_v1_dot_moves__pb2
 from eelgrid_protos.wire import node_pb2 as eelgrid_dot_v1_dot_node__pb2
 from eelgrid_protos.wire import plan_pb2 as eelgrid_dot_v1_dot_plan__pb2
 from eelgrid_protos.wire import policy_pb2 as eelgrid_dot_v1_dot_policy__pb2
@@ -29,79 +30,79 @@ from eelgrid_protos.wire import whatif_pb2 as eelgrid_dot_v1_dot_whatif__pb2
 from eelgrid_protos.wire import workload_pb2 as eelgrid_dot_v1_dot_workload__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!eelgrid/v1/operator_service.proto\x12\neelgrid.v1\x1a\x15\x65\x65lgrid/v1/node.proto\x1a\x15\x65\x65lgrid/v1/plan.proto\x1a\x17\x65\x65lgrid/v1/policy.proto\x1a\x17\x65\x65lgrid/v1/whatif.proto\x1a\x19\x65\x65lgrid/v1/workload.proto\"\xec\x02\n\x04Node\x12(\n\tinventory\x18\x01 \x01(\x0b\x32\x15.eelgrid.v1.Inventory\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.eelgrid.v1.NodeState\x12\x1b\n\x13\x61llocated_cpu_milli\x18\x03 \x01(\r\x12\x1e\n\x16\x61llocated_memory_bytes\x18\x04 \x01(\x04\x12\x1b\n\x13\x61llocated_gpu_milli\x18\x05 \x01(\r\x12\x11\n\tworkloads\x18\x06 \x01(\r\x12\x14\n\x07power_w\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x0csample_age_s\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\nplan_epoch\x18\t \x01(\x04\x12\x15\n\rapplied_epoch\x18\n \x01(\x04\x12\x18\n\x10samples_received\x18\x0b \x01(\x04\x12\x14\n\x0csamples_lost\x18\x0c \x01(\x04\x42\n\n\x08_power_wB\x0f\n\r_sample_age_s\"\xa2\x03\n\tGpuStatus\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\x1c\n\x03gpu\x18\x02 \x01(\x0b\x32\x0f.eelgrid.v1.Gpu\x12)\n\nnode_state\x18\x03 \x01(\x0e\x32\x15.eelgrid.v1.NodeState\x12\x17\n\x0f\x61llocated_milli\x18\x04 \x01(\r\x12\x14\n\x0cworkload_ids\x18\x05 \x03(\t\x12\x14\n\x07power_w\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08\x65nergy_j\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11utilization_ratio\x18\x08 \x01(\x01H\x02\x88\x01\x01\x12\x1e\n\x11memory_used_bytes\x18\t \x01(\x04H\x03\x88\x01\x01\x12\x1a\n\rtemperature_c\x18\n \x01(\x01H\x04\x88\x01\x01\x12\x19\n\x0csample_age_s\x18\x0b \x01(\x01H\x05\x88\x01\x01\x42\n\n\x08_power_wB\x0b\n\t_energy_jB\x14\n\x12_utilization_ratioB\x14\n\x12_memory_used_bytesB\x10\n\x0e_temperature_cB\x0f\n\r_sample_age_s\"0\n\x0bReasonCount\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x11\n\tworkloads\x18\x02 \x01(\r\"b\n\x0cModelSummary\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04gpus\x18\x02 \x01(\r\x12\x1b\n\x13\x61llocated_gpu_milli\x18\x03 \x01(\x04\x12\x18\n\x10measured_power_w\x18\x04 \x01(\x01\"\x8f\x04\n\x07Summary\x12\x0f\n\x07time_ns\x18\x01 \x01(\x03\x12\x13\n\x0bnodes_ready\x18\x02 \x01(\r\x12\x12\n\nnodes_lost\x18\x03 \x01(\r\x12\x0c\n\x04gpus\x18\x04 \x01(\r\x12\x1b\n\x13\x61llocated_gpu_milli\x18\x05 \x01(\x04\x12\x11\n\tcpu_milli\x18\x06 \x01(\x04\x12\x1b\n\x13\x61llocated_cpu_milli\x18\x07 \x01(\x04\x12\x0f\n\x07pending\x18\x08 \x01(\r\x12\x0e\n\x06placed\x18\t \x01(\r\x12\x11\n\tcancelled\x18\n \x01(\r\x12\x0f\n\x07refused\x18\x0b \x01(\x04\x12\x30\n\x0fpending_reasons\x18\x0c \x03(\x0b\x32\x17.eelgrid.v1.ReasonCount\x12\x18\n\x10modelled_power_w\x18\r \x01(\x01\x12\x18\n\x10measured_power_w\x18\x0e \x01(\x01\x12\x15\n\rmeasured_gpus\x18\x0f \x01(\r\x12\x18\n\x10samples_received\x18\x10 \x01(\x04\x12\x14\n\x0csamples_lost\x18\x11 \x01(\x04\x12\x16\n\x0e\x64\x65\x63ision_p50_s\x18\x12 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ision_p99_s\x18\x13 \x01(\x01\x12\x11\n\tdecisions\x18\x14 \x01(\x04\x12(\n\x06models\x18\x15 \x03(\x0b\x32\x18.eelgrid.v1.ModelSummary\x12\x10\n\x08revision\x18\x16 \x01(\x04\"\x13\n\x11GetSummaryRequest\":\n\x12GetSummaryResponse\x12$\n\x07summary\x18\x01 \x01(\x0b\x32\x13.eelgrid.v1.Summary\")\n\x13WatchSummaryRequest\x12\x12\n\ninterval_s\x18\x01 \x01(\x01\"<\n\x14WatchSummaryResponse\x12$\n\x07summary\x18\x01 \x01(\x0b\x32\x13.eelgrid.v1.Summary\"\x98\x01\n\x10ListNodesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12%\n\x06states\x18\x03 \x03(\x0e\x32\x15.eelgrid.v1.NodeState\x12\x0c\n\x04pool\x18\x04 \x01(\t\x12\x11\n\tgpu_model\x18\x05 \x01(\t\x12\x15\n\rname_contains\x18\x06 \x01(\t\"\\\n\x11ListNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.eelgrid.v1.Node\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\r\n\x05total\x18\x03 \x01(\r\"v\n\x0fListGpusRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x11\n\tnode_name\x18\x03 \x01(\t\x12\x11\n\tgpu_model\x18\x04 \x01(\t\x12\x16\n\x0emin_free_milli\x18\x05 \x01(\r\"_\n\x10ListGpusResponse\x12#\n\x04gpus\x18\x01 \x03(\x0b\x32\x15.eelgrid.v1.GpuStatus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\r\n\x05total\x18\x03 \x01(\r\"e\n\x15SubmitWorkloadRequest\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.eelgrid.v1.WorkloadSpec\x12\x13\n\x0bworkload_id\x18\x02 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"@\n\x16SubmitWorkloadResponse\x12&\n\x08workload\x18\x01 \x01(\x0b\x32\x14.eelgrid.v1.Workload\")\n\x12GetWorkloadRequest\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\"=\n\x13GetWorkloadResponse\x12&\n\x08workload\x18\x01 \x01(\x0b\x32\x14.eelgrid.v1.Workload\"\xc2\x01\n\x14ListWorkloadsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12)\n\x06phases\x18\x03 \x03(\x0e\x32\x19.eelgrid.v1.WorkloadPhase\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12\x0c\n\x04user\x18\x05 \x01(\t\x12\r\n\x05queue\x18\x06 \x01(\t\x12\x11\n\tnode_name\x18\x07 \x01(\t\x12\x15\n\rname_contains\x18\x08 \x01(\t\"h\n\x15ListWorkloadsResponse\x12\'\n\tworkloads\x18\x01 \x03(\x0b\x32\x14.eelgrid.v1.Workload\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\r\n\x05total\x18\x03 \x01(\r\"/\n\x15WatchWorkloadsRequest\x12\x16\n\x0e\x61\x66ter_revision\x18\x01 \x01(\x04\"@\n\x16WatchWorkloadsResponse\x12&\n\x08workload\x18\x01 \x01(\x0b\x32\x14.eelgrid.v1.Workload\",\n\x15\x43\x61ncelWorkloadRequest\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\"@\n\x16\x43\x61ncelWorkloadResponse\x12&\n\x08workload\x18\x01 \x01(\x0b\x32\x14.eelgrid.v1.Workload\"-\n\x16\x45xplainWorkloadRequest\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\"G\n\x17\x45xplainWorkloadResponse\x12,\n\x0b\x65xplanation\x18\x01 \x01(\x0b\x32\x17.eelgrid.v1.Explanation\"Z\n\nPlanStatus\x12\"\n\x04plan\x18\x01 \x01(\x0b\x32\x14.eelgrid.v1.NodePlan\x12(\n\x07\x61pplied\x18\x02 \x01(\x0b\x32\x17.eelgrid.v1.PlanApplied\"L\n\x10ListPlansRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x11\n\tnode_name\x18\x03 \x01(\t\"b\n\x11ListPlansResponse\x12%\n\x05plans\x18\x01 \x03(\x0b\x32\x16.eelgrid.v1.PlanStatus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\r\n\x05total\x18\x03 \x01(\r\"\x12\n\x10GetPolicyRequest\"7\n\x11GetPolicyResponse\x12\"\n\x06policy\x18\x01 \x01(\x0b\x32\x12.eelgrid.v1.Policy\"9\n\x13UpdatePolicyRequest\x12\"\n\x06policy\x18\x01 \x01(\x0b\x32\x12.eelgrid.v1.Policy\":\n\x14UpdatePolicyResponse\x12\"\n\x06policy\x18\x01 \x01(\x0b\x32\x12.eelgrid.v1.Policy*R\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10NODE_STATE_READY\x10\x01\x12\x13\n\x0fNODE_STATE_LOST\x10\x02\x32\x90\x0c\n\x0fOperatorService\x12K\n\nGetSummary\x12\x1d.eelgrid.v1.GetSummaryRequest\x1a\x1e.eelgrid.v1.GetSummaryResponse\x12S\n\x0cWatchSummary\x12\x1f.eelgrid.v1.WatchSummaryRequest\x1a .eelgrid.v1.WatchSummaryResponse0\x01\x12H\n\tListNodes\x12\x1c.eelgrid.v1.ListNodesRequest\x1a\x1d.eelgrid.v1.ListNodesResponse\x12\x45\n\x08ListGpus\x12\x1b.eelgrid.v1.ListGpusRequest\x1a\x1c.eelgrid.v1.ListGpusResponse\x12W\n\x0eSubmitWorkload\x12!.eelgrid.v1.SubmitWorkloadRequest\x1a\".eelgrid.v1.SubmitWorkloadResponse\x12N\n\x0bGetWorkload\x12\x1e.eelgrid.v1.GetWorkloadRequest\x1a\x1f.eelgrid.v1.GetWorkloadResponse\x12T\n\rListWorkloads\x12 .eelgrid.v1.ListWorkloadsRequest\x1a!.eelgrid.v1.ListWorkloadsResponse\x12Y\n\x0eWatchWorkloads\x12!.eelgrid.v1.WatchWorkloadsRequest\x1a\".eelgrid.v1.WatchWorkloadsResponse0\x01\x12W\n\x0e\x43\x61ncelWorkload\x12!.eelgrid.v1.CancelWorkloadRequest\x1a\".eelgrid.v1.CancelWorkloadResponse\x12Z\n\x0f\x45xplainWorkload\x12\".eelgrid.v1.ExplainWorkloadRequest\x1a#.eelgrid.v1.ExplainWorkloadResponse\x12H\n\tListPlans\x12\x1c.eelgrid.v1.ListPlansRequest\x1a\x1d.eelgrid.v1.ListPlansResponse\x12H\n\tGetPolicy\x12\x1c.eelgrid.v1.GetPolicyRequest\x1a\x1d.eelgrid.v1.GetPolicyResponse\x12Q\n\x0cUpdatePolicy\x12\x1f.eelgrid.v1.UpdatePolicyRequest\x1a .eelgrid.v1.UpdatePolicyResponse\x12?\n\x06WhatIf\x12\x19.eelgrid.v1.WhatIfRequest\x1a\x1a.eelgrid.v1.WhatIfResponse\x12Q\n\x0cPlanCapacity\x12\x1f.eelgrid.v1.PlanCapacityRequest\x1a .eelgrid.v1.PlanCapacityResponse\x12Y\n\x0e\x45xportDecision\x12!.eelgrid.v1.ExportDecisionRequest\x1a\".eelgrid.v1.ExportDecisionResponse0\x01\x12N\n\x0bStartShadow\x12\x1e.eelgrid.v1.StartShadowRequest\x1a\x1f.eelgrid.v1.StartShadowResponse\x12H\n\tGetShadow\x12\x1c.eelgrid.v1.GetShadowRequest\x1a\x1d.eelgrid.v1.GetShadowResponse\x12K\n\nStopShadow\x12\x1d.eelgrid.v1.StopShadowRequest\x1a\x1e.eelgrid.v1.StopShadowResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!eelgrid/v1/operator_service.proto\x12\neelgrid.v1\x1a\x16\x65\x65lgrid/v1/moves.proto\x1a\x15\x65\x65lgrid/v1/node.proto\x1a\x15\x65\x65lgrid/v1/plan.proto\x1a\x17\x65\x65lgrid/v1/policy.proto\x1a\x17\x65\x65lgrid/v1/whatif.proto\x1a\x19\x65\x65lgrid/v1/workload.proto\"\xec\x02\n\x04Node\x12(\n\tinventory\x18\x01 \x01(\x0b\x32\x15.eelgrid.v1.Inventory\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.eelgrid.v1.NodeState\x12\x1b\n\x13\x61llocated_cpu_milli\x18\x03 \x01(\r\x12\x1e\n\x16\x61llocated_memory_bytes\x18\x04 \x01(\x04\x12\x1b\n\x13\x61llocated_gpu_milli\x18\x05 \x01(\r\x12\x11\n\tworkloads\x18\x06 \x01(\r\x12\x14\n\x07power_w\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x0csample_age_s\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\nplan_epoch\x18\t \x01(\x04\x12\x15\n\rapplied_epoch\x18\n \x01(\x04\x12\x18\n\x10samples_received\x18\x0b \x01(\x04\x12\x14\n\x0csamples_lost\x18\x0c \x01(\x04\x42\n\n\x08_power_wB\x0f\n\r_sample_age_s\"\xa2\x03\n\tGpuStatus\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\x1c\n\x03gpu\x18\x02 \x01(\x0b\x32\x0f.eelgrid.v1.Gpu\x12)\n\nnode_state\x18\x03 \x01(\x0e\x32\x15.eelgrid.v1.NodeState\x12\x17\n\x0f\x61llocated_milli\x18\x04 \x01(\r\x12\x14\n\x0cworkload_ids\x18\x05 \x03(\t\x12\x14\n\x07power_w\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08\x65nergy_j\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11utilization_ratio\x18\x08 \x01(\x01H\x02\x88\x01\x01\x12\x1e\n\x11memory_used_bytes\x18\t \x01(\x04H\x03\x88\x01\x01\x12\x1a\n\rtemperature_c\x18\n \x01(\x01H\x04\x88\x01\x01\x12\x19\n\x0csample_age_s\x18\x0b \x01(\x01H\x05\x88\x01\x01\x42\n\n\x08_power_wB\x0b\n\t_energy_jB\x14\n\x12_utilization_ratioB\x14\n\x12_memory_used_bytesB\x10\n\x0e_temperature_cB\x0f\n\r_sample_age_s\"0\n\x0bReasonCount\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x11\n\tworkloads\x18\x02 \x01(\r\"b\n\x0cModelSummary\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04gpus\x18\x02 \x01(\r\x12\x1b\n\x13\x61llocated_gpu_milli\x18\x03 \x01(\x04\x12\x18\n\x10measured_power_w\x18\x04 \x01(\x01\"\x8f\x04\n\x07Summary\x12\x0f\n\x07time_ns\x18\x01 \x01(\x03\x12\x13\n\x0bnodes_ready\x18\x02 \x01(\r\x12\x12\n\nnodes_lost\x18\x03 \x01(\r\x12\x0c\n\x04gpus\x18\x04 \x01(\r\x12\x1b\n\x13\x61llocated_gpu_milli\x18\x05 \x01(\x04\x12\x11\n\tcpu_milli\x18\x06 \x01(\x04\x12\x1b\n\x13\x61llocated_cpu_milli\x18\x07 \x01(\x04\x12\x0f\n\x07pending\x18\x08 \x01(\r\x12\x0e\n\x06placed\x18\t \x01(\r\x12\x11\n\tcancelled\x18\n \x01(\r\x12\x0f\n\x07refused\x18\x0b \x01(\x04\x12\x30\n\x0fpending_reasons\x18\x0c \x03(\x0b\x32\x17.eelgrid.v1.ReasonCount\x12\x18\n\x10modelled_power_w\x18\r \x01(\x01\x12\x18\n\x10measured_power_w\x18\x0e \x01(\x01\x12\x15\n\rmeasured_gpus\x18\x0f \x01(\r\x12\x18\n\x10samples_received\x18\x10 \x01(\x04\x12\x14\n\x0csamples_lost\x18\x11 \x01(\x04\x12\x16\n\x0e\x64\x65\x63ision_p50_s\x18\x12 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ision_p99_s\x18\x13 \x01(\x01\x12\x11\n\tdecisions\x18\x14 \x01(\x04\x12(\n\x06models\x18\x15 \x03(\x0b\x32\x18.eelgrid.v1.ModelSummary\x12\x10\n\x08revision\x18\x16 \x01(\x04\"\x13\n\x11GetSummaryRequest\":\n\x12GetSummaryResponse\x12$\n\x07summary\x18\x01 \x01(\x0b\x32\x13.eelgrid.v1.Summary\")\n\x13WatchSummaryRequest\x12\x12\n\ninterval_s\x18\x01 \x01(\x01\"<\n\x14WatchSummaryResponse\x12$\n\x07summary\x18\x01 \x01(\x0b\x32\x13.eelgrid.v1.Summary\"\x98\x01\n\x10ListNodesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12%\n\x06states\x18\x03 \x03(\x0e\x32\x15.eelgrid.v1.NodeState\x12\x0c\n\x04pool\x18\x04 \x01(\t\x12\x11\n\tgpu_model\x18\x05 \x01(\t\x12\x15\n\rname_contains\x18\x06 \x01(\t\"\\\n\x11ListNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.eelgrid.v1.Node\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\r\n\x05total\x18\x03 \x01(\r\"v\n\x0fListGpusRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x11\n\tnode_name\x18\x03 \x01(\t\x12\x11\n\tgpu_model\x18\x04 \x01(\t\x12\x16\n\x0emin_free_milli\x18\x05 \x01(\r\"_\n\x10ListGpusResponse\x12#\n\x04gpus\x18\x01 \x03(\x0b\x32\x15.eelgrid.v1.GpuStatus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\r\n\x05total\x18\x03 \x01(\r\"e\n\x15SubmitWorkloadRequest\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.eelgrid.v1.WorkloadSpec\x12\x13\n\x0bworkload_id\x18\x02 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"@\n\x16SubmitWorkloadResponse\x12&\n\x08workload\x18\x01 \x01(\x0b\x32\x14.eelgrid.v1.Workload\")\n\x12GetWorkloadRequest\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\"=\n\x13GetWorkloadResponse\x12&\n\x08workload\x18\x01 \x01(\x0b\x32\x14.eelgrid.v1.Workload\"\xc2\x01\n\x14ListWorkloadsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12)\n\x06phases\x18\x03 \x03(\x0e\x32\x19.eelgrid.v1.WorkloadPhase\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12\x0c\n\x04user\x18\x05 \x01(\t\x12\r\n\x05queue\x18\x06 \x01(\t\x12\x11\n\tnode_name\x18\x07 \x01(\t\x12\x15\n\rname_contains\x18\x08 \x01(\t\"h\n\x15ListWorkloadsResponse\x12\'\n\tworkloads\x18\x01 \x03(\x0b\x32\x14.eelgrid.v1.Workload\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\r\n\x05total\x18\x03 \x01(\r\"/\n\x15WatchWorkloadsRequest\x12\x16\n\x0e\x61\x66ter_revision\x18\x01 \x01(\x04\"@\n\x16WatchWorkloadsResponse\x12&\n\x08workload\x18\x01 \x01(\x0b\x32\x14.eelgrid.v1.Workload\",\n\x15\x43\x61ncelWorkloadRequest\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\"@\n\x16\x43\x61ncelWorkloadResponse\x12&\n\x08workload\x18\x01 \x01(\x0b\x32\x14.eelgrid.v1.Workload\"-\n\x16\x45xplainWorkloadRequest\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\"G\n\x17\x45xplainWorkloadResponse\x12,\n\x0b\x65xplanation\x18\x01 \x01(\x0b\x32\x17.eelgrid.v1.Explanation\"Z\n\nPlanStatus\x12\"\n\x04plan\x18\x01 \x01(\x0b\x32\x14.eelgrid.v1.NodePlan\x12(\n\x07\x61pplied\x18\x02 \x01(\x0b\x32\x17.eelgrid.v1.PlanApplied\"L\n\x10ListPlansRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x11\n\tnode_name\x18\x03 \x01(\t\"b\n\x11ListPlansResponse\x12%\n\x05plans\x18\x01 \x03(\x0b\x32\x16.eelgrid.v1.PlanStatus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\r\n\x05total\x18\x03 \x01(\r\"\x12\n\x10GetPolicyRequest\"7\n\x11GetPolicyResponse\x12\"\n\x06policy\x18\x01 \x01(\x0b\x32\x12.eelgrid.v1.Policy\"9\n\x13UpdatePolicyRequest\x12\"\n\x06policy\x18\x01 \x01(\x0b\x32\x12.eelgrid.v1.Policy\":\n\x14UpdatePolicyResponse\x12\"\n\x06policy\x18\x01 \x01(\x0b\x32\x12.eelgrid.v1.Policy*R\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10NODE_STATE_READY\x10\x01\x12\x13\n\x0fNODE_STATE_LOST\x10\x02\x32\xb6\r\n\x0fOperatorService\x12K\n\nGetSummary\x12\x1d.eelgrid.v1.GetSummaryRequest\x1a\x1e.eelgrid.v1.GetSummaryResponse\x12S\n\x0cWatchSummary\x12\x1f.eelgrid.v1.WatchSummaryRequest\x1a .eelgrid.v1.WatchSummaryResponse0\x01\x12H\n\tListNodes\x12\x1c.eelgrid.v1.ListNodesRequest\x1a\x1d.eelgrid.v1.ListNodesResponse\x12\x45\n\x08ListGpus\x12\x1b.eelgrid.v1.ListGpusRequest\x1a\x1c.eelgrid.v1.ListGpusResponse\x12W\n\x0eSubmitWorkload\x12!.eelgrid.v1.SubmitWorkloadRequest\x1a\".eelgrid.v1.SubmitWorkloadResponse\x12N\n\x0bGetWorkload\x12\x1e.eelgrid.v1.GetWorkloadRequest\x1a\x1f.eelgrid.v1.GetWorkloadResponse\x12T\n\rListWorkloads\x12 .eelgrid.v1.ListWorkloadsRequest\x1a!.eelgrid.v1.ListWorkloadsResponse\x12Y\n\x0eWatchWorkloads\x12!.eelgrid.v1.WatchWorkloadsRequest\x1a\".eelgrid.v1.WatchWorkloadsResponse0\x01\x12W\n\x0e\x43\x61ncelWorkload\x12!.eelgrid.v1.CancelWorkloadRequest\x1a\".eelgrid.v1.CancelWorkloadResponse\x12Z\n\x0f\x45xplainWorkload\x12\".eelgrid.v1.ExplainWorkloadRequest\x1a#.eelgrid.v1.ExplainWorkloadResponse\x12H\n\tListPlans\x12\x1c.eelgrid.v1.ListPlansRequest\x1a\x1d.eelgrid.v1.ListPlansResponse\x12H\n\tGetPolicy\x12\x1c.eelgrid.v1.GetPolicyRequest\x1a\x1d.eelgrid.v1.GetPolicyResponse\x12Q\n\x0cUpdatePolicy\x12\x1f.eelgrid.v1.UpdatePolicyRequest\x1a .eelgrid.v1.UpdatePolicyResponse\x12W\n\x0eRecommendMoves\x12!.eelgrid.v1.RecommendMovesRequest\x1a\".eelgrid.v1.RecommendMovesResponse\x12K\n\nApplyMoves\x12\x1d.eelgrid.v1.ApplyMovesRequest\x1a\x1e.eelgrid.v1.ApplyMovesResponse\x12?\n\x06WhatIf\x12\x19.eelgrid.v1.WhatIfRequest\x1a\x1a.eelgrid.v1.WhatIfResponse\x12Q\n\x0cPlanCapacity\x12\x1f.eelgrid.v1.PlanCapacityRequest\x1a .eelgrid.v1.PlanCapacityResponse\x12Y\n\x0e\x45xportDecision\x12!.eelgrid.v1.ExportDecisionRequest\x1a\".eelgrid.v1.ExportDecisionResponse0\x01\x12N\n\x0bStartShadow\x12\x1e.eelgrid.v1.StartShadowRequest\x1a\x1f.eelgrid.v1.StartShadowResponse\x12H\n\tGetShadow\x12\x1c.eelgrid.v1.GetShadowRequest\x1a\x1d.eelgrid.v1.GetShadowResponse\x12K\n\nStopShadow\x12\x1d.eelgrid.v1.StopShadowRequest\x1a\x1e.eelgrid.v1.StopShadowResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'eelgrid.v1.operator_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NODESTATE']._serialized_start=3683
-  _globals['_NODESTATE']._serialized_end=3765
-  _globals['_NODE']._serialized_start=173
-  _globals['_NODE']._serialized_end=537
-  _globals['_GPUSTATUS']._serialized_start=540
-  _globals['_GPUSTATUS']._serialized_end=958
-  _globals['_REASONCOUNT']._serialized_start=960
-  _globals['_REASONCOUNT']._serialized_end=1008
-  _globals['_MODELSUMMARY']._serialized_start=1010
-  _globals['_MODELSUMMARY']._serialized_end=1108
-  _globals['_SUMMARY']._serialized_start=1111
-  _globals['_SUMMARY']._serialized_end=1638
-  _globals['_GETSUMMARYREQUEST']._serialized_start=1640
-  _globals['_GETSUMMARYREQUEST']._serialized_end=1659
-  _globals['_GETSUMMARYRESPONSE']._serialized_start=1661
-  _globals['_GETSUMMARYRESPONSE']._serialized_end=1719
-  _globals['_WATCHSUMMARYREQUEST']._serialized_start=1721
-  _globals['_WATCHSUMMARYREQUEST']._serialized_end=1762
-  _globals['_WATCHSUMMARYRESPONSE']._serialized_start=1764
-  _globals['_WATCHSUMMARYRESPONSE']._serialized_end=1824
-  _globals['_LISTNODESREQUEST']._serialized_start=1827
-  _globals['_LISTNODESREQUEST']._serialized_end=1979
-  _globals['_LISTNODESRESPONSE']._serialized_start=1981
-  _globals['_LISTNODESRESPONSE']._serialized_end=2073
-  _globals['_LISTGPUSREQUEST']._serialized_start=2075
-  _globals['_LISTGPUSREQUEST']._serialized_end=2193
-  _globals['_LISTGPUSRESPONSE']._serialized_start=2195
-  _globals['_LISTGPUSRESPONSE']._serialized_end=2290
-  _globals['_SUBMITWORKLOADREQUEST']._serialized_start=2292
-  _globals['_SUBMITWORKLOADREQUEST']._serialized_end=2393
-  _globals['_SUBMITWORKLOADRESPONSE']._serialized_start=2395
-  _globals['_SUBMITWORKLOADRESPONSE']._serialized_end=2459
-  _globals['_GETWORKLOADREQUEST']._serialized_start=2461
-  _globals['_GETWORKLOADREQUEST']._serialized_end=2502
-  _globals['_GETWORKLOADRESPONSE']._serialized_start=2504
-  _globals['_GETWORKLOADRESPONSE']._serialized_end=2565
-  _globals['_LISTWORKLOADSREQUEST']._serialized_start=2568
-  _globals['_LISTWORKLOADSREQUEST']._serialized_end=2762
-  _globals['_LISTWORKLOADSRESPONSE']._serialized_start=2764
-  _globals['_LISTWORKLOADSRESPONSE']._serialized_end=2868
-  _globals['_WATCHWORKLOADSREQUEST']._serialized_start=2870
-  _globals['_WATCHWORKLOADSREQUEST']._serialized_end=2917
-  _globals['_WATCHWORKLOADSRESPONSE']._serialized_start=2919
-  _globals['_WATCHWORKLOADSRESPONSE']._serialized_end=2983
-  _globals['_CANCELWORKLOADREQUEST']._serialized_start=2985
-  _globals['_CANCELWORKLOADREQUEST']._serialized_end=3029
-  _globals['_CANCELWORKLOADRESPONSE']._serialized_start=3031
-  _globals['_CANCELWORKLOADRESPONSE']._serialized_end=3095
-  _globals['_EXPLAINWORKLOADREQUEST']._serialized_start=3097
-  _globals['_EXPLAINWORKLOADREQUEST']._serialized_end=3142
-  _globals['_EXPLAINWORKLOADRESPONSE']._serialized_start=3144
-  _globals['_EXPLAINWORKLOADRESPONSE']._serialized_end=3215
-  _globals['_PLANSTATUS']._serialized_start=3217
-  _globals['_PLANSTATUS']._serialized_end=3307
-  _globals['_LISTPLANSREQUEST']._serialized_start=3309
-  _globals['_LISTPLANSREQUEST']._serialized_end=3385
-  _globals['_LISTPLANSRESPONSE']._serialized_start=3387
-  _globals['_LISTPLANSRESPONSE']._serialized_end=3485
-  _globals['_GETPOLICYREQUEST']._serialized_start=3487
-  _globals['_GETPOLICYREQUEST']._serialized_end=3505
-  _globals['_GETPOLICYRESPONSE']._serialized_start=3507
-  _globals['_GETPOLICYRESPONSE']._serialized_end=3562
-  _globals['_UPDATEPOLICYREQUEST']._serialized_start=3564
-  _globals['_UPDATEPOLICYREQUEST']._serialized_end=3621
-  _globals['_UPDATEPOLICYRESPONSE']._serialized_start=3623
-  _globals['_UPDATEPOLICYRESPONSE']._serialized_end=3681
-  _globals['_OPERATORSERVICE']._serialized_start=3768
-  _globals['_OPERATORSERVICE']._serialized_end=5320
+  _globals['_NODESTATE']._serialized_start=3707
+  _globals['_NODESTATE']._serialized_end=3789
+  _globals['_NODE']._serialized_start=197
+  _globals['_NODE']._serialized_end=561
+  _globals['_GPUSTATUS']._serialized_start=564
+  _globals['_GPUSTATUS']._serialized_end=982
+  _globals['_REASONCOUNT']._serialized_start=984
+  _globals['_REASONCOUNT']._serialized_end=1032
+  _globals['_MODELSUMMARY']._serialized_start=1034
+  _globals['_MODELSUMMARY']._serialized_end=1132
+  _globals['_SUMMARY']._serialized_start=1135
+  _globals['_SUMMARY']._serialized_end=1662
+  _globals['_GETSUMMARYREQUEST']._serialized_start=1664
+  _globals['_GETSUMMARYREQUEST']._serialized_end=1683
+  _globals['_GETSUMMARYRESPONSE']._serialized_start=1685
+  _globals['_GETSUMMARYRESPONSE']._serialized_end=1743
+  _globals['_WATCHSUMMARYREQUEST']._serialized_start=1745
+  _globals['_WATCHSUMMARYREQUEST']._serialized_end=1786
+  _globals['_WATCHSUMMARYRESPONSE']._serialized_start=1788
+  _globals['_WATCHSUMMARYRESPONSE']._serialized_end=1848
+  _globals['_LISTNODESREQUEST']._serialized_start=1851
+  _globals['_LISTNODESREQUEST']._serialized_end=2003
+  _globals['_LISTNODESRESPONSE']._serialized_start=2005
+  _globals['_LISTNODESRESPONSE']._serialized_end=2097
+  _globals['_LISTGPUSREQUEST']._serialized_start=2099
+  _globals['_LISTGPUSREQUEST']._serialized_end=2217
+  _globals['_LISTGPUSRESPONSE']._serialized_start=2219
+  _globals['_LISTGPUSRESPONSE']._serialized_end=2314
+  _globals['_SUBMITWORKLOADREQUEST']._serialized_start=2316
+  _globals['_SUBMITWORKLOADREQUEST']._serialized_end=2417
+  _globals['_SUBMITWORKLOADRESPONSE']._serialized_start=2419
+  _globals['_SUBMITWORKLOADRESPONSE']._serialized_end=2483
+  _globals['_GETWORKLOADREQUEST']._serialized_start=2485
+  _globals['_GETWORKLOADREQUEST']._serialized_end=2526
+  _globals['_GETWORKLOADRESPONSE']._serialized_start=2528
+  _globals['_GETWORKLOADRESPONSE']._serialized_end=2589
+  _globals['_LISTWORKLOADSREQUEST']._serialized_start=2592
+  _globals['_LISTWORKLOADSREQUEST']._serialized_end=2786
+  _globals['_LISTWORKLOADSRESPONSE']._serialized_start=2788
+  _globals['_LISTWORKLOADSRESPONSE']._serialized_end=2892
+  _globals['_WATCHWORKLOADSREQUEST']._serialized_start=2894
+  _globals['_WATCHWORKLOADSREQUEST']._serialized_end=2941
+  _globals['_WATCHWORKLOADSRESPONSE']._serialized_start=2943
+  _globals['_WATCHWORKLOADSRESPONSE']._serialized_end=3007
+  _globals['_CANCELWORKLOADREQUEST']._serialized_start=3009
+  _globals['_CANCELWORKLOADREQUEST']._serialized_end=3053
+  _globals['_CANCELWORKLOADRESPONSE']._serialized_start=3055
+  _globals['_CANCELWORKLOADRESPONSE']._serialized_end=3119
+  _globals['_EXPLAINWORKLOADREQUEST']._serialized_start=3121
+  _globals['_EXPLAINWORKLOADREQUEST']._serialized_end=3166
+  _globals['_EXPLAINWORKLOADRESPONSE']._serialized_start=3168
+  _globals['_EXPLAINWORKLOADRESPONSE']._serialized_end=3239
+  _globals['_PLANSTATUS']._serialized_start=3241
+  _globals['_PLANSTATUS']._serialized_end=3331
+  _globals['_LISTPLANSREQUEST']._serialized_start=3333
+  _globals['_LISTPLANSREQUEST']._serialized_end=3409
+  _globals['_LISTPLANSRESPONSE']._serialized_start=3411
+  _globals['_LISTPLANSRESPONSE']._serialized_end=3509
+  _globals['_GETPOLICYREQUEST']._serialized_start=3511
+  _globals['_GETPOLICYREQUEST']._serialized_end=3529
+  _globals['_GETPOLICYRESPONSE']._serialized_start=3531
+  _globals['_GETPOLICYRESPONSE']._serialized_end=3586
+  _globals['_UPDATEPOLICYREQUEST']._serialized_start=3588
+  _globals['_UPDATEPOLICYREQUEST']._serialized_end=3645
+  _globals['_UPDATEPOLICYRESPONSE']._serialized_start=3647
+  _globals['_UPDATEPOLICYRESPONSE']._serialized_end=3705
+  _globals['_OPERATORSERVICE']._serialized_start=3792
+  _globals['_OPERATORSERVICE']._serialized_end=5510
 # @@protoc_insertion_point(module_scope)

@@ -20,6 +20,13 @@ class Locality(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LOCALITY_PACK: _ClassVar[Locality]
     LOCALITY_SPREAD: _ClassVar[Locality]
 
+class Mobility(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MOBILITY_UNSPECIFIED: _ClassVar[Mobility]
+    MOBILITY_FIXED: _ClassVar[Mobility]
+    MOBILITY_MOVABLE: _ClassVar[Mobility]
+    MOBILITY_RESTARTABLE: _ClassVar[Mobility]
+
 class WorkloadPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     WORKLOAD_PHASE_UNSPECIFIED: _ClassVar[WorkloadPhase]
@@ -33,6 +40,10 @@ WORKLOAD_KIND_BATCH_JOB: WorkloadKind
 LOCALITY_UNSPECIFIED: Locality
 LOCALITY_PACK: Locality
 LOCALITY_SPREAD: Locality
+MOBILITY_UNSPECIFIED: Mobility
+MOBILITY_FIXED: Mobility
+MOBILITY_MOVABLE: Mobility
+MOBILITY_RESTARTABLE: Mobility
 WORKLOAD_PHASE_UNSPECIFIED: WorkloadPhase
 WORKLOAD_PHASE_PENDING: WorkloadPhase
 WORKLOAD_PHASE_PLACED: WorkloadPhase
@@ -53,7 +64,7 @@ class ResourceRequest(_message.Message):
     def __init__(self, cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_count: _Optional[int] = ..., gpu_milli: _Optional[int] = ..., gpu_models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkloadSpec(_message.Message):
-    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels", "locality")
+    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels", "locality", "mobility")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +82,7 @@ class WorkloadSpec(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     LOCALITY_FIELD_NUMBER: _ClassVar[int]
+    MOBILITY_FIELD_NUMBER: _ClassVar[int]
     name: str
     namespace: str
     user: str
@@ -81,7 +93,8 @@ class WorkloadSpec(_message.Message):
     priority: int
     labels: _containers.ScalarMap[str, str]
     locality: Locality
-    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., locality: _Optional[_Union[Locality, str]] = ...) -> None: ...
+    mobility: Mobility
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., locality: _Optional[_Union[Locality, str]] = ..., mobility: _Optional[_Union[Mobility, str]] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("replica", "node_name", "gpu_uuids", "gpu_indexes")

@@ -1,0 +1,230 @@
+"""Moves on openb traces: python -m bench.moves --data DIR --trace default --out DIR.
+
+Owns the command: the trace is placed by the controller's own core, moves are
+recommended for several budgets and executed on a copy, and what they gain in
+watts and in room is written to moves.csv, a table and moves.png.
+
+Two scenes for each load x (GPU asked for by what runs, over capacity):
+
+placed   tasks have arrived up to x, and none has left
+thinned  tasks have arrived up to 1.0, then random ones have left, down to x
+"""
+
+import argparse
+import csv
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib as mpl
+from joblib import Parallel, delayed
+
+from eelgrid_controller.core import Core
+from eelgrid_controller.moves import recommend
+from eelgrid_controller.replay.fleet import product_key
+from eelgrid_controller.replay.protocol import SEEDS, Trace, arrivals, load
+from eelgrid_controller.state import ClusterState
+from eelgrid_protos import catalogue
+from eelgrid_protos.messages import (
+    Gpu,
+    Inventory,
+    MoveGoal,
+    RecommendMovesRequest,
+    ResourceRequest,
+    SubmitWorkloadRequest,
+    WorkloadPhase,
+    WorkloadSpec,
+)
+from eelgrid_protos.quantities import MIB
+
+mpl.use("Agg")  # before pyplot, which else looks for a screen
+
+LOADS = (0.5, 0.8, 1.0)
+BUDGETS = (0.01, 0.05, 0.10)
+
+
+class Row(NamedTuple):
+    """One recommendation."""
+
+    trace: str
+    seed: int
+    scene: str
+    load: float
+    budget_pct: float
+    running: int
+    moved: int
+    moved_gpu: float
+    power_before_kw: float
+    saved_w: float
+    saved_pct: float
+    net_gain_w: float
+    typical_before: int
+    typical_after: int
+    block_before: float
+    block_after: float
+    gpu8_before: int
+    gpu8_after: int
+    search_s: float
+
+
+def _inventories(trace: Trace) -> Iterator[Inventory]:
+    fleet = trace.fleet
+    products = catalogue.load().products
+    for number, count in enumerate(fleet.gpu_count.tolist()):
+        model = trace.models[fleet.model[number]] if count else ""
+        key = product_key(model, products) if count else ""
+        gpus = (
+            Gpu(uuid=f"GPU-{number}-{i}", index=i, product=key, model=model, catalogue_key=key) for i in range(count)
+        )
+        yield Inventory(
+            node_name=f"node-{number:04d}", cpu_milli=int(fleet.cpu_milli[number]),
+            memory_bytes=int(fleet.memory_mib[number]) * MIB, gpus=tuple(gpus),
+        )  # fmt: skip
+
+
+def _submission(trace: Trace, kind: int) -> SubmitWorkloadRequest:
+    specs = trace.specs
+    allowed = tuple(model for model, yes in zip(trace.models, specs.allows[kind], strict=True) if yes)
+    count = int(specs.gpu_count[kind])
+    request = ResourceRequest(
+        cpu_milli=int(specs.cpu_milli[kind]), memory_bytes=int(specs.memory_mib[kind]) * MIB, gpu_count=count,
+        gpu_milli=int(specs.gpu_milli[kind]), gpu_models=() if not count or len(allowed) == len(trace.models) else allowed,
+    )  # fmt: skip
+    return SubmitWorkloadRequest(spec=WorkloadSpec(name="task", request=request))
+
+
+def _scenes(trace: Trace, seed: int) -> Iterator[tuple[str, float, Core]]:
+    """The cluster at each load, first as it fills, then as it empties."""
+    core = Core(ClusterState(ended_most=0), catalogue.load())
+    for inventory in _inventories(trace):
+        core.node_joined(inventory, now_ns=1)
+    order = arrivals(trace, seed).tolist()
+    milli, capacity = trace.task_milli.tolist(), trace.fleet.gpu_milli
+    arrived, done = 0, 0
+    for load_ in LOADS:
+        while done < len(order) and arrived + milli[order[done]] <= load_ * capacity:
+            workload = core.submit(_submission(trace, order[done]), now_ns=done + 2).result
+            if workload.phase is WorkloadPhase.PENDING:  # refused, in the protocol's words
+                core.cancel(workload.workload_id, now_ns=done + 2)
+            arrived += milli[order[done]]
+            done += 1
+        yield "placed", load_, core
+    leaving = list(core.state.workloads)
+    random.Random(seed).shuffle(leaving)
+    for load_ in sorted(LOADS[:-1], reverse=True):
+        while sum(record.allocated_gpu_milli for record in core.state.nodes.values()) > load_ * capacity:
+            for _ in range(25):
+                core.cancel(leaving.pop(), now_ns=done + 3)
+        yield "thinned", load_, core
+
+
+def _rows(trace: Trace, seed: int, goal: MoveGoal) -> list[Row]:
+    rows = []
+    for scene, load_, core in _scenes(trace, seed):
+        for budget in BUDGETS:
+            begun = time.perf_counter()
+            found = recommend(core.survey_moves(RecommendMovesRequest(goal=goal, moves_ratio=budget)))
+            took_s = time.perf_counter() - begun
+            before, after = found.before, found.after
+            saved_w = before.power_w - after.power_w
+            rows.append(
+                Row(
+                    trace.name, seed, scene, load_, 100 * budget, found.running, found.moving,
+                    found.moving_gpu_milli / 1000, before.power_w / 1e3, saved_w, 100 * saved_w / before.power_w,
+                    found.gain_w, before.typical_tasks, after.typical_tasks, before.block_gpus, after.block_gpus, before.largest[0].tasks,
+                    after.largest[0].tasks, took_s,
+                )
+            )  # fmt: skip
+            print(f"seed {seed} {scene} x={load_} budget {budget:.0%}: {saved_w:,.0f} W", file=sys.stderr, flush=True)
+    return rows
+
+
+def _means(rows: Sequence[Row]) -> list[Row]:
+    """Over the seeds; the seed of a mean is how many there were."""
+    groups: dict[tuple[str, float, float], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.scene, row.load, row.budget_pct), []).append(row)
+    return [
+        Row(same[0].trace, len(same), *key, *(sum(values) / len(same) for values in zip(*(r[5:] for r in same), strict=True)))
+        for key, same in groups.items()
+    ]  # fmt: skip
+
+
+def _table(means: Sequence[Row]) -> str:
+    lines = [
+        "scene     x  budget  running  moved   GPUs     before      saved    saved  typical tasks fit  GPUs in blocks  largest fit  search"
+    ]
+    lines.extend(
+        f"{r.scene:<8}{r.load:>3.1f}{r.budget_pct:>6.0f} %{r.running:>9.0f}{r.moved:>7.0f}{r.moved_gpu:>7.1f}"
+        f"{r.power_before_kw:>8.1f} kW{r.saved_w:>9.0f} W{r.saved_pct:>7.2f} %"
+        f"{r.typical_before:>9.0f} {r.typical_after - r.typical_before:>+8.0f}"
+        f"{r.block_before:>9.0f} {r.block_after - r.block_before:>+6.0f}"
+        f"{r.gpu8_before:>8.0f} {r.gpu8_after - r.gpu8_before:>+4.0f}{r.search_s:>6.1f} s"
+        for r in means
+    )
+    return "\n".join(lines)
+
+
+def _draw(path: Path, means: Sequence[Row]) -> None:
+    from matplotlib import pyplot as plt
+
+    figure, (watts, room) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    for index, (scene, load_) in enumerate(dict.fromkeys((row.scene, row.load) for row in means)):
+        same = [row for row in means if (row.scene, row.load) == (scene, load_)]
+        style = {
+            "label": f"{scene}, x = {load_}",
+            "color": f"C{index}",
+            "linestyle": "-" if scene == "placed" else "--",
+        }
+        budgets = [0.0, *(row.budget_pct for row in same)]
+        watts.plot(budgets, [0.0, *(row.saved_pct for row in same)], marker="o", **style)
+        room.plot(budgets, [0.0, *(row.typical_after - row.typical_before for row in same)], marker="o", **style)
+    for axes, title, unit in (
+        (watts, "watts saved", "% of the cluster's modelled power"),
+        (room, "acceptable future work", "more typical tasks that fit"),
+    ):
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("budget, % of the running tasks")
+        axes.set_ylabel(unit)
+        axes.grid(alpha=0.3)
+    watts.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the bench."""
+    parser = argparse.ArgumentParser(prog="python -m bench.moves", description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("EELGRID_DATA", "../shared/data")))
+    parser.add_argument("--trace", default="default")
+    parser.add_argument("--goal", choices=[goal.name.lower() for goal in MoveGoal if goal], default="balanced")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--out", type=Path, default=Path("bench-out/moves"))
+    options = parser.parse_args(arguments)
+    trace = load(options.data, options.trace)
+    options.out.mkdir(parents=True, exist_ok=True)
+    work = Parallel(n_jobs=max(1, min(options.processes, options.seeds)))
+    rows = [
+        row
+        for found in work(
+            delayed(_rows)(trace, seed, MoveGoal[options.goal.upper()]) for seed in SEEDS[: options.seeds]
+        )
+        for row in found
+    ]
+    with (options.out / "moves.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(Row._fields)
+        writer.writerows(rows)
+    means = _means(rows)
+    _draw(options.out / "moves.png", means)
+    print(f"{_table(means)}\n\nwritten to {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

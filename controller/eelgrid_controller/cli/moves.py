@@ -1,0 +1,208 @@
+"""eelctl moves: what running work would better stand elsewhere, and the word to move it.
+
+Owns the options, the table of moves and the summary under it. Must not know how
+moves are found. Nothing is executed but by `apply`, which names a recommendation,
+or with --yes takes the one that it asks for and shows.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from eelgrid_controller.cli.connection import operators
+from eelgrid_controller.cli.settings import Settings, printing
+from eelgrid_controller.cli.tables import Column, document, text_table
+from eelgrid_controller.spelling import gpu_text, watts_text
+from eelgrid_protos.messages import (
+    MOVES_MOST,
+    ApplyMovesRequest,
+    ClassFit,
+    Move,
+    MoveGoal,
+    Placement,
+    Recommendation,
+    RecommendMovesRequest,
+)
+
+__all__ = ["moves"]
+
+_GOALS = [goal.name.lower() for goal in MoveGoal if goal]
+# A search takes longer than other calls: seconds for a thousand nodes.
+_SEARCH_S = 300.0
+
+
+def _place(placement: Placement) -> str:
+    return placement.node_name + (f":{','.join(map(str, placement.gpu_indexes))}" if placement.gpu_indexes else "")
+
+
+def _signed(power_w: float) -> str:
+    return f"{power_w:+,.1f} W"
+
+
+class _Line:
+    """One replica of a move, with the move's number and the sum so far on its first line."""
+
+    def __init__(self, number: int, move: Move, index: int, total_w: float) -> None:
+        self.move, self.replica, self.is_first = move, move.replicas[index], index == 0
+        self.number, self.total_w = number, total_w
+
+    def once(self, text: str) -> str:
+        """Text of the whole move: on its first line alone."""
+        return text if self.is_first else " "
+
+
+_COLUMNS: tuple[Column[_Line], ...] = (
+    Column("#", lambda line: line.once(str(line.number)), right=True),
+    Column("WORKLOAD", lambda line: line.move.workload_id),
+    Column("NAME", lambda line: line.move.name, wide=True),
+    Column("REPLICA", lambda line: str(line.replica.source.replica), right=True, wide=True),
+    Column("FROM", lambda line: _place(line.replica.source)),
+    Column("TO", lambda line: _place(line.replica.target)),
+    Column("POWER", lambda line: line.once(_signed(-line.move.power_w)), right=True),
+    Column("RESTART", lambda line: line.once(f"{line.move.restart_w:,.1f} W"), right=True, wide=True),
+    Column("GAIN", lambda line: line.once(_signed(line.move.gain_w)), right=True),
+    Column("GAIN SO FAR", lambda line: line.once(_signed(line.total_w)), right=True),
+)
+
+
+def _lines(found: Recommendation) -> Iterator[_Line]:
+    total_w = 0.0
+    for number, move in enumerate(found.moves, start=1):
+        total_w += move.gain_w
+        for index in range(len(move.replicas)):
+            yield _Line(number, move, index, total_w)
+
+
+def _class_text(task: ClassFit) -> str:
+    models = f" ({'|'.join(task.gpu_models)})" if task.gpu_models else ""
+    return f"tasks of {gpu_text(task.gpu_count * task.gpu_milli)} GPU{models}, {task.cpu_milli / 1000:g} CPU"
+
+
+def _standings(found: Recommendation) -> Iterator[tuple[str, str, str, str]]:
+    """What, before, after, change."""
+
+    def row(what: str, before: float, after: float, unit: str = "", digits: int = 0) -> tuple[str, str, str, str]:
+        form = f",.{digits}f"
+        return what, f"{before:{form}}{unit}", f"{after:{form}}{unit}", f"{after - before:+{form}}{unit}"
+
+    one, two = found.before, found.after
+    yield row("modelled power", one.power_w, two.power_w, " W")
+    yield row("fragmented GPUs", one.fragmented_gpus, two.fragmented_gpus, digits=1)
+    yield row("stranded GPUs", one.stranded_gpus, two.stranded_gpus, digits=1)
+    yield row("free GPUs in blocks of 8 or more", one.block_gpus, two.block_gpus)
+    yield row(f"room: of {found.typical_asked_tasks:,} typical tasks", one.typical_tasks, two.typical_tasks)
+    yield row(
+        f"room: of their {gpu_text(found.typical_asked_gpu_milli)} GPUs",
+        one.typical_gpu_milli / 1000, two.typical_gpu_milli / 1000, digits=1,
+    )  # fmt: skip
+    for before, after in zip(one.largest, two.largest, strict=True):
+        yield row(f"room: {_class_text(before)}", before.tasks, after.tasks)
+
+
+def _table(found: Recommendation, settings: Settings) -> Iterator[str]:
+    shown = [column for column in _COLUMNS if settings.output == "wide" or not column.wide]
+    if not found.moves:
+        yield (
+            f"No move within the budget is worth its restart: {found.running} replicas run, {found.movable} may move, "
+            f"at most {found.moves_most} of them."
+        )
+        return
+    yield from text_table(shown, list(_lines(found)), headers=settings.headers)
+    yield ""
+    columns: list[Column[tuple[str, str, str, str]]] = [
+        Column("THE CLUSTER", lambda row: row[0]),
+        Column("BEFORE", lambda row: row[1], right=True),
+        Column("AFTER", lambda row: row[2], right=True),
+        Column("CHANGE", lambda row: row[3], right=True),
+    ]
+    yield from text_table(columns, list(_standings(found)), headers=settings.headers)
+    yield ""
+    budget = f"{found.moving:,} of {found.running:,} replicas move (at most {found.moves_most:,})"
+    yield f"{budget}, with {gpu_text(found.moving_gpu_milli)} GPUs."
+    yield (
+        f"Net gain {watts_text(found.gain_w)}-equivalent by the goal {found.goal.name.lower()}, after "
+        f"{watts_text(found.restart_w)} for restarts ({found.restart_s:g} s each, to be earned in {found.horizon_s:g} s)."
+    )
+    yield f"Nothing was moved. To move: eelctl moves apply {found.recommendation_id}"
+
+
+def _asked(goal: str, budget: str, gpu_budget: str, restart_s: float | None, horizon_s: float | None) -> Any:
+    count, ratio = _budget(budget, "--budget")
+    gpus, gpu_ratio = _budget(gpu_budget, "--gpu-budget")
+    if gpus:
+        raise click.BadParameter(f"{gpu_budget!r}; write a percentage such as 10%", param_hint="--gpu-budget")
+    return RecommendMovesRequest(
+        goal=MoveGoal[goal.upper()], moves_most=count, moves_ratio=ratio, gpu_ratio=gpu_ratio,
+        restart_s=restart_s, horizon_s=horizon_s,
+    )  # fmt: skip
+
+
+def _budget(text: str, option: str) -> tuple[int, float]:
+    """A count, or a share; the other is 0."""
+    try:
+        if text.endswith("%"):
+            ratio = float(text[:-1]) / 100
+            if 0.0 < ratio <= 1.0:
+                return 0, ratio
+        elif 0 < int(text) <= MOVES_MOST:
+            return int(text), 0.0
+    except ValueError:
+        pass
+    raise click.BadParameter(f"{text!r}; write a number from 1 to {MOVES_MOST}, or such as 5%", param_hint=option)
+
+
+def _search(client: Any, settings: Settings, asked: RecommendMovesRequest) -> Recommendation:
+    found: Recommendation = client.recommend_moves(asked, timeout=max(settings.timeout_s, _SEARCH_S)).recommendation
+    return found
+
+
+def _options(command: Any) -> Any:
+    for option in (
+        click.option("--horizon", "horizon_s", type=click.FloatRange(1.0), help="Seconds in which a move must pay."),
+        click.option("--restart", "restart_s", type=click.FloatRange(0.0), help="Seconds that a restart takes."),
+        click.option("--gpu-budget", default="100%", show_default=True, help="GPU share to move, of what is held."),
+        click.option("--budget", default="5%", show_default=True, help="Replicas to move: a number or a share."),
+        click.option("--goal", type=click.Choice(_GOALS), default="balanced", show_default=True, help="What to gain."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(invoke_without_command=True)
+@_options
+@printing
+@click.pass_context
+def moves(context: click.Context, /, **asked: Any) -> None:
+    """Recommend moves of running work, each with a place and a gain; `apply` executes them.
+
+    Moves empty GPUs, CPU packages and nodes, and join what is free, in an order in which each is possible.
+    """
+    if context.invoked_subcommand:
+        return
+    settings: Settings = context.obj
+    with operators(settings) as client:
+        found = _search(client, settings, _asked(**asked))
+        document(settings, found, _table(found, settings))
+
+
+@moves.command()
+@click.argument("recommendation", default="")
+@click.option("--yes", is_flag=True, help="Without an id: ask for moves now and execute them.")
+@_options
+@printing
+@click.pass_obj
+def apply(settings: Settings, /, recommendation: str, yes: bool, **asked: Any) -> None:
+    """Execute a recommendation, all of it or nothing."""
+    if bool(recommendation) == yes:
+        raise click.UsageError("name a recommendation of `eelctl moves`, or give --yes to take what is found now")
+    with operators(settings) as client:
+        if yes:
+            found = _search(client, settings, _asked(**asked))
+            if not found.moves:
+                document(settings, found, _table(found, settings))
+                return
+            recommendation = found.recommendation_id
+        answer = client.apply_moves(ApplyMovesRequest(recommendation_id=recommendation), timeout=settings.timeout_s)
+        words = f"moved {answer.moved} replica{'' if answer.moved == 1 else 's'}; the model now gives the cluster {watts_text(answer.modelled_power_w)}"
+        document(settings, answer, [words])

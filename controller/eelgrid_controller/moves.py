@@ -1,0 +1,327 @@
+"""Background improvement: which running work to move, where to, in which order, and what it gains.
+
+Owns the search from a `Problem` to a `Recommendation`. Must not execute anything
+(relocation.py does) nor know how a recommendation is kept or shown.
+
+Theory: `movable.survey` copies what the search needs, in milliseconds, at a moment
+when nothing changes; `recommend` works on the copy and may take seconds, elsewhere.
+A move is worth the fall of the cluster's cost, in the watts that placement weighs,
+less its restart. The search (eelgrid_kernels.moves) is greedy, so it is run in a
+few ways that fail differently, and the best is kept.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eelgrid_controller.demand import TaskClass
+from eelgrid_controller.movable import GOALS, TERMS, Problem
+from eelgrid_controller.room import Room, fitting, ground_of, room, stream
+from eelgrid_kernels import GPU_PLACEABLE, GPU_WHOLE_MILLI, Nodes, cluster_power
+from eelgrid_kernels.move_arrays import Ground, Prices, Requests, Search, Units
+from eelgrid_kernels.moves import RELEASES, STAYS, improve
+from eelgrid_kernels.potential import book, node_terms, totals, weigh_board
+from eelgrid_protos.messages import (
+    Candidate,
+    ClassFit,
+    CostTerm,
+    GoalWeights,
+    Move,
+    Placement,
+    Recommendation,
+    ReplicaMove,
+    ResourceRequest,
+    Standing,
+)
+
+__all__ = ["KINDS_MOST", "NODES_MOST", "recommend"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+# Of a larger fleet, the nodes with most to gain; a search over them takes under a minute.
+NODES_MOST = 2048
+# Kinds of request that may move; rarer kinds stay.
+KINDS_MOST = 2048
+# (thrift, deep). On small cases each alone finds the best set of moves in 83 to 92 of 100; the best of all, by
+# three guides, in 94 (tests/props/moves_test.py).
+_WAYS = ((1.0, False), (0.0, False), (1.0, True), (0.0, True))
+
+
+# Units times nodes up to which every ejection is weighed at least once; and how many are in a larger cluster, where
+# each takes most of a millisecond and some other node has room anyway.
+_SMALL, _EJECTIONS = 4096, 256
+
+
+class _Step(NamedTuple):
+    """One unit and the place of each of its replicas: a row of the fleet and slots there."""
+
+    unit: int
+    places: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+def _rows(problem: Problem) -> Ints:
+    """The nodes that are searched: all, or those with most to gain, in order of their row."""
+    nodes = problem.nodes
+    count = len(problem.names)
+    if count <= NODES_MOST:
+        return np.arange(count)
+    held = (nodes.gpu_state == GPU_PLACEABLE) & (nodes.gpu_free < GPU_WHOLE_MILLI)
+    # Watts of GPUs that are on for a part of their capacity, and everything else that the weights price.
+    spare_w = (held * (nodes.gpu_busy_w - nodes.gpu_idle_w) * nodes.gpu_free / GPU_WHOLE_MILLI).sum(axis=1)
+    terms = np.zeros(len(TERMS))
+    waste_w = spare_w * problem.prices.power
+    for row in range(count):
+        node_terms(nodes, problem.mix, row, terms)
+        waste_w[row] += problem.prices.fragmentation_w * terms[1] + problem.prices.stranding_w * terms[2]
+    return np.sort(np.argsort(-waste_w, kind="stable")[:NODES_MOST])
+
+
+def _requests(problem: Problem, units: Sequence[int]) -> tuple[Requests, list[int]]:
+    """The kinds of request of these units, and the kind of each; -1 for kinds that are too many."""
+    numbers: dict[ResourceRequest, int] = {}
+    for unit in units:
+        request = problem.units[unit].workload.spec.request
+        numbers[request] = numbers.get(request, 0) + 1
+    kept = sorted(numbers, key=lambda request: -numbers[request])[:KINDS_MOST]
+    number = {request: kind for kind, request in enumerate(kept)}
+    allows = [[not r.gpu_models or model in r.gpu_models for model in problem.models] or [True] for r in kept]
+    return (
+        Requests(
+            cpu_milli=np.array([request.cpu_milli for request in kept], np.int64),
+            memory_bytes=np.array([request.memory_bytes for request in kept], np.int64),
+            gpu_count=np.array([request.gpu_count for request in kept], np.int64),
+            gpu_milli=np.array([request.gpu_milli for request in kept], np.int64),
+            allows=np.array(allows, np.int64).reshape(len(kept), max(1, len(problem.models))),
+        ),
+        [number.get(problem.units[unit].workload.spec.request, -1) for unit in units],
+    )
+
+
+def _search_of(problem: Problem, ground: Ground, rows: Ints, chosen: list[int], kinds: list[int]) -> Search:
+    units = [problem.units[unit] for unit in chosen]
+    width = ground.slots.shape[1]
+    first = np.cumsum([0, *(len(unit.slots) for unit in units)])
+    slots = np.full((int(first[-1]), width), -1, np.int64)
+    for item, held in enumerate(held for unit in units for held in unit.slots):
+        slots[item, : len(held)] = held
+    home = np.searchsorted(rows, np.array([unit.row for unit in units], np.int64))
+    listed = np.argsort(home, kind="stable").astype(np.int64)
+    at = np.searchsorted(home[listed], np.arange(len(rows) + 1)).astype(np.int64)
+    return Search(
+        units=Units(
+            kind=np.array(kinds, np.int64),
+            first=first.astype(np.int64),
+            home=home.astype(np.int64),
+            manner=np.array([unit.manner for unit in units], np.uint8),
+            restart_w=np.array([unit.restart_w for unit in units], np.float64),
+            slots=slots,
+        ),
+        limits=problem.limits,
+        at=at,
+        listed=listed,
+        spent=np.zeros(3, np.int64),
+        moved=np.zeros(len(units), np.bool_),
+        to_node=np.zeros(len(slots), np.int64),
+        to_slots=np.zeros((len(slots), width), np.int64),
+        queue=np.zeros(max(1, int(np.diff(at).max(initial=1))), np.int64),
+        worth=np.zeros(len(rows)),
+        chain=np.zeros((len(rows), 2), np.int64),
+    )
+
+
+def _steps(problem: Problem) -> tuple[list[_Step], int]:
+    """The best moves that any way of searching finds, and how many nodes were searched."""
+    rows = _rows(problem)
+    inside = set(rows.tolist())
+    chosen = [
+        number for number, unit in enumerate(problem.units) if unit.manner != STAYS and unit.row in inside
+    ]  # what stays needs no number: it is already off what is free
+    requests, kinds = _requests(problem, chosen)
+    common = [place for place, kind in enumerate(kinds) if kind >= 0]
+    chosen, kinds = [chosen[place] for place in common], [kinds[place] for place in common]
+    if not chosen:
+        return [], len(rows)
+    replicas = sum(len(problem.units[unit].slots) for unit in chosen)
+    nodes = Nodes._make(array[rows] for array in problem.nodes)
+    is_small = len(chosen) * len(rows) <= _SMALL
+    best: list[_Step] = []
+    best_w = 0.0
+    # A large cluster is searched by its own weights and without ejections, which would see too little of it.
+    for guide in _guides(problem) if is_small else (problem.prices,):
+        begun = ground_of(nodes, problem.mix, guide, requests, replicas=replicas)
+        weigh_board(begun)
+        for thrift, deep in _WAYS if is_small else _WAYS[:2]:
+            ground = _own_ground(begun)
+            search = _search_of(problem, ground, rows, chosen, kinds)
+            search = search._replace(
+                limits=search.limits._replace(thrift=thrift, deep=deep, ejections=_SMALL if is_small else _EJECTIONS)
+            )
+            log = np.zeros(len(chosen), np.int64)
+            order = log[: improve(ground, search, log)].tolist()
+            found = [_step(problem, search, rows, chosen, unit) for unit in order]
+            gain_w = sum(move.gain_w for move in _moves(problem, found)[0])
+            if gain_w > best_w:
+                best, best_w = found, gain_w
+    return best, len(rows)
+
+
+def _guides(problem: Problem) -> tuple[Prices, ...]:
+    """Weights to search by; what is found is judged by the problem's own, whichever led there."""
+    return tuple(dict.fromkeys((problem.prices, *GOALS.values())))
+
+
+def _own_ground(begun: Ground) -> Ground:
+    """A copy to change; what is only read is shared."""
+    nodes = Nodes._make(array.copy() for array in begun.nodes)
+    return begun._replace(
+        nodes=nodes, cost_w=begun.cost_w.copy(), board_w=begun.board_w.copy(), stamp=begun.stamp.copy(),
+        clock=begun.clock.copy(), trail=begun.trail.copy(), trail_w=begun.trail_w.copy(), slots=begun.slots.copy(),
+    )  # fmt: skip
+
+
+def _step(problem: Problem, search: Search, rows: Ints, chosen: list[int], unit: int) -> _Step:
+    count = problem.units[chosen[unit]].workload.spec.request.gpu_count
+    items = range(search.units.first[unit], search.units.first[unit + 1])
+    return _Step(
+        chosen[unit],
+        tuple((int(rows[search.to_node[item]]), tuple(search.to_slots[item, :count].tolist())) for item in items),
+    )
+
+
+# What comes of it
+
+
+def _terms(problem: Problem, nodes: Nodes, row: int) -> Floats:
+    """The terms of a node's cost, in watts-equivalent."""
+    terms = np.zeros(len(TERMS))
+    node_terms(nodes, problem.mix, row, terms)
+    weighed: Floats = terms * np.array(problem.prices)
+    return weighed
+
+
+def _candidate(problem: Problem, row: int, slots: Sequence[int], terms_w: Floats) -> Candidate:
+    indexes = problem.devices[row].indexes
+    return Candidate(
+        node_name=problem.names[row],
+        gpu_indexes=tuple(indexes[slot] for slot in slots),
+        cost_w=float(terms_w.sum()),
+        terms=tuple(CostTerm(name=name, cost_w=float(w)) for name, w in zip(TERMS, terms_w, strict=True)),
+    )
+
+
+def _moves(problem: Problem, steps: Sequence[_Step]) -> tuple[tuple[Move, ...], Nodes]:
+    """Each step with what it gains when its turn comes, and the nodes after all of them."""
+    requests, kinds = _requests(problem, [step.unit for step in steps])
+    nodes = Nodes._make(np.array(array, order="C") for array in problem.nodes)
+    return tuple(_move(problem, nodes, requests, kind, step) for step, kind in zip(steps, kinds, strict=True)), nodes
+
+
+def _move(problem: Problem, nodes: Nodes, requests: Requests, kind: int, step: _Step) -> Move:
+    unit = problem.units[step.unit]
+    touched = {unit.row, *(row for row, _ in step.places)}
+    before_w = cluster_power_of(nodes, touched)
+    gain_w, replicas = -unit.restart_w, []
+    for placement, held, (row, slots) in zip(unit.placements, unit.slots, step.places, strict=True):
+        # What the replica costs here and there, each on the cluster without it.
+        here_w = _terms(problem, nodes, unit.row)
+        book(nodes, requests, kind, unit.row, np.array(held, np.int64), -1)
+        without_w = _terms(problem, nodes, unit.row)
+        there_w = _terms(problem, nodes, row)
+        book(nodes, requests, kind, row, np.array(slots, np.int64), 1)
+        added_w = _terms(problem, nodes, row) - there_w
+        saved_w = here_w - without_w
+        gain_w += float(saved_w.sum() - added_w.sum())
+        devices = problem.devices[row]
+        target = Placement(
+            replica=placement.replica,
+            node_name=problem.names[row],
+            gpu_uuids=tuple(devices.uuids[slot] for slot in slots),
+            gpu_indexes=tuple(devices.indexes[slot] for slot in slots),
+        )
+        candidates = (
+            _candidate(problem, row, slots, added_w),
+            _candidate(problem, unit.row, held, saved_w),
+        )
+        replicas.append(ReplicaMove(source=placement, target=target, candidates=candidates))
+    return Move(
+        workload_id=unit.workload.workload_id,
+        name=unit.workload.spec.name,
+        replicas=tuple(replicas),
+        release_first=unit.manner == RELEASES,
+        power_w=before_w - cluster_power_of(nodes, touched),
+        restart_w=unit.restart_w,
+        gain_w=gain_w,
+    )
+
+
+def cluster_power_of(nodes: Nodes, rows: set[int]) -> float:
+    """Watts of some of the nodes."""
+    picked = np.array(sorted(rows), np.int64)
+    return float(cluster_power(Nodes._make(array[picked] for array in nodes)))
+
+
+def _standing(problem: Problem, nodes: Nodes, found: Room) -> Standing:
+    terms = np.zeros(len(TERMS))
+    totals(nodes, problem.mix, terms)
+    return Standing(
+        power_w=float(terms[0]),
+        fragmented_gpus=float(terms[1]),
+        stranded_gpus=float(terms[2]),
+        block_gpus=-float(terms[3]) + 0.0,
+        cost_w=float((terms * np.array(problem.prices)).sum()),
+        typical_tasks=found.tasks,
+        typical_gpu_milli=found.gpu_milli,
+        largest=tuple(_class_fit(task, fitting(nodes, problem.models, task)) for task in problem.largest),
+    )
+
+
+def _class_fit(task: TaskClass, tasks: int) -> ClassFit:
+    return ClassFit(
+        cpu_milli=task.cpu_milli,
+        gpu_count=task.gpu_count,
+        gpu_milli=task.gpu_milli,
+        gpu_models=task.gpu_models,
+        tasks=tasks,
+    )
+
+
+def recommend(problem: Problem) -> Recommendation:
+    """Searches; equal problems give equal recommendations."""
+    steps, considered = _steps(problem)
+    moves, after = _moves(problem, steps)
+    kinds = stream(problem.nodes, problem.mix)
+    asked = problem.mix.gpu_count * problem.mix.gpu_milli
+    rooms = [room(nodes, problem.mix, kinds) for nodes in (problem.nodes, after)]
+    moved = [problem.units[step.unit] for step in steps]
+    found = Recommendation(
+        recommendation_id="-",
+        revision=problem.revision,
+        goal=problem.goal,
+        weights=GoalWeights(**problem.prices._asdict()),
+        moves=moves,
+        before=_standing(problem, problem.nodes, rooms[0]),
+        after=_standing(problem, after, rooms[1]),
+        gain_w=sum(move.gain_w for move in moves),
+        restart_w=sum(move.restart_w for move in moves),
+        running=problem.running,
+        movable=sum(len(unit.placements) for unit in problem.units if unit.manner != STAYS),
+        moving=sum(len(unit.placements) for unit in moved),
+        moving_gpu_milli=sum(
+            len(unit.placements) * unit.workload.spec.request.gpu_count * unit.workload.spec.request.gpu_milli
+            for unit in moved
+        ),
+        moves_most=problem.limits.replicas,
+        gpu_milli_most=problem.limits.gpu_milli,
+        restart_s=problem.restart_s,
+        horizon_s=problem.horizon_s,
+        typical_asked_tasks=len(kinds),
+        typical_asked_gpu_milli=int(asked[kinds].sum()),
+        nodes_considered=considered,
+    )
+    text = f"{problem.revision} {problem.prices} {moves}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return replace(found, recommendation_id=f"moves-{problem.revision}-{digest}")

@@ -1,0 +1,262 @@
+"""Small clusters with running work for the search for moves: as arrays, and as its naive twin sees them.
+
+Owns drawing and translating such cases, and the best set of moves by trying
+every sequence there is. Must not know how the search goes about it.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from eelgrid_kernels import GPU_ABSENT, GPU_PARTITIONED, GPU_PLACEABLE, Mix, Nodes
+from eelgrid_kernels.move_arrays import Ground, Limits, Prices, Requests, Search, Units
+from eelgrid_kernels.moves import OVERLAPS, RELEASES, STAYS, improve
+from eelgrid_kernels.potential import BLOCK_LEAST, weigh_board
+from tests import naive
+
+WATTS = ((10.0, 70.0), (30.0, 150.0), (50.0, 400.0))
+Places = tuple[tuple[int, tuple[int, ...]], ...]
+
+
+@dataclass
+class Unit:
+    """Equal replicas on one node that move at once."""
+
+    task: naive.Task
+    home: int
+    slots: list[list[int]]  # of each replica
+    manner: int = OVERLAPS
+    restart_w: float = 0.0
+
+
+@dataclass
+class Case:
+    """Nodes with the units on them already taken off what is free."""
+
+    nodes: list[naive.Node]
+    units: list[Unit]
+    mix: list[naive.Class]
+    prices: tuple[float, float, float, float]
+    limits: Limits
+
+    def cost_w(self, nodes: list[naive.Node]) -> float:
+        """The potential, said plainly."""
+        total = max(1, sum(entry.weight for entry in self.mix))
+        return sum(
+            self.prices[0] * naive.node_power(node)
+            + self.prices[1] * naive.fragmentation(node, self.mix) / (1000.0 * total)
+            + self.prices[2] * naive.stranded(node)
+            - self.prices[3] * block(node)
+            for node in nodes
+        )
+
+
+def block(node: naive.Node) -> int:
+    """GPUs that are wholly free, where they are many."""
+    free = [gpu for gpu in node.gpus if gpu is not None and not gpu.partitioned and gpu.free == 1000]
+    return len(free) if node.available and len(free) >= BLOCK_LEAST else 0
+
+
+def lifted(node: naive.Node, slots: list[int], task: naive.Task) -> naive.Node:
+    """The node without one replica."""
+    return naive.placed(node, slots, replace(task, cpu_milli=-task.cpu_milli, memory_bytes=-task.memory_bytes, gpu_milli=-task.gpu_milli))  # fmt: skip
+
+
+def draw_case(
+    seed: int, *, nodes: int = 3, units: int = 5, moves: int = 3, gangs: bool = True, blocks: bool = False
+) -> Case:
+    """A cluster that filled and emptied again: work stands scattered."""
+    rng = random.Random(seed)
+    fleet = []
+    for rank in range(nodes):
+        idle_w, busy_w = rng.choice(WATTS)
+        model = rng.randrange(2)
+        gpus = [naive.Gpu(model, 1000, idle_w, busy_w) for _ in range(rng.choice((8, 9) if blocks else (1, 2, 2, 3)))]
+        gpus += [None] * ((9 if blocks else 3) - len(gpus))
+        if rng.random() < 0.1 and gpus[0]:
+            gpus[0].partitioned = True
+        cpu = rng.choice((32_000, 64_000))
+        fleet.append(naive.Node(cpu, cpu, 64 * 2**30, gpus, rank=rank))
+    placed: list[Unit] = []
+    for _ in range(units * 4):
+        if len(placed) == units:
+            break
+        count = rng.choice((0, 1, 1, 1, 1, 2))
+        share = rng.choice((200, 300, 500, 700, 1000)) if count == 1 else 1000 * (count > 0)
+        models = None if count == 0 or rng.random() < 0.7 else {rng.randrange(2)}
+        task = naive.Task(rng.choice((1000, 4000, 9000, 14_000)), rng.choice((1, 8, 24)) * 2**30, count, share, models)
+        home = rng.randrange(nodes)
+        unit = Unit(task, home, [], rng.choice((OVERLAPS, OVERLAPS, OVERLAPS, RELEASES, STAYS)), rng.choice((0.0, 2.0)))
+        for _ in range(rng.choice((1, 1, 1, 1, 2)) if gangs else 1):
+            if naive.verdict(fleet[home], task) is None:
+                slots = rng.choice(naive.choices(fleet[home], task))
+                fleet[home] = naive.placed(fleet[home], slots, task)
+                unit.slots.append(slots)
+        if unit.slots:
+            placed.append(unit)
+    if rng.random() < 0.2:
+        fleet[rng.randrange(nodes)].available = False
+    mix = [
+        naive.Class(replace(unit.task, memory_bytes=0), rng.randrange(1, 5)) for unit in placed
+    ] + [naive.Class(naive.Task(8000, 0, 1, 1000), 3)]  # fmt: skip
+    prices = rng.choice(
+        ((1.0, 80.0, 200.0, 0.0), (1.0, 20.0, 50.0, 0.0), (0.1, 100.0, 200.0, 0.0), (1.0, 0.0, 0.0, 0.0))
+    )
+    prices = (*prices[:3], 25.0) if blocks else prices
+    return Case(fleet, placed, mix, prices, Limits(moves, rng.choice((1500, 100_000)), 1.0, False, 4096))
+
+
+def arrays(case: Case) -> tuple[Ground, Search]:
+    """The case as the kernel takes it."""
+    width = len(case.nodes[0].gpus)
+
+    def cells(read, absent, dtype):
+        return np.array([[absent if gpu is None else read(gpu) for gpu in node.gpus] for node in case.nodes], dtype)
+
+    nodes = Nodes(
+        available=np.array([node.available for node in case.nodes], np.bool_),
+        cpu_capacity=np.array([node.cpu_capacity for node in case.nodes], np.int64),
+        cpu_free=np.array([node.cpu_free for node in case.nodes], np.int64),
+        memory_free=np.array([node.memory_free for node in case.nodes], np.int64),
+        gpu_state=cells(lambda gpu: GPU_PARTITIONED if gpu.partitioned else GPU_PLACEABLE, GPU_ABSENT, np.uint8),
+        gpu_model=cells(lambda gpu: gpu.model, -1, np.int64),
+        gpu_free=cells(lambda gpu: gpu.free, 0, np.int64),
+        gpu_idle_w=cells(lambda gpu: gpu.idle_w, 0.0, np.float64),
+        gpu_busy_w=cells(lambda gpu: gpu.busy_w, 0.0, np.float64),
+        rank=np.array([node.rank for node in case.nodes], np.int64),
+    )
+    allowed = [[task.models is None or model in task.models for model in range(2)] for task in _tasks(case)]
+    mix = Mix(
+        *(np.array([getattr(entry.task, name) for entry in case.mix], np.int64)
+          for name in ("cpu_milli", "gpu_count", "gpu_milli")),
+        np.array([[entry.task.models is None or model in entry.task.models for entry in case.mix]
+                  for model in range(2)], np.int64),
+        np.array([entry.weight for entry in case.mix], np.int64), max(1, sum(entry.weight for entry in case.mix)),
+    )  # fmt: skip
+    requests = Requests(
+        *(np.array([getattr(task, name) for task in _tasks(case)], np.int64)
+          for name in ("cpu_milli", "memory_bytes", "gpu_count", "gpu_milli")),
+        np.array(allowed, np.int64).reshape(len(case.units), 2),
+    )  # fmt: skip
+    first = np.cumsum([0, *(len(unit.slots) for unit in case.units)])
+    most = max([1, *(unit.task.gpu_count for unit in case.units)])
+    slots = np.full((int(first[-1]), most), -1, np.int64)
+    for row, held in enumerate(held for unit in case.units for held in unit.slots):
+        slots[row, : len(held)] = held
+    home = np.array([unit.home for unit in case.units], np.int64)
+    listed = np.argsort(home, kind="stable").astype(np.int64)
+    at = np.searchsorted(home[listed], np.arange(len(case.nodes) + 1)).astype(np.int64)
+    units = Units(
+        np.arange(len(case.units)), first.astype(np.int64), home,
+        np.array([unit.manner for unit in case.units], np.uint8),
+        np.array([unit.restart_w for unit in case.units], np.float64), slots,
+    )  # fmt: skip
+    count = len(case.nodes)
+    ground = Ground(
+        nodes, mix, Prices(*case.prices), requests, np.zeros(count), np.zeros((len(case.units), count)),
+        np.zeros(count, np.int64), np.zeros(2, np.int64), np.zeros(99, np.int64), np.zeros(99),
+        np.zeros((2, max(most, width)), np.int64),
+    )  # fmt: skip
+    search = Search(
+        units, case.limits, at, listed, np.zeros(3, np.int64), np.zeros(len(case.units), np.bool_),
+        np.zeros(len(slots), np.int64), np.zeros((len(slots), max(most, width)), np.int64),
+        np.zeros(max(1, len(case.units)), np.int64), np.zeros(count), np.zeros((count, 2), np.int64),
+    )  # fmt: skip
+    return ground, search
+
+
+def _tasks(case: Case) -> list[naive.Task]:
+    return [unit.task for unit in case.units]
+
+
+def searched(case: Case) -> list[tuple[int, list[tuple[int, list[int]]]]]:
+    """What the kernel finds: unit by unit in order, the place of each replica."""
+    ground, search = arrays(case)
+    weigh_board(ground)
+    log = np.zeros(max(1, len(case.units)), np.int64)
+    found = []
+    for unit in log[: improve(ground, search, log)].tolist():
+        items = range(search.units.first[unit], search.units.first[unit + 1])
+        count = case.units[unit].task.gpu_count
+        found.append((unit, [(int(search.to_node[i]), search.to_slots[i, :count].tolist()) for i in items]))
+    return found
+
+
+class Impossible(Exception):
+    """A move that breaks a rule."""
+
+
+def moved(case: Case, nodes: list[naive.Node], unit: Unit, places: list[tuple[int, list[int]]]) -> list[naive.Node]:
+    """The nodes after one move; raises Impossible if it breaks a rule."""
+    nodes = list(nodes)
+
+    def release():
+        for slots in unit.slots:
+            nodes[unit.home] = lifted(nodes[unit.home], slots, unit.task)
+
+    if unit.manner == STAYS:
+        raise Impossible("it may not move")
+    if unit.manner == RELEASES:
+        release()
+    for node, slots in places:
+        there = nodes[node]
+        if len(set(slots)) != unit.task.gpu_count or naive.verdict(there, unit.task):
+            raise Impossible("no room")
+        for slot in slots:
+            gpu = there.gpus[slot]
+            if gpu is None or gpu.partitioned or not unit.task.allows(gpu) or gpu.free < unit.task.gpu_milli:
+                raise Impossible("not this GPU")
+        nodes[node] = naive.placed(there, slots, unit.task)
+    if unit.manner == OVERLAPS:
+        release()
+    return nodes
+
+
+def gained_w(case: Case, found: list[tuple[int, list[tuple[int, list[int]]]]]) -> float:
+    """What moves gain, net of restarts; raises Impossible if one is not possible in its turn."""
+    nodes = case.nodes
+    for unit, places in found:
+        nodes = moved(case, nodes, case.units[unit], places)
+    return case.cost_w(case.nodes) - case.cost_w(nodes) - sum(case.units[unit].restart_w for unit, _ in found)
+
+
+def spent(case: Case, units: list[int]) -> tuple[int, int]:
+    """Replicas and milli-GPU that these units move."""
+    chosen = [case.units[unit] for unit in units]
+    milli = sum(len(unit.slots) * unit.task.gpu_count * unit.task.gpu_milli for unit in chosen)
+    return sum(len(unit.slots) for unit in chosen), milli
+
+
+def _nexts(case: Case, nodes: list[naive.Node], unit: Unit) -> Iterator[tuple[list[tuple[int, list[int]]], list]]:
+    """Every way to move a unit of one replica."""
+    for index, node in enumerate(nodes):
+        if index == unit.home and unit.manner != RELEASES and naive.verdict(node, unit.task):
+            continue
+        there = lifted(node, unit.slots[0], unit.task) if index == unit.home else node
+        for slots in naive.choices(there, unit.task):
+            try:
+                yield [(index, slots)], moved(case, nodes, unit, [(index, slots)])
+            except Impossible:
+                continue
+
+
+def best_gain_w(case: Case) -> float:
+    """The most that any sequence of moves within the budget gains, each unit moving at most once."""
+    before_w, best_w = case.cost_w(case.nodes), 0.0
+    seen = set()
+    stack = [(frozenset(), tuple((unit.home, tuple(unit.slots[0])) for unit in case.units), case.nodes, 0.0)]
+    while stack:
+        done, places, nodes, paid_w = stack.pop()
+        best_w = max(best_w, before_w - case.cost_w(nodes) - paid_w)
+        for number, unit in enumerate(case.units):
+            count, milli = spent(case, [*done, number])
+            if number in done or unit.manner == STAYS or count > case.limits.replicas or milli > case.limits.gpu_milli:
+                continue
+            for ((node, slots),), after in _nexts(case, nodes, unit):
+                key = (done | {number}, (*places[:number], (node, tuple(slots)), *places[number + 1 :]))
+                if key not in seen:
+                    seen.add(key)
+                    stack.append((*key, after, paid_w + unit.restart_w))
+    return best_w

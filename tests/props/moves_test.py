@@ -1,0 +1,154 @@
+"""The search for moves against its naive twin: every move is possible in its turn, the gain is real, and mostly best.
+
+Run with NUMBA_DISABLE_JIT=1 as well: the same code, interpreted.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests import naive
+from tests.move_cases import (
+    Case,
+    arrays,
+    best_gain_w,
+    block,
+    draw_case,
+    gained_w,
+    lifted,
+    moved,
+    searched,
+    spent,
+)
+
+from eelgrid_controller.movable import GOALS
+from eelgrid_kernels.moves import STAYS
+from eelgrid_kernels.potential import added_w, fill, node_cost_w, node_terms, totals, weigh_board
+
+quiet = settings(deadline=None, max_examples=60)
+SEEDS = st.integers(0, 10**6)
+WAYS = [(1.0, False), (0.0, False), (1.0, True), (0.0, True)]
+
+
+def in_way(case: Case, thrift: float, deep: bool) -> Case:
+    return replace(case, limits=case.limits._replace(thrift=thrift, deep=deep))
+
+
+@quiet
+@given(SEEDS, st.sampled_from(WAYS), st.integers(1, 8), st.integers(2, 5), st.booleans())
+def test_every_move_is_possible_in_its_turn_within_the_budget_and_gains_what_it_says(seed, way, moves, nodes, blocks):
+    case = in_way(draw_case(seed, nodes=nodes, units=8, moves=moves, blocks=blocks), *way)
+    found = searched(case)
+    state = case.nodes
+    for unit, places in found:
+        state = moved(case, state, case.units[unit], places)
+    order = [unit for unit, _ in found]
+    assert len(set(order)) == len(order)
+    replicas, milli = spent(case, order)
+    assert replicas <= case.limits.replicas
+    assert milli <= case.limits.gpu_milli
+    assert (gained_w(case, found) > 0.0) == bool(found)
+
+
+@quiet
+@given(SEEDS)
+def test_a_search_that_found_something_is_the_same_again(seed):
+    case = draw_case(seed, units=7)
+    assert searched(case) == searched(case)
+
+
+@quiet
+@given(SEEDS)
+def test_what_stays_is_as_if_it_were_not_there(seed):
+    case = draw_case(seed, units=7)
+    fixed = replace(case, units=[replace(unit, manner=STAYS) for unit in case.units])
+    assert searched(fixed) == []
+
+
+@quiet
+@given(SEEDS, st.booleans())
+def test_the_potential_is_that_of_the_twin(seed, blocks):
+    case = draw_case(seed, nodes=4, units=6, blocks=blocks)
+    ground, _ = arrays(case)
+    terms = np.zeros(4)
+    total = sum(entry.weight for entry in case.mix)
+    for index, node in enumerate(case.nodes):
+        node_terms(ground.nodes, ground.mix, index, terms)
+        wanted = [
+            naive.node_power(node),
+            naive.fragmentation(node, case.mix) / (1000.0 * total),
+            naive.stranded(node),
+            -block(node),
+        ]
+        assert terms.tolist() == pytest.approx(wanted)
+        assert node_cost_w(ground.nodes, ground.mix, ground.prices, index) == pytest.approx(case.cost_w([node]))
+    totals(ground.nodes, ground.mix, terms)
+    assert float((terms * np.array(case.prices)).sum()) == pytest.approx(case.cost_w(case.nodes))
+
+
+@quiet
+@given(SEEDS)
+def test_what_a_task_adds_is_what_placement_weighs_for_an_arrival(seed):
+    """One measure for arrivals and for moves: a term that only placement knew would fail here."""
+    case = draw_case(seed, nodes=4, units=6)
+    ground, _ = arrays(case)
+    weigh_board(ground)
+    for kind, unit in enumerate(case.units):
+        for index, node in enumerate(case.nodes):
+            slots = np.zeros(ground.slots.shape[1], np.int64)
+            added = added_w(ground, kind, index, -1, slots)
+            assert added == ground.board_w[kind, index]
+            if naive.verdict(node, unit.task):
+                assert added == np.inf
+                continue
+            weighed = [naive.cost(node, choice, unit.task, case.mix, case.prices[:3])[0]
+                       for choice in naive.choices(node, unit.task)]  # fmt: skip
+            assert added == pytest.approx(min(weighed))
+
+
+@quiet
+@given(SEEDS)
+def test_a_stream_fills_as_the_twin_fills(seed):
+    """Each task goes to the node where it adds least; of equals to the lowest rank."""
+    case = draw_case(seed, nodes=4, units=4)
+    ground, _ = arrays(case)
+    kinds = np.array([number % len(case.units) for number in range(12)], np.int64)
+    accepted = np.zeros(12, np.int64)
+    fill(ground, kinds, accepted)
+    for index, node in enumerate(case.nodes):
+        assert ground.nodes.cpu_free[index] >= 0
+        held = sum(case.units[kind].task.cpu_milli for kind, yes in zip(kinds, accepted, strict=True) if yes)
+        assert held == sum(one.cpu_free for one in case.nodes) - int(ground.nodes.cpu_free.sum())
+        for slot, gpu in enumerate(node.gpus):
+            assert gpu is None or 0 <= ground.nodes.gpu_free[index, slot] <= gpu.free
+    for kind, yes in zip(kinds[-1:], accepted[-1:], strict=True):
+        if not yes:  # the last that was refused still fits nowhere
+            fits = [added_w(ground, kind, index, -1, ground.slots[0]) < np.inf for index in range(4)]
+            assert not any(fits)
+
+
+def test_lifting_undoes_placing():
+    case = draw_case(3)
+    unit = case.units[0]
+    node = lifted(case.nodes[unit.home], unit.slots[0], unit.task)
+    assert naive.placed(node, unit.slots[0], unit.task) == case.nodes[unit.home]
+
+
+def test_the_best_of_all_ways_is_best_in_nine_of_ten_small_cases():
+    """Against every sequence that there is; measured over 120 cases: 94 of 100, and 99.6 % of the watts."""
+    cases = [draw_case(seed, units=5, moves=3, gangs=False) for seed in range(1000, 1040)]
+    found = [
+        max(
+            gained_w(case, searched(in_way(replace(case, prices=guide), *way)))
+            for guide in dict.fromkeys((case.prices, *map(tuple, GOALS.values())))
+            for way in WAYS
+        )
+        for case in cases
+    ]
+    best = [best_gain_w(case) for case in cases]
+    assert all(mine <= most + 1e-6 for mine, most in zip(found, best, strict=True))
+    assert sum(most > 1.0 for most in best) >= 20, "the cases have something to gain"
+    assert sum(mine >= most - 1e-6 for mine, most in zip(found, best, strict=True)) >= 36
+    assert sum(found) >= 0.95 * sum(best)

@@ -1,0 +1,251 @@
+"""Moves from a state to events: found within the budget, executed all or not at all, and never half."""
+
+from dataclasses import replace
+
+import pytest
+from tests.clusters import core_with, node, request
+
+from eelgrid_controller.core import Core
+from eelgrid_controller.events import WorkloadMoved, event_from_plain, event_to_plain
+from eelgrid_controller.moves import recommend
+from eelgrid_controller.relocation import MoveRefused
+from eelgrid_controller.state import ClusterState, ContradictoryEvent
+from eelgrid_protos import catalogue
+from eelgrid_protos.messages import (
+    Mobility,
+    Move,
+    MoveGoal,
+    Recommendation,
+    RecommendMovesRequest,
+    ReplicaMove,
+    WorkloadKind,
+    WorkloadPhase,
+)
+
+
+def asked(core: Core, **wanted) -> Recommendation:
+    return recommend(core.survey_moves(RecommendMovesRequest(**{"moves_ratio": 1.0} | wanted)))
+
+
+def places(core: Core, key: str) -> list[tuple[str, tuple[int, ...]]]:
+    return [(item.node_name, item.gpu_indexes) for item in core.workload(key).placements]
+
+
+def two_halves(**spec) -> Core:
+    """Node a and node b hold a half of a GPU each."""
+    core = core_with(node("a", gpus=1))
+    core.submit(request(gpus=1, milli=500, key="one", **spec), now_ns=1)
+    core.submit(request(gpus=1, milli=500, key="gap"), now_ns=1)
+    core.node_joined(node("b", gpus=1), now_ns=1)
+    core.submit(request(gpus=1, milli=500, key="two", **spec), now_ns=1)
+    core.cancel("gap", now_ns=2)
+    assert (places(core, "one"), places(core, "two")) == ([("a", (0,))], [("b", (0,))])
+    return core
+
+
+def test_two_halves_join_and_the_watts_are_those_of_the_model():
+    core = two_halves()
+    before_w, epochs = core.modelled_power_w(), {name: core.node_plan(name).epoch for name in "ab"}
+    found = asked(core, moves_most=5)
+    (move,) = found.moves
+    (replica,) = move.replicas
+    assert {replica.source.node_name, replica.target.node_name} == {"a", "b"}
+    step = core.apply_moves(found.moves, now_ns=3)
+    assert [type(event) for event in step.events] == [WorkloadMoved]
+    assert (step.result, step.nodes) == (1, {"a", "b"})
+    assert {name: core.node_plan(name).epoch for name in "ab"} == {name: epoch + 1 for name, epoch in epochs.items()}
+    # G2: a GPU falls from 150 W to 30 W; a package of CPU on the other node falls idle, too.
+    assert before_w - core.modelled_power_w() == pytest.approx(120.0 + 105.0)
+    assert found.before.power_w == pytest.approx(before_w)
+    assert found.after.power_w == pytest.approx(core.modelled_power_w())
+    # 500 milli of 150 W and a vCPU of 120/32 W, for a minute of an hour.
+    assert move.restart_w == pytest.approx((75.0 + 3.75) / 60.0)
+    assert found.gain_w == pytest.approx(found.before.cost_w - found.after.cost_w - move.restart_w)
+    core.state.validate()
+
+
+def test_the_explanation_of_a_moved_replica_is_that_of_the_move():
+    core = two_halves()
+    (move,) = asked(core).moves
+    core.apply_moves((move,), now_ns=3)
+    (explained,) = core.explain(move.workload_id).replicas
+    assert explained.candidates == move.replicas[0].candidates
+    there, here = explained.candidates
+    assert (there.node_name, here.node_name) == (move.replicas[0].target.node_name, move.replicas[0].source.node_name)
+    assert there.cost_w < here.cost_w
+    assert sum(term.cost_w for term in here.terms) == pytest.approx(here.cost_w)
+    assert here.cost_w - there.cost_w - move.restart_w == pytest.approx(move.gain_w)
+
+
+@pytest.mark.parametrize("wanted", [{"moves_ratio": 0.0, "restart_s": 86_400.0, "horizon_s": 60.0}, {"gpu_ratio": 0.4}])
+def test_what_does_not_pay_or_is_beyond_the_budget_is_not_recommended(wanted):
+    core = two_halves()
+    assert asked(core).moves
+    found = asked(core, **wanted)
+    assert (found.moves, found.gain_w) == ((), 0.0)
+    assert found.before == found.after
+
+
+def test_fixed_work_stays_and_lost_nodes_are_neither_emptied_nor_filled():
+    assert asked(two_halves(mobility=Mobility.FIXED)).moves == ()
+    core = two_halves()
+    core.node_lost("b", now_ns=3)
+    assert asked(core).moves == ()
+    core = two_halves()
+    core.gpu_lost("a", "GPU-a-0", now_ns=3)
+    assert asked(core).moves == ()
+
+
+def test_a_gang_moves_together_and_pays_for_the_whole_of_it():
+    core = core_with(node("a", gpus=2))
+    core.submit(request(gpus=1, milli=700, key="here", mobility=Mobility.FIXED), now_ns=1)
+    core.submit(request(gpus=1, milli=600, key="gap"), now_ns=1)
+    core.node_joined(node("b", gpus=2), now_ns=1)
+    core.submit(request(gpus=1, milli=500, replicas=2, key="gang", kind=WorkloadKind.TRAINING_JOB), now_ns=1)
+    assert {name for name, _ in places(core, "gang")} == {"b"}
+    core.cancel("gap", now_ns=2)
+    # With one replica to move, the gang is too large: half of it would stop all of it.
+    assert asked(core, moves_most=1).moves == ()
+    (move,) = asked(core, moves_most=2).moves
+    assert (move.workload_id, len(move.replicas)) == ("gang", 2)
+    assert move.restart_w == pytest.approx(2 * (75.0 + 3.75) / 60.0)
+    step = core.apply_moves((move,), now_ns=3)
+    assert ([type(event) for event in step.events], step.result) == ([WorkloadMoved], 2)
+    assert {name for name, _ in places(core, "gang")} == {"a"}
+
+
+def test_only_restartable_work_may_use_what_it_holds_itself():
+    """Both GPUs of the node are held by halves; its CPU is so full that nothing can stand twice."""
+
+    def crowded(mobility: Mobility) -> Core:
+        core = core_with(node("a", gpus=2, cpu=8))
+        core.submit(request(gpus=1, milli=500, cpu=3, key="one", mobility=mobility), now_ns=1)
+        core.submit(request(gpus=1, milli=500, cpu=1, key="gap"), now_ns=1)
+        core.submit(request(gpus=1, milli=500, cpu=3, key="two", mobility=mobility), now_ns=1)
+        core.cancel("gap", now_ns=2)
+        assert [places(core, key)[0][1] for key in ("one", "two")] == [(0,), (1,)]
+        return core
+
+    assert asked(crowded(Mobility.MOVABLE)).moves == ()
+    core = crowded(Mobility.RESTARTABLE)
+    (move,) = asked(core).moves
+    assert move.release_first
+    before_w = core.modelled_power_w()
+    core.apply_moves((move,), now_ns=3)
+    assert before_w - core.modelled_power_w() == pytest.approx(120.0)
+
+
+def test_a_move_that_no_longer_holds_is_named_and_nothing_moves():
+    core = two_halves()
+    found = asked(core)
+    key = found.moves[0].workload_id
+    target = found.moves[0].replicas[0].target.node_name
+    other = found.moves[0].replicas[0].source.node_name
+
+    def refused(words: str) -> None:
+        before = core.state.digest()
+        with pytest.raises(MoveRefused, match=words) as error:
+            core.apply_moves(found.moves, now_ns=9)
+        assert (error.value.number, error.value.move) == (1, found.moves[0])
+        assert f"move 1 of 1 ({key} from {other} to {target})" in str(error.value)
+        assert core.state.digest() == before
+
+    filled = core.submit(request(gpus=1, milli=500), now_ns=4).result
+    if filled.placements[0].node_name == target:
+        refused("held already")
+    core.cancel(filled.workload_id, now_ns=5)
+    core.node_lost(target, now_ns=6)
+    refused("the node is lost")
+    core.node_joined(node(target, gpus=1), now_ns=7)
+    core.cancel(key, now_ns=8)
+    refused("does not run")
+
+
+def test_the_second_of_two_moves_refuses_the_first_as_well():
+    core = two_halves()
+    (move,) = asked(core).moves
+    before = core.state.digest()
+    with pytest.raises(MoveRefused, match=r"move 2 of 2 .* moved twice"):
+        core.apply_moves((move, move), now_ns=3)
+    assert core.state.digest() == before
+
+
+def test_moves_make_room_for_work_that_waits():
+    core = two_halves()
+    waiting = core.submit(request(gpus=1), now_ns=3).result
+    assert waiting.phase is WorkloadPhase.PENDING
+    core.apply_moves(asked(core).moves, now_ns=4)
+    assert core.workload(waiting.workload_id).phase is WorkloadPhase.PLACED
+
+
+def test_the_journal_with_moves_gives_the_same_state():
+    core = two_halves()
+    replayed = ClusterState.load(core.state.dump())
+    for event in core.apply_moves(asked(core).moves, now_ns=3).events:
+        kind, body = event_to_plain(event)
+        replayed.apply(event_from_plain(kind, body))
+    assert replayed.digest() == core.state.digest()
+    assert ClusterState.load(core.state.dump()).digest() == core.state.digest()
+    replayed.validate()
+
+
+def test_the_state_refuses_a_move_to_where_no_room_is_and_keeps_what_was():
+    core = two_halves()
+    (placement,) = core.workload("one").placements
+    before = core.state.digest()
+    for target in (
+        replace(placement, node_name="nowhere"),
+        replace(placement, gpu_uuids=("GPU-a-0", "GPU-a-0")),
+        replace(placement, replica=1),
+    ):
+        with pytest.raises(ContradictoryEvent):
+            core.state.apply(WorkloadMoved(time_ns=3, workload_id="one", placements=(target,)))
+        assert core.state.digest() == before
+        core.state.validate()
+
+
+def test_equal_clusters_give_equal_recommendations_and_goals_differ_in_weights():
+    assert asked(two_halves()) == asked(two_halves())
+    found = {goal: asked(two_halves(), goal=goal).weights for goal in (MoveGoal.POWER, MoveGoal.ROOM)}
+    assert found[MoveGoal.POWER].power > found[MoveGoal.ROOM].power
+    assert found[MoveGoal.ROOM].fragmentation_w > found[MoveGoal.POWER].fragmentation_w
+    assert asked(two_halves()).goal is MoveGoal.BALANCED
+
+
+def test_room_counts_what_would_fit():
+    core = two_halves()
+    found = asked(core)
+    sizes = {(task.gpu_count, task.gpu_milli): task.tasks for task in found.before.largest}
+    assert sizes == {(1, 500): 2}
+    core.submit(request(gpus=1, key="whole"), now_ns=3)  # waits, but it is demand
+    found = asked(core)
+    rooms = [
+        {(task.gpu_count, task.gpu_milli): task.tasks for task in one.largest} for one in (found.before, found.after)
+    ]
+    assert rooms == [{(1, 1000): 0, (1, 500): 2}, {(1, 1000): 1, (1, 500): 2}]
+
+
+def test_an_empty_cluster_has_nothing_to_move():
+    for core in (core_with(), core_with(node("a")), Core(ClusterState(), catalogue.load())):
+        found = asked(core)
+        assert (found.moves, found.running, found.gain_w) == ((), 0, 0.0)
+
+
+def test_a_later_move_may_use_what_an_earlier_one_freed_and_not_the_other_way_round():
+    core = core_with(node("a", gpus=1))
+    core.submit(request(gpus=1, key="one"), now_ns=1)
+    core.node_joined(node("b", gpus=1), now_ns=1)
+    core.submit(request(gpus=1, key="two"), now_ns=1)
+    core.node_joined(node("c", gpus=1), now_ns=1)
+
+    def move(key: str, target: str) -> Move:
+        (source,) = core.workload(key).placements
+        there = replace(source, node_name=target, gpu_uuids=(f"GPU-{target}-0",))
+        return Move(workload_id=key, replicas=(ReplicaMove(source=source, target=there),))
+
+    moves = (move("one", "c"), move("two", "a"))
+    with pytest.raises(MoveRefused, match="move 1 of 2"):
+        core.apply_moves(moves[::-1], now_ns=2)
+    core.apply_moves(moves, now_ns=2)
+    assert [places(core, key)[0][0] for key in ("one", "two")] == ["c", "a"]
+    core.state.validate()
