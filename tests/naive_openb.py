@@ -37,7 +37,7 @@ def kind_of(task):
 
 
 def free_gpu(node):
-    return sum(gpu.free for gpu in node.gpus)
+    return sum(gpu.free for gpu in naive.placeable(node))
 
 
 def tightest(node, task):
