@@ -98,7 +98,7 @@ def _facets(run: Run, facets: Ints, open_w: Floats) -> int:
 
 @inlined
 def _watts(run: Run, facets: Ints, open_w: Floats, i: int, t: int) -> float:
-    """dP of a class by one model of a state; infinite where it does not fit."""
+    """DP of a class by one model of a state; infinite where it does not fit."""
     cpu, gpus = run.classes[CLASS_CPU, t], run.classes[CLASS_GPUS, t]
     if cpu > facets[i, 2] or (gpus > 0.0 and run.wanted[facets[i, 0], t] == 0.0):
         return np.inf

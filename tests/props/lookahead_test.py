@@ -177,7 +177,7 @@ def test_the_scarce_models_are_the_dual_prices_of_the_allocation(cluster, mix):
     demand = [asked[each] / sum(asked.values()) * total for each in sets]
     width = len(sets) * MODELS
     by_set, by_model = np.zeros((len(sets), width)), np.zeros((MODELS, width))
-    for at, models in enumerate(sets):
+    for at in range(len(sets)):
         for model in range(MODELS):
             by_set[at, at * MODELS + model] = by_model[model, at * MODELS + model] = 1.0
     usable = [(0.0, None if model in models else 0.0) for models in sets for model in range(MODELS)]
@@ -206,6 +206,16 @@ def test_stranding_weighs_more_as_the_fleet_fills(load, expected):
     candidates = engine([naive.Node(8000, 8000, 0, [None] * 4)], [])
     candidates.put([], 0, load)
     assert candidates.weights == (1.0, 0.0, expected, 0.7, 500.0)
+
+
+@pytest.mark.parametrize(("captive", "expected"), [(20, 0), (22, 0), (23, 1), (60, 1)])
+def test_a_model_is_scarce_when_it_is_short_by_more_than_two_hundredths(captive, expected):
+    """A fifth of what is free is of the model that `captive` hundredths of the demand are bound to."""
+    few, many = naive.Gpu(0, 1000, 10.0, 70.0), naive.Gpu(1, 1000, 10.0, 70.0)
+    cluster = [naive.Node(8000, 8000, 0, [gpu] * 4) for gpu in (few, *[many] * 4)]
+    bound, free = naive.Task(0, 0, 1, 1000, {0}), naive.Task(0, 0, 1, 1000)
+    _, scarce, load = engine(cluster, [naive.Class(bound, captive), naive.Class(free, 100 - captive)]).quote()
+    assert (scarce, load) == (expected, 0)
 
 
 @pytest.mark.parametrize(

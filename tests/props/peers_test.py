@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import naive, naive_lookahead, naive_openb
 
-from eelgrid_kernels import best, peers, states
+from eelgrid_kernels import best, peers, policy, states
 from eelgrid_kernels import course as courses
 from eelgrid_kernels import peer_arrays as arrays
-from eelgrid_kernels import policy
 
 # A first call may compile; how long an example takes says nothing here.
 quiet = settings(deadline=None, max_examples=60)
