@@ -1,8 +1,10 @@
 """Small clusters, requests and a core to try them on; and the same cluster as the naive twins see it."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from eelgrid_controller.core import Core
+from eelgrid_controller.events import Event, PricesQuoted
 from eelgrid_controller.model import PowerModel
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos import catalogue
@@ -49,6 +51,11 @@ def core_with(*inventories: Inventory, state: ClusterState | None = None, **limi
     for inventory in inventories:
         core.node_joined(inventory, now_ns=1)
     return core
+
+
+def decided(events: Iterable[Event]) -> list[Event]:
+    """Events but for quotes, which come when they are due."""
+    return [event for event in events if not isinstance(event, PricesQuoted)]
 
 
 def naive_cluster(core: Core) -> tuple[list[naive.Node], list[naive.Class], dict[str, int]]:

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from tests import naive
+from tests import naive, naive_lookahead
 
 
 @dataclass
@@ -37,7 +37,7 @@ def kind_of(task):
 
 
 def free_gpu(node):
-    return sum(gpu.free for gpu in node.gpus)
+    return sum(gpu.free for gpu in naive.placeable(node))
 
 
 def tightest(node, task):
@@ -106,8 +106,8 @@ def mixed(machines, task, mix, weights):
     return found
 
 
-def cost_w(node, slots, task, mix, weights):
-    """The cost of tests.naive, with the stranded milli-CPU subtracted before the division: no rounding but the last."""
+def cost_w(node, slots, task, mix, market):
+    """The cost of tests.naive and what the look-ahead adds, with integers subtracted before any division."""
 
     def starved(node):
         return max(0, 10 * free_gpu(node) - node.cpu_free)
@@ -117,23 +117,33 @@ def cost_w(node, slots, task, mix, weights):
     total = max(1, sum(entry.weight for entry in mix))
     stranded = (starved(after) - starved(node)) / 10_000
     added_w = naive.node_power(after) - naive.node_power(node)
-    return weights[0] * added_w + weights[1] * (fragments / (total * 1000)) + weights[2] * stranded
+    lost = naive_lookahead.lost(node, slots, task, mix, market.offers) / total
+    taken = sum(task.gpu_milli for slot in slots if node.gpus[slot].model in market.scarce) / 1000
+    terms = (added_w, fragments / (total * 1000), stranded, lost, taken)
+    return sum(weight * term for weight, term in zip(market.weights(), terms, strict=True))
 
 
-def ours(machine, task, mix, weights):
+def ours(machine, task, mix, market):
     def cost(slots):
-        return cost_w(machine.node, slots, task, mix, weights)
+        return cost_w(machine.node, slots, task, mix, market)
 
     slots = min(naive.choices(machine.node, task), key=cost)
     return -cost(slots), slots
 
 
-def scored(policy, weights, machines, task, mix):
-    """(score, slots) of each machine; all of them fit."""
+def market_of(policy, weights, machines, mix):
+    """Quotes, which eelgrid alone heeds."""
+    used = {gpu.model for machine in machines for gpu in machine.node.gpus}
+    named = {model for entry in mix for model in entry.task.models or ()}
+    return naive_lookahead.Market(weights, mix, 1 + max(used | named, default=0)) if policy == "eelgrid" else None
+
+
+def scored(policy, weights, machines, task, mix, market=None):
+    """(score, slots) of each machine; all of them fit. The market is for eelgrid."""
     if policy == "mix":
         return mixed(machines, task, mix, weights)
     if policy == "eelgrid":
-        return [ours(machine, task, mix, weights) for machine in machines]
+        return [ours(machine, task, mix, market) for machine in machines]
     rules = {
         "bestfit": lambda: scaled([best_fit(machine.node, task) for machine in machines]),
         "dotprod": lambda: [dot_prod(machine.node, task) for machine in machines],
@@ -147,14 +157,17 @@ def scored(policy, weights, machines, task, mix):
 def run(machines, tasks, mix, policy, weights):
     """Every task in order; machines change."""
     outcome = Outcome([], [], [], [])
+    market = market_of(policy, weights, machines, mix)
     arrived = allocated = 0
     for task in tasks:
         asked = task.gpu_count * task.gpu_milli
         arrived += asked
         fitting = [machine for machine in machines if naive.verdict(machine.node, task) is None]
         chosen = -1
+        if market:
+            market.requote([machine.node for machine in machines])
         if fitting:
-            scores = scored(policy, weights, fitting, task, mix)
+            scores = scored(policy, weights, fitting, task, mix, market)
             best = max(range(len(fitting)), key=lambda i: (scores[i][0], -fitting[i].rank))
             machine = fitting[best]
             chosen = machines.index(machine)
@@ -162,6 +175,8 @@ def run(machines, tasks, mix, policy, weights):
             if task.gpu_count:
                 machine.held.add(kind_of(task))
             allocated += asked
+            if market:
+                market.moved()
         outcome.nodes.append(chosen)
         outcome.power_w.append(sum(naive.node_power(machine.node) for machine in machines))
         outcome.arrived.append(arrived)

@@ -95,6 +95,7 @@ class ClusterState:
         twin.nodes = {name: records.get(name) or record.copy() for name, record in self.nodes.items()}
         twin.workloads, twin._explanations = self.workloads.copy(), self._explanations.copy()
         twin.pending, twin.demand, twin._ended = self.pending.copy(), self.demand.copy(), self._ended.copy()
+        twin.market = self.market.copy()
         return twin
 
     def wait_again(self, workload_id: str, *, number: int) -> None:
@@ -106,6 +107,7 @@ class ClusterState:
         self.workloads[workload_id] = replace(workload, phase=WorkloadPhase.PENDING, placements=(), placed_ns=0)
         self.pending.discard(workload_id)
         self.pending.add(workload_id, priority=workload.spec.priority, number=number)
+        self.market.age()
 
     @property
     def live(self) -> int:

@@ -54,6 +54,7 @@ __all__ = [
     "build",
     "expect",
     "kinds_of",
+    "measure",
     "shapes_of",
     "sort_bit",
     "tags_of",
@@ -193,11 +194,12 @@ def _mean(mix: Mix) -> tuple[float, float]:
     return gpu, float(np.sum(mix.weight * mix.cpu_milli)) / total
 
 
-def _horizon(expected: Expected, gpu_milli: int, cpu_milli: int) -> int:
-    """Tasks that ask for HORIZON_SHARE of the fleet."""
-    gpu, cpu = expected.mean
+def measure(facts: Ints, shapes: Ints, mean: tuple[float, float]) -> None:
+    """Put into facts what follows from the shapes of all nodes (N, 4 + G): their GPUs, and how far ahead to look."""
+    gpu, cpu = mean
+    gpu_milli, cpu_milli = int(shapes[:, WIDTH].sum()) * WHOLE, int(shapes[:, CAPACITY].sum())
     tasks = gpu_milli / gpu if gpu and gpu_milli else cpu_milli / cpu if cpu else 0.0
-    return max(1, round(HORIZON_SHARE * tasks))
+    facts[CAPACITY_MILLI], facts[HORIZON] = gpu_milli, max(1, round(HORIZON_SHARE * tasks))
 
 
 def _seed(rank: Ints) -> int:
@@ -232,11 +234,9 @@ def build(
     if len(weights) <= len(TERMS):  # stranding weighs the same at any load
         rates[GIVEN, len(TERMS)] = rates[GIVEN, 2]
     rates[WEIGHTS] = rates[GIVEN]
-    gpus = shapes[0][nodes[0], WIDTH].sum() * WHOLE
     facts = np.zeros(10, np.int64)
     facts[WEIGHT], facts[SEED], facts[SHIFTS] = expected.total, _seed(nodes[1]), -1
-    facts[CAPACITY_MILLI] = gpus
-    facts[HORIZON] = _horizon(expected, int(gpus), int(shapes[0][nodes[0], CAPACITY].sum()))
+    measure(facts, shapes[0][nodes[0]], expected.mean)
     states = np.zeros((rows, GPU + 2 * slots + 2 * expected.groups.shape[2]), np.int64)
     states[:, ROOT] = -1
     blocks = (rows + BLOCK - 1) // BLOCK

@@ -12,7 +12,7 @@ import numpy as np
 
 from eelgrid_kernels.arrays import Floats, Ints, Mix, Nodes, Task
 from eelgrid_kernels.best import catch_up, choose
-from eelgrid_kernels.build import bits, build, expect, kinds_of, shapes_of
+from eelgrid_kernels.build import bits, build, expect, kinds_of, measure, shapes_of
 from eelgrid_kernels.compiled import kernel
 from eelgrid_kernels.gang import repeat
 from eelgrid_kernels.members import count_roomy
@@ -107,7 +107,9 @@ class Candidates:
         # Ranks are made distinct, equals in order of rows.
         rank = np.argsort(np.argsort(nodes.rank, kind="stable")).astype(np.int64)
         placed = (self._shape, rank, nodes.memory_free.copy())
-        self._run = build((table, added_w), kinds, expect(mix, families), placed, policy, weights)
+        expected = expect(mix, families)
+        self._mean = expected.mean
+        self._run = build((table, added_w), kinds, expected, placed, policy, weights)
         # Kind by what it asks for, the latest last.
         self._kinds: dict[tuple[Task, int], int] = {}
         self._counts = np.zeros(8, np.int64)
@@ -126,11 +128,15 @@ class Candidates:
 
     def update(self, nodes: Nodes, rows: Sequence[int], sorts: Ints) -> bool:
         """Takes over rows that changed; false if one has a shape never met, so that all must be built anew."""
+        reshaped = False
         for row in rows:
             code = self._codes.get(self._keys(nodes, slice(row, row + 1)).tobytes())
             if code is None:
                 return False
+            reshaped |= code != self._shape[row]
             self._shape[row] = code
+        if reshaped:  # a GPU was lost, or came back
+            measure(self._run.facts, self._run.shapes[self._shape], self._mean)
         self._adopt(nodes, np.array(rows, np.int64), sorts)
         return True
 

@@ -34,10 +34,11 @@ from eelgrid_kernels.peer_arrays import (
     MODEL,
 )
 
-__all__ = ["SEVERAL", "gain", "gain_after", "view"]
+__all__ = ["PACKAGES_MOST", "SEVERAL", "gain", "gain_after", "view"]
 
 # milli beside others of a class that asks for several GPUs: more than any GPU has.
 SEVERAL = 2000
+PACKAGES_MOST = 4  # that count
 
 
 @kernel_sum

@@ -5,7 +5,7 @@ single tasks: it looks at states, the typical mix and the load, all of them past
 
 offers   for each class t, the watts of the cheapest node that is left for the last
          of its tasks among the next HORIZON arrivals: with w_t of W the share of t,
-         nodes in order of dP(n, t), the offer is the one after HORIZON * w_t / W
+         nodes in order of dP(n, t), each by its cheapest model, the offer is the one after HORIZON * w_t / W
          others. Class by class, as if no other came; the dearest if there are fewer
          nodes, 0 if there is none. So a node that is one of many good ones is worth
          little, one of the last much, and no constant has to say how much.
@@ -29,8 +29,8 @@ that what is known of costs stays good: the larger the fleet, the longer.
 import numpy as np
 
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.compiled import kernel
-from eelgrid_kernels.lookahead import view
+from eelgrid_kernels.compiled import inlined, kernel
+from eelgrid_kernels.lookahead import PACKAGES_MOST, view
 from eelgrid_kernels.packages import PACKAGE_MILLI, PACKAGE_W, slack
 from eelgrid_kernels.peer_arrays import (
     CAPACITY,
@@ -81,7 +81,7 @@ def is_due(run: Run) -> bool:
 
 @kernel
 def _facets(run: Run, facets: Ints, open_w: Floats) -> int:
-    """One row for each model of each open state into facets (R', 6) and open_w (R',), in place; returns how many."""
+    """One row for each model of each open state into facets (R', 7) and open_w (R',), in place; returns how many."""
     found = 0
     for row in range(run.facts[ROWS]):
         root, shape = run.states[row, ROOT], run.states[row, SHAPE]
@@ -97,27 +97,36 @@ def _facets(run: Run, facets: Ints, open_w: Floats) -> int:
             facets[found, 4], facets[found, 5], open_w[found] = view(
                 run.states, run.shapes, run.added_w, row, shape, GPU, model, -1, 0, run.kinds, -1
             )
+            facets[found, 6] = 1 if none or models >> (model + 1) == 0 else 0  # the last of its state
             found += 1
     return found
+
+
+@inlined
+def _watts(run: Run, facets: Ints, open_w: Floats, i: int, t: int) -> float:
+    """DP of a class by one model of a state; infinite where it does not fit."""
+    cpu, gpus = run.classes[CLASS_CPU, t], run.classes[CLASS_GPUS, t]
+    if cpu > facets[i, 2] or (gpus > 0.0 and run.wanted[facets[i, 0], t] == 0.0):
+        return np.inf
+    waking = min(float(PACKAGES_MOST), np.ceil(max(0.0, (cpu - facets[i, 3]) / PACKAGE_MILLI)))
+    if run.classes[CLASS_BESIDE, t] <= facets[i, 5]:
+        return float(PACKAGE_W * waking)
+    return float(PACKAGE_W * waking + gpus * open_w[i]) if gpus <= facets[i, 4] else np.inf
 
 
 @kernel
 def _offer(run: Run, facets: Ints, open_w: Floats, count: int, t: int, wanted: int, nodes: Ints) -> int:
     """The offer for a class after `wanted` other tasks; nodes (W,) counts them by watts, scratch."""
     nodes[:] = 0
-    cpu, gpus, share = run.classes[CLASS_CPU, t], run.classes[CLASS_GPUS, t], run.classes[CLASS_BESIDE, t]
-    number = 0
+    number, least = 0, np.inf
     for i in range(count):
-        if cpu > facets[i, 2] or (gpus > 0.0 and run.wanted[facets[i, 0], t] == 0.0):
+        least = min(least, _watts(run, facets, open_w, i, t))
+        if facets[i, 6] == 0:
             continue
-        watts = 0.0
-        if share > facets[i, 5]:
-            if gpus > facets[i, 4]:
-                continue
-            watts = gpus * open_w[i]
-        waking = int(max(0.0, np.ceil((cpu - facets[i, 3]) / PACKAGE_MILLI)))
-        nodes[min(_WATTS_MOST, int(watts + PACKAGE_W * waking))] += facets[i, 1]
-        number += facets[i, 1]
+        if least < np.inf:
+            nodes[min(_WATTS_MOST, int(least))] += facets[i, 1]
+            number += facets[i, 1]
+        least = np.inf
     if number == 0:
         return 0
     left = min(wanted, number - 1)
@@ -168,7 +177,7 @@ def quote(run: Run, offers: Ints) -> tuple[int, int]:
             if model >= 0 and run.states[row, CLOSED] == 0:
                 free[model] += size * run.states[row, GPU + slot]
     room = run.facts[ROWS] * run.added_w.shape[1] + 1
-    facets, open_w = np.zeros((room, 6), np.int64), np.zeros(room)
+    facets, open_w = np.zeros((room, 7), np.int64), np.zeros(room)
     count = _facets(run, facets, open_w)
     nodes, total = np.zeros(_WATTS_MOST + 1, np.int64), 0
     for t in range(offers.shape[0]):

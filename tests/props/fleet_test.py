@@ -29,14 +29,19 @@ def fleet_of(scene, name):
     return Fleet(*columns(scene), ranks, code, np.array(weights, np.float64))
 
 
-def naive_choice(scene, machines, name, task):
+def mix_of(scene):
+    return [naive.Class(scene.tasks[number], weight) for number, weight in scene.mix]
+
+
+def naive_choice(scene, machines, name, task, market):
     """The machine's number and its GPUs, or -1."""
     twin, _, weights = POLICIES[name]
     fitting = [machine for machine in machines if naive.verdict(machine.node, task) is None]
+    if market:
+        market.requote([machine.node for machine in machines])
     if not fitting:
         return -1, ()
-    mix = [naive.Class(scene.tasks[number], weight) for number, weight in scene.mix]
-    scores = naive_openb.scored(twin, weights, fitting, task, mix)
+    scores = naive_openb.scored(twin, weights, fitting, task, mix_of(scene), market)
     best = max(range(len(fitting)), key=lambda i: (scores[i][0], -fitting[i].rank))
     return machines.index(fitting[best]), tuple(scores[best][1])
 
@@ -59,19 +64,25 @@ def same(fleet, machines):
 @given(scene=scenes(), actions=ACTIONS)
 def test_a_fleet_equals_its_naive_twin_while_tasks_leave_and_nodes_fail(name, scene, actions):
     fleet, machines, running = fleet_of(scene, name), deepcopy(scene.machines), []
+    twin, _, weights = POLICIES[name]
+    market = naive_openb.market_of(twin, weights, machines, mix_of(scene))
     for verb, number in actions:
         if verb == "place":
             spec = number % len(scene.tasks)
             task = scene.tasks[spec]
             found = fleet.place(spec)
-            assert found == naive_choice(scene, machines, name, task)
+            assert found == naive_choice(scene, machines, name, task, market)
             if found[0] >= 0:
                 running.append((found[0], spec, found[1]))
                 machines[found[0]].node = naive.placed(machines[found[0]].node, list(found[1]), task)
+                if market:
+                    market.moved()
         elif verb == "release" and running:
             node, spec, slots = running.pop(number % len(running))
             fleet.release(node, spec, slots)
             machines[node].node = given_back(machines[node].node, slots, scene.tasks[spec])
+            if market:
+                market.moved()
         elif verb == "tend":
             fleet.tend(number % 5)
         elif verb in {"fail", "return"}:
@@ -119,7 +130,7 @@ def test_a_failed_node_gets_nothing_and_keeps_what_it_has():
     assert fleet.free(0) == (95_000, 9, (700,))
 
 
-@pytest.mark.parametrize("name", ["eelgrid", "fgd", "pwr200"])
+@pytest.mark.parametrize("name", ["eelgrid", "lookahead", "fgd", "pwr200"])
 @pytest.mark.parametrize("most", [1, 3, 10])
 def test_idle_work_in_small_bouts_changes_no_decision(name, most):
     """160 nodes in several blocks of states; tasks leave again, so that a state is new, touched and gone between bouts."""

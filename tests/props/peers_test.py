@@ -4,7 +4,7 @@ Run with NUMBA_DISABLE_JIT=1 as well: the same code, interpreted.
 """
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from zlib import crc32
 
@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests import naive, naive_openb
+from tests import naive, naive_lookahead, naive_openb
 
-from eelgrid_kernels import best, peers, states
+from eelgrid_kernels import best, peers, policy, states
 from eelgrid_kernels import course as courses
 from eelgrid_kernels import peer_arrays as arrays
 
@@ -34,6 +34,7 @@ POLICIES = {
     "pwr200": ("mix", peers.MIX, (200, 800)),
     "pwr50": ("mix", peers.MIX, (50, 950)),
     "eelgrid": ("eelgrid", peers.EELGRID, (1.0, 80.0, 200.0)),
+    "lookahead": ("eelgrid", peers.EELGRID, tuple(policy("eelgrid").weights.tolist())),
 }
 ALL = {**POLICIES, "random": ("random", peers.RANDOM, ())}
 
@@ -128,6 +129,23 @@ def test_every_policy_equals_its_naive_twin(name, scene):
     assert course.power_w.tolist() == expected.power_w
     assert course.arrived_milli.tolist() == expected.arrived
     assert course.allocated_milli.tolist() == expected.allocated
+
+
+def test_quotes_stand_between_times_on_a_larger_fleet():
+    """Small tasks on 40 nodes: some 30 come between quotes, and offers are not those of the cheapest node alone."""
+    scene = generated()
+    scene.tasks = [
+        replace(task, cpu_milli=task.cpu_milli // 4, gpu_milli=max(1, task.gpu_milli // 20))
+        if task.gpu_count == 1 else replace(task, cpu_milli=task.cpu_milli // 4)
+        for task in scene.tasks
+    ]  # fmt: skip
+    scene.mix = [(number, weight * (1 if scene.tasks[number].gpu_count < 2 else 0) + 1) for number, weight in scene.mix]
+    _, _, weights = POLICIES["lookahead"]
+    mix = [naive.Class(scene.tasks[number], weight) for number, weight in scene.mix]
+    arrivals = [scene.tasks[number] for number in scene.order[:150]]
+    twin = naive_openb.run(deepcopy(scene.machines), arrivals, mix, "eelgrid", weights)
+    assert naive_lookahead.horizon([machine.node for machine in scene.machines], mix) // 10 > 2
+    assert run(scene, "lookahead", scene.order[:150]).node.tolist() == twin.nodes
 
 
 @quiet
@@ -314,6 +332,7 @@ GOLDEN = {
     "pwr200": (301, 174_590, 68640.0, 3815341624),
     "pwr50": (301, 174_790, 69340.0, 526948275),
     "eelgrid": (301, 182_100, 71440.0, 3287095394),
+    "lookahead": (303, 177_630, 70390.0, 1426870979),
     "random": (303, 169_010, 71140.0, 3301665250),
 }
 

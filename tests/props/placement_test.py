@@ -141,7 +141,7 @@ def weigh(cluster, mix, task, prices, *, candidates=None):
     found = [
         naive.Found(choice.node, list(choice.slots), sum(terms_w), terms_w)
         for choice in candidates.best(candidates.kind(kernel_task(task), allowed(task)), 0, 4)
-        for terms_w in [tuple(price * term for price, term in zip(prices, choice.terms, strict=True))]
+        for terms_w in [tuple(price * term for price, term in zip(prices, choice.terms[:3], strict=True))]
     ]
     feasible, *removed = candidates.verdicts(arrays(cluster), kernel_task(task), allowed(task))
     counts = np.zeros(1 + len(CONSTRAINTS), np.int64)

@@ -17,7 +17,7 @@ from eelgrid_controller.journal import Checkpoint, Entry, Past, digest_of
 from eelgrid_controller.recovery import entries_of
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, NotFound
-from eelgrid_protos.messages import ExportDecisionRequest
+from eelgrid_protos.messages import ExportDecisionRequest, Policy, Weights
 
 
 class Recorder:
@@ -105,7 +105,11 @@ def test_every_other_input_counts_too(change, said):
 
 
 def test_the_mix_counts_too():
-    document = busy().exported("four")
+    rig = busy()
+    weights = Weights(power=1.0, fragmentation_w=80.0, stranding_w=200.0)
+    rig.do(rig.core.update_policy, Policy(objective="custom", weights=weights))
+    rig.do(rig.core.submit, request(gpus=1, milli=300, cpu=4, key="five"))
+    document = rig.exported("five")
     document["cluster"]["demand"]["mix"].clear()
     assert any("fragmentation" in line for line in replay(document).differences)
 
@@ -127,7 +131,7 @@ def test_what_waits_has_a_decision_too():
 def test_a_decision_older_than_the_journal_is_refused():
     rig = busy()
     rig.compact()
-    with pytest.raises(FailedPrecondition, match="reaches back to entry 12"):
+    with pytest.raises(FailedPrecondition, match="reaches back to entry 16"):
         rig.exported("four")
     rig.do(rig.core.submit, request(gpus=1, key="new"))
     assert replay(rig.exported("new")).differences == ()
@@ -192,7 +196,7 @@ async def test_export_from_a_running_controller(tmp_path):
         parts = [part.text async for part in rig.operators.export_decision(ExportDecisionRequest(workload_id="k1"))]
         document = json.loads("".join(parts))
         assert replay(document).differences == ()
-        assert document["revision"] == 6
+        assert document["revision"] == 8  # two nodes, then quotes, submission and place of each
         with pytest.raises(NotFound):
             async for _ in rig.operators.export_decision(ExportDecisionRequest(workload_id="k9")):
                 pass

@@ -1,0 +1,175 @@
+"""Slow, obvious twins of the look-ahead: gains, offers, scarce models and when they are quoted, in plain Python.
+
+Every node, class and set of models is looked at anew each time; nothing is kept but
+the quotes themselves. Formulas of power and placing are those of tests.naive.
+"""
+
+from itertools import combinations
+
+from tests import naive
+
+PACKAGES_MOST = 4
+DEAREST_W = 8192
+
+
+def models_of(node):
+    """The models that a node offers; None stands for a node without any."""
+    return sorted({gpu.model for gpu in naive.placeable(node)}) or [None]
+
+
+def serves(model, task):
+    return not task.gpu_count or (model is not None and (task.models is None or model in task.models))
+
+
+def added_w(node, model, task):
+    """dP(n, t) by the GPUs of one model, or None where the task does not fit."""
+    if task.cpu_milli > node.cpu_free or not serves(model, task):
+        return None
+    before = naive.package_power(node.cpu_capacity, node.cpu_free)
+    after = naive.package_power(node.cpu_capacity, node.cpu_free - task.cpu_milli)
+    packages_w = min(after - before, PACKAGES_MOST * 105.0)
+    if not task.gpu_count:
+        return packages_w
+    gpus = [gpu for gpu in naive.placeable(node) if gpu.model == model]
+    idle = [gpu for gpu in gpus if gpu.free == 1000]
+    if task.gpu_count == 1 and any(gpu.free < 1000 and gpu.free >= task.gpu_milli for gpu in gpus):
+        return packages_w
+    if len(idle) < task.gpu_count:
+        return None
+    return packages_w + task.gpu_count * round(min(gpu.busy_w - gpu.idle_w for gpu in idle))
+
+
+def gain(node, mix, offers):
+    """G of a node, weighted: by the model with which the next task saves most."""
+    gains = [0]
+    for model in models_of(node):
+        saved = 0
+        for entry, offer in zip(mix, offers, strict=True):
+            watts = added_w(node, model, entry.task)
+            saved += entry.weight * max(0, offer - watts) if watts is not None else 0
+        gains.append(saved)
+    return max(gains)
+
+
+def lost(node, slots, task, mix, offers):
+    """What a placement takes away from G, weighted."""
+    return gain(node, mix, offers) - gain(naive.placed(node, slots, task), mix, offers)
+
+
+def cheapest_w(node, task):
+    """What a task adds in a node by the model that is cheapest there, or None."""
+    found = [watts for model in models_of(node) if (watts := added_w(node, model, task)) is not None]
+    return min(found) if found else None
+
+
+def offer(nodes, task, wanted):
+    """The watts of the node that is left when `wanted` others are taken, cheapest first."""
+    dear = sorted(watts for node in nodes if node.available and (watts := cheapest_w(node, task)) is not None)
+    return min(DEAREST_W, int(dear[min(wanted, len(dear) - 1)])) if dear else 0
+
+
+def horizon(nodes, mix):
+    """Tasks of the mix that ask for six hundredths of the fleet."""
+    total = max(1, sum(entry.weight for entry in mix))
+    gpu = sum(entry.weight * entry.task.gpu_count * entry.task.gpu_milli for entry in mix) / total
+    cpu = sum(entry.weight * entry.task.cpu_milli for entry in mix) / total
+    gpus, cpus = capacity_milli(nodes), sum(node.cpu_capacity for node in nodes)
+    tasks = gpus / gpu if gpu and gpus else cpus / cpu if cpu else 0.0
+    return max(1, round(0.06 * tasks))
+
+
+def offers(nodes, mix):
+    """What each class costs elsewhere."""
+    ahead, total = horizon(nodes, mix), max(1, sum(entry.weight for entry in mix))
+    return [offer(nodes, entry.task, ahead * entry.weight // total) for entry in mix]
+
+
+def free_by_model(nodes, models):
+    free = [0] * models
+    for node in nodes:
+        for gpu in naive.placeable(node) if node.available else []:
+            free[gpu.model] += gpu.free
+    return free
+
+
+def demand_by_set(mix, models):
+    """Milli-GPU that the mix asks for, by the set of models that may serve it."""
+    asked = {}
+    for entry in mix:
+        milli = entry.weight * entry.task.gpu_count * entry.task.gpu_milli
+        chosen = frozenset(model for model in range(models) if serves(model, entry.task))
+        if milli:
+            asked[chosen] = asked.get(chosen, 0) + milli
+    return asked
+
+
+def shortage(chosen, free, asked):
+    """Milli-GPU that the tasks which can use nothing else would miss, if the mix filled the fleet."""
+    captive = sum(milli for models, milli in asked.items() if models <= chosen)
+    short = float(captive) / float(sum(asked.values())) * float(sum(free))
+    for model in sorted(chosen):
+        short -= free[model]
+    return short
+
+
+def unions(asked):
+    """Every union of sets that classes may use, least bits first."""
+    found = {
+        frozenset().union(*each) for count in range(1, len(asked) + 1) for each in combinations(asked, count)
+    }  # fmt: skip
+    return sorted(found, key=lambda chosen: sum(1 << model for model in chosen))
+
+
+def scarce(nodes, mix, models):
+    """The set that is short by most and by more than two hundredths of what is free; empty if none is."""
+    free, asked = free_by_model(nodes, models), demand_by_set(mix, models)
+    best, chosen = 0.02 * sum(free), frozenset()
+    for each in unions(asked):
+        if shortage(each, free, asked) > best:
+            best, chosen = shortage(each, free, asked), each
+    return chosen
+
+
+def capacity_milli(nodes):
+    return 1000 * sum(len(naive.placeable(node)) for node in nodes)
+
+
+def load_permille(nodes):
+    """What is held of all GPUs, in whole thousandths."""
+    held = capacity_milli(nodes) - sum(gpu.free for node in nodes for gpu in naive.placeable(node))
+    return held * 1000 // max(1, capacity_milli(nodes))
+
+
+def stranding_w(load, least, most):
+    """Least up to a load of seven tenths, then in a straight line to the most at a full fleet."""
+    return least + (most - least) * (max(0, load - 700) / 300)
+
+
+class Market:
+    """The quotes in force for a fleet; weights are as the policy has them, six or three."""
+
+    def __init__(self, weights, mix, models):
+        self.given = (*weights, 0.0, 0.0, weights[2]) if len(weights) == 3 else tuple(weights)
+        self.mix, self.models = mix, models
+        self.offers, self.scarce, self.load, self.shifts = [0] * len(mix), frozenset(), 0, -1
+
+    def is_due(self, nodes):
+        heeded = self.given[3] or self.given[4] or self.given[5] != self.given[2]
+        return bool(heeded) and (self.shifts < 0 or self.shifts >= max(1, horizon(nodes, self.mix) // 10))
+
+    def requote(self, nodes):
+        """Before each decision."""
+        if self.is_due(nodes):
+            self.offers, self.scarce = offers(nodes, self.mix), scarce(nodes, self.mix, self.models)
+            self.load, self.shifts = load_permille(nodes), 0
+
+    def moved(self):
+        """A task came or left."""
+        if self.shifts >= 0:
+            self.shifts += 1
+
+    def weights(self):
+        """Of the five terms, at the load that was quoted."""
+        power, fragmentation, least, lookahead, scarcity, most = self.given
+        stranding = stranding_w(self.load, least, most) if self.shifts >= 0 else least
+        return power, fragmentation, stranding, lookahead, scarcity

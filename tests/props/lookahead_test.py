@@ -1,0 +1,277 @@
+"""Quotes and gains equal their naive twins on any nodes, and depend on nothing but what the fleet is.
+
+Run with NUMBA_DISABLE_JIT=1 as well: the same code, interpreted.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+from tests import naive, naive_lookahead, naive_openb
+from tests.props.fleet_test import fleet_of
+from tests.props.peers_test import generated, scenes
+from tests.props.placement_test import (
+    CLUSTERS,
+    MIXES,
+    MODELS,
+    SORTS,
+    allowed,
+    arrays,
+    kernel_task,
+    mix_arrays,
+    nodes,
+    tasks,
+)
+
+from eelgrid_kernels import Candidates, policy
+from eelgrid_kernels import peer_arrays as columns
+from eelgrid_kernels.packages import slack
+from eelgrid_kernels.quotes import is_due, quote
+
+quiet = settings(deadline=None)
+
+OURS = policy("eelgrid")
+# Small tasks, so that a horizon is long and each class takes several nodes.
+SMALL = st.builds(
+    lambda task, cpu: replace(task, cpu_milli=cpu, gpu_milli=max(1, task.gpu_milli // 25) if task.gpu_count else 0),
+    tasks(), st.sampled_from([100, 500, 4000, 33_000]),
+)  # fmt: skip
+ANY_MIX = MIXES | st.lists(st.builds(naive.Class, SMALL, st.integers(1, 1000)), max_size=6)
+SCARCE = st.sets(st.integers(0, MODELS - 1))
+# Watts that make some gains and no others, so that classes differ.
+WATTS = st.integers(0, 900)
+
+
+def engine(cluster, mix, weights=OURS.weights):
+    sorts = np.zeros(len(cluster), np.int64)
+    return Candidates(arrays(cluster), mix_arrays(mix), sorts, OURS.code, np.array(weights, np.float64))
+
+
+def bits(models):
+    return sum(1 << model for model in models)
+
+
+def quoted(cluster, mix):
+    """What the twin says, in the shape of `Candidates.quote`."""
+    scarce = bits(naive_lookahead.scarce(cluster, mix, MODELS))
+    return naive_lookahead.offers(cluster, mix), scarce, naive_lookahead.load_permille(cluster)
+
+
+@given(st.integers(1, 200_000), st.integers(0, 200_000), st.integers(1, 200_000))
+def test_slack_is_what_can_be_taken_before_another_package_wakes(capacity, taken, more):
+    free = capacity - min(taken, capacity)
+    room = slack(capacity, free)
+    assert 0 <= room <= free
+    asleep = naive.package_power(capacity, free)
+    assert naive.package_power(capacity, free - room) == asleep
+    if room < free:
+        assert naive.package_power(capacity, free - room - 1) == asleep + 105.0
+    assert (min(more, free) <= room) == (naive.package_power(capacity, free - min(more, free)) == asleep)
+
+
+@quiet
+@given(CLUSTERS, ANY_MIX, st.integers(1, 12))
+def test_quotes_equal_the_naive_twins(cluster, mix, copies):
+    cluster = cluster * copies
+    assert engine(cluster, mix).quote() == quoted(cluster, mix)
+
+
+@quiet
+@given(CLUSTERS, ANY_MIX, st.randoms(use_true_random=False))
+def test_the_order_of_nodes_and_of_classes_changes_no_quote(cluster, mix, random):
+    offers, *others = engine(cluster, mix).quote()
+    order = random.sample(range(len(mix)), len(mix))
+    turned = engine(random.sample(cluster, len(cluster)), [mix[at] for at in order])
+    again, *theirs = turned.quote()
+    assert (again, theirs) == ([offers[at] for at in order], others)
+
+
+@quiet
+@given(CLUSTERS, MIXES, tasks(), SCARCE, st.integers(0, 1000), st.data())
+def test_with_quotes_in_force_terms_are_the_naive_twins(cluster, mix, task, scarce, load, data):
+    offers = data.draw(st.lists(WATTS, min_size=len(mix), max_size=len(mix)))
+    candidates = engine(cluster, mix)
+    kind = candidates.kind(kernel_task(task), allowed(task))
+    if data.draw(st.booleans()):  # what is known of costs must not outlive the quotes
+        candidates.best(kind, 0, len(cluster))
+    candidates.put(offers, bits(scarce), load)
+    market = naive_lookahead.Market(OURS.weights.tolist(), mix, MODELS)
+    market.offers, market.scarce, market.load, market.shifts = offers, scarce, load, 0
+    assert candidates.weights == market.weights()
+    fitting = [node for node in cluster if naive.verdict(node, task) is None]
+    found = candidates.best(kind, 0, len(cluster))
+    assert len(found) == len(fitting)
+    total, costs = max(1, sum(entry.weight for entry in mix)), []
+    for choice in found:
+        node, slots = cluster[choice.node], list(choice.slots)
+        taken = sum(task.gpu_milli for slot in slots if node.gpus[slot].model in scarce)
+        lost = naive_lookahead.lost(node, slots, task, mix, offers)
+        assert choice.terms[3:] == (lost / total, taken / 1000)
+        cheapest = min(cost_w(node, other, task, mix, market) for other in naive.choices(node, task))
+        costs.append(cost_w(node, slots, task, mix, market))
+        assert costs[-1] == cheapest
+        weighed = sum(weight * term for weight, term in zip(candidates.weights, choice.terms, strict=True))
+        assert weighed == pytest.approx(costs[-1], abs=1e-9)
+    assert costs == sorted(costs)
+
+
+def cost_w(node, slots, task, mix, market):
+    there = replace(node, gpus=[gpu if gpu and not gpu.partitioned else None for gpu in node.gpus])
+    return naive_openb.cost_w(there, slots, task, mix, market)
+
+
+@quiet
+@given(CLUSTERS, MIXES, tasks(), st.integers(0, 1000), st.data())
+def test_quotes_for_another_mix_count_as_none(cluster, mix, task, load, data):
+    wrong = data.draw(st.lists(WATTS, min_size=len(mix) + 1, max_size=len(mix) + 3))
+    told, untold = engine(cluster, mix), engine(cluster, mix)
+    told.put(wrong, 0, load)
+    untold.put([0] * len(mix), 0, load)
+    kind = told.kind(kernel_task(task), allowed(task)), untold.kind(kernel_task(task), allowed(task))
+    assert told.best(kind[0], 0, 4) == untold.best(kind[1], 0, 4)
+
+
+@quiet
+@given(CLUSTERS, ANY_MIX, st.data())
+def test_an_engine_told_of_changes_quotes_like_one_built_anew(cluster, mix, data):
+    """Nodes take the shape of others, as when GPUs are lost and come back."""
+    kept = engine(cluster, mix)
+    offers = data.draw(st.lists(WATTS, min_size=len(mix), max_size=len(mix)))
+    kept.put(offers, 0, 0)
+    for _ in range(3):
+        changed = data.draw(st.integers(0, len(cluster) - 1))
+        now = data.draw(st.sampled_from(cluster))
+        now = replace(now, available=data.draw(st.booleans()), cpu_free=data.draw(st.integers(0, now.cpu_capacity)))
+        cluster = [*cluster[:changed], now, *cluster[changed + 1 :]]
+        assert kept.update(arrays(cluster), [changed], SORTS)
+        assert kept.quote() == engine(cluster, mix).quote()
+        for shifts in (-1, 0, 1, 3, 10):
+            assert kept.is_due(shifts) == engine(cluster, mix).is_due(shifts)
+
+
+@quiet
+@given(
+    CLUSTERS, ANY_MIX, st.integers(-1, 100), st.integers(1, 20),
+    st.tuples(*[st.sampled_from([0.0, 0.0, 1.0, 50.0])] * 6) | st.tuples(*[st.sampled_from([0.0, 50.0])] * 3),
+)  # fmt: skip
+def test_quotes_are_due_when_the_naive_twins_are(cluster, mix, shifts, copies, weights):
+    cluster = cluster * copies
+    market = naive_lookahead.Market(weights, mix, MODELS)
+    market.shifts = shifts
+    assert engine(cluster, mix, weights).is_due(shifts) == market.is_due(cluster)
+
+
+@quiet
+@given(st.lists(nodes(), min_size=1, max_size=6), MIXES)
+def test_the_scarce_models_are_the_dual_prices_of_the_allocation(cluster, mix):
+    """The most of the expected demand that the free GPUs can serve falls short by just what the scarce set is short."""
+    free, asked = naive_lookahead.free_by_model(cluster, MODELS), naive_lookahead.demand_by_set(mix, MODELS)
+    assume(asked and sum(free))
+    total, sets = float(sum(free)), sorted(asked, key=sorted)
+    demand = [asked[each] / sum(asked.values()) * total for each in sets]
+    width = len(sets) * MODELS
+    by_set, by_model = np.zeros((len(sets), width)), np.zeros((MODELS, width))
+    for at in range(len(sets)):
+        for model in range(MODELS):
+            by_set[at, at * MODELS + model] = by_model[model, at * MODELS + model] = 1.0
+    usable = [(0.0, None if model in models else 0.0) for models in sets for model in range(MODELS)]
+    solved = linprog(-np.ones(width), A_ub=np.vstack([by_set, by_model]), b_ub=[*demand, *free], bounds=usable)
+    every = [
+        frozenset(model for model in range(MODELS) if mask >> model & 1) for mask in range(2**MODELS)
+    ]  # fmt: skip
+    short = {models: naive_lookahead.shortage(models, free, asked) for models in every}
+    worst = max(short.values())
+    assert -solved.fun == pytest.approx(total - worst, rel=1e-6)
+    _, scarce, _ = engine(cluster, mix).quote()
+    chosen = frozenset(model for model in range(MODELS) if scarce >> model & 1)
+    assert bool(scarce) == (worst > 0.02 * total)
+    if scarce:
+        assert short[chosen] == worst
+        others = max(value for models, value in short.items() if models != chosen)
+        if worst - others > 1e-3 * total:  # one vertex alone is best
+            prices = -solved.ineqlin.marginals[len(sets) :]
+            assert prices == pytest.approx([float(model in chosen) for model in range(MODELS)], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("load", "expected"), [(0, 50.0), (700, 50.0), (850, 525.0), (1000, 1000.0)]
+)  # fmt: skip
+def test_stranding_weighs_more_as_the_fleet_fills(load, expected):
+    candidates = engine([naive.Node(8000, 8000, 0, [None] * 4)], [])
+    candidates.put([], 0, load)
+    assert candidates.weights == (1.0, 0.0, expected, 0.7, 500.0)
+
+
+@pytest.mark.parametrize(("captive", "expected"), [(20, 0), (22, 0), (23, 1), (60, 1)])
+def test_a_model_is_scarce_when_it_is_short_by_more_than_two_hundredths(captive, expected):
+    """A fifth of what is free is of the model that `captive` hundredths of the demand are bound to."""
+    few, many = naive.Gpu(0, 1000, 10.0, 70.0), naive.Gpu(1, 1000, 10.0, 70.0)
+    cluster = [naive.Node(8000, 8000, 0, [gpu] * 4) for gpu in (few, *[many] * 4)]
+    bound, free = naive.Task(0, 0, 1, 1000, {0}), naive.Task(0, 0, 1, 1000)
+    _, scarce, load = engine(cluster, [naive.Class(bound, captive), naive.Class(free, 100 - captive)]).quote()
+    assert (scarce, load) == (expected, 0)
+
+
+@pytest.mark.parametrize(
+    ("mine", "expected"),
+    # The second of two kinds of idle GPU costs 90 or 350 W; a share beside another costs nothing.
+    [((1000, 1000), 0 + 90), ((400, 1000), 0), ((1000, 0), 90), ((0, 0), 350)],
+)
+def test_an_offer_takes_the_cheapest_way_in(mine, expected):
+    gpus = [naive.Gpu(0, free, 10.0, 100.0) for free in mine] + [naive.Gpu(1, 1000, 50.0, 400.0), None]
+    node = naive.Node(96_000, 90_000, 0, gpus)
+    offers, _, _ = engine([node], [naive.Class(naive.Task(1000, 0, 1, 300), 1)]).quote()
+    assert offers == [expected]
+
+
+@quiet
+@given(scenes(), st.lists(st.integers(0, 5), max_size=10))
+def test_a_copied_fleet_quotes_alike(scene, more):
+    fleet = fleet_of(scene, "lookahead")
+    for number in scene.order:
+        fleet.place(number)
+    other = fleet.copy()
+    for number in more:
+        assert fleet.place(number % len(scene.tasks)) == other.place(number % len(scene.tasks))
+        assert (fleet.run.offers == other.run.offers).all()
+        assert (fleet.run.facts == other.run.facts).all()
+        assert (fleet.run.rates == other.run.rates).all()
+    mine, theirs = (np.zeros(len(scene.mix), np.int64) for _ in range(2))
+    assert quote(fleet.run, mine) == quote(other.run, theirs)
+    assert mine.tolist() == theirs.tolist()
+    # Apart: what comes to one ages the quotes of that one alone.
+    if more and (placed := other.place(more[0] % len(scene.tasks)))[0] >= 0:
+        before = fleet.run.facts[columns.SHIFTS]
+        other.release(placed[0], more[0] % len(scene.tasks), placed[1])
+        assert fleet.run.facts[columns.SHIFTS] == before
+        assert is_due(fleet.run) == (before >= max(1, fleet.run.facts[columns.HORIZON] // 10))
+
+
+PRINTED = """
+from tests.props.lookahead_test import generated, fleet_of
+scene = generated()
+fleet = fleet_of(scene, "lookahead")
+print([fleet.place(number) for number in scene.order[:120]], fleet.run.offers.tolist(), fleet.run.facts.tolist())
+"""
+
+
+def test_every_process_quotes_alike():
+    def printed(seed):
+        done = subprocess.run(
+            [sys.executable, "-c", PRINTED], check=True, capture_output=True, text=True, timeout=300,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )  # fmt: skip
+        return done.stdout
+
+    scene = generated()
+    fleet = fleet_of(scene, "lookahead")
+    here = [fleet.place(number) for number in scene.order[:120]]
+    assert any(fleet.run.offers)
+    expected = f"{here} {fleet.run.offers.tolist()} {fleet.run.facts.tolist()}\n"
+    assert printed("1") == printed("2") == expected
