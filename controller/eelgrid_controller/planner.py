@@ -173,8 +173,10 @@ class Planner:
         if not candidates.is_due(shifts):
             return None
         offers, scarce, load = candidates.quote()
-        models = tuple(name for name, code in snapshot.models.items() if scarce >> code & 1)
-        return Quotes(offers_w=tuple(offers), scarce_models=models, load_permille=load)
+        # A model that was there once has a code still; a controller that starts now would not know it.
+        there = set(np.unique(snapshot.nodes.gpu_model).tolist())
+        models = sorted(name for name, code in snapshot.models.items() if scarce >> code & 1 and code in there)
+        return Quotes(offers_w=tuple(offers), scarce_models=tuple(models), load_permille=load)
 
     def room_when_empty(self, nodes: Nodes, snapshot: Snapshot, spec: WorkloadSpec) -> tuple[int, tuple[Removal, ...]]:
         """How many replicas `nodes`, an emptied cluster, could hold, and what removes the others."""

@@ -107,7 +107,6 @@ class ClusterState:
         self.workloads[workload_id] = replace(workload, phase=WorkloadPhase.PENDING, placements=(), placed_ns=0)
         self.pending.discard(workload_id)
         self.pending.add(workload_id, priority=workload.spec.priority, number=number)
-        self.market.age()
 
     @property
     def live(self) -> int:

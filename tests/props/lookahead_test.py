@@ -164,7 +164,11 @@ def test_quotes_are_due_when_the_naive_twins_are(cluster, mix, shifts, copies, w
     cluster = cluster * copies
     market = naive_lookahead.Market(weights, mix, MODELS)
     market.shifts = shifts
-    assert engine(cluster, mix, weights).is_due(shifts) == market.is_due(cluster)
+    candidates = engine(cluster, mix, weights)
+    assert candidates.is_due(shifts) == market.is_due(cluster)
+    part = max(1, naive_lookahead.horizon(cluster, mix) // 10)
+    for market.shifts in (part - 1, part, part + 1):
+        assert candidates.is_due(market.shifts) == market.is_due(cluster)
 
 
 @quiet
@@ -206,6 +210,18 @@ def test_stranding_weighs_more_as_the_fleet_fills(load, expected):
     candidates = engine([naive.Node(8000, 8000, 0, [None] * 4)], [])
     candidates.put([], 0, load)
     assert candidates.weights == (1.0, 0.0, expected, 0.7, 500.0)
+
+
+def test_what_is_known_of_costs_ends_with_the_quotes_that_it_was_for():
+    """The first node has the smaller GPU, 60 W; it is dearer while its model is scarce or others would save there."""
+    cards = [naive.Gpu(0, 1000, 10.0, 70.0), naive.Gpu(1, 1000, 10.0, 110.0)]
+    cluster = [naive.Node(8000, 8000, 0, [gpu, None, None, None]) for gpu in cards]
+    task = naive.Task(1000, 0, 1, 1000)
+    candidates = engine(cluster, [naive.Class(naive.Task(0, 0, 1, 1000, {0}), 1)])
+    kind = candidates.kind(kernel_task(task), allowed(task))
+    for offer, scarce, best in ((0, 0, 0), (0, 1, 1), (0, 0, 0), (300, 0, 1), (100, 0, 0), (300, 3, 1), (0, 0, 0)):
+        candidates.put([offer], scarce, 0)
+        assert [found.node for found in candidates.best(kind, 0, 2)] == [best, 1 - best]
 
 
 @pytest.mark.parametrize(("captive", "expected"), [(20, 0), (22, 0), (23, 1), (60, 1)])

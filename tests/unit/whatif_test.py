@@ -109,9 +109,9 @@ def test_added_nodes_take_what_they_would_take():
 
 
 def test_a_drained_node_stays_on_and_a_removed_one_does_not():
-    core = core_with(node("a"), node("b"), node("c", gpus=1))
+    core = core_with(node("a"), node("b"), node("c", gpus=1, model="T4"))
     core.submit(request(gpus=2), now_ns=2)
-    core.submit(request(gpus=1), now_ns=2)
+    core.submit(request(gpus=1, models=("T4",)), now_ns=2)  # stays where it is, on c
     (first,) = core.workload("w-1").placements
     drained = imagined(core, DrainNodes(node_names=(first.node_name,)))
     assert counts(drained) == {"MOVED": 1}
