@@ -181,7 +181,7 @@ async def test_metrics_probes_health_and_reflection(tmp_path: Path) -> None:
         for line in (
             'eelgrid_nodes{state="ready"} 1.0', 'eelgrid_workloads{phase="placed"} 1.0', "eelgrid_agents_connected 1.0",
             "eelgrid_gpus_allocated_ratio 0.5", "eelgrid_decision_duration_seconds_count 1.0",
-            "eelgrid_journal_commits_total 2.0", "eelgrid_journal_entries_total 3.0", "eelgrid_journal_writable 1.0",
+            "eelgrid_journal_commits_total 2.0", "eelgrid_journal_entries_total 4.0", "eelgrid_journal_writable 1.0",
         ):  # fmt: skip
             assert f"{line}\n" in page
         assert "eelgrid_modelled_power_watts" in page

@@ -185,7 +185,7 @@ async def test_faults_of_the_caller_change_nothing_and_stop_nobody() -> None:
         )  # fmt: skip
         assert [type(outcome) for outcome in outcomes[:3]] == [AlreadyExists, NotFound, Aborted]
         assert outcomes[3].workload_id == "w2"
-        assert len(journal.entries) == entries + 2
+        assert len(journal.entries) == entries + 3  # prices quoted, submitted, placed
 
 
 async def test_the_queue_is_bounded() -> None:
@@ -261,7 +261,7 @@ async def test_a_checkpoint_that_fails_is_no_failure_of_the_controller() -> None
         await loop.node_joined(inventory())
         await loop.submit(wanted("w1"))
         assert journal.checkpoints == []
-    assert len(journal.entries) == 3
+    assert len(journal.entries) == 4  # joined, prices quoted, submitted, placed
 
 
 @pytest.mark.parametrize(

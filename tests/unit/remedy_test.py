@@ -9,7 +9,7 @@ from tests.clusters import core_with, node, request
 
 from eelgrid_controller.remedy import Case, nearest
 from eelgrid_protos.codec import decode, encode
-from eelgrid_protos.messages import Explanation
+from eelgrid_protos.messages import Explanation, Weights
 
 WHOLE = "wait for or cancel work that holds whole GPUs, ask for fewer GPUs, or allow further models."
 SHARED = "wait for or cancel work that shares GPUs, ask for a smaller gpu_milli, or allow further models."
@@ -20,6 +20,8 @@ def mixed():
     plain = node("mig", gpus=1, model="A10", cpu=64, memory_gib=64)
     partitioned = replace(plain, gpus=tuple(replace(gpu, mig_enabled=True) for gpu in plain.gpus))
     core = core_with(node("a"), node("b"), partitioned, node("big", gpus=8, cpu=100, model="V100M32"))
+    weights = Weights(power=1.0, fragmentation_w=80.0, stranding_w=200.0)
+    core.update_policy(replace(core.state.policy, objective="custom", weights=weights), now_ns=1)
     for key, milli in (("one", 700), ("two", 510), ("three", 600), ("four", 800)):
         core.submit(request(gpus=1, milli=milli, key=key, models=("G2",)), now_ns=1)
     core.submit(request(cpu=95, key="hog"), now_ns=1)
