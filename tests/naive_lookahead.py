@@ -135,9 +135,9 @@ def capacity_milli(nodes):
 
 
 def load_permille(nodes):
-    """What is held of all GPUs, in whole thousandths."""
+    """What is held of all GPUs, in thousandths, down to a whole fiftieth."""
     held = capacity_milli(nodes) - sum(gpu.free for node in nodes for gpu in naive.placeable(node))
-    return held * 1000 // max(1, capacity_milli(nodes))
+    return held * 1000 // max(1, capacity_milli(nodes)) // 20 * 20
 
 
 def stranding_w(load, least, most):
@@ -160,7 +160,11 @@ class Market:
     def requote(self, nodes):
         """Before each decision."""
         if self.is_due(nodes):
-            self.offers, self.scarce = offers(nodes, self.mix), scarce(nodes, self.mix, self.models)
+            new = offers(nodes, self.mix)
+            moved = sum(entry.weight * abs(a - b) for entry, a, b in zip(self.mix, new, self.offers, strict=True))
+            if self.shifts < 0 or moved >= 10 * sum(entry.weight for entry in self.mix):
+                self.offers = new  # else they hardly moved
+            self.scarce = scarce(nodes, self.mix, self.models)
             self.load, self.shifts = load_permille(nodes), 0
 
     def moved(self):
