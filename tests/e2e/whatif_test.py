@@ -64,5 +64,5 @@ def test_a_shadow_follows(live):
     live.eelctl("submit", "--id", "small", "--name", "small", "--cpu", 1)
     plain = json.loads(live.eelctl("shadow", "show", "-o", "json").stdout)
     assert plain["alike"] + plain["elsewhere"] == 1
-    assert "shadow energy: power 1, fragmentation 20 W" in live.eelctl("shadow", "stop").stdout
+    assert "shadow energy: power 1, fragmentation 0 W" in live.eelctl("shadow", "stop").stdout
     live.eelctl("shadow", "show", code=5)
