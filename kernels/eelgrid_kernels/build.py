@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from eelgrid_kernels.arrays import Floats, Ints, Mix
 from eelgrid_kernels.best import BLOCK, is_scaled
 from eelgrid_kernels.lookahead import SEVERAL
+from eelgrid_kernels.packages import FEED, WHOLE
 from eelgrid_kernels.peer_arrays import (
     CAPACITY,
     CAPACITY_MILLI,
@@ -44,7 +45,7 @@ from eelgrid_kernels.peer_arrays import (
     Run,
 )  # fmt: skip
 from eelgrid_kernels.peers import GPU_CLUSTERING
-from eelgrid_kernels.terms import FEED, TERMS, WHOLE
+from eelgrid_kernels.terms import TERMS
 
 __all__ = [
     "MODELS_MOST",
@@ -234,7 +235,7 @@ def build(
     if len(weights) <= len(TERMS):  # stranding weighs the same at any load
         rates[GIVEN, len(TERMS)] = rates[GIVEN, 2]
     rates[WEIGHTS] = rates[GIVEN]
-    facts = np.zeros(10, np.int64)
+    facts = np.zeros(9, np.int64)
     facts[WEIGHT], facts[SEED], facts[SHIFTS] = expected.total, _seed(nodes[1]), -1
     measure(facts, shapes[0][nodes[0]], expected.mean)
     states = np.zeros((rows, GPU + 2 * slots + 2 * expected.groups.shape[2]), np.int64)

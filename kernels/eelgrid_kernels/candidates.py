@@ -18,8 +18,6 @@ from eelgrid_kernels.gang import repeat
 from eelgrid_kernels.members import count_roomy
 from eelgrid_kernels.peer_arrays import (
     ASKED_MEMORY,
-    NEVER,
-    READ,
     ROOT,
     ROWS,
     SCALE,
@@ -173,7 +171,6 @@ class Candidates:
                 kind = self._kinds.pop(next(iter(self._kinds)))
             asked = [np.array([value], np.int64) for value in (*task, key[1])]
             self._run.kinds[kind] = kinds_of(*asked)[0]
-            self._run.kinds[kind, READ] = NEVER
         self._kinds[key] = kind
         return kind
 

@@ -28,10 +28,14 @@ from eelgrid_kernels.peer_arrays import (
     ASKED_GPUS,
     ASKED_MILLI,
     ASKED_MODELS,
+    CAPACITY,
     CLASS_BESIDE,
     CLASS_CPU,
     CLASS_GPUS,
+    GPU,
     MODEL,
+    MODELS,
+    SHAPE,
 )
 
 __all__ = ["PACKAGES_MOST", "SEVERAL", "gain", "gain_after", "view"]
@@ -66,21 +70,19 @@ def gain(
 
 @inlined
 def view(
-    states: Ints, shapes: Ints, added_w: Floats, row: int, shape: int, at: int, model: int, slot: int, taken: int,
-    kinds: Ints, kind: int,
+    states: Ints, shapes: Ints, added_w: Floats, row: int, model: int, slot: int, taken: int, kinds: Ints, kind: int,
 ) -> tuple[int, int, float]:  # fmt: skip
     """Idle GPUs of a model, the most milli free on one in use, and the least watts to wake one.
 
     After a task of a kind took its GPUs: `slot`, or, where taken > 1, the first so many that fit; kind -1 for none.
     """
-    idle = beside = 0
-    open_w = 1e9
+    shape, idle, beside, open_w = states[row, SHAPE], 0, 0, 1e9
     milli = kinds[kind, ASKED_MILLI] if kind >= 0 else 0
     for other in range(added_w.shape[1]):
         there = shapes[shape, MODEL + other]
         if there < 0:
             continue
-        free = states[row, at + other]
+        free = states[row, GPU + other]
         if kind >= 0:
             several = taken > 0 and free >= milli and kinds[kind, ASKED_MODELS] >> there & 1
             if other == slot or several:
@@ -99,13 +101,13 @@ def view(
 @kernel
 def _gain_mixed(
     states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, classes: Floats, wanted: Floats, offers: Floats, row: int,
-    shape: int, at: int, models: int, cpu_free: int, unpacked: int, slot: int, several: int, kind: int,
+    models: int, cpu_free: int, unpacked: int, slot: int, several: int, kind: int,
 ) -> float:  # fmt: skip
     """`gain_after` where GPUs are of several models."""
     best = 0.0
     for model in range(wanted.shape[0] - 1):
         if models >> model & 1:
-            idle, beside, open_w = view(states, shapes, added_w, row, shape, at, model, slot, several, kinds, kind)
+            idle, beside, open_w = view(states, shapes, added_w, row, model, slot, several, kinds, kind)
             best = max(best, gain(classes, wanted, offers, model, cpu_free, unpacked, idle, beside, open_w))
     return best
 
@@ -113,17 +115,17 @@ def _gain_mixed(
 @inlined
 def gain_after(
     states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, classes: Floats, wanted: Floats, offers: Floats, row: int,
-    shape: int, at: int, capacity: int, models: int, cpu_free: int, slot: int, kind: int,
+    cpu_free: int, slot: int, kind: int,
 ) -> float:  # fmt: skip
-    """G, weighted, of a state after a task of a kind came; kind -1 for the state as it is. models are the shape's bits."""
-    unpacked, model = slack(capacity, cpu_free), 0
+    """G, weighted, of a state after a task of a kind came; kind -1 for the state as it is."""
+    shape, model = states[row, SHAPE], 0
+    unpacked, models = slack(shapes[shape, CAPACITY], cpu_free), shapes[shape, MODELS]
     several = kinds[kind, ASKED_GPUS] if kind >= 0 and kinds[kind, ASKED_GPUS] > 1 else 0
     if models & (models - 1) != 0:
         return _gain_mixed(
-            states, shapes, added_w, kinds, classes, wanted, offers, row, shape, at, models, cpu_free, unpacked, slot,
-            several, kind,
+            states, shapes, added_w, kinds, classes, wanted, offers, row, models, cpu_free, unpacked, slot, several, kind,
         )  # fmt: skip
     while model < wanted.shape[0] - 1 and models >> model & 1 == 0:  # the last is for nodes without GPU
         model += 1
-    idle, beside, open_w = view(states, shapes, added_w, row, shape, at, model, slot, several, kinds, kind)
+    idle, beside, open_w = view(states, shapes, added_w, row, model, slot, several, kinds, kind)
     return gain(classes, wanted, offers, model, cpu_free, unpacked, idle, beside, open_w)

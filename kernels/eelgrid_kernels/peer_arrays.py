@@ -81,7 +81,7 @@ CLASS_CPU, CLASS_GPUS, CLASS_BESIDE = 0, 1, 2
 # captive (4, ...): [0] sets of models, as bits, [1] the sets that classes may use, [2] milli-GPU that those ask for,
 # each from column 1 on, with how many there are, or their sum, in column 0; [3] the weight of each class from column 0.
 
-# The whole numbers of a run are facts of shape (10,).
+# The whole numbers of a run are facts of shape (9,).
 ROWS, SPARE, ENTRIES = 0, 1, 2  # rows of states ever used, rows given back, entries of the log so far
 WEIGHT = 3  # of all classes of the mix
 SEED = 4  # of RANDOM
@@ -89,7 +89,6 @@ HORIZON = 5  # tasks that offers look ahead to
 SHIFTS = 6  # tasks that came or left since offers were quoted, -1 before the first quote
 SCARCE = 7  # bits of the models that others will need
 CAPACITY_MILLI = 8  # of all GPUs
-LOAD_PERMILLE = 9  # of it held when offers were quoted
 
 # The rates of shape (3, J + 1) turn terms into a cost.
 SCALE, WEIGHTS = 0, 1  # what divides a term, and its weight then; the first two weights are those of a mix
@@ -112,7 +111,7 @@ class Run(NamedTuple):
     offers: Floats  # (C,) whole watts that a class costs elsewhere
     captive: Ints  # (4, ...) whose tasks can use which models alone
     rates: Floats  # (3, J + 1)
-    facts: Ints  # (10,)
+    facts: Ints  # (9,)
     held: Ints  # (N, T) tasks of each sort, GPU_CLUSTERING alone
     bucket: Ints  # (power of two,) first row, -1 for none
     spare: Ints  # (R,) rows given back

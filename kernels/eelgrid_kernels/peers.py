@@ -30,6 +30,7 @@ import numpy as np
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.compiled import inlined, kernel
 from eelgrid_kernels.members import draw
+from eelgrid_kernels.packages import WHOLE
 from eelgrid_kernels.peer_arrays import (
     ASKED_CPU,
     ASKED_GPUS,
@@ -52,7 +53,7 @@ from eelgrid_kernels.peer_arrays import (
     WIDTH,
     Run,
 )  # fmt: skip
-from eelgrid_kernels.terms import WHOLE, added
+from eelgrid_kernels.terms import added
 
 __all__ = [
     "BEST_FIT", "DOT_PROD", "EELGRID", "GPU_CLUSTERING", "GPU_PACKING", "MIX", "RANDOM", "fits", "take", "weigh",

@@ -30,6 +30,7 @@ import numpy as np
 
 from eelgrid_kernels.arrays import Ints, Mix, Nodes, Task
 from eelgrid_kernels.compiled import kernel
+from eelgrid_kernels.packages import CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W, active_packages
 
 CANDIDATES_MOST = 4
 CLASSES_MOST = 64
@@ -41,21 +42,6 @@ GPU_ABSENT, GPU_PLACEABLE, GPU_PARTITIONED = 0, 1, 2
 CONSTRAINTS = ("unavailable", "gpu_model", "gpu_mig", "gpu_count", "gpu_share", "cpu", "memory")
 FITS, UNAVAILABLE, GPU_MODEL, GPU_MIG, GPU_COUNT, GPU_SHARE, CPU, MEMORY = range(8)
 
-MILLI_PER_CORE = 2000  # a core is two vCPU
-CORES_PER_PACKAGE = 16
-CPU_PACKAGE_IDLE_W = 15.0
-CPU_PACKAGE_FULL_W = 120.0
-# A GPU is fed by 10 vCPU: the same number in milli-CPU per milli-GPU.
-FEED = 10
-
-
-@kernel
-def _active_packages(cpu_capacity: int, cpu_free: int) -> int:
-    """CPU packages with at least one working core; milli-CPU in."""
-    cores = (cpu_capacity + MILLI_PER_CORE - 1) // MILLI_PER_CORE
-    working = cores - cpu_free // MILLI_PER_CORE
-    return (working + CORES_PER_PACKAGE - 1) // CORES_PER_PACKAGE
-
 
 @kernel
 def node_power(nodes: Nodes, node: int) -> float:
@@ -65,8 +51,8 @@ def node_power(nodes: Nodes, node: int) -> float:
         if nodes.gpu_state[node, slot] != GPU_ABSENT:
             held = nodes.gpu_free[node, slot] < GPU_WHOLE_MILLI
             power_w += nodes.gpu_busy_w[node, slot] if held else nodes.gpu_idle_w[node, slot]
-    packages = _active_packages(nodes.cpu_capacity[node], 0)
-    active = _active_packages(nodes.cpu_capacity[node], nodes.cpu_free[node])
+    packages = active_packages(nodes.cpu_capacity[node], 0)
+    active = active_packages(nodes.cpu_capacity[node], nodes.cpu_free[node])
     return float(power_w + CPU_PACKAGE_FULL_W * active + CPU_PACKAGE_IDLE_W * (packages - active))
 
 

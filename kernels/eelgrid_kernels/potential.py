@@ -18,7 +18,8 @@ import numpy as np
 from eelgrid_kernels.arrays import Floats, Ints, Mix, Nodes
 from eelgrid_kernels.compiled import kernel, unlocked
 from eelgrid_kernels.move_arrays import Ground, Prices, Requests
-from eelgrid_kernels.placement import FEED, GPU_PLACEABLE, GPU_WHOLE_MILLI, fragmentation, node_power
+from eelgrid_kernels.packages import FEED
+from eelgrid_kernels.placement import GPU_PLACEABLE, GPU_WHOLE_MILLI, fragmentation, node_power
 
 __all__ = [
     "BLOCK_LEAST", "added_w", "book", "elsewhere", "fill", "node_cost_w", "node_terms", "restore", "totals", "touch", "weigh_board",

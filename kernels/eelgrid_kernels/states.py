@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from eelgrid_kernels.arrays import Ints
 from eelgrid_kernels.compiled import kernel
 from eelgrid_kernels.members import draw, insert, remove
+from eelgrid_kernels.packages import PACKAGE_W, WHOLE, active_packages
 from eelgrid_kernels.peer_arrays import (
     ASKED_CPU,
     ASKED_MEMORY,
@@ -44,7 +45,7 @@ from eelgrid_kernels.peer_arrays import (
     TOUCHED,
     Run,
 )  # fmt: skip
-from eelgrid_kernels.terms import PACKAGE_W, WHOLE, active_packages, survey
+from eelgrid_kernels.terms import survey
 
 __all__ = ["adopt", "enter", "leave", "set_available", "settle", "shift"]
 

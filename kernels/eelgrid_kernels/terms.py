@@ -25,7 +25,7 @@ classes. All in whole numbers: exact, whatever the order of summation.
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.compiled import inlined, kernel
 from eelgrid_kernels.lookahead import gain_after
-from eelgrid_kernels.packages import PACKAGE_W, WHOLE, active_packages
+from eelgrid_kernels.packages import FEED, PACKAGE_W, WHOLE, active_packages
 from eelgrid_kernels.peer_arrays import (
     ASKED_CPU,
     ASKED_GPUS,
@@ -52,10 +52,9 @@ from eelgrid_kernels.peer_arrays import (
     WEIGHTS,
 )  # fmt: skip
 
-__all__ = ["FEED", "PACKAGE_W", "TERMS", "WHOLE", "active_packages", "added", "regain", "survey"]
+__all__ = ["TERMS", "added", "regain", "survey"]
 
 TERMS = ("power", "fragmentation", "stranding", "lookahead", "scarcity")
-FEED = 10  # a GPU is fed by 10 vCPU
 
 
 @inlined
@@ -123,11 +122,9 @@ def regain(
     states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, classes: Floats, wanted: Floats, offers: Floats, row: int
 ) -> None:
     """Fill G of a state by the offers in force."""
-    shape = states[row, SHAPE]
-    states[row, GAIN] = int(gain_after(
-        states, shapes, added_w, kinds, classes, wanted, offers, row, shape, GPU, shapes[shape, CAPACITY],
-        shapes[shape, MODELS], states[row, CPU], -1, -1,
-    ))  # fmt: skip
+    states[row, GAIN] = int(
+        gain_after(states, shapes, added_w, kinds, classes, wanted, offers, row, states[row, CPU], -1, -1)
+    )
 
 
 @kernel
@@ -201,7 +198,6 @@ def added(
         fragments = -asked * facts[WEIGHT] - (served - states[row, SERVED])
     if rates[WEIGHTS, 3] != 0.0:
         lost = states[row, GAIN] - gain_after(
-            states, shapes, added_w, kinds, classes, wanted, offers, row, shape, GPU, capacity, shapes[shape, MODELS],
-            cpu_left, slot, kind,
-        )  # fmt: skip
+            states, shapes, added_w, kinds, classes, wanted, offers, row, cpu_left, slot, kind
+        )
     return gpu_w + PACKAGE_W * packages, float(fragments), float(stranded), lost, float(scarce)
