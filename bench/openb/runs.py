@@ -28,7 +28,6 @@ from eelgrid_controller.replay.protocol import Trace, arrivals, node_order
 from eelgrid_kernels.arrays import Ints
 from eelgrid_kernels.best import advance, tend
 from eelgrid_kernels.course import empty_course, prepare
-from eelgrid_kernels.peer_arrays import READ, STALE
 from eelgrid_kernels.policies import Policy, policy
 from eelgrid_kernels.quotes import requote
 
@@ -96,7 +95,7 @@ def _timed(scene: Any, order: Ints, course: Any, decision_ns: Ints, idle_ns: Int
         requote(scene)
         tended = looked = 0
         while tended < _TENDED and looked < kinds:
-            if scene.kinds[turn, READ] == STALE:
+            if scene.loose[turn] > 0.0:
                 tend(scene, turn, 0)
                 tended += 1
             turn = (turn + 1) % kinds

@@ -29,8 +29,11 @@ from eelgrid_kernels.peer_arrays import (
     ASKED_MEMORY,
     ASKED_MILLI,
     BORN,
+    BOUNDED,
     ENTRIES,
+    EXACT,
     LEFT,
+    LOOSE,
     MEMORY,
     MOST,
     RANK,
@@ -39,7 +42,6 @@ from eelgrid_kernels.peer_arrays import (
     ROOT,
     ROWS,
     SEED,
-    STALE,
     STATE,
     TOUCHED,
     WEIGHTS,
@@ -47,14 +49,15 @@ from eelgrid_kernels.peer_arrays import (
     Run,
     Shorts,
 )  # fmt: skip
-from eelgrid_kernels.peers import MIX, RANDOM, take, weigh
+from eelgrid_kernels.peers import MIX, RANDOM, is_bounded, take, weigh, weighed
 from eelgrid_kernels.quotes import requote
 from eelgrid_kernels.states import shift
 
-__all__ = ["BLOCK", "advance", "catch_up", "choose", "decide", "tend"]
+__all__ = ["BLOCK", "advance", "catch_up", "choose", "decide", "tend", "weigh_all"]
 
 _SHIFT = 6
 BLOCK = 1 << _SHIFT
+LOOSE_MOST_W = 200.0  # from there on bounds are made anew rather than lowered
 
 
 @kernel
@@ -90,6 +93,7 @@ def _review(run: Run, kind: int, entry: int, entries: int, whole: bool) -> int:
     weight, levels, rates, facts, log = run.weight, run.levels, run.rates, run.facts, run.log
     classes, wanted, offers = run.classes, run.wanted, run.offers
     cost, rank, scaled, top, top_cost = run.cost, run.rank, run.scaled, run.top, run.top_cost
+    exact = not is_bounded(run.policy, rates)
     rows, policy, mask, reviewed = facts[ROWS], run.policy, log.shape[0] - 1, 0
     read = -1 if whole else kinds[kind, READ]
     memory, partly = kinds[kind, ASKED_MEMORY], not whole and entries < facts[ENTRIES]
@@ -109,9 +113,10 @@ def _review(run: Run, kind: int, entry: int, entries: int, whole: bool) -> int:
             # Where it did not fit for memory alone it may fit now.
             if states[row, BORN] >= read or price == np.inf:
                 price, power, _ = weigh(
-                    states, shapes, added_w, kinds, groups, weight, levels, classes, wanted, offers, rates, facts,
-                    policy, kind, row,
+                    states, shapes, added_w, kinds, groups, weight, levels, classes, wanted, offers, run.relief, rates,
+                    facts, policy, kind, row, exact,
                 )  # fmt: skip
+                run.known[kind, row] = EXACT if exact else BOUNDED
                 if scaled.shape[1] > 0:
                     scaled[kind, row] = power
             if price < np.inf:
@@ -134,10 +139,26 @@ def _review(run: Run, kind: int, entry: int, entries: int, whole: bool) -> int:
 
 
 @kernel
+def _lower(run: Run, kind: int) -> None:
+    """Take off all costs of a kind what new prices may have taken off: none is known exactly then."""
+    loose = run.loose[kind]
+    run.loose[kind] = 0.0
+    for row in range(run.facts[ROWS]):
+        run.cost[kind, row] -= loose
+        run.known[kind, row] = LOOSE
+    for block in range((run.facts[ROWS] + BLOCK - 1) >> _SHIFT):
+        run.top_cost[kind, block] -= loose
+
+
+@kernel
 def catch_up(run: Run, kind: int) -> int:
     """Read the log to its end for a kind; returns how many rows were reviewed."""
     entries, read = run.facts[ENTRIES], run.kinds[kind, READ]
-    whole = read < 0 or entries - read > run.log.shape[0]
+    whole = read < 0 or entries - read > run.log.shape[0] or run.loose[kind] > LOOSE_MOST_W
+    if whole:
+        run.loose[kind] = 0.0
+    elif run.loose[kind] > 0.0:
+        _lower(run, kind)
     reviewed = _review(run, kind, 0 if whole else read, run.facts[ROWS] if whole else entries, whole)
     run.kinds[kind, READ] = entries
     return reviewed
@@ -151,27 +172,63 @@ def tend(run: Run, kind: int, most: int) -> int:
     prices of before is weighed anew, all of it.
     """
     entries, read = run.facts[ENTRIES], run.kinds[kind, READ]
-    if read == STALE:
-        return catch_up(run, kind)
-    if read < 0 or entries - read > run.log.shape[0] or entries == read:
+    if read < 0 or entries - read > run.log.shape[0]:
         return 0
+    if run.loose[kind] > 0.0:
+        return catch_up(run, kind)
     last = min(entries, read + most)
     reviewed = _review(run, kind, read, last, False)
     run.kinds[kind, READ] = last
+    if last == entries:
+        _cheapest(run, kind)
     return reviewed
 
 
-@kernel
-def _cheapest(run: Run, kind: int) -> int:
-    """The best row of the blocks' bests, or -1."""
-    top, top_cost, rank, best, best_cost = run.top, run.top_cost, run.rank, -1, np.inf
-    for block in range((run.facts[ROWS] + BLOCK - 1) >> _SHIFT):
+@inlined
+def _lowest(rank: Shorts, top: Shorts, top_cost: Floats, rows: int, kind: int) -> int:
+    """The best row of the blocks' bests, or -1; it may be there by a bound."""
+    best, best_cost = -1, np.inf
+    for block in range((rows + BLOCK - 1) >> _SHIFT):
         cost = top_cost[kind, block]
         if cost < best_cost:
             best, best_cost = top[kind, block], cost
         elif cost == best_cost and cost < np.inf and rank[kind, top[kind, block]] < rank[kind, best]:
             best = top[kind, block]
-    return int(best)
+    return best
+
+
+@kernel
+def _cheapest(run: Run, kind: int) -> int:
+    """The row with the least cost, or -1: the lowest is weighed until it is there by its cost."""
+    cost, rank, top, top_cost, known, rows = run.cost, run.rank, run.top, run.top_cost, run.known, run.facts[ROWS]
+    row = _lowest(rank, top, top_cost, rows, kind)
+    if row < 0 or known[kind, row] == EXACT:
+        return int(row)
+    states, shapes, added_w, kinds, groups = run.states, run.shapes, run.added_w, run.kinds, run.groups
+    weight, levels, rates, facts, relief = run.weight, run.levels, run.rates, run.facts, run.relief
+    classes, wanted, offers = run.classes, run.wanted, run.offers
+    while row >= 0 and known[kind, row] != EXACT:
+        fresh = known[kind, row] == BOUNDED
+        price, _, _ = weigh(
+            states, shapes, added_w, kinds, groups, weight, levels, classes, wanted, offers, relief, rates, facts,
+            run.policy, kind, row, fresh,
+        )  # fmt: skip
+        cost[kind, row] = price if fresh else max(price, cost[kind, row])
+        known[kind, row] = EXACT if fresh else BOUNDED
+        _find_top(cost, rank, top, top_cost, rows, kind, row >> _SHIFT)
+        row = _lowest(rank, top, top_cost, rows, kind)
+    return int(row)
+
+
+@kernel
+def weigh_all(run: Run, kind: int) -> None:
+    """Make every cost of a kind exact."""
+    catch_up(run, kind)
+    for row in range(run.facts[ROWS]):
+        if run.known[kind, row] != EXACT and run.cost[kind, row] < np.inf:
+            run.cost[kind, row], run.known[kind, row] = weighed(run, kind, row, True)[0], EXACT
+    for block in range((run.facts[ROWS] + BLOCK - 1) >> _SHIFT):
+        _find_top(run.cost, run.rank, run.top, run.top_cost, run.facts[ROWS], kind, block)
 
 
 @kernel

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eelgrid_kernels.arrays import Floats, Ints, Mix, Nodes, Task
-from eelgrid_kernels.best import catch_up, choose
+from eelgrid_kernels.best import choose, weigh_all
 from eelgrid_kernels.build import bits, build, expect, kinds_of, measure, shapes_of
 from eelgrid_kernels.compiled import kernel
 from eelgrid_kernels.gang import repeat
@@ -37,7 +37,7 @@ from eelgrid_kernels.terms import TERMS, added
 __all__ = ["Candidates", "Found"]
 
 # Costs and ranks of a kind in a state; kinds are remembered up to a sum, the latest ones.
-_KIND_BYTES = 13
+_KIND_BYTES = 14
 _KINDS_BYTES_MOST = 128 * 1024 * 1024
 _KINDS_MOST = 256
 
@@ -55,7 +55,7 @@ def _terms(run: Run, kind: int, node: int, into: Floats) -> None:
     """What a task adds to each term on a node, on the GPUs in run.taken, scaled, into (J,), in place."""
     terms = added(
         run.states, run.shapes, run.added_w, run.kinds, run.groups, run.weight, run.levels, run.classes, run.wanted,
-        run.offers, run.rates, run.facts, kind, run.nodes[node, STATE], run.taken[0],
+        run.offers, run.relief, run.rates, run.facts, kind, run.nodes[node, STATE], run.taken[0], True,
     )  # fmt: skip
     for term in range(len(terms)):
         into[term] = terms[term] / run.rates[SCALE, term]
@@ -71,7 +71,7 @@ def _count(run: Run, nodes: Nodes, task: Task, allows: Ints, counts: Ints) -> No
             continue
         size = run.nodes[root, SIZE]
         found = verdict(nodes, task, allows, root)
-        if found in {FITS, MEMORY}:
+        if found == FITS or found == MEMORY:  # noqa: PLR1714, SIM109 (a set would be made anew for each row)
             roomy = count_roomy(run.nodes, root, task.memory_bytes)
             counts[FITS] += roomy
             counts[MEMORY] += size - roomy
@@ -187,7 +187,7 @@ class Candidates:
     def costs(self, kind: int) -> Floats:
         """What the task costs on each node (N,), infinite where it does not fit; not for RANDOM nor what is scaled."""
         run = self._run
-        catch_up(run, kind)
+        weigh_all(run, kind)
         roomy = run.nodes[:, MEMORY_FREE] >= run.kinds[kind, ASKED_MEMORY]
         return np.where(roomy, run.cost[kind, run.nodes[:, STATE]], np.inf)
 

@@ -15,6 +15,12 @@ nothing where one in use has the share left, else the watts of the cheapest idle
 ones; at most four packages count. Where a node has several models, the one with
 the largest G speaks for it.
 
+How much G can rise is known without a look at any class, for states that need not
+be weighed exactly. Packages that wake help the classes that need more CPU than is
+awake and not more than is free, each by what they cost and by its offer at most;
+a GPU that wakes helps those that ask for a share of one. What is left of these
+sums over all classes with at most so much CPU is a table, made with the quotes.
+
 Everything is whole: CPU in milli, watts rounded, weights as counted. So sums are
 exact in a float, in whatever order a processor's vectors add them up. The loop
 over classes has no branches for that reason: some 40 ns for 35 classes.
@@ -22,7 +28,7 @@ over classes has no branches for that reason: some 40 ns for 35 classes.
 # ruff: noqa: PLR0917 (numba takes arguments by position)
 
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.compiled import inlined, kernel, kernel_sum
+from eelgrid_kernels.compiled import inlined, kernel_sum, lean
 from eelgrid_kernels.packages import PACKAGE_MILLI, PACKAGE_W, WHOLE, slack
 from eelgrid_kernels.peer_arrays import (
     ASKED_GPUS,
@@ -38,11 +44,12 @@ from eelgrid_kernels.peer_arrays import (
     SHAPE,
 )
 
-__all__ = ["PACKAGES_MOST", "SEVERAL", "gain", "gain_after", "view"]
+__all__ = ["PACKAGES_MOST", "ROUNDED_W", "SEVERAL", "gain", "gain_after", "relieve", "rise", "served_level", "view"]
 
 # milli beside others of a class that asks for several GPUs: more than any GPU has.
 SEVERAL = 2000
 PACKAGES_MOST = 4  # that count
+ROUNDED_W = 1.0  # the watts of a GPU are rounded for G and not for power: a bound must hold for both
 
 
 @kernel_sum
@@ -98,7 +105,7 @@ def view(
     return idle, beside, float(round(open_w))
 
 
-@kernel
+@lean
 def _gain_mixed(
     states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, classes: Floats, wanted: Floats, offers: Floats, row: int,
     models: int, cpu_free: int, unpacked: int, slot: int, several: int, kind: int,
@@ -110,6 +117,48 @@ def _gain_mixed(
             idle, beside, open_w = view(states, shapes, added_w, row, model, slot, several, kinds, kind)
             best = max(best, gain(classes, wanted, offers, model, cpu_free, unpacked, idle, beside, open_w))
     return best
+
+
+@inlined
+def served_level(levels: Ints, cpu_free: int) -> int:
+    """How many of the sizes of CPU in the mix are at most so much."""
+    level = levels[1, min(max(0, cpu_free) // 1000, levels.shape[1] - 1)]
+    while levels[0, level] <= cpu_free:
+        level += 1
+    return int(level)
+
+
+@lean
+def rise(relief: Floats, levels: Ints, models: int, awake: int, cpu_left: int, packages: int, gpu_w: float) -> float:
+    """By how much G, weighted, may rise at most where a task wakes packages that it does not fill, and GPUs of gpu_w.
+
+    awake is the CPU that worked without another package before it came, cpu_left what is free after it.
+    """
+    most, until = 0.0, served_level(levels, cpu_left)
+    since = min(until, served_level(levels, awake))
+    for model in range(relief.shape[1]):
+        if not (models >> model & 1 or (models == 0 and model == relief.shape[1] - 1)):
+            continue
+        sum_ = packages * (relief[0, model, until] - relief[0, model, since])
+        if gpu_w > 0.0:
+            sum_ += min((gpu_w + ROUNDED_W) * relief[1, model, until], relief[2, model, until])
+        most = max(most, sum_)
+    return most
+
+
+@lean
+def relieve(classes: Floats, wanted: Floats, offers: Floats, levels: Ints, relief: Floats) -> None:
+    """The sums of `rise` over the classes that each level of CPU serves into relief (3, M + 1, L), in place."""
+    relief[:] = 0.0
+    for t in range(offers.shape[0]):
+        for level in range(relief.shape[2]):
+            if level == 0 or levels[0, level - 1] < classes[CLASS_CPU, t]:
+                continue
+            for model in range(relief.shape[1]):
+                relief[0, model, level] += wanted[model, t] * min(PACKAGE_W, offers[t])
+                if classes[CLASS_GPUS, t] == 1.0:
+                    relief[1, model, level] += wanted[model, t]
+                    relief[2, model, level] += wanted[model, t] * offers[t]
 
 
 @inlined

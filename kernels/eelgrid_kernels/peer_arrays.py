@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from eelgrid_kernels.arrays import Floats, Ints
 
-__all__ = ["Course", "Run", "Shorts"]
+__all__ = ["Course", "Flags", "Run", "Shorts"]
 
 Shorts = NDArray[np.int32]
+Flags = NDArray[np.uint8]
 
 # nodes (N, 9): where each node is. The nodes of a state are a search tree by rank.
 STATE = 0  # row of states, -1 for none
@@ -66,8 +67,10 @@ MODEL = 4  # (G,) -1 for a slot that takes no task
 ASKED_CPU, ASKED_MEMORY, ASKED_GPUS, ASKED_MILLI = range(4)  # the last of each GPU
 ASKED_MODELS = 4  # bits of those that it may use
 TAG = 5  # the sort of GPU task, -1 without GPU
-READ = 6  # entry of the log up to which the kind has read, or one of the next two
-NEVER, STALE = -1, -2  # nothing is known yet, or by prices of before
+READ = 6  # entry of the log up to which the kind has read
+NEVER = -1  # nothing is known yet
+# How well a cost is known: as a bound from below by prices of before, by those in force, or itself.
+LOOSE, BOUNDED, EXACT = 0, 1, 2
 KIND_COLUMNS = 7
 
 # groups (F, 3 + M, Q): classes of the mix that nodes of a family tell apart by their CPU at most.
@@ -109,6 +112,7 @@ class Run(NamedTuple):
     classes: Floats  # (3, C) the mix class by class
     wanted: Floats  # (M + 1, C) weight of a class where nodes of a model can serve it; last for nodes without GPU
     offers: Floats  # (C,) whole watts that a class costs elsewhere
+    relief: Floats  # (3, M + 1, L) how much a look-ahead may rise at most, by level of CPU
     captive: Ints  # (4, ...) whose tasks can use which models alone
     rates: Floats  # (3, J + 1)
     facts: Ints  # (9,)
@@ -117,6 +121,8 @@ class Run(NamedTuple):
     spare: Ints  # (R,) rows given back
     log: Ints  # (power of two,) rows that changed, the last ones, round and round
     cost: Floats  # (K, R) lowest best, infinite where it does not fit
+    known: Flags  # (K, R) how well cost is known
+    loose: Floats  # (K,) by how much new prices may have lowered the costs of a kind since it was last asked for
     rank: Shorts  # (K, R) of the first node with the memory
     scaled: Floats  # (K, R) what is scaled, of mixes alone
     top: Shorts  # (K, B) best row of each block

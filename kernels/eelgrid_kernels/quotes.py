@@ -30,9 +30,13 @@ import numpy as np
 
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.compiled import inlined, kernel
-from eelgrid_kernels.lookahead import PACKAGES_MOST, view
-from eelgrid_kernels.packages import PACKAGE_MILLI, PACKAGE_W, slack
+from eelgrid_kernels.lookahead import PACKAGES_MOST, relieve, view
+from eelgrid_kernels.packages import FEED, PACKAGE_MILLI, PACKAGE_W, slack
 from eelgrid_kernels.peer_arrays import (
+    ASKED_CPU,
+    ASKED_GPUS,
+    ASKED_MILLI,
+    ASKED_MODELS,
     CAPACITY,
     CAPACITY_MILLI,
     CLASS_BESIDE,
@@ -45,15 +49,13 @@ from eelgrid_kernels.peer_arrays import (
     HORIZON,
     MODEL,
     MODELS,
-    NEVER,
-    READ,
     ROOT,
     ROWS,
+    SCALE,
     SCARCE,
     SHAPE,
     SHIFTS,
     SIZE,
-    STALE,
     TOTAL,
     WEIGHTS,
     Run,
@@ -67,6 +69,7 @@ TOLERANCE = 0.02
 PARTS = 10  # of a horizon between quotes
 MOVED_LEAST_W = 10.0
 LOAD_STEP = 20  # in thousandths
+LEAST_W = 1e-6  # wider than any rounding, so that a bound is one
 _WATTS_MOST = 8192  # dearer offers count as this
 
 
@@ -195,25 +198,55 @@ def quote(run: Run, offers: Ints) -> tuple[int, int]:
 
 
 @kernel
+def _spread(run: Run, offers: Ints) -> float:
+    """How far apart the look-ahead of a task can be by these offers and by those in force: no class by more than its own."""
+    most = 0.0
+    for model in range(run.wanted.shape[0]):
+        sum_ = 0.0
+        for t in range(offers.shape[0]):
+            sum_ += run.wanted[model, t] * abs(offers[t] - run.offers[t])
+        most = max(most, sum_)
+    return most
+
+
+@kernel
+def _loosen(run: Run, spread: float, cleared: int, heavier: float) -> None:
+    """Note by how much costs known before may be too high now.
+
+    By the look-ahead, by models that are scarce no more, and by a stranding that weighs more, or less: a task strands at
+    most the GPUs that its CPU feeds, and saves at most its own.
+    """
+    scale, weights = run.rates[SCALE], run.rates[WEIGHTS]
+    for kind in range(run.kinds.shape[0]):
+        asked = run.kinds[kind, ASKED_GPUS] * run.kinds[kind, ASKED_MILLI]
+        fed = FEED * asked if heavier > 0.0 else run.kinds[kind, ASKED_CPU]
+        loose = spread * abs(weights[3]) / scale[3] + abs(heavier) * fed / scale[2]
+        if run.kinds[kind, ASKED_MODELS] & cleared:
+            loose += abs(weights[4]) * asked / scale[4]
+        run.loose[kind] += loose + LEAST_W
+
+
+@kernel
 def put(run: Run, offers: Ints, scarce: int, load: int) -> None:
-    """Puts quotes in force: what was known of any cost is known no more, where they differ from those before."""
+    """Puts quotes in force: costs known before are bounds from below now, where they differ from those before."""
     facts, given = run.facts, run.rates[GIVEN]
     facts[SHIFTS] = 0
     rise = max(0, load - RISE_PERMILLE) / (1000.0 - RISE_PERMILLE)
     stranding = given[2] + (given[5] - given[2]) * rise
-    changed = facts[SCARCE] != scarce or run.rates[WEIGHTS, 2] != stranding
+    cleared, stranded_before = facts[SCARCE] & ~scarce, run.rates[WEIGHTS, 2]
+    changed = facts[SCARCE] != scarce or stranded_before != stranding
     facts[SCARCE], run.rates[WEIGHTS, 2] = scarce, stranding
-    moved = False
+    moved, spread = False, _spread(run, offers)
     for t in range(offers.shape[0]):
         moved |= run.offers[t] != offers[t]
         run.offers[t] = offers[t]
+    if moved:
+        relieve(run.classes, run.wanted, run.offers, run.levels, run.relief)
     for row in range(facts[ROWS] if moved else 0):
         if run.states[row, ROOT] >= 0:
             regain(run.states, run.shapes, run.added_w, run.kinds, run.classes, run.wanted, run.offers, row)
     if changed or moved:
-        for kind in range(run.kinds.shape[0]):
-            if run.kinds[kind, READ] != NEVER:
-                run.kinds[kind, READ] = STALE
+        _loosen(run, spread, cleared, stranding - stranded_before)
 
 
 @kernel
