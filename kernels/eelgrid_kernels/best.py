@@ -22,7 +22,7 @@ ever used; RANDOM draws for every node that fits.
 import numpy as np
 
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.compiled import inlined, kernel
+from eelgrid_kernels.compiled import inlined, kernel, lean
 from eelgrid_kernels.members import draw, first_roomy
 from eelgrid_kernels.peer_arrays import (
     ASKED_GPUS,
@@ -60,7 +60,7 @@ BLOCK = 1 << _SHIFT
 LOOSE_MOST_W = 200.0  # from there on bounds are made anew rather than lowered
 
 
-@kernel
+@lean
 def is_scaled(policy: int, weights: Floats) -> bool:
     """Whether two numbers are kept, which are weighed against each other when all are known."""
     return bool(policy == MIX and weights[0] != 0.0 and weights[1] != 0.0)
@@ -79,7 +79,7 @@ def _find_top(cost: Floats, rank: Shorts, top: Shorts, top_cost: Floats, rows: i
     top[kind, block], top_cost[kind, block] = best, cost[kind, best]
 
 
-@kernel
+@lean
 def _review(run: Run, kind: int, entry: int, entries: int, whole: bool) -> int:
     """Bring what a kind knows of the rows of these entries of the log up to date, or of all rows; returns how many."""
     nodes, states, shapes, added_w, kinds, groups = (
@@ -138,7 +138,7 @@ def _review(run: Run, kind: int, entry: int, entries: int, whole: bool) -> int:
     return reviewed
 
 
-@kernel
+@lean
 def _lower(run: Run, kind: int) -> None:
     """Take off all costs of a kind what new prices may have taken off: none is known exactly then."""
     loose = run.loose[kind]
@@ -150,7 +150,7 @@ def _lower(run: Run, kind: int) -> None:
         run.top_cost[kind, block] -= loose
 
 
-@kernel
+@lean
 def catch_up(run: Run, kind: int) -> int:
     """Read the log to its end for a kind; returns how many rows were reviewed."""
     entries, read = run.facts[ENTRIES], run.kinds[kind, READ]
@@ -164,7 +164,7 @@ def catch_up(run: Run, kind: int) -> int:
     return reviewed
 
 
-@kernel
+@lean
 def tend(run: Run, kind: int, most: int) -> int:
     """Read at most so many entries of the log for a kind that nobody asked for; returns how many rows were reviewed.
 
@@ -197,7 +197,7 @@ def _lowest(rank: Shorts, top: Shorts, top_cost: Floats, rows: int, kind: int) -
     return best
 
 
-@kernel
+@lean
 def _cheapest(run: Run, kind: int) -> int:
     """The row with the least cost, or -1: the lowest is weighed until it is there by its cost."""
     cost, rank, top, top_cost, known, rows = run.cost, run.rank, run.top, run.top_cost, run.known, run.facts[ROWS]
@@ -220,7 +220,7 @@ def _cheapest(run: Run, kind: int) -> int:
     return int(row)
 
 
-@kernel
+@lean
 def weigh_all(run: Run, kind: int) -> None:
     """Make every cost of a kind exact."""
     catch_up(run, kind)
@@ -231,7 +231,7 @@ def weigh_all(run: Run, kind: int) -> None:
         _find_top(run.cost, run.rank, run.top, run.top_cost, run.facts[ROWS], kind, block)
 
 
-@kernel
+@lean
 def _span(run: Run, kind: int) -> tuple[float, float]:
     """The least and the most that is scaled, over all that fits."""
     low, high = np.inf, -np.inf
@@ -242,7 +242,7 @@ def _span(run: Run, kind: int) -> tuple[float, float]:
     return low, high
 
 
-@kernel
+@lean
 def _cheapest_scaled(run: Run, kind: int, low: float, high: float) -> int:
     """The row with the highest mixed score, or -1."""
     cost, rank, best, best_score = run.cost, run.rank, -1, -np.inf
@@ -256,7 +256,7 @@ def _cheapest_scaled(run: Run, kind: int, low: float, high: float) -> int:
     return best
 
 
-@kernel
+@lean
 def _luckier(nodes: Ints, seed: int, moment: int, one: int, other: int) -> int:
     """Of two nodes the one with the higher draw, equals by rank; -1 is none."""
     if one < 0 or other < 0:
@@ -266,7 +266,7 @@ def _luckier(nodes: Ints, seed: int, moment: int, one: int, other: int) -> int:
     return one if first else other
 
 
-@kernel
+@lean
 def _drawn_of(nodes: Ints, root: int, memory: int, seed: int, moment: int) -> int:
     """The node with the highest draw among those of a tree with the memory, or -1."""
     if root < 0 or nodes[root, MOST] < memory:
@@ -278,7 +278,7 @@ def _drawn_of(nodes: Ints, root: int, memory: int, seed: int, moment: int) -> in
     return best
 
 
-@kernel
+@lean
 def _random_node(run: Run, kind: int, moment: int) -> int:
     """The node with the highest draw among all that fit, or -1."""
     nodes, states, seed, cost = run.nodes, run.states, run.facts[SEED], run.cost

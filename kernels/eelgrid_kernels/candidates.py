@@ -13,7 +13,7 @@ import numpy as np
 from eelgrid_kernels.arrays import Floats, Ints, Mix, Nodes, Task
 from eelgrid_kernels.best import choose, weigh_all
 from eelgrid_kernels.build import bits, build, expect, kinds_of, measure, shapes_of
-from eelgrid_kernels.compiled import kernel
+from eelgrid_kernels.compiled import lean
 from eelgrid_kernels.gang import repeat
 from eelgrid_kernels.members import count_roomy
 from eelgrid_kernels.peer_arrays import (
@@ -50,7 +50,7 @@ class Found(NamedTuple):
     terms: tuple[float, ...]  # what the task adds to each term, in watts, GPUs and GPUs
 
 
-@kernel
+@lean
 def _terms(run: Run, kind: int, node: int, into: Floats) -> None:
     """What a task adds to each term on a node, on the GPUs in run.taken, scaled, into (J,), in place."""
     terms = added(
@@ -61,7 +61,7 @@ def _terms(run: Run, kind: int, node: int, into: Floats) -> None:
         into[term] = terms[term] / run.rates[SCALE, term]
 
 
-@kernel
+@lean
 def _count(run: Run, nodes: Nodes, task: Task, allows: Ints, counts: Ints) -> None:
     """Nodes by verdict into counts (8,), in place; one node of each state stands for all but memory."""
     counts[:] = 0

@@ -29,7 +29,7 @@ that what is known of costs stays good: the larger the fleet, the longer.
 import numpy as np
 
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.compiled import inlined, kernel
+from eelgrid_kernels.compiled import inlined, kernel, lean
 from eelgrid_kernels.lookahead import PACKAGES_MOST, relieve, view
 from eelgrid_kernels.packages import FEED, PACKAGE_MILLI, PACKAGE_W, slack
 from eelgrid_kernels.peer_arrays import (
@@ -73,7 +73,7 @@ LEAST_W = 1e-6  # wider than any rounding, so that a bound is one
 _WATTS_MOST = 8192  # dearer offers count as this
 
 
-@kernel
+@lean
 def is_due(run: Run) -> bool:
     """Whether offers weigh anything, and were never made or are old."""
     given, shifts = run.rates[GIVEN], run.facts[SHIFTS]
@@ -81,7 +81,7 @@ def is_due(run: Run) -> bool:
     return bool(weighs and (shifts < 0 or shifts >= max(1, run.facts[HORIZON] // PARTS)))
 
 
-@kernel
+@lean
 def _facets(run: Run, facets: Ints, open_w: Floats) -> int:
     """One row for each model of each open state into facets (R', 7) and open_w (R',), in place; returns how many."""
     found = 0
@@ -116,7 +116,7 @@ def _watts(run: Run, facets: Ints, open_w: Floats, i: int, t: int) -> float:
     return float(PACKAGE_W * waking + gpus * open_w[i]) if gpus <= facets[i, 4] else np.inf
 
 
-@kernel
+@lean
 def _offer(run: Run, facets: Ints, open_w: Floats, count: int, t: int, wanted: int, nodes: Ints) -> int:
     """The offer for a class after `wanted` other tasks; nodes (W,) counts them by watts, scratch."""
     nodes[:] = 0
@@ -139,7 +139,7 @@ def _offer(run: Run, facets: Ints, open_w: Floats, count: int, t: int, wanted: i
     return watts
 
 
-@kernel
+@lean
 def _scarce(run: Run, free: Ints) -> int:
     """Bits of the scarce models; free (M,) is in milli-GPU."""
     captive = run.captive
@@ -197,7 +197,7 @@ def quote(run: Run, offers: Ints) -> tuple[int, int]:
     return _scarce(run, free), load - load % LOAD_STEP
 
 
-@kernel
+@lean
 def _spread(run: Run, offers: Ints) -> float:
     """How far apart the look-ahead of a task can be by these offers and by those in force: no class by more than its own."""
     most = 0.0
@@ -209,7 +209,7 @@ def _spread(run: Run, offers: Ints) -> float:
     return most
 
 
-@kernel
+@lean
 def _loosen(run: Run, spread: float, cleared: int, heavier: float) -> None:
     """Note by how much costs known before may be too high now.
 
@@ -226,7 +226,7 @@ def _loosen(run: Run, spread: float, cleared: int, heavier: float) -> None:
         run.loose[kind] += loose + LEAST_W
 
 
-@kernel
+@lean
 def put(run: Run, offers: Ints, scarce: int, load: int) -> None:
     """Puts quotes in force: costs known before are bounds from below now, where they differ from those before."""
     facts, given = run.facts, run.rates[GIVEN]
