@@ -214,9 +214,9 @@ def is_bounded(policy: int, rates: Floats) -> bool:
     return bool(policy == EELGRID and rates[WEIGHTS, 3] != 0.0)
 
 
-@inlined
+@lean
 def weighed(run: Run, kind: int, row: int, exact: bool) -> tuple[float, float, int]:
-    """`weigh` in a run."""
+    """`weigh` in a run, where it is not hot: code of its own, so that the compiler makes it once."""
     return weigh(
         run.states, run.shapes, run.added_w, run.kinds, run.groups, run.weight, run.levels, run.classes, run.wanted,
         run.offers, run.relief, run.rates, run.facts, run.policy, kind, row, exact,
