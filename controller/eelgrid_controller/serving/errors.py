@@ -16,7 +16,12 @@ class ServingError(ControllerError):
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
         self.field = field
+        self._given = (field, problem, remedy)
         super().__init__(f"{field}: {problem}", remedy)
+
+    def __reduce__(self) -> tuple[type["ServingError"], tuple[str, str, str]]:
+        """What it is made of, for another process."""
+        return type(self), self._given
 
 
 class Unusable(ServingError):

@@ -11,7 +11,10 @@ Watts over throughput between admissible points is their lower hull: of all inst
 that serve, at most one spends a part of the window at one point and the rest at the
 next. Below the first point of the hull nothing was measured: a serving instance draws
 at least the watts of that point, however little it is asked for. One that serves
-nothing draws the idle watts of its GPUs.
+nothing draws the idle watts of its GPUs. That is `PartLoad.MEASURED`. `PROPORTIONAL` is
+the accounting by joules per token: an instance may be idle for any part of a window
+that it serves, so that the hull begins at nothing and idle watts. It flatters: requests
+that last longer than a window's parts cannot be gathered into them.
 
 With all curves convex, least watts for given instances is a greedy walk along the
 segments in order of watts per added token: exact, no solver.
@@ -20,17 +23,27 @@ segments in order of watts per added token: exact, no solver.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import NamedTuple
 
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.serving.errors import NothingFits, Unusable
 from eelgrid_controller.serving.sizing import Objective
 
-__all__ = ["Running", "Shape", "Step", "blind", "dispatch", "limited", "shapes_of", "spread"]
+__all__ = ["IDLE", "PartLoad", "Running", "Shape", "Step", "blind", "dispatch", "shapes_of", "spread"]
+
+IDLE = -1
+
+
+class PartLoad(Enum):
+    """What an instance draws that has less to do than at its first point."""
+
+    MEASURED = "measured"
+    PROPORTIONAL = "proportional"
 
 
 class Step(NamedTuple):
-    """One point of a hull; `point` is its place among the points that were given."""
+    """One point of a hull; `point` is its place among the points that were given, IDLE that of no one."""
 
     throughput_hz: float
     power_w: float
@@ -87,7 +100,12 @@ def _slope(low: Step, high: Step) -> float:
 
 
 def shapes_of(
-    points: Sequence[Point], objective: Objective, *, idle_w: Mapping[str, float], start_s: float
+    points: Sequence[Point],
+    objective: Objective,
+    *,
+    idle_w: Mapping[str, float],
+    start_s: float,
+    part_load: PartLoad = PartLoad.MEASURED,
 ) -> tuple[Shape, ...]:
     """The shapes with an admissible point, in the order of their first; NothingFits if there is none.
 
@@ -114,16 +132,12 @@ def shapes_of(
     for configuration, steps in admissible.items():
         if configuration.gpu_model not in idle_w:
             raise Unusable("idle_w", f"no idle watts of {configuration.gpu_model}", "give them for every model")
-        hull = _hull(steps)
         idle = idle_w[configuration.gpu_model] * configuration.gpus
-        found.append(Shape(configuration, hull, idle, start_s * hull[0].power_w))
+        start_j = start_s * min(step.power_w for step in steps)
+        if part_load is PartLoad.PROPORTIONAL:
+            steps.append(Step(0.0, idle, IDLE))
+        found.append(Shape(configuration, _hull(steps), idle, start_j))
     return tuple(found)
-
-
-def limited(shape: Shape, points: Sequence[Point], batch: int) -> Shape:
-    """The shape with no more sequences at once than `batch`; as it is if nothing is left."""
-    steps = tuple(step for step in shape.steps if points[step.point].configuration.batch <= batch)
-    return replace(shape, steps=steps) if steps else shape
 
 
 def blind(shape: Shape, start_s: float) -> Shape:

@@ -14,36 +14,23 @@ and how long nobody knows. What served within the last `hold` windows stays load
 starting anew costs more than keeping it, which costs nothing but the room; room that
 another needs is given up, the largest instances first.
 
-Solved by HiGHS (scipy); the lambdas are then set by the greedy walk of instances.py,
-so that the demand is met to the last digit.
+Services are searched one by one, exactly (search.py). If their answers do not fit into
+the pool together, the program is solved as a whole (joint.py). The lambdas are set by
+the greedy walk of instances.py, so that the demand is met to the last digit.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp  # type: ignore[import-untyped]
-from scipy.sparse import coo_array  # type: ignore[import-untyped]
-
-from eelgrid_controller.serving.errors import NothingFits, Unusable
-from eelgrid_controller.serving.instances import Running, Shape, dispatch
+from eelgrid_controller.serving.errors import Unusable
+from eelgrid_controller.serving.instances import Running, dispatch
+from eelgrid_controller.serving.joint import Ask, together
+from eelgrid_controller.serving.search import least
 
 __all__ = ["AMORTISED", "HOLD", "Ask", "Loaded", "chosen", "kept", "serve"]
 
 AMORTISED = 10  # windows that pay for a start
 HOLD = 15  # windows that an instance stays loaded after it served
-_GAP = 1e-5  # relative, of the program
-_SECONDS_MOST = 10.0  # of one program; the best so far is taken then
-_SURE = 1e-9  # relative: what rounding may take of a demand
-
-
-class Ask(NamedTuple):
-    """One service in one window."""
-
-    shapes: tuple[Shape, ...]
-    demand_hz: float
-    loaded: tuple[int, ...]  # instances by shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,77 +41,38 @@ class Loaded:
     instances: tuple[int, ...]
 
 
-class _Columns(NamedTuple):
-    """Where the variables of a service and shape lie: serving, new, then a lambda for each step."""
-
-    ask: int
-    shape: int
-    first: int
-
-
-def _program(
-    asks: Sequence[Ask], pool: Mapping[str, int], window_s: float, amortised: int
-) -> tuple[np.ndarray, LinearConstraint, np.ndarray, list[_Columns]]:
-    """Costs, constraints, which variables are whole, and where each shape's variables lie."""
-    columns, cost, whole = [], [], []
-    rows: list[tuple[int, int, float]] = []  # row, column, coefficient
-    low: list[float] = []
-    high: list[float] = []
-    models = {model: number for number, model in enumerate(pool)}
-    low += [0.0] * len(models)
-    high += [float(pool[model]) for model in models]
-    for number, ask in enumerate(asks):
-        demand_row = len(low)
-        low.append(1.0 if ask.demand_hz > 0.0 else 0.0)  # in units of the demand, for the solver's tolerances
-        high.append(np.inf)
-        for place, (shape, loaded) in enumerate(zip(ask.shapes, ask.loaded, strict=True)):
-            first = len(cost)
-            columns.append(_Columns(number, place, first))
-            model = shape.configuration.gpu_model
-            if model not in models:
-                raise Unusable("pool", f"no {model} in it", "say how many GPUs of each model there are")
-            cost += [0.0, shape.start_j / (amortised * window_s)]
-            whole += [1, 0]
-            rows.append((models[model], first, float(shape.gpus)))
-            equal, started = len(low), len(low) + 1
-            low += [0.0, -float(loaded)]
-            high += [0.0, np.inf]
-            rows += [(equal, first, -1.0), (started, first + 1, 1.0), (started, first, -1.0)]
-            for at, step in enumerate(shape.steps):
-                cost.append(step.power_w - shape.idle_w)
-                whole.append(0)
-                rows.append((equal, first + 2 + at, 1.0))
-                rows.append((demand_row, first + 2 + at, step.throughput_hz / max(ask.demand_hz, 1e-12)))
-    row, column, value = zip(*rows, strict=True)
-    matrix = coo_array((value, (row, column)), shape=(len(low), len(cost))).tocsr()
-    return np.array(cost), LinearConstraint(matrix, np.array(low), np.array(high)), np.array(whole), columns
-
-
 def chosen(
     asks: Sequence[Ask], pool: Mapping[str, int], *, window_s: float, amortised: int = AMORTISED
 ) -> tuple[tuple[int, ...], ...]:
     """The instances that serve, by service and shape; NothingFits if the pool cannot give all demands."""
-    serving = [[0] * len(ask.shapes) for ask in asks]
-    asking = [number for number, ask in enumerate(asks) if ask.demand_hz > 0.0]
-    if asking:
-        some = [asks[number] for number in asking]
-        cost, constraints, whole, columns = _program(some, pool, window_s, amortised)
-        found = milp(
-            cost,
-            constraints=constraints,
-            integrality=whole,
-            bounds=Bounds(0.0, np.inf),
-            options={"mip_rel_gap": _GAP, "time_limit": _SECONDS_MOST},
-        )
-        if found.x is None:
-            raise NothingFits("pool", "no instances of it give the demand", "add GPUs, or admit less")
-        for place in columns:
-            serving[asking[place.ask]][place.shape] = round(float(found.x[place.first]))
+    each = [_alone(ask, pool, window_s, amortised) for ask in asks]
+    if all(serving is not None for serving in each):
+        found = tuple(serving for serving in each if serving is not None)
+        if _fits(asks, found, pool):
+            return found  # the best of each is the best of all
+    return together(asks, pool, window_s, amortised)
+
+
+def _alone(ask: Ask, pool: Mapping[str, int], window_s: float, amortised: int) -> tuple[int, ...] | None:
+    """The best of one service, if no other wanted the pool."""
+    most = []
+    for shape, loaded in zip(ask.shapes, ask.loaded, strict=True):
+        model = shape.configuration.gpu_model
+        if model not in pool:
+            raise Unusable("pool", f"no {model} in it", "say how many GPUs of each model there are")
+        room = pool[model] // shape.gpus
+        most.append(min(room, loaded) if ask.only_loaded else room)
+    start_w = [shape.start_j / (amortised * window_s) for shape in ask.shapes]
+    found = least(ask.shapes, ask.demand_hz, loaded=ask.loaded, start_w=start_w, most=most)
+    return None if found is None else found.serving
+
+
+def _fits(asks: Sequence[Ask], serving: Sequence[Sequence[int]], pool: Mapping[str, int]) -> bool:
+    used = dict.fromkeys(pool, 0)
     for ask, counts in zip(asks, serving, strict=True):
-        most_hz = sum(shape.throughput_hz * count for shape, count in zip(ask.shapes, counts, strict=True))
-        if most_hz < ask.demand_hz * (1.0 - _SURE):
-            raise NothingFits("pool", "the solver's answer lacks throughput", "report this: it is a fault")
-    return tuple(map(tuple, serving))
+        for shape, count in zip(ask.shapes, counts, strict=True):
+            used[shape.configuration.gpu_model] += count * shape.gpus
+    return all(used[model] <= gpus for model, gpus in pool.items())
 
 
 def kept(before: Loaded, serving: Sequence[int], *, hold: int = HOLD) -> Loaded:
