@@ -5,7 +5,7 @@ Owns what each chooses. Must not know accounts or bounds: a plan is judged by au
 What each knows. `eelgrid`, `blind` and `most-throughput` know the demand of the window
 that they choose for and all before it, never the future: that is the protocol's "choose
 per window", and it stands for a forecast one start ahead that is right. `causal` knows
-the windows before it alone. The three that are sized once know the peak of the whole
+the windows before it alone, and the mean rate, which a service states. The three that are sized once know the peak of the whole
 hour beforehand, which favours them.
 
     peak-latency      enough instances of the configuration of least latency for the peak
@@ -89,14 +89,15 @@ def _ready(case: Case, ready_hz: float, loaded: Loaded) -> Loaded:
 
 
 def _causal(case: Case, demand_hz: np.ndarray) -> Plan:
-    """Instances for HEADROOM x the most of the last windows; the window then runs on what is loaded.
+    """Instances for HEADROOM x the most of the last windows and the stated rate; the window runs on what is loaded.
 
     Where the pool is too small for the headroom, it is left out.
     """
     loaded = Loaded((), (0,) * len(case.shapes))
+    stated_hz = float(demand_hz.mean())
     plan = []
     for number, asked_hz in enumerate(map(float, demand_hz)):
-        seen_hz = float(max(demand_hz[max(0, number - HOLD) : number], default=0.0))
+        seen_hz = max(stated_hz, *map(float, demand_hz[max(0, number - HOLD) : number]), 0.0)
         try:
             loaded = _ready(case, HEADROOM * seen_hz, loaded)
         except NothingFits:

@@ -4,7 +4,8 @@ Owns the forecast of a rate from its recent windows. Must not know replicas or
 objectives.
 
 Theory. Level and slope by Holt's double smoothing over windows of unequal length,
-the scatter of one-step errors beside them. What is expected at the horizon is
+the scatter of one-step errors upward beside them: a rate that fell is no reason to
+expect more. What is expected at the horizon is
 level + slope x horizon, never below the level for a falling slope: capacity that
 was just needed is not given away on a trend. `upper_hz` adds SIGMAS of the scatter
 and is never below the newest window, so that a step is seen when it comes; nor is it
@@ -29,7 +30,7 @@ class Trend:
     at_s: float | None = None
     level_hz: float = 0.0
     slope: float = 0.0  # Hz a second
-    variance: float = 0.0  # of one-step errors, Hz^2
+    variance: float = 0.0  # mean square of one-step errors upward, Hz^2
     newest_hz: float = 0.0
 
 
@@ -49,10 +50,11 @@ def seen(trend: Trend, rate_hz: float, at_s: float) -> Trend:
         return trend
     expected = trend.level_hz + trend.slope * gap_s
     missed = rate_hz - expected
+    short = max(0.0, missed)
     level_gain, slope_gain = 1.0 - math.exp(-gap_s / _LEVEL_S), 1.0 - math.exp(-gap_s / _SLOPE_S)
     level_hz = max(0.0, expected + level_gain * missed)
     slope = trend.slope + slope_gain * ((level_hz - trend.level_hz) / gap_s - trend.slope)
-    variance = trend.variance + slope_gain * (missed * missed - trend.variance)
+    variance = trend.variance + slope_gain * (short * short - trend.variance)
     return Trend(at_s, level_hz, slope, variance, rate_hz)
 
 

@@ -18,6 +18,7 @@ __all__ = ["Ask", "together"]
 
 _GAP = 1e-5  # relative, of the program
 _SECONDS_MOST = 10.0  # of one program; the best so far is taken then
+_LEAST = 1e-3  # of what an instance gives; a smaller demand counts as this
 _SURE = 1e-9  # relative: what rounding may take of a demand
 
 
@@ -63,7 +64,9 @@ def _program(asks: Sequence[Ask], pool: Mapping[str, int], window_s: float, amor
     high += [float(pool[model]) for model in models]
     for number, ask in enumerate(asks):
         demand_row = len(low)
-        low.append(1.0 if ask.demand_hz > 0.0 else 0.0)  # in units of the demand, for the solver's tolerances
+        # In units of the demand, for the solver's tolerances; so little is asked for that nothing gives less.
+        unit_hz = max(ask.demand_hz, _LEAST * min(shape.throughput_hz for shape in ask.shapes))
+        low.append(1.0)
         high.append(np.inf)
         for place, (shape, loaded) in enumerate(zip(ask.shapes, ask.loaded, strict=True)):
             first = len(cost)
@@ -84,7 +87,7 @@ def _program(asks: Sequence[Ask], pool: Mapping[str, int], window_s: float, amor
                 whole.append(0)
                 most.append(np.inf)
                 rows.append((equal, first + 2 + at, 1.0))
-                rows.append((demand_row, first + 2 + at, step.throughput_hz / max(ask.demand_hz, 1e-12)))
+                rows.append((demand_row, first + 2 + at, step.throughput_hz / unit_hz))
     row, column, value = zip(*rows, strict=True)
     matrix = coo_array((value, (row, column)), shape=(len(low), len(cost))).tocsr()
     rows_within = LinearConstraint(matrix, np.array(low), np.array(high))
