@@ -71,7 +71,10 @@ def test_units_do_not_matter(station, load, cv2, quantile, scale):
     )
     rate = load * station.capacity_hz
     found = latency(station, Arrivals(rate, cv2), quantile).value_s
-    assert latency(scaled, Arrivals(rate / scale, cv2), quantile).value_s == pytest.approx(found * scale, rel=1e-6)
+    assert latency(scaled, Arrivals(rate / scale, cv2), quantile).value_s == pytest.approx(
+        found * scale,
+        rel=1e-6 if station.batch == 1 else 1e-3,
+    )
 
 
 @quiet

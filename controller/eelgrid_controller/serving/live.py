@@ -70,7 +70,7 @@ class Live:
         if math.isinf(high_s):
             return LiveQuantile(low_s, self.count, 0.0, is_least=True)
         below = self.counts[at - 1] if at else 0.0
-        value_s = low_s + (high_s - low_s) * (rank - below) / (self.counts[at] - below)
+        value_s = min(high_s, low_s + (high_s - low_s) * (rank - below) / (self.counts[at] - below))
         return LiveQuantile(value_s, self.count, (high_s - low_s) / 2.0 / value_s if value_s > 0.0 else 0.0)
 
 

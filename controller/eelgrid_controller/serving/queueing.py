@@ -44,6 +44,7 @@ __all__ = ["ERROR", "Estimate", "erlang_c", "latency", "mean_wait_s", "response_
 PARTS = 400
 CUSTOMERS, WARMING = 240_000, 16_000  # played; those before are not counted
 _SEED = 20231116
+_TOGETHER = 1e-9  # of the mean time between arrivals
 _STEPS = 60  # of a bisection: 1e-18 of the bracket
 _GROWTH_MOST = 200  # doublings until a bracket holds the quantile
 
@@ -152,6 +153,7 @@ def _drawn(arrival_cv2: float, cv2: float, quantiles_s: tuple[tuple[float, float
     count = WARMING + CUSTOMERS
     gaps = np.ones(count) if arrival_cv2 == 0.0 else rng.gamma(1.0 / arrival_cv2, arrival_cv2, count)
     works = _times(rng.random(count), cv2, quantiles_s)
+    gaps[gaps < _TOGETHER] = 0.0  # else rounding would decide who still catches a batch
     arrived = np.cumsum(gaps / gaps.mean())
     arrived.flags.writeable = False
     return arrived, works
