@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eelgrid_controller.serving.correction import (
@@ -11,13 +11,18 @@ from eelgrid_controller.serving.correction import (
     HALF_LIFE_S,
     PRIOR_ERROR,
     Correction,
+    Sample,
     factor,
     is_at_bound,
     learned,
+    saturated,
+    slowness,
 )
 from eelgrid_controller.serving.exposition import parse
 from eelgrid_controller.serving.live import Live, LiveQuantile, Pair, window
 from eelgrid_controller.serving.metric_names import generic
+from eelgrid_controller.serving.queueing import latency
+from eelgrid_controller.serving.stations import Arrivals, Station
 
 NAMES = st.from_regex(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,12}", fullmatch=True)
 LABELS = st.dictionaries(
@@ -35,6 +40,7 @@ def _escaped(text):
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(NAMES, LABELS, VALUES), max_size=12))
 def test_what_is_written_is_read(samples):
     lines = []
@@ -92,70 +98,70 @@ def test_quantiles_rise_with_their_level(gains):
     assert values == sorted(values)
 
 
-LIVE = st.builds(
-    LiveQuantile,
-    value_s=st.floats(1e-4, 1e4),
-    of=st.floats(20.0, 1e6) | st.just(math.inf),
-    resolution=st.floats(0.0, 0.5),
-    is_least=st.booleans(),
-)
-STEPS = st.lists(st.tuples(LIVE | st.none(), st.floats(1e-3, 100.0), st.floats(0.1, 300.0)), max_size=30)
+SAMPLES = st.builds(Sample, factor=st.floats(1e-3, 1e3), error=st.floats(0.0, 2.0), is_least=st.booleans())
+STEPS = st.lists(st.tuples(SAMPLES | st.none(), st.floats(0.1, 300.0)), max_size=30)
+STATION = Station(servers=4, service_s=0.2, service_cv2=0.5)
 
 
-@given(STEPS, st.sampled_from([0.5, 0.9, 0.95, 0.99]))
-def test_a_correction_is_bounded_and_fades(steps, quantile):
+@given(STEPS)
+def test_a_correction_is_bounded_and_fades(steps):
     known, now_s = Correction(), 0.0
-    for live, model_s, gap_s in steps:
+    for sample, gap_s in steps:
         now_s += gap_s
-        known = learned(known, live, model_s, quantile=quantile, at_s=now_s)
+        known = learned(known, sample, now_s)
         found = factor(known, now_s)
-        assert 1.0 / BOUND <= found.value <= BOUND * (1 + 1e-12)
+        assert found.value * (1 + 1e-12) >= 1.0 / BOUND
+        assert found.value <= BOUND * (1 + 1e-12)
         assert 0.0 <= found.error <= 1.0
-    soon, later, never = (factor(known, now_s + gap_s) for gap_s in (0.0, HALF_LIFE_S, 100 * HALF_LIFE_S))
-    assert math.log(later.value) == pytest.approx(
-        math.log(soon.value)
-        * 0.5 ** ((now_s + HALF_LIFE_S - known.at_s) / HALF_LIFE_S)
-        / 0.5 ** ((now_s - known.at_s) / HALF_LIFE_S),
-        abs=1e-9,
-    )
+    soon, later, never = (factor(known, known.at_s + gap_s) for gap_s in (0.0, HALF_LIFE_S, 100 * HALF_LIFE_S))
+    assert math.log(later.value) == pytest.approx(math.log(soon.value) / 2, abs=1e-12)
     assert never.value == pytest.approx(1.0)
     assert never.error == pytest.approx(PRIOR_ERROR)
 
 
-@given(st.floats(0.3, 3.5), st.sampled_from([0.5, 0.95, 0.99]))
-def test_a_service_that_is_always_off_by_the_same_is_learned(ratio, quantile):
+@settings(deadline=None, max_examples=20)
+@given(st.floats(0.3, 3.5), st.sampled_from([0.5, 0.95, 0.99]), st.floats(0.0, 0.25))
+def test_a_service_that_is_always_slower_by_the_same_is_learned(slow, quantile, load):
+    arrivals = Arrivals(load * STATION.capacity_hz)
+    live_s = latency(STATION.slowed(slow), arrivals, quantile).value_s
     known = Correction()
-    for number in range(40):
-        live = LiveQuantile(0.2 * ratio, 1e5, 0.0)
-        known = learned(known, live, 0.2, quantile=quantile, at_s=10.0 * number)
-    found = factor(known, 390.0)
-    assert found.value == pytest.approx(ratio, rel=0.05)
+    for number in range(30):
+        sample = slowness(STATION, arrivals, quantile, LiveQuantile(live_s, 1e5, 0.0))
+        known = learned(known, sample, 10.0 * number)
+    found = factor(known, 290.0)
+    assert found.value == pytest.approx(slow, rel=0.02)
     assert found.error < PRIOR_ERROR
-    assert found.value * (1.0 + found.error) >= ratio * 0.999
     assert not is_at_bound(known)
 
 
 @given(st.floats(0.01, 10.0))
-def test_an_open_bucket_only_raises(value_s):
-    before = learned(Correction(), LiveQuantile(0.3, 1e5, 0.0), 0.2, quantile=0.95, at_s=1.0)
-    after = learned(before, LiveQuantile(value_s, 1e5, 0.0, is_least=True), 0.2, quantile=0.95, at_s=1.0)
+def test_an_open_bucket_only_raises(value):
+    before = learned(Correction(), Sample(1.5, 0.0), 1.0)
+    after = learned(before, Sample(value, 0.0, is_least=True), 1.0)
     assert factor(after, 1.0).value >= factor(before, 1.0).value
 
 
 def test_nothing_is_learned_from_nothing():
     known = Correction()
-    assert learned(known, None, 1.0, quantile=0.5, at_s=5.0) is known
-    assert learned(known, LiveQuantile(0.1, 50, 0.0), math.inf, quantile=0.5, at_s=5.0) is known
-    assert learned(known, LiveQuantile(0.0, 50, 0.0), 1.0, quantile=0.5, at_s=5.0) is known
+    assert learned(known, None, 5.0) is known
+    assert slowness(STATION, Arrivals(1.0), 0.5, None) is None
+    assert slowness(STATION, Arrivals(1.0), 0.5, LiveQuantile(0.0, 50.0, 0.0)) is None
+    assert saturated(STATION, 0.0) is None
+
+
+def test_in_overload_the_output_is_the_capacity():
+    assert saturated(STATION, STATION.capacity_hz / 1.7).factor == pytest.approx(1.7)
+    assert saturated(STATION, 1e-9).factor == BOUND
 
 
 def test_few_and_coarse_samples_move_it_less():
-    sure = learned(Correction(), LiveQuantile(0.4, 1e5, 0.0), 0.2, quantile=0.95, at_s=1.0)
-    few = learned(Correction(), LiveQuantile(0.4, 40.0, 0.0), 0.2, quantile=0.95, at_s=1.0)
-    coarse = learned(Correction(), LiveQuantile(0.4, 1e5, 0.5), 0.2, quantile=0.95, at_s=1.0)
+    quantile, arrivals = 0.95, Arrivals(0.0)
+    live_s = 2.0 * latency(STATION, arrivals, quantile).value_s
+    seen = [LiveQuantile(live_s, 1e5, 0.0), LiveQuantile(live_s, 40.0, 0.0), LiveQuantile(live_s, 1e5, 0.5)]
+    sure, few, coarse = (learned(Correction(), slowness(STATION, arrivals, quantile, one), 1.0) for one in seen)
     assert sure.log_factor > few.log_factor > 0.0
     assert sure.log_factor > coarse.log_factor > 0.0
     far = Correction()
     for number in range(60):
-        far = learned(far, LiveQuantile(50.0, 1e6, 0.0), 0.2, quantile=0.95, at_s=float(number))
+        far = learned(far, slowness(STATION, arrivals, quantile, LiveQuantile(50.0, 1e6, 0.0)), float(number))
     assert is_at_bound(far)

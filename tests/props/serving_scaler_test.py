@@ -156,10 +156,10 @@ def test_a_queue_that_grows_is_never_answered_by_less(limits, rate_hz, waiting, 
     assert state.target >= min(limits.most, needed(waiting * 40 / limits.drain_s))
 
 
-@quiet
-@given(LIMITS, RATES)
+@settings(deadline=None, max_examples=10)
+@given(LIMITS, st.floats(1.0, 300.0))
 def test_no_traffic_ends_at_the_least(limits, rate_hz):
     scaler = Scaler(limits, needed)
     state, _, at_s = play(scaler, scaler.begin(needed(rate_hz)), [rate_hz] * 30)
-    _, targets, _ = play(scaler, state, [0.0] * 1500, began_s=at_s)
+    _, targets, _ = play(scaler, state, [0.0] * 400, began_s=at_s)
     assert targets[-1] == limits.least

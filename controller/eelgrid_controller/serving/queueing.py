@@ -39,7 +39,7 @@ from eelgrid_controller.serving.stations import Arrivals, Station
 from eelgrid_kernels.arrays import Floats
 from eelgrid_kernels.played import play
 
-__all__ = ["ERROR", "Estimate", "erlang_c", "latency", "mean_wait_s", "response_tail", "wait_and"]
+__all__ = ["ERROR", "Estimate", "erlang_c", "error_of", "latency", "mean_wait_s", "response_tail", "wait_and"]
 
 PARTS = 400
 CUSTOMERS, WARMING = 240_000, 16_000  # played; those before are not counted
@@ -175,6 +175,13 @@ def _is_exact(station: Station, arrivals: Arrivals) -> bool:
     return station.batch == 1 and station.service_cv2 == arrivals.cv2 == 1.0 and not station.quantiles_s
 
 
+def error_of(station: Station, arrivals: Arrivals) -> float:
+    """What the model may miss a quantile by here; relative."""
+    if _is_exact(station, arrivals):
+        return ERROR.exact
+    return ERROR.simple if station.batch == 1 else ERROR.batched
+
+
 def response_tail(station: Station, arrivals: Arrivals, time_s: float) -> float:
     """P(wait + service > time_s); 1 at and past saturation."""
     arrivals.checked()
@@ -231,7 +238,7 @@ def latency(station: Station, arrivals: Arrivals, quantile: float) -> Estimate:
     """The time that a share `quantile` of requests does not exceed; infinite where the queue has no end."""
     beyond = _checked(quantile)
     arrivals.checked()
-    error = ERROR.exact if _is_exact(station, arrivals) else ERROR.simple if station.batch == 1 else ERROR.batched
+    error = error_of(station, arrivals)
     if arrivals.rate_hz >= station.capacity_hz:
         return Estimate(math.inf, error)
     if station.batch > 1 and arrivals.rate_hz > 0.0:

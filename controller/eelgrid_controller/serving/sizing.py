@@ -4,8 +4,10 @@ Owns the inversion of the queueing model with its uncertainty added. Must not kn
 engines, watts or plans.
 
 Theory: a configuration keeps an objective if
-    model(quantile) x correction x (1 + error) <= objective
-where the error holds that of the model and that of the correction (correction.py).
+    model(quantile, all service times x slowness) x (1 + error) <= objective
+where the error holds that of the model and that of the slowness (correction.py). A
+service that is slower than its profile has less capacity too: a factor on the latency
+alone would call two replicas enough where three are saturated.
 The latency falls with every replica and grows with the rate, so both inversions are
 bisections: doubling to a bracket, then halving.
 """
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from eelgrid_controller.serving.errors import NothingFits, Unusable
-from eelgrid_controller.serving.queueing import Estimate, latency
+from eelgrid_controller.serving.queueing import Estimate, error_of, latency, response_tail
 from eelgrid_controller.serving.stations import SERVERS_MOST, Arrivals, Station
 
 __all__ = ["UNCORRECTED", "Factor", "Objective", "corrected", "keeps", "largest_rate_hz", "least_replicas"]
@@ -37,7 +39,7 @@ class Objective:
 
 
 class Factor(NamedTuple):
-    """What live quantiles say of the model: multiply by `value`, and add `error`, which is relative."""
+    """What live quantiles say of the profile: all times are `value` times as long, give or take `error`, relative."""
 
     value: float
     error: float
@@ -46,14 +48,19 @@ class Factor(NamedTuple):
 UNCORRECTED = Factor(1.0, 0.0)
 
 
-def corrected(estimate: Estimate, factor: Factor) -> Estimate:
-    """The estimate times the factor; the errors add up, as if they always met."""
-    return Estimate(estimate.value_s * factor.value, estimate.error + factor.error)
+def corrected(station: Station, arrivals: Arrivals, quantile: float, factor: Factor) -> Estimate:
+    """The quantile of a service so much slower; the errors add up, as if they always met."""
+    estimate = latency(station.slowed(factor.value), arrivals, quantile)
+    return Estimate(estimate.value_s, estimate.error + factor.error)
 
 
 def keeps(station: Station, arrivals: Arrivals, objective: Objective, factor: Factor = UNCORRECTED) -> bool:
-    """Whether the objective is kept with the uncertainty added."""
-    return corrected(latency(station, arrivals, objective.quantile), factor).upper_s <= objective.latency_s
+    """Whether the objective is kept with the uncertainty added.
+
+    Asked of the tail, which is one evaluation where the quantile takes a bisection.
+    """
+    allowed_s = objective.latency_s / (1.0 + error_of(station, arrivals) + factor.error)
+    return response_tail(station.slowed(factor.value), arrivals, allowed_s) <= 1.0 - objective.quantile
 
 
 def least_replicas(
@@ -64,7 +71,7 @@ def least_replicas(
     enough = 1
     while not keeps(replica.times(min(enough, most)), arrivals, objective, factor):
         if enough >= most:
-            alone = corrected(latency(replica.times(most), Arrivals(0.0), objective.quantile), factor).upper_s
+            alone = corrected(replica.times(most), Arrivals(0.0), objective.quantile, factor).upper_s
             raise NothingFits(
                 "latency_s",
                 f"{most} replicas do not keep {objective.latency_s:g} s at {arrivals.rate_hz:g} requests a second",

@@ -70,6 +70,19 @@ class Station:
         share = (min(max(size, 1.0), self.batch) - 1.0) / (self.batch - 1.0)
         return self.alone_s + share * (self.service_s - self.alone_s)
 
+    def slowed(self, factor: float) -> "Station":
+        """The same with every time `factor` times as long."""
+        if factor == 1.0:
+            return self
+        return Station(
+            servers=self.servers,
+            service_s=self.service_s * factor,
+            service_cv2=self.service_cv2,
+            batch=self.batch,
+            alone_s=None if self.alone_s is None else self.alone_s * factor,
+            quantiles_s=self.quantiles_s,  # their shape counts, not their size
+        )
+
     def times(self, replicas: int) -> "Station":
         """`replicas` of it behind one queue."""
         return Station(

@@ -24,7 +24,7 @@ import numpy as np
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.serving.errors import NothingFits, Unusable
 from eelgrid_controller.serving.queueing import Estimate, wait_and
-from eelgrid_controller.serving.sizing import UNCORRECTED, Factor, Objective, corrected
+from eelgrid_controller.serving.sizing import UNCORRECTED, Factor, Objective
 from eelgrid_controller.serving.stations import SERVERS_MOST, Arrivals, Station
 
 __all__ = ["Curve", "FirstToken", "Prefill", "TokenDemand", "curve_of", "first_token", "inter_token", "least_instances"]
@@ -149,7 +149,7 @@ def least_instances(
 ) -> int:
     """The least instances that keep both objectives, uncertainty added; NothingFits if `most` do not.
 
-    `factor` corrects the inter-token latency. An objective for the first token without
+    `factor` corrects the curve. An objective for the first token without
     the prompt's cost cannot be checked: that is Unusable, not kept.
     """
     if first_token_objective is not None and prefill is None:
@@ -157,8 +157,9 @@ def least_instances(
 
     def kept(instances: int) -> bool:
         asked_hz = demand.token_hz / instances
-        between = corrected(inter_token(curve, asked_hz, inter_token_objective.quantile), factor)
-        if between.upper_s > inter_token_objective.latency_s:
+        # An engine so much slower gives the same tokens where the profile would give more.
+        between = inter_token(curve, asked_hz * factor.value, inter_token_objective.quantile)
+        if factor.value * between.value_s * (1.0 + between.error + factor.error) > inter_token_objective.latency_s:
             return False
         if first_token_objective is None:
             return True
