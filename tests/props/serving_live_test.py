@@ -146,12 +146,12 @@ def test_nothing_is_learned_from_nothing():
     assert learned(known, None, 5.0) is known
     assert slowness(STATION, Arrivals(1.0), 0.5, None) is None
     assert slowness(STATION, Arrivals(1.0), 0.5, LiveQuantile(0.0, 50.0, 0.0)) is None
-    assert saturated(STATION, 0.0) is None
+    assert saturated(STATION.capacity_hz, 0.0) is None
 
 
 def test_in_overload_the_output_is_the_capacity():
-    assert saturated(STATION, STATION.capacity_hz / 1.7).factor == pytest.approx(1.7)
-    assert saturated(STATION, 1e-9).factor == BOUND
+    assert saturated(STATION.capacity_hz, STATION.capacity_hz / 1.7).factor == pytest.approx(1.7)
+    assert saturated(STATION.capacity_hz, 1e-9).factor == BOUND
 
 
 def test_few_and_coarse_samples_move_it_less():

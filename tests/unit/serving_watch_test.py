@@ -2,17 +2,21 @@
 
 import bisect
 import heapq
+import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from eelgrid_controller.serving.exposition import parse
-from eelgrid_controller.serving.live import Pair, window
+from eelgrid_controller.serving.live import Live, Pair, Window, window
 from eelgrid_controller.serving.metric_names import names_of
+from eelgrid_controller.serving.models import Requests, Tokens
 from eelgrid_controller.serving.scaler import Limits, Phase
-from eelgrid_controller.serving.sizing import Objective
+from eelgrid_controller.serving.sizing import Factor, Objective
 from eelgrid_controller.serving.stations import Station
+from eelgrid_controller.serving.tokens import Curve, Prefill, TokenDemand
 from eelgrid_controller.serving.watch import Promised, begin, looked, passed, served
 
 WINDOW_S = 30.0
@@ -68,7 +72,7 @@ class Service:
 
 def _promised(**limits):
     replica = Station(servers=2, service_s=0.1, service_cv2=0.25)
-    return Promised(replica, Objective(0.95, 0.6), Limits(start_s=30.0, hold_s=120.0, cool_s=30.0, **limits))
+    return Promised(Requests(replica, Objective(0.95, 0.6)), Limits(start_s=30.0, hold_s=120.0, cool_s=30.0, **limits))
 
 
 def play(promised, service, rates):
@@ -140,15 +144,16 @@ def test_blind_it_keeps_what_there_is():
 
 def test_what_no_number_keeps_asks_for_what_helps():
     """A request alone takes longer than the promise: more replicas than do away with the wait are of no use."""
-    promised = Promised(Station(servers=2, service_s=1.0, service_cv2=0.25), Objective(0.95, 0.5), Limits(most=50))
+    model = Requests(Station(servers=2, service_s=1.0, service_cv2=0.25), Objective(0.95, 0.5))
+    promised = Promised(model, Limits(most=50))
     _, course = play(promised, Service(1.0, 6), [6.0] * 30)
     assert all(p95_s > 0.5 for _, p95_s, _ in course)
     last = [count for count, _, _ in course[-5:]]
     assert len(set(last)) == 1
     assert 4 <= last[0] <= 12
-    few = Promised(promised.replica, promised.objective, Limits(most=2))
+    few = Promised(model, Limits(most=2))
     assert play(few, Service(1.0, 1), [6.0] * 4)[1][-1][2].decision.replicas == 2
-    nothing = Promised(promised.replica, promised.objective, Limits(least=0, most=0))
+    nothing = Promised(model, Limits(least=0, most=0))
     assert play(nothing, Service(1.0, 0), [])[0].state.target == 0
 
 
@@ -159,3 +164,83 @@ def test_steady_traffic_does_not_swing(seed):
     changes = [b - a for a, b in pairwise(replicas) if a != b]
     assert len(changes) <= 3
     assert max(replicas) - min(replicas) <= 2
+
+
+CURVE = Curve((8.0, 32.0, 128.0), (800.0, 2000.0, 4000.0), {0.95: (0.012, 0.02, 0.04)})
+USUAL = TokenDemand(request_hz=0.0, output_tokens=100.0, context_tokens=500.0)
+
+
+def _engine(asked_hz, replicas, slow, seconds, counts, waiting, finished):
+    """A page of an engine whose curve is `slow` times that of the profile; returns it and the new counts."""
+    given_hz = min(asked_hz, replicas * CURVE.token_hz[-1] / slow)
+    itl_s = slow * float(np.interp(given_hz / replicas * slow, CURVE.token_hz, CURVE.inter_token_s[0.95]))
+    borders = [0.005 * 1.1**n for n in range(60)]
+    at = bisect.bisect_left(borders, itl_s)
+    tokens = given_hz * seconds
+    gained = list(counts)
+    gained[max(0, at - 6)] += 0.9 * tokens  # all but a tenth well below
+    gained[at] += 0.1 * tokens  # so that p95 lies in the bucket of the curve's p95
+    waiting += (asked_hz - given_hz) * seconds / 100.0
+    finished += tokens / 100.0
+    running = np.cumsum(gained)
+    name = "vllm:inter_token_latency_seconds"
+    lines = [
+        f'{name}_bucket{{le="{le}"}} {n}' for le, n in zip([*borders, "+Inf"], [*running, running[-1]], strict=True)
+    ]
+    lines += [
+        f"vllm:request_success_total {finished}",
+        f"vllm:num_requests_waiting {waiting}",
+        f"vllm:num_requests_running {10 * replicas}",
+        f"vllm:generation_tokens_total {running[-1]}",
+    ]
+    return "\n".join(lines), gained, waiting, finished, itl_s
+
+
+@pytest.mark.parametrize("slow", [1.0, 1.6])
+def test_tokens_are_watched_by_their_latency(slow):
+    """The engines' curve is what was measured, or slower; the instances that follow keep the objective."""
+    model = Tokens(CURVE, USUAL, Objective(0.95, 0.035))
+    promised = Promised(model, Limits(start_s=30.0, hold_s=120.0, cool_s=30.0))
+    watch, replicas, counts, waiting, finished = begin(promised, 4), 4, [0.0] * 60, 0.0, 0.0
+    page, *_ = _engine(0.0, replicas, slow, 0.0, counts, 0.0, 0.0)
+    before, course = parse(page, 0.0), []
+    for number in range(1, 41):
+        page, counts, waiting, finished, itl_s = _engine(
+            12_000.0, replicas, slow, WINDOW_S, counts, max(0.0, waiting - 500.0), finished
+        )
+        after = parse(page, number * WINDOW_S)
+        watch, advice = looked(promised, watch, window(names_of("vllm"), [Pair(before, after)]), number * WINDOW_S)
+        replicas, before = advice.decision.replicas, after
+        watch = served(promised, watch, replicas, number * WINDOW_S)
+        course.append((replicas, itl_s))
+    assert all(itl_s <= 0.035 for _, itl_s in course[15:])
+    assert len({count for count, _ in course[-10:]}) == 1
+    assert math.exp(watch.correction.log_factor) == pytest.approx(slow, rel=0.15)
+    # What the objective needs, and no more than half as much again for the uncertainty.
+    keeps_hz = float(np.interp(0.035 / slow, CURVE.inter_token_s[0.95], CURVE.token_hz)) / slow
+    assert 12_000.0 / keeps_hz <= course[-1][0] <= 1.8 * 12_000.0 / keeps_hz + 1
+
+
+def test_tokens_that_no_instance_gives_in_time():
+    hopeless = Tokens(CURVE, USUAL, Objective(0.95, 0.005))
+    assert hopeless.is_hopeless(Factor(1.0, 0.1))
+    assert hopeless.needed(40.0, Factor(1.0, 0.0), 64) == 5  # as few sequences at once as were measured
+    assert hopeless.needed(40.0, Factor(1.0, 0.0), 3) == 3
+    assert hopeless.needed(40.0, Factor(1.0, 0.0), 0) == 0
+    fine = Tokens(CURVE, USUAL, Objective(0.95, 0.03))
+    assert not fine.is_hopeless(Factor(1.0, 0.1))
+    assert fine.needed(1e6, Factor(1.0, 0.0), 64) == 64
+    assert fine.places(3) == 384
+
+
+def test_the_first_token_is_promised_too():
+    both = Tokens(CURVE, USUAL, Objective(0.95, 0.05), Objective(0.95, 0.2), Prefill(1e-4, 0.01))
+    late = Live((0.1, 0.2, 0.4, math.inf), (0.0, 0.0, 100.0, 100.0))
+    fast = Live((0.01, math.inf), (100.0, 100.0))
+    seen = Window(30.0, None, late, fast, None, None, 1.0, 1.0, 0.0, 0.0, 1.0, 100.0, 100.0)
+    assert both.is_late(seen)
+    assert not both.is_late(replace(seen, first_token=fast))
+    assert not replace(both, first_token=None).is_late(seen)
+    assert both.needed(100.0, Factor(1.0, 0.0), 64) >= replace(both, first_token=None, prefill=None).needed(
+        100.0, Factor(1.0, 0.0), 64
+    )

@@ -29,8 +29,8 @@ from eelgrid_controller.serving.sizing import Factor
 from eelgrid_controller.serving.stations import Arrivals, Station
 
 __all__ = [
-    "BOUND", "HALF_LIFE_S", "PRIOR_ERROR", "Correction", "Sample", "factor", "is_at_bound", "learned", "saturated",
-    "slowness",
+    "BOUND", "HALF_LIFE_S", "PRIOR_ERROR", "STEPS", "Correction", "Sample", "factor", "is_at_bound", "learned",
+    "own_error", "saturated", "slowness",
 ]  # fmt: skip
 
 BOUND = 4.0
@@ -40,7 +40,7 @@ PRIOR_ERROR = 0.15  # of a profile that nobody has compared with the service
 _SURE = 0.10  # an own error at which a sample counts half
 _OUTPUT_ERROR = 0.05  # of a capacity that is read off an output rate
 _LOG_BOUND = math.log(BOUND)
-_STEPS = 12  # of a bisection over the logarithm: 0.07 %
+STEPS = 12  # of a bisection over the logarithm: 0.07 %
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Sample(NamedTuple):
     is_least: bool = False
 
 
-def _own_error(quantile: float, live: LiveQuantile) -> float:
+def own_error(quantile: float, live: LiveQuantile) -> float:
     """Relative error of a live quantile: how few it is taken of, and how wide its bucket."""
     few = 0.0
     if math.isfinite(live.of):
@@ -74,20 +74,20 @@ def slowness(station: Station, arrivals: Arrivals, quantile: float, live: LiveQu
     if live is None or live.value_s <= 0.0:
         return None
     low, high = -_LOG_BOUND, _LOG_BOUND
-    for _ in range(_STEPS):
+    for _ in range(STEPS):
         middle = (low + high) / 2.0
         if response_tail(station.slowed(math.exp(middle)), arrivals, live.value_s) > 1.0 - quantile:
             high = middle  # so slow a service would have taken longer
         else:
             low = middle
-    return Sample(math.exp((low + high) / 2.0), _own_error(quantile, live), live.is_least)
+    return Sample(math.exp((low + high) / 2.0), own_error(quantile, live), live.is_least)
 
 
-def saturated(station: Station, finished_hz: float) -> Sample | None:
+def saturated(capacity_hz: float, finished_hz: float) -> Sample | None:
     """The sample that the output of a window is in which all servers were busy; None if nothing finished."""
     if finished_hz <= 0.0:
         return None
-    return Sample(min(BOUND, max(1.0 / BOUND, station.capacity_hz / finished_hz)), _OUTPUT_ERROR)
+    return Sample(min(BOUND, max(1.0 / BOUND, capacity_hz / finished_hz)), _OUTPUT_ERROR)
 
 
 def _faded(correction: Correction, now_s: float) -> tuple[float, float]:
