@@ -34,6 +34,8 @@ __all__ = ["Ceiling", "Decision", "Exploration", "Missed", "Unusable", "Window",
 _CHANGED = 0.05  # by which a limit's ratios may change with the job
 _FIRST_PHASE = 16  # windows
 _SAME_W = 0.5
+_OPENING = Ledger()
+_LEVEL = Drift()
 
 
 class Unusable(Enum):
@@ -79,8 +81,8 @@ class Exploration:
     gpus: int
     arms: tuple[Arm, ...]  # limits fall
     noise: Noise
-    ledger: Ledger = Ledger()
-    drift: Drift = Drift()
+    ledger: Ledger = _OPENING
+    drift: Drift = _LEVEL
     relatives: tuple[Curve, ...] = ()
     prior: Prior | None = None
     kept: int | None = None  # the limit settled on
@@ -146,7 +148,7 @@ def step(state: Exploration, event: Event) -> tuple[Exploration, Decision]:
         else:
             state = _with_window(state, index, event)
     state, picked = _picked(state)
-    return state, Decision(state.arms[picked.index].limit_w, picked.why, picked.settled, refused)
+    return state, Decision(state.arms[picked.place].limit_w, picked.why, picked.settled, refused)
 
 
 def known(state: Exploration) -> tuple[Standing | None, ...]:
@@ -234,7 +236,7 @@ def _next_phase(state: Exploration, window: Window, index: int) -> Exploration:
     arms = [Arm(arm.limit_w) for arm in state.arms]
     arms[index] = arms[index].with_window(window)  # the first of the new phase that is sure to be of it
     return replace(
-        state, arms=tuple(arms), drift=Drift(), prior=prior if reference == 0 else None, kept=None, windows=1,
+        state, arms=tuple(arms), drift=_LEVEL, prior=prior if reference == 0 else None, kept=None, windows=1,
         phase=state.phase + 1,
         ledger=state.ledger._replace(work=window.work, time_s=window.time_s, carried_s=carried),
     )  # fmt: skip
@@ -252,8 +254,8 @@ def _picked(state: Exploration) -> tuple[Exploration, Pick]:
         state.limits_w, reference=reference, first=state.first, windows=state.windows, gpus=state.gpus,
         kept=state.kept,
     )  # fmt: skip
-    if picked.why is Why.KEEP and picked.index != state.kept:
-        state = replace(state, kept=picked.index)
+    if picked.why is Why.KEEP and picked.place != state.kept:
+        state = replace(state, kept=picked.place)
     elif not picked.settled and state.kept is not None:
         state = replace(state, kept=None)
     return state, picked

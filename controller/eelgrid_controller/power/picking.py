@@ -80,7 +80,7 @@ class Ledger(NamedTuple):
 class Pick(NamedTuple):
     """A limit by its place, why, and whether the search is over."""
 
-    index: int
+    place: int
     why: Why
     settled: bool
 
@@ -191,7 +191,7 @@ class _Hopeful(NamedTuple):
     """A limit that may keep the promise."""
 
     bound: float  # cost that it may turn out to have
-    index: int
+    place: int
     cost: float
     sure: bool  # that it keeps the promise
 
@@ -215,7 +215,7 @@ def _hopeful(case: _Case, floor: int) -> list[_Hopeful]:
 def _settles(case: _Case, lead: _Hopeful, hopeful: Sequence[_Hopeful]) -> bool:
     """Whether no other limit may still be cheaper by what a change is worth."""
     enough = lead.cost * (1.0 - case.manner.worth)
-    return all(other.index == lead.index or other.bound >= enough for other in hopeful)
+    return all(other.place == lead.place or other.bound >= enough for other in hopeful)
 
 
 def _alternate(case: _Case, fastest: int) -> Pick:
@@ -265,18 +265,18 @@ def pick(
     if untried is not None and untried >= first and _affords(case, untried):
         return Pick(untried, Why.UNTRIED, settled=False)
     hopeful = _hopeful(case, floor)
-    lead = next((one for one in hopeful if one.index == kept), None)
+    lead = next((one for one in hopeful if one.place == kept), None)
     if lead is not None and _settles(case, lead, hopeful):
-        fits = case.permits(case.careful_s(_sure(found[lead.index])))
-        return Pick(lead.index, Why.KEEP, settled=True) if fits else Pick(fastest, Why.REPAY, settled=True)
+        fits = case.permits(case.careful_s(_sure(found[lead.place])))
+        return Pick(lead.place, Why.KEEP, settled=True) if fits else Pick(fastest, Why.REPAY, settled=True)
     if manner.alternate and untried is None and not isinstance(promise, BestEffort):
         return _alternate(case, fastest)
     quota = manner.first_windows + manner.compare * math.sqrt(windows)
-    for place, one in enumerate(hopeful):
-        standing = _sure(found[one.index])
+    for rank, one in enumerate(hopeful):
+        standing = _sure(found[one.place])
         if not one.sure and base.windows <= quota and base.windows < standing.windows:
             return Pick(fastest, Why.COMPARE, settled=False)
         if case.permits(case.careful_s(standing)):
-            settled = place == 0 and one.sure and untried is None and _settles(case, one, hopeful)
-            return Pick(one.index, Why.KEEP if settled else Why.HOPE, settled)
+            settled = rank == 0 and one.sure and untried is None and _settles(case, one, hopeful)
+            return Pick(one.place, Why.KEEP if settled else Why.HOPE, settled)
     return Pick(fastest, Why.REPAY, settled=False)

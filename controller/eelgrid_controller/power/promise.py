@@ -43,7 +43,7 @@ class MaxSlowdown:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """This much work in this much time, both counted from the beginning of the job."""
+    """So much work in so much time, both counted from the beginning of the job."""
 
     work: float  # units
     time_s: float

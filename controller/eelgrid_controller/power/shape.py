@@ -47,12 +47,12 @@ class Shape(NamedTuple):
     def power_w(self, limit_w: float) -> float:
         """Watts of a GPU at a limit."""
         ratio = limit_w / self.free_w
-        return self.free_w * ratio / (1.0 + ratio**self.roundness) ** (1.0 / self.roundness)
+        return self.free_w * ratio * float((1.0 + ratio**self.roundness) ** (-1.0 / self.roundness))
 
     def time_s(self, limit_w: float) -> float:
         """Seconds a unit of work at a limit."""
         lack = self.free_w / self.power_w(limit_w)
-        return self.floor_s * (1.0 + self.clocked * (lack**self.steepness - 1.0))
+        return self.floor_s * (1.0 + self.clocked * float(lack**self.steepness - 1.0))
 
 
 def _power(limits_w: Floats, power_w: Floats) -> tuple[float, float]:
