@@ -130,10 +130,10 @@ def _best(sack: Knapsack, *, certify: bool) -> tuple[list[int], float | None]:
     if relaxed is None:
         return chosen, None
     enough = relaxed.bound - _NEAR * abs(relaxed.bound)
-    for start in (lambda: list(relaxed.chosen), lambda: climb(sack, relaxed.prices)):
-        if value_of(sack, chosen) >= enough:
-            break
-        chosen = max(chosen, repaired(sack, start()), key=lambda one: value_of(sack, one))
+    for prices in (None, relaxed.prices):
+        if value_of(sack, chosen) < enough:
+            start = list(relaxed.chosen) if prices is None else climb(sack, prices)
+            chosen = max(chosen, repaired(sack, start), key=lambda one: value_of(sack, one))
     if value_of(sack, chosen) < enough and sum(map(len, sack.options)) <= _SMALL:
         solved = exact(sack)
         if solved is not None and within(sack, solved):

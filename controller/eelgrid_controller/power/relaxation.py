@@ -16,6 +16,7 @@ and not far below the bound.
 """
 
 import math
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -62,7 +63,7 @@ def relax(sack: Knapsack) -> Relaxed | None:
         (job, low, high)
         for job, options in enumerate(sack.options)
         for corners in (hull(options),)
-        for low, high in zip(corners, corners[1:], strict=False)
+        for low, high in pairwise(corners)
     ]
     base = [0] * len(sack.options)
     worth = math.fsum(options[0].value for options in sack.options)
