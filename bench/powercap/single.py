@@ -5,13 +5,12 @@ shown.
 
 How a run is made from the tables: an epoch at limit l takes the measured t(l)
 seconds at the measured P(l) watts, and that is what is counted. A policy sees
-windows only: a tenth of an epoch at the largest limit, at least 2 s and at most
-10 s of it, whose time per work is off by noise that is normal with a relative
-scatter of 2 % (1 % for power), independent of each other and of the length. That
-is what Zeus's own sweeps show: 12 sweeps with windows of 1.7 to 33 s are off a
-monotone curve by a median of 2 % in time and under 1 % in power, and not less
-in longer windows. `white` lets short windows scatter more instead, as 2 % at 10 s
-and the root of the length below. Every policy that measures sees the same noise.
+windows only: a tenth of an epoch, at least 2 s and at most 10 s, whose time per
+work is off by normal noise with a relative scatter of 2 % (1 % for power), each
+window's its own. That is what Zeus's own sweeps show: with windows of 1.7 to 33 s
+they are off a monotone curve by a median of 1.9 % in time and under 1 % in power,
+without a trend over the length. `white` lets windows below 10 s scatter more, with
+the root of their length. Every policy that measures sees the same noise.
 
 What is claimed: work at a limit that alone would break the promise is claimed at
 no less than the oracle's energy, although it drew less: no single limit within the
@@ -81,7 +80,6 @@ class _Course:
         base = self.curve.largest
         self.oracle = choose(self.curve, MaxSlowdown(SLOWDOWN)).at
         self.window_s = min(_WINDOW_S[1], max(_WINDOW_S[0], base.time_s / _EPOCH_WINDOWS))
-        self.work = self.window_s / base.time_s  # of a window
         self.done = self.time_s = self.drawn_j = self.claimed_j = 0.0
         self.shares: Counter[float] = Counter()
 
@@ -102,7 +100,7 @@ class _Course:
     def window(self, limit_w: float) -> Window:
         """One window at a limit, as it is measured."""
         at = self.curve.at(limit_w)
-        work = min(self.work, self.epochs - self.done)
+        work = min(self.window_s / at.time_s, self.epochs - self.done)
         self.spend(at, work)
         root = (_WINDOW_S[1] / min(_WINDOW_S[1], self.window_s)) ** 0.5 if self.noise.white else 1.0
         time, power = 1.0 + root * self.rng.standard_normal(2) * (self.noise.time, self.noise.power)
@@ -155,7 +153,7 @@ def _fixed(course: _Course, share: float) -> None:
 
 def _epoch(course: _Course) -> None:
     limits = len(course.curve.points)
-    _profiled(course, max(1, int(1.0 / course.work / limits)))
+    _profiled(course, max(1, int(course.curve.largest.time_s / course.window_s / limits)))
 
 
 POLICIES: Mapping[str, Policy] = {

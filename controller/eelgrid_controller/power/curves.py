@@ -3,12 +3,12 @@
 Owns curves and how points become one. Must not know promises, budgets or how
 windows are measured.
 
-Theory: what was measured stands. Between two measured limits the shape of
-eelgrid_controller.power.shape is bent to meet both (the logarithm of what is
-measured over what the shape says runs straight between them) and kept between
-their values; outside it is moved to meet the nearest. Two measured neighbours
-that contradict the shape, a lower limit that was faster, are noise or an effect
-of that job; measured they are believed, in between they bound.
+Theory: what was measured stands. Between two measured limits time and power go
+from one value to the other as the shape of eelgrid_controller.power.shape does,
+    t(l) = t_low + (t_high - t_low) (s(l) - s(l_low)) / (s(l_high) - s(l_low))
+so that they are monotone wherever the measurements are; outside the shape is
+scaled to meet the nearest. Two measured neighbours that contradict the shape, a
+lower limit that was faster, are noise or an effect of that job: they are believed.
 
 A GPU is charged what its limit lets it draw, or what was measured where that is
 more: boards overshoot limits near their least (Zeus's A40 drew 107 W at 100 W).
@@ -16,7 +16,7 @@ more: boards overshoot limits near their least (Zeus's A40 drew 107 W at 100 W).
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -30,6 +30,7 @@ __all__ = ["LIMITS_MOST", "AtLimit", "Curve", "from_points"]
 
 LIMITS_MOST = 64  # of one curve
 _SAME_W = 0.5  # limits nearer than this are one
+_FLAT = 1e-6  # relative
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,32 +90,27 @@ class Curve:
         return max(self.gpus * limit_w, self.at(limit_w).power_w)
 
     def _shaped(self, limit_w: float, below: AtLimit | None, above: AtLimit | None) -> AtLimit:
-        """The shape, bent to meet its measured neighbours."""
-        time_s = self.shape.time_s(limit_w) * math.exp(self._bend(limit_w, below, above, power=False))
-        power_w = self.gpus * self.shape.power_w(limit_w) * math.exp(self._bend(limit_w, below, above, power=True))
-        if below is not None and above is not None:
-            time_s = _between(time_s, below.time_s, above.time_s)
-            power_w = _between(power_w, below.power_w, above.power_w)
-        elif above is not None:
-            time_s, power_w = max(time_s, above.time_s), min(power_w, above.power_w)
-        elif below is not None:
-            time_s, power_w = min(time_s, below.time_s), max(power_w, below.power_w)
+        """The shape, made to meet its measured neighbours."""
+        time_s = _between(
+            self.shape.time_s, limit_w, [(one.limit_w, one.time_s) for one in (below, above) if one is not None]
+        )
+        power_w = _between(
+            self.shape.power_w, limit_w, [(one.limit_w, one.power_w) for one in (below, above) if one is not None]
+        )
         return AtLimit(limit_w, time_s, min(power_w, self.gpus * limit_w), measured=False)
 
-    def _bend(self, limit_w: float, below: AtLimit | None, above: AtLimit | None, *, power: bool) -> float:
-        """Logarithm of measured over shaped, straight between the neighbours."""
-        known = [point for point in (below, above) if point is not None]
-        off = [
-            math.log(point.power_w / (self.gpus * self.shape.power_w(point.limit_w)))
-            if power
-            else math.log(point.time_s / self.shape.time_s(point.limit_w))
-            for point in known
-        ]
-        return float(np.interp(limit_w, [point.limit_w for point in known], off))
 
-
-def _between(value: float, one: float, other: float) -> float:
-    return min(max(value, min(one, other)), max(one, other))
+def _between(shape: Callable[[float], float], limit_w: float, known: Sequence[tuple[float, float]]) -> float:
+    """What goes through one or two known (limit, value) as a shape does."""
+    (low_w, low), (high_w, high) = known[0], known[-1]
+    first, last = shape(low_w), shape(high_w)
+    if len(known) == 1:
+        return low * shape(limit_w) / first
+    if abs(last - first) <= _FLAT * first:  # the shape tells nothing here
+        share = (limit_w - low_w) / (high_w - low_w)
+    else:
+        share = (shape(limit_w) - first) / (last - first)
+    return low + share * (high - low)
 
 
 def _checked(point: Point) -> tuple[float, AtLimit]:

@@ -5,16 +5,19 @@ Owns the rule. Must not know how windows are summed or a phase ends.
 Theory: a bandit with a constraint. Of the limits that may keep the promise the
 one whose cost could be lowest (estimate less o errors) is run, so a limit is
 tried as long as it might be best and no longer (confidence bounds of Lai and
-Robbins, 1985); o grows with the windows seen, o^2 = o_0^2 + ln(1 + n) / 2. The promise is kept by a ledger, not by hope: a window
-runs only if, with the limit's time taken z errors longer and the reference's z
-errors shorter, the job as a whole would still be within it; z^2 = z_0^2 +
-ln(1 + n) / 2, so that over a long job it is not luck that decides. Windows at
-large limits earn what windows at small ones spend; while too little is earned or
-known the reference runs.
+Robbins, 1985); o grows with the windows seen, o^2 = o_0^2 + ln(1 + n) / 2.
 
-Limits that were never tried come in falling order, each from its neighbour, at
-the time that the neighbour's would grow to if all of it were clocked. Below a
-limit that holds the job back and is surely too slow, nothing is tried.
+The promise is kept by a ledger, not by hope: a window runs only if, with the
+limit's time taken z errors longer and the reference's z errors shorter, the job
+as a whole would still be within it; z^2 = z_0^2 + ln(1 + n) / 2, so that over a
+long job it is not luck that decides. Windows at large limits earn what windows
+at small ones spend; while too little is earned or known the reference runs.
+
+Limits that were never tried come in falling order, each once the ledger could
+pay for a window whose time grows with the square of the limits' ratio, where its
+neighbour binds. A window is a stretch of time, so that a limit which turns out
+far slower costs no more than that stretch. Below a limit that holds the job back
+and is surely too slow, nothing is tried.
 
 A promise binds the whole job, so two limits in turn may use up what one alone
 leaves (`promise.mixture`). If that is wanted, the pair of least mixed energy is
@@ -33,7 +36,8 @@ from eelgrid_controller.power.standing import Standing
 __all__ = ["Ledger", "Manner", "Pick", "Why", "pick"]
 
 _HOLDS_BACK = 0.9  # of a limit drawn: it binds
-_STEP_UP = 1.05  # what an untried limit may cost beyond its neighbour
+_GROWS = 2.0  # power of the ratio of two limits with which time may grow; Zeus's steepest steps are near it
+_STEP_UP = 1.05  # and what an untried limit may cost beyond that
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,25 +101,14 @@ class _Case(NamedTuple):
     first: int  # the largest limit that is allowed now
     windows: int  # of this phase
     gpus: int
-
-    @property
-    def z(self) -> float:
-        return math.sqrt(self.manner.confidence**2 + 0.5 * math.log1p(self.windows))
-
-    @property
-    def o(self) -> float:
-        return math.sqrt(self.manner.optimism**2 + 0.5 * math.log1p(self.windows))
+    z: float
+    o: float
 
     @property
     def base(self) -> Standing:
         base = self.found[self.reference]
         assert base is not None, "the reference was measured"
         return base
-
-    @property
-    def unit(self) -> float:
-        """Work of one window."""
-        return self.ledger.work / self.windows
 
     def pace(self, one: Standing) -> tuple[float, float]:
         """Time over what the promise allows, and its relative error."""
@@ -131,14 +124,16 @@ class _Case(NamedTuple):
 
     def permits(self, time_s: float) -> bool:
         """Whether a window that takes so long a unit of work leaves the promise kept."""
-        ledger, base, unit = self.ledger, self.base, self.unit
+        ledger, base = self.ledger, self.base
+        window_s = ledger.time_s / self.windows
+        work = window_s / time_s
         if isinstance(self.promise, MaxSlowdown):
             allowed = (1.0 + self.promise.share) * base.time_s * (1.0 - self.z * base.time_error)
-            return ledger.time_s + time_s * unit <= allowed * (ledger.work + unit) + ledger.carried_s
+            return ledger.time_s + window_s <= allowed * (ledger.work + work) + ledger.carried_s
         if isinstance(self.promise, Deadline):
-            rest = max(0.0, self.promise.work - ledger.all_work - unit)
+            rest = max(0.0, self.promise.work - ledger.all_work - work)
             fast = base.time_s * (1.0 + self.z * base.time_error)
-            return ledger.all_time_s + time_s * unit + fast * rest <= self.promise.time_s
+            return ledger.all_time_s + window_s + fast * rest <= self.promise.time_s
         return True
 
     def careful_s(self, one: Standing) -> float:
@@ -184,7 +179,8 @@ def _affords(case: _Case, untried: int) -> bool:
     """Whether a window at a limit that was never tried leaves the promise kept, if its neighbour's time all grew."""
     above, limits_w = _sure(case.found[untried - 1]), case.limits_w
     holds = above.power_w >= _HOLDS_BACK * limits_w[untried] * case.gpus
-    return case.permits(above.time_s * _STEP_UP * (limits_w[untried - 1] / limits_w[untried] if holds else 1.0))
+    grown = (limits_w[untried - 1] / limits_w[untried]) ** _GROWS if holds else 1.0
+    return case.permits(above.time_s * _STEP_UP * grown)
 
 
 class _Hopeful(NamedTuple):
@@ -255,7 +251,9 @@ def pick(
 
     `windows` counts those of this phase, at least one of them at the reference.
     """  # fmt: skip
-    case = _Case(promise, manner, ledger, found, limits_w, reference, first, windows, gpus)
+    grown = 0.5 * math.log1p(windows)
+    z, o = (math.sqrt(start**2 + grown) for start in (manner.confidence, manner.optimism))
+    case = _Case(promise, manner, ledger, found, limits_w, reference, first, windows, gpus, z, o)
     fastest = max(reference, first)
     base = found[fastest]
     if base is None or base.windows < manner.first_windows:

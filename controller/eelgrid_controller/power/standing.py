@@ -54,26 +54,29 @@ def standings(arms: Sequence[Arm], reference: int, noise: Noise, prior: Prior | 
     `reference` is the limit, measured at least once, that slowdowns are relative to.
     """
     base = arms[reference]
-    time_error = noise.time_share / math.sqrt(base.windows)
-    energy_error = noise.energy_share / math.sqrt(base.windows)
+    time_share, energy_share = noise.time_share, noise.energy_share
+    base_time_s, base_energy_j = base.time_per_work, base.energy_per_work
+    time_error = time_share / math.sqrt(base.windows)
+    energy_error = energy_share / math.sqrt(base.windows)
     found: list[Standing | None] = []
     for index, arm in enumerate(arms):
         time = energy = None
         if arm.windows:
             root = math.sqrt(arm.windows)
-            time = math.log(arm.time_per_work), noise.time_share / root
-            energy = math.log(arm.energy_per_work), noise.energy_share / root
+            time = math.log(arm.time_per_work), time_share / root
+            energy = math.log(arm.energy_per_work), energy_share / root
         if prior is not None and index != reference:
-            time = _joined(time, _from_prior(prior.time[index], base.time_per_work, time_error))
-            energy = _joined(energy, _from_prior(prior.energy[index], base.energy_per_work, energy_error))
+            time = _joined(time, _from_prior(prior.time[index], base_time_s, time_error))
+            energy = _joined(energy, _from_prior(prior.energy[index], base_energy_j, energy_error))
         if time is None or energy is None:
             found.append(None)
             continue
         time_s = math.exp(time[0])
+        ratio_error = 0.0 if index == reference else math.hypot(time[1], time_error)
         found.append(
             Standing(
                 arm.limit_w, arm.windows, time_s, time[1], math.exp(energy[0]), energy[1],
-                time_s / base.time_per_work, 0.0 if index == reference else math.hypot(time[1], time_error),
+                time_s / base_time_s, ratio_error,
             )
         )  # fmt: skip
     return tuple(found)
