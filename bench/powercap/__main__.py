@@ -168,11 +168,9 @@ def _single_part(data: Data, options: argparse.Namespace, pool: Parallel) -> lis
     print(f"{report.rows_table(rows, OURS)}\n\n{report.models_table(mean)}\n")
     if options.sensitivity_seeds:
         tried = {
-            name: single(runs, (OURS, "eelgrid_relatives"), options.sensitivity_seeds, noise, pool)
-            for name, noise in SENSITIVITY.items()
+            name: single(runs, (OURS,), options.sensitivity_seeds, noise, pool) for name, noise in SENSITIVITY.items()
         }
-        for policy in (OURS, "eelgrid_relatives"):
-            print(f"{policy}, share of the oracle in %:\n{report.sensitivity(tried, policy)}\n")
+        print(f"{OURS}, share of the oracle in %:\n{report.sensitivity(tried, OURS)}\n")
         report.write(
             options.out / "sensitivity.csv",
             [one._replace(network=name) for name, group in tried.items() for one in report.means(group)],
