@@ -228,6 +228,9 @@ def _alternate(case: _Case, fastest: int) -> Pick:
                 mixed = share * hoped[index] + (1.0 - share) * hoped[other]
                 if mixed < best:
                     best, slow, quick_one = mixed, index, other
+    base, quota = _sure(case.found[fastest]), case.manner.compare * math.sqrt(case.windows)
+    if slow != quick_one and base.windows < min(_sure(case.found[slow]).windows, quota):
+        return Pick(fastest, Why.COMPARE, settled=True)  # the promise is used up: its measure has to be good
     for index in (slow, quick_one):
         if case.permits(case.careful_s(_sure(case.found[index]))):
             return Pick(index, Why.ALTERNATE, settled=True)
