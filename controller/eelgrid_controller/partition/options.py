@@ -12,18 +12,22 @@ other beats in both.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from eelgrid_controller.partition.errors import BadProblem, Unservable
 from eelgrid_controller.partition.problem import Job, Objective, Pool, Problem, Service
-from eelgrid_controller.profiles.points import Point
+from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_kernels.arrays import Floats, Ints
 
-__all__ = ["WHOLE", "Cell", "Option", "options_of"]
+__all__ = ["NONE_HELD", "WHOLE", "Cell", "Held", "Option", "options_of"]
 
 WHOLE = ""  # the profile of a GPU without MIG
+# What replicas run as now, by service.
+Held = Mapping[str, frozenset[Configuration]]
+NONE_HELD: Held = MappingProxyType({})
 
 
 class Cell(NamedTuple):
@@ -95,8 +99,11 @@ class _Cells:
         return len(self.cells) - 1
 
 
-def options_of(problem: Problem) -> tuple[tuple[Cell, ...], tuple[Option, ...]]:
-    """The cells that anything can use, and every demand's options; raises Unservable, BadProblem."""
+def options_of(problem: Problem, held: Held = NONE_HELD) -> tuple[tuple[Cell, ...], tuple[Option, ...]]:
+    """The cells that anything can use, and every demand's options; raises Unservable, BadProblem.
+
+    A configuration that a service is held in stays an option while it is admissible, efficient or not.
+    """
     cells = _Cells(problem.pools)
     by_workload: dict[str, list[Point]] = {}
     for point in problem.points:
@@ -109,7 +116,8 @@ def options_of(problem: Problem) -> tuple[tuple[Cell, ...], tuple[Option, ...]]:
         key = service.workload, service.quantile
         if key not in measured:
             measured[key] = _measured(by_workload.get(service.workload, ()), service.quantile, cells, watts=watts)
-        found = list(_efficient(service, measured[key], demand, watts=watts))
+        kept = held.get(service.name, frozenset())
+        found = list(_efficient(service, measured[key], demand, kept, watts=watts))
         if not found:
             raise _unservable(service, measured[key], by_workload, watts=watts)
         options += found
@@ -138,7 +146,9 @@ def _measured(points: Sequence[Point], quantile: float, cells: _Cells, *, watts:
     return _Measured(tuple(kept), cell, width, place, *table[2:])
 
 
-def _efficient(service: Service, measured: _Measured, demand: int, *, watts: bool) -> Iterator[Option]:
+def _efficient(
+    service: Service, measured: _Measured, demand: int, held: frozenset[Configuration], *, watts: bool
+) -> Iterator[Option]:
     rows = np.flatnonzero((measured.latency_s < service.limit_s) & np.isfinite(measured.added_w))
     useful_hz = np.minimum(measured.throughput_hz[rows], service.rate_hz)
     order = np.lexsort((measured.latency_s[rows], measured.added_w[rows], -useful_hz, measured.place[rows]))
@@ -146,11 +156,13 @@ def _efficient(service: Service, measured: _Measured, demand: int, *, watts: boo
     new = np.ones(len(rows), np.bool_)  # the first of its place
     new[1:] = np.diff(measured.place[rows]) > 0
     least_w = np.inf
-    for row, is_new in zip(rows.tolist(), new.tolist(), strict=True) if watts else ((row, True) for row in rows[new]):
+    if not watts and not held:
+        rows, new = rows[new], new[new]
+    for row, is_new in zip(rows.tolist(), new.tolist(), strict=True):
         # Of one place, by falling throughput: each that draws less than all before it.
         added_w = float(measured.added_w[row])
-        if is_new or added_w < least_w:
-            least_w = added_w
+        if is_new or added_w < least_w or measured.points[row].configuration in held:
+            least_w = min(added_w, np.inf if is_new else least_w)
             cell, width = int(measured.cell[row]), int(measured.width[row])
             yield Option(demand, cell, width, float(measured.throughput_hz[row]), added_w, measured.points[row])
 

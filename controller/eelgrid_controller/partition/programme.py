@@ -25,7 +25,7 @@ import numpy as np
 from scipy import sparse
 
 from eelgrid_controller.partition.geometry import Tiling, maximal, tiling
-from eelgrid_controller.partition.options import WHOLE, Cell, Option, options_of
+from eelgrid_controller.partition.options import NONE_HELD, WHOLE, Cell, Held, Option, options_of
 from eelgrid_controller.partition.problem import Objective, Problem
 from eelgrid_kernels.arrays import Floats, Ints
 
@@ -60,9 +60,9 @@ class Weights(NamedTuple):
     pattern: Floats
 
 
-def compiled(problem: Problem) -> Programme:
-    """The problem's arrays; raises Unservable, BadProblem."""
-    cells, options = options_of(problem)
+def compiled(problem: Problem, held: Held = NONE_HELD) -> Programme:
+    """The problem's arrays; raises Unservable, BadProblem. What is held: options_of."""
+    cells, options = options_of(problem, held)
     tilings = []
     rows: list[tuple[int, tuple[int, ...]]] = []
     for number, pool in enumerate(problem.pools):
@@ -73,8 +73,8 @@ def compiled(problem: Problem) -> Programme:
         if WHOLE in here:
             rows.append((number, tuple(int(index == here[WHOLE]) for index in range(len(cells)))))
         for counts in maximal(plan.places) if plan is not None else ():
-            held = {here[key]: count for key, count in zip(plan.keys, counts, strict=True)} if plan else {}
-            rows.append((number, tuple(held.get(index, 0) for index in range(len(cells)))))
+            places = {here[key]: count for key, count in zip(plan.keys, counts, strict=True)} if plan else {}
+            rows.append((number, tuple(places.get(index, 0) for index in range(len(cells)))))
     demand = np.array([option.demand for option in options], np.int64)
     rates = [service.rate_hz for service in problem.services if service.rate_hz > 0.0]
     rate_hz = np.array([*rates, *(1.0 for _ in problem.jobs)], np.float64)
