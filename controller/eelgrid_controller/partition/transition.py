@@ -5,24 +5,25 @@ Its rows are in the head of change.py. Must not know which GPUs are in it, nor s
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from eelgrid_controller.partition.errors import FleetTooSmall, SearchExhausted
+from eelgrid_controller.partition.errors import SearchExhausted
+from eelgrid_controller.partition.exact import least
 from eelgrid_controller.partition.options import WHOLE
 from eelgrid_controller.partition.plan import Replica
-from eelgrid_controller.partition.programme import EXACT, Programme, covered, objectives, rows
+from eelgrid_controller.partition.programme import EXACT, Programme, Weights, covered, objectives, rows
 from eelgrid_controller.partition.running import RunningGpu, Standing, Target, targets
 from eelgrid_kernels.arrays import Floats, Ints
 
 __all__ = ["Costs", "Transition", "decided", "kinds", "made"]
 
-NODES_MOST = 200
-CLOSE = 1e-6  # of the value; a start is some 1e-4 of what fifty GPUs cost in an hour
-_INFEASIBLE = 2
+LEAST_NODES_MOST, NODES_MOST = 500, 20
+CLOSE = 5e-4  # of the value
 _TIGHTER = 1e-5
 _ROUNDS_MOST = 4
 
@@ -107,12 +108,14 @@ class _Running:
 class _Columns(NamedTuple):
     """A column for each kind and target, T of them."""
 
+    size: Floats  # GPUs of each kind
     kind: Ints  # (T,)
     target: tuple[Target, ...]
     places: Floats  # (T, C) kept or made
     kept: Floats  # (T, C) kept
     runs: Floats  # (T, O) replicas that could stay
-    cost: Floats  # (T,)
+    gpu: Floats  # (T,) what the GPU in use costs; nothing where somebody else is on it
+    change: Floats  # (T,) what destroying and modes cost
 
 
 def _columns(programme: Programme, gpus: Sequence[RunningGpu], found: Sequence[Kind], costs: Costs) -> _Columns:
@@ -126,14 +129,14 @@ def _columns(programme: Programme, gpus: Sequence[RunningGpu], found: Sequence[K
             numbers.append(number)
             chosen.append(target)
     places, kept = np.zeros((len(chosen), len(programme.cells))), np.zeros((len(chosen), len(programme.cells)))
-    runs, cost = np.zeros((len(chosen), len(programme.options))), np.zeros(len(chosen))
+    runs, used, change = np.zeros((len(chosen), len(programme.options))), np.zeros(len(chosen)), np.zeros(len(chosen))
     for row, (number, target) in enumerate(zip(numbers, chosen, strict=True)):
         gpu = gpus[found[number].members[0]]
         pool = pools[gpu.model]
         if not target.used:
             continue
-        cost[row] = len(target.destroyed) * costs.destroy + target.mode * costs.mode
-        cost[row] += 0.0 if gpu.pinned else costs.horizon_s * gpu_cost.get(pool, 0.0)
+        change[row] = len(target.destroyed) * costs.destroy + target.mode * costs.mode
+        used[row] = 0.0 if gpu.pinned else gpu_cost.get(pool, 0.0)
         for profile, option in _stays(gpu, found[number], target):
             cell = cells.get((pool, profile))
             if cell is not None:
@@ -141,7 +144,8 @@ def _columns(programme: Programme, gpus: Sequence[RunningGpu], found: Sequence[K
                 runs[row, option] += option >= 0
         for profile, _ in target.made:
             places[row, cells[pool, profile]] += 1
-    return _Columns(np.array(numbers, np.int64), tuple(chosen), places + kept, kept, runs, cost)
+    sizes = np.array([len(kind.members) for kind in found], np.float64)
+    return _Columns(sizes, np.array(numbers, np.int64), tuple(chosen), places + kept, kept, runs, used, change)
 
 
 def _stays(gpu: RunningGpu, kind: Kind, target: Target) -> Iterator[tuple[str, int]]:
@@ -159,9 +163,10 @@ def decided(programme: Programme, gpus: Sequence[RunningGpu], found: Sequence[Ki
         idle = {position: kind.targets[0] for kind in found for position in kind.members}
         return Transition(idle, np.zeros(0, np.int64), np.zeros(0, np.int64))
     columns = _columns(programme, gpus, found, costs)
+    bound = _bound(programme, gpus, found, columns)
     asked = np.ones(len(programme.rate_hz))
     for _ in range(_ROUNDS_MOST):
-        values = _solved(programme, found, columns, costs, asked)
+        values = _solved(programme, columns, costs, asked, bound)
         taken, replicas = values[: len(columns.kind)], values[len(columns.kind) :][: len(programme.options)]
         short = covered(programme, replicas) < programme.rate_hz * (1.0 - EXACT)
         if not short.any():
@@ -177,16 +182,47 @@ def decided(programme: Programme, gpus: Sequence[RunningGpu], found: Sequence[Ki
     return Transition(chosen, replicas, values[len(columns.kind) + len(programme.options) :][: len(programme.options)])
 
 
-def _solved(programme: Programme, found: Sequence[Kind], columns: _Columns, costs: Costs, asked: Floats) -> Ints:
+def _bound(programme: Programme, gpus: Sequence[RunningGpu], found: Sequence[Kind], columns: _Columns) -> float:
+    """The least of the first objective on these GPUs whatever the change costs; raises FleetTooSmall.
+
+    Without it the search cannot tell that no fewer GPUs would do, and never ends. GPUs that nobody else is on can
+    become anything; those that others are on are pools of their own with the patterns that are left, at no cost.
+    """
+    first, _ = objectives(programme)
+    pools = list(programme.problem.pools)
+    free = dict.fromkeys((pool.model for pool in pools), 0)
+    patterns, numbers = [*programme.patterns], [*programme.pool]
+    weights = [*first.pattern]
+    for number, kind in enumerate(found):
+        gpu = gpus[kind.members[0]]
+        if not gpu.pinned:
+            free[gpu.model] += len(kind.members)
+            continue
+        pool = next(pool for pool in pools if pool.model == gpu.model)
+        pools.append(replace(pool, model=f"{gpu.model} beside others ({number})", count=len(kind.members)))
+        left = np.unique(columns.places[columns.kind == number], axis=0)
+        patterns += [row.astype(np.int64) for row in left]
+        numbers += [len(pools) - 1] * len(left)
+        weights += [0.0] * len(left)
+    limited = tuple(replace(pool, count=free.get(pool.model, pool.count)) for pool in pools)
+    wider = programme._replace(
+        problem=replace(programme.problem, pools=limited),
+        patterns=np.array(patterns, np.int64).reshape(len(patterns), len(programme.cells)),
+        pool=np.array(numbers, np.int64),
+    )
+    return least(wider, Weights(first.name, first.option, np.array(weights)), (), LEAST_NODES_MOST)[1]
+
+
+def _solved(programme: Programme, columns: _Columns, costs: Costs, asked: Floats, bound: float) -> Ints:
     first, _ = objectives(programme)
     options, cells, demands = len(programme.options), len(programme.cells), len(programme.rate_hz)
-    every = np.arange(options)
+    targets_count, every = len(columns.kind), np.arange(options)
     rates = rows(programme, asked)[0][:demands, :options]
     use = sparse.csc_array((programme.width.astype(np.float64), (programme.cell, every)), shape=(cells, options))
     one = sparse.eye_array(options)
+    sizes = columns.size
     each = sparse.csc_array(
-        (np.ones(len(columns.kind)), (columns.kind, np.arange(len(columns.kind)))),
-        shape=(len(found), len(columns.kind)),
+        (np.ones(targets_count), (columns.kind, np.arange(targets_count))), shape=(len(sizes), targets_count)
     )
     table = sparse.block_array(
         [
@@ -195,32 +231,27 @@ def _solved(programme: Programme, found: Sequence[Kind], columns: _Columns, cost
             [sparse.csc_array(columns.runs.T), None, -one, None],
             [None, one, -one, None],
             [sparse.csc_array(columns.kept.T), -use, None, sparse.eye_array(cells)],
+            [sparse.csc_array(columns.gpu[None, :]), sparse.csc_array(first.option[None, :]), None, None],
             [each, None, None, None],
         ],
         format="csc",
     )
-    sizes = np.array([len(kind.members) for kind in found], np.float64)
-    low = np.concatenate((asked, np.zeros(2 * cells + 2 * options), sizes))
-    high = np.concatenate((np.full(demands + 2 * cells + 2 * options, np.inf), sizes))
+    low = np.concatenate((asked, np.zeros(2 * cells + 2 * options), [bound * (1.0 - EXACT)], sizes))
+    high = np.concatenate((np.full(demands + 2 * cells + 2 * options + 1, np.inf), sizes))
     slices = np.array([programme.cells[cell].slices for cell in programme.cell], np.float64) * programme.width
-    create = np.array([0.0 if cell.profile == WHOLE else costs.create for cell in programme.cells])
+    weights = (
+        costs.horizon_s * columns.gpu + columns.change,
+        costs.horizon_s * (first.option + costs.room * slices) + costs.start,
+        np.full(options, -costs.start),
+        np.array([0.0 if cell.profile == WHOLE else costs.create for cell in programme.cells]),
+    )
     result = milp(
-        np.concatenate(
-            (
-                columns.cost,
-                costs.horizon_s * (first.option + costs.room * slices) + costs.start,
-                np.full(options, -costs.start),
-                create,
-            )
-        ),
+        np.concatenate(weights),
         integrality=np.ones(table.shape[1]),
         bounds=Bounds(0.0, np.inf),
         constraints=LinearConstraint(table, low, high),
         options={"mip_rel_gap": CLOSE, "node_limit": NODES_MOST},
     )
-    if result.status == _INFEASIBLE:
-        models = {gpu.model: 1 for gpu in programme.problem.pools}
-        raise FleetTooSmall(models, "at least; ask for lower rates, or relax objectives")
     if result.x is None:
         raise SearchExhausted(f"no change within {NODES_MOST} nodes", "let fewer GPUs change at once")
     values: Ints = np.rint(result.x).astype(np.int64)
