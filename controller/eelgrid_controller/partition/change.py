@@ -29,7 +29,7 @@ from eelgrid_controller.partition.errors import BadProblem, FleetTooSmall
 from eelgrid_controller.partition.problem import Objective, Pool, Problem
 from eelgrid_controller.partition.programme import EXACT, compiled
 from eelgrid_controller.partition.running import RunningGpu
-from eelgrid_controller.partition.scope import Known, known_hz, renewed, scoped
+from eelgrid_controller.partition.scope import Seen, renewed, scoped, seen
 from eelgrid_controller.partition.steps import Course, Create, Destroy, SetMode, Start, course
 from eelgrid_controller.partition.transition import Costs, decided, kinds, made
 
@@ -60,24 +60,24 @@ def change(
     """
     _check(problem, gpus)
     costs = costs or Costs()
-    known = known_hz(problem, gpus)
-    before = renewed(gpus, known)
+    replicas = seen(problem, gpus)
+    before = renewed(gpus, replicas)
     after: list[RunningGpu] | None = None
     most = max(1, scope_most)
     while after is None:
-        scope = scoped(problem, before, known, most)
+        scope = scoped(problem, before, replicas, most)
         programme = compiled(scope.problem, scope.held)
         found = kinds(programme, before, scope.gpus)
         try:
             changed = made(programme, before, found, decided(programme, before, found, costs))
         except FleetTooSmall:
-            if scope.whole or most >= _WIDER * scope_most:
+            if scope.complete or most >= _WIDER * scope_most:
                 raise
             most *= _WIDER  # room may be on GPUs that were left out
             continue
         after = [changed.get(position, gpu) for position, gpu in enumerate(before)]
     result = _account(problem, before, tuple(after), costs)
-    staying = _keeps(problem, before, known)
+    staying = _keeps(problem, replicas)
     if staying and result.gain + _room(problem, before, tuple(after), costs) <= result.cost:
         return _account(problem, before, before, costs)
     return result
@@ -122,21 +122,16 @@ def _account(problem: Problem, before: tuple[RunningGpu, ...], after: tuple[Runn
     )
 
 
-def _keeps(problem: Problem, gpus: Sequence[RunningGpu], known: Known) -> bool:
+def _keeps(problem: Problem, replicas: Sequence[Sequence[Seen]]) -> bool:
     """Whether every rate and every job is served as it runs now, and nothing runs that may not."""
     served: dict[str, float] = {}
     jobs = set()
-    for gpu in gpus:
-        for replica in gpu.replicas():
-            if replica.configuration is None:
-                jobs.add(replica.owner)
-                continue
-            hz = known[replica.owner, replica.configuration]
-            if hz == 0.0:
-                return False
-            served[replica.owner] = served.get(replica.owner, 0.0) + hz / (
-                replica.configuration.gpus if gpu.whole is not None else 1
-            )
+    for one in (one for here in replicas for one in here):
+        if one.is_job:
+            jobs.add(one.replica.owner)
+        elif one.throughput_hz == 0.0:
+            return False
+        served[one.replica.owner] = served.get(one.replica.owner, 0.0) + one.throughput_hz
     return all(job.name in jobs for job in problem.jobs) and all(
         served.get(service.name, 0.0) >= service.rate_hz * (1.0 - EXACT) for service in problem.services
     )

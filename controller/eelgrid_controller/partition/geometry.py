@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from eelgrid_controller.partition.errors import BadProblem
 from eelgrid_protos.catalogue import GiProfile, MigGeometry
 
-__all__ = ["LAYOUTS_MOST", "Layout", "Multiset", "Tiling", "maximal", "tiling"]
+__all__ = ["LAYOUTS_MOST", "Layout", "Multiset", "Tiling", "maximal", "span", "tiling"]
 
 # (profile key, start) by rising start.
 Layout = tuple[tuple[str, int], ...]
@@ -37,6 +37,7 @@ class Tiling:
     geometry: MigGeometry
     keys: tuple[str, ...]  # largest profile first
     places: Mapping[Multiset, tuple[Layout, ...]]  # every layout, by what stands in it
+    slices: Mapping[Layout, int]  # memory slices of a layout, bit by bit
 
     @property
     def patterns(self) -> tuple[Multiset, ...]:
@@ -94,7 +95,13 @@ def tiling(geometry: MigGeometry, keys: Iterable[str]) -> Tiling:
         placed = tuple((profile.key, start) for profile, start in layout)
         names = [key for key, _ in placed]
         found.setdefault(tuple(names.count(key) for key in ordered), []).append(placed)
-    return Tiling(geometry, ordered, {counts: tuple(layouts) for counts, layouts in found.items()})
+    masks = {layout: sum(span(geometry, *part) for part in layout) for layouts in found.values() for layout in layouts}
+    return Tiling(geometry, ordered, {counts: tuple(layouts) for counts, layouts in found.items()}, masks)
+
+
+def span(geometry: MigGeometry, key: str, start: int) -> int:
+    """The memory slices of an instance, bit by bit."""
+    return ((1 << geometry.profiles[key].size) - 1) << start
 
 
 def _layouts(

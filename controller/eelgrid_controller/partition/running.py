@@ -14,10 +14,10 @@ Instances that are not ours to touch are in every target.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from eelgrid_controller.partition.geometry import Layout, Tiling
+from eelgrid_controller.partition.geometry import Layout, Multiset, Tiling, span
 from eelgrid_controller.partition.options import WHOLE
 from eelgrid_controller.partition.plan import Gpu, Instance, Plan, Replica
-from eelgrid_protos.catalogue import GiProfile, MigGeometry
+from eelgrid_protos.catalogue import MigGeometry
 from eelgrid_protos.messages import GpuLayout, WantedInstance
 
 __all__ = ["RunningGpu", "Standing", "Target", "as_plan", "layout_of", "running", "targets"]
@@ -100,53 +100,40 @@ def targets(gpu: RunningGpu, geometry: MigGeometry | None, plan: Tiling | None, 
     found = [Target((), (), used=False), Target((), ())]
     if gpu.held:
         return tuple(found[:1])
-    every = tuple(range(len(gpu.instances)))
     if whole and gpu.whole is None and not gpu.pinned:
-        found.append(Target(every, ((WHOLE, 0),), mode=gpu.mig_enabled))
+        found.append(Target(tuple(range(len(gpu.instances))), ((WHOLE, 0),), mode=gpu.mig_enabled))
     if geometry is None or plan is None:
         return tuple(found)
-    best: dict[tuple[tuple[int, ...], tuple[object, ...]], tuple[int, ...]] = {}
-    by_counts: dict[tuple[int, ...], list[Target]] = {}
-    for counts in plan.places:
-        if not any(counts):
-            continue
-        for made in plan.places[counts]:
-            destroyed = _under(gpu, geometry, made)
-            if destroyed is None:
+    spans = [span(geometry, one.profile, one.start) for one in gpu.instances]
+    fixed = sum(mask for mask, one in zip(spans, gpu.instances, strict=True) if one.pinned)
+    standing = {(one.profile, one.start) for one in gpu.instances}
+    # Two instances of a profile with like replicas are one to the plan.
+    alike = [(one.profile, _alike(one)) for one in gpu.instances]
+    by_counts: dict[Multiset, dict[tuple[object, ...], Target | None]] = {}
+    for counts, layouts in plan.places.items():
+        here = by_counts.setdefault(counts, {})
+        for made in layouts:
+            mask = plan.slices[made]
+            if not made or mask & fixed or any(part in standing for part in made):
                 continue
-            # Two instances of a profile with like replicas are one to the plan.
-            kind = tuple(sorted((gpu.instances[at].profile, repr(_alike(gpu.instances[at]))) for at in destroyed))
-            if (counts, kind) not in best:
-                best[counts, kind] = destroyed
-                by_counts.setdefault(counts, []).append(Target(destroyed, made, mode=not gpu.mig_enabled))
-    for members in by_counts.values():
+            destroyed = tuple(number for number, other in enumerate(spans) if mask & other)
+            kind = tuple(sorted(alike[number] for number in destroyed))
+            if kind not in here:
+                stands = _stands(gpu, geometry, made, destroyed)
+                here[kind] = Target(destroyed, made, mode=not gpu.mig_enabled) if stands else None
+    for kinds in by_counts.values():
+        members = [target for target in kinds.values() if target is not None]
         sets = [frozenset(target.destroyed) for target in members]
         found += (one for one, mine in zip(members, sets, strict=True) if not any(other < mine for other in sets))
     return tuple(found)
 
 
-def _alike(standing: Standing) -> tuple[object, ...]:
+def _alike(standing: Standing) -> str:
     replica = standing.replica
-    return () if replica is None else (replica.owner, replica.configuration)
+    return "" if replica is None else f"{replica.owner} {replica.configuration!r}"
 
 
-def _under(gpu: RunningGpu, geometry: MigGeometry, made: Layout) -> tuple[int, ...] | None:
-    """Positions of what stands under a layout; None if it cannot stand, or if a part of it stands already."""
-    profiles = geometry.profiles
-    parts = [(profiles[key], start) for key, start in made]
-    destroyed = []
-    for number, standing in enumerate(gpu.instances):
-        if (standing.profile, standing.start) in made:
-            return None
-        if any(_overlap(profiles[standing.profile], standing.start, *part) for part in parts):
-            if standing.pinned:
-                return None
-            destroyed.append(number)
-    kept = [
-        (profiles[one.profile], one.start) for number, one in enumerate(gpu.instances) if number not in destroyed
-    ]  # those, too, take compute slices
-    return None if geometry.conflict([*kept, *parts]) else tuple(destroyed)
-
-
-def _overlap(one: GiProfile, one_start: int, other: GiProfile, other_start: int) -> bool:
-    return one_start < other_start + other.size and other_start < one_start + one.size
+def _stands(gpu: RunningGpu, geometry: MigGeometry, made: Layout, destroyed: tuple[int, ...]) -> bool:
+    """Whether a layout can stand beside what stays, which takes compute slices, too."""
+    kept = [(one.profile, one.start) for number, one in enumerate(gpu.instances) if number not in destroyed]
+    return geometry.conflict([(geometry.profiles[key], start) for key, start in (*kept, *made)]) is None

@@ -10,7 +10,8 @@ are where room is made and where a GPU can be emptied. All that runs elsewhere
 stays; what it serves is no part of the question.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,13 +20,23 @@ from eelgrid_controller.partition.plan import Replica
 from eelgrid_controller.partition.problem import Pool, Problem
 from eelgrid_controller.partition.programme import EXACT
 from eelgrid_controller.partition.running import RunningGpu
-from eelgrid_controller.profiles.points import Configuration
+from eelgrid_controller.profiles.points import Configuration, Point
 
-__all__ = ["Known", "Scope", "is_fixed", "known_hz", "renewed", "scoped"]
+__all__ = ["Scope", "Seen", "is_fixed", "renewed", "scoped", "seen"]
 
 EMPTY_MOST = 64  # of one model: GPUs without anything are alike
-# Throughput of a service's replica in a configuration; 0 where it may not run so.
-Known = Mapping[tuple[str, Configuration | None], float]
+
+
+class Seen(NamedTuple):
+    """A replica on one GPU, and what of it is on that GPU by what is known now; 0 if it may not run so."""
+
+    replica: Replica
+    throughput_hz: float
+
+    @property
+    def is_job(self) -> bool:
+        """Whether it is a training job, whose throughput says nothing."""
+        return self.replica.configuration is None
 
 
 class Scope(NamedTuple):
@@ -34,34 +45,47 @@ class Scope(NamedTuple):
     gpus: tuple[int, ...]
     problem: Problem
     held: Held
-    whole: bool  # whether every GPU that could change is in it
+    complete: bool  # whether every GPU that could change is in it
 
 
-def known_hz(problem: Problem, gpus: Sequence[RunningGpu]) -> Known:
-    """What every running replica is worth, by the points and the objectives as they are now."""
+def seen(problem: Problem, gpus: Sequence[RunningGpu]) -> tuple[tuple[Seen, ...], ...]:
+    """The replicas of each GPU."""
     services = {service.name: service for service in problem.services}
-    points: dict[tuple[str, Configuration | None], list[tuple[float, float, float]]] = {}
+    points: dict[tuple[str, Configuration], list[Point]] = {}
     for point in problem.points:
-        measured = ((quantile, latency_s, point.throughput_hz) for quantile, latency_s in point.latency_s.items())
-        points.setdefault((point.workload, point.configuration), []).extend(measured)
-    found: dict[tuple[str, Configuration | None], float] = {}
-    for replica in _replicas(gpus):
-        key = replica.owner, replica.configuration
-        service = services.get(replica.owner)
-        if key in found or replica.configuration is None:
-            continue
-        measured_here = points.get((service.workload, replica.configuration), ()) if service is not None else ()
-        found[key] = max(
-            (hz for quantile, latency_s, hz in measured_here
-             if service is not None and quantile == service.quantile and latency_s < service.limit_s),
-            default=0.0,
-        )  # fmt: skip
-    return found
+        points.setdefault((point.workload, point.configuration), []).append(point)
+
+    def known_hz(owner: str, how: Configuration | None) -> float:
+        service = services.get(owner)
+        if service is None or how is None:
+            return 0.0
+        admissible = (
+            point.throughput_hz
+            for point in points.get((service.workload, how), ())
+            if point.latency_s.get(service.quantile, math.inf) < service.limit_s
+        )
+        return max(admissible, default=0.0) / how.gpus
+
+    # Thousands of replicas share a configuration, and to hash one takes longer than to know it again.
+    memory: dict[tuple[str, int], float] = {}
+    found = []
+    for gpu in gpus:
+        here = []
+        for replica in gpu.replicas():
+            key = replica.owner, id(replica.configuration)
+            if key not in memory:
+                memory[key] = known_hz(replica.owner, replica.configuration)
+            here.append(Seen(replica, memory[key]))
+        found.append(tuple(here))
+    return tuple(found)
 
 
-def renewed(gpus: Sequence[RunningGpu], known: Known) -> tuple[RunningGpu, ...]:
+def renewed(gpus: Sequence[RunningGpu], replicas: Sequence[Sequence[Seen]]) -> tuple[RunningGpu, ...]:
     """The same GPUs, each admissible replica with the throughput that is known now."""
-    return tuple(_renewed(gpu, known) if _is_old(gpu, known) else gpu for gpu in gpus)
+    return tuple(
+        _renewed(gpu, here) if any(_is_old(one) for one in here) else gpu
+        for gpu, here in zip(gpus, replicas, strict=True)
+    )
 
 
 def is_fixed(gpu: RunningGpu, pools: Mapping[str, Pool]) -> bool:
@@ -71,11 +95,10 @@ def is_fixed(gpu: RunningGpu, pools: Mapping[str, Pool]) -> bool:
     return gpu.held or several or gpu.model not in pools
 
 
-def scoped(problem: Problem, gpus: Sequence[RunningGpu], known: Known, most: int) -> Scope:
+def scoped(problem: Problem, gpus: Sequence[RunningGpu], replicas: Sequence[Sequence[Seen]], most: int) -> Scope:
     """The GPUs that a change is about, in their order; at most so many that are in use."""
     pools = {pool.model: pool for pool in problem.pools}
-    rate_hz = {service.name: service.rate_hz for service in problem.services}
-    faulty = _faulty(gpus, known, rate_hz)
+    faulty = _faulty(problem, replicas)
     ranked: list[tuple[int, int, int]] = []
     chosen: list[int] = []
     empty: dict[str, int] = {}
@@ -86,46 +109,44 @@ def scoped(problem: Problem, gpus: Sequence[RunningGpu], known: Known, most: int
             empty[gpu.model] = empty.get(gpu.model, 0) + 1
             chosen += [number] if empty[gpu.model] <= EMPTY_MOST else []
             continue
-        bad = sum(
-            replica.owner in faulty or not known[replica.owner, replica.configuration] for replica in gpu.replicas()
-        )
+        bad = sum(one.replica.owner in faulty or one.throughput_hz == 0.0 for one in replicas[number])
         ranked.append((-bad, -_free(gpu, pools[gpu.model]), number))
     ranked.sort()
     chosen = sorted(chosen + [number for *_, number in ranked[:most]])
-    return Scope(
-        tuple(chosen), *_left(problem, gpus, chosen, known), all(count <= EMPTY_MOST for count in empty.values())
-        and len(ranked) <= most,
-    )  # fmt: skip
+    complete = len(ranked) <= most and all(count <= EMPTY_MOST for count in empty.values())
+    left, held = _left(problem, replicas, chosen)
+    return Scope(tuple(chosen), left, held, complete)
 
 
-def _faulty(gpus: Sequence[RunningGpu], known: Known, rate_hz: Mapping[str, float]) -> set[str]:
+def _faulty(problem: Problem, replicas: Sequence[Sequence[Seen]]) -> set[str]:
+    """Services of which a replica could go."""
     served: dict[str, float] = {}
     smallest: dict[str, float] = {}
-    for replica in _replicas(gpus):
-        if replica.configuration is not None:
-            hz = known[replica.owner, replica.configuration]
-            served[replica.owner] = served.get(replica.owner, 0.0) + hz
-            smallest[replica.owner] = min(smallest.get(replica.owner, hz), hz)
+    for here in replicas:
+        for one in here:
+            if not one.is_job:
+                owner, hz = one.replica.owner, one.throughput_hz
+                served[owner] = served.get(owner, 0.0) + hz
+                smallest[owner] = min(smallest.get(owner, hz), hz)
+    rate_hz = {service.name: service.rate_hz for service in problem.services}
     return {owner for owner in served if served[owner] - rate_hz.get(owner, 0.0) >= smallest[owner]}
 
 
-def _left(problem: Problem, gpus: Sequence[RunningGpu], chosen: Sequence[int], known: Known) -> tuple[Problem, Held]:
+def _left(problem: Problem, replicas: Sequence[Sequence[Seen]], chosen: Sequence[int]) -> tuple[Problem, Held]:
     """What is left to serve when all that runs on other GPUs goes on."""
     inside = set(chosen)
     outside_hz: dict[str, float] = {}
     held: dict[str, set[Configuration]] = {}
     jobs = set()
-    for number, gpu in enumerate(gpus):
-        for replica in gpu.replicas():
-            how = replica.configuration
+    for number, here in enumerate(replicas):
+        for one in here:
+            owner, how = one.replica.owner, one.replica.configuration
             if how is None:
-                jobs.add(replica.owner)
+                jobs.add(owner)
             elif number in inside:
-                held.setdefault(replica.owner, set()).add(how)
+                held.setdefault(owner, set()).add(how)
             else:
-                # A replica of several GPUs counts once, on each of them its share.
-                part_hz = known[replica.owner, how] / (how.gpus if gpu.whole is not None else 1)
-                outside_hz[replica.owner] = outside_hz.get(replica.owner, 0.0) + part_hz
+                outside_hz[owner] = outside_hz.get(owner, 0.0) + one.throughput_hz
     services = []
     for service in problem.services:
         left_hz = service.rate_hz - outside_hz.get(service.name, 0.0)
@@ -149,24 +170,18 @@ def _free(gpu: RunningGpu, pool: Pool) -> int:
     return pool.geometry.compute_slices - taken
 
 
-def _replicas(gpus: Sequence[RunningGpu]) -> Iterator[Replica]:
-    for gpu in gpus:
-        yield from gpu.replicas()
+def _is_old(one: Seen) -> bool:
+    how = one.replica.configuration
+    return how is not None and one.throughput_hz not in (0.0, one.replica.throughput_hz / how.gpus)
 
 
-def _is_old(gpu: RunningGpu, known: Known) -> bool:
-    for replica in gpu.replicas():
-        hz = known.get((replica.owner, replica.configuration), 0.0)
-        if hz not in (0.0, replica.throughput_hz):
-            return True
-    return False
-
-
-def _renewed(gpu: RunningGpu, known: Known) -> RunningGpu:
-    def now(replica: Replica | None) -> Replica | None:
-        hz = 0.0 if replica is None else known.get((replica.owner, replica.configuration), 0.0)
-        return replica._replace(throughput_hz=hz) if replica is not None and hz > 0.0 else replica
-
-    return gpu._replace(
-        instances=tuple(one._replace(replica=now(one.replica)) for one in gpu.instances), whole=now(gpu.whole)
+def _renewed(gpu: RunningGpu, here: Sequence[Seen]) -> RunningGpu:
+    now = {
+        one.replica: one.replica._replace(throughput_hz=one.throughput_hz * one.replica.configuration.gpus)
+        for one in here
+        if one.replica.configuration is not None and _is_old(one)
+    }
+    instances = tuple(
+        one if one.replica is None else one._replace(replica=now.get(one.replica, one.replica)) for one in gpu.instances
     )
+    return gpu._replace(instances=instances, whole=None if gpu.whole is None else now.get(gpu.whole, gpu.whole))
