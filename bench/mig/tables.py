@@ -39,8 +39,18 @@ class Asked(NamedTuple):
     """What a scenario asks of one model."""
 
     model: str
-    latency_s: float  # the objective
-    rate_hz: float
+    objective_ms: str  # as its cell spells it
+    rate: str  # requests a second, likewise
+
+    @property
+    def latency_s(self) -> float:
+        """The objective."""
+        return float(self.objective_ms) / 1e3
+
+    @property
+    def rate_hz(self) -> float:
+        """The rate."""
+        return float(self.rate)
 
 
 class Scenario(NamedTuple):
@@ -87,8 +97,8 @@ def scenarios(folder: Path, models: Sequence[str]) -> tuple[Scenario, ...]:
         if not len(objectives) == len(rates) == len(names):
             widths = f"{len(objectives)} objectives and {len(rates)} rates"
             raise TableError(f"{folder}, row {number}: {widths} for {len(names)} models; write N/A for none")
-        cells = [(name, _number(one), _number(two)) for name, one, two in zip(names, objectives, rates, strict=True)]
-        asked = tuple(Asked(name, one / 1e3, two) for name, one, two in cells if one is not None and two is not None)
+        cells = zip(names, objectives, rates, strict=True)
+        asked = tuple(Asked(*cell) for cell in cells if _asks(cell[1]) and _asks(cell[2]))
         found.append(Scenario(f"S{number}", asked))
     return tuple(found)
 
@@ -116,6 +126,11 @@ def _number(cell: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
+
+
+def _asks(cell: str) -> bool:
+    value = _number(cell)
+    return value is not None and value > 0.0
 
 
 def _table(path: Path) -> Iterator[Point]:
