@@ -46,7 +46,7 @@ class Row(NamedTuple):
     """One measurement."""
 
     fleet: str
-    what: str  # cold, warm (from the prices of the cold plan), change (of the running fleet)
+    what: str  # cold, warm (from the memory of the cold plan), change (of the running fleet)
     services: int
     gpus: int
     value: float  # GPUs by their cost
@@ -74,11 +74,11 @@ def _one(name: str, problem: Problem, seed: int) -> Iterator[Row]:
     yield _row(name, "cold", problem, cold, (begun, cpu))
     later = _later(problem, seed)
     begun, cpu = time.perf_counter(), time.process_time()
-    warm = plan(later, prices=cold.prices)
+    warm = plan(later, cold.memory)
     yield _row(name, "warm", later, warm, (begun, cpu))
     fleet = _on(problem, cold)
     begun, cpu = time.perf_counter(), time.process_time()
-    changed = change(later, fleet)
+    changed = change(later, fleet, prices=None if cold.memory is None else cold.memory.prices)
     seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu
     bound = warm.proofs[0].bound
     yield Row(

@@ -26,16 +26,20 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from eelgrid_controller.partition.errors import BadProblem, FleetTooSmall
+from eelgrid_controller.partition.prices import Prices, known_prices
 from eelgrid_controller.partition.problem import Objective, Pool, Problem
-from eelgrid_controller.partition.programme import EXACT, compiled
+from eelgrid_controller.partition.programme import EXACT, Programme, compiled, narrowed, objectives
 from eelgrid_controller.partition.running import RunningGpu
-from eelgrid_controller.partition.scope import Seen, renewed, scoped, seen
+from eelgrid_controller.partition.scope import Scope, Seen, renewed, scoped, seen
+from eelgrid_controller.partition.settle import keen
 from eelgrid_controller.partition.steps import Course, Create, Destroy, SetMode, Start, course
 from eelgrid_controller.partition.transition import Costs, decided, kinds, made
 
 __all__ = ["SCOPE_MOST", "Change", "Costs", "change", "worth"]
 
-SCOPE_MOST = 48  # GPUs in use that may change at once
+# GPUs in use that may change at once: all of a fleet this small, of a larger one as many as take a second.
+SMALL_FLEET, SCOPE_MOST = 48, 24
+OPTIONS_MOST = 5  # of a service: one model has five sizes
 _WIDER = 4
 
 
@@ -51,27 +55,35 @@ class Change(NamedTuple):
 
 
 def change(
-    problem: Problem, gpus: Sequence[RunningGpu], costs: Costs | None = None, scope_most: int = SCOPE_MOST
+    problem: Problem,
+    gpus: Sequence[RunningGpu],
+    costs: Costs | None = None,
+    prices: Prices | None = None,
+    scope_most: int | None = None,
 ) -> Change:
     """The best change of these GPUs for this problem; raises Unservable, FleetTooSmall, SearchExhausted, BadProblem.
 
     GPUs that are held, pinned instances, training jobs that run and replicas of several GPUs stay as they are. Jobs
-    of the problem that do not run yet are placed on whole GPUs.
+    of the problem that do not run yet are placed on whole GPUs. Prices of places (Plan.memory) tell the options of a
+    fleet of many models that are worth looking at; without them all places of a GPU cost alike.
     """
     _check(problem, gpus)
     costs = costs or Costs()
     replicas = seen(problem, gpus)
     before = renewed(gpus, replicas)
     after: list[RunningGpu] | None = None
+    if scope_most is None:
+        in_use = sum(gpu.whole is not None or bool(gpu.instances) for gpu in gpus)
+        scope_most = SMALL_FLEET if in_use <= SMALL_FLEET else SCOPE_MOST
     most = max(1, scope_most)
     while after is None:
         scope = scoped(problem, before, replicas, most)
-        programme = compiled(scope.problem, scope.held)
+        programme = _narrow(compiled(scope.problem, scope.held), scope, prices)
         found = kinds(programme, before, scope.gpus)
         try:
             changed = made(programme, before, found, decided(programme, before, found, costs))
         except FleetTooSmall:
-            if scope.complete or most >= _WIDER * scope_most:
+            if scope.complete or most >= _WIDER * max(1, scope_most):
                 raise
             most *= _WIDER  # room may be on GPUs that were left out
             continue
@@ -81,6 +93,30 @@ def change(
     if staying and result.gain + _room(problem, before, tuple(after), costs) <= result.cost:
         return _account(problem, before, before, costs)
     return result
+
+
+def _narrow(programme: Programme, scope: Scope, prices: Prices | None) -> Programme:
+    """With options that are held or among the cheapest, where models are many."""
+    if len(programme.options) <= OPTIONS_MOST * len(programme.rate_hz):
+        return programme
+    first, _ = objectives(programme)
+    cost = {int(pool): float(first.pattern[at]) for at, pool in enumerate(programme.pool)}
+    pools = programme.problem.pools
+    if prices is None:
+        prices = {
+            (pools[cell.pool].model, cell.profile): cost[cell.pool] * cell.slices / _slices_of(pools[cell.pool])
+            for cell in programme.cells
+        }
+    keep = keen(programme, first, known_prices(programme, prices), OPTIONS_MOST)
+    names = [service.name for service in programme.problem.services if service.rate_hz > 0.0]
+    for number, option in enumerate(programme.options):
+        if option.point is not None and option.point.configuration in scope.held.get(names[option.demand], ()):
+            keep[number] = True
+    return narrowed(programme, keep)
+
+
+def _slices_of(pool: Pool) -> int:
+    return 1 if pool.geometry is None else pool.geometry.compute_slices
 
 
 def worth(problem: Problem, gpus: Sequence[RunningGpu]) -> float:

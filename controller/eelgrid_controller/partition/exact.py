@@ -69,6 +69,9 @@ class Solution(NamedTuple):
 def exact(programme: Programme, nodes_most: int = FIRST_NODES_MOST) -> Solution:
     """The least plan, or the best within the nodes with its bound; raises FleetTooSmall, SearchExhausted."""
     first, second = objectives(programme)
+    if not programme.options:  # nobody asks for anything
+        nothing = np.zeros(0, np.int64), np.zeros(len(programme.pool), np.int64)
+        return Solution(*nothing, (Proof(first.name, 0.0, 0.0), Proof(second.name, 0.0, 0.0)))
     found, bound = least(programme, first, (), nodes_most)
     kept = value_of(first, found)
     proof = Proof(first.name, kept, bound)

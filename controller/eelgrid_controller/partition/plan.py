@@ -4,18 +4,18 @@ Owns the values and the way from counts to places. Must not know the search that
 found the counts, nor which GPU of a fleet a plan's GPU becomes.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from eelgrid_controller.partition.exact import Proof, Solution
+from eelgrid_controller.partition.fleet import Memory
 from eelgrid_controller.partition.geometry import Layout
 from eelgrid_controller.partition.options import WHOLE
 from eelgrid_controller.partition.programme import Programme
 from eelgrid_controller.profiles.points import Configuration
-from eelgrid_protos.messages import GpuLayout, WantedInstance
 
-__all__ = ["PROVEN", "Gpu", "Instance", "Plan", "Replica", "drawn", "layout_message"]
+__all__ = ["PROVEN", "Gpu", "Instance", "Plan", "Replica", "drawn"]
 
 PROVEN = 1e-6  # a gap that is the rounding of watts
 
@@ -58,7 +58,7 @@ class Plan:
 
     gpus: tuple[Gpu, ...]
     proofs: tuple[Proof, ...]
-    prices: Mapping[tuple[str, str], float] = field(default_factory=dict)  # of places by model and profile; of a fleet
+    memory: Memory | None = None  # of a fleet's plan: what the next one starts from
 
     @property
     def proven(self) -> bool:
@@ -66,7 +66,7 @@ class Plan:
         return self.proofs[0].gap <= PROVEN
 
 
-def drawn(programme: Programme, solution: Solution, prices: Mapping[tuple[str, str], float] | None = None) -> Plan:
+def drawn(programme: Programme, solution: Solution, memory: Memory | None = None) -> Plan:
     """The counts of a solution as GPUs with places.
 
     GPUs of one pattern are alike. Replicas are dealt in the order of their numbers, so that those of one service are
@@ -91,13 +91,7 @@ def drawn(programme: Programme, solution: Solution, prices: Mapping[tuple[str, s
             if any(counts):
                 gpus.append(_cut(model, drawings[pool, counts], held))
     assert not any(waiting)  # places suffice: a row of the programme
-    return Plan(tuple(gpus), solution.proofs, prices or {})
-
-
-def layout_message(gpu: Gpu, uuid: str) -> GpuLayout:
-    """The layout that an agent is to make on a device."""
-    wanted = tuple(WantedInstance(profile=instance.profile, start=instance.start) for instance in gpu.instances)
-    return GpuLayout(gpu_uuid=uuid, mig_enabled=bool(wanted), instances=wanted)
+    return Plan(tuple(gpus), solution.proofs, memory)
 
 
 def _waiting(programme: Programme, solution: Solution) -> list[list[Replica]]:

@@ -4,7 +4,7 @@ Owns the choice of the search. Must not know running fleets (change.py does).
 """
 
 from eelgrid_controller.partition.exact import FIRST_NODES_MOST, exact
-from eelgrid_controller.partition.fleet import Prices, fleet
+from eelgrid_controller.partition.fleet import Memory, fleet
 from eelgrid_controller.partition.plan import Plan, drawn
 from eelgrid_controller.partition.problem import Problem
 from eelgrid_controller.partition.programme import compiled
@@ -15,13 +15,13 @@ __all__ = ["EXACT_OPTIONS_MOST", "plan"]
 EXACT_OPTIONS_MOST = 200
 
 
-def plan(problem: Problem, prices: Prices | None = None, nodes_most: int = FIRST_NODES_MOST) -> Plan:
+def plan(problem: Problem, memory: Memory | None = None, nodes_most: int = FIRST_NODES_MOST) -> Plan:
     """The least plan, with its bound; raises Unservable, FleetTooSmall, SearchExhausted, BadProblem.
 
-    Prices are those of a plan for a like problem (`Plan.prices`): a fleet's search starts from them.
+    The memory is that of a plan for a like problem (`Plan.memory`): a fleet's search starts from it.
     """
     programme = compiled(problem)
     if len(programme.options) <= EXACT_OPTIONS_MOST:
         return drawn(programme, exact(programme, nodes_most))
-    solution, found = fleet(programme, prices)
+    solution, found = fleet(programme, memory)
     return drawn(programme, solution, found)

@@ -22,6 +22,7 @@ Source: Gilmore and Gomory, Operations Research 9, 1961, for patterns.
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 
 from eelgrid_controller.partition.geometry import Tiling, maximal, tiling
@@ -29,7 +30,7 @@ from eelgrid_controller.partition.options import NONE_HELD, WHOLE, Cell, Held, O
 from eelgrid_controller.partition.problem import Objective, Problem
 from eelgrid_kernels.arrays import Floats, Ints
 
-__all__ = ["EXACT", "Programme", "Weights", "compiled", "covered", "objectives", "rows"]
+__all__ = ["EXACT", "Programme", "Weights", "compiled", "covered", "narrowed", "objectives", "rows"]
 
 # A rate is met to this share of itself: the rounding of a sum of throughputs, nothing else.
 EXACT = 1e-12
@@ -91,6 +92,19 @@ def compiled(problem: Problem, held: Held = NONE_HELD) -> Programme:
         patterns=np.array([counts for _, counts in rows], np.int64).reshape(len(rows), len(cells)),
         pool=np.array([number for number, _ in rows], np.int64),
         tilings=tuple(tilings),
+    )
+
+
+def narrowed(programme: Programme, keep: NDArray[np.bool_]) -> Programme:
+    """The same with these options (O,) only; every demand keeps one at least."""
+    demand = programme.demand[keep]
+    return programme._replace(
+        options=tuple(option for option, kept in zip(programme.options, keep, strict=True) if kept),
+        first=np.searchsorted(demand, np.arange(len(programme.rate_hz) + 1)),
+        demand=demand,
+        cell=programme.cell[keep],
+        width=programme.width[keep],
+        throughput_hz=programme.throughput_hz[keep],
     )
 
 

@@ -30,6 +30,7 @@ class Standing(NamedTuple):
     start: int
     replica: Replica | None = None
     pinned: bool = False
+    compute_slices: tuple[int, ...] = ()  # of its compute instances; none for one over all of it
 
 
 class RunningGpu(NamedTuple):
@@ -90,7 +91,8 @@ def as_plan(gpus: Iterable[RunningGpu]) -> Plan:
 def layout_of(gpu: RunningGpu, geometry: MigGeometry) -> GpuLayout:
     """The message that asks an agent for what stands here, in the driver's names; pinned instances are in it."""
     wanted = tuple(
-        WantedInstance(profile=geometry.profiles[one.profile].name, start=one.start) for one in gpu.instances
+        WantedInstance(profile=geometry.profiles[one.profile].name, start=one.start, compute_slices=one.compute_slices)
+        for one in gpu.instances
     )
     return GpuLayout(gpu_uuid=gpu.uuid, mig_enabled=gpu.mig_enabled, instances=wanted)
 

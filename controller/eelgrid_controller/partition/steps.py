@@ -15,10 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from eelgrid_controller.partition.plan import Replica
-from eelgrid_controller.partition.running import RunningGpu, Standing
+from eelgrid_controller.partition.running import RunningGpu, Standing, layout_of
 from eelgrid_protos.catalogue import MigGeometry
+from eelgrid_protos.messages import GpuLayout
 
-__all__ = ["Course", "Create", "Destroy", "Drain", "SetMode", "Start", "Step", "applied", "course"]
+__all__ = ["Course", "Create", "Destroy", "Drain", "Order", "SetMode", "Start", "Step", "applied", "course", "orders"]
 
 
 class Drain(NamedTuple):
@@ -62,6 +63,15 @@ class Start(NamedTuple):
 
 Step = Drain | Destroy | SetMode | Create | Start
 _ROUNDING = 1e-9
+
+
+class Order(NamedTuple):
+    """What one GPU does at a time: drains, then the layout (None: it stays as it is), then starts."""
+
+    uuid: str
+    node: str
+    steps: tuple[Step, ...]
+    layout: GpuLayout | None
 
 
 class Course(NamedTuple):
@@ -115,6 +125,31 @@ def applied(gpus: Sequence[RunningGpu], steps: Sequence[Step]) -> Iterator[tuple
     for step in steps:
         by_uuid[step.uuid] = _after(by_uuid[step.uuid], step)
         yield step, by_uuid[step.uuid]
+
+
+def orders(
+    gpus: Sequence[RunningGpu], steps: Sequence[Step], geometries: Mapping[str, MigGeometry | None]
+) -> Iterator[Order]:
+    """The steps as an agent takes them: drains first, then one layout, then starts; by GPU in the order of the steps."""
+    group: list[Step] = []
+    last: RunningGpu | None = None
+    for step, gpu in applied(gpus, steps):
+        if last is not None and (
+            last.uuid != step.uuid or (isinstance(group[-1], Start) and not isinstance(step, Start))
+        ):
+            yield _order(last, group, geometries[last.model])
+            group = []
+        group.append(step)
+        last = gpu
+    if last is not None:
+        yield _order(last, group, geometries[last.model])
+
+
+def _order(gpu: RunningGpu, group: Sequence[Step], geometry: MigGeometry | None) -> Order:
+    changes = any(isinstance(step, Destroy | SetMode | Create) for step in group)
+    return Order(
+        gpu.uuid, gpu.node, tuple(group), layout_of(gpu, geometry) if changes and geometry is not None else None
+    )
 
 
 def _drained(
