@@ -37,12 +37,14 @@ __all__ = [
     "value_of",
 ]
 
-# Nodes of the two searches. The published scenarios take one node each; docs/partition.md has the spread.
-FIRST_NODES_MOST, SECOND_NODES_MOST = 20_000, 500
+# Nodes of the two searches with up to 55 options, fewer in proportion with more. Published scenarios take one each, of
+# a thousand drawn ones the first search 43 at most; the second is cut in some, and says so by its gap.
+FIRST_NODES_MOST, SECOND_NODES_MOST, _OPTIONS = 2000, 500, 55
 _OPTIMAL, _CUT, _INFEASIBLE = 0, 1, 2
 _TIGHTER = 1e-5  # ten times what HiGHS may miss a row by
 _ROUNDS_MOST = 4
 _WHOLE = 1e-6  # a bound this little above a whole number is that number
+_UNITS = 1000  # costs are looked at to the third digit
 
 
 class Proof(NamedTuple):
@@ -72,11 +74,14 @@ def exact(programme: Programme, nodes_most: int = FIRST_NODES_MOST) -> Solution:
     if not programme.options:  # nobody asks for anything
         nothing = np.zeros(0, np.int64), np.zeros(len(programme.pool), np.int64)
         return Solution(*nothing, (Proof(first.name, 0.0, 0.0), Proof(second.name, 0.0, 0.0)))
-    found, bound = least(programme, first, (), nodes_most)
+    share = min(1.0, _OPTIONS / len(programme.options))
+    found, bound = least(programme, first, (), math.ceil(nodes_most * share))
     kept = value_of(first, found)
     proof = Proof(first.name, kept, bound)
     try:
-        better, second_bound = least(programme, second, ((first, kept),), min(nodes_most, SECOND_NODES_MOST))
+        better, second_bound = least(
+            programme, second, ((first, kept),), math.ceil(min(nodes_most, SECOND_NODES_MOST) * share)
+        )
     except SearchExhausted:
         return Solution(*found, (proof, Proof(second.name, value_of(second, found), 0.0)))
     if value_of(second, better) > value_of(second, found):
@@ -139,11 +144,13 @@ def _replicas_most(programme: Programme) -> Floats:
 
 
 def rounded_bound(weights: Weights, bound: float) -> float:
-    """The bound, rounded up where every cost is a whole number."""
-    costs = np.concatenate((weights.option, weights.pattern))
-    if not np.array_equal(costs, np.rint(costs)):
+    """The bound, rounded up to the next sum of costs where these are multiples of one unit, as 1 or 0.2 is."""
+    scaled = np.concatenate((weights.option, weights.pattern)) * _UNITS
+    whole = np.rint(scaled)
+    unit = int(np.gcd.reduce(whole.astype(np.int64))) if np.abs(scaled - whole).max(initial=0.0) < _WHOLE else 0
+    if unit == 0:
         return bound
-    return float(math.ceil(bound - _WHOLE * max(1.0, abs(bound))))
+    return math.ceil((bound - _WHOLE * max(1.0, abs(bound))) * _UNITS / unit) * unit / _UNITS
 
 
 def too_small(programme: Programme) -> FleetTooSmall:
