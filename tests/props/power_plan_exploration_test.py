@@ -39,7 +39,7 @@ def lived(made, slowdown, windows, noise, seed, missing=0.0):
     return windows / work - 1.0, 1.0 - energy / (work * base.energy_j), state
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(CURVES, st.sampled_from([0.02, 0.05, 0.15]), st.integers(0, 9))
 def test_without_noise_the_promise_is_kept_but_for_one_window_and_the_best_is_found(drawn, slowdown, seed):
     made = curve(*drawn)
@@ -50,7 +50,7 @@ def test_without_noise_the_promise_is_kept_but_for_one_window_and_the_best_is_fo
     assert saved >= best - 0.15 * max(best, 0.1)  # what the search may cost of it
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(CURVES, st.integers(0, 99))
 def test_with_noise_the_promise_is_kept_and_regret_falls_with_the_length(drawn, seed):
     made = curve(*drawn)
