@@ -49,8 +49,8 @@ class _Program(NamedTuple):
 
 def _program(asks: Sequence[Ask], pool: Mapping[str, int], window_s: float, amortised: int) -> _Program:
     """The program of a window."""
-    from scipy.optimize import Bounds, LinearConstraint  # type: ignore[import-untyped]
-    from scipy.sparse import coo_array  # type: ignore[import-untyped]
+    from scipy.optimize import Bounds, LinearConstraint
+    from scipy.sparse import coo_array
 
     columns: list[_Columns] = []
     cost: list[float] = []
