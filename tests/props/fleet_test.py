@@ -192,12 +192,13 @@ def test_what_is_not_weighed_exactly_is_bounded_from_below(name, scene, picks):
 def test_bounds_of_every_sort_occur_and_hold():
     scene, seen, running = generated(), set(), []
     fleet = fleet_of(scene, "lookahead")
-    for step, spec in enumerate(scene.order * 3):
+    for step, spec in enumerate(scene.order):
         found = fleet.place(spec)
         running.extend([(found[0], spec, found[1])] if found[0] >= 0 else [])
         if len(running) > 25:
             fleet.release(*running.pop(step * 31 % len(running)))
-        known_of(fleet, seen)
+        if step % 10 == 0:  # slow where kernels are interpreted
+            known_of(fleet, seen)
     assert seen == {LOOSE, BOUNDED, EXACT}
     for kind in range(len(scene.tasks)):
         weigh_all(fleet.run, kind)
