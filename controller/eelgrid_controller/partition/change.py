@@ -143,11 +143,14 @@ def _gpu_cost(problem: Problem, pool: Pool) -> float:
 def _account(problem: Problem, before: tuple[RunningGpu, ...], after: tuple[RunningGpu, ...], costs: Costs) -> Change:
     geometries = {pool.model: pool.geometry for pool in problem.pools}
     rate_hz = {service.name: service.rate_hz for service in problem.services}
+    pairs = [(old, new) for old, new in zip(before, after, strict=True) if old is not new]
+    changed_before, changed_after = [old for old, _ in pairs], [new for _, new in pairs]
     way = course(before, after, geometries, rate_hz)
     price: Mapping[type, float] = {
         Destroy: costs.destroy, Create: costs.create, Start: costs.start, SetMode: costs.mode
     }  # fmt: skip
-    value, new_value = worth(problem, before), worth(problem, after)
+    value = worth(problem, before)
+    new_value = value - worth(problem, changed_before) + worth(problem, changed_after)
     return Change(
         gpus=after,
         course=way,
@@ -175,7 +178,9 @@ def _keeps(problem: Problem, replicas: Sequence[Sequence[Seen]]) -> bool:
 
 def _room(problem: Problem, before: Sequence[RunningGpu], after: Sequence[RunningGpu], costs: Costs) -> float:
     """What the compute slices are worth that are not in use any more."""
-    return costs.horizon_s * costs.room * (_slices(problem, before) - _slices(problem, after))
+    pairs = [(old, new) for old, new in zip(before, after, strict=True) if old is not new]
+    freed = _slices(problem, [old for old, _ in pairs]) - _slices(problem, [new for _, new in pairs])
+    return costs.horizon_s * costs.room * freed
 
 
 def _slices(problem: Problem, gpus: Sequence[RunningGpu]) -> int:

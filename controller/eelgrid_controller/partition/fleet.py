@@ -138,38 +138,40 @@ def _generated(programme: Programme, weights: Weights) -> tuple[float, Floats, t
     return bound, best, settled(programme, weights, start, tries)
 
 
-def _option_names(programme: Programme) -> list[tuple[str, Configuration | str]]:
+def _owners(programme: Programme) -> list[str]:
+    """The name of each demand."""
     problem = programme.problem
-    names = [service.name for service in problem.services if service.rate_hz > 0.0]
-    names += [job.name for job in problem.jobs]
-    return [
-        (
-            names[option.demand],
-            problem.pools[programme.cells[option.cell].pool].model
-            if option.point is None
-            else option.point.configuration,
-        )
-        for option in programme.options
-    ]
+    return [service.name for service in problem.services if service.rate_hz > 0.0] + [job.name for job in problem.jobs]
+
+
+def _what(programme: Programme, option: int) -> Configuration | str:
+    """A replica's configuration, or the model that a job is on."""
+    one = programme.options[option]
+    if one.point is not None:
+        return one.point.configuration
+    return programme.problem.pools[programme.cells[one.cell].pool].model
 
 
 def _named_covers(programme: Programme, replicas: Ints) -> dict[str, tuple[tuple[Configuration | str, int], ...]]:
-    names = _option_names(programme)
+    owners = _owners(programme)
     found: dict[str, tuple[tuple[Configuration | str, int], ...]] = {}
-    for option in replicas.nonzero()[0]:
-        owner, what = names[option]
-        found[owner] = (*found.get(owner, ()), (what, int(replicas[option])))
+    for option in replicas.nonzero()[0].tolist():
+        owner = owners[programme.options[option].demand]
+        found[owner] = (*found.get(owner, ()), (_what(programme, option), int(replicas[option])))
     return found
 
 
 def _known_covers(programme: Programme, memory: Memory) -> Ints:
     """The replicas (O,) of before, where their options are still there."""
     found = np.zeros(len(programme.options), np.int64)
-    for option, (owner, what) in enumerate(_option_names(programme)):
-        for known, count in memory.covers.get(owner, ()):
-            # Configurations are told apart by identity first: to compare thousands takes longer than all else.
-            if known is what or known == what:
-                found[option] = count
+    for demand, owner in enumerate(_owners(programme)):
+        known = memory.covers.get(owner, ())
+        for option in range(programme.first[demand], programme.first[demand + 1]) if known else ():
+            what = _what(programme, option)
+            for other, count in known:
+                # To compare configurations takes far longer than to see that they are one.
+                if other is what or other == what:
+                    found[option] = count
     return found
 
 

@@ -53,7 +53,7 @@ class RunningGpu(NamedTuple):
     @property
     def pinned(self) -> bool:
         """Whether something on it is not ours to touch."""
-        return self.held or any(instance.pinned for instance in self.instances)
+        return self.held or True in [instance.pinned for instance in self.instances]
 
 
 class Target(NamedTuple):

@@ -71,7 +71,8 @@ def seen(problem: Problem, gpus: Sequence[RunningGpu]) -> tuple[tuple[Seen, ...]
     found = []
     for gpu in gpus:
         here = []
-        for replica in gpu.replicas():
+        replicas = [one.replica for one in gpu.instances if one.replica is not None]
+        for replica in replicas if gpu.whole is None else (*replicas, gpu.whole):
             key = replica.owner, id(replica.configuration)
             if key not in memory:
                 memory[key] = known_hz(replica.owner, replica.configuration)
