@@ -11,13 +11,14 @@ from eelgrid_controller.replay.libraries import library
 
 __all__ = ["draw", "drawing"]
 
-_BESIDE = {"performance": (8, 8), "balanced": (10, 12), "energy": (-4, 14)}
+_INSTALL = "'eelgrid[replay]'"
+_BESIDE = {"performance": (8, 8), "balanced": (10, 12), "energy": (-4, -20)}
 
 
 def drawing() -> Any:
     """The library that draws, without a screen; raises LibraryMissing."""
-    library("matplotlib", "--plot", "'eelgrid[replay]'").use("Agg")
-    return library("matplotlib.pyplot", "--plot", "'eelgrid[replay]'")
+    library("matplotlib", "--plot", _INSTALL).use("Agg")
+    return library("matplotlib.pyplot", "--plot", _INSTALL)
 
 
 def draw(path: Path, found: Frontier) -> None:
@@ -45,6 +46,9 @@ def draw(path: Path, found: Frontier) -> None:
             axes.plot(*at, "o", markersize=12, markerfacecolor="none", markeredgecolor="crimson", zorder=3)
             axes.annotate(row.mark, at, xytext=offset, textcoords="offset points", fontsize=10, color="crimson")
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(library("matplotlib.ticker", "--plot", _INSTALL).LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
     axes.margins(x=0.1, y=0.12)
     axes.set_xlabel("latency objective, s")
     axes.set_ylabel("energy of the fleet, J per request")
