@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eelgrid_controller.cli.failure import Refused, Stop
+from eelgrid_controller.cli.progress import Progress
 from eelgrid_controller.cli.settings import Settings, printing
 from eelgrid_controller.cli.tables import Column, coloured, printed, text_table
 
@@ -108,10 +109,20 @@ def _computed(points: Path, services: Path, objectives: int) -> "Frontier":
     asked, fleet = read_services(services)
     measured = read_points(points)
     library("scipy.optimize", "the frontier", "'eelgrid[bench]'")
+    progress: Progress | None = None
+
+    def tell(done: int, total: int) -> None:
+        nonlocal progress
+        progress = progress or Progress("computing", "objectives done", total)
+        progress(done)
+
     try:
-        return compute(measured, asked, fleet, objectives_most=objectives)
+        return compute(measured, asked, fleet, objectives_most=objectives, tell=tell)
     except ServingError as error:
         raise Refused(error.problem, error.remedy) from None
+    finally:
+        if progress is not None:
+            progress.stop()
 
 
 def _tell(settings: Settings, found: "Frontier") -> None:

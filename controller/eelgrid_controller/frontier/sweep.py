@@ -15,7 +15,7 @@ The watts of a row are those of the whole fleet, unused GPUs idle.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -158,9 +158,11 @@ def frontier(
     fleet: Mapping[str, Gpus],
     *,
     objectives_most: int = OBJECTIVES_MOST,
+    tell: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Frontier:
     """Energy against latency against throughput of these services on this fleet.
 
+    `tell` is called before each objective with how many are done and how many there are.
     Raises Unusable for a value that is none, NothingFits for a service without a point.
     """
     if len(points) > POINTS_MOST or len(services) > SERVICES_MOST:
@@ -182,7 +184,9 @@ def frontier(
     rows: list[Row] = []
     best = Carried(0.0, ())
     before: list[tuple[Shape, ...]] = []
-    for latency_s in _thinned(every, objectives_most):
+    taken = _thinned(every, objectives_most)
+    for done, latency_s in enumerate(taken):
+        tell(done, len(taken))
         shapes = [
             shapes_of(mine, Objective(service.quantile, latency_s), idle_w=idle_w, start_s=0.0)
             for service, mine in zip(services, known.points, strict=True)
