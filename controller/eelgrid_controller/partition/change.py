@@ -40,7 +40,7 @@ __all__ = ["SCOPE_MOST", "Change", "Costs", "change", "worth"]
 # GPUs in use that may change at once: all of a fleet this small, of a larger one as many as take a second.
 SMALL_FLEET, SCOPE_MOST = 48, 24
 OPTIONS_MOST = 5  # of a service: one model has five sizes
-_WIDER = 4
+_WIDER, _WIDEST = 2, 4
 
 
 class Change(NamedTuple):
@@ -83,7 +83,7 @@ def change(
         try:
             changed = made(programme, before, found, decided(programme, before, found, costs))
         except FleetTooSmall:
-            if scope.complete or most >= _WIDER * max(1, scope_most):
+            if scope.complete or most >= _WIDEST * max(1, scope_most):
                 raise
             most *= _WIDER  # room may be on GPUs that were left out
             continue

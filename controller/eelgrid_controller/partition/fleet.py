@@ -46,7 +46,8 @@ CLOSE = 1e-5  # a master's value this near to the bound ends the search
 APART = 0.02  # prices that far below the present ones give the covers that a mix needs
 KEPT = 5e-3  # a cover that costs at most that much more than the cheapest is kept in a restart
 _RESTART_CLOSE = 2e-4
-_CHANGED_MOST, _BESIDE = 24, (-8, 8)  # services that a restart lets loose: of those that changed, and more
+# Services that a restart lets loose, one try after the other: some of those that changed, most, and more beside them.
+_CHANGED_MOST, _BESIDE = 24, (-14, -4, 8)
 _WHOLE = 1e-6
 _FACTOR = np.int64(6_364_136_223_846_793_005)  # of a hash modulo 2^64: Knuth, MMIX
 
