@@ -20,12 +20,12 @@ service on the trace of its kind):
     decision_ms                   time of a choice, mean of a window
 """
 
-import csv
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from bench.llm.runs import Outcome, Penalty
+from bench.text_tables import aligned, write_csv
 
 __all__ = ["COLUMNS", "fleet_table", "penalty_table", "service_table", "write_penalties", "write_summary"]
 
@@ -63,36 +63,17 @@ def _cells(run: Outcome) -> tuple[object, ...]:
     )
 
 
-def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(rows)
-
-
 def write_summary(path: Path, runs: Iterable[Outcome]) -> None:
     """One line a policy in a run or a fleet."""
-    _write(path, COLUMNS, map(_cells, runs))
+    write_csv(path, COLUMNS, map(_cells, runs))
 
 
 def write_penalties(path: Path, found: Iterable[Penalty]) -> None:
     """What least latency costs, beside the published numbers."""
-    _write(
+    write_csv(
         path,
         Penalty._fields,
         ((f"{one.objective_ms:g}", one.services, f"{one.median:.4f}", f"{one.published:g}") for one in found),
-    )
-
-
-def _aligned(header: Sequence[str], lines: Sequence[Sequence[str]], words: int) -> str:
-    """Text in columns; the first `words` columns are words, the others numbers."""
-    widths = [max(len(line[column]) for line in (header, *lines)) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column < words else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in (header, *lines)
     )
 
 
@@ -122,7 +103,7 @@ def fleet_table(found: Iterable[Outcome]) -> str:
         )
         for run in found
     ]
-    return _aligned(header, lines, 2)
+    return aligned(header, lines, 2)
 
 
 def service_table(runs: Iterable[Outcome], policy: str) -> str:
@@ -148,7 +129,7 @@ def service_table(runs: Iterable[Outcome], policy: str) -> str:
                 f"{statistics.median(100.0 * (run.whole_j / run.bound_j - 1.0) for run in group):.2f}",
             )
         )
-    return _aligned(header, lines, 1)
+    return aligned(header, lines, 1)
 
 
 def penalty_table(found: Iterable[Penalty]) -> str:

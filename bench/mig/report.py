@@ -4,7 +4,6 @@ Owns the columns of summary.csv, peers.csv, plans.csv, random.csv and fleet.csv 
 what is printed. Must not know how anything was planned.
 """
 
-import csv
 import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from bench.mig.fleet import Row as FleetRow
 from bench.mig.peers import PEERS
 from bench.mig.runs import Result
 from bench.mig.tables import Scenario
+from bench.text_tables import aligned, write_csv
 
 __all__ = [
     "SUMMARY_COLUMNS", "Published", "fleet_table", "published", "random_table", "table", "write_fleet", "write_peers",
@@ -53,16 +53,9 @@ def published(scenario: Scenario) -> Published | None:
     return _PUBLISHED.get(digest(scenario))
 
 
-def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(rows)
-
-
 def write_summary(path: Path, results: Iterable[Result]) -> None:
     """Ours, a line a scenario."""
-    _write(
+    write_csv(
         path,
         SUMMARY_COLUMNS,
         ((one.scenario, *one.ours, f"{one.seconds:.4f}", one.bound_gpus) for one in results),
@@ -74,13 +67,13 @@ def write_peers(path: Path, results: Iterable[Result]) -> None:
     rows = (
         (one.scenario, name, *theirs) for one in results for name, theirs in {"ours": one.ours, **one.peers}.items()
     )
-    _write(path, ("scenario", "planner", "gpus", "slices", "violations"), rows)
+    write_csv(path, ("scenario", "planner", "gpus", "slices", "violations"), rows)
 
 
 def write_plans(path: Path, results: Iterable[Result]) -> None:
     """Our plans, a line a replica."""
     columns = ("scenario", "gpu", "start", "slices", "model", "batch", "processes")
-    _write(path, columns, ((one.scenario, *placed) for one in results for placed in one.placed))
+    write_csv(path, columns, ((one.scenario, *placed) for one in results for placed in one.placed))
 
 
 def _bound(result: Result, place: int) -> str:
@@ -108,7 +101,7 @@ def table(pairs: Sequence[tuple[Scenario, Result]]) -> str:
                 *(f"{one.peers[name].gpus} / {one.peers[name].slices}" for name in PEERS),
             )
         )
-    return _aligned(header, lines)
+    return aligned(header, lines, 1)
 
 
 def write_random(path: Path, results: Iterable[Result]) -> None:
@@ -119,7 +112,7 @@ def write_random(path: Path, results: Iterable[Result]) -> None:
          *(one.peers[name].gpus for name in PEERS))
         for one in results
     )  # fmt: skip
-    _write(path, columns, rows)
+    write_csv(path, columns, rows)
 
 
 def random_table(results: Sequence[Result]) -> str:
@@ -149,12 +142,12 @@ def random_table(results: Sequence[Result]) -> str:
                 *(f"{sum(one.peers[name].gpus for one in here) / bound:.3f}" for name in PEERS),
             )
         )
-    return _aligned(header, lines)
+    return aligned(header, lines, 1)
 
 
 def write_fleet(path: Path, rows: Sequence[FleetRow]) -> None:
     """Plans of a fleet and their changes, a line each."""
-    _write(path, FleetRow._fields, rows)
+    write_csv(path, FleetRow._fields, rows)
 
 
 def fleet_table(rows: Sequence[FleetRow]) -> str:
@@ -165,13 +158,4 @@ def fleet_table(rows: Sequence[FleetRow]) -> str:
         for row in rows
     ]  # fmt: skip
     header = ("fleet", "what", "services", "GPUs", "cost", "bound", "gap", "faults", "seconds", "CPU s", "")
-    return _aligned(header, lines)
-
-
-def _aligned(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(line[column]) for line in (header, *lines)) for column in range(len(header))]
-    texts = (
-        "  ".join(cell.rjust(width) if at else cell.ljust(width) for at, (cell, width) in enumerate(zip(line, widths, strict=True)))
-        for line in (header, *lines)
-    )  # fmt: skip
-    return "\n".join(text.rstrip() for text in texts)
+    return aligned(header, lines, 1)

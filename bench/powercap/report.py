@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from bench.powercap.single import Ceiling, Outcome
 from bench.powercap.zeus import Run
+from bench.text_tables import aligned
 
 __all__ = ["MEAN", "ClusterRow", "Row", "cluster_table", "means", "models_table", "row", "rows_table", "write"]
 
@@ -111,18 +112,6 @@ def write(path: Path, rows: Iterable[NamedTuple]) -> None:
         writer.writerows([_cell(value) for value in one] for one in rows)
 
 
-def _aligned(header: Sequence[str], lines: Sequence[Sequence[str]], words: int) -> str:
-    """Text in columns; the first `words` columns are words, the others numbers."""
-    widths = [max(len(line[column]) for line in (header, *lines)) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column < words else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in (header, *lines)
-    )
-
-
 def _number(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
@@ -151,7 +140,7 @@ def rows_table(rows: Iterable[Row], policy: str) -> str:
         "most %",
         "kept",
     )
-    return _aligned(header, lines, words=2)
+    return aligned(header, lines, words=2)
 
 
 def models_table(rows: Iterable[Row]) -> str:
@@ -176,7 +165,7 @@ def models_table(rows: Iterable[Row]) -> str:
         "most %",
         "kept",
     )
-    return _aligned(header, lines, words=2)
+    return aligned(header, lines, words=2)
 
 
 def cluster_table(rows: Iterable[ClusterRow]) -> str:
@@ -190,7 +179,7 @@ def cluster_table(rows: Iterable[ClusterRow]) -> str:
         for one in rows
     ]  # fmt: skip
     header = ("budgets", "level %", "policy", "throughput %", "bound %", "gap %", "most %", "exceeded", "s")
-    return _aligned(header, lines, words=3)
+    return aligned(header, lines, words=3)
 
 
 def sensitivity(rows: Mapping[str, Sequence[Row]], policy: str) -> str:
@@ -207,4 +196,4 @@ def sensitivity(rows: Mapping[str, Sequence[Row]], policy: str) -> str:
                 " ".join(mean[model].promise_kept for model in models if model in mean),
             )
         )
-    return _aligned(("scatter of a window", *models, "slowest %", "kept"), lines, words=1)
+    return aligned(("scatter of a window", *models, "slowest %", "kept"), lines, words=1)
