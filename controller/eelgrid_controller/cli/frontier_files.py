@@ -103,6 +103,8 @@ def _yaml(path: Path) -> Any:
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "is no YAML"
         raise Refused(f"{path}{place}: {problem}", "correct the YAML there") from None
+    except OSError as error:
+        raise Refused(f"{path}: {error.strerror or 'cannot be read'}", "check the path and its rights") from None
     except UnicodeDecodeError as error:
         raise Refused(f"{path}, byte {error.start}: is not UTF-8", "save the file as UTF-8") from None
 
