@@ -17,7 +17,7 @@ from dataclasses import replace
 from eelgrid_controller.events import WorkloadScaled
 from eelgrid_controller.planner import Decision
 from eelgrid_controller.snapshot import Snapshot
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.state import ClusterState, NodeRecord
 from eelgrid_kernels import Task, node_power
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument
@@ -30,11 +30,12 @@ Decide = Callable[[WorkloadSpec], Decision]
 
 def standing(state: ClusterState, workload: Workload) -> tuple[Placement, ...]:
     """The replicas that can serve: their nodes are ready and their GPUs are there."""
-    return tuple(
-        placement
-        for placement in workload.placements
-        if (record := state.nodes[placement.node_name]).is_ready and record.lost_gpus.isdisjoint(placement.gpu_uuids)
-    )
+    return tuple(placement for placement in workload.placements if _stands(state.nodes[placement.node_name], placement))
+
+
+def _stands(record: NodeRecord, placement: Placement) -> bool:
+    there = {gpu.uuid for gpu in record.inventory.gpus} - record.lost_gpus
+    return record.is_ready and there.issuperset(placement.gpu_uuids)
 
 
 def _dearest(snapshot: Snapshot, workload: Workload, among: Sequence[Placement], count: int) -> list[Placement]:

@@ -122,6 +122,15 @@ def test_a_lost_gpu_counts_for_nothing():
     assert held not in core.workload("s").placements[0].gpu_uuids
 
 
+def test_a_gpu_that_left_the_inventory_counts_for_nothing():
+    core = serving(core_with(node("a", gpus=3)), replicas=2)
+    gone = core.workload("s").placements[0].gpu_uuids[0]
+    smaller = node("a", gpus=3)
+    core.node_joined(replace(smaller, gpus=tuple(gpu for gpu in smaller.gpus if gpu.uuid != gone)), now_ns=6)
+    core.scale("s", 1, now_ns=7)
+    assert [item.gpu_uuids == (gone,) for item in core.workload("s").placements] == [False]
+
+
 @pytest.mark.parametrize("replicas", [0, 7])
 def test_a_number_outside_of_the_promise_is_refused(replicas):
     core = serving(core_with(node("a", gpus=8)))
