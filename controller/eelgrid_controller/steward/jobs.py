@@ -22,7 +22,16 @@ from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_protos.catalogue import Catalogue
 from eelgrid_protos.messages import Gpu, Workload
 
-__all__ = ["LIMITS_WANTED", "Board", "board_of", "gpus_by_node", "holdings_of", "limits_between", "promise_of", "relatives_of"]
+__all__ = [
+    "LIMITS_WANTED",
+    "Board",
+    "board_of",
+    "gpus_by_node",
+    "holdings_of",
+    "limits_between",
+    "promise_of",
+    "relatives_of",
+]
 
 LIMITS_WANTED = 12
 _STEP_W = 25.0

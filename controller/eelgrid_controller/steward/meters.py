@@ -76,20 +76,19 @@ class Meter:
 
     def look(self, now_s: float, progress: Progress | None, gpus: Mapping[str, GpuLook]) -> Window | Unusable | None:
         """A window that ends now, why one was missed, or nothing yet; `gpus` has those that are known."""
-        moved = progress is not None and (self._last is None or progress.at_s > self._last.at_s)
-        moved = moved and (self._last is None or progress is not None and progress.work != self._last.work)
-        if progress is not None and moved:
-            if self._last is not None and progress.work < self._last.work:
+        moved = self._moved(progress)
+        if moved is not None:
+            if self._last is not None and moved.work < self._last.work:
                 self._opening = None
-            self._last = progress
+            self._last = moved
         limit_w = _limit_w(gpus) if gpus.keys() == self.uuids else None
         if limit_w is None or self._is_void(limit_w, gpus):
             self._opening = None
         found: Window | None = None
-        if limit_w is not None and progress is not None and moved:
-            found = self._closed(progress, gpus)
+        if limit_w is not None and moved is not None:
+            found = self._closed(moved, gpus)
             if found is not None or self._opening is None:
-                self._opening = _Opening(progress, dict(gpus), limit_w)
+                self._opening = _Opening(moved, dict(gpus), limit_w)
         if found is not None:
             self._since_s = now_s
             return found
@@ -98,6 +97,13 @@ class Meter:
             self._opening = None
             return Unusable.NO_POWER if gpus.keys() != self.uuids else Unusable.NO_PROGRESS
         return None
+
+    def _moved(self, progress: Progress | None) -> Progress | None:
+        """The progress if it is news."""
+        last = self._last
+        if progress is None or last is None:
+            return progress
+        return progress if progress.at_s > last.at_s and progress.work != last.work else None
 
     def _is_void(self, limit_w: float, gpus: Mapping[str, GpuLook]) -> bool:
         opening = self._opening

@@ -73,7 +73,13 @@ def budgets_of(policy: Policy, nodes: Iterable[NodeDraw]) -> Budgets:
     made = []
     for (scope, name), limit_w in sorted(known.items(), key=lambda item: (item[0][0].value, item[0][1])):
         key = _CLUSTER if scope is BudgetScope.CLUSTER else f"{'rack' if scope is BudgetScope.RACK else 'node'}/{name}"
-        parent = None if scope is BudgetScope.CLUSTER else cluster if scope is BudgetScope.RACK else parents.get(key, cluster)
+        parent = (
+            None
+            if scope is BudgetScope.CLUSTER
+            else cluster
+            if scope is BudgetScope.RACK
+            else parents.get(key, cluster)
+        )
         made.append(Budget(key, limit_w, parent, others.get(key, 0.0)))
     return Budgets(made)
 

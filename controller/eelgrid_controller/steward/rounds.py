@@ -85,8 +85,11 @@ class Rounds:
         self._age_most_s = age_most_s
         self._replicas: dict[tuple[int, str], _Replica] = {}
 
-    def took(self, taken: Round) -> Outcome:
-        """What the round says; replicas that were not asked are forgotten."""
+    def took(self, taken: Round, doubtful: frozenset[int] = frozenset()) -> Outcome:
+        """What the round says; replicas that were not asked are forgotten.
+
+        `doubtful` replicas stand on lost nodes: without a page, too, nothing is expected of them.
+        """
         known = self._replicas
         self._replicas = {key: known.get(key) or _Replica(taken.at_s) for key in taken.pages}
         pairs: list[Pair] = []
@@ -95,8 +98,8 @@ class Rounds:
         for key, page in taken.pages.items():
             replica = self._replicas[key]
             if isinstance(page, str):
-                if replica.page is not None or taken.at_s - replica.since_s >= self._grace_s:
-                    missing += 1
+                is_due = replica.page is not None or taken.at_s - replica.since_s >= self._grace_s
+                missing += is_due and key[0] not in doubtful
                 why = why or f"replica {key[0]}: {page}"
                 continue
             answered += 1

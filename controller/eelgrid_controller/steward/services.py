@@ -4,7 +4,8 @@ Owns which points stand for the replicas that run, and where their metrics are. 
 know windows, targets or how points were measured.
 
 Theory. Replicas differ in GPU model at most; the model with the least throughput at its
-best point stands for all, so that a mixture is never taken for faster than it is. Points
+best point stands for all, so that a mixture is not taken for faster than what is known of
+it; a model without points is left to what the live quantiles teach. Points
 must be of the same slice and number of GPUs as a replica, and of the power limit that it
 runs at, the default where it has none. A promise on the response takes the point of most
 throughput that keeps the objective alone, as whoever set the batch would; a promise on
@@ -50,7 +51,9 @@ class TokensAndFirst(Tokens):
         objective, live = self.watched_first, window.first_token
         first = None if objective is None or live is None else live.quantile(objective.quantile)
         late = (
-            first is not None and objective is not None and first.value_s * (1.0 - first.resolution) > objective.latency_s
+            first is not None
+            and objective is not None
+            and first.value_s * (1.0 - first.resolution) > objective.latency_s
         )
         return late or Tokens.is_late(self, window)
 
@@ -96,17 +99,17 @@ def promised_of(
     assert promise is not None, "only services with a promise are watched"
     if not points:
         return f"profile {promise.profile} has no points; measure it and run eelctl profile import"
-    by_model = {}
-    for model in sorted(set(models)):
-        found = [point for point in points if _fits(point.configuration, model, workload)]
-        if not found:
-            return (
-                f"profile {promise.profile} has no point of {_asked(workload)} {model} at its power limit; "
-                "measure it there and run eelctl profile import"
-            )
-        by_model[model] = found
-    if not by_model:
+    on = sorted(set(models))
+    by_model = {
+        model: found for model in on if (found := [one for one in points if _fits(one.configuration, model, workload)])
+    }
+    if not on:
         return "no replica is placed on a GPU; a profile is of GPUs"
+    if not by_model:
+        return (
+            f"profile {promise.profile} has no point of {_asked(workload)} {on[0]} at its power limit; "
+            "measure it there and run eelctl profile import"
+        )
     slowest = min(by_model.values(), key=lambda found: max(point.throughput_hz for point in found))
     try:
         made = _model(promise, slowest)
