@@ -231,11 +231,18 @@ def test_a_replica_that_starts_is_not_missed_until_its_grace_is_over():
     assert found[4].window.arrived_hz == pytest.approx(20.0)
 
 
-def test_a_first_page_makes_a_replica_serve_and_the_second_a_window():
+def test_a_replica_that_begins_has_counted_since_the_round_before():
     first, joined, both = rounds_of((0, "starting"), (100, 50), (200, 150))
     assert (first.serving, joined.serving) == (1, 2)
-    assert joined.window.arrived_hz == pytest.approx(10.0)
+    assert joined.window.arrived_hz == pytest.approx(15.0)
     assert both.window.arrived_hz == pytest.approx(20.0)
+    assert rounds_of((0, None), (100, 50))[-1].window.arrived_hz == pytest.approx(15.0)
+
+
+def test_a_replica_that_answers_after_its_grace_waits_for_its_second_page():
+    found = rounds_of((0, "x"), (100, "x"), (200, "x"), (300, "x"), (400, 9000), (500, 9100))
+    assert found[-2].window.arrived_hz == pytest.approx(10.0)
+    assert found[-1].window.arrived_hz == pytest.approx(20.0)
 
 
 def test_a_replica_back_after_a_gap_counts_over_its_own_time_or_begins_anew():

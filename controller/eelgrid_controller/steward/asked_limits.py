@@ -69,10 +69,6 @@ class AskedLimits:
         """The node is lost: its numbers are void."""
         self._asked = {number: one for number, one in self._asked.items() if one.node != node}
 
-    def forget_gpus(self, uuids: frozenset[str]) -> None:
-        """The job is no more: nobody waits for its numbers."""
-        self._asked = {number: one for number, one in self._asked.items() if uuids.isdisjoint(one.uuids)}
-
     def answers(self, words: Mapping[str, NodeWord], at_s: float) -> list[LimitConfirmed | LimitFailed]:
         """What is answered by now; each number once."""
         made: list[LimitConfirmed | LimitFailed] = []

@@ -14,7 +14,7 @@ wanted.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.power.budgets import Budget
@@ -44,7 +44,17 @@ from eelgrid_controller.steward.world import World
 from eelgrid_protos.catalogue import Catalogue
 from eelgrid_protos.messages import EnergyPrices, EnforcementMode, Workload
 
-__all__ = ["Desk", "LimitJob", "StewardStanding", "Turn"]
+__all__ = ["Desk", "LimitJob", "Steers", "StewardStanding", "Turn"]
+
+
+class Steers(Protocol):
+    """What the desk needs of the steering."""
+
+    def on(self, event: Event) -> list[Instruction]:
+        """What should be done after an event."""
+
+    def standing(self) -> Standing:
+        """How everything stands."""
 
 
 class LimitJob(NamedTuple):
@@ -79,9 +89,9 @@ class Turn(NamedTuple):
 class Desk:
     """Holds the steering; one turn at a time."""
 
-    def __init__(self, settings: StewardSettings, catalogue: Catalogue) -> None:
+    def __init__(self, settings: StewardSettings, catalogue: Catalogue, *, steering: Steers | None = None) -> None:
         self.settings = settings
-        self.steering = Steering(settings.steering)
+        self.steering: Steers = Steering(settings.steering) if steering is None else steering
         self._services = ServiceDesk(settings)
         self._jobs = JobDesk(settings, catalogue)
         self._limits = AskedLimits(confirm_s=settings.confirm_s)

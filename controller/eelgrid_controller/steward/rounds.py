@@ -13,8 +13,11 @@ scaled to all, as if the missing did what the others did:
 which keeps the load of each replica as it was seen. If a missing one is dead in truth,
 this asks for too many replicas and not for too few. With fewer than half paired nothing
 is said: then the service is blind and keeps what it has. Quantiles are of those that
-answered. A pair whose first page is older than a few rounds says more of the past than
-of now and is left out.
+answered. A replica that begins to answer within its grace has counted from 0 since the
+round before, in which it did not; left out, its share would look like less load for one
+window. One that answers later may have served for long, and waits for its second page. A
+pair whose first page is older than a few rounds says more of the past than of now and is
+left out.
 """
 
 from collections.abc import Mapping
@@ -84,6 +87,7 @@ class Rounds:
         self._grace_s = grace_s
         self._age_most_s = age_most_s
         self._replicas: dict[tuple[int, str], _Replica] = {}
+        self._round_s: float | None = None  # of the round before
 
     def took(self, taken: Round, doubtful: frozenset[int] = frozenset()) -> Outcome:
         """What the round says; replicas that were not asked are forgotten.
@@ -103,9 +107,10 @@ class Rounds:
                 why = why or f"replica {key[0]}: {page}"
                 continue
             answered += 1
-            before, replica.page = replica.page, page
+            before, replica.page = replica.page or self._nothing(replica, taken.at_s), page
             if before is not None and page.at_s - before.at_s <= self._age_most_s:
                 pairs.append(Pair(before, page))
+        self._round_s = taken.at_s
         expected = len(pairs) + missing
         told = Outcome(None, answered + missing, answered, answered + missing, _said(answered, answered + missing, why))
         if not pairs:
@@ -114,6 +119,12 @@ class Rounds:
             return told._replace(reason=f"{told.reason}: too few to judge by")
         seen = window(self._names, pairs, self._model)
         return told if seen is None else told._replace(window=_scaled(seen, expected / len(pairs)))
+
+    def _nothing(self, replica: _Replica, at_s: float) -> Scrape | None:
+        """The page that a replica which has just begun had in the round before: all counters at 0."""
+        if self._round_s is None or at_s - replica.since_s >= self._grace_s:
+            return None
+        return Scrape(self._round_s, {})
 
 
 def _said(answered: int, expected: int, why: str) -> str:
