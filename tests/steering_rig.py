@@ -64,7 +64,7 @@ class Fleet:
         self.rng = np.random.default_rng(seed)
         self.scatter = scatter
         self.now_s = 0.0
-        self.jobs, self.asked, self.lost, self.said = {}, [], set(), []
+        self.jobs, self.asked, self.lost, self.said, self.told = {}, [], set(), [], []
         self.watts = {}  # budgets' room, by name
         self.budgets = None
         self.worst_w = 0.0  # that an answer of steering lifted what may be drawn above a budget
@@ -74,6 +74,7 @@ class Fleet:
         before = self.drawn_most()
         made = self.steering.on(event)
         self.said += made
+        self.told.append(event)
         self.asked += [one for one in made if isinstance(one, SetLimit)]
         for name, watts in self.drawn_most().items():  # what lay above a budget before is not the answer's doing
             self.worst_w = max(self.worst_w, watts - max(self.watts[name], before[name]))
@@ -88,6 +89,7 @@ class Fleet:
 
     def end(self, name):
         self.jobs.pop(name)
+        self.asked = [one for one in self.asked if one.job != name]
         return self.tell(Ended(self.now_s, name))
 
     def budget(self, budgets):
