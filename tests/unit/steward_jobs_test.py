@@ -216,3 +216,6 @@ async def test_budgets_are_never_exceeded_and_prices_are_told():
         assert 2.0 * sum(limits[0] for limits in (one.limits_w(), other.limits_w())) <= 1000.0
         assert world.steward.standing.steering.price_per_j == pytest.approx(1e-7)
         assert world.steward._desk._budgets[0].other_w == 0.0
+        (told,) = world.steward.promises().budgets
+        assert (told.budget, told.claimed_w) == (budget, found.claim_w)
+        assert {one.workload_id for one in world.steward.promises().jobs} == {"a", "b"}

@@ -9,6 +9,8 @@ from tests.fakes.stewarded import VLLM, job, node, points, service, stewarded
 
 from eelgrid_controller.serving.scaler import Phase
 from eelgrid_protos.faults import InvalidArgument, NotFound
+from eelgrid_protos.messages import ListPromisesResponse
+from eelgrid_protos.plain import from_plain, to_plain
 
 
 def standing(world, key="s"):
@@ -209,6 +211,32 @@ async def test_progress_is_of_jobs_with_a_promise_and_not_of_the_future():
                 world.steward.progress(key, 5.0, int(world.now_s * 1e9))
         with pytest.raises(InvalidArgument):
             world.steward.progress("j", 6.0, int((world.now_s + 60.0) * 1e9))
+
+
+async def test_operators_see_how_each_promise_is_kept():
+    async with stewarded() as world:
+        await ready(world, service("s", replicas_most=8), service("t", profile="never"), job("j"), job("k", gpus=2))
+        await rounds(world, 6, 90.0)
+        found = world.steward.promises()
+        assert from_plain(ListPromisesResponse, to_plain(found)) == found  # within the contract's bounds
+        seen, unsteered = found.services
+        assert (seen.workload_id, seen.replicas_serving, seen.replicas_wanted) == (
+            "s",
+            world.replicas("s"),
+            standing(world).target,
+        )
+        assert seen.arrived_hz == pytest.approx(90.0, rel=0.05)
+        assert seen.objective_s == 0.05
+        assert seen.live_s is not None
+        assert not seen.is_advice
+        assert (unsteered.workload_id, unsteered.phase) == ("t", "unsteered")
+        assert "eelctl profile import" in unsteered.reason
+        assert [one.workload_id for one in found.jobs] == ["j", "k"]
+        await world.enforce()
+        await world.cycle()
+        assert world.steward.promises().services[0].is_advice
+        await world.loop.cancel("s")
+        assert [one.workload_id for one in world.steward.promises().services] == ["t"]
 
 
 def test_the_url_of_the_rig_is_one_of_the_contract():

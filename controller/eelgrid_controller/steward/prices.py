@@ -15,7 +15,7 @@ from eelgrid_controller.power.budgets import Budget, Budgets
 from eelgrid_controller.power.tariff import WEEK_S, Steps, Tariff
 from eelgrid_protos.messages import BudgetScope, EnergyPrices, Inventory, Policy
 
-__all__ = ["NodeDraw", "budgets_of", "lowest_budgets", "tariff_of"]
+__all__ = ["NodeDraw", "budget_name", "budgets_of", "lowest_budgets", "tariff_of"]
 
 _JOULES_A_KWH = 3.6e6
 _MONDAY_S = 345_600.0  # 1970-01-05, the first Monday of Unix time
@@ -38,13 +38,18 @@ def _named(policy: Policy) -> dict[tuple[BudgetScope, str], float]:
     return found
 
 
+def budget_name(scope: BudgetScope, name: str) -> str:
+    """What the planner calls a budget of the policy."""
+    return _CLUSTER if scope is BudgetScope.CLUSTER else f"{scope.name.lower()}/{name}"
+
+
 def _rack(known: Mapping[tuple[BudgetScope, str], float], inventory: Inventory) -> str | None:
     return next((part for part in reversed(inventory.topology) if (BudgetScope.RACK, part) in known), None)
 
 
 def lowest_budgets(policy: Policy, inventory: Inventory) -> tuple[str, ...]:
     """The budget that bounds a node most nearly, or none."""
-    known, rack = _named(policy), None
+    known = _named(policy)
     if (BudgetScope.NODE, inventory.node_name) in known:
         return (f"node/{inventory.node_name}",)
     rack = _rack(known, inventory)
@@ -72,7 +77,7 @@ def budgets_of(policy: Policy, nodes: Iterable[NodeDraw]) -> Budgets:
                 others[name] = others.get(name, 0.0) + node.other_w
     made = []
     for (scope, name), limit_w in sorted(known.items(), key=lambda item: (item[0][0].value, item[0][1])):
-        key = _CLUSTER if scope is BudgetScope.CLUSTER else f"{'rack' if scope is BudgetScope.RACK else 'node'}/{name}"
+        key = budget_name(scope, name)
         parent = (
             None
             if scope is BudgetScope.CLUSTER

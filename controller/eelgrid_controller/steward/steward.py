@@ -28,13 +28,14 @@ from eelgrid_controller.steward.meters import Progress
 from eelgrid_controller.steward.prices import NodeDraw
 from eelgrid_controller.steward.rounds import Asked, Round
 from eelgrid_controller.steward.settings import StewardSettings
+from eelgrid_controller.steward.statuses import promises_of
 from eelgrid_controller.steward.views import draw_of, look_of, node_of
 from eelgrid_controller.steward.world import NodeLook, NodeView, World
 from eelgrid_controller.telemetry import Telemetry
 from eelgrid_protos.catalogue import Catalogue
 from eelgrid_protos.errors import ContractError, Violation
 from eelgrid_protos.faults import Fault, InvalidArgument, NotFound
-from eelgrid_protos.messages import Policy, Workload, WorkloadPhase
+from eelgrid_protos.messages import ListPromisesResponse, Policy, Workload, WorkloadPhase
 
 __all__ = ["Commands", "Pages", "SteadyUnix", "Steward"]
 
@@ -136,14 +137,23 @@ class Steward:
         """How everything stood after the last cycle."""
         return self._standing
 
-    def progress(self, workload_id: str, work_done: float, at_ns: int) -> None:
-        """A job tells how far it is; raises NotFound for none with a promise, InvalidArgument for a time ahead of ours."""
+    def promises(self) -> ListPromisesResponse:
+        """How promises are kept, for operators."""
+        state = self._loop.core.state
+        return promises_of(self._standing, state.workloads, state.policy)
+
+    def progress(self, workload_id: str, work_done: float, at_ns: int | None = None) -> None:
+        """A job tells how far it was at a time, by default now.
+
+        Raises NotFound for none with a promise, InvalidArgument for a time that is yet to come.
+        """
         workload = self._loop.core.state.workloads.get(workload_id)
         if workload is None or workload.spec.training is None:
             raise NotFound(f"no training job {workload_id} with a promise; submit it with one, then report progress")
-        now_s, at_s = self._steady.now_s(), at_ns / 1e9
+        now_s = self._steady.now_s()
+        at_s = now_s if at_ns is None else at_ns / 1e9
         if at_s > now_s + _BEHIND_S:
-            found = Violation("time_ns", f"is {at_s - now_s:.0f} s ahead", "leave it out, or set the clock")
+            found = Violation("at_ns", f"is {at_s - now_s:.0f} s ahead", "leave it out, or set the clock")
             raise InvalidArgument("progress is of the future", (found,))
         last = self._progress.get(workload_id)
         if last is None or at_s > last.at_s:
