@@ -1,5 +1,7 @@
 """Training jobs through the whole steward: limits are tried, set, read back and settled; clocks and agents by hand."""
 
+from dataclasses import replace
+
 import pytest
 from tests.controller_rig import MemoryJournal
 from tests.fakes.stewarded import job, node, stewarded
@@ -7,6 +9,7 @@ from tests.fakes.stewarded import job, node, stewarded
 from eelgrid_controller.adapters.scraper import samples_of
 from eelgrid_controller.steering.standing import JobPhase
 from eelgrid_controller.steward.rounds import Round
+from eelgrid_protos.faults import Unavailable
 from eelgrid_protos.messages import BudgetScope, EnergyPrices, MetricsServer, MetricsSource, PowerBudget, PricePeriod
 
 HZ = 10.0  # units of work a second at the default limit
@@ -95,6 +98,38 @@ async def test_an_observed_pool_gets_advice_that_waits_until_it_may_be_carried_o
         await training.run(3)
         assert world.workload("j").power_limit_w < 400.0
         assert standing(world).limit_w == world.workload("j").power_limit_w
+
+
+async def test_a_pool_that_is_no_longer_enforced_makes_the_job_begin_anew_at_what_is_read():
+    async with stewarded() as world:
+        await ready(world, job("j"))
+        training = Training(world)
+        await training.run(150)
+        assert standing(world).limit_w < 400.0
+        await world.enforce()
+        await training.run(3)
+        assert training.limits_w() == [400.0]
+        assert standing(world).limit_w == 400.0
+        assert world.steward.standing.advice == {"j"}
+
+
+async def test_a_limit_that_the_core_refuses_has_failed_and_is_tried_again(monkeypatch, caplog):
+    async with stewarded() as world:
+        await ready(world, job("j"))
+        training, refusals = Training(world), []
+        set_limit = world.loop.set_limit
+
+        async def refusing(key, limit_w):
+            if len(refusals) < 2:
+                refusals.append(limit_w)
+                raise Unavailable("the disk is full; try again")
+            return await set_limit(key, limit_w)
+
+        monkeypatch.setattr(world.loop, "set_limit", refusing)
+        await training.run(60)
+        assert len(refusals) == 2
+        assert "refused=the disk is full" in caplog.text
+        assert world.workload("j").power_limit_w < 400.0
 
 
 async def test_a_job_without_progress_keeps_its_default_limit():
@@ -191,12 +226,15 @@ async def test_a_job_that_moves_begins_anew_and_one_that_ends_is_forgotten():
 
 async def test_boards_whose_limits_nobody_knows_are_a_reason():
     async with stewarded() as world:
-        await world.join(node("n1", least_w=None, default_w=None))
+        boards = node("n1", least_w=None, default_w=None)
+        strange = tuple(replace(gpu, catalogue_key="") for gpu in boards.gpus)
+        await world.join(replace(boards, gpus=strange))
         await world.enforce("p")
         await world.loop.submit(job("j"))
         await world.cycle()
-        said = world.steward.standing.unsteered.get("j", "")
-        assert "add it to the catalogue" in said or standing(world).target_w > 0.0
+        assert "add it to the catalogue" in world.steward.standing.unsteered["j"]
+        (told,) = world.steward.promises().jobs
+        assert told.phase == "unsteered"
 
 
 async def test_budgets_are_never_exceeded_and_prices_are_told():

@@ -8,8 +8,8 @@ from tests.controller_rig import MemoryJournal, until
 from tests.fakes.stewarded import VLLM, job, node, points, service, stewarded
 
 from eelgrid_controller.serving.scaler import Phase
-from eelgrid_protos.faults import InvalidArgument, NotFound
-from eelgrid_protos.messages import ListPromisesResponse
+from eelgrid_protos.faults import InvalidArgument, NotFound, Unavailable
+from eelgrid_protos.messages import ListPromisesResponse, MetricsServer, MetricsSource
 from eelgrid_protos.plain import from_plain, to_plain
 
 
@@ -211,6 +211,41 @@ async def test_progress_is_of_jobs_with_a_promise_and_not_of_the_future():
                 world.steward.progress(key, 5.0, int(world.now_s * 1e9))
         with pytest.raises(InvalidArgument):
             world.steward.progress("j", 6.0, int((world.now_s + 60.0) * 1e9))
+
+
+async def test_one_page_for_all_replicas_is_asked_once_and_counts_once():
+    shared = MetricsSource(server=MetricsServer.VLLM, url="http://gateway:8000/metrics")
+    async with stewarded() as world:
+        await ready(world, service("s", replicas=4, replicas_most=8, metrics=shared))
+        assert world.pages.asked["s"].urls == {0: "http://gateway:8000/metrics"}
+        await rounds(world, 4, 20.0)
+        assert world.steward.standing.services["s"].arrived_hz == pytest.approx(20.0, rel=0.05)
+        assert standing(world).serving == world.replicas("s")
+
+
+async def test_a_command_that_is_refused_or_breaks_stops_no_other(monkeypatch, caplog):
+    async with stewarded() as world:
+        await ready(
+            world, service("bad", replicas_most=8), service("worse", replicas_most=8), service("s", replicas_most=8)
+        )
+        scale = world.loop.scale
+
+        async def broken(key, replicas):
+            if key == "bad":
+                raise Unavailable("the disk is full; try again")
+            if key == "worse":
+                raise RuntimeError("a fault of ours")
+            return await scale(key, replicas)
+
+        monkeypatch.setattr(world.loop, "scale", broken)
+        for _ in range(6):
+            for key in ("bad", "worse"):
+                world.serve(key, 90.0)
+            await rounds(world, 1, 90.0)
+        assert world.replicas("s") >= 3
+        assert (world.replicas("bad"), world.replicas("worse")) == (1, 1)
+        assert "refused=the disk is full" in caplog.text
+        assert "RuntimeError" in caplog.text
 
 
 async def test_operators_see_how_each_promise_is_kept():

@@ -40,9 +40,9 @@ from eelgrid_controller.steward.prices import budgets_of, tariff_of
 from eelgrid_controller.steward.rounds import Asked
 from eelgrid_controller.steward.service_desk import ServiceDesk, ServiceSeen
 from eelgrid_controller.steward.settings import StewardSettings
-from eelgrid_controller.steward.world import World
+from eelgrid_controller.steward.world import World, enforced
 from eelgrid_protos.catalogue import Catalogue
-from eelgrid_protos.messages import EnergyPrices, EnforcementMode, Workload
+from eelgrid_protos.messages import EnergyPrices
 
 __all__ = ["Desk", "LimitJob", "Steers", "StewardStanding", "Turn"]
 
@@ -123,7 +123,7 @@ class Desk:
             except Exception as error:  # noqa: BLE001
                 faults.append((name, error))
         said += self._hear([Ticked(world.at_s)])
-        advice = frozenset(name for name, one in world.workloads.items() if not _enforced(world, one))
+        advice = frozenset(name for name, one in world.workloads.items() if not enforced(world, one))
         scales = tuple(one for one in said if isinstance(one, Scale) and one.name in services)
         limits = self._to_set([one for one in said if isinstance(one, SetLimit)], advice)
         return Turn(
@@ -214,13 +214,6 @@ class Desk:
 
     def _standing(self, advice: frozenset[str]) -> StewardStanding:
         return StewardStanding(self.steering.standing(), self._services.seen(), self.unsteered(), advice)
-
-
-def _enforced(world: World, workload: Workload) -> bool:
-    """Whether all nodes of a workload may be changed."""
-    modes = {entry.pool: entry.mode for entry in world.policy.pools}
-    nodes = [world.nodes.get(placement.node_name) for placement in workload.placements]
-    return all(node is not None and modes.get(node.inventory.pool) is EnforcementMode.ENFORCE for node in nodes)
 
 
 def _highest_w(world: World, node: str, uuids: Iterable[str]) -> float | None:

@@ -7,7 +7,8 @@ Theory. A job is taken up when the limits of its GPUs were read and, if it has r
 while, its progress is known: after a restart of the daemon the steering begins with what
 is set and what was done. What does not come in READINGS is not waited for longer: then
 the journal's limit counts as held. A job that stands elsewhere than before, or whose
-budgets have other names, ends and begins anew with its past.
+budgets have other names, ends and begins anew with its past; so does one whose pool is no
+longer enforced, since its node then puts back what it found.
 """
 
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ from eelgrid_controller.steward.prices import lowest_budgets
 from eelgrid_controller.steward.rounds import Asked
 from eelgrid_controller.steward.services import urls_of
 from eelgrid_controller.steward.settings import StewardSettings
-from eelgrid_controller.steward.world import World
+from eelgrid_controller.steward.world import World, enforced
 from eelgrid_protos.catalogue import Catalogue
 from eelgrid_protos.messages import TrainingPromise, Workload
 
@@ -57,6 +58,7 @@ class _Job:
     meter: Meter | None = None  # of one that has begun
     progress: Progress | None = None
     asked: Asked | None = None
+    is_enforced: bool = False
 
 
 def _spellings(counter: str) -> tuple[str, str]:
@@ -120,7 +122,8 @@ class JobDesk:
         for name, workload in kept.items():
             job = self._jobs.setdefault(name, _Job(world.at_s))
             stand = self._stand(workload, world)
-            if stand == job.stand:
+            was_enforced, job.is_enforced = job.is_enforced, enforced(world, workload)
+            if stand == job.stand and job.is_enforced >= was_enforced:
                 continue
             if job.meter is not None:
                 made.append(Ended(world.at_s, name))

@@ -1,6 +1,9 @@
 """The services at the desk: each cycle's view becomes events of the steering, and what operators see beside them.
 
 Owns which services are steered, and why others are not. Must not know targets.
+
+An address without a placeholder is one page for all replicas, as Ray Serve and gateways
+have it: it is asked once, and how many serve is told by where they stand.
 """
 
 from collections.abc import Mapping
@@ -49,6 +52,11 @@ class _Service:
     seen: ServiceSeen = field(default_factory=ServiceSeen)
 
 
+def _is_shared(source: MetricsSource | None) -> bool:
+    """Whether all replicas have one page."""
+    return source is not None and "{" not in source.url
+
+
 class ServiceDesk:
     """All services with a promise."""
 
@@ -87,8 +95,11 @@ class ServiceDesk:
             return [*made, *self._serving(name, service, len(ready), world.at_s)]
         if taken is None:
             return made
-        doubtful = frozenset(placement.replica for placement in workload.placements) - ready
-        outcome = service.rounds.took(taken, doubtful)
+        if _is_shared(service.source):
+            outcome = service.rounds.took(taken)._replace(serving=len(ready))
+        else:
+            doubtful = frozenset(placement.replica for placement in workload.placements) - ready
+            outcome = service.rounds.took(taken, doubtful)
         made += self._serving(name, service, outcome.serving, world.at_s)
         made += self._window(name, service, outcome, world.at_s)
         return made
@@ -136,12 +147,13 @@ class ServiceDesk:
                 service.rounds = Rounds(
                     names,
                     source.model,
-                    grace_s=2.0 * promise.start_s,
+                    grace_s=2.0 * max(promise.start_s, settings.scrape_s),
                     age_most_s=settings.stale_rounds * settings.scrape_s,
                 )
                 service.asked = Asked({}, names_read(names))
         if source is not None and service.asked is not None:
-            service.asked = service.asked._replace(urls=urls_of(source, workload))
+            urls = {0: source.url} if _is_shared(source) else urls_of(source, workload)
+            service.asked = service.asked._replace(urls=urls)
 
     @staticmethod
     def _standing(workload: Workload, world: World) -> frozenset[int]:

@@ -89,7 +89,11 @@ def _unsteered(workload: Workload, reason: str) -> ServiceStatus | JobStatus:
 def promises_of(standing: StewardStanding, workloads: Mapping[str, Workload], policy: Policy) -> ListPromisesResponse:
     """How all promises stand; what ended since is left out."""
     steering, advice = standing.steering, standing.advice
-    told = (*(one.name for one in (*steering.services, *steering.jobs)), *standing.unsteered)
+    told = [
+        *(service.name for service in steering.services),
+        *(job.name for job in steering.jobs),
+        *standing.unsteered,
+    ]
     running = {
         name: workloads[name] for name in told if name in workloads and workloads[name].phase is WorkloadPhase.PLACED
     }

@@ -281,8 +281,8 @@ class Steward:
     async def _scale(self, scale: Scale) -> None:
         try:
             workload = await self._loop.scale(scale.name, scale.replicas)
-        except (Fault, ContractError) as error:
-            self._log.warning("workload=%s scale=%d refused=%s", scale.name, scale.replicas, error)
+        except Exception as error:  # noqa: BLE001  # one command's fault stops no other
+            self._refused("workload=%s scale=%d refused=%s", scale.name, scale.replicas, error)
             return
         self.scaled += 1
         self._log.info(
@@ -301,13 +301,18 @@ class Steward:
             epochs = await self._loop.read(
                 lambda core: {name: core.state.nodes[name].plan_epoch for name in nodes if name in core.state.nodes}
             )
-        except (Fault, ContractError) as error:
-            self._log.warning("workload=%s limit_w=%g refused=%s", limit.name, limit.limit_w, error)
+        except Exception as error:  # noqa: BLE001
+            self._refused("workload=%s limit_w=%g refused=%s", limit.name, limit.limit_w, error)
             self._desk.was_refused(limit, at_s)
             return
         self.limited += 1
         self._log.info("workload=%s limit_w=%g reason=%s", limit.name, limit.limit_w, limit.reason)
         self._desk.was_asked(limit, epochs, at_s)
+
+    def _refused(self, words: str, name: str, value: float, error: Exception) -> None:
+        """A refusal is told, a fault of ours with its trace."""
+        is_refusal = isinstance(error, Fault | ContractError)
+        self._log.warning(words, name, value, error, exc_info=None if is_refusal else error)
 
 
 def _slices(names: Sequence[str]) -> Iterator[Sequence[str]]:

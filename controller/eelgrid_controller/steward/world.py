@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from eelgrid_controller.profiles.points import Point
+from eelgrid_controller.state import enforces
 from eelgrid_controller.steward.meters import GpuLook, Progress
 from eelgrid_controller.steward.prices import NodeDraw
 from eelgrid_controller.steward.rounds import Round
 from eelgrid_protos.messages import Inventory, PlanApplied, Policy, Workload
 
-__all__ = ["NodeLook", "NodeView", "World"]
+__all__ = ["NodeLook", "NodeView", "World", "enforced"]
 
 
 class NodeView(NamedTuple):
@@ -46,3 +47,9 @@ class World:
     rounds: Mapping[str, Round] = field(default_factory=dict)  # new pages, by workload
     progress: Mapping[str, Progress] = field(default_factory=dict)  # as jobs told it themselves, newest
     draws: tuple[NodeDraw, ...] | None = None  # of all nodes, where they were summed in this cycle
+
+
+def enforced(world: World, workload: Workload) -> bool:
+    """Whether all nodes of a workload may be changed."""
+    nodes = [world.nodes.get(placement.node_name) for placement in workload.placements]
+    return all(node is not None and enforces(world.policy, node.inventory.pool) for node in nodes)
