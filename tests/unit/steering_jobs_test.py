@@ -348,13 +348,12 @@ def test_a_raise_goes_with_the_reading_that_makes_room_for_it():
 
 def test_an_uneven_gang_without_room_comes_down_to_its_least():
     fleet = Fleet()
-    fleet.budget(Budgets([Budget("n1", 500.0), Budget("n2", 900.0)]))
-    fleet.begin("a", ["n1", "n2"], held_w=(200.0, 300.0))
-    fleet.now_s += 1.0
-    fleet.tell(Ticked(fleet.now_s))
+    fleet.budget(Budgets([Budget("n1", 1000.0), Budget("n2", 900.0)]))
+    fleet.begin("b", ["n1"])
+    (lower,) = fleet.begin("a", ["n1", "n2"], held_w=(200.0, 300.0))
+    assert (lower.holding, lower.limit_w) == ("a/n2", 200.0)
     fleet.answer_all()
     assert even(fleet, "a")
-    assert fleet.job("a").limit_w <= 250.0
 
 
 def test_boards_that_overshoot_are_charged_what_they_draw():
