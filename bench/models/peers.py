@@ -110,7 +110,9 @@ def _nearest(known: Table, values: Floats, asked: Table, _: str) -> Floats:
 
 def _wide(one: Table) -> Floats:
     """Coordinates beside one column a name's value."""
-    hot = [(column[:, None] == np.arange(column.max() + 1)[None, :]) * _OTHER_NAME / np.sqrt(2) for column in one.names.T]
+    hot = [
+        (column[:, None] == np.arange(column.max() + 1)[None, :]) * _OTHER_NAME / np.sqrt(2) for column in one.names.T
+    ]
     return np.hstack([one.numbers, *hot])
 
 
@@ -186,7 +188,9 @@ def _process(known: Table, values: Floats, asked: Table, quantity: str) -> Answe
         used = np.ptp(points, axis=0) > 1e-9 if len(points) else np.zeros(0, dtype=np.bool_)
         if len(points) < 3 or not used.any():
             continue
-        shape = ConstantKernel() * Matern(np.ones(int(used.sum())), (1e-2, 1e3), nu=2.5) + WhiteKernel(1e-3, (1e-6, 1.0))
+        shape = ConstantKernel() * Matern(np.ones(int(used.sum())), (1e-2, 1e3), nu=2.5) + WhiteKernel(
+            1e-3, (1e-6, 1.0)
+        )
         model = GaussianProcessRegressor(shape, normalize_y=True, random_state=0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a length at its bound is a coordinate without effect

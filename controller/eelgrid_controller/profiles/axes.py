@@ -63,7 +63,9 @@ def _shares(name: str, geometry: MigGeometry | None, model: str) -> tuple[float,
     leading = _LEADING.match(name)
     if geometry is None and leading and int(leading[1]) in _MEMORY_OF:
         return int(leading[1]) / _PARTS, _MEMORY_OF[int(leading[1])]
-    raise UnknownSlice("mig_profile", f"{model} has no profile {name!r}", "write it as the catalogue does, e.g. 1g.10gb")
+    raise UnknownSlice(
+        "mig_profile", f"{model} has no profile {name!r}", "write it as the catalogue does, e.g. 1g.10gb"
+    )
 
 
 def slices_of(model: str, catalogue: Catalogue) -> tuple[Slice, ...]:

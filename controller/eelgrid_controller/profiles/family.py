@@ -56,9 +56,7 @@ def sample(profile: Profile, quantity: str, catalogue: Catalogue) -> tuple[Sampl
 
 def quantities(profiles: Sequence[Profile]) -> tuple[str, ...]:
     """Every quantity that was read of any of them."""
-    return tuple(
-        sorted({name for profile in profiles for cell in profile.cells.values() for name in cell.tallies})
-    )
+    return tuple(sorted({name for profile in profiles for cell in profile.cells.values() for name in cell.tallies}))
 
 
 def learn_family(profiles: Profiles, family: str, catalogue: Catalogue, seed: int = 0) -> Learned:

@@ -50,9 +50,7 @@ class Frame(NamedTuple):
             )
         )
 
-    def sites(
-        self, places: Sequence[Place], traits: Sequence[Mapping[str, float]], workloads: Sequence[str]
-    ) -> Sites:
+    def sites(self, places: Sequence[Place], traits: Sequence[Mapping[str, float]], workloads: Sequence[str]) -> Sites:
         """Places of workloads as arrays; a trait that is not known is at its centre."""
         return Sites(
             _scaled(self.numbers, [one.numbers for one in places], dict(self.fixed)),
@@ -69,7 +67,9 @@ def _code(text: str) -> int:
 
 
 def _scaled(columns: Sequence[Column], rows: Sequence[Mapping[str, float]], absent: Mapping[str, float]) -> Floats:
-    found = [[(row.get(name, absent.get(name, 0.0)) - centre) / spread for name, centre, spread in columns] for row in rows]
+    found = [
+        [(row.get(name, absent.get(name, 0.0)) - centre) / spread for name, centre, spread in columns] for row in rows
+    ]
     return np.array(found, dtype=np.float64).reshape(len(rows), len(columns))
 
 

@@ -38,8 +38,9 @@ class Lattice(NamedTuple):
         compute, memory = place.numbers["compute"], place.numbers["memory"]
         row = min(
             range(len(self.slices)),
-            key=lambda one: abs(np.log2(self.slices[one].compute) - compute)
-            + abs(np.log2(self.slices[one].memory) - memory),
+            key=lambda one: (
+                abs(np.log2(self.slices[one].compute) - compute) + abs(np.log2(self.slices[one].memory) - memory)
+            ),
         )
         limit = min(max(place.numbers["limit"], self.limits[0]), self.limits[-1])
         below = min(max(int(np.searchsorted(self.limits, limit + 1e-9)) - 1, 0), max(len(self.limits) - 2, 0))
@@ -67,9 +68,7 @@ def _limits(place: Place, measured: Sequence[float], catalogue: Catalogue) -> tu
     return tuple(rounded[:: -(-len(rounded) // _LIMITS_MOST)])
 
 
-def lattice_of(
-    example: Place, measured: Sequence[float], varied: frozenset[str], catalogue: Catalogue
-) -> Lattice:
+def lattice_of(example: Place, measured: Sequence[float], varied: frozenset[str], catalogue: Catalogue) -> Lattice:
     """The lattice around a place.
 
     measured: limits that the family was measured at on this GPU model.

@@ -101,7 +101,12 @@ def _blocks(all_evidence: Evidence, order: Sequence[Ints], most: int) -> list[tu
 
 
 def _judge(
-    covariance: Covariance, scale: float, mine: Evidence, others: Evidence, known: Sequence[int], rng: np.random.Generator
+    covariance: Covariance,
+    scale: float,
+    mine: Evidence,
+    others: Evidence,
+    known: Sequence[int],
+    rng: np.random.Generator,
 ) -> list[tuple[int, Floats]]:
     """Scores of one workload with so many of its configurations known, and others too."""
     count = len(mine.values)
@@ -160,7 +165,9 @@ def learn(samples: Sequence[Sample], seed: int) -> Surface:
         mine, others = told.take(one), told.take(taken[~np.isin(taken, one)])
         judged = [*_judge(covariance, scale, mine, others, _FRIENDS, rng), _left_out(covariance, scale, mine, others)]
         scores += [(known, inflation * found) for known, found in judged]
-    return Surface(found_frame, centre, scale, covariance, merged(scores), told.take(taken), total, len(samples))
+    return Surface(
+        found_frame, centre, scale, covariance, merged(scores, _STRANGERS), told.take(taken), total, len(samples)
+    )
 
 
 def _strangers(

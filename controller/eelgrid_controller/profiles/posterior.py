@@ -23,10 +23,10 @@ cross-validation residuals", 2021 (arXiv 2101.03108).
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eelgrid_controller.profiles.covariance import Covariance, Sites, between, prior_variance
 from eelgrid_kernels.arrays import Floats, Ints
-from numpy.typing import NDArray
 
 __all__ = ["STALE_NOISE", "STALE_SHIFT", "Evidence", "Posterior"]
 

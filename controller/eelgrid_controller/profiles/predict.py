@@ -48,7 +48,7 @@ class Predictor:
     def after(self, profiles: Profiles) -> "Predictor":
         """The same on a later store; what is believed of workloads that did not change is kept."""
         found = Predictor(profiles, self._learned, self._catalogue)
-        found._beliefs = self._beliefs  # noqa: SLF001 (its own class; entries are checked against their profile)
+        found._beliefs = self._beliefs
         return found
 
     def predict(self, workload: str, configurations: Sequence[Configuration]) -> tuple[Prediction, ...]:

@@ -73,7 +73,9 @@ def offset(quantity: str, place: Place, catalogue: Catalogue) -> float:
     if quantity == POWER:
         product = product_of(model, catalogue)
         share = 2.0 ** place.numbers["limit"]
-        return math.log(gpus * (UNKNOWN_LIMIT_W * share if product is None else product.power_default_w * min(share, 1)))
+        return math.log(
+            gpus * (UNKNOWN_LIMIT_W * share if product is None else product.power_default_w * min(share, 1))
+        )
     if quantity == THROUGHPUT:
         return math.log(gpus * _speed(model, catalogue))
     if quantile_of(quantity) is not None:

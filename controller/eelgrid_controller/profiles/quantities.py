@@ -23,7 +23,9 @@ _LATENCY = "latency_s@"
 def latency(quantile: float) -> str:
     """The name of the latency at a quantile between 0 and 1: latency_s@0.99."""
     if not 0.0 < quantile < 1.0:
-        raise ImpossibleReading("latency_s", f"the quantile {quantile} is not between 0 and 1", "write 0.99 for the p99")
+        raise ImpossibleReading(
+            "latency_s", f"the quantile {quantile} is not between 0 and 1", "write 0.99 for the p99"
+        )
     return f"{_LATENCY}{quantile:g}"
 
 

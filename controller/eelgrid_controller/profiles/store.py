@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from eelgrid_controller.profiles.drift import Noise, Watch, residual, watched, WARM_UP
+from eelgrid_controller.profiles.drift import WARM_UP, Noise, Watch, residual, watched
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.profiles.quantities import logs
 
@@ -147,7 +147,9 @@ def _scores(profile: Profile, cell: Cell | None, reading: Reading, values: Mappi
     for name, value in values.items():
         held = None if cell is None or profile.stale(cell) else cell.tallies.get(name)
         if held is not None:
-            variance = max(profile.noise.get(name, Noise()).variance, max(held.stated, reading.noise.get(name, 0.0)) ** 2)
+            variance = max(
+                profile.noise.get(name, Noise()).variance, max(held.stated, reading.noise.get(name, 0.0)) ** 2
+            )
             found[name] = residual(value, held.mean, held.count, variance)
         elif name in reading.expected:
             found[name] = (value - reading.expected[name].mean) / reading.expected[name].deviation
