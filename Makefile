@@ -40,7 +40,7 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed-dev
 	@echo "kernels without their compiler, for what it hides"
-	@NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q tests/props/placement_test.py tests/props/peers_test.py tests/props/fleet_test.py
+	@NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q tests/props/placement_test.py tests/props/peers_test.py tests/props/fleet_test.py tests/props/partition_covers_test.py
 	@echo "compiling the kernels, once for these sources (a minute or more)"
 	@$(BIN)/python -m eelgrid_kernels
 	@$(BIN)/python -m pytest $(PYTEST)

@@ -17,7 +17,6 @@ less to catch up then, and the whole costs more.
 
 import argparse
 import csv
-import ctypes
 import resource
 import time
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from bench.kernel_clock import THREAD, WALL, now_ns
 from eelgrid_controller.replay.protocol import Trace, csv_folder, load
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.best import decide, tend
@@ -40,10 +40,7 @@ _FILL = 0.8
 _WAYS = ("settling", "index", "tended", "scan")
 _WAYS_TENDED, _WAYS_SCAN = 2, 3
 _TENDED_MOST = 4096  # entries of the log in one bout of idle work
-_CLOCKS = {"wall": 1, "thread": 3}
-_clock = ctypes.CDLL(None).clock_gettime
-_clock.argtypes = (ctypes.c_int, ctypes.c_void_p)
-_clock.restype = ctypes.c_int
+_CLOCKS = {"wall": WALL, "thread": THREAD}
 
 
 class Columns(NamedTuple):
@@ -86,12 +83,6 @@ def grown(trace: Trace, gpus: int) -> Columns:
 
 
 @njit
-def _now_ns(which: int, scratch: Ints) -> int:
-    _clock(which, scratch.ctypes)
-    return int(scratch[0] * 1_000_000_000 + scratch[1])
-
-
-@njit
 def _fill(run: Any, order: Ints, held: Ints, slots: Ints, most: int) -> tuple[int, int]:
     """Place tasks until so many milli-GPU are asked for; returns how many were placed and how many drawn."""
     count, asked, at = 0, 0, 0
@@ -115,20 +106,20 @@ def _churn(
     scratch = np.zeros(2, np.int64)
     for step in range(order.shape[0]):
         victim, kind = leavers[step] % count, order[step]
-        begun = _now_ns(clock, scratch)
+        begun = now_ns(clock, scratch)
         shift(run, held[victim, 0], held[victim, 1], slots[victim], 1)
-        times[step, 1] = _now_ns(clock, scratch) - begun
+        times[step, 1] = now_ns(clock, scratch) - begun
         if way == _WAYS_TENDED:
-            begun = _now_ns(clock, scratch)
+            begun = now_ns(clock, scratch)
             requote(run)
             tend(run, step % run.kinds.shape[0], _TENDED_MOST)
-            times[step, 2] = _now_ns(clock, scratch) - begun
+            times[step, 2] = now_ns(clock, scratch) - begun
         elif way == _WAYS_SCAN:
             run.kinds[kind, READ] = -1
-        begun = _now_ns(clock, scratch)
+        begun = now_ns(clock, scratch)
         requote(run)
         node = decide(run, kind, 0)
-        times[step, 0] = _now_ns(clock, scratch) - begun
+        times[step, 0] = now_ns(clock, scratch) - begun
         if node >= 0:
             held[victim, 0], held[victim, 1] = node, kind
             slots[victim] = run.taken

@@ -42,15 +42,15 @@ from bench.openb.cutting_stock import HIGHS_OPTIMAL, SharePrices
 from bench.openb.measure import Bounds
 from eelgrid_controller.replay.protocol import Fleet, Specs, Trace, arrivals
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.placement import (
+from eelgrid_kernels.packages import (
     CORES_PER_PACKAGE,
     CPU_PACKAGE_FULL_W,
     CPU_PACKAGE_IDLE_W,
-    GPU_WHOLE_MILLI,
     MILLI_PER_CORE,
 )
+from eelgrid_kernels.packages import PACKAGE_MILLI as CPU_PACKAGE_MILLI
+from eelgrid_kernels.placement import GPU_WHOLE_MILLI
 
-CPU_PACKAGE_MILLI = MILLI_PER_CORE * CORES_PER_PACKAGE
 # A shape's shares must ask for this many GPUs more than the solution holds for a cut to be worth its row.
 CUT_GPUS_LEAST = 0.5
 # Cutting ends after PATIENCE rounds that each moved the bound by less than this part of it.

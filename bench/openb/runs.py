@@ -13,7 +13,6 @@ runs, so that they are computed for the first seeds only, and compared with the
 means over just those.
 """
 
-import ctypes
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,24 +21,20 @@ import numpy as np
 from joblib import Parallel, delayed
 from numba import njit
 
+from bench.kernel_clock import WALL, now_ns
 from bench.openb import bounds as relaxations
 from bench.openb.measure import Bounds, Curves, curves, empty_power_w
 from eelgrid_controller.replay.protocol import Trace, arrivals, node_order
 from eelgrid_kernels.arrays import Ints
 from eelgrid_kernels.best import advance, tend
 from eelgrid_kernels.course import empty_course, prepare
-from eelgrid_kernels.peer_arrays import READ, STALE
 from eelgrid_kernels.policies import Policy, policy
 from eelgrid_kernels.quotes import requote
 
 __all__ = ["BOUND_X", "BoundJob", "BoundResult", "Job", "Progress", "Result", "bound", "everything", "run"]
 
 BOUND_X = tuple(tenth / 10 for tenth in range(1, 9))
-_CLOCK_MONOTONIC = 1
 _TENDED = 2  # kinds that are weighed by new prices between two decisions
-_clock = ctypes.CDLL(None).clock_gettime
-_clock.argtypes = (ctypes.c_int, ctypes.c_void_p)
-_clock.restype = ctypes.c_int
 
 
 class Job(NamedTuple):
@@ -92,29 +87,22 @@ class Progress(NamedTuple):
 
 
 @njit
-def _now_ns(scratch: Ints) -> int:
-    """Nanoseconds of the monotonic clock; scratch (2,) takes its seconds and nanoseconds."""
-    _clock(_CLOCK_MONOTONIC, scratch.ctypes)
-    return int(scratch[0] * 1_000_000_000 + scratch[1])
-
-
-@njit
 def _timed(scene: Any, order: Ints, course: Any, decision_ns: Ints, idle_ns: Ints) -> None:
     """The whole course; times of each decision and of the idle work before it into decision_ns and idle_ns (A,)."""
     scratch, kinds, turn = np.zeros(2, np.int64), scene.kinds.shape[0], 0
     for i in range(order.shape[0]):
-        begun = _now_ns(scratch)
+        begun = now_ns(WALL, scratch)
         requote(scene)
         tended = looked = 0
         while tended < _TENDED and looked < kinds:
-            if scene.kinds[turn, READ] == STALE:
+            if scene.loose[turn] > 0.0:
                 tend(scene, turn, 0)
                 tended += 1
             turn = (turn + 1) % kinds
             looked += 1
-        ready = _now_ns(scratch)
+        ready = now_ns(WALL, scratch)
         advance(scene, order, course, i, i + 1)
-        decision_ns[i], idle_ns[i] = _now_ns(scratch) - ready, ready - begun
+        decision_ns[i], idle_ns[i] = now_ns(WALL, scratch) - ready, ready - begun
 
 
 def run(job: Job) -> Result:

@@ -5,8 +5,7 @@ differently. Must not know how the second came about: whatif.py makes it.
 
 Theory: values that no event touched are shared between a state and its copy, so
 that "is the same object" is "nothing changed", and a comparison costs what the
-changes touched. Room is counted by the planner itself, which tells how many
-equal replicas there is room for; memory is no part of a class of the mix.
+changes touched. Memory is no part of a class of the mix, so that room leaves it out.
 """
 
 from collections import Counter
@@ -14,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from eelgrid_controller.core import Core
 from eelgrid_controller.demand import TaskClass
-from eelgrid_controller.planner import Planner
+from eelgrid_controller.room import fitting
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos.messages import (
     ClassRoom,
@@ -22,12 +21,9 @@ from eelgrid_protos.messages import (
     ImaginedOutcome,
     NodeState,
     OutcomeCount,
-    ResourceRequest,
-    Weights,
     Workload,
     WorkloadDifference,
     WorkloadPhase,
-    WorkloadSpec,
 )
 
 __all__ = ["ROOMS_MOST", "bad_news_first", "beside", "counted", "differences", "figures", "room_of", "rooms"]
@@ -67,20 +63,10 @@ def figures(core: Core) -> ClusterFigures:
     )
 
 
-def room_of(core: Core, classes: Iterable[TaskClass], weights: Weights) -> tuple[int, ...]:
+def room_of(core: Core, classes: Iterable[TaskClass]) -> tuple[int, ...]:
     """How many more tasks of each class fit."""
-    planner = Planner()
-    found = []
-    for entry in classes:
-        request = ResourceRequest(
-            cpu_milli=entry.cpu_milli,
-            gpu_count=entry.gpu_count,
-            gpu_milli=entry.gpu_milli,
-            gpu_models=entry.gpu_models,
-        )
-        spec = WorkloadSpec(name="room", request=request, replicas=_WITHOUT_END)
-        found.append(planner.decide(core.snapshot(), spec, weights).room)
-    return tuple(found)
+    snapshot = core.snapshot()
+    return tuple(fitting(snapshot.nodes, snapshot.models, entry, _WITHOUT_END) for entry in classes)
 
 
 def rooms(mix: Sequence[tuple[TaskClass, int]], before: Sequence[int], after: Sequence[int]) -> tuple[ClassRoom, ...]:

@@ -72,11 +72,11 @@ def _rows(problem: Problem) -> Ints:
     held = (nodes.gpu_state == GPU_PLACEABLE) & (nodes.gpu_free < GPU_WHOLE_MILLI)
     # Watts of GPUs that are on for a part of their capacity, and everything else that the weights price.
     spare_w = (held * (nodes.gpu_busy_w - nodes.gpu_idle_w) * nodes.gpu_free / GPU_WHOLE_MILLI).sum(axis=1)
-    terms = np.zeros(len(TERMS))
-    waste_w = spare_w * problem.prices.power
+    prices = problem.prices
+    waste_w = spare_w * prices.power
     for row in range(count):
-        node_terms(nodes, problem.mix, row, terms)
-        waste_w[row] += problem.prices.fragmentation_w * terms[1] + problem.prices.stranding_w * terms[2]
+        _, fragmented, stranded, _ = node_terms(nodes, problem.mix, row, prices.fragmentation_w != 0.0)
+        waste_w[row] += prices.fragmentation_w * fragmented + prices.stranding_w * stranded
     return np.sort(np.argsort(-waste_w, kind="stable")[:NODES_MOST])
 
 
@@ -197,9 +197,7 @@ def _step(problem: Problem, search: Search, rows: Ints, chosen: list[int], unit:
 
 def _terms(problem: Problem, nodes: Nodes, row: int) -> Floats:
     """The terms of a node's cost, in watts-equivalent."""
-    terms = np.zeros(len(TERMS))
-    node_terms(nodes, problem.mix, row, terms)
-    weighed: Floats = terms * np.array(problem.prices)
+    weighed: Floats = np.array(node_terms(nodes, problem.mix, row, True)) * np.array(problem.prices)
     return weighed
 
 

@@ -10,8 +10,8 @@ the cost; `replica_room` is exact and a workload that is begun can be finished.
 Nodes in the same state are one candidate and what a kind of task costs in each is
 kept; only rows that changed since are looked at again, and a planner without that
 memory decides the same. Candidates are in the policy's order; the watts beside
-them are those of our cost, whatever the policy. There is no look-ahead and no
-reservation: smaller work may overtake larger work that waits.
+them are those of our cost, whatever the policy. Quotes come with the snapshot,
+never from memory. Nothing is reserved: smaller work may overtake larger work that waits.
 """
 
 from collections.abc import Sequence
@@ -140,8 +140,8 @@ class Planner:
         room = min(1, counts[FITS])
         if spec.replicas > 1 and found:
             room = int(replica_room(snapshot.nodes, task, call.allows, spec.replicas))
-        explained = self._explained(snapshot, call, 0, found, counts)
         if room < spec.replicas:
+            explained = self._explained(snapshot, call, 0, found, counts)
             return Decision(placements=(), explanation=(explained,), room=room, removals=explained.removals)
         gang = None
         if placement == OURS and wishes(spec, weights):
@@ -149,8 +149,8 @@ class Planner:
             case = Case(snapshot, spec, task, call.allows, weights.locality_w, self._gang_work_most)
             gang = Gang(case, candidates, candidates.kind(task, call.allows))
             found, counts = self._look(candidates, snapshot, call, gang)
-            explained = self._explained(snapshot, call, 0, found, counts)
-        placements, explanation = [self._placement(snapshot, found[0], 0)], [explained]
+        placements = [self._placement(snapshot, found[0], 0)]
+        explanation = [self._explained(snapshot, call, 0, found, counts)]
         if spec.replicas > 1:
             trial = snapshot.copy()
             for replica in range(1, spec.replicas):

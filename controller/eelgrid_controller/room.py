@@ -121,8 +121,8 @@ def largest(counts: Mapping[TaskClass, int]) -> tuple[TaskClass, ...]:
     return tuple(sizes[size] for size in sorted(sizes, reverse=True)[:LARGEST_MOST])
 
 
-def fitting(nodes: Nodes, models: Mapping[str, int], task: TaskClass) -> int:
-    """How many tasks of one class fit at once, if nothing else comes."""
+def fitting(nodes: Nodes, models: Mapping[str, int], task: TaskClass, most: int = _COUNT_MOST) -> int:
+    """How many tasks of one class fit at once, if nothing else comes; counted no further than `most`."""
     allowed = [not task.gpu_models or model in task.gpu_models for model in models] or [True]
     wanted = Task(task.cpu_milli, 0, task.gpu_count, task.gpu_milli)
-    return int(replica_room(nodes, wanted, np.array(allowed, np.int64), _COUNT_MOST))
+    return int(replica_room(nodes, wanted, np.array(allowed, np.int64), most))

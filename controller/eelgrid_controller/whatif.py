@@ -250,8 +250,7 @@ def what_if(state: ClusterState, request: WhatIfRequest, bench: Workbench) -> Wh
     live = bench.make_core(state)
     mix = state.demand.mix[:ROOMS_MOST]
     classes = [entry for entry, _ in mix]
-    weights = state.policy.weights
-    revision, was, room_was = state.revision, figures(live), room_of(live, classes, weights)
+    revision, was, room_was = state.revision, figures(live), room_of(live, classes)
     trial = _Trial(state, bench)
     for change in request.changes:
         trial.apply(change)
@@ -260,7 +259,7 @@ def what_if(state: ClusterState, request: WhatIfRequest, bench: Workbench) -> Wh
     return WhatIfResponse(
         before=was,
         after=figures(core),
-        rooms=rooms(mix, room_was, room_of(core, classes, weights)),
+        rooms=rooms(mix, room_was, room_of(core, classes)),
         counts=counted(found),
         differences=tuple(found[: request.differences_most or _DIFFERENCES_SHOWN]),
         revision=revision,

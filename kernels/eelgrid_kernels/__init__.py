@@ -21,12 +21,11 @@ from eelgrid_kernels.arrays import Mix, Nodes, Task
 from eelgrid_kernels.build import sort_bit
 from eelgrid_kernels.candidates import Candidates, Found
 from eelgrid_kernels.gang import divide
+from eelgrid_kernels.packages import CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W
 from eelgrid_kernels.placement import (
     CANDIDATES_MOST,
     CLASSES_MOST,
     CONSTRAINTS,
-    CPU_PACKAGE_FULL_W,
-    CPU_PACKAGE_IDLE_W,
     FITS,
     GPU_ABSENT,
     GPU_PARTITIONED,

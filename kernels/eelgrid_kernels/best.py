@@ -22,15 +22,18 @@ ever used; RANDOM draws for every node that fits.
 import numpy as np
 
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.compiled import inlined, kernel
+from eelgrid_kernels.compiled import inlined, kernel, lean
 from eelgrid_kernels.members import draw, first_roomy
 from eelgrid_kernels.peer_arrays import (
     ASKED_GPUS,
     ASKED_MEMORY,
     ASKED_MILLI,
     BORN,
+    BOUNDED,
     ENTRIES,
+    EXACT,
     LEFT,
+    LOOSE,
     MEMORY,
     MOST,
     RANK,
@@ -39,7 +42,6 @@ from eelgrid_kernels.peer_arrays import (
     ROOT,
     ROWS,
     SEED,
-    STALE,
     STATE,
     TOUCHED,
     WEIGHTS,
@@ -47,17 +49,18 @@ from eelgrid_kernels.peer_arrays import (
     Run,
     Shorts,
 )  # fmt: skip
-from eelgrid_kernels.peers import MIX, RANDOM, take, weigh
+from eelgrid_kernels.peers import MIX, RANDOM, is_bounded, take, weigh, weighed
 from eelgrid_kernels.quotes import requote
 from eelgrid_kernels.states import shift
 
-__all__ = ["BLOCK", "advance", "catch_up", "choose", "decide", "tend"]
+__all__ = ["BLOCK", "advance", "catch_up", "choose", "decide", "tend", "weigh_all"]
 
 _SHIFT = 6
 BLOCK = 1 << _SHIFT
+LOOSE_MOST_W = 200.0  # from there on bounds are made anew rather than lowered
 
 
-@kernel
+@lean
 def is_scaled(policy: int, weights: Floats) -> bool:
     """Whether two numbers are kept, which are weighed against each other when all are known."""
     return bool(policy == MIX and weights[0] != 0.0 and weights[1] != 0.0)
@@ -76,7 +79,7 @@ def _find_top(cost: Floats, rank: Shorts, top: Shorts, top_cost: Floats, rows: i
     top[kind, block], top_cost[kind, block] = best, cost[kind, best]
 
 
-@kernel
+@lean
 def _review(run: Run, kind: int, entry: int, entries: int, whole: bool) -> int:
     """Bring what a kind knows of the rows of these entries of the log up to date, or of all rows; returns how many."""
     nodes, states, shapes, added_w, kinds, groups = (
@@ -90,6 +93,7 @@ def _review(run: Run, kind: int, entry: int, entries: int, whole: bool) -> int:
     weight, levels, rates, facts, log = run.weight, run.levels, run.rates, run.facts, run.log
     classes, wanted, offers = run.classes, run.wanted, run.offers
     cost, rank, scaled, top, top_cost = run.cost, run.rank, run.scaled, run.top, run.top_cost
+    exact = not is_bounded(run.policy, rates)
     rows, policy, mask, reviewed = facts[ROWS], run.policy, log.shape[0] - 1, 0
     read = -1 if whole else kinds[kind, READ]
     memory, partly = kinds[kind, ASKED_MEMORY], not whole and entries < facts[ENTRIES]
@@ -109,9 +113,10 @@ def _review(run: Run, kind: int, entry: int, entries: int, whole: bool) -> int:
             # Where it did not fit for memory alone it may fit now.
             if states[row, BORN] >= read or price == np.inf:
                 price, power, _ = weigh(
-                    states, shapes, added_w, kinds, groups, weight, levels, classes, wanted, offers, rates, facts,
-                    policy, kind, row,
+                    states, shapes, added_w, kinds, groups, weight, levels, classes, wanted, offers, run.relief, rates,
+                    facts, policy, kind, row, exact,
                 )  # fmt: skip
+                run.known[kind, row] = EXACT if exact else BOUNDED
                 if scaled.shape[1] > 0:
                     scaled[kind, row] = power
             if price < np.inf:
@@ -133,17 +138,33 @@ def _review(run: Run, kind: int, entry: int, entries: int, whole: bool) -> int:
     return reviewed
 
 
-@kernel
+@lean
+def _lower(run: Run, kind: int) -> None:
+    """Take off all costs of a kind what new prices may have taken off: none is known exactly then."""
+    loose = run.loose[kind]
+    run.loose[kind] = 0.0
+    for row in range(run.facts[ROWS]):
+        run.cost[kind, row] -= loose
+        run.known[kind, row] = LOOSE
+    for block in range((run.facts[ROWS] + BLOCK - 1) >> _SHIFT):
+        run.top_cost[kind, block] -= loose
+
+
+@lean
 def catch_up(run: Run, kind: int) -> int:
     """Read the log to its end for a kind; returns how many rows were reviewed."""
     entries, read = run.facts[ENTRIES], run.kinds[kind, READ]
-    whole = read < 0 or entries - read > run.log.shape[0]
+    whole = read < 0 or entries - read > run.log.shape[0] or run.loose[kind] > LOOSE_MOST_W
+    if whole:
+        run.loose[kind] = 0.0
+    elif run.loose[kind] > 0.0:
+        _lower(run, kind)
     reviewed = _review(run, kind, 0 if whole else read, run.facts[ROWS] if whole else entries, whole)
     run.kinds[kind, READ] = entries
     return reviewed
 
 
-@kernel
+@lean
 def tend(run: Run, kind: int, most: int) -> int:
     """Read at most so many entries of the log for a kind that nobody asked for; returns how many rows were reviewed.
 
@@ -151,30 +172,66 @@ def tend(run: Run, kind: int, most: int) -> int:
     prices of before is weighed anew, all of it.
     """
     entries, read = run.facts[ENTRIES], run.kinds[kind, READ]
-    if read == STALE:
-        return catch_up(run, kind)
-    if read < 0 or entries - read > run.log.shape[0] or entries == read:
+    if read < 0 or entries - read > run.log.shape[0]:
         return 0
+    if run.loose[kind] > 0.0:
+        return catch_up(run, kind)
     last = min(entries, read + most)
     reviewed = _review(run, kind, read, last, False)
     run.kinds[kind, READ] = last
+    if last == entries:
+        _cheapest(run, kind)
     return reviewed
 
 
-@kernel
-def _cheapest(run: Run, kind: int) -> int:
-    """The best row of the blocks' bests, or -1."""
-    top, top_cost, rank, best, best_cost = run.top, run.top_cost, run.rank, -1, np.inf
-    for block in range((run.facts[ROWS] + BLOCK - 1) >> _SHIFT):
+@inlined
+def _lowest(rank: Shorts, top: Shorts, top_cost: Floats, rows: int, kind: int) -> int:
+    """The best row of the blocks' bests, or -1; it may be there by a bound."""
+    best, best_cost = -1, np.inf
+    for block in range((rows + BLOCK - 1) >> _SHIFT):
         cost = top_cost[kind, block]
         if cost < best_cost:
             best, best_cost = top[kind, block], cost
         elif cost == best_cost and cost < np.inf and rank[kind, top[kind, block]] < rank[kind, best]:
             best = top[kind, block]
-    return int(best)
+    return best
 
 
-@kernel
+@lean
+def _cheapest(run: Run, kind: int) -> int:
+    """The row with the least cost, or -1: the lowest is weighed until it is there by its cost."""
+    cost, rank, top, top_cost, known, rows = run.cost, run.rank, run.top, run.top_cost, run.known, run.facts[ROWS]
+    row = _lowest(rank, top, top_cost, rows, kind)
+    if row < 0 or known[kind, row] == EXACT:
+        return int(row)
+    states, shapes, added_w, kinds, groups = run.states, run.shapes, run.added_w, run.kinds, run.groups
+    weight, levels, rates, facts, relief = run.weight, run.levels, run.rates, run.facts, run.relief
+    classes, wanted, offers = run.classes, run.wanted, run.offers
+    while row >= 0 and known[kind, row] != EXACT:
+        fresh = known[kind, row] == BOUNDED
+        price, _, _ = weigh(
+            states, shapes, added_w, kinds, groups, weight, levels, classes, wanted, offers, relief, rates, facts,
+            run.policy, kind, row, fresh,
+        )  # fmt: skip
+        cost[kind, row] = price if fresh else max(price, cost[kind, row])
+        known[kind, row] = EXACT if fresh else BOUNDED
+        _find_top(cost, rank, top, top_cost, rows, kind, row >> _SHIFT)
+        row = _lowest(rank, top, top_cost, rows, kind)
+    return int(row)
+
+
+@lean
+def weigh_all(run: Run, kind: int) -> None:
+    """Make every cost of a kind exact."""
+    catch_up(run, kind)
+    for row in range(run.facts[ROWS]):
+        if run.known[kind, row] != EXACT and run.cost[kind, row] < np.inf:
+            run.cost[kind, row], run.known[kind, row] = weighed(run, kind, row, True)[0], EXACT
+    for block in range((run.facts[ROWS] + BLOCK - 1) >> _SHIFT):
+        _find_top(run.cost, run.rank, run.top, run.top_cost, run.facts[ROWS], kind, block)
+
+
+@lean
 def _span(run: Run, kind: int) -> tuple[float, float]:
     """The least and the most that is scaled, over all that fits."""
     low, high = np.inf, -np.inf
@@ -185,7 +242,7 @@ def _span(run: Run, kind: int) -> tuple[float, float]:
     return low, high
 
 
-@kernel
+@lean
 def _cheapest_scaled(run: Run, kind: int, low: float, high: float) -> int:
     """The row with the highest mixed score, or -1."""
     cost, rank, best, best_score = run.cost, run.rank, -1, -np.inf
@@ -199,7 +256,7 @@ def _cheapest_scaled(run: Run, kind: int, low: float, high: float) -> int:
     return best
 
 
-@kernel
+@lean
 def _luckier(nodes: Ints, seed: int, moment: int, one: int, other: int) -> int:
     """Of two nodes the one with the higher draw, equals by rank; -1 is none."""
     if one < 0 or other < 0:
@@ -209,7 +266,7 @@ def _luckier(nodes: Ints, seed: int, moment: int, one: int, other: int) -> int:
     return one if first else other
 
 
-@kernel
+@lean
 def _drawn_of(nodes: Ints, root: int, memory: int, seed: int, moment: int) -> int:
     """The node with the highest draw among those of a tree with the memory, or -1."""
     if root < 0 or nodes[root, MOST] < memory:
@@ -221,7 +278,7 @@ def _drawn_of(nodes: Ints, root: int, memory: int, seed: int, moment: int) -> in
     return best
 
 
-@kernel
+@lean
 def _random_node(run: Run, kind: int, moment: int) -> int:
     """The node with the highest draw among all that fit, or -1."""
     nodes, states, seed, cost = run.nodes, run.states, run.facts[SEED], run.cost

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from eelgrid_kernels.arrays import Floats, Ints, Mix
 from eelgrid_kernels.best import BLOCK, is_scaled
 from eelgrid_kernels.lookahead import SEVERAL
+from eelgrid_kernels.packages import FEED, WHOLE
 from eelgrid_kernels.peer_arrays import (
     CAPACITY,
     CAPACITY_MILLI,
@@ -44,7 +45,7 @@ from eelgrid_kernels.peer_arrays import (
     Run,
 )  # fmt: skip
 from eelgrid_kernels.peers import GPU_CLUSTERING
-from eelgrid_kernels.terms import FEED, TERMS, WHOLE
+from eelgrid_kernels.terms import TERMS
 
 __all__ = [
     "MODELS_MOST",
@@ -234,7 +235,7 @@ def build(
     if len(weights) <= len(TERMS):  # stranding weighs the same at any load
         rates[GIVEN, len(TERMS)] = rates[GIVEN, 2]
     rates[WEIGHTS] = rates[GIVEN]
-    facts = np.zeros(10, np.int64)
+    facts = np.zeros(9, np.int64)
     facts[WEIGHT], facts[SEED], facts[SHIFTS] = expected.total, _seed(nodes[1]), -1
     measure(facts, shapes[0][nodes[0]], expected.mean)
     states = np.zeros((rows, GPU + 2 * slots + 2 * expected.groups.shape[2]), np.int64)
@@ -252,6 +253,7 @@ def build(
         classes=expected.classes,
         wanted=expected.wanted,
         offers=np.zeros(expected.classes.shape[1]),
+        relief=np.zeros((3, expected.wanted.shape[0], expected.weight.shape[1])),
         captive=expected.captive,
         rates=rates,
         facts=facts,
@@ -260,6 +262,8 @@ def build(
         spare=np.zeros(rows, np.int64),
         log=np.zeros(1 << max(_LOG_LEAST, _LOG_PER_NODE * rows).bit_length(), np.int64),
         cost=np.zeros((len(kinds), rows)),
+        known=np.zeros((len(kinds), rows), np.uint8),
+        loose=np.zeros(len(kinds)),
         rank=np.zeros((len(kinds), rows), np.int32),
         scaled=np.zeros((len(kinds), rows if is_scaled(policy, rates[WEIGHTS]) else 0)),
         top=np.zeros((len(kinds), blocks), np.int32),

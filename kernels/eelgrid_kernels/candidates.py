@@ -11,15 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from eelgrid_kernels.arrays import Floats, Ints, Mix, Nodes, Task
-from eelgrid_kernels.best import catch_up, choose
+from eelgrid_kernels.best import choose, weigh_all
 from eelgrid_kernels.build import bits, build, expect, kinds_of, measure, shapes_of
-from eelgrid_kernels.compiled import kernel
+from eelgrid_kernels.compiled import lean
 from eelgrid_kernels.gang import repeat
 from eelgrid_kernels.members import count_roomy
 from eelgrid_kernels.peer_arrays import (
     ASKED_MEMORY,
-    NEVER,
-    READ,
     ROOT,
     ROWS,
     SCALE,
@@ -39,7 +37,7 @@ from eelgrid_kernels.terms import TERMS, added
 __all__ = ["Candidates", "Found"]
 
 # Costs and ranks of a kind in a state; kinds are remembered up to a sum, the latest ones.
-_KIND_BYTES = 13
+_KIND_BYTES = 14
 _KINDS_BYTES_MOST = 128 * 1024 * 1024
 _KINDS_MOST = 256
 
@@ -52,18 +50,18 @@ class Found(NamedTuple):
     terms: tuple[float, ...]  # what the task adds to each term, in watts, GPUs and GPUs
 
 
-@kernel
+@lean
 def _terms(run: Run, kind: int, node: int, into: Floats) -> None:
     """What a task adds to each term on a node, on the GPUs in run.taken, scaled, into (J,), in place."""
     terms = added(
         run.states, run.shapes, run.added_w, run.kinds, run.groups, run.weight, run.levels, run.classes, run.wanted,
-        run.offers, run.rates, run.facts, kind, run.nodes[node, STATE], run.taken[0],
+        run.offers, run.relief, run.rates, run.facts, kind, run.nodes[node, STATE], run.taken[0], True,
     )  # fmt: skip
     for term in range(len(terms)):
         into[term] = terms[term] / run.rates[SCALE, term]
 
 
-@kernel
+@lean
 def _count(run: Run, nodes: Nodes, task: Task, allows: Ints, counts: Ints) -> None:
     """Nodes by verdict into counts (8,), in place; one node of each state stands for all but memory."""
     counts[:] = 0
@@ -73,7 +71,7 @@ def _count(run: Run, nodes: Nodes, task: Task, allows: Ints, counts: Ints) -> No
             continue
         size = run.nodes[root, SIZE]
         found = verdict(nodes, task, allows, root)
-        if found in {FITS, MEMORY}:
+        if found == FITS or found == MEMORY:  # noqa: PLR1714, SIM109 (a set would be made anew for each row)
             roomy = count_roomy(run.nodes, root, task.memory_bytes)
             counts[FITS] += roomy
             counts[MEMORY] += size - roomy
@@ -173,7 +171,6 @@ class Candidates:
                 kind = self._kinds.pop(next(iter(self._kinds)))
             asked = [np.array([value], np.int64) for value in (*task, key[1])]
             self._run.kinds[kind] = kinds_of(*asked)[0]
-            self._run.kinds[kind, READ] = NEVER
         self._kinds[key] = kind
         return kind
 
@@ -190,7 +187,7 @@ class Candidates:
     def costs(self, kind: int) -> Floats:
         """What the task costs on each node (N,), infinite where it does not fit; not for RANDOM nor what is scaled."""
         run = self._run
-        catch_up(run, kind)
+        weigh_all(run, kind)
         roomy = run.nodes[:, MEMORY_FREE] >= run.kinds[kind, ASKED_MEMORY]
         return np.where(roomy, run.cost[kind, run.nodes[:, STATE]], np.inf)
 

@@ -86,14 +86,19 @@ def kernel(function: _Function) -> _Function:
     return _compiled(function)
 
 
+def lean(function: _Function) -> _Function:
+    """A kernel that allocates nothing: nobody counts references to its arrays, which takes time there and in the compiler."""
+    return _compiled(function, _nrt=False)
+
+
 def inlined(function: _Function) -> _Function:
-    """A kernel whose code goes into that of its callers: for the small and hot, where handing over is what costs."""
-    return _compiled(function, forceinline=True)
+    """A lean kernel whose code goes into that of its callers: for the small and hot, where handing over is what costs."""
+    return _compiled(function, forceinline=True, _nrt=False)
 
 
 def kernel_sum(function: _Function) -> _Function:
-    """A kernel that sums whole numbers in floats: exact in any order, so the compiler may choose the order."""
-    return _compiled(function, fastmath={"reassoc", "nsz"})
+    """A lean kernel that sums whole numbers in floats: exact in any order, so the compiler may choose the order."""
+    return _compiled(function, fastmath={"reassoc", "nsz"}, _nrt=False)
 
 
 def unlocked(function: _Function) -> _Function:

@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 from eelgrid_kernels.arrays import Floats, Ints, Mix
 from eelgrid_kernels.best import advance
 from eelgrid_kernels.build import bits, build, expect, kinds_of, shapes_of
+from eelgrid_kernels.packages import CPU_PACKAGE_IDLE_W, PACKAGE_W, active_packages
 from eelgrid_kernels.peer_arrays import Course, Run
 from eelgrid_kernels.states import settle
-from eelgrid_kernels.terms import PACKAGE_W, active_packages
 
 __all__ = ["FleetColumns", "SpecColumns", "empty_course", "prepare", "run"]
-
-PACKAGE_IDLE_W = 15.0
 
 
 class SpecColumns(Protocol):
@@ -89,7 +87,7 @@ def _mix(specs: SpecColumns, typical: tuple[Ints, Ints]) -> Mix:
 def _idle_w(fleet: FleetColumns) -> float:
     idle_w = float(np.sum(fleet.gpu_count * fleet.idle_w))
     for cpu_milli in fleet.cpu_milli.tolist():  # the half core of an odd vCPU counts as working, even on an empty node
-        idle_w += PACKAGE_IDLE_W * active_packages(cpu_milli, 0) + PACKAGE_W * active_packages(cpu_milli, cpu_milli)
+        idle_w += CPU_PACKAGE_IDLE_W * active_packages(cpu_milli, 0) + PACKAGE_W * active_packages(cpu_milli, cpu_milli)
     return idle_w
 
 

@@ -37,7 +37,7 @@ def repeat(trial: Run, states: Ints, rows: Ints, kind: int, costs: Floats) -> in
         costs[place] = np.inf
         costs[place, 0] = 0.0
         for tasks in range(1, costs.shape[1]):
-            cost = weighed(trial, kind, 0)[0]
+            cost = weighed(trial, kind, 0, True)[0]
             if cost == np.inf:
                 break
             costs[place, tasks] = costs[place, tasks - 1] + cost

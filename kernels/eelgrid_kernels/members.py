@@ -11,13 +11,13 @@ what is too small and a count what is all alike.
 """
 
 from eelgrid_kernels.arrays import Ints
-from eelgrid_kernels.compiled import inlined, kernel
+from eelgrid_kernels.compiled import inlined, lean
 from eelgrid_kernels.peer_arrays import LEAST, LEFT, MEMORY, MOST, RANK, RIGHT, SIZE
 
 __all__ = ["count_roomy", "draw", "first_roomy", "insert", "remove"]
 
 
-@kernel
+@lean
 def draw(seed: int, moment: int, thing: int) -> int:
     """A number that looks random, from three; 32 bits in 64, so that no product overflows."""
     value = seed
@@ -48,7 +48,7 @@ def _sum_up(nodes: Ints, node: int) -> None:
     nodes[node, MOST], nodes[node, LEAST], nodes[node, SIZE] = most, least, size
 
 
-@kernel
+@lean
 def _split(nodes: Ints, root: int, rank: int) -> tuple[int, int]:
     """The trees of the nodes below that rank and of the others."""
     if root < 0:
@@ -64,7 +64,7 @@ def _split(nodes: Ints, root: int, rank: int) -> tuple[int, int]:
     return lower, root
 
 
-@kernel
+@lean
 def _join(nodes: Ints, lower: int, upper: int) -> int:
     """One tree of two, all ranks of the first below those of the second."""
     if lower < 0:
@@ -80,7 +80,7 @@ def _join(nodes: Ints, lower: int, upper: int) -> int:
     return upper
 
 
-@kernel
+@lean
 def insert(nodes: Ints, root: int, node: int) -> int:
     """The root of a tree to which a node was added."""
     if root < 0 or _above(node, root):
@@ -95,7 +95,7 @@ def insert(nodes: Ints, root: int, node: int) -> int:
     return root
 
 
-@kernel
+@lean
 def remove(nodes: Ints, root: int, node: int) -> int:
     """The root of a tree from which a node was taken, -1 if it was the last."""
     if root == node:
@@ -108,7 +108,7 @@ def remove(nodes: Ints, root: int, node: int) -> int:
     return root
 
 
-@kernel
+@lean
 def first_roomy(nodes: Ints, root: int, memory: int, past: int) -> int:
     """The node of lowest rank above `past` that has the memory, or -1."""
     if root < 0 or nodes[root, MOST] < memory:
@@ -122,7 +122,7 @@ def first_roomy(nodes: Ints, root: int, memory: int, past: int) -> int:
     return first_roomy(nodes, nodes[root, RIGHT], memory, past)
 
 
-@kernel
+@lean
 def count_roomy(nodes: Ints, root: int, memory: int) -> int:
     """How many nodes have the memory."""
     if root < 0 or nodes[root, MOST] < memory:

@@ -23,7 +23,7 @@ Moves are in the order of the log, so what an earlier one freed a later one may 
 import numpy as np
 
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.compiled import kernel, unlocked
+from eelgrid_kernels.compiled import kernel, lean, unlocked
 from eelgrid_kernels.move_arrays import Ground, Search
 from eelgrid_kernels.potential import added_w, book, elsewhere, node_cost_w, restore, touch, weigh_column
 
@@ -39,7 +39,7 @@ _ROUNDS_MOST = 8
 _WEIGHINGS_MOST = 64
 
 
-@kernel
+@lean
 def _move_at_home(ground: Ground, search: Search, unit: int, than_w: float) -> bool:
     """Move a share to another GPU of its node where that leaves the node cheaper than `than_w`; True if it moved."""
     nodes, requests, units = ground.nodes, ground.requests, search.units
@@ -58,13 +58,14 @@ def _move_at_home(ground: Ground, search: Search, unit: int, than_w: float) -> b
         book(nodes, requests, kind, home, here, 1)
         return False
     search.to_node[item] = home
-    search.to_slots[item, :] = ground.slots[0]
+    for place in range(ground.slots.shape[1]):
+        search.to_slots[item, place] = ground.slots[0, place]
     book(nodes, requests, kind, home, search.to_slots[item], 1)
     touch(ground, home)
     return True
 
 
-@kernel
+@lean
 def _move(ground: Ground, search: Search, unit: int, stays_home: bool) -> float:
     """Move a unit to where it is cheapest, in place; returns what the cost grows by, inf (and no change) if it cannot.
 
@@ -91,7 +92,8 @@ def _move(ground: Ground, search: Search, unit: int, stays_home: bool) -> float:
             return float(np.inf)
         added_w(ground, kind, target, -1, ground.slots[1])
         search.to_node[item] = target
-        search.to_slots[item, :] = ground.slots[1]
+        for place in range(ground.slots.shape[1]):
+            search.to_slots[item, place] = ground.slots[1, place]
         book(nodes, requests, kind, target, search.to_slots[item], 1)
         touch(ground, target)
         grown_w += more_w
@@ -101,7 +103,7 @@ def _move(ground: Ground, search: Search, unit: int, stays_home: bool) -> float:
     return float(grown_w)
 
 
-@kernel
+@lean
 def _take_back(ground: Ground, search: Search, unit: int) -> None:
     """What is free as before the unit moved; the potentials are for `restore`."""
     units = search.units
@@ -110,7 +112,7 @@ def _take_back(ground: Ground, search: Search, unit: int) -> None:
         book(ground.nodes, ground.requests, units.kind[unit], units.home[unit], units.slots[item], 1)
 
 
-@kernel
+@lean
 def _size(ground: Ground, search: Search, unit: int, by_cpu: bool) -> int:
     """What a chain takes first: GPU before CPU, or CPU alone."""
     kind = search.units.kind[unit]
@@ -121,7 +123,7 @@ def _size(ground: Ground, search: Search, unit: int, by_cpu: bool) -> int:
     return int(count * ground.requests.gpu_count[kind] * ground.requests.gpu_milli[kind] * 1_000_000 + cpu)
 
 
-@kernel
+@lean
 def _line_up(ground: Ground, search: Search, node: int, chain: int) -> int:
     """Put the units of a chain of a node into the queue, largest first; returns how many.
 
@@ -153,7 +155,7 @@ def _line_up(ground: Ground, search: Search, node: int, chain: int) -> int:
     return length
 
 
-@kernel
+@lean
 def _spent(ground: Ground, search: Search, unit: int, replicas: int, milli: int) -> tuple[int, int]:
     """The sums of what moves with one unit more."""
     kind = search.units.kind[unit]
@@ -162,7 +164,7 @@ def _spent(ground: Ground, search: Search, unit: int, replicas: int, milli: int)
     return int(replicas + count), int(milli + count * each)
 
 
-@kernel
+@lean
 def _try_chain(
     ground: Ground, search: Search, node: int, chain: int, most: int, ejected: int, gain_w: float
 ) -> tuple[float, int]:
@@ -200,7 +202,7 @@ def _try_chain(
     return float(best), best_after
 
 
-@kernel
+@lean
 def _undo(ground: Ground, search: Search, length: int, mark: int) -> None:
     """Take back the moves of the queue, the last first, from where it breaks off."""
     done = 0
@@ -211,7 +213,7 @@ def _undo(ground: Ground, search: Search, length: int, mark: int) -> None:
     restore(ground, mark)
 
 
-@kernel
+@lean
 def _weigh_chains(ground: Ground, search: Search, node: int, ejected: int, gain_w: float) -> None:
     """The worth of the node's best chain, which chain and how much of it, in place; nothing is moved."""
     search.worth[node] = -np.inf
@@ -230,7 +232,7 @@ def _weigh_chains(ground: Ground, search: Search, node: int, ejected: int, gain_
             search.chain[node, 0], search.chain[node, 1] = chain, after
 
 
-@kernel
+@lean
 def _settle(ground: Ground, search: Search, log: Ints, steps: int, unit: int) -> int:
     """A unit has moved for good; returns the steps of the log, which changes in place."""
     log[steps] = unit

@@ -1,4 +1,4 @@
-"""CPU packages: what a node's cores draw, and how many can work before another package wakes.
+"""CPU packages: what a node's cores draw, how many can work before another wakes, how many feed a GPU.
 
 Owns the arithmetic of cores and packages and the numbers of the power model. Must
 not know tasks or states. A core is two vCPU, a package 16 cores; a package with
@@ -8,11 +8,17 @@ any working core draws 120 W, else 15 W. Source: Lettich et al., CCGrid 2025
 
 from eelgrid_kernels.compiled import inlined
 
-__all__ = ["PACKAGE_MILLI", "PACKAGE_W", "WHOLE", "active_packages", "slack"]
+__all__ = [
+    "CORES_PER_PACKAGE", "CPU_PACKAGE_FULL_W", "CPU_PACKAGE_IDLE_W", "FEED", "MILLI_PER_CORE", "PACKAGE_MILLI", "PACKAGE_W",
+    "WHOLE", "active_packages", "slack",
+]  # fmt: skip
 
 WHOLE = 1000  # milli-GPU
-MILLI_PER_CORE, CORES_PER_PACKAGE, PACKAGE_W = 2000, 16, 105.0  # 120 W active, 15 W idle
+MILLI_PER_CORE, CORES_PER_PACKAGE = 2000, 16
+CPU_PACKAGE_IDLE_W, CPU_PACKAGE_FULL_W = 15.0, 120.0
+PACKAGE_W = CPU_PACKAGE_FULL_W - CPU_PACKAGE_IDLE_W  # that waking one adds
 PACKAGE_MILLI = MILLI_PER_CORE * CORES_PER_PACKAGE
+FEED = 10  # a GPU is fed by 10 vCPU: milli-CPU per milli-GPU
 
 
 @inlined

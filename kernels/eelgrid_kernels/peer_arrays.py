@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from eelgrid_kernels.arrays import Floats, Ints
 
-__all__ = ["Course", "Run", "Shorts"]
+__all__ = ["Course", "Flags", "Run", "Shorts"]
 
 Shorts = NDArray[np.int32]
+Flags = NDArray[np.uint8]
 
 # nodes (N, 9): where each node is. The nodes of a state are a search tree by rank.
 STATE = 0  # row of states, -1 for none
@@ -66,8 +67,10 @@ MODEL = 4  # (G,) -1 for a slot that takes no task
 ASKED_CPU, ASKED_MEMORY, ASKED_GPUS, ASKED_MILLI = range(4)  # the last of each GPU
 ASKED_MODELS = 4  # bits of those that it may use
 TAG = 5  # the sort of GPU task, -1 without GPU
-READ = 6  # entry of the log up to which the kind has read, or one of the next two
-NEVER, STALE = -1, -2  # nothing is known yet, or by prices of before
+READ = 6  # entry of the log up to which the kind has read
+NEVER = -1  # nothing is known yet
+# How well a cost is known: as a bound from below by prices of before, by those in force, or itself.
+LOOSE, BOUNDED, EXACT = 0, 1, 2
 KIND_COLUMNS = 7
 
 # groups (F, 3 + M, Q): classes of the mix that nodes of a family tell apart by their CPU at most.
@@ -81,7 +84,7 @@ CLASS_CPU, CLASS_GPUS, CLASS_BESIDE = 0, 1, 2
 # captive (4, ...): [0] sets of models, as bits, [1] the sets that classes may use, [2] milli-GPU that those ask for,
 # each from column 1 on, with how many there are, or their sum, in column 0; [3] the weight of each class from column 0.
 
-# The whole numbers of a run are facts of shape (10,).
+# The whole numbers of a run are facts of shape (9,).
 ROWS, SPARE, ENTRIES = 0, 1, 2  # rows of states ever used, rows given back, entries of the log so far
 WEIGHT = 3  # of all classes of the mix
 SEED = 4  # of RANDOM
@@ -89,7 +92,6 @@ HORIZON = 5  # tasks that offers look ahead to
 SHIFTS = 6  # tasks that came or left since offers were quoted, -1 before the first quote
 SCARCE = 7  # bits of the models that others will need
 CAPACITY_MILLI = 8  # of all GPUs
-LOAD_PERMILLE = 9  # of it held when offers were quoted
 
 # The rates of shape (3, J + 1) turn terms into a cost.
 SCALE, WEIGHTS = 0, 1  # what divides a term, and its weight then; the first two weights are those of a mix
@@ -110,14 +112,17 @@ class Run(NamedTuple):
     classes: Floats  # (3, C) the mix class by class
     wanted: Floats  # (M + 1, C) weight of a class where nodes of a model can serve it; last for nodes without GPU
     offers: Floats  # (C,) whole watts that a class costs elsewhere
+    relief: Floats  # (3, M + 1, L) how much a look-ahead may rise at most, by level of CPU
     captive: Ints  # (4, ...) whose tasks can use which models alone
     rates: Floats  # (3, J + 1)
-    facts: Ints  # (10,)
+    facts: Ints  # (9,)
     held: Ints  # (N, T) tasks of each sort, GPU_CLUSTERING alone
     bucket: Ints  # (power of two,) first row, -1 for none
     spare: Ints  # (R,) rows given back
     log: Ints  # (power of two,) rows that changed, the last ones, round and round
     cost: Floats  # (K, R) lowest best, infinite where it does not fit
+    known: Flags  # (K, R) how well cost is known
+    loose: Floats  # (K,) by how much new prices may have lowered the costs of a kind since it was last asked for
     rank: Shorts  # (K, R) of the first node with the memory
     scaled: Floats  # (K, R) what is scaled, of mixes alone
     top: Shorts  # (K, B) best row of each block

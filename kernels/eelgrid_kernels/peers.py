@@ -28,8 +28,9 @@ order, so only real mixes are scaled.
 import numpy as np
 
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.compiled import inlined, kernel
+from eelgrid_kernels.compiled import inlined, lean
 from eelgrid_kernels.members import draw
+from eelgrid_kernels.packages import WHOLE
 from eelgrid_kernels.peer_arrays import (
     ASKED_CPU,
     ASKED_GPUS,
@@ -52,10 +53,10 @@ from eelgrid_kernels.peer_arrays import (
     WIDTH,
     Run,
 )  # fmt: skip
-from eelgrid_kernels.terms import WHOLE, added
+from eelgrid_kernels.terms import added
 
 __all__ = [
-    "BEST_FIT", "DOT_PROD", "EELGRID", "GPU_CLUSTERING", "GPU_PACKING", "MIX", "RANDOM", "fits", "take", "weigh",
+    "BEST_FIT", "DOT_PROD", "EELGRID", "GPU_CLUSTERING", "GPU_PACKING", "MIX", "RANDOM", "fits", "is_bounded", "take", "weigh",
     "weighed",
 ]  # fmt: skip
 
@@ -78,7 +79,7 @@ def _tightest(states: Ints, shapes: Ints, kinds: Ints, kind: int, row: int) -> i
     return best
 
 
-@kernel
+@lean
 def _random_slot(run: Run, kind: int, row: int, moment: int) -> int:
     """Any fitting GPU."""
     best, highest = IN_ORDER, 0
@@ -95,7 +96,8 @@ def _random_slot(run: Run, kind: int, row: int, moment: int) -> int:
 @inlined
 def _by_effect(
     states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, groups: Ints, weight: Ints, levels: Ints,
-    classes: Floats, wanted: Floats, offers: Floats, rates: Floats, facts: Ints, policy: int, kind: int, row: int,
+    classes: Floats, wanted: Floats, offers: Floats, relief: Floats, rates: Floats, facts: Ints, policy: int, kind: int,
+    row: int, exact: bool,
 ) -> tuple[float, float, int]:  # fmt: skip
     """MIX and EELGRID: every GPU that differs is tried."""
     shape, slots = states[row, SHAPE], added_w.shape[1]
@@ -118,11 +120,13 @@ def _by_effect(
             classes,
             wanted,
             offers,
+            relief,
             rates,
             facts,
             kind,
             row,
             slot,
+            exact,
         )
         if policy == EELGRID:
             cost = 0.0
@@ -184,32 +188,42 @@ def fits(states: Ints, shapes: Ints, kinds: Ints, kind: int, row: int) -> bool:
     return bool(fitting >= count)
 
 
-@kernel
+@inlined
 def weigh(
     states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, groups: Ints, weight: Ints, levels: Ints,
-    classes: Floats, wanted: Floats, offers: Floats, rates: Floats, facts: Ints, policy: int, kind: int, row: int,
+    classes: Floats, wanted: Floats, offers: Floats, relief: Floats, rates: Floats, facts: Ints, policy: int, kind: int,
+    row: int, exact: bool,
 ) -> tuple[float, float, int]:  # fmt: skip
-    """The cost of a task in a state, what of it is scaled, and the GPU; infinite where it does not fit."""
+    """The cost of a task in a state, what of it is scaled, and the GPU; infinite where it does not fit.
+
+    Where exact is not asked for, a cost with a look-ahead is bounded from below instead, and the GPU means nothing.
+    """
     if not fits(states, shapes, kinds, kind, row):
         return np.inf, np.inf, IN_ORDER
-    if policy in {MIX, EELGRID}:
+    if policy == MIX or policy == EELGRID:  # noqa: PLR1714, SIM109 (a set would be made anew at each call)
         return _by_effect(
-            states, shapes, added_w, kinds, groups, weight, levels, classes, wanted, offers, rates, facts, policy, kind,
-            row,
+            states, shapes, added_w, kinds, groups, weight, levels, classes, wanted, offers, relief, rates, facts, policy,
+            kind, row, exact,
         )  # fmt: skip
     return _by_fill(states, shapes, kinds, policy, kind, row)
 
 
 @inlined
-def weighed(run: Run, kind: int, row: int) -> tuple[float, float, int]:
-    """`weigh` in a run."""
+def is_bounded(policy: int, rates: Floats) -> bool:
+    """Whether `weigh` can be asked for a bound that is cheaper than the cost."""
+    return bool(policy == EELGRID and rates[WEIGHTS, 3] != 0.0)
+
+
+@lean
+def weighed(run: Run, kind: int, row: int, exact: bool) -> tuple[float, float, int]:
+    """`weigh` in a run, where it is not hot: code of its own, so that the compiler makes it once."""
     return weigh(
         run.states, run.shapes, run.added_w, run.kinds, run.groups, run.weight, run.levels, run.classes, run.wanted,
-        run.offers, run.rates, run.facts, run.policy, kind, row,
+        run.offers, run.relief, run.rates, run.facts, run.policy, kind, row, exact,
     )  # fmt: skip
 
 
-@kernel
+@lean
 def take(run: Run, kind: int, row: int, moment: int) -> None:
     """The GPUs that a task takes in a state where it fits into run.taken, -1 beyond the last."""
     kinds, taken = run.kinds, run.taken
@@ -219,7 +233,7 @@ def take(run: Run, kind: int, row: int, moment: int) -> None:
         if run.policy == RANDOM:
             taken[0] = _random_slot(run, kind, row, moment)
             return
-        taken[0] = weighed(run, kind, row)[2]
+        taken[0] = weighed(run, kind, row, True)[2]
         return
     found, shape = 0, run.states[row, SHAPE]
     for slot in range(run.gpu.shape[0] if count > 0 else 0):

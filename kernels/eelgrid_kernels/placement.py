@@ -24,12 +24,10 @@ F is kept as an integer, sum over classes of weight * frag with whole weights,
 so that it is exact and two equal nodes cost the same to the last bit. Ties go
 to the lowest rank (by name, so that the order of joining decides nothing), then GPU.
 """
-# ruff: noqa: PLR0917 (numba takes arguments by position)
-
-import numpy as np
 
 from eelgrid_kernels.arrays import Ints, Mix, Nodes, Task
-from eelgrid_kernels.compiled import kernel
+from eelgrid_kernels.compiled import lean
+from eelgrid_kernels.packages import CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W, active_packages
 
 CANDIDATES_MOST = 4
 CLASSES_MOST = 64
@@ -41,23 +39,8 @@ GPU_ABSENT, GPU_PLACEABLE, GPU_PARTITIONED = 0, 1, 2
 CONSTRAINTS = ("unavailable", "gpu_model", "gpu_mig", "gpu_count", "gpu_share", "cpu", "memory")
 FITS, UNAVAILABLE, GPU_MODEL, GPU_MIG, GPU_COUNT, GPU_SHARE, CPU, MEMORY = range(8)
 
-MILLI_PER_CORE = 2000  # a core is two vCPU
-CORES_PER_PACKAGE = 16
-CPU_PACKAGE_IDLE_W = 15.0
-CPU_PACKAGE_FULL_W = 120.0
-# A GPU is fed by 10 vCPU: the same number in milli-CPU per milli-GPU.
-FEED = 10
 
-
-@kernel
-def _active_packages(cpu_capacity: int, cpu_free: int) -> int:
-    """CPU packages with at least one working core; milli-CPU in."""
-    cores = (cpu_capacity + MILLI_PER_CORE - 1) // MILLI_PER_CORE
-    working = cores - cpu_free // MILLI_PER_CORE
-    return (working + CORES_PER_PACKAGE - 1) // CORES_PER_PACKAGE
-
-
-@kernel
+@lean
 def node_power(nodes: Nodes, node: int) -> float:
     """Modelled watts of one node; every GPU that is present counts, partitioned ones too."""
     power_w = 0.0
@@ -65,12 +48,12 @@ def node_power(nodes: Nodes, node: int) -> float:
         if nodes.gpu_state[node, slot] != GPU_ABSENT:
             held = nodes.gpu_free[node, slot] < GPU_WHOLE_MILLI
             power_w += nodes.gpu_busy_w[node, slot] if held else nodes.gpu_idle_w[node, slot]
-    packages = _active_packages(nodes.cpu_capacity[node], 0)
-    active = _active_packages(nodes.cpu_capacity[node], nodes.cpu_free[node])
+    packages = active_packages(nodes.cpu_capacity[node], 0)
+    active = active_packages(nodes.cpu_capacity[node], nodes.cpu_free[node])
     return float(power_w + CPU_PACKAGE_FULL_W * active + CPU_PACKAGE_IDLE_W * (packages - active))
 
 
-@kernel
+@lean
 def cluster_power(nodes: Nodes) -> float:
     """Modelled watts of all nodes, lost ones too: their work may well run on."""
     power_w = 0.0
@@ -79,70 +62,32 @@ def cluster_power(nodes: Nodes) -> float:
     return power_w
 
 
-@kernel
-def _survey(nodes: Nodes, mix: Mix, node: int, usable: Ints, waste: Ints) -> int:
-    """Usable GPUs and unusable free milli-GPU by class into usable and waste (C,), in place; returns all free."""
-    usable[:] = 0
-    waste[:] = 0
-    total = 0
-    slot = 0
-    width = nodes.gpu_state.shape[1]
-    while slot < width:
-        free, model = nodes.gpu_free[node, slot], nodes.gpu_model[node, slot]
-        counts = nodes.gpu_state[node, slot] == GPU_PLACEABLE and free > 0
-        slot += 1
-        if not counts:
-            continue
-        copies = 1  # neighbours are mostly alike: a run of equal GPUs is weighed at once
-        while (
-            slot < width
-            and nodes.gpu_state[node, slot] == GPU_PLACEABLE
-            and nodes.gpu_free[node, slot] == free
-            and nodes.gpu_model[node, slot] == model
-        ):
-            copies += 1
-            slot += 1
-        total += copies * free
-        for t in range(usable.shape[0]):
-            fits = mix.allows[model, t] if free >= mix.gpu_milli[t] else 0
-            usable[t] += copies * fits
-            waste[t] += copies * (1 - fits) * free
-    return total
-
-
-@kernel
-def _fragments(mix: Mix, usable: Ints, waste: Ints, cpu_free: int, total: int, model: int, was: int, now: int) -> int:
-    """F, weighted, of a surveyed node after one GPU of `model` moves from `was` to `now` milli free."""
-    total += now - was
+@lean
+def fragmentation(nodes: Nodes, mix: Mix, node: int) -> int:
+    """F of one node times mix.total, in milli-GPU."""
     sum_ = 0
-    for t in range(usable.shape[0]):
-        allowed = mix.allows[model, t]
-        before = allowed if was >= mix.gpu_milli[t] else 0
-        after = allowed if now >= mix.gpu_milli[t] else 0
-        enough = usable[t] - before + after >= mix.gpu_count[t]
-        served = enough & (mix.gpu_count[t] > 0) & (mix.cpu_milli[t] <= cpu_free)
-        wasted = waste[t] + (1 - after) * now - (1 - before) * was
-        sum_ += mix.weight[t] * (wasted if served else total)
+    for t in range(mix.weight.shape[0]):
+        usable = waste = total = 0
+        for slot in range(nodes.gpu_state.shape[1]):
+            free = nodes.gpu_free[node, slot] if nodes.gpu_state[node, slot] == GPU_PLACEABLE else 0
+            total += free
+            if free > 0 and free >= mix.gpu_milli[t] and mix.allows[nodes.gpu_model[node, slot], t] != 0:
+                usable += 1
+            else:
+                waste += free
+        served = mix.gpu_count[t] > 0 and usable >= mix.gpu_count[t] and mix.cpu_milli[t] <= nodes.cpu_free[node]
+        sum_ += mix.weight[t] * (waste if served else total)
     return sum_
 
 
-@kernel
-def fragmentation(nodes: Nodes, mix: Mix, node: int) -> int:
-    """F of one node times mix.total, in milli-GPU."""
-    usable = np.empty(mix.weight.shape[0], np.int64)
-    waste = np.empty(mix.weight.shape[0], np.int64)
-    total = _survey(nodes, mix, node, usable, waste)
-    return int(_fragments(mix, usable, waste, nodes.cpu_free[node], total, 0, 0, 0))
-
-
-@kernel
+@lean
 def refresh_fragmentation(nodes: Nodes, mix: Mix, rows: Ints, fragments: Ints) -> None:
     """Put `fragmentation` of the nodes in rows into fragments (N,), in place."""
     for node in rows:
         fragments[node] = fragmentation(nodes, mix, node)
 
 
-@kernel
+@lean
 def verdict(nodes: Nodes, task: Task, allows: Ints, node: int) -> int:
     """FITS or the first constraint that fails."""
     if not nodes.available[node]:
@@ -172,7 +117,7 @@ def verdict(nodes: Nodes, task: Task, allows: Ints, node: int) -> int:
     return FITS if nodes.memory_free[node] >= task.memory_bytes else MEMORY
 
 
-@kernel
+@lean
 def _holds(nodes: Nodes, task: Task, allows: Ints, node: int, slot: int) -> bool:
     """Whether the GPU in the slot can take the task's share."""
     return bool(
@@ -182,7 +127,7 @@ def _holds(nodes: Nodes, task: Task, allows: Ints, node: int, slot: int) -> bool
     )
 
 
-@kernel
+@lean
 def count_verdicts(nodes: Nodes, task: Task, allows: Ints, counts: Ints) -> None:
     """Nodes by verdict into counts (8,), in place."""
     counts[:] = 0
@@ -190,7 +135,7 @@ def count_verdicts(nodes: Nodes, task: Task, allows: Ints, counts: Ints) -> None
         counts[verdict(nodes, task, allows, node)] += 1
 
 
-@kernel
+@lean
 def replica_room(nodes: Nodes, task: Task, allows: Ints, most: int) -> int:
     """How many equal tasks fit at once, counting no further than `most`; exact, since equal tasks pack in any order."""
     room = 0

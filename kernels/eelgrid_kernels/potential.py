@@ -16,9 +16,10 @@ in a mix of small tasks it hardly sees that a large one finds no node any more.
 import numpy as np
 
 from eelgrid_kernels.arrays import Floats, Ints, Mix, Nodes
-from eelgrid_kernels.compiled import kernel, unlocked
+from eelgrid_kernels.compiled import lean, unlocked
 from eelgrid_kernels.move_arrays import Ground, Prices, Requests
-from eelgrid_kernels.placement import FEED, GPU_PLACEABLE, GPU_WHOLE_MILLI, fragmentation, node_power
+from eelgrid_kernels.packages import FEED
+from eelgrid_kernels.placement import GPU_PLACEABLE, GPU_WHOLE_MILLI, fragmentation, node_power
 
 __all__ = [
     "BLOCK_LEAST", "added_w", "book", "elsewhere", "fill", "node_cost_w", "node_terms", "restore", "totals", "touch", "weigh_board",
@@ -30,30 +31,29 @@ __all__ = [
 BLOCK_LEAST = 8
 
 
-@kernel
-def node_terms(nodes: Nodes, mix: Mix, node: int, terms: Floats) -> None:
-    """Watts, fragmented GPUs, stranded GPUs and less GPUs of blocks of a node into terms (4,), in place."""
+@lean
+def node_terms(nodes: Nodes, mix: Mix, node: int, fragments: bool) -> tuple[float, float, float, float]:
+    """Watts, fragmented GPUs, stranded GPUs and less GPUs of blocks of a node; the second, the dearest, if asked for."""
     total = whole = 0
     for slot in range(nodes.gpu_state.shape[1]):
         if nodes.gpu_state[node, slot] == GPU_PLACEABLE:
             total += nodes.gpu_free[node, slot]
             whole += nodes.gpu_free[node, slot] == GPU_WHOLE_MILLI
-    terms[0] = node_power(nodes, node)
-    terms[1] = fragmentation(nodes, mix, node) / (mix.total * 1000.0)
-    terms[2] = max(0, FEED * total - nodes.cpu_free[node]) / (FEED * 1000.0)
-    terms[3] = -whole if whole >= BLOCK_LEAST and nodes.available[node] else 0
+    fragmented = fragmentation(nodes, mix, node) / (mix.total * 1000.0) if fragments else 0.0
+    stranded = max(0, FEED * total - nodes.cpu_free[node]) / (FEED * 1000.0)
+    in_blocks = float(whole) if whole >= BLOCK_LEAST and nodes.available[node] else 0.0
+    return node_power(nodes, node), fragmented, stranded, -in_blocks
 
 
-@kernel
+@lean
 def node_cost_w(nodes: Nodes, mix: Mix, prices: Prices, node: int) -> float:
     """The potential of a node in watts-equivalent."""
-    terms = np.empty(4)
-    node_terms(nodes, mix, node, terms)
-    use_w = prices.power * terms[0] + prices.fragmentation_w * terms[1]
-    return float(use_w + prices.stranding_w * terms[2] + prices.block_w * terms[3])
+    power_w, fragmented, stranded, blocks = node_terms(nodes, mix, node, prices.fragmentation_w != 0.0)
+    use_w = prices.power * power_w + prices.fragmentation_w * fragmented
+    return float(use_w + prices.stranding_w * stranded + prices.block_w * blocks)
 
 
-@kernel
+@lean
 def book(nodes: Nodes, requests: Requests, kind: int, node: int, slots: Ints, sign: int) -> None:
     """One replica comes to a node (sign 1) or leaves it (-1): its free amounts change in place."""
     nodes.cpu_free[node] -= sign * requests.cpu_milli[kind]
@@ -62,7 +62,7 @@ def book(nodes: Nodes, requests: Requests, kind: int, node: int, slots: Ints, si
         nodes.gpu_free[node, slots[place]] -= sign * requests.gpu_milli[kind]
 
 
-@kernel
+@lean
 def _holds(nodes: Nodes, requests: Requests, kind: int, node: int, slot: int) -> bool:
     return bool(
         nodes.gpu_state[node, slot] == GPU_PLACEABLE
@@ -71,7 +71,7 @@ def _holds(nodes: Nodes, requests: Requests, kind: int, node: int, slot: int) ->
     )
 
 
-@kernel
+@lean
 def _alike(nodes: Nodes, node: int, slot: int, barred: int) -> bool:
     """Whether a lower slot holds a GPU that differs in nothing."""
     for other in range(slot):
@@ -87,7 +87,7 @@ def _alike(nodes: Nodes, node: int, slot: int, barred: int) -> bool:
     return False
 
 
-@kernel
+@lean
 def added_w(ground: Ground, kind: int, node: int, barred: int, slots: Ints) -> float:
     """What one more replica of a kind adds to a node, its GPUs into slots (W,); inf where it does not fit.
 
@@ -129,7 +129,7 @@ def added_w(ground: Ground, kind: int, node: int, barred: int, slots: Ints) -> f
     return float(best_w - ground.cost_w[node])
 
 
-@kernel
+@lean
 def weigh_column(ground: Ground, node: int) -> None:
     """The present potential of a node and its column of the board, in place."""
     ground.cost_w[node] = node_cost_w(ground.nodes, ground.mix, ground.prices, node)
@@ -137,7 +137,7 @@ def weigh_column(ground: Ground, node: int) -> None:
         ground.board_w[kind, node] = added_w(ground, kind, node, -1, ground.slots[0])
 
 
-@kernel
+@lean
 def touch(ground: Ground, node: int) -> None:
     """A node changed: its potential is taken anew, and its column of the board holds no longer."""
     ground.trail[ground.clock[1]] = node
@@ -147,7 +147,7 @@ def touch(ground: Ground, node: int) -> None:
     ground.stamp[node] = ground.clock[0]
 
 
-@kernel
+@lean
 def restore(ground: Ground, mark: int) -> None:
     """The potentials as they were when the trail had the length `mark`; what was booked since is taken back already."""
     while ground.clock[1] > mark:
@@ -162,7 +162,7 @@ def weigh_board(ground: Ground) -> None:
         weigh_column(ground, node)
 
 
-@kernel
+@lean
 def elsewhere(ground: Ground, kind: int, home: int) -> tuple[int, float]:
     """The cheapest other node for one more of a kind, of equals the one of lower rank, and what it adds; or -1."""
     best, best_w = -1, np.inf
@@ -194,11 +194,13 @@ def fill(ground: Ground, kinds: Ints, accepted: Ints) -> None:
         accepted[task] = 1
 
 
-@kernel
+@lean
 def totals(nodes: Nodes, mix: Mix, terms: Floats) -> None:
     """The terms of all nodes into terms (4,), in place."""
-    one = np.empty(4)
     terms[:] = 0.0
     for node in range(nodes.cpu_capacity.shape[0]):
-        node_terms(nodes, mix, node, one)
-        terms += one
+        power_w, fragmented, stranded, blocks = node_terms(nodes, mix, node, True)
+        terms[0] += power_w
+        terms[1] += fragmented
+        terms[2] += stranded
+        terms[3] += blocks

@@ -11,7 +11,7 @@ offers   for each class t, the watts of the cheapest node that is left for the l
          little, one of the last much, and no constant has to say how much.
 HORIZON  tasks that ask for SHARE of the fleet's GPU (of its CPU, if none asks for
          GPU): far enough to meet every class, near enough that the fleet is still
-         the same. Saved watts on openb change by 0.1 pp from half to twice of it.
+         the same. Saved watts on openb change by at most 0.3 pp from half to twice of it.
 scarce   If the free GPUs were filled by the typical mix, some models may not suffice
          for the tasks that can use no other: a set Q of models is short by
              free GPU * (GPU asked by classes that may use models in Q alone / all GPU asked) - free GPU in Q
@@ -29,10 +29,14 @@ that what is known of costs stays good: the larger the fleet, the longer.
 import numpy as np
 
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.compiled import inlined, kernel
-from eelgrid_kernels.lookahead import PACKAGES_MOST, view
-from eelgrid_kernels.packages import PACKAGE_MILLI, PACKAGE_W, slack
+from eelgrid_kernels.compiled import inlined, kernel, lean
+from eelgrid_kernels.lookahead import PACKAGES_MOST, relieve, view
+from eelgrid_kernels.packages import FEED, PACKAGE_MILLI, PACKAGE_W, slack
 from eelgrid_kernels.peer_arrays import (
+    ASKED_CPU,
+    ASKED_GPUS,
+    ASKED_MILLI,
+    ASKED_MODELS,
     CAPACITY,
     CAPACITY_MILLI,
     CLASS_BESIDE,
@@ -43,18 +47,15 @@ from eelgrid_kernels.peer_arrays import (
     GIVEN,
     GPU,
     HORIZON,
-    LOAD_PERMILLE,
     MODEL,
     MODELS,
-    NEVER,
-    READ,
     ROOT,
     ROWS,
+    SCALE,
     SCARCE,
     SHAPE,
     SHIFTS,
     SIZE,
-    STALE,
     TOTAL,
     WEIGHTS,
     Run,
@@ -68,10 +69,11 @@ TOLERANCE = 0.02
 PARTS = 10  # of a horizon between quotes
 MOVED_LEAST_W = 10.0
 LOAD_STEP = 20  # in thousandths
+LEAST_W = 1e-6  # wider than any rounding, so that a bound is one
 _WATTS_MOST = 8192  # dearer offers count as this
 
 
-@kernel
+@lean
 def is_due(run: Run) -> bool:
     """Whether offers weigh anything, and were never made or are old."""
     given, shifts = run.rates[GIVEN], run.facts[SHIFTS]
@@ -79,7 +81,7 @@ def is_due(run: Run) -> bool:
     return bool(weighs and (shifts < 0 or shifts >= max(1, run.facts[HORIZON] // PARTS)))
 
 
-@kernel
+@lean
 def _facets(run: Run, facets: Ints, open_w: Floats) -> int:
     """One row for each model of each open state into facets (R', 7) and open_w (R',), in place; returns how many."""
     found = 0
@@ -95,7 +97,7 @@ def _facets(run: Run, facets: Ints, open_w: Floats) -> int:
             facets[found, 0], facets[found, 1] = model, run.nodes[root, SIZE]
             facets[found, 2], facets[found, 3] = cpu_free, slack(run.shapes[shape, CAPACITY], cpu_free)
             facets[found, 4], facets[found, 5], open_w[found] = view(
-                run.states, run.shapes, run.added_w, row, shape, GPU, model, -1, 0, run.kinds, -1
+                run.states, run.shapes, run.added_w, row, model, -1, 0, run.kinds, -1
             )
             facets[found, 6] = 1 if none or models >> (model + 1) == 0 else 0  # the last of its state
             found += 1
@@ -114,7 +116,7 @@ def _watts(run: Run, facets: Ints, open_w: Floats, i: int, t: int) -> float:
     return float(PACKAGE_W * waking + gpus * open_w[i]) if gpus <= facets[i, 4] else np.inf
 
 
-@kernel
+@lean
 def _offer(run: Run, facets: Ints, open_w: Floats, count: int, t: int, wanted: int, nodes: Ints) -> int:
     """The offer for a class after `wanted` other tasks; nodes (W,) counts them by watts, scratch."""
     nodes[:] = 0
@@ -137,7 +139,7 @@ def _offer(run: Run, facets: Ints, open_w: Floats, count: int, t: int, wanted: i
     return watts
 
 
-@kernel
+@lean
 def _scarce(run: Run, free: Ints) -> int:
     """Bits of the scarce models; free (M,) is in milli-GPU."""
     captive = run.captive
@@ -195,26 +197,56 @@ def quote(run: Run, offers: Ints) -> tuple[int, int]:
     return _scarce(run, free), load - load % LOAD_STEP
 
 
-@kernel
+@lean
+def _spread(run: Run, offers: Ints) -> float:
+    """How far apart the look-ahead of a task can be by these offers and by those in force: no class by more than its own."""
+    most = 0.0
+    for model in range(run.wanted.shape[0]):
+        sum_ = 0.0
+        for t in range(offers.shape[0]):
+            sum_ += run.wanted[model, t] * abs(offers[t] - run.offers[t])
+        most = max(most, sum_)
+    return most
+
+
+@lean
+def _loosen(run: Run, spread: float, cleared: int, heavier: float) -> None:
+    """Note by how much costs known before may be too high now.
+
+    By the look-ahead, by models that are scarce no more, and by a stranding that weighs more, or less: a task strands at
+    most the GPUs that its CPU feeds, and saves at most its own.
+    """
+    scale, weights = run.rates[SCALE], run.rates[WEIGHTS]
+    for kind in range(run.kinds.shape[0]):
+        asked = run.kinds[kind, ASKED_GPUS] * run.kinds[kind, ASKED_MILLI]
+        fed = FEED * asked if heavier > 0.0 else run.kinds[kind, ASKED_CPU]
+        loose = spread * abs(weights[3]) / scale[3] + abs(heavier) * fed / scale[2]
+        if run.kinds[kind, ASKED_MODELS] & cleared:
+            loose += abs(weights[4]) * asked / scale[4]
+        run.loose[kind] += loose + LEAST_W
+
+
+@lean
 def put(run: Run, offers: Ints, scarce: int, load: int) -> None:
-    """Puts quotes in force: what was known of any cost is known no more, where they differ from those before."""
+    """Puts quotes in force: costs known before are bounds from below now, where they differ from those before."""
     facts, given = run.facts, run.rates[GIVEN]
     facts[SHIFTS] = 0
     rise = max(0, load - RISE_PERMILLE) / (1000.0 - RISE_PERMILLE)
     stranding = given[2] + (given[5] - given[2]) * rise
-    changed = facts[SCARCE] != scarce or run.rates[WEIGHTS, 2] != stranding
-    facts[SCARCE], facts[LOAD_PERMILLE], run.rates[WEIGHTS, 2] = scarce, load, stranding
-    moved = False
+    cleared, stranded_before = facts[SCARCE] & ~scarce, run.rates[WEIGHTS, 2]
+    changed = facts[SCARCE] != scarce or stranded_before != stranding
+    facts[SCARCE], run.rates[WEIGHTS, 2] = scarce, stranding
+    moved, spread = False, _spread(run, offers)
     for t in range(offers.shape[0]):
         moved |= run.offers[t] != offers[t]
         run.offers[t] = offers[t]
+    if moved:
+        relieve(run.classes, run.wanted, run.offers, run.levels, run.relief)
     for row in range(facts[ROWS] if moved else 0):
         if run.states[row, ROOT] >= 0:
             regain(run.states, run.shapes, run.added_w, run.kinds, run.classes, run.wanted, run.offers, row)
     if changed or moved:
-        for kind in range(run.kinds.shape[0]):
-            if run.kinds[kind, READ] != NEVER:
-                run.kinds[kind, READ] = STALE
+        _loosen(run, spread, cleared, stranding - stranded_before)
 
 
 @kernel

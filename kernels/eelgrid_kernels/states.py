@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eelgrid_kernels.arrays import Ints
-from eelgrid_kernels.compiled import kernel
+from eelgrid_kernels.compiled import lean
 from eelgrid_kernels.members import draw, insert, remove
+from eelgrid_kernels.packages import PACKAGE_W, WHOLE, active_packages
 from eelgrid_kernels.peer_arrays import (
     ASKED_CPU,
     ASKED_MEMORY,
@@ -44,12 +45,12 @@ from eelgrid_kernels.peer_arrays import (
     TOUCHED,
     Run,
 )  # fmt: skip
-from eelgrid_kernels.terms import PACKAGE_W, WHOLE, active_packages, survey
+from eelgrid_kernels.terms import survey
 
 __all__ = ["adopt", "enter", "leave", "set_available", "settle", "shift"]
 
 
-@kernel
+@lean
 def _note(states: Ints, log: Ints, facts: Ints, row: int) -> None:
     """Log that a row changed."""
     entry = facts[ENTRIES]
@@ -58,7 +59,7 @@ def _note(states: Ints, log: Ints, facts: Ints, row: int) -> None:
     facts[ENTRIES] = entry + 1
 
 
-@kernel
+@lean
 def _bucket(gpu: Ints, buckets: int, shape: int, cpu_free: int, tags: int) -> int:
     """Where the state with these GPUs hangs."""
     value = draw(shape, cpu_free, tags & 0xFFFFFFFF)
@@ -67,7 +68,7 @@ def _bucket(gpu: Ints, buckets: int, shape: int, cpu_free: int, tags: int) -> in
     return int((value ^ (value >> 16)) & (buckets - 1))
 
 
-@kernel
+@lean
 def _find(states: Ints, gpu: Ints, first: int, shape: int, cpu_free: int, tags: int, closed: int) -> int:
     """The row of a state in the chain that begins with `first`, or -1."""
     row = first
@@ -82,7 +83,7 @@ def _find(states: Ints, gpu: Ints, first: int, shape: int, cpu_free: int, tags: 
     return row
 
 
-@kernel
+@lean
 def enter(run: Run, node: int, cpu_free: int, tags: int, closed: int) -> None:
     """Put a node into the state with the GPUs of run.gpu, a new one if there is none."""
     nodes, states, facts, gpu, shape = run.nodes, run.states, run.facts, run.gpu, run.nodes[node, NODE_SHAPE]
@@ -110,7 +111,7 @@ def enter(run: Run, node: int, cpu_free: int, tags: int, closed: int) -> None:
     _note(states, run.log, facts, row)
 
 
-@kernel
+@lean
 def leave(run: Run, node: int) -> None:
     """Take a node out of its state, and the state out of its bucket if it was the last; run.gpu has its GPUs then."""
     nodes, states, gpu, row = run.nodes, run.states, run.gpu, run.nodes[node, STATE]
@@ -133,7 +134,7 @@ def leave(run: Run, node: int) -> None:
     run.facts[SPARE] += 1
 
 
-@kernel
+@lean
 def settle(run: Run, rows: Ints) -> None:
     """Put empty nodes into their states."""
     for node in rows:
@@ -143,7 +144,7 @@ def settle(run: Run, rows: Ints) -> None:
         enter(run, node, run.shapes[shape, CAPACITY], 0, 0)
 
 
-@kernel
+@lean
 def adopt(
     run: Run, rows: Ints, shape: Ints, cpu_free: Ints, memory_free: Ints, gpu_free: Ints, tags: Ints,
     available: NDArray[np.bool_],
@@ -158,7 +159,7 @@ def adopt(
         enter(run, node, cpu_free[node], tags[node], 0 if available[node] else 1)
 
 
-@kernel
+@lean
 def shift(run: Run, node: int, kind: int, slots: Ints, sign: int) -> None:
     """A task of a kind comes to a node, sign -1, or leaves it, +1; slots are its GPUs, those below 0 none."""
     states, kinds, gpu, row = run.states, run.kinds, run.gpu, run.nodes[node, STATE]
@@ -181,7 +182,7 @@ def shift(run: Run, node: int, kind: int, slots: Ints, sign: int) -> None:
     enter(run, node, after, tags, closed)
 
 
-@kernel
+@lean
 def set_available(run: Run, node: int, available: bool) -> None:
     """Whether a node takes new tasks; what it holds stays."""
     row = run.nodes[node, STATE]

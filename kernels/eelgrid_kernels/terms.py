@@ -23,9 +23,9 @@ classes. All in whole numbers: exact, whatever the order of summation.
 # ruff: noqa: PLR0917 (numba takes arguments by position)
 
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.compiled import inlined, kernel
-from eelgrid_kernels.lookahead import gain_after
-from eelgrid_kernels.packages import PACKAGE_W, WHOLE, active_packages
+from eelgrid_kernels.compiled import inlined, lean
+from eelgrid_kernels.lookahead import gain_after, rise, served_level
+from eelgrid_kernels.packages import FEED, PACKAGE_MILLI, PACKAGE_W, WHOLE, active_packages, slack
 from eelgrid_kernels.peer_arrays import (
     ASKED_CPU,
     ASKED_GPUS,
@@ -52,10 +52,9 @@ from eelgrid_kernels.peer_arrays import (
     WEIGHTS,
 )  # fmt: skip
 
-__all__ = ["FEED", "PACKAGE_W", "TERMS", "WHOLE", "active_packages", "added", "regain", "survey"]
+__all__ = ["TERMS", "added", "regain", "survey"]
 
 TERMS = ("power", "fragmentation", "stranding", "lookahead", "scarcity")
-FEED = 10  # a GPU is fed by 10 vCPU
 
 
 @inlined
@@ -64,9 +63,7 @@ def _served(
     copies: int, was: int, now: int,
 ) -> int:  # fmt: skip
     """Weighted milli-GPU that the mix can use after that many GPUs of a model go from `was` to `now` milli free."""
-    level = levels[1, min(cpu_free // 1000, levels.shape[1] - 1)]
-    while levels[0, level] <= cpu_free:
-        level += 1
+    level = served_level(levels, cpu_free)
     width = groups.shape[2]
     usable_at = states.shape[1] - 2 * width
     milli_at = usable_at + width
@@ -81,7 +78,7 @@ def _served(
     return sum_
 
 
-@kernel
+@lean
 def survey(
     states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, groups: Ints, weight: Ints, levels: Ints, classes: Floats,
     wanted: Floats, offers: Floats, row: int,
@@ -123,14 +120,12 @@ def regain(
     states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, classes: Floats, wanted: Floats, offers: Floats, row: int
 ) -> None:
     """Fill G of a state by the offers in force."""
-    shape = states[row, SHAPE]
-    states[row, GAIN] = int(gain_after(
-        states, shapes, added_w, kinds, classes, wanted, offers, row, shape, GPU, shapes[shape, CAPACITY],
-        shapes[shape, MODELS], states[row, CPU], -1, -1,
-    ))  # fmt: skip
+    states[row, GAIN] = int(
+        gain_after(states, shapes, added_w, kinds, classes, wanted, offers, row, states[row, CPU], -1, -1)
+    )
 
 
-@kernel
+@lean
 def _served_after_several(
     states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, groups: Ints, weight: Ints, levels: Ints, kind: int,
     row: int,
@@ -163,11 +158,13 @@ def _served_after_several(
 @inlined
 def added(
     states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, groups: Ints, weight: Ints, levels: Ints,
-    classes: Floats, wanted: Floats, offers: Floats, rates: Floats, facts: Ints, kind: int, row: int, slot: int,
+    classes: Floats, wanted: Floats, offers: Floats, relief: Floats, rates: Floats, facts: Ints, kind: int, row: int,
+    slot: int, exact: bool,
 ) -> tuple[float, float, float, float, float]:  # fmt: skip
     """What a task adds to each term (J,) in a state where it fits, unscaled; slot is its GPU if it asks for one.
 
-    Several GPUs are the first that fit. Terms that take a look at the mix are 0 where they weigh nothing.
+    Several GPUs are the first that fit. Terms that take a look at the mix are 0 where they weigh nothing. Where
+    exact is not asked for, the look-ahead is the least that it can be by the watts added.
     """
     shape, cpu_free, total = states[row, SHAPE], states[row, CPU], states[row, TOTAL]
     family, capacity = shapes[shape, FAMILY], shapes[shape, CAPACITY]
@@ -200,8 +197,11 @@ def added(
             served = _served(states, groups, weight, levels, row, family, cpu_left, model, count, was, was - milli)
         fragments = -asked * facts[WEIGHT] - (served - states[row, SERVED])
     if rates[WEIGHTS, 3] != 0.0:
-        lost = states[row, GAIN] - gain_after(
-            states, shapes, added_w, kinds, classes, wanted, offers, row, shape, GPU, capacity, shapes[shape, MODELS],
-            cpu_left, slot, kind,
-        )  # fmt: skip
+        if exact:
+            lost = states[row, GAIN] - gain_after(
+                states, shapes, added_w, kinds, classes, wanted, offers, row, cpu_left, slot, kind
+            )
+        elif gpu_w + packages > 0.0:
+            useful = packages - kinds[kind, ASKED_CPU] // PACKAGE_MILLI
+            lost = -rise(relief, levels, shapes[shape, MODELS], slack(capacity, cpu_free), cpu_left, useful, gpu_w)
     return gpu_w + PACKAGE_W * packages, float(fragments), float(stranded), lost, float(scarce)

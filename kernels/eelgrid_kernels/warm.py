@@ -8,7 +8,7 @@ are types of their own. Knows nothing of results.
 import numpy as np
 
 from eelgrid_kernels.arrays import Mix, Nodes, Task
-from eelgrid_kernels.best import choose
+from eelgrid_kernels.best import choose, weigh_all
 from eelgrid_kernels.candidates import Candidates
 from eelgrid_kernels.gang import divide, repeat
 from eelgrid_kernels.peers import EELGRID
@@ -22,6 +22,7 @@ from eelgrid_kernels.placement import (
     refresh_fragmentation,
     replica_room,
 )
+from eelgrid_kernels.quotes import put, quote
 from eelgrid_kernels.states import adopt
 from eelgrid_kernels.wiring import choose_linked, rewire
 
@@ -55,6 +56,9 @@ def warm() -> tuple[str, ...]:
     candidates = Candidates(nodes, mix, _frozen(np.zeros(1, np.int64)), EELGRID, np.ones(3))
     kind = candidates.kind(task, allows)
     candidates.best(kind, 0, 1)
+    candidates.is_due(-1)
+    candidates.put(*candidates.quote())
+    candidates.costs(kind)
     candidates.verdicts(nodes, task, allows)
     candidates.several(kind, rows, 1)
     rewire(nodes, 0, code, np.zeros(1, np.int64))
@@ -62,6 +66,9 @@ def warm() -> tuple[str, ...]:
     divide(np.zeros((1, 2)), np.zeros((1, 0), np.int64), np.zeros(2), np.zeros(1, np.int64))
     kernels = (
         choose,
+        weigh_all,
+        quote,
+        put,
         adopt,
         count_verdicts,
         refresh_fragmentation,

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from tests import naive, naive_openb
 from tests.props.peers_test import ALL, POLICIES, columns, generated, scenes
 
+from eelgrid_kernels.best import catch_up, weigh_all
 from eelgrid_kernels.fleet import Fleet
+from eelgrid_kernels.peer_arrays import BOUNDED, EXACT, LOOSE, ROWS
+from eelgrid_kernels.peers import weigh
 
 quiet = settings(deadline=None, max_examples=60)
 ACTIONS = st.lists(
@@ -148,3 +151,57 @@ def test_idle_work_in_small_bouts_changes_no_decision(name, most):
             place = running.pop(step * 31 % len(running))
             quiet_one.release(*place)
             busy_one.release(*place)
+
+
+def weighed(run, kind, row):
+    """The cost of a kind in a row, weighed now."""
+    return weigh(
+        run.states, run.shapes, run.added_w, run.kinds, run.groups, run.weight, run.levels, run.classes, run.wanted,
+        run.offers, run.relief, run.rates, run.facts, run.policy, kind, row, True,
+    )[0]  # fmt: skip
+
+
+def known_of(fleet, seen):
+    """Every cost that is kept is the cost or a bound from below; how they are known is added to what was seen."""
+    run = fleet.run
+    for kind in range(len(run.kinds)):
+        catch_up(run, kind)
+        for row in range(run.facts[ROWS]):
+            kept, known = run.cost[kind, row], run.known[kind, row]
+            if np.isfinite(kept):
+                seen.add(int(known))
+                exact = weighed(run, kind, row)
+                assert kept == exact if known == EXACT else kept <= exact
+
+
+@pytest.mark.parametrize("name", ["lookahead", "eelgrid"])
+@quiet
+@given(scene=scenes(), picks=st.lists(st.integers(0, 1000), max_size=30))
+def test_what_is_not_weighed_exactly_is_bounded_from_below(name, scene, picks):
+    fleet, running = fleet_of(scene, name), []
+    for number in picks:
+        if number % 3 or not running:
+            spec = number % len(scene.tasks)
+            node, slots = fleet.place(spec)
+            running.extend([(node, spec, slots)] if node >= 0 else [])
+        else:
+            fleet.release(*running.pop(number % len(running)))
+        known_of(fleet, set())
+
+
+def test_bounds_of_every_sort_occur_and_hold():
+    scene, seen, running = generated(), set(), []
+    fleet = fleet_of(scene, "lookahead")
+    for step, spec in enumerate(scene.order):
+        found = fleet.place(spec)
+        running.extend([(found[0], spec, found[1])] if found[0] >= 0 else [])
+        if len(running) > 25:
+            fleet.release(*running.pop(step * 31 % len(running)))
+        if step % 10 == 0:  # slow where kernels are interpreted
+            known_of(fleet, seen)
+    assert seen == {LOOSE, BOUNDED, EXACT}
+    for kind in range(len(scene.tasks)):
+        weigh_all(fleet.run, kind)
+        rows = fleet.run.facts[ROWS]
+        finite = np.isfinite(fleet.run.cost[kind, :rows])
+        assert (fleet.run.known[kind, :rows][finite] == EXACT).all()

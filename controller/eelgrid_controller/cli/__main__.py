@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "moves": ("moves", "Recommend moves of running work, or execute them."),
     "top": ("top", "Watch the cluster live."),
     "replay": ("replay", "Compare policies on a trace, or submit it to a controller."),
+    "frontier": ("frontier", "Energy against latency and throughput of a described fleet, offline."),
     "demo": ("demo", "Start a controller and a simulated fleet, and replay a trace."),
     "completion": ("completion", "Print the shell completion script."),
 }

@@ -7,14 +7,13 @@ the changes do.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
 
 from eelgrid_controller.cli.amounts import CPU, MEMORY, SHARE
 from eelgrid_controller.cli.failure import Refused
-from eelgrid_controller.cli.policy import weights_of
+from eelgrid_controller.cli.policy import wanted_weights
 from eelgrid_controller.cli.submit import from_flags, submit
 from eelgrid_controller.cli.workload_file import read_workloads
 from eelgrid_protos.errors import InvalidMessage
@@ -127,12 +126,8 @@ def _nodes(flags: dict[str, Any]) -> Iterator[DrainNodes | AddNodes]:
 
 
 def _weights(flags: dict[str, Any], in_force: Callable[[], Weights]) -> Iterator[SetWeights]:
-    changed = weights_of(flags["weight"])
-    if changed:
-        objective = flags["objective"]
-        yield SetWeights(weights=replace(OBJECTIVES[objective] if objective else in_force(), **changed))
-    elif flags["objective"]:
-        yield SetWeights(objective=flags["objective"])
+    if flags["weight"] or flags["objective"]:
+        yield wanted_weights(flags["objective"], flags["weight"], in_force)
 
 
 def _submissions(flags: dict[str, Any]) -> Iterator[SubmitCopies]:

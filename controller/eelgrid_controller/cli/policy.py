@@ -4,7 +4,7 @@ Owns the options. A change is made on the policy in force and carries its
 revision, so that two operators cannot overwrite each other unseen.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
@@ -19,11 +19,12 @@ from eelgrid_protos.messages import (
     GetPolicyRequest,
     Policy,
     PoolMode,
+    SetWeights,
     UpdatePolicyRequest,
     Weights,
 )
 
-__all__ = ["policy", "weights_of"]
+__all__ = ["policy", "wanted_weights"]
 
 _WEIGHTS = tuple(entry.name for entry in fields(Weights))
 _INTERVALS = click.FloatRange(0.1, 3600.0)
@@ -51,6 +52,14 @@ def weights_of(pairs: Iterable[str]) -> dict[str, float]:
         except ValueError:
             raise click.BadParameter(f"{text!r} is no number", param_hint="--weight") from None
     return changed
+
+
+def wanted_weights(objective: str | None, pairs: Iterable[str], in_force: Callable[[], Weights]) -> SetWeights:
+    """The named objective, or single weights changed of it or of those in force; raises BadParameter."""
+    changed = weights_of(pairs)
+    if not changed:
+        return SetWeights(objective=objective or "")
+    return SetWeights(weights=replace(OBJECTIVES[objective] if objective else in_force(), **changed))
 
 
 def _modes(pairs: Iterable[str]) -> dict[str, EnforcementMode]:

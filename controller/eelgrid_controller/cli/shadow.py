@@ -4,13 +4,12 @@ Owns the options and how the report reads. Must not know how the shadow decides.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import click
 
 from eelgrid_controller.cli.connection import operators
-from eelgrid_controller.cli.policy import weights_of
+from eelgrid_controller.cli.policy import wanted_weights
 from eelgrid_controller.cli.settings import Settings, printing
 from eelgrid_controller.cli.tables import document, text_table
 from eelgrid_controller.cli.whatif import differences_table, totals_table
@@ -18,10 +17,10 @@ from eelgrid_protos.messages import (
     OBJECTIVES,
     GetPolicyRequest,
     GetShadowRequest,
-    SetWeights,
     ShadowReport,
     StartShadowRequest,
     StopShadowRequest,
+    Weights,
 )
 
 __all__ = ["shadow"]
@@ -64,12 +63,13 @@ def start(settings: Settings, objective: str | None, weight: tuple[str, ...]) ->
     """Begin from the cluster as it is; a shadow before it ends."""
     if not (objective or weight):
         raise click.UsageError("name the other policy: --objective or --weight")
-    changed = weights_of(weight)
     with operators(settings) as client:
-        wanted = SetWeights(objective=objective or "")
-        if changed:
-            force = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy.weights
-            wanted = SetWeights(weights=replace(OBJECTIVES[objective] if objective else force, **changed))
+
+        def in_force() -> Weights:
+            weights: Weights = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy.weights
+            return weights
+
+        wanted = wanted_weights(objective, weight, in_force)
         report = client.start_shadow(StartShadowRequest(weights=wanted), timeout=settings.timeout_s).report
         document(settings, report, _lines(report))
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from eelgrid_controller.replay.protocol import INFLATION_PERCENT, Fleet
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.placement import CORES_PER_PACKAGE, CPU_PACKAGE_IDLE_W, MILLI_PER_CORE
+from eelgrid_kernels.packages import CORES_PER_PACKAGE, CPU_PACKAGE_IDLE_W, MILLI_PER_CORE
 
 __all__ = [
     "GRID", "MEAN_FIRST", "MEAN_LAST", "STEPS_PER_UNIT", "Curves", "Steps", "at", "curves", "empty_power_w",

@@ -29,7 +29,7 @@ from eelgrid_controller.replay.protocol import Fleet, Specs, Trace
 from eelgrid_controller.replay.schedule import Outage, Schedule
 from eelgrid_controller.replay.waiting import Waiting
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.placement import CORES_PER_PACKAGE, CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W, MILLI_PER_CORE
+from eelgrid_kernels.packages import CORES_PER_PACKAGE, CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W, MILLI_PER_CORE
 
 __all__ = ["FINISHED", "REFUSED", "RUNNING", "TO_COME", "WAITING", "Outcome", "Placer", "empty_node_w", "simulate"]
 

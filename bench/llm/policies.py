@@ -1,0 +1,202 @@
+"""The policies that are compared: ours, ours without foresight of the window, ours blind to energy, four baselines.
+
+Owns what each chooses. Must not know accounts or bounds: a plan is judged by audit.py.
+
+What each knows. `eelgrid`, `blind` and `most-throughput` know the demand of the window
+that they choose for and all before it, never the future: that is the protocol's "choose
+per window", and it stands for a forecast one start ahead that is right. `causal` knows
+the windows before it alone, and the mean rate, which a service states. The three that are sized once know the peak of the whole
+hour beforehand, which favours them.
+
+    peak-latency      enough instances of the configuration of least latency for the peak
+    peak-throughput   the same of the configuration of most throughput
+    spread            instances of every shape in turn until they give the peak
+    most-throughput   each window enough instances of the configuration of most throughput
+    blind             the same planner with one watt for every GPU
+All of them keep the objective, and their load runs on the same curves as ours: an
+instance with less to do runs at a smaller admissible point of its shape. What they do
+not do is choose by watts: a load is shared in proportion to what instances can give.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from bench.llm.audit import Promise
+from bench.llm.plan import Plan, WindowPlan
+from eelgrid_controller.profiles.points import Point
+from eelgrid_controller.serving.errors import NothingFits
+from eelgrid_controller.serving.instances import IDLE, PartLoad, Running, Shape, blind, dispatch, shapes_of, spread
+from eelgrid_controller.serving.joint import Ask
+from eelgrid_controller.serving.sizing import Objective
+from eelgrid_controller.serving.windows import HOLD, Loaded, chosen, kept, serve
+
+__all__ = ["POLICIES", "Case", "case_of"]
+
+HEADROOM = 1.25  # of the most in the last HOLD windows; what `causal` is ready for
+
+
+class Case(NamedTuple):
+    """One service under one promise."""
+
+    points: tuple[Point, ...]
+    shapes: tuple[Shape, ...]
+    promise: Promise
+    pool: Mapping[str, int]
+    idle_w: Mapping[str, float]
+
+
+def case_of(points: Sequence[Point], promise: Promise, pool: Mapping[str, int], idle_w: Mapping[str, float]) -> Case:
+    """The case; NothingFits where no measured configuration keeps the promise."""
+    return Case(tuple(points), _shapes(points, promise, idle_w), promise, pool, idle_w)
+
+
+def _shapes(points: Sequence[Point], promise: Promise, idle_w: Mapping[str, float]) -> tuple[Shape, ...]:
+    part_load = PartLoad.PROPORTIONAL if promise.may_idle else PartLoad.MEASURED
+    objective = Objective(promise.quantile, promise.latency_s)
+    return shapes_of(points, objective, idle_w=idle_w, start_s=promise.start_s, part_load=part_load)
+
+
+def _window(shapes: Sequence[Shape], loaded: Sequence[int], running: Running) -> WindowPlan:
+    return WindowPlan(
+        {shape.configuration: count for shape, count in zip(shapes, loaded, strict=True) if count},
+        tuple(
+            (step.point, instances)
+            for shape, at in zip(shapes, running.instances, strict=True)
+            for step, instances in zip(shape.steps, at, strict=True)
+            if instances > 0.0 and step.point != IDLE
+        ),
+    )
+
+
+def _eelgrid(case: Case, demand_hz: np.ndarray) -> Plan:
+    loaded = Loaded((), (0,) * len(case.shapes))
+    plan = []
+    for asked_hz in map(float, demand_hz):
+        ask = Ask(case.shapes, asked_hz, loaded.instances)
+        (running,), (loaded,) = serve([ask], [loaded], case.pool, window_s=case.promise.window_s)
+        plan.append(_window(case.shapes, loaded.instances, running))
+    return tuple(plan)
+
+
+def _ready(case: Case, ready_hz: float, loaded: Loaded) -> Loaded:
+    ask = Ask(case.shapes, ready_hz, loaded.instances)
+    return serve([ask], [loaded], case.pool, window_s=case.promise.window_s)[1][0]
+
+
+def _causal(case: Case, demand_hz: np.ndarray) -> Plan:
+    """Instances for HEADROOM x the most of the last windows and the stated rate; the window runs on what is loaded.
+
+    Where the pool is too small for the headroom, it is left out.
+    """
+    loaded = Loaded((), (0,) * len(case.shapes))
+    stated_hz = float(demand_hz.mean())
+    plan = []
+    for number, asked_hz in enumerate(map(float, demand_hz)):
+        seen_hz = max(stated_hz, *map(float, demand_hz[max(0, number - HOLD) : number]), 0.0)
+        try:
+            loaded = _ready(case, HEADROOM * seen_hz, loaded)
+        except NothingFits:
+            loaded = _ready(case, seen_hz, loaded)
+        try:
+            (serving,) = chosen(
+                [Ask(case.shapes, asked_hz, loaded.instances, only_loaded=True)],
+                case.pool,
+                window_s=case.promise.window_s,
+            )
+        except NothingFits:
+            serving = loaded.instances  # all they can give; the audit counts the window as violated
+        plan.append(_window(case.shapes, loaded.instances, dispatch(case.shapes, serving, asked_hz)))
+    return tuple(plan)
+
+
+def _blind(case: Case, demand_hz: np.ndarray) -> Plan:
+    unseeing = tuple(blind(shape, case.promise.start_s) for shape in case.shapes)
+    loaded = Loaded((), (0,) * len(case.shapes))
+    plan = []
+    for asked_hz in map(float, demand_hz):
+        (serving,) = chosen([Ask(unseeing, asked_hz, loaded.instances)], case.pool, window_s=case.promise.window_s)
+        loaded = kept(loaded, serving)
+        plan.append(_window(case.shapes, loaded.instances, spread(case.shapes, serving, asked_hz)))
+    return tuple(plan)
+
+
+def _up_to(case: Case, at: int) -> Shape:
+    """The shape of a point with no more sequences at once than the point has."""
+    wanted = case.points[at].configuration
+    lesser = [
+        point
+        if replace(point.configuration, batch=0) == replace(wanted, batch=0)
+        and point.configuration.batch <= wanted.batch
+        else replace(point, power_w=None)
+        for point in case.points
+    ]
+    (shape,) = _shapes(lesser, case.promise, case.idle_w)
+    return shape
+
+
+def _admissible(case: Case) -> list[int]:
+    return [
+        at for at, point in enumerate(case.points) if point.latency_s[case.promise.quantile] <= case.promise.latency_s
+    ]
+
+
+def _sized(shape: Shape, demand_hz: np.ndarray) -> Plan:
+    """Enough for the peak, all the time."""
+    count = max(1, math.ceil(float(demand_hz.max()) / shape.throughput_hz))
+    return tuple(
+        _window((shape,), (count,), spread((shape,), (count if asked_hz > 0.0 else 0,), asked_hz))
+        for asked_hz in map(float, demand_hz)
+    )
+
+
+def _peak_latency(case: Case, demand_hz: np.ndarray) -> Plan:
+    fastest = min(_admissible(case), key=lambda at: case.points[at].latency_s[case.promise.quantile])
+    return _sized(_up_to(case, fastest), demand_hz)
+
+
+def _largest(case: Case) -> Shape:
+    return _up_to(case, max(_admissible(case), key=lambda at: case.points[at].throughput_hz))
+
+
+def _peak_throughput(case: Case, demand_hz: np.ndarray) -> Plan:
+    return _sized(_largest(case), demand_hz)
+
+
+def _spread(case: Case, demand_hz: np.ndarray) -> Plan:
+    counts = [0] * len(case.shapes)
+    given_hz = 0.0
+    for place in itertools.cycle(range(len(case.shapes))):
+        if given_hz >= demand_hz.max():
+            break
+        counts[place] += 1
+        given_hz += case.shapes[place].throughput_hz
+    nothing = (0,) * len(counts)
+    return tuple(
+        _window(case.shapes, counts, spread(case.shapes, counts if asked_hz > 0.0 else nothing, asked_hz))
+        for asked_hz in map(float, demand_hz)
+    )
+
+
+def _most_throughput(case: Case, demand_hz: np.ndarray) -> Plan:
+    shape = _largest(case)
+    plan = []
+    for asked_hz in map(float, demand_hz):
+        count = math.ceil(asked_hz / shape.throughput_hz)
+        plan.append(_window((shape,), (count,), spread((shape,), (count,), asked_hz)))
+    return tuple(plan)
+
+
+POLICIES: Mapping[str, Callable[[Case, np.ndarray], Plan]] = {
+    "eelgrid": _eelgrid,
+    "causal": _causal,
+    "blind": _blind,
+    "most-throughput": _most_throughput,
+    "peak-throughput": _peak_throughput,
+    "peak-latency": _peak_latency,
+    "spread": _spread,
+}

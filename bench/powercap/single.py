@@ -1,0 +1,191 @@
+"""One training run under a policy of power limits, to its target, exploration counted.
+
+Owns the simulated run and the policies. Must not know files or how results are
+shown.
+
+How a run is made from the tables: an epoch at limit l takes the measured t(l)
+seconds at the measured P(l) watts, and that is what is counted. A policy sees
+windows only: a tenth of an epoch, at least 2 s and at most 10 s, whose time per
+work is off by normal noise with a relative scatter of 2 % (1 % for power), each
+window's its own. That is what Zeus's own sweeps show: with windows of 1.7 to 33 s
+they are off a monotone curve by a median of 1.9 % in time and under 1 % in power,
+without a trend over the length. `white` lets windows below 10 s scatter more, with
+the root of their length. Every policy that measures sees the same noise.
+
+What is claimed: work at a limit that alone would break the promise is claimed at
+no less than the oracle's energy, although it drew less: no single limit within the
+promise could have had it. `drawn` is what was really drawn. The bound that holds
+for any use of limits in turn is the two-limit mixture (eelgrid_controller.power.promise).
+"""
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from bench.powercap.zeus import Run
+from eelgrid_controller.power.curves import AtLimit, Curve
+from eelgrid_controller.power.exploration import Window, begin, step
+from eelgrid_controller.power.picking import Manner
+from eelgrid_controller.power.promise import MaxSlowdown, choose, mixture
+
+__all__ = ["NOISE", "POLICIES", "SLOWDOWN", "Noise", "Outcome", "carried_out", "ceiling"]
+
+SLOWDOWN = 0.05
+_WINDOW_S = (2.0, 10.0)
+_EPOCH_WINDOWS = 10
+_ROUNDING = 1e-9
+
+
+class Noise(NamedTuple):
+    """Relative scatter of one window."""
+
+    time: float = 0.02
+    power: float = 0.01
+    white: bool = False
+
+
+NOISE = Noise()
+
+
+class Outcome(NamedTuple):
+    """What a run came to, relative to the largest limit throughout."""
+
+    slowdown: float
+    claimed: float  # energy saved, as it is claimed
+    drawn: float  # energy saved, as it was drawn
+    shares: Mapping[float, float]  # of the work, by limit
+
+    @property
+    def kept(self) -> bool:
+        """Whether the whole run stayed within the slowdown."""
+        return self.slowdown <= SLOWDOWN + _ROUNDING
+
+    @property
+    def main_limit_w(self) -> float:
+        """The limit of most work."""
+        return max(self.shares, key=lambda limit: self.shares[limit])
+
+
+class _Course:
+    """A run under way."""
+
+    def __init__(self, run: Run, seed: int, noise: Noise) -> None:
+        self.curve: Curve = run.curve
+        self.epochs = run.epochs
+        self.noise = noise
+        self.rng = np.random.default_rng([seed, zlib.crc32(f"{run.model}/{run.key}".encode())])
+        base = self.curve.largest
+        self.oracle = choose(self.curve, MaxSlowdown(SLOWDOWN)).at
+        self.window_s = min(_WINDOW_S[1], max(_WINDOW_S[0], base.time_s / _EPOCH_WINDOWS))
+        self.done = self.time_s = self.drawn_j = self.claimed_j = 0.0
+        self.shares: Counter[float] = Counter()
+
+    @property
+    def over(self) -> bool:
+        return self.done >= self.epochs - _ROUNDING
+
+    def spend(self, at: AtLimit, work: float) -> None:
+        """So much work at a limit, at most what is left."""
+        work = min(work, self.epochs - self.done)
+        self.done += work
+        self.time_s += work * at.time_s
+        self.drawn_j += work * at.energy_j
+        alone = at.time_s <= (1.0 + SLOWDOWN) * self.curve.largest.time_s * (1.0 + _ROUNDING)
+        self.claimed_j += work * (at.energy_j if alone else max(at.energy_j, self.oracle.energy_j))
+        self.shares[at.limit_w] += work
+
+    def window(self, limit_w: float) -> Window:
+        """One window at a limit, as it is measured."""
+        at = self.curve.at(limit_w)
+        work = min(self.window_s / at.time_s, self.epochs - self.done)
+        self.spend(at, work)
+        root = (_WINDOW_S[1] / min(_WINDOW_S[1], self.window_s)) ** 0.5 if self.noise.white else 1.0
+        time, power = 1.0 + root * self.rng.standard_normal(2) * (self.noise.time, self.noise.power)
+        time_s = work * at.time_s * max(0.05, float(time))
+        return Window(limit_w, work, time_s, time_s * at.power_w * max(0.05, float(power)))
+
+    def outcome(self) -> Outcome:
+        base = self.curve.largest
+        shares = {limit: work / self.epochs for limit, work in sorted(self.shares.items())}
+        return Outcome(
+            self.time_s / (base.time_s * self.epochs) - 1.0,
+            1.0 - self.claimed_j / (base.energy_j * self.epochs),
+            1.0 - self.drawn_j / (base.energy_j * self.epochs),
+            shares,
+        )
+
+
+Policy = Callable[[_Course, tuple[Curve, ...]], None]
+
+
+def _explored(course: _Course, relatives: tuple[Curve, ...], manner: Manner) -> None:
+    """Ours: nothing of the job's curve is known at the start."""
+    state, decision = begin(course.curve.limits_w, MaxSlowdown(SLOWDOWN), manner=manner, relatives=relatives)
+    while not course.over:
+        state, decision = step(state, course.window(decision.limit_w))
+
+
+def _profiled(course: _Course, windows: int) -> None:
+    """Every limit from the largest down for so many windows, then the cheapest that seems to keep the promise."""
+    seen: dict[float, tuple[float, float]] = {}
+    for limit_w in sorted(course.curve.limits_w, reverse=True):
+        time = energy = work = 0.0
+        for _ in range(windows):
+            if not course.over:
+                one = course.window(limit_w)
+                time, energy, work = time + one.time_s, energy + one.energy_j, work + one.work
+        if work:
+            seen[limit_w] = (time / work, energy / work)
+    slowest = (1.0 + SLOWDOWN) * seen[max(seen)][0]
+    best = min((energy, limit) for limit, (time, energy) in seen.items() if time <= slowest)[1]
+    course.spend(course.curve.at(best), course.epochs - course.done)
+
+
+def _fixed(course: _Course, share: float) -> None:
+    """The largest measured limit up to a share of the largest."""
+    most = share * course.curve.largest.limit_w + _ROUNDING
+    limit = max((limit for limit in course.curve.limits_w if limit <= most), default=min(course.curve.limits_w))
+    course.spend(course.curve.at(limit), course.epochs)
+
+
+def _epoch(course: _Course) -> None:
+    limits = len(course.curve.points)
+    _profiled(course, max(1, int(course.curve.largest.time_s / course.window_s / limits)))
+
+
+POLICIES: Mapping[str, Policy] = {
+    "max": lambda course, _: _fixed(course, 1.0),
+    "cap80": lambda course, _: _fixed(course, 0.8),
+    "cap70": lambda course, _: _fixed(course, 0.7),
+    "zeus_epoch": lambda course, _: _epoch(course),
+    "zeus_jit": lambda course, _: _profiled(course, 1),
+    "eelgrid": lambda course, _: _explored(course, (), Manner()),
+    "eelgrid_relatives": lambda course, relatives: _explored(course, relatives, Manner()),
+    "eelgrid_in_turn": lambda course, _: _explored(course, (), Manner(alternate=True)),
+}
+
+
+def carried_out(run: Run, policy: str, seed: int, relatives: tuple[Curve, ...], noise: Noise = NOISE) -> Outcome:
+    """One run to its target under a policy."""
+    course = _Course(run, seed, noise)
+    POLICIES[policy](course, relatives)
+    return course.outcome()
+
+
+class Ceiling(NamedTuple):
+    """What cannot be passed within the slowdown, relative to the largest limit throughout."""
+
+    oracle: float  # saving of the best single limit
+    oracle_limit_w: float
+    in_turn: float  # saving of the best two limits in turn
+
+
+def ceiling(curve: Curve) -> Ceiling:
+    """The oracle of a curve and the bound on any limits in turn."""
+    promise = MaxSlowdown(SLOWDOWN)
+    choice = choose(curve, promise)
+    mixed = mixture(curve, promise)
+    return Ceiling(choice.saving, choice.at.limit_w, 1.0 - mixed.energy_j / curve.largest.energy_j)

@@ -1,0 +1,198 @@
+"""eelctl frontier: energy against latency and throughput of a described fleet, without a controller.
+
+Owns the options, the table and the file of results. Reading is frontier_files', the
+computation frontier/'s, the picture frontier_picture's.
+"""
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from eelgrid_controller.cli.failure import Refused, Stop
+from eelgrid_controller.cli.progress import Progress
+from eelgrid_controller.cli.settings import Settings, printing
+from eelgrid_controller.cli.tables import Column, coloured, printed, text_table
+
+if TYPE_CHECKING:
+    from eelgrid_controller.frontier.sweep import Frontier, Row
+
+__all__ = ["frontier"]
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_WRITTEN = click.Path(dir_okay=False, path_type=Path)
+
+
+def _of(gpus: Any) -> str:
+    return " ".join(f"{count}x{model}" for model, count in gpus.items())
+
+
+def _columns(rate_hz: float) -> tuple[Column["Row"], ...]:
+    def energy(row: "Row") -> str:
+        return "" if row.plan is None else f"{row.plan.power_w / rate_hz:.4g}"
+
+    return (
+        Column("OBJECTIVE", lambda row: f"{row.latency_s:.4g} s", right=True),
+        Column("WATTS", lambda row: "" if row.plan is None else f"{row.plan.power_w:,.1f}", right=True),
+        Column("J/REQUEST", energy, right=True),
+        Column("RATES", lambda row: f"x{row.factor:.4g}", right=True),
+        Column("GPUS", lambda row: f"lacks {row.binds}" if row.plan is None else _of(row.plan.gpus)),
+        Column("MARK", lambda row: row.mark, colour=lambda row: "green" if row.mark else None),
+        Column("EFFICIENT", lambda row: "yes" if row.is_efficient else "no", wide=True),
+    )
+
+
+def _plain(row: "Row", rate_hz: float) -> dict[str, Any]:
+    """The row in SI units; null where the rates are not carried."""
+    plan = row.plan
+    return {
+        "latency_s": row.latency_s,
+        "carried": plan is not None,
+        "power_w": None if plan is None else plan.power_w,
+        "serving_w": None if plan is None else plan.serving_w,
+        "energy_per_request_j": None if plan is None else plan.power_w / rate_hz,
+        "largest_factor": row.factor,
+        "largest_rate_hz": row.factor * rate_hz,
+        "efficient": row.is_efficient,
+        "mark": row.mark,
+        "lacks": dict(row.lacks),
+        "gpus": {} if plan is None else dict(plan.gpus),
+        "instances": [
+            {
+                "service": placed.service,
+                "gpu_model": placed.configuration.gpu_model,
+                "gpus": placed.configuration.gpus,
+                "processes": placed.configuration.processes,
+                "power_limit_w": placed.configuration.power_limit_w,
+                "instances": placed.instances,
+            }
+            for placed in (() if plan is None else plan.placed)
+        ],
+    }
+
+
+def _cells(plain: dict[str, Any]) -> dict[str, Any]:
+    """The same as cells of a CSV file; empty where there is nothing."""
+    flat = {key: value for key, value in plain.items() if key != "instances"}
+    for key in ("carried", "efficient"):
+        flat[key] = int(flat[key])
+    return flat | {key: _of(flat[key]) for key in ("lacks", "gpus")}
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    try:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    except OSError as error:
+        raise Stop(f"{path}: {error.strerror}", "name another file with --out") from None
+
+
+def _draw(path: Path, found: "Frontier") -> None:
+    from eelgrid_controller.cli.frontier_picture import draw
+
+    try:
+        draw(path, found)
+    except (OSError, ValueError) as error:  # ValueError: an ending that is no format of pictures
+        what = (getattr(error, "strerror", None) or str(error)).partition("(")[0].strip()
+        raise Stop(f"{path}: {what}", "name another file with --plot, such as frontier.png") from None
+
+
+def _computed(points: Path, services: Path, objectives: int) -> "Frontier":
+    from eelgrid_controller.cli.frontier_files import read_points, read_services
+    from eelgrid_controller.frontier.sweep import frontier as compute
+    from eelgrid_controller.replay.libraries import library
+    from eelgrid_controller.serving.errors import ServingError
+
+    asked, fleet = read_services(services)
+    measured = read_points(points)
+    library("scipy.optimize", "the frontier", "'eelgrid[bench]'")
+    progress: Progress | None = None
+
+    def tell(done: int, total: int) -> None:
+        nonlocal progress
+        progress = progress or Progress("computing", "objectives done", total)
+        progress(done)
+
+    try:
+        return compute(measured, asked, fleet, objectives_most=objectives, tell=tell)
+    except ServingError as error:
+        raise Refused(error.problem, error.remedy) from None
+    finally:
+        if progress is not None:
+            progress.stop()
+
+
+def _tell(settings: Settings, found: "Frontier") -> None:
+    """The table on stdout, and beside it what it does not show."""
+    wide = settings.output == "wide"
+    before = (None, *found.rows)
+    shown = [
+        row
+        for row, last in zip(found.rows, before, strict=False)
+        if wide or row.is_efficient or row.mark or (row.plan is None and (last is None or row.factor > last.factor))
+    ]
+    columns = [column for column in _columns(found.rate_hz) if wide or not column.wide]
+    for line in text_table(columns, shown, headers=settings.headers, colour=coloured()):
+        click.echo(line)
+    service, latency_s = found.tightest
+    click.echo(f"below {latency_s:.4g} s: {service} has no point so fast", err=True)
+    if found.objectives > len(found.rows):
+        click.echo(f"{len(found.rows)} of {found.objectives} objectives, taken evenly", err=True)
+    if hidden := len(found.rows) - len(shown):
+        click.echo(f"{hidden} objectives that gain nothing left out: -o wide shows them", err=True)
+    for reason, count in found.passed_over.items():
+        click.echo(f"{count} points passed over: {reason}", err=True)
+
+
+@click.command()
+@click.option("--points", type=_FILE, required=True, help="CSV of measured points (docs/frontier.md).")
+@click.option("--services", type=_FILE, required=True, help="YAML: services with their rates, and the fleet.")
+@click.option("--out", type=_WRITTEN, help="Write all rows to a CSV file.")
+@click.option("--plot", type=_WRITTEN, help="Draw energy against latency; needs matplotlib.")
+@click.option(
+    "--objectives", type=click.IntRange(2, 200), default=200, show_default=True, help="At most so many objectives."
+)
+@printing
+@click.pass_context
+def frontier(
+    context: click.Context, /, *, points: Path, services: Path, out: Path | None, plot: Path | None, objectives: int
+) -> None:
+    """Energy against latency and throughput of a described fleet, computed on this machine.
+
+    For each latency objective at which the choice can change: the least watts of the fleet that keep
+    all services at their rates, and the largest factor on all rates that it can carry. Marked are what
+    the weightings performance, balanced (the knee) and energy would take.
+
+    Exits with 1 if the fleet carries the rates at no objective.
+    """
+    if plot is not None:
+        from eelgrid_controller.cli.frontier_picture import drawing
+
+        drawing()  # that it lacks is said before the work
+    settings: Settings = context.obj
+    found = _computed(points, services, objectives)
+    rows = [_plain(row, found.rate_hz) for row in found.rows]
+    if out is not None:
+        _write(out, [_cells(row) for row in rows])
+    if plot is not None:
+        _draw(plot, found)
+    if settings.output in {"json", "yaml"}:
+        plain = {
+            "rate_hz": found.rate_hz,
+            "tightest": {"service": found.tightest[0], "latency_s": found.tightest[1]},
+            "objectives": found.objectives,
+            "passed_over": dict(found.passed_over),
+            "rows": rows,
+        }
+        printed(settings, plain, ())
+    else:
+        _tell(settings, found)
+    if found.rows[-1].plan is None:
+        last = found.rows[-1]
+        raise Stop(
+            f"the fleet carries {last.factor:.4g} of the rates at best, at {last.latency_s:.4g} s",
+            f"add {last.binds}, or ask for lower rates",
+        )

@@ -1,0 +1,126 @@
+"""What a partition plan is asked for: services, training jobs, the GPUs there are, and what is to be least.
+
+Owns these values and what can be wrong with one of them alone. Must not know how
+a plan is found.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from eelgrid_controller.partition.errors import BadProblem
+from eelgrid_controller.profiles.points import Point
+from eelgrid_protos.catalogue import MigGeometry, Product
+
+__all__ = ["DEMANDS_MOST", "GPUS_MOST", "Job", "Objective", "Pool", "Problem", "Service", "pool_of"]
+
+DEMANDS_MOST = 100_000  # services and jobs of one plan
+GPUS_MOST = 1_000_000  # of one pool
+_ROUNDING = 1e-9
+
+
+class Objective(StrEnum):
+    """What is to be least. Then, at that, compute slices in use; with watts, the price of the GPUs."""
+
+    GPUS = "gpus"
+    WATTS = "watts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """An inference service. A configuration is admissible if its latency is below `safety` times the objective."""
+
+    name: str
+    workload: str  # whose points count
+    rate_hz: float  # 0 for none
+    latency_s: float  # the objective
+    quantile: float = 0.5  # of which latency
+    safety: float = 1.0  # in (0, 1]
+
+    def __post_init__(self) -> None:
+        """Raises BadProblem."""
+        _positive(f"services[{self.name}].latency_s", self.latency_s)
+        if not 0.0 <= self.rate_hz < math.inf:
+            raise BadProblem(f"services[{self.name}].rate_hz", f"is {self.rate_hz}", "give 0 or more requests a second")
+        if not 0.0 < self.safety <= 1.0:
+            raise BadProblem(f"services[{self.name}].safety", f"is {self.safety}", "give a share above 0, 1 at most")
+
+    @property
+    def limit_s(self) -> float:
+        """What a measured latency must stay below; equal but for rounding is not below."""
+        return self.safety * self.latency_s * (1.0 - _ROUNDING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A training job on whole GPUs of one model; no model named means any. `power_w`: by model, of all its GPUs."""
+
+    name: str
+    gpus: int = 1
+    models: tuple[str, ...] = ()
+    power_w: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises BadProblem."""
+        _counted(f"jobs[{self.name}].gpus", self.gpus, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """The GPUs of one model."""
+
+    model: str  # as points spell it
+    count: int | None = None  # None for as many as are needed
+    geometry: MigGeometry | None = None  # None where it has no MIG
+    cost: float = 1.0  # of one GPU, where prices differ
+    held_w: float | None = None  # that a GPU in use draws beyond its replicas' watts and one not in use does not
+
+    def __post_init__(self) -> None:
+        """Raises BadProblem."""
+        _positive(f"pools[{self.model}].cost", self.cost)
+        _counted(f"pools[{self.model}].count", self.count or 0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """All that one plan is made from.
+
+    Watts: a point of a whole GPU tells those of its GPUs, idle ones included; a point of a slice those that the slice
+    adds, since no driver tells a slice's share of the idle ones.
+    """
+
+    services: tuple[Service, ...]
+    points: tuple[Point, ...]
+    pools: tuple[Pool, ...]
+    jobs: tuple[Job, ...] = ()
+    objective: Objective = Objective.GPUS
+
+    def __post_init__(self) -> None:
+        """Raises BadProblem."""
+        for name, items in (("services", self.services), ("jobs", self.jobs)):
+            if len({item.name for item in items}) < len(items):
+                raise BadProblem(name, "two have one name", "give each its own")
+        if len({pool.model for pool in self.pools}) < len(self.pools):
+            raise BadProblem("pools", "two have one model", "add their counts")
+        if len(self.services) + len(self.jobs) > DEMANDS_MOST:
+            raise BadProblem("services", f"with jobs over {DEMANDS_MOST}", "plan parts of the fleet apart")
+        for pool in self.pools:
+            if self.objective == Objective.WATTS and pool.held_w is None:
+                raise BadProblem(f"pools[{pool.model}].held_w", "is unknown", "give it, or plan for least GPUs")
+
+
+def pool_of(product: Product, count: int | None = None, *, cost: float = 1.0) -> Pool:
+    """The pool of a product of the catalogue; a GPU that is not in use counts as off, so it saves its idle watts."""
+    idle_w = product.idle_w if product.idle_mig_w is None else product.idle_mig_w
+    return Pool(model=product.model, count=count, geometry=product.mig, cost=cost, held_w=idle_w)
+
+
+def _positive(name: str, value: float) -> None:
+    if not 0.0 < value < math.inf:
+        raise BadProblem(name, f"is {value}", "give a number above 0")
+
+
+def _counted(name: str, value: float, least: int) -> None:
+    if not least <= value <= GPUS_MOST:
+        raise BadProblem(name, f"is {value}", f"give {least} to {GPUS_MOST}")

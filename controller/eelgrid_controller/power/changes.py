@@ -1,0 +1,336 @@
+"""From the limits that are set to those that are wanted, within every budget at every moment.
+
+Owns the order of the steps and what is known to be set. Must not know why a limit
+is wanted, or how a command travels.
+
+Theory. Between a command and its confirmation a GPU has the old limit or the new
+one, so a holding (the GPUs of one job on one node) claims the larger of the two:
+
+    claim_h = max(charge of what was last read back, charges of all that was commanded since)
+    sum of claims over every budget <= its room            at every moment
+
+Lowering never raises a claim, so lowerings are sent at once; a raise is sent when
+the budgets have room for the new claim, which confirmed lowerings make. If the
+wanted charges fit the budgets, no order can get stuck: once all lowerings are
+confirmed, every claim is at most what is wanted. A raise that does not fit waits
+in line at a budget that lacks room, and is looked at when watts come free there.
+
+What is not confirmed stays claimed. A failed step is tried again a few times and
+then given up, its claim kept; a lost node keeps the claims of all its holdings,
+and gets no command until it tells what it has. When its lease has run out its
+guard puts back what it found (`restored_w`), which counts from then on: what
+that would exceed is told beforehand (`shortfalls`), so that others can be
+lowered in time. One command is under way per holding, and carries a number;
+an answer with another number is of the past and changes nothing.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from eelgrid_controller.power.budgets import Budgets
+from eelgrid_controller.power.refusals import BudgetRefused, BudgetTooSmall
+
+__all__ = [
+    "TRIES_MOST",
+    "Changes",
+    "Command",
+    "Confirmed",
+    "Failed",
+    "Holding",
+    "LeaseEnded",
+    "NodeBack",
+    "NodeLost",
+    "Setting",
+]  # fmt: skip
+
+TRIES_MOST = 3
+_HAIR_W = 1e-6
+_SAME_W = 0.5
+_LINE_LOOKS = 32  # at waiting raises, an event and budget
+
+
+class Setting(NamedTuple):
+    """A limit on all GPUs of a holding, and the watts that it is charged with."""
+
+    limit_w: float  # of each GPU
+    charge_w: float  # of all of them together
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """GPUs of one job on one node."""
+
+    name: str
+    node: str
+    gpus: int
+    budgets: tuple[str, ...]  # the lowest they draw from
+    restored_w: float | None = None  # charge of what the node puts back when its lease ends; None if it never does
+
+
+class Command(NamedTuple):
+    """Set this limit on all GPUs of a holding, read it back, and answer with the number."""
+
+    holding: str
+    node: str
+    limit_w: float
+    number: int
+
+
+class Confirmed(NamedTuple):
+    """What was read back from the GPUs after a command."""
+
+    number: int
+    limit_w: float
+
+
+class Failed(NamedTuple):
+    """A command that came to nothing; what the GPUs have now, or None where it could not be read."""
+
+    number: int
+    limit_w: float | None
+
+
+class NodeLost(NamedTuple):
+    """Nothing is known of the node from now on."""
+
+    node: str
+
+
+class LeaseEnded(NamedTuple):
+    """A lost node has put back what it found."""
+
+    node: str
+
+
+class NodeBack(NamedTuple):
+    """The node is there again; limits of each GPU by holding, as read back."""
+
+    node: str
+    limits_w: Mapping[str, float]
+
+
+Event = Confirmed | Failed | NodeLost | LeaseEnded | NodeBack
+
+
+@dataclass(slots=True)
+class _Held:
+    """What is known of a holding."""
+
+    holding: Holding
+    places: tuple[int, ...]  # of its budgets
+    now: Setting
+    wanted: Setting
+    asked: Setting | None = None
+    number: int = 0  # of the command under way
+    unread_w: float = 0.0  # the largest charge it may have since it was last read
+    tries: int = 0  # failed, of what is wanted
+    lost: bool = False
+    restored: bool = False
+
+    @property
+    def claim_w(self) -> float:
+        claim = max(self.now.charge_w, self.unread_w, 0.0 if self.asked is None else self.asked.charge_w)
+        if self.restored and self.holding.restored_w is not None:
+            return max(claim, self.holding.restored_w)
+        return claim
+
+    @property
+    def done(self) -> bool:
+        """Whether it is known to have what is wanted."""
+        return (
+            not self.lost
+            and self.asked is None
+            and self.unread_w == 0.0
+            and abs(self.now.limit_w - self.wanted.limit_w) <= _SAME_W
+        )
+
+    @property
+    def idle(self) -> bool:
+        """Whether it could be commanded and should be."""
+        return not self.done and not self.lost and self.asked is None and self.tries < TRIES_MOST
+
+
+class Changes:
+    """One fleet's limits on their way; events in, commands out."""
+
+    def __init__(self, budgets: Budgets, holdings: Iterable[Holding], now: Mapping[str, Setting]) -> None:
+        """`now` is what was read back of each holding, by name; nothing else is wanted yet.
+
+        Raises BudgetRefused for a holding twice, without a setting, or in no budget.
+        """
+        self._budgets = budgets
+        self._held: dict[str, _Held] = {}
+        self._by_number: dict[int, str] = {}
+        self._numbers = 0
+        for holding in holdings:
+            if holding.name in self._held or holding.name not in now or holding.gpus < 1:
+                raise BudgetRefused(
+                    "holding", f"{holding.name!r} comes twice, has no GPU, or nothing was read back of it",
+                    "name each once, with its GPUs and its present setting",
+                )  # fmt: skip
+            setting = now[holding.name]
+            self._held[holding.name] = _Held(holding, budgets.above(holding.budgets), setting, setting)
+        self._room = budgets.room_w()
+        self._claims = [0.0] * len(budgets)
+        self._lines: dict[int, deque[_Held]] = {}  # of raises that wait, by the budget that lacks room
+        for held in self._held.values():
+            self._add(held, held.claim_w)
+
+    def want(self, settings: Mapping[str, Setting], budgets: Budgets | None = None) -> list[Command]:
+        """New settings, by holding, and new watts for the same budgets; what else was wanted stays so.
+
+        Raises BudgetTooSmall, and changes nothing, where what is wanted and what cannot be changed would not fit.
+        """
+        room = self._room if budgets is None else self._new_room(budgets)
+        unknown = [name for name in settings if name not in self._held]
+        if unknown:
+            raise BudgetRefused("holding", f"{unknown[0]!r} is none", "want settings of holdings that were given")
+        totals: list[list[float]] = [[] for _ in room]
+        for name, held in self._held.items():
+            fixed = held.lost or (held.tries >= TRIES_MOST and name not in settings)
+            charge_w = held.claim_w if fixed else settings.get(name, held.wanted).charge_w
+            for place in held.places:
+                totals[place].append(charge_w)
+        lacks = [math.fsum(charges) - watts for charges, watts in zip(totals, room, strict=True)]
+        if lacks and max(lacks) > _HAIR_W:
+            worst = lacks.index(max(lacks))
+            raise BudgetTooSmall(self._budgets.all[worst].name, lacks[worst])
+        self._room = room
+        for name, setting in settings.items():
+            held = self._held[name]
+            if abs(setting.limit_w - held.wanted.limit_w) > _SAME_W or held.tries >= TRIES_MOST:
+                held.tries = 0
+            held.wanted = setting
+        self._lines.clear()
+        idle = [held for held in self._held.values() if held.idle]
+        idle.sort(key=lambda held: held.wanted.charge_w > held.claim_w)  # lowerings first
+        return [command for held in idle for command in self._tried(held)]
+
+    def on(self, event: Event) -> list[Command]:
+        """What is known after an event, and the commands that it makes possible."""
+        match event:
+            case Confirmed(number, limit_w) | Failed(number, limit_w):
+                name = self._by_number.pop(number, None)
+                return [] if name is None else self._answered(self._held[name], limit_w)
+            case NodeLost(node):
+                for held in self._on_node(node):
+                    held.lost = True
+                    self._by_number.pop(held.number, None)
+                return []
+            case LeaseEnded(node):
+                for held in self._on_node(node):
+                    if held.lost and not held.restored:
+                        self._change(held, restored=True)
+                return []
+            case NodeBack(node, limits_w):
+                made = []
+                for held in self._on_node(node):
+                    if held.lost and held.holding.name in limits_w:
+                        held.lost, held.tries = False, 0
+                        made += self._settled(held, limits_w[held.holding.name])
+                return made
+
+    def claims_w(self) -> dict[str, float]:
+        """Watts that each budget may be drawn from at this moment, by name."""
+        return {budget.name: max(0.0, claim) for budget, claim in zip(self._budgets.all, self._claims, strict=True)}
+
+    def settings(self) -> dict[str, Setting]:
+        """What was last read back of each holding."""
+        return {name: held.now for name, held in self._held.items()}
+
+    def unfinished(self) -> tuple[str, ...]:
+        """Holdings that are not known to have what is wanted: under way, waiting for room, lost or given up."""
+        return tuple(name for name, held in self._held.items() if not held.done)
+
+    def given_up(self) -> tuple[str, ...]:
+        """Holdings that refused too often; they keep their claim until something else is wanted of them."""
+        return tuple(name for name, held in self._held.items() if held.tries >= TRIES_MOST)
+
+    def shortfalls(self) -> dict[str, float]:
+        """Watts to make free, by budget, before the leases of lost nodes end, or now where a budget was cut."""
+        extra = [0.0] * len(self._claims)
+        for held in self._held.values():
+            if held.lost and not held.restored and held.holding.restored_w is not None:
+                for place in held.places:
+                    extra[place] += max(0.0, held.holding.restored_w - held.claim_w)
+        lacks = (
+            (budget.name, claim + more - room)
+            for budget, claim, more, room in zip(self._budgets.all, self._claims, extra, self._room, strict=True)
+        )
+        return {name: lack for name, lack in lacks if lack > _HAIR_W}
+
+    def _new_room(self, budgets: Budgets) -> list[float]:
+        if [(one.name, one.parent) for one in budgets.all] != [(one.name, one.parent) for one in self._budgets.all]:
+            raise BudgetRefused("budgets", "they are others", "change watts here, and begin anew with another tree")
+        return budgets.room_w()
+
+    def _add(self, held: _Held, watts: float) -> None:
+        for place in held.places:
+            self._claims[place] += watts
+
+    def _change(self, held: _Held, **fields: object) -> None:
+        """Any change of a holding's claim goes through here, so that the sums stay right."""
+        before = held.claim_w
+        for name, value in fields.items():
+            setattr(held, name, value)
+        self._add(held, held.claim_w - before)
+
+    def _answered(self, held: _Held, limit_w: float | None) -> list[Command]:
+        """A command came to an end; without a reading the holding may have any of what it was commanded."""
+        assert held.asked is not None, "it was commanded"
+        if limit_w is None:
+            held.tries += 1
+            self._change(held, unread_w=held.claim_w, asked=None)
+            return self._tried(held)
+        if abs(limit_w - held.asked.limit_w) > _SAME_W:
+            held.tries += 1
+        return self._settled(held, limit_w)
+
+    def _settled(self, held: _Held, limit_w: float) -> list[Command]:
+        """What was read back is what there is; commands that the watts set free make possible."""
+        for setting in (held.asked, held.now, held.wanted):
+            if setting is not None and abs(setting.limit_w - limit_w) <= _SAME_W:
+                break
+        else:
+            setting = Setting(limit_w, held.holding.gpus * limit_w)
+        self._change(held, now=setting, asked=None, unread_w=0.0, restored=False)
+        return [*self._tried(held), *self._freed(held.places)]
+
+    def _on_node(self, node: str) -> list[_Held]:
+        return [held for held in self._held.values() if held.holding.node == node]
+
+    def _tried(self, held: _Held) -> list[Command]:
+        """The command to what is wanted, if there is one to give and room for it; else it gets in line."""
+        if not held.idle:
+            return []
+        lacking = self._lacking(held)
+        if lacking is not None:
+            self._lines.setdefault(lacking, deque()).append(held)
+            return []
+        self._numbers += 1
+        self._change(held, asked=held.wanted, number=self._numbers)
+        self._by_number[self._numbers] = held.holding.name
+        return [Command(held.holding.name, held.holding.node, held.wanted.limit_w, self._numbers)]
+
+    def _lacking(self, held: _Held) -> int | None:
+        """A budget without room for what is wanted; none for a lowering, which claims no more."""
+        more = held.wanted.charge_w - held.claim_w
+        if more <= 0.0:
+            return None
+        return next((at for at in held.places if self._claims[at] + more > self._room[at] + _HAIR_W), None)
+
+    def _freed(self, places: Iterable[int]) -> list[Command]:
+        """Raises that waited at these budgets and fit now; a few of a long line, all where nothing else is under way."""
+        made = []
+        for place in places:
+            line = self._lines.setdefault(place, deque())
+            for _ in range(min(len(line), _LINE_LOOKS if self._by_number else len(line))):
+                held = line.popleft()
+                if held.idle and self._lacking(held) == place:
+                    line.append(held)
+                else:
+                    made += self._tried(held)
+        return made

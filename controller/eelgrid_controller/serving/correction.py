@@ -1,0 +1,125 @@
+"""What a service's own metrics say of its profile: how much slower it is, how sure that is, and how both fade.
+
+Owns the correction as a value, and how a window becomes a sample of it. Must not know
+how a live quantile was read or what is decided with the factor.
+
+Theory. The slowness f is the factor on all service times at which the model gives what
+was seen. Two things show it. A live quantile: f with model(quantile; f) = live, by
+bisection, since the quantile rises with f. Overload: while the queue grows all servers
+are busy, and the rate at which requests finish is the capacity, so f = modelled capacity
+/ finished; a quantile of such a window is that of no steady state and is not used.
+
+Samples are followed in logarithms by a mean that forgets: log f <- log f + g (log f' -
+log f). The gain g is GAIN for a sample that is sure of itself and falls with its own
+error: that of a quantile of n times with an exponential tail, sqrt(q / ((1 - q) n)) /
+ln(1 / (1 - q)), and half the bucket that it was read from. What the samples scatter by is
+the factor's error. The factor stays between 1 / BOUND and BOUND: a profile that is further
+off is wrong, not to be corrected, and `is_at_bound` says so. Without samples both fade by
+half every HALF_LIFE_S: the factor to 1, the error to PRIOR_ERROR. A live quantile of which
+only a least value is known (the open bucket) may raise the factor, never lower it.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from eelgrid_controller.serving.live import LiveQuantile
+from eelgrid_controller.serving.queueing import response_tail
+from eelgrid_controller.serving.sizing import Factor
+from eelgrid_controller.serving.stations import Arrivals, Station
+
+__all__ = [
+    "BOUND", "HALF_LIFE_S", "PRIOR_ERROR", "STEPS", "Correction", "Sample", "factor", "is_at_bound", "learned",
+    "own_error", "saturated", "slowness",
+]  # fmt: skip
+
+BOUND = 4.0
+GAIN = 0.5
+HALF_LIFE_S = 600.0
+PRIOR_ERROR = 0.15  # of a profile that nobody has compared with the service
+_SURE = 0.10  # an own error at which a sample counts half
+_OUTPUT_ERROR = 0.05  # of a capacity that is read off an output rate
+_LOG_BOUND = math.log(BOUND)
+STEPS = 12  # of a bisection over the logarithm: 0.07 %
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What is known at `at_s`; a new one knows nothing."""
+
+    at_s: float = 0.0
+    log_factor: float = 0.0
+    scatter: float = PRIOR_ERROR  # relative, of the samples about the factor
+    samples: int = 0
+
+
+class Sample(NamedTuple):
+    """How much slower than its profile a service was in a window."""
+
+    factor: float  # within the bounds
+    error: float  # relative, its own
+    is_least: bool = False
+
+
+def own_error(quantile: float, live: LiveQuantile) -> float:
+    """Relative error of a live quantile: how few it is taken of, and how wide its bucket."""
+    few = 0.0
+    if math.isfinite(live.of):
+        few = math.sqrt(quantile / ((1.0 - quantile) * live.of)) / -math.log1p(-quantile)
+    return few + live.resolution
+
+
+def slowness(station: Station, arrivals: Arrivals, quantile: float, live: LiveQuantile | None) -> Sample | None:
+    """The sample that a live quantile of a steady window is; None without one."""
+    if live is None or live.value_s <= 0.0:
+        return None
+    low, high = -_LOG_BOUND, _LOG_BOUND
+    for _ in range(STEPS):
+        middle = (low + high) / 2.0
+        if response_tail(station.slowed(math.exp(middle)), arrivals, live.value_s) > 1.0 - quantile:
+            high = middle  # so slow a service would have taken longer
+        else:
+            low = middle
+    return Sample(math.exp((low + high) / 2.0), own_error(quantile, live), live.is_least)
+
+
+def saturated(capacity_hz: float, finished_hz: float) -> Sample | None:
+    """The sample that the output of a window is in which all servers were busy; None if nothing finished."""
+    if finished_hz <= 0.0:
+        return None
+    return Sample(min(BOUND, max(1.0 / BOUND, capacity_hz / finished_hz)), _OUTPUT_ERROR)
+
+
+def _faded(correction: Correction, now_s: float) -> tuple[float, float]:
+    """The log factor and the error now."""
+    kept = 0.5 ** (max(0.0, now_s - correction.at_s) / HALF_LIFE_S)
+    return correction.log_factor * kept, correction.scatter * kept + PRIOR_ERROR * (1.0 - kept)
+
+
+def learned(correction: Correction, sample: Sample | None, at_s: float) -> Correction:
+    """The correction after one more sample; the same without one."""
+    if sample is None or not 0.0 < sample.factor < math.inf:
+        return correction
+    log_factor, scatter = _faded(correction, at_s)
+    seen = min(_LOG_BOUND, max(-_LOG_BOUND, math.log(sample.factor)))
+    if sample.is_least and seen <= log_factor:
+        return correction
+    gain = GAIN / (1.0 + (sample.error / _SURE) ** 2)
+    missed = abs(seen - log_factor)
+    return Correction(
+        at_s=at_s,
+        log_factor=log_factor + gain * (seen - log_factor),
+        scatter=min(1.0, scatter + gain * (min(1.0, missed) - scatter)),
+        samples=correction.samples + 1,
+    )
+
+
+def factor(correction: Correction, now_s: float) -> Factor:
+    """How much slower than its profile the service is taken to be now, and the relative error."""
+    log_factor, error = _faded(correction, now_s)
+    return Factor(math.exp(log_factor), error)
+
+
+def is_at_bound(correction: Correction) -> bool:
+    """Whether the service is further from its profile than a correction may go: the profile is wrong."""
+    return abs(correction.log_factor) >= 0.95 * _LOG_BOUND

@@ -1,0 +1,217 @@
+"""The frontier against every choice that there is, and what must hold of any."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from eelgrid_controller.frontier.capacity import Load, lacking, largest_factor
+from eelgrid_controller.frontier.described import Gpus, Service
+from eelgrid_controller.frontier.marks import Worth, balanced, efficient
+from eelgrid_controller.frontier.sweep import frontier
+from eelgrid_controller.profiles.points import Configuration, Point
+from eelgrid_controller.serving.instances import shapes_of
+from eelgrid_controller.serving.sizing import Objective
+
+IDLE_W = {"a": 40.0, "b": 70.0}
+
+
+@st.composite
+def points(draw, workload):
+    """A few shapes of two models, each with a few points, not all of them good for anything."""
+    found = []
+    for number in range(draw(st.integers(1, 2))):
+        model, gpus = draw(st.sampled_from("ab")), draw(st.integers(1, 2))
+        for batch in range(1, draw(st.integers(1, 3)) + 1):
+            hz, hundredths, watts = draw(st.tuples(st.integers(5, 60), st.integers(1, 9), st.integers(1, 300)))
+            shape = Configuration(model, gpus=gpus, batch=batch, label=str(number))
+            point = Point(workload, shape, float(hz), {0.95: 0.01 * hundredths}, IDLE_W[model] * gpus + watts)
+            found.append(point)
+    return found
+
+
+@st.composite
+def cases(draw):
+    services = [Service(name, name, float(draw(st.integers(1, 90))), 0.95) for name in ("m", "n")]
+    fleet = {model: Gpus(draw(st.integers(0, 3)), IDLE_W[model]) for model in "ab"}
+    return [*draw(points("m")), *draw(points("n"))], services, fleet
+
+
+def _watts(shapes, counts, rate_hz):
+    """Least watts of given instances over their admissible points, by the definition; None if they give too little."""
+    steps = [(at, point) for at, some in enumerate(shapes) for point in some]
+    found = linprog(
+        [point.power_w for _, point in steps],
+        A_ub=[[-point.throughput_hz for _, point in steps]],
+        b_ub=[-rate_hz],
+        A_eq=np.array([[float(at == shape) for at, _ in steps] for shape in range(len(shapes))]),
+        b_eq=counts,
+        method="highs",
+    )
+    return found.fun if found.x is not None else None
+
+
+def _choices(mine, latency_s, rate_hz, fleet):
+    """GPUs by model, watts if the rate is given, and the factor, of each choice of whole instances of a service."""
+    shapes = {}
+    for point in mine:
+        if point.latency_s[0.95] <= latency_s:
+            shapes.setdefault(replace(point.configuration, batch=0), []).append(point)
+    some = list(shapes.values())
+    most = [fleet[shape[0].configuration.gpu_model].count // shape[0].configuration.gpus for shape in some]
+    for counts in itertools.product(*(range(bound + 1) for bound in most)):
+        used = dict.fromkeys(fleet, 0)
+        for count, shape in zip(counts, some, strict=True):
+            used[shape[0].configuration.gpu_model] += count * shape[0].configuration.gpus
+        given_hz = sum(n * max(p.throughput_hz for p in shape) for n, shape in zip(counts, some, strict=True))
+        watts = _watts(some, counts, rate_hz) if given_hz >= rate_hz else None
+        yield used, watts, given_hz / rate_hz
+
+
+def _by_force(measured, services, fleet, latency_s):
+    """The least watts of the fleet, None if it carries too little, and the largest factor."""
+    each = [
+        list(_choices([p for p in measured if p.workload == s.workload], latency_s, s.rate_hz, fleet)) for s in services
+    ]
+    least_w, factor = math.inf, 0.0
+    for choice in itertools.product(*each):
+        used = {model: sum(one[0][model] for one in choice) for model in fleet}
+        if any(used[model] > gpus.count for model, gpus in fleet.items()):
+            continue
+        factor = max(factor, min(one[2] for one in choice))
+        if None not in (watts := [one[1] for one in choice]):
+            idle_w = sum((gpus.count - used[model]) * gpus.idle_w for model, gpus in fleet.items())
+            least_w = min(least_w, sum(watts) + idle_w)
+    return (None if least_w == math.inf else least_w), factor
+
+
+@settings(deadline=None, max_examples=25)
+@given(cases())
+def test_it_is_the_best_of_all(case):
+    measured, services, fleet = case
+    found = frontier(measured, services, fleet)
+    latencies = {point.latency_s[0.95] for point in measured}
+    assert {row.latency_s for row in found.rows} <= latencies
+    assert found.rows[0].latency_s == found.tightest[1]
+    for latency_s in sorted(latencies):
+        least_w, factor = _by_force(measured, services, fleet, latency_s)
+        if latency_s < found.rows[0].latency_s:
+            assert least_w is None  # a service has no point at all
+            continue
+        # An objective without a row is worth what the next tighter one is.
+        row = [row for row in found.rows if row.latency_s <= latency_s][-1]
+        assert (row.plan is None) == (least_w is None)
+        assert row.factor == pytest.approx(factor, rel=1e-5)
+        if row.plan is None:
+            assert row.factor < 1.0
+            assert sum(row.lacks.values()) > 0
+        else:
+            assert row.plan.power_w == pytest.approx(least_w, rel=3e-5)
+            assert row.factor >= 1.0
+            assert not row.lacks
+            assert all(count <= fleet[model].count for model, count in row.plan.gpus.items())
+            assert sum(p.instances * p.configuration.gpus for p in row.plan.placed) == sum(row.plan.gpus.values())
+            assert {placed.service for placed in row.plan.placed} == {"m", "n"}
+
+
+@settings(deadline=None, max_examples=25)
+@given(cases())
+def test_a_looser_objective_is_never_worse_and_marks_are_where_they_belong(case):
+    found = frontier(*case)
+    feasible = [row for row in found.rows if row.plan is not None]
+    assert [row.latency_s for row in found.rows] == sorted({row.latency_s for row in found.rows})
+    assert found.rows[len(found.rows) - len(feasible) :] == tuple(feasible)
+    for tight, loose in itertools.pairwise(found.rows):
+        assert loose.factor >= tight.factor
+        if tight.plan is not None:
+            assert loose.plan.power_w <= tight.plan.power_w
+    marks = [mark for row in found.rows for mark in row.mark.split(",") if mark]
+    assert sorted(marks) == (["balanced", "energy", "performance"] if feasible else [])
+    if feasible:
+        assert "performance" in feasible[0].mark
+        assert feasible[0].is_efficient
+        (cheapest,) = (row for row in feasible if "energy" in row.mark)
+        assert cheapest.plan.power_w == feasible[-1].plan.power_w
+        assert all(row.is_efficient for row in feasible if row.mark)
+
+
+@settings(deadline=None, max_examples=15)
+@given(cases(), st.sampled_from([1e-3, 0.5, 8.0, 1e4]), st.sampled_from([0.25, 16.0]), st.sampled_from([0.5, 1e3]))
+def test_units_do_not_matter(case, rates, watts, seconds):
+    measured, services, fleet = case
+    other = frontier(
+        [
+            replace(
+                point,
+                throughput_hz=point.throughput_hz * rates,
+                power_w=point.power_w * watts,
+                latency_s={0.95: point.latency_s[0.95] * seconds},
+            )
+            for point in measured
+        ],
+        [replace(service, rate_hz=service.rate_hz * rates) for service in services],
+        {model: Gpus(gpus.count, gpus.idle_w * watts) for model, gpus in fleet.items()},
+    )
+    for one, two in zip(frontier(measured, services, fleet).rows, other.rows, strict=True):
+        assert two.latency_s == pytest.approx(one.latency_s * seconds)
+        assert two.factor == pytest.approx(one.factor, rel=1e-5)
+        assert (two.plan is None) == (one.plan is None)
+        assert two.lacks == one.lacks
+        if one.plan is not None:
+            assert two.plan.power_w == pytest.approx(one.plan.power_w * watts, rel=3e-5)
+    assert other.rate_hz == pytest.approx(sum(service.rate_hz for service in services) * rates)
+
+
+@settings(deadline=None, max_examples=15)
+@given(cases())
+def test_what_lacks_suffices_and_less_does_not(case):
+    measured, services, fleet = case
+    pool = {model: gpus.count for model, gpus in fleet.items()}
+    loads = [
+        Load(
+            service.rate_hz,
+            shapes_of(
+                [p for p in measured if p.workload == service.workload], Objective(0.95, 1.0),
+                idle_w=IDLE_W, start_s=0.0,
+            ),
+        )
+        for service in services
+    ]  # fmt: skip
+    lacks = lacking(loads, pool)
+    assert largest_factor(loads, {m: pool[m] + lacks.get(m, 0) for m in pool}).factor >= 1.0 - 1e-9
+    missing = sum(lacks.values())
+    if missing:
+        for a in range(missing):  # every way to add one less
+            fewer = {"a": pool["a"] + a, "b": pool["b"] + missing - 1 - a}
+            assert largest_factor(loads, fewer).factor < 1.0
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(1.01, 3.0), st.just(0.0) | st.floats(1e-3, 0.6)), max_size=12), st.floats(1e-3, 1e3)
+)
+def test_the_knee_is_below_the_line_and_no_scale_moves_it(course, unit):
+    rows = [Worth(0.1, 5000.0, 1.0)]
+    for longer, saved in course:
+        rows.append(Worth(rows[-1].latency_s * longer, rows[-1].power_w * (1.0 - saved), 1.0))
+    knee = balanced(rows)
+    assert balanced([Worth(row.latency_s * unit, row.power_w / unit, row.factor) for row in rows]) == knee
+    assert efficient(rows)[knee]
+    last = next(place for place, row in enumerate(rows) if row.power_w == rows[-1].power_w)
+    # Geometry, by the distance of a point from the line through the two ends.
+    if last == 0:
+        assert knee == 0
+        return
+    wide = math.log(rows[last].latency_s / rows[0].latency_s)
+    high = math.log(rows[0].power_w / rows[last].power_w)
+    spots = [
+        (math.log(r.latency_s / rows[0].latency_s) / wide, math.log(r.power_w / rows[last].power_w) / high)
+        for r in rows[: last + 1]
+    ]
+    below = [(1.0 - x - y) / math.sqrt(2.0) for x, y in spots]
+    assert below[knee] == pytest.approx(max(0.0, *below), abs=1e-6)

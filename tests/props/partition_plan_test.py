@@ -1,0 +1,166 @@
+"""Plans equal brute force on small problems, keep every promise on any, and the fleet's search agrees with the proven."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tests import partition_rig
+from tests.partition_rig import A30, A100, PRODUCTS, point, problem
+
+from eelgrid_controller.partition.check import faults
+from eelgrid_controller.partition.errors import FleetTooSmall
+from eelgrid_controller.partition.exact import exact, value_of
+from eelgrid_controller.partition.fleet import fleet
+from eelgrid_controller.partition.plan import drawn
+from eelgrid_controller.partition.planning import plan
+from eelgrid_controller.partition.problem import Job, Objective, pool_of
+from eelgrid_controller.partition.programme import compiled, objectives
+
+quiet = settings(deadline=None, max_examples=40)
+few = settings(deadline=None, max_examples=25)
+
+
+@st.composite
+def small(draw, product=A30, services=3):
+    """Rates and throughputs; every service has one profile at least."""
+    keys = partition_rig.KEYS[product.key]
+    count = draw(st.integers(1, services))
+    throughputs = [[draw(st.integers(0, 9)) for _ in keys] for _ in range(count)]
+    for row in throughputs:
+        row[draw(st.integers(0, len(keys) - 1))] = draw(st.integers(1, 9))
+    # Up to five pieces of the smallest size, so that covers are few.
+    rates = [draw(st.integers(1, min(4 * max(row), 5 * min(filter(None, row))))) for row in throughputs]
+    return rates, throughputs
+
+
+def hungry(asked):
+    """The same with watts, of which there are to be least: 5 W a slice in use, and one for each request a second."""
+    points = tuple(replace(one, power_w=5.0 + one.throughput_hz) for one in asked.points)
+    return replace(asked, points=points, objective=Objective.WATTS)
+
+
+@given(small())
+@quiet
+def test_least_gpus_then_least_slices_on_four_slices(case):
+    found = plan(problem(*case))
+    assert [proof.value for proof in found.proofs] == list(partition_rig.least(*case))
+    assert [proof.gap for proof in found.proofs] == [0.0, 0.0]
+    assert found.proven
+
+
+@given(small(A100, 2))
+@few
+def test_least_gpus_then_least_slices_on_seven_slices(case):
+    found = plan(problem(*case, product=A100))
+    assert tuple(proof.value for proof in found.proofs) == partition_rig.least(*case, product=A100)
+
+
+@given(small(services=4), st.booleans())
+@quiet
+def test_any_plan_keeps_every_promise(case, watts):
+    asked = hungry(problem(*case)) if watts else problem(*case)
+    found = plan(asked)
+    assert faults(asked, found) == ()
+    # Said once more without the checker: the rates, and no two instances of a GPU on one memory slice.
+    for service in asked.services:
+        mine = [one for gpu in found.gpus for one in gpu.replicas() if one.owner == service.name]
+        assert sum(one.throughput_hz for one in mine) >= service.rate_hz
+    legal = partition_rig.layouts(A30.mig.key, partition_rig.KEYS[A30.key])
+    for gpu in found.gpus:
+        assert frozenset((one.profile, one.start) for one in gpu.instances) in legal
+
+
+@given(small(services=4), st.booleans())
+@few
+def test_the_search_of_a_fleet_agrees_with_the_proven_optimum(case, watts):
+    asked = hungry(problem(*case)) if watts else problem(*case)
+    programme = compiled(asked)
+    proven, (found, memory) = exact(programme), fleet(programme)
+    best = proven.proofs[0].value
+    one_gpu = 40.0 if watts else 1.0
+    assert found.proofs[0].bound <= best <= found.proofs[0].value <= best + one_gpu
+    assert faults(asked, drawn(programme, found)) == ()
+    # A restart on the same problem is as good, and its bound holds, too.
+    again, _ = fleet(programme, memory)
+    assert again.proofs[0].bound <= best <= again.proofs[0].value <= best + one_gpu
+
+
+@given(small(services=3), small(services=3))
+@few
+def test_a_restart_after_other_rates_keeps_every_promise(case, other):
+    asked = problem(*case)
+    _, memory = fleet(compiled(asked))
+    later = problem(*other)
+    found, _ = fleet(compiled(later), memory)
+    best = plan(later).proofs[0].value
+    assert found.proofs[0].bound <= best <= found.proofs[0].value
+    assert faults(later, drawn(compiled(later), found)) == ()
+
+
+@given(small(services=3), st.integers(0, 3), st.integers(0, 2))
+@few
+def test_models_jobs_and_limits_together(case, a30s, jobs):
+    """Two models, of which one is limited: the plan stays inside, and no other count of it would have been better."""
+    rates, throughputs = case
+    asked = problem(rates, throughputs)
+    faster = [
+        replace(one, throughput_hz=2.0 * one.throughput_hz,
+                configuration=replace(one.configuration, gpu_model=A100.model, mig_profile="3g"))
+        for one in asked.points if one.configuration.mig_profile == "2g"
+    ]  # fmt: skip
+    asked = replace(
+        asked,
+        points=(*asked.points, *faster),
+        pools=(pool_of(A30, a30s), pool_of(A100, cost=2.0)),
+        jobs=tuple(Job(name=f"job-{number}", gpus=1 + number) for number in range(jobs)),
+    )
+    servable = {one.workload for one in faster}
+    assume(a30s > 0 or all(service.name in servable for service in asked.services))
+    missing = {}
+    try:
+        found = plan(asked)
+    except FleetTooSmall as small_fleet:
+        missing = small_fleet.missing
+    if missing:
+        more = pool_of(A30, a30s + missing[A30.model])
+        found = plan(replace(asked, pools=(more, asked.pools[1])))
+        assert sum(gpu.model == A30.model for gpu in found.gpus) == more.count
+        return
+    assert faults(asked, found) == ()
+    cost = sum({A30.model: 1.0, A100.model: 2.0}[gpu.model] for gpu in found.gpus)
+    assert cost == pytest.approx(found.proofs[0].value)
+    programme = compiled(asked)
+    other, _ = fleet(programme)
+    assert other.proofs[0].bound <= cost * (1.0 + 1e-9)
+    assert faults(asked, drawn(programme, other)) == ()
+
+
+def test_the_least_watts_are_the_least_of_all_plans():
+    """By hand: 1g 5 Hz 10 W, 2g 12 Hz 15 W, 4g 20 Hz 60 W, 32 W for each GPU; 24 Hz want two of 2g on one GPU."""
+    points = (
+        point("s0", "1g", 5, power_w=10.0),
+        point("s0", "2g", 12, power_w=15.0),
+        point("s0", "4g", 20, power_w=60.0),
+    )
+    asked = replace(problem([24], [[5, 12, 20]]), points=points, objective=Objective.WATTS)
+    found = plan(asked)
+    assert [(proof.objective, proof.value) for proof in found.proofs] == [("watts", 32.0 + 30.0), ("gpus", 1.0)]
+    assert found.proven
+
+
+def test_watts_and_gpus_may_want_different_plans():
+    """A slow and thrifty model against a fast and hungry one."""
+    thrifty, hungry = PRODUCTS["a30"], PRODUCTS["b200"]
+    points = (
+        point("s0", "4g", 10, product=thrifty, power_w=100.0),
+        point("s0", "7g", 100, product=hungry, power_w=900.0),
+    )
+    asked = replace(problem([20], [[0, 0, 10]]), points=points, pools=(pool_of(thrifty), pool_of(hungry)))
+    least_gpus, least_watts = plan(asked), plan(replace(asked, objective=Objective.WATTS))
+    assert [gpu.model for gpu in least_gpus.gpus] == [hungry.model]
+    assert [gpu.model for gpu in least_watts.gpus] == [thrifty.model] * 2
+    programme = compiled(replace(asked, objective=Objective.WATTS))
+    watts, _ = objectives(programme)
+    found = exact(programme)
+    assert value_of(watts, (found.replicas, found.gpus)) == found.proofs[0].value == 2 * (thrifty.idle_mig_w + 100.0)

@@ -1,0 +1,90 @@
+"""Layouts and patterns are those that the catalogue's placements imply."""
+
+import pytest
+from tests import partition_rig
+
+from eelgrid_controller.partition.errors import BadProblem
+from eelgrid_controller.partition.geometry import maximal, span, tiling
+from eelgrid_protos.catalogue import load
+
+SEVEN, FOUR = ("1g", "2g", "3g", "4g", "7g"), ("1g", "2g", "4g")
+PARTS = load().geometries
+# Of the MIG guide: what an A100 can be cut into and no more fits.
+A100_PATTERNS = {
+    "7", "43", "421", "4111", "33", "322", "3211", "31111", "2221", "22111", "211111", "1111111",
+}  # fmt: skip
+
+
+def _plain(part):
+    return SEVEN if "7g" in PARTS[part].profiles else FOUR
+
+
+@pytest.mark.parametrize("part", sorted(PARTS))
+def test_every_layout_that_the_placements_allow_and_no_other(part):
+    keys = _plain(part)
+    plan = tiling(PARTS[part], keys)
+    found = [frozenset(layout) for layouts in plan.places.values() for layout in layouts]
+    assert len(found) == len(set(found))
+    assert set(found) == set(partition_rig.layouts(part, keys))
+
+
+def test_twelve_patterns_of_the_a100():
+    plan = tiling(PARTS["a100-80gb"], SEVEN)
+    spelled = {
+        "".join(key[0] * count for key, count in zip(plan.keys, counts, strict=True)) for counts in plan.patterns
+    }
+    assert spelled == A100_PATTERNS
+
+
+@pytest.mark.parametrize(
+    ("part", "keys", "layouts", "multisets", "patterns"),
+    [
+        ("a100-80gb", SEVEN, 298, 38, 12),
+        ("a100-80gb", (*SEVEN, "1g.2x"), 723, 78, 28),
+        ("a100-80gb", (*SEVEN, "1g.2x", "1g+me"), 2319, 128, 44),
+        ("a30-24gb", FOUR, 26, 10, 4),
+    ],
+)
+def test_counts_worked_out_apart(part, keys, layouts, multisets, patterns):
+    plan = tiling(PARTS[part], keys)
+    assert sum(map(len, plan.places.values())) == layouts
+    assert (len(plan.places), len(plan.patterns)) == (multisets, patterns)
+
+
+def test_any_part_of_a_pattern_stands():
+    plan = tiling(PARTS["h100-80gb-sxm"], SEVEN)
+    for pattern in plan.patterns:
+        for number, count in enumerate(pattern):
+            for fewer in range(count):
+                part = (*pattern[:number], fewer, *pattern[number + 1 :])
+                geometry = plan.geometry
+                layout = plan.stand(part)
+                assert plan.counts(layout) == part
+                assert geometry.conflict([(geometry.profiles[key], start) for key, start in layout]) is None
+
+
+def test_three_slices_stand_at_four():
+    """So that 0 to 3 stay for four, two or ones."""
+    plan = tiling(PARTS["a100-80gb"], SEVEN)
+    assert plan.keys == ("7g", "4g", "3g", "2g", "1g")
+    assert plan.stand((0, 0, 1, 0, 0)) == (("3g", 4),)
+    assert plan.stand((0, 0, 1, 2, 0)) == (("2g", 0), ("2g", 2), ("3g", 4))
+
+
+def test_what_cannot_stand_is_told():
+    plan = tiling(PARTS["a30-24gb"], FOUR)
+    with pytest.raises(BadProblem, match=r"3 2g cannot stand on a30-24gb; ask for less"):
+        plan.stand((0, 3, 0))
+    with pytest.raises(BadProblem, match=r"a30-24gb has no profile 3g; use one of"):
+        tiling(PARTS["a30-24gb"], ("3g",))
+
+
+def test_patterns_are_those_contained_in_no_other():
+    assert maximal([(0, 0), (1, 0), (0, 1), (1, 1), (2, 0)]) == ((2, 0), (1, 1))
+    assert maximal([]) == ()
+
+
+def test_memory_slices_bit_by_bit():
+    geometry = PARTS["a100-80gb"]
+    assert span(geometry, "3g", 4) == 0b11110000
+    assert span(geometry, "1g", 6) == 0b01000000

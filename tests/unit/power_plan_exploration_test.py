@@ -1,0 +1,230 @@
+"""One job's search for its limit: events in, limits out."""
+
+import math
+
+import numpy as np
+import pytest
+
+from eelgrid_controller.power.curves import AtLimit, Curve
+from eelgrid_controller.power.exploration import Ceiling, Missed, Unusable, Window, begin, known, step
+from eelgrid_controller.power.picking import Manner, Why
+from eelgrid_controller.power.promise import BestEffort, Deadline, MaxSlowdown, choose
+from eelgrid_controller.power.refusals import CurveRefused
+from eelgrid_controller.power.shape import Shape
+
+LIMITS_W = (100.0, 150.0, 200.0, 250.0, 300.0)
+LAW = Shape(free_w=280.0, roundness=4.0, floor_s=10.0, clocked=0.06, steepness=3.0)
+FIVE = MaxSlowdown(0.05)
+
+
+def lawful(law=LAW, scale=1.0, gpus=1):
+    return Curve("t", "g", gpus, tuple(AtLimit(w, scale * law.time_s(w), gpus * law.power_w(w)) for w in LIMITS_W))
+
+
+class Run:
+    """A job under exploration, windows of ten seconds, true accounts beside."""
+
+    def __init__(self, curve, promise=FIVE, noise=0.0, seed=0, **given):
+        self.curve, self.noise, self.rng = curve, noise, np.random.default_rng(seed)
+        self.state, self.decision = begin(curve.limits_w, promise, gpus=curve.gpus, **given)
+        self.work = self.time_s = self.energy_j = 0.0
+        self.limits = []
+
+    def window(self, curve=None, limit_w=None):
+        at = (curve or self.curve).at(limit_w or self.decision.limit_w)
+        work = 10.0 / at.time_s
+        self.work, self.time_s, self.energy_j = self.work + work, self.time_s + 10.0, self.energy_j + work * at.energy_j
+        self.limits.append(at.limit_w)
+        time, power = 1.0 + self.noise * self.rng.standard_normal(2)
+        return Window(at.limit_w, work, 10.0 * time, 10.0 * time * at.power_w * power)
+
+    def go(self, windows, curve=None):
+        for _ in range(windows):
+            self.state, self.decision = step(self.state, self.window(curve))
+        return self
+
+    def event(self, event):
+        self.state, self.decision = step(self.state, event)
+        return self.decision
+
+    @property
+    def slowdown(self):
+        return self.time_s / self.work / self.curve.largest.time_s - 1.0
+
+
+def test_it_starts_at_the_largest_limit_and_goes_down_in_order():
+    run = Run(lawful())
+    assert run.decision.limit_w == 300.0
+    run.go(40)
+    firsts = list(dict.fromkeys(run.limits))
+    assert firsts == sorted(firsts, reverse=True)
+    assert run.limits[:3] == [300.0] * 3
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.02])
+def test_it_settles_on_the_best_limit_within_the_promise(noise):
+    run = Run(lawful(), noise=noise).go(400)
+    best = choose(run.curve, FIVE).at.limit_w
+    assert run.decision.limit_w == best
+    assert run.limits[-100:].count(best) > 90
+    assert run.slowdown <= 0.05
+
+
+def test_without_noise_the_promise_holds_at_every_moment():
+    run = Run(lawful())
+    for _ in range(200):
+        run.go(1)
+        assert run.slowdown <= 0.05 + 1e-9
+
+
+def test_same_events_same_answers():
+    one, other = Run(lawful(), noise=0.02), Run(lawful(), noise=0.02)
+    assert one.go(100).limits == other.go(100).limits
+    assert one.state == other.state
+
+
+def test_what_is_known_is_told_with_its_error():
+    run = Run(lawful(), noise=0.01).go(300)
+    for standing in known(run.state):
+        if standing is not None:
+            truth = run.curve.at(standing.limit_w)
+            assert abs(standing.time_s / truth.time_s - 1.0) <= 4.0 * standing.time_error
+            assert abs(standing.energy_j / truth.energy_j - 1.0) <= 4.0 * standing.energy_error
+    assert known(Run(lawful()).state) == (None,) * 5
+
+
+def test_missing_measurements_hold_nothing_back():
+    run = Run(lawful()).go(200)
+    assert run.decision.settled
+    for _ in range(4):
+        assert run.event(Missed(Unusable.NO_POWER)).why is not Why.BLIND
+    decision = run.event(Missed(Unusable.NO_POWER))
+    assert (decision.limit_w, decision.why, decision.refused) == (300.0, Why.BLIND, Unusable.NO_POWER)
+    run.go(3)
+    assert run.decision.limit_w == choose(run.curve, FIVE).at.limit_w
+
+
+@pytest.mark.parametrize(
+    ("window", "reason"),
+    [
+        (Window(300.0, 0.0, 10.0, 5.0), Unusable.NO_PROGRESS),
+        (Window(300.0, math.nan, 10.0, 5.0), Unusable.NO_PROGRESS),
+        (Window(300.0, 1.0, 10.0, 0.0), Unusable.NO_POWER),
+        (Window(300.0, 1.0, math.inf, 5.0), Unusable.IMPOSSIBLE),
+        (Window(275.0, 1.0, 10.0, 5.0), Unusable.OTHER_LIMIT),
+    ],
+)
+def test_a_window_that_says_nothing_is_refused_with_its_reason(window, reason):
+    run = Run(lawful())
+    before = run.state.arms
+    assert run.event(window).refused is reason
+    assert run.state.arms == before
+
+
+def test_a_limit_that_was_not_obeyed_counts_where_it_really_was():
+    run = Run(lawful())
+    while run.decision.limit_w == 300.0:
+        run.go(1)
+    before = run.state.arms[0].windows
+    run.event(run.window(limit_w=300.0))
+    assert run.state.arms[0].windows == before + 1
+    assert run.state.arms[1].windows == 0
+
+
+def test_a_ceiling_is_never_passed_and_goes_away_again():
+    run = Run(lawful()).go(30)
+    assert run.event(Ceiling(210.0)).limit_w <= 200.0
+    for _ in range(30):
+        run.go(1)
+        assert run.decision.limit_w <= 200.0
+    run.event(Ceiling(None))
+    run.go(60)
+    assert run.decision.limit_w == choose(run.curve, FIVE).at.limit_w
+    assert run.event(Ceiling(50.0)).limit_w == 100.0
+
+
+def test_one_stall_changes_nothing_for_long():
+    run = Run(lawful(), noise=0.01).go(200)
+    best, phase = run.decision.limit_w, run.state.phase
+    stalled = run.window()
+    run.event(stalled._replace(work=stalled.work / 20.0, energy_j=stalled.energy_j / 3.0))
+    run.go(20)
+    assert (run.decision.limit_w, run.state.phase) == (best, phase)
+
+
+def test_a_job_that_changes_is_searched_again_and_boundedly():
+    light = Shape(free_w=150.0, roundness=6.0, floor_s=10.0, clocked=0.05, steepness=3.0)
+    run = Run(lawful(), noise=0.01).go(300)
+    assert run.decision.limit_w == choose(run.curve, FIVE).at.limit_w
+    run.go(300, curve=lawful(light))
+    assert run.state.phase == 1
+    assert run.decision.limit_w == choose(lawful(light), FIVE).at.limit_w
+    for turn in range(40):  # it changes every 20 windows now
+        run.go(20, curve=lawful() if turn % 2 else lawful(light))
+    assert run.state.phase <= 1 + math.log2((1400) / 16)
+
+
+def test_relatives_shorten_the_search():
+    alike = [Shape(LAW.free_w * f, 4.0, 7.0, 0.06, 3.0) for f in (0.95, 1.0, 1.06)]
+    best = choose(lawful(), FIVE).at.limit_w
+    cold, warm = Run(lawful(), noise=0.02), Run(lawful(), noise=0.02, relatives=[lawful(law) for law in alike])
+    assert warm.go(40).limits.count(best) > cold.go(40).limits.count(best)
+    assert set(warm.limits) < set(LIMITS_W)  # what relatives rule out is not even tried
+    assert warm.go(300).decision.limit_w == best
+
+
+def test_relatives_that_mislead_are_outvoted():
+    other = Shape(LAW.free_w, 4.0, 7.0, 0.001, 1.0)  # hardly slowed by any limit
+    run = Run(lawful(), noise=0.02, relatives=[lawful(other)] * 3).go(500)
+    assert run.decision.limit_w == choose(lawful(), FIVE).at.limit_w
+    assert run.slowdown <= 0.05
+
+
+def test_a_deadline_is_met_with_little_energy():
+    curve = lawful()
+    promise = Deadline(work=200.0, time_s=200.0 * curve.largest.time_s * 1.15)
+    run = Run(curve, promise, noise=0.01)
+    while run.work < promise.work:
+        run.go(1)
+    assert run.time_s <= promise.time_s
+    assert run.energy_j < 0.9 * run.work * curve.largest.energy_j
+
+
+def test_a_deadline_out_of_reach_runs_at_full_speed():
+    curve = lawful()
+    run = Run(curve, Deadline(100.0, 50.0 * curve.largest.time_s)).go(60)
+    assert set(run.limits) == {300.0}
+    assert run.decision.why is Why.REPAY
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
+def test_best_effort_weighs_energy_against_time(weight):
+    promise = BestEffort(weight)
+    run = Run(lawful(), promise, noise=0.01).go(300)
+    assert run.decision.limit_w == choose(run.curve, promise).at.limit_w
+
+
+def test_two_limits_in_turn_save_more_within_the_same_promise():
+    alone, in_turn = Run(lawful(), noise=0.01), Run(lawful(), noise=0.01, manner=Manner(alternate=True))
+    alone.go(600)
+    in_turn.go(600)
+    assert in_turn.slowdown <= 0.05
+    assert in_turn.energy_j / in_turn.work < alone.energy_j / alone.work
+    assert len({*in_turn.limits[-50:]}) > 1
+
+
+def test_a_gang_is_judged_by_all_its_gpus():
+    one, four = Run(lawful()).go(100), Run(lawful(gpus=4)).go(100)
+    assert one.limits == four.limits
+
+
+def test_one_limit_is_settled_at_once():
+    state, decision = begin([200.0], FIVE)
+    assert decision.settled
+    assert step(state, Window(200.0, 1.0, 1.0, 100.0))[1].limit_w == 200.0
+
+
+@pytest.mark.parametrize(("limits", "gpus"), [([], 1), ([0.0], 1), ([math.nan, 1.0], 1), ([1.0], 0), (range(1, 70), 1)])
+def test_what_makes_no_sense_is_refused(limits, gpus):
+    with pytest.raises(CurveRefused):
+        begin([float(one) for one in limits], FIVE, gpus=gpus)
