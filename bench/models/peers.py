@@ -135,7 +135,7 @@ def _features(one: Table) -> Floats:
     return np.hstack([one.numbers, one.traits, one.names, one.workload[:, None]]).astype(np.float64)
 
 
-def _boosted(known: Table, values: Floats, asked: Table, quantity: str, **options: object) -> Floats:
+def _boosted(known: Table, values: Floats, asked: Table, **options: object) -> Floats:
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     plain = known.numbers.shape[1] + known.traits.shape[1]
@@ -152,7 +152,7 @@ def _monotone(known: Table, values: Floats, asked: Table, quantity: str) -> Floa
     way = direction(quantity)
     signs = [way if name in ("compute", "limit") else 0 for name in known.columns]
     others = known.traits.shape[1] + known.names.shape[1] + 1
-    return _boosted(known, values, asked, quantity, monotonic_cst=signs + [0] * others)
+    return _boosted(known, values, asked, monotonic_cst=signs + [0] * others)
 
 
 def _cross_validated(fit: _Fit) -> Callable[[Table, Floats, Table, str], Answers]:
@@ -169,9 +169,9 @@ def _cross_validated(fit: _Fit) -> Callable[[Table, Floats, Table, str], Answers
     return answer
 
 
-def _gbm(known: Table, values: Floats, asked: Table, quantity: str) -> Answers:
-    ends = [_boosted(known, values, asked, quantity, loss="quantile", quantile=end) for end in (0.05, 0.95)]
-    return Answers(_boosted(known, values, asked, quantity), np.minimum(*ends), np.maximum(*ends))
+def _gbm(known: Table, values: Floats, asked: Table, _: str) -> Answers:
+    ends = [_boosted(known, values, asked, loss="quantile", quantile=end) for end in (0.05, 0.95)]
+    return Answers(_boosted(known, values, asked), np.minimum(*ends), np.maximum(*ends))
 
 
 def _process(known: Table, values: Floats, asked: Table, quantity: str) -> Answers:

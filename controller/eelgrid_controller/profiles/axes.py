@@ -9,8 +9,8 @@ Coordinates are logarithms to base 2, zero for a whole GPU at its default limit 
     load       batch * processes / (gpus * compute share): the work that one unit of silicon has at once,
                along which throughput saturates whatever made it large
     limit      power limit over the default; clock: locked clock over the largest
-    label keys a label "tensor=2,expert=4" gives coordinates tensor and expert; a value that is no
-               number, or a label without "=", gives a name instead
+    label keys the words of a label, between blanks or commas: "tp8" and "tensor=8" are coordinates,
+               "optimizer=adam" and "eager" are names
 Names are what has no distance: the GPU model and what labels say in words.
 
 Source of slices, limits and clocks: eelgrid_protos.catalogue.
@@ -31,7 +31,9 @@ LOAD_PARTS = ("batch", "processes", "gpus", "compute")
 _LEADING = re.compile(r"(\d+)g\b")
 _PARTS = 7  # compute slices of every part that a name alone may speak of
 _MEMORY_OF = {1: 1 / 8, 2: 2 / 8, 3: 4 / 8, 4: 4 / 8, 7: 1.0}  # share of memory by compute slices, A100 and later
-_LABEL_KEYS_MOST = 16
+_BETWEEN = re.compile(r"[\s,]+")
+_COUNTED = re.compile(r"([A-Za-z_]+)(\d+)")
+_WORDS_MOST = 16
 UNKNOWN_LIMIT_W = 300.0  # a limit of a GPU model that the catalogue lacks counts from here
 
 
@@ -51,8 +53,9 @@ class Slice(NamedTuple):
 
 
 def product_of(model: str, catalogue: Catalogue) -> Product | None:
-    """The product that workloads call by this name, or None."""
-    return next((product for product in catalogue.products.values() if product.model == model), None)
+    """The product with this key, or that workloads call by this name; None if there is none."""
+    keyed = catalogue.products.get(model)
+    return keyed or next((product for product in catalogue.products.values() if product.model == model), None)
 
 
 def _shares(name: str, geometry: MigGeometry | None, model: str) -> tuple[float, float]:
@@ -96,16 +99,24 @@ def _positive(name: str, value: float) -> float:
 
 
 def _label(label: str, numbers: dict[str, float], names: dict[str, str]) -> None:
-    for entry in filter(None, label.split(",", _LABEL_KEYS_MOST)):
-        key, equals, text = entry.partition("=")
+    plain = []
+    for word in _BETWEEN.split(label, _WORDS_MOST):
+        key, equals, text = word.partition("=")
+        counted = None if equals else _COUNTED.fullmatch(word)
+        if counted is not None:
+            key, text = counted.groups()
         try:
             value = float(text)
         except ValueError:
             value = 0.0
-        if equals and math.isfinite(value) and value > 0.0:
+        if math.isfinite(value) and value > 0.0:
             numbers[f"label.{key}"] = math.log2(value)
-        else:
-            names[f"label.{key}" if equals else "label"] = text if equals else key
+        elif equals:
+            names[f"label.{key}"] = text
+        elif word:
+            plain.append(word)
+    if plain:
+        names["label"] = " ".join(plain)
 
 
 def place(configuration: Configuration, catalogue: Catalogue) -> Place:

@@ -40,13 +40,15 @@ def rising(latencies: Mapping[float, Estimate]) -> Mapping[float, Estimate]:
     below = Estimate(0.0, 0.0, 0.0, Basis.PRIOR)
     for quantile in sorted(latencies):
         one = latencies[quantile]
-        below = Estimate(*(max(a, b) for a, b in zip(one[:3], below[:3], strict=True)), one.basis)
+        below = Estimate(
+            max(one.median, below.median), max(one.lower, below.lower), max(one.upper, below.upper), one.basis
+        )
         found[quantile] = below
     return found
 
 
 def fits(profile: Profile, configuration: Configuration, catalogue: Catalogue) -> bool | None:
-    """Whether the workload can run: False if it did not with as much room or more, True if it did with as little or less.
+    """False if it did not run with as much room or more, True if it did with as little or less, else None.
 
     Room is memory: a larger slice and more GPUs give more, a larger batch and more processes leave less.
     """

@@ -40,7 +40,7 @@ class Scores(NamedTuple):
     """Quantiles of the scores where at least `known` configurations of the workload were measured."""
 
     known: int
-    count: int  # of scores behind them
+    total: int  # scores behind them
     groups: int  # workloads that count instead of scores; 0 where scores do
     quantiles: tuple[float, ...]  # ascending; all scores if there are at most _KEPT
 
@@ -74,7 +74,7 @@ class Calibration(NamedTuple):
 
         Without any set of enough scores it is that of a normal distribution at 90 %.
         """
-        fitting = [one for one in self.scores if one.count >= _FEWEST]
+        fitting = [one for one in self.scores if one.total >= _FEWEST]
         if not fitting:
             return NORMAL_90
         below = [one for one in fitting if one.known <= known]

@@ -21,6 +21,7 @@ for the covariances, section 5.4.1 for the gradient of the marginal likelihood; 
 Nickisch and Rasmussen, "Additive Gaussian Processes", NIPS 2011, for sums of parts.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ from eelgrid_kernels.arrays import Floats, Ints
 
 __all__ = ["Covariance", "Part", "Sites", "Within", "between", "packed", "prior_variance", "start", "unpacked"]
 
-_ROOT5 = np.sqrt(5.0)
+_ROOT5 = math.sqrt(5.0)
 
 
 class Sites(NamedTuple):
@@ -77,7 +78,7 @@ def packed(covariance: Covariance) -> Floats:
     row = [covariance.idiosyncrasy, covariance.level]
     for part in (own, shared):
         row += [part.variance, *part.length, *part.slope, *part.apart]
-    return np.log(np.array(row))
+    return np.log(np.array(row, dtype=np.float64))
 
 
 def unpacked(row: Floats, like: Covariance) -> Covariance:
@@ -107,10 +108,11 @@ def _matern(square: Floats) -> Floats:
 
 def _surface(part: Part, left: Floats, right: Floats, left_names: Ints, right_names: Ints) -> Floats:
     """(N, M) covariance of one part."""
-    length, slope = np.array(part.length), np.array(part.slope)
+    length: Floats = np.array(part.length)
+    slope: Floats = np.array(part.slope)
     a, b = left / length, right / length
     square = (a * a).sum(1)[:, None] + (b * b).sum(1)[None, :] - 2.0 * (a @ b.T)
-    found = part.variance * _matern(np.maximum(square, 0.0)) + (left * slope) @ right.T
+    found: Floats = part.variance * _matern(np.maximum(square, 0.0)) + (left * slope) @ right.T
     for column, apart in enumerate(part.apart):
         found *= np.where(left_names[:, column][:, None] == right_names[:, column][None, :], 1.0, np.exp(-apart))
     return found

@@ -42,17 +42,17 @@ class Noise(NamedTuple):
     """The spread of readings of one configuration around their mean, log units."""
 
     squares: float = 0.0  # sum of squared residuals, each as a single reading's
-    count: float = 0.0
+    readings: float = 0.0  # behind it
 
     @property
     def variance(self) -> float:
         """Of one reading."""
-        return (NOISE**2 * PRIOR_READINGS + self.squares) / (PRIOR_READINGS + self.count)
+        return (NOISE**2 * PRIOR_READINGS + self.squares) / (PRIOR_READINGS + self.readings)
 
     def after(self, score: float) -> "Noise":
         """With one more residual, standardised."""
-        square = score * score if self.count < WARM_UP else min(score * score, CLIP * CLIP)
-        return Noise(self.squares + self.variance * square, self.count + 1.0)
+        square = score * score if self.readings < WARM_UP else min(score * score, CLIP * CLIP)
+        return Noise(self.squares + self.variance * square, self.readings + 1.0)
 
 
 class Watch(NamedTuple):

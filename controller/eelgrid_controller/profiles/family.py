@@ -42,7 +42,7 @@ def sample(profile: Profile, quantity: str, catalogue: Catalogue) -> tuple[Sampl
     for cell, where in zip(cells, places, strict=True):
         tally = cell.tallies[quantity]
         values.append(tally.mean - offset(quantity, where, catalogue))
-        noise.append(reading_variance(profile, quantity, tally.stated) / tally.count)
+        noise.append(reading_variance(profile, quantity, tally.stated) / tally.readings)
     found = Sample(
         profile.workload.workload,
         profile.workload.traits,

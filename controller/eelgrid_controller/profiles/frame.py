@@ -91,7 +91,7 @@ def fit(places: Sequence[Place], traits: Sequence[Mapping[str, float]]) -> Frame
     if sum(name in varied for name in LOAD_PARTS) < 2:
         varied.pop("load", None)  # it would repeat the one that varies
     fixed.pop("load", None)
-    known, _ = _columns([{name: value for name, value in row.items()} for row in traits])
+    known, _ = _columns(traits)
     names = sorted({name for one in places for name in one.names})
     told = tuple(name for name in names if len({one.names.get(name, "") for one in places}) > 1)
     return Frame(tuple(varied.values()), told, tuple(known.values()), tuple(sorted(fixed.items())))

@@ -100,33 +100,34 @@ def _blocks(all_evidence: Evidence, order: Sequence[Ints], most: int) -> list[tu
     return [(one.sites, one.values, one.noise) for one in chosen]
 
 
-def _judge(
-    covariance: Covariance,
-    scale: float,
-    mine: Evidence,
-    others: Evidence,
-    known: Sequence[int],
-    rng: np.random.Generator,
-) -> list[tuple[int, Floats]]:
-    """Scores of one workload with so many of its configurations known, and others too."""
-    count = len(mine.values)
-    shuffled = mine.take(rng.permutation(count))
-    found = []
-    for one in known:
-        if count < one + 2 or one + len(others.values) == 0:
-            continue
-        told = joined(shuffled.take(np.arange(one)), others)
-        asked = shuffled.take(np.arange(one, min(count, one + _JUDGED)))
-        mean, variance = Posterior(covariance, told, scale).at(asked.sites, np.full(len(asked.values), -1))
-        found.append((one, (asked.values - mean) / np.sqrt(variance + asked.noise)))
-    return found
+class _Judge(NamedTuple):
+    """Scores one workload after the other by the same covariance."""
 
+    covariance: Covariance
+    scale: float
+    rng: np.random.Generator
 
-def _left_out(covariance: Covariance, scale: float, mine: Evidence, others: Evidence) -> tuple[int, Floats]:
-    """Scores of one workload with each of its configurations left out in turn."""
-    count = len(mine.values)
-    error, variance = Posterior(covariance, joined(mine, others), scale).left_out(np.arange(count))
-    return max(one for one in (*_STRANGERS, *_FRIENDS, _DENSE) if one < max(count, 1)), error / np.sqrt(variance)
+    def told(self, mine: Evidence, others: Evidence, known: Sequence[int]) -> list[tuple[int, Floats]]:
+        """With so many of its configurations known, and others too."""
+        count = len(mine.values)
+        shuffled = mine.take(self.rng.permutation(count))
+        found = []
+        for one in known:
+            if count < one + 2 or one + len(others.values) == 0:
+                continue
+            told = joined(shuffled.take(np.arange(one)), others)
+            asked = shuffled.take(np.arange(one, min(count, one + _JUDGED)))
+            unmeasured = np.full(len(asked.values), -1)
+            mean, variance = Posterior(self.covariance, told, self.scale).at(asked.sites, unmeasured)
+            found.append((one, (asked.values - mean) / np.sqrt(variance + asked.noise)))
+        return found
+
+    def left_out(self, mine: Evidence, others: Evidence) -> tuple[int, Floats]:
+        """With each of its configurations left out in turn."""
+        count = len(mine.values)
+        error, variance = Posterior(self.covariance, joined(mine, others), self.scale).left_out(np.arange(count))
+        known = max(one for one in (*_STRANGERS, *_FRIENDS, _DENSE) if one < max(count, 1))
+        return known, error / np.sqrt(variance)
 
 
 def joined(first: Evidence, second: Evidence) -> Evidence:
@@ -161,9 +162,10 @@ def learn(samples: Sequence[Sample], seed: int) -> Surface:
     # What was fitted makes its own errors look small, as in any regression: n / (n - p) of their variance.
     seen, fitted = sum(len(values) for _, values, _ in blocks), len(packed(covariance))
     inflation = np.sqrt(seen / (seen - min(fitted, seen / 2)))
+    judge = _Judge(covariance, scale, rng)
     for one in order[: 2 * _JUDGED]:
         mine, others = told.take(one), told.take(taken[~np.isin(taken, one)])
-        judged = [*_judge(covariance, scale, mine, others, _FRIENDS, rng), _left_out(covariance, scale, mine, others)]
+        judged = [*judge.told(mine, others, _FRIENDS), judge.left_out(mine, others)]
         scores += [(known, inflation * found) for known, found in judged]
     return Surface(
         found_frame, centre, scale, covariance, merged(scores, _STRANGERS), told.take(taken), total, len(samples)
@@ -181,6 +183,6 @@ def _strangers(
         shares = spread_out([len(one) for one in mine], _PANEL)
         panel = told.take(np.concatenate([one[share] for one, share in zip(mine, shares, strict=True)]))
         for one in theirs[:_JUDGED]:
-            scores += _judge(found, scale, told.take(one), panel, _STRANGERS, rng)
+            scores += _Judge(found, scale, rng).told(told.take(one), panel, _STRANGERS)
     assert found is not None
     return found, scores

@@ -46,7 +46,7 @@ class Predictor:
         self._beliefs: dict[tuple[str, str], tuple[Profile, Belief]] = {}
 
     def after(self, profiles: Profiles) -> "Predictor":
-        """The same on a later store; what is believed of workloads that did not change is kept."""
+        """The same on a later store; beliefs are shared, each is used only while its profile is the same object."""
         found = Predictor(profiles, self._learned, self._catalogue)
         found._beliefs = self._beliefs
         return found
@@ -115,9 +115,9 @@ class Predictor:
         cell = profile.cells.get(configuration)
         tally: Tally | None = None if cell is None or profile.stale(cell) else cell.tallies.get(name)
         if tally is not None:
-            variance = reading_variance(profile, name, tally.stated) * (1.0 + 1.0 / tally.count)
+            variance = reading_variance(profile, name, tally.stated) * (1.0 + 1.0 / tally.readings)
             half = NORMAL_90 * math.sqrt(variance)
-            return Estimate(*(math.exp(tally.mean + side * half) for side in (0, -1, 1)), Basis.MEASURED)
+            return _estimate(tally.mean, tally.mean - half, tally.mean + half, None, Basis.MEASURED)
         band = prior.power_w(configuration, self._catalogue) if name == POWER else None
         if band is not None:
             return Estimate(band.median, band.lower, band.upper, Basis.PRIOR)
@@ -169,7 +169,7 @@ class Predictor:
             begin = end
             shape = len(lattice.slices), len(lattice.limits)
             offsets = np.array([prior.offset(name, one, self._catalogue) for one in lattice.places])
-            here = Believed(*(column[part] for column in believed))
+            here = Believed(believed.mean[part], believed.variance[part], believed.measured[part])
             layers = _layers(here.mean + offsets, here, belief, name, shape)
             measured = here.measured.reshape(shape).astype(np.float64)
             for row, where in asked:

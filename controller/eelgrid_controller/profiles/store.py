@@ -61,7 +61,7 @@ class Reading:
 class Tally(NamedTuple):
     """Readings of one quantity in one configuration."""
 
-    count: int
+    readings: int
     mean: float  # of the logarithm
     stated: float = 0.0  # largest stated deviation of one reading
 
@@ -133,7 +133,7 @@ def _tallied(before: Cell | None, reading: Reading, values: Mapping[str, float],
     tallies = dict(before.tallies) if fresh and before is not None else {}
     for name, value in values.items():
         held = tallies.get(name, Tally(0, 0.0))
-        count = held.count + 1
+        count = held.readings + 1
         stated = max(held.stated, reading.noise.get(name, 0.0))
         tallies[name] = Tally(count, held.mean + (value - held.mean) / count, stated)
     sources = dict(before.sources) if fresh and before is not None else {}
@@ -150,7 +150,7 @@ def _scores(profile: Profile, cell: Cell | None, reading: Reading, values: Mappi
             variance = max(
                 profile.noise.get(name, Noise()).variance, max(held.stated, reading.noise.get(name, 0.0)) ** 2
             )
-            found[name] = residual(value, held.mean, held.count, variance)
+            found[name] = residual(value, held.mean, held.readings, variance)
         elif name in reading.expected:
             found[name] = (value - reading.expected[name].mean) / reading.expected[name].deviation
     return found
@@ -186,7 +186,7 @@ def _told(profile: Profile, reading: Reading) -> Profile:
             errors[name] = (*errors.get(name, ()), error)[-_ERRORS_MOST:]
             watches[name] = watched(watches.get(name, Watch()), score)
             continue
-        if noise.get(name, Noise()).count >= WARM_UP:
+        if noise.get(name, Noise()).readings >= WARM_UP:
             watches[name] = watched(watches.get(name, Watch()), score)
         noise[name] = noise.get(name, Noise()).after(score)
     profile = replace(profile, noise=noise, watches=watches, errors=errors)
