@@ -29,7 +29,7 @@ from eelgrid_kernels.arrays import Floats, Ints
 __all__ = ["FEWEST", "PANEL_MOST", "Sample", "Surface", "evidence", "joined", "learn", "spread_out"]
 
 FEWEST = 6  # measured configurations, below which nothing is learned
-_BLOCK, _BLOCKS = 160, 4
+_BLOCK, _BLOCKS = 128, 8
 _JUDGED = 24  # workloads in each half, and questions for each number of known configurations
 _STRANGERS = (0, 1, 3)  # configurations that are measured of a workload that the covariance never saw
 _FRIENDS = (8, 16)  # and of one that it did

@@ -9,8 +9,8 @@ Theory: measurements come in blocks b that are taken as independent (a composite
 where theta_0 is `covariance.start` and spread is a factor of e^1.5 either way: with few
 points the beliefs stand, with many they are forgotten. L-BFGS on the gradient
     d(-log p) / d log theta_p = sum_b tr((K_b^-1 - K_b^-1 y_b y_b' K_b^-1) dK_b/d log theta_p) / 2 + ...
-A step costs N^3 for a block of N and N^2 for each parameter: four blocks of 160 cost a
-fifteenth of one of 640, and on the measured data sets their errors are the same.
+A step costs N^3 for a block of N and N^2 for each parameter: eight blocks of 128 cost a
+sixtieth of one of 1,024, and their errors on the measured data sets are those of larger blocks.
 
 Source: Rasmussen and Williams 2006, equation 5.9; Varin, Reid and Firth, "An overview of
 composite likelihood methods", Statistica Sinica 2011.
@@ -25,7 +25,7 @@ from eelgrid_kernels.arrays import Floats
 
 __all__ = ["STEPS_MOST", "most_probable"]
 
-STEPS_MOST = 80
+STEPS_MOST = 40
 _SPREAD = 1.5  # of a parameter's logarithm around its start
 _REACH = 8.0  # no parameter goes further from its start
 _IMPOSSIBLE = 1e12
