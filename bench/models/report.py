@@ -72,43 +72,27 @@ def rows(results: Sequence[Result]) -> list[Row]:
     for one in results:
         for quantity in one.predicted:
             groups.setdefault((one.data_set, quantity, one.split, one.method), []).append(one)
-    found = []
-    for (data_set, quantity, split, method), runs in groups.items():
-        answers = [one.answer_s for one in runs]
-        found.append(
-            Row(
-                data_set,
-                quantity,
-                split,
-                method,
-                len(runs),
-                figures([one.predicted[quantity] for one in runs]),
-                sum(one.fit_s for one in runs) / len(runs),
-                1e3 * sum(answers) / len(answers) if method == OURS else None,
-                _target_pct(quantity, split),
-            )  # fmt: skip
-        )
-    return found
+    return [_row(key, runs) for key, runs in groups.items()]
+
+
+def _row(key: tuple[str, str, str, str], runs: Sequence[Result]) -> Row:
+    _, quantity, split, method = key
+    judged = figures([one.predicted[quantity] for one in runs])
+    fit_s = sum(one.fit_s for one in runs) / len(runs)
+    answer_ms = 1e3 * sum(one.answer_s for one in runs) / len(runs) if method == OURS else None
+    return Row(*key, len(runs), judged, fit_s, answer_ms, _target_pct(quantity, split))
 
 
 def csv_rows(found: Sequence[Row]) -> list[tuple[object, ...]]:
     """As in the file."""
-    return [
-        (
-            row.data_set,
-            row.quantity,
-            row.split,
-            row.method,
-            row.runs,
-            row.figures.points,
-            *(f"{value:.2f}" for value in row.figures[1:]),
-            f"{row.fit_s:.2f}",
-            "" if row.answer_ms is None else f"{row.answer_ms:.3f}",
-            "" if row.target_pct is None else row.target_pct,
-            row.meets,
-        )  # fmt: skip
-        for row in found
-    ]
+    return [_csv_row(row) for row in found]
+
+
+def _csv_row(row: Row) -> tuple[object, ...]:
+    errors = (f"{value:.2f}" for value in row.figures[1:])
+    answer_ms = "" if row.answer_ms is None else f"{row.answer_ms:.3f}"
+    target = "" if row.target_pct is None else row.target_pct
+    return (*row[:5], row.figures.points, *errors, f"{row.fit_s:.2f}", answer_ms, target, row.meets)
 
 
 def table(found: Sequence[Row]) -> str:
@@ -127,18 +111,8 @@ def table(found: Sequence[Row]) -> str:
             if (one.data_set, one.quantity, one.split) == row[:3] and one.method != OURS
         ]
         value = row.figures
+        numbers = [f"{one:.1f}" for one in (value.median_error_pct, value.p90_error_pct, value.coverage_pct)]
         lines.append(
-            (
-                row.data_set,
-                row.quantity,
-                row.split,
-                str(value.points),
-                f"{value.median_error_pct:.1f}",
-                f"{value.p90_error_pct:.1f}",
-                f"{value.coverage_pct:.1f}",
-                f"{value.width_pct:.1f}",
-                row.meets,
-                ", ".join(others),
-            )  # fmt: skip
+            (*row[:3], str(value.points), *numbers, f"{value.width_pct:.1f}", row.meets or "-", ", ".join(others))
         )
     return aligned(header, lines, 3)

@@ -20,10 +20,10 @@ from eelgrid_controller.profiles.quantities import POWER, THROUGHPUT, latency
 
 __all__ = ["DATA_SETS", "Cell", "DataSet", "Told", "Unreadable", "load"]
 
-_PARVAGPU = "A100-SXM4-80GB"
-_MISO = "A100-SXM4-40GB"
-_ZEUS = {"v100": "V100-PCIE-16GB", "a40": "A40", "p100": "P100-PCIE-16GB", "rtx6000": "Quadro-RTX-6000"}
-_MLENERGY = {"H100": "H100-80GB-HBM3", "B200": "B200"}
+_PARVAGPU = "a100-sxm4-80gb"
+_MISO = "a100-sxm4-40gb"
+_ZEUS = {"v100": "v100-pcie-16gb", "a40": "a40", "p100": "p100-pcie-16gb", "rtx6000": "quadro-rtx-6000"}
+_MLENERGY = {"H100": "h100-sxm5-80gb", "B200": "b200"}
 _MILLISECOND_S = 1e-3
 
 
