@@ -10,6 +10,7 @@ summary.csv, a line a family of workloads, quantity, split and method:
     method               eelgrid, or a peer of bench/models/peers.py
     runs                 seeds, or folds
     points               held-out truths over all runs
+    unanswered           of all that were asked, beside `points`: no answer but a reason (peers answer everything)
     median_error_pct, p90_error_pct, coverage_pct, coverage_sd_pct, width_pct   bench/models/measure.py
     fit_s                seconds to learn all quantities, the mean of the runs
     answer_ms            milliseconds for each configuration and quantity; empty where it is part of fit_s
@@ -29,7 +30,7 @@ __all__ = ["COLUMNS", "Row", "csv_rows", "rows", "table"]
 COVERED_PCT = (88.0, 92.0)
 _LATENCIES = ("latency", "itl_", "time_per_epoch", "iteration_time")
 COLUMNS = (
-    "data_set", "quantity", "split", "method", "runs", "points", "median_error_pct", "p90_error_pct", "coverage_pct",
+    "data_set", "quantity", "split", "method", "runs", "points", "unanswered", "median_error_pct", "p90_error_pct", "coverage_pct",
     "coverage_sd_pct", "width_pct", "fit_s", "answer_ms", "target_pct", "meets",
 )  # fmt: skip
 
@@ -42,6 +43,7 @@ class Row(NamedTuple):
     split: str
     method: str
     runs: int
+    unanswered: int
     figures: Figures
     fit_s: float
     answer_ms: float | None
@@ -80,7 +82,8 @@ def _row(key: tuple[str, str, str, str], runs: Sequence[Result]) -> Row:
     judged = figures([one.predicted[quantity] for one in runs])
     fit_s = sum(one.fit_s for one in runs) / len(runs)
     answer_ms = 1e3 * sum(one.answer_s for one in runs) / len(runs) if method == OURS else None
-    return Row(*key, len(runs), judged, fit_s, answer_ms, _target_pct(quantity, split))
+    unanswered = sum(one.unanswered.get(quantity, 0) for one in runs)
+    return Row(*key, len(runs), unanswered, judged, fit_s, answer_ms, _target_pct(quantity, split))
 
 
 def csv_rows(found: Sequence[Row]) -> list[tuple[object, ...]]:
@@ -92,13 +95,13 @@ def _csv_row(row: Row) -> tuple[object, ...]:
     errors = (f"{value:.2f}" for value in row.figures[1:])
     answer_ms = "" if row.answer_ms is None else f"{row.answer_ms:.3f}"
     target = "" if row.target_pct is None else row.target_pct
-    return (*row[:5], row.figures.points, *errors, f"{row.fit_s:.2f}", answer_ms, target, row.meets)
+    return (*row[:5], row.figures.points, row.unanswered, *errors, f"{row.fit_s:.2f}", answer_ms, target, row.meets)
 
 
 def table(found: Sequence[Row]) -> str:
     """As text, ours and each peer's median error side by side."""
     header = (
-        "data set", "quantity", "split", "points", "error %", "p90 %", "covered %", "width %", "meets",
+        "data set", "quantity", "split", "points", "unanswered", "error %", "p90 %", "covered %", "width %", "meets",
         "peers: error % (covered %)",
     )  # fmt: skip
     lines = []
@@ -113,6 +116,14 @@ def table(found: Sequence[Row]) -> str:
         value = row.figures
         numbers = [f"{one:.1f}" for one in (value.median_error_pct, value.p90_error_pct, value.coverage_pct)]
         lines.append(
-            (*row[:3], str(value.points), *numbers, f"{value.width_pct:.1f}", row.meets or "-", ", ".join(others))
+            (
+                *row[:3],
+                str(value.points),
+                str(row.unanswered),
+                *numbers,
+                f"{value.width_pct:.1f}",
+                row.meets or "-",
+                ", ".join(others),
+            )
         )
     return aligned(header, lines, 3)

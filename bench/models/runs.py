@@ -45,6 +45,7 @@ class Result(NamedTuple):
     predicted: Mapping[str, Predicted]  # by the quantity's name in the report
     fit_s: float
     answer_s: float  # for each configuration and quantity
+    unanswered: Mapping[str, int]  # by the quantity's name: asked, and refused with a reason
 
 
 def store(data_set: DataSet, cells: Sequence[Cell]) -> Profiles:
@@ -71,13 +72,11 @@ def _truth(cell: Cell, what: Told) -> float:
     return value
 
 
-def _answer(prediction: Prediction, what: Told) -> Estimate:
+def _answer(prediction: Prediction, what: Told) -> Estimate | None:
     quantile = quantile_of(what.quantity)
     if quantile is not None:
-        return prediction.latency_s[quantile]
-    found = {POWER: prediction.power_w, THROUGHPUT: prediction.throughput_hz}[what.quantity]
-    assert found is not None, prediction.missing
-    return found
+        return prediction.latency_s.get(quantile)
+    return {POWER: prediction.power_w, THROUGHPUT: prediction.throughput_hz}[what.quantity]
 
 
 def _predicted(what: Told, truth: Floats, median: Floats, lower: Floats, upper: Floats) -> Predicted:
@@ -106,12 +105,16 @@ def _ours(job: Job) -> Iterator[Result]:
             mine = [cell for cell in split.asked if cell.point.workload == workload]
             answers += zip(mine, predictor.predict(workload, [one.point.configuration for one in mine]), strict=True)
         answer_s = (time.perf_counter() - begin) / (len(answers) * len(data_set.told))
-        found = {}
+        found, unanswered = {}, {}
         for what in data_set.told:
-            truth = np.array([_truth(cell, what) for cell, _ in answers])
-            estimates = np.array([_answer(prediction, what)[:3] for _, prediction in answers])
-            found[what.name] = _predicted(what, truth, *estimates.T)
-        yield Result(data_set.name, split.name, job.method, job.seed, found, fit_s, answer_s)
+            given = [(_truth(cell, what), one) for cell, told_of in answers if (one := _answer(told_of, what))]
+            columns = (
+                np.array([truth for truth, _ in given]),
+                *(np.array([one[at] for _, one in given]) for at in range(3)),
+            )
+            found[what.name] = _predicted(what, *columns)
+            unanswered[what.name] = len(answers) - len(given)
+        yield Result(data_set.name, split.name, job.method, job.seed, found, fit_s, answer_s, unanswered)
 
 
 def _peer(job: Job) -> Iterator[Result]:
@@ -128,4 +131,4 @@ def _peer(job: Job) -> Iterator[Result]:
             truth = np.array([_truth(cell, what) for cell in split.asked])
             answers = method(seen, values, asked, what.quantity)
             found[what.name] = _predicted(what, truth, *(np.exp(part) for part in answers))
-        yield Result(job.data_set.name, split.name, job.method, job.seed, found, time.perf_counter() - begin, 0.0)
+        yield Result(job.data_set.name, split.name, job.method, job.seed, found, time.perf_counter() - begin, 0.0, {})

@@ -46,7 +46,14 @@ class Belief:
         self.known = int((~own.stale).sum())
         self.own = len(own.values)
         self._rows = {key: row for row, key in enumerate(_keys(own.sites)) if not own.stale[row]}
-        self._posterior = Posterior(surface.covariance, joined(own, others), surface.scale)
+        whole = joined(own, others)
+        self.size = len(whole.values)
+        self._posterior = Posterior(surface.covariance, whole, surface.scale)
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers it holds, nearly all of them in the inverse."""
+        return self.size**2
 
     @property
     def scatter(self) -> float:

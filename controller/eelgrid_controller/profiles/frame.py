@@ -3,11 +3,13 @@
 Owns the choice and scaling of columns. Must not know quantities or models.
 
 A coordinate that no measured configuration varies teaches nothing and is left out; a
-question that varies it cannot be answered from measurements, and `unknown` says so.
+question that varies it cannot be answered from measurements, and `unknown` says so. So it is with the
+rarest of more than `COLUMNS_MOST` coordinates, since labels may bring any number of them.
 Names become checksums, so that arrays made at different times agree.
 """
 
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,6 +22,7 @@ from eelgrid_kernels.arrays import Floats
 __all__ = ["Column", "Frame", "fit"]
 
 _SAME = 1e-9
+COLUMNS_MOST = 24
 
 
 class Column(NamedTuple):
@@ -91,7 +94,12 @@ def fit(places: Sequence[Place], traits: Sequence[Mapping[str, float]]) -> Frame
     if sum(name in varied for name in LOAD_PARTS) < 2:
         varied.pop("load", None)  # it would repeat the one that varies
     fixed.pop("load", None)
+    uses = Counter(name for one in places for name in one.numbers)
+    often = set(sorted(varied, key=lambda name: (-uses[name], name))[:COLUMNS_MOST])
+    varied = {name: column for name, column in varied.items() if name in often}
     known, _ = _columns(traits)
-    names = sorted({name for one in places for name in one.names})
+    known = dict(list(known.items())[:COLUMNS_MOST])
+    used = Counter(name for one in places for name in one.names)
+    names = sorted(sorted(used, key=lambda name: (-used[name], name))[:COLUMNS_MOST])
     told = tuple(name for name in names if len({one.names.get(name, "") for one in places}) > 1)
     return Frame(tuple(varied.values()), told, tuple(known.values()), tuple(sorted(fixed.items())))

@@ -36,6 +36,7 @@ from eelgrid_protos.catalogue import Catalogue
 __all__ = ["Predictor"]
 
 _ASKED_MOST = 100_000  # configurations in one question
+_NUMBERS_MOST = 1 << 24  # doubles in beliefs that are kept, 128 MiB: some 50 of the largest; the longest unasked go
 
 
 class Predictor:
@@ -125,12 +126,14 @@ class Predictor:
 
     def _belief(self, profile: Profile, name: str) -> Belief:
         key = profile.workload.workload, name
-        held = self._beliefs.get(key)
+        held = self._beliefs.pop(key, None)
         if held is None or held[0] is not profile:
             surface = self._learned[profile.workload.family].surfaces[name]
             mine, _ = sample(profile, name, self._catalogue)
             held = profile, Belief(surface, mine, reading_variance(profile, name))
-            self._beliefs[key] = held
+        self._beliefs[key] = held  # the last, since it was asked last
+        while len(self._beliefs) > 1 and sum(one.numbers for _, one in self._beliefs.values()) > _NUMBERS_MOST:
+            del self._beliefs[next(iter(self._beliefs))]
         return held[1]
 
     def _limits(self, profile: Profile, model: str) -> tuple[float, ...]:

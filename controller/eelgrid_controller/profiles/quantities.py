@@ -18,6 +18,7 @@ POWER = "power_w"
 THROUGHPUT = "throughput_hz"
 MEMORY = "memory_bytes"
 _LATENCY = "latency_s@"
+_QUANTILES_MOST = 8
 
 
 def latency(quantile: float) -> str:
@@ -45,6 +46,12 @@ def logs(point: Point) -> Mapping[str, float]:
         POWER: point.power_w,
         MEMORY: None if point.memory_bytes is None else float(point.memory_bytes),
     }
+    if len(point.latency_s) > _QUANTILES_MOST:
+        raise ImpossibleReading(
+            "latency_s",
+            f"has {len(point.latency_s)} quantiles",
+            f"give the {_QUANTILES_MOST} that promises are made at",
+        )
     named.update({latency(quantile): value for quantile, value in point.latency_s.items()})
     for name, value in named.items():
         if value is not None and not (math.isfinite(value) and value >= 0.0):

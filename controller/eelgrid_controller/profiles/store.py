@@ -9,7 +9,8 @@ is worth its readings: the variance of its mean is that of a reading over their 
 drift test of any quantity of a workload fires, a new epoch begins: the readings that spoke for the
 change are told again to empty cells, and cells of the epoch before stay as stale ones, which say
 how the configurations compare and no longer how high they lie. A stale cell goes when its
-configuration is read again, or when there are too many: the longest unread first.
+configuration is read again, or when there are too many: the longest unread first. So it is with
+workloads; the mapping of them is in the order of their last reading.
 """
 
 from collections import Counter
@@ -23,10 +24,13 @@ from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.profiles.quantities import logs
 
 __all__ = [
-    "CELLS_MOST", "Cell", "Expected", "Profile", "Profiles", "Provenance", "Reading", "Tally", "Workload", "provenance",
+    "CELLS_MOST", "WORKLOADS_MOST", "Cell", "Expected", "Profile", "Profiles", "Provenance", "Reading", "Tally", "Workload", "provenance",
 ]  # fmt: skip
 
 CELLS_MOST = 256  # configurations of a workload
+WORKLOADS_MOST = 4096
+_SOURCES_MOST = 16  # by name for one configuration; more are counted together
+_OTHERS = "others"
 _RECENT_MOST = 64  # readings kept for the next epoch
 _ERRORS_MOST = 64  # of the latest configurations that were predicted before they were measured
 DEFAULT_FAMILY = "default"
@@ -137,7 +141,9 @@ def _tallied(before: Cell | None, reading: Reading, values: Mapping[str, float],
         stated = max(held.stated, reading.noise.get(name, 0.0))
         tallies[name] = Tally(count, held.mean + (value - held.mean) / count, stated)
     sources = dict(before.sources) if fresh and before is not None else {}
-    sources[reading.point.source] = sources.get(reading.point.source, 0) + 1
+    source = reading.point.source
+    source = source if source in sources or len(sources) < _SOURCES_MOST else _OTHERS
+    sources[source] = sources.get(source, 0) + 1
     return Cell(reading.point.configuration, tallies, sources, epoch, reading.at_s, runs=bool(values))
 
 
@@ -216,13 +222,22 @@ class Profiles:
         """With a workload, or with other facts about a known one."""
         known = self.profiles.get(workload.workload)
         profile = Profile(workload) if known is None else replace(known, workload=workload)
-        return Profiles({**self.profiles, workload.workload: profile}, self.revision + 1)
+        return self._with(profile)
 
     def told(self, reading: Reading) -> "Profiles":
         """With one more reading, of a workload that is introduced by it if need be; raises ImpossibleReading."""
         name = reading.point.workload
         profile = self.profiles.get(name) or Profile(Workload(name))
-        return Profiles({**self.profiles, name: _told(profile, reading)}, self.revision + 1)
+        return self._with(_told(profile, reading))
+
+    def _with(self, profile: Profile) -> "Profiles":
+        """With this workload as the last; the first goes if there are too many."""
+        found = dict(self.profiles)
+        found.pop(profile.workload.workload, None)
+        if len(found) >= WORKLOADS_MOST:
+            del found[next(iter(found))]
+        found[profile.workload.workload] = profile
+        return Profiles(found, self.revision + 1)
 
     def family(self, family: str) -> tuple[Profile, ...]:
         """The workloads of a family, by name."""
