@@ -8,7 +8,7 @@ These recursive residuals are independent with unit variance while nothing chang
 mean is estimated from the same readings; the first reading of a configuration has the same
 property against what the model predicted. Two sums watch them,
     up = max(0, up + z - SLACK)        down = max(0, down - z - SLACK)
-and one of them past THRESHOLD says that the level has changed, `run` readings ago. A residual
+and one of them past THRESHOLD says that the level has changed, `run` readings ago at the most. A residual
 counts as at most CLIP, so that no single reading can raise an alarm. The noise is pooled over the
 configurations of the workload: a mean of a stated variance, worth PRIOR_READINGS, and of the
 squared residuals so far. The first WARM_UP residuals teach the noise alone; from then on they are
@@ -24,10 +24,12 @@ Evans, JRSS B 1975, for recursive residuals.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 __all__ = [
-    "CLIP", "NOISE", "PRIOR_READINGS", "SLACK", "THRESHOLD", "WARM_UP", "Noise", "Watch", "residual", "watched",
+    "CLIP", "NOISE", "PRIOR_READINGS", "SLACK", "THRESHOLD", "WARM_UP", "Noise", "Watch", "residual",
+    "since_change", "watched",
 ]  # fmt: skip
 
 SLACK = 0.5
@@ -77,6 +79,19 @@ class Watch(NamedTuple):
 def residual(value: float, mean: float, count: int, variance: float) -> float:
     """The standardised residual of a reading after `count` others of the same configuration."""
     return (value - mean) / math.sqrt(variance * (1.0 + 1.0 / count))
+
+
+def since_change(scores: Sequence[float]) -> int:
+    """How many of the last of these residuals, none or more of them from before the change, are from after it.
+
+    The most probable number for a shift of unknown size: the largest (sum of the last k)^2 / k. At least 1.
+    """
+    best, found, total = -1.0, 1, 0.0
+    for count, score in enumerate(reversed(scores), 1):
+        total += max(-CLIP, min(CLIP, score))
+        if total * total / count > best:
+            best, found = total * total / count, count
+    return found
 
 
 def watched(watch: Watch, score: float) -> Watch:

@@ -23,7 +23,7 @@ from eelgrid_controller.profiles.frame import Column, Frame
 from eelgrid_controller.profiles.learning import Surface
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.profiles.posterior import Evidence
-from eelgrid_controller.profiles.store import Cell, Expected, Profile, Profiles, Reading, Tally, Workload
+from eelgrid_controller.profiles.store import Cell, Expected, Profile, Profiles, Reading, Recent, Tally, Workload
 
 __all__ = ["FORMAT", "decode", "encode"]
 
@@ -32,7 +32,7 @@ _KINDS: Mapping[str, Any] = {
     kind.__name__: kind
     for kind in (
         Calibration, Cell, Column, Configuration, Covariance, Evidence, Expected, Frame, Learned, Noise, Part, Point,
-        Profile, Profiles, Reading, Scores, Sites, Surface, Tally, Watch, Workload,
+        Profile, Profiles, Reading, Recent, Scores, Sites, Surface, Tally, Watch, Workload,
     )
 }  # fmt: skip
 _TABLE, _ARRAY = "table", "array"

@@ -4,7 +4,7 @@ Owns the store as a value, and the two records that change it: a workload is int
 reading is told. Must not know models nor the clock: what a model expected of a reading, and
 when it was taken, are in the record, so that a journal of records gives the same store again.
 
-Theory: readings of one configuration are one cell with the mean of their logarithms. A cell
+Theory: readings of one configuration are one cell with the mean of their logarithms, wild ones bounded. A cell
 is worth its readings: the variance of its mean is that of a reading over their count. When the
 drift test of any quantity of a workload fires, a new epoch begins: the readings that spoke for the
 change are told again to empty cells, and cells of the epoch before stay as stale ones, which say
@@ -13,21 +13,22 @@ configuration is read again, or when there are too many: the longest unread firs
 workloads; the mapping of them is in the order of their last reading.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from eelgrid_controller.profiles.drift import WARM_UP, Noise, Watch, residual, watched
+from eelgrid_controller.profiles.drift import CLIP, WARM_UP, Noise, Watch, residual, since_change, watched
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.profiles.quantities import logs
 
 __all__ = [
-    "CELLS_MOST", "WORKLOADS_MOST", "Cell", "Expected", "Profile", "Profiles", "Provenance", "Reading", "Tally", "Workload", "provenance",
+    "CELLS_MOST", "WORKLOADS_MOST", "Cell", "Expected", "Profile", "Profiles", "Provenance", "Reading", "Recent", "Tally", "Workload", "provenance",
 ]  # fmt: skip
 
-CELLS_MOST = 256  # configurations of a workload
+CELLS_MOST = 512  # configurations of a workload; published sweeps have up to 384
 WORKLOADS_MOST = 4096
 _SOURCES_MOST = 16  # by name for one configuration; more are counted together
 _OTHERS = "others"
@@ -82,6 +83,13 @@ class Cell:
     runs: bool = True  # False: it was tried and did not run
 
 
+class Recent(NamedTuple):
+    """A reading that may speak for a change, and its standardised residuals by quantity."""
+
+    reading: Reading
+    scores: Mapping[str, float]
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """One workload."""
@@ -91,7 +99,7 @@ class Profile:
     epoch: int = 0
     noise: Mapping[str, Noise] = field(default_factory=dict)
     watches: Mapping[str, Watch] = field(default_factory=dict)
-    recent: tuple[Reading, ...] = ()
+    recent: tuple[Recent, ...] = ()
     errors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # |log error|, oldest first
     readings: int = 0
     drifts: tuple[tuple[float, str], ...] = ()  # when, and by which quantity
@@ -131,15 +139,29 @@ def provenance(profile: Profile) -> Provenance:
     )
 
 
-def _tallied(before: Cell | None, reading: Reading, values: Mapping[str, float], epoch: int) -> Cell:
-    """The cell with one more reading; an old epoch's cell begins anew."""
+def _variance(profile: Profile, name: str, stated: float) -> float:
+    """Of one reading's logarithm."""
+    return max(profile.noise.get(name, Noise()).variance, stated * stated)
+
+
+def _tallied(profile: Profile, reading: Reading, values: Mapping[str, float]) -> Cell:
+    """The cell with one more reading; an old epoch's cell begins anew.
+
+    Once the noise is known, a reading moves the mean as if it were at most CLIP deviations off: otherwise one wild
+    reading would make all later ones look like a change.
+    """
+    before, epoch = profile.cells.get(reading.point.configuration), profile.epoch
     fresh = before is not None and before.epoch == epoch
     tallies = dict(before.tallies) if fresh and before is not None else {}
     for name, value in values.items():
         held = tallies.get(name, Tally(0, 0.0))
         count = held.readings + 1
         stated = max(held.stated, reading.noise.get(name, 0.0))
-        tallies[name] = Tally(count, held.mean + (value - held.mean) / count, stated)
+        off = value - held.mean
+        if held.readings and profile.noise.get(name, Noise()).readings >= WARM_UP:
+            reach = CLIP * math.sqrt(_variance(profile, name, stated) * (1.0 + 1.0 / held.readings))
+            off = max(-reach, min(reach, off))
+        tallies[name] = Tally(count, held.mean + off / count, stated)
     sources = dict(before.sources) if fresh and before is not None else {}
     source = reading.point.source
     source = source if source in sources or len(sources) < _SOURCES_MOST else _OTHERS
@@ -153,9 +175,7 @@ def _scores(profile: Profile, cell: Cell | None, reading: Reading, values: Mappi
     for name, value in values.items():
         held = None if cell is None or profile.stale(cell) else cell.tallies.get(name)
         if held is not None:
-            variance = max(
-                profile.noise.get(name, Noise()).variance, max(held.stated, reading.noise.get(name, 0.0)) ** 2
-            )
+            variance = _variance(profile, name, max(held.stated, reading.noise.get(name, 0.0)))
             found[name] = residual(value, held.mean, held.readings, variance)
         elif name in reading.expected:
             found[name] = (value - reading.expected[name].mean) / reading.expected[name].deviation
@@ -174,9 +194,7 @@ def _kept(cells: Mapping[Configuration, Cell], cell: Cell, epoch: int) -> dict[C
 
 def _plain(profile: Profile, reading: Reading) -> Profile:
     """The reading without the drift test."""
-    configuration = reading.point.configuration
-    values = logs(reading.point)
-    cell = _tallied(profile.cells.get(configuration), reading, values, profile.epoch)
+    cell = _tallied(profile, reading, logs(reading.point))
     return replace(profile, cells=_kept(profile.cells, cell, profile.epoch), readings=profile.readings + 1)
 
 
@@ -199,10 +217,11 @@ def _told(profile: Profile, reading: Reading) -> Profile:
     changed = [name for name, watch in watches.items() if watch.changed]
     if not changed:
         run = max((max(watch.up_run, watch.down_run) for watch in watches.values()), default=0)
-        recent = (*profile.recent, reading)[-min(run, _RECENT_MOST) :] if run else ()
+        recent = (*profile.recent, Recent(reading, scores))[-min(run, _RECENT_MOST) :] if run else ()
         return replace(_plain(profile, reading), recent=recent)
-    longest = max(watches[name].run for name in changed)
-    again = (*profile.recent, reading)[-longest:]
+    recent = (*profile.recent, Recent(reading, scores))
+    longest = max(since_change([one.scores.get(name, 0.0) for one in recent[-watches[name].run :]]) for name in changed)
+    again = [one.reading for one in recent[-longest:]]
     drifts = (*profile.drifts, (reading.at_s, ",".join(sorted(changed))))
     profile = replace(profile, epoch=profile.epoch + 1, watches={}, recent=(), drifts=drifts[-_RECENT_MOST:])
     readings = profile.readings + 1
