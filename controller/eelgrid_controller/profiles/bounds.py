@@ -3,7 +3,7 @@
 Owns those rules. Must not know models.
 
 A limit is held within 5 %, except near the lowest one that a part takes, where it could not be
-held in Zeus's sweeps: up to 21 % over on A40 at 100 W.
+held in Zeus's sweeps: up to 21 % over on A40 at 100 W. What is allowed never falls with a rising limit.
 """
 
 from collections.abc import Mapping
@@ -27,9 +27,9 @@ def bounded(estimate: Estimate, configuration: Configuration, catalogue: Catalog
     limit = limit_w(configuration, catalogue)
     if product is None or limit is None or configuration.mig_profile or estimate.basis is Basis.MEASURED:
         return estimate
-    near = product.power_min_w is None or limit < _NEAR_LEAST * product.power_min_w
+    near_w = limit if product.power_min_w is None else min(limit, _NEAR_LEAST * product.power_min_w)
     least = _IDLE * product.idle_w * configuration.gpus
-    most = max((_OVER_AT_LEAST if near else _OVER) * limit * configuration.gpus, least)
+    most = max(max(_OVER_AT_LEAST * near_w, _OVER * limit) * configuration.gpus, least)
     middle, lower, upper = (min(max(one, least), most) for one in estimate[:3])
     return Estimate(middle, lower, upper, estimate.basis)
 

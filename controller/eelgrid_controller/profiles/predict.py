@@ -66,13 +66,16 @@ class Predictor:
         )
 
     def reading(self, point: Point, at_s: float, noise: Mapping[str, float] | None = None) -> Reading:
-        """The record of a measurement, with what was expected of it if its configuration is new."""
+        """The record of a measurement, with what was expected of it if its configuration is new.
+
+        Raises UnknownSlice and ImpossibleReading, which name the field: what has no place can teach nothing.
+        """
+        where = [place(point.configuration, self._catalogue)]
         profile = self._profiles.profiles.get(point.workload)
         cell = None if profile is None else profile.cells.get(point.configuration)
         if profile is None or (cell is not None and not profile.stale(cell)):
             return Reading(point, at_s, noise=noise or {})
         learned = self._learned.get(profile.workload.family)
-        where = [place(point.configuration, self._catalogue)]
         expected = {}
         for name in learned.surfaces if learned else ():
             answer = self._quantity(profile, name, [point.configuration], where)[0]
