@@ -18,17 +18,18 @@ only the drift test then has nothing to hold a configuration's first reading aga
 Limits: `WORKLOADS_MOST` workloads of `CELLS_MOST` configurations; the workload longest unread goes first.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eelgrid_controller.profiles.answers import Prediction
 from eelgrid_controller.profiles.errors import UnreadableRecord
-from eelgrid_controller.profiles.family import Learned, quantities
+from eelgrid_controller.profiles.family import Learned
 from eelgrid_controller.profiles.learning import FEWEST
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.profiles.predict import Predictor
 from eelgrid_controller.profiles.record import decode, encode
-from eelgrid_controller.profiles.store import Profiles, Provenance, Reading, Workload, provenance
+from eelgrid_controller.profiles.store import Profile, Profiles, Provenance, Reading, Workload, provenance
 from eelgrid_protos.catalogue import Catalogue
 
 __all__ = ["GROWTH", "Held"]
@@ -46,6 +47,7 @@ class Held:
         self._profiles = profiles or Profiles()
         self._learned = dict(learned or {})
         self._predictor = Predictor(self._profiles, self._learned, catalogue)
+        self._counts: dict[str, tuple[Profile, Counter[str]]] = {}
 
     def introduce(self, workload: Workload) -> None:
         """A workload's family and facts; without it a workload is of the family "default"."""
@@ -74,21 +76,29 @@ class Held:
         return None if profile is None else provenance(profile)
 
     def due(self) -> tuple[str, ...]:
-        """Families never learned that could be, or that have grown by GROWTH since, or drifted; by name."""
-        found = []
-        for family in sorted({one.workload.family for one in self._profiles.profiles.values()}):
-            members = self._profiles.family(family)
-            before = self._learned.get(family)
-            for name in quantities(members):
-                # Cells of before a drift teach nothing of levels and are not learned from.
-                measured = sum(
-                    name in cell.tallies and not one.stale(cell) for one in members for cell in one.cells.values()
-                )
-                surface = None if before is None else before.surfaces.get(name)
-                if measured >= (FEWEST if surface is None else GROWTH * surface.learned_from):
-                    found.append(family)
-                    break
-        return tuple(found)
+        """Families never learned that could be, or with a quantity that has grown by GROWTH since; by name."""
+        held = self._profiles.profiles
+        self._counts = {name: self._counted(name, profile) for name, profile in held.items()}
+        families: dict[str, Counter[str]] = {}
+        for name, (_, counts) in self._counts.items():
+            families.setdefault(held[name].workload.family, Counter()).update(counts)
+        return tuple(family for family in sorted(families) if self._grown(family, families[family]))
+
+    def _counted(self, name: str, profile: Profile) -> tuple[Profile, Counter[str]]:
+        """Configurations by quantity that levels can be learned from; counted again only where something changed."""
+        before = self._counts.get(name)
+        if before is not None and before[0] is profile:
+            return before
+        fresh = (cell for cell in profile.cells.values() if not profile.stale(cell))
+        return profile, Counter(quantity for cell in fresh for quantity in cell.tallies)
+
+    def _grown(self, family: str, counts: Mapping[str, int]) -> bool:
+        learned = self._learned.get(family)
+        surfaces = {} if learned is None else learned.surfaces
+        return any(
+            count >= (GROWTH * surfaces[name].learned_from if name in surfaces else FEWEST)
+            for name, count in counts.items()
+        )
 
     def snapshot(self) -> Profiles:
         """The store as it is now."""
