@@ -136,6 +136,7 @@ class Steward:
         self._promised: dict[str, None] = {}  # ids, in the order of their coming
         self._progress: dict[str, Progress] = {}
         self._unsteered: dict[str, str] = {}  # as logged
+        self._left_out = 0  # promised workloads that are too many
         self._policy_seen = -1
         self._drawn_s = self._freed_s = float("-inf")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="steering")
@@ -222,7 +223,11 @@ class Steward:
         workloads: dict[str, Workload] = {}
         nodes: dict[str, NodeView] = {}
         points: dict[str, tuple[Point, ...]] = {}
-        for ids in _slices(list(self._promised)[: self.settings.workloads_most]):
+        most, promised = self.settings.workloads_most, list(self._promised)
+        if len(promised) > most and self._left_out != len(promised) - most:
+            self._log.warning("promised=%d steered=%d reason=too_many", len(promised), most)
+        self._left_out = max(0, len(promised) - most)
+        for ids in _slices(promised[:most]):
             await self._loop.read(lambda core, ids=ids: _gather(core, ids, workloads, nodes, points))  # type: ignore[misc]
             await asyncio.sleep(0)
         if self._desk.learns:
