@@ -304,3 +304,15 @@ def test_configurations_that_cannot_be(eelctl, arguments, code, complaint):
 
 def test_nothing_is_predicted_from_nothing(eelctl):
     assert "profile import" in eelctl("profile", "predict", "chat", "--gpu", "T4", code=5).stderr
+
+
+def test_budgets_are_imagined(eelctl, fake):
+    fake.policy = replace(fake.policy, budgets=(PowerBudget(scope=BudgetScope.CLUSTER, limit_w=9000.0),))
+    fake.promised.answer = ListPromisesResponse(
+        jobs=(JobStatus(workload_id="train", name="train", phase="imagined", power_limit_w=200.0, slowdown=0.08),)
+    )
+    shown = eelctl("promises", "--budget", "rack:r1=4kW").stdout
+    assert "train  imagined  200 W  +8.0 %" in shown
+    assert "cluster  9,000 W  8,100 W" in shown
+    assert "rack r1  4,000 W  3,600 W" in shown
+    assert fake.policy.budgets == (PowerBudget(scope=BudgetScope.CLUSTER, limit_w=9000.0),)
