@@ -41,6 +41,8 @@ class Running:
     first_s: float | None = None
     ended_s: float | None = None
     restarts: int = 0
+    pace_s: float = 0.0  # seconds a unit of work now: the slowest part's
+    power_w: float = 0.0  # of all its GPUs while it works
     # Since the last window was closed.
     window_s: float = 0.0
     window_work: float = 0.0
@@ -52,13 +54,13 @@ class Running:
         """Whether it holds GPUs."""
         return bool(self.gpus)
 
-    def pace_s(self) -> float:
-        """Seconds a unit of work: the slowest part's."""
-        return max(self.job.curve.at(limit_w).time_s for limit_w in self.limits_w.values())
-
     def gpu_w(self, node: str) -> float:
         """Watts of each GPU on a node while it works."""
         return self.job.curve.at(self.limits_w[node]).power_w
+
+    def _read_curve(self) -> None:
+        self.pace_s = max(self.job.curve.at(limit_w).time_s for limit_w in self.limits_w.values())
+        self.power_w = sum(self.gpu_w(node) * len(gpus) for node, gpus in self.gpus.items())
 
     def put(self, gpus: dict[str, list[int]], limit_w: float, now_s: float) -> None:
         """It begins, or goes on from its checkpoint, at this limit."""
@@ -68,6 +70,7 @@ class Running:
         self.saved_s = self.from_s
         if self.first_s is None:
             self.first_s = now_s
+        self._read_curve()
         self.forget_window()
 
     def lost(self) -> None:
@@ -82,6 +85,7 @@ class Running:
         """A limit took effect on a node's GPUs."""
         if node in self.limits_w and abs(self.limits_w[node] - limit_w) > _SAME_W:
             self.limits_w[node] = limit_w
+            self._read_curve()
             self.forget_window()
 
     def forget_window(self) -> None:
@@ -93,14 +97,13 @@ class Running:
         """Works for a step; whether it came to its end in it."""
         if now_s < self.from_s:
             return False
-        pace_s = self.pace_s()
-        left_s = (self.job.work - self.done) * pace_s
+        left_s = (self.job.work - self.done) * self.pace_s
         spent_s = min(step_s, left_s)
-        self.done += spent_s / pace_s
+        self.done += spent_s / self.pace_s
         self.working_s += spent_s
         self.window_s += spent_s
-        self.window_work += spent_s / pace_s
-        self.window_j += spent_s * sum(self.gpu_w(node) * len(gpus) for node, gpus in self.gpus.items())
+        self.window_work += spent_s / self.pace_s
+        self.window_j += spent_s * self.power_w
         if now_s + step_s - self.saved_s >= CHECKPOINT_S:
             self.saved, self.saved_s = self.done, now_s + step_s
         return left_s <= step_s * (1.0 + 1e-12)
