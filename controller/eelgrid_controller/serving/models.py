@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from eelgrid_controller.serving.correction import BOUND, STEPS, Sample, own_error, saturated, slowness
+from eelgrid_controller.serving.correction import BOUND, STEPS, Sample, sampled, saturated, slowness
 from eelgrid_controller.serving.errors import NothingFits
 from eelgrid_controller.serving.live import Live, LiveQuantile, Window
 from eelgrid_controller.serving.queueing import latency
@@ -166,18 +166,19 @@ class Tokens:
 
     def steady(self, window: Window, replicas: int) -> Sample | None:
         """The slowness at which the curve gives the live quantile: f x ITL(f x tokens of each)."""
-        live = self.live(window)
-        if live is None or live.value_s <= 0.0:
-            return None
         each_hz, quantile = self._each_hz(window, replicas), self.inter_token.quantile
-        low, high = -math.log(BOUND), math.log(BOUND)
-        for _ in range(STEPS):
-            middle = math.exp((low + high) / 2.0)
-            if middle * inter_token(self.curve, middle * each_hz, quantile).value_s > live.value_s:
-                high = math.log(middle)
-            else:
-                low = math.log(middle)
-        return Sample(math.exp((low + high) / 2.0), own_error(quantile, live), live.is_least)
+
+        def find(latency_s: float) -> float:
+            low, high = -math.log(BOUND), math.log(BOUND)
+            for _ in range(STEPS):
+                middle = math.exp((low + high) / 2.0)
+                if middle * inter_token(self.curve, middle * each_hz, quantile).value_s > latency_s:
+                    high = math.log(middle)
+                else:
+                    low = math.log(middle)
+            return math.exp((low + high) / 2.0)
+
+        return sampled(find, quantile, self.live(window))
 
     def overloaded(self, window: Window, replicas: int) -> Sample | None:
         """The output tokens are the capacity."""
