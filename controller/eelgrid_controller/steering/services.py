@@ -8,6 +8,7 @@ may have been lost. A service that is taken up in the middle of life begins with
 replicas that it has; the scaler takes nothing away before it has looked back in full.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 from eelgrid_controller.errors import ControllerError
@@ -31,11 +32,12 @@ class _Service:
     said_s: float
     told: int  # the replicas that whoever carries out was last told, or had
     window_s: float | None = None
+    serving_s: float = -math.inf  # when it was last told how many serve
     advice: Advice | None = None  # of the last window
 
 
 class Services:
-    """All services, by name. Methods answer with what to say, or None where the event changes nothing."""
+    """All services, by name. Methods answer with what to say, or why the event changes nothing."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -47,12 +49,12 @@ class Services:
     def __len__(self) -> int:
         return len(self._services)
 
-    def began(self, event: ServiceBegan) -> list[Scale] | None:
+    def began(self, event: ServiceBegan) -> list[Scale] | str:
         """A new service; or a known one that promises something else, whose past stays."""
         known = self._services.get(event.name)
         if known is not None:
             if known.promised == event.promised:
-                return None
+                return "a service that came twice"
             limits = event.promised.limits
             state = known.watch.state
             target = min(limits.most, max(limits.least, state.target))
@@ -64,7 +66,7 @@ class Services:
             known.decision = Decision(target, "it promises something else now")
             return self._said(event.name, known, event.at_s)
         if event.replicas < 0 or len(self._services) >= self._settings.services_most:
-            return None
+            return "more services than are steered, or impossible replicas"
         watch = begin(event.promised, event.replicas)
         reason = "as it was found" if watch.state.target == event.replicas else "its least or most"
         service = _Service(
@@ -73,24 +75,25 @@ class Services:
         self._services[event.name] = service
         return self._said(event.name, service, event.at_s)
 
-    def window(self, event: ServiceWindow) -> list[Scale] | None:
+    def window(self, event: ServiceWindow) -> list[Scale] | str:
         """What the window asks for; None for one that is old or that the model cannot read."""
         service = self._services.get(event.name)
         if service is None or (service.window_s is not None and event.at_s <= service.window_s):
-            return None
+            return "a window that is old, or of what is not known"
         try:
             watch, advice = looked(service.promised, service.watch, event.window, event.at_s)
         except ControllerError:
-            return None  # a window that no model explains says nothing
+            return "a window that no model explains"
         service.watch, service.advice, service.window_s = watch, advice, event.at_s
         service.decision = advice.decision
         return self._said(event.name, service, event.at_s)
 
-    def serving(self, event: ServiceServing) -> list[Scale] | None:
+    def serving(self, event: ServiceServing) -> list[Scale] | str:
         """What is known once so many replicas serve."""
         service = self._services.get(event.name)
-        if service is None or event.replicas < 0:
-            return None
+        if service is None or event.replicas < 0 or event.at_s < service.serving_s:
+            return "replicas that are old, impossible, or of what is not known"
+        service.serving_s = event.at_s
         service.watch = served(service.promised, service.watch, event.replicas, event.at_s)
         return []
 
