@@ -6,21 +6,24 @@ policy alike: replicas and jobs of a lost node are taken off it and asked for an
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
-from bench.loop.scene import Job, Node, Scene, Service
+from bench.loop.scene import QUANTILE, Job, Node, Scene, Service
 from eelgrid_controller.core import Core, Step
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos.messages import (
     OBJECTIVES,
     Gpu,
     Inventory,
+    LatencyMetric,
+    LatencyObjective,
+    Placement,
     Policy,
     ResourceRequest,
+    ServicePromise,
     SubmitWorkloadRequest,
-    Workload,
     WorkloadKind,
-    WorkloadPhase,
     WorkloadSpec,
 )
 
@@ -77,10 +80,10 @@ class Cluster:
                 self.index[gpu.uuid] = len(self.index)
             self.core.node_joined(inventory, now_ns=0)
         self._specs = {service.name: self._service_spec(service) for service in scene.services}
-        self._replicas: dict[str, list[str]] = {service.name: [] for service in scene.services}  # workload ids
+        self._wanted: dict[str, int] = {}  # replicas by service
+        self._lost: set[str] = set()
         self._job_ids: dict[str, str] = {}
         self._drawn = 0
-        self.refused = 0
 
     def _service_spec(self, service: Service) -> WorkloadSpec:
         request = ResourceRequest(
@@ -90,7 +93,18 @@ class Cluster:
             gpu_milli=_WHOLE,
             gpu_models=(self.scene.catalogue.products[service.points[0].configuration.gpu_model].model,),
         )
-        return WorkloadSpec(name=service.name[:60], request=request, kind=WorkloadKind.INFERENCE_SERVICE)
+        promise = ServicePromise(
+            profile=service.points[0].workload,
+            objectives=(
+                LatencyObjective(
+                    metric=LatencyMetric.INTER_TOKEN, quantile=QUANTILE, latency_s=service.objective_s
+                ),
+            ),
+            replicas_least=service.least,
+            replicas_most=service.most,
+            output_tokens=service.engine.output_tokens,
+        )  # fmt: skip
+        return WorkloadSpec(name=service.name[:60], request=request, kind=WorkloadKind.INFERENCE_SERVICE, service=promise)
 
     def _job_spec(self, job: Job) -> WorkloadSpec:
         each = job.gpus // job.parts
@@ -104,43 +118,38 @@ class Cluster:
         )
         return WorkloadSpec(name=job.name, request=request, kind=WorkloadKind.TRAINING_JOB, replicas=job.parts)
 
-    def _id(self, name: str) -> str:
-        self._drawn += 1
-        return f"{name}.{self._drawn}"[-120:]
+    def begin(self, service: Service, now_s: float) -> None:
+        """A service with its first replicas."""
+        spec = replace(self._specs[service.name], replicas=service.starts)
+        self.core.submit(SubmitWorkloadRequest(spec=spec, workload_id=service.name), now_ns=_ns(now_s))
+        self._wanted[service.name] = service.starts
 
     def scale(self, name: str, replicas: int, now_s: float) -> None:
-        """So many replicas from now on; the newest go first, those that wait before all."""
-        held = self._replicas[name]
-        while len(held) < replicas:
-            key = self._id(name)
-            self.core.submit(SubmitWorkloadRequest(spec=self._specs[name], workload_id=key), now_ns=_ns(now_s))
-            held.append(key)
-        while len(held) > replicas:
-            waiting = [key for key in held if self._workload(key).phase is not WorkloadPhase.PLACED]
-            key = waiting[-1] if waiting else held[-1]
-            held.remove(key)
-            self.core.cancel(key, now_ns=_ns(now_s))
-
-    def _workload(self, key: str) -> Workload:
-        return self.core.workload(key)
+        """So many replicas from now on, or as many as there is room for."""
+        self._wanted[name] = replicas
+        self.core.scale(name, replicas, now_ns=_ns(now_s))
 
     def replicas(self, name: str) -> dict[str, Place]:
-        """The replicas of a service that have a place, by id."""
-        return {key: place for key in self._replicas[name] for place in self._places(key)}
+        """The replicas of a service on nodes that are there, by number."""
+        placed = zip(self._placements(name), self._places(name), strict=True)
+        return {f"{one.replica}": place for one, place in placed if place.node not in self._lost}
 
-    def wanted(self, name: str) -> int:
-        """Replicas that were asked for."""
-        return len(self._replicas[name])
+    def limit(self, job: str, limit_w: float, now_s: float) -> None:
+        """The power limit of a job's GPUs, for the plans of its nodes."""
+        self.core.set_limit(self._job_ids[job], limit_w, now_ns=_ns(now_s))
+
+    def _placements(self, key: str) -> tuple[Placement, ...]:
+        return self.core.workload(key).placements
 
     def _places(self, key: str) -> list[Place]:
         return [
-            Place(one.node_name, tuple(self.index[uuid] for uuid in one.gpu_uuids))
-            for one in self._workload(key).placements
+            Place(one.node_name, tuple(self.index[uuid] for uuid in one.gpu_uuids)) for one in self._placements(key)
         ]
 
     def submit(self, job: Job, now_s: float) -> None:
         """A job waits for a place, or has one at once."""
-        key = self._job_ids[job.name] = self._id(job.name)
+        self._drawn += 1
+        key = self._job_ids[job.name] = f"{job.name}.{self._drawn}"
         self.core.submit(SubmitWorkloadRequest(spec=self._job_spec(job), workload_id=key), now_ns=_ns(now_s))
 
     def end(self, job: Job, now_s: float) -> None:
@@ -157,18 +166,17 @@ class Cluster:
     def lose(self, node: str, jobs: list[Job], now_s: float) -> None:
         """The node is lost; what stood there is asked for anew."""
         self.core.node_lost(node, now_ns=_ns(now_s))
-        for name, held in self._replicas.items():
-            gone = [key for key in held if any(place.node == node for place in self._places(key))]
-            for key in gone:
-                held.remove(key)
-                self.core.cancel(key, now_ns=_ns(now_s))
-            self.scale(name, len(held) + len(gone), now_s)
+        self._lost.add(node)
+        for name, wanted in self._wanted.items():
+            if any(place.node == node for place in self._places(name)):
+                self.scale(name, wanted, now_s)
         for job in jobs:
             self.core.cancel(self._job_ids[job.name], now_ns=_ns(now_s))
             self.submit(job, now_s)
 
     def back(self, node: str, now_s: float) -> None:
         """The node is there again, with nothing on it."""
+        self._lost.discard(node)
         self.core.node_joined(self._inventories[node], now_ns=_ns(now_s))
 
     def go_on(self, now_s: float) -> None:

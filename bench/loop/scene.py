@@ -76,8 +76,9 @@ class Service(NamedTuple):
     gpus: int  # of a replica
     engine: Engine
     asked_hz: Floats  # (T,) output tokens a second
+    least: int  # replicas, and most
     most: int
-    starts: int  # replicas at the beginning
+    starts: int  # at the beginning
 
 
 class Job(NamedTuple):
@@ -181,7 +182,7 @@ def _services(data: Path, size: Size, steps: int, rng: np.random.Generator, idle
             traces[trace], Course(times, begins, float(rng.uniform(0.25, 0.5)), night_s), steps, STEP_S, rng
         )
         most = max(4, math.ceil(3.0 * replicas))
-        made.append(Service(name, tuple(shape), objective_s, gpus, engine, asked_hz, most, math.ceil(replicas)))
+        made.append(Service(name, tuple(shape), objective_s, gpus, engine, asked_hz, 1, most, math.ceil(replicas)))
     return tuple(made)
 
 

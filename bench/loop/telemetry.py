@@ -46,4 +46,4 @@ def promised_of(service: Service) -> Promised:
     """What the service's owner states: its measured profile, its objective, how long an answer is, how many replicas."""
     usual = TokenDemand(0.0, service.engine.output_tokens)
     model = Tokens(curve_of(service.points), usual, Objective(QUANTILE, service.objective_s))
-    return Promised(model, Limits(least=1, most=service.most, start_s=START_S[1]))
+    return Promised(model, Limits(least=service.least, most=service.most, start_s=START_S[1]))

@@ -128,7 +128,7 @@ class World:
         self.tell(BudgetsSet(0.0, budgets(scene)))
         self.tell(PricesSet(0.0, tariff()))
         for at, service in enumerate(scene.services):
-            self.cluster.scale(service.name, service.starts, 0.0)
+            self.cluster.begin(service, 0.0)
             self.places[at] = self.cluster.replicas(service.name)
             self.ready[at] = set(self.places[at])
             self._at(SCRAPE_S * (1.0 + at / len(scene.services)), lambda at=at: self._scrape(at))
@@ -152,6 +152,7 @@ class World:
                 self.cluster.scale(instruction.name, instruction.replicas, self.now_s)
                 scaled = True
             else:
+                self.cluster.limit(instruction.job, instruction.limit_w, self.now_s)
                 self._command(instruction)
         if scaled:
             self._look()
@@ -230,7 +231,7 @@ class World:
         for name in list(self.waiting):
             running = self.jobs[name]
             gpus = self.cluster.parts(running.job)
-            if not gpus or any(node in self.down for node in gpus):
+            if not gpus or self.down & gpus.keys():
                 continue
             holdings = tuple(
                 Holding(f"{name}/{node}", node, len(mine), (self.racks[node],)) for node, mine in gpus.items()

@@ -117,7 +117,7 @@ def differences(
         outcome = None if was is now else _outcome(was, now)
         if outcome is None:
             continue
-        explanation = state.explanation(now.workload_id) if now.placements else ()
+        explanation = state.explanations.of(now.workload_id) if now.placements else ()
         yield WorkloadDifference(
             workload_id=now.workload_id,
             name=now.spec.name,
@@ -161,7 +161,7 @@ def beside(
             "shadow_alone": ImaginedOutcome.PLACED,
             "elsewhere": ImaginedOutcome.MOVED,
         }
-        explanation = shadow.explanation(key)
+        explanation = shadow.explanations.of(key)
         found.append(
             WorkloadDifference(
                 workload_id=key,

@@ -21,30 +21,39 @@ from eelgrid_controller.events import (
     GpuReturned,
     NodeJoined,
     NodeLost,
+    PointsMeasured,
     PolicyChanged,
     PricesQuoted,
     WorkloadCancelled,
     WorkloadDeferred,
-    WorkloadPlaced,
+    WorkloadLimited,
     WorkloadSubmitted,
 )
 from eelgrid_controller.explain import explain, reason, refusal
 from eelgrid_controller.model import PowerModel, modelled_power_w
 from eelgrid_controller.movable import Problem, survey
+from eelgrid_controller.outcomes import imagined, outcome
 from eelgrid_controller.pending import Ticket
 from eelgrid_controller.plan import node_plan
 from eelgrid_controller.planner import Decision, Planner
 from eelgrid_controller.relocation import relocations
+from eelgrid_controller.scaling import rescaled
 from eelgrid_controller.snapshot import Mirror, Snapshot
+from eelgrid_controller.standing_order import policy_violations
 from eelgrid_controller.state import ClusterState, NodeRecord
-from eelgrid_kernels import policy as placement_policy
 from eelgrid_protos.catalogue import Catalogue
-from eelgrid_protos.errors import Violation
-from eelgrid_protos.faults import Aborted, AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
+from eelgrid_protos.faults import (
+    Aborted,
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+)
 from eelgrid_protos.messages import (
-    OBJECTIVES,
     Explanation,
     Inventory,
+    MeasuredPoint,
     Move,
     NodePlan,
     NodeState,
@@ -56,6 +65,7 @@ from eelgrid_protos.messages import (
     WorkloadPhase,
     WorkloadSpec,
 )
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 __all__ = ["LIVE_MOST", "NODES_MOST", "Core", "Step"]
 
@@ -65,7 +75,6 @@ NODES_MOST = 100_000
 _TRIES_MOST = 256
 # Tickets passed over because their kind has just failed.
 _SCANNED_MOST = 4096
-_OBJECTIVE_CUSTOM = "custom"
 
 _Result = TypeVar("_Result")
 
@@ -126,14 +135,14 @@ class Core:
 
     def node_plan(self, node_name: str) -> NodePlan:
         """The whole of what a node should hold; raises NotFound."""
-        return node_plan(self._node(node_name), self.state.policy)
+        return node_plan(self._node(node_name), self.state.policy, self.state.workloads)
 
     def submit(self, request: SubmitWorkloadRequest, *, now_ns: int) -> Step[Workload]:
         """Accepts and places a workload, or lets it wait; repeating the call with the same id is harmless."""
         spec = request.spec
         known = self.state.workloads.get(request.workload_id)
         if known is not None:
-            if known.spec == spec:
+            if replace(known.spec, replicas=known.replicas_begun or known.spec.replicas) == spec:
                 return Step((), known, frozenset())
             raise AlreadyExists(
                 f"workload {known.workload_id} exists with another spec; choose another id, leave the id empty to "
@@ -152,10 +161,9 @@ class Core:
             self._refuse_impossible(spec)
         key = request.workload_id or self._draw_id()
         if request.dry_run:
-            return Step((), _imagined(key, spec, decision, now_ns), frozenset())
+            return Step((), imagined(key, spec, decision, now_ns), frozenset())
         submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=spec)
-        outcome = _outcome(key, decision, now_ns)
-        events = (*quoted, submitted, outcome)
+        events = (*quoted, submitted, outcome(key, decision, now_ns))
         nodes = frozenset[str]().union(*map(self._apply, events))
         return Step(events, self.state.workloads[key], nodes)
 
@@ -207,6 +215,50 @@ class Core:
         if not workload.placements:
             return Step((event,), ended, nodes)
         return self._with_retry(event, ended, nodes, now_ns)
+
+    def scale(self, workload_id: str, replicas: int, *, now_ns: int) -> Step[Workload]:
+        """Brings running work to so many standing replicas, or as near as there is room; see scaling.py."""
+        workload = self.workload(workload_id)
+        quoted = self._quoted(now_ns)
+        event = rescaled(
+            self.state, self.snapshot(), workload, replicas, lambda spec: self._decide(spec, quoted), now_ns=now_ns
+        )
+        if event is None:
+            return Step((), workload, frozenset())
+        events: tuple[Event, ...] = (*quoted, event) if event.placements else (event,)
+        nodes = frozenset[str]().union(*map(self._apply, events))
+        result = self.state.workloads[workload_id]
+        if not event.released:
+            return Step(events, result, nodes)
+        self._again = True
+        more, touched = self._retry(now_ns)
+        return Step((*events, *more), result, nodes | touched)
+
+    def set_limit(self, workload_id: str, power_limit_w: float | None, *, now_ns: int) -> Step[Workload]:
+        """Asks each GPU of running work to keep a limit, or its default; raises FailedPrecondition where it cannot."""
+        workload = self.workload(workload_id)
+        if workload.power_limit_w == power_limit_w:
+            return Step((), workload, frozenset())
+        if workload.phase is not WorkloadPhase.PLACED or workload.spec.request.gpu_milli != GPU_MILLI_WHOLE:
+            raise FailedPrecondition(
+                f"workload {workload_id} does not run on whole GPUs; a power limit is of a GPU, so place it on whole ones"
+            )
+        event = WorkloadLimited(time_ns=now_ns, workload_id=workload_id, power_limit_w=power_limit_w)
+        nodes = self._apply(event)
+        return Step((event,), self.state.workloads[workload_id], nodes)
+
+    def record_points(self, points: Sequence[MeasuredPoint], *, now_ns: int) -> Step[int]:
+        """Keeps measured points; how many are new or changed. Raises ResourceExhausted."""
+        news = self.state.points.news(points)
+        if not news:
+            return Step((), 0, frozenset())
+        if not self.state.points.room_for(news):
+            raise ResourceExhausted(
+                f"{self.state.points.most} points are kept at the most; measure fewer configurations"
+            )
+        event = PointsMeasured(time_ns=now_ns, points=news)
+        self._apply(event)
+        return Step((event,), len(news), frozenset())
 
     def node_joined(self, inventory: Inventory, *, now_ns: int, plan_epoch: int = 0) -> Step[None]:
         """Takes a new node, a changed one or one that came back; then waiting work is tried again.
@@ -262,7 +314,7 @@ class Core:
                 f"the policy in force is revision {current.revision}, not {policy.revision}; read it again, repeat "
                 "the change on it and send it with its revision"
             )
-        broken = _policy_violations(policy)
+        broken = policy_violations(policy)
         if broken:
             raise InvalidArgument("the policy contradicts itself", broken)
         event = PolicyChanged(time_ns=now_ns, policy=replace(policy, revision=current.revision + 1))
@@ -321,7 +373,7 @@ class Core:
                     events.append(quoted)
                 decision = self._decide(spec)
                 if decision.placements:
-                    event = _outcome(ticket[2], decision, now_ns)
+                    event = outcome(ticket[2], decision, now_ns)
                     nodes |= self._apply(event)
                     events.append(event)
                     self._resume = ticket
@@ -336,51 +388,3 @@ class Core:
         if len(tickets) < _SCANNED_MOST:
             self._resume = None
         return events, nodes
-
-
-def _outcome(workload_id: str, decision: Decision, now_ns: int) -> WorkloadPlaced | WorkloadDeferred:
-    if not decision.placements:
-        return WorkloadDeferred(time_ns=now_ns, workload_id=workload_id, reason=reason(decision))
-    return WorkloadPlaced(
-        time_ns=now_ns,
-        workload_id=workload_id,
-        placements=decision.placements,
-        explanation=decision.explanation,
-    )
-
-
-def _imagined(workload_id: str, spec: WorkloadSpec, decision: Decision, now_ns: int) -> Workload:
-    """The workload as it would be accepted now."""
-    placed = bool(decision.placements)
-    return Workload(
-        workload_id=workload_id,
-        spec=spec,
-        phase=WorkloadPhase.PLACED if placed else WorkloadPhase.PENDING,
-        reason="" if placed else reason(decision),
-        placements=decision.placements,
-        submitted_ns=now_ns,
-        placed_ns=now_ns if placed else 0,
-    )
-
-
-def _policy_violations(policy: Policy) -> tuple[Violation, ...]:
-    found = []
-    known = (*OBJECTIVES, _OBJECTIVE_CUSTOM)
-    if policy.objective not in known:
-        found.append(Violation("policy.objective", f"is {policy.objective!r}", f"use one of {', '.join(known)}"))
-    elif policy.objective in OBJECTIVES and policy.weights != OBJECTIVES[policy.objective]:
-        found.append(
-            Violation(
-                "policy.weights",
-                f"are not those of the objective {policy.objective}",
-                f"set objective to {_OBJECTIVE_CUSTOM} for weights of your own",
-            )
-        )
-    try:
-        placement_policy(policy.placement)
-    except ValueError as error:
-        problem, remedy = str(error).split("; ", 1)
-        found.append(Violation("policy.placement", problem, remedy))
-    if len({entry.pool for entry in policy.pools}) < len(policy.pools):
-        found.append(Violation("policy.pools", "name one pool twice", "give each pool one mode"))
-    return tuple(found)

@@ -5,7 +5,8 @@ holds an outcome, never a question: `WorkloadPlaced` says where a workload went,
 so that replay plans nothing again and a newer planner moves nothing. Must not
 know who reacts to an event.
 
-WorkloadSubmitted -> WorkloadPlaced | WorkloadDeferred -> WorkloadPlaced -> WorkloadMoved* -> WorkloadCancelled
+WorkloadSubmitted -> WorkloadPlaced | WorkloadDeferred -> WorkloadPlaced
+    -> (WorkloadMoved | WorkloadScaled | WorkloadLimited)* -> WorkloadCancelled
 """
 
 from collections.abc import Mapping
@@ -14,9 +15,17 @@ from typing import Annotated, Any
 
 from eelgrid_controller.compact import explanation_from_rows, explanation_rows
 from eelgrid_controller.quotes import Quotes
-from eelgrid_protos.messages import Inventory, Placement, Policy, ReplicaExplanation, WorkloadSpec
+from eelgrid_protos.messages import (
+    POINTS_A_CALL_MOST,
+    Inventory,
+    MeasuredPoint,
+    Placement,
+    Policy,
+    ReplicaExplanation,
+    WorkloadSpec,
+)
 from eelgrid_protos.plain import from_plain, to_plain
-from eelgrid_protos.quantities import Identifier, Label, Many, Name, Nanoseconds, Sentence, Uint64
+from eelgrid_protos.quantities import Count, Identifier, Label, Many, Name, Nanoseconds, Sentence, Uint64, Watts
 
 __all__ = [
     "EXPLAINED_REPLICAS_MOST",
@@ -25,13 +34,16 @@ __all__ = [
     "GpuReturned",
     "NodeJoined",
     "NodeLost",
+    "PointsMeasured",
     "PolicyChanged",
     "PricesQuoted",
     "UnknownKind",
     "WorkloadCancelled",
     "WorkloadDeferred",
+    "WorkloadLimited",
     "WorkloadMoved",
     "WorkloadPlaced",
+    "WorkloadScaled",
     "WorkloadSubmitted",
     "event_from_plain",
     "event_to_plain",
@@ -127,6 +139,34 @@ class WorkloadMoved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadScaled:
+    """A placed workload has other replicas than before: some are gone, some are new, all at once."""
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    released: Annotated[tuple[Count, ...], Many(10_000)] = ()
+    placements: Annotated[tuple[Placement, ...], Many(10_000)] = ()
+    explanation: Annotated[tuple[ReplicaExplanation, ...], Many(EXPLAINED_REPLICAS_MOST)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadLimited:
+    """Each GPU of a workload is asked to keep this limit; None for its default."""
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    power_limit_w: Watts | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointsMeasured:
+    """Points of workloads in configurations; each replaces what was known of its configuration."""
+
+    time_ns: Nanoseconds
+    points: Annotated[tuple[MeasuredPoint, ...], Many(POINTS_A_CALL_MOST)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadCancelled:
     """A workload ended at its owner's wish and holds nothing any more."""
 
@@ -169,6 +209,9 @@ Event = (
     | PolicyChanged
     | PricesQuoted
     | WorkloadMoved
+    | WorkloadScaled
+    | WorkloadLimited
+    | PointsMeasured
 )
 
 # The journal's names; a name is never given another meaning.
@@ -184,22 +227,28 @@ _KINDS: Mapping[str, type[Event]] = {
     "policy_changed": PolicyChanged,
     "prices_quoted": PricesQuoted,
     "workload_moved": WorkloadMoved,
+    "workload_scaled": WorkloadScaled,
+    "workload_limited": WorkloadLimited,
+    "points_measured": PointsMeasured,
 }
+_WITH_PLACES = (WorkloadPlaced, WorkloadMoved, WorkloadScaled)
 _NAMES: Mapping[type[Event], str] = {cls: name for name, cls in _KINDS.items()}
 
 
 def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
     """The kind and the body, whole: a default left out would change its meaning with the default."""
-    body = _placed_to_plain(event) if isinstance(event, WorkloadPlaced | WorkloadMoved) else to_plain(event)
+    body = _placed_to_plain(event) if isinstance(event, _WITH_PLACES) else to_plain(event)
     return _NAMES[type(event)], body
 
 
-def _placed_to_plain(event: WorkloadPlaced | WorkloadMoved) -> dict[str, Any]:
+def _placed_to_plain(event: WorkloadPlaced | WorkloadMoved | WorkloadScaled) -> dict[str, Any]:
+    released = {"released": list(event.released)} if isinstance(event, WorkloadScaled) else {}
     return {
         "time_ns": event.time_ns,
         "workload_id": event.workload_id,
         "placements": [to_plain(placement) for placement in event.placements],
         "explanation": explanation_rows(event.explanation),
+        **released,
     }
 
 
@@ -212,7 +261,7 @@ def event_from_plain(kind: str, body: Mapping[str, Any]) -> Event:
     cls = _KINDS.get(kind)
     if cls is None:
         raise UnknownKind(kind)
-    if cls in {WorkloadPlaced, WorkloadMoved}:
+    if cls in _WITH_PLACES:
         rows = body.get("explanation", [])
         placed = from_plain(cls, {**body, "explanation": []}, trusted=True)
         return replace(placed, explanation=explanation_from_rows(rows))

@@ -66,7 +66,7 @@ def explain(state: ClusterState, workload_id: str, snapshot: Snapshot, planner: 
     """What was weighed when it was placed; for work that waits, what stands in its way now."""
     workload = state.workloads[workload_id]
     if workload.phase is not WorkloadPhase.PENDING:
-        return Explanation(workload=workload, replicas=state.explanation(workload_id))
+        return Explanation(workload=workload, replicas=state.explanations.of(workload_id))
     decision = planner.decide(snapshot, workload.spec, state.policy.weights, state.policy.placement)
     if decision.placements:
         return Explanation(

@@ -10,9 +10,10 @@ it, takes nothing new, and is whole again when the same UUID is back.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 from eelgrid_protos.messages import Assignment, Gpu, Inventory, NodeState, Placement, Workload
+from eelgrid_protos.plain import from_plain, to_plain
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 __all__ = ["ASSIGNMENTS_MOST", "ContradictoryEvent", "InvariantBroken", "NodeRecord", "assignment_of", "rehold"]
@@ -157,6 +158,25 @@ class NodeRecord:
             else:
                 del self.gpu_milli[uuid]
         self.weigh_commitment()
+
+    def dump(self) -> dict[str, Any]:
+        """What cannot be derived of the node, as plain values that JSON carries."""
+        return {
+            "inventory": to_plain(self.inventory, brief=True),
+            "state": self.state.name.lower(),
+            "plan_epoch": self.plan_epoch,
+            "lost_gpus": sorted(self.lost_gpus),
+        }
+
+    @classmethod
+    def load(cls, row: Mapping[str, Any]) -> Self:
+        """The node in a checkpoint, holding nothing yet."""
+        return cls(
+            inventory=from_plain(Inventory, row["inventory"], trusted=True),
+            state=NodeState[row["state"].upper()],
+            plan_epoch=row["plan_epoch"],
+            lost_gpus=set(row["lost_gpus"]),
+        )
 
     def validate(self) -> None:
         """Whether the sums are those of the assignments; raises InvariantBroken."""

@@ -37,7 +37,7 @@ from eelgrid_controller.state import ClusterState
 from eelgrid_controller.writer import JournalWriter
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, Internal, ResourceExhausted, Unavailable
-from eelgrid_protos.messages import Inventory, Move, NodeState, Policy, SubmitWorkloadRequest, Workload
+from eelgrid_protos.messages import Inventory, MeasuredPoint, Move, NodeState, Policy, SubmitWorkloadRequest, Workload
 
 __all__ = ["Committed", "ControllerLoop"]
 
@@ -168,6 +168,18 @@ class ControllerLoop:
     async def apply_moves(self, moves: Sequence[Move]) -> int:
         """Move running work, all or nothing."""
         return await self._command(lambda core, now_ns: core.apply_moves(moves, now_ns=now_ns))
+
+    async def scale(self, workload_id: str, replicas: int) -> Workload:
+        """Bring running work to so many replicas, or as near as there is room."""
+        return await self._command(lambda core, now_ns: core.scale(workload_id, replicas, now_ns=now_ns))
+
+    async def set_limit(self, workload_id: str, power_limit_w: float | None) -> Workload:
+        """Ask each GPU of running work to keep a limit, or its default."""
+        return await self._command(lambda core, now_ns: core.set_limit(workload_id, power_limit_w, now_ns=now_ns))
+
+    async def record_points(self, points: Sequence[MeasuredPoint]) -> int:
+        """Keep measured points; how many are new or changed."""
+        return await self._command(lambda core, now_ns: core.record_points(points, now_ns=now_ns))
 
     async def node_joined(self, inventory: Inventory, *, plan_epoch: int = 0) -> None:
         """A node is here, as it describes itself; its agent holds the plan of this epoch."""

@@ -136,11 +136,18 @@ class Trial:
 
     def take(self, row: int, slots: Sequence[int], task: Task) -> Ints:
         """Places a task; returns the row that changed, as the kernels want it."""
-        self._nodes.cpu_free[row] -= task.cpu_milli
-        self._nodes.memory_free[row] -= task.memory_bytes
-        for slot in slots:
-            self._nodes.gpu_free[row, slot] -= task.gpu_milli
         self._sorts[row] |= sort_bit(task.gpu_count, task.gpu_milli)
+        return self._shift(row, slots, task, 1)
+
+    def give(self, row: int, slots: Sequence[int], task: Task) -> Ints:
+        """Takes a task away again; returns the row that changed. The sorts held there stay as they were."""
+        return self._shift(row, slots, task, -1)
+
+    def _shift(self, row: int, slots: Sequence[int], task: Task, sign: int) -> Ints:
+        self._nodes.cpu_free[row] -= sign * task.cpu_milli
+        self._nodes.memory_free[row] -= sign * task.memory_bytes
+        for slot in slots:
+            self._nodes.gpu_free[row, slot] -= sign * task.gpu_milli
         self._changes.append(row)
         rows = np.array([row], np.int64)
         refresh_fragmentation(self.snapshot.nodes, self.snapshot.mix, rows, self._fragments)

@@ -11,46 +11,48 @@ never disagree after `load`. Equal event sequences give equal digests.
 
     PENDING --WorkloadPlaced--> PLACED --WorkloadCancelled--> CANCELLED
        \________________WorkloadCancelled_____________________/
-    PLACED --WorkloadMoved--> PLACED, elsewhere
+    PLACED --WorkloadMoved, WorkloadScaled, WorkloadLimited--> PLACED, elsewhere, more or fewer, limited
 """
 
 import hashlib
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Self, assert_never
 
-from eelgrid_controller.compact import explanation_from_rows, explanation_rows
 from eelgrid_controller.demand import Demand
 from eelgrid_controller.events import (
-    EXPLAINED_REPLICAS_MOST,
     Event,
     GpuLost,
     GpuReturned,
     NodeJoined,
     NodeLost,
+    PointsMeasured,
     PolicyChanged,
     PricesQuoted,
     WorkloadCancelled,
     WorkloadDeferred,
+    WorkloadLimited,
     WorkloadMoved,
     WorkloadPlaced,
+    WorkloadScaled,
     WorkloadSubmitted,
 )
+from eelgrid_controller.explanations import Explanations
 from eelgrid_controller.ledger import ContradictoryEvent, InvariantBroken, NodeRecord, assignment_of, rehold
+from eelgrid_controller.measured import Points
 from eelgrid_controller.pending import PendingOrder
 from eelgrid_controller.quotes import Market
+from eelgrid_controller.replicas import moved, scaled
 from eelgrid_protos.messages import (
     Assignment,
     EnforcementMode,
-    Inventory,
     NodeState,
     Placement,
     Policy,
-    ReplicaExplanation,
     Workload,
     WorkloadPhase,
 )
@@ -77,12 +79,11 @@ class ClusterState:
         self.policy = policy or Policy()
         self.nodes: dict[str, NodeRecord] = {}
         self.workloads: dict[str, Workload] = {}
-        # Why placed work stands where it stands, as text: a tenth of the memory of the objects, and no work for
-        # the garbage collector.
-        self._explanations: dict[str, str] = {}
+        self.explanations = Explanations()
         self.pending = PendingOrder()
         self.demand = Demand()
         self.market = Market()
+        self.points = Points()
         # Number of submissions so far; the next drawn id is w-<next_number>.
         self.submissions = 0
         self.next_number = 1
@@ -93,9 +94,9 @@ class ClusterState:
         """A state that goes on apart from this one, with these copies of records; what never changes is shared."""
         twin: Self = copy(self)
         twin.nodes = {name: records.get(name) or record.copy() for name, record in self.nodes.items()}
-        twin.workloads, twin._explanations = self.workloads.copy(), self._explanations.copy()
+        twin.workloads, twin.explanations = self.workloads.copy(), self.explanations.copy()
         twin.pending, twin.demand, twin._ended = self.pending.copy(), self.demand.copy(), self._ended.copy()
-        twin.market = self.market.copy()
+        twin.market, twin.points = self.market.copy(), self.points.copy()
         return twin
 
     def wait_again(self, workload_id: str, *, number: int) -> None:
@@ -103,7 +104,7 @@ class ClusterState:
         workload = self.workloads[workload_id]
         for placement in workload.placements:
             self.nodes[placement.node_name].release(workload_id, placement.replica)
-        self._explanations.pop(workload_id, None)
+        self.explanations.drop(workload_id)
         self.workloads[workload_id] = replace(workload, phase=WorkloadPhase.PENDING, placements=(), placed_ns=0)
         self.pending.discard(workload_id)
         self.pending.add(workload_id, priority=workload.spec.priority, number=number)
@@ -122,11 +123,6 @@ class ClusterState:
             WorkloadPhase.PLACED: len(self.workloads) - waiting - ended,
             WorkloadPhase.CANCELLED: ended,
         }
-
-    def explanation(self, workload_id: str) -> tuple[ReplicaExplanation, ...]:
-        """What was weighed when a workload was placed; nothing for one that is not placed."""
-        text = self._explanations.get(workload_id)
-        return explanation_from_rows(json.loads(text)) if text else ()
 
     def apply(self, event: Event) -> frozenset[str]:
         """Takes an event in; returns the nodes on which something changed. Raises ContradictoryEvent."""
@@ -152,6 +148,13 @@ class ClusterState:
                 touched = self._policy_changed(event)
             case PricesQuoted():
                 touched = self._priced(event)
+            case WorkloadScaled():
+                touched = self._scaled(event)
+            case WorkloadLimited():
+                touched = self._limited(event)
+            case PointsMeasured():
+                self.points.learn(event.points)
+                touched = frozenset()
             case _:
                 assert_never(event)
         self.revision += 1
@@ -202,7 +205,7 @@ class ClusterState:
             raise ContradictoryEvent(f"workload {key}: the placements are not one for each replica")
         rehold(self.nodes, workload, (), event.placements)
         self.pending.discard(key)
-        self._explanations[key] = json.dumps(explanation_rows(event.explanation), separators=(",", ":"))
+        self.explanations.put(key, event.explanation)
         self.workloads[key] = replace(
             workload,
             phase=WorkloadPhase.PLACED,
@@ -214,19 +217,31 @@ class ClusterState:
         return self._replanned(event.placements)
 
     def _moved(self, event: WorkloadMoved) -> frozenset[str]:
-        key = event.workload_id
-        workload = self.workloads.get(key)
-        moving = {placement.replica: placement for placement in event.placements}
-        before = {item.replica: item for item in workload.placements if item.replica in moving} if workload else {}
-        if workload is None or not moving or len(before) != len(event.placements):
-            raise ContradictoryEvent(f"workload {key} has no such replicas placed")
-        rehold(self.nodes, workload, tuple(before.values()), event.placements)
-        kept = [row for row in json.loads(self._explanations.get(key, "[]")) if row[0] not in moving]
-        rows = sorted([*kept, *explanation_rows(event.explanation)])[:EXPLAINED_REPLICAS_MOST]
-        self._explanations[key] = json.dumps(rows, separators=(",", ":"))
-        placements = tuple(moving.get(item.replica, item) for item in workload.placements)
-        self.workloads[key] = replace(workload, placements=placements, revision=self.revision + 1)
-        return self._replanned((*before.values(), *event.placements))
+        return self._restood(*moved(self.workloads.get(event.workload_id), event), event)
+
+    def _scaled(self, event: WorkloadScaled) -> frozenset[str]:
+        return self._restood(*scaled(self.workloads.get(event.workload_id), event), event)
+
+    def _restood(
+        self, after: Workload, before: Sequence[Placement], event: WorkloadMoved | WorkloadScaled
+    ) -> frozenset[str]:
+        """Some replicas leave their places, some have new ones; all others stand where they stood."""
+        rehold(self.nodes, after, before, event.placements)
+        self.explanations.put(after.workload_id, event.explanation, (item.replica for item in before))
+        self.workloads[after.workload_id] = replace(after, revision=self.revision + 1)
+        return self._replanned((*before, *event.placements))
+
+    def _limited(self, event: WorkloadLimited) -> frozenset[str]:
+        workload = self.workloads.get(event.workload_id)
+        if workload is None or workload.phase is not WorkloadPhase.PLACED:
+            raise ContradictoryEvent(f"workload {event.workload_id} does not run")
+        self.workloads[event.workload_id] = replace(
+            workload, power_limit_w=event.power_limit_w, revision=self.revision + 1
+        )
+        names = frozenset(placement.node_name for placement in workload.placements)
+        for name in names:
+            self.nodes[name].plan_epoch += 1
+        return names
 
     def _replanned(self, placements: tuple[Placement, ...]) -> frozenset[str]:
         self.market.moved(len(placements))
@@ -241,7 +256,7 @@ class ClusterState:
         if workload is None or workload.phase is WorkloadPhase.CANCELLED:
             raise ContradictoryEvent(f"workload {key} is not there or has ended")
         self.pending.discard(key)
-        self._explanations.pop(key, None)
+        self.explanations.drop(key)
         for placement in workload.placements:
             self.nodes[placement.node_name].release(key, placement.replica)
         self.workloads[key] = replace(
@@ -313,17 +328,10 @@ class ClusterState:
             "ended": list(self._ended),
             "demand": self.demand.dump(),
             "market": self.market.dump(),
-            "nodes": [
-                {
-                    "inventory": to_plain(record.inventory, brief=True),
-                    "state": record.state.name.lower(),
-                    "plan_epoch": record.plan_epoch,
-                    "lost_gpus": sorted(record.lost_gpus),
-                }
-                for record in self.nodes.values()
-            ],
+            "nodes": [record.dump() for record in self.nodes.values()],
             "workloads": [to_plain(workload, brief=True) for workload in self.workloads.values()],
-            "explanations": dict(self._explanations),
+            "explanations": self.explanations.dump(),
+            "points": self.points.dump(),
         }
 
     @classmethod
@@ -338,14 +346,9 @@ class ClusterState:
         state.demand = Demand.load(plain["demand"])
         if "market" in plain:  # checkpoints of before had none
             state.market = Market.load(plain["market"])
-        for row in plain["nodes"]:
-            inventory = from_plain(Inventory, row["inventory"], trusted=True)
-            state.nodes[inventory.node_name] = NodeRecord(
-                inventory=inventory,
-                state=NodeState[row["state"].upper()],
-                plan_epoch=row["plan_epoch"],
-                lost_gpus=set(row["lost_gpus"]),
-            )
+        state.points = Points.load(plain.get("points", ()))
+        for record in map(NodeRecord.load, plain["nodes"]):
+            state.nodes[record.inventory.node_name] = record
         state._load_workloads(plain)
         return state
 
@@ -361,7 +364,7 @@ class ClusterState:
                 for placement in workload.placements:
                     record = self._node(placement.node_name)
                     record.book(assignment_of(workload, placement))
-        self._explanations = dict(plain["explanations"])
+        self.explanations = Explanations(plain["explanations"])
         for record in self.nodes.values():
             record.weigh_commitment()
 

@@ -27,6 +27,8 @@ from eelgrid_protos.wire import (
     operator_service_pb2,
     plan_pb2,
     policy_pb2,
+    profile_pb2,
+    promise_pb2,
     whatif_pb2,
     workload_pb2,
 )
@@ -40,6 +42,8 @@ _MODULES: tuple[ModuleType, ...] = (
     plan_pb2,
     workload_pb2,
     policy_pb2,
+    profile_pb2,
+    promise_pb2,
     energy_pb2,
     agent_service_pb2,
     operator_service_pb2,

@@ -135,11 +135,11 @@ def _two_way(method: Method, call: Callable[..., Any]) -> Any:
     return grpc.stream_stream_rpc_method_handler(serve)
 
 
-def handler(service: Service, implementation: object) -> grpc.GenericRpcHandler:
-    """A handler for grpc.aio servers; `implementation` has each call as a snake_case coroutine or generator."""
+def handler(service: Service, *implementations: object) -> grpc.GenericRpcHandler:
+    """A handler for grpc.aio servers; one of `implementations` has each call as a snake_case coroutine or generator."""
     handlers = {}
     for method in service.methods:
-        call = getattr(implementation, method.attribute)
+        (call,) = (found for one in implementations if (found := getattr(one, method.attribute, None)) is not None)
         build = _two_way if method.request_streaming else _server_stream if method.response_streaming else _unary
         handlers[method.name] = build(method, call)
     return grpc.method_handlers_generic_handler(service.name, handlers)

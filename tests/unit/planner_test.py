@@ -127,7 +127,7 @@ def test_the_choice_is_the_naive_twins():
         if not step.result.placements:
             assert not theirs.candidates
             continue
-        (explained,) = core.state.explanation(step.result.workload_id)
+        (explained,) = core.state.explanations.of(step.result.workload_id)
         assert [found.cost_w for found in explained.candidates] == pytest.approx(
             [found.cost_w for found in theirs.candidates]
         )

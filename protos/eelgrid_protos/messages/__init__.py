@@ -8,6 +8,9 @@ from eelgrid_protos.messages.node_query import *  # noqa: F403
 from eelgrid_protos.messages.operator import *  # noqa: F403
 from eelgrid_protos.messages.plan import *  # noqa: F403
 from eelgrid_protos.messages.policy import *  # noqa: F403
+from eelgrid_protos.messages.profile import *  # noqa: F403
+from eelgrid_protos.messages.promise import *  # noqa: F403
+from eelgrid_protos.messages.promises import *  # noqa: F403
 from eelgrid_protos.messages.reading import *  # noqa: F403
 from eelgrid_protos.messages.whatif import *  # noqa: F403
 from eelgrid_protos.messages.workload import *  # noqa: F403

@@ -1,14 +1,18 @@
 """The operator's standing order: mirrored by policy.proto."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.open_enum import OpenEnum
-from eelgrid_protos.quantities import Label, Many, Name, Range, Uint64
+from eelgrid_protos.quantities import Label, Many, Name, Range, Text, Uint64
 
-__all__ = ["OBJECTIVES", "EnforcementMode", "Policy", "PoolMode", "Weights"]
+__all__ = [
+    "OBJECTIVES", "BudgetScope", "EnergyPrices", "EnforcementMode", "Policy", "PoolMode", "PowerBudget",
+    "PricePeriod", "Weights",
+]  # fmt: skip
 
 Weight = Annotated[float, Range(0.0, 1e6)]
 LeaseSeconds = Annotated[float, Range(5.0, 86_400.0, "s")]
@@ -63,6 +67,62 @@ class PoolMode:
             yield Violation("mode", "is not set or not known here", "choose observe or enforce")
 
 
+class BudgetScope(OpenEnum):
+    """What a power budget bounds."""
+
+    UNSPECIFIED = 0
+    CLUSTER = 1
+    RACK = 2
+    NODE = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerBudget:
+    """The most that the GPUs below it may draw together."""
+
+    scope: BudgetScope
+    limit_w: Annotated[float, Range(0.0, 1e10, "W")]
+    name: Label = ""
+
+    def violations(self) -> Iterator[Violation]:
+        """A rack and a node have a name, the cluster has none."""
+        if self.scope is BudgetScope.UNSPECIFIED:
+            yield Violation("scope", "is not set or not known here", "choose cluster, rack or node")
+        elif (self.scope is BudgetScope.CLUSTER) == bool(self.name):
+            yield Violation("name", f"is {self.name!r} for a {self.scope.name.lower()}", "name racks and nodes alone")
+
+
+MINUTES_A_WEEK = 7 * 24 * 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricePeriod:
+    """Begins at a minute of the week, 0 being Monday 00:00, and lasts until the next period."""
+
+    begins_minute: Annotated[int, Range(0, MINUTES_A_WEEK - 1, "minutes")]
+    price_per_kwh: Annotated[float, Range(0.0, 1e6)]
+    carbon_kg_per_kwh: Annotated[float, Range(0.0, 100.0, "kg")] = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyPrices:
+    """What energy costs when; the last period of a week goes on into the next week."""
+
+    periods: Annotated[tuple[PricePeriod, ...], Many(1000)]
+    currency: Annotated[str, Text(8)] = "EUR"
+    pue: Annotated[float, Range(1.0, 10.0)] = 1.0
+    carbon_price_per_kg: Annotated[float, Range(0.0, 1e4)] = 0.0
+    utc_offset_minutes: Annotated[int, Range(-24 * 60, 24 * 60, "minutes")] = 0
+
+    def violations(self) -> Iterator[Violation]:
+        """Periods rise."""
+        begins = [period.begins_minute for period in self.periods]
+        if not begins:
+            yield Violation("periods", "are empty", "give at least one, beginning at minute 0")
+        if any(low >= high for low, high in itertools.pairwise(begins)):
+            yield Violation("periods", "do not rise", "put them in the order of begins_minute, each minute once")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What to aim for and what to leave alone; the defaults touch no node."""
@@ -76,3 +136,5 @@ class Policy:
     sample_interval_s: IntervalSeconds = 1.0
     # How places are chosen: ours or a published policy; only ours heeds the weights.
     placement: Label = "eelgrid"
+    budgets: Annotated[tuple[PowerBudget, ...], Many(100_000)] = ()
+    prices: EnergyPrices | None = None

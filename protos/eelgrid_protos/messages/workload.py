@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
+from eelgrid_protos.messages.promise import ServicePromise, TrainingPromise
 from eelgrid_protos.open_enum import OpenEnum
 from eelgrid_protos.quantities import (
     GPU_MILLI_WHOLE,
@@ -21,6 +22,7 @@ from eelgrid_protos.quantities import (
     Sentence,
     Text,
     Uint64,
+    Watts,
 )  # fmt: skip
 
 __all__ = [
@@ -111,11 +113,27 @@ class WorkloadSpec:
     labels: Annotated[Mapping[Label, Label], Many(64)] = field(default_factory=dict)
     locality: Locality = Locality.UNSPECIFIED
     mobility: Mobility = Mobility.UNSPECIFIED
+    service: ServicePromise | None = None
+    training: TrainingPromise | None = None
 
     def violations(self) -> Iterator[Violation]:
-        """The kind decides what a workload is measured by, so it is never guessed."""
+        """The kind decides what a workload is measured by, so it is never guessed; a promise is one of its kind."""
         if self.kind is WorkloadKind.UNSPECIFIED:
             yield Violation("kind", "is not set or not known here", "choose one of " + _KINDS)
+        if self.service is not None:
+            if self.kind is not WorkloadKind.INFERENCE_SERVICE:
+                yield Violation("service", "is a promise to another kind", "set kind to inference_service or drop it")
+            if not self.service.replicas_least <= self.replicas <= self.service.replicas_most:
+                yield Violation(
+                    "replicas",
+                    f"is {self.replicas}, outside of {self.service.replicas_least} to {self.service.replicas_most}",
+                    "begin within replicas_least and replicas_most",
+                )
+        if self.training is not None:
+            if self.kind is not WorkloadKind.TRAINING_JOB:
+                yield Violation("training", "is a promise to another kind", "set kind to training_job or drop it")
+            if self.request.gpu_milli != GPU_MILLI_WHOLE:
+                yield Violation("training", "needs whole GPUs", "set gpu_milli to 1000, since a limit is of a GPU")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +159,8 @@ class Workload:
     placed_ns: Nanoseconds = 0
     ended_ns: Nanoseconds = 0
     revision: Uint64 = 0
+    power_limit_w: Watts | None = None
+    replicas_begun: Annotated[int, Range(0, 10_000)] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

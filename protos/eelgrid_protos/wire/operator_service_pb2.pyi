@@ -2,6 +2,7 @@ from eelgrid_protos.wire import moves_pb2 as _moves_pb2
 from eelgrid_protos.wire import node_pb2 as _node_pb2
 from eelgrid_protos.wire import plan_pb2 as _plan_pb2
 from eelgrid_protos.wire import policy_pb2 as _policy_pb2
+from eelgrid_protos.wire import profile_pb2 as _profile_pb2
 from eelgrid_protos.wire import whatif_pb2 as _whatif_pb2
 from eelgrid_protos.wire import workload_pb2 as _workload_pb2
 from google.protobuf.internal import containers as _containers
@@ -359,3 +360,137 @@ class UpdatePolicyResponse(_message.Message):
     POLICY_FIELD_NUMBER: _ClassVar[int]
     policy: _policy_pb2.Policy
     def __init__(self, policy: _Optional[_Union[_policy_pb2.Policy, _Mapping]] = ...) -> None: ...
+
+class ScaleWorkloadRequest(_message.Message):
+    __slots__ = ("workload_id", "replicas")
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    workload_id: str
+    replicas: int
+    def __init__(self, workload_id: _Optional[str] = ..., replicas: _Optional[int] = ...) -> None: ...
+
+class ScaleWorkloadResponse(_message.Message):
+    __slots__ = ("workload",)
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    workload: _workload_pb2.Workload
+    def __init__(self, workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ...) -> None: ...
+
+class RecordPointsRequest(_message.Message):
+    __slots__ = ("points",)
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    points: _containers.RepeatedCompositeFieldContainer[_profile_pb2.MeasuredPoint]
+    def __init__(self, points: _Optional[_Iterable[_Union[_profile_pb2.MeasuredPoint, _Mapping]]] = ...) -> None: ...
+
+class RecordPointsResponse(_message.Message):
+    __slots__ = ("recorded",)
+    RECORDED_FIELD_NUMBER: _ClassVar[int]
+    recorded: int
+    def __init__(self, recorded: _Optional[int] = ...) -> None: ...
+
+class ListPointsRequest(_message.Message):
+    __slots__ = ("profile", "page_size", "page_token")
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    profile: str
+    page_size: int
+    page_token: str
+    def __init__(self, profile: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListPointsResponse(_message.Message):
+    __slots__ = ("points", "next_page_token", "total")
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    points: _containers.RepeatedCompositeFieldContainer[_profile_pb2.MeasuredPoint]
+    next_page_token: str
+    total: int
+    def __init__(self, points: _Optional[_Iterable[_Union[_profile_pb2.MeasuredPoint, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ...) -> None: ...
+
+class ReportProgressRequest(_message.Message):
+    __slots__ = ("workload_id", "work_done")
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    WORK_DONE_FIELD_NUMBER: _ClassVar[int]
+    workload_id: str
+    work_done: float
+    def __init__(self, workload_id: _Optional[str] = ..., work_done: _Optional[float] = ...) -> None: ...
+
+class ReportProgressResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListPromisesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ServiceStatus(_message.Message):
+    __slots__ = ("workload_id", "name", "replicas_serving", "replicas_wanted", "phase", "arrived_hz", "objective_s", "live_s", "modelled_s", "slowness", "slowness_error", "reason", "is_advice")
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_SERVING_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_WANTED_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_HZ_FIELD_NUMBER: _ClassVar[int]
+    OBJECTIVE_S_FIELD_NUMBER: _ClassVar[int]
+    LIVE_S_FIELD_NUMBER: _ClassVar[int]
+    MODELLED_S_FIELD_NUMBER: _ClassVar[int]
+    SLOWNESS_FIELD_NUMBER: _ClassVar[int]
+    SLOWNESS_ERROR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_ADVICE_FIELD_NUMBER: _ClassVar[int]
+    workload_id: str
+    name: str
+    replicas_serving: int
+    replicas_wanted: int
+    phase: str
+    arrived_hz: float
+    objective_s: float
+    live_s: float
+    modelled_s: float
+    slowness: float
+    slowness_error: float
+    reason: str
+    is_advice: bool
+    def __init__(self, workload_id: _Optional[str] = ..., name: _Optional[str] = ..., replicas_serving: _Optional[int] = ..., replicas_wanted: _Optional[int] = ..., phase: _Optional[str] = ..., arrived_hz: _Optional[float] = ..., objective_s: _Optional[float] = ..., live_s: _Optional[float] = ..., modelled_s: _Optional[float] = ..., slowness: _Optional[float] = ..., slowness_error: _Optional[float] = ..., reason: _Optional[str] = ..., is_advice: bool = ...) -> None: ...
+
+class JobStatus(_message.Message):
+    __slots__ = ("workload_id", "name", "phase", "power_limit_w", "slowdown", "saving", "reason", "is_advice")
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    POWER_LIMIT_W_FIELD_NUMBER: _ClassVar[int]
+    SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
+    SAVING_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_ADVICE_FIELD_NUMBER: _ClassVar[int]
+    workload_id: str
+    name: str
+    phase: str
+    power_limit_w: float
+    slowdown: float
+    saving: float
+    reason: str
+    is_advice: bool
+    def __init__(self, workload_id: _Optional[str] = ..., name: _Optional[str] = ..., phase: _Optional[str] = ..., power_limit_w: _Optional[float] = ..., slowdown: _Optional[float] = ..., saving: _Optional[float] = ..., reason: _Optional[str] = ..., is_advice: bool = ...) -> None: ...
+
+class BudgetStatus(_message.Message):
+    __slots__ = ("budget", "claimed_w", "shortfall_w")
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    CLAIMED_W_FIELD_NUMBER: _ClassVar[int]
+    SHORTFALL_W_FIELD_NUMBER: _ClassVar[int]
+    budget: _policy_pb2.PowerBudget
+    claimed_w: float
+    shortfall_w: float
+    def __init__(self, budget: _Optional[_Union[_policy_pb2.PowerBudget, _Mapping]] = ..., claimed_w: _Optional[float] = ..., shortfall_w: _Optional[float] = ...) -> None: ...
+
+class ListPromisesResponse(_message.Message):
+    __slots__ = ("services", "jobs", "budgets", "price_ratio")
+    SERVICES_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    BUDGETS_FIELD_NUMBER: _ClassVar[int]
+    PRICE_RATIO_FIELD_NUMBER: _ClassVar[int]
+    services: _containers.RepeatedCompositeFieldContainer[ServiceStatus]
+    jobs: _containers.RepeatedCompositeFieldContainer[JobStatus]
+    budgets: _containers.RepeatedCompositeFieldContainer[BudgetStatus]
+    price_ratio: float
+    def __init__(self, services: _Optional[_Iterable[_Union[ServiceStatus, _Mapping]]] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., budgets: _Optional[_Iterable[_Union[BudgetStatus, _Mapping]]] = ..., price_ratio: _Optional[float] = ...) -> None: ...

@@ -12,9 +12,20 @@ class EnforcementMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENFORCEMENT_MODE_UNSPECIFIED: _ClassVar[EnforcementMode]
     ENFORCEMENT_MODE_OBSERVE: _ClassVar[EnforcementMode]
     ENFORCEMENT_MODE_ENFORCE: _ClassVar[EnforcementMode]
+
+class BudgetScope(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BUDGET_SCOPE_UNSPECIFIED: _ClassVar[BudgetScope]
+    BUDGET_SCOPE_CLUSTER: _ClassVar[BudgetScope]
+    BUDGET_SCOPE_RACK: _ClassVar[BudgetScope]
+    BUDGET_SCOPE_NODE: _ClassVar[BudgetScope]
 ENFORCEMENT_MODE_UNSPECIFIED: EnforcementMode
 ENFORCEMENT_MODE_OBSERVE: EnforcementMode
 ENFORCEMENT_MODE_ENFORCE: EnforcementMode
+BUDGET_SCOPE_UNSPECIFIED: BudgetScope
+BUDGET_SCOPE_CLUSTER: BudgetScope
+BUDGET_SCOPE_RACK: BudgetScope
+BUDGET_SCOPE_NODE: BudgetScope
 
 class Weights(_message.Message):
     __slots__ = ("power", "fragmentation_w", "stranding_w", "lookahead", "scarcity_w", "stranding_full_w", "locality_w")
@@ -42,8 +53,42 @@ class PoolMode(_message.Message):
     mode: EnforcementMode
     def __init__(self, pool: _Optional[str] = ..., mode: _Optional[_Union[EnforcementMode, str]] = ...) -> None: ...
 
+class PowerBudget(_message.Message):
+    __slots__ = ("scope", "name", "limit_w")
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_W_FIELD_NUMBER: _ClassVar[int]
+    scope: BudgetScope
+    name: str
+    limit_w: float
+    def __init__(self, scope: _Optional[_Union[BudgetScope, str]] = ..., name: _Optional[str] = ..., limit_w: _Optional[float] = ...) -> None: ...
+
+class PricePeriod(_message.Message):
+    __slots__ = ("begins_minute", "price_per_kwh", "carbon_kg_per_kwh")
+    BEGINS_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    PRICE_PER_KWH_FIELD_NUMBER: _ClassVar[int]
+    CARBON_KG_PER_KWH_FIELD_NUMBER: _ClassVar[int]
+    begins_minute: int
+    price_per_kwh: float
+    carbon_kg_per_kwh: float
+    def __init__(self, begins_minute: _Optional[int] = ..., price_per_kwh: _Optional[float] = ..., carbon_kg_per_kwh: _Optional[float] = ...) -> None: ...
+
+class EnergyPrices(_message.Message):
+    __slots__ = ("currency", "periods", "pue", "carbon_price_per_kg", "utc_offset_minutes")
+    CURRENCY_FIELD_NUMBER: _ClassVar[int]
+    PERIODS_FIELD_NUMBER: _ClassVar[int]
+    PUE_FIELD_NUMBER: _ClassVar[int]
+    CARBON_PRICE_PER_KG_FIELD_NUMBER: _ClassVar[int]
+    UTC_OFFSET_MINUTES_FIELD_NUMBER: _ClassVar[int]
+    currency: str
+    periods: _containers.RepeatedCompositeFieldContainer[PricePeriod]
+    pue: float
+    carbon_price_per_kg: float
+    utc_offset_minutes: int
+    def __init__(self, currency: _Optional[str] = ..., periods: _Optional[_Iterable[_Union[PricePeriod, _Mapping]]] = ..., pue: _Optional[float] = ..., carbon_price_per_kg: _Optional[float] = ..., utc_offset_minutes: _Optional[int] = ...) -> None: ...
+
 class Policy(_message.Message):
-    __slots__ = ("revision", "objective", "weights", "pools", "lease_s", "send_interval_s", "sample_interval_s", "placement")
+    __slots__ = ("revision", "objective", "weights", "pools", "lease_s", "send_interval_s", "sample_interval_s", "placement", "budgets", "prices")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +97,8 @@ class Policy(_message.Message):
     SEND_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    BUDGETS_FIELD_NUMBER: _ClassVar[int]
+    PRICES_FIELD_NUMBER: _ClassVar[int]
     revision: int
     objective: str
     weights: Weights
@@ -60,4 +107,6 @@ class Policy(_message.Message):
     send_interval_s: float
     sample_interval_s: float
     placement: str
-    def __init__(self, revision: _Optional[int] = ..., objective: _Optional[str] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolMode, _Mapping]]] = ..., lease_s: _Optional[float] = ..., send_interval_s: _Optional[float] = ..., sample_interval_s: _Optional[float] = ..., placement: _Optional[str] = ...) -> None: ...
+    budgets: _containers.RepeatedCompositeFieldContainer[PowerBudget]
+    prices: EnergyPrices
+    def __init__(self, revision: _Optional[int] = ..., objective: _Optional[str] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolMode, _Mapping]]] = ..., lease_s: _Optional[float] = ..., send_interval_s: _Optional[float] = ..., sample_interval_s: _Optional[float] = ..., placement: _Optional[str] = ..., budgets: _Optional[_Iterable[_Union[PowerBudget, _Mapping]]] = ..., prices: _Optional[_Union[EnergyPrices, _Mapping]] = ...) -> None: ...

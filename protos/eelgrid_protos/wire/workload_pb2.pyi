@@ -1,3 +1,4 @@
+from eelgrid_protos.wire import promise_pb2 as _promise_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -64,7 +65,7 @@ class ResourceRequest(_message.Message):
     def __init__(self, cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_count: _Optional[int] = ..., gpu_milli: _Optional[int] = ..., gpu_models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkloadSpec(_message.Message):
-    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels", "locality", "mobility")
+    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels", "locality", "mobility", "service", "training")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +84,8 @@ class WorkloadSpec(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     LOCALITY_FIELD_NUMBER: _ClassVar[int]
     MOBILITY_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_FIELD_NUMBER: _ClassVar[int]
     name: str
     namespace: str
     user: str
@@ -94,7 +97,9 @@ class WorkloadSpec(_message.Message):
     labels: _containers.ScalarMap[str, str]
     locality: Locality
     mobility: Mobility
-    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., locality: _Optional[_Union[Locality, str]] = ..., mobility: _Optional[_Union[Mobility, str]] = ...) -> None: ...
+    service: _promise_pb2.ServicePromise
+    training: _promise_pb2.TrainingPromise
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., locality: _Optional[_Union[Locality, str]] = ..., mobility: _Optional[_Union[Mobility, str]] = ..., service: _Optional[_Union[_promise_pb2.ServicePromise, _Mapping]] = ..., training: _Optional[_Union[_promise_pb2.TrainingPromise, _Mapping]] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("replica", "node_name", "gpu_uuids", "gpu_indexes")
@@ -109,7 +114,7 @@ class Placement(_message.Message):
     def __init__(self, replica: _Optional[int] = ..., node_name: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Workload(_message.Message):
-    __slots__ = ("workload_id", "spec", "phase", "reason", "placements", "submitted_ns", "placed_ns", "ended_ns", "revision")
+    __slots__ = ("workload_id", "spec", "phase", "reason", "placements", "submitted_ns", "placed_ns", "ended_ns", "revision", "power_limit_w", "replicas_begun")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +124,8 @@ class Workload(_message.Message):
     PLACED_NS_FIELD_NUMBER: _ClassVar[int]
     ENDED_NS_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    POWER_LIMIT_W_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_BEGUN_FIELD_NUMBER: _ClassVar[int]
     workload_id: str
     spec: WorkloadSpec
     phase: WorkloadPhase
@@ -128,7 +135,9 @@ class Workload(_message.Message):
     placed_ns: int
     ended_ns: int
     revision: int
-    def __init__(self, workload_id: _Optional[str] = ..., spec: _Optional[_Union[WorkloadSpec, _Mapping]] = ..., phase: _Optional[_Union[WorkloadPhase, str]] = ..., reason: _Optional[str] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., submitted_ns: _Optional[int] = ..., placed_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., revision: _Optional[int] = ...) -> None: ...
+    power_limit_w: float
+    replicas_begun: int
+    def __init__(self, workload_id: _Optional[str] = ..., spec: _Optional[_Union[WorkloadSpec, _Mapping]] = ..., phase: _Optional[_Union[WorkloadPhase, str]] = ..., reason: _Optional[str] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., submitted_ns: _Optional[int] = ..., placed_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., revision: _Optional[int] = ..., power_limit_w: _Optional[float] = ..., replicas_begun: _Optional[int] = ...) -> None: ...
 
 class CostTerm(_message.Message):
     __slots__ = ("name", "cost_w")

@@ -1,0 +1,121 @@
+"""Measured points as the journal keeps them: what is known of workloads in configurations.
+
+Owns which point counts: the newest of each configuration. Must not know models that
+go through points (eelgrid_controller.profiles), nor what is planned with them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Self
+
+from eelgrid_controller.profiles.points import Configuration, Point
+from eelgrid_protos.messages import MeasuredPoint
+from eelgrid_protos.plain import from_plain, to_plain
+
+__all__ = ["POINTS_MOST", "Place", "Points", "place_of"]
+
+# 0.5 kB each, and a checkpoint writes them all: 50 MB at the most.
+POINTS_MOST = 100_000
+
+
+class Place(NamedTuple):
+    """What tells two points of a profile apart; sortable."""
+
+    gpu_model: str
+    mig_profile: str
+    gpus: int
+    batch: int
+    processes: int
+    power_limit_mw: int  # 0 for the default
+    clock_mhz: int  # 0 for free
+    label: str
+
+
+def place_of(point: MeasuredPoint) -> Place:
+    """Where a point stands among those of its profile."""
+    return Place(
+        point.gpu_model, point.mig_profile, point.gpus, point.batch, point.processes,
+        round(1000.0 * (point.power_limit_w or 0.0)), point.clock_mhz or 0, point.label,
+    )  # fmt: skip
+
+
+def _planned(point: MeasuredPoint) -> Point:
+    """The value that planners share."""
+    return Point(
+        workload=point.profile,
+        configuration=Configuration(
+            gpu_model=point.gpu_model, mig_profile=point.mig_profile, gpus=point.gpus, batch=point.batch,
+            processes=point.processes, power_limit_w=point.power_limit_w, clock_mhz=point.clock_mhz,
+            label=point.label,
+        ),
+        throughput_hz=point.throughput_hz,
+        latency_s={one.quantile: one.latency_s for one in point.latencies},
+        power_w=point.power_w,
+        memory_bytes=point.memory_bytes,
+        source=point.source,
+    )  # fmt: skip
+
+
+class Points(Mapping[str, tuple[Point, ...]]):
+    """Points by profile, as planners want them; `listed` has them as they were told."""
+
+    def __init__(self, points: Iterable[MeasuredPoint] = (), *, most: int = POINTS_MOST) -> None:
+        self.most = most
+        self._told: dict[str, dict[Place, MeasuredPoint]] = {}
+        self._count = 0
+        # Made when they are asked for: planners ask often, points come rarely.
+        self._made: dict[str, tuple[Point, ...]] = {}
+        self.learn(points)
+
+    def __getitem__(self, profile: str) -> tuple[Point, ...]:
+        if profile not in self._made:
+            told = self._told[profile]
+            self._made[profile] = tuple(_planned(told[key]) for key in sorted(told))
+        return self._made[profile]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._told)
+
+    def __len__(self) -> int:
+        return len(self._told)
+
+    @property
+    def count(self) -> int:
+        """Points of all profiles."""
+        return self._count
+
+    def news(self, points: Iterable[MeasuredPoint]) -> tuple[MeasuredPoint, ...]:
+        """Those that would change what is known, the last of each configuration."""
+        last = {(point.profile, place_of(point)): point for point in points}
+        return tuple(point for (profile, key), point in last.items() if self._told.get(profile, {}).get(key) != point)
+
+    def room_for(self, points: Iterable[MeasuredPoint]) -> bool:
+        """Whether so many can be kept."""
+        more = sum(place_of(point) not in self._told.get(point.profile, {}) for point in points)
+        return self._count + more <= self.most
+
+    def learn(self, points: Iterable[MeasuredPoint]) -> None:
+        """Takes points in."""
+        for point in points:
+            told = self._told.setdefault(point.profile, {})
+            self._count += place_of(point) not in told
+            told[place_of(point)] = point
+            self._made.pop(point.profile, None)
+
+    def listed(self, profile: str = "") -> Iterator[MeasuredPoint]:
+        """Points of a profile, or all, by profile and configuration."""
+        for name in [profile] if profile else sorted(self._told):
+            told = self._told.get(name, {})
+            yield from (told[key] for key in sorted(told))
+
+    def copy(self) -> Self:
+        """Points that change apart from these."""
+        return type(self)(self.listed(), most=self.most)
+
+    def dump(self) -> list[dict[str, Any]]:
+        """Everything that `load` needs, as plain values."""
+        return [to_plain(point, brief=True) for point in self.listed()]
+
+    @classmethod
+    def load(cls, plain: Iterable[Mapping[str, Any]]) -> Self:
+        """The points in a checkpoint."""
+        return cls(from_plain(MeasuredPoint, row, trusted=True) for row in plain)

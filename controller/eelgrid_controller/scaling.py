@@ -1,0 +1,113 @@
+"""Other replicas for a workload that runs: which go, where new ones come.
+
+Owns the choice of the replicas that go, and the event. Must not know why a number is
+wanted (eelgrid_controller.steering), nor apply anything: core.py does.
+
+Theory: a replica counts if its node is there and none of its GPUs is lost. New
+replicas are placed as those of a new workload would be, as many as there is room
+for. Of those that count, the ones go that save the most modelled watts, one after
+another on a copy; of equals the youngest. Those on lost nodes may run on and come
+back: they are let go once enough others stand, so that a node that returns is told to
+stop them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from eelgrid_controller.events import WorkloadScaled
+from eelgrid_controller.planner import Decision
+from eelgrid_controller.snapshot import Snapshot
+from eelgrid_controller.state import ClusterState
+from eelgrid_kernels import Task, node_power
+from eelgrid_protos.errors import Violation
+from eelgrid_protos.faults import FailedPrecondition, InvalidArgument
+from eelgrid_protos.messages import Placement, ReplicaExplanation, Workload, WorkloadPhase, WorkloadSpec
+
+__all__ = ["rescaled", "standing"]
+
+Decide = Callable[[WorkloadSpec], Decision]
+
+
+def standing(state: ClusterState, workload: Workload) -> tuple[Placement, ...]:
+    """The replicas that can serve: their nodes are ready and their GPUs are there."""
+    return tuple(
+        placement
+        for placement in workload.placements
+        if (record := state.nodes[placement.node_name]).is_ready and record.lost_gpus.isdisjoint(placement.gpu_uuids)
+    )
+
+
+def _dearest(snapshot: Snapshot, workload: Workload, among: Sequence[Placement], count: int) -> list[Placement]:
+    """So many replicas, each of them the one that then saves the most modelled watts."""
+    trial, request = snapshot.copy(), workload.spec.request
+    task = Task(request.cpu_milli, request.memory_bytes, request.gpu_count, request.gpu_milli)
+    wanted = {placement.node_name for placement in among}
+    rows = {name: row for row, name in enumerate(snapshot.names) if name in wanted}
+    left, gone = list(among), list[Placement]()
+
+    def places(placement: Placement) -> tuple[int, list[int]]:
+        row = rows[placement.node_name]
+        slots = {uuid: slot for slot, uuid in enumerate(snapshot.devices[row].uuids)}
+        return row, [slots[uuid] for uuid in placement.gpu_uuids]
+
+    def saved_w(placement: Placement) -> float:
+        row, slots = places(placement)
+        before_w = float(node_power(trial.snapshot.nodes, row))
+        trial.give(row, slots, task)
+        after_w = float(node_power(trial.snapshot.nodes, row))
+        trial.take(row, slots, task)
+        return before_w - after_w
+
+    for _ in range(count):
+        chosen = max(left, key=lambda placement: (saved_w(placement), placement.replica))
+        left.remove(chosen)
+        gone.append(chosen)
+        trial.give(*places(chosen), task)
+    return gone
+
+
+def rescaled(
+    state: ClusterState, snapshot: Snapshot, workload: Workload, replicas: int, decide: Decide, *, now_ns: int
+) -> WorkloadScaled | None:
+    """The event that brings a workload to so many standing replicas, or as near as there is room; None if none is due.
+
+    Raises FailedPrecondition for a workload that does not run, InvalidArgument for a number outside its promise.
+    """
+    if workload.phase is not WorkloadPhase.PLACED:
+        raise FailedPrecondition(
+            f"workload {workload.workload_id} does not run; wait until it is placed, or submit it with more replicas"
+        )
+    promise = workload.spec.service
+    if replicas < 1 or (promise is not None and not promise.replicas_least <= replicas <= promise.replicas_most):
+        bounds = f"{promise.replicas_least} to {promise.replicas_most}" if promise else "at least 1"
+        raise InvalidArgument(
+            "the workload was promised otherwise",
+            (Violation("replicas", f"is {replicas}, outside of {bounds}", "ask for a number within"),),
+        )
+    stand = standing(state, workload)
+    fallen = [item for item in workload.placements if item not in stand]
+    gone, new = list[Placement](), tuple[Placement, ...]()
+    explanation = tuple[ReplicaExplanation, ...]()
+    if len(stand) < replicas:
+        wanted = replace(workload.spec, replicas=replicas - len(stand))
+        decision = decide(wanted)
+        if not decision.placements and decision.room:
+            decision = decide(replace(wanted, replicas=decision.room))
+        first = 1 + max(item.replica for item in workload.placements)
+        new = tuple(replace(item, replica=first + item.replica) for item in decision.placements)
+        explanation = tuple(
+            replace(item, replica=first + item.replica) for item in decision.explanation if decision.placements
+        )
+    else:
+        gone = _dearest(snapshot, workload, stand, len(stand) - replicas)
+    if len(stand) + len(new) >= replicas:
+        gone += fallen
+    if not gone and not new:
+        return None
+    return WorkloadScaled(
+        time_ns=now_ns,
+        workload_id=workload.workload_id,
+        released=tuple(sorted(item.replica for item in gone)),
+        placements=new,
+        explanation=explanation,
+    )

@@ -1,0 +1,136 @@
+"""What a workload is promised, and how it is measured: mirrored by promise.proto."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from eelgrid_protos.errors import Violation
+from eelgrid_protos.open_enum import OpenEnum
+from eelgrid_protos.quantities import Label, Many, Nanoseconds, Range, Seconds, Text
+
+__all__ = [
+    "LatencyMetric", "LatencyObjective", "MetricsServer", "MetricsSource", "ServicePromise", "TrainingPromise",
+]  # fmt: skip
+
+RateHz = Annotated[float, Range(0.0, 1e9, "Hz")]
+_URL = re.compile(r"(https?://[^\s\x00-\x1f]+)?")
+Url = Annotated[str, Text(2000, False, _URL, "an http or https URL")]
+_FIELDS = ("node", "replica")
+
+
+class LatencyMetric(OpenEnum):
+    """Which time of a request an objective bounds."""
+
+    UNSPECIFIED = 0
+    RESPONSE = 1
+    FIRST_TOKEN = 2
+    INTER_TOKEN = 3
+
+
+class MetricsServer(OpenEnum):
+    """Whose names a page of metrics uses."""
+
+    UNSPECIFIED = 0
+    VLLM = 1
+    SGLANG = 2
+    TGI = 3
+    TRITON = 4
+    RAY_SERVE = 5
+    GENERIC = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyObjective:
+    """Kept when this quantile is at most latency_s."""
+
+    metric: LatencyMetric
+    latency_s: Annotated[float, Range(1e-6, 1e6, "s")]
+    quantile: Annotated[float, Range(0.5, 0.99)] = 0.95
+
+    def violations(self) -> Iterator[Violation]:
+        """The metric is never guessed."""
+        if self.metric is LatencyMetric.UNSPECIFIED:
+            yield Violation("metric", "is not set or not known here", "choose response, first_token or inter_token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsSource:
+    """Where a replica's own metrics are, in Prometheus' text format; {node} and {replica} are put in."""
+
+    server: MetricsServer
+    url: Url
+    model: Label = ""
+    latency_histogram: Label = ""
+    waiting_gauge: Label = ""
+    work_counter: Label = ""
+
+    def violations(self) -> Iterator[Violation]:
+        """Placeholders are known ones; the generic server is nothing without a name."""
+        if self.server is MetricsServer.UNSPECIFIED:
+            names = ", ".join(server.name.lower() for server in MetricsServer if server)
+            yield Violation("server", "is not set or not known here", f"choose one of {names}")
+        if not self.url:
+            yield Violation("url", "is empty", "give the page, such as http://{node}:8000/metrics")
+        strange = [name for name in re.findall(r"{([^{}]*)}", self.url) if name not in _FIELDS]
+        if strange:
+            yield Violation("url", f"holds {{{strange[0]}}}", "use {node} and {replica} only")
+        if self.server is MetricsServer.GENERIC and not (self.latency_histogram or self.work_counter):
+            yield Violation("latency_histogram", "is empty", "name a histogram of seconds, or work_counter for a job")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServicePromise:
+    """What an inference service will be asked, and must keep."""
+
+    profile: Annotated[str, Text(253, True)]
+    objectives: Annotated[tuple[LatencyObjective, ...], Many(3)]
+    rate_hz: RateHz = 0.0
+    replicas_least: Annotated[int, Range(1, 10_000)] = 1
+    replicas_most: Annotated[int, Range(1, 10_000)] = 64
+    start_s: Seconds = 60.0
+    metrics: MetricsSource | None = None
+    output_tokens: Annotated[float, Range(0.0, 1e7)] = 0.0
+    arrival_cv2: Annotated[float, Range(0.0, 100.0)] = 1.0
+
+    def violations(self) -> Iterator[Violation]:
+        """Either the whole answer or its tokens are promised, each once."""
+        metrics = [objective.metric for objective in self.objectives]
+        if not metrics:
+            yield Violation("objectives", "are empty", "promise a latency, or leave the service's promise out")
+        if len(set(metrics)) < len(metrics):
+            yield Violation("objectives", "name one metric twice", "give each metric one objective")
+        if LatencyMetric.RESPONSE in metrics and len(metrics) > 1:
+            yield Violation("objectives", "mix the response with tokens", "promise the response, or its tokens")
+        if LatencyMetric.FIRST_TOKEN in metrics and LatencyMetric.INTER_TOKEN not in metrics:
+            yield Violation("objectives", "have first_token alone", "promise inter_token beside it")
+        if LatencyMetric.INTER_TOKEN in metrics and self.output_tokens <= 0.0:
+            yield Violation("output_tokens", "is 0 with an objective on tokens", "give the tokens of a usual answer")
+        if self.replicas_least > self.replicas_most:
+            yield Violation("replicas_least", f"is above replicas_most {self.replicas_most}", "give least <= most")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPromise:
+    """What a job may lose to a power limit: a largest slowdown, a deadline, or plain best effort."""
+
+    profile: Label = ""
+    slowdown_most: Annotated[float, Range(0.0, 10.0)] | None = None
+    work: Annotated[float, Range(0.0, 1e18)] = 0.0
+    deadline_ns: Nanoseconds = 0
+    energy_weight: Annotated[float, Range(0.0, 1.0)] | None = None
+    metrics: MetricsSource | None = None
+
+    def violations(self) -> Iterator[Violation]:
+        """Exactly one promise; a deadline needs its work."""
+        given = [self.slowdown_most is not None, self.deadline_ns > 0, self.energy_weight is not None]
+        if sum(given) != 1:
+            yield Violation(
+                "slowdown_most",
+                "is one of several promises" if any(given) else "is not set, nor is another promise",
+                "give one of slowdown_most, deadline_ns with work, and energy_weight",
+            )
+        if (self.deadline_ns > 0) != (self.work > 0.0):
+            yield Violation("work", "and deadline_ns go together", "give both or neither")
+        if self.metrics is not None and not self.metrics.work_counter:
+            yield Violation("metrics.work_counter", "is empty", "name the counter of units of work done")

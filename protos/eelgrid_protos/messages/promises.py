@@ -1,0 +1,137 @@
+"""Questions about promises, and what is done to keep them: mirrored by operator_service.proto."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from eelgrid_protos.messages.policy import PowerBudget
+from eelgrid_protos.messages.profile import POINTS_A_CALL_MOST, MeasuredPoint
+from eelgrid_protos.messages.workload import Workload
+from eelgrid_protos.quantities import Count, Identifier, Label, Many, Range, Seconds, Sentence, Text, Uint32, Watts
+
+__all__ = [
+    "BudgetStatus", "JobStatus", "ListPointsRequest", "ListPointsResponse", "ListPromisesRequest",
+    "ListPromisesResponse", "RecordPointsRequest", "RecordPointsResponse", "ReportProgressRequest",
+    "ReportProgressResponse", "ScaleWorkloadRequest", "ScaleWorkloadResponse", "ServiceStatus",
+]  # fmt: skip
+
+PageToken = Annotated[str, Text(512)]
+ClusterWatts = Annotated[float, Range(0.0, 1e10, "W")]
+RateHz = Annotated[float, Range(0.0, 1e12, "Hz")]
+Share = Annotated[float, Range(-1e6, 1e6)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleWorkloadRequest:
+    """As many replicas as asked, or as there is room for."""
+
+    workload_id: Identifier
+    replicas: Annotated[int, Range(1, 10_000)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleWorkloadResponse:
+    """The workload as it stands now."""
+
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordPointsRequest:
+    """A later point of the same configuration replaces the one before."""
+
+    points: Annotated[tuple[MeasuredPoint, ...], Many(POINTS_A_CALL_MOST)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordPointsResponse:
+    """How many points are new or changed."""
+
+    recorded: Uint32 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListPointsRequest:
+    """A page of points by profile and configuration; an empty profile lists all."""
+
+    profile: Label = ""
+    page_size: Uint32 = 0
+    page_token: PageToken = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListPointsResponse:
+    """A page of points."""
+
+    points: Annotated[tuple[MeasuredPoint, ...], Many(POINTS_A_CALL_MOST)] = ()
+    next_page_token: PageToken = ""
+    total: Uint32 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportProgressRequest:
+    """Units of work done since the job began."""
+
+    workload_id: Identifier
+    work_done: Annotated[float, Range(0.0, 1e18)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportProgressResponse:
+    """It was noted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListPromisesRequest:
+    """Asks how promises are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceStatus:
+    """How a service keeps its latency."""
+
+    workload_id: Identifier
+    name: Label
+    replicas_serving: Count = 0
+    replicas_wanted: Count = 0
+    phase: Label = ""
+    arrived_hz: RateHz | None = None
+    objective_s: Seconds = 0.0
+    live_s: Seconds | None = None
+    modelled_s: Seconds | None = None
+    slowness: Annotated[float, Range(0.0, 1e6)] = 1.0
+    slowness_error: Annotated[float, Range(0.0, 1e6)] = 0.0
+    reason: Sentence = ""
+    is_advice: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """How a job keeps its speed."""
+
+    workload_id: Identifier
+    name: Label
+    phase: Label = ""
+    power_limit_w: Watts | None = None
+    slowdown: Share | None = None
+    saving: Share | None = None
+    reason: Sentence = ""
+    is_advice: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetStatus:
+    """A power budget and what is claimed of it."""
+
+    budget: PowerBudget
+    claimed_w: ClusterWatts = 0.0
+    shortfall_w: ClusterWatts = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListPromisesResponse:
+    """How services and jobs keep what they were promised, and what is claimed of budgets."""
+
+    services: Annotated[tuple[ServiceStatus, ...], Many(100_000)] = ()
+    jobs: Annotated[tuple[JobStatus, ...], Many(100_000)] = ()
+    budgets: Annotated[tuple[BudgetStatus, ...], Many(100_000)] = ()
+    price_ratio: Annotated[float, Range(0.0, 1e9)] = 1.0
