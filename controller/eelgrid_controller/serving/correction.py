@@ -13,7 +13,8 @@ A quantile read from a histogram lies anywhere in its bucket, and where in it is
 that a mean takes away: vLLM's buckets are 10 to 25 and 25 to 50 ms, so that 11 ms read in a
 straight line are 20. So such a sample is a range of factors, from that of the lower border
 to that of the upper. A factor in the range explains what was seen: it stays as it is, and
-does not fade. One outside goes to the nearer end.
+does not fade, and its error shrinks to what the range leaves above it. One outside goes to the
+nearer end.
 
 Samples are followed in logarithms by a mean that forgets: log f <- log f + g (log f' -
 log f). The gain g is GAIN for a sample that is sure of itself and falls with its own
@@ -129,8 +130,11 @@ def learned(correction: Correction, sample: Sample | None, at_s: float) -> Corre
     seen = _log(sample.factor)
     if sample.most is not None and sample.most >= sample.factor:
         log_factor = correction.log_factor
-        seen = max(seen, min(log_factor, _log(sample.most)))
+        most = _log(sample.most)
+        seen = max(seen, min(log_factor, most))
         if seen == log_factor:
+            gain = GAIN / (1.0 + (sample.error / _SURE) ** 2)
+            scatter += gain * (min(scatter, most - log_factor) - scatter)
             return replace(correction, at_s=at_s, scatter=scatter, samples=correction.samples + 1)
     if sample.is_least and seen <= log_factor:
         return correction

@@ -3,8 +3,8 @@
 Owns what the watch asks of a service: how many replicas a rate needs, what a window says
 of its profile, and whether a promise is broken. Must not know scrapes, state or time.
 
-A promise is broken if its live quantile, of enough requests, is above the objective by
-more than half the bucket that it was read from. Where no number of replicas keeps an
+A promise is broken if its live quantile, of enough requests, lies in a bucket above the
+objective, or is above it by more than half the bucket that it was read from. Where no number of replicas keeps an
 objective with the uncertainty added, more of them help no one: then as many are asked
 for as keep the wait from adding more than WAIT, or the engines at their first point.
 """
@@ -61,6 +61,8 @@ def _quantile(live: Live | None, objective: Objective | None) -> LiveQuantile | 
 def _late(found: LiveQuantile | None, objective: Objective | None) -> bool:
     if found is None or objective is None:
         return False
+    if found.bucket_s is not None and found.bucket_s[0] >= objective.latency_s:
+        return True
     return found.value_s * (1.0 - found.resolution) > objective.latency_s
 
 
