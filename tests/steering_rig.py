@@ -3,7 +3,7 @@
 What is drawn and promised is counted here, by code that shares nothing with steering.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,12 +30,13 @@ __all__ = ["LIMITS_W", "Fleet", "law", "tree"]
 
 LIMITS_W = (100.0, 150.0, 200.0, 250.0, 300.0)
 WINDOW_S = 10.0
+PROMISE = MaxSlowdown(0.1)
 
 
-def law(limit_w, draw_w=280.0, bend=0.6):
+def law(limit_w, draw_w=280.0):
     """Seconds a unit of work, and watts of each GPU: it draws what it is allowed, and slows as that is missed."""
     power_w = min(limit_w, draw_w)
-    return 0.1 * (1.0 + 0.6 * ((draw_w / power_w) ** bend - 1.0)), power_w
+    return 0.1 * (1.0 + 0.6 * ((draw_w / power_w) ** 0.6 - 1.0)), power_w
 
 
 def tree(nodes, node_w, cluster_w):
@@ -49,12 +50,10 @@ class Placed:
 
     began: JobBegan
     draw_w: float
-    bend: float
     limits: dict[str, float]  # what the GPUs have, by holding
     work: float = 0.0
     time_s: float = 0.0
     energy_j: float = 0.0
-    seen: list = field(default_factory=list)
 
 
 class Fleet:
@@ -65,29 +64,32 @@ class Fleet:
         self.rng = np.random.default_rng(seed)
         self.scatter = scatter
         self.now_s = 0.0
-        self.jobs, self.asked, self.lost, self.said = {}, [], set(), []
+        self.jobs, self.asked, self.lost, self.said, self.told = {}, [], set(), [], []
         self.watts = {}  # budgets' room, by name
         self.budgets = None
-        self.worst_w = 0.0  # above any budget, at any moment, where claims had been within it
+        self.worst_w = 0.0  # that an answer of steering lifted what may be drawn above a budget
         self.refuse = lambda _: False
 
     def tell(self, event):
         before = self.drawn_most()
         made = self.steering.on(event)
         self.said += made
+        self.told.append(event)
         self.asked += [one for one in made if isinstance(one, SetLimit)]
-        self._counted(before, event)
+        for name, watts in self.drawn_most().items():  # what lay above a budget before is not the answer's doing
+            self.worst_w = max(self.worst_w, watts - max(self.watts[name], before[name]))
         return made
 
-    def begin(self, name, nodes, gpus=2, promise=MaxSlowdown(0.1), draw_w=280.0, bend=0.6, held_w=(), **more):
-        holdings = tuple(Holding(f"{name}/{node}", node, gpus, (node,), more.pop("restored_w", None)) for node in nodes)
+    def begin(self, name, nodes, gpus=2, promise=PROMISE, draw_w=280.0, held_w=(), restored_w=None, **more):
+        holdings = tuple(Holding(f"{name}/{node}", node, gpus, (node,), restored_w) for node in nodes)
         began = JobBegan(self.now_s, name, promise, LIMITS_W, holdings, held_w=held_w, **more)
         limits = dict(zip([one.name for one in holdings], held_w or (LIMITS_W[-1],) * len(holdings), strict=True))
-        self.jobs[name] = Placed(began, draw_w, bend, limits)
+        self.jobs[name] = Placed(began, draw_w, limits)
         return self.tell(began)
 
     def end(self, name):
         self.jobs.pop(name)
+        self.asked = [one for one in self.asked if one.job != name]
         return self.tell(Ended(self.now_s, name))
 
     def budget(self, budgets):
@@ -108,14 +110,6 @@ class Fleet:
                     drawn[at] += watts
                     at = parents[at]
         return drawn
-
-    def _counted(self, before, event):
-        """No answer of steering may lift what may be drawn above a budget; a job, a lease or a cut is not its doing."""
-        if isinstance(event, BudgetsSet | JobBegan):
-            before = {}
-        for name, watts in self.drawn_most().items():
-            allowed = max(self.watts[name], before.get(name, np.inf))
-            self.worst_w = max(self.worst_w, watts - allowed)
 
     def answer(self, place=0):
         """One command comes to its end; GPUs of a lost node never hear of it."""
@@ -138,7 +132,7 @@ class Fleet:
         """A job runs for a window at what it has; the slowest GPU paces the gang."""
         job = self.jobs[name]
         limit_w = min(job.limits.values())
-        time_s, power_w = law(limit_w, job.draw_w, job.bend)
+        time_s, power_w = law(limit_w, job.draw_w)
         gpus = sum(one.gpus for one in job.began.holdings)
         work = seconds / time_s
         job.work, job.time_s = job.work + work, job.time_s + seconds
@@ -160,9 +154,13 @@ class Fleet:
         if answered:
             self.answer_all()
 
-    def lose(self, node):
+    def lose(self, node, *, heard=False):
+        """What is under way there may have been `heard` before the node fell silent."""
         self.lost.add(node)
-        self.asked = [one for one in self.asked if one.node != node]
+        for one in [one for one in self.asked if one.node == node]:
+            self.asked.remove(one)
+            if heard:
+                self.jobs[one.job].limits[one.holding] = one.limit_w
         return self.tell(NodeLost(self.now_s, node))
 
     def lease_ends(self, node):
@@ -183,4 +181,4 @@ class Fleet:
 
     def slowdown(self, name):
         job = self.jobs[name]
-        return job.time_s / (job.work * law(LIMITS_W[-1], job.draw_w, job.bend)[0]) - 1.0
+        return job.time_s / (job.work * law(LIMITS_W[-1], job.draw_w)[0]) - 1.0

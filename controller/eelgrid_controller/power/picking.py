@@ -166,8 +166,15 @@ def _sure(one: Standing | None) -> Standing:
 
 
 def _untried(case: _Case, floor: int) -> int | None:
-    """The next limit down, if one is left that was never tried and that no prior speaks for."""
+    """The next limit down, if one is left that was never tried and that no prior speaks for; first those between.
+
+    Limits between others are left out where a job ran low before it could run high: under a ceiling that was lifted.
+    """
     low = max(index for index, one in enumerate(case.found) if one is not None and one.windows)
+    between = range(max(case.reference, case.first) + 1, min(low, floor))
+    gap = next((index for index in between if case.found[index] is None), None)
+    if gap is not None:
+        return gap
     if low + 1 >= floor or case.found[low + 1] is not None:
         return None
     if isinstance(case.promise, BestEffort) and case.promise.energy_weight == 0.0:

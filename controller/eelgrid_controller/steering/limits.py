@@ -31,7 +31,7 @@ from eelgrid_controller.power.tariff import Tariff
 from eelgrid_controller.steering.events import JobBegan, JobMeasured, SetLimit
 from eelgrid_controller.steering.jobs import Job, begun, same_w
 from eelgrid_controller.steering.pricing import Prices
-from eelgrid_controller.steering.settings import Settings
+from eelgrid_controller.steering.settings import DIVIDED, Settings
 from eelgrid_controller.steering.sharing import Asking, Shortfall, share
 
 __all__ = ["Jobs"]
@@ -216,7 +216,8 @@ class Jobs:
 
     def shared(self, at_s: float) -> list[SetLimit]:
         """New ceilings, if they are due: at once where a budget may be passed, else now and then."""
-        due = self._shared_s is None or at_s - self._shared_s >= self.settings.divide_every_s
+        every_s = self.settings.divide_every_s * min(1.0, len(self.jobs) / DIVIDED)
+        due = self._shared_s is None or at_s - self._shared_s >= every_s
         if not self._stale or not (due or self._urgent):
             return []
         self._stale = self._urgent = False

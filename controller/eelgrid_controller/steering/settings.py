@@ -11,7 +11,9 @@ from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.power.picking import Manner
 from eelgrid_controller.power.planner import Want
 
-__all__ = ["SettingRefused", "Settings"]
+__all__ = ["DIVIDED", "SettingRefused", "Settings"]
+
+DIVIDED = 1000
 
 
 class SettingRefused(ControllerError):
@@ -32,7 +34,7 @@ class Settings:
     stale_after_s: float = (
         180.0  # without a window a job counts one as missed: windows last 10 to 60 s, and one may fail
     )
-    divide_every_s: float = 30.0  # at most so often: 4,000 jobs take up to 5 s to divide
+    divide_every_s: float = 30.0  # at most so often with DIVIDED jobs, which take a second or two, oftener with fewer
     retry_after_s: float = 300.0  # a holding that refused a limit is tried again: a driver reload takes minutes
     reprice: float = 0.02  # change of a price's weight that is worth looking at jobs anew: less moves no limit
     horizon_s: float = 86_400.0  # of prices: a day, over which they repeat
