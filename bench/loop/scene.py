@@ -162,6 +162,23 @@ def _offers(data: Path) -> list[tuple[str, str, float, list[Point]]]:
     return found
 
 
+def _enough(service: Service, steps: int) -> int:
+    """The least constant replicas of a service without a violated window."""
+    for replicas in range(1, service.most):
+        engines = Engines([service.engine], STEP_S)
+        tokens, within = 0.0, 0.0
+        for step in range(steps):
+            served = engines.step(service.asked_hz[step : step + 1], np.array([float(replicas)]))
+            tokens, within = tokens + float(served.tokens[0]), within + float(served.within[0])
+            if (step + 1) % 12 == 0:
+                if within < QUANTILE * tokens:
+                    break
+                tokens = within = 0.0
+        else:
+            return replicas
+    return service.most
+
+
 def _services(data: Path, size: Size, steps: int, rng: np.random.Generator, idle_w: float) -> tuple[Service, ...]:
     offers = _offers(data)
     traces = {trace: requests(data, trace) for trace in {offer[1] for offer in offers}}
@@ -182,7 +199,10 @@ def _services(data: Path, size: Size, steps: int, rng: np.random.Generator, idle
             traces[trace], Course(times, begins, float(rng.uniform(0.25, 0.5)), night_s), steps, STEP_S, rng
         )
         most = max(4, math.ceil(3.0 * replicas))
-        made.append(Service(name, tuple(shape), objective_s, gpus, engine, asked_hz, 1, most, math.ceil(replicas)))
+        service = Service(name, tuple(shape), objective_s, gpus, engine, asked_hz, 1, most, math.ceil(replicas))
+        # Code comes in bursts, from nothing to the peak faster than a replica starts: its owner keeps enough for them.
+        least = _enough(service, steps) if trace == "code" else 1
+        made.append(service._replace(least=least, starts=max(least, service.starts)))
     return tuple(made)
 
 

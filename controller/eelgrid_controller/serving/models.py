@@ -153,7 +153,7 @@ class Tokens:
     def is_hopeless(self, known: Factor) -> bool:
         """Whether even the fewest sequences at once are too slow."""
         least = inter_token(self.curve, 0.0, self.inter_token.quantile)
-        return least.value_s * known.value * (1.0 + least.error + known.error) > self.inter_token.latency_s
+        return least.value_s * known.value * (1.0 + math.hypot(least.error, known.error)) > self.inter_token.latency_s
 
     def _each_hz(self, window: Window, replicas: int) -> float:
         return (window.output_token_hz or 0.0) / replicas
