@@ -3,7 +3,7 @@
 What is drawn and promised is counted here, by code that shares nothing with steering.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -51,6 +51,7 @@ class Placed:
     began: JobBegan
     draw_w: float
     limits: dict[str, float]  # what the GPUs have, by holding
+    maybe: dict[str, list[float]] = field(default_factory=dict)  # what nobody has read since, by holding
     work: float = 0.0
     time_s: float = 0.0
     energy_j: float = 0.0
@@ -98,13 +99,20 @@ class Fleet:
         return self.tell(BudgetsSet(self.now_s, budgets))
 
     def drawn_most(self):
-        """The most that each budget may be drawn from now: GPUs have their limit, or any that is on its way to them."""
+        """The most that each budget may be drawn from now.
+
+        GPUs have their limit, or any that is on its way to them, or the last that was said of their job: whoever carries
+        out may set a job's limit as one.
+        """
         parents = {one.name: one.parent for one in self.budgets.all} if self.budgets else {}
         drawn = dict.fromkeys(self.watts, 0.0)
-        for job in self.jobs.values():
+        for name, job in self.jobs.items():
+            newest = [one.limit_w for one in self.asked if one.job == name][-1:]
             for holding in job.began.holdings:
                 coming = [one.limit_w for one in self.asked if one.holding == holding.name]
-                watts = holding.gpus * max([job.limits[holding.name], *coming])
+                watts = holding.gpus * max(
+                    [job.limits[holding.name], *coming, *newest, *job.maybe.get(holding.name, [])]
+                )
                 at = holding.budgets[0] if holding.budgets[0] in parents else None
                 while at is not None:
                     drawn[at] += watts
@@ -117,8 +125,10 @@ class Fleet:
         if one.node in self.lost or one.job not in self.jobs:
             return []
         if self.refuse(one):
+            self.jobs[one.job].maybe.pop(one.holding, None)
             return self.tell(LimitFailed(self.now_s, one.number, self.jobs[one.job].limits[one.holding]))
         self.jobs[one.job].limits[one.holding] = one.limit_w
+        self.jobs[one.job].maybe.pop(one.holding, None)
         return self.tell(LimitConfirmed(self.now_s, one.number, one.limit_w))
 
     def answer_all(self):
@@ -159,6 +169,7 @@ class Fleet:
         self.lost.add(node)
         for one in [one for one in self.asked if one.node == node]:
             self.asked.remove(one)
+            self.jobs[one.job].maybe.setdefault(one.holding, []).append(one.limit_w)
             if heard:
                 self.jobs[one.job].limits[one.holding] = one.limit_w
         return self.tell(NodeLost(self.now_s, node))
@@ -174,6 +185,8 @@ class Fleet:
         self.lost.discard(node)
         limits = {name: limit_w for job in self.jobs.values() for name, limit_w in job.limits.items()
                   if name.endswith(f"/{node}")}  # fmt: skip
+        for job in self.jobs.values():
+            job.maybe = {name: may for name, may in job.maybe.items() if not name.endswith(f"/{node}")}
         return self.tell(NodeBack(self.now_s, node, limits))
 
     def job(self, name):

@@ -45,7 +45,7 @@ def begin(fleet, rng):
     name = f"j{rng.integers(5)}"
     if name in fleet.jobs:
         return
-    nodes = [node for node in rng.permutation(NODES)[: rng.integers(1, 3)].tolist() if node not in fleet.lost]
+    nodes = [node for node in rng.permutation(NODES)[: rng.integers(1, 4)].tolist() if node not in fleet.lost]
     if nodes:
         fleet.begin(
             name, nodes, gpus=int(rng.integers(1, 4)), promise=PROMISES[rng.integers(len(PROMISES))],
@@ -66,9 +66,12 @@ def answered(fleet, rng, op):
             fleet.tell(LimitConfirmed(fleet.now_s, one.number, LIMITS_W[0]))
         return
     fleet.asked.pop(place)
-    limits = fleet.jobs[one.job].limits
-    if op == "unread" and rng.random() < 0.5:
-        limits[one.holding] = one.limit_w
+    limits, maybe = fleet.jobs[one.job].limits, fleet.jobs[one.job].maybe
+    if op == "unread":
+        maybe.setdefault(one.holding, []).append(one.limit_w)
+        limits[one.holding] = one.limit_w if rng.random() < 0.5 else limits[one.holding]
+    else:
+        maybe.pop(one.holding, None)
     fleet.tell(LimitFailed(fleet.now_s, one.number, None if op == "unread" else limits[one.holding]))
 
 
@@ -108,11 +111,6 @@ def happened(fleet, rng, op):
     elif op == "noise":
         fleet.tell(LimitConfirmed(fleet.now_s, 10**6, 300.0))
         fleet.tell(Ticked(fleet.now_s - 1000.0))
-
-
-def drawn(fleet):
-    """What may be drawn from each budget, whatever was commanded."""
-    return fleet.drawn_most()
 
 
 @SLOW

@@ -363,3 +363,52 @@ def test_no_budgets_are_no_ceilings():
 
 def test_an_event_without_a_time_is_none():
     assert Steering().on(JobBegan(math.inf, "a", MaxSlowdown(0.1), LIMITS_W, ())) == []
+
+
+def test_a_raise_goes_with_the_reading_that_makes_room_for_it():
+    fleet = Fleet()
+    fleet.begin("a", ["n1"], promise=BestEffort(0.0))
+    fleet.run(60)
+    fleet.budget(tree(["n1"], 800.0, 800.0))
+    fleet.begin("b", ["n1"], promise=BestEffort(0.0), held_w=(100.0,))
+    raised = []
+    for _ in range(30):  # unknown, b counts with what it holds; once it is known, watts are shared between both
+        fleet.run(1, answered=False)
+        while fleet.asked:
+            lowered = fleet.asked[0].limit_w < fleet.jobs[fleet.asked[0].job].limits[fleet.asked[0].holding]
+            raised += [one.job for one in fleet.answer() if lowered]
+    assert "b" in raised
+    assert fleet.job("a").limit_w + fleet.job("b").limit_w == 400.0
+    assert fleet.job("b").limit_w >= 150.0
+
+
+def test_an_uneven_gang_without_room_comes_down_to_its_least():
+    fleet = Fleet()
+    fleet.budget(Budgets([Budget("n1", 500.0), Budget("n2", 900.0)]))
+    fleet.begin("a", ["n1", "n2"], held_w=(200.0, 300.0))
+    fleet.now_s += 1.0
+    fleet.tell(Ticked(fleet.now_s))
+    fleet.answer_all()
+    assert even(fleet, "a")
+    assert fleet.job("a").limit_w <= 250.0
+
+
+def test_boards_that_overshoot_are_charged_what_they_draw():
+    fleet = Fleet()
+    fleet.budget(tree(["n1"], 900.0, 900.0))
+    fleet.begin("a", ["n1"], held_w=(300.0,))
+    for _ in range(3):
+        fleet.now_s += 10.0
+        fleet.tell(JobMeasured(fleet.now_s, "a", Window(300.0, 100.0, 10.0, 2.0 * 330.0 * 10.0)))
+    assert fleet.steering.standing().budgets[0].claim_w == pytest.approx(660.0)
+
+
+def test_time_is_earned_before_it_is_spent_and_limits_do_not_flutter():
+    fleet = Fleet(scatter=0.01)
+    fleet.tell(PricesSet(0.0, Tariff(Steps((0.0, 3600.0), (4.0, 1.0), 7200.0))))  # dear first
+    fleet.begin("a", ["n1"])
+    for _ in range(720):
+        fleet.run(1)
+        assert fleet.slowdown("a") <= 0.1
+    assert len(fleet.said) <= 60
+    assert min(one.limit_w for one in fleet.said) < 250.0

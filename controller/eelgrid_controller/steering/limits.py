@@ -278,8 +278,11 @@ class Jobs:
             stuck = {holding.name: one.limit_w for holding, one in known.items() if one.given_up}
             refusing = set(stuck)
             least_w = min(stuck.values(), default=limit_w)
-            if least_w <= limit_w or job.ceiling_w is None or least_w <= job.ceiling_w:
-                limit_w, job.reason = least_w, "a holding refuses another limit, and the slowest paces the rest"
+            if self._is_short(job):  # the rest makes up for what cannot be lowered
+                limit_w = min([limit_w, *(one.limit_w for one in known.values())])
+            elif least_w <= limit_w or job.ceiling_w is None or least_w <= job.ceiling_w:
+                limit_w = least_w
+            job.reason = "a holding refuses another limit, and the slowest paces the rest"
         job.target_w = limit_w
         commands = self._offered(job, limit_w, refusing)
         if commands is None:
@@ -292,6 +295,12 @@ class Jobs:
         else:
             self._waiting.pop(job.began.name, None)
         return self._sent(commands)
+
+    def _is_short(self, job: Job) -> bool:
+        """Whether a budget that the job draws from is exceeded, or will be."""
+        lacks = self.changes.shortfalls()
+        places = {at for one in job.began.holdings for at in self.budgets.above(self._placed(one).budgets)}
+        return any(self.budgets.all[at].name in lacks for at in places)
 
     def _offered(self, job: Job, limit_w: float, refusing: set[str]) -> list[Command] | None:
         settings = {name: one for name, one in job.settings(limit_w).items() if name not in refusing}

@@ -8,7 +8,8 @@ over the limits up to the wish that keep the promise; a job whose curve is unkno
 with the limit that it holds. Where even the least of these exceed a budget, its jobs give
 way in this order, and what is missing is said:
 
-    1. unknown jobs may be lowered; they are taken to slow as (largest / limit)^1/2
+    1. unknown jobs may be lowered; they are taken to slow as (largest / limit)^1/2, as
+       known ones are beyond the limits that were measured
     2. promises are no longer kept; budgets come first
     3. all jobs of the budget have their least limits, and it is still exceeded
 
@@ -24,14 +25,17 @@ from typing import NamedTuple
 from eelgrid_controller.power.budgets import Budget, Budgets
 from eelgrid_controller.power.curves import AtLimit, Curve
 from eelgrid_controller.power.planner import Job, Share, Want, divide
-from eelgrid_controller.power.promise import BestEffort, Promise, choose
+from eelgrid_controller.power.promise import BestEffort, Deadline, MaxSlowdown, Promise
 from eelgrid_controller.power.refusals import PowerRefused
 
 __all__ = ["Asking", "Shared", "Shortfall", "share"]
 
 _HAIR_W = 1e-6
 _SAME_W = 0.5
+_HAIR = 1e-9  # relative: a promise met exactly is met
 _SLOWS = 0.5  # power of the ratio of limits; measured jobs lie between 0 and 1
+_POINTS = 3  # of a curve whose shape is believed
+_BINDS = 0.9  # of a limit drawn
 _PROMISES = "the limits that keep all promises draw more: promises give way"
 _LEAST = "even the least limits, and what cannot be changed, draw more"
 _TIME_ONLY = BestEffort(0.0)
@@ -172,8 +176,23 @@ def _at(one: Asking, limit_w: float) -> _Option:
     limit_w, charge_w = one.limits_w[at], one.charges_w[at]
     if one.curve is None:
         return _Option(limit_w, charge_w, (one.limits_w[0] / limit_w) ** _SLOWS, limit_w)
-    found = one.curve.at(limit_w)
+    found = _estimated(one.curve, limit_w)
     return _Option(limit_w, charge_w, found.time_s, min(charge_w, found.power_w / one.curve.gpus))
+
+
+def _estimated(curve: Curve, limit_w: float) -> AtLimit:
+    """The job at a limit. A shape says nothing above the largest measured limit if that binds, nor by two points."""
+    low, top = curve.points[0], curve.largest
+    inside = low.limit_w - _SAME_W <= limit_w <= top.limit_w + _SAME_W
+    if inside or (limit_w < low.limit_w and len(curve.points) >= _POINTS):
+        return curve.at(limit_w)
+    near = top if limit_w > top.limit_w else low
+    drawn_w = near.power_w / curve.gpus
+    if limit_w > near.limit_w and drawn_w < _BINDS * near.limit_w:
+        return AtLimit(limit_w, near.time_s, near.power_w, measured=False)
+    if limit_w < near.limit_w and drawn_w <= limit_w:
+        return AtLimit(limit_w, near.time_s, near.power_w, measured=False)
+    return AtLimit(limit_w, near.time_s * (drawn_w / limit_w) ** _SLOWS, curve.gpus * limit_w, measured=False)
 
 
 def _upto(one: Asking) -> list[float]:
@@ -185,12 +204,13 @@ def _promised(one: Asking) -> list[_Option]:
     """Limits up to the wish that keep the promise; all up to the wish where none does."""
     curve, upto = one.curve, _upto(one)
     assert curve is not None, "it is known"
-    try:
-        choice = choose(curve, one.promise, one.limits_w)
-    except PowerRefused:
-        return [_at(one, limit_w) for limit_w in upto]
-    kept = {at.limit_w for at in (choice.at, *choice.beaten)}
-    return [_at(one, limit_w) for limit_w in upto if limit_w in kept] or [_at(one, upto[0])]
+    options = [_at(one, limit_w) for limit_w in upto]
+    pace_s = math.inf
+    if isinstance(one.promise, MaxSlowdown):
+        pace_s = (1.0 + one.promise.share) * curve.largest.time_s
+    elif isinstance(one.promise, Deadline):
+        pace_s = one.promise.time_s / one.promise.work
+    return [at for at in options if at.time_s <= pace_s * (1.0 + _HAIR)] or options
 
 
 def _held(one: Asking) -> list[_Option]:
