@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bench.loop.engines import Engines
-from bench.loop.scene import SLOWDOWN, Scene, Service
+from bench.loop.scene import SLOWDOWN, Job, Scene, Service
 from eelgrid_controller.power.changes import Holding
 from eelgrid_controller.power.promise import BestEffort, MaxSlowdown
 from eelgrid_controller.steering.events import (
@@ -203,10 +203,10 @@ class Baseline:
         """What the parts ask for."""
         return [one for part in self._parts for one in part.on(event)]
 
-    def opening_w(self, limits_w: Sequence[float], holdings: Sequence[Holding]) -> float | None:
+    def opening_w(self, job: Job, holdings: Sequence[Holding]) -> float | None:
         """The same for all, whatever else runs."""
         del holdings
-        return self._opening(limits_w)
+        return self._opening(job.limits_w)
 
     def earned_s(self, job: str) -> float:
         """They keep no books."""

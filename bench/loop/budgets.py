@@ -14,7 +14,7 @@ from eelgrid_controller.power.tariff import Steps, Tariff
 
 __all__ = ["PRICES", "budgets", "is_service", "limits", "tariff"]
 
-RACK_SHARE, CLUSTER_SHARE = 0.75, 0.65
+RACK_SHARE, CLUSTER_SHARE = 0.85, 0.75
 _NIGHT, _DAY, _EVENING = 0.12, 0.22, 0.34  # currency a kWh
 PRICES = Prices(
     per_kwh=tuple(_NIGHT if hour < 6 or hour >= 22 else _EVENING if 17 <= hour < 21 else _DAY for hour in range(24)),

@@ -8,7 +8,9 @@ ever lowered: jobs promise no slowdown at all, there are no prices and no budget
 
 from collections.abc import Sequence
 
+from bench.loop.scene import Job
 from eelgrid_controller.power.changes import Holding
+from eelgrid_controller.power.promise import BestEffort
 from eelgrid_controller.steering.events import (
     BudgetsSet,
     Event,
@@ -37,9 +39,12 @@ class Ours:
         """What steering asks for."""
         return self.steering.on(event)
 
-    def opening_w(self, limits_w: Sequence[float], holdings: Sequence[Holding]) -> float | None:
-        """What the budgets leave."""
-        return self.steering.opening_w(tuple(limits_w), tuple(holdings))
+    def opening_w(self, job: Job, holdings: Sequence[Holding]) -> float | None:
+        """What the budgets leave; a job that was promised something waits for its largest limit, which that is told by."""
+        limit_w = self.steering.opening_w(job.limits_w, tuple(holdings))
+        if limit_w is None or isinstance(job.promise, BestEffort) or limit_w >= max(job.limits_w):
+            return limit_w
+        return None
 
     def earned_s(self, job: str) -> float:
         """From the last standing that knew the job."""
@@ -60,10 +65,10 @@ class Blind(Ours):
             return []
         return [one for one in self.steering.on(event) if not isinstance(one, SetLimit)]
 
-    def opening_w(self, limits_w: Sequence[float], holdings: Sequence[Holding]) -> float | None:
+    def opening_w(self, job: Job, holdings: Sequence[Holding]) -> float | None:
         """The largest."""
         del holdings
-        return max(limits_w)
+        return max(job.limits_w)
 
     def earned_s(self, job: str) -> float:
         """Nothing is held back, so nothing is earned."""

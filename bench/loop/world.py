@@ -24,7 +24,7 @@ from bench.loop.accounts import Account, Outcome
 from bench.loop.budgets import PRICES, budgets, is_service, limits, tariff
 from bench.loop.cluster import Cluster, Place
 from bench.loop.engines import Engines, Metrics
-from bench.loop.scene import START_S, Failure, Scene
+from bench.loop.scene import START_S, Failure, Job, Scene
 from bench.loop.telemetry import promised_of, service_window
 from bench.loop.training import Running, begun
 from eelgrid_controller.power.changes import Holding
@@ -69,7 +69,7 @@ class Driver(Protocol):
     def on(self, event: Event) -> Sequence[Instruction]:
         """What should be done after an event."""
 
-    def opening_w(self, limits_w: Sequence[float], holdings: Sequence[Holding]) -> float | None:
+    def opening_w(self, job: Job, holdings: Sequence[Holding]) -> float | None:
         """The limit at which a job may begin now; None if it may not."""
 
     def earned_s(self, job: str) -> float:
@@ -125,13 +125,14 @@ class World:
 
     def _begin(self) -> None:
         scene = self.scene
-        self.tell(BudgetsSet(0.0, budgets(scene)))
-        self.tell(PricesSet(0.0, tariff()))
         for at, service in enumerate(scene.services):
             self.cluster.begin(service, 0.0)
             self.places[at] = self.cluster.replicas(service.name)
             self.ready[at] = set(self.places[at])
             self._at(SCRAPE_S * (1.0 + at / len(scene.services)), lambda at=at: self._scrape(at))
+        self.tell(BudgetsSet(0.0, budgets(scene)))
+        self.tell(PricesSet(0.0, tariff()))
+        for at, service in enumerate(scene.services):
             self.tell(ServiceBegan(0.0, service.name, promised_of(service), len(self.ready[at])))
         for job in scene.jobs:
             self._at(job.arrives_s, lambda job=job: self._arrive(job.name))
@@ -236,8 +237,7 @@ class World:
             holdings = tuple(
                 Holding(f"{name}/{node}", node, len(mine), (self.racks[node],)) for node, mine in gpus.items()
             )
-            limits_w = running.job.limits_w
-            limit_w = self.driver.opening_w(limits_w, holdings)
+            limit_w = self.driver.opening_w(running.job, holdings)
             if limit_w is None:
                 continue
             self.waiting.remove(name)
