@@ -21,11 +21,12 @@ from bench.powercap.zeus import NotThere
 __all__ = ["SMALL", "main"]
 
 SMALL = Size(
-    hours=2.0,
-    services=6,
-    jobs=14,
-    racks=(("h100", 1, 6, 8), ("v100", 1, 4, 8), ("a40", 1, 2, 8)),
-    job_hours=(0.3, 0.5),
+    hours=4.0,
+    services=5,
+    jobs=24,
+    racks=(("h100", 1, 6, 8), ("v100", 1, 5, 8), ("a40", 1, 2, 8)),
+    job_hours=(0.7, 1.2),
+    day_hours=8.0,
 )
 _HOURS_LEAST = 1.0
 
@@ -35,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("EELGRID_DATA", "../shared/data")))
     parser.add_argument("--out", type=Path, default=Path("bench-out/loop"))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--hours", type=float, default=None, help="24, or 2 with --small")
+    parser.add_argument("--hours", type=float, default=None, help="24, or 4 with --small")
     parser.add_argument("--small", action="store_true", help="a small cluster, for a look")
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         options.out.mkdir(parents=True, exist_ok=True)
-        runs = everything(options.data, policies, options.seeds, size, options.processes, _tell)
+        runs = everything(options.data, policies, options.seeds, size, processes=options.processes, tell=_tell)
     except (Missing, NotThere, OSError) as error:
         print(f"bench.loop: {error}", file=sys.stderr)
         return 2

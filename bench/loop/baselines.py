@@ -119,7 +119,7 @@ class Hpa:
             ratio = load / pods.wanted / self._target
             if ratio <= 1.0 + _TOLERANCE:
                 return pods.wanted
-        return math.ceil(ratio * (pods.wanted if ratio < 1.0 or serving == pods.wanted else pods.wanted) - 1e-9)
+        return math.ceil(ratio * pods.wanted - 1e-9)
 
 
 class Zeus:

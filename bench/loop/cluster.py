@@ -104,7 +104,9 @@ class Cluster:
             replicas_most=service.most,
             output_tokens=service.engine.output_tokens,
         )  # fmt: skip
-        return WorkloadSpec(name=service.name[:60], request=request, kind=WorkloadKind.INFERENCE_SERVICE, service=promise)
+        return WorkloadSpec(
+            name=service.name[:60], request=request, kind=WorkloadKind.INFERENCE_SERVICE, service=promise
+        )
 
     def _job_spec(self, job: Job) -> WorkloadSpec:
         each = job.gpus // job.parts

@@ -47,6 +47,7 @@ class Course(NamedTuple):
     begins: float  # share of the trace that is over when the day begins
     least: float  # of the day's most
     night_s: float
+    day_s: float = DAY_S
 
 
 def requests(data: Path, trace: str) -> Requests:
@@ -81,5 +82,5 @@ def course(trace: Requests, made: Course, steps: int, step_s: float, rng: np.ran
     """Output tokens a second that are asked for in each step, (steps,)."""
     hour = _hour(trace, made.times, step_s, rng)
     at = (np.arange(steps) + int(made.begins * len(hour))) % len(hour)
-    day = (1.0 - np.cos(2.0 * math.pi * (np.arange(steps) * step_s - made.night_s) / DAY_S)) / 2.0
+    day = (1.0 - np.cos(2.0 * math.pi * (np.arange(steps) * step_s - made.night_s) / made.day_s)) / 2.0
     return hour[at] * (made.least + (1.0 - made.least) * day)

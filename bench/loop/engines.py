@@ -131,6 +131,8 @@ def _table(engine: Engine, grid: int = _GRID) -> _Table:
         below[:, -1] += of_tokens
     weight = np.maximum(weight, 1e-12)
     smooth_hz = np.maximum.accumulate(smooth_hz)
+    # Nobody in flight gives no tokens; their shares go on from those of the fewest.
+    within[0], below[0], weight[0] = within[1], below[1], weight[1]
     return _Table(
         sequences, smooth_hz, smooth_w, within / weight, below / weight[:, None], most, float(power_w[0])
     )  # fmt: skip
@@ -178,9 +180,7 @@ class Engines:
         each = np.empty_like(total)
         for at, ends in enumerate(self._ends):
             x = total[at]
-            each[at] = (
-                np.interp(x, ends, self._tables[at].sequences) if x < ends[-1] else self._most[at] + x - ends[-1]
-            )
+            each[at] = np.interp(x, ends, self._tables[at].sequences) if x < ends[-1] else self._most[at] + x - ends[-1]
         low, share = self._places(each)
         rows = np.arange(len(low))
         alive = serving > 0.0

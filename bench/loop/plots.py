@@ -35,7 +35,9 @@ def draw_day(path: Path, runs: Sequence[Run]) -> None:
         for axis, value in zip(axes, values, strict=True):
             axis.plot(trace.at_h, value, label=run.policy, color=colour, linewidth=1.2)
     for axis, text in zip(
-        axes, ("GPUs for services, kW", "GPUs for training, kW", "replicas that serve", "mean limit of jobs, %"), strict=True
+        axes,
+        ("GPUs for services, kW", "GPUs for training, kW", "replicas that serve", "mean limit of jobs, %"),
+        strict=True,
     ):
         axis.set_ylabel(text)
         axis.grid(alpha=0.3)

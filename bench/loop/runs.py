@@ -32,8 +32,8 @@ STRICT = 0.55
 CONFIDENCE = 0.95
 
 POLICIES: dict[str, Callable[[Scene], Driver]] = {
-    "ours": lambda scene: Ours(),
-    "blind": lambda scene: Blind(),
+    "ours": lambda _: Ours(),
+    "blind": lambda _: Blind(),
     "static": lambda scene: Baseline(Peak(least_static(scene))),
     "hpa": lambda scene: Baseline(Hpa(scene)),
     "hpa-strict": lambda scene: Baseline(Hpa(scene, STRICT)),
@@ -68,7 +68,7 @@ def carried_out(data: Path, policy: str, seed: int, size: Size) -> Run:
 
 
 def everything(
-    data: Path, policies: Sequence[str], seeds: int, size: Size, processes: int, tell: Callable[[int, int], None]
+    data: Path, policies: Sequence[str], seeds: int, size: Size, *, processes: int, tell: Callable[[int, int], None]
 ) -> list[Run]:
     """All runs, seeds outermost."""
     work = [(policy, seed) for seed in range(seeds) for policy in policies]

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.llm.data import own_trace, services
-from bench.loop.demand import DAY_S, Course, course, requests
+from bench.loop.demand import Course, course, requests
 from bench.loop.engines import Engine, Engines
 from bench.powercap.zeus import load as load_jobs
 from eelgrid_controller.power.curves import Curve
@@ -56,6 +56,7 @@ class Size(NamedTuple):
         ("h100", 4, 6, 8), ("v100", 2, 5, 8), ("a40", 2, 4, 8), ("p100", 1, 6, 4),
     )  # fmt: skip
     job_hours: tuple[float, float] = (1.5, 6.0)
+    day_hours: float = 24.0  # in which services rise and fall
 
 
 class Node(NamedTuple):
@@ -194,9 +195,13 @@ def _services(data: Path, size: Size, steps: int, rng: np.random.Generator, idle
         replicas = rng.uniform(*_PEAK_REPLICAS) / gpus**0.5
         mean_hz = float(traces[trace].output_tokens.sum()) / traces[trace].seconds
         times = replicas * capacity_hz / mean_hz / 1.3  # the trace's own minutes rise that far above its mean
-        begins, night_s = rng.uniform(0.0, 1.0), 3600.0 * rng.normal(4.0, 1.0)
+        begins, night_s = rng.uniform(0.0, 1.0), 150.0 * size.day_hours * rng.normal(4.0, 1.0)
         asked_hz = course(
-            traces[trace], Course(times, begins, float(rng.uniform(0.25, 0.5)), night_s), steps, STEP_S, rng
+            traces[trace],
+            Course(times, begins, float(rng.uniform(0.25, 0.5)), night_s, 3600.0 * size.day_hours),
+            steps,
+            STEP_S,
+            rng,
         )
         most = max(4, math.ceil(3.0 * replicas))
         service = Service(name, tuple(shape), objective_s, gpus, engine, asked_hz, 1, most, math.ceil(replicas))
@@ -266,5 +271,4 @@ def make(data: Path, seed: int, size: Size | None = None) -> Scene:
         failures.append(Failure(able[int(rng.integers(len(able)))].name, at_s, at_s + min(2700.0, seconds / 8.0)))
     drifting = int(rng.integers(len(made)))
     drift = (drifting, seconds * float(rng.uniform(0.3, 0.7)), made[drifting].engine.slowness * _DRIFTED)
-    assert DAY_S > 0.0
     return Scene(seed, steps, STEP_S, nodes, made, jobs, tuple(failures), drift, catalogue)

@@ -174,7 +174,10 @@ def least_instances(
         asked_hz = demand.token_hz / instances
         # An engine so much slower gives the same tokens where the profile would give more.
         between = inter_token(curve, asked_hz * factor.value, inter_token_objective.quantile)
-        if factor.value * between.value_s * (1.0 + math.hypot(between.error, factor.error)) > inter_token_objective.latency_s:
+        if (
+            factor.value * between.value_s * (1.0 + math.hypot(between.error, factor.error))
+            > inter_token_objective.latency_s
+        ):
             return False
         if first_token_objective is None:
             return True
