@@ -259,7 +259,7 @@ def _picked(state: Exploration) -> tuple[Exploration, Pick]:
     if state.missed >= state.manner.missing_most:
         return replace(state, kept=None), Pick(state.first, Why.BLIND, settled=False)
     reference = state.reference
-    if reference is None or (state.first == 0 and reference != 0):
+    if reference is None or reference > state.first:  # a ceiling was lifted: slowdowns are relative to what it hid
         return state, Pick(state.first, Why.REFERENCE, settled=False)
     picked = pick(
         state.promise, state.manner, state.ledger, standings(state.arms, reference, state.noise, state.prior),
