@@ -12,7 +12,8 @@ and what the objective allows is that of the real engine, which nobody knows bef
 `cap` gives every training job the largest of its limits up to a share of the largest one.
 `zeus` profiles each limit of a job for PROFILED windows, the largest first, and then takes
 the cheapest that seems to be within the promised slowdown (You et al., NSDI 2023); a
-deadline's job is given the same slowdown, a job without a promise Zeus's cost.
+deadline's job is given the same slowdown, a job without a promise Zeus's cost. A limit
+that could not be set is set again.
 """
 
 import math
@@ -31,6 +32,7 @@ from eelgrid_controller.steering.events import (
     Instruction,
     JobBegan,
     JobMeasured,
+    LimitFailed,
     Scale,
     ServiceBegan,
     ServiceServing,
@@ -127,7 +129,7 @@ class Zeus:
 
     def __init__(self) -> None:
         self._jobs: dict[str, _Profiled] = {}
-        self._numbers = 0
+        self._asked: list[tuple[str, Holding]] = []  # by number
 
     def on(self, event: Event) -> list[Instruction]:
         """The next limit."""
@@ -135,6 +137,10 @@ class Zeus:
             self._jobs[event.name] = _Profiled(event, max(event.limits_w))
         elif isinstance(event, Ended):
             self._jobs.pop(event.name, None)
+        elif isinstance(event, LimitFailed):
+            name, holding = self._asked[event.number]
+            if name in self._jobs:
+                return [self._set(name, self._jobs[name], holding)]
         elif isinstance(event, JobMeasured) and event.name in self._jobs:
             job = self._jobs[event.name]
             wanted_w = job.next_w(event)
@@ -144,8 +150,9 @@ class Zeus:
         return []
 
     def _set(self, name: str, job: "_Profiled", holding: Holding) -> SetLimit:
-        self._numbers += 1
-        return SetLimit(name, holding.name, holding.node, job.limit_w, self._numbers, "Zeus")
+        number = len(self._asked)
+        self._asked.append((name, holding))
+        return SetLimit(name, holding.name, holding.node, job.limit_w, number, "Zeus")
 
 
 @dataclass
