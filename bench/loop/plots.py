@@ -13,7 +13,6 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from bench.loop.accounts import JOULES_PER_KWH
 from bench.loop.runs import Run
 
 __all__ = ["draw_day", "draw_policies"]
@@ -51,17 +50,20 @@ def draw_day(path: Path, runs: Sequence[Run]) -> None:
 
 
 def draw_policies(path: Path, runs: Sequence[Run]) -> None:
-    """Energy over violated windows, a dot a seed and a mark for the mean."""
+    """Energy against ours of the same seed over violated windows, a dot a seed and a mark for the mean."""
     figure, axis = plt.subplots(figsize=(8, 5))
+    ours = {run.seed: run.outcome.energy_j for run in runs if run.policy == "ours"}
     for policy in dict.fromkeys(run.policy for run in runs):
-        mine = [run.outcome for run in runs if run.policy == policy]
-        energy = np.array([one.energy_j / JOULES_PER_KWH for one in mine])
-        broken = np.array([100.0 * one.violated / one.windows for one in mine])
+        mine = [run for run in runs if run.policy == policy and run.seed in ours]
+        if not mine:
+            continue
+        energy = np.array([100.0 * run.outcome.energy_j / ours[run.seed] for run in mine])
+        broken = np.array([100.0 * run.outcome.violated / run.outcome.windows for run in mine])
         colour = _COLOURS.get(policy, "black")
         axis.scatter(broken, energy, s=14, alpha=0.5, color=colour)
         axis.scatter([broken.mean()], [energy.mean()], s=90, marker="D", color=colour, label=policy)
     axis.set_xlabel("windows of services violated, %")
-    axis.set_ylabel("energy of the day, kWh")
+    axis.set_ylabel("energy of the day, % of ours")
     axis.grid(alpha=0.3)
     axis.legend()
     figure.tight_layout()

@@ -13,6 +13,7 @@ engines and scrapers do. The same words go to every policy.
 """
 
 import heapq
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Protocol
@@ -354,7 +355,7 @@ class World:
     def _limit_share(self) -> float:
         at_work = [one for one in self.jobs.values() if one.gpus]
         if not at_work:
-            return 1.0
+            return math.nan
         return sum(max(one.limits_w.values()) / one.job.limits_w[-1] for one in at_work) / len(at_work)
 
     def _place(self) -> None:
