@@ -6,9 +6,10 @@ wanted (eelgrid_controller.steering), nor apply anything: core.py does.
 Theory: a replica counts if its node is there and none of its GPUs is lost. New
 replicas are placed as those of a new workload would be, as many as there is room
 for. Of those that count, the ones go that save the most modelled watts, one after
-another on a copy; of equals the youngest. Those on lost nodes may run on and come
-back: they are let go once enough others stand, so that a node that returns is told to
-stop them.
+another on a copy; of equals the youngest. The first replica of a training job stays: the
+others meet there. Those on lost nodes may run on and come
+back: they are let go once enough others stand, or where they would be more than the promise
+allows, so that a node that returns is told to stop them.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +18,18 @@ from dataclasses import replace
 from eelgrid_controller.events import WorkloadScaled
 from eelgrid_controller.planner import Decision
 from eelgrid_controller.snapshot import Snapshot
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.state import ClusterState, NodeRecord
 from eelgrid_kernels import Task, node_power
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument
-from eelgrid_protos.messages import Placement, ReplicaExplanation, Workload, WorkloadPhase, WorkloadSpec
+from eelgrid_protos.messages import (
+    Placement,
+    ReplicaExplanation,
+    Workload,
+    WorkloadKind,
+    WorkloadPhase,
+    WorkloadSpec,
+)
 
 __all__ = ["rescaled", "standing"]
 
@@ -30,11 +38,12 @@ Decide = Callable[[WorkloadSpec], Decision]
 
 def standing(state: ClusterState, workload: Workload) -> tuple[Placement, ...]:
     """The replicas that can serve: their nodes are ready and their GPUs are there."""
-    return tuple(
-        placement
-        for placement in workload.placements
-        if (record := state.nodes[placement.node_name]).is_ready and record.lost_gpus.isdisjoint(placement.gpu_uuids)
-    )
+    return tuple(placement for placement in workload.placements if _stands(state.nodes[placement.node_name], placement))
+
+
+def _stands(record: NodeRecord, placement: Placement) -> bool:
+    there = {gpu.uuid for gpu in record.inventory.gpus} - record.lost_gpus
+    return record.is_ready and there.issuperset(placement.gpu_uuids)
 
 
 def _dearest(snapshot: Snapshot, workload: Workload, among: Sequence[Placement], count: int) -> list[Placement]:
@@ -66,6 +75,16 @@ def _dearest(snapshot: Snapshot, workload: Workload, among: Sequence[Placement],
     return gone
 
 
+def _bounds(spec: WorkloadSpec) -> tuple[int, int]:
+    """The fewest and the most replicas that were promised."""
+    if spec.service is not None:
+        return spec.service.replicas_least, spec.service.replicas_most
+    if spec.training is not None:
+        # A gang that was not called elastic has the size that it was submitted with.
+        return spec.training.replicas_least or spec.replicas, spec.training.replicas_most or spec.replicas
+    return 1, 10_000
+
+
 def rescaled(
     state: ClusterState, snapshot: Snapshot, workload: Workload, replicas: int, decide: Decide, *, now_ns: int
 ) -> WorkloadScaled | None:
@@ -77,9 +96,9 @@ def rescaled(
         raise FailedPrecondition(
             f"workload {workload.workload_id} does not run; wait until it is placed, or submit it with more replicas"
         )
-    promise = workload.spec.service
-    if replicas < 1 or (promise is not None and not promise.replicas_least <= replicas <= promise.replicas_most):
-        bounds = f"{promise.replicas_least} to {promise.replicas_most}" if promise else "at least 1"
+    least, most = _bounds(workload.spec)
+    if not least <= replicas <= most:
+        bounds = f"{least} to {most}"
         raise InvalidArgument(
             "the workload was promised otherwise",
             (Violation("replicas", f"is {replicas}, outside of {bounds}", "ask for a number within"),),
@@ -99,9 +118,12 @@ def rescaled(
             replace(item, replica=first + item.replica) for item in decision.explanation if decision.placements
         )
     else:
-        gone = _dearest(snapshot, workload, stand, len(stand) - replicas)
-    if len(stand) + len(new) >= replicas:
-        gone += fallen
+        is_job = workload.spec.kind is WorkloadKind.TRAINING_JOB
+        among = [item for item in stand if not (is_job and item is stand[0])]
+        gone = _dearest(snapshot, workload, among, len(stand) - replicas)
+    # Enough others stand, or so many that those on lost nodes would be more than was promised.
+    over = len(stand) + len(new) + len(fallen) - most
+    gone += fallen if len(stand) + len(new) >= replicas else fallen[: max(0, over)]
     if not gone and not new:
         return None
     return WorkloadScaled(

@@ -73,7 +73,7 @@ OPERATOR_SERVICE = _service(
     "OperatorService",
     "GetSummary ListNodes ListGpus SubmitWorkload GetWorkload ListWorkloads CancelWorkload ExplainWorkload "
     "ListPlans GetPolicy UpdatePolicy WhatIf PlanCapacity StartShadow GetShadow "
-    "StopShadow RecommendMoves ApplyMoves",
+    "StopShadow RecommendMoves ApplyMoves ScaleWorkload RecordPoints ListPoints ReportProgress ListPromises",
     {"WatchSummary": (False, True), "WatchWorkloads": (False, True), "ExportDecision": (False, True)},
 )
 

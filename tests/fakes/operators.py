@@ -40,6 +40,7 @@ from eelgrid_protos.messages import (
     Workload,
     WorkloadPhase,
 )
+from tests.fakes.promised import FakePromises
 
 __all__ = ["FakeOperators", "a_node", "serving"]
 
@@ -76,6 +77,10 @@ class FakeOperators:
     under_way: int = 0
     most_under_way: int = 0
     watch_closes: bool = True
+    promised: FakePromises = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.promised = FakePromises(self._find, lambda found: self.workloads.update({found.workload_id: found}))
 
     def _begin(self, name: str) -> None:
         self.calls.append(name)
@@ -298,7 +303,7 @@ def _page(rows: list[Any], request: Any) -> tuple[tuple[Any, ...], str]:
 
 async def _serve(operators: FakeOperators, address: str, bound: Callable[[int], None], stop: asyncio.Event) -> None:
     server = grpc.aio.server(options=transport.server_options())
-    server.add_generic_rpc_handlers((rpc.handler(rpc.OPERATOR_SERVICE, operators),))
+    server.add_generic_rpc_handlers((rpc.handler(rpc.OPERATOR_SERVICE, operators, operators.promised),))
     port = await transport.listen(server, address, tls=None, insecure=False, log=logging.getLogger("fake"))
     await server.start()
     bound(port)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,10 +12,11 @@ from tests.clusters import decided, node, request
 from eelgrid_controller.core import Core
 from eelgrid_controller.events import event_from_plain, event_to_plain
 from eelgrid_controller.planner import Planner
+from eelgrid_controller.scaling import standing
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import InvalidArgument
-from eelgrid_protos.messages import NodeState
+from eelgrid_protos.messages import NodeState, WorkloadPhase
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 SHAPES = st.sampled_from(
@@ -69,6 +71,38 @@ class Cluster(RuleBasedStateMachine):
     def cancel(self, data):
         key = data.draw(st.sampled_from(sorted(self.core.state.workloads)))
         self.both(lambda core: core.cancel(key, now_ns=self.now_ns))
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data(), replicas=st.integers(1, 6))
+    def scale(self, data, replicas):
+        key = data.draw(st.sampled_from(self.running()))
+        placed = self.core.workload(key).placements
+        step = self.both(lambda core: core.scale(key, replicas, now_ns=self.now_ns))
+        after = self.core.workload(key)
+        alive = len(standing(self.core.state, after))
+        assert alive <= replicas
+        assert after.spec.replicas == len(after.placements) >= 1
+        if alive < replicas:
+            wanted = replace(after.spec, replicas=1)
+            found = Planner().decide(self.core.snapshot(), wanted, self.core.state.policy.weights)
+            assert not found.placements
+            assert {item.replica for item in after.placements} >= {item.replica for item in placed}
+        assert decided(step.events) or alive == replicas or after.placements == placed
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data(), limit_w=st.sampled_from([None, 100.0, 150.0]))
+    def limit(self, data, limit_w):
+        key = data.draw(st.sampled_from(self.running()))
+        if self.core.workload(key).spec.request.gpu_milli != 1000:
+            return
+        self.both(lambda core: core.set_limit(key, limit_w, now_ns=self.now_ns))
+        for item in self.core.workload(key).placements:
+            settings_w = {one.gpu_uuid: one.power_limit_w for one in self.core.node_plan(item.node_name).gpu_settings}
+            assert {settings_w.get(uuid) for uuid in item.gpu_uuids} == {limit_w}
+
+    def running(self):
+        workloads = self.core.state.workloads
+        return sorted(key for key, one in workloads.items() if one.phase is WorkloadPhase.PLACED)
 
     @rule(name=NAMES, shape=SHAPES)
     def join(self, name, shape):

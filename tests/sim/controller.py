@@ -19,6 +19,8 @@ from eelgrid_protos.messages import (
     Recommendation,
     RecommendMovesRequest,
     RecommendMovesResponse,
+    ScaleWorkloadRequest,
+    ScaleWorkloadResponse,
     SubmitWorkloadRequest,
     SubmitWorkloadResponse,
     UpdatePolicyRequest,
@@ -101,6 +103,11 @@ class Controller:
                 self._change(
                     life, lambda core, now_ns: core.cancel(request.workload_id, now_ns=now_ns),
                     lambda workload: CancelWorkloadResponse(workload=workload), reply,
+                )  # fmt: skip
+            case ScaleWorkloadRequest():
+                self._change(
+                    life, lambda core, now_ns: core.scale(request.workload_id, request.replicas, now_ns=now_ns),
+                    lambda workload: ScaleWorkloadResponse(workload=workload), reply,
                 )  # fmt: skip
             case RecommendMovesRequest():
                 life.read(lambda: self._recommend(life, request, reply))

@@ -23,7 +23,7 @@ from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 from tests.sim.agent import Agent
 from tests.sim.broken import Broken, demand
 from tests.sim.controller import Controller
-from tests.sim.ledger import Ledger
+from tests.sim.ledger import Ledger, as_begun
 from tests.sim.life import Life
 
 __all__ = ["check_end", "check_freshness", "check_state"]
@@ -88,7 +88,7 @@ def _check_promises(state: ClusterState, ledger: Ledger) -> None:
         workload = state.workloads.get(key)
         demand(2, workload is not None, f"{key} was accepted and is gone")
         assert workload is not None
-        same = (workload.spec, workload.submitted_ns) == (promised.spec, promised.submitted_ns)
+        same = (as_begun(workload), workload.submitted_ns) == (as_begun(promised), promised.submitted_ns)
         demand(2, same, f"{key} is not what was accepted")
         is_over = workload.phase is WorkloadPhase.CANCELLED
         demand(2, is_over or key not in ledger.cancelled, f"{key} was cancelled and is {workload.phase.name}")

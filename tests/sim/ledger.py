@@ -7,9 +7,17 @@ Ticks have a book of their own, ticks.py.
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from eelgrid_agent.guard import Guard
-from eelgrid_controller.events import Event, WorkloadCancelled, WorkloadMoved, WorkloadPlaced, event_from_plain
+from eelgrid_controller.events import (
+    Event,
+    WorkloadCancelled,
+    WorkloadMoved,
+    WorkloadPlaced,
+    WorkloadScaled,
+    event_from_plain,
+)
 from eelgrid_controller.journal import Entry
 from eelgrid_controller.state import ClusterState
 from eelgrid_controller.telemetry import Receipt, Telemetry
@@ -27,7 +35,12 @@ from tests.sim.broken import demand
 from tests.sim.clock import Clock
 from tests.sim.ticks import TickBook
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "as_begun"]
+
+
+def as_begun(workload: Workload) -> WorkloadSpec:
+    """The spec as it was submitted, whatever it was scaled to since."""
+    return replace(workload.spec, replicas=workload.replicas_begun or workload.spec.replicas)
 
 
 class Ledger:
@@ -43,6 +56,7 @@ class Ledger:
         self.policy = Policy()
         self.placed: dict[str, tuple[Placement, ...]] = {}
         self.moves = 0
+        self.scalings = 0
         self.plan_epochs: dict[str, int] = {}
         self._plans: dict[tuple[str, int], NodePlan] = {}
 
@@ -68,6 +82,15 @@ class Ledger:
             demand(2, moved.keys() <= {item.replica for item in before}, f"{key} was moved and is not placed")
             self.placed[key] = tuple(moved.get(item.replica, item) for item in before)
             self.moves += len(moved)
+        elif isinstance(event, WorkloadScaled):
+            key, before = event.workload_id, self.placed.get(event.workload_id, ())
+            kept = [item for item in before if item.replica not in event.released]
+            new = {item.replica for item in event.placements}
+            demand(2, bool(before), f"{key} was scaled and is not placed")
+            demand(2, len(before) - len(kept) == len(event.released), f"{key} gave up replicas that it has not")
+            demand(2, new.isdisjoint(item.replica for item in kept), f"{key} has a replica twice")
+            self.placed[key] = tuple(sorted([*kept, *event.placements], key=lambda item: item.replica))
+            self.scalings += 1
         elif isinstance(event, WorkloadCancelled):
             self.placed.pop(event.workload_id, None)
 
@@ -119,7 +142,7 @@ class Ledger:
         """A workload was accepted, perhaps once more."""
         key = workload.workload_id
         demand(2, not wanted_id or key == wanted_id, f"asked for {wanted_id}, was given {key}")
-        demand(2, workload.spec == spec, f"{key} was accepted with another spec")
+        demand(2, as_begun(workload) == spec, f"{key} was accepted with another spec")
         before = self.accepted.setdefault(key, workload)
         demand(2, before.submitted_ns == workload.submitted_ns, f"{key} was accepted twice")
 

@@ -34,6 +34,8 @@ from eelgrid_protos.messages import (
     RecommendMovesRequest,
     RecommendMovesResponse,
     ResourceRequest,
+    ScaleWorkloadRequest,
+    ScaleWorkloadResponse,
     SubmitWorkloadRequest,
     SubmitWorkloadResponse,
     UpdatePolicyRequest,
@@ -101,8 +103,9 @@ class Users:
                 self._cancel,
                 self._change_policy,
                 self._improve,
+                self._scale,
             ),
-            weights=(55, 8, 4, 4, 24, 5, 8),
+            weights=(55, 8, 4, 4, 24, 5, 8, 30),
         )[0]
         kind()
 
@@ -201,6 +204,19 @@ class Users:
 
         asked = RecommendMovesRequest(moves_most=self._rng.choice((1, 3, 20)), restart_s=0.0)
         self._call(_Call(asked, RecommendMovesResponse, then, is_repeatable=False))
+
+    def _scale(self) -> None:
+        """Wants more or fewer replicas of something, which may wait, or be over."""
+        keys = [key for key in self._ledger.accepted if key in self._ledger.placed or self._rng.random() < 0.1]
+        if not keys:
+            return
+        asked = ScaleWorkloadRequest(workload_id=self._rng.choice(keys), replicas=self._rng.randrange(1, 6))
+
+        def then(answer: Any) -> None:
+            fine = isinstance(answer, ScaleWorkloadResponse | NotFound | FailedPrecondition)
+            demand(2, fine, f"scaling was answered with {answer}")
+
+        self._call(_Call(asked, ScaleWorkloadResponse, then, is_repeatable=True))
 
     def _changed(self, policy: Policy) -> Policy:
         rng = self._rng

@@ -25,6 +25,7 @@ from eelgrid_protos.messages import (
     Placement,
     QuantileLatency,
     ServicePromise,
+    TrainingPromise,
     WorkloadKind,
     WorkloadPhase,
 )
@@ -114,12 +115,33 @@ def test_replicas_on_a_lost_node_stay_while_nothing_stands_for_them():
     assert len(core.workload("s").placements) == 2
 
 
+def test_replicas_on_a_lost_node_go_where_there_would_be_more_than_promised():
+    core = core_with(node("a", gpus=4))
+    asked = request(gpus=1, key="s", replicas=4, kind=WorkloadKind.INFERENCE_SERVICE, service=service(replicas_most=4))
+    core.submit(asked, now_ns=5)
+    core.node_lost("a", now_ns=6)
+    core.node_joined(node("b", gpus=1), now_ns=7)
+    step = core.scale("s", 4, now_ns=8)
+    assert (len(step.result.placements), step.result.spec.replicas) == (4, 4)
+    assert tuple(step.result.spec.violations()) == ()
+    alike(core)
+
+
 def test_a_lost_gpu_counts_for_nothing():
     core = serving(core_with(node("a", gpus=3)), replicas=1)
     held = core.workload("s").placements[0].gpu_uuids[0]
     core.gpu_lost("a", held, now_ns=6)
     core.scale("s", 1, now_ns=7)
     assert held not in core.workload("s").placements[0].gpu_uuids
+
+
+def test_a_gpu_that_left_the_inventory_counts_for_nothing():
+    core = serving(core_with(node("a", gpus=3)), replicas=2)
+    gone = core.workload("s").placements[0].gpu_uuids[0]
+    smaller = node("a", gpus=3)
+    core.node_joined(replace(smaller, gpus=tuple(gpu for gpu in smaller.gpus if gpu.uuid != gone)), now_ns=6)
+    core.scale("s", 1, now_ns=7)
+    assert [item.gpu_uuids == (gone,) for item in core.workload("s").placements] == [False]
 
 
 @pytest.mark.parametrize("replicas", [0, 7])
@@ -129,6 +151,28 @@ def test_a_number_outside_of_the_promise_is_refused(replicas):
         core.scale("s", replicas, now_ns=6)
     assert caught.value.violations[0].field == "replicas"
     assert "1 to 6" in caught.value.violations[0].problem
+
+
+def job(core: Core, replicas: int, **elastic) -> Core:
+    promise = TrainingPromise(slowdown_most=0.05, **elastic)
+    asked = request(gpus=1, key="s", replicas=replicas, kind=WorkloadKind.TRAINING_JOB)
+    core.submit(replace(asked, spec=replace(asked.spec, training=promise)), now_ns=5)
+    return core
+
+
+def test_the_first_worker_of_a_job_stays():
+    core = core_with(node("a", gpus=1, model="G2"), node("b", gpus=4, model="T4"))
+    job(core, 5, replicas_least=1, replicas_most=8, profile="p")
+    (first,) = [item for item in core.workload("s").placements if item.replica == 0]
+    core.scale("s", 1, now_ns=6)
+    assert core.workload("s").placements == (first,)
+
+
+def test_a_gang_that_is_not_elastic_keeps_its_size():
+    core = job(core_with(node("a", gpus=4)), 2)
+    with pytest.raises(InvalidArgument, match="promised otherwise"):
+        core.scale("s", 3, now_ns=6)
+    assert core.scale("s", 2, now_ns=6).events == ()
 
 
 def test_what_does_not_run_is_not_scaled():

@@ -1,7 +1,7 @@
-"""eelctl frontier: energy against latency and throughput of a described fleet, without a controller.
+"""eelctl frontier: energy against latency and throughput of a described fleet, or of the running one.
 
-Owns the options, the table and the file of results. Reading is frontier_files', the
-computation frontier/'s, the picture frontier_picture's.
+Owns the options, the table and the file of results. Reading is frontier_files' and
+frontier_running's, the computation frontier/'s, the picture frontier_picture's.
 """
 
 import csv
@@ -100,14 +100,28 @@ def _draw(path: Path, found: "Frontier") -> None:
         raise Stop(f"{path}: {what}", "name another file with --plot, such as frontier.png") from None
 
 
-def _computed(points: Path, services: Path, objectives: int) -> "Frontier":
+def _described(points: Path | None, services: Path | None) -> Any:
     from eelgrid_controller.cli.frontier_files import read_points, read_services
+
+    if points is None or services is None:
+        raise click.UsageError("give --points and --services, or --running for the fleet that the controller has")
+    asked, fleet = read_services(services)
+    return read_points(points), asked, fleet
+
+
+def _asked(settings: Settings, factor: float) -> Any:
+    from eelgrid_controller.cli.connection import operators
+    from eelgrid_controller.cli.frontier_running import running
+
+    with operators(settings) as client:
+        return running(client, timeout_s=settings.timeout_s, factor=factor)
+
+
+def _computed(measured: Any, asked: Any, fleet: Any, objectives: int) -> "Frontier":
     from eelgrid_controller.frontier.sweep import frontier as compute
     from eelgrid_controller.replay.libraries import library
     from eelgrid_controller.serving.errors import ServingError
 
-    asked, fleet = read_services(services)
-    measured = read_points(points)
     library("scipy.optimize", "the frontier", "'eelgrid[bench]'")
     progress: Progress | None = None
 
@@ -148,8 +162,15 @@ def _tell(settings: Settings, found: "Frontier") -> None:
 
 
 @click.command()
-@click.option("--points", type=_FILE, required=True, help="CSV of measured points (docs/frontier.md).")
-@click.option("--services", type=_FILE, required=True, help="YAML: services with their rates, and the fleet.")
+@click.option("--points", type=_FILE, help="CSV of measured points (docs/frontier.md).")
+@click.option("--services", type=_FILE, help="YAML: services with their rates, and the fleet.")
+@click.option("--running", is_flag=True, help="Of the fleet that the controller has, at the rates of now.")
+@click.option(
+    "--rates",
+    type=click.FloatRange(0.001, 1000.0),
+    default=1.0,
+    help="With --running: what if rates were so many times.",
+)
 @click.option("--out", type=_WRITTEN, help="Write all rows to a CSV file.")
 @click.option("--plot", type=_WRITTEN, help="Draw energy against latency; needs matplotlib.")
 @click.option(
@@ -158,9 +179,18 @@ def _tell(settings: Settings, found: "Frontier") -> None:
 @printing
 @click.pass_context
 def frontier(
-    context: click.Context, /, *, points: Path, services: Path, out: Path | None, plot: Path | None, objectives: int
+    context: click.Context,
+    /,
+    *,
+    points: Path | None,
+    services: Path | None,
+    running: bool,
+    rates: float,
+    out: Path | None,
+    plot: Path | None,
+    objectives: int,
 ) -> None:
-    """Energy against latency and throughput of a described fleet, computed on this machine.
+    """Energy against latency and throughput, of a described fleet or the running one, computed on this machine.
 
     For each latency objective at which the choice can change: the least watts of the fleet that keep
     all services at their rates, and the largest factor on all rates that it can carry. Marked are what
@@ -173,7 +203,9 @@ def frontier(
 
         drawing()  # that it lacks is said before the work
     settings: Settings = context.obj
-    found = _computed(points, services, objectives)
+    known = _asked(settings, rates) if running else _described(points, services)
+    measured, asked, fleet = known
+    found = _computed(measured, asked, fleet, objectives)
     rows = [_plain(row, found.rate_hz) for row in found.rows]
     if out is not None:
         _write(out, [_cells(row) for row in rows])

@@ -6,10 +6,12 @@ revision, so that two operators cannot overwrite each other unseen.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import click
 
+from eelgrid_controller.cli.budgets import budgets_with, money_lines, read_prices
 from eelgrid_controller.cli.connection import operators
 from eelgrid_controller.cli.settings import Settings, printing
 from eelgrid_controller.cli.tables import document
@@ -100,6 +102,7 @@ def _lines(policy: Policy) -> Iterator[str]:
     yield f"sample interval    {policy.sample_interval_s:g} s"
     for pool in policy.pools:
         yield f"pool {pool.pool:<14}{pool.mode.name.lower()}"
+    yield from money_lines(policy)
     yield "every other pool   observe: plans are shown, nothing is changed on the nodes"
 
 
@@ -123,20 +126,39 @@ def get_policy(settings: Settings) -> None:
 @click.option("--policy", "placement", metavar="NAME", help="How places are chosen: eelgrid, fgd, pwr, pwr200, ...")
 @click.option("--weight", multiple=True, metavar="NAME=VALUE", help=f"One weight; repeatable: {', '.join(_WEIGHTS)}.")
 @click.option("--pool-mode", multiple=True, metavar="POOL=MODE", help="observe or enforce in a pool; repeatable.")
+@click.option(
+    "--budget", multiple=True, metavar="PLACE=WATTS", help="cluster=200kW, rack:r1=20kW, node:n7=none; repeatable."
+)
+@click.option(
+    "--prices",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="YAML of what energy costs when; a file with `none` takes prices away.",
+)
 @click.option("--lease", "lease_s", type=click.FloatRange(5.0, 86_400.0), help="Seconds a node keeps a plan alone.")
 @click.option("--send-interval", "send_interval_s", type=_INTERVALS, help="Seconds between an agent's batches.")
 @click.option("--sample-interval", "sample_interval_s", type=_INTERVALS, help="Seconds between samples.")
 @printing
 @click.pass_obj
 def set_policy(
-    settings: Settings, /, objective: str | None, weight: tuple[str, ...], pool_mode: tuple[str, ...], **intervals: Any
+    settings: Settings,
+    /,
+    *,
+    objective: str | None,
+    weight: tuple[str, ...],
+    pool_mode: tuple[str, ...],
+    budget: tuple[str, ...],
+    prices: Path | None,
+    **intervals: Any,
 ) -> None:
     """Change the policy in force; what is not named stays."""
-    if not (objective or weight or pool_mode or any(value is not None for value in intervals.values())):
+    named = (objective, weight, pool_mode, budget, prices)
+    if not any(named) and all(value is None for value in intervals.values()):
         raise click.UsageError("name what to change; see eelctl policy set --help")
     weights, modes = weights_of(weight), _modes(pool_mode)
     with operators(settings) as client:
         found = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy
-        wanted = _changed(found, objective, weights, modes, intervals)
+        wanted = replace(_changed(found, objective, weights, modes, intervals), budgets=budgets_with(found, budget))
+        if prices is not None:
+            wanted = replace(wanted, prices=read_prices(prices))
         answer = client.update_policy(UpdatePolicyRequest(policy=wanted), timeout=settings.timeout_s).policy
         document(settings, answer, _lines(answer))

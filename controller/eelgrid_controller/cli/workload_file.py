@@ -28,7 +28,19 @@ _FRIENDLY: Mapping[str, tuple[str, Callable[[str], int]]] = {
     "gpu_share": ("gpu_milli", gpu_milli),
 }
 # What `eelctl get -o yaml` prints besides the spec: the controller's, not the user's.
-_ANSWERED = frozenset({"phase", "reason", "placements", "submitted_ns", "placed_ns", "ended_ns", "revision"})
+_ANSWERED = frozenset(
+    {
+        "phase",
+        "reason",
+        "placements",
+        "submitted_ns",
+        "placed_ns",
+        "ended_ns",
+        "revision",
+        "power_limit_w",
+        "replicas_begun",
+    }
+)
 
 
 def read_workloads(text: str, source: str) -> tuple[SubmitWorkloadRequest, ...]:

@@ -5,6 +5,7 @@ filters that the listing has, because the contract's watch sends every change.
 """
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -19,6 +20,7 @@ from eelgrid_protos.messages import (
     GetWorkloadRequest,
     ListWorkloadsRequest,
     ResourceRequest,
+    TrainingPromise,
     WatchWorkloadsRequest,
     Workload,
     WorkloadPhase,
@@ -81,6 +83,14 @@ WORKLOAD_COLUMNS: tuple[Column[Workload], ...] = (
 )
 
 
+def _promise(training: TrainingPromise) -> str:
+    if training.slowdown_most is not None:
+        return f"at most {100 * training.slowdown_most:g} % more time"
+    if training.deadline_ns:
+        return f"{training.work:g} units of work by {datetime.fromtimestamp(training.deadline_ns / 1e9, UTC):%F %T} UTC"
+    return f"best effort, energy weighs {training.energy_weight:g}"
+
+
 def describe(workload: Workload) -> Iterator[str]:
     """A workload in lines for a person."""
     spec = workload.spec
@@ -91,6 +101,15 @@ def describe(workload: Workload) -> Iterator[str]:
     owner = [("namespace", spec.namespace), ("user", spec.user), ("queue", spec.queue)]
     yield "  owner      " + ", ".join(f"{what} {value}" for what, value in owner if value)
     yield f"  asks for   {spec.replicas} x {request_text(spec.request)}"
+    if spec.service:
+        yield "  promised   " + "; ".join(
+            f"{one.metric.name.lower()} p{100 * one.quantile:g} within {one.latency_s:g} s"
+            for one in spec.service.objectives
+        )
+    if spec.training:
+        yield f"  promised   {_promise(spec.training)}"
+    if workload.power_limit_w is not None:
+        yield f"  limit      {workload.power_limit_w:g} W each GPU"
     if spec.locality:
         yield f"  locality   {spec.locality.name.lower()}"
     if spec.labels:

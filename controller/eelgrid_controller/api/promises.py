@@ -1,0 +1,91 @@
+"""The operators' calls about promises: scale, points, progress, and how promises are kept.
+
+Owns the calls and their pages. Must not know how promises are kept: whoever steers is
+asked for the standing, and told of progress.
+"""
+
+from typing import Any, Protocol, TypeAlias
+
+import grpc.aio
+
+from eelgrid_controller.api.pages import Page, cut
+from eelgrid_controller.core import Core
+from eelgrid_controller.loop import ControllerLoop
+from eelgrid_controller.measured import place_of
+from eelgrid_protos.faults import FailedPrecondition
+from eelgrid_protos.messages import (
+    ListPointsRequest,
+    ListPointsResponse,
+    ListPromisesRequest,
+    ListPromisesResponse,
+    MeasuredPoint,
+    RecordPointsRequest,
+    RecordPointsResponse,
+    ReportProgressRequest,
+    ReportProgressResponse,
+    ScaleWorkloadRequest,
+    ScaleWorkloadResponse,
+    WorkloadPhase,
+)
+
+__all__ = ["PromiseCalls", "Steers"]
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class Steers(Protocol):
+    """What keeps the promises."""
+
+    def progress(self, workload_id: str, work_done: float) -> None:
+        """A job tells how far it is."""
+
+    def promises(self) -> ListPromisesResponse:
+        """How promises are kept now."""
+
+
+class PromiseCalls:
+    """Serves a part of `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
+
+    def __init__(self, *, loop: ControllerLoop, steers: Steers) -> None:
+        self._loop = loop
+        self._steers = steers
+
+    async def scale_workload(self, request: ScaleWorkloadRequest, _context: Context) -> ScaleWorkloadResponse:
+        """As many replicas as asked, or as there is room for."""
+        return ScaleWorkloadResponse(workload=await self._loop.scale(request.workload_id, request.replicas))
+
+    async def record_points(self, request: RecordPointsRequest, _context: Context) -> RecordPointsResponse:
+        """Keep measured points."""
+        return RecordPointsResponse(recorded=await self._loop.record_points(request.points))
+
+    async def list_points(self, request: ListPointsRequest, _context: Context) -> ListPointsResponse:
+        """A page of points by profile and configuration."""
+
+        def view(core: Core) -> Page[MeasuredPoint]:
+            return cut(request, core.state.points.listed(request.profile), _place)
+
+        page = await self._loop.read(view)
+        return ListPointsResponse(points=page.items, next_page_token=page.next_token, total=page.total)
+
+    async def report_progress(self, request: ReportProgressRequest, _context: Context) -> ReportProgressResponse:
+        """Note how far a job is."""
+
+        def check(core: Core) -> None:
+            workload = core.workload(request.workload_id)
+            if workload.phase is not WorkloadPhase.PLACED or workload.spec.training is None:
+                raise FailedPrecondition(
+                    f"workload {request.workload_id} is no training job that runs and was promised anything; "
+                    "give its spec a training promise, and report once it is placed"
+                )
+
+        await self._loop.read(check)
+        self._steers.progress(request.workload_id, request.work_done)
+        return ReportProgressResponse()
+
+    async def list_promises(self, _request: ListPromisesRequest, _context: Context) -> ListPromisesResponse:
+        """How promises are kept."""
+        return self._steers.promises()
+
+
+def _place(point: MeasuredPoint) -> tuple[int | str, ...]:
+    return (point.profile, *place_of(point))

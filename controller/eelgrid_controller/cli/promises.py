@@ -1,0 +1,134 @@
+"""eelctl promises, scale and progress: what services and jobs were promised, and what is done to keep it.
+
+Owns the tables and the options. Must not know how promises are kept.
+"""
+
+from collections.abc import Iterator
+
+import click
+
+from eelgrid_controller.cli.connection import operators
+from eelgrid_controller.cli.settings import Settings, printing
+from eelgrid_controller.cli.tables import Column, coloured, document, text_table
+from eelgrid_controller.cli.workloads import describe
+from eelgrid_protos.messages import (
+    BudgetStatus,
+    JobStatus,
+    ListPromisesRequest,
+    ListPromisesResponse,
+    ReportProgressRequest,
+    ScaleWorkloadRequest,
+    ServiceStatus,
+)
+
+__all__ = ["progress", "promises", "scale"]
+
+_PRICE_SHOWN = 0.005  # of the mean: below it says nothing
+
+
+def _seconds(value_s: float | None) -> str:
+    if value_s is None:
+        return ""
+    return f"{1000.0 * value_s:.3g} ms" if value_s < 1.0 else f"{value_s:.3g} s"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100.0 * share:+.1f} %"
+
+
+def _kept(one: ServiceStatus) -> str | None:
+    if one.live_s is None:
+        return None
+    return "green" if one.live_s <= one.objective_s else "red"
+
+
+def _slowness(one: ServiceStatus) -> str:
+    return f"x{one.slowness:.2f} ±{100.0 * one.slowness_error:.0f} %"
+
+
+_SERVICES: tuple[Column[ServiceStatus], ...] = (
+    Column("SERVICE", lambda one: one.workload_id),
+    Column("PHASE", lambda one: one.phase),
+    Column("SERVE", lambda one: f"{one.replicas_serving}/{one.replicas_wanted}", right=True),
+    Column("RATE", lambda one: "" if one.arrived_hz is None else f"{one.arrived_hz:.4g}/s", right=True),
+    Column("LIVE", lambda one: _seconds(one.live_s), right=True, colour=_kept),
+    Column("PROMISED", lambda one: _seconds(one.objective_s), right=True),
+    Column("MODEL", lambda one: _seconds(one.modelled_s), right=True, wide=True),
+    Column("SLOWNESS", _slowness, right=True, wide=True),
+    Column("WHY", lambda one: ("would: " if one.is_advice else "") + one.reason),
+)
+_JOBS: tuple[Column[JobStatus], ...] = (
+    Column("JOB", lambda one: one.workload_id),
+    Column("PHASE", lambda one: one.phase),
+    Column("LIMIT", lambda one: "" if one.power_limit_w is None else f"{one.power_limit_w:g} W", right=True),
+    Column("TIME", lambda one: _percent(one.slowdown), right=True),
+    Column("SAVES", lambda one: _percent(one.saving), right=True),
+    Column("WHY", lambda one: ("would: " if one.is_advice else "") + one.reason),
+)
+_BUDGETS: tuple[Column[BudgetStatus], ...] = (
+    Column("BUDGET", lambda one: f"{one.budget.scope.name.lower()} {one.budget.name}".strip()),
+    Column("LIMIT", lambda one: f"{one.budget.limit_w:,.0f} W", right=True),
+    Column("CLAIMED", lambda one: f"{one.claimed_w:,.0f} W", right=True),
+    Column(
+        "SHORT",
+        lambda one: f"{one.shortfall_w:,.0f} W" if one.shortfall_w else "",
+        right=True,
+        colour=lambda one: "red" if one.shortfall_w else None,
+    ),
+)
+
+
+def _lines(settings: Settings, found: ListPromisesResponse) -> Iterator[str]:
+    parts = ((_SERVICES, found.services), (_JOBS, found.jobs), (_BUDGETS, found.budgets))
+    is_first = True
+    for columns, rows in parts:
+        if not rows:
+            continue
+        if not is_first:
+            yield ""
+        is_first = False
+        shown = [column for column in columns if settings.output == "wide" or not column.wide]
+        yield from text_table(shown, rows, headers=settings.headers, colour=coloured())
+    if is_first:
+        yield "nothing is promised; give a service objectives or a job a slowdown: docs/promises.md"
+    if abs(found.price_ratio - 1.0) > _PRICE_SHOWN:
+        yield f"energy costs {found.price_ratio:.2f} of the mean of the coming day"
+
+
+@click.command()
+@printing
+@click.pass_obj
+def promises(settings: Settings) -> None:
+    """Show how services and jobs keep what they were promised, and what is done for it."""
+    with operators(settings) as client:
+        found = client.list_promises(ListPromisesRequest(), timeout=settings.timeout_s)
+        document(settings, found, _lines(settings, found))
+
+
+@click.command()
+@click.argument("workload")
+@click.argument("replicas", type=click.IntRange(1, 10_000))
+@printing
+@click.pass_obj
+def scale(settings: Settings, workload: str, replicas: int) -> None:
+    """Give WORKLOAD so many REPLICAS, or as many as there is room for."""
+    with operators(settings) as client:
+        request = ScaleWorkloadRequest(workload_id=workload, replicas=replicas)
+        found = client.scale_workload(request, timeout=settings.timeout_s).workload
+        document(settings, found, describe(found))
+        if len(found.placements) < replicas:
+            click.echo(
+                f"there is room for {len(found.placements)} of {replicas}; eelctl capacity says what lacks", err=True
+            )
+
+
+@click.command()
+@click.argument("workload")
+@click.argument("work_done", type=click.FloatRange(0.0, 1e18))
+@click.pass_obj
+def progress(settings: Settings, workload: str, work_done: float) -> None:
+    """Tell that job WORKLOAD has done so many units of work since it began."""
+    with operators(settings) as client:
+        client.report_progress(
+            ReportProgressRequest(workload_id=workload, work_done=work_done), timeout=settings.timeout_s
+        )

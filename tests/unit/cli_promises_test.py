@@ -1,0 +1,306 @@
+"""eelctl about promises: tables, files of points and prices, budgets, the running fleet's frontier, progress."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from tests.fakes.operators import FakeOperators, a_node, serving
+
+from eelgrid_controller.cli.__main__ import cli
+from eelgrid_protos.messages import (
+    BudgetScope,
+    BudgetStatus,
+    JobStatus,
+    ListPromisesResponse,
+    PowerBudget,
+    ServiceStatus,
+)
+from eelgrid_protos.progress import Reporter
+
+ROOT = Path(__file__).parents[2]
+SERVICE = """
+id: chat
+name: chat
+kind: inference_service
+request: {cpu: 4, gpus: 1}
+service:
+  profile: chat
+  rate_hz: 10
+  objectives: [{metric: response, quantile: 0.95, latency_s: 0.5}]
+  replicas_most: 8
+  metrics: {server: vllm, url: "http://{node}:8000/metrics"}
+"""
+JOB = """
+id: train
+name: train
+kind: training_job
+request: {cpu: 4, gpus: 2}
+training: {slowdown_most: 0.05}
+"""
+POINTS = """workload,gpu_model,batch,throughput_hz,power_w,latency_p50_s,latency_p95_s,power_limit_w
+chat,T4,1,8,60,0.1,0.2,
+chat,T4,8,20,70,0.3,0.4,
+chat,T4,8,18,55,0.3,0.45,60
+"""
+
+
+@pytest.fixture
+def fake():
+    return FakeOperators()
+
+
+@pytest.fixture
+def eelctl(fake):
+    """Runs eelctl against the fake; the result's stdout and stderr are apart."""
+    with serving(fake) as address:
+
+        def run(*arguments, code=0, **extra):
+            result = CliRunner().invoke(cli, ["--controller", address, *arguments], prog_name="eelctl", **extra)
+            if result.exception and not isinstance(result.exception, SystemExit):
+                raise result.exception
+            assert result.exit_code == code, result.output
+            return result
+
+        run.address = address
+        yield run
+
+
+def table(text):
+    return "\n".join(line.rstrip() for line in text.strip("\n").splitlines()) + "\n"
+
+
+@pytest.fixture
+def some_work(eelctl):
+    eelctl("submit", "-f", "-", input=SERVICE)
+    eelctl("submit", "-f", "-", input=JOB)
+
+
+@pytest.mark.usefixtures("some_work")
+def test_what_is_promised_comes_from_yaml_and_is_shown(eelctl, fake):
+    spec = fake.workloads["chat"].spec
+    assert (spec.service.profile, spec.service.objectives[0].latency_s) == ("chat", 0.5)
+    assert "promised   response p95 within 0.5 s" in eelctl("get", "chat").stdout
+    assert "promised   at most 5 % more time" in eelctl("get", "train").stdout
+    fake.workloads["train"] = replace(fake.workloads["train"], power_limit_w=250.0)
+    assert "limit      250 W each GPU" in eelctl("get", "train").stdout
+    # What is printed can be submitted again.
+    eelctl("submit", "-f", "-", input=eelctl("get", "train", "-o", "yaml").stdout)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"objectives": []}, "service.objectives"),
+        ({"replicas_most": 8, "replicas_least": 9}, "service.replicas_least"),
+        ({"objectives": [{"metric": "inter_token", "latency_s": 0.1}]}, "service.output_tokens"),
+        ({"objectives": [{"metric": "first_token", "latency_s": 0.1}], "output_tokens": 9}, "service.objectives"),
+        ({"metrics": {"server": "vllm", "url": "file:///etc/passwd"}}, "service.metrics.url"),
+        ({"metrics": {"server": "vllm", "url": "http://{pod}/metrics"}}, "service.metrics.url"),
+        ({"metrics": {"server": "generic", "url": "http://a/metrics"}}, "service.metrics.latency_histogram"),
+    ],
+)
+def test_a_promise_that_contradicts_itself_is_refused_by_field(eelctl, change, field):
+    document = yaml.safe_load(SERVICE)
+    document["service"] |= change
+    assert field in eelctl("submit", "-f", "-", input=yaml.safe_dump(document), code=5).stderr
+
+
+@pytest.mark.parametrize(
+    "training", [{}, {"slowdown_most": 0.05, "energy_weight": 0.5}, {"deadline_ns": 5}, {"work": 7.0}]
+)
+def test_a_job_has_one_promise(eelctl, training):
+    document = yaml.safe_load(JOB) | {"training": training}
+    assert "training." in eelctl("submit", "-f", "-", input=yaml.safe_dump(document), code=5).stderr
+
+
+def test_promises(eelctl, fake):
+    assert "nothing is promised" in eelctl("promises").stdout
+    fake.promised.answer = ListPromisesResponse(
+        services=(
+            ServiceStatus(
+                workload_id="chat", name="chat", replicas_serving=2, replicas_wanted=3, phase="rising", arrived_hz=12.0,
+                objective_s=0.5, live_s=0.62, reason="the promise is broken",
+            ),
+        ),
+        jobs=(
+            JobStatus(
+                workload_id="train", name="train", phase="searching", power_limit_w=250.0, slowdown=0.012,
+                saving=0.185, reason="250 W saves most", is_advice=True,
+            ),
+        ),
+        budgets=(
+            BudgetStatus(
+                budget=PowerBudget(scope=BudgetScope.CLUSTER, limit_w=20_000.0), claimed_w=18_500.0, shortfall_w=120.0
+            ),
+        ),
+        price_ratio=1.3,
+    )  # fmt: skip
+    assert eelctl("promises").stdout == table("""
+SERVICE  PHASE   SERVE  RATE    LIVE  PROMISED  WHY
+chat     rising    2/3  12/s  620 ms    500 ms  the promise is broken
+
+JOB    PHASE      LIMIT    TIME    SAVES  WHY
+train  searching  250 W  +1.2 %  +18.5 %  would: 250 W saves most
+
+BUDGET      LIMIT   CLAIMED  SHORT
+cluster  20,000 W  18,500 W  120 W
+energy costs 1.30 of the mean of the coming day
+""")
+    assert json.loads(eelctl("promises", "-o", "json").stdout)["services"][0]["live_s"] == 0.62
+
+
+@pytest.mark.usefixtures("some_work")
+def test_scale(eelctl, fake):
+    assert "replica 2" in eelctl("scale", "chat", "3").stdout
+    fake.promised.room = 4
+    found = eelctl("scale", "chat", "6")
+    assert "there is room for 4 of 6" in found.stderr
+    assert "Invalid value" in eelctl("scale", "chat", "0", code=2).stderr
+
+
+def test_points_are_imported_and_listed(eelctl, tmp_path):
+    path = tmp_path / "points.csv"
+    path.write_text(POINTS)
+    assert eelctl("profile", "import", str(path)).stdout == "3 of 3 points are new or changed\n"
+    assert eelctl("profile", "import", str(path)).stdout == "0 of 3 points are new or changed\n"
+    assert eelctl("profile", "list").stdout == table("""
+PROFILE  GPU  SLICE  BATCH  LIMIT  THROUGHPUT     P95   POWER
+chat     T4   -          1      -         8/s  200 ms  60.0 W
+chat     T4   -          8      -        20/s  400 ms  70.0 W
+chat     T4   -          8   60 W        18/s  450 ms  55.0 W
+""")
+    assert "eelctl profile import" in eelctl("profile", "list", "nothing").stderr
+
+
+def test_budgets(eelctl, fake):
+    shown = eelctl("policy", "set", "--budget", "cluster=200kW", "--budget", "rack:r1=20.5kW").stdout
+    assert "budget cluster     200,000 W" in shown
+    assert "budget rack r1     20,500 W" in shown
+    eelctl("policy", "set", "--budget", "cluster=none", "--budget", "node:n7=5600W")
+    assert {(one.scope, one.name): one.limit_w for one in fake.policy.budgets} == {
+        (BudgetScope.RACK, "r1"): 20_500.0, (BudgetScope.NODE, "n7"): 5600.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["cluster", "cluster:a=5", "rack=5", "row:a=5", "cluster=much", "cluster=5kVA"])
+def test_budgets_that_say_nothing(eelctl, text):
+    assert "--budget" in eelctl("policy", "set", "--budget", text, code=2).stderr
+
+
+def test_prices(eelctl, fake, tmp_path):
+    path = tmp_path / "prices.yaml"
+    path.write_text(
+        "currency: EUR\npue: 1.3\ncarbon_price_per_kg: 0.08\nperiods:\n"
+        "- {from: '07:00', price_per_kwh: 0.30, carbon_kg_per_kwh: 0.4}\n"
+        "- {from: '22:00', price_per_kwh: 0.15, carbon_kg_per_kwh: 0.3}\n"
+        "- {from: 'sat 07:00', price_per_kwh: 0.15}\n"
+    )
+    shown = eelctl("policy", "set", "--prices", str(path)).stdout
+    assert "0.15 to 0.3 EUR/kWh in 14 periods a week, PUE 1.3, 0.08 EUR/kg of CO2" in shown
+    periods = {one.begins_minute: one.price_per_kwh for one in fake.policy.prices.periods}
+    assert (periods[7 * 60], periods[5 * 1440 + 7 * 60], periods[6 * 1440 + 7 * 60]) == (0.30, 0.15, 0.30)
+    path.write_text("none\n")
+    eelctl("policy", "set", "--prices", str(path))
+    assert fake.policy.prices is None
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("periods: 5", "no list"),
+        ("periods: [{price_per_kwh: 1}]", "period 1: has no `from`"),
+        ("periods: [{from: '25:00', price_per_kwh: 1}]", "from is '25:00'"),
+        ("periods: [{from: 'someday 07:00', price_per_kwh: 1}]", "from is"),
+        ("periods: [{from: '07:00', price_per_kwh: -1}]", "price_per_kwh"),
+        ("pue: 0.5\nperiods: [{from: '07:00', price_per_kwh: 1}]", "pue"),
+        ("periods: [", "cannot be read as YAML"),
+    ],
+)
+def test_prices_that_say_nothing(eelctl, tmp_path, text, complaint):
+    path = tmp_path / "prices.yaml"
+    path.write_text(text)
+    assert complaint in eelctl("policy", "set", "--prices", str(path), code=5).stderr
+
+
+@pytest.mark.usefixtures("some_work")
+def test_the_frontier_of_the_running_fleet(eelctl, fake, tmp_path):
+    assert "profile import" in eelctl("frontier", "--running", code=5).stderr
+    path = tmp_path / "points.csv"
+    path.write_text(POINTS)
+    eelctl("profile", "import", str(path))
+    fake.nodes = [a_node(gpus=4)]
+    found = json.loads(eelctl("-o", "json", "frontier", "--running").stdout)
+    # 10 requests a second: two of batch 1 within 200 ms, one of batch 8 within 400 ms.
+    assert next((row["latency_s"], row["gpus"]) for row in found["rows"] if row["efficient"]) == (0.2, {"T4": 2})
+    assert {row["latency_s"]: row["gpus"] for row in found["rows"]}[0.4] == {"T4": 1}
+    fake.promised.answer = ListPromisesResponse(
+        services=(ServiceStatus(workload_id="chat", name="chat", arrived_hz=20.0),)
+    )
+    doubled = json.loads(eelctl("-o", "json", "frontier", "--running", "--rates", "2").stdout)
+    assert doubled["rate_hz"] == 40.0
+    assert "--running" in eelctl("frontier", code=2).stderr
+
+
+@pytest.mark.usefixtures("some_work")
+def test_progress_from_the_command_line_and_from_a_training_loop(eelctl, fake):
+    eelctl("progress", "train", "12.5")
+    reporter = Reporter({"EELGRID_CONTROLLER": eelctl.address, "EELGRID_WORKLOAD": "train"}, every_s=0.05)
+    for step in range(1, 200):
+        reporter.report(step)
+        time.sleep(0.002)
+    deadline_s = time.monotonic() + 10.0
+    while not reporter.told and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert fake.promised.progress[0] == ("train", 12.5)
+    assert fake.promised.progress[1][0] == "train"
+    assert 1 <= reporter.told <= 10
+
+
+def test_a_controller_that_is_away_does_not_stop_a_job(caplog):
+    reporter = Reporter({"EELGRID_CONTROLLER": "127.0.0.1:1", "EELGRID_WORKLOAD": "train"}, every_s=0.0)
+    reporter.report(1.0)
+    deadline_s = time.monotonic() + 10.0
+    while not reporter.failed and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert (reporter.told, reporter.failed) == (0, 1)
+    assert "progress=unheard" in caplog.text
+    nobody = Reporter({})
+    nobody.report(1.0)
+    assert (nobody.told, nobody.failed) == (0, 0)
+
+
+def test_what_was_never_measured_is_predicted_with_intervals(eelctl):
+    points = str(ROOT / "docs" / "frontier-points.csv")
+    asked = ("profile", "predict", "chat", "--points", points, "--gpu", "H100-80GB-HBM3", "--batch", "8,12")
+    found = json.loads(eelctl(*asked, "-o", "json").stdout)
+    eight, twelve = (row["throughput_hz"] for row in found)
+    assert (eight["basis"], twelve["basis"]) == ("measured", "interpolated")
+    assert eight["median"] == pytest.approx(13.56, rel=0.02)
+    assert eight["median"] < twelve["median"] < 24.0
+    assert twelve["lower"] < twelve["median"] < twelve["upper"]
+    shown = eelctl(*asked).stdout
+    assert "THROUGHPUT /s" in shown
+    assert "90 % intervals" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (("--batch", "x"), 2, "--batch"),
+        (("--batch", "1.5"), 2, "whole numbers"),
+        (("--limit", "-5"), 2, "--limit"),
+        (("--slice", "9g.999gb"), 5, "9g.999gb"),
+    ],
+)
+def test_configurations_that_cannot_be(eelctl, arguments, code, complaint):
+    points = str(ROOT / "docs" / "frontier-points.csv")
+    asked = ("profile", "predict", "chat", "--points", points, "--gpu", "H100-80GB-HBM3", *arguments)
+    assert complaint in eelctl(*asked, code=code).stderr
+
+
+def test_nothing_is_predicted_from_nothing(eelctl):
+    assert "profile import" in eelctl("profile", "predict", "chat", "--gpu", "T4", code=5).stderr
