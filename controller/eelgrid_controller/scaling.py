@@ -79,6 +79,11 @@ def rescaled(
             f"workload {workload.workload_id} does not run; wait until it is placed, or submit it with more replicas"
         )
     promise = workload.spec.service
+    if promise is not None and promise.slices:
+        raise FailedPrecondition(
+            f"workload {workload.workload_id} is served by slices, which the partition planner counts; make a plan: "
+            "eelctl partition plan"
+        )
     if replicas < 1 or (promise is not None and not promise.replicas_least <= replicas <= promise.replicas_most):
         bounds = f"{promise.replicas_least} to {promise.replicas_most}" if promise else "at least 1"
         raise InvalidArgument(

@@ -55,6 +55,7 @@ class PartitionedService:
     replicas_before: Count = 0
     replicas: Count = 0
     lowest_share: Share = 1.0
+    problem: Sentence = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from eelgrid_protos.wire import plan_pb2 as eelgrid_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x65\x65lgrid/v1/partition.proto\x12\neelgrid.v1\x1a\x15\x65\x65lgrid/v1/plan.proto\"`\n\x08Resident\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12 \n\x05slice\x18\x04 \x01(\x0b\x32\x11.eelgrid.v1.Slice\"\xf9\x01\n\x0ePartitionedGpu\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\x11\n\tgpu_index\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12%\n\x06\x62\x65\x66ore\x18\x04 \x01(\x0b\x32\x15.eelgrid.v1.GpuLayout\x12$\n\x05\x61\x66ter\x18\x05 \x01(\x0b\x32\x15.eelgrid.v1.GpuLayout\x12.\n\x10residents_before\x18\x06 \x03(\x0b\x32\x14.eelgrid.v1.Resident\x12\'\n\tresidents\x18\x07 \x03(\x0b\x32\x14.eelgrid.v1.Resident\x12\x0c\n\x04held\x18\x08 \x01(\t\"\xae\x01\n\x12PartitionedService\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07rate_hz\x18\x03 \x01(\x01\x12\x11\n\tbefore_hz\x18\x04 \x01(\x01\x12\x10\n\x08\x61\x66ter_hz\x18\x05 \x01(\x01\x12\x17\n\x0freplicas_before\x18\x06 \x01(\r\x12\x10\n\x08replicas\x18\x07 \x01(\r\x12\x14\n\x0clowest_share\x18\x08 \x01(\x01\"\x9e\x02\n\x17PartitionRecommendation\x12\x19\n\x11recommendation_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x04\x12(\n\x04gpus\x18\x03 \x03(\x0b\x32\x1a.eelgrid.v1.PartitionedGpu\x12\x30\n\x08services\x18\x04 \x03(\x0b\x32\x1e.eelgrid.v1.PartitionedService\x12\x13\n\x0bgpus_before\x18\x05 \x01(\x01\x12\x12\n\ngpus_after\x18\x06 \x01(\x01\x12\x0c\n\x04gain\x18\x07 \x01(\x01\x12\x0c\n\x04\x63ost\x18\x08 \x01(\x01\x12\x11\n\thorizon_s\x18\t \x01(\x01\x12\x0e\n\x06stages\x18\n \x01(\r\x12\x12\n\ngpus_ready\x18\x0b \x01(\r\"B\n\x1aRecommendPartitionsRequest\x12\x16\n\thorizon_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_horizon_s\"Z\n\x1bRecommendPartitionsResponse\x12;\n\x0erecommendation\x18\x01 \x01(\x0b\x32#.eelgrid.v1.PartitionRecommendation\"3\n\x16\x41pplyPartitionsRequest\x12\x19\n\x11recommendation_id\x18\x01 \x01(\t\"@\n\x17\x41pplyPartitionsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x13\n\x0bstages_left\x18\x02 \x01(\r\"\x17\n\x15ListPartitionsRequest\"\xb7\x01\n\x0fPartitionStatus\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\x11\n\tgpu_index\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12%\n\x06wanted\x18\x04 \x01(\x0b\x32\x15.eelgrid.v1.GpuLayout\x12\x0e\n\x06stands\x18\x05 \x01(\x08\x12\'\n\tresidents\x18\x06 \x03(\x0b\x32\x14.eelgrid.v1.Resident\x12\x0f\n\x07problem\x18\x07 \x01(\t\"k\n\x16ListPartitionsResponse\x12)\n\x04gpus\x18\x01 \x03(\x0b\x32\x1b.eelgrid.v1.PartitionStatus\x12\x13\n\x0bstages_left\x18\x02 \x01(\r\x12\x11\n\twaits_for\x18\x03 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x65\x65lgrid/v1/partition.proto\x12\neelgrid.v1\x1a\x15\x65\x65lgrid/v1/plan.proto\"`\n\x08Resident\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12 \n\x05slice\x18\x04 \x01(\x0b\x32\x11.eelgrid.v1.Slice\"\xf9\x01\n\x0ePartitionedGpu\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\x11\n\tgpu_index\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12%\n\x06\x62\x65\x66ore\x18\x04 \x01(\x0b\x32\x15.eelgrid.v1.GpuLayout\x12$\n\x05\x61\x66ter\x18\x05 \x01(\x0b\x32\x15.eelgrid.v1.GpuLayout\x12.\n\x10residents_before\x18\x06 \x03(\x0b\x32\x14.eelgrid.v1.Resident\x12\'\n\tresidents\x18\x07 \x03(\x0b\x32\x14.eelgrid.v1.Resident\x12\x0c\n\x04held\x18\x08 \x01(\t\"\xbf\x01\n\x12PartitionedService\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07rate_hz\x18\x03 \x01(\x01\x12\x11\n\tbefore_hz\x18\x04 \x01(\x01\x12\x10\n\x08\x61\x66ter_hz\x18\x05 \x01(\x01\x12\x17\n\x0freplicas_before\x18\x06 \x01(\r\x12\x10\n\x08replicas\x18\x07 \x01(\r\x12\x14\n\x0clowest_share\x18\x08 \x01(\x01\x12\x0f\n\x07problem\x18\t \x01(\t\"\x9e\x02\n\x17PartitionRecommendation\x12\x19\n\x11recommendation_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x04\x12(\n\x04gpus\x18\x03 \x03(\x0b\x32\x1a.eelgrid.v1.PartitionedGpu\x12\x30\n\x08services\x18\x04 \x03(\x0b\x32\x1e.eelgrid.v1.PartitionedService\x12\x13\n\x0bgpus_before\x18\x05 \x01(\x01\x12\x12\n\ngpus_after\x18\x06 \x01(\x01\x12\x0c\n\x04gain\x18\x07 \x01(\x01\x12\x0c\n\x04\x63ost\x18\x08 \x01(\x01\x12\x11\n\thorizon_s\x18\t \x01(\x01\x12\x0e\n\x06stages\x18\n \x01(\r\x12\x12\n\ngpus_ready\x18\x0b \x01(\r\"B\n\x1aRecommendPartitionsRequest\x12\x16\n\thorizon_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_horizon_s\"Z\n\x1bRecommendPartitionsResponse\x12;\n\x0erecommendation\x18\x01 \x01(\x0b\x32#.eelgrid.v1.PartitionRecommendation\"3\n\x16\x41pplyPartitionsRequest\x12\x19\n\x11recommendation_id\x18\x01 \x01(\t\"@\n\x17\x41pplyPartitionsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x13\n\x0bstages_left\x18\x02 \x01(\r\"\x17\n\x15ListPartitionsRequest\"\xb7\x01\n\x0fPartitionStatus\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\x11\n\tgpu_index\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12%\n\x06wanted\x18\x04 \x01(\x0b\x32\x15.eelgrid.v1.GpuLayout\x12\x0e\n\x06stands\x18\x05 \x01(\x08\x12\'\n\tresidents\x18\x06 \x03(\x0b\x32\x14.eelgrid.v1.Resident\x12\x0f\n\x07problem\x18\x07 \x01(\t\"k\n\x16ListPartitionsResponse\x12)\n\x04gpus\x18\x01 \x03(\x0b\x32\x1b.eelgrid.v1.PartitionStatus\x12\x13\n\x0bstages_left\x18\x02 \x01(\r\x12\x11\n\twaits_for\x18\x03 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,21 +37,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PARTITIONEDGPU']._serialized_start=164
   _globals['_PARTITIONEDGPU']._serialized_end=413
   _globals['_PARTITIONEDSERVICE']._serialized_start=416
-  _globals['_PARTITIONEDSERVICE']._serialized_end=590
-  _globals['_PARTITIONRECOMMENDATION']._serialized_start=593
-  _globals['_PARTITIONRECOMMENDATION']._serialized_end=879
-  _globals['_RECOMMENDPARTITIONSREQUEST']._serialized_start=881
-  _globals['_RECOMMENDPARTITIONSREQUEST']._serialized_end=947
-  _globals['_RECOMMENDPARTITIONSRESPONSE']._serialized_start=949
-  _globals['_RECOMMENDPARTITIONSRESPONSE']._serialized_end=1039
-  _globals['_APPLYPARTITIONSREQUEST']._serialized_start=1041
-  _globals['_APPLYPARTITIONSREQUEST']._serialized_end=1092
-  _globals['_APPLYPARTITIONSRESPONSE']._serialized_start=1094
-  _globals['_APPLYPARTITIONSRESPONSE']._serialized_end=1158
-  _globals['_LISTPARTITIONSREQUEST']._serialized_start=1160
-  _globals['_LISTPARTITIONSREQUEST']._serialized_end=1183
-  _globals['_PARTITIONSTATUS']._serialized_start=1186
-  _globals['_PARTITIONSTATUS']._serialized_end=1369
-  _globals['_LISTPARTITIONSRESPONSE']._serialized_start=1371
-  _globals['_LISTPARTITIONSRESPONSE']._serialized_end=1478
+  _globals['_PARTITIONEDSERVICE']._serialized_end=607
+  _globals['_PARTITIONRECOMMENDATION']._serialized_start=610
+  _globals['_PARTITIONRECOMMENDATION']._serialized_end=896
+  _globals['_RECOMMENDPARTITIONSREQUEST']._serialized_start=898
+  _globals['_RECOMMENDPARTITIONSREQUEST']._serialized_end=964
+  _globals['_RECOMMENDPARTITIONSRESPONSE']._serialized_start=966
+  _globals['_RECOMMENDPARTITIONSRESPONSE']._serialized_end=1056
+  _globals['_APPLYPARTITIONSREQUEST']._serialized_start=1058
+  _globals['_APPLYPARTITIONSREQUEST']._serialized_end=1109
+  _globals['_APPLYPARTITIONSRESPONSE']._serialized_start=1111
+  _globals['_APPLYPARTITIONSRESPONSE']._serialized_end=1175
+  _globals['_LISTPARTITIONSREQUEST']._serialized_start=1177
+  _globals['_LISTPARTITIONSREQUEST']._serialized_end=1200
+  _globals['_PARTITIONSTATUS']._serialized_start=1203
+  _globals['_PARTITIONSTATUS']._serialized_end=1386
+  _globals['_LISTPARTITIONSRESPONSE']._serialized_start=1388
+  _globals['_LISTPARTITIONSRESPONSE']._serialized_end=1495
 # @@protoc_insertion_point(module_scope)

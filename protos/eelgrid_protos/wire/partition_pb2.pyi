@@ -40,7 +40,7 @@ class PartitionedGpu(_message.Message):
     def __init__(self, node_name: _Optional[str] = ..., gpu_index: _Optional[int] = ..., model: _Optional[str] = ..., before: _Optional[_Union[_plan_pb2.GpuLayout, _Mapping]] = ..., after: _Optional[_Union[_plan_pb2.GpuLayout, _Mapping]] = ..., residents_before: _Optional[_Iterable[_Union[Resident, _Mapping]]] = ..., residents: _Optional[_Iterable[_Union[Resident, _Mapping]]] = ..., held: _Optional[str] = ...) -> None: ...
 
 class PartitionedService(_message.Message):
-    __slots__ = ("workload_id", "name", "rate_hz", "before_hz", "after_hz", "replicas_before", "replicas", "lowest_share")
+    __slots__ = ("workload_id", "name", "rate_hz", "before_hz", "after_hz", "replicas_before", "replicas", "lowest_share", "problem")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     RATE_HZ_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class PartitionedService(_message.Message):
     REPLICAS_BEFORE_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     LOWEST_SHARE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
     workload_id: str
     name: str
     rate_hz: float
@@ -57,7 +58,8 @@ class PartitionedService(_message.Message):
     replicas_before: int
     replicas: int
     lowest_share: float
-    def __init__(self, workload_id: _Optional[str] = ..., name: _Optional[str] = ..., rate_hz: _Optional[float] = ..., before_hz: _Optional[float] = ..., after_hz: _Optional[float] = ..., replicas_before: _Optional[int] = ..., replicas: _Optional[int] = ..., lowest_share: _Optional[float] = ...) -> None: ...
+    problem: str
+    def __init__(self, workload_id: _Optional[str] = ..., name: _Optional[str] = ..., rate_hz: _Optional[float] = ..., before_hz: _Optional[float] = ..., after_hz: _Optional[float] = ..., replicas_before: _Optional[int] = ..., replicas: _Optional[int] = ..., lowest_share: _Optional[float] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class PartitionRecommendation(_message.Message):
     __slots__ = ("recommendation_id", "revision", "gpus", "services", "gpus_before", "gpus_after", "gain", "cost", "horizon_s", "stages", "gpus_ready")
