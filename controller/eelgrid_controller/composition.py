@@ -23,6 +23,7 @@ from eelgrid_controller.adapters.prometheus import Gauges, Metrics, MetricsServe
 from eelgrid_controller.adapters.store import SqliteJournal, open_journal
 from eelgrid_controller.api.imagining import Imagining
 from eelgrid_controller.api.operators import OperatorService
+from eelgrid_controller.api.partitions import PartitionCalls
 from eelgrid_controller.api.shadowing import Shadowing
 from eelgrid_controller.api.views import Views
 from eelgrid_controller.clock import Clock
@@ -168,6 +169,13 @@ class Controller:
             shadowing=shadowing,
             log=self._log.getChild("operators"),
         )
+        self.partitions = PartitionCalls(
+            loop=self.loop,
+            telemetry=telemetry,
+            monotonic_s=self._clock.monotonic_s,
+            log=self._log.getChild("partitions"),
+        )
+        self._stack.callback(self.partitions.close)
         self.metrics.attach(_Sources(self.loop, views, self.agents, telemetry))
         # What was loaded stays, so the collector need not look at it again, and a full collection of what
         # comes later is rare: it takes some 40 ms at a thousand nodes (measured), which is eight promises of
@@ -195,7 +203,7 @@ class Controller:
 
     async def _open_door(self, server: grpc.aio.Server) -> None:
         server.add_generic_rpc_handlers(
-            (handler(AGENT_SERVICE, self.agents), handler(OPERATOR_SERVICE, self.operators))
+            (handler(AGENT_SERVICE, self.agents), handler(OPERATOR_SERVICE, self.operators, self.partitions))
         )
         health = await standard_services(server, (AGENT_SERVICE, OPERATOR_SERVICE))
         await server.start()

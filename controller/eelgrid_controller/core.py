@@ -12,8 +12,8 @@ remembered, and `retry` goes on from there.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 from eelgrid_controller.admission import known, refuse_impossible, refuse_nonsense
 from eelgrid_controller.events import (
@@ -40,13 +40,13 @@ from eelgrid_controller.planner import Decision, Planner
 from eelgrid_controller.relocation import relocations
 from eelgrid_controller.replicas import sliced
 from eelgrid_controller.scaling import rescaled
-from eelgrid_controller.slicing.execution import asked_again, planned
+from eelgrid_controller.slicing.execution import planned
 from eelgrid_controller.slicing.search import Stage
-from eelgrid_controller.slicing.survey import Seat, Survey
-from eelgrid_controller.slicing.survey import survey as survey_partitions
+from eelgrid_controller.slicing.survey import Seat, Survey, survey_gpus
 from eelgrid_controller.snapshot import Mirror, Snapshot
 from eelgrid_controller.standing_order import policy_violations
 from eelgrid_controller.state import ClusterState, NodeRecord
+from eelgrid_controller.step import Step
 from eelgrid_protos.catalogue import Catalogue
 from eelgrid_protos.faults import (
     Aborted,
@@ -82,15 +82,6 @@ _TRIES_MOST = 256
 _SCANNED_MOST = 4096
 
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Step(Generic[_Result]):
-    """Events to make durable, in order; the answer; and the nodes whose plan changed."""
-
-    events: tuple[Event, ...]
-    result: _Result
-    nodes: frozenset[str]
 
 
 class Core:
@@ -154,8 +145,9 @@ class Core:
                 f"{self.state.live} workloads wait or run, which is the limit; cancel some and submit again"
             )
         key = request.workload_id or self._draw_id()
-        if spec.service is not None and spec.service.slices:
-            return self._submit_sliced(key, spec, now_ns, dry_run=request.dry_run)
+        waiting = Workload(workload_id=key, spec=spec, phase=WorkloadPhase.PENDING, submitted_ns=now_ns)
+        if sliced(waiting):
+            return self._submit_sliced(waiting, now_ns, dry_run=request.dry_run)
         quoted = self._quoted(now_ns)
         decision = self._decide(spec, quoted)
         if not decision.placements:
@@ -167,17 +159,15 @@ class Core:
         nodes = frozenset[str]().union(*map(self._apply, events))
         return Step(events, self.state.workloads[key], nodes)
 
-    def _submit_sliced(self, key: str, spec: WorkloadSpec, now_ns: int, *, dry_run: bool) -> Step[Workload]:
+    def _submit_sliced(self, workload: Workload, now_ns: int, *, dry_run: bool) -> Step[Workload]:
         """Accepts what waits for the partition planner."""
         if dry_run:
-            waits = Workload(workload_id=key, spec=spec, phase=WorkloadPhase.PENDING, reason=SLICES_REASON)
-            return Step((), replace(waits, submitted_ns=now_ns), frozenset())
-        events = (
-            WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=spec),
-            WorkloadDeferred(time_ns=now_ns, workload_id=key, reason=SLICES_REASON),
-        )
-        nodes = frozenset[str]().union(*map(self._apply, events))
-        return Step(events, self.state.workloads[key], nodes)
+            return Step((), replace(workload, reason=SLICES_REASON), frozenset())
+        key = workload.workload_id
+        submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=workload.spec)
+        deferred = WorkloadDeferred(time_ns=now_ns, workload_id=key, reason=SLICES_REASON)
+        nodes = self._apply(submitted) | self._apply(deferred)
+        return Step((submitted, deferred), self.state.workloads[key], nodes)
 
     def _quoted(self, now_ns: int) -> tuple[PricesQuoted, ...]:
         """New quotes where they are due, not yet applied."""
@@ -339,22 +329,16 @@ class Core:
 
     def survey_partitions(self) -> Survey:
         """What a search for partitions needs, copied; the search may take its time elsewhere."""
-        return survey_partitions(self.state)
+        return survey_gpus(self.state)
 
-    def apply_partitions(self, stage: Stage, *, now_ns: int) -> Step[None]:
-        """Wants other layouts and takes services to other slices, all or nothing; raises PartitionsRefused."""
-        event = planned(self.state, stage, now_ns=now_ns)
+    def apply_partitions(self, change: Stage | Sequence[Seat], *, now_ns: int) -> Step[None]:
+        """Wants other layouts and takes services to other slices, all or nothing; raises PartitionsRefused.
+
+        Of GPUs alone: their agents are to try again what is wanted and does not stand.
+        """
+        event = planned(self.state, change, now_ns=now_ns)
         nodes = self._apply(event)
-        if not event.services:
-            return Step((event,), None, nodes)
-        self._again = True
-        more, touched = self._retry(now_ns)
-        return Step((event, *more), None, nodes | touched)
-
-    def ask_partitions(self, seats: Sequence[Seat], *, now_ns: int) -> Step[None]:
-        """Has agents try again what is wanted of these GPUs and does not stand."""
-        event = asked_again(self.state, seats, now_ns=now_ns)
-        return Step((), None, frozenset()) if event is None else Step((event,), None, self._apply(event))
+        return self._with_retry(event, None, nodes, now_ns) if event.services else Step((event,), None, nodes)
 
     def retry(self, *, now_ns: int) -> Step[None]:
         """Goes on with a round of tries that was cut short."""

@@ -179,13 +179,9 @@ class ControllerLoop:
         """Ask each GPU of running work to keep a limit, or its default."""
         return await self._command(lambda core, now_ns: core.set_limit(workload_id, power_limit_w, now_ns=now_ns))
 
-    async def apply_partitions(self, stage: Stage) -> None:
+    async def apply_partitions(self, change: Stage | Sequence[Seat]) -> None:
         """Want other layouts and take services to other slices, all or nothing."""
-        await self._command(lambda core, now_ns: core.apply_partitions(stage, now_ns=now_ns))
-
-    async def ask_partitions(self, seats: Sequence[Seat]) -> None:
-        """Have agents try again what does not stand."""
-        await self._command(lambda core, now_ns: core.ask_partitions(seats, now_ns=now_ns))
+        await self._command(lambda core, now_ns: core.apply_partitions(change, now_ns=now_ns))
 
     async def record_points(self, points: Sequence[MeasuredPoint]) -> int:
         """Keep measured points; how many are new or changed."""

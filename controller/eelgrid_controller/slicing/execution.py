@@ -25,7 +25,7 @@ from eelgrid_controller.state import ClusterState
 from eelgrid_protos.faults import FailedPrecondition
 from eelgrid_protos.messages import Placement, WorkloadPhase
 
-__all__ = ["PartitionsRefused", "asked_again", "planned", "unfinished"]
+__all__ = ["PartitionsRefused", "planned", "unfinished"]
 
 
 class PartitionsRefused(FailedPrecondition):
@@ -35,8 +35,17 @@ class PartitionsRefused(FailedPrecondition):
         super().__init__(f"the partition plan no longer holds: {problem}; nothing was changed, ask for a new plan")
 
 
-def planned(state: ClusterState, stage: Stage, *, now_ns: int) -> PartitionsPlanned:
-    """The event of a stage; raises PartitionsRefused, and changes nothing either way."""
+def planned(state: ClusterState, change: Stage | Sequence[Seat], *, now_ns: int) -> PartitionsPlanned:
+    """The event of a stage, or the one that has the agents of these GPUs try again what does not stand.
+
+    Raises PartitionsRefused, and changes nothing either way.
+    """
+    if isinstance(change, Stage):
+        return _staged(state, change, now_ns=now_ns)
+    return _asked_again(state, change, now_ns=now_ns)
+
+
+def _staged(state: ClusterState, stage: Stage, *, now_ns: int) -> PartitionsPlanned:
     for turn in stage.turns:
         problem = _turn_problem(state, turn)
         if problem:
@@ -151,8 +160,7 @@ def _stands(state: ClusterState, seat: Seat) -> bool:
     return layout is None or stands(gpu, layout)
 
 
-def asked_again(state: ClusterState, seats: Sequence[Seat], *, now_ns: int) -> PartitionsPlanned | None:
-    """The event that has agents try again what is wanted and does not stand; None if there is nothing to ask."""
+def _asked_again(state: ClusterState, seats: Sequence[Seat], *, now_ns: int) -> PartitionsPlanned:
     wanted = [
         PlannedLayout(node_name=seat.node_name, layout=layout)
         for seat in unfinished(state, seats)
@@ -161,4 +169,6 @@ def asked_again(state: ClusterState, seats: Sequence[Seat], *, now_ns: int) -> P
         and usable(record, gpu)
         and (layout := record.layouts.get(gpu.uuid)) is not None
     ]
-    return PartitionsPlanned(time_ns=now_ns, layouts=tuple(wanted)) if wanted else None
+    if not wanted:
+        raise PartitionsRefused("nothing is wanted there that does not stand")
+    return PartitionsPlanned(time_ns=now_ns, layouts=tuple(wanted))

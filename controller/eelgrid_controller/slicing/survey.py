@@ -33,7 +33,7 @@ from eelgrid_protos.messages import (
     WorkloadPhase,
 )
 
-__all__ = ["Asked", "Seat", "Survey", "gpu_as_it_runs", "layout_now", "survey", "usable"]
+__all__ = ["Asked", "Seat", "Survey", "gpu_as_it_runs", "layout_now", "survey_gpus", "usable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Survey:
         return tuple(Pool(model=model, count=None, geometry=found[model]) for model in sorted(found))
 
 
-def survey(state: ClusterState) -> Survey:
+def survey_gpus(state: ClusterState) -> Survey:
     """Copies what a plan needs."""
     seats = tuple(_seats(state))
     return Survey(revision=state.revision, seats=seats, services=tuple(_services(state)))
