@@ -43,7 +43,7 @@ test: $(VENV)/installed-dev
 	@NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q tests/props/placement_test.py tests/props/peers_test.py tests/props/fleet_test.py tests/props/partition_covers_test.py
 	@echo "compiling the kernels, once for these sources (a minute or more)"
 	@$(BIN)/python -m eelgrid_kernels
-	@$(BIN)/python -m pytest $(PYTEST)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST)
 
 check: $(VENV)/installed-dev
 	@$(BIN)/ruff format --check --quiet . || { echo "run make format" >&2; exit 1; }

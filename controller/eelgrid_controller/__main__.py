@@ -86,6 +86,14 @@ _DEFAULTS = ControllerConfig(data=Path("eelgrid-data"))
 @click.option("--restart-grace", type=float, default=_DEFAULTS.restart_grace_s, show_default=True,
               help="The same after a start of the controller.")  # fmt: skip
 @click.option("--policy", metavar="NAME", help="Placement policy to go over to: eelgrid, fgd, pwr, pwr200, ...")
+@click.option("--steer-interval", type=float, default=_DEFAULTS.steer_s, show_default=True,
+              help="Seconds between two looks at what was promised.")  # fmt: skip
+@click.option("--scrape-interval", type=float, default=_DEFAULTS.scrape_s, show_default=True,
+              help="Seconds between two scrapes of a service's own metrics.")  # fmt: skip
+@click.option("--scale-hold", type=float, default=_DEFAULTS.scale_hold_s, show_default=True,
+              help="Seconds for which fewer replicas must have been enough.")  # fmt: skip
+@click.option("--job-window", type=float, default=_DEFAULTS.job_window_s, show_default=True,
+              help="Seconds for which a job is measured at a power limit.")  # fmt: skip
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info",
               show_default=True, help="Log to standard error from this level on.")  # fmt: skip
 @click.version_option(__version__, prog_name="eelgrid-controller")
@@ -101,6 +109,10 @@ def main(
     away_grace: float,
     restart_grace: float,
     policy: str | None,
+    steer_interval: float,
+    scrape_interval: float,
+    scale_hold: float,
+    job_window: float,
     log_level: str,
 ) -> None:
     """Place and power GPU work; serve agents and operators over gRPC."""
@@ -116,6 +128,10 @@ def main(
             away_grace_s=away_grace,
             restart_grace_s=restart_grace,
             placement=policy,
+            steer_s=steer_interval,
+            scrape_s=scrape_interval,
+            scale_hold_s=scale_hold,
+            job_window_s=job_window,
         )
         asyncio.run(_serve(config, tls=tls, insecure=insecure))
     except (ConfigError, ListenError) as error:

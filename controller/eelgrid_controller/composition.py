@@ -19,11 +19,14 @@ from dataclasses import dataclass, replace
 import grpc.aio
 
 from eelgrid_controller.adapters.agents import AgentService
+from eelgrid_controller.adapters.http_get import Bounds, Getter
 from eelgrid_controller.adapters.prometheus import Gauges, Metrics, MetricsServer
+from eelgrid_controller.adapters.scraper import Scraper
 from eelgrid_controller.adapters.store import SqliteJournal, open_journal
 from eelgrid_controller.api.imagining import Imagining
 from eelgrid_controller.api.operators import OperatorService
 from eelgrid_controller.api.partitions import PartitionCalls
+from eelgrid_controller.api.promises import PromiseCalls
 from eelgrid_controller.api.shadowing import Shadowing
 from eelgrid_controller.api.views import Views
 from eelgrid_controller.clock import Clock
@@ -33,9 +36,12 @@ from eelgrid_controller.errors import ConfigError
 from eelgrid_controller.loop import ControllerLoop
 from eelgrid_controller.recovery import Recovered
 from eelgrid_controller.state import ClusterState
+from eelgrid_controller.steward.settings import StewardSettings
+from eelgrid_controller.steward.steward import Steward
 from eelgrid_controller.telemetry import Telemetry
 from eelgrid_kernels.warm import warm
 from eelgrid_protos import catalogue
+from eelgrid_protos.catalogue import Catalogue
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import Summary
 from eelgrid_protos.rpc import AGENT_SERVICE, OPERATOR_SERVICE, handler
@@ -159,6 +165,7 @@ class Controller:
             now_ns=self._clock.now_ns,
             monotonic_s=self._clock.monotonic_s,
         )
+        self._begin_steering(telemetry, products)
         imagining = Imagining(loop=self.loop, catalogue=products, clock=self._clock)
         shadowing = Shadowing(loop=self.loop, clock=self._clock)
         self._stack.callback(shadowing.close)
@@ -169,6 +176,7 @@ class Controller:
             shadowing=shadowing,
             log=self._log.getChild("operators"),
         )
+        self.promises = PromiseCalls(loop=self.loop, steers=self.steward)
         self.partitions = PartitionCalls(
             loop=self.loop,
             telemetry=telemetry,
@@ -188,6 +196,33 @@ class Controller:
         sys.setswitchinterval(0.0005)
         return recovered
 
+    def _begin_steering(self, telemetry: Telemetry, products: Catalogue) -> None:
+        """Look after promises, from now until the stop."""
+        config, log = self.config, self._log.getChild("steward")
+        # A page must be there before the next is due.
+        bounds = Bounds(whole_s=min(5.0, config.scrape_s), connect_s=min(2.0, config.scrape_s))
+        scraper = Scraper(Getter(bounds).get, every_s=config.scrape_s, monotonic_s=self._clock.monotonic_s, log=log)
+        settings = StewardSettings(
+            cycle_s=config.steer_s,
+            scrape_s=config.scrape_s,
+            hold_s=config.scale_hold_s,
+            cool_s=config.scale_hold_s / 5.0,
+            window_s=config.job_window_s,
+            missed_s=6.0 * config.job_window_s,
+            away_grace_s=config.away_grace_s,
+        )
+        self.steward = Steward(
+            loop=self.loop, telemetry=telemetry, pages=scraper, catalogue=products, settings=settings,
+            clock=self._clock, log=log,
+        )  # fmt: skip
+        steering = asyncio.create_task(self.steward.run())
+
+        async def stop() -> None:
+            steering.cancel()
+            await asyncio.gather(steering, return_exceptions=True)
+
+        self._stack.push_async_callback(stop)
+
     async def _open_metrics(self) -> int:
         door = MetricsServer(
             self.metrics,
@@ -203,7 +238,10 @@ class Controller:
 
     async def _open_door(self, server: grpc.aio.Server) -> None:
         server.add_generic_rpc_handlers(
-            (handler(AGENT_SERVICE, self.agents), handler(OPERATOR_SERVICE, self.operators, self.partitions))
+            (
+                handler(AGENT_SERVICE, self.agents),
+                handler(OPERATOR_SERVICE, self.operators, self.promises, self.partitions),
+            )
         )
         health = await standard_services(server, (AGENT_SERVICE, OPERATOR_SERVICE))
         await server.start()

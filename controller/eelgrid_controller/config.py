@@ -44,6 +44,14 @@ class ControllerConfig:
     changes_most: int = 16_384
     # Decisions in the latency quantiles.
     decisions_most: int = 4096
+    # How often promises are looked at: as often as agents send by default.
+    steer_s: float = 5.0
+    # How often the metrics of services and jobs are asked for: a p95 needs 20 requests in between.
+    scrape_s: float = 15.0
+    # Replicas go when fewer were enough for so long; the next ones a fifth of it later.
+    scale_hold_s: float = 300.0
+    # A job is measured for so long at each limit.
+    job_window_s: float = 30.0
     # A clean stop waits this long for calls under way.
     stop_s: float = 1.0
 
@@ -55,6 +63,9 @@ class ControllerConfig:
         for name in ("away_grace_s", "restart_grace_s", "checkpoint_idle_s", "plan_interval_s", "stop_s"):
             if not 0.0 <= getattr(self, name) <= 86_400.0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", "give seconds between 0 and 86400")
+        for name in ("steer_s", "scrape_s", "scale_hold_s", "job_window_s"):
+            if not 0.1 <= getattr(self, name) <= 86_400.0:
+                raise ConfigError(f"{name} is {getattr(self, name)}", "give seconds between 0.1 and 86400")
         if self.checkpoint_events_most < self.checkpoint_events:
             raise ConfigError(
                 f"checkpoint_events_most is {self.checkpoint_events_most}",

@@ -6,7 +6,8 @@ wanted (eelgrid_controller.steering), nor apply anything: core.py does.
 Theory: a replica counts if its node is there and none of its GPUs is lost. New
 replicas are placed as those of a new workload would be, as many as there is room
 for. Of those that count, the ones go that save the most modelled watts, one after
-another on a copy; of equals the youngest. Those on lost nodes may run on and come
+another on a copy; of equals the youngest. The first replica of a training job stays: the
+others meet there. Those on lost nodes may run on and come
 back: they are let go once enough others stand, so that a node that returns is told to
 stop them.
 """
@@ -16,12 +17,20 @@ from dataclasses import replace
 
 from eelgrid_controller.events import WorkloadScaled
 from eelgrid_controller.planner import Decision
+from eelgrid_controller.replicas import sliced
 from eelgrid_controller.snapshot import Snapshot
 from eelgrid_controller.state import ClusterState, NodeRecord
 from eelgrid_kernels import Task, node_power
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument
-from eelgrid_protos.messages import Placement, ReplicaExplanation, Workload, WorkloadPhase, WorkloadSpec
+from eelgrid_protos.messages import (
+    Placement,
+    ReplicaExplanation,
+    Workload,
+    WorkloadKind,
+    WorkloadPhase,
+    WorkloadSpec,
+)
 
 __all__ = ["rescaled", "standing"]
 
@@ -67,6 +76,16 @@ def _dearest(snapshot: Snapshot, workload: Workload, among: Sequence[Placement],
     return gone
 
 
+def _bounds(spec: WorkloadSpec) -> tuple[int, int]:
+    """The fewest and the most replicas that were promised."""
+    if spec.service is not None:
+        return spec.service.replicas_least, spec.service.replicas_most
+    if spec.training is not None:
+        # A gang that was not called elastic has the size that it was submitted with.
+        return spec.training.replicas_least or spec.replicas, spec.training.replicas_most or spec.replicas
+    return 1, 10_000
+
+
 def rescaled(
     state: ClusterState, snapshot: Snapshot, workload: Workload, replicas: int, decide: Decide, *, now_ns: int
 ) -> WorkloadScaled | None:
@@ -78,14 +97,14 @@ def rescaled(
         raise FailedPrecondition(
             f"workload {workload.workload_id} does not run; wait until it is placed, or submit it with more replicas"
         )
-    promise = workload.spec.service
-    if promise is not None and promise.slices:
+    if sliced(workload):
         raise FailedPrecondition(
             f"workload {workload.workload_id} is served by slices, which the partition planner counts; make a plan: "
             "eelctl partition plan"
         )
-    if replicas < 1 or (promise is not None and not promise.replicas_least <= replicas <= promise.replicas_most):
-        bounds = f"{promise.replicas_least} to {promise.replicas_most}" if promise else "at least 1"
+    least, most = _bounds(workload.spec)
+    if not least <= replicas <= most:
+        bounds = f"{least} to {most}"
         raise InvalidArgument(
             "the workload was promised otherwise",
             (Violation("replicas", f"is {replicas}, outside of {bounds}", "ask for a number within"),),
@@ -105,7 +124,9 @@ def rescaled(
             replace(item, replica=first + item.replica) for item in decision.explanation if decision.placements
         )
     else:
-        gone = _dearest(snapshot, workload, stand, len(stand) - replicas)
+        is_job = workload.spec.kind is WorkloadKind.TRAINING_JOB
+        among = [item for item in stand if not (is_job and item is stand[0])]
+        gone = _dearest(snapshot, workload, among, len(stand) - replicas)
     if len(stand) + len(new) >= replicas:
         gone += fallen
     if not gone and not new:

@@ -25,6 +25,7 @@ from eelgrid_protos.messages import (
     Placement,
     QuantileLatency,
     ServicePromise,
+    TrainingPromise,
     WorkloadKind,
     WorkloadPhase,
 )
@@ -138,6 +139,28 @@ def test_a_number_outside_of_the_promise_is_refused(replicas):
         core.scale("s", replicas, now_ns=6)
     assert caught.value.violations[0].field == "replicas"
     assert "1 to 6" in caught.value.violations[0].problem
+
+
+def job(core: Core, replicas: int, **elastic) -> Core:
+    promise = TrainingPromise(slowdown_most=0.05, **elastic)
+    asked = request(gpus=1, key="s", replicas=replicas, kind=WorkloadKind.TRAINING_JOB)
+    core.submit(replace(asked, spec=replace(asked.spec, training=promise)), now_ns=5)
+    return core
+
+
+def test_the_first_worker_of_a_job_stays():
+    core = core_with(node("a", gpus=1, model="G2"), node("b", gpus=4, model="T4"))
+    job(core, 5, replicas_least=1, replicas_most=8, profile="p")
+    (first,) = [item for item in core.workload("s").placements if item.replica == 0]
+    core.scale("s", 1, now_ns=6)
+    assert core.workload("s").placements == (first,)
+
+
+def test_a_gang_that_is_not_elastic_keeps_its_size():
+    core = job(core_with(node("a", gpus=4)), 2)
+    with pytest.raises(InvalidArgument, match="promised otherwise"):
+        core.scale("s", 3, now_ns=6)
+    assert core.scale("s", 2, now_ns=6).events == ()
 
 
 def test_what_does_not_run_is_not_scaled():

@@ -34,15 +34,7 @@ from eelgrid_controller.power.budgets import Budgets
 from eelgrid_controller.power.refusals import BudgetRefused, BudgetTooSmall
 
 __all__ = [
-    "TRIES_MOST",
-    "Changes",
-    "Command",
-    "Confirmed",
-    "Failed",
-    "Holding",
-    "LeaseEnded",
-    "NodeBack",
-    "NodeLost",
+    "TRIES_MOST", "Changes", "Command", "Confirmed", "Failed", "Holding", "Known", "LeaseEnded", "NodeBack", "NodeLost",
     "Setting",
 ]  # fmt: skip
 
@@ -115,6 +107,16 @@ class NodeBack(NamedTuple):
 Event = Confirmed | Failed | NodeLost | LeaseEnded | NodeBack
 
 
+class Known(NamedTuple):
+    """How a holding stands."""
+
+    limit_w: float  # last read back
+    claim_w: float
+    under_way: bool
+    lost: bool
+    given_up: bool
+
+
 @dataclass(slots=True)
 class _Held:
     """What is known of a holding."""
@@ -165,19 +167,68 @@ class Changes:
         self._held: dict[str, _Held] = {}
         self._by_number: dict[int, str] = {}
         self._numbers = 0
-        for holding in holdings:
-            if holding.name in self._held or holding.name not in now or holding.gpus < 1:
-                raise BudgetRefused(
-                    "holding", f"{holding.name!r} comes twice, has no GPU, or nothing was read back of it",
-                    "name each once, with its GPUs and its present setting",
-                )  # fmt: skip
-            setting = now[holding.name]
-            self._held[holding.name] = _Held(holding, budgets.above(holding.budgets), setting, setting)
         self._room = budgets.room_w()
         self._claims = [0.0] * len(budgets)
         self._lines: dict[int, deque[_Held]] = {}  # of raises that wait, by the budget that lacks room
-        for held in self._held.values():
+        for holding in holdings:
+            self.add(holding, now.get(holding.name))
+
+    def add(self, holding: Holding, now: Setting | None) -> None:
+        """One more holding as it was read back; its claim counts from now on. Raises BudgetRefused as above."""
+        if holding.name in self._held or now is None or holding.gpus < 1:
+            raise BudgetRefused(
+                "holding", f"{holding.name!r} comes twice, has no GPU, or nothing was read back of it",
+                "name each once, with its GPUs and its present setting",
+            )  # fmt: skip
+        held = _Held(holding, self._budgets.above(holding.budgets), now, now)
+        self._held[holding.name] = held
+        self._add(held, held.claim_w)
+
+    def remove(self, name: str) -> list[Command]:
+        """A holding that is no more: its claim ends, and what waited for its watts may go."""
+        held = self._held.pop(name)
+        self._by_number.pop(held.number, None)
+        self._add(held, -held.claim_w)
+        for line in self._lines.values():
+            if held in line:
+                line.remove(held)
+        return self._freed(held.places)
+
+    def rebudget(self, budgets: Budgets, drawn: Mapping[str, tuple[str, ...]]) -> list[Command]:
+        """Another tree, with the lowest budgets of each holding; what is under way stays so.
+
+        Claims may be more than a new room: only lowerings go until they fit. Raises BudgetRefused, nothing changed,
+        for a budget that is none.
+        """
+        places = {name: budgets.above(drawn[name]) for name in self._held}
+        self._budgets, self._room, self._claims = budgets, budgets.room_w(), [0.0] * len(budgets)
+        self._lines.clear()
+        for name, held in self._held.items():
+            held.places = places[name]
             self._add(held, held.claim_w)
+        return [command for held in self._held.values() for command in self._tried(held)]
+
+    def offer(self, settings: Mapping[str, Setting]) -> list[Command] | None:
+        """Settings of one gang, taken together; None, nothing changed, where a raise among them cannot go now.
+
+        A raise goes when every budget has room for all of it and no GPU of the gang is lost or being changed. What
+        others want is not looked at, and lowerings are taken whatever a budget lacks.
+        """
+        more: dict[int, float] = {}
+        for name, setting in settings.items():
+            held = self._held[name]
+            rise = setting.charge_w - held.claim_w
+            for place in held.places if rise > _HAIR_W else ():
+                more[place] = more.get(place, 0.0) + rise
+            least_w = held.now.limit_w if held.asked is None else min(held.now.limit_w, held.asked.limit_w)
+            busy = held.lost or any(self._held[one].asked is not None for one in settings)
+            if busy and setting.limit_w > least_w + _SAME_W:
+                return None
+        if any(self._claims[place] + rise > self._room[place] + _HAIR_W for place, rise in more.items()):
+            return None
+        for name, setting in settings.items():
+            self._wish(self._held[name], setting)
+        return [command for name in settings for command in self._tried(self._held[name])]
 
     def want(self, settings: Mapping[str, Setting], budgets: Budgets | None = None) -> list[Command]:
         """New settings, by holding, and new watts for the same budgets; what else was wanted stays so.
@@ -200,10 +251,7 @@ class Changes:
             raise BudgetTooSmall(self._budgets.all[worst].name, lacks[worst])
         self._room = room
         for name, setting in settings.items():
-            held = self._held[name]
-            if abs(setting.limit_w - held.wanted.limit_w) > _SAME_W or held.tries >= TRIES_MOST:
-                held.tries = 0
-            held.wanted = setting
+            self._wish(self._held[name], setting)
         self._lines.clear()
         idle = [held for held in self._held.values() if held.idle]
         idle.sort(key=lambda held: held.wanted.charge_w > held.claim_w)  # lowerings first
@@ -232,6 +280,11 @@ class Changes:
                         held.lost, held.tries = False, 0
                         made += self._settled(held, limits_w[held.holding.name])
                 return made
+
+    def known(self, name: str) -> Known:
+        """How a holding stands."""
+        held = self._held[name]
+        return Known(held.now.limit_w, held.claim_w, held.asked is not None, held.lost, held.tries >= TRIES_MOST)
 
     def claims_w(self) -> dict[str, float]:
         """Watts that each budget may be drawn from at this moment, by name."""
@@ -266,6 +319,14 @@ class Changes:
         if [(one.name, one.parent) for one in budgets.all] != [(one.name, one.parent) for one in self._budgets.all]:
             raise BudgetRefused("budgets", "they are others", "change watts here, and begin anew with another tree")
         return budgets.room_w()
+
+    def _wish(self, held: _Held, setting: Setting) -> None:
+        """What is wanted of a holding; a charge that was measured anew for what it has counts at once."""
+        if abs(setting.limit_w - held.wanted.limit_w) > _SAME_W or held.tries >= TRIES_MOST:
+            held.tries = 0
+        held.wanted = setting
+        if abs(setting.limit_w - held.now.limit_w) <= _SAME_W and setting.charge_w > held.now.charge_w:
+            self._change(held, now=held.now._replace(charge_w=setting.charge_w))
 
     def _add(self, held: _Held, watts: float) -> None:
         for place in held.places:

@@ -23,13 +23,13 @@ from typing import NamedTuple
 
 from eelgrid_controller.power.curves import LIMITS_MOST, Curve
 from eelgrid_controller.power.evidence import Arm, Drift, Noise, Window
-from eelgrid_controller.power.picking import Ledger, Manner, Pick, Why, pick
+from eelgrid_controller.power.picking import Ledger, Manner, Pick, Why, permitted, pick
 from eelgrid_controller.power.priors import Prior, Ratio, from_relatives
 from eelgrid_controller.power.promise import MaxSlowdown, Promise
 from eelgrid_controller.power.refusals import CurveRefused
 from eelgrid_controller.power.standing import Standing, standings
 
-__all__ = ["Ceiling", "Decision", "Exploration", "Missed", "Unusable", "Window", "begin", "known", "step"]
+__all__ = ["Ceiling", "Decision", "Exploration", "Missed", "Unusable", "Window", "affords", "begin", "known", "step"]
 
 _CHANGED = 0.05  # by which a limit's ratios may change with the job
 _FIRST_PHASE = 16  # windows
@@ -159,6 +159,18 @@ def known(state: Exploration) -> tuple[Standing | None, ...]:
     return standings(state.arms, reference, state.noise, state.prior)
 
 
+def affords(state: Exploration, limit_w: float, windows: int = 1) -> bool:
+    """Whether so many windows at a known limit leave the promise kept, whenever the job may end after them."""
+    place = next((index for index, arm in enumerate(state.arms) if abs(arm.limit_w - limit_w) <= _SAME_W), None)
+    reference = state.reference
+    if place is None or reference is None or state.windows < 1:
+        return False
+    return permitted(
+        state.promise, state.manner, state.ledger, known(state), state.limits_w, reference=reference,
+        windows=state.windows, gpus=state.gpus, place=place, ahead=windows,
+    )  # fmt: skip
+
+
 def _under(state: Exploration, limit_w: float | None) -> Exploration:
     """The largest allowed limit; the least one where even that is above the ceiling, which the budget then refuses."""
     if limit_w is None:
@@ -247,7 +259,7 @@ def _picked(state: Exploration) -> tuple[Exploration, Pick]:
     if state.missed >= state.manner.missing_most:
         return replace(state, kept=None), Pick(state.first, Why.BLIND, settled=False)
     reference = state.reference
-    if reference is None or (state.first == 0 and reference != 0):
+    if reference is None or reference > state.first:  # a ceiling was lifted: slowdowns are relative to what it hid
         return state, Pick(state.first, Why.REFERENCE, settled=False)
     picked = pick(
         state.promise, state.manner, state.ledger, standings(state.arms, reference, state.noise, state.prior),

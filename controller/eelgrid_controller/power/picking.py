@@ -33,7 +33,7 @@ from typing import NamedTuple
 from eelgrid_controller.power.promise import BestEffort, Deadline, MaxSlowdown, Promise
 from eelgrid_controller.power.standing import Standing
 
-__all__ = ["Ledger", "Manner", "Pick", "Why", "pick"]
+__all__ = ["Ledger", "Manner", "Pick", "Why", "permitted", "pick"]
 
 _HOLDS_BACK = 0.9  # of a limit drawn: it binds
 _GROWS = 2.0  # power of the ratio of two limits with which time may grow; Zeus's steepest steps are near it
@@ -122,10 +122,10 @@ class _Case(NamedTuple):
             return (one.time_s * work / left if left > 0.0 else math.inf), one.time_error
         return 0.0, 0.0
 
-    def permits(self, time_s: float) -> bool:
-        """Whether a window that takes so long a unit of work leaves the promise kept."""
+    def permits(self, time_s: float, ahead: int = 1) -> bool:
+        """Whether windows that take so long a unit of work leave the promise kept."""
         ledger, base = self.ledger, self.base
-        window_s = ledger.time_s / self.windows
+        window_s = ahead * ledger.time_s / self.windows
         work = window_s / time_s
         if isinstance(self.promise, MaxSlowdown):
             allowed = (1.0 + self.promise.share) * base.time_s * (1.0 - self.z * base.time_error)
@@ -166,8 +166,15 @@ def _sure(one: Standing | None) -> Standing:
 
 
 def _untried(case: _Case, floor: int) -> int | None:
-    """The next limit down, if one is left that was never tried and that no prior speaks for."""
+    """The next limit down, if one is left that was never tried and that no prior speaks for; first those between.
+
+    Limits between others are left out where a job ran low before it could run high: under a ceiling that was lifted.
+    """
     low = max(index for index, one in enumerate(case.found) if one is not None and one.windows)
+    between = range(max(case.reference, case.first) + 1, min(low, floor))
+    gap = next((index for index in between if case.found[index] is None), None)
+    if gap is not None:
+        return gap
     if low + 1 >= floor or case.found[low + 1] is not None:
         return None
     if isinstance(case.promise, BestEffort) and case.promise.energy_weight == 0.0:
@@ -237,6 +244,33 @@ def _alternate(case: _Case, fastest: int) -> Pick:
     return Pick(fastest, Why.REPAY, settled=True)
 
 
+def _errors(manner: Manner, windows: int) -> tuple[float, float]:
+    """Z and o after so many windows."""
+    grown = 0.5 * math.log1p(windows)
+    return math.sqrt(manner.confidence**2 + grown), math.sqrt(manner.optimism**2 + grown)
+
+
+def permitted(
+    promise: Promise,
+    manner: Manner,
+    ledger: Ledger,
+    found: tuple[Standing | None, ...],
+    limits_w: Sequence[float],
+    *,
+    reference: int,
+    windows: int,
+    gpus: int,
+    place: int,
+    ahead: int,
+) -> bool:
+    """Whether `ahead` windows at a limit that is known leave the promise kept, with errors counted against it."""
+    one = found[place]
+    if one is None:
+        return False
+    case = _Case(promise, manner, ledger, found, limits_w, reference, 0, windows, gpus, *_errors(manner, windows))
+    return case.permits(case.careful_s(one), ahead)
+
+
 def pick(
     promise: Promise,
     manner: Manner,
@@ -254,9 +288,7 @@ def pick(
 
     `windows` counts those of this phase, at least one of them at the reference.
     """  # fmt: skip
-    grown = 0.5 * math.log1p(windows)
-    z, o = (math.sqrt(start**2 + grown) for start in (manner.confidence, manner.optimism))
-    case = _Case(promise, manner, ledger, found, limits_w, reference, first, windows, gpus, z, o)
+    case = _Case(promise, manner, ledger, found, limits_w, reference, first, windows, gpus, *_errors(manner, windows))
     fastest = max(reference, first)
     base = found[fastest]
     if base is None or base.windows < manner.first_windows:

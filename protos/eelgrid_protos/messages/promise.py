@@ -125,6 +125,14 @@ class TrainingPromise:
     deadline_ns: Nanoseconds = 0
     energy_weight: Annotated[float, Range(0.0, 1.0)] | None = None
     metrics: MetricsSource | None = None
+    replicas_least: Annotated[int, Range(0, 10_000)] = 0
+    replicas_most: Annotated[int, Range(0, 10_000)] = 0
+    restart_s: Seconds = 0.0
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether its replicas may change while it runs."""
+        return self.replicas_most > 0
 
     def violations(self) -> Iterator[Violation]:
         """Exactly one promise; a deadline needs its work."""
@@ -137,5 +145,13 @@ class TrainingPromise:
             )
         if (self.deadline_ns > 0) != (self.work > 0.0):
             yield Violation("work", "and deadline_ns go together", "give both or neither")
+        if (self.replicas_least > 0) != self.is_elastic or self.replicas_least > self.replicas_most:
+            yield Violation(
+                "replicas_least",
+                f"is {self.replicas_least} of at most {self.replicas_most}",
+                "give 1 <= replicas_least <= replicas_most, or neither",
+            )
+        if self.is_elastic and not self.profile:
+            yield Violation("profile", "is empty for an elastic job", "name the profile with a point for each number")
         if self.metrics is not None and not self.metrics.work_counter:
             yield Violation("metrics.work_counter", "is empty", "name the counter of units of work done")

@@ -135,6 +135,14 @@ class WorkloadSpec:
         if self.training is not None:
             if self.kind is not WorkloadKind.TRAINING_JOB:
                 yield Violation("training", "is a promise to another kind", "set kind to training_job or drop it")
+            if self.training.is_elastic and not (
+                self.training.replicas_least <= self.replicas <= self.training.replicas_most
+            ):
+                yield Violation(
+                    "replicas",
+                    f"is {self.replicas}, outside of {self.training.replicas_least} to {self.training.replicas_most}",
+                    "begin within replicas_least and replicas_most",
+                )
             if self.request.gpu_milli != GPU_MILLI_WHOLE:
                 yield Violation("training", "needs whole GPUs", "set gpu_milli to 1000, since a limit is of a GPU")
 

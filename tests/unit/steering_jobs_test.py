@@ -1,0 +1,414 @@
+"""Jobs under steering: searching, gangs, budgets, lost nodes, restarts and prices."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from tests.steering_rig import LIMITS_W, Fleet, law, tree
+from tests.unit.steering_services_test import PROMISED
+
+from eelgrid_controller.power.budgets import Budget, Budgets
+from eelgrid_controller.power.changes import Holding
+from eelgrid_controller.power.evidence import Window
+from eelgrid_controller.power.exploration import Unusable
+from eelgrid_controller.power.promise import BestEffort, Deadline, MaxSlowdown
+from eelgrid_controller.power.tariff import Steps, Tariff
+from eelgrid_controller.steering.events import (
+    BudgetsSet,
+    Ended,
+    JobBegan,
+    JobMeasured,
+    JobMissed,
+    LimitConfirmed,
+    LimitFailed,
+    NodeLeaseEnded,
+    NodeLost,
+    Past,
+    PricesSet,
+    ServiceBegan,
+    Ticked,
+)
+from eelgrid_controller.steering.settings import Settings
+from eelgrid_controller.steering.standing import JobPhase
+from eelgrid_controller.steering.steering import Steering
+
+
+def even(fleet, name):
+    return len(set(fleet.jobs[name].limits.values())) == 1
+
+
+def test_a_job_finds_its_limit_within_its_promise_and_all_its_gpus_have_the_same():
+    fleet = Fleet(scatter=0.01)
+    fleet.begin("a", ["n1", "n2"])
+    fleet.run(60)
+    view = fleet.job("a")
+    assert view.phase is JobPhase.SETTLED
+    assert (view.limit_w, even(fleet, "a")) == (250.0, True)  # 200 W would be 13 % slower
+    assert fleet.slowdown("a") <= 0.1
+    assert view.slowdown == pytest.approx(fleet.slowdown("a"), abs=0.02)
+    energy = [law(limit_w)[0] * law(limit_w)[1] for limit_w in (250.0, 300.0)]
+    assert view.saving == pytest.approx(1.0 - energy[0] / energy[1], abs=0.02)
+    assert view.earned_s > 0.0
+    assert view.ceiling_w is None
+
+
+def test_windows_that_are_old_double_or_across_a_change_say_nothing():
+    fleet = Fleet()
+    fleet.begin("a", ["n1", "n2"])
+    while not fleet.asked:
+        fleet.run(1, answered=False)
+    search = fleet.steering._jobs.jobs["a"].search
+    limit_w = LIMITS_W[-1]
+    fleet.tell(JobMeasured(fleet.now_s, "a", Window(limit_w, 9.0, 10.0, 9000.0)))  # twice
+    fleet.answer()
+    fleet.now_s += 5.0
+    fleet.tell(JobMeasured(fleet.now_s, "a", Window(limit_w, 9.0, 5.0, 9000.0)))  # one node has changed, one not
+    fleet.answer()
+    fleet.now_s += 5.0
+    fleet.tell(JobMeasured(fleet.now_s, "a", Window(limit_w, 9.0, 10.0, 9000.0)))  # began before the change
+    fleet.tell(JobMeasured(fleet.now_s + 1.0, "b", Window(limit_w, 9.0, 1.0, 9000.0)))
+    assert fleet.steering._jobs.jobs["a"].search == search
+    assert sum(fleet.steering.standing().ignored.values()) == 4
+
+
+def test_a_job_without_measurements_is_held_back_by_nothing():
+    fleet = Fleet()
+    fleet.begin("a", ["n1"])
+    fleet.run(60)
+    assert fleet.job("a").limit_w < LIMITS_W[-1]
+    for _ in range(6):
+        fleet.now_s += 200.0
+        fleet.tell(Ticked(fleet.now_s))
+    fleet.answer_all()
+    view = fleet.job("a")
+    assert (view.phase, view.limit_w) == (JobPhase.BLIND, LIMITS_W[-1])
+
+
+def test_a_job_that_tells_that_it_missed_a_window_is_heard():
+    fleet = Fleet()
+    fleet.begin("a", ["n1"])
+    fleet.run(60)
+    for k in range(1, 6):
+        fleet.tell(JobMissed(fleet.now_s + k, "a", Unusable.NO_POWER))
+    fleet.tell(JobMissed(fleet.now_s, "a", Unusable.NO_POWER))  # old
+    fleet.answer_all()
+    assert fleet.job("a").limit_w == LIMITS_W[-1]
+    assert sum(fleet.steering.standing().ignored.values()) == 1
+
+
+def test_a_cut_budget_lowers_first_and_is_then_never_passed():
+    fleet = Fleet(scatter=0.01)
+    fleet.begin("a", ["n1", "n2"])
+    fleet.begin("b", ["n1"])
+    fleet.run(60)
+    fleet.budget(tree(["n1", "n2"], 2000.0, 1100.0))
+    assert fleet.asked
+    assert all(one.limit_w < fleet.jobs[one.job].limits[one.holding] for one in fleet.asked)
+    fleet.run(30)
+    assert fleet.worst_w <= 1e-6
+    assert max(fleet.drawn_most()["cluster"], fleet.steering.standing().budgets[0].claim_w) <= 1100.0
+    assert even(fleet, "a")
+    cluster = fleet.steering.standing().budgets[0]
+    assert cluster.shortfall_w > 0.0  # both promises need 250 W on 6 GPUs
+    assert "promises" in cluster.reason
+    fleet.budget(tree(["n1", "n2"], 2000.0, 5000.0))
+    fleet.run(30)
+    assert fleet.steering.standing().budgets[0].shortfall_w == 0.0
+    assert fleet.job("a").limit_w >= 250.0
+
+
+def test_what_cannot_fit_gets_its_least_limits_and_that_is_said():
+    fleet = Fleet()
+    fleet.begin("a", ["n1"])
+    fleet.budget(tree(["n1"], 150.0, 5000.0))
+    fleet.answer_all()
+    assert fleet.jobs["a"].limits == {"a/n1": LIMITS_W[0]}
+    node = fleet.steering.standing().budgets[1]
+    assert (node.name, node.shortfall_w) == ("n1", 50.0)
+    assert "least" in node.reason
+    assert fleet.steering.standing().budgets[0].shortfall_w == 0.0
+
+
+def test_one_budget_that_lacks_does_not_touch_jobs_elsewhere():
+    fleet = Fleet()
+    fleet.begin("a", ["n1"])
+    fleet.begin("b", ["n2"])
+    fleet.budget(Budgets([Budget("n1", 150.0), Budget("n2", 600.0)]))
+    fleet.answer_all()
+    assert (fleet.job("a").limit_w, fleet.job("b").limit_w) == (100.0, 300.0)
+    fleet.end("a")
+    fleet.run(1)
+    assert [one.shortfall_w for one in fleet.steering.standing().budgets] == [0.0, 0.0]
+
+
+def test_a_raise_waits_for_the_whole_gang_to_have_room():
+    fleet = Fleet()
+    fleet.budget(Budgets([Budget("n1", 600.0), Budget("n2", 900.0)]))
+    fleet.begin("a", ["n1", "n2"], held_w=(100.0, 100.0))
+    fleet.run(1)
+    assert fleet.job("a").limit_w == 300.0
+    fleet.end("a")
+    fleet.begin("b", ["n1"])
+    fleet.begin("a", ["n1", "n2"], held_w=(100.0, 100.0))  # n1 is full
+    fleet.answer_all()
+    assert even(fleet, "a")
+    assert fleet.worst_w <= 1e-6
+    fleet.now_s += 60.0
+    fleet.end("b")
+    fleet.run(2)
+    assert fleet.jobs["a"].limits == {"a/n1": 300.0, "a/n2": 300.0}
+
+
+def test_the_limit_that_a_new_job_may_begin_with():
+    fleet = Fleet()
+    holdings = (Holding("x/n1", "n1", 2, ("n1", "unknown")),)
+    assert fleet.steering.opening_w(LIMITS_W, holdings) == 300.0
+    fleet.budget(tree(["n1"], 1000.0, 1000.0))
+    fleet.begin("a", ["n1"])
+    assert fleet.steering.opening_w(LIMITS_W, holdings) == 200.0
+    fleet.begin("b", ["n1"], gpus=1)
+    assert fleet.steering.opening_w(LIMITS_W, holdings) is None
+
+
+def test_a_gang_is_paced_by_a_holding_that_refuses_and_asked_again_later():
+    fleet = Fleet(Steering(Settings(retry_after_s=300.0)))
+    fleet.refuse = lambda one: one.node == "n2"
+    fleet.begin("a", ["n1", "n2"])
+    fleet.run(20)
+    view = fleet.job("a")
+    assert (view.phase, view.limit_w) == (JobPhase.STUCK, 300.0)
+    assert even(fleet, "a")
+    commands = len(fleet.said)
+    fleet.run(5)
+    assert len(fleet.said) - commands <= 8  # three tries now and then, not at every window
+    fleet.refuse = lambda _: False
+    fleet.run(60)
+    assert fleet.job("a").phase is JobPhase.SETTLED
+    assert fleet.job("a").limit_w == 250.0
+
+
+def test_an_answer_that_could_not_be_read_keeps_its_claim():
+    fleet = Fleet()
+    fleet.budget(tree(["n1"], 900.0, 900.0))
+    fleet.begin("a", ["n1"])
+    while not fleet.asked:
+        fleet.run(1, answered=False)
+    for _ in range(3):
+        one = fleet.asked.pop()
+        fleet.tell(LimitFailed(fleet.now_s, one.number, None if one.number % 2 else math.nan))
+    assert fleet.asked == []
+    assert fleet.job("a").phase is JobPhase.STUCK
+    assert fleet.steering.standing().budgets[0].claim_w == 600.0
+
+
+def test_a_lost_node_keeps_its_claims_and_its_lease_is_made_room_for():
+    fleet = Fleet()
+    fleet.budget(tree(["n1", "n2"], 2000.0, 1000.0))
+    fleet.begin("b", ["n2"], held_w=(200.0,))
+    fleet.begin("a", ["n1"], held_w=(200.0,), restored_w=600.0)
+    fleet.answer_all()
+    fleet.run(60)
+    held_w = fleet.jobs["a"].limits["a/n1"]
+    fleet.lose("n1")
+    assert fleet.job("a").phase is JobPhase.LOST
+    fleet.run(5)
+    # 600 W will be put back, so b has 400 W before that happens.
+    assert fleet.jobs["b"].limits["b/n2"] <= 200.0
+    fleet.lease_ends("n1")
+    assert fleet.drawn_most()["cluster"] <= 1000.0
+    assert fleet.jobs["a"].limits["a/n1"] == 300.0 >= held_w
+    fleet.back("n1")
+    fleet.run(20)
+    assert fleet.worst_w <= 1e-6
+    assert fleet.job("a").phase is not JobPhase.LOST
+
+
+def test_a_restart_lowers_nothing_before_it_has_measured():
+    for held_w in (150.0, 287.0, 300.0):
+        fleet = Fleet()
+        fleet.budget(tree(["n1", "n2"], 600.0, 1200.0))
+        fleet.begin("a", ["n1", "n2"], held_w=(held_w, held_w), past=Past(900.0, 120.0, 2.5))
+        assert all(one.limit_w >= held_w for one in fleet.asked)
+        assert fleet.job("a").earned_s == 2.5
+        fleet.run(1)
+        assert fleet.job("a").limit_w == 300.0
+        fleet.run(60)
+        assert fleet.job("a").limit_w == 250.0
+
+
+def test_an_uneven_gang_is_made_even_at_once():
+    fleet = Fleet()
+    fleet.begin("a", ["n1", "n2"], held_w=(200.0, 300.0))
+    assert fleet.job("a").limit_w is None
+    fleet.answer_all()
+    assert fleet.job("a").limit_w == 300.0
+
+
+def test_a_deadline_goes_on_where_it_was():
+    fleet = Fleet()
+    fleet.begin("a", ["n1"], promise=Deadline(20_000.0, 3000.0), past=Past(10_000.0, 1000.0))
+    fleet.run(60)
+    assert fleet.job("a").limit_w <= 200.0  # 10,000 units at 0.2 s each would do
+    assert fleet.job("a").earned_s == pytest.approx(
+        2000.0 - 600.0 - (10_000.0 - fleet.jobs["a"].work) * law(300.0)[0], rel=0.02
+    )
+
+
+def test_a_job_may_promise_something_else_and_keeps_what_it_knows():
+    fleet = Fleet()
+    fleet.begin("a", ["n1"])
+    fleet.run(60)
+    windows = fleet.steering._jobs.jobs["a"].search.windows
+    began = replace(fleet.jobs["a"].began, promise=MaxSlowdown(0.5))
+    fleet.tell(began)
+    assert fleet.steering._jobs.jobs["a"].search.windows == windows
+    fleet.run(60)
+    assert fleet.job("a").limit_w <= 150.0
+
+
+def test_what_is_no_job_is_counted():
+    fleet = Fleet()
+    fleet.begin("a", ["n1"])
+    began = fleet.jobs["a"].began
+    other = Holding("b/n1", "n1", 2, ())
+    wrong = [
+        began,
+        replace(began, name="b"),  # holdings of another
+        replace(began, name="b", holdings=(other, other)),
+        replace(began, name="b", holdings=()),
+        replace(began, name="b", holdings=(replace(other, gpus=0),)),
+        replace(began, name="b", holdings=(other,), limits_w=()),
+        replace(began, name="b", holdings=(other,), limits_w=(-1.0,)),
+        replace(began, name="b", holdings=(other,), held_w=(math.nan,)),
+        replace(began, name="b", holdings=(other,), held_w=(1.0, 2.0)),
+        replace(began, name="b", holdings=(other,), weight=math.inf),
+        ServiceBegan(0.0, "a", PROMISED, 1),
+        Ended(0.0, "b"),
+        NodeLost(0.0, "n9"),
+        NodeLeaseEnded(0.0, "n9"),
+        LimitConfirmed(0.0, 77, 100.0),
+        LimitFailed(0.0, 77, None),
+    ]
+    for event in wrong:
+        assert fleet.steering.on(event) == []
+    assert sum(fleet.steering.standing().ignored.values()) == len(wrong)
+    assert len(fleet.steering.standing().jobs) == 1
+
+
+def test_a_job_that_moved_is_taken_up_anew():
+    fleet = Fleet()
+    fleet.begin("a", ["n1"])
+    fleet.run(60)
+    fleet.begin("a", ["n2"])
+    assert fleet.job("a").phase is JobPhase.SEARCHING
+    assert [one.name for one in fleet.steering.standing().jobs] == ["a"]
+
+
+def test_dear_energy_is_not_used_and_the_promise_is_kept():
+    hour_s, prices = 3600.0, (1.0, 4.0)
+    fleets = [Fleet(scatter=0.01), Fleet(scatter=0.01)]
+    fleets[0].tell(PricesSet(0.0, Tariff(Steps((0.0, hour_s), prices, 2.0 * hour_s))))
+    costs = [0.0, 0.0]
+    for at, fleet in enumerate(fleets):
+        fleet.begin("a", ["n1"])
+        for _ in range(1440):
+            before = fleet.jobs["a"].energy_j
+            price = prices[int(fleet.now_s // hour_s) % 2]
+            fleet.run(1)
+            costs[at] += price * (fleet.jobs["a"].energy_j - before)
+        assert fleet.slowdown("a") <= 0.1
+    tariff, flat = (cost / fleet.jobs["a"].work for cost, fleet in zip(costs, fleets, strict=True))
+    assert tariff < 0.95 * flat
+    assert len(fleets[0].said) < 60
+    assert fleets[0].steering.standing().price_weight == pytest.approx(prices[0] / 2.5)
+    assert fleets[0].steering.standing().price_per_j == 1.0
+
+
+def test_best_effort_weighs_energy_by_its_price():
+    fleet = Fleet()
+    fleet.tell(PricesSet(0.0, Tariff(Steps((0.0, 7200.0), (0.05, 4.0), 14_400.0))))
+    fleet.begin("a", ["n1"], promise=BestEffort(0.4))
+    fleet.run(700)
+    cheap_w = fleet.job("a").limit_w
+    fleet.run(100)
+    assert fleet.job("a").limit_w < cheap_w
+    fleet.tell(PricesSet(fleet.now_s, None))
+    fleet.run(3)
+    assert fleet.job("a").limit_w >= 200.0
+    assert fleet.steering.standing().price_per_j is None
+
+
+def test_watts_are_shared_no_more_often_than_set():
+    fleet = Fleet(Steering(Settings(divide_every_s=500_000.0)))
+    fleet.begin("a", ["n1"], held_w=(200.0,))
+    fleet.budget(tree(["n1"], 900.0, 900.0))
+    fleet.begin("b", ["n1"], held_w=(100.0,), gpus=1)
+    fleet.run(5)
+    assert fleet.job("b").ceiling_w == 100.0  # what it was found with
+    fleet.run(100)
+    assert fleet.job("b").ceiling_w is None
+
+
+def test_no_budgets_are_no_ceilings():
+    fleet = Fleet()
+    fleet.begin("a", ["n1"])
+    fleet.budget(tree(["n1"], 300.0, 300.0))
+    fleet.answer_all()
+    assert fleet.job("a").ceiling_w == 150.0
+    fleet.tell(BudgetsSet(fleet.now_s, Budgets(())))
+    fleet.answer_all()
+    assert fleet.job("a").limit_w == 300.0
+    assert fleet.steering.standing().budgets == ()
+
+
+def test_an_event_without_a_time_is_none():
+    assert Steering().on(JobBegan(math.inf, "a", MaxSlowdown(0.1), LIMITS_W, ())) == []
+
+
+def test_a_raise_goes_with_the_reading_that_makes_room_for_it():
+    fleet = Fleet()
+    fleet.begin("a", ["n1"], promise=BestEffort(0.0))
+    fleet.run(60)
+    fleet.budget(tree(["n1"], 800.0, 800.0))
+    fleet.begin("b", ["n1"], promise=BestEffort(0.0), held_w=(100.0,))
+    raised = []
+    for _ in range(30):  # unknown, b counts with what it holds; once it is known, watts are shared between both
+        fleet.run(1, answered=False)
+        while fleet.asked:
+            lowered = fleet.asked[0].limit_w < fleet.jobs[fleet.asked[0].job].limits[fleet.asked[0].holding]
+            raised += [one.job for one in fleet.answer() if lowered]
+    assert "b" in raised
+    assert fleet.job("a").limit_w + fleet.job("b").limit_w == 400.0
+    assert fleet.job("b").limit_w >= 150.0
+
+
+def test_an_uneven_gang_without_room_comes_down_to_its_least():
+    fleet = Fleet()
+    fleet.budget(Budgets([Budget("n1", 500.0), Budget("n2", 900.0)]))
+    fleet.begin("a", ["n1", "n2"], held_w=(200.0, 300.0))
+    fleet.now_s += 1.0
+    fleet.tell(Ticked(fleet.now_s))
+    fleet.answer_all()
+    assert even(fleet, "a")
+    assert fleet.job("a").limit_w <= 250.0
+
+
+def test_boards_that_overshoot_are_charged_what_they_draw():
+    fleet = Fleet()
+    fleet.budget(tree(["n1"], 900.0, 900.0))
+    fleet.begin("a", ["n1"], held_w=(300.0,))
+    for _ in range(3):
+        fleet.now_s += 10.0
+        fleet.tell(JobMeasured(fleet.now_s, "a", Window(300.0, 100.0, 10.0, 2.0 * 330.0 * 10.0)))
+    assert fleet.steering.standing().budgets[0].claim_w == pytest.approx(660.0)
+
+
+def test_time_is_earned_before_it_is_spent_and_limits_do_not_flutter():
+    fleet = Fleet(scatter=0.01)
+    fleet.tell(PricesSet(0.0, Tariff(Steps((0.0, 3600.0), (4.0, 1.0), 7200.0))))  # dear first
+    fleet.begin("a", ["n1"])
+    for _ in range(720):
+        fleet.run(1)
+        assert fleet.slowdown("a") <= 0.1
+    assert len(fleet.said) <= 60
+    assert min(one.limit_w for one in fleet.said) < 250.0
