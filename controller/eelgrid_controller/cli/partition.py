@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from eelgrid_controller.cli.connection import operators
+from eelgrid_controller.cli.failure import Stop
 from eelgrid_controller.cli.settings import Settings, printing
 from eelgrid_controller.cli.tables import Column, document, text_table
 from eelgrid_protos.messages import (
@@ -197,7 +198,9 @@ def apply(settings: Settings, /, recommendation: str, yes: bool, wait_s: float |
         standing = _waited(client, settings, wait_s)
         document(settings, standing, _standing(standing, settings))
         if standing.stages_left or not all(gpu.stands for gpu in standing.gpus if gpu.wanted is not None):
-            raise click.ClickException(f"not all stands after {wait_s:g} s: {standing.waits_for or 'see the table'}")
+            raise Stop(
+                f"not all stands after {wait_s:g} s: {standing.waits_for or 'see the table'}", "eelctl partition show"
+            )
 
 
 def _waited(client: Any, settings: Settings, wait_s: float) -> ListPartitionsResponse:
