@@ -84,6 +84,11 @@ class FakeOperators:
     def __post_init__(self) -> None:
         self.promised = FakePromises(self._find, lambda found: self.workloads.update({found.workload_id: found}))
 
+    @property
+    def parts(self) -> tuple[object, ...]:
+        """Who has the calls, between them."""
+        return self, self.promised, self.partitioned
+
     def _begin(self, name: str) -> None:
         self.calls.append(name)
         if self.failures and (failure := self.failures.pop(0)) is not None:
@@ -305,9 +310,7 @@ def _page(rows: list[Any], request: Any) -> tuple[tuple[Any, ...], str]:
 
 async def _serve(operators: FakeOperators, address: str, bound: Callable[[int], None], stop: asyncio.Event) -> None:
     server = grpc.aio.server(options=transport.server_options())
-    server.add_generic_rpc_handlers(
-        (rpc.handler(rpc.OPERATOR_SERVICE, operators, operators.promised, operators.partitioned),)
-    )
+    server.add_generic_rpc_handlers((rpc.handler(rpc.OPERATOR_SERVICE, *operators.parts),))
     port = await transport.listen(server, address, tls=None, insecure=False, log=logging.getLogger("fake"))
     await server.start()
     bound(port)

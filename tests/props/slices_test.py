@@ -32,9 +32,11 @@ class Cluster(RuleBasedStateMachine):
         self.journal = []
         self.stages = []
         self.now_ns = 0
-        self.take(self.core.node_joined(node("a", gpus=1), now_ns=0))
+        for name in "ab":
+            self.take(self.core.node_joined(node(name), now_ns=0))
         self.take(self.core.record_points(points(), now_ns=0))
         self.shift(partitioned=True)
+        self.take(self.core.submit(service("s", 15.0), now_ns=0))
 
     def take(self, step):
         self.now_ns += 1
@@ -65,22 +67,22 @@ class Cluster(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.core.state.workloads)))
         self.take(self.core.cancel(key, now_ns=self.now_ns))
 
-    @rule(name=NAMES, gpus=st.sampled_from([1, 2]), pool=st.sampled_from(["mig", "mig", "x"]))
+    @rule(name=NAMES, gpus=st.sampled_from([1, 2, 2, 2]), pool=st.sampled_from(["mig"] * 5 + ["x"]))
     def join(self, name, gpus, pool):
         self.take(self.core.node_joined(node(name, gpus=gpus, pool=pool), now_ns=self.now_ns))
 
-    @rule(name=NAMES)
-    def lose(self, name):
-        if name in self.core.state.nodes:
+    @rule(name=NAMES, really=st.integers(0, 2))
+    def lose(self, name, really):
+        if name in self.core.state.nodes and not really:
             self.take(self.core.node_lost(name, now_ns=self.now_ns))
 
     @rule(scale=st.sampled_from([1.0, 0.5]))
     def measure(self, scale):
         self.take(self.core.record_points(points(scale=scale), now_ns=self.now_ns))
 
-    @rule(partitioned=st.booleans())
-    def hand_over(self, partitioned):
-        self.shift(partitioned=partitioned)
+    @rule(taken=st.integers(0, 5))
+    def hand_over(self, taken):
+        self.shift(partitioned=bool(taken))
 
     @rule(halfway=st.booleans())
     def agents_act(self, halfway):
@@ -90,14 +92,35 @@ class Cluster(RuleBasedStateMachine):
                 self.take(self.core.node_joined(done, now_ns=self.now_ns))
                 assert self.core.state.nodes[name].is_ready
 
-    @rule()
-    def plan(self):
+    @rule(
+        keys=st.sets(st.sampled_from("stuv")),
+        rate_hz=st.sampled_from([2.0, 15.0, 40.0]),
+        scale=st.sampled_from([1.0, 0.5, 2.0]),
+    )
+    def change(self, keys, rate_hz, scale):
+        """Other services, other points, and a plan for them that is carried out."""
+        for key in keys:
+            if key in self.core.state.workloads:
+                self.take(self.core.cancel(key, now_ns=self.now_ns))
+            else:
+                self.submit(key, rate_hz)
+        self.measure(scale)
+        self.plan(stages=4, acting=True)
+
+    @rule(stages=st.integers(0, 3), acting=st.booleans())
+    def plan(self, stages, acting):
         with contextlib.suppress(PartitionError):
             self.stages = list(recommend(self.core.survey_partitions()).stages)
+        for _ in range(stages):
+            self.apply()
+            if acting:
+                self.agents_act(halfway=False)
 
-    @precondition(lambda self: self.stages)
     @rule()
     def apply(self):
+        """The next stage of the newest plan, however much changed since."""
+        if not self.stages:
+            return
         stage = self.stages.pop(0)
         before = self.core.state.digest()
         try:
