@@ -66,6 +66,7 @@ class Fleet:
         self.scatter = scatter
         self.now_s = 0.0
         self.jobs, self.asked, self.lost, self.said, self.told = {}, [], set(), [], []
+        self.latest = {}  # limit that was last said of each job
         self.watts = {}  # budgets' room, by name
         self.budgets = None
         self.worst_w = 0.0  # that an answer of steering lifted what may be drawn above a budget
@@ -75,6 +76,7 @@ class Fleet:
         before = self.drawn_most()
         made = self.steering.on(event)
         self.said += made
+        self.latest |= {one.job: one.limit_w for one in made if isinstance(one, SetLimit)}
         self.told.append(event)
         self.asked += [one for one in made if isinstance(one, SetLimit)]
         for name, watts in self.drawn_most().items():  # what lay above a budget before is not the answer's doing
@@ -107,7 +109,7 @@ class Fleet:
         parents = {one.name: one.parent for one in self.budgets.all} if self.budgets else {}
         drawn = dict.fromkeys(self.watts, 0.0)
         for name, job in self.jobs.items():
-            newest = [one.limit_w for one in self.asked if one.job == name][-1:]
+            newest = [self.latest[name]] if any(one.job == name for one in self.asked) else []
             for holding in job.began.holdings:
                 coming = [one.limit_w for one in self.asked if one.holding == holding.name]
                 watts = holding.gpus * max(

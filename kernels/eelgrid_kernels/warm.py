@@ -22,6 +22,7 @@ from eelgrid_kernels.placement import (
     refresh_fragmentation,
     replica_room,
 )
+from eelgrid_kernels.played import play
 from eelgrid_kernels.quotes import put, quote
 from eelgrid_kernels.states import adopt
 from eelgrid_kernels.wiring import choose_linked, rewire
@@ -64,6 +65,7 @@ def warm() -> tuple[str, ...]:
     rewire(nodes, 0, code, np.zeros(1, np.int64))
     choose_linked(code, rows, np.zeros(1, np.int64))
     divide(np.zeros((1, 2)), np.zeros((1, 0), np.int64), np.zeros(2), np.zeros(1, np.int64))
+    play(np.zeros(1), np.ones(1), 1, 1, 1.0, np.zeros(1))
     kernels = (
         choose,
         weigh_all,
@@ -80,5 +82,6 @@ def warm() -> tuple[str, ...]:
         rewire,
         repeat,
         divide,
+        play,
     )
     return tuple(kernel.__name__ for kernel in kernels)

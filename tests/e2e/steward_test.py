@@ -171,7 +171,7 @@ async def _play(rig, fleet, url, listen):
     inter = LatencyObjective(metric=LatencyMetric.INTER_TOKEN, latency_s=0.05)
     pages = MetricsSource(server=MetricsServer.VLLM, url=url + "/{replica}/metrics", model="m")
     promise = ServicePromise(
-        profile="llm", objectives=(inter,), output_tokens=100.0, replicas_most=6, start_s=1.0, metrics=pages
+        profile="llm", objectives=(inter,), output_tokens=100.0, replicas_most=3, start_s=1.0, metrics=pages
     )
     await submit(rig, "chat", kind=WorkloadKind.INFERENCE_SERVICE, service=promise)
     counter = MetricsSource(server=MetricsServer.GENERIC, url=url + "/job/metrics", work_counter="steps_total")

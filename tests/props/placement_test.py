@@ -269,7 +269,7 @@ def test_several_tasks_on_a_node_cost_what_they_cost_one_after_another(cluster, 
 def test_warming_names_every_kernel():
     assert set(warm()) == {
         "adopt", "choose", "choose_linked", "cluster_power", "count_verdicts", "divide", "fragmentation", "node_power",
-        "put", "quote", "refresh_fragmentation", "repeat", "replica_room", "rewire", "weigh_all",
+        "play", "put", "quote", "refresh_fragmentation", "repeat", "replica_room", "rewire", "weigh_all",
     }  # fmt: skip
 
 

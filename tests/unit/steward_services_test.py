@@ -188,6 +188,14 @@ async def test_a_cycle_that_fails_is_told_and_the_next_one_goes_on(monkeypatch, 
         await world.cycle()
 
 
+async def test_more_than_are_steered_are_told(caplog):
+    async with stewarded(workloads_most=1) as world:
+        await ready(world, service("s"), service("t"))
+        await world.cycle()
+        assert {one.name for one in world.steward.standing.steering.services} == {"s"}
+        assert caplog.text.count("promised=2 steered=1 reason=too_many") == 1
+
+
 async def test_it_runs_until_it_is_stopped_and_asks_for_pages():
     async with stewarded(cycle_s=0.05) as world:
         await ready(world, service("s"))

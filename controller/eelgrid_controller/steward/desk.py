@@ -23,6 +23,7 @@ from eelgrid_controller.steering.events import (
     BudgetsSet,
     Event,
     Instruction,
+    JobMeasured,
     LimitConfirmed,
     LimitFailed,
     NodeLost,
@@ -35,7 +36,9 @@ from eelgrid_controller.steering.standing import Standing
 from eelgrid_controller.steering.steering import Steering
 from eelgrid_controller.steward.asked_limits import Asked as AskedLimit
 from eelgrid_controller.steward.asked_limits import AskedLimits, NodeWord
+from eelgrid_controller.steward.elastic_desk import ElasticDesk
 from eelgrid_controller.steward.job_desk import JobDesk
+from eelgrid_controller.steward.lessons import Lessons
 from eelgrid_controller.steward.presence import NodeSeen, Watched
 from eelgrid_controller.steward.prices import budgets_of, tariff_of
 from eelgrid_controller.steward.rounds import Asked
@@ -43,7 +46,7 @@ from eelgrid_controller.steward.service_desk import ServiceDesk, ServiceSeen
 from eelgrid_controller.steward.settings import StewardSettings
 from eelgrid_controller.steward.world import World, enforced
 from eelgrid_protos.catalogue import Catalogue
-from eelgrid_protos.messages import EnergyPrices
+from eelgrid_protos.messages import EnergyPrices, MeasuredPoint
 
 __all__ = ["Desk", "LimitJob", "Steers", "StewardStanding", "Turn"]
 
@@ -85,6 +88,7 @@ class Turn(NamedTuple):
     asked: dict[str, Asked]
     standing: StewardStanding
     faults: tuple[tuple[str, Exception], ...]  # by workload; what was passed over
+    points: tuple[MeasuredPoint, ...] = ()  # that windows taught
 
 
 class Desk:
@@ -99,6 +103,8 @@ class Desk:
         self._watched = Watched(grace_s=settings.away_grace_s)
         self._budgets: tuple[Budget, ...] = ()
         self._prices: EnergyPrices | None = None
+        self._lessons = Lessons()
+        self._elastic = ElasticDesk(horizon_s=settings.elastic_s)
         self._numbers: dict[int, str] = {}  # jobs of the numbers that are to be answered
         self._refused: list[LimitFailed] = []  # to be told in the next turn
         self._advised: dict[str, dict[str, SetLimit]] = {}  # limits that wait for their pools, by job and holding
@@ -120,12 +126,17 @@ class Desk:
                 faults.append((name, error))
         for name, workload in jobs.items():
             try:
-                said += self._hear(self._jobs.look(name, workload, world, earned.get(name, 0.0)))
+                events = self._jobs.look(name, workload, world, earned.get(name, 0.0))
+                said += self._hear(events)
+                for event in events:
+                    if isinstance(event, JobMeasured):
+                        self._lessons.heard(workload, world, event.window)
             except Exception as error:  # noqa: BLE001
                 faults.append((name, error))
         said += self._hear([Ticked(world.at_s)])
         advice = frozenset(name for name, one in world.workloads.items() if not enforced(world, one))
-        scales = tuple(one for one in said if isinstance(one, Scale) and one.name in services)
+        scales = [one for one in said if isinstance(one, Scale) and one.name in services]
+        scales += self._elastic.look(jobs, world)
         limits = self._to_set([one for one in said if isinstance(one, SetLimit)], advice)
         return Turn(
             tuple(one for one in scales if one.name not in advice),
@@ -133,6 +144,7 @@ class Desk:
             self._services.asked() | self._jobs.asked(),
             self._standing(advice),
             tuple(faults),
+            self._lessons.due(),
         )
 
     def was_asked(self, limit: LimitJob, epochs: dict[str, int], at_s: float) -> None:

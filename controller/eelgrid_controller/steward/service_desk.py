@@ -17,7 +17,7 @@ from eelgrid_controller.steering.events import Ended, Event, ServiceBegan, Servi
 from eelgrid_controller.steward.rounds import Asked, Outcome, Rounds, names_read
 from eelgrid_controller.steward.services import promised_of, server_names, urls_of
 from eelgrid_controller.steward.settings import StewardSettings
-from eelgrid_controller.steward.world import World
+from eelgrid_controller.steward.world import World, models_of
 from eelgrid_protos.messages import MetricsSource, ServicePromise, Workload
 
 __all__ = ["ServiceDesk", "ServiceSeen"]
@@ -107,17 +107,7 @@ class ServiceDesk:
     def _promised(self, name: str, service: _Service, workload: Workload, world: World) -> list[Event]:
         promise = workload.spec.service
         assert promise is not None, "services have a promise"
-        models = tuple(
-            sorted(
-                {
-                    gpu.model
-                    for placement in workload.placements
-                    if (node := world.nodes.get(placement.node_name)) is not None
-                    for gpu in node.inventory.gpus
-                    if gpu.uuid in placement.gpu_uuids
-                }
-            )
-        )
+        models = tuple(sorted(models_of(workload, world)))
         made = _Made(promise, models, world.points.get(promise.profile, ()), workload.power_limit_w)
         if made == service.made:
             return []

@@ -34,6 +34,8 @@ class StewardSettings:
     readings_s: float = 30.0
     # Watts of GPUs that are not steered change with placements; summing 10,000 nodes takes 50 ms in slices.
     others_s: float = 30.0
+    # A resize must pay within so long, and no job is resized more often: an hour is 60 restarts of a minute a month.
+    elastic_s: float = 3600.0
     away_grace_s: float = 10.0  # the loop's: a lost node's lease began to run out so long before
     # Promised workloads that are steered; more are placed as ever, and told so.
     workloads_most: int = 20_000
@@ -41,7 +43,17 @@ class StewardSettings:
 
     def __post_init__(self) -> None:
         """Refuse what no steward can run with."""
-        for name in ("cycle_s", "scrape_s", "hold_s", "window_s", "missed_s", "confirm_s", "readings_s", "others_s"):
+        for name in (
+            "cycle_s",
+            "scrape_s",
+            "hold_s",
+            "window_s",
+            "missed_s",
+            "confirm_s",
+            "readings_s",
+            "others_s",
+            "elastic_s",
+        ):
             if not 0.0 < getattr(self, name) <= 86_400.0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", "give seconds above 0, at most 86400")
         if not 0.0 <= self.cool_s <= 86_400.0 or not 0.0 <= self.away_grace_s <= 86_400.0:

@@ -13,7 +13,8 @@ from what agents and servers tell. A cycle that fails is told and the next one t
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
@@ -29,13 +30,20 @@ from eelgrid_controller.steward.prices import NodeDraw
 from eelgrid_controller.steward.rounds import Asked, Round
 from eelgrid_controller.steward.settings import StewardSettings
 from eelgrid_controller.steward.statuses import promises_of
-from eelgrid_controller.steward.views import draw_of, look_of, node_of
+from eelgrid_controller.steward.views import draw_of, free_of, look_of, node_of
 from eelgrid_controller.steward.world import NodeLook, NodeView, World
 from eelgrid_controller.telemetry import Telemetry
 from eelgrid_protos.catalogue import Catalogue
 from eelgrid_protos.errors import ContractError, Violation
 from eelgrid_protos.faults import Fault, InvalidArgument, NotFound
-from eelgrid_protos.messages import ListPromisesResponse, Policy, Workload, WorkloadPhase
+from eelgrid_protos.messages import (
+    POINTS_A_CALL_MOST,
+    ListPromisesResponse,
+    MeasuredPoint,
+    Policy,
+    Workload,
+    WorkloadPhase,
+)
 
 __all__ = ["Commands", "Pages", "SteadyUnix", "Steward"]
 
@@ -62,6 +70,9 @@ class Commands(Protocol):
 
     async def set_limit(self, workload_id: str, power_limit_w: float | None) -> Workload:
         """A limit on each GPU of a workload."""
+
+    async def record_points(self, points: Sequence[MeasuredPoint]) -> int:
+        """Points that were measured; how many are new."""
 
 
 class Pages(Protocol):
@@ -125,8 +136,9 @@ class Steward:
         self._promised: dict[str, None] = {}  # ids, in the order of their coming
         self._progress: dict[str, Progress] = {}
         self._unsteered: dict[str, str] = {}  # as logged
+        self._left_out = 0  # promised workloads that are too many
         self._policy_seen = -1
-        self._drawn_s = float("-inf")
+        self._drawn_s = self._freed_s = float("-inf")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="steering")
         for workload in loop.core.state.workloads.values():
             self._note(workload.workload_id, workload)
@@ -211,7 +223,11 @@ class Steward:
         workloads: dict[str, Workload] = {}
         nodes: dict[str, NodeView] = {}
         points: dict[str, tuple[Point, ...]] = {}
-        for ids in _slices(list(self._promised)[: self.settings.workloads_most]):
+        most, promised = self.settings.workloads_most, list(self._promised)
+        if len(promised) > most and self._left_out != len(promised) - most:
+            self._log.warning("promised=%d steered=%d reason=too_many", len(promised), most)
+        self._left_out = max(0, len(promised) - most)
+        for ids in _slices(promised[:most]):
             await self._loop.read(lambda core, ids=ids: _gather(core, ids, workloads, nodes, points))  # type: ignore[misc]
             await asyncio.sleep(0)
         if self._desk.learns:
@@ -229,10 +245,10 @@ class Steward:
                 looks[name] = look_of(self._telemetry, nodes[name].inventory, now_s=now_s, now_ns=now_ns)
             await asyncio.sleep(0)
         policy = await self._loop.read(lambda core: core.state.policy)
-        draws = await self._draws(policy)
+        draws, free = await self._draws(policy), await self._free(workloads.values())
         return World(
             at_s=self._steady.now_s(), policy=policy, workloads=workloads, nodes=nodes, points=points, looks=looks,
-            rounds=self._pages.take(), progress=dict(self._progress), draws=draws,
+            rounds=self._pages.take(), progress=dict(self._progress), draws=draws, free=free,
         )  # fmt: skip
 
     async def _draws(self, policy: Policy) -> tuple[NodeDraw, ...] | None:
@@ -252,6 +268,21 @@ class Steward:
             )
             await asyncio.sleep(0)
         return tuple(made)
+
+    async def _free(self, workloads: Iterable[Workload]) -> dict[str, int] | None:
+        """GPUs that elastic jobs could have, by model; None while that was counted a moment ago."""
+        now_s = self._clock.monotonic_s()
+        is_wanted = any(one.spec.training is not None and one.spec.training.is_elastic for one in workloads)
+        if not is_wanted or now_s - self._freed_s < self.settings.others_s:
+            return None
+        self._freed_s = now_s
+        total = Counter[str]()
+        names = await self._loop.read(lambda core: [] if len(core.state.pending) else list(core.state.nodes))
+        for some in _slices(names):
+            for found in await self._loop.read(lambda core, some=some: [free_of(core, name) for name in some]):  # type: ignore[misc]
+                total.update(found)
+            await asyncio.sleep(0)
+        return dict(total)
 
     # Acting
 
@@ -277,6 +308,16 @@ class Steward:
             await self._scale(scale)
         for limit in turn.limits:
             await self._limit(limit)
+        if turn.points:
+            await self._record(turn.points)
+
+    async def _record(self, points: Sequence[MeasuredPoint]) -> None:
+        try:
+            recorded = await self._loop.record_points(points[:POINTS_A_CALL_MOST])
+        except Exception as error:  # noqa: BLE001  # what was not learned is learned again
+            self._refused("points=%s recorded=%d refused=%s", str(len(points)), 0, error)
+            return
+        self._log.info("points=%d recorded=%d source=telemetry", len(points), recorded)
 
     async def _scale(self, scale: Scale) -> None:
         try:

@@ -7,6 +7,7 @@ from collections.abc import Container
 
 from eelgrid_controller.core import Core
 from eelgrid_controller.ledger import NodeRecord
+from eelgrid_controller.modes import enforces
 from eelgrid_controller.steward.jobs import board_of
 from eelgrid_controller.steward.meters import GpuLook
 from eelgrid_controller.steward.prices import NodeDraw
@@ -15,7 +16,7 @@ from eelgrid_controller.telemetry import Telemetry
 from eelgrid_protos.catalogue import Catalogue
 from eelgrid_protos.messages import Inventory, Reading
 
-__all__ = ["draw_of", "look_of", "node_of"]
+__all__ = ["draw_of", "free_of", "look_of", "node_of"]
 
 
 def node_of(record: NodeRecord) -> NodeView:
@@ -62,3 +63,17 @@ def draw_of(core: Core, name: str, unsteered: Container[str], catalogue: Catalog
             limits = [one.power_limit_w for one in holders]
             total_w += max(default_w if limit_w is None else limit_w for limit_w in limits)
     return NodeDraw(record.inventory, total_w)
+
+
+def free_of(core: Core, name: str) -> dict[str, int]:
+    """GPUs of a node that nobody holds, by model; none of a node that is lost or may not be changed."""
+    state = core.state
+    record = state.nodes[name]
+    found: dict[str, int] = {}
+    if not record.is_ready or not enforces(state.policy, record.inventory.pool):
+        return found
+    for gpu in record.inventory.gpus:
+        usable = not (gpu.lost or gpu.cordon or gpu.mig_enabled or gpu.uuid in record.lost_gpus)
+        if usable and gpu.uuid not in record.gpu_milli:
+            found[gpu.model] = found.get(gpu.model, 0) + 1
+    return found

@@ -14,7 +14,7 @@ from eelgrid_controller.steward.prices import NodeDraw
 from eelgrid_controller.steward.rounds import Round
 from eelgrid_protos.messages import Inventory, PlanApplied, Policy, Workload
 
-__all__ = ["NodeLook", "NodeView", "World", "enforced"]
+__all__ = ["NodeLook", "NodeView", "World", "enforced", "models_of"]
 
 
 class NodeView(NamedTuple):
@@ -47,6 +47,18 @@ class World:
     rounds: Mapping[str, Round] = field(default_factory=dict)  # new pages, by workload
     progress: Mapping[str, Progress] = field(default_factory=dict)  # as jobs told it themselves, newest
     draws: tuple[NodeDraw, ...] | None = None  # of all nodes, where they were summed in this cycle
+    free: Mapping[str, int] | None = None  # GPUs that nobody holds or waits for, by model, where counted in this cycle
+
+
+def models_of(workload: Workload, world: World) -> frozenset[str]:
+    """The GPU models that a workload runs on, as far as its nodes are known."""
+    return frozenset(
+        gpu.model
+        for placement in workload.placements
+        if (node := world.nodes.get(placement.node_name)) is not None
+        for gpu in node.inventory.gpus
+        if gpu.uuid in placement.gpu_uuids
+    )
 
 
 def enforced(world: World, workload: Workload) -> bool:

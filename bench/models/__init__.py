@@ -1,0 +1,1 @@
+"""How well profiles are predicted: every measured data set, configurations and workloads held out, peers beside ours."""

@@ -1,0 +1,149 @@
+"""Profiles on measured data sets: python -m bench.models --data DIR --out DIR.
+
+Owns the command. Writes summary.csv (its columns: bench/models/report.py), drift.csv, costs.csv,
+summary.png and calibration.png. Configurations, workloads and GPU models are held out
+(bench/models/splits.py); peers (bench/models/peers.py) are fitted on the same points.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from joblib import Parallel, delayed
+
+from bench.models import costs, drifts, report
+from bench.models.peers import PEERS
+from bench.models.runs import OURS, Job, Result, run
+from bench.models.splits import GIVEN, by_configuration, by_gpu, by_workload
+from bench.models.tables import DATA_SETS, DataSet, Unreadable, load
+from bench.text_tables import aligned, write_csv
+
+_SEEDS_MOST = 100
+_SMALL = 300  # points; smaller data sets get more seeds, so that coverage can be told
+_MORE = 4
+_GIVEN_BACK = ("nearest", "linear", "gbm", "gp")  # peers that also see whole workloads held out
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.models", description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("EELGRID_DATA", "../shared/data")))
+    parser.add_argument("--sets", default="all", help=f"with commas: {', '.join(DATA_SETS)}")
+    parser.add_argument("--seeds", type=int, default=5, help="of configurations held out")
+    parser.add_argument("--peers", default="all", help=f"with commas: {', '.join(PEERS)}; none for none")
+    parser.add_argument("--peer-seeds", type=int, default=2)
+    parser.add_argument("--held-out", default="0.2,0.8", help="shares of configurations, with commas")
+    parser.add_argument("--only-configurations", action="store_true", help="no whole workloads, no GPU models")
+    parser.add_argument("--no-costs", action="store_true", help="neither drift.csv nor costs.csv")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--out", type=Path, default=Path("bench-out/models"))
+    parser.add_argument("--no-plots", action="store_true")
+    return parser
+
+
+def _chosen(asked: str, known: Sequence[str], flag: str) -> list[str]:
+    names = list(known) if asked == "all" else [one for one in asked.split(",") if one and one != "none"]
+    for name in names:
+        if name not in known:
+            raise Unreadable(f"{flag}: {name!r} is none of {', '.join(known)}")
+    return names
+
+
+def _shares(asked: str) -> list[float]:
+    try:
+        found = [float(one) for one in asked.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0.0 < one < 1.0 for one in found):
+        raise Unreadable(f"--held-out: {asked!r} are no shares between 0 and 1; write 0.2,0.8")
+    return found
+
+
+def _jobs(data_set: DataSet, options: argparse.Namespace, peers: Sequence[str], shares: Sequence[float]) -> list[Job]:
+    more = _MORE if len(data_set.cells) < _SMALL else 1
+    jobs = []
+    for share in shares:
+        for method in (OURS, *peers):
+            seeds = more * (options.seeds if method == OURS else options.peer_seeds)
+            splits = (by_configuration(data_set.cells, share, seed) for seed in range(seeds))
+            jobs += [Job(data_set, (split,), method, seed) for seed, split in enumerate(splits)]
+    if options.only_configurations:
+        return jobs
+    folds = by_workload(data_set, 0)
+    together = [tuple(folds[begin : begin + len(GIVEN)]) for begin in range(0, len(folds), len(GIVEN))]
+    whole = (OURS, *(peer for peer in peers if peer in _GIVEN_BACK))
+    jobs += [Job(data_set, splits, method, seed) for method in whole for seed, splits in enumerate(together)]
+    jobs += [Job(data_set, (split,), OURS, seed) for seed, split in enumerate(by_gpu(data_set, 0))]
+    return jobs
+
+
+def _one_thread(job: Job) -> list[Result]:
+    """Processes share the cores already."""
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1):
+        return run(job)
+
+
+def _run(options: argparse.Namespace) -> tuple[list[DataSet], list[Result]]:
+    peers = _chosen(options.peers, list(PEERS), "--peers")
+    shares = _shares(options.held_out)
+    if not 1 <= options.seeds <= _SEEDS_MOST or not 1 <= options.peer_seeds <= _SEEDS_MOST:
+        raise Unreadable(f"take 1 to {_SEEDS_MOST} seeds")
+    sets = [one for name in _chosen(options.sets, list(DATA_SETS), "--sets") for one in load(options.data, name)]
+    jobs = [job for one in sets for job in _jobs(one, options, peers, shares)]
+    jobs.sort(key=lambda job: -len(job.data_set.cells) * len(job.data_set.told))  # the longest first
+    results: list[Result] = []
+    done = Parallel(n_jobs=max(1, options.processes), return_as="generator")(delayed(_one_thread)(job) for job in jobs)
+    for count, found in enumerate(done, 1):
+        results += found
+        if sys.stderr.isatty() or count % 20 == 0:
+            print(f"{count} of {len(jobs)} runs", file=sys.stderr, flush=True)
+    return sets, results
+
+
+def _told_costs(sets: Sequence[DataSet], out: Path) -> None:
+    for name, columns, rows in (
+        ("drift.csv", drifts.COLUMNS, [tuple(row) for row in drifts.measured(20)]),
+        ("costs.csv", costs.COLUMNS, [tuple(row) for row in costs.measured(sets[0])]),
+    ):
+        text = [
+            tuple("" if cell is None else cell if isinstance(cell, str) else f"{cell:.4g}" for cell in row)
+            for row in rows
+        ]
+        write_csv(out / name, columns, text)
+        print(f"\n{aligned(columns, text, 1)}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the comparison; 2 if what was asked for is not there."""
+    options = _parser().parse_args(arguments)
+    try:
+        sets, results = _run(options)
+        options.out.mkdir(parents=True, exist_ok=True)
+        order = {one.name: index for index, one in enumerate(sets)}
+        rows = sorted(report.rows(results), key=lambda row: (row.split, order[row.data_set]))
+        write_csv(options.out / "summary.csv", report.COLUMNS, report.csv_rows(rows))
+        print(report.table(rows))
+        for one in sets:
+            if one.refused:
+                print(
+                    f"{one.name}: {one.refused} rows say that a configuration did not run; they are not in the figures"
+                )
+        if not options.no_costs:
+            _told_costs(sets, options.out)
+    except (Unreadable, OSError) as error:
+        print(f"bench.models: {error}", file=sys.stderr)
+        return 2
+    if not options.no_plots:
+        from bench.models import plots  # a second to import
+
+        plots.draw_summary(options.out / "summary.png", rows)
+        plots.draw_calibration(options.out / "calibration.png", results)
+    print(f"\nwritten to {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""The calls about promises over a real server: scale, points page by page, progress, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+from tests.controller_rig import inventory, running, wanted
+
+from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, NotFound
+from eelgrid_protos.messages import (
+    LatencyMetric,
+    LatencyObjective,
+    ListPointsRequest,
+    ListPromisesRequest,
+    MeasuredPoint,
+    QuantileLatency,
+    RecordPointsRequest,
+    ReportProgressRequest,
+    ScaleWorkloadRequest,
+    ServicePromise,
+    SubmitWorkloadRequest,
+    TrainingPromise,
+    WorkloadKind,
+)
+
+
+def service(key: str = "s") -> SubmitWorkloadRequest:
+    objective = LatencyObjective(metric=LatencyMetric.RESPONSE, latency_s=0.5)
+    promise = ServicePromise(profile="chat", objectives=(objective,), replicas_most=3)
+    return wanted(key, kind=WorkloadKind.INFERENCE_SERVICE, service=promise)
+
+
+def job(key: str = "j") -> SubmitWorkloadRequest:
+    return wanted(key, kind=WorkloadKind.TRAINING_JOB, training=TrainingPromise(slowdown_most=0.05))
+
+
+def point(batch: int, profile: str = "chat") -> MeasuredPoint:
+    latencies = (QuantileLatency(quantile=0.95, latency_s=0.01 * batch),)
+    return MeasuredPoint(profile=profile, gpu_model="G2", throughput_hz=10.0 * batch, batch=batch, latencies=latencies)
+
+
+async def test_scale(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        await rig.join(inventory(gpus=2))
+        await rig.operators.submit_workload(service())
+        more = (await rig.operators.scale_workload(ScaleWorkloadRequest(workload_id="s", replicas=3))).workload
+        assert (more.spec.replicas, len(more.placements)) == (2, 2), "there is room for two"
+        fewer = (await rig.operators.scale_workload(ScaleWorkloadRequest(workload_id="s", replicas=1))).workload
+        assert len(fewer.placements) == 1
+        # Repeating the submission that began it is harmless still.
+        assert (await rig.operators.submit_workload(service())).workload.workload_id == "s"
+        with pytest.raises(InvalidArgument) as caught:
+            await rig.operators.scale_workload(ScaleWorkloadRequest(workload_id="s", replicas=4))
+        assert caught.value.violations[0].field == "replicas"
+        with pytest.raises(NotFound):
+            await rig.operators.scale_workload(ScaleWorkloadRequest(workload_id="nobody", replicas=1))
+
+
+async def test_points_come_back_in_order_and_survive_a_restart(tmp_path: Path) -> None:
+    told = tuple(point(batch, profile) for profile in ("b", "a") for batch in (8, 1, 4))
+    async with running(tmp_path) as rig:
+        assert (await rig.operators.record_points(RecordPointsRequest(points=told))).recorded == 6
+        assert (await rig.operators.record_points(RecordPointsRequest(points=told[:2]))).recorded == 0
+    async with running(tmp_path) as rig:
+        pages, token = [], ""
+        while True:
+            page = await rig.operators.list_points(ListPointsRequest(page_size=4, page_token=token))
+            pages.append([(one.profile, one.batch) for one in page.points])
+            token = page.next_page_token
+            if not token:
+                break
+        assert pages == [[("a", 1), ("a", 4), ("a", 8), ("b", 1)], [("b", 4), ("b", 8)]]
+        one = await rig.operators.list_points(ListPointsRequest(profile="b"))
+        assert (one.total, one.points[0]) == (3, point(1, "b"))
+
+
+async def test_progress_is_of_jobs_that_run_and_were_promised_anything(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        await rig.operators.submit_workload(job("waits"))
+        await rig.join(inventory(gpus=4))
+        await rig.operators.submit_workload(job())
+        await rig.operators.submit_workload(service())
+        await rig.operators.report_progress(ReportProgressRequest(workload_id="j", work_done=3.0))
+        with pytest.raises(FailedPrecondition, match="training promise"):
+            await rig.operators.report_progress(ReportProgressRequest(workload_id="s", work_done=3.0))
+        with pytest.raises(NotFound):
+            await rig.operators.report_progress(ReportProgressRequest(workload_id="nobody", work_done=3.0))
+
+
+async def test_what_lacks_a_profile_says_so(tmp_path: Path) -> None:
+    async with running(tmp_path, steer_s=0.1) as rig:
+        await rig.join(inventory(gpus=4))
+        await rig.operators.submit_workload(service())
+        await rig.operators.submit_workload(job())
+        for _ in range(200):
+            found = await rig.operators.list_promises(ListPromisesRequest())
+            if found.services and found.jobs:
+                break
+        (status,) = found.services
+        assert "eelctl profile import" in status.reason
+        assert [one.workload_id for one in found.jobs] == ["j"]
