@@ -11,6 +11,10 @@ service's new replicas serve before old ones go. Where two services trade places
 would be left without any replica, the stages are one.
 
 What lost nodes and GPUs still hold is let go by the last stage.
+
+A change that is only a gain, since every service has its rate already, is not worth a
+promise: if one would fall below its rate on the way, all stays as it is. Where a service
+waits or falls short, the change is recommended and says who falls how far.
 """
 
 import hashlib
@@ -23,8 +27,9 @@ from eelgrid_controller.partition.change import Change, Costs, change
 from eelgrid_controller.partition.errors import BadProblem, FleetTooSmall, Unservable
 from eelgrid_controller.partition.plan import Replica
 from eelgrid_controller.partition.problem import Problem
+from eelgrid_controller.partition.programme import EXACT
 from eelgrid_controller.partition.running import RunningGpu, layout_of
-from eelgrid_controller.partition.steps import Drain, Step, applied
+from eelgrid_controller.partition.steps import Course, Drain, Step, applied
 from eelgrid_controller.slices import share_milli
 from eelgrid_controller.slicing.demand import problem_of
 from eelgrid_controller.slicing.survey import Seat, Survey
@@ -76,7 +81,7 @@ def recommend(found: Survey, horizon_s: float | None = None) -> Found:
     while True:
         problem = problem_of(found, problems)
         try:
-            changed = _changed(problem, gpus, Costs(horizon_s=horizon_s or HORIZON_S))
+            changed = _harmless(problem, gpus, _changed(problem, gpus, Costs(horizon_s=horizon_s or HORIZON_S)))
             break
         except Unservable as error:
             # One service that nothing can serve must not keep all others waiting.
@@ -104,6 +109,27 @@ def _changed(problem: Problem, gpus: Sequence[RunningGpu], costs: Costs) -> Chan
     if not gpus and problem.services:
         raise FleetTooSmall({"partitioned GPU": 1}, "switch a pool with MIG GPUs to the partition planner")
     return change(problem, gpus, costs)
+
+
+def _harmless(problem: Problem, gpus: Sequence[RunningGpu], changed: Change) -> Change:
+    """The change; none at all where it would break a promise for nothing but a gain."""
+    if not changed.course.lowest:
+        return changed
+    now_hz = _served_hz(problem, gpus)
+    if any(now_hz.get(service.name, 0.0) < service.rate_hz * (1.0 - EXACT) for service in problem.services):
+        return changed
+    return changed._replace(gpus=tuple(gpus), course=Course((), {}), cost=0.0, gain=0.0, after=changed.before)
+
+
+def _served_hz(problem: Problem, gpus: Sequence[RunningGpu]) -> dict[str, float]:
+    """What the replicas of each service carry by the points that are known now."""
+    known_hz = {(point.workload, point.configuration): point.throughput_hz for point in problem.points}
+    total_hz: dict[str, float] = {}
+    for replica in (one for gpu in gpus for one in gpu.replicas()):
+        assert replica.configuration is not None  # no jobs here
+        hz = known_hz.get((replica.owner, replica.configuration), 0.0)
+        total_hz[replica.owner] = total_hz.get(replica.owner, 0.0) + hz
+    return total_hz
 
 
 def _check(found: Survey, changed: Change) -> None:
@@ -238,18 +264,9 @@ def bare(gpu: RunningGpu) -> RunningGpu:
 def _services(
     found: Survey, problem: Problem, changed: Change, problems: Mapping[str, str]
 ) -> Iterator[PartitionedService]:
-    known_hz = {(point.workload, point.configuration): point.throughput_hz for point in problem.points}
-
-    def served(gpus: Sequence[RunningGpu]) -> tuple[dict[str, float], Counter[str]]:
-        total_hz: dict[str, float] = {}
-        for replica in (one for gpu in gpus for one in gpu.replicas()):
-            assert replica.configuration is not None  # no jobs here
-            hz = known_hz.get((replica.owner, replica.configuration), 0.0)
-            total_hz[replica.owner] = total_hz.get(replica.owner, 0.0) + hz
-        return total_hz, Counter(one.owner for gpu in gpus for one in gpu.replicas())
-
-    before_hz, before = served([seat.running for seat in found.seats])
-    after_hz, after = served(changed.gpus)
+    gpus = [seat.running for seat in found.seats]
+    before_hz, after_hz = _served_hz(problem, gpus), _served_hz(problem, changed.gpus)
+    before, after = (Counter(one.owner for gpu in here for one in gpu.replicas()) for here in (gpus, changed.gpus))
     for asked in found.services:
         key = asked.workload.workload_id
         yield PartitionedService(
