@@ -11,7 +11,7 @@ from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_protos.messages import MeasuredPoint
 from eelgrid_protos.plain import from_plain, to_plain
 
-__all__ = ["POINTS_MOST", "Place", "Points", "place_of"]
+__all__ = ["POINTS_MOST", "Place", "Points", "place_of", "planned"]
 
 # 0.5 kB each, and a checkpoint writes them all: 50 MB at the most.
 POINTS_MOST = 100_000
@@ -38,7 +38,7 @@ def place_of(point: MeasuredPoint) -> Place:
     )  # fmt: skip
 
 
-def _planned(point: MeasuredPoint) -> Point:
+def planned(point: MeasuredPoint) -> Point:
     """The value that planners share."""
     return Point(
         workload=point.profile,
@@ -69,7 +69,7 @@ class Points(Mapping[str, tuple[Point, ...]]):
     def __getitem__(self, profile: str) -> tuple[Point, ...]:
         if profile not in self._made:
             told = self._told[profile]
-            self._made[profile] = tuple(_planned(told[key]) for key in sorted(told))
+            self._made[profile] = tuple(planned(told[key]) for key in sorted(told))
         return self._made[profile]
 
     def __iter__(self) -> Iterator[str]:

@@ -8,8 +8,8 @@ replicas are placed as those of a new workload would be, as many as there is roo
 for. Of those that count, the ones go that save the most modelled watts, one after
 another on a copy; of equals the youngest. The first replica of a training job stays: the
 others meet there. Those on lost nodes may run on and come
-back: they are let go once enough others stand, so that a node that returns is told to
-stop them.
+back: they are let go once enough others stand, or where they would be more than the promise
+allows, so that a node that returns is told to stop them.
 """
 
 from collections.abc import Callable, Sequence
@@ -127,8 +127,9 @@ def rescaled(
         is_job = workload.spec.kind is WorkloadKind.TRAINING_JOB
         among = [item for item in stand if not (is_job and item is stand[0])]
         gone = _dearest(snapshot, workload, among, len(stand) - replicas)
-    if len(stand) + len(new) >= replicas:
-        gone += fallen
+    # Enough others stand, or so many that those on lost nodes would be more than was promised.
+    over = len(stand) + len(new) + len(fallen) - most
+    gone += fallen if len(stand) + len(new) >= replicas else fallen[: max(0, over)]
     if not gone and not new:
         return None
     return WorkloadScaled(

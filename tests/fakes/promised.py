@@ -43,6 +43,12 @@ class FakePromises:
         self.progress.append((request.workload_id, request.work_done))
         return messages.ReportProgressResponse()
 
+    async def imagine_budgets(self, request: Any, context: Any) -> messages.ImagineBudgetsResponse:
+        statuses = tuple(
+            messages.BudgetStatus(budget=budget, claimed_w=0.9 * budget.limit_w) for budget in request.budgets
+        )
+        return messages.ImagineBudgetsResponse(jobs=self.answer.jobs, budgets=statuses)
+
     async def list_promises(self, request: Any, context: Any) -> messages.ListPromisesResponse:
         return self.answer
 

@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -20,6 +21,7 @@ from eelgrid_protos.messages import (
 )
 from eelgrid_protos.progress import Reporter
 
+ROOT = Path(__file__).parents[2]
 SERVICE = """
 id: chat
 name: chat
@@ -269,3 +271,48 @@ def test_a_controller_that_is_away_does_not_stop_a_job(caplog):
     nobody = Reporter({})
     nobody.report(1.0)
     assert (nobody.told, nobody.failed) == (0, 0)
+
+
+def test_what_was_never_measured_is_predicted_with_intervals(eelctl):
+    points = str(ROOT / "docs" / "frontier-points.csv")
+    asked = ("profile", "predict", "chat", "--points", points, "--gpu", "H100-80GB-HBM3", "--batch", "8,12")
+    found = json.loads(eelctl(*asked, "-o", "json").stdout)
+    eight, twelve = (row["throughput_hz"] for row in found)
+    assert (eight["basis"], twelve["basis"]) == ("measured", "interpolated")
+    assert eight["median"] == pytest.approx(13.56, rel=0.02)
+    assert eight["median"] < twelve["median"] < 24.0
+    assert twelve["lower"] < twelve["median"] < twelve["upper"]
+    shown = eelctl(*asked).stdout
+    assert "THROUGHPUT /s" in shown
+    assert "90 % intervals" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (("--batch", "x"), 2, "--batch"),
+        (("--batch", "1.5"), 2, "whole numbers"),
+        (("--limit", "-5"), 2, "--limit"),
+        (("--slice", "9g.999gb"), 5, "9g.999gb"),
+    ],
+)
+def test_configurations_that_cannot_be(eelctl, arguments, code, complaint):
+    points = str(ROOT / "docs" / "frontier-points.csv")
+    asked = ("profile", "predict", "chat", "--points", points, "--gpu", "H100-80GB-HBM3", *arguments)
+    assert complaint in eelctl(*asked, code=code).stderr
+
+
+def test_nothing_is_predicted_from_nothing(eelctl):
+    assert "profile import" in eelctl("profile", "predict", "chat", "--gpu", "T4", code=5).stderr
+
+
+def test_budgets_are_imagined(eelctl, fake):
+    fake.policy = replace(fake.policy, budgets=(PowerBudget(scope=BudgetScope.CLUSTER, limit_w=9000.0),))
+    fake.promised.answer = ListPromisesResponse(
+        jobs=(JobStatus(workload_id="train", name="train", phase="imagined", power_limit_w=200.0, slowdown=0.08),)
+    )
+    shown = eelctl("promises", "--budget", "rack:r1=4kW").stdout
+    assert "train  imagined  200 W  +8.0 %" in shown
+    assert "cluster  9,000 W  8,100 W" in shown
+    assert "rack r1  4,000 W  3,600 W" in shown
+    assert fake.policy.budgets == (PowerBudget(scope=BudgetScope.CLUSTER, limit_w=9000.0),)

@@ -138,7 +138,7 @@ def test_a_capacity_plan(eelctl):
     ("arguments", "code", "said"),
     [
         (("whatif",), 2, "name at least one change"),
-        (("whatif", "--budget", "5kW"), 2, "power budgets of cluster, rack and node are not part"),
+        (("whatif", "--budget", "5kW"), 2, "try budgets with eelctl promises --budget"),
         (("whatif", "--add", "3:T4"), 2, "write GPU:EACH such as H100-SXM5-80GB:8"),
         (("whatif", "--add", "T4:8"), 2, "begin with the number of nodes"),
         (("whatif", "--add-like", "0:a"), 2, "begin with the number of nodes"),

@@ -115,6 +115,18 @@ def test_replicas_on_a_lost_node_stay_while_nothing_stands_for_them():
     assert len(core.workload("s").placements) == 2
 
 
+def test_replicas_on_a_lost_node_go_where_there_would_be_more_than_promised():
+    core = core_with(node("a", gpus=4))
+    asked = request(gpus=1, key="s", replicas=4, kind=WorkloadKind.INFERENCE_SERVICE, service=service(replicas_most=4))
+    core.submit(asked, now_ns=5)
+    core.node_lost("a", now_ns=6)
+    core.node_joined(node("b", gpus=1), now_ns=7)
+    step = core.scale("s", 4, now_ns=8)
+    assert (len(step.result.placements), step.result.spec.replicas) == (4, 4)
+    assert tuple(step.result.spec.violations()) == ()
+    alike(core)
+
+
 def test_a_lost_gpu_counts_for_nothing():
     core = serving(core_with(node("a", gpus=3)), replicas=1)
     held = core.workload("s").placements[0].gpu_uuids[0]

@@ -4,6 +4,7 @@ Owns the calls and their pages. Must not know how promises are kept: whoever ste
 asked for the standing, and told of progress.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 import grpc.aio
@@ -14,11 +15,14 @@ from eelgrid_controller.loop import ControllerLoop
 from eelgrid_controller.measured import place_of
 from eelgrid_protos.faults import FailedPrecondition
 from eelgrid_protos.messages import (
+    ImagineBudgetsRequest,
+    ImagineBudgetsResponse,
     ListPointsRequest,
     ListPointsResponse,
     ListPromisesRequest,
     ListPromisesResponse,
     MeasuredPoint,
+    PowerBudget,
     RecordPointsRequest,
     RecordPointsResponse,
     ReportProgressRequest,
@@ -41,6 +45,9 @@ class Steers(Protocol):
 
     def promises(self) -> ListPromisesResponse:
         """How promises are kept now."""
+
+    async def imagine(self, budgets: Sequence[PowerBudget]) -> ImagineBudgetsResponse:
+        """What jobs would have under other power budgets."""
 
 
 class PromiseCalls:
@@ -85,6 +92,10 @@ class PromiseCalls:
     async def list_promises(self, _request: ListPromisesRequest, _context: Context) -> ListPromisesResponse:
         """How promises are kept."""
         return self._steers.promises()
+
+    async def imagine_budgets(self, request: ImagineBudgetsRequest, _context: Context) -> ImagineBudgetsResponse:
+        """What jobs would lose under other power budgets."""
+        return await self._steers.imagine(request.budgets)
 
 
 def _place(point: MeasuredPoint) -> tuple[int | str, ...]:

@@ -39,8 +39,8 @@ __all__ = ["change_options", "changes_of", "shape_of"]
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _FILE_BYTES_MOST = 64 * 1024 * 1024
 _NO_BUDGET = (
-    "power budgets of cluster, rack and node are not part of this controller yet, so that none can be moved; "
-    "what can be tried is in eelctl whatif --help"
+    "placing does not depend on power budgets, limits of running jobs do; "
+    "try budgets with eelctl promises --budget cluster=100kW"
 )
 
 
@@ -84,7 +84,9 @@ _CHANGES = (
         type=click.File("r", encoding="utf-8"),
         help="A sequence of changes in YAML or JSON, tried before those of the flags.",
     ),
-    click.option("--budget", hidden=True, expose_value=False, callback=_no_budget, help="Not there yet."),
+    click.option(
+        "--budget", hidden=True, expose_value=False, callback=_no_budget, help="See eelctl promises --budget."
+    ),
 )
 
 

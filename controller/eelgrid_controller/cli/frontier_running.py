@@ -11,8 +11,9 @@ from typing import Any
 from eelgrid_controller.cli.connection import pages
 from eelgrid_controller.cli.failure import Refused
 from eelgrid_controller.frontier.described import Gpus, Service
+from eelgrid_controller.measured import planned
 from eelgrid_controller.model import PowerModel
-from eelgrid_controller.profiles.points import Configuration, Point
+from eelgrid_controller.profiles.points import Point
 from eelgrid_protos.catalogue import load
 from eelgrid_protos.messages import (
     GpuStatus,
@@ -21,32 +22,12 @@ from eelgrid_protos.messages import (
     ListPointsRequest,
     ListPromisesRequest,
     ListWorkloadsRequest,
-    MeasuredPoint,
     NodeState,
     Workload,
     WorkloadPhase,
 )
 
 __all__ = ["running"]
-
-
-def _point(told: MeasuredPoint) -> Point:
-    return Point(
-        told.profile,
-        Configuration(
-            gpu_model=told.gpu_model,
-            mig_profile=told.mig_profile,
-            gpus=told.gpus,
-            batch=told.batch,
-            processes=told.processes,
-            power_limit_w=told.power_limit_w,
-            label=told.label,
-        ),
-        told.throughput_hz,
-        {one.quantile: one.latency_s for one in told.latencies},
-        power_w=told.power_w,
-        source=told.source,
-    )
 
 
 def _service(workload: Workload, arrived_hz: float | None, factor: float) -> Service | None:
@@ -75,7 +56,7 @@ def running(
 ) -> tuple[tuple[Point, ...], tuple[Service, ...], Mapping[str, Gpus]]:
     """Points, services at `factor` times their present rates, and the GPUs that are theirs or free; raises Refused."""
     told = pages(client.list_points, ListPointsRequest(), "points", timeout_s=timeout_s)
-    points = tuple(map(_point, told))
+    points = tuple(map(planned, told))
     if not points:
         raise Refused("the controller knows no point", "tell what was measured with eelctl profile import FILE")
     request = ListWorkloadsRequest(phases=(WorkloadPhase.PLACED,))

@@ -1,4 +1,4 @@
-"""eelctl profile import and list: measured points of workloads in configurations.
+"""eelctl profile import, list and predict: measured points of workloads in configurations.
 
 Owns the options; the file is that of `eelctl frontier --points` (docs/frontier.md).
 """
@@ -9,6 +9,7 @@ import click
 
 from eelgrid_controller.cli.connection import operators, pages
 from eelgrid_controller.cli.listings import limit_option
+from eelgrid_controller.cli.predictions import predict
 from eelgrid_controller.cli.settings import Settings, printing
 from eelgrid_controller.cli.tables import Column, listing
 from eelgrid_controller.profiles.points import Point
@@ -67,7 +68,10 @@ _COLUMNS: tuple[Column[MeasuredPoint], ...] = (
 
 @click.group()
 def profile() -> None:
-    """Tell or list what was measured of workloads."""
+    """Tell or list what was measured of workloads, or predict what was not."""
+
+
+profile.add_command(predict)
 
 
 @profile.command("import")

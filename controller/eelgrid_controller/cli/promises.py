@@ -7,12 +7,15 @@ from collections.abc import Iterator
 
 import click
 
+from eelgrid_controller.cli.budgets import budgets_with
 from eelgrid_controller.cli.connection import operators
 from eelgrid_controller.cli.settings import Settings, printing
 from eelgrid_controller.cli.tables import Column, coloured, document, text_table
 from eelgrid_controller.cli.workloads import describe
 from eelgrid_protos.messages import (
     BudgetStatus,
+    GetPolicyRequest,
+    ImagineBudgetsRequest,
     JobStatus,
     ListPromisesRequest,
     ListPromisesResponse,
@@ -96,11 +99,23 @@ def _lines(settings: Settings, found: ListPromisesResponse) -> Iterator[str]:
 
 
 @click.command()
+@click.option(
+    "--budget", multiple=True, metavar="PLACE=WATTS", help="What if: cluster=100kW, rack:r1=20kW; changes nothing."
+)
 @printing
 @click.pass_obj
-def promises(settings: Settings) -> None:
-    """Show how services and jobs keep what they were promised, and what is done for it."""
+def promises(settings: Settings, budget: tuple[str, ...]) -> None:
+    """Show how services and jobs keep what they were promised, and what is done for it.
+
+    With --budget, what jobs would lose if power budgets were so; those in force stay as they are.
+    """
     with operators(settings) as client:
+        if budget:
+            policy = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy
+            asked = ImagineBudgetsRequest(budgets=budgets_with(policy, budget))
+            seen = client.imagine_budgets(asked, timeout=settings.timeout_s)
+            document(settings, seen, _lines(settings, ListPromisesResponse(jobs=seen.jobs, budgets=seen.budgets)))
+            return
         found = client.list_promises(ListPromisesRequest(), timeout=settings.timeout_s)
         document(settings, found, _lines(settings, found))
 

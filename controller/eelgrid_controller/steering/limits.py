@@ -32,7 +32,7 @@ from eelgrid_controller.steering.events import JobBegan, JobMeasured, SetLimit
 from eelgrid_controller.steering.jobs import Job, begun, same_w
 from eelgrid_controller.steering.pricing import Prices
 from eelgrid_controller.steering.settings import DIVIDED, Settings
-from eelgrid_controller.steering.sharing import Asking, Shortfall, share
+from eelgrid_controller.steering.sharing import Asking, Shared, Shortfall, share
 
 __all__ = ["Jobs"]
 
@@ -324,7 +324,17 @@ class Jobs:
             )
         return made
 
-    def _asking(self, job: Job, at_s: float) -> Asking:
+    def imagined(self, at_s: float, budgets: Budgets, lowest: Mapping[str, tuple[str, ...]]) -> Shared:
+        """What jobs would share under other budgets, of which each node names the lowest; nothing is changed."""
+        asking = [self._asking(job, at_s, lowest) for job in self.jobs.values()]
+        changeable = [one for one in asking if one.gpus]
+        found = share(changeable, budgets, self._fixed_w(budgets, lowest), self.settings.want)
+        wishes = {one.name: one.wish_w for one in asking}
+        allowed = {name: found.ceilings_w.get(name) for name in wishes}
+        limits_w = {name: min(wish_w, allowed[name] or wish_w) for name, wish_w in wishes.items()}
+        return Shared(dict(limits_w), found.shortfalls)
+
+    def _asking(self, job: Job, at_s: float, lowest: Mapping[str, tuple[str, ...]] | None = None) -> Asking:
         known = self.known(job)
         limits_w = job.search.limits_w
         return Asking(
@@ -334,7 +344,9 @@ class Jobs:
             limits_w=limits_w,
             charges_w=tuple(job.charge_w(limit_w) for limit_w in limits_w),
             gpus=tuple(
-                (self._placed(one).budgets, one.gpus) for one, how in known.items() if not (how.lost or how.given_up)
+                (self._placed(one).budgets if lowest is None else lowest.get(one.node, ()), one.gpus)
+                for one, how in known.items()
+                if not (how.lost or how.given_up)
             ),
             curve=job.curve,
             promise=job.rest(),
@@ -342,13 +354,17 @@ class Jobs:
             owes=(job.earned_s() or 0.0) < 0.0,
         )
 
-    def _fixed_w(self) -> list[float]:
+    def _fixed_w(
+        self, budgets: Budgets | None = None, lowest: Mapping[str, tuple[str, ...]] | None = None
+    ) -> list[float]:
         """What each budget gives to GPUs that cannot be changed, and may have to when leases end."""
-        fixed = [0.0] * len(self.budgets)
+        budgets = self.budgets if budgets is None else budgets
+        fixed = [0.0] * len(budgets)
         for job in self.jobs.values():
             for holding, how in self.known(job).items():
                 if how.lost or how.given_up:
                     claim_w = max(how.claim_w, (holding.restored_w or 0.0) if how.lost else 0.0)
-                    for place in self.budgets.above(self._placed(holding).budgets):
+                    names = self._placed(holding).budgets if lowest is None else lowest.get(holding.node, ())
+                    for place in budgets.above(names):
                         fixed[place] += claim_w
         return fixed

@@ -6,10 +6,11 @@ Owns the view. Must not know how it came to be. What is not known is None.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from eelgrid_controller.serving.scaler import Phase
 
-__all__ = ["BudgetStanding", "JobPhase", "JobStanding", "ServiceStanding", "Standing"]
+__all__ = ["BudgetStanding", "Imagined", "ImaginedJob", "JobPhase", "JobStanding", "ServiceStanding", "Standing"]
 
 
 class JobPhase(Enum):
@@ -76,3 +77,19 @@ class Standing:
     price_per_j: float | None  # with carbon and PUE; None without prices
     price_weight: float  # relative to the mean of the horizon
     ignored: Mapping[str, int]  # events that changed nothing, by reason
+
+
+class ImaginedJob(NamedTuple):
+    """A job under budgets that are only imagined."""
+
+    name: str
+    limit_w: float  # of each GPU
+    slowdown: float | None  # at that limit, against the largest measured one; None while its curve is unknown
+    saving: float | None  # energy of the same work
+
+
+class Imagined(NamedTuple):
+    """All jobs under other budgets; shortfalls in watts with their reasons, by budget."""
+
+    jobs: tuple[ImaginedJob, ...]
+    shortfalls: Mapping[str, tuple[float, str]]

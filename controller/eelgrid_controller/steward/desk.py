@@ -12,12 +12,12 @@ again by the steering, a limit waits here until its pool is enforced or somethin
 wanted.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from eelgrid_controller.errors import ControllerError
-from eelgrid_controller.power.budgets import Budget
+from eelgrid_controller.power.budgets import Budget, Budgets
 from eelgrid_controller.replicas import sliced
 from eelgrid_controller.steering.events import (
     BudgetsSet,
@@ -32,21 +32,22 @@ from eelgrid_controller.steering.events import (
     SetLimit,
     Ticked,
 )
-from eelgrid_controller.steering.standing import Standing
+from eelgrid_controller.steering.standing import Imagined, Standing
 from eelgrid_controller.steering.steering import Steering
 from eelgrid_controller.steward.asked_limits import Asked as AskedLimit
 from eelgrid_controller.steward.asked_limits import AskedLimits, NodeWord
 from eelgrid_controller.steward.elastic_desk import ElasticDesk
+from eelgrid_controller.steward.imagining import imagined
 from eelgrid_controller.steward.job_desk import JobDesk
 from eelgrid_controller.steward.lessons import Lessons
 from eelgrid_controller.steward.presence import NodeSeen, Watched
-from eelgrid_controller.steward.prices import budgets_of, tariff_of
+from eelgrid_controller.steward.prices import NodeDraw, budgets_of, tariff_of
 from eelgrid_controller.steward.rounds import Asked
 from eelgrid_controller.steward.service_desk import ServiceDesk, ServiceSeen
 from eelgrid_controller.steward.settings import StewardSettings
 from eelgrid_controller.steward.world import World, enforced
 from eelgrid_protos.catalogue import Catalogue
-from eelgrid_protos.messages import EnergyPrices, MeasuredPoint
+from eelgrid_protos.messages import EnergyPrices, ImagineBudgetsResponse, MeasuredPoint, Policy, Workload
 
 __all__ = ["Desk", "LimitJob", "Steers", "StewardStanding", "Turn"]
 
@@ -56,6 +57,9 @@ class Steers(Protocol):
 
     def on(self, event: Event) -> list[Instruction]:
         """What should be done after an event."""
+
+    def imagined(self, budgets: Budgets, lowest: Mapping[str, tuple[str, ...]]) -> Imagined:
+        """The limits that jobs would have under other budgets."""
 
     def standing(self) -> Standing:
         """How everything stands."""
@@ -165,6 +169,14 @@ class Desk:
     def unsteered(self) -> dict[str, str]:
         """Promised workloads that are not steered, and why."""
         return self._services.unsteered() | self._jobs.unsteered()
+
+    def imagined(
+        self, policy: Policy, draws: Sequence[NodeDraw], workloads: Mapping[str, Workload]
+    ) -> ImagineBudgetsResponse:
+        """What jobs would have under a policy's budgets; nothing changes. Raises BudgetRefused."""
+        begun = self._jobs.begun()
+        gpus = {name: {node: len(uuids) for node, uuids in by_node.items()} for name, by_node in begun.items()}
+        return imagined(self.steering, policy, draws, gpus, workloads)
 
     def _hear(self, events: Iterable[Event]) -> list[Instruction]:
         return [instruction for event in events for instruction in self.steering.on(event)]

@@ -13,24 +13,25 @@ from what agents and servers tell. A cycle that fails is told and the next one t
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core import Core
+from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.events import WorkloadCancelled, WorkloadSubmitted
 from eelgrid_controller.loop import Committed
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.steering.events import Scale
 from eelgrid_controller.steward.desk import Desk, LimitJob, StewardStanding, Turn
 from eelgrid_controller.steward.meters import Progress
-from eelgrid_controller.steward.prices import NodeDraw
 from eelgrid_controller.steward.rounds import Asked, Round
 from eelgrid_controller.steward.settings import StewardSettings
 from eelgrid_controller.steward.statuses import promises_of
-from eelgrid_controller.steward.views import draw_of, free_of, look_of, node_of
+from eelgrid_controller.steward.sums import Sums, slices
+from eelgrid_controller.steward.views import look_of, node_of
 from eelgrid_controller.steward.world import NodeLook, NodeView, World
 from eelgrid_controller.telemetry import Telemetry
 from eelgrid_protos.catalogue import Catalogue
@@ -38,9 +39,10 @@ from eelgrid_protos.errors import ContractError, Violation
 from eelgrid_protos.faults import Fault, InvalidArgument, NotFound
 from eelgrid_protos.messages import (
     POINTS_A_CALL_MOST,
+    ImagineBudgetsResponse,
     ListPromisesResponse,
     MeasuredPoint,
-    Policy,
+    PowerBudget,
     Workload,
     WorkloadPhase,
 )
@@ -48,7 +50,6 @@ from eelgrid_protos.messages import (
 __all__ = ["Commands", "Pages", "SteadyUnix", "Steward"]
 
 _Result = TypeVar("_Result")
-_SLICE = 256  # workloads or nodes that are read in one go: about a millisecond
 _PROFILES_MOST = 256  # whose points a new job may learn from
 _BEHIND_S = 5.0
 
@@ -127,7 +128,6 @@ class Steward:
         self._loop = loop
         self._telemetry = telemetry
         self._pages = pages
-        self._catalogue = catalogue
         self._clock = clock
         self._log = log
         self._steady = SteadyUnix(clock)
@@ -137,8 +137,7 @@ class Steward:
         self._progress: dict[str, Progress] = {}
         self._unsteered: dict[str, str] = {}  # as logged
         self._left_out = 0  # promised workloads that are too many
-        self._policy_seen = -1
-        self._drawn_s = self._freed_s = float("-inf")
+        self._sums = Sums(loop, catalogue, every_s=settings.others_s, monotonic_s=clock.monotonic_s)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="steering")
         for workload in loop.core.state.workloads.values():
             self._note(workload.workload_id, workload)
@@ -153,6 +152,19 @@ class Steward:
         """How promises are kept, for operators."""
         state = self._loop.core.state
         return promises_of(self._standing, state.workloads, state.policy)
+
+    async def imagine(self, budgets: Sequence[PowerBudget]) -> ImagineBudgetsResponse:
+        """What jobs would have under other budgets; changes nothing. Raises InvalidArgument."""
+        policy = replace(await self._loop.read(lambda core: core.state.policy), budgets=tuple(budgets))
+        draws, workloads = await self._sums.all(self._unsteered), dict(self._loop.core.state.workloads)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._thread, lambda: self._desk.imagined(policy, draws, workloads)
+            )
+        except ControllerError as error:
+            raise InvalidArgument(
+                "the budgets make no tree", (Violation("budgets", error.problem, error.remedy),)
+            ) from None
 
     def progress(self, workload_id: str, work_done: float, at_ns: int | None = None) -> None:
         """A job tells how far it was at a time, by default now.
@@ -227,7 +239,7 @@ class Steward:
         if len(promised) > most and self._left_out != len(promised) - most:
             self._log.warning("promised=%d steered=%d reason=too_many", len(promised), most)
         self._left_out = max(0, len(promised) - most)
-        for ids in _slices(promised[:most]):
+        for ids in slices(promised[:most]):
             await self._loop.read(lambda core, ids=ids: _gather(core, ids, workloads, nodes, points))  # type: ignore[misc]
             await asyncio.sleep(0)
         if self._desk.learns:
@@ -239,50 +251,18 @@ class Steward:
             for placement in workload.placements
         }
         looks: dict[str, NodeLook] = {}
-        for names in _slices(sorted(job_nodes)):
+        for names in slices(sorted(job_nodes)):
             now_s, now_ns = self._clock.monotonic_s(), self._clock.now_ns()
             for name in names:
                 looks[name] = look_of(self._telemetry, nodes[name].inventory, now_s=now_s, now_ns=now_ns)
             await asyncio.sleep(0)
         policy = await self._loop.read(lambda core: core.state.policy)
-        draws, free = await self._draws(policy), await self._free(workloads.values())
+        draws = await self._sums.draws(policy, self._unsteered)
+        free = await self._sums.free(workloads.values())
         return World(
             at_s=self._steady.now_s(), policy=policy, workloads=workloads, nodes=nodes, points=points, looks=looks,
             rounds=self._pages.take(), progress=dict(self._progress), draws=draws, free=free,
         )  # fmt: skip
-
-    async def _draws(self, policy: Policy) -> tuple[NodeDraw, ...] | None:
-        """What is not steered may draw so much; None while that was summed a moment ago."""
-        now_s = self._clock.monotonic_s()
-        if policy.revision == self._policy_seen and (
-            not policy.budgets or now_s - self._drawn_s < self.settings.others_s
-        ):
-            return None
-        self._policy_seen, self._drawn_s = policy.revision, now_s
-        if not policy.budgets:
-            return ()
-        made: list[NodeDraw] = []
-        for names in _slices(await self._loop.read(lambda core: list(core.state.nodes))):
-            made += await self._loop.read(
-                lambda core, names=names: [draw_of(core, name, self._unsteered, self._catalogue) for name in names]  # type: ignore[misc]
-            )
-            await asyncio.sleep(0)
-        return tuple(made)
-
-    async def _free(self, workloads: Iterable[Workload]) -> dict[str, int] | None:
-        """GPUs that elastic jobs could have, by model; None while that was counted a moment ago."""
-        now_s = self._clock.monotonic_s()
-        is_wanted = any(one.spec.training is not None and one.spec.training.is_elastic for one in workloads)
-        if not is_wanted or now_s - self._freed_s < self.settings.others_s:
-            return None
-        self._freed_s = now_s
-        total = Counter[str]()
-        names = await self._loop.read(lambda core: [] if len(core.state.pending) else list(core.state.nodes))
-        for some in _slices(names):
-            for found in await self._loop.read(lambda core, some=some: [free_of(core, name) for name in some]):  # type: ignore[misc]
-                total.update(found)
-            await asyncio.sleep(0)
-        return dict(total)
 
     # Acting
 
@@ -354,11 +334,6 @@ class Steward:
         """A refusal is told, a fault of ours with its trace."""
         is_refusal = isinstance(error, Fault | ContractError)
         self._log.warning(words, name, value, error, exc_info=None if is_refusal else error)
-
-
-def _slices(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(names), _SLICE):
-        yield names[start : start + _SLICE]
 
 
 def _gather(

@@ -9,7 +9,7 @@ from eelgrid_protos.messages.workload import Workload
 from eelgrid_protos.quantities import Count, Identifier, Label, Many, Range, Seconds, Sentence, Text, Uint32, Watts
 
 __all__ = [
-    "BudgetStatus", "JobStatus", "ListPointsRequest", "ListPointsResponse", "ListPromisesRequest",
+    "BudgetStatus", "ImagineBudgetsRequest", "ImagineBudgetsResponse", "JobStatus", "ListPointsRequest", "ListPointsResponse", "ListPromisesRequest",
     "ListPromisesResponse", "RecordPointsRequest", "RecordPointsResponse", "ReportProgressRequest",
     "ReportProgressResponse", "ScaleWorkloadRequest", "ScaleWorkloadResponse", "ServiceStatus",
 ]  # fmt: skip
@@ -135,3 +135,18 @@ class ListPromisesResponse:
     jobs: Annotated[tuple[JobStatus, ...], Many(100_000)] = ()
     budgets: Annotated[tuple[BudgetStatus, ...], Many(100_000)] = ()
     price_ratio: Annotated[float, Range(0.0, 1e9)] = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagineBudgetsRequest:
+    """Budgets instead of those in force."""
+
+    budgets: Annotated[tuple[PowerBudget, ...], Many(100_000)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagineBudgetsResponse:
+    """What jobs would have under them."""
+
+    jobs: Annotated[tuple[JobStatus, ...], Many(100_000)] = ()
+    budgets: Annotated[tuple[BudgetStatus, ...], Many(100_000)] = ()

@@ -495,3 +495,17 @@ class ListPromisesResponse(_message.Message):
     budgets: _containers.RepeatedCompositeFieldContainer[BudgetStatus]
     price_ratio: float
     def __init__(self, services: _Optional[_Iterable[_Union[ServiceStatus, _Mapping]]] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., budgets: _Optional[_Iterable[_Union[BudgetStatus, _Mapping]]] = ..., price_ratio: _Optional[float] = ...) -> None: ...
+
+class ImagineBudgetsRequest(_message.Message):
+    __slots__ = ("budgets",)
+    BUDGETS_FIELD_NUMBER: _ClassVar[int]
+    budgets: _containers.RepeatedCompositeFieldContainer[_policy_pb2.PowerBudget]
+    def __init__(self, budgets: _Optional[_Iterable[_Union[_policy_pb2.PowerBudget, _Mapping]]] = ...) -> None: ...
+
+class ImagineBudgetsResponse(_message.Message):
+    __slots__ = ("jobs", "budgets")
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    BUDGETS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[JobStatus]
+    budgets: _containers.RepeatedCompositeFieldContainer[BudgetStatus]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., budgets: _Optional[_Iterable[_Union[BudgetStatus, _Mapping]]] = ...) -> None: ...
