@@ -9,10 +9,17 @@ bisection, since the quantile rises with f. Overload: while the queue grows all 
 are busy, and the rate at which requests finish is the capacity, so f = modelled capacity
 / finished; a quantile of such a window is that of no steady state and is not used.
 
+A quantile read from a histogram lies anywhere in its bucket, and where in it is no noise
+that a mean takes away: vLLM's buckets are 10 to 25 and 25 to 50 ms, so that 11 ms read in a
+straight line are 20. So such a sample is a range of factors, from that of the lower border
+to that of the upper. A factor in the range explains what was seen: it stays as it is, and
+does not fade, and its error shrinks to what the range leaves above it. One outside goes to the
+nearer end.
+
 Samples are followed in logarithms by a mean that forgets: log f <- log f + g (log f' -
 log f). The gain g is GAIN for a sample that is sure of itself and falls with its own
 error: that of a quantile of n times with an exponential tail, sqrt(q / ((1 - q) n)) /
-ln(1 / (1 - q)), and half the bucket that it was read from. What the samples scatter by is
+ln(1 / (1 - q)). What the samples scatter by is
 the factor's error. The factor stays between 1 / BOUND and BOUND: a profile that is further
 off is wrong, not to be corrected, and `is_at_bound` says so. Without samples both fade by
 half every HALF_LIFE_S: the factor to 1, the error to PRIOR_ERROR. A live quantile of which
@@ -20,7 +27,8 @@ only a least value is known (the open bucket) may raise the factor, never lower 
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from eelgrid_controller.serving.live import LiveQuantile
@@ -30,7 +38,7 @@ from eelgrid_controller.serving.stations import Arrivals, Station
 
 __all__ = [
     "BOUND", "HALF_LIFE_S", "PRIOR_ERROR", "STEPS", "Correction", "Sample", "factor", "is_at_bound", "learned",
-    "own_error", "saturated", "slowness",
+    "own_error", "sampled", "saturated", "slowness",
 ]  # fmt: skip
 
 BOUND = 4.0
@@ -59,6 +67,7 @@ class Sample(NamedTuple):
     factor: float  # within the bounds
     error: float  # relative, its own
     is_least: bool = False
+    most: float | None = None  # any factor from `factor` to this explains it as well; None for that one alone
 
 
 def own_error(quantile: float, live: LiveQuantile) -> float:
@@ -69,18 +78,31 @@ def own_error(quantile: float, live: LiveQuantile) -> float:
     return few + live.resolution
 
 
-def slowness(station: Station, arrivals: Arrivals, quantile: float, live: LiveQuantile | None) -> Sample | None:
-    """The sample that a live quantile of a steady window is; None without one."""
+def sampled(find: Callable[[float], float], quantile: float, live: LiveQuantile | None) -> Sample | None:
+    """The sample that a live quantile is, where `find` gives the factor of a latency in s; None without one."""
     if live is None or live.value_s <= 0.0:
         return None
-    low, high = -_LOG_BOUND, _LOG_BOUND
-    for _ in range(STEPS):
-        middle = (low + high) / 2.0
-        if response_tail(station.slowed(math.exp(middle)), arrivals, live.value_s) > 1.0 - quantile:
-            high = middle  # so slow a service would have taken longer
-        else:
-            low = middle
-    return Sample(math.exp((low + high) / 2.0), own_error(quantile, live), live.is_least)
+    if live.bucket_s is None:
+        return Sample(find(live.value_s), own_error(quantile, live), live.is_least)
+    low_s, high_s = live.bucket_s
+    few = own_error(quantile, live._replace(resolution=0.0))
+    return Sample(find(low_s), few, live.is_least, find(high_s))
+
+
+def slowness(station: Station, arrivals: Arrivals, quantile: float, live: LiveQuantile | None) -> Sample | None:
+    """The sample that a live quantile of a steady window is; None without one."""
+
+    def find(latency_s: float) -> float:
+        low, high = -_LOG_BOUND, _LOG_BOUND
+        for _ in range(STEPS):
+            middle = (low + high) / 2.0
+            if response_tail(station.slowed(math.exp(middle)), arrivals, latency_s) > 1.0 - quantile:
+                high = middle  # so slow a service would have taken longer
+            else:
+                low = middle
+        return math.exp((low + high) / 2.0)
+
+    return sampled(find, quantile, live)
 
 
 def saturated(capacity_hz: float, finished_hz: float) -> Sample | None:
@@ -96,12 +118,24 @@ def _faded(correction: Correction, now_s: float) -> tuple[float, float]:
     return correction.log_factor * kept, correction.scatter * kept + PRIOR_ERROR * (1.0 - kept)
 
 
+def _log(value: float) -> float:
+    return min(_LOG_BOUND, max(-_LOG_BOUND, math.log(value)))
+
+
 def learned(correction: Correction, sample: Sample | None, at_s: float) -> Correction:
     """The correction after one more sample; the same without one."""
     if sample is None or not 0.0 < sample.factor < math.inf:
         return correction
     log_factor, scatter = _faded(correction, at_s)
-    seen = min(_LOG_BOUND, max(-_LOG_BOUND, math.log(sample.factor)))
+    seen = _log(sample.factor)
+    if sample.most is not None and sample.most >= sample.factor:
+        log_factor = correction.log_factor
+        most = _log(sample.most)
+        seen = max(seen, min(log_factor, most))
+        if seen == log_factor:
+            gain = GAIN / (1.0 + (sample.error / _SURE) ** 2)
+            scatter += gain * (min(scatter, most - log_factor) - scatter)
+            return replace(correction, at_s=at_s, scatter=scatter, samples=correction.samples + 1)
     if sample.is_least and seen <= log_factor:
         return correction
     gain = GAIN / (1.0 + (sample.error / _SURE) ** 2)

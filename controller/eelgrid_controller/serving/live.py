@@ -42,6 +42,7 @@ class LiveQuantile(NamedTuple):
     of: float  # how many it is taken of; infinite where the server does not say
     resolution: float  # relative: half the bucket that it lies in
     is_least: bool = False  # the true one is in the open bucket above
+    bucket_s: tuple[float, float] | None = None  # it lies between these; None where it was not read from a bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ class Live:
             return LiveQuantile(low_s, self.count, 0.0, is_least=True)
         below = self.counts[at - 1] if at else 0.0
         value_s = min(high_s, low_s + (high_s - low_s) * (rank - below) / (self.counts[at] - below))
-        return LiveQuantile(value_s, self.count, (high_s - low_s) / 2.0 / value_s if value_s > 0.0 else 0.0)
+        resolution = (high_s - low_s) / 2.0 / value_s if value_s > 0.0 else 0.0
+        return LiveQuantile(value_s, self.count, resolution, bucket_s=(low_s, high_s))
 
 
 @dataclass(frozen=True, slots=True)

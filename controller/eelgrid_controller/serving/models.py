@@ -3,8 +3,8 @@
 Owns what the watch asks of a service: how many replicas a rate needs, what a window says
 of its profile, and whether a promise is broken. Must not know scrapes, state or time.
 
-A promise is broken if its live quantile, of enough requests, is above the objective by
-more than half the bucket that it was read from. Where no number of replicas keeps an
+A promise is broken if its live quantile, of enough requests, lies in a bucket above the
+objective, or is above it by more than half the bucket that it was read from. Where no number of replicas keeps an
 objective with the uncertainty added, more of them help no one: then as many are asked
 for as keep the wait from adding more than WAIT, or the engines at their first point.
 """
@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from eelgrid_controller.serving.correction import BOUND, STEPS, Sample, own_error, saturated, slowness
+from eelgrid_controller.serving.correction import BOUND, STEPS, Sample, sampled, saturated, slowness
 from eelgrid_controller.serving.errors import NothingFits
 from eelgrid_controller.serving.live import Live, LiveQuantile, Window
 from eelgrid_controller.serving.queueing import latency
@@ -61,6 +61,8 @@ def _quantile(live: Live | None, objective: Objective | None) -> LiveQuantile | 
 def _late(found: LiveQuantile | None, objective: Objective | None) -> bool:
     if found is None or objective is None:
         return False
+    if found.bucket_s is not None and found.bucket_s[0] >= objective.latency_s:
+        return True
     return found.value_s * (1.0 - found.resolution) > objective.latency_s
 
 
@@ -151,7 +153,7 @@ class Tokens:
     def is_hopeless(self, known: Factor) -> bool:
         """Whether even the fewest sequences at once are too slow."""
         least = inter_token(self.curve, 0.0, self.inter_token.quantile)
-        return least.value_s * known.value * (1.0 + least.error + known.error) > self.inter_token.latency_s
+        return least.value_s * known.value * (1.0 + math.hypot(least.error, known.error)) > self.inter_token.latency_s
 
     def _each_hz(self, window: Window, replicas: int) -> float:
         return (window.output_token_hz or 0.0) / replicas
@@ -166,18 +168,19 @@ class Tokens:
 
     def steady(self, window: Window, replicas: int) -> Sample | None:
         """The slowness at which the curve gives the live quantile: f x ITL(f x tokens of each)."""
-        live = self.live(window)
-        if live is None or live.value_s <= 0.0:
-            return None
         each_hz, quantile = self._each_hz(window, replicas), self.inter_token.quantile
-        low, high = -math.log(BOUND), math.log(BOUND)
-        for _ in range(STEPS):
-            middle = math.exp((low + high) / 2.0)
-            if middle * inter_token(self.curve, middle * each_hz, quantile).value_s > live.value_s:
-                high = math.log(middle)
-            else:
-                low = math.log(middle)
-        return Sample(math.exp((low + high) / 2.0), own_error(quantile, live), live.is_least)
+
+        def find(latency_s: float) -> float:
+            low, high = -math.log(BOUND), math.log(BOUND)
+            for _ in range(STEPS):
+                middle = math.exp((low + high) / 2.0)
+                if middle * inter_token(self.curve, middle * each_hz, quantile).value_s > latency_s:
+                    high = math.log(middle)
+                else:
+                    low = math.log(middle)
+            return math.exp((low + high) / 2.0)
+
+        return sampled(find, quantile, self.live(window))
 
     def overloaded(self, window: Window, replicas: int) -> Sample | None:
         """The output tokens are the capacity."""

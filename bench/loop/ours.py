@@ -1,0 +1,76 @@
+"""Steering as a driver, and the same blind to energy.
+
+Owns nothing but the handing over. Must not know the world.
+
+Blind: the Core weighs performance, services are scaled by the same models, and no limit is
+ever lowered: jobs promise no slowdown at all, there are no prices and no budgets.
+"""
+
+from collections.abc import Sequence
+
+from bench.loop.scene import Job
+from eelgrid_controller.power.changes import Holding
+from eelgrid_controller.power.promise import BestEffort
+from eelgrid_controller.steering.events import (
+    BudgetsSet,
+    Event,
+    Instruction,
+    JobBegan,
+    JobMeasured,
+    PricesSet,
+    SetLimit,
+)
+from eelgrid_controller.steering.settings import Settings
+from eelgrid_controller.steering.steering import Steering
+
+__all__ = ["Blind", "Ours"]
+
+
+class Ours:
+    """Steering as it is."""
+
+    placement, objective = "eelgrid", "energy"
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.steering = Steering(settings)
+        self._earned_s: dict[str, float] = {}
+
+    def on(self, event: Event) -> Sequence[Instruction]:
+        """What steering asks for."""
+        return self.steering.on(event)
+
+    def opening_w(self, job: Job, holdings: Sequence[Holding]) -> float | None:
+        """What the budgets leave; a job that was promised something waits for its largest limit, which that is told by."""
+        limit_w = self.steering.opening_w(job.limits_w, tuple(holdings))
+        if limit_w is None or isinstance(job.promise, BestEffort) or limit_w >= max(job.limits_w):
+            return limit_w
+        return None
+
+    def earned_s(self, job: str) -> float:
+        """From the last standing that knew the job."""
+        for one in self.steering.standing().jobs:
+            if one.name == job and one.earned_s is not None:
+                self._earned_s[job] = one.earned_s
+        return self._earned_s.get(job, 0.0)
+
+
+class Blind(Ours):
+    """The same without a thought of watts."""
+
+    objective = "performance"
+
+    def on(self, event: Event) -> Sequence[Instruction]:
+        """Services alone."""
+        if isinstance(event, BudgetsSet | PricesSet | JobBegan | JobMeasured):
+            return []
+        return [one for one in self.steering.on(event) if not isinstance(one, SetLimit)]
+
+    def opening_w(self, job: Job, holdings: Sequence[Holding]) -> float | None:
+        """The largest."""
+        del holdings
+        return max(job.limits_w)
+
+    def earned_s(self, job: str) -> float:
+        """Nothing is held back, so nothing is earned."""
+        del job
+        return 0.0

@@ -1,0 +1,49 @@
+"""The closed loop in small: promises kept, less energy than static replicas and than the autoscaler as strict."""
+
+import csv
+import os
+from pathlib import Path
+
+import pytest
+from bench.loop.__main__ import SMALL, main
+from bench.loop.runs import carried_out
+
+DATA = Path(os.environ.get("EELGRID_DATA", "../shared/data"))
+needs_data = pytest.mark.skipif(
+    not ((DATA / "mlenergy").is_dir() and (DATA / "azure_llm_2023").is_dir() and (DATA / "zeus_nsdi23").is_dir()),
+    reason="the published data is not there",
+)
+
+
+@needs_data
+def test_the_small_world_keeps_its_promises_for_less():
+    ours, static, strict = (carried_out(DATA, policy, 0, SMALL).outcome for policy in ("ours", "static", "hpa-strict"))
+    assert ours.jobs == SMALL.jobs
+    assert (ours.slowed, ours.late, ours.unfinished) == (0, 0, 0)
+    assert ours.slowed_of + ours.late_of > 10
+    assert ours.budget_s == 0.0
+    assert ours.violated - ours.shadowed <= 1
+    assert ours.tokens == pytest.approx(static.tokens, rel=1e-3)
+    assert (static.unfinished, strict.unfinished) == (0, 0)
+    assert ours.energy_j < static.energy_j
+    assert ours.energy_j < strict.energy_j
+    assert ours.training_j < 0.95 * strict.training_j
+
+
+@needs_data
+def test_the_command_writes_its_table(tmp_path, capsys):
+    assert main(["--data", str(DATA), "--out", str(tmp_path), "--small", "--hours", "1", "--seeds", "1",
+                 "--policies", "hpa", "--processes", "1", "--no-plots"]) == 0  # fmt: skip
+    with (tmp_path / "summary.csv").open(encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert list(row)[:7] == [
+        "policy", "seed", "energy_j", "money", "windows_violated", "jobs_late", "budget_s"
+    ]  # fmt: skip
+    assert float(row["energy_j"]) > 0.0
+    assert "hpa" in capsys.readouterr().out
+
+
+def test_what_cannot_be_run_is_said(tmp_path, capsys):
+    assert main(["--out", str(tmp_path), "--policies", "magic"]) == 2
+    assert "take policies of ours" in capsys.readouterr().err
+    assert main(["--out", str(tmp_path), "--data", str(tmp_path), "--small", "--processes", "1"]) == 2
