@@ -58,7 +58,8 @@ class SimulatedEngine:
         """
         shares: dict[str, int] = {}
         for assignment in assignments:
-            for uuid in assignment.gpu_uuids:
+            # A slice is there as a device of its own; what runs in it is no load that the simulation knows.
+            for uuid in assignment.gpu_uuids if assignment.gpu_instance is None else ():
                 shares[uuid] = shares.get(uuid, 0) + assignment.gpu_milli
         for uuid, memory_bytes in self._memory_bytes.items():
             ratio = min(1.0, shares.get(uuid, 0) / GPU_MILLI_WHOLE)

@@ -25,6 +25,7 @@ from eelgrid_controller.adapters.scraper import Scraper
 from eelgrid_controller.adapters.store import SqliteJournal, open_journal
 from eelgrid_controller.api.imagining import Imagining
 from eelgrid_controller.api.operators import OperatorService
+from eelgrid_controller.api.partitions import PartitionCalls
 from eelgrid_controller.api.promises import PromiseCalls
 from eelgrid_controller.api.shadowing import Shadowing
 from eelgrid_controller.api.views import Views
@@ -176,6 +177,13 @@ class Controller:
             log=self._log.getChild("operators"),
         )
         self.promises = PromiseCalls(loop=self.loop, steers=self.steward)
+        self.partitions = PartitionCalls(
+            loop=self.loop,
+            telemetry=telemetry,
+            monotonic_s=self._clock.monotonic_s,
+            log=self._log.getChild("partitions"),
+        )
+        self._stack.callback(self.partitions.close)
         self.metrics.attach(_Sources(self.loop, views, self.agents, telemetry))
         # What was loaded stays, so the collector need not look at it again, and a full collection of what
         # comes later is rare: it takes some 40 ms at a thousand nodes (measured), which is eight promises of
@@ -230,7 +238,10 @@ class Controller:
 
     async def _open_door(self, server: grpc.aio.Server) -> None:
         server.add_generic_rpc_handlers(
-            (handler(AGENT_SERVICE, self.agents), handler(OPERATOR_SERVICE, self.operators, self.promises))
+            (
+                handler(AGENT_SERVICE, self.agents),
+                handler(OPERATOR_SERVICE, self.operators, self.promises, self.partitions),
+            )
         )
         health = await standard_services(server, (AGENT_SERVICE, OPERATOR_SERVICE))
         await server.start()

@@ -12,9 +12,10 @@ remembered, and `retry` goes on from there.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
+from eelgrid_controller.admission import known, refuse_impossible, refuse_nonsense
 from eelgrid_controller.events import (
     Event,
     GpuLost,
@@ -29,7 +30,7 @@ from eelgrid_controller.events import (
     WorkloadLimited,
     WorkloadSubmitted,
 )
-from eelgrid_controller.explain import explain, reason, refusal
+from eelgrid_controller.explain import SLICES_REASON, explain, reason
 from eelgrid_controller.model import PowerModel, modelled_power_w
 from eelgrid_controller.movable import Problem, survey
 from eelgrid_controller.outcomes import imagined, outcome
@@ -37,14 +38,18 @@ from eelgrid_controller.pending import Ticket
 from eelgrid_controller.plan import node_plan
 from eelgrid_controller.planner import Decision, Planner
 from eelgrid_controller.relocation import relocations
+from eelgrid_controller.replicas import sliced
 from eelgrid_controller.scaling import rescaled
+from eelgrid_controller.slicing.execution import planned
+from eelgrid_controller.slicing.search import Stage
+from eelgrid_controller.slicing.survey import Seat, Survey, survey_gpus
 from eelgrid_controller.snapshot import Mirror, Snapshot
 from eelgrid_controller.standing_order import policy_violations
 from eelgrid_controller.state import ClusterState, NodeRecord
+from eelgrid_controller.step import Step
 from eelgrid_protos.catalogue import Catalogue
 from eelgrid_protos.faults import (
     Aborted,
-    AlreadyExists,
     FailedPrecondition,
     InvalidArgument,
     NotFound,
@@ -77,15 +82,6 @@ _TRIES_MOST = 256
 _SCANNED_MOST = 4096
 
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Step(Generic[_Result]):
-    """Events to make durable, in order; the answer; and the nodes whose plan changed."""
-
-    events: tuple[Event, ...]
-    result: _Result
-    nodes: frozenset[str]
 
 
 class Core:
@@ -140,32 +136,38 @@ class Core:
     def submit(self, request: SubmitWorkloadRequest, *, now_ns: int) -> Step[Workload]:
         """Accepts and places a workload, or lets it wait; repeating the call with the same id is harmless."""
         spec = request.spec
-        known = self.state.workloads.get(request.workload_id)
-        if known is not None:
-            if replace(known.spec, replicas=known.replicas_begun or known.spec.replicas) == spec:
-                return Step((), known, frozenset())
-            raise AlreadyExists(
-                f"workload {known.workload_id} exists with another spec; choose another id, leave the id empty to "
-                "have one drawn, or cancel it first"
-            )
-        broken = tuple(found.under("spec.request") for found in spec.request.violations())
-        if broken:
-            raise InvalidArgument("the request contradicts itself", broken)
+        before = known(self.state, request)
+        if before is not None:
+            return Step((), before, frozenset())
+        refuse_nonsense(spec)
         if self.state.live >= self._live_most:
             raise ResourceExhausted(
                 f"{self.state.live} workloads wait or run, which is the limit; cancel some and submit again"
             )
+        key = request.workload_id or self._draw_id()
+        waiting = Workload(workload_id=key, spec=spec, phase=WorkloadPhase.PENDING, submitted_ns=now_ns)
+        if sliced(waiting):
+            return self._submit_sliced(waiting, now_ns, dry_run=request.dry_run)
         quoted = self._quoted(now_ns)
         decision = self._decide(spec, quoted)
         if not decision.placements:
-            self._refuse_impossible(spec)
-        key = request.workload_id or self._draw_id()
+            refuse_impossible(self.state, self._mirror, self._planner, spec)
         if request.dry_run:
             return Step((), imagined(key, spec, decision, now_ns), frozenset())
         submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=spec)
         events = (*quoted, submitted, outcome(key, decision, now_ns))
         nodes = frozenset[str]().union(*map(self._apply, events))
         return Step(events, self.state.workloads[key], nodes)
+
+    def _submit_sliced(self, workload: Workload, now_ns: int, *, dry_run: bool) -> Step[Workload]:
+        """Accepts what waits for the partition planner."""
+        if dry_run:
+            return Step((), replace(workload, reason=SLICES_REASON), frozenset())
+        key = workload.workload_id
+        submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=workload.spec)
+        deferred = WorkloadDeferred(time_ns=now_ns, workload_id=key, reason=SLICES_REASON)
+        nodes = self._apply(submitted) | self._apply(deferred)
+        return Step((submitted, deferred), self.state.workloads[key], nodes)
 
     def _quoted(self, now_ns: int) -> tuple[PricesQuoted, ...]:
         """New quotes where they are due, not yet applied."""
@@ -190,17 +192,6 @@ class Core:
     def _draw_id(self) -> str:
         # Numbers only rise, past every id of this form that was ever used.
         return f"w-{self.state.next_number}"
-
-    def _refuse_impossible(self, spec: WorkloadSpec) -> None:
-        if not self.state.nodes:
-            return
-        snapshot = self.snapshot()
-        emptied = snapshot.emptied(self._mirror.memory_bytes)
-        room, removals = self._planner.room_when_empty(emptied, snapshot, spec)
-        if room < spec.replicas:
-            inventories = (record.inventory for record in self.state.nodes.values())
-            violation = refusal(spec, inventories, removals, room)
-            raise InvalidArgument("no registered node could ever hold this, even with nothing else on it", (violation,))
 
     def cancel(self, workload_id: str, *, now_ns: int) -> Step[Workload]:
         """Ends a workload; ending it again is harmless. Raises NotFound."""
@@ -239,7 +230,8 @@ class Core:
         workload = self.workload(workload_id)
         if workload.power_limit_w == power_limit_w:
             return Step((), workload, frozenset())
-        if workload.phase is not WorkloadPhase.PLACED or workload.spec.request.gpu_milli != GPU_MILLI_WHOLE:
+        whole = workload.spec.request.gpu_milli == GPU_MILLI_WHOLE and not sliced(workload)
+        if workload.phase is not WorkloadPhase.PLACED or not whole:
             raise FailedPrecondition(
                 f"workload {workload_id} does not run on whole GPUs; a power limit is of a GPU, so place it on whole ones"
             )
@@ -335,6 +327,19 @@ class Core:
         more, touched = self._retry(now_ns) if events else ([], frozenset[str]())
         return Step((*events, *more), sum(len(move.replicas) for move in moves), nodes | touched)
 
+    def survey_partitions(self) -> Survey:
+        """What a search for partitions needs, copied; the search may take its time elsewhere."""
+        return survey_gpus(self.state)
+
+    def apply_partitions(self, change: Stage | Sequence[Seat], *, now_ns: int) -> Step[None]:
+        """Wants other layouts and takes services to other slices, all or nothing; raises PartitionsRefused.
+
+        Of GPUs alone: their agents are to try again what is wanted and does not stand.
+        """
+        event = planned(self.state, change, now_ns=now_ns)
+        nodes = self._apply(event)
+        return self._with_retry(event, None, nodes, now_ns) if event.services else Step((event,), None, nodes)
+
     def retry(self, *, now_ns: int) -> Step[None]:
         """Goes on with a round of tries that was cut short."""
         events, nodes = self._retry(now_ns) if self.backlog else ([], frozenset[str]())
@@ -363,8 +368,11 @@ class Core:
         for ticket in tickets:
             workload = self.state.workloads[ticket[2]]
             spec = workload.spec
-            known = failed.get(spec.request)
-            if known is None or spec.replicas < known[0]:
+            if sliced(workload):
+                self._resume = ticket
+                continue
+            why = failed.get(spec.request)
+            if why is None or spec.replicas < why[0]:
                 if tries == _TRIES_MOST:
                     return events, nodes
                 tries += 1
@@ -378,10 +386,10 @@ class Core:
                     events.append(event)
                     self._resume = ticket
                     continue
-                known = failed[spec.request] = (spec.replicas, reason(decision))
-            if workload.reason != known[1] and len(events) < 2 * _TRIES_MOST:
+                why = failed[spec.request] = (spec.replicas, reason(decision))
+            if workload.reason != why[1] and len(events) < 2 * _TRIES_MOST:
                 # What stood in the way is no longer what stands in the way.
-                deferred = WorkloadDeferred(time_ns=now_ns, workload_id=ticket[2], reason=known[1])
+                deferred = WorkloadDeferred(time_ns=now_ns, workload_id=ticket[2], reason=why[1])
                 self._apply(deferred)
                 events.append(deferred)
             self._resume = ticket

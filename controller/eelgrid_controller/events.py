@@ -7,6 +7,7 @@ know who reacts to an event.
 
 WorkloadSubmitted -> WorkloadPlaced | WorkloadDeferred -> WorkloadPlaced
     -> (WorkloadMoved | WorkloadScaled | WorkloadLimited)* -> WorkloadCancelled
+WorkloadSubmitted -> WorkloadDeferred -> PartitionsPlanned* -> WorkloadCancelled, of services in MIG slices
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from eelgrid_controller.compact import explanation_from_rows, explanation_rows
 from eelgrid_controller.quotes import Quotes
 from eelgrid_protos.messages import (
     POINTS_A_CALL_MOST,
+    GpuLayout,
     Inventory,
     MeasuredPoint,
     Placement,
@@ -34,9 +36,12 @@ __all__ = [
     "GpuReturned",
     "NodeJoined",
     "NodeLost",
+    "PartitionsPlanned",
+    "PlannedLayout",
     "PointsMeasured",
     "PolicyChanged",
     "PricesQuoted",
+    "SlicedService",
     "UnknownKind",
     "WorkloadCancelled",
     "WorkloadDeferred",
@@ -167,6 +172,39 @@ class PointsMeasured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedLayout:
+    """The whole layout that is wanted of one GPU."""
+
+    node_name: Name
+    layout: GpuLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlicedService:
+    """Every place of a service, in the stead of those before."""
+
+    workload_id: Identifier
+    placements: Annotated[tuple[Placement, ...], Many(10_000)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionsPlanned:
+    """GPUs are wanted in other layouts, and services sit in other slices, all at once.
+
+    A layout that is wanted already may stand here again: its agent is then asked anew.
+    """
+
+    time_ns: Nanoseconds
+    layouts: Annotated[tuple[PlannedLayout, ...], Many(1_000_000)] = ()
+    services: Annotated[tuple[SlicedService, ...], Many(100_000)] = ()
+
+    @property
+    def workload_ids(self) -> tuple[str, ...]:
+        """The services that it is about."""
+        return tuple(service.workload_id for service in self.services)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadCancelled:
     """A workload ended at its owner's wish and holds nothing any more."""
 
@@ -212,6 +250,7 @@ Event = (
     | WorkloadScaled
     | WorkloadLimited
     | PointsMeasured
+    | PartitionsPlanned
 )
 
 # The journal's names; a name is never given another meaning.
@@ -230,6 +269,7 @@ _KINDS: Mapping[str, type[Event]] = {
     "workload_scaled": WorkloadScaled,
     "workload_limited": WorkloadLimited,
     "points_measured": PointsMeasured,
+    "partitions_planned": PartitionsPlanned,
 }
 _WITH_PLACES = (WorkloadPlaced, WorkloadMoved, WorkloadScaled)
 _NAMES: Mapping[type[Event], str] = {cls: name for name, cls in _KINDS.items()}

@@ -11,13 +11,16 @@ from collections.abc import Iterable, Mapping
 
 from eelgrid_controller.planner import Decision, Planner
 from eelgrid_controller.remedy import Case, binding, nearest
+from eelgrid_controller.replicas import sliced
 from eelgrid_controller.snapshot import Snapshot
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages import Explanation, Inventory, Removal, ResourceRequest, WorkloadPhase, WorkloadSpec
 from eelgrid_protos.quantities import MIB
 
-__all__ = ["explain", "reason", "refusal"]
+__all__ = ["SLICES_REASON", "explain", "reason", "refusal"]
+
+SLICES_REASON = "partitions: waits for the partition planner"
 
 # By constraint: the reason, and what would help.
 _WORDS: Mapping[str, tuple[str, str]] = {
@@ -28,8 +31,8 @@ _WORDS: Mapping[str, tuple[str, str]] = {
     ),
     "gpu_model": ("no node has a GPU of an allowed model", "name further models, or leave gpu_models empty"),
     "gpu_mig": (
-        "the GPUs that would do are partitioned by MIG, which this planner does not fill",
-        "switch MIG off on some of them, or name other models",
+        "the GPUs that would do are cut by MIG, or the partition planner's",
+        "switch MIG off on some of them, take a pool from the partition planner, or name other models",
     ),
     "gpu_count": (
         "no node has enough whole GPUs free",
@@ -67,6 +70,8 @@ def explain(state: ClusterState, workload_id: str, snapshot: Snapshot, planner: 
     workload = state.workloads[workload_id]
     if workload.phase is not WorkloadPhase.PENDING:
         return Explanation(workload=workload, replicas=state.explanations.of(workload_id))
+    if sliced(workload):
+        return Explanation(workload=workload, remedy=_slices_remedy(state), constraint="partitions")
     decision = planner.decide(snapshot, workload.spec, state.policy.weights, state.policy.placement)
     if decision.placements:
         return Explanation(
@@ -88,6 +93,13 @@ def explain(state: ClusterState, workload_id: str, snapshot: Snapshot, planner: 
     ways = [] if concrete and constraint in _SAID else [_WORDS[constraint][1]]
     remedy = f"{found}. To help: {'. Or '.join([concrete, *ways] if concrete else ways)}."
     return Explanation(workload=workload, replicas=decision.explanation, remedy=remedy, constraint=constraint)
+
+
+def _slices_remedy(state: ClusterState) -> str:
+    count = sum(record.partitioned for record in state.nodes.values())
+    if not count:
+        return "No pool is the partition planner's. To help: eelctl policy set --partition POOL=on."
+    return "It is placed when a plan is applied. To help: eelctl partition plan, and apply what it finds."
 
 
 def refusal(spec: WorkloadSpec, inventories: Iterable[Inventory], removals: Iterable[Removal], room: int) -> Violation:

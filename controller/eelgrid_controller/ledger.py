@@ -4,6 +4,9 @@ Owns the rule that nothing is held twice: `hold` checks before it books, and
 `rehold` takes a workload from some places to others or leaves all as it was. Must
 not know why something was placed. Changed by `ClusterState.apply` alone.
 
+GPUs with a layout, and those that can be cut on a partitioned node, are the partition
+planner's: nothing else is held there. A slice of a layout is held by one replica.
+
 A device that vanished, from the inventory or by a fault, keeps what is held on
 it, takes nothing new, and is whole again when the same UUID is back.
 """
@@ -12,7 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from eelgrid_protos.messages import Assignment, Gpu, Inventory, NodeState, Placement, Workload
+from eelgrid_controller.slices import device_of, layout_problem, slices_problem
+from eelgrid_protos.messages import Assignment, Gpu, GpuLayout, Inventory, NodeState, Placement, Slice, Workload
 from eelgrid_protos.plain import from_plain, to_plain
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
@@ -32,14 +36,16 @@ class InvariantBroken(AssertionError):
 
 def assignment_of(workload: Workload, placement: Placement) -> Assignment:
     """What a replica of the workload holds there."""
-    request = workload.spec.request
+    request, part = workload.spec.request, placement.gpu_instance
+    milli = request.gpu_milli if part is None else part.gpu_milli
     return Assignment(
         workload_id=workload.workload_id,
         replica=placement.replica,
         gpu_uuids=placement.gpu_uuids,
-        gpu_milli=request.gpu_milli if placement.gpu_uuids else 0,
+        gpu_milli=milli if placement.gpu_uuids else 0,
         cpu_milli=request.cpu_milli,
         memory_bytes=request.memory_bytes,
+        gpu_instance=part,
     )
 
 
@@ -62,6 +68,10 @@ class NodeRecord:
     assignments: dict[tuple[str, int], Assignment] = field(default_factory=dict)
     # The node came back smaller than what runs on it.
     overcommitted: bool = False
+    # The pool's GPUs that can be cut are the partition planner's.
+    partitioned: bool = False
+    # What the partition planner wants of a GPU, by UUID.
+    layouts: dict[str, GpuLayout] = field(default_factory=dict)
 
     def copy(self) -> Self:
         """A record that changes apart from this one."""
@@ -70,6 +80,7 @@ class NodeRecord:
             gpu_milli=self.gpu_milli.copy(),
             lost_gpus=self.lost_gpus.copy(),
             assignments=self.assignments.copy(),
+            layouts=self.layouts.copy(),
         )
 
     @property
@@ -89,6 +100,54 @@ class NodeRecord:
     def holders(self, uuid: str) -> Iterator[str]:
         """Ids of the workloads on a device, each once, in the order in which they were placed."""
         yield from dict.fromkeys(item.workload_id for item in self.assignments.values() if uuid in item.gpu_uuids)
+
+    def keeps(self, gpu: Gpu) -> bool:
+        """Whether a GPU is the partition planner's."""
+        return gpu.uuid in self.layouts or (self.partitioned and gpu.mig_capable)
+
+    def slices(self, uuid: str) -> list[Slice]:
+        """What replicas hold of a GPU that the partition planner has."""
+        return [
+            item.gpu_instance
+            for item in self.assignments.values()
+            if item.gpu_instance is not None and uuid in item.gpu_uuids
+        ]
+
+    def opened(self) -> dict[tuple[str, int], str]:
+        """The device of each replica in a slice that stands, by its key."""
+        gpus = {gpu.uuid: gpu for gpu in self.inventory.gpus}
+        found = {}
+        for key, item in self.assignments.items():
+            if item.gpu_instance is not None and (gpu := gpus.get(item.gpu_uuids[0])) is not None:
+                uuid = device_of(gpu, item.gpu_instance)
+                found.update({key: uuid} if uuid else {})
+        return found
+
+    def lay_out(self, layout: GpuLayout) -> None:
+        """Wants a layout of a GPU; raises ContradictoryEvent, and then nothing has changed."""
+        uuid = layout.gpu_uuid
+        gpu = self.gpu(uuid)
+        others = [item for item in self.assignments.values() if uuid in item.gpu_uuids and item.gpu_instance is None]
+        problem = (
+            f"GPU {uuid} is gone"
+            if gpu is None
+            else f"GPU {uuid} is not the partition planner's"
+            if not self.keeps(gpu)
+            else f"GPU {uuid} is held by {others[0].workload_id}"
+            if others
+            else layout_problem(gpu, layout) or slices_problem(layout, self.slices(uuid))
+        )
+        if problem:
+            raise ContradictoryEvent(f"layout on {self.inventory.node_name}: {problem}")
+        self.layouts[uuid] = layout
+
+    def turn(self, *, partitioned: bool) -> bool:
+        """Is the partition planner's from now on, or not; whether what is wanted of its GPUs changed."""
+        self.partitioned = partitioned
+        empty = [] if partitioned else [uuid for uuid in self.layouts if uuid not in self.gpu_milli]
+        for uuid in empty:
+            del self.layouts[uuid]
+        return bool(empty)
 
     def is_as(self, inventory: Inventory) -> bool:
         """Whether the node is ready, and is already known to be as the inventory says."""
@@ -138,10 +197,18 @@ class NodeRecord:
             return "exceeds the memory"
         if len(set(assignment.gpu_uuids)) < len(assignment.gpu_uuids):
             return "names a GPU twice"
+        part = assignment.gpu_instance
+        if part is not None and len(assignment.gpu_uuids) != 1:
+            return "a slice is of one GPU"
         for uuid in assignment.gpu_uuids:
             gpu = self.gpu(uuid)
-            if gpu is None or uuid in self.lost_gpus or gpu.cordon or gpu.mig_enabled:
+            if gpu is None or uuid in self.lost_gpus or gpu.cordon or (gpu.mig_enabled and part is None):
                 return f"GPU {uuid} is gone, lost or partitioned"
+            if part is None and self.keeps(gpu):
+                return f"GPU {uuid} is the partition planner's"
+            problem = "" if part is None else slices_problem(self.layouts.get(uuid), [*self.slices(uuid), part])
+            if problem:
+                return f"GPU {uuid}: {problem}"
             if self.gpu_milli.get(uuid, 0) + assignment.gpu_milli > GPU_MILLI_WHOLE:
                 return f"GPU {uuid} is held already"
         return ""
@@ -157,15 +224,19 @@ class NodeRecord:
                 self.gpu_milli[uuid] = left
             else:
                 del self.gpu_milli[uuid]
+                if not self.partitioned:
+                    self.layouts.pop(uuid, None)
         self.weigh_commitment()
 
     def dump(self) -> dict[str, Any]:
         """What cannot be derived of the node, as plain values that JSON carries."""
+        layouts = [to_plain(self.layouts[uuid], brief=True) for uuid in sorted(self.layouts)]
         return {
             "inventory": to_plain(self.inventory, brief=True),
             "state": self.state.name.lower(),
             "plan_epoch": self.plan_epoch,
             "lost_gpus": sorted(self.lost_gpus),
+            **({"layouts": layouts} if layouts else {}),
         }
 
     @classmethod
@@ -176,6 +247,11 @@ class NodeRecord:
             state=NodeState[row["state"].upper()],
             plan_epoch=row["plan_epoch"],
             lost_gpus=set(row["lost_gpus"]),
+            layouts={
+                layout.gpu_uuid: layout
+                for plain in row.get("layouts", ())
+                for layout in [from_plain(GpuLayout, plain, trusted=True)]
+            },
         )
 
     def validate(self) -> None:
@@ -187,6 +263,15 @@ class NodeRecord:
                 by_gpu[uuid] = by_gpu.get(uuid, 0) + item.gpu_milli
         if by_gpu != self.gpu_milli or any(milli > GPU_MILLI_WHOLE for milli in by_gpu.values()):
             raise InvariantBroken(f"{name}: a GPU is held twice, or its sum is wrong")
+        for uuid in {item.gpu_uuids[0] for item in held if item.gpu_instance is not None} | self.layouts.keys():
+            gpu, layout = self.gpu(uuid), self.layouts.get(uuid)
+            problem = slices_problem(layout, self.slices(uuid))
+            if gpu is not None and layout is not None:
+                problem = problem or layout_problem(gpu, layout)
+            if problem:
+                raise InvariantBroken(f"{name}: GPU {uuid}: {problem}")
+            if any(uuid in item.gpu_uuids and item.gpu_instance is None for item in held):
+                raise InvariantBroken(f"{name}: GPU {uuid} is cut, and held by what knows no slices")
         cpu_milli, memory_bytes = sum(item.cpu_milli for item in held), sum(item.memory_bytes for item in held)
         if (cpu_milli, memory_bytes) != (self.allocated_cpu_milli, self.allocated_memory_bytes):
             raise InvariantBroken(f"{name}: the sums of CPU or memory are wrong")

@@ -33,6 +33,8 @@ from eelgrid_controller.journal import Checkpoint, Journal, digest_of
 from eelgrid_controller.latency import RecentLatencies
 from eelgrid_controller.presence import Presence
 from eelgrid_controller.recovery import Recovered, recover
+from eelgrid_controller.slicing.search import Stage
+from eelgrid_controller.slicing.survey import Seat
 from eelgrid_controller.state import ClusterState
 from eelgrid_controller.writer import JournalWriter
 from eelgrid_protos.errors import ContractError
@@ -176,6 +178,10 @@ class ControllerLoop:
     async def set_limit(self, workload_id: str, power_limit_w: float | None) -> Workload:
         """Ask each GPU of running work to keep a limit, or its default."""
         return await self._command(lambda core, now_ns: core.set_limit(workload_id, power_limit_w, now_ns=now_ns))
+
+    async def apply_partitions(self, change: Stage | Sequence[Seat]) -> None:
+        """Want other layouts and take services to other slices, all or nothing."""
+        await self._command(lambda core, now_ns: core.apply_partitions(change, now_ns=now_ns))
 
     async def record_points(self, points: Sequence[MeasuredPoint]) -> int:
         """Keep measured points; how many are new or changed."""

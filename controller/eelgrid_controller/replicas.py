@@ -1,16 +1,17 @@
 """The replicas of a placed workload as an event changes them.
 
-Owns what a move and a scaling do to one workload, and what they may not do. Must not
-know nodes: ledger.py says whether there is room.
+Owns what a move, a scaling and a partition plan do to workloads, and what they may not
+do. Must not know when there is room: ledger.py says so.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from eelgrid_controller.events import WorkloadMoved, WorkloadScaled
-from eelgrid_controller.ledger import ContradictoryEvent
+from eelgrid_controller.events import PartitionsPlanned, WorkloadMoved, WorkloadScaled
+from eelgrid_controller.ledger import ContradictoryEvent, NodeRecord, assignment_of
 from eelgrid_protos.messages import Placement, Workload, WorkloadPhase
 
-__all__ = ["moved", "scaled"]
+__all__ = ["involved", "moved", "partition", "replanned", "scaled", "sliced"]
 
 
 def moved(workload: Workload | None, event: WorkloadMoved) -> tuple[Workload, list[Placement]]:
@@ -37,6 +38,70 @@ def scaled(workload: Workload | None, event: WorkloadScaled) -> tuple[Workload, 
     begun = workload.replicas_begun or workload.spec.replicas
     counted = replace(workload, spec=replace(workload.spec, replicas=replicas), replicas_begun=begun)
     return _at(counted, before, event.placements), before
+
+
+def sliced(workload: Workload) -> bool:
+    """Whether the partition planner places its replicas."""
+    return workload.spec.service is not None and workload.spec.service.slices
+
+
+def replanned(workloads: Mapping[str, Workload], event: PartitionsPlanned) -> dict[str, Workload]:
+    """The services as they are afterwards; raises ContradictoryEvent."""
+    found = {}
+    for service in event.services:
+        workload = workloads.get(service.workload_id)
+        replicas = [item.replica for item in service.placements]
+        if workload is None or workload.phase is WorkloadPhase.CANCELLED or not sliced(workload):
+            raise ContradictoryEvent(f"workload {service.workload_id} is not there, or takes no slices")
+        if not replicas or replicas != sorted(set(replicas)) or service.workload_id in found:
+            raise ContradictoryEvent(f"workload {service.workload_id}: the placements are not one for each replica")
+        if any(item.gpu_instance is None for item in service.placements):
+            raise ContradictoryEvent(f"workload {service.workload_id}: a placement names no slice")
+        begun = workload.replicas_begun or workload.spec.replicas
+        found[service.workload_id] = replace(
+            workload,
+            spec=replace(workload.spec, replicas=len(replicas)),
+            replicas_begun=begun,
+            phase=WorkloadPhase.PLACED,
+            reason="",
+            placements=service.placements,
+            placed_ns=workload.placed_ns or event.time_ns,
+        )
+    return found
+
+
+def involved(before: Mapping[str, Workload], after: Mapping[str, Workload], event: PartitionsPlanned) -> set[str]:
+    """The nodes of all layouts, and of all places of the services."""
+    found = {item.node_name for item in event.layouts}
+    return found.union(item.node_name for key in after for item in (*before[key].placements, *after[key].placements))
+
+
+def partition(
+    nodes: Mapping[str, NodeRecord],
+    before: Mapping[str, Workload],
+    after: Mapping[str, Workload],
+    event: PartitionsPlanned,
+) -> frozenset[str]:
+    """Takes services from slices to slices and wants layouts, on records that may be half changed where it raises.
+
+    Returns the nodes that something changed on; raises ContradictoryEvent.
+    """
+    touched = {planned.node_name for planned in event.layouts}
+    for key, workload in after.items():
+        stay = set(workload.placements).intersection(before[key].placements)
+        for placement in before[key].placements:
+            if placement not in stay:
+                nodes[placement.node_name].release(key, placement.replica)
+                touched.add(placement.node_name)
+    for planned in event.layouts:
+        nodes[planned.node_name].lay_out(planned.layout)
+    for key, workload in after.items():
+        stay = set(before[key].placements).intersection(workload.placements)
+        for placement in workload.placements:
+            if placement not in stay:
+                nodes[placement.node_name].hold(assignment_of(workload, placement))
+                touched.add(placement.node_name)
+    return frozenset(touched)
 
 
 def _at(workload: Workload, before: list[Placement], after: tuple[Placement, ...]) -> Workload:

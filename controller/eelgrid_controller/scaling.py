@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from eelgrid_controller.events import WorkloadScaled
 from eelgrid_controller.planner import Decision
+from eelgrid_controller.replicas import sliced
 from eelgrid_controller.snapshot import Snapshot
 from eelgrid_controller.state import ClusterState, NodeRecord
 from eelgrid_kernels import Task, node_power
@@ -95,6 +96,11 @@ def rescaled(
     if workload.phase is not WorkloadPhase.PLACED:
         raise FailedPrecondition(
             f"workload {workload.workload_id} does not run; wait until it is placed, or submit it with more replicas"
+        )
+    if sliced(workload):
+        raise FailedPrecondition(
+            f"workload {workload.workload_id} is served by slices, which the partition planner counts; make a plan: "
+            "eelctl partition plan"
         )
     least, most = _bounds(workload.spec)
     if not least <= replicas <= most:

@@ -200,6 +200,8 @@ class Mirror:
         # What each row was laid out from.
         self._inventories: list[Inventory | None] = []
         self._lost: list[frozenset[str]] = []
+        # Whether the partition planner has a node, and of which GPUs it wants a layout.
+        self._kept: list[tuple[bool, frozenset[str]]] = []
         self._models: dict[str, int] = {}
         self._places = Places()
         self._changes: list[int] = []
@@ -264,7 +266,9 @@ class Mirror:
         self._make_room(row, len(record.inventory.gpus))
         if not known:
             self._enter_rank(row, name)
-        if self._inventories[row] is not record.inventory or self._lost[row] != record.lost_gpus:
+        kept = record.partitioned, frozenset(record.layouts)
+        same = self._inventories[row] is record.inventory and self._kept[row] == kept
+        if not same or self._lost[row] != record.lost_gpus:
             self._lay_out(row, record)
         self._book(row, record)
         return row
@@ -276,6 +280,7 @@ class Mirror:
         self._devices.append(Devices((), ()))
         self._inventories.append(None)
         self._lost.append(frozenset())
+        self._kept.append((False, frozenset()))
         self._renew()
         return row
 
@@ -308,6 +313,7 @@ class Mirror:
         gpus = sorted(inventory.gpus, key=lambda gpu: gpu.index)
         self._inventories[row] = inventory
         self._lost[row] = frozenset(record.lost_gpus)
+        self._kept[row] = record.partitioned, frozenset(record.layouts)
         self._devices[row] = Devices(
             tuple(gpu.uuid for gpu in gpus), tuple(gpu.index for gpu in gpus), link_matrix(gpus, inventory.links)
         )
@@ -327,7 +333,7 @@ class Mirror:
                 GPU_ABSENT
                 if gpu.cordon or gpu.uuid in record.lost_gpus
                 else GPU_PARTITIONED
-                if gpu.mig_enabled or gpu.mig_pending
+                if gpu.mig_enabled or gpu.mig_pending or record.keeps(gpu)
                 else GPU_PLACEABLE
             )
 
@@ -339,7 +345,7 @@ class Mirror:
         arrays.cpu_free[row] = max(0, inventory.cpu_milli - record.allocated_cpu_milli)
         arrays.memory_free[row] = max(0, inventory.memory_bytes - record.allocated_memory_bytes)
         self._sorts[row] = 0
-        for item in record.assignments.values():
+        for item in (one for one in record.assignments.values() if one.gpu_instance is None):
             self._sorts[row] |= sort_bit(len(item.gpu_uuids), item.gpu_milli)
         uuids = self._devices[row].uuids
         if uuids:

@@ -9,9 +9,9 @@ Theory: revision n is the state after n events. `dump` holds what cannot be
 derived; what is held on each node follows from the placements, so the two can
 never disagree after `load`. Equal event sequences give equal digests.
 
-    PENDING --WorkloadPlaced--> PLACED --WorkloadCancelled--> CANCELLED
+    PENDING --WorkloadPlaced, PartitionsPlanned--> PLACED --WorkloadCancelled--> CANCELLED
        \________________WorkloadCancelled_____________________/
-    PLACED --WorkloadMoved, WorkloadScaled, WorkloadLimited--> PLACED, elsewhere, more or fewer, limited
+    PLACED --WorkloadMoved, WorkloadScaled, WorkloadLimited, PartitionsPlanned--> PLACED, elsewhere, more or fewer, limited
 """
 
 import hashlib
@@ -30,6 +30,7 @@ from eelgrid_controller.events import (
     GpuReturned,
     NodeJoined,
     NodeLost,
+    PartitionsPlanned,
     PointsMeasured,
     PolicyChanged,
     PricesQuoted,
@@ -42,14 +43,14 @@ from eelgrid_controller.events import (
     WorkloadSubmitted,
 )
 from eelgrid_controller.explanations import Explanations
+from eelgrid_controller.invariants import check
 from eelgrid_controller.ledger import ContradictoryEvent, InvariantBroken, NodeRecord, assignment_of, rehold
 from eelgrid_controller.measured import Points
+from eelgrid_controller.modes import enforces, partitions
 from eelgrid_controller.pending import PendingOrder
 from eelgrid_controller.quotes import Market
-from eelgrid_controller.replicas import moved, scaled
+from eelgrid_controller.replicas import involved, moved, partition, replanned, scaled, sliced
 from eelgrid_protos.messages import (
-    Assignment,
-    EnforcementMode,
     NodeState,
     Placement,
     Policy,
@@ -58,17 +59,12 @@ from eelgrid_protos.messages import (
 )
 from eelgrid_protos.plain import from_plain, to_plain
 
-__all__ = ["ENDED_MOST", "ClusterState", "ContradictoryEvent", "InvariantBroken", "NodeRecord", "enforces"]
+__all__ = ["ENDED_MOST", "ClusterState", "ContradictoryEvent", "InvariantBroken", "NodeRecord"]
 
 # Ended workloads kept for people who look; the first to end is the first to go.
 ENDED_MOST = 100_000
 _FORMAT = 1
 _NUMBER_MOST = 2**62
-
-
-def enforces(policy: Policy, pool: str) -> bool:
-    """Whether agents of the pool may change their nodes; no more unless the operator said so."""
-    return any(entry.pool == pool and entry.mode is EnforcementMode.ENFORCE for entry in policy.pools)
 
 
 class ClusterState:
@@ -155,6 +151,8 @@ class ClusterState:
             case PointsMeasured():
                 self.points.learn(event.points)
                 touched = frozenset()
+            case PartitionsPlanned():
+                touched = self._partitioned(event)
             case _:
                 assert_never(event)
         self.revision += 1
@@ -185,7 +183,8 @@ class ClusterState:
         self.submissions += 1
         self.pending.add(key, priority=event.spec.priority, number=self.submissions)
         mix = self.demand.mix
-        self.demand.observe(event.spec.request, event.spec.replicas)
+        if not sliced(self.workloads[key]):  # what the partition planner places is no demand on the others' room
+            self.demand.observe(event.spec.request, event.spec.replicas)
         if self.demand.mix is not mix:
             self.market.void()
         digits = key.removeprefix("w-")
@@ -230,6 +229,19 @@ class ClusterState:
         self.explanations.put(after.workload_id, event.explanation, (item.replica for item in before))
         self.workloads[after.workload_id] = replace(after, revision=self.revision + 1)
         return self._replanned((*before, *event.placements))
+
+    def _partitioned(self, event: PartitionsPlanned) -> frozenset[str]:
+        after = replanned(self.workloads, event)
+        # On copies first, so that an event that cannot be changes nothing.
+        copies = {name: self._node(name).copy() for name in involved(self.workloads, after, event)}
+        partition(copies, self.workloads, after, event)
+        touched = partition(self.nodes, self.workloads, after, event)
+        for key, workload in after.items():
+            self.pending.discard(key)
+            self.workloads[key] = replace(workload, revision=self.revision + 1)
+        for name in touched:
+            self.nodes[name].plan_epoch += 1
+        return touched
 
     def _limited(self, event: WorkloadLimited) -> frozenset[str]:
         workload = self.workloads.get(event.workload_id)
@@ -279,10 +291,12 @@ class ClusterState:
             epoch = event.plan_epoch + 1 if event.plan_epoch else 0
             record = self.nodes[name] = NodeRecord(inventory=event.inventory, plan_epoch=epoch)
             record.has(event.inventory)
+            record.turn(partitioned=partitions(self.policy, event.inventory.pool))
             return frozenset((name,))
-        before = enforces(self.policy, record.inventory.pool)
+        before = enforces(self.policy, record.inventory.pool), record.opened()
         record.has(event.inventory)
-        if enforces(self.policy, event.inventory.pool) != before:
+        turned = record.turn(partitioned=partitions(self.policy, event.inventory.pool))
+        if turned or (enforces(self.policy, event.inventory.pool), record.opened()) != before:
             record.plan_epoch += 1
         if event.plan_epoch > record.plan_epoch:
             record.plan_epoch = event.plan_epoch + 1
@@ -300,15 +314,16 @@ class ClusterState:
 
     def _policy_changed(self, event: PolicyChanged) -> frozenset[str]:
         before, self.policy = self.policy, event.policy
-        changed = frozenset(
-            name
-            for name, record in self.nodes.items()
-            if before.lease_s != event.policy.lease_s
-            or enforces(before, record.inventory.pool) != enforces(event.policy, record.inventory.pool)
-        )
-        for name in changed:
-            self.nodes[name].plan_epoch += 1
-        return changed
+        changed = set()
+        for name, record in self.nodes.items():
+            pool = record.inventory.pool
+            kept = partitions(event.policy, pool)
+            turns = kept != record.partitioned
+            turned = turns and record.turn(partitioned=kept)
+            renewed = before.lease_s != event.policy.lease_s or enforces(before, pool) != enforces(event.policy, pool)
+            record.plan_epoch += renewed or turned
+            changed |= {name} if renewed or turns else set()
+        return frozenset(changed)
 
     def _priced(self, event: PricesQuoted) -> frozenset[str]:
         if len(event.offers_w) != len(self.demand.mix):
@@ -348,6 +363,7 @@ class ClusterState:
             state.market = Market.load(plain["market"])
         state.points = Points.load(plain.get("points", ()))
         for record in map(NodeRecord.load, plain["nodes"]):
+            record.partitioned = partitions(state.policy, record.inventory.pool)
             state.nodes[record.inventory.node_name] = record
         state._load_workloads(plain)
         return state
@@ -375,17 +391,4 @@ class ClusterState:
 
     def validate(self) -> None:
         """Every invariant; raises InvariantBroken."""
-        expected: dict[str, dict[tuple[str, int], Assignment]] = {name: {} for name in self.nodes}
-        for key, workload in self.workloads.items():
-            if (key in self.pending) != (workload.phase is WorkloadPhase.PENDING):
-                raise InvariantBroken(f"{key} is {workload.phase.name} and in the queue or not at once")
-            if workload.phase is WorkloadPhase.PLACED:
-                for placement in workload.placements:
-                    expected[placement.node_name][key, placement.replica] = assignment_of(workload, placement)
-        for name, record in self.nodes.items():
-            if record.assignments != expected[name]:
-                raise InvariantBroken(f"{name} does not hold what the workloads say")
-            record.validate()
-        ended = {key for key, item in self.workloads.items() if item.phase is WorkloadPhase.CANCELLED}
-        if ended != set(self._ended) or len(self._ended) > self._ended_most:
-            raise InvariantBroken("the list of ended workloads is not that of the workloads")
+        check(self.nodes, self.workloads, waiting=self.pending, ended=self._ended, ended_most=self._ended_most)

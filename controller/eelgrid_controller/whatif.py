@@ -22,6 +22,7 @@ from typing import assert_never
 from eelgrid_controller.comparison import ROOMS_MOST, bad_news_first, counted, differences, figures, room_of, rooms
 from eelgrid_controller.core import Core
 from eelgrid_controller.events import NodeJoined, NodeLost, PolicyChanged
+from eelgrid_controller.replicas import sliced
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos.catalogue import Catalogue, Product
 from eelgrid_protos.errors import Violation
@@ -115,7 +116,7 @@ class _Trial:
             case PlaceAnew():
                 self._core = None
                 for number, (key, workload) in enumerate(list(self.state.workloads.items())):
-                    if workload.phase is not WorkloadPhase.CANCELLED:
+                    if workload.phase is not WorkloadPhase.CANCELLED and not sliced(workload):
                         self.state.wait_again(key, number=number - 2**61)
             case SubmitCopies():
                 self._submit(change.change)

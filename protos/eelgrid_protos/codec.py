@@ -25,6 +25,7 @@ from eelgrid_protos.wire import (
     node_pb2,
     node_service_pb2,
     operator_service_pb2,
+    partition_pb2,
     plan_pb2,
     policy_pb2,
     profile_pb2,
@@ -49,6 +50,7 @@ _MODULES: tuple[ModuleType, ...] = (
     operator_service_pb2,
     node_service_pb2,
     moves_pb2,
+    partition_pb2,
     whatif_pb2,
 )
 _Message = TypeVar("_Message")

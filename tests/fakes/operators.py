@@ -40,6 +40,7 @@ from eelgrid_protos.messages import (
     Workload,
     WorkloadPhase,
 )
+from tests.fakes.partitioned import FakePartitions
 from tests.fakes.promised import FakePromises
 
 __all__ = ["FakeOperators", "a_node", "serving"]
@@ -78,9 +79,15 @@ class FakeOperators:
     most_under_way: int = 0
     watch_closes: bool = True
     promised: FakePromises = field(init=False)
+    partitioned: FakePartitions = field(default_factory=FakePartitions)
 
     def __post_init__(self) -> None:
         self.promised = FakePromises(self._find, lambda found: self.workloads.update({found.workload_id: found}))
+
+    @property
+    def parts(self) -> tuple[object, ...]:
+        """Who has the calls, between them."""
+        return self, self.promised, self.partitioned
 
     def _begin(self, name: str) -> None:
         self.calls.append(name)
@@ -303,7 +310,7 @@ def _page(rows: list[Any], request: Any) -> tuple[tuple[Any, ...], str]:
 
 async def _serve(operators: FakeOperators, address: str, bound: Callable[[int], None], stop: asyncio.Event) -> None:
     server = grpc.aio.server(options=transport.server_options())
-    server.add_generic_rpc_handlers((rpc.handler(rpc.OPERATOR_SERVICE, operators, operators.promised),))
+    server.add_generic_rpc_handlers((rpc.handler(rpc.OPERATOR_SERVICE, *operators.parts),))
     port = await transport.listen(server, address, tls=None, insecure=False, log=logging.getLogger("fake"))
     await server.start()
     bound(port)

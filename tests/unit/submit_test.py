@@ -37,7 +37,7 @@ class Clock:
 @asynccontextmanager
 async def served(fake, port=0):
     server = grpc.aio.server(options=transport.server_options())
-    server.add_generic_rpc_handlers((rpc.handler(rpc.OPERATOR_SERVICE, fake),))
+    server.add_generic_rpc_handlers((rpc.handler(rpc.OPERATOR_SERVICE, *fake.parts),))
     bound = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     try:

@@ -107,6 +107,7 @@ class OperatorService:
 
     def _on_commit(self, committed: Committed) -> None:
         names = {getattr(event, "workload_id", None) for event in committed.events} - {None}
+        names.update(key for event in committed.events for key in getattr(event, "workload_ids", ()))
         workloads = self._loop.core.state.workloads
         # One that ended long ago may already be forgotten.
         self._changes.publish([workloads[name] for name in names if name in workloads])

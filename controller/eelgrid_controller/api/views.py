@@ -188,8 +188,9 @@ class Views:
 
 
 def free_milli(record: NodeRecord, gpu: Gpu) -> int:
-    """What new work could still get of the device: nothing of one that is lost, cordoned or cut into instances."""
-    if record.state is not NodeState.READY or gpu.uuid in record.lost_gpus or gpu.cordon or gpu.mig_enabled:
+    """What new work could still get of the device: nothing of one that is lost, cordoned, cut or to be cut."""
+    gone = gpu.uuid in record.lost_gpus or gpu.cordon or gpu.mig_enabled or record.keeps(gpu)
+    if record.state is not NodeState.READY or gone:
         return 0
     return GPU_MILLI_WHOLE - record.gpu_milli.get(gpu.uuid, 0)
 

@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "decision": ("decision", "Export a decision with all that it depended on, or replay one."),
     "plan": ("listings", "Show what the controller wants of its nodes."),
     "policy": ("policy", "Show or change what to aim for."),
+    "partition": ("partition", "Show, plan or change the MIG layouts of partitioned pools."),
     "moves": ("moves", "Recommend moves of running work, or execute them."),
     "top": ("top", "Watch the cluster live."),
     "replay": ("replay", "Compare policies on a trace, or submit it to a controller."),

@@ -4,7 +4,7 @@ Owns the options. A change is made on the policy in force and carries its
 revision, so that two operators cannot overwrite each other unseen.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -74,20 +74,41 @@ def _modes(pairs: Iterable[str]) -> dict[str, EnforcementMode]:
     return modes
 
 
+def _pools(
+    policy: Policy, modes: Mapping[str, EnforcementMode], partitioned: Mapping[str, bool]
+) -> dict[str, PoolMode]:
+    """Every pool with what was named of it."""
+    pools = {pool.pool: pool for pool in policy.pools}
+    for name, mode in modes.items():
+        pools[name] = replace(pools.get(name, PoolMode(pool=name, mode=mode)), mode=mode)
+    for name, kept in partitioned.items():
+        known = pools.get(name, PoolMode(pool=name, mode=EnforcementMode.OBSERVE))
+        pools[name] = replace(known, partitioned=kept)
+    return pools
+
+
+def _partitioned(pairs: Iterable[str]) -> dict[str, bool]:
+    found = {}
+    for pool, text in _pairs(pairs, "--partition", ()):
+        if text not in ("on", "off"):
+            raise click.BadParameter(f"{text!r}; use on or off", param_hint="--partition")
+        found[pool] = text == "on"
+    return found
+
+
 def _changed(
     policy: Policy,
     objective: str | None,
     weights: dict[str, float],
-    modes: dict[str, EnforcementMode],
+    pools: Mapping[str, PoolMode],
     intervals: dict[str, Any],
 ) -> Policy:
     """The policy with what was named; weights set one by one give the objective a name of its own."""
-    pools = {pool.pool: pool.mode for pool in policy.pools} | modes
     return replace(
         policy,
         objective=_CUSTOM if weights else objective or policy.objective,
         weights=replace(OBJECTIVES[objective] if objective else policy.weights, **weights),
-        pools=tuple(PoolMode(pool=pool, mode=mode) for pool, mode in pools.items()),
+        pools=tuple(pools.values()),
         **{name: value for name, value in intervals.items() if value is not None},
     )
 
@@ -101,7 +122,8 @@ def _lines(policy: Policy) -> Iterator[str]:
     yield f"send interval      {policy.send_interval_s:g} s"
     yield f"sample interval    {policy.sample_interval_s:g} s"
     for pool in policy.pools:
-        yield f"pool {pool.pool:<14}{pool.mode.name.lower()}"
+        kept = ", its GPUs with MIG are the partition planner's" if pool.partitioned else ""
+        yield f"pool {pool.pool:<14}{pool.mode.name.lower()}{kept}"
     yield from money_lines(policy)
     yield "every other pool   observe: plans are shown, nothing is changed on the nodes"
 
@@ -127,6 +149,9 @@ def get_policy(settings: Settings) -> None:
 @click.option("--weight", multiple=True, metavar="NAME=VALUE", help=f"One weight; repeatable: {', '.join(_WEIGHTS)}.")
 @click.option("--pool-mode", multiple=True, metavar="POOL=MODE", help="observe or enforce in a pool; repeatable.")
 @click.option(
+    "--partition", multiple=True, metavar="POOL=on", help="on: a pool's GPUs with MIG are for slices alone; repeatable."
+)
+@click.option(
     "--budget", multiple=True, metavar="PLACE=WATTS", help="cluster=200kW, rack:r1=20kW, node:n7=none; repeatable."
 )
 @click.option(
@@ -146,18 +171,22 @@ def set_policy(
     objective: str | None,
     weight: tuple[str, ...],
     pool_mode: tuple[str, ...],
+    partition: tuple[str, ...],
     budget: tuple[str, ...],
     prices: Path | None,
     **intervals: Any,
 ) -> None:
     """Change the policy in force; what is not named stays."""
-    named = (objective, weight, pool_mode, budget, prices)
+    named = (objective, weight, pool_mode, partition, budget, prices)
     if not any(named) and all(value is None for value in intervals.values()):
         raise click.UsageError("name what to change; see eelctl policy set --help")
-    weights, modes = weights_of(weight), _modes(pool_mode)
+    weights, modes, partitioned = weights_of(weight), _modes(pool_mode), _partitioned(partition)
     with operators(settings) as client:
         found = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy
-        wanted = replace(_changed(found, objective, weights, modes, intervals), budgets=budgets_with(found, budget))
+        wanted = replace(
+            _changed(found, objective, weights, _pools(found, modes, partitioned), intervals),
+            budgets=budgets_with(found, budget),
+        )
         if prices is not None:
             wanted = replace(wanted, prices=read_prices(prices))
         answer = client.update_policy(UpdatePolicyRequest(policy=wanted), timeout=settings.timeout_s).policy

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.power.budgets import Budget, Budgets
+from eelgrid_controller.replicas import sliced
 from eelgrid_controller.steering.events import (
     BudgetsSet,
     Event,
@@ -115,7 +116,7 @@ class Desk:
     def turn(self, world: World) -> Turn:
         """One cycle."""
         faults: list[tuple[str, Exception]] = []
-        services = {name: one for name, one in world.workloads.items() if one.spec.service is not None}
+        services = {name: one for name, one in world.workloads.items() if one.spec.service and not sliced(one)}
         jobs = {name: one for name, one in world.workloads.items() if one.spec.training is not None}
         earned = {job.name: job.earned_s or 0.0 for job in self.steering.standing().jobs}
         said = self._hear(self._of_nodes(world))

@@ -7,7 +7,7 @@ from collections.abc import Container
 
 from eelgrid_controller.core import Core
 from eelgrid_controller.ledger import NodeRecord
-from eelgrid_controller.state import enforces
+from eelgrid_controller.modes import enforces
 from eelgrid_controller.steward.jobs import board_of
 from eelgrid_controller.steward.meters import GpuLook
 from eelgrid_controller.steward.prices import NodeDraw

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from eelgrid_controller.modes import enforces
 from eelgrid_controller.profiles.points import Point
-from eelgrid_controller.state import enforces
 from eelgrid_controller.steward.meters import GpuLook, Progress
 from eelgrid_controller.steward.prices import NodeDraw
 from eelgrid_controller.steward.rounds import Round

@@ -6,6 +6,7 @@ from eelgrid_protos.messages.moves import *  # noqa: F403
 from eelgrid_protos.messages.node import *  # noqa: F403
 from eelgrid_protos.messages.node_query import *  # noqa: F403
 from eelgrid_protos.messages.operator import *  # noqa: F403
+from eelgrid_protos.messages.partition import *  # noqa: F403
 from eelgrid_protos.messages.plan import *  # noqa: F403
 from eelgrid_protos.messages.policy import *  # noqa: F403
 from eelgrid_protos.messages.profile import *  # noqa: F403

@@ -8,6 +8,7 @@ from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.reading import INSTANCES_PER_GPU_MOST
 from eelgrid_protos.open_enum import OpenEnum
 from eelgrid_protos.quantities import (
+    GPU_MILLI_WHOLE,
     Bytes,
     Count,
     CpuMilli,
@@ -21,13 +22,27 @@ from eelgrid_protos.quantities import (
     Seconds,
     Sentence,
     Text,
+    Uint32,
     Uint64,
     Watts,
 )  # fmt: skip
 
 __all__ = [
-    "ApplyResult", "ApplyStatus", "Assignment", "GpuLayout", "GpuSetting", "NodePlan", "PlanApplied", "WantedInstance",
+    "ApplyResult", "ApplyStatus", "Assignment", "GpuLayout", "GpuSetting", "NodePlan", "PlanApplied", "Slice",
+    "WantedInstance",
 ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """Where a replica runs on its one GPU, as the partition planner chose it; an empty profile is the whole GPU."""
+
+    profile: Annotated[str, Text(64)] = ""  # such as 1g.5gb+me: no name of ours
+    start: Count = 0
+    batch: Uint32 = 1
+    processes: Uint32 = 1
+    label: Label = ""
+    gpu_milli: GpuMilli = GPU_MILLI_WHOLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +55,7 @@ class Assignment:
     gpu_milli: GpuMilli = 0
     cpu_milli: CpuMilli = 0
     memory_bytes: Bytes = 0
+    gpu_instance: Slice | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,7 @@ class PoolMode:
 
     pool: Name
     mode: EnforcementMode
+    partitioned: bool = False
 
     def violations(self) -> Iterator[Violation]:
         """Enforcement is switched on by name or not at all."""

@@ -92,6 +92,7 @@ class ServicePromise:
     metrics: MetricsSource | None = None
     output_tokens: Annotated[float, Range(0.0, 1e7)] = 0.0
     arrival_cv2: Annotated[float, Range(0.0, 100.0)] = 1.0
+    slices: bool = False
 
     def violations(self) -> Iterator[Violation]:
         """Either the whole answer or its tokens are promised, each once."""
@@ -106,6 +107,10 @@ class ServicePromise:
             yield Violation("objectives", "have first_token alone", "promise inter_token beside it")
         if LatencyMetric.INTER_TOKEN in metrics and self.output_tokens <= 0.0:
             yield Violation("output_tokens", "is 0 with an objective on tokens", "give the tokens of a usual answer")
+        if self.slices and metrics != [LatencyMetric.RESPONSE]:
+            yield Violation("slices", "need one objective, on the response", "promise it, or serve from whole GPUs")
+        if self.slices and self.replicas_least > 1:
+            yield Violation("replicas_least", f"is {self.replicas_least} with slices", "leave it 1: the planner counts")
         if self.replicas_least > self.replicas_most:
             yield Violation("replicas_least", f"is above replicas_most {self.replicas_most}", "give least <= most")
 

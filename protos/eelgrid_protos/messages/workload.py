@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
+from eelgrid_protos.messages.plan import Slice
 from eelgrid_protos.messages.promise import ServicePromise, TrainingPromise
 from eelgrid_protos.open_enum import OpenEnum
 from eelgrid_protos.quantities import (
@@ -129,6 +130,8 @@ class WorkloadSpec:
                     f"is {self.replicas}, outside of {self.service.replicas_least} to {self.service.replicas_most}",
                     "begin within replicas_least and replicas_most",
                 )
+            if self.service.slices and self.request.gpu_count != 1:
+                yield Violation("request.gpu_count", f"is {self.request.gpu_count} with slices", "ask for 1 GPU")
         if self.training is not None:
             if self.kind is not WorkloadKind.TRAINING_JOB:
                 yield Violation("training", "is a promise to another kind", "set kind to training_job or drop it")
@@ -152,6 +155,7 @@ class Placement:
     node_name: Name
     gpu_uuids: Annotated[tuple[Identifier, ...], Many(64)] = ()
     gpu_indexes: Annotated[tuple[Count, ...], Many(64)] = ()
+    gpu_instance: Slice | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 from eelgrid_protos.wire import moves_pb2 as _moves_pb2
 from eelgrid_protos.wire import node_pb2 as _node_pb2
+from eelgrid_protos.wire import partition_pb2 as _partition_pb2
 from eelgrid_protos.wire import plan_pb2 as _plan_pb2
 from eelgrid_protos.wire import policy_pb2 as _policy_pb2
 from eelgrid_protos.wire import profile_pb2 as _profile_pb2

@@ -20,21 +20,39 @@ APPLY_STATUS_OBSERVED: ApplyStatus
 APPLY_STATUS_REFUSED: ApplyStatus
 APPLY_STATUS_FAILED: ApplyStatus
 
+class Slice(_message.Message):
+    __slots__ = ("profile", "start", "batch", "processes", "label", "gpu_milli")
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    GPU_MILLI_FIELD_NUMBER: _ClassVar[int]
+    profile: str
+    start: int
+    batch: int
+    processes: int
+    label: str
+    gpu_milli: int
+    def __init__(self, profile: _Optional[str] = ..., start: _Optional[int] = ..., batch: _Optional[int] = ..., processes: _Optional[int] = ..., label: _Optional[str] = ..., gpu_milli: _Optional[int] = ...) -> None: ...
+
 class Assignment(_message.Message):
-    __slots__ = ("workload_id", "replica", "gpu_uuids", "gpu_milli", "cpu_milli", "memory_bytes")
+    __slots__ = ("workload_id", "replica", "gpu_uuids", "gpu_milli", "cpu_milli", "memory_bytes", "gpu_instance")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     GPU_UUIDS_FIELD_NUMBER: _ClassVar[int]
     GPU_MILLI_FIELD_NUMBER: _ClassVar[int]
     CPU_MILLI_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPU_INSTANCE_FIELD_NUMBER: _ClassVar[int]
     workload_id: str
     replica: int
     gpu_uuids: _containers.RepeatedScalarFieldContainer[str]
     gpu_milli: int
     cpu_milli: int
     memory_bytes: int
-    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_milli: _Optional[int] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+    gpu_instance: Slice
+    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_milli: _Optional[int] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_instance: _Optional[_Union[Slice, _Mapping]] = ...) -> None: ...
 
 class GpuSetting(_message.Message):
     __slots__ = ("gpu_uuid", "power_limit_w", "sm_clock_min_mhz", "sm_clock_max_mhz", "power_profile")

@@ -46,12 +46,14 @@ class Weights(_message.Message):
     def __init__(self, power: _Optional[float] = ..., fragmentation_w: _Optional[float] = ..., stranding_w: _Optional[float] = ..., lookahead: _Optional[float] = ..., scarcity_w: _Optional[float] = ..., stranding_full_w: _Optional[float] = ..., locality_w: _Optional[float] = ...) -> None: ...
 
 class PoolMode(_message.Message):
-    __slots__ = ("pool", "mode")
+    __slots__ = ("pool", "mode", "partitioned")
     POOL_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONED_FIELD_NUMBER: _ClassVar[int]
     pool: str
     mode: EnforcementMode
-    def __init__(self, pool: _Optional[str] = ..., mode: _Optional[_Union[EnforcementMode, str]] = ...) -> None: ...
+    partitioned: bool
+    def __init__(self, pool: _Optional[str] = ..., mode: _Optional[_Union[EnforcementMode, str]] = ..., partitioned: bool = ...) -> None: ...
 
 class PowerBudget(_message.Message):
     __slots__ = ("scope", "name", "limit_w")

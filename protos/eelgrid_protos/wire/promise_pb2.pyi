@@ -62,7 +62,7 @@ class MetricsSource(_message.Message):
     def __init__(self, server: _Optional[_Union[MetricsServer, str]] = ..., url: _Optional[str] = ..., model: _Optional[str] = ..., latency_histogram: _Optional[str] = ..., waiting_gauge: _Optional[str] = ..., work_counter: _Optional[str] = ...) -> None: ...
 
 class ServicePromise(_message.Message):
-    __slots__ = ("profile", "rate_hz", "objectives", "replicas_least", "replicas_most", "start_s", "metrics", "output_tokens", "arrival_cv2")
+    __slots__ = ("profile", "rate_hz", "objectives", "replicas_least", "replicas_most", "start_s", "metrics", "output_tokens", "arrival_cv2", "slices")
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     RATE_HZ_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVES_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class ServicePromise(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_CV2_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
     profile: str
     rate_hz: float
     objectives: _containers.RepeatedCompositeFieldContainer[LatencyObjective]
@@ -81,7 +82,8 @@ class ServicePromise(_message.Message):
     metrics: MetricsSource
     output_tokens: float
     arrival_cv2: float
-    def __init__(self, profile: _Optional[str] = ..., rate_hz: _Optional[float] = ..., objectives: _Optional[_Iterable[_Union[LatencyObjective, _Mapping]]] = ..., replicas_least: _Optional[int] = ..., replicas_most: _Optional[int] = ..., start_s: _Optional[float] = ..., metrics: _Optional[_Union[MetricsSource, _Mapping]] = ..., output_tokens: _Optional[float] = ..., arrival_cv2: _Optional[float] = ...) -> None: ...
+    slices: bool
+    def __init__(self, profile: _Optional[str] = ..., rate_hz: _Optional[float] = ..., objectives: _Optional[_Iterable[_Union[LatencyObjective, _Mapping]]] = ..., replicas_least: _Optional[int] = ..., replicas_most: _Optional[int] = ..., start_s: _Optional[float] = ..., metrics: _Optional[_Union[MetricsSource, _Mapping]] = ..., output_tokens: _Optional[float] = ..., arrival_cv2: _Optional[float] = ..., slices: bool = ...) -> None: ...
 
 class TrainingPromise(_message.Message):
     __slots__ = ("profile", "slowdown_most", "work", "deadline_ns", "energy_weight", "metrics", "replicas_least", "replicas_most", "restart_s")

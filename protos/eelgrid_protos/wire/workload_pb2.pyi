@@ -1,3 +1,4 @@
+from eelgrid_protos.wire import plan_pb2 as _plan_pb2
 from eelgrid_protos.wire import promise_pb2 as _promise_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -102,16 +103,18 @@ class WorkloadSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., locality: _Optional[_Union[Locality, str]] = ..., mobility: _Optional[_Union[Mobility, str]] = ..., service: _Optional[_Union[_promise_pb2.ServicePromise, _Mapping]] = ..., training: _Optional[_Union[_promise_pb2.TrainingPromise, _Mapping]] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("replica", "node_name", "gpu_uuids", "gpu_indexes")
+    __slots__ = ("replica", "node_name", "gpu_uuids", "gpu_indexes", "gpu_instance")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
     GPU_UUIDS_FIELD_NUMBER: _ClassVar[int]
     GPU_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    GPU_INSTANCE_FIELD_NUMBER: _ClassVar[int]
     replica: int
     node_name: str
     gpu_uuids: _containers.RepeatedScalarFieldContainer[str]
     gpu_indexes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, replica: _Optional[int] = ..., node_name: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
+    gpu_instance: _plan_pb2.Slice
+    def __init__(self, replica: _Optional[int] = ..., node_name: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_indexes: _Optional[_Iterable[int]] = ..., gpu_instance: _Optional[_Union[_plan_pb2.Slice, _Mapping]] = ...) -> None: ...
 
 class Workload(_message.Message):
     __slots__ = ("workload_id", "spec", "phase", "reason", "placements", "submitted_ns", "placed_ns", "ended_ns", "revision", "power_limit_w", "replicas_begun")

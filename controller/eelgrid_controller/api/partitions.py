@@ -1,0 +1,165 @@
+"""The operators' calls about partitions: recommend, apply, list; and the stages of a change, one after the other.
+
+Owns the newest few recommendations, the turn in which searches run, and the change under
+way. Must not know how plans are found or checked. Recommendations and the stages that
+are left are in no journal: a restart forgets them, everything that was made stays, and a
+new plan goes on from there.
+
+Theory: the first stage of a change is applied when it is asked for, and each other one
+when the GPUs of the stage before stand as they are wanted and, if it drains anything, the
+replicas that began have had the time to start that their services state. An agent that
+refuses a layout, since something still runs in an instance, is asked again, ever more
+seldom; a stage that does not stand in time ends the change, and the listing says why.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import grpc.aio
+
+from eelgrid_controller.core import Core
+from eelgrid_controller.errors import ControllerError
+from eelgrid_controller.loop import ControllerLoop
+from eelgrid_controller.slicing.execution import unfinished
+from eelgrid_controller.slicing.search import Found, Stage, recommend
+from eelgrid_controller.slicing.status import problem_of, statuses
+from eelgrid_controller.slicing.survey import Seat
+from eelgrid_controller.telemetry import Telemetry
+from eelgrid_protos.faults import FailedPrecondition, Fault, NotFound, ResourceExhausted
+from eelgrid_protos.messages import (
+    ApplyPartitionsRequest,
+    ApplyPartitionsResponse,
+    ListPartitionsRequest,
+    ListPartitionsResponse,
+    RecommendPartitionsRequest,
+    RecommendPartitionsResponse,
+)
+
+__all__ = ["KEPT_MOST", "PartitionCalls"]
+
+KEPT_MOST = 8
+POLL_S = 0.25
+ASK_FIRST_S, ASK_MOST_S = 2.0, 60.0
+# An instance takes a second, a reset for MIG mode a minute; a drain takes what it takes.
+STAGE_S = 1800.0
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class PartitionCalls:
+    """Serves a part of `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
+
+    def __init__(
+        self, *, loop: ControllerLoop, telemetry: Telemetry, monotonic_s: Callable[[], float], log: logging.Logger
+    ) -> None:
+        self._loop = loop
+        self._telemetry = telemetry
+        self._monotonic_s = monotonic_s
+        self._log = log
+        self._kept: OrderedDict[str, Found] = OrderedDict()
+        self._is_searching = False
+        self._left = 0
+        self._word = ""
+        self._course: asyncio.Task[None] | None = None
+
+    def close(self) -> None:
+        """No further stage begins."""
+        if self._course is not None:
+            self._course.cancel()
+
+    async def recommend_partitions(
+        self, request: RecommendPartitionsRequest, _context: Context
+    ) -> RecommendPartitionsResponse:
+        """The best change; nothing changes."""
+        if self._is_searching:
+            raise ResourceExhausted("another search for partitions is under way; ask again in a few seconds")
+        self._is_searching = True
+        try:
+            survey = await self._loop.read(Core.survey_partitions)
+            found = await asyncio.to_thread(recommend, survey, request.horizon_s)
+        except ControllerError as error:
+            raise FailedPrecondition(f"there is no partition plan: {error}") from error
+        finally:
+            self._is_searching = False
+        key = found.recommendation.recommendation_id
+        self._kept[key] = found
+        self._kept.move_to_end(key)
+        while len(self._kept) > KEPT_MOST:
+            self._kept.popitem(last=False)
+        return RecommendPartitionsResponse(recommendation=found.recommendation)
+
+    async def apply_partitions(self, request: ApplyPartitionsRequest, _context: Context) -> ApplyPartitionsResponse:
+        """The first stage of a recommendation that is kept; the others follow by themselves."""
+        found = self._kept.get(request.recommendation_id)
+        if found is None:
+            raise NotFound(
+                f"no recommendation {request.recommendation_id!r} is kept; the newest {KEPT_MOST} since the "
+                "controller's start are. Ask for a new plan"
+            )
+        if self._course is not None and not self._course.done():
+            raise FailedPrecondition(
+                f"a change is under way ({self._word or 'its last stage'}); see `eelctl partition show`, and apply when it is done"
+            )
+        if found.stages:
+            await self._loop.apply_partitions(found.stages[0])
+            self._left, self._word = len(found.stages) - 1, ""
+            self._course = asyncio.create_task(self._follow(found.stages))
+        self._kept.pop(request.recommendation_id, None)
+        self._log.info("partitions=applied id=%s stages=%d", request.recommendation_id, len(found.stages))
+        revision = await self._loop.read(lambda core: core.state.revision)
+        return ApplyPartitionsResponse(revision=revision, stages_left=self._left)
+
+    async def list_partitions(self, _request: ListPartitionsRequest, _context: Context) -> ListPartitionsResponse:
+        """Partitioned GPUs as they are wanted and as they stand."""
+        gpus = await self._loop.read(lambda core: tuple(statuses(core.state, self._telemetry)))
+        return ListPartitionsResponse(gpus=gpus, stages_left=self._left, waits_for=self._word)
+
+    # The change under way
+
+    async def _follow(self, stages: Sequence[Stage]) -> None:
+        """Applies each stage but the first when the one before stands."""
+        for number, stage in enumerate(stages):
+            following = stages[number + 1] if number + 1 < len(stages) else None
+            seats = tuple(turn.seat for turn in stage.turns)
+            if not await self._stood(seats):
+                self._log.warning("partitions=ended left=%d reason=%s", self._left, self._word)
+                return
+            if following is None:
+                break
+            if following.drains and stage.start_s:
+                self._word = f"the replicas of stage {number + 1} have {stage.start_s:g} s to start"
+                await asyncio.sleep(stage.start_s)
+            try:
+                await self._loop.apply_partitions(following)
+            except Fault as error:
+                self._word = f"ended at stage {number + 2} of {len(stages)}: {error}"
+                self._log.warning("partitions=ended left=%d reason=%s", self._left, error)
+                return
+            self._left -= 1
+        self._word = ""
+        self._log.info("partitions=done stages=%d", len(stages))
+
+    async def _stood(self, seats: tuple[Seat, ...]) -> bool:
+        """Waits until GPUs stand as they are wanted, and asks again where an agent refused."""
+        began_s = asked_s = self._monotonic_s()
+        pause_s = ASK_FIRST_S
+        while True:
+            missing = await self._loop.read(lambda core: unfinished(core.state, seats))
+            if not missing:
+                return True
+            now_s = self._monotonic_s()
+            refused = [(seat, said) for seat in missing if (said := problem_of(self._telemetry, seat))]
+            first, why = refused[0] if refused else (missing[0], "its agent has not told that it is done")
+            self._word = f"GPU {first.index} of node {first.node_name}: {why}"
+            if now_s - began_s > STAGE_S:
+                self._word = f"ended, not in {STAGE_S:g} s: {self._word}"
+                return False
+            if refused and now_s - asked_s >= pause_s:
+                asked_s, pause_s = now_s, min(ASK_MOST_S, 2.0 * pause_s)
+                # What came to stand meanwhile is seen in the next round.
+                with contextlib.suppress(Fault):
+                    await self._loop.apply_partitions(tuple(seat for seat, _ in refused))
+            await asyncio.sleep(POLL_S)

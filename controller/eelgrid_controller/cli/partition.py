@@ -1,0 +1,212 @@
+"""eelctl partition: the MIG layouts of partitioned pools as they are, as they would better be, and the word to make them.
+
+Owns the options and the tables. Must not know how plans are found. Nothing is changed
+but by `apply`, which names a recommendation, or with --yes takes the one that it asks for
+and shows.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from eelgrid_controller.cli.connection import operators
+from eelgrid_controller.cli.failure import Stop
+from eelgrid_controller.cli.settings import Settings, printing
+from eelgrid_controller.cli.tables import Column, document, text_table
+from eelgrid_protos.messages import (
+    ApplyPartitionsRequest,
+    ApplyPartitionsResponse,
+    GpuLayout,
+    ListPartitionsRequest,
+    ListPartitionsResponse,
+    PartitionedGpu,
+    PartitionedService,
+    PartitionRecommendation,
+    PartitionStatus,
+    RecommendPartitionsRequest,
+    Resident,
+)
+
+__all__ = ["partition"]
+
+# A search of thousands of services takes seconds, and the queueing model some more for new points.
+_SEARCH_S = 300.0
+_POLL_S = 0.5
+
+
+def _layout(layout: GpuLayout | None) -> str:
+    if layout is None:
+        return "-"
+    if not layout.mig_enabled:
+        return "MIG off"
+    return " ".join(f"{one.profile}@{one.start}" for one in layout.instances) or "empty"
+
+
+def _who(residents: Sequence[Resident]) -> str:
+    return ", ".join(
+        f"{one.workload_id} in {one.slice.profile}@{one.slice.start}"
+        if one.slice.profile
+        else f"{one.workload_id} on all of it"
+        for one in residents
+    )
+
+
+def _stays(gpu: PartitionedGpu) -> bool:
+    return gpu.before == gpu.after
+
+
+def _after(gpu: PartitionedGpu) -> str:
+    return f"stays: {gpu.held}" if gpu.held else "as it is" if _stays(gpu) else _layout(gpu.after)
+
+
+_GPUS: tuple[Column[PartitionedGpu], ...] = (
+    Column("GPU", lambda gpu: f"{gpu.node_name}:{gpu.gpu_index}"),
+    Column("MODEL", lambda gpu: gpu.model, wide=True),
+    Column("NOW", lambda gpu: _layout(gpu.before)),
+    Column("WANTED", _after),
+    Column("WHO", lambda gpu: _who(gpu.residents)),
+)
+
+
+def _carried(one: PartitionedService) -> str:
+    return f"{one.after_hz:.4g}/s" if one.replicas else "nothing"
+
+
+_SERVICES: tuple[Column[PartitionedService], ...] = (
+    Column("SERVICE", lambda one: one.workload_id),
+    Column("NAME", lambda one: one.name, wide=True),
+    Column("RATE", lambda one: f"{one.rate_hz:.4g}/s", right=True),
+    Column("CARRIES NOW", lambda one: f"{one.before_hz:.4g}/s" if one.replicas_before else "nothing", right=True),
+    Column("CARRIES THEN", _carried, right=True),
+    Column("REPLICAS", lambda one: f"{one.replicas_before} -> {one.replicas}", right=True),
+    Column("ON THE WAY", lambda one: f"{100.0 * one.lowest_share:.0f} %" if one.replicas else "-", right=True),
+    Column("PROBLEM", lambda one: one.problem),
+)
+_STATUS: tuple[Column[PartitionStatus], ...] = (
+    Column("GPU", lambda gpu: f"{gpu.node_name}:{gpu.gpu_index}"),
+    Column("MODEL", lambda gpu: gpu.model, wide=True),
+    Column("WANTED", lambda gpu: _layout(gpu.wanted)),
+    Column("STANDS", lambda gpu: "-" if gpu.wanted is None else "yes" if gpu.stands else "not yet"),
+    Column("WHO", lambda gpu: _who(gpu.residents)),
+    Column("PROBLEM", lambda gpu: gpu.problem),
+)
+
+
+def _shown(columns: Sequence[Column[Any]], settings: Settings) -> list[Column[Any]]:
+    return [column for column in columns if settings.output == "wide" or not column.wide]
+
+
+def _plan(found: PartitionRecommendation, settings: Settings) -> Iterator[str]:
+    if found.gpus:
+        yield from text_table(_shown(_GPUS, settings), list(found.gpus), headers=settings.headers)
+        yield ""
+    if found.services:
+        yield from text_table(_shown(_SERVICES, settings), list(found.services), headers=settings.headers)
+        yield ""
+    if not found.gpus_ready:
+        yield "No GPU is the partition planner's. To hand a pool over: eelctl policy set --partition POOL=on"
+    elif not found.stages:
+        yield f"Nothing is to be changed: no change of {found.gpus_ready} GPUs is worth its cost."
+    else:
+        yield (
+            f"{found.gpus_before:g} GPUs in use become {found.gpus_after:g}, in {found.stages} "
+            f"stage{'' if found.stages == 1 else 's'}; over {found.horizon_s:g} s it gains {found.gain:+,.0f} GPU-seconds "
+            f"and costs {found.cost:,.0f} once."
+        )
+        yield f"Nothing was changed. To change it: eelctl partition apply {found.recommendation_id}"
+
+
+def _standing(found: ListPartitionsResponse, settings: Settings) -> Iterator[str]:
+    if not found.gpus:
+        yield "No GPU is the partition planner's. To hand a pool over: eelctl policy set --partition POOL=on"
+        return
+    yield from text_table(_shown(_STATUS, settings), list(found.gpus), headers=settings.headers)
+    if found.stages_left or found.waits_for:
+        yield ""
+        yield f"{found.stages_left} stages to come; {found.waits_for or 'the next one is due'}"
+
+
+@click.group()
+def partition() -> None:
+    """Show, plan or change the MIG layouts of partitioned pools and the services in them."""
+
+
+@partition.command("show")
+@printing
+@click.pass_obj
+def show(settings: Settings) -> None:
+    """Show partitioned GPUs: what is wanted, whether it stands, who sits there, what the agents refuse."""
+    with operators(settings) as client:
+        found = client.list_partitions(ListPartitionsRequest(), timeout=settings.timeout_s)
+        document(settings, found, _standing(found, settings))
+
+
+_HORIZON = click.option(
+    "--horizon", "horizon_s", type=click.FloatRange(1.0), help="Seconds in which a change must pay; an hour."
+)
+
+
+def _search(client: Any, settings: Settings, horizon_s: float | None) -> PartitionRecommendation:
+    asked = RecommendPartitionsRequest(horizon_s=horizon_s)
+    found: PartitionRecommendation = client.recommend_partitions(
+        asked, timeout=max(settings.timeout_s, _SEARCH_S)
+    ).recommendation
+    return found
+
+
+@partition.command("plan")
+@_HORIZON
+@printing
+@click.pass_obj
+def plan(settings: Settings, horizon_s: float | None) -> None:
+    """Recommend layouts and places for all services with slices; `apply` carries them out."""
+    with operators(settings) as client:
+        found = _search(client, settings, horizon_s)
+        document(settings, found, _plan(found, settings))
+
+
+@partition.command("apply")
+@click.argument("recommendation", default="")
+@click.option("--yes", is_flag=True, help="Without an id: ask for a plan now and carry it out.")
+@click.option("--wait", "wait_s", type=click.FloatRange(0.0), help="Wait so many seconds for the last stage.")
+@_HORIZON
+@printing
+@click.pass_obj
+def apply(settings: Settings, /, recommendation: str, yes: bool, wait_s: float | None, horizon_s: float | None) -> None:
+    """Carry a recommendation out: the first stage now or nothing, the others as the GPUs come to stand."""
+    if bool(recommendation) == yes:
+        raise click.UsageError(
+            "name a recommendation of `eelctl partition plan`, or give --yes to take what is found now"
+        )
+    with operators(settings) as client:
+        if yes:
+            found = _search(client, settings, horizon_s)
+            if not found.stages:
+                document(settings, found, _plan(found, settings))
+                return
+            recommendation = found.recommendation_id
+        answer: ApplyPartitionsResponse = client.apply_partitions(
+            ApplyPartitionsRequest(recommendation_id=recommendation), timeout=settings.timeout_s
+        )
+        left = answer.stages_left
+        words = ["the first stage is on its way" + (f"; {left} follow as the GPUs come to stand" if left else "")]
+        if wait_s is None:
+            document(settings, answer, [*words, "To see it: eelctl partition show"])
+            return
+        standing = _waited(client, settings, wait_s)
+        document(settings, standing, _standing(standing, settings))
+        if standing.stages_left or not all(gpu.stands for gpu in standing.gpus if gpu.wanted is not None):
+            raise Stop(
+                f"not all stands after {wait_s:g} s: {standing.waits_for or 'see the table'}", "eelctl partition show"
+            )
+
+
+def _waited(client: Any, settings: Settings, wait_s: float) -> ListPartitionsResponse:
+    until_s = time.monotonic() + wait_s
+    while True:
+        found: ListPartitionsResponse = client.list_partitions(ListPartitionsRequest(), timeout=settings.timeout_s)
+        if not (found.stages_left or found.waits_for) or time.monotonic() >= until_s:
+            return found
+        time.sleep(_POLL_S)

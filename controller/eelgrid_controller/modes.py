@@ -1,0 +1,18 @@
+"""What the operator allows in a pool: whether its agents act, and whether its GPUs are the partition planner's.
+
+Owns the reading of a policy's pools. Must not know nodes.
+"""
+
+from eelgrid_protos.messages import EnforcementMode, Policy
+
+__all__ = ["enforces", "partitions"]
+
+
+def enforces(policy: Policy, pool: str) -> bool:
+    """Whether agents of the pool may change their nodes; no more unless the operator said so."""
+    return any(entry.pool == pool and entry.mode is EnforcementMode.ENFORCE for entry in policy.pools)
+
+
+def partitions(policy: Policy, pool: str) -> bool:
+    """Whether the partition planner has the pool's GPUs that can be cut."""
+    return any(entry.pool == pool and entry.partitioned for entry in policy.pools)

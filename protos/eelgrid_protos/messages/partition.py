@@ -1,0 +1,131 @@
+"""MIG layouts of partitioned pools, recommended and applied: mirrored by partition.proto."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from eelgrid_protos.messages.plan import GpuLayout, Slice
+from eelgrid_protos.quantities import Count, Identifier, Label, Many, Name, Range, Sentence, Uint32, Uint64
+
+__all__ = [
+    "ApplyPartitionsRequest", "ApplyPartitionsResponse", "ListPartitionsRequest", "ListPartitionsResponse",
+    "PartitionRecommendation", "PartitionStatus", "PartitionedGpu", "PartitionedService",
+    "RecommendPartitionsRequest", "RecommendPartitionsResponse", "Resident",
+]  # fmt: skip
+
+Gpus = Annotated[float, Range(0.0, 1e9)]
+GpuSeconds = Annotated[float, Range(-1e15, 1e15)]
+RateHz = Annotated[float, Range(0.0, 1e12, "Hz")]
+Share = Annotated[float, Range(0.0, 1.0)]
+HorizonSeconds = Annotated[float, Range(1.0, 31_536_000.0, "s")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resident:
+    """One replica on a partitioned GPU."""
+
+    workload_id: Identifier
+    name: Label
+    replica: Count
+    slice: Slice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionedGpu:
+    """One GPU before and after a change; `held` says why it stays as it is."""
+
+    node_name: Name
+    gpu_index: Count
+    model: Label
+    before: GpuLayout
+    after: GpuLayout
+    residents_before: Annotated[tuple[Resident, ...], Many(16)] = ()
+    residents: Annotated[tuple[Resident, ...], Many(16)] = ()
+    held: Sentence = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionedService:
+    """What a service can carry within its objective, before and after a change and at the least on the way."""
+
+    workload_id: Identifier
+    name: Label
+    rate_hz: RateHz
+    before_hz: RateHz = 0.0
+    after_hz: RateHz = 0.0
+    replicas_before: Count = 0
+    replicas: Count = 0
+    lowest_share: Share = 1.0
+    problem: Sentence = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRecommendation:
+    """A change of the GPUs of all partitioned pools; gain and cost are in GPU-seconds."""
+
+    recommendation_id: Identifier
+    revision: Uint64
+    gpus: Annotated[tuple[PartitionedGpu, ...], Many(100_000)] = ()
+    services: Annotated[tuple[PartitionedService, ...], Many(100_000)] = ()
+    gpus_before: Gpus = 0.0
+    gpus_after: Gpus = 0.0
+    gain: GpuSeconds = 0.0
+    cost: GpuSeconds = 0.0
+    horizon_s: HorizonSeconds
+    stages: Uint32 = 0
+    gpus_ready: Uint32 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecommendPartitionsRequest:
+    """Asks for the best change; without a horizon it must pay in an hour."""
+
+    horizon_s: HorizonSeconds | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecommendPartitionsResponse:
+    """What would be changed."""
+
+    recommendation: PartitionRecommendation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyPartitionsRequest:
+    """Names the recommendation to carry out."""
+
+    recommendation_id: Identifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyPartitionsResponse:
+    """The first stage is in the state; the others follow when the GPUs stand as it wants them."""
+
+    revision: Uint64
+    stages_left: Uint32 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListPartitionsRequest:
+    """Asks how partitioned GPUs are wanted and how they stand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionStatus:
+    """One partitioned GPU; `problem` is its agent's word where the layout was not applied."""
+
+    node_name: Name
+    gpu_index: Count
+    model: Label
+    wanted: GpuLayout | None = None
+    stands: bool = False
+    residents: Annotated[tuple[Resident, ...], Many(16)] = ()
+    problem: Sentence = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListPartitionsResponse:
+    """Every partitioned GPU, and the change under way."""
+
+    gpus: Annotated[tuple[PartitionStatus, ...], Many(100_000)] = ()
+    stages_left: Uint32 = 0
+    waits_for: Sentence = ""

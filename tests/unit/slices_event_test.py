@@ -1,0 +1,98 @@
+"""PartitionsPlanned on a state: what it may not say, and that nothing changes where it says it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from tests.clusters import request
+from tests.slices_rig import core_with, node, seats, service
+
+from eelgrid_controller.core import Core
+from eelgrid_controller.events import PartitionsPlanned, PlannedLayout, SlicedService
+from eelgrid_controller.state import ClusterState, ContradictoryEvent
+from eelgrid_protos.messages import GpuLayout, Placement, Slice, WantedInstance
+
+
+def alike(core: Core) -> None:
+    """The state is sound, and comes back from a checkpoint as JSON."""
+    core.state.validate()
+    back = ClusterState.load(json.loads(json.dumps(core.state.dump())))
+    back.validate()
+    assert back.digest() == core.state.digest()
+
+
+LAYOUT = GpuLayout(
+    gpu_uuid="GPU-a-0", mig_enabled=True,
+    instances=(WantedInstance(profile="3g.20gb", start=0), WantedInstance(profile="3g.20gb", start=4)),
+)  # fmt: skip
+
+
+def place(replica: int = 0, start: int = 0, **changes) -> Placement:
+    where = Slice(profile="3g.20gb", start=start, gpu_milli=428)
+    fields = {
+        "replica": replica,
+        "node_name": "a",
+        "gpu_uuids": ("GPU-a-0",),
+        "gpu_indexes": (0,),
+        "gpu_instance": where,
+    }
+    return Placement(**(fields | changes))
+
+
+def event(
+    layout: GpuLayout | None = LAYOUT, *placements: Placement, key: str = "s", name: str = "a"
+) -> PartitionsPlanned:
+    return PartitionsPlanned(
+        time_ns=9,
+        layouts=() if layout is None else (PlannedLayout(node_name=name, layout=layout),),
+        services=(SlicedService(workload_id=key, placements=placements or (place(),)),),
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        event(key="nobody"),
+        event(key="whole"),
+        event(name="nowhere"),
+        event(None),
+        event(LAYOUT, place(), place()),
+        event(LAYOUT, place(0), place(1)),
+        event(LAYOUT, place(start=1)),
+        event(LAYOUT, place(gpu_instance=None)),
+        event(LAYOUT, place(gpu_uuids=("GPU-a-0", "GPU-a-1"))),
+        event(LAYOUT, place(gpu_uuids=("GPU-a-9",))),
+        event(LAYOUT, place(node_name="nowhere")),
+        event(replace(LAYOUT, gpu_uuid="GPU-a-9")),
+        event(replace(LAYOUT, instances=(*LAYOUT.instances, WantedInstance(profile="1g.5gb", start=3)))),
+        event(replace(LAYOUT, instances=(WantedInstance(profile="3g.20gb", start=1),))),
+        event(replace(LAYOUT, instances=(WantedInstance(profile="9g", start=0),))),
+        event(replace(LAYOUT, mig_enabled=False)),
+        replace(event(), services=event().services * 2),
+        replace(event(), services=(SlicedService(workload_id="s", placements=()),)),
+    ],
+)
+def test_events_that_contradict_the_state_change_nothing(wrong):
+    core = core_with(node("a"))
+    core.submit(service("s", 20.0), now_ns=5)
+    core.node_joined(node("z", pool=""), now_ns=6)
+    core.submit(request(gpus=1, key="whole"), now_ns=7)
+    before = core.state.digest()
+    with pytest.raises(ContradictoryEvent):
+        core.state.apply(wrong)
+    assert core.state.digest() == before
+    core.state.validate()
+    core.state.apply(event(LAYOUT, place(0), place(1, start=4)))
+    alike(core)
+
+
+def test_a_layout_cannot_leave_a_replica_without_its_slice():
+    core = core_with(node("a"))
+    core.submit(service("s", 20.0), now_ns=5)
+    core.state.apply(event())
+    smaller = replace(LAYOUT, instances=LAYOUT.instances[1:])
+    with pytest.raises(ContradictoryEvent, match="not in the layout"):
+        core.state.apply(replace(event(smaller), services=()))
+    core.state.apply(event(smaller, place(7, start=4)))
+    assert seats(core, "s") == [("GPU-a-0", "3g.20gb", 4)]
+    alike(core)
