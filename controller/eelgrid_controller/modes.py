@@ -3,9 +3,9 @@
 Owns the reading of a policy's pools. Must not know nodes.
 """
 
-from eelgrid_protos.messages import EnforcementMode, Policy
+from eelgrid_protos.messages import BudgetScope, EnforcementMode, Policy
 
-__all__ = ["enforces", "partitions"]
+__all__ = ["enforces", "node_budgets_w", "partitions"]
 
 
 def enforces(policy: Policy, pool: str) -> bool:
@@ -16,3 +16,8 @@ def enforces(policy: Policy, pool: str) -> bool:
 def partitions(policy: Policy, pool: str) -> bool:
     """Whether the partition planner has the pool's GPUs that can be cut."""
     return any(entry.pool == pool and entry.partitioned for entry in policy.pools)
+
+
+def node_budgets_w(policy: Policy) -> dict[str, float]:
+    """What the GPUs of single nodes may draw together, by node."""
+    return {budget.name: budget.limit_w for budget in policy.budgets if budget.scope is BudgetScope.NODE}

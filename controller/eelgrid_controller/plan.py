@@ -8,7 +8,7 @@ the device to open: before, there is nothing to open. Epochs are the state's: th
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from eelgrid_controller.modes import enforces
+from eelgrid_controller.modes import enforces, node_budgets_w
 from eelgrid_controller.state import NodeRecord
 from eelgrid_protos.messages import Assignment, GpuSetting, NodePlan, Policy, Workload
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
@@ -33,6 +33,7 @@ def node_plan(record: NodeRecord, policy: Policy, workloads: Mapping[str, Worklo
         enforce=enforces(policy, record.inventory.pool),
         assignments=assignments,
         gpu_settings=tuple(GpuSetting(gpu_uuid=uuid, power_limit_w=limits_w[uuid]) for uuid in sorted(limits_w)),
+        power_budget_w=node_budgets_w(policy).get(record.inventory.node_name),
         gpu_layouts=tuple(record.layouts[uuid] for uuid in sorted(record.layouts.keys() & known)),
     )
 

@@ -5,8 +5,9 @@ missing, through `ClusterState.apply` alone; nothing is decided anew. Must not
 know how entries are stored.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from eelgrid_controller.errors import JournalCorrupt, JournalTooNew
 from eelgrid_controller.events import Event, UnknownKind, event_from_plain, event_to_plain
@@ -61,12 +62,22 @@ def recover(journal: Journal, fresh: Callable[[], ClusterState]) -> Recovered:
     return Recovered(state=state, checkpoint_seq=start, replayed=replayed)
 
 
+def _holds(now: Any, then: Any) -> bool:
+    """Whether a dump has all that an earlier one had; a newer version may have more."""
+    if isinstance(then, Mapping):
+        return isinstance(now, Mapping) and all(key in now and _holds(now[key], value) for key, value in then.items())
+    if isinstance(then, list):
+        return isinstance(now, list) and len(now) == len(then) and all(map(_holds, now, then))
+    return bool(now == then)
+
+
 def _state_of(journal: Journal, checkpoint: Checkpoint) -> ClusterState:
     """The state in a checkpoint, if it is the one that was put there."""
     problem = "does not give back the state that it was made from"
     try:
         state = ClusterState.load(checkpoint.state)
-        if digest_of(state.dump()) == checkpoint.digest and state.revision == checkpoint.seq:
+        is_as_written = digest_of(checkpoint.state) == checkpoint.digest
+        if is_as_written and state.revision == checkpoint.seq and _holds(state.dump(), checkpoint.state):
             return state
     except _UNREADABLE as error:
         problem = f"cannot be read ({error})"

@@ -46,7 +46,7 @@ from eelgrid_controller.explanations import Explanations
 from eelgrid_controller.invariants import check
 from eelgrid_controller.ledger import ContradictoryEvent, InvariantBroken, NodeRecord, assignment_of, rehold
 from eelgrid_controller.measured import Points
-from eelgrid_controller.modes import enforces, partitions
+from eelgrid_controller.modes import enforces, node_budgets_w, partitions
 from eelgrid_controller.pending import PendingOrder
 from eelgrid_controller.quotes import Market
 from eelgrid_controller.replicas import involved, moved, partition, replanned, scaled, sliced
@@ -314,13 +314,14 @@ class ClusterState:
 
     def _policy_changed(self, event: PolicyChanged) -> frozenset[str]:
         before, self.policy = self.policy, event.policy
-        changed = set()
+        changed, old_w, new_w = set(), node_budgets_w(before), node_budgets_w(event.policy)
         for name, record in self.nodes.items():
             pool = record.inventory.pool
             kept = partitions(event.policy, pool)
             turns = kept != record.partitioned
             turned = turns and record.turn(partitioned=kept)
             renewed = before.lease_s != event.policy.lease_s or enforces(before, pool) != enforces(event.policy, pool)
+            renewed = renewed or old_w.get(name) != new_w.get(name)
             record.plan_epoch += renewed or turned
             changed |= {name} if renewed or turns else set()
         return frozenset(changed)

@@ -1,11 +1,13 @@
 """Node plans: the whole desired state, under an epoch that rises with each change."""
 
+from dataclasses import replace
+
 import pytest
 from tests.clusters import core_with, node, request
 
 from eelgrid_protos.codec import decode, encode
-from eelgrid_protos.faults import NotFound
-from eelgrid_protos.messages import EnforcementMode, NodePlan, Policy, PoolMode
+from eelgrid_protos.faults import InvalidArgument, NotFound
+from eelgrid_protos.messages import BudgetScope, EnforcementMode, NodePlan, Policy, PoolMode, PowerBudget
 
 
 def test_a_plan_holds_every_assignment_and_survives_the_wire():
@@ -39,3 +41,19 @@ def test_the_epoch_rises_with_each_change_and_the_pool_decides_enforcement():
 def test_an_unknown_node_has_no_plan():
     with pytest.raises(NotFound, match="nobody"):
         core_with().node_plan("nobody")
+
+
+def test_a_node_keeps_its_budget_itself():
+    core = core_with(node("a"), node("b"))
+    budgets = (
+        PowerBudget(scope=BudgetScope.NODE, name="a", limit_w=900.0),
+        PowerBudget(scope=BudgetScope.RACK, name="r1", limit_w=5000.0),
+    )
+    step = core.update_policy(Policy(budgets=budgets), now_ns=2)
+    assert step.nodes == {"a"}
+    assert [core.node_plan(name).power_budget_w for name in "ab"] == [900.0, None]
+    assert [core.node_plan(name).epoch for name in "ab"] == [1, 0]
+    core.update_policy(replace(core.state.policy, budgets=budgets[1:]), now_ns=3)
+    assert (core.node_plan("a").power_budget_w, core.node_plan("a").epoch) == (None, 2)
+    with pytest.raises(InvalidArgument, match="contradicts itself"):
+        core.update_policy(replace(core.state.policy, budgets=(budgets[0], budgets[0])), now_ns=4)
