@@ -49,6 +49,9 @@ from eelgrid_protos.transport import TlsFiles, listen, server_options, standard_
 
 __all__ = ["Controller"]
 
+# A turn takes two seconds at most; what is longer must not keep the process from its last checkpoint.
+_STEERING_STOP_S = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class _Sources:
@@ -219,7 +222,9 @@ class Controller:
 
         async def stop() -> None:
             steering.cancel()
-            await asyncio.gather(steering, return_exceptions=True)
+            _, left = await asyncio.wait((steering,), timeout=_STEERING_STOP_S)
+            if left:
+                log.error("steering=running seconds=%g action=left_behind", _STEERING_STOP_S)
 
         self._stack.push_async_callback(stop)
 
