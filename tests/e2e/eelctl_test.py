@@ -248,7 +248,7 @@ def test_policy(live):
     as_json, as_yaml, lines = both(live, "policy", "get")
     assert json.loads(changed) == as_json == as_yaml
     assert (as_json["objective"], as_json["revision"]) == ("energy", before["revision"] + 1)
-    assert as_json["pools"] == [{"pool": "lab", "mode": "enforce"}]
+    assert as_json["pools"] == [{"pool": "lab", "mode": "enforce", "partitioned": False}]
     assert as_json["send_interval_s"] == before["send_interval_s"]
     assert "pool lab" in lines
     back = json.loads(
