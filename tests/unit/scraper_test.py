@@ -151,9 +151,10 @@ async def test_an_address_that_keeps_failing_is_asked_seldom_and_comes_back():
         replica = kept
         await taken(scraper, "w", want=lambda one: isinstance(one.pages[0, "u"], Scrape))
         before = len(asked)
-        for _ in range(3):
+        for _ in range(5):
             await taken(scraper, "w")
-        assert len(asked) >= before + 3
+        # The first of them may have been asked before it was counted.
+        assert len(asked) >= before + 4
 
 
 def test_too_many_pages_are_refused_by_name():
