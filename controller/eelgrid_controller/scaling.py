@@ -110,7 +110,8 @@ def rescaled(
             (Violation("replicas", f"is {replicas}, outside of {bounds}", "ask for a number within"),),
         )
     stand = standing(state, workload)
-    fallen = [item for item in workload.placements if item not in stand]
+    alive = {item.replica for item in stand}
+    fallen = [item for item in workload.placements if item.replica not in alive]
     gone, new = list[Placement](), tuple[Placement, ...]()
     explanation = tuple[ReplicaExplanation, ...]()
     if len(stand) < replicas:

@@ -43,6 +43,7 @@ class Lessons:
 
     def __init__(self) -> None:
         self._sums: dict[_Key, _Sum] = {}
+        self._heard: dict[_Key, _Sum] = {}  # those that a window came to since the last look
 
     def heard(self, workload: Workload, world: World, window: Window) -> None:
         """A window of a job; one without a profile, or on several models, teaches nobody."""
@@ -53,7 +54,7 @@ class Lessons:
         key = _Key(training.profile, next(iter(models)), gpus, round(window.limit_w, 1))
         if key not in self._sums and len(self._sums) >= _KEPT_MOST:
             del self._sums[next(iter(self._sums))]
-        known = self._sums.setdefault(key, _Sum())
+        known = self._heard[key] = self._sums.setdefault(key, _Sum())
         known.windows += 1
         known.work += window.work
         known.time_s += window.time_s
@@ -61,7 +62,8 @@ class Lessons:
 
     def due(self) -> tuple[MeasuredPoint, ...]:
         """Points that rest on enough; each is told once."""
-        return tuple(self._told(self._sums.items()))
+        heard, self._heard = self._heard, {}
+        return tuple(self._told(heard.items()))
 
     def _told(self, sums: Iterable[tuple[_Key, _Sum]]) -> Iterable[MeasuredPoint]:
         for key, known in sums:
