@@ -5,9 +5,8 @@ Owns these refusals. Must not know where work goes.
 
 from dataclasses import replace
 
+from eelgrid_controller.choosing import Chooser
 from eelgrid_controller.explain import refusal
-from eelgrid_controller.planner import Planner
-from eelgrid_controller.snapshot import Mirror
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos.faults import AlreadyExists, InvalidArgument
 from eelgrid_protos.messages import SubmitWorkloadRequest, Workload, WorkloadSpec
@@ -33,13 +32,13 @@ def refuse_nonsense(spec: WorkloadSpec) -> None:
         raise InvalidArgument("the request contradicts itself", broken)
 
 
-def refuse_impossible(state: ClusterState, mirror: Mirror, planner: Planner, spec: WorkloadSpec) -> None:
+def refuse_impossible(state: ClusterState, chooser: Chooser, spec: WorkloadSpec) -> None:
     """Raises InvalidArgument for work that these nodes could not hold with nothing else on them."""
     if not state.nodes:
         return
-    snapshot = mirror.snapshot()
-    emptied = snapshot.emptied(mirror.memory_bytes)
-    room, removals = planner.room_when_empty(emptied, snapshot, spec)
+    snapshot = chooser.snapshot()
+    emptied = snapshot.emptied(chooser.mirror.memory_bytes)
+    room, removals = chooser.planner.room_when_empty(emptied, snapshot, spec)
     if room < spec.replicas:
         inventories = (record.inventory for record in state.nodes.values())
         violation = refusal(spec, inventories, removals, room)

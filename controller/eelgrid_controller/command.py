@@ -10,8 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from eelgrid_controller.core import Core, Step
+from eelgrid_controller.events import Event
 
-__all__ = ["Command"]
+__all__ = ["Command", "Committed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What one commit made true."""
+
+    events: tuple[Event, ...]
+    nodes: frozenset[str]
+    revision: int
 
 
 @dataclass(slots=True)

@@ -7,15 +7,15 @@ back to the caller, who makes them durable before anybody hears the result.
 Theory: each method returns a `Step` whose events are already applied. Replaying
 them on the state before gives the state after; feeding the same calls to a new
 core gives the same events. Waiting work is tried when capacity appears, the
-highest priority first, up to a bound for each step; where it stopped is
-remembered, and `retry` goes on from there.
+highest priority first, up to a bound for each step (retrying.py); `retry` goes on from there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from eelgrid_controller.admission import known, refuse_impossible, refuse_nonsense
+from eelgrid_controller.choosing import Chooser
 from eelgrid_controller.events import (
     Event,
     GpuLost,
@@ -30,20 +30,20 @@ from eelgrid_controller.events import (
     WorkloadLimited,
     WorkloadSubmitted,
 )
-from eelgrid_controller.explain import SLICES_REASON, explain, reason
-from eelgrid_controller.model import PowerModel, modelled_power_w
+from eelgrid_controller.explain import SLICES_REASON, explain
+from eelgrid_controller.model import modelled_power_w
 from eelgrid_controller.movable import Problem, survey
 from eelgrid_controller.outcomes import imagined, outcome
-from eelgrid_controller.pending import Ticket
 from eelgrid_controller.plan import node_plan
-from eelgrid_controller.planner import Decision, Planner
+from eelgrid_controller.planner import Decision
 from eelgrid_controller.relocation import relocations
 from eelgrid_controller.replicas import sliced
+from eelgrid_controller.retrying import Retrying
 from eelgrid_controller.scaling import rescaled
 from eelgrid_controller.slicing.execution import planned
 from eelgrid_controller.slicing.search import Stage
 from eelgrid_controller.slicing.survey import Seat, Survey, survey_gpus
-from eelgrid_controller.snapshot import Mirror, Snapshot
+from eelgrid_controller.snapshot import Snapshot
 from eelgrid_controller.standing_order import policy_violations
 from eelgrid_controller.state import ClusterState, NodeRecord
 from eelgrid_controller.step import Step
@@ -64,7 +64,6 @@ from eelgrid_protos.messages import (
     NodeState,
     Policy,
     RecommendMovesRequest,
-    ResourceRequest,
     SubmitWorkloadRequest,
     Workload,
     WorkloadPhase,
@@ -76,10 +75,6 @@ __all__ = ["LIVE_MOST", "NODES_MOST", "Core", "Step"]
 
 LIVE_MOST = 1_000_000
 NODES_MOST = 100_000
-# A try costs 10 to 300 µs, so that a step with a full round stays under a tenth of a second.
-_TRIES_MOST = 256
-# Tickets passed over because their kind has just failed.
-_SCANNED_MOST = 4096
 
 _Result = TypeVar("_Result")
 
@@ -89,23 +84,18 @@ class Core:
 
     def __init__(self, state: ClusterState, catalogue: Catalogue, *, live_most: int = LIVE_MOST) -> None:
         self.state = state
-        self._planner = Planner()
-        self._mirror = Mirror(state, PowerModel(catalogue).gpu)
+        self._chooser = Chooser(state, catalogue)
         self._live_most = live_most
-        # Where the round of tries goes on; None between rounds.
-        self._resume: Ticket | None = None
-        # Capacity appeared in the middle of a round: another round follows. A core that
-        # begins cannot know whether the last round was cut short.
-        self._again = len(state.pending) > 0
+        self._retrying = Retrying(state, self._chooser)
 
     @property
     def backlog(self) -> bool:
         """Whether a round of tries over the waiting work was cut short; `retry` goes on."""
-        return self._resume is not None or self._again
+        return self._retrying.is_due
 
     def snapshot(self) -> Snapshot:
         """The cluster as arrays, read-only, until the next step."""
-        return self._mirror.snapshot()
+        return self._chooser.snapshot()
 
     def modelled_power_w(self) -> float:
         """Watts of the whole cluster by the planner's model."""
@@ -127,7 +117,7 @@ class Core:
     def explain(self, workload_id: str) -> Explanation:
         """Why a workload stands where it stands; raises NotFound."""
         self.workload(workload_id)
-        return explain(self.state, workload_id, self.snapshot(), self._planner)
+        return explain(self.state, workload_id, self._chooser)
 
     def node_plan(self, node_name: str) -> NodePlan:
         """The whole of what a node should hold; raises NotFound."""
@@ -151,7 +141,7 @@ class Core:
         quoted = self._quoted(now_ns)
         decision = self._decide(spec, quoted)
         if not decision.placements:
-            refuse_impossible(self.state, self._mirror, self._planner, spec)
+            refuse_impossible(self.state, self._chooser, spec)
         if request.dry_run:
             return Step((), imagined(key, spec, decision, now_ns), frozenset())
         submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=spec)
@@ -171,8 +161,7 @@ class Core:
 
     def _quoted(self, now_ns: int) -> tuple[PricesQuoted, ...]:
         """New quotes where they are due, not yet applied."""
-        policy = self.state.policy
-        quotes = self._planner.quotes(self.snapshot(), policy.weights, policy.placement, self.state.market.shifts)
+        quotes = self._chooser.quotes()
         if quotes is None:
             return ()
         return (
@@ -184,10 +173,7 @@ class Core:
 
     def _decide(self, spec: WorkloadSpec, quoted: tuple[PricesQuoted, ...] = ()) -> Decision:
         """Where a workload goes, by quotes that are about to be in force."""
-        snapshot = self.snapshot()
-        for event in quoted:
-            snapshot = replace(snapshot, quotes=event.quotes)
-        return self._planner.decide(snapshot, spec, self.state.policy.weights, self.state.policy.placement)
+        return self._chooser.decide(spec, quoted[0].quotes if quoted else None)
 
     def _draw_id(self) -> str:
         # Numbers only rise, past every id of this form that was ever used.
@@ -210,10 +196,14 @@ class Core:
     def scale(self, workload_id: str, replicas: int, *, now_ns: int) -> Step[Workload]:
         """Brings running work to so many standing replicas, or as near as there is room; see scaling.py."""
         workload = self.workload(workload_id)
-        quoted = self._quoted(now_ns)
-        event = rescaled(
-            self.state, self.snapshot(), workload, replicas, lambda spec: self._decide(spec, quoted), now_ns=now_ns
-        )
+        quoted: tuple[PricesQuoted, ...] = ()
+
+        def decided(spec: WorkloadSpec) -> Decision:
+            nonlocal quoted
+            quoted = quoted or self._quoted(now_ns)
+            return self._decide(spec, quoted)
+
+        event = rescaled(self.state, self.snapshot(), workload, replicas, decided, now_ns=now_ns)
         if event is None:
             return Step((), workload, frozenset())
         events: tuple[Event, ...] = (*quoted, event) if event.placements else (event,)
@@ -221,7 +211,7 @@ class Core:
         result = self.state.workloads[workload_id]
         if not event.released:
             return Step(events, result, nodes)
-        self._again = True
+        self._retrying.capacity_appeared()
         more, touched = self._retry(now_ns)
         return Step((*events, *more), result, nodes | touched)
 
@@ -236,6 +226,8 @@ class Core:
                 f"workload {workload_id} does not run on whole GPUs; a power limit is of a GPU, so place it on whole ones"
             )
         event = WorkloadLimited(time_ns=now_ns, workload_id=workload_id, power_limit_w=power_limit_w)
+        # Lowered or raised: until it is read from the GPUs, what was before may be in force.
+        self._chooser.allowance.lowered(workload_id, workload.power_limit_w)
         nodes = self._apply(event)
         return Step((event,), self.state.workloads[workload_id], nodes)
 
@@ -282,7 +274,9 @@ class Core:
             return Step((), None, frozenset())
         event = GpuLost(time_ns=now_ns, node_name=node_name, gpu_uuid=gpu_uuid)
         self._apply(event)
-        return Step((event,), None, frozenset())
+        # What it drew is left to others.
+        binds = self._chooser.allowance.binds
+        return self._with_retry(event, None, frozenset(), now_ns) if binds else Step((event,), None, frozenset())
 
     def gpu_returned(self, node_name: str, gpu_uuid: str, *, now_ns: int) -> Step[None]:
         """Uses a device again; then waiting work is tried. Raises NotFound."""
@@ -311,7 +305,18 @@ class Core:
             raise InvalidArgument("the policy contradicts itself", broken)
         event = PolicyChanged(time_ns=now_ns, policy=replace(policy, revision=current.revision + 1))
         nodes = self._apply(event)
-        return Step((event,), self.state.policy, nodes)
+        if event.policy.budgets == current.budgets or not len(self.state.pending):
+            return Step((event,), self.state.policy, nodes)
+        return self._with_retry(event, self.state.policy, nodes, now_ns)
+
+    def told_limits(self, highest_w: Mapping[str, float], *, now_ns: int) -> Step[None]:
+        """The highest limits that GPUs were read to have, by workload, where above the journal's; no event of its own.
+
+        Watts that come free may let waiting work begin.
+        """
+        if self._chooser.allowance.told(highest_w) and len(self.state.pending):
+            self._retrying.capacity_appeared()
+        return self.retry(now_ns=now_ns)
 
     def survey_moves(self, asked: RecommendMovesRequest) -> Problem:
         """What a search for moves needs, copied; the search may take its time elsewhere."""
@@ -323,7 +328,8 @@ class Core:
         nodes: frozenset[str] = frozenset()
         for event in events:
             nodes |= self._apply(event)
-        self._again = self._again or bool(events)
+        if events:
+            self._retrying.capacity_appeared()
         more, touched = self._retry(now_ns) if events else ([], frozenset[str]())
         return Step((*events, *more), sum(len(move.replicas) for move in moves), nodes | touched)
 
@@ -347,52 +353,13 @@ class Core:
 
     def _apply(self, event: Event) -> frozenset[str]:
         touched = self.state.apply(event)
-        self._mirror.refresh(touched)
+        self._chooser.refresh(touched)
         return touched
 
     def _with_retry(self, event: Event, result: _Result, nodes: frozenset[str], now_ns: int) -> Step[_Result]:
-        self._again = True
+        self._retrying.capacity_appeared()
         events, more = self._retry(now_ns)
         return Step((event, *events), result, nodes | more)
 
     def _retry(self, now_ns: int) -> tuple[list[Event], frozenset[str]]:
-        """Tries waiting work from where the last step stopped, up to the bounds."""
-        events: list[Event] = []
-        nodes: frozenset[str] = frozenset()
-        # Fewest replicas that found no room and why, by request: capacity only shrinks within a step.
-        failed: dict[ResourceRequest, tuple[int, str]] = {}
-        tries = 0
-        if self._resume is None:
-            self._again = False
-        tickets = self.state.pending.after(self._resume, _SCANNED_MOST)
-        for ticket in tickets:
-            workload = self.state.workloads[ticket[2]]
-            spec = workload.spec
-            if sliced(workload):
-                self._resume = ticket
-                continue
-            why = failed.get(spec.request)
-            if why is None or spec.replicas < why[0]:
-                if tries == _TRIES_MOST:
-                    return events, nodes
-                tries += 1
-                for quoted in self._quoted(now_ns):
-                    self._apply(quoted)
-                    events.append(quoted)
-                decision = self._decide(spec)
-                if decision.placements:
-                    event = outcome(ticket[2], decision, now_ns)
-                    nodes |= self._apply(event)
-                    events.append(event)
-                    self._resume = ticket
-                    continue
-                why = failed[spec.request] = (spec.replicas, reason(decision))
-            if workload.reason != why[1] and len(events) < 2 * _TRIES_MOST:
-                # What stood in the way is no longer what stands in the way.
-                deferred = WorkloadDeferred(time_ns=now_ns, workload_id=ticket[2], reason=why[1])
-                self._apply(deferred)
-                events.append(deferred)
-            self._resume = ticket
-        if len(tickets) < _SCANNED_MOST:
-            self._resume = None
-        return events, nodes
+        return self._retrying.step(self._apply, self._quoted, now_ns)

@@ -9,7 +9,8 @@ it comes back from the journal (the oldest checkpoint that is kept and the
 entries since then), so that nothing is kept for the sake of being asked. The
 file holds these inputs, not the planner's arrays: a newer planner reads an old
 file and shows where it would decide otherwise. Names, labels and users of
-workloads stay out of it. Floats are written so that they are read back to the
+workloads stay out of it. Where budgets of watts had closed nodes to it, these are named as
+they follow from the journal: a limit that was still being lowered then is not in it. Floats are written so that they are read back to the
 last bit; equal means equal.
 """
 
@@ -17,6 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from eelgrid_controller.choosing import Chooser
 from eelgrid_controller.compact import explanation_from_rows, explanation_rows
 from eelgrid_controller.events import WorkloadDeferred, WorkloadPlaced, event_from_plain
 from eelgrid_controller.explain import reason
@@ -106,6 +110,8 @@ def document_of(past: Past, spec: WorkloadSpec, workload_id: str, catalogue: Cat
     assert isinstance(event, WorkloadPlaced | WorkloadDeferred)
     state = _before(past, index, workload_id)
     watts = PowerModel(catalogue).gpu
+    chooser = Chooser(state, catalogue)
+    within = chooser.decide(spec)
     boards = {_board(gpu): watts(gpu) for record in state.nodes.values() for gpu in record.inventory.gpus}
     return {
         "format": FORMAT,
@@ -119,6 +125,8 @@ def document_of(past: Past, spec: WorkloadSpec, workload_id: str, catalogue: Cat
         "placement": state.policy.placement,
         "watts": [[*board, *found] for board, found in boards.items()],
         "cluster": _bare(state),
+        "closed": sorted(name for name in state.nodes if within.closed.intersection(chooser.allowance.above(name))),
+        "budget": reason(within) if within.lack else "",
         "outcome": (
             _outcome(event.placements, event.explanation, "")
             if isinstance(event, WorkloadPlaced)
@@ -168,12 +176,15 @@ def _replayed(document: Mapping[str, Any]) -> Replayed:
     boards = {tuple(row[:5]): GpuWatts(*row[5:]) for row in document["watts"]}
     state = ClusterState.load(document["cluster"])
     snapshot = Mirror(state, lambda gpu: boards[_board(gpu)]).snapshot()
+    closed = frozenset(document.get("closed", ()))
+    if closed:
+        snapshot = snapshot.with_open(np.array([name not in closed for name in snapshot.names], np.bool_))
     decision = Planner().decide(snapshot, spec, weights, document["placement"])
     recorded: Mapping[str, Any] = document["outcome"]
     now = (
         _outcome(decision.placements, decision.explanation, "")
         if decision.placements
-        else _outcome((), (), reason(decision))
+        else _outcome((), (), document.get("budget") or reason(decision))
     )
     return Replayed(
         workload_id=document["workload_id"],

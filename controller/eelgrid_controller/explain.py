@@ -9,10 +9,12 @@ counted; the numbers are in the explanation.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from eelgrid_controller.planner import Decision, Planner
+from eelgrid_controller.allowance import Lack
+from eelgrid_controller.budget_places import CLUSTER, budget_words
+from eelgrid_controller.choosing import Chooser
+from eelgrid_controller.planner import Decision
 from eelgrid_controller.remedy import Case, binding, nearest
 from eelgrid_controller.replicas import sliced
-from eelgrid_controller.snapshot import Snapshot
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages import Explanation, Inventory, Removal, ResourceRequest, WorkloadPhase, WorkloadSpec
@@ -61,18 +63,22 @@ _SAID = frozenset({"unavailable", "gpu_model", "gpu_mig", "cpu", "memory"})
 
 def reason(decision: Decision) -> str:
     """Why a workload waits: the constraint's name, a colon and a sentence that holds no numbers."""
+    if decision.lack is not None:
+        return f"budget: waits for watts of {budget_words(decision.lack.budget)}"
     constraint = binding(decision.removals, decision.room)
     return f"{constraint}: {_WORDS[constraint][0]}"
 
 
-def explain(state: ClusterState, workload_id: str, snapshot: Snapshot, planner: Planner) -> Explanation:
+def explain(state: ClusterState, workload_id: str, chooser: Chooser) -> Explanation:
     """What was weighed when it was placed; for work that waits, what stands in its way now."""
     workload = state.workloads[workload_id]
     if workload.phase is not WorkloadPhase.PENDING:
         return Explanation(workload=workload, replicas=state.explanations.of(workload_id))
     if sliced(workload):
         return Explanation(workload=workload, remedy=_slices_remedy(state), constraint="partitions")
-    decision = planner.decide(snapshot, workload.spec, state.policy.weights, state.policy.placement)
+    decision, snapshot, planner = chooser.decide(workload.spec), chooser.snapshot(), chooser.planner
+    if decision.lack is not None:
+        return Explanation(workload=workload, remedy=_watts_remedy(decision.lack), constraint="budget")
     if decision.placements:
         return Explanation(
             workload=workload,
@@ -100,6 +106,18 @@ def _slices_remedy(state: ClusterState) -> str:
     if not count:
         return "No pool is the partition planner's. To help: eelctl policy set --partition POOL=on."
     return "It is placed when a plan is applied. To help: eelctl partition plan, and apply what it finds."
+
+
+def _watts_remedy(lack: Lack) -> str:
+    """Watts of a budget are what is missing."""
+    where, least_w = budget_words(lack.budget), lack.limit_w - lack.left_w + lack.more_w
+    found = (
+        f"There is room, but {where} has {max(0.0, lack.left_w):,.0f} of its {lack.limit_w:,.0f} W left, and this "
+        f"would draw {lack.more_w:,.0f} W more there at the GPUs' default limits"
+    )
+    place = "cluster" if lack.budget == CLUSTER else lack.budget.replace("/", ":", 1)
+    ways = f"wait for or cancel work there, ask for fewer GPUs, or eelctl policy set --budget {place}={least_w:.0f}W"
+    return f"{found}. To help: {ways}."
 
 
 def refusal(spec: WorkloadSpec, inventories: Iterable[Inventory], removals: Iterable[Removal], room: int) -> Violation:

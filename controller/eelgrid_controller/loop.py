@@ -19,12 +19,11 @@ RESOURCE_EXHAUSTED until a probe, at most once a second, finds room again.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.command import Command
+from eelgrid_controller.command import Command, Committed
 from eelgrid_controller.config import ControllerConfig
 from eelgrid_controller.core import Core, Step
 from eelgrid_controller.errors import JournalError, JournalFull
@@ -48,15 +47,6 @@ _PROBE_EVERY_S = 1.0
 _RETRY_EVERY_S = 0.25
 _TICK_S = 0.25
 _CHECKPOINT_AGAIN_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """What one commit made true."""
-
-    events: tuple[Event, ...]
-    nodes: frozenset[str]
-    revision: int
 
 
 class ControllerLoop:
@@ -178,6 +168,10 @@ class ControllerLoop:
     async def set_limit(self, workload_id: str, power_limit_w: float | None) -> Workload:
         """Ask each GPU of running work to keep a limit, or its default."""
         return await self._command(lambda core, now_ns: core.set_limit(workload_id, power_limit_w, now_ns=now_ns))
+
+    async def told_limits(self, highest_w: Mapping[str, float]) -> None:
+        """The highest limits that GPUs were read to have, by workload, where above the journal's."""
+        await self._command(lambda core, now_ns: core.told_limits(highest_w, now_ns=now_ns))
 
     async def apply_partitions(self, change: Stage | Sequence[Seat]) -> None:
         """Want other layouts and take services to other slices, all or nothing."""

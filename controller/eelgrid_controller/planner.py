@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from eelgrid_controller.allowance import Lack
 from eelgrid_controller.events import EXPLAINED_REPLICAS_MOST
 from eelgrid_controller.gang import WORK_MOST, Case, Gang, wishes
 from eelgrid_controller.quotes import Quotes
@@ -69,6 +70,10 @@ class Decision:
     room: int
     # Nodes by first failing constraint, for the replica that found no place; empty when placed.
     removals: tuple[Removal, ...] = ()
+    # The budget whose watts are waited for, where nothing else is in the way.
+    lack: Lack | None = None
+    # Budgets below which no node was looked at, since too few watts were left there.
+    closed: frozenset[str] = frozenset()
 
 
 class _Call(NamedTuple):

@@ -99,6 +99,13 @@ class Snapshot:
         """A copy of what placing changes, to try on."""
         return Trial(self)
 
+    def with_open(self, is_open: NDArray[np.bool_]) -> "Snapshot":
+        """The same with only those of its nodes available that are open (N,)."""
+        available = self.nodes.available & is_open
+        available.flags.writeable = False
+        # A list of changes of its own: who remembers what it read of this one must not take it for the cluster's.
+        return replace(self, nodes=self.nodes._replace(available=available), changes=[])
+
     def emptied(self, memory_bytes: Ints) -> Nodes:
         """The nodes as if nothing ran, nothing were lost and no GPU were partitioned."""
         there = self.nodes.gpu_model >= 0

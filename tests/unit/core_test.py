@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.clusters import core_with, decided, node, request
 
-from eelgrid_controller import core as core_module
+from eelgrid_controller import retrying
 from eelgrid_controller.core import Core
 from eelgrid_controller.events import PricesQuoted, WorkloadDeferred, WorkloadPlaced, WorkloadSubmitted
 from eelgrid_controller.state import ClusterState
@@ -225,7 +225,7 @@ def test_weights_of_ones_own_change_the_choice():
 
 
 def test_a_round_of_tries_is_bounded_and_goes_on_where_it_stopped(monkeypatch):
-    monkeypatch.setattr(core_module, "_TRIES_MOST", 3)
+    monkeypatch.setattr(retrying, "_TRIES_MOST", 3)
     core = core_with(node("a"))
     core.submit(request(gpus=2, cpu=96), now_ns=1)
     for number in range(8):
@@ -249,7 +249,7 @@ def test_a_round_of_tries_is_bounded_and_goes_on_where_it_stopped(monkeypatch):
 
 
 def test_like_work_is_tried_once_in_a_step(monkeypatch):
-    monkeypatch.setattr(core_module, "_TRIES_MOST", 3)
+    monkeypatch.setattr(retrying, "_TRIES_MOST", 3)
     core = core_with(node("a"))
     core.submit(request(gpus=2), now_ns=1)
     for _ in range(50):

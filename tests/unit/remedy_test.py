@@ -189,6 +189,6 @@ def test_every_amount_named_is_what_is_missing(held, cpu, gpus, memory_gib):
             if sum(record.gpu_milli.get(gpu.uuid, 0) == 0 for gpu in record.inventory.gpus) >= gpus
         )
         assert f"{short:,} more milli-CPU" in explanation.remedy
-    case = Case(wanted.spec, core.state, core.snapshot(), core._planner)
+    case = Case(wanted.spec, core.state, core.snapshot(), core._chooser.planner)
     for constraint in ("gpu_count", "gpu_share", "cpu", "memory", "gpu_mig", "gpu_model", "unavailable"):
         nearest(case, constraint, 0)

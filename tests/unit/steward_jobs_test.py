@@ -241,7 +241,8 @@ async def test_budgets_are_never_exceeded_and_prices_are_told():
     budget = PowerBudget(scope=BudgetScope.CLUSTER, limit_w=1000.0)
     prices = EnergyPrices(periods=(PricePeriod(begins_minute=0, price_per_kwh=0.36),))
     async with stewarded() as world:
-        await ready(world, job("a", gpus=2), job("b", gpus=2), budgets=(budget,), prices=prices)
+        await ready(world, job("a", gpus=2), job("b", gpus=2))
+        await world.enforce("p", budgets=(budget,), prices=prices)
         one, other = Training(world, "a"), Training(world, "b")
         for _ in range(120):
             one.work += 5.0 * one.speed()
@@ -257,3 +258,20 @@ async def test_budgets_are_never_exceeded_and_prices_are_told():
         (told,) = world.steward.promises().budgets
         assert (told.budget, told.claimed_w) == (budget, found.claim_w)
         assert {one.workload_id for one in world.steward.promises().jobs} == {"a", "b"}
+
+
+async def test_a_job_waits_for_the_watts_that_another_frees_and_begins_when_its_lower_limit_is_read():
+    async with stewarded() as world:
+        await ready(world, job("a", gpus=2))
+        budget = PowerBudget(scope=BudgetScope.CLUSTER, limit_w=1500.0)
+        await world.enforce("p", budgets=(budget,))
+        await world.loop.submit(job("c", gpus=2))
+        assert world.workload("c").reason == "budget: waits for watts of the cluster"
+        training = Training(world, "a")
+        for _ in range(200):
+            before_w = sum(training.limits_w())
+            await training.run(1)
+            if world.workload("c").placements:
+                break
+        assert before_w + 2 * 400.0 <= 1500.0
+        assert world.workload("c").placements

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eelgrid_controller.boards import LIMITS_WANTED, Board, board_of, limits_between
 from eelgrid_controller.power.promise import BestEffort, Deadline, MaxSlowdown
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.serving.errors import Unusable
@@ -13,15 +14,7 @@ from eelgrid_controller.serving.live import Live, Window
 from eelgrid_controller.serving.models import Requests
 from eelgrid_controller.serving.sizing import UNCORRECTED
 from eelgrid_controller.serving.watch import Promised
-from eelgrid_controller.steward.jobs import (
-    LIMITS_WANTED,
-    Board,
-    board_of,
-    holdings_of,
-    limits_between,
-    promise_of,
-    relatives_of,
-)
+from eelgrid_controller.steward.jobs import holdings_of, promise_of, relatives_of
 from eelgrid_controller.steward.prices import NodeDraw, budgets_of, lowest_budgets, tariff_of
 from eelgrid_controller.steward.services import TokensAndFirst, limits_of, promised_of, server_names, urls_of
 from eelgrid_controller.steward.settings import StewardSettings

@@ -7,9 +7,10 @@ are shared.
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from eelgrid_controller.budget_places import budget_name
 from eelgrid_controller.power.budgets import Budgets
 from eelgrid_controller.steering.standing import Imagined, ImaginedJob
-from eelgrid_controller.steward.prices import NodeDraw, budget_name, budgets_of, lowest_budgets
+from eelgrid_controller.steward.prices import NodeDraw, budgets_of, lowest_budgets
 from eelgrid_protos.messages import BudgetStatus, ImagineBudgetsResponse, JobStatus, Policy, Workload
 
 __all__ = ["Imagines", "imagined"]

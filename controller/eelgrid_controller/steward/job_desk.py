@@ -15,20 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from eelgrid_controller.boards import Board, board_of, limits_between
 from eelgrid_controller.power.changes import Holding
 from eelgrid_controller.power.curves import Curve
 from eelgrid_controller.power.exploration import Unusable
 from eelgrid_controller.serving.exposition import Scrape
 from eelgrid_controller.steering.events import Ended, Event, JobBegan, JobMeasured, JobMissed, Past
-from eelgrid_controller.steward.jobs import (
-    Board,
-    board_of,
-    gpus_by_node,
-    holdings_of,
-    limits_between,
-    promise_of,
-    relatives_of,
-)
+from eelgrid_controller.steward.jobs import gpus_by_node, holdings_of, promise_of, relatives_of
 from eelgrid_controller.steward.meters import GpuLook, Meter, Progress
 from eelgrid_controller.steward.prices import lowest_budgets
 from eelgrid_controller.steward.rounds import Asked

@@ -1,67 +1,30 @@
 """From a training job's promise and placement to what the steering is told of it; or why it cannot be.
 
-Owns which limits may be set on a job's GPUs, its holdings and its relatives. Must not
-know windows, nor which limit is chosen.
+Owns a job's holdings, its promise and its relatives. Must not know windows, nor which
+limit is chosen.
 
 Theory. Slowdowns are relative to the largest limit, and the largest is the default of the
-GPUs: what the job would have without a planner. The least is the highest of the boards'
-least limits. Between them lie limits of one step, 25 W as in Zeus's traces, or the next
-multiple that makes LIMITS of them at most: each limit more has to be tried.
+GPUs: what the job would have without a planner.
 """
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from eelgrid_controller.power.changes import Holding
 from eelgrid_controller.power.curves import Curve, from_points
 from eelgrid_controller.power.promise import BestEffort, Deadline, MaxSlowdown, Promise
 from eelgrid_controller.power.refusals import PowerRefused
 from eelgrid_controller.profiles.points import Configuration, Point
-from eelgrid_protos.catalogue import Catalogue
-from eelgrid_protos.messages import Gpu, Workload
+from eelgrid_protos.messages import Workload
 
 __all__ = [
-    "LIMITS_WANTED",
-    "Board",
-    "board_of",
     "gpus_by_node",
     "holdings_of",
-    "limits_between",
     "promise_of",
     "relatives_of",
 ]
 
-LIMITS_WANTED = 12
-_STEP_W = 25.0
 _RELATIVES_MOST = 256
-
-
-class Board(NamedTuple):
-    """What may be set on a GPU."""
-
-    least_w: float
-    default_w: float
-
-
-def board_of(gpu: Gpu, catalogue: Catalogue) -> Board | None:
-    """By its driver, else by the catalogue; None where neither tells."""
-    product = catalogue.products.get(gpu.catalogue_key)
-    default_w = gpu.power_limit_default_w or (product.power_default_w if product else None)
-    least_w = gpu.power_limit_min_w or (product.power_min_w if product else None)
-    if default_w is None or least_w is None or not 0.0 < least_w <= default_w:
-        return None
-    return Board(least_w, default_w)
-
-
-def limits_between(boards: Iterable[Board]) -> tuple[float, ...]:
-    """The limits to choose from, falling; the default alone where the boards take no other."""
-    known = list(boards)
-    default_w, least_w = min(board.default_w for board in known), max(board.least_w for board in known)
-    step_w = _STEP_W * max(1, math.ceil((default_w - least_w) / _STEP_W / (LIMITS_WANTED - 1)))
-    count = math.floor(max(0.0, default_w - least_w) / step_w + 1e-9)
-    return tuple(default_w - step_w * number for number in range(count + 1))
 
 
 def gpus_by_node(workload: Workload) -> dict[str, tuple[str, ...]]:

@@ -7,9 +7,9 @@ how it came to be.
 import math
 from collections.abc import Mapping
 
+from eelgrid_controller.budget_places import budget_name
 from eelgrid_controller.steering.standing import BudgetStanding, JobStanding, ServiceStanding
 from eelgrid_controller.steward.desk import StewardStanding
-from eelgrid_controller.steward.prices import budget_name
 from eelgrid_controller.steward.service_desk import ServiceSeen
 from eelgrid_protos.messages import (
     BudgetStatus,

@@ -13,7 +13,7 @@ from what agents and servers tell. A cycle that fails is told and the next one t
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol, TypeVar
@@ -27,6 +27,7 @@ from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.steering.events import Scale
 from eelgrid_controller.steward.desk import Desk, LimitJob, StewardStanding, Turn
 from eelgrid_controller.steward.meters import Progress
+from eelgrid_controller.steward.read_limits import read_limits
 from eelgrid_controller.steward.rounds import Asked, Round
 from eelgrid_controller.steward.settings import StewardSettings
 from eelgrid_controller.steward.statuses import promises_of
@@ -71,6 +72,9 @@ class Commands(Protocol):
 
     async def set_limit(self, workload_id: str, power_limit_w: float | None) -> Workload:
         """A limit on each GPU of a workload."""
+
+    async def told_limits(self, highest_w: Mapping[str, float]) -> None:
+        """The highest limits that GPUs were read to have, by workload, where above the journal's."""
 
     async def record_points(self, points: Sequence[MeasuredPoint]) -> int:
         """Points that were measured; how many are new."""
@@ -136,6 +140,7 @@ class Steward:
         self._promised: dict[str, None] = {}  # ids, in the order of their coming
         self._progress: dict[str, Progress] = {}
         self._unsteered: dict[str, str] = {}  # as logged
+        self._read_w: dict[str, float] = {}  # limits above the journal's, as told last
         self._left_out = 0  # promised workloads that are too many
         self._sums = Sums(loop, catalogue, every_s=settings.others_s, monotonic_s=clock.monotonic_s)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="steering")
@@ -208,6 +213,7 @@ class Steward:
             turn = await asyncio.get_running_loop().run_in_executor(self._thread, self._turned, world)
             self._standing = turn.standing
             self._told(turn)
+            await self._tell_limits(world)
             await self._carry_out(turn)
         except Exception:  # noqa: BLE001  # the next cycle tries again
             self.failures += 1
@@ -290,6 +296,12 @@ class Steward:
             await self._limit(limit)
         if turn.points:
             await self._record(turn.points)
+
+    async def _tell_limits(self, world: World) -> None:
+        """Before the commands: what this turn lowers, the core counts as it was until the next."""
+        if world.policy.budgets or self._read_w:
+            self._read_w = read_limits(world) if world.policy.budgets else {}
+            await self._loop.told_limits(self._read_w)
 
     async def _record(self, points: Sequence[MeasuredPoint]) -> None:
         try:

@@ -5,10 +5,10 @@ Owns the reading. Must not know what it is for.
 
 from collections.abc import Container
 
+from eelgrid_controller.boards import board_of
 from eelgrid_controller.core import Core
 from eelgrid_controller.ledger import NodeRecord
 from eelgrid_controller.modes import enforces
-from eelgrid_controller.steward.jobs import board_of
 from eelgrid_controller.steward.meters import GpuLook
 from eelgrid_controller.steward.prices import NodeDraw
 from eelgrid_controller.steward.world import NodeLook, NodeView

@@ -1,0 +1,180 @@
+"""Watts that the policy's budgets leave for work that begins.
+
+Owns what each node's GPUs may draw, by what the journal says of them, and the sums below
+each budget. Must not know where work goes, nor how limits are found (steering/).
+
+Theory. A GPU that somebody holds may draw its power limit, its default where nobody set
+one; an idle one its idle watts; a lost one nothing. Work may begin where all that its GPUs
+may draw more, at their defaults, is left in every budget above them: its limit is lowered
+later, when it is known what that costs. So the sum of what may be drawn never passes a
+budget by work that begins, also in the seconds before the first limit is set.
+
+A limit that the journal has lowered counts as it was until somebody says that the GPU
+reads it: `told` brings the highest limits that GPUs may still have, by workload. These
+words are no events: what is decided by them is one. After a restart the journal's limits
+count until the first word.
+
+Sums are of whole milliwatts, so that they come back to what they were.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from eelgrid_controller.boards import board_of
+from eelgrid_controller.budget_places import BudgetPlaces
+from eelgrid_controller.model import PowerModel
+from eelgrid_controller.state import ClusterState, NodeRecord
+from eelgrid_protos.catalogue import Catalogue
+from eelgrid_protos.messages import Gpu, Placement, Policy
+
+__all__ = ["Allowance", "Lack"]
+
+_MILLI = 1000
+
+
+class Lack(NamedTuple):
+    """A budget that some placements would pass."""
+
+    budget: str
+    limit_w: float
+    left_w: float  # less than nothing where it is passed already
+    more_w: float  # what they would draw there in addition
+    replicas: int  # of theirs that stand below it
+
+
+class _Share(NamedTuple):
+    """What a node counts for, and where."""
+
+    above: tuple[str, ...]
+    milliwatts: int
+
+
+class Allowance:
+    """Kept up to date node by node, by the owner of the state; nothing to do while there are no budgets."""
+
+    def __init__(self, state: ClusterState, catalogue: Catalogue) -> None:
+        self._state = state
+        self._catalogue = catalogue
+        self._model = PowerModel(catalogue)
+        self._policy: Policy | None = None
+        self._places = BudgetPlaces(Policy())
+        self._drawn: dict[str, int] = {}  # by budget
+        self._shares: dict[str, _Share] = {}  # by node
+        self._still_w: dict[str, float] = {}  # by workload, where that is above the journal's limit
+        # Least watts that a GPU of a model draws more once it is held.
+        self._least_w: dict[str, float] = {}
+        self.refresh(())
+
+    @property
+    def binds(self) -> bool:
+        """Whether there is any budget."""
+        return bool(self._places.limits_w)
+
+    def refresh(self, names: Iterable[str]) -> None:
+        """Counts these nodes anew; all of them after other budgets."""
+        policy = self._state.policy
+        if policy is not self._policy:
+            is_other = self._policy is None or policy.budgets != self._policy.budgets
+            self._policy = policy
+            if is_other:
+                self._places = BudgetPlaces(policy)
+                self._drawn = dict.fromkeys(self._places.limits_w, 0)
+                self._shares, self._least_w = {}, {}
+                names = self._state.nodes
+        if self.binds:
+            for name in names:
+                self._count(self._state.nodes[name])
+
+    def lowered(self, workload_id: str, before_w: float | None) -> None:
+        """The journal has another limit for a workload: until somebody reads it, the one before may be in force."""
+        old_w = math.inf if before_w is None else before_w
+        self._still_w[workload_id] = max(old_w, self._still_w.get(workload_id, 0.0))
+
+    def told(self, highest_w: Mapping[str, float]) -> bool:
+        """The highest limits of GPUs as read, by workload, where they are above the journal's; whether watts came free."""
+        before = dict(self._drawn)
+        changed = self._still_w.keys() | highest_w.keys()
+        self._still_w = dict(highest_w)
+        known = [found for key in changed if (found := self._state.workloads.get(key)) is not None]
+        self.refresh({placement.node_name for workload in known for placement in workload.placements})
+        return any(self._drawn[key] < drawn for key, drawn in before.items())
+
+    def left_w(self, budget: str) -> float:
+        """What a budget leaves; less than nothing where it is passed."""
+        return self._places.limits_w[budget] - self._drawn[budget] / _MILLI
+
+    def above(self, node_name: str) -> tuple[str, ...]:
+        """The budgets that a node draws from, the nearest first."""
+        share = self._shares.get(node_name)
+        return () if share is None else share.above
+
+    def lacks(self, placements: Sequence[Placement]) -> list[Lack]:
+        """The budgets that these placements would pass, the nearest to their nodes first."""
+        more: dict[str, int] = {}
+        below: dict[str, int] = {}
+        taken: set[str] = set()
+        draws: dict[str, Mapping[str, int]] = {}
+        for placement in placements:
+            record = self._state.nodes[placement.node_name]
+            drawn = draws.setdefault(placement.node_name, dict(self._draws(record)))
+            fresh = set(placement.gpu_uuids) - taken
+            taken |= fresh
+            added = sum(
+                max(0, self._default(gpu) - drawn[gpu.uuid]) for gpu in record.inventory.gpus if gpu.uuid in fresh
+            )
+            for key in self._shares[placement.node_name].above:
+                more[key] = more.get(key, 0) + added
+                below[key] = below.get(key, 0) + 1
+        return [
+            Lack(key, self._places.limits_w[key], self.left_w(key), added / _MILLI, below[key])
+            for key, added in more.items()
+            if added > 0 and self._drawn[key] + added > self._places.limits_w[key] * _MILLI
+        ]
+
+    def closed(self, gpu_count: int, models: Sequence[str]) -> set[str]:
+        """The budgets that leave less than so many idle GPUs of any of these models would draw more."""
+        known = [watts for model, watts in self._least_w.items() if not models or model in models]
+        least_w = gpu_count * min(known, default=0.0)
+        return {key for key in self._places.limits_w if self.left_w(key) < least_w - 0.5 / _MILLI}
+
+    def _count(self, record: NodeRecord) -> None:
+        name = record.inventory.node_name
+        old = self._shares.get(name, _Share((), 0))
+        for key in old.above:
+            self._drawn[key] -= old.milliwatts
+        for gpu in record.inventory.gpus:
+            more_w = (self._default(gpu) - self._idle(gpu)) / _MILLI
+            self._least_w[gpu.model] = min(more_w, self._least_w.get(gpu.model, more_w))
+        share = self._shares[name] = _Share(
+            self._places.above(record.inventory), sum(watts for _, watts in self._draws(record))
+        )
+        for key in share.above:
+            self._drawn[key] += share.milliwatts
+
+    def _draws(self, record: NodeRecord) -> Iterable[tuple[str, int]]:
+        """What each GPU of the inventory may draw, in milliwatts."""
+        limits_w: dict[str, float] = {}
+        for item in record.assignments.values():
+            limit_w = self._limit_w(item.workload_id)
+            for uuid in item.gpu_uuids:
+                limits_w[uuid] = max(limit_w, limits_w.get(uuid, 0.0))
+        for gpu in record.inventory.gpus:
+            if gpu.lost or gpu.uuid in record.lost_gpus:
+                yield gpu.uuid, 0
+            elif gpu.uuid in limits_w:
+                yield gpu.uuid, min(self._default(gpu), math.ceil(min(limits_w[gpu.uuid], 1e9) * _MILLI))
+            else:
+                yield gpu.uuid, self._idle(gpu)
+
+    def _limit_w(self, workload_id: str) -> float:
+        limit_w = self._state.workloads[workload_id].power_limit_w
+        return math.inf if limit_w is None else max(limit_w, self._still_w.get(workload_id, 0.0))
+
+    def _default(self, gpu: Gpu) -> int:
+        board = board_of(gpu, self._catalogue)
+        default_w = board.default_w if board is not None else gpu.power_limit_max_w or self._model.gpu(gpu).busy_w
+        return math.ceil(default_w * _MILLI)
+
+    def _idle(self, gpu: Gpu) -> int:
+        return min(self._default(gpu), math.ceil(self._model.gpu(gpu).idle_w * _MILLI))
