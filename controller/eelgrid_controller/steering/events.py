@@ -22,9 +22,11 @@ from eelgrid_controller.power.promise import Promise
 from eelgrid_controller.power.tariff import Tariff
 from eelgrid_controller.serving.live import Window as ServiceWindowRead
 from eelgrid_controller.serving.watch import Promised
+from eelgrid_controller.steering.dividing import Problem
+from eelgrid_controller.steering.sharing import Shared
 
 __all__ = [
-    "BudgetsSet", "Ended", "Event", "Instruction", "JobBegan", "JobMeasured", "JobMissed", "LimitConfirmed",
+    "BudgetsSet", "Divide", "Divided", "Ended", "Event", "Instruction", "JobBegan", "JobMeasured", "JobMissed", "LimitConfirmed",
     "LimitFailed", "NodeBack", "NodeLeaseEnded", "NodeLost", "Past", "PricesSet", "Scale", "ServiceBegan",
     "ServiceServing", "ServiceWindow", "SetLimit", "Ticked",
 ]  # fmt: skip
@@ -156,6 +158,14 @@ class NodeBack(NamedTuple):
     limits_w: Mapping[str, float]
 
 
+class Divided(NamedTuple):
+    """The answer to `Divide` of this number; None where none could be found."""
+
+    at_s: float
+    number: int
+    shared: Shared | None
+
+
 class Ticked(NamedTuple):
     """Time passed; to be told every few seconds."""
 
@@ -164,7 +174,7 @@ class Ticked(NamedTuple):
 
 Event = (
     ServiceBegan | ServiceWindow | ServiceServing | JobBegan | JobMeasured | JobMissed | Ended | BudgetsSet | PricesSet
-    | LimitConfirmed | LimitFailed | NodeLost | NodeLeaseEnded | NodeBack | Ticked
+    | LimitConfirmed | LimitFailed | NodeLost | NodeLeaseEnded | NodeBack | Divided | Ticked
 )  # fmt: skip
 
 
@@ -187,4 +197,11 @@ class SetLimit(NamedTuple):
     reason: str
 
 
-Instruction = Scale | SetLimit
+class Divide(NamedTuple):
+    """Work out `dividing.solved(problem)` anywhere, and answer with the number; a later one makes it void."""
+
+    number: int
+    problem: Problem
+
+
+Instruction = Scale | SetLimit | Divide

@@ -20,6 +20,7 @@ from eelgrid_controller.power.changes import Holding
 from eelgrid_controller.power.picking import Why
 from eelgrid_controller.steering.events import (
     BudgetsSet,
+    Divided,
     Ended,
     Event,
     Instruction,
@@ -37,7 +38,7 @@ from eelgrid_controller.steering.events import (
     ServiceWindow,
     Ticked,
 )  # fmt: skip
-from eelgrid_controller.steering.jobs import Job, same_w
+from eelgrid_controller.steering.jobs import Job
 from eelgrid_controller.steering.limits import Jobs
 from eelgrid_controller.steering.services import Services
 from eelgrid_controller.steering.settings import Settings
@@ -49,6 +50,7 @@ from eelgrid_controller.steering.standing import (
     JobStanding,
     Standing,
 )
+from eelgrid_controller.steering.wishes import same_w
 
 __all__ = ["Steering"]
 
@@ -150,6 +152,8 @@ class Steering:
                 return jobs.answered(at_s, number, limit_w, done=True)
             case LimitFailed(at_s, number, limit_w):
                 return jobs.answered(at_s, number, limit_w, done=False)
+            case Divided(at_s, number, shared):
+                return jobs.divided(at_s, number, shared)
             case NodeLost(_, node):
                 return jobs.node_lost(node)
             case NodeLeaseEnded(at_s, node):

@@ -21,6 +21,8 @@ from eelgrid_controller.power.budgets import Budget, Budgets
 from eelgrid_controller.replicas import sliced
 from eelgrid_controller.steering.events import (
     BudgetsSet,
+    Divide,
+    Divided,
     Event,
     Instruction,
     JobMeasured,
@@ -93,6 +95,7 @@ class Turn(NamedTuple):
     standing: StewardStanding
     faults: tuple[tuple[str, Exception], ...]  # by workload; what was passed over
     points: tuple[MeasuredPoint, ...] = ()  # that windows taught
+    division: Divide | None = None  # to be worked out apart
 
 
 class Desk:
@@ -123,6 +126,7 @@ class Desk:
         said += self._hear(self._services.gone(services, world.at_s))
         said += self._hear(self._jobs.gone(jobs, world))
         said += self._hear(self._of_policy(world, faults))
+        said += self._hear(Divided(world.at_s, number, shared) for number, shared in world.divided)
         for name, workload in services.items():
             try:
                 said += self._hear(self._services.look(name, workload, world))
@@ -149,6 +153,7 @@ class Desk:
             self._standing(advice),
             tuple(faults),
             self._lessons.due(),
+            next((one for one in reversed(said) if isinstance(one, Divide)), None),
         )
 
     def was_asked(self, limit: LimitJob, epochs: dict[str, int], at_s: float) -> None:

@@ -12,6 +12,7 @@ from what agents and servers tell. A cycle that fails is told and the next one t
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from eelgrid_controller.loop import Committed
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.steering.events import Scale
 from eelgrid_controller.steward.desk import Desk, LimitJob, StewardStanding, Turn
+from eelgrid_controller.steward.divisions import Divisions
 from eelgrid_controller.steward.meters import Progress
 from eelgrid_controller.steward.read_limits import read_limits
 from eelgrid_controller.steward.rounds import Asked, Round
@@ -144,6 +146,10 @@ class Steward:
         self._left_out = 0  # promised workloads that are too many
         self._sums = Sums(loop, catalogue, every_s=settings.others_s, monotonic_s=clock.monotonic_s)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="steering")
+        self._early = asyncio.Event()  # the next turn need not wait: there is an answer to hear
+        self._divisions = Divisions(
+            answered=self._early, seconds=lambda _: None, perf_s=clock.perf_s, log=log
+        )  # fmt: skip
         for workload in loop.core.state.workloads.values():
             self._note(workload.workload_id, workload)
         loop.listeners.append(self._on_commit)
@@ -196,18 +202,22 @@ class Steward:
                 start_s = self._clock.monotonic_s()
                 await self.cycle()
                 spent_s = self._clock.monotonic_s() - start_s
-                await asyncio.sleep(max(0.05, self.settings.cycle_s - spent_s))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.05, self.settings.cycle_s - spent_s)):
+                        await self._early.wait()
                 if asking.done():
                     self._log.error("scraper=ended error=%r action=begin_again", asking.exception())
                     asking = asyncio.create_task(self._pages.run())
         finally:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
+            self._divisions.stop()
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def cycle(self) -> None:
         """One look and what comes of it; never raises."""
         self.cycles += 1
+        self._early.clear()
         try:
             world = await self._world()
             turn = await asyncio.get_running_loop().run_in_executor(self._thread, self._turned, world)
@@ -268,6 +278,7 @@ class Steward:
         return World(
             at_s=self._steady.now_s(), policy=policy, workloads=workloads, nodes=nodes, points=points, looks=looks,
             rounds=self._pages.take(), progress=dict(self._progress), draws=draws, free=free,
+            divided=self._divisions.take(),
         )  # fmt: skip
 
     # Acting
@@ -294,6 +305,8 @@ class Steward:
             await self._scale(scale)
         for limit in turn.limits:
             await self._limit(limit)
+        if turn.division is not None:
+            self._divisions.ask(turn.division)
         if turn.points:
             await self._record(turn.points)
 
