@@ -194,4 +194,4 @@ class Steering:
             reason = "claims, and limits that leases will put back, are more" if lack > 0.0 else ""
             if short is not None and short.watts >= lack:
                 lack, reason = short.watts, short.reason
-            yield BudgetStanding(budget.name, room_w, claims[budget.name], lack, reason)
+            yield BudgetStanding(budget.name, room_w, claims[budget.name], lack, reason, budget.other_w)

@@ -47,6 +47,7 @@ from eelgrid_controller.steward.prices import NodeDraw, budgets_of, tariff_of
 from eelgrid_controller.steward.rounds import Asked
 from eelgrid_controller.steward.service_desk import ServiceDesk, ServiceSeen
 from eelgrid_controller.steward.settings import StewardSettings
+from eelgrid_controller.steward.watts import Drawn, drawn_of
 from eelgrid_controller.steward.world import World, enforced
 from eelgrid_protos.catalogue import Catalogue
 from eelgrid_protos.messages import EnergyPrices, ImagineBudgetsResponse, MeasuredPoint, Policy, Workload
@@ -83,6 +84,7 @@ class StewardStanding:
     steering: Standing
     services: dict[str, ServiceSeen] = field(default_factory=dict)
     unsteered: dict[str, str] = field(default_factory=dict)  # promised workloads that are not, and why
+    drawn: Mapping[str, Drawn] = field(default_factory=dict)  # below each budget, as last read
     advice: frozenset[str] = frozenset()  # workloads of which nothing is carried out: their pools are only observed
 
 
@@ -96,6 +98,7 @@ class Turn(NamedTuple):
     faults: tuple[tuple[str, Exception], ...]  # by workload; what was passed over
     points: tuple[MeasuredPoint, ...] = ()  # that windows taught
     division: Divide | None = None  # to be worked out apart
+    answers: tuple[LimitConfirmed | LimitFailed, ...] = ()  # to limits, as the steering was told
 
 
 class Desk:
@@ -110,6 +113,7 @@ class Desk:
         self._watched = Watched(grace_s=settings.away_grace_s)
         self._budgets: tuple[Budget, ...] = ()
         self._prices: EnergyPrices | None = None
+        self._drawn: Mapping[str, Drawn] = {}
         self._lessons = Lessons()
         self._elastic = ElasticDesk(horizon_s=settings.elastic_s)
         self._numbers: dict[int, str] = {}  # jobs of the numbers that are to be answered
@@ -122,7 +126,8 @@ class Desk:
         services = {name: one for name, one in world.workloads.items() if one.spec.service and not sliced(one)}
         jobs = {name: one for name, one in world.workloads.items() if one.spec.training is not None}
         earned = {job.name: job.earned_s or 0.0 for job in self.steering.standing().jobs}
-        said = self._hear(self._of_nodes(world))
+        of_nodes = self._of_nodes(world)
+        said = self._hear(of_nodes)
         said += self._hear(self._services.gone(services, world.at_s))
         said += self._hear(self._jobs.gone(jobs, world))
         said += self._hear(self._of_policy(world, faults))
@@ -154,6 +159,7 @@ class Desk:
             tuple(faults),
             self._lessons.due(),
             next((one for one in reversed(said) if isinstance(one, Divide)), None),
+            tuple(one for one in of_nodes if isinstance(one, LimitConfirmed | LimitFailed)),
         )
 
     def was_asked(self, limit: LimitJob, epochs: dict[str, int], at_s: float) -> None:
@@ -216,6 +222,8 @@ class Desk:
         """Budgets and prices where they are others than before."""
         made: list[Event] = []
         try:
+            if world.draws is not None:
+                self._drawn = drawn_of(world.policy, world.draws)
             if world.draws is not None and (budgets := budgets_of(world.policy, world.draws)).all != self._budgets:
                 self._budgets = budgets.all
                 made.append(BudgetsSet(world.at_s, budgets))
@@ -243,7 +251,7 @@ class Desk:
         return tuple(made)
 
     def _standing(self, advice: frozenset[str]) -> StewardStanding:
-        return StewardStanding(self.steering.standing(), self._services.seen(), self.unsteered(), advice)
+        return StewardStanding(self.steering.standing(), self._services.seen(), self.unsteered(), self._drawn, advice)
 
 
 def _highest_w(world: World, node: str, uuids: Iterable[str]) -> float | None:
