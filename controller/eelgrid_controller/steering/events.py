@@ -16,6 +16,7 @@ from typing import NamedTuple
 from eelgrid_controller.power.budgets import Budgets
 from eelgrid_controller.power.changes import Holding
 from eelgrid_controller.power.curves import Curve
+from eelgrid_controller.power.evidence import Shown
 from eelgrid_controller.power.evidence import Window as JobWindow
 from eelgrid_controller.power.exploration import Unusable
 from eelgrid_controller.power.promise import Promise
@@ -81,6 +82,7 @@ class JobBegan:
     weight: float = 1.0
     held_w: tuple[float, ...] = ()
     past: Past = field(default_factory=Past)
+    shown: Shown = field(default_factory=Shown)  # what it did itself at each limit, before steering knew of it
 
 
 class JobMeasured(NamedTuple):

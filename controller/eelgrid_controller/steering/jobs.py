@@ -210,10 +210,16 @@ def begun(event: JobBegan, manner: Manner, prices: Prices) -> Job:
     weight = prices.weight(event.at_s)
     search, decision = begin(
         event.limits_w, weighed(event.promise, weight), gpus=max(1, sum(one.gpus for one in event.holdings)),
-        manner=manner, relatives=event.relatives,
+        manner=manner, relatives=event.relatives, shown=event.shown,
     )  # fmt: skip
-    past = event.past
-    ledger = search.ledger._replace(carried_s=past.earned_s, all_work=past.work, all_time_s=past.time_s)
+    past, ledger = event.past, search.ledger
+    carried_s = past.earned_s
+    if isinstance(event.promise, MaxSlowdown) and search.reference is not None and carried_s:
+        # What was shown is in the ledger's sums, and what it earned or owes is in the past, too: it counts once.
+        # Without a past, after a restart, these windows are all that is known of the promise.
+        base_s = search.arms[search.reference].time_per_work
+        carried_s -= (1.0 + event.promise.share) * base_s * ledger.work - ledger.time_s
+    ledger = ledger._replace(carried_s=carried_s, all_work=past.work, all_time_s=past.time_s)
     job = Job(
         event, replace(search, ledger=ledger), decision, event.at_s, event.at_s, decision.limit_w, priced=weight
     )  # fmt: skip

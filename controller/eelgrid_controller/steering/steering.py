@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from eelgrid_controller.power.budgets import Budgets
 from eelgrid_controller.power.changes import Holding
+from eelgrid_controller.power.evidence import Shown
 from eelgrid_controller.power.picking import Why
 from eelgrid_controller.steering.events import (
     BudgetsSet,
@@ -82,6 +83,14 @@ class Steering:
     def opening_w(self, limits_w: Iterable[float], holdings: Iterable[Holding]) -> float | None:
         """The largest limit that a new job could begin with within the budgets; None where not even the least fits."""
         return self._jobs.opening_w(limits_w, holdings)
+
+    def shown(self) -> dict[str, Shown]:
+        """What jobs whose search has settled did at each limit."""
+        return {
+            name: Shown(tuple(arm for arm in job.search.arms if arm.windows), job.search.noise)
+            for name, job in self._jobs.jobs.items()
+            if job.decision.settled
+        }
 
     def imagined(self, budgets: Budgets, lowest: Mapping[str, tuple[str, ...]]) -> Imagined:
         """The limits that jobs would have under other budgets; `lowest` names the nearest budget of each node.

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.power.budgets import Budget, Budgets
+from eelgrid_controller.power.evidence import Shown
 from eelgrid_controller.replicas import sliced
 from eelgrid_controller.steering.events import (
     BudgetsSet,
@@ -41,6 +42,7 @@ from eelgrid_controller.steward.asked_limits import AskedLimits, NodeWord
 from eelgrid_controller.steward.elastic_desk import ElasticDesk
 from eelgrid_controller.steward.imagining import imagined
 from eelgrid_controller.steward.job_desk import JobDesk
+from eelgrid_controller.steward.keepsakes import Keepsakes
 from eelgrid_controller.steward.lessons import Lessons
 from eelgrid_controller.steward.presence import NodeSeen, Watched
 from eelgrid_controller.steward.prices import NodeDraw, budgets_of, tariff_of
@@ -63,6 +65,9 @@ class Steers(Protocol):
 
     def imagined(self, budgets: Budgets, lowest: Mapping[str, tuple[str, ...]]) -> Imagined:
         """The limits that jobs would have under other budgets."""
+
+    def shown(self) -> Mapping[str, Shown]:
+        """What settled jobs did at each limit."""
 
     def standing(self) -> Standing:
         """How everything stands."""
@@ -115,6 +120,7 @@ class Desk:
         self._prices: EnergyPrices | None = None
         self._drawn: Mapping[str, Drawn] = {}
         self._lessons = Lessons()
+        self._keepsakes = Keepsakes()
         self._elastic = ElasticDesk(horizon_s=settings.elastic_s)
         self._numbers: dict[int, str] = {}  # jobs of the numbers that are to be answered
         self._refused: list[LimitFailed] = []  # to be told in the next turn
@@ -157,7 +163,7 @@ class Desk:
             self._services.asked() | self._jobs.asked(),
             self._standing(advice),
             tuple(faults),
-            self._lessons.due(),
+            self._lessons.due() + self._keepsakes.due(self.steering.shown(), jobs, world),
             next((one for one in reversed(said) if isinstance(one, Divide)), None),
             tuple(one for one in of_nodes if isinstance(one, LimitConfirmed | LimitFailed)),
         )

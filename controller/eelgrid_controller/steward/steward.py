@@ -23,6 +23,7 @@ from eelgrid_controller.core import Core
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.events import WorkloadCancelled, WorkloadSubmitted
 from eelgrid_controller.loop import Committed
+from eelgrid_controller.measured import OWN, own_profile
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.steering.events import LimitConfirmed, Scale
 from eelgrid_controller.steward.counts import Counts, rule_of
@@ -361,6 +362,9 @@ def _gather(
         for placement in workload.placements:
             if placement.node_name not in nodes:
                 nodes[placement.node_name] = node_of(state.nodes[placement.node_name])
+        own = own_profile(key)
+        if own in state.points:
+            points[own] = state.points[own]
         promise = workload.spec.service or workload.spec.training
         profile = "" if promise is None else promise.profile
         if profile and profile not in points:
@@ -372,4 +376,6 @@ def _learnable(core: Core, points: dict[str, tuple[Point, ...]]) -> None:
     for profile in core.state.points:
         if len(points) >= _PROFILES_MOST:
             return
+        if profile.startswith(OWN):
+            continue
         points.setdefault(profile, core.state.points[profile])
