@@ -277,11 +277,7 @@ class ClusterState:
         for placement in workload.placements:
             self.nodes[placement.node_name].release(key, placement.replica)
         self.workloads[key] = replace(
-            workload,
-            phase=WorkloadPhase.CANCELLED,
-            reason="",
-            ended_ns=event.time_ns,
-            revision=self.revision + 1,
+            workload, phase=WorkloadPhase.CANCELLED, reason="", ended_ns=event.time_ns, revision=self.revision + 1
         )
         self._ended.append(key)
         while len(self._ended) > self._ended_most:
