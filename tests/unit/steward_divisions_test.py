@@ -16,9 +16,10 @@ TIGHT = (PowerBudget(scope=BudgetScope.CLUSTER, limit_w=1000.0),)
 
 async def ready(world, budgets=TIGHT):
     await world.join(node("n1"))
-    await world.enforce("p", budgets=budgets)
+    await world.enforce("p")
     for key in ("a", "b"):
         await world.loop.submit(job(key, gpus=2))
+    await world.enforce("p", budgets=budgets)  # below what runs: begun under it, they would wait
 
 
 def limits_w(world):
