@@ -20,7 +20,7 @@ from eelgrid_controller.adapters.steward_page import StewardPage
 from eelgrid_controller.steward.counts import rule_of
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Unavailable
-from eelgrid_protos.messages import BudgetScope, EnergyPrices, PowerBudget, PricePeriod
+from eelgrid_protos.messages import BudgetScope, Column, EnergyPrices, PowerBudget, PricePeriod, Reading, SampleBatch
 
 ROOT = Path(__file__).parents[2]
 BUDGET = PowerBudget(scope=BudgetScope.CLUSTER, limit_w=2000.0)
@@ -124,20 +124,23 @@ async def test_how_promises_are_kept_is_told_by_service_job_and_budget():
         assert set(told(families, "eelgrid_promise_series_left_out").values()) == {0.0}
 
 
-async def test_what_is_drawn_below_a_budget_is_what_was_read(monkeypatch):
+async def test_what_is_drawn_below_a_budget_is_what_was_read():
     async with stewarded(others_s=1.0) as world:
         await lived(world, seconds=30)
         families = Sources(world, scraper()).families()
         assert told(families, "eelgrid_power_budget_drawn_watts") == {("cluster",): 0.0}
         assert told(families, "eelgrid_power_budget_unread_gpus") == {("cluster",): 16.0}
-        read = {"n1": (800.0, 0), "n2": (150.0, 2)}
-        monkeypatch.setattr(
-            "eelgrid_controller.steward.sums.power_of", lambda _, inventory, **__: read[inventory.node_name]
-        )
-        await world.cycle(15.0)
+        column = Column(reading=Reading.POWER_W, values=(100.0,) * 8)
+        world.now_s += 15.0
+        sent = SampleBatch(
+            sequence=100, inventory_generation=node("n1").generation, time_ns=(int(world.now_s * 1e9),),
+            gpu_columns=(column,),
+        )  # fmt: skip
+        world.telemetry.receive("n1", sent, now_s=world.now_s)
+        await world.cycle(1.0)
         families = Sources(world, scraper()).families()
-        assert told(families, "eelgrid_power_budget_drawn_watts") == {("cluster",): 950.0}
-        assert told(families, "eelgrid_power_budget_unread_gpus") == {("cluster",): 2.0}
+        assert told(families, "eelgrid_power_budget_drawn_watts") == {("cluster",): 800.0}
+        assert told(families, "eelgrid_power_budget_unread_gpus") == {("cluster",): 8.0}
 
 
 async def test_of_many_services_the_worst_have_series_and_the_rest_is_counted(monkeypatch):
