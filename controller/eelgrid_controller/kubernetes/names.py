@@ -1,0 +1,100 @@
+"""Every name that Eelgrid reads or writes on objects of Kubernetes.
+
+Owns the spelling of labels, annotations, gates, taints and resources, ours and those of
+others that we read. Must not know what they mean; `intent.py`, `owners.py` and `nodes.py` do.
+
+Sources: the labels of JobSet (api/jobset/v1alpha2/jobset_types.go), LeaderWorkerSet
+(api/leaderworkerset/v1/leaderworkerset_types.go), Kubeflow's training operator
+(pkg/apis/kubeflow.org/v1/common_types.go) and trainer, KubeRay (ray-operator/controllers/ray/utils/constant.go),
+Kueue (pkg/controller/constants, pkg/controller/jobs/pod/constants), NVIDIA's GPU feature
+discovery (resource labels) and mig-parted (nvidia.com/mig.config.state).
+"""
+
+__all__ = [
+    "ANNOTATION_CHECKPOINT_GRACE",
+    "ANNOTATION_DEADLINE",
+    "ANNOTATION_GPU_MODELS",
+    "ANNOTATION_GROUP",
+    "ANNOTATION_GROUP_SIZE",
+    "ANNOTATION_KIND",
+    "ANNOTATION_METRICS",
+    "ANNOTATION_OBJECTIVE",
+    "ANNOTATION_ON_ERROR",
+    "ANNOTATION_OUTPUT_TOKENS",
+    "ANNOTATION_PLAN",
+    "ANNOTATION_PRIORITY",
+    "ANNOTATION_PROFILE",
+    "ANNOTATION_RATE",
+    "ANNOTATION_SLOWDOWN",
+    "ANNOTATION_WORK",
+    "DOMAIN",
+    "FIELD_MANAGER",
+    "GATE",
+    "KEPT_DOMAINS",
+    "LABEL_MANAGED",
+    "LABEL_MIG_OWNER",
+    "LABEL_POOL",
+    "MANAGED",
+    "MIG_OWNER_US",
+    "RESOURCE_GPU",
+    "RESOURCE_MIG_PREFIX",
+    "TAINT_MANAGED",
+    "is_kept",
+]
+
+DOMAIN = "eelgrid.io"
+FIELD_MANAGER = "eelgrid-controller"
+
+# On a pod or on its namespace: Eelgrid may place it.
+LABEL_MANAGED = "eelgrid.io/managed"
+MANAGED = "true"
+GATE = "eelgrid.io/placement"
+# On a pod, by us: JSON with plan, epoch, workload, replica, node, devices, profile.
+ANNOTATION_PLAN = "eelgrid.io/plan"
+
+# On a node: its pool, who writes its MIG layout, and that only managed pods may come.
+LABEL_POOL = "eelgrid.io/pool"
+LABEL_MIG_OWNER = "eelgrid.io/mig-owner"
+MIG_OWNER_US = "eelgrid"
+TAINT_MANAGED = "eelgrid.io/managed"
+
+# On a pod, by its people: what they want.
+ANNOTATION_KIND = "eelgrid.io/kind"
+ANNOTATION_RATE = "eelgrid.io/rate"
+ANNOTATION_OBJECTIVE = "eelgrid.io/objective"
+ANNOTATION_OUTPUT_TOKENS = "eelgrid.io/output-tokens"
+ANNOTATION_SLOWDOWN = "eelgrid.io/slowdown"
+ANNOTATION_DEADLINE = "eelgrid.io/deadline"
+ANNOTATION_WORK = "eelgrid.io/work"
+ANNOTATION_PRIORITY = "eelgrid.io/priority"
+ANNOTATION_CHECKPOINT_GRACE = "eelgrid.io/checkpoint-grace"
+ANNOTATION_PROFILE = "eelgrid.io/profile"
+ANNOTATION_METRICS = "eelgrid.io/metrics"
+ANNOTATION_GPU_MODELS = "eelgrid.io/gpu-models"
+ANNOTATION_GROUP = "eelgrid.io/group"
+ANNOTATION_GROUP_SIZE = "eelgrid.io/group-size"
+ANNOTATION_ON_ERROR = "eelgrid.io/on-error"
+
+RESOURCE_GPU = "nvidia.com/gpu"
+RESOURCE_MIG_PREFIX = "nvidia.com/mig-"
+
+# Labels and annotations of pods under these domains are kept in memory; all others are not.
+KEPT_DOMAINS = frozenset(
+    {
+        DOMAIN,
+        "apps.kubernetes.io",
+        "batch.kubernetes.io",
+        "jobset.sigs.k8s.io",
+        "kueue.x-k8s.io",
+        "leaderworkerset.sigs.k8s.io",
+        "ray.io",
+        "trainer.kubeflow.org",
+        "training.kubeflow.org",
+    }
+)
+
+
+def is_kept(key: str) -> bool:
+    """Whether a label or annotation of a pod with this key is one that somebody here reads."""
+    domain, slash, _ = key.partition("/")
+    return bool(slash) and domain in KEPT_DOMAINS
