@@ -159,6 +159,8 @@ class Allowance:
             limit_w = self._limit_w(item.workload_id)
             for uuid in item.gpu_uuids:
                 limits_w[uuid] = max(limit_w, limits_w.get(uuid, 0.0))
+        for uuid in record.taken_by_others():
+            limits_w[uuid] = math.inf
         for gpu in record.inventory.gpus:
             if gpu.lost or gpu.uuid in record.lost_gpus:
                 yield gpu.uuid, 0

@@ -2,7 +2,9 @@
 
 Owns the search within budgets. Must not know events, or what follows from a decision.
 
-Theory. A search knows no watts; what it found is checked. Where a budget would be passed,
+Theory. What an engine demands of nodes comes as traits (occupancy.py); those who require the
+same have a planner of their own that looks at the nodes with these alone and remembers what
+it computed. A search knows no watts; what it found is checked. Where a budget would be passed,
 all nodes below it are closed, with those below budgets that could not even take the least,
 and the search is made again, a few times. So work may wait for watts although a gang that
 lay across two racks in another way would fit: that is on the safe side. A search with
@@ -11,8 +13,10 @@ fleet; `searches` counts them, and who tries much work heeds it.
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eelgrid_controller.allowance import Allowance, Lack
 from eelgrid_controller.model import PowerModel
@@ -27,6 +31,14 @@ from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 __all__ = ["Chooser"]
 
 _SEARCHES_MOST = 8
+_VIEWS_MOST = 64  # each holds an engine: some megabytes in a fleet of thousands of nodes
+
+
+class _View(NamedTuple):
+    """The nodes that have some traits."""
+
+    is_open: NDArray[np.bool_]
+    planner: Planner
 
 
 class Chooser:
@@ -39,6 +51,8 @@ class Chooser:
         self.searches = 0  # with closed nodes, ever
         self._state = state
         self._within = Planner()
+        self._traits = {name: record.others.traits for name, record in state.nodes.items()}
+        self._views: dict[tuple[str, ...], _View | None] = {}
 
     def snapshot(self) -> Snapshot:
         """The cluster as arrays, read-only, until the next change."""
@@ -48,6 +62,11 @@ class Chooser:
         """These nodes, or the policy, have changed."""
         self.mirror.refresh(touched)
         self.allowance.refresh(touched)
+        for name in touched:
+            traits = self._state.nodes[name].others.traits
+            if self._traits.get(name) != traits:
+                self._traits[name] = traits
+                self._views.clear()
 
     def quotes(self) -> Quotes | None:
         """New quotes where they are due."""
@@ -56,15 +75,36 @@ class Chooser:
 
     def decide(self, spec: WorkloadSpec, quotes: Quotes | None = None) -> Decision:
         """Where a workload goes, by quotes that are about to be in force, within all budgets."""
-        snapshot = self.snapshot()
+        snapshot, planner = self.snapshot(), self.planner
         if quotes is not None:
             snapshot = replace(snapshot, quotes=quotes)
+        view = self._view(spec.required_traits) if spec.required_traits else None
+        if view is not None:
+            planner = view.planner
+            there, snapshot = snapshot.nodes.available, snapshot.with_open(view.is_open, is_lasting=True)
         policy = self._state.policy
-        decision = self.planner.decide(snapshot, spec, policy.weights, policy.placement)
+        decision = planner.decide(snapshot, spec, policy.weights, policy.placement)
+        if view is not None and not decision.placements:
+            return _without_traits(decision, int((there & ~view.is_open).sum()))
         if not decision.placements or not self.allowance.binds or not spec.request.gpu_count:
             return decision
         lacks = self.allowance.lacks(decision.placements)
         return self._elsewhere(snapshot, spec, decision, lacks) if lacks else decision
+
+    def open_to(self, spec: WorkloadSpec, node_name: str) -> bool:
+        """Whether a node has every trait that a workload requires."""
+        return set(spec.required_traits) <= set(self._traits.get(node_name, ()))
+
+    def _view(self, required: tuple[str, ...]) -> _View | None:
+        """The nodes with these traits, and a planner that remembers them; None where all nodes have them."""
+        if required not in self._views:
+            wanted = set(required)
+            names = self.snapshot().names
+            is_open = np.array([wanted <= set(self._traits.get(name, ())) for name in names], np.bool_)
+            if len(self._views) >= _VIEWS_MOST:
+                del self._views[next(iter(self._views))]
+            self._views[required] = None if is_open.all() else _View(is_open, Planner())
+        return self._views[required]
 
     def _elsewhere(self, snapshot: Snapshot, spec: WorkloadSpec, decision: Decision, lacks: list[Lack]) -> Decision:
         """The same with nodes closed that have no watts left; or the decision that none is left."""
@@ -89,6 +129,18 @@ class Chooser:
                 return replace(found, closed=frozenset(closed))
         removals = (Removal(constraint="budget", nodes=count),)
         return replace(decision, placements=(), room=room, lack=first, removals=removals, closed=frozenset(closed))
+
+
+def _without_traits(decision: Decision, count: int) -> Decision:
+    """The decision with nodes that lack traits counted as such, and not among those that are away."""
+    removals = []
+    for item in decision.removals:
+        left = item.nodes - count if item.constraint == "unavailable" else item.nodes
+        if left > 0:
+            removals.append(replace(item, nodes=left))
+    found = (*removals, Removal(constraint="traits", nodes=count)) if count else tuple(removals)
+    explained = tuple(replace(item, removals=found) for item in decision.explanation)
+    return replace(decision, removals=found, explanation=explained)
 
 
 def _room(replicas: int, lacks: list[Lack]) -> int:

@@ -22,6 +22,7 @@ from eelgrid_controller.events import (
     GpuReturned,
     NodeJoined,
     NodeLost,
+    NodeOccupied,
     PointsMeasured,
     PolicyChanged,
     PricesQuoted,
@@ -33,6 +34,7 @@ from eelgrid_controller.events import (
 from eelgrid_controller.explain import SLICES_REASON, explain
 from eelgrid_controller.model import modelled_power_w
 from eelgrid_controller.movable import Problem, survey
+from eelgrid_controller.occupancy import Others
 from eelgrid_controller.outcomes import imagined, outcome
 from eelgrid_controller.plan import node_plan
 from eelgrid_controller.planner import Decision
@@ -258,6 +260,17 @@ class Core:
         event = NodeJoined(time_ns=now_ns, inventory=inventory, plan_epoch=plan_epoch)
         self._apply(event)
         return self._with_retry(event, None, frozenset((inventory.node_name,)), now_ns)
+
+    def occupied(self, node_name: str, others: Others, *, now_ns: int) -> Step[None]:
+        """What others hold on a node from now on; then waiting work is tried, if that leaves it more. Raises NotFound."""
+        before = self._node(node_name).others
+        if others == before:
+            return Step((), None, frozenset())
+        event = NodeOccupied(time_ns=now_ns, node_name=node_name, others=others)
+        self._apply(event)
+        if not len(self.state.pending) or not others.leaves_more_than(before):
+            return Step((event,), None, frozenset())
+        return self._with_retry(event, None, frozenset(), now_ns)
 
     def node_lost(self, node_name: str, *, now_ns: int) -> Step[None]:
         """Places nothing more on a node; what it holds stays. Raises NotFound."""

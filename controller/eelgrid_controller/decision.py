@@ -125,7 +125,11 @@ def document_of(past: Past, spec: WorkloadSpec, workload_id: str, catalogue: Cat
         "placement": state.policy.placement,
         "watts": [[*board, *found] for board, found in boards.items()],
         "cluster": _bare(state),
-        "closed": sorted(name for name in state.nodes if within.closed.intersection(chooser.allowance.above(name))),
+        "closed": sorted(
+            name
+            for name in state.nodes
+            if within.closed.intersection(chooser.allowance.above(name)) or not chooser.open_to(spec, name)
+        ),
         "budget": reason(within) if within.lack else "",
         "outcome": (
             _outcome(event.placements, event.explanation, "")

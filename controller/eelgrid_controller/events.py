@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from eelgrid_controller.compact import explanation_from_rows, explanation_rows
+from eelgrid_controller.occupancy import Others
 from eelgrid_controller.quotes import Quotes
 from eelgrid_protos.messages import (
     POINTS_A_CALL_MOST,
@@ -36,6 +37,7 @@ __all__ = [
     "GpuReturned",
     "NodeJoined",
     "NodeLost",
+    "NodeOccupied",
     "PartitionsPlanned",
     "PlannedLayout",
     "PointsMeasured",
@@ -81,6 +83,15 @@ class NodeLost:
 
     time_ns: Nanoseconds
     node_name: Name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOccupied:
+    """What others hold on a node, in the stead of what was told before."""
+
+    time_ns: Nanoseconds
+    node_name: Name
+    others: Others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +249,7 @@ class PricesQuoted:
 Event = (
     NodeJoined
     | NodeLost
+    | NodeOccupied
     | GpuLost
     | GpuReturned
     | WorkloadSubmitted
@@ -257,6 +269,7 @@ Event = (
 _KINDS: Mapping[str, type[Event]] = {
     "node_joined": NodeJoined,
     "node_lost": NodeLost,
+    "node_occupied": NodeOccupied,
     "gpu_lost": GpuLost,
     "gpu_returned": GpuReturned,
     "workload_submitted": WorkloadSubmitted,

@@ -31,6 +31,10 @@ _WORDS: Mapping[str, tuple[str, str]] = {
         "the nodes that would do are lost, or hold as many workloads as a plan carries",
         "bring the agents of these nodes back, or cancel small workloads there",
     ),
+    "traits": (
+        "no node that would do has every trait that it requires",
+        "label nodes or take taints away, or ask for less in its node selector, affinity and tolerations",
+    ),
     "gpu_model": ("no node has a GPU of an allowed model", "name further models, or leave gpu_models empty"),
     "gpu_mig": (
         "the GPUs that would do are cut by MIG, or the partition planner's",

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from eelgrid_controller.occupancy import NOBODY, Others
 from eelgrid_controller.slices import device_of, layout_problem, slices_problem
 from eelgrid_protos.messages import Assignment, Gpu, GpuLayout, Inventory, NodeState, Placement, Slice, Workload
 from eelgrid_protos.plain import from_plain, to_plain
@@ -70,6 +71,8 @@ class NodeRecord:
     overcommitted: bool = False
     # The pool's GPUs that can be cut are the partition planner's.
     partitioned: bool = False
+    # What runs there beside what was placed here.
+    others: Others = NOBODY
     # What the partition planner wants of a GPU, by UUID.
     layouts: dict[str, GpuLayout] = field(default_factory=dict)
 
@@ -92,6 +95,24 @@ class NodeRecord:
     def is_ready(self) -> bool:
         """Whether its agent is there."""
         return self.state is NodeState.READY
+
+    @property
+    def cpu_left_milli(self) -> int:
+        """What nobody holds; less than nothing where more is held than there is."""
+        return self.inventory.cpu_milli - self.allocated_cpu_milli - self.others.cpu_milli
+
+    @property
+    def memory_left_bytes(self) -> int:
+        """The same of memory."""
+        return self.inventory.memory_bytes - self.allocated_memory_bytes - self.others.memory_bytes
+
+    def taken_by_others(self) -> frozenset[str]:
+        """The GPUs that others are taken to hold, the highest indexes of what is not held here."""
+        if not self.others.gpu_count:
+            return frozenset()
+        free = sorted(gpu.index for gpu in self.inventory.gpus if gpu.uuid not in self.gpu_milli)
+        taken = set(free[-self.others.gpu_count :])
+        return frozenset(gpu.uuid for gpu in self.inventory.gpus if gpu.index in taken)
 
     def gpu(self, uuid: str) -> Gpu | None:
         """The device in the inventory."""
@@ -184,24 +205,27 @@ class NodeRecord:
             self.gpu_milli[uuid] = self.gpu_milli.get(uuid, 0) + assignment.gpu_milli
 
     def _objection(self, assignment: Assignment) -> str:
-        inventory = self.inventory
         if self.state is not NodeState.READY:
             return "the node is lost"
         if (assignment.workload_id, assignment.replica) in self.assignments:
             return "is there already"
         if len(self.assignments) >= ASSIGNMENTS_MOST:
             return f"the node holds {ASSIGNMENTS_MOST} assignments"
-        if assignment.cpu_milli > max(0, inventory.cpu_milli - self.allocated_cpu_milli):
+        if self.others.closed:
+            return f"the node is closed: {self.others.closed}"
+        if assignment.cpu_milli > max(0, self.cpu_left_milli):
             return "exceeds the CPU"
-        if assignment.memory_bytes > max(0, inventory.memory_bytes - self.allocated_memory_bytes):
+        if assignment.memory_bytes > max(0, self.memory_left_bytes):
             return "exceeds the memory"
         if len(set(assignment.gpu_uuids)) < len(assignment.gpu_uuids):
             return "names a GPU twice"
-        part = assignment.gpu_instance
+        part, others = assignment.gpu_instance, self.taken_by_others()
         if part is not None and len(assignment.gpu_uuids) != 1:
             return "a slice is of one GPU"
         for uuid in assignment.gpu_uuids:
             gpu = self.gpu(uuid)
+            if uuid in others:
+                return f"GPU {uuid} is held by others"
             if gpu is None or uuid in self.lost_gpus or gpu.cordon or (gpu.mig_enabled and part is None):
                 return f"GPU {uuid} is gone, lost or partitioned"
             if part is None and self.keeps(gpu):
@@ -237,6 +261,7 @@ class NodeRecord:
             "plan_epoch": self.plan_epoch,
             "lost_gpus": sorted(self.lost_gpus),
             **({"layouts": layouts} if layouts else {}),
+            **({"others": to_plain(self.others, brief=True)} if self.others != NOBODY else {}),
         }
 
     @classmethod
@@ -247,6 +272,7 @@ class NodeRecord:
             state=NodeState[row["state"].upper()],
             plan_epoch=row["plan_epoch"],
             lost_gpus=set(row["lost_gpus"]),
+            others=from_plain(Others, row.get("others", {}), trusted=True),
             layouts={
                 layout.gpu_uuid: layout
                 for plain in row.get("layouts", ())

@@ -30,6 +30,7 @@ from eelgrid_controller.errors import JournalError, JournalFull
 from eelgrid_controller.events import Event
 from eelgrid_controller.journal import Checkpoint, Journal, digest_of
 from eelgrid_controller.latency import RecentLatencies
+from eelgrid_controller.occupancy import Others
 from eelgrid_controller.presence import Presence
 from eelgrid_controller.recovery import Recovered, recover
 from eelgrid_controller.slicing.search import Stage
@@ -184,6 +185,10 @@ class ControllerLoop:
     async def node_joined(self, inventory: Inventory, *, plan_epoch: int = 0) -> None:
         """A node is here, as it describes itself; its agent holds the plan of this epoch."""
         await self._command(lambda core, now_ns: core.node_joined(inventory, now_ns=now_ns, plan_epoch=plan_epoch))
+
+    async def occupied(self, node_name: str, others: Others) -> None:
+        """What others hold on a node, as its engine tells."""
+        await self._command(lambda core, now_ns: core.occupied(node_name, others, now_ns=now_ns))
 
     async def gpu_lost(self, node_name: str, gpu_uuid: str) -> None:
         """A device answers nothing any more."""

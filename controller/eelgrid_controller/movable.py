@@ -136,7 +136,8 @@ def _units(state: ClusterState, snapshot: Snapshot, restart_share: float) -> Ite
             usable = known and all(
                 snapshot.nodes.gpu_state[row, slot] == GPU_PLACEABLE for held in slots for slot in held
             )
-            usable = usable and state.nodes[placements[0].node_name].is_ready
+            # What requires traits stays: a search for moves does not know who has them.
+            usable = usable and state.nodes[placements[0].node_name].is_ready and not spec.required_traits
             held_w = _held_w(snapshot.nodes, row, slots[0], spec.request) if usable else 0.0
             stopped = spec.replicas if is_gang else 1
             yield Unit(

@@ -29,7 +29,7 @@ __all__ = ["Case", "binding", "nearest"]
 
 _NAMED = 3
 # Constraints that no free capacity would lift: they are the reason only where nothing else is.
-_STANDING = ("gpu_model", "unavailable")
+_STANDING = ("gpu_model", "unavailable", "traits")
 Ints = NDArray[np.int64]
 Marks = NDArray[np.bool_]
 

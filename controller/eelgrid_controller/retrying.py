@@ -56,8 +56,8 @@ class Retrying:
         """Tries from where the last step stopped, up to the bounds; the events, already applied, and their nodes."""
         events: list[Event] = []
         nodes: frozenset[str] = frozenset()
-        # Fewest replicas that found no room and why, by request.
-        failed: dict[ResourceRequest, tuple[int, str]] = {}
+        # Fewest replicas that found no room and why, by request and traits.
+        failed: dict[tuple[ResourceRequest, tuple[str, ...]], tuple[int, str]] = {}
         tries = 0
         if self._resume is None:
             self._again = False
@@ -68,7 +68,8 @@ class Retrying:
             if sliced(workload):
                 self._resume = ticket
                 continue
-            why = failed.get(spec.request)
+            kind = spec.request, spec.required_traits
+            why = failed.get(kind)
             if why is None or spec.replicas < why[0]:
                 if tries >= _TRIES_MOST:
                     return events, nodes
@@ -84,7 +85,7 @@ class Retrying:
                     events.append(event)
                     self._resume = ticket
                     continue
-                why = failed[spec.request] = (spec.replicas, reason(decision))
+                why = failed[kind] = (spec.replicas, reason(decision))
             if workload.reason != why[1] and len(events) < 2 * _TRIES_MOST:
                 # What stood in the way is no longer what stands in the way.
                 deferred = WorkloadDeferred(time_ns=now_ns, workload_id=ticket[2], reason=why[1])

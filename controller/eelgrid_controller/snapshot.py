@@ -99,12 +99,16 @@ class Snapshot:
         """A copy of what placing changes, to try on."""
         return Trial(self)
 
-    def with_open(self, is_open: NDArray[np.bool_]) -> "Snapshot":
-        """The same with only those of its nodes available that are open (N,)."""
+    def with_open(self, is_open: NDArray[np.bool_], *, is_lasting: bool = False) -> "Snapshot":
+        """The same with only those of its nodes available that are open (N,).
+
+        Who always asks with the same nodes open says so: what it remembers goes on with the cluster's changes.
+        """
         available = self.nodes.available & is_open
         available.flags.writeable = False
-        # A list of changes of its own: who remembers what it read of this one must not take it for the cluster's.
-        return replace(self, nodes=self.nodes._replace(available=available), changes=[])
+        # Else a list of its own: who remembers what it read of this one must not take it for the cluster's.
+        changes = self.changes if is_lasting else []
+        return replace(self, nodes=self.nodes._replace(available=available), changes=changes)
 
     def emptied(self, memory_bytes: Ints) -> Nodes:
         """The nodes as if nothing ran, nothing were lost and no GPU were partitioned."""
@@ -346,17 +350,21 @@ class Mirror:
 
     def _book(self, row: int, record: NodeRecord) -> None:
         """What is free: what changes with every placement."""
-        arrays, inventory, held = self._arrays, record.inventory, record.gpu_milli
-        arrays.available[row] = record.state is NodeState.READY and len(record.assignments) < ASSIGNMENTS_MOST
+        arrays, held, taken = self._arrays, record.gpu_milli, record.taken_by_others()
+        arrays.available[row] = (
+            record.state is NodeState.READY and len(record.assignments) < ASSIGNMENTS_MOST and not record.others.closed
+        )
         # A node that came back smaller than what runs on it has nothing free, not less than nothing.
-        arrays.cpu_free[row] = max(0, inventory.cpu_milli - record.allocated_cpu_milli)
-        arrays.memory_free[row] = max(0, inventory.memory_bytes - record.allocated_memory_bytes)
+        arrays.cpu_free[row] = max(0, record.cpu_left_milli)
+        arrays.memory_free[row] = max(0, record.memory_left_bytes)
         self._sorts[row] = 0
         for item in (one for one in record.assignments.values() if one.gpu_instance is None):
             self._sorts[row] |= sort_bit(len(item.gpu_uuids), item.gpu_milli)
         uuids = self._devices[row].uuids
         if uuids:
-            arrays.gpu_free[row, : len(uuids)] = [GPU_WHOLE_MILLI - held.get(uuid, 0) for uuid in uuids]
+            arrays.gpu_free[row, : len(uuids)] = [
+                0 if uuid in taken else GPU_WHOLE_MILLI - held.get(uuid, 0) for uuid in uuids
+            ]
 
     def _adopt_mix(self) -> None:
         self._learned = self._state.demand.mix

@@ -30,6 +30,7 @@ from eelgrid_controller.events import (
     GpuReturned,
     NodeJoined,
     NodeLost,
+    NodeOccupied,
     PartitionsPlanned,
     PointsMeasured,
     PolicyChanged,
@@ -137,6 +138,9 @@ class ClusterState:
                 touched = self._joined(event)
             case NodeLost():
                 self._node(event.node_name).state = NodeState.LOST
+                touched = frozenset((event.node_name,))
+            case NodeOccupied():
+                self._node(event.node_name).others = event.others
                 touched = frozenset((event.node_name,))
             case GpuLost() | GpuReturned():
                 touched = self._gpu_turned(event)

@@ -4,6 +4,7 @@ import contextlib
 import json
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -11,6 +12,7 @@ from tests.clusters import decided, node, request
 
 from eelgrid_controller.core import Core
 from eelgrid_controller.events import event_from_plain, event_to_plain
+from eelgrid_controller.occupancy import Others
 from eelgrid_controller.planner import Planner
 from eelgrid_controller.scaling import standing
 from eelgrid_controller.state import ClusterState
@@ -36,6 +38,11 @@ WANTED = st.one_of(
     ),
     st.fixed_dictionaries({"gpus": st.integers(2, 8), "cpu": st.integers(0, 40)}),
     st.fixed_dictionaries({"gpus": st.just(1), "models": st.sampled_from([("G2",), ("T4", "G3")])}),
+    st.fixed_dictionaries({"gpus": st.integers(1, 2), "required_traits": st.sampled_from([("t",), ("t", "u")])}),
+)  # fmt: skip
+OTHERS = st.builds(
+    Others, cpu_milli=st.sampled_from([0, 4000, 90_000]), gpu_count=st.integers(0, 3),
+    traits=st.sampled_from([(), ("t",), ("t", "u")]), closed=st.sampled_from(["", "", "", "cordoned"]),
 )  # fmt: skip
 
 
@@ -83,9 +90,7 @@ class Cluster(RuleBasedStateMachine):
         assert alive <= replicas
         assert after.spec.replicas == len(after.placements) >= 1
         if alive < replicas:
-            wanted = replace(after.spec, replicas=1)
-            found = Planner().decide(self.core.snapshot(), wanted, self.core.state.policy.weights)
-            assert not found.placements
+            assert not self.fits(replace(after.spec, replicas=1))
             assert {item.replica for item in after.placements} >= {item.replica for item in placed}
         assert decided(step.events) or alive == replicas or after.placements == placed
 
@@ -99,6 +104,20 @@ class Cluster(RuleBasedStateMachine):
         for item in self.core.workload(key).placements:
             settings_w = {one.gpu_uuid: one.power_limit_w for one in self.core.node_plan(item.node_name).gpu_settings}
             assert {settings_w.get(uuid) for uuid in item.gpu_uuids} == {limit_w}
+
+    def fits(self, wanted):
+        """Whether a fresh planner finds room on the nodes with the traits."""
+        snapshot, required = self.core.snapshot(), set(wanted.required_traits)
+        for row, name in enumerate(snapshot.names):
+            if not required <= set(self.core.state.nodes[name].others.traits):
+                snapshot = snapshot.with_open(np.arange(len(snapshot.names)) != row)
+        return bool(Planner().decide(snapshot, wanted, self.core.state.policy.weights).placements)
+
+    @precondition(lambda self: self.core.state.nodes)
+    @rule(data=st.data(), others=OTHERS)
+    def occupied(self, data, others):
+        name = data.draw(st.sampled_from(sorted(self.core.state.nodes)))
+        self.both(lambda core: core.occupied(name, others, now_ns=self.now_ns))
 
     def running(self):
         workloads = self.core.state.workloads
@@ -139,8 +158,7 @@ class Cluster(RuleBasedStateMachine):
         assert not self.core.backlog
         for key in self.core.state.pending:
             wanted = self.core.state.workloads[key].spec
-            decision = Planner().decide(self.core.snapshot(), wanted, self.core.state.policy.weights)
-            assert not decision.placements
+            assert not self.fits(wanted)
             assert self.core.state.workloads[key].reason
 
     @invariant()
@@ -148,10 +166,14 @@ class Cluster(RuleBasedStateMachine):
         snapshot = self.core.snapshot()
         for row, name in enumerate(snapshot.names):
             record = self.core.state.nodes[name]
-            assert bool(snapshot.nodes.available[row]) == (record.state is NodeState.READY)
-            assert int(snapshot.nodes.gpu_free[row].sum()) == sum(
+            is_open = record.state is NodeState.READY and not record.others.closed
+            assert bool(snapshot.nodes.available[row]) == is_open
+            taken = min(record.others.gpu_count, sum(gpu.uuid not in record.gpu_milli for gpu in record.inventory.gpus))
+            assert int(snapshot.nodes.gpu_free[row].sum()) == -1000 * taken + sum(
                 1000 - record.gpu_milli.get(gpu.uuid, 0) for gpu in record.inventory.gpus
             )
+            left = record.inventory.cpu_milli - record.allocated_cpu_milli - record.others.cpu_milli
+            assert int(snapshot.nodes.cpu_free[row]) == max(0, left)
 
     def teardown(self):
         """The journal, through its text, gives the same state; so does the dump."""

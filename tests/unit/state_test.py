@@ -20,6 +20,7 @@ from eelgrid_controller.events import (
     event_from_plain,
     event_to_plain,
 )
+from eelgrid_controller.occupancy import Others
 from eelgrid_controller.state import ClusterState, ContradictoryEvent, InvariantBroken
 from eelgrid_protos.messages import (
     EnforcementMode,
@@ -185,11 +186,12 @@ def test_every_event_comes_back_from_its_plain_shape():
         core.gpu_returned("a", "GPU-a-7", now_ns=5),
         core.update_policy(Policy(lease_s=7.0), now_ns=6),
         core.cancel("w-1", now_ns=7),
+        core.occupied("a", Others(cpu_milli=5, traits=("t",), closed="cordoned"), now_ns=7),
         core.node_lost("a", now_ns=8),
         core.node_joined(node("a"), now_ns=9),
     ]
     events = [event for step in steps for event in step.events]
-    assert len({type(event) for event in events}) == 10
+    assert len({type(event) for event in events}) == 11
     for event in events:
         kind, body = event_to_plain(event)
         assert event_from_plain(kind, json.loads(json.dumps(body))) == event

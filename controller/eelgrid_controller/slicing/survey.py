@@ -117,6 +117,8 @@ def _held(record: NodeRecord, gpu: Gpu) -> str:
     ]
     if others:
         return f"{others[0]} runs on it"
+    if gpu.uuid in record.taken_by_others():
+        return "others run on it"
     if gpu.uuid not in record.layouts and gpu.gpu_instances:
         return "somebody else cut it; remove its instances to hand it over"
     return f"cordoned: {gpu.cordon}" if gpu.cordon else ""

@@ -72,8 +72,9 @@ def free_of(core: Core, name: str) -> dict[str, int]:
     found: dict[str, int] = {}
     if not record.is_ready or not enforces(state.policy, record.inventory.pool):
         return found
+    taken = record.taken_by_others() | record.lost_gpus
     for gpu in record.inventory.gpus:
-        usable = not (gpu.lost or gpu.cordon or gpu.mig_enabled or gpu.uuid in record.lost_gpus)
+        usable = not (gpu.lost or gpu.cordon or gpu.mig_enabled or gpu.uuid in taken)
         if usable and gpu.uuid not in record.gpu_milli:
             found[gpu.model] = found.get(gpu.model, 0) + 1
     return found

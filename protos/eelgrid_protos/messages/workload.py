@@ -116,6 +116,7 @@ class WorkloadSpec:
     mobility: Mobility = Mobility.UNSPECIFIED
     service: ServicePromise | None = None
     training: TrainingPromise | None = None
+    required_traits: Annotated[tuple[Label, ...], Many(16)] = ()
 
     def violations(self) -> Iterator[Violation]:
         """The kind decides what a workload is measured by, so it is never guessed; a promise is one of its kind."""

@@ -1,0 +1,130 @@
+"""What others hold: less is left, nothing comes where a node is closed, and traits decide who may go where."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from tests.clusters import core_with, decided, node, request
+
+from eelgrid_controller.core import Core
+from eelgrid_controller.decision import document_of, replay
+from eelgrid_controller.events import NodeOccupied, event_to_plain
+from eelgrid_controller.journal import Checkpoint, Entry, Past
+from eelgrid_controller.occupancy import Others
+from eelgrid_controller.state import ClusterState
+from eelgrid_kernels.moves import STAYS
+from eelgrid_protos import catalogue
+from eelgrid_protos.faults import NotFound
+from eelgrid_protos.messages import RecommendMovesRequest, WorkloadPhase
+
+
+def nodes_of(core: Core, key: str) -> list[str]:
+    return [placement.node_name for placement in core.workload(key).placements]
+
+
+def test_what_others_hold_is_not_given_away():
+    core = core_with(node("a", gpus=4, cpu=16))
+    core.occupied("a", Others(cpu_milli=10_000, gpu_count=3), now_ns=2)
+    core.submit(request(gpus=2, key="two"), now_ns=3)
+    assert core.workload("two").reason.startswith("gpu_count:")
+    core.submit(request(cpu=7, key="seven"), now_ns=4)
+    assert core.workload("seven").reason.startswith("cpu:")
+    core.submit(request(gpus=1, key="one"), now_ns=5)
+    (placement,) = core.workload("one").placements
+    # Nobody knows which are held: those of the highest indexes are taken for it.
+    assert placement.gpu_indexes == (0,)
+
+
+def test_work_begins_when_others_go():
+    core = core_with(node("a", gpus=2))
+    core.occupied("a", Others(gpu_count=2), now_ns=2)
+    core.submit(request(gpus=2, key="w"), now_ns=3)
+    assert core.workload("w").phase is WorkloadPhase.PENDING
+    step = core.occupied("a", Others(), now_ns=4)
+    assert isinstance(decided(step.events)[0], NodeOccupied)
+    assert core.workload("w").phase is WorkloadPhase.PLACED
+
+
+def test_the_same_twice_is_no_event():
+    core = core_with(node("a"))
+    core.occupied("a", Others(cpu_milli=5), now_ns=2)
+    assert core.occupied("a", Others(cpu_milli=5), now_ns=3).events == ()
+    with pytest.raises(NotFound):
+        core.occupied("z", Others(), now_ns=4)
+
+
+def test_nothing_comes_to_a_closed_node_and_what_is_there_stays():
+    core = core_with(node("a"), node("b"))
+    core.submit(request(gpus=1, key="before"), now_ns=2)
+    (held,) = nodes_of(core, "before")
+    other = "b" if held == "a" else "a"
+    core.occupied(held, Others(closed="cordoned"), now_ns=3)
+    core.submit(request(gpus=2, key="after"), now_ns=4)
+    assert nodes_of(core, "after") == [other]
+    assert nodes_of(core, "before") == [held]
+    core.submit(request(gpus=1, key="late"), now_ns=5)
+    assert core.workload("late").phase is WorkloadPhase.PENDING
+    core.occupied(held, Others(), now_ns=6)
+    assert nodes_of(core, "late") == [held]
+
+
+def test_work_goes_where_all_its_traits_are():
+    core = core_with(node("a"), node("b"), node("c"))
+    core.occupied("b", Others(traits=("x",)), now_ns=2)
+    core.occupied("c", Others(traits=("x", "y")), now_ns=3)
+    core.submit(request(gpus=1, key="both", required_traits=("x", "y")), now_ns=4)
+    assert nodes_of(core, "both") == ["c"]
+    for number in range(4):
+        core.submit(request(gpus=1, key=f"x{number}", required_traits=("x",)), now_ns=5 + number)
+    held = sorted(name for number in range(3) for name in nodes_of(core, f"x{number}"))
+    assert held == ["b", "b", "c"]
+    waits = core.workload("x3")
+    assert waits.reason.startswith("gpu_count:")
+    core.submit(request(gpus=1, key="any"), now_ns=9)
+    assert nodes_of(core, "any") == ["a"]
+
+
+def test_work_without_a_node_for_it_says_that_traits_lack():
+    core = core_with(node("a"), node("b"))
+    core.submit(request(gpus=1, key="w", required_traits=("k8s:zone-b",)), now_ns=2)
+    assert core.workload("w").reason.startswith("traits:")
+    told = core.explain("w")
+    assert told.constraint == "traits"
+    assert "2 by traits" in told.remedy
+    assert "node selector, affinity and tolerations" in told.remedy
+    core.occupied("b", Others(traits=("k8s:zone-b",)), now_ns=3)
+    assert nodes_of(core, "w") == ["b"]
+
+
+def test_a_planner_with_traits_follows_what_changes():
+    core = core_with(*(node(name) for name in "abcdef"))
+    for name in "bdf":
+        core.occupied(name, Others(traits=("x",)), now_ns=2)
+    for number in range(6):
+        core.submit(request(gpus=1, key=f"w{number}", required_traits=("x",)), now_ns=3 + number)
+        again = Core(ClusterState.load(json.loads(json.dumps(core.state.dump()))), catalogue.load())
+        wanted = request(gpus=1, key="next", required_traits=("x",))
+        mine = core.submit(replace(wanted, dry_run=True), now_ns=50).result
+        assert mine == again.submit(replace(wanted, dry_run=True), now_ns=50).result
+    assert sorted(name for number in range(6) for name in nodes_of(core, f"w{number}")) == list("bbddff")
+
+
+def test_what_requires_traits_is_not_moved_by_who_does_not_know_them():
+    core = core_with(node("a"), node("b"))
+    core.occupied("a", Others(traits=("x",)), now_ns=2)
+    core.submit(request(gpus=1, key="w", required_traits=("x",)), now_ns=3)
+    problem = core.survey_moves(RecommendMovesRequest())
+    assert [unit.manner for unit in problem.units] == [STAYS]
+
+
+def test_a_decision_with_traits_comes_out_the_same_again():
+    core = core_with(node("a"), node("b"))
+    core.occupied("b", Others(traits=("x",)), now_ns=2)
+    before = Checkpoint(core.state.revision, json.loads(json.dumps(core.state.dump())), "")
+    step = core.submit(request(gpus=1, key="w", required_traits=("x",)), now_ns=3)
+    entries = tuple(
+        (before.seq + number, Entry(*event_to_plain(event))) for number, event in enumerate(step.events, start=1)
+    )
+    document = document_of(Past(before, entries), step.result.spec, "w", catalogue.load())
+    assert document["closed"] == ["a"]
+    assert replay(json.loads(json.dumps(document))).differences == ()
