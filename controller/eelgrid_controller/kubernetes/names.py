@@ -36,6 +36,17 @@ __all__ = [
     "LABEL_POOL",
     "MANAGED",
     "MIG_OWNER_US",
+    "NODE_DRIVER_FULL",
+    "NODE_DRIVER_PARTS",
+    "NODE_GPU_MEMORY",
+    "NODE_GPU_PRODUCT",
+    "NODE_GPU_SHARING",
+    "NODE_MIG_CONFIG",
+    "NODE_MIG_STATE",
+    "NODE_MIG_STRATEGY",
+    "NODE_POOLS",
+    "NODE_SHOWN",
+    "NODE_TOPOLOGY",
     "RESOURCE_GPU",
     "RESOURCE_MIG_PREFIX",
     "TAINT_MANAGED",
@@ -77,6 +88,47 @@ ANNOTATION_ON_ERROR = "eelgrid.io/on-error"
 
 RESOURCE_GPU = "nvidia.com/gpu"
 RESOURCE_MIG_PREFIX = "nvidia.com/mig-"
+
+# Of NVIDIA's stack, on nodes: GPU feature discovery and mig-manager.
+NODE_GPU_PRODUCT = "nvidia.com/gpu.product"
+NODE_GPU_MEMORY = "nvidia.com/gpu.memory"  # MiB of one device
+NODE_GPU_SHARING = "nvidia.com/gpu.sharing-strategy"  # none, time-slicing, mps
+NODE_DRIVER_FULL = "nvidia.com/cuda.driver-version.full"
+NODE_DRIVER_PARTS = ("nvidia.com/cuda.driver.major", "nvidia.com/cuda.driver.minor", "nvidia.com/cuda.driver.rev")
+NODE_MIG_CONFIG = "nvidia.com/mig.config"
+NODE_MIG_STATE = "nvidia.com/mig.config.state"  # pending, rebooting, success, failed
+NODE_MIG_STRATEGY = "nvidia.com/mig.strategy"
+
+# Which label names a node's pool; the first that is there.
+NODE_POOLS = (
+    LABEL_POOL,
+    "cloud.google.com/gke-nodepool",
+    "eks.amazonaws.com/nodegroup",
+    "karpenter.sh/nodepool",
+    "kubernetes.azure.com/agentpool",
+)
+# Where a node stands, outermost first.
+NODE_TOPOLOGY = (
+    "topology.kubernetes.io/region",
+    "topology.kubernetes.io/zone",
+    "topology.k8s.aws/network-node-layer-1",
+    "topology.k8s.aws/network-node-layer-2",
+    "topology.k8s.aws/network-node-layer-3",
+    "cloud.google.com/gce-topology-block",
+    "cloud.google.com/gce-topology-subblock",
+    "eelgrid.io/rack",
+)
+# What an inventory shows of a node's labels; there are too many to hand on.
+NODE_SHOWN = (
+    "kubernetes.io/arch",
+    "node.kubernetes.io/instance-type",
+    NODE_GPU_PRODUCT,
+    NODE_MIG_CONFIG,
+    NODE_MIG_STATE,
+    NODE_MIG_STRATEGY,
+    LABEL_MIG_OWNER,
+    *NODE_TOPOLOGY,
+)
 
 # Labels and annotations of pods under these domains are kept in memory; all others are not.
 KEPT_DOMAINS = frozenset(
