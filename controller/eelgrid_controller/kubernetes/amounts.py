@@ -19,9 +19,10 @@ from functools import lru_cache
 from sys import intern
 from typing import Any, NamedTuple
 
+from eelgrid_controller.kubernetes.names import RESOURCE_GPU
 from eelgrid_controller.kubernetes.quantities import ceiling, nanos_of
 
-__all__ = ["NONE", "Amounts", "amounts_of", "pod_amounts"]
+__all__ = ["NONE", "Amounts", "amounts_of", "pod_amounts", "uncounted"]
 
 _Sum = dict[str, int]  # nanos by resource
 
@@ -78,6 +79,11 @@ def pod_amounts(spec: Mapping[str, Any], status: Mapping[str, Any] | None = None
     held.update(_pod_level(spec, status, held, is_infeasible=is_infeasible))
     _add(held, _read(spec.get("overhead") or {}, "spec.overhead"))
     return _rounded(held)
+
+
+def uncounted(amounts: Amounts) -> tuple[tuple[str, int], ...]:
+    """The devices among them that Eelgrid does not count itself: all but GPUs."""
+    return tuple(pair for pair in amounts.extended if pair[0] != RESOURCE_GPU)
 
 
 def _container(container: Mapping[str, Any], running: Mapping[Any, Any], is_infeasible: bool) -> _Sum:

@@ -6,7 +6,9 @@ room, volumes, or other pods: kube-scheduler looks at these, too, when it binds.
 Theory. A node is right for a pod if its labels hold every pair of the selector, if one term
 of the required affinity holds (a term that breaks a rule of its own holds nowhere, an empty
 one neither), if a toleration meets each taint with NoSchedule or NoExecute, and if it is not
-cordoned, or the pod puts up with that. A core that knows no labels is told one trait for each
+cordoned, or the pod puts up with that. Devices that Eelgrid does not count (network cards,
+other vendors' resources) are asked of the node as a whole: how many of them are left there
+only kube-scheduler knows. A core that knows no labels is told one trait for each
 constraint: a node has the trait if it satisfies the constraint, a workload requires its own.
 
 Sources: k8s.io/component-helpers/scheduling/corev1 (nodeaffinity, helpers.go), labels.NewRequirement of
@@ -63,6 +65,9 @@ def unmet(constraint: Constraint, node: KubeNode, *, compares: bool = False) -> 
             return f"nodeSelector {key}={value} does not hold"
     if constraint.terms is not None and not any(_holds(term, node) for term in constraint.terms):
         return "no term of the required node affinity holds"
+    for resource, count in constraint.devices:
+        if node.allocatable.count(resource) < count:
+            return f"{resource} is there {node.allocatable.count(resource)} times and {count} are asked for"
     return ""
 
 

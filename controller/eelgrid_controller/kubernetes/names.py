@@ -30,10 +30,30 @@ __all__ = [
     "DOMAIN",
     "FIELD_MANAGER",
     "GATE",
+    "JOBSET_ATTEMPT",
+    "JOBSET_JOB_INDEX",
+    "JOBSET_NAME",
+    "JOBSET_PART",
+    "JOB_INDEX",
     "KEPT_DOMAINS",
+    "KUBEFLOW_INDEX",
+    "KUBEFLOW_PART",
+    "KUBEFLOW_ROLE",
+    "KUEUE_GATED_BY",
+    "KUEUE_GATES",
+    "KUEUE_GROUP",
+    "KUEUE_INDEX",
+    "KUEUE_PRIORITY_BOOST",
+    "KUEUE_QUEUE",
+    "KUEUE_SERVING",
+    "KUEUE_TOTAL",
     "LABEL_MANAGED",
     "LABEL_MIG_OWNER",
     "LABEL_POOL",
+    "LWS_GROUP_INDEX",
+    "LWS_NAME",
+    "LWS_SIZE",
+    "LWS_WORKER_INDEX",
     "MANAGED",
     "MIG_OWNER_US",
     "NODE_DRIVER_FULL",
@@ -47,8 +67,11 @@ __all__ = [
     "NODE_POOLS",
     "NODE_SHOWN",
     "NODE_TOPOLOGY",
+    "RAY_CLUSTER",
+    "RAY_GROUP",
     "RESOURCE_GPU",
     "RESOURCE_MIG_PREFIX",
+    "STATEFUL_INDEX",
     "TAINT_MANAGED",
     "is_kept",
 ]
@@ -88,6 +111,32 @@ ANNOTATION_ON_ERROR = "eelgrid.io/on-error"
 
 RESOURCE_GPU = "nvidia.com/gpu"
 RESOURCE_MIG_PREFIX = "nvidia.com/mig-"
+
+# Of workloads of others, on pods. Those of Jobs and StatefulSets are Kubernetes' own.
+JOB_INDEX = "batch.kubernetes.io/job-completion-index"
+STATEFUL_INDEX = "apps.kubernetes.io/pod-index"
+JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
+JOBSET_PART = "jobset.sigs.k8s.io/replicatedjob-name"
+JOBSET_JOB_INDEX = "jobset.sigs.k8s.io/job-global-index"
+JOBSET_ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
+LWS_NAME = "leaderworkerset.sigs.k8s.io/name"
+LWS_GROUP_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
+LWS_WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
+LWS_SIZE = "leaderworkerset.sigs.k8s.io/size"  # an annotation
+KUBEFLOW_PART = "training.kubeflow.org/replica-type"
+KUBEFLOW_ROLE = "training.kubeflow.org/job-role"
+KUBEFLOW_INDEX = "training.kubeflow.org/replica-index"
+RAY_CLUSTER = "ray.io/cluster"
+RAY_GROUP = "ray.io/group"
+KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
+KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
+KUEUE_TOTAL = "kueue.x-k8s.io/pod-group-total-count"  # an annotation, as the next
+KUEUE_SERVING = "kueue.x-k8s.io/pod-group-serving"
+KUEUE_INDEX = "kueue.x-k8s.io/pod-group-pod-index"
+# On a job that Kueue manages: who must prepare it before Kueue may admit it, and what preempting it costs.
+KUEUE_GATED_BY = "kueue.x-k8s.io/admission-gated-by"
+KUEUE_PRIORITY_BOOST = "kueue.x-k8s.io/priority-boost"
+KUEUE_GATES = ("kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology")
 
 # Of NVIDIA's stack, on nodes: GPU feature discovery and mig-manager.
 NODE_GPU_PRODUCT = "nvidia.com/gpu.product"

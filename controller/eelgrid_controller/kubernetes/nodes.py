@@ -27,7 +27,7 @@ from eelgrid_protos.messages import TOPOLOGY_PARTS_MOST, Gpu, Inventory
 from eelgrid_protos.messages.reading import GPUS_PER_NODE_MOST
 from eelgrid_protos.quantities import MIB
 
-__all__ = ["Occupied", "closed_reason", "inventory_of", "occupied", "pool_of", "product_of"]
+__all__ = ["Occupied", "closed_reason", "inventory_of", "mig_owner", "occupied", "pool_of", "product_of"]
 
 _MIG_BUSY = ("pending", "rebooting")
 _IDENTIFIER_LONGEST = 128
@@ -111,10 +111,15 @@ def closed_reason(node: KubeNode) -> str:
     state = node.labels.get(names.NODE_MIG_STATE, "")
     if state in _MIG_BUSY:
         return f"mig-manager is at work ({names.NODE_MIG_STATE}={state})"
-    owner = node.labels.get(names.LABEL_MIG_OWNER, "")
-    if owner not in ("", names.MIG_OWNER_US) and state == "failed":
-        return f"{owner} has the node's MIG layout and says that setting it failed"
     return _not_whole(node)
+
+
+def mig_owner(node: KubeNode) -> str:
+    """Who writes the node's MIG layout: Eelgrid as names.MIG_OWNER_US, another, or nobody (empty).
+
+    One alone may: a layout that two write is nobody's. A node that another has still takes work on whole GPUs.
+    """
+    return node.labels.get(names.LABEL_MIG_OWNER, "")
 
 
 def pool_of(node: KubeNode) -> str:

@@ -55,29 +55,32 @@ class Constraint(NamedTuple):
     selector: tuple[tuple[str, str], ...] = ()
     terms: tuple[Term, ...] | None = None
     tolerations: tuple[Toleration, ...] = ()
+    # Devices that Eelgrid does not count, such as network cards: the node has to have as many.
+    devices: tuple[tuple[str, int], ...] = ()
 
     @property
     def has_selector(self) -> bool:
         """Whether it asks for anything of a node, taints apart."""
-        return bool(self.selector) or self.terms is not None
+        return bool(self.selector or self.devices) or self.terms is not None
 
 
 NOTHING = Constraint()
 
 
-def constraint_of(spec: Mapping[str, Any]) -> Constraint:
-    """The constraint in a pod's spec, or in the spec of a pod template."""
+def constraint_of(spec: Mapping[str, Any], devices: tuple[tuple[str, int], ...] = ()) -> Constraint:
+    """The constraint in a pod's spec, or in the spec of a pod template, with the devices that it asks for."""
     selector = spec.get("nodeSelector") or {}
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     terms = None if required is None else _ordered(map(_term, required.get("nodeSelectorTerms") or ()))
     tolerations = spec.get("tolerations") or ()
-    if not selector and terms is None and not tolerations:
+    if not selector and terms is None and not tolerations and not devices:
         return NOTHING
     found = Constraint(
         tuple(sorted((intern(str(key)), intern(str(value))) for key, value in selector.items())),
         terms,
         _ordered(map(_toleration, tolerations)),
+        devices,
     )
     return _shared(found)
 

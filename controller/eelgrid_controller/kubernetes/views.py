@@ -12,7 +12,7 @@ from datetime import datetime
 from sys import intern
 from typing import Any, NamedTuple
 
-from eelgrid_controller.kubernetes.amounts import NONE, Amounts, amounts_of, pod_amounts
+from eelgrid_controller.kubernetes.amounts import NONE, Amounts, amounts_of, pod_amounts, uncounted
 from eelgrid_controller.kubernetes.errors import KubernetesUnreadable
 from eelgrid_controller.kubernetes.names import GATE, LABEL_MANAGED, MANAGED, is_kept
 from eelgrid_controller.kubernetes.quantities import count_of
@@ -121,6 +121,7 @@ def pod_of(found: Mapping[str, Any]) -> Pod:
     metadata, spec, status = (_mapping(found, part) for part in ("metadata", "spec", "status"))
     conditions = {one.get("type"): one for one in status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled") or {}
+    requested = pod_amounts(spec, status)
     is_bound = scheduled.get("status") == "True" or bool(spec.get("nodeName"))
     return Pod(
         uid=_needed(metadata, "uid"),
@@ -143,10 +144,10 @@ def pod_of(found: Mapping[str, Any]) -> Pod:
         is_ready=(conditions.get("Ready") or {}).get("status") == "True",
         is_static=_MIRROR in (metadata.get("annotations") or {}),
         pod_ip=_text(status, "podIP"),
-        requested=pod_amounts(spec, status),
+        requested=requested,
         claims=_claims(spec, status),
         group=_group(spec),
-        constraint=constraint_of(spec),
+        constraint=constraint_of(spec, uncounted(requested)),
         unjudged=tuple(_unjudged(spec)),
     )
 
