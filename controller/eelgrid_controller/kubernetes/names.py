@@ -69,11 +69,14 @@ __all__ = [
     "NODE_TOPOLOGY",
     "RAY_CLUSTER",
     "RAY_GROUP",
+    "RESOURCES_GPU",
     "RESOURCE_GPU",
+    "RESOURCE_GPU_SHARED",
     "RESOURCE_MIG_PREFIX",
     "STATEFUL_INDEX",
     "TAINT_MANAGED",
     "is_kept",
+    "plain_product",
 ]
 
 DOMAIN = "eelgrid.io"
@@ -110,6 +113,9 @@ ANNOTATION_GROUP_SIZE = "eelgrid.io/group-size"
 ANNOTATION_ON_ERROR = "eelgrid.io/on-error"
 
 RESOURCE_GPU = "nvidia.com/gpu"
+RESOURCE_GPU_SHARED = "nvidia.com/gpu.shared"
+# What counts as a GPU; of others than NVIDIA's the node is asked whether it has them.
+RESOURCES_GPU = (RESOURCE_GPU, "amd.com/gpu")
 RESOURCE_MIG_PREFIX = "nvidia.com/mig-"
 
 # Of workloads of others, on pods. Those of Jobs and StatefulSets are Kubernetes' own.
@@ -193,6 +199,13 @@ KEPT_DOMAINS = frozenset(
         "training.kubeflow.org",
     }
 )
+
+
+def plain_product(label: str) -> str:
+    """A product label without the brand; GPU feature discovery writes spaces as dashes."""
+    for brand in ("NVIDIA-", "Tesla-", "GRID-"):
+        label = label.removeprefix(brand)
+    return label
 
 
 def is_kept(key: str) -> bool:

@@ -56,7 +56,7 @@ def inventory_of(node: KubeNode, *, generation: int = 1) -> Inventory | None:
             uuid=_device_name(node.name, index),
             index=index,
             product=product.nvml_names[0] if product else label,
-            model=product.model if product else model_name(_plain_label(label)),
+            model=product.model if product else model_name(names.plain_product(label)),
             catalogue_key=product.key if product else "",
             memory_bytes=memory_bytes or (product.memory_bytes if product else 0),
             power_limit_default_w=product.power_default_w if product else None,
@@ -130,7 +130,7 @@ def pool_of(node: KubeNode) -> str:
 def product_of(node: KubeNode) -> Product | None:
     """The catalogue's product by GFD's label and memory, or None if it knows none."""
     label, memory_bytes = node.labels.get(names.NODE_GPU_PRODUCT, ""), _memory_bytes(node)
-    for name in _names_by_label().get(_plain_label(label), ()):
+    for name in _names_by_label().get(names.plain_product(label), ()):
         found = catalogue.load().find(name, memory_bytes or None)
         if found is not None:
             return found
@@ -171,19 +171,12 @@ def _device_name(node_name: str, index: int) -> str:
     return f"{sha256(node_name.encode()).hexdigest()[:32]}/gpu-{index}"
 
 
-def _plain_label(label: str) -> str:
-    """A product label without the brand: GFD writes spaces as dashes."""
-    for brand in ("NVIDIA-", "Tesla-", "GRID-"):
-        label = label.removeprefix(brand)
-    return label
-
-
 @cache
 def _names_by_label() -> Mapping[str, tuple[str, ...]]:
     """The names that NVML prints, by what a label makes of them."""
     found: dict[str, tuple[str, ...]] = {}
     for product in catalogue.load().products.values():
         for name in product.nvml_names:
-            label = _plain_label(name.replace(" ", "-"))
+            label = names.plain_product(name.replace(" ", "-"))
             found[label] = (*found.get(label, ()), name)
     return found
