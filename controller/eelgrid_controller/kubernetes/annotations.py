@@ -23,6 +23,7 @@ __all__ = [
 # What becomes of a pod whose annotations are wrong: it waits, or the default scheduler has it.
 ON_ERRORS = ("wait", "schedule")
 _KNOWN = frozenset(value for name, value in vars(names).items() if name.startswith("ANNOTATION_"))
+_KNOWN_NAMES = sorted(key.partition("/")[2] for key in _KNOWN)
 _NUMBER = r"[0-9]{1,18}(?:\.[0-9]{1,18})?"
 _PLAIN = re.compile(rf"({_NUMBER})")
 _RATE = re.compile(rf"({_NUMBER})\s*(|/s|Hz|/min)")
@@ -41,9 +42,9 @@ def check_names(annotations: Mapping[str, str]) -> None:
     """Raise for an annotation of ours that is all but spelled like one that is known: a wish that nobody would hear."""
     for key in annotations:
         if key.startswith(f"{names.DOMAIN}/") and key not in _KNOWN:
-            near = get_close_matches(key, _KNOWN, n=1, cutoff=0.85)
+            near = get_close_matches(key.partition("/")[2], _KNOWN_NAMES, n=1, cutoff=0.8)
             if near:
-                _fail(key, "is not known", f"is {near[0]} meant?")
+                _fail(key, "is not known", f"is {names.DOMAIN}/{near[0]} meant?")
 
 
 def kind(annotations: Mapping[str, str]) -> WorkloadKind | None:

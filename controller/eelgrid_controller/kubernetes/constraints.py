@@ -16,6 +16,7 @@ apimachinery, Toleration.ToleratesTaint of k8s.io/api, the scheduler's plugins N
 TaintToleration and NodeUnschedulable, all v1.36.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -97,7 +98,7 @@ def traits_of(node: KubeNode, constraints: Iterable[Constraint], *, compares: bo
 @lru_cache(maxsize=4096)
 def _name(constraint: Constraint) -> str:
     # 64 bits: among a thousand constraints two share a name once in 3e13 fleets.
-    return "k8s:" + sha256(repr(tuple(constraint)).encode()).hexdigest()[:16]
+    return "k8s:" + sha256(json.dumps(constraint).encode()).hexdigest()[:16]
 
 
 def _meets(toleration: Toleration, taint: Taint, *, compares: bool) -> bool:

@@ -140,7 +140,7 @@ def _intent(pod: Pod, holders: Holders) -> Intent | Refused:
     broken = next(violations_of(spec), None)
     if broken is not None:
         return _refused(broken)
-    if source is not None and is_later:
+    if source is not None:
         broken = next(violations_of(metrics_at(source, "192.0.2.1")), None)
         if broken is not None:
             return Refused(names.ANNOTATION_METRICS, f"{broken.field} {broken.problem}", broken.remedy)

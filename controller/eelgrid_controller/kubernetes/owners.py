@@ -93,12 +93,12 @@ def _bounded(found: Membership | Refused) -> Membership | Refused:
 
 def _alone(pod: Pod) -> Membership:
     owner = pod.owner
-    kind = owner.kind if owner else ""
-    # A ReplicaSet is called after its Deployment and a hash; the name of the pod's people is the Deployment's.
-    name = (
-        owner.name.rpartition("-")[0] or owner.name if owner and kind == "ReplicaSet" else owner.name if owner else ""
-    )
-    return Membership(f"pod-{pod.uid}", 1, "Deployment" if kind == "ReplicaSet" else kind, name, "", _index(pod))
+    kind, name = (owner.kind, owner.name) if owner else ("", "")
+    if kind == "ReplicaSet":
+        # It is called after its Deployment and a hash, and the Deployment is what people know.
+        kind, name = "Deployment", name.rpartition("-")[0] or name
+    part = pod.labels.get(names.RAY_GROUP, "")
+    return Membership(f"pod-{pod.uid}", 1, kind, name, part, _index(pod))
 
 
 def _own_word(pod: Pod, _: Holders) -> Membership | Refused | None:
