@@ -18,7 +18,7 @@ from eelgrid_controller.kubernetes.errors import AnnotationUnreadable
 from eelgrid_controller.kubernetes.holders import KUBEFLOW, Holders
 from eelgrid_controller.kubernetes.owners import Membership, Refused, membership_of
 from eelgrid_controller.kubernetes.views import Pod
-from eelgrid_protos.errors import Violation
+from eelgrid_protos.errors import InvalidMessage, Violation
 from eelgrid_protos.messages import (
     Locality,
     MetricsSource,
@@ -30,7 +30,7 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
-from eelgrid_protos.schema import violations_of
+from eelgrid_protos.schema import check
 
 __all__ = ["Intent", "Refused", "intent_of", "metrics_at"]
 
@@ -130,24 +130,26 @@ def _intent(pod: Pod, holders: Holders) -> Intent | Refused:
         namespace=pod.namespace,
         queue=pod.labels.get(names.KUEUE_QUEUE, ""),
         priority=max(-PRIORITY_MOST, min(pod.priority, PRIORITY_MOST)) if asked is None else asked,
-        labels={"owner": f"{member.owner_kind}/{member.owner_name}"} if member.owner_kind else {},
         locality=Locality.PACK if member.size > 1 else Locality.UNSPECIFIED,
         mobility=_mobility(member, grace_s),
         service=service,
         training=training,
         required_traits=traits,
     )
-    broken = next(violations_of(spec), None)
-    if broken is not None:
-        return _refused(broken)
-    if source is not None:
-        broken = next(violations_of(metrics_at(source, "192.0.2.1")), None)
-        if broken is not None:
-            return Refused(names.ANNOTATION_METRICS, f"{broken.field} {broken.problem}", broken.remedy)
+    try:
+        check(spec)
+    except InvalidMessage as error:
+        return _refused(error.violations[0])
+    try:
+        if source is not None:
+            check(metrics_at(source, "192.0.2.1"))
+    except InvalidMessage as error:
+        broken = error.violations[0]
+        return Refused(names.ANNOTATION_METRICS, f"{broken.field} {broken.problem}", broken.remedy)
     return Intent(
         unit=member.unit,
         size=member.size,
-        spec=spec,
+        spec=_labelled(spec, member),
         traits=traits,
         owner_kind=member.owner_kind,
         owner_name=member.owner_name,
@@ -158,6 +160,13 @@ def _intent(pod: Pod, holders: Holders) -> Intent | Refused:
         checkpoint_grace_s=grace_s,
         profile=pod.annotations.get(names.ANNOTATION_PROFILE, ""),
         unjudged=pod.unjudged,
+    )
+
+
+def _labelled(spec: WorkloadSpec, member: Membership) -> WorkloadSpec:
+    # After the check, which is slow over labels: these are ours, of names that the API server has checked.
+    return (
+        replace(spec, labels={"owner": f"{member.owner_kind}/{member.owner_name}"[:253]}) if member.owner_kind else spec
     )
 
 
