@@ -39,6 +39,10 @@ SPOOL_TICKS_LEAST = 30
 POWER_BUDGET_W_MOST = 1_000_000.0
 VENDORS = ("auto", "nvidia", "amd")
 KUBELET_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+DEVICE_PLUGINS_FOLDER = Path("/var/lib/kubelet/device-plugins")
+DEVICE_PLUGIN = ("off", "cdi", "environment")
+# A name of DNS; the kubelet takes no other before the slash of a resource.
+_DOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+")
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?")
 _LABELS_MOST = 64
@@ -98,6 +102,9 @@ class AgentConfig:
     power_budget_w: float | None
     web_config: Path | None
     kubelet: Path
+    device_plugin: str
+    device_plugins_folder: Path
+    device_domain: str
     slurm_folder: Path | None
     tls: TlsFiles | None
     insecure: bool
@@ -155,6 +162,19 @@ def _parser() -> argparse.ArgumentParser:
         "--kubelet", type=Path, default=KUBELET_SOCKET, metavar="SOCKET",
         help="where the kubelet tells which pods hold which devices (default %(default)s)",
     )  # fmt: skip
+    add(
+        "--device-plugin", choices=DEVICE_PLUGIN, default=DEVICE_PLUGIN[0],
+        help="offer this node's GPUs and MIG slices to its kubelet, in the stead of NVIDIA's plugin, and give them by "
+        "CDI names or by the variable that NVIDIA's runtime reads (default %(default)s)",
+    )  # fmt: skip
+    add(
+        "--device-plugins-folder", type=Path, default=DEVICE_PLUGINS_FOLDER, metavar="DIR",
+        help="where the kubelet registers device plugins (default %(default)s)",
+    )  # fmt: skip
+    add(
+        "--device-domain", default="nvidia.com", metavar="DOMAIN",
+        help="the domain of the resources that are offered, as in nvidia.com/gpu (default %(default)s)",
+    )  # fmt: skip
     add("--slurm-folder", type=Path, metavar="DIR", help="where a Slurm prolog writes which job holds which devices")
     add_tls_flags(add)
     add("--verbose", action="store_true", help="log every connection")
@@ -183,6 +203,10 @@ def parse(arguments: Sequence[str]) -> AgentConfig:
     if flags.spool_ticks is not None and not 1 <= flags.spool_ticks <= SPOOL_TICKS_MOST:
         raise BadLimit("--spool-ticks", f"{flags.spool_ticks} is not in [1, {SPOOL_TICKS_MOST}]", "choose one inside")
     _check_enforcement(flags)
+    if not _DOMAIN.fullmatch(flags.device_domain):
+        raise BadLabel("--device-domain", f"{flags.device_domain!r} is no domain", "write one such as nvidia.com")
+    if flags.device_plugin != "off" and flags.simulate is not None:
+        raise BadEnforcement("--device-plugin", "is given with --simulate", "offer real devices only")
     return AgentConfig(
         controller=flags.controller,
         listen=flags.listen,
@@ -200,6 +224,9 @@ def parse(arguments: Sequence[str]) -> AgentConfig:
         power_budget_w=flags.power_budget,
         web_config=flags.web_config,
         kubelet=flags.kubelet,
+        device_plugin=flags.device_plugin,
+        device_plugins_folder=flags.device_plugins_folder,
+        device_domain=flags.device_domain,
         slurm_folder=flags.slurm_folder,
         tls=tls_files(flags),
         insecure=flags.insecure,

@@ -95,13 +95,20 @@ async def open_machine(config: AgentConfig, clock: Clock, incarnation: Callable[
         node, device, memory, driver=driver, slow_driver=slow_driver, is_enforcing=not observe_only, clock=clock
     )
 
+    plugins = None
+    if config.device_plugin != "off":
+        # A machine without Kubernetes has no use for these.
+        from eelgrid_agent.kubelet.machine import device_plugins
+
+        plugins = device_plugins(config, node, kubelet)
     collection_s: dict[str, float] = {}
 
     def work(drop: Drop) -> tuple[Awaitable[None], ...]:
         loop = MachineLoop(
             node, device, clock=clock, driver=driver, stalled=drop, looking=device, collection_s=collection_s
         )
-        return loop.run(), keeper.run(), kubelet.run()
+        offered = () if plugins is None else (plugins.run(),)
+        return loop.run(), keeper.run(), kubelet.run(), *offered
 
     def close() -> None:
         driver.call(device.close)

@@ -1,0 +1,93 @@
+"""Which devices a pod should get, as far as the kubelet lets us say.
+
+Owns the preference. Must not know the kubelet, nor how a plan came.
+
+Theory. The kubelet names what is free and how many are wanted, and does not say for which
+pod. The plan says which replica was placed on which devices, so a set of just that size
+whose devices are all free and held by nobody yet is what the next pod was placed on; the
+controller lets one pod at a time go to a node and a resource, and where two are under way
+their sets are of one size, so that either may have either. Without a plan's word the
+devices lie as near to each other as can be: nearness is the number of active NVLinks of each
+pair, then a nearer common ancestor. Slices fill a GPU that is in use before they open
+another.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+from eelgrid_protos.device_plugin import Asked
+from eelgrid_protos.messages import Assignment, GpuLink
+
+__all__ = ["Node", "preferred", "wanted_sets"]
+
+# Beyond so many sets of devices they are taken one by one, each the nearest to those before.
+_SETS_MOST = 20_000
+# Farther than any ancestor that NVML names.
+_FAR = 60
+
+
+class Node(NamedTuple):
+    """What the choice looks at."""
+
+    index_of: Mapping[str, int]  # GPU of each device
+    links: Sequence[GpuLink] = ()
+    wanted: Sequence[frozenset[str]] = ()  # by the plan, the oldest first
+    held: frozenset[str] = frozenset()  # by pods, as the kubelet says
+
+
+def wanted_sets(assignments: Iterable[Assignment]) -> tuple[frozenset[str], ...]:
+    """The devices of each replica that the plan holds here."""
+    return tuple(frozenset(item.gpu_uuids) for item in assignments if item.gpu_uuids)
+
+
+def preferred(asked: Asked, node: Node) -> tuple[str, ...]:
+    """So many devices as were asked for, those that must be among them first; fewer where so many are not free."""
+    must = tuple(dict.fromkeys(asked.must))
+    free = [one for one in dict.fromkeys(asked.available) if one not in must]
+    count = asked.size - len(must)
+    if count <= 0 or len(free) <= count:
+        return (*must, *free[: max(0, count)])
+    open_ = frozenset((*must, *free))
+    for wanted in node.wanted:
+        if len(wanted) == asked.size and wanted <= open_ and wanted.issuperset(must) and not wanted & node.held:
+            return (*must, *sorted(wanted.difference(must)))
+    spoken_for = frozenset[str]().union(*(wanted for wanted in node.wanted if not wanted & node.held))
+    rest = [one for one in free if one not in spoken_for]
+    return (*must, *_near(must, rest if len(rest) >= count else free, count, node))
+
+
+def _near(must: Sequence[str], free: Sequence[str], count: int, node: Node) -> tuple[str, ...]:
+    near = _nearness(node.links)
+    used = {node.index_of.get(one) for one in node.held}
+
+    def apart(devices: Sequence[str]) -> tuple[int, int, tuple[int, ...]]:
+        indexes = [node.index_of.get(one, -1) for one in devices]
+        distance = sum(
+            near.get(frozenset(pair), 0 if pair[0] == pair[1] else _FAR) for pair in combinations(indexes, 2)
+        )
+        opened = sum(index not in used for index in set(indexes))
+        return distance, opened, tuple(sorted(indexes))
+
+    if _sets(len(free), count) <= _SETS_MOST:
+        return min(combinations(free, count), key=lambda some: apart((*must, *some)))
+    chosen: list[str] = []
+    for _ in range(count):
+        left = [one for one in free if one not in chosen]
+        chosen.append(min(left, key=lambda one: apart((*must, *chosen, one))))
+    return tuple(chosen)
+
+
+def _nearness(links: Iterable[GpuLink]) -> dict[frozenset[int], int]:
+    """Less is nearer: a pair with NVLinks is below zero, the more the lower."""
+    return {frozenset((link.one, link.other)): -100 * link.nvlinks if link.nvlinks else link.ancestor for link in links}
+
+
+def _sets(count: int, size: int) -> int:
+    """How many sets there are, or the bound and one more."""
+    total = 1
+    for number in range(size):
+        total = total * (count - number) // (number + 1)
+        if total > _SETS_MOST:
+            return _SETS_MOST + 1
+    return total
