@@ -159,7 +159,7 @@ def test_other_vendors_gpus_are_gpus_and_the_node_has_to_have_them():
         ({"objective": "p20 response 1s", "profile": "x"}, "objective", ""),
         ({"objective": "p95 response 1s, p99 response 2s", "profile": "x"}, "objective", "one objective"),
         ({"objective": "p95 inter_token 50ms", "profile": "x"}, "output-tokens", "tokens of a usual answer"),
-        ({"objective": "p95 response 200ms"}, "profile", "eelctl profiles"),
+        ({"objective": "p95 response 200ms"}, "profile", "eelctl profile list"),
         ({"objective": "p95 response 1s", "profile": "x", "kind": "batch-job"}, "objective", "inference-service"),
         ({"slowdown": "5%"}, "slowdown", "training-job"),
         ({"kind": "training-job", "slowdown": "5"}, "slowdown", "write 5% if per cent are meant"),

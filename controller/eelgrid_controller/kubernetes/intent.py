@@ -232,7 +232,7 @@ def _service(pod: Pod, kind: WorkloadKind, size: int, source: MetricsSource | No
         )
     profile = pod.annotations.get(names.ANNOTATION_PROFILE, "")
     if not profile:
-        remedy = "name the profile that says how fast it is; `eelctl profiles` lists them"
+        remedy = "name the profile that says how fast it is; `eelctl profile list` shows them"
         return Refused(names.ANNOTATION_PROFILE, "is missing beside an objective", remedy)
     return ServicePromise(
         profile=profile,
