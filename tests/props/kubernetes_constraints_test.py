@@ -141,9 +141,52 @@ def judge(spec, node, *, compares):
     return False
 
 
-@settings(max_examples=300, deadline=None)
+def node_object(name="n1", labels=None, taints=None, is_cordoned=False):
+    return {
+        "metadata": {"name": name, "uid": "u", "labels": labels},
+        "spec": {"taints": taints, "unschedulable": is_cordoned},
+    }
+
+
+@settings(max_examples=150, deadline=None)
 @given(spec=SPEC, node=NODE, compares=st.booleans())
 def test_a_constraint_is_judged_as_rule_by_rule(spec, node, compares):
+    found = satisfies(constraint_of(spec), node_of(node), compares=compares)
+    assert found is judge(spec, node, compares=compares)
+
+
+# Each rule alone, so that whether it holds decides.
+NUMBERS = st.sampled_from(["1", "2", "007", "-1", str(2**63), "v"])
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    operator=OPERATORS,
+    key=st.sampled_from(["a", "a", "x.io/gpu", "BAD KEY", "UPPER.io/a"]),
+    values=st.lists(NUMBERS | st.sampled_from(["", "bad value", "x" * 64]), max_size=2),
+    label=st.none() | NUMBERS,
+)
+def test_a_line_of_a_term_is_judged_as_rule_by_rule(operator, key, values, label):
+    term = {"matchExpressions": [{"key": key, "operator": operator, "values": values}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    spec = {"affinity": {"nodeAffinity": required}}
+    node = node_object(labels={} if label is None else {key: label})
+    assert satisfies(constraint_of(spec), node_of(node)) is judge(spec, node, compares=False)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    toleration=st.fixed_dictionaries(
+        {"key": st.sampled_from(["t", ""]), "operator": st.sampled_from(["Equal", "Exists", "Gt", "Lt"])},
+        optional={"value": st.sampled_from(["", "1", "2", "01", "-1"]), "effect": EFFECTS},
+    ),
+    taint=st.fixed_dictionaries(
+        {"key": st.just("t"), "effect": EFFECTS, "value": st.sampled_from(["", "1", "2", "01", "-1"])}
+    ),
+    compares=st.booleans(),
+)
+def test_a_toleration_is_judged_as_rule_by_rule(toleration, taint, compares):
+    spec, node = {"tolerations": [toleration]}, node_object(taints=[taint])
     found = satisfies(constraint_of(spec), node_of(node), compares=compares)
     assert found is judge(spec, node, compares=compares)
 

@@ -187,6 +187,9 @@ def test_what_is_not_known_yet_is_asked_for():
     ):
         found = intent_of(one, {})
         assert (found.needs, found.is_released) == (ref, False)
+    # Nobody is at fault, so nobody's word on faults counts.
+    trusting = pod(schedulingGroup={"podGroupName": "g"}, annotations={"eelgrid.io/on-error": "schedule"})
+    assert not intent_of(trusting, {}).is_released
 
 
 def test_a_job_that_cannot_be_read_is_refused_with_both_ways_out():

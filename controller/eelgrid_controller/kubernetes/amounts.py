@@ -71,7 +71,6 @@ def pod_amounts(spec: Mapping[str, Any], status: Mapping[str, Any] | None = None
         if is_sidecar:
             _add(held, asked)
             _add(sidecars, asked)
-            _raise(starting, sidecars)
         else:
             _add(asked, sidecars)
             _raise(starting, asked)
