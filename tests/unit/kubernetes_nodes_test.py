@@ -161,3 +161,18 @@ def test_a_trait_is_short_stable_and_empty_where_any_node_will_do():
     assert trait(picky, []) != trait(plain)
     assert tolerates([Toleration("", "Exists", "", "")], taint)
     assert trait(pod(tolerations=[{"operator": "Exists"}]).constraint, [taint]) == ""
+
+
+@pytest.mark.parametrize(("operator", "is_met"), [("Lt", [True, False, False]), ("Gt", [False, False, True])])
+def test_a_toleration_may_compare_where_that_is_served(operator, is_met):
+    toleration = Toleration("t", operator, "5", "")
+    taints = [Taint("t", value, "NoSchedule") for value in ("4", "5", "6")]
+    assert [tolerates([toleration], taint, compares=True) for taint in taints] == is_met
+    assert not any(tolerates([toleration], taint) for taint in taints)
+
+
+def test_a_bound_that_stands_there_twice_holds_nowhere():
+    line = {"key": "a", "operator": "Gt", "values": ["1", "1"]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [line]}]}}
+    twice = pod(affinity={"nodeAffinity": required}).constraint
+    assert unmet(twice, node(labels={"a": "2"})) == "no term of the required node affinity holds"
