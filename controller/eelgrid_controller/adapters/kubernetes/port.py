@@ -10,7 +10,7 @@ takes uid and resource version. Objects inside a list carry neither `kind` nor `
 Every call ends in a bounded time with a value or with one of the errors of `errors.py`.
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any, NamedTuple, Protocol
@@ -155,10 +155,11 @@ class Cluster(Protocol):
         labels: str = "",
         fields: str = "",
         timeout_s: float = 300.0,
-    ) -> AsyncIterator[Change]:
+    ) -> AsyncGenerator[Change, None]:
         """Every change after a resource version, with bookmarks; ends when the server ends it, after `timeout_s` at most.
 
         Expired if the version is too old. A connection that breaks is Unreachable. Whatever came before is valid.
+        Close it (`contextlib.aclosing`) where you leave it early.
         """
 
     async def create(self, resource: Resource, body: Body, *, namespace: str = "") -> Object:

@@ -6,6 +6,7 @@ picks one that it does serve.
 """
 
 from typing import NamedTuple
+from urllib.parse import quote
 
 __all__ = [
     "API_SERVICES",
@@ -69,10 +70,10 @@ class Resource(NamedTuple):
         """Where on the server the kind, an object or a part of an object is; an empty namespace means all of them."""
         parts = ["/apis", self.group, self.version] if self.group else ["/api", self.version]
         if namespace and self.is_namespaced:
-            parts += ["namespaces", namespace]
+            parts += ["namespaces", quote(namespace, safe="")]
         parts.append(self.plural)
         if name:
-            parts.append(name)
+            parts.append(quote(name, safe=":"))
         if subresource:
             parts.append(subresource)
         return "/".join(parts)
