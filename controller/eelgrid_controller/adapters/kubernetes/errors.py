@@ -184,6 +184,9 @@ def error_of(code: int, status: Mapping[str, Any], what: str, retry_after: str |
                 problem, "wait until more replicas are ready", retry_after_s=retry_after_s, reason=reason
             )
         return TooManyRequests(problem, "ask less, or later", retry_after_s=retry_after_s, reason=reason)
+    if any(cause.reason == "ResourceVersionTooLarge" for cause in causes):
+        # The server came back from a backup: what we know is from a future that it never had.
+        return Expired(problem, "list again", status=code, reason=reason)
     if code >= 500:
         return ServerFault(problem, status=code, retry_after_s=retry_after_s, reason=reason)
     return Invalid(problem, "mend what is named and send it again", causes=causes, status=code, reason=reason)
