@@ -153,7 +153,7 @@ class Election:
     def wake_s(self) -> float:
         """When a tick is due."""
         due_s = [self.until_s] if self.is_leading else []
-        if self.asked is None:
+        if self.asked is None and not self.is_over:
             due_s.append(self.next_s)
         return min(due_s, default=float("inf"))
 
