@@ -30,6 +30,7 @@ class World:
         self.trouble = trouble  # the share of requests that are lost, or late, or whose answers are
         self.late_s = late_s
         self.terms = []  # (epoch, who), as they began
+        self.leading = set()
         self.led = []  # (from, who) of whoever led when
         self.down = set()
         self.woken = {}  # the wake of each that stands
@@ -84,8 +85,11 @@ class World:
         for one in told:
             match one:
                 case election.Lead(epoch, _):
-                    if (epoch, who) not in self.terms:
+                    if who not in self.leading:
                         self.terms.append((epoch, who))
+                    self.leading.add(who)
+                case election.StepDown():
+                    self.leading.discard(who)
                 case election.Read() | election.Write():
                     self.ask(who, one)
         rate = self.clocks[who][1]
