@@ -51,10 +51,7 @@ def created(found, kind, now):
     }
     for key, value in defaults.items():
         spec.setdefault(key, value)
-    tolerations = spec.setdefault("tolerations", [])
-    for key in _LATE:
-        if not any(one.get("key") in {key, None} and one.get("effect") in {"NoExecute", None} for one in tolerations):
-            tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300})
+    _tolerated(spec)
     for container in spec["containers"]:
         container.setdefault("imagePullPolicy", "IfNotPresent")
         wanted = container.setdefault("resources", {})
@@ -67,11 +64,20 @@ def created(found, kind, now):
     return found
 
 
+def _tolerated(spec):
+    """What every pod tolerates for a while; an admission plugin adds it at each write."""
+    tolerations = spec["tolerations"] = list(spec.get("tolerations") or ())
+    for key in _LATE:
+        if not any(one.get("key") in {key, None} and one.get("effect") in {"NoExecute", None} for one in tolerations):
+            tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300})
+
+
 def updated(found, old, kind):
     """Whether a pod's spec may become this; the fault otherwise."""
     new, before, name = found["spec"], old["spec"], found["metadata"]["name"]
     if not new.get("schedulingGates"):
         new.pop("schedulingGates", None)
+    _tolerated(new)
     bad = _gates(new, before)
     munged = copied(new)
     munged.pop("schedulingGates", None)

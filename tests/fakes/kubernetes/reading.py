@@ -16,14 +16,14 @@ from tests.fakes.kubernetes.selectors import selector
 from tests.fakes.kubernetes.store import encode
 
 
-def _asked_version(query, store):
+def _asked_version(query, store, *, is_watch=False):
     text = query.get("resourceVersion", "")
     if not text:
         return None
     if not text.isdigit():
         raise bad_request(f'invalid resource version: "{text}"')
     version = int(text)
-    if version > store.version:
+    if version > store.version and not is_watch:
         raise too_large_version(version, store.version)
     return version
 
@@ -72,7 +72,8 @@ class Watch:
         self.meant = selector(target.kind, query.get("labelSelector", ""), query.get("fieldSelector", ""))
         self.has_bookmarks = query.get("allowWatchBookmarks") in {"1", "true"}
         self.until_s = float(query.get("timeoutSeconds") or self.knobs.timeout_most_s)
-        self.version = _asked_version(query, self.store)
+        self.version = _asked_version(query, self.store, is_watch=True)
+        self.is_ahead = self.version is not None and self.version > self.store.version  # such a watch is told nothing
         self.compacted = self.store.compacted
         self.objects = {name: self._head(name) for name in ("ADDED", "MODIFIED", "DELETED")}
 
@@ -113,7 +114,7 @@ class Watch:
                 await answer.write(b"".join(lines))
         while (now_s := clock.time()) < end_s:
             waiter.clear()
-            if not self.knobs.is_mute:
+            if not self.is_silent:
                 log = self.store.log(self.target.kind)
                 news, self.version = log.events[log.after(self.version) :], self.store.version
                 lines = [line for event in news if (line := self._told(event))]
@@ -124,11 +125,15 @@ class Watch:
                     await answer.write(b"".join(lines))
                     continue
             with contextlib.suppress(TimeoutError):
-                wait_s = min(end_s, bookmark_s if self.has_bookmarks and not self.knobs.is_mute else end_s) - now_s
+                wait_s = min(end_s, bookmark_s if self.has_bookmarks and not self.is_silent else end_s) - now_s
                 async with asyncio.timeout(max(0.0, wait_s)):
                     await waiter.wait()
-        if self.has_bookmarks and not self.knobs.is_mute:
+        if self.has_bookmarks and not self.is_silent:
             await answer.write(self._bookmark())
+
+    @property
+    def is_silent(self):
+        return self.knobs.is_mute or self.is_ahead
 
     def _is_here(self, namespace):
         return not self.target.namespace or namespace == self.target.namespace

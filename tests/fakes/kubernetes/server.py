@@ -200,9 +200,9 @@ def _abort(request):
 @contextlib.asynccontextmanager
 async def listening(server, port, host="127.0.0.1"):
     """The server on a port of its own; gives the port."""
-    runner = web.ServerRunner(web.Server(server.handle), handle_signals=False)
+    runner = web.ServerRunner(web.Server(server.handle), handle_signals=False, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, host, port, reuse_address=True, shutdown_timeout=0.1)
+    site = web.TCPSite(runner, host, port, reuse_address=True)
     await site.start()
     try:
         yield runner.addresses[0][1]

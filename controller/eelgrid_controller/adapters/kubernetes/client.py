@@ -134,7 +134,7 @@ class HttpCluster:
         if kind is PatchKind.APPLY:
             query["force"] = "true" if is_forced else "false"
             assert isinstance(body, Mapping)
-            body = _typed(resource, body)
+            body = _typed(resource, {**body, "metadata": {**body.get("metadata", {}), "name": name}})
         path = resource.path(namespace, name, subresource)
         return await self.exchange.call(Asked("PATCH", path, query, body, kind.value))
 

@@ -11,8 +11,8 @@ versions go backwards, as they do when a server comes back from a backup. Errors
 the waits double, drawn anew each time, and begin anew only after a watch has lived for a
 while, so that a server that accepts and cuts is not beaten. Deltas go to callbacks in the
 order in which they happened; a callback must not raise and must not wait. A watch that
-tells nothing at all, no bookmark either, for `silent_s` counts as broken: servers send a
-bookmark about each minute.
+tells nothing at all, no bookmark either, for `silent_s` counts as broken, and all is listed
+again: servers send a bookmark about each minute.
 
 A kind of which there are more objects than may be held stops the informer with
 TooManyObjects: half of a picture is worse than none.
@@ -205,6 +205,8 @@ class Informer:
             async with asyncio.timeout(self._pace.silent_s):
                 return await anext(changes, None)
         except TimeoutError:
+            # A server that came back from a backup says nothing either, to who asks from a version ahead of its own.
+            self._version = ""
             raise Unreachable(
                 f"watch {self.resource.title}: silent for {self._pace.silent_s:g} s", is_sent=True
             ) from None
