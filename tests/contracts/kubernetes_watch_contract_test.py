@@ -38,12 +38,12 @@ def said(changes):
 
 
 async def test_a_watch_tells_what_happened_after_a_version(rig):
-    await rig.add(CONFIG_MAPS, config("a"))
+    await rig.add(CONFIG_MAPS, config("a", {"of": "watch"}))
     version = (await rig.cluster.list(CONFIG_MAPS, namespace=rig.space)).resource_version
-    await rig.add(CONFIG_MAPS, config("b", x="1"))
+    await rig.add(CONFIG_MAPS, config("b", {"of": "watch"}, x="1"))
     changed = await rig.cluster.patch(CONFIG_MAPS, "a", {"data": {"x": "2"}}, namespace=rig.space)
     await rig.cluster.delete(CONFIG_MAPS, "b", namespace=rig.space)
-    found = await watched(rig.cluster, rig.space, 3, resource_version=version, fields="metadata.name!=kube-root-ca.crt")
+    found = await watched(rig.cluster, rig.space, 3, resource_version=version, labels="of=watch")
     assert said(found) == [(Told.ADDED, "b"), (Told.MODIFIED, "a"), (Told.DELETED, "b")]
     assert found[1].object["data"] == changed["data"]
     assert found[1].object["kind"] == "ConfigMap"

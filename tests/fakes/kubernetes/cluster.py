@@ -74,6 +74,7 @@ class FakeCluster:
         """Cut the connection of every watch."""
         for transport in list(self.server.watches):
             transport.abort()
+        self.server.watches.clear()
 
     def client(self, token="admin", *, bounds=None, agent="eelgrid-test"):
         """The real adapter, speaking with this fake; closed with it."""

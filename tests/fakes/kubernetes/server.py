@@ -96,11 +96,13 @@ class Server:
             raise unauthorized()
         return token
 
-    @staticmethod
-    def _verb(request):
+    def _verb(self, request):
         if request.method != "GET":
             return _VERBS[request.method]
-        return "watch" if request.query.get("watch") in {"1", "true"} else "get"
+        if request.query.get("watch") in {"1", "true"}:
+            return "watch"
+        path = request.path.rstrip("/")
+        return "get" if _is_discovery(path) or Target(self.api, path).name else "list"
 
     async def _answer(self, request, verb, token, body):
         path = request.path.rstrip("/")
@@ -108,11 +110,9 @@ class Server:
             return _json(self.api.catalogue.version())
         if path in {"/healthz", "/readyz", "/livez"}:
             return web.Response(text="ok")
-        if not path.startswith(("/api", "/apis")) or path.count("/") < (3 if path.startswith("/api/") else 4):
+        if _is_discovery(path):
             return self._discovery(request, path)
         target = Target(self.api, path)
-        if verb == "get" and not target.name:
-            verb = "list"
         self.api.access.check(token, verb, target.kind, target.part, target.namespace, target.name)
         match verb:
             case "get":
@@ -163,6 +163,10 @@ class Server:
         return _scale(record) if part == "scale" else _one(target, record)
 
 
+def _is_discovery(path):
+    return not path.startswith(("/api", "/apis")) or path.count("/") < (3 if path.startswith("/api/") else 4)
+
+
 def _parsed(body):
     if not body:
         return None
@@ -200,7 +204,9 @@ def _abort(request):
 @contextlib.asynccontextmanager
 async def listening(server, port, host="127.0.0.1"):
     """The server on a port of its own; gives the port."""
-    runner = web.ServerRunner(web.Server(server.handle), handle_signals=False, shutdown_timeout=0.1)
+    runner = web.ServerRunner(
+        web.Server(server.handle, handler_cancellation=True), handle_signals=False, shutdown_timeout=0.1
+    )
     await runner.setup()
     site = web.TCPSite(runner, host, port, reuse_address=True)
     await site.start()

@@ -107,6 +107,15 @@ class Store:
         self.compacted = self.version
         self.pages.clear()
 
+    def restored(self, version):
+        """Go back to an older version, as a server does that comes back from a backup; the objects stay."""
+        self.version = version
+        self.compacted = 0
+        self.pages.clear()
+        for log in self.logs.values():
+            log.events.clear()
+            log.versions.clear()
+
     def subscribe(self, kind):
         """An event that is set with each change of a kind; give it back with `unsubscribe`."""
         waiter = asyncio.Event()

@@ -50,7 +50,10 @@ class Held:
     """The objects of one kind as they are known."""
 
     def __init__(self, *, most: int, keep: Callable[[Object], Object] | None = None) -> None:
-        """`keep` gives what is kept of an object; its name, namespace, uid and version must be."""
+        """`keep` gives what is kept of an object; its name, namespace, uid and version must be.
+
+        What is listed or told is taken over, without its `kind` and `apiVersion`.
+        """
         self._most = most
         self._keep = keep
         self._objects: dict[Key, Object] = {}
@@ -99,6 +102,9 @@ class Held:
         return [] if old is not None and not _is_newer(found, old) else self._put(found)
 
     def _kept(self, found: Object) -> Object:
+        # A watch says what kind an object is, a list does not: the same object is held alike.
+        found.pop("kind", None)
+        found.pop("apiVersion", None)
         return found if self._keep is None else self._keep(found)
 
     def _put(self, found: Object) -> list[Delta]:
