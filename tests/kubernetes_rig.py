@@ -17,7 +17,13 @@ from eelgrid_controller.adapters.kubernetes.client import HttpCluster
 from eelgrid_controller.adapters.kubernetes.errors import AlreadyExists, NotFound
 from eelgrid_controller.adapters.kubernetes.exchange import Asked
 from eelgrid_controller.adapters.kubernetes.kubeconfig import Access, from_kubeconfig
-from eelgrid_controller.adapters.kubernetes.resources import NAMESPACES, Resource
+from eelgrid_controller.adapters.kubernetes.resources import (
+    MUTATING_ADMISSION_POLICIES,
+    MUTATING_ADMISSION_POLICY_BINDINGS,
+    NAMESPACES,
+    Resource,
+)
+from tests.fakes.kubernetes.admission import gate_injector
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.control_plane import running_control_plane
 
@@ -72,6 +78,30 @@ class Rig:
         client = HttpCluster(access)
         self._clients.append(client)
         return client
+
+    async def inject_gates(self, gate, label):
+        """From now on new pods of this namespace with this label ("true") are gated at their creation."""
+        if self.fake is not None:
+            self.fake.api.mutators.append(gate_injector(label, "true", gate))
+            return
+        where = {"matchLabels": {"kubernetes.io/metadata.name": self.space}}
+        rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+        means = {
+            "resourceRules": [rule],
+            "namespaceSelector": where,
+            "objectSelector": {"matchLabels": {label: "true"}},
+        }
+        does = f'Object{{spec: Object.spec{{schedulingGates: [Object.spec.schedulingGates{{name: "{gate}"}}]}}}}'
+        mutation = {"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": does}}
+        spec = {
+            "matchConstraints": means,
+            "mutations": [mutation],
+            "failurePolicy": "Fail",
+            "reinvocationPolicy": "Never",
+        }
+        await self.add(MUTATING_ADMISSION_POLICIES, {"metadata": {"name": self.space}, "spec": spec})
+        binding = {"metadata": {"name": self.space}, "spec": {"policyName": self.space}}
+        await self.add(MUTATING_ADMISSION_POLICY_BINDINGS, binding)
 
     async def begin(self):
         await self.add(NAMESPACES, {"metadata": {"name": self.space}})

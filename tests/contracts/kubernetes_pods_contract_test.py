@@ -8,7 +8,13 @@ from tests.kubernetes_rig import WAYS, eventually, open_rig
 
 from eelgrid_controller.adapters.kubernetes import errors
 from eelgrid_controller.adapters.kubernetes.port import PatchKind
-from eelgrid_controller.adapters.kubernetes.resources import JOBS, NODES, POD_DISRUPTION_BUDGETS, PODS
+from eelgrid_controller.adapters.kubernetes.resources import (
+    JOBS,
+    MUTATING_ADMISSION_POLICIES,
+    NODES,
+    POD_DISRUPTION_BUDGETS,
+    PODS,
+)
 
 OTHER_UID = "00000000-0000-4000-8000-000000000000"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -39,6 +45,24 @@ async def test_a_gated_pod_says_so(rig):
     assert made["spec"]["schedulingGates"] == [{"name": GATE}]
     told = conditions(made)["PodScheduled"]
     assert (told["status"], told["reason"]) == ("False", "SchedulingGated")
+
+
+async def test_a_policy_gates_the_pods_that_opted_in_and_no_others(rig):
+    if not (await rig.cluster.discover()).has(MUTATING_ADMISSION_POLICIES):
+        pytest.skip("MutatingAdmissionPolicy v1 is served from 1.36 on")
+    await rig.inject_gates(GATE, "eelgrid.io/managed")
+    managed = {"eelgrid.io/managed": "true"}
+    numbers = iter(range(1_000))
+
+    async def is_in_force():
+        made = await rig.add(PODS, pod(f"try-{next(numbers)}", gates=(), labels=managed, schedulerName="nobody"))
+        return made["spec"].get("schedulingGates")
+
+    assert await eventually(is_in_force, timeout_s=30.0) == [{"name": GATE}]
+    twice = await rig.add(PODS, pod("twice", gates=(GATE, "x.io/other"), labels=managed))
+    assert sorted(one["name"] for one in twice["spec"]["schedulingGates"]) == [GATE, "x.io/other"]
+    free = await rig.add(PODS, pod("free", gates=(), schedulerName="nobody"))
+    assert "schedulingGates" not in free["spec"]
 
 
 async def test_one_patch_pins_a_pod_and_lets_it_go(rig):

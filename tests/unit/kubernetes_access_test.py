@@ -171,7 +171,7 @@ async def test_an_answer_that_does_not_come_is_given_up_and_may_have_been_carrie
         assert away.value.is_sent
         fake.knobs.add("lose", times=1)
         with pytest.raises(errors.Unreachable) as away:
-            await cluster.delete(PODS, "a", namespace="default")
+            await cluster.patch(PODS, "a", {}, namespace="default")
         assert away.value.is_sent
 
 

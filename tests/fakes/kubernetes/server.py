@@ -59,6 +59,7 @@ class Server:
     async def handle(self, request):
         """Any request."""
         path = request.path
+        troubles = ()
         try:
             body = await request.read()
             token = self._token(request)
@@ -70,7 +71,6 @@ class Server:
             answer = await self._answer(request, verb, token, body)
         except Fault as fault:
             answer = _json(fault.status, fault.code, fault.headers)
-            troubles = ()
         for trouble in troubles:
             if trouble.what == "lose":
                 _abort(request)

@@ -2,7 +2,8 @@
 
 Owns connections, turns, timeouts and sizes. Must not know verbs or objects, nor try
 anything twice (`retry.py` does, where the caller wants it); only refused credentials are
-renewed and the request sent once more.
+renewed and the request sent once more, and aiohttp sends a GET, PUT or DELETE once more that
+met a kept connection which the server had closed.
 
 Theory. At most so many requests are under way at once; the time limit of one begins with
 its turn, and an Unreachable that says `is_sent=False` was certainly not carried out.
