@@ -1,7 +1,7 @@
 """A real API server from the binaries of KUBEBUILDER_ASSETS, as controller-runtime's envtest starts it.
 
 Owns processes and a folder that end with this process: etcd, kube-apiserver and, where they
-are there, kube-controller-manager and kube-scheduler, all on free loopback ports. Not part
+is there, kube-controller-manager, on free loopback ports; no scheduler, for tests bind themselves. Not part
 of the fake; here because tests alone use it.
 """
 
@@ -96,6 +96,8 @@ def _start(assets):
         flags = [f"--{which}kubeconfig={kubeconfig}" for which in ("", "authentication-", "authorization-")]
         keys = ["--service-account-private-key-file=sa.key", "--root-ca-file=ca.crt", "--secure-port=0"]
         run("kube-controller-manager", *flags, *keys, "--leader-elect=false", "--use-service-account-credentials=false")
+        sign = "api/v1/namespaces/kube-system/configmaps/kube-root-ca.crt"  # it writes this into each namespace
+        _wait(f"https://127.0.0.1:{api}/{sign}", folder, token, processes)
     return str(kubeconfig)
 
 
