@@ -5,7 +5,7 @@ Sources: KEP-4381, KEP-4817 and the hardening guide for dynamic resource allocat
 
 import pytest
 from tests.fakes.kubernetes.manifests import pod
-from tests.kubernetes_rig import WAYS, open_rig
+from tests.kubernetes_api_rig import WAYS, open_rig
 
 from eelgrid_controller.adapters.kubernetes import errors
 from eelgrid_controller.adapters.kubernetes.resources import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES

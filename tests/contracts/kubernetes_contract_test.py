@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from tests.fakes.kubernetes.manifests import deployment, node, pod
-from tests.kubernetes_rig import WAYS, eventually, open_rig
+from tests.kubernetes_api_rig import WAYS, eventually, open_rig
 
 from eelgrid_controller.adapters.kubernetes import errors
 from eelgrid_controller.adapters.kubernetes.client import HttpCluster

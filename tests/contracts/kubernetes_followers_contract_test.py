@@ -8,7 +8,7 @@ import time
 
 import pytest
 from tests.fakes.kubernetes.manifests import pod
-from tests.kubernetes_rig import WAYS, eventually, open_rig
+from tests.kubernetes_api_rig import WAYS, eventually, open_rig
 
 from eelgrid_controller.adapters.kubernetes.election import Timing
 from eelgrid_controller.adapters.kubernetes.elector import Elector

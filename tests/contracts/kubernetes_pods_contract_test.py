@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 from tests.fakes.kubernetes.manifests import GATE, job, node, pinned_to, pod, ungated_onto
-from tests.kubernetes_rig import WAYS, eventually, open_rig
+from tests.kubernetes_api_rig import WAYS, eventually, open_rig
 
 from eelgrid_controller.adapters.kubernetes import errors
 from eelgrid_controller.adapters.kubernetes.port import PatchKind

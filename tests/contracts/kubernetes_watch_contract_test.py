@@ -4,7 +4,7 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
-from tests.kubernetes_rig import WAYS, open_rig
+from tests.kubernetes_api_rig import WAYS, open_rig
 
 from eelgrid_controller.adapters.kubernetes import errors
 from eelgrid_controller.adapters.kubernetes.port import Told, version_of

@@ -6,7 +6,7 @@ import logging
 
 from tests.fakes.kubernetes import faults
 from tests.fakes.kubernetes.cluster import FakeCluster
-from tests.kubernetes_rig import eventually
+from tests.kubernetes_api_rig import eventually
 
 from eelgrid_controller.adapters.kubernetes.election import Timing
 from eelgrid_controller.adapters.kubernetes.elector import Elector

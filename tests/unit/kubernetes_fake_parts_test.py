@@ -9,7 +9,7 @@ from tests.fakes.kubernetes.kubelets import Kubelets
 from tests.fakes.kubernetes.manifests import deployment, job, node, pod, ungated_onto
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Workloads
-from tests.kubernetes_rig import eventually
+from tests.kubernetes_api_rig import eventually
 
 from eelgrid_controller.adapters.kubernetes import errors
 from eelgrid_controller.adapters.kubernetes.resources import (

@@ -9,7 +9,7 @@ import time
 import pytest
 from tests.fakes.kubernetes import faults
 from tests.fakes.kubernetes.cluster import FakeCluster
-from tests.kubernetes_rig import eventually
+from tests.kubernetes_api_rig import eventually
 
 from eelgrid_controller.adapters.kubernetes.exchange import Bounds
 from eelgrid_controller.adapters.kubernetes.held import Delta, Held, TooManyObjects, What

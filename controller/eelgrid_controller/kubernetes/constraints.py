@@ -1,0 +1,173 @@
+"""Which nodes a pod may go to, judged as kube-scheduler judges it, and the name of that judgement for the core.
+
+Owns the rules of node selectors, required node affinity, taints and cordons. Must not know
+room, volumes, or other pods: kube-scheduler looks at these, too, when it binds.
+
+Theory. A node is right for a pod if its labels hold every pair of the selector, if one term
+of the required affinity holds (a term that breaks a rule of its own holds nowhere, an empty
+one neither), if a toleration meets each taint with NoSchedule or NoExecute, and if it is not
+cordoned, or the pod puts up with that. Devices that Eelgrid does not count (network cards,
+other vendors' resources) are asked of the node as a whole: how many of them are left there
+only kube-scheduler knows. A core that knows no labels is told one trait for each
+constraint: a node has the trait if it satisfies the constraint, a workload requires its own.
+
+Sources: k8s.io/component-helpers/scheduling/corev1 (nodeaffinity, helpers.go), labels.NewRequirement of
+apimachinery, Toleration.ToleratesTaint of k8s.io/api, the scheduler's plugins NodeAffinity,
+TaintToleration and NodeUnschedulable, all v1.36.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from hashlib import sha256
+
+from eelgrid_controller.kubernetes.selectors import (
+    NOTHING,
+    Constraint,
+    Requirement,
+    Taint,
+    Term,
+    Toleration,
+    constraint_of,
+)
+from eelgrid_controller.kubernetes.views import KubeNode
+
+__all__ = ["NOTHING", "Constraint", "constraint_of", "satisfies", "tolerates", "trait", "traits_of", "unmet"]
+
+_REPELLING = frozenset({"NoSchedule", "NoExecute"})
+_CORDON = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
+_KEY_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_KEY_NAME = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
+_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_DECIMAL = re.compile(r"0|-?[1-9][0-9]*")
+_PREFIX_LONGEST, _NAME_LONGEST = 253, 63
+
+
+def satisfies(constraint: Constraint, node: KubeNode, *, compares: bool = False) -> bool:
+    """Whether kube-scheduler would take the node for right, room apart.
+
+    `compares` is the feature gate TaintTolerationComparisonOperators, alpha and off in 1.36: tolerations with Gt and Lt.
+    """
+    return not unmet(constraint, node, compares=compares)
+
+
+def unmet(constraint: Constraint, node: KubeNode, *, compares: bool = False) -> str:
+    """The first rule that the node breaks, for people; nothing if it breaks none."""
+    if node.is_unschedulable and not tolerates(constraint.tolerations, _CORDON, compares=compares):
+        return "the node is cordoned"
+    for taint in node.taints:
+        if taint.effect in _REPELLING and not tolerates(constraint.tolerations, taint, compares=compares):
+            value = f"={taint.value}" if taint.value else ""
+            return f"taint {taint.key}{value}:{taint.effect} is not tolerated"
+    for key, value in constraint.selector:
+        if node.labels.get(key) != value:
+            return f"nodeSelector {key}={value} does not hold"
+    if constraint.terms is not None and not any(_holds(term, node) for term in constraint.terms):
+        return "no term of the required node affinity holds"
+    for resource, count in constraint.devices:
+        if node.allocatable.count(resource) < count:
+            return f"{resource} is there {node.allocatable.count(resource)} times and {count} are asked for"
+    return ""
+
+
+def tolerates(tolerations: Iterable[Toleration], taint: Taint, *, compares: bool = False) -> bool:
+    """Whether one of these tolerations meets the taint."""
+    return any(_meets(toleration, taint, compares=compares) for toleration in tolerations)
+
+
+def trait(constraint: Constraint, taints: Iterable[Taint] | None = None) -> str:
+    """A short stable name for what a constraint asks for; nothing if any node that is not cordoned will do.
+
+    `taints` are those of the whole fleet: only against them can be said that a pod without a selector may go anywhere.
+    Without them (None) every constraint has a name.
+    """
+    if taints is not None and not constraint.has_selector:
+        repelling = (taint for taint in taints if taint.effect in _REPELLING)
+        if all(tolerates(constraint.tolerations, taint) for taint in repelling):
+            return ""
+    return _name(constraint)
+
+
+def traits_of(node: KubeNode, constraints: Iterable[Constraint], *, compares: bool = False) -> frozenset[str]:
+    """The traits of a node: the names of those constraints that it satisfies."""
+    return frozenset(_name(one) for one in constraints if satisfies(one, node, compares=compares))
+
+
+@lru_cache(maxsize=4096)
+def _name(constraint: Constraint) -> str:
+    # 64 bits: among a thousand constraints two share a name once in 3e13 fleets.
+    return "k8s:" + sha256(json.dumps(constraint).encode()).hexdigest()[:16]
+
+
+def _meets(toleration: Toleration, taint: Taint, *, compares: bool) -> bool:
+    if toleration.effect not in ("", taint.effect) or toleration.key not in ("", taint.key):
+        return False
+    if toleration.operator == "Exists":
+        return True
+    if toleration.operator in ("Gt", "Lt"):
+        low, high = (taint.value, toleration.value)[:: 1 if toleration.operator == "Lt" else -1]
+        return compares and _below(low, high, _DECIMAL)
+    return toleration.operator in ("", "Equal") and toleration.value == taint.value
+
+
+def _holds(term: Term, node: KubeNode) -> bool:
+    if not (term.labels or term.fields) or not _is_legal(term):
+        return False
+    return all(_LABEL_RULES[one.operator](one, node.labels) for one in term.labels) and all(
+        # The name is the only field that is served; any other reads as empty.
+        ((node.name if one.key == "metadata.name" else "") == one.values[0]) == (one.operator == "In")
+        for one in term.fields
+    )
+
+
+_LABEL_RULES: Mapping[str, Callable[[Requirement, Mapping[str, str]], bool]] = {
+    "In": lambda one, labels: one.key in labels and labels[one.key] in one.values,
+    "NotIn": lambda one, labels: one.key not in labels or labels[one.key] not in one.values,
+    "Exists": lambda one, labels: one.key in labels,
+    "DoesNotExist": lambda one, labels: one.key not in labels,
+    "Gt": lambda one, labels: one.key in labels and _below(one.values[0], labels[one.key], _INTEGER),
+    "Lt": lambda one, labels: one.key in labels and _below(labels[one.key], one.values[0], _INTEGER),
+}
+
+
+@lru_cache(maxsize=4096)
+def _is_legal(term: Term) -> bool:
+    return all(map(_is_legal_label, term.labels)) and all(
+        one.operator in ("In", "NotIn") and len(one.values) == 1 for one in term.fields
+    )
+
+
+def _is_legal_label(one: Requirement) -> bool:
+    counts = {
+        "In": len(one.values) > 0,
+        "NotIn": len(one.values) > 0,
+        "Exists": not one.values,
+        "DoesNotExist": not one.values,
+        "Gt": len(one.values) == 1 and _integer(one.values[0], _INTEGER) is not None,
+        "Lt": len(one.values) == 1 and _integer(one.values[0], _INTEGER) is not None,
+    }
+    values = all(len(value) <= _NAME_LONGEST and _VALUE.fullmatch(value) for value in one.values)
+    return counts.get(one.operator, False) and _is_legal_key(one.key) and values
+
+
+def _is_legal_key(key: str) -> bool:
+    prefix, slash, name = key.rpartition("/")
+    if slash and (len(prefix) > _PREFIX_LONGEST or not _KEY_PREFIX.fullmatch(prefix)):
+        return False
+    return len(name) <= _NAME_LONGEST and bool(_KEY_NAME.fullmatch(name))
+
+
+def _below(low: str, high: str, shape: re.Pattern[str]) -> bool:
+    """Whether one text is a number below another; texts that are none are not."""
+    a, b = _integer(low, shape), _integer(high, shape)
+    return a is not None and b is not None and a < b
+
+
+def _integer(text: str, shape: re.Pattern[str]) -> int | None:
+    # A label's value has 63 characters at most, so this is bounded.
+    if not shape.fullmatch(text):
+        return None
+    value = int(text)
+    return value if -(2**63) <= value < 2**63 else None

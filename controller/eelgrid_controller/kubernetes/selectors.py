@@ -1,0 +1,126 @@
+"""Which nodes a pod may go to, as values: selectors, required affinity, tolerations, and the taints they meet.
+
+Owns the reading of these from JSON into hashable values that compare equal where they mean
+the same. Must not know how they are judged; that is `constraints.py`.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from sys import intern
+from typing import Any, NamedTuple, TypeVar
+
+__all__ = ["NOTHING", "Constraint", "Requirement", "Taint", "Term", "Toleration", "constraint_of", "taints_of"]
+
+_Value = TypeVar("_Value", bound=tuple[Any, ...])
+
+
+class Taint(NamedTuple):
+    """What a node turns pods away by; effects are NoSchedule, PreferNoSchedule and NoExecute."""
+
+    key: str
+    value: str
+    effect: str
+
+
+class Toleration(NamedTuple):
+    """Which taints a pod puts up with; an empty key or effect is any, an empty operator is Equal."""
+
+    key: str
+    operator: str
+    value: str
+    effect: str
+
+
+class Requirement(NamedTuple):
+    """One line of a term: a key, an operator (In, NotIn, Exists, DoesNotExist, Gt, Lt) and its values."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...]
+
+
+class Term(NamedTuple):
+    """Requirements that hold all together: on labels, and on fields (metadata.name alone is served)."""
+
+    labels: tuple[Requirement, ...]
+    fields: tuple[Requirement, ...]
+
+
+class Constraint(NamedTuple):
+    """All that decides whether a node is right for a pod besides room; equal for pods that mean the same.
+
+    `terms` is None without a required node affinity; one of them has to hold. An empty tuple is held by no node.
+    """
+
+    selector: tuple[tuple[str, str], ...] = ()
+    terms: tuple[Term, ...] | None = None
+    tolerations: tuple[Toleration, ...] = ()
+    # Devices that Eelgrid does not count, such as network cards: the node has to have as many.
+    devices: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def has_selector(self) -> bool:
+        """Whether it asks for anything of a node, taints apart."""
+        return bool(self.selector or self.devices) or self.terms is not None
+
+
+NOTHING = Constraint()
+
+
+def constraint_of(spec: Mapping[str, Any], devices: tuple[tuple[str, int], ...] = ()) -> Constraint:
+    """The constraint in a pod's spec, or in the spec of a pod template, with the devices that it asks for."""
+    selector = spec.get("nodeSelector") or {}
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    terms = None if required is None else _ordered(map(_term, required.get("nodeSelectorTerms") or ()))
+    tolerations = spec.get("tolerations") or ()
+    if not selector and terms is None and not tolerations and not devices:
+        return NOTHING
+    found = Constraint(
+        tuple(sorted((intern(str(key)), intern(str(value))) for key, value in selector.items())),
+        terms,
+        _ordered(map(_toleration, tolerations)),
+        devices,
+    )
+    return _shared(found)
+
+
+@lru_cache(maxsize=4096)
+def _shared(constraint: Constraint) -> Constraint:
+    """One value for all that are equal: most pods of a fleet want the same."""
+    return constraint
+
+
+def taints_of(spec: Mapping[str, Any]) -> tuple[Taint, ...]:
+    """The taints in a node's spec."""
+    return _ordered(
+        Taint(_text(taint, "key"), _text(taint, "value"), _text(taint, "effect")) for taint in spec.get("taints") or ()
+    )
+
+
+def _term(term: Mapping[str, Any]) -> Term:
+    return Term(
+        _ordered(map(_requirement, term.get("matchExpressions") or ())),
+        _ordered(map(_requirement, term.get("matchFields") or ())),
+    )
+
+
+def _requirement(found: Mapping[str, Any]) -> Requirement:
+    # Not a set: how many values there are decides whether Gt and matchFields are legal.
+    values = tuple(sorted(intern(str(value)) for value in found.get("values") or ()))
+    return Requirement(_text(found, "key"), _text(found, "operator"), values)
+
+
+def _toleration(found: Mapping[str, Any]) -> Toleration:
+    # How long it lasts (tolerationSeconds) is for eviction, not for scheduling.
+    return Toleration(
+        _text(found, "key"), _text(found, "operator") or "Equal", _text(found, "value"), _text(found, "effect")
+    )
+
+
+def _text(found: Mapping[str, Any], key: str) -> str:
+    return intern(str(found.get(key) or ""))
+
+
+def _ordered(values: Iterable[_Value]) -> tuple[_Value, ...]:
+    return tuple(sorted(set(values)))

@@ -1,0 +1,259 @@
+"""Pods and nodes as Eelgrid sees them: small frozen values of what an API server gives.
+
+Owns which fields are kept. Must not know what they are good for. A field that is missing or
+null is as its default says; an object without a name or uid is refused. A hundred thousand
+pods are held at once, so labels that nobody here reads are dropped, strings that recur are
+kept once, and pods without constraints share one.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from sys import intern
+from typing import Any, NamedTuple
+
+from eelgrid_controller.kubernetes.amounts import NONE, Amounts, amounts_of, pod_amounts, uncounted
+from eelgrid_controller.kubernetes.errors import KubernetesUnreadable
+from eelgrid_controller.kubernetes.names import GATE, LABEL_MANAGED, MANAGED, is_kept
+from eelgrid_controller.kubernetes.quantities import count_of
+from eelgrid_controller.kubernetes.selectors import NOTHING, Constraint, Taint, constraint_of, taints_of
+
+__all__ = ["Claim", "KubeNode", "Owner", "Pod", "node_of", "owner_of", "pod_of"]
+
+_TERMINAL = ("Succeeded", "Failed")
+_MIRROR = "kubernetes.io/config.mirror"
+
+
+class Owner(NamedTuple):
+    """The controller of an object: the one owner reference that says so."""
+
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+
+    @property
+    def group(self) -> str:
+        """The API group, empty for the core: versions come and go, groups stay."""
+        return self.api_version.rpartition("/")[0]
+
+
+class Claim(NamedTuple):
+    """A DRA claim of a pod; `claim_name` is empty until a claim of the template has been made."""
+
+    name: str
+    claim_name: str = ""
+    template_name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """One pod. Texts are empty where nothing is set, times are None."""
+
+    uid: str
+    namespace: str
+    name: str
+    resource_version: str = ""
+    created_s: float | None = None  # since 1970
+    deleted_s: float | None = None  # when it is to be gone; set as soon as somebody deletes it
+    labels: Mapping[str, str]  # of names.KEPT_DOMAINS alone, annotations too
+    annotations: Mapping[str, str]
+    owner: Owner | None = None
+    gates: tuple[str, ...] = ()
+    scheduler_name: str = ""
+    node_name: str = ""  # where it is bound
+    priority: int = 0
+    phase: str = ""  # Pending, Running, Succeeded, Failed, Unknown
+    reason: str = ""  # of a failure, such as UnexpectedAdmissionError
+    unscheduled: str = ""  # why it is not bound: SchedulingGated, Unschedulable, SchedulerError; empty once it is
+    unscheduled_message: str = ""
+    is_ready: bool = False
+    is_static: bool = False  # a kubelet's own, of which the API holds but a mirror
+    pod_ip: str = ""
+    requested: Amounts = NONE
+    claims: tuple[Claim, ...] = ()
+    group: str = ""  # the PodGroup it is scheduled with
+    constraint: Constraint = NOTHING
+    unjudged: tuple[str, ...] = ()  # what kube-scheduler will also look at and Eelgrid does not
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether its own label opts in; its namespace may do so for it."""
+        return self.labels.get(LABEL_MANAGED) == MANAGED
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether it waits for us; `gates` may name others, too."""
+        return GATE in self.gates
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether it has ended and holds nothing any more."""
+        return self.phase in _TERMINAL
+
+    @property
+    def is_going(self) -> bool:
+        """Whether somebody deletes it."""
+        return self.deleted_s is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeNode:
+    """One node; all its labels are kept, since selectors may name any."""
+
+    name: str
+    uid: str
+    resource_version: str = ""
+    labels: Mapping[str, str]
+    taints: tuple[Taint, ...] = ()
+    is_unschedulable: bool = False  # cordoned
+    is_ready: bool = False
+    unready: str = ""  # why it is not, in the kubelet's words
+    is_going: bool = False
+    allocatable: Amounts = NONE
+    capacity: Amounts = NONE
+    pods_most: int | None = None
+    boot_id: str = ""
+
+
+def pod_of(found: Mapping[str, Any]) -> Pod:
+    """The pod in an object of the API; raises KubernetesUnreadable."""
+    metadata, spec, status = (_mapping(found, part) for part in ("metadata", "spec", "status"))
+    conditions = {one.get("type"): one for one in status.get("conditions") or ()}
+    scheduled = conditions.get("PodScheduled") or {}
+    requested = pod_amounts(spec, status)
+    is_bound = scheduled.get("status") == "True" or bool(spec.get("nodeName"))
+    return Pod(
+        uid=_needed(metadata, "uid"),
+        namespace=intern(_text(metadata, "namespace")),
+        name=_needed(metadata, "name"),
+        resource_version=_text(metadata, "resourceVersion"),
+        created_s=_time_s(metadata, "creationTimestamp"),
+        deleted_s=_time_s(metadata, "deletionTimestamp"),
+        labels=_kept(metadata.get("labels")),
+        annotations=_kept(metadata.get("annotations")),
+        owner=owner_of(found),
+        gates=tuple(intern(_text(gate, "name")) for gate in spec.get("schedulingGates") or ()),
+        scheduler_name=intern(_text(spec, "schedulerName")),
+        node_name=intern(_text(spec, "nodeName")),
+        priority=int(spec.get("priority") or 0),
+        phase=intern(_text(status, "phase")),
+        reason=intern(_text(status, "reason")),
+        unscheduled="" if is_bound else intern(_text(scheduled, "reason")),
+        unscheduled_message="" if is_bound else intern(_text(scheduled, "message")),
+        is_ready=(conditions.get("Ready") or {}).get("status") == "True",
+        is_static=_MIRROR in (metadata.get("annotations") or {}),
+        pod_ip=_text(status, "podIP"),
+        requested=requested,
+        claims=_claims(spec, status),
+        group=_group(spec),
+        constraint=constraint_of(spec, uncounted(requested)),
+        unjudged=tuple(_unjudged(spec)),
+    )
+
+
+def node_of(found: Mapping[str, Any]) -> KubeNode:
+    """The node in an object of the API; raises KubernetesUnreadable."""
+    metadata, spec, status = (_mapping(found, part) for part in ("metadata", "spec", "status"))
+    ready: Mapping[str, Any] = next((one for one in status.get("conditions") or () if one.get("type") == "Ready"), {})
+    is_ready = ready.get("status") == "True"
+    allocatable, capacity = (_mapping(status, part) for part in ("allocatable", "capacity"))
+    return KubeNode(
+        name=_needed(metadata, "name"),
+        uid=_needed(metadata, "uid"),
+        resource_version=_text(metadata, "resourceVersion"),
+        labels={intern(key): intern(str(value)) for key, value in (metadata.get("labels") or {}).items()},
+        taints=taints_of(spec),
+        is_unschedulable=bool(spec.get("unschedulable")),
+        is_ready=is_ready,
+        unready=""
+        if is_ready
+        else (_text(ready, "message") or _text(ready, "reason") or "its kubelet has not reported"),
+        is_going=metadata.get("deletionTimestamp") is not None,
+        allocatable=amounts_of(allocatable, "status.allocatable"),
+        capacity=amounts_of(capacity, "status.capacity"),
+        pods_most=None if "pods" not in allocatable else count_of(allocatable["pods"], "status.allocatable.pods"),
+        boot_id=_text(_mapping(status, "nodeInfo"), "bootID"),
+    )
+
+
+def owner_of(found: Mapping[str, Any]) -> Owner | None:
+    """The controller of an object of any kind; other owners have no say."""
+    for one in _mapping(found, "metadata").get("ownerReferences") or ():
+        if one.get("controller"):
+            return Owner(
+                intern(_text(one, "apiVersion")),
+                intern(_text(one, "kind")),
+                intern(_text(one, "name")),
+                intern(_text(one, "uid")),
+            )
+    return None
+
+
+def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[Claim, ...]:
+    made = {one.get("name"): _text(one, "resourceClaimName") for one in status.get("resourceClaimStatuses") or ()}
+    return tuple(
+        Claim(
+            _text(one, "name"),
+            _text(one, "resourceClaimName") or made.get(one.get("name"), ""),
+            _text(one, "resourceClaimTemplateName"),
+        )
+        for one in spec.get("resourceClaims") or ()
+    )
+
+
+def _group(spec: Mapping[str, Any]) -> str:
+    """The PodGroup: by name since 1.36, by its place in a Workload before."""
+    named = _mapping(spec, "schedulingGroup")
+    if named:
+        return intern(_text(named, "podGroupName"))
+    before = _mapping(spec, "workloadRef")
+    return intern("/".join(filter(None, (_text(before, key) for key in ("name", "podGroup", "podGroupReplicaKey")))))
+
+
+def _unjudged(spec: Mapping[str, Any]) -> Iterable[str]:
+    affinity = _mapping(spec, "affinity")
+    for name in ("podAffinity", "podAntiAffinity"):
+        if _mapping(affinity, name).get("requiredDuringSchedulingIgnoredDuringExecution"):
+            yield name
+    spread = spec.get("topologySpreadConstraints") or ()
+    if any(one.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule" for one in spread):
+        yield "topologySpreadConstraints"
+    if any("persistentVolumeClaim" in one or "ephemeral" in one for one in spec.get("volumes") or ()):
+        yield "volumes"
+    if any(port.get("hostPort") for one in spec.get("containers") or () for port in one.get("ports") or ()):
+        yield "hostPorts"
+
+
+def _kept(found: Mapping[str, Any] | None) -> Mapping[str, str]:
+    return {intern(key): intern(str(value)) for key, value in (found or {}).items() if is_kept(key)}
+
+
+def _mapping(found: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = found.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise KubernetesUnreadable(key, "is no object", "give what the API server gave")
+    return value
+
+
+def _text(found: Mapping[str, Any], key: str) -> str:
+    return str(found.get(key) or "")
+
+
+def _needed(metadata: Mapping[str, Any], key: str) -> str:
+    value = _text(metadata, key)
+    if not value:
+        raise KubernetesUnreadable(f"metadata.{key}", "is missing", "give an object that the API server has accepted")
+    return value
+
+
+def _time_s(metadata: Mapping[str, Any], key: str) -> float | None:
+    text = _text(metadata, key)
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else None
+    except ValueError:
+        raise KubernetesUnreadable(
+            f"metadata.{key}", f"{text[:40]!r} is no time", "write such as 2026-11-22T04:30:00Z"
+        ) from None

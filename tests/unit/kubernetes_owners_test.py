@@ -1,0 +1,279 @@
+"""Who stands or falls with whom, on objects as each project's controller makes them."""
+
+import pytest
+from tests.kubernetes_rig import held, manifest, pod
+
+from eelgrid_controller.kubernetes.holders import Ref, holder_of
+from eelgrid_controller.kubernetes.intent import Intent, Refused, intent_of
+from eelgrid_controller.kubernetes.owners import Membership, membership_of
+from eelgrid_protos.messages import Locality, Mobility, WorkloadKind
+
+GPU = "{spec: {containers: [{name: main, resources: {limits: {nvidia.com/gpu: 8}}}]}}"
+CPU = "{spec: {containers: [{name: main, resources: {requests: {cpu: 1}}}]}}"
+
+JOB_SET = f"""
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata: {{namespace: ml, name: pre, uid: js}}
+spec:
+  replicatedJobs:
+  - name: driver
+    template: {{spec: {{template: {CPU}}}}}
+  - name: workers
+    replicas: 2
+    template: {{spec: {{parallelism: 4, completions: 4, template: {GPU}}}}}
+  - name: spare
+    replicas: 0
+    template: {{spec: {{template: {GPU}}}}}
+"""
+
+
+def of_job_set(part, index, *, attempt=None):
+    labels = {
+        "jobset.sigs.k8s.io/jobset-name": "pre",
+        "jobset.sigs.k8s.io/replicatedjob-name": part,
+        "jobset.sigs.k8s.io/job-index": "0",
+        "jobset.sigs.k8s.io/job-global-index": str(index),
+        "batch.kubernetes.io/job-name": f"pre-{part}-0",
+        **({"jobset.sigs.k8s.io/restart-attempt": attempt} if attempt else {}),
+    }
+    return pod(labels=labels, owner=("batch/v1", "Job", f"pre-{part}-0", "job-uid"))
+
+
+def test_the_workers_of_a_job_set_are_one_gang_and_its_driver_is_beside_it():
+    holders = held("jobset.x-k8s.io", JOB_SET)
+    workers = membership_of(of_job_set("workers", 1), holders)
+    assert workers == Membership("gang-js-workers", 8, "JobSet", "pre", "workers", 1)
+    driver = membership_of(of_job_set("driver", 0), holders)
+    assert driver == Membership("gang-js-driver", 1, "JobSet", "pre", "driver", None)
+    assert membership_of(of_job_set("workers", 1, attempt="2"), holders).unit == "gang-js-r2-workers"
+    assert membership_of(of_job_set("workers", 1, attempt="0"), holders).unit == "gang-js-workers"
+
+
+def test_a_gang_is_packed_and_named_by_its_owner():
+    found = intent_of(of_job_set("workers", 1), held("jobset.x-k8s.io", JOB_SET))
+    assert isinstance(found, Intent)
+    assert (found.spec.name, found.spec.replicas, found.size) == ("pre", 8, 8)
+    assert (found.spec.locality, found.spec.mobility) == (Locality.PACK, Mobility.FIXED)
+    assert found.spec.kind is WorkloadKind.BATCH_JOB
+
+
+@pytest.mark.parametrize("order", ["dependsOn", "InOrder"])
+def test_parts_that_start_one_after_another_are_gangs_of_their_own(order):
+    text = JOB_SET.replace(CPU, GPU)
+    both = membership_of(of_job_set("workers", 1), held("jobset.x-k8s.io", text))
+    assert (both.unit, both.size) == ("gang-js", 9)
+    if order == "InOrder":
+        text += "  startupPolicy: {startupPolicyOrder: InOrder}\n"
+    else:
+        text = text.replace(
+            "  - name: workers\n", "  - name: workers\n    dependsOn: [{name: driver, status: Ready}]\n"
+        )
+    one = membership_of(of_job_set("workers", 1), held("jobset.x-k8s.io", text))
+    assert (one.unit, one.size) == ("gang-js-workers", 8)
+
+
+def test_a_train_job_stands_above_its_job_set():
+    text = JOB_SET.replace(
+        "uid: js",
+        "uid: js, ownerReferences: [{apiVersion: trainer.kubeflow.org/v1alpha1, kind: TrainJob, name: tj, uid: t, controller: true}]",
+    )
+    found = intent_of(of_job_set("workers", 0), held("jobset.x-k8s.io", text))
+    assert (found.owner_kind, found.owner_name, found.unit) == ("TrainJob", "tj", "gang-js-workers")
+    assert found.spec.kind is WorkloadKind.TRAINING_JOB
+
+
+LWS = f"""
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+metadata: {{namespace: ml, name: llm, uid: lw}}
+spec:
+  replicas: 2
+  startupPolicy: LeaderCreated
+  leaderWorkerTemplate:
+    size: 4
+    workerTemplate: {GPU}
+"""
+
+
+def of_lws(worker, *, size="4"):
+    return pod(
+        labels={
+            "leaderworkerset.sigs.k8s.io/name": "llm",
+            "leaderworkerset.sigs.k8s.io/group-index": "1",
+            "leaderworkerset.sigs.k8s.io/worker-index": str(worker),
+            "leaderworkerset.sigs.k8s.io/group-key": "8d5f",
+        },
+        annotations={"leaderworkerset.sigs.k8s.io/size": size} if size else None,
+        owner=("apps/v1", "StatefulSet", "llm-1" if worker else "llm", "sts"),
+    )
+
+
+def test_a_group_of_a_leader_worker_set_is_a_gang():
+    holders = held("leaderworkerset.x-k8s.io", LWS)
+    assert membership_of(of_lws(0), holders) == Membership("gang-lw-1", 4, "LeaderWorkerSet", "llm", "leader", 0)
+    assert membership_of(of_lws(3), holders) == Membership("gang-lw-1", 4, "LeaderWorkerSet", "llm", "worker", 3)
+    found = intent_of(of_lws(0), holders)
+    assert (found.spec.kind, found.spec.mobility) == (WorkloadKind.INFERENCE_SERVICE, Mobility.RESTARTABLE)
+    # A group that was made before the set was changed says so itself.
+    assert membership_of(of_lws(3, size="6"), holders).size == 6
+
+
+def test_a_leader_of_its_own_template_is_a_unit_of_its_own():
+    holders = held("leaderworkerset.x-k8s.io", LWS + f"    leaderTemplate: {CPU}\n")
+    assert membership_of(of_lws(0), holders)[:2] == ("gang-lw-1-leader", 1)
+    assert membership_of(of_lws(2), holders)[:2] == ("gang-lw-1-worker", 3)
+
+
+def test_workers_that_come_when_the_leader_is_ready_are_not_waited_for():
+    holders = held("leaderworkerset.x-k8s.io", LWS.replace("LeaderCreated", "LeaderReady"))
+    assert membership_of(of_lws(0), holders)[:2] == ("gang-lw-1-leader", 1)
+    assert membership_of(of_lws(2), holders)[:2] == ("gang-lw-1-worker", 3)
+
+
+def test_a_set_that_may_not_be_read_still_has_the_size_on_its_pods():
+    missing = {Ref("leaderworkerset.x-k8s.io", "LeaderWorkerSet", "ml", "llm"): None}
+    assert membership_of(of_lws(2), missing)[:2] == ("gang-ml/llm-1", 4)
+    assert membership_of(of_lws(2, size=None), missing).field == "leaderworkerset.sigs.k8s.io/size"
+
+
+PYTORCH = f"""
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {{namespace: ml, name: ddp, uid: pt}}
+spec:
+  pytorchReplicaSpecs:
+    Master: {{template: {GPU}}}
+    Worker: {{replicas: 3, template: {GPU}}}
+"""
+
+
+def of_pytorch(part, index, *, uid="pt", kind="PyTorchJob"):
+    labels = {
+        "training.kubeflow.org/job-name": "ddp",
+        "training.kubeflow.org/operator-name": "pytorchjob-controller",
+        "training.kubeflow.org/replica-type": part,
+        "training.kubeflow.org/replica-index": str(index),
+    }
+    return pod(labels=labels, owner=("kubeflow.org/v1", kind, "ddp", uid))
+
+
+def test_master_and_workers_of_one_template_are_one_gang_that_trains():
+    holders = held("kubeflow.org", PYTORCH)
+    assert membership_of(of_pytorch("master", 0), holders) == Membership("gang-pt", 4, "PyTorchJob", "ddp", "master", 0)
+    assert membership_of(of_pytorch("worker", 2), holders) == Membership("gang-pt", 4, "PyTorchJob", "ddp", "worker", 2)
+    assert intent_of(of_pytorch("worker", 2), holders).spec.kind is WorkloadKind.TRAINING_JOB
+
+
+def test_a_job_of_the_same_name_is_not_the_pods_own():
+    found = membership_of(of_pytorch("worker", 0, uid="older"), held("kubeflow.org", PYTORCH))
+    assert isinstance(found, Refused)
+    assert found.needs is None
+
+
+def test_a_launcher_is_not_of_the_gang_that_it_starts():
+    text = PYTORCH.replace("PyTorchJob", "MPIJob").replace("pytorch", "mpi").replace("Master", "Launcher")
+    holders = held("kubeflow.org", text)
+    assert membership_of(of_pytorch("worker", 0, kind="MPIJob"), holders)[:2] == ("gang-pt", 3)
+    assert membership_of(of_pytorch("launcher", 0, kind="MPIJob"), holders)[:2] == ("gang-pt-launcher", 1)
+
+
+def test_what_is_not_known_yet_is_asked_for():
+    for one, ref in (
+        (of_job_set("workers", 0), Ref("jobset.x-k8s.io", "JobSet", "ml", "pre")),
+        (of_lws(0), Ref("leaderworkerset.x-k8s.io", "LeaderWorkerSet", "ml", "llm")),
+        (of_pytorch("worker", 0), Ref("kubeflow.org", "PyTorchJob", "ml", "ddp")),
+        (pod(schedulingGroup={"podGroupName": "g"}), Ref("scheduling.k8s.io", "PodGroup", "ml", "g")),
+    ):
+        found = intent_of(one, {})
+        assert (found.needs, found.is_released) == (ref, False)
+    # Nobody is at fault, so nobody's word on faults counts.
+    trusting = pod(schedulingGroup={"podGroupName": "g"}, annotations={"eelgrid.io/on-error": "schedule"})
+    assert not intent_of(trusting, {}).is_released
+
+
+def test_a_job_that_cannot_be_read_is_refused_with_both_ways_out():
+    found = intent_of(of_job_set("workers", 0), {Ref("jobset.x-k8s.io", "JobSet", "ml", "pre"): None})
+    assert found.needs is None
+    assert "eelgrid.io/group-size" in found.remedy
+    assert "grant get and watch" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("policy", "unit", "size"), [("{gang: {minCount: 4}}", "gang-pg", 4), ("{basic: {}}", "pod-", 1)]
+)
+def test_a_pod_group_says_how_many_go_together(policy, unit, size):
+    text = f"{{kind: PodGroup, metadata: {{namespace: ml, name: g, uid: pg}}, spec: {{schedulingPolicy: {policy}}}}}"
+    found = membership_of(pod(schedulingGroup={"podGroupName": "g"}), held("scheduling.k8s.io", text))
+    assert found.unit.startswith(unit)
+    assert found.size == size
+
+
+def test_a_pod_group_of_kueue_is_a_gang_unless_it_serves():
+    labels = {
+        "kueue.x-k8s.io/queue-name": "q",
+        "kueue.x-k8s.io/pod-group-name": "sample",
+        "kueue.x-k8s.io/pod-group-pod-index": "1",
+    }
+    total = {"kueue.x-k8s.io/pod-group-total-count": "2"}
+    found = membership_of(pod(labels=labels, annotations=total), {})
+    assert found == Membership("gang-ml/sample", 2, "PodGroup", "sample", "", 1)
+    serving = {**total, "kueue.x-k8s.io/pod-group-serving": "true"}
+    assert membership_of(pod(labels=labels, annotations=serving), {}).size == 1
+    assert membership_of(pod(labels=labels), {}).field == "kueue.x-k8s.io/pod-group-total-count"
+
+
+JOB = f"""
+apiVersion: batch/v1
+kind: Job
+metadata: {{namespace: ml, name: sweep, uid: j1}}
+spec: {{parallelism: 4, completions: 4, completionMode: Indexed, template: {GPU}}}
+"""
+
+
+def of_job(**annotations):
+    return pod(
+        labels={"batch.kubernetes.io/job-name": "sweep"},
+        annotations={"batch.kubernetes.io/job-completion-index": "3", **annotations},
+        owner=("batch/v1", "Job", "sweep", "j1"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "size"),
+    [
+        (JOB, {"eelgrid.io/kind": "training-job"}, 4),
+        # Completions in waves, or none at all, are no gang.
+        (JOB.replace("completions: 4", "completions: 8"), {"eelgrid.io/kind": "training-job"}, 1),
+        (JOB.replace("Indexed", "NonIndexed"), {"eelgrid.io/kind": "training-job"}, 1),
+        # Nobody says that these pods need each other.
+        (JOB, {}, 1),
+    ],
+)
+def test_an_indexed_job_is_a_gang_where_it_trains(text, said, size):
+    found = intent_of(of_job(**said), held("batch", text))
+    assert (found.size, found.rank) == (size, 3)
+    assert found.unit.startswith("gang-j1" if size > 1 else "pod-uid-")
+
+
+def test_the_peoples_own_word_goes_before_all_else():
+    said = {"eelgrid.io/group": "pair", "eelgrid.io/group-size": "2"}
+    found = membership_of(of_job(**said), held("batch", JOB))
+    assert found == Membership("gang-ml/pair", 2, "Job", "pair", "", 3)
+    long = {"eelgrid.io/group": "x" * 200, "eelgrid.io/group-size": "2"}
+    assert len(membership_of(of_job(**long), {}).unit) <= 128
+
+
+def test_pods_of_ray_and_of_stateful_sets_are_placed_one_by_one():
+    labels = {"ray.io/cluster": "rc", "ray.io/group": "workers", "ray.io/node-type": "worker"}
+    ray = membership_of(pod(labels=labels, owner=("ray.io/v1", "RayCluster", "rc", "r")), {})
+    assert ray[1:] == (1, "RayCluster", "rc", "workers", None)
+    stateful = pod(labels={"apps.kubernetes.io/pod-index": "2"}, owner=("apps/v1", "StatefulSet", "db", "s"))
+    assert membership_of(stateful, {})[1:] == (1, "StatefulSet", "db", "", 2)
+
+
+def test_a_holder_of_a_bare_object_says_nothing():
+    for kind in ("Job", "JobSet", "LeaderWorkerSet", "PyTorchJob", "PodGroup", "RayCluster"):
+        found = holder_of(Ref("", kind, "ml", "x"), manifest("{metadata: {name: x}, spec: null}"))
+        assert (found.uid, found.owner, found.least) == ("", None, None)
+        assert sum(part.pods for part in found.parts) <= 1
