@@ -1,0 +1,263 @@
+"""The rules by which one of several controllers leads: pure, events in and instructions out.
+
+Owns the decision. Must not know the API, nor the wall clock: all times are the monotonic
+time of one candidate.
+
+Theory. A Lease object names its holder. Whoever writes it writes against the version that
+it has read, so that of two writers one is refused. A holder leads for `renew_s` from the
+moment at which it *sent* the write that succeeded, and not a moment longer without another.
+A candidate takes over when the object has not changed for `lease_s` since it *first saw*
+its present version; wall clocks are never compared. With `lease_s` > `renew_s` there is
+time between the two, which clocks that run apart by the factor lease_s / renew_s do not use
+up. An answer that came too late, or never, changes nothing: the old leader has stopped by
+its own clock, and its write, should it still arrive, either is refused or makes the others
+wait once more. Each term has an epoch (`leaseTransitions`) of its own, larger than all
+before it, also where the same candidate leads again and where somebody deleted the Lease:
+`floor` is the largest epoch that the candidate knows from elsewhere. Whoever stops writes
+the Lease free, so that the next one need not wait.
+
+    FOLLOWING --read: free, gone, ours or out of time--> write --written--> LEADING
+    LEADING   --renew_s since the last success, or another holder read--> FOLLOWING
+
+Source: client-go's tools/leaderelection for the object and the times of production
+(15, 10 and 2 s); the differences are those named above.
+"""
+
+import zlib
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from eelgrid_controller.errors import ConfigError
+
+__all__ = [
+    "Answered",
+    "Election",
+    "Event",
+    "Failed",
+    "Instruction",
+    "Lead",
+    "Read",
+    "Record",
+    "Refused",
+    "StepDown",
+    "Stop",
+    "Ticked",
+    "Timing",
+    "Write",
+    "step",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The times of an election; the defaults are those of Kubernetes' own components."""
+
+    lease_s: float = 15.0
+    renew_s: float = 10.0
+    retry_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.lease_s > self.renew_s > 2.0 * self.retry_s > 0.0:
+            raise ConfigError(
+                f"lease {self.lease_s:g} s, renew {self.renew_s:g} s, retry {self.retry_s:g} s",
+                "choose lease > renew > 2 x retry > 0",
+            )
+
+    @property
+    def request_s(self) -> float:
+        """How long one request may take: two of them, and the wait between, are over before a term is."""
+        return (self.renew_s - self.retry_s) / 2.0
+
+
+class Record(NamedTuple):
+    """What a Lease says."""
+
+    holder: str  # empty: free
+    epoch: int
+    version: str  # its resource version; empty for one that is to be written
+
+
+class Ticked(NamedTuple):
+    """Time has passed."""
+
+
+class Answered(NamedTuple):
+    """The Lease as it was read or written; None where there is none."""
+
+    sent_s: float
+    record: Record | None
+    is_written: bool
+
+
+class Refused(NamedTuple):
+    """A write met another version: nothing was written."""
+
+
+class Failed(NamedTuple):
+    """No answer, or an error; a write may have been carried out."""
+
+
+class Stop(NamedTuple):
+    """Lead no more, and set the Lease free."""
+
+
+Event = Ticked | Answered | Refused | Failed | Stop
+
+
+class Read(NamedTuple):
+    """Read the Lease."""
+
+
+class Write(NamedTuple):
+    """Write the Lease against the version that was read; `against` is empty to create it."""
+
+    record: Record
+    against: str
+    is_new_term: bool  # for people: acquireTime is written with it
+
+
+class Lead(NamedTuple):
+    """From now on lead, in this epoch, until then; told again with each renewal."""
+
+    epoch: int
+    until_s: float
+
+
+class StepDown(NamedTuple):
+    """From now on lead no more."""
+
+    why: str
+
+
+Instruction = Read | Write | Lead | StepDown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Election:
+    """One candidate. What was asked stands until it is answered."""
+
+    identity: str  # of this process and no other, before or after
+    timing: Timing
+    floor: int = 0  # the largest epoch that is known
+    seen: Record | None = None  # with an empty version: it was there, and is gone
+    since_s: float = 0.0  # when what is seen was first seen
+    next_s: float = 0.0  # when to act next
+    asked: Read | Write | None = None
+    epoch: int = 0  # of our term, while it runs
+    until_s: float = 0.0
+    is_leading: bool = False
+    is_stopping: bool = False
+    is_over: bool = False
+
+    @property
+    def wake_s(self) -> float:
+        """When a tick is due."""
+        due_s = [self.until_s] if self.is_leading else []
+        if self.asked is None and not self.is_over:
+            due_s.append(self.next_s)
+        return min(due_s, default=float("inf"))
+
+    @property
+    def pause_s(self) -> float:
+        """The wait between attempts, a little different for each candidate."""
+        return self.timing.retry_s * (1.0 + 0.2 * zlib.crc32(self.identity.encode()) / 2**32)
+
+
+def step(state: Election, event: Event, now_s: float) -> tuple[Election, tuple[Instruction, ...]]:
+    """The next state, and what to do; `now_s` is monotonic."""
+    told: tuple[Instruction, ...] = ()
+    if state.is_over:
+        return state, told
+    if state.is_leading and now_s >= state.until_s:
+        state, told = _down(state, "the lease could not be renewed in time")
+    asked = state.asked
+    match event:
+        case Ticked():
+            pass
+        case Stop():
+            state = replace(state, is_stopping=True)
+            if state.is_leading:
+                state, more = _down(state, "the controller stops")
+                told += more
+        case Refused():
+            # Whoever wrote it, we do not know what it says: read before the next write.
+            state = replace(state, asked=None, next_s=now_s, is_over=state.is_stopping)
+            state = replace(state, seen=None if state.is_leading else state.seen)
+        case Failed():
+            pause_s = state.pause_s * (0.25 if state.is_leading else 1.0)
+            state = replace(state, asked=None, next_s=now_s + pause_s, is_over=state.is_stopping)
+            state = replace(state, seen=None if state.is_leading else state.seen)
+        case Answered():
+            state, more = _answered(replace(state, asked=None), event, asked, now_s)
+            told += more
+    if state.asked is not None or state.is_over or (now_s < state.next_s and not state.is_stopping):
+        return state, told
+    state, more = _ask(state)
+    return state, told + more
+
+
+def _down(state: Election, why: str) -> tuple[Election, tuple[Instruction, ...]]:
+    return replace(state, is_leading=False, epoch=0, until_s=0.0), (StepDown(why),)
+
+
+def _answered(
+    state: Election, answer: Answered, asked: Read | Write | None, now_s: float
+) -> tuple[Election, tuple[Instruction, ...]]:
+    """What a Lease that was read or written means."""
+    record = answer.record
+    if record is None:
+        if state.seen is not None and state.seen.version:
+            # Somebody deleted it, and its holder may lead for a while yet.
+            state = replace(state, seen=state.seen._replace(version=""), since_s=now_s)
+    else:
+        if state.seen is None or state.seen.version != record.version:
+            state = replace(state, seen=record, since_s=now_s)
+        state = replace(state, floor=max(state.floor, record.epoch))
+    if isinstance(asked, Write) and answer.is_written:
+        return _written(state, asked, answer.sent_s, now_s)
+    if state.is_leading:
+        is_ours = record is not None and record.holder == state.identity and record.epoch == state.epoch
+        if is_ours:
+            return replace(state, next_s=now_s), ()  # a write of ours that arrived, without an answer: renew now
+        holder = record.holder if record is not None else ""
+        return _down(replace(state, next_s=now_s + state.pause_s), f"the lease is held by {holder or 'nobody'}")
+    free_s = _free_at_s(state)
+    if now_s < free_s or state.is_stopping:
+        return replace(state, next_s=min(now_s + state.pause_s, free_s)), ()
+    write = Write(
+        Record(state.identity, state.floor + 1, ""), state.seen.version if state.seen else "", is_new_term=True
+    )
+    return replace(state, asked=write), (write,)
+
+
+def _free_at_s(state: Election) -> float:
+    """When what is seen may be taken: at once where it is free, ours or never was, else a lease after it changed."""
+    if state.seen is None or state.seen.holder in {"", state.identity}:
+        return float("-inf")
+    return state.since_s + state.timing.lease_s
+
+
+def _written(state: Election, write: Write, sent_s: float, now_s: float) -> tuple[Election, tuple[Instruction, ...]]:
+    """A write of ours succeeded; it counts from when it was sent."""
+    if not write.record.holder:
+        return replace(state, is_over=True), ()
+    until_s = sent_s + state.timing.renew_s
+    if state.is_stopping or now_s >= until_s or not (state.is_leading or write.is_new_term):
+        # Too late to lead by it: the Lease is ours, and the next write begins a term of its own.
+        return replace(state, next_s=now_s), ()
+    epoch = write.record.epoch
+    state = replace(state, is_leading=True, epoch=epoch, until_s=until_s, next_s=max(now_s, sent_s + state.pause_s))
+    return state, (Lead(epoch, until_s),)
+
+
+def _ask(state: Election) -> tuple[Election, tuple[Instruction, ...]]:
+    """What to ask now, with nothing asked."""
+    seen = state.seen
+    asked: Read | Write = Read()
+    if state.is_stopping:
+        if seen is None or not seen.version or seen.holder != state.identity:
+            return replace(state, is_over=True), ()
+        asked = Write(Record("", seen.epoch, ""), seen.version, is_new_term=False)
+    elif state.is_leading and seen is not None and seen.version:
+        asked = Write(Record(state.identity, state.epoch, ""), seen.version, is_new_term=False)
+    return replace(state, asked=asked), (asked,)

@@ -1,0 +1,221 @@
+"""The informer: a kind held in memory, kept up to date by a list and a watch for as long as it runs.
+
+Owns when a list or a watch is asked for, from which version, and how old what is held may
+be. Must not know what objects mean; `held.py` says what follows from each answer.
+
+Theory. A list, page by page, then a watch from the version of the list. A watch that ends
+or breaks goes on from the last version that was told, by an event or a bookmark: nothing
+is asked twice and nothing is missed. Where that version is too old (410) everything is
+listed again, and what changed meanwhile, deletions too, is told as deltas; so it is where
+versions go backwards, as they do when a server comes back from a backup. Errors wait:
+the waits double, drawn anew each time, and begin anew only after a watch has lived for a
+while, so that a server that accepts and cuts is not beaten. Deltas go to callbacks in the
+order in which they happened; a callback must not raise and must not wait. A watch that
+tells nothing at all, no bookmark either, for `silent_s` counts as broken, and all is listed
+again: servers send a bookmark about each minute.
+
+A kind of which there are more objects than may be held stops the informer with
+TooManyObjects: half of a picture is worse than none.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from eelgrid_controller.adapters.kubernetes.errors import ClusterError, Expired, NotServed, Unreachable
+from eelgrid_controller.adapters.kubernetes.held import Delta, Held
+from eelgrid_controller.adapters.kubernetes.port import PAGE, Change, Cluster, Key, Listing, Object, version_of
+from eelgrid_controller.adapters.kubernetes.resources import Resource
+from eelgrid_controller.adapters.kubernetes.retry import Backoff, asked_wait_s
+
+__all__ = ["Informer", "Pace", "Selection"]
+
+_PAGES_MOST = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which objects of a kind."""
+
+    namespace: str = ""
+    labels: str = ""
+    fields: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long and how often."""
+
+    watch_s: float = 300.0  # after which the server ends a watch, and another goes on
+    silent_s: float = 150.0  # without a word, bookmarks included, a watch is broken
+    lived_s: float = 5.0  # after which a watch counts as a success
+    first_wait_s: float = 0.2
+    most_wait_s: float = 30.0
+
+
+_EVERYTHING = Selection()
+_PACE = Pace()
+
+
+class Informer:
+    """One kind, held and watched; `run` until it is cancelled."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        resource: Resource,
+        *,
+        rng: random.Random,
+        monotonic_s: Callable[[], float],
+        log: logging.Logger,
+        selection: Selection = _EVERYTHING,
+        keep: Callable[[Object], Object] | None = None,
+        most: int = 100_000,
+        pace: Pace = _PACE,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`keep` prunes objects to what is needed; `most` bounds how many are held."""
+        self.resource = resource
+        self.lists = 0  # since the start
+        self.watches = 0
+        self.failures = 0
+        self.last_error: ClusterError | None = None
+        self._cluster = cluster
+        self._selection = selection
+        self._pace = pace
+        self._monotonic_s = monotonic_s
+        self._log = log
+        self._sleep = sleep
+        self._held = Held(most=most, keep=keep)
+        self._heard: list[Callable[[Sequence[Delta]], None]] = []
+        self._version = ""  # empty: list first
+        self._word_s: float | None = None
+        self._synced = asyncio.Event()
+        self._backoff = Backoff(rng, first_s=pace.first_wait_s, most_s=pace.most_wait_s)
+
+    @property
+    def objects(self) -> Mapping[Key, Object]:
+        """What is held, by namespace and name; not to be changed."""
+        return self._held.objects
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether a whole list has been read since the start."""
+        return self._synced.is_set()
+
+    @property
+    def version(self) -> str:
+        """The resource version up to which what is held is right; empty before the first list."""
+        return self._version
+
+    async def synced(self) -> None:
+        """Wait for the first whole list."""
+        await self._synced.wait()
+
+    def age_s(self) -> float | None:
+        """For how long the server has said nothing, None before its first word."""
+        return None if self._word_s is None else self._monotonic_s() - self._word_s
+
+    def hear(self, callback: Callable[[Sequence[Delta]], None]) -> None:
+        """Tell deltas to a callback from now on; what is held already is not told again."""
+        self._heard.append(callback)
+
+    async def run(self) -> None:
+        """List and watch until cancelled; TooManyObjects ends it."""
+        while True:
+            began_s = self._monotonic_s()
+            try:
+                if not self._version:
+                    await self._list()
+                await self._watch()
+                # A server that ends each watch at once, without an error, is waited for as one that fails.
+                if self._monotonic_s() - began_s >= self._pace.lived_s:
+                    self._backoff.succeeded()
+                    continue
+                wait_s = self._backoff.wait_s()
+            except Expired as error:
+                self._failed(error)
+                self._version = ""
+                wait_s = self._backoff.wait_s()
+            except ClusterError as error:
+                self._failed(error)
+                if self._monotonic_s() - began_s >= self._pace.lived_s:
+                    self._backoff.succeeded()
+                wait_s = self._backoff.wait_s(asked_wait_s(error))
+                if isinstance(error, NotServed):
+                    wait_s = self._pace.most_wait_s
+            await self._sleep(wait_s)
+
+    def _failed(self, error: ClusterError) -> None:
+        self.failures += 1
+        self.last_error = error
+        self._log.warning("watch=%s version=%s error=%s", self.resource.title, self._version or "none", error)
+
+    async def _list(self) -> None:
+        """Read everything; hold it when all pages have come."""
+        chosen = self._selection
+        items: list[Object] = []
+        after = ""
+        for _ in range(_PAGES_MOST):
+            page: Listing = await self._cluster.list(
+                self.resource,
+                namespace=chosen.namespace,
+                labels=chosen.labels,
+                fields=chosen.fields,
+                limit=PAGE,
+                after=after,
+            )
+            self._word_s = self._monotonic_s()
+            items += page.items
+            after = page.after
+            if not after:
+                break
+        self.lists += 1
+        self._tell(self._held.replaced(items))
+        self._version = page.resource_version
+        self._synced.set()
+
+    async def _watch(self) -> None:
+        """Follow the changes until the watch ends."""
+        chosen = self._selection
+        self.watches += 1
+        watch = self._cluster.watch(
+            self.resource,
+            resource_version=self._version,
+            namespace=chosen.namespace,
+            labels=chosen.labels,
+            fields=chosen.fields,
+            timeout_s=self._pace.watch_s,
+        )
+        async with aclosing(watch) as changes:
+            while (change := await self._next(changes)) is not None:
+                self._word_s = self._monotonic_s()
+                version = version_of(change.object)
+                if _is_before(version, self._version):
+                    raise Expired(f"watch {self.resource.title}: versions went back to {version}", "list again")
+                self._tell(self._held.applied(change))
+                self._version = version
+
+    async def _next(self, changes: AsyncGenerator[Change, None]) -> Change | None:
+        """The next event, None at the end; a silence that is too long is Unreachable."""
+        try:
+            async with asyncio.timeout(self._pace.silent_s):
+                return await anext(changes, None)
+        except TimeoutError:
+            # A server that came back from a backup says nothing either, to who asks from a version ahead of its own.
+            self._version = ""
+            raise Unreachable(
+                f"watch {self.resource.title}: silent for {self._pace.silent_s:g} s", is_sent=True
+            ) from None
+
+    def _tell(self, deltas: Sequence[Delta]) -> None:
+        if deltas:
+            for callback in self._heard:
+                callback(deltas)
+
+
+def _is_before(version: str, other: str) -> bool:
+    return version.isdigit() and other.isdigit() and int(version) < int(other)

@@ -1,0 +1,325 @@
+"""What Eelgrid relies on for pods: gates, pins, binding, eviction, Jobs that wait. Through the port, one rule a test."""
+
+import contextlib
+
+import pytest
+from tests.fakes.kubernetes.manifests import GATE, job, node, pinned_to, pod, ungated_onto
+from tests.kubernetes_api_rig import WAYS, eventually, open_rig
+
+from eelgrid_controller.adapters.kubernetes import errors
+from eelgrid_controller.adapters.kubernetes.port import PatchKind
+from eelgrid_controller.adapters.kubernetes.resources import (
+    JOBS,
+    MUTATING_ADMISSION_POLICIES,
+    NODES,
+    POD_DISRUPTION_BUDGETS,
+    PODS,
+)
+
+OTHER_UID = "00000000-0000-4000-8000-000000000000"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+ZONE = {"key": "zone", "operator": "In", "values": ["a"]}
+DISK = {"key": "disk", "operator": "In", "values": ["ssd"]}
+
+
+def terms(*found, **more):
+    return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": list(found)}, **more}}
+
+
+@pytest.fixture(params=WAYS)
+async def rig(request):
+    async with open_rig(request.param) as made:
+        yield made
+
+
+async def patch(rig, body, name="a", **how):
+    return await rig.cluster.patch(PODS, name, body, namespace=rig.space, **how)
+
+
+def conditions(found):
+    return {one["type"]: one for one in found["status"].get("conditions", ())}
+
+
+async def test_a_gated_pod_says_so(rig):
+    made = await rig.add(PODS, pod("a"))
+    assert made["spec"]["schedulingGates"] == [{"name": GATE}]
+    told = conditions(made)["PodScheduled"]
+    assert (told["status"], told["reason"]) == ("False", "SchedulingGated")
+
+
+async def test_a_policy_gates_the_pods_that_opted_in_and_no_others(rig):
+    if not (await rig.cluster.discover()).has(MUTATING_ADMISSION_POLICIES):
+        pytest.skip("MutatingAdmissionPolicy v1 is served from 1.36 on")
+    await rig.inject_gates(GATE, "eelgrid.io/managed")
+    managed = {"eelgrid.io/managed": "true"}
+    numbers = iter(range(1_000))
+
+    async def is_in_force():
+        made = await rig.add(PODS, pod(f"try-{next(numbers)}", gates=(), labels=managed, schedulerName="nobody"))
+        return made["spec"].get("schedulingGates")
+
+    assert await eventually(is_in_force, timeout_s=30.0) == [{"name": GATE}]
+    twice = await rig.add(PODS, pod("twice", gates=(GATE, "x.io/other"), labels=managed))
+    assert sorted(one["name"] for one in twice["spec"]["schedulingGates"]) == [GATE, "x.io/other"]
+    free = await rig.add(PODS, pod("free", gates=(), schedulerName="nobody"))
+    assert "schedulingGates" not in free["spec"]
+
+
+async def test_one_patch_pins_a_pod_and_lets_it_go(rig):
+    made = await rig.add(PODS, pod("a"))
+    body = ungated_onto("n1", {"eelgrid.io/plan": "x"})
+    body["metadata"]["resourceVersion"] = made["metadata"]["resourceVersion"]
+    found = await patch(rig, body)
+    assert "schedulingGates" not in found["spec"]
+    assert found["spec"]["affinity"] == pinned_to("n1")
+    assert found["metadata"]["annotations"]["eelgrid.io/plan"] == "x"
+    with pytest.raises(errors.Conflict):
+        await patch(rig, body)
+
+
+ALLOWED = {
+    "a node selector": {"nodeSelector": {"old": "1", "zone": "a"}},
+    "another term's expression": {"affinity": terms({"matchExpressions": [ZONE, DISK]})},
+    "a field beside expressions": {
+        "affinity": terms(
+            {"matchExpressions": [ZONE], **pinned_to("n")["nodeAffinity"][REQUIRED]["nodeSelectorTerms"][0]}
+        )
+    },
+    "a preference": {
+        "affinity": terms(
+            {"matchExpressions": [ZONE]},
+            preferredDuringSchedulingIgnoredDuringExecution=[
+                {"weight": 100, "preference": {"matchExpressions": [DISK]}}
+            ],
+        )
+    },
+    "an image": {"containers": [{"name": "main", "image": "registry.k8s.io/pause:3.9"}]},
+    "no gates": {"schedulingGates": None},
+}
+DENIED = {
+    "a changed selector": ({"nodeSelector": {"old": "2"}}, "spec.nodeSelector"),
+    "a removed selector": ({"nodeSelector": None}, "spec.nodeSelector"),
+    "another alternative": (
+        {"affinity": terms({"matchExpressions": [ZONE]}, {"matchExpressions": [DISK]})},
+        f"spec.affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms",
+    ),
+    "a changed term": (
+        {"affinity": terms({"matchExpressions": [DISK]})},
+        f"spec.affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms[0]",
+    ),
+    "pod affinity": ({"affinity": {"podAffinity": {REQUIRED: [{"topologyKey": "x", "labelSelector": {}}]}}}, "spec"),
+    "resources": (
+        {"containers": [{"name": "main", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "2"}}}]},
+        "spec",
+    ),
+    "an environment": ({"containers": [{"name": "main", "image": "x", "env": [{"name": "A", "value": "1"}]}]}, "spec"),
+    "another scheduler": ({"schedulerName": "mine"}, "spec"),
+    "a node": ({"nodeName": "n1"}, "spec"),
+    "a priority": ({"priority": 7}, "spec"),
+    "another gate": ({"schedulingGates": [{"name": GATE}, {"name": "x.io/new"}]}, "spec.schedulingGates"),
+}
+
+
+def narrowed(name):
+    """A gated pod that has a selector and a required term already."""
+    return pod(name, nodeSelector={"old": "1"}, affinity=terms({"matchExpressions": [ZONE]}))
+
+
+def strategic(spec):
+    """Containers are merged by name; all else is replaced."""
+    return PatchKind.STRATEGIC if "containers" in spec else PatchKind.MERGE
+
+
+@pytest.mark.parametrize("what", ALLOWED)
+async def test_a_gated_pod_may_be_narrowed(rig, what):
+    await rig.add(PODS, narrowed("a"))
+    found = await patch(rig, {"spec": ALLOWED[what]}, kind=strategic(ALLOWED[what]))
+    assert found["metadata"]["generation"] == 2
+
+
+@pytest.mark.parametrize("what", DENIED)
+async def test_nothing_else_of_a_gated_pod_may_change(rig, what):
+    await rig.add(PODS, narrowed("a"))
+    spec, field = DENIED[what]
+    with pytest.raises(errors.Invalid) as denied:
+        await patch(rig, {"spec": spec}, kind=strategic(spec))
+    assert denied.value.status == 422
+    assert any(cause.field.startswith(field) for cause in denied.value.causes), denied.value.causes
+
+
+async def test_tolerations_may_be_added_to_any_pod_and_taken_from_none(rig):
+    own = {"key": "x.io/own", "operator": "Exists", "effect": "NoSchedule"}
+    more = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    for name, gates in (("a", (GATE,)), ("b", ())):
+        made = await rig.add(PODS, pod(name, gates=gates, schedulerName="nobody", tolerations=[own]))
+        tolerations = [*made["spec"]["tolerations"], more]
+        found = await patch(rig, {"spec": {"tolerations": tolerations}}, name=name)
+        assert more in found["spec"]["tolerations"]
+        with pytest.raises(errors.Invalid):
+            await patch(rig, {"spec": {"tolerations": [more]}}, name=name)
+        # What every pod tolerates for a while comes back by itself.
+        found = await patch(rig, {"spec": {"tolerations": [own, more]}}, name=name)
+        assert {one["key"] for one in found["spec"]["tolerations"]} > {"x.io/own", "nvidia.com/gpu"}
+
+
+async def test_a_pin_is_for_ever(rig):
+    await rig.add(PODS, pod("a", schedulerName="nobody"))
+    await patch(rig, ungated_onto("n1"))
+    for spec in ({"affinity": pinned_to("n2")}, {"affinity": None}, {"schedulingGates": [{"name": GATE}]}):
+        with pytest.raises(errors.Invalid):
+            await patch(rig, {"spec": spec})
+    await patch(rig, {"metadata": {"labels": {"x": "1"}, "annotations": {"y": "2"}}})
+
+
+async def test_a_gate_is_there_from_the_beginning_or_never(rig):
+    await rig.add(PODS, pod("a", gates=(), schedulerName="nobody"))
+    with pytest.raises(errors.Invalid):
+        await patch(rig, {"spec": {"schedulingGates": [{"name": GATE}]}})
+    with pytest.raises(errors.Invalid):
+        await rig.add(PODS, pod("b", nodeName="n1"))
+
+
+async def test_a_gated_pod_is_not_bound(rig):
+    made = await rig.add(PODS, pod("a", schedulerName="nobody"))
+    with pytest.raises(errors.Conflict):
+        await rig.cluster.bind("a", namespace=rig.space, node="n1")
+    await patch(rig, {"spec": {"schedulingGates": None}})
+    with pytest.raises(errors.Conflict):
+        await rig.cluster.bind("a", namespace=rig.space, node="n1", uid=OTHER_UID)
+    await rig.cluster.bind("a", namespace=rig.space, node="n1", uid=made["metadata"]["uid"])
+    found = await rig.cluster.get(PODS, "a", namespace=rig.space)
+    assert found["spec"]["nodeName"] == "n1"
+    assert conditions(found)["PodScheduled"]["status"] == "True"
+    with pytest.raises(errors.Conflict):
+        await rig.cluster.bind("a", namespace=rig.space, node="n2")
+    with pytest.raises(errors.NotFound):
+        await rig.cluster.bind("b", namespace=rig.space, node="n2")
+
+
+async def test_binding_checks_no_room(rig):
+    """Two pods that ask for the only device of a node are both bound: whoever binds must count."""
+    await rig.add(NODES, node(f"{rig.space}-n", gpus=1))
+    for name in "ab":
+        await rig.add(PODS, pod(name, gates=(), schedulerName="nobody"))
+        await rig.cluster.bind(name, namespace=rig.space, node=f"{rig.space}-n")
+
+
+async def test_a_bound_pod_goes_when_its_grace_is_over_and_an_unbound_one_at_once(rig):
+    for name in "ab":
+        await rig.add(PODS, pod(name, gates=(), schedulerName="nobody"))
+    await rig.cluster.bind("a", namespace=rig.space, node="n1")
+    for name in "ab":
+        await rig.cluster.delete(PODS, name, namespace=rig.space)
+    found = await rig.cluster.get(PODS, "a", namespace=rig.space)
+    assert found["metadata"]["deletionGracePeriodSeconds"] == 30
+    assert found["metadata"]["deletionTimestamp"]
+    with pytest.raises(errors.NotFound):
+        await rig.cluster.get(PODS, "b", namespace=rig.space)
+    await rig.cluster.delete(PODS, "a", namespace=rig.space, grace_s=0)
+    with pytest.raises(errors.NotFound):
+        await rig.cluster.get(PODS, "a", namespace=rig.space)
+
+
+async def running(rig, name, labels):
+    """A pod that is bound, running and ready, on a node that is there: pods of no node are collected."""
+    at = f"{rig.space}-n"
+    with contextlib.suppress(errors.AlreadyExists):
+        await rig.add(NODES, node(at))
+    await rig.add(PODS, pod(name, gates=(), schedulerName="nobody", labels=labels))
+    await rig.cluster.bind(name, namespace=rig.space, node=at)
+    ready = {"type": "Ready", "status": "True"}
+    status = {"phase": "Running", "conditions": [ready], "podIP": "10.0.0.1"}
+    return await patch(rig, {"status": status}, name=name, subresource="status")
+
+
+async def budget(rig, allowed, healthy, least):
+    """A budget as the disruption controller has judged it, itself or by us."""
+    made = await rig.add(
+        POD_DISRUPTION_BUDGETS,
+        {"metadata": {"name": "b"}, "spec": {"minAvailable": least, "selector": {"matchLabels": {"app": "a"}}}},
+    )
+    status = {
+        "observedGeneration": made["metadata"]["generation"],
+        "disruptionsAllowed": allowed,
+        "currentHealthy": healthy,
+        "desiredHealthy": least,
+        "expectedPods": healthy,
+    }
+    if rig.fake is not None or not rig.has_controllers:
+        await rig.cluster.patch(
+            POD_DISRUPTION_BUDGETS, "b", {"status": status}, namespace=rig.space, subresource="status"
+        )
+
+    async def is_judged():
+        found = (await rig.cluster.get(POD_DISRUPTION_BUDGETS, "b", namespace=rig.space)).get("status", {})
+        return found.get("disruptionsAllowed") == allowed and found.get("currentHealthy") == healthy
+
+    await eventually(is_judged, timeout_s=30.0)
+
+
+async def test_a_budget_keeps_its_pods(rig):
+    made = await running(rig, "a", {"app": "a"})
+    await budget(rig, 0, 1, 1)
+    with pytest.raises(errors.BudgetForbids):
+        await rig.cluster.evict("a", namespace=rig.space)
+    await rig.add(PODS, pod("pending", labels={"app": "a"}))
+    await rig.cluster.evict("pending", namespace=rig.space)
+    assert (await rig.cluster.get(PODS, "a", namespace=rig.space))["metadata"]["uid"] == made["metadata"]["uid"]
+
+
+async def test_a_budget_that_allows_one_allows_one(rig):
+    for name in "ab":
+        await running(rig, name, {"app": "a"})
+    await budget(rig, 1, 2, 1)
+    await rig.cluster.evict("a", namespace=rig.space)
+    assert (await rig.cluster.get(PODS, "a", namespace=rig.space))["metadata"]["deletionTimestamp"]
+    with pytest.raises(errors.BudgetForbids):
+        await rig.cluster.evict("b", namespace=rig.space)
+
+
+async def test_an_eviction_that_meets_another_pod_has_spent_the_budget_nevertheless(rig):
+    for name in "ab":
+        await running(rig, name, {"app": "a"})
+    await budget(rig, 1, 2, 1)
+    with pytest.raises(errors.Conflict):
+        await rig.cluster.evict("a", namespace=rig.space, uid=OTHER_UID)
+    with pytest.raises(errors.BudgetForbids):
+        await rig.cluster.evict("b", namespace=rig.space)
+
+
+async def test_an_eviction_of_nobody(rig):
+    with pytest.raises(errors.NotFound):
+        await rig.cluster.evict("a", namespace=rig.space)
+    await rig.add(PODS, pod("free"))
+    await rig.cluster.evict("free", namespace=rig.space, grace_s=0)
+    with pytest.raises(errors.NotFound):
+        await rig.cluster.get(PODS, "free", namespace=rig.space)
+
+
+RIGHT_SIZED = {
+    "containers": [
+        {
+            "name": "main",
+            "image": "registry.k8s.io/pause:3.10",
+            "resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}},
+        }
+    ]
+}
+
+
+async def test_a_suspended_job_is_right_sized_and_a_running_one_is_not(rig):
+    if (await rig.cluster.discover()).minor < 36:
+        pytest.skip("resources of suspended Jobs are mutable from 1.36 on")
+    await rig.add(JOBS, job("a", suspend=True))
+    body = {
+        "spec": {"template": {"spec": {**RIGHT_SIZED, "schedulingGates": [{"name": GATE}], "nodeSelector": {"x": "1"}}}}
+    }
+    found = await rig.cluster.patch(JOBS, "a", body, namespace=rig.space)
+    container = found["spec"]["template"]["spec"]["containers"][0]
+    assert container["resources"]["limits"] == {"nvidia.com/mig-1g.10gb": "1"}
+    command = {"containers": [{**RIGHT_SIZED["containers"][0], "command": ["x"]}]}
+    with pytest.raises(errors.Invalid):
+        await rig.cluster.patch(JOBS, "a", {"spec": {"template": {"spec": command}}}, namespace=rig.space)
+    await rig.add(JOBS, job("b", gates=(GATE,)))
+    with pytest.raises(errors.Invalid):
+        await rig.cluster.patch(JOBS, "b", {"spec": {"template": {"spec": RIGHT_SIZED}}}, namespace=rig.space)
