@@ -18,14 +18,15 @@ from eelgrid_controller.power.changes import Holding
 from eelgrid_controller.power.curves import Curve
 from eelgrid_controller.power.evidence import Window as JobWindow
 from eelgrid_controller.power.exploration import Unusable
+from eelgrid_controller.power.priors import Prior
 from eelgrid_controller.power.promise import Promise
 from eelgrid_controller.power.tariff import Tariff
 from eelgrid_controller.serving.live import Window as ServiceWindowRead
 from eelgrid_controller.serving.watch import Promised
 
 __all__ = [
-    "BudgetsSet", "Ended", "Event", "Instruction", "JobBegan", "JobMeasured", "JobMissed", "LimitConfirmed",
-    "LimitFailed", "NodeBack", "NodeLeaseEnded", "NodeLost", "Past", "PricesSet", "Scale", "ServiceBegan",
+    "BudgetsSet", "Ended", "Event", "Instruction", "JobBegan", "JobForeseen", "JobMeasured", "JobMissed",
+    "LimitConfirmed", "LimitFailed", "NodeBack", "NodeLeaseEnded", "NodeLost", "Past", "PricesSet", "Scale", "ServiceBegan",
     "ServiceServing", "ServiceWindow", "SetLimit", "Ticked",
 ]  # fmt: skip
 
@@ -87,6 +88,14 @@ class JobMeasured(NamedTuple):
     at_s: float
     name: str
     window: JobWindow
+
+
+class JobForeseen(NamedTuple):
+    """What a model says of a job's limits, the largest first; None for what was said before being wrong."""
+
+    at_s: float
+    name: str
+    prior: Prior | None
 
 
 class JobMissed(NamedTuple):
@@ -163,7 +172,7 @@ class Ticked(NamedTuple):
 
 
 Event = (
-    ServiceBegan | ServiceWindow | ServiceServing | JobBegan | JobMeasured | JobMissed | Ended | BudgetsSet | PricesSet
+    ServiceBegan | ServiceWindow | ServiceServing | JobBegan | JobForeseen | JobMeasured | JobMissed | Ended | BudgetsSet | PricesSet
     | LimitConfirmed | LimitFailed | NodeLost | NodeLeaseEnded | NodeBack | Ticked
 )  # fmt: skip
 

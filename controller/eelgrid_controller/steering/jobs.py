@@ -17,6 +17,7 @@ from eelgrid_controller.power.exploration import (
     Ceiling,
     Decision,
     Exploration,
+    Foreseen,
     Missed,
     Unusable,
     Window,
@@ -26,6 +27,7 @@ from eelgrid_controller.power.exploration import (
     step,
 )  # fmt: skip
 from eelgrid_controller.power.picking import Manner, Why
+from eelgrid_controller.power.priors import Prior
 from eelgrid_controller.power.promise import BestEffort, Deadline, MaxSlowdown, Promise
 from eelgrid_controller.power.tariff import Schedule
 from eelgrid_controller.steering.events import JobBegan, JobMeasured
@@ -111,6 +113,10 @@ class Job:
         self.window_s = self.heard_s = event.at_s
         self._step(event.window)
 
+    def foreseen(self, prior: Prior | None) -> None:
+        """What a model says of its limits."""
+        self._step(Foreseen(prior))
+
     def missed(self, at_s: float, reason: Unusable) -> None:
         """A window without a measurement."""
         self.heard_s = at_s
@@ -190,7 +196,7 @@ class Job:
             return Deadline(work, time_s) if min(work, time_s) > 0.0 else BestEffort(0.0)
         return promise
 
-    def _step(self, event: Window | Missed | Ceiling) -> None:
+    def _step(self, event: Window | Missed | Ceiling | Foreseen) -> None:
         phase = self.search.phase
         self.search, self.decision = step(self.search, event)
         if self.search.phase != phase:

@@ -26,12 +26,16 @@ from eelgrid_controller.loop import Committed
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.steering.events import Scale
 from eelgrid_controller.steward.desk import Desk, LimitJob, StewardStanding, Turn
+from eelgrid_controller.steward.forecasts import Forecasts, Learner
+from eelgrid_controller.steward.foreseen import Foreseen
+from eelgrid_controller.steward.learner import ChildLearner
 from eelgrid_controller.steward.meters import Progress
 from eelgrid_controller.steward.read_limits import read_limits
 from eelgrid_controller.steward.rounds import Asked, Round
 from eelgrid_controller.steward.settings import StewardSettings
 from eelgrid_controller.steward.statuses import promises_of
 from eelgrid_controller.steward.sums import Sums, slices
+from eelgrid_controller.steward.telling import Telling
 from eelgrid_controller.steward.views import look_of, node_of
 from eelgrid_controller.steward.world import NodeLook, NodeView, World
 from eelgrid_controller.telemetry import Telemetry
@@ -122,6 +126,7 @@ class Steward:
         settings: StewardSettings,
         clock: Clock,
         log: logging.Logger,
+        learner: Learner | None = None,
     ) -> None:
         self.settings = settings
         self.cycles = 0
@@ -135,7 +140,11 @@ class Steward:
         self._clock = clock
         self._log = log
         self._steady = SteadyUnix(clock)
-        self._desk = Desk(settings, catalogue)
+        self._forecasts = Forecasts(
+            catalogue, learner=learner or ChildLearner(), monotonic_s=clock.monotonic_s, log=log
+        )
+        self._telling = Telling(loop, self._forecasts)
+        self._desk = Desk(settings, catalogue, foreseen=Foreseen(self._forecasts))
         self._standing = StewardStanding(self._desk.steering.standing())
         self._promised: dict[str, None] = {}  # ids, in the order of their coming
         self._progress: dict[str, Progress] = {}
@@ -204,6 +213,7 @@ class Steward:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
             self._thread.shutdown(wait=False, cancel_futures=True)
+            self._forecasts.close()
 
     async def cycle(self) -> None:
         """One look and what comes of it; never raises."""
@@ -248,6 +258,7 @@ class Steward:
         for ids in slices(promised[:most]):
             await self._loop.read(lambda core, ids=ids: _gather(core, ids, workloads, nodes, points))  # type: ignore[misc]
             await asyncio.sleep(0)
+        await self._telling.look(points)
         if self._desk.learns:
             await self._loop.read(lambda core: _learnable(core, points))
         job_nodes = {
@@ -275,6 +286,7 @@ class Steward:
     def _turned(self, world: World) -> Turn:
         start_s = self._clock.perf_s()
         turn = self._desk.turn(world)
+        self._forecasts.turned()
         self.turn_s = self._clock.perf_s() - start_s
         return turn
 
@@ -282,6 +294,8 @@ class Steward:
         """The log hears what changed."""
         for name, error in turn.faults:
             self._log.error("workload=%s steering=failed error=%r", name, error)
+        for name, words in turn.said:
+            self._log.warning("workload=%s %s", name, words)
         for name, reason in turn.standing.unsteered.items():
             if self._unsteered.get(name) != reason:
                 self._log.warning("workload=%s steered=no reason=%s", name, reason)

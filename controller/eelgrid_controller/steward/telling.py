@@ -1,0 +1,57 @@
+"""Which points forecasts are told: read from the core a profile at a time, when something was measured.
+
+Owns the reading. Must not know what is made of them.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, TypeVar
+
+from eelgrid_controller.core import Core
+from eelgrid_controller.profiles.points import Point
+from eelgrid_controller.profiles.safe_side import POINTS_MOST
+
+__all__ = ["Telling"]
+
+_Result = TypeVar("_Result")
+_PROFILES_MOST = 1024
+
+
+class _Reads(Protocol):
+    async def read(self, view: Callable[[Core], _Result]) -> _Result:
+        """What `view` makes of the core."""
+
+
+class _Told(Protocol):
+    def tell(self, points: Mapping[str, tuple[Point, ...]]) -> None:
+        """From now on these points, by profile."""
+
+
+class Telling:
+    """Tells forecasts what is measured; used from the event loop."""
+
+    def __init__(self, loop: _Reads, forecasts: _Told) -> None:
+        self._loop = loop
+        self._forecasts = forecasts
+        self._seen: tuple[int, frozenset[str]] | None = None
+
+    async def look(self, promised: Iterable[str]) -> None:
+        """Reads what changed since the last time; profiles of promised workloads first, POINTS_MOST points at most."""
+        first = frozenset(promised)
+        if not first:
+            return
+        revision, names = await self._loop.read(lambda core: (core.state.points.revision, list(core.state.points)))
+        if (revision, first) == self._seen:
+            return
+        found: dict[str, tuple[Point, ...]] = {}
+        left = POINTS_MOST
+        for name in (*sorted(first.intersection(names)), *(one for one in names if one not in first)):
+            of = await self._loop.read(lambda core, name=name: core.state.points.get(name, ()))  # type: ignore[misc]
+            if len(of) <= left:
+                found[name] = of
+                left -= len(of)
+            if left <= 0 or len(found) >= _PROFILES_MOST:
+                break
+            await asyncio.sleep(0)
+        self._forecasts.tell(found)
+        self._seen = revision, first
