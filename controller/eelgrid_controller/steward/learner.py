@@ -14,11 +14,13 @@ import resource
 import subprocess
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 from eelgrid_controller.errors import ControllerError
-from eelgrid_controller.profiles.family import Learned
-from eelgrid_controller.profiles.record import decode, encode
-from eelgrid_controller.profiles.store import Profiles
+
+if TYPE_CHECKING:
+    from eelgrid_controller.profiles.family import Learned
+    from eelgrid_controller.profiles.store import Profiles
 
 __all__ = ["CHILD_CPU_S", "MEMORY_BYTES", "WALL_S", "ChildLearner", "LearningFailed"]
 
@@ -42,8 +44,11 @@ class ChildLearner:
         self._child: subprocess.Popen[bytes] | None = None
         self._is_closed = False
 
-    def __call__(self, profiles: Profiles, family: str) -> Learned:
+    def __call__(self, profiles: "Profiles", family: str) -> "Learned":
         """What a family teaches; raises LearningFailed. Waits for the child, WALL_S at most."""
+        from eelgrid_controller.profiles.family import Learned
+        from eelgrid_controller.profiles.record import decode, encode
+
         question = json.dumps({"family": family, "profiles": encode(profiles)}).encode()
         with self._lock:
             if self._is_closed:
@@ -80,6 +85,8 @@ class ChildLearner:
 def main() -> int:
     """The child: one question from standard input, one answer to standard output."""
     from eelgrid_controller.profiles.family import learn_family
+    from eelgrid_controller.profiles.record import decode, encode
+    from eelgrid_controller.profiles.store import Profiles
     from eelgrid_protos.catalogue import load
 
     os.nice(_NICE)
