@@ -255,13 +255,18 @@ def _fastest(one: SafePoint) -> float:
 def _words(one: SafePoint, promise: ServicePromise) -> str:
     """The prediction at its most sequences or batch, where its capacity is."""
     rate = one.throughput_hz
-    said = f"{rate.median:.3g}/s, 90 % within {rate.lower:.3g} to {rate.upper:.3g}"
+    said = f"{_number(rate.median)}/s, 90 % within {_number(rate.lower)} to {_number(rate.upper)}"
     wanted = [each.quantile for each in promise.objectives if each.metric is not LatencyMetric.FIRST_TOKEN]
     nearest = min(one.latency_s, key=lambda quantile: abs(quantile - wanted[0])) if wanted else 0.0
     if nearest:
         middle, low, high = (1e3 * value for value in one.latency_s[nearest][:3])
-        said += f"; p{100 * nearest:g} {middle:.3g} ms, 90 % within {low:.3g} to {high:.3g}"
+        said += f"; p{100 * nearest:g} {_number(middle)} ms, 90 % within {_number(low)} to {_number(high)}"
     return f"{said} at batch {one.point.configuration.batch}"
+
+
+def _number(value: float) -> str:
+    """Three digits, and whole numbers above them."""
+    return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
 
 
 def _percent(log_ratio: float) -> str:
