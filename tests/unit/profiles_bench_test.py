@@ -1,6 +1,7 @@
 """The bench of profiles: splits that leak nothing, figures by hand, peers on a straight line, and a bounded run."""
 
 import csv
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -41,6 +42,16 @@ def test_held_out_configurations_were_not_seen_even_if_read_twice():
         split = by_configuration(cells, 0.3, seed)
         assert not _keys(split.learned) & _keys(split.asked)
         assert len(split.learned) + len(split.asked) == len(cells)
+
+
+@pytest.mark.parametrize(("share", "folds"), [(0.2, 5), (0.8, 5), (0.5, 2), (0.3, 3)])
+def test_folds_hold_every_configuration_out_equally_often(share, folds):
+    cells = (*_cells(), *_cells())
+    splits = [by_configuration(cells, share, seed) for seed in range(2 * folds)]
+    counts = Counter(key for split in splits for key in _keys(split.asked))
+    assert counts.keys() == _keys(cells)
+    assert set(counts.values()) == {2 * (1 if share <= 0.5 else folds - 1)}
+    assert _keys(splits[0].asked) != _keys(splits[folds].asked)  # another shuffle
 
 
 def test_every_workload_is_left_out_once_and_few_of_it_are_given_back():
