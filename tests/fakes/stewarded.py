@@ -244,5 +244,5 @@ async def stewarded(journal=None, **settings):
         yield world
     finally:
         world.steward._thread.shutdown()
-        world.steward._forecasts.close()
+        world.steward._telling.forecasts.close()
         await world.loop.stop()

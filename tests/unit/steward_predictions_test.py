@@ -13,7 +13,7 @@ from eelgrid_controller.steering.standing import JobPhase
 
 
 async def settled(world):
-    await until(lambda: not world.steward._forecasts._mail.is_running, within_s=60.0)
+    await until(lambda: not world.steward._telling.forecasts._mail.is_running, within_s=60.0)
 
 
 async def begun(world, known, *requests):
@@ -59,7 +59,7 @@ async def test_a_service_that_was_never_measured_on_its_gpu_is_planned_from_the_
         assert world.replicas("s") >= 3
         assert said(world).phase == "steady"
         assert "predicted for G2" in said(world).reason  # what was served never left the interval
-        assert world.steward._forecasts.learnings == 1
+        assert world.steward._telling.forecasts.learnings == 1
 
 
 async def test_without_anything_to_predict_from_the_reason_says_so():

@@ -26,9 +26,7 @@ from eelgrid_controller.loop import Committed
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.steering.events import Scale
 from eelgrid_controller.steward.desk import Desk, LimitJob, StewardStanding, Turn
-from eelgrid_controller.steward.forecasts import Forecasts, Learner
-from eelgrid_controller.steward.foreseen import Foreseen
-from eelgrid_controller.steward.learner import ChildLearner
+from eelgrid_controller.steward.forecasts import Learner
 from eelgrid_controller.steward.meters import Progress
 from eelgrid_controller.steward.read_limits import read_limits
 from eelgrid_controller.steward.rounds import Asked, Round
@@ -140,11 +138,8 @@ class Steward:
         self._clock = clock
         self._log = log
         self._steady = SteadyUnix(clock)
-        self._forecasts = Forecasts(
-            catalogue, learner=learner or ChildLearner(), monotonic_s=clock.monotonic_s, log=log
-        )
-        self._telling = Telling(loop, self._forecasts)
-        self._desk = Desk(settings, catalogue, foreseen=Foreseen(self._forecasts))
+        self._telling = Telling(loop, catalogue, learner=learner, clock=clock, log=log)
+        self._desk = Desk(settings, catalogue, foreseen=self._telling.foreseen)
         self._standing = StewardStanding(self._desk.steering.standing())
         self._promised: dict[str, None] = {}  # ids, in the order of their coming
         self._progress: dict[str, Progress] = {}
@@ -213,7 +208,7 @@ class Steward:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
             self._thread.shutdown(wait=False, cancel_futures=True)
-            self._forecasts.close()
+            self._telling.forecasts.close()
 
     async def cycle(self) -> None:
         """One look and what comes of it; never raises."""
@@ -286,7 +281,7 @@ class Steward:
     def _turned(self, world: World) -> Turn:
         start_s = self._clock.perf_s()
         turn = self._desk.turn(world)
-        self._forecasts.turned()
+        self._telling.forecasts.turned()
         self.turn_s = self._clock.perf_s() - start_s
         return turn
 

@@ -1,15 +1,22 @@
-"""Which points forecasts are told: read from the core a profile at a time, when something was measured.
+"""Forecasts as the steward has them: told what is measured, asked by the desk, ended with it.
 
-Owns the reading. Must not know what is made of them.
+Owns which points are read from the core, and when: a profile at a time, when something was
+measured. Must not know what is made of them.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
+from eelgrid_controller.clock import Clock
 from eelgrid_controller.core import Core
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.profiles.safe_side import POINTS_MOST
+from eelgrid_controller.steward.forecasts import Forecasts, Learner
+from eelgrid_controller.steward.foreseen import Foreseen
+from eelgrid_controller.steward.learner import ChildLearner
+from eelgrid_protos.catalogue import Catalogue
 
 __all__ = ["Telling"]
 
@@ -22,17 +29,17 @@ class _Reads(Protocol):
         """What `view` makes of the core."""
 
 
-class _Told(Protocol):
-    def tell(self, points: Mapping[str, tuple[Point, ...]]) -> None:
-        """From now on these points, by profile."""
-
-
 class Telling:
-    """Tells forecasts what is measured; used from the event loop."""
+    """Tells forecasts what is measured; used from the event loop but for `turned`."""
 
-    def __init__(self, loop: _Reads, forecasts: _Told) -> None:
+    def __init__(
+        self, loop: _Reads, catalogue: Catalogue, *, learner: Learner | None, clock: Clock, log: logging.Logger
+    ) -> None:
+        self.forecasts = Forecasts(
+            catalogue, learner=learner or ChildLearner(), monotonic_s=clock.monotonic_s, log=log
+        )  # fmt: skip
+        self.foreseen = Foreseen(self.forecasts)
         self._loop = loop
-        self._forecasts = forecasts
         self._seen: tuple[int, frozenset[str]] | None = None
 
     async def look(self, promised: Iterable[str]) -> None:
@@ -53,5 +60,5 @@ class Telling:
             if left <= 0 or len(found) >= _PROFILES_MOST:
                 break
             await asyncio.sleep(0)
-        self._forecasts.tell(found)
+        self.forecasts.tell(found)
         self._seen = revision, first
