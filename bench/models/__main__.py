@@ -127,6 +127,8 @@ def _run(options: argparse.Namespace) -> tuple[list[DataSet], list[Result]]:
         resident_bytes = max(resident_bytes, found.resident_bytes)
         if sys.stderr.isatty() or count % 20 == 0:
             print(f"{count} of {len(jobs)} runs", file=sys.stderr, flush=True)
+    if not results:
+        raise Unreadable(f"--minutes {options.minutes:g}: nothing ran in so little time; give it an hour")
     spent_s = time.monotonic() - begin_s
     print(
         f"{count} of {len(jobs)} runs in {spent_s:.0f} s, {options.processes} at a time, "

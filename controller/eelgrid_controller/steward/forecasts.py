@@ -14,6 +14,7 @@ An answer replaces another only where a number moved by more than MOVED: a plan 
 Limits: safe_side.POINTS_MOST points, QUESTIONS_MOST questions; those that are no longer asked go.
 """
 
+import contextlib
 import logging
 import math
 import threading
@@ -155,7 +156,8 @@ class Forecasts:
             if self._is_closed or self._mail.is_running or not due:
                 return
             self._mail.is_running = True
-        self._thread.submit(self._work)
+        with contextlib.suppress(RuntimeError):  # closed meanwhile
+            self._thread.submit(self._work)
 
     def close(self) -> None:
         """Ends the thread and a learner that runs."""
