@@ -17,3 +17,20 @@ def _no_handler_is_left_behind():
                 logger.removeHandler(handler)
         logger.setLevel(level)
         logger.propagate = propagate
+
+
+@pytest.fixture
+def fake():
+    """What eelctl talks to; a module that wants another has a fixture of this name."""
+    from tests.fakes.operators import FakeOperators  # gRPC, which most tests do without
+
+    return FakeOperators()
+
+
+@pytest.fixture
+def eelctl(fake):
+    """Runs eelctl against the fake."""
+    from tests.fakes.terminal import terminal
+
+    with terminal(fake) as run:
+        yield run

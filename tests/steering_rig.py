@@ -11,8 +11,11 @@ from eelgrid_controller.power.budgets import Budget, Budgets
 from eelgrid_controller.power.changes import Holding
 from eelgrid_controller.power.evidence import Window
 from eelgrid_controller.power.promise import MaxSlowdown
+from eelgrid_controller.steering.dividing import solved
 from eelgrid_controller.steering.events import (
     BudgetsSet,
+    Divide,
+    Divided,
     Ended,
     JobBegan,
     JobMeasured,
@@ -66,6 +69,7 @@ class Fleet:
         self.scatter = scatter
         self.now_s = 0.0
         self.jobs, self.asked, self.lost, self.said, self.told = {}, [], set(), [], []
+        self.divisions = []  # that were asked for and are not answered
         self.latest = {}  # limit that was last said of each job
         self.watts = {}  # budgets' room, by name
         self.budgets = None
@@ -79,6 +83,7 @@ class Fleet:
         self.latest |= {one.job: one.limit_w for one in made if isinstance(one, SetLimit)}
         self.told.append(event)
         self.asked += [one for one in made if isinstance(one, SetLimit)]
+        self.divisions += [one for one in made if isinstance(one, Divide)]
         for name, watts in self.drawn_most().items():  # what lay above a budget before is not the answer's doing
             self.worst_w = max(self.worst_w, watts - max(self.watts[name], before[name]))
         return made
@@ -140,6 +145,18 @@ class Fleet:
             self.answer()
         raise AssertionError("commands never end")
 
+    def quiet(self):
+        """Nothing is asked any more."""
+        self.answer_all()
+        while self.divisions:
+            self.divide()
+            self.answer_all()
+
+    def divide(self, place=0):
+        """A division that was asked for is answered, perhaps long after."""
+        one = self.divisions.pop(place)
+        return self.tell(Divided(self.now_s, one.number, solved(one.problem)))
+
     def window(self, name, seconds=WINDOW_S):
         """A job runs for a window at what it has; the slowest GPU paces the gang."""
         job = self.jobs[name]
@@ -157,14 +174,14 @@ class Fleet:
         """Everything runs for so many windows, answers at once."""
         for _ in range(windows):
             if answered:
-                self.answer_all()
+                self.quiet()
             self.now_s += WINDOW_S
             for name in list(self.jobs):
                 if not any(one.node in self.lost for one in self.jobs[name].began.holdings):
                     self.window(name)
             self.tell(Ticked(self.now_s))
         if answered:
-            self.answer_all()
+            self.quiet()
 
     def lose(self, node, *, heard=False):
         """What is under way there may have been `heard` before the node fell silent."""

@@ -10,7 +10,8 @@ tighter is in force.
 
 from collections.abc import Mapping
 
-from eelgrid_protos.messages import BudgetScope, Inventory, Policy
+from eelgrid_controller.remembered import by_identity
+from eelgrid_protos.messages import BudgetScope, Inventory, Policy, PowerBudget
 
 __all__ = ["CLUSTER", "BudgetPlaces", "budget_name", "budget_words"]
 
@@ -27,15 +28,21 @@ def budget_words(key: str) -> str:
     return "the cluster" if key == CLUSTER else key.replace("/", " ", 1)
 
 
+@by_identity
+def _limits_w(budgets: tuple[PowerBudget, ...]) -> Mapping[str, float]:
+    """The tightest of each place; made once a policy, for it is asked for of each node."""
+    found: dict[str, float] = {}
+    for budget in budgets:
+        key = budget_name(budget.scope, budget.name)
+        found[key] = min(budget.limit_w, found.get(key, budget.limit_w))
+    return found
+
+
 class BudgetPlaces:
     """The budgets of one policy."""
 
     def __init__(self, policy: Policy) -> None:
-        found: dict[str, float] = {}
-        for budget in policy.budgets:
-            key = budget_name(budget.scope, budget.name)
-            found[key] = min(budget.limit_w, found.get(key, budget.limit_w))
-        self.limits_w: Mapping[str, float] = found
+        self.limits_w = _limits_w(policy.budgets)
 
     def rack(self, inventory: Inventory) -> str | None:
         """The name of the innermost rack of a node that has a budget."""

@@ -5,16 +5,18 @@ go through points (eelgrid_controller.profiles), nor what is planned with them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from typing import Any, NamedTuple, Self
 
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_protos.messages import MeasuredPoint
 from eelgrid_protos.plain import from_plain, to_plain
 
-__all__ = ["POINTS_MOST", "Place", "Points", "place_of", "planned"]
+__all__ = ["OWN", "POINTS_MOST", "Place", "Points", "own_profile", "place_of", "planned"]
 
 # 0.5 kB each, and a checkpoint writes them all: 50 MB at the most.
 POINTS_MOST = 100_000
+OWN = "job/"  # begins the profiles of single jobs
 
 
 class Place(NamedTuple):
@@ -28,6 +30,11 @@ class Place(NamedTuple):
     power_limit_mw: int  # 0 for the default
     clock_mhz: int  # 0 for free
     label: str
+
+
+def own_profile(workload_id: str) -> str:
+    """The profile of what one job itself showed while it ran; it ends with the job."""
+    return f"{OWN}{workload_id}"
 
 
 def place_of(point: MeasuredPoint) -> Place:
@@ -103,6 +110,11 @@ class Points(Mapping[str, tuple[Point, ...]]):
             told[place_of(point)] = point
             self._made.pop(point.profile, None)
 
+    def forget(self, profile: str) -> None:
+        """A profile is no more."""
+        self._count -= len(self._told.pop(profile, ()))
+        self._made.pop(profile, None)
+
     def listed(self, profile: str = "") -> Iterator[MeasuredPoint]:
         """Points of a profile, or all, by profile and configuration."""
         for name in [profile] if profile else sorted(self._told):
@@ -111,7 +123,14 @@ class Points(Mapping[str, tuple[Point, ...]]):
 
     def copy(self) -> Self:
         """Points that change apart from these."""
-        return type(self)(self.listed(), most=self.most)
+        twin = copy(self)
+        twin.part()
+        return twin
+
+    def part(self) -> None:
+        """What changes from now on is this one's alone."""
+        self._told = {profile: dict(told) for profile, told in self._told.items()}
+        self._made = dict(self._made)
 
     def dump(self) -> list[dict[str, Any]]:
         """Everything that `load` needs, as plain values."""

@@ -3,7 +3,10 @@
 Owns the reading of a policy's pools. Must not know nodes.
 """
 
-from eelgrid_protos.messages import BudgetScope, EnforcementMode, Policy
+from collections.abc import Mapping
+
+from eelgrid_controller.remembered import by_identity
+from eelgrid_protos.messages import BudgetScope, EnforcementMode, Policy, PowerBudget
 
 __all__ = ["enforces", "node_budgets_w", "partitions"]
 
@@ -18,6 +21,11 @@ def partitions(policy: Policy, pool: str) -> bool:
     return any(entry.pool == pool and entry.partitioned for entry in policy.pools)
 
 
-def node_budgets_w(policy: Policy) -> dict[str, float]:
-    """What the GPUs of single nodes may draw together, by node."""
-    return {budget.name: budget.limit_w for budget in policy.budgets if budget.scope is BudgetScope.NODE}
+@by_identity
+def _of_nodes(budgets: tuple[PowerBudget, ...]) -> Mapping[str, float]:
+    return {budget.name: budget.limit_w for budget in budgets if budget.scope is BudgetScope.NODE}
+
+
+def node_budgets_w(policy: Policy) -> Mapping[str, float]:
+    """What the GPUs of single nodes may draw together, by node; the mapping is shared."""
+    return _of_nodes(policy.budgets)

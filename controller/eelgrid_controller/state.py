@@ -46,7 +46,7 @@ from eelgrid_controller.events import (
 from eelgrid_controller.explanations import Explanations
 from eelgrid_controller.invariants import check
 from eelgrid_controller.ledger import ContradictoryEvent, InvariantBroken, NodeRecord, assignment_of, rehold
-from eelgrid_controller.measured import Points
+from eelgrid_controller.measured import Points, own_profile
 from eelgrid_controller.modes import enforces, node_budgets_w, partitions
 from eelgrid_controller.pending import PendingOrder
 from eelgrid_controller.quotes import Market
@@ -273,14 +273,11 @@ class ClusterState:
             raise ContradictoryEvent(f"workload {key} is not there or has ended")
         self.pending.discard(key)
         self.explanations.drop(key)
+        self.points.forget(own_profile(key))
         for placement in workload.placements:
             self.nodes[placement.node_name].release(key, placement.replica)
         self.workloads[key] = replace(
-            workload,
-            phase=WorkloadPhase.CANCELLED,
-            reason="",
-            ended_ns=event.time_ns,
-            revision=self.revision + 1,
+            workload, phase=WorkloadPhase.CANCELLED, reason="", ended_ns=event.time_ns, revision=self.revision + 1
         )
         self._ended.append(key)
         while len(self._ended) > self._ended_most:

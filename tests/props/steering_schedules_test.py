@@ -16,7 +16,9 @@ from eelgrid_controller.serving.scaler import Limits
 from eelgrid_controller.serving.sizing import Objective
 from eelgrid_controller.serving.stations import Station
 from eelgrid_controller.serving.watch import Promised
+from eelgrid_controller.steering.dividing import solved
 from eelgrid_controller.steering.events import (
+    Divided,
     JobMissed,
     LimitConfirmed,
     LimitFailed,
@@ -28,6 +30,7 @@ from eelgrid_controller.steering.events import (
     ServiceWindow,
     Ticked,
 )  # fmt: skip
+from eelgrid_controller.steering.settings import Settings
 from eelgrid_controller.steering.standing import JobPhase
 from eelgrid_controller.steering.steering import Steering
 
@@ -35,7 +38,7 @@ NODES = ("n1", "n2", "n3")
 PROMISES = (MaxSlowdown(0.05), MaxSlowdown(0.2), BestEffort(0.5), Deadline(3000.0, 400.0))
 TARIFFS = (None, Tariff(Steps((0.0, 120.0), (1.0, 5.0), 240.0)))
 OPS = (
-    "begin", "begin", "end", "run", "run", "run", "answer", "answer", "answer", "twice", "fail", "unread", "miss",
+    "begin", "begin", "end", "run", "run", "run", "answer", "answer", "answer", "twice", "fail", "unread", "miss", "divide",
     "lose", "lease", "back", "budget", "prices", "time", "noise",
 )  # fmt: skip
 SLOW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -75,6 +78,19 @@ def answered(fleet, rng, op):
     fleet.tell(LimitFailed(fleet.now_s, one.number, None if op == "unread" else limits[one.holding]))
 
 
+def divided(fleet, rng):
+    """A division is answered, in any order, perhaps twice, or cannot be."""
+    place = int(rng.integers(len(fleet.divisions)))
+    one = fleet.divisions[place]
+    if rng.random() < 0.2:
+        fleet.divisions.pop(place)
+        fleet.tell(Divided(fleet.now_s, one.number, None))
+        return
+    fleet.divide(place)
+    if rng.random() < 0.3:
+        fleet.tell(Divided(fleet.now_s, one.number, solved(one.problem)))
+
+
 def nodes_change(fleet, rng, op):
     node = str(rng.choice(NODES))
     if op == "lose":
@@ -99,6 +115,8 @@ def happened(fleet, rng, op):
         answered(fleet, rng, op)
     elif op == "miss":
         fleet.tell(JobMissed(fleet.now_s + 1.0, f"j{rng.integers(5)}", Unusable.NO_POWER))
+    elif op == "divide" and fleet.divisions:
+        divided(fleet, rng)
     elif op in {"lose", "lease", "back"}:
         nodes_change(fleet, rng, op)
     elif op == "budget":
@@ -114,10 +132,10 @@ def happened(fleet, rng, op):
 
 
 @SLOW
-@given(st.lists(st.sampled_from(OPS), min_size=5, max_size=60), st.integers(0, 2**32 - 1))
-def test_no_answer_passes_a_budget_and_claims_cover_what_may_be_drawn(ops, seed):
+@given(st.lists(st.sampled_from(OPS), min_size=5, max_size=60), st.integers(0, 2**32 - 1), st.sampled_from([0, 100]))
+def test_no_answer_passes_a_budget_and_claims_cover_what_may_be_drawn(ops, seed, inside):
     rng = np.random.default_rng(seed)
-    fleet = Fleet(seed=seed, scatter=0.01)
+    fleet = Fleet(Steering(Settings(divided_inside=inside)), seed=seed, scatter=0.01)
     fleet.budget(tree(NODES, 1200.0, 2400.0))
     for op in ops:
         happened(fleet, rng, op)
@@ -127,10 +145,10 @@ def test_no_answer_passes_a_budget_and_claims_cover_what_may_be_drawn(ops, seed)
 
 
 @SLOW
-@given(st.lists(st.sampled_from(OPS), min_size=5, max_size=60), st.integers(0, 2**32 - 1))
-def test_once_it_is_quiet_gangs_are_even_budgets_kept_or_said_and_commands_end(ops, seed):
+@given(st.lists(st.sampled_from(OPS), min_size=5, max_size=60), st.integers(0, 2**32 - 1), st.sampled_from([0, 100]))
+def test_once_it_is_quiet_gangs_are_even_budgets_kept_or_said_and_commands_end(ops, seed, inside):
     rng = np.random.default_rng(seed)
-    fleet = Fleet(seed=seed, scatter=0.005)
+    fleet = Fleet(Steering(Settings(divided_inside=inside)), seed=seed, scatter=0.005)
     fleet.budget(tree(NODES, 1200.0, 2400.0))
     for op in ops:
         happened(fleet, rng, op)

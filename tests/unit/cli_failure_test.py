@@ -7,6 +7,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 from tests.fakes.operators import FakeOperators, serving
+from tests.fakes.terminal import Terminal
 
 from eelgrid_controller.cli.__main__ import cli
 from eelgrid_protos import faults
@@ -20,7 +21,7 @@ def free_address():
 
 
 def run(address, *arguments, **extra):
-    return CliRunner().invoke(cli, ["--controller", address, *arguments], prog_name="eelctl", **extra)
+    return Terminal(address).run(*arguments, **extra)
 
 
 @pytest.mark.parametrize(

@@ -6,31 +6,11 @@ from dataclasses import replace
 import pytest
 import yaml
 from click.testing import CliRunner
-from tests.fakes.operators import FakeOperators, a_node, serving
+from tests.fakes.operators import a_node
 
 from eelgrid_controller.cli.__main__ import cli
 from eelgrid_protos.messages import GpuLink, Node, NodeState, Workload
 from eelgrid_protos.plain import from_plain
-
-
-@pytest.fixture
-def fake():
-    return FakeOperators()
-
-
-@pytest.fixture
-def eelctl(fake):
-    """Runs eelctl against the fake; the result's stdout and stderr are apart."""
-    with serving(fake) as address:
-
-        def run(*arguments, code=0, **extra):
-            result = CliRunner().invoke(cli, ["--controller", address, *arguments], prog_name="eelctl", **extra)
-            if result.exception and not isinstance(result.exception, SystemExit):
-                raise result.exception
-            assert result.exit_code == code, result.output
-            return result
-
-        yield run
 
 
 @pytest.fixture

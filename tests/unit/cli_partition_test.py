@@ -1,10 +1,5 @@
 """eelctl partition: what it shows of a plan and of what stands, and what it sends."""
 
-import pytest
-from click.testing import CliRunner
-from tests.fakes.operators import FakeOperators, serving
-
-from eelgrid_controller.cli.__main__ import cli
 from eelgrid_protos.messages import (
     EnforcementMode,
     GpuLayout,
@@ -44,21 +39,9 @@ FOUND = PartitionRecommendation(
 STATUS = PartitionStatus(node_name="n", gpu_index=0, model="A100", wanted=CUT, residents=SITS, problem="busy: drain it")
 
 
-@pytest.fixture
-def fake():
-    return FakeOperators()
-
-
-def run(fake, *words, code=0):
-    with serving(fake) as address:
-        done = CliRunner().invoke(cli, ["--controller", address, *words])
-    assert done.exit_code == code, done.output
-    return done.output
-
-
-def test_a_plan_is_a_table_of_gpus_and_of_services_and_changes_nothing(fake):
+def test_a_plan_is_a_table_of_gpus_and_of_services_and_changes_nothing(eelctl, fake):
     fake.partitioned.found = FOUND
-    lines = run(fake, "partition", "plan", "--horizon", "60").splitlines()
+    lines = eelctl("partition", "plan", "--horizon", "60").output.splitlines()
     cells = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
     assert ["n:0", "MIG off", "3g.20gb@4", "bert in 3g.20gb@4"] in cells
     assert ["n:1", "MIG off", "stays: job runs on it", "-"] in cells
@@ -69,55 +52,55 @@ def test_a_plan_is_a_table_of_gpus_and_of_services_and_changes_nothing(fake):
     assert (fake.partitioned.horizons, fake.partitioned.applied) == ([60.0], [])
 
 
-def test_apply_names_a_plan_or_takes_what_is_found(fake):
+def test_apply_names_a_plan_or_takes_what_is_found(eelctl, fake):
     fake.partitioned.found = FOUND
     fake.partitioned.standing = [
         ListPartitionsResponse(gpus=(STATUS,), stages_left=1, waits_for="GPU 0 of node n: busy: drain it"),
         ListPartitionsResponse(gpus=(PartitionStatus(node_name="n", gpu_index=0, model="A", wanted=CUT, stands=True),)),
     ]
-    assert "1 follow as the GPUs come to stand" in run(fake, "partition", "apply", "partitions-7-abc")
-    assert "yes" in run(fake, "partition", "apply", "--yes", "--wait", "20")
+    assert "1 follow as the GPUs come to stand" in eelctl("partition", "apply", "partitions-7-abc").output
+    assert "yes" in eelctl("partition", "apply", "--yes", "--wait", "20").output
     assert fake.partitioned.applied == ["partitions-7-abc"] * 2
-    run(fake, "partition", "apply", code=2)
-    run(fake, "partition", "apply", "partitions-7-abc", "--yes", code=2)
-    run(fake, "partition", "apply", "other", code=4)
+    eelctl("partition", "apply", code=2)
+    eelctl("partition", "apply", "partitions-7-abc", "--yes", code=2)
+    eelctl("partition", "apply", "other", code=4)
 
 
-def test_what_does_not_stand_in_time_is_an_error_with_its_reason(fake):
+def test_what_does_not_stand_in_time_is_an_error_with_its_reason(eelctl, fake):
     fake.partitioned.found = FOUND
     fake.partitioned.standing = [
         ListPartitionsResponse(gpus=(STATUS,), stages_left=1, waits_for="GPU 0 of node n: busy")
     ]
-    assert "GPU 0 of node n: busy" in run(fake, "partition", "apply", "--yes", "--wait", "0", code=1)
+    assert "GPU 0 of node n: busy" in eelctl("partition", "apply", "--yes", "--wait", "0", code=1).output
 
 
-def test_show_says_what_stands_and_what_is_refused(fake):
+def test_show_says_what_stands_and_what_is_refused(eelctl, fake):
     fake.partitioned.standing = [ListPartitionsResponse(gpus=(STATUS,), stages_left=3, waits_for="its agent")]
-    said = run(fake, "partition", "show")
+    said = eelctl("partition", "show").output
     assert "not yet" in said
     assert "busy: drain it" in said
     assert "3 stages to come; its agent" in said
     fake.partitioned.standing = [ListPartitionsResponse()]
-    assert "eelctl policy set --partition" in run(fake, "partition", "show")
+    assert "eelctl policy set --partition" in eelctl("partition", "show").output
 
 
-def test_where_nothing_is_to_be_done_it_says_why(fake):
+def test_where_nothing_is_to_be_done_it_says_why(eelctl, fake):
     fake.partitioned.found = PartitionRecommendation(recommendation_id="p", revision=1, horizon_s=60.0, gpus_ready=4)
-    assert "no change of 4 GPUs is worth its cost" in run(fake, "partition", "apply", "--yes")
+    assert "no change of 4 GPUs is worth its cost" in eelctl("partition", "apply", "--yes").output
     fake.partitioned.found = PartitionRecommendation(recommendation_id="p", revision=1, horizon_s=60.0)
-    assert "No GPU is the partition planner's" in run(fake, "partition", "plan")
+    assert "No GPU is the partition planner's" in eelctl("partition", "plan").output
     assert fake.partitioned.applied == []
 
 
-def test_a_pool_is_handed_over_and_keeps_its_mode(fake):
+def test_a_pool_is_handed_over_and_keeps_its_mode(eelctl, fake):
     fake.policy = Policy(revision=1, pools=(PoolMode(pool="a", mode=EnforcementMode.ENFORCE),))
-    run(fake, "policy", "set", "--partition", "a=on", "--partition", "b=on")
-    said = run(fake, "policy", "set", "--pool-mode", "a=observe")
+    eelctl("policy", "set", "--partition", "a=on", "--partition", "b=on")
+    said = eelctl("policy", "set", "--pool-mode", "a=observe").output
     assert fake.policy.pools == (
         PoolMode(pool="a", mode=EnforcementMode.OBSERVE, partitioned=True),
         PoolMode(pool="b", mode=EnforcementMode.OBSERVE, partitioned=True),
     )
     assert "observe, its GPUs with MIG are the partition planner's" in said
-    run(fake, "policy", "set", "--partition", "b=off")
+    eelctl("policy", "set", "--partition", "b=off")
     assert not fake.policy.pools[1].partitioned
-    run(fake, "policy", "set", "--partition", "b=perhaps", code=2)
+    eelctl("policy", "set", "--partition", "b=perhaps", code=2)

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner
-from tests.fakes.operators import FakeOperators, a_node, serving
+from tests.fakes.operators import a_node
 
-from eelgrid_controller.cli.__main__ import cli
 from eelgrid_protos.messages import (
     BudgetScope,
     BudgetStatus,
@@ -46,27 +44,6 @@ chat,T4,1,8,60,0.1,0.2,
 chat,T4,8,20,70,0.3,0.4,
 chat,T4,8,18,55,0.3,0.45,60
 """
-
-
-@pytest.fixture
-def fake():
-    return FakeOperators()
-
-
-@pytest.fixture
-def eelctl(fake):
-    """Runs eelctl against the fake; the result's stdout and stderr are apart."""
-    with serving(fake) as address:
-
-        def run(*arguments, code=0, **extra):
-            result = CliRunner().invoke(cli, ["--controller", address, *arguments], prog_name="eelctl", **extra)
-            if result.exception and not isinstance(result.exception, SystemExit):
-                raise result.exception
-            assert result.exit_code == code, result.output
-            return result
-
-        run.address = address
-        yield run
 
 
 def table(text):

@@ -1,13 +1,12 @@
 """eelctl submit: flags, YAML, and that a mistake submits nothing."""
 
+import functools
+
 import pytest
 import yaml
-from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
-from tests.fakes.operators import FakeOperators, serving
 from tests.strategies import message
 
-from eelgrid_controller.cli.__main__ import cli
 from eelgrid_controller.cli.failure import Refused
 from eelgrid_controller.cli.workload_file import read_workloads
 from eelgrid_protos.messages import Locality, ResourceRequest, SubmitWorkloadRequest, WorkloadKind, WorkloadSpec
@@ -17,23 +16,8 @@ GIB = 1024**3
 
 
 @pytest.fixture
-def fake():
-    return FakeOperators()
-
-
-@pytest.fixture
-def submit(fake):
-    with serving(fake) as address:
-
-        def run(*arguments, **extra):
-            result = CliRunner().invoke(
-                cli, ["--controller", address, "submit", *arguments], prog_name="eelctl", **extra
-            )
-            if result.exception and not isinstance(result.exception, SystemExit):
-                raise result.exception
-            return result
-
-        yield run
+def submit(eelctl):
+    return functools.partial(eelctl.run, "submit")
 
 
 def test_flags(submit, fake):

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from click.testing import CliRunner
 from tests.clusters import core_with, node, request
-from tests.fakes.operators import FakeOperators, serving
+from tests.fakes.operators import FakeOperators
 
-from eelgrid_controller.cli.__main__ import cli
 from eelgrid_controller.core import Core
 from eelgrid_controller.whatif import Workbench, plan_capacity, what_if
 from eelgrid_protos import catalogue
@@ -58,23 +56,8 @@ def fake():
     return Imaginer()
 
 
-@pytest.fixture
-def eelctl(fake):
-    with serving(fake) as address:
-
-        def run(*arguments, **extra):
-            result = CliRunner().invoke(
-                cli, ["--controller", address, *map(str, arguments)], prog_name="eelctl", **extra
-            )
-            if result.exception and not isinstance(result.exception, SystemExit):
-                raise result.exception
-            return result
-
-        yield run
-
-
 def test_flags_become_changes_in_their_order(eelctl, fake):
-    result = eelctl(
+    result = eelctl.run(
         "whatif", "--gpus", 1, "--cpu", 2, "--copies", 3, "--anew", "--cancel", "w-3", "--objective", "energy",
         "--weight", "power=2", "--add", "2:H100-SXM5-80GB:8", "--node-cpu", "96", "--node-memory", "1TiB",
         "--add-like", "1:a", "--remove", "b", "--drain", "a",
@@ -98,7 +81,7 @@ def test_a_file_holds_any_sequence(eelctl, fake, tmp_path):
     sequence, jobs = tmp_path / "changes.yaml", tmp_path / "jobs.yaml"
     sequence.write_text("- PlaceAnew:\n- DrainNodes: {node_names: [a]}\n- PlaceAnew: {}\n")
     jobs.write_text("name: one\nrequest: {gpus: 1}\n---\nname: two\nrequest: {cpu: 4}\n")
-    result = eelctl("whatif", "--changes", sequence, "-f", jobs, "--copies", 2)
+    result = eelctl.run("whatif", "--changes", sequence, "-f", jobs, "--copies", 2)
     assert result.exit_code == 0, result.output
     kinds = [type(change.change).__name__ for change in fake.asked.changes]
     assert kinds == ["PlaceAnew", "DrainNodes", "PlaceAnew", "SubmitCopies", "SubmitCopies"]
@@ -106,7 +89,7 @@ def test_a_file_holds_any_sequence(eelctl, fake, tmp_path):
 
 
 def test_the_answer_as_table_json_and_yaml(eelctl):
-    table = eelctl("whatif", "--drain", "a").output
+    table = eelctl.run("whatif", "--drain", "a").output
     for line in (
         "On a copy of revision 11; the cluster itself is as it was.",
         "nodes ready 2 1 -1",
@@ -115,22 +98,22 @@ def test_the_answer_as_table_json_and_yaml(eelctl):
         "w-1 displaced a - gpu_count: no node has enough whole GPUs free",
     ):
         assert line in re.sub(" +", " ", table)
-    as_json = json.loads(eelctl("-o", "json", "whatif", "--drain", "a").output)
-    assert yaml.safe_load(eelctl("whatif", "--drain", "a", "-o", "yaml").output) == as_json
+    as_json = json.loads(eelctl.run("-o", "json", "whatif", "--drain", "a").output)
+    assert yaml.safe_load(eelctl.run("whatif", "--drain", "a", "-o", "yaml").output) == as_json
     answer = from_plain(WhatIfResponse, as_json)
     assert answer.after.nodes_ready == 1
 
 
 def test_a_capacity_plan(eelctl):
-    result = eelctl("capacity", "--node-like", "a")
+    result = eelctl.run("capacity", "--node-like", "a")
     assert "1 node is needed for 1 workload; with one less, 1 would wait." in result.output
-    result = eelctl("capacity", "--node", "openb-g2:2", "--gpus", 2, "--copies", 3)
+    result = eelctl.run("capacity", "--node", "openb-g2:2", "--gpus", 2, "--copies", 3)
     assert "4 nodes are needed for 3 workloads; with one less, 1 would wait." in result.output
     assert "1 that wait already were tried first" in result.output
-    assert "Even 2 such nodes leave 1 workload" in eelctl(
+    assert "Even 2 such nodes leave 1 workload" in eelctl.run(
         "capacity", "--node", "openb-g2:2", "--gpus", 2, "--copies", 2, "--most", 2
     ).output  # fmt: skip
-    plain = json.loads(eelctl("-o", "json", "capacity", "--node-like", "a").output)
+    plain = json.loads(eelctl.run("-o", "json", "capacity", "--node-like", "a").output)
     assert (plain["nodes"], plain["wanted"]) == (1, 1)
 
 
@@ -150,7 +133,7 @@ def test_a_capacity_plan(eelctl):
     ],
 )
 def test_mistakes(eelctl, arguments, code, said):
-    result = eelctl(*arguments)
+    result = eelctl.run(*arguments)
     assert said in result.stderr.replace("\n", " ")
     assert result.exit_code == code if code else result.exit_code > 0
     assert result.stdout == ""
@@ -169,7 +152,7 @@ def test_mistakes(eelctl, arguments, code, said):
 def test_a_wrong_file_is_refused_before_anything_is_asked(eelctl, fake, tmp_path, text, said):
     file = tmp_path / "changes.yaml"
     file.write_text(text)
-    result = eelctl("whatif", "--changes", file)
+    result = eelctl.run("whatif", "--changes", file)
     assert result.exit_code > 0
     assert said in result.stderr
     assert fake.calls == []

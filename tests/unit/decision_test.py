@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.clusters import core_with, node, request
 from tests.controller_rig import inventory, running, wanted
-from tests.fakes.operators import FakeOperators, serving
+from tests.fakes.operators import FakeOperators
+from tests.fakes.terminal import terminal
 
 from eelgrid_controller.cli.__main__ import cli
 from eelgrid_controller.decision import DecisionUnreadable, document_of, replay
@@ -223,11 +224,8 @@ def test_the_command_says_equal_or_shows_the_difference(tmp_path):
 
 def test_the_command_writes_a_file(tmp_path):
     fake = FakeOperators()
-    with serving(fake) as address:
-
-        def run(*arguments):
-            return CliRunner().invoke(cli, ["--controller", address, *map(str, arguments)], prog_name="eelctl")
-
+    with terminal(fake) as eelctl:
+        run = eelctl.run
         assert run("submit", "--id", "job", "--name", "job", "--cpu", 1).exit_code == 0
         file = tmp_path / "job.json"
         done = run("decision", "export", "job", "--file", file)

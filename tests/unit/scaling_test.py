@@ -299,3 +299,18 @@ def test_the_events_come_back_from_the_journal():
         twin.apply(event_from_plain(kind, json.loads(json.dumps(body))))
     assert twin.digest() == core.state.digest()
     assert core.state.nodes["a"].allocated_memory_bytes == GIB
+
+
+def test_points_that_were_copied_change_apart():
+    first, second = (MeasuredPoint(profile=name, gpu_model="A", throughput_hz=1.0) for name in ("p", "q"))
+    known = Points([first])
+    twin = known.copy()
+    assert (dict(twin), twin.count) == (dict(known), 1)
+    twin.learn([replace(first, throughput_hz=2.0), second])
+    twin.forget("q")
+    known.learn([second])
+    assert [point.throughput_hz for point in known["p"]] == [1.0]
+    assert [point.throughput_hz for point in twin["p"]] == [2.0]
+    assert (set(known), known.count, set(twin), twin.count) == ({"p", "q"}, 2, {"p"}, 1)
+    twin.forget("never there")
+    assert Points.load(twin.dump()).dump() == twin.dump()

@@ -100,7 +100,7 @@ async def test_hung_garbled_and_broken_pages_are_reasons_and_the_others_still_co
         async with scraping() as scraper:
             scraper.ask({"w": Asked(urls, names_read(names_of("vllm")))})
             found = {number: page for (number, _), page in (await taken(scraper, "w")).pages.items()}
-            assert scraper.refused == 6
+            assert sum(scraper.failures.values()) == 6
     assert isinstance(found.pop(0), Scrape)
     assert found == {
         1: "no whole answer in 0.3 s",

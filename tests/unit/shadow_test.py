@@ -1,18 +1,18 @@
 """The shadow: the same policy gives the same cluster; another shows where it differs, and the live one never waits."""
 
+import functools
 import json
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.clusters import core_with, node, request
 from tests.controller_rig import inventory, running, until, wanted
-from tests.fakes.operators import FakeOperators, serving
+from tests.fakes.operators import FakeOperators
+from tests.fakes.terminal import terminal
 
 from eelgrid_controller.api import shadowing
-from eelgrid_controller.cli.__main__ import cli
 from eelgrid_controller.comparison import figures
 from eelgrid_controller.core import Core
 from eelgrid_controller.shadow import Shadow
@@ -181,11 +181,8 @@ class Shadowed(FakeOperators):
 
 def test_the_commands():
     fake = Shadowed()
-    with serving(fake) as address:
-
-        def run(*arguments):
-            return CliRunner().invoke(cli, ["--controller", address, "shadow", *arguments], prog_name="eelctl")
-
+    with terminal(fake) as eelctl:
+        run = functools.partial(eelctl.run, "shadow")
         assert run("start").exit_code == 2
         assert run("stop").exit_code == 5
         assert run("start", "--objective", "energy").exit_code == 0

@@ -20,10 +20,11 @@ import re
 import ssl
 import zlib
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-__all__ = ["Address", "Bounds", "Getter", "PageRefused", "address_of"]
+__all__ = ["Address", "Bounds", "Failure", "Getter", "PageRefused", "address_of"]
 
 _HEAD_BYTES_MOST = 32 * 1024
 _URL_MOST = 2048
@@ -33,8 +34,25 @@ _OUTSIDE = re.compile(r"[^\x21-\x7e]")  # what no URL on the wire has: spaces, l
 _PORTS = {"http": 80, "https": 443}
 
 
+class Failure(Enum):
+    """What kind of thing stood between us and a page, for those who count."""
+
+    ADDRESS = "address"
+    CONNECTION = "connection"
+    TLS = "tls"
+    TIMEOUT = "timeout"
+    STATUS = "status"
+    ANSWER = "answer"  # no HTTP, or not whole
+    SIZE = "size"
+    CONTENT = "content"  # no page of metrics
+
+
 class PageRefused(Exception):
     """Why a page could not be had, in a few words that repeat nothing of an answer."""
+
+    def __init__(self, reason: str, kind: Failure = Failure.ANSWER) -> None:
+        self.kind = kind
+        super().__init__(reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,16 +83,18 @@ class Address(NamedTuple):
 def address_of(url: str) -> Address:
     """The address in a URL; PageRefused says what is wrong with it."""
     if len(url) > _URL_MOST or _OUTSIDE.search(url):
-        raise PageRefused(f"the address is longer than {_URL_MOST}, or has a space or a letter beyond ASCII")
+        raise PageRefused(
+            f"the address is longer than {_URL_MOST}, or has a space or a letter beyond ASCII", Failure.ADDRESS
+        )
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise PageRefused("the address has a host or a port that is none") from None
+        raise PageRefused("the address has a host or a port that is none", Failure.ADDRESS) from None
     if parts.scheme not in _PORTS:
-        raise PageRefused("the address is not one of http:// or https://")
+        raise PageRefused("the address is not one of http:// or https://", Failure.ADDRESS)
     if not parts.hostname or parts.username is not None or parts.password is not None:
-        raise PageRefused("the address names no host, or a user: write http://host:port/metrics")
+        raise PageRefused("the address names no host, or a user: write http://host:port/metrics", Failure.ADDRESS)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return Address(parts.scheme == "https", parts.hostname, port or _PORTS[parts.scheme], target)
 
@@ -95,15 +115,15 @@ class Getter:
             async with asyncio.timeout(whole_s):
                 return await self._get(address)
         except TimeoutError:
-            raise PageRefused(f"no whole answer in {whole_s:g} s") from None
+            raise PageRefused(f"no whole answer in {whole_s:g} s", Failure.TIMEOUT) from None
         except asyncio.IncompleteReadError:
             raise PageRefused("the answer broke off") from None
         except ssl.SSLError as error:
-            raise PageRefused(f"no TLS: {error.reason or 'the handshake failed'}") from None
+            raise PageRefused(f"no TLS: {error.reason or 'the handshake failed'}", Failure.TLS) from None
         except (asyncio.LimitOverrunError, ValueError):
             raise PageRefused("the answer is no HTTP") from None
         except OSError as error:
-            raise PageRefused(f"no connection: {error.strerror or type(error).__name__}") from None
+            raise PageRefused(f"no connection: {error.strerror or type(error).__name__}", Failure.CONNECTION) from None
 
     async def _get(self, address: Address) -> bytes:
         if address.is_secure and self._tls is None:
@@ -115,7 +135,7 @@ class Getter:
                     address.host, address.port, ssl=self._tls if address.is_secure else None, limit=_HEAD_BYTES_MOST
                 )
         except TimeoutError:
-            raise PageRefused(f"no connection in {connect_s:g} s") from None
+            raise PageRefused(f"no connection in {connect_s:g} s", Failure.TIMEOUT) from None
         try:
             _check_peer(writer.get_extra_info("peername")[0])
             writer.write(_request(address))
@@ -142,7 +162,7 @@ def _check_peer(host: str) -> None:
     """Nothing is sent to an address of link scope or to many at once."""
     peer = ipaddress.ip_address(host.partition("%")[0])
     if peer.is_link_local or peer.is_multicast:
-        raise PageRefused("the address is of link scope or multicast")
+        raise PageRefused("the address is of link scope or multicast", Failure.ADDRESS)
 
 
 async def _answer(reader: asyncio.StreamReader, bytes_most: int) -> bytes:
@@ -153,7 +173,7 @@ async def _answer(reader: asyncio.StreamReader, bytes_most: int) -> bytes:
     if status[1] != b"200":
         code = status[1].decode()
         hint = "; give the address that it leads to" if code.startswith("3") else ""
-        raise PageRefused(f"status {code}{hint}")
+        raise PageRefused(f"status {code}{hint}", Failure.STATUS)
     fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
     body = _Body(reader, bytes_most, fields.get(b"content-encoding", b"identity").lower())
     if fields.get(b"transfer-encoding", b"").lower() == b"chunked":
@@ -176,7 +196,7 @@ class _Body:
         self._unpacked = 0
 
     def _too_much(self) -> PageRefused:
-        return PageRefused(f"more than {self._most} bytes")
+        return PageRefused(f"more than {self._most} bytes", Failure.SIZE)
 
     def _take(self, piece: bytes) -> None:
         self._came += len(piece)

@@ -1,8 +1,8 @@
 """Prometheus: what the controller tells of itself, and the page that tells it.
 
-Owns metric names (a contract: they only grow), their units (base units, in the
-name) and a small HTTP server for /metrics, /livez and /readyz. Must not know
-how numbers come about; it asks for a Summary and a few gauges when scraped.
+Owns the registry and a small HTTP server for /metrics, /livez and /readyz; names and units
+are those of `described`. Must not know how numbers come about; it asks for a Summary and a
+few gauges when scraped.
 
 Theory: values are read when somebody asks, on the loop's own thread, so they
 are consistent and cost nothing in between; only durations are observed as they
@@ -15,14 +15,15 @@ import contextlib
 import http
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import InfoMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from eelgrid_controller.adapters.described import BUCKETS_S, METRICS, family
 from eelgrid_controller.errors import ConfigError
 from eelgrid_controller.journal import JournalCounters
 from eelgrid_protos import __version__
@@ -31,7 +32,6 @@ from eelgrid_protos.transport import is_loopback
 
 __all__ = ["Gauges", "Metrics", "MetricsServer", "Sources"]
 
-_LATENCY_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _LAG_EVERY_S = 0.25
 _REQUEST_BYTES_MOST = 8192
 _REQUEST_WITHIN_S = 5.0
@@ -64,6 +64,21 @@ class Sources(Protocol):
     def gauges(self) -> Gauges:
         """The shell at a glance."""
 
+    def steward(self) -> Iterable[Metric]:
+        """What the steward tells."""
+
+
+class _Collected(CollectorRegistry):
+    """Values of one moment."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        super().__init__()
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        """These and no others."""
+        return iter(self._families)
+
 
 class Metrics:
     """The controller's own registry."""
@@ -71,14 +86,17 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._sources: Sources | None = None
-        self.decision = self._histogram("eelgrid_decision_duration_seconds", "Time to decide on one submission")
-        self.commit = self._histogram("eelgrid_journal_commit_duration_seconds", "Time to put one batch on disk")
-        self.lag = self._histogram("eelgrid_event_loop_lag_seconds", "How late the event loop wakes a sleeper")
+        made = {
+            name: Histogram(name, METRICS[name].help, buckets=bounds, registry=self.registry)
+            for name, bounds in BUCKETS_S.items()
+        }
+        self.decision = made["eelgrid_decision_duration_seconds"]
+        self.commit = made["eelgrid_journal_commit_duration_seconds"]
+        self.lag = made["eelgrid_event_loop_lag_seconds"]
+        self.turn = made["eelgrid_steward_turn_duration_seconds"]
+        self.division = made["eelgrid_steward_division_duration_seconds"]
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
-
-    def _histogram(self, name: str, documentation: str) -> Histogram:
-        return Histogram(name, documentation, buckets=_LATENCY_BUCKETS_S, registry=self.registry)
 
     def attach(self, sources: Sources) -> None:
         """Ask these from now on; before, only durations are told."""
@@ -90,16 +108,19 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """Every value, as of now."""
-        yield InfoMetricFamily("eelgrid_controller", "The program", value={"version": __version__})
+        info = METRICS["eelgrid_controller_info"]
+        yield InfoMetricFamily(info.name.removesuffix("_info"), info.help, value={"version": __version__})
         if self._sources is not None:
             yield from _cluster(self._sources.summary())
             yield from _shell(self._sources.gauges())
+            yield from self._sources.steward()
 
     async def page(self) -> bytes:
         """The page of all values."""
         if self._sources is not None:
             await self._sources.settled()
-        return generate_latest(self.registry)
+        # Values are read here, where they belong together; making the text of them takes longer and needs nobody.
+        return await asyncio.to_thread(generate_latest, _Collected(list(self.registry.collect())))
 
     async def watch_lag(self) -> None:
         """Measure how late the loop is, until cancelled."""
@@ -109,67 +130,40 @@ class Metrics:
             self.lag.observe(max(0.0, time.perf_counter() - start_s - _LAG_EVERY_S))
 
 
-def _labelled(name: str, documentation: str, label: str, values: Mapping[str, float]) -> Metric:
-    family = GaugeMetricFamily(name, documentation, labels=[label])
-    for key, value in values.items():
-        family.add_metric([key], value)
-    return family
-
-
 def _cluster(summary: Summary) -> Iterator[Metric]:
-    yield _labelled(
-        "eelgrid_nodes", "Nodes by state", "state", {"ready": summary.nodes_ready, "lost": summary.nodes_lost}
-    )
-    yield _labelled(
-        "eelgrid_workloads", "Workloads by phase", "phase",
-        {"pending": summary.pending, "placed": summary.placed, "cancelled": summary.cancelled},
-    )  # fmt: skip
-    yield _labelled("eelgrid_gpus", "GPUs by model", "model", {model.model: model.gpus for model in summary.models})
     whole = 1000.0 * summary.gpus
-    yield GaugeMetricFamily(
-        "eelgrid_gpus_allocated_ratio", "Allocated share of all GPUs",
-        value=summary.allocated_gpu_milli / whole if whole else 0.0,
-    )  # fmt: skip
-    yield GaugeMetricFamily(
-        "eelgrid_cpus_allocated_ratio", "Allocated share of all CPUs",
-        value=summary.allocated_cpu_milli / summary.cpu_milli if summary.cpu_milli else 0.0,
-    )  # fmt: skip
-    yield _labelled(
-        "eelgrid_measured_power_watts", "Sum of fresh power readings by GPU model", "model",
-        {model.model: model.measured_power_w for model in summary.models},
-    )  # fmt: skip
-    yield GaugeMetricFamily("eelgrid_measured_gpus", "GPUs with a fresh power reading", value=summary.measured_gpus)
-    yield GaugeMetricFamily(
-        "eelgrid_modelled_power_watts", "Power that the model gives for the present placement",
-        value=summary.modelled_power_w,
-    )  # fmt: skip
-    yield CounterMetricFamily("eelgrid_workloads_refused", "Submissions refused", value=summary.refused)
-    yield CounterMetricFamily("eelgrid_samples_received", "Ticks of nodes that came", value=summary.samples_received)
-    yield CounterMetricFamily("eelgrid_samples_lost", "Ticks of nodes that never came", value=summary.samples_lost)
-    yield GaugeMetricFamily("eelgrid_state_revision", "Events applied since the beginning", value=summary.revision)
+    yield family("eelgrid_nodes", {"ready": summary.nodes_ready, "lost": summary.nodes_lost})
+    yield family(
+        "eelgrid_workloads", {"pending": summary.pending, "placed": summary.placed, "cancelled": summary.cancelled}
+    )
+    yield family("eelgrid_gpus", {model.model: model.gpus for model in summary.models})
+    yield family("eelgrid_gpus_allocated_ratio", summary.allocated_gpu_milli / whole if whole else 0.0)
+    yield family(
+        "eelgrid_cpus_allocated_ratio", summary.allocated_cpu_milli / summary.cpu_milli if summary.cpu_milli else 0.0
+    )
+    yield family("eelgrid_measured_power_watts", {model.model: model.measured_power_w for model in summary.models})
+    yield family("eelgrid_measured_gpus", summary.measured_gpus)
+    yield family("eelgrid_modelled_power_watts", summary.modelled_power_w)
+    yield family("eelgrid_workloads_refused_total", summary.refused)
+    yield family("eelgrid_samples_received_total", summary.samples_received)
+    yield family("eelgrid_samples_lost_total", summary.samples_lost)
+    yield family("eelgrid_state_revision", summary.revision)
 
 
 def _shell(gauges: Gauges) -> Iterator[Metric]:
-    yield GaugeMetricFamily("eelgrid_agents_connected", "Agents with an open stream", value=gauges.agents_connected)
-    yield GaugeMetricFamily("eelgrid_commands_queued", "Commands that wait", value=gauges.commands_queued)
-    yield GaugeMetricFamily(
-        "eelgrid_journal_writable", "0 while a full or failing disk stops acceptance", value=float(gauges.is_accepting)
-    )
-    yield CounterMetricFamily("eelgrid_plans_sent", "Node plans sent to agents", value=gauges.plans_sent)
-    yield CounterMetricFamily("eelgrid_batches_refused", "Batches that contradict", value=gauges.batches_refused)
-    yield CounterMetricFamily("eelgrid_batches_duplicate", "Batches that came again", value=gauges.duplicates)
-    events = CounterMetricFamily("eelgrid_agent_events", "Events that agents reported", labels=["kind"])
-    for kind, count in gauges.agent_events.items():
-        events.add_metric([kind], count)
-    yield events
+    yield family("eelgrid_agents_connected", gauges.agents_connected)
+    yield family("eelgrid_commands_queued", gauges.commands_queued)
+    yield family("eelgrid_journal_writable", float(gauges.is_accepting))
+    yield family("eelgrid_plans_sent_total", gauges.plans_sent)
+    yield family("eelgrid_batches_refused_total", gauges.batches_refused)
+    yield family("eelgrid_batches_duplicate_total", gauges.duplicates)
+    yield family("eelgrid_agent_events_total", dict(gauges.agent_events))
     journal = gauges.journal
-    yield CounterMetricFamily("eelgrid_journal_commits", "Batches put on disk", value=journal.commits)
-    yield CounterMetricFamily("eelgrid_journal_entries", "Events put on disk", value=journal.entries)
-    yield CounterMetricFamily("eelgrid_journal_written_bytes", "Bytes of events", value=journal.bytes_written)
-    yield CounterMetricFamily("eelgrid_journal_checkpoints", "Checkpoints written", value=journal.checkpoints)
-    yield GaugeMetricFamily(
-        "eelgrid_journal_checkpoint_bytes", "Size of the last checkpoint", value=journal.checkpoint_bytes
-    )
+    yield family("eelgrid_journal_commits_total", journal.commits)
+    yield family("eelgrid_journal_entries_total", journal.entries)
+    yield family("eelgrid_journal_written_bytes_total", journal.bytes_written)
+    yield family("eelgrid_journal_checkpoints_total", journal.checkpoints)
+    yield family("eelgrid_journal_checkpoint_bytes", journal.checkpoint_bytes)
 
 
 class MetricsServer:

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 
-from eelgrid_controller.adapters.http_get import PageRefused
+from eelgrid_controller.adapters.http_get import Failure, PageRefused
 from eelgrid_controller.serving.errors import MetricsUnreadable
 from eelgrid_controller.serving.exposition import Scrape, parse
 from eelgrid_controller.steward.rounds import Asked, Round
@@ -50,7 +50,7 @@ def samples_of(page: bytes, names: frozenset[str], at_s: float) -> Scrape:
     try:
         text = page.decode()
     except UnicodeDecodeError:
-        raise PageRefused("the page is no text") from None
+        raise PageRefused("the page is no text", Failure.CONTENT) from None
     if text and not text.endswith("\n"):
         raise PageRefused("the page breaks off in a line")
     prefixes = tuple(names)
@@ -59,7 +59,7 @@ def samples_of(page: bytes, names: frozenset[str], at_s: float) -> Scrape:
         found = parse("\n".join(lines) if lines else text, at_s)
     except MetricsUnreadable as error:
         # The line itself is not told: it is somebody's page, and reasons go to operators and logs.
-        raise PageRefused(f"{error.field} is not in Prometheus' text format") from None
+        raise PageRefused(f"{error.field} is not in Prometheus' text format", Failure.CONTENT) from None
     return Scrape(at_s, MappingProxyType({name: found.samples[name] for name in found.samples if name in names}))
 
 
@@ -77,7 +77,7 @@ class Scraper:
         """`get` gives a page or raises PageRefused, in a time that it bounds itself."""
         self.every_s = every_s
         self.pages = 0  # since the start
-        self.refused = 0
+        self.failures = dict.fromkeys(Failure, 0)
         self._get = get
         self._monotonic_s = monotonic_s
         self._log = log
@@ -89,6 +89,11 @@ class Scraper:
         self._changed = asyncio.Event()
         self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="pages")
+
+    @property
+    def wanted(self) -> int:
+        """Pages that are asked for in each interval."""
+        return sum(len(one.urls) for one in self._asked.values())
 
     def ask(self, asked: Mapping[str, Asked]) -> frozenset[str]:
         """From now on ask these, by name, and nobody else; returns those that are too many to ask."""
@@ -169,7 +174,7 @@ class Scraper:
                 page = await self._get(url)
             found = await asyncio.get_running_loop().run_in_executor(self._reader, samples_of, page, names, at_s)
         except PageRefused as error:
-            self.refused += 1
+            self.failures[error.kind] += 1
             self._failed[url] = (failures + 1, str(error))
             return str(error)
         self.pages += 1

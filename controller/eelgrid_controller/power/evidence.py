@@ -15,7 +15,7 @@ of the standardised deviations of time and of power.
 import math
 from typing import NamedTuple
 
-__all__ = ["Arm", "Drift", "Noise", "Window"]
+__all__ = ["Arm", "Drift", "Noise", "Shown", "Window"]
 
 OUTLIER = 4.0  # scatters
 _TRUSTED = 3  # windows of a limit before its mean judges the next one
@@ -112,6 +112,13 @@ class Arm(NamedTuple):
             self.time_s + window.time_s,
             self.energy_j + window.energy_j,
         )
+
+
+class Shown(NamedTuple):
+    """What a job did at each limit before a search knew of it, and how far its windows scattered."""
+
+    arms: tuple[Arm, ...] = ()
+    noise: Noise | None = None
 
 
 class Drift(NamedTuple):

@@ -22,7 +22,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from eelgrid_controller.power.curves import LIMITS_MOST, Curve
-from eelgrid_controller.power.evidence import Arm, Drift, Noise, Window
+from eelgrid_controller.power.evidence import Arm, Drift, Noise, Shown, Window
 from eelgrid_controller.power.picking import Ledger, Manner, Pick, Why, permitted, pick
 from eelgrid_controller.power.priors import Prior, Ratio, from_relatives
 from eelgrid_controller.power.promise import MaxSlowdown, Promise
@@ -30,6 +30,7 @@ from eelgrid_controller.power.refusals import CurveRefused
 from eelgrid_controller.power.standing import Standing, standings
 
 __all__ = [
+    "SHOWN_MOST",
     "Ceiling",
     "Decision",
     "Exploration",
@@ -45,9 +46,11 @@ __all__ = [
 
 _CHANGED = 0.05  # by which a limit's ratios may change with the job
 _FIRST_PHASE = 16  # windows
+SHOWN_MOST = 64  # windows of a limit that are believed of before
 _SAME_W = 0.5
 _OPENING = Ledger()
 _LEVEL = Drift()
+_NOTHING_SHOWN = Shown()
 
 
 class Unusable(Enum):
@@ -128,10 +131,12 @@ def begin(
     gpus: int = 1,
     manner: Manner | None = None,
     relatives: Sequence[Curve] = (),
+    shown: Shown = _NOTHING_SHOWN,
 ) -> tuple[Exploration, Decision]:
-    """A job whose curve is unknown, and its first limit, the largest.
+    """A job whose curve is unknown, and its first limit, the largest; or one that goes on from what it has `shown`.
 
-    `relatives` are curves of other jobs on the same GPU model; without them the job starts cold.
+    `relatives` are curves of other jobs on the same GPU model; without them the job starts cold. What was shown at a
+    limit that is none of these is left out, and each counts as SHOWN_MOST windows at most: it may be of long ago.
     Raises CurveRefused for no limits, too many, or one that is not a positive number of watts.
     """  # fmt: skip
     falling = sorted(set(limits_w), reverse=True)
@@ -140,15 +145,30 @@ def begin(
     if not all(limit > 0.0 and math.isfinite(limit) for limit in falling) or gpus < 1:
         raise CurveRefused("limits_w", f"{falling} on {gpus} GPUs", "limits are positive watts of at least one GPU")
     manner = manner or Manner()
+    noise = Noise.prior(manner.time_scatter, manner.energy_scatter, manner.scatter_windows)
     state = Exploration(
         promise,
         manner,
         gpus,
-        tuple(Arm(limit) for limit in falling),
-        Noise.prior(manner.time_scatter, manner.energy_scatter, manner.scatter_windows),
+        tuple(_shown_at(limit, shown.arms) for limit in falling),
+        shown.noise or noise,
         relatives=tuple(relatives),
     )
-    return state, Decision(falling[0], Why.REFERENCE, settled=len(falling) == 1)
+    windows = sum(arm.windows for arm in state.arms)
+    if not windows:
+        return state, Decision(falling[0], Why.REFERENCE, settled=len(falling) == 1)
+    ledger = Ledger(sum(arm.work for arm in state.arms), sum(arm.time_s for arm in state.arms))
+    state, picked = _picked(replace(state, windows=windows, ledger=ledger))
+    return state, Decision(state.arms[picked.place].limit_w, picked.why, picked.settled)
+
+
+def _shown_at(limit_w: float, shown: Sequence[Arm]) -> Arm:
+    found = next((arm for arm in shown if abs(arm.limit_w - limit_w) <= _SAME_W and arm.windows), None)
+    if found is None:
+        return Arm(limit_w)
+    share = min(1.0, SHOWN_MOST / found.windows)
+    counted = min(SHOWN_MOST, found.windows)
+    return Arm(limit_w, counted, share * found.work, share * found.time_s, share * found.energy_j)
 
 
 def step(state: Exploration, event: Event) -> tuple[Exploration, Decision]:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from eelgrid_controller.power.budgets import Budgets
 from eelgrid_controller.power.changes import Holding
 from eelgrid_controller.power.curves import Curve
+from eelgrid_controller.power.evidence import Shown
 from eelgrid_controller.power.evidence import Window as JobWindow
 from eelgrid_controller.power.exploration import Unusable
 from eelgrid_controller.power.priors import Prior
@@ -23,10 +24,13 @@ from eelgrid_controller.power.promise import Promise
 from eelgrid_controller.power.tariff import Tariff
 from eelgrid_controller.serving.live import Window as ServiceWindowRead
 from eelgrid_controller.serving.watch import Promised
+from eelgrid_controller.steering.dividing import Problem
+from eelgrid_controller.steering.sharing import Shared
 
 __all__ = [
-    "BudgetsSet", "Ended", "Event", "Instruction", "JobBegan", "JobForeseen", "JobMeasured", "JobMissed",
-    "LimitConfirmed", "LimitFailed", "NodeBack", "NodeLeaseEnded", "NodeLost", "Past", "PricesSet", "Scale", "ServiceBegan",
+    "BudgetsSet", "Divide", "Divided", "Ended", "Event", "Instruction", "JobBegan", "JobForeseen", "JobMeasured",
+    "JobMissed", "LimitConfirmed", "LimitFailed", "NodeBack", "NodeLeaseEnded", "NodeLost", "Past", "PricesSet", "Scale",
+    "ServiceBegan",
     "ServiceServing", "ServiceWindow", "SetLimit", "Ticked",
 ]  # fmt: skip
 
@@ -80,6 +84,7 @@ class JobBegan:
     weight: float = 1.0
     held_w: tuple[float, ...] = ()
     past: Past = field(default_factory=Past)
+    shown: Shown = field(default_factory=Shown)  # what it did itself at each limit, before steering knew of it
 
 
 class JobMeasured(NamedTuple):
@@ -165,6 +170,14 @@ class NodeBack(NamedTuple):
     limits_w: Mapping[str, float]
 
 
+class Divided(NamedTuple):
+    """The answer to `Divide` of this number; None where none could be found."""
+
+    at_s: float
+    number: int
+    shared: Shared | None
+
+
 class Ticked(NamedTuple):
     """Time passed; to be told every few seconds."""
 
@@ -172,8 +185,8 @@ class Ticked(NamedTuple):
 
 
 Event = (
-    ServiceBegan | ServiceWindow | ServiceServing | JobBegan | JobForeseen | JobMeasured | JobMissed | Ended | BudgetsSet | PricesSet
-    | LimitConfirmed | LimitFailed | NodeLost | NodeLeaseEnded | NodeBack | Ticked
+    ServiceBegan | ServiceWindow | ServiceServing | JobBegan | JobForeseen | JobMeasured | JobMissed | Ended
+    | BudgetsSet | PricesSet | LimitConfirmed | LimitFailed | NodeLost | NodeLeaseEnded | NodeBack | Divided | Ticked
 )  # fmt: skip
 
 
@@ -196,4 +209,11 @@ class SetLimit(NamedTuple):
     reason: str
 
 
-Instruction = Scale | SetLimit
+class Divide(NamedTuple):
+    """Work out `dividing.solved(problem)` anywhere, and answer with the number; a later one makes it void."""
+
+    number: int
+    problem: Problem
+
+
+Instruction = Scale | SetLimit | Divide

@@ -1,12 +1,7 @@
 """One job that is steered: its exploration, its curve once known, and the limit that it should have.
 
-Owns what a window means for a job and which limit follows, prices with it. Must not know
-other jobs, how watts are shared or a command's way.
-
-Theory. The exploration says the next limit. Once it has settled the curve is known, and a
-tariff may say another: a larger limit earns, as the ledger counts it, a smaller one is run
-only while the ledger affords it, whenever the job may end. To begin with a smaller one it
-has to afford `_RUN` windows, so that limits do not change at every window.
+Owns what a window means for a job and which limit follows, prices with it (`wishes`). Must
+not know other jobs, how watts are shared or a command's way.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +16,6 @@ from eelgrid_controller.power.exploration import (
     Missed,
     Unusable,
     Window,
-    affords,
     begin,
     known,
     step,
@@ -32,27 +26,13 @@ from eelgrid_controller.power.promise import BestEffort, Deadline, MaxSlowdown, 
 from eelgrid_controller.power.tariff import Schedule
 from eelgrid_controller.steering.events import JobBegan, JobMeasured
 from eelgrid_controller.steering.pricing import Prices, weighed
+from eelgrid_controller.steering.wishes import SAME_W, Aim, Wish, aimed, same_w
 
-__all__ = ["Aim", "Job", "begun", "same_w"]
+__all__ = ["Job", "begun"]
 
-_SAME_W = 0.5
 _HAIR_S = 1.0  # by which clocks of a node and of the controller may differ
-_RUN = 8  # windows
 _OVER = 1.03  # of its limit: more is an overshoot of the board, less the scatter of windows
 _OVER_WINDOWS = 3
-
-
-def same_w(one_w: float, other_w: float) -> bool:
-    """Whether two limits are one."""
-    return abs(one_w - other_w) <= _SAME_W
-
-
-@dataclass(frozen=True, slots=True)
-class Aim:
-    """The limit that a job should have, and why."""
-
-    limit_w: float
-    reason: str
 
 
 @dataclass(slots=True)
@@ -139,19 +119,15 @@ class Job:
         self.began, self.plan = event, None
         self.priced_at(self.priced)
 
-    def aim(self, prices: Prices, at_s: float, *, free: bool = False) -> Aim:
-        """The limit of now; `free` for what it would be without budgets."""
-        decision = step(self.search, Ceiling(None))[1] if free and self.ceiling_w is not None else self.decision
-        aim = Aim(decision.limit_w, decision.why.value)
-        dear = self._turned(prices, at_s) if decision.settled else None
-        if dear is None or same_w(dear.limit_w, aim.limit_w):
-            return aim
-        if dear.limit_w > aim.limit_w:
-            return Aim(dear.limit_w, "energy is cheap now: time is earned for when it is dear")
-        ahead = 1 if self.target_w <= dear.limit_w + _SAME_W else _RUN
-        if affords(self.search, dear.limit_w, ahead):
-            return Aim(dear.limit_w, "energy is dear now: time that was earned is spent")
-        return aim
+    def aim(self, prices: Prices, at_s: float) -> Aim:
+        """The limit of now."""
+        dear = self._turned(prices, at_s) if self.decision.settled else None
+        return aimed(self.search, self.decision, dear, self.target_w)
+
+    def wish(self, prices: Prices, at_s: float) -> Wish:
+        """What the limit of now would be without budgets."""
+        hidden = self.ceiling_w is not None
+        return Wish(self.search, None if hidden else self.decision, self._turned(prices, at_s), self.target_w)
 
     def slowdown(self) -> float | None:
         """Time so far over that at the largest limit measured, less one; None before anything is known."""
@@ -226,7 +202,7 @@ class Job:
             return None
         if self.plan is None or at_s >= self.plan_until_s:
             most_w = self.search.limits_w[0] if self.ceiling_w is None else self.ceiling_w
-            points = tuple(at for at in self.curve.points if at.limit_w <= most_w + _SAME_W)
+            points = tuple(at for at in self.curve.points if at.limit_w <= most_w + SAME_W)
             self.plan = prices.plan(
                 self.began.promise, points, at_s, base_s=base_s, earned_s=self.earned_s() or 0.0, left=self.left()
             )
@@ -240,10 +216,16 @@ def begun(event: JobBegan, manner: Manner, prices: Prices) -> Job:
     weight = prices.weight(event.at_s)
     search, decision = begin(
         event.limits_w, weighed(event.promise, weight), gpus=max(1, sum(one.gpus for one in event.holdings)),
-        manner=manner, relatives=event.relatives,
+        manner=manner, relatives=event.relatives, shown=event.shown,
     )  # fmt: skip
-    past = event.past
-    ledger = search.ledger._replace(carried_s=past.earned_s, all_work=past.work, all_time_s=past.time_s)
+    past, ledger = event.past, search.ledger
+    carried_s = past.earned_s
+    if isinstance(event.promise, MaxSlowdown) and search.reference is not None and carried_s:
+        # What was shown is in the ledger's sums, and what it earned or owes is in the past, too: it counts once.
+        # Without a past, after a restart, these windows are all that is known of the promise.
+        base_s = search.arms[search.reference].time_per_work
+        carried_s -= (1.0 + event.promise.share) * base_s * ledger.work - ledger.time_s
+    ledger = ledger._replace(carried_s=carried_s, all_work=past.work, all_time_s=past.time_s)
     job = Job(
         event, replace(search, ledger=ledger), decision, event.at_s, event.at_s, decision.limit_w, priced=weight
     )  # fmt: skip

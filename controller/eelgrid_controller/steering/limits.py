@@ -10,7 +10,7 @@ budgets, so every raise has room once all lowerings are confirmed. A holding tha
 limit pins its gang for `retry_after_s` to what it has: the slowest paces the rest.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.power.budgets import Budgets
@@ -28,11 +28,14 @@ from eelgrid_controller.power.changes import (
 )  # fmt: skip
 from eelgrid_controller.power.exploration import Unusable
 from eelgrid_controller.power.tariff import Tariff
-from eelgrid_controller.steering.events import JobBegan, JobMeasured, SetLimit
-from eelgrid_controller.steering.jobs import Job, begun, same_w
+from eelgrid_controller.steering.asking import problem_of
+from eelgrid_controller.steering.dividing import Problem, imagined, solved
+from eelgrid_controller.steering.events import Divide, JobBegan, JobMeasured, SetLimit
+from eelgrid_controller.steering.jobs import Job, begun
 from eelgrid_controller.steering.pricing import Prices
 from eelgrid_controller.steering.settings import DIVIDED, Settings
-from eelgrid_controller.steering.sharing import Asking, Shared, Shortfall, share
+from eelgrid_controller.steering.sharing import Shared, Shortfall
+from eelgrid_controller.steering.wishes import same_w
 
 __all__ = ["Jobs"]
 
@@ -56,6 +59,8 @@ class Jobs:
         self._stale: bool = False  # ceilings are
         self._urgent: bool = False
         self._shared_s: float | None = None
+        self._divides: int = 0  # number of the last division that was asked for
+        self._divide_until_s: float | None = None  # while its answer is awaited
 
     def began(self, event: JobBegan) -> list[SetLimit] | str:
         """A new job, or one that promises something else, or one that has moved."""
@@ -187,6 +192,7 @@ class Jobs:
     def rebudgeted(self, at_s: float, budgets: Budgets) -> list[SetLimit]:
         """Other budgets: watts are shared at once."""
         self.budgets = budgets
+        self._divide_until_s = None  # what is under way is of budgets that are no more
         self._budget_names = frozenset(one.name for one in budgets.all)
         drawn = {one.name: self._placed(one).budgets for job in self.jobs.values() for one in job.began.holdings}
         made = self._sent(self.changes.rebudget(budgets, drawn))
@@ -214,22 +220,40 @@ class Jobs:
                 made += self._weighed(job, at_s, force=job.pinned_w is not None and at_s >= job.pinned_until_s)
         return made + self._retried(at_s)
 
-    def shared(self, at_s: float) -> list[SetLimit]:
-        """New ceilings, if they are due: at once where a budget may be passed, else now and then."""
+    def shared(self, at_s: float) -> list[SetLimit] | list[Divide]:
+        """New ceilings, or the question for them, if they are due: at once where a budget may be passed."""
         every_s = self.settings.divide_every_s * min(1.0, len(self.jobs) / DIVIDED)
         due = self._shared_s is None or at_s - self._shared_s >= every_s
-        if not self._stale or not (due or self._urgent):
+        awaited = self._divide_until_s is not None and at_s < self._divide_until_s
+        if not self._stale or not (due or self._urgent) or awaited:
             return []
         self._stale = self._urgent = False
-        self._shared_s = at_s
-        ceilings: Mapping[str, float | None] = dict.fromkeys(self.jobs)
-        if len(self.budgets):
-            asking = [self._asking(job, at_s) for job in self.jobs.values()]
-            changeable = [one for one in asking if one.gpus]
-            ceilings, self.shortfalls = share(changeable, self.budgets, self._fixed_w(), self.settings.want)
+        self._shared_s, self._divide_until_s = at_s, None
+        if not len(self.budgets):
+            return self._allowed(at_s, Shared(dict.fromkeys(self.jobs), self.shortfalls))
+        problem = self._problem(at_s, self.budgets, lambda holding: self._placed(holding).budgets)
+        if len(self.jobs) <= self.settings.divided_inside:
+            return self._allowed(at_s, solved(problem))
+        self._divides += 1
+        self._divide_until_s = at_s + self.settings.divided_within_s
+        return [Divide(self._divides, problem)]
+
+    def divided(self, at_s: float, number: int, shared: Shared | None) -> list[SetLimit] | str:
+        """The answer to the last question; without one it is asked again when it is due."""
+        if self._divide_until_s is None or number != self._divides:
+            return "a division that was not asked for, is void, or came twice"
+        self._divide_until_s = None
+        if shared is None:
+            self._stale = True
+            return []
+        return self._allowed(at_s, shared)
+
+    def _allowed(self, at_s: float, shared: Shared) -> list[SetLimit]:
+        """Every job under its ceiling; one that began since the question keeps what it has."""
+        self.shortfalls = shared.shortfalls
         made: list[SetLimit] = []
         for name, job in self.jobs.items():
-            job.under(ceilings.get(name, job.ceiling_w))
+            job.under(shared.ceilings_w.get(name, job.ceiling_w))
             made += self._aimed(job, at_s)
         return made + self._retried(at_s)
 
@@ -326,45 +350,8 @@ class Jobs:
 
     def imagined(self, at_s: float, budgets: Budgets, lowest: Mapping[str, tuple[str, ...]]) -> Shared:
         """What jobs would share under other budgets, of which each node names the lowest; nothing is changed."""
-        asking = [self._asking(job, at_s, lowest) for job in self.jobs.values()]
-        changeable = [one for one in asking if one.gpus]
-        found = share(changeable, budgets, self._fixed_w(budgets, lowest), self.settings.want)
-        wishes = {one.name: one.wish_w for one in asking}
-        allowed = {name: found.ceilings_w.get(name) for name in wishes}
-        limits_w = {name: min(wish_w, allowed[name] or wish_w) for name, wish_w in wishes.items()}
-        return Shared(dict(limits_w), found.shortfalls)
+        return imagined(self._problem(at_s, budgets, lambda holding: lowest.get(holding.node, ())))
 
-    def _asking(self, job: Job, at_s: float, lowest: Mapping[str, tuple[str, ...]] | None = None) -> Asking:
-        known = self.known(job)
-        limits_w = job.search.limits_w
-        return Asking(
-            name=job.began.name,
-            wish_w=job.aim(self.prices, at_s, free=True).limit_w,
-            held_w=max(one.limit_w for one in known.values()),
-            limits_w=limits_w,
-            charges_w=tuple(job.charge_w(limit_w) for limit_w in limits_w),
-            gpus=tuple(
-                (self._placed(one).budgets if lowest is None else lowest.get(one.node, ()), one.gpus)
-                for one, how in known.items()
-                if not (how.lost or how.given_up)
-            ),
-            curve=job.curve,
-            promise=job.rest(),
-            weight=job.began.weight,
-            owes=(job.earned_s() or 0.0) < 0.0,
-        )
-
-    def _fixed_w(
-        self, budgets: Budgets | None = None, lowest: Mapping[str, tuple[str, ...]] | None = None
-    ) -> list[float]:
-        """What each budget gives to GPUs that cannot be changed, and may have to when leases end."""
-        budgets = self.budgets if budgets is None else budgets
-        fixed = [0.0] * len(budgets)
-        for job in self.jobs.values():
-            for holding, how in self.known(job).items():
-                if how.lost or how.given_up:
-                    claim_w = max(how.claim_w, (holding.restored_w or 0.0) if how.lost else 0.0)
-                    names = self._placed(holding).budgets if lowest is None else lowest.get(holding.node, ())
-                    for place in budgets.above(names):
-                        fixed[place] += claim_w
-        return fixed
+    def _problem(self, at_s: float, budgets: Budgets, lowest: Callable[[Holding], tuple[str, ...]]) -> Problem:
+        jobs = ((job, self.known(job)) for job in self.jobs.values())
+        return problem_of(jobs, budgets, lowest, prices=self.prices, at_s=at_s, want=self.settings.want)

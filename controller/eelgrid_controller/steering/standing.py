@@ -64,6 +64,7 @@ class BudgetStanding:
     claim_w: float
     shortfall_w: float  # of what promises and lost nodes need; 0 if all fits
     reason: str  # of the shortfall; empty without one
+    other_w: float = 0.0  # of the budget, for what is not steered: not in the room
 
 
 @dataclass(frozen=True, slots=True)

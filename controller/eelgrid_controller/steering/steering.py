@@ -17,9 +17,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from eelgrid_controller.power.budgets import Budgets
 from eelgrid_controller.power.changes import Holding
+from eelgrid_controller.power.evidence import Shown
 from eelgrid_controller.power.picking import Why
 from eelgrid_controller.steering.events import (
     BudgetsSet,
+    Divided,
     Ended,
     Event,
     Instruction,
@@ -38,7 +40,7 @@ from eelgrid_controller.steering.events import (
     ServiceWindow,
     Ticked,
 )  # fmt: skip
-from eelgrid_controller.steering.jobs import Job, same_w
+from eelgrid_controller.steering.jobs import Job
 from eelgrid_controller.steering.limits import Jobs
 from eelgrid_controller.steering.services import Services
 from eelgrid_controller.steering.settings import Settings
@@ -50,6 +52,7 @@ from eelgrid_controller.steering.standing import (
     JobStanding,
     Standing,
 )
+from eelgrid_controller.steering.wishes import same_w
 
 __all__ = ["Steering"]
 
@@ -81,6 +84,14 @@ class Steering:
     def opening_w(self, limits_w: Iterable[float], holdings: Iterable[Holding]) -> float | None:
         """The largest limit that a new job could begin with within the budgets; None where not even the least fits."""
         return self._jobs.opening_w(limits_w, holdings)
+
+    def shown(self) -> dict[str, Shown]:
+        """What jobs whose search has settled did at each limit."""
+        return {
+            name: Shown(tuple(arm for arm in job.search.arms if arm.windows), job.search.noise)
+            for name, job in self._jobs.jobs.items()
+            if job.decision.settled
+        }
 
     def imagined(self, budgets: Budgets, lowest: Mapping[str, tuple[str, ...]]) -> Imagined:
         """The limits that jobs would have under other budgets; `lowest` names the nearest budget of each node.
@@ -157,6 +168,8 @@ class Steering:
                 return jobs.answered(at_s, number, limit_w, done=True)
             case LimitFailed(at_s, number, limit_w):
                 return jobs.answered(at_s, number, limit_w, done=False)
+            case Divided(at_s, number, shared):
+                return jobs.divided(at_s, number, shared)
             case NodeLost(_, node):
                 return jobs.node_lost(node)
             case NodeLeaseEnded(at_s, node):
@@ -197,4 +210,4 @@ class Steering:
             reason = "claims, and limits that leases will put back, are more" if lack > 0.0 else ""
             if short is not None and short.watts >= lack:
                 lack, reason = short.watts, short.reason
-            yield BudgetStanding(budget.name, room_w, claims[budget.name], lack, reason)
+            yield BudgetStanding(budget.name, room_w, claims[budget.name], lack, reason, budget.other_w)

@@ -18,9 +18,12 @@ from typing import NamedTuple, Protocol
 
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.power.budgets import Budget, Budgets
+from eelgrid_controller.power.evidence import Shown
 from eelgrid_controller.replicas import sliced
 from eelgrid_controller.steering.events import (
     BudgetsSet,
+    Divide,
+    Divided,
     Event,
     Instruction,
     JobBegan,
@@ -42,12 +45,14 @@ from eelgrid_controller.steward.elastic_desk import ElasticDesk
 from eelgrid_controller.steward.foreseen import Foreseen
 from eelgrid_controller.steward.imagining import imagined
 from eelgrid_controller.steward.job_desk import JobDesk
+from eelgrid_controller.steward.keepsakes import Keepsakes
 from eelgrid_controller.steward.lessons import Lessons
 from eelgrid_controller.steward.presence import NodeSeen, Watched
 from eelgrid_controller.steward.prices import NodeDraw, budgets_of, tariff_of
 from eelgrid_controller.steward.rounds import Asked
 from eelgrid_controller.steward.service_desk import ServiceDesk, ServiceSeen
 from eelgrid_controller.steward.settings import StewardSettings
+from eelgrid_controller.steward.watts import Drawn, drawn_of
 from eelgrid_controller.steward.world import World, enforced
 from eelgrid_protos.catalogue import Catalogue
 from eelgrid_protos.messages import EnergyPrices, ImagineBudgetsResponse, MeasuredPoint, Policy, Workload
@@ -63,6 +68,9 @@ class Steers(Protocol):
 
     def imagined(self, budgets: Budgets, lowest: Mapping[str, tuple[str, ...]]) -> Imagined:
         """The limits that jobs would have under other budgets."""
+
+    def shown(self) -> Mapping[str, Shown]:
+        """What settled jobs did at each limit."""
 
     def standing(self) -> Standing:
         """How everything stands."""
@@ -85,6 +93,7 @@ class StewardStanding:
     services: dict[str, ServiceSeen] = field(default_factory=dict)
     unsteered: dict[str, str] = field(default_factory=dict)  # promised workloads that are not, and why
     bases: dict[str, str] = field(default_factory=dict)  # where what is known of a workload comes from
+    drawn: Mapping[str, Drawn] = field(default_factory=dict)  # below each budget, as last read
     advice: frozenset[str] = frozenset()  # workloads of which nothing is carried out: their pools are only observed
 
 
@@ -97,6 +106,8 @@ class Turn(NamedTuple):
     standing: StewardStanding
     faults: tuple[tuple[str, Exception], ...]  # by workload; what was passed over
     points: tuple[MeasuredPoint, ...] = ()  # that windows taught
+    division: Divide | None = None  # to be worked out apart
+    answers: tuple[LimitConfirmed | LimitFailed, ...] = ()  # to limits, as the steering was told
     said: tuple[tuple[str, str], ...] = ()  # for the log, by workload
 
 
@@ -120,7 +131,9 @@ class Desk:
         self._watched = Watched(grace_s=settings.away_grace_s)
         self._budgets: tuple[Budget, ...] = ()
         self._prices: EnergyPrices | None = None
+        self._drawn: Mapping[str, Drawn] = {}
         self._lessons = Lessons()
+        self._keepsakes = Keepsakes()
         self._elastic = ElasticDesk(horizon_s=settings.elastic_s)
         self._numbers: dict[int, str] = {}  # jobs of the numbers that are to be answered
         self._refused: list[LimitFailed] = []  # to be told in the next turn
@@ -133,10 +146,12 @@ class Desk:
         services = {name: one for name, one in world.workloads.items() if one.spec.service and not sliced(one)}
         jobs = {name: one for name, one in world.workloads.items() if one.spec.training is not None}
         earned = {job.name: job.earned_s or 0.0 for job in self.steering.standing().jobs}
-        said = self._hear(self._of_nodes(world))
+        of_nodes = self._of_nodes(world)
+        said = self._hear(of_nodes)
         said += self._hear(self._services.gone(services, world.at_s))
         said += self._hear(self._jobs.gone(jobs, world))
         said += self._hear(self._of_policy(world, faults))
+        said += self._hear(Divided(world.at_s, number, shared) for number, shared in world.divided)
         for name, workload in services.items():
             try:
                 said += self._hear(self._services.look(name, workload, world))
@@ -166,7 +181,9 @@ class Desk:
             self._services.asked() | self._jobs.asked(),
             standing,
             tuple(faults),
-            self._lessons.due(),
+            self._lessons.due() + self._keepsakes.due(self.steering.shown(), jobs, world),
+            next((one for one in reversed(said) if isinstance(one, Divide)), None),
+            tuple(one for one in of_nodes if isinstance(one, LimitConfirmed | LimitFailed)),
             tuple(told),
         )
 
@@ -248,6 +265,8 @@ class Desk:
         """Budgets and prices where they are others than before."""
         made: list[Event] = []
         try:
+            if world.draws is not None:
+                self._drawn = drawn_of(world.policy, world.draws)
             if world.draws is not None and (budgets := budgets_of(world.policy, world.draws)).all != self._budgets:
                 self._budgets = budgets.all
                 made.append(BudgetsSet(world.at_s, budgets))
@@ -281,6 +300,7 @@ class Desk:
             self._services.seen(),
             self.unsteered(),
             bases | self._foreseen.bases(),
+            self._drawn,
             advice,
         )
 

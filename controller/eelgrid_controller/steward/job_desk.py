@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from eelgrid_controller.boards import Board, board_of, limits_between
+from eelgrid_controller.measured import OWN, own_profile
 from eelgrid_controller.power.changes import Holding
 from eelgrid_controller.power.curves import Curve
 from eelgrid_controller.power.exploration import Unusable
@@ -23,6 +24,7 @@ from eelgrid_controller.serving.exposition import Scrape
 from eelgrid_controller.steering.events import Ended, Event, JobBegan, JobMeasured, JobMissed, Past
 from eelgrid_controller.steward.forecasts import OfJob
 from eelgrid_controller.steward.jobs import gpus_by_node, holdings_of, promise_of, relatives_of
+from eelgrid_controller.steward.keepsakes import shown_by
 from eelgrid_controller.steward.meters import GpuLook, Meter, Progress
 from eelgrid_controller.steward.prices import lowest_budgets
 from eelgrid_controller.steward.rounds import Asked
@@ -230,6 +232,12 @@ class JobDesk:
             stand.holdings,
             relatives=self._related(stand.gpu_model, world),
             held_w=tuple(limits_w.get(holding.node, default_w) for holding in stand.holdings),
+            shown=shown_by(
+                workload,
+                stand.gpu_model,
+                world.points.get(own_profile(workload.workload_id), ()),
+                self._settings.window_s,
+            ),
             past=Past(0.0 if job.progress is None else job.progress.work, ran_s, earned_s),
         )
 
@@ -239,7 +247,10 @@ class JobDesk:
             known = {}
             self._relatives = (world.at_s, known)
         if gpu_model not in known:
-            known[gpu_model] = relatives_of((point for found in world.points.values() for point in found), gpu_model)
+            known[gpu_model] = relatives_of(
+                (point for name, found in world.points.items() if not name.startswith(OWN) for point in found),
+                gpu_model,
+            )
         return known[gpu_model]
 
     @staticmethod

@@ -23,10 +23,12 @@ _MONDAY_S = 345_600.0  # 1970-01-05, the first Monday of Unix time
 
 
 class NodeDraw(NamedTuple):
-    """Where a node is, and what its GPUs that are not steered may draw."""
+    """Where a node is, what its GPUs that are not steered may draw, and what all of them were read to draw."""
 
     inventory: Inventory
     other_w: float
+    power_w: float = 0.0
+    unread: int = 0  # GPUs without a fresh reading
 
 
 def lowest_budgets(policy: Policy, inventory: Inventory) -> tuple[str, ...]:

@@ -39,7 +39,8 @@ class StewardSettings:
     away_grace_s: float = 10.0  # the loop's: a lost node's lease began to run out so long before
     # Promised workloads that are steered; more are placed as ever, and told so.
     workloads_most: int = 20_000
-    steering: Settings = field(default_factory=Settings)
+    # A division of 64 jobs takes a tenth of a second of a turn, one of 1,000 would keep everything else waiting.
+    steering: Settings = field(default_factory=lambda: Settings(divided_inside=64))
 
     def __post_init__(self) -> None:
         """Refuse what no steward can run with."""

@@ -25,7 +25,7 @@ from eelgrid_protos.messages import (
     WorkloadPhase,
 )
 
-__all__ = ["promises_of"]
+__all__ = ["objective_s", "promises_of"]
 
 _UNSTEERED = "unsteered"
 _REASON_MOST = 1000
@@ -37,7 +37,7 @@ def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else value
 
 
-def _objective_s(promise: ServicePromise | None) -> float:
+def objective_s(promise: ServicePromise | None) -> float:
     """The latency that live quantiles are compared with: of the response, or of a token."""
     found = () if promise is None else promise.objectives
     watched = [one.latency_s for one in found if one.metric is not LatencyMetric.FIRST_TOKEN]
@@ -55,7 +55,7 @@ def _service(one: ServiceStanding, workload: Workload, seen: ServiceSeen, *, is_
         replicas_wanted=one.target,
         phase=one.phase.value,
         arrived_hz=_finite(seen.arrived_hz),
-        objective_s=_objective_s(workload.spec.service),
+        objective_s=objective_s(workload.spec.service),
         live_s=_finite(one.live_s),
         modelled_s=_finite(one.model_s),
         slowness=one.factor,
@@ -85,7 +85,7 @@ def _unsteered(workload: Workload, reason: str) -> ServiceStatus | JobStatus:
     placed = len(workload.placements)
     return ServiceStatus(
         workload_id=key, name=name, phase=_UNSTEERED, reason=said, replicas_serving=placed, replicas_wanted=placed,
-        objective_s=_objective_s(workload.spec.service),
+        objective_s=objective_s(workload.spec.service),
     )  # fmt: skip
 
 

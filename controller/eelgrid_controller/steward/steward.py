@@ -12,26 +12,29 @@ from what agents and servers tell. A cycle that fails is told and the next one t
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Protocol, TypeVar
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core import Core
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.events import WorkloadCancelled, WorkloadSubmitted
 from eelgrid_controller.loop import Committed
+from eelgrid_controller.measured import OWN, own_profile
 from eelgrid_controller.profiles.points import Point
-from eelgrid_controller.steering.events import Scale
+from eelgrid_controller.steering.events import LimitConfirmed, Scale
+from eelgrid_controller.steward.counts import Counts, rule_of
 from eelgrid_controller.steward.desk import Desk, LimitJob, StewardStanding, Turn
+from eelgrid_controller.steward.divisions import Divisions
 from eelgrid_controller.steward.forecasts import Learner
 from eelgrid_controller.steward.meters import Progress
+from eelgrid_controller.steward.ports import Commands, Durations, Pages
 from eelgrid_controller.steward.read_limits import read_limits
-from eelgrid_controller.steward.rounds import Asked, Round
 from eelgrid_controller.steward.settings import StewardSettings
-from eelgrid_controller.steward.statuses import promises_of
+from eelgrid_controller.steward.statuses import objective_s, promises_of
 from eelgrid_controller.steward.sums import Sums, slices
 from eelgrid_controller.steward.telling import Telling
 from eelgrid_controller.steward.views import look_of, node_of
@@ -50,49 +53,10 @@ from eelgrid_protos.messages import (
     WorkloadPhase,
 )
 
-__all__ = ["Commands", "Pages", "SteadyUnix", "Steward"]
+__all__ = ["SteadyUnix", "Steward"]
 
-_Result = TypeVar("_Result")
 _PROFILES_MOST = 256  # whose points a new job may learn from
 _BEHIND_S = 5.0
-
-
-class Commands(Protocol):
-    """What the steward needs of the controller's loop."""
-
-    listeners: list[Callable[[Committed], None]]
-
-    async def read(self, view: Callable[[Core], _Result]) -> _Result:
-        """What `view` makes of the core."""
-
-    @property
-    def core(self) -> Core:
-        """The core at this moment."""
-
-    async def scale(self, workload_id: str, replicas: int) -> Workload:
-        """So many replicas, or as near as there is room for."""
-
-    async def set_limit(self, workload_id: str, power_limit_w: float | None) -> Workload:
-        """A limit on each GPU of a workload."""
-
-    async def told_limits(self, highest_w: Mapping[str, float]) -> None:
-        """The highest limits that GPUs were read to have, by workload, where above the journal's."""
-
-    async def record_points(self, points: Sequence[MeasuredPoint]) -> int:
-        """Points that were measured; how many are new."""
-
-
-class Pages(Protocol):
-    """What the steward needs of the scraper."""
-
-    def ask(self, asked: dict[str, Asked]) -> frozenset[str]:
-        """From now on these; those that are too many."""
-
-    def take(self) -> dict[str, Round]:
-        """Rounds since the last time."""
-
-    async def run(self) -> None:
-        """Ask until cancelled."""
 
 
 class SteadyUnix:
@@ -124,13 +88,14 @@ class Steward:
         settings: StewardSettings,
         clock: Clock,
         log: logging.Logger,
+        durations: Durations | None = None,
         learner: Learner | None = None,
     ) -> None:
         self.settings = settings
+        self.counts = Counts()
+        self._durations = durations or Durations()
         self.cycles = 0
         self.failures = 0
-        self.scaled = 0
-        self.limited = 0
         self.turn_s = 0.0  # how long the last turn took in its thread
         self._loop = loop
         self._telemetry = telemetry
@@ -146,11 +111,25 @@ class Steward:
         self._unsteered: dict[str, str] = {}  # as logged
         self._read_w: dict[str, float] = {}  # limits above the journal's, as told last
         self._left_out = 0  # promised workloads that are too many
-        self._sums = Sums(loop, catalogue, every_s=settings.others_s, monotonic_s=clock.monotonic_s)
+        self._sums = Sums(loop, telemetry, catalogue, every_s=settings.others_s, clock=clock)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="steering")
+        self._early = asyncio.Event()  # the next turn need not wait: there is an answer to hear
+        self._divisions = Divisions(
+            answered=self._early, seconds=self._durations.division, perf_s=clock.perf_s, log=log
+        )  # fmt: skip
         for workload in loop.core.state.workloads.values():
             self._note(workload.workload_id, workload)
         loop.listeners.append(self._on_commit)
+
+    @property
+    def scaled(self) -> int:
+        """Services and jobs that were given other replicas, so far."""
+        return self.counts.done["scale"]
+
+    @property
+    def limited(self) -> int:
+        """Jobs that were given another limit, so far."""
+        return self.counts.done["limit"]
 
     @property
     def standing(self) -> StewardStanding:
@@ -200,23 +179,28 @@ class Steward:
                 start_s = self._clock.monotonic_s()
                 await self.cycle()
                 spent_s = self._clock.monotonic_s() - start_s
-                await asyncio.sleep(max(0.05, self.settings.cycle_s - spent_s))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.05, self.settings.cycle_s - spent_s)):
+                        await self._early.wait()
                 if asking.done():
                     self._log.error("scraper=ended error=%r action=begin_again", asking.exception())
                     asking = asyncio.create_task(self._pages.run())
         finally:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
+            self._divisions.stop()
             self._thread.shutdown(wait=False, cancel_futures=True)
             self._telling.forecasts.close()
 
     async def cycle(self) -> None:
         """One look and what comes of it; never raises."""
         self.cycles += 1
+        self._early.clear()
         try:
             world = await self._world()
             turn = await asyncio.get_running_loop().run_in_executor(self._thread, self._turned, world)
             self._standing = turn.standing
+            self._count(turn, world)
             self._told(turn)
             await self._tell_limits(world)
             await self._carry_out(turn)
@@ -274,6 +258,7 @@ class Steward:
         return World(
             at_s=self._steady.now_s(), policy=policy, workloads=workloads, nodes=nodes, points=points, looks=looks,
             rounds=self._pages.take(), progress=dict(self._progress), draws=draws, free=free,
+            divided=self._divisions.take(),
         )  # fmt: skip
 
     # Acting
@@ -283,7 +268,15 @@ class Steward:
         turn = self._desk.turn(world)
         self._telling.forecasts.turned()
         self.turn_s = self._clock.perf_s() - start_s
+        self._durations.turn(self.turn_s)
         return turn
+
+    def _count(self, turn: Turn, world: World) -> None:
+        counts = self.counts
+        counts.faults += len(turn.faults)
+        counts.answered.update("confirmed" if isinstance(one, LimitConfirmed) else "failed" for one in turn.answers)
+        objectives_s = {name: objective_s(one.spec.service) for name, one in world.workloads.items()}
+        counts.attainment.look(turn.standing.steering.services, objectives_s)
 
     def _told(self, turn: Turn) -> None:
         """The log hears what changed."""
@@ -303,6 +296,8 @@ class Steward:
             await self._scale(scale)
         for limit in turn.limits:
             await self._limit(limit)
+        if turn.division is not None:
+            self._divisions.ask(turn.division)
         if turn.points:
             await self._record(turn.points)
 
@@ -316,17 +311,18 @@ class Steward:
         try:
             recorded = await self._loop.record_points(points[:POINTS_A_CALL_MOST])
         except Exception as error:  # noqa: BLE001  # what was not learned is learned again
-            self._refused("points=%s recorded=%d refused=%s", str(len(points)), 0, error)
+            self._refused("record", "points=%s recorded=%d refused=%s", str(len(points)), 0, error)
             return
+        self.counts.done["record"] += 1
         self._log.info("points=%d recorded=%d source=telemetry", len(points), recorded)
 
     async def _scale(self, scale: Scale) -> None:
         try:
             workload = await self._loop.scale(scale.name, scale.replicas)
         except Exception as error:  # noqa: BLE001  # one command's fault stops no other
-            self._refused("workload=%s scale=%d refused=%s", scale.name, scale.replicas, error)
+            self._refused("scale", "workload=%s scale=%d refused=%s", scale.name, scale.replicas, error)
             return
-        self.scaled += 1
+        self.counts.done["scale"] += 1
         self._log.info(
             "workload=%s scale=%d replicas=%d reason=%s",
             scale.name,
@@ -344,15 +340,16 @@ class Steward:
                 lambda core: {name: core.state.nodes[name].plan_epoch for name in nodes if name in core.state.nodes}
             )
         except Exception as error:  # noqa: BLE001
-            self._refused("workload=%s limit_w=%g refused=%s", limit.name, limit.limit_w, error)
+            self._refused("limit", "workload=%s limit_w=%g refused=%s", limit.name, limit.limit_w, error)
             self._desk.was_refused(limit, at_s)
             return
-        self.limited += 1
+        self.counts.done["limit"] += 1
         self._log.info("workload=%s limit_w=%g reason=%s", limit.name, limit.limit_w, limit.reason)
         self._desk.was_asked(limit, epochs, at_s)
 
-    def _refused(self, words: str, name: str, value: float, error: Exception) -> None:
+    def _refused(self, command: str, words: str, name: str, value: float, error: Exception) -> None:
         """A refusal is told, a fault of ours with its trace."""
+        self.counts.refused[command, rule_of(error)] += 1
         is_refusal = isinstance(error, Fault | ContractError)
         self._log.warning(words, name, value, error, exc_info=None if is_refusal else error)
 
@@ -374,6 +371,9 @@ def _gather(
         for placement in workload.placements:
             if placement.node_name not in nodes:
                 nodes[placement.node_name] = node_of(state.nodes[placement.node_name])
+        own = own_profile(key)
+        if own in state.points:
+            points[own] = state.points[own]
         promise = workload.spec.service or workload.spec.training
         profile = "" if promise is None else promise.profile
         if profile and profile not in points:
@@ -385,4 +385,6 @@ def _learnable(core: Core, points: dict[str, tuple[Point, ...]]) -> None:
     for profile in core.state.points:
         if len(points) >= _PROFILES_MOST:
             return
+        if profile.startswith(OWN):
+            continue
         points.setdefault(profile, core.state.points[profile])

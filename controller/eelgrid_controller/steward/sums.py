@@ -9,9 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
+from eelgrid_controller.clock import Clock
 from eelgrid_controller.core import Core
 from eelgrid_controller.steward.prices import NodeDraw
-from eelgrid_controller.steward.views import draw_of, free_of
+from eelgrid_controller.steward.views import draw_of, free_of, power_of
+from eelgrid_controller.telemetry import Telemetry
 from eelgrid_protos.catalogue import Catalogue
 from eelgrid_protos.messages import Policy, Workload
 
@@ -37,9 +39,11 @@ def slices(names: Sequence[str]) -> Iterator[Sequence[str]]:
 class Sums:
     """Remembers when each sum was made last."""
 
-    def __init__(self, loop: Reads, catalogue: Catalogue, *, every_s: float, monotonic_s: Callable[[], float]) -> None:
-        self._loop, self._catalogue = loop, catalogue
-        self._every_s, self._monotonic_s = every_s, monotonic_s
+    def __init__(
+        self, loop: Reads, telemetry: Telemetry, catalogue: Catalogue, *, every_s: float, clock: Clock
+    ) -> None:
+        self._loop, self._telemetry, self._catalogue = loop, telemetry, catalogue
+        self._every_s, self._clock, self._monotonic_s = every_s, clock, clock.monotonic_s
         self._policy_seen = -1
         self._drawn_s = self._freed_s = float("-inf")
 
@@ -55,9 +59,13 @@ class Sums:
         """The same of every node, now."""
         made: list[NodeDraw] = []
         for names in slices(await self._loop.read(lambda core: list(core.state.nodes))):
-            made += await self._loop.read(
+            found = await self._loop.read(
                 lambda core, names=names: [draw_of(core, name, unsteered, self._catalogue) for name in names]  # type: ignore[misc]
             )
+            now_s, now_ns = self._clock.monotonic_s(), self._clock.now_ns()
+            for draw in found:
+                power_w, unread = power_of(self._telemetry, draw.inventory, now_s=now_s, now_ns=now_ns)
+                made.append(draw._replace(power_w=power_w, unread=unread))
             await asyncio.sleep(0)
         return tuple(made)
 

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core import Core
+from eelgrid_controller.measured import OWN
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.profiles.safe_side import POINTS_MOST
 from eelgrid_controller.steward.forecasts import Forecasts, Learner
@@ -47,7 +48,7 @@ class Telling:
         first = frozenset(promised)
         if not first:
             return
-        revision, names = await self._loop.read(lambda core: (core.state.points.revision, list(core.state.points)))
+        revision, names = await self._loop.read(lambda core: (core.state.points.revision, _shared(core.state.points)))
         if (revision, first) == self._seen:
             return
         found: dict[str, tuple[Point, ...]] = {}
@@ -62,3 +63,8 @@ class Telling:
             await asyncio.sleep(0)
         self.forecasts.tell(found)
         self._seen = revision, first
+
+
+def _shared(profiles: Iterable[str]) -> list[str]:
+    """Without those of single jobs, which their profiles' points say as well."""
+    return [name for name in profiles if not name.startswith(OWN)]

@@ -16,7 +16,7 @@ from eelgrid_controller.telemetry import Telemetry
 from eelgrid_protos.catalogue import Catalogue
 from eelgrid_protos.messages import Inventory, Reading
 
-__all__ = ["draw_of", "free_of", "look_of", "node_of"]
+__all__ = ["draw_of", "free_of", "look_of", "node_of", "power_of"]
 
 
 def node_of(record: NodeRecord) -> NodeView:
@@ -63,6 +63,14 @@ def draw_of(core: Core, name: str, unsteered: Container[str], catalogue: Catalog
             limits = [one.power_limit_w for one in holders]
             total_w += max(default_w if limit_w is None else limit_w for limit_w in limits)
     return NodeDraw(record.inventory, total_w)
+
+
+def power_of(telemetry: Telemetry, inventory: Inventory, *, now_s: float, now_ns: int) -> tuple[float, int]:
+    """What the GPUs of a node were read to draw, and how many of them were not read."""
+    tick = telemetry.fresh(inventory.node_name, now_s=now_s, now_ns=now_ns)
+    found = () if tick is None else tick.gpus.get(Reading.POWER_W, ())
+    read = [power_w for power_w in found[: len(inventory.gpus)] if power_w is not None]
+    return sum(read), len(inventory.gpus) - len(read)
 
 
 def free_of(core: Core, name: str) -> dict[str, int]:

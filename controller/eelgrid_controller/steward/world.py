@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from eelgrid_controller.modes import enforces
 from eelgrid_controller.profiles.points import Point
+from eelgrid_controller.steering.sharing import Shared
 from eelgrid_controller.steward.meters import GpuLook, Progress
 from eelgrid_controller.steward.prices import NodeDraw
 from eelgrid_controller.steward.rounds import Round
@@ -47,6 +48,7 @@ class World:
     rounds: Mapping[str, Round] = field(default_factory=dict)  # new pages, by workload
     progress: Mapping[str, Progress] = field(default_factory=dict)  # as jobs told it themselves, newest
     draws: tuple[NodeDraw, ...] | None = None  # of all nodes, where they were summed in this cycle
+    divided: tuple[tuple[int, Shared | None], ...] = ()  # divisions that were worked out since, by their numbers
     free: Mapping[str, int] | None = None  # GPUs that nobody holds or waits for, by model, where counted in this cycle
 
 

@@ -1,0 +1,229 @@
+"""The controller's metrics page: what is listed is what is told, promises and watts are on it, and it stays bounded."""
+
+import asyncio
+import logging
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.controller_rig import running, wanted
+from tests.fakes.stewarded import job, node, points, service, stewarded
+
+from eelgrid_controller.adapters import steward_page
+from eelgrid_controller.adapters.described import METRICS, family, main, page
+from eelgrid_controller.adapters.http_get import Failure, PageRefused
+from eelgrid_controller.adapters.scraper import Scraper
+from eelgrid_controller.adapters.steward_page import StewardPage
+from eelgrid_controller.steward.counts import rule_of
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.faults import Unavailable
+from eelgrid_protos.messages import BudgetScope, Column, EnergyPrices, PowerBudget, PricePeriod, Reading, SampleBatch
+
+ROOT = Path(__file__).parents[2]
+BUDGET = PowerBudget(scope=BudgetScope.CLUSTER, limit_w=2000.0)
+PRICES = EnergyPrices(currency="CHF", periods=(PricePeriod(begins_minute=0, price_per_kwh=0.36),))
+
+
+def test_the_page_of_the_docs_is_that_of_the_list(tmp_path, capsys):
+    written = tmp_path / "page.md"
+    assert main(["--check", "--out", str(ROOT / "docs" / "controller-metrics.md")]) == 0, capsys.readouterr().err
+    assert main(["--check", "--out", str(written)]) == 1
+    assert main(["--out", str(written)]) == 0
+    assert written.read_text() == page()
+    written.write_text("old")
+    assert main(["--check", "--out", str(written)]) == 1
+    assert "stale" in capsys.readouterr().err
+
+
+def test_a_name_that_is_not_listed_cannot_be_told():
+    with pytest.raises(KeyError):
+        family("eelgrid_of_the_moment", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "rule"),
+    [(Unavailable("full"), "unavailable"), (ContractError("x", ()), "invalid_argument"), (KeyError("x"), "internal")],
+)
+def test_a_refusal_is_counted_by_its_rule(error, rule):
+    assert rule_of(error) == rule
+
+
+class Sources:
+    """The steward's part alone."""
+
+    def __init__(self, world, pages):
+        self.world, self.page = world, StewardPage(world.steward, pages)
+
+    def families(self):
+        state = self.world.loop.core.state
+        return {one.name: one for one in self.page.families(state.workloads, state.policy)}
+
+
+def scraper():
+    async def refused(_):
+        raise PageRefused("status 404", Failure.STATUS)
+
+    return Scraper(refused, every_s=15.0, monotonic_s=time.monotonic, log=logging.getLogger("test"))
+
+
+def told(families, name):
+    return {tuple(sample.labels.values()): sample.value for sample in families[name].samples}
+
+
+async def lived(world, *, services=("s",), seconds=90):
+    """Services under more load than they can serve at first, a job at its limit, a budget and a price."""
+    await world.join(node("n1", gpus=8), node("n2", gpus=8))
+    await world.enforce("p", budgets=(BUDGET,), prices=PRICES)
+    await world.loop.record_points(points())
+    for request in (*(service(name, replicas_most=4) for name in services), job("j", gpus=2)):
+        await world.loop.submit(request)
+    await world.cycle()
+    for turn in range(seconds // 15):
+        for name in services:
+            if ("s", 0) in world.servers and name == "s":
+                world.servers["s", 0].served(900, inter_s=0.09)  # far above the objective of 50 ms
+            world.serve(name, 90.0 if name == "s" else 5.0)
+        world.samples("n1", "n2", power_w=300.0)
+        world.steward.progress("j", 150.0 * (turn + 1), int(world.now_s * 1e9))
+        await world.cycle(15.0)
+
+
+async def test_how_promises_are_kept_is_told_by_service_job_and_budget():
+    async with stewarded() as world:
+        await lived(world)
+        families = Sources(world, scraper()).families()
+        seen = world.steward.standing.steering
+        windows = told(families, "eelgrid_service_windows")
+        assert windows["s", "missed"] >= 1.0
+        assert sum(windows.values()) == 5.0  # of six pages
+        assert told(families, "eelgrid_promise_windows") == {
+            (verdict,): count for (_, verdict), count in windows.items()
+        }
+        assert told(families, "eelgrid_service_latency_objective_seconds") == {("s",): 0.05}
+        assert told(families, "eelgrid_service_latency_seconds")["s",] == seen.services[0].live_s
+        assert told(families, "eelgrid_service_replicas") == {
+            ("s", "wanted"): seen.services[0].target, ("s", "serving"): seen.services[0].serving,
+        }  # fmt: skip
+        assert told(families, "eelgrid_service_window_age_seconds") == {("s",): 0.0}
+        assert told(families, "eelgrid_job_slowdown_promised_ratio") == {("j",): 0.1}
+        assert told(families, "eelgrid_job_power_limit_watts") == {("j",): seen.jobs[0].limit_w}
+        (budget,) = seen.budgets
+        assert told(families, "eelgrid_power_budget_limit_watts") == {("cluster",): 2000.0}
+        assert told(families, "eelgrid_power_budget_claimed_watts") == {("cluster",): budget.claim_w}
+        room = told(families, "eelgrid_power_budget_room_watts")["cluster",]
+        others = told(families, "eelgrid_power_budget_others_watts")["cluster",]
+        assert room + others + budget.claim_w == pytest.approx(2000.0)
+        assert told(families, "eelgrid_energy_price_per_joule") == {("CHF",): pytest.approx(1e-7)}
+        assert told(families, "eelgrid_energy_price_ratio") == {(): pytest.approx(1.0)}
+        assert told(families, "eelgrid_steward_cycles") == {(): 7.0}
+        assert told(families, "eelgrid_steward_commands")["scale",] >= 1.0
+        assert {key for (key,) in told(families, "eelgrid_scrape_failures")} == {kind.value for kind in Failure}
+        assert set(told(families, "eelgrid_promise_series_left_out").values()) == {0.0}
+
+
+async def test_what_is_drawn_below_a_budget_is_what_was_read():
+    async with stewarded(others_s=1.0) as world:
+        await lived(world, seconds=30)
+        families = Sources(world, scraper()).families()
+        assert told(families, "eelgrid_power_budget_drawn_watts") == {("cluster",): 0.0}
+        assert told(families, "eelgrid_power_budget_unread_gpus") == {("cluster",): 16.0}
+        column = Column(reading=Reading.POWER_W, values=(100.0,) * 8)
+        world.now_s += 15.0
+        sent = SampleBatch(
+            sequence=100, inventory_generation=node("n1").generation, time_ns=(int(world.now_s * 1e9),),
+            gpu_columns=(column,),
+        )  # fmt: skip
+        world.telemetry.receive("n1", sent, now_s=world.now_s)
+        await world.cycle(1.0)
+        families = Sources(world, scraper()).families()
+        assert told(families, "eelgrid_power_budget_drawn_watts") == {("cluster",): 800.0}
+        assert told(families, "eelgrid_power_budget_unread_gpus") == {("cluster",): 8.0}
+
+
+async def test_of_many_services_the_worst_have_series_and_the_rest_is_counted(monkeypatch):
+    monkeypatch.setattr(steward_page, "SERIES_MOST", 1)
+    async with stewarded() as world:
+        await lived(world, services=("a", "s"), seconds=60)
+        families = Sources(world, scraper()).families()
+        assert {key for key, _ in told(families, "eelgrid_service_windows")} == {"s"}
+        assert told(families, "eelgrid_promise_series_left_out") == {("service",): 1.0, ("job",): 0.0, ("budget",): 0.0}
+        assert sum(told(families, "eelgrid_promise_windows").values()) == 6.0
+        assert sum(told(families, "eelgrid_services").values()) == 2.0
+        await world.loop.cancel("s")
+        await world.cycle()
+        families = Sources(world, scraper()).families()
+        assert {key for key, _ in told(families, "eelgrid_service_windows")} == {"a"}
+        assert sum(told(families, "eelgrid_promise_windows").values()) == 6.0
+
+
+async def test_services_that_cannot_be_watched_and_commands_that_are_refused_are_counted(monkeypatch):
+    async with stewarded() as world:
+        await world.join(node("n1"))
+        await world.enforce("p")
+        await world.loop.submit(service("s", profile="unmeasured"))
+        await world.cycle()
+        families = Sources(world, scraper()).families()
+        assert told(families, "eelgrid_services") == {("unsteered",): 1.0}
+        assert "eelgrid_energy_price_ratio" not in families
+
+        async def full(*_):
+            raise Unavailable("the disk is full")
+
+        monkeypatch.setattr(world.loop, "scale", full)
+        await world.loop.record_points(points("unmeasured"))
+        await world.cycle()
+        for _ in range(6):
+            world.serve("s", 90.0)
+            await world.cycle(15.0)
+        families = Sources(world, scraper()).families()
+        assert told(families, "eelgrid_steward_refusals")["scale", "unavailable"] >= 1.0
+
+
+async def test_the_whole_page_tells_what_is_listed(tmp_path):
+    async with running(tmp_path) as rig:
+        await rig.operators.submit_workload(wanted("w1"))
+        text = (await rig.controller.metrics.page()).decode()
+    types = {
+        one.name + {"counter": "_total", "info": "_info"}.get(one.type, ""): one
+        for one in text_string_to_metric_families(text)
+        if not one.name.endswith("_created")  # of histograms, by the client library
+    }
+    for name, one in types.items():
+        about = METRICS[name]
+        assert one.documentation == about.help
+        labels = {label for sample in one.samples for label in sample.labels} - {"le"}
+        assert labels <= set(about.labels), name
+    price = {name for name in METRICS if name.startswith("eelgrid_energy_price")}
+    assert METRICS.keys() - types.keys() == price, "without prices these have no series"
+
+
+def words_of_promtool(text):
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, capture_output=True, check=False, timeout=30, text=True
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on the PATH (Debian: prometheus)")
+async def test_promtool_has_nothing_to_say_of_a_page_with_promises(tmp_path):
+    async with running(tmp_path) as rig, stewarded() as world:
+        await lived(world)
+        own = rig.controller.metrics._sources
+        rig.controller.metrics.attach(Whole(own, Sources(world, scraper())))
+        text = (await rig.controller.metrics.page()).decode()
+    assert 'eelgrid_service_windows_total{verdict="missed",workload="s"}' in text
+    assert await asyncio.to_thread(words_of_promtool, text) == (0, "")
+
+
+class Whole:
+    """A controller's own sources with another's steward."""
+
+    def __init__(self, own, parts):
+        self.own, self.parts = own, parts
+        self.settled, self.summary, self.gauges = own.settled, own.summary, own.gauges
+
+    def steward(self):
+        return self.parts.families().values()

@@ -1,0 +1,82 @@
+"""Divisions of watts beside the turns: budgets hold, answers come early, what fails is asked again."""
+
+import asyncio
+import contextlib
+
+from tests.controller_rig import until
+from tests.fakes.stewarded import job, node, stewarded
+
+from eelgrid_controller.steering.settings import Settings
+from eelgrid_controller.steward import divisions
+from eelgrid_protos.messages import BudgetScope, PowerBudget
+
+APART = Settings(divided_inside=0)
+TIGHT = (PowerBudget(scope=BudgetScope.CLUSTER, limit_w=1000.0),)
+
+
+async def ready(world, budgets=TIGHT):
+    await world.join(node("n1"))
+    await world.enforce("p")
+    for key in ("a", "b"):
+        await world.loop.submit(job(key, gpus=2))
+    await world.enforce("p", budgets=budgets)  # below what runs: begun under it, they would wait
+
+
+def limits_w(world):
+    return {
+        key: world.limit_w(one.node_name, one.gpu_uuids[0])
+        for key in ("a", "b")
+        for one in world.workload(key).placements
+    }
+
+
+async def turns(world, count):
+    for _ in range(count):
+        world.now_s += 5.0
+        world.samples("n1", power_w=1000.0)
+        await world.cycle(0.0)
+        await world.steward._divisions.idle()
+
+
+async def test_a_division_that_is_made_apart_brings_jobs_below_their_budget():
+    async with stewarded(steering=APART) as world:
+        await ready(world)
+        await turns(world, 1)
+        assert limits_w(world) == {"a": 400.0, "b": 400.0}  # asked in this turn, heard in the next
+        await turns(world, 3)
+        assert 2.0 * sum(limits_w(world).values()) <= 1000.0
+        (found,) = world.steward.standing.steering.budgets
+        assert found.claim_w <= found.room_w
+        world.steward._divisions.stop()
+
+
+async def test_an_answer_begins_the_next_turn_at_once():
+    async with stewarded(steering=APART, cycle_s=60.0) as world:
+        await ready(world)
+        world.samples("n1", power_w=1000.0)
+        running = asyncio.create_task(world.steward.run())
+        await until(lambda: sum(limits_w(world).values()) <= 500.0)
+        assert world.steward.cycles == 2
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+async def test_a_division_that_fails_is_told_and_asked_again(monkeypatch, caplog):
+    solved, asked = divisions.solved, []
+
+    def fails_once(problem):
+        asked.append(problem)
+        if len(asked) == 1:
+            raise RuntimeError("a fault")
+        return solved(problem)
+
+    monkeypatch.setattr(divisions, "solved", fails_once)
+    async with stewarded(steering=APART) as world:
+        await ready(world)
+        await turns(world, 1)
+        assert "division=failed number=1" in caplog.text
+        await turns(world, 3)
+        assert len(asked) >= 2
+        assert 2.0 * sum(limits_w(world).values()) <= 1000.0
+        world.steward._divisions.stop()
