@@ -12,6 +12,7 @@ from eelgrid_controller.power.exploration import (
     Ceiling,
     Decision,
     Exploration,
+    Foreseen,
     Missed,
     Unusable,
     Window,
@@ -20,6 +21,7 @@ from eelgrid_controller.power.exploration import (
     step,
 )  # fmt: skip
 from eelgrid_controller.power.picking import Manner, Why
+from eelgrid_controller.power.priors import Prior
 from eelgrid_controller.power.promise import BestEffort, Deadline, MaxSlowdown, Promise
 from eelgrid_controller.power.tariff import Schedule
 from eelgrid_controller.steering.events import JobBegan, JobMeasured
@@ -90,6 +92,10 @@ class Job:
         """One more window."""
         self.window_s = self.heard_s = event.at_s
         self._step(event.window)
+
+    def foreseen(self, prior: Prior | None) -> None:
+        """What a model says of its limits."""
+        self._step(Foreseen(prior))
 
     def missed(self, at_s: float, reason: Unusable) -> None:
         """A window without a measurement."""
@@ -166,7 +172,7 @@ class Job:
             return Deadline(work, time_s) if min(work, time_s) > 0.0 else BestEffort(0.0)
         return promise
 
-    def _step(self, event: Window | Missed | Ceiling) -> None:
+    def _step(self, event: Window | Missed | Ceiling | Foreseen) -> None:
         phase = self.search.phase
         self.search, self.decision = step(self.search, event)
         if self.search.phase != phase:
