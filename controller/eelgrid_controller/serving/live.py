@@ -26,6 +26,7 @@ __all__ = ["Live", "LiveQuantile", "Pair", "Window", "window"]
 
 _STARTED = "process_start_time_seconds"
 _COUNT_LEAST = 20  # a p95 of fewer says nothing
+_SAME = 1e-6  # relative, of two borders
 
 
 class Pair(NamedTuple):
@@ -52,6 +53,25 @@ class Live:
     borders_s: tuple[float, ...] = ()  # rising, the last infinite
     counts: tuple[float, ...] = ()  # cumulative
     made_s: tuple[tuple[float, float], ...] = ()
+    sum_s: float | None = None  # of all of them; None where the server does not tell
+
+    @property
+    def mean_s(self) -> float | None:
+        """The mean; None where the server tells no sum, or too few were served."""
+        if self.sum_s is None or not _COUNT_LEAST <= self.count < math.inf:
+            return None
+        return self.sum_s / self.count
+
+    def share(self, border_s: float) -> float | None:
+        """The share that took no longer than a border; None where that is no border, or too few were served."""
+        if not self.counts or self.count < _COUNT_LEAST:
+            return None
+        same = (
+            count / self.counts[-1]
+            for border, count in zip(self.borders_s, self.counts, strict=True)
+            if abs(border - border_s) <= _SAME * border_s
+        )
+        return next(same, None)
 
     @property
     def count(self) -> float:
@@ -182,7 +202,16 @@ class _Reader(NamedTuple):
         for border in borders:
             highest = max(highest, counts[border])
             risen.append(highest)
-        return Live(tuple(border * factor for border in borders), tuple(risen))
+        total = self._total(f"{name.removesuffix('_bucket')}_sum")
+        return Live(
+            tuple(border * factor for border in borders), tuple(risen), sum_s=None if total is None else total * factor
+        )
+
+    def _total(self, name: str) -> float | None:
+        """What the sums of a histogram gained; None where a page has none."""
+        if not all(self._series(pair.after, name) for pair in self.pairs):
+            return None
+        return sum(sum(self._gained(pair, name).values()) for pair in self.pairs)
 
     def _summary(self, name: str, factor: float) -> Live:
         """The worst replica's quantile at each level: quantiles cannot be added up."""

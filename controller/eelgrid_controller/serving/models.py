@@ -19,7 +19,7 @@ from eelgrid_controller.serving.live import Live, LiveQuantile, Window
 from eelgrid_controller.serving.queueing import latency
 from eelgrid_controller.serving.sizing import Factor, Objective, corrected, least_replicas
 from eelgrid_controller.serving.stations import Arrivals, Station
-from eelgrid_controller.serving.tokens import Curve, Prefill, TokenDemand, inter_token, least_instances
+from eelgrid_controller.serving.tokens import Curve, Prefill, TokenDemand, capacity_at, inter_token, least_instances
 
 __all__ = ["Model", "Requests", "Tokens"]
 
@@ -170,17 +170,29 @@ class Tokens:
         """The slowness at which the curve gives the live quantile: f x ITL(f x tokens of each)."""
         each_hz, quantile = self._each_hz(window, replicas), self.inter_token.quantile
 
-        def find(latency_s: float) -> float:
+        def find(latency_s: float, level: float = quantile) -> float:
             low, high = -math.log(BOUND), math.log(BOUND)
             for _ in range(STEPS):
                 middle = math.exp((low + high) / 2.0)
-                if middle * inter_token(self.curve, middle * each_hz, quantile).value_s > latency_s:
+                if middle * inter_token(self.curve, middle * each_hz, level).value_s > latency_s:
                     high = math.log(middle)
                 else:
                     low = math.log(middle)
             return math.exp((low + high) / 2.0)
 
-        return sampled(find, quantile, self.live(window))
+        sample = sampled(find, quantile, self.live(window))
+        spent = self._spent(window, each_hz)
+        if sample is None or sample.is_least or spent is None:
+            return sample
+        return Sample(max(spent, sample.factor), 0.03)
+
+    def _spent(self, window: Window, each_hz: float) -> float | None:
+        """The slowness by the mean latency."""
+        mean_s = None if window.inter_token is None else window.inter_token.mean_s
+        if mean_s is None or each_hz <= 0.0:
+            return None
+        held = mean_s * each_hz
+        return capacity_at(self.curve, held) / each_hz
 
     def overloaded(self, window: Window, replicas: int) -> Sample | None:
         """The output tokens are the capacity."""

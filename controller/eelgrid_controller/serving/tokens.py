@@ -118,8 +118,20 @@ def _measured(curve: Curve, quantile: float) -> tuple[float, ...]:
     for level, times in curve.inter_token_s.items():
         if round(level, _QUANTILE_ROUND) == round(quantile, _QUANTILE_ROUND):
             return times
+    ls = sorted(curve.inter_token_s)
+    if len(ls) > 1 and ls[0] < quantile < ls[-1]:
+        k = bisect_right(ls, quantile)
+        w = (quantile - ls[k-1]) / (ls[k] - ls[k-1])
+        return tuple(a + w * (b - a) for a, b in zip(curve.inter_token_s[ls[k-1]], curve.inter_token_s[ls[k]]))
     known = ", ".join(f"{level:g}" for level in curve.inter_token_s)
     raise Unusable("quantile", f"{quantile:g} was not measured", f"take one of {known}")
+
+
+def capacity_at(curve: Curve, sequences: float) -> float:
+    """Tokens a second of an instance that holds so many sequences."""
+    if sequences < curve.sequences[0]:
+        return curve.token_hz[0] * sequences / curve.sequences[0]
+    return _between(sequences, curve.sequences, curve.token_hz)
 
 
 def inter_token(curve: Curve, token_hz: float, quantile: float) -> Estimate:
