@@ -28,7 +28,17 @@ from eelgrid_controller.serving.queueing import Estimate, wait_and
 from eelgrid_controller.serving.sizing import UNCORRECTED, Factor, Objective
 from eelgrid_controller.serving.stations import SERVERS_MOST, Arrivals, Station
 
-__all__ = ["Curve", "FirstToken", "Prefill", "TokenDemand", "curve_of", "first_token", "inter_token", "least_instances"]
+__all__ = [
+    "Curve",
+    "FirstToken",
+    "Prefill",
+    "TokenDemand",
+    "curve_of",
+    "first_token",
+    "given_hz",
+    "inter_token",
+    "least_instances",
+]
 
 CURVE_ERROR = 0.10  # relative; what a point read between two measured ones may miss
 _QUANTILE_ROUND = 6
@@ -118,20 +128,13 @@ def _measured(curve: Curve, quantile: float) -> tuple[float, ...]:
     for level, times in curve.inter_token_s.items():
         if round(level, _QUANTILE_ROUND) == round(quantile, _QUANTILE_ROUND):
             return times
-    ls = sorted(curve.inter_token_s)
-    if len(ls) > 1 and ls[0] < quantile < ls[-1]:
-        k = bisect_right(ls, quantile)
-        w = (quantile - ls[k-1]) / (ls[k] - ls[k-1])
-        return tuple(a + w * (b - a) for a, b in zip(curve.inter_token_s[ls[k-1]], curve.inter_token_s[ls[k]]))
     known = ", ".join(f"{level:g}" for level in curve.inter_token_s)
     raise Unusable("quantile", f"{quantile:g} was not measured", f"take one of {known}")
 
 
-def capacity_at(curve: Curve, sequences: float) -> float:
-    """Tokens a second of an instance that holds so many sequences."""
-    if sequences < curve.sequences[0]:
-        return curve.token_hz[0] * sequences / curve.sequences[0]
-    return _between(sequences, curve.sequences, curve.token_hz)
+def given_hz(curve: Curve, sequences: float) -> float:
+    """Tokens a second of an instance that holds so many sequences; in proportion below the fewest measured."""
+    return min(1.0, sequences / curve.sequences[0]) * _between(sequences, curve.sequences, curve.token_hz)
 
 
 def inter_token(curve: Curve, token_hz: float, quantile: float) -> Estimate:
@@ -187,7 +190,7 @@ def least_instances(
         # An engine so much slower gives the same tokens where the profile would give more.
         between = inter_token(curve, asked_hz * factor.value, inter_token_objective.quantile)
         if (
-            factor.value * between.value_s * (1.0 + math.hypot(between.error, factor.error))
+            factor.value * between.value_s * (1.0 + math.hypot(between.error * factor.doubt, factor.error))
             > inter_token_objective.latency_s
         ):
             return False
