@@ -57,6 +57,8 @@ class Size(NamedTuple):
     )  # fmt: skip
     job_hours: tuple[float, float] = (1.5, 6.0)
     day_hours: float = 24.0  # in which services rise and fall
+    rack_share: float = 0.85  # budget of a rack for training, of what its GPUs may have at their largest limits
+    cluster_share: float = 0.75  # of all training together
 
 
 class Node(NamedTuple):
@@ -119,6 +121,8 @@ class Scene(NamedTuple):
     failures: tuple[Failure, ...]
     drift: tuple[int, float, float]  # service, moment in s, slowness from then on
     catalogue: Catalogue
+    rack_share: float
+    cluster_share: float
 
     @property
     def seconds(self) -> float:
@@ -271,4 +275,6 @@ def make(data: Path, seed: int, size: Size | None = None) -> Scene:
         failures.append(Failure(able[int(rng.integers(len(able)))].name, at_s, at_s + min(2700.0, seconds / 8.0)))
     drifting = int(rng.integers(len(made)))
     drift = (drifting, seconds * float(rng.uniform(0.3, 0.7)), made[drifting].engine.slowness * _DRIFTED)
-    return Scene(seed, steps, STEP_S, nodes, made, jobs, tuple(failures), drift, catalogue)
+    return Scene(
+        seed, steps, STEP_S, nodes, made, jobs, tuple(failures), drift, catalogue, size.rack_share, size.cluster_share
+    )

@@ -7,7 +7,9 @@ Theory. A window is steady or overloaded: overloaded if what waits grew by more 
 of what came, and there is more of it than is served at once. Its live quantile, or its
 output, is compared with the model at the rate and the replicas of the same window; the
 slowness that is learned corrects the model that the scaler asks. A window in which replicas
-came or went says nothing of the profile, since nobody knows who served how much of it. A promise that is broken
+came or went says nothing of the profile, since nobody knows who served how much of it.
+One that ended shortly before replicas were found to be lost is unlearned: they may have
+been lost already, and the others seemed that much slower. A promise that is broken
 is told to the scaler where a replica more could mend it.
 """
 
@@ -23,6 +25,7 @@ from eelgrid_controller.serving.scaler import Decision, Limits, Observed, Ready,
 __all__ = ["Advice", "Promised", "Watch", "begin", "looked", "passed", "served"]
 
 GROWN = 0.05
+SEEN_S = 60.0  # within which the loss of a replica is seen
 _HAIR_S = 1.0  # by which clocks of a node and of the controller may differ
 
 
@@ -41,6 +44,7 @@ class Watch:
     state: State
     correction: Correction = field(default_factory=Correction)
     since_s: float = -math.inf  # when another number of replicas began to serve
+    before: Correction | None = None  # what was known before the newest window; None where nothing is to be unlearned
 
 
 class Advice(NamedTuple):
@@ -57,13 +61,11 @@ def _scaler(promised: Promised, correction: Correction, now_s: float) -> Scaler:
     return Scaler(promised.limits, lambda rate_hz: promised.model.needed(rate_hz, known, most))
 
 
-def _sample(model: Model, replicas: int, window: Window, *, is_whole: bool) -> Sample | None:
-    """What the window says of the profile; `is_whole` if the same replicas served all of it."""
+def _sample(model: Model, replicas: int, window: Window) -> Sample | None:
+    """What the window says of the profile."""
     grown_hz = (window.waiting_growth or 0.0) / window.seconds
     overloaded = grown_hz > GROWN * (window.arrived_hz or 0.0) and (window.waiting or 0.0) > model.places(replicas)
-    if overloaded:
-        return model.overloaded(window, replicas)
-    return model.steady(window, replicas) if is_whole else None
+    return model.overloaded(window, replicas) if overloaded else model.steady(window, replicas)
 
 
 def begin(promised: Promised, replicas: int) -> Watch:
@@ -82,18 +84,25 @@ def looked(promised: Promised, watch: Watch, window: Window, at_s: float) -> tup
     model_s = None
     if ready > 0:
         model_s = model.expected_s(window, ready)
-        is_whole = at_s - window.seconds >= watch.since_s - _HAIR_S
-        correction = learned(correction, _sample(model, ready, window, is_whole=is_whole), at_s)
+        if at_s - window.seconds >= watch.since_s - _HAIR_S:
+            correction = learned(correction, _sample(model, ready, window), at_s)
     late = model.is_late(window) and not model.is_hopeless(factor(correction, at_s))
     seen = Observed(at_s, window.arrived_hz, window.waiting, window.waiting_growth, late)
     state, decision = _scaler(promised, correction, at_s).step(watch.state, seen)
-    return replace(watch, state=state, correction=correction), Advice(decision, live, model_s, is_at_bound(correction))
+    seen_now = replace(watch, state=state, correction=correction, before=watch.correction)
+    return seen_now, Advice(decision, live, model_s, is_at_bound(correction))
 
 
 def served(promised: Promised, watch: Watch, replicas: int, at_s: float) -> Watch:
     """The watch after so many replicas began, or ceased, to serve."""
     state, _ = _scaler(promised, watch.correction, at_s).step(watch.state, Ready(at_s, replicas))
-    return replace(watch, state=state, since_s=watch.since_s if replicas == watch.state.ready else at_s)
+    if replicas == watch.state.ready:
+        return replace(watch, state=state)
+    correction, newest_s = watch.correction, watch.state.trend.at_s
+    lost = replicas < min(watch.state.ready, watch.state.target)
+    if lost and watch.before is not None and newest_s is not None and at_s - newest_s <= SEEN_S:
+        correction = watch.before
+    return replace(watch, state=state, correction=correction, since_s=at_s, before=None)
 
 
 def passed(promised: Promised, watch: Watch, at_s: float) -> tuple[Watch, Advice]:
