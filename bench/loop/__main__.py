@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--hours", type=float, default=None, help="24, or 4 with --small")
     parser.add_argument("--small", action="store_true", help="a small cluster, for a look")
     parser.add_argument("--policies", default=",".join(COMPARED))
+    parser.add_argument("--services", type=int, default=None, help="22, or 5 with --small; few for training alone")
     parser.add_argument("--rack-share", type=float, default=Size().rack_share, help="budget of a rack for training")
     parser.add_argument("--cluster-share", type=float, default=Size().cluster_share, help="of all training together")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     size = SMALL if options.small else Size()
     size = size if options.hours is None else size._replace(hours=options.hours)
+    size = size if options.services is None else size._replace(services=options.services)
     size = size._replace(rack_share=options.rack_share, cluster_share=options.cluster_share)
     policies = [one.strip() for one in options.policies.split(",") if one.strip()]
     unknown = [one for one in policies if one not in POLICIES]

@@ -7,7 +7,7 @@ shows now has come since. A histogram of which one bucket fell was reset as a wh
 and a page whose process started anew was reset in all. A series that was not there
 before began at 0, one that vanished says nothing. Histograms are cumulative over `le`: the difference of two
 is the distribution of the window, read between bucket borders in a straight line,
-as Prometheus does. A quantile in the last, open bucket is at least its lower border
+as Prometheus does; its sum over its count is the mean, exactly. A quantile in the last, open bucket is at least its lower border
 and is marked so. Arrivals are the server's own count, or, where it has none,
     arrived = finished + growth of waiting + growth of running
 because requests are conserved; so overload shows in a queue that grows even while
@@ -26,7 +26,6 @@ __all__ = ["Live", "LiveQuantile", "Pair", "Window", "window"]
 
 _STARTED = "process_start_time_seconds"
 _COUNT_LEAST = 20  # a p95 of fewer says nothing
-_SAME = 1e-6  # relative, of two borders
 
 
 class Pair(NamedTuple):
@@ -61,17 +60,6 @@ class Live:
         if self.sum_s is None or not _COUNT_LEAST <= self.count < math.inf:
             return None
         return self.sum_s / self.count
-
-    def share(self, border_s: float) -> float | None:
-        """The share that took no longer than a border; None where that is no border, or too few were served."""
-        if not self.counts or self.count < _COUNT_LEAST:
-            return None
-        same = (
-            count / self.counts[-1]
-            for border, count in zip(self.borders_s, self.counts, strict=True)
-            if abs(border - border_s) <= _SAME * border_s
-        )
-        return next(same, None)
 
     @property
     def count(self) -> float:
