@@ -60,7 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     size = size._replace(rack_share=options.rack_share, cluster_share=options.cluster_share)
     policies = [one.strip() for one in options.policies.split(",") if one.strip()]
     unknown = [one for one in policies if one not in POLICIES]
-    if unknown or not policies or options.seeds < 1 or options.processes < 1 or size.hours < _HOURS_LEAST:
+    if (
+        unknown
+        or not policies
+        or options.seeds < 1
+        or options.processes < 1
+        or size.services < 1
+        or size.hours < _HOURS_LEAST
+    ):
         print(
             f"bench.loop: take policies of {', '.join(POLICIES)}, a seed or more, {_HOURS_LEAST:g} hours or more",
             file=sys.stderr,
