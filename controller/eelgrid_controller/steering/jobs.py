@@ -101,9 +101,7 @@ class Job:
             # What a start took is on the clock of a deadline; no window tells it.
             self.started_s = max(0.0, event.at_s - event.window.time_s - self.began.at_s)
             ledger = self.search.ledger
-            self.search = replace(
-                self.search, ledger=ledger._replace(all_time_s=ledger.all_time_s + self.started_s)
-            )
+            self.search = replace(self.search, ledger=ledger._replace(all_time_s=ledger.all_time_s + self.started_s))
         self.window_s = self.heard_s = event.at_s
         self._step(event.window)
 
