@@ -33,6 +33,7 @@ from eelgrid_protos.catalogue import load as load_catalogue
 __all__ = ["GPUS", "Failure", "Job", "Node", "Scene", "Service", "Size", "make"]
 
 SLOWDOWN = 0.05
+RACK_SHARE, CLUSTER_SHARE = 0.85, 0.75
 OBJECTIVES_S = (0.025, 0.05, 0.1)  # borders of vLLM's histogram: between two of them nobody sees a promise broken
 FASTEST, SLOWEST = 0.6, 1.25  # of the objective
 QUANTILE = 0.95
@@ -57,8 +58,8 @@ class Size(NamedTuple):
     )  # fmt: skip
     job_hours: tuple[float, float] = (1.5, 6.0)
     day_hours: float = 24.0  # in which services rise and fall
-    rack_share: float = 0.85  # budget of a rack for training, of what its GPUs may have at their largest limits
-    cluster_share: float = 0.75  # of all training together
+    rack_share: float = RACK_SHARE  # budget of a rack for training, of what its GPUs may have at their largest limits
+    cluster_share: float = CLUSTER_SHARE  # of all training together
 
 
 class Node(NamedTuple):
@@ -121,8 +122,8 @@ class Scene(NamedTuple):
     failures: tuple[Failure, ...]
     drift: tuple[int, float, float]  # service, moment in s, slowness from then on
     catalogue: Catalogue
-    rack_share: float
-    cluster_share: float
+    rack_share: float = RACK_SHARE
+    cluster_share: float = CLUSTER_SHARE
 
     @property
     def seconds(self) -> float:
