@@ -200,6 +200,7 @@ class Steering:
             earned_s=job.earned_s(),
             saving=job.saving(),
             reason=job.reason,
+            back_w=job.back_w(),
         )
 
     def _budgets(self) -> Iterable[BudgetStanding]:

@@ -304,7 +304,8 @@ class Steward:
     async def _tell_limits(self, world: World) -> None:
         """Before the commands: what this turn lowers, the core counts as it was until the next."""
         if world.policy.budgets or self._read_w:
-            self._read_w = read_limits(world) if world.policy.budgets else {}
+            jobs = self._standing.steering.jobs
+            self._read_w = read_limits(world, jobs) if world.policy.budgets else {}
             await self._loop.told_limits(self._read_w)
 
     async def _record(self, points: Sequence[MeasuredPoint]) -> None:
