@@ -196,7 +196,9 @@ def _architecture() -> str:
     return _MACHINES.get(platform.machine(), platform.machine())
 
 
-def build(program: str, out: Path, *, base: Path | None = None, wheelhouse: Path | None = None, tag: str = "0.1.0") -> str:
+def build(
+    program: str, out: Path, *, base: Path | None = None, wheelhouse: Path | None = None, tag: str = "0.1.0", level: int = 6
+) -> str:
     """Writes the image as an OCI layout in a tar file and returns its manifest's digest; raises BuildError."""
     config: dict[str, Any] = {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8"]}
     if base is None:
@@ -211,7 +213,7 @@ def build(program: str, out: Path, *, base: Path | None = None, wheelhouse: Path
     layers.append(_program_layer(program, wheelhouse, python).tar())
     config |= {"User": NOBODY, "WorkingDir": "/", "Entrypoint": [f"/usr/local/bin/eelgrid-{program}"]}
     config["Env"] = [*config["Env"], "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1"]
-    blobs: list[bytes] = [gzip.compress(layer, compresslevel=6, mtime=0) for layer in layers]
+    blobs: list[bytes] = [gzip.compress(layer, compresslevel=level, mtime=0) for layer in layers]
     image = {
         "architecture": _architecture(), "os": "linux", "config": config,
         "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer).hexdigest() for layer in layers]},
