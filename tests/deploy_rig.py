@@ -15,7 +15,10 @@ import helm_program  # noqa: E402
 import render  # noqa: E402
 
 CHART = render.CHART
-VALUES = {"default": (), **{path.stem.removesuffix("-values"): (str(path),) for path in sorted(CHART.glob("ci/*.yaml"))}}
+VALUES = {
+    "default": (),
+    **{path.stem.removesuffix("-values"): (str(path),) for path in sorted(CHART.glob("ci/*.yaml"))},
+}
 
 needs_helm = pytest.mark.skipif(
     helm_program.find() is None, reason="no helm: python deploy/helm_program.py --fetch brings it"

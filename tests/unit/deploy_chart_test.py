@@ -12,13 +12,21 @@ import yaml
 from click.testing import CliRunner
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
+from tests.deploy_rig import (
+    BAD_BY_SCHEMA,
+    CHART,
+    GOOD,
+    VALUES,
+    crd_files,
+    helm_program,
+    needs_helm,
+    objects_of,
+    pick,
+)  # fmt: skip
 
 from eelgrid_agent.config import parse
 from eelgrid_agent.metrics.web_config import load_web_config
 from eelgrid_controller.__main__ import main as controller
-from tests.deploy_rig import (
-    BAD_BY_SCHEMA, CHART, GOOD, VALUES, crd_files, helm_program, needs_helm, objects_of, pick, render,
-)  # fmt: skip
 
 pytestmark = needs_helm
 MINORS = ["1.30", "1.35", "1.36", "1.37"]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from tests.deploy_rig import CHART, ROOT, VALUES, helm_program, needs_helm, objects_of, pick, render
 
 READ = {"get", "list", "watch"}
@@ -44,7 +43,9 @@ def test_nobody_reads_secrets_and_agents_are_bound_to_nothing(name):
     objects = objects_of(name)
     rules = [rule for one in objects if one["kind"] in {"Role", "ClusterRole"} for rule in one["rules"]]
     assert not [rule for rule in rules if {"secrets", "pods/exec", "serviceaccounts/token"} & set(rule["resources"])]
-    bound = {subject["name"] for one in objects if one["kind"].endswith("Binding") for subject in one.get("subjects", ())}
+    bound = {
+        subject["name"] for one in objects if one["kind"].endswith("Binding") for subject in one.get("subjects", ())
+    }
     assert not [account for account in bound if account.endswith("-agent")]
 
 
@@ -76,7 +77,10 @@ def test_the_base_and_the_chart_say_the_same():
     """Read back from its files, not compared as text."""
     kustomization = yaml.safe_load((render.BASE / "kustomization.yaml").read_text())
     documents = [
-        one for name in kustomization["resources"] for one in yaml.safe_load_all((render.BASE / name).read_text()) if one
+        one
+        for name in kustomization["resources"]
+        for one in yaml.safe_load_all((render.BASE / name).read_text())
+        if one
     ]
     assert _by_name(documents) == _by_name(objects_of("kubernetes"))
 

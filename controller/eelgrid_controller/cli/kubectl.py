@@ -106,7 +106,7 @@ def _wants_controller(rest: Sequence[str], environment: Mapping[str, str]) -> bo
 
 @contextmanager
 def _reached(way: Way) -> Iterator[list[str]]:
-    """eelctl's options for the way, open as long as the `with`."""
+    """Eelctl's options for the way, open as long as the `with`."""
     program = shutil.which(os.environ.get("KUBECTL", "kubectl"))
     if program is None:
         raise click.ClickException("no kubectl on the PATH; install it, or name the controller with --controller")
