@@ -1,6 +1,6 @@
-"""This machine's Python as the base of an image: interpreter, standard library, shared libraries.
+"""The base of an image out of the machine's own Python: interpreter, standard library, shared libraries.
 
-Owns which files of this machine that takes. Must not know the image's format.
+Owns which files that takes. Must not know the image's format.
 
 Theory. A program needs its loader, the libraries that `ldd` lists for the interpreter and for
 every extension module, and the files that glibc opens by name (nsswitch). The C library is the

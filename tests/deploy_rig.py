@@ -11,8 +11,14 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "deploy"))
 
+import build  # noqa: E402
 import helm_program  # noqa: E402
 import render  # noqa: E402
+
+__all__ = [
+    "BAD_BY_RULE", "BAD_BY_SCHEMA", "CHART", "GOOD", "ROOT", "VALUES", "build", "crd_files", "helm_program", "needs_helm",
+    "objects_of", "pick", "render", "text_of",
+]  # fmt: skip
 
 CHART = render.CHART
 VALUES = {
