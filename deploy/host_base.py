@@ -53,7 +53,9 @@ def base_files(into: Files, extensions: Iterable[Path]) -> str:
     into.add(str(interpreter), interpreter.read_bytes(), mode=0o755)
     native = [interpreter, *extensions]
     for path in sorted(library.rglob("*")):
-        if path.is_file() and not _LEFT_OUT & set(path.relative_to(library).parts[:-1]):
+        # The folder config-... holds what one would link an interpreter from.
+        folders = path.relative_to(library).parts[:-1]
+        if path.is_file() and not _LEFT_OUT & {*folders} and not "".join(folders[:1]).startswith("config-"):
             into.add(str(path), path.read_bytes())
             if ".so" in path.name:
                 native.append(path)
