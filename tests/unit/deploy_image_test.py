@@ -11,8 +11,10 @@ import stat
 import subprocess
 import sys
 import tarfile
+import tomllib
 
 import pytest
+from packaging.requirements import Requirement
 from tests.deploy_rig import ROOT, build
 
 NODE = {"name": "solo", "cpu_milli": 8000, "memory_bytes": 2**35, "gpus": [{"product": "a10", "count": 2}]}
@@ -137,6 +139,9 @@ def test_an_images_lock_is_a_part_of_the_projects(program):
     assert path.read_text().count("--hash=sha256:") >= len(mine)
     assert (not HEAVY & mine.keys()) == (program == "agent")
     assert mine.keys() >= build.locked(program).keys()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"][program]]
+    assert {Requirement(one).name.lower() for one in asked} <= mine.keys()
 
 
 @pytest.mark.parametrize("program", build.PROGRAMS)
