@@ -23,7 +23,13 @@ from grpc_tools import protoc
 ROOT = Path(__file__).resolve().parent
 # Our contract, and those of the kubelet that the agent speaks; all land in one flat package.
 KUBELET = ROOT / "kubelet"
-SOURCES = (ROOT / "eelgrid" / "v1", KUBELET / "podresources" / "v1", KUBELET / "deviceplugin" / "v1beta1")
+SOURCES = (
+    ROOT / "eelgrid" / "v1",
+    KUBELET / "podresources" / "v1",
+    KUBELET / "deviceplugin" / "v1beta1",
+    KUBELET / "dra" / "v1",
+    KUBELET / "pluginregistration" / "v1",
+)
 TARGET = ROOT / "eelgrid_protos" / "wire"
 IMPORT = re.compile(r"^from eelgrid\.v1 import (\w+_pb2) as (\w+)$", re.MULTILINE)
 HEADER = '"""Generated from protos/eelgrid/v1 and protos/kubelet by protos/generate.py; do not edit."""\n'
