@@ -40,6 +40,7 @@ POWER_BUDGET_W_MOST = 1_000_000.0
 VENDORS = ("auto", "nvidia", "amd")
 KUBELET_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 DEVICE_PLUGINS_FOLDER = Path("/var/lib/kubelet/device-plugins")
+KUBELET_FOLDER = Path("/var/lib/kubelet")
 DEVICE_PLUGIN = ("off", "cdi", "environment")
 # A name of DNS; the kubelet takes no other before the slash of a resource.
 _DOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+")
@@ -105,6 +106,12 @@ class AgentConfig:
     device_plugin: str
     device_plugins_folder: Path
     device_domain: str
+    dra: bool
+    kubelet_folder: Path
+    kubernetes_node: str
+    api_server: str
+    api_credentials: Path | None
+    cdi_folder: Path | None
     slurm_folder: Path | None
     tls: TlsFiles | None
     insecure: bool
@@ -175,11 +182,34 @@ def _parser() -> argparse.ArgumentParser:
         "--device-domain", default="nvidia.com", metavar="DOMAIN",
         help="the domain of the resources that are offered, as in nvidia.com/gpu (default %(default)s)",
     )  # fmt: skip
+    _add_dra_flags(add)
     add("--slurm-folder", type=Path, metavar="DIR", help="where a Slurm prolog writes which job holds which devices")
     add_tls_flags(add)
     add("--verbose", action="store_true", help="log every connection")
     add("--version", action="version", version=f"eelgrid-agent {__version__}")
     return parser
+
+
+def _add_dra_flags(add: Callable[..., Any]) -> None:
+    add(
+        "--dra", choices=("off", "on"), default="off",
+        help="serve this node's GPUs and MIG slices as a DRA driver (Kubernetes 1.36); not beside --device-plugin "
+        "(default %(default)s)",
+    )  # fmt: skip
+    add(
+        "--kubelet-folder", type=Path, default=KUBELET_FOLDER, metavar="DIR",
+        help="with plugins and plugins_registry, by the path that the kubelet sees (default %(default)s)",
+    )  # fmt: skip
+    add("--kubernetes-node", default="", metavar="NAME", help="the Node object of this machine (default: --node-name)")
+    add("--api-server", default="", metavar="URL", help="Kubernetes' API server (default: what a pod is told)")
+    add(
+        "--api-credentials", type=Path, metavar="DIR",
+        help="a folder with token and ca.crt (default: the pod's service account)",
+    )  # fmt: skip
+    add(
+        "--cdi-folder", type=Path, metavar="DIR",
+        help="write a CDI specification there for devices that no other names, for NVIDIA's container runtime",
+    )  # fmt: skip
 
 
 def add_tls_flags(add: Callable[..., Any]) -> None:
@@ -207,6 +237,11 @@ def parse(arguments: Sequence[str]) -> AgentConfig:
         raise BadLabel("--device-domain", f"{flags.device_domain!r} is no domain", "write one such as nvidia.com")
     if flags.device_plugin != "off" and flags.simulate is not None:
         raise BadEnforcement("--device-plugin", "is given with --simulate", "offer real devices only")
+    if flags.dra == "on" and flags.simulate is not None:
+        raise BadEnforcement("--dra", "is given with --simulate", "serve real devices only")
+    if flags.dra == "on" and flags.device_plugin != "off":
+        problem = "is given with --device-plugin: one device would be given away twice"
+        raise BadEnforcement("--dra", problem, "choose one of them for this node")
     return AgentConfig(
         controller=flags.controller,
         listen=flags.listen,
@@ -227,6 +262,12 @@ def parse(arguments: Sequence[str]) -> AgentConfig:
         device_plugin=flags.device_plugin,
         device_plugins_folder=flags.device_plugins_folder,
         device_domain=flags.device_domain,
+        dra=flags.dra == "on",
+        kubelet_folder=flags.kubelet_folder,
+        kubernetes_node=flags.kubernetes_node,
+        api_server=flags.api_server,
+        api_credentials=flags.api_credentials,
+        cdi_folder=flags.cdi_folder,
         slurm_folder=flags.slurm_folder,
         tls=tls_files(flags),
         insecure=flags.insecure,

@@ -12,6 +12,8 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eelgrid_agent.attribution.node_energy import NodeEnergy
 from eelgrid_agent.attribution.owners import OwnerBook
@@ -41,6 +43,9 @@ from eelgrid_agent.worker.remote import RemoteDevice
 from eelgrid_protos import __version__
 from eelgrid_protos.catalogue import load as load_catalogue
 
+if TYPE_CHECKING:
+    from eelgrid_agent.kubelet.dra import DraPlugin
+
 __all__ = ["NotEnforceable", "open_machine"]
 
 _LOG = logging.getLogger("eelgrid.agent")
@@ -61,6 +66,7 @@ class _Memory:
     settings: SettingsJournal
     layouts: LayoutJournal
     records: tuple[DeviceRecord, ...] = ()
+    directory: Path | None = None
     problem: str = ""
 
 
@@ -91,9 +97,10 @@ async def open_machine(config: AgentConfig, clock: Clock, incarnation: Callable[
         identity, host=host, engine=NoEngine(), clock=clock, draw_incarnation=incarnation,
         ticks_most=config.ticks_most(1), first=first, guard=guard, energy=energy,
     )  # fmt: skip
+    layouts = _layouts(device, memory, clock)
     keeper = _keeper(
-        node, device, memory, driver=driver, slow_driver=slow_driver, is_enforcing=not observe_only, clock=clock
-    )
+        node, device, memory, layouts, driver=driver, slow_driver=slow_driver, is_enforcing=not observe_only, clock=clock
+    )  # fmt: skip
 
     plugins = None
     if config.device_plugin != "off":
@@ -101,6 +108,9 @@ async def open_machine(config: AgentConfig, clock: Clock, incarnation: Callable[
         from eelgrid_agent.kubelet.machine import device_plugins
 
         plugins = device_plugins(config, node, kubelet)
+    claims = None
+    if config.dra:
+        claims = _claims(config, node, device, layouts, memory, slow_driver=slow_driver, cannot_change=observe_only)
     collection_s: dict[str, float] = {}
 
     def work(drop: Drop) -> tuple[Awaitable[None], ...]:
@@ -108,7 +118,8 @@ async def open_machine(config: AgentConfig, clock: Clock, incarnation: Callable[
             node, device, clock=clock, driver=driver, stalled=drop, looking=device, collection_s=collection_s
         )
         offered = () if plugins is None else (plugins.run(),)
-        return loop.run(), keeper.run(), kubelet.run(), *offered
+        readied = () if claims is None else (claims.run(),)
+        return loop.run(), keeper.run(), kubelet.run(), *offered, *readied
 
     def close() -> None:
         driver.call(device.close)
@@ -158,7 +169,8 @@ def _remembered(config: AgentConfig, stack: ExitStack) -> _Memory:
         stack.enter_context(hold(directory, "eelgrid-agent"))
         settings = FileJournal(directory / _SETTINGS_FILE)
         return _Memory(
-            settings=settings, layouts=LayoutFileJournal(directory / LAYOUTS_FILE), records=settings.load()
+            settings=settings, layouts=LayoutFileJournal(directory / LAYOUTS_FILE), records=settings.load(),
+            directory=directory,
         )  # fmt: skip
     except (StateError, JournalError) as error:
         if config.state is not None:
@@ -167,21 +179,41 @@ def _remembered(config: AgentConfig, stack: ExitStack) -> _Memory:
         return _Memory(settings=MemoryJournal(), layouts=LayoutMemoryJournal(), problem=str(error))
 
 
-def _keeper(
-    node: Node, device: RemoteDevice, memory: _Memory, *, driver: DriverThread, slow_driver: DriverThread,
-    is_enforcing: bool, clock: Clock,
-) -> MachineKeeper:  # fmt: skip
+def _claims(
+    config: AgentConfig, node: Node, device: RemoteDevice, layouts: LayoutKeeper, memory: _Memory, *,
+    slow_driver: DriverThread, cannot_change: str,
+) -> "DraPlugin":  # fmt: skip
+    from eelgrid_agent.kubelet.api_server import Unreachable
+    from eelgrid_agent.kubelet.dra import SocketPathTooLong
+    from eelgrid_agent.kubelet.dra_machine import dra_plugin
+
+    try:
+        return dra_plugin(
+            config, node, device, device, layouts, slow_driver=slow_driver, directory=memory.directory,
+            cannot_change=cannot_change,
+        )  # fmt: skip
+    except (Unreachable, SocketPathTooLong) as error:
+        raise NotEnforceable(f"--dra cannot be served: {error}") from error
+
+
+def _layouts(device: RemoteDevice, memory: _Memory, clock: Clock) -> LayoutKeeper:
     machine = read_machine()
 
     def boot_id() -> str:
         origin = machine_origin()
         return boot_of(origin.boot_id, origin.driver_start)
 
-    layouts = LayoutKeeper(
+    return LayoutKeeper(
         device, device, memory.layouts, boot_id=boot_id, sleep=time.sleep, monotonic_s=time.monotonic,
         wall_ns=clock.wall_ns, obstacle=lambda geometry: obstacle(geometry, machine),
         open_nodes=CapabilityNodes().make,
     )  # fmt: skip
+
+
+def _keeper(
+    node: Node, device: RemoteDevice, memory: _Memory, layouts: LayoutKeeper, *, driver: DriverThread,
+    slow_driver: DriverThread, is_enforcing: bool, clock: Clock,
+) -> MachineKeeper:  # fmt: skip
     enforcer = Enforcer(device, memory.settings, origin=machine_origin)
     return MachineKeeper(
         node, Enforcement(node, enforcer, looking=device, clock=clock), layouts, driver=driver,

@@ -18,7 +18,17 @@ from typing import NamedTuple
 from eelgrid_protos.catalogue import GiProfile, MigGeometry
 from eelgrid_protos.messages import Gpu, GpuInstance
 
-__all__ = ["Place", "device_name", "is_held_by", "overlaps", "place_of", "places_of", "standing_at", "uuid_at"]
+__all__ = [
+    "Place",
+    "device_name",
+    "gpu_index_of",
+    "is_held_by",
+    "overlaps",
+    "place_of",
+    "places_of",
+    "standing_at",
+    "uuid_at",
+]
 
 _NAME = re.compile(r"gpu-([0-9]{1,4})(?:-([0-9a-z-]+)-([0-9]{1,3}))?")
 _UNSPELLABLE = re.compile(r"[^0-9a-z]+")
@@ -37,6 +47,12 @@ def device_name(place: Place) -> str:
     if place.profile is None:
         return f"gpu-{place.gpu_index}"
     return f"gpu-{place.gpu_index}-{_spelled(place.profile)}-{place.start}"
+
+
+def gpu_index_of(name: str) -> int | None:
+    """The GPU of a device; None where this is no name of ours."""
+    found = _NAME.fullmatch(name)
+    return None if found is None else int(found[1])
 
 
 def place_of(name: str, geometry: MigGeometry | None) -> Place | None:

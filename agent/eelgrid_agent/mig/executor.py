@@ -129,6 +129,10 @@ class MigExecutor:
                 else:
                     self._ledger.put(record.leasing(look.gpu, uuids))
 
+    def leased(self) -> frozenset[str]:
+        """What work has a right to, by UUID. Raises JournalError."""
+        return frozenset(lease.uuid for record in self._ledger.all() for lease in record.leases)
+
     def adopt(self, uuid: str) -> None:
         """Takes over the foreign instances of a device, because an operator says so; raises as `look` does."""
         with self._alone(uuid):

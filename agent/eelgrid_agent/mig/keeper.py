@@ -58,10 +58,17 @@ class LayoutKeeper:
         self._told = ""
         self._own_events: list[NodeEvent] = []
         self._resets: set[str] = set()
+        # Whether what stands was looked at since the start.
+        self.is_recovered = False
+        # None until either was told: what the journal holds is the assignments' then, but for what claims say is theirs.
+        self._assigned: frozenset[str] | None = None
+        self._claimed: frozenset[str] = frozenset()
 
     def recover(self) -> tuple[ApplyResult, ...]:
         """Once at start: adopts what is found, finishes or undoes what was under way, makes anew what a boot took."""
-        return self._tended(self.executor.recover)
+        results = self._tended(self.executor.recover)
+        self.is_recovered = True
+        return results
 
     def check(self) -> tuple[ApplyResult, ...]:
         """Now and then: goes on with what was cut off, and repairs drift, boundedly; a result where it did anything."""
@@ -70,6 +77,7 @@ class LayoutKeeper:
     def observe(self) -> None:
         """In place of `recover` and `check` where nothing may be changed."""
         self._done(self.executor.observe)
+        self.is_recovered = True
 
     def apply(self, layout: GpuLayout) -> ApplyResult:
         """Brings one device to a layout and keeps it there from now on."""
@@ -83,7 +91,18 @@ class LayoutKeeper:
         They are not changed from now on, over a restart too, until other ones are given. False where that could not
         be written down: nothing protects them then but their processes, and the assignments are to be applied again.
         """
-        return self._done(lambda: self.executor.hold(uuids))
+        self._assigned = frozenset(uuids)
+        return self._done(lambda: self.executor.hold(frozenset(uuids) | self._claimed))
+
+    def lease(self, uuids: Collection[str]) -> bool:
+        """What resource claims hold, beside the assignments: as `hold`, and neither of the two ends the other."""
+        return self._done(partial(self._lease, frozenset(uuids)))
+
+    def _lease(self, uuids: frozenset[str]) -> None:
+        if self._assigned is None:
+            self._assigned = self.executor.leased() - uuids
+        self._claimed = uuids
+        self.executor.hold(self._assigned | uuids)
 
     def release(self, uuid: str) -> bool:
         """Enforces nothing on a device any more and leaves what stands; False where that could not be written down."""

@@ -1,0 +1,104 @@
+"""A node of simulated GPUs behind the real NVML binding, with its layouts, its claims and an API server.
+
+Shared by what tests the DRA driver; nothing here is mocked but the driver's library.
+"""
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from eelgrid_agent.kubelet.claim_journal import ClaimJournal
+from eelgrid_agent.kubelet.dra_machine import LayoutDevices
+from eelgrid_agent.kubelet.readying import Readying
+from eelgrid_agent.kubelet.slices import DRIVER, slices_of
+from eelgrid_agent.mig.journal import FileJournal
+from eelgrid_agent.mig.keeper import LayoutKeeper
+from eelgrid_agent.mig.site import opened
+from eelgrid_protos.catalogue import load
+from eelgrid_protos.resource_claims import ClaimAsked
+
+NODE = "gpu-7"
+GPUS = [{"product": "h100-sxm5-80gb"}, {"product": "a100-sxm4-40gb", "mig": ["3g@4", "1g@0"]}, {"product": "t4"}]
+
+
+def claim(uid, *devices, name=None, node=NODE, **changes):
+    """A ResourceClaim with these of our devices allocated."""
+    results = [
+        {"request": f"r{number}", "driver": DRIVER, "pool": node, "device": device}
+        for number, device in enumerate(devices)
+    ]
+    status = {"allocation": {"devices": {"results": results}}} if devices else {}
+    return {"metadata": {"name": name or uid, "namespace": "team", "uid": uid}, "status": status, **changes}
+
+
+def asked(uid, name=None):
+    return ClaimAsked(namespace="team", name=name or uid, uid=uid)
+
+
+class DraNode:
+    """What outlives an agent: devices and state directory; `start` is a new agent on it."""
+
+    def __init__(self, folder, site):
+        self.folder, self.site = folder, site
+        self.cannot_change = ""
+        self.cdi = None
+        self.changes = 0
+        self.start()
+
+    def start(self):
+        site = self.site
+        self.layouts = LayoutKeeper(
+            site.device, site.control, FileJournal(self.folder / "mig.json"), boot_id=lambda: site.boot_id,
+            sleep=time.sleep, monotonic_s=time.monotonic, wall_ns=time.time_ns,
+        )  # fmt: skip
+        self.layouts.recover()
+        self.devices = LayoutDevices(site.device, site.control, self.layouts)
+        self.readying = Readying(
+            NODE, self.devices, ClaimJournal(self.folder / "claims.json"), load(), cannot_change=self.cannot_change,
+            cdi=self.cdi, changed=self._changed,
+        )  # fmt: skip
+        self.readying.start()
+
+    def _changed(self):
+        self.changes += 1
+
+    def gpus(self):
+        return self.site.device.gpus()
+
+    def standing(self, index):
+        return sorted((one.profile, one.start) for one in self.gpus()[index].gpu_instances)
+
+    def uuid(self, index, start):
+        (instance,) = [one for one in self.gpus()[index].gpu_instances if one.start == start]
+        return instance.compute_instances[0].uuid
+
+    def ready(self, uid, *devices):
+        return self.readying.ready(asked(uid), claim(uid, *devices))
+
+    def undo(self, uid):
+        self.readying.undo(asked(uid))
+
+    def slices(self, generation=1, owner=""):
+        return slices_of(
+            NODE, self.gpus(), load(), conditions={}, is_changeable=not self.cannot_change, generation=generation,
+            owner_uid=owner,
+        )  # fmt: skip
+
+
+@contextmanager
+def dra_node(folder, gpus=GPUS):
+    fleet = folder / "fleet.json"
+    node = {"name": NODE, "cpu_milli": 1000, "memory_bytes": 1, "gpus": gpus}
+    fleet.write_text(json.dumps({"nodes": [node]}))
+    with opened(simulate=fleet, node="", seed=1, state=None) as site:
+        yield DraNode(folder, site)
+
+
+@contextmanager
+def one_thread():
+    """What `on` gives of a driver's thread."""
+    import asyncio
+
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda work: asyncio.wrap_future(pool.submit(work))
