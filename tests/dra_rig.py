@@ -3,6 +3,7 @@
 Shared by what tests the DRA driver; nothing here is mocked but the driver's library.
 """
 
+import asyncio
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +41,7 @@ class DraNode:
     """What outlives an agent: devices and state directory; `start` is a new agent on it."""
 
     def __init__(self, folder, site):
-        self.folder, self.site = folder, site
+        self.folder, self.site, self.name = folder, site, site.name
         self.cannot_change = ""
         self.cdi = None
         self.changes = 0
@@ -55,7 +56,7 @@ class DraNode:
         self.layouts.recover()
         self.devices = LayoutDevices(site.device, site.control, self.layouts)
         self.readying = Readying(
-            NODE, self.devices, ClaimJournal(self.folder / "claims.json"), load(), cannot_change=self.cannot_change,
+            self.name, self.devices, ClaimJournal(self.folder / "claims.json"), load(), cannot_change=self.cannot_change,
             cdi=self.cdi, changed=self._changed,
         )  # fmt: skip
         self.readying.start()
@@ -81,15 +82,15 @@ class DraNode:
 
     def slices(self, generation=1, owner=""):
         return slices_of(
-            NODE, self.gpus(), load(), conditions={}, is_changeable=not self.cannot_change, generation=generation,
+            self.name, self.gpus(), load(), conditions={}, is_changeable=not self.cannot_change, generation=generation,
             owner_uid=owner,
         )  # fmt: skip
 
 
 @contextmanager
-def dra_node(folder, gpus=GPUS):
+def dra_node(folder, gpus=GPUS, name=NODE):
     fleet = folder / "fleet.json"
-    node = {"name": NODE, "cpu_milli": 1000, "memory_bytes": 1, "gpus": gpus}
+    node = {"name": name, "cpu_milli": 1000, "memory_bytes": 1, "gpus": gpus}
     fleet.write_text(json.dumps({"nodes": [node]}))
     with opened(simulate=fleet, node="", seed=1, state=None) as site:
         yield DraNode(folder, site)
@@ -98,7 +99,5 @@ def dra_node(folder, gpus=GPUS):
 @contextmanager
 def one_thread():
     """What `on` gives of a driver's thread."""
-    import asyncio
-
     with ThreadPoolExecutor(1) as pool:
         yield lambda work: asyncio.wrap_future(pool.submit(work))
