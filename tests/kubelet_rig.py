@@ -118,6 +118,11 @@ class RealCluster:
         subprocess.run([start], check=True, timeout=60, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         return True
 
+    def sweep(self):
+        """No pods from now on, whatever a test left."""
+        for pod in self.api.get(PODS)["items"]:
+            self.delete(pod["metadata"]["name"])
+
     def delete(self, pod):
         with suppress(Absent):
             self.api.delete(f"{PODS}/{pod}")
@@ -143,9 +148,11 @@ class RealCluster:
         """Waits until the kubelet would give these of a device plugin; the API server hears of it later."""
         async with asyncio.timeout(40):
             while True:
-                found = allocatable_from(await self._asked(ALLOCATABLE_PATH))
-                if {uuid for _, uuid in found.devices} >= set(uuids):
-                    return
+                # A kubelet that starts makes its socket late.
+                with suppress(grpc.aio.AioRpcError):
+                    found = allocatable_from(await self._asked(ALLOCATABLE_PATH))
+                    if {uuid for _, uuid in found.devices} >= set(uuids):
+                        return
                 await asyncio.sleep(0.1)
 
     async def _asked(self, path):

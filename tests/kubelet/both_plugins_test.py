@@ -28,6 +28,7 @@ GPUS = [{"product": "h100-sxm5-80gb"}, {"product": "a100-sxm4-40gb", "mig": ["3g
 def node(tmp_path, real):
     with dra_node(tmp_path, GPUS, real.node) as node:
         yield node
+        real.sweep()
 
 
 @asynccontextmanager
