@@ -173,6 +173,31 @@ def test_devices_of_other_drivers_are_not_ours(node):
         node.readying.ready(asked("b"), {**found, "metadata": {"uid": "b"}})
 
 
+def test_a_pod_ends_though_the_driver_is_away_and_its_slice_goes_when_it_is_back(node):
+    node.ready("a", "gpu-0-1g-4")
+    lease, node.devices.lease = node.devices.lease, lambda _: False
+    node.undo("a")
+    assert node.readying.claims() == {}
+    with pytest.raises(ClaimRefused, match="could not be leased"):
+        node.ready("b", "gpu-0-1g-5")
+    node.undo("b")
+    assert node.standing(0) == [("1g.10gb", 4), ("1g.10gb", 5)]
+    node.devices.lease = lease
+    node.readying.tidy()
+    assert node.standing(0) == []
+    assert node.layouts.executor.leased() == set()
+
+
+def test_what_cannot_be_written_down_is_not_done(node):
+    (node.folder / "claims.json").mkdir()
+    node.start()
+    with pytest.raises(ClaimRefused, match=r"nothing is changed before it can be written down: .*claims\.json"):
+        node.ready("a", "gpu-0-1g-4")
+    with pytest.raises(ClaimRefused, match="nothing is changed before"):
+        node.undo("a")
+    assert node.standing(0) == []
+
+
 def test_a_journal_that_is_none_is_put_aside_and_nothing_that_stands_is_removed(node):
     node.ready("a", "gpu-0-1g-4")
     (node.folder / "claims.json").write_text("{")

@@ -69,6 +69,8 @@ class Readying:
         self._cannot_change = cannot_change
         self._cdi = cdi
         self._changed = changed
+        # Whether what claims hold is what the layouts' journal says; to lease too much for a while harms nobody.
+        self._is_leased = True
 
     def claims(self) -> Mapping[str, ReadyClaim]:
         """What is ready, by uid. Raises ClaimsUnkept."""
@@ -80,10 +82,12 @@ class Readying:
             kept = self._journal.kept
             if self._journal.problem:
                 _LOG.warning("event=claims_unknown reason=%r", self._journal.problem)
-            self._lease(kept)
-            self.tidy()
-        except (ClaimsUnkept, ClaimRefused) as error:
-            _LOG.warning("event=claims_unheld reason=%r", str(error))
+        except ClaimsUnkept as error:
+            _LOG.warning("event=claims_unknown reason=%r", str(error))
+            return
+        # Where nothing is claimed, nothing is leased but what assignments hold.
+        self._is_leased = not kept.claims
+        self.tidy()
 
     def ready(self, asked: ClaimAsked, claim: Mapping[str, Any] | None) -> tuple[PreparedDevice, ...]:
         """The devices of a claim, standing and held; `claim` may lack where it is in the journal. Raises ClaimRefused."""
@@ -103,24 +107,25 @@ class Readying:
                 return
             rest = {uid: one for uid, one in kept.claims.items() if uid != asked.uid}
             made = tuple(one.device for one in entry.devices if one.is_made)
-            kept = Kept(claims=rest, left=tuple(dict.fromkeys((*kept.left, *made))))
-            self._lease(kept)
-            self._journal.store(kept)
+            self._journal.store(Kept(claims=rest, left=tuple(dict.fromkeys((*kept.left, *made)))))
+            self._is_leased = False
         except ClaimsUnkept as error:
             raise ClaimRefused(f"nothing is changed before it can be written down: {error}") from error
         _LOG.info("event=claim_undone claim=%s/%s uid=%s", asked.namespace, asked.name, asked.uid)
         self.tidy()
 
     def tidy(self) -> None:
-        """Takes away what is left over and nobody holds, as far as it is out of use."""
+        """Leases what is held and no more, and takes away what is left over and out of use; what cannot be done waits."""
         try:
             kept = self._journal.kept
+            if not self._is_leased:
+                self._lease(kept)
             held = [place for _, place in self._held(kept)]
             left = tuple(name for name in kept.left if not self._is_gone(name, held))
             if left != kept.left:
                 self._journal.store(replace(kept, left=left))
-        except (ClaimsUnkept, DeviceError) as error:
-            _LOG.warning("event=leftover_unseen reason=%r", str(error))
+        except (ClaimsUnkept, ClaimRefused, DeviceError, OSError) as error:
+            _LOG.warning("event=claims_untended reason=%r", str(error))
 
     # Making
 
@@ -221,9 +226,11 @@ class Readying:
                     continue
 
     def _lease(self, kept: Kept) -> None:
+        self._is_leased = False
         uuids = [one.uuid for entry in kept.claims.values() for one in entry.devices if one.uuid]
         if not self._devices.lease(uuids):
-            raise ClaimRefused("what claims hold could not be written down; see the agent's log for its journal")
+            raise ClaimRefused("what claims hold could not be leased; see the agent's log for its driver and journal")
+        self._is_leased = True
         if self._cdi is not None:
             self._cdi.name(uuids)
 
