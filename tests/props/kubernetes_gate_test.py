@@ -129,7 +129,8 @@ def ended_well(story):
         group = pod["metadata"]["annotations"].get("eelgrid.io/group")
         if group:
             bound.setdefault(group, set()).add(bool(pod["spec"].get("nodeName")))
-    return bound
+    torn = [group for group, found in bound.items() if len(found) > 1]
+    assert not torn, f"gangs in parts: {torn}"
 
 
 @settings(max_examples=60, deadline=None)

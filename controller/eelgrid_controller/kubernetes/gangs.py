@@ -78,6 +78,7 @@ class Unit:
     members: dict[str, Member] = field(default_factory=dict)
     slots: dict[int, str] = field(default_factory=dict)  # replica -> uid; a uid may be of one that went
     places: Mapping[int, Place] = field(default_factory=dict)
+    is_stale: bool = False  # a place of it is no good: all of them are let go
     retry_s: float = 0.0
     refusals: int = 0
 

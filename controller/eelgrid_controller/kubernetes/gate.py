@@ -327,9 +327,11 @@ class Gate:
         if not self.watchdog.may_recreate(unit.name if unit.size > 1 else owner, waited_s):
             return
         self.watchdog.recreated(unit.name if unit.size > 1 else owner, at_s)
+        unit.is_stale = unit.stand is Stand.PLACED
+        self._marked[unit.name] = None
         for one in gang:
             self.watchdog.again(one.uid, at_s)
-            if not one.sight.pod.is_going:
+            if not one.sight.pod.is_going and not one.is_waiting:
                 self._tell(one, f"made anew: {why}", is_warning=True)
                 self._writes.append(Recreate(one.uid, one.sight.key, self.epoch, why))
 

@@ -62,7 +62,7 @@ def _placed(unit: Unit, others: Others, epoch: int | None) -> list[Instruction]:
     unit.settle()
     standing = {replica: unit.members.get(unit.slots.get(replica, "")) for replica in unit.places}
     found = [(replica, member) for replica, member in standing.items() if member is not None and not member.is_over]
-    if not found:
+    if not found or unit.is_stale:
         return _leave(unit)
     for replica, member in found:
         if not _fits(member, unit.places[replica], others):
@@ -70,8 +70,9 @@ def _placed(unit: Unit, others: Others, epoch: int | None) -> list[Instruction]:
     if epoch is None:
         return []
     waiting = [(replica, member) for replica, member in found if member.is_waiting]
-    if waiting and len(found) < len(unit.places):
-        missing = len(unit.places) - len(found)
+    present = sum(not member.sight.pod.is_going for _, member in found)
+    if waiting and present < len(unit.places):
+        missing = len(unit.places) - present
         return [_tell(waiting[0][1], f"placed, and waits for its gang: {missing} of {unit.size} members lack")]
     told: list[Instruction] = []
     for replica, member in waiting:
@@ -92,7 +93,7 @@ def _fits(member: Member, place: Place, others: Others) -> bool:
 
 
 def _leave(unit: Unit) -> list[Instruction]:
-    unit.stand = Stand.LEAVING
+    unit.stand, unit.is_stale = Stand.LEAVING, False
     return [Cancel(unit.workload_id)]
 
 
