@@ -30,6 +30,7 @@ from eelgrid_protos import catalogue
 from eelgrid_protos.faults import AlreadyExists, Fault, NotFound
 
 PRODUCTS = catalogue.load()
+SETTINGS = GateSettings(unbound_s=10.0, retry_s=5.0, busy_s=1.0, conflict_s=1.0)
 
 
 class Api:
@@ -84,7 +85,10 @@ class Api:
         labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
         spec = {"unschedulable": True} if cordoned else {}
         status = {"capacity": amounts, "allocatable": amounts, "conditions": ready}
-        self.put("node", {"metadata": {"name": name, "uid": f"node-{name}", "labels": labels}, "spec": spec, "status": status})
+        self.put(
+            "node",
+            {"metadata": {"name": name, "uid": f"node-{name}", "labels": labels}, "spec": spec, "status": status},
+        )
 
     def remove(self, name):
         found = self.pods.pop(name, None)
@@ -112,7 +116,9 @@ class Api:
             return told.Failure.CONFLICT
         if metadata["resourceVersion"] != found["metadata"]["resourceVersion"]:
             return told.Failure.CONFLICT
-        assert GATE in [gate["name"] for gate in found["spec"].get("schedulingGates", ())], "patched what we do not gate"
+        assert GATE in [gate["name"] for gate in found["spec"].get("schedulingGates", ())], (
+            "patched what we do not gate"
+        )
         found = copy.deepcopy(found)
         found["metadata"]["annotations"] |= metadata.get("annotations", {})
         found["spec"]["schedulingGates"] = body["spec"]["schedulingGates"] or []
@@ -135,7 +141,9 @@ class Api:
         waiting = [
             pod
             for pod in self.pods.values()
-            if not pod["spec"].get("nodeName") and not pod["spec"].get("schedulingGates") and pod["status"]["phase"] == "Pending"
+            if not pod["spec"].get("nodeName")
+            and not pod["spec"].get("schedulingGates")
+            and pod["status"]["phase"] == "Pending"
         ]
         for pod in waiting:
             node = self._node_for(pod)
@@ -150,7 +158,11 @@ class Api:
     def _node_for(self, pod):
         pinned = pinned_node(pod)
         for name, node in self.nodes.items():
-            if (not pinned or name == pinned) and not node["spec"].get("unschedulable") and self.free(name) >= _gpus(pod):
+            if (
+                (not pinned or name == pinned)
+                and not node["spec"].get("unschedulable")
+                and self.free(name) >= _gpus(pod)
+            ):
                 return name
         return ""
 
@@ -168,7 +180,7 @@ class Api:
 class Side:
     """One controller: a core, a gate, and what is under way."""
 
-    def __init__(self, api, settings=GateSettings(unbound_s=10.0, retry_s=5.0, busy_s=1.0, conflict_s=1.0)):
+    def __init__(self, api, settings=SETTINGS):
         self.api = api
         self.core = Core(ClusterState(), PRODUCTS)
         self.settings = settings

@@ -38,10 +38,18 @@ class _Run:
         self.plane = plane
         self.rig = rig
         self.rows: list[Row] = []
+        self._made: list[ControllerProcess] = []
+
+    async def close(self) -> None:
+        """No controller outlives the run."""
+        for one in self._made:
+            await one.kill()
 
     def controller(self, name: str, *, lease_s: float = 15.0, unbound_s: float = 3.0) -> ControllerProcess:
         options = ("--unbound-after", str(unbound_s))
-        return ControllerProcess(self.plane.kubeconfig, self.options.out, name, lease_s=lease_s, options=options)
+        made = ControllerProcess(self.plane.kubeconfig, self.options.out, name, lease_s=lease_s, options=options)
+        self._made.append(made)
+        return made
 
     async def told(self, work: Awaitable[list[Row]]) -> None:
         """Rows of a part, on the screen and in the file at once."""
@@ -110,7 +118,7 @@ class _Run:
 
 async def _leads(side: ControllerProcess) -> None:
     async with asyncio.timeout(120.0):
-        while "kubernetes=leading" not in side.text():
+        while "kubernetes=leading" not in side.text():  # noqa: ASYNC110  # a log is read, nobody tells
             await asyncio.sleep(0.1)
 
 
@@ -124,14 +132,17 @@ async def _main(options: argparse.Namespace, plane: ControlPlane) -> None:
         await rig.clear()
         await rig.make_nodes(options.nodes)
         run = _Run(options, plane, rig)
-        if "burst" in parts:
-            await run.told(run.bursts())
-        if "gangs" in parts:
-            await run.gangs()
-        if "leaders" in parts:
-            await run.told(run.leaders())
-        if "restart" in parts and plane.folder is not None:
-            await run.told(run.restart())
+        try:
+            if "burst" in parts:
+                await run.told(run.bursts())
+            if "gangs" in parts:
+                await run.gangs()
+            if "leaders" in parts:
+                await run.told(run.leaders())
+            if "restart" in parts and plane.folder is not None:
+                await run.told(run.restart())
+        finally:
+            await run.close()
 
 
 def main() -> int:

@@ -1,13 +1,14 @@
 """Nodes and pods by way of the API alone, and a log of where each pod was bound and what its plan said."""
 
 import asyncio
+import contextlib
 import json
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from logging import getLogger
-from typing import Any
+from typing import Any, Self
 
 from eelgrid_controller.adapters.kubernetes.client import HttpCluster
 from eelgrid_controller.adapters.kubernetes.errors import AlreadyExists, NotFound
@@ -65,7 +66,9 @@ class Rig:
 
     def __init__(self, kubeconfig: str, namespace: str = "default") -> None:
         self.namespace = namespace
-        self.cluster = HttpCluster(find_access({}, kubeconfig=kubeconfig), bounds=Bounds(at_once=AT_ONCE, request_s=30.0))
+        self.cluster = HttpCluster(
+            find_access({}, kubeconfig=kubeconfig), bounds=Bounds(at_once=AT_ONCE, request_s=30.0)
+        )
         self.seen: dict[str, Seen] = {}
         self._changed = asyncio.Event()
         self._informer = Informer(
@@ -74,7 +77,7 @@ class Rig:
         )  # fmt: skip
         self._informer.hear(self._heard)
 
-    async def __aenter__(self) -> "Rig":
+    async def __aenter__(self) -> Self:
         self._watching = asyncio.create_task(self._informer.run())
         await self._informer.synced()
         return self
@@ -120,10 +123,8 @@ class Rig:
 
     async def namespace_made(self) -> None:
         """Our namespace, and the account that every pod has."""
-        try:
+        with contextlib.suppress(AlreadyExists):
             await self.cluster.create(NAMESPACES, {"metadata": {"name": self.namespace}})
-        except AlreadyExists:
-            pass
 
     async def make_nodes(self, count: int, *, gpus: int = 8, prefix: str = "n") -> list[str]:
         """Nodes without kubelets, as many; those that are there stay."""
@@ -132,7 +133,9 @@ class Rig:
 
         async def make(name: str) -> None:
             try:
-                await self.cluster.create(NODES, {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}})
+                await self.cluster.create(
+                    NODES, {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}}
+                )
             except AlreadyExists:
                 return
             body = {"status": {"capacity": amounts, "allocatable": amounts, "conditions": [_READY]}}
@@ -149,10 +152,8 @@ class Rig:
         """Delete all pods of ours and see them gone."""
 
         async def delete(name: str) -> None:
-            try:
+            with contextlib.suppress(NotFound):
                 await self.cluster.delete(PODS, name, namespace=self.namespace, grace_s=0)
-            except NotFound:
-                pass
 
         await gathered(delete(one.name) for one in self.alive())
         await self.until(lambda: not self.alive(), within_s=120.0)

@@ -197,6 +197,4 @@ async def _answers(rig: Rig) -> None:
 
 async def _holder(rig: Rig) -> str:
 
-
-
     return record_of(await rig.cluster.get(LEASES, "eelgrid-controller", namespace="default")).holder

@@ -245,7 +245,7 @@ class Controller:
         if self.config.kubernetes is None:
             return
         # Only here: a controller without Kubernetes needs none of its libraries.
-        from eelgrid_controller.adapters.kubernetes.placing import Placing  # noqa: PLC0415
+        from eelgrid_controller.adapters.kubernetes.placing import Placing
 
         self.placing = Placing(
             self.config.kubernetes,

@@ -3,15 +3,16 @@
 import asyncio
 import json
 
-from eelgrid_controller.adapters.kubernetes.resources import EVENTS, NODES, PODS, REPLICA_SETS
-from eelgrid_controller.config import KubernetesConfig
-from eelgrid_controller.kubernetes.names import ANNOTATION_GROUP, ANNOTATION_GROUP_SIZE, ANNOTATION_PLAN, GATE
-from eelgrid_controller.kubernetes.patches import pinned_node
 from tests.controller_rig import running
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.manifests import node, pod, template
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Workloads
+
+from eelgrid_controller.adapters.kubernetes.resources import EVENTS, NODES, PODS, REPLICA_SETS
+from eelgrid_controller.config import KubernetesConfig
+from eelgrid_controller.kubernetes.names import ANNOTATION_GROUP, ANNOTATION_GROUP_SIZE, ANNOTATION_PLAN, GATE
+from eelgrid_controller.kubernetes.patches import pinned_node
 
 _KUBECONFIG = """
 apiVersion: v1
@@ -66,7 +67,7 @@ def test_two_hundred_pods_come_where_they_were_planned(tmp_path):
                 for one in pods[:20]:
                     await cluster.delete(PODS, one["metadata"]["name"], namespace="default", grace_s=0)
                 async with asyncio.timeout(10.0):
-                    while state.live > 180:
+                    while state.live > 180:  # noqa: ASYNC110
                         await asyncio.sleep(0.1)
 
     asyncio.run(play())

@@ -4,9 +4,9 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.gate_rig import Api, Side, check, settle
 
 from eelgrid_controller.kubernetes import gate_events as told
-from tests.gate_rig import Api, Side, check, settle
 
 STEPS = st.lists(st.integers(0, 2**32 - 1), min_size=10, max_size=80)
 

@@ -1,11 +1,11 @@
 """Mode gate's machine against a small cluster, event by event."""
 
 import pytest
+from tests.gate_rig import Api, Side, check, settle
 
 from eelgrid_controller.kubernetes import gate_events as told
 from eelgrid_controller.kubernetes.gate import GateSettings
 from eelgrid_protos.messages import WorkloadPhase
-from tests.gate_rig import Api, Side, check, settle
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""One look at one unit: does what the core holds fit what its pods are?
+"""One look at one unit: whether what the core holds fits what its pods are.
 
 Owns the answer and what follows: to submit, to let go, to pin, or to say what is missing.
 Must not know events; time is an argument.
@@ -74,15 +74,13 @@ def _placed(unit: Unit, others: Others, epoch: int | None) -> list[Instruction]:
     if waiting and present < len(unit.places):
         missing = len(unit.places) - present
         return [_tell(waiting[0][1], f"placed, and waits for its gang: {missing} of {unit.size} members lack")]
-    told: list[Instruction] = []
-    for replica, member in waiting:
-        if not member.is_patching:
-            told.append(_ungate(unit, replica, member, epoch))
+    told: list[Instruction] = [
+        _ungate(unit, replica, member, epoch) for replica, member in waiting if not member.is_patching
+    ]
     held = set(unit.slots.values())
-    for member in unit.waiting:
-        if member.uid not in held:
-            told.append(_tell(member, f"not placed: its gang has {len(unit.places)} members already", is_warning=True))
-    return told
+    extra = [member for member in unit.waiting if member.uid not in held]
+    text = f"not placed: its gang has {len(unit.places)} members already"
+    return [*told, *(_tell(member, text, is_warning=True) for member in extra)]
 
 
 def _fits(member: Member, place: Place, others: Others) -> bool:

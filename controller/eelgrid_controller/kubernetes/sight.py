@@ -17,7 +17,7 @@ from eelgrid_controller.kubernetes.holders import Holders, Ref
 from eelgrid_controller.kubernetes.intent import Intent, intent_of
 from eelgrid_controller.kubernetes.names import ANNOTATION_PLAN
 from eelgrid_controller.kubernetes.patches import pinned_node
-from eelgrid_controller.kubernetes.plans import Plan, plan_of, unit_name, unit_of
+from eelgrid_controller.kubernetes.plans import plan_of, unit_name, unit_of
 from eelgrid_controller.kubernetes.views import Pod
 
 __all__ = ["sight_of"]
@@ -29,6 +29,10 @@ def sight_of(pod: Pod, found: Mapping[str, Any], holders: Holders) -> tuple[Sigh
     if not pod.is_gated and plan is None:
         return Sight(pod), None
     pinned = pinned_node(found)
+    if plan is not None and not pod.is_gated:
+        # What its people want was read when it waited; how many its gang is, others of it say.
+        unit = unit_of(plan.workload)
+        return Sight(pod, unit, 1 if unit.startswith("pod-") else 2, pinned=pinned, plan=plan), None
     intent = intent_of(pod, holders)
     if isinstance(intent, Intent):
         unit = unit_name(intent.unit)
@@ -37,10 +41,5 @@ def sight_of(pod: Pod, found: Mapping[str, Any], holders: Holders) -> tuple[Sigh
             pod, unit, intent.size, spec, waits_for=intent.waits_for, profile=intent.profile, pinned=pinned, plan=plan
         )
         return sight, None
-    unit = _planned_unit(pod, plan)
+    unit = f"pod-{pod.uid}"
     return Sight(pod, unit, refused=str(intent), is_released=intent.is_released, pinned=pinned, plan=plan), intent.needs
-
-
-def _planned_unit(pod: Pod, plan: Plan | None) -> str:
-    """The unit that a pod had when it was placed, though what said so may be gone."""
-    return f"pod-{pod.uid}" if plan is None or pod.is_gated else unit_of(plan.workload)

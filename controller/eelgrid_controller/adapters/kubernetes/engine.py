@@ -18,7 +18,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from eelgrid_controller.adapters.kubernetes.asked import Asked, Commands, is_ours, standing_of
@@ -71,8 +71,8 @@ class EngineSettings:
     """How the engine runs."""
 
     identity: str
-    gate: GateSettings = GateSettings()
-    batch_s: float = 0.05
+    gate: GateSettings = field(default_factory=GateSettings)
+    batch_s: float = 0.1
     tick_s: float = 1.0
     writes_at_once: int = 24
     pods_most: int = 300_000
@@ -164,7 +164,7 @@ class Engine:
         while True:
             try:
                 await self._run()
-            except Exception:
+            except Exception:  # noqa: BLE001  # the next run begins from lists
                 self.failures += 1
                 self._log.exception("kubernetes=failed action=begin_again seconds=%g", _AGAIN_S)
             finally:
@@ -180,7 +180,7 @@ class Engine:
                 group.create_task(part())
             await self.nodes.synced()
             await self.pods.synced()
-            while self._needing:
+            while self._needing:  # noqa: ASYNC110  # once, at the start
                 await asyncio.sleep(_LOOKED_UP_EVERY_S)
             await self._loop.read(self._known)
             self._term(self._elector.term())

@@ -143,9 +143,7 @@ class Writes:
         return True
 
     async def _repeated(self, call: Callable[[], Awaitable[None]]) -> None:
-        await with_retries(
-            call, rng=self._rng, is_idempotent=True, limits=_LIMITS, monotonic_s=self._clock.monotonic_s
-        )
+        await with_retries(call, rng=self._rng, is_idempotent=True, limits=_LIMITS, monotonic_s=self._clock.monotonic_s)
 
     # Events for people
 
