@@ -207,3 +207,57 @@ def test_without_a_leader_gates_go_where_that_was_asked_for(api):
     settle(api, [side], 50.0, rounds=20)
     assert not gated(api)
     assert api.patches[0][1] is None
+
+
+def test_a_gang_whose_place_was_stolen_is_planned_anew_as_a_whole(api):
+    side = leader(api)
+    for _ in range(2):
+        api.pod(gpus=8, group="g", size=2, owner="job")
+    side.hear()
+    side.round(0.0)
+    side.round(0.0)
+    side.write()
+    side.write()
+    stolen = api.patches[0][2]
+    api.pod(node=stolen)
+    settle(api, [side], 0.0, rounds=40)
+    gang = [pod for pod in api.pods.values() if pod["metadata"].get("ownerReferences")]
+    assert sorted(pod["spec"]["nodeName"] for pod in gang) == sorted({"a", "b", "c"} - {stolen})
+    assert not {pod["metadata"]["uid"] for pod in gang} & {patch[0] for patch in api.patches[:2]}
+    check(api)
+
+
+def test_a_gang_that_was_half_written_goes_on_after_a_restart(api):
+    side = leader(api)
+    for _ in range(3):
+        api.pod(gpus=8, group="g", size=3)
+    side.hear()
+    side.round(0.0)
+    side.round(0.0)
+    side.write(2)
+    places = {place.replica: place.node_name for place in side.core.state.workloads["gang-x/g"].placements}
+    side.begin()
+    settle(api, [side], 1.0, rounds=4)
+    assert list(side.core.state.workloads) == ["gang-x/g"]
+    assert [patch[2] for patch in api.patches] == [places[2], places[0], places[1]]
+    assert len(api.bound) == 3
+
+
+def test_a_member_that_is_going_holds_the_others_back(api):
+    side = leader(api)
+    names = [api.pod(gpus=8, group="g", size=2) for _ in range(2)]
+    side.hear()
+    side.round(0.0)
+    side.round(0.0)
+    side.write(0)
+    going = api.pods[names[0]]
+    going["spec"]["nodeName"] = api.patches[0][2]
+    going["metadata"]["deletionTimestamp"] = "2026-11-22T05:00:00Z"
+    api.put("pod", going)
+    side.under_way.clear()
+    side.events.append(told.NotLed())
+    side.lead(2)
+    side.hear()
+    side.round(1.0)
+    side.round(1.0)
+    assert not side.under_way
