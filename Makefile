@@ -41,6 +41,7 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-dev
 	@echo "kernels without their compiler, for what it hides"
 	@NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q tests/props/placement_test.py tests/props/peers_test.py tests/props/fleet_test.py tests/props/partition_covers_test.py
+	@$(BIN)/python deploy/helm_program.py --fetch || echo "no helm: the tests of the chart are skipped"
 	@echo "compiling the kernels, once for these sources (a minute or more)"
 	@$(BIN)/python -m eelgrid_kernels
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST)
@@ -52,6 +53,7 @@ check: $(VENV)/installed-dev
 	@$(BIN)/lint-imports
 	@$(BIN)/buf lint
 	@$(BIN)/python protos/generate.py --check
+	@$(BIN)/python -m eelgrid_controller.adapters.described --check
 	@echo "check: all good"
 
 format: $(VENV)/installed-dev
@@ -76,6 +78,10 @@ lock: $(VENV)/installed-dev
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command "make lock" --extra agent --extra controller \
 	  --constraint requirements-dev.lock pyproject.toml -o requirements.lock
+	@for part in agent controller; do \
+	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	    --custom-compile-command "make lock" --extra $$part --constraint requirements.lock pyproject.toml \
+	    -o deploy/docker/requirements-$$part.lock || exit 1; done
 
 clean:
 	@rm -rf $(VENV) build dist demo $(OUT) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,7 +3,7 @@
 Owns the command. A day of a cluster with services under the Azure 2023 traces, training
 jobs of Zeus's tables, a tariff, budgets of racks and cluster and two nodes that fail,
 under the real Core and Steering and under what is run today. Writes summary.csv (columns
-in report.py), day.png and policies.png.
+in report.py), day.png, policies.png and front.png.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.llm.data import Missing
 from bench.loop import report
-from bench.loop.runs import POLICIES, differences, everything
+from bench.loop.runs import COMPARED, POLICIES, differences, everything
 from bench.loop.scene import Size
 from bench.powercap.zeus import NotThere
 
@@ -38,7 +38,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--hours", type=float, default=None, help="24, or 4 with --small")
     parser.add_argument("--small", action="store_true", help="a small cluster, for a look")
-    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--policies", default=",".join(COMPARED))
+    parser.add_argument("--services", type=int, default=None, help="22, or 5 with --small; few for training alone")
+    parser.add_argument("--rack-share", type=float, default=Size().rack_share, help="budget of a rack for training")
+    parser.add_argument("--cluster-share", type=float, default=Size().cluster_share, help="of all training together")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--no-plots", action="store_true")
     return parser
@@ -53,9 +56,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     size = SMALL if options.small else Size()
     size = size if options.hours is None else size._replace(hours=options.hours)
+    size = size if options.services is None else size._replace(services=options.services)
+    size = size._replace(rack_share=options.rack_share, cluster_share=options.cluster_share)
     policies = [one.strip() for one in options.policies.split(",") if one.strip()]
     unknown = [one for one in policies if one not in POLICIES]
-    if unknown or not policies or options.seeds < 1 or options.processes < 1 or size.hours < _HOURS_LEAST:
+    if (
+        unknown
+        or not policies
+        or options.seeds < 1
+        or options.processes < 1
+        or size.services < 1
+        or size.hours < _HOURS_LEAST
+    ):
         print(
             f"bench.loop: take policies of {', '.join(POLICIES)}, a seed or more, {_HOURS_LEAST:g} hours or more",
             file=sys.stderr,
@@ -77,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         plots.draw_day(options.out / "day.png", runs)
         plots.draw_policies(options.out / "policies.png", runs)
+        plots.draw_front(options.out / "front.png", runs)
     print(f"written to {options.out}")
     return 0
 

@@ -1,7 +1,7 @@
 """The budgets and the tariff of a scene, as operators would state them.
 
-Owns the numbers. Must not know policies. A rack of training GPUs may draw RACK_SHARE of
-what its GPUs may have at their largest limits, all training together CLUSTER_SHARE; idle
+Owns the numbers. Must not know policies. A rack of training GPUs may draw `rack_share` of
+what its GPUs may have at their largest limits, all training together `cluster_share`; idle
 GPUs are counted as drawing what they draw idle, those for services as much as they may.
 """
 
@@ -14,7 +14,6 @@ from eelgrid_controller.power.tariff import Steps, Tariff
 
 __all__ = ["PRICES", "budgets", "is_service", "limits", "tariff"]
 
-RACK_SHARE, CLUSTER_SHARE = 0.85, 0.75
 _NIGHT, _DAY, _EVENING = 0.12, 0.22, 0.34  # currency a kWh
 PRICES = Prices(
     per_kwh=tuple(_NIGHT if hour < 6 or hour >= 22 else _EVENING if 17 <= hour < 21 else _DAY for hour in range(24)),
@@ -39,11 +38,11 @@ def limits(scene: Scene) -> list[Limit]:
     keys = _gpu_keys(scene)
     most_w = np.array([scene.catalogue.products[key].power_max_w or 0.0 for _, key in keys])
     serving = is_service(scene)
-    whole_w = float(most_w[serving].sum() + CLUSTER_SHARE * most_w[~serving].sum())
+    whole_w = float(most_w[serving].sum() + scene.cluster_share * most_w[~serving].sum())
     found = [Limit("cluster", whole_w, np.ones(len(keys), bool))]
     for rack in sorted({rack for rack, key in keys if key != _SERVICES}):
         members = np.array([one == rack for one, _ in keys])
-        found.append(Limit(rack, RACK_SHARE * float(most_w[members].sum()), members))
+        found.append(Limit(rack, scene.rack_share * float(most_w[members].sum()), members))
     return found
 
 

@@ -71,6 +71,7 @@ class Metrics(NamedTuple):
     waiting: float
     waiting_before: float
     running: float
+    spent_s: float  # between tokens, all of them together
 
 
 class Served(NamedTuple):
@@ -151,7 +152,7 @@ class Engines:
         self.inside = np.zeros(count)  # sequences, waiting ones too
         self.waiting = np.zeros(count)
         self._before = np.zeros(count)  # waiting when last read
-        self._gained = np.zeros((count, 4))  # seconds, arrived, tokens, finished
+        self._gained = np.zeros((count, 5))  # seconds, arrived, tokens, finished, seconds of sequences in service
         self._below = np.zeros((count, len(BORDERS_S) + 1))
 
     def _stack(self) -> None:
@@ -192,7 +193,9 @@ class Engines:
         self.inside = after
         below = self._shares[rows, low] * (1.0 - share)[:, None] + self._shares[rows, low + 1] * share[:, None]
         self._below += below * tokens[:, None]
-        self._gained += np.column_stack((np.full(len(rows), self.step_s), arrived, tokens, finished))
+        # Who is served waits for its next token all the time: the sum of the latencies is that of the sequences.
+        held_s = np.where(alive, np.minimum(each, self._most) * serving, 0.0) * self.step_s
+        self._gained += np.column_stack((np.full(len(rows), self.step_s), arrived, tokens, finished, held_s))
         # An engine out of sequences gives no tokens, whatever the rounding.
         within = self._read(self._within, rows, low, share) * tokens * (each_hz > 0.0)
         return Served(tokens, within, self._read(self._w, rows, low, share), self.waiting)
@@ -209,11 +212,11 @@ class Engines:
 
     def metrics(self, service: int) -> Metrics:
         """What the counters gained since the last reading, which is now."""
-        seconds, arrived, tokens, finished = self._gained[service].tolist()
+        seconds, arrived, tokens, finished, held_s = self._gained[service].tolist()
         waiting = float(self.waiting[service])
         found = Metrics(
             seconds, arrived, tokens, finished, self._below[service].copy(), waiting, float(self._before[service]),
-            float(self.inside[service]) - waiting,
+            float(self.inside[service]) - waiting, held_s,
         )  # fmt: skip
         self._gained[service] = 0.0
         self._below[service] = 0.0

@@ -7,6 +7,7 @@ ever lowered: jobs promise no slowdown at all, there are no prices and no budget
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bench.loop.scene import Job
 from eelgrid_controller.power.changes import Holding
@@ -18,12 +19,13 @@ from eelgrid_controller.steering.events import (
     JobBegan,
     JobMeasured,
     PricesSet,
+    ServiceBegan,
     SetLimit,
 )
 from eelgrid_controller.steering.settings import Settings
 from eelgrid_controller.steering.steering import Steering
 
-__all__ = ["Blind", "Ours"]
+__all__ = ["AtOnce", "Blind", "Ours"]
 
 
 class Ours:
@@ -31,12 +33,17 @@ class Ours:
 
     placement, objective = "eelgrid", "energy"
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: Settings | None = None, band: float | None = None) -> None:
+        """`band` is that of every service's scaler; its own where None."""
         self.steering = Steering(settings)
+        self._band = band
         self._earned_s: dict[str, float] = {}
 
     def on(self, event: Event) -> Sequence[Instruction]:
         """What steering asks for."""
+        if self._band is not None and isinstance(event, ServiceBegan):
+            limits = replace(event.promised.limits, band=self._band)
+            event = event._replace(promised=replace(event.promised, limits=limits))
         return self.steering.on(event)
 
     def opening_w(self, job: Job, holdings: Sequence[Holding]) -> float | None:
@@ -52,6 +59,14 @@ class Ours:
             if one.name == job and one.earned_s is not None:
                 self._earned_s[job] = one.earned_s
         return self._earned_s.get(job, 0.0)
+
+
+class AtOnce(Ours):
+    """Every job begins at the limit that the budgets leave, whatever it was promised."""
+
+    def opening_w(self, job: Job, holdings: Sequence[Holding]) -> float | None:
+        """What the budgets leave."""
+        return self.steering.opening_w(job.limits_w, tuple(holdings))
 
 
 class Blind(Ours):

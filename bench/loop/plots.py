@@ -13,9 +13,10 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from bench.loop.accounts import JOULES_PER_KWH
 from bench.loop.runs import Run
 
-__all__ = ["draw_day", "draw_policies"]
+__all__ = ["draw_day", "draw_front", "draw_policies"]
 
 _DAY = ("ours", "hpa", "static")
 _COLOURS = {
@@ -64,6 +65,29 @@ def draw_policies(path: Path, runs: Sequence[Run]) -> None:
         axis.scatter([broken.mean()], [energy.mean()], s=90, marker="D", color=colour, label=policy)
     axis.set_xlabel("windows of services violated, %")
     axis.set_ylabel("energy of the day, % of ours")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def draw_front(path: Path, runs: Sequence[Run]) -> None:
+    """Energy of the GPUs for services over violated windows, means of seeds: the autoscaler's targets, and our bands."""
+    figure, axis = plt.subplots(figsize=(8, 5))
+    for family, colour in (("ours", _COLOURS["ours"]), ("hpa", _COLOURS["hpa"])):
+        found = []
+        for policy in dict.fromkeys(run.policy for run in runs if run.policy.split("-")[0] == family):
+            mine = [run.outcome for run in runs if run.policy == policy]
+            broken = 100.0 * sum(one.violated for one in mine) / sum(one.windows for one in mine)
+            found.append((float(np.mean([one.services_j for one in mine])) / JOULES_PER_KWH, broken, policy))
+        found.sort()
+        axis.plot([row[1] for row in found], [row[0] for row in found], marker="o", color=colour, label=family)
+        for energy_kwh, broken, policy in found:
+            axis.annotate(policy, (broken, energy_kwh), textcoords="offset points", xytext=(6, 4), fontsize=8)
+    axis.set_xscale("symlog", linthresh=0.01)
+    axis.set_xlabel("windows of services violated, %")
+    axis.set_ylabel("energy of the GPUs for services, kWh a day")
     axis.grid(alpha=0.3)
     axis.legend()
     figure.tight_layout()

@@ -9,6 +9,10 @@ Owns which policies there are and how a run is made. Must not know physics.
     hpa-strict the same at STRICT, with which it breaks about as few windows as any target
     cap        hpa, and all training at the best fixed share of its limits that keeps the promises
     zeus       hpa, and Zeus for each job
+
+Beside them, where they are asked for by name, `at-once`, ours without waiting for watts,
+and the front: `hpa-N`, the autoscaler at N per cent, and `ours-N`, ours with N per cent of
+the rate as the band within which nothing is taken away.
 """
 
 import math
@@ -22,11 +26,11 @@ from scipy.stats import t as student
 
 from bench.loop.accounts import Outcome
 from bench.loop.baselines import Baseline, Hpa, Peak, Zeus, best_cap, least_static, under_cap
-from bench.loop.ours import Blind, Ours
+from bench.loop.ours import AtOnce, Blind, Ours
 from bench.loop.scene import Scene, Size, make
 from bench.loop.world import Driver, World
 
-__all__ = ["POLICIES", "Difference", "Run", "carried_out", "differences", "everything"]
+__all__ = ["COMPARED", "POLICIES", "Difference", "Run", "carried_out", "differences", "everything"]
 
 STRICT = 0.55
 CONFIDENCE = 0.95
@@ -40,6 +44,20 @@ POLICIES: dict[str, Callable[[Scene], Driver]] = {
     "cap": lambda scene: Baseline(Hpa(scene), opening=under_cap(best_cap(scene))),
     "zeus": lambda scene: Baseline(Hpa(scene), Zeus()),
 }
+COMPARED = tuple(POLICIES)
+
+
+def _hpa(target: float) -> Callable[[Scene], Driver]:
+    return lambda scene: Baseline(Hpa(scene, target))
+
+
+def _ours(band: float) -> Callable[[Scene], Driver]:
+    return lambda _: Ours(band=band)
+
+
+FRONT = {f"hpa-{target}": _hpa(target / 100.0) for target in (50, 60, 65, 75, 80)}
+FRONT |= {f"ours-{band}": _ours(band / 100.0) for band in (0, 15, 30, 50)}
+POLICIES |= {"at-once": lambda _: AtOnce()} | FRONT
 
 
 class Run(NamedTuple):

@@ -33,6 +33,7 @@ from eelgrid_protos.catalogue import load as load_catalogue
 __all__ = ["GPUS", "Failure", "Job", "Node", "Scene", "Service", "Size", "make"]
 
 SLOWDOWN = 0.05
+RACK_SHARE, CLUSTER_SHARE = 0.85, 0.75
 OBJECTIVES_S = (0.025, 0.05, 0.1)  # borders of vLLM's histogram: between two of them nobody sees a promise broken
 FASTEST, SLOWEST = 0.6, 1.25  # of the objective
 QUANTILE = 0.95
@@ -57,6 +58,8 @@ class Size(NamedTuple):
     )  # fmt: skip
     job_hours: tuple[float, float] = (1.5, 6.0)
     day_hours: float = 24.0  # in which services rise and fall
+    rack_share: float = RACK_SHARE  # budget of a rack for training, of what its GPUs may have at their largest limits
+    cluster_share: float = CLUSTER_SHARE  # of all training together
 
 
 class Node(NamedTuple):
@@ -119,6 +122,8 @@ class Scene(NamedTuple):
     failures: tuple[Failure, ...]
     drift: tuple[int, float, float]  # service, moment in s, slowness from then on
     catalogue: Catalogue
+    rack_share: float = RACK_SHARE
+    cluster_share: float = CLUSTER_SHARE
 
     @property
     def seconds(self) -> float:
@@ -271,4 +276,6 @@ def make(data: Path, seed: int, size: Size | None = None) -> Scene:
         failures.append(Failure(able[int(rng.integers(len(able)))].name, at_s, at_s + min(2700.0, seconds / 8.0)))
     drifting = int(rng.integers(len(made)))
     drift = (drifting, seconds * float(rng.uniform(0.3, 0.7)), made[drifting].engine.slowness * _DRIFTED)
-    return Scene(seed, steps, STEP_S, nodes, made, jobs, tuple(failures), drift, catalogue)
+    return Scene(
+        seed, steps, STEP_S, nodes, made, jobs, tuple(failures), drift, catalogue, size.rack_share, size.cluster_share
+    )

@@ -29,7 +29,7 @@ def service_window(read: Metrics, rng: np.random.Generator) -> Window:
         seconds=read.seconds,
         response=None,
         first_token=None,
-        inter_token=Live((*BORDERS_S, math.inf), tuple(np.maximum.accumulate(read.below).tolist())),
+        inter_token=Live((*BORDERS_S, math.inf), tuple(np.maximum.accumulate(read.below).tolist()), sum_s=read.spent_s),
         waiting_time=None,
         mean_response_s=None,
         arrived_hz=arrived,

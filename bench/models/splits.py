@@ -2,7 +2,9 @@
 
 Owns the choice of rows by seed. Must not know models.
 
-    configuration F   a share F of all (workload, configuration) pairs; what is read twice goes as one
+    configuration F   a share F of all (workload, configuration) pairs; what is read twice goes as one. Seeds are folds:
+                      so many of them as 1 / F (1 / (1 - F) above a half) hold out (keep) every pair once, so that
+                      what is judged does not hang on which pairs a seed happens to draw
     workload K        whole groups of workloads, in folds; K configurations of each workload are given back
     gpu               one GPU model of a third of the workloads that were measured on two or more; the others
                       of the family were measured on it
@@ -35,11 +37,18 @@ def _key(cell: Cell) -> tuple[str, str]:
 
 
 def by_configuration(cells: Sequence[Cell], share: float, seed: int) -> Split:
-    """Each configuration is held out with this chance."""
-    rng = np.random.default_rng(seed)
-    out = {key: bool(rng.random() < share) for key in sorted({_key(cell) for cell in cells})}
-    learned = tuple(cell for cell in cells if not out[_key(cell)])
-    return Split(f"configuration {share:g}", learned, (), tuple(cell for cell in cells if out[_key(cell)]))
+    """One fold; the share is rounded to 1 / k, or to 1 - 1 / k above a half."""
+    folds = max(2, round(1.0 / min(share, 1.0 - share)))
+    shuffle, fold = divmod(seed, folds)
+    keys = sorted({_key(cell) for cell in cells})
+    order = np.random.default_rng(shuffle).permutation(len(keys))
+    part = {keys[index] for index in order[fold::folds]}
+
+    def out(cell: Cell) -> bool:
+        return (_key(cell) in part) == (share <= 0.5)
+
+    learned = tuple(cell for cell in cells if not out(cell))
+    return Split(f"configuration {share:g}", learned, (), tuple(cell for cell in cells if out(cell)))
 
 
 def by_workload(data_set: DataSet, seed: int) -> list[Split]:

@@ -67,6 +67,7 @@ class Points(Mapping[str, tuple[Point, ...]]):
 
     def __init__(self, points: Iterable[MeasuredPoint] = (), *, most: int = POINTS_MOST) -> None:
         self.most = most
+        self.revision = 0  # rises with what is known
         self._told: dict[str, dict[Place, MeasuredPoint]] = {}
         self._count = 0
         # Made when they are asked for: planners ask often, points come rarely.
@@ -103,6 +104,7 @@ class Points(Mapping[str, tuple[Point, ...]]):
     def learn(self, points: Iterable[MeasuredPoint]) -> None:
         """Takes points in."""
         for point in points:
+            self.revision += 1
             told = self._told.setdefault(point.profile, {})
             self._count += place_of(point) not in told
             told[place_of(point)] = point

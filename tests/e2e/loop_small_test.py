@@ -31,6 +31,16 @@ def test_the_small_world_keeps_its_promises_for_less():
 
 
 @needs_data
+def test_budgets_that_bind_are_kept_and_cost_no_promise():
+    size = SMALL._replace(hours=3.0, services=1, rack_share=0.6, cluster_share=0.6)
+    ours, hpa = (carried_out(DATA, policy, 0, size).outcome for policy in ("ours", "hpa"))
+    assert hpa.budget_s > 0.0
+    assert ours.budget_s == 0.0
+    assert (ours.slowed, ours.late) == (0, 0)
+    assert ours.wait_hours > hpa.wait_hours
+
+
+@needs_data
 def test_the_command_writes_its_table(tmp_path, capsys):
     assert main(["--data", str(DATA), "--out", str(tmp_path), "--small", "--hours", "1", "--seeds", "1",
                  "--policies", "hpa", "--processes", "1", "--no-plots"]) == 0  # fmt: skip

@@ -17,6 +17,7 @@ from eelgrid_controller.config import ControllerConfig
 from eelgrid_controller.core import Core
 from eelgrid_controller.loop import ControllerLoop
 from eelgrid_controller.state import ClusterState
+from eelgrid_controller.steward.learner import LearningFailed
 from eelgrid_controller.steward.rounds import Round
 from eelgrid_controller.steward.settings import StewardSettings
 from eelgrid_controller.steward.steward import Steward
@@ -119,10 +120,21 @@ class Pages:
         await asyncio.Event().wait()
 
 
+class NoLearner:
+    """Learns nothing; implements the port of forecasts."""
+
+    def __call__(self, profiles, family):
+        raise LearningFailed("nobody learns here", "give the world a learner")
+
+    def close(self):
+        pass
+
+
 class World:
     """A steward and all that is around it; `now_s` is both clocks."""
 
-    def __init__(self, journal=None, start_s=1_700_000_000.0, **settings):
+    def __init__(self, journal=None, start_s=1_700_000_000.0, learner=None, **settings):
+        self.learner = learner or NoLearner()
         self.now_s = start_s
         self.clock = Clock(lambda: int(self.now_s * 1e9), lambda: self.now_s, time.perf_counter)
         self.journal = journal or MemoryJournal()
@@ -144,7 +156,7 @@ class World:
             self.telemetry.open(self.loop.core.state.nodes[name].inventory, 1)
         self.steward = Steward(
             loop=self.loop, telemetry=self.telemetry, pages=self.pages, catalogue=catalogue.load(),
-            settings=self.settings, clock=self.clock, log=LOG,
+            settings=self.settings, clock=self.clock, log=LOG, learner=self.learner,
         )  # fmt: skip
 
     async def join(self, *inventories):
@@ -232,4 +244,5 @@ async def stewarded(journal=None, **settings):
         yield world
     finally:
         world.steward._thread.shutdown()
+        world.steward._telling.forecasts.close()
         await world.loop.stop()

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from eelgrid_controller.power.curves import AtLimit, Curve
-from eelgrid_controller.power.exploration import Ceiling, Missed, Unusable, Window, begin, known, step
+from eelgrid_controller.power.exploration import Ceiling, Foreseen, Missed, Unusable, Window, begin, known, step
 from eelgrid_controller.power.picking import Manner, Why
+from eelgrid_controller.power.priors import Prior, Ratio
 from eelgrid_controller.power.promise import BestEffort, Deadline, MaxSlowdown, choose
 from eelgrid_controller.power.refusals import CurveRefused
 from eelgrid_controller.power.shape import Shape
@@ -228,3 +229,57 @@ def test_one_limit_is_settled_at_once():
 def test_what_makes_no_sense_is_refused(limits, gpus):
     with pytest.raises(CurveRefused):
         begin([float(one) for one in limits], FIVE, gpus=gpus)
+
+
+def foreseen(curve, scatter=0.05, off=0.0):
+    """A prior of the curve itself, every limit off by so many log units of time."""
+    falling = [curve.at(limit_w) for limit_w in reversed(curve.limits_w)]
+    time = tuple(
+        Ratio(math.log(at.time_s / falling[0].time_s) + (off if at is not falling[0] else 0.0), scatter)
+        for at in falling
+    )
+    energy = tuple(Ratio(math.log(at.energy_j / falling[0].energy_j), scatter) for at in falling)
+    return Prior(time, energy)
+
+
+def test_what_is_foreseen_counts_once_the_largest_limit_is_measured_and_can_be_taken_back():
+    run = Run(lawful())
+    prior = foreseen(run.curve)
+    run.state, run.decision = step(run.state, Foreseen(prior))
+    assert run.state.prior is None
+    assert known(run.state) == (None,) * 5
+    while run.state.prior is None:
+        run.state, run.decision = step(run.state, run.window())
+    assert run.state.prior == prior
+    assert all(one is not None for one in known(run.state))
+    taken, _ = step(run.state, Foreseen(None))
+    assert taken.prior is None
+    assert taken.foreseen is None
+
+
+def test_a_prior_of_other_limits_is_no_prior():
+    run = Run(lawful())
+    short = Prior((Ratio(0.0, 0.1),), (Ratio(0.0, 0.1),))
+    assert step(run.state, Foreseen(short))[0].foreseen is None
+
+
+def test_with_the_curve_foreseen_fewer_windows_are_spent_on_limits_that_are_not_kept():
+    spent = {}
+    for name in ("cold", "foreseen"):
+        run = Run(lawful(), noise=0.01, seed=3)
+        if name == "foreseen":
+            run.state, run.decision = step(run.state, Foreseen(foreseen(run.curve)))
+        for _ in range(120):
+            run.state, run.decision = step(run.state, run.window())
+        assert run.decision.settled
+        spent[name] = sum(limit_w != run.decision.limit_w for limit_w in run.limits)
+    assert spent["foreseen"] <= spent["cold"]
+
+
+def test_a_prior_that_is_far_off_does_not_break_the_promise():
+    run = Run(lawful(), noise=0.01, seed=4)
+    run.state, run.decision = step(run.state, Foreseen(foreseen(run.curve, scatter=0.02, off=-0.3)))
+    for _ in range(300):
+        run.state, run.decision = step(run.state, run.window())
+    base_s = run.curve.largest.time_s
+    assert run.time_s / (run.work * base_s) - 1.0 <= 0.05 + 10.0 / run.time_s + 0.01

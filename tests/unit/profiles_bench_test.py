@@ -1,14 +1,16 @@
 """The bench of profiles: splits that leak nothing, figures by hand, peers on a straight line, and a bounded run."""
 
 import csv
+from collections import Counter
 
 import numpy as np
 import pytest
-from bench.models.__main__ import main
+from bench.models.__main__ import _turn, main
 from bench.models.drifts import CHANGE, measured
 from bench.models.measure import Predicted, figures
 from bench.models.peers import PEERS, table
 from bench.models.report import COLUMNS
+from bench.models.runs import OURS, Job
 from bench.models.splits import by_configuration, by_gpu, by_workload
 from bench.models.tables import Cell, DataSet, Told, Unreadable, load
 
@@ -41,6 +43,16 @@ def test_held_out_configurations_were_not_seen_even_if_read_twice():
         split = by_configuration(cells, 0.3, seed)
         assert not _keys(split.learned) & _keys(split.asked)
         assert len(split.learned) + len(split.asked) == len(cells)
+
+
+@pytest.mark.parametrize(("share", "folds"), [(0.2, 5), (0.8, 5), (0.5, 2), (0.3, 3)])
+def test_folds_hold_every_configuration_out_equally_often(share, folds):
+    cells = (*_cells(), *_cells())
+    splits = [by_configuration(cells, share, seed) for seed in range(2 * folds)]
+    counts = Counter(key for split in splits for key in _keys(split.asked))
+    assert counts.keys() == _keys(cells)
+    assert set(counts.values()) == {2 * (1 if share <= 0.5 else folds - 1)}
+    assert _keys(splits[0].asked) != _keys(splits[folds].asked)  # another shuffle
 
 
 def test_every_workload_is_left_out_once_and_few_of_it_are_given_back():
@@ -121,6 +133,24 @@ def test_a_bounded_run_writes_its_summary(tmp_path, capsys):
     assert errors["eelgrid"] < errors["nearest"]
     assert errors["eelgrid"] < 5.0
     assert "iteration_time" in capsys.readouterr().out
+
+
+def test_time_is_bounded_and_what_has_a_target_runs_first(tmp_path, capsys):
+    _miso(tmp_path)
+    options = ["--data", str(tmp_path), "--sets", "miso", "--no-costs", "--no-plots", "--processes", "1"]
+    assert main([*options, "--minutes", "0", "--out", str(tmp_path / "out")]) == 2
+    assert "nothing ran in so little time" in capsys.readouterr().err
+    jobs = [
+        Job(_set(_cells()), (split,), method, 0)
+        for split in (*by_workload(_set(_cells()), 0)[:1], by_configuration(_cells(), 0.8, 0), by_configuration(_cells(), 0.2, 0))
+        for method in ("nearest", OURS)
+    ]  # fmt: skip
+    turns = [(job.splits[0].name, job.method) for job in sorted(jobs, key=_turn)]
+    assert turns == [
+        (name, method)
+        for name in ("configuration 0.2", "configuration 0.8", "workload 0")
+        for method in (OURS, "nearest")
+    ]
 
 
 def test_what_is_not_there_is_named(tmp_path, capsys):

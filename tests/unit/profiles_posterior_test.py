@@ -85,6 +85,28 @@ def test_the_posterior_is_the_joint_normal_conditioned(seed):
     assert found[1] == pytest.approx(variance, rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_difference_is_that_of_the_joint_normal(seed):
+    """The twin conditions questions and base together and takes the variance of each difference."""
+    rng = np.random.default_rng(seed)
+    covariance, told, asked = _covariance(rng), _evidence(rng, 9, stale=3), _sites(rng, 4)
+    asked = Sites(*(np.concatenate((row[4:5], mine)) for mine, row in zip(asked, told.sites, strict=True)))
+    cross = _twin(covariance, told.sites, asked)
+    cross[4, 0] += covariance.idiosyncrasy  # the first question is the fifth measurement, the last one the base
+    stale = told.stale.astype(float)
+    noise = told.noise + covariance.idiosyncrasy + (STALE_NOISE / SCALE) ** 2 * stale
+    whole = (
+        _twin(covariance, told.sites, told.sites) + np.diag(noise) + (STALE_SHIFT / SCALE) ** 2 * np.outer(stale, stale)
+    )
+    mean = cross.T @ np.linalg.solve(whole, told.values)
+    joint = _twin(covariance, asked, asked) - cross.T @ np.linalg.solve(whole, cross)
+    joint += covariance.idiosyncrasy * np.eye(5)
+    variance = np.diag(joint)[:-1] + joint[-1, -1] - 2.0 * joint[:-1, -1]
+    found = Posterior(covariance, told, SCALE).difference(asked, np.array([4, -1, -1, -1, -1]))
+    assert found[0] == pytest.approx((mean - mean[-1])[:-1], rel=1e-5, abs=1e-6)
+    assert found[1] == pytest.approx(variance, rel=1e-5, abs=1e-6)
+
+
 def test_left_out_is_what_the_others_say():
     rng = np.random.default_rng(5)
     covariance, told = _covariance(rng), _evidence(rng, 10)

@@ -1,15 +1,27 @@
 """A quantile read from a histogram is a range of factors: it holds, bounds and frees the correction."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from eelgrid_controller.serving.correction import Correction, Sample, factor, learned, sampled, slowness
+from eelgrid_controller.serving.correction import (
+    DOUBT_LEAST,
+    HALF_LIFE_S,
+    Correction,
+    Sample,
+    factor,
+    learned,
+    sampled,
+    slowness,
+)
 from eelgrid_controller.serving.live import Live, LiveQuantile, Window
 from eelgrid_controller.serving.models import Tokens
-from eelgrid_controller.serving.sizing import Objective
+from eelgrid_controller.serving.scaler import Limits
+from eelgrid_controller.serving.sizing import Factor, Objective
 from eelgrid_controller.serving.stations import Arrivals, Station
-from eelgrid_controller.serving.tokens import Curve, TokenDemand
+from eelgrid_controller.serving.tokens import Curve, TokenDemand, given_hz, inter_token
+from eelgrid_controller.serving.watch import Promised, begin, looked, served
 
 VLLM_S = (0.01, 0.025, 0.05, 0.075, math.inf)
 CURVE = Curve((8.0, 16.0, 32.0, 64.0), (1000.0, 1900.0, 3300.0, 5000.0), {0.95: (0.008, 0.010, 0.013, 0.018)})
@@ -19,8 +31,8 @@ def _service(objective_s=0.025):
     return Tokens(CURVE, TokenDemand(0.0, 200.0), Objective(0.95, objective_s))
 
 
-def _window(token_hz, counts):
-    live = Live(VLLM_S, counts)
+def _window(token_hz, counts, sum_s=None):
+    live = Live(VLLM_S, counts, sum_s=sum_s)
     return Window(
         30.0, None, None, live, None, None, token_hz / 200.0, token_hz / 200.0, 0.0, 0.0, 10.0, token_hz, None
     )
@@ -86,3 +98,87 @@ def test_a_bucket_above_the_objective_is_a_broken_promise():
     assert _service().live(window).value_s * (1.0 - _service().live(window).resolution) < 0.025
     assert _service().is_late(window)
     assert not _service(0.05).is_late(window)
+
+
+def _slow_window(slow, held):
+    """An engine that is so much slower and holds so many sequences; all its tokens in the bucket of its p95."""
+    token_hz = given_hz(CURVE, held) / slow
+    p95_s = slow * inter_token(CURVE, slow * token_hz, 0.95).value_s
+    counts = tuple(0.0 if border_s < p95_s else 100_000.0 for border_s in VLLM_S)
+    return _window(token_hz, counts, sum_s=counts[-1] * held / token_hz)
+
+
+@pytest.mark.parametrize("slow", [0.9, 1.0, 1.1, 1.3])
+@pytest.mark.parametrize("held", [4.0, 16.0, 40.0])
+def test_the_mean_tells_within_a_bucket_how_slow_an_engine_is(slow, held):
+    sample = _service().steady(_slow_window(slow, held), 1)
+    assert sample.factor == pytest.approx(slow, rel=1e-6)
+    assert sample.is_mean
+    assert sample.most is None
+
+
+def test_a_quantile_raises_what_the_mean_says_and_never_lowers_it():
+    model = _service()
+    late = (5.0, 5.0, 100_000.0, 100_000.0, 100_000.0)  # p95 between 25 and 50 ms
+    token_hz = given_hz(CURVE, 16.0)
+    raised = model.steady(_window(token_hz, late, sum_s=late[-1] * 16.0 / token_hz), 1)
+    assert raised.factor == pytest.approx(model.steady(_window(token_hz, late), 1).factor)
+    assert raised.factor > 1.5
+    early = (100_000.0,) * 5  # p95 below 10 ms, where the curve says more
+    kept = model.steady(_window(token_hz, early, sum_s=early[-1] * 16.0 / token_hz), 1)
+    assert model.steady(_window(token_hz, early), 1).most < 1.0
+    assert kept.factor == pytest.approx(1.0)
+
+
+def test_doubt_of_the_curve_shrinks_with_means_alone_and_comes_back():
+    by_quantile = by_mean = Correction()
+    for number in range(20):
+        by_quantile = learned(by_quantile, Sample(1.0, 0.02), 30.0 * number)
+        by_mean = learned(by_mean, Sample(1.0, 0.02, is_mean=True), 30.0 * number)
+    assert factor(by_quantile, 570.0).doubt == 1.0
+    assert factor(by_mean, 570.0).doubt == pytest.approx(DOUBT_LEAST, abs=0.05)
+    assert factor(by_mean, 570.0 + HALF_LIFE_S).doubt == pytest.approx((1.0 + DOUBT_LEAST) / 2.0, abs=0.05)
+    assert factor(by_mean, 570.0 + 100.0 * HALF_LIFE_S).doubt == pytest.approx(1.0)
+
+
+def test_less_doubt_never_needs_more_replicas():
+    model = _service(0.016)
+    needed = [
+        [model.needed(rate_hz, Factor(1.0, 0.03, doubt), 500) for doubt in (0.0, 0.3, 1.0)]
+        for rate_hz in (5.0, 50.0, 400.0)
+    ]
+    assert all(row == sorted(row) for row in needed)
+    assert any(row[0] < row[-1] for row in needed)
+
+
+def _watched(replicas=4):
+    promised = Promised(_service(), Limits(most=20, start_s=30.0))
+    watch = begin(promised, replicas)
+    for number in range(1, 9):
+        watch, _ = looked(promised, watch, _of(watch.state.ready, 1.0), 30.0 * number)
+    return promised, watch
+
+
+def _of(replicas, slow):
+    """A window of so many replicas."""
+    one = _slow_window(slow, 20.0)
+    return replace(one, output_token_hz=one.output_token_hz * replicas, arrived_hz=one.arrived_hz * replicas)
+
+
+def test_a_window_in_which_replicas_came_says_nothing_of_the_profile():
+    promised, watch = _watched()
+    watch = served(promised, watch, 5, 250.0)
+    across, _ = looked(promised, watch, _of(3, 1.0), 270.0)
+    assert across.correction == watch.correction
+    after, _ = looked(promised, across, _of(5, 1.3), 300.0)
+    assert after.correction.log_factor > watch.correction.log_factor
+
+
+def test_what_was_seen_while_replicas_were_lost_is_unlearned():
+    promised, watch = _watched()
+    before = watch.correction
+    watch, _ = looked(promised, watch, _of(4, 1.5), 270.0)  # two of four are gone, and nobody knows
+    assert watch.correction.log_factor > before.log_factor
+    assert served(promised, watch, 2, 280.0).correction == before
+    assert served(promised, watch, 2, 400.0).correction == watch.correction  # that was long ago
+    assert served(promised, watch, 5, 280.0).correction == watch.correction  # one more is no loss

@@ -57,6 +57,7 @@ def test_vllm():
     assert found.response.quantile(0.75).resolution == pytest.approx(0.1 / 0.3)
     assert found.first_token.quantile(0.95).value_s == pytest.approx(0.15)
     assert found.inter_token.quantile(0.45).value_s == pytest.approx(0.05)
+    assert found.inter_token.mean_s == pytest.approx(0.15)
     assert found.waiting_time.quantile(0.5).value_s == pytest.approx(0.05)
     assert found.finished_hz == pytest.approx(20.0)
     assert found.arrived_hz == pytest.approx((200 + 10 + 2) / 10.0)  # requests are conserved
@@ -255,6 +256,15 @@ def test_too_few_or_past_the_last_border():
     assert many.quantile(0.95).is_least
     assert many.quantile(0.95).value_s == 0.1
     assert Live((0.1, math.inf), (0.0, 60.0)).quantile(0.99) is None  # 60 say nothing of the last hundredth
+
+
+def test_a_histogram_without_a_sum_has_no_mean():
+    names = generic("h")
+    pages = [histogram("h", counts) for counts in ([1, 2, 3, 3], [50, 60, 70, 70])]
+    assert looked(names, *pages).response.mean_s == pytest.approx(0.15)
+    bare = ["\n".join(line for line in page.splitlines() if "_sum" not in line) for page in pages]
+    assert looked(names, *bare).response.mean_s is None
+    assert looked(names, pages[0], pages[0].replace(" 3", " 4")).response.mean_s is None  # too few
 
 
 def test_the_grammar():

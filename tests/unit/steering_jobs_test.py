@@ -168,6 +168,36 @@ def test_the_limit_that_a_new_job_may_begin_with():
     assert fleet.steering.opening_w(LIMITS_W, holdings) is None
 
 
+def test_what_a_promised_job_gave_back_while_it_searches_is_kept_for_it():
+    fleet, other = Fleet(scatter=0.01), Fleet(scatter=0.01)
+    holdings = (Holding("x/n1", "n1", 1, ("n1",)),)
+    for one, promise in ((fleet, MaxSlowdown(0.1)), (other, BestEffort(1.0))):
+        one.budget(tree(["n1"], 800.0, 800.0))
+        one.begin("a", ["n1"], promise=promise)
+        while one.steering.standing().jobs[0].limit_w == 300.0:
+            one.run(1)
+    lower_w = fleet.job("a").limit_w
+    assert fleet.job("a").phase is JobPhase.SEARCHING
+    assert fleet.steering.opening_w(LIMITS_W, holdings) == 200.0  # of 800 W: it may go up to 300 W of each GPU again
+    assert other.steering.opening_w(LIMITS_W, holdings) == min(300.0, 800.0 - 2.0 * other.job("a").limit_w)
+    fleet.run(60)
+    assert fleet.job("a").phase is JobPhase.SETTLED
+    assert lower_w <= 250.0 == fleet.job("a").limit_w
+    assert fleet.steering.opening_w(LIMITS_W, holdings) == 300.0
+
+
+def test_what_a_start_takes_is_on_the_clock_of_a_deadline():
+    times = []
+    for start_s in (0.0, 500.0):
+        fleet = Fleet()
+        fleet.begin("a", ["n1"], promise=Deadline(10_000.0, 5_000.0))
+        fleet.now_s += start_s
+        fleet.run(3)
+        times.append(fleet.job("a").earned_s)
+        assert fleet.job("a").slowdown == pytest.approx(0.0, abs=0.01)  # it is none of the job's own
+    assert times[0] - times[1] == pytest.approx(500.0, abs=1.0)
+
+
 def test_a_gang_is_paced_by_a_holding_that_refuses_and_asked_again_later():
     fleet = Fleet(Steering(Settings(retry_after_s=300.0)))
     fleet.refuse = lambda one: one.node == "n2"

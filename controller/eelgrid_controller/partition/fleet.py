@@ -9,9 +9,10 @@ places, so that its solution mixes covers for no more services than it has other
 rows: a few dozen of thousands. All others are settled, and those few are one small
 integer programme over all GPUs (settle.py).
 
-A restart keeps the prices, which still make a bound, and the cover of every service
-that still serves its rate at hardly more than the cheapest; the others are loose.
-Only if that does not come near the bound, the search begins anew.
+A restart keeps the prices, which still make a bound, the options of every service that
+did not change, and the cover of every service that still serves its rate at hardly more than
+the cheapest; the others are loose. Only if that does not come near the bound, the search
+begins anew.
 
 Source: Dantzig and Wolfe, Operations Research 8, 1960; Gilmore and Gomory, 1961.
 """
@@ -25,6 +26,7 @@ from scipy.optimize import linprog
 
 from eelgrid_controller.partition.errors import FleetTooSmall, SearchExhausted
 from eelgrid_controller.partition.exact import Proof, Solution, rounded_bound, value_of
+from eelgrid_controller.partition.options import Known, known_of
 from eelgrid_controller.partition.prices import (
     Prices,
     bought,
@@ -35,7 +37,7 @@ from eelgrid_controller.partition.prices import (
     named_prices,
 )
 from eelgrid_controller.partition.programme import EXACT, Programme, Weights, covered, objectives, rows
-from eelgrid_controller.partition.settle import ENOUGH, Start, Try, settled, smallest_first
+from eelgrid_controller.partition.settle import Start, Try, settled, smallest_first
 from eelgrid_controller.profiles.points import Configuration
 from eelgrid_kernels.arrays import Floats, Ints
 
@@ -45,9 +47,11 @@ ROUNDS_MOST = 12
 CLOSE = 1e-5  # a master's value this near to the bound ends the search
 APART = 0.02  # prices that far below the present ones give the covers that a mix needs
 KEPT = 5e-3  # a cover that costs at most that much more than the cheapest is kept in a restart
-_RESTART_CLOSE = 2e-4
+_RESTART_CLOSE = 5e-5
+# The bound of a restart is by the prices of before, up to 3e-4 below what a search anew would prove.
+_RESTART_ENOUGH = 1e-3
 # Services that a restart lets loose, one try after the other: some of those that changed, most, and more beside them.
-_CHANGED_MOST, _BESIDE = 24, (-14, -4, 8)
+_CHANGED_MOST, _BESIDE = 24, (-14, -4, 8, 32)
 _WHOLE = 1e-6
 _FACTOR = np.int64(6_364_136_223_846_793_005)  # of a hash modulo 2^64: Knuth, MMIX
 
@@ -58,6 +62,7 @@ class Memory(NamedTuple):
     prices: Prices
     # By service or job: configurations, or the model that a job is on, with the number of replicas.
     covers: Mapping[str, tuple[tuple[Configuration | str, int], ...]]
+    known: Known | None = None
 
 
 class _Covers(NamedTuple):
@@ -81,7 +86,9 @@ def fleet(programme: Programme, memory: Memory | None = None) -> tuple[Solution,
     found = None if memory is None else _restarted(programme, weights, memory)
     bound, price, result = _generated(programme, weights) if found is None else found
     proof = Proof(weights.name, value_of(weights, result), rounded_bound(weights, bound))
-    return Solution(*result, (proof,)), Memory(named_prices(programme, price), _named_covers(programme, result[0]))
+    known = known_of(programme.problem, programme.cells, programme.options)
+    memory = Memory(named_prices(programme, price), _named_covers(programme, result[0]), known)
+    return Solution(*result, (proof,)), memory
 
 
 def _restarted(
@@ -104,7 +111,7 @@ def _restarted(
         result = settled(programme, weights, Start(replicas, order, price, found.bound), tries)
     except FleetTooSmall:
         return None
-    enough = value_of(weights, result) <= found.bound * (1.0 + ENOUGH)
+    enough = value_of(weights, result) <= found.bound * (1.0 + _RESTART_ENOUGH)
     return (found.bound, price, result) if enough else None
 
 

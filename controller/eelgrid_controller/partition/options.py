@@ -22,7 +22,7 @@ from eelgrid_controller.partition.problem import Job, Objective, Pool, Problem, 
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_kernels.arrays import Floats, Ints
 
-__all__ = ["NONE_HELD", "WHOLE", "Cell", "Held", "Option", "options_of"]
+__all__ = ["NONE_HELD", "WHOLE", "Cell", "Held", "Known", "Option", "known_of", "options_of"]
 
 WHOLE = ""  # the profile of a GPU without MIG
 # What replicas run as now, by service.
@@ -99,12 +99,49 @@ class _Cells:
         return len(self.cells) - 1
 
 
-def options_of(problem: Problem, held: Held = NONE_HELD) -> tuple[tuple[Cell, ...], tuple[Option, ...]]:
+class Known(NamedTuple):
+    """What was found of a problem, for one that differs in few services."""
+
+    problem: Problem
+    cells: tuple[Cell, ...]
+    options: Mapping[str, tuple[Service, tuple[Option, ...]]]  # by name
+
+
+def known_of(problem: Problem, cells: tuple[Cell, ...], options: Sequence[Option]) -> Known:
+    """The options by service."""
+    served = [service for service in problem.services if service.rate_hz > 0.0]
+    members: list[list[Option]] = [[] for _ in served]
+    for option in options:
+        if option.demand < len(served):
+            members[option.demand].append(option)
+    found = {service.name: (service, tuple(mine)) for service, mine in zip(served, members, strict=True)}
+    return Known(problem, cells, found)
+
+
+def _holds(known: Known | None, problem: Problem) -> bool:
+    """Whether options were found from the same points, for the same places."""
+    if known is None or (known.problem.objective, known.problem.pools) != (problem.objective, problem.pools):
+        return False
+    before, now = known.problem.points, problem.points
+    # To compare points takes longer than to look at them again, so these have to be the same objects.
+    return before is now or (
+        len(before) == len(now) and all(one is other for one, other in zip(before, now, strict=True))
+    )
+
+
+def options_of(
+    problem: Problem, held: Held = NONE_HELD, known: Known | None = None
+) -> tuple[tuple[Cell, ...], tuple[Option, ...]]:
     """The cells that anything can use, and every demand's options; raises Unservable, BadProblem.
 
-    A configuration that a service is held in stays an option while it is admissible, efficient or not.
+    A configuration that a service is held in stays an option while it is admissible, efficient or not. With what is
+    known of a like problem only the services that changed are looked at.
     """
     cells = _Cells(problem.pools)
+    before: Mapping[str, tuple[Service, tuple[Option, ...]]] = {}
+    if known is not None and held is NONE_HELD and _holds(known, problem):
+        cells.cells.extend(known.cells)
+        before = known.options
     by_workload: dict[str, list[Point]] = {}
     for point in problem.points:
         by_workload.setdefault(point.workload, []).append(point)
@@ -113,6 +150,10 @@ def options_of(problem: Problem, held: Held = NONE_HELD) -> tuple[tuple[Cell, ..
     watts = problem.objective == Objective.WATTS
     served = [service for service in problem.services if service.rate_hz > 0.0]
     for demand, service in enumerate(served):
+        same, mine = before.get(service.name, (None, ()))
+        if same == service:
+            options += mine if mine[0].demand == demand else (one._replace(demand=demand) for one in mine)
+            continue
         key = service.workload, service.quantile
         if key not in measured:
             measured[key] = _measured(by_workload.get(service.workload, ()), service.quantile, cells, watts=watts)

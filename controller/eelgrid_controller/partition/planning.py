@@ -20,7 +20,7 @@ def plan(problem: Problem, memory: Memory | None = None, nodes_most: int = FIRST
 
     The memory is that of a plan for a like problem (`Plan.memory`): a fleet's search starts from it.
     """
-    programme = compiled(problem)
+    programme = compiled(problem, known=None if memory is None else memory.known)
     if len(programme.options) > EXACT_OPTIONS_MOST and len(programme.rate_hz) > EXACT_DEMANDS_MOST:
         return drawn(programme, *fleet(programme, memory))
     solution = exact(programme, nodes_most)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from eelgrid_controller.partition.geometry import Tiling, maximal, tiling
-from eelgrid_controller.partition.options import NONE_HELD, WHOLE, Cell, Held, Option, options_of
+from eelgrid_controller.partition.options import NONE_HELD, WHOLE, Cell, Held, Known, Option, options_of
 from eelgrid_controller.partition.problem import Objective, Problem
 from eelgrid_kernels.arrays import Floats, Ints
 
@@ -61,9 +61,9 @@ class Weights(NamedTuple):
     pattern: Floats
 
 
-def compiled(problem: Problem, held: Held = NONE_HELD) -> Programme:
-    """The problem's arrays; raises Unservable, BadProblem. What is held: options_of."""
-    cells, options = options_of(problem, held)
+def compiled(problem: Problem, held: Held = NONE_HELD, known: Known | None = None) -> Programme:
+    """The problem's arrays; raises Unservable, BadProblem. What is held, what is known: options_of."""
+    cells, options = options_of(problem, held, known)
     tilings = []
     rows: list[tuple[int, tuple[int, ...]]] = []
     for number, pool in enumerate(problem.pools):

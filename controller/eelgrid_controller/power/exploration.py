@@ -34,6 +34,7 @@ __all__ = [
     "Ceiling",
     "Decision",
     "Exploration",
+    "Foreseen",
     "Missed",
     "Unusable",
     "Window",
@@ -73,7 +74,13 @@ class Ceiling(NamedTuple):
     limit_w: float | None
 
 
-Event = Window | Missed | Ceiling
+class Foreseen(NamedTuple):
+    """What a model says of the job's curve, in place of relatives; None takes back what was said before."""
+
+    prior: Prior | None
+
+
+Event = Window | Missed | Ceiling | Foreseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,7 @@ class Exploration:
     ledger: Ledger = _OPENING
     drift: Drift = _LEVEL
     relatives: tuple[Curve, ...] = ()
+    foreseen: Prior | None = None  # begins to count once the largest limit is measured, as relatives do
     prior: Prior | None = None
     kept: int | None = None  # the limit settled on
     first: int = 0  # the largest limit that is allowed now
@@ -168,6 +176,8 @@ def step(state: Exploration, event: Event) -> tuple[Exploration, Decision]:
     refused = None
     if isinstance(event, Ceiling):
         state = _under(state, event.limit_w)
+    elif isinstance(event, Foreseen):
+        state = _with_foreseen(state, event.prior)
     elif isinstance(event, Missed):
         refused = event.reason
         state = replace(state, missed=state.missed + 1)
@@ -212,6 +222,14 @@ def _under(state: Exploration, limit_w: float | None) -> Exploration:
     return replace(state, first=first, kept=kept)
 
 
+def _with_foreseen(state: Exploration, prior: Prior | None) -> Exploration:
+    """Another word of the model; what counted only because of the last one counts no longer."""
+    if prior is not None and not len(prior.time) == len(prior.energy) == len(state.arms):
+        return state
+    counted = state.prior is not None and state.prior == state.foreseen
+    return replace(state, foreseen=prior, prior=None if counted else state.prior)
+
+
 def _arm_of(state: Exploration, window: Window) -> int | Unusable:
     """The limit that a window is of."""
     if not (window.work > 0.0 and math.isfinite(window.work)):
@@ -250,7 +268,11 @@ def _with_window(state: Exploration, index: int, window: Window) -> Exploration:
     changed = max(drift) > state.manner.drift_alarm and windows >= _FIRST_PHASE << min(state.phase, 40)
     if changed:
         return _next_phase(state, window, index)
-    if state.relatives and state.prior is None and state.arms[0].windows >= state.manner.first_windows:
+    if state.prior is not None or state.arms[0].windows < state.manner.first_windows:
+        return state
+    if state.foreseen is not None:
+        return replace(state, prior=state.foreseen)
+    if state.relatives:
         power_w = state.arms[0].power_w / state.gpus
         return replace(state, prior=from_relatives(state.relatives, state.limits_w, power_w))
     return state

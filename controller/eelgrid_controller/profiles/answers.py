@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from eelgrid_controller.profiles.points import Configuration
 
-__all__ = ["Basis", "Estimate", "Prediction"]
+__all__ = ["Basis", "Estimate", "Prediction", "Ratio"]
 
 
 class Basis(IntEnum):
@@ -29,6 +29,13 @@ class Estimate(NamedTuple):
     lower: float
     upper: float
     basis: Basis
+
+
+class Ratio(NamedTuple):
+    """A quantity in one configuration over that in another, as a logarithm: the middle, and 90 % lie within `half`."""
+
+    mean: float
+    half: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,15 @@ class Belief:
         parts = [self._at(places[begin : begin + _CHUNK]) for begin in range(0, len(places), _CHUNK)]
         return Believed(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
+    def apart(self, places: Sequence[Place], base: Place) -> tuple[Floats, Floats]:
+        """(M,) mean and variance of the logarithm's difference to `base`, which is none of the places; less offsets."""
+        surface = self.surface
+        count = len(places)
+        whole = surface.frame.sites([*places, base], [self._traits] * (count + 1), [self._workload] * (count + 1))
+        measured = np.array([self._rows.get(key, -1) for key in _keys(whole)], dtype=np.int64)
+        mean, variance = self._posterior.difference(whole, measured)
+        return surface.scale * mean, surface.scale**2 * variance
+
     def _at(self, places: Sequence[Place]) -> Believed:
         surface = self.surface
         asked = surface.frame.sites(places, [self._traits] * len(places), [self._workload] * len(places))

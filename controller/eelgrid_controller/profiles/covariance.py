@@ -146,17 +146,18 @@ class Within:
     def __init__(self, sites: Sites) -> None:
         wide = np.hstack((sites.numbers, sites.traits)).T
         self._count = len(sites.workload)
-        self._same = (sites.workload[:, None] == sites.workload[None, :]).astype(np.float64).ravel()
-        # One row a column of the sites, (N * N) wide: sums over them are products of a matrix and a vector.
-        self._squares = ((wide[:, :, None] - wide[:, None, :]) ** 2).reshape(len(wide), self._count**2)
-        self._products = (wide[:, :, None] * wide[:, None, :]).reshape(len(wide), self._count**2)
+        self._low = rows, columns = np.tril_indices(self._count)  # all is symmetric: half of the pairs are enough
+        self._same = (sites.workload[rows] == sites.workload[columns]).astype(np.float64)
+        # One row a column of the sites, a pair in each place: sums over them are products of a matrix and a vector.
+        self._squares = (wide[:, rows] - wide[:, columns]) ** 2
+        self._products = wide[:, rows] * wide[:, columns]
         names = sites.names.T
-        self._differ = (names[:, :, None] != names[:, None, :]).astype(np.float64).reshape(len(names), self._count**2)
+        self._differ = (names[:, rows] != names[:, columns]).astype(np.float64)
         self._parts: list[tuple[Part, Floats, Floats, Floats, Floats]] = []
 
     def _part(self, part: Part, mask: Floats | None) -> Floats:
         wide = len(part.length)
-        square = (1.0 / np.array(part.length) ** 2) @ self._squares[:wide] if wide else np.zeros(self._count**2)
+        square = (1.0 / np.array(part.length) ** 2) @ self._squares[:wide] if wide else np.zeros(len(self._same))
         distance = _ROOT5 * np.sqrt(square)
         decay = np.exp(-distance)
         alike = np.exp(-(np.array(part.apart) @ self._differ)) if part.apart else np.ones_like(decay)
@@ -175,13 +176,16 @@ class Within:
         self._idiosyncrasy = covariance.idiosyncrasy
         found = self._part(covariance.own, self._same) + self._part(covariance.shared, None)
         found += covariance.level * self._same
-        square = found.reshape(self._count, self._count)
+        square = np.empty((self._count, self._count))
+        square[self._low] = found
+        square[self._low[::-1]] = found
         square[np.diag_indices_from(square)] += covariance.idiosyncrasy
         return square
 
     def gradient(self, weights: Floats) -> Floats:
         """sum_ij weights_ij dK_ij / d log parameter, in the order of packed, where it was called last."""
-        flat = weights.ravel()
+        flat = weights[self._low] + weights[self._low[::-1]]
+        flat[self._low[0] == self._low[1]] *= 0.5
         found = [self._idiosyncrasy * float(np.trace(weights)), self._level * float(flat @ self._same)]
         for part, whole, bent, steep, alike in self._parts:
             wide = len(part.length)

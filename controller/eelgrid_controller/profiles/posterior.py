@@ -77,6 +77,22 @@ class Posterior:
         variance = variance - ((known @ self._inverse) * known).sum(1)
         return mean, np.maximum(variance, 0.0)
 
+    def difference(self, sites: Sites, measured: Ints) -> tuple[Floats, Floats]:
+        """(M,) mean and (M,) variance of the quantity at M sites less what it is at one more, the last.
+
+        What they have in common, such as a level that nobody measured, is in neither. measured: (M + 1,) as in `at`.
+        None of the M is the last one.
+        """
+        known = between(self._covariance, sites, self._evidence.sites)
+        rows = np.flatnonzero(measured >= 0)
+        known[rows, measured[rows]] += self._covariance.idiosyncrasy
+        known = known[:-1] - known[-1]
+        apart = prior_variance(self._covariance, sites) + self._covariance.idiosyncrasy
+        base = sites.take(np.array([len(measured) - 1]))
+        shared = between(self._covariance, sites, base)[:-1, 0]
+        variance = apart[:-1] + apart[-1] - 2.0 * shared - ((known @ self._inverse) * known).sum(1)
+        return known @ self._weights, np.maximum(variance, 0.0)
+
     def left_out(self, rows: Ints) -> tuple[Floats, Floats]:
         """Error and variance of each of these rows as the others predict its reading."""
         variance = 1.0 / self._inverse[rows, rows]

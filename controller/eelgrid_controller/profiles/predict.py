@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from eelgrid_controller.profiles import prior
-from eelgrid_controller.profiles.answers import Basis, Estimate, Prediction
+from eelgrid_controller.profiles.answers import Basis, Estimate, Prediction, Ratio
 from eelgrid_controller.profiles.axes import Place, place
 from eelgrid_controller.profiles.belief import Belief, Believed
 from eelgrid_controller.profiles.bounds import bounded, fits, rising
@@ -83,6 +83,35 @@ class Predictor:
                 deviation = math.log(answer.upper / answer.lower) / (2.0 * NORMAL_90)
                 expected[name] = Expected(math.log(answer.median), max(deviation, 1e-6))
         return Reading(point, at_s, expected, noise or {})
+
+    def ratios(
+        self, workload: str, name: str, configurations: Sequence[Configuration], base: Configuration
+    ) -> tuple[Ratio, ...] | str:
+        """A quantity in each configuration over that in `base`; or why nothing is known of it.
+
+        Narrower than two predictions: a level that both share is not in it. Of what was learned alone: where the
+        family varied no such coordinate there is no answer. Raises UnknownSlice and ImpossibleReading.
+        """
+        profile = self._profiles.profiles.get(workload) or Profile(Workload(workload))
+        learned = self._learned.get(profile.workload.family)
+        if learned is None or name not in learned.surfaces:
+            return f"nothing was learned of {name} in family {profile.workload.family!r}"
+        belief = self._belief(profile, name)
+        origin = place(base, self._catalogue)
+        others = [one for one in configurations if one != base]
+        places = [place(one, self._catalogue) for one in others]
+        unknown = sorted({one for where in (*places, origin) for one in belief.surface.frame.unknown(where)})
+        if unknown:
+            return f"no workload of family {profile.workload.family!r} was measured with other {', '.join(unknown)}"
+        found = {base: Ratio(0.0, 0.0)}
+        if others:
+            means, variances = belief.apart(places, origin)
+            reach = belief.surface.calibration.factor(belief.known)
+            here = prior.offset(name, origin, self._catalogue)
+            for how, where, mean, variance in zip(others, places, means, variances, strict=True):
+                moved = prior.offset(name, where, self._catalogue) - here
+                found[how] = Ratio(float(mean) + moved, reach * math.sqrt(float(variance)))
+        return tuple(found[one] for one in configurations)
 
     def _prediction(
         self, profile: Profile, configuration: Configuration, answers: Mapping[str, Estimate | str]

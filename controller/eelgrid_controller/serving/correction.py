@@ -16,13 +16,19 @@ to that of the upper. A factor in the range explains what was seen: it stays as 
 does not fade, and its error shrinks to what the range leaves above it. One outside goes to the
 nearer end.
 
+The mean latency is exact where a quantile is a bucket: a histogram tells its sum. For engines
+it says the slowness without a model of quantiles (models.py). Such a sample compares the
+service with its profile at the load that it has, so what reading the profile between
+measured points may miss shrinks with them: from all of it to DOUBT_LEAST, which is left
+for loads that the service has not had yet.
+
 Samples are followed in logarithms by a mean that forgets: log f <- log f + g (log f' -
 log f). The gain g is GAIN for a sample that is sure of itself and falls with its own
 error: that of a quantile of n times with an exponential tail, sqrt(q / ((1 - q) n)) /
 ln(1 / (1 - q)). What the samples scatter by is
 the factor's error. The factor stays between 1 / BOUND and BOUND: a profile that is further
-off is wrong, not to be corrected, and `is_at_bound` says so. Without samples both fade by
-half every HALF_LIFE_S: the factor to 1, the error to PRIOR_ERROR. A live quantile of which
+off is wrong, not to be corrected, and `is_at_bound` says so. Without samples all fade by
+half every HALF_LIFE_S: the factor to 1, the error to PRIOR_ERROR, the doubt to 1. A live quantile of which
 only a least value is known (the open bucket) may raise the factor, never lower it.
 """
 
@@ -37,7 +43,7 @@ from eelgrid_controller.serving.sizing import Factor
 from eelgrid_controller.serving.stations import Arrivals, Station
 
 __all__ = [
-    "BOUND", "HALF_LIFE_S", "PRIOR_ERROR", "STEPS", "Correction", "Sample", "factor", "is_at_bound", "learned",
+    "BOUND", "DOUBT_LEAST", "HALF_LIFE_S", "PRIOR_ERROR", "STEPS", "Correction", "Sample", "factor", "is_at_bound", "learned",
     "own_error", "sampled", "saturated", "slowness",
 ]  # fmt: skip
 
@@ -45,6 +51,7 @@ BOUND = 4.0
 GAIN = 0.5
 HALF_LIFE_S = 600.0
 PRIOR_ERROR = 0.15  # of a profile that nobody has compared with the service
+DOUBT_LEAST = 0.3  # of the profile's error, once the service was compared with it: 3 of 10 %
 _SURE = 0.10  # an own error at which a sample counts half
 _OUTPUT_ERROR = 0.05  # of a capacity that is read off an output rate
 _LOG_BOUND = math.log(BOUND)
@@ -59,6 +66,7 @@ class Correction:
     log_factor: float = 0.0
     scatter: float = PRIOR_ERROR  # relative, of the samples about the factor
     samples: int = 0
+    doubt: float = 1.0  # share of the profile's own error that is left
 
 
 class Sample(NamedTuple):
@@ -68,6 +76,7 @@ class Sample(NamedTuple):
     error: float  # relative, its own
     is_least: bool = False
     most: float | None = None  # any factor from `factor` to this explains it as well; None for that one alone
+    is_mean: bool = False  # the mean told it, which no bucket hides
 
 
 def own_error(quantile: float, live: LiveQuantile) -> float:
@@ -112,10 +121,11 @@ def saturated(capacity_hz: float, finished_hz: float) -> Sample | None:
     return Sample(min(BOUND, max(1.0 / BOUND, capacity_hz / finished_hz)), _OUTPUT_ERROR)
 
 
-def _faded(correction: Correction, now_s: float) -> tuple[float, float]:
-    """The log factor and the error now."""
+def _faded(correction: Correction, now_s: float) -> tuple[float, float, float]:
+    """The log factor, the error and the doubt now."""
     kept = 0.5 ** (max(0.0, now_s - correction.at_s) / HALF_LIFE_S)
-    return correction.log_factor * kept, correction.scatter * kept + PRIOR_ERROR * (1.0 - kept)
+    error = correction.scatter * kept + PRIOR_ERROR * (1.0 - kept)
+    return correction.log_factor * kept, error, correction.doubt * kept + (1.0 - kept)
 
 
 def _log(value: float) -> float:
@@ -126,7 +136,7 @@ def learned(correction: Correction, sample: Sample | None, at_s: float) -> Corre
     """The correction after one more sample; the same without one."""
     if sample is None or not 0.0 < sample.factor < math.inf:
         return correction
-    log_factor, scatter = _faded(correction, at_s)
+    log_factor, scatter, doubt = _faded(correction, at_s)
     seen = _log(sample.factor)
     if sample.most is not None and sample.most >= sample.factor:
         log_factor = correction.log_factor
@@ -135,7 +145,7 @@ def learned(correction: Correction, sample: Sample | None, at_s: float) -> Corre
         if seen == log_factor:
             gain = GAIN / (1.0 + (sample.error / _SURE) ** 2)
             scatter += gain * (min(scatter, most - log_factor) - scatter)
-            return replace(correction, at_s=at_s, scatter=scatter, samples=correction.samples + 1)
+            return replace(correction, at_s=at_s, scatter=scatter, samples=correction.samples + 1, doubt=doubt)
     if sample.is_least and seen <= log_factor:
         return correction
     gain = GAIN / (1.0 + (sample.error / _SURE) ** 2)
@@ -145,13 +155,14 @@ def learned(correction: Correction, sample: Sample | None, at_s: float) -> Corre
         log_factor=log_factor + gain * (seen - log_factor),
         scatter=min(1.0, scatter + gain * (min(1.0, missed) - scatter)),
         samples=correction.samples + 1,
+        doubt=doubt + gain * (DOUBT_LEAST - doubt) if sample.is_mean else doubt,
     )
 
 
 def factor(correction: Correction, now_s: float) -> Factor:
     """How much slower than its profile the service is taken to be now, and the relative error."""
-    log_factor, error = _faded(correction, now_s)
-    return Factor(math.exp(log_factor), error)
+    log_factor, error, doubt = _faded(correction, now_s)
+    return Factor(math.exp(log_factor), error, doubt)
 
 
 def is_at_bound(correction: Correction) -> bool:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 __all__ = ["Forecast", "Trend", "ahead", "seen"]
 
 _LEVEL_S, _SLOPE_S = 60.0, 300.0  # times in which the past counts 1 / e
-SIGMAS = 2.0
+SIGMAS = 1.5
 AHEAD_MOST = 1.5
 
 

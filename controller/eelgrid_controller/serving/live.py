@@ -7,7 +7,7 @@ shows now has come since. A histogram of which one bucket fell was reset as a wh
 and a page whose process started anew was reset in all. A series that was not there
 before began at 0, one that vanished says nothing. Histograms are cumulative over `le`: the difference of two
 is the distribution of the window, read between bucket borders in a straight line,
-as Prometheus does. A quantile in the last, open bucket is at least its lower border
+as Prometheus does; its sum over its count is the mean, exactly. A quantile in the last, open bucket is at least its lower border
 and is marked so. Arrivals are the server's own count, or, where it has none,
     arrived = finished + growth of waiting + growth of running
 because requests are conserved; so overload shows in a queue that grows even while
@@ -52,6 +52,14 @@ class Live:
     borders_s: tuple[float, ...] = ()  # rising, the last infinite
     counts: tuple[float, ...] = ()  # cumulative
     made_s: tuple[tuple[float, float], ...] = ()
+    sum_s: float | None = None  # of all of them; None where the server does not tell
+
+    @property
+    def mean_s(self) -> float | None:
+        """The mean; None where the server tells no sum, or too few were served."""
+        if self.sum_s is None or not _COUNT_LEAST <= self.count < math.inf:
+            return None
+        return self.sum_s / self.count
 
     @property
     def count(self) -> float:
@@ -182,7 +190,16 @@ class _Reader(NamedTuple):
         for border in borders:
             highest = max(highest, counts[border])
             risen.append(highest)
-        return Live(tuple(border * factor for border in borders), tuple(risen))
+        total = self._total(f"{name.removesuffix('_bucket')}_sum")
+        return Live(
+            tuple(border * factor for border in borders), tuple(risen), sum_s=None if total is None else total * factor
+        )
+
+    def _total(self, name: str) -> float | None:
+        """What the sums of a histogram gained; None where a page has none."""
+        if not all(self._series(pair.after, name) for pair in self.pairs):
+            return None
+        return sum(sum(self._gained(pair, name).values()) for pair in self.pairs)
 
     def _summary(self, name: str, factor: float) -> Live:
         """The worst replica's quantile at each level: quantiles cannot be added up."""

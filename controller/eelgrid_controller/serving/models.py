@@ -19,11 +19,12 @@ from eelgrid_controller.serving.live import Live, LiveQuantile, Window
 from eelgrid_controller.serving.queueing import latency
 from eelgrid_controller.serving.sizing import Factor, Objective, corrected, least_replicas
 from eelgrid_controller.serving.stations import Arrivals, Station
-from eelgrid_controller.serving.tokens import Curve, Prefill, TokenDemand, inter_token, least_instances
+from eelgrid_controller.serving.tokens import Curve, Prefill, TokenDemand, given_hz, inter_token, least_instances
 
 __all__ = ["Model", "Requests", "Tokens"]
 
 WAIT = 0.10
+_MEAN_ERROR = 0.03  # of a slowness by the mean: replicas are not scraped at one moment
 
 
 class Model(Protocol):
@@ -153,7 +154,10 @@ class Tokens:
     def is_hopeless(self, known: Factor) -> bool:
         """Whether even the fewest sequences at once are too slow."""
         least = inter_token(self.curve, 0.0, self.inter_token.quantile)
-        return least.value_s * known.value * (1.0 + math.hypot(least.error, known.error)) > self.inter_token.latency_s
+        return (
+            least.value_s * known.value * (1.0 + math.hypot(least.error * known.doubt, known.error))
+            > self.inter_token.latency_s
+        )
 
     def _each_hz(self, window: Window, replicas: int) -> float:
         return (window.output_token_hz or 0.0) / replicas
@@ -167,7 +171,7 @@ class Tokens:
         return _quantile(window.inter_token, self.inter_token)
 
     def steady(self, window: Window, replicas: int) -> Sample | None:
-        """The slowness at which the curve gives the live quantile: f x ITL(f x tokens of each)."""
+        """The slowness at which the curve gives the live quantile, f x ITL(f x tokens of each), and the mean."""
         each_hz, quantile = self._each_hz(window, replicas), self.inter_token.quantile
 
         def find(latency_s: float) -> float:
@@ -180,7 +184,19 @@ class Tokens:
                     low = math.log(middle)
             return math.exp((low + high) / 2.0)
 
-        return sampled(find, quantile, self.live(window))
+        sample, slow = sampled(find, quantile, self.live(window)), self._by_mean(window, each_hz)
+        if sample is None or sample.is_least or slow is None:
+            return sample
+        # A quantile may say that it is slower than its mean tells, never that it is faster: that the
+        # curve is cautious at this load says nothing of the next.
+        return Sample(max(slow, sample.factor), _MEAN_ERROR, is_mean=True)
+
+    def _by_mean(self, window: Window, each_hz: float) -> float | None:
+        """What the mean latency says: by Little's law so many sequences were held, and the curve gives them T tokens."""
+        mean_s = None if window.inter_token is None else window.inter_token.mean_s
+        if mean_s is None or mean_s <= 0.0 or each_hz <= 0.0:
+            return None
+        return min(BOUND, max(1.0 / BOUND, given_hz(self.curve, mean_s * each_hz) / each_hz))
 
     def overloaded(self, window: Window, replicas: int) -> Sample | None:
         """The output tokens are the capacity."""

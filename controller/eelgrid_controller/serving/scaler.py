@@ -52,7 +52,7 @@ class Limits:
     cool_s: float = 60.0  # between two falls
     stale_after_s: float = 60.0
     drain_s: float = 30.0  # in which a queue should be gone
-    band: float = 0.15  # of the rate, within which nothing moves
+    band: float = 0.08  # of the rate, within which nothing moves
     rise: float = 2.0  # fold, in one start
     fall: float = 0.25  # of the target, in one cooling
 

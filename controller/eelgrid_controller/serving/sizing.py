@@ -39,10 +39,11 @@ class Objective:
 
 
 class Factor(NamedTuple):
-    """What live quantiles say of the profile: all times are `value` times as long, give or take `error`, relative."""
+    """What a service says of its profile: all times are `value` times as long, give or take `error`, relative."""
 
     value: float
     error: float
+    doubt: float = 1.0  # share of an engine's error of reading between points that is left
 
 
 UNCORRECTED = Factor(1.0, 0.0)

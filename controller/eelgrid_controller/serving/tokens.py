@@ -28,7 +28,17 @@ from eelgrid_controller.serving.queueing import Estimate, wait_and
 from eelgrid_controller.serving.sizing import UNCORRECTED, Factor, Objective
 from eelgrid_controller.serving.stations import SERVERS_MOST, Arrivals, Station
 
-__all__ = ["Curve", "FirstToken", "Prefill", "TokenDemand", "curve_of", "first_token", "inter_token", "least_instances"]
+__all__ = [
+    "Curve",
+    "FirstToken",
+    "Prefill",
+    "TokenDemand",
+    "curve_of",
+    "first_token",
+    "given_hz",
+    "inter_token",
+    "least_instances",
+]
 
 CURVE_ERROR = 0.10  # relative; what a point read between two measured ones may miss
 _QUANTILE_ROUND = 6
@@ -122,6 +132,11 @@ def _measured(curve: Curve, quantile: float) -> tuple[float, ...]:
     raise Unusable("quantile", f"{quantile:g} was not measured", f"take one of {known}")
 
 
+def given_hz(curve: Curve, sequences: float) -> float:
+    """Tokens a second of an instance that holds so many sequences; in proportion below the fewest measured."""
+    return min(1.0, sequences / curve.sequences[0]) * _between(sequences, curve.sequences, curve.token_hz)
+
+
 def inter_token(curve: Curve, token_hz: float, quantile: float) -> Estimate:
     """Inter-token latency of an instance that gives `token_hz`; infinite where it cannot."""
     times = _measured(curve, quantile)
@@ -175,7 +190,7 @@ def least_instances(
         # An engine so much slower gives the same tokens where the profile would give more.
         between = inter_token(curve, asked_hz * factor.value, inter_token_objective.quantile)
         if (
-            factor.value * between.value_s * (1.0 + math.hypot(between.error, factor.error))
+            factor.value * between.value_s * (1.0 + math.hypot(between.error * factor.doubt, factor.error))
             > inter_token_objective.latency_s
         ):
             return False

@@ -6,10 +6,14 @@ are scraped, how replicas are made, or what kind of service it is.
 Theory. A window is steady or overloaded: overloaded if what waits grew by more than GROWN
 of what came, and there is more of it than is served at once. Its live quantile, or its
 output, is compared with the model at the rate and the replicas of the same window; the
-slowness that is learned corrects the model that the scaler asks. A promise that is broken
+slowness that is learned corrects the model that the scaler asks. A window in which replicas
+came or went says nothing of the profile, since nobody knows who served how much of it.
+One that ended shortly before replicas were found to be lost is unlearned: they may have
+been lost already, and the others seemed that much slower. A promise that is broken
 is told to the scaler where a replica more could mend it.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -21,6 +25,8 @@ from eelgrid_controller.serving.scaler import Decision, Limits, Observed, Ready,
 __all__ = ["Advice", "Promised", "Watch", "begin", "looked", "passed", "served"]
 
 GROWN = 0.05
+SEEN_S = 60.0  # within which the loss of a replica is seen
+_HAIR_S = 1.0  # by which clocks of a node and of the controller may differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,8 @@ class Watch:
 
     state: State
     correction: Correction = field(default_factory=Correction)
+    since_s: float = -math.inf  # when another number of replicas began to serve
+    before: Correction | None = None  # what was known before the newest window; None where nothing is to be unlearned
 
 
 class Advice(NamedTuple):
@@ -76,17 +84,25 @@ def looked(promised: Promised, watch: Watch, window: Window, at_s: float) -> tup
     model_s = None
     if ready > 0:
         model_s = model.expected_s(window, ready)
-        correction = learned(correction, _sample(model, ready, window), at_s)
+        if at_s - window.seconds >= watch.since_s - _HAIR_S:
+            correction = learned(correction, _sample(model, ready, window), at_s)
     late = model.is_late(window) and not model.is_hopeless(factor(correction, at_s))
     seen = Observed(at_s, window.arrived_hz, window.waiting, window.waiting_growth, late)
     state, decision = _scaler(promised, correction, at_s).step(watch.state, seen)
-    return Watch(state, correction), Advice(decision, live, model_s, is_at_bound(correction))
+    seen_now = replace(watch, state=state, correction=correction, before=watch.correction)
+    return seen_now, Advice(decision, live, model_s, is_at_bound(correction))
 
 
 def served(promised: Promised, watch: Watch, replicas: int, at_s: float) -> Watch:
     """The watch after so many replicas began, or ceased, to serve."""
     state, _ = _scaler(promised, watch.correction, at_s).step(watch.state, Ready(at_s, replicas))
-    return replace(watch, state=state)
+    if replicas == watch.state.ready:
+        return replace(watch, state=state)
+    correction, newest_s = watch.correction, watch.state.trend.at_s
+    lost = replicas < min(watch.state.ready, watch.state.target)
+    if lost and watch.before is not None and newest_s is not None and at_s - newest_s <= SEEN_S:
+        correction = watch.before
+    return replace(watch, state=state, correction=correction, since_s=at_s, before=None)
 
 
 def passed(promised: Promised, watch: Watch, at_s: float) -> tuple[Watch, Advice]:

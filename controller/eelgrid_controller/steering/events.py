@@ -19,6 +19,7 @@ from eelgrid_controller.power.curves import Curve
 from eelgrid_controller.power.evidence import Shown
 from eelgrid_controller.power.evidence import Window as JobWindow
 from eelgrid_controller.power.exploration import Unusable
+from eelgrid_controller.power.priors import Prior
 from eelgrid_controller.power.promise import Promise
 from eelgrid_controller.power.tariff import Tariff
 from eelgrid_controller.serving.live import Window as ServiceWindowRead
@@ -27,8 +28,9 @@ from eelgrid_controller.steering.dividing import Problem
 from eelgrid_controller.steering.sharing import Shared
 
 __all__ = [
-    "BudgetsSet", "Divide", "Divided", "Ended", "Event", "Instruction", "JobBegan", "JobMeasured", "JobMissed", "LimitConfirmed",
-    "LimitFailed", "NodeBack", "NodeLeaseEnded", "NodeLost", "Past", "PricesSet", "Scale", "ServiceBegan",
+    "BudgetsSet", "Divide", "Divided", "Ended", "Event", "Instruction", "JobBegan", "JobForeseen", "JobMeasured",
+    "JobMissed", "LimitConfirmed", "LimitFailed", "NodeBack", "NodeLeaseEnded", "NodeLost", "Past", "PricesSet", "Scale",
+    "ServiceBegan",
     "ServiceServing", "ServiceWindow", "SetLimit", "Ticked",
 ]  # fmt: skip
 
@@ -91,6 +93,14 @@ class JobMeasured(NamedTuple):
     at_s: float
     name: str
     window: JobWindow
+
+
+class JobForeseen(NamedTuple):
+    """What a model says of a job's limits, the largest first; None for what was said before being wrong."""
+
+    at_s: float
+    name: str
+    prior: Prior | None
 
 
 class JobMissed(NamedTuple):
@@ -175,8 +185,8 @@ class Ticked(NamedTuple):
 
 
 Event = (
-    ServiceBegan | ServiceWindow | ServiceServing | JobBegan | JobMeasured | JobMissed | Ended | BudgetsSet | PricesSet
-    | LimitConfirmed | LimitFailed | NodeLost | NodeLeaseEnded | NodeBack | Divided | Ticked
+    ServiceBegan | ServiceWindow | ServiceServing | JobBegan | JobForeseen | JobMeasured | JobMissed | Ended
+    | BudgetsSet | PricesSet | LimitConfirmed | LimitFailed | NodeLost | NodeLeaseEnded | NodeBack | Divided | Ticked
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from eelgrid_controller.power.exploration import (
     Ceiling,
     Decision,
     Exploration,
+    Foreseen,
     Missed,
     Unusable,
     Window,
@@ -20,6 +21,7 @@ from eelgrid_controller.power.exploration import (
     step,
 )  # fmt: skip
 from eelgrid_controller.power.picking import Manner, Why
+from eelgrid_controller.power.priors import Prior
 from eelgrid_controller.power.promise import BestEffort, Deadline, MaxSlowdown, Promise
 from eelgrid_controller.power.tariff import Schedule
 from eelgrid_controller.steering.events import JobBegan, JobMeasured
@@ -45,6 +47,7 @@ class Job:
     target_w: float
     reason: str = ""
     window_s: float | None = None  # end of the last window
+    started_s: float = 0.0  # from its beginning to its first window
     ceiling_w: float | None = None
     curve: Curve | None = None  # of this phase, once it was settled
     curve_of: tuple[int, ...] = ()  # what the curve was made of, roughly
@@ -73,6 +76,14 @@ class Job:
         drawn_w = arm.power_w / self.gpus
         return drawn_w if drawn_w > _OVER * limit_w else limit_w
 
+    def back_w(self) -> float:
+        """Watts of each GPU beyond its target that a promise may yet ask back: while it searches, or owes time."""
+        if isinstance(self.began.promise, BestEffort):
+            return 0.0
+        if self.curve is not None and self.decision.settled and self.decision.why is not Why.REPAY:
+            return 0.0
+        return max(0.0, self.charge_w(max(self.began.limits_w)) - self.charge_w(self.target_w))
+
     def settings(self, limit_w: float) -> dict[str, Setting]:
         """The same limit on every holding."""
         charge_w = self.charge_w(limit_w)
@@ -88,8 +99,17 @@ class Job:
 
     def measured(self, event: JobMeasured) -> None:
         """One more window."""
+        if self.window_s is None:
+            # What a start took is on the clock of a deadline; no window tells it.
+            self.started_s = max(0.0, event.at_s - event.window.time_s - self.began.at_s)
+            ledger = self.search.ledger
+            self.search = replace(self.search, ledger=ledger._replace(all_time_s=ledger.all_time_s + self.started_s))
         self.window_s = self.heard_s = event.at_s
         self._step(event.window)
+
+    def foreseen(self, prior: Prior | None) -> None:
+        """What a model says of its limits."""
+        self._step(Foreseen(prior))
 
     def missed(self, at_s: float, reason: Unusable) -> None:
         """A window without a measurement."""
@@ -130,7 +150,7 @@ class Job:
             return None
         if isinstance(promise, MaxSlowdown):  # what an earlier phase earned or owes is in the ledger
             return promise.share - (self.earned_s() or 0.0) / (base_s * ledger.all_work)
-        return ledger.all_time_s / (base_s * ledger.all_work) - 1.0
+        return (ledger.all_time_s - self.started_s) / (base_s * ledger.all_work) - 1.0
 
     def earned_s(self) -> float | None:
         """Seconds that the promise leaves, negative if owed; None where none of time was made, or nothing is known."""
@@ -166,7 +186,7 @@ class Job:
             return Deadline(work, time_s) if min(work, time_s) > 0.0 else BestEffort(0.0)
         return promise
 
-    def _step(self, event: Window | Missed | Ceiling) -> None:
+    def _step(self, event: Window | Missed | Ceiling | Foreseen) -> None:
         phase = self.search.phase
         self.search, self.decision = step(self.search, event)
         if self.search.phase != phase:

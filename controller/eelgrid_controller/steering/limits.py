@@ -258,9 +258,17 @@ class Jobs:
         return made + self._retried(at_s)
 
     def opening_w(self, limits_w: Iterable[float], holdings: Iterable[Holding]) -> float | None:
-        """The largest limit that a new job could begin with now; None where not even the least has room."""
+        """The largest limit that a new job could begin with now; None where not even the least has room.
+
+        What promised jobs gave back while they search is kept for them: they may have to go up again.
+        """
         claims, room = self.changes.claims_w(), self.budgets.room_w()
         gpus = [0] * len(room)
+        for job in self.jobs.values():
+            back_w = job.back_w()
+            for holding in job.began.holdings if back_w > 0.0 else ():
+                for place in self.budgets.above(self._placed(holding).budgets):
+                    room[place] -= holding.gpus * back_w
         for holding in holdings:
             for place in self.budgets.above(self._placed(holding).budgets):
                 gpus[place] += holding.gpus

@@ -53,6 +53,7 @@ class JobStanding:
     earned_s: float | None  # of the promise, negative if owed; None where no slowdown was promised or nothing is known
     saving: float | None  # energy of the same work at this limit, as a share of the largest measured one's
     reason: str
+    back_w: float = 0.0  # of each GPU beyond its target, that the promise may yet ask back
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from eelgrid_controller.steering.events import (
     Event,
     Instruction,
     JobBegan,
+    JobForeseen,
     JobMeasured,
     JobMissed,
     LimitConfirmed,
@@ -151,6 +152,12 @@ class Steering:
                 return "a job with the name of a service" if event.name in self._services else jobs.began(event)
             case JobMeasured():
                 return jobs.measured(event)
+            case JobForeseen(_, name, prior):
+                known = jobs.jobs.get(name)
+                if known is None:
+                    return "a prediction of what is not known"
+                known.foreseen(prior)
+                return []
             case JobMissed(at_s, name, reason):
                 return jobs.missed(at_s, name, reason)
             case BudgetsSet(_, budgets):
@@ -193,6 +200,7 @@ class Steering:
             earned_s=job.earned_s(),
             saving=job.saving(),
             reason=job.reason,
+            back_w=job.back_w(),
         )
 
     def _budgets(self) -> Iterable[BudgetStanding]:

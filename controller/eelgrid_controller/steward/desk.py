@@ -26,6 +26,8 @@ from eelgrid_controller.steering.events import (
     Divided,
     Event,
     Instruction,
+    JobBegan,
+    JobForeseen,
     JobMeasured,
     LimitConfirmed,
     LimitFailed,
@@ -40,6 +42,7 @@ from eelgrid_controller.steering.steering import Steering
 from eelgrid_controller.steward.asked_limits import Asked as AskedLimit
 from eelgrid_controller.steward.asked_limits import AskedLimits, NodeWord
 from eelgrid_controller.steward.elastic_desk import ElasticDesk
+from eelgrid_controller.steward.foreseen import Foreseen
 from eelgrid_controller.steward.imagining import imagined
 from eelgrid_controller.steward.job_desk import JobDesk
 from eelgrid_controller.steward.keepsakes import Keepsakes
@@ -89,6 +92,7 @@ class StewardStanding:
     steering: Standing
     services: dict[str, ServiceSeen] = field(default_factory=dict)
     unsteered: dict[str, str] = field(default_factory=dict)  # promised workloads that are not, and why
+    bases: dict[str, str] = field(default_factory=dict)  # where what is known of a workload comes from
     drawn: Mapping[str, Drawn] = field(default_factory=dict)  # below each budget, as last read
     advice: frozenset[str] = frozenset()  # workloads of which nothing is carried out: their pools are only observed
 
@@ -104,15 +108,24 @@ class Turn(NamedTuple):
     points: tuple[MeasuredPoint, ...] = ()  # that windows taught
     division: Divide | None = None  # to be worked out apart
     answers: tuple[LimitConfirmed | LimitFailed, ...] = ()  # to limits, as the steering was told
+    said: tuple[tuple[str, str], ...] = ()  # for the log, by workload
 
 
 class Desk:
     """Holds the steering; one turn at a time."""
 
-    def __init__(self, settings: StewardSettings, catalogue: Catalogue, *, steering: Steers | None = None) -> None:
+    def __init__(
+        self,
+        settings: StewardSettings,
+        catalogue: Catalogue,
+        *,
+        steering: Steers | None = None,
+        foreseen: Foreseen | None = None,
+    ) -> None:
         self.settings = settings
         self.steering: Steers = Steering(settings.steering) if steering is None else steering
-        self._services = ServiceDesk(settings)
+        self._foreseen = foreseen or Foreseen()
+        self._services = ServiceDesk(settings, self._foreseen)
         self._jobs = JobDesk(settings, catalogue)
         self._limits = AskedLimits(confirm_s=settings.confirm_s)
         self._watched = Watched(grace_s=settings.away_grace_s)
@@ -129,6 +142,7 @@ class Desk:
     def turn(self, world: World) -> Turn:
         """One cycle."""
         faults: list[tuple[str, Exception]] = []
+        told: list[tuple[str, str]] = []
         services = {name: one for name, one in world.workloads.items() if one.spec.service and not sliced(one)}
         jobs = {name: one for name, one in world.workloads.items() if one.spec.training is not None}
         earned = {job.name: job.earned_s or 0.0 for job in self.steering.standing().jobs}
@@ -146,6 +160,7 @@ class Desk:
         for name, workload in jobs.items():
             try:
                 events = self._jobs.look(name, workload, world, earned.get(name, 0.0))
+                events += self._of_predictions(name, world, events, told)
                 said += self._hear(events)
                 for event in events:
                     if isinstance(event, JobMeasured):
@@ -157,15 +172,19 @@ class Desk:
         scales = [one for one in said if isinstance(one, Scale) and one.name in services]
         scales += self._elastic.look(jobs, world)
         limits = self._to_set([one for one in said if isinstance(one, SetLimit)], advice)
+        self._foreseen.gone(services, jobs)
+        standing = self._standing(advice)
+        told += self._foreseen.served(standing.steering.services, self._services.planned())
         return Turn(
             tuple(one for one in scales if one.name not in advice),
             limits,
             self._services.asked() | self._jobs.asked(),
-            self._standing(advice),
+            standing,
             tuple(faults),
             self._lessons.due() + self._keepsakes.due(self.steering.shown(), jobs, world),
             next((one for one in reversed(said) if isinstance(one, Divide)), None),
             tuple(one for one in of_nodes if isinstance(one, LimitConfirmed | LimitFailed)),
+            tuple(told),
         )
 
     def was_asked(self, limit: LimitJob, epochs: dict[str, int], at_s: float) -> None:
@@ -224,6 +243,24 @@ class Desk:
                 self._limits.forget_node(change.node)
         return [*answers, *changes]
 
+    def _of_predictions(
+        self, name: str, world: World, heard: Sequence[Event], told: list[tuple[str, str]]
+    ) -> list[Event]:
+        """A job's curve as it is foreseen, once; or that what was foreseen is wrong."""
+        question = self._jobs.question(name)
+        if question is None:
+            return []
+        made: list[Event] = []
+        is_new = any(isinstance(event, JobBegan) for event in heard)
+        prior = self._foreseen.job(name, question, world.points.get(question.profile, ()), is_new=is_new)
+        if prior is not None:
+            made.append(JobForeseen(world.at_s, name, prior))
+        for event in heard:
+            if isinstance(event, JobMeasured) and (words := self._foreseen.trained(name, event.window)) is not None:
+                told.append((name, words))
+                made.append(JobForeseen(world.at_s, name, None))
+        return made
+
     def _of_policy(self, world: World, faults: list[tuple[str, Exception]]) -> list[Event]:
         """Budgets and prices where they are others than before."""
         made: list[Event] = []
@@ -257,7 +294,15 @@ class Desk:
         return tuple(made)
 
     def _standing(self, advice: frozenset[str]) -> StewardStanding:
-        return StewardStanding(self.steering.standing(), self._services.seen(), self.unsteered(), self._drawn, advice)
+        bases = {name: one.basis for name, one in self._services.planned().items() if one.basis}
+        return StewardStanding(
+            self.steering.standing(),
+            self._services.seen(),
+            self.unsteered(),
+            bases | self._foreseen.bases(),
+            self._drawn,
+            advice,
+        )
 
 
 def _highest_w(world: World, node: str, uuids: Iterable[str]) -> float | None:

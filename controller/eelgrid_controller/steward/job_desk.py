@@ -22,6 +22,7 @@ from eelgrid_controller.power.curves import Curve
 from eelgrid_controller.power.exploration import Unusable
 from eelgrid_controller.serving.exposition import Scrape
 from eelgrid_controller.steering.events import Ended, Event, JobBegan, JobMeasured, JobMissed, Past
+from eelgrid_controller.steward.forecasts import OfJob
 from eelgrid_controller.steward.jobs import gpus_by_node, holdings_of, promise_of, relatives_of
 from eelgrid_controller.steward.keepsakes import shown_by
 from eelgrid_controller.steward.meters import GpuLook, Meter, Progress
@@ -103,6 +104,15 @@ class JobDesk:
             for name, job in self._jobs.items()
             if job.meter is not None and not isinstance(job.stand, str)
         }
+
+    def question(self, name: str) -> OfJob | None:
+        """What a prediction of a job that the steering knows would be of; None for one that it does not know."""
+        job = self._jobs.get(name)
+        if job is None or job.meter is None or isinstance(job.stand, str):
+            return None
+        stand = job.stand
+        gpus = sum(len(uuids) for uuids in stand.uuids.values())
+        return OfJob(stand.promise.profile, stand.gpu_model, gpus, stand.limits_w)
 
     def restart(self, name: str) -> None:
         """A limit of the job has changed: its window begins anew."""

@@ -14,6 +14,7 @@ from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.serving.watch import Promised
 from eelgrid_controller.steering.events import Ended, Event, ServiceBegan, ServiceServing, ServiceWindow
+from eelgrid_controller.steward.foreseen import Foreseen, Planned
 from eelgrid_controller.steward.rounds import Asked, Outcome, Rounds, names_read
 from eelgrid_controller.steward.services import promised_of, server_names, urls_of
 from eelgrid_controller.steward.settings import StewardSettings
@@ -32,6 +33,9 @@ class ServiceSeen(NamedTuple):
     reason: str = ""  # what is missing of its metrics
 
 
+_NOTHING = Planned(())
+
+
 class _Made(NamedTuple):
     """What a Promised was made of."""
 
@@ -44,6 +48,7 @@ class _Made(NamedTuple):
 @dataclass(slots=True)
 class _Service:
     made: _Made | None = None
+    planned: Planned = _NOTHING
     promised: Promised | str = ""
     source: MetricsSource | None = None
     rounds: Rounds | None = None
@@ -60,8 +65,9 @@ def _is_shared(source: MetricsSource | None) -> bool:
 class ServiceDesk:
     """All services with a promise."""
 
-    def __init__(self, settings: StewardSettings) -> None:
+    def __init__(self, settings: StewardSettings, foreseen: Foreseen | None = None) -> None:
         self._settings = settings
+        self._foreseen = foreseen or Foreseen()
         self._services: dict[str, _Service] = {}
 
     def asked(self) -> dict[str, Asked]:
@@ -74,7 +80,15 @@ class ServiceDesk:
 
     def unsteered(self) -> dict[str, str]:
         """Why some are not steered."""
-        return {name: one.promised for name, one in self._services.items() if isinstance(one.promised, str)}
+        return {
+            name: f"{one.promised}; {one.planned.why_none}" if one.planned.why_none else one.promised
+            for name, one in self._services.items()
+            if isinstance(one.promised, str)
+        }
+
+    def planned(self) -> dict[str, Planned]:
+        """What each that is steered is planned with."""
+        return {name: one.planned for name, one in self._services.items() if isinstance(one.promised, Promised)}
 
     def gone(self, kept: Mapping[str, Workload], at_s: float) -> list[Event]:
         """What is to be told of services that are no more."""
@@ -108,7 +122,9 @@ class ServiceDesk:
         promise = workload.spec.service
         assert promise is not None, "services have a promise"
         models = tuple(sorted(models_of(workload, world)))
-        made = _Made(promise, models, world.points.get(promise.profile, ()), workload.power_limit_w)
+        points = world.points.get(promise.profile, ())
+        service.planned = self._foreseen.service(name, workload, models, points)
+        made = _Made(promise, models, service.planned.points, workload.power_limit_w)
         if made == service.made:
             return []
         before, service.made = service.promised, made

@@ -37,7 +37,7 @@ from eelgrid_protos.messages import (
 )
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
-__all__ = ["TokensAndFirst", "limits_of", "promised_of", "server_names", "urls_of"]
+__all__ = ["TokensAndFirst", "fits", "limits_of", "promised_of", "server_names", "slowest", "urls_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,23 +100,30 @@ def promised_of(
     if not points:
         return f"profile {promise.profile} has no points; measure it and run eelctl profile import"
     on = sorted(set(models))
-    by_model = {
-        model: found for model in on if (found := [one for one in points if _fits(one.configuration, model, workload)])
-    }
+    found = slowest(workload, on, points)
     if not on:
         return "no replica is placed on a GPU; a profile is of GPUs"
-    if not by_model:
+    if found is None:
         return (
             f"profile {promise.profile} has no point of {_asked(workload)} {on[0]} at its power limit; "
             "measure it there and run eelctl profile import"
         )
-    slowest = min(by_model.values(), key=lambda found: max(point.throughput_hz for point in found))
     try:
-        made = _model(promise, slowest)
+        made = _model(promise, found[1])
         made.needed(max(promise.rate_hz, 1.0), UNCORRECTED, promise.replicas_most)
         return Promised(made, limits_of(promise, settings))
     except ControllerError as error:
         return f"profile {promise.profile} cannot be used: {error}"
+
+
+def slowest(workload: Workload, models: Iterable[str], points: Sequence[Point]) -> tuple[str, tuple[Point, ...]] | None:
+    """The GPU model that stands for all, and its points that fit; None where none has any."""
+    by_model = {
+        model: of
+        for model in models
+        if (of := tuple(one for one in points if fits(one.configuration, model, workload)))
+    }
+    return min(by_model.items(), key=lambda one: max(point.throughput_hz for point in one[1]), default=None)
 
 
 def _asked(workload: Workload) -> str:
@@ -124,7 +131,7 @@ def _asked(workload: Workload) -> str:
     return f"{request.gpu_count} x" if request.gpu_milli == GPU_MILLI_WHOLE else "a share of"
 
 
-def _fits(running: Configuration, model: str, workload: Workload) -> bool:
+def fits(running: Configuration, model: str, workload: Workload) -> bool:
     """Whether a point is of replicas such as the workload's on this GPU model."""
     request, limit_w = workload.spec.request, workload.power_limit_w
     at_limit = running.power_limit_w is None if limit_w is None else _near(running.power_limit_w, limit_w)

@@ -6,6 +6,8 @@ how it came to be.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
 
 from eelgrid_controller.budget_places import budget_name
 from eelgrid_controller.steering.standing import BudgetStanding, JobStanding, ServiceStanding
@@ -28,6 +30,7 @@ __all__ = ["objective_s", "promises_of"]
 _UNSTEERED = "unsteered"
 _REASON_MOST = 1000
 _NOTHING_SEEN = ServiceSeen()
+_Status = TypeVar("_Status", ServiceStatus, JobStatus)
 
 
 def _finite(value: float | None) -> float | None:
@@ -86,6 +89,11 @@ def _unsteered(workload: Workload, reason: str) -> ServiceStatus | JobStatus:
     )  # fmt: skip
 
 
+def _told(status: _Status, basis: str) -> _Status:
+    """With where its numbers come from."""
+    return replace(status, reason=f"{status.reason}; {basis}"[:_REASON_MOST]) if basis else status
+
+
 def promises_of(standing: StewardStanding, workloads: Mapping[str, Workload], policy: Policy) -> ListPromisesResponse:
     """How all promises stand; what ended since is left out."""
     steering, advice = standing.steering, standing.advice
@@ -110,6 +118,8 @@ def promises_of(standing: StewardStanding, workloads: Mapping[str, Workload], po
                 services.append(left)
             else:
                 jobs.append(left)
+    services = [_told(one, standing.bases.get(one.workload_id, "")) for one in services]
+    jobs = [_told(one, standing.bases.get(one.workload_id, "")) for one in jobs]
     known: Mapping[str, BudgetStanding] = {one.name: one for one in steering.budgets}
     budgets = [
         BudgetStatus(

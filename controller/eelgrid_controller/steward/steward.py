@@ -29,12 +29,14 @@ from eelgrid_controller.steering.events import LimitConfirmed, Scale
 from eelgrid_controller.steward.counts import Counts, rule_of
 from eelgrid_controller.steward.desk import Desk, LimitJob, StewardStanding, Turn
 from eelgrid_controller.steward.divisions import Divisions
+from eelgrid_controller.steward.forecasts import Learner
 from eelgrid_controller.steward.meters import Progress
 from eelgrid_controller.steward.ports import Commands, Durations, Pages
 from eelgrid_controller.steward.read_limits import read_limits
 from eelgrid_controller.steward.settings import StewardSettings
 from eelgrid_controller.steward.statuses import objective_s, promises_of
 from eelgrid_controller.steward.sums import Sums, slices
+from eelgrid_controller.steward.telling import Telling
 from eelgrid_controller.steward.views import look_of, node_of
 from eelgrid_controller.steward.world import NodeLook, NodeView, World
 from eelgrid_controller.telemetry import Telemetry
@@ -87,6 +89,7 @@ class Steward:
         clock: Clock,
         log: logging.Logger,
         durations: Durations | None = None,
+        learner: Learner | None = None,
     ) -> None:
         self.settings = settings
         self.counts = Counts()
@@ -100,7 +103,8 @@ class Steward:
         self._clock = clock
         self._log = log
         self._steady = SteadyUnix(clock)
-        self._desk = Desk(settings, catalogue)
+        self._telling = Telling(loop, catalogue, learner=learner, clock=clock, log=log)
+        self._desk = Desk(settings, catalogue, foreseen=self._telling.foreseen)
         self._standing = StewardStanding(self._desk.steering.standing())
         self._promised: dict[str, None] = {}  # ids, in the order of their coming
         self._progress: dict[str, Progress] = {}
@@ -186,6 +190,7 @@ class Steward:
             await asyncio.gather(asking, return_exceptions=True)
             self._divisions.stop()
             self._thread.shutdown(wait=False, cancel_futures=True)
+            self._telling.forecasts.close()
 
     async def cycle(self) -> None:
         """One look and what comes of it; never raises."""
@@ -232,6 +237,7 @@ class Steward:
         for ids in slices(promised[:most]):
             await self._loop.read(lambda core, ids=ids: _gather(core, ids, workloads, nodes, points))  # type: ignore[misc]
             await asyncio.sleep(0)
+        await self._telling.look(points)
         if self._desk.learns:
             await self._loop.read(lambda core: _learnable(core, points))
         job_nodes = {
@@ -260,6 +266,7 @@ class Steward:
     def _turned(self, world: World) -> Turn:
         start_s = self._clock.perf_s()
         turn = self._desk.turn(world)
+        self._telling.forecasts.turned()
         self.turn_s = self._clock.perf_s() - start_s
         self._durations.turn(self.turn_s)
         return turn
@@ -275,6 +282,8 @@ class Steward:
         """The log hears what changed."""
         for name, error in turn.faults:
             self._log.error("workload=%s steering=failed error=%r", name, error)
+        for name, words in turn.said:
+            self._log.warning("workload=%s %s", name, words)
         for name, reason in turn.standing.unsteered.items():
             if self._unsteered.get(name) != reason:
                 self._log.warning("workload=%s steered=no reason=%s", name, reason)
@@ -295,7 +304,8 @@ class Steward:
     async def _tell_limits(self, world: World) -> None:
         """Before the commands: what this turn lowers, the core counts as it was until the next."""
         if world.policy.budgets or self._read_w:
-            self._read_w = read_limits(world) if world.policy.budgets else {}
+            jobs = self._standing.steering.jobs
+            self._read_w = read_limits(world, jobs) if world.policy.budgets else {}
             await self._loop.told_limits(self._read_w)
 
     async def _record(self, points: Sequence[MeasuredPoint]) -> None:

@@ -31,7 +31,7 @@ __all__ = [
     "PODS",
     "POD_DISRUPTION_BUDGETS",
     "POD_GROUPS",
-    "POLICIES",
+    "POWER_POLICIES",
     "PRIORITY_CLASSES",
     "PYTORCH_JOBS",
     "RAY_CLUSTERS",
@@ -134,4 +134,4 @@ CLUSTER_QUEUES = Resource("kueue.x-k8s.io", "v1beta1", "clusterqueues", "Cluster
 
 # Our own kinds.
 INFERENCE_SERVICES = Resource("eelgrid.io", "v1alpha1", "inferenceservices", "InferenceService")
-POLICIES = Resource("eelgrid.io", "v1alpha1", "policies", "Policy", is_namespaced=False)
+POWER_POLICIES = Resource("eelgrid.io", "v1alpha1", "powerpolicies", "PowerPolicy", is_namespaced=False)

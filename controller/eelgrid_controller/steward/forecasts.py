@@ -1,0 +1,324 @@
+"""What is believed of configurations that nobody measured, asked by the desk and answered beside it.
+
+Owns the questions, the thread that answers them and when a family is learned again. Must not
+know promises, nor what is done with an answer.
+
+Theory. The desk asks in its turn and finds the answer in a later one; it waits for nothing. One thread
+takes the newest points and questions, answers from what was learned before, then learns
+families that are due (`Held.due`: never learned, or grown by a quarter; or a quarter of their points are
+others than they were) in a process of their own, and answers again. While it learns, points and questions gather; the
+newest count. A family that cannot be learned is tried again after AGAIN_S, doubled each time. Nothing is journaled:
+after a restart the points are there, and learning begins anew.
+
+An answer replaces another only where a number moved by more than MOVED: a plan is not made anew for less.
+Limits: safe_side.POINTS_MOST points, QUESTIONS_MOST questions; those that are no longer asked go.
+"""
+
+import contextlib
+import logging
+import math
+import threading
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+from eelgrid_controller.errors import ControllerError
+from eelgrid_controller.profiles.answers import Ratio
+from eelgrid_controller.profiles.points import Point
+from eelgrid_controller.profiles.quantities import POWER, THROUGHPUT
+from eelgrid_controller.profiles.safe_side import SafePoint, asked, safe_point, stored, usual
+from eelgrid_protos.catalogue import Catalogue
+
+if TYPE_CHECKING:
+    from eelgrid_controller.profiles.family import Learned
+    from eelgrid_controller.profiles.predict import Predictor
+    from eelgrid_controller.profiles.store import Profiles
+
+__all__ = ["Bend", "Forecast", "Forecasts", "Learner", "OfJob", "OfService", "Question"]
+
+QUESTIONS_MOST = 1024
+MOVED = 0.05
+CHANGED = 0.25  # of a family's points, at which it is learned again
+AGAIN_S = 600.0
+_KEPT_TURNS = 120  # that a question is answered for after it was last asked
+
+
+class OfService(NamedTuple):
+    """How a profile serves on a GPU model: replicas of so many GPUs at a power limit, None for the default."""
+
+    profile: str
+    gpu_model: str
+    gpus: int
+    limit_w: float | None
+
+
+class OfJob(NamedTuple):
+    """How a profile trains at limits of a GPU model against the largest, which comes first."""
+
+    profile: str
+    gpu_model: str
+    gpus: int
+    limits_w: tuple[float, ...]
+
+
+Question: TypeAlias = OfService | OfJob
+
+
+class Bend(NamedTuple):
+    """Time and energy of the same work at each limit, over those at the largest."""
+
+    time: tuple[Ratio, ...]
+    energy: tuple[Ratio, ...]
+
+
+class Forecast(NamedTuple):
+    """An answer; without points and bend `why_none` says why."""
+
+    points: tuple[SafePoint, ...] = ()  # of a service
+    bend: Bend | None = None  # of a job
+    why_none: str = ""
+    learned_from: int = 0  # configurations of the family
+
+
+class Learner(Protocol):
+    """Where learning is done."""
+
+    def __call__(self, profiles: "Profiles", family: str) -> "Learned":
+        """What a family teaches; raises ControllerError."""
+
+    def close(self) -> None:
+        """Ends what runs."""
+
+
+@dataclass(slots=True)
+class _Tried:
+    """When a family was last learned, and from what."""
+
+    points: frozenset[Hashable] = frozenset()
+    failures: int = 0
+    again_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Mail:
+    """What waits for the thread."""
+
+    points: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
+    is_new: bool = False
+    is_running: bool = False
+
+
+class Forecasts:
+    """Asked from the thread of the desk, told points from the event loop, answered by its own."""
+
+    def __init__(
+        self, catalogue: Catalogue, *, learner: Learner, monotonic_s: Callable[[], float], log: logging.Logger
+    ) -> None:
+        self.learnings = 0
+        self._catalogue = catalogue
+        self._learner = learner
+        self._monotonic_s = monotonic_s
+        self._log = log
+        self._lock = threading.Lock()
+        self._mail = _Mail()
+        self._asked: dict[Question, int] = {}  # the turn in which it was last asked
+        self._turn = 0
+        self._answers: Mapping[Question, Forecast] = {}
+        self._learned: dict[str, Learned] = {}  # of the thread, as all that follows
+        self._tried: dict[str, _Tried] = {}
+        self._again_s = math.inf  # when a family that could not be learned is tried again
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="forecasts")
+        self._is_closed = False
+
+    def tell(self, points: Mapping[str, tuple[Point, ...]]) -> None:
+        """From now on these points, by profile."""
+        with self._lock:
+            self._mail.points, self._mail.is_new = points, True
+
+    def ask(self, question: Question) -> Forecast | None:
+        """The newest answer; None until there is one."""
+        with self._lock:
+            if question not in self._asked and len(self._asked) >= QUESTIONS_MOST:
+                return Forecast(why_none=f"more than {QUESTIONS_MOST} predictions are asked for")
+            if question not in self._asked:
+                self._mail.is_new = True
+            self._asked[question] = self._turn
+        return self._answers.get(question)
+
+    def turned(self) -> None:
+        """A turn of the desk is over: what it asked is answered, what nobody asks any more is forgotten."""
+        with self._lock:
+            self._turn += 1
+            for question in [one for one, at in self._asked.items() if at + _KEPT_TURNS < self._turn]:
+                del self._asked[question]
+            due = bool(self._asked) and (self._mail.is_new or self._monotonic_s() >= self._again_s)
+            if self._is_closed or self._mail.is_running or not due:
+                return
+            self._mail.is_running = True
+        with contextlib.suppress(RuntimeError):  # closed meanwhile
+            self._thread.submit(self._work)
+
+    def close(self) -> None:
+        """Ends the thread and a learner that runs."""
+        with self._lock:
+            self._is_closed = True
+        self._learner.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # In the thread
+
+    def _work(self) -> None:
+        try:
+            with self._lock:
+                points, questions = self._mail.points, tuple(self._asked)
+                self._mail.is_new = False
+            wanted = {question.profile for question in questions}
+            first = {name: points[name] for name in sorted(wanted & points.keys())}
+            told = first | {name: points[name] for name in sorted(points.keys() - wanted)}
+            profiles = stored(told)
+            kept = {name: of for name, of in told.items() if name in profiles.profiles}
+            self._answer(profiles, kept, questions)
+            families = {profiles.profiles[name].workload.family for name in first.keys() & kept.keys()}
+            if self._learn(profiles, kept, families):
+                self._answer(profiles, kept, questions)
+            self._again_s = min((one.again_s for one in self._tried.values() if one.again_s > 0.0), default=math.inf)
+        except Exception:  # noqa: BLE001  # the next turn tries again
+            self._log.exception("forecasts=failed")
+        finally:
+            with self._lock:
+                self._mail.is_running = False
+
+    def _learn(self, profiles: "Profiles", points: Mapping[str, tuple[Point, ...]], families: Iterable[str]) -> bool:
+        """Learns the families that are due; whether anything was."""
+        from eelgrid_controller.profiles.held import Held
+
+        grown = set(Held(self._catalogue, profiles, self._learned).due())
+        learned = False
+        for family in sorted(families):
+            members = {one.workload.workload for one in profiles.family(family)}
+            now = frozenset(_told(point) for name in members for point in points[name])
+            tried = self._tried.setdefault(family, _Tried())
+            changed = bool(tried.points) and len(now - tried.points) > CHANGED * len(now)
+            if self._is_closed or self._monotonic_s() < tried.again_s:
+                continue
+            tried.again_s = 0.0
+            if not (family in grown or changed):
+                continue
+            start_s = self._monotonic_s()
+            try:
+                found = self._learner(profiles, family)
+            except (ControllerError, OSError, ValueError) as error:
+                tried.failures += 1
+                tried.again_s = self._monotonic_s() + AGAIN_S * 2.0 ** min(tried.failures - 1, 6)
+                if not self._is_closed:
+                    self._log.warning("family=%s learned=no reason=%s", family, error)
+                continue
+            self._tried[family] = _Tried(now)
+            self._learned[family] = found
+            self.learnings += 1
+            learned = True
+            self._log.info(
+                "family=%s learned=%d points=%d seconds=%.1f",
+                family, len(found.surfaces), len(now), self._monotonic_s() - start_s,
+            )  # fmt: skip
+        return learned
+
+    def _answer(
+        self, profiles: "Profiles", points: Mapping[str, tuple[Point, ...]], questions: Iterable[Question]
+    ) -> None:
+        from eelgrid_controller.profiles.predict import Predictor
+
+        predictor = Predictor(profiles, self._learned, self._catalogue)
+        made: dict[Question, Forecast] = {}
+        for question in questions:
+            before = self._answers.get(question)
+            try:
+                found = self._answered(predictor, profiles, points, question)
+            except ControllerError as error:
+                found = Forecast(why_none=str(error))
+            made[question] = before if before is not None and _alike(before, found) else found
+        self._answers = made
+
+    def _answered(
+        self, predictor: "Predictor", profiles: "Profiles", points: Mapping[str, tuple[Point, ...]], question: Question
+    ) -> Forecast:
+        of = points.get(question.profile, ())
+        if not of:
+            return Forecast(why_none=f"profile {question.profile} has no points")
+        family = profiles.profiles[question.profile].workload.family
+        learned = self._learned.get(family)
+        if learned is None:
+            return Forecast(why_none="nothing is learned of profiles of its kind yet")
+        there = (
+            how.gpu_model == question.gpu_model and not how.mig_profile
+            for one in profiles.family(family)
+            for how in one.cells
+        )  # fmt: skip
+        if not any(there):
+            return Forecast(why_none=f"no profile of its kind was measured on {question.gpu_model}")
+        count = max(surface.learned_from for surface in learned.surfaces.values())
+        found = (
+            _served(predictor, of, question) if isinstance(question, OfService) else _trained(predictor, of, question)
+        )
+        return found._replace(learned_from=count)
+
+
+def _served(predictor: "Predictor", of: Sequence[Point], question: OfService) -> Forecast:
+    """What was measured there is not asked for."""
+    known = {point.configuration for point in of}
+    ways = [one for one in asked(of, question.gpu_model, question.gpus, question.limit_w) if one not in known]
+    if not ways:
+        return Forecast(why_none=f"it was measured with {question.gpus} GPUs a replica nowhere else")
+    found = [safe_point(question.profile, one) for one in predictor.predict(question.profile, ways)]
+    points = tuple(one for one in found if isinstance(one, SafePoint))
+    reasons = [one for one in found if isinstance(one, str)]
+    return Forecast(points) if points else Forecast(why_none=reasons[0])
+
+
+def _trained(predictor: "Predictor", of: Sequence[Point], question: OfJob) -> Forecast:
+    how = usual(of, question.gpu_model, question.gpus)
+    if how is None:
+        return Forecast(why_none="its watts were measured nowhere")
+    ways = [replace(how, power_limit_w=limit_w) for limit_w in question.limits_w]
+    speeds = predictor.ratios(question.profile, THROUGHPUT, ways, ways[0])
+    watts = predictor.ratios(question.profile, POWER, ways, ways[0])
+    for found in (speeds, watts):
+        if isinstance(found, str):
+            return Forecast(why_none=found)
+    assert not isinstance(speeds, str), "reasons were returned"
+    assert not isinstance(watts, str), "reasons were returned"
+    times = tuple(Ratio(max(0.0, -one.mean), one.half) for one in speeds)  # a lower limit is no faster
+    energies = tuple(
+        Ratio(time.mean + power.mean, math.hypot(time.half, power.half))
+        for time, power in zip(times, watts, strict=True)
+    )
+    return Forecast(bend=Bend(times, energies))
+
+
+def _told(point: Point) -> Hashable:
+    """What tells two points apart."""
+    return (
+        point.configuration,
+        point.workload,
+        point.throughput_hz,
+        point.power_w,
+        tuple(sorted(point.latency_s.items())),
+    )
+
+
+def _alike(one: Forecast, other: Forecast) -> bool:
+    """Whether no number of a service's points moved by more than MOVED; a job asks once."""
+    if not one.points or len(one.points) != len(other.points):
+        return one == other
+    return all(
+        a.point.configuration == b.point.configuration
+        and a.point.latency_s.keys() == b.point.latency_s.keys()
+        and all(abs(y / x - 1.0) <= MOVED for x, y in zip(_numbers(a), _numbers(b), strict=True))
+        for a, b in zip(one.points, other.points, strict=True)
+    )
+
+
+def _numbers(one: SafePoint) -> list[float]:
+    spans = [one.throughput_hz, *(one.latency_s[quantile] for quantile in sorted(one.latency_s))]
+    return [value for span in spans for value in span[:3]]

@@ -1,0 +1,29 @@
+# The controller and eelctl.
+#   docker buildx build --platform linux/amd64,linux/arm64 -f deploy/docker/controller.Dockerfile -t eelgrid-controller:0.1.0 .
+FROM python:3.13-slim-bookworm AS build
+WORKDIR /source
+COPY deploy/docker/requirements-controller.lock ./
+RUN python -m venv /opt/eelgrid && \
+    /opt/eelgrid/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes -r requirements-controller.lock
+COPY pyproject.toml README.md LICENSE ./
+COPY agent ./agent
+COPY controller ./controller
+COPY kernels ./kernels
+COPY protos ./protos
+RUN python -m venv /tmp/tools && /tmp/tools/bin/pip install --no-cache-dir --disable-pip-version-check "hatchling>=1.25" && \
+    /tmp/tools/bin/python -m hatchling build -t wheel -d /tmp/wheel && \
+    /opt/eelgrid/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-index /tmp/wheel/*.whl && \
+    rm -rf /opt/eelgrid/lib/python3.13/site-packages/eelgrid_agent /opt/eelgrid/bin/eelgrid-agent \
+           /opt/eelgrid/lib/python3.13/site-packages/pip* && \
+    /opt/eelgrid/bin/python -m compileall -q /opt/eelgrid
+
+FROM python:3.13-slim-bookworm
+COPY --from=build /opt/eelgrid /opt/eelgrid
+# Compiled kernels depend on the machine's processor, so they are made at the first start, into this volume.
+ENV PATH=/opt/eelgrid/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/var/cache/eelgrid NUMBA_CACHE_DIR=/var/cache/eelgrid
+RUN install -d -o 65532 -g 65532 /var/cache/eelgrid /var/lib/eelgrid
+VOLUME ["/var/cache/eelgrid", "/var/lib/eelgrid"]
+USER 65532:65532
+EXPOSE 7443 9464
+ENTRYPOINT ["eelgrid-controller"]

@@ -1,0 +1,342 @@
+"""The chart renders, lints clean, fits the schemas of several Kubernetes minors, and starts the daemons as they are."""
+
+import functools
+import json
+import re
+import subprocess
+from importlib import resources
+
+import jsonschema
+import pytest
+import yaml
+from click.testing import CliRunner
+from referencing import Registry, Resource
+from referencing.jsonschema import DRAFT202012
+from tests.deploy_rig import (
+    BAD_BY_SCHEMA,
+    CHART,
+    GOOD,
+    VALUES,
+    crd_files,
+    helm_program,
+    needs_helm,
+    objects_of,
+    pick,
+)  # fmt: skip
+
+from eelgrid_agent.config import parse
+from eelgrid_agent.metrics.web_config import load_web_config
+from eelgrid_controller.__main__ import main as controller
+
+pytestmark = needs_helm
+# The oldest, and those whose policy API the chart writes for; 1.35 has a test of its own.
+MINORS = ["1.30", "1.36", "1.37"]
+# Kinds of other projects, whose schemas are theirs.
+FOREIGN = {"cert-manager.io/v1", "monitoring.coreos.com/v1"}
+V1BETA1 = ("--api-versions", "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy")
+
+
+def _schema(minor, name):
+    found = resources.files("kubernetes_validate") / "kubernetes-json-schema" / f"v{minor}.0-local-strict" / name
+    return json.loads(found.read_text())
+
+
+@functools.cache
+def _validator(minor, kind, api_version):
+    group, _, version = api_version.rpartition("/")
+    name = f"{kind.lower()}-{group.split('.')[0]}-{version}.json".replace("--", "-")
+    shared = _definitions(minor)
+    return jsonschema.Draft202012Validator(_schema(minor, name), registry=shared)
+
+
+@functools.cache
+def _definitions(minor):
+    held = Resource.from_contents(_schema(minor, "_definitions.json"), default_specification=DRAFT202012)
+    return Registry().with_resource("_definitions.json", held)
+
+
+@functools.cache
+def _faults(minor, text):
+    """Most objects are in every rendering, and the CRDs take a second each."""
+    one = json.loads(text)
+    return tuple(
+        f"{one['kind']} {one['metadata']['name']} {'.'.join(map(str, error.path))}: {error.message[:200]}"
+        for error in _validator(minor, one["kind"], one["apiVersion"]).iter_errors(one)
+    )
+
+
+def _complaints(objects, minor):
+    ours = [one for one in objects if one["apiVersion"] not in FOREIGN]
+    return [fault for one in ours for fault in _faults(minor, json.dumps(one, sort_keys=True))]
+
+
+@pytest.mark.parametrize("minor", MINORS)
+@pytest.mark.parametrize("name", VALUES)
+def test_every_object_fits_the_schema(name, minor):
+    objects = objects_of(name, f"{minor}.0")
+    assert len(objects) >= 10
+    assert _complaints(objects, minor) == []
+
+
+def test_the_schemas_find_what_is_wrong():
+    objects = objects_of("kubernetes")
+    pick(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]["imagePolicy"] = "Always"
+    pick(objects, "MutatingAdmissionPolicy")["spec"]["matchConditions"] = "always"
+    assert len(_complaints(objects, "1.36")) == 2
+
+
+def test_the_policy_is_written_for_the_version_that_is_served():
+    kinds = {"1.30.0": None, "1.35.0": None, "1.36.0": "v1", "1.37.0": "v1"}
+    for version, wanted in kinds.items():
+        found = [one for one in objects_of("kubernetes", version) if one["kind"] == "MutatingAdmissionPolicy"]
+        assert [one["apiVersion"].rpartition("/")[2] for one in found] == ([wanted] if wanted else [])
+    older = objects_of("kubernetes", "1.35.0", V1BETA1)
+    assert pick(older, "MutatingAdmissionPolicy")["apiVersion"].endswith("/v1beta1")
+    assert _complaints(older, "1.35") == []
+
+
+def test_nothing_is_gated_where_no_controller_takes_gates_off():
+    objects = objects_of("default")
+    assert not [one for one in objects if one["kind"].startswith("MutatingAdmission")]
+    assert pick(objects, "Deployment")["spec"]["replicas"] == 1
+    assert pick(objects, "ClusterRole", "eelgrid-controller")["rules"] == []
+
+
+def _helm(*arguments):
+    command = [str(helm_program.find()), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_it_lints_clean(name):
+    values = [part for path in VALUES[name] for part in ("--values", path)]
+    done = _helm("lint", str(CHART), "--strict", "--quiet", "--kube-version", "1.36.0", *values)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("agent.levels=mig", "levels"),
+        ("agent.pools[0].name=a,agent.pools[0].level=all", "level"),
+        ("agent.pools[0].name=a,agent.pools[0].level=observe,agent.pools[0].powerBudgetWatts=9", "agent/pools/0"),
+        ("controller.extraArgs={serve}", "extraArgs"),
+        ("tls.mode=off", "mode"),
+        ("controller.replicas=0", "replicas"),
+        ("controller.kubernetes.enabled=true,controller.journal.kind=claim", "one writer"),
+        ("controller.journal.existingClaim=mine", "kind=claim"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(setting, told):
+    done = _helm("template", "eelgrid", str(CHART), "--set", setting)
+    assert done.returncode != 0
+    assert told in done.stderr
+
+
+def test_every_value_is_in_the_schema_and_nothing_else():
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def compare(value, found, path):
+        if not isinstance(value, dict) or "properties" not in found:
+            return
+        assert set(value) == set(found["properties"]) - {"global"}, path
+        for key, inner in value.items():
+            compare(inner, found["properties"][key], f"{path}.{key}")
+
+    compare(values, schema, "values")
+
+
+def _container(found):
+    (only,) = found["spec"]["template"]["spec"]["containers"]
+    return only
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_agent_takes_its_flags(name):
+    for found in objects_of(name):
+        if found["kind"] == "DaemonSet":
+            config = parse([argument.replace("$(NODE_NAME)", "node-1") for argument in _container(found)["args"]])
+            assert config.node_name == "node-1"
+            assert config.pool == found["metadata"]["labels"]["eelgrid.io/pool"]
+            assert config.controller.endswith(".eelgrid.svc:7443")
+            assert (config.tls is None) == config.insecure
+            assert config.listen.startswith("127.0.0.1:")
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_controller_takes_its_flags(name):
+    arguments = _container(pick(objects_of(name), "Deployment"))["args"]
+    with controller.make_context("eelgrid-controller", list(arguments)) as context:
+        assert context.params["listen"] == "0.0.0.0:7443"
+        assert (context.params["tls_key"] is None) == (name == "single")
+        # Metrics and probes leave the pod without TLS; the calls do not, wherever the files are given.
+        assert context.params["insecure"]
+    assert CliRunner().invoke(controller, ["--no-such-flag"]).exit_code == 2
+
+
+PRIVILEGES = {
+    "watch": (["SYS_PTRACE"], True, {"state": "emptyDir"}),
+    "power": (["SYS_ADMIN", "SYS_PTRACE"], False, {"state": "hostPath"}),
+    "slices": (["SYS_ADMIN", "MKNOD", "SYS_PTRACE"], False, {"state": "hostPath", "capability-nodes": "hostPath"}),
+}
+
+
+@pytest.mark.parametrize("pool", PRIVILEGES)
+def test_an_agent_has_what_its_level_needs_and_no_more(pool):
+    capabilities, observes, volumes = PRIVILEGES[pool]
+    found = pick(objects_of("enforce"), "DaemonSet", f"eelgrid-agent-{pool}")
+    container = _container(found)
+    security = container["securityContext"]
+    assert security["capabilities"] == {"drop": ["ALL"], "add": capabilities}
+    assert security["readOnlyRootFilesystem"] is True
+    assert "privileged" not in security
+    assert (security.get("allowPrivilegeEscalation") is False) == observes
+    assert ("--observe-only" in container["args"]) == observes
+    held = {volume["name"]: volume for volume in found["spec"]["template"]["spec"]["volumes"]}
+    for name, kind in volumes.items():
+        assert kind in held[name]
+    assert ("capability-nodes" in held) == (pool == "slices")
+    names = {entry["name"] for entry in container["env"]}
+    assert ("NVIDIA_MIG_CONFIG_DEVICES" in names) == (pool == "slices")
+    mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+    assert set(mounts) == set(held)
+    assert mounts["pod-resources"]["readOnly"] is True
+
+
+def test_an_agent_that_reads_nothing_of_others_is_nobody():
+    spec = pick(objects_of("single"), "DaemonSet")["spec"]["template"]["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert "hostPID" not in spec
+    assert not [volume for volume in spec["volumes"] if "hostPath" in volume]
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_no_pod_has_more_than_it_says(name):
+    for found in objects_of(name):
+        if found["kind"] not in {"Deployment", "DaemonSet"}:
+            continue
+        spec = found["spec"]["template"]["spec"]
+        assert not spec.get("hostNetwork")
+        assert not spec.get("hostIPC")
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert _container(found)["securityContext"]["readOnlyRootFilesystem"] is True
+        assert "limits" in _container(found)["resources"]
+        is_controller = found["kind"] == "Deployment"
+        assert spec["automountServiceAccountToken"] == (is_controller and name != "default")
+        if is_controller:
+            assert spec["securityContext"]["runAsNonRoot"] is True
+            assert _container(found)["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_a_journal_has_one_writer():
+    shared = pick(objects_of("kubernetes"), "Deployment")["spec"]
+    assert shared["replicas"] == 2
+    assert "emptyDir" in shared["template"]["spec"]["volumes"][0]
+    objects = objects_of("single")
+    alone = pick(objects, "Deployment")["spec"]
+    assert (alone["replicas"], alone["strategy"]) == (1, {"type": "Recreate"})
+    claim = pick(objects, "PersistentVolumeClaim")
+    assert alone["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteOncePod"]
+    assert not [one for one in objects if one["kind"] == "PodDisruptionBudget"]
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_whatever_selects_pods_finds_some_and_ports_have_their_names(name):
+    objects = objects_of(name)
+    pods = [one["spec"]["template"] for one in objects if one["kind"] in {"Deployment", "DaemonSet"}]
+
+    def ports_of(labels):
+        # The leader's label is put on by the leader.
+        labels = {key: value for key, value in labels.items() if key != "eelgrid.io/role"}
+        found = [pod for pod in pods if labels.items() <= pod["metadata"]["labels"].items()]
+        assert found, labels
+        return {port["name"] for pod in found for port in pod["spec"]["containers"][0]["ports"]}
+
+    services = [one for one in objects if one["kind"] == "Service"]
+    for one in objects:
+        spec = one.get("spec", {})
+        match one["kind"]:
+            case "Service":
+                assert {port["targetPort"] for port in spec["ports"]} <= ports_of(spec["selector"])
+            case "PodDisruptionBudget":
+                ports_of(spec["selector"]["matchLabels"])
+            case "NetworkPolicy":
+                known = ports_of(spec["podSelector"]["matchLabels"])
+                assert {port["port"] for rule in spec["ingress"] for port in rule["ports"]} <= known
+            case "PodMonitor":
+                assert {end["port"] for end in spec["podMetricsEndpoints"]} <= ports_of(spec["selector"]["matchLabels"])
+            case "ServiceMonitor":
+                wanted = spec["selector"]["matchLabels"].items()
+                (service,) = (found for found in services if wanted <= found["metadata"]["labels"].items())
+                assert {end["port"] for end in spec["endpoints"]} <= {port["name"] for port in service["spec"]["ports"]}
+
+
+def test_agents_of_another_chart_name_find_their_controller():
+    objects = objects_of("single")
+    (service,) = (one for one in objects if one["kind"] == "Service" and one["spec"].get("clusterIP") != "None")
+    target = f"--controller={service['metadata']['name']}.eelgrid.svc:7443"
+    assert target in _container(pick(objects, "DaemonSet"))["args"]
+
+
+def test_the_agents_read_the_web_configuration_that_they_are_given(tmp_path):
+    for name, wanted in (("kubernetes", "none"), ("enforce", "required")):
+        text = pick(objects_of(name), "ConfigMap", "eelgrid-agent-web")["data"]["web.yaml"]
+        path = tmp_path / "web.yaml"
+        path.write_text(text)
+        config = load_web_config(path)
+        assert config.tls is not None
+        assert config.tls.client_auth == wanted
+
+
+def test_certificates_name_what_clients_ask_for():
+    objects = objects_of("enforce")
+    certificate = pick(objects, "Certificate", "eelgrid-controller-tls")["spec"]
+    host = next(a for a in _container(pick(objects, "DaemonSet", "eelgrid-agent-power"))["args"] if "--controller" in a)
+    assert host.removeprefix("--controller=").rpartition(":")[0] in certificate["dnsNames"]
+    # Where `kubectl eelgrid` connects.
+    assert "127.0.0.1" in certificate["ipAddresses"]
+    for found in objects_of("default"):
+        if found["kind"] == "Secret":
+            assert set(found["data"]) == {"tls.crt", "tls.key", "ca.crt"}
+
+
+def test_the_notes_tell_what_is_there():
+    done = _helm("install", "eelgrid", str(CHART), "-n", "grid", "--dry-run=client")
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.partition("NOTES:")[2]
+    assert "Pool default: level observe: nothing on its nodes is changed" in notes
+    assert "controller.kubernetes.enabled is false" in notes
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_our_kinds_take_what_is_good(name):
+    _check_ours(GOOD[name])
+
+
+@pytest.mark.parametrize("name", BAD_BY_SCHEMA)
+def test_our_kinds_refuse_what_is_bad(name):
+    with pytest.raises(jsonschema.ValidationError):
+        _check_ours(BAD_BY_SCHEMA[name])
+
+
+def _check_ours(found):
+    (version,) = crd_files()[found["kind"]]["spec"]["versions"]
+    jsonschema.Draft202012Validator(version["schema"]["openAPIV3Schema"]).validate(found)
+
+
+def test_our_kinds_keep_the_conventions():
+    for kind, crd in crd_files().items():
+        (version,) = crd["spec"]["versions"]
+        assert version["subresources"] == {"status": {}}
+        assert crd["metadata"]["name"] == f"{kind.lower()[:-1]}ies.eelgrid.io" or kind == "InferenceService"
+        properties = version["schema"]["openAPIV3Schema"]["properties"]
+        assert properties["status"]["properties"]["conditions"]["x-kubernetes-list-map-keys"] == ["type"]
+        text = json.dumps(version["schema"])
+        # Unbounded lists and texts make rules in CEL too dear for the API server.
+        assert text.count('"type": "array"') == text.count('"maxItems"')
+        for column in version["additionalPrinterColumns"]:
+            first = re.match(r"\.(\w+)\.(\w+)", column["jsonPath"])
+            if first[1] != "metadata":
+                assert first[2] in properties[first[1]]["properties"], column

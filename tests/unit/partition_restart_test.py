@@ -1,0 +1,63 @@
+"""A plan from the memory of another: the options of what did not change are kept, and come out as if found anew."""
+
+from dataclasses import replace
+
+import numpy as np
+from scipy.optimize import LinearConstraint
+
+from eelgrid_controller.partition import settle
+from eelgrid_controller.partition.options import known_of, options_of
+from eelgrid_controller.partition.problem import Pool, Problem, Service
+from eelgrid_controller.profiles.points import Configuration, Point
+
+
+def point(model, hz, latency_s, batch=1):
+    how = Configuration(gpu_model=model, batch=batch)
+    return Point(workload="w", configuration=how, throughput_hz=hz, latency_s={0.99: latency_s}, source="made up")
+
+
+POINTS = (
+    point("A", 5.0, 0.010), point("A", 9.0, 0.020, 2), point("B", 20.0, 0.030, 4), point("B", 12.0, 0.012, 2),
+)  # fmt: skip
+
+
+def problem(*services, points=POINTS):
+    pools = (Pool(model="A", count=None, geometry=None), Pool(model="B", count=None, geometry=None))
+    return Problem(services=services, points=points, pools=pools)
+
+
+def service(name, rate_hz=30.0, latency_s=0.1):
+    return Service(name=name, workload="w", rate_hz=rate_hz, latency_s=latency_s, quantile=0.99)
+
+
+def test_known_options_are_those_that_would_be_found():
+    before = problem(service("a"), service("b", latency_s=0.03), service("c"))
+    cells, options = options_of(before)
+    known = known_of(before, cells, options)
+    # One is gone, so that the others have other numbers; one has another rate, one is new.
+    after = problem(service("b", latency_s=0.03), service("c", rate_hz=7.0), service("d", latency_s=0.05))
+    assert options_of(after, known=known) == options_of(after)
+
+
+def test_other_points_are_looked_at_again():
+    before = problem(service("a"))
+    known = known_of(before, *options_of(before))
+    faster = tuple(replace(one, throughput_hz=2.0 * one.throughput_hz) for one in POINTS)
+    after = problem(service("a"), points=faster)
+    assert options_of(after, known=known) == options_of(after)
+    assert options_of(after, known=known) != options_of(before)
+
+
+def test_what_parts_of_gpus_cannot_do_is_said_to_lack():
+    # One GPU of a pool there is, and places for 2.4 are asked for.
+    rows = LinearConstraint(np.array([[1.0, 1.0]]), 2.4, np.inf)
+    cost, most = np.array([1.0, 1e4]), np.array([[1.0, 0.0]])
+    both = LinearConstraint(np.vstack((rows.A, most)), np.array([2.4, -np.inf]), np.array([np.inf, 1.0]))
+    assert settle._least(cost, both, 1, 1e-5).tolist() == [0, 2]
+    assert settle._least(cost, rows, 1, 1e-5).tolist() == [3, 0]
+
+
+def test_whole_numbers_far_from_the_parts_are_found_as_well():
+    # 10 x = 11 y has its least whole solution at 11 and 10, whose parts are near nothing.
+    equal = LinearConstraint(np.array([[10.0, -11.0, 0.0], [1.0, 0.0, 0.0]]), [0.0, 0.5], [0.0, np.inf])
+    assert settle._least(np.array([1.0, 1.0, 1e4]), equal, 1, 1e-5).tolist() == [11, 10, 0]

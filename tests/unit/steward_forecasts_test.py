@@ -1,0 +1,158 @@
+"""Questions and answers beside the desk: what is asked is answered later, learned when due, bounded, and ended."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+from tests.controller_rig import until
+from tests.fakes.foretold import LearnsHere, family, served, trained
+
+from eelgrid_controller.measured import Points, planned
+from eelgrid_controller.profiles.family import learn_family
+from eelgrid_controller.profiles.points import Configuration
+from eelgrid_controller.profiles.predict import Predictor
+from eelgrid_controller.profiles.safe_side import stored
+from eelgrid_controller.steward import forecasts as module
+from eelgrid_controller.steward.forecasts import AGAIN_S, Forecasts, OfJob, OfService
+from eelgrid_controller.steward.learner import ChildLearner, LearningFailed
+from eelgrid_protos.catalogue import load
+
+LOG = logging.getLogger("test.forecasts")
+ASKED = OfService("llm", "G2", 1, None)
+
+
+class Rig:
+    """Forecasts with a clock that a test sets."""
+
+    def __init__(self, learner=None):
+        self.now_s = 100.0
+        self.learner = learner or LearnsHere()
+        self.forecasts = Forecasts(load(), learner=self.learner, monotonic_s=lambda: self.now_s, log=LOG)
+
+    def tell(self, points):
+        self.forecasts.tell(dict(Points(points)))
+
+    async def turn(self, *questions):
+        found = [self.forecasts.ask(question) for question in questions]
+        self.forecasts.turned()
+        await until(lambda: not self.forecasts._mail.is_running, within_s=60.0)
+        return found
+
+
+@pytest.fixture
+def rig():
+    made = Rig()
+    yield made
+    made.forecasts.close()
+
+
+async def test_an_answer_comes_in_a_later_turn_and_nothing_is_learned_unasked(rig):
+    rig.tell(family())
+    await rig.turn()
+    assert rig.learner.asked == []
+    assert await rig.turn(ASKED) == [None]
+    [found] = await rig.turn(ASKED)
+    assert [one.point.configuration.batch for one in found.points] == [1, 2, 4]
+    assert found.learned_from == 21
+    assert rig.learner.asked == ["served"]
+    await rig.turn(ASKED)
+    assert rig.learner.asked == ["served"]  # nothing changed
+
+
+async def test_a_family_is_learned_again_when_it_has_grown_or_changed_by_a_quarter(rig):
+    rig.tell(family())
+    await rig.turn(ASKED)
+    first = (await rig.turn(ASKED))[0]
+    one_more = [replace(family()[0], batch=8)]
+    rig.tell([*family(), *one_more])
+    await rig.turn(ASKED)
+    assert rig.learner.asked == ["served"]
+    assert rig.forecasts.ask(ASKED) is first  # moved by less than MOVED: the plan stays
+    moved = [replace(point, throughput_hz=2.0 * point.throughput_hz) for point in family()[:9]]
+    rig.tell([*family(), *moved])  # the last of a configuration counts
+    await rig.turn(ASKED)
+    assert rig.learner.asked == ["served"] * 2
+    assert rig.forecasts.ask(ASKED) is not first
+
+
+async def test_a_job_is_told_ratios_against_its_largest_limit(rig):
+    rig.tell(
+        [*(point for name in "abc" for model in ("G2", "G3") for point in trained(name, model)), *trained("llm", "G3")]
+    )
+    question = OfJob("llm", "G2", 1, (400.0, 300.0, 200.0, 150.0))
+    await rig.turn(question)
+    [found] = await rig.turn(question)
+    assert found.bend.time[0] == (0.0, 0.0)
+    assert found.bend.time[2].mean == pytest.approx(0.182, abs=0.06)  # 1 / (1 - 0.5 / 3)
+    assert found.bend.energy[2].mean == pytest.approx(0.182 - 0.693, abs=0.12)
+    assert all(one.half > 0.0 for one in found.bend.time[1:])
+    assert rig.learner.asked == ["trained"]
+
+
+@pytest.mark.parametrize(
+    ("points", "question", "words"),
+    [
+        ([], ASKED, "no points"),
+        (served("llm", "G3"), ASKED, "nothing is learned"),
+        ([point for name in ("a", "b", "llm") for point in served(name, "G3")], ASKED, "measured on G2"),
+        (family(), ASKED._replace(gpus=8), "8 GPUs a replica nowhere else"),
+        (family(), ASKED._replace(limit_w=100.0), "power limit was never varied"),
+        (trained("a", "G2") + trained("b", "G2"), OfJob("none", "G2", 1, (400.0, 200.0)), "no points"),
+    ],
+)  # fmt: skip
+async def test_why_there_is_no_prediction(rig, points, question, words):
+    rig.tell(points)
+    await rig.turn(question)
+    [found] = await rig.turn(question)
+    assert words in found.why_none
+    assert found.points == ()
+    assert found.bend is None
+
+
+async def test_what_cannot_be_learned_is_tried_again_later_and_more_and_more_rarely(caplog):
+    class Fails(LearnsHere):
+        def __call__(self, profiles, name):
+            self.asked.append(name)
+            raise LearningFailed("no memory", "give it some")
+
+    rig = Rig(Fails())
+    rig.tell(family())
+    tries = []
+    for _ in range(8):
+        await rig.turn(ASKED)
+        tries.append(len(rig.learner.asked))
+        rig.now_s += 0.5 * AGAIN_S
+    assert tries == [1, 1, 2, 2, 2, 2, 3, 3]
+    assert "learned=no" in caplog.text
+    rig.forecasts.close()
+    await rig.turn(ASKED)
+    assert len(rig.learner.asked) == 3
+    assert rig.learner.closed
+
+
+async def test_questions_are_bounded_and_those_nobody_asks_are_forgotten(rig, monkeypatch):
+    monkeypatch.setattr(module, "QUESTIONS_MOST", 3)
+    rig.tell(family())
+    many = [ASKED._replace(gpus=gpus) for gpus in range(1, 5)]
+    assert "more than" in (await rig.turn(*many))[3].why_none
+    for _ in range(module._KEPT_TURNS + 2):
+        rig.forecasts.ask(many[3])
+        rig.forecasts.turned()
+    assert rig.forecasts._asked.keys() == {many[3]}
+
+
+async def test_a_child_learns_what_is_learned_here_and_can_be_ended():
+    profiles = stored({name: tuple(map(planned, served(name, "G3"))) for name in "abc"})
+    learner = ChildLearner()
+    asked = [Configuration("G3", batch=batch) for batch in (1, 3, 8)]
+    theirs, ours = (
+        Predictor(profiles, {"served": found}, load()).predict("a", asked)
+        for found in (learner(profiles, "served"), learn_family(profiles, "served", load()))
+    )
+    for one, other in zip(theirs, ours, strict=True):  # a core each way may round otherwise
+        assert one.throughput_hz == pytest.approx(other.throughput_hz, rel=1e-3)
+    with pytest.raises(LearningFailed, match="too few measurements"):
+        learner(profiles, "nobody")
+    learner.close()
+    with pytest.raises(LearningFailed, match="stops"):
+        learner(profiles, "served")

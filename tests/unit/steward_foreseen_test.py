@@ -1,0 +1,197 @@
+"""When a prediction is planned with, and when it is withdrawn; forecasts by hand."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes.stewarded import job, points, service
+
+from eelgrid_controller.measured import planned
+from eelgrid_controller.power.evidence import Window
+from eelgrid_controller.profiles.answers import Basis, Estimate, Ratio
+from eelgrid_controller.profiles.points import Configuration, Point
+from eelgrid_controller.profiles.safe_side import SafePoint
+from eelgrid_controller.serving.scaler import Phase
+from eelgrid_controller.steering.standing import ServiceStanding
+from eelgrid_controller.steward.forecasts import Bend, Forecast, OfJob, OfService
+from eelgrid_controller.steward.foreseen import CURVE, REPEATED, Foreseen
+from eelgrid_protos.messages import LatencyMetric, LatencyObjective, Workload, WorkloadPhase
+
+ELSEWHERE = tuple(planned(one) for one in points(model="G3"))
+HERE = tuple(planned(one) for one in points())
+LIMITS_W = (400.0, 300.0, 200.0)
+
+
+def spread(median, factor=1.25):
+    return Estimate(median, median / factor, median * factor, Basis.INTERPOLATED)
+
+
+def safe(batch, hz=1000.0, factor=1.25):
+    how = Configuration("G2", batch=batch)
+    rate, latency = spread(hz * batch, factor), spread(0.01 * batch, factor)
+    return SafePoint(Point("llm", how, rate.lower, {0.95: latency.upper}, source="predicted"), rate, {0.95: latency})
+
+
+class Answers:
+    """Forecasts that a test sets."""
+
+    def __init__(self, answer=None):
+        self.answer = answer
+        self.asked = []
+
+    def ask(self, question):
+        self.asked.append(question)
+        return self.answer
+
+
+def workload(request, **changes):
+    return replace(Workload(workload_id="s", spec=request.spec, phase=WorkloadPhase.PLACED), **changes)
+
+
+def of_service(answer, known=ELSEWHERE, **changes):
+    foreseen = Foreseen(Answers(answer))
+    return foreseen, foreseen.service("s", workload(service("s"), **changes), ["G2"], known)
+
+
+WHOLE = Forecast((safe(1), safe(2), safe(4)), learned_from=40)
+
+
+def test_points_that_are_there_are_planned_with_and_nothing_is_asked():
+    foreseen, plan = of_service(WHOLE, HERE)
+    assert (plan.points, plan.basis, plan.in_use) == (HERE, "measured on G2", None)
+    assert foreseen.forecasts.asked == []
+
+
+def test_a_curve_of_few_points_is_filled_up_and_says_both():
+    foreseen, plan = of_service(Forecast((safe(2), safe(4)), learned_from=40), HERE[:1])
+    assert plan.points == (*HERE[:1], safe(2).point, safe(4).point)
+    assert plan.basis.startswith(
+        "measured on G2, and predicted for G2 from 40 points: 4,000/s, 90 % within 3,200 to 5,000"
+    )
+    assert plan.in_use == OfService("llm", "G2", 1, None)
+    assert CURVE == 3
+    assert foreseen.forecasts.asked == [plan.in_use]
+
+
+def test_a_promise_on_responses_needs_one_point():
+    request = service("s")
+    objective = LatencyObjective(metric=LatencyMetric.RESPONSE, latency_s=0.05)
+    promise = replace(request.spec.service, objectives=(objective,))
+    foreseen = Foreseen(Answers(WHOLE))
+    asked = workload(request, spec=replace(request.spec, service=promise))
+    assert foreseen.service("s", asked, ["G2"], HERE[:1]).basis == "measured on G2"
+    assert foreseen.service("s", asked, ["G2"], ELSEWHERE).in_use is not None
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"), [(None, "is being made"), (Forecast(why_none="nobody was there"), "nobody was there")]
+)
+def test_without_an_answer_there_is_the_reason(answer, words):
+    _, plan = of_service(answer)
+    assert words in plan.why_none
+    assert (plan.points, plan.basis, plan.in_use) == (ELSEWHERE, "", None)
+
+
+def test_a_profile_without_points_and_a_share_of_a_gpu_are_not_predicted():
+    foreseen, plan = of_service(WHOLE, ())
+    assert plan.points == ()
+    part = service("s")
+    part = workload(part, spec=replace(part.spec, request=replace(part.spec.request, gpu_milli=500)))
+    assert foreseen.service("s", part, ["G2"], ELSEWHERE).points == ELSEWHERE
+    assert foreseen.forecasts.asked == []
+
+
+def test_the_limit_that_it_runs_at_is_asked_for():
+    foreseen, _ = of_service(WHOLE, power_limit_w=250.0)
+    assert foreseen.forecasts.asked == [OfService("llm", "G2", 1, 250.0)]
+
+
+def standing(at_s, factor, error=0.05):
+    return ServiceStanding("s", at_s, None, None, factor, error, False, Phase.STEADY, 1, 1, "")
+
+
+@given(st.lists(st.sampled_from([0.3, 0.8, 1.0, 1.04, 1.5]), max_size=40))
+def test_withdrawn_exactly_when_enough_windows_in_a_row_lie_outside(factors):
+    """The interval is a factor of 1.25 either way, so that slowness may be 0.64 to 1 of the safe side."""
+    foreseen, plan = of_service(WHOLE)
+    assert plan.fastest == pytest.approx(0.64)
+    run, first = 0, None
+    for at, factor in enumerate(factors):
+        run = run + 1 if factor in (0.3, 1.5) else 0
+        first = at if first is None and run == REPEATED else first
+        said = foreseen.served([standing(float(at), factor)], {"s": plan})
+        assert bool(said) == (first == at)
+        if said:
+            again = foreseen.service("s", workload(service("s")), ["G2"], ELSEWHERE)
+            assert again.in_use is None
+            assert "is withdrawn" in again.basis
+            scaled = [one for one in again.points if one.configuration.gpu_model == "G2"]
+            assert [one.throughput_hz for one in scaled] == pytest.approx(
+                [one.point.throughput_hz / factor for one in WHOLE.points]
+            )
+            assert [one.latency_s[0.95] for one in scaled] == pytest.approx(
+                [one.point.latency_s[0.95] * factor for one in WHOLE.points]
+            )
+
+
+def test_one_window_counts_once_and_one_inside_begins_the_count_anew():
+    foreseen, plan = of_service(WHOLE)
+    for _ in range(3 * REPEATED):
+        assert foreseen.served([standing(1.0, 2.0)], {"s": plan}) == []
+    for at in range(2, 5 * REPEATED):
+        assert foreseen.served([standing(float(at), 2.0 if at % REPEATED else 0.9)], {"s": plan}) == []
+
+
+def test_a_factor_that_is_unsure_is_no_witness():
+    foreseen, plan = of_service(WHOLE)
+    for at in range(3 * REPEATED):
+        assert foreseen.served([standing(float(at), 1.4, error=0.4)], {"s": plan}) == []
+
+
+QUESTION = OfJob("llm", "G2", 1, LIMITS_W)
+BEND = Forecast(
+    bend=Bend(
+        (Ratio(0.0, 0.0), Ratio(0.02, 0.03), Ratio(0.2, 0.05)), (Ratio(0.0, 0.0), Ratio(-0.1, 0.03), Ratio(-0.3, 0.05))
+    ),
+    learned_from=30,
+)  # fmt: skip
+
+
+def window(limit_w, slower=1.0):
+    return Window(limit_w, 10.0, 30.0 * slower, 1000.0)
+
+
+def test_a_job_is_told_its_prior_once_and_again_when_it_begins_anew():
+    foreseen = Foreseen(Answers(BEND))
+    prior = foreseen.job("j", QUESTION, ())
+    assert prior.time[2].mean == 0.2
+    assert prior.time[2].scatter == pytest.approx(0.0363, abs=1e-3)  # half over 1.645, and 2 % of any two runs
+    assert foreseen.job("j", QUESTION, ()) is None
+    assert "200 W costs +22.1 % of time, 90 % within +16.2 % to +28.4 %" in foreseen.bases()["j"]
+    assert foreseen.job("j", QUESTION, (), is_new=True) is not None
+    foreseen.gone((), ())
+    assert foreseen.bases() == {}
+
+
+def test_a_job_whose_curve_was_measured_is_told_nothing():
+    own = [Point("llm", Configuration("G2", power_limit_w=limit_w), 1.0, power_w=100.0) for limit_w in LIMITS_W]
+    foreseen = Foreseen(Answers(BEND))
+    assert foreseen.job("j", QUESTION, own) is None
+    assert foreseen.bases() == {"j": "its curve was measured before"}
+    assert job("j").spec.training.profile == ""
+    assert foreseen.job("k", QUESTION._replace(profile=""), ()) is None
+
+
+def test_a_job_that_leaves_its_interval_again_and_again_is_said_so_once():
+    foreseen = Foreseen(Answers(BEND))
+    foreseen.job("j", QUESTION, ())
+    assert foreseen.trained("j", window(200.0, 2.0)) is None  # the largest limit was not measured yet
+    assert foreseen.trained("j", window(400.0)) is None
+    for _ in range(20):
+        assert foreseen.trained("j", window(200.0, 1.22)) is None
+    said = [foreseen.trained("j", window(200.0, 1.5)) for _ in range(20)]
+    assert [one is not None for one in said].index(True) == REPEATED - 1
+    assert sum(one is not None for one in said) == 1
+    assert "is withdrawn" in foreseen.bases()["j"]
+    assert foreseen.job("j", QUESTION, (), is_new=True) is None
