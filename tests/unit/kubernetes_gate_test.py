@@ -261,3 +261,19 @@ def test_a_member_that_is_going_holds_the_others_back(api):
     side.round(1.0)
     side.round(1.0)
     assert not side.under_way
+
+
+def test_the_rest_of_a_gang_that_another_leader_began_is_placed(api):
+    first, second = leader(api), Side(api)
+    for _ in range(3):
+        api.pod(gpus=1, group="g", size=3)
+    first.hear()
+    first.round(0.0)
+    first.round(0.0)
+    first.write(1)
+    first.lead(None)
+    second.hear()
+    second.lead(2)
+    settle(api, [second], 1.0, rounds=6)
+    assert len(api.bound) == 3
+    check(api)

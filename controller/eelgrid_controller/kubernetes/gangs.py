@@ -141,7 +141,9 @@ class Unit:
             self.slots[replica] = member.uid
 
     def _take(self, member: Member, replica: int) -> None:
-        if replica in self.places and self.slots.get(replica) != member.uid:
+        place = self.places.get(replica)
+        # Another leader's core may have used the same name for other replicas: who has a place here keeps it.
+        if place is not None and place.node_name == member.target and not self._is_held(replica):
             before = self.replica_of(member.uid)
             if before is not None:
                 del self.slots[before]
