@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.config import ControllerConfig
+from eelgrid_controller.config import ControllerConfig, KubernetesConfig
 from eelgrid_controller.errors import ConfigError, ControllerError
 from eelgrid_protos import __version__
 from eelgrid_protos.transport import ListenError, TlsFiles
@@ -69,6 +69,7 @@ def _tls(certificate: Path | None, key: Path | None, authority: Path | None) -> 
 
 
 _DEFAULTS = ControllerConfig(data=Path("eelgrid-data"))
+_KUBERNETES = KubernetesConfig()
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EELGRID_CONTROLLER"})
@@ -94,6 +95,17 @@ _DEFAULTS = ControllerConfig(data=Path("eelgrid-data"))
               help="Seconds for which fewer replicas must have been enough.")  # fmt: skip
 @click.option("--job-window", type=float, default=_DEFAULTS.job_window_s, show_default=True,
               help="Seconds for which a job is measured at a power limit.")  # fmt: skip
+@click.option("--kubernetes", is_flag=True, help="Place the gated pods of a Kubernetes cluster.")
+@click.option("--kubeconfig", default="", metavar="FILE", help="Its kubeconfig; else the pod's own service account.")
+@click.option("--kubernetes-context", default="", metavar="NAME", help="Context of the kubeconfig.")
+@click.option("--kubernetes-namespace", default="", metavar="NAME", help="Where the Lease lies, by which one leads.")
+@click.option("--kubernetes-identity", default="", metavar="NAME", help="How the Lease names this process alone.")
+@click.option("--kubernetes-lease", type=float, default=_KUBERNETES.lease_s, show_default=True,
+              help="Seconds after which another may lead in the stead of one that is silent.")  # fmt: skip
+@click.option("--unbound-after", type=float, default=_KUBERNETES.unbound_s, show_default=True,
+              help="Seconds after which a pinned pod that cannot be scheduled is made anew by its owner.")  # fmt: skip
+@click.option("--fail-open-after", type=float,
+              help="Seconds without any leader after which gates are removed without a plan; never, if not given.")  # fmt: skip
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info",
               show_default=True, help="Log to standard error from this level on.")  # fmt: skip
 @click.version_option(__version__, prog_name="eelgrid-controller")
@@ -113,6 +125,14 @@ def main(
     scrape_interval: float,
     scale_hold: float,
     job_window: float,
+    kubernetes: bool,
+    kubeconfig: str,
+    kubernetes_context: str,
+    kubernetes_namespace: str,
+    kubernetes_identity: str,
+    kubernetes_lease: float,
+    unbound_after: float,
+    fail_open_after: float | None,
     log_level: str,
 ) -> None:
     """Place and power GPU work; serve agents and operators over gRPC."""
@@ -121,7 +141,17 @@ def main(
     )
     tls = _tls(tls_certificate, tls_key, tls_authority)
     try:
+        cluster = KubernetesConfig(
+            kubeconfig=kubeconfig,
+            context=kubernetes_context,
+            namespace=kubernetes_namespace,
+            identity=kubernetes_identity,
+            lease_s=kubernetes_lease,
+            unbound_s=unbound_after,
+            open_s=fail_open_after,
+        )
         config = ControllerConfig(
+            kubernetes=cluster if kubernetes else None,
             listen=listen,
             metrics=metrics,
             data=data,

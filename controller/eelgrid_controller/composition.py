@@ -127,6 +127,7 @@ class Controller:
         recovered = await self._compose(journal)
         seconds = self._clock.perf_s() - start_s
         await self._open_door(server)
+        await self._begin_kubernetes()
         line = (
             f"serving listen={_with_port(self.config.listen, port)} "
             f"metrics={_with_port(self.config.metrics, metrics_port)} "
@@ -238,6 +239,23 @@ class Controller:
 
         self._stack.push_async_callback(stop)
         return StewardPage(self.steward, scraper)
+
+    async def _begin_kubernetes(self) -> None:
+        """Place a cluster's pods, from now until the stop, where that is asked for."""
+        if self.config.kubernetes is None:
+            return
+        # Only here: a controller without Kubernetes needs none of its libraries.
+        from eelgrid_controller.adapters.kubernetes.placing import Placing
+
+        self.placing = Placing(
+            self.config.kubernetes,
+            loop=self.loop,
+            has_agent=self.agents.speaks_for,
+            clock=self._clock,
+            log=self._log.getChild("kubernetes"),
+        )
+        await self.placing.start()
+        self._stack.push_async_callback(self.placing.stop)
 
     async def _open_metrics(self) -> int:
         door = MetricsServer(

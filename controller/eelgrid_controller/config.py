@@ -9,7 +9,35 @@ from pathlib import Path
 
 from eelgrid_controller.errors import ConfigError
 
-__all__ = ["ControllerConfig"]
+__all__ = ["ControllerConfig", "KubernetesConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubernetesConfig:
+    """How a controller places the pods of a cluster."""
+
+    # Empty: the service account of the pod that we are in, else the user's own kubeconfig.
+    kubeconfig: str = ""
+    context: str = ""
+    # Where the Lease lies; empty for the namespace that we are in.
+    namespace: str = ""
+    lease_name: str = "eelgrid-controller"
+    # Of this process alone; empty for the host's name and a random word.
+    identity: str = ""
+    # Kubernetes' own components use 15, 10 and 2 s.
+    lease_s: float = 15.0
+    # A pinned pod that cannot be scheduled for so long is made anew by its owner.
+    unbound_s: float = 30.0
+    # Without any leader for so long, gates are removed without a plan; None for never.
+    open_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no controller can run with."""
+        for name in ("lease_s", "unbound_s"):
+            if not 1.0 <= getattr(self, name) <= 86_400.0:
+                raise ConfigError(f"{name} is {getattr(self, name)}", "give seconds between 1 and 86400")
+        if self.open_s is not None and self.open_s < 4.0 * self.lease_s:
+            raise ConfigError(f"open_s is {self.open_s}", f"give at least four leases, which is {4.0 * self.lease_s:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +82,8 @@ class ControllerConfig:
     job_window_s: float = 30.0
     # A clean stop waits this long for calls under way.
     stop_s: float = 1.0
+    # None: no Kubernetes.
+    kubernetes: KubernetesConfig | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no controller can run with."""

@@ -137,6 +137,11 @@ class AgentService:
         """Streams that are open."""
         return len(self._sessions)
 
+    def speaks_for(self, node_name: str) -> bool:
+        """Whether an agent tells what a node is: one that is connected, or whose inventory is the newest."""
+        record = self._loop.core.state.nodes.get(node_name)
+        return node_name in self._sessions or (record is not None and record.inventory.agent_version != "")
+
     def close(self) -> None:
         """End every stream, so that the server can stop at once."""
         for session in self._sessions.values():

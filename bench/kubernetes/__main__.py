@@ -1,0 +1,163 @@
+"""`python -m bench.kubernetes --out DIR`: see the package; writes DIR/summary.csv (measure,value,baseline).
+
+The baseline of a rate is kube-scheduler alone in the same run, in turns with ours; that of
+a count is what must be; that of a time its bound, where there is one.
+"""
+
+import argparse
+import asyncio
+import csv
+import logging
+import statistics
+import sys
+from collections.abc import Awaitable
+from pathlib import Path
+
+from bench.kubernetes.burst import Burst, burst
+from bench.kubernetes.control_plane import ControlPlane, NoControlPlane, at_hand
+from bench.kubernetes.processes import ControllerProcess
+from bench.kubernetes.rig import Rig
+from bench.kubernetes.trials import Row, api_restart, gang_stolen, gang_waits, leaders_killed
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.kubernetes", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--nodes", type=int, default=500)
+    parser.add_argument("--pods", type=int, default=2000)
+    parser.add_argument("--pairs", type=int, default=3, help="bursts of each kind, in turns")
+    parser.add_argument("--kills", type=int, default=20, help="leaders killed")
+    parser.add_argument("--lease", type=float, default=15.0, help="seconds, while leaders are killed")
+    parser.add_argument("--only", default="", help="of burst,gangs,leaders,restart; all by default")
+    return parser.parse_args()
+
+
+class _Run:
+    def __init__(self, options: argparse.Namespace, plane: ControlPlane, rig: Rig) -> None:
+        self.options = options
+        self.plane = plane
+        self.rig = rig
+        self.rows: list[Row] = []
+        self._made: list[ControllerProcess] = []
+
+    async def close(self) -> None:
+        """No controller outlives the run."""
+        for one in self._made:
+            await one.kill()
+
+    def controller(self, name: str, *, lease_s: float = 15.0, unbound_s: float = 3.0) -> ControllerProcess:
+        options = ("--unbound-after", str(unbound_s))
+        made = ControllerProcess(self.plane.kubeconfig, self.options.out, name, lease_s=lease_s, options=options)
+        self._made.append(made)
+        return made
+
+    async def told(self, work: Awaitable[list[Row]]) -> None:
+        """Rows of a part, on the screen and in the file at once."""
+        for row in await work:
+            print(*row, flush=True)
+            self.rows.append(row)
+        with (self.options.out / "summary.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("measure", "value", "baseline"))
+            writer.writerows(self.rows)
+
+    async def bursts(self) -> list[Row]:
+        alone: list[Burst] = []
+        ours: list[Burst] = []
+        for pair in range(self.options.pairs):
+            alone.append(await self._burst(is_gated=False))
+            side = self.controller(f"burst{pair}", unbound_s=60.0)
+            await side.start()
+            await _leads(side)
+            ours.append(await self._burst(is_gated=True))
+            await side.stop()
+        ratios = [one.rate / other.rate for one, other in zip(ours, alone, strict=True)]
+        count = self.options.pods * self.options.pairs
+        return [
+            ("burst_nodes", self.options.nodes, "-"),
+            ("burst_pods", self.options.pods, "-"),
+            ("burst_bound_a_second", _median([one.rate for one in ours]), _median([one.rate for one in alone])),
+            ("burst_rate_to_kube_scheduler_alone", _median(ratios), 0.85),
+            ("burst_seconds_to_create", _median([one.created_s for one in ours]), _median([one.created_s for one in alone])),
+            ("burst_pods_on_planned_nodes", sum(one.planned for one in ours), count),
+            ("burst_nodes_overbooked", sum(one.overbooked for one in ours), 0),
+        ]  # fmt: skip
+
+    async def _burst(self, *, is_gated: bool) -> Burst:
+        found = await burst(self.rig, self.options.pods, is_gated=is_gated)
+        print(f"# gated={is_gated} {found} rate={found.rate:.1f}", flush=True)
+        await self.rig.clear()
+        await asyncio.sleep(1.0)
+        return found
+
+    async def gangs(self) -> None:
+        side = self.controller("gangs")
+        await side.start()
+        await _leads(side)
+        for is_grouped in (True, False):
+            await self.told(gang_waits(self.rig, is_grouped=is_grouped))
+            if self.plane.folder is not None:
+                await self.told(gang_stolen(self.rig, self.plane, is_grouped=is_grouped))
+        await side.stop()
+
+    async def leaders(self) -> list[Row]:
+        lease_s = self.options.lease
+        return await leaders_killed(
+            self.rig, lambda name: self.controller(name, lease_s=lease_s, unbound_s=60.0), times=self.options.kills,
+            lease_s=lease_s,
+        )  # fmt: skip
+
+    async def restart(self) -> list[Row]:
+        side = self.controller("restart", unbound_s=60.0)
+        await side.start()
+        await _leads(side)
+        rows = await api_restart(self.rig, self.plane)
+        await side.stop()
+        return rows
+
+
+async def _leads(side: ControllerProcess) -> None:
+    async with asyncio.timeout(120.0):
+        while "kubernetes=leading" not in side.text():  # noqa: ASYNC110  # a log is read, nobody tells
+            await asyncio.sleep(0.1)
+
+
+def _median(values: list[float]) -> float:
+    return round(statistics.median(values), 3)
+
+
+async def _main(options: argparse.Namespace, plane: ControlPlane) -> None:
+    parts = set(filter(None, options.only.split(","))) or {"burst", "gangs", "leaders", "restart"}
+    async with Rig(plane.kubeconfig) as rig:
+        await rig.clear()
+        await rig.make_nodes(options.nodes)
+        run = _Run(options, plane, rig)
+        try:
+            if "burst" in parts:
+                await run.told(run.bursts())
+            if "gangs" in parts:
+                await run.gangs()
+            if "leaders" in parts:
+                await run.told(run.leaders())
+            if "restart" in parts and plane.folder is not None:
+                await run.told(run.restart())
+        finally:
+            await run.close()
+
+
+def main() -> int:
+    """Run it; 2 without a control plane."""
+    options = _options()
+    options.out.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(level="ERROR")
+    try:
+        with at_hand() as plane:
+            asyncio.run(_main(options, plane))
+    except NoControlPlane as error:
+        print(f"bench.kubernetes: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Controllers as processes: started, killed, and their logs kept."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+__all__ = ["ControllerProcess"]
+
+
+class ControllerProcess:
+    """`eelgrid-controller --kubernetes` with a journal of its own."""
+
+    def __init__(
+        self, kubeconfig: str, folder: Path, name: str, *, lease_s: float = 3.0, options: tuple[str, ...] = ()
+    ) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self._arguments = (
+            "--kubernetes", "--kubeconfig", kubeconfig, "--kubernetes-namespace", "default", "--kubernetes-lease",
+            str(lease_s), "--kubernetes-identity", name, "--data", str(folder / f"{name}-data"), "--listen",
+            "127.0.0.1:0", "--metrics", "127.0.0.1:0", *options,
+        )  # fmt: skip
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start, and come back when it serves."""
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "eelgrid_controller", *self._arguments,
+                stdout=log, stderr=log, env=dict(os.environ),
+            )  # fmt: skip
+        began = self.text().count("kubernetes=synced")
+        while self.text().count("kubernetes=synced") == began:
+            if self._process.returncode is not None:
+                raise RuntimeError(f"{self.name} ended: {self.text()[-2000:]}")
+            await asyncio.sleep(0.1)
+
+    def text(self) -> str:
+        """Its log."""
+        return self.log.read_text() if self.log.exists() else ""
+
+    async def kill(self) -> None:
+        """Kill it as a power cut would."""
+        await self._end(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """Stop it in order."""
+        await self._end(signal.SIGTERM)
+
+    async def _end(self, how: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(how)
+            await self._process.wait()

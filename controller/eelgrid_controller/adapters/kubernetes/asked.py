@@ -1,0 +1,201 @@
+"""The gate's commands to the core, carried out in the order in which they were asked for.
+
+Owns how many are under way and what becomes of refusals. Must not know why anything is
+asked for. The core's loop takes commands in the order of their coming, so a task for each,
+begun in order, keeps it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
+
+from eelgrid_controller.command import Committed
+from eelgrid_controller.core import Core
+from eelgrid_controller.events import (
+    NodeJoined,
+    PartitionsPlanned,
+    WorkloadCancelled,
+    WorkloadDeferred,
+    WorkloadMoved,
+    WorkloadPlaced,
+    WorkloadScaled,
+)
+from eelgrid_controller.kubernetes.gate_events import (
+    Cancel,
+    Cancelled,
+    Deferred,
+    Event,
+    Join,
+    Leave,
+    NodeKnown,
+    NodeUntold,
+    Occupy,
+    Place,
+    Placed,
+    Submit,
+    SubmitFailed,
+)
+from eelgrid_controller.occupancy import Others
+from eelgrid_controller.presence import Presence
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.faults import AlreadyExists, Fault, NotFound
+from eelgrid_protos.messages import Inventory, Placement, SubmitWorkloadRequest, Workload, WorkloadPhase
+
+__all__ = ["Asked", "Commands", "is_ours", "placed_of", "standing_of"]
+
+_Result = TypeVar("_Result")
+_AGAIN_S = 1.0
+_AT_ONCE = 1024
+
+
+class Commands(Protocol):
+    """What the engine needs of the controller's loop."""
+
+    listeners: list[Callable[[Committed], None]]
+    presence: Presence
+
+    @property
+    def core(self) -> Core:
+        """The core at this moment."""
+
+    async def read(self, view: Callable[[Core], _Result]) -> _Result:
+        """What `view` makes of the core."""
+
+    async def submit(self, request: SubmitWorkloadRequest) -> Workload:
+        """Accept a workload."""
+
+    async def cancel(self, workload_id: str) -> Workload:
+        """End a workload."""
+
+    async def node_joined(self, inventory: Inventory, *, plan_epoch: int = 0) -> None:
+        """A node is here."""
+
+    async def occupied(self, node_name: str, others: Others) -> None:
+        """What others hold on a node."""
+
+
+def is_ours(workload_id: str) -> bool:
+    """Whether a workload is a unit of the gate."""
+    return workload_id.startswith(("pod-", "gang-"))
+
+
+def placed_of(workload_id: str, placements: Iterable[Placement]) -> Placed:
+    """The gate's event of a workload's places."""
+    places = {one.replica: Place(one.node_name, one.gpu_indexes) for one in placements}
+    return Placed(workload_id, places)
+
+
+def standing_of(workload: Workload) -> Placed | Deferred | Cancelled:
+    """Where a workload stands, as an event."""
+    match workload.phase:
+        case WorkloadPhase.PLACED:
+            return placed_of(workload.workload_id, workload.placements)
+        case WorkloadPhase.CANCELLED:
+            return Cancelled(workload.workload_id)
+    return Deferred(workload.workload_id, workload.reason)
+
+
+class Asked:
+    """Commands to one loop, and what is heard of its commits."""
+
+    def __init__(
+        self, loop: Commands, *, feed: Callable[[Event], None], monotonic_s: Callable[[], float], log: logging.Logger
+    ) -> None:
+        self.submitted = 0
+        self.cancelled = 0
+        self.joined = 0
+        self.occupied = 0
+        self.refused = 0
+        self._loop = loop
+        self._feed = feed
+        self._monotonic_s = monotonic_s
+        self._log = log
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    def heard(self, committed: Committed) -> None:
+        """A commit, as the gate's events."""
+        for event in committed.events:
+            match event:
+                case WorkloadPlaced() if is_ours(event.workload_id):
+                    self._feed(placed_of(event.workload_id, event.placements))
+                case WorkloadDeferred() if is_ours(event.workload_id):
+                    self._feed(Deferred(event.workload_id, event.reason))
+                case WorkloadCancelled() if is_ours(event.workload_id):
+                    self._feed(Cancelled(event.workload_id))
+                case WorkloadMoved() | WorkloadScaled() if is_ours(event.workload_id):
+                    self._now(event.workload_id)
+                case PartitionsPlanned():
+                    for name in filter(is_ours, event.workload_ids):
+                        self._now(name)
+                case NodeJoined():
+                    self._feed(NodeKnown(event.inventory.node_name))
+
+    def _now(self, workload_id: str) -> None:
+        workload = self._loop.core.state.workloads.get(workload_id)
+        if workload is not None:
+            self._feed(standing_of(workload))
+
+    async def carry_out(self, asked: Join | Leave | Occupy | Submit | Cancel) -> None:
+        """One command; what came of it is fed back."""
+        async with self._turns:
+            match asked:
+                case Submit(request):
+                    await self._submit(request)
+                case Cancel(workload_id):
+                    await self._cancel(workload_id)
+                case Join(inventory):
+                    self._loop.presence.arrived(inventory.node_name)
+                    self.joined += 1
+                    await self._told(inventory.node_name, self._loop.node_joined(inventory))
+                case Occupy(name, cpu_milli, memory_bytes, gpu_count, traits, closed):
+                    self.occupied += 1
+                    others = Others(
+                        cpu_milli=cpu_milli, memory_bytes=memory_bytes, gpu_count=gpu_count, traits=traits,
+                        closed=closed,
+                    )  # fmt: skip
+                    await self._told(name, self._loop.occupied(name, others))
+                case Leave(name):
+                    self._loop.presence.left(name, deadline_s=self._monotonic_s())
+
+    async def _told(self, node_name: str, command: "asyncio.Future[None] | object") -> None:
+        try:
+            await command  # type: ignore[misc]
+        except NotFound:
+            self._log.debug("node=%s told=no reason=unknown", node_name)
+        except (Fault, ContractError) as error:
+            self.refused += 1
+            self._log.warning("node=%s told=no error=%s action=again", node_name, error)
+            await asyncio.sleep(_AGAIN_S)
+            self._feed(NodeUntold(node_name))
+
+    async def _submit(self, request: SubmitWorkloadRequest) -> None:
+        name = request.workload_id
+        self.submitted += 1
+        try:
+            workload = await self._loop.submit(request)
+        except AlreadyExists as error:
+            self._feed(SubmitFailed(name, str(error), is_taken=True))
+        except (Fault, ContractError) as error:
+            self.refused += 1
+            self._log.info("workload=%s refused=%s", name, error)
+            self._feed(SubmitFailed(name, str(error)))
+        else:
+            self._feed(standing_of(workload))
+
+    async def _cancel(self, workload_id: str) -> None:
+        """End a workload, however long that takes: what is not ended holds room."""
+        self.cancelled += 1
+        while True:
+            try:
+                workload = await self._loop.cancel(workload_id)
+            except NotFound:
+                self._feed(Cancelled(workload_id))
+                return
+            except (Fault, ContractError) as error:
+                self._log.warning("workload=%s cancelled=no error=%s action=again", workload_id, error)
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                # Told by its commit, too, unless it was ended before.
+                self._feed(Cancelled(workload.workload_id))
+                return

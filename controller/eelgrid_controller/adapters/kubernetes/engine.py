@@ -1,0 +1,341 @@
+"""The engine of mode `gate`: what an API server and the core tell goes in, what the gate wants is done.
+
+Owns the order of starting, the rounds, and the tasks. Must not know which pod goes where
+(`kubernetes/gate.py`), nor how a write is sent (`writes.py`, `asked.py`).
+
+Theory. Whatever happens becomes an event in one queue; a round takes all that are there and
+asks the gate once, so pods that come together are planned together. A round begins at once
+when nothing happened for `batch_s`, and that much after the one before otherwise: a pod that
+comes alone waits for nobody, a burst is taken in bites. Commands and writes run beside the
+rounds and end as events. The gate is told that everything is there when pods and nodes have
+been listed and the core's work has been told; a standby goes through all this, too, and
+only leads later. What goes wrong inside ends the run with a log entry, and another begins
+with a gate that is made anew from lists: nothing that matters is kept here alone.
+"""
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from eelgrid_controller.adapters.kubernetes.asked import Asked, Commands, is_ours, standing_of
+from eelgrid_controller.adapters.kubernetes.elector import Term
+from eelgrid_controller.adapters.kubernetes.held import Delta
+from eelgrid_controller.adapters.kubernetes.informer import Informer
+from eelgrid_controller.adapters.kubernetes.lookups import Lookups
+from eelgrid_controller.adapters.kubernetes.port import Cluster, Key, Object
+from eelgrid_controller.adapters.kubernetes.pruning import pruned_node, pruned_pod
+from eelgrid_controller.adapters.kubernetes.resources import NODES, PODS
+from eelgrid_controller.adapters.kubernetes.writes import Writes
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.command import Committed
+from eelgrid_controller.kubernetes.errors import KubernetesUnreadable
+from eelgrid_controller.kubernetes.gate import Gate, GateSettings
+from eelgrid_controller.kubernetes.gate_events import (
+    Cancel,
+    Event,
+    Instruction,
+    Join,
+    Leave,
+    Led,
+    NodeGone,
+    NodeKnown,
+    NodeSeen,
+    NotLed,
+    Occupy,
+    PodGone,
+    PodSeen,
+    Recreate,
+    Strip,
+    Submit,
+    Synced,
+    Tell,
+    Ticked,
+    Ungate,
+)
+from eelgrid_controller.kubernetes.holders import Ref
+from eelgrid_controller.kubernetes.sight import sight_of
+from eelgrid_controller.kubernetes.views import KubeNode, node_of, pod_of
+
+__all__ = ["Elects", "Engine", "EngineSettings"]
+
+_AGAIN_S = 5.0
+_LOOKED_UP_EVERY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How the engine runs."""
+
+    identity: str
+    gate: GateSettings = field(default_factory=GateSettings)
+    batch_s: float = 0.1
+    tick_s: float = 1.0
+    writes_at_once: int = 24
+    pods_most: int = 300_000
+    nodes_most: int = 20_000
+
+
+class Elects(Protocol):
+    """What the engine needs of the elector."""
+
+    @property
+    def holder(self) -> str:
+        """Who leads, as far as is known."""
+
+    def term(self) -> Term | None:
+        """The term that runs at this moment."""
+
+    def hear(self, callback: Callable[[Term | None], None]) -> None:
+        """Tell the beginning and the end of terms."""
+
+
+class Engine:
+    """One cluster's pods, placed by one core."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        loop: Commands,
+        elector: Elects,
+        has_agent: Callable[[str], bool],
+        settings: EngineSettings,
+        clock: Clock,
+        rng: random.Random,
+        log: logging.Logger,
+    ) -> None:
+        """`has_agent` says of a node whether an agent speaks for it."""
+        self.rounds = 0
+        self.events = 0
+        self.unreadable = 0
+        self.failures = 0
+        self.round_s = 0.0  # the longest
+        self.settings = settings
+        self._loop = loop
+        self._elector = elector
+        self._has_agent = has_agent
+        self._clock = clock
+        self._log = log
+        self._queue: deque[Event] = deque()
+        self._wake = asyncio.Event()
+        self._nodes: dict[str, tuple[KubeNode, bool]] = {}
+        self._epoch: int | None = None
+        self._cluster = cluster
+        self._rng = rng
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.asked = Asked(loop, feed=self.feed, monotonic_s=clock.monotonic_s, log=log)
+        self._begin()
+        loop.listeners.append(self._heard)
+        elector.hear(self._term)
+
+    def _begin(self) -> None:
+        """Everything that a run has of its own."""
+        clock, log, rng, settings = self._clock, self._log, self._rng, self.settings
+        self._is_running = False
+        self._queue.clear()
+        self._nodes.clear()
+        self._epoch = None
+        self.gate = Gate(settings.gate)
+        self.pods = Informer(
+            self._cluster, PODS, rng=rng, monotonic_s=clock.monotonic_s, log=log, keep=pruned_pod,
+            most=settings.pods_most,
+        )  # fmt: skip
+        self.nodes = Informer(
+            self._cluster, NODES, rng=rng, monotonic_s=clock.monotonic_s, log=log, keep=pruned_node,
+            most=settings.nodes_most,
+        )  # fmt: skip
+        self.pods.hear(self._pod_deltas)
+        self.nodes.hear(self._node_deltas)
+        self.lookups = Lookups(self._cluster, done=self._looked_up, monotonic_s=clock.monotonic_s, log=log)
+        self._needing: dict[Ref, dict[Key, None]] = {}
+        self.writes = Writes(
+            self._cluster, pods=lambda: self.pods.objects, leads=self._leads, feed=self.feed,
+            identity=settings.identity, at_once=settings.writes_at_once, clock=clock, rng=rng, log=log,
+        )  # fmt: skip
+
+    # Life
+
+    async def run(self) -> None:
+        """Place pods until cancelled; a run that fails is followed by another."""
+        while True:
+            try:
+                await self._run()
+            except Exception:  # noqa: BLE001  # the next run begins from lists
+                self.failures += 1
+                self._log.exception("kubernetes=failed action=begin_again seconds=%g", _AGAIN_S)
+            finally:
+                for task in list(self._tasks):
+                    task.cancel()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.sleep(_AGAIN_S)
+            self._begin()
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for part in (self.pods.run, self.nodes.run, self.writes.run, self._ticks, self._rounds):
+                group.create_task(part())
+            await self.nodes.synced()
+            await self.pods.synced()
+            while self._needing:  # noqa: ASYNC110  # once, at the start
+                await asyncio.sleep(_LOOKED_UP_EVERY_S)
+            await self._loop.read(self._known)
+            self._term(self._elector.term())
+            self.feed(Synced())
+            self._log.info("kubernetes=synced pods=%d nodes=%d", len(self.pods.objects), len(self.nodes.objects))
+
+    def _known(self, core: Any) -> None:
+        """What the core holds, told before anything is decided."""
+        self._is_running = True
+        for workload in core.state.workloads.values():
+            if is_ours(workload.workload_id):
+                self.feed(standing_of(workload))
+        for name in core.state.nodes:
+            self.feed(NodeKnown(name))
+
+    # What happens
+
+    def feed(self, event: Event) -> None:
+        """An event for the next round."""
+        self._queue.append(event)
+        self._wake.set()
+
+    def _heard(self, committed: Committed) -> None:
+        if self._is_running:
+            self.asked.heard(committed)
+
+    def _term(self, term: Term | None) -> None:
+        epoch = term.epoch if term is not None else None
+        if term is None:
+            self.feed(NotLed(is_led=bool(self._elector.holder)))
+        elif epoch != self._epoch:
+            self.feed(Led(term.epoch))
+        if epoch != self._epoch:
+            self._log.info("kubernetes=%s epoch=%s", "leading" if term else "following", epoch or "-")
+        self._epoch = epoch
+
+    def _leads(self, epoch: int) -> bool:
+        term = self._elector.term()
+        return term is not None and term.epoch == epoch
+
+    def _pod_deltas(self, deltas: Sequence[Delta]) -> None:
+        for delta in deltas:
+            if delta.new is None:
+                assert delta.old is not None
+                self.feed(PodGone(delta.old["metadata"]["uid"]))
+                continue
+            self._pod(delta.key, delta.new)
+
+    def _pod(self, key: Key, found: Object) -> None:
+        try:
+            sight, needs = sight_of(pod_of(found), found, self.lookups.found)
+        except KubernetesUnreadable as error:
+            self._unread("pod", found, error)
+            return
+        if needs is not None:
+            self._needing.setdefault(needs, {})[key] = None
+            self._begin_task(self.lookups.look(needs))
+        if needs is None or not sight.pod.is_gated:
+            # A gated pod is nobody's until it is known whose: a moment as another unit would cost its place.
+            self.feed(PodSeen(sight))
+
+    def _looked_up(self, ref: Ref) -> None:
+        """An object above pods is known: those that needed it are judged again."""
+        for key in self._needing.pop(ref, {}):
+            found = self.pods.objects.get(key)
+            if found is not None:
+                self._pod(key, found)
+
+    def _node_deltas(self, deltas: Sequence[Delta]) -> None:
+        for delta in deltas:
+            name = delta.key.name
+            if delta.new is None:
+                self._nodes.pop(name, None)
+                self.feed(NodeGone(name))
+                continue
+            try:
+                node = node_of(delta.new)
+            except KubernetesUnreadable as error:
+                self._unread("node", delta.new, error)
+                continue
+            self._node(node)
+
+    def _node(self, node: KubeNode) -> None:
+        has_agent = self._has_agent(node.name)
+        before = self._nodes.get(node.name)
+        if before is None or before[1] != has_agent or not _is_as(before[0], node):
+            self._nodes[node.name] = (node, has_agent)
+            self.feed(NodeSeen(node, has_agent))
+
+    def _unread(self, kind: str, found: Object, error: KubernetesUnreadable) -> None:
+        self.unreadable += 1
+        self._log.warning("%s=%s read=no error=%s", kind, found["metadata"].get("name"), error)
+
+    async def _ticks(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.tick_s)
+            for node, has_agent in list(self._nodes.values()):
+                if self._has_agent(node.name) != has_agent:
+                    self._node(node)
+            self.lookups.forget_old()
+            self.feed(Ticked())
+
+    # What is done
+
+    async def _rounds(self) -> None:
+        next_s = 0.0
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(max(0.0, next_s - self._clock.monotonic_s()))
+            self._wake.clear()
+            events, self._queue = list(self._queue), deque()
+            start_s = self._clock.monotonic_s()
+            told = self.gate.take(events, start_s)
+            for one in told:
+                self._do(one)
+            self.rounds += 1
+            self.events += len(events)
+            end_s = self._clock.monotonic_s()
+            self.round_s = max(self.round_s, end_s - start_s)
+            next_s = end_s + self.settings.batch_s
+
+    def _do(self, one: Instruction) -> None:
+        match one:
+            case Tell():
+                self._log.info("pod=%s told=%s", one.key, one.text)
+                if self._elector.term() is not None:
+                    self.writes.tell(one)
+            case Ungate():
+                self._begin_task(self.writes.ungate(one))
+            case Strip():
+                self._begin_task(self.writes.strip(one))
+            case Recreate():
+                self._begin_task(self.writes.recreate(one))
+            case Join() | Leave() | Occupy() | Submit() | Cancel():
+                self._begin_task(self.asked.carry_out(one))
+
+    def _begin_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._log.error("kubernetes=task_failed", exc_info=task.exception())
+
+
+def _is_as(one: KubeNode, other: KubeNode) -> bool:
+    """Whether two sights of a node differ in nothing but their version."""
+    return (
+        one.labels == other.labels
+        and one.taints == other.taints
+        and one.is_unschedulable == other.is_unschedulable
+        and one.is_ready == other.is_ready
+        and one.is_going == other.is_going
+        and one.allocatable == other.allocatable
+        and one.uid == other.uid
+    )

@@ -1,0 +1,99 @@
+"""Mode `gate` as one part of a controller: clients, elector and engine, started and stopped together.
+
+Owns what is made and in which order it starts and stops. Decides nothing else.
+
+The elector has a client of its own: a renewal must not wait behind a burst of patches. It
+stops after the engine, and then sets the Lease free, so another may lead at once.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import secrets
+import socket
+from collections.abc import Callable
+
+from eelgrid_controller.adapters.kubernetes.asked import Commands
+from eelgrid_controller.adapters.kubernetes.client import HttpCluster
+from eelgrid_controller.adapters.kubernetes.election import Timing
+from eelgrid_controller.adapters.kubernetes.elector import Elector
+from eelgrid_controller.adapters.kubernetes.engine import Engine, EngineSettings
+from eelgrid_controller.adapters.kubernetes.kubeconfig import find_access
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.config import KubernetesConfig
+from eelgrid_controller.kubernetes.gate import GateSettings
+
+__all__ = ["Placing"]
+
+_STOP_S = 3.0
+
+
+class Placing:
+    """Places the pods of one cluster."""
+
+    def __init__(
+        self,
+        config: KubernetesConfig,
+        *,
+        loop: Commands,
+        has_agent: Callable[[str], bool],
+        clock: Clock,
+        log: logging.Logger,
+    ) -> None:
+        """Raises ConfigError where the cluster's access cannot be read."""
+        access = find_access(os.environ, kubeconfig=config.kubeconfig, context=config.context)
+        identity = config.identity or f"{socket.gethostname()}-{secrets.token_hex(4)}"
+        share = config.lease_s / 15.0
+        self._clients = HttpCluster(access), HttpCluster(access)
+        self.elector = Elector(
+            self._clients[0],
+            namespace=config.namespace or access.namespace,
+            name=config.lease_name,
+            identity=identity,
+            clock=clock,
+            log=log.getChild("lease"),
+            timing=Timing(lease_s=config.lease_s, renew_s=10.0 * share, retry_s=2.0 * share),
+        )
+        # Jitter needs no secret.
+        rng = random.Random()  # noqa: S311
+        self.engine = Engine(
+            cluster=self._clients[1],
+            loop=loop,
+            elector=self.elector,
+            has_agent=has_agent,
+            settings=EngineSettings(
+                identity=identity, gate=GateSettings(unbound_s=config.unbound_s, open_s=config.open_s)
+            ),
+            clock=clock,
+            rng=rng,
+            log=log,
+        )
+        self._stack = contextlib.AsyncExitStack()
+        log.info("server=%s lease=%s identity=%s", access.server, config.lease_name, identity)
+
+    async def start(self) -> None:
+        """Follow and, when the Lease is ours, lead."""
+        for client in self._clients:
+            self._stack.push_async_callback(client.close)
+        electing = asyncio.create_task(self.elector.run())
+
+        async def step_down() -> None:
+            self.elector.stop()
+            await asyncio.wait((electing,), timeout=_STOP_S)
+            electing.cancel()
+            await asyncio.gather(electing, return_exceptions=True)
+
+        self._stack.push_async_callback(step_down)
+        running = asyncio.create_task(self.engine.run())
+
+        async def stop() -> None:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+        self._stack.push_async_callback(stop)
+
+    async def stop(self) -> None:
+        """Write no more, and set the Lease free."""
+        await self._stack.aclose()

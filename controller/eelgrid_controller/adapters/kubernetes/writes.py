@@ -1,0 +1,208 @@
+"""The gate's writes to the API server: patches, deletions, and Events for people.
+
+Owns their attempts, how many are under way, and that nothing is sent in a term that is over.
+Must not know why anything is written; what came of it goes back as events of the gate.
+
+Theory. A patch is made against the newest object that is held, and only if that is the one
+the gate looked at. It carries uid and resource version, so it may be sent again: whatever
+was done in between, the second is refused. Before each attempt the term is asked for again,
+so a process that slept wakes into silence. Events are for people: those that are too many
+are dropped and counted, and never in the way of a patch.
+"""
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from eelgrid_controller.adapters.kubernetes.errors import ClusterError, Conflict, Forbidden, Invalid, NotFound
+from eelgrid_controller.adapters.kubernetes.port import Cluster, Object
+from eelgrid_controller.adapters.kubernetes.port import Key as ObjectKey
+from eelgrid_controller.adapters.kubernetes.resources import EVENTS, PODS
+from eelgrid_controller.adapters.kubernetes.retry import Limits, with_retries
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.kubernetes.gate_events import (
+    DeleteFailed,
+    Event,
+    Failure,
+    PatchDone,
+    PatchFailed,
+    Recreate,
+    Strip,
+    Tell,
+    Ungate,
+)
+from eelgrid_controller.kubernetes.patches import stripping, ungating
+
+__all__ = ["Writes"]
+
+_LIMITS = Limits(attempts=4, whole_s=15.0, first_s=0.1, most_s=3.0)
+_TELLS_MOST = 1_000
+_TELL_EVERY_S = 0.02
+_NOTE_MOST = 1_000
+
+
+class _Stale(Exception):
+    """The term is over."""
+
+
+class Writes:
+    """Carries out what the gate wants written."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        pods: Callable[[], Mapping[ObjectKey, Object]],
+        leads: Callable[[int], bool],
+        feed: Callable[[Event], None],
+        identity: str,
+        at_once: int,
+        clock: Clock,
+        rng: random.Random,
+        log: logging.Logger,
+    ) -> None:
+        """`pods` gives what is held now, `leads` whether this one leads in an epoch at this moment."""
+        self.ungated = 0
+        self.stripped = 0
+        self.recreated = 0
+        self.failed: dict[Failure, int] = dict.fromkeys(Failure, 0)
+        self.tells_sent = 0
+        self.tells_dropped = 0
+        self._cluster = cluster
+        self._pods = pods
+        self._leads = leads
+        self._feed = feed
+        self._identity = identity
+        self._turns = asyncio.Semaphore(at_once)
+        self._clock = clock
+        self._rng = rng
+        self._log = log
+        self._tells: deque[Tell] = deque()
+        self._told = asyncio.Event()
+
+    async def ungate(self, asked: Ungate) -> None:
+        """Pin a pod and remove its gate."""
+        if await self._patch(asked, lambda pod: ungating(pod, asked.node_name, asked.plan), asked.epoch):
+            self.ungated += 1
+            self._log.debug("pod=%s ungated node=%s epoch=%d", asked.key, asked.node_name, asked.epoch)
+
+    async def strip(self, asked: Strip) -> None:
+        """Remove a pod's gate and pin nothing."""
+        if await self._patch(asked, stripping, asked.epoch):
+            self.stripped += 1
+            self._log.warning("pod=%s gate=removed reason=%s", asked.key, asked.why)
+
+    async def recreate(self, asked: Recreate) -> None:
+        """Delete a pod whose owner makes another."""
+        namespace, name = asked.key
+
+        async def call() -> None:
+            if not self._leads(asked.epoch):
+                raise _Stale
+            await self._cluster.delete(PODS, name, namespace=namespace, uid=asked.uid)
+
+        try:
+            async with self._turns:
+                await self._repeated(call)
+        except (ClusterError, _Stale) as error:
+            failure = _failure(error)
+            self.failed[failure] += 1
+            self._log.warning("pod=%s recreated=no error=%s", asked.key, error)
+            self._feed(DeleteFailed(asked.uid, failure, str(error)))
+            return
+        self.recreated += 1
+        self._log.warning("pod=%s recreated=yes reason=%s", asked.key, asked.why)
+
+    async def _patch(
+        self, asked: Ungate | Strip, body: Callable[[Mapping[str, Any]], dict[str, Any]], epoch: int | None
+    ) -> bool:
+        namespace, name = asked.key
+
+        async def call() -> None:
+            pod = self._pods().get(ObjectKey(namespace, name))
+            is_it = pod is not None and _is(pod, asked.uid, asked.version)
+            if pod is None or not is_it or (epoch is not None and not self._leads(epoch)):
+                raise _Stale
+            await self._cluster.patch(PODS, name, body(pod), namespace=namespace)
+
+        try:
+            async with self._turns:
+                await self._repeated(call)
+        except (ClusterError, _Stale) as error:
+            failure = _failure(error)
+            self.failed[failure] += 1
+            if failure not in (Failure.STALE, Failure.CONFLICT, Failure.GONE):
+                self._log.warning("pod=%s patched=no failure=%s error=%s", asked.key, failure.name.lower(), error)
+            self._feed(PatchFailed(asked.uid, failure, str(error)))
+            return False
+        self._feed(PatchDone(asked.uid))
+        return True
+
+    async def _repeated(self, call: Callable[[], Awaitable[None]]) -> None:
+        await with_retries(call, rng=self._rng, is_idempotent=True, limits=_LIMITS, monotonic_s=self._clock.monotonic_s)
+
+    # Events for people
+
+    def tell(self, told: Tell) -> None:
+        """Queue an Event; the oldest goes where there are too many."""
+        if len(self._tells) >= _TELLS_MOST:
+            self._tells.popleft()
+            self.tells_dropped += 1
+        self._tells.append(told)
+        self._told.set()
+
+    async def run(self) -> None:
+        """Send Events, not many a second, until cancelled."""
+        while True:
+            await self._told.wait()
+            while self._tells:
+                told = self._tells.popleft()
+                try:
+                    await self._cluster.create(EVENTS, self._event(told), namespace=told.key.namespace)
+                except ClusterError as error:
+                    self.tells_dropped += 1
+                    self._log.debug("pod=%s told=no error=%s", told.key, error)
+                else:
+                    self.tells_sent += 1
+                await asyncio.sleep(_TELL_EVERY_S)
+            self._told.clear()
+
+    def _event(self, told: Tell) -> dict[str, Any]:
+        namespace, name = told.key
+        now_ns = self._clock.now_ns()
+        whole = datetime.fromtimestamp(now_ns // 1_000_000_000, UTC)
+        return {
+            "metadata": {"name": f"{name[:200]}.{now_ns:x}", "namespace": namespace},
+            "eventTime": f"{whole:%Y-%m-%dT%H:%M:%S}.{now_ns % 1_000_000_000 // 1000:06d}Z",
+            "type": "Warning" if told.is_warning else "Normal",
+            "reason": "EelgridProblem" if told.is_warning else "EelgridWaiting",
+            "action": "Placing",
+            "note": told.text[:_NOTE_MOST],
+            "reportingController": "eelgrid.io/controller",
+            "reportingInstance": self._identity[:128],
+            "regarding": {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, "uid": told.uid},
+        }
+
+
+def _is(pod: Object, uid: str, version: str) -> bool:
+    metadata = pod["metadata"]
+    return bool(metadata.get("uid") == uid and metadata.get("resourceVersion") == version)
+
+
+def _failure(error: Exception) -> Failure:
+    match error:
+        case _Stale():
+            return Failure.STALE
+        case Conflict():
+            return Failure.CONFLICT
+        case NotFound():
+            return Failure.GONE
+        case Invalid():
+            return Failure.INVALID
+        case Forbidden():
+            return Failure.FORBIDDEN
+    return Failure.BUSY

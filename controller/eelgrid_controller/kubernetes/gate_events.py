@@ -1,0 +1,274 @@
+"""What the gate is told, and what it asks for.
+
+Owns the words between the gate and whoever drives it: the engine at an API server or a
+simulated cluster. Must not know what is done with them.
+
+Instructions may be carried out late, twice or never: the gate goes on from what it is
+told, not from what it asked for. Those of one round stand in an order that matters: nodes
+and what is held on them before work is ended, work is ended before other work is submitted,
+and the API server is written to last.
+"""
+
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import NamedTuple
+
+from eelgrid_controller.kubernetes.plans import Plan
+from eelgrid_controller.kubernetes.views import KubeNode, Pod
+from eelgrid_protos.messages import Inventory, SubmitWorkloadRequest, WorkloadSpec
+
+__all__ = [
+    "Cancel", "Cancelled", "Deferred", "DeleteFailed", "Event", "Failure", "Instruction", "Join", "Key", "Leave", "Led",
+    "NodeGone", "NodeKnown", "NodeSeen", "NodeUntold", "NotLed", "Occupy", "PatchDone", "PatchFailed", "Place", "Placed", "PodGone", "PodSeen",
+    "Recreate", "Sight", "Strip", "Submit", "SubmitFailed", "Synced", "Tell", "Ticked", "Ungate",
+]  # fmt: skip
+
+
+class Key(NamedTuple):
+    """The name of a pod."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        """As people write it."""
+        return f"{self.namespace}/{self.name}"
+
+
+class Place(NamedTuple):
+    """Where one replica goes; devices by index on their node, where they are known."""
+
+    node_name: str
+    devices: tuple[int, ...] = ()
+    profile: str = ""
+
+
+class Sight(NamedTuple):
+    """A pod and what it means to the gate.
+
+    `unit` names what is placed as one: the pod alone, or its gang of `size` members; empty for a pod that is none of
+    ours, or that was given free. `spec` is what to ask the core for, where the pod still waits; `refused` says why there is none, and
+    `is_released` that the pod is to go where it can. `pinned` is the one node that it may go to, empty where it is free.
+    """
+
+    pod: Pod
+    unit: str = ""
+    size: int = 1
+    spec: WorkloadSpec | None = None
+    refused: str = ""
+    is_released: bool = False
+    waits_for: tuple[str, ...] = ()  # gates of others that go before ours
+    profile: str = ""
+    pinned: str = ""
+    plan: Plan | None = None
+
+    @property
+    def key(self) -> Key:
+        """Its name."""
+        return Key(self.pod.namespace, self.pod.name)
+
+
+# Events
+
+
+class PodSeen(NamedTuple):
+    """A pod as it is now."""
+
+    pod: Sight
+
+
+class PodGone(NamedTuple):
+    """A pod that is no more."""
+
+    uid: str
+
+
+class NodeSeen(NamedTuple):
+    """A node as it is now; where it has an agent, that tells the core what the node is."""
+
+    node: KubeNode
+    has_agent: bool = False
+
+
+class NodeGone(NamedTuple):
+    """A node that is no more."""
+
+    name: str
+
+
+class NodeKnown(NamedTuple):
+    """The core has taken a node, or taken it anew."""
+
+    name: str
+
+
+class NodeUntold(NamedTuple):
+    """The core could not be told of a node; tell it again."""
+
+    name: str
+
+
+class Synced(NamedTuple):
+    """All that there was has been told: pods, nodes and what the core holds."""
+
+
+class Placed(NamedTuple):
+    """The core has a place for each replica."""
+
+    workload_id: str
+    places: Mapping[int, Place]
+
+
+class Deferred(NamedTuple):
+    """The core has no room now."""
+
+    workload_id: str
+    reason: str
+
+
+class Cancelled(NamedTuple):
+    """The core holds nothing of it any more, or has ended it long ago."""
+
+    workload_id: str
+
+
+class SubmitFailed(NamedTuple):
+    """The core did not take it; where `is_taken`, because another has its name."""
+
+    workload_id: str
+    why: str
+    is_taken: bool = False
+
+
+class Led(NamedTuple):
+    """From now on this one leads, in this epoch."""
+
+    epoch: int
+
+
+class NotLed(NamedTuple):
+    """From now on this one leads no more; `is_led` says whether another does."""
+
+    is_led: bool = True
+
+
+class Failure(Enum):
+    """Why a write did not succeed."""
+
+    CONFLICT = auto()  # the object is another now: look again
+    GONE = auto()
+    INVALID = auto()  # it breaks a rule, and will do so again
+    FORBIDDEN = auto()  # until somebody grants it
+    BUSY = auto()  # slow, away or in trouble, after several attempts
+    STALE = auto()  # not sent: this one does not lead any more, or a newer object is known
+
+
+class PatchDone(NamedTuple):
+    """A gate was removed."""
+
+    uid: str
+
+
+class PatchFailed(NamedTuple):
+    """A gate was not removed, as far as is known."""
+
+    uid: str
+    failure: Failure
+    why: str = ""
+
+
+class DeleteFailed(NamedTuple):
+    """A pod was not deleted, as far as is known."""
+
+    uid: str
+    failure: Failure
+    why: str = ""
+
+
+class Ticked(NamedTuple):
+    """Time has passed."""
+
+
+Event = (
+    PodSeen | PodGone | NodeSeen | NodeGone | NodeKnown | NodeUntold | Synced | Placed | Deferred | Cancelled | SubmitFailed | Led | NotLed
+    | PatchDone | PatchFailed | DeleteFailed | Ticked
+)  # fmt: skip
+
+# Instructions
+
+
+class Join(NamedTuple):
+    """A node without an agent is there."""
+
+    inventory: Inventory
+
+
+class Leave(NamedTuple):
+    """A node is no more, or its agent is to speak for it."""
+
+    node_name: str
+
+
+class Occupy(NamedTuple):
+    """What others hold on a node, which demands it meets, and why nothing more may come."""
+
+    node_name: str
+    cpu_milli: int
+    memory_bytes: int
+    gpu_count: int
+    traits: tuple[str, ...]
+    closed: str
+
+
+class Submit(NamedTuple):
+    """Ask the core for places."""
+
+    request: SubmitWorkloadRequest
+
+
+class Cancel(NamedTuple):
+    """The core is to let it go."""
+
+    workload_id: str
+
+
+class Ungate(NamedTuple):
+    """Pin a pod to a node and remove our gate, if it still is the one that was looked at."""
+
+    uid: str
+    key: Key
+    version: str
+    node_name: str
+    plan: str
+    epoch: int
+
+
+class Strip(NamedTuple):
+    """Remove our gate and pin nothing; without an epoch although nobody leads."""
+
+    uid: str
+    key: Key
+    version: str
+    epoch: int | None
+    why: str = "no leader"
+
+
+class Recreate(NamedTuple):
+    """Delete a pod whose owner makes another in its stead, which is gated."""
+
+    uid: str
+    key: Key
+    epoch: int
+    why: str
+
+
+class Tell(NamedTuple):
+    """Let people who look at a pod know."""
+
+    uid: str
+    key: Key
+    text: str
+    is_warning: bool = False
+
+
+Instruction = Join | Leave | Occupy | Submit | Cancel | Ungate | Strip | Recreate | Tell

@@ -1,0 +1,136 @@
+"""One look at one unit: whether what the core holds fits what its pods are.
+
+Owns the answer and what follows: to submit, to let go, to pin, or to say what is missing.
+Must not know events; time is an argument.
+
+Theory. A pod is pinned only where the core holds a place for it on a node that is there and
+open, and in a gang only when every place has its pod: all are pinned in one round. Where a
+pod stands elsewhere than its place says, the place is let go, never the pod.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from eelgrid_controller.kubernetes.constraints import trait
+from eelgrid_controller.kubernetes.gangs import Member, Stand, Unit
+from eelgrid_controller.kubernetes.gate_events import Cancel, Instruction, Place, Strip, Submit, Tell, Ungate
+from eelgrid_controller.kubernetes.others import Others
+from eelgrid_controller.kubernetes.plans import Plan, plan_text
+from eelgrid_protos.messages import ResourceRequest, SubmitWorkloadRequest, WorkloadSpec
+
+__all__ = ["look"]
+
+_TRAITS_MOST = 16
+
+
+def look(unit: Unit, others: Others, epoch: int | None, at_s: float) -> list[Instruction]:
+    """What is to be done for a unit now; without an epoch nothing is asked for and nothing written."""
+    match unit.stand:
+        case Stand.ASKED | Stand.LEAVING:
+            return []
+        case Stand.PLACED:
+            return _placed(unit, others, epoch)
+        case Stand.WAITING:
+            waits = {member.uid for member in unit.waiting if not member.denied}
+            return [] if waits == set(unit.slots.values()) else _leave(unit)
+    if epoch is None or (unit.stand is Stand.REFUSED and at_s < unit.retry_s):
+        return []
+    return _unasked(unit, epoch)
+
+
+def _unasked(unit: Unit, epoch: int) -> list[Instruction]:
+    waiting = unit.waiting
+    if not waiting or any(member.denied for member in waiting):
+        return []
+    for member in waiting:
+        if member.sight.is_released:
+            return [] if member.is_patching else [_strip(member, epoch)]
+    present = len(unit.present)
+    if present < unit.size:
+        return [_tell(waiting[0], f"waits for its gang: {present} of {unit.size} members are here")]
+    for member in waiting:
+        if found := [gate for gate in member.sight.pod.gates if gate in member.sight.waits_for]:
+            return [_tell(member, f"waits for the gates of others: {', '.join(found)}")]
+    for member in waiting:
+        if member.sight.spec is None:
+            return [_tell(member, f"not placed: {member.sight.refused}", is_warning=True)]
+    asked = unit.ask()
+    return [Submit(SubmitWorkloadRequest(workload_id=unit.workload_id, spec=_spec(asked)))]
+
+
+def _placed(unit: Unit, others: Others, epoch: int | None) -> list[Instruction]:
+    unit.settle()
+    standing = {replica: unit.members.get(unit.slots.get(replica, "")) for replica in unit.places}
+    found = [(replica, member) for replica, member in standing.items() if member is not None and not member.is_over]
+    if not found or unit.is_stale:
+        return _leave(unit)
+    for replica, member in found:
+        if not _fits(member, unit.places[replica], others):
+            return _leave(unit)
+    if epoch is None:
+        return []
+    waiting = [(replica, member) for replica, member in found if member.is_waiting]
+    present = sum(not member.sight.pod.is_going for _, member in found)
+    if waiting and present < len(unit.places):
+        missing = len(unit.places) - present
+        return [_tell(waiting[0][1], f"placed, and waits for its gang: {missing} of {unit.size} members lack")]
+    told: list[Instruction] = [
+        _ungate(unit, replica, member, epoch) for replica, member in waiting if not member.is_patching
+    ]
+    held = set(unit.slots.values())
+    extra = [member for member in unit.waiting if member.uid not in held]
+    text = f"not placed: its gang has {len(unit.places)} members already"
+    return [*told, *(_tell(member, text, is_warning=True) for member in extra)]
+
+
+def _fits(member: Member, place: Place, others: Others) -> bool:
+    if not member.is_waiting:
+        return member.target == place.node_name
+    demands = trait(member.sight.pod.constraint)
+    return not member.denied and others.is_open(place.node_name) and others.has_trait(place.node_name, demands)
+
+
+def _leave(unit: Unit) -> list[Instruction]:
+    unit.stand, unit.is_stale = Stand.LEAVING, False
+    return [Cancel(unit.workload_id)]
+
+
+def _ungate(unit: Unit, replica: int, member: Member, epoch: int) -> Ungate:
+    place = unit.places[replica]
+    member.is_patching = True
+    member.patched_version = member.sight.pod.resource_version
+    plan = Plan(epoch, unit.workload_id, replica, place.node_name, place.devices, place.profile)
+    return Ungate(member.uid, member.sight.key, member.patched_version, place.node_name, plan_text(plan), epoch)
+
+
+def _strip(member: Member, epoch: int) -> Strip:
+    member.is_patching = True
+    member.patched_version = member.sight.pod.resource_version
+    return Strip(member.uid, member.sight.key, member.patched_version, epoch, member.sight.refused)
+
+
+def _tell(member: Member, text: str, *, is_warning: bool = False) -> Tell:
+    return Tell(member.uid, member.sight.key, text, is_warning)
+
+
+def _spec(members: Iterable[Member]) -> WorkloadSpec:
+    """One request for all: members of a gang that ask for different amounts each get the most of any."""
+    found = list(members)
+    specs = [member.sight.spec for member in found if member.sight.spec is not None]
+    traits = sorted({trait(member.sight.pod.constraint) for member in found})[:_TRAITS_MOST]
+    most = specs[0].request
+    for spec in specs[1:]:
+        most = _most(most, spec.request)
+    return replace(specs[0], request=most, replicas=len(found), required_traits=tuple(traits))
+
+
+def _most(one: ResourceRequest, other: ResourceRequest) -> ResourceRequest:
+    if one == other:
+        return one
+    return replace(
+        one if one.gpu_count else other,
+        cpu_milli=max(one.cpu_milli, other.cpu_milli),
+        memory_bytes=max(one.memory_bytes, other.memory_bytes),
+        gpu_count=max(one.gpu_count, other.gpu_count),
+        gpu_milli=max(one.gpu_milli, other.gpu_milli),
+    )

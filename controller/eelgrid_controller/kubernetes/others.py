@@ -1,0 +1,155 @@
+"""What the core is told of nodes: those without an agent, what others hold on each, and which demands each meets.
+
+Owns the pods that Eelgrid did not place, by node, and what was last told. Must not know why
+a pod is another's.
+
+Theory. A node is told anew when what it is, what others hold on it, or the demands that
+pods make, have changed, and then as a whole; so it does not matter what was lost before.
+Each pod's demands have a trait of their own (constraints.py). Traits of pods that are gone
+are forgotten when there are too many.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from eelgrid_controller.kubernetes.constraints import Constraint, trait, traits_of
+from eelgrid_controller.kubernetes.gate_events import Join, Leave, Occupy
+from eelgrid_controller.kubernetes.nodes import inventory_of, occupied
+from eelgrid_controller.kubernetes.views import KubeNode, Pod
+from eelgrid_protos.messages import Inventory
+
+__all__ = ["TRAITS_MOST", "Others"]
+
+TRAITS_MOST = 200
+
+
+class Others:
+    """Nodes, and what is on them that is not ours."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, KubeNode] = {}
+        self._pods: dict[str, dict[str, Pod]] = {}  # by node and uid
+        self._where: dict[str, str] = {}  # uid -> node
+        self._agents: set[str] = set()
+        self._known: set[str] = set()  # the core knows them
+        self._joined: dict[str, Inventory] = {}  # as told
+        self._told: dict[str, Occupy] = {}
+        self._dirty: dict[str, None] = {}
+        self._gone: dict[str, None] = {}
+        self._wanted: dict[str, Constraint] = {}  # by trait
+        self._uses: dict[str, int] = {}  # pods that wait, by trait
+
+    def node(self, node: KubeNode, *, has_agent: bool) -> None:
+        """A node as it is now."""
+        self._nodes[node.name] = node
+        self._gone.pop(node.name, None)
+        (self._agents.add if has_agent else self._agents.discard)(node.name)
+        self._dirty[node.name] = None
+
+    def node_gone(self, name: str) -> None:
+        """A node that is no more."""
+        if self._nodes.pop(name, None) is not None:
+            self._gone[name] = None
+            self._dirty.pop(name, None)
+
+    def known(self, name: str) -> None:
+        """The core has taken a node: what it was told of it before may be lost."""
+        if name not in self._joined or name in self._agents:
+            self._told.pop(name, None)
+            self._dirty[name] = None
+        self._known.add(name)
+
+    def untold(self, name: str) -> None:
+        """The core could not be told; it is told again."""
+        self._joined.pop(name, None)
+        self._told.pop(name, None)
+        self._dirty[name] = None
+
+    def is_open(self, name: str) -> bool:
+        """Whether more may be placed on a node now, room apart."""
+        told = self._told.get(name)
+        return name in self._nodes and told is not None and not told.closed
+
+    def has_trait(self, name: str, found: str) -> bool:
+        """Whether a node meets the demands of a trait."""
+        told = self._told.get(name)
+        return not found or (told is not None and found in told.traits)
+
+    def put(self, pod: Pod, node_name: str) -> None:
+        """A pod that we did not place is on a node, or can only go there; nowhere, where that is empty."""
+        before = self._where.get(pod.uid, "")
+        if before and before != node_name:
+            self._pods[before].pop(pod.uid, None)
+            self._dirty[before] = None
+        if not node_name:
+            self._where.pop(pod.uid, None)
+            return
+        held = self._pods.setdefault(node_name, {})
+        old = held.get(pod.uid)
+        # What is pinned to a node holds its place there already.
+        held[pod.uid] = pod if pod.node_name else replace(pod, node_name=node_name)
+        self._where[pod.uid] = node_name
+        if old is None or old.requested != pod.requested or old.is_terminal != pod.is_terminal:
+            self._dirty[node_name] = None
+
+    def remove(self, uid: str) -> None:
+        """A pod that is no more, or is ours now."""
+        before = self._where.pop(uid, "")
+        if before:
+            self._pods[before].pop(uid, None)
+            self._dirty[before] = None
+
+    def want(self, constraint: Constraint) -> str:
+        """A pod waits with these demands; the trait that says so."""
+        found = trait(constraint)
+        if found not in self._wanted:
+            if len(self._wanted) >= TRAITS_MOST:
+                self._forget()
+            self._wanted[found] = constraint
+            self._dirty.update(dict.fromkeys(self._nodes))
+        self._uses[found] = self._uses.get(found, 0) + 1
+        return found
+
+    def release(self, found: str) -> None:
+        """A pod waits no more."""
+        if found in self._uses:
+            self._uses[found] -= 1
+
+    def _forget(self) -> None:
+        for found in [one for one in self._wanted if not self._uses.get(one)]:
+            del self._wanted[found]
+            self._uses.pop(found, None)
+
+    def flush(self) -> Iterator[Join | Leave | Occupy]:
+        """What the core does not know yet."""
+        dirty, self._dirty = self._dirty, {}
+        gone, self._gone = self._gone, {}
+        for name in gone:
+            self._told.pop(name, None)
+            self._known.discard(name)
+            if self._joined.pop(name, None) is not None:
+                yield Leave(name)
+        for name in dirty:
+            node = self._nodes.get(name)
+            if node is not None:
+                yield from self._tell(node)
+
+    def _tell(self, node: KubeNode) -> Iterator[Join | Occupy]:
+        name = node.name
+        if name in self._agents:
+            self._joined.pop(name, None)
+        else:
+            inventory = inventory_of(node)
+            if inventory is not None and self._joined.get(name) != inventory:
+                self._joined[name] = inventory
+                self._told.pop(name, None)
+                self._known.add(name)
+                yield Join(inventory)
+        if name not in self._known:
+            return
+        held = occupied(node, self._pods.get(name, {}).values())
+        traits = tuple(sorted(traits_of(node, list(self._wanted.values())[:TRAITS_MOST])))
+        told = Occupy(name, held.cpu_milli, held.memory_bytes, held.gpu_count, traits, held.closed_reason)
+        if self._told.get(name) != told:
+            self._told[name] = told
+            yield told

@@ -1,0 +1,129 @@
+"""Mode gate whole: a real controller with a real journal, over HTTP, at an API server in memory that binds."""
+
+import asyncio
+import json
+
+from tests.controller_rig import running
+from tests.fakes.kubernetes.cluster import FakeCluster
+from tests.fakes.kubernetes.manifests import node, pod, template
+from tests.fakes.kubernetes.scheduler import Scheduler
+from tests.fakes.kubernetes.workloads import Workloads
+
+from eelgrid_controller.adapters.kubernetes.resources import EVENTS, NODES, PODS, REPLICA_SETS
+from eelgrid_controller.config import KubernetesConfig
+from eelgrid_controller.kubernetes.names import ANNOTATION_GROUP, ANNOTATION_GROUP_SIZE, ANNOTATION_PLAN, GATE
+from eelgrid_controller.kubernetes.patches import pinned_node
+
+_KUBECONFIG = """
+apiVersion: v1
+kind: Config
+clusters: [{{name: c, cluster: {{server: "{server}"}}}}]
+users: [{{name: u, user: {{token: admin}}}}]
+contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
+current-context: x
+"""
+
+
+def config(fake, folder, **options):
+    path = folder / "kubeconfig"
+    path.write_text(_KUBECONFIG.format(server=fake.url))
+    return KubernetesConfig(kubeconfig=str(path), lease_s=3.0, **options)
+
+
+async def until(cluster, check, *, within_s=30.0):
+    """The pods, when they are as wanted."""
+    async with asyncio.timeout(within_s):
+        while True:
+            pods = (await cluster.list(PODS)).items
+            if check(pods):
+                return pods
+            await asyncio.sleep(0.1)
+
+
+def bound(pods):
+    return [one for one in pods if one["spec"].get("nodeName")]
+
+
+def test_two_hundred_pods_come_where_they_were_planned(tmp_path):
+    async def play():
+        async with FakeCluster() as fake:
+            cluster = fake.client()
+            for index in range(50):
+                await cluster.create(NODES, node(f"n{index:02d}"))
+            await fake.add(Scheduler(fake))
+            async with running(tmp_path / "data", kubernetes=config(fake, tmp_path)) as rig:
+                for index in range(200):
+                    await cluster.create(PODS, pod(f"p{index:03d}"))
+                pods = await until(cluster, lambda pods: len(bound(pods)) == 200)
+                state = rig.controller.loop.core.state
+                held = {}
+                for one in pods:
+                    plan = json.loads(one["metadata"]["annotations"][ANNOTATION_PLAN])
+                    assert one["spec"]["nodeName"] == pinned_node(one) == plan["node"]
+                    (placement,) = state.workloads[plan["workload"]].placements
+                    assert (placement.node_name, list(placement.gpu_indexes)) == (plan["node"], plan["devices"])
+                    held.setdefault(plan["node"], []).extend(plan["devices"])
+                assert all(len(set(devices)) == len(devices) <= 8 for devices in held.values())
+                for one in pods[:20]:
+                    await cluster.delete(PODS, one["metadata"]["name"], namespace="default", grace_s=0)
+                async with asyncio.timeout(10.0):
+                    while state.live > 180:  # noqa: ASYNC110
+                        await asyncio.sleep(0.1)
+
+    asyncio.run(play())
+
+
+def test_a_gang_goes_together_and_a_stolen_place_is_found_anew(tmp_path):
+    async def play():
+        async with FakeCluster() as fake:
+            cluster = fake.client()
+            for name in ("a", "b", "c"):
+                await cluster.create(NODES, node(name))
+            await fake.add(Workloads(fake))
+            async with running(tmp_path / "data", kubernetes=config(fake, tmp_path, unbound_s=1.0)):
+                notes = {ANNOTATION_GROUP: "g", ANNOTATION_GROUP_SIZE: "2"}
+                spec = template(gpus=8, gates=(GATE,), labels={"app": "g"})
+                spec["metadata"]["annotations"] = notes
+                spec["spec"]["terminationGracePeriodSeconds"] = 0
+                body = {"replicas": 2, "selector": {"matchLabels": {"app": "g"}}, "template": spec}
+                await cluster.create(REPLICA_SETS, {"metadata": {"name": "g", "namespace": "default"}, "spec": body})
+                pods = await until(cluster, lambda pods: len([one for one in pods if pinned_node(one)]) == 2)
+                first = {one["metadata"]["uid"] for one in pods}
+                stolen = pinned_node(pods[0])
+                thief = pod("thief", gates=(), nodeName=stolen)
+                await cluster.create(PODS, thief)
+                await fake.add(Scheduler(fake))
+
+                def whole(pods):
+                    ours = [one for one in bound(pods) if one["metadata"]["name"] != "thief"]
+                    return len(ours) == 2 and not first & {one["metadata"]["uid"] for one in ours}
+
+                pods = await until(cluster, whole)
+                ours = [one for one in pods if one["metadata"]["name"] != "thief"]
+                assert sorted(one["spec"]["nodeName"] for one in ours) == sorted({"a", "b", "c"} - {stolen})
+                told = [one["note"] for one in (await cluster.list(EVENTS)).items]
+                assert any("made anew" in note for note in told)
+
+    asyncio.run(play())
+
+
+def test_what_an_api_server_does_in_its_worst_hour_places_nothing_twice(tmp_path):
+    async def play():
+        async with FakeCluster() as fake:
+            cluster = fake.client()
+            for index in range(10):
+                await cluster.create(NODES, node(f"n{index}"))
+            await fake.add(Scheduler(fake))
+            async with running(tmp_path / "data", kubernetes=config(fake, tmp_path)):
+                for index in range(30):
+                    await cluster.create(PODS, pod(f"p{index:02d}"))
+                fake.knobs.add("lose", times=5, verbs=("patch",), part="/pods/")
+                fake.knobs.add("hang", times=3, verbs=("patch",), part="/pods/")
+                fake.drop_watches()
+                for index in range(30, 60):
+                    await cluster.create(PODS, pod(f"p{index:02d}"))
+                await fake.restart()
+                pods = await until(cluster, lambda pods: len(bound(pods)) == 60, within_s=60.0)
+                assert all(one["spec"]["nodeName"] == pinned_node(one) for one in pods)
+
+    asyncio.run(play())

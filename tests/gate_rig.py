@@ -1,0 +1,343 @@
+"""A cluster in a few lines: an API server's pods and nodes, a kube-scheduler, and controllers with real cores.
+
+Everything that may happen in between is a step of its own: a watch event that comes late, an
+instruction that is carried out late, twice refused or answered by silence, a controller
+that dies, a pod or node that somebody else changes. `check` looks at all that was ever
+written. No clock and no sockets.
+"""
+
+import copy
+import json
+
+from eelgrid_controller.adapters.kubernetes.asked import placed_of, standing_of
+from eelgrid_controller.core import Core
+from eelgrid_controller.events import (
+    NodeJoined,
+    WorkloadCancelled,
+    WorkloadDeferred,
+    WorkloadMoved,
+    WorkloadPlaced,
+)
+from eelgrid_controller.kubernetes import gate_events as told
+from eelgrid_controller.kubernetes.gate import Gate, GateSettings
+from eelgrid_controller.kubernetes.names import ANNOTATION_GROUP, ANNOTATION_GROUP_SIZE, ANNOTATION_PLAN, GATE
+from eelgrid_controller.kubernetes.patches import pinned_node, stripping, ungating
+from eelgrid_controller.kubernetes.sight import sight_of
+from eelgrid_controller.kubernetes.views import node_of, pod_of
+from eelgrid_controller.occupancy import Others
+from eelgrid_controller.state import ClusterState
+from eelgrid_protos import catalogue
+from eelgrid_protos.faults import AlreadyExists, Fault, NotFound
+
+PRODUCTS = catalogue.load()
+SETTINGS = GateSettings(unbound_s=10.0, retry_s=5.0, busy_s=1.0, conflict_s=1.0)
+
+
+class Api:
+    """Pods and nodes, their versions, and who watches."""
+
+    def __init__(self):
+        self.pods = {}
+        self.nodes = {}
+        self.version = 0
+        self.made = 0
+        self.watchers = []
+        self.patches = []  # (uid, epoch, node, leading epoch)
+        self.bound = {}  # uid -> (node, plan's node, gpus)
+        self.owned = {}  # owner uid -> how to make another
+        self.groups = {}  # with a PodGroup: name -> size
+
+    def tell(self, kind, found):
+        for side in self.watchers:
+            side.watch.append((kind, copy.deepcopy(found)))
+
+    def put(self, kind, found):
+        self.version += 1
+        found["metadata"]["resourceVersion"] = str(self.version)
+        (self.pods if kind == "pod" else self.nodes)[found["metadata"]["name"]] = found
+        self.tell(kind, found)
+
+    def pod(self, *, gpus=1, group="", size=1, owner="", node="", affinity=None):
+        self.made += 1
+        name = f"p{self.made:03d}"
+        metadata = {"name": name, "namespace": "x", "uid": f"u{self.made}", "annotations": {}}
+        if group:
+            metadata["annotations"] = {ANNOTATION_GROUP: group, ANNOTATION_GROUP_SIZE: str(size)}
+        if owner:
+            metadata["ownerReferences"] = [
+                {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": owner, "controller": True}
+            ]
+            self.owned[owner] = {"gpus": gpus, "group": group, "size": size, "owner": owner}
+        asked = {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": str(gpus)}
+        spec = {"containers": [{"name": "main", "resources": {"requests": asked}}]}
+        if affinity:
+            spec["affinity"] = affinity
+        if node:
+            spec["nodeName"] = node
+        else:
+            spec["schedulingGates"] = [{"name": GATE}]
+        self.put("pod", {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}})
+        return name
+
+    def node(self, name, *, gpus=8, cordoned=False):
+        amounts = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": str(gpus)}
+        ready = [{"type": "Ready", "status": "True"}]
+        labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+        spec = {"unschedulable": True} if cordoned else {}
+        status = {"capacity": amounts, "allocatable": amounts, "conditions": ready}
+        self.put(
+            "node",
+            {"metadata": {"name": name, "uid": f"node-{name}", "labels": labels}, "spec": spec, "status": status},
+        )
+
+    def remove(self, name):
+        found = self.pods.pop(name, None)
+        if found is None:
+            return
+        self.bound.pop(found["metadata"]["uid"], None)
+        self.tell("gone", found)
+        owner = next(iter(found["metadata"].get("ownerReferences", ())), None)
+        if owner is not None:
+            self.pod(**self.owned[owner["uid"]])
+
+    def end(self, name):
+        found = self.pods[name]
+        found["status"] = {"phase": "Succeeded"}
+        self.bound.pop(found["metadata"]["uid"], None)
+        self.put("pod", found)
+
+    def patch(self, key, body, epoch, leading):
+        """A merge patch with its preconditions, by the rules of gated pods."""
+        found = self.pods.get(key.name)
+        if found is None:
+            return told.Failure.GONE
+        metadata = body["metadata"]
+        if metadata["uid"] != found["metadata"]["uid"]:
+            return told.Failure.CONFLICT
+        if metadata["resourceVersion"] != found["metadata"]["resourceVersion"]:
+            return told.Failure.CONFLICT
+        assert GATE in [gate["name"] for gate in found["spec"].get("schedulingGates", ())], (
+            "patched what we do not gate"
+        )
+        found = copy.deepcopy(found)
+        found["metadata"]["annotations"] |= metadata.get("annotations", {})
+        found["spec"]["schedulingGates"] = body["spec"]["schedulingGates"] or []
+        if "affinity" in body["spec"]:
+            found["spec"]["affinity"] = body["spec"]["affinity"]
+        self.patches.append((found["metadata"]["uid"], epoch, pinned_node(found), leading))
+        self.put("pod", found)
+        return None
+
+    def free(self, node):
+        held = sum(
+            _gpus(pod)
+            for pod in self.pods.values()
+            if pod["spec"].get("nodeName") == node and pod["status"]["phase"] != "Succeeded"
+        )
+        return int(self.nodes[node]["status"]["allocatable"]["nvidia.com/gpu"]) - held
+
+    def schedule(self):
+        """One round of kube-scheduler over all that is free to go; gangs of a PodGroup bind together."""
+        waiting = [
+            pod
+            for pod in self.pods.values()
+            if not pod["spec"].get("nodeName")
+            and not pod["spec"].get("schedulingGates")
+            and pod["status"]["phase"] == "Pending"
+        ]
+        for pod in waiting:
+            node = self._node_for(pod)
+            if node:
+                self._bind(pod, node)
+            elif not pod["status"].get("conditions"):
+                why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0 nodes fit"}
+                changed = copy.deepcopy(pod)
+                changed["status"]["conditions"] = [why]
+                self.put("pod", changed)
+
+    def _node_for(self, pod):
+        pinned = pinned_node(pod)
+        for name, node in self.nodes.items():
+            if (
+                (not pinned or name == pinned)
+                and not node["spec"].get("unschedulable")
+                and self.free(name) >= _gpus(pod)
+            ):
+                return name
+        return ""
+
+    def _bind(self, pod, node):
+        found = copy.deepcopy(pod)
+        found["spec"]["nodeName"] = node
+        found["status"].pop("conditions", None)
+        text = found["metadata"]["annotations"].get(ANNOTATION_PLAN)
+        if text:
+            assert json.loads(text)["node"] == node, "bound elsewhere than planned"
+        self.bound[found["metadata"]["uid"]] = node
+        self.put("pod", found)
+
+
+class Side:
+    """One controller: a core, a gate, and what is under way."""
+
+    def __init__(self, api, settings=SETTINGS):
+        self.api = api
+        self.core = Core(ClusterState(), PRODUCTS)
+        self.settings = settings
+        self.epoch = None
+        self.now_ns = 1
+        self.begin()
+
+    def begin(self):
+        """A new process over the same journal: everything is listed."""
+        self.gate = Gate(self.settings)
+        self.watch, self.events, self.under_way = [], [], []
+        self.objects = {}
+        self.tells = []
+        for node in self.api.nodes.values():
+            self._see("node", copy.deepcopy(node))
+        for pod in self.api.pods.values():
+            self._see("pod", copy.deepcopy(pod))
+        for workload in self.core.state.workloads.values():
+            self.events.append(standing_of(workload))
+        self.events += [told.NodeKnown(name) for name in self.core.state.nodes]
+        self.events.append(told.Led(self.epoch) if self.epoch is not None else told.NotLed())
+        self.events.append(told.Synced())
+        if self not in self.api.watchers:
+            self.api.watchers.append(self)
+
+    def _see(self, kind, found):
+        name = found["metadata"]["name"]
+        if kind == "node":
+            self.events.append(told.NodeSeen(node_of(found)))
+        elif kind == "gone":
+            self.objects.pop(name, None)
+            self.events.append(told.PodGone(found["metadata"]["uid"]))
+        else:
+            self.objects[name] = found
+            self.events.append(told.PodSeen(sight_of(pod_of(found), found, {})[0]))
+
+    def hear(self, count=1_000_000):
+        """Watch events that come now."""
+        for kind, found in self.watch[:count]:
+            self._see(kind, found)
+        del self.watch[:count]
+
+    def lead(self, epoch):
+        self.epoch = epoch
+        self.events.append(told.Led(epoch) if epoch is not None else told.NotLed())
+
+    def round(self, at_s):
+        """One round; commands to the core are carried out at once, writes wait."""
+        events, self.events = self.events, []
+        for one in self.gate.take(events, at_s):
+            match one:
+                case told.Ungate() | told.Strip() | told.Recreate():
+                    self.under_way.append(one)
+                case told.Tell():
+                    self.tells.append(one)
+                case _:
+                    self._command(one)
+
+    def _command(self, one):
+        self.now_ns += 1
+        core, now_ns = self.core, self.now_ns
+        try:
+            match one:
+                case told.Join(inventory):
+                    step = core.node_joined(inventory, now_ns=now_ns)
+                case told.Leave(name):
+                    step = core.node_lost(name, now_ns=now_ns)
+                case told.Occupy(name, cpu, memory, gpus, traits, closed):
+                    others = Others(cpu_milli=cpu, memory_bytes=memory, gpu_count=gpus, traits=traits, closed=closed)
+                    step = core.occupied(name, others, now_ns=now_ns)
+                case told.Submit(request):
+                    step = core.submit(request, now_ns=now_ns)
+                    self.events.append(standing_of(step.result))
+                case told.Cancel(name):
+                    step = core.cancel(name, now_ns=now_ns)
+                    self.events.append(told.Cancelled(name))
+        except AlreadyExists as error:
+            self.events.append(told.SubmitFailed(one.request.workload_id, str(error), is_taken=True))
+            return
+        except NotFound:
+            if isinstance(one, told.Cancel):
+                self.events.append(told.Cancelled(one.workload_id))
+            return
+        except Fault as error:
+            assert isinstance(one, told.Submit), one
+            self.events.append(told.SubmitFailed(one.request.workload_id, str(error)))
+            return
+        self._heard(step.events)
+
+    def _heard(self, events):
+        for event in events:
+            match event:
+                case WorkloadPlaced() | WorkloadMoved():
+                    self.events.append(placed_of(event.workload_id, event.placements))
+                case WorkloadDeferred():
+                    self.events.append(told.Deferred(event.workload_id, event.reason))
+                case WorkloadCancelled():
+                    self.events.append(told.Cancelled(event.workload_id))
+                case NodeJoined():
+                    self.events.append(told.NodeKnown(event.inventory.node_name))
+
+    def write(self, index=0, *, fault=None):
+        """Carry out a write; `fault` is None, "busy" (not done) or "lost" (done, unanswered)."""
+        one = self.under_way.pop(index)
+        failed = told.DeleteFailed if isinstance(one, told.Recreate) else told.PatchFailed
+        if fault == "busy":
+            self.events.append(failed(one.uid, told.Failure.BUSY, "429"))
+            return
+        found = self.objects.get(one.key.name)
+        is_it = found is not None and found["metadata"]["uid"] == one.uid
+        if one.epoch is not None and one.epoch != self.epoch:
+            self.events.append(failed(one.uid, told.Failure.STALE))
+            return
+        if isinstance(one, told.Recreate):
+            real = self.api.pods.get(one.key.name)
+            if real is not None and real["metadata"]["uid"] == one.uid:
+                self.api.remove(one.key.name)
+            return
+        if not is_it or found["metadata"]["resourceVersion"] != one.version:
+            self.events.append(failed(one.uid, told.Failure.STALE))
+            return
+        body = ungating(found, one.node_name, one.plan) if isinstance(one, told.Ungate) else stripping(found)
+        failure = self.api.patch(one.key, body, one.epoch, self.epoch)
+        if failure is not None:
+            self.events.append(failed(one.uid, failure))
+        elif fault == "lost":
+            self.events.append(failed(one.uid, told.Failure.BUSY, "no answer"))
+        else:
+            self.events.append(told.PatchDone(one.uid))
+
+
+def settle(api, sides, at_s, *, rounds=60):
+    """No more trouble: everything is heard and carried out until nothing changes; the time after."""
+    for _ in range(rounds):
+        at_s += 1.0
+        for side in sides:
+            side.hear()
+            side.events.append(told.Ticked())
+            side.round(at_s)
+            while side.under_way:
+                side.write()
+            side.round(at_s)
+        api.schedule()
+    return at_s
+
+
+def check(api):
+    """What must hold whatever happened."""
+    seen = {}
+    for uid, epoch, node, leading in api.patches:
+        assert epoch is None or epoch == leading, "written by one that did not lead"
+        assert uid not in seen, f"{uid} was patched by {seen.get(uid)} and {epoch}"
+        seen[uid] = epoch
+        assert epoch is None or node, "ungated without a pin"
+    for name in api.nodes:
+        assert api.free(name) >= 0
+
+
+def _gpus(pod):
+    return int(pod["spec"]["containers"][0]["resources"]["requests"]["nvidia.com/gpu"])

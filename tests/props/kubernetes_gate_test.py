@@ -1,0 +1,151 @@
+"""Whatever happens in whatever order: no pod elsewhere than planned, none placed by two, gangs whole, nobody forgotten."""
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.gate_rig import Api, Side, check, settle
+
+from eelgrid_controller.kubernetes import gate_events as told
+
+STEPS = st.lists(st.integers(0, 2**32 - 1), min_size=10, max_size=80)
+
+
+class Story:
+    """A cluster with two controllers, and one random thing after another."""
+
+    def __init__(self, *, has_thieves):
+        self.api = Api()
+        for index in range(4):
+            self.api.node(f"n{index}")
+        self.sides = [Side(self.api), Side(self.api)]
+        self.epoch = 0
+        self.at_s = 0.0
+        self.has_thieves = has_thieves
+        self.gangs = 0
+        self.elect(0)
+
+    def elect(self, index):
+        self.epoch += 1
+        for side in self.sides:
+            side.lead(None)
+        self.sides[index].lead(self.epoch)
+
+    def step(self, seed):
+        rng = random.Random(seed)
+        self.at_s += rng.choice((0.0, 0.1, 2.0))
+        acts = [
+            (6, self.hear), (6, self.round), (6, self.write), (3, self.pod), (1, self.gang), (4, self.schedule),
+            (1, self.delete), (1, self.end), (1, self.cordon), (1, self.kill), (1, self.change_leader),
+            (2, self.tick), (1, self.touch),
+        ]  # fmt: skip
+        if self.has_thieves:
+            acts.append((1, self.thief))
+        rng.choices([act for _, act in acts], [weight for weight, _ in acts])[0](rng)
+
+    def hear(self, rng):
+        rng.choice(self.sides).hear(rng.randint(1, 8))
+
+    def round(self, rng):
+        rng.choice(self.sides).round(self.at_s)
+
+    def write(self, rng):
+        side = rng.choice(self.sides)
+        if side.under_way:
+            side.write(rng.randrange(len(side.under_way)), fault=rng.choice((None, None, None, "busy", "lost")))
+
+    def pod(self, rng):
+        self.api.pod(gpus=rng.choice((1, 1, 2, 4, 8)), owner=f"rs{self.api.made}")
+
+    def gang(self, rng):
+        self.gangs += 1
+        gpus, owner = rng.choice((1, 4)), f"job{self.gangs}"
+        for _ in range(3):
+            self.api.pod(gpus=gpus, group=owner, size=3, owner=owner)
+
+    def schedule(self, _):
+        self.api.schedule()
+
+    def delete(self, rng):
+        if self.api.pods:
+            self.api.remove(rng.choice(sorted(self.api.pods)))
+
+    def end(self, rng):
+        running = [name for name, pod in self.api.pods.items() if pod["spec"].get("nodeName")]
+        if running:
+            self.api.end(rng.choice(sorted(running)))
+
+    def cordon(self, rng):
+        name = rng.choice(sorted(self.api.nodes))
+        self.api.node(name, cordoned=not self.api.nodes[name]["spec"].get("unschedulable"))
+
+    def kill(self, rng):
+        side = rng.choice(self.sides)
+        side.begin()
+
+    def change_leader(self, rng):
+        self.elect(rng.randrange(2))
+
+    def tick(self, rng):
+        rng.choice(self.sides).events.append(told.Ticked())
+
+    def touch(self, rng):
+        """Somebody else changes a pod."""
+        if self.api.pods:
+            found = self.api.pods[rng.choice(sorted(self.api.pods))]
+            self.api.put("pod", found)
+
+    def thief(self, rng):
+        node = rng.choice(sorted(self.api.nodes))
+        free = self.api.free(node)
+        if free > 0:
+            self.api.pod(gpus=rng.randint(1, free), node=node)
+
+
+def room_for(api, gpus):
+    return any(api.free(name) >= gpus for name, node in api.nodes.items() if not node["spec"].get("unschedulable"))
+
+
+def ended_well(story):
+    api = story.api
+    for name in api.nodes:
+        api.node(name)
+    story.elect(0)
+    settle(api, story.sides, story.at_s + 1.0, rounds=150)
+    check(api)
+    waiting = [pod for pod in api.pods.values() if pod["spec"].get("schedulingGates")]
+    stuck = [
+        pod["metadata"]["name"]
+        for pod in api.pods.values()
+        if not pod["spec"].get("schedulingGates") and not pod["spec"].get("nodeName")
+    ]
+    assert not stuck, f"pinned and never bound: {stuck}"
+    for pod in waiting:
+        asked = int(pod["spec"]["containers"][0]["resources"]["requests"]["nvidia.com/gpu"])
+        is_alone = "eelgrid.io/group" not in pod["metadata"]["annotations"]
+        assert not is_alone or not room_for(api, asked), f"{pod['metadata']['name']} waits for {asked} with room"
+    bound = {}
+    for pod in api.pods.values():
+        group = pod["metadata"]["annotations"].get("eelgrid.io/group")
+        if group:
+            bound.setdefault(group, set()).add(bool(pod["spec"].get("nodeName")))
+    torn = [group for group, found in bound.items() if len(found) > 1]
+    assert not torn, f"gangs in parts: {torn}"
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+def test_whatever_happens_pods_come_where_they_were_planned(seeds):
+    story = Story(has_thieves=False)
+    for seed in seeds:
+        story.step(seed)
+    ended_well(story)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+def test_whoever_takes_a_place_it_is_given_up_and_another_is_found(seeds):
+    story = Story(has_thieves=True)
+    for seed in seeds:
+        story.step(seed)
+    ended_well(story)

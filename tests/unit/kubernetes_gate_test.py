@@ -1,0 +1,279 @@
+"""Mode gate's machine against a small cluster, event by event."""
+
+import pytest
+from tests.gate_rig import Api, Side, check, settle
+
+from eelgrid_controller.kubernetes import gate_events as told
+from eelgrid_controller.kubernetes.gate import GateSettings
+from eelgrid_protos.messages import WorkloadPhase
+
+
+@pytest.fixture
+def api():
+    api = Api()
+    for name in ("a", "b", "c"):
+        api.node(name)
+    return api
+
+
+def leader(api, epoch=1, **settings):
+    side = Side(api, GateSettings(**settings)) if settings else Side(api)
+    side.lead(epoch)
+    return side
+
+
+def gated(api):
+    return [pod for pod in api.pods.values() if pod["spec"].get("schedulingGates")]
+
+
+def test_a_pod_is_pinned_and_bound_where_the_core_has_put_it(api):
+    side = leader(api)
+    api.pod()
+    settle(api, [side], 0.0, rounds=3)
+    (workload,) = side.core.state.workloads.values()
+    (node,) = api.bound.values()
+    assert workload.placements[0].node_name == node
+    check(api)
+
+
+def test_nothing_is_asked_or_written_while_another_leads(api):
+    side = Side(api)
+    side.lead(None)
+    api.pod()
+    settle(api, [side], 0.0, rounds=3)
+    assert not side.core.state.workloads
+    assert gated(api)
+    side.lead(2)
+    settle(api, [side], 10.0, rounds=3)
+    assert not gated(api)
+    assert api.patches[0][1] == 2
+
+
+def test_a_gang_is_ungated_when_all_are_there_and_placed(api):
+    side = leader(api)
+    for _ in range(3):
+        api.pod(gpus=8, group="g", size=4)
+    settle(api, [side], 0.0, rounds=3)
+    assert len(gated(api)) == 3
+    assert "3 of 4" in side.tells[-1].text
+    api.pod(gpus=8, group="g", size=4)
+    settle(api, [side], 10.0, rounds=3)
+    assert len(gated(api)) == 4  # three nodes are too few
+    api.node("d")
+    settle(api, [side], 20.0, rounds=10)
+    assert sorted(api.bound.values()) == ["a", "b", "c", "d"]
+    check(api)
+
+
+def test_work_of_others_leaves_less(api):
+    side = leader(api)
+    for node in "abc":
+        for _ in range(8):
+            api.pod(node=node)
+    name = api.pod()
+    settle(api, [side], 0.0, rounds=5)
+    assert len(gated(api)) == 1
+    assert side.tells
+    api.remove(next(pod for pod in api.pods if pod != name))
+    settle(api, [side], 10.0, rounds=5)
+    assert not gated(api)
+
+
+def test_a_stolen_place_is_given_up_through_the_owner(api):
+    side = leader(api)
+    api.pod(gpus=8, owner="rs")
+    side.hear()
+    side.round(0.0)
+    side.round(0.0)
+    side.write()
+    (pinned,) = [patch[2] for patch in api.patches]
+    api.pod(gpus=1, node=pinned)
+    settle(api, [side], 0.0, rounds=30)
+    (uid,) = [pod["metadata"]["uid"] for pod in api.pods.values() if pod["metadata"].get("ownerReferences")]
+    assert api.bound[uid] != pinned
+    assert uid != api.patches[0][0]
+    check(api)
+
+
+def test_a_stolen_place_without_an_owner_is_told_and_the_pod_kept(api):
+    side = leader(api)
+    name = api.pod(gpus=8)
+    side.hear()
+    side.round(0.0)
+    side.round(0.0)
+    side.write()
+    api.pod(gpus=1, node=api.patches[0][2])
+    settle(api, [side], 0.0, rounds=30)
+    assert name in api.pods
+    assert any(tell.is_warning and "create it again" in tell.text for tell in side.tells)
+
+
+def test_a_node_that_closes_before_the_patch_is_left(api):
+    side = leader(api)
+    api.pod()
+    side.hear()
+    side.round(0.0)
+    (workload,) = side.core.state.workloads.values()
+    node = workload.placements[0].node_name
+    api.node(node, cordoned=True)
+    side.hear()
+    settle(api, [side], 0.0, rounds=4)
+    assert api.patches[0][2] != node
+    check(api)
+
+
+def test_after_a_restart_nothing_is_placed_twice(api):
+    side = leader(api)
+    for _ in range(6):
+        api.pod()
+    side.hear()
+    side.round(0.0)
+    side.round(0.0)
+    for _ in range(3):
+        side.write()
+    submitted = len(side.core.state.workloads)
+    side.begin()
+    settle(api, [side], 1.0, rounds=3)
+    assert len(side.core.state.workloads) == submitted == len(api.bound) == 6
+    check(api)
+
+
+def test_a_standby_without_a_journal_counts_what_is_pinned(api):
+    first, second = leader(api), Side(api)
+    for _ in range(20):
+        api.pod()
+    first.hear()
+    first.round(0.0)
+    first.round(0.0)
+    for _ in range(10):
+        first.write()
+    api.watchers.remove(first)
+    second.begin()
+    second.lead(2)
+    for _ in range(4):
+        api.pod()
+    settle(api, [second], 1.0, rounds=4)
+    assert len(api.bound) == 24
+    assert not [pod for pod in api.pods.values() if pod["status"].get("conditions")]
+    check(api)
+
+
+def test_a_pod_that_ends_gives_its_place_back(api):
+    side = leader(api)
+    names = [api.pod(gpus=8) for _ in range(4)]
+    settle(api, [side], 0.0, rounds=3)
+    assert len(gated(api)) == 1
+    done = next(name for name in names if api.pods[name]["spec"].get("nodeName"))
+    api.end(done)
+    settle(api, [side], 10.0, rounds=4)
+    assert not gated(api)
+
+
+def test_a_refused_patch_is_told_once_and_not_sent_again(api):
+    side = leader(api)
+    api.pod()
+    side.hear()
+    side.round(0.0)
+    side.round(0.0)
+    one = side.under_way.pop()
+    side.events.append(told.PatchFailed(one.uid, told.Failure.INVALID, "no additions allowed"))
+    settle(api, [side], 0.0, rounds=10)
+    assert len(gated(api)) == 1
+    assert [tell.text for tell in side.tells if tell.is_warning] == ["cannot be pinned: no additions allowed"]
+    assert all(workload.phase is WorkloadPhase.CANCELLED for workload in side.core.state.workloads.values())
+
+
+def test_our_gate_stays_until_those_of_others_are_gone(api):
+    side = leader(api)
+    name = api.pod()
+    other = {"name": "example.com/other"}
+    api.pods[name]["spec"]["schedulingGates"].append(other)
+    api.put("pod", api.pods[name])
+    settle(api, [side], 0.0, rounds=4)
+    assert len(gated(api)) == 1
+    assert "example.com/other" in side.tells[-1].text
+    api.pods[name]["spec"]["schedulingGates"].remove(other)
+    api.put("pod", api.pods[name])
+    settle(api, [side], 10.0, rounds=4)
+    assert not gated(api)
+
+
+def test_without_a_leader_gates_go_where_that_was_asked_for(api):
+    side = Side(api, GateSettings(open_s=60.0))
+    api.pod()
+    side.events.append(told.NotLed(is_led=False))
+    settle(api, [side], 0.0, rounds=50)
+    assert len(gated(api)) == 1
+    settle(api, [side], 50.0, rounds=20)
+    assert not gated(api)
+    assert api.patches[0][1] is None
+
+
+def test_a_gang_whose_place_was_stolen_is_planned_anew_as_a_whole(api):
+    side = leader(api)
+    for _ in range(2):
+        api.pod(gpus=8, group="g", size=2, owner="job")
+    side.hear()
+    side.round(0.0)
+    side.round(0.0)
+    side.write()
+    side.write()
+    stolen = api.patches[0][2]
+    api.pod(node=stolen)
+    settle(api, [side], 0.0, rounds=40)
+    gang = [pod for pod in api.pods.values() if pod["metadata"].get("ownerReferences")]
+    assert sorted(pod["spec"]["nodeName"] for pod in gang) == sorted({"a", "b", "c"} - {stolen})
+    assert not {pod["metadata"]["uid"] for pod in gang} & {patch[0] for patch in api.patches[:2]}
+    check(api)
+
+
+def test_a_gang_that_was_half_written_goes_on_after_a_restart(api):
+    side = leader(api)
+    for _ in range(3):
+        api.pod(gpus=8, group="g", size=3)
+    side.hear()
+    side.round(0.0)
+    side.round(0.0)
+    side.write(2)
+    places = {place.replica: place.node_name for place in side.core.state.workloads["gang-x/g"].placements}
+    side.begin()
+    settle(api, [side], 1.0, rounds=4)
+    assert list(side.core.state.workloads) == ["gang-x/g"]
+    assert [patch[2] for patch in api.patches] == [places[2], places[0], places[1]]
+    assert len(api.bound) == 3
+
+
+def test_a_member_that_is_going_holds_the_others_back(api):
+    side = leader(api)
+    names = [api.pod(gpus=8, group="g", size=2) for _ in range(2)]
+    side.hear()
+    side.round(0.0)
+    side.round(0.0)
+    side.write(0)
+    going = api.pods[names[0]]
+    going["spec"]["nodeName"] = api.patches[0][2]
+    going["metadata"]["deletionTimestamp"] = "2026-11-22T05:00:00Z"
+    api.put("pod", going)
+    side.under_way.clear()
+    side.events.append(told.NotLed())
+    side.lead(2)
+    side.hear()
+    side.round(1.0)
+    side.round(1.0)
+    assert not side.under_way
+
+
+def test_the_rest_of_a_gang_that_another_leader_began_is_placed(api):
+    first, second = leader(api), Side(api)
+    for _ in range(3):
+        api.pod(gpus=1, group="g", size=3)
+    first.hear()
+    first.round(0.0)
+    first.round(0.0)
+    first.write(1)
+    first.lead(None)
+    second.hear()
+    second.lead(2)
+    settle(api, [second], 1.0, rounds=6)
+    assert len(api.bound) == 3
+    check(api)

@@ -1,0 +1,83 @@
+"""The patch that pins, the annotation that tells, and who waits too long."""
+
+import pytest
+
+from eelgrid_controller.kubernetes.names import ANNOTATION_PLAN, GATE
+from eelgrid_controller.kubernetes.patches import pinned_node, stripping, ungating
+from eelgrid_controller.kubernetes.plans import Plan, attempt_of, plan_of, plan_text, unit_name, unit_of, workload_id
+from eelgrid_controller.kubernetes.watchdog import Watchdog
+
+PIN = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
+ZONE = {"key": "zone", "operator": "In", "values": ["a"]}
+
+
+def pod(terms=None, gates=(GATE,)):
+    spec = {"schedulingGates": [{"name": name} for name in gates]}
+    if terms is not None:
+        required = {"nodeSelectorTerms": terms}
+        spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    return {"metadata": {"uid": "u", "resourceVersion": "7", "name": "p"}, "spec": spec}
+
+
+def terms_of(body):
+    return body["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+
+
+def test_one_patch_pins_tells_and_ungates():
+    body = ungating(pod(), "n1", "the plan")
+    assert body["metadata"] == {"uid": "u", "resourceVersion": "7", "annotations": {ANNOTATION_PLAN: "the plan"}}
+    assert body["spec"]["schedulingGates"] is None
+    assert terms_of(body) == [{"matchFields": [PIN]}]
+
+
+def test_the_pin_goes_into_each_term_and_adds_none():
+    other = {"key": "metadata.name", "operator": "NotIn", "values": ["n9"]}
+    body = ungating(pod([{"matchExpressions": [ZONE]}, {"matchFields": [other]}, {}]), "n1", "")
+    assert terms_of(body) == [
+        {"matchExpressions": [ZONE], "matchFields": [PIN]},
+        {"matchFields": [other, PIN]},
+        {},
+    ]
+
+
+def test_gates_of_others_stay():
+    assert stripping(pod(gates=("a", GATE, "b")))["spec"]["schedulingGates"] == [{"name": "a"}, {"name": "b"}]
+
+
+def test_a_pin_is_read_back_where_every_term_has_it():
+    assert pinned_node(pod()) == ""
+    assert pinned_node(pod([{"matchFields": [PIN]}, {"matchExpressions": [ZONE], "matchFields": [PIN]}])) == "n1"
+    assert pinned_node(pod([{"matchFields": [PIN]}, {"matchExpressions": [ZONE]}])) == ""
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"epoch":"x"}', "[" * 9000, "x" * 20_000])
+def test_what_is_no_plan_is_none(text):
+    assert plan_of(text) is None
+
+
+def test_plans_and_names_come_back_as_they_were():
+    plan = Plan(3, "pod-1//2", 0, "n1", (4, 5), "1g.10gb")
+    assert plan_of(plan_text(plan)) == plan
+    assert (unit_of("pod-1//2"), attempt_of("pod-1//2")) == ("pod-1", 2)
+    assert (unit_of("gang-x/y.7"), attempt_of("gang-x/y.7")) == ("gang-x/y.7", 1)
+    assert workload_id("pod-1", 1) == "pod-1"
+    assert unit_of(workload_id(unit_name("gang-a//7"), 3)) == unit_name("gang-a//7")
+    assert len(workload_id(unit_name("gang-" + "x" * 200), 999)) <= 128
+
+
+def test_one_owner_waits_twice_as_long_each_time():
+    dog = Watchdog(unbound_s=10.0, most_s=25.0)
+    dog.watch("u", 0.0)
+    assert not list(dog.overdue(9.0))
+    assert list(dog.overdue(10.0)) == [("u", 10.0)]
+    assert dog.may_recreate("rs", 10.0)
+    dog.recreated("rs", 10.0)
+    assert not dog.may_recreate("rs", 19.0)
+    assert dog.may_recreate("rs", 20.0)
+    dog.recreated("rs", 20.0)
+    dog.recreated("rs", 20.0)
+    assert dog.may_recreate("rs", 25.0)
+    dog.forget("u")
+    assert not list(dog.overdue(99.0))
