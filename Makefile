@@ -1,6 +1,6 @@
 # Verbs for newcomers: each does its own set-up on a bare machine with Python 3.11 to 3.13.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench proto format lock fuzz clean
+.PHONY: help demo test test-kubernetes check bench proto format lock fuzz clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,6 +13,7 @@ SEEDS ?= 10
 help:
 	@echo "make demo    watch 1,213 agents and a controller place a production trace (about a minute)"
 	@echo "make test    run every test"
+	@echo "make test-kubernetes  the same rules and measurements on a real control plane (docs/kubernetes.md)"
 	@echo "make check   formatting, lint, types, import contracts, fresh generated code"
 	@echo "make bench   measure speed and size; writes $(OUT)/"
 	@echo "make proto   lint the .proto files and generate eelgrid_protos.wire"
@@ -45,6 +46,14 @@ test: $(VENV)/installed-dev
 	@echo "compiling the kernels, once for these sources (a minute or more)"
 	@$(BIN)/python -m eelgrid_kernels
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST)
+
+# On whatever EELGRID_KUBECONFIG, KUBEBUILDER_ASSETS or K8S_HOME names; without any only the API server in memory.
+test-kubernetes: $(VENV)/installed-dev
+	@$(BIN)/python deploy/helm_program.py --fetch || echo "no helm: the tests of the chart are skipped"
+	@$(BIN)/python -m pytest -q tests/contracts/kubernetes_contract_test.py tests/contracts/kubernetes_pods_contract_test.py \
+	  tests/contracts/kubernetes_claims_contract_test.py tests/contracts/kubernetes_watch_contract_test.py \
+	  tests/contracts/kubernetes_followers_contract_test.py tests/e2e/kubernetes_gate_test.py tests/e2e/deploy_cluster_test.py tests/kubelet
+	@$(BIN)/python -m bench.kubernetes --out $(OUT)
 
 check: $(VENV)/installed-dev
 	@$(BIN)/ruff format --check --quiet . || { echo "run make format" >&2; exit 1; }

@@ -23,6 +23,7 @@ __all__ = [
 CHART = render.CHART
 VALUES = {
     "default": (),
+    "agents": (CHART / "ci" / "agents-values.yaml",),
     **{path.stem.removesuffix("-values"): (str(path),) for path in sorted(CHART.glob("ci/*.yaml"))},
 }
 

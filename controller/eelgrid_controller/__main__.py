@@ -99,6 +99,7 @@ _KUBERNETES = KubernetesConfig()
 @click.option("--kubeconfig", default="", metavar="FILE", help="Its kubeconfig; else the pod's own service account.")
 @click.option("--kubernetes-context", default="", metavar="NAME", help="Context of the kubeconfig.")
 @click.option("--kubernetes-namespace", default="", metavar="NAME", help="Where the Lease lies, by which one leads.")
+@click.option("--kubernetes-lease-name", default=_KUBERNETES.lease_name, show_default=True, help="Name of the Lease.")
 @click.option("--kubernetes-identity", default="", metavar="NAME", help="How the Lease names this process alone.")
 @click.option("--kubernetes-lease", type=float, default=_KUBERNETES.lease_s, show_default=True,
               help="Seconds after which another may lead in the stead of one that is silent.")  # fmt: skip
@@ -129,6 +130,7 @@ def main(
     kubeconfig: str,
     kubernetes_context: str,
     kubernetes_namespace: str,
+    kubernetes_lease_name: str,
     kubernetes_identity: str,
     kubernetes_lease: float,
     unbound_after: float,
@@ -145,6 +147,7 @@ def main(
             kubeconfig=kubeconfig,
             context=kubernetes_context,
             namespace=kubernetes_namespace,
+            lease_name=kubernetes_lease_name,
             identity=kubernetes_identity,
             lease_s=kubernetes_lease,
             unbound_s=unbound_after,

@@ -66,7 +66,7 @@ class Chooser:
             traits = self._state.nodes[name].others.traits
             if self._traits.get(name) != traits:
                 self._traits[name] = traits
-                self._views.clear()
+                self._turn(self.mirror.row(name), set(traits))
 
     def quotes(self) -> Quotes | None:
         """New quotes where they are due."""
@@ -105,6 +105,15 @@ class Chooser:
                 del self._views[next(iter(self._views))]
             self._views[required] = None if is_open.all() else _View(is_open, Planner())
         return self._views[required]
+
+    def _turn(self, row: int, traits: set[str]) -> None:
+        """A node has these traits from now on; its row is among the changes, so planners look at it again."""
+        for required, view in list(self._views.items()):
+            has = traits.issuperset(required)
+            if view is not None and row < len(view.is_open):
+                view.is_open[row] = has
+            elif view is not None or not has:
+                del self._views[required]
 
     def _elsewhere(self, snapshot: Snapshot, spec: WorkloadSpec, decision: Decision, lacks: list[Lack]) -> Decision:
         """The same with nodes closed that have no watts left; or the decision that none is left."""

@@ -227,6 +227,10 @@ class Mirror:
         """Capacity of each node (N,)."""
         return _read_only(self._memory[: len(self._names)])
 
+    def row(self, name: str) -> int:
+        """Where a node stands in the arrays."""
+        return self._rows[name]
+
     def refresh(self, names: Iterable[str]) -> None:
         """Rewrites the rows of these nodes, and what follows from them."""
         models = len(self._models)

@@ -96,7 +96,7 @@ def test_the_policy_is_written_for_the_version_that_is_served():
 
 
 def test_nothing_is_gated_where_no_controller_takes_gates_off():
-    objects = objects_of("default")
+    objects = objects_of("agents")
     assert not [one for one in objects if one["kind"].startswith("MutatingAdmission")]
     assert pick(objects, "Deployment")["spec"]["replicas"] == 1
     assert pick(objects, "ClusterRole", "eelgrid-controller")["rules"] == []
@@ -223,7 +223,7 @@ def test_no_pod_has_more_than_it_says(name):
         assert _container(found)["securityContext"]["readOnlyRootFilesystem"] is True
         assert "limits" in _container(found)["resources"]
         is_controller = found["kind"] == "Deployment"
-        assert spec["automountServiceAccountToken"] == (is_controller and name != "default")
+        assert spec["automountServiceAccountToken"] == (is_controller and name != "agents")
         if is_controller:
             assert spec["securityContext"]["runAsNonRoot"] is True
             assert _container(found)["securityContext"]["capabilities"] == {"drop": ["ALL"]}
@@ -307,7 +307,7 @@ def test_the_notes_tell_what_is_there():
     assert done.returncode == 0, done.stderr
     notes = done.stdout.partition("NOTES:")[2]
     assert "Pool default: level observe: nothing on its nodes is changed" in notes
-    assert "controller.kubernetes.enabled is false" in notes
+    assert "Opt in with the label eelgrid.io/managed=true" in notes
 
 
 @pytest.mark.parametrize("name", GOOD)

@@ -22,7 +22,7 @@ WRITES = {
 @needs_helm
 def test_the_controller_writes_only_what_is_listed_here():
     found = {}
-    for rule in pick(objects_of("kubernetes"), "ClusterRole", "eelgrid-controller")["rules"]:
+    for rule in pick(objects_of("enforce"), "ClusterRole", "eelgrid-controller")["rules"]:
         assert "*" not in {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
         for resource in rule["resources"]:
             found.setdefault(resource, set()).update(set(rule["verbs"]) - READ)

@@ -112,11 +112,28 @@ def demo(context: click.Context, /, trace: str, out: Path, keep: bool, **options
 
 
 def _run(choice: str, out: Path, options: dict[str, Any], *, keep: bool, gpu: bool) -> int:
+    # What can fail at once does so before gRPC is imported, whose threads would have to be ended again.
+    from eelgrid_controller.replay.locate import Surroundings, locate
+    from eelgrid_controller.replay.openb import TraceError
+
+    try:
+        trace = locate(choice, Surroundings.real(os.environ)).limited(nodes=options["nodes"], tasks=options["tasks"])
+        out.mkdir(parents=True, exist_ok=True)
+    except TraceError as error:
+        return _fail(f"{error.place}: {error.problem}", error.remedy)
+    except OSError as error:
+        return _fail_to_write(error, out)
+    return _played(trace, out, options, keep=keep, gpu=gpu)
+
+
+def _fail_to_write(error: OSError, out: Path) -> int:
+    return _fail(f"{error.filename or out}: {error.strerror or error}", "choose another folder with --out")
+
+
+def _played(trace: Any, out: Path, options: dict[str, Any], *, keep: bool, gpu: bool) -> int:
     from eelgrid_controller.demo.children import DemoError
     from eelgrid_controller.demo.play import Play
     from eelgrid_controller.demo.scene import NodeMap, Scene, make_console
-    from eelgrid_controller.replay.locate import Surroundings, locate
-    from eelgrid_controller.replay.openb import TraceError
     from eelgrid_controller.replay.submit import SubmitError
     from eelgrid_protos.faults import Fault
 
@@ -124,12 +141,10 @@ def _run(choice: str, out: Path, options: dict[str, Any], *, keep: bool, gpu: bo
     console, play = make_console(live=live), None
     _more_files()
     try:
-        trace = locate(choice, Surroundings.real(os.environ)).limited(nodes=options["nodes"], tasks=options["tasks"])
         for note in trace.notes:
             console.print(f"note: {note}", soft_wrap=True, highlight=False)
         console.print(f"openb trace: {trace.source.value} ({trace.where})", soft_wrap=True, highlight=False)
         scene = Scene(console, NodeMap.of(trace.nodes), trace.source.value, live=live)
-        out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="eelgrid-demo-", ignore_cleanup_errors=True) as work:
             play = Play(
                 trace=trace, scene=scene, out=out, work=Path(work), in_flight=options["in_flight"], has_gpu=gpu,
@@ -147,14 +162,12 @@ def _run(choice: str, out: Path, options: dict[str, Any], *, keep: bool, gpu: bo
         return _INTERRUPTED
     except DemoError as error:
         return _fail(error.what, error.remedy, error.log)
-    except TraceError as error:
-        return _fail(f"{error.place}: {error.problem}", error.remedy)
     except SubmitError as error:
         return _fail(str(error), f"look into {out / 'controller.log'}")
     except Fault as fault:
         return _fail(f"a call failed: {fault}", f"look into {out / 'controller.log'}")
     except OSError as error:
-        return _fail(f"{error.filename or out}: {error.strerror or error}", "choose another folder with --out")
+        return _fail_to_write(error, out)
     return 0
 
 

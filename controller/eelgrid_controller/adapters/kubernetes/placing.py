@@ -21,6 +21,7 @@ from eelgrid_controller.adapters.kubernetes.election import Timing
 from eelgrid_controller.adapters.kubernetes.elector import Elector
 from eelgrid_controller.adapters.kubernetes.engine import Engine, EngineSettings
 from eelgrid_controller.adapters.kubernetes.kubeconfig import find_access
+from eelgrid_controller.adapters.kubernetes.leading import LeaderLabel
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.config import KubernetesConfig
 from eelgrid_controller.kubernetes.gate import GateSettings
@@ -70,6 +71,11 @@ class Placing:
             rng=rng,
             log=log,
         )
+        self._label: LeaderLabel | None = None
+        pod, namespace = os.environ.get("POD_NAME", ""), os.environ.get("POD_NAMESPACE", "")
+        if pod and namespace:
+            self._label = LeaderLabel(self._clients[0], name=pod, namespace=namespace, log=log.getChild("lease"))
+            self.elector.hear(self._label.turned)
         self._stack = contextlib.AsyncExitStack()
         log.info("server=%s lease=%s identity=%s", access.server, config.lease_name, identity)
 
@@ -86,11 +92,14 @@ class Placing:
             await asyncio.gather(electing, return_exceptions=True)
 
         self._stack.push_async_callback(step_down)
-        running = asyncio.create_task(self.engine.run())
+        running = [asyncio.create_task(self.engine.run())]
+        if self._label is not None:
+            running.append(asyncio.create_task(self._label.run()))
 
         async def stop() -> None:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
         self._stack.push_async_callback(stop)
 

@@ -1,0 +1,76 @@
+"""The leader's label: on the pod that leads, on no other, through refusals and lives."""
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+
+from tests.fakes.kubernetes.cluster import FakeCluster
+from tests.fakes.kubernetes.manifests import pod
+
+from eelgrid_controller.adapters.kubernetes.elector import Term
+from eelgrid_controller.adapters.kubernetes.leading import ROLE, LeaderLabel
+from eelgrid_controller.adapters.kubernetes.resources import PODS
+
+TERM = Term(1, 1e9)
+
+
+@asynccontextmanager
+async def two_pods():
+    async with FakeCluster() as fake:
+        cluster = fake.client()
+        for name in ("one", "two"):
+            await cluster.create(PODS, pod(name), namespace="default")
+        labels = [
+            LeaderLabel(cluster, name=name, namespace="default", log=logging.getLogger("test"))
+            for name in ("one", "two", "away")
+        ]
+        tasks = [asyncio.create_task(label.run()) for label in labels]
+        try:
+            yield fake, cluster, labels
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def leaders(cluster):
+    found = await cluster.list(PODS, namespace="default", labels=f"{ROLE}=leader")
+    return [one["metadata"]["name"] for one in found.items]
+
+
+async def until(cluster, wanted):
+    async with asyncio.timeout(10):
+        while await leaders(cluster) != wanted:  # noqa: ASYNC110  # what a server says, asked as a Service would
+            await asyncio.sleep(0.02)
+
+
+async def test_the_label_is_where_the_term_is():
+    async with two_pods() as (_, cluster, (one, two, _)):
+        one.turned(TERM)
+        await until(cluster, ["one"])
+        one.turned(None)
+        await until(cluster, [])
+        two.turned(TERM)
+        await until(cluster, ["two"])
+
+
+async def test_who_leads_takes_it_from_one_that_was_cut_off():
+    async with two_pods() as (_, cluster, (one, two, _)):
+        one.turned(TERM)
+        await until(cluster, ["one"])
+        two.turned(Term(2, 1e9))
+        await until(cluster, ["two"])
+
+
+async def test_a_write_that_fails_is_made_again():
+    async with two_pods() as (fake, cluster, (one, _, _)):
+        fake.knobs.add("refuse", times=1, verbs=("patch",))
+        one.turned(TERM)
+        await until(cluster, ["one"])
+
+
+async def test_outside_of_a_pod_nothing_is_written():
+    async with two_pods() as (_, cluster, (_, _, away)):
+        away.turned(TERM)
+        await asyncio.sleep(0.2)
+        assert await leaders(cluster) == []
