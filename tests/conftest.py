@@ -1,6 +1,8 @@
 """What every test leaves behind as it found it."""
 
 import logging
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,13 @@ def _no_handler_is_left_behind():
                 logger.removeHandler(handler)
         logger.setLevel(level)
         logger.propagate = propagate
+
+
+@pytest.fixture
+def short_path():
+    """A folder for sockets, whose paths the kernel bounds: pytest's own folders may be long already."""
+    with tempfile.TemporaryDirectory(prefix="eelgrid-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

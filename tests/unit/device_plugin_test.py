@@ -173,8 +173,8 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path):
-    return Machine(tmp_path)
+def machine(short_path):
+    return Machine(short_path)
 
 
 async def test_a_pod_gets_the_devices_that_its_plan_names(machine):
@@ -186,8 +186,8 @@ async def test_a_pod_gets_the_devices_that_its_plan_names(machine):
         assert machine.kubelet.held["pod"] == ("nvidia.com/gpu", ("GPU-1",))
 
 
-async def test_cdi_names_go_to_a_runtime_that_knows_them(tmp_path):
-    machine = Machine(tmp_path, given_by_cdi)
+async def test_cdi_names_go_to_a_runtime_that_knows_them(short_path):
+    machine = Machine(short_path, given_by_cdi)
     async with machine.running():
         await machine.sees("nvidia.com/gpu", "GPU-0", "GPU-1")
         answer = await machine.kubelet.admit("pod", "nvidia.com/gpu", 2)

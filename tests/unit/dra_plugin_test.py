@@ -202,11 +202,11 @@ class Rig:
 
 
 @pytest.fixture
-async def rig(tmp_path, node, objects):
+async def rig(short_path, node, objects):
     @asynccontextmanager
     async def running():
         with objects.serving() as url, one_thread() as thread:
-            rig = Rig(tmp_path / "k", node, objects, url, thread)
+            rig = Rig(short_path / "k", node, objects, url, thread)
             task = asyncio.create_task(rig.plugin.run())
             try:
                 await rig.kubelet.registered(DRIVER)

@@ -48,8 +48,8 @@ def kubelet():
 
 
 @pytest.fixture
-def socket(tmp_path):
-    return tmp_path / "kubelet.sock"
+def socket(short_path):
+    return short_path / "kubelet.sock"
 
 
 # Device ids.

@@ -9,8 +9,9 @@ drawn, the failures; in the mode of arrivals also the order of the tasks. Every
 policy meets the same of each.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -135,6 +136,19 @@ def play(job: Job) -> Result:
             return _live(job.how, job.policy, job.seed)
 
 
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Holds an interrupt back; processes that begin meanwhile never get one.
+
+    A terminal sends it to the whole group, and a worker would answer with its trace. They are ended by their parent.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _numbered(index: int, job: Job) -> tuple[int, Result]:
     return index, play(job)
 
@@ -162,7 +176,10 @@ def everything(
     count = processes or (joblib.cpu_count() if backend is Backend.PROCESSES else -1)
     with _backend(joblib, backend):
         work = joblib.Parallel(n_jobs=min(count, len(wanted)), return_as=way)
-        for index, result in work(joblib.delayed(_numbered)(index, job) for index, job in enumerate(wanted)):
+        # Ray's list is made within the call, so it has to hear of interrupts.
+        with _uninterrupted() if backend is Backend.PROCESSES else nullcontext():
+            begun = work(joblib.delayed(_numbered)(index, job) for index, job in enumerate(wanted))
+        for index, result in begun:
             results[index] = result
             tell(len(results))
     return [results[index] for index in range(len(wanted))]
