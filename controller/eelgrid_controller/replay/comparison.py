@@ -9,10 +9,13 @@ drawn, the failures; in the mode of arrivals also the order of the tasks. Every
 policy meets the same of each.
 """
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from eelgrid_controller.replay.accounts import Series, Summary, Tariff, account, series
@@ -136,6 +139,11 @@ def play(job: Job) -> Result:
             return _live(job.how, job.policy, job.seed)
 
 
+def _quietly() -> None:
+    """For a worker: what it has to say comes back as a result or an error; its trace when it is ended helps nobody."""
+    sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # as long as the process
+
+
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Holds an interrupt back; processes that begin meanwhile never get one.
@@ -156,7 +164,8 @@ def _numbered(index: int, job: Job) -> tuple[int, Result]:
 def _backend(joblib: Any, backend: Backend) -> AbstractContextManager[Any]:
     """The context in which joblib hands out runs."""
     if backend is Backend.PROCESSES:
-        return nullcontext()
+        processes: AbstractContextManager[Any] = joblib.parallel_config(backend="loky", initializer=_quietly)
+        return processes
     library("ray.util.joblib", "--backend ray", "'ray[default]'").register_ray()
     context: AbstractContextManager[Any] = joblib.parallel_config(backend="ray")
     return context
