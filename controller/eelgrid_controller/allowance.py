@@ -90,6 +90,9 @@ class Allowance:
         """The journal has another limit for a workload: until somebody reads it, the one before may be in force."""
         old_w = math.inf if before_w is None else before_w
         self._still_w[workload_id] = max(old_w, self._still_w.get(workload_id, 0.0))
+        if len(self._still_w) > len(self._state.workloads):
+            # Where there are no budgets nobody tells what was read, and work that ended would stay here for ever.
+            self._still_w = {key: still_w for key, still_w in self._still_w.items() if key in self._state.workloads}
 
     def told(self, highest_w: Mapping[str, float]) -> bool:
         """The highest limits of GPUs as read, by workload, where they are above the journal's; whether watts came free."""

@@ -105,14 +105,11 @@ class Writes:
                 raise _Stale
             await self._cluster.delete(PODS, name, namespace=namespace, uid=asked.uid)
 
-        try:
-            async with self._turns:
-                await self._repeated(call)
-        except (ClusterError, _Stale) as error:
-            failure = _failure(error)
-            self.failed[failure] += 1
-            self._log.warning("pod=%s recreated=no error=%s", asked.key, error)
-            self._feed(DeleteFailed(asked.uid, failure, str(error)))
+        failed = await self._tried(call)
+        if failed is not None:
+            failure, text = failed
+            self._log.warning("pod=%s recreated=no error=%s", asked.key, text)
+            self._feed(DeleteFailed(asked.uid, failure, text))
             return
         self.recreated += 1
         self._log.warning("pod=%s recreated=yes reason=%s", asked.key, asked.why)
@@ -129,18 +126,26 @@ class Writes:
                 raise _Stale
             await self._cluster.patch(PODS, name, body(pod), namespace=namespace)
 
+        failed = await self._tried(call)
+        if failed is not None:
+            failure, text = failed
+            if failure not in (Failure.STALE, Failure.CONFLICT, Failure.GONE):
+                self._log.warning("pod=%s patched=no failure=%s error=%s", asked.key, failure.name.lower(), text)
+            self._feed(PatchFailed(asked.uid, failure, text))
+            return False
+        self._feed(PatchDone(asked.uid))
+        return True
+
+    async def _tried(self, call: Callable[[], Awaitable[None]]) -> tuple[Failure, str] | None:
+        """Makes a write in its turn; None if it was made, else why not, which is counted."""
         try:
             async with self._turns:
                 await self._repeated(call)
         except (ClusterError, _Stale) as error:
             failure = _failure(error)
             self.failed[failure] += 1
-            if failure not in (Failure.STALE, Failure.CONFLICT, Failure.GONE):
-                self._log.warning("pod=%s patched=no failure=%s error=%s", asked.key, failure.name.lower(), error)
-            self._feed(PatchFailed(asked.uid, failure, str(error)))
-            return False
-        self._feed(PatchDone(asked.uid))
-        return True
+            return failure, str(error)
+        return None
 
     async def _repeated(self, call: Callable[[], Awaitable[None]]) -> None:
         await with_retries(call, rng=self._rng, is_idempotent=True, limits=_LIMITS, monotonic_s=self._clock.monotonic_s)
