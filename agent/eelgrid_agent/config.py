@@ -30,6 +30,8 @@ __all__ = [
 ]  # fmt: skip
 
 SPOOL_TICKS = 600
+# Short enough for prices, which change by the minute at most; long enough that a thousand nodes send 17 a second.
+ENERGY_WINDOW_S = 60.0
 SPOOL_TICKS_MOST = 86_400
 # All nodes of a process together: 5 GPUs a tick are 0.6 kB, so about 90 MB.
 SPOOL_TICKS_TOGETHER = 150_000
@@ -97,6 +99,7 @@ class AgentConfig:
     simulate: Path | None
     seed: int
     spool_ticks: int | None
+    energy_window_s: float
     vendor: str
     state: Path | None
     observe_only: bool
@@ -149,6 +152,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--topology", default="", metavar="PATH", help="where this node stands, outermost first: zone-a/spine-2/rack-17"
     )
+    add("--energy-window", type=float, default=ENERGY_WINDOW_S, metavar="SECONDS",
+        help=f"length of the energy ledger's windows (default {ENERGY_WINDOW_S:g})")  # fmt: skip
     add("--spool-ticks", type=int, metavar="N", help=f"ticks a node keeps unsent (default {SPOOL_TICKS})")
     add("--vendor", choices=VENDORS, default="auto", help="whose GPUs these are (default: whose driver answers)")
     add("--observe-only", action="store_true", help="change no GPU, whatever the pool's mode says")
@@ -230,6 +235,8 @@ def parse(arguments: Sequence[str]) -> AgentConfig:
     if flags.simulate is not None and (flags.node_name or flags.pool or flags.label or flags.topology):
         problem = "is given with --node-name, --pool, --label or --topology"
         raise BadNodeName("--simulate", problem, "say these in the file")
+    if not 1.0 <= flags.energy_window <= 3600.0:
+        raise BadLimit("--energy-window", f"{flags.energy_window:g} is not in [1, 3600]", "choose seconds inside")
     if flags.spool_ticks is not None and not 1 <= flags.spool_ticks <= SPOOL_TICKS_MOST:
         raise BadLimit("--spool-ticks", f"{flags.spool_ticks} is not in [1, {SPOOL_TICKS_MOST}]", "choose one inside")
     _check_enforcement(flags)
@@ -253,6 +260,7 @@ def parse(arguments: Sequence[str]) -> AgentConfig:
         simulate=flags.simulate,
         seed=flags.seed,
         spool_ticks=flags.spool_ticks,
+        energy_window_s=flags.energy_window,
         vendor=flags.vendor,
         state=flags.state,
         observe_only=flags.observe_only,

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from eelgrid_agent.attribution.node_energy import NodeEnergy
+from eelgrid_agent.attribution.outbox import EnergyOutbox, Kept
 from eelgrid_agent.attribution.sources import Sources
-from eelgrid_agent.config import AgentConfig
+from eelgrid_agent.config import ENERGY_WINDOW_S, AgentConfig
 from eelgrid_agent.device import Control, Device
 from eelgrid_agent.enforcement import Enforcement, InPlaceKeeper
 from eelgrid_agent.engine import SimulatedEngine
@@ -44,7 +45,7 @@ class SimulatedAgent:
 def simulated_node(
     simulation: SimulatedNode, device: Device, *, spec: NodeSpec, clock: Clock, draw_incarnation: Callable[[], int],
     control: Control, ticks_most: int, send_phase: float, local: LocalPolicy | None = None, has_control: bool = True,
-    energy: NodeEnergy | None = None,
+    energy: NodeEnergy | None = None, energy_window_s: float = ENERGY_WINDOW_S,
 ) -> "SimulatedAgent":  # fmt: skip
     """A node whose work is load on simulated GPUs; `device` and `control` are how these are read and changed.
 
@@ -72,6 +73,9 @@ def simulated_node(
     node = Node(
         identity, host=host, engine=engine, clock=clock, draw_incarnation=draw_incarnation, ticks_most=ticks_most,
         first=first, send_phase=send_phase, guard=guard, energy=energy,
+        outbox=EnergyOutbox(
+            Kept(incarnation=draw_incarnation()), by_plan=energy is None, length_s=energy_window_s, phase=send_phase
+        ),
     )  # fmt: skip
     enforcer = Enforcer(control, MemoryJournal(), origin=lambda: Origin(boot_id=host.boot_id))
     layouts = LayoutKeeper(
@@ -109,6 +113,7 @@ def open_fleet(config: AgentConfig, clock: Clock, incarnation: Callable[[], int]
                 has_control=not config.observe_only,
                 # Its process ids are not this machine's: nobody is looked up.
                 energy=NodeEnergy(catalogue.load(), Sources()) if len(specs) == 1 else None,
+                energy_window_s=config.energy_window_s,
             )
         )  # fmt: skip
     pairs = tuple((agent.node, device) for agent, device in zip(agents, devices, strict=True))

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eelgrid_agent.attribution.node_energy import NodeEnergy
+from eelgrid_agent.attribution.outbox import EnergyOutbox, Kept
 from eelgrid_agent.attribution.owners import OwnerBook
 from eelgrid_agent.attribution.pod_names import PodNames
 from eelgrid_agent.attribution.pod_resources import PodResources
 from eelgrid_agent.attribution.sources import Sources
+from eelgrid_agent.attribution.window_file import WindowFile, keep_writing
 from eelgrid_agent.config import AgentConfig
 from eelgrid_agent.enforcement import Enforcement, MachineKeeper
 from eelgrid_agent.engine import NoEngine
@@ -27,6 +29,7 @@ from eelgrid_agent.guard import Guard, LocalPolicy
 from eelgrid_agent.guard.events import DeviceRecord
 from eelgrid_agent.host import MachineHost
 from eelgrid_agent.hosted import Drop, Hosted
+from eelgrid_agent.kubelet.telling import Telling
 from eelgrid_agent.loop import DriverThread, MachineLoop
 from eelgrid_agent.mig.capability_nodes import CapabilityNodes
 from eelgrid_agent.mig.journal import FileJournal as LayoutFileJournal
@@ -53,6 +56,7 @@ _LOG = logging.getLogger("eelgrid.agent")
 FIRST_SURVEY_S = 10.0
 _FACTORIES = {"nvidia": "nvml", "amd": "amd"}
 _SETTINGS_FILE = "settings.json"
+_ENERGY_FILE = "energy.json"
 
 
 class NotEnforceable(Exception):
@@ -92,22 +96,30 @@ async def open_machine(config: AgentConfig, clock: Clock, incarnation: Callable[
         labels=dict(config.labels), topology=config.topology,
     )  # fmt: skip
     local = LocalPolicy(power_budget_w=config.power_budget_w, enforce=config.power_budget_w is not None)
+    file = None if memory.directory is None else WindowFile(memory.directory / _ENERGY_FILE)
+    outbox = EnergyOutbox(
+        Kept(incarnation=incarnation()) if file is None else file.load(draw_incarnation=incarnation),
+        boot=_boot(),
+        length_s=config.energy_window_s,
+    )
     guard = Guard(identity.node_name, has_control=not observe_only, local=local)
     node = Node(
         identity, host=host, engine=NoEngine(), clock=clock, draw_incarnation=incarnation,
-        ticks_most=config.ticks_most(1), first=first, guard=guard, energy=energy,
+        ticks_most=config.ticks_most(1), first=first, guard=guard, energy=energy, outbox=outbox,
     )  # fmt: skip
     layouts = _layouts(device, memory, clock)
     keeper = _keeper(
         node, device, memory, layouts, driver=driver, slow_driver=slow_driver, is_enforcing=not observe_only, clock=clock
     )  # fmt: skip
 
+    telling = Telling(gpus=lambda: node.inventory.gpus, tell=node.tell_held, steers=config.device_plugin != "off")
+    kubelet.heard = telling.heard
     plugins = None
     if config.device_plugin != "off":
         # A machine without Kubernetes has no use for these.
         from eelgrid_agent.kubelet.machine import device_plugins
 
-        plugins = device_plugins(config, node, kubelet)
+        plugins = device_plugins(config, node, kubelet, given=telling.given)
     claims = None
     if config.dra:
         claims = _claims(config, node, device, layouts, memory, slow_driver=slow_driver, cannot_change=observe_only)
@@ -119,7 +131,8 @@ async def open_machine(config: AgentConfig, clock: Clock, incarnation: Callable[
         )
         offered = () if plugins is None else (plugins.run(),)
         readied = () if claims is None else (claims.run(),)
-        return loop.run(), keeper.run(), kubelet.run(), *offered, *readied
+        written = () if file is None else (keep_writing(outbox, file),)
+        return loop.run(), keeper.run(), kubelet.run(), *offered, *readied, *written
 
     def close() -> None:
         driver.call(device.close)
@@ -196,15 +209,16 @@ def _claims(
         raise NotEnforceable(f"--dra cannot be served: {error}") from error
 
 
+def _boot() -> str:
+    """What instances and counters live as long as."""
+    origin = machine_origin()
+    return boot_of(origin.boot_id, origin.driver_start)
+
+
 def _layouts(device: RemoteDevice, memory: _Memory, clock: Clock) -> LayoutKeeper:
     machine = read_machine()
-
-    def boot_id() -> str:
-        origin = machine_origin()
-        return boot_of(origin.boot_id, origin.driver_start)
-
     return LayoutKeeper(
-        device, device, memory.layouts, boot_id=boot_id, sleep=time.sleep, monotonic_s=time.monotonic,
+        device, device, memory.layouts, boot_id=_boot, sleep=time.sleep, monotonic_s=time.monotonic,
         wall_ns=clock.wall_ns, obstacle=lambda geometry: obstacle(geometry, machine),
         open_nodes=CapabilityNodes().make,
     )  # fmt: skip

@@ -12,10 +12,11 @@ and answers to plans at once, batches at the send interval.
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from eelgrid_agent.attribution.node_energy import NodeEnergy
+from eelgrid_agent.attribution.outbox import EnergyOutbox, Kept
 from eelgrid_agent.attribution.sources import NOTHING_FOUND, Found
+from eelgrid_agent.clock import Clock
 from eelgrid_agent.engine import Engine
 from eelgrid_agent.guard import Guard
 from eelgrid_agent.health import Health
@@ -23,14 +24,17 @@ from eelgrid_agent.host import Host
 from eelgrid_agent.sampler import Look, Sampler, Tick, batch_of
 from eelgrid_agent.sending import SendTimes
 from eelgrid_agent.slow import RidingColumns, SlowLook, riding_columns
-from eelgrid_agent.spool import Acknowledged, EventQueue, Spool
+from eelgrid_agent.spool import Acknowledged, EventQueue, Newest, Spool
 from eelgrid_agent.survey import Identity, Looks, Survey, inventory_of, with_health
 from eelgrid_protos.messages import (
     Acknowledgement,
+    Assignment,
     Cadence,
     ConnectRequest,
     ConnectResponse,
+    EnergyAcknowledgement,
     Gpu,
+    HeldDevices,
     Hello,
     Inventory,
     NodeEvent,
@@ -52,16 +56,6 @@ class ForeignSequence(Exception):
     """The controller claims batches that this incarnation never sent; another incarnation must begin."""
 
 
-class Clock(Protocol):
-    """Both clocks of the machine."""
-
-    def monotonic_ns(self) -> int:
-        """Never falls."""
-
-    def wall_ns(self) -> int:
-        """Since 1970; may step."""
-
-
 _TURNS = frozenset((NodeEventKind.GPU_LOST, NodeEventKind.GPU_RETURNED))
 _FORGETS = frozenset((NodeEventKind.GPU_RETURNED, NodeEventKind.COUNTER_RESET))
 
@@ -72,7 +66,7 @@ class Node:
     def __init__(
         self, identity: Identity, *, host: Host, engine: Engine, clock: Clock, draw_incarnation: Callable[[], int],
         ticks_most: int, first: Survey, send_phase: float = 0.0, guard: Guard | None = None,
-        energy: NodeEnergy | None = None,
+        energy: NodeEnergy | None = None, outbox: EnergyOutbox | None = None,
     ) -> None:  # fmt: skip
         self._identity = identity
         self._host = host
@@ -86,6 +80,7 @@ class Node:
         self._events = EventQueue()
         self._answers: deque[PlanApplied] = deque(maxlen=8)
         self._inventory_due = False
+        self._held = Newest[HeldDevices]()
         self._times = SendTimes(phase=send_phase)
         self._reported_sequence = 0
         self.cadence = Cadence()
@@ -94,6 +89,8 @@ class Node:
         self.health = Health()
         # None where nobody asks whose energy it was, as in a simulated fleet.
         self.energy = energy
+        # By the plan where nobody looks whose processes those are.
+        self.outbox = outbox or EnergyOutbox(Kept(incarnation=draw_incarnation()), by_plan=energy is None)
         self.slow = SlowLook(monotonic_ns=0, wall_ns=0)
         self.quick: Looks = ()
         self.problem = first.problem
@@ -172,6 +169,11 @@ class Node:
             self._events.add(event)
             self.wake()
 
+    def tell_held(self, held: HeldDevices) -> None:
+        """What pods hold, in the stead of what was told before."""
+        self._held.tell(held)
+        self.wake()
+
     def heed(self) -> None:
         """The guard got on: what it announces and answers goes to the controller."""
         self.tell(self.guard.take_events())
@@ -195,6 +197,7 @@ class Node:
         )
         if self.energy is not None:
             self.energy.tick(self.inventory.gpus, gpus, observation, monotonic_ns=monotonic_ns)
+        self.outbox.tick(observation.tick, gpus, self._assignments())
         self.quick = gpus
         self.last_tick, self.last_tick_ns = observation.tick, monotonic_ns
         self.ticks_total += 1
@@ -209,7 +212,7 @@ class Node:
         self.heed()
         if self.connected:
             self._times.tick(self.cadence, monotonic_ns)
-        if self._times.due or observation.events or expiry is not None:
+        if self._times.due or observation.events or expiry is not None or self.outbox.windows.is_waiting:
             self.wake()
         befell = {event.kind for event in observation.events}
         if befell & _TURNS:
@@ -245,11 +248,16 @@ class Node:
     def _attribute(self, look: SlowLook, found: Found) -> tuple[NodeEvent, ...]:
         if self.energy is None:
             return ()
-        assignments = None if self.guard.plan is None else self.guard.plan.assignments
         uncounted_s = self._sampler.uncounted_by_gpu
-        return self.energy.observe(
-            self.inventory.gpus, look, found, assignments=assignments, uncounted_s=uncounted_s
+        told = self.energy.observe(
+            self.inventory.gpus, look, found, assignments=self._assignments(), uncounted_s=uncounted_s
         )  # fmt: skip
+        if self.energy.newest is not None:
+            self.outbox.attributed(self.energy.newest, at_ns=max(0, self._clock.wall_ns()))
+        return told
+
+    def _assignments(self) -> tuple[Assignment, ...] | None:
+        return None if self.guard.plan is None else self.guard.plan.assignments
 
     def _riding(self, quick: Looks) -> RidingColumns | None:
         if not self._slow_due:
@@ -279,10 +287,12 @@ class Node:
             )
         self._events.acknowledge(message.acknowledged_sequence)
         self._events.resume()
+        self.outbox.windows.resume()
         self._answers.clear()
         if self.guard.applied is not None:
             self._answers.append(self.guard.applied)
         self.connected = True
+        self._held.again()
         self._times.due = True
         now_ns = self._clock.monotonic_ns()
         self._times.waits_since_ns = now_ns
@@ -307,6 +317,8 @@ class Node:
                     self.wake()
             case NodePlan():
                 self._take_plan(message, now_ns)
+            case EnergyAcknowledgement():
+                self.outbox.windows.acknowledge(message.incarnation, message.number)
             case Cadence():
                 self.guard.renew(now_ns)
                 self._set_cadence(message, now_ns)
@@ -323,6 +335,9 @@ class Node:
             return ConnectRequest(message=event)
         if self._answers:
             return ConnectRequest(message=self._answers.popleft())
+        other = self._held.take() or self.outbox.windows.upcoming()
+        if other is not None:
+            return ConnectRequest(message=other)
         if not (self._times.due or self.spool.urgent):
             return None
         idle = self.spool.under_way == 0

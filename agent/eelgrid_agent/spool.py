@@ -20,15 +20,40 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum
+from typing import Generic, TypeVar
 
 from eelgrid_agent.sampler import Tick, batch_of
 from eelgrid_protos.messages import NodeEvent, SampleBatch
 
-__all__ = ["BATCH_TICKS_MOST", "EVENTS_MOST", "Acknowledged", "EventQueue", "Spool"]
+__all__ = ["BATCH_TICKS_MOST", "EVENTS_MOST", "Acknowledged", "EventQueue", "Newest", "Spool"]
 
 # A minute at 1 Hz: 35 kB for 8 GPUs, so that a backlog drains in few messages.
 BATCH_TICKS_MOST = 60
 EVENTS_MOST = 256
+
+
+_Told = TypeVar("_Told")
+
+
+class Newest(Generic[_Told]):
+    """Something of which only the newest counts; told once on each connection."""
+
+    def __init__(self) -> None:
+        self._value: _Told | None = None
+        self._is_due = False
+
+    def tell(self, value: _Told) -> None:
+        """A value, in the stead of what was told before."""
+        self._value, self._is_due = value, True
+
+    def again(self) -> None:
+        """A connection is new."""
+        self._is_due = self._value is not None
+
+    def take(self) -> _Told | None:
+        """What is to be sent, which then counts as sent."""
+        due, self._is_due = self._is_due, False
+        return self._value if due else None
 
 
 class Acknowledged(Enum):

@@ -21,6 +21,7 @@ from eelgrid_protos.schema import Field, Shape, check, fields_of
 from eelgrid_protos.wire import (
     agent_service_pb2,
     energy_pb2,
+    ledger_pb2,
     moves_pb2,
     node_pb2,
     node_service_pb2,
@@ -46,6 +47,7 @@ _MODULES: tuple[ModuleType, ...] = (
     profile_pb2,
     promise_pb2,
     energy_pb2,
+    ledger_pb2,
     agent_service_pb2,
     operator_service_pb2,
     node_service_pb2,

@@ -241,11 +241,12 @@ async def test_without_a_kubelet_nothing_is_served_and_the_reason_is_told(tmp_pa
 async def test_a_device_that_failed_since_is_refused_with_the_reason(machine):
     async with machine.running():
         await machine.sees("nvidia.com/gpu", "GPU-0", "GPU-1")
-        # The kubelet has not heard yet.
-        machine.plugins.plugins["nvidia.com/gpu"]._devices = (OfferedDevice(device_id="GPU-0", is_healthy=False),)
+        plugin = machine.plugins.plugins["nvidia.com/gpu"]
+        plugin.offer = lambda _: False  # the next look does not put it right
+        plugin._devices = (OfferedDevice(device_id="GPU-0", is_healthy=False),)  # and the kubelet has not heard yet
         with pytest.raises(Refused, match="gone or unhealthy"):
             await machine.kubelet.admit("pod", "nvidia.com/gpu", 2)
-        assert machine.plugins.plugins["nvidia.com/gpu"].refused_total == 1
+        assert plugin.refused_total == 1
 
 
 async def test_a_lost_device_is_given_to_nobody(machine):

@@ -142,13 +142,16 @@ def test_a_pool_that_observes_and_an_agent_that_only_observes_change_nothing():
         assert bench.limits_w() == before
         assert not any(gpu.mig_enabled for gpu in bench.machine.gpus())
         assert {(result.status, result.rule) for result in bench.answer().results} == said
+        assert bench.node.guard.layouts_unmet == ({bench.uuids[0]} if enforce else set())
 
 
 def test_a_layout_of_a_plan_is_made_stamped_and_not_changed_under_work_that_holds_it():
     bench = Bench()
     layout = GpuLayout(gpu_uuid=bench.uuids[1], mig_enabled=True, instances=HALVES)
     bench.send(enforce=True, gpu_layouts=(layout,))
+    assert bench.node.guard.layouts_unmet == {bench.uuids[1]}
     bench.live(3)
+    assert bench.node.guard.layouts_unmet == set()
     gpu = bench.node.inventory.gpus[1]
     assert gpu.mig_enabled
     assert [instance.start for instance in gpu.gpu_instances] == [0, 4]
@@ -168,6 +171,7 @@ def test_a_layout_of_a_plan_is_made_stamped_and_not_changed_under_work_that_hold
     bench.live(2)
     refusals = [result for result in bench.answer().results if result.status is ApplyStatus.REFUSED]
     assert [refusal.rule for refusal in refusals] == ["busy"]
+    assert bench.node.guard.layouts_unmet == {bench.uuids[1]}
     assert [instance.start for instance in bench.node.inventory.gpus[1].gpu_instances] == [0, 4]
 
 

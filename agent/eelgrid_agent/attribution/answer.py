@@ -18,7 +18,7 @@ from eelgrid_agent.attribution.report import DeviceEnergy, EnergyReport, EnergyR
 from eelgrid_agent.attribution.uncertainty import EnergyEstimate
 from eelgrid_protos import messages as wire
 
-__all__ = ["energy_answer"]
+__all__ = ["energy_answer", "shown_owner"]
 
 _LABEL_MOST = 253
 
@@ -45,7 +45,7 @@ def _largest(rows: tuple[EnergyRow, ...], most: int) -> Sequence[EnergyRow]:
 
 def _row(row: EnergyRow) -> wire.OwnedEnergy:
     return wire.OwnedEnergy(
-        gpu_uuid=row.gpu_uuid, gpu_instance_id=row.gpu_instance_id, owner=_owner(row.owner),
+        gpu_uuid=row.gpu_uuid, gpu_instance_id=row.gpu_instance_id, owner=shown_owner(row.owner),
         part=wire.EnergyPart[row.part.name], method=wire.AttributionMethod[row.method.name],
         confidence=wire.AttributionConfidence[row.confidence.name], energy_mj=row.energy_mj,
     )  # fmt: skip
@@ -73,12 +73,13 @@ def _anomaly(anomaly: Anomaly, now_ns: int) -> wire.EnergyAnomaly:
     subject = anomaly.subject
     return wire.EnergyAnomaly(
         kind=wire.AnomalyKind[subject.kind.name], gpu_uuid=subject.gpu_uuid, gpu_instance_id=subject.gpu_instance_id,
-        owner=_owner(subject.owner), since_ns=max(0, anomaly.since_wall_ns),
+        owner=shown_owner(subject.owner), since_ns=max(0, anomaly.since_wall_ns),
         lasted_s=max(0, now_ns - anomaly.since_ns) / 1e9, wasted_mj=anomaly.wasted_mj,
     )  # fmt: skip
 
 
-def _owner(owner: Owner) -> wire.EnergyOwner:
+def shown_owner(owner: Owner) -> wire.EnergyOwner:
+    """An owner as the contract has it."""
     return wire.EnergyOwner(
         kind=wire.OwnerKind[owner.kind.name],
         namespace=_label(owner.namespace), pod=_label(owner.pod), container=_label(owner.container),

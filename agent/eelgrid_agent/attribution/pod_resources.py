@@ -8,12 +8,14 @@ and refuses more, so one list every few seconds is asked for and kept. A
 refused or failed call changes nothing until the last answer is too old; then
 nothing is known, which is not the same as nothing being allocated. Where there
 is no socket this is no node of Kubernetes: it is looked for again now and then,
-and no channel is opened. After a failure the wait doubles, within a bound.
+and no channel is opened. After a failure the wait doubles, within a bound. Who has
+just given devices away asks it to hurry: the next few answers come soon.
 
 PodResourcesError            the kubelet could not be asked; the message says why and what to do
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +52,9 @@ class PodResourcesLimits:
     """Bounds of asking."""
 
     interval_s: float = 10.0
+    # After an allocation, until what was given is seen.
+    hurry_s: float = 0.5
+    hurries: int = 4
     backoff_most_s: float = 60.0
     deadline_s: float = 5.0
     # An answer stands for so long: several refusals in a row, or a kubelet that starts anew.
@@ -72,6 +77,10 @@ class PodResources:
         self._channel: grpc.aio.Channel | None = None
         self._containers: tuple[ContainerDevices, ...] | None = None
         self._answered_s = 0.0
+        self._hurries = 0
+        self._hurried = asyncio.Event()
+        # Whoever is told of each answer puts itself here.
+        self.heard: Callable[[tuple[ContainerDevices, ...]], None] = _nothing
         self.problem = "not asked yet"
         self.answers_total = 0
         self.failures_total = 0
@@ -90,9 +99,24 @@ class PodResources:
             while True:
                 failures = 0 if await self.refresh() else failures + 1
                 wait_s = self._limits.interval_s * 2.0 ** min(failures, 16)
-                await asyncio.sleep(min(wait_s, max(self._limits.interval_s, self._limits.backoff_most_s)))
+                await self._wait(min(wait_s, max(self._limits.interval_s, self._limits.backoff_most_s)))
         finally:
             await self.close()
+
+    def hurry(self) -> None:
+        """Ask soon, and a few times: something was given just now."""
+        self._hurries = self._limits.hurries
+        self._hurried.set()
+
+    async def _wait(self, wait_s: float) -> None:
+        if self._hurries == 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._hurried.wait()
+        self._hurried.clear()
+        if self._hurries:
+            self._hurries -= 1
+            await asyncio.sleep(min(wait_s, self._limits.hurry_s))
 
     async def refresh(self) -> bool:
         """Asks once; False when the last answer still has to do, and `problem` says why."""
@@ -106,6 +130,7 @@ class PodResources:
         self._containers, self._answered_s = containers, self._clock_s()
         self.answers_total += 1
         self.problem = ""
+        self.heard(containers)
         return True
 
     async def allocatable(self) -> AllocatableDevices:
@@ -160,3 +185,7 @@ def _is_socket(path: Path) -> bool:
         return path.is_socket()
     except OSError:
         return False
+
+
+def _nothing(_containers: tuple[ContainerDevices, ...]) -> None:
+    """Nobody listens yet."""

@@ -137,6 +137,19 @@ class Guard:
         return self._laid.get(gpu_uuid) if gpu_uuid in self._layout_results else None
 
     @property
+    def layouts_unmet(self) -> frozenset[str]:
+        """Devices whose MIG layout is asked for and was not reached: due, under way, refused or failed.
+
+        None of a plan that is only to be observed, or whose lease ran out.
+        """
+        if self.plan is None or self.expired or not self.plan.enforce:
+            return frozenset()
+        # A copy is whole, for it is made without giving the interpreter away: scrapes come from another thread.
+        results = self._layout_results.copy()
+        met = {uuid for uuid, result in results.items() if result.status is ApplyStatus.APPLIED}
+        return frozenset(layout.gpu_uuid for layout in self.plan.gpu_layouts) - met
+
+    @property
     def cycle_s(self) -> float:
         """How often `tick` wants to be called: a budget needs it often."""
         budget_w, _ = self._state.budget_now()

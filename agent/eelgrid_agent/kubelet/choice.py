@@ -6,14 +6,18 @@ Theory. The kubelet names what is free and how many are wanted, and does not say
 pod. The plan says which replica was placed on which devices, so a set of just that size
 whose devices are all free and held by nobody yet is what the next pod was placed on; the
 controller lets one pod at a time go to a node and a resource, and where two are under way
-their sets are of one size, so that either may have either. Without a plan's word the
-devices lie as near to each other as can be: nearness is the number of active NVLinks of each
-pair, then a nearer common ancestor. Slices fill a GPU that is in use before they open
-another.
+their sets are of one size, so that either may have either. Without a plan's word whole
+GPUs lie as near to each other as can be: nearness is the number of active NVLinks of each
+pair, then a nearer common ancestor. Slices are chosen one by one as the controller chooses
+them (`slices_on_offer.py` there): on the fullest GPU in use; where none is, on one that has
+room for most of what is asked for. What is free now is held by nobody, whatever was said of
+it before: the kubelet names it.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
+from types import MappingProxyType
 from typing import NamedTuple
 
 from eelgrid_protos.device_plugin import Asked
@@ -34,6 +38,7 @@ class Node(NamedTuple):
     links: Sequence[GpuLink] = ()
     wanted: Sequence[frozenset[str]] = ()  # by the plan, the oldest first
     held: frozenset[str] = frozenset()  # by pods, as the kubelet says
+    slices: Mapping[str, int] = MappingProxyType({})  # memory slices of each device that is one
 
 
 def wanted_sets(assignments: Iterable[Assignment]) -> tuple[frozenset[str], ...]:
@@ -49,12 +54,42 @@ def preferred(asked: Asked, node: Node) -> tuple[str, ...]:
     if count <= 0 or len(free) <= count:
         return (*must, *free[: max(0, count)])
     open_ = frozenset((*must, *free))
+    node = node._replace(held=node.held - open_)
     for wanted in node.wanted:
-        if len(wanted) == asked.size and wanted <= open_ and wanted.issuperset(must) and not wanted & node.held:
+        if len(wanted) == asked.size and wanted <= open_ and wanted.issuperset(must):
             return (*must, *sorted(wanted.difference(must)))
     spoken_for = frozenset[str]().union(*(wanted for wanted in node.wanted if not wanted & node.held))
     rest = [one for one in free if one not in spoken_for]
-    return (*must, *_near(must, rest if len(rest) >= count else free, count, node))
+    rest = rest if len(rest) >= count else free
+    if all(one in node.slices for one in rest):
+        return (*must, *_fullest(must, rest, count, node))
+    return (*must, *_near(must, rest, count, node))
+
+
+def _fullest(must: Sequence[str], free: Sequence[str], count: int, node: Node) -> tuple[str, ...]:
+    """Slices on GPUs in use first, the fullest of them; of equals the first by GPU and start."""
+    among = frozenset(free)
+    left = [one for one in node.slices if one in among]
+    used: dict[int, int] = {}
+    for one in (*node.held, *must):
+        if one in node.index_of:
+            used[node.index_of[one]] = used.get(node.index_of[one], 0) + node.slices.get(one, 0)
+    chosen: list[str] = []
+    while len(chosen) < count:
+        room = Counter(node.index_of[one] for one in left)
+        wanted = count - len(chosen)
+
+        def order(one: str, room: Counter[int] = room, wanted: int = wanted) -> tuple[bool, int, int, int]:
+            index = node.index_of[one]
+            is_asleep = index not in used
+            return is_asleep, -min(room[index], wanted) if is_asleep else 0, -used.get(index, 0), index
+
+        best = min(left, key=order)
+        chosen.append(best)
+        left.remove(best)
+        index = node.index_of[best]
+        used[index] = used.get(index, 0) + node.slices[best]
+    return tuple(chosen)
 
 
 def _near(must: Sequence[str], free: Sequence[str], count: int, node: Node) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from eelgrid_protos.device_plugin import OfferedDevice
 from eelgrid_protos.messages import Gpu, GpuInstance
 
-__all__ = ["by_place", "mig_resource", "offers_of", "whole_resource"]
+__all__ = ["by_place", "mig_resource", "offers_of", "slices_of", "whole_resource"]
 
 
 def whole_resource(domain: str) -> str:
@@ -54,6 +54,16 @@ def by_place(gpus: Iterable[Gpu]) -> Mapping[str, int]:
         found[gpu.uuid] = gpu.index
         found.update({uuid: gpu.index for one in gpu.gpu_instances if (uuid := _whole_instance(one))})
     return found
+
+
+def slices_of(gpus: Iterable[Gpu]) -> Mapping[str, int]:
+    """How many memory slices each slice has, by the device's id; in order of GPU index and start."""
+    return {
+        uuid: one.size
+        for gpu in sorted(gpus, key=lambda gpu: gpu.index)
+        for one in sorted(gpu.gpu_instances, key=lambda one: one.start)
+        if (uuid := _whole_instance(one))
+    }
 
 
 def _whole_instance(instance: GpuInstance) -> str:

@@ -205,6 +205,12 @@ _GUARD = (
         "enforcement_suspended",
         "1 while repairs of the device's settings are given up.",
     ),
+    of_attribute(
+        "eelgrid_gpu_layout_unmet",
+        Scope.GPU,
+        "layout_unmet",
+        "1 while the MIG layout of the plan in force is not reached; no series on parts without MIG.",
+    ),
 )
 
 _ATTRIBUTION = (

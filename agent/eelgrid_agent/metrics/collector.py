@@ -211,6 +211,7 @@ def _gpu_view(gpu: Gpu, quick: TimedValues | None, slow: SlowLook, node: Node, n
         xid_last_s={str(code): time_ns / 1e9 for (uuid, code), time_ns in last_ns.items() if uuid == gpu.uuid},
         quarantined=device is not None and device.is_quarantined(now_ns),
         enforcement_suspended=device is not None and bool(device.suspended),
+        layout_unmet=gpu.uuid in node.guard.layouts_unmet if gpu.mig_capable else None,
     )
 
 

@@ -134,6 +134,8 @@ class GpuView:
     xid_last_s: Mapping[str, float] = field(default_factory=dict)
     quarantined: bool | None = None
     enforcement_suspended: bool | None = None
+    # Whether a MIG layout is asked for and not reached.
+    layout_unmet: bool | None = None
     # By anomaly, such as held_idle: whether it holds now.
     anomalies: Mapping[str, bool] = field(default_factory=dict)
 

@@ -2,6 +2,7 @@
 
 from eelgrid_protos.messages.agent_stream import *  # noqa: F403
 from eelgrid_protos.messages.energy import *  # noqa: F403
+from eelgrid_protos.messages.ledger import *  # noqa: F403
 from eelgrid_protos.messages.moves import *  # noqa: F403
 from eelgrid_protos.messages.node import *  # noqa: F403
 from eelgrid_protos.messages.node_query import *  # noqa: F403

@@ -9,13 +9,20 @@ is passed over.
 from dataclasses import dataclass
 from typing import Annotated
 
+from eelgrid_protos.messages.energy import EnergyAcknowledgement, EnergyWindow
 from eelgrid_protos.messages.node import Inventory, NodeEvent
 from eelgrid_protos.messages.plan import NodePlan, PlanApplied
 from eelgrid_protos.messages.policy import IntervalSeconds
 from eelgrid_protos.messages.reading import SampleBatch
-from eelgrid_protos.quantities import Range, Uint64
+from eelgrid_protos.quantities import Identifier, Label, Many, Range, Uint64
 
-__all__ = ["Acknowledgement", "Cadence", "ConnectRequest", "ConnectResponse", "Hello", "Welcome"]
+__all__ = [
+    "PODS_WITH_DEVICES_MOST", "Acknowledgement", "Cadence", "ConnectRequest", "ConnectResponse", "HeldDevices", "Hello",
+    "PodDevices", "Welcome",
+]  # fmt: skip
+
+# Eight GPUs in seven slices are 56; a kubelet runs some hundreds of pods.
+PODS_WITH_DEVICES_MOST = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +59,34 @@ class Acknowledgement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PodDevices:
+    """What all containers of one pod hold: UUIDs of whole GPUs, and of the compute instances of MIG slices."""
+
+    namespace: Label
+    pod: Label
+    device_uuids: Annotated[tuple[Identifier, ...], Many(512)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldDevices:
+    """What the pods of a node hold, as its kubelet says, in the stead of what was said before.
+
+    Said anew after each allocation. Where the agent `steers`, it is the device plugin, and devices follow the plan.
+    """
+
+    steers: bool = False
+    pods: Annotated[tuple[PodDevices, ...], Many(PODS_WITH_DEVICES_MOST)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectRequest:
     """One message from the agent."""
 
-    message: Hello | Inventory | SampleBatch | NodeEvent | PlanApplied | None
+    message: Hello | Inventory | SampleBatch | NodeEvent | PlanApplied | EnergyWindow | HeldDevices | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectResponse:
     """One message to the agent."""
 
-    message: Welcome | Acknowledgement | NodePlan | Cadence | None
+    message: Welcome | Acknowledgement | NodePlan | Cadence | EnergyAcknowledgement | None

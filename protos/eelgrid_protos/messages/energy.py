@@ -4,20 +4,43 @@ Joules that must add up are whole millijoules; what is only an estimate is in
 joules. How they are counted and divided: docs/energy.md.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
+from eelgrid_protos.errors import Violation
 from eelgrid_protos.open_enum import OpenEnum
 from eelgrid_protos.quantities import Identifier, Joules, Label, Many, Nanoseconds, Seconds, Uint32, Uint64
 
 __all__ = [
-    "AnomalyKind", "AttributionConfidence", "AttributionMethod", "DeviceEnergy", "EnergyAnomaly", "EnergyEstimate",
-    "EnergyMethod", "EnergyOwner", "EnergyPart", "EnergyStatus", "OwnedEnergy", "OwnerKind", "UnownedEnergy",
+    "WINDOW_OWNERS_MOST",
+    "WINDOW_SHARES_MOST",
+    "AnomalyKind",
+    "AttributionConfidence",
+    "AttributionMethod",
+    "DeviceEnergy",
+    "EnergyAcknowledgement",
+    "EnergyAnomaly",
+    "EnergyEstimate",
+    "EnergyMethod",
+    "EnergyOwner",
+    "EnergyPart",
+    "EnergyStatus",
+    "EnergyWindow",
+    "OwnedEnergy",
+    "OwnerKind",
+    "UnownedEnergy",
     "UnownedReason",
+    "WindowDevice",
+    "WindowShare",
 ]  # fmt: skip
 
 # One row for each reason, and room for those of newer versions.
 _UNOWNED_MOST = 16
+# Of one window: 8 GPUs in 56 slices with two methods and three parts have some 350 shares.
+WINDOW_SHARES_MOST = 4096
+WINDOW_OWNERS_MOST = 2048
+_WINDOW_DEVICES_MOST = 128
 
 
 class OwnerKind(OpenEnum):
@@ -181,3 +204,61 @@ class EnergyStatus(OpenEnum):
     KNOWN = 1
     NOT_YET = 2
     NOT_KEPT = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowDevice:
+    """What one device spent in a window, give or take `uncertainty_mj`; `uncounted_s` are in neither."""
+
+    gpu_uuid: Identifier
+    total_mj: Uint64 = 0
+    uncertainty_mj: Uint64 = 0
+    uncounted_s: Seconds = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowShare:
+    """What one owner is charged for one device; both by index. None is the whole device."""
+
+    device: Uint32
+    owner: Uint32
+    gpu_instance_id: Uint32 | None = None
+    part: EnergyPart
+    method: AttributionMethod
+    confidence: AttributionConfidence
+    energy_mj: Uint64 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyWindow:
+    """What a node's devices spent in a stretch of time, and on whom: a device's shares add up to its total."""
+
+    incarnation: Uint64
+    number: Uint64
+    begin_ns: Nanoseconds
+    end_ns: Nanoseconds
+    devices: Annotated[tuple[WindowDevice, ...], Many(_WINDOW_DEVICES_MOST)] = ()
+    owners: Annotated[tuple[EnergyOwner, ...], Many(WINDOW_OWNERS_MOST)] = ()
+    shares: Annotated[tuple[WindowShare, ...], Many(WINDOW_SHARES_MOST)] = ()
+
+    def violations(self) -> Iterator[Violation]:
+        """Shares name what is there and add up."""
+        if self.end_ns < self.begin_ns:
+            yield Violation("end_ns", f"is {self.end_ns}, before begin_ns", "end a window after its begin")
+        left = [device.total_mj for device in self.devices]
+        for index, share in enumerate(self.shares):
+            if share.device >= len(left) or share.owner >= len(self.owners):
+                yield Violation(f"shares[{index}]", "names a device or an owner that is not there", "name one by index")
+                return
+            left[share.device] -= share.energy_mj
+        for index, rest in enumerate(left):
+            if rest:
+                yield Violation(f"devices[{index}].total_mj", f"is {rest} mJ off the sum of its shares", "add up")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyAcknowledgement:
+    """Covers every window of an incarnation up to and including the number."""
+
+    incarnation: Uint64
+    number: Uint64

@@ -1,8 +1,10 @@
+from eelgrid_protos.wire import energy_pb2 as _energy_pb2
 from eelgrid_protos.wire import node_pb2 as _node_pb2
 from eelgrid_protos.wire import plan_pb2 as _plan_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -17,19 +19,41 @@ class Hello(_message.Message):
     plan_epoch: int
     def __init__(self, incarnation: _Optional[int] = ..., inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., plan_epoch: _Optional[int] = ...) -> None: ...
 
+class PodDevices(_message.Message):
+    __slots__ = ("namespace", "pod", "device_uuids")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    POD_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_UUIDS_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    pod: str
+    device_uuids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, namespace: _Optional[str] = ..., pod: _Optional[str] = ..., device_uuids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class HeldDevices(_message.Message):
+    __slots__ = ("steers", "pods")
+    STEERS_FIELD_NUMBER: _ClassVar[int]
+    PODS_FIELD_NUMBER: _ClassVar[int]
+    steers: bool
+    pods: _containers.RepeatedCompositeFieldContainer[PodDevices]
+    def __init__(self, steers: bool = ..., pods: _Optional[_Iterable[_Union[PodDevices, _Mapping]]] = ...) -> None: ...
+
 class ConnectRequest(_message.Message):
-    __slots__ = ("hello", "inventory", "samples", "event", "applied")
+    __slots__ = ("hello", "inventory", "samples", "event", "applied", "energy", "held")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
+    ENERGY_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     inventory: _node_pb2.Inventory
     samples: _node_pb2.SampleBatch
     event: _node_pb2.NodeEvent
     applied: _plan_pb2.PlanApplied
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., samples: _Optional[_Union[_node_pb2.SampleBatch, _Mapping]] = ..., event: _Optional[_Union[_node_pb2.NodeEvent, _Mapping]] = ..., applied: _Optional[_Union[_plan_pb2.PlanApplied, _Mapping]] = ...) -> None: ...
+    energy: _energy_pb2.EnergyWindow
+    held: HeldDevices
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., samples: _Optional[_Union[_node_pb2.SampleBatch, _Mapping]] = ..., event: _Optional[_Union[_node_pb2.NodeEvent, _Mapping]] = ..., applied: _Optional[_Union[_plan_pb2.PlanApplied, _Mapping]] = ..., energy: _Optional[_Union[_energy_pb2.EnergyWindow, _Mapping]] = ..., held: _Optional[_Union[HeldDevices, _Mapping]] = ...) -> None: ...
 
 class Cadence(_message.Message):
     __slots__ = ("sample_interval_s", "send_interval_s", "window")
@@ -56,13 +80,15 @@ class Acknowledgement(_message.Message):
     def __init__(self, sequence: _Optional[int] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("welcome", "acknowledgement", "plan", "cadence")
+    __slots__ = ("welcome", "acknowledgement", "plan", "cadence", "energy")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     CADENCE_FIELD_NUMBER: _ClassVar[int]
+    ENERGY_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     acknowledgement: Acknowledgement
     plan: _plan_pb2.NodePlan
     cadence: Cadence
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.NodePlan, _Mapping]] = ..., cadence: _Optional[_Union[Cadence, _Mapping]] = ...) -> None: ...
+    energy: _energy_pb2.EnergyAcknowledgement
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.NodePlan, _Mapping]] = ..., cadence: _Optional[_Union[Cadence, _Mapping]] = ..., energy: _Optional[_Union[_energy_pb2.EnergyAcknowledgement, _Mapping]] = ...) -> None: ...

@@ -222,3 +222,59 @@ class EnergyAnomaly(_message.Message):
     lasted_s: float
     wasted_mj: int
     def __init__(self, kind: _Optional[_Union[AnomalyKind, str]] = ..., gpu_uuid: _Optional[str] = ..., gpu_instance_id: _Optional[int] = ..., owner: _Optional[_Union[EnergyOwner, _Mapping]] = ..., since_ns: _Optional[int] = ..., lasted_s: _Optional[float] = ..., wasted_mj: _Optional[int] = ...) -> None: ...
+
+class WindowDevice(_message.Message):
+    __slots__ = ("gpu_uuid", "total_mj", "uncertainty_mj", "uncounted_s")
+    GPU_UUID_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_MJ_FIELD_NUMBER: _ClassVar[int]
+    UNCERTAINTY_MJ_FIELD_NUMBER: _ClassVar[int]
+    UNCOUNTED_S_FIELD_NUMBER: _ClassVar[int]
+    gpu_uuid: str
+    total_mj: int
+    uncertainty_mj: int
+    uncounted_s: float
+    def __init__(self, gpu_uuid: _Optional[str] = ..., total_mj: _Optional[int] = ..., uncertainty_mj: _Optional[int] = ..., uncounted_s: _Optional[float] = ...) -> None: ...
+
+class WindowShare(_message.Message):
+    __slots__ = ("device", "owner", "gpu_instance_id", "part", "method", "confidence", "energy_mj")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    GPU_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    ENERGY_MJ_FIELD_NUMBER: _ClassVar[int]
+    device: int
+    owner: int
+    gpu_instance_id: int
+    part: EnergyPart
+    method: AttributionMethod
+    confidence: AttributionConfidence
+    energy_mj: int
+    def __init__(self, device: _Optional[int] = ..., owner: _Optional[int] = ..., gpu_instance_id: _Optional[int] = ..., part: _Optional[_Union[EnergyPart, str]] = ..., method: _Optional[_Union[AttributionMethod, str]] = ..., confidence: _Optional[_Union[AttributionConfidence, str]] = ..., energy_mj: _Optional[int] = ...) -> None: ...
+
+class EnergyWindow(_message.Message):
+    __slots__ = ("incarnation", "number", "begin_ns", "end_ns", "devices", "owners", "shares")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_NS_FIELD_NUMBER: _ClassVar[int]
+    END_NS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    number: int
+    begin_ns: int
+    end_ns: int
+    devices: _containers.RepeatedCompositeFieldContainer[WindowDevice]
+    owners: _containers.RepeatedCompositeFieldContainer[EnergyOwner]
+    shares: _containers.RepeatedCompositeFieldContainer[WindowShare]
+    def __init__(self, incarnation: _Optional[int] = ..., number: _Optional[int] = ..., begin_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[WindowDevice, _Mapping]]] = ..., owners: _Optional[_Iterable[_Union[EnergyOwner, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[WindowShare, _Mapping]]] = ...) -> None: ...
+
+class EnergyAcknowledgement(_message.Message):
+    __slots__ = ("incarnation", "number")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    number: int
+    def __init__(self, incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...

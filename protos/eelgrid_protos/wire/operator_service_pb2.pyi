@@ -1,3 +1,4 @@
+from eelgrid_protos.wire import ledger_pb2 as _ledger_pb2
 from eelgrid_protos.wire import moves_pb2 as _moves_pb2
 from eelgrid_protos.wire import node_pb2 as _node_pb2
 from eelgrid_protos.wire import partition_pb2 as _partition_pb2

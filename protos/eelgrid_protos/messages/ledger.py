@@ -1,0 +1,75 @@
+"""The energy ledger's question and answer: frozen values, mirrored by ledger.proto."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from eelgrid_protos.quantities import Label, Many, Nanoseconds, Range, Text, Uint32, Uint64
+
+__all__ = ["EnergyGroup", "EnergySpent", "EnergyWork", "QueryEnergyRequest", "QueryEnergyResponse"]
+
+_ROWS_MOST = 10_000
+_Money = Annotated[float, Range(-1e15, 1e15)]
+_Grams = Annotated[float, Range(-1e15, 1e15, "g")]
+_Amount = Annotated[float, Range(0.0, 1e300)]
+# Seconds of many devices or workloads for years.
+_Sum = Annotated[float, Range(0.0, 1e15, "s")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergySpent:
+    """Millijoules of devices by part, their price and their carbon dioxide."""
+
+    bare_idle_mj: Uint64 = 0
+    context_idle_mj: Uint64 = 0
+    active_mj: Uint64 = 0
+    cost: _Money = 0.0
+    carbon_g: _Grams = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyWork:
+    """Work done beside the joules; where seconds were missed, at least so much, and at most so many joules each."""
+
+    unit: Label
+    amount: _Amount
+    counted_s: _Sum = 0.0
+    missed_s: _Sum = 0.0
+    energy_per_unit_j: _Amount | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyGroup:
+    """One row; its values are in the order of the request's `group_by`."""
+
+    values: Annotated[tuple[Label, ...], Many(4)] = ()
+    spent: EnergySpent
+    work: Annotated[tuple[EnergyWork, ...], Many(8)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryEnergyRequest:
+    """What was spent in whole hours around the stretch; `rows_most` of 0 is 1,000."""
+
+    begin_ns: Nanoseconds
+    end_ns: Nanoseconds
+    group_by: Annotated[tuple[Label, ...], Many(4)] = ()
+    filters: Annotated[Mapping[Label, Label], Many(16)] = field(default_factory=dict)
+    rows_most: Uint32 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryEnergyResponse:
+    """Adds up: groups, left_out, unallocated and unattributed are everything that matches."""
+
+    begin_ns: Nanoseconds
+    end_ns: Nanoseconds
+    currency: Annotated[str, Text(8)] = "EUR"
+    groups: Annotated[tuple[EnergyGroup, ...], Many(_ROWS_MOST)] = ()
+    left_out: EnergySpent
+    left_out_groups: Uint32 = 0
+    unallocated: EnergySpent
+    unattributed: EnergySpent
+    measured_mj: Uint64 = 0
+    uncertainty_mj: Uint64 = 0
+    uncounted_s: _Sum = 0.0
