@@ -19,7 +19,16 @@ from eelgrid_controller.demo.scene import Scene
 from eelgrid_controller.spelling import memory_text, milliseconds_text, percent_text, watts_text
 from eelgrid_protos.messages import GpuStatus
 
-__all__ = ["DemoReport", "ProcessFigures", "Times", "export_picture", "print_gpus", "print_report", "write_summary"]
+__all__ = [
+    "DemoReport",
+    "ProcessFigures",
+    "Times",
+    "export_picture",
+    "print_addresses",
+    "print_gpus",
+    "print_report",
+    "write_summary",
+]
 
 _PICTURE_WIDTH = 118
 
@@ -126,6 +135,17 @@ def print_report(console: Console, report: DemoReport) -> None:
         table.add_row("note", note)
     console.print()
     console.print(table)
+
+
+def print_addresses(console: Console, addresses: Sequence[tuple[str, str]], commands: Sequence[str]) -> None:
+    """Where everything is that runs on, and what to try; plain lines, so that a terminal finds the links."""
+    console.print("\nEverything runs on until Ctrl-C:")
+    width = max(len(name) for name, _ in addresses)
+    for name, address in addresses:
+        console.print(f"  {name.ljust(width)}  {address}", soft_wrap=True, highlight=False)
+    console.print("\nTry:")
+    for command in commands:
+        console.print(f"  {command}", soft_wrap=True, highlight=False)
 
 
 def _process(process: ProcessFigures) -> str:

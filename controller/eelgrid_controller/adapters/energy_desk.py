@@ -1,0 +1,323 @@
+"""The way of energy windows from agents' streams into the ledger, and of questions to it.
+
+Owns what is not on disk yet, when it is written, and what is acknowledged. Must not know
+streams, nor what stands in the ledger.
+
+Theory. Windows come at about one a node a minute; what has come in a second is one
+transaction in a thread of its own, and only then acknowledged. Where the disk fails, what
+came waits and is tried again, up to a bound; what finds no room is not taken, and its agent
+sends it again. A window whose number is not above the newest of its node's incarnation was
+here before: it is acknowledged when that one is on disk. So numbers of a node are taken in
+their order and each once. After one that found no room, later ones of its node are not taken
+either, since their acknowledgement would cover it; the agent begins again from its oldest, which
+shows by a number that is not above those that were turned away. What steward and jobs tell of
+work done goes the same way; nobody sends that again, so what finds no room is lost. The ledger
+never stands in the way of placing: a fault in it is logged, told by a metric, and tried again.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from eelgrid_controller.adapters.energy_store import EnergyStore, open_energy
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.core import Core
+from eelgrid_controller.energy_ledger.asking import Answer, Asked
+from eelgrid_controller.energy_ledger.entries import Entry, Holder, Measured, Place, holder_of, namespace_of
+from eelgrid_controller.energy_ledger.spreading import spread
+from eelgrid_controller.energy_ledger.working import Worked, WorkEntry, spread_work
+from eelgrid_controller.errors import LedgerError
+from eelgrid_controller.power.tariff import Tariff
+from eelgrid_controller.steward.prices import tariff_of
+from eelgrid_protos.faults import Unavailable
+from eelgrid_protos.messages import EnergyAcknowledgement, EnergyOwner, EnergyPrices, EnergyWindow, Inventory
+
+__all__ = ["EnergyDesk"]
+
+_BATCH_S = 1.0
+_AGAIN_S = 5.0
+_FORGET_S = 600.0
+_WAITING_MOST = 20_000  # windows: a quarter of an hour of 1,213 nodes, some 100 MB
+_WORK_MOST = 100_000
+_SPECS_MOST = 20_000
+# A device of two kilowatts takes sixteen years to it; beyond is a fault, and would spoil every sum.
+_DEVICE_MJ_MOST = 10**15
+
+Acknowledge = Callable[[EnergyAcknowledgement], None]
+
+
+@dataclass(slots=True)
+class _Batch:
+    entries: list[Entry] = field(default_factory=list)
+    measured: list[Measured] = field(default_factory=list)
+    newest: dict[str, tuple[int, int]] = field(default_factory=dict)
+    told: dict[str, Acknowledge] = field(default_factory=dict)
+    worked: list[WorkEntry] = field(default_factory=list)
+    windows: int = 0
+    end_ns: int = 0  # the latest
+
+    def then(self, later: "_Batch") -> "_Batch":
+        """Both, of which the other came later."""
+        return _Batch(
+            self.entries + later.entries, self.measured + later.measured, self.newest | later.newest,
+            self.told | later.told, self.worked + later.worked, self.windows + later.windows,
+            max(self.end_ns, later.end_ns),
+        )  # fmt: skip
+
+
+class _Found(NamedTuple):
+    """What stands in a ledger that is opened."""
+
+    newest: dict[str, tuple[int, int]]
+    namespaces_mj: dict[str, int]
+    holders: list[Holder]
+    worked_s: dict[tuple[str, str], float]
+
+
+class EnergyDesk:
+    """One ledger; made by `open`."""
+
+    def __init__(self, folder: Path, *, core: Callable[[], Core], clock: Clock, log: logging.Logger) -> None:
+        self.windows = 0
+        self.again = 0  # windows that were here before
+        self.dropped = 0  # windows that found no room; they come again
+        self.failures = 0
+        self.refused = 0  # windows that no devices can have spent; they are in no sum
+        self.fault = ""  # what is wrong with the ledger now
+        self.booked: Callable[[Sequence[Entry], int], None] = lambda _entries, _end_ns: None  # what is on disk now
+        self.newest_ns: int | None = None  # the latest end of a window that this process wrote
+        self._namespaces_mj: dict[str, int] = {}
+        self._folder = folder
+        self._core = core
+        self._clock = clock
+        self._log = log
+        self._store: EnergyStore | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="energy")
+        self._readers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="energy-read")
+        self._newest: dict[str, tuple[int, int]] = {}  # on disk
+        self._taken: dict[str, tuple[int, int]] = {}  # on disk or on the way there
+        self._turned_away: dict[str, tuple[int, int]] = {}  # the highest since one found no room
+        self._worked_s: dict[tuple[str, str], float] = {}
+        self._prices: tuple[EnergyPrices | None, Tariff | None] = (None, None)
+        self._batch = _Batch()
+        self._writing = _Batch()
+        self._wake = asyncio.Event()
+        self._holders: OrderedDict[str, Holder] = OrderedDict()
+
+    async def run(self) -> None:
+        """Open the ledger and write what comes, until cancelled; what waits then is written, too."""
+        forget_s = self._clock.monotonic_s() + _FORGET_S
+        try:
+            while True:
+                if self._store is None and not await self._opened():
+                    await asyncio.sleep(_AGAIN_S)
+                    continue
+                await self._wake.wait()
+                await asyncio.sleep(_BATCH_S)
+                await self._flush()
+                if self._clock.monotonic_s() >= forget_s:
+                    forget_s = self._clock.monotonic_s() + _FORGET_S
+                    await self._forget()
+        finally:
+            if self._store is not None:
+                await self._write()
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._store.close)
+            self._thread.shutdown(wait=False)
+            self._readers.shutdown(wait=False)
+
+    async def _opened(self) -> bool:
+        def begin() -> tuple[EnergyStore, _Found]:
+            store = open_energy(self._folder)
+            return store, _Found(store.newest(), store.by_namespace(), store.known(_SPECS_MOST), store.worked_until())
+
+        try:
+            store, found = await asyncio.get_running_loop().run_in_executor(self._thread, begin)
+        except LedgerError as error:
+            self._failed(error)
+            return False
+        self._store, self._newest, self._taken = store, found.newest, dict(found.newest)
+        self._namespaces_mj, self._worked_s = found.namespaces_mj, found.worked_s
+        self._holders.update((holder.workload, holder) for holder in found.holders)
+        self.fault = ""
+        return True
+
+    def _failed(self, error: LedgerError) -> None:
+        self.failures += 1
+        if self.fault != str(error):
+            self._log.error("ledger=failed error=%s", error)
+        self.fault = str(error)
+
+    def take(self, inventory: Inventory, window: EnergyWindow, acknowledge: Acknowledge) -> None:
+        """A window of a node; `acknowledge` is called when it is on disk. One that finds no room comes again."""
+        node = inventory.node_name
+        self.windows += 1
+        incarnation, number = self._taken.get(node, (0, 0))
+        if incarnation == window.incarnation and window.number <= number:
+            self.again += 1
+            self._told_again(node, window, acknowledge)
+            return
+        if not self._has_room(node, window):
+            self.dropped += 1
+            return
+        batch = self._batch
+        batch.newest[node] = self._taken[node] = (window.incarnation, window.number)
+        batch.told[node] = acknowledge
+        batch.windows += 1
+        self._wake.set()
+        if max((device.total_mj for device in window.devices), default=0) > _DEVICE_MJ_MOST:
+            self.refused += 1
+            self._log.error(
+                "node=%s window=%d ledger=refused reason=no device can have spent that", node, window.number
+            )
+            return
+        batch.end_ns = max(batch.end_ns, window.end_ns)
+        models = {gpu.uuid: gpu.catalogue_key for gpu in inventory.gpus}
+        places = {
+            device.gpu_uuid: Place(node, inventory.pool, models.get(device.gpu_uuid, "")) for device in window.devices
+        }
+        made = spread(window, places, self._holder, self._tariff())
+        batch.entries += made.entries
+        batch.measured += made.measured
+
+    def _has_room(self, node: str, window: EnergyWindow) -> bool:
+        """Whether a window is taken now; see the module for those that come after one that was not."""
+        away = self._turned_away.get(node)
+        is_later = away is not None and away[0] == window.incarnation and window.number > away[1]
+        if is_later or self._store is None or self.waiting >= _WAITING_MOST:
+            self._turned_away[node] = (window.incarnation, window.number)
+            return False
+        self._turned_away.pop(node, None)
+        return True
+
+    @property
+    def waiting(self) -> int:
+        """Windows that are not on disk yet."""
+        return self._batch.windows + self._writing.windows
+
+    def _tariff(self) -> Tariff | None:
+        """The policy's prices, made into a tariff once."""
+        prices = self._core().state.policy.prices
+        if self._prices[0] is not prices:
+            self._prices = (prices, tariff_of(prices))
+        return self._prices[1]
+
+    def worked(self, increments: Iterable[Worked]) -> None:
+        """What workloads have done in stretches of time; what finds no room is lost."""
+        for one in increments:
+            if self._store is None or len(self._batch.worked) >= _WORK_MOST:
+                return
+            key = (one.workload, one.unit)
+            made = spread_work(one, self._worked_s.get(key))
+            if made:
+                self._worked_s[key] = made[-1].until_s
+                self._batch.worked += made
+        if self._batch.worked:
+            self._wake.set()
+
+    def _told_again(self, node: str, window: EnergyWindow, acknowledge: Acknowledge) -> None:
+        """A window that is here already: told now if it is on disk, else when it is."""
+        for batch in (self._batch, self._writing):
+            if node in batch.told:
+                batch.told[node] = acknowledge
+        incarnation, number = self._newest.get(node, (0, 0))
+        if incarnation == window.incarnation and window.number <= number:
+            acknowledge(EnergyAcknowledgement(incarnation=incarnation, number=number))
+
+    def _holder(self, owner: EnergyOwner) -> Holder:
+        """The holder, with what is known of its workload, also when that has ended and left since."""
+        if not owner.workload:
+            return holder_of(owner, None)
+        workload = self._core().state.workloads.get(owner.workload)
+        if workload is not None:
+            found = holder_of(owner, workload.spec)
+            self._holders[owner.workload] = found
+            self._holders.move_to_end(owner.workload)
+            if len(self._holders) > _SPECS_MOST:
+                self._holders.popitem(last=False)
+            return found
+        plain, known = holder_of(owner, None), self._holders.get(owner.workload)
+        if known is None:
+            return plain
+        return plain._replace(
+            namespace=plain.namespace or known.namespace, title=known.title, user=plain.user or known.user,
+            queue=known.queue, labels=known.labels,
+        )  # fmt: skip
+
+    async def _flush(self) -> None:
+        """What has come goes to the disk in one transaction; where that fails it waits for the next."""
+        self._wake.clear()
+        writing = asyncio.ensure_future(self._write())
+        try:
+            is_written = await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # The stop came while the disk was at work: what came later must not be written without this.
+            await writing
+            raise
+        if not is_written:
+            await asyncio.sleep(_AGAIN_S)
+            self._wake.set()
+
+    async def _write(self) -> bool:
+        batch, self._batch = self._batch, _Batch()
+        if not batch.newest and not batch.worked:
+            return True
+        store, self._writing = self._store, batch
+        assert store is not None
+        windows = [(node, incarnation, number) for node, (incarnation, number) in batch.newest.items()]
+
+        def write() -> None:
+            store.add(batch.entries, batch.measured, windows, batch.worked)
+
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, write)
+        except LedgerError as error:
+            self._failed(error)
+            self._batch, self._writing = batch.then(self._batch), _Batch()
+            return False
+        self.fault, self._writing = "", _Batch()
+        self._newest |= batch.newest
+        self.booked(batch.entries, batch.end_ns)
+        self._sum_up(batch)
+        for node, (incarnation, number) in batch.newest.items():
+            batch.told[node](EnergyAcknowledgement(incarnation=incarnation, number=number))
+        return True
+
+    def _sum_up(self, batch: _Batch) -> None:
+        """What was written goes into the sums that are kept in memory."""
+        sums_mj = self._namespaces_mj
+        for entry in batch.entries:
+            name = namespace_of(entry.holder.kind, entry.holder.namespace)
+            sums_mj[name] = sums_mj.get(name, 0) + entry.booked.energy_mj
+        if batch.end_ns:
+            self.newest_ns = max(self.newest_ns or 0, batch.end_ns)
+
+    def by_namespace(self) -> Mapping[str, float]:
+        """Joules since the ledger began, as far as it is kept; what no namespace has is in parentheses.
+
+        All of them are all that was measured. Cheap, and never less than before within one process.
+        """
+        return {name: energy_mj / 1000.0 for name, energy_mj in self._namespaces_mj.items()}
+
+    async def _forget(self) -> None:
+        store, now_s = self._store, int(self._clock.now_ns() / 1e9)
+        if store is None:
+            return
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, lambda: store.forget(now_s=now_s))
+        except LedgerError as error:
+            self._failed(error)
+
+    async def ask(self, asked: Asked) -> Answer:
+        """The answer of what is on disk. Raises Unavailable."""
+        store = self._store
+        if store is None:
+            raise Unavailable(f"the energy ledger cannot be read: {self.fault or 'it is being opened'}; ask again")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._readers, lambda: store.ask(asked))
+        except LedgerError as error:
+            raise Unavailable(str(error)) from error

@@ -1,0 +1,196 @@
+"""A month's energy as one page of HTML that needs nothing else: totals, tables and a chart of days.
+
+Owns how the page looks. Must not know how the numbers are asked for: documents of eelctl energy in, text out.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from eelgrid_controller.cli.energy import per_unit_text, work_text
+
+__all__ = ["Section", "page_of"]
+
+_KWH = 3.6e6
+_STYLE = """
+:root { color-scheme: light; }
+body { font: 14px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 62rem; margin: 2rem auto;
+  padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
+p { margin: .3rem 0; } .dim { color: #595959; }
+.figures { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1.2rem 0; }
+.figure { border: 1px solid #d0d0d0; border-radius: 6px; padding: .6rem .9rem; min-width: 9rem; }
+.figure b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; width: 100%; }
+th { text-align: left; border-bottom: 2px solid #888; font-weight: 600; }
+td { border-bottom: 1px solid #e2e2e2; }
+th, td { padding: .25rem .5rem; vertical-align: top; }
+th.n, td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.name { overflow-wrap: anywhere; min-width: 8rem; }
+tr.sum td { font-weight: 600; border-top: 2px solid #888; }
+svg { width: 100%; height: auto; display: block; } svg text { font: 11px system-ui, sans-serif; fill: #595959; }
+.key { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em; vertical-align: baseline; }
+@media print { body { margin: 0; max-width: none; font-size: 11px; } tr, .figure { break-inside: avoid; }
+  h2 { break-after: avoid; } }
+@page { size: A4; margin: 15mm; }
+"""
+_ACTIVE, _IDLE = "#1f5fa8", "#e0932f"
+
+
+class Section(NamedTuple):
+    """One table: its heading, the names that rows are grouped by, and the answer as eelctl energy has it."""
+
+    heading: str
+    by: tuple[str, ...]
+    document: dict[str, Any]
+
+
+def page_of(title: str, made: str, sections: Sequence[Section], days: dict[str, Any]) -> str:
+    """The page; `days` is the answer by day. All names are escaped: they are other people's."""
+    whole = sections[0].document
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="dim">{escape(whole["begin"][:16])} to {escape(whole["end"][:16])} UTC, hours of UTC; made {escape(made)}</p>',
+        _figures(whole),
+        _sums(whole),
+        "<h2>Energy of owners by day</h2>",
+        _chart(days["groups"]),
+    ]
+    for section in sections:
+        body += [f"<h2>{escape(section.heading)}</h2>", _table(section)]
+    body.append(
+        '<p class="dim">Energy is of the devices, by their own counters where they have them, and is divided among '
+        "owners so that parts add up to what was measured. Idle is what boards and open contexts draw without work. "
+        "Cost and carbon have the price, the carbon intensity and the PUE of the time. &ge; and &le; stand where not "
+        "all work was counted.</p>"
+    )
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>\n<body>\n'
+        + "\n".join(body)
+        + "\n</body></html>\n"
+    )
+
+
+def _kwh(energy_j: float) -> str:
+    value = energy_j / _KWH
+    return f"{value:,.0f}" if value >= 1000.0 else f"{value:,.1f}" if value >= 10.0 else f"{value:,.3f}"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100.0 * part / whole:.1f} %" if whole else ""
+
+
+def _figures(document: dict[str, Any]) -> str:
+    total, currency = document["total"], document["currency"]
+    found = [("energy of the devices", f"{_kwh(total['energy_j'])} kWh")]
+    if currency:
+        found += [
+            ("cost", f"{total['cost']:,.2f} {currency}"),
+            ("carbon dioxide", f"{total['carbon_g'] / 1000.0:,.1f} kg"),
+        ]
+    found += [
+        ("idle", _share(total["idle_j"], total["energy_j"]) or "-"),
+        ("held by nobody", _share(document["unallocated"]["energy_j"], total["energy_j"]) or "-"),
+    ]
+    cells = (f'<div class="figure"><b>{escape(value)}</b>{escape(name)}</div>' for name, value in found)
+    return f'<div class="figures">{"".join(cells)}</div>'
+
+
+def _sums(document: dict[str, Any]) -> str:
+    lines = [
+        f"<p>Measured: {_kwh(document['measured_j'])} kWh, which may be off by {_kwh(document['uncertainty_j'])} kWh.</p>"
+    ]
+    if document["uncounted_s"]:
+        hours = document["uncounted_s"] / 3600.0
+        lines.append(f"<p>{hours:,.1f} device-hours were measured by nobody and are in no sum.</p>")
+    return "".join(lines)
+
+
+def _table(section: Section) -> str:
+    document, currency = section.document, section.document["currency"]
+    total = document["total"]
+    is_told = any(row["work"] for row in document["groups"])
+    numbers: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
+        ("kWh", lambda row: _kwh(row["energy_j"])),
+        ("share", lambda row: _share(row["energy_j"], total["energy_j"])),
+        ("idle", lambda row: _share(row["idle_j"], row["energy_j"])),
+    ]
+    if is_told:
+        numbers += [
+            ("work", lambda row: _lines(work_text, row, ">= ", "≥ ")),
+            ("for each", lambda row: _lines(per_unit_text, row, "<= ", "≤ ")),
+        ]
+    if currency:
+        numbers += [
+            (currency, lambda row: f"{row['cost']:,.2f}"),
+            ("kg CO₂", lambda row: f"{row['carbon_g'] / 1000.0:,.1f}"),
+        ]
+    others = [
+        {section.by[0]: name} | document[part]
+        for name, part in (
+            (f"{document['left_out'].get('groups', 0)} others", "left_out"), ("held by nobody", "unallocated"),
+            ("nobody known", "unattributed"),
+        )
+        if document[part]["energy_j"]
+    ]  # fmt: skip
+    head = "".join(f"<th>{escape(name)}</th>" for name in section.by) + "".join(
+        f'<th class="n">{escape(name)}</th>' for name, _ in numbers
+    )
+    rows = [(row, "") for row in [*document["groups"], *others]]
+    rows.append(({section.by[0]: "Total"} | total, ' class="sum"'))
+    lines = []
+    for row, kind in rows:
+        cells = [f'<td class="name">{escape(str(row.get(name, ""))) or "&ndash;"}</td>' for name in section.by]
+        cells += [f'<td class="n">{escape(of(row)).replace(chr(10), "<br>")}</td>' for _, of in numbers]
+        lines.append(f"<tr{kind}>{''.join(cells)}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _lines(text_of: Callable[[Sequence[dict[str, Any]]], str], row: dict[str, Any], sign: str, shown: str) -> str:
+    """A line for each unit."""
+    return "\n".join(text_of([one]) for one in row.get("work", ())).replace(sign, shown)
+
+
+def _round_up(value: float) -> float:
+    """The next of 1, 2, 3, 4, 5, 6, 8 or 10 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next((step * power for step in (1, 2, 3, 4, 5, 6, 8) if step * power >= value), 10.0 * power)
+
+
+def _chart(days: Sequence[dict[str, Any]]) -> str:
+    """A bar for each day, idle on active; an SVG with a text for each bar."""
+    if not days:
+        return "<p>No energy was charged to an owner.</p>"
+    width, height, left, foot = 900.0, 220.0, 50.0, 22.0
+    most_kwh = _round_up(max(row["energy_j"] for row in days) / _KWH or 1.0)
+    step = (width - left) / max(len(days), 7)
+    high = height - foot - 14.0
+    parts = []
+    for share in (0.0, 0.5, 1.0):
+        y = height - foot - high * share
+        parts.append(
+            f'<line x1="{left}" x2="{width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#d8d8d8"/>'
+            f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{most_kwh * share:,.4g}</text>'
+        )
+    for place, row in enumerate(days):
+        x, y = left + step * (place + 0.12), height - foot
+        told = f"{row['day']}: {_kwh(row['energy_j'])} kWh, {_share(row['idle_j'], row['energy_j'])} idle"
+        parts.append(f"<g><title>{escape(told)}</title>")
+        for energy_j, colour in ((row["active_j"], _ACTIVE), (row["idle_j"], _IDLE)):
+            tall = high * energy_j / _KWH / most_kwh
+            y -= tall
+            parts.append(
+                f'<rect x="{x:.1f}" y="{y:.1f}" width="{step * 0.76:.1f}" height="{tall:.1f}" fill="{colour}"/>'
+            )
+        parts.append("</g>")
+        if len(days) <= 16 or place % 2 == 0:
+            parts.append(
+                f'<text x="{x + step * 0.38:.1f}" y="{height - 6}" text-anchor="middle">{escape(row["day"][-2:])}</text>'
+            )
+    return (
+        f'<p class="dim">kWh<span class="key" style="background:{_ACTIVE}"></span>active'
+        f'<span class="key" style="background:{_IDLE}"></span>idle</p>'
+        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="Energy of owners by day in kWh">{"".join(parts)}</svg>'
+    )

@@ -1,0 +1,97 @@
+"""From devices to the ledger: real processes, a controller that is killed on the way, and sums that agree."""
+
+import json
+import time
+
+import pytest
+from tests.e2e.processes import Cluster, fleet_of
+
+from eelgrid_protos.messages import (
+    GetSamplesRequest,
+    QueryEnergyRequest,
+    Reading,
+    ResourceRequest,
+    SubmitWorkloadRequest,
+    WorkloadSpec,
+)
+
+NODES = [
+    {"name": f"gpu-{index}", "cpu_milli": 64_000, "memory_bytes": 2**37, "pool": "train",
+     "gpus": [{"product": "h100-sxm5-80gb"}, {"product": "h100-sxm5-80gb"}]}
+    for index in range(2)
+]  # fmt: skip
+HOUR_NS = 3600 * 10**9
+
+
+def asked(cluster, *group_by, **filters):
+    """The hours around now."""
+    now_ns = time.time_ns()
+    request = QueryEnergyRequest(begin_ns=now_ns - HOUR_NS, end_ns=now_ns + HOUR_NS, group_by=group_by, filters=filters)
+    return cluster.operators.query_energy(request, timeout=10.0)
+
+
+def energy_mj(spent):
+    return spent.bare_idle_mj + spent.context_idle_mj + spent.active_mj
+
+
+def submit(cluster, name, gpus):
+    spec = WorkloadSpec(
+        name=name, request=ResourceRequest(cpu_milli=1000, memory_bytes=2**30, gpu_count=gpus, gpu_milli=1000),
+        queue="research", labels={"team": name[0]},
+    )  # fmt: skip
+    return cluster.operators.submit_workload(SubmitWorkloadRequest(workload_id=name, spec=spec), timeout=10.0)
+
+
+def counters_j(cluster, agent):
+    """What the devices of an agent have counted, by its own API."""
+    total_j = 0.0
+    for node in NODES:
+        answer = cluster.node_api(agent).get_samples(GetSamplesRequest(node_name=node["name"]), timeout=10.0)
+        total_j += sum(
+            sum(column.values) for column in answer.samples.gpu_columns if column.reading is Reading.ENERGY_J
+        )
+    return total_j
+
+
+def test_joules_of_workloads_are_kept_once_over_a_controller_that_is_killed(tmp_path):
+    fleet = fleet_of(tmp_path / "fleet.json", NODES)
+    with Cluster(tmp_path) as cluster:
+        controller = cluster.controller()
+        agent = cluster.agent(fleet, "--energy-window", "1")
+        cluster.until_ready(2)
+        submit(cluster, "alpha", 2)
+        submit(cluster, "beta", 1)
+
+        def is_known(least_mj):
+            found = {group.values: energy_mj(group.spent) for group in asked(cluster, "workload").groups}
+            return found if min(found.get(("alpha",), 0), found.get(("beta",), 0)) > least_mj else None
+
+        before = cluster.until(lambda: is_known(100_000), what="windows of both workloads are in the ledger")
+        controller.kill()
+        time.sleep(4.0)
+        cluster.controller()
+        # What was spent while no controller lived comes from the agent, and nothing comes twice.
+        began_j, began_s = counters_j(cluster, agent), time.monotonic()
+        found = cluster.until(
+            lambda: is_known(max(before.values()) + 500_000), what="the windows of the time without a controller came"
+        )
+        answer = asked(cluster, "title", "label:team", "queue")
+        assert {group.values for group in answer.groups} == {("alpha", "a", "research"), ("beta", "b", "research")}
+        parts = [*(group.spent for group in answer.groups), answer.left_out, answer.unallocated, answer.unattributed]
+        assert sum(map(energy_mj, parts)) == answer.measured_mj
+        measured_j, now_j = asked(cluster).measured_mj / 1000.0, counters_j(cluster, agent)
+        elapsed_s = time.monotonic() - began_s
+        # The newest seconds are still with the agent; four H100 draw 2.8 kW at most.
+        assert began_j - 2800.0 * 3.0 <= measured_j <= now_j + 2800.0
+        assert now_j - measured_j <= 2800.0 * (elapsed_s + 3.0)
+        assert found.keys() == {("alpha",), ("beta",)}
+        rows = json.loads(cluster.eelctl("energy", "--since", "1h", "--by", "workload", "-o", "json").stdout)
+        assert {row["workload"] for row in rows["groups"]} == {"alpha", "beta"}
+
+
+@pytest.mark.parametrize("words", [("--by", "colour"), ("--since", "soon")])
+def test_a_question_that_cannot_be_asked_says_what_can(tmp_path, words):
+    with Cluster(tmp_path) as cluster:
+        cluster.controller()
+        refused = cluster.eelctl("energy", *words, code=2 if words[0] == "--since" else 5)
+        assert ("give some of" in refused.stderr) or ("such as" in refused.stderr)

@@ -1,0 +1,209 @@
+"""A whole random day, from simulated devices to the ledger: parts add up to the millijoule, and to what was drawn.
+
+On the way agents are killed, the controller is killed, acknowledgements are lost, the connection is gone for hours, and
+clocks are set. EELGRID_LEDGER_DAYS=20 takes as many days, each with another seed.
+"""
+
+import asyncio
+import logging
+import os
+import random
+from types import SimpleNamespace
+
+import pytest
+from tests.energy_rig import SECOND
+
+from eelgrid_agent.attribution.node_energy import NodeEnergy
+from eelgrid_agent.attribution.outbox import EnergyOutbox
+from eelgrid_agent.attribution.owners import OwnerBook
+from eelgrid_agent.attribution.sources import Sources
+from eelgrid_agent.attribution.window_file import WindowFile
+from eelgrid_agent.device import GpuProcess, ProcessKind
+from eelgrid_agent.engine import NoEngine
+from eelgrid_agent.host import SimulatedHost
+from eelgrid_agent.node import Node
+from eelgrid_agent.simulation import GpuLoad, GpuSpec, NodeSpec, SimulatedNode
+from eelgrid_agent.slow import take_slow_look
+from eelgrid_agent.survey import Identity, survey, take_looks
+from eelgrid_controller.adapters import energy_desk
+from eelgrid_controller.adapters.energy_desk import EnergyDesk
+from eelgrid_controller.adapters.energy_store import open_energy
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.energy_ledger.asking import asked_of
+from eelgrid_protos import codec
+from eelgrid_protos.catalogue import load
+from eelgrid_protos.messages import Assignment, ConnectResponse, EnergyWindow, NodePlan
+
+BEGIN_NS = 1_799_971_200 * SECOND
+STEP_S, LOOK_S, DAY_S = 10, 30, 86_400
+DAYS = int(os.environ.get("EELGRID_LEDGER_DAYS", "1"))
+GPUS = (GpuSpec(product="h100-sxm5-80gb"), GpuSpec(product="a100-sxm4-80gb"))
+
+
+class SetClock:
+    """A monotonic clock, and a wall clock that people set."""
+
+    now_ns = SECOND
+    offset_ns = BEGIN_NS
+
+    def monotonic_ns(self):
+        return self.now_ns
+
+    def wall_ns(self):
+        return self.now_ns + self.offset_ns
+
+
+class Day:
+    """One node with its agent, which comes and goes, and the controller's desk, which does, too."""
+
+    def __init__(self, folder, rng):
+        self.folder, self.rng, self.clock = folder, rng, SetClock()
+        (folder / "proc").mkdir()
+        (folder / "data").mkdir()
+        spec = NodeSpec(node_name="n0", cpu_milli=1000, memory_bytes=10**9, gpus=GPUS)
+        self.device = SimulatedNode(spec, monotonic_ns=self.clock.monotonic_ns, seed=rng.randrange(2**31))
+        self.incarnations, self.pids, self.running, self.step = iter(range(1, 10**6)), iter(range(10, 10**6)), {}, 0
+        self.file = WindowFile(folder / "windows.json")
+        self.begin_agent()
+        self.truth_pj = self.drawn_pj()
+        self.counts = dict.fromkeys(("agents", "controllers", "unheard", "clocks", "away"), 0)
+
+    def drawn_pj(self):
+        return sum(gpu.energy_pj(self.clock.now_ns) for gpu in self.device.devices)
+
+    def begin_agent(self):
+        outbox = EnergyOutbox(self.file.load(draw_incarnation=lambda: next(self.incarnations)), boot="b")
+        host = SimulatedHost(
+            cpu_milli=1000, memory_bytes=10**9, load=NoEngine().host_load, monotonic_ns=self.clock.monotonic_ns
+        )
+        self.node = Node(
+            Identity(node_name="n0", agent_version="t", simulated=True), host=host, engine=NoEngine(),
+            clock=self.clock, draw_incarnation=lambda: 1, ticks_most=10, first=survey(self.device),
+            energy=NodeEnergy(load(), Sources(OwnerBook(self.folder / "proc"))), outbox=outbox,
+        )  # fmt: skip
+        self.kept, self.changes = outbox.kept(), -1
+        self.plan()
+
+    def plan(self):
+        held = Assignment(workload_id="w-1", replica=0, gpu_uuids=(self.node.gpu_uuids[1],), gpu_milli=1000)
+        self.node.receive(ConnectResponse(message=NodePlan(node_name="n0", epoch=1, lease_s=1e9, assignments=(held,))))
+
+    def kill_agent(self):
+        """What is not on its disk is lost; devices go on counting."""
+        self.file.store(self.kept)
+        self.clock.now_ns += self.rng.randrange(5, 120) * SECOND
+        self.begin_agent()
+        self.counts["agents"] += 1
+
+    async def begin_desk(self):
+        core = SimpleNamespace(state=SimpleNamespace(workloads={}, policy=SimpleNamespace(prices=None)))
+        self.desk = EnergyDesk(self.folder / "data", core=lambda: core, clock=Clock(), log=logging.getLogger("test"))
+        self.task = asyncio.create_task(self.desk.run())
+        self.node.outbox.windows.resume()
+
+    async def kill_desk(self):
+        """What is not on its disk is lost."""
+        self.desk._batch = energy_desk._Batch()
+        self.task.cancel()
+        await asyncio.wait((self.task,))
+        self.counts["controllers"] += 1
+        await self.begin_desk()
+
+    def work(self):
+        """Jobs come and go, and load with them."""
+        index = self.rng.randrange(len(GPUS))
+        uuid = self.node.gpu_uuids[index]
+        if index in self.running:
+            self.device.end_process(uuid, self.running.pop(index))
+            self.device.set_load(uuid, GpuLoad())
+            return
+        pid = next(self.pids)
+        (self.folder / "proc" / str(pid)).mkdir()
+        (self.folder / "proc" / str(pid) / "cgroup").write_text(
+            f"0::/system.slice/slurmstepd.scope/job_{pid}/step_0/user/task_0\n"
+        )
+        (self.folder / "proc" / str(pid) / "stat").write_text(f"{pid} (p) " + " ".join(["S", *["0"] * 18, "77"]))
+        self.device.start_process(uuid, GpuProcess(pid=pid, kind=ProcessKind.COMPUTE))
+        self.device.set_load(uuid, GpuLoad(utilization_ratio=self.rng.random()))
+        self.running[index] = pid
+
+    def tick(self):
+        self.clock.now_ns += STEP_S * SECOND
+        self.step += 1
+        self.node.tick(take_looks(self.device, self.node.gpu_uuids), monotonic_ns=self.clock.now_ns)
+        if self.step % (LOOK_S // STEP_S) == 0:
+            slow = take_slow_look(self.device, self.node.gpu_uuids)
+            found = self.node.energy.read(self.node.inventory.gpus, slow, now_ns=self.clock.now_ns)
+            self.node.observe_slow(slow, found)
+        outbox = self.node.outbox
+        if outbox.windows.changes != self.changes:
+            self.kept, self.changes = outbox.kept(), outbox.windows.changes
+
+    def hear(self, windows, told):
+        if self.rng.random() < 0.3:
+            self.counts["unheard"] += 1
+        else:
+            windows.acknowledge(told.incarnation, told.number)
+
+    def send(self):
+        windows = self.node.outbox.windows
+        while (window := windows.upcoming()) is not None:
+            arrived = codec.decode(EnergyWindow, codec.encode(window))
+            self.desk.take(self.node.inventory, arrived, lambda told, of=windows: self.hear(of, told))
+
+    async def run(self):
+        await self.begin_desk()
+        away_until = 0
+        while self.step * STEP_S < DAY_S:
+            self.tick()
+            chance = self.rng.random()
+            if chance < 0.004:
+                self.work()
+            elif chance < 0.0046:
+                self.kill_agent()
+            elif chance < 0.006:
+                await self.kill_desk()
+            elif chance < 0.0063:
+                self.clock.offset_ns += self.rng.randrange(-300, 300) * SECOND
+                self.counts["clocks"] += 1
+            elif chance < 0.0068 and self.step > away_until:
+                away_until = self.step + self.rng.randrange(60, 1200)
+                self.counts["away"] += 1
+            if self.step > away_until:
+                if self.step == away_until + 1:
+                    self.node.outbox.windows.resume()
+                self.send()
+            if self.step % 3 == 0:
+                await asyncio.sleep(0.0005)
+        drawn_pj = self.drawn_pj() - self.truth_pj
+        self.node.outbox.close()
+        async with asyncio.timeout(30.0):
+            while self.node.outbox.windows.closed:
+                self.node.outbox.windows.resume()
+                self.send()
+                await asyncio.sleep(0.01)
+        self.task.cancel()
+        await asyncio.wait((self.task,))
+        return drawn_pj
+
+
+@pytest.mark.parametrize("seed", range(DAYS))
+async def test_a_random_day_adds_up_and_is_what_was_drawn(tmp_path, monkeypatch, seed):
+    monkeypatch.setattr(energy_desk, "_BATCH_S", 0.0)
+    day = Day(tmp_path, random.Random(seed))
+    drawn_j = await day.run() / 1e12
+    store = open_energy(tmp_path / "data")
+    stretch = {"begin_ns": BEGIN_NS - DAY_S * SECOND, "end_ns": BEGIN_NS + 3 * DAY_S * SECOND, "filters": {}}
+    for by in ((), ("hour",), ("kind", "name"), ("gpu_model", "day")):
+        answer = store.ask(asked_of(**stretch, group_by=by, rows_most=5))
+        assert answer.total.energy_mj == answer.measured_mj, by
+    assert sum(store.by_namespace().values()) == answer.measured_mj
+    for hour in range(-1, 26):
+        begin_ns = BEGIN_NS + hour * 3600 * SECOND
+        one = store.ask(
+            asked_of(begin_ns=begin_ns, end_ns=begin_ns + 3600 * SECOND, group_by=(), filters={}, rows_most=5)
+        )
+        assert one.total.energy_mj == one.measured_mj, hour
+    store.close()
+    assert seed or all(day.counts.values()), f"every fault came: {day.counts}"
+    assert answer.measured_mj / 1000.0 == pytest.approx(drawn_j, rel=0.01), day.counts

@@ -1,0 +1,260 @@
+"""The desk of the ledger: what is taken, written, acknowledged and summed up, with a disk that fails on the way."""
+
+import asyncio
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from eelgrid_controller.adapters import energy_desk
+from eelgrid_controller.adapters.energy_desk import EnergyDesk
+from eelgrid_controller.adapters.energy_store import EnergyStore, open_energy
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.energy_ledger.asking import asked_of
+from eelgrid_controller.energy_ledger.working import Worked
+from eelgrid_controller.errors import LedgerError
+from eelgrid_protos.messages import (
+    AttributionConfidence,
+    AttributionMethod,
+    EnergyOwner,
+    EnergyPart,
+    EnergyWindow,
+    Inventory,
+    OwnerKind,
+    ResourceRequest,
+    WindowDevice,
+    WindowShare,
+    WorkloadSpec,
+)
+
+SECOND_NS = 10**9
+BEGIN_NS = 1_799_971_200 * SECOND_NS  # a midnight
+SPEC = WorkloadSpec(
+    name="chat", request=ResourceRequest(gpu_count=1, gpu_milli=1000), queue="q1", namespace="ml", labels={"team": "a"}
+)
+OWNERS = (
+    EnergyOwner(kind=OwnerKind.WORKLOAD, workload="w-1"), EnergyOwner(kind=OwnerKind.UNALLOCATED),
+    EnergyOwner(kind=OwnerKind.SLURM, job="7"),
+)  # fmt: skip
+
+
+def inventory(name):
+    return Inventory(node_name=name, cpu_milli=1, memory_bytes=1, pool="train")
+
+
+def window(number, energy_mj=1_000, *, incarnation=1, owner=0):
+    share = WindowShare(
+        device=0, owner=owner, part=EnergyPart.ACTIVE, method=AttributionMethod.EXCLUSIVE,
+        confidence=AttributionConfidence.HIGH, energy_mj=energy_mj,
+    )  # fmt: skip
+    return EnergyWindow(
+        incarnation=incarnation, number=number, begin_ns=BEGIN_NS + (number - 1) * 60 * SECOND_NS,
+        end_ns=BEGIN_NS + number * 60 * SECOND_NS, devices=(WindowDevice(gpu_uuid="g", total_mj=energy_mj),),
+        owners=OWNERS, shares=(share,),
+    )  # fmt: skip
+
+
+class Site:
+    """A desk that runs, of a core that knows some workloads."""
+
+    def __init__(self, folder, workloads=None):
+        known = {"w-1": SimpleNamespace(spec=SPEC)} if workloads is None else workloads
+        core = SimpleNamespace(state=SimpleNamespace(workloads=known, policy=SimpleNamespace(prices=None)))
+        self.desk = EnergyDesk(folder, core=lambda: core, clock=Clock(), log=logging.getLogger("test"))
+        self.acknowledged = []
+
+    async def __aenter__(self):
+        self.task = asyncio.create_task(self.desk.run())
+        await self.until(lambda: self.desk._store is not None or self.desk.failures)
+        return self
+
+    async def __aexit__(self, *_):
+        self.task.cancel()
+        await asyncio.wait((self.task,))
+
+    @staticmethod
+    async def until(is_so):
+        async with asyncio.timeout(20.0):
+            while not is_so():  # noqa: ASYNC110  # it looks at counters
+                await asyncio.sleep(0.005)
+
+    def take(self, one, node="n1"):
+        self.desk.take(inventory(node), one, lambda told: self.acknowledged.append((node, told.number)))
+
+    async def total(self, *group_by):
+        asked = asked_of(
+            begin_ns=BEGIN_NS, end_ns=BEGIN_NS + 86_400 * SECOND_NS, group_by=group_by, filters={}, rows_most=100
+        )
+        return await self.desk.ask(asked)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(energy_desk, "_BATCH_S", 0.005)
+    monkeypatch.setattr(energy_desk, "_AGAIN_S", 0.02)
+
+
+class Disk:
+    """Makes the store's `add` fail or wait, as asked."""
+
+    def __init__(self, monkeypatch):
+        self.fails = 0
+        self.wait_s = 0.0
+        real = EnergyStore.add
+
+        def add(store, *what):
+            if self.wait_s:
+                import time
+
+                time.sleep(self.wait_s)
+            if self.fails:
+                self.fails -= 1
+                raise LedgerError(store.path, "database or disk is full", "make room")
+            real(store, *what)
+
+        monkeypatch.setattr(EnergyStore, "add", add)
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    return Disk(monkeypatch)
+
+
+async def test_what_is_written_is_acknowledged_and_summed_up_by_namespace(tmp_path):
+    async with Site(tmp_path) as site:
+        assert (site.desk.newest_ns, dict(site.desk.by_namespace())) == (None, {})
+        for number, owner in ((1, 0), (2, 1), (3, 2)):
+            site.take(window(number, 1_000 * number, owner=owner))
+        await site.until(lambda: site.acknowledged)
+        expected = {"ml": 1.0, "(unallocated)": 2.0, "(none)": 3.0}
+        assert site.acknowledged == [("n1", 3)]
+        assert dict(site.desk.by_namespace()) == expected
+        assert site.desk.newest_ns == BEGIN_NS + 180 * SECOND_NS
+        assert (await site.total()).measured_mj == 6_000
+    async with Site(tmp_path) as again:
+        assert dict(again.desk.by_namespace()) == expected
+
+
+async def test_a_disk_that_is_full_loses_nothing(tmp_path, disk):
+    disk.fails = 3
+    async with Site(tmp_path) as site:
+        for number in range(1, 6):
+            site.take(window(number))
+            await asyncio.sleep(0.01)
+        await site.until(lambda: site.acknowledged and site.acknowledged[-1] == ("n1", 5))
+        assert site.desk.failures == 3
+        assert site.desk.fault == ""
+        assert (await site.total()).measured_mj == 5_000
+        assert site.desk.by_namespace() == {"ml": 5.0}
+
+
+async def test_a_folder_that_cannot_be_opened_is_tried_again(tmp_path):
+    (tmp_path / "energy.sqlite3").mkdir()
+    async with Site(tmp_path) as site:
+        site.take(window(1))
+        assert (site.desk.dropped, bool(site.desk.fault)) == (1, True)
+        (tmp_path / "energy.sqlite3").rmdir()
+        await site.until(lambda: site.desk._store is not None)
+        site.take(window(2))  # its acknowledgement would cover the first
+        assert site.desk.dropped == 2
+        for number in (1, 2):
+            site.take(window(number))
+        await site.until(lambda: site.acknowledged == [("n1", 2)])
+        assert (await site.total()).measured_mj == 2_000
+
+
+async def test_after_a_window_that_found_no_room_its_node_begins_again_and_others_go_on(tmp_path, disk, monkeypatch):
+    monkeypatch.setattr(energy_desk, "_WAITING_MOST", 2)
+    async with Site(tmp_path) as site:
+        site.take(window(1))
+        site.take(window(2))
+        site.take(window(3))  # no room
+        await site.until(lambda: site.acknowledged == [("n1", 2)])
+        site.take(window(4))
+        assert site.desk.dropped == 2
+        site.take(window(1), node="n2")
+        # Two that were not acknowledged became one on the agent.
+        merged = window(4, 2_000)
+        site.take(merged)
+        await site.until(lambda: len(site.acknowledged) == 3)
+        assert (await site.total()).measured_mj == 5_000
+        site.take(window(5))
+        await site.until(lambda: site.acknowledged[-1] == ("n1", 5))
+
+
+async def test_a_window_that_comes_again_adds_nothing_and_is_acknowledged_when_it_is_on_disk(tmp_path, disk):
+    disk.fails = 1
+    async with Site(tmp_path) as site:
+        site.take(window(1))
+        site.take(window(1))
+        assert (site.desk.again, site.acknowledged) == (1, [])
+        await site.until(lambda: site.acknowledged)
+        site.take(window(1))
+        assert site.acknowledged[-1] == ("n1", 1)
+        site.take(window(1, incarnation=2))  # another run of the agent, whose state was lost
+        await site.until(lambda: site.desk.by_namespace() == {"ml": 2.0})
+    async with Site(tmp_path) as again:
+        again.take(window(1, incarnation=2))
+        assert (again.desk.again, again.acknowledged) == (1, [("n1", 1)])
+
+
+async def test_a_stop_while_the_disk_works_writes_all_in_order_or_nothing(tmp_path, disk):
+    disk.wait_s, disk.fails = 0.1, 1
+    async with Site(tmp_path) as site:
+        site.take(window(1))
+        await site.until(lambda: site.desk._writing.windows)
+        site.take(window(2))
+    # The first write failed under the stop; the last one had both.
+    assert site.acknowledged == [("n1", 2)]
+    store = open_energy(tmp_path)
+    assert store.newest() == {"n1": (1, 2)}
+    assert store.by_namespace() == {"ml": 2_000}
+    store.close()
+
+
+async def test_energy_that_no_device_can_have_spent_is_refused_once(tmp_path):
+    async with Site(tmp_path) as site:
+        site.take(window(1, 2**63))
+        site.take(window(2))
+        await site.until(lambda: site.acknowledged == [("n1", 2)])
+        assert (site.desk.refused, site.desk.failures) == (1, 0)
+        assert (await site.total()).measured_mj == 1_000
+
+
+async def test_names_of_workloads_outlive_the_core_that_knew_them(tmp_path):
+    async with Site(tmp_path) as site:
+        site.take(window(1))
+        await site.until(lambda: site.acknowledged)
+    async with Site(tmp_path, workloads={}) as later:
+        later.take(window(2))
+        await later.until(lambda: later.acknowledged)
+        (group,) = (await later.total("title", "namespace", "queue", "label:team")).groups
+        assert (group.values, group.spent.energy_mj) == (("chat", "ml", "q1", "a"), 2_000)
+
+
+async def test_work_is_told_beside_the_joules_of_those_who_tell_it(tmp_path):
+    begin_s = BEGIN_NS / SECOND_NS
+    async with Site(tmp_path) as site:
+        site.take(window(1, 6_000))
+        site.take(window(2, 4_000, owner=2))
+        site.desk.worked([Worked("w-1", "request", 12.0, begin_s, begin_s + 30.0)])
+        site.desk.worked([Worked("w-1", "request", 8.0, begin_s + 31.0, begin_s + 60.0)])
+        await site.until(lambda: site.acknowledged)
+        (group,) = (await site.total("namespace", "title")).groups[:1]
+        (done,) = group.done
+        assert group.values == ("ml", "chat")
+        assert (done.unit, done.amount, done.counted_s, done.missed_s, done.energy_mj) == (
+            "request",
+            20.0,
+            60.0,
+            0.0,
+            6_000,
+        )
+        # What a GPU was used for is not told by node: a workload may be on several.
+        assert not any(group.done for group in (await site.total("node")).groups)
+    async with Site(tmp_path) as later:
+        # Two minutes without a controller: how much was done in them is not known.
+        later.desk.worked([Worked("w-1", "request", 5.0, begin_s + 180.0, begin_s + 200.0)])
+        await later.until(lambda: not later.desk._batch.worked and not later.desk._writing.worked)
+        (done,) = next(group.done for group in (await later.total("title")).groups if group.done)
+        assert (done.amount, done.counted_s, done.missed_s) == (25.0, 80.0, 120.0)

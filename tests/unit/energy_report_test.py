@@ -1,0 +1,192 @@
+"""From a ledger to what people read: the page of a month, its CSV, and Parquet where pyarrow is at hand."""
+
+import csv
+import re
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import click
+import pytest
+
+from eelgrid_controller.adapters.energy_store import open_energy
+from eelgrid_controller.api.energy import EnergyCalls
+from eelgrid_controller.cli.energy import _csv, _parquet, document_of, flat, per_unit_text, stretch_ns, work_text
+from eelgrid_controller.cli.report import _SECTIONS, _chromium, _last_month, _print
+from eelgrid_controller.cli.report_page import Section, page_of
+from eelgrid_controller.energy_ledger.entries import Booked, Entry, Holder, Measured, Place
+from eelgrid_controller.energy_ledger.working import Worked, spread_work
+from eelgrid_protos import codec
+from eelgrid_protos.messages import QueryEnergyRequest, QueryEnergyResponse
+
+BEGIN_NS, END_NS = stretch_ns(0, "2026-10", now_ns=0)
+BEGIN_S = BEGIN_NS // 10**9
+DAY_S = 86_400
+PLACE = Place("n1", "train", "H100")
+TEAMS = {"ml": 3, "<script>alert(1)</script>": 2, "vision": 1}
+
+
+def holders():
+    for team, many in TEAMS.items():
+        for number in range(many):
+            yield Holder("pod", team, f"{team}-{number}-0", f"{team}-{number}", f"{team}-{number}", "", "q")
+    yield Holder("unallocated")
+    yield Holder("unattributed")
+
+
+class Desk:
+    def __init__(self, store):
+        self.store = store
+
+    async def ask(self, asked):
+        return self.store.ask(asked)
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = open_energy(tmp_path)
+    for day in range(31):
+        entries, total_mj = [], 0
+        for place, holder in enumerate(holders()):
+            booked = Booked(10**8 * (place + 1), 10**6, 10**9 + day * 10**8, 0.25, 900.0)
+            total_mj += booked.energy_mj
+            entries.append(Entry(BEGIN_S + day * DAY_S, PLACE, holder, booked))
+        at_s = BEGIN_S + day * DAY_S
+        worked = [
+            *spread_work(Worked("ml-0", "request", 1000.0, at_s, at_s + 900.0), None),
+            *spread_work(Worked("ml-0", "token", 64_000.0, at_s, at_s + 900.0), None),
+            *spread_work(Worked("vision-0", "work", 10.0, at_s, at_s + 900.0, is_whole=day != 3), None),
+        ]
+        measured = [Measured(at_s, PLACE, total_mj, total_mj // 20, 60.0)]
+        store.add(entries, measured, [("n1", 1, day + 1)], worked)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def document(store):
+    """As eelctl has it, over the wire."""
+    prices = SimpleNamespace(currency="EUR")
+    loop = SimpleNamespace(core=SimpleNamespace(state=SimpleNamespace(policy=SimpleNamespace(prices=prices))))
+    calls = EnergyCalls(loop=loop, desk=Desk(store))
+
+    async def of(*by, rows=50):
+        request = QueryEnergyRequest(begin_ns=BEGIN_NS, end_ns=END_NS, group_by=by, rows_most=rows)
+        answer = await calls.query_energy(request, None)
+        return document_of(codec.decode(QueryEnergyResponse, codec.encode(answer)), by)
+
+    return of
+
+
+async def page(document):
+    sections = [Section(heading, by, await document(*by, rows=rows)) for heading, by, rows in _SECTIONS]
+    return page_of("GPU energy of 2026-10", "2026-11-01 06:00 UTC", sections, await document("day"))
+
+
+class Cells(HTMLParser):
+    """Rows of all tables."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.rows, self.tags, self._cell = [], [], None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        self._cell = [] if tag in ("td", "th") else self._cell
+
+    def handle_data(self, data):
+        if self._cell is not None:
+            self._cell.append(data)
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self.rows[-1].append("".join(self._cell))
+            self._cell = None
+
+
+async def test_the_page_has_every_number_and_nothing_of_others_runs_in_it(document):
+    text = await page(document)
+    found = Cells(text)
+    assert "script" not in found.tags
+    assert not re.search(r"(src|href)=|url\(|@import|http", text), "the page needs nothing else"
+    whole = await document("namespace")
+    total_kwh = next(float(row[1].replace(",", "")) for row in found.rows if row[0] == "Total")
+    assert total_kwh == pytest.approx(whole["measured_j"] / 3.6e6, rel=0.01)
+    by_namespace = {row[0]: row for row in found.rows[: 2 + len(TEAMS) + 2]}
+    assert set(TEAMS) < set(by_namespace)
+    assert {"held by nobody", "nobody known", "Total"} < set(by_namespace)
+    (chat,) = [row for row in found.rows if row[:2] == ["ml-0", "ml"]]
+    assert chat[5] == "31,000 requests1.98 M tokens"  # in two lines
+    (job,) = [row for row in found.rows if row[:2] == ["vision-0", "vision"]]
+    assert job[5].startswith("≥ 310 units")
+    assert job[6].startswith("≤ ")
+    assert text.count("<rect") == 2 * 31
+
+
+async def test_joules_for_each_unit_are_of_those_who_tell_it(document):
+    (row,) = [row for row in (await document("namespace"))["groups"] if row["namespace"] == "ml"]
+    (own,) = [row for row in (await document("workload"))["groups"] if row["workload"] == "ml-0"]
+    told = {one["unit"]: one for one in row["work"]}
+    # Two others of the namespace tell nothing; their joules are not of its requests.
+    assert told["request"]["energy_per_unit_j"] == pytest.approx(own["energy_j"] / 31_000.0)
+    assert told["token"]["energy_per_unit_j"] == pytest.approx(own["energy_j"] / (31 * 64_000.0))
+    assert own["energy_j"] < row["energy_j"]
+    assert (told["request"]["counted_s"], told["request"]["missed_s"]) == (31 * 900.0, 0.0)
+    days = (await document("workload", "day", rows=1000))["groups"]
+    assert [one["amount"] for row in days if row["workload"] == "ml-0" for one in row["work"]] == [
+        1000.0,
+        64_000.0,
+    ] * 31
+    for by in (("node",), ("name",), ("user",), ("kind",)):
+        assert not any(row["work"] for row in (await document(*by))["groups"])
+
+
+async def test_a_table_for_other_programs_has_a_column_for_each_unit(document, tmp_path):
+    found = await document("title", "namespace")
+    _csv(tmp_path / "x.csv", found["groups"], ("title", "namespace"))
+    with (tmp_path / "x.csv").open(newline="") as file:
+        rows = {row["title"]: row for row in csv.DictReader(file)}
+    assert rows.keys() == {row["title"] for row in found["groups"]}
+    assert float(rows["ml-0"]["request_amount"]) == 31_000.0
+    assert rows["ml-1"]["request_amount"] == ""
+    assert sum(float(row["energy_j"]) for row in rows.values()) == pytest.approx(
+        sum(row["energy_j"] for row in found["groups"])
+    )
+    _csv(tmp_path / "none.csv", [], ("title",))
+    assert (tmp_path / "none.csv").read_text().startswith("title,energy_j")
+
+
+async def test_parquet_has_the_same_rows_or_says_what_it_needs(document, tmp_path):
+    rows = (await document("title"))["groups"]
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        with pytest.raises(click.UsageError, match="pip install pyarrow"):
+            _parquet(tmp_path / "x.parquet", rows)
+        return
+    _parquet(tmp_path / "x.parquet", rows)
+    assert parquet.read_table(tmp_path / "x.parquet").to_pylist() == flat(rows)
+
+
+def test_what_was_done_is_said_in_words():
+    one = {"unit": "request", "amount": 1234.0, "missed_s": 0.0, "energy_per_unit_j": 0.5}
+    part = {"unit": "work", "amount": 0.0, "missed_s": 60.0, "energy_per_unit_j": None}
+    assert (work_text([one, part]), per_unit_text([one, part])) == ("1,234 requests, >= 0 units", "500 mJ/request")
+
+
+@pytest.mark.parametrize(("now_s", "month"), [(1_798_761_600 + 99, "2026-12"), (1_792_800_000, "2026-09")])
+def test_the_month_that_ended_last(now_s, month):
+    assert _last_month(now_s) == month
+
+
+async def test_chromium_prints_the_page(document, tmp_path):
+    try:
+        browser = _chromium()
+    except click.UsageError:
+        pytest.skip("no Chromium here; install chromium")
+    path = tmp_path / "page.html"
+    path.write_text(await page(document), encoding="utf-8")
+    _print(browser, path, tmp_path / "page.pdf")
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
