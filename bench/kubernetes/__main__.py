@@ -10,10 +10,11 @@ import csv
 import logging
 import statistics
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from bench.kubernetes.burst import Burst, burst
+from bench.kubernetes.claims import claims_rows
 from bench.kubernetes.control_plane import ControlPlane, NoControlPlane, at_hand
 from bench.kubernetes.processes import ControllerProcess
 from bench.kubernetes.rig import Rig
@@ -28,8 +29,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=3, help="bursts of each kind, in turns")
     parser.add_argument("--kills", type=int, default=20, help="leaders killed")
     parser.add_argument("--lease", type=float, default=15.0, help="seconds, while leaders are killed")
-    parser.add_argument("--only", default="", help="of burst,gangs,leaders,restart; all by default")
+    parser.add_argument("--only", default="", help="of burst,claims,gangs,leaders,restart; all by default")
+    parser.add_argument("--claims", type=int, default=1000, help="pods with claims")
+    parser.add_argument("--claims-alone", type=int, default=80, help="pods for kube-scheduler's own search of devices")
     return parser.parse_args()
+
+
+_SETTLE_S = 5.0
 
 
 class _Run:
@@ -45,8 +51,10 @@ class _Run:
         for one in self._made:
             await one.kill()
 
-    def controller(self, name: str, *, lease_s: float = 15.0, unbound_s: float = 3.0) -> ControllerProcess:
-        options = ("--unbound-after", str(unbound_s))
+    def controller(
+        self, name: str, *, lease_s: float = 15.0, unbound_s: float = 3.0, abilities: str = ""
+    ) -> ControllerProcess:
+        options = ("--unbound-after", str(unbound_s), *(("--kubernetes-abilities", abilities) if abilities else ()))
         made = ControllerProcess(self.plane.kubeconfig, self.options.out, name, lease_s=lease_s, options=options)
         self._made.append(made)
         return made
@@ -64,12 +72,17 @@ class _Run:
     async def bursts(self) -> list[Row]:
         alone: list[Burst] = []
         ours: list[Burst] = []
+        # Everything that is new to the cluster is over before anything is measured: new nodes, cold caches.
+        await burst(self.rig, min(200, self.options.pods), self.plane.pids(), is_gated=False)
+        await self.rig.clear()
+        await asyncio.sleep(_SETTLE_S)
         for pair in range(self.options.pairs):
-            alone.append(await self._burst(is_gated=False))
+            alone.append(await self._burst(self.plane.pids(), is_gated=False))
             side = self.controller(f"burst{pair}", unbound_s=60.0)
             await side.start()
             await _leads(side)
-            ours.append(await self._burst(is_gated=True))
+            assert side.pid is not None
+            ours.append(await self._burst({**self.plane.pids(), "eelgrid-controller": side.pid}, is_gated=True))
             await side.stop()
         ratios = [one.rate / other.rate for one, other in zip(ours, alone, strict=True)]
         count = self.options.pods * self.options.pairs
@@ -79,16 +92,28 @@ class _Run:
             ("burst_bound_a_second", _median([one.rate for one in ours]), _median([one.rate for one in alone])),
             ("burst_rate_to_kube_scheduler_alone", _median(ratios), 0.85),
             ("burst_seconds_to_create", _median([one.created_s for one in ours]), _median([one.created_s for one in alone])),
+            ("burst_seconds_from_created_to_bound", _median([one.late_s for one in ours]), _median([one.late_s for one in alone])),
             ("burst_pods_on_planned_nodes", sum(one.planned for one in ours), count),
             ("burst_nodes_overbooked", sum(one.overbooked for one in ours), 0),
+            *_processors(ours, alone),
         ]  # fmt: skip
 
-    async def _burst(self, *, is_gated: bool) -> Burst:
-        found = await burst(self.rig, self.options.pods, is_gated=is_gated)
+    async def _burst(self, pids: Mapping[str, int], *, is_gated: bool) -> Burst:
+        found = await burst(self.rig, self.options.pods, pids, is_gated=is_gated)
         print(f"# gated={is_gated} {found} rate={found.rate:.1f}", flush=True)
         await self.rig.clear()
         await asyncio.sleep(1.0)
         return found
+
+    async def claims(self) -> list[Row]:
+        async def start() -> Callable[[], Awaitable[None]]:
+            side = self.controller("claims", unbound_s=60.0, abilities="claims")
+            await side.start()
+            await _leads(side)
+            return side.stop
+
+        many, alone = self.options.claims, self.options.claims_alone
+        return await claims_rows(self.rig, start, pods=many, nodes=100, alone=alone)
 
     async def gangs(self) -> None:
         side = self.controller("gangs")
@@ -122,17 +147,31 @@ async def _leads(side: ControllerProcess) -> None:
             await asyncio.sleep(0.1)
 
 
+def _processors(ours: list[Burst], alone: list[Burst]) -> list[Row]:
+    """Milliseconds of processor for a pod, by process and of all."""
+    rows: list[Row] = []
+    for name in ours[0].cpu_ms:
+        without = [one.cpu_ms[name] for one in alone if name in one.cpu_ms]
+        value = _median([one.cpu_ms[name] for one in ours])
+        rows.append((f"burst_cpu_ms_a_pod_{name.replace('-', '_')}", value, _median(without) if without else 0))
+    whole = [_median([sum(one.cpu_ms.values()) for one in side]) for side in (ours, alone)]
+    return [*rows, ("burst_cpu_ms_a_pod", *whole)]
+
+
 def _median(values: list[float]) -> float:
     return round(statistics.median(values), 3)
 
 
 async def _main(options: argparse.Namespace, plane: ControlPlane) -> None:
-    parts = set(filter(None, options.only.split(","))) or {"burst", "gangs", "leaders", "restart"}
+    parts = set(filter(None, options.only.split(","))) or {"burst", "claims", "gangs", "leaders", "restart"}
     async with Rig(plane.kubeconfig) as rig:
         await rig.clear()
-        await rig.make_nodes(options.nodes)
         run = _Run(options, plane, rig)
         try:
+            if "claims" in parts:
+                await run.told(run.claims())
+            if parts != {"claims"}:
+                await rig.make_nodes(options.nodes)
             if "burst" in parts:
                 await run.told(run.bursts())
             if "gangs" in parts:

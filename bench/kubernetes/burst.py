@@ -2,11 +2,16 @@
 
 Both create the same pods in the same way, and the clock runs from the first creation to the
 last binding that a watch tells; creating is part of it. Between them everything is deleted.
+What each process used of the processors in that time is told beside the rate: it holds on a
+machine that does other work at the same time, too.
 """
 
+import os
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from bench.kubernetes.processes import cpu_s
 from bench.kubernetes.rig import Rig, pod
 
 __all__ = ["Burst", "burst"]
@@ -20,8 +25,10 @@ class Burst(NamedTuple):
     bound: int
     seconds: float
     created_s: float  # of these, for the creation of all
+    late_s: float  # from the last creation to the last binding
     planned: int  # bound where the plan said
     overbooked: int  # nodes with more than they have
+    cpu_ms: Mapping[str, float]  # of processor for a pod, by process; "bench" is this one, which creates and looks on
 
     @property
     def rate(self) -> float:
@@ -29,16 +36,20 @@ class Burst(NamedTuple):
         return self.bound / self.seconds
 
 
-async def burst(rig: Rig, count: int, *, is_gated: bool, gpus: int = 8) -> Burst:
-    """So many one-GPU pods at once; they are left as they are."""
+async def burst(rig: Rig, count: int, pids: Mapping[str, int], *, is_gated: bool, gpus: int = 8) -> Burst:
+    """So many one-GPU pods at once; they are left as they are. `pids` are the processes to be looked at."""
+    pids = {**pids, "bench": os.getpid()}
+    before_s = {name: cpu_s(pid) for name, pid in pids.items()}
     start_s = time.monotonic()
     await rig.make(pod(f"b{index:05d}", is_gated=is_gated) for index in range(count))
     created_s = time.monotonic() - start_s
     await rig.until(lambda: sum(one.bound_s is not None for one in rig.alive()) >= count, within_s=_WITHIN_S)
     bound = [one for one in rig.alive() if one.bound_s is not None]
     last_s = max((one.bound_s or 0.0 for one in bound), default=start_s)
+    cpu_ms = {name: 1000.0 * (cpu_s(pid) - before_s[name]) / count for name, pid in pids.items()}
     held: dict[str, int] = {}
     for one in bound:
         held[one.node] = held.get(one.node, 0) + 1
     planned = sum(one.node == one.pinned == one.plan.get("node") for one in bound)
-    return Burst(len(bound), last_s - start_s, created_s, planned, sum(many > gpus for many in held.values()))
+    overbooked = sum(many > gpus for many in held.values())
+    return Burst(len(bound), last_s - start_s, created_s, last_s - start_s - created_s, planned, overbooked, cpu_ms)

@@ -57,13 +57,18 @@ class ControlPlane:
         assert self.folder is not None
         subprocess.run(["bash", str(self.folder / "start-scheduler.sh")], check=True, timeout=60)
 
+    def pids(self) -> dict[str, int]:
+        """Its parts that run, where it is known which processes they are."""
+        if self.folder is None:
+            return {}
+        lines = (line.partition(" ") for line in (self.folder / "pids").read_text().splitlines())
+        return {name: int(pid) for name, _, pid in lines}
+
     def pid(self, name: str) -> int:
         """A part of it that runs."""
         assert self.folder is not None
-        for line in (self.folder / "pids").read_text().splitlines():
-            found, _, pid = line.partition(" ")
-            if found == name:
-                return int(pid)
+        if name in (found := self.pids()):
+            return found[name]
         raise NoControlPlane(f"{self.folder / 'pids'} names no {name}")
 
 

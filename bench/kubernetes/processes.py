@@ -1,4 +1,4 @@
-"""Controllers as processes: started, killed, and their logs kept."""
+"""Controllers as processes: started, killed, and their logs kept; what processes have used of the processors."""
 
 import asyncio
 import os
@@ -6,7 +6,13 @@ import signal
 import sys
 from pathlib import Path
 
-__all__ = ["ControllerProcess"]
+__all__ = ["ControllerProcess", "cpu_s"]
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of processor that a process has used so far, in the kernel's ticks (proc(5), fields 14 and 15)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class ControllerProcess:
@@ -23,6 +29,11 @@ class ControllerProcess:
             "127.0.0.1:0", "--metrics", "127.0.0.1:0", *options,
         )  # fmt: skip
         self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Its process while it runs."""
+        return None if self._process is None or self._process.returncode is not None else self._process.pid
 
     async def start(self) -> None:
         """Start, and come back when it serves."""

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from eelgrid_controller.admission import known, refuse_impossible, refuse_nonsense
+from eelgrid_controller.adoption import Standing, adoption
 from eelgrid_controller.choosing import Chooser
 from eelgrid_controller.events import (
     Event,
@@ -40,6 +41,8 @@ from eelgrid_controller.plan import node_plan
 from eelgrid_controller.planner import Decision
 from eelgrid_controller.relocation import relocations
 from eelgrid_controller.replicas import sliced
+from eelgrid_controller.repointing import correction
+from eelgrid_controller.reseating import Reseating, reseated
 from eelgrid_controller.retrying import Retrying
 from eelgrid_controller.scaling import rescaled
 from eelgrid_controller.slicing.execution import planned
@@ -132,11 +135,9 @@ class Core:
         if before is not None:
             return Step((), before, frozenset())
         refuse_nonsense(spec)
-        if self.state.live >= self._live_most:
-            raise ResourceExhausted(
-                f"{self.state.live} workloads wait or run, which is the limit; cancel some and submit again"
-            )
-        key = request.workload_id or self._draw_id()
+        self._refuse_too_many()
+        # Numbers only rise, past every id of this form that was ever used.
+        key = request.workload_id or f"w-{self.state.next_number}"
         waiting = Workload(workload_id=key, spec=spec, phase=WorkloadPhase.PENDING, submitted_ns=now_ns)
         if sliced(waiting):
             return self._submit_sliced(waiting, now_ns, dry_run=request.dry_run)
@@ -147,9 +148,23 @@ class Core:
         if request.dry_run:
             return Step((), imagined(key, spec, decision, now_ns), frozenset())
         submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=spec)
-        events = (*quoted, submitted, outcome(key, decision, now_ns))
-        nodes = frozenset[str]().union(*map(self._apply, events))
-        return Step(events, self.state.workloads[key], nodes)
+        return self._changed((*quoted, submitted, outcome(key, decision, now_ns)), key, now_ns)
+
+    def adopt(self, request: SubmitWorkloadRequest, standing: Sequence[Standing], *, now_ns: int) -> Step[Workload]:
+        """Takes over work that stands already, at its places; repeating it is harmless. Raises AdoptionRefused."""
+        before = known(self.state, request)
+        if before is not None:
+            return Step((), before, frozenset())
+        refuse_nonsense(request.spec)
+        self._refuse_too_many()
+        events = adoption(self.state, request.workload_id, request.spec, standing, now_ns=now_ns)
+        return self._changed(events, request.workload_id, now_ns)
+
+    def _refuse_too_many(self) -> None:
+        if self.state.live >= self._live_most:
+            raise ResourceExhausted(
+                f"{self.state.live} workloads wait or run, which is the limit; cancel some and submit again"
+            )
 
     def _submit_sliced(self, workload: Workload, now_ns: int, *, dry_run: bool) -> Step[Workload]:
         """Accepts what waits for the partition planner."""
@@ -158,8 +173,7 @@ class Core:
         key = workload.workload_id
         submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=workload.spec)
         deferred = WorkloadDeferred(time_ns=now_ns, workload_id=key, reason=SLICES_REASON)
-        nodes = self._apply(submitted) | self._apply(deferred)
-        return Step((submitted, deferred), self.state.workloads[key], nodes)
+        return self._changed((submitted, deferred), key, now_ns)
 
     def _quoted(self, now_ns: int) -> tuple[PricesQuoted, ...]:
         """New quotes where they are due, not yet applied."""
@@ -176,10 +190,6 @@ class Core:
     def _decide(self, spec: WorkloadSpec, quoted: tuple[PricesQuoted, ...] = ()) -> Decision:
         """Where a workload goes, by quotes that are about to be in force."""
         return self._chooser.decide(spec, quoted[0].quotes if quoted else None)
-
-    def _draw_id(self) -> str:
-        # Numbers only rise, past every id of this form that was ever used.
-        return f"w-{self.state.next_number}"
 
     def cancel(self, workload_id: str, *, now_ns: int) -> Step[Workload]:
         """Ends a workload; ending it again is harmless. Raises NotFound."""
@@ -209,13 +219,12 @@ class Core:
         if event is None:
             return Step((), workload, frozenset())
         events: tuple[Event, ...] = (*quoted, event) if event.placements else (event,)
-        nodes = frozenset[str]().union(*map(self._apply, events))
-        result = self.state.workloads[workload_id]
-        if not event.released:
-            return Step(events, result, nodes)
-        self._retrying.capacity_appeared()
-        more, touched = self._retry(now_ns)
-        return Step((*events, *more), result, nodes | touched)
+        return self._changed(events, workload_id, now_ns, frees=bool(event.released))
+
+    def reseat(self, request: SubmitWorkloadRequest, reseating: Reseating, *, now_ns: int) -> Step[Workload]:
+        """Counts as a workload's what an engine runs already, and lets go what it runs no more; see reseating.py."""
+        events = reseated(self.state, request, reseating, now_ns=now_ns)
+        return self._changed(events, request.workload_id, now_ns, frees=bool(events and reseating.released))
 
     def set_limit(self, workload_id: str, power_limit_w: float | None, *, now_ns: int) -> Step[Workload]:
         """Asks each GPU of running work to keep a limit, or its default; raises FailedPrecondition where it cannot."""
@@ -230,8 +239,7 @@ class Core:
         event = WorkloadLimited(time_ns=now_ns, workload_id=workload_id, power_limit_w=power_limit_w)
         # Lowered or raised: until it is read from the GPUs, what was before may be in force.
         self._chooser.allowance.lowered(workload_id, workload.power_limit_w)
-        nodes = self._apply(event)
-        return Step((event,), self.state.workloads[workload_id], nodes)
+        return self._changed((event,), workload_id, now_ns)
 
     def record_points(self, points: Sequence[MeasuredPoint], *, now_ns: int) -> Step[int]:
         """Keeps measured points; how many are new or changed. Raises ResourceExhausted."""
@@ -335,16 +343,17 @@ class Core:
         """What a search for moves needs, copied; the search may take its time elsewhere."""
         return survey(self.state, self.snapshot(), asked)
 
-    def apply_moves(self, moves: Sequence[Move], *, now_ns: int) -> Step[int]:
-        """Moves running work, all or nothing; then waiting work is tried. Raises MoveRefused."""
-        events = relocations(self.state, moves, now_ns=now_ns)
-        nodes: frozenset[str] = frozenset()
-        for event in events:
-            nodes |= self._apply(event)
-        if events:
-            self._retrying.capacity_appeared()
-        more, touched = self._retry(now_ns) if events else ([], frozenset[str]())
+    def apply_moves(self, moves: Sequence[Move], *, now_ns: int, is_back: bool = False) -> Step[int]:
+        """Moves running work, or takes moves back, all or nothing; then waiting work is tried. Raises MoveRefused."""
+        events = relocations(self.state, moves, now_ns=now_ns, is_back=is_back)
+        nodes = frozenset[str]().union(*map(self._apply, events))
+        more, touched = self._freed(now_ns) if events else ([], frozenset[str]())
         return Step((*events, *more), sum(len(move.replicas) for move in moves), nodes | touched)
+
+    def corrected(self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]], *, now_ns: int) -> Step[None]:
+        """Replicas, by workload and number, hold these GPUs of their node; raises NotFound and CorrectionRefused."""
+        event = correction(self.state, node_name, held, now_ns=now_ns)
+        return Step((), None, frozenset()) if event is None else Step((event,), None, self._apply(event))
 
     def survey_partitions(self) -> Survey:
         """What a search for partitions needs, copied; the search may take its time elsewhere."""
@@ -369,10 +378,22 @@ class Core:
         self._chooser.refresh(touched)
         return touched
 
+    def _changed(
+        self, events: Sequence[Event], workload_id: str, now_ns: int, *, frees: bool = False
+    ) -> Step[Workload]:
+        """Applies events of one workload; where they free room, what waits is tried."""
+        nodes = frozenset[str]().union(*map(self._apply, events))
+        result = self.state.workloads[workload_id]
+        more, touched = self._freed(now_ns) if frees else ([], frozenset[str]())
+        return Step((*events, *more), result, nodes | touched)
+
     def _with_retry(self, event: Event, result: _Result, nodes: frozenset[str], now_ns: int) -> Step[_Result]:
-        self._retrying.capacity_appeared()
-        events, more = self._retry(now_ns)
+        events, more = self._freed(now_ns)
         return Step((event, *events), result, nodes | more)
+
+    def _freed(self, now_ns: int) -> tuple[list[Event], frozenset[str]]:
+        self._retrying.capacity_appeared()
+        return self._retry(now_ns)
 
     def _retry(self, now_ns: int) -> tuple[list[Event], frozenset[str]]:
         return self._retrying.step(self._apply, self._quoted, now_ns)

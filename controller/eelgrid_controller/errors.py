@@ -6,6 +6,7 @@ ControllerError              this controller cannot do what it was asked; the me
 │   ├── UnknownGeneration    columns follow an inventory that never came
 │   ├── WrongWidth           columns are not one value for each GPU and tick
 │   └── SequenceJump         a sequence so far ahead that it can be no gap
+├── LedgerError              the energy ledger's file cannot be used; placing goes on without it
 └── JournalError             the journal's file is at fault, or its disk
     ├── JournalForeign       the file belongs to another program
     ├── JournalTooNew        a newer version of Eelgrid wrote it
@@ -28,6 +29,7 @@ __all__ = [
     "JournalHeld",
     "JournalTooNew",
     "JournalUnavailable",
+    "LedgerError",
     "SequenceJump",
     "UnknownGeneration",
     "WrongWidth",
@@ -65,6 +67,14 @@ class WrongWidth(BatchRefused):
 
 class SequenceJump(BatchRefused):
     """A sequence so far ahead that it can be no gap."""
+
+
+class LedgerError(ControllerError):
+    """The energy ledger cannot be read or written; `path` is its file."""
+
+    def __init__(self, path: Path, problem: str, remedy: str) -> None:
+        self.path = path
+        super().__init__(f"energy ledger {path}: {problem}", remedy)
 
 
 class JournalError(ControllerError):

@@ -6,7 +6,7 @@ so that replay plans nothing again and a newer planner moves nothing. Must not
 know who reacts to an event.
 
 WorkloadSubmitted -> WorkloadPlaced | WorkloadDeferred -> WorkloadPlaced
-    -> (WorkloadMoved | WorkloadScaled | WorkloadLimited)* -> WorkloadCancelled
+    -> (WorkloadMoved | WorkloadScaled | WorkloadLimited | DevicesCorrected)* -> WorkloadCancelled
 WorkloadSubmitted -> WorkloadDeferred -> PartitionsPlanned* -> WorkloadCancelled, of services in MIG slices
 """
 
@@ -32,6 +32,8 @@ from eelgrid_protos.quantities import Count, Identifier, Label, Many, Name, Nano
 
 __all__ = [
     "EXPLAINED_REPLICAS_MOST",
+    "CorrectedReplica",
+    "DevicesCorrected",
     "Event",
     "GpuLost",
     "GpuReturned",
@@ -216,6 +218,28 @@ class PartitionsPlanned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CorrectedReplica:
+    """Where a replica is, in the stead of what was planned."""
+
+    workload_id: Identifier
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesCorrected:
+    """Replicas hold other GPUs of their node than was planned, as the engine there says; all at once, so that two may swap."""
+
+    time_ns: Nanoseconds
+    node_name: Name
+    replicas: Annotated[tuple[CorrectedReplica, ...], Many(4096)]
+
+    @property
+    def workload_ids(self) -> tuple[str, ...]:
+        """The workloads that it is about, each once."""
+        return tuple(dict.fromkeys(one.workload_id for one in self.replicas))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadCancelled:
     """A workload ended at its owner's wish and holds nothing any more."""
 
@@ -263,6 +287,7 @@ Event = (
     | WorkloadLimited
     | PointsMeasured
     | PartitionsPlanned
+    | DevicesCorrected
 )
 
 # The journal's names; a name is never given another meaning.
@@ -283,6 +308,7 @@ _KINDS: Mapping[str, type[Event]] = {
     "workload_limited": WorkloadLimited,
     "points_measured": PointsMeasured,
     "partitions_planned": PartitionsPlanned,
+    "devices_corrected": DevicesCorrected,
 }
 _WITH_PLACES = (WorkloadPlaced, WorkloadMoved, WorkloadScaled)
 _NAMES: Mapping[type[Event], str] = {cls: name for name, cls in _KINDS.items()}

@@ -22,21 +22,25 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from eelgrid_controller.adoption import Standing
+from eelgrid_controller.checkpoints import Checkpoints
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.command import Command, Committed
 from eelgrid_controller.config import ControllerConfig
 from eelgrid_controller.core import Core, Step
-from eelgrid_controller.errors import JournalError, JournalFull
+from eelgrid_controller.errors import JournalError
 from eelgrid_controller.events import Event
-from eelgrid_controller.journal import Checkpoint, Journal, digest_of
+from eelgrid_controller.journal import Journal
 from eelgrid_controller.latency import RecentLatencies
 from eelgrid_controller.occupancy import Others
+from eelgrid_controller.outside import Outside
 from eelgrid_controller.presence import Presence
 from eelgrid_controller.recovery import Recovered, recover
+from eelgrid_controller.reseating import Reseating
 from eelgrid_controller.slicing.search import Stage
 from eelgrid_controller.slicing.survey import Seat
 from eelgrid_controller.state import ClusterState
-from eelgrid_controller.writer import JournalWriter
+from eelgrid_controller.writer import JournalWriter, fault_of
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, Internal, ResourceExhausted, Unavailable
 from eelgrid_protos.messages import Inventory, MeasuredPoint, Move, NodeState, Policy, SubmitWorkloadRequest, Workload
@@ -47,28 +51,22 @@ _Result = TypeVar("_Result")
 _PROBE_EVERY_S = 1.0
 _RETRY_EVERY_S = 0.25
 _TICK_S = 0.25
-_CHECKPOINT_AGAIN_S = 30.0
 
 
 class ControllerLoop:
     """Runs a core over a journal; see the module's theory. Used from one event loop."""
 
     def __init__(
-        self,
-        *,
-        journal: Journal,
-        fresh_state: Callable[[], ClusterState],
-        make_core: Callable[[ClusterState], Core],
-        config: ControllerConfig,
-        clock: Clock,
-        log: logging.Logger,
-        observe_decision: Callable[[float], None] = lambda _: None,
+        self, *, journal: Journal, fresh_state: Callable[[], ClusterState], make_core: Callable[[ClusterState], Core],
+        config: ControllerConfig, clock: Clock, log: logging.Logger,
+        observe_decision: Callable[[float, str], None] = lambda _duration_s, _workload_id: None,
         observe_commit: Callable[[float], None] = lambda _: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.journal = journal
         self.config = config
         self.clock = clock
         self.presence = Presence()
+        self.outside = Outside()
         self.decisions = RecentLatencies(config.decisions_most)
         self.listeners: list[Callable[[Committed], None]] = []
         # Resolved with the error that this process cannot go on after.
@@ -87,11 +85,10 @@ class ControllerLoop:
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         self._journal_fault: Fault | None = None
+        self._under_way_s: float | None = None
         self._probe_at_s = 0.0
-        self._since_checkpoint = 0
-        self._last_command_s = 0.0
-        self._checkpoint_after_s = 0.0
-        self._retry_at_s = 0.0
+        self._checkpoints = Checkpoints(journal, self._writer, config=config, clock=clock, log=log)
+        self._last_command_s = self._retry_at_s = 0.0
         self._now_ns = 0
 
     # Life
@@ -99,7 +96,7 @@ class ControllerLoop:
     async def start(self) -> Recovered:
         """Bring the state back and begin; raises JournalError."""
         recovered = await self._writer.in_thread(lambda: recover(self.journal, self._fresh_state))
-        self._adopt(recovered)
+        self._go_on_from(recovered)
         now_s = self.clock.monotonic_s()
         for name, node in recovered.state.nodes.items():
             if node.state is NodeState.READY:
@@ -116,14 +113,22 @@ class ControllerLoop:
             run, tick = self._tasks
             tick.cancel()
             await asyncio.gather(run, tick, return_exceptions=True)
-            if self._since_checkpoint and not self.failed.done():
-                await self._checkpoint()
+            if self._checkpoints.events and not self.failed.done():
+                await self._checkpoints.write(self.core.state)
         self._writer.close()
 
     @property
     def queued(self) -> int:
         """Commands that wait."""
         return len(self._queue)
+
+    @property
+    def lag_s(self) -> float:
+        """How long the oldest command has waited that is not on disk yet; 0 if none waits."""
+        since_s = (
+            self._under_way_s if self._under_way_s is not None else self._queue[0].asked_s if self._queue else None
+        )
+        return 0.0 if since_s is None else max(0.0, self.clock.monotonic_s() - since_s)
 
     @property
     def journal_fault(self) -> Fault | None:
@@ -150,6 +155,10 @@ class ControllerLoop:
         """Accept a workload and place it if it can be placed now."""
         return await self._command(lambda core, now_ns: core.submit(request, now_ns=now_ns), is_decision=True)
 
+    async def adopt(self, request: SubmitWorkloadRequest, standing: Sequence[Standing]) -> Workload:
+        """Take over work at the places where it stands."""
+        return await self._command(lambda core, now_ns: core.adopt(request, standing, now_ns=now_ns))
+
     async def cancel(self, workload_id: str) -> Workload:
         """End a workload."""
         return await self._command(lambda core, now_ns: core.cancel(workload_id, now_ns=now_ns))
@@ -158,13 +167,17 @@ class ControllerLoop:
         """Put a policy in force."""
         return await self._command(lambda core, now_ns: core.update_policy(policy, now_ns=now_ns))
 
-    async def apply_moves(self, moves: Sequence[Move]) -> int:
+    async def apply_moves(self, moves: Sequence[Move], *, is_back: bool = False) -> int:
         """Move running work, all or nothing."""
-        return await self._command(lambda core, now_ns: core.apply_moves(moves, now_ns=now_ns))
+        return await self._command(lambda core, now_ns: core.apply_moves(moves, now_ns=now_ns, is_back=is_back))
 
     async def scale(self, workload_id: str, replicas: int) -> Workload:
         """Bring running work to so many replicas, or as near as there is room."""
         return await self._command(lambda core, now_ns: core.scale(workload_id, replicas, now_ns=now_ns))
+
+    async def reseat(self, request: SubmitWorkloadRequest, reseating: Reseating) -> Workload:
+        """Count as a workload's what an engine runs already, and let go what it runs no more."""
+        return await self._command(lambda core, now_ns: core.reseat(request, reseating, now_ns=now_ns))
 
     async def set_limit(self, workload_id: str, power_limit_w: float | None) -> Workload:
         """Ask each GPU of running work to keep a limit, or its default."""
@@ -190,6 +203,10 @@ class ControllerLoop:
         """What others hold on a node, as its engine tells."""
         await self._command(lambda core, now_ns: core.occupied(node_name, others, now_ns=now_ns))
 
+    async def corrected(self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
+        """Replicas hold these GPUs of their node, as its engine tells."""
+        await self._command(lambda core, now_ns: core.corrected(node_name, held, now_ns=now_ns))
+
     async def gpu_lost(self, node_name: str, gpu_uuid: str) -> None:
         """A device answers nothing any more."""
         await self._command(lambda core, now_ns: core.gpu_lost(node_name, gpu_uuid, now_ns=now_ns))
@@ -203,7 +220,9 @@ class ControllerLoop:
             raise Unavailable("the controller is stopping; repeat the call when it is back")
         if len(self._queue) >= self.config.queue_most:
             raise ResourceExhausted(f"{len(self._queue)} commands wait already; slow down and repeat the call")
-        command = Command(apply, asyncio.get_running_loop().create_future(), is_decision)
+        command = Command(
+            apply, asyncio.get_running_loop().create_future(), is_decision, asked_s=self.clock.monotonic_s()
+        )
         self._queue.append(command)
         self._wake.set()
         result: _Result = await command.answer
@@ -224,7 +243,7 @@ class ControllerLoop:
     async def _run(self) -> None:
         while self._queue or not self._stopping:
             if self._is_checkpoint_due():
-                await self._checkpoint()
+                await self._checkpoints.write(self.core.state)
             self._go_on_with_backlog()
             if not self._queue:
                 self._wake.clear()
@@ -242,10 +261,11 @@ class ControllerLoop:
             self._retry_at_s = now_s + _RETRY_EVERY_S
             answer = asyncio.get_running_loop().create_future()
             answer.add_done_callback(asyncio.Future.exception)
-            self._queue.append(Command(lambda core, now_ns: core.retry(now_ns=now_ns), answer))
+            self._queue.append(Command(lambda core, now_ns: core.retry(now_ns=now_ns), answer, asked_s=now_s))
 
     async def _batch(self) -> None:
         self._settled.clear()
+        self._under_way_s = self._queue[0].asked_s
         batch, broken = self._apply_batch()
         events = tuple(event for command in batch if command.fault is None for event in command.outcome.events)
         fault: Fault | None = None
@@ -254,7 +274,8 @@ class ControllerLoop:
         elif events:
             fault = await self._commit(events)
         if fault is not None:
-            self._adopt(await self._writer.in_thread(lambda: recover(self.journal, self._fresh_state)))
+            self._go_on_from(await self._writer.in_thread(lambda: recover(self.journal, self._fresh_state)))
+        self._under_way_s = None
         self._settled.set()
         nodes: frozenset[str] = frozenset()
         for command in batch:
@@ -294,7 +315,9 @@ class ControllerLoop:
             end_s = perf_s()
             if command.is_decision and command.fault is None:
                 self.decisions.add(end_s - start_s)
-                self._observe_decision(end_s - start_s)
+                # What is only imagined has no explanation that one could ask for.
+                key = command.outcome.result.workload_id if command.outcome.events else ""
+                self._observe_decision(end_s - start_s, key)
             start_s = end_s
         self._last_command_s = self.clock.monotonic_s()
         return batch, False
@@ -306,11 +329,11 @@ class ControllerLoop:
         except JournalError as error:
             self._log.error("journal=failed events=%d error=%s", len(events), error)  # no trace
             self._probe_at_s = self.clock.monotonic_s() + _PROBE_EVERY_S
-            self._journal_fault = _journal_fault(error)
+            self._journal_fault = fault_of(error)
             return self._journal_fault
         self._observe_commit(taken_s)
         assert last == self.core.state.revision, "journal and state count the same events"
-        self._since_checkpoint += len(events)
+        self._checkpoints.events += len(events)
         return None
 
     async def _can_write(self) -> bool:
@@ -320,7 +343,7 @@ class ControllerLoop:
         try:
             await self._writer.in_thread(self.journal.probe)
         except JournalError as error:
-            self._journal_fault = _journal_fault(error)
+            self._journal_fault = fault_of(error)
             return False
         self._log.warning("journal=writable again")
         self._journal_fault = None
@@ -330,41 +353,15 @@ class ControllerLoop:
         while self._queue:
             self._queue.popleft().tell(fault=fault)
 
-    def _adopt(self, recovered: Recovered) -> None:
+    def _go_on_from(self, recovered: Recovered) -> None:
         self._core = self.make_core(recovered.state)
-        self._since_checkpoint = recovered.replayed
+        self._checkpoints.events = recovered.replayed
         newest = next(reversed(recovered.state.workloads.values()), None)
         self._now_ns = max(self._now_ns, newest.submitted_ns if newest else 0)
 
     def _is_checkpoint_due(self) -> bool:
-        """At the hard bound, or when enough has gathered and nobody waits."""
-        now_s = self.clock.monotonic_s()
-        if now_s < self._checkpoint_after_s or self._since_checkpoint < self.config.checkpoint_events:
-            return False
-        is_quiet = not self._queue and now_s - self._last_command_s >= self.config.checkpoint_idle_s
-        return is_quiet or self._since_checkpoint >= self.config.checkpoint_events_most
-
-    async def _checkpoint(self) -> None:
-        """Copy the state to disk; the owner waits here, so the state stands still, while readers go on."""
-        state = self.core.state
-
-        def write() -> None:
-            plain = state.dump()
-            self.journal.checkpoint(Checkpoint(state.revision, plain, digest_of(plain)))
-
-        start_s = self.clock.perf_s()
-        try:
-            await self._writer.in_thread(write)
-        except JournalError as error:
-            # Entries are still there; only the next start is slower.
-            self._log.warning("checkpoint=failed error=%s", error)
-            self._checkpoint_after_s = self.clock.monotonic_s() + _CHECKPOINT_AGAIN_S
-            return
-        self._log.info(
-            "checkpoint=written revision=%d events=%d seconds=%.3f",
-            state.revision, self._since_checkpoint, self.clock.perf_s() - start_s,
-        )  # fmt: skip
-        self._since_checkpoint = 0
+        idle_s = -1.0 if self._queue else self.clock.monotonic_s() - self._last_command_s
+        return self._checkpoints.is_due(idle_s=idle_s)
 
     async def _tick(self) -> None:
         while True:
@@ -381,8 +378,9 @@ class ControllerLoop:
             # Its agent went before its first inventory was accepted.
             return
         command = Command(
-            lambda core, now_ns: core.node_lost(node_name, now_ns=now_ns), asyncio.get_running_loop().create_future()
-        )
+            lambda core, now_ns: core.node_lost(node_name, now_ns=now_ns), asyncio.get_running_loop().create_future(),
+            asked_s=self.clock.monotonic_s(),
+        )  # fmt: skip
 
         def check(answer: asyncio.Future[Any]) -> None:
             if answer.exception() is not None:
@@ -392,7 +390,3 @@ class ControllerLoop:
         command.answer.add_done_callback(check)
         self._queue.append(command)
         self._wake.set()
-
-
-def _journal_fault(error: JournalError) -> Fault:
-    return ResourceExhausted(str(error)) if isinstance(error, JournalFull) else Unavailable(str(error))

@@ -118,10 +118,14 @@ def survey(state: ClusterState, snapshot: Snapshot, asked: RecommendMovesRequest
 def _units(state: ClusterState, snapshot: Snapshot, restart_share: float) -> Iterator[Unit]:
     rows = {name: row for row, name in enumerate(snapshot.names)}
     slot_of = [{uuid: slot for slot, uuid in enumerate(devices.uuids)} for devices in snapshot.devices]
+    common: dict[tuple[bool, tuple[str, ...]], bool] = {}
     for workload in state.workloads.values():
         if workload.phase is not WorkloadPhase.PLACED:
             continue
         spec = workload.spec
+        asked = spec.request.gpu_count > 0, spec.required_traits
+        if asked not in common:
+            common[asked] = _are_common(state, *asked)
         is_gang = spec.kind is WorkloadKind.TRAINING_JOB and spec.replicas > 1
         groups: dict[tuple[int, int], list[Placement]] = {}
         for placement in workload.placements:
@@ -136,8 +140,7 @@ def _units(state: ClusterState, snapshot: Snapshot, restart_share: float) -> Ite
             usable = known and all(
                 snapshot.nodes.gpu_state[row, slot] == GPU_PLACEABLE for held in slots for slot in held
             )
-            # What requires traits stays: a search for moves does not know who has them.
-            usable = usable and state.nodes[placements[0].node_name].is_ready and not spec.required_traits
+            usable = usable and state.nodes[placements[0].node_name].is_ready and common[asked]
             held_w = _held_w(snapshot.nodes, row, slots[0], spec.request) if usable else 0.0
             stopped = spec.replicas if is_gang else 1
             yield Unit(
@@ -148,6 +151,15 @@ def _units(state: ClusterState, snapshot: Snapshot, restart_share: float) -> Ite
                 manner=_MANNERS.get(spec.mobility, OVERLAPS) if usable else STAYS,
                 restart_w=held_w * stopped * restart_share,
             )
+
+
+def _are_common(state: ClusterState, on_gpus: bool, traits: tuple[str, ...]) -> bool:
+    """Whether every open node that has what is asked for at all has these traits: the search does not know who has them."""
+    return not traits or all(
+        set(traits) <= set(record.others.traits)
+        for record in state.nodes.values()
+        if record.is_ready and not record.others.closed and (record.inventory.gpus or not on_gpus)
+    )
 
 
 def _held_w(nodes: Nodes, row: int, slots: Sequence[int], request: ResourceRequest) -> float:

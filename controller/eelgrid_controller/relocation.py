@@ -8,13 +8,20 @@ every move is tried, in order, on copies of the ledgers of the nodes that it
 touches, with both places held where the workload asks for that; the first that no
 longer holds refuses all, by number and name, and nothing has changed. Each move
 becomes one event, so that wherever a journal ends, every replica has one place.
+
+Work that an engine elsewhere runs (what requires traits, see occupancy.py) does not go from
+its old place by our word: that engine has to move it. Until it says so, what the replica
+holds there is counted as what others hold, in the same step as the move, so that nothing is
+placed into a place that is not empty yet. A move that engine could not make is taken back
+(`is_back`): that count is taken off first.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from eelgrid_controller.events import EXPLAINED_REPLICAS_MOST, WorkloadMoved
+from eelgrid_controller.events import EXPLAINED_REPLICAS_MOST, NodeOccupied, WorkloadMoved
 from eelgrid_controller.ledger import ContradictoryEvent, NodeRecord, assignment_of
+from eelgrid_controller.occupancy import Others
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos.faults import FailedPrecondition
 from eelgrid_protos.messages import (
@@ -22,6 +29,7 @@ from eelgrid_protos.messages import (
     Move,
     ReplicaExplanation,
     WorkloadPhase,
+    WorkloadSpec,
 )
 
 __all__ = ["MoveRefused", "relocations"]
@@ -40,10 +48,16 @@ class MoveRefused(FailedPrecondition):
         )
 
 
-def relocations(state: ClusterState, moves: Sequence[Move], *, now_ns: int) -> tuple[WorkloadMoved, ...]:
+def relocations(
+    state: ClusterState, moves: Sequence[Move], *, now_ns: int, is_back: bool = False
+) -> tuple[NodeOccupied | WorkloadMoved, ...]:
     """The events of all moves in order; raises MoveRefused, and changes nothing either way."""
     ledgers: dict[str, NodeRecord] = {}
-    events = []
+    before, events = _lingering(state, moves, now_ns, is_back=is_back), []
+    if is_back:
+        for event in before:
+            ledgers[event.node_name] = state.nodes[event.node_name].copy()
+            ledgers[event.node_name].others = event.others
     seen: set[tuple[str, int]] = set()
     for number, move in enumerate(moves, start=1):
         problem = _standing_problem(state, move, seen) or _room_problem(state, ledgers, move)
@@ -63,7 +77,32 @@ def relocations(state: ClusterState, moves: Sequence[Move], *, now_ns: int) -> t
                 ),
             )
         )
-    return tuple(events)
+    return (*before, *events) if is_back else (*events, *before)
+
+
+def _lingering(state: ClusterState, moves: Sequence[Move], now_ns: int, *, is_back: bool) -> list[NodeOccupied]:
+    """What others hold on each node where replicas stand on, though their places are elsewhere now, or no more."""
+    found: dict[str, Others] = {}
+    for move in moves:
+        workload = state.workloads.get(move.workload_id)
+        if workload is None or not workload.spec.required_traits:
+            continue
+        for item in move.replicas:
+            name = (item.target if is_back else item.source).node_name
+            record = state.nodes.get(name)
+            if record is not None and item.source.node_name != item.target.node_name:
+                found[name] = _counted(found.get(name, record.others), workload.spec, -1 if is_back else 1)
+    return [NodeOccupied(time_ns=now_ns, node_name=name, others=others) for name, others in found.items()]
+
+
+def _counted(others: Others, spec: WorkloadSpec, sign: int) -> Others:
+    request = spec.request
+    return replace(
+        others,
+        cpu_milli=max(0, others.cpu_milli + sign * request.cpu_milli),
+        memory_bytes=max(0, others.memory_bytes + sign * request.memory_bytes),
+        gpu_count=max(0, others.gpu_count + sign * request.gpu_count),
+    )
 
 
 def _standing_problem(state: ClusterState, move: Move, seen: set[tuple[str, int]]) -> str:

@@ -1,17 +1,18 @@
 """The replicas of a placed workload as an event changes them.
 
-Owns what a move, a scaling and a partition plan do to workloads, and what they may not
-do. Must not know when there is room: ledger.py says so.
+Owns what a move, a scaling, a correction and a partition plan do to workloads, and what
+they may not do. Must not know when there is room: ledger.py says so.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from eelgrid_controller.events import PartitionsPlanned, WorkloadMoved, WorkloadScaled
+from eelgrid_controller.events import DevicesCorrected, PartitionsPlanned, WorkloadMoved, WorkloadScaled
 from eelgrid_controller.ledger import ContradictoryEvent, NodeRecord, assignment_of
 from eelgrid_protos.messages import Placement, Workload, WorkloadPhase
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
-__all__ = ["involved", "moved", "partition", "replanned", "scaled", "sliced"]
+__all__ = ["corrected", "involved", "moved", "partition", "replanned", "scaled", "sliced"]
 
 
 def moved(workload: Workload | None, event: WorkloadMoved) -> tuple[Workload, list[Placement]]:
@@ -38,6 +39,42 @@ def scaled(workload: Workload | None, event: WorkloadScaled) -> tuple[Workload, 
     begun = workload.replicas_begun or workload.spec.replicas
     counted = replace(workload, spec=replace(workload.spec, replicas=replicas), replicas_begun=begun)
     return _at(counted, before, event.placements), before
+
+
+def corrected(workloads: Mapping[str, Workload], record: NodeRecord, event: DevicesCorrected) -> dict[str, Workload]:
+    """The workloads as they are afterwards, with the node's ledger; raises ContradictoryEvent, and nothing has changed.
+
+    What the engine says is so: a cordon, a lost device or what others are taken to hold is no objection.
+    """
+    after: dict[str, Workload] = {}
+    seen: set[tuple[str, int]] = set()
+    ledger = record.copy()
+    for one in event.replicas:
+        key, replica = one.workload_id, one.placement.replica
+        workload = after.get(key) or workloads.get(key)
+        before = None if workload is None else next((it for it in workload.placements if it.replica == replica), None)
+        if workload is None or before is None or before.gpu_instance is not None or (key, replica) in seen:
+            raise ContradictoryEvent(f"replica {replica} of {key} holds no GPUs, or is corrected twice")
+        if before.node_name != event.node_name or len(before.gpu_uuids) != len(one.placement.gpu_uuids):
+            raise ContradictoryEvent(f"replica {replica} of {key} is on another node, or of another size")
+        seen.add((key, replica))
+        after[key] = _at(workload, [before], (one.placement,))
+        ledger.release(key, replica)
+    for one in event.replicas:
+        assignment = assignment_of(after[one.workload_id], one.placement)
+        for uuid in assignment.gpu_uuids:
+            gpu = ledger.gpu(uuid)
+            if gpu is None or gpu.mig_enabled or uuid in ledger.layouts:
+                raise ContradictoryEvent(f"GPU {uuid} of {event.node_name} is gone or partitioned")
+            if ledger.gpu_milli.get(uuid, 0) + assignment.gpu_milli > GPU_MILLI_WHOLE:
+                raise ContradictoryEvent(f"GPU {uuid} of {event.node_name} is held by {next(ledger.holders(uuid), '')}")
+        ledger.book(assignment)
+    for key, replica in seen:
+        record.release(key, replica)
+    for one in event.replicas:
+        record.book(assignment_of(after[one.workload_id], one.placement))
+    record.weigh_commitment()
+    return after
 
 
 def sliced(workload: Workload) -> bool:

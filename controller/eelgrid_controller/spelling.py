@@ -6,7 +6,7 @@ where they are shown. A missing reading is a dash, never a number.
 
 import math
 
-__all__ = ["cpu_text", "gpu_text", "memory_text", "milliseconds_text", "percent_text", "watts_text"]
+__all__ = ["cpu_text", "energy_text", "gpu_text", "memory_text", "milliseconds_text", "percent_text", "watts_text"]
 
 
 def cpu_text(milli: int) -> str:
@@ -35,6 +35,16 @@ def watts_text(power_w: float | None) -> str:
         if abs(power_w) >= 10 * size:
             return f"{power_w / size:,.1f} {unit}"
     return f"{power_w:,.1f} W" if power_w < 1000 else f"{power_w:,.0f} W"
+
+
+def energy_text(energy_j: float) -> str:
+    """Joules, or from a tenth of a kilowatt-hour on kWh and MWh, as bills have them."""
+    kwh = energy_j / 3.6e6
+    if abs(kwh) >= 10_000.0:
+        return f"{kwh / 1000.0:,.1f} MWh"
+    if abs(kwh) >= 0.1:
+        return f"{kwh:,.1f} kWh" if abs(kwh) >= 100.0 else f"{kwh:,.2f} kWh"
+    return f"{energy_j / 1000.0:,.1f} kJ" if abs(energy_j) >= 1000.0 else f"{energy_j:,.0f} J"
 
 
 def percent_text(part: float, whole: float) -> str:

@@ -11,7 +11,7 @@ never disagree after `load`. Equal event sequences give equal digests.
 
     PENDING --WorkloadPlaced, PartitionsPlanned--> PLACED --WorkloadCancelled--> CANCELLED
        \________________WorkloadCancelled_____________________/
-    PLACED --WorkloadMoved, WorkloadScaled, WorkloadLimited, PartitionsPlanned--> PLACED, elsewhere, more or fewer, limited
+    PLACED --WorkloadMoved, WorkloadScaled, WorkloadLimited, PartitionsPlanned, DevicesCorrected--> PLACED, else than before
 """
 
 import hashlib
@@ -25,6 +25,7 @@ from typing import Any, Self, assert_never
 
 from eelgrid_controller.demand import Demand
 from eelgrid_controller.events import (
+    DevicesCorrected,
     Event,
     GpuLost,
     GpuReturned,
@@ -50,14 +51,8 @@ from eelgrid_controller.measured import Points, own_profile
 from eelgrid_controller.modes import enforces, node_budgets_w, partitions
 from eelgrid_controller.pending import PendingOrder
 from eelgrid_controller.quotes import Market
-from eelgrid_controller.replicas import involved, moved, partition, replanned, scaled, sliced
-from eelgrid_protos.messages import (
-    NodeState,
-    Placement,
-    Policy,
-    Workload,
-    WorkloadPhase,
-)
+from eelgrid_controller.replicas import corrected, involved, moved, partition, replanned, scaled, sliced
+from eelgrid_protos.messages import NodeState, Placement, Policy, Workload, WorkloadPhase
 from eelgrid_protos.plain import from_plain, to_plain
 
 __all__ = ["ENDED_MOST", "ClusterState", "ContradictoryEvent", "InvariantBroken", "NodeRecord"]
@@ -157,6 +152,8 @@ class ClusterState:
                 touched = frozenset()
             case PartitionsPlanned():
                 touched = self._partitioned(event)
+            case DevicesCorrected():
+                touched = self._corrected(event)
             case _:
                 assert_never(event)
         self.revision += 1
@@ -246,6 +243,11 @@ class ClusterState:
         for name in touched:
             self.nodes[name].plan_epoch += 1
         return touched
+
+    def _corrected(self, event: DevicesCorrected) -> frozenset[str]:
+        for key, workload in corrected(self.workloads, self._node(event.node_name), event).items():
+            self.workloads[key] = replace(workload, revision=self.revision + 1)
+        return self._replanned(tuple(one.placement for one in event.replicas))
 
     def _limited(self, event: WorkloadLimited) -> frozenset[str]:
         workload = self.workloads.get(event.workload_id)

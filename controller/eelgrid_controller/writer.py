@@ -15,11 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from eelgrid_controller.clock import Clock
+from eelgrid_controller.errors import JournalError, JournalFull
 from eelgrid_controller.events import Event
 from eelgrid_controller.journal import Journal
 from eelgrid_controller.recovery import entries_of
+from eelgrid_protos.faults import Fault, ResourceExhausted, Unavailable
 
-__all__ = ["JournalWriter"]
+__all__ = ["JournalWriter", "fault_of"]
 
 _Result = TypeVar("_Result")
 _SLOW_COMMIT_S = 0.010
@@ -54,3 +56,8 @@ class JournalWriter:
     def close(self) -> None:
         """End the thread; the journal stays open."""
         self._thread.shutdown()
+
+
+def fault_of(error: JournalError) -> Fault:
+    """What callers hear of a disk that takes nothing."""
+    return ResourceExhausted(str(error)) if isinstance(error, JournalFull) else Unavailable(str(error))

@@ -16,8 +16,8 @@ from eelgrid_controller.kubernetes.errors import AnnotationUnreadable
 from eelgrid_protos.messages import LatencyMetric, LatencyObjective, MetricsServer, MetricsSource, WorkloadKind
 
 __all__ = [
-    "ON_ERRORS", "check_names", "deadline_ns", "duration_s", "fraction", "gpu_models", "kind", "metrics", "number",
-    "objectives", "on_error", "priority", "rate_hz",
+    "ON_ERRORS", "check_names", "counts", "deadline_ns", "duration_s", "fraction", "gpu_models", "kind", "metrics",
+    "mig_profiles", "number", "objectives", "on_error", "priority", "rate_hz", "word",
 ]  # fmt: skip
 
 # What becomes of a pod whose annotations are wrong: it waits, or the default scheduler has it.
@@ -35,6 +35,9 @@ _INTEGER = re.compile(r"-?[0-9]{1,9}")
 _METRICS_NAMES = {
     "latency": "latency_histogram", "model": "model", "waiting": "waiting_gauge", "work": "work_counter",
 }  # fmt: skip
+_COUNTS = re.compile(r"([0-9]{1,5})(?:\s*-\s*([0-9]{1,5}))?")
+_COUNTED_MOST = 4096
+_MIG_PROFILE = re.compile(r"[1-9]g\.[0-9]{1,4}gb(?:\.me)?(?:\.all)?")
 _ITEMS_MOST = 64
 
 
@@ -136,6 +139,39 @@ def gpu_models(annotations: Mapping[str, str]) -> tuple[str, ...]:
         return ()
     models = _items(key, text, "write such as H100-80GB-HBM3, A100-SXM4-80GB")
     return tuple(dict.fromkeys(names.plain_product(model) for model in models))
+
+
+def counts(annotations: Mapping[str, str], key: str) -> tuple[int, ...]:
+    """How many will do, rising: `1-8`, or `1, 2, 4`; empty where nothing is said."""
+    text = annotations.get(key)
+    if text is None:
+        return ()
+    found: set[int] = set()
+    for item in _items(key, text, "write such as 1-8, or 1, 2, 4"):
+        one = _match(_COUNTS, key, item, "write such as 1-8, or 1, 2, 4")
+        least, most = int(one[1]), int(one[2] or one[1])
+        if not 1 <= least <= most <= _COUNTED_MOST:
+            _fail(key, f"is {text[:80]!r}", f"write counts from 1 to {_COUNTED_MOST}, the least first")
+        found.update(range(least, most + 1))
+    return tuple(sorted(found))
+
+
+def mig_profiles(annotations: Mapping[str, str]) -> tuple[str, ...]:
+    """Slices that will do, as resources name them: `1g.10gb, 2g.20gb`."""
+    key = names.ANNOTATION_SLICES
+    text = annotations.get(key)
+    if text is None:
+        return ()
+    example = "write such as 1g.10gb, 2g.20gb"
+    return tuple(dict.fromkeys(_match(_MIG_PROFILE, key, item, example)[0] for item in _items(key, text, example)))
+
+
+def word(annotations: Mapping[str, str], key: str, known: tuple[str, ...]) -> str:
+    """One of these words; empty where nothing is said."""
+    text = annotations.get(key)
+    if text is not None and text not in known:
+        _fail(key, f"is {text[:80]!r}", f"write one of {', '.join(known)}")
+    return text or ""
 
 
 def objectives(annotations: Mapping[str, str]) -> tuple[LatencyObjective, ...]:

@@ -1,4 +1,4 @@
-"""Units: what is placed as one, a pod alone or a gang, and which member has which place.
+"""Units: what is placed as one, a pod alone, a gang or the pods of a service, and which member has which place.
 
 Owns who is a member, which of them the core was asked for, and which replica each of these
 is. Must not know the API, time, or when anything is asked for.
@@ -8,18 +8,25 @@ that wait when the core is asked become its replicas, in the order of their name
 whose plan says which replica it is, keeps it: so it is after a restart. The place of a member
 that went or ended is the next one's that comes. Members that are bound before the core knows
 of the unit (another leader began it) are no replicas: they are what others hold, and only
-the rest is asked for.
+the rest is asked for. Units of services are elastic: `elastic.py` says what becomes of them.
+
+A replica whose place the core has moved away from under its pod is `moving`: the pod is what
+others hold where it stands, and the new place is kept for the pod that comes in its stead.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from eelgrid_controller.kubernetes.gate_events import Place, Sight
+from eelgrid_controller.kubernetes.move_notes import note_of
 from eelgrid_controller.kubernetes.names import GATE
 from eelgrid_controller.kubernetes.plans import workload_id
+from eelgrid_controller.kubernetes.serving import UNIT_PREFIX, Service
+from eelgrid_protos.messages import WorkloadSpec
 
-__all__ = ["Member", "Stand", "Unit"]
+__all__ = ["Elastic", "Member", "Stand", "Unit"]
 
 
 class Stand(Enum):
@@ -40,8 +47,17 @@ class Member:
     sight: Sight
     is_patching: bool = False
     patched_version: str = ""  # the version that a patch was made against
+    spec: WorkloadSpec | None = None  # what its people want, as last read
+    size: int = 1  # of its unit, as last read
+    is_recalled: bool = False  # it was asked for again
     denied: str = ""  # why the API server will never take the patch
     told: str = ""
+
+    def see(self, sight: Sight) -> None:
+        """The pod as it is now; what its people want is not read of every sight."""
+        self.sight = sight
+        if sight.spec is not None:
+            self.spec, self.size = sight.spec, sight.size
 
     @property
     def uid(self) -> str:
@@ -59,6 +75,18 @@ class Member:
         """Whether it waits behind our gate."""
         return not self.is_over and GATE in self.sight.pod.gates
 
+    def fits_into(self, spec: WorkloadSpec | None) -> bool:
+        """Whether it holds no more than a replica of this spec."""
+        if spec is None or self.sight.spec is None:
+            return True
+        own, other = self.sight.spec.request, spec.request
+        return (
+            own.cpu_milli <= other.cpu_milli
+            and own.memory_bytes <= other.memory_bytes
+            and own.gpu_count <= other.gpu_count
+            and own.gpu_milli <= other.gpu_milli
+        )
+
     @property
     def target(self) -> str:
         """The node that it is on or can only go to; empty while it is gated, free or over."""
@@ -66,6 +94,43 @@ class Member:
         if pod.is_terminal or self.is_waiting:
             return ""
         return pod.node_name or self.sight.pinned
+
+
+@dataclass(slots=True)
+class Elastic:
+    """What is known of the pods of a service beside what is known of any unit."""
+
+    service: Service | None = None
+    spec: WorkloadSpec | None = None  # as the core has it, of one replica
+    vacant: dict[int, float] = field(default_factory=dict)  # places without a pod, since when
+    let_go: dict[str, float | None] = field(default_factory=dict)  # pods whose place was taken from them, since when
+    moved: set[str] = field(default_factory=set)  # of these, pods whose place is on another node now
+    adopting: frozenset[str] = frozenset()  # pods that the core is asked to take over
+    extra: int = 0  # places for pods that come beside others while the target is rolled over
+    is_asked: bool = False  # a command is under way
+    is_growing: bool = False
+    is_restless: bool = False  # time alone may change what is to be done
+    again_s: float = 0.0
+
+    def placed(self, before: int, now: int, spec: WorkloadSpec | None) -> None:
+        """The core has so many places instead of so many before."""
+        wanted = None if self.service is None else self.service.wanted
+        beyond = 0 if wanted is None else max(0, now - wanted)
+        if self.is_growing:
+            self.extra = beyond
+        elif self.is_asked:
+            self.extra = min(self.extra, beyond)
+        elif now != before:
+            # Somebody said how many there are to be, and meant all of them.
+            self.extra = 0
+        self.adopting, self.is_asked, self.is_growing = frozenset(), False, False
+        if spec is not None:
+            self.spec = replace(spec, replicas=1)
+
+    def lasting(self, places: int) -> int:
+        """The places that are not for the time of a rollover alone."""
+        wanted = None if self.service is None else self.service.wanted
+        return places if wanted is None else places - min(self.extra, max(0, places - wanted))
 
 
 @dataclass(slots=True)
@@ -78,9 +143,16 @@ class Unit:
     members: dict[str, Member] = field(default_factory=dict)
     slots: dict[int, str] = field(default_factory=dict)  # replica -> uid; a uid may be of one that went
     places: Mapping[int, Place] = field(default_factory=dict)
+    moving: dict[int, str] = field(default_factory=dict)  # replica -> uid of the pod that stands elsewhere still
     is_stale: bool = False  # a place of it is no good: all of them are let go
     retry_s: float = 0.0
     refusals: int = 0
+    elastic: Elastic | None = None
+
+    def __post_init__(self) -> None:
+        """The unit of a service is elastic from its beginning."""
+        if self.name.startswith(UNIT_PREFIX):
+            self.elastic = Elastic()
 
     @property
     def workload_id(self) -> str:
@@ -126,19 +198,106 @@ class Unit:
 
     def holds(self, member: Member) -> bool:
         """Whether the core counts a member where it is."""
+        if self.elastic is not None and member.uid in self.elastic.adopting:
+            return True
         place = self.place_of(member)
         return place is not None and place.node_name == member.target
 
+    def placed(self, places: Mapping[int, Place], spec: WorkloadSpec | None, *, moves: bool) -> None:
+        """The core has these places; where pods are `moves`d, those for which it has another now are."""
+        before = len(self.places) if self.stand is Stand.PLACED else 0
+        if moves and self.elastic is None:
+            self._shift(places)
+        self.stand, self.places, self.refusals = Stand.PLACED, dict(places), 0
+        if self.elastic is not None:
+            self.elastic.placed(before, len(places), spec)
+        self.settle()
+
+    def _shift(self, places: Mapping[int, Place]) -> None:
+        """The core's places are others now: which pods stand where their replicas were before, and are to be moved."""
+        for member in self.members.values():
+            before = self.place_of(member)
+            replica = self.replica_of(member.uid)
+            if before is not None and replica is not None and before.node_name == member.target:
+                if replica in places and places[replica].node_name != member.target:
+                    del self.slots[replica]
+                    self.moving[replica] = member.uid
+            elif (note := note_of(member.sight.pod.annotations)) is not None and note.workload == self.workload_id:
+                place = places.get(note.replica)
+                if place is not None and place.node_name == note.to != member.target and not member.is_over:
+                    self.moving[note.replica] = member.uid
+
+    def stays(self, uid: str) -> None:
+        """A pod is not being moved any more, or none of it where no uid is given."""
+        self.moving = {replica: found for replica, found in self.moving.items() if uid and found != uid}
+
+    def released(self) -> None:
+        """No command about it is under way any more."""
+        if self.elastic is not None:
+            self.elastic.adopting = frozenset()
+            self.elastic.is_asked = self.elastic.is_growing = False
+
+    def spoiled(self, member: Member, why: str) -> None:
+        """The place of a member is no good: all let theirs go, where all stand or fall together."""
+        if self.elastic is None:
+            self.is_stale = self.stand is Stand.PLACED
+            return
+        replica = self.replica_of(member.uid)
+        member.denied = why
+        if replica is not None:
+            del self.slots[replica]
+            self.elastic.vacant[replica] = -math.inf
+
     def settle(self) -> None:
         """Give replicas to those whose plan names them, then places that came free to those that wait."""
+        if self.elastic is not None:
+            self._forget_places(self.elastic)
         for member in self.members.values():
             plan = member.sight.plan
             if plan is not None and plan.workload == self.workload_id and not member.is_waiting and not member.is_over:
                 self._take(member, plan.replica)
-        free = [replica for replica in sorted(self.places) if not self._is_held(replica)]
+        if self.elastic is not None:
+            self._settle_by_node(self.elastic)
+        free = self._stay([replica for replica in sorted(self.places) if not self._is_held(replica)])
         without = [member for member in self.waiting if self.replica_of(member.uid) is None]
+        if self.elastic is not None:
+            without = [member for member in without if member.fits_into(self.elastic.spec)]
         for replica, member in zip(free, without, strict=False):
             self.slots[replica] = member.uid
+            if self.elastic is not None:
+                self.elastic.let_go.pop(member.uid, None)
+
+    def _forget_places(self, elastic: Elastic) -> None:
+        """Places that are no more, or are elsewhere than their pods by now."""
+        elastic.let_go = {uid: since_s for uid, since_s in elastic.let_go.items() if uid in self.members}
+        elastic.moved &= elastic.let_go.keys()
+        for replica, uid in list(self.slots.items()):
+            member, place = self.members.get(uid), self.places.get(replica)
+            is_there = member is not None and not member.is_over
+            if not is_there or member is None:
+                del self.slots[replica]
+            elif place is None or (member.target and member.target != place.node_name):
+                del self.slots[replica]
+                elastic.let_go[uid] = None
+                if place is not None:
+                    elastic.moved.add(uid)
+
+    def _settle_by_node(self, elastic: Elastic) -> None:
+        """Pods of a service are alike: any that stands where a place is, has it."""
+        held, free = set(self.slots.values()), dict[str, list[int]]()
+        for replica in sorted(self.places.keys() - self.slots.keys()):
+            free.setdefault(self.places[replica].node_name, []).append(replica)
+        for member in self.members.values() if free else ():
+            fits = free.get(member.target, [])
+            if not fits or member.is_over or member.uid in held or member.uid in elastic.let_go:
+                continue
+            if not member.fits_into(elastic.spec):
+                continue
+            plan = member.sight.plan
+            devices = () if plan is None else plan.devices
+            chosen = min(fits, key=lambda one: (self.places[one].devices != devices, one))
+            fits.remove(chosen)
+            self.slots[chosen] = member.uid
 
     def _take(self, member: Member, replica: int) -> None:
         place = self.places.get(replica)
@@ -148,6 +307,27 @@ class Unit:
             if before is not None:
                 del self.slots[before]
             self.slots[replica] = member.uid
+
+    def _stay(self, free: list[int]) -> list[int]:
+        """Who stands where a place is that nobody has, has it, whatever its plan calls it; the places that are left.
+
+        Only where there is a place for each member and none waits for one: otherwise some were never asked for.
+        """
+        alive = self.alive
+        if len(alive) != len(self.places) or any(member.is_waiting for member in alive):
+            return free
+        held = set(self.slots.values())
+        standing = {member.uid: member.target for member in alive if member.uid not in held}
+        left: list[int] = []
+        for replica in free:
+            node = self.places[replica].node_name
+            found = next((uid for uid, target in standing.items() if target == node), None)
+            if found is None:
+                left.append(replica)
+            else:
+                self.slots[replica] = found
+                del standing[found]
+        return left
 
     def _is_held(self, replica: int) -> bool:
         member = self.members.get(self.slots.get(replica, ""))

@@ -18,22 +18,28 @@ Same events in, same instructions out; time is an argument.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from eelgrid_controller.kubernetes.answers import Answer, answered
 from eelgrid_controller.kubernetes.constraints import trait
+from eelgrid_controller.kubernetes.flights import Flights
 from eelgrid_controller.kubernetes.gangs import Member, Stand, Unit
 from eelgrid_controller.kubernetes.gate_events import (
+    Adopt,
     Cancel,
     Cancelled,
     Deferred,
     DeleteFailed,
+    DevicesSeen,
     Event,
     Failure,
+    Grow,
     Instruction,
     Led,
+    MoveOver,
     NodeGone,
     NodeKnown,
     NodeSeen,
+    NodeSliced,
     NodeUntold,
     NotLed,
     PatchDone,
@@ -41,32 +47,27 @@ from eelgrid_controller.kubernetes.gate_events import (
     Placed,
     PodGone,
     PodSeen,
-    Recreate,
+    Replaces,
+    Reseat,
+    ServiceGone,
+    ServiceSeen,
     Strip,
     Submit,
     SubmitFailed,
     Synced,
     Tell,
     Ticked,
+    Unchanged,
 )
 from eelgrid_controller.kubernetes.looking import look
 from eelgrid_controller.kubernetes.others import Others
 from eelgrid_controller.kubernetes.plans import attempt_of, unit_of
+from eelgrid_controller.kubernetes.remaking import made_anew
+from eelgrid_controller.kubernetes.serving import Service
+from eelgrid_controller.kubernetes.setbacks import GateSettings, patch_setback
 from eelgrid_controller.kubernetes.watchdog import Watchdog
 
 __all__ = ["Gate", "GateSettings"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateSettings:
-    """How long things may take."""
-
-    unbound_s: float = 30.0  # that kube-scheduler may call a pinned pod unschedulable
-    retry_s: float = 15.0  # after which what the core refused is asked again
-    conflict_s: float = 2.0  # for the newer object to come by itself
-    busy_s: float = 5.0
-    forbidden_s: float = 60.0
-    open_s: float | None = None  # without any leader, after which gates are removed without a plan
 
 
 class Gate:
@@ -78,8 +79,11 @@ class Gate:
         self.units: dict[str, Unit] = {}
         self.others = Others()
         self.watchdog = Watchdog(unbound_s=settings.unbound_s)
+        self.flights = Flights(most_s=settings.flight_s)
         self._members: dict[str, Member] = {}
+        self._services: dict[str, Service] = {}  # by unit
         self._traits: dict[str, str] = {}  # of pods that wait, by uid
+        self._adopted: dict[str, str] = {}  # uid -> the unit in whose place it comes
         self._marked: dict[str, None] = {}
         self._refused: dict[str, None] = {}
         self._later: dict[str, float] = {}  # uid -> when a failed write is looked at again
@@ -87,7 +91,7 @@ class Gate:
         self._leaderless_s: float | None = None
         self._writes: list[Instruction] = []
         self._cancels: list[Instruction] = []
-        self._submits: list[Submit] = []
+        self._submits: list[Submit | Adopt] = []
         self._tells: list[Instruction] = []
 
     def take(self, events: Iterable[Event], at_s: float) -> list[Instruction]:
@@ -103,10 +107,16 @@ class Gate:
             if unit is not None:
                 self._look(unit, at_s)
         told += self.others.flush()
-        self._submits.sort(key=lambda one: -one.request.spec.priority)
+        # What stands, stands: before anything is placed beside it.
+        self._submits.sort(key=lambda one: (isinstance(one, Submit), -one.request.spec.priority))
         told += [*self._cancels, *self._submits, *self._writes, *self._tells]
         self._cancels, self._submits, self._writes, self._tells = [], [], [], []
         return told
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether all that there was has been told."""
+        return self._is_synced
 
     # Events
 
@@ -115,7 +125,13 @@ class Gate:
             case PodSeen():
                 self._seen(event, at_s)
             case PodGone(uid):
+                self._adopted.pop(uid, None)
                 self._gone(uid)
+            case Replaces(uid, name):
+                self._adopt(uid, name, at_s)
+            case MoveOver(name, uid) if name in self.units:
+                self.units[name].stays(uid)
+                self._marked[name] = None
             case NodeSeen(node, has_agent):
                 self.others.node(node, has_agent=has_agent)
                 self._mark_places(node.name)
@@ -124,13 +140,19 @@ class Gate:
                 self._mark_places(name)
             case NodeKnown(name):
                 self.others.known(name)
+            case NodeSliced(name, gpu_count):
+                self.others.sliced(name, gpu_count)
             case NodeUntold(name):
                 self.others.untold(name)
             case Synced():
                 self._is_synced = True
                 self._marked.update(dict.fromkeys(self.units))
-            case Placed() | Deferred() | Cancelled() | SubmitFailed():
+            case Placed() | Deferred() | Cancelled() | SubmitFailed() | Unchanged():
                 self._core(event, at_s)
+            case ServiceSeen(service):
+                self._serve(service.unit, service)
+            case ServiceGone(name):
+                self._serve(name, None)
             case Led(epoch):
                 self._leaderless_s = None
                 if epoch != self.epoch:
@@ -140,6 +162,9 @@ class Gate:
                 self._not_led(at_s, is_led=is_led)
             case PatchDone(uid):
                 self._later.pop(uid, None)
+            case DevicesSeen(name, steers, pods):
+                self._marked.update(dict.fromkeys(self.flights.steered(name, is_so=steers)))
+                self._marked.update(dict.fromkeys(self.flights.seen(name, pods)))
             case PatchFailed(uid, failure, why):
                 self._patch_failed(uid, failure, why, at_s)
             case DeleteFailed(uid, failure, why):
@@ -156,29 +181,39 @@ class Gate:
             pod = sight.pod
             self.others.put(pod, "" if pod.is_terminal or pod.gates else pod.node_name or sight.pinned)
             return
+        if uid in self._adopted and sight.plan is None:
+            sight = sight._replace(unit=self._adopted[uid])
         member = self._members.get(uid)
         if member is None:
             member = self._members[uid] = Member(sight)
         elif member.sight.unit != sight.unit:
             self._gone(uid)
             member = self._members[uid] = Member(sight)
-        member.sight = sight
+        member.see(sight)
         if not member.is_waiting or (uid in self._later and sight.pod.resource_version != member.patched_version):
             # The gate is gone, or what the patch failed on is another object now.
             member.is_patching = False
             self._later.pop(uid, None)
-        unit = self.units.get(sight.unit)
-        if unit is None:
-            unit = self.units[sight.unit] = Unit(sight.unit)
+        unit = self.units.get(sight.unit) or self._begin(sight.unit)
         unit.members[uid] = member
         self._wants(member)
+        if member.is_over:
+            self._marked.update(dict.fromkeys(self.flights.ended(uid)))
         self._watch(member, at_s)
         self._account(unit, member)
         self._marked[unit.name] = None
 
+    def _adopt(self, uid: str, name: str, at_s: float) -> None:
+        member = self._members.get(uid)
+        if member is None or member.is_waiting:
+            self._adopted[uid] = name
+            if member is not None:
+                self._seen(PodSeen(member.sight), at_s)
+
     def _gone(self, uid: str) -> None:
         self.others.remove(uid)
         self.watchdog.forget(uid)
+        self._marked.update(dict.fromkeys(self.flights.ended(uid)))
         self._later.pop(uid, None)
         self.others.release(self._traits.pop(uid, ""))
         member = self._members.pop(uid, None)
@@ -194,6 +229,8 @@ class Gate:
                 self._traits[member.uid] = self.others.want(member.sight.pod.constraint)
         elif member.uid in self._traits:
             self.others.release(self._traits.pop(member.uid))
+        if self.settings.moves and member.target:
+            self.others.stays(member.sight.pod)
 
     def _watch(self, member: Member, at_s: float) -> None:
         pod = member.sight.pod
@@ -211,42 +248,41 @@ class Gate:
         for member in unit.members.values():
             self._account(unit, member)
 
-    def _core(self, event: Placed | Deferred | Cancelled | SubmitFailed, at_s: float) -> None:
+    def _begin(self, name: str, attempt: int = 1) -> Unit:
+        unit = self.units[name] = Unit(name, attempt)
+        if unit.elastic is not None:
+            unit.elastic.service = self._services.get(name)
+        return unit
+
+    def _serve(self, name: str, service: Service | None) -> None:
+        """A service is this now, or is no more."""
+        if service is None:
+            self._services.pop(name, None)
+        else:
+            self._services[name] = service
+        unit = self.units.get(name)
+        if unit is not None and unit.elastic is not None:
+            unit.elastic.service = service
+            self._marked[name] = None
+
+    def _core(self, event: Answer, at_s: float) -> None:
         name, attempt = unit_of(event.workload_id), attempt_of(event.workload_id)
         unit = self.units.get(name)
         if unit is None:
-            if isinstance(event, Cancelled | SubmitFailed):
+            if isinstance(event, Cancelled | SubmitFailed | Unchanged):
                 return
-            unit = self.units[name] = Unit(name, attempt)
+            unit = self._begin(name, attempt)
         if attempt > unit.attempt and unit.stand is Stand.UNKNOWN:
             unit.attempt = attempt
         if attempt != unit.attempt:
             return
         self._marked[name] = None
-        match event:
-            case Placed(places=places):
-                if unit.stand is not Stand.LEAVING:
-                    unit.stand, unit.places, unit.refusals = Stand.PLACED, dict(places), 0
-                    unit.settle()
-            case Deferred(reason=reason):
-                if unit.stand not in (Stand.LEAVING, Stand.PLACED):
-                    unit.stand, unit.places = Stand.WAITING, {}
-                    self._tell_unit(unit, f"waits: {reason}")
-            case Cancelled():
-                unit.stand, unit.places, unit.slots = Stand.UNKNOWN, {}, {}
-                unit.attempt += 1
-            case SubmitFailed(why=why, is_taken=is_taken):
-                self._submit_failed(unit, why, at_s, is_taken=is_taken)
+        if isinstance(event, Placed):
+            self.others.moved(unit.places.values(), event.places.values())
+        said = answered(unit, event, at_s, self.settings)
+        if said is not None and (waiting := unit.waiting):
+            self._tell(waiting[0], said.text, is_warning=said.is_warning)
         self._account_all(unit)
-
-    def _submit_failed(self, unit: Unit, why: str, at_s: float, *, is_taken: bool) -> None:
-        if is_taken:
-            unit.attempt += 1
-        else:
-            self._tell_unit(unit, f"not accepted: {why}", is_warning=True)
-        unit.stand, unit.slots = Stand.REFUSED, {}
-        unit.refusals += 1
-        unit.retry_s = at_s + (0.0 if is_taken else self.settings.retry_s * min(unit.refusals, 20))
 
     def _not_led(self, at_s: float, *, is_led: bool) -> None:
         self.epoch = None
@@ -259,22 +295,13 @@ class Gate:
         member = self._members.get(uid)
         if member is None or not member.is_patching:
             return
-        settings = self.settings
-        if failure is Failure.INVALID:
-            member.denied = why or "the API server refuses the pin"
-            member.is_patching = False
-            self._tell(member, f"cannot be pinned: {member.denied}", is_warning=True)
+        setback = patch_setback(member, failure, why, self.settings)
+        if setback.text:
+            self._tell(member, setback.text, is_warning=True)
+        if setback.wait_s is None:
             self._marked[member.sight.unit] = None
-            return
-        if failure is Failure.FORBIDDEN:
-            self._tell(member, f"cannot be pinned: {why}", is_warning=True)
-        is_newer = member.sight.pod.resource_version != member.patched_version
-        if failure in (Failure.CONFLICT, Failure.STALE) and is_newer:
-            member.is_patching = False
-            self._marked[member.sight.unit] = None
-            return
-        wait_s = {Failure.FORBIDDEN: settings.forbidden_s, Failure.BUSY: settings.busy_s}
-        self._later[uid] = at_s + wait_s.get(failure, settings.conflict_s)
+        else:
+            self._later[uid] = at_s + setback.wait_s
 
     def _delete_failed(self, uid: str, failure: Failure, why: str, at_s: float) -> None:
         self.watchdog.again(uid, at_s)
@@ -290,8 +317,12 @@ class Gate:
             late = self._members[uid]
             late.is_patching = False
             self._marked[late.sight.unit] = None
+        self._marked.update(dict.fromkeys(self.flights.expired(at_s)))
         for name in self._refused:
             if self.units[name].retry_s <= at_s:
+                self._marked[name] = None
+        for name in self._services:
+            if (unit := self.units.get(name)) is not None and unit.elastic is not None and unit.elastic.is_restless:
                 self._marked[name] = None
         if self._is_synced and self.epoch is not None:
             for uid, waited_s in self.watchdog.overdue(at_s):
@@ -313,37 +344,26 @@ class Gate:
                 self._writes.append(Strip(member.uid, member.sight.key, pod.resource_version, None))
 
     def _overdue(self, member: Member, waited_s: float, at_s: float) -> None:
-        """A pinned pod that cannot be scheduled: it and its gang are made anew, or people hear of it."""
         assert self.epoch is not None
         unit = self.units[member.sight.unit]
-        gang = unit.alive if unit.size > 1 else [member]
-        pod = member.sight.pod
-        why = f"pinned to {member.sight.pinned}, where kube-scheduler cannot put it: {pod.unscheduled_message}"
-        if any(one.sight.pod.owner is None for one in gang):
-            self._tell(member, f"{why}; delete it and create it again", is_warning=True)
-            self.watchdog.again(member.uid, at_s)
-            return
-        owner = pod.owner.uid if pod.owner is not None else ""
-        if not self.watchdog.may_recreate(unit.name if unit.size > 1 else owner, waited_s):
-            return
-        self.watchdog.recreated(unit.name if unit.size > 1 else owner, at_s)
-        unit.is_stale = unit.stand is Stand.PLACED
-        self._marked[unit.name] = None
-        for one in gang:
-            self.watchdog.again(one.uid, at_s)
-            if not one.sight.pod.is_going and not one.is_waiting:
-                self._tell(one, f"made anew: {why}", is_warning=True)
-                self._writes.append(Recreate(one.uid, one.sight.key, self.epoch, why))
+        for told in made_anew(unit, member, self.watchdog, self.epoch, waited_s=waited_s, at_s=at_s):
+            if isinstance(told, Tell):
+                self._tell(self._members[told.uid], told.text, is_warning=told.is_warning)
+            else:
+                self._marked[unit.name] = None
+                self._writes.append(told)
 
     # Looking
 
     def _look(self, unit: Unit, at_s: float) -> None:
         before = unit.stand
-        for told in look(unit, self.others, self.epoch, at_s):
+        for told in look(unit, self.others, self.flights, self.epoch, at_s):
             match told:
-                case Cancel():
+                case Cancel() | Grow():
                     self._cancels.append(told)
-                case Submit():
+                case Reseat():
+                    self._cancels.append(self._reseating(told))
+                case Submit() | Adopt():
                     self._submits.append(told)
                 case Tell(uid, _, text, is_warning):
                     self._tell(self._members[uid], text, is_warning=is_warning)
@@ -358,6 +378,13 @@ class Gate:
             self._refused.pop(unit.name, None)
             del self.units[unit.name]
 
+    def _reseating(self, told: Reseat) -> Reseat:
+        """With what others hold on its nodes when these pods are no more among them."""
+        for uid in told.uids:
+            self.others.put(self._members[uid].sight.pod, "")
+        names = frozenset(place.node_name for place in told.stands)
+        return told._replace(occupied=tuple(self.others.flush_of(names)))
+
     def _mark_places(self, node_name: str) -> None:
         """Units that are to go to a node; those that stand there are left alone."""
         for uid in self._traits if self._is_synced else ():
@@ -371,7 +398,3 @@ class Gate:
         if member.told != text:
             member.told = text
             self._tells.append(Tell(member.uid, member.sight.key, text, is_warning))
-
-    def _tell_unit(self, unit: Unit, text: str, *, is_warning: bool = False) -> None:
-        for member in unit.waiting[:1]:
-            self._tell(member, text, is_warning=is_warning)

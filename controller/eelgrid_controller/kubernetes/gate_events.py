@@ -14,13 +14,16 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from eelgrid_controller.kubernetes.plans import Plan
+from eelgrid_controller.kubernetes.serving import Service
 from eelgrid_controller.kubernetes.views import KubeNode, Pod
 from eelgrid_protos.messages import Inventory, SubmitWorkloadRequest, WorkloadSpec
 
 __all__ = [
-    "Cancel", "Cancelled", "Deferred", "DeleteFailed", "Event", "Failure", "Instruction", "Join", "Key", "Leave", "Led",
-    "NodeGone", "NodeKnown", "NodeSeen", "NodeUntold", "NotLed", "Occupy", "PatchDone", "PatchFailed", "Place", "Placed", "PodGone", "PodSeen",
-    "Recreate", "Sight", "Strip", "Submit", "SubmitFailed", "Synced", "Tell", "Ticked", "Ungate",
+    "Adopt", "Cancel", "Cancelled", "Deferred", "DeleteFailed", "DevicesSeen", "Event", "Failure", "Grow",
+    "Instruction", "Join", "Key", "Leave", "Led", "MoveOver", "NodeGone", "NodeKnown", "NodeSeen", "NodeSliced",
+    "NodeUntold", "NotLed", "Occupy", "PatchDone", "PatchFailed", "Place", "Placed", "PodGone", "PodSeen", "Recall",
+    "Recreate", "Replaces", "Reseat", "Seat", "ServiceGone", "ServiceSeen", "Sight", "Strip", "Submit",
+    "SubmitFailed", "Synced", "Tell", "Ticked", "Unchanged", "Ungate",
 ]  # fmt: skip
 
 
@@ -102,6 +105,13 @@ class NodeKnown(NamedTuple):
     name: str
 
 
+class NodeSliced(NamedTuple):
+    """So many GPUs of a node are given by claims alone; mode gate has none of them to give."""
+
+    name: str
+    gpu_count: int
+
+
 class NodeUntold(NamedTuple):
     """The core could not be told of a node; tell it again."""
 
@@ -112,11 +122,20 @@ class Synced(NamedTuple):
     """All that there was has been told: pods, nodes and what the core holds."""
 
 
+class DevicesSeen(NamedTuple):
+    """What pods hold on a node, as its agent says; where it `steers`, devices follow the plan."""
+
+    node_name: str
+    steers: bool
+    pods: Mapping[Key, tuple[str, ...]]
+
+
 class Placed(NamedTuple):
-    """The core has a place for each replica."""
+    """The core has a place for each replica; `spec` is what it knows of them."""
 
     workload_id: str
     places: Mapping[int, Place]
+    spec: WorkloadSpec | None = None
 
 
 class Deferred(NamedTuple):
@@ -138,6 +157,25 @@ class SubmitFailed(NamedTuple):
     workload_id: str
     why: str
     is_taken: bool = False
+
+
+class Unchanged(NamedTuple):
+    """The core did not take on what a service runs, or did not let it go."""
+
+    workload_id: str
+    why: str
+
+
+class ServiceSeen(NamedTuple):
+    """A service as it is now."""
+
+    service: Service
+
+
+class ServiceGone(NamedTuple):
+    """A service that is no more, or has no target any more."""
+
+    unit: str
 
 
 class Led(NamedTuple):
@@ -189,9 +227,23 @@ class Ticked(NamedTuple):
     """Time has passed."""
 
 
+class Replaces(NamedTuple):
+    """A pod that waits comes in the stead of one of this unit, whose place is kept for it."""
+
+    uid: str
+    unit: str
+
+
+class MoveOver(NamedTuple):
+    """A pod of a unit, or any of it, is not being moved any more: a place that nobody has come to is let go."""
+
+    unit: str
+    uid: str = ""
+
+
 Event = (
-    PodSeen | PodGone | NodeSeen | NodeGone | NodeKnown | NodeUntold | Synced | Placed | Deferred | Cancelled | SubmitFailed | Led | NotLed
-    | PatchDone | PatchFailed | DeleteFailed | Ticked
+    PodSeen | PodGone | Replaces | MoveOver | NodeSeen | NodeGone | NodeKnown | NodeSliced | NodeUntold | Synced | Placed | Deferred | Cancelled | SubmitFailed | Led | NotLed
+    | PatchDone | PatchFailed | DeleteFailed | DevicesSeen | Ticked | Unchanged | ServiceSeen | ServiceGone
 )  # fmt: skip
 
 # Instructions
@@ -226,10 +278,55 @@ class Submit(NamedTuple):
     request: SubmitWorkloadRequest
 
 
+class Seat(NamedTuple):
+    """Where a replica stands: its devices, whether just these are meant, and what it counts for among others."""
+
+    node_name: str
+    devices: tuple[int, ...]
+    is_exact: bool
+    cpu_milli: int
+    memory_bytes: int
+    gpu_count: int
+
+
+class Adopt(NamedTuple):
+    """The core is to hold what stands, a seat for each replica, and to count it no more as what others hold."""
+
+    request: SubmitWorkloadRequest
+    seats: tuple[Seat, ...]
+
+
+class Recall(NamedTuple):
+    """Tell of a pod again, and this time what its people want."""
+
+    uid: str
+    key: Key
+
+
 class Cancel(NamedTuple):
     """The core is to let it go."""
 
     workload_id: str
+
+
+class Grow(NamedTuple):
+    """Ask the core for so many replicas of a service in all, or as many as there is room for."""
+
+    workload_id: str
+    replicas: int
+
+
+class Reseat(NamedTuple):
+    """Have the core count as a service's what runs already, and let go what is no more, in one step.
+
+    `occupied` says what others hold on these nodes from then on; `uids` are the pods that run.
+    """
+
+    request: SubmitWorkloadRequest
+    stands: tuple[Place, ...] = ()
+    released: tuple[int, ...] = ()
+    uids: frozenset[str] = frozenset()
+    occupied: tuple[Occupy, ...] = ()
 
 
 class Ungate(NamedTuple):
@@ -271,4 +368,6 @@ class Tell(NamedTuple):
     is_warning: bool = False
 
 
-Instruction = Join | Leave | Occupy | Submit | Cancel | Ungate | Strip | Recreate | Tell
+Instruction = (
+    Join | Leave | Occupy | Submit | Adopt | Recall | Cancel | Grow | Reseat | Ungate | Strip | Recreate | Tell
+)

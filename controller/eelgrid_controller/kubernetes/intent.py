@@ -128,7 +128,7 @@ def _intent(pod: Pod, holders: Holders) -> Intent | Refused:
         kind=kind,
         replicas=member.size,
         namespace=pod.namespace,
-        queue=pod.labels.get(names.KUEUE_QUEUE, ""),
+        queue=pod.labels.get(names.KUEUE_QUEUE) or pod.labels.get(names.KUEUE_LOCAL_QUEUE, ""),
         priority=max(-PRIORITY_MOST, min(pod.priority, PRIORITY_MOST)) if asked is None else asked,
         locality=Locality.PACK if member.size > 1 else Locality.UNSPECIFIED,
         mobility=_mobility(member, grace_s),
@@ -176,7 +176,7 @@ def _request(pod: Pod) -> ResourceRequest | Refused:
             return Refused(
                 f"resources[{name}]",
                 "names a MIG slice, and this mode places whole GPUs",
-                f"run mode device-plugin or dra on its nodes, or ask for {names.RESOURCE_GPU}: 1",
+                f"start the controller with --kubernetes-abilities slices, or ask for {names.RESOURCE_GPU}: 1",
             )
         if name == names.RESOURCE_GPU_SHARED:
             return Refused(

@@ -5,42 +5,47 @@ Must not know events; time is an argument.
 
 Theory. A pod is pinned only where the core holds a place for it on a node that is there and
 open, and in a gang only when every place has its pod: all are pinned in one round. Where a
-pod stands elsewhere than its place says, the place is let go, never the pod.
+pod stands elsewhere than its place says, the place is let go, never the pod, unless it is
+being moved (gangs.py): then the place is kept for whoever comes in its stead.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
+from eelgrid_controller.kubernetes.adopting import adopting
 from eelgrid_controller.kubernetes.constraints import trait
+from eelgrid_controller.kubernetes.elastic import look_elastic
+from eelgrid_controller.kubernetes.flights import Flights, Lane
 from eelgrid_controller.kubernetes.gangs import Member, Stand, Unit
 from eelgrid_controller.kubernetes.gate_events import Cancel, Instruction, Place, Strip, Submit, Tell, Ungate
+from eelgrid_controller.kubernetes.names import RESOURCE_GPU
 from eelgrid_controller.kubernetes.others import Others
 from eelgrid_controller.kubernetes.plans import Plan, plan_text
-from eelgrid_protos.messages import ResourceRequest, SubmitWorkloadRequest, WorkloadSpec
+from eelgrid_controller.kubernetes.unit_specs import unit_spec
+from eelgrid_protos.messages import SubmitWorkloadRequest, WorkloadSpec
 
 __all__ = ["look"]
 
-_TRAITS_MOST = 16
 
-
-def look(unit: Unit, others: Others, epoch: int | None, at_s: float) -> list[Instruction]:
+def look(unit: Unit, others: Others, flights: Flights, epoch: int | None, at_s: float) -> list[Instruction]:
     """What is to be done for a unit now; without an epoch nothing is asked for and nothing written."""
+    if unit.elastic is not None:
+        return look_elastic(unit, unit.elastic, others, epoch, at_s)
     match unit.stand:
         case Stand.ASKED | Stand.LEAVING:
             return []
         case Stand.PLACED:
-            return _placed(unit, others, epoch)
+            return _placed(unit, others, flights, epoch, at_s)
         case Stand.WAITING:
             waits = {member.uid for member in unit.waiting if not member.denied}
             return [] if waits == set(unit.slots.values()) else _leave(unit)
     if epoch is None or (unit.stand is Stand.REFUSED and at_s < unit.retry_s):
         return []
-    return _unasked(unit, epoch)
+    return _unasked(unit, epoch) if unit.waiting else adopting(unit, others, at_s)
 
 
 def _unasked(unit: Unit, epoch: int) -> list[Instruction]:
     waiting = unit.waiting
-    if not waiting or any(member.denied for member in waiting):
+    if any(member.denied for member in waiting):
         return []
     for member in waiting:
         if member.sight.is_released:
@@ -58,11 +63,11 @@ def _unasked(unit: Unit, epoch: int) -> list[Instruction]:
     return [Submit(SubmitWorkloadRequest(workload_id=unit.workload_id, spec=_spec(asked)))]
 
 
-def _placed(unit: Unit, others: Others, epoch: int | None) -> list[Instruction]:
+def _placed(unit: Unit, others: Others, flights: Flights, epoch: int | None, at_s: float) -> list[Instruction]:
     unit.settle()
     standing = {replica: unit.members.get(unit.slots.get(replica, "")) for replica in unit.places}
     found = [(replica, member) for replica, member in standing.items() if member is not None and not member.is_over]
-    if not found or unit.is_stale:
+    if (not found and not unit.moving) or unit.is_stale:
         return _leave(unit)
     for replica, member in found:
         if not _fits(member, unit.places[replica], others):
@@ -74,9 +79,17 @@ def _placed(unit: Unit, others: Others, epoch: int | None) -> list[Instruction]:
     if waiting and present < len(unit.places):
         missing = len(unit.places) - present
         return [_tell(waiting[0][1], f"placed, and waits for its gang: {missing} of {unit.size} members lack")]
-    told: list[Instruction] = [
-        _ungate(unit, replica, member, epoch) for replica, member in waiting if not member.is_patching
+    going = [(replica, member) for replica, member in waiting if not member.is_patching]
+    for_devices = [
+        (member, Lane(unit.places[replica].node_name, RESOURCE_GPU))
+        for replica, member in going
+        if unit.places[replica].devices
     ]
+    if not flights.may_go(unit.name, (lane for _, lane in for_devices)):
+        return []
+    for member, lane in for_devices:
+        flights.begun(unit.name, member.uid, member.sight.key, lane, at_s)
+    told: list[Instruction] = [_ungate(unit, replica, member, epoch) for replica, member in going]
     held = set(unit.slots.values())
     extra = [member for member in unit.waiting if member.uid not in held]
     text = f"not placed: its gang has {len(unit.places)} members already"
@@ -92,6 +105,7 @@ def _fits(member: Member, place: Place, others: Others) -> bool:
 
 def _leave(unit: Unit) -> list[Instruction]:
     unit.stand, unit.is_stale = Stand.LEAVING, False
+    unit.moving.clear()
     return [Cancel(unit.workload_id)]
 
 
@@ -114,23 +128,6 @@ def _tell(member: Member, text: str, *, is_warning: bool = False) -> Tell:
 
 
 def _spec(members: Iterable[Member]) -> WorkloadSpec:
-    """One request for all: members of a gang that ask for different amounts each get the most of any."""
     found = list(members)
     specs = [member.sight.spec for member in found if member.sight.spec is not None]
-    traits = sorted({trait(member.sight.pod.constraint) for member in found})[:_TRAITS_MOST]
-    most = specs[0].request
-    for spec in specs[1:]:
-        most = _most(most, spec.request)
-    return replace(specs[0], request=most, replicas=len(found), required_traits=tuple(traits))
-
-
-def _most(one: ResourceRequest, other: ResourceRequest) -> ResourceRequest:
-    if one == other:
-        return one
-    return replace(
-        one if one.gpu_count else other,
-        cpu_milli=max(one.cpu_milli, other.cpu_milli),
-        memory_bytes=max(one.memory_bytes, other.memory_bytes),
-        gpu_count=max(one.gpu_count, other.gpu_count),
-        gpu_milli=max(one.gpu_milli, other.gpu_milli),
-    )
+    return unit_spec(specs, {trait(member.sight.pod.constraint) for member in found})

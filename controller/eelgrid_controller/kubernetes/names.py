@@ -13,20 +13,35 @@ discovery (resource labels) and mig-parted (nvidia.com/mig.config.state).
 __all__ = [
     "ANNOTATION_CHECKPOINT_GRACE",
     "ANNOTATION_DEADLINE",
+    "ANNOTATION_DRAIN",
+    "ANNOTATION_DRAINED",
+    "ANNOTATION_EVICT_AT",
+    "ANNOTATION_GPUS",
     "ANNOTATION_GPU_MODELS",
     "ANNOTATION_GROUP",
     "ANNOTATION_GROUP_SIZE",
     "ANNOTATION_KIND",
     "ANNOTATION_METRICS",
+    "ANNOTATION_MOVE",
+    "ANNOTATION_MOVED_AT",
     "ANNOTATION_OBJECTIVE",
     "ANNOTATION_ON_ERROR",
     "ANNOTATION_OUTPUT_TOKENS",
     "ANNOTATION_PLAN",
+    "ANNOTATION_PREEMPTION_BOOST",
     "ANNOTATION_PRIORITY",
     "ANNOTATION_PROFILE",
     "ANNOTATION_RATE",
+    "ANNOTATION_RIGHT_SIZE",
+    "ANNOTATION_RIGHT_SIZED",
+    "ANNOTATION_SLICES",
     "ANNOTATION_SLOWDOWN",
+    "ANNOTATION_START",
+    "ANNOTATION_UNSUSPEND",
     "ANNOTATION_WORK",
+    "ANNOTATION_WORKERS",
+    "ANNOTATION_WRONG_DEVICES",
+    "DELETION_COST",
     "DOMAIN",
     "FIELD_MANAGER",
     "GATE",
@@ -43,12 +58,15 @@ __all__ = [
     "KUEUE_GATES",
     "KUEUE_GROUP",
     "KUEUE_INDEX",
+    "KUEUE_LOCAL_QUEUE",
+    "KUEUE_OUR_GATE",
     "KUEUE_PRIORITY_BOOST",
     "KUEUE_QUEUE",
     "KUEUE_SERVING",
     "KUEUE_TOTAL",
     "LABEL_MANAGED",
     "LABEL_MIG_OWNER",
+    "LABEL_MOVING",
     "LABEL_POOL",
     "LWS_GROUP_INDEX",
     "LWS_NAME",
@@ -75,6 +93,7 @@ __all__ = [
     "RESOURCE_MIG_PREFIX",
     "STATEFUL_INDEX",
     "TAINT_MANAGED",
+    "TAINT_REPARTITION",
     "is_kept",
     "plain_product",
 ]
@@ -94,6 +113,21 @@ LABEL_POOL = "eelgrid.io/pool"
 LABEL_MIG_OWNER = "eelgrid.io/mig-owner"
 MIG_OWNER_US = "eelgrid"
 TAINT_MANAGED = "eelgrid.io/managed"
+# On a node, by us, for as long as its GPUs are cut anew.
+TAINT_REPARTITION = "eelgrid.io/repartition"
+
+# On a node, by its people: take managed pods off, "true". By us: how far that is.
+ANNOTATION_DRAIN = "eelgrid.io/drain"
+ANNOTATION_DRAINED = "eelgrid.io/drain-status"
+
+# By us, on what is moved: the note of the move, on a pod and on its Deployment; the label finds the Deployment.
+ANNOTATION_MOVE = "eelgrid.io/move"
+LABEL_MOVING = "eelgrid.io/moving"
+# On a pod, by us: when it will be evicted, and when it came here by a move.
+ANNOTATION_EVICT_AT = "eelgrid.io/evict-at"
+ANNOTATION_MOVED_AT = "eelgrid.io/moved-at"
+# Kubernetes' own: which pod of a ReplicaSet goes first.
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 # On a pod, by its people: what they want.
 ANNOTATION_KIND = "eelgrid.io/kind"
@@ -111,6 +145,25 @@ ANNOTATION_GPU_MODELS = "eelgrid.io/gpu-models"
 ANNOTATION_GROUP = "eelgrid.io/group"
 ANNOTATION_GROUP_SIZE = "eelgrid.io/group-size"
 ANNOTATION_ON_ERROR = "eelgrid.io/on-error"
+# `recreate`: made anew by its owner where it holds devices that no plan can be made to fit.
+ANNOTATION_WRONG_DEVICES = "eelgrid.io/wrong-devices"
+
+# On a suspended job, by its people: that its request may be changed before it starts, and to what.
+ANNOTATION_RIGHT_SIZE = "eelgrid.io/right-size"  # true, recommend
+ANNOTATION_GPUS = "eelgrid.io/gpus"  # of one pod: 1-8, or 1, 2, 4
+ANNOTATION_WORKERS = "eelgrid.io/workers"  # pods of an Indexed Job, likewise
+ANNOTATION_SLICES = "eelgrid.io/slices"  # MIG profiles that will do instead of one GPU
+ANNOTATION_UNSUSPEND = "eelgrid.io/unsuspend"
+# On that job, by us: JSON with what was done, why, before and after.
+ANNOTATION_RIGHT_SIZED = "eelgrid.io/right-sized"
+# On a ClusterQueue, by its people: the largest boost; on a Workload, by us: the boost that is ours.
+ANNOTATION_PREEMPTION_BOOST = "eelgrid.io/preemption-boost"
+
+# On a pod, read by its ReplicaSet: of pods that are alike the one with the lowest goes first.
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+
+# On an InferenceService: how long a new replica takes until it serves.
+ANNOTATION_START = "eelgrid.io/start"
 
 RESOURCE_GPU = "nvidia.com/gpu"
 RESOURCE_GPU_SHARED = "nvidia.com/gpu.shared"
@@ -135,13 +188,15 @@ KUBEFLOW_INDEX = "training.kubeflow.org/replica-index"
 RAY_CLUSTER = "ray.io/cluster"
 RAY_GROUP = "ray.io/group"
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
+KUEUE_LOCAL_QUEUE = "kueue.x-k8s.io/local-queue-name"  # on pods, by Kueue: those of a job have no other label of it
 KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
 KUEUE_TOTAL = "kueue.x-k8s.io/pod-group-total-count"  # an annotation, as the next
 KUEUE_SERVING = "kueue.x-k8s.io/pod-group-serving"
 KUEUE_INDEX = "kueue.x-k8s.io/pod-group-pod-index"
 # On a job that Kueue manages: who must prepare it before Kueue may admit it, and what preempting it costs.
 KUEUE_GATED_BY = "kueue.x-k8s.io/admission-gated-by"
-KUEUE_PRIORITY_BOOST = "kueue.x-k8s.io/priority-boost"
+KUEUE_OUR_GATE = "eelgrid.io/right-size"  # an entry of KUEUE_GATED_BY
+KUEUE_PRIORITY_BOOST = "kueue.x-k8s.io/priority-boost"  # on a Workload
 KUEUE_GATES = ("kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology")
 
 # Of NVIDIA's stack, on nodes: GPU feature discovery and mig-manager.
@@ -191,6 +246,7 @@ KEPT_DOMAINS = frozenset(
         DOMAIN,
         "apps.kubernetes.io",
         "batch.kubernetes.io",
+        "controller.kubernetes.io",
         "jobset.sigs.k8s.io",
         "kueue.x-k8s.io",
         "leaderworkerset.sigs.k8s.io",

@@ -9,12 +9,13 @@ Each pod's demands have a trait of their own (constraints.py). Traits of pods th
 are forgotten when there are too many.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from eelgrid_controller.kubernetes.constraints import Constraint, trait, traits_of
-from eelgrid_controller.kubernetes.gate_events import Join, Leave, Occupy
+from eelgrid_controller.kubernetes.gate_events import Join, Leave, Occupy, Place
 from eelgrid_controller.kubernetes.nodes import inventory_of, occupied
+from eelgrid_controller.kubernetes.selectors import unpinned
 from eelgrid_controller.kubernetes.views import KubeNode, Pod
 from eelgrid_protos.messages import Inventory
 
@@ -32,12 +33,14 @@ class Others:
         self._where: dict[str, str] = {}  # uid -> node
         self._agents: set[str] = set()
         self._known: set[str] = set()  # the core knows them
+        self._sliced: dict[str, int] = {}  # GPUs that claims alone give
         self._joined: dict[str, Inventory] = {}  # as told
         self._told: dict[str, Occupy] = {}
         self._dirty: dict[str, None] = {}
         self._gone: dict[str, None] = {}
         self._wanted: dict[str, Constraint] = {}  # by trait
-        self._uses: dict[str, int] = {}  # pods that wait, by trait
+        self._uses: dict[str, int] = {}  # pods that wait, or that may move, by trait
+        self._stays: dict[str, str] = {}  # the trait of each that may move, by uid
 
     def node(self, node: KubeNode, *, has_agent: bool) -> None:
         """A node as it is now."""
@@ -65,10 +68,34 @@ class Others:
         self._told.pop(name, None)
         self._dirty[name] = None
 
+    def knows(self, name: str) -> bool:
+        """Whether the core was told of a node and of what others hold there."""
+        return name in self._nodes and name in self._told
+
+    def has_agent(self, name: str) -> bool:
+        """Whether an agent speaks for a node."""
+        return name in self._agents
+
+    def sliced(self, name: str, gpu_count: int) -> None:
+        """So many GPUs of a node are given by claims: to the core they are another's, used or not."""
+        self._sliced[name] = gpu_count
+        self._dirty[name] = None
+
     def is_open(self, name: str) -> bool:
         """Whether more may be placed on a node now, room apart."""
         told = self._told.get(name)
         return name in self._nodes and told is not None and not told.closed
+
+    def moved(self, before: Iterable[Place], after: Iterable[Place]) -> None:
+        """The core counts what leaves these places as what others hold, until it is told what they do hold."""
+        for name in {one.node_name for one in before} - {one.node_name for one in after}:
+            self._told.pop(name, None)
+            self._dirty[name] = None
+
+    def gpus(self, name: str) -> int:
+        """How many GPUs others hold on a node."""
+        told = self._told.get(name)
+        return 0 if told is None else told.gpu_count
 
     def has_trait(self, name: str, found: str) -> bool:
         """Whether a node meets the demands of a trait."""
@@ -94,10 +121,16 @@ class Others:
 
     def remove(self, uid: str) -> None:
         """A pod that is no more, or is ours now."""
+        self.release(self._stays.pop(uid, ""))
         before = self._where.pop(uid, "")
         if before:
             self._pods[before].pop(uid, None)
             self._dirty[before] = None
+
+    def stays(self, pod: Pod) -> None:
+        """A pod that stands may move: nobody can say where to, unless it is known which nodes meet its demands."""
+        if pod.uid not in self._stays:
+            self._stays[pod.uid] = self.want(unpinned(pod.constraint))
 
     def want(self, constraint: Constraint) -> str:
         """A pod waits with these demands; the trait that says so."""
@@ -134,6 +167,19 @@ class Others:
             if node is not None:
                 yield from self._tell(node)
 
+    def flush_of(self, names: Collection[str]) -> Iterator[Occupy]:
+        """What the core does not know yet of what others hold on these nodes."""
+        for name in names:
+            node = self._nodes.get(name)
+            if node is None or name not in self._dirty or (name not in self._agents and name not in self._joined):
+                continue
+            del self._dirty[name]
+            for told in self._tell(node):
+                if isinstance(told, Occupy):
+                    yield told
+                else:
+                    self.untold(name)
+
     def _tell(self, node: KubeNode) -> Iterator[Join | Occupy]:
         name = node.name
         if name in self._agents:
@@ -149,7 +195,8 @@ class Others:
             return
         held = occupied(node, self._pods.get(name, {}).values())
         traits = tuple(sorted(traits_of(node, list(self._wanted.values())[:TRAITS_MOST])))
-        told = Occupy(name, held.cpu_milli, held.memory_bytes, held.gpu_count, traits, held.closed_reason)
+        gpus = max(held.gpu_count, self._sliced.get(name, 0))
+        told = Occupy(name, held.cpu_milli, held.memory_bytes, gpus, traits, held.closed_reason)
         if self._told.get(name) != told:
             self._told[name] = told
             yield told

@@ -20,7 +20,7 @@ from typing import Any
 
 from eelgrid_controller.kubernetes.names import ANNOTATION_PLAN, GATE
 
-__all__ = ["pinned_node", "stripping", "ungating"]
+__all__ = ["pinned_node", "stripping", "ungating", "unpinned"]
 
 _FIELD = "metadata.name"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -51,6 +51,27 @@ def pinned_node(pod: Mapping[str, Any]) -> str:
     return names.pop() if len(names) == 1 else ""
 
 
+def unpinned(spec: Mapping[str, Any], node_name: str) -> dict[str, Any]:
+    """A pod's spec as it was before our pin to a node: what its people demand of nodes."""
+    affinity = dict(spec.get("affinity") or {})
+    node_affinity = dict(affinity.get("nodeAffinity") or {})
+    terms = []
+    for term in (node_affinity.pop(_REQUIRED, None) or {}).get("nodeSelectorTerms") or ():
+        fields = [one for one in term.get("matchFields") or () if one != _pinning(node_name)]
+        left = {key: value for key, value in term.items() if key != "matchFields"} | (
+            {"matchFields": fields} if fields else {}
+        )
+        terms += [left] if left else []
+    if terms:
+        node_affinity[_REQUIRED] = {"nodeSelectorTerms": terms}
+    affinity["nodeAffinity"] = node_affinity
+    return {**spec, "affinity": affinity}
+
+
+def _pinning(node_name: str) -> dict[str, Any]:
+    return {"key": _FIELD, "operator": "In", "values": [node_name]}
+
+
 def _terms(pod: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     return (affinity.get(_REQUIRED) or {}).get("nodeSelectorTerms") or ()
@@ -59,7 +80,7 @@ def _terms(pod: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 def _with_pin(term: Mapping[str, Any], node_name: str, *, is_new: bool = False) -> dict[str, Any]:
     if not term and not is_new:
         return {}
-    pin = {"key": _FIELD, "operator": "In", "values": [node_name]}
+    pin = _pinning(node_name)
     fields = list(term.get("matchFields") or ())
     return {**term, "matchFields": fields if pin in fields else [*fields, pin]}
 

@@ -11,8 +11,10 @@ import json
 from hashlib import sha256
 from typing import NamedTuple
 
-__all__ = ["Plan", "attempt_of", "plan_of", "plan_text", "unit_name", "unit_of", "workload_id"]
+__all__ = ["CLAIMED", "Plan", "attempt_of", "plan_of", "plan_text", "unit_name", "unit_of", "workload_id"]
 
+# How the plans of pods that mode dra placed begin: they are no work of the core's.
+CLAIMED = "claim-"
 _TEXT_MOST = 16 * 1024
 _AGAIN = "//"
 _UNIT_MOST = 118  # what an id may have, less the attempt

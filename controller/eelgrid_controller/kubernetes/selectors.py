@@ -9,7 +9,17 @@ from functools import lru_cache
 from sys import intern
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["NOTHING", "Constraint", "Requirement", "Taint", "Term", "Toleration", "constraint_of", "taints_of"]
+__all__ = [
+    "NOTHING",
+    "Constraint",
+    "Requirement",
+    "Taint",
+    "Term",
+    "Toleration",
+    "constraint_of",
+    "taints_of",
+    "unpinned",
+]
 
 _Value = TypeVar("_Value", bound=tuple[Any, ...])
 
@@ -65,6 +75,7 @@ class Constraint(NamedTuple):
 
 
 NOTHING = Constraint()
+_EMPTY = Term((), ())
 
 
 def constraint_of(spec: Mapping[str, Any], devices: tuple[tuple[str, int], ...] = ()) -> Constraint:
@@ -83,6 +94,20 @@ def constraint_of(spec: Mapping[str, Any], devices: tuple[tuple[str, int], ...] 
         devices,
     )
     return _shared(found)
+
+
+def unpinned(constraint: Constraint) -> Constraint:
+    """What a pod asked for before a pin to one node went into each of its terms (patches.py)."""
+    if constraint.terms is None:
+        return constraint
+    terms = [Term(term.labels, tuple(one for one in term.fields if not _is_pin(one))) for term in constraint.terms]
+    kept = _ordered(term for term, was in zip(terms, constraint.terms, strict=True) if term != _EMPTY or was == _EMPTY)
+    found = constraint._replace(terms=kept or None)
+    return NOTHING if found == NOTHING else _shared(found)
+
+
+def _is_pin(one: Requirement) -> bool:
+    return one.key == "metadata.name" and one.operator == "In" and len(one.values) == 1
 
 
 @lru_cache(maxsize=4096)

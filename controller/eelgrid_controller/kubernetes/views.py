@@ -4,6 +4,10 @@ Owns which fields are kept. Must not know what they are good for. A field that i
 null is as its default says; an object without a name or uid is refused. A hundred thousand
 pods are held at once, so labels that nobody here reads are dropped, strings that recur are
 kept once, and pods without constraints share one.
+
+Pods that come together are mostly alike, and each is told again whenever its status changes.
+So what follows from a pod's spec alone, which is most of the work, is remembered for the
+last few specs (`Shapes`): a cache, by equality of the JSON that was read, that changes no value.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,10 +22,18 @@ from eelgrid_controller.kubernetes.names import GATE, LABEL_MANAGED, MANAGED, is
 from eelgrid_controller.kubernetes.quantities import count_of
 from eelgrid_controller.kubernetes.selectors import NOTHING, Constraint, Taint, constraint_of, taints_of
 
-__all__ = ["Claim", "KubeNode", "Owner", "Pod", "node_of", "owner_of", "pod_of"]
+__all__ = ["Claim", "KubeNode", "Owner", "Pod", "Shapes", "node_of", "owner_of", "pod_of"]
 
 _TERMINAL = ("Succeeded", "Failed")
 _MIRROR = "kubernetes.io/config.mirror"
+_SHAPING_SPEC = (
+    "affinity", "nodeSelector", "tolerations", "containers", "initContainers", "overhead", "resources",
+    "resourceClaims", "schedulingGroup", "workloadRef", "topologySpreadConstraints", "volumes",
+)  # fmt: skip
+_SHAPING_STATUS = (
+    "containerStatuses", "initContainerStatuses", "resources", "allocatedResources", "resourceClaimStatuses",
+)  # fmt: skip
+_SHAPES_MOST = 16
 
 
 class Owner(NamedTuple):
@@ -115,13 +127,65 @@ class KubeNode:
     pods_most: int | None = None
     boot_id: str = ""
 
+    def is_as(self, other: "KubeNode") -> bool:
+        """Whether two sights of a node differ in nothing that bears on what goes there."""
+        return (
+            self.labels == other.labels
+            and self.taints == other.taints
+            and self.is_unschedulable == other.is_unschedulable
+            and self.is_ready == other.is_ready
+            and self.is_going == other.is_going
+            and self.allocatable == other.allocatable
+            and self.uid == other.uid
+        )
 
-def pod_of(found: Mapping[str, Any]) -> Pod:
-    """The pod in an object of the API; raises KubernetesUnreadable."""
+
+class _Shape(NamedTuple):
+    """What follows from a pod's spec, and from its status where that bears on what it holds."""
+
+    requested: Amounts
+    claims: tuple[Claim, ...]
+    group: str
+    constraint: Constraint
+    unjudged: tuple[str, ...]
+
+
+class Shapes:
+    """The last few shapes; what they were read from must not be changed afterwards."""
+
+    def __init__(self) -> None:
+        self._recent: list[tuple[tuple[Any, ...], _Shape]] = []
+
+    def of(self, spec: Mapping[str, Any], status: Mapping[str, Any]) -> _Shape:
+        """The shape of a pod; raises KubernetesUnreadable."""
+        resizing = [one for one in status.get("conditions") or () if one.get("type") == "PodResizePending"]
+        parts = (*map(spec.get, _SHAPING_SPEC), *map(status.get, _SHAPING_STATUS), resizing)
+        for known, shape in self._recent:
+            if known == parts:
+                return shape
+        found = _shape(spec, status)
+        self._recent.insert(0, (parts, found))
+        del self._recent[_SHAPES_MOST:]
+        return found
+
+
+def _shape(spec: Mapping[str, Any], status: Mapping[str, Any]) -> _Shape:
+    requested = pod_amounts(spec, status)
+    return _Shape(
+        requested,
+        _claims(spec, status),
+        _group(spec),
+        constraint_of(spec, uncounted(requested)),
+        tuple(_unjudged(spec)),
+    )
+
+
+def pod_of(found: Mapping[str, Any], shapes: Shapes | None = None) -> Pod:
+    """The pod in an object of the API, with what is remembered of others like it; raises KubernetesUnreadable."""
     metadata, spec, status = (_mapping(found, part) for part in ("metadata", "spec", "status"))
     conditions = {one.get("type"): one for one in status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled") or {}
-    requested = pod_amounts(spec, status)
+    shape = _shape(spec, status) if shapes is None else shapes.of(spec, status)
     is_bound = scheduled.get("status") == "True" or bool(spec.get("nodeName"))
     return Pod(
         uid=_needed(metadata, "uid"),
@@ -144,11 +208,11 @@ def pod_of(found: Mapping[str, Any]) -> Pod:
         is_ready=(conditions.get("Ready") or {}).get("status") == "True",
         is_static=_MIRROR in (metadata.get("annotations") or {}),
         pod_ip=_text(status, "podIP"),
-        requested=requested,
-        claims=_claims(spec, status),
-        group=_group(spec),
-        constraint=constraint_of(spec, uncounted(requested)),
-        unjudged=tuple(_unjudged(spec)),
+        requested=shape.requested,
+        claims=shape.claims,
+        group=shape.group,
+        constraint=shape.constraint,
+        unjudged=shape.unjudged,
     )
 
 

@@ -153,6 +153,17 @@ class _Reader(NamedTuple):
             return None
         return wanted.factor * sum(sum(self._gained(pair, name).values()) for pair in self.pairs)
 
+    def has_fallen(self, wanted: Sum) -> bool:
+        """Whether a counter shows less than before."""
+        name = self.spelled(wanted.names)
+        if name is None:
+            return False
+        for pair in self.pairs:
+            held = {one.labels: one.value for one in self._series(pair.before, name)}
+            if any(one.value < held.get(one.labels, 0.0) for one in self._series(pair.after, name)):
+                return True
+        return False
+
     def _gained(self, pair: Pair, name: str) -> dict[Labels, float]:
         before, after = self._series(pair.before, name), self._series(pair.after, name)
         return _grown(before, after, restarted=_restarted(pair))
@@ -240,3 +251,21 @@ def window(names: ServerNames, pairs: Sequence[Pair], model: str = "") -> Window
         output_token_hz=None if output is None else output / seconds,
         context_token_hz=None if context is None else context / seconds,
     )
+
+
+class Gained(NamedTuple):
+    """What one replica counted between two pages; None where its server does not tell."""
+
+    requests: float | None  # that were answered, or came where answers are not counted
+    tokens: float | None  # that were given
+    is_whole: bool  # False where it began anew in between: what it did before that is not known
+
+
+def gained(names: ServerNames, pair: Pair, model: str = "") -> Gained:
+    """The increments themselves, however far the pages are apart."""
+    reader = _Reader(names, (pair,), model)
+    requests = reader.grown(names.finished)
+    if requests is None:
+        requests = reader.grown(names.arrived)
+    is_whole = not _restarted(pair) and not any(reader.has_fallen(one) for one in (names.finished, names.output_tokens))
+    return Gained(requests, reader.grown(names.output_tokens), is_whole)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from eelgrid_controller.energy_ledger.working import Worked
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.power.budgets import Budget, Budgets
 from eelgrid_controller.power.evidence import Shown
@@ -109,6 +110,7 @@ class Turn(NamedTuple):
     division: Divide | None = None  # to be worked out apart
     answers: tuple[LimitConfirmed | LimitFailed, ...] = ()  # to limits, as the steering was told
     said: tuple[tuple[str, str], ...] = ()  # for the log, by workload
+    worked: tuple[Worked, ...] = ()  # by workloads, since the turn before
 
 
 class Desk:
@@ -185,6 +187,7 @@ class Desk:
             next((one for one in reversed(said) if isinstance(one, Divide)), None),
             tuple(one for one in of_nodes if isinstance(one, LimitConfirmed | LimitFailed)),
             tuple(told),
+            (*self._services.worked(), *self._jobs.worked()),
         )
 
     def was_asked(self, limit: LimitJob, epochs: dict[str, int], at_s: float) -> None:

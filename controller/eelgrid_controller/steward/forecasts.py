@@ -27,7 +27,7 @@ from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.profiles.answers import Ratio
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.profiles.quantities import POWER, THROUGHPUT
-from eelgrid_controller.profiles.safe_side import SafePoint, asked, safe_point, stored, usual
+from eelgrid_controller.profiles.safe_side import WIDEST, SafePoint, asked, safe_point, stored, usual
 from eelgrid_protos.catalogue import Catalogue
 
 if TYPE_CHECKING:
@@ -35,12 +35,24 @@ if TYPE_CHECKING:
     from eelgrid_controller.profiles.predict import Predictor
     from eelgrid_controller.profiles.store import Profiles
 
-__all__ = ["Bend", "Forecast", "Forecasts", "Learner", "OfJob", "OfService", "Question"]
+__all__ = [
+    "NOT_YET",
+    "Bend",
+    "Counted",
+    "Forecast",
+    "Forecasts",
+    "Learner",
+    "OfCounts",
+    "OfJob",
+    "OfService",
+    "Question",
+]
 
 QUESTIONS_MOST = 1024
 MOVED = 0.05
 CHANGED = 0.25  # of a family's points, at which it is learned again
 AGAIN_S = 600.0
+NOT_YET = "nothing is learned of profiles of its kind yet"
 _KEPT_TURNS = 120  # that a question is answered for after it was last asked
 
 
@@ -62,7 +74,15 @@ class OfJob(NamedTuple):
     limits_w: tuple[float, ...]
 
 
-Question: TypeAlias = OfService | OfJob
+class OfCounts(NamedTuple):
+    """How a profile runs on so many GPUs of a model, at the default limit, where it was measured on the first number."""
+
+    profile: str
+    gpu_model: str
+    gpus: tuple[int, ...]
+
+
+Question: TypeAlias = OfService | OfJob | OfCounts
 
 
 class Bend(NamedTuple):
@@ -72,11 +92,20 @@ class Bend(NamedTuple):
     energy: tuple[Ratio, ...]
 
 
+class Counted(NamedTuple):
+    """A run on so many GPUs, by the ends of 90 % intervals."""
+
+    gpus: int
+    throughput_hz: tuple[float, float]
+    power_w: tuple[float, float]
+
+
 class Forecast(NamedTuple):
     """An answer; without points and bend `why_none` says why."""
 
     points: tuple[SafePoint, ...] = ()  # of a service
     bend: Bend | None = None  # of a job
+    counts: tuple[Counted, ...] = ()  # of numbers of GPUs
     why_none: str = ""
     learned_from: int = 0  # configurations of the family
 
@@ -249,7 +278,7 @@ class Forecasts:
         family = profiles.profiles[question.profile].workload.family
         learned = self._learned.get(family)
         if learned is None:
-            return Forecast(why_none="nothing is learned of profiles of its kind yet")
+            return Forecast(why_none=NOT_YET)
         there = (
             how.gpu_model == question.gpu_model and not how.mig_profile
             for one in profiles.family(family)
@@ -258,9 +287,13 @@ class Forecasts:
         if not any(there):
             return Forecast(why_none=f"no profile of its kind was measured on {question.gpu_model}")
         count = max(surface.learned_from for surface in learned.surfaces.values())
-        found = (
-            _served(predictor, of, question) if isinstance(question, OfService) else _trained(predictor, of, question)
-        )
+        match question:
+            case OfService():
+                found = _served(predictor, of, question)
+            case OfJob():
+                found = _trained(predictor, of, question)
+            case OfCounts():
+                found = _counted(predictor, of, question)
         return found._replace(learned_from=count)
 
 
@@ -294,6 +327,31 @@ def _trained(predictor: "Predictor", of: Sequence[Point], question: OfJob) -> Fo
         for time, power in zip(times, watts, strict=True)
     )
     return Forecast(bend=Bend(times, energies))
+
+
+def _counted(predictor: "Predictor", of: Sequence[Point], question: OfCounts) -> Forecast:
+    """From the first number, which was measured, by ratios: they hold no level that nobody measured."""
+    how = usual(of, question.gpu_model, question.gpus[0])
+    base = next((point for point in of if point.configuration == how), None)
+    if how is None or base is None or base.power_w is None:
+        return Forecast(why_none=f"it was measured with {question.gpus[0]} GPUs in no usual way")
+    ways = [replace(how, gpus=gpus) for gpus in question.gpus]
+    found = [predictor.ratios(question.profile, name, ways, ways[0]) for name in (THROUGHPUT, POWER)]
+    for one in found:
+        if isinstance(one, str):
+            return Forecast(why_none=one)
+    made = []
+    for way, speed, watts in zip(ways[1:], found[0][1:], found[1][1:], strict=True):
+        assert isinstance(speed, Ratio)
+        assert isinstance(watts, Ratio)
+        if max(speed.half, watts.half) > math.log(WIDEST):
+            continue
+        made.append(Counted(way.gpus, _ends(base.throughput_hz, speed), _ends(base.power_w, watts)))
+    return Forecast(counts=tuple(made)) if made else Forecast(why_none="its intervals are too wide to plan with")
+
+
+def _ends(measured: float, ratio: Ratio) -> tuple[float, float]:
+    return measured * math.exp(ratio.mean - ratio.half), measured * math.exp(ratio.mean + ratio.half)
 
 
 def _told(point: Point) -> Hashable:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from eelgrid_controller.boards import Board, board_of, limits_between
+from eelgrid_controller.energy_ledger.working import Worked
 from eelgrid_controller.measured import OWN, own_profile
 from eelgrid_controller.power.changes import Holding
 from eelgrid_controller.power.curves import Curve
@@ -23,6 +24,7 @@ from eelgrid_controller.power.exploration import Unusable
 from eelgrid_controller.serving.exposition import Scrape
 from eelgrid_controller.steering.events import Ended, Event, JobBegan, JobMeasured, JobMissed, Past
 from eelgrid_controller.steward.forecasts import OfJob
+from eelgrid_controller.steward.job_work import JobWork
 from eelgrid_controller.steward.jobs import gpus_by_node, holdings_of, promise_of, relatives_of
 from eelgrid_controller.steward.keepsakes import shown_by
 from eelgrid_controller.steward.meters import GpuLook, Meter, Progress
@@ -82,12 +84,19 @@ class JobDesk:
         self._settings = settings
         self._catalogue = catalogue
         self._jobs: dict[str, _Job] = {}
+        self._work = JobWork()
+        self._worked: list[Worked] = []
         self._relatives: tuple[float, dict[str, tuple[Curve, ...]]] = (0.0, {})  # of one cycle, by GPU model
 
     @property
     def waits(self) -> bool:
         """Whether a job is not taken up yet that could be."""
         return any(job.meter is None and not isinstance(job.stand, str) for job in self._jobs.values())
+
+    def worked(self) -> list[Worked]:
+        """What jobs have done since the last time."""
+        found, self._worked = self._worked, []
+        return found
 
     def asked(self) -> dict[str, Asked]:
         """Whose pages are wanted."""
@@ -123,6 +132,7 @@ class JobDesk:
     def gone(self, kept: Mapping[str, Workload], world: World) -> list[Event]:
         """What is to be told of jobs that are no more or stand elsewhere; before any budget changes."""
         left = sorted(self._jobs.keys() - kept.keys())
+        self._work.keep(set(kept), world.at_s)
         made: list[Event] = [Ended(world.at_s, name) for name in left if self._jobs.pop(name).meter is not None]
         for name, workload in kept.items():
             job = self._jobs.setdefault(name, _Job(world.at_s))
@@ -139,6 +149,13 @@ class JobDesk:
         """What is to be told of one job in this cycle; `earned_s` is of its promise, before it began anew."""
         job = self._jobs[name]
         self._hear(job, name, workload, world)
+        told = job.progress
+        if told is not None and workload.spec.training is not None and workload.spec.training.metrics is not None:
+            # Pages have a clock of their own, which is none of Unix time.
+            told = told._replace(at_s=world.at_s) if name in world.rounds else None
+        worked = self._work.look(name, told, workload.placed_ns / 1e9)
+        if worked is not None:
+            self._worked.append(worked)
         stand = job.stand
         if isinstance(stand, str):
             return []

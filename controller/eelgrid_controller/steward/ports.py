@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from eelgrid_controller.core import Core
 from eelgrid_controller.loop import Committed
+from eelgrid_controller.outside import Outside
 from eelgrid_controller.steward.rounds import Asked, Round
 from eelgrid_protos.messages import MeasuredPoint, Workload
 
@@ -20,6 +21,7 @@ class Commands(Protocol):
     """What the steward needs of the controller's loop."""
 
     listeners: list[Callable[[Committed], None]]
+    outside: Outside
 
     async def read(self, view: Callable[[Core], _Result]) -> _Result:
         """What `view` makes of the core."""

@@ -18,17 +18,21 @@ round before, in which it did not; left out, its share would look like less load
 window. One that answers later may have served for long, and waits for its second page. A
 pair whose first page is older than a few rounds says more of the past than of now and is
 left out.
+
+What was done is another matter: a counter tells it over any gap, and of nobody else. So the
+increments of all pairs are kept as they are, neither scaled nor left out for their age; of a
+replica whose first page is not its first minute, what it had done before is not known.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from eelgrid_controller.serving.exposition import Scrape
-from eelgrid_controller.serving.live import Pair, Window, window
+from eelgrid_controller.serving.live import Pair, Window, gained, window
 from eelgrid_controller.serving.metric_names import Distribution, ServerNames, Sum
 
-__all__ = ["Asked", "Outcome", "Round", "Rounds", "names_read"]
+__all__ = ["Asked", "Counted", "Outcome", "Round", "Rounds", "names_read"]
 
 _STARTED = "process_start_time_seconds"  # tells that a process began anew
 _SHARE_LEAST = 0.5  # of the expected replicas that must be paired
@@ -48,6 +52,15 @@ class Round(NamedTuple):
     pages: Mapping[tuple[int, str], Scrape | str]  # by replica and address
 
 
+class Counted(NamedTuple):
+    """What all replicas of a round have done since their pages before, at least; None where no server tells."""
+
+    seconds: float  # since the oldest of those pages
+    requests: float | None
+    tokens: float | None
+    is_whole: bool  # False where some of it is not known
+
+
 class Outcome(NamedTuple):
     """What a round says of a service."""
 
@@ -56,6 +69,7 @@ class Outcome(NamedTuple):
     answered: int
     expected: int  # of which a page was to be had
     reason: str  # what is missing; "" when nothing is
+    counted: Counted | None = None
 
 
 @dataclass(slots=True)
@@ -89,15 +103,18 @@ class Rounds:
         self._replicas: dict[tuple[int, str], _Replica] = {}
         self._round_s: float | None = None  # of the round before
 
-    def took(self, taken: Round, doubtful: frozenset[int] = frozenset()) -> Outcome:
+    def took(
+        self, taken: Round, doubtful: frozenset[int] = frozenset(), grown: frozenset[int] = frozenset()
+    ) -> Outcome:
         """What the round says; replicas that were not asked are forgotten.
 
-        `doubtful` replicas stand on lost nodes: without a page, too, nothing is expected of them.
+        `doubtful` replicas stand on lost nodes: without a page, too, nothing is expected of them. `grown` ones
+        served before they were asked: what they have counted is not of this window.
         """
         known = self._replicas
         self._replicas = {key: known.get(key) or _Replica(taken.at_s) for key in taken.pages}
-        pairs: list[Pair] = []
-        answered = missing = 0
+        pairs, every = list[Pair](), list[Pair]()
+        answered = missing = strangers = 0
         why = ""
         for key, page in taken.pages.items():
             replica = self._replicas[key]
@@ -107,18 +124,37 @@ class Rounds:
                 why = why or f"replica {key[0]}: {page}"
                 continue
             answered += 1
-            before, replica.page = replica.page or self._nothing(replica, taken.at_s), page
+            nothing = None if key[0] in grown else self._nothing(replica, taken.at_s)
+            before, replica.page = replica.page or nothing, page
+            strangers += before is None
+            if before is not None and page.at_s > before.at_s:
+                every.append(Pair(before, page))
             if before is not None and page.at_s - before.at_s <= self._age_most_s:
                 pairs.append(Pair(before, page))
-        self._round_s = taken.at_s
+        self._round_s = taken.at_s if taken.pages else self._round_s
+        counted = self._counted(every, strangers)
         expected = len(pairs) + missing
-        told = Outcome(None, answered + missing, answered, answered + missing, _said(answered, answered + missing, why))
+        said = _said(answered, answered + missing, why)
+        told = Outcome(None, answered + missing, answered, answered + missing, said, counted)
         if not pairs:
             return told._replace(reason=told.reason or ("no second page yet" if answered else "no replica yet"))
         if len(pairs) < _SHARE_LEAST * expected:
             return told._replace(reason=f"{told.reason}: too few to judge by")
         seen = window(self._names, pairs, self._model)
         return told if seen is None else told._replace(window=_scaled(seen, expected / len(pairs)))
+
+    def _counted(self, pairs: Sequence[Pair], strangers: int) -> Counted | None:
+        found = [gained(self._names, pair, self._model) for pair in pairs]
+        requests = [one.requests for one in found if one.requests is not None]
+        tokens = [one.tokens for one in found if one.tokens is not None]
+        if not requests and not tokens:
+            return None
+        return Counted(
+            max(pair.after.at_s - pair.before.at_s for pair in pairs),
+            sum(requests) if requests else None,
+            sum(tokens) if tokens else None,
+            not strangers and all(one.is_whole for one in found),
+        )
 
     def _nothing(self, replica: _Replica, at_s: float) -> Scrape | None:
         """The page that a replica which has just begun had in the round before: all counters at 0."""

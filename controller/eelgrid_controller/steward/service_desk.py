@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from eelgrid_controller.energy_ledger.working import REQUEST, TOKEN, Worked
 from eelgrid_controller.errors import ControllerError
+from eelgrid_controller.outside import Bounds
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.serving.watch import Promised
 from eelgrid_controller.steering.events import Ended, Event, ServiceBegan, ServiceServing, ServiceWindow
@@ -43,6 +45,7 @@ class _Made(NamedTuple):
     models: tuple[str, ...]
     points: tuple[Point, ...]
     power_limit_w: float | None
+    bounds: Bounds | None
 
 
 @dataclass(slots=True)
@@ -57,6 +60,9 @@ class _Service:
     seen: ServiceSeen = field(default_factory=ServiceSeen)
 
 
+_OUTSIDE = "://{replica}."
+
+
 def _is_shared(source: MetricsSource | None) -> bool:
     """Whether all replicas have one page."""
     return source is not None and "{" not in source.url
@@ -69,6 +75,12 @@ class ServiceDesk:
         self._settings = settings
         self._foreseen = foreseen or Foreseen()
         self._services: dict[str, _Service] = {}
+        self._worked: list[Worked] = []
+
+    def worked(self) -> list[Worked]:
+        """What services have done since the last time."""
+        found, self._worked = self._worked, []
+        return found
 
     def asked(self) -> dict[str, Asked]:
         """Whose pages are wanted."""
@@ -99,7 +111,7 @@ class ServiceDesk:
         """What is to be told of one service in this cycle."""
         service = self._services.setdefault(name, _Service())
         made = self._promised(name, service, workload, world)
-        self._metrics(service, workload)
+        self._metrics(service, workload, world.pages.get(name))
         if isinstance(service.promised, str):
             return made
         ready = self._standing(workload, world)
@@ -113,7 +125,14 @@ class ServiceDesk:
             outcome = service.rounds.took(taken)._replace(serving=len(ready))
         else:
             doubtful = frozenset(placement.replica for placement in workload.placements) - ready
-            outcome = service.rounds.took(taken, doubtful)
+            outcome = service.rounds.took(taken, doubtful, world.grown.get(name, frozenset()))
+        if (counted := outcome.counted) is not None:
+            begin_s = world.at_s - counted.seconds
+            self._worked += [
+                Worked(name, unit, amount, begin_s, world.at_s, counted.is_whole)
+                for unit, amount in ((REQUEST, counted.requests), (TOKEN, counted.tokens))
+                if amount is not None
+            ]
         made += self._serving(name, service, outcome.serving, world.at_s)
         made += self._window(name, service, outcome, world.at_s)
         return made
@@ -124,11 +143,12 @@ class ServiceDesk:
         models = tuple(sorted(models_of(workload, world)))
         points = world.points.get(promise.profile, ())
         service.planned = self._foreseen.service(name, workload, models, points)
-        made = _Made(promise, models, service.planned.points, workload.power_limit_w)
+        bounds = world.bounds.get(name)
+        made = _Made(promise, models, service.planned.points, workload.power_limit_w, bounds)
         if made == service.made:
             return []
         before, service.made = service.promised, made
-        service.promised = promised_of(workload, models, made.points, self._settings)
+        service.promised = promised_of(workload, models, made.points, self._settings, bounds)
         if isinstance(service.promised, str):
             return [Ended(world.at_s, name)] if isinstance(before, Promised) else []
         replicas = len(self._standing(workload, world))
@@ -136,7 +156,7 @@ class ServiceDesk:
             service.serving = replicas
         return [ServiceBegan(world.at_s, name, service.promised, replicas)]
 
-    def _metrics(self, service: _Service, workload: Workload) -> None:
+    def _metrics(self, service: _Service, workload: Workload, pages: Mapping[int, str] | None) -> None:
         """Where its pages are now, and the rounds that they are taken in."""
         promise = workload.spec.service
         assert promise is not None, "services have a promise"
@@ -158,7 +178,9 @@ class ServiceDesk:
                 )
                 service.asked = Asked({}, names_read(names))
         if source is not None and service.asked is not None:
-            urls = {0: source.url} if _is_shared(source) else urls_of(source, workload)
+            if pages is None and _OUTSIDE in source.url:
+                pages = {}  # addresses that only somebody outside knows, who has not told them yet
+            urls = {0: source.url} if _is_shared(source) else urls_of(source, workload) if pages is None else pages
             service.asked = service.asked._replace(urls=urls)
 
     @staticmethod

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from eelgrid_controller.errors import ControllerError
+from eelgrid_controller.outside import Bounds
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.serving.live import Window
 from eelgrid_controller.serving.metric_names import ServerNames, generic, names_of
@@ -75,11 +76,12 @@ def urls_of(source: MetricsSource, workload: Workload) -> dict[int, str]:
     }
 
 
-def limits_of(promise: ServicePromise, settings: StewardSettings) -> Limits:
-    """What the scaler may do."""
+def limits_of(promise: ServicePromise, settings: StewardSettings, bounds: Bounds | None = None) -> Limits:
+    """What the scaler may do, within the promise and what was said outside of it."""
+    least, most = bounds or (promise.replicas_least, promise.replicas_most)
     return Limits(
-        least=promise.replicas_least,
-        most=promise.replicas_most,
+        least=max(least, promise.replicas_least),
+        most=min(most, promise.replicas_most),
         start_s=promise.start_s,
         hold_s=settings.hold_s,
         cool_s=settings.cool_s,
@@ -89,7 +91,11 @@ def limits_of(promise: ServicePromise, settings: StewardSettings) -> Limits:
 
 
 def promised_of(
-    workload: Workload, models: Iterable[str], points: Sequence[Point], settings: StewardSettings
+    workload: Workload,
+    models: Iterable[str],
+    points: Sequence[Point],
+    settings: StewardSettings,
+    bounds: Bounds | None = None,
 ) -> Promised | str:
     """What the steering watches; a text says why nothing can be watched, and the remedy.
 
@@ -109,9 +115,9 @@ def promised_of(
             "measure it there and run eelctl profile import"
         )
     try:
-        made = _model(promise, found[1])
-        made.needed(max(promise.rate_hz, 1.0), UNCORRECTED, promise.replicas_most)
-        return Promised(made, limits_of(promise, settings))
+        made, limits = _model(promise, found[1]), limits_of(promise, settings, bounds)
+        made.needed(max(promise.rate_hz, 1.0), UNCORRECTED, limits.most)
+        return Promised(made, limits)
     except ControllerError as error:
         return f"profile {promise.profile} cannot be used: {error}"
 

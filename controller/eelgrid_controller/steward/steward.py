@@ -14,12 +14,13 @@ from what agents and servers tell. A cycle that fails is told and the next one t
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core import Core
+from eelgrid_controller.energy_ledger.working import Worked
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.events import WorkloadCancelled, WorkloadSubmitted
 from eelgrid_controller.loop import Committed
@@ -90,7 +91,9 @@ class Steward:
         log: logging.Logger,
         durations: Durations | None = None,
         learner: Learner | None = None,
+        worked: Callable[[Sequence[Worked]], None] = lambda _: None,
     ) -> None:
+        """`worked` hears what workloads have done since the turn before."""
         self.settings = settings
         self.counts = Counts()
         self._durations = durations or Durations()
@@ -104,6 +107,7 @@ class Steward:
         self._log = log
         self._steady = SteadyUnix(clock)
         self._telling = Telling(loop, catalogue, learner=learner, clock=clock, log=log)
+        self.foresees = self._telling.ask
         self._desk = Desk(settings, catalogue, foreseen=self._telling.foreseen)
         self._standing = StewardStanding(self._desk.steering.standing())
         self._promised: dict[str, None] = {}  # ids, in the order of their coming
@@ -111,6 +115,7 @@ class Steward:
         self._unsteered: dict[str, str] = {}  # as logged
         self._read_w: dict[str, float] = {}  # limits above the journal's, as told last
         self._left_out = 0  # promised workloads that are too many
+        self._worked = worked
         self._sums = Sums(loop, telemetry, catalogue, every_s=settings.others_s, clock=clock)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="steering")
         self._early = asyncio.Event()  # the next turn need not wait: there is an answer to hear
@@ -201,6 +206,7 @@ class Steward:
             turn = await asyncio.get_running_loop().run_in_executor(self._thread, self._turned, world)
             self._standing = turn.standing
             self._count(turn, world)
+            self._worked(turn.worked)
             self._told(turn)
             await self._tell_limits(world)
             await self._carry_out(turn)
@@ -252,13 +258,14 @@ class Steward:
             for name in names:
                 looks[name] = look_of(self._telemetry, nodes[name].inventory, now_s=now_s, now_ns=now_ns)
             await asyncio.sleep(0)
-        policy = await self._loop.read(lambda core: core.state.policy)
+        policy, outside = await self._loop.read(lambda core: core.state.policy), self._loop.outside
         draws = await self._sums.draws(policy, self._unsteered)
         free = await self._sums.free(workloads.values())
         return World(
             at_s=self._steady.now_s(), policy=policy, workloads=workloads, nodes=nodes, points=points, looks=looks,
             rounds=self._pages.take(), progress=dict(self._progress), draws=draws, free=free,
-            divided=self._divisions.take(),
+            divided=self._divisions.take(), advised=frozenset(outside.advised), bounds=dict(outside.bounds),
+            pages=dict(outside.pages), grown=dict(outside.grown),
         )  # fmt: skip
 
     # Acting

@@ -14,7 +14,7 @@ from eelgrid_controller.core import Core
 from eelgrid_controller.measured import OWN
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.profiles.safe_side import POINTS_MOST
-from eelgrid_controller.steward.forecasts import Forecasts, Learner
+from eelgrid_controller.steward.forecasts import Forecast, Forecasts, Learner, Question
 from eelgrid_controller.steward.foreseen import Foreseen
 from eelgrid_controller.steward.learner import ChildLearner
 from eelgrid_protos.catalogue import Catalogue
@@ -23,6 +23,7 @@ __all__ = ["Telling"]
 
 _Result = TypeVar("_Result")
 _PROFILES_MOST = 1024
+_WANTED_MOST = 64  # profiles that others than promised workloads ask for
 
 
 class _Reads(Protocol):
@@ -42,10 +43,19 @@ class Telling:
         self.foreseen = Foreseen(self.forecasts)
         self._loop = loop
         self._seen: tuple[int, frozenset[str]] | None = None
+        self._wanted: dict[str, None] = {}
+
+    def ask(self, question: Question) -> Forecast | None:
+        """A prediction for somebody beside the desk, who asks again until there is one; no plan is withdrawn by it."""
+        self._wanted.pop(question.profile, None)
+        self._wanted[question.profile] = None
+        if len(self._wanted) > _WANTED_MOST:
+            self._wanted.pop(next(iter(self._wanted)))
+        return self.forecasts.ask(question)
 
     async def look(self, promised: Iterable[str]) -> None:
         """Reads what changed since the last time; profiles of promised workloads first, POINTS_MOST points at most."""
-        first = frozenset(promised)
+        first = frozenset((*promised, *self._wanted))
         if not first:
             return
         revision, names = await self._loop.read(lambda core: (core.state.points.revision, _shared(core.state.points)))

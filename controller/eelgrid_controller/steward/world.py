@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from eelgrid_controller.modes import enforces
+from eelgrid_controller.outside import Bounds
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.steering.sharing import Shared
 from eelgrid_controller.steward.meters import GpuLook, Progress
@@ -49,6 +50,10 @@ class World:
     progress: Mapping[str, Progress] = field(default_factory=dict)  # as jobs told it themselves, newest
     draws: tuple[NodeDraw, ...] | None = None  # of all nodes, where they were summed in this cycle
     divided: tuple[tuple[int, Shared | None], ...] = ()  # divisions that were worked out since, by their numbers
+    advised: frozenset[str] = frozenset()  # workloads that somebody outside says are not to be changed
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)  # of replicas, narrower than promised
+    pages: Mapping[str, Mapping[int, str]] = field(default_factory=dict)  # of metrics, where no promise can say it
+    grown: Mapping[str, frozenset[int]] = field(default_factory=dict)  # replicas that did not begin just now
     free: Mapping[str, int] | None = None  # GPUs that nobody holds or waits for, by model, where counted in this cycle
 
 
@@ -64,6 +69,8 @@ def models_of(workload: Workload, world: World) -> frozenset[str]:
 
 
 def enforced(world: World, workload: Workload) -> bool:
-    """Whether all nodes of a workload may be changed."""
+    """Whether all nodes of a workload may be changed, and the workload itself."""
+    if workload.workload_id in world.advised:
+        return False
     nodes = [world.nodes.get(placement.node_name) for placement in workload.placements]
     return all(node is not None and enforces(world.policy, node.inventory.pool) for node in nodes)

@@ -7,12 +7,14 @@ begun in order, keeps it.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from eelgrid_controller.adoption import Standing
 from eelgrid_controller.command import Committed
 from eelgrid_controller.core import Core
 from eelgrid_controller.events import (
+    DevicesCorrected,
     NodeJoined,
     PartitionsPlanned,
     WorkloadCancelled,
@@ -22,10 +24,12 @@ from eelgrid_controller.events import (
     WorkloadScaled,
 )
 from eelgrid_controller.kubernetes.gate_events import (
+    Adopt,
     Cancel,
     Cancelled,
     Deferred,
     Event,
+    Grow,
     Join,
     Leave,
     NodeKnown,
@@ -33,16 +37,31 @@ from eelgrid_controller.kubernetes.gate_events import (
     Occupy,
     Place,
     Placed,
+    Reseat,
+    Seat,
     Submit,
     SubmitFailed,
+    Unchanged,
 )
+from eelgrid_controller.kubernetes.serving import UNIT_PREFIX
 from eelgrid_controller.occupancy import Others
+from eelgrid_controller.outside import Outside
 from eelgrid_controller.presence import Presence
+from eelgrid_controller.reseating import Reseating, Stand
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import AlreadyExists, Fault, NotFound
-from eelgrid_protos.messages import Inventory, Placement, SubmitWorkloadRequest, Workload, WorkloadPhase
+from eelgrid_protos.messages import (
+    Inventory,
+    Move,
+    Placement,
+    Policy,
+    SubmitWorkloadRequest,
+    Workload,
+    WorkloadPhase,
+    WorkloadSpec,
+)
 
-__all__ = ["Asked", "Commands", "is_ours", "placed_of", "standing_of"]
+__all__ = ["Asked", "Commands", "is_ours", "placed_of", "standing_at", "standing_of"]
 
 _Result = TypeVar("_Result")
 _AGAIN_S = 1.0
@@ -54,6 +73,7 @@ class Commands(Protocol):
 
     listeners: list[Callable[[Committed], None]]
     presence: Presence
+    outside: Outside
 
     @property
     def core(self) -> Core:
@@ -65,8 +85,17 @@ class Commands(Protocol):
     async def submit(self, request: SubmitWorkloadRequest) -> Workload:
         """Accept a workload."""
 
+    async def adopt(self, request: SubmitWorkloadRequest, standing: Sequence[Standing]) -> Workload:
+        """Take over work at the places where it stands."""
+
     async def cancel(self, workload_id: str) -> Workload:
         """End a workload."""
+
+    async def scale(self, workload_id: str, replicas: int) -> Workload:
+        """Bring running work to so many replicas, or as near as there is room."""
+
+    async def reseat(self, request: SubmitWorkloadRequest, reseating: Reseating) -> Workload:
+        """Count as a workload's what an engine runs already, and let go what it runs no more."""
 
     async def node_joined(self, inventory: Inventory, *, plan_epoch: int = 0) -> None:
         """A node is here."""
@@ -74,26 +103,48 @@ class Commands(Protocol):
     async def occupied(self, node_name: str, others: Others) -> None:
         """What others hold on a node."""
 
+    async def update_policy(self, policy: Policy) -> Policy:
+        """Put a policy in force, made of the one of its revision."""
+
+    async def corrected(self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
+        """Replicas hold these GPUs of their node."""
+
+    async def apply_moves(self, moves: Sequence[Move], *, is_back: bool = False) -> int:
+        """Move places, or take moves back."""
+
 
 def is_ours(workload_id: str) -> bool:
     """Whether a workload is a unit of the gate."""
-    return workload_id.startswith(("pod-", "gang-"))
+    return workload_id.startswith(("pod-", "gang-", UNIT_PREFIX))
 
 
-def placed_of(workload_id: str, placements: Iterable[Placement]) -> Placed:
+def placed_of(workload_id: str, placements: Iterable[Placement], spec: WorkloadSpec | None = None) -> Placed:
     """The gate's event of a workload's places."""
     places = {one.replica: Place(one.node_name, one.gpu_indexes) for one in placements}
-    return Placed(workload_id, places)
+    return Placed(workload_id, places, spec)
 
 
 def standing_of(workload: Workload) -> Placed | Deferred | Cancelled:
     """Where a workload stands, as an event."""
     match workload.phase:
         case WorkloadPhase.PLACED:
-            return placed_of(workload.workload_id, workload.placements)
+            return placed_of(workload.workload_id, workload.placements, workload.spec)
         case WorkloadPhase.CANCELLED:
             return Cancelled(workload.workload_id)
     return Deferred(workload.workload_id, workload.reason)
+
+
+def standing_at(seats: Iterable[Seat]) -> tuple[Standing, ...]:
+    """Seats in the core's words."""
+    return tuple(
+        Standing(
+            node_name=one.node_name,
+            gpu_indexes=one.devices,
+            is_exact=one.is_exact,
+            counted=Others(cpu_milli=one.cpu_milli, memory_bytes=one.memory_bytes, gpu_count=one.gpu_count),
+        )
+        for one in seats
+    )
 
 
 class Asked:
@@ -103,6 +154,7 @@ class Asked:
         self, loop: Commands, *, feed: Callable[[Event], None], monotonic_s: Callable[[], float], log: logging.Logger
     ) -> None:
         self.submitted = 0
+        self.adopted = 0
         self.cancelled = 0
         self.joined = 0
         self.occupied = 0
@@ -118,14 +170,16 @@ class Asked:
         for event in committed.events:
             match event:
                 case WorkloadPlaced() if is_ours(event.workload_id):
-                    self._feed(placed_of(event.workload_id, event.placements))
+                    workload = self._loop.core.state.workloads.get(event.workload_id)
+                    spec = None if workload is None else workload.spec
+                    self._feed(placed_of(event.workload_id, event.placements, spec))
                 case WorkloadDeferred() if is_ours(event.workload_id):
                     self._feed(Deferred(event.workload_id, event.reason))
                 case WorkloadCancelled() if is_ours(event.workload_id):
                     self._feed(Cancelled(event.workload_id))
                 case WorkloadMoved() | WorkloadScaled() if is_ours(event.workload_id):
                     self._now(event.workload_id)
-                case PartitionsPlanned():
+                case PartitionsPlanned() | DevicesCorrected():
                     for name in filter(is_ours, event.workload_ids):
                         self._now(name)
                 case NodeJoined():
@@ -136,25 +190,34 @@ class Asked:
         if workload is not None:
             self._feed(standing_of(workload))
 
-    async def carry_out(self, asked: Join | Leave | Occupy | Submit | Cancel) -> None:
+    async def carry_out(self, asked: Join | Leave | Occupy | Submit | Adopt | Cancel | Grow | Reseat) -> None:
         """One command; what came of it is fed back."""
         async with self._turns:
             match asked:
                 case Submit(request):
-                    await self._submit(request)
+                    self.submitted += 1
+                    await self._submit(request, self._loop.submit(request))
+                case Adopt(request, seats):
+                    self.adopted += 1
+                    await self._submit(request, self._loop.adopt(request, standing_at(seats)))
                 case Cancel(workload_id):
                     await self._cancel(workload_id)
+                case Grow(workload_id, replicas):
+                    await self._changed(workload_id, self._loop.scale(workload_id, replicas))
+                case Reseat(request, stands, released, _, occupied):
+                    reseating = Reseating(
+                        stands=tuple(Stand(one.node_name, one.devices) for one in stands),
+                        others={one.node_name: _others(one) for one in occupied},
+                        released=released,
+                    )
+                    await self._changed(request.workload_id, self._loop.reseat(request, reseating))
                 case Join(inventory):
                     self._loop.presence.arrived(inventory.node_name)
                     self.joined += 1
                     await self._told(inventory.node_name, self._loop.node_joined(inventory))
-                case Occupy(name, cpu_milli, memory_bytes, gpu_count, traits, closed):
+                case Occupy():
                     self.occupied += 1
-                    others = Others(
-                        cpu_milli=cpu_milli, memory_bytes=memory_bytes, gpu_count=gpu_count, traits=traits,
-                        closed=closed,
-                    )  # fmt: skip
-                    await self._told(name, self._loop.occupied(name, others))
+                    await self._told(asked.node_name, self._loop.occupied(asked.node_name, _others(asked)))
                 case Leave(name):
                     self._loop.presence.left(name, deadline_s=self._monotonic_s())
 
@@ -169,11 +232,10 @@ class Asked:
             await asyncio.sleep(_AGAIN_S)
             self._feed(NodeUntold(node_name))
 
-    async def _submit(self, request: SubmitWorkloadRequest) -> None:
+    async def _submit(self, request: SubmitWorkloadRequest, command: Awaitable[Workload]) -> None:
         name = request.workload_id
-        self.submitted += 1
         try:
-            workload = await self._loop.submit(request)
+            workload = await command
         except AlreadyExists as error:
             self._feed(SubmitFailed(name, str(error), is_taken=True))
         except (Fault, ContractError) as error:
@@ -182,6 +244,17 @@ class Asked:
             self._feed(SubmitFailed(name, str(error)))
         else:
             self._feed(standing_of(workload))
+
+    async def _changed(self, workload_id: str, command: Awaitable[Workload]) -> None:
+        """Other replicas of a service: what stands afterwards is told, also where nothing changed."""
+        try:
+            workload = await command
+        except (Fault, ContractError) as error:
+            self.refused += 1
+            self._log.info("workload=%s changed=no reason=%s", workload_id, error)
+            self._feed(Unchanged(workload_id, str(error)))
+        else:
+            self._feed(standing_of(self._loop.core.state.workloads.get(workload_id, workload)))
 
     async def _cancel(self, workload_id: str) -> None:
         """End a workload, however long that takes: what is not ended holds room."""
@@ -199,3 +272,10 @@ class Asked:
                 # Told by its commit, too, unless it was ended before.
                 self._feed(Cancelled(workload.workload_id))
                 return
+
+
+def _others(told: Occupy) -> Others:
+    return Others(
+        cpu_milli=told.cpu_milli, memory_bytes=told.memory_bytes, gpu_count=told.gpu_count, traits=told.traits,
+        closed=told.closed,
+    )  # fmt: skip

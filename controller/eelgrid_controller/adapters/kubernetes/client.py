@@ -29,6 +29,8 @@ from eelgrid_controller.adapters.kubernetes.resources import PODS, Resource
 __all__ = ["HttpCluster"]
 
 _DEFAULTS = Bounds()
+# Of a server that cannot, the whole object will do.
+_BRIEF = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
 
 class HttpCluster:
@@ -128,6 +130,7 @@ class HttpCluster:
         subresource: str = "",
         manager: str = "",
         is_forced: bool = False,
+        is_brief: bool = False,
     ) -> Object:
         """See `Cluster`."""
         query = {"fieldManager": manager}
@@ -136,7 +139,8 @@ class HttpCluster:
             assert isinstance(body, Mapping)
             body = _typed(resource, {**body, "metadata": {**body.get("metadata", {}), "name": name}})
         path = resource.path(namespace, name, subresource)
-        return await self.exchange.call(Asked("PATCH", path, query, body, kind.value))
+        accept = _BRIEF if is_brief else "application/json"
+        return await self.exchange.call(Asked("PATCH", path, query, body, kind.value, accept))
 
     async def delete(
         self,
@@ -153,13 +157,15 @@ class HttpCluster:
         options = _options(uid, resource_version, grace_s) | {"propagationPolicy": propagation.value}
         await self.exchange.call(Asked("DELETE", resource.path(namespace, name), body=options))
 
-    async def evict(self, name: str, *, namespace: str, uid: str = "", grace_s: int | None = None) -> None:
+    async def evict(
+        self, name: str, *, namespace: str, uid: str = "", grace_s: int | None = None, is_dry: bool = False
+    ) -> None:
         """See `Cluster`."""
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": name, "namespace": namespace},
-            "deleteOptions": _options(uid, "", grace_s),
+            "deleteOptions": _options(uid, "", grace_s) | ({"dryRun": ["All"]} if is_dry else {}),
         }
         await self.exchange.call(Asked("POST", PODS.path(namespace, name, "eviction"), body=body))
 

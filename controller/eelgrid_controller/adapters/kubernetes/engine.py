@@ -17,7 +17,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,15 +28,19 @@ from eelgrid_controller.adapters.kubernetes.informer import Informer
 from eelgrid_controller.adapters.kubernetes.lookups import Lookups
 from eelgrid_controller.adapters.kubernetes.port import Cluster, Key, Object
 from eelgrid_controller.adapters.kubernetes.pruning import pruned_node, pruned_pod
+from eelgrid_controller.adapters.kubernetes.recalls import Recalls
 from eelgrid_controller.adapters.kubernetes.resources import NODES, PODS
+from eelgrid_controller.adapters.kubernetes.under_way import UnderWay
 from eelgrid_controller.adapters.kubernetes.writes import Writes
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.command import Committed
 from eelgrid_controller.kubernetes.errors import KubernetesUnreadable
 from eelgrid_controller.kubernetes.gate import Gate, GateSettings
 from eelgrid_controller.kubernetes.gate_events import (
+    Adopt,
     Cancel,
     Event,
+    Grow,
     Instruction,
     Join,
     Leave,
@@ -48,7 +52,11 @@ from eelgrid_controller.kubernetes.gate_events import (
     Occupy,
     PodGone,
     PodSeen,
+    Recall,
     Recreate,
+    Reseat,
+    ServiceGone,
+    ServiceSeen,
     Strip,
     Submit,
     Synced,
@@ -57,8 +65,9 @@ from eelgrid_controller.kubernetes.gate_events import (
     Ungate,
 )
 from eelgrid_controller.kubernetes.holders import Ref
+from eelgrid_controller.kubernetes.serving import Service, Services, target_of
 from eelgrid_controller.kubernetes.sight import sight_of
-from eelgrid_controller.kubernetes.views import KubeNode, node_of, pod_of
+from eelgrid_controller.kubernetes.views import KubeNode, Shapes, node_of, owner_of, pod_of
 
 __all__ = ["Elects", "Engine", "EngineSettings"]
 
@@ -75,6 +84,7 @@ class EngineSettings:
     batch_s: float = 0.1
     tick_s: float = 1.0
     writes_at_once: int = 24
+    leaves_claims: bool = False  # another part places pods that get their devices by claims
     pods_most: int = 300_000
     nodes_most: int = 20_000
 
@@ -115,6 +125,7 @@ class Engine:
         self.failures = 0
         self.round_s = 0.0  # the longest
         self.settings = settings
+        self.leaves_slices = False  # pods that ask for slices are placed by a part of their own
         self._loop = loop
         self._elector = elector
         self._has_agent = has_agent
@@ -126,7 +137,12 @@ class Engine:
         self._epoch: int | None = None
         self._cluster = cluster
         self._rng = rng
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way = UnderWay(log, "kubernetes")
+        self._nodes_heard: list[Callable[[Sequence[Delta]], None]] = []
+        self._pods_heard: list[Callable[[Sequence[Delta]], None]] = []
+        self.services = Services()
+        # What else has to be known before anything is decided; each wait is bounded.
+        self.awaited: list[Callable[[], Awaitable[None]]] = []
         self.asked = Asked(loop, feed=self.feed, monotonic_s=clock.monotonic_s, log=log)
         self._begin()
         loop.listeners.append(self._heard)
@@ -151,7 +167,9 @@ class Engine:
         self.pods.hear(self._pod_deltas)
         self.nodes.hear(self._node_deltas)
         self.lookups = Lookups(self._cluster, done=self._looked_up, monotonic_s=clock.monotonic_s, log=log)
+        self._shapes = Shapes()
         self._needing: dict[Ref, dict[Key, None]] = {}
+        self._recalls = Recalls(self.pods, self._pod)
         self.writes = Writes(
             self._cluster, pods=lambda: self.pods.objects, leads=self._leads, feed=self.feed,
             identity=settings.identity, at_once=settings.writes_at_once, clock=clock, rng=rng, log=log,
@@ -168,9 +186,7 @@ class Engine:
                 self.failures += 1
                 self._log.exception("kubernetes=failed action=begin_again seconds=%g", _AGAIN_S)
             finally:
-                for task in list(self._tasks):
-                    task.cancel()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
+                await self._under_way.end()
             await asyncio.sleep(_AGAIN_S)
             self._begin()
 
@@ -182,6 +198,10 @@ class Engine:
             await self.pods.synced()
             while self._needing:  # noqa: ASYNC110  # once, at the start
                 await asyncio.sleep(_LOOKED_UP_EVERY_S)
+            for wait in self.awaited:
+                await wait()
+            for service in self.services.all:
+                self.feed(ServiceSeen(service))
             await self._loop.read(self._known)
             self._term(self._elector.term())
             self.feed(Synced())
@@ -197,6 +217,30 @@ class Engine:
             self.feed(NodeKnown(name))
 
     # What happens
+
+    def hear_pods(self, callback: Callable[[Sequence[Delta]], None]) -> None:
+        """Tell changes of pods to others, too, in this run and in those after it; each run begins with all pods."""
+        self._pods_heard.append(callback)
+
+    def hear_nodes(self, callback: Callable[[Sequence[Delta]], None]) -> None:
+        """Tell changes of nodes to others, in the same way."""
+        self._nodes_heard.append(callback)
+
+    def serve(self, services: Iterable[Service]) -> None:
+        """From now on the pods of these services' targets are their replicas."""
+        before = {service.unit: service for service in self.services.all}
+        changed = self.services.replaced(services)
+        after = {service.unit: service for service in self.services.all}
+        for unit in before.keys() - after.keys():
+            self.feed(ServiceGone(unit))
+        for unit, service in after.items():
+            if before.get(unit) != service:
+                self.feed(ServiceSeen(service))
+        if not changed:
+            return
+        for key, found in list(self.pods.objects.items()):
+            if target_of(key.namespace, owner_of(found)) in changed:
+                self._pod(key, found)
 
     def feed(self, event: Event) -> None:
         """An event for the next round."""
@@ -222,22 +266,36 @@ class Engine:
         return term is not None and term.epoch == epoch
 
     def _pod_deltas(self, deltas: Sequence[Delta]) -> None:
+        for callback in self._pods_heard:
+            callback(deltas)
         for delta in deltas:
             if delta.new is None:
                 assert delta.old is not None
+                self._recalls.uids.discard(delta.old["metadata"]["uid"])
                 self.feed(PodGone(delta.old["metadata"]["uid"]))
                 continue
             self._pod(delta.key, delta.new)
 
     def _pod(self, key: Key, found: Object) -> None:
         try:
-            sight, needs = sight_of(pod_of(found), found, self.lookups.found)
+            pod = pod_of(found, self._shapes)
+            sight, needs = sight_of(
+                pod,
+                found,
+                self.lookups.found,
+                self.services,
+                recalls=pod.uid in self._recalls.uids,
+                leaves_slices=self.leaves_slices,
+                leaves_claims=self.settings.leaves_claims,
+            )
         except KubernetesUnreadable as error:
             self._unread("pod", found, error)
             return
-        if needs is not None:
+        if needs is None:
+            self._recalls.uids.discard(pod.uid)
+        else:
             self._needing.setdefault(needs, {})[key] = None
-            self._begin_task(self.lookups.look(needs))
+            self._under_way.begin(self.lookups.look(needs))
         if needs is None or not sight.pod.is_gated:
             # A gated pod is nobody's until it is known whose: a moment as another unit would cost its place.
             self.feed(PodSeen(sight))
@@ -250,6 +308,8 @@ class Engine:
                 self._pod(key, found)
 
     def _node_deltas(self, deltas: Sequence[Delta]) -> None:
+        for callback in self._nodes_heard:
+            callback(deltas)
         for delta in deltas:
             name = delta.key.name
             if delta.new is None:
@@ -266,7 +326,7 @@ class Engine:
     def _node(self, node: KubeNode) -> None:
         has_agent = self._has_agent(node.name)
         before = self._nodes.get(node.name)
-        if before is None or before[1] != has_agent or not _is_as(before[0], node):
+        if before is None or before[1] != has_agent or not node.is_as(before[0]):
             self._nodes[node.name] = (node, has_agent)
             self.feed(NodeSeen(node, has_agent))
 
@@ -309,33 +369,15 @@ class Engine:
                 if self._elector.term() is not None:
                     self.writes.tell(one)
             case Ungate():
-                self._begin_task(self.writes.ungate(one))
+                self._under_way.begin(self.writes.ungate(one))
             case Strip():
-                self._begin_task(self.writes.strip(one))
+                self._under_way.begin(self.writes.strip(one))
             case Recreate():
-                self._begin_task(self.writes.recreate(one))
-            case Join() | Leave() | Occupy() | Submit() | Cancel():
-                self._begin_task(self.asked.carry_out(one))
-
-    def _begin_task(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self._log.error("kubernetes=task_failed", exc_info=task.exception())
-
-
-def _is_as(one: KubeNode, other: KubeNode) -> bool:
-    """Whether two sights of a node differ in nothing but their version."""
-    return (
-        one.labels == other.labels
-        and one.taints == other.taints
-        and one.is_unschedulable == other.is_unschedulable
-        and one.is_ready == other.is_ready
-        and one.is_going == other.is_going
-        and one.allocatable == other.allocatable
-        and one.uid == other.uid
-    )
+                self._under_way.begin(self.writes.recreate(one))
+            case Recall():
+                if self._recalls.ask(one):
+                    self._under_way.begin(self._recalls.run())
+            case Join(inventory) if self._has_agent(inventory.node_name):
+                pass  # it came a moment ago, and says what the node is
+            case Join() | Leave() | Occupy() | Submit() | Adopt() | Cancel() | Grow() | Reseat():
+                self._under_way.begin(self.asked.carry_out(one))

@@ -10,7 +10,9 @@ its turn, and an Unreachable that says `is_sent=False` was certainly not carried
 Watches have turns of their own, so that they never use up those of requests. A connection
 whose other end has silently gone is found by TCP keep-alive within half a minute. Answers
 are asked for without compression: beside the API server the network is cheaper than its
-processor and ours. Every answer, and every event of a watch, is bounded in bytes.
+processor and ours. Every answer, and every event of a watch, is bounded in bytes. After each
+piece of a watch nothing is read for `pause_s`: what comes alone comes at once, and in a burst
+one look at the connection brings many events, which costs half as much as one look each.
 
 aiohttp and msgspec carry it: a patch costs 0.35 ms of processor here, five times less than
 with the HTTP library below lightkube (measured), so that 250 pods in a second take a tenth
@@ -50,6 +52,7 @@ class Bounds:
     watches: int = 64
     answer_bytes: int = 64 * 1024 * 1024
     event_bytes: int = 8 * 1024 * 1024  # etcd's limit is 1.5 MB for an object
+    pause_s: float = 0.02  # between two looks at a watch
 
 
 class Asked(NamedTuple):
@@ -80,6 +83,7 @@ class Exchange:
         self._credentials = Credentials(access, monotonic_s=time.monotonic, now_s=time.time)
         self._turns = asyncio.Semaphore(bounds.at_once)
         self._watches = asyncio.Semaphore(bounds.watches)
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=bounds.connect_s)
         self._session = aiohttp.ClientSession(
             # Turns bound the connections.
             connector=aiohttp.TCPConnector(limit=0, socket_factory=_socket, keepalive_timeout=60.0),
@@ -129,6 +133,7 @@ class Exchange:
                                 yield line
                         if len(rest) > self.bounds.event_bytes:
                             raise _too_large(asked, self.bounds.event_bytes)
+                        await self._pause(answer)
                 finally:
                     answer.close()
         except TimeoutError as error:
@@ -142,8 +147,9 @@ class Exchange:
         if self._session.closed:
             raise Unreachable(f"{asked.what}: the client is closed", is_sent=False)
         data = None if asked.body is None else msgspec.json.encode(asked.body)
-        query = {name: value for name, value in asked.query.items() if value}
-        url = URL(self._server + asked.path, encoded=True).with_query(query)
+        url = URL(self._server + asked.path, encoded=True)
+        if query := {name: value for name, value in asked.query.items() if value}:
+            url = url.with_query(query)
         for attempt in (1, 2):
             headers, tls = await self._credentials.current()
             headers["Accept"] = asked.accept
@@ -158,12 +164,22 @@ class Exchange:
                 ssl=True if tls is None else tls,
                 server_hostname=self._server_name,
                 allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.bounds.connect_s),
+                timeout=self._timeout,
             )
             if answer.status != 401 or attempt == 2 or not self._credentials.renew():
                 break
             answer.release()
         return answer
+
+    async def _pause(self, answer: aiohttp.ClientResponse) -> None:
+        """Leave what comes to the kernel for a moment."""
+        transport = None if answer.connection is None else answer.connection.transport
+        if transport is None or transport.is_closing():  # all of it has come
+            return
+        transport.pause_reading()
+        await asyncio.sleep(self.bounds.pause_s)
+        if not transport.is_closing():
+            transport.resume_reading()
 
     async def _bytes(self, answer: aiohttp.ClientResponse, asked: Asked) -> bytes:
         """The body of an answer, in bounds."""

@@ -34,6 +34,7 @@ from eelgrid_controller.adapters.kubernetes.retry import Backoff, asked_wait_s
 __all__ = ["Informer", "Pace", "Selection"]
 
 _PAGES_MOST = 2_000
+_MOVED_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,25 +192,31 @@ class Informer:
             timeout_s=self._pace.watch_s,
         )
         async with aclosing(watch) as changes:
-            while (change := await self._next(changes)) is not None:
-                self._word_s = self._monotonic_s()
-                version = version_of(change.object)
-                if _is_before(version, self._version):
-                    raise Expired(f"watch {self.resource.title}: versions went back to {version}", "list again")
-                self._tell(self._held.applied(change))
-                self._version = version
+            try:
+                # The limit is moved on now and then, not with each event: a tenth of it either way is no matter.
+                async with asyncio.timeout(self._pace.silent_s) as limit:
+                    await self._follow(changes, limit)
+            except TimeoutError:
+                # A server that came back from a backup says nothing either, to who asks from a version ahead of its own.
+                self._version = ""
+                raise Unreachable(
+                    f"watch {self.resource.title}: silent for {self._pace.silent_s:g} s", is_sent=True
+                ) from None
 
-    async def _next(self, changes: AsyncGenerator[Change, None]) -> Change | None:
-        """The next event, None at the end; a silence that is too long is Unreachable."""
-        try:
-            async with asyncio.timeout(self._pace.silent_s):
-                return await anext(changes, None)
-        except TimeoutError:
-            # A server that came back from a backup says nothing either, to who asks from a version ahead of its own.
-            self._version = ""
-            raise Unreachable(
-                f"watch {self.resource.title}: silent for {self._pace.silent_s:g} s", is_sent=True
-            ) from None
+    async def _follow(self, changes: AsyncGenerator[Change, None], limit: asyncio.Timeout) -> None:
+        """Tell changes as they come; what is told must not raise TimeoutError."""
+        clock = asyncio.get_running_loop()
+        moved_s = clock.time()
+        async for change in changes:
+            self._word_s = self._monotonic_s()
+            if (now_s := clock.time()) - moved_s > _MOVED_SHARE * self._pace.silent_s:
+                moved_s = now_s
+                limit.reschedule(now_s + self._pace.silent_s)
+            version = version_of(change.object)
+            if _is_before(version, self._version):
+                raise Expired(f"watch {self.resource.title}: versions went back to {version}", "list again")
+            self._tell(self._held.applied(change))
+            self._version = version
 
     def _tell(self, deltas: Sequence[Delta]) -> None:
         if deltas:

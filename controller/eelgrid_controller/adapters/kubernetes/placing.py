@@ -13,22 +13,46 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from eelgrid_controller.adapters.device_reports import DeviceReports
+from eelgrid_controller.adapters.kubernetes import claims_part
+from eelgrid_controller.adapters.kubernetes.abilities import Foresees, Part, Surroundings, keep_running
 from eelgrid_controller.adapters.kubernetes.asked import Commands
 from eelgrid_controller.adapters.kubernetes.client import HttpCluster
+from eelgrid_controller.adapters.kubernetes.devices_part import DevicesPart
 from eelgrid_controller.adapters.kubernetes.election import Timing
 from eelgrid_controller.adapters.kubernetes.elector import Elector
 from eelgrid_controller.adapters.kubernetes.engine import Engine, EngineSettings
+from eelgrid_controller.adapters.kubernetes.jobs_part import JobsPart
 from eelgrid_controller.adapters.kubernetes.kubeconfig import find_access
 from eelgrid_controller.adapters.kubernetes.leading import LeaderLabel
+from eelgrid_controller.adapters.kubernetes.moves_part import MovesPart
+from eelgrid_controller.adapters.kubernetes.policies_part import PoliciesPart
+from eelgrid_controller.adapters.kubernetes.services_part import ServicesPart
+from eelgrid_controller.adapters.kubernetes.slices_part import SlicesPart
+from eelgrid_controller.adapters.kubernetes.taints_part import TaintsPart
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.config import KubernetesConfig
 from eelgrid_controller.kubernetes.gate import GateSettings
+from eelgrid_controller.kubernetes.power_status import Draw
+from eelgrid_protos.messages import ListPromisesResponse
 
 __all__ = ["Placing"]
 
 _STOP_S = 3.0
+# By the names that `--kubernetes-abilities` knows, each from its surroundings.
+_ABILITIES: dict[str, Callable[[Surroundings], Part]] = {
+    "claims": claims_part.make,
+    "devices": DevicesPart,
+    "jobs": JobsPart,
+    "moves": MovesPart,
+    "policies": PoliciesPart,
+    "services": ServicesPart,
+    "slices": SlicesPart,
+    "taints": TaintsPart,
+}
 
 
 class Placing:
@@ -40,8 +64,13 @@ class Placing:
         *,
         loop: Commands,
         has_agent: Callable[[str], bool],
+        data: Path,
+        draws: Callable[[], Mapping[str, Draw]],
+        devices: DeviceReports,
         clock: Clock,
         log: logging.Logger,
+        foresees: Foresees | None = None,
+        promises: Callable[[], ListPromisesResponse] = ListPromisesResponse,
     ) -> None:
         """Raises ConfigError where the cluster's access cannot be read."""
         access = find_access(os.environ, kubeconfig=config.kubeconfig, context=config.context)
@@ -65,12 +94,21 @@ class Placing:
             elector=self.elector,
             has_agent=has_agent,
             settings=EngineSettings(
-                identity=identity, gate=GateSettings(unbound_s=config.unbound_s, open_s=config.open_s)
+                identity=identity,
+                gate=GateSettings(unbound_s=config.unbound_s, open_s=config.open_s, moves="moves" in config.abilities),
+                leaves_claims="claims" in config.abilities,
             ),
             clock=clock,
             rng=rng,
             log=log,
         )
+        surroundings = Surroundings(
+            cluster=self._clients[1], loop=loop, elector=self.elector, engine=self.engine, has_agent=has_agent,
+            devices=devices, identity=identity, namespace=config.namespace or access.namespace, data=data, draws=draws,
+            clock=clock, rng=rng, log=log, foresees=foresees, promises=promises,
+        )  # fmt: skip
+        self._parts = {name: make(surroundings) for name, make in _ABILITIES.items() if name in config.abilities}
+        self._log = log
         self._label: LeaderLabel | None = None
         pod, namespace = os.environ.get("POD_NAME", ""), os.environ.get("POD_NAMESPACE", "")
         if pod and namespace:
@@ -93,6 +131,9 @@ class Placing:
 
         self._stack.push_async_callback(step_down)
         running = [asyncio.create_task(self.engine.run())]
+        running += [
+            asyncio.create_task(keep_running(part, self._log.getChild(name))) for name, part in self._parts.items()
+        ]
         if self._label is not None:
             running.append(asyncio.create_task(self._label.run()))
 

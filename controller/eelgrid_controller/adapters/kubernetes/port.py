@@ -179,8 +179,12 @@ class Cluster(Protocol):
         subresource: str = "",
         manager: str = "",
         is_forced: bool = False,
+        is_brief: bool = False,
     ) -> Object:
-        """Change parts of an object. `manager` and `is_forced` (take over fields of others) belong to APPLY."""
+        """Change parts of an object. `manager` and `is_forced` (take over fields of others) belong to APPLY.
+
+        Where `is_brief`, only the metadata of the answer is asked for: half of a pod need not be written and read.
+        """
 
     async def delete(
         self,
@@ -195,8 +199,10 @@ class Cluster(Protocol):
     ) -> None:
         """Delete an object; Conflict if it is not the one of this uid and resource version, where they are given."""
 
-    async def evict(self, name: str, *, namespace: str, uid: str = "", grace_s: int | None = None) -> None:
-        """Ask a pod to go as its PodDisruptionBudgets allow; BudgetForbids."""
+    async def evict(
+        self, name: str, *, namespace: str, uid: str = "", grace_s: int | None = None, is_dry: bool = False
+    ) -> None:
+        """Ask a pod to go as its PodDisruptionBudgets allow, or whether it might; BudgetForbids."""
 
     async def bind(self, name: str, *, namespace: str, node: str, uid: str = "") -> None:
         """Put a pod onto a node without any check of the room there; Conflict if it is gated or bound."""

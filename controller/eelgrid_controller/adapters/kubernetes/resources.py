@@ -17,6 +17,7 @@ __all__ = [
     "DEPLOYMENTS",
     "DEVICE_CLASSES",
     "EVENTS",
+    "HORIZONTAL_POD_AUTOSCALERS",
     "INFERENCE_SERVICES",
     "JOBS",
     "JOB_SETS",
@@ -96,6 +97,7 @@ STATEFUL_SETS = Resource("apps", "v1", "statefulsets", "StatefulSet")
 DAEMON_SETS = Resource("apps", "v1", "daemonsets", "DaemonSet")
 JOBS = Resource("batch", "v1", "jobs", "Job")
 POD_DISRUPTION_BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
+HORIZONTAL_POD_AUTOSCALERS = Resource("autoscaling", "v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler")
 PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", is_namespaced=False)
 # v1alpha1 in 1.35, v1alpha2 in 1.36, v1beta1 in 1.37; served only where its feature gates are on.
 POD_GROUPS = Resource("scheduling.k8s.io", "v1alpha2", "podgroups", "PodGroup")

@@ -37,7 +37,7 @@ from eelgrid_controller.kubernetes.gate_events import (
 )
 from eelgrid_controller.kubernetes.patches import stripping, ungating
 
-__all__ = ["Writes"]
+__all__ = ["Stale", "Writes", "failure_of"]
 
 _LIMITS = Limits(attempts=4, whole_s=15.0, first_s=0.1, most_s=3.0)
 _TELLS_MOST = 1_000
@@ -45,7 +45,7 @@ _TELL_EVERY_S = 0.02
 _NOTE_MOST = 1_000
 
 
-class _Stale(Exception):
+class Stale(Exception):
     """The term is over."""
 
 
@@ -102,7 +102,7 @@ class Writes:
 
         async def call() -> None:
             if not self._leads(asked.epoch):
-                raise _Stale
+                raise Stale
             await self._cluster.delete(PODS, name, namespace=namespace, uid=asked.uid)
 
         failed = await self._tried(call)
@@ -123,8 +123,8 @@ class Writes:
             pod = self._pods().get(ObjectKey(namespace, name))
             is_it = pod is not None and _is(pod, asked.uid, asked.version)
             if pod is None or not is_it or (epoch is not None and not self._leads(epoch)):
-                raise _Stale
-            await self._cluster.patch(PODS, name, body(pod), namespace=namespace)
+                raise Stale
+            await self._cluster.patch(PODS, name, body(pod), namespace=namespace, is_brief=True)
 
         failed = await self._tried(call)
         if failed is not None:
@@ -141,8 +141,8 @@ class Writes:
         try:
             async with self._turns:
                 await self._repeated(call)
-        except (ClusterError, _Stale) as error:
-            failure = _failure(error)
+        except (ClusterError, Stale) as error:
+            failure = failure_of(error)
             self.failed[failure] += 1
             return failure, str(error)
         return None
@@ -198,9 +198,10 @@ def _is(pod: Object, uid: str, version: str) -> bool:
     return bool(metadata.get("uid") == uid and metadata.get("resourceVersion") == version)
 
 
-def _failure(error: Exception) -> Failure:
+def failure_of(error: Exception) -> Failure:
+    """What came of a write, in the words of events."""
     match error:
-        case _Stale():
+        case Stale():
             return Failure.STALE
         case Conflict():
             return Failure.CONFLICT

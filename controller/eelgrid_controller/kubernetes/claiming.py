@@ -1,0 +1,400 @@
+"""Mode `dra`: pods that wait for devices by claim go in, allocations and gates to be removed come out.
+
+Owns what follows from each event. Must not know clocks, sockets, or how devices are chosen
+(`claims.py`).
+
+Theory. As the gate, it looks at states, never at histories. A pod waits until its claims are
+made; then all that wait together are given devices together, a gang wholly or not at all. A grant is
+one step: the claims' allocations are written, then the gates go. No pod is pinned: the allocation
+names the node, and it can be taken back as long as nobody runs on it. So it is when the node is closed, a
+device is no more, or kube-scheduler cannot put the pod there for `unbound_s`; the pod is then given others.
+
+    waiting --claims made, devices free--> granted --kube-scheduler--> bound
+    granted --node closed, device gone, unscheduled--> freed --settled--> granted elsewhere
+
+An allocation is taken from a pod that kube-scheduler may be binding at that moment, and it may bind to the
+old node in spite of it: it adds its reservation to whatever the claim says then. Therefore a
+freed claim rests for `settle_s`, so that what was under way fails; a pod that came to be
+bound meanwhile is given devices where it is.
+
+The API server does not compare claims. Who leads is the only one to allocate: nothing is decided in
+a term before all claims were read anew in it, and should two claims hold one device in spite of all, the
+newest that nobody runs on is freed.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from eelgrid_controller.kubernetes import claim_looking as looking
+from eelgrid_controller.kubernetes import claim_upkeep as upkeep
+from eelgrid_controller.kubernetes.claim_events import (
+    ClaimGone,
+    ClaimSeen,
+    ClassGone,
+    ClassSeen,
+    Event,
+    Failure,
+    Free,
+    FreeFailed,
+    Granted,
+    GrantFailed,
+    Instruction,
+    Key,
+    Led,
+    Listed,
+    NodeGone,
+    NodeSeen,
+    NotLed,
+    PodGone,
+    PodSeen,
+    Sliced,
+    SliceGone,
+    SliceSeen,
+    Synced,
+    Tell,
+    Ticked,
+)
+from eelgrid_controller.kubernetes.claim_granting import given_up, grant
+from eelgrid_controller.kubernetes.claim_units import Book, Member, Unit, is_ours
+from eelgrid_controller.kubernetes.claims import Allocation, allocate
+from eelgrid_controller.kubernetes.device_pools import DRIVER, Pools, results_of
+from eelgrid_controller.kubernetes.names import ANNOTATION_PLAN
+from eelgrid_controller.kubernetes.node_room import NodeRoom
+from eelgrid_controller.kubernetes.owners import Membership
+from eelgrid_controller.kubernetes.plans import plan_of, unit_name
+from eelgrid_controller.kubernetes.watchdog import Watchdog
+
+__all__ = ["Claiming", "ClaimingSettings"]
+
+_LOOK_AGAIN_S = 0.2
+_HELD = ("allocation", "reservedFor", "devices")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimingSettings:
+    """How long things may take, in seconds."""
+
+    unbound_s: float = 30.0  # that kube-scheduler may call a pod unschedulable
+    settle_s: float = 2.0  # that a freed claim rests, longer than a binding that is under way
+    avoid_s: float = 60.0  # that a node where a pod could not be put is not tried again
+    orphan_s: float = 5.0  # that an allocation without any pod is left
+    busy_s: float = 5.0
+    forbidden_s: float = 60.0
+    is_reserving: bool = True  # write the reservation with the allocation, where the claim is one pod's alone
+
+
+class Claiming:
+    """One cluster's claims."""
+
+    def __init__(self, settings: ClaimingSettings) -> None:
+        self.settings = settings
+        self.epoch: int | None = None
+        self.pools = Pools()
+        self.book = Book(self.pools)
+        self.room = NodeRoom()
+        self.units: dict[str, Unit] = {}
+        self.watchdog = Watchdog(unbound_s=settings.unbound_s)  # of pods that had to be pinned
+        self.waiting = 0  # units without devices, at the last look
+        self.allocated = 0
+        self.freed = 0
+        self.conflicts = 0
+        self._unit_of: dict[str, str] = {}
+        self._marked: dict[str, None] = {}
+        self._starved: dict[str, None] = {}  # units that have no room; looked at again when something comes free
+        self._orphans: dict[str, float] = {}
+        self._freeing: dict[str, str] = {}  # uid -> version that is being freed
+        self._suspects: dict[str, None] = {}  # nodes on which more may be held than there is
+        self._sliced: dict[str, int] = {}
+        self._resliced: dict[str, None] = {}
+        self._is_tick = False
+        self._is_synced = False
+        self._is_fresh = False  # all claims were read in this term
+        self._tells: list[Tell] = []
+
+    def take(self, events: Iterable[Event], at_s: float, stamp: str) -> list[Instruction]:
+        """What is to be done after these events; `stamp` is the time for people, RFC 3339."""
+        for event in events:
+            self._apply(event, at_s)
+        if not self._is_synced:
+            return []
+        told: list[Instruction] = list(self._slices())
+        if self.epoch is not None and self._is_fresh:
+            told += self._conflicts()
+            told += self._looked(at_s, stamp)
+        tells, self._tells = self._tells, []
+        return [*told, *tells]
+
+    # Events
+
+    def _apply(self, event: Event, at_s: float) -> None:
+        match event:
+            case PodSeen():
+                self._seen(event, at_s)
+            case PodGone(uid):
+                self._gone(uid)
+            case NodeSeen(node):
+                self.room.nodes[node.name] = node
+                self._mark_all()
+            case NodeGone(name):
+                self.room.nodes.pop(name, None)
+                self._mark_all()
+            case ClaimSeen(found):
+                self._claim(found, at_s)
+            case ClaimGone(found):
+                metadata = found["metadata"]
+                key = Key(metadata["namespace"], metadata["name"])
+                running = [uid for uid in self.book.users.get(key, ()) if self._is_running(uid)]
+                self.book.removed(found, running)
+                self._marked.update(self._starved)
+                self._mark_users(key)
+            case SliceSeen(name, spec):
+                self.pools.put(name, spec)
+                self._slice(spec)
+            case SliceGone(name):
+                self._slice(self.pools.drop(name))
+            case ClassSeen(found):
+                self.book.classes[found["metadata"]["name"]] = found
+                self.book.class_changed()
+                self._mark_all()
+            case ClassGone(name):
+                self.book.classes.pop(name, None)
+                self.book.class_changed()
+            case Synced():
+                self._is_synced = True
+                self._marked.update(dict.fromkeys(self.units))
+            case Led() | NotLed() | Listed():
+                self._term(event, at_s)
+            case Granted(name):
+                self._ended(name, 0.0)
+            case GrantFailed(name, uid, failure, why):
+                self._grant_failed(name, uid, failure, why, at_s)
+            case FreeFailed(uid):
+                self._freeing.pop(uid, None)
+            case Ticked():
+                self._is_tick = True
+                self._mark_all()
+
+    def _term(self, event: Led | NotLed | Listed, at_s: float) -> None:
+        match event:
+            case Led(epoch) if epoch != self.epoch:
+                self.epoch, self._is_fresh = epoch, False
+            case NotLed():
+                self.epoch, self._is_fresh = None, False
+                for unit in self.units.values():
+                    unit.is_granting = False
+                # What was decided and not seen is judged by the list that the next term begins with.
+            case Listed(epoch, claims) if epoch == self.epoch and not self._is_fresh:
+                for found in claims:
+                    self._claim(found, at_s)
+                for uid in list(self.book.decided):
+                    self.book.undecide(uid)
+                self._freeing.clear()
+                self._is_fresh = True
+                self._marked.update(dict.fromkeys(self.units))
+
+    def _seen(self, event: PodSeen, at_s: float) -> None:
+        self.room.put(event.uid, event.found, event.where)
+        claimant = event.claimant
+        if claimant is None:
+            self._leave(event.uid)
+            return
+        pod = claimant.pod
+        before = self._unit_of.get(pod.uid)
+        member_of = claimant.member
+        name = unit_name(member_of.unit) if isinstance(member_of, Membership) else f"pod-{pod.uid}"
+        if before is not None and before != name:
+            self._leave(pod.uid)
+        unit = self.units.setdefault(name, Unit(name))
+        member = unit.members.get(pod.uid)
+        if member is None:
+            member = unit.members[pod.uid] = Member(claimant, at_s)
+            self._unit_of[pod.uid] = name
+        member.claimant = claimant
+        member.plan = plan_of(pod.annotations.get(ANNOTATION_PLAN, ""))
+        # Since when is a matter of its present place: a release begins anew.
+        is_stuck = pod.unscheduled == "Unschedulable" and not pod.gates and not pod.node_name
+        member.unscheduled_s = (member.unscheduled_s or at_s) if is_stuck else None
+        self.book.need(pod)
+        self._marked[name] = None
+
+    def _gone(self, uid: str) -> None:
+        self.room.remove(uid)
+        self.book.gone(uid)
+        self._leave(uid)
+        self._marked.update(self._starved)
+
+    def _leave(self, uid: str) -> None:
+        name = self._unit_of.pop(uid, None)
+        if name is not None:
+            unit = self.units[name]
+            for key in self.book.needs(uid):
+                self._mark_users(key)
+            del unit.members[uid]
+            self.book.gone(uid)
+            if unit.members:
+                self._marked[name] = None
+            else:
+                del self.units[name]
+                self._starved.pop(name, None)
+
+    def _claim(self, found: looking.Body, at_s: float) -> None:
+        metadata = found["metadata"]
+        key = Key(metadata["namespace"], metadata["name"])
+        before = self.book.claims.get(key)
+        was = self.book.node_of(before) if before is not None else ""
+        is_lost = self.book.seen(found)
+        if not results_of(found) and before is not None and results_of(before):
+            self._marked.update(self._starved)
+            self._settle(key, at_s)
+        if metadata["uid"] in self._freeing:
+            if self._freeing[metadata["uid"]] != metadata["resourceVersion"]:
+                del self._freeing[metadata["uid"]]
+        elif is_lost and was:
+            # kube-scheduler took it back: the node does not do for the pod.
+            for uid in self.book.users.get(key, ()):
+                self.units[self._unit_of[uid]].members[uid].avoid[was] = at_s + self.settings.avoid_s
+        node_name = self.book.node_of(found)
+        pool = self.pools.at(DRIVER, node_name) if node_name else None
+        if pool is not None and pool.is_overdrawn:
+            self._suspects[node_name] = None
+        self._mark_users(key)
+
+    def _slice(self, spec: looking.Body | None) -> None:
+        node_name = (spec or {}).get("nodeName")
+        if spec is not None and node_name and spec["driver"] == DRIVER:
+            self._resliced[node_name] = None
+            self._suspects[node_name] = None
+        self._mark_all()
+
+    def _grant_failed(self, name: str, uid: str, failure: Failure, why: str, at_s: float) -> None:
+        unit = self.units.get(name)
+        if unit is None:
+            return
+        # Where a claim was not written, none of the pods was let go.
+        for member in [unit.members[uid]] if uid in unit.members else unit.members.values():
+            member.released_version = ""
+        waits = {Failure.BUSY: self.settings.busy_s, Failure.FORBIDDEN: self.settings.forbidden_s}
+        wait_s = waits.get(failure, _LOOK_AGAIN_S)
+        if failure in (Failure.INVALID, Failure.FORBIDDEN):
+            # The server has judged: it was not written.
+            self.book.undecide(uid)
+            wait_s = max(wait_s, self.settings.busy_s)
+            for member in unit.alive:
+                self.room.promise(member.pod, "")
+            for member in unit.alive[:1]:
+                self._tell(member, f"cannot be given its devices: {why}", is_warning=True)
+        self._ended(name, at_s + wait_s)
+
+    def _ended(self, name: str, retry_s: float) -> None:
+        unit = self.units.get(name)
+        if unit is not None:
+            unit.is_granting = False
+            unit.retry_s = max(unit.retry_s, retry_s)
+            self._marked[name] = None
+
+    def _settle(self, key: Key, at_s: float) -> None:
+        """A claim was freed: bindings of its pods that are under way are to fail before it is given others."""
+        for uid in self.book.users.get(key, ()):
+            member = self.units[self._unit_of[uid]].members[uid]
+            self.room.promise(member.pod, "")
+            if not member.pod.is_gated:
+                member.settled_s = max(member.settled_s, at_s + self.settings.settle_s)
+
+    def _is_running(self, uid: str) -> bool:
+        name = self._unit_of.get(uid)
+        member = None if name is None else self.units[name].members[uid]
+        return member is not None and bool(member.pod.node_name) and not member.pod.is_terminal
+
+    def _mark_users(self, key: Key) -> None:
+        for uid in self.book.users.get(key, ()):
+            if uid in self._unit_of:
+                self._marked[self._unit_of[uid]] = None
+
+    def _mark_all(self) -> None:
+        """Units of which a pod is not bound; those that run are looked at when they, or their claims, change."""
+        for name, unit in self.units.items():
+            if any(not member.pod.node_name for member in unit.members.values()):
+                self._marked[name] = None
+
+    # What is done
+
+    def _slices(self) -> Iterator[Sliced]:
+        """GPUs that are published as slices are nobody else's to give."""
+        resliced, self._resliced = self._resliced, {}
+        for name in resliced:
+            count = upkeep.gpus_sliced(self.pools, name)
+            if count is not None and self._sliced.get(name, 0) != count:
+                self._sliced[name] = count
+                yield Sliced(name, count)
+
+    def _conflicts(self) -> Iterator[Free]:
+        """One claim for each node on which more is held than there is."""
+        suspects, self._suspects = self._suspects, {}
+        for name in suspects:
+            found = upkeep.to_give_way(self.pools, self.book, name, self._is_running)
+            if found is not None:
+                self.conflicts += 1
+                yield from self._free(found, "its devices are another's, too")
+
+    def _looked(self, at_s: float, stamp: str) -> Iterator[Instruction]:
+        marked, self._marked = self._marked, {}
+        self._starved = {name: None for name in self._starved if name not in marked and name in self.units}
+        wanted: list[looking.Wanted] = []
+        for name in marked:
+            unit = self.units.get(name)
+            if unit is None or unit.is_granting or unit.retry_s > at_s:
+                continue
+            for told in looking.look(self, unit, at_s):
+                match told:
+                    case looking.Wanted():
+                        wanted.append(told)
+                    case Tell():
+                        self._tells.append(told)
+                    case looking.Unfit(found, why):
+                        yield from self._free(found, why)
+                    case _:
+                        yield told
+        wanted.sort(key=lambda one: one.order)
+        yield from self._granted(looking.apart(wanted, self._marked), stamp)
+        if self._is_tick:
+            self._is_tick = False
+            for found in upkeep.orphaned(self.book, self._orphans, at_s, self.settings.orphan_s):
+                yield from self._free(found, "no pod needs it")
+
+    def _granted(self, wanted: list[looking.Wanted], stamp: str) -> Iterator[Instruction]:
+        assert self.epoch is not None
+        self.room.burdens = {token: burden for one in wanted for token, burden in one.burdens.items()}
+        answers = iter(allocate(self.pools, [bundle for one in wanted for bundle in one.bundles], self.room))
+        for one in wanted:
+            found = [next(answers) for _ in one.bundles]
+            given = [answer for answer in found if isinstance(answer, Allocation)]
+            if len(given) < len(found):
+                self._starved[one.unit.name] = None
+                refused = next(answer for answer in found if not isinstance(answer, Allocation))
+                for member in one.members[:1]:
+                    self._tell(member, f"waits: {refused.reason}")
+                for claim in given_up(self.book, one):
+                    yield from self._free(claim, "its gang has no room")
+                continue
+            for answer in given:
+                self.book.decide(answer, stamp)
+                self.allocated += len(answer.results)
+            one.unit.is_granting = True
+            yield grant(self, one, given)
+        self.waiting = len(self._starved)
+
+    def _free(self, found: looking.Body, why: str) -> Iterator[Free]:
+        assert self.epoch is not None
+        metadata = found["metadata"]
+        version = metadata["resourceVersion"]
+        if self._freeing.get(metadata["uid"]) != version and is_ours(results_of(found)):
+            self._freeing[metadata["uid"]] = version
+            self.freed += 1
+            status = {key: value for key, value in found["status"].items() if key not in _HELD}
+            body = {"metadata": metadata, "spec": found["spec"], "status": status}
+            yield Free(metadata["uid"], Key(metadata["namespace"], metadata["name"]), body, self.epoch, why)
+
+    def _tell(self, member: Member, text: str, *, is_warning: bool = False) -> None:
+        if member.told != text:
+            member.told = text
+            self._tells.append(Tell(member.pod.uid, member.key, text, is_warning))
