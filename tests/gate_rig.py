@@ -9,7 +9,7 @@ written. No clock and no sockets.
 import copy
 import json
 
-from eelgrid_controller.adapters.kubernetes.asked import placed_of, standing_of
+from eelgrid_controller.adapters.kubernetes.asked import placed_of, standing_at, standing_of
 from eelgrid_controller.core import Core
 from eelgrid_controller.events import (
     NodeJoined,
@@ -128,6 +128,14 @@ class Api:
         self.put("pod", found)
         return None
 
+    def held(self, node):
+        """The pods that hold devices on a node, as its kubelet would say: by name."""
+        return {
+            told.Key("x", name): ()
+            for name, pod in self.pods.items()
+            if pod["spec"].get("nodeName") == node and pod["status"]["phase"] != "Succeeded"
+        }
+
     def free(self, node):
         held = sum(
             _gpus(pod)
@@ -186,6 +194,7 @@ class Side:
         self.settings = settings
         self.epoch = None
         self.now_ns = 1
+        self.adopted = set()  # by the core as they stood
         self.begin()
 
     def begin(self):
@@ -223,6 +232,10 @@ class Side:
             self._see(kind, found)
         del self.watch[:count]
 
+    def hear_devices(self, names):
+        """Agents of these nodes, which are their device plugins, say what pods hold."""
+        self.events += [told.DevicesSeen(name, True, self.api.held(name)) for name in names]
+
     def lead(self, epoch):
         self.epoch = epoch
         self.events.append(told.Led(epoch) if epoch is not None else told.NotLed())
@@ -236,6 +249,10 @@ class Side:
                     self.under_way.append(one)
                 case told.Tell():
                     self.tells.append(one)
+                case told.Recall(uid, key):
+                    found = self.objects.get(key.name)
+                    if found is not None and found["metadata"]["uid"] == uid:
+                        self.events.append(told.PodSeen(sight_of(pod_of(found), found, {}, recalls=True)[0]))
                 case _:
                     self._command(one)
 
@@ -254,6 +271,10 @@ class Side:
                 case told.Submit(request):
                     step = core.submit(request, now_ns=now_ns)
                     self.events.append(standing_of(step.result))
+                case told.Adopt(request, seats):
+                    step = core.adopt(request, standing_at(seats), now_ns=now_ns)
+                    self.adopted.add(request.workload_id)
+                    self.events.append(standing_of(step.result))
                 case told.Cancel(name):
                     step = core.cancel(name, now_ns=now_ns)
                     self.events.append(told.Cancelled(name))
@@ -265,7 +286,7 @@ class Side:
                 self.events.append(told.Cancelled(one.workload_id))
             return
         except Fault as error:
-            assert isinstance(one, told.Submit), one
+            assert isinstance(one, told.Submit | told.Adopt), one
             self.events.append(told.SubmitFailed(one.request.workload_id, str(error)))
             return
         self._heard(step.events)
@@ -312,12 +333,13 @@ class Side:
             self.events.append(told.PatchDone(one.uid))
 
 
-def settle(api, sides, at_s, *, rounds=60):
+def settle(api, sides, at_s, *, rounds=60, steered=()):
     """No more trouble: everything is heard and carried out until nothing changes; the time after."""
     for _ in range(rounds):
         at_s += 1.0
         for side in sides:
             side.hear()
+            side.hear_devices(steered)
             side.events.append(told.Ticked())
             side.round(at_s)
             while side.under_way:

@@ -19,6 +19,7 @@ import grpc.aio
 
 from eelgrid_agent.kubelet.api_server import Absent, ApiAddress, ApiServer, Conflicting
 from eelgrid_agent.kubelet.slices import DRIVER
+from eelgrid_controller.adapters.kubernetes.kubeconfig import Access
 from eelgrid_protos.kubelet import ALLOCATABLE_PATH, LIST_PATH, allocatable_from, containers_from, empty_request
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -45,6 +46,11 @@ class RealCluster:
         self.api.close()
         shutil.rmtree(self._credentials)
 
+    def access(self):
+        """The same, as a controller is given it."""
+        token, authority = ((self._credentials / name).read_bytes() for name in ("token", "ca.crt"))
+        return Access(server=self.address.url, authority_pem=authority, token=token.decode())
+
     def client(self):
         return ApiServer(self.address, sleep=time.sleep)
 
@@ -54,11 +60,13 @@ class RealCluster:
         with suppress(Conflicting):
             self.api.create(collection, {"apiVersion": version, "kind": kind, "metadata": {"name": name}, **content})
 
-    def pod(self, name, *, claim=None, resource=None):
+    def pod(self, name, *, claim=None, resource=None, count=1, gates=()):
         """A pod with one container that never ends, with a claim by template or a resource of a device plugin."""
-        limits = {} if resource is None else {"limits": {resource: "1"}}
+        limits = {} if resource is None else {"limits": {resource: str(count)}}
         container = {"name": "c", "image": "x", "resources": limits}
         spec = {"terminationGracePeriodSeconds": 0, "containers": [container], "automountServiceAccountToken": False}
+        if gates:
+            spec["schedulingGates"] = [{"name": gate} for gate in gates]
         if claim is not None:
             spec["resourceClaims"] = [{"name": "g", "resourceClaimTemplateName": claim}]
             container["resources"] = {"claims": [{"name": "g"}]}

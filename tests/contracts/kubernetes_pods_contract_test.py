@@ -47,6 +47,17 @@ async def test_a_gated_pod_says_so(rig):
     assert (told["status"], told["reason"]) == ("False", "SchedulingGated")
 
 
+async def test_a_brief_answer_to_a_patch_has_its_metadata_at_least(rig):
+    made = await rig.add(PODS, pod("a"))
+    told = await patch(rig, {"metadata": {"annotations": {"x": "1"}}}, is_brief=True)
+    assert told["metadata"]["uid"] == made["metadata"]["uid"]
+    assert told["metadata"]["annotations"] == {"x": "1"}
+    assert int(told["metadata"]["resourceVersion"]) > int(made["metadata"]["resourceVersion"])
+    stale = {"metadata": {"resourceVersion": made["metadata"]["resourceVersion"]}}
+    with pytest.raises(errors.Conflict):
+        await patch(rig, stale, is_brief=True)
+
+
 async def test_a_policy_gates_the_pods_that_opted_in_and_no_others(rig):
     if not (await rig.cluster.discover()).has(MUTATING_ADMISSION_POLICIES):
         pytest.skip("MutatingAdmissionPolicy v1 is served from 1.36 on")
@@ -275,6 +286,18 @@ async def test_a_budget_that_allows_one_allows_one(rig):
     assert (await rig.cluster.get(PODS, "a", namespace=rig.space))["metadata"]["deletionTimestamp"]
     with pytest.raises(errors.BudgetForbids):
         await rig.cluster.evict("b", namespace=rig.space)
+
+
+async def test_a_dry_eviction_says_whether_it_might_and_spends_nothing(rig):
+    for name in "ab":
+        await running(rig, name, {"app": "a"})
+    await budget(rig, 1, 2, 1)
+    for name in "ab":
+        await rig.cluster.evict(name, namespace=rig.space, is_dry=True)
+    assert "deletionTimestamp" not in (await rig.cluster.get(PODS, "a", namespace=rig.space))["metadata"]
+    await rig.cluster.evict("a", namespace=rig.space)
+    with pytest.raises(errors.BudgetForbids):
+        await rig.cluster.evict("b", namespace=rig.space, is_dry=True)
 
 
 async def test_an_eviction_that_meets_another_pod_has_spent_the_budget_nevertheless(rig):

@@ -1,8 +1,14 @@
-"""Mode gate whole: a real controller with a real journal, over HTTP, at an API server in memory that binds."""
+"""Mode gate whole: a real controller with a real journal, over HTTP, at an API server in memory that binds.
+
+The controller has the rights that deploy/ gives it and no others.
+"""
 
 import asyncio
 import json
+import re
+from pathlib import Path
 
+import yaml
 from tests.controller_rig import running
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.manifests import node, pod, template
@@ -14,17 +20,45 @@ from eelgrid_controller.config import KubernetesConfig
 from eelgrid_controller.kubernetes.names import ANNOTATION_GROUP, ANNOTATION_GROUP_SIZE, ANNOTATION_PLAN, GATE
 from eelgrid_controller.kubernetes.patches import pinned_node
 
+BASE = Path(__file__).resolve().parents[2] / "deploy" / "kustomize" / "base"
 _KUBECONFIG = """
 apiVersion: v1
 kind: Config
 clusters: [{{name: c, cluster: {{server: "{server}"}}}}]
-users: [{{name: u, user: {{token: admin}}}}]
+users: [{{name: u, user: {{token: controller}}}}]
 contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
 current-context: x
 """
 
 
+def rules(abilities=frozenset()):
+    """Of the controller's account with these abilities: as the chart's template has them, and as the base has its Role."""
+    lines, conditions = [], []
+    text = (BASE.parents[1] / "helm/eelgrid/templates/rbac.yaml").read_text()
+    for line in text.partition("rules:\n")[2].partition("\n---")[0].splitlines():
+        if line.startswith("{{- if "):
+            named = set(re.findall(r'has "(\w+)" \$abilities', line))
+            assert named or line == "{{- if .Values.controller.kubernetes.enabled }}", line
+            conditions.append(not named or bool(named & abilities))
+        elif line == "{{- else }}":
+            conditions[-1] = not conditions[-1]
+        elif line == "{{- end }}":
+            conditions.pop()
+        elif all(conditions):
+            lines.append(line)
+    assert not conditions
+    (own,) = yaml.safe_load_all((BASE / "role.yaml").read_text())
+    return [*yaml.safe_load("\n".join(lines)), *own["rules"]]
+
+
+def test_the_rules_of_the_template_are_those_of_the_base():
+    roles = yaml.safe_load_all((BASE / "clusterrole.yaml").read_text())
+    (base,) = (role["rules"] for role in roles if role["metadata"]["name"] == "eelgrid-controller")
+    assert rules(frozenset({"policies", "services"}))[: len(base)] == base
+
+
 def config(fake, folder, **options):
+    fake.access.grant("controller", rules(options.get("abilities", frozenset())))
     path = folder / "kubeconfig"
     path.write_text(_KUBECONFIG.format(server=fake.url))
     return KubernetesConfig(kubeconfig=str(path), lease_s=3.0, **options)

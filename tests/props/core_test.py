@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -14,6 +15,7 @@ from eelgrid_controller.core import Core
 from eelgrid_controller.events import event_from_plain, event_to_plain
 from eelgrid_controller.occupancy import Others
 from eelgrid_controller.planner import Planner
+from eelgrid_controller.repointing import CorrectionRefused
 from eelgrid_controller.scaling import standing
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos import catalogue
@@ -118,6 +120,34 @@ class Cluster(RuleBasedStateMachine):
     def occupied(self, data, others):
         name = data.draw(st.sampled_from(sorted(self.core.state.nodes)))
         self.both(lambda core: core.occupied(name, others, now_ns=self.now_ns))
+
+    @precondition(lambda self: any(record.assignments for record in self.core.state.nodes.values()))
+    @rule(data=st.data())
+    def correct(self, data):
+        """An engine says that replicas hold any other GPUs of their node: it is so, or nothing has changed."""
+        state = self.core.state
+        name = data.draw(st.sampled_from(sorted(key for key, record in state.nodes.items() if record.assignments)))
+        record, before = state.nodes[name], state.digest()
+        keys = data.draw(st.lists(st.sampled_from(sorted(record.assignments)), unique=True, min_size=1, max_size=4))
+        there = [gpu.uuid for gpu in record.inventory.gpus]
+        held = {}
+        for key in keys:
+            count = len(record.assignments[key].gpu_uuids)
+            held[key] = tuple(data.draw(st.permutations(there))[:count])
+        sums = (record.allocated_gpu_milli, record.allocated_cpu_milli)
+        try:
+            self.both(lambda core: core.corrected(name, held, now_ns=self.now_ns))
+        except CorrectionRefused:
+            with pytest.raises(CorrectionRefused):
+                self.twin.corrected(name, held, now_ns=self.now_ns)
+            assert state.digest() == before
+            return
+        assert sums == (record.allocated_gpu_milli, record.allocated_cpu_milli)
+        for (workload_id, replica), uuids in held.items():
+            places = {one.replica: one for one in self.core.workload(workload_id).placements}
+            assert (
+                set(places[replica].gpu_uuids) == set(uuids) == set(record.assignments[workload_id, replica].gpu_uuids)
+            )
 
     def running(self):
         workloads = self.core.state.workloads

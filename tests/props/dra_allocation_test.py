@@ -9,14 +9,17 @@ from hypothesis import strategies as st
 from eelgrid_agent.kubelet.slices import DRIVER as AGENT_DRIVER
 from eelgrid_agent.kubelet.slices import slices_of
 from eelgrid_controller.kubernetes.claims import (
-    DRIVER,
     Allocation,
     AskedClaim,
+    Bundle,
+    Same,
     Unallocated,
+    Want,
     allocate,
     allocation_body,
-    pools_of,
 )
+from eelgrid_controller.kubernetes.device_choice import choice_of
+from eelgrid_controller.kubernetes.device_pools import DRIVER, Pools, results_of
 from eelgrid_protos.catalogue import load
 from eelgrid_protos.messages import Gpu
 
@@ -34,16 +37,38 @@ def slices(node, gpus=2, *, generation=1, **changes):
     return list(slices_of(node, found, CATALOGUE, conditions={}, is_changeable=True, generation=generation))
 
 
-def claim(number, profile="1g.10gb", **changes):
-    return AskedClaim(namespace="n", name=f"c{number}", uid=f"u{number}", request="r", profile=profile, **changes)
+def want(profile="1g.10gb", count=1, *, request="r", devices=()):
+    says = f'.profile == "{profile}"' if profile else '.type == "gpu"'
+    choice = choice_of(f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"]{says}')
+    return Want(request, DRIVER, () if devices else (choice,), count, tuple(devices))
+
+
+def claim(number, profile="1g.10gb", *, count=1, node_name="", group="", devices=(), variants=None, **changes):
+    variants = variants or ((want(profile, count, devices=devices),),)
+    asked = AskedClaim(namespace="n", name=f"c{number}", uid=f"u{number}", variants=variants, **changes)
+    return Bundle(claims=(asked,), node_name=node_name, group=group)
+
+
+def names(answer):
+    return tuple(one.device for results in answer.results for one in results)
+
+
+def pools_of(every, claims=()):
+    pools = Pools()
+    for number, piece in enumerate(every):
+        pools.put(f"{number}-{piece['metadata']['name']}", piece["spec"])
+    for number, one in enumerate(claims):
+        pools.hold(f"held-{number}", results_of(one))
+    return pools
 
 
 def written(answers):
     """Claims as they stand after their allocations were written."""
     return [
-        {"status": {"allocation": allocation_body(one, "2026-11-22T00:00:00Z")}}
+        {"status": {"allocation": allocation_body(asked, results, one.node_name, "2026-11-22T00:00:00Z")}}
         for one in answers
         if isinstance(one, Allocation)
+        for asked, results in zip(one.bundle.claims, one.results, strict=True)
     ]
 
 
@@ -86,20 +111,20 @@ def test_nothing_is_given_twice_and_nothing_that_fits_is_refused(case):
     nodes, asked = case
     every = [piece for node in nodes for piece in slices(node)]
     answers = allocate(pools_of(every), asked)
-    assert [one.asked for one in answers] == asked
+    assert [one.bundle for one in answers] == asked
     claims = written(answers)
     assert overdrawn(every, claims) == []
     for one in answers:
         if isinstance(one, Allocation):
-            assert len(one.devices) == one.asked.count
-            assert one.asked.node_name in ("", one.node_name)
+            assert len(names(one)) == one.bundle.claims[0].variants[0][0].many
+            assert one.bundle.node_name in ("", one.node_name)
     for group in {one.group for one in asked} - {""}:
-        assert len({type(answer) for answer in answers if answer.asked.group == group}) == 1
+        assert len({type(answer) for answer in answers if answer.bundle.group == group}) == 1
     # What waits alone does not fit after all others either; what is taken is seen in the claims that stand.
     for one in answers:
-        if isinstance(one, Unallocated) and not one.asked.group and one.asked.count == 1:
-            (again,) = allocate(pools_of(every, claims), [one.asked])
-            if not any(answer.asked.group and isinstance(answer, Unallocated) for answer in answers):
+        if isinstance(one, Unallocated) and not one.bundle.group and one.bundle.claims[0].variants[0][0].many == 1:
+            (again,) = allocate(pools_of(every, claims), [one.bundle])
+            if not any(answer.bundle.group and isinstance(answer, Unallocated) for answer in answers):
                 assert isinstance(again, Unallocated)
 
 
@@ -107,7 +132,7 @@ def test_the_whole_of_the_room_is_given():
     every = [piece for node in ("a", "b") for piece in slices(node)]
     answers = allocate(pools_of(every), [claim(number) for number in range(30)])
     assert sum(isinstance(one, Allocation) for one in answers) == 28
-    assert "1 of 1g.10gb not free on any of 2 nodes" in answers[-1].reason
+    assert "not free on any of 2 nodes" in answers[-1].reason
     assert DRIVER == AGENT_DRIVER
 
 
@@ -116,9 +141,9 @@ def test_small_ones_fill_a_gpu_from_its_end_and_leave_halves():
     first, second, half, other = allocate(
         pools, [claim(0), claim(1), claim(2, "3g.40gb"), claim(3, "", node_name="a")]
     )  # fmt: skip
-    assert (first.devices, second.devices) == (("gpu-0-1g-6",), ("gpu-0-1g-4",))
-    assert half.devices == ("gpu-0-3g-0",)
-    assert other.devices == ("gpu-1",)
+    assert (names(first), names(second)) == (("gpu-0-1g-6",), ("gpu-0-1g-4",))
+    assert names(half) == ("gpu-0-3g-0",)
+    assert names(other) == ("gpu-1",)
 
 
 def test_exact_devices_are_given_or_none():
@@ -134,21 +159,62 @@ def test_exact_devices_are_given_or_none():
 
 
 def test_pools_that_are_not_whole_or_not_well_are_not_used():
-    assert pools_of(slices("a")[:1]) == {}
+    assert pools_of(slices("a")[:1]).at(DRIVER, "a") is None
     old, new = slices("a", gpus=1), slices("a", gpus=2, generation=2)
-    assert "gpu-1" in pools_of([*old, *new])["a"].devices
+    assert "gpu-1" in pools_of([*old, *new]).at(DRIVER, "a").offers
     (answer,) = allocate(pools_of(slices("a", cordon="xid 79")), [claim(0)])
     assert isinstance(answer, Unallocated)
 
 
 def test_the_body_is_what_the_api_server_wants():
     config = {"requests": ["r"], "opaque": {"driver": DRIVER, "parameters": {}}}
-    (answer,) = allocate(pools_of(slices("a")), [claim(0, config=(config,))])
-    body = allocation_body(answer, "2026-11-22T05:00:00Z")
+    other = {"requests": ["s"], "opaque": {"driver": DRIVER, "parameters": {"x": 1}}}
+    of_class = {"opaque": {"driver": DRIVER, "parameters": {"y": 2}}}
+    (answer,) = allocate(
+        pools_of(slices("a")), [claim(0, config=(config, other), classes={"r": ("k", (of_class,)), "s": ("k", ())})]
+    )
+    body = allocation_body(answer.bundle.claims[0], answer.results[0], answer.node_name, "2026-11-22T05:00:00Z")
     assert body["allocationTimestamp"] == "2026-11-22T05:00:00Z"
     assert body["nodeSelector"]["nodeSelectorTerms"][0]["matchFields"][0]["values"] == ["a"]
     assert body["devices"]["results"] == [{"request": "r", "driver": DRIVER, "pool": "a", "device": "gpu-0-1g-6"}]
-    assert body["devices"]["config"] == [{"source": "FromClaim", **config}]
+    assert body["devices"]["config"] == [
+        {"source": "FromClass", "requests": ["r"], **of_class}, {"source": "FromClaim", **config},
+    ]  # fmt: skip
+
+
+def test_alternatives_are_tried_in_their_order_over_all_nodes():
+    every = [piece for node in ("a", "b") for piece in slices(node, gpus=1)]
+    pools = pools_of(every)
+    either = ((want("7g.80gb", request="r/big"),), (want("1g.10gb", request="r/small"),))
+    answers = allocate(pools, [claim(number, variants=either) for number in range(4)])
+    assert [one.node_name for one in answers[:2]] == ["a", "b"]
+    assert all(isinstance(one, Unallocated) for one in answers[2:])
+    answers = allocate(pools_of(every), [claim(0, node_name="b"), claim(1, variants=either), claim(2, variants=either)])
+    assert [names(one) for one in answers[1:]] == [("gpu-0-7g-0",), ("gpu-0-1g-4",)]
+    assert answers[2].results[0][0].request == "r/small"
+
+
+def test_devices_agree_about_what_they_are_to_share():
+    pools = pools_of(slices("a"))
+    allocate(pools, [claim(number, node_name="a") for number in range(5)])
+    wants = (want("1g.10gb", 3), want("3g.40gb", request="s"))
+    (apart,) = allocate(pools_of(slices("a", gpus=1)), [claim(9, variants=(wants,))])
+    assert isinstance(apart, Allocation)
+    same = Same(frozenset(), (DRIVER, "parentUUID"))
+    (found,) = allocate(pools, [claim(9, variants=(wants,), same=(same,))])
+    assert {name.partition("-")[2][0] for name in names(found)} == {"1"}
+    assert len(names(found)) == 4
+    (none,) = allocate(pools, [claim(10, variants=(wants,), same=(same,))])
+    assert isinstance(none, Unallocated)
+
+
+def test_claims_of_one_pod_end_on_one_node():
+    every = [piece for node in ("a", "b") for piece in slices(node, gpus=1)]
+    two = Bundle(claims=(claim(0, "4g.40gb").claims[0], claim(1, "3g.40gb").claims[0]))
+    pools = pools_of(every)
+    (first, pair, after) = allocate(pools, [claim(7, "1g.10gb", node_name="a"), two, claim(8, "4g.40gb")])
+    assert (first.node_name, pair.node_name, after.node_name) == ("a", "b", "a")
+    assert len(pair.results) == 2
 
 
 @pytest.mark.parametrize("count", [0, 33])

@@ -37,7 +37,7 @@ class Story:
         acts = [
             (6, self.hear), (6, self.round), (6, self.write), (3, self.pod), (1, self.gang), (4, self.schedule),
             (1, self.delete), (1, self.end), (1, self.cordon), (1, self.kill), (1, self.change_leader),
-            (2, self.tick), (1, self.touch),
+            (2, self.tick), (1, self.touch), (3, self.devices),
         ]  # fmt: skip
         if self.has_thieves:
             acts.append((1, self.thief))
@@ -95,6 +95,10 @@ class Story:
             found = self.api.pods[rng.choice(sorted(self.api.pods))]
             self.api.put("pod", found)
 
+    def devices(self, rng):
+        """The agents of two nodes are their device plugins, and say what pods hold; now and then."""
+        rng.choice(self.sides).hear_devices(rng.choice((["n0"], ["n1"], ["n0", "n1"])))
+
     def thief(self, rng):
         node = rng.choice(sorted(self.api.nodes))
         free = self.api.free(node)
@@ -111,7 +115,9 @@ def ended_well(story):
     for name in api.nodes:
         api.node(name)
     story.elect(0)
-    settle(api, story.sides, story.at_s + 1.0, rounds=150)
+    settle(
+        api, story.sides, story.at_s + 1.0, rounds=150, steered=["n0"]
+    )  # n1 says no more, and is waited for no longer
     check(api)
     waiting = [pod for pod in api.pods.values() if pod["spec"].get("schedulingGates")]
     stuck = [

@@ -151,6 +151,28 @@ async def test_a_watch_that_is_silent_for_too_long_is_begun_anew():
         assert "silent" in str(watched.informer.last_error)
 
 
+async def test_a_watch_that_speaks_now_and_then_lives_on():
+    pace = Pace(watch_s=60.0, silent_s=1.0, lived_s=0.0, first_wait_s=0.01, most_wait_s=0.05)
+    async with watching(pace=pace) as watched:
+        for index in range(12):
+            await watched.add(f"a{index}")
+            await asyncio.sleep(0.2)
+        await watched.is_level()
+        assert (watched.informer.lists, watched.informer.watches) == (1, 1)
+
+
+async def test_a_burst_is_told_whole_and_in_order():
+    async with watching() as watched:
+        await watched.add("first")
+        await eventually(lambda: _when(len(watched.deltas) == 1))
+        names = [f"b{index:03d}" for index in range(200)]
+        for name in names:
+            await watched.add(name)
+        await watched.is_level()
+        assert [delta.key.name for delta in watched.deltas] == ["first", *names]
+        assert watched.informer.watches == 1
+
+
 async def test_a_server_that_went_back_in_time_is_believed():
     pace = Pace(watch_s=60.0, silent_s=0.3, lived_s=0.0, first_wait_s=0.01, most_wait_s=0.05)
     async with watching(pace=pace) as watched:

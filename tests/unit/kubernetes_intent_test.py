@@ -55,6 +55,10 @@ def test_a_pod_of_a_deployment_serves_and_may_be_moved():
     assert (found.spec.service, found.metrics) == (None, None)
 
 
+def test_the_queue_of_a_job_stands_on_its_pods_under_another_name():
+    assert wanted(owner=JOB, labels={"kueue.x-k8s.io/local-queue-name": "team-a"}).spec.queue == "team-a"
+
+
 @pytest.mark.parametrize(
     ("owner", "said", "kind", "mobility"),
     [
@@ -210,7 +214,7 @@ def test_annotations_that_resemble_none_of_ours_are_let_be():
         (
             {"gpus": 0, "requests": {"nvidia.com/mig-1g.10gb": "1"}},
             "resources[nvidia.com/mig-1g.10gb]",
-            "device-plugin",
+            "--kubernetes-abilities slices",
         ),
         ({"gpus": 0, "requests": {"nvidia.com/gpu.shared": "1"}}, "resources[nvidia.com/gpu.shared]", "nvidia.com/gpu"),
         ({"gpus": 0, "resourceClaims": [{"name": "g"}]}, "spec.resourceClaims[g]", "mode dra"),

@@ -1,11 +1,14 @@
 """Pods and nodes from what an API server gives."""
 
+import copy
+import random
+
 import pytest
 from tests.kubernetes_rig import manifest
 
 from eelgrid_controller.kubernetes.amounts import Amounts, amounts_of, pod_amounts
 from eelgrid_controller.kubernetes.errors import KubernetesUnreadable
-from eelgrid_controller.kubernetes.views import Claim, Owner, node_of, pod_of
+from eelgrid_controller.kubernetes.views import Claim, Owner, Shapes, node_of, pod_of
 
 
 def box(cpu=None, gpus=None, *, name="c", policy=None, limits=None):
@@ -172,3 +175,48 @@ def test_resources_without_a_domain_or_of_kubernetes_are_no_devices():
     found = amounts_of({"hugepages-2Mi": "1Gi", "kubernetes.io/x": "1", "pods": "9", "rdma/hca": "2", "a.b/c": "0"})
     assert found == Amounts(0, 0, (("rdma/hca", 2),))
     assert (found.count("rdma/hca"), found.count("a.b/c")) == (2, 0)
+
+
+def _drawn(rng):
+    """A pod of an API server with some of what shapes follow from, and some of what they do not."""
+    spec = {"containers": [box(rng.choice(["100m", "2"]), rng.choice([None, "1", "8"]))]}
+    status = {"phase": rng.choice(["Pending", "Running"]), "conditions": []}
+    if rng.random() < 0.5:
+        pin = {"key": "metadata.name", "operator": "In", "values": [f"n{rng.randrange(12)}"]}
+        terms = {"nodeSelectorTerms": [{"matchFields": [pin]}]}
+        spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    if rng.random() < 0.3:
+        spec["nodeSelector"] = {"zone": rng.choice("ab")}
+    if rng.random() < 0.3:
+        running = {"name": "c", "resources": {"requests": {"cpu": rng.choice(["1", "3"])}}}
+        status["containerStatuses"] = [running]
+    if rng.random() < 0.3:
+        reason = rng.choice(["Infeasible", "Deferred"])
+        status["conditions"].append({"type": "PodResizePending", "status": "True", "reason": reason})
+    if rng.random() < 0.3:
+        spec["resourceClaims"] = [{"name": "g", "resourceClaimTemplateName": "t"}]
+        status["resourceClaimStatuses"] = [{"name": "g", "resourceClaimName": rng.choice(["t-1", "t-2"])}]
+    if rng.random() < 0.3:
+        spec["volumes"] = [{"persistentVolumeClaim": {}}]
+    return {"metadata": {"name": "a", "uid": str(rng.random())}, "spec": spec, "status": status}
+
+
+def test_what_is_remembered_of_other_pods_changes_no_value():
+    rng = random.Random(6)
+    shapes = Shapes()
+    pods = [_drawn(rng) for _ in range(60)]
+    seen = set()
+    for _ in range(600):
+        found = copy.deepcopy(rng.choice(pods))
+        pod = pod_of(found)
+        assert pod_of(found, shapes) == pod
+        seen.add((pod.requested, pod.constraint, pod.claims, pod.unjudged))
+    assert len(seen) > 16, "more shapes than are remembered"
+
+
+def test_a_spec_that_cannot_be_read_is_refused_each_time():
+    shapes = Shapes()
+    found = {"metadata": {"name": "a", "uid": "u"}, "spec": {"containers": [box("much")]}}
+    for _ in range(2):
+        with pytest.raises(KubernetesUnreadable):
+            pod_of(found, shapes)

@@ -13,9 +13,10 @@ from eelgrid_controller.profiles.points import Configuration
 from eelgrid_controller.profiles.predict import Predictor
 from eelgrid_controller.profiles.safe_side import stored
 from eelgrid_controller.steward import forecasts as module
-from eelgrid_controller.steward.forecasts import AGAIN_S, Forecasts, OfJob, OfService
+from eelgrid_controller.steward.forecasts import AGAIN_S, NOT_YET, Forecasts, OfCounts, OfJob, OfService
 from eelgrid_controller.steward.learner import ChildLearner, LearningFailed
 from eelgrid_protos.catalogue import load
+from eelgrid_protos.messages import MeasuredPoint
 
 LOG = logging.getLogger("test.forecasts")
 ASKED = OfService("llm", "G2", 1, None)
@@ -87,6 +88,50 @@ async def test_a_job_is_told_ratios_against_its_largest_limit(rig):
     assert found.bend.energy[2].mean == pytest.approx(0.182 - 0.693, abs=0.12)
     assert all(one.half > 0.0 for one in found.bend.time[1:])
     assert rig.learner.asked == ["trained"]
+
+
+def scaling(name, counts, *, base_hz=2.0):
+    """A job whose GPUs help each other a little less each, at watts that follow."""
+    return [
+        MeasuredPoint(
+            profile=name, gpu_model="G2", gpus=gpus, throughput_hz=base_hz * gpus**0.9, power_w=250.0 * gpus**0.97
+        )
+        for gpus in counts
+    ]
+
+
+async def test_numbers_of_gpus_between_two_that_were_measured(rig):
+    rig.tell([
+        *(point for index, name in enumerate("abcd") for point in scaling(name, (1, 2, 4, 8), base_hz=1.0 + index)),
+        *scaling("llm", (1, 2, 8)),
+    ])  # fmt: skip
+    question = OfCounts("llm", "G2", (8, 4))
+    await rig.turn(question)
+    [found] = await rig.turn(question)
+    [four] = found.counts
+    assert four.gpus == 4
+    for ends, truth in ((four.throughput_hz, 2.0 * 4**0.9), (four.power_w, 250.0 * 4**0.97)):
+        assert ends[0] < truth < ends[1]
+        assert ends[1] < 2.0 * ends[0]
+    assert found.learned_from == 19
+    [none] = await rig.turn(OfCounts("llm", "G2", (4, 2)))
+    assert none is None
+    [none] = await rig.turn(OfCounts("llm", "G2", (4, 2)))
+    assert "4 GPUs in no usual way" in none.why_none
+
+
+async def test_until_a_family_is_learned_it_says_so():
+    class Fails(LearnsHere):
+        def __call__(self, profiles, family):
+            raise LearningFailed(family, "give it more")
+
+    rig = Rig(Fails())
+    rig.tell(scaling("llm", (1, 8)))
+    question = OfCounts("llm", "G2", (8, 4))
+    await rig.turn(question)
+    [found] = await rig.turn(question)
+    assert found.why_none == NOT_YET
+    rig.forecasts.close()
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,8 @@ class Api:
         of = self.catalogue.find("policy", "v1", "poddisruptionbudgets")
         budgets = [one.object for (at, _), one in self.store.of(of).items() if at == namespace]
         spent = pods.evictable(pod.object, pods.budget_of(pod.object, budgets), self.stamps.time())
+        if (body.get("deleteOptions") or {}).get("dryRun"):
+            return None
         if spent is not None:
             self.store.put(of, spent)  # before the deletion, which may yet be refused
         return self.delete(kind, namespace, name, body.get("deleteOptions"))

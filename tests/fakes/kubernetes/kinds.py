@@ -55,6 +55,7 @@ BUILT_IN = (
     of(resources.STATEFUL_SETS, parts=("scale",)),
     of(resources.DAEMON_SETS),
     of(resources.JOBS),
+    of(resources.HORIZONTAL_POD_AUTOSCALERS),
     of(resources.POD_DISRUPTION_BUDGETS),
     of(resources.PRIORITY_CLASSES, has_status=False),
     of(resources.RESOURCE_CLAIMS, has_generation=False),

@@ -117,7 +117,10 @@ class Workloads(Part):
                 if old is not current:
                     self._scale(old, 0)
         ready = sum((one.get("status") or {}).get("readyReplicas", 0) for one in sets)
-        counted = {"replicas": sum((one.get("status") or {}).get("replicas", 0) for one in sets)}
+        counted = {
+            "replicas": sum((one.get("status") or {}).get("replicas", 0) for one in sets),
+            "updatedReplicas": (current.get("status") or {}).get("replicas", 0),
+        }
         self._status(owner, DEPLOYMENTS, {**counted, "readyReplicas": ready, "availableReplicas": ready})
 
     def _scale(self, found, replicas):

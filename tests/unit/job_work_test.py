@@ -1,0 +1,80 @@
+"""From totals of jobs, and pages of replicas, to increments; and their cut at whole hours."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eelgrid_controller.energy_ledger.working import Worked, spread_work
+from eelgrid_controller.serving.exposition import parse
+from eelgrid_controller.serving.live import Pair, gained
+from eelgrid_controller.serving.metric_names import SERVERS
+from eelgrid_controller.steward.job_work import JobWork
+from eelgrid_controller.steward.meters import Progress
+
+HOUR_S = 1_799_971_200
+
+
+def counted(*told, placed_s=HOUR_S):
+    work = JobWork()
+    work.keep({"j"}, HOUR_S - 10.0)
+    return [work.look("j", one and Progress(*one), placed_s) for one in told]
+
+
+def test_totals_become_increments_from_the_first_that_is_seen():
+    at = [HOUR_S + seconds for seconds in (60.0, 120.0, 180.0, 240.0)]
+    found = counted(None, (at[0], 500.0), (at[0], 500.0), (at[1], 530.0), (at[2], 100.0), (at[3], 160.0))
+    assert found == [
+        None,
+        Worked("j", "work", 0.0, HOUR_S, at[0], is_whole=False),  # it may have begun at a checkpoint
+        None,
+        Worked("j", "work", 30.0, at[0], at[1]),
+        Worked("j", "work", 0.0, at[1], at[2], is_whole=False),  # it went back to one
+        Worked("j", "work", 60.0, at[2], at[3]),
+    ]
+
+
+def test_of_a_job_that_ran_before_the_steward_nothing_is_said_until_the_second_total():
+    at_s = HOUR_S + 60.0
+    assert counted((at_s, 500.0), (at_s + 60.0, 520.0), placed_s=HOUR_S - 999.0) == [
+        None, Worked("j", "work", 20.0, at_s, at_s + 60.0),
+    ]  # fmt: skip
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 9000.0), st.floats(0.0, 9000.0), st.floats(0.0, 1e6), st.booleans()), max_size=8)
+)
+def test_hours_add_up_to_the_increments_and_no_second_is_told_twice(steps):
+    until_s, at_s, entries, total = None, HOUR_S + 1000.0, [], 0.0
+    begin_s = None
+    for gap_s, length_s, amount, is_whole in steps:
+        at_s += gap_s
+        made = spread_work(Worked("w", "request", amount, at_s, at_s + length_s, is_whole), until_s)
+        begin_s = at_s if begin_s is None else begin_s
+        at_s += length_s
+        until_s, total, entries = made[-1].until_s, total + amount, entries + made
+    assert sum(one.amount for one in entries) == pytest.approx(total)
+    if steps:
+        seconds = sum(one.counted_s + one.missed_s for one in entries)
+        assert seconds == pytest.approx(until_s - begin_s, abs=1e-3)
+    assert all(one.hour_s % 3600 == 0 and one.counted_s >= 0.0 and one.missed_s >= 0.0 for one in entries)
+
+
+def page(at_s, finished, tokens, started=1):
+    return parse(
+        f'process_start_time_seconds {started}\nvllm:request_success_total{{model_name="m"}} {finished}\n'
+        f'vllm:generation_tokens_total{{model_name="m"}} {tokens}\n',
+        at_s,
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ((10, 100), (15, 180), (5.0, 80.0, True)),
+        ((10, 100), (4, 30), (4.0, 30.0, False)),
+        ((10, 100), (12, 130, 2), (12.0, 130.0, False)),
+    ],
+    ids=["more", "fallen", "another process"],
+)
+def test_counters_of_a_server_are_what_they_gained(before, after, expected):
+    assert tuple(gained(SERVERS["vllm"], Pair(page(0.0, *before), page(900.0, *after)), "m")) == expected

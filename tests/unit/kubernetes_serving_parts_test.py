@@ -1,0 +1,238 @@
+"""InferenceServices as values: what is read, how many replicas follow, what the status says, what the core takes over."""
+
+import pytest
+from tests.serving_rig import inference_service
+
+from eelgrid_controller.adapters.kubernetes.services_part import surge_of
+from eelgrid_controller.core import Core
+from eelgrid_controller.kubernetes.conditions import Conditions
+from eelgrid_controller.kubernetes.gate_events import Key
+from eelgrid_controller.kubernetes.serving import Service, Services, Unfit, page_url, service_of
+from eelgrid_controller.kubernetes.serving_scale import CHEAP, Counted, Mark, Scaling, SetReplicas
+from eelgrid_controller.kubernetes.serving_status import Facts, duration, same, status_of, unfit_status
+from eelgrid_controller.occupancy import Others
+from eelgrid_controller.reseating import Reseating, Stand
+from eelgrid_controller.state import ClusterState
+from eelgrid_protos import catalogue
+from eelgrid_protos.faults import FailedPrecondition
+from eelgrid_protos.messages import (
+    Gpu,
+    Inventory,
+    LatencyMetric,
+    ResourceRequest,
+    ServiceStatus,
+    SubmitWorkloadRequest,
+    WorkloadKind,
+    WorkloadSpec,
+)
+
+
+def read(**spec):
+    found = service_of(inference_service(**spec))
+    assert isinstance(found, Service), found
+    return found
+
+
+def test_a_service_is_read_whole():
+    objectives = [
+        {"metric": "FirstToken", "percentile": 90, "atMost": "1m1.5s"},
+        {"metric": "InterToken", "percentile": 95, "atMost": "50ms"},
+    ]
+    metrics = {"server": "ray_serve", "port": 8000, "path": "/m"}
+    models = {"gpuModels": ["NVIDIA-H100-80GB-HBM3", "H200"], "allowed": ["Whole", "1g.10gb"]}
+    found = read(
+        objectives=objectives, outputTokens=200, requestsPerSecond="500m", metrics=metrics, slices=models, profile=""
+    )
+    first, inter = found.promise.objectives
+    assert (first.metric, first.latency_s, first.quantile) == (LatencyMetric.FIRST_TOKEN, 61.5, 0.9)
+    assert (inter.latency_s, found.promise.rate_hz, found.promise.output_tokens) == (0.05, 0.5, 200.0)
+    assert found.promise.profile == "x.chat"
+    assert found.gpu_models == ("H100-80GB-HBM3", "H200")
+    assert page_url(found.pages, "fd00::1") == "http://[fd00::1]:8000/m"
+    assert (found.least, found.most, found.mode) == (1, 8, "Enforce")
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason", "field"),
+    [
+        ({"slices": {"allowed": ["1g.10gb"]}}, "SlicesNotServed", "spec.slices.allowed"),
+        (
+            {"objectives": [{"metric": "FirstToken", "percentile": 95, "atMost": "1s"}]},
+            "PromiseNotKept",
+            "spec.objectives",
+        ),
+        ({"objectives": [{"metric": "Response", "percentile": 95, "atMost": "soon"}]}, "Unreadable", "spec.objectives"),
+        ({"targetRef": None}, "Unreadable", "spec"),
+        ({"replicas": {"least": 3, "most": 2}}, "Unreadable", "spec.replicas"),
+    ],
+)
+def test_what_cannot_be_kept_names_the_field(spec, reason, field):
+    found = service_of(inference_service(**spec))
+    assert isinstance(found, Unfit)
+    assert (found.reason, found.field) == (reason, field)
+    status, conditions = unfit_status(found, 3, Conditions(), 10**18)
+    assert status["replicas"] is None
+    assert [(one.type, one.status, one.reason) for one in conditions] == [("Accepted", False, reason)]
+
+
+def test_of_two_services_with_one_target_the_older_has_it():
+    old = read()
+    new = Service(
+        **{name: getattr(old, name) for name in old.__slots__} | {"uid": "t", "created": "2026-11-23T00:00:00Z"}
+    )
+    services = Services()
+    assert services.replaced([new, old]) == {old.target}
+    assert services.rival("t") == old
+    assert services.rival("s") is None
+    assert services.replaced([new]) == {old.target}
+    assert services.replaced([new]) == frozenset()
+
+
+def wanted(service, replicas, **others):
+    return Service(**{name: getattr(service, name) for name in service.__slots__} | {"wanted": replicas} | others)
+
+
+def test_pods_that_go_are_marked_before_the_number_is_lowered():
+    service, scaling = wanted(read(), 3), Scaling()
+    gone = (Key("x", "p"), "u", "")
+    seen = Counted(places=2, lasting=2, pods=3, placed=2, let_go=(gone,))
+    assert scaling.look(service, "7", seen, 0.0) == [Mark(Key("x", "p"), "u", CHEAP)]
+    marked = Counted(places=2, lasting=2, pods=3, placed=2, let_go=((Key("x", "p"), "u", CHEAP),))
+    assert scaling.look(service, "8", marked, 1.0) == [SetReplicas(service.target, "8", 2)]
+    scaling.wrote(2, "9", 1.5)
+    # The informer has not heard of it yet: an older target says nothing.
+    assert scaling.look(service, "8", marked, 2.0) == []
+    assert scaling.look(wanted(read(), 2), "9", marked, 3.0) == []
+    assert scaling.advice_reason == "RollingOver"
+
+
+def test_a_number_is_never_lowered_for_pods_that_are_yet_to_come():
+    service = wanted(read(), 3)
+    for seen in (
+        Counted(),
+        Counted(places=1, lasting=1, pods=1, placed=1),
+        Counted(pods=3, waiting=3),
+        Counted(pods=3, beside=3),
+    ):
+        assert Scaling().look(service, "1", seen, 0.0) == []
+
+
+def test_a_write_without_an_answer_is_not_the_word_of_others():
+    service, scaling = wanted(read(), 2), Scaling()
+    seen = Counted(places=3, lasting=3, vacant=1, pods=2, placed=2)
+    assert scaling.look(service, "7", seen, 0.0) == [SetReplicas(service.target, "7", 3)]
+    assert scaling.look(wanted(read(), 3), "8", seen, 1.0) == []
+    assert (scaling.agreed, scaling.advice) == (3, "")
+    scaling.look(wanted(read(), 5), "9", seen, 2.0)
+    assert scaling.advice_reason == "ScaledByOthers"
+
+
+def test_who_scales_again_and_again_is_left_alone_for_longer():
+    service, scaling = read(), Scaling()
+    at_s, spans = 0.0, []
+    for replicas in (2, 3, 4, 5):
+        seen = Counted(places=replicas, lasting=replicas, pods=replicas, placed=replicas)
+        scaling.look(wanted(service, replicas), "1", seen, at_s)
+        begun_s = at_s
+        while scaling.advice_reason == "ScaledByOthers":
+            at_s += 10.0
+            scaling.look(wanted(service, replicas), "1", seen, at_s)
+        spans.append(at_s - begun_s)
+    assert spans == [0.0, 300.0, 600.0, 1200.0]
+
+
+def test_a_status_says_what_is_kept_and_changes_only_when_something_did():
+    service, scaling = wanted(read(metrics={"server": "vllm", "port": 8000}), 2), Scaling(agreed=2)
+    standing = ServiceStatus(
+        workload_id="w", name="chat", objective_s=1.0, live_s=0.5, modelled_s=0.4321, reason="steady"
+    )
+    facts = Facts(
+        seen=Counted(places=2, lasting=2, pods=2, placed=2), is_begun=True, gpu_models=("H", "H"), power_w=1399.6,
+        standing=standing,
+    )  # fmt: skip
+    status, conditions = status_of(service, scaling, facts, Conditions(), 10**18)
+    assert (status["replicas"], status["desiredReplicas"], status["powerWatts"], status["gpuModel"]) == (
+        2,
+        2,
+        1400,
+        "H",
+    )
+    assert status["latency"][0]["measured"] == "500ms"
+    assert status["latency"][0]["modelled"] == "432ms"
+    assert all(conditions.is_true(one) for one in ("Accepted", "Placed", "PromiseKept", "ScalingActive"))
+    later, again = status_of(service, scaling, facts, conditions, 2 * 10**18)
+    assert same(status, later)
+    assert again == conditions
+    late = ServiceStatus(workload_id="w", name="chat", objective_s=1.0, live_s=2.0, reason="rising")
+    broken, turned = status_of(
+        service, scaling, Facts(seen=facts.seen, is_begun=True, standing=late), conditions, 3 * 10**18
+    )
+    assert not same(status, broken, is_rough=True)
+    assert turned.get("PromiseKept").since_s == 3 * 10**9
+    assert turned.get("Placed").since_s == 10**9
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0431, "43ms"), (1.25, "1.2s"), (61.0, "61s"), (2e-5, "20us"), (0.0, "0.0us")]
+)
+def test_times_are_written_as_people_read_them(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("strategy", "surge"),
+    [
+        ({}, 2),
+        ({"type": "Recreate"}, 0),
+        ({"rollingUpdate": {"maxSurge": 3}}, 3),
+        ({"rollingUpdate": {"maxSurge": "100%"}}, 5),
+    ],
+)
+def test_pods_beside_others_in_a_rollover(strategy, surge):
+    assert surge_of("Deployment", {"replicas": 5, "strategy": strategy}) == surge
+    assert surge_of("StatefulSet", {"replicas": 5}) == 0
+
+
+# What the core takes over
+
+WHOLE = ResourceRequest(cpu_milli=1000, memory_bytes=2**30, gpu_count=1, gpu_milli=1000)
+SPEC = WorkloadSpec(name="chat", request=WHOLE, kind=WorkloadKind.INFERENCE_SERVICE)
+REQUEST = SubmitWorkloadRequest(workload_id="service-s", spec=SPEC)
+
+
+@pytest.fixture
+def core():
+    core = Core(ClusterState(), catalogue.load())
+    for name in ("a", "b"):
+        gpus = tuple(
+            Gpu(uuid=f"{name}-{at}", index=at, product="V100", model="V100", memory_bytes=2**34) for at in range(2)
+        )
+        core.node_joined(Inventory(node_name=name, cpu_milli=8000, memory_bytes=2**35, gpus=gpus), now_ns=1)
+    return core
+
+
+def test_what_runs_is_taken_over_from_what_others_hold_at_once(core):
+    core.occupied("a", Others(gpu_count=2, closed="cordoned"), now_ns=2)
+    waiting = core.submit(
+        SubmitWorkloadRequest(workload_id="w", spec=WorkloadSpec(name="w", request=WHOLE, replicas=4)), now_ns=3
+    )
+    assert not waiting.result.placements
+    taken = Reseating(
+        stands=(Stand("a", (1,)), Stand("a"), Stand("a"), Stand("nowhere")), others={"a": Others(closed="cordoned")}
+    )
+    step = core.reseat(REQUEST, taken, now_ns=4)
+    assert [(one.node_name, one.gpu_indexes) for one in step.result.placements] == [("a", (1,)), ("a", (0,))]
+    assert core.state.nodes["a"].others == Others(closed="cordoned")
+    core.state.validate()
+    assert not core.reseat(REQUEST, Reseating(), now_ns=5).events
+
+
+def test_replicas_are_let_go_by_their_numbers_and_others_taken_over_in_one_step(core):
+    core.reseat(REQUEST, Reseating(stands=(Stand("a"), Stand("a"))), now_ns=2)
+    step = core.reseat(REQUEST, Reseating(stands=(Stand("b", (1,)),), released=(0, 0, 7)), now_ns=3)
+    assert [(one.replica, one.node_name) for one in step.result.placements] == [(1, "a"), (2, "b")]
+    core.state.validate()
+    before = core.state.digest()
+    with pytest.raises(FailedPrecondition, match="stand nowhere"):
+        core.reseat(REQUEST, Reseating(released=(1, 2)), now_ns=4)
+    assert core.state.digest() == before

@@ -1,0 +1,253 @@
+"""The webhook: what it answers to reviews that are none of ours, bad or too much, and its certificates."""
+
+import asyncio
+import io
+import json
+import logging
+import ssl
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+import trustme
+from tests import admission_rig as rig
+from tests.controller_rig import running
+from tests.fakes.kubernetes.cluster import FakeCluster
+
+from eelgrid_controller.adapters.kubernetes.webhook import Webhook, WebhookFiles
+from eelgrid_controller.config import KubernetesConfig, WebhookConfig
+from eelgrid_controller.errors import ConfigError
+from eelgrid_controller.kubernetes.admitting import Answer, GateRules, admit
+from eelgrid_controller.kubernetes.errors import KubernetesUnreadable
+
+LOG = logging.getLogger("test.webhook")
+OURS = rig.GATED["a pod with the label"]
+
+
+def decided(review, *, is_opted_in=False, rules=rig.RULES):
+    found = admit(review, rules, is_opted_in=is_opted_in)
+    assert found.review["apiVersion"] == "admission.k8s.io/v1"
+    assert found.review["response"]["allowed"] is True
+    assert found.review["response"]["uid"] == review["request"]["uid"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"operation": "UPDATE"},
+        {"operation": "DELETE", "object": None},
+        {"subResource": "ephemeralcontainers"},
+        {"kind": {"group": "apps", "version": "v1", "kind": "Deployment"}},
+        {"namespace": "kube-system"},
+    ],
+)
+def test_only_the_creation_of_pods_is_changed(request_):
+    assert decided(rig.review_of(OURS, **request_)).answer is Answer.LEFT
+
+
+def test_a_dry_run_is_answered_alike():
+    wet, dry = (decided(rig.review_of(OURS, dryRun=dry)).review["response"] for dry in (False, True))
+    assert {**wet, "uid": ""} == {**dry, "uid": ""}
+
+
+def test_without_the_taint_only_the_gate_comes():
+    rules = GateRules(tolerates=False)
+    assert "tolerations" not in rig.by_webhook(_hooks(), OURS, rules=rules)["spec"]
+
+
+def _hooks():
+    everything = {"objectSelector": {}, "namespaceSelector": {}, "matchConditions": []}
+    hook = {"clientConfig": {"service": {"path": "/gate/pods"}}, **everything}
+    return [{"kind": "MutatingWebhookConfiguration", "webhooks": [hook]}]
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        None,
+        [],
+        {},
+        {"metadata": {}},
+        {"metadata": {"labels": {"eelgrid.io/managed": "true"}}, "spec": {"schedulingGates": [1]}},
+        {"metadata": {"labels": 7}, "spec": {"containers": []}},
+        {"metadata": {}, "spec": {"containers": [{"resources": 3}]}},
+    ],
+)
+def test_a_pod_that_cannot_be_read_goes_by_with_a_warning(pod):
+    found = decided(rig.review_of(OURS, object=pod), is_opted_in=True)
+    assert found.answer is Answer.UNREAD
+    assert "patch" not in found.review["response"]
+    assert "without a scheduling gate" in found.review["response"]["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("review", "field"),
+    [
+        (None, "kind"),
+        ([], "kind"),
+        ({"kind": "Pod"}, "kind"),
+        ({"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1beta1"}, "apiVersion"),
+        ({"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1"}, "request.uid"),
+        (
+            {"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": {"uid": "u" * 300}},
+            "request.uid",
+        ),
+    ],
+)
+def test_what_is_no_review_is_said_to_be_none(review, field):
+    with pytest.raises(KubernetesUnreadable) as told:
+        admit(review, rig.RULES, is_opted_in=False)
+    assert told.value.field == field
+
+
+def _review(pod):
+    return json.dumps(rig.review_of(pod)).encode()
+
+
+def write(files, authority, *names):
+    """A certificate of this authority, put where the server looks."""
+    leaf = authority.issue_cert(*names)
+    for path, blob in ((files.key, leaf.private_key_pem), (files.certificate, leaf.cert_chain_pems[0])):
+        aside = path.with_suffix(".new")
+        aside.write_bytes(blob.bytes())
+        aside.replace(path)
+
+
+@asynccontextmanager
+async def serving(folder, authority):
+    files = WebhookFiles(folder / "tls.crt", folder / "tls.key")
+    write(files, authority, "localhost", "127.0.0.1")
+    hook = Webhook(rig.RULES, files, log=LOG)
+    port = await hook.start("127.0.0.1:0")
+    try:
+        yield hook, files, port
+    finally:
+        await hook.stop()
+
+
+async def post(port, authority, body, *, path="/gate/pods", host="localhost"):
+    """Status and body; a connection of its own each time."""
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"https://{host}:{port}{path}", data=io.BytesIO(body), ssl=context) as answer,
+    ):
+        return answer.status, await answer.read()
+
+
+async def test_both_paths_are_served_and_bad_input_is_told(tmp_path):
+    authority = trustme.CA()
+    in_namespace = rig.GATED["a pod with GPUs in an opted-in namespace"]
+    async with serving(tmp_path, authority) as (hook, _, port):
+        for pod, path, is_gated in (
+            (OURS, "/gate/pods", True),
+            (in_namespace, "/gate/namespaces", True),
+            (in_namespace, "/gate/pods", False),
+        ):
+            status, body = await post(port, authority, _review(pod), path=path)
+            assert status == 200
+            assert ("patch" in json.loads(body)["response"]) is is_gated
+        refusals = {
+            b"": 400, b"{": 400, b"[" * 100_000: 400, b"null": 400, b'{"kind": "Pod"}': 400,
+            b" " * (4 * 1024 * 1024 + 1): 413,
+        }  # fmt: skip
+        for body, wanted in refusals.items():
+            status, told = await post(port, authority, body)
+            assert (status, told.count(b"\n")) == (wanted, 1), body[:20]
+        assert (await post(port, authority, b"{}", path="/gate/others"))[0] == 404
+        assert hook.refused == len(refusals)
+        assert hook.answers == {Answer.GATED: 2, Answer.LEFT: 1, Answer.UNREAD: 0}
+
+
+async def test_certificates_are_taken_up_anew_and_half_of_one_is_not(tmp_path):
+    first, second = trustme.CA(), trustme.CA()
+    review = _review(OURS)
+    async with serving(tmp_path, first) as (hook, files, port):
+        # By an address, so without a name in the handshake, too.
+        for host in ("localhost", "127.0.0.1"):
+            assert (await post(port, first, review, host=host))[0] == 200
+        key = files.key.read_bytes()
+        write(files, second, "localhost", "127.0.0.1")
+        renewed = files.key.read_bytes()
+        files.key.write_bytes(key)
+        assert (await post(port, first, review))[0] == 200, "a key of another certificate"
+        assert hook.reloads == 0
+        files.key.write_bytes(renewed)
+        for host in ("localhost", "127.0.0.1"):
+            assert (await post(port, second, review, host=host))[0] == 200
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await post(port, first, review)
+        files.key.unlink()
+        assert (await post(port, second, review))[0] == 200
+        assert hook.reloads == 1
+
+
+async def test_too_many_at_once_are_sent_away(tmp_path):
+    authority = trustme.CA()
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    head = b"POST /gate/pods HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+    async with serving(tmp_path, authority) as (hook, _, port):
+        writers = []
+        for _ in range(64):
+            _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            writer.write(head)
+            writers.append(writer)
+        async with asyncio.timeout(10.0):
+            while hook._at_once < 64:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert (await post(port, authority, _review(OURS)))[0] == 503
+        for writer in writers:
+            writer.close()
+        async with asyncio.timeout(10.0):
+            while hook._at_once:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert (await post(port, authority, _review(OURS)))[0] == 200
+
+
+@pytest.mark.parametrize(("address", "told"), [("9443", "is no address"), ("127.0.0.1:x", "is no address")])
+async def test_an_address_that_is_none_is_told(tmp_path, address, told):
+    files = WebhookFiles(tmp_path / "tls.crt", tmp_path / "tls.key")
+    write(files, trustme.CA(), "localhost")
+    with pytest.raises(ConfigError, match=told):
+        await Webhook(rig.RULES, files, log=LOG).start(address)
+
+
+async def test_a_certificate_that_is_not_there_and_a_port_that_is_taken_are_told(tmp_path):
+    files = WebhookFiles(tmp_path / "tls.crt", tmp_path / "tls.key")
+    with pytest.raises(ConfigError, match="certificate cannot be used"):
+        await Webhook(rig.RULES, files, log=LOG).start("127.0.0.1:0")
+    async with serving(tmp_path, trustme.CA()) as (_, files, port):
+        with pytest.raises(ConfigError, match="cannot serve the webhook"):
+            await Webhook(rig.RULES, files, log=LOG).start(f"127.0.0.1:{port}")
+
+
+_KUBECONFIG = """
+apiVersion: v1
+kind: Config
+clusters: [{{name: c, cluster: {{server: "{server}"}}}}]
+users: [{{name: u, user: {{token: admin}}}}]
+contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
+current-context: x
+"""
+
+
+async def test_every_controller_serves_it_whoever_leads(tmp_path):
+    authority = trustme.CA()
+    files = WebhookFiles(tmp_path / "tls.crt", tmp_path / "tls.key")
+    write(files, authority, "localhost")
+    path = tmp_path / "kubeconfig"
+    async with FakeCluster() as fake:
+        path.write_text(_KUBECONFIG.format(server=fake.url))
+        hook = WebhookConfig(listen="127.0.0.1:0", certificate=files.certificate, key=files.key)
+        config = KubernetesConfig(kubeconfig=str(path), webhook=hook)
+        async with (
+            running(tmp_path / "one", kubernetes=config) as one,
+            running(tmp_path / "two", kubernetes=config) as two,
+        ):
+            for rig_ in (one, two):
+                port = rig_.controller.webhook.port
+                status, _ = await post(port, authority, _review(OURS))
+                assert (status, rig_.controller.webhook.answers[Answer.GATED]) == (200, 1)

@@ -1,0 +1,83 @@
+"""Correcting devices: what the engine says is held is what is held; two that were crossed swap; the impossible is refused."""
+
+import pytest
+from tests.clusters import core_with, node, request
+
+from eelgrid_controller.core import Core
+from eelgrid_controller.events import event_from_plain, event_to_plain
+from eelgrid_controller.occupancy import Others
+from eelgrid_controller.repointing import CorrectionRefused
+from eelgrid_controller.state import ClusterState
+from eelgrid_protos import catalogue
+from eelgrid_protos.faults import NotFound
+
+
+def placed(*sizes, gpus=4):
+    core = core_with(node("a", gpus=gpus, model="G2"))
+    for number, size in enumerate(sizes):
+        core.submit(request(gpus=size, key=f"w{number}"), now_ns=1)
+    return core
+
+
+def held(core, key):
+    return set(core.workload(key).placements[0].gpu_uuids)
+
+
+def test_a_replica_that_holds_a_free_gpu_is_pointed_at_it_and_its_limit_follows():
+    core = placed(1)
+    core.set_limit("w0", 100.0, now_ns=1)
+    (before,) = held(core, "w0")
+    free = next(gpu.uuid for gpu in core.state.nodes["a"].inventory.gpus if gpu.uuid != before)
+    epoch = core.node_plan("a").epoch
+    step = core.corrected("a", {("w0", 0): (free,)}, now_ns=2)
+    assert held(core, "w0") == {free}
+    assert core.workload("w0").placements[0].gpu_indexes == (core.state.nodes["a"].gpu(free).index,)
+    plan = core.node_plan("a")
+    assert [one.gpu_uuid for one in plan.gpu_settings if one.power_limit_w == 100.0] == [free]
+    assert plan.epoch == epoch + 1
+    assert step.nodes == {"a"}
+    assert core.corrected("a", {("w0", 0): (free,)}, now_ns=3).events == ()
+
+
+def test_two_that_got_each_others_devices_swap_in_one_event_that_the_journal_carries():
+    core = placed(1, 2)
+    one, two = held(core, "w0"), held(core, "w1")
+    third = next(gpu.uuid for gpu in core.state.nodes["a"].inventory.gpus if gpu.uuid not in one | two)
+    actual = {("w0", 0): (min(two),), ("w1", 0): (*one, third)}
+    twin = Core(ClusterState.load(core.state.dump()), catalogue.load())
+    (event,) = core.corrected("a", actual, now_ns=2).events
+    assert event.workload_ids == ("w0", "w1")
+    twin.state.apply(event_from_plain(*event_to_plain(event)))
+    assert twin.state.digest() == core.state.digest()
+    assert (held(core, "w0"), held(core, "w1")) == ({min(two)}, {*one, third})
+    core.state.validate()
+
+
+def test_what_others_are_taken_to_hold_and_a_closed_node_are_no_objection():
+    core = placed(1)
+    core.occupied("a", Others(gpu_count=3, closed="cordoned"), now_ns=1)
+    other = next(gpu.uuid for gpu in core.state.nodes["a"].inventory.gpus if gpu.uuid not in held(core, "w0"))
+    core.corrected("a", {("w0", 0): (other,)}, now_ns=2)
+    assert held(core, "w0") == {other}
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (lambda core: {("w0", 0): tuple(held(core, "w1"))}, "is held by w1"),
+        (lambda core: {("w0", 0): ("GPU-nowhere",)}, "has no GPU GPU-nowhere"),
+        (lambda core: {("w9", 0): ("GPU-nowhere",)}, "is not on a"),
+        (lambda core: {("w0", 0): tuple(sorted(held(core, "w0") | held(core, "w1")))}, "another size"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_has_changed(said, words):
+    core = placed(1, 1)
+    before = core.state.digest()
+    with pytest.raises(CorrectionRefused, match=words):
+        core.corrected("a", said(core), now_ns=2)
+    assert core.state.digest() == before
+
+
+def test_a_node_that_is_not_there_is_named():
+    with pytest.raises(NotFound, match="no node is called 'b'"):
+        placed(1).corrected("b", {}, now_ns=2)
