@@ -11,9 +11,11 @@ would give one to the admission policy, too, which has none.
 """
 
 import argparse
+import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +94,21 @@ def _without_empty_maps(text: str) -> str:
 
 
 def table() -> str:
-    """The controller's permissions as a table in Markdown, with each rule's comment as its reason."""
-    rows = ["| where | resources | verbs | why |", "|---|---|---|---|"]
-    values = str(CHART / "ci" / "kubernetes-values.yaml")
-    for text, value in _documents(rendered(values)):
+    """What each account may do as a table in Markdown: every ability, with each rule's comment as its reason."""
+    rows = ["| where | resources | verbs | by default | why |", "|---|---|---|---|---|"]
+    usual = {(title, json.dumps(rule)) for title, rule, _ in _rules("kubernetes")}
+    drivers = [one for one in _rules("dra") if one[0].endswith("-agent-dra`")]
+    for title, rule, reason in (*_rules("enforce"), *drivers):
+        names = ", ".join(_title(group, one) for group in rule["apiGroups"] for one in rule["resources"])
+        only = "".join(f" named `{name}`" for name in rule.get("resourceNames", ()))
+        is_usual = "yes" if (title, json.dumps(rule)) in usual else "no"
+        rows.append(f"| {title} | {names}{only} | {', '.join(rule['verbs'])} | {is_usual} | {reason} |")
+    return "\n".join(rows) + "\n"
+
+
+def _rules(values: str) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Whose rule, the rule, and its reason."""
+    for text, value in _documents(rendered(str(CHART / "ci" / f"{values}-values.yaml"))):
         if value["kind"] not in {"ClusterRole", "Role"}:
             continue
         title = f"{'cluster' if value['kind'] == 'ClusterRole' else 'own namespace'}: `{value['metadata']['name']}`"
@@ -103,10 +116,7 @@ def table() -> str:
         reason = ""
         for rule, comment in zip(value["rules"], reasons, strict=True):
             reason = " ".join(line.strip().removeprefix("# ") for line in comment.splitlines()) or reason
-            names = ", ".join(_title(group, one) for group in rule["apiGroups"] for one in rule["resources"])
-            only = "".join(f" named `{name}`" for name in rule.get("resourceNames", ()))
-            rows.append(f"| {title} | {names}{only} | {', '.join(rule['verbs'])} | {reason} |")
-    return "\n".join(rows) + "\n"
+            yield title, rule, reason
 
 
 def _title(group: str, resource: str) -> str:

@@ -16,7 +16,7 @@ import helm_program  # noqa: E402
 import render  # noqa: E402
 
 __all__ = [
-    "BAD_BY_RULE", "BAD_BY_SCHEMA", "CHART", "GOOD", "ROOT", "VALUES", "build", "crd_files", "helm_program", "needs_helm",
+    "BAD_BY_RULE", "BAD_BY_SCHEMA", "CHART", "GOOD", "ROOT", "V1BETA1", "VALUES", "build", "container", "crd_files", "helm_program", "needs_helm",
     "objects_of", "pick", "render", "text_of",
 ]  # fmt: skip
 
@@ -26,6 +26,9 @@ VALUES = {
     "agents": (CHART / "ci" / "agents-values.yaml",),
     **{path.stem.removesuffix("-values"): (str(path),) for path in sorted(CHART.glob("ci/*.yaml"))},
 }
+
+# What an API server of 1.34 or 1.35 says where its administrator switched the policy on.
+V1BETA1 = ("--api-versions", "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy")
 
 needs_helm = pytest.mark.skipif(
     helm_program.find() is None, reason="no helm: python deploy/helm_program.py --fetch brings it"
@@ -52,6 +55,12 @@ def pick(objects, kind, name=None):
     """The one object of this kind (and name)."""
     found = [one for one in objects if one["kind"] == kind and (name is None or one["metadata"]["name"] == name)]
     (only,) = found
+    return only
+
+
+def container(found):
+    """The one container of a Deployment's or DaemonSet's pods."""
+    (only,) = found["spec"]["template"]["spec"]["containers"]
     return only
 
 
@@ -91,6 +100,29 @@ GOOD = {
             "budgets": [{"scope": "Cluster", "limitWatts": 50000}, {"scope": "Rack", "name": "r1", "limitWatts": 9000}],
         },
     },
+    "policy by labels": {
+        "kind": "PowerPolicy",
+        "spec": {
+            "budgets": [
+                {"scope": "Node", "nodeSelector": {"matchLabels": {"rack": "r1"}}, "limitWatts": 5600},
+                {
+                    "scope": "Node",
+                    "nodeSelector": {"matchExpressions": [{"key": "gen", "operator": "In", "values": ["a", "b"]}]},
+                    "limitWatts": 3000,
+                },
+            ],
+            "prices": {
+                "currency": "EUR",
+                "pue": 1.3,
+                "carbonPricePerKg": 0.08,
+                "utcOffsetMinutes": 60,
+                "periods": [
+                    {"from": "07:00", "pricePerKwh": 0.3, "carbonKgPerKwh": 0.4},
+                    {"from": "sat 07:00", "pricePerKwh": 0.15},
+                ],
+            },
+        },
+    },
     "bare policy": {"kind": "PowerPolicy", "spec": {}},
 }
 
@@ -128,6 +160,11 @@ BAD_BY_SCHEMA = {
     "an unknown mode": _with("answers", "Force", "mode"),
     "an unknown objective": _with("policy", "speed", "objective"),
     "a budget of nothing": _with("policy", 0, "budgets", 0, "limitWatts"),
+    "a time of no day": _with("policy by labels", "24:00", "prices", "periods", 0, "from"),
+    "a PUE below one": _with("policy by labels", 0.9, "prices", "pue"),
+    "an operator of no selector": _with(
+        "policy by labels", "Gt", "budgets", 1, "nodeSelector", "matchExpressions", 0, "operator"
+    ),
     "a pool without a mode": _without("policy", "pools", 0, "mode"),
 }
 BAD_BY_RULE = {
@@ -141,5 +178,7 @@ BAD_BY_RULE = {
     ),
     "a cluster with a name": _with("policy", "all", "budgets", 0, "name"),
     "a rack without a name": _without("policy", "budgets", 1, "name"),
+    "a name beside a selector": _with("policy by labels", "n1", "budgets", 0, "name"),
+    "a rack by labels": _with("policy by labels", "Rack", "budgets", 0, "scope"),
     "two budgets of the cluster": _with("policy", [{"scope": "Cluster", "limitWatts": 1}] * 2, "budgets"),
 }

@@ -16,7 +16,9 @@ from tests.deploy_rig import (
     BAD_BY_SCHEMA,
     CHART,
     GOOD,
+    V1BETA1,
     VALUES,
+    container,
     crd_files,
     helm_program,
     needs_helm,
@@ -24,16 +26,16 @@ from tests.deploy_rig import (
     pick,
 )  # fmt: skip
 
-from eelgrid_agent.config import parse
-from eelgrid_agent.metrics.web_config import load_web_config
 from eelgrid_controller.__main__ import main as controller
 
 pytestmark = needs_helm
-# The oldest, and those whose policy API the chart writes for; 1.35 has a test of its own.
-MINORS = ["1.30", "1.36", "1.37"]
+# The oldest, the last without the policy, and those with it; 1.35 has a test of its own.
+MINORS = ["1.30", "1.34", "1.36", "1.37"]
+# Values that need a newer cluster than the oldest.
+SINCE = {"dra": "1.36"}
+RENDERED = [(name, minor) for name in VALUES for minor in MINORS if minor >= SINCE.get(name, "1.30")]
 # Kinds of other projects, whose schemas are theirs.
 FOREIGN = {"cert-manager.io/v1", "monitoring.coreos.com/v1"}
-V1BETA1 = ("--api-versions", "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy")
 
 
 def _schema(minor, name):
@@ -70,12 +72,15 @@ def _complaints(objects, minor):
     return [fault for one in ours for fault in _faults(minor, json.dumps(one, sort_keys=True))]
 
 
-@pytest.mark.parametrize("minor", MINORS)
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize(("name", "minor"), RENDERED)
 def test_every_object_fits_the_schema(name, minor):
     objects = objects_of(name, f"{minor}.0")
     assert len(objects) >= 10
     assert _complaints(objects, minor) == []
+
+
+def test_the_policy_of_an_older_cluster_fits_its_schema():
+    assert _complaints(objects_of("default", "1.35.0", V1BETA1), "1.35") == []
 
 
 def test_the_schemas_find_what_is_wrong():
@@ -83,23 +88,6 @@ def test_the_schemas_find_what_is_wrong():
     pick(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]["imagePolicy"] = "Always"
     pick(objects, "MutatingAdmissionPolicy")["spec"]["matchConditions"] = "always"
     assert len(_complaints(objects, "1.36")) == 2
-
-
-def test_the_policy_is_written_for_the_version_that_is_served():
-    kinds = {"1.30.0": None, "1.35.0": None, "1.36.0": "v1", "1.37.0": "v1"}
-    for version, wanted in kinds.items():
-        found = [one for one in objects_of("kubernetes", version) if one["kind"] == "MutatingAdmissionPolicy"]
-        assert [one["apiVersion"].rpartition("/")[2] for one in found] == ([wanted] if wanted else [])
-    older = objects_of("kubernetes", "1.35.0", V1BETA1)
-    assert pick(older, "MutatingAdmissionPolicy")["apiVersion"].endswith("/v1beta1")
-    assert _complaints(older, "1.35") == []
-
-
-def test_nothing_is_gated_where_no_controller_takes_gates_off():
-    objects = objects_of("agents")
-    assert not [one for one in objects if one["kind"].startswith("MutatingAdmission")]
-    assert pick(objects, "Deployment")["spec"]["replicas"] == 1
-    assert pick(objects, "ClusterRole", "eelgrid-controller")["rules"] == []
 
 
 def _helm(*arguments):
@@ -110,8 +98,9 @@ def _helm(*arguments):
 @pytest.mark.parametrize("name", VALUES)
 def test_it_lints_clean(name):
     values = [part for path in VALUES[name] for part in ("--values", path)]
-    done = _helm("lint", str(CHART), "--strict", "--quiet", "--kube-version", "1.36.0", *values)
-    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stdout + done.stderr
+    for version in sorted({SINCE.get(name, "1.30"), "1.36"}):
+        done = _helm("lint", str(CHART), "--strict", "--quiet", "--kube-version", f"{version}.0", *values)
+        assert (done.returncode, done.stdout.strip()) == (0, ""), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -125,12 +114,29 @@ def test_it_lints_clean(name):
         ("controller.replicas=0", "replicas"),
         ("controller.kubernetes.enabled=true,controller.journal.kind=claim", "one writer"),
         ("controller.journal.existingClaim=mine", "kind=claim"),
+        ("controller.kubernetes.abilities={everything}", "abilities"),
+        ("rbac.moves=true", "moves"),
+        ("gate.webhook.timeoutSeconds=30", "timeoutSeconds"),
+        ("gate.policyVersion=webhook,gate.failurePolicy=Fail", "say Ignore"),
+        ("gate.policyVersion=webhook,tls.mode=secret", "gate.webhook.caBundle"),
+        ("agent.pools[0].name=a,agent.pools[0].level=mig,agent.pools[0].dra=true", "add claims"),
+        (
+            "agent.pools[0].name=a,agent.pools[0].level=mig,agent.pools[0].dra=true,agent.pools[0].devicePlugin=cdi",
+            "given away twice",
+        ),
+        ("agent.pools[0].name=a,agent.pools[0].level=mig,agent.pools[0].devicePlugin=nvidia", "devicePlugin"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(setting, told):
     done = _helm("template", "eelgrid", str(CHART), "--set", setting)
     assert done.returncode != 0
     assert told in done.stderr
+
+
+def test_dra_is_refused_where_it_cannot_be():
+    done = _helm("template", "eelgrid", str(CHART), "--kube-version", "1.35.0", "--values", *VALUES["dra"])
+    assert done.returncode != 0
+    assert "needs Kubernetes 1.36" in done.stderr
 
 
 def test_every_value_is_in_the_schema_and_nothing_else():
@@ -147,68 +153,15 @@ def test_every_value_is_in_the_schema_and_nothing_else():
     compare(values, schema, "values")
 
 
-def _container(found):
-    (only,) = found["spec"]["template"]["spec"]["containers"]
-    return only
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_the_agent_takes_its_flags(name):
-    for found in objects_of(name):
-        if found["kind"] == "DaemonSet":
-            config = parse([argument.replace("$(NODE_NAME)", "node-1") for argument in _container(found)["args"]])
-            assert config.node_name == "node-1"
-            assert config.pool == found["metadata"]["labels"]["eelgrid.io/pool"]
-            assert config.controller.endswith(".eelgrid.svc:7443")
-            assert (config.tls is None) == config.insecure
-            assert config.listen.startswith("127.0.0.1:")
-
-
 @pytest.mark.parametrize("name", VALUES)
 def test_the_controller_takes_its_flags(name):
-    arguments = _container(pick(objects_of(name), "Deployment"))["args"]
+    arguments = container(pick(objects_of(name), "Deployment"))["args"]
     with controller.make_context("eelgrid-controller", list(arguments)) as context:
         assert context.params["listen"] == "0.0.0.0:7443"
         assert (context.params["tls_key"] is None) == (name == "single")
         # Metrics and probes leave the pod without TLS; the calls do not, wherever the files are given.
         assert context.params["insecure"]
     assert CliRunner().invoke(controller, ["--no-such-flag"]).exit_code == 2
-
-
-PRIVILEGES = {
-    "watch": (["SYS_PTRACE"], True, {"state": "emptyDir"}),
-    "power": (["SYS_ADMIN", "SYS_PTRACE"], False, {"state": "hostPath"}),
-    "slices": (["SYS_ADMIN", "MKNOD", "SYS_PTRACE"], False, {"state": "hostPath", "capability-nodes": "hostPath"}),
-}
-
-
-@pytest.mark.parametrize("pool", PRIVILEGES)
-def test_an_agent_has_what_its_level_needs_and_no_more(pool):
-    capabilities, observes, volumes = PRIVILEGES[pool]
-    found = pick(objects_of("enforce"), "DaemonSet", f"eelgrid-agent-{pool}")
-    container = _container(found)
-    security = container["securityContext"]
-    assert security["capabilities"] == {"drop": ["ALL"], "add": capabilities}
-    assert security["readOnlyRootFilesystem"] is True
-    assert "privileged" not in security
-    assert (security.get("allowPrivilegeEscalation") is False) == observes
-    assert ("--observe-only" in container["args"]) == observes
-    held = {volume["name"]: volume for volume in found["spec"]["template"]["spec"]["volumes"]}
-    for name, kind in volumes.items():
-        assert kind in held[name]
-    assert ("capability-nodes" in held) == (pool == "slices")
-    names = {entry["name"] for entry in container["env"]}
-    assert ("NVIDIA_MIG_CONFIG_DEVICES" in names) == (pool == "slices")
-    mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
-    assert set(mounts) == set(held)
-    assert mounts["pod-resources"]["readOnly"] is True
-
-
-def test_an_agent_that_reads_nothing_of_others_is_nobody():
-    spec = pick(objects_of("single"), "DaemonSet")["spec"]["template"]["spec"]
-    assert spec["securityContext"]["runAsNonRoot"] is True
-    assert "hostPID" not in spec
-    assert not [volume for volume in spec["volumes"] if "hostPath" in volume]
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -220,13 +173,14 @@ def test_no_pod_has_more_than_it_says(name):
         assert not spec.get("hostNetwork")
         assert not spec.get("hostIPC")
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert _container(found)["securityContext"]["readOnlyRootFilesystem"] is True
-        assert "limits" in _container(found)["resources"]
+        assert container(found)["securityContext"]["readOnlyRootFilesystem"] is True
+        assert "limits" in container(found)["resources"]
         is_controller = found["kind"] == "Deployment"
-        assert spec["automountServiceAccountToken"] == (is_controller and name != "agents")
+        is_driver = "--dra=on" in container(found)["args"]
+        assert spec["automountServiceAccountToken"] == (is_driver or (is_controller and name != "agents"))
         if is_controller:
             assert spec["securityContext"]["runAsNonRoot"] is True
-            assert _container(found)["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert container(found)["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_a_journal_has_one_writer():
@@ -242,9 +196,9 @@ def test_a_journal_has_one_writer():
     assert not [one for one in objects if one["kind"] == "PodDisruptionBudget"]
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_whatever_selects_pods_finds_some_and_ports_have_their_names(name):
-    objects = objects_of(name)
+@pytest.mark.parametrize(("name", "minor"), [one for one in RENDERED if one[1] in {"1.30", "1.36"}])
+def test_whatever_selects_pods_finds_some_and_ports_have_their_names(name, minor):
+    objects = objects_of(name, f"{minor}.0")
     pods = [one["spec"]["template"] for one in objects if one["kind"] in {"Deployment", "DaemonSet"}]
 
     def ports_of(labels):
@@ -264,7 +218,7 @@ def test_whatever_selects_pods_finds_some_and_ports_have_their_names(name):
                 ports_of(spec["selector"]["matchLabels"])
             case "NetworkPolicy":
                 known = ports_of(spec["podSelector"]["matchLabels"])
-                assert {port["port"] for rule in spec["ingress"] for port in rule["ports"]} <= known
+                assert {port["port"] for rule in spec.get("ingress", ()) for port in rule["ports"]} <= known
             case "PodMonitor":
                 assert {end["port"] for end in spec["podMetricsEndpoints"]} <= ports_of(spec["selector"]["matchLabels"])
             case "ServiceMonitor":
@@ -273,27 +227,10 @@ def test_whatever_selects_pods_finds_some_and_ports_have_their_names(name):
                 assert {end["port"] for end in spec["endpoints"]} <= {port["name"] for port in service["spec"]["ports"]}
 
 
-def test_agents_of_another_chart_name_find_their_controller():
-    objects = objects_of("single")
-    (service,) = (one for one in objects if one["kind"] == "Service" and one["spec"].get("clusterIP") != "None")
-    target = f"--controller={service['metadata']['name']}.eelgrid.svc:7443"
-    assert target in _container(pick(objects, "DaemonSet"))["args"]
-
-
-def test_the_agents_read_the_web_configuration_that_they_are_given(tmp_path):
-    for name, wanted in (("kubernetes", "none"), ("enforce", "required")):
-        text = pick(objects_of(name), "ConfigMap", "eelgrid-agent-web")["data"]["web.yaml"]
-        path = tmp_path / "web.yaml"
-        path.write_text(text)
-        config = load_web_config(path)
-        assert config.tls is not None
-        assert config.tls.client_auth == wanted
-
-
 def test_certificates_name_what_clients_ask_for():
     objects = objects_of("enforce")
     certificate = pick(objects, "Certificate", "eelgrid-controller-tls")["spec"]
-    host = next(a for a in _container(pick(objects, "DaemonSet", "eelgrid-agent-power"))["args"] if "--controller" in a)
+    host = next(a for a in container(pick(objects, "DaemonSet", "eelgrid-agent-power"))["args"] if "--controller" in a)
     assert host.removeprefix("--controller=").rpartition(":")[0] in certificate["dnsNames"]
     # Where `kubectl eelgrid` connects.
     assert "127.0.0.1" in certificate["ipAddresses"]

@@ -1,7 +1,7 @@
-"""RBAC, the kustomize base, the page and the alerts say what the chart and the daemons say."""
+"""RBAC, the kustomize base and the page say what the chart and the daemons say."""
 
+import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -9,32 +9,73 @@ import pytest
 import yaml
 from tests.deploy_rig import CHART, ROOT, VALUES, helm_program, needs_helm, objects_of, pick, render
 
+from eelgrid_controller.config import ABILITIES
+
 READ = {"get", "list", "watch"}
-# What the controller may write, and nothing beside it.
+ALWAYS = {"pods": {"patch", "delete"}, "events": {"create"}}
+# What the controller may write with each ability, and nothing beside it.
 WRITES = {
-    "pods": {"patch", "delete"}, "pods/eviction": {"create"}, "events": {"create", "patch"}, "nodes": {"patch"},
-    "jobs": {"patch"}, "deployments": {"patch"}, "deployments/scale": {"patch"}, "statefulsets/scale": {"patch"},
-    "inferenceservices/status": {"patch", "update"}, "powerpolicies/status": {"patch", "update"},
-    "resourceclaims/status": {"patch", "update"}, "resourceclaims/binding": {"patch", "update"},
+    "policies": {"powerpolicies/status": {"patch", "update"}},
+    "services": {
+        "inferenceservices/status": {"patch", "update"}, "deployments/scale": {"patch"}, "statefulsets/scale": {"patch"},
+    },
+    "claims": {"resourceclaims/status": {"patch", "update"}, "resourceclaims/binding": {"patch", "update"}},
+    "devices": {},
+    "jobs": {"jobs": {"patch"}, "jobsets": {"patch"}, "pytorchjobs": {"patch"}, "trainjobs": {"patch"}, "workloads": {"patch"}},
+    "moves": {"pods/eviction": {"create"}, "deployments": {"patch"}, "nodes": {"patch"}},
+    "slices": {},
+    "taints": {"nodes": {"patch"}},
 }  # fmt: skip
+
+
+def _writes(*abilities):
+    options = ("--set-json", f"controller.kubernetes.abilities={json.dumps(abilities)}")
+    found = {}
+    for rule in pick(objects_of("kubernetes", options=options), "ClusterRole", "eelgrid-controller")["rules"]:
+        assert "*" not in {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
+        for resource in rule["resources"]:
+            found.setdefault(resource, set()).update(set(rule["verbs"]) - READ)
+    return {resource: verbs for resource, verbs in found.items() if verbs}
+
+
+@needs_helm
+@pytest.mark.parametrize("ability", [*WRITES, ""])
+def test_an_ability_brings_its_own_rules_and_no_others(ability):
+    assert _writes(*filter(None, [ability])) == ALWAYS | WRITES.get(ability, {})
 
 
 @needs_helm
 def test_the_controller_writes_only_what_is_listed_here():
-    found = {}
-    for rule in pick(objects_of("enforce"), "ClusterRole", "eelgrid-controller")["rules"]:
-        assert "*" not in {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
-        for resource in rule["resources"]:
-            found.setdefault(resource, set()).update(set(rule["verbs"]) - READ)
-    assert {resource: verbs for resource, verbs in found.items() if verbs} == WRITES
+    assert set(WRITES) >= ABILITIES
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["controller"]["properties"]
+    assert schema["kubernetes"]["properties"]["abilities"]["items"]["enum"] == sorted(WRITES)
+    wanted = dict(ALWAYS)
+    for found in WRITES.values():
+        wanted |= {resource: wanted.get(resource, set()) | verbs for resource, verbs in found.items()}
+    assert _writes(*WRITES) == wanted
 
 
 @needs_helm
-def test_switched_off_abilities_take_their_rules_along():
-    rules = pick(objects_of("single"), "ClusterRole", "grid-controller")["rules"]
-    writes = {resource for rule in rules for resource in rule["resources"] if set(rule["verbs"]) - READ}
-    assert writes == {"pods", "events", "inferenceservices/status", "powerpolicies/status"}
+def test_the_controller_is_told_the_abilities_that_it_has_rules_for():
+    for name, wanted in (("default", {"policies", "services"}), ("enforce", set(WRITES)), ("single", set())):
+        deployment = pick(objects_of(name), "Deployment")
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        told = {one.partition("=")[2] for one in container["args"] if one.startswith("--kubernetes-abilities")}
+        assert {ability for one in told for ability in one.split(",")} == wanted
     assert not [one for one in objects_of("single") if one["metadata"]["name"].endswith(("-view", "-edit"))]
+
+
+@needs_helm
+def test_an_agent_that_is_a_driver_writes_slices_of_its_own_node_only():
+    objects = objects_of("dra")
+    rules = pick(objects, "ClusterRole", "eelgrid-agent-dra")["rules"]
+    writes = {resource: set(rule["verbs"]) - READ for rule in rules for resource in rule["resources"]}
+    assert writes == {"resourceslices": {"create", "update", "delete"}, "resourceclaims": set(), "nodes": set()}
+    (subject,) = pick(objects, "ClusterRoleBinding", "eelgrid-agent-dra")["subjects"]
+    policy = pick(objects, "ValidatingAdmissionPolicy", "eelgrid-agent-dra")["spec"]
+    (condition,) = policy["matchConditions"]
+    assert f"system:serviceaccount:eelgrid:{subject['name']}" in condition["expression"]
+    assert policy["failurePolicy"] == "Fail"
 
 
 @needs_helm
@@ -100,50 +141,6 @@ def test_the_table_of_permissions_is_fresh():
     page = render.PAGE.read_text()
     begin, end = render._MARKS
     assert page.partition(begin)[2].partition(end)[0] == render.table()
-
-
-def _rules():
-    groups = yaml.safe_load((CHART / "files" / "rules.yaml").read_text())["groups"]
-    return [rule for group in groups for rule in group["rules"]]
-
-
-def _known_metrics():
-    """Names in the agents' page, and those of the controller as its collector spells them."""
-    agent = set(re.findall(r"^\| `(\w+)`", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE))
-    source = (ROOT / "controller" / "eelgrid_controller" / "adapters" / "prometheus.py").read_text()
-    named = set(re.findall(r'"(eelgrid_[a-z_]+)"', source))
-    return agent | named | {f"{name}_total" for name in named}
-
-
-def test_rules_ask_for_metrics_that_exist():
-    known = _known_metrics()
-    for rule in _rules():
-        asked = set(re.findall(r"(?<![:\w])(eelgrid_\w+)", rule["expr"]))
-        assert asked, rule
-        assert asked <= known, asked - known
-
-
-def test_alerts_say_what_to_do():
-    for rule in _rules():
-        if "alert" in rule:
-            assert rule["labels"]["severity"] in {"critical", "warning", "info"}
-            assert {"summary", "description"} == set(rule["annotations"])
-            for page in re.findall(r"docs/[\w-]+\.md", rule["annotations"]["description"]):
-                assert (ROOT / page).is_file()
-
-
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool")
-def test_promtool_takes_the_rules():
-    path = CHART / "files" / "rules.yaml"
-    done = subprocess.run(["promtool", "check", "rules", str(path)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_symptoms_that_alerts_name_are_on_the_page():
-    page = (ROOT / "docs" / "kubernetes-install.md").read_text()
-    told = " ".join(rule.get("annotations", {}).get("description", "") for rule in _rules())
-    for symptom in re.findall(r'See "([^"]+)" in docs/kubernetes-install.md', told):
-        assert f"### {symptom}" in page
 
 
 def test_links_of_the_page_lead_to_files():

@@ -37,13 +37,14 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if .Values.controller.kubernetes.enabled }}{{ .Values.controller.replicas }}{{ else }}1{{ end -}}
 {{- end }}
 
-{{- /* v1, v1beta1 or nothing: where no controller takes gates off, none are put on. */ -}}
+{{- /* Who gates: v1 or v1beta1 of the policy, webhook, or nothing. Where no controller takes gates off, none are put on. */ -}}
 {{- define "eelgrid.policyVersion" -}}
 {{- $asked := .Values.gate.policyVersion -}}
 {{- if or (not .Values.gate.enabled) (not .Values.controller.kubernetes.enabled) (eq $asked "none") -}}
 {{- else if ne $asked "auto" -}}{{ $asked }}
 {{- else if or (.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy") (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) -}}v1
 {{- else if .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy" -}}v1beta1
+{{- else if or (ne .Values.tls.mode "secret") .Values.gate.webhook.caBundle -}}webhook
 {{- end -}}
 {{- end }}
 
@@ -56,9 +57,35 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if and $c.journal.existingClaim (ne $c.journal.kind "claim") -}}
 {{- fail "controller.journal.existingClaim needs controller.journal.kind=claim" -}}
 {{- end -}}
+{{- if eq (include "eelgrid.policyVersion" .) "webhook" -}}
+{{- if eq .Values.gate.failurePolicy "Fail" -}}
+{{- fail "gate.failurePolicy=Fail goes with the policy: a webhook that is away would refuse pods; say Ignore" -}}
+{{- end -}}
+{{- if and (eq .Values.tls.mode "secret") (not .Values.gate.webhook.caBundle) -}}
+{{- fail "gate.policyVersion=webhook with tls.mode=secret needs gate.webhook.caBundle: the authority, in PEM, of the certificate in tls.webhookSecret" -}}
+{{- end -}}
+{{- end -}}
 {{- $seen := dict -}}
 {{- range .Values.agent.pools -}}
 {{- if hasKey $seen .name -}}{{ fail (printf "agent.pools: %s is there twice" .name) }}{{- end -}}
 {{- $_ := set $seen .name true -}}
+{{- if and .dra .devicePlugin (ne (toString .devicePlugin) "off") -}}
+{{- fail (printf "agent.pools: %s has dra and devicePlugin: one device would be given away twice" .name) -}}
 {{- end -}}
+{{- if and .dra (semverCompare "<1.36.0-0" $.Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "agent.pools: %s has dra, which needs Kubernetes 1.36; this is %s" .name $.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if and .dra (not (has "claims" $c.kubernetes.abilities)) -}}
+{{- fail (printf "agent.pools: %s has dra, but nobody would allocate its claims: add claims to controller.kubernetes.abilities" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- /* The names of the pools whose agents are DRA drivers, as JSON. */ -}}
+{{- define "eelgrid.draPools" -}}
+{{- $found := list -}}
+{{- if .Values.agent.enabled -}}
+{{- range .Values.agent.pools }}{{ if .dra }}{{ $found = append $found .name }}{{ end }}{{ end -}}
+{{- end -}}
+{{- toJson $found -}}
 {{- end }}
