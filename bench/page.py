@@ -1,0 +1,117 @@
+"""`python -m bench.page --out DIR`: what the live page costs the controller with ten viewers at 10,000 GPUs.
+
+The fleet, its door and its hub run in this process, made up (bench.page_fleet): 1,250 nodes of eight GPUs. The viewers
+are another process, so that what they cost is not counted. Agents send every 5 s by default: each second a fifth of the
+nodes reports (`agents`); in the second round every node reports each second and nearly every GPU changes (`all`).
+
+Counted is the processor time of this process, less what the making of the readings took, over the time in which ten
+viewers listened; beside it the same with no viewers. Asked: under 5 % of one core. `whole_ms` is the time from a
+viewer's connecting to its having everything.
+"""
+
+import argparse
+import asyncio
+import csv
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from bench.page_fleet import PageFleet
+
+_CLIENT = """
+import http.client, sys, time, threading
+port, viewers, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+def view(out):
+    begun = time.perf_counter()
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    client.request("GET", "/events")
+    response = client.getresponse()
+    frames = size = 0
+    first = 0.0
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        line = response.readline()
+        size += len(line)
+        if line.startswith(b"data: "):
+            frames += 1
+            first = first or time.perf_counter() - begun
+    out.append((first, frames, size))
+found = []
+threads = [threading.Thread(target=view, args=(found,)) for _ in range(viewers)]
+[one.start() for one in threads]
+[one.join() for one in threads]
+print(*(part for one in found for part in one))
+"""
+
+
+def _used_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+async def _feed(fleet: PageFleet, part: float, spent: list[float]) -> None:
+    """Readings each second; their making is the fleet's work, not the page's."""
+    while True:
+        before_s = time.process_time()
+        fleet.report(part=part)
+        spent.append(time.process_time() - before_s)
+        await asyncio.sleep(1.0)
+
+
+async def _round(nodes: int, part: float, viewers: int, seconds: float) -> list[tuple[str, float]]:
+    fleet = PageFleet(nodes)
+    fleet.fill()
+    door = await fleet.open()
+    fleet.report()
+    spent: list[float] = []
+    feeding = asyncio.create_task(_feed(fleet, part, spent))
+    await asyncio.sleep(2.5)
+    spent.clear()
+    before_s, begun_s = _used_s(), time.monotonic()
+    command = [sys.executable, "-c", _CLIENT, str(door.port), str(viewers), str(seconds)]
+    told: list[float] = []
+    if viewers:
+        client = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+        out, _ = await client.communicate()
+        told = [float(word) for word in out.split()]
+    else:
+        await asyncio.sleep(seconds)
+    wall_s = time.monotonic() - begun_s
+    core = (_used_s() - before_s - sum(spent)) / wall_s
+    feeding.cancel()
+    await door.stop()
+    rows = [("core_percent", 100.0 * core)]
+    if told:
+        rows += [
+            ("whole_ms", 1e3 * statistics.median(told[0::3])),
+            ("frames_per_s", statistics.median(told[1::3]) / seconds),
+            ("kilobytes_per_s", statistics.median(told[2::3]) / seconds / 1e3),
+        ]
+    return rows
+
+
+def main() -> None:
+    """Runs the rounds, and writes DIR/summary.csv (round, measure, value, bound)."""
+    parser = argparse.ArgumentParser(prog="python -m bench.page", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--nodes", type=int, default=1250)
+    parser.add_argument("--viewers", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    rounds = {"nobody": (0.2, 0), "agents": (0.2, options.viewers), "all": (1.0, options.viewers)}
+    with (options.out / "summary.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("round", "measure", "value", "bound"))
+        for name, (part, viewers) in rounds.items():
+            for measure, value in asyncio.run(_round(options.nodes, part, viewers, options.seconds)):
+                bound = {"core_percent": "5", "whole_ms": "1000"}.get(measure, "-")
+                writer.writerow((name, measure, f"{value:.4g}", bound))
+                print(f"{name:8} {measure:16} {value:10.4g} {bound:>6}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""The part of the metrics page that joins the state with telemetry: pools, staleness, the model's error, the plan.
+
+Owns which pools and models have series of their own, the reasons that pending work is counted
+by, and the count of changes. Must not change what it reads, and must not await.
+
+Theory. The walk over nodes takes about a millisecond at a thousand of them (bench/scrape.py)
+and is made once a scrape. Modelled watts of GPUs are those of `eelgrid_kernels.node_power`,
+device by device. They are compared with what was measured where a node's reading covers all
+of its devices of a model and none of them is cut by MIG, so that both sides are of the same
+devices. Reasons are names of constraints, which are known beforehand: a budget has its node's
+name in its sentence and none in its constraint.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client.core import Metric
+
+from eelgrid_controller.adapters.described import (
+    MODELS_MOST,
+    OTHER,
+    PENDING_REASONS,
+    PLAN_CHANGES,
+    POOLS_MOST,
+    family,
+)
+from eelgrid_controller.command import Committed
+from eelgrid_controller.core import Core
+from eelgrid_controller.events import (
+    DevicesCorrected,
+    Event,
+    PartitionsPlanned,
+    WorkloadCancelled,
+    WorkloadDeferred,
+    WorkloadLimited,
+    WorkloadMoved,
+    WorkloadPlaced,
+    WorkloadScaled,
+)
+from eelgrid_controller.snapshot import Snapshot
+from eelgrid_controller.telemetry import Glance, Telemetry
+from eelgrid_kernels import GPU_ABSENT, GPU_PLACEABLE, GPU_WHOLE_MILLI
+from eelgrid_protos.messages import NodeState, Summary
+
+__all__ = ["FleetPage", "Watts", "fragmentation_ratio", "model_watts", "waiting_by_reason"]
+
+_CHANGES: Mapping[type[Event], str] = {
+    WorkloadPlaced: "placed",
+    WorkloadMoved: "moved",
+    WorkloadScaled: "scaled",
+    WorkloadLimited: "limited",
+    WorkloadCancelled: "cancelled",
+    WorkloadDeferred: "deferred",
+    DevicesCorrected: "corrected",
+    PartitionsPlanned: "partitioned",
+}
+Floats = NDArray[np.float64]
+# Watts measured and modelled, of the same devices.
+Watts = tuple[float, float]
+
+
+class FleetPage:
+    """Families of one controller's fleet; asked on the event loop, at a moment when all is on disk."""
+
+    def __init__(
+        self,
+        *,
+        core: Callable[[], Core],
+        summary: Callable[[], Summary],
+        telemetry: Telemetry,
+        monotonic_s: Callable[[], float],
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._core, self._summary, self._telemetry = core, summary, telemetry
+        self._monotonic_s, self._now_ns = monotonic_s, now_ns
+        self._changes = Counter(dict.fromkeys(PLAN_CHANGES, 0))
+
+    def committed(self, committed: Committed) -> None:
+        """Counts what one commit made true."""
+        for event in committed.events:
+            change = _CHANGES.get(type(event))
+            if change is not None:
+                self._changes[change] += 1
+
+    def families(self) -> Iterator[Metric]:
+        """All of them, as of now."""
+        core, nodes = self._core(), self._core().state.nodes
+        glances = [
+            glance
+            for glance in self._telemetry.glances(now_s=self._monotonic_s(), now_ns=self._now_ns())
+            if (record := nodes.get(glance.node_name)) is not None and record.state is NodeState.READY
+        ]
+        pools: defaultdict[str, float] = defaultdict(float)
+        for glance in glances:
+            if glance.power:
+                pools[nodes[glance.node_name].inventory.pool] += sum(power_w for _, power_w, _ in glance.power)
+        ages = [glance.age_s for glance in glances if glance.age_s is not None]
+        snapshot = core.snapshot()
+        yield family("eelgrid_pool_power_watts", _most(pools, POOLS_MOST))
+        yield family(
+            "eelgrid_stale_nodes", sum(one.age_s is None or one.age_s > self._telemetry.fresh_s for one in glances)
+        )
+        if ages:
+            yield family("eelgrid_oldest_sample_age_seconds", max(ages))
+        watts = dict(sorted(model_watts(snapshot, glances).items())[:MODELS_MOST])
+        yield family(
+            "eelgrid_model_power_error_ratio",
+            {
+                name: measured_w / modelled_w - 1.0
+                for name, (measured_w, modelled_w) in watts.items()
+                if modelled_w > 0.0
+            },
+        )
+        ratio = fragmentation_ratio(snapshot)
+        if ratio is not None:
+            yield family("eelgrid_fragmentation_ratio", ratio)
+        yield family("eelgrid_pending_workloads", waiting_by_reason(self._summary()))
+        yield family("eelgrid_plan_changes_total", dict(self._changes))
+
+
+def _most(values: Mapping[str, float], most: int) -> dict[str, float]:
+    """The largest, and the rest as one."""
+    kept = dict(sorted(values.items(), key=lambda item: -item[1])[:most])
+    if len(values) > most:
+        kept[OTHER] = kept.get(OTHER, 0.0) + sum(value for key, value in values.items() if key not in kept)
+    return kept
+
+
+def waiting_by_reason(summary: Summary) -> dict[str, float]:
+    """Workloads that wait by constraint, each of PENDING_REASONS, 0 too; they add up to all that wait."""
+    found = Counter(dict.fromkeys(PENDING_REASONS, 0))
+    for one in summary.pending_reasons:
+        constraint = one.reason.partition(":")[0]
+        found[constraint if constraint in PENDING_REASONS else OTHER] += one.workloads
+    # The summary lists the most frequent sentences alone.
+    found[OTHER] += max(0, summary.pending - sum(one.workloads for one in summary.pending_reasons))
+    return {reason: float(count) for reason, count in found.items()}
+
+
+def fragmentation_ratio(snapshot: Snapshot) -> float | None:
+    """F over the free GPU, of available nodes; None where none is free or no task is expected."""
+    nodes, mix = snapshot.nodes, snapshot.mix
+    placeable = (nodes.gpu_state == GPU_PLACEABLE) & nodes.available[:, None]
+    free_milli = int(nodes.gpu_free[placeable].sum())
+    if not free_milli or not len(mix.weight):
+        return None
+    return float(snapshot.fragments[nodes.available].sum() / (mix.total * free_milli))
+
+
+def model_watts(snapshot: Snapshot, glances: list[Glance]) -> dict[str, Watts]:
+    """By GPU model, watts measured and modelled of the same devices; see the module's theory."""
+    modelled_w, devices, are_whole = _modelled(snapshot)
+    rows = {name: row for row, name in enumerate(snapshot.names)}
+    cells, whole, counts = modelled_w.tolist(), are_whole.tolist(), devices.tolist()
+    sums: dict[str, Watts] = {}
+    for glance in glances:
+        row = rows.get(glance.node_name)
+        if row is None:
+            continue
+        for model, power_w, count in glance.power:
+            column = snapshot.models.get(model)
+            if column is not None and whole[row][column] and counts[row][column] == count:
+                measured_w, expected_w = sums.get(model, (0.0, 0.0))
+                sums[model] = measured_w + power_w, expected_w + cells[row][column]
+    return sums
+
+
+def _modelled(snapshot: Snapshot) -> tuple[Floats, NDArray[np.integer[Any]], NDArray[np.bool_]]:
+    """Watts, devices and whether none of them is cut, by node and model (N, M)."""
+    nodes, models = snapshot.nodes, max(1, len(snapshot.models))
+    there = (nodes.gpu_state != GPU_ABSENT) & (nodes.gpu_model >= 0)
+    row, slot = np.nonzero(there)
+    cell, size = row * models + nodes.gpu_model[row, slot], len(snapshot.names) * models
+    is_held = nodes.gpu_free[row, slot] < GPU_WHOLE_MILLI
+    power_w = np.where(is_held, nodes.gpu_busy_w[row, slot], nodes.gpu_idle_w[row, slot])
+    cut = nodes.gpu_state[row, slot] != GPU_PLACEABLE
+    shape = (len(snapshot.names), models)
+    return (
+        np.bincount(cell, power_w, size).astype(np.float64).reshape(shape),
+        np.bincount(cell, minlength=size).reshape(shape),
+        np.equal(np.bincount(cell, cut, size), 0).reshape(shape),
+    )

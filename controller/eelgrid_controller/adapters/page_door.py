@@ -1,0 +1,259 @@
+"""The live page's door: HTTP for browsers, read-only.
+
+Owns the server, who may come in, its bounds and its headers. Must not know what is shown:
+frames are the hub's, answers `page.answers`'.
+
+    GET /                 the page; its files lie beside it
+    GET /events           server-sent events: one `whole`, then a `delta` each second
+    GET /data/gpu?node=&index=   /data/workload?id=   /data/search?text=   /data/points?profile=
+
+Who may come in is as with the API: with certificate files, by mutual TLS alone, so a browser
+needs a client certificate of the same authority; without, only on loopback, or where `insecure`
+is said. On loopback without TLS the Host header must name this machine: a page of somebody else
+whose name was made to lead here cannot read the answers. Nothing is changed by any request.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import ssl
+from importlib import resources
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from eelgrid_controller.adapters.page_hub import Behind, PageHub, Source
+from eelgrid_controller.errors import ConfigError
+from eelgrid_controller.page.answers import gpu_answer, points_answer, search_answer, workload_answer
+from eelgrid_controller.state import ClusterState
+from eelgrid_protos.transport import TlsFiles, is_loopback
+
+__all__ = ["PageDoor"]
+
+_VIEWERS_MOST = 64
+_ANSWERS_AT_ONCE_MOST = 8
+_TEXT_MOST = 300
+_SEND_WITHIN_S = 10.0
+# Shorter than the usual minute of proxies; the page counts on something every second anyway.
+_QUIET_MOST_S = 15.0
+_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+
+class PageDoor:
+    """Serves one hub."""
+
+    def __init__(
+        self, hub: PageHub, source: Source, *, tls: TlsFiles | None, insecure: bool, log: logging.Logger
+    ) -> None:
+        self.port = 0
+        self._hub = hub
+        self._source = source
+        self._tls = tls
+        self._insecure = insecure
+        self._log = log
+        self._only_local = False
+        self._at_once = 0
+        self._runner: web.AppRunner | None = None
+        self._beating: asyncio.Task[None] | None = None
+        self._stamp: tuple[tuple[int, int], ...] = ()
+        self._current: ssl.SSLContext | None = None
+        folder = resources.files("eelgrid_controller.page") / "files"
+        self._files = {
+            item.name: (item.read_bytes(), kind)
+            for item in folder.iterdir()
+            if (kind := _KINDS.get(f".{item.name.rpartition('.')[2]}"))
+        }
+
+    async def start(self, address: str) -> int:
+        """Listen and return the port; raises ConfigError."""
+        host, separator, port = address.rpartition(":")
+        if not separator or not port.isdigit() or int(port) > 65_535:
+            raise ConfigError(f"--page {address!r} is no address", "write HOST:PORT, for example 127.0.0.1:8443")
+        context = self._secured(address)
+        application = web.Application(client_max_size=1024)
+        application.on_response_prepare.append(_with_headers)
+        application.middlewares.append(self._guard)
+        application.router.add_get("/", self._file)
+        application.router.add_get("/events", self._events)
+        application.router.add_get("/data/{what}", self._answer)
+        application.router.add_get("/{name}", self._file)
+        self._runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host.strip("[]"), int(port), ssl_context=context)
+        try:
+            await site.start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise ConfigError(
+                f"cannot serve the page on {address} ({error.strerror or error})",
+                "choose another with --page, or end the program that has it",
+            ) from error
+        self.port = self._runner.addresses[0][1]
+        self._beating = asyncio.create_task(self._hub.run())
+        self._log.info("page=open address=%s:%d tls=%s", host, self.port, "on" if context else "off")
+        return self.port
+
+    async def stop(self) -> None:
+        """Let viewers go and close the door."""
+        self._hub.close()
+        if self._beating is not None:
+            self._beating.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._beating
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    # Who may come in
+
+    def _secured(self, address: str) -> ssl.SSLContext | None:
+        if self._tls is None:
+            self._only_local = is_loopback(address)
+            if not self._only_local and not self._insecure:
+                raise ConfigError(
+                    f"--page {address} can be reached from other machines and has no TLS",
+                    "listen on loopback and look through `ssh -L`, give certificates, or say --insecure",
+                )
+            if not self._only_local:
+                self._log.warning("page=%s tls=off warning=whoever reaches this address can read it", address)
+            return None
+        self._stamp = self._tls.stamp()
+        try:
+            self._current, context = _context(self._tls), _context(self._tls)
+        except OSError as error:
+            raise ConfigError(
+                f"the page's certificate cannot be used ({error.strerror or error})",
+                "name PEM files by --tls-certificate, --tls-key and --tls-authority",
+            ) from error
+        # Called at each handshake, whether the client names a host or not.
+        context.sni_callback = self._chosen
+        return context
+
+    def _chosen(self, held: ssl.SSLObject, _name: str | None, _context_of: ssl.SSLContext) -> None:
+        """Gives a handshake the newest certificate."""
+        assert self._tls is not None
+        assert self._current is not None
+        stamp = self._tls.stamp()
+        if stamp != self._stamp:
+            try:
+                self._current = _context(self._tls)
+            except OSError as error:
+                # Files are replaced one after the other; the next handshake looks again.
+                self._log.warning("page_tls=kept reason=%s", error)
+            else:
+                self._stamp = stamp
+        held.context = self._current
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if self._only_local and not _names_this_machine(request.host):
+            return web.Response(status=421, text="ask by the address of this machine, such as 127.0.0.1\n")
+        if request.method not in {"GET", "HEAD"}:
+            return web.Response(status=405, text="only GET is answered\n")
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    # What is answered
+
+    async def _file(self, request: web.Request) -> web.Response:
+        found = self._files.get(request.match_info.get("name") or "index.html")
+        if found is None:
+            return web.Response(status=404, text="try /\n")
+        return web.Response(body=found[0], content_type=found[1], charset="utf-8")
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        hub = self._hub
+        if hub.viewers >= _VIEWERS_MOST:
+            return web.Response(status=503, text=f"{_VIEWERS_MOST} viewers are here already\n")
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        hub.viewers += 1
+        try:
+            await response.prepare(request)
+            frame, body = await hub.whole()
+            while True:
+                async with asyncio.timeout(_SEND_WITHIN_S):
+                    await response.write(body)
+                try:
+                    async with asyncio.timeout(_QUIET_MOST_S):
+                        frame, body = await hub.after(frame)
+                except TimeoutError:
+                    body = b": nothing new\n\n"
+        except (Behind, TimeoutError, ConnectionError):
+            # A viewer that goes, reads nothing, or is to come again: it knows what to do.
+            pass
+        finally:
+            hub.viewers -= 1
+        return response
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        if self._at_once >= _ANSWERS_AT_ONCE_MOST:
+            return web.Response(status=503, text="too many questions at once; ask again\n")
+        given = {key: value[:_TEXT_MOST] for key, value in request.query.items()}
+        self._at_once += 1
+        try:
+            found = await self._found(request.match_info["what"], given)
+        finally:
+            self._at_once -= 1
+        if found is None:
+            return web.json_response({"error": "not there (any more)"}, status=404)
+        return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+
+    async def _found(self, what: str, given: dict[str, str]) -> Any:
+        source = self._source
+        match what:
+            case "gpu":
+                return await source.read(lambda state: self._gpu(state, given.get("node", ""), given.get("index", "")))
+            case "workload":
+                explanation = await source.explain(given.get("id", ""))
+                return None if explanation is None else workload_answer(explanation, self._hub.board.fleet)
+            case "search":
+                return await source.read(lambda state: search_answer(state, given.get("text", "")))
+            case "points":
+                return await source.read(lambda state: points_answer(state.points, given.get("profile", "")))
+        return None
+
+    def _gpu(self, state: ClusterState, node_name: str, index: str) -> Any:
+        record = state.nodes.get(node_name)
+        if record is None or not index.isdecimal():
+            return None
+        gpu = next((gpu for gpu in record.inventory.gpus if gpu.index == int(index)), None)
+        if gpu is None:
+            return None
+        now_s, now_ns = self._source.now_s(), self._source.now_ns()
+        telemetry = self._source.telemetry
+        readings = telemetry.gpu(node_name, gpu.uuid, now_s=now_s, now_ns=now_ns)
+        return gpu_answer(state, record, gpu, readings, telemetry.age_s(node_name, now_s=now_s, now_ns=now_ns))
+
+
+async def _with_headers(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update(_HEADERS)
+
+
+def _names_this_machine(host: str) -> bool:
+    """Whether a Host header is of the loopback: a name that leads here could be anybody's."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else host
+    name = name.strip("[]")
+    if name.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    """For a server that takes only clients of the authority; raises OSError (ssl.SSLError too)."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(files.authority))
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(files.certificate, files.key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context

@@ -1,0 +1,173 @@
+"""The live page's hub: one board for all viewers, moved on once a second, its frames made bytes once.
+
+Owns when the board looks, the last frames as bytes, and what a viewer that fell behind gets. Must
+not know HTTP, nor what stands in a frame.
+
+Theory. The work of a frame is that of one viewer whatever their number: a viewer costs the
+sending of bytes that are there. Without viewers only the line of power and the history go on. A
+look at ten thousand GPUs is cut in slices of nodes with a rest between, so that decisions wait a
+millisecond at most. A viewer keeps no queue: it asks for the frames after its last, and one that
+is more than some frames behind is let go, whereupon it comes back and gets everything anew.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from eelgrid_controller.command import Committed
+from eelgrid_controller.page.board import Board
+from eelgrid_controller.state import ClusterState
+from eelgrid_controller.telemetry import Telemetry
+from eelgrid_protos.messages import Explanation
+
+__all__ = ["Behind", "PageHub", "Source"]
+
+_Result = TypeVar("_Result")
+EVERY_S = 1.0
+FRAMES_KEPT = 16
+_NODES_A_SLICE = 100
+
+
+class Behind(Exception):
+    """A viewer is too far behind, or the hub has closed; it may come again."""
+
+
+class Source(Protocol):
+    """Where the page's numbers come from."""
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """The readings."""
+
+    def read(self, view: Callable[[ClusterState], _Result]) -> Awaitable[_Result]:
+        """What a view makes of the state when all of it is on disk."""
+
+    def explain(self, workload_id: str) -> Awaitable[Explanation | None]:
+        """Why a workload stands where it stands; None for one that is not known."""
+
+    def state_now(self) -> ClusterState:
+        """The state at this moment, for a listener of commits."""
+
+    def now_s(self) -> float:
+        """Monotonic seconds."""
+
+    def now_ns(self) -> int:
+        """Nanoseconds since 1970."""
+
+
+class PageHub:
+    """Moves the board on and holds its frames; used from one event loop."""
+
+    def __init__(self, source: Source, *, log: logging.Logger, every_s: float = EVERY_S) -> None:
+        self.board = Board()
+        self.viewers = 0
+        self._source = source
+        self._log = log
+        self._every_s = every_s
+        self._frames: deque[tuple[int, bytes]] = deque(maxlen=FRAMES_KEPT)
+        self._whole: tuple[tuple[int, int], bytes] = ((-1, -1), b"")
+        self._news = asyncio.Event()
+        self._turning = asyncio.Lock()
+        self._turned_s = float("-inf")
+        self._closed = False
+
+    def committed(self, committed: Committed) -> None:
+        """A commit is on disk."""
+        self.board.committed(committed.events, self._source.state_now())
+
+    async def run(self) -> None:
+        """Move on until cancelled."""
+        while True:
+            start_s = self._source.now_s()
+            try:
+                await self._beat()
+            except Exception:  # noqa: BLE001  # a fault in one frame must not end the page for good
+                self._log.exception("page=failed frame=%d", self.board.frame)
+            await asyncio.sleep(max(0.05, self._every_s - (self._source.now_s() - start_s)))
+
+    def close(self) -> None:
+        """Let every viewer go."""
+        self._closed = True
+        self._tell()
+
+    async def _beat(self) -> None:
+        source = self._source
+        power = source.telemetry.power(now_s=source.now_s(), now_ns=source.now_ns())
+        self.board.measured(power, now_ns=source.now_ns())
+        if self.viewers:
+            await self._turn()
+        else:
+            await source.read(self.board.step)
+
+    async def _turn(self, *, unless_s: float = 0.0) -> None:
+        """Look at every node, and tell what changed; not if that was done less than so many seconds ago."""
+        async with self._turning:
+            source, board = self._source, self.board
+            if source.now_s() - self._turned_s < unless_s:
+                return
+            era = board.fleet.era
+            await source.read(board.step)
+            names = await source.read(lambda state: list(state.nodes))
+            for part in _slices(names):
+                await source.read(lambda state, part=part: self._look(state, part))  # type: ignore[misc]
+                await asyncio.sleep(0)
+            # Nothing may come between: viewers number their frames by this.
+            frame = await source.read(lambda state: board.delta(state, now_ns=source.now_ns()))
+            is_whole = board.fleet.era != era
+            body = self._whole_now() if is_whole else _event("delta", board.frame, frame)
+            self._frames.append((board.frame, body))
+            self._turned_s = source.now_s()
+            self._tell()
+
+    def _look(self, state: ClusterState, names: Sequence[str]) -> None:
+        source = self._source
+        now_s, now_ns = source.now_s(), source.now_ns()
+        fresh = source.telemetry.fresh
+        self.board.look(
+            (record, fresh(name, now_s=now_s, now_ns=now_ns))
+            for name in names
+            if (record := state.nodes.get(name)) is not None
+        )
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def _whole_now(self) -> bytes:
+        # Without viewers cells may be numbered anew between two frames.
+        mark = (self.board.frame, self.board.fleet.era)
+        if self._whole[0] != mark:
+            whole = self.board.whole(now_ns=self._source.now_ns())
+            self._whole = (mark, _event("whole", self.board.frame, whole))
+        return self._whole[1]
+
+    async def whole(self) -> tuple[int, bytes]:
+        """Everything, and the number of the frame that it is; as of a second ago at most."""
+        # Many may come at once, as after a restart: one of them looks for all.
+        await self._turn(unless_s=2.0 * self._every_s)
+        return self.board.frame, self._whole_now()
+
+    async def after(self, frame: int) -> tuple[int, bytes]:
+        """The frames after this one, once there are some; raises Behind."""
+        while not self._closed and self.board.frame <= frame:
+            await self._news.wait()
+        kept = [(number, body) for number, body in self._frames if number > frame]
+        if self._closed or not kept or kept[0][0] != frame + 1:
+            raise Behind
+        return kept[-1][0], b"".join(body for _, body in kept)
+
+
+def _event(kind: str, frame: int, body: dict[str, Any]) -> bytes:
+    """One server-sent event; the body's JSON has no line breaks."""
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (frame, kind.encode(), msgspec.json.encode(body))
+
+
+def _slices(names: Sequence[str]) -> Iterator[list[str]]:
+    left = iter(names)
+    while part := list(islice(left, _NODES_A_SLICE)):
+        yield part

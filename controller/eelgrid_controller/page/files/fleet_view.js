@@ -1,0 +1,33 @@
+// The whole fleet in numbers, beside the map.
+
+import { count, el, gpus, show, table, watts } from "./dom.js";
+import { budgetBars } from "./power_view.js";
+import { changeRow } from "./history_view.js";
+
+export const fleetView = { wide: false, open: draw, frame: draw };
+
+function draw(panel, page) {
+  const { model } = page;
+  page.map.choose(-1);
+  const sums = model.models.map((name) => ({ name, gpus: 0, held: 0, power: 0, read: 0 }));
+  for (let cell = 0; cell < model.size; cell += 1) {
+    const sum = sums[model.model[cell]];
+    sum.gpus += 1;
+    sum.held += model.held_milli[cell];
+    if (model.power_w[cell] >= 0) {
+      sum.power += model.power_w[cell];
+      sum.read += 1;
+    }
+  }
+  show(panel,
+    el("h2", {}, "Fleet"),
+    model.size ? null : el("p", {}, "No node has joined. Start ", el("code", {}, "eelgrid-agent"), " on one."),
+    table([["model"], ["GPUs", true], ["held", true], ["power", true], ["read", true]],
+      sums.sort((one, other) => other.power - one.power).map((sum) => [
+        sum.name, count(sum.gpus), gpus(sum.held), watts(sum.power), count(sum.read)])),
+    el("h3", {}, "Power against budget"),
+    budgetBars(model.budgets.slice(0, 5)),
+    el("h3", {}, "Latest changes"),
+    table([["time"], ["what"], ["of"]], model.changes.slice(-8).reverse().map((change) => changeRow(change))),
+  );
+}

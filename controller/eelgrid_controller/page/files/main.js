@@ -1,0 +1,81 @@
+// The page: which view is open, and who hears of a frame.
+
+import { byId, count, el, isUsed, show, watts } from "./dom.js";
+import { FleetMap } from "./map.js";
+import { listen } from "./map_input.js";
+import { Model } from "./model.js";
+import { follow } from "./stream.js";
+import { fleetView } from "./fleet_view.js";
+import { frontierView } from "./frontier_view.js";
+import { gpuView } from "./gpu_view.js";
+import { historyView } from "./history_view.js";
+import { powerView } from "./power_view.js";
+import { queueView } from "./queue_view.js";
+import { searchView } from "./search_view.js";
+import { workloadView } from "./workload_view.js";
+
+// By the first part of the address after #: a view is {wide, open(panel, page, parts), frame?(), close?()}.
+const VIEWS = {
+  fleet: fleetView, gpu: gpuView, workload: workloadView, workloads: searchView, queue: queueView,
+  power: powerView, history: historyView, frontier: frontierView,
+};
+const UNDER = { gpu: "fleet", workload: "workloads" };
+const model = new Model();
+const page = { model, map: new FleetMap(model) };
+let view = null;
+window.eelgrid = page; // for the curious, and for tests
+
+function route() {
+  const [name, ...parts] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  view?.close?.(page);
+  view = VIEWS[name] ?? VIEWS.fleet;
+  document.body.toggleAttribute("data-wide", view.wide);
+  for (const link of document.querySelectorAll("nav a")) {
+    const isHere = link.getAttribute("href") === `#/${UNDER[name] ?? (VIEWS[name] ? name : "fleet")}`;
+    if (isHere) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  byId("panel").scrollTop = 0;
+  if (model.ready) view.open(byId("panel"), page, parts);
+  else show(byId("panel"), el("p", { class: "quiet" }, "Waiting for the controller."));
+}
+
+function glance() {
+  const { counts } = model;
+  const power = model.powerNow();
+  byId("counts").textContent = [
+    `${count(model.size)} GPUs in ${count(counts.nodes)} nodes`, counts.nodes_lost ? `${counts.nodes_lost} lost` : "",
+    power === null ? "no power reading" : watts(power), `${count(counts.placed)} placed`, `${count(counts.pending)} wait`,
+  ].filter(Boolean).join(" · ");
+}
+
+function connection(state, words) {
+  const sign = byId("connection");
+  if (sign.dataset.state !== state || sign.textContent !== words) sign.textContent = words;
+  sign.dataset.state = state;
+  document.body.toggleAttribute("data-broken", state === "broken");
+}
+
+listen(page.map, model, (cell) => {
+  location.hash = `#/gpu/${encodeURIComponent(model.nodeName(cell))}/${model.index[cell]}`;
+});
+window.addEventListener("hashchange", route);
+route();
+follow({
+  whole(frame) {
+    model.whole(frame);
+    page.map.rebuild();
+    glance();
+    route();
+  },
+  delta(frame) {
+    page.map.touch(model.delta(frame));
+    glance();
+    if (!isUsed(byId("panel"))) view.frame?.(byId("panel"), page, frame);
+  },
+  live: () => connection("live", "live"),
+  broken(retryMs) {
+    const since = model.atMs ? `, as of ${new Date(model.atMs).toLocaleTimeString("en-GB")}` : "";
+    connection("broken", `no connection${since}; next try in ${Math.max(1, Math.round(retryMs / 1000))} s`);
+  },
+});

@@ -1,0 +1,346 @@
+// The map on its canvas: draws everything when the view changes, and only changed cells when readings do.
+
+import { CellState } from "./model.js";
+import { inkOn, onTheme, ramp, theme } from "./colour.js";
+import { CELL, cellAt, layOut } from "./layout.js";
+import { byId, el, watts } from "./dom.js";
+
+const DETAIL_PX = 26; // of a cell, from which slices and watts can be read
+const NAMES_PX = 15; // from which node names can be read
+
+export class FleetMap {
+  constructor(model) {
+    this.model = model;
+    this.canvas = byId("map");
+    this.pen = this.canvas.getContext("2d", { alpha: false });
+    this.by = "power";
+    this.held = null; // the past, while it is shown
+    this.marks = new Map(); // cells that a decision changed: more or less held
+    this.chosen = -1;
+    this.layout = null;
+    [this.zoom, this.left, this.top, this.ratio] = [1, 0, 0, 1];
+    this.fitted = true;
+    this.drawn = { all: 0, cells: 0 }; // for tests and the curious
+    this.waiting = null;
+    onTheme(() => this.restyle());
+    new ResizeObserver(() => this.resize()).observe(byId("map-holder"));
+    this.restyle();
+  }
+
+  /** The fleet is another, or for the first time there. */
+  rebuild() {
+    const { clientWidth, clientHeight } = byId("map-holder");
+    this.layout = layOut(this.model, Math.max(0.3, clientWidth / Math.max(1, clientHeight)));
+    this.rowOf = new Int32Array(this.model.size);
+    this.layout.rows.forEach((row, at) => this.rowOf.fill(at, row.first, row.end));
+    this.mostW = Math.max(50, this.model.limitW.reduce((most, limit) => Math.max(most, limit), 0),
+      this.model.power_w.reduce((most, power) => Math.max(most, power), 0));
+    if (this.fitted) this.fit();
+    this.legend();
+    this.redraw();
+  }
+
+  resize() {
+    const { clientWidth, clientHeight } = byId("map-holder");
+    if (!clientWidth || !clientHeight) return;
+    this.ratio = window.devicePixelRatio || 1;
+    this.canvas.width = Math.round(clientWidth * this.ratio);
+    this.canvas.height = Math.round(clientHeight * this.ratio);
+    if (this.model.ready) this.rebuild();
+  }
+
+  restyle() {
+    this.colours = ramp();
+    this.legend();
+    this.redraw();
+  }
+
+  colourBy(what) {
+    this.by = what;
+    this.legend();
+    this.redraw();
+  }
+
+  /** Shows what was held at another time, with what one decision changed; null for now. */
+  past(held, change) {
+    this.held = held;
+    byId("colour-by").disabled = held !== null;
+    this.marks = new Map();
+    for (let at = 0; held && at < change[5].length; at += 2) this.marks.set(change[5][at], change[5][at + 1]);
+    this.legend();
+    this.redraw();
+  }
+
+  // The view
+
+  fit() {
+    if (!this.layout) return;
+    const [width, height] = [this.canvas.width / this.ratio, this.canvas.height / this.ratio];
+    this.zoom = Math.min((width - 24) / this.layout.width, (height - 24) / this.layout.height, 6);
+    this.left = (width - this.zoom * this.layout.width) / 2;
+    this.top = Math.max(8, (height - this.zoom * this.layout.height) / 2);
+    this.fitted = true;
+    this.redraw();
+  }
+
+  /** Nearer or farther around a point of the canvas, in CSS pixels. */
+  scale(factor, x = this.canvas.clientWidth / 2, y = this.canvas.clientHeight / 2) {
+    const zoom = Math.min(20, Math.max(0.05, this.zoom * factor));
+    this.left = x - ((x - this.left) * zoom) / this.zoom;
+    this.top = y - ((y - this.top) * zoom) / this.zoom;
+    this.zoom = zoom;
+    this.fitted = false;
+    this.redraw();
+  }
+
+  pan(dx, dy) {
+    this.left += dx;
+    this.top += dy;
+    this.fitted = false;
+    this.redraw();
+  }
+
+  under(x, y) {
+    return this.layout ? cellAt(this.layout, (x - this.left) / this.zoom, (y - this.top) / this.zoom) : -1;
+  }
+
+  choose(cell) {
+    if (cell === this.chosen) return;
+    this.chosen = cell;
+    if (cell >= 0 && this.layout) this.bringIn(cell);
+    this.redraw();
+  }
+
+  bringIn(cell) {
+    const [x, y] = [this.left + this.zoom * this.layout.x[cell], this.top + this.zoom * this.layout.y[cell]];
+    const [width, height, side] = [this.canvas.clientWidth, this.canvas.clientHeight, this.zoom * CELL];
+    if (x < 0) this.left -= x - 20;
+    if (y < 0) this.top -= y - 20;
+    if (x + side > width) this.left -= x + side - width + 20;
+    if (y + side > height) this.top -= y + side - height + 20;
+  }
+
+  // Drawing
+
+  redraw() {
+    this.waiting = "all";
+    this.soon();
+  }
+
+  /** Only these cells look otherwise; null for any number of them. */
+  touch(cells) {
+    if (this.waiting === "all" || cells?.size === 0) return;
+    if (cells === null || this.held) this.waiting = "all";
+    else this.waiting = new Set([...(this.waiting ?? []), ...cells]);
+    this.soon();
+  }
+
+  soon() {
+    if (this.asked) return;
+    this.asked = true;
+    requestAnimationFrame(() => {
+      this.asked = false;
+      const waiting = this.waiting;
+      this.waiting = null;
+      if (this.layout && waiting) this.draw(waiting);
+    });
+  }
+
+  draw(waiting) {
+    const pen = this.pen;
+    const scale = this.zoom * this.ratio;
+    pen.setTransform(scale, 0, 0, scale, this.left * this.ratio, this.top * this.ratio);
+    this.colour = theme();
+    this.pixels = this.zoom * CELL;
+    if (waiting === "all") {
+      pen.save();
+      pen.setTransform(1, 0, 0, 1, 0, 0);
+      pen.fillStyle = this.colour.ground;
+      pen.fillRect(0, 0, this.canvas.width, this.canvas.height);
+      pen.restore();
+      this.rows();
+      this.titles();
+      this.drawn.all += 1;
+    } else {
+      for (const cell of waiting) {
+        if (!this.isSeen(this.layout.x[cell], this.layout.y[cell], CELL, CELL)) continue;
+        const shade = this.shade(cell);
+        pen.fillStyle = shade < 0 ? this.colour.none : this.colours[shade];
+        pen.fillRect(this.layout.x[cell], this.layout.y[cell], CELL, CELL);
+        this.over(cell);
+      }
+      this.drawn.cells += waiting.size;
+    }
+    this.frame();
+  }
+
+  isSeen(x, y, width, height) {
+    const [left, top] = [-this.left / this.zoom, -this.top / this.zoom];
+    return x + width > left && y + height > top && x < left + this.canvas.clientWidth / this.zoom
+      && y < top + this.canvas.clientHeight / this.zoom;
+  }
+
+  /** All rows in sight. Cells of one colour are drawn one after the other: changing the pen's colour costs the most. */
+  rows() {
+    const { pen, layout } = this;
+    const seen = layout.rows.filter((row) => this.isSeen(row.x, row.y, (row.end - row.first) * (CELL + 1), CELL + 4));
+    const byShade = new Map();
+    for (const row of seen) {
+      for (let cell = row.first; cell < row.end; cell += 1) {
+        const shade = this.shade(cell);
+        if (!byShade.has(shade)) byShade.set(shade, []);
+        byShade.get(shade).push(cell);
+      }
+    }
+    for (const [shade, cells] of byShade) {
+      pen.fillStyle = shade < 0 ? this.colour.none : this.colours[shade];
+      for (const cell of cells) pen.fillRect(layout.x[cell], layout.y[cell], CELL, CELL);
+    }
+    for (const row of seen) {
+      for (let cell = row.first; cell < row.end; cell += 1) this.over(cell);
+      this.name(row);
+    }
+  }
+
+  name(row) {
+    if (this.pixels >= NAMES_PX) {
+      this.pen.fillStyle = this.colour.quiet;
+      this.pen.font = "2.6px system-ui, sans-serif";
+      this.pen.textBaseline = "alphabetic";
+      this.pen.fillText(this.model.nodes.name[row.node], row.x, row.y + 2.4, (row.end - row.first) * (CELL + 1));
+    }
+  }
+
+  titles() {
+    const pen = this.pen;
+    const size = Math.min(15, Math.max(7, 11 / this.zoom));
+    pen.font = `${size}px system-ui, sans-serif`;
+    pen.textBaseline = "alphabetic";
+    pen.fillStyle = this.colour.ink;
+    if (this.zoom * size < 6) return;
+    for (const block of this.layout.blocks) if (block.title) pen.fillText(block.title, block.x, block.y + 16, block.w);
+  }
+
+  /** Of the scale, 0 to 1; -1 where nothing is known. */
+  ratioOf(cell) {
+    const model = this.model;
+    if (this.held) return Math.min(1, this.held[cell] / 1000);
+    if (this.by === "held") return Math.min(1, model.held_milli[cell] / 1000);
+    if (model.power_w[cell] < 0) return -1;
+    if (this.by === "share") return model.limitW[cell] ? Math.min(1, model.power_w[cell] / model.limitW[cell]) : -1;
+    return Math.min(1, model.power_w[cell] / this.mostW);
+  }
+
+  /** Of the ramp's colours; -1 where nothing is known. */
+  shade(cell) {
+    const ratio = this.ratioOf(cell);
+    return ratio < 0 ? -1 : Math.round(63 * ratio);
+  }
+
+  /** What lies over a cell's colour. */
+  over(cell) {
+    const { pen, model, colour } = this;
+    const state = this.held ? CellState.OPEN : model.state[cell];
+    const isNear = this.pixels >= DETAIL_PX;
+    if (state === CellState.OPEN && !isNear) return;
+    const [x, y] = [this.layout.x[cell], this.layout.y[cell]];
+    const ratio = this.ratioOf(cell);
+    if (isNear) this.detail(cell, x, y, ratio, this.held ? null : model.slices.get(cell));
+    if (state >= CellState.CORDONED) {
+      pen.strokeStyle = state === CellState.CORDONED ? colour.quiet : colour.bad;
+      pen.lineWidth = 1.2;
+      pen.beginPath();
+      pen.moveTo(x + 2, y + 2);
+      pen.lineTo(x + 8, y + 8);
+      if (state !== CellState.CORDONED) {
+        pen.moveTo(x + 8, y + 2);
+        pen.lineTo(x + 2, y + 8);
+      }
+      pen.stroke();
+    } else if (state === CellState.CUT && !isNear && this.pixels >= 5) {
+      pen.fillStyle = inkOn(ratio);
+      pen.fillRect(x + 4.6, y + 1, 0.8, 8);
+    }
+  }
+
+  detail(cell, x, y, ratio, cut) {
+    const pen = this.pen;
+    pen.textBaseline = "middle";
+    pen.fillStyle = inkOn(ratio);
+    const power = this.model.power_w[cell];
+    const told = this.held ? String(this.held[cell] / 1000) : power < 0 ? "-" : watts(power);
+    pen.font = "2.3px system-ui, sans-serif";
+    pen.fillText(told, x + 0.6, y + 1.9, CELL - 1);
+    if (!cut?.length) return;
+    const whole = Math.max(8, ...cut.map(([start, size]) => start + size));
+    for (const [start, size, profile, isHeld] of cut) {
+      const [left, width] = [x + 0.4 + (9.2 * start) / whole, (9.2 * size) / whole - 0.25];
+      pen.fillStyle = isHeld ? this.colour.mark : this.colour.none;
+      pen.fillRect(left, y + 3.6, width, 5.8);
+      pen.strokeStyle = this.colour.line;
+      pen.lineWidth = 0.12;
+      pen.strokeRect(left, y + 3.6, width, 5.8);
+      pen.save();
+      pen.translate(left + width / 2, y + 9);
+      pen.rotate(-Math.PI / 2);
+      pen.fillStyle = isHeld ? this.colour.ground : this.colour.ink;
+      pen.font = `${Math.min(1.5, width)}px system-ui, sans-serif`;
+      pen.fillText(profile, 0, 0, 5.2);
+      pen.restore();
+    }
+  }
+
+  /** Around a cell, of the same width at every zoom, on a rim that parts it from any colour. */
+  outline(cell, colour) {
+    const [x, y, side] = [this.layout.x[cell], this.layout.y[cell], CELL + 2 / this.zoom];
+    for (const [ink, width] of [[this.colour.ground, 5], [colour, 3]]) {
+      this.pen.strokeStyle = ink;
+      this.pen.lineWidth = width / this.zoom;
+      this.pen.strokeRect(x - 1 / this.zoom, y - 1 / this.zoom, side, side);
+    }
+  }
+
+  frame() {
+    for (const [cell, milli] of this.marks) this.outline(cell, milli > 0 ? this.colour.good : this.colour.bad);
+    if (this.chosen >= 0 && this.chosen < this.model.size) this.outline(this.chosen, this.colour.mark);
+  }
+
+  // The legend
+
+  legend() {
+    const scale = el("span", { class: "scale" });
+    scale.style.background = `linear-gradient(90deg, ${theme().scale.join(", ")})`;
+    const by = this.held ? "held" : this.by;
+    const most = by === "power" ? watts(this.mostW ?? 0) : by === "share" ? "100 %" : "1 GPU";
+    byId("legend").replaceChildren("0", scale, most, ...this.signs());
+  }
+
+  signs() {
+    const sign = (draw, words) => {
+      const canvas = el("canvas", { width: 28, height: 28, "aria-hidden": "true" });
+      draw(canvas.getContext("2d"), theme());
+      return [canvas, words];
+    };
+    const stroke = (pen, colour, points) => {
+      pen.strokeStyle = colour;
+      pen.lineWidth = 4;
+      for (const [x, y, toX, toY] of points) {
+        pen.beginPath();
+        pen.moveTo(x, y);
+        pen.lineTo(toX, toY);
+        pen.stroke();
+      }
+    };
+    const ground = (pen, colour) => { pen.fillStyle = colour; pen.fillRect(0, 0, 28, 28); };
+    if (this.held) {
+      const box = (name) => (pen, one) => { pen.strokeStyle = one[name]; pen.lineWidth = 6; pen.strokeRect(3, 3, 22, 22); };
+      return [sign(box("good"), "more held"), sign(box("bad"), "less held")].flat();
+    }
+    return [
+      sign((pen, one) => ground(pen, one.none), "no reading"),
+      sign((pen, one) => { ground(pen, one.scale[1]); pen.fillStyle = one.ink; pen.fillRect(12, 2, 4, 24); }, "MIG"),
+      sign((pen, one) => { ground(pen, one.none); stroke(pen, one.quiet, [[5, 5, 23, 23]]); }, "cordoned"),
+      sign((pen, one) => { ground(pen, one.none); stroke(pen, one.bad, [[5, 5, 23, 23], [23, 5, 5, 23]]); }, "lost"),
+    ].flat();
+  }
+}

@@ -1,0 +1,61 @@
+// Power against budget: the line of the last minutes, and each budget as a bar.
+
+import { clock, count, el, show, svg, table, watts } from "./dom.js";
+
+const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP] = [900, 300, 70, 26, 12];
+
+export const powerView = { wide: true, open: draw, frame: draw };
+
+function draw(panel, { model }) {
+  const limit = model.budgets.find(([name]) => name === "cluster")?.[1] ?? null;
+  show(panel,
+    el("h2", {}, `Power: ${watts(model.powerNow())}${limit ? ` of ${watts(limit)}` : ""}`),
+    model.powerLine.length > 1 ? chart(model.powerLine, limit) : el("p", { class: "quiet" }, "Too few readings for a line yet."),
+    el("p", { class: "quiet" }, "The sum of fresh GPU readings, by the second, of the last ten minutes at most. Prometheus has the past."),
+    el("h3", {}, "Budgets"),
+    model.budgets.length ? table([["budget"], ["limit", true], ["measured", true], ["left", true], ["GPUs read", true], ["used"]],
+      model.budgets.map((one) => [one[0], watts(one[1]), watts(one[2]), left(one), `${count(one[3])} of ${count(one[4])}`, bar(one)]))
+      : noBudgets());
+}
+
+const left = ([, limit, measured]) => (measured > limit ? el("span", { class: "bad" }, `${watts(measured - limit)} over`) : watts(limit - measured));
+const noBudgets = () => el("p", { class: "quiet" }, "No budget is set; ", el("code", {}, "eelctl policy set --budget cluster=50000W"), " sets one.");
+
+function bar([, limit, measured]) {
+  const fill = el("div", { class: measured > limit && "over" });
+  fill.style.width = `${Math.min(100, (100 * measured) / Math.max(1, limit))}%`;
+  return el("div", { class: "bar" }, fill);
+}
+
+export function budgetBars(budgets) {
+  if (!budgets.length) return noBudgets();
+  return table([["budget"], ["measured", true], ["limit", true], ["used"]],
+    budgets.map((one) => [one[0], watts(one[2]), watts(one[1]), bar(one)]));
+}
+
+export function steps(most, wanted = 5) {
+  const rough = most / wanted;
+  const unit = 10 ** Math.floor(Math.log10(rough));
+  return unit * [1, 2, 5, 10].find((factor) => factor * unit >= rough);
+}
+
+function chart(line, limit) {
+  const [first, last] = [line[0][0], line.at(-1)[0]];
+  const most = Math.max(limit ?? 0, ...line.map(([, power]) => power), 1) * 1.08;
+  const x = (ms) => LEFT + ((WIDTH - LEFT - 14) * (ms - first)) / Math.max(1, last - first);
+  const y = (power) => HEIGHT - BOTTOM - ((HEIGHT - BOTTOM - TOP) * power) / most;
+  const step = steps(most);
+  const grid = [];
+  for (let power = 0; power <= most; power += step) {
+    grid.push(svg("line", { class: "grid", x1: LEFT, x2: WIDTH - 14, y1: y(power), y2: y(power) }),
+      svg("text", { x: LEFT - 8, y: y(power) + 4, "text-anchor": "end" }, watts(power)));
+  }
+  const times = [0, 1 / 3, 2 / 3, 1].map((part) => first + part * (last - first));
+  const label = `Power from ${clock(first)} to ${clock(last)}: now ${watts(line.at(-1)[1])}${limit ? `, budget ${watts(limit)}` : ""}`;
+  return svg("svg", { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label },
+    grid,
+    times.map((ms, at) => svg("text", { x: x(ms), y: HEIGHT - 8, "text-anchor": ["start", "middle", "middle", "end"][at] }, clock(ms))),
+    limit ? [svg("line", { class: "limit", x1: LEFT, x2: WIDTH - 14, y1: y(limit), y2: y(limit) }),
+      svg("text", { x: WIDTH - 18, y: y(limit) - 5, "text-anchor": "end" }, "budget of the cluster")] : [],
+    svg("polyline", { class: "line", points: line.map(([ms, power]) => `${x(ms).toFixed(1)},${y(power).toFixed(1)}`).join(" ") }));
+}

@@ -1,0 +1,28 @@
+// What waits, in the order in which it is tried, and for which reason.
+
+import { count, el, gpus, show, since, table, workloadLink } from "./dom.js";
+
+export const queueView = {
+  wide: true,
+  open: draw,
+  frame(panel, page, frame) {
+    if (frame.queue || frame.frame % 5 === 0) draw(panel, page); // how long it waits rises by itself
+  },
+};
+
+function draw(panel, { model }) {
+  const { rows, reasons } = model.queue;
+  const pending = model.counts.pending;
+  show(panel,
+    el("h2", {}, pending ? `${count(pending)} wait` : "Nothing waits"),
+    reasons.length ? [
+      el("h3", {}, "Reasons"),
+      table([["reason"], ["workloads", true]], reasons.map(([reason, waiting]) => [reason || "not tried yet", count(waiting)])),
+      el("h3", {}, "In order"),
+      table([["workload"], ["name"], ["namespace"], ["priority", true], ["replicas", true], ["GPUs", true], ["waits", true], ["reason"]],
+        rows.map(([id, name, namespace, priority, replicas, wanted, milli, submittedMs, reason]) => [
+          workloadLink(id), name, namespace, priority, count(replicas), wanted ? `${wanted} × ${gpus(milli)}` : "0",
+          since(submittedMs, model.atMs), reason])),
+      pending > rows.length ? el("p", { class: "quiet" }, `and ${count(pending - rows.length)} more`) : null,
+    ] : null);
+}

@@ -1,0 +1,213 @@
+"""What the page tells of pools, staleness, the model's error, waiting work, the plan and the ledger."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.controller_rig import batch, inventory, running, until, wanted
+
+from eelgrid_controller.adapters.described import OTHER, PENDING_REASONS, PLAN_CHANGES
+from eelgrid_controller.adapters.fleet_page import waiting_by_reason
+from eelgrid_controller.adapters.ledger_page import LedgerPage, NamespaceEnergy
+from eelgrid_controller.energy_ledger.entries import Booked, Entry, Holder, Place
+from eelgrid_controller.telemetry import Telemetry
+from eelgrid_protos.messages import (
+    AttributionConfidence,
+    AttributionMethod,
+    EnergyAcknowledgement,
+    EnergyOwner,
+    EnergyPart,
+    EnergyWindow,
+    OwnerKind,
+    ReasonCount,
+    Summary,
+    WindowDevice,
+    WindowShare,
+)
+
+SECOND = 1_000_000_000
+
+
+def values(text, name):
+    """By the values of its labels, in the order of their names."""
+    return {
+        tuple(value for _, value in sorted(sample.labels.items())): sample.value
+        for one in text_string_to_metric_families(text)
+        for sample in one.samples
+        if sample.name == name
+    }
+
+
+async def page_of(rig):
+    return (await rig.controller.metrics.page()).decode()
+
+
+async def test_a_fleet_is_told_by_pool_with_its_stale_nodes_and_the_models_error(tmp_path):
+    async with running(tmp_path) as rig:
+        now_ns = rig.controller._clock.now_ns
+        first = await rig.join(inventory("n1", pool="a"))
+        second = await rig.join(inventory("n2", gpus=4, pool="b"))
+        await rig.join(inventory("n3", pool="b"))
+        text = await page_of(rig)
+        assert values(text, "eelgrid_stale_nodes") == {(): 3.0}
+        assert "eelgrid_oldest_sample_age_seconds " not in text, "nothing came yet"
+        await first.say(batch(1, time_ns=now_ns()))
+        await second.say(batch(1, gpus=4, time_ns=now_ns() - 10 * SECOND))
+        telemetry = rig.controller.agents._telemetry
+        await until(lambda: telemetry.received == 2)
+        await rig.operators.submit_workload(wanted("w1"))
+        text = await page_of(rig)
+        assert values(text, "eelgrid_pool_power_watts") == {("a",): 100.0, ("b",): 200.0}
+        assert values(text, "eelgrid_stale_nodes") == {(): 1.0}
+        assert 10.0 <= values(text, "eelgrid_oldest_sample_age_seconds")[()] < 20.0
+        # One of the six measured boards (or of the two that are not) is held: all others idle.
+        (place,) = rig.controller.loop.core.state.workloads["w1"].placements
+        held = int(place.node_name != "n3")
+        modelled_w = 6 * 30.0 + held * 120.0
+        assert values(text, "eelgrid_model_power_error_ratio") == {("G2",): pytest.approx(300.0 / modelled_w - 1.0)}
+
+
+async def test_what_waits_is_counted_by_constraint_and_the_plan_by_change(tmp_path):
+    async with running(tmp_path) as rig:
+        await rig.join(inventory("n1"))
+        for key in ("w1", "w2", "w3", "w4"):
+            await rig.operators.submit_workload(wanted(key))
+        text = await page_of(rig)
+        waiting = values(text, "eelgrid_pending_workloads")
+        assert waiting["gpu_count",] == 2.0
+        assert sum(waiting.values()) == 2.0
+        assert {reason for (reason,) in waiting} == set(PENDING_REASONS)
+        changes = values(text, "eelgrid_plan_changes_total")
+        assert {change for (change,) in changes} == set(PLAN_CHANGES)
+        assert (changes["placed",], changes["deferred",], changes["cancelled",]) == (2.0, 2.0, 0.0)
+        assert "eelgrid_fragmentation_ratio " not in text, "no GPU is free"
+        await rig.controller.loop.cancel("w1")
+        await rig.controller.loop.cancel("w4")
+        text = await page_of(rig)
+        changes = values(text, "eelgrid_plan_changes_total")
+        assert (changes["placed",], changes["cancelled",]) == (3.0, 2.0)
+
+
+async def test_free_gpu_that_no_expected_task_can_use_is_fragmented(tmp_path):
+    async with running(tmp_path) as rig:
+        await rig.join(inventory("n1"))
+        await rig.operators.submit_workload(wanted("half", milli=500))
+        text = await page_of(rig)
+        assert values(text, "eelgrid_fragmentation_ratio") == {(): 0.0}
+        for number in range(9):
+            await rig.operators.submit_workload(wanted(f"whole{number}"))
+        # Of 500 milli that are left nine of ten expected tasks can use nothing.
+        assert values(await page_of(rig), "eelgrid_fragmentation_ratio")[()] == pytest.approx(0.9, abs=0.05)
+
+
+def test_reasons_are_a_bounded_set_that_adds_up_to_all_that_wait():
+    listed = (
+        ReasonCount(reason="cpu: nodes lack CPU", workloads=3),
+        ReasonCount(reason="budget: waits for watts of node n1", workloads=2),
+        ReasonCount(reason="budget: waits for watts of node n2", workloads=2),
+        ReasonCount(reason="of a newer version: whatever", workloads=1),
+    )
+    found = waiting_by_reason(Summary(time_ns=1, pending=10, pending_reasons=listed))
+    assert {reason: count for reason, count in found.items() if count} == {"cpu": 3.0, "budget": 4.0, OTHER: 3.0}
+    assert set(found) == set(PENDING_REASONS)
+
+
+def test_nodes_are_glanced_at_with_their_age_and_their_fresh_power():
+    telemetry = Telemetry(send_interval_s=5.0)
+    for name in ("n1", "n2"):
+        telemetry.open(inventory(name), 1)
+    telemetry.receive("n1", batch(1, time_ns=SECOND), now_s=1.0)
+    one, two = telemetry.glances(now_s=3.0, now_ns=3 * SECOND)
+    assert (one.node_name, one.age_s, one.power) == ("n1", 2.0, (("G2", 100.0, 2),))
+    assert (two.node_name, two.age_s, two.power) == ("n2", None, ())
+    one, _ = telemetry.glances(now_s=99.0, now_ns=99 * SECOND)
+    assert (one.age_s, one.power) == (98.0, ())
+
+
+async def test_a_command_that_waits_for_the_disk_has_an_age(tmp_path):
+    async with running(tmp_path) as rig:
+        loop = rig.controller.loop
+        assert loop.lag_s == 0.0
+        waits = asyncio.create_task(loop.cancel("none"))
+        await asyncio.sleep(0)
+        assert loop.queued == 1
+        await asyncio.sleep(0.0)
+        assert loop.lag_s >= 0.0
+        with pytest.raises(Exception, match="no workload"):
+            await waits
+        assert loop.lag_s == 0.0
+
+
+async def test_what_an_agent_sent_is_told_when_it_is_in_the_ledger(tmp_path):
+    async with running(tmp_path) as rig:
+        agent = await rig.join(inventory("n1"))
+        end_ns = rig.controller._clock.now_ns() - 5 * SECOND
+        charged = {
+            "device": 0, "part": EnergyPart.ACTIVE, "method": AttributionMethod.EXCLUSIVE,
+            "confidence": AttributionConfidence.HIGH,
+        }  # fmt: skip
+        window = EnergyWindow(
+            incarnation=1, number=1, begin_ns=end_ns - SECOND, end_ns=end_ns,
+            devices=(WindowDevice(gpu_uuid="GPU-n1-0", total_mj=4000),),
+            owners=(EnergyOwner(kind=OwnerKind.POD, namespace="ml", pod="p"), EnergyOwner(kind=OwnerKind.UNALLOCATED)),
+            shares=(WindowShare(owner=0, energy_mj=3000, **charged), WindowShare(owner=1, energy_mj=1000, **charged)),
+        )  # fmt: skip
+        await until(lambda: rig.controller.energy._desk._store is not None)
+        await agent.say(window)
+        await agent.hear(EnergyAcknowledgement)
+        text = await page_of(rig)
+        assert values(text, "eelgrid_ledger_energy_joules_total") == {("ml",): 3.0, ("unallocated",): 1.0}
+        assert 5.0 <= values(text, "eelgrid_ledger_newest_window_age_seconds")[()] < 60.0
+        assert values(text, "eelgrid_ledger_windows_total") == {("taken",): 1.0, ("again",): 0.0, ("dropped",): 0.0}
+        assert values(text, "eelgrid_ledger_failures_total") == {(): 0.0}
+
+
+def entry(namespace, energy_mj, kind="pod"):
+    return Entry(0, Place("n", "p", "m"), Holder(kind, namespace), Booked(active_mj=energy_mj))
+
+
+def told(page):
+    return {
+        one.name: {tuple(sample.labels.values()): sample.value for sample in one.samples} for one in page.families()
+    }
+
+
+def test_the_ledger_tells_windows_age_and_joules_by_namespace():
+    counts = SimpleNamespace(windows=7, again=2, dropped=1, failures=3)
+    page = LedgerPage(counts, now_ns=lambda: 70 * SECOND)
+    assert "eelgrid_ledger_newest_window_age_seconds" not in told(page)
+    page.booked([entry("a", 1500), entry("a", 500), entry("", 250), entry("", 100, "unallocated")], 60 * SECOND)
+    page.booked([entry("b", 1000)], 50 * SECOND)
+    families = told(page)
+    assert families["eelgrid_ledger_windows"] == {("taken",): 4.0, ("again",): 2.0, ("dropped",): 1.0}
+    assert families["eelgrid_ledger_failures"] == {(): 3.0}
+    assert families["eelgrid_ledger_newest_window_age_seconds"] == {(): 10.0}
+    assert families["eelgrid_ledger_energy_joules"] == {
+        ("a",): 2.0,
+        ("none",): 0.25,
+        ("unallocated",): 0.1,
+        ("b",): 1.0,
+    }
+
+
+def test_namespaces_beyond_the_bound_are_other_and_no_counter_ever_falls():
+    energy, before, booked = NamespaceEnergy(2), {}, 0
+    for namespace, energy_mj in (
+        ("a", 10),
+        ("b", 20),
+        ("c", 5),
+        ("c", 4),
+        ("c", 200),
+        ("a", 1),
+        ("a", 500),
+        (OTHER, 3),
+    ):
+        energy.add(namespace, energy_mj)
+        now = dict(energy.shown_mj)
+        assert len(now) <= 3
+        grown = {name: mj - before.get(name, 0) for name, mj in now.items() if name in before}
+        assert all(mj >= 0 for mj in grown.values())
+        booked, before = booked + energy_mj, now
+    # c took the place of a, then a that of b, and went on from where it was.
+    assert before == {"c": 200, "a": 510, OTHER: 5 + 4 + 1 + 3}

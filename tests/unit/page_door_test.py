@@ -1,0 +1,164 @@
+"""The page's door and hub: who may come in, what headers say, and what a viewer gets that is late or many."""
+
+import asyncio
+import json
+import ssl
+
+import aiohttp
+import pytest
+import trustme
+from bench.page_fleet import LOG, PageFleet
+
+from eelgrid_controller.adapters.page_door import PageDoor
+from eelgrid_controller.adapters.page_hub import FRAMES_KEPT, Behind, PageHub
+from eelgrid_controller.errors import ConfigError
+from eelgrid_controller.events import NodeJoined
+from eelgrid_protos.transport import TlsFiles
+
+
+async def frames(response, number):
+    """The first so many events of a stream, as (kind, body)."""
+    found, kind = [], ""
+    async with asyncio.timeout(10.0):
+        async for line in response.content:
+            if line.startswith(b"event: "):
+                kind = line[7:].strip().decode()
+            elif line.startswith(b"data: "):
+                found.append((kind, json.loads(line[6:])))
+                if len(found) == number:
+                    return found
+    return found
+
+
+async def test_a_stream_is_everything_once_and_then_what_changed():
+    fleet = PageFleet(2)
+    door = await fleet.open(every_s=0.1)
+    try:
+        async with (
+            aiohttp.ClientSession(read_bufsize=2**20) as session,
+            session.get(f"http://127.0.0.1:{door.port}/events") as response,
+        ):
+            assert response.content_type == "text/event-stream"
+            fleet.report()
+            found = await frames(response, 4)
+    finally:
+        await door.stop()
+    assert [kind for kind, _ in found] == ["whole", "delta", "delta", "delta"]
+    assert [body["frame"] for _, body in found] == list(range(found[0][1]["frame"], found[0][1]["frame"] + 4))
+    assert any("power_w" in body for kind, body in found if kind == "delta")
+
+
+async def test_every_answer_forbids_what_is_not_its_own_and_only_reading_is_answered():
+    fleet = PageFleet(1)
+    door = await fleet.open()
+    address = f"http://127.0.0.1:{door.port}"
+    try:
+        async with aiohttp.ClientSession() as session:
+            for path, status in (("/", 200), ("/main.js", 200), ("/no", 404), ("/data/gpu?node=x&index=0", 404),
+                                 ("/..%2fboard.py", 404), ("/data/gpu?node=node-0000&index=²", 404)):  # fmt: skip
+                async with session.get(address + path) as response:
+                    assert response.status == status, path
+                    assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+                    assert response.headers["X-Content-Type-Options"] == "nosniff"
+            async with session.post(f"{address}/") as response:
+                assert response.status == 405
+            async with session.get(f"{address}/data/gpu?node=node-0000&index=3") as response:
+                assert (await response.json())["uuid"] == "GPU-node-0000-3"
+            for host, status in (("evil.example", 421), ("localhost:1", 200), ("[::1]:80", 200), ("127.0.0.1", 200)):
+                async with session.get(f"{address}/", headers={"Host": host}) as response:
+                    assert response.status == status, host
+    finally:
+        await door.stop()
+
+
+async def test_an_address_that_others_reach_needs_certificates_or_a_word():
+    fleet = PageFleet(1)
+    for address, words in (("0.0.0.0:0", "no TLS"), ("here", "no address")):
+        with pytest.raises(ConfigError, match=words):
+            await fleet.open(address)
+    door = await fleet.open("0.0.0.0:0", insecure=True)
+    await door.stop()
+
+
+async def test_with_certificates_only_clients_of_the_authority_come_in(tmp_path):
+    authority = trustme.CA()
+    leaf, client = authority.issue_cert("127.0.0.1"), authority.issue_cert("viewer@example.org")
+    tls = TlsFiles(tmp_path / "c.pem", tmp_path / "k.pem", tmp_path / "a.pem")
+    tls.certificate.write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
+    tls.key.write_bytes(leaf.private_key_pem.bytes())
+    tls.authority.write_bytes(authority.cert_pem.bytes())
+    fleet = PageFleet(1)
+    door = await fleet.open(tls=tls)
+    try:
+        for known in (True, False):
+            context = ssl.create_default_context()
+            authority.configure_trust(context)
+            if known:
+                client.configure_cert(context)
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
+                asking = session.get(f"https://127.0.0.1:{door.port}/")
+                if known:
+                    async with asking as response:
+                        assert response.status == 200
+                else:
+                    with pytest.raises(aiohttp.ClientError):
+                        await asking
+    finally:
+        await door.stop()
+
+
+async def test_a_viewer_too_far_behind_is_let_go_and_a_changed_fleet_is_told_whole():
+    fleet = PageFleet(1)
+    fleet.hub = hub = PageHub(fleet, log=LOG, every_s=0.01)
+    hub.viewers = 1
+    running = asyncio.create_task(hub.run())
+    frame, body = await hub.whole()
+    assert b"event: whole" in body
+    first = frame
+    while hub.board.frame < first + FRAMES_KEPT + 2:
+        frame, body = await hub.after(frame)
+    with pytest.raises(Behind):
+        await hub.after(first)
+    from bench.page_fleet import inventory
+
+    fleet.happen(NodeJoined(time_ns=1, inventory=inventory(5)))
+    found = b""
+    while b"event: whole" not in found:
+        frame, found = await hub.after(frame)
+    hub.close()
+    with pytest.raises(Behind):
+        await hub.after(hub.board.frame)
+    running.cancel()
+
+
+async def test_viewers_that_come_at_once_cost_one_look():
+    fleet = PageFleet(3)
+    hub = PageHub(fleet, log=LOG)
+    found = await asyncio.gather(*(hub.whole() for _ in range(20)))
+    assert hub.board.frame == 1
+    assert len({id(body) for _, body in found}) == 1
+
+
+async def test_a_fault_in_one_frame_does_not_end_the_page(caplog):
+    fleet = PageFleet(1)
+    hub = PageHub(fleet, log=LOG, every_s=0.01)
+    hub.viewers = 1
+    state, fleet.state = fleet.state, None
+    running = asyncio.create_task(hub.run())
+    async with asyncio.timeout(5.0):
+        while "page=failed" not in caplog.text:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        fleet.state = state
+        frame, _ = await hub.whole()
+        assert (await hub.after(frame))[0] > frame
+    running.cancel()
+
+
+def test_the_files_fetch_nothing_from_elsewhere():
+    door = PageDoor(PageHub(PageFleet(0), log=LOG), PageFleet(0), tls=None, insecure=False, log=LOG)
+    assert {"index.html", "page.css", "main.js"} <= set(door._files)
+    for name, (content, _kind) in door._files.items():
+        text = content.decode().replace("http://www.w3.org/2000/svg", "")
+        for word in ("http:", "https:", "innerHTML", "<script>", "style="):
+            assert word not in text, (name, word)
+        assert text.count("\n") <= 400, name
