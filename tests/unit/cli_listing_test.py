@@ -7,9 +7,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from tests.fakes.operators import a_node
+from tests.fakes.spent import NOTHING_SPENT
 
 from eelgrid_controller.cli.__main__ import cli
-from eelgrid_protos.messages import GpuLink, Node, NodeState, Workload
+from eelgrid_protos.messages import EnergyGroup, EnergySpent, GpuLink, Node, NodeState, Workload
 from eelgrid_protos.plain import from_plain
 
 
@@ -209,6 +210,15 @@ def test_top_in_a_pipe_is_one_plain_snapshot(eelctl, some_work):
     ):
         assert piece in text
     assert json.loads(eelctl("top", "--once", "-o", "json").stdout)["modelled_power_w"] == 321.0
+
+
+def test_energy_is_a_table_whose_parts_add_up(eelctl, fake):
+    group = EnergyGroup(values=("bert", "ml"), spent=EnergySpent(active_mj=1_500_000))
+    fake.spent.answer = replace(NOTHING_SPENT, groups=(group,), unallocated=EnergySpent(bare_idle_mj=500_000))
+    lines = eelctl("energy").stdout.splitlines()
+    assert [line.split()[:2] for line in lines[:2]] == [["TITLE", "NAMESPACE"], ["bert", "ml"]]
+    assert [line.split("  ")[0] for line in lines[2:4]] == ["(held by nobody)", "TOTAL"]
+    assert "2.0 kJ" in lines[3]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

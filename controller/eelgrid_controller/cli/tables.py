@@ -23,7 +23,8 @@ __all__ = ["Column", "coloured", "document", "listing", "printed", "stream", "te
 _Row = TypeVar("_Row")
 
 
-@dataclass(frozen=True, slots=True)
+# Without slots: Column[Row](...) of a frozen class with them fails on Python 3.11, where typing notes the Row on it.
+@dataclass(frozen=True)
 class Column(Generic[_Row]):
     """One column: its title, the text of a cell, and whether it shows only with `-o wide`."""
 

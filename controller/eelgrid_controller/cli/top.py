@@ -1,8 +1,9 @@
 """eelctl top: the cluster, live.
 
-Owns when the picture is drawn again; how it looks is picture.py's. A terminal
-gets a screen that follows the controller's watch and survives its restart;
-anything else gets one plain snapshot, because a pipe is no screen.
+Owns when the picture is drawn again and what is asked for it; how it looks is
+top_picture.py's. A terminal gets a screen that follows the controller's watch
+and survives its restart; anything else gets one plain snapshot, because a pipe
+is no screen.
 """
 
 import sys
@@ -14,33 +15,56 @@ import click
 from eelgrid_controller.cli.connection import operators, pages
 from eelgrid_controller.cli.settings import Settings, printing
 from eelgrid_controller.cli.tables import coloured, document
-from eelgrid_protos.messages import GetSummaryRequest, ListNodesRequest, Node, Summary, WatchSummaryRequest
+from eelgrid_protos.messages import (
+    GetSummaryRequest,
+    ListNodesRequest,
+    ListPromisesRequest,
+    QueryEnergyRequest,
+    Summary,
+    WatchSummaryRequest,
+)
 
 __all__ = ["top"]
 
 # A listing of a thousand nodes costs the controller some 100 ms, a summary under 1 ms.
-_NODES_EVERY_S = 10.0
+_REST_EVERY_S = 10.0
 _RECONNECT_S = 1.0
 _WIDTH_IN_A_PIPE = 110
+_CONSUMERS_MOST = 100
+_DAY_S = 86_400
 
 
-def _picture(summary: Summary, nodes: tuple[Node, ...], shown: int, note: str) -> Any:
-    from rich.text import Text
+def _picture(summary: Summary, rest: dict[str, Any], shown: int, note: str, console: Any) -> Any:
+    from eelgrid_controller.cli import top_picture
 
-    from eelgrid_controller import picture
-
-    return picture.summary_picture(
-        summary,
-        f"Eelgrid {note}",
-        Text("\nwaiting for", style="grey62"),
-        picture.reasons(summary),
-        Text("\nbusiest nodes", style="grey62"),
-        picture.busiest(nodes, shown),
-    )
+    size = console.size if console.is_terminal else None
+    return top_picture.glance_picture(
+        top_picture.Glance(summary=summary, **rest), f"Eelgrid {note}", nodes_most=shown, width=console.width,
+        height=size.height if size else 0,
+    )  # fmt: skip
 
 
-def _nodes(client: Any, settings: Settings) -> tuple[Node, ...]:
-    return tuple(pages(client.list_nodes, ListNodesRequest(), "nodes", timeout_s=settings.timeout_s))
+def _rest(client: Any, settings: Settings) -> dict[str, Any]:
+    """What is dear to ask for; promises and energy are left out where they cannot be had."""
+    from eelgrid_protos import faults
+
+    timeout_s = settings.timeout_s
+    nodes = tuple(pages(client.list_nodes, ListNodesRequest(), "nodes", timeout_s=timeout_s))
+    found: dict[str, Any] = {"nodes": nodes, "missing": ""}
+    now_ns = time.time_ns()
+    today = QueryEnergyRequest(
+        begin_ns=now_ns // 10**9 // _DAY_S * _DAY_S * 10**9, end_ns=now_ns, group_by=("namespace", "title"),
+        rows_most=_CONSUMERS_MOST,
+    )  # fmt: skip
+    for name, call, request in (
+        ("promises", client.list_promises, ListPromisesRequest()),
+        ("energy", client.query_energy, today),
+    ):
+        try:
+            found[name] = call(request, timeout=timeout_s)
+        except faults.Fault as fault:
+            found["missing"] = fault.message
+    return found
 
 
 def _once(client: Any, settings: Settings, shown: int) -> None:
@@ -52,7 +76,7 @@ def _once(client: Any, settings: Settings, shown: int) -> None:
         return
     width = None if sys.stdout.isatty() else _WIDTH_IN_A_PIPE
     console = Console(file=sys.stdout, width=width, no_color=not coloured())
-    console.print(_picture(summary, _nodes(client, settings), shown, settings.controller))
+    console.print(_picture(summary, _rest(client, settings), shown, settings.controller, console))
 
 
 def _live(client: Any, settings: Settings, shown: int, interval_s: float) -> None:
@@ -61,21 +85,22 @@ def _live(client: Any, settings: Settings, shown: int, interval_s: float) -> Non
 
     from eelgrid_protos.faults import Unavailable
 
-    nodes, listed_s = _nodes(client, settings), time.monotonic()
+    rest, listed_s = _rest(client, settings), time.monotonic()
     summary = client.get_summary(GetSummaryRequest(), timeout=settings.timeout_s).summary
-    first = _picture(summary, nodes, shown, settings.controller)
-    with Live(first, console=Console(no_color=not coloured()), auto_refresh=False, screen=True) as live:
+    console = Console(no_color=not coloured())
+    first = _picture(summary, rest, shown, settings.controller, console)
+    with Live(first, console=console, auto_refresh=False, screen=True) as live:
         while True:
             try:
                 for answer in client.watch_summary(WatchSummaryRequest(interval_s=interval_s)):
                     summary = answer.summary
-                    if time.monotonic() - listed_s > _NODES_EVERY_S:
-                        nodes, listed_s = _nodes(client, settings), time.monotonic()
-                    live.update(_picture(summary, nodes, shown, settings.controller), refresh=True)
+                    if time.monotonic() - listed_s > _REST_EVERY_S:
+                        rest, listed_s = _rest(client, settings), time.monotonic()
+                    live.update(_picture(summary, rest, shown, settings.controller, console), refresh=True)
                 note = f"{settings.controller} closed the watch; reconnecting (Ctrl-C ends)"
             except Unavailable:
                 note = f"{settings.controller} does not answer; trying again (Ctrl-C ends)"
-            live.update(_picture(summary, nodes, shown, note), refresh=True)
+            live.update(_picture(summary, rest, shown, note, console), refresh=True)
             time.sleep(_RECONNECT_S)
 
 
@@ -90,7 +115,7 @@ def _live(client: Any, settings: Settings, shown: int, interval_s: float) -> Non
 @printing
 @click.pass_obj
 def top(settings: Settings, once: bool, interval_s: float, shown: int) -> None:
-    """Watch the cluster live: power, allocation, what waits and why. Ctrl-C ends it."""
+    """Watch the cluster live: power, energy today, promises, what waits and why. Ctrl-C ends it."""
     with operators(settings) as client:
         if once or not sys.stdout.isatty() or settings.output in {"json", "yaml"}:
             _once(client, settings, shown)

@@ -1,0 +1,340 @@
+"""eelctl doctor: what is wrong with this installation, and what to do.
+
+Owns the order of the checks, the calls, and how findings are printed. What is
+thought of an answer is in doctor_checks*.py, what is read of the machine in
+doctor_reading.py and doctor_tls_reading.py. It changes nothing anywhere.
+"""
+
+import os
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from eelgrid_controller.cli import doctor_checks as checks
+from eelgrid_controller.cli import doctor_checks_machine as machine
+from eelgrid_controller.cli import doctor_checks_metrics as pages_read
+from eelgrid_controller.cli import doctor_checks_node as node
+from eelgrid_controller.cli import doctor_checks_tls as tls
+from eelgrid_controller.cli import doctor_reading as reading
+from eelgrid_controller.cli.connection import operators, pages
+from eelgrid_controller.cli.doctor_finding import Finding, Status, exit_code, failed, good, skipped, warned
+from eelgrid_controller.cli.settings import DEFAULT_CONTROLLER, Settings, printing
+from eelgrid_controller.cli.tables import coloured, printed
+from eelgrid_protos import __version__
+from eelgrid_protos.messages import (
+    GetInventoryRequest,
+    GetNodePlanRequest,
+    GetPolicyRequest,
+    GetSamplesRequest,
+    GetSummaryRequest,
+    ListNodesRequest,
+    ListPlansRequest,
+    ListPromisesRequest,
+    QueryEnergyRequest,
+)
+
+__all__ = ["Looks", "doctor"]
+
+_AGENT, _CONTROLLER_METRICS, _AGENT_METRICS = "127.0.0.1:7444", "127.0.0.1:9464", "127.0.0.1:9465"
+_PAGE_BYTES_MOST = 32 * 1024**2
+_HOUR_NS = 3600 * 10**9
+_COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red", Status.SKIPPED: None}
+_CHECKED = ("all", "machine", "controller")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looks:
+    """What to look at besides the controller of the settings."""
+
+    metrics: str
+    agent: str
+    state: Path
+    data: Path
+    nvml_limit_s: float
+
+
+@click.command()
+@click.option("--metrics", default="", metavar="HOST:PORT", envvar="EELGRID_METRICS",
+              help=f"The controller's metrics, which tell more [default: {_CONTROLLER_METRICS} beside a local controller]")  # fmt: skip
+@click.option("--agent", default=_AGENT, show_default=True, metavar="HOST:PORT", help="This machine's agent.")
+@click.option("--state", type=click.Path(path_type=Path, file_okay=False), help="The agent's state directory.")
+@click.option("--data", type=click.Path(path_type=Path, file_okay=False), default=Path("eelgrid-data"),
+              show_default=True, help="The controller's data directory, where it runs here.")  # fmt: skip
+@click.option("--nvml-limit", "nvml_limit_s", type=click.FloatRange(0.5, 120.0), default=10.0, show_default=True,
+              help="Seconds that the driver has to answer.")  # fmt: skip
+@click.option("--only", type=click.Choice(_CHECKED), default=_CHECKED[0], show_default=True, help="What to check.")
+@printing
+@click.pass_context
+def doctor(context: click.Context, /, only: str, state: Path | None, **looks: Any) -> None:
+    """Say what is wrong with this installation and what to do; change nothing.
+
+    Checks this machine and the controller. Exit code 0: nothing failed (warnings may be there); 1: something did.
+    """
+    settings: Settings = context.obj
+    where = state or reading.state_folder(os.environ, is_root=os.geteuid() == 0)
+    chosen = Looks(state=where, **looks)
+    findings: list[Finding] = []
+    if only != "controller":
+        findings += _machine(settings, chosen)
+    if only != "machine":
+        findings += _controller(settings, chosen)
+    printed(settings, [asdict(finding) for finding in findings], _lines(findings))
+    context.exit(exit_code(findings))
+
+
+def _lines(findings: list[Finding]) -> Iterator[str]:
+    width = max(len(finding.check) for finding in findings)
+    for finding in findings:
+        word = finding.status.value.ljust(7)
+        tint = _COLOURS[finding.status] if coloured() else None
+        yield f"{click.style(word, fg=tint) if tint else word}  {finding.check.ljust(width)}  {finding.what}"
+        if finding.remedy and finding.status is not Status.SKIPPED:
+            yield f"{'':7}  {'':{width}}  next: {finding.remedy}"
+    counts = Counter(finding.status for finding in findings)
+    yield ""
+    yield (
+        f"{counts[Status.FAIL]} failed, {counts[Status.WARN]} to look at, {counts[Status.OK]} ok, "
+        f"{counts[Status.SKIPPED]} not checked (-o json says how to have them checked)"
+    )
+
+
+def _machine(settings: Settings, looks: Looks) -> Iterator[Finding]:
+    yield machine.python(reading.python_version())
+    lines = reading.own_requirements()
+    for extra in ("controller", "agent"):
+        wanted = machine.requirements(lines, extra)
+        yield machine.packages(extra, wanted, reading.installed(wanted))
+    answer, on_bus = reading.driver_answer(looks.nvml_limit_s), reading.gpus_on_bus()
+    has_gpus = answer.problem == "" or bool(on_bus)
+    yield machine.nvml(answer, on_bus)
+    if has_gpus:
+        yield machine.driver(answer.version)
+        yield from machine.rights(reading.rights())
+    state, data = reading.folder(looks.state), reading.folder(looks.data)
+    yield machine.folder("state directory", state, "--state", here=has_gpus)
+    yield machine.disk_room("disk, agent", state)
+    if data.exists:
+        yield machine.folder("data directory", data, "--data", here=True)
+        yield machine.disk_room("disk, controller", data)
+    yield machine.clock_synchronised(*reading.clock_synchronised())
+    yield machine.kubelet(reading.kubelet_sockets())
+    yield from machine.ports(_ports(settings, looks))
+    yield from _certificates(settings)
+    yield from _agent(settings, looks, has_gpus=has_gpus)
+
+
+def _ports(settings: Settings, looks: Looks) -> Iterator[machine.Port]:
+    """Those that daemons of ours have by default on this machine, or were told to have."""
+    from eelgrid_protos import transport
+
+    for purpose, flag, address, is_rpc in (
+        ("controller", "--listen", settings.controller, True),
+        ("controller's metrics", "--metrics", looks.metrics or _CONTROLLER_METRICS, False),
+        ("agent", "--listen", looks.agent, True),
+        ("agent's metrics", "--metrics", _AGENT_METRICS, False),
+    ):
+        try:
+            here = "://" not in address and not address.startswith("unix:") and transport.is_loopback(address)
+        except transport.ListenError:
+            continue
+        if not here:
+            continue
+        free = reading.port_is_free(address)
+        if free is None:
+            state = machine.PortState.REFUSED
+        elif free:
+            state = machine.PortState.FREE
+        else:
+            ours = _answers(settings, address) if is_rpc else _is_our_page(address, settings.timeout_s)
+            state = machine.PortState.OURS if ours else machine.PortState.OTHER
+        yield machine.Port(address, purpose, flag, state)
+
+
+def _answers(settings: Settings, address: str) -> bool:
+    """Whether gRPC is spoken there; a server with TLS shows its certificate instead."""
+    import grpc
+
+    from eelgrid_controller.cli.doctor_tls_reading import shown_by
+
+    with grpc.insecure_channel(address) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=min(2.0, settings.timeout_s))
+        except grpc.FutureTimeoutError:
+            return shown_by(address, settings.timeout_s) is not None
+    return True
+
+
+def _is_our_page(address: str, timeout_s: float) -> bool:
+    text = _page_text(address, timeout_s)
+    return isinstance(text, str) and "eelgrid_" in text
+
+
+def _page_text(address: str, timeout_s: float) -> str | Exception:
+    """The text of a page of metrics, or why it could not be had."""
+    url = address if "://" in address else f"http://{address}/metrics"
+    if not url.startswith(("http://", "https://")):
+        return ValueError(f"{url} is no address of http or https")
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - the scheme is checked above
+            text: str = answer.read(_PAGE_BYTES_MOST).decode("utf-8", "replace")
+            return text
+    except (OSError, ValueError, urllib.error.URLError) as error:
+        return error
+
+
+def _certificates(settings: Settings) -> Iterator[Finding]:
+    from eelgrid_controller.cli.doctor_tls_reading import shown_by, tls_state
+    from eelgrid_protos import transport
+
+    files = (settings.tls_certificate, settings.tls_key, settings.tls_authority)
+    try:
+        is_loopback = transport.is_loopback(settings.controller)
+    except transport.ListenError:
+        is_loopback = False
+    certificate, key, authority = files
+    if any(files) and not (certificate and key and authority):
+        what = "only some of the three files are given"
+        yield failed("TLS", what, "give --tls-certificate, --tls-key and --tls-authority together")
+        return
+    state = tls_state(certificate, key, authority) if certificate and key and authority else None
+    yield from tls.tls(state, now_s=time.time(), is_loopback=is_loopback, insecure=settings.insecure)
+    if state is not None:
+        shown = shown_by(settings.controller, settings.timeout_s)
+        if shown is not None:
+            host = settings.controller.rpartition(":")[0].strip("[]")
+            yield tls.certificate("TLS, controller's", shown, now_s=time.time(), host=host)
+
+
+def _asked(check: str, call: Callable[[], Any], *, optional: bool = False) -> Any:
+    """What a call answered, or the finding that it did not."""
+    from eelgrid_protos import faults
+    from eelgrid_protos.transport import ListenError
+
+    try:
+        return call()
+    except (faults.Fault, ListenError, click.UsageError) as error:
+        message = getattr(error, "message", str(error))
+        remedy = "see the check of the controller" if not optional else "nothing, unless an agent is to run here"
+        return skipped(check, f"was not answered: {message}", remedy)
+
+
+def _agent(settings: Settings, looks: Looks, *, has_gpus: bool) -> Iterator[Finding]:
+    from eelgrid_controller.cli.connection import tls_files
+    from eelgrid_protos import rpc, transport
+    from eelgrid_protos.errors import ContractError
+
+    try:
+        channel = transport.blocking_channel(looks.agent, tls=tls_files(settings), insecure=settings.insecure)
+    except (transport.ListenError, click.UsageError) as error:
+        yield skipped("agent", f"cannot be asked: {error}", "name it with --agent, and give the certificates that fit")
+        return
+    client, timeout_s = rpc.client(rpc.NODE_SERVICE, channel), settings.timeout_s
+    try:
+        found = _asked("agent", lambda: client.get_inventory(GetInventoryRequest(), timeout=timeout_s), optional=True)
+        if isinstance(found, Finding):
+            if has_gpus:
+                remedy = "start eelgrid-agent (systemctl status eelgrid-agent), or name its --listen with --agent"
+                found = warned("agent", f"none answers at {looks.agent}", remedy)
+            yield found
+            return
+        yield from node.inventory(found.inventory)
+        begin_s = time.time()
+        samples = _asked("agent, sampling", lambda: client.get_samples(GetSamplesRequest(), timeout=timeout_s))
+        if isinstance(samples, Finding):
+            yield samples
+        else:
+            yield node.newest(samples)
+            if samples.samples is not None and samples.samples.time_ns:
+                theirs_s = samples.samples.time_ns[-1] / 1e9 + samples.age_s
+                yield machine.clocks_agree("agent's samples", theirs_s - time.time(), time.time() - begin_s)
+        plan = _asked("agent, plan", lambda: client.get_node_plan(GetNodePlanRequest(), timeout=timeout_s))
+        yield plan if isinstance(plan, Finding) else node.lease(plan)
+    except ContractError as error:
+        yield warned(
+            "agent", f"speaks another release of the contract ({error})", "bring eelctl and the agent to one release"
+        )
+    finally:
+        channel.close()
+
+
+def _controller(settings: Settings, looks: Looks) -> Iterator[Finding]:
+    from eelgrid_protos import faults
+    from eelgrid_protos.errors import ContractError
+    from eelgrid_protos.transport import ListenError
+
+    try:
+        with operators(settings) as client:
+            yield from _asks(client, settings, looks)
+    except (ListenError, click.UsageError) as error:
+        yield failed("controller", f"cannot be asked: {error}", "correct --controller and the --tls options")
+    except faults.Unavailable as error:
+        what = f"none answers at {settings.controller} ({error.message.rpartition(': ')[2]})"
+        yield failed(
+            "controller", what, "start eelgrid-controller, or name another with --controller; see the checks of TLS"
+        )
+    except faults.Fault as error:
+        yield failed("controller", f"{settings.controller} refuses: {error.message}", "see the controller's log")
+    except ContractError as error:
+        remedy = "install eelctl and the controller of one release"
+        yield failed("controller", f"speaks another release of the contract ({error})", remedy)
+
+
+def _asks(client: Any, settings: Settings, looks: Looks) -> Iterator[Finding]:
+    timeout_s = settings.timeout_s
+    begin_s = time.time()
+    summary = client.get_summary(GetSummaryRequest(), timeout=timeout_s).summary
+    end_s = time.time()
+    yield good("controller", f"{settings.controller} answered in {1000.0 * (end_s - begin_s):.0f} ms")
+    yield machine.clocks_agree("controller's", summary.time_ns / 1e9 - (begin_s + end_s) / 2, (end_s - begin_s) / 2)
+    page = _page(settings, looks)
+    policy = client.get_policy(GetPolicyRequest(), timeout=timeout_s).policy
+    nodes = tuple(pages(client.list_nodes, ListNodesRequest(), "nodes", timeout_s=timeout_s))
+    yield from checks.versions(nodes, page.version if isinstance(page, pages_read.Page) else "", __version__)
+    yield checks.agents(summary)
+    yield checks.samples(summary)
+    yield checks.fresh(nodes, policy.send_interval_s)
+    yield from checks.gpus(nodes)
+    yield checks.layouts(nodes)
+    yield checks.enforcement(nodes, policy)
+    yield from checks.plans(tuple(pages(client.list_plans, ListPlansRequest(), "plans", timeout_s=timeout_s)))
+    promised = _asked("promises", lambda: client.list_promises(ListPromisesRequest(), timeout=timeout_s))
+    if isinstance(promised, Finding):
+        yield promised
+    else:
+        yield from checks.promises(promised)
+        yield from checks.budgets(promised.budgets, summary.measured_power_w, summary.measured_gpus, summary.gpus)
+    yield checks.rejected(summary)
+    now_ns = time.time_ns()
+    spent = _asked("ledger", lambda: client.query_energy(
+        QueryEnergyRequest(begin_ns=now_ns - _HOUR_NS, end_ns=now_ns, group_by=("kind",), rows_most=1),
+        timeout=timeout_s))  # fmt: skip
+    yield spent if isinstance(spent, Finding) else checks.ledger(spent, summary.measured_gpus)
+    if isinstance(page, Finding):
+        yield page
+    else:
+        yield from pages_read.page_findings(page)
+
+
+def _page(settings: Settings, looks: Looks) -> "pages_read.Page | Finding":
+    """The controller's page of metrics, or why there is none."""
+    is_guess = not looks.metrics
+    if is_guess and settings.controller != DEFAULT_CONTROLLER:
+        what = "journal, drift, steward and Kubernetes are told by the controller's metrics alone"
+        return skipped("metrics", what, "name them with --metrics HOST:PORT or a URL")
+    address = looks.metrics or _CONTROLLER_METRICS
+    text = _page_text(address, settings.timeout_s)
+    if isinstance(text, Exception):
+        if is_guess:
+            return skipped("metrics", f"nothing at {address} ({text})", "name them with --metrics HOST:PORT or a URL")
+        return failed("metrics", f"{address} cannot be read ({text})", "see the controller's --metrics")
+    page = pages_read.read_page(text)
+    if not page.is_ours:
+        return failed("metrics", f"{address} is not a controller's page", "name the controller's, not an agent's")
+    return page
