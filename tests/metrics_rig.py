@@ -36,7 +36,7 @@ def view(uuid="GPU-1", value=0.5, **changes):
         "slow": TimedValues(values=dict.fromkeys(SLOW_READINGS, value), age_s=4.0),
         "instances": (InstanceReadings(gpu_instance_id=3, values=dict.fromkeys(INSTANCE_READINGS, value)),),
         "instances_age_s": 4.0, "energy_uncertainty_j": 1.0, "xids": {"79": 2}, "xid_last_s": {"79": 1.7e9},
-        "quarantined": False, "enforcement_suspended": True, "anomalies": {"held_idle": True},
+        "quarantined": False, "enforcement_suspended": True, "layout_unmet": False, "anomalies": {"held_idle": True},
         "unattributed_j": {"unallocated": 3.0}, "ended_j": 4.0,
     }  # fmt: skip
     return GpuView(gpu=gpu, **(options | changes))

@@ -42,11 +42,11 @@ class Listener(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
 
-    def __init__(self, reply, port=0):
+    def __init__(self, reply, port=0, host="127.0.0.1"):
         self.reply = reply
         self.asked = []
-        super().__init__(("127.0.0.1", port), _Handler)
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/metrics"
+        super().__init__((host, port), _Handler)
+        self.url = f"http://{host}:{self.server_address[1]}/metrics"
         self._thread = threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 

@@ -29,7 +29,7 @@ COUNTED = {
 }  # fmt: skip
 STATES = {
     "absent", "active", "anomaly", "cordoned", "enabled", "enforcing", "failed", "generation", "pending",
-    "quarantined", "state", "action", "suspended", "up",
+    "quarantined", "state", "action", "suspended", "unmet", "up",
 }  # fmt: skip
 NOT_BASE = re.compile(r"milli|micro|kilo|mega|giga|mib|gib|percent|mhz|(_mw|_mj|_ms|_us|_ns|_w|_c|_j)(_total)?$")
 # They name people, never come again, or are told by the scraper.

@@ -251,6 +251,8 @@ def test_a_replica_back_after_a_gap_counts_over_its_own_time_or_begins_anew():
     assert back.window.arrived_hz == pytest.approx(20.0)
     late = rounds_of((0, 0), *(((100 * number), "x") for number in range(1, 5)), (500, 9000))[-1]
     assert late.window.arrived_hz == pytest.approx(10.0)  # its first page is too old for a pair
+    # What was done is told by its counter all the same.
+    assert (late.counted.requests, late.counted.is_whole) == (100.0 + 9000.0, True)
 
 
 def test_counters_that_began_anew_never_count_backwards():
@@ -259,7 +261,7 @@ def test_counters_that_began_anew_never_count_backwards():
 
 
 def test_nobody_answers():
-    assert rounds_of(("x", "x"))[0] == (None, 0, 0, 0, "replica 0: x")
+    assert rounds_of(("x", "x"))[0] == (None, 0, 0, 0, "replica 0: x", None)
     assert rounds_of(())[0].reason == "no replica yet"
     gone = rounds_of((0,), ("x",))[-1]
     assert (gone.window, gone.serving, gone.reason) == (None, 1, "0 of 1 replicas answered (replica 0: x)")

@@ -1,0 +1,348 @@
+"""`python -m bench.scrape --out DIR`: what a scrape costs: the controller's page at 1,213 nodes, the agent's with 8 GPUs.
+
+The controller's parts are composed as its daemon composes them, without a journal and without
+processes: the openb fleet (1,213 nodes, 6,212 GPUs), the default task list submitted until some
+wait, fresh readings of every node. `full` has 100 services, 100 jobs, 100 budgets and 150
+namespaces besides, which is the most that may have series of their own. Each scrape reads
+everything anew: nothing kept between scrapes is young enough. "On the loop" is the part that
+the event loop waits for; making the text is a thread's. The agent has 8 simulated H100 with all
+readings and 30 pods that share them, each in three parts; each scrape is of a new tick. "Loop" of
+an agent is not asked: a page is rendered in a thread of the server's.
+
+Asked: the controller under 50 ms and under 20 MB more at its peak (tracemalloc, in a scrape that
+is not timed), the agent under 5 ms. Wall time, median and extremes; CPU time beside it, since the
+machine is shared.
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
+
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from bench.text_tables import aligned, write_csv
+from eelgrid_agent.attribution.attributor import Attribution
+from eelgrid_agent.attribution.ledger import Account
+from eelgrid_agent.attribution.owner import Owner, OwnerKind
+from eelgrid_agent.attribution.shares import Confidence, Method, Part
+from eelgrid_agent.engine import NoEngine
+from eelgrid_agent.host import SimulatedHost
+from eelgrid_agent.metrics import AgentCollector, Page
+from eelgrid_agent.node import Node
+from eelgrid_agent.simulation import GpuLoad, GpuSpec, NodeSpec, SimulatedNode
+from eelgrid_agent.slow import take_slow_look
+from eelgrid_agent.survey import Identity, survey, take_looks
+from eelgrid_controller.adapters.fleet_page import FleetPage
+from eelgrid_controller.adapters.ledger_page import LedgerPage
+from eelgrid_controller.adapters.prometheus import Gauges, Metrics
+from eelgrid_controller.adapters.steward_page import StewardPage
+from eelgrid_controller.api.views import Views
+from eelgrid_controller.core import Core
+from eelgrid_controller.energy_ledger.entries import Booked, Entry, Holder, Place
+from eelgrid_controller.journal import JournalCounters
+from eelgrid_controller.latency import RecentLatencies
+from eelgrid_controller.replay.fleet import product_key
+from eelgrid_controller.replay.openb import NodeRow, read_nodes, read_tasks, submission
+from eelgrid_controller.replay.protocol import NODE_LIST, csv_folder, task_list
+from eelgrid_controller.state import ClusterState
+from eelgrid_controller.steering.standing import BudgetStanding, JobPhase, JobStanding, ServiceStanding
+from eelgrid_controller.steward.counts import Counts
+from eelgrid_controller.steward.watts import Drawn
+from eelgrid_controller.telemetry import Telemetry
+from eelgrid_protos import catalogue
+from eelgrid_protos.faults import Fault
+from eelgrid_protos.messages import Column, Gpu, Inventory, NodeEventKind, Reading, SampleBatch, Summary
+
+_SECOND_NS = 1_000_000_000
+_WAITING = 500
+CONTROLLER_MS, CONTROLLER_MB, AGENT_MS = 50.0, 20.0, 5.0
+
+
+class Row(NamedTuple):
+    """One measure: median and extremes of n, and what was asked."""
+
+    measure: str
+    median: float
+    least: float
+    most: float
+    n: int
+    asked: str
+
+
+@dataclass(slots=True)
+class _World:
+    """The controller's parts with a clock that the measure moves."""
+
+    core: Core
+    telemetry: Telemetry
+    now_s: float = 1e6
+    views: Views = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.views = Views(
+            telemetry=self.telemetry,
+            decisions=RecentLatencies(1000),
+            now_ns=self.now_ns,
+            monotonic_s=lambda: self.now_s,
+        )
+
+    def now_ns(self) -> int:
+        return int(self.now_s * _SECOND_NS)
+
+
+class _Sources:
+    """What the composition hands to the page."""
+
+    def __init__(self, world: _World, steward: StewardPage) -> None:
+        self._world, self._steward = world, steward
+
+    async def settled(self) -> None:
+        """Nothing is written here."""
+
+    def summary(self) -> Summary:
+        """The cluster at a glance."""
+        return self._world.views.recent_summary(self._world.core)
+
+    def steward(self) -> Iterable[Metric]:
+        """Promises and budgets."""
+        state = self._world.core.state
+        return self._steward.families(state.workloads, state.policy)
+
+    def gauges(self) -> Gauges:
+        """The shell at a glance."""
+        return Gauges(
+            agents_connected=1213, commands_queued=0, plans_sent=9, batches_refused=0, duplicates=0, lag_s=0.0,
+            is_accepting=True, agent_events={kind.name.lower(): 1 for kind in NodeEventKind}, journal=JournalCounters(),
+        )  # fmt: skip
+
+
+def _inventory(row: NodeRow, products: Iterable[str]) -> Inventory:
+    key = product_key(row.gpu_model, products) if row.gpu_count else ""
+    gpus = tuple(
+        Gpu(uuid=f"GPU-{row.name}-{index}", index=index, product=key, model=row.gpu_model, catalogue_key=key)
+        for index in range(row.gpu_count)
+    )
+    return Inventory(
+        node_name=row.name, cpu_milli=row.cpu_milli, memory_bytes=row.memory_bytes, generation=1, simulated=True,
+        pool=row.gpu_model.lower() or "cpu", gpus=gpus,
+    )  # fmt: skip
+
+
+def _filled(data: Path) -> _World:
+    """The fleet with work on it until some of it waits, and a reading of every GPU."""
+    folder, products = csv_folder(data), catalogue.load()
+    world = _World(Core(ClusterState(), products), Telemetry(send_interval_s=1000.0))
+    moment = 0
+    for row in read_nodes(folder / NODE_LIST):
+        moment += 1
+        inventory = _inventory(row, products.products)
+        world.core.node_joined(inventory, now_ns=moment)
+        world.telemetry.open(inventory, 1)
+        column = Column(reading=Reading.POWER_W, values=(100.0,) * row.gpu_count)
+        batch = SampleBatch(
+            sequence=1,
+            inventory_generation=1,
+            time_ns=(world.now_ns(),),
+            gpu_columns=(column,) if row.gpu_count else (),
+        )
+        world.telemetry.receive(row.name, batch, now_s=world.now_s)
+    for task in read_tasks(folder / task_list("default")):
+        moment += 1
+        try:
+            world.core.submit(submission(task), now_ns=moment)
+        except Fault:
+            continue
+        if len(world.core.state.pending) >= _WAITING:
+            break
+    return world
+
+
+def _steward(promised: int) -> StewardPage:
+    services = tuple(
+        ServiceStanding(f"s{n}", 1.0, 0.04, 0.05, 1.1, 0.1, False, cast("Any", JobPhase.SETTLED), 2, 3, "")
+        for n in range(promised)
+    )
+    jobs = tuple(
+        JobStanding(f"j{n}", JobPhase.SETTLED, 300.0, 310.0, 400.0, 0.05, 9.0, 0.1, "") for n in range(promised)
+    )
+    budgets = tuple(BudgetStanding(f"rack/r{n}", 9000.0, 7000.0 + n, 0.0, "", 100.0) for n in range(promised))
+    counts = Counts()
+    counts.attainment.look(services, {one.name: 0.05 for one in services})
+    standing = SimpleNamespace(
+        steering=SimpleNamespace(
+            services=services, jobs=jobs, budgets=budgets, ignored={}, at_s=2.0, price_per_j=None, price_weight=1.0
+        ),
+        unsteered={}, drawn={one.name: Drawn(6000.0, 1) for one in budgets},
+    )  # fmt: skip
+    steward = SimpleNamespace(standing=standing, counts=counts, cycles=9, failures=0)
+    return StewardPage(cast("Any", steward), cast("Any", SimpleNamespace(wanted=0, pages=0, failures={})))
+
+
+def _composed(world: _World, promised: int) -> Metrics:
+    metrics = Metrics()
+    metrics.attach(_Sources(world, _steward(promised)))
+    fleet = FleetPage(
+        core=lambda: world.core, summary=lambda: world.views.recent_summary(world.core), telemetry=world.telemetry,
+        monotonic_s=lambda: world.now_s, now_ns=world.now_ns,
+    )  # fmt: skip
+    metrics.add(fleet.families, reads_state=True)
+    ledger = LedgerPage(SimpleNamespace(windows=9, again=1, dropped=0, failures=0), now_ns=world.now_ns)
+    spent = [
+        Entry(0, Place("n", "p", "m"), Holder("pod", f"team-{n}"), Booked(active_mj=n))
+        for n in range(promised * 3 // 2)
+    ]
+    ledger.booked(spent, 1)
+    metrics.add(ledger.families)
+    for number in range(1000):
+        metrics.decided(1e-6 * number, f"w-{number}")
+    return metrics
+
+
+def _row(measure: str, values: list[float], asked: str = "-") -> Row:
+    return Row(
+        measure, *(round(one, 3) for one in (statistics.median(values), min(values), max(values))), len(values), asked
+    )
+
+
+async def _controller(world: _World, promised: int, rounds: int) -> list[Row]:
+    metrics, name = _composed(world, promised), "full" if promised else "plain"
+    wall, loop, cpu = [], [], []
+    for _ in range(rounds):
+        world.now_s += 1.0
+        began = time.perf_counter(), time.process_time()
+        page = await metrics.page(opened=True)
+        wall.append(1e3 * (time.perf_counter() - began[0]))
+        cpu.append(1e3 * (time.process_time() - began[1]))
+        world.now_s += 1.0
+        began_s = time.perf_counter()
+        list(metrics.registry.collect())
+        loop.append(1e3 * (time.perf_counter() - began_s))
+    tracemalloc.start()
+    world.now_s += 1.0
+    page = await metrics.page(opened=True)
+    peak_mb = tracemalloc.get_traced_memory()[1] / 1e6
+    tracemalloc.stop()
+    return [
+        _row(f"controller_{name}_ms", wall, f"< {CONTROLLER_MS:g}"), _row(f"controller_{name}_cpu_ms", cpu),
+        _row(f"controller_{name}_on_the_loop_ms", loop), _row(f"controller_{name}_peak_mb", [peak_mb], f"< {CONTROLLER_MB:g}"),
+        _row(f"controller_{name}_series", [_series(page)]), _row(f"controller_{name}_page_kb", [len(page) / 1e3]),
+    ]  # fmt: skip
+
+
+def _series(page: bytes) -> float:
+    return float(sum(len(one.samples) for one in text_string_to_metric_families(page.decode())))
+
+
+class _HandClock:
+    def __init__(self) -> None:
+        self.now_ns = _SECOND_NS
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def wall_ns(self) -> int:
+        return self.now_ns
+
+
+def _shared(uuids: tuple[str, ...], sharers: int) -> Attribution:
+    accounts = {}
+    for number in range(sharers):
+        owner = Owner(
+            kind=OwnerKind.POD, namespace=f"team-{number % 5}", pod=f"job-{number}-worker-0", container="main"
+        )
+        for part in (Part.BARE_IDLE, Part.CONTEXT_IDLE, Part.ACTIVE):
+            account = Account(
+                owner=owner.account(), gpu_uuid=uuids[number % len(uuids)], part=part, method=Method.PROCESS_SM,
+                confidence=Confidence.MEDIUM,
+            )  # fmt: skip
+            accounts[account] = 1000 + number
+    return Attribution(
+        shares={}, accounts=accounts, nobody={key: {"unallocated": 3000} for key in uuids}, estimates={}, anomalies=()
+    )
+
+
+def _agent_page(sharers: int) -> tuple[Page, Callable[[], None]]:
+    """A page, and what makes a new tick."""
+    clock, engine = _HandClock(), NoEngine()
+    spec = NodeSpec(
+        node_name="n", cpu_milli=128_000, memory_bytes=10**12,
+        gpus=tuple(GpuSpec(product="h100-sxm5-80gb") for _ in range(8)),
+    )  # fmt: skip
+    device = SimulatedNode(spec, monotonic_ns=clock.monotonic_ns, seed=1)
+    host = SimulatedHost(cpu_milli=128_000, memory_bytes=10**12, load=engine.host_load, monotonic_ns=clock.monotonic_ns)
+    node = Node(
+        Identity(node_name="n", agent_version="bench", simulated=True), host=host, engine=engine, clock=clock,
+        draw_incarnation=lambda: 1, ticks_most=10, first=survey(device),
+    )  # fmt: skip
+    for uuid in node.gpu_uuids:
+        device.set_load(uuid, GpuLoad(utilization_ratio=0.7, memory_bytes=40 * 2**30))
+    shares = _shared(tuple(node.gpu_uuids), sharers)
+    collector = AgentCollector(
+        [node], connections=lambda: 1, monotonic_ns=clock.monotonic_ns, attribution=lambda: shares
+    )
+    page = Page(collector, ticks=lambda: node.ticks_total, monotonic_ns=clock.monotonic_ns)
+
+    def tick() -> None:
+        clock.now_ns += _SECOND_NS
+        node.observe_slow(take_slow_look(device, node.gpu_uuids))
+        node.tick(take_looks(device, node.gpu_uuids), monotonic_ns=clock.now_ns)
+
+    return page, tick
+
+
+def _agent(sharers: int, rounds: int) -> list[Row]:
+    page, tick = _agent_page(sharers)
+    rows = []
+    for name, encoding in (("", ""), ("_gzip", "gzip")):
+        wall, cpu = [], []
+        for number in range(rounds + 1):
+            tick()
+            began = time.perf_counter(), time.process_time()
+            answer = page.answer("/metrics", accept="application/openmetrics-text", accept_encoding=encoding)
+            if number:  # the first makes the names of series, which are kept
+                wall.append(1e3 * (time.perf_counter() - began[0]))
+                cpu.append(1e3 * (time.process_time() - began[1]))
+            else:
+                rows.append(_row(f"agent{name}_page_kb", [len(answer.body) / 1e3]))
+        rows += [_row(f"agent{name}_ms", wall, f"< {AGENT_MS:g}"), _row(f"agent{name}_cpu_ms", cpu)]
+    tick()
+    whole = page.answer("/metrics", accept="application/openmetrics-text").body
+    return [*rows, _row("agent_series", [_series(whole)])]
+
+
+def main() -> int:
+    """Measures, prints and writes DIR/summary.csv."""
+    parser = argparse.ArgumentParser(prog="python -m bench.scrape", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("EELGRID_DATA", "../shared/data")))
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--sharers", type=int, default=30)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    world = _filled(options.data)
+    state = world.core.state
+    rows = [
+        _row("nodes", [len(state.nodes)]),
+        _row("gpus", [sum(len(one.inventory.gpus) for one in state.nodes.values())]),
+    ]
+    rows.append(_row("workloads", [len(state.workloads)]))
+    for promised in (0, 100):
+        rows += asyncio.run(_controller(world, promised, options.rounds))
+    rows += _agent(options.sharers, options.rounds)
+    write_csv(options.out / "summary.csv", Row._fields, rows)
+    sys.stdout.write(aligned(Row._fields, [tuple(map(str, row)) for row in rows], 1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

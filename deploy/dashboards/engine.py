@@ -1,0 +1,91 @@
+"""The dashboard of the placement engine and the controller around it.
+
+Owns the questions of whoever runs Eelgrid itself: does it decide fast, well and durably, and
+does it see what it decides on. Must not know single workloads.
+"""
+
+from deploy.dashboards.panels import Page, Query, Row, figure, lines, states
+from deploy.dashboards.queries import of, quantile, rate
+
+__all__ = ["PAGE"]
+
+_MISSED, _JUDGED = 'verdict="missed"', 'verdict=~"kept|missed"'
+
+
+def _now(metric: str, *, by: str = "", matchers: str = "") -> str:
+    """A gauge of the controller; of several controllers the one that leads knows most."""
+    return f"max by ({by}) ({of(metric, matchers)})" if by else f"max({of(metric, matchers)})"
+
+
+_NOW = Row(
+    "Now",
+    (
+        figure("Decision, 99 %", "Time to decide on one submission.", "s", Query(quantile(0.99, "eelgrid_decision_duration_seconds")), bad_above=0.05),
+        figure("Fragmentation", "Share of the free GPU that the expected mix of tasks could not use.", "percentunit", Query(_now("eelgrid_fragmentation_ratio")), bad_above=0.2),
+        figure("Journal writable", "0 while a full or failing disk stops acceptance.", "short", Query(f"min({of('eelgrid_journal_writable')})"), bad_below=1),
+        figure("Agents connected", "Agents with an open stream.", "short", Query(f"sum({of('eelgrid_agents_connected')})")),
+        figure("Stale nodes", "Ready nodes whose newest sample is too old to stand for now.", "short", Query(_now("eelgrid_stale_nodes")), bad_above=1),
+        figure("Steward's failures", "Cycles per second that failed as a whole.", "ops", Query(f"sum({rate('eelgrid_steward_failures_total')})"), bad_above=0.001),
+    ),
+    height=4,
+)  # fmt: skip
+_COST = Row(
+    "What the plan costs: the terms of the objective, as they stand now",
+    (
+        lines("Power: modelled and measured", "The energy term is modelled power at the price; measured power tells how true it is.", "watt", Query(f"sum({of('eelgrid_modelled_power_watts')})", "modelled"), Query(f"sum({of('eelgrid_measured_power_watts')})", "measured"), width=8),
+        lines("Promises missed", "The latency term: share of judged windows of all services that were missed.", "percentunit", Query(f"sum({rate('eelgrid_promise_windows_total', _MISSED)}) / (sum({rate('eelgrid_promise_windows_total', _JUDGED)}) > 0)", "missed"), width=8),
+        lines("Slowdown of jobs", "The throughput term: mean and worst slowdown of training jobs against their largest measured limit.", "percentunit", Query(f"avg({of('eelgrid_job_slowdown_ratio')})", "mean"), Query(f"max({of('eelgrid_job_slowdown_ratio')})", "worst"), width=8),
+        lines("Energy saved by limits", "Method: each job's energy of the same work at its largest measured limit, by its own measured curve; mean over jobs.", "percentunit", Query(f"avg({of('eelgrid_job_energy_saved_ratio')})", "mean of jobs"), width=8),
+        lines("Model error", "Measured over modelled power less one, by GPU model; below 0 GPUs draw less than the planner takes.", "percentunit", Query(_now("eelgrid_model_power_error_ratio", by="model"), "{{model}}"), width=8),
+        lines("Fragmentation and allocation", "Share of the free GPU that the expected mix of tasks could not use, beside the share of GPUs that is allocated.", "percentunit", Query(_now("eelgrid_fragmentation_ratio"), "fragmentation"), Query(_now("eelgrid_gpus_allocated_ratio"), "allocated"), width=8),
+    ),
+)  # fmt: skip
+_DECISIONS = Row(
+    "Decisions and churn",
+    (
+        lines("Decision latency", "Time to decide on one submission.", "s", Query(quantile(0.5, "eelgrid_decision_duration_seconds"), "50 %"), Query(quantile(0.99, "eelgrid_decision_duration_seconds"), "99 %"), width=8),
+        lines("Decisions and refusals", "Submissions decided, and refused, per second.", "ops", Query(f"sum({rate('eelgrid_decision_duration_seconds_count')})", "decided"), Query(f"sum({rate('eelgrid_workloads_refused_total')})", "refused"), width=8),
+        lines("Churn of the plan", "Changes of the plan that were made durable, per second. Moves are what churn costs; placements are work.", "ops", Query(f"sum by (change) ({rate('eelgrid_plan_changes_total')})", "{{change}}"), width=8, stacked=True),
+        lines("Plans sent to nodes", "Node plans per second.", "ops", Query(f"sum({rate('eelgrid_plans_sent_total')})", "plans"), width=8),
+        lines("Commands that wait", "In the writer's queue.", "short", Query(_now("eelgrid_commands_queued"), "commands"), width=8),
+        lines("Pending by reason", "By the constraint that stands in their way.", "short", Query(_now("eelgrid_pending_workloads", by="reason"), "{{reason}}"), width=8, stacked=True),
+    ),
+)  # fmt: skip
+_STEWARD = Row(
+    "The steward of promises and budgets",
+    (
+        lines("Turn, 99 %", "Time of a turn in its thread, and of a division of watts beside the turns.", "s", Query(quantile(0.99, "eelgrid_steward_turn_duration_seconds"), "turn"), Query(quantile(0.99, "eelgrid_steward_division_duration_seconds"), "division"), width=8),
+        lines("Commands", "Carried out, per second.", "ops", Query(f"sum by (command) ({rate('eelgrid_steward_commands_total')})", "{{command}}"), width=8),
+        lines("Refusals by rule", "Commands that a rule refused, per second.", "ops", Query(f"sum by (command, rule) ({rate('eelgrid_steward_refusals_total')})", "{{command}}: {{rule}}"), width=8),
+        lines("Faults", "Workloads passed over for an error, and cycles that failed, per second.", "ops", Query(f"sum({rate('eelgrid_steward_faults_total')})", "workloads"), Query(f"sum({rate('eelgrid_steward_failures_total')})", "cycles"), width=8),
+        lines("Pages of workloads", "Read, and not to be had by what stood between, per second.", "ops", Query(f"sum({rate('eelgrid_scrape_pages_read_total')})", "read"), Query(f"sum by (kind) ({rate('eelgrid_scrape_failures_total')})", "{{kind}}"), width=8),
+        lines("Limits answered", "Power limits that a node confirmed, or failed to set, per second.", "ops", Query(f"sum by (result) ({rate('eelgrid_steward_limits_answered_total')})", "{{result}}"), width=8),
+    ),
+)  # fmt: skip
+_JOURNAL = Row(
+    "Journal and ledger",
+    (
+        lines("Commit, 99 %", "Time to put one batch on disk.", "s", Query(quantile(0.99, "eelgrid_journal_commit_duration_seconds"), "99 %"), Query(quantile(0.5, "eelgrid_journal_commit_duration_seconds"), "50 %"), width=8),
+        lines("Events put on disk", "Events and batches per second.", "ops", Query(f"sum({rate('eelgrid_journal_entries_total')})", "events"), Query(f"sum({rate('eelgrid_journal_commits_total')})", "batches"), width=8),
+        lines("Journal lag", "How long the oldest command has waited to be on disk; 0 while none waits.", "s", Query(_now("eelgrid_journal_lag_seconds"), "lag"), width=8),
+        lines("Checkpoint", "Size of the last one.", "bytes", Query(_now("eelgrid_journal_checkpoint_bytes"), "size"), width=8),
+        lines("Energy windows", "Windows that agents sent: taken, here before, or without room; and attempts to write that failed. Per second.", "ops", Query(f"sum by (result) ({rate('eelgrid_ledger_windows_total')})", "{{result}}"), Query(f"sum({rate('eelgrid_ledger_failures_total')})", "failed writes"), width=8),
+        lines("Age of the newest energy window", "Of those on disk; it grows while the ledger cannot be written.", "s", Query(_now("eelgrid_ledger_newest_window_age_seconds"), "age"), width=8),
+    ),
+)  # fmt: skip
+_SIGHT = Row(
+    "What it sees, and what it needs",
+    (
+        lines("Samples", "Ticks of nodes that came, and that never came, per second.", "ops", Query(f"sum({rate('eelgrid_samples_received_total')})", "came"), Query(f"sum({rate('eelgrid_samples_lost_total')})", "lost"), width=8),
+        lines("Age of the oldest sample", "Of the ready node where the newest is oldest.", "s", Query(_now("eelgrid_oldest_sample_age_seconds"), "age"), width=8),
+        lines("Event loop lag, 99 %", "How late the event loop wakes a sleeper.", "s", Query(quantile(0.99, "eelgrid_event_loop_lag_seconds"), "99 %"), width=8),
+        lines("Processor", "Cores in use by each process of ours.", "short", Query(rate("process_cpu_seconds_total"), "{{job}} {{instance}}"), width=8),
+        lines("Memory", "Resident memory of each process of ours.", "bytes", Query(of("process_resident_memory_bytes"), "{{job}} {{instance}}"), width=8),
+        states("Who leads", "Coloured while a controller holds the Lease of Kubernetes; without Kubernetes there is none.", "short", Query(of("eelgrid_kubernetes_leading"), "{{instance}}"), width=8),
+    ),
+)  # fmt: skip
+
+PAGE = Page(
+    "engine", "Eelgrid / Placement engine", "Whether the engine decides fast, well and durably: terms of the objective, fragmentation, churn, the steward, the journal, and what it sees. The terms of one placement are in eelctl explain.",
+    (_NOW, _COST, _DECISIONS, _STEWARD, _JOURNAL, _SIGHT),
+)  # fmt: skip

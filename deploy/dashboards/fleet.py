@@ -1,0 +1,149 @@
+"""The dashboard of the fleet: what it draws and costs, whether promises are kept, what changed.
+
+Owns the questions of somebody who looks once in the morning. Must not know single devices.
+"""
+
+from deploy.dashboards.panels import Page, Query, Row, bars, figure, lines
+from deploy.dashboards.queries import increase, of, rate
+
+__all__ = ["PAGE"]
+
+_POWER = f"sum({of('eelgrid_measured_power_watts')})"
+_PRICE = f"max by (currency) ({of('eelgrid_energy_price_per_joule')})"
+_DAY_J = f"sum({increase('eelgrid_gpu_energy_joules_total', over='24h')})"
+_KEPT = 'verdict="kept"'
+_JUDGED = 'verdict=~"kept|missed"'
+_HOUR = "1h"
+
+
+def _attainment(by: str, over: str) -> str:
+    metric, head = (
+        ("eelgrid_service_windows_total", f"sum by ({by})") if by else ("eelgrid_promise_windows_total", "sum")
+    )
+    return f"{head} ({increase(metric, _KEPT, over=over)}) / ({head} ({increase(metric, _JUDGED, over=over)}) > 0)"
+
+
+_NOW = Row(
+    "Now",
+    (
+        figure("Power of GPUs", "Sum of fresh power readings of all GPUs, as agents sent them.", "watt", Query(_POWER)),
+        figure(
+            "Cost per hour", "Measured power at the present price, PUE and carbon price included, in the policy's currency. Empty without prices.", "short",
+            Query(f"{_POWER} * on () group_right () {_PRICE} * 3600", "{{currency}}"),
+        ),
+        figure(
+            "Energy of 24 h", "By the energy counters of all GPUs, which miss nothing between scrapes.", "kwatth",
+            Query(f"{_DAY_J} / 3.6e6"),
+        ),
+        figure(
+            "Promises kept, 1 h", "Share of all services' windows of the last hour in which the promise was kept; windows with too few answers to tell are left out.", "percentunit",
+            Query(_attainment("", _HOUR)), bad_below=0.95,
+        ),
+        figure(
+            "Pending workloads", "Workloads that wait for a place; the dashboard of workloads says why.", "short",
+            Query("sum(" + of("eelgrid_workloads", 'phase="pending"') + ")"), bad_above=1,
+        ),
+        figure(
+            "Nodes lost", "Nodes whose agents have been silent for longer than the grace period.", "short",
+            Query("sum(" + of("eelgrid_nodes", 'state="lost"') + ")"), bad_above=1,
+        ),
+    ),
+    height=4,
+)  # fmt: skip
+_ENERGY = Row(
+    "Power and energy",
+    (
+        lines(
+            "Power by GPU model", "Fresh power readings, summed by model.", "watt",
+            Query(f"sum by (model) ({of('eelgrid_measured_power_watts')})", "{{model}}"), stacked=True,
+        ),
+        lines(
+            "Power by pool", "Fresh power readings, summed by pool.", "watt",
+            Query(f"max by (pool) ({of('eelgrid_pool_power_watts')})", "{{pool}}"), stacked=True,
+        ),
+        lines(
+            "Measured and modelled power", "What GPUs were read to draw beside what the model gives for the present placement. Only GPUs with a fresh reading are in the first.", "watt",
+            Query(_POWER, "measured"), Query(f"sum({of('eelgrid_modelled_power_watts')})", "modelled"), width=8,
+        ),
+        lines(
+            "Power from counters", "Rate of all energy counters beside the sampled power of the same agents' GPUs.", "watt",
+            Query(f"sum({rate('eelgrid_gpu_energy_joules_total')})", "by counters"),
+            Query(f"sum({of('eelgrid_gpu_power_watts')})", "sampled"), width=8,
+        ),
+        bars(
+            "Energy of 24 h by namespace", "From the controller's ledger; a namespace beyond the hundred with the most is in other.", "kwatth",
+            Query(f"topk(15, sum by (namespace) ({increase('eelgrid_ledger_energy_joules_total', over='24h')})) / 3.6e6", "{{namespace}}"),
+        ),
+        lines(
+            "Cost per hour", "Measured power at the price of each moment, in the policy's currency.", "short",
+            Query(f"{_POWER} * on () group_right () {_PRICE} * 3600", "{{currency}} per hour"), width=8,
+        ),
+        lines(
+            "Price of energy", "Price of a kilowatt-hour as a joule is priced now, carbon and PUE included.", "short",
+            Query(f"{_PRICE} * 3.6e6", "{{currency}} per kWh"), width=8,
+        ),
+        figure(
+            "Cost of 24 h", "Energy of the last 24 h at the mean price of the same time. Where load follows the tariff, this is a little high; the ledger has the true sum.", "short",
+            Query(f"{_DAY_J} * on () group_right () max by (currency) (avg_over_time({of('eelgrid_energy_price_per_joule')}[24h]))", "{{currency}}"), width=8,
+        ),
+    ),
+)  # fmt: skip
+_PROMISES = Row(
+    "Promises",
+    (
+        lines(
+            "Attainment of the last hour", "Windows in which a service kept its promise, of those that could be judged. The 20 that stand worst.", "percentunit",
+            Query(f"bottomk(20, {_attainment('workload', _HOUR)})", "{{workload}}"),
+        ),
+        lines(
+            "Latency over objective", "The promised quantile as served, over what it may be: above 1 the promise is missed. The 20 that stand worst.", "percentunit",
+            Query(f"topk(20, max by (workload) ({of('eelgrid_service_latency_seconds')}) / max by (workload) ({of('eelgrid_service_latency_objective_seconds')}))", "{{workload}}"),
+        ),
+        lines(
+            "Windows by verdict", "Windows of all services per second: kept, missed, or too few answers to tell.", "short",
+            Query(f"sum by (verdict) ({rate('eelgrid_promise_windows_total')})", "{{verdict}}"), width=8, stacked=True,
+        ),
+        lines(
+            "Slowdown of jobs, less what is promised", "Above 0 a training job is slower than its promise allows. The 20 that stand worst.", "percentunit",
+            Query(f"topk(20, max by (workload) ({of('eelgrid_job_slowdown_ratio')}) - max by (workload) ({of('eelgrid_job_slowdown_promised_ratio')}))", "{{workload}}"), width=8,
+        ),
+        lines(
+            "Share of GPUs allocated", "Allocated share of all GPUs and of all CPUs.", "percentunit",
+            Query(f"max({of('eelgrid_gpus_allocated_ratio')})", "GPUs"), Query(f"max({of('eelgrid_cpus_allocated_ratio')})", "CPUs"), width=8,
+        ),
+    ),
+)  # fmt: skip
+_CHANGED = Row(
+    "What changed",
+    (
+        lines(
+            "Workloads by phase", "As the controller counts them now.", "short",
+            Query(f"max by (phase) ({of('eelgrid_workloads')})", "{{phase}}"), width=8,
+        ),
+        lines(
+            "Changes of the plan", "Placements, moves, scalings, limits and the rest, per second.", "ops",
+            Query(f"sum by (change) ({rate('eelgrid_plan_changes_total')})", "{{change}}"), width=8,
+        ),
+        lines(
+            "Commands of the steward", "What it carried out for promises and budgets, per second.", "ops",
+            Query(f"sum by (command) ({rate('eelgrid_steward_commands_total')})", "{{command}}"), width=8,
+        ),
+        lines(
+            "Nodes by state", "As the controller counts them now.", "short",
+            Query(f"max by (state) ({of('eelgrid_nodes')})", "{{state}}"), width=8,
+        ),
+        lines(
+            "Events of agents", "What agents reported of their own accord, per second: lost devices, XIDs, refused settings.", "ops",
+            Query(f"sum by (kind) ({rate('eelgrid_agent_events_total')})", "{{kind}}"), width=8,
+        ),
+        lines(
+            "GPUs by model", "GPUs that the controller knows.", "short",
+            Query(f"max by (model) ({of('eelgrid_gpus')})", "{{model}}"), width=8,
+        ),
+    ),
+)  # fmt: skip
+
+PAGE = Page(
+    "fleet", "Eelgrid / Fleet", "Power, cost, promises and changes of the whole fleet. Devices, workloads, the engine and budgets have dashboards of their own.",
+    (_NOW, _ENERGY, _PROMISES, _CHANGED),
+)  # fmt: skip

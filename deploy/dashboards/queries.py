@@ -1,0 +1,57 @@
+"""PromQL in pieces: selectors that always name job and instance, and joins that give a device its name.
+
+Owns how a query of ours is put together. Must not know panels. A device's series have its UUID
+alone, and a plain Prometheus does not know an agent's node: both come from info series by joins
+on what cannot be ambiguous, so that a query gives the same behind a PodMonitor and without one.
+"""
+
+__all__ = ["RATE", "by_device", "by_node", "by_owner_device", "increase", "of", "owned", "quantile", "rate"]
+
+# What Grafana makes four scrapes long at least, so that a rate never stands on one sample.
+RATE = "$__rate_interval"
+_SCRAPED = 'job=~"$job", instance=~"$instance"'
+# Its label `job` is the job of a batch scheduler, which honor_labels puts before Prometheus' own.
+_OWNED = 'eelgrid_workload_gpu_energy_joules_total{instance=~"$instance"'
+
+
+def of(metric: str, matchers: str = "") -> str:
+    """The series of a metric in the chosen jobs and instances."""
+    return f"{metric}{{{_SCRAPED}{', ' if matchers else ''}{matchers}}}"
+
+
+def rate(metric: str, matchers: str = "") -> str:
+    """A counter's rate per second."""
+    return f"rate({of(metric, matchers)}[{RATE}])"
+
+
+def increase(metric: str, matchers: str = "", *, over: str = RATE) -> str:
+    """By how much a counter rose."""
+    return f"increase({of(metric, matchers)}[{over}])"
+
+
+def owned(matchers: str, over: str = RATE) -> str:
+    """The selector of energy by owner, over a time. It has no job of ours: see the constant."""
+    return f"{_OWNED}, {matchers}}}[{over}]"
+
+
+def quantile(share: float, histogram: str, *, by: str = "") -> str:
+    """A quantile of a histogram, over all instances."""
+    labels = f"le, {by}" if by else "le"
+    return f"histogram_quantile({share:g}, sum by ({labels}) ({rate(histogram + '_bucket')}))"
+
+
+def by_node(expression: str, *, on: str = "job, instance") -> str:
+    """The same with the label `node`, of the nodes chosen."""
+    info = of("eelgrid_node_info", 'node=~"$node"')
+    return f"{expression} * on ({on}) group_left (node) {info}"
+
+
+def by_device(expression: str, *, on: str = "job, instance") -> str:
+    """The same with `node`, `index` and `model`, of the nodes and devices chosen; it must keep `gpu`."""
+    info = of("eelgrid_gpu_info", 'gpu=~"$gpu"')
+    return by_node(f"{expression} * on ({on}, gpu) group_left (index, model) {info}", on=on)
+
+
+def by_owner_device(expression: str) -> str:
+    """The same for energy by owner, which has no job of ours."""
+    return by_device(expression, on="instance")

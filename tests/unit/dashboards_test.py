@@ -1,0 +1,170 @@
+"""The dashboards are what the generator writes, keep the rules of Grafana's linter, and ask for what exists.
+
+The rules are those of grafana/dashboard-linter, said again: it is a Go program that no
+package index has.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from deploy.dashboards.reading import FOLDER, filled, names, panels
+from tests.deploy_rig import ROOT
+
+FILES = ("budget", "engine", "fleet", "node", "workloads")
+DOCUMENTS = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in FILES}
+SHOWN = [shown for name, document in DOCUMENTS.items() for shown in panels(document, name)]
+IDS = [f"{shown.dashboard}: {shown.title}" for shown in SHOWN]
+COLUMNS = 24
+UNITS = {
+    "watt", "joule", "kwatth", "short", "percentunit", "celsius", "rothz", "bytes", "Bps", "s", "ops", "dateTimeFromNow",
+}  # fmt: skip
+# What a workload's own page counts has the job of that page.
+FOREIGN = re.compile(r'\{__name__="[\w:]+", workload=~"[^"]*"\}')
+# Its label `job` is a batch scheduler's; with honor_labels Prometheus' own is not there.
+OWNED = "eelgrid_workload_gpu_energy_joules_total"
+# Made for the dashboards and not in the pages yet.
+COMING = {
+    "eelgrid_pool_power_watts", "eelgrid_pending_workloads", "eelgrid_plan_changes_total", "eelgrid_stale_nodes",
+    "eelgrid_oldest_sample_age_seconds", "eelgrid_model_power_error_ratio", "eelgrid_journal_lag_seconds",
+    "eelgrid_fragmentation_ratio", "eelgrid_ledger_windows_total", "eelgrid_ledger_failures_total",
+    "eelgrid_ledger_newest_window_age_seconds", "eelgrid_ledger_energy_joules_total",
+}  # fmt: skip
+
+
+def known():
+    """Kinds of all metrics in the agents' page and in the controller's."""
+    found = dict.fromkeys(COMING, "gauge") | {one: "counter" for one in COMING if one.endswith("_total")}
+    for name in ("metrics.md", "controller-metrics.md"):
+        text = (ROOT / "docs" / name).read_text()
+        for metric, kind in re.findall(r"^\| `(\w+)` \| (\w+)", text, re.MULTILINE):
+            parts = ("_bucket", "_count", "_sum") if kind == "histogram" else ("",)
+            found |= {metric + part: "counter" if kind == "histogram" else kind for part in parts}
+    return found
+
+
+KNOWN = known()
+
+
+def variables(document, kind):
+    return [one for one in document["templating"]["list"] if one["type"] == kind]
+
+
+def test_the_files_are_what_the_generator_writes():
+    render = pytest.importorskip("deploy.dashboards.render", reason="no grafana-foundation-sdk")
+    assert {path.name: path.read_text() for path in FOLDER.glob("*.json")} == dict(render.files())
+    assert render.main(["--check"]) == 0
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_dashboard_imports_without_a_click(name):
+    document = DOCUMENTS[name]
+    assert document["schemaVersion"] >= 36  # what Grafana 10 writes; older ones migrate on load
+    assert document["editable"] is False
+    assert not {"__inputs", "__requires", "id"} & set(document)
+    assert document["uid"] == f"eelgrid-{name}"
+    assert document["title"]
+    assert document["description"]
+    assert set(re.findall(r'"uid": "([^"]+)"', json.dumps(document))) == {"${datasource}", document["uid"]}
+    (source,) = variables(document, "datasource")
+    assert (source["name"], source["label"], source["query"]) == ("datasource", "Data source", "prometheus")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_variables_say_where_they_ask_and_ask_again(name):
+    queries = variables(DOCUMENTS[name], "query")
+    assert [one["name"] for one in queries][:2] == ["job", "instance"]
+    for one in queries:
+        assert one["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert one["refresh"] == 2
+        assert one["multi"]
+        assert one["includeAll"]
+        assert one["label"] == {"gpu": "GPU"}.get(one["name"], one["name"].capitalize())
+        assert one["allValue"] == (".+" if one["name"] in {"job", "instance"} else ".*")
+        assert one["current"]["value"] == ["$__all"]
+        selector = re.fullmatch(r"label_values\((.+), \w+\)", one["query"])[1]
+        for metric in names(selector) | set(re.findall(r"eelgrid_\w+", selector)):
+            assert metric in KNOWN, metric
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_ids_are_unique_and_nothing_overlaps(name):
+    every = DOCUMENTS[name]["panels"]
+    ids = [panel["id"] for panel in every]
+    assert sorted(set(ids)) == sorted(ids)
+    assert min(ids) > 0
+    taken = set()
+    for panel in every:
+        place = panel["gridPos"]
+        assert 0 <= place["x"] <= place["x"] + place["w"] <= COLUMNS
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+@pytest.mark.parametrize("shown", SHOWN, ids=IDS)
+def test_a_panel_says_what_it_shows(shown):
+    panel = shown.panel
+    assert panel["title"][0].isupper()
+    assert panel["description"].endswith(".")
+    assert panel["fieldConfig"]["defaults"]["unit"] in UNITS
+    assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    assert panel["targets"]
+    assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+    for target in panel["targets"]:
+        assert target["datasource"] == panel["datasource"]
+        assert target["legendFormat"] != "__auto" or len(panel["targets"]) == 1
+        # A bare number is what its words say only where there is one series.
+        assert "noValue" not in panel["fieldConfig"]["defaults"]
+
+
+@pytest.mark.parametrize("shown", SHOWN, ids=IDS)
+def test_a_query_keeps_the_rules(shown):
+    for expression, _ in shown.queries:
+        ours = FOREIGN.sub("", re.sub(r"\$\w+_counter", "x", expression))
+        selectors = re.findall(r"(\w+)\{([^}]*)\}", ours)
+        assert selectors
+        for metric, matchers in selectors:
+            wanted = 'instance=~"$instance"' if metric == OWNED else 'job=~"$job", instance=~"$instance"'
+            assert matchers.startswith(wanted), metric
+            if KNOWN[metric] == "counter":
+                assert re.search(r"(rate|increase)\(" + metric + r"\{", expression), f"{metric} is a counter"
+            else:
+                assert not re.search(r"(?<!_)(rate|increase)\(" + metric, expression), f"{metric} is no counter"
+        assert set(re.findall(r"rate\([^\[]*\[([^\]]+)\]", expression)) <= {"$__rate_interval"}
+
+
+@pytest.mark.parametrize("shown", SHOWN, ids=IDS)
+def test_metrics_and_variables_exist(shown):
+    document = DOCUMENTS[shown.dashboard]
+    there = {one["name"] for one in document["templating"]["list"]} | {"__rate_interval"}
+    for expression, legend in shown.queries:
+        assert names(FOREIGN.sub("", expression)) <= set(KNOWN)
+        assert set(re.findall(r"\$\{?(\w+)", expression)) <= there
+        assert "$" not in filled(expression, document)
+        assert "$" not in legend
+
+
+def test_what_is_to_come_is_asked_for():
+    asked = {name for shown in SHOWN for expression, _ in shown.queries for name in names(expression)}
+    assert asked >= COMING
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool")
+def test_promtool_parses_every_query(tmp_path):
+    rules = [
+        {"record": f"panel:{shown.dashboard}:{at}_{number}", "expr": filled(expression, DOCUMENTS[shown.dashboard])}
+        for at, shown in enumerate(SHOWN)
+        for number, (expression, _) in enumerate(shown.queries)
+    ]
+    path = tmp_path / "rules.yaml"
+    path.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    done = subprocess.run(["promtool", "check", "rules", str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"SUCCESS: {len(rules)} rules found" in done.stdout + done.stderr

@@ -1,0 +1,121 @@
+"""Both daemons' pages keep Prometheus' conventions, are documented, and have bounds; and the lint finds what breaks them."""
+
+import asyncio
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.controller_rig import batch, inventory, running, until, wanted
+from tests.fakes.stewarded import stewarded
+from tests.metrics_lint import documented, faults
+from tests.metrics_rig import frame, share, view
+from tests.unit.controller_metrics_test import Sources, Whole, lived, scraper
+
+from eelgrid_agent.metrics.catalogue import CATALOGUE
+from eelgrid_agent.metrics.render import Renderer
+from eelgrid_controller.adapters.described import BUCKETS_S, METRICS, POOLS_MOST, Described, Kind, series_most
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+OF_CONTROLLER = (DOCS / "controller-metrics.md").read_text()
+OF_AGENT = (DOCS / "metrics.md").read_text()
+NAMING = {"workload", "budget"}  # labels of the controller that may name what the cluster holds, a hundred at most
+
+
+async def controllers_page(tmp_path):
+    """A page with nodes, samples, work that runs and waits, and promises."""
+    async with running(tmp_path) as rig, stewarded() as world:
+        await lived(world)
+        for number in range(POOLS_MOST + 9):
+            agent = await rig.join(inventory(f"host-{number}", gpus=1, pool=f"pool-{number}"))
+            await agent.say(batch(1, gpus=1, time_ns=rig.controller._clock.now_ns()))
+        for number in range(POOLS_MOST + 20):
+            await rig.operators.submit_workload(wanted(f"task-{number}", namespace=f"team-{number}"))
+        telemetry = rig.controller.agents._telemetry
+        await until(lambda: telemetry.received == POOLS_MOST + 9)
+        own = rig.controller.metrics._sources
+        rig.controller.metrics.attach(Whole(own, Sources(world, scraper())))
+        return (await rig.controller.metrics.page()).decode()
+
+
+def agents_page():
+    shares = [share(namespace="a", pod=f"b-{number}") for number in range(30)]
+    return Renderer().render(frame(view(), view("GPU-2"), shares=shares)).prometheus().decode()
+
+
+def said(text):
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, capture_output=True, check=False, timeout=30, text=True
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+async def test_the_controllers_page_keeps_the_conventions_and_its_bounds(tmp_path):
+    text = await controllers_page(tmp_path)
+    assert list(faults(text, OF_CONTROLLER, lambda name: series_most(METRICS[name]))) == []
+    held = re.compile(r"(host|task|GPU-host|team)-\d+")
+    told = {
+        (sample.name, label)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        for label, value in sample.labels.items()
+        if label not in NAMING and held.search(value)
+    }
+    assert told == set(), "what comes and goes is in no other label"
+    assert len(text.splitlines()) < 1500
+    if shutil.which("promtool"):
+        assert await asyncio.to_thread(said, text) == (0, "")
+
+
+def test_the_agents_page_keeps_the_conventions():
+    text = agents_page()
+    assert list(faults(text, OF_AGENT)) == []
+    if shutil.which("promtool"):
+        assert said(text) == (0, "")
+
+
+def test_every_metric_of_both_is_in_the_docs_and_has_help_and_no_name_is_used_twice():
+    assert documented(OF_CONTROLLER) == set(METRICS)
+    assert documented(OF_AGENT) == {metric.name for metric in CATALOGUE}
+    shared = set(METRICS) & {metric.name for metric in CATALOGUE}
+    assert {name for name in shared if not name.startswith("process_")} == set(), "a sum over both would be of nothing"
+
+
+@pytest.mark.parametrize("one", METRICS.values(), ids=lambda one: one.name)
+def test_a_metric_of_the_controller_has_a_bound_that_the_docs_state(one):
+    most = series_most(one)
+    assert 1 <= most <= 10_000
+    assert f"| `{one.name}` | {one.kind.value} |" in OF_CONTROLLER
+    assert f" | {most:,} | {one.help} |" in OF_CONTROLLER
+    assert (one.name in BUCKETS_S) is (one.kind is Kind.HISTOGRAM)
+
+
+def test_a_label_without_a_bound_cannot_be_described():
+    with pytest.raises(KeyError, match="pod"):
+        series_most(Described("eelgrid_pods", Kind.GAUGE, "Pods", ("pod",)))
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "wrong"),
+    [
+        ("eelgrid_power_W 1", "gauge", "no base unit"),
+        ("eelgrid_load_percent 1", "gauge", "no base unit"),
+        ("eelgrid_load_pct 1", "gauge", "no base unit"),
+        ("eelgrid_energy_mj_total 1", "counter", "no base unit"),
+        ("eelgrid_delay_milliseconds 1", "gauge", "no base unit"),
+        ("eelgrid_power 1", "gauge", "ends in no unit"),
+        ("eelgrid_energy_joules_total 1", "gauge", "counters end in _total"),
+        ('eelgrid_processes{pid="7"} 1', "gauge", "label pid"),
+        ("node_load_ratio 1", "gauge", "begin with"),
+        ('eelgrid_nodes{state="a"} 1\neelgrid_nodes{state="a"} 2', "gauge", "twice"),
+        ('eelgrid_nodes{state="a"} 1\neelgrid_nodes{state="b"} 2', "gauge", "2 series, bound is 1"),
+    ],
+)
+def test_the_lint_finds_it(line, kind, wrong):
+    name = re.split(r"[{ ]", line)[0]
+    page = f"# HELP {name} Help that helps\n# TYPE {name} {kind}\n{line}\n"
+    assert any(wrong in fault for fault in faults(page, f"| `{name}` | gauge |\n", lambda _: 1)), wrong
+    assert any("has no help" in fault for fault in faults(page.replace("Help that helps", ""), ""))
+    assert any("not in the docs" in fault for fault in faults(page, ""))
