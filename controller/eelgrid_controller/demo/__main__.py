@@ -53,10 +53,30 @@ def _more_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard if hard >= 0 else 65_536), hard))
 
 
-async def _play(play: Any, scene: Any, *, keep: bool) -> None:
-    from eelgrid_controller.demo.report import DemoReport, export_picture
+def _addresses(play: Any) -> list[tuple[str, str]]:
+    """Where everything is that the demo started."""
+    found = [
+        ("controller, gRPC", play.address),
+        ("controller, metrics", f"http://{play.metrics['controller']}/metrics"),
+    ]
+    found += [(f"{name}, metrics", f"http://{at}/metrics") for name, at in play.metrics.items() if name != "controller"]
+    found += [("live page", f"http://{play.page}/")] if play.page else []
+    return found + ([("Prometheus", f"http://{play.prometheus}/")] if play.prometheus else [])
 
-    stopped, task = asyncio.Event(), asyncio.current_task()
+
+def _commands(play: Any, address: str) -> list[str]:
+    """What to try first."""
+    words = (
+        "top", "energy --since 1h", f"doctor --metrics {play.metrics['controller']}", "nodes --limit 5",
+        "workloads --phase pending", "explain openb-pod-0001", "policy get",
+    )  # fmt: skip
+    return [f"export EELGRID_CONTROLLER={address}", *(f"eelctl {one}" for one in words)]
+
+
+async def _play(play: Any, scene: Any, *, keep: bool) -> None:
+    from eelgrid_controller.demo.report import DemoReport, export_picture, print_addresses
+
+    stopped, task, told = asyncio.Event(), asyncio.current_task(), len(play.notes)
     loop = asyncio.get_running_loop()
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -69,11 +89,9 @@ async def _play(play: Any, scene: Any, *, keep: bool) -> None:
         console.print(f"\nsummary and picture: {play.out / 'summary.json'}, {play.out / 'demo.svg'}", soft_wrap=True)
         if not keep:
             return
-        console.print(
-            f"\nThe controller and the fleet run on until Ctrl-C. Try:\n  export EELGRID_CONTROLLER={address}"
-        )
-        for command in ("top", "nodes --limit 5", "workloads --phase pending", "explain openb-pod-0001", "policy get"):
-            console.print(f"  eelctl {command}")
+        for note in play.notes[told:]:
+            console.print(f"note: {note}", soft_wrap=True, highlight=False)
+        print_addresses(console, _addresses(play), _commands(play, address))
         loop.add_signal_handler(signal.SIGINT, stopped.set)
         while not stopped.is_set():
             for child in play.children:
@@ -96,7 +114,11 @@ async def _play(play: Any, scene: Any, *, keep: bool) -> None:
     show_default=True,
     help="Folder for the report, picture and logs.",
 )
-@click.option("--keep", is_flag=True, help="Leave it running until Ctrl-C, and print what to try.")
+@click.option(
+    "--keep",
+    is_flag=True,
+    help="Leave it running until Ctrl-C, with the live page and, where installed, Prometheus; print the addresses.",
+)
 @click.option("--no-gpu", is_flag=True, help="Leave out this machine's own GPUs.")
 @click.pass_context
 def demo(context: click.Context, /, trace: str, out: Path, keep: bool, **options: Any) -> None:
@@ -148,7 +170,7 @@ def _played(trace: Any, out: Path, options: dict[str, Any], *, keep: bool, gpu: 
         with tempfile.TemporaryDirectory(prefix="eelgrid-demo-", ignore_cleanup_errors=True) as work:
             play = Play(
                 trace=trace, scene=scene, out=out, work=Path(work), in_flight=options["in_flight"], has_gpu=gpu,
-                notes=list(trace.notes),
+                notes=list(trace.notes), keep=keep,
             )  # fmt: skip
             scene.start()
             try:

@@ -11,10 +11,12 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from eelgrid_controller.config import ControllerConfig
+from eelgrid_controller.demo import monitoring, sample_node
 from eelgrid_controller.demo import report as reporting
 from eelgrid_controller.demo.children import Child, Silent
 from eelgrid_controller.demo.report import DemoReport, ProcessFigures, Times
@@ -40,6 +42,9 @@ _WATCH_S = 0.5
 _SUMMARY_S = 1.0
 _SILENCE_S = 60.0
 _REAL_NODE = "this-machine"
+# Windows of energy that all agents together send in a second: a small fleet's ledger fills sooner.
+_WINDOWS_HZ = 20.0
+_WINDOW_S = (5.0, 60.0)
 
 
 def _free_port() -> int:
@@ -61,7 +66,13 @@ class Play:
     in_flight: int
     has_gpu: bool
     notes: list[str]
+    # Whether it is to be looked at afterwards: with a page and Prometheus, where there are any.
+    keep: bool = False
     address: str = ""
+    # Addresses of metrics by child, and of the page and Prometheus, empty without one.
+    metrics: dict[str, str] = field(default_factory=dict)
+    page: str = ""
+    prometheus: str = ""
     # Every process of this run, so that the caller can end what an interrupted ending left.
     children: list[Child] = field(default_factory=list)
 
@@ -70,7 +81,9 @@ class Play:
         begun_s = time.monotonic()
         self.address = f"127.0.0.1:{_free_port()}"
         async with AsyncExitStack() as stack:
-            controller = self._start(stack, "controller", "eelgrid_controller", "--data", str(self.work / "data"))
+            controller = self._start(
+                stack, "controller", "eelgrid_controller", "--data", str(self.work / "data"), *self._page_flags()
+            )
             client = rpc.client(
                 rpc.OPERATOR_SERVICE,
                 await stack.enter_async_context(transport.channel(self.address, tls=None, insecure=False)),
@@ -78,7 +91,8 @@ class Play:
             await self._ready(client, controller)
             ready_s = time.monotonic()
             write_fleet(self.work / "fleet.json", self.trace.nodes, catalogue.load().products)
-            fleet = self._start(stack, "fleet", "eelgrid_agent", "--simulate", str(self.work / "fleet.json"))
+            fleet = self._start(stack, "fleet", "eelgrid_agent", "--simulate", str(self.work / "fleet.json"),
+                                "--energy-window", f"{_window_s(len(self.trace.nodes)):g}")  # fmt: skip
             children = (controller, fleet)
             stack.push_async_callback(_cancel, asyncio.create_task(self._watch(client)))
             await self._joined(client, children)
@@ -96,17 +110,71 @@ class Play:
             reporting.print_report(self.scene.console, result)
             if self.has_gpu:
                 await self._observe(client, stack)
+            if self.keep:
+                await self._one_node(client, stack)
+                await self._monitor(stack)
             await afterwards(result, self.address)
         return result
 
     def _start(self, stack: AsyncExitStack, name: str, module: str, *arguments: str) -> Child:
         side = ["--listen", self.address] if name == "controller" else ["--controller", self.address]
         side += [] if name == "controller" else ["--listen", "127.0.0.1:0"]
-        command = [sys.executable, "-m", module, *side, "--metrics", f"127.0.0.1:{_free_port()}", *arguments]
+        self.metrics[name] = metrics = f"127.0.0.1:{_free_port()}"
+        return self._launch(stack, name, [sys.executable, "-m", module, *side, "--metrics", metrics, *arguments])
+
+    def _launch(self, stack: AsyncExitStack, name: str, command: Sequence[str]) -> Child:
         child = Child(name, command, self.out / f"{name}.log")
         self.children.append(child)
         stack.push_async_callback(child.end)
         return child
+
+    def _page_flags(self) -> tuple[str, ...]:
+        """The live page's address, where this controller has one."""
+        if not self.keep or all(one.name != "page" for one in fields(ControllerConfig)):
+            return ()
+        self.page = f"127.0.0.1:{_free_port()}"
+        return "--page", self.page
+
+    async def _one_node(self, client: Any, stack: AsyncExitStack) -> None:
+        """Adds a node whose agent shows all its series, and work for it."""
+        sample_node.write_node(self.work / "node.json")
+        agent = self._start(stack, "node", "eelgrid_agent", "--simulate", str(self.work / "node.json"),
+                            "--energy-window", f"{_WINDOW_S[0]:g}")  # fmt: skip
+        deadline_s = time.monotonic() + _GPU_S
+        for request in sample_node.submissions():
+            # Refused as long as no node has its model.
+            while True:
+                agent.check()
+                try:
+                    await client.submit_workload(request, timeout=5.0)
+                    break
+                except faults.Fault as fault:
+                    if time.monotonic() > deadline_s:
+                        self.notes.append(f"{request.workload_id} was not taken: {fault.message}")
+                        break
+                await asyncio.sleep(5 * _POLL_S)
+
+    async def _monitor(self, stack: AsyncExitStack) -> None:
+        """Adds Prometheus, last: the figures of the demo are without it. What keeps it away is a note."""
+        program = monitoring.program()
+        if program is None:
+            self.notes.append("no Prometheus is installed; on Debian: apt-get install prometheus")
+            return
+        rules = monitoring.rules_file()
+        if rules is None:
+            self.notes.append("Prometheus has no rules: they come with the sources, not with the package")
+        agents = [address for name, address in self.metrics.items() if name != "controller"]
+        jobs = {"controller": [self.metrics["controller"]], "agent": agents}
+        configured, address = self.work / "prometheus.yaml", f"127.0.0.1:{_free_port()}"
+        configured.write_text(monitoring.configuration(jobs, rules), encoding="utf-8")
+        command = monitoring.command(program, configured, self.work / "prometheus", address)
+        child = self._launch(stack, "prometheus", command)
+        if await monitoring.ready(address):
+            self.prometheus = address
+            return
+        await child.end()
+        self.children.remove(child)
+        self.notes.append(f"Prometheus did not become ready; see {child.log}")
 
     async def _ready(self, client: Any, controller: Child) -> None:
         self.scene.tell("starting the controller")
@@ -237,6 +305,11 @@ class Play:
                 break
             await asyncio.sleep(5 * _POLL_S)
         reporting.print_gpus(self.scene.console, found)
+
+
+def _window_s(nodes: int) -> float:
+    least_s, most_s = _WINDOW_S
+    return max(least_s, min(most_s, nodes / _WINDOWS_HZ))
 
 
 def _figures(child: Child, steady: float | None) -> ProcessFigures:
