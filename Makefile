@@ -1,6 +1,6 @@
 # Verbs for newcomers: each does its own set-up on a bare machine with Python 3.11 to 3.13.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-kubernetes check bench proto format lock fuzz clean
+.PHONY: help demo test test-kubernetes test-observability check bench proto format lock fuzz clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,8 +12,10 @@ SEEDS ?= 10
 
 help:
 	@echo "make demo    watch 1,213 agents and a controller place a production trace (about a minute)"
+	@echo "make demo KEEP=1  the same, left running with Prometheus and the live page"
 	@echo "make test    run every test"
 	@echo "make test-kubernetes  the same rules and measurements on a real control plane (docs/kubernetes.md)"
+	@echo "make test-observability  metrics, dashboards, alerts, ledger and page, by a real Prometheus and Chromium"
 	@echo "make check   formatting, lint, types, import contracts, fresh generated code"
 	@echo "make bench   measure speed and size; writes $(OUT)/"
 	@echo "make proto   lint the .proto files and generate eelgrid_protos.wire"
@@ -37,7 +39,7 @@ $(VENV)/installed-dev: $(VENV)/installed requirements-dev.lock
 	@touch $@
 
 demo: $(VENV)/installed
-	@$(BIN)/python -m eelgrid_controller.demo $(DEMO)
+	@$(BIN)/python -m eelgrid_controller.demo $(if $(KEEP),--keep) $(DEMO)
 
 test: $(VENV)/installed-dev
 	@echo "kernels without their compiler, for what it hides"
@@ -50,10 +52,23 @@ test: $(VENV)/installed-dev
 # On whatever EELGRID_KUBECONFIG, KUBEBUILDER_ASSETS or K8S_HOME names; without any only the API server in memory.
 test-kubernetes: $(VENV)/installed-dev
 	@$(BIN)/python deploy/helm_program.py --fetch || echo "no helm: the tests of the chart are skipped"
-	@$(BIN)/python -m pytest -q tests/contracts/kubernetes_contract_test.py tests/contracts/kubernetes_pods_contract_test.py \
-	  tests/contracts/kubernetes_claims_contract_test.py tests/contracts/kubernetes_watch_contract_test.py \
-	  tests/contracts/kubernetes_followers_contract_test.py tests/e2e/kubernetes_gate_test.py tests/e2e/deploy_cluster_test.py tests/kubelet
+	@$(BIN)/python -m eelgrid_kernels
+	@$(BIN)/python -m pytest -q tests/contracts/kubernetes_*_test.py tests/e2e/kubernetes_*_test.py tests/e2e/deploy_*_test.py \
+	  tests/props/kubernetes_admitting_test.py tests/kubelet
 	@$(BIN)/python -m bench.kubernetes --out $(OUT)
+
+# Installs Debian's prometheus and chromium where it may; what cannot be had is skipped, and says so.
+test-observability: $(VENV)/installed-dev
+	@command -v prometheus >/dev/null && command -v chromium >/dev/null \
+	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus chromium; } \
+	  || echo "no prometheus or no chromium: their tests are skipped"
+	@$(BIN)/python -m eelgrid_kernels
+	@$(BIN)/python -m pytest -q tests/unit/alert_rules_test.py tests/unit/dashboards_test.py tests/unit/deploy_rules_test.py \
+	  tests/unit/metrics_lint_test.py tests/unit/controller_metrics_test.py tests/unit/controller_exemplars_test.py \
+	  tests/unit/page_text_test.py tests/unit/fleet_page_test.py tests/unit/*page*_test.py tests/props/energy_*_test.py \
+	  tests/e2e/telemetry_test.py tests/e2e/dashboards_test.py tests/e2e/ledger_test.py tests/e2e/demo_keep_test.py \
+	  tests/e2e/page*_test.py
+	@$(BIN)/python -m bench.scrape --out $(OUT)
 
 check: $(VENV)/installed-dev
 	@$(BIN)/ruff format --check --quiet . || { echo "run make format" >&2; exit 1; }
@@ -63,6 +78,7 @@ check: $(VENV)/installed-dev
 	@$(BIN)/buf lint
 	@$(BIN)/python protos/generate.py --check
 	@$(BIN)/python -m eelgrid_controller.adapters.described --check
+	@$(BIN)/python deploy/dashboards/render.py --check
 	@echo "check: all good"
 
 format: $(VENV)/installed-dev

@@ -5,17 +5,21 @@ how it is started and stopped (composition.py).
 """
 
 import asyncio
+import functools
 import logging
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.config import ControllerConfig, KubernetesConfig
+from eelgrid_controller.config import ABILITIES, ControllerConfig, KubernetesConfig, WebhookConfig
 from eelgrid_controller.errors import ConfigError, ControllerError
+from eelgrid_controller.kubernetes.admitting import GateRules
 from eelgrid_protos import __version__
 from eelgrid_protos.transport import ListenError, TlsFiles
 
@@ -68,13 +72,57 @@ def _tls(certificate: Path | None, key: Path | None, authority: Path | None) -> 
     return TlsFiles(certificate, key, authority)
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.replace(" ", "").split(",")))
+
+
 _DEFAULTS = ControllerConfig(data=Path("eelgrid-data"))
 _KUBERNETES = KubernetesConfig()
+_RULES = GateRules()
+
+
+def _with_webhook(function: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the flags of the webhook, and their value as `webhook`."""
+
+    @click.option("--webhook-listen", default="", metavar="ADDRESS",
+                  help="Gate new pods as a mutating webhook, for clusters without MutatingAdmissionPolicy.")  # fmt: skip
+    @click.option("--webhook-certificate", type=click.Path(path_type=Path), help="Its certificate chain, PEM.")
+    @click.option("--webhook-key", type=click.Path(path_type=Path), help="Its private key, PEM.")
+    @click.option("--webhook-resources", default=",".join(_RULES.prefixes), show_default=True,
+                  help="How names of resources begin that count as devices in namespaces that opted in.")  # fmt: skip
+    @click.option("--webhook-excluded", default=",".join(sorted(_RULES.excluded)), show_default=True,
+                  help="Namespaces where it gates nothing.")  # fmt: skip
+    @click.option("--webhook-toleration/--no-webhook-toleration", default=_RULES.tolerates, show_default=True,
+                  help="Whether gated pods tolerate the taint eelgrid.io/managed.")  # fmt: skip
+    @functools.wraps(function)
+    def wrapped(
+        *,
+        webhook_listen: str,
+        webhook_certificate: Path | None,
+        webhook_key: Path | None,
+        webhook_resources: str,
+        webhook_excluded: str,
+        webhook_toleration: bool,
+        **others: Any,
+    ) -> None:
+        rules = GateRules(_names(webhook_resources), frozenset(_names(webhook_excluded)), webhook_toleration)
+        webhook = None
+        if webhook_listen:
+            if webhook_certificate is None or webhook_key is None:
+                missing = "--webhook-listen needs --webhook-certificate and --webhook-key: API servers ask by TLS"
+                raise click.UsageError(missing)
+            webhook = WebhookConfig(
+                listen=webhook_listen, certificate=webhook_certificate, key=webhook_key, rules=rules
+            )
+        function(webhook=webhook, **others)
+
+    return wrapped
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EELGRID_CONTROLLER"})
 @click.option("--listen", default=_DEFAULTS.listen, show_default=True, help="Address of the gRPC server.")
 @click.option("--metrics", default=_DEFAULTS.metrics, show_default=True, help="Address of /metrics and probes.")
+@click.option("--page", default=_DEFAULTS.page, metavar="ADDRESS", help="Address of the live page; none, if not given.")
 @click.option(
     "--data", type=click.Path(path_type=Path), default=_DEFAULTS.data, show_default=True, help="Journal's directory."
 )
@@ -107,13 +155,17 @@ _KUBERNETES = KubernetesConfig()
               help="Seconds after which a pinned pod that cannot be scheduled is made anew by its owner.")  # fmt: skip
 @click.option("--fail-open-after", type=float,
               help="Seconds without any leader after which gates are removed without a plan; never, if not given.")  # fmt: skip
+@click.option("--kubernetes-abilities", default="", metavar="NAMES",
+              help=f"What else it may do there, with commas: {', '.join(sorted(ABILITIES))}.")  # fmt: skip
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info",
               show_default=True, help="Log to standard error from this level on.")  # fmt: skip
 @click.version_option(__version__, prog_name="eelgrid-controller")
+@_with_webhook
 def main(
     *,
     listen: str,
     metrics: str,
+    page: str,
     data: Path,
     tls_certificate: Path | None,
     tls_key: Path | None,
@@ -135,6 +187,8 @@ def main(
     kubernetes_lease: float,
     unbound_after: float,
     fail_open_after: float | None,
+    kubernetes_abilities: str,
+    webhook: WebhookConfig | None,
     log_level: str,
 ) -> None:
     """Place and power GPU work; serve agents and operators over gRPC."""
@@ -142,6 +196,8 @@ def main(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     tls = _tls(tls_certificate, tls_key, tls_authority)
+    if webhook is not None and not kubernetes:
+        raise click.UsageError("--webhook-listen needs --kubernetes: nobody would take the gates off again")
     try:
         cluster = KubernetesConfig(
             kubeconfig=kubeconfig,
@@ -152,11 +208,14 @@ def main(
             lease_s=kubernetes_lease,
             unbound_s=unbound_after,
             open_s=fail_open_after,
+            abilities=frozenset(_names(kubernetes_abilities)),
+            webhook=webhook,
         )
         config = ControllerConfig(
             kubernetes=cluster if kubernetes else None,
             listen=listen,
             metrics=metrics,
+            page=page,
             data=data,
             away_grace_s=away_grace,
             restart_grace_s=restart_grace,

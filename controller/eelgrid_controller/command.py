@@ -31,6 +31,8 @@ class Command:
     apply: Callable[[Core, int], Step[Any]]
     answer: asyncio.Future[Any]
     is_decision: bool = False
+    # On the monotonic clock.
+    asked_s: float = 0.0
     outcome: Any = None
     fault: Exception | None = None
 

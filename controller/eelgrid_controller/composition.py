@@ -21,11 +21,15 @@ import grpc.aio
 from prometheus_client.core import Metric
 
 from eelgrid_controller.adapters.agents import AgentService
+from eelgrid_controller.adapters.energy_desk import EnergyDesk
+from eelgrid_controller.adapters.fleet_page import FleetPage
 from eelgrid_controller.adapters.http_get import Bounds, Getter
+from eelgrid_controller.adapters.ledger_page import LedgerPage
 from eelgrid_controller.adapters.prometheus import Gauges, Metrics, MetricsServer
 from eelgrid_controller.adapters.scraper import Scraper
 from eelgrid_controller.adapters.steward_page import StewardPage
 from eelgrid_controller.adapters.store import SqliteJournal, open_journal
+from eelgrid_controller.api.energy import EnergyCalls
 from eelgrid_controller.api.imagining import Imagining
 from eelgrid_controller.api.operators import OperatorService
 from eelgrid_controller.api.partitions import PartitionCalls
@@ -84,6 +88,7 @@ class _Sources:
             plans_sent=self.agents.plans_sent,
             batches_refused=self.agents.refused_batches,
             duplicates=self.telemetry.duplicates,
+            lag_s=self.loop.lag_s,
             is_accepting=self.loop.journal_fault is None,
             agent_events={kind.name.lower(): count for kind, count in self.agents.events.items()},
             journal=self.loop.journal.counters,
@@ -120,6 +125,7 @@ class Controller:
         port = await listen(server, self.config.listen, tls=self._tls, insecure=self._insecure, log=self._log)
         # From here on probes hear that this process lives and is not ready yet.
         metrics_port = await self._open_metrics()
+        await self._open_webhook()
         start_s = self._clock.perf_s()
         await asyncio.to_thread(warm)
         self._log.info("kernels=warm seconds=%.2f", self._clock.perf_s() - start_s)
@@ -127,13 +133,14 @@ class Controller:
         recovered = await self._compose(journal)
         seconds = self._clock.perf_s() - start_s
         await self._open_door(server)
+        page = await self._open_page()
         await self._begin_kubernetes()
         line = (
             f"serving listen={_with_port(self.config.listen, port)} "
             f"metrics={_with_port(self.config.metrics, metrics_port)} "
             f"nodes={len(recovered.state.nodes)} workloads={len(recovered.state.workloads)} "
             f"replayed={recovered.replayed} checkpoint={recovered.checkpoint_seq} seconds={seconds:.2f} "
-            f"cluster={journal.cluster_id}"
+            f"cluster={journal.cluster_id}{page}"
         )
         self._log.info("%s", line)
         return line
@@ -159,16 +166,17 @@ class Controller:
             config=self.config,
             clock=self._clock,
             log=self._log.getChild("loop"),
-            observe_decision=self.metrics.decision.observe,
+            observe_decision=self.metrics.decided,
             observe_commit=self.metrics.commit.observe,
         )
         recovered = await self.loop.start()
         self._stack.push_async_callback(self.loop.stop)
         await self._adopt_placement()
-        telemetry = Telemetry()
+        self.telemetry = telemetry = Telemetry()
         self.agents = AgentService(
             loop=self.loop,
             telemetry=telemetry,
+            energy=self._begin_energy(),
             log=self._log.getChild("agents"),
             monotonic_s=self._clock.monotonic_s,
         )
@@ -198,6 +206,15 @@ class Controller:
         )
         self._stack.callback(self.partitions.close)
         self.metrics.attach(_Sources(self.loop, views, self.agents, telemetry, page))
+        fleet = FleetPage(
+            core=lambda: self.loop.core,
+            summary=lambda: views.recent_summary(self.loop.core),
+            telemetry=telemetry,
+            monotonic_s=self._clock.monotonic_s,
+            now_ns=self._clock.now_ns,
+        )
+        self.loop.listeners.append(fleet.committed)
+        self.metrics.add(fleet.families, reads_state=True)
         # What was loaded stays, so the collector need not look at it again, and a full collection of what
         # comes later is rare: it takes some 40 ms at a thousand nodes (measured), which is eight promises of
         # 5 ms. Nothing long-lived here is in a cycle; counting references frees it.
@@ -208,6 +225,23 @@ class Controller:
         # latency (measured over 3,000 submissions: median 2.3 ms from arrival to answer, 1.7 ms with this).
         sys.setswitchinterval(0.0005)
         return recovered
+
+    def _begin_energy(self) -> EnergyDesk:
+        """Keep the energy ledger, from now until the stop."""
+        loop = self.loop
+        desk = EnergyDesk(self.config.data, core=lambda: loop.core, clock=self._clock, log=self._log.getChild("energy"))
+        self.ledger, self.energy = desk, EnergyCalls(loop=loop, desk=desk)
+        page = LedgerPage(desk, now_ns=self._clock.now_ns)
+        desk.booked = page.booked
+        self.metrics.add(page.families)
+        keeping = asyncio.create_task(desk.run())
+
+        async def stop() -> None:
+            keeping.cancel()
+            await asyncio.wait((keeping,), timeout=_STEERING_STOP_S)
+
+        self._stack.push_async_callback(stop)
+        return desk
 
     def _begin_steering(self, telemetry: Telemetry, products: Catalogue) -> StewardPage:
         """Look after promises, from now until the stop."""
@@ -227,7 +261,7 @@ class Controller:
         self.steward = Steward(
             loop=self.loop, telemetry=telemetry, pages=scraper, catalogue=products, settings=settings,
             clock=self._clock, log=log,
-            durations=Durations(self.metrics.turn.observe, self.metrics.division.observe),
+            durations=Durations(self.metrics.turn.observe, self.metrics.division.observe), worked=self.ledger.worked,
         )  # fmt: skip
         steering = asyncio.create_task(self.steward.run())
 
@@ -245,17 +279,56 @@ class Controller:
         if self.config.kubernetes is None:
             return
         # Only here: a controller without Kubernetes needs none of its libraries.
+        from eelgrid_controller.adapters.kubernetes.counts import cluster_families
         from eelgrid_controller.adapters.kubernetes.placing import Placing
+        from eelgrid_controller.kubernetes.power_status import Draw
 
         self.placing = Placing(
             self.config.kubernetes,
             loop=self.loop,
             has_agent=self.agents.speaks_for,
+            foresees=self.steward.foresees,
+            data=self.config.data,
+            draws=lambda: {name: Draw(*one) for name, one in self.steward.standing.drawn.items()},
+            devices=self.agents.devices,
             clock=self._clock,
             log=self._log.getChild("kubernetes"),
+            promises=self.steward.promises,
         )
+        self.metrics.add(lambda: cluster_families(self.placing.engine, self.placing.elector))
         await self.placing.start()
         self._stack.push_async_callback(self.placing.stop)
+
+    async def _open_webhook(self) -> None:
+        """Gate pods at once: the answer needs nothing of what follows."""
+        if self.config.kubernetes is None or (wanted := self.config.kubernetes.webhook) is None:
+            return
+        from eelgrid_controller.adapters.kubernetes.counts import webhook_families
+        from eelgrid_controller.adapters.kubernetes.webhook import Webhook, WebhookFiles
+
+        files = WebhookFiles(wanted.certificate, wanted.key)
+        self.webhook = Webhook(wanted.rules, files, log=self._log.getChild("webhook"))
+        self.metrics.add(lambda: webhook_families(self.webhook))
+        await self.webhook.start(wanted.listen)
+        self._stack.push_async_callback(self.webhook.stop)
+
+    async def _open_page(self) -> str:
+        """Serve the live page, where that is asked for; returns what the line says of it."""
+        if not self.config.page:
+            return ""
+        # Only here: a controller without a page needs none of its libraries.
+        from eelgrid_controller.adapters.page_door import PageDoor
+        from eelgrid_controller.adapters.page_hub import PageHub
+        from eelgrid_controller.adapters.page_source import LoopSource
+
+        log = self._log.getChild("page")
+        source = LoopSource(self.loop, self.telemetry, self._clock)
+        hub = PageHub(source, log=log)
+        door = PageDoor(hub, source, tls=self._tls, insecure=self._insecure, log=log)
+        port = await door.start(self.config.page)
+        self.loop.listeners.append(hub.committed)
+        self._stack.push_async_callback(door.stop)
+        return f" page={_with_port(self.config.page, port)}"
 
     async def _open_metrics(self) -> int:
         door = MetricsServer(
@@ -274,7 +347,7 @@ class Controller:
         server.add_generic_rpc_handlers(
             (
                 handler(AGENT_SERVICE, self.agents),
-                handler(OPERATOR_SERVICE, self.operators, self.promises, self.partitions),
+                handler(OPERATOR_SERVICE, self.operators, self.promises, self.partitions, self.energy),
             )
         )
         health = await standard_services(server, (AGENT_SERVICE, OPERATOR_SERVICE))

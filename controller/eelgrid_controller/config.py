@@ -4,12 +4,27 @@ Owns the bounds and their reasons. Knows nothing of how they are given:
 __main__ turns flags into this, tests make their own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from eelgrid_controller.errors import ConfigError
+from eelgrid_controller.kubernetes.admitting import GateRules
 
-__all__ = ["ControllerConfig", "KubernetesConfig"]
+__all__ = ["ABILITIES", "ControllerConfig", "KubernetesConfig", "WebhookConfig"]
+
+# What a controller may do in a cluster beside placing gated pods; each needs rights of its own.
+ABILITIES = frozenset({"claims", "devices", "jobs", "moves", "policies", "services", "slices", "taints"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookConfig:
+    """How gates are put on where no admission policy does it."""
+
+    listen: str
+    # PEM; taken up anew when they change.
+    certificate: Path
+    key: Path
+    rules: GateRules = field(default_factory=GateRules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +45,14 @@ class KubernetesConfig:
     unbound_s: float = 30.0
     # Without any leader for so long, gates are removed without a plan; None for never.
     open_s: float | None = None
+    abilities: frozenset[str] = frozenset()
+    # None: a policy of the cluster gates pods, or their people do.
+    webhook: WebhookConfig | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no controller can run with."""
+        if unknown := sorted(self.abilities - ABILITIES):
+            raise ConfigError(f"abilities name {unknown[0]!r}", f"give some of {', '.join(sorted(ABILITIES))}")
         for name in ("lease_s", "unbound_s"):
             if not 1.0 <= getattr(self, name) <= 86_400.0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", "give seconds between 1 and 86400")
@@ -47,6 +67,8 @@ class ControllerConfig:
     data: Path
     listen: str = "127.0.0.1:7443"
     metrics: str = "127.0.0.1:9464"
+    # The live page; empty for none.
+    page: str = ""
     # The placement policy to go over to at the start; None leaves it as it is.
     placement: str | None = None
     # Commands that may wait; one decision takes about 1 ms, so a full queue is some seconds of work.

@@ -14,14 +14,15 @@ a gap be told, and only after its first batch: a controller that restarts
 begins in the middle.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 from eelgrid_controller.errors import SequenceJump, UnknownGeneration, WrongWidth
 from eelgrid_protos.messages import Column, Inventory, PlanApplied, Reading, SampleBatch
 
-__all__ = ["GpuReadings", "PowerSums", "Receipt", "Telemetry", "Tick", "Verdict"]
+__all__ = ["Glance", "GpuReadings", "PowerSums", "Receipt", "Telemetry", "Tick", "Verdict"]
 
 # At one batch each 0.1 s a million batches are more than a day: no spool holds that.
 SEQUENCE_JUMP_MOST = 1_000_000
@@ -95,6 +96,14 @@ class PowerSums:
     power_w: float
     gpus: int
     by_model: Mapping[str, float]
+
+
+class Glance(NamedTuple):
+    """One node: `power` is (model, watts, devices) of its fresh readings, empty where there are none."""
+
+    node_name: str
+    age_s: float | None
+    power: tuple[tuple[str, float, int], ...]
 
 
 @dataclass(slots=True)
@@ -276,6 +285,15 @@ class Telemetry:
         if feed is None or (feed.tick is None and feed.batch is None):
             return None
         return max(0.0, now_s - feed.received_s, (now_ns - feed.time_ns) / 1e9)
+
+    def glances(self, *, now_s: float, now_ns: int) -> Iterator[Glance]:
+        """Every node with an agent; the age is None before the first tick, else as `age_s` has it."""
+        for name, feed in self._feeds.items():
+            if feed.tick is None and feed.batch is None:
+                yield Glance(name, None, ())
+                continue
+            age_s = max(0.0, now_s - feed.received_s, (now_ns - feed.time_ns) / 1e9)
+            yield Glance(name, age_s, feed.power if age_s <= self.fresh_s else ())
 
     def latest(self, node_name: str) -> Tick | None:
         """The newest tick however old; see `age_s`."""

@@ -1,6 +1,7 @@
 """The fixture of the end-to-end tests, and the children's last words in the report of a failure."""
 
 import pytest
+from tests.e2e import installed
 from tests.e2e.processes import Cluster
 
 
@@ -9,6 +10,12 @@ def cluster(tmp_path):
     """An empty cluster; whatever the test starts in it ends with the test."""
     with Cluster(tmp_path) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def deployed():
+    """The chart on a real cluster, once for all tests that need it; taken away at the end."""
+    yield from installed.installed()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -42,6 +42,7 @@ from eelgrid_protos.messages import (
 )
 from tests.fakes.partitioned import FakePartitions
 from tests.fakes.promised import FakePromises
+from tests.fakes.spent import FakeEnergy
 
 __all__ = ["FakeOperators", "a_node", "serving"]
 
@@ -80,6 +81,7 @@ class FakeOperators:
     watch_closes: bool = True
     promised: FakePromises = field(init=False)
     partitioned: FakePartitions = field(default_factory=FakePartitions)
+    spent: FakeEnergy = field(default_factory=FakeEnergy)
 
     def __post_init__(self) -> None:
         self.promised = FakePromises(self._find, lambda found: self.workloads.update({found.workload_id: found}))
@@ -87,7 +89,7 @@ class FakeOperators:
     @property
     def parts(self) -> tuple[object, ...]:
         """Who has the calls, between them."""
-        return self, self.promised, self.partitioned
+        return self, self.promised, self.partitioned, self.spent
 
     def _begin(self, name: str) -> None:
         self.calls.append(name)

@@ -9,6 +9,7 @@ dies the work that it simulates.
 
 from collections.abc import Callable, Mapping
 
+from eelgrid_agent.attribution.outbox import EnergyOutbox, Kept
 from eelgrid_agent.device import Value
 from eelgrid_agent.engine import SimulatedEngine
 from eelgrid_agent.loop import SLOW_S, SURVEY_S
@@ -178,6 +179,8 @@ class Agent:
         node = Node(
             identity, host=self._host, engine=self.engine, clock=self.clock,
             draw_incarnation=lambda: self._draw_incarnation(drawn), ticks_most=self._ticks_most, first=first, send_phase=self.timeline.rng.random(),
+            # Windows of energy count by a number of their own; a batch's is drawn once in a life.
+            outbox=EnergyOutbox(Kept(incarnation=self._life), by_plan=True),
         )  # fmt: skip
         self.node = node
         self.ledger.ticks.began(Process(self.name, drawn[0], node.spool))

@@ -16,9 +16,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.controller_rig import inventory, running, wanted
 
+from eelgrid_controller.__main__ import main
 from eelgrid_controller.adapters.store import FILE_NAME, open_journal
 from eelgrid_controller.config import ControllerConfig
 from eelgrid_controller.errors import ConfigError
@@ -209,3 +211,16 @@ async def test_the_metrics_port_survives_rude_peers(tmp_path: Path) -> None:
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
         assert (await asyncio.to_thread(get, rig.metrics, "/livez"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--webhook-listen=0.0.0.0:9443", "--kubernetes"], "--webhook-certificate"),
+        (["--webhook-listen=0.0.0.0:9443", "--webhook-certificate=a", "--webhook-key=b"], "needs --kubernetes"),
+    ],
+)
+def test_a_webhook_needs_a_certificate_and_somebody_who_ungates(flags, told):
+    done = CliRunner().invoke(main, flags)
+    assert done.exit_code == 2
+    assert told in done.output

@@ -28,6 +28,8 @@ from typing import Any
 
 import grpc.aio
 
+from eelgrid_controller.adapters.device_reports import DeviceReports
+from eelgrid_controller.adapters.energy_desk import EnergyDesk
 from eelgrid_controller.errors import BatchRefused
 from eelgrid_controller.loop import Committed, ControllerLoop
 from eelgrid_controller.telemetry import Telemetry
@@ -38,6 +40,9 @@ from eelgrid_protos.messages import (
     Cadence,
     ConnectRequest,
     ConnectResponse,
+    EnergyAcknowledgement,
+    EnergyWindow,
+    HeldDevices,
     Hello,
     Inventory,
     NodeEvent,
@@ -80,6 +85,7 @@ class _Session:
         # The agent let its plan go when the lease ran out: the same epoch is to be sent again.
         self.is_plan_forgotten = False
         self.cadence: Cadence | None = None
+        self.energy: EnergyAcknowledgement | None = None
         self.ack_every = 1
         self.plan_not_before_s = 0.0
         self.wake = asyncio.Event()
@@ -105,6 +111,11 @@ class _Session:
         self.is_plan_forgotten = True
         self.want_plan(not_before_s=0.0)
 
+    def wrote(self, energy: EnergyAcknowledgement) -> None:
+        """Energy windows are on disk; the newest covers those before."""
+        self.energy = energy
+        self.wake.set()
+
     def took(self, sequence: int) -> None:
         """A batch came; acknowledge when enough have."""
         self.sequence = max(self.sequence, sequence)
@@ -118,15 +129,18 @@ class AgentService:
     """Serves every agent; implements `eelgrid_protos.rpc.AGENT_SERVICE`."""
 
     def __init__(
-        self, *, loop: ControllerLoop, telemetry: Telemetry, log: logging.Logger, monotonic_s: Callable[[], float]
-    ) -> None:
+        self, *, loop: ControllerLoop, telemetry: Telemetry, energy: EnergyDesk, log: logging.Logger,
+        monotonic_s: Callable[[], float],
+    ) -> None:  # fmt: skip
         self.events: Counter[NodeEventKind] = Counter()
         self.plans_sent = 0
         self.refused_batches = 0
         self._loop = loop
         self._telemetry = telemetry
+        self._energy = energy
         self._log = log
         self._monotonic_s = monotonic_s
+        self.devices = DeviceReports(monotonic_s=monotonic_s)
         self._sessions: dict[str, _Session] = {}
         self._policy = loop.core.state.policy
         telemetry.expect_every(self._policy.send_interval_s)
@@ -195,7 +209,9 @@ class AgentService:
                 del self._sessions[name]
                 self._loop.presence.left(name, deadline_s=self._monotonic_s() + self._loop.config.away_grace_s)
 
-    async def _outgoing(self, session: _Session) -> AsyncIterator[Acknowledgement | Cadence | NodePlan]:
+    async def _outgoing(
+        self, session: _Session
+    ) -> AsyncIterator[Acknowledgement | Cadence | NodePlan | EnergyAcknowledgement]:
         """What is to be told, in its newest form, until the session is over."""
         while not session.is_over:
             session.wake.clear()
@@ -206,6 +222,9 @@ class AgentService:
             if session.cadence is not None:
                 cadence, session.cadence = session.cadence, None
                 yield cadence
+            if session.energy is not None:
+                energy, session.energy = session.energy, None
+                yield energy
             if session.is_plan_wanted:
                 wait_s = session.plan_not_before_s - self._monotonic_s()
                 if wait_s > 0.0:
@@ -244,12 +263,17 @@ class AgentService:
                     raise _invalid("inventory.node_name", f"is {inventory.node_name}", f"stay {session.node_name}")
                 await self._loop.node_joined(inventory)
                 self._telemetry.describe(inventory)
+            case EnergyWindow() as window:
+                inventory = self._loop.core.state.nodes[session.node_name].inventory
+                self._energy.take(inventory, window, session.wrote)
             case NodeEvent() as event:
                 await self._event(session, event)
             case PlanApplied() as applied:
                 if applied.epoch > session.sent_epoch:
                     raise _invalid("applied.epoch", f"is {applied.epoch}, a plan never sent", "name a plan that came")
                 self._telemetry.report(session.node_name, applied)
+            case HeldDevices() as held:
+                self.devices.told(session.node_name, held)
             case Hello():
                 raise _invalid("hello", "comes a second time", "send Hello once, first")
             case None:

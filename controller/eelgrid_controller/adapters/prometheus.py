@@ -6,8 +6,14 @@ few gauges when scraped.
 
 Theory: values are read when somebody asks, on the loop's own thread, so they
 are consistent and cost nothing in between; only durations are observed as they
-happen. The server runs on the loop because a scrape takes 2 ms; it answers GET
-and nothing else, within bounds on size, time and connections.
+happen. The server runs on the loop because a scrape takes some ms (bench/scrape.py);
+it answers GET and nothing else, within bounds on size, time and connections.
+
+What is not on disk may not be seen. While a disk stalls, a scrape that waited for it would
+run out of time just when the journal's lag matters: then the page comes without the state.
+
+A scraper that asks for OpenMetrics gets exemplars: the last decision in each bucket of
+`eelgrid_decision_duration_seconds` names its workload, which is the key of its explanation.
 """
 
 import asyncio
@@ -19,23 +25,33 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
 from prometheus_client.core import InfoMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from eelgrid_controller.adapters.described import BUCKETS_S, METRICS, family
+from eelgrid_controller.adapters.page_text import (
+    CONTENT_OPENMETRICS,
+    CONTENT_PROMETHEUS,
+    as_openmetrics,
+    as_prometheus,
+)
 from eelgrid_controller.errors import ConfigError
 from eelgrid_controller.journal import JournalCounters
 from eelgrid_protos import __version__
 from eelgrid_protos.messages import Summary
 from eelgrid_protos.transport import is_loopback
 
-__all__ = ["Gauges", "Metrics", "MetricsServer", "Sources"]
+__all__ = ["Gauges", "Metrics", "MetricsServer", "Sources", "prefers_openmetrics"]
 
 _LAG_EVERY_S = 0.25
 _REQUEST_BYTES_MOST = 8192
 _REQUEST_WITHIN_S = 5.0
 _CONNECTIONS_MOST = 32
+_SETTLED_WITHIN_S = 2.0
+# Of a request's header; a scraper lists four.
+_CHOICES_MOST = 32
+# The format's bound on names and values of an exemplar's labels, in characters.
+_EXEMPLAR_MOST = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +63,7 @@ class Gauges:
     plans_sent: int
     batches_refused: int
     duplicates: int
+    lag_s: float
     is_accepting: bool
     agent_events: Mapping[str, int]
     journal: JournalCounters
@@ -68,24 +85,14 @@ class Sources(Protocol):
         """What the steward tells."""
 
 
-class _Collected(CollectorRegistry):
-    """Values of one moment."""
-
-    def __init__(self, families: Sequence[Metric]) -> None:
-        super().__init__()
-        self._families = families
-
-    def collect(self) -> Iterator[Metric]:
-        """These and no others."""
-        return iter(self._families)
-
-
 class Metrics:
     """The controller's own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._sources: Sources | None = None
+        self._parts: list[tuple[Callable[[], Iterable[Metric]], bool]] = []
+        self._is_settled = True
         made = {
             name: Histogram(name, METRICS[name].help, buckets=bounds, registry=self.registry)
             for name, bounds in BUCKETS_S.items()
@@ -102,6 +109,15 @@ class Metrics:
         """Ask these from now on; before, only durations are told."""
         self._sources = sources
 
+    def add(self, part: Callable[[], Iterable[Metric]], *, reads_state: bool = False) -> None:
+        """Ask this one, too; a part that reads the state is not asked while that is ahead of the disk."""
+        self._parts.append((part, reads_state))
+
+    def decided(self, duration_s: float, workload_id: str) -> None:
+        """A submission was decided on; the exemplar leads to its explanation. An empty id for one without."""
+        is_short = 0 < len(workload_id) <= _EXEMPLAR_MOST - len("workload")
+        self.decision.observe(duration_s, {"workload": workload_id} if is_short else None)
+
     def describe(self) -> list[Metric]:
         """No names in advance: collecting at registration would ask sources that are not there yet."""
         return []
@@ -111,16 +127,33 @@ class Metrics:
         info = METRICS["eelgrid_controller_info"]
         yield InfoMetricFamily(info.name.removesuffix("_info"), info.help, value={"version": __version__})
         if self._sources is not None:
-            yield from _cluster(self._sources.summary())
             yield from _shell(self._sources.gauges())
-            yield from self._sources.steward()
+            if self._is_settled:
+                yield from _cluster(self._sources.summary())
+                yield from self._sources.steward()
+        for part, reads_state in self._parts:
+            if self._is_settled or not reads_state:
+                yield from part()
 
-    async def page(self) -> bytes:
-        """The page of all values."""
-        if self._sources is not None:
-            await self._sources.settled()
-        # Values are read here, where they belong together; making the text of them takes longer and needs nobody.
-        return await asyncio.to_thread(generate_latest, _Collected(list(self.registry.collect())))
+    async def page(self, *, opened: bool = False) -> bytes:
+        """The page of all values, as Prometheus' text or, with exemplars, as OpenMetrics."""
+        families = await self._read()
+        # Values are read in one go, where they belong together; making the text of them takes longer and needs nobody.
+        return await asyncio.to_thread(as_openmetrics if opened else as_prometheus, families)
+
+    async def _read(self) -> list[Metric]:
+        try:
+            async with asyncio.timeout(_SETTLED_WITHIN_S):
+                if self._sources is not None:
+                    await self._sources.settled()
+            self._is_settled = True
+        except TimeoutError:
+            self._is_settled = False
+        families = list(self.registry.collect())
+        for one in families:
+            # When each histogram began, by the client library: five more series that nobody asked for.
+            one.samples = [sample for sample in one.samples if not sample.name.endswith("_created")]
+        return families
 
     async def watch_lag(self) -> None:
         """Measure how late the loop is, until cancelled."""
@@ -154,6 +187,7 @@ def _shell(gauges: Gauges) -> Iterator[Metric]:
     yield family("eelgrid_agents_connected", gauges.agents_connected)
     yield family("eelgrid_commands_queued", gauges.commands_queued)
     yield family("eelgrid_journal_writable", float(gauges.is_accepting))
+    yield family("eelgrid_journal_lag_seconds", gauges.lag_s)
     yield family("eelgrid_plans_sent_total", gauges.plans_sent)
     yield family("eelgrid_batches_refused_total", gauges.batches_refused)
     yield family("eelgrid_batches_duplicate_total", gauges.duplicates)
@@ -215,7 +249,8 @@ class MetricsServer:
             else:
                 async with asyncio.timeout(_REQUEST_WITHIN_S):
                     head = await reader.readuntil(b"\r\n\r\n")
-                status, kind, body = await self._answer(head.split(b"\r\n", 1)[0].decode("latin-1").split(" "))
+                request, *fields = head.decode("latin-1").split("\r\n")
+                status, kind, body = await self._answer(request.split(" "), _accepts(fields))
             writer.write(
                 f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\n"
                 f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
@@ -232,13 +267,15 @@ class MetricsServer:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    async def _answer(self, request: list[str]) -> tuple[http.HTTPStatus, str, bytes]:
+    async def _answer(self, request: list[str], accept: str) -> tuple[http.HTTPStatus, str, bytes]:
         if len(request) != 3 or request[0] != "GET":
             return http.HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"only GET is answered\n"
         match request[1].partition("?")[0]:
             case "/metrics":
+                wanted = prefers_openmetrics(accept)
+                kind = CONTENT_OPENMETRICS if wanted else CONTENT_PROMETHEUS
                 try:
-                    return http.HTTPStatus.OK, CONTENT_TYPE_LATEST, await self._metrics.page()
+                    return http.HTTPStatus.OK, kind, await self._metrics.page(opened=wanted)
                 except Exception:  # noqa: BLE001  # a fault in one number must not end the page for good
                     self._log.exception("metrics=failed")
                     return http.HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", b"see the controller's log\n"
@@ -249,3 +286,26 @@ class MetricsServer:
             case "/readyz":
                 return http.HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"not serving\n"
         return http.HTTPStatus.NOT_FOUND, "text/plain", b"try /metrics, /livez or /readyz\n"
+
+
+def _accepts(fields: Sequence[str]) -> str:
+    """The Accept field of a request, empty where there is none."""
+    found = (line.partition(":") for line in fields)
+    return ",".join(value for name, _, value in found if name.strip().lower() == "accept")
+
+
+def prefers_openmetrics(accept: str) -> bool:
+    """Whether an Accept field likes OpenMetrics 1.0 at least as well as plain text."""
+    liked = plain = 0.0
+    for choice in accept.split(",")[:_CHOICES_MOST]:
+        name, *rest = (part.strip().lower() for part in choice.split(";"))
+        parameters = {key.strip(): value.strip(' "') for key, _, value in (part.partition("=") for part in rest)}
+        try:
+            quality = float(parameters.get("q", "1"))
+        except ValueError:
+            continue
+        if name == "application/openmetrics-text" and parameters.get("version", "1.0.0") in ("1.0.0", "0.0.1"):
+            liked = max(liked, quality)
+        elif name == "text/plain":
+            plain = max(plain, quality)
+    return liked > 0.0 and liked >= plain
