@@ -52,6 +52,8 @@ NODES = (
 )  # fmt: skip
 QUICK = {"steer_s": 0.5, "scrape_s": 1.0, "scale_hold_s": 3.0, "job_window_s": 2.0}
 SCRAPE_S = 1.0
+# The ledger hears of joules once their window is over: seconds, not the minute of a real node.
+WINDOW_S = 5.0
 # Requests per second, one after the other while the scene lasts.
 LOADS_HZ = (40.0, 80.0, 10.0)
 # How long somebody tries something on a quarter of a GPU.
@@ -85,7 +87,7 @@ async def agent(folder, address, node):
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "eelgrid_agent", "--controller", address, "--listen", "127.0.0.1:0",
-            "--metrics", "127.0.0.1:0", "--simulate", str(fleet), stdout=out, stderr=out,
+            "--metrics", "127.0.0.1:0", "--energy-window", str(WINDOW_S), "--simulate", str(fleet), stdout=out, stderr=out,
         )  # fmt: skip
     try:
         await until(lambda: "event=serving" in log.read_text(), within_s=60.0)
