@@ -47,7 +47,7 @@ test: $(VENV)/installed-dev
 	@$(BIN)/python deploy/helm_program.py --fetch || echo "no helm: the tests of the chart are skipped"
 	@echo "compiling the kernels, once for these sources (a minute or more)"
 	@$(BIN)/python -m eelgrid_kernels
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST) || $(BIN)/python -m tests.again $$?
 
 # On whatever EELGRID_KUBECONFIG, KUBEBUILDER_ASSETS or K8S_HOME names; without any only the API server in memory.
 test-kubernetes: $(VENV)/installed-dev
