@@ -14,6 +14,7 @@ Calls come from one thread at a time; `ask` has a connection of its own and may 
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from eelgrid_controller.adapters.energy_tables import (
 )
 from eelgrid_controller.energy_ledger.asking import DAY_S, Answer, Asked, Done, Group, Spent
 from eelgrid_controller.energy_ledger.entries import Entry, Holder, Measured, Place, namespace_of
+from eelgrid_controller.energy_ledger.namespaces import NamespaceSum, NamespaceSums
 from eelgrid_controller.energy_ledger.working import WorkEntry
 from eelgrid_controller.errors import LedgerError
 
@@ -65,9 +67,9 @@ def open_energy(folder: Path) -> "EnergyStore":
                 f"PRAGMA user_version={FORMAT_VERSION}; COMMIT;"
             )
         reader = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False, timeout=10.0)
+        return EnergyStore(path, connection, reader)
     except sqlite3.Error as error:
         raise LedgerError(path, str(error), _DISK) from error
-    return EnergyStore(path, connection, reader)
 
 
 class EnergyStore:
@@ -79,24 +81,16 @@ class EnergyStore:
         self._reader = reader
         self._places: dict[Place, int] = {}
         self._holders: dict[Holder, int] = {}
+        self.namespaces = self._sums()  # of what is on the disk; another thread may read it, since it is never changed
 
     def newest(self) -> dict[str, tuple[int, int]]:
         """Incarnation and number of the last window of each node. Raises LedgerError."""
         rows = self._read("SELECT node, incarnation, number FROM windows", ())
         return {node: (int(incarnation), number) for node, incarnation, number in rows}
 
-    def by_namespace(self) -> dict[str, int]:
-        """Millijoules of everything that is kept, by the names that `namespace_of` gives. Raises LedgerError."""
-        rows = self._read(
-            "SELECT h.kind, h.namespace, sum(e.mj) FROM (SELECT holder, sum(bare + context + active) AS mj FROM daily "
-            "GROUP BY holder) e JOIN holders h ON h.id = e.holder GROUP BY h.kind, h.namespace",
-            (),
-        )
-        found: dict[str, int] = {}
-        for kind, namespace, energy_mj in rows:
-            name = namespace_of(kind, namespace)
-            found[name] = found.get(name, 0) + energy_mj
-        return found
+    def _sums(self) -> NamespaceSums:
+        rows = self._read("SELECT name, spent, own, shown FROM namespaces", ())
+        return NamespaceSums({name: NamespaceSum(spent, own, bool(shown)) for name, spent, own, shown in rows})
 
     def known(self, most: int) -> list[Holder]:
         """The newest holder of each of the newest workloads, oldest first. Raises LedgerError."""
@@ -123,7 +117,9 @@ class EnergyStore:
         try:
             connection.execute("BEGIN IMMEDIATE")
             try:
+                entries = list(entries)
                 self._add_spent(entries, measured)
+                namespaces = self._add_to_namespaces(entries)
                 self._add_work(worked)
                 connection.executemany(
                     "INSERT INTO windows VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET incarnation = excluded.incarnation, "
@@ -131,6 +127,7 @@ class EnergyStore:
                     [(node, str(incarnation), number) for node, incarnation, number in windows],
                 )
                 connection.execute("COMMIT")
+                self.namespaces = namespaces
             except BaseException:
                 # What was given an id in there has none.
                 self._places.clear()
@@ -165,6 +162,18 @@ class EnergyStore:
                 "uncounted = uncounted + excluded.uncounted",
                 drawn,
             )
+
+    def _add_to_namespaces(self, entries: Iterable[Entry]) -> NamespaceSums:
+        spent_mj: Counter[str] = Counter()
+        for one in entries:
+            spent_mj[namespace_of(one.holder.kind, one.holder.namespace)] += one.booked.energy_mj
+        after, changed = self.namespaces.plus(spent_mj)
+        self._connection.executemany(
+            "INSERT INTO namespaces VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET spent = excluded.spent, "
+            "own = excluded.own, shown = excluded.shown",
+            [(name, *one) for name, one in changed.items()],
+        )
+        return after
 
     def _add_work(self, worked: Iterable[WorkEntry]) -> None:
         rows = []

@@ -61,8 +61,21 @@ CREATE TABLE works (
 CREATE INDEX holders_workload ON holders (workload, id) WHERE workload <> '';
 """
 )
+# Counters by namespace outlive the rows that they were summed from, so they are kept, not summed anew.
+_NAMESPACES = """
+CREATE TABLE namespaces (
+  name TEXT PRIMARY KEY, spent INTEGER NOT NULL, own INTEGER NOT NULL, shown INTEGER NOT NULL
+) WITHOUT ROWID;
+INSERT INTO namespaces SELECT name, sum(mj), 0, 0 FROM (
+  SELECT CASE WHEN h.kind IN ('unallocated', 'unattributed') THEN '(' || h.kind || ')' WHEN h.namespace = '' THEN '(none)'
+  ELSE h.namespace END AS name, e.mj AS mj FROM
+  (SELECT holder, sum(bare + context + active) AS mj FROM daily GROUP BY holder) e JOIN holders h ON h.id = e.holder
+) GROUP BY name;
+UPDATE namespaces SET own = spent, shown = 1
+WHERE name IN (SELECT name FROM namespaces WHERE name <> 'other' ORDER BY spent DESC LIMIT 100);
+"""
 # What each version adds to the one before; a new file gets all of it.
-UPGRADES = (_SPENT, _WORK)
+UPGRADES = (_SPENT, _WORK, _NAMESPACES)
 FORMAT_VERSION = len(UPGRADES)
 _COLUMNS = {
     "kind": "h.kind", "namespace": "h.namespace", "name": "h.name", "workload": "h.workload", "title": "h.title",
