@@ -22,6 +22,7 @@ from typing import Any
 from eelgrid_controller.adapters.energy_tables import (
     APPLICATION_ID,
     FORMAT_VERSION,
+    PLACED,
     SPANS,
     UPGRADES,
     columns_of,
@@ -44,6 +45,9 @@ DAYS_KEPT_S = 5 * 366 * DAY_S
 _FORGOTTEN_ONCE = 5_000
 _DISK = "check the disk and the rights of its folder"
 _SUMS = "sum(bare), sum(context), sum(active), total(cost), total(carbon)"
+_INNER_SUMS = (
+    "sum(bare) AS bare, sum(context) AS context, sum(active) AS active, sum(cost) AS cost, sum(carbon) AS carbon"
+)
 _NOBODY = "CASE WHEN h.kind IN ('unallocated', 'unattributed') THEN h.kind ELSE '' END"
 
 
@@ -287,19 +291,23 @@ class EnergyStore:
         columns, named = columns_of(asked)
         table, bounds = spans_of(asked)
         is_timed = any(name in ("hour", "day") for name in asked.group_by)
-        keys = "at, place, holder" if is_timed else "0 AS at, place, holder"
-        inner = (
-            f"SELECT {keys}, sum(bare) AS bare, sum(context) AS context, sum(active) AS active, sum(cost) AS cost, "
-            f"sum(carbon) AS carbon FROM ({table}) GROUP BY {keys.replace('0 AS at, ', '')}"
+        is_placed = any(name in PLACED for name in (*asked.group_by, *(name for name, _ in asked.filters)))
+        # First by number, which halves what is looked up by name; of single days there is little to sum up.
+        keys = "place, holder" if is_placed else "holder"
+        joined = (
+            f"FROM ({table}) e" if is_timed else f"FROM (SELECT {keys}, {_INNER_SUMS} FROM ({table}) GROUP BY {keys}) e"
         )
-        joined = f"FROM ({inner}) e JOIN holders h ON h.id = e.holder JOIN places p ON p.id = e.place"
+        joined += " JOIN holders h ON h.id = e.holder"
+        if is_placed:
+            joined += " JOIN places p ON p.id = e.place"
         units, work_bounds = "''", tuple[int, ...]()
         if has_work:
             rows, work_bounds = spans_of(asked, "_work")
             units = "coalesce(w.units, '')"
             joined += (
-                " LEFT JOIN (SELECT workload, group_concat(unit, char(10)) AS units FROM works WHERE id IN "
-                f"(SELECT work FROM ({rows})) GROUP BY workload) w ON w.workload = h.workload"
+                " LEFT JOIN (SELECT t.id AS holder, group_concat(w.unit, char(10)) AS units FROM works w JOIN holders t "
+                "ON t.workload = w.workload AND t.workload <> '' "
+                f"WHERE w.id IN (SELECT work FROM ({rows})) GROUP BY t.id) w ON w.holder = e.holder"
             )
         grouped = ", ".join(str(1 + place) for place in range(len(columns) + 2))
         found = self._read(

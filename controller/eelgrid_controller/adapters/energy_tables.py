@@ -14,7 +14,7 @@ from eelgrid_controller.energy_ledger.asking import DAY_S, Asked
 from eelgrid_controller.energy_ledger.entries import HOUR_S
 
 __all__ = [
-    "APPLICATION_ID", "FORMAT_VERSION", "SPANS", "UPGRADES", "columns_of", "filters_of", "place_filters_of",
+    "APPLICATION_ID", "FORMAT_VERSION", "PLACED", "SPANS", "UPGRADES", "columns_of", "filters_of", "place_filters_of",
     "spans_of", "work_query",
 ]  # fmt: skip
 
@@ -82,6 +82,8 @@ _COLUMNS = {
     "user": "h.user", "queue": "h.queue", "node": "p.node", "pool": "p.pool", "gpu_model": "p.gpu_model",
     "hour": "e.at", "day": f"e.at / {DAY_S} * {DAY_S}",
 }  # fmt: skip
+# What is asked of places.
+PLACED = ("node", "pool", "gpu_model")
 # By these a workload is in one group, whole; by others its joules are cut and its work is not.
 _OF_WORKLOADS = {"namespace", "workload", "title", "queue", "hour", "day"}
 
@@ -126,7 +128,7 @@ def filters_of(asked: Asked) -> tuple[str, tuple[str, ...]]:
 
 def place_filters_of(asked: Asked) -> tuple[str, tuple[str, ...]]:
     """The same of places alone."""
-    places = tuple((name, value) for name, value in asked.filters if name in ("node", "pool", "gpu_model"))
+    places = tuple((name, value) for name, value in asked.filters if name in PLACED)
     return "WHERE 1" + "".join(f" AND {_COLUMNS[name]} = ?" for name, _ in places), tuple(value for _, value in places)
 
 
