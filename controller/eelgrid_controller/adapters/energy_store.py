@@ -249,7 +249,16 @@ class EnergyStore:
         return gone
 
     def ask(self, asked: Asked) -> Answer:
-        """The answer; raises LedgerError."""
+        """The answer, all of it of one moment, whatever is written meanwhile; raises LedgerError."""
+        self._read("BEGIN", ())
+        try:
+            return self._answer(asked)
+        finally:
+            # A fault of the disk may have ended the transaction already.
+            if self._reader.in_transaction:
+                self._read("ROLLBACK", ())
+
+    def _answer(self, asked: Asked) -> Answer:
         worked = self._worked(asked)
         nobody = dict.fromkeys(("unallocated", "unattributed"), Spent())
         spent: dict[tuple[str, ...], Spent] = {}
@@ -259,15 +268,13 @@ class EnergyStore:
                 nobody[kind] = nobody[kind].plus(one)
                 continue
             spent[values] = spent[values].plus(one) if values in spent else one
-            for unit in filter(None, units.split("\n")):
+            for unit in units.split("\n") if units else ():
                 telling_mj[values, unit] = telling_mj.get((values, unit), 0) + one.energy_mj
         chosen = set(spent)
         if asked.group_by and len(spent) > asked.rows_most:
-            chosen = set(sorted(spent, key=lambda values: -spent[values].energy_mj)[: asked.rows_most])
-        left_out = Spent()
-        for values, one in spent.items():
-            if values not in chosen:
-                left_out = left_out.plus(one)
+            chosen = set(sorted(spent, key=lambda values: -sum(spent[values][:3]))[: asked.rows_most])
+        others = [one for values, one in spent.items() if values not in chosen]
+        left_out = Spent(*map(sum, zip(*others, strict=True))) if others else Spent()
         timed = [place for place, name in enumerate(asked.group_by) if name in ("hour", "day")]
         groups = [
             Group(
