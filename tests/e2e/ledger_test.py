@@ -1,9 +1,11 @@
 """From devices to the ledger: real processes, a controller that is killed on the way, and sums that agree."""
 
+import csv
 import json
 import time
 
 import pytest
+from pyarrow import parquet
 from tests.e2e.processes import Cluster, fleet_of
 
 from eelgrid_protos.messages import (
@@ -85,8 +87,13 @@ def test_joules_of_workloads_are_kept_once_over_a_controller_that_is_killed(tmp_
         assert began_j - 2800.0 * 3.0 <= measured_j <= now_j + 2800.0
         assert now_j - measured_j <= 2800.0 * (elapsed_s + 3.0)
         assert found.keys() == {("alpha",), ("beta",)}
-        rows = json.loads(cluster.eelctl("energy", "--since", "1h", "--by", "workload", "-o", "json").stdout)
+        files = ("--csv", "day.csv", "--parquet", "day.parquet")
+        rows = json.loads(cluster.eelctl("energy", "--since", "1h", "--by", "workload", "-o", "json", *files).stdout)
         assert {row["workload"] for row in rows["groups"]} == {"alpha", "beta"}
+        written = parquet.read_table(tmp_path / "day.parquet").to_pylist()
+        with (tmp_path / "day.csv").open(newline="") as file:
+            assert [row["workload"] for row in csv.DictReader(file)] == [row["workload"] for row in written]
+        assert [row["energy_j"] for row in written] == [row["energy_j"] for row in rows["groups"]]
 
 
 @pytest.mark.parametrize("words", [("--by", "colour"), ("--since", "soon")])

@@ -13,6 +13,7 @@ from eelgrid_controller.adapters.energy_store import open_energy
 from eelgrid_controller.api.energy import EnergyCalls
 from eelgrid_controller.cli.energy import (
     _csv,
+    _filed,
     _parquet,
     _parquet_library,
     document_of,
@@ -176,6 +177,13 @@ async def test_parquet_has_the_same_rows(document, tmp_path):
     _parquet(tmp_path / "none.parquet", [], ("title",))
     none = parquet.read_table(tmp_path / "none.parquet")
     assert (none.num_rows, none.column_names[:2]) == (0, ["title", "energy_j"])
+
+
+@pytest.mark.parametrize(("option", "write"), [("--csv", _csv), ("--parquet", _parquet)])
+def test_a_file_that_cannot_be_written_is_named(option, write, tmp_path):
+    path = tmp_path / "nowhere" / "x"
+    with pytest.raises(click.UsageError, match=f"{option}: {path}: .*name a file that can be written"):
+        _filed(option, path, write, {"groups": []}, ("title",))
 
 
 def test_parquet_says_what_it_needs(monkeypatch):

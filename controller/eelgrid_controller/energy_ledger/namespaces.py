@@ -38,25 +38,27 @@ class NamespaceSums:
         """These sums with more millijoules by namespace, and those that changed."""
         after, changed = dict(self.sums), dict[str, NamespaceSum]()
         for name in sorted(spent_mj):
-            # A namespace beyond those that can be known, or one that is called OTHER, is OTHER.
+            # A namespace beyond those that can be known is OTHER, as one of that name is.
             key = name if name in after or len(after) < _KNOWN_MOST else OTHER
             known = after.get(key, NamespaceSum())
-            now = known._replace(spent_mj=known.spent_mj + spent_mj[name])
-            if key != OTHER and (now.is_shown or self._takes_place(now, after, changed)):
-                now = now._replace(own_mj=now.own_mj + spent_mj[name], is_shown=True)
-            after[key] = changed[key] = now
+            own_mj = known.own_mj + spent_mj[name] if known.is_shown else known.own_mj
+            after[key] = changed[key] = NamespaceSum(known.spent_mj + spent_mj[name], own_mj, known.is_shown)
+        shown = {name for name, one in after.items() if one.is_shown}
+        least = ""
+        for name in sorted(changed.keys() - shown - {OTHER}):
+            one = after[name]
+            if len(shown) >= self._most:
+                least = least or min(shown, key=lambda other: (after[other].spent_mj, other))
+                if one.spent_mj < 2 * max(1, after[least].spent_mj):
+                    continue
+                after[least] = changed[least] = after[least]._replace(is_shown=False)
+                shown.remove(least)
+                least = ""
+            # From this time on, with what comes now.
+            now_mj = one.spent_mj - self.sums.get(name, NamespaceSum()).spent_mj
+            after[name] = changed[name] = one._replace(own_mj=one.own_mj + now_mj, is_shown=True)
+            shown.add(name)
         return NamespaceSums(after, most=self._most), changed
-
-    def _takes_place(self, one: NamespaceSum, after: dict[str, NamespaceSum], changed: dict[str, NamespaceSum]) -> bool:
-        """Whether there is room for one more, or the least gives its place up."""
-        shown = [name for name, other in after.items() if other.is_shown]
-        if len(shown) < self._most:
-            return True
-        least = min(shown, key=lambda name: (after[name].spent_mj, name))
-        if one.spent_mj < 2 * max(1, after[least].spent_mj):
-            return False
-        after[least] = changed[least] = after[least]._replace(is_shown=False)
-        return True
 
     def counters_mj(self) -> dict[str, int]:
         """Millijoules by the name that they are counted under; OTHER only where anything is."""
