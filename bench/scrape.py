@@ -48,7 +48,7 @@ from eelgrid_controller.adapters.prometheus import Gauges, Metrics
 from eelgrid_controller.adapters.steward_page import StewardPage
 from eelgrid_controller.api.views import Views
 from eelgrid_controller.core import Core
-from eelgrid_controller.energy_ledger.entries import Booked, Entry, Holder, Place
+from eelgrid_controller.energy_ledger.namespaces import NamespaceSums
 from eelgrid_controller.journal import JournalCounters
 from eelgrid_controller.latency import RecentLatencies
 from eelgrid_controller.replay.fleet import product_key
@@ -196,13 +196,9 @@ def _composed(world: _World, promised: int) -> Metrics:
         monotonic_s=lambda: world.now_s, now_ns=world.now_ns,
     )  # fmt: skip
     metrics.add(fleet.families, reads_state=True)
-    ledger = LedgerPage(SimpleNamespace(windows=9, again=1, dropped=0, failures=0), now_ns=world.now_ns)
-    spent = [
-        Entry(0, Place("n", "p", "m"), Holder("pod", f"team-{n}"), Booked(active_mj=n))
-        for n in range(promised * 3 // 2)
-    ]
-    ledger.booked(spent, 1)
-    metrics.add(ledger.families)
+    sums, _ = NamespaceSums({}).plus({f"team-{n}": n for n in range(promised * 3 // 2)})
+    desk = SimpleNamespace(windows=9, again=1, dropped=0, failures=0, newest_ns=1, by_namespace=sums.counters_mj)
+    metrics.add(LedgerPage(desk, now_ns=world.now_ns).families)
     for number in range(1000):
         metrics.decided(1e-6 * number, f"w-{number}")
     return metrics

@@ -231,9 +231,7 @@ class Controller:
         loop = self.loop
         desk = EnergyDesk(self.config.data, core=lambda: loop.core, clock=self._clock, log=self._log.getChild("energy"))
         self.ledger, self.energy = desk, EnergyCalls(loop=loop, desk=desk)
-        page = LedgerPage(desk, now_ns=self._clock.now_ns)
-        desk.booked = page.booked
-        self.metrics.add(page.families)
+        self.metrics.add(LedgerPage(desk, now_ns=self._clock.now_ns).families)
         keeping = asyncio.create_task(desk.run())
 
         async def stop() -> None:

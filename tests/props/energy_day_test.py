@@ -197,7 +197,7 @@ async def test_a_random_day_adds_up_and_is_what_was_drawn(tmp_path, monkeypatch,
     for by in ((), ("hour",), ("kind", "name"), ("gpu_model", "day")):
         answer = store.ask(asked_of(**stretch, group_by=by, rows_most=5))
         assert answer.total.energy_mj == answer.measured_mj, by
-    assert sum(store.by_namespace().values()) == answer.measured_mj
+    assert sum(store.namespaces.counters_mj().values()) == answer.measured_mj
     for hour in range(-1, 26):
         begin_ns = BEGIN_NS + hour * 3600 * SECOND
         one = store.ask(

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from eelgrid_controller.adapters.energy_desk import EnergyDesk
 from eelgrid_controller.adapters.energy_store import EnergyStore, open_energy
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.energy_ledger.asking import asked_of
+from eelgrid_controller.energy_ledger.entries import holder_of
 from eelgrid_controller.energy_ledger.working import Worked
 from eelgrid_controller.errors import LedgerError
 from eelgrid_protos.messages import (
@@ -30,7 +32,12 @@ from eelgrid_protos.messages import (
 SECOND_NS = 10**9
 BEGIN_NS = 1_799_971_200 * SECOND_NS  # a midnight
 SPEC = WorkloadSpec(
-    name="chat", request=ResourceRequest(gpu_count=1, gpu_milli=1000), queue="q1", namespace="ml", labels={"team": "a"}
+    name="chat",
+    request=ResourceRequest(gpu_count=1, gpu_milli=1000),
+    queue="q1",
+    namespace="ml",
+    user="ann",
+    labels={"team": "a"},
 )
 OWNERS = (
     EnergyOwner(kind=OwnerKind.WORKLOAD, workload="w-1"), EnergyOwner(kind=OwnerKind.UNALLOCATED),
@@ -208,7 +215,7 @@ async def test_a_stop_while_the_disk_works_writes_all_in_order_or_nothing(tmp_pa
     assert site.acknowledged == [("n1", 2)]
     store = open_energy(tmp_path)
     assert store.newest() == {"n1": (1, 2)}
-    assert store.by_namespace() == {"ml": 2_000}
+    assert store.namespaces.counters_mj() == {"ml": 2_000}
     store.close()
 
 
@@ -228,8 +235,22 @@ async def test_names_of_workloads_outlive_the_core_that_knew_them(tmp_path):
     async with Site(tmp_path, workloads={}) as later:
         later.take(window(2))
         await later.until(lambda: later.acknowledged)
-        (group,) = (await later.total("title", "namespace", "queue", "label:team")).groups
-        assert (group.values, group.spent.energy_mj) == (("chat", "ml", "q1", "a"), 2_000)
+        (group,) = (await later.total("title", "user", "queue", "label:team")).groups
+        assert (group.values, group.spent.energy_mj) == (("chat", "ann", "q1", "a"), 2_000)
+
+
+@pytest.mark.parametrize(
+    ("told", "user", "labels", "charged"),
+    [
+        ("eve", "ann", {}, "eve"),
+        ("", "ann", {"user": "bob"}, "ann"),
+        ("", "", {"user": "bob"}, "bob"),
+        ("", "", {}, ""),
+    ],
+)
+def test_whoever_submitted_is_charged_unless_the_node_knows_who_runs_it(told, user, labels, charged):
+    owner = EnergyOwner(kind=OwnerKind.WORKLOAD, workload="w-1", user=told)
+    assert holder_of(owner, replace(SPEC, user=user, labels=labels)).user == charged
 
 
 async def test_work_is_told_beside_the_joules_of_those_who_tell_it(tmp_path):

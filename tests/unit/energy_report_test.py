@@ -2,6 +2,7 @@
 
 import csv
 import re
+import sys
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -10,8 +11,18 @@ import pytest
 
 from eelgrid_controller.adapters.energy_store import open_energy
 from eelgrid_controller.api.energy import EnergyCalls
-from eelgrid_controller.cli.energy import _csv, _parquet, document_of, flat, per_unit_text, stretch_ns, work_text
-from eelgrid_controller.cli.report import _SECTIONS, _chromium, _last_month, _print
+from eelgrid_controller.cli.energy import (
+    _csv,
+    _filed,
+    _parquet,
+    _parquet_library,
+    document_of,
+    flat,
+    per_unit_text,
+    stretch_ns,
+    work_text,
+)
+from eelgrid_controller.cli.report import SECTIONS, _chromium, _last_month, _print
 from eelgrid_controller.cli.report_page import Section, page_of
 from eelgrid_controller.energy_ledger.entries import Booked, Entry, Holder, Measured, Place
 from eelgrid_controller.energy_ledger.working import Worked, spread_work
@@ -54,7 +65,7 @@ def store(tmp_path):
         worked = [
             *spread_work(Worked("ml-0", "request", 1000.0, at_s, at_s + 900.0), None),
             *spread_work(Worked("ml-0", "token", 64_000.0, at_s, at_s + 900.0), None),
-            *spread_work(Worked("vision-0", "work", 10.0, at_s, at_s + 900.0, is_whole=day != 3), None),
+            *spread_work(Worked("vision-0", "image", 10.0, at_s, at_s + 900.0, is_whole=day != 3), None),
         ]
         measured = [Measured(at_s, PLACE, total_mj, total_mj // 20, 60.0)]
         store.add(entries, measured, [("n1", 1, day + 1)], worked)
@@ -78,7 +89,7 @@ def document(store):
 
 
 async def page(document):
-    sections = [Section(heading, by, await document(*by, rows=rows)) for heading, by, rows in _SECTIONS]
+    sections = [Section(heading, by, await document(*by, rows=rows)) for heading, by, rows in SECTIONS]
     return page_of("GPU energy of 2026-10", "2026-11-01 06:00 UTC", sections, await document("day"))
 
 
@@ -120,7 +131,7 @@ async def test_the_page_has_every_number_and_nothing_of_others_runs_in_it(docume
     (chat,) = [row for row in found.rows if row[:2] == ["ml-0", "ml"]]
     assert chat[5] == "31,000 requests1.98 M tokens"  # in two lines
     (job,) = [row for row in found.rows if row[:2] == ["vision-0", "vision"]]
-    assert job[5].startswith("≥ 310 units")
+    assert job[5].startswith("≥ 310 images")
     assert job[6].startswith("≤ ")
     assert text.count("<rect") == 2 * 31
 
@@ -158,16 +169,27 @@ async def test_a_table_for_other_programs_has_a_column_for_each_unit(document, t
     assert (tmp_path / "none.csv").read_text().startswith("title,energy_j")
 
 
-async def test_parquet_has_the_same_rows_or_says_what_it_needs(document, tmp_path):
+async def test_parquet_has_the_same_rows(document, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
     rows = (await document("title"))["groups"]
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        with pytest.raises(click.UsageError, match="pip install pyarrow"):
-            _parquet(tmp_path / "x.parquet", rows)
-        return
-    _parquet(tmp_path / "x.parquet", rows)
+    _parquet(tmp_path / "x.parquet", rows, ("title",))
     assert parquet.read_table(tmp_path / "x.parquet").to_pylist() == flat(rows)
+    _parquet(tmp_path / "none.parquet", [], ("title",))
+    none = parquet.read_table(tmp_path / "none.parquet")
+    assert (none.num_rows, none.column_names[:2]) == (0, ["title", "energy_j"])
+
+
+@pytest.mark.parametrize(("option", "write"), [("--csv", _csv), ("--parquet", _parquet)])
+def test_a_file_that_cannot_be_written_is_named(option, write, tmp_path):
+    path = tmp_path / "nowhere" / "x"
+    with pytest.raises(click.UsageError, match=f"{option}: {path}: .*name a file that can be written"):
+        _filed(option, path, write, {"groups": []}, ("title",))
+
+
+def test_parquet_says_what_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(click.UsageError, match=r"pip install 'eelgrid\[parquet\]'"):
+        _parquet_library()
 
 
 def test_what_was_done_is_said_in_words():

@@ -9,8 +9,7 @@ from tests.controller_rig import batch, inventory, running, until, wanted
 
 from eelgrid_controller.adapters.described import OTHER, PENDING_REASONS, PLAN_CHANGES
 from eelgrid_controller.adapters.fleet_page import waiting_by_reason
-from eelgrid_controller.adapters.ledger_page import LedgerPage, NamespaceEnergy
-from eelgrid_controller.energy_ledger.entries import Booked, Entry, Holder, Place
+from eelgrid_controller.adapters.ledger_page import LedgerPage
 from eelgrid_controller.telemetry import Telemetry
 from eelgrid_protos.messages import (
     AttributionConfidence,
@@ -157,14 +156,10 @@ async def test_what_an_agent_sent_is_told_when_it_is_in_the_ledger(tmp_path):
         await agent.say(window)
         await agent.hear(EnergyAcknowledgement)
         text = await page_of(rig)
-        assert values(text, "eelgrid_ledger_energy_joules_total") == {("ml",): 3.0, ("unallocated",): 1.0}
+        assert values(text, "eelgrid_ledger_energy_joules_total") == {("ml",): 3.0, ("(unallocated)",): 1.0}
         assert 5.0 <= values(text, "eelgrid_ledger_newest_window_age_seconds")[()] < 60.0
         assert values(text, "eelgrid_ledger_windows_total") == {("taken",): 1.0, ("again",): 0.0, ("dropped",): 0.0}
         assert values(text, "eelgrid_ledger_failures_total") == {(): 0.0}
-
-
-def entry(namespace, energy_mj, kind="pod"):
-    return Entry(0, Place("n", "p", "m"), Holder(kind, namespace), Booked(active_mj=energy_mj))
 
 
 def told(page):
@@ -174,40 +169,12 @@ def told(page):
 
 
 def test_the_ledger_tells_windows_age_and_joules_by_namespace():
-    counts = SimpleNamespace(windows=7, again=2, dropped=1, failures=3)
+    counts = SimpleNamespace(windows=7, again=2, dropped=1, failures=3, newest_ns=None, by_namespace=dict)
     page = LedgerPage(counts, now_ns=lambda: 70 * SECOND)
     assert "eelgrid_ledger_newest_window_age_seconds" not in told(page)
-    page.booked([entry("a", 1500), entry("a", 500), entry("", 250), entry("", 100, "unallocated")], 60 * SECOND)
-    page.booked([entry("b", 1000)], 50 * SECOND)
+    counts.newest_ns, counts.by_namespace = 60 * SECOND, lambda: {"a": 2.0, "(none)": 0.25}
     families = told(page)
     assert families["eelgrid_ledger_windows"] == {("taken",): 4.0, ("again",): 2.0, ("dropped",): 1.0}
     assert families["eelgrid_ledger_failures"] == {(): 3.0}
     assert families["eelgrid_ledger_newest_window_age_seconds"] == {(): 10.0}
-    assert families["eelgrid_ledger_energy_joules"] == {
-        ("a",): 2.0,
-        ("none",): 0.25,
-        ("unallocated",): 0.1,
-        ("b",): 1.0,
-    }
-
-
-def test_namespaces_beyond_the_bound_are_other_and_no_counter_ever_falls():
-    energy, before, booked = NamespaceEnergy(2), {}, 0
-    for namespace, energy_mj in (
-        ("a", 10),
-        ("b", 20),
-        ("c", 5),
-        ("c", 4),
-        ("c", 200),
-        ("a", 1),
-        ("a", 500),
-        (OTHER, 3),
-    ):
-        energy.add(namespace, energy_mj)
-        now = dict(energy.shown_mj)
-        assert len(now) <= 3
-        grown = {name: mj - before.get(name, 0) for name, mj in now.items() if name in before}
-        assert all(mj >= 0 for mj in grown.values())
-        booked, before = booked + energy_mj, now
-    # c took the place of a, then a that of b, and went on from where it was.
-    assert before == {"c": 200, "a": 510, OTHER: 5 + 4 + 1 + 3}
+    assert families["eelgrid_ledger_energy_joules"] == {("a",): 2.0, ("(none)",): 0.25}

@@ -10,14 +10,17 @@ from eelgrid_controller.serving.live import Pair, gained
 from eelgrid_controller.serving.metric_names import SERVERS
 from eelgrid_controller.steward.job_work import JobWork
 from eelgrid_controller.steward.meters import Progress
+from eelgrid_protos import codec
+from eelgrid_protos.errors import InvalidMessage
+from eelgrid_protos.messages import TrainingPromise
 
 HOUR_S = 1_799_971_200
 
 
-def counted(*told, placed_s=HOUR_S):
+def counted(*told, placed_s=HOUR_S, unit=""):
     work = JobWork()
     work.keep({"j"}, HOUR_S - 10.0)
-    return [work.look("j", one and Progress(*one), placed_s) for one in told]
+    return [work.look("j", unit, one and Progress(*one), placed_s) for one in told]
 
 
 def test_totals_become_increments_from_the_first_that_is_seen():
@@ -31,6 +34,20 @@ def test_totals_become_increments_from_the_first_that_is_seen():
         Worked("j", "work", 0.0, at[1], at[2], is_whole=False),  # it went back to one
         Worked("j", "work", 60.0, at[2], at[3]),
     ]
+
+
+def test_steps_and_images_are_told_apart_by_what_the_job_says():
+    told = ((HOUR_S + 60.0, 0.0), (HOUR_S + 120.0, 7.0))
+    assert counted(*told, unit="image")[-1] == Worked("j", "image", 7.0, HOUR_S + 60.0, HOUR_S + 120.0)
+    assert counted(*told, unit="step")[-1].unit == "step"
+
+
+@pytest.mark.parametrize(
+    ("unit", "said"), [("Step", "lower-case word"), ("token", "write such as trained_token"), ("s" * 25, "24")]
+)
+def test_a_unit_that_cannot_be_one_is_refused(unit, said):
+    with pytest.raises(InvalidMessage, match=said):
+        codec.encode(TrainingPromise(slowdown_most=0.1, work_unit=unit))
 
 
 def test_of_a_job_that_ran_before_the_steward_nothing_is_said_until_the_second_total():

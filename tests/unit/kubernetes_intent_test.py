@@ -115,11 +115,12 @@ def test_metrics_by_node_stand_in_the_promise_itself():
 
 
 def test_a_training_job_is_promised_a_slowdown():
-    said = ours(kind="training-job", slowdown="5%", metrics="generic http://{node}:9/metrics work=steps_total")
-    found = wanted(annotations=said)
+    metrics = "generic http://{node}:9/metrics work=steps_total"
+    found = wanted(annotations=ours(kind="training-job", slowdown="5%", metrics=metrics, work_unit="step"))
     assert found.spec.training == TrainingPromise(
         slowdown_most=0.05,
         metrics=MetricsSource(server=MetricsServer.GENERIC, url="http://{node}:9/metrics", work_counter="steps_total"),
+        work_unit="step",
     )
 
 
@@ -170,6 +171,7 @@ def test_other_vendors_gpus_are_gpus_and_the_node_has_to_have_them():
         ({"kind": "training-job", "slowdown": "five"}, "slowdown", "5% or 0.05"),
         ({"kind": "training-job", "slowdown": "1%", "deadline": "1h", "work": "5"}, "slowdown", "one of"),
         ({"kind": "training-job", "deadline": "1h"}, "work", "by the work"),
+        ({"kind": "training-job", "slowdown": "1%", "work-unit": "Steps"}, "work-unit", "such as step or image"),
         ({"kind": "training-job", "work": "7"}, "deadline", "by the work"),
         ({"kind": "training-job", "work": "7", "deadline": "tomorrow"}, "deadline", "2026-11-23T08:00:00Z"),
         ({"kind": "training-job", "work": "7", "deadline": "2026-11-23T08:00:00"}, "deadline", "00Z if UTC"),

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from eelgrid_controller.energy_ledger.namespaces import NAMESPACES_MOST, OTHER
+
 __all__ = [
     "BUCKETS_S", "METRICS", "MODELS_MOST", "NAMESPACES_MOST", "OTHER", "PENDING_REASONS", "PLAN_CHANGES", "POOLS_MOST", "SERIES_MOST",
     "Described", "Kind", "family", "main", "page", "series_most",
@@ -22,11 +24,9 @@ __all__ = [
 
 # Services, jobs and budgets that have series of their own; those that stand worst, where there are more.
 SERIES_MOST = 100
-# Pools and namespaces with series of their own; the rest is summed up under OTHER.
+# Pools with series of their own; the rest is summed up under OTHER, as it is of namespaces.
 POOLS_MOST = 100
-NAMESPACES_MOST = 100
 MODELS_MOST = 1000
-OTHER = "other"
 # Constraints that pending work is counted by; a reason that is none of them is counted under OTHER.
 PENDING_REASONS = (
     "budget", "cpu", "gpu_count", "gpu_mig", "gpu_model", "gpu_share", "memory", "no_nodes", OTHER, "partitions",
@@ -111,7 +111,7 @@ _SECTIONS: Mapping[str, tuple[Described, ...]] = {
         Described("eelgrid_ledger_windows_total", _C, "Energy windows of agents: taken, here before, or without room, which come again", ("result",)),
         Described("eelgrid_ledger_failures_total", _C, "Attempts to open or write the ledger that failed; what came is tried again"),
         Described("eelgrid_ledger_newest_window_age_seconds", _G, "Time since the end of the newest window that is on disk; no series before the first since the start"),
-        Described("eelgrid_ledger_energy_joules_total", _C, "Energy that went into the ledger since the start, by namespace of who is charged; `unallocated` and `unattributed` are nobody's", ("namespace",)),
+        Described("eelgrid_ledger_energy_joules_total", _C, "Energy since the ledger began, by namespace of who is charged; it goes on after a restart. `(unallocated)` and `(unattributed)` are nobody's, `(none)` is of owners without a namespace", ("namespace",)),
     ),
     "Promises": (
         Described("eelgrid_services", _G, "Services with a promise by phase; unsteered ones cannot be watched", ("phase",)),

@@ -18,7 +18,7 @@ never stands in the way of placing: a fault in it is logged, told by a metric, a
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,7 @@ from eelgrid_controller.adapters.energy_store import EnergyStore, open_energy
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core import Core
 from eelgrid_controller.energy_ledger.asking import Answer, Asked
-from eelgrid_controller.energy_ledger.entries import Entry, Holder, Measured, Place, holder_of, namespace_of
+from eelgrid_controller.energy_ledger.entries import Entry, Holder, Measured, Place, holder_of
 from eelgrid_controller.energy_ledger.spreading import spread
 from eelgrid_controller.energy_ledger.working import Worked, WorkEntry, spread_work
 from eelgrid_controller.errors import LedgerError
@@ -74,7 +74,6 @@ class _Found(NamedTuple):
     """What stands in a ledger that is opened."""
 
     newest: dict[str, tuple[int, int]]
-    namespaces_mj: dict[str, int]
     holders: list[Holder]
     worked_s: dict[tuple[str, str], float]
 
@@ -89,9 +88,7 @@ class EnergyDesk:
         self.failures = 0
         self.refused = 0  # windows that no devices can have spent; they are in no sum
         self.fault = ""  # what is wrong with the ledger now
-        self.booked: Callable[[Sequence[Entry], int], None] = lambda _entries, _end_ns: None  # what is on disk now
         self.newest_ns: int | None = None  # the latest end of a window that this process wrote
-        self._namespaces_mj: dict[str, int] = {}
         self._folder = folder
         self._core = core
         self._clock = clock
@@ -133,7 +130,7 @@ class EnergyDesk:
     async def _opened(self) -> bool:
         def begin() -> tuple[EnergyStore, _Found]:
             store = open_energy(self._folder)
-            return store, _Found(store.newest(), store.by_namespace(), store.known(_SPECS_MOST), store.worked_until())
+            return store, _Found(store.newest(), store.known(_SPECS_MOST), store.worked_until())
 
         try:
             store, found = await asyncio.get_running_loop().run_in_executor(self._thread, begin)
@@ -141,7 +138,7 @@ class EnergyDesk:
             self._failed(error)
             return False
         self._store, self._newest, self._taken = store, found.newest, dict(found.newest)
-        self._namespaces_mj, self._worked_s = found.namespaces_mj, found.worked_s
+        self._worked_s = found.worked_s
         self._holders.update((holder.workload, holder) for holder in found.holders)
         self.fault = ""
         return True
@@ -281,27 +278,20 @@ class EnergyDesk:
             return False
         self.fault, self._writing = "", _Batch()
         self._newest |= batch.newest
-        self.booked(batch.entries, batch.end_ns)
-        self._sum_up(batch)
+        if batch.end_ns:
+            self.newest_ns = max(self.newest_ns or 0, batch.end_ns)
         for node, (incarnation, number) in batch.newest.items():
             batch.told[node](EnergyAcknowledgement(incarnation=incarnation, number=number))
         return True
 
-    def _sum_up(self, batch: _Batch) -> None:
-        """What was written goes into the sums that are kept in memory."""
-        sums_mj = self._namespaces_mj
-        for entry in batch.entries:
-            name = namespace_of(entry.holder.kind, entry.holder.namespace)
-            sums_mj[name] = sums_mj.get(name, 0) + entry.booked.energy_mj
-        if batch.end_ns:
-            self.newest_ns = max(self.newest_ns or 0, batch.end_ns)
-
     def by_namespace(self) -> Mapping[str, float]:
-        """Joules since the ledger began, as far as it is kept; what no namespace has is in parentheses.
+        """Joules since the ledger began, by the names of their counters: what no namespace has is in parentheses.
 
-        All of them are all that was measured. Cheap, and never less than before within one process.
+        Of what is on disk, so that it goes on after a restart. Cheap; empty until the ledger is open.
         """
-        return {name: energy_mj / 1000.0 for name, energy_mj in self._namespaces_mj.items()}
+        store = self._store
+        counters_mj = {} if store is None else store.namespaces.counters_mj()
+        return {name: energy_mj / 1000.0 for name, energy_mj in counters_mj.items()}
 
     async def _forget(self) -> None:
         store, now_s = self._store, int(self._clock.now_ns() / 1e9)

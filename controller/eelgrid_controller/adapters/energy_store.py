@@ -14,6 +14,7 @@ Calls come from one thread at a time; `ask` has a connection of its own and may 
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 from eelgrid_controller.adapters.energy_tables import (
     APPLICATION_ID,
     FORMAT_VERSION,
+    PLACED,
     SPANS,
     UPGRADES,
     columns_of,
@@ -31,6 +33,7 @@ from eelgrid_controller.adapters.energy_tables import (
 )
 from eelgrid_controller.energy_ledger.asking import DAY_S, Answer, Asked, Done, Group, Spent
 from eelgrid_controller.energy_ledger.entries import Entry, Holder, Measured, Place, namespace_of
+from eelgrid_controller.energy_ledger.namespaces import NamespaceSum, NamespaceSums
 from eelgrid_controller.energy_ledger.working import WorkEntry
 from eelgrid_controller.errors import LedgerError
 
@@ -42,6 +45,9 @@ DAYS_KEPT_S = 5 * 366 * DAY_S
 _FORGOTTEN_ONCE = 5_000
 _DISK = "check the disk and the rights of its folder"
 _SUMS = "sum(bare), sum(context), sum(active), total(cost), total(carbon)"
+_INNER_SUMS = (
+    "sum(bare) AS bare, sum(context) AS context, sum(active) AS active, sum(cost) AS cost, sum(carbon) AS carbon"
+)
 _NOBODY = "CASE WHEN h.kind IN ('unallocated', 'unattributed') THEN h.kind ELSE '' END"
 
 
@@ -65,9 +71,9 @@ def open_energy(folder: Path) -> "EnergyStore":
                 f"PRAGMA user_version={FORMAT_VERSION}; COMMIT;"
             )
         reader = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False, timeout=10.0)
+        return EnergyStore(path, connection, reader)
     except sqlite3.Error as error:
         raise LedgerError(path, str(error), _DISK) from error
-    return EnergyStore(path, connection, reader)
 
 
 class EnergyStore:
@@ -79,24 +85,16 @@ class EnergyStore:
         self._reader = reader
         self._places: dict[Place, int] = {}
         self._holders: dict[Holder, int] = {}
+        self.namespaces = self._sums()  # of what is on the disk; another thread may read it, since it is never changed
 
     def newest(self) -> dict[str, tuple[int, int]]:
         """Incarnation and number of the last window of each node. Raises LedgerError."""
         rows = self._read("SELECT node, incarnation, number FROM windows", ())
         return {node: (int(incarnation), number) for node, incarnation, number in rows}
 
-    def by_namespace(self) -> dict[str, int]:
-        """Millijoules of everything that is kept, by the names that `namespace_of` gives. Raises LedgerError."""
-        rows = self._read(
-            "SELECT h.kind, h.namespace, sum(e.mj) FROM (SELECT holder, sum(bare + context + active) AS mj FROM daily "
-            "GROUP BY holder) e JOIN holders h ON h.id = e.holder GROUP BY h.kind, h.namespace",
-            (),
-        )
-        found: dict[str, int] = {}
-        for kind, namespace, energy_mj in rows:
-            name = namespace_of(kind, namespace)
-            found[name] = found.get(name, 0) + energy_mj
-        return found
+    def _sums(self) -> NamespaceSums:
+        rows = self._read("SELECT name, spent, own, shown FROM namespaces", ())
+        return NamespaceSums({name: NamespaceSum(spent, own, bool(shown)) for name, spent, own, shown in rows})
 
     def known(self, most: int) -> list[Holder]:
         """The newest holder of each of the newest workloads, oldest first. Raises LedgerError."""
@@ -123,7 +121,9 @@ class EnergyStore:
         try:
             connection.execute("BEGIN IMMEDIATE")
             try:
+                entries = list(entries)
                 self._add_spent(entries, measured)
+                namespaces = self._add_to_namespaces(entries)
                 self._add_work(worked)
                 connection.executemany(
                     "INSERT INTO windows VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET incarnation = excluded.incarnation, "
@@ -131,6 +131,7 @@ class EnergyStore:
                     [(node, str(incarnation), number) for node, incarnation, number in windows],
                 )
                 connection.execute("COMMIT")
+                self.namespaces = namespaces
             except BaseException:
                 # What was given an id in there has none.
                 self._places.clear()
@@ -165,6 +166,18 @@ class EnergyStore:
                 "uncounted = uncounted + excluded.uncounted",
                 drawn,
             )
+
+    def _add_to_namespaces(self, entries: Iterable[Entry]) -> NamespaceSums:
+        spent_mj: Counter[str] = Counter()
+        for one in entries:
+            spent_mj[namespace_of(one.holder.kind, one.holder.namespace)] += one.booked.energy_mj
+        after, changed = self.namespaces.plus(spent_mj)
+        self._connection.executemany(
+            "INSERT INTO namespaces VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET spent = excluded.spent, "
+            "own = excluded.own, shown = excluded.shown",
+            [(name, *one) for name, one in changed.items()],
+        )
+        return after
 
     def _add_work(self, worked: Iterable[WorkEntry]) -> None:
         rows = []
@@ -236,7 +249,16 @@ class EnergyStore:
         return gone
 
     def ask(self, asked: Asked) -> Answer:
-        """The answer; raises LedgerError."""
+        """The answer, all of it of one moment, whatever is written meanwhile; raises LedgerError."""
+        self._read("BEGIN", ())
+        try:
+            return self._answer(asked)
+        finally:
+            # A fault of the disk may have ended the transaction already.
+            if self._reader.in_transaction:
+                self._read("ROLLBACK", ())
+
+    def _answer(self, asked: Asked) -> Answer:
         worked = self._worked(asked)
         nobody = dict.fromkeys(("unallocated", "unattributed"), Spent())
         spent: dict[tuple[str, ...], Spent] = {}
@@ -246,15 +268,13 @@ class EnergyStore:
                 nobody[kind] = nobody[kind].plus(one)
                 continue
             spent[values] = spent[values].plus(one) if values in spent else one
-            for unit in filter(None, units.split("\n")):
+            for unit in units.split("\n") if units else ():
                 telling_mj[values, unit] = telling_mj.get((values, unit), 0) + one.energy_mj
         chosen = set(spent)
         if asked.group_by and len(spent) > asked.rows_most:
-            chosen = set(sorted(spent, key=lambda values: -spent[values].energy_mj)[: asked.rows_most])
-        left_out = Spent()
-        for values, one in spent.items():
-            if values not in chosen:
-                left_out = left_out.plus(one)
+            chosen = set(sorted(spent, key=lambda values: -sum(spent[values][:3]))[: asked.rows_most])
+        others = [one for values, one in spent.items() if values not in chosen]
+        left_out = Spent(*map(sum, zip(*others, strict=True))) if others else Spent()
         timed = [place for place, name in enumerate(asked.group_by) if name in ("hour", "day")]
         groups = [
             Group(
@@ -278,19 +298,23 @@ class EnergyStore:
         columns, named = columns_of(asked)
         table, bounds = spans_of(asked)
         is_timed = any(name in ("hour", "day") for name in asked.group_by)
-        keys = "at, place, holder" if is_timed else "0 AS at, place, holder"
-        inner = (
-            f"SELECT {keys}, sum(bare) AS bare, sum(context) AS context, sum(active) AS active, sum(cost) AS cost, "
-            f"sum(carbon) AS carbon FROM ({table}) GROUP BY {keys.replace('0 AS at, ', '')}"
+        is_placed = any(name in PLACED for name in (*asked.group_by, *(name for name, _ in asked.filters)))
+        # First by number, which halves what is looked up by name; of single days there is little to sum up.
+        keys = "place, holder" if is_placed else "holder"
+        joined = (
+            f"FROM ({table}) e" if is_timed else f"FROM (SELECT {keys}, {_INNER_SUMS} FROM ({table}) GROUP BY {keys}) e"
         )
-        joined = f"FROM ({inner}) e JOIN holders h ON h.id = e.holder JOIN places p ON p.id = e.place"
+        joined += " JOIN holders h ON h.id = e.holder"
+        if is_placed:
+            joined += " JOIN places p ON p.id = e.place"
         units, work_bounds = "''", tuple[int, ...]()
         if has_work:
             rows, work_bounds = spans_of(asked, "_work")
             units = "coalesce(w.units, '')"
             joined += (
-                " LEFT JOIN (SELECT workload, group_concat(unit, char(10)) AS units FROM works WHERE id IN "
-                f"(SELECT work FROM ({rows})) GROUP BY workload) w ON w.workload = h.workload"
+                " LEFT JOIN (SELECT t.id AS holder, group_concat(w.unit, char(10)) AS units FROM works w JOIN holders t "
+                "ON t.workload = w.workload AND t.workload <> '' "
+                f"WHERE w.id IN (SELECT work FROM ({rows})) GROUP BY t.id) w ON w.holder = e.holder"
             )
         grouped = ", ".join(str(1 + place) for place in range(len(columns) + 2))
         found = self._read(

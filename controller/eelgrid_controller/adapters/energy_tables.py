@@ -14,7 +14,7 @@ from eelgrid_controller.energy_ledger.asking import DAY_S, Asked
 from eelgrid_controller.energy_ledger.entries import HOUR_S
 
 __all__ = [
-    "APPLICATION_ID", "FORMAT_VERSION", "SPANS", "UPGRADES", "columns_of", "filters_of", "place_filters_of",
+    "APPLICATION_ID", "FORMAT_VERSION", "PLACED", "SPANS", "UPGRADES", "columns_of", "filters_of", "place_filters_of",
     "spans_of", "work_query",
 ]  # fmt: skip
 
@@ -61,14 +61,29 @@ CREATE TABLE works (
 CREATE INDEX holders_workload ON holders (workload, id) WHERE workload <> '';
 """
 )
+# Counters by namespace outlive the rows that they were summed from, so they are kept, not summed anew.
+_NAMESPACES = """
+CREATE TABLE namespaces (
+  name TEXT PRIMARY KEY, spent INTEGER NOT NULL, own INTEGER NOT NULL, shown INTEGER NOT NULL
+) WITHOUT ROWID;
+INSERT INTO namespaces SELECT name, sum(mj), 0, 0 FROM (
+  SELECT CASE WHEN h.kind IN ('unallocated', 'unattributed') THEN '(' || h.kind || ')' WHEN h.namespace = '' THEN '(none)'
+  ELSE h.namespace END AS name, e.mj AS mj FROM
+  (SELECT holder, sum(bare + context + active) AS mj FROM daily GROUP BY holder) e JOIN holders h ON h.id = e.holder
+) GROUP BY name;
+UPDATE namespaces SET own = spent, shown = 1
+WHERE name IN (SELECT name FROM namespaces WHERE name <> 'other' ORDER BY spent DESC LIMIT 100);
+"""
 # What each version adds to the one before; a new file gets all of it.
-UPGRADES = (_SPENT, _WORK)
+UPGRADES = (_SPENT, _WORK, _NAMESPACES)
 FORMAT_VERSION = len(UPGRADES)
 _COLUMNS = {
     "kind": "h.kind", "namespace": "h.namespace", "name": "h.name", "workload": "h.workload", "title": "h.title",
     "user": "h.user", "queue": "h.queue", "node": "p.node", "pool": "p.pool", "gpu_model": "p.gpu_model",
     "hour": "e.at", "day": f"e.at / {DAY_S} * {DAY_S}",
 }  # fmt: skip
+# What is asked of places.
+PLACED = ("node", "pool", "gpu_model")
 # By these a workload is in one group, whole; by others its joules are cut and its work is not.
 _OF_WORKLOADS = {"namespace", "workload", "title", "queue", "hour", "day"}
 
@@ -113,7 +128,7 @@ def filters_of(asked: Asked) -> tuple[str, tuple[str, ...]]:
 
 def place_filters_of(asked: Asked) -> tuple[str, tuple[str, ...]]:
     """The same of places alone."""
-    places = tuple((name, value) for name, value in asked.filters if name in ("node", "pool", "gpu_model"))
+    places = tuple((name, value) for name, value in asked.filters if name in PLACED)
     return "WHERE 1" + "".join(f" AND {_COLUMNS[name]} = ?" for name, _ in places), tuple(value for _, value in places)
 
 

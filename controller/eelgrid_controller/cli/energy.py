@@ -218,21 +218,48 @@ def flat(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def _columns(rows: Sequence[dict[str, Any]], by: Sequence[str]) -> list[str]:
+    return list(rows[0]) if rows else [*by, "energy_j", "idle_j", "active_j", "cost", "carbon_g"]
+
+
 def _csv(path: Path, rows: Sequence[dict[str, Any]], by: Sequence[str]) -> None:
     rows = flat(rows)
-    names = list(rows[0]) if rows else [*by, "energy_j", "idle_j", "active_j", "cost", "carbon_g"]
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, names)
+        writer = csv.DictWriter(file, _columns(rows, by))
         writer.writeheader()
         writer.writerows(rows)
 
 
-def _parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+def _parquet_library() -> tuple[Any, Any]:
+    """The library of Arrow and of Parquet; asked for before anything else, since it may not be there."""
     try:
-        from pyarrow import Table, parquet
+        import pyarrow as pa
+        from pyarrow import parquet
     except ImportError:
-        raise click.UsageError("--parquet needs pyarrow: pip install pyarrow, or write --csv") from None
-    parquet.write_table(Table.from_pylist(flat(rows)), path)
+        raise click.UsageError("--parquet needs pyarrow: pip install 'eelgrid[parquet]', or write --csv") from None
+    return pa, parquet
+
+
+def _parquet(path: Path, rows: Sequence[dict[str, Any]], by: Sequence[str]) -> None:
+    arrow, parquet = _parquet_library()
+    rows = flat(rows)
+    names = _columns(rows, by)
+    # Said, not guessed from the values, of which there may be none.
+    kinds = arrow.schema([(name, arrow.string() if name in by else arrow.float64()) for name in names])
+    parquet.write_table(arrow.table({name: [row[name] for row in rows] for name in names}, schema=kinds), path)
+
+
+def _filed(
+    option: str, path: Path | None, write: Callable[..., None], document: dict[str, Any], by: Sequence[str]
+) -> None:
+    if path is None:
+        return
+    try:
+        write(path, document["groups"], by)
+    except OSError as error:
+        raise click.UsageError(
+            f"{option}: {path}: {error.strerror or error}; name a file that can be written"
+        ) from None
 
 
 @click.command()
@@ -259,6 +286,8 @@ def energy(
     names = tuple(filter(None, by.replace(" ", "").split(",")))
     if not names:
         raise click.BadParameter("names nothing to group by; write one such as workload", param_hint="--by")
+    if parquet_path is not None:
+        _parquet_library()
     begin_ns, end_ns = stretch_ns(since, month, now_ns=time.time_ns())
     request = QueryEnergyRequest(
         begin_ns=begin_ns, end_ns=end_ns, group_by=names, filters=_filters(where), rows_most=rows
@@ -266,8 +295,6 @@ def energy(
     with operators(settings) as client:
         found = client.query_energy(request, timeout=settings.timeout_s)
     document = document_of(found, names)
-    if csv_path is not None:
-        _csv(csv_path, document["groups"], names)
-    if parquet_path is not None:
-        _parquet(parquet_path, document["groups"])
+    _filed("--csv", csv_path, _csv, document, names)
+    _filed("--parquet", parquet_path, _parquet, document, names)
     printed(settings, document, _lines(settings, document, names))

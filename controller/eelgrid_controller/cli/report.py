@@ -19,11 +19,11 @@ from eelgrid_controller.cli.report_page import Section, page_of
 from eelgrid_controller.cli.settings import Settings, printing
 from eelgrid_protos.messages import QueryEnergyRequest
 
-__all__ = ["report"]
+__all__ = ["SECTIONS", "report"]
 
 _CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _PDF_S = 120.0
-_SECTIONS = (
+SECTIONS = (
     ("Namespaces", ("namespace",), 40),
     ("Workloads", ("title", "namespace"), 60),
     ("Queues", ("queue",), 20),
@@ -51,7 +51,7 @@ def report(settings: Settings, *, month: str | None, out: Path, pdf: Path | None
         return document_of(client.query_energy(request, timeout=settings.timeout_s), by)
 
     with operators(settings) as client:
-        sections = [Section(heading, by, asked(by, rows)) for heading, by, rows in _SECTIONS]
+        sections = [Section(heading, by, asked(by, rows)) for heading, by, rows in SECTIONS]
         days = asked(("day",), 40)
     made = datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%d %H:%M UTC")
     try:

@@ -100,7 +100,7 @@ def holder_of(owner: EnergyOwner, spec: WorkloadSpec | None) -> Holder:
         name=name,
         workload=owner.workload,
         title=spec.name,
-        user=owner.user or spec.labels.get("user", ""),
+        user=owner.user or spec.user or spec.labels.get("user", ""),
         queue=spec.queue,
         labels=tuple(sorted(spec.labels.items()))[:_LABELS_MOST],
     )

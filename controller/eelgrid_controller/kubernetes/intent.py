@@ -55,6 +55,7 @@ _FIELDS = {
     "training.metrics": names.ANNOTATION_METRICS,
     "training.profile": names.ANNOTATION_PROFILE,
     "training.work": names.ANNOTATION_WORK,
+    "training.work_unit": names.ANNOTATION_WORK_UNIT,
 }
 
 
@@ -274,6 +275,7 @@ def _training(pod: Pod, kind: WorkloadKind, source: MetricsSource | None) -> Tra
         slowdown_most=slowdown,
         deadline_ns=deadline_ns or 0,
         work=work or 0.0,
+        work_unit=pod.annotations.get(names.ANNOTATION_WORK_UNIT, ""),
         metrics=source if source is not None and source.work_counter else None,
     )
 

@@ -40,6 +40,7 @@ __all__ = [
     "ANNOTATION_UNSUSPEND",
     "ANNOTATION_WORK",
     "ANNOTATION_WORKERS",
+    "ANNOTATION_WORK_UNIT",
     "ANNOTATION_WRONG_DEVICES",
     "DELETION_COST",
     "DOMAIN",
@@ -137,6 +138,7 @@ ANNOTATION_OUTPUT_TOKENS = "eelgrid.io/output-tokens"
 ANNOTATION_SLOWDOWN = "eelgrid.io/slowdown"
 ANNOTATION_DEADLINE = "eelgrid.io/deadline"
 ANNOTATION_WORK = "eelgrid.io/work"
+ANNOTATION_WORK_UNIT = "eelgrid.io/work-unit"
 ANNOTATION_PRIORITY = "eelgrid.io/priority"
 ANNOTATION_CHECKPOINT_GRACE = "eelgrid.io/checkpoint-grace"
 ANNOTATION_PROFILE = "eelgrid.io/profile"

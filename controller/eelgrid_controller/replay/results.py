@@ -133,8 +133,8 @@ def _write_csv(path: Path, table: Table) -> None:
 
 
 def _parquet_writer() -> Callable[[Path, Table], None]:
-    arrow: Any = library("pyarrow", "--format parquet", "pyarrow, or take --format csv")
-    parquet: Any = library("pyarrow.parquet", "--format parquet", "pyarrow, or take --format csv")
+    arrow: Any = library("pyarrow", "--format parquet", "'eelgrid[parquet]', or take --format csv")
+    parquet: Any = library("pyarrow.parquet", "--format parquet", "'eelgrid[parquet]', or take --format csv")
 
     def write(path: Path, table: Table) -> None:
         columns = zip(*table.rows, strict=True) if table.rows else ((),) * len(table.columns)

@@ -149,11 +149,11 @@ class JobDesk:
         """What is to be told of one job in this cycle; `earned_s` is of its promise, before it began anew."""
         job = self._jobs[name]
         self._hear(job, name, workload, world)
-        told = job.progress
-        if told is not None and workload.spec.training is not None and workload.spec.training.metrics is not None:
+        told, promise = job.progress, workload.spec.training
+        if told is not None and promise is not None and promise.metrics is not None:
             # Pages have a clock of their own, which is none of Unix time.
             told = told._replace(at_s=world.at_s) if name in world.rounds else None
-        worked = self._work.look(name, told, workload.placed_ns / 1e9)
+        worked = self._work.look(name, "" if promise is None else promise.work_unit, told, workload.placed_ns / 1e9)
         if worked is not None:
             self._worked.append(worked)
         stand = job.stand

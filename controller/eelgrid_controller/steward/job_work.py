@@ -27,8 +27,9 @@ class JobWork:
             self._began_s = at_s
         self._last = {name: last for name, last in self._last.items() if name in names}
 
-    def look(self, name: str, told: Progress | None, placed_s: float) -> Worked | None:
-        """What is new since the last total; None for nothing."""
+    def look(self, name: str, unit: str, told: Progress | None, placed_s: float) -> Worked | None:
+        """What is new since the last total, in the job's own unit, which may not be known; None for nothing."""
+        unit = unit or WORK
         if told is None:
             return None
         last = self._last.get(name)
@@ -37,7 +38,7 @@ class JobWork:
         self._last[name] = told
         if last is None:
             was_seen = self._began_s is not None and self._began_s <= placed_s <= told.at_s
-            return Worked(name, WORK, 0.0, placed_s, told.at_s, is_whole=False) if was_seen else None
+            return Worked(name, unit, 0.0, placed_s, told.at_s, is_whole=False) if was_seen else None
         if told.work < last.work:
-            return Worked(name, WORK, 0.0, last.at_s, told.at_s, is_whole=False)
-        return Worked(name, WORK, told.work - last.work, last.at_s, told.at_s)
+            return Worked(name, unit, 0.0, last.at_s, told.at_s, is_whole=False)
+        return Worked(name, unit, told.work - last.work, last.at_s, told.at_s)

@@ -16,6 +16,10 @@ __all__ = [
 RateHz = Annotated[float, Range(0.0, 1e9, "Hz")]
 _URL = re.compile(r"(https?://[^\s\x00-\x1f]+)?")
 Url = Annotated[str, Text(2000, False, _URL, "an http or https URL")]
+_UNIT = re.compile(r"([a-z][a-z_]{0,23})?")
+WorkUnit = Annotated[str, Text(24, False, _UNIT, "one lower-case word in the singular, such as step or image")]
+# What services answer: a group's sum of them must not have a job's in it.
+_SERVED_UNITS = ("request", "token", "work")
 _FIELDS = ("node", "replica")
 
 
@@ -128,6 +132,7 @@ class TrainingPromise:
     replicas_least: Annotated[int, Range(0, 10_000)] = 0
     replicas_most: Annotated[int, Range(0, 10_000)] = 0
     restart_s: Seconds = 0.0
+    work_unit: WorkUnit = ""
 
     @property
     def is_elastic(self) -> bool:
@@ -142,6 +147,10 @@ class TrainingPromise:
                 "slowdown_most",
                 "is one of several promises" if any(given) else "is not set, nor is another promise",
                 "give one of slowdown_most, deadline_ns with work, and energy_weight",
+            )
+        if self.work_unit in _SERVED_UNITS:
+            yield Violation(
+                "work_unit", f"is {self.work_unit}, which others are counted by", "write such as trained_token"
             )
         if (self.deadline_ns > 0) != (self.work > 0.0):
             yield Violation("work", "and deadline_ns go together", "give both or neither")

@@ -86,7 +86,7 @@ class ServicePromise(_message.Message):
     def __init__(self, profile: _Optional[str] = ..., rate_hz: _Optional[float] = ..., objectives: _Optional[_Iterable[_Union[LatencyObjective, _Mapping]]] = ..., replicas_least: _Optional[int] = ..., replicas_most: _Optional[int] = ..., start_s: _Optional[float] = ..., metrics: _Optional[_Union[MetricsSource, _Mapping]] = ..., output_tokens: _Optional[float] = ..., arrival_cv2: _Optional[float] = ..., slices: bool = ...) -> None: ...
 
 class TrainingPromise(_message.Message):
-    __slots__ = ("profile", "slowdown_most", "work", "deadline_ns", "energy_weight", "metrics", "replicas_least", "replicas_most", "restart_s")
+    __slots__ = ("profile", "slowdown_most", "work", "deadline_ns", "energy_weight", "metrics", "replicas_least", "replicas_most", "restart_s", "work_unit")
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     SLOWDOWN_MOST_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +96,7 @@ class TrainingPromise(_message.Message):
     REPLICAS_LEAST_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_MOST_FIELD_NUMBER: _ClassVar[int]
     RESTART_S_FIELD_NUMBER: _ClassVar[int]
+    WORK_UNIT_FIELD_NUMBER: _ClassVar[int]
     profile: str
     slowdown_most: float
     work: float
@@ -105,4 +106,5 @@ class TrainingPromise(_message.Message):
     replicas_least: int
     replicas_most: int
     restart_s: float
-    def __init__(self, profile: _Optional[str] = ..., slowdown_most: _Optional[float] = ..., work: _Optional[float] = ..., deadline_ns: _Optional[int] = ..., energy_weight: _Optional[float] = ..., metrics: _Optional[_Union[MetricsSource, _Mapping]] = ..., replicas_least: _Optional[int] = ..., replicas_most: _Optional[int] = ..., restart_s: _Optional[float] = ...) -> None: ...
+    work_unit: str
+    def __init__(self, profile: _Optional[str] = ..., slowdown_most: _Optional[float] = ..., work: _Optional[float] = ..., deadline_ns: _Optional[int] = ..., energy_weight: _Optional[float] = ..., metrics: _Optional[_Union[MetricsSource, _Mapping]] = ..., replicas_least: _Optional[int] = ..., replicas_most: _Optional[int] = ..., restart_s: _Optional[float] = ..., work_unit: _Optional[str] = ...) -> None: ...

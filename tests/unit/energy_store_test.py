@@ -1,0 +1,36 @@
+"""An answer of the ledger is of one moment, whatever is written while it is made."""
+
+import pytest
+
+from eelgrid_controller.adapters.energy_store import open_energy
+from eelgrid_controller.energy_ledger.asking import asked_of
+from eelgrid_controller.energy_ledger.entries import Booked, Entry, Holder, Measured, Place
+
+PLACE = Place("n", "p", "m")
+
+
+@pytest.mark.parametrize("table", ["JOIN holders", "hourly_measured", "hourly_work"])
+def test_what_is_written_while_a_question_is_answered_is_in_all_of_the_answer_or_in_none(tmp_path, table):
+    store = open_energy(tmp_path)
+
+    def write(energy_mj):
+        entry = Entry(0, PLACE, Holder("pod", "ml"), Booked(active_mj=energy_mj))
+        store.add([entry], [Measured(0, PLACE, energy_mj, 0, 0.0)], [])
+
+    write(1000)
+    written = []
+
+    def between(statement):
+        # Another connection commits just before this part of the question.
+        if not written and table in statement:
+            written.append(statement)
+            write(500)
+
+    store._reader.set_trace_callback(between)
+    asked = asked_of(begin_ns=0, end_ns=3600 * 10**9, group_by=("namespace",), filters={}, rows_most=5)
+    answer = store.ask(asked)
+    assert written
+    assert answer.total.energy_mj == answer.measured_mj
+    store._reader.set_trace_callback(None)
+    assert store.ask(asked).measured_mj == 1500
+    store.close()
