@@ -113,6 +113,11 @@ _SECTIONS: Mapping[str, tuple[Described, ...]] = {
         Described("eelgrid_ledger_newest_window_age_seconds", _G, "Time since the end of the newest window that is on disk; no series before the first since the start"),
         Described("eelgrid_ledger_energy_joules_total", _C, "Energy that went into the ledger since the start, by namespace of who is charged; `unallocated` and `unattributed` are nobody's", ("namespace",)),
     ),
+    "Traces": (
+        Described("eelgrid_traces_open", _G, "Placements that are followed; no series without `--traces`"),
+        Described("eelgrid_traces_total", _C, "Traces of placements that ended: in force everywhere, cancelled before, or given up for a bound", ("result",)),
+        Described("eelgrid_spans_total", _C, "Spans by what became of them: taken by the collector, refused by it, or dropped since the queue to it was full", ("result",)),
+    ),
     "Promises": (
         Described("eelgrid_services", _G, "Services with a promise by phase; unsteered ones cannot be watched", ("phase",)),
         Described("eelgrid_jobs", _G, "Training jobs with a promise by phase", ("phase",)),

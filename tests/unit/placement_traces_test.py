@@ -1,0 +1,238 @@
+"""What a placement's trace holds, and its bounds: a real controller, and spans where the SDK ends them."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
+from opentelemetry.trace import SpanKind
+from tests.controller_rig import inventory, running, wanted
+
+from eelgrid_controller.adapters.placement_traces import Bounds, PlacementTraces
+from eelgrid_controller.command import Origin
+from eelgrid_protos.messages import (
+    ApplyResult,
+    ApplyStatus,
+    CancelWorkloadRequest,
+    NodePlan,
+    PlanApplied,
+)
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class Traced:
+    """A controller whose placements are followed, and the spans that ended."""
+
+    def __init__(self, rig, *, sampler=None, **bounds):
+        self.rig = rig
+        self.loop = rig.controller.loop
+        self.exporter = InMemorySpanExporter()
+        provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.now_ns = 0
+        self.traces = PlacementTraces(
+            provider.get_tracer("test"),
+            now_ns=lambda: self.loop.clock.now_ns() + self.now_ns,
+            has_agent=rig.controller.agents.speaks_for,
+            bounds=Bounds(**bounds),
+        )
+        self.ids = {}
+        self.loop._observe_decision = self._decided
+        self.loop._observe_commit = self.traces.wrote
+        self.loop.listeners.append(self.traces.committed)
+        rig.controller.agents.listeners.append(self.traces.told)
+
+    def _decided(self, duration_s, workload_id, origin):
+        self.ids[workload_id] = self.traces.decided(duration_s, workload_id, origin)
+
+    async def submit(self, name, origin=None, **asked):
+        return await self.loop.submit(wanted(name, **asked), origin)
+
+    def spans(self, workload):
+        """Ended spans of a workload's trace, as (name, name of its parent), in their order."""
+        every = [one for one in self.exporter.get_finished_spans() if f"{one.context.trace_id:032x}" == self.ids[workload]]
+        return sorted(every, key=lambda one: (one.start_time, -one.end_time))
+
+    def tree(self, workload):
+        spans = self.spans(workload)
+        names = {one.context.span_id: one.name for one in spans}
+        return [(one.name, names.get(one.parent.span_id) if one.parent else None) for one in spans]
+
+    def root(self, workload):
+        (found,) = [one for one in self.spans(workload) if one.name == "placement"]
+        return found
+
+
+def kept(traced):
+    """Everything that it holds on to."""
+    return len(traced.traces._followed), len(traced.traces._waiting), len(traced.traces._decided)
+
+
+async def applied(agent, status=ApplyStatus.APPLIED, results=()):
+    """The agent takes the next plan and answers it."""
+    plan = await agent.hear(NodePlan)
+    await agent.say(PlanApplied(epoch=plan.epoch, status=status, results=results))
+    return plan
+
+
+async def ended(traced, workload):
+    async with asyncio.timeout(60.0):
+        while not any(one.name == "placement" for one in traced.spans(workload)):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_placement_is_followed_from_its_submission_until_its_node_holds_it(tmp_path):
+    async with running(tmp_path) as rig:
+        agent = await rig.join(inventory("n1"))
+        traced = Traced(rig)
+        await traced.submit("w")
+        assert kept(traced) == (1, 1, 0), "the agent has not answered"
+        plan = await applied(agent)
+        await ended(traced, "w")
+        assert traced.tree("w") == [
+            ("placement", None), ("submit", "placement"), ("decide", "submit"), ("journal", "submit"),
+            ("plan", "placement"), ("apply", "placement"),
+        ]  # fmt: skip
+        root, submit, decide, journal, out, confirmed = traced.spans("w")
+        assert decide.end_time <= journal.start_time <= journal.end_time == submit.end_time <= out.start_time
+        assert out.end_time == confirmed.start_time <= confirmed.end_time == root.end_time
+        said = root.attributes
+        assert said["eelgrid.result"] == "finished"
+        assert (said["eelgrid.workload.id"], said["eelgrid.workload.gpus"], said["eelgrid.node"]) == ("w", 1.0, "n1")
+        explained = traced.loop.core.explain("w").replicas[0].candidates[0]
+        assert said["eelgrid.cost_watts"] == pytest.approx(explained.cost_w)
+        for term in explained.terms:
+            assert said[f"eelgrid.cost_watts.{term.name}"] == pytest.approx(term.cost_w)
+        assert said["eelgrid.decision.revision"] == traced.loop.core.state.workloads["w"].revision
+        assert confirmed.attributes["eelgrid.plan.epoch"] == plan.epoch
+        assert confirmed.attributes["eelgrid.apply.status"] == "applied"
+        assert kept(traced) == (0, 0, 0)
+        assert traced.traces.results == {"finished": 1, "cancelled": 0, "given_up": 0}
+
+
+async def test_a_wait_is_a_span_with_its_reasons_and_ends_where_the_decision_begins(tmp_path):
+    async with running(tmp_path) as rig:
+        agent = await rig.join(inventory("n1", gpus=1))
+        traced = Traced(rig)
+        await traced.submit("first")
+        await applied(agent)
+        await traced.submit("second")
+        assert not traced.spans("second")[0].name == "queue"
+        await traced.loop.cancel("first")
+        await applied(agent)
+        await ended(traced, "second")
+        assert traced.tree("second") == [
+            ("placement", None), ("submit", "placement"), ("decide", "submit"), ("journal", "submit"),
+            ("queue", "placement"), ("decide", "placement"), ("journal", "placement"), ("plan", "placement"),
+            ("apply", "placement"),
+        ]  # fmt: skip
+        queue, decide = traced.spans("second")[4:6]
+        assert queue.attributes["eelgrid.reason"].startswith("gpu_count: ")
+        assert [event.name for event in queue.events] == ["waits"]
+        assert queue.end_time == decide.start_time
+        assert decide.attributes["eelgrid.node"] == "n1"
+
+
+async def test_a_callers_trace_is_gone_on_with_and_one_that_nobody_samples_is_not_followed(tmp_path):
+    async with running(tmp_path) as rig:
+        traced = Traced(rig, sampler=ParentBased(ALWAYS_OFF))
+        arrived_ns = traced.loop.clock.now_ns()
+        await traced.submit("no", Origin(arrived_ns, {}))
+        await traced.submit("not", Origin(arrived_ns, {"traceparent": PARENT[:-1] + "0"}))
+        await traced.submit("bad", Origin(arrived_ns, {"traceparent": "00-0-0-01"}))
+        assert kept(traced) == (0, 0, 0)
+        assert [traced.ids[name] for name in ("no", "not", "bad")] == ["", "", ""]
+        await traced.submit("w", Origin(arrived_ns, {"traceparent": PARENT, "tracestate": "a=b"}))
+        assert traced.ids["w"] == "0af7651916cd43dd8448eb211c80319c"
+        await traced.loop.cancel("w")
+        root = traced.root("w")
+        assert f"{root.parent.span_id:016x}" == "b7ad6b7169203331"
+        assert root.start_time == arrived_ns
+        submit = next(one for one in traced.spans("w") if one.name == "submit")
+        assert submit.kind is SpanKind.SERVER
+        assert submit.attributes["rpc.method"] == "SubmitWorkload"
+        assert submit.context.trace_state.get("a") == "b"
+
+
+async def test_what_is_imagined_repeated_refused_or_undone_has_no_trace(tmp_path):
+    async with running(tmp_path) as rig:
+        await rig.join(inventory("n1"))
+        traced = Traced(rig)
+        await traced.loop.submit(replace(wanted("imagined"), dry_run=True))
+        with pytest.raises(Exception, match="contradict"):
+            await traced.loop.submit(wanted("nonsense", gpus=1, milli=0))
+        assert traced.exporter.get_finished_spans() == ()
+        # Decided on, and then the disk refused: the next commit forgets it.
+        traced.traces.decided(0.001, "undone", None)
+        assert kept(traced) == (0, 0, 1)
+        await traced.submit("w")
+        await traced.submit("w")
+        assert kept(traced) == (1, 1, 0)
+        traced.traces.close()
+        assert [one.name for one in traced.exporter.get_finished_spans()].count("placement") == 1
+
+
+async def test_a_node_that_refuses_is_an_error_that_says_why(tmp_path):
+    async with running(tmp_path) as rig:
+        agent = await rig.join(inventory("n1"))
+        traced = Traced(rig)
+        await traced.submit("w")
+        why = ApplyResult(subject="w", status=ApplyStatus.REFUSED, detail="no such device", rule="known_devices")
+        await applied(agent, ApplyStatus.REFUSED, (why,))
+        await ended(traced, "w")
+        span = traced.spans("w")[-1]
+        assert (span.name, span.attributes["eelgrid.apply.status"]) == ("apply", "refused")
+        assert (span.status.is_ok, span.status.description) == (False, "no such device")
+
+
+async def test_what_never_ends_is_given_up_and_counted(tmp_path):
+    async with running(tmp_path) as rig:
+        await rig.join(inventory("n1", gpus=4))
+        traced = Traced(rig, placements_most=2, answer_s=60.0)
+        for name in ("a", "b", "c"):
+            await traced.submit(name)
+        assert kept(traced)[0] == 2
+        assert traced.root("a").attributes["eelgrid.result"] == "given_up"
+        traced.traces.give_up_old()
+        assert kept(traced)[0] == 2, "nobody waits for long yet"
+        traced.now_ns = 61 * 10**9
+        traced.traces.give_up_old()
+        assert kept(traced) == (0, 0, 0)
+        assert traced.traces.results["given_up"] == 3
+        (counted,) = [one for one in traced.traces.families() if one.name == "eelgrid_traces"]
+        assert {one.labels["result"]: one.value for one in counted.samples}["given_up"] == 3
+
+
+async def test_a_gang_has_spans_for_its_first_nodes_and_work_without_an_agent_waits_for_nobody(tmp_path):
+    async with running(tmp_path) as rig:
+        await rig.join(*(inventory(f"n{number}", gpus=1) for number in range(4)))
+        traced = Traced(rig, places_most=2)
+        await traced.submit("gang", replicas=4)
+        assert len(traced.traces._followed["gang"].awaited) == 2
+        await rig.operators.cancel_workload(CancelWorkloadRequest(workload_id="gang"))
+        assert traced.root("gang").attributes["eelgrid.nodes"] == 4
+        assert traced.root("gang").attributes["eelgrid.result"] == "cancelled"
+        traced.traces._has_agent = lambda _: False
+        await traced.submit("alone")
+        assert traced.root("alone").attributes["eelgrid.result"] == "finished"
+
+
+async def test_pods_are_waited_for_until_they_are_patched(tmp_path):
+    async with running(tmp_path) as rig:
+        await rig.join(inventory("n1"))
+        traced = Traced(rig)
+        traced.traces._has_agent = lambda _: False
+        traced.traces.has_pod = lambda name: name.startswith("pod-")
+        await traced.submit("pod-1")
+        traced.traces.patched("pod-1", 7, "n1", 0)
+        traced.traces.patched("stranger", 0, "n1", 0)
+        assert kept(traced)[0] == 1
+        start_ns = traced.loop.clock.now_ns()
+        traced.traces.patched("pod-1", 0, "n1", start_ns)
+        patch = traced.spans("pod-1")[-1]
+        assert (patch.name, patch.start_time, patch.attributes["eelgrid.node"]) == ("patch", start_ns, "n1")
+        assert traced.root("pod-1").end_time == patch.end_time
