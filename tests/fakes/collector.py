@@ -58,7 +58,8 @@ class FakeCollector(trace_service_pb2_grpc.TraceServiceServicer):
         roots = [one for one in self.spans if one.attributes.get("eelgrid.workload.id") == workload]
         wanted = [one.trace for one in roots if one.name == "placement"]
         return [
-            sorted((s for s in self.spans if s.trace == trace), key=lambda s: (s.start_ns, -s.end_ns)) for trace in wanted
+            sorted((s for s in self.spans if s.trace == trace), key=lambda s: (s.start_ns, -s.end_ns))
+            for trace in wanted
         ]
 
 

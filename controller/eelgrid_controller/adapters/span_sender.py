@@ -26,17 +26,20 @@ __all__ = ["SpanSender"]
 _QUEUE_MOST = 16_384
 _BATCH_MOST = 128
 _SEND_EVERY_S = 1.0
-_STOP_S = 2.0
+_STOP_S = 1.0
 
 
 class SpanSender(SpanProcessor):
     """Gives an exporter what ends, in batches, from a thread of its own."""
 
-    def __init__(self, exporter: SpanExporter, *, log: logging.Logger, queue_most: int = _QUEUE_MOST) -> None:
+    def __init__(
+        self, exporter: SpanExporter, *, log: logging.Logger, queue_most: int = _QUEUE_MOST, every_s: float = _SEND_EVERY_S
+    ) -> None:  # fmt: skip
         self.exported = self.dropped = self.failed = 0
         self._exporter = exporter
         self._log = log
         self._most = queue_most
+        self._every_s = every_s
         self._queue: deque[ReadableSpan] = deque()
         self._wake = threading.Event()
         self._is_stopping = False
@@ -59,7 +62,7 @@ class SpanSender(SpanProcessor):
             self._wake.set()
 
     def shutdown(self) -> None:
-        """Send what is queued, for two seconds at most; blocks for as long."""
+        """Send what is queued, for a second; blocks for two at most."""
         self._is_stopping = True
         self._wake.set()
         self._thread.join(_STOP_S)
@@ -81,7 +84,7 @@ class SpanSender(SpanProcessor):
 
     def _run(self) -> None:
         while not self._is_stopping:
-            self._wake.wait(_SEND_EVERY_S)
+            self._wake.wait(self._every_s)
             self._wake.clear()
             while self._queue and self._send():
                 pass

@@ -35,6 +35,7 @@ _ADDRESS = re.compile(r"(?:(https?)://)?((?:\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(\d
 _HEADERS = ("traceparent", "tracestate")
 # The specification's own bounds: 55 characters, and 512 that must be passed on.
 _HEADER_MOST = 512
+_NEEDED = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.grpc")
 _INSTALL = "install it: pip install 'eelgrid[controller,tracing]'"
 
 
@@ -57,13 +58,18 @@ def endpoint_of(text: str) -> Endpoint:
     return Endpoint(address, tls=scheme == "https" if scheme else not is_loopback(address))
 
 
+def _is_installed() -> bool:
+    try:
+        return all(importlib.util.find_spec(name) for name in _NEEDED)
+    except ModuleNotFoundError:
+        # Of a package that lies above.
+        return False
+
+
 def wanted_endpoint(option: str, environ: Mapping[str, str], log: logging.Logger) -> Endpoint | None:
     """Where spans are to go; None for nowhere. Raises ConfigError where the option asks for what cannot be."""
-    is_installed = importlib.util.find_spec("opentelemetry") is not None and (
-        importlib.util.find_spec("opentelemetry.exporter.otlp.proto.grpc") is not None
-    )
     if option:
-        if not is_installed:
+        if not _is_installed():
             raise ConfigError(
                 f"--traces {option} needs OpenTelemetry, which is not here", f"{_INSTALL}, or leave --traces out"
             )
@@ -76,7 +82,7 @@ def wanted_endpoint(option: str, environ: Mapping[str, str], log: logging.Logger
     if protocol != "grpc":
         log.warning("traces=off reason=%s remedy=give an endpoint for grpc with --traces", f"protocol_is_{protocol}")
         return None
-    if not is_installed:
+    if not _is_installed():
         log.warning("traces=off reason=opentelemetry_is_not_here remedy=%s, or unset %s", _INSTALL, name)
         return None
     return endpoint_of(environ[name])
