@@ -9,13 +9,15 @@ import threading
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
+from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from tests.controller_rig import inventory, running, until, wanted
 from tests.fakes.collector import collecting
 
 from eelgrid_controller.adapters.prometheus import Metrics
 from eelgrid_controller.adapters.span_sender import SpanSender
+from eelgrid_controller.adapters.spans import Kind, Root, Span
 from eelgrid_controller.adapters.tracing import Endpoint, endpoint_of, headers_of, wanted_endpoint
 from eelgrid_controller.errors import ConfigError
 from eelgrid_protos.messages import ApplyStatus, NodePlan, PlanApplied
@@ -64,6 +66,7 @@ class Missing:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Missing())
 logging.basicConfig()
+from eelgrid_controller.adapters.spans import Kind, Root, Span
 from eelgrid_controller.adapters.tracing import wanted_endpoint
 print(wanted_endpoint("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://all:4317"}, logging.getLogger()))
 from eelgrid_controller.__main__ import main
@@ -125,12 +128,15 @@ class Held(SpanExporter):
         self.gate.set()
 
 
-def ended(sender, count, sampler=None):
-    provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
-    provider.add_span_processor(sender)
-    tracer = provider.get_tracer("test")
+def sending(exporter, sampler=None, **options):
+    return SpanSender(
+        exporter, TracerProvider(sampler, shutdown_on_exit=False), scope="s", log=LOG, every_s=0.02, **options
+    )
+
+
+def ended(sender, count):
     for number in range(count):
-        tracer.start_span(f"s{number}").end()
+        sender.ended(Span(f"s{number}", Root(1), sender.new_id(), 0, start_ns=1, end_ns=2))
 
 
 def counted(sender):
@@ -139,7 +145,7 @@ def counted(sender):
 
 async def test_a_collector_that_hangs_costs_spans_and_nothing_else():
     exporter = Held()
-    sender = SpanSender(exporter, log=LOG, queue_most=200, every_s=0.02)
+    sender = sending(exporter, queue_most=200)
     ended(sender, 150)
     await until(lambda: len(sender._queue) < 150, within_s=PATIENT_S)
     ended(sender, 1000)
@@ -150,32 +156,54 @@ async def test_a_collector_that_hangs_costs_spans_and_nothing_else():
     await until(lambda: sender.exported == 200 + under_way, within_s=PATIENT_S)
     assert max(map(len, exporter.batches)) <= 128
     assert counted(sender) == {"exported": 200.0 + under_way, "failed": 0.0, "dropped": float(sender.dropped)}
-    await asyncio.to_thread(sender.shutdown)
+    await asyncio.to_thread(sender.stop)
 
 
 @pytest.mark.parametrize("result", [SpanExportResult.FAILURE, None])
 async def test_batches_that_the_collector_refuses_are_counted_and_the_thread_goes_on(result):
     exporter = Held(result)
     exporter.gate.set()
-    sender = SpanSender(exporter, log=LOG, every_s=0.02)
+    sender = sending(exporter)
     ended(sender, 3)
     await until(lambda: sender.failed == 3, within_s=PATIENT_S)
     exporter.result = SpanExportResult.SUCCESS
     ended(sender, 2)
     await until(lambda: sender.exported == 2, within_s=PATIENT_S)
-    await asyncio.to_thread(sender.shutdown)
+    await asyncio.to_thread(sender.stop)
 
 
-async def test_what_nobody_samples_is_not_sent_and_what_is_left_at_the_stop_is_counted():
-    sender = SpanSender(Held(), log=LOG, every_s=0.02)
-    ended(sender, 5, ALWAYS_OFF)
-    assert len(sender._queue) == 0
-    sender._exporter.result = SpanExportResult.FAILURE
+async def test_what_is_left_at_the_stop_is_counted():
+    sender = sending(Held(SpanExportResult.FAILURE))
     ended(sender, 300)
-    await asyncio.to_thread(sender.shutdown)
+    await asyncio.to_thread(sender.stop)
     assert sender.exported + sender.failed + sender.dropped == 300
     ended(sender, 1)
     assert sender.exported + sender.failed + sender.dropped == 301
+
+
+async def test_a_caller_says_which_trace_and_whether_it_is_sampled():
+    caller = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=b"}
+    exporter = Held()
+    exporter.gate.set()
+    sender = sending(exporter)
+    root = sender.root("placement", caller)
+    assert root == Root(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, "a=b")
+    own = sender.root("placement", {"traceparent": "00-0-0-01"})
+    assert (own.parent_id, own.state, own.trace_id > 0) == (0, "", True)
+    assert sender.root("placement", {}).trace_id != own.trace_id
+    assert sender.root("placement", caller | {"traceparent": caller["traceparent"][:-1] + "0"}) is None
+    never = sending(Held(), ParentBased(ALWAYS_OFF))
+    assert never.root("placement", {}) is None
+    assert never.root("placement", caller) == root
+    span = Span("x", root, 5, root.parent_id, 1, Kind.CLIENT, {"k": 1.5}, [(2, "waits", {"r": "s"})], "why", 3)
+    made = sender._made(span)
+    assert (made.context.trace_id, made.context.span_id, made.parent.span_id) == (root.trace_id, 5, root.parent_id)
+    assert (made.parent.is_remote, made.context.trace_state.get("a"), made.kind) == (True, "b", SpanKind.CLIENT)
+    assert (made.status.status_code, made.status.description) == (StatusCode.ERROR, "why")
+    assert (made.start_time, made.end_time, dict(made.attributes)) == (1, 3, {"k": 1.5})
+    assert [(event.name, event.timestamp) for event in made.events] == [("waits", 2)]
+    for one in (sender, never):
+        await asyncio.to_thread(one.stop)
 
 
 async def test_a_controller_sends_to_a_collector_and_its_exemplar_names_the_trace(tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """Traces of placements: each submission from the call that brought it until every node holds it, as spans.
 
 Owns which spans there are, what they say, and how many placements are followed at once. Must not
-know where spans go, nor decide anything: it hears what the loop decided and made durable, what went
+know OpenTelemetry or where spans go, nor decide anything: it hears what the loop decided and made durable, what went
 out to agents and pods, and what came back.
 
 Theory. Nothing is asked of anybody for a trace's sake. The loop tells each decision as it falls (then
@@ -24,14 +24,12 @@ the last answer. What is beyond them is given up: its root ends there, says so, 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
-from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client.core import Metric
 
 from eelgrid_controller.adapters.described import family
+from eelgrid_controller.adapters.spans import Kind, Root, Span, Values
 from eelgrid_controller.command import Committed, Origin
 from eelgrid_controller.events import (
     PartitionsPlanned,
@@ -49,7 +47,7 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 
-__all__ = ["Bounds", "PlacementTraces"]
+__all__ = ["Bounds", "PlacementTraces", "Spans"]
 
 _LOOK_EVERY_S = 5.0
 _DETAIL_MOST = 256
@@ -62,7 +60,6 @@ _BAD = frozenset({ApplyStatus.REFUSED, ApplyStatus.FAILED})
 
 # What a placement waits for: a node by name, or a pod by its replica.
 _Awaited: TypeAlias = str | int
-_Values: TypeAlias = Mapping[str, str | int | float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +80,6 @@ class _Decided:
     """A submission that was decided on and is not on disk yet."""
 
     root: Span
-    arrived_ns: int
     start_ns: int
     end_ns: int
     is_call: bool
@@ -94,7 +90,6 @@ class _Followed:
     """One placement that is on disk and not in force everywhere."""
 
     root: Span
-    context: Context
     queue: Span | None = None
     reasons: int = 0
     placed_ns: int = 0
@@ -103,12 +98,25 @@ class _Followed:
     sent: dict[str, tuple[int, Span]] = field(default_factory=dict)
 
 
+class Spans(Protocol):
+    """Where spans come from and where they go."""
+
+    def root(self, name: str, headers: Mapping[str, str]) -> Root | None:
+        """The beginning of a trace; None for one that nobody wants."""
+
+    def new_id(self) -> int:
+        """An id for a span."""
+
+    def ended(self, span: Span) -> None:
+        """Take a span that is over."""
+
+
 class PlacementTraces:
     """Follows placements; all calls are from the loop's thread and take microseconds."""
 
     def __init__(
         self,
-        tracer: Tracer,
+        spans: Spans,
         *,
         now_ns: Callable[[], int],
         has_agent: Callable[[str], bool],
@@ -118,11 +126,10 @@ class PlacementTraces:
         # Whether a workload is pods, which are to be patched.
         self.has_pod: Callable[[str], bool] = lambda _: False
         self.results = dict.fromkeys(("finished", "cancelled", "given_up"), 0)
-        self._tracer = tracer
+        self._spans = spans
         self._now_ns = now_ns
         self._has_agent = has_agent
         self._bounds = bounds or Bounds()
-        self._propagator = TraceContextTextMapPropagator()
         self._decided: dict[str, _Decided] = {}
         self._commit_s = 0.0
         # In the order of their submission, by workload; and who waits for what is told of a node.
@@ -138,16 +145,15 @@ class PlacementTraces:
         end_ns = self._now_ns()
         start_ns = end_ns - int(1e9 * duration_s)
         arrived_ns = min(origin.arrived_ns, start_ns) if origin else start_ns
-        parent = self._propagator.extract(origin.headers, context=Context()) if origin else Context()
-        root = self._tracer.start_span(
-            "placement", context=parent, start_time=arrived_ns, attributes={"eelgrid.workload.id": workload_id}
-        )
-        if not root.is_recording():
+        root = self._spans.root("placement", origin.headers if origin else {})
+        if root is None:
             return ""
+        first = Span("placement", root, self._spans.new_id(), root.parent_id, arrived_ns)
+        first.attributes["eelgrid.workload.id"] = workload_id
         if len(self._decided) >= self._bounds.placements_most:
             self._decided.clear()
-        self._decided[workload_id] = _Decided(root, arrived_ns, start_ns, end_ns, origin is not None)
-        return f"{root.get_span_context().trace_id:032x}"
+        self._decided[workload_id] = _Decided(first, start_ns, end_ns, origin is not None)
+        return f"{root.trace_id:032x}"
 
     def wrote(self, taken_s: float) -> None:
         """The commit that is about to be told took so long."""
@@ -201,8 +207,8 @@ class PlacementTraces:
         if followed is None or replica not in followed.awaited:
             return
         now_ns = self._now_ns()
-        said: _Values = {"eelgrid.node": node_name, "eelgrid.replica": replica}
-        self._span("patch", followed.context, (start_ns, now_ns), said, kind=SpanKind.CLIENT)
+        said: Values = {"eelgrid.node": node_name, "eelgrid.replica": replica}
+        self._span("patch", followed.root, (start_ns, now_ns), said, kind=Kind.CLIENT)
         self._arrived(workload_id, replica, now_ns)
 
     # Spans
@@ -211,42 +217,36 @@ class PlacementTraces:
         decided = self._decided.pop(event.workload_id)
         if len(self._followed) >= self._bounds.placements_most:
             self._end(next(iter(self._followed)), "given_up", now_ns)
-        decided.root.set_attributes(_asked(event.spec))
-        followed = _Followed(decided.root, set_span_in_context(decided.root, Context()))
-        self._followed[event.workload_id] = followed
-        submit = self._tracer.start_span(
-            "submit", context=followed.context, start_time=decided.arrived_ns,
-            kind=SpanKind.SERVER if decided.is_call else SpanKind.INTERNAL,
-            attributes=_RPC if decided.is_call else None,
-        )  # fmt: skip
-        inside = set_span_in_context(submit, Context())
-        self._span("decide", inside, (decided.start_ns, decided.end_ns), {"eelgrid.workload.id": event.workload_id})
-        self._span("journal", inside, (max(commit_ns, decided.end_ns), now_ns))
-        submit.end(now_ns)
+        root = decided.root
+        root.attributes |= _asked(event.spec)
+        self._followed[event.workload_id] = _Followed(root)
+        kind, values = (Kind.SERVER, _RPC) if decided.is_call else (Kind.INTERNAL, {})
+        submit = self._open("submit", root, root.start_ns, values, kind=kind)
+        self._span("decide", submit, (decided.start_ns, decided.end_ns), {"eelgrid.workload.id": event.workload_id})
+        self._span("journal", submit, (max(commit_ns, decided.end_ns), now_ns))
+        self._close(submit, now_ns)
 
     def _defer(self, event: WorkloadDeferred, now_ns: int) -> None:
         followed = self._followed[event.workload_id]
         if followed.queue is None:
-            followed.queue = self._tracer.start_span(
-                "queue", context=followed.context, start_time=now_ns, attributes={"eelgrid.reason": event.reason}
-            )
+            followed.queue = self._open("queue", followed.root, now_ns, {"eelgrid.reason": event.reason})
         followed.reasons += 1
         if followed.reasons <= self._bounds.reasons_most:
-            followed.queue.add_event("waits", {"eelgrid.reason": event.reason}, timestamp=now_ns)
+            followed.queue.events.append((now_ns, "waits", {"eelgrid.reason": event.reason}))
 
     def _place(
-        self, workload_id: str, placements: Sequence[Placement], said: _Values, times_ns: tuple[int, int, int], *,
+        self, workload_id: str, placements: Sequence[Placement], said: Values, times_ns: tuple[int, int, int], *,
         pods: bool = False,
     ) -> None:  # fmt: skip
         """Everything has its place; `times_ns` are when its turn, its commit and this moment began."""
         followed = self._followed[workload_id]
         turn_ns, commit_ns, now_ns = times_ns
-        followed.root.set_attributes(said)
+        followed.root.attributes |= said
         if followed.queue is not None:
-            followed.queue.end(turn_ns)
+            self._close(followed.queue, turn_ns)
             followed.queue = None
-            self._span("decide", followed.context, (turn_ns, max(turn_ns, commit_ns)), said)
-            self._span("journal", followed.context, (max(turn_ns, commit_ns), now_ns))
+            self._span("decide", followed.root, (turn_ns, max(turn_ns, commit_ns)), said)
+            self._span("journal", followed.root, (max(turn_ns, commit_ns), now_ns))
         followed.placed_ns = now_ns
         most = self._bounds.places_most
         nodes = list(dict.fromkeys(one.node_name for one in placements))
@@ -261,15 +261,13 @@ class PlacementTraces:
     def _sent(self, followed: _Followed, plan: NodePlan, now_ns: int) -> None:
         if plan.node_name in followed.sent:
             return
-        said: _Values = {
+        said: Values = {
             "eelgrid.node": plan.node_name,
             "eelgrid.plan.epoch": plan.epoch,
             "eelgrid.plan.enforce": plan.enforce,
         }
-        self._span("plan", followed.context, (followed.placed_ns, now_ns), said)
-        span = self._tracer.start_span(
-            "apply", context=followed.context, start_time=now_ns, kind=SpanKind.CLIENT, attributes=said
-        )
+        self._span("plan", followed.root, (followed.placed_ns, now_ns), said)
+        span = self._open("apply", followed.root, now_ns, said, kind=Kind.CLIENT)
         followed.sent[plan.node_name] = plan.epoch, span
 
     def _answered(self, workload_id: str, node_name: str, applied: PlanApplied, now_ns: int) -> None:
@@ -278,10 +276,10 @@ class PlacementTraces:
             return
         own = next((one for one in applied.results if one.subject == workload_id), None)
         status = own.status if own else applied.status
-        span.set_attribute("eelgrid.apply.status", status.name.lower())
+        span.attributes["eelgrid.apply.status"] = status.name.lower()
         if own and own.status in _BAD:
-            span.set_status(Status(StatusCode.ERROR, own.detail[:_DETAIL_MOST]))
-        span.end(now_ns)
+            span.error = own.detail[:_DETAIL_MOST]
+        self._close(span, now_ns)
         self._arrived(workload_id, node_name, now_ns)
 
     def _arrived(self, workload_id: str, where: _Awaited, now_ns: int) -> None:
@@ -299,10 +297,10 @@ class PlacementTraces:
             if isinstance(name, str):
                 self._forget(name, workload_id)
         for span in (followed.queue, *(span for _, span in followed.sent.values())):
-            if span is not None and span.is_recording():
-                span.end(now_ns)
-        followed.root.set_attribute("eelgrid.result", result)
-        followed.root.end(now_ns)
+            if span is not None and not span.end_ns:
+                self._close(span, now_ns)
+        followed.root.attributes["eelgrid.result"] = result
+        self._close(followed.root, now_ns)
 
     def _forget(self, node_name: str, workload_id: str) -> None:
         waiting = self._waiting[node_name]
@@ -310,14 +308,20 @@ class PlacementTraces:
         if not waiting:
             del self._waiting[node_name]
 
+    def _open(self, name: str, parent: Span, start_ns: int, values: Values, *, kind: Kind = Kind.INTERNAL) -> Span:
+        return Span(name, parent.root, self._spans.new_id(), parent.span_id, start_ns, kind, dict(values))
+
+    def _close(self, span: Span, end_ns: int) -> None:
+        # A clock that is set back must not make a span that ends before it begins.
+        span.end_ns = max(span.start_ns, end_ns)
+        self._spans.ended(span)
+
     def _span(
-        self, name: str, context: Context, times_ns: tuple[int, int], attributes: _Values | None = None, *,
-        kind: SpanKind = SpanKind.INTERNAL,
+        self, name: str, parent: Span, times_ns: tuple[int, int], values: Values | None = None, *,
+        kind: Kind = Kind.INTERNAL,
     ) -> None:  # fmt: skip
         """A span that is over; `times_ns` are its start and its end."""
-        start_ns, end_ns = times_ns
-        span = self._tracer.start_span(name, context=context, kind=kind, attributes=attributes, start_time=start_ns)
-        span.end(end_ns)
+        self._close(self._open(name, parent, times_ns[0], values or {}, kind=kind), times_ns[1])
 
     # Bounds
 
@@ -345,7 +349,7 @@ class PlacementTraces:
         yield family("eelgrid_traces_total", self.results)
 
 
-def _asked(spec: WorkloadSpec) -> _Values:
+def _asked(spec: WorkloadSpec) -> Values:
     """What a submission asks for."""
     owners = {"namespace": spec.namespace, "user": spec.user, "queue": spec.queue}
     return {
@@ -358,7 +362,7 @@ def _asked(spec: WorkloadSpec) -> _Values:
     }
 
 
-def _decision(placements: Sequence[Placement], why: Sequence[ReplicaExplanation], revision: int) -> _Values:
+def _decision(placements: Sequence[Placement], why: Sequence[ReplicaExplanation], revision: int) -> Values:
     """What was decided: the first replica's place and the terms of its cost, and the event's number in the journal."""
     first = placements[0]
     said: dict[str, str | int | float] = {

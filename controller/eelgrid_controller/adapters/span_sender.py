@@ -1,24 +1,31 @@
-"""Spans on their way to a collector: a bounded queue and a thread that empties it.
+"""Spans on their way to a collector: a bounded queue, and a thread that makes OpenTelemetry's spans of them and sends.
 
-Owns the queue and the thread. Must not know what spans mean.
+Owns the queue, the thread and what of OpenTelemetry is needed: how a trace begins (the caller's
+context, the sampler of the environment) and how a span looks to an exporter. Must not know what
+spans mean.
 
 Theory: whoever ends a span only appends to the queue; where that is full, the span is dropped and
 counted, since a collector that is slow or away must never hold up a placement. The SDK's own batch
 processor does the same but tells nobody how many it dropped. Batches are small because the thread
-that writes one holds Python's lock in turns with the loop.
+that makes one holds Python's lock in turns with the loop.
 """
 
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import Decision
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState, get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client.core import Metric
 
 from eelgrid_controller.adapters.described import family
+from eelgrid_controller.adapters.spans import Root, Span
 
 __all__ = ["SpanSender"]
 
@@ -27,33 +34,50 @@ _QUEUE_MOST = 16_384
 _BATCH_MOST = 128
 _SEND_EVERY_S = 1.0
 _STOP_S = 1.0
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
-class SpanSender(SpanProcessor):
+class SpanSender:
     """Gives an exporter what ends, in batches, from a thread of its own."""
 
     def __init__(
-        self, exporter: SpanExporter, *, log: logging.Logger, queue_most: int = _QUEUE_MOST, every_s: float = _SEND_EVERY_S
+        self, exporter: SpanExporter, provider: TracerProvider, *, scope: str, log: logging.Logger,
+        queue_most: int = _QUEUE_MOST, every_s: float = _SEND_EVERY_S,
     ) -> None:  # fmt: skip
+        """The provider is asked for its sampler, its ids and its resource; `scope` names who makes the spans."""
         self.exported = self.dropped = self.failed = 0
         self._exporter = exporter
+        self._provider = provider
+        self._scope = InstrumentationScope(scope)
+        self._propagator = TraceContextTextMapPropagator()
         self._log = log
         self._most = queue_most
         self._every_s = every_s
-        self._queue: deque[ReadableSpan] = deque()
+        self._queue: deque[Span] = deque()
         self._wake = threading.Event()
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
         self._thread.start()
 
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Nothing is known of it yet."""
+    # From the loop's thread
 
-    def on_end(self, span: ReadableSpan) -> None:
+    def root(self, name: str, headers: Mapping[str, str]) -> Root | None:
+        """The beginning of a trace, within the caller's where its headers say so; None for one that is not sampled."""
+        context = self._propagator.extract(headers, context=Context()) if headers else Context()
+        caller = get_current_span(context).get_span_context()
+        trace_id = caller.trace_id if caller.is_valid else self._provider.id_generator.generate_trace_id()
+        if self._provider.sampler.should_sample(context, trace_id, name).decision is not Decision.RECORD_AND_SAMPLE:
+            return None
+        if not caller.is_valid:
+            return Root(trace_id)
+        return Root(trace_id, caller.span_id, caller.trace_state.to_header())
+
+    def new_id(self) -> int:
+        """An id for a span."""
+        return self._provider.id_generator.generate_span_id()
+
+    def ended(self, span: Span) -> None:
         """Queue it, or drop it where there are too many."""
-        context = span.context
-        if context is None or not context.trace_flags.sampled:
-            return
         if self._is_stopping or len(self._queue) >= self._most:
             self.dropped += 1
             return
@@ -61,7 +85,11 @@ class SpanSender(SpanProcessor):
         if len(self._queue) >= _BATCH_MOST and not self._wake.is_set():
             self._wake.set()
 
-    def shutdown(self) -> None:
+    def families(self) -> Iterator[Metric]:
+        """What became of spans."""
+        yield family("eelgrid_spans_total", {"exported": self.exported, "failed": self.failed, "dropped": self.dropped})
+
+    def stop(self) -> None:
         """Send what is queued, for a second; blocks for two at most."""
         self._is_stopping = True
         self._wake.set()
@@ -71,16 +99,10 @@ class SpanSender(SpanProcessor):
         self._thread.join(_STOP_S)
         if left := len(self._queue):
             self.dropped += left
+            self._queue.clear()
             self._log.warning("spans=dropped count=%d reason=the_collector_took_nothing_before_the_stop", left)
 
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:  # noqa: ARG002  # the SDK's signature
-        """Ask the thread to go now."""
-        self._wake.set()
-        return True
-
-    def families(self) -> Iterator[Metric]:
-        """What became of spans."""
-        yield family("eelgrid_spans_total", {"exported": self.exported, "failed": self.failed, "dropped": self.dropped})
+    # In its own thread
 
     def _run(self) -> None:
         while not self._is_stopping:
@@ -95,7 +117,7 @@ class SpanSender(SpanProcessor):
         """Whether a batch went out."""
         batch = [self._queue.popleft() for _ in range(min(_BATCH_MOST, len(self._queue)))]
         try:
-            is_sent = self._exporter.export(batch) is SpanExportResult.SUCCESS
+            is_sent = self._exporter.export([self._made(one) for one in batch]) is SpanExportResult.SUCCESS
         except Exception:  # noqa: BLE001  # a fault of one batch must not end the thread
             self._log.exception("spans=failed count=%d", len(batch))
             is_sent = False
@@ -104,3 +126,23 @@ class SpanSender(SpanProcessor):
         else:
             self.failed += len(batch)
         return is_sent
+
+    def _made(self, span: Span) -> ReadableSpan:
+        """A span as exporters know it."""
+        root = span.root
+        state = TraceState.from_header([root.state]) if root.state else None
+        is_first = span.parent_id == root.parent_id
+        parent = SpanContext(root.trace_id, span.parent_id, is_first, _SAMPLED, state) if span.parent_id else None
+        return ReadableSpan(
+            span.name,
+            context=SpanContext(root.trace_id, span.span_id, is_remote=False, trace_flags=_SAMPLED, trace_state=state),
+            parent=parent,
+            resource=self._provider.resource,
+            attributes=span.attributes,
+            events=[Event(name, dict(values), time_ns) for time_ns, name, values in span.events],
+            kind=SpanKind[span.kind.value],
+            status=Status(StatusCode.UNSET if span.error is None else StatusCode.ERROR, span.error),
+            start_time=span.start_ns,
+            end_time=span.end_ns,
+            instrumentation_scope=self._scope,
+        )

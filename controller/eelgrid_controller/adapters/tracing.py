@@ -149,11 +149,10 @@ class Tracing:
         named = Resource.create()
         # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win where they say something.
         said = {key: value for key, value in named.attributes.items() if not str(value).startswith("unknown_service")}
-        self.sender = SpanSender(exporter, log=log)
-        self._provider = TracerProvider(resource=Resource({**about, **said}), shutdown_on_exit=False)
-        self._provider.add_span_processor(self.sender)
-        tracer = self._provider.get_tracer("eelgrid.placement", __version__)
-        self.traces = PlacementTraces(tracer, now_ns=now_ns, has_agent=has_agent)
+        # Asked for what the environment says of sampling; it makes no span itself.
+        provider = TracerProvider(resource=Resource({**about, **said}), shutdown_on_exit=False)
+        self.sender = SpanSender(exporter, provider, scope="eelgrid.placement", log=log)
+        self.traces = PlacementTraces(self.sender, now_ns=now_ns, has_agent=has_agent)
         self.now_ns = now_ns
         self._running = asyncio.create_task(self.traces.run())
         log.info("traces=%s tls=%s", endpoint.address, "on" if endpoint.tls else "off")
@@ -178,4 +177,4 @@ class Tracing:
         """End what is open and send what can be sent within seconds."""
         self._running.cancel()
         self.traces.close()
-        await asyncio.to_thread(self._provider.shutdown)
+        await asyncio.to_thread(self.sender.stop)
