@@ -166,10 +166,6 @@ def _with_webhook(function: Callable[..., None]) -> Callable[..., None]:
 @_with_webhook
 def main(
     *,
-    listen: str,
-    metrics: str,
-    page: str,
-    traces: str,
     data: Path,
     tls_certificate: Path | None,
     tls_key: Path | None,
@@ -194,6 +190,7 @@ def main(
     kubernetes_abilities: str,
     webhook: WebhookConfig | None,
     log_level: str,
+    **addresses: Any,
 ) -> None:
     """Place and power GPU work; serve agents and operators over gRPC."""
     logging.basicConfig(
@@ -217,10 +214,8 @@ def main(
         )
         config = ControllerConfig(
             kubernetes=cluster if kubernetes else None,
-            listen=listen,
-            metrics=metrics,
-            page=page,
-            traces=traces,
+            # listen, metrics, page and traces
+            **addresses,
             data=data,
             away_grace_s=away_grace,
             restart_grace_s=restart_grace,

@@ -1,13 +1,19 @@
 """Traces of placements from real processes: submit to applied, over OTLP, in the caller's trace, named by the exemplar."""
 
+import asyncio
 import urllib.request
 
 import grpc
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from tests.controller_rig import running
+from tests.e2e.kubernetes_gate_test import config
 from tests.e2e.processes import Cluster, fleet_of, metric
 from tests.fakes.collector import collecting
+from tests.fakes.kubernetes.cluster import FakeCluster
+from tests.fakes.kubernetes.manifests import node, pod
 
+from eelgrid_controller.adapters.kubernetes.resources import NODES, PODS
 from eelgrid_protos import rpc, transport
 from eelgrid_protos.messages import (
     CancelWorkloadRequest,
@@ -122,3 +128,25 @@ def test_a_metric_leads_to_the_trace_and_the_page_counts_what_was_sent(live):
     assert {"trace_id": spans[0].trace, "workload": "third"} in exemplars
     cluster.until(lambda: metric(cluster.metrics, "eelgrid_spans_total") >= len(spans), within_s=60.0, what="counted")
     assert metric(cluster.metrics, "eelgrid_traces_total") >= 1
+
+
+def test_a_pods_trace_ends_with_the_patch_that_sends_it_to_its_node(tmp_path):
+    async def play():
+        async with FakeCluster() as fake:
+            cluster = fake.client()
+            await cluster.create(NODES, node("n1"))
+            kubernetes = config(fake, tmp_path)
+            async with running(tmp_path / "data", kubernetes=kubernetes, traces=collector.address) as rig:
+                await cluster.create(PODS, pod("p1", gpus=1))
+                async with asyncio.timeout(60.0):
+                    while not rig.controller.watches.tracing.traces.results["finished"]:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+
+    with collecting() as collector:
+        asyncio.run(play())
+        (root,) = [one for one in collector.spans if one.name == "placement"]
+        (spans,) = collector.traces(root.attributes["eelgrid.workload.id"])
+    assert tree(spans) == [*DIRECT[:4], ("patch", "placement")], "no agent is there to apply anything"
+    patch = spans[-1]
+    assert (patch.attributes["eelgrid.node"], patch.end_ns) == ("n1", root.end_ns)
+    assert root.attributes["eelgrid.result"] == "finished"
