@@ -8,10 +8,12 @@ from tests.controller_rig import inventory, running, until, wanted
 
 from eelgrid_controller.adapters.placement_traces import Bounds, PlacementTraces
 from eelgrid_controller.adapters.spans import Kind, Root
-from eelgrid_controller.command import Origin
+from eelgrid_controller.command import Committed, Origin
+from eelgrid_controller.events import PartitionsPlanned, SlicedService
 from eelgrid_protos.messages import (
     ApplyResult,
     ApplyStatus,
+    Assignment,
     CancelWorkloadRequest,
     NodePlan,
     PlanApplied,
@@ -240,3 +242,30 @@ async def test_pods_are_waited_for_until_they_are_patched(tmp_path):
         patch = traced.spans("pod-1")[-1]
         assert (patch.name, patch.start_ns, patch.attributes["eelgrid.node"]) == ("patch", start_ns, "n1")
         assert traced.root("pod-1").end_ns == patch.end_ns
+
+
+async def test_a_service_whose_slices_are_planned_anew_awaits_the_new_place_alone(tmp_path):
+    async with running(tmp_path) as rig:
+        await rig.join(inventory("n1"), inventory("n2"))
+        traced = Traced(rig)
+        await traced.submit("w")
+        state = traced.loop.core.state
+        (at,) = state.workloads["w"].placements
+        (other,) = {"n1", "n2"} - {at.node_name}
+        held = NodePlan(
+            node_name=at.node_name, epoch=1, lease_s=60.0, assignments=(Assignment(workload_id="w", replica=0),)
+        )
+        traced.traces.told(at.node_name, held)
+        service = SlicedService(workload_id="w", placements=(replace(at, node_name=other),))
+        event = PartitionsPlanned(time_ns=traced.loop.clock.now_ns(), services=(service,))
+        traced.traces.committed(Committed((event,), frozenset(), state.revision + 1))
+        traced.traces.told(at.node_name, PlanApplied(epoch=1, status=ApplyStatus.APPLIED))
+        assert kept(traced) == (1, 1, 0), "that node is no place of it any more"
+        traced.traces.told(other, replace(held, node_name=other))
+        traced.traces.told(other, PlanApplied(epoch=1, status=ApplyStatus.APPLIED))
+        assert kept(traced) == (0, 0, 0)
+        assert [one.attributes["eelgrid.node"] for one in traced.spans("w") if one.name == "apply"] == [
+            at.node_name,
+            other,
+        ]
+        assert traced.root("w").attributes["eelgrid.node"] == other

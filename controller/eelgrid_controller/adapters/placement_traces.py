@@ -247,6 +247,8 @@ class PlacementTraces:
             followed.queue = None
             self._span("decide", followed.root, (turn_ns, max(turn_ns, commit_ns)), said)
             self._span("journal", followed.root, (max(turn_ns, commit_ns), now_ns))
+        # A service whose slices were planned anew before it was in force.
+        self._await_nothing(workload_id, now_ns)
         followed.placed_ns = now_ns
         most = self._bounds.places_most
         nodes = list(dict.fromkeys(one.node_name for one in placements))
@@ -271,9 +273,11 @@ class PlacementTraces:
         followed.sent[plan.node_name] = plan.epoch, span
 
     def _answered(self, workload_id: str, node_name: str, applied: PlanApplied, now_ns: int) -> None:
-        epoch, span = self._followed[workload_id].sent.get(node_name, (0, None))
+        sent = self._followed[workload_id].sent
+        epoch, span = sent.get(node_name, (0, None))
         if span is None or applied.epoch < epoch:
             return
+        del sent[node_name]
         own = next((one for one in applied.results if one.subject == workload_id), None)
         status = own.status if own else applied.status
         span.attributes["eelgrid.apply.status"] = status.name.lower()
@@ -291,16 +295,23 @@ class PlacementTraces:
             self._end(workload_id, "finished", now_ns)
 
     def _end(self, workload_id: str, result: str, now_ns: int) -> None:
+        self._await_nothing(workload_id, now_ns)
         followed = self._followed.pop(workload_id)
         self.results[result] += 1
+        if followed.queue is not None:
+            self._close(followed.queue, now_ns)
+        followed.root.attributes["eelgrid.result"] = result
+        self._close(followed.root, now_ns)
+
+    def _await_nothing(self, workload_id: str, now_ns: int) -> None:
+        followed = self._followed[workload_id]
         for name in followed.awaited:
             if isinstance(name, str):
                 self._forget(name, workload_id)
-        for span in (followed.queue, *(span for _, span in followed.sent.values())):
-            if span is not None and not span.end_ns:
-                self._close(span, now_ns)
-        followed.root.attributes["eelgrid.result"] = result
-        self._close(followed.root, now_ns)
+        followed.awaited.clear()
+        for _, span in followed.sent.values():
+            self._close(span, now_ns)
+        followed.sent.clear()
 
     def _forget(self, node_name: str, workload_id: str) -> None:
         waiting = self._waiting[node_name]

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 
 from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import Decision
@@ -37,6 +38,17 @@ _STOP_S = 1.0
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
+class _Resource(Resource):
+    """A resource that makes its hash once: the exporter asks with each span, and the SDK makes JSON for each answer."""
+
+    def __init__(self, found: Resource) -> None:
+        super().__init__(found.attributes, found.schema_url)
+        self._hash = super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 class SpanSender:
     """Gives an exporter what ends, in batches, from a thread of its own."""
 
@@ -48,6 +60,7 @@ class SpanSender:
         self.exported = self.dropped = self.failed = 0
         self._exporter = exporter
         self._provider = provider
+        self._resource = _Resource(provider.resource)
         self._scope = InstrumentationScope(scope)
         self._propagator = TraceContextTextMapPropagator()
         self._log = log
@@ -137,7 +150,7 @@ class SpanSender:
             span.name,
             context=SpanContext(root.trace_id, span.span_id, is_remote=False, trace_flags=_SAMPLED, trace_state=state),
             parent=parent,
-            resource=self._provider.resource,
+            resource=self._resource,
             attributes=span.attributes,
             events=[Event(name, dict(values), time_ns) for time_ns, name, values in span.events],
             kind=SpanKind[span.kind.value],

@@ -1,8 +1,8 @@
 """Spans as plain values, from where they are noticed to where they are sent.
 
 Owns their shape. Must not know OpenTelemetry: whoever notices a span is on the loop's thread, where
-making the SDK's own spans costs 60 µs each and this costs a few (measured); the sender makes them
-of these in its thread.
+making the SDK's own spans took four times as long as filling these (measured); the sender makes
+them of these in its thread.
 """
 
 from collections.abc import Mapping
