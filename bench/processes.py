@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["Usage", "fleet_file", "free_port", "measure", "metric", "running", "spread", "started"]
+__all__ = ["Usage", "cpu_s", "fleet_file", "free_port", "measure", "metric", "running", "spread", "started"]
 
 
 _CPUCLOCK_SCHED = 2
@@ -65,9 +65,9 @@ def started(command: Sequence[str], log: Path) -> Iterator[psutil.Process]:
 
 def measure(process: psutil.Process, seconds: float) -> Usage:
     """CPU as a share of one core, and bytes at the end of the window; processes that it started are part of it."""
-    before, begun = _cpu_s(process), time.monotonic()
+    before, begun = cpu_s(process), time.monotonic()
     time.sleep(seconds)
-    used, passed = _cpu_s(process) - before, time.monotonic() - begun
+    used, passed = cpu_s(process) - before, time.monotonic() - begun
     memory = [one.memory_full_info() for one in _family(process)]
     return Usage(used / passed, sum(one.rss for one in memory), passed, sum(one.uss for one in memory))
 
@@ -76,7 +76,8 @@ def _family(process: psutil.Process) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-def _cpu_s(process: psutil.Process) -> float:
+def cpu_s(process: psutil.Process) -> float:
+    """Processor time of a process and those that it started, so far."""
     return sum(_own_cpu_s(one) for one in _family(process))
 
 

@@ -123,6 +123,9 @@ def _with_webhook(function: Callable[..., None]) -> Callable[..., None]:
 @click.option("--listen", default=_DEFAULTS.listen, show_default=True, help="Address of the gRPC server.")
 @click.option("--metrics", default=_DEFAULTS.metrics, show_default=True, help="Address of /metrics and probes.")
 @click.option("--page", default=_DEFAULTS.page, metavar="ADDRESS", help="Address of the live page; none, if not given.")
+@click.option("--traces", default=_DEFAULTS.traces, metavar="[http[s]://]HOST:PORT",
+              help="Send traces of placements to this OTLP collector (gRPC); none, if neither this nor "
+                   "OTEL_EXPORTER_OTLP_ENDPOINT is given.")  # fmt: skip
 @click.option(
     "--data", type=click.Path(path_type=Path), default=_DEFAULTS.data, show_default=True, help="Journal's directory."
 )
@@ -163,9 +166,6 @@ def _with_webhook(function: Callable[..., None]) -> Callable[..., None]:
 @_with_webhook
 def main(
     *,
-    listen: str,
-    metrics: str,
-    page: str,
     data: Path,
     tls_certificate: Path | None,
     tls_key: Path | None,
@@ -190,6 +190,7 @@ def main(
     kubernetes_abilities: str,
     webhook: WebhookConfig | None,
     log_level: str,
+    **addresses: Any,
 ) -> None:
     """Place and power GPU work; serve agents and operators over gRPC."""
     logging.basicConfig(
@@ -213,9 +214,8 @@ def main(
         )
         config = ControllerConfig(
             kubernetes=cluster if kubernetes else None,
-            listen=listen,
-            metrics=metrics,
-            page=page,
+            # listen, metrics, page and traces
+            **addresses,
             data=data,
             away_grace_s=away_grace,
             restart_grace_s=restart_grace,

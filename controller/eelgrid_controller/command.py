@@ -5,14 +5,14 @@ know when a command's turn comes or when its answer may be given: loop.py does.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from eelgrid_controller.core import Core, Step
 from eelgrid_controller.events import Event
 
-__all__ = ["Command", "Committed"]
+__all__ = ["Command", "Committed", "Origin"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,14 @@ class Committed:
     revision: int
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Whence a command came: when the call arrived, and the caller's trace context as W3C's headers, for observers."""
+
+    arrived_ns: int
+    headers: Mapping[str, str]
+
+
 @dataclass(slots=True)
 class Command:
     """One change that somebody asked for; `fault` is why it was refused."""
@@ -33,6 +41,7 @@ class Command:
     is_decision: bool = False
     # On the monotonic clock.
     asked_s: float = 0.0
+    origin: Origin | None = None
     outcome: Any = None
     fault: Exception | None = None
 

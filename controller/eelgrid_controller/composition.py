@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import sys
 import uuid
 from collections.abc import Iterable
@@ -29,6 +30,7 @@ from eelgrid_controller.adapters.prometheus import Gauges, Metrics, MetricsServe
 from eelgrid_controller.adapters.scraper import Scraper
 from eelgrid_controller.adapters.steward_page import StewardPage
 from eelgrid_controller.adapters.store import SqliteJournal, open_journal
+from eelgrid_controller.adapters.tracing import Tracing, Watches, wanted_endpoint
 from eelgrid_controller.api.energy import EnergyCalls
 from eelgrid_controller.api.imagining import Imagining
 from eelgrid_controller.api.operators import OperatorService
@@ -108,6 +110,7 @@ class Controller:
         self._log = log
         self.metrics = Metrics()
         self._is_serving = False
+        self.watches = Watches(self.metrics)
         self._stack = contextlib.AsyncExitStack()
 
     async def start(self) -> str:
@@ -119,6 +122,7 @@ class Controller:
             raise
 
     async def _start(self) -> str:
+        self._traces_to = wanted_endpoint(self.config.traces, os.environ, self._log.getChild("tracing"))
         journal = open_journal(self.config.data, new_cluster_id=str(uuid.uuid4()), retained=self.config.retained_events)
         self._stack.callback(journal.close)
         server = grpc.aio.server(options=server_options())
@@ -166,8 +170,8 @@ class Controller:
             config=self.config,
             clock=self._clock,
             log=self._log.getChild("loop"),
-            observe_decision=self.metrics.decided,
-            observe_commit=self.metrics.commit.observe,
+            observe_decision=self.watches.decided,
+            observe_commit=self.watches.wrote,
         )
         recovered = await self.loop.start()
         self._stack.push_async_callback(self.loop.stop)
@@ -196,6 +200,7 @@ class Controller:
             imagining=imagining,
             shadowing=shadowing,
             log=self._log.getChild("operators"),
+            origin_of=self.watches.origin,
         )
         self.promises = PromiseCalls(loop=self.loop, steers=self.steward)
         self.partitions = PartitionCalls(
@@ -214,17 +219,23 @@ class Controller:
             now_ns=self._clock.now_ns,
         )
         self.loop.listeners.append(fleet.committed)
+        self._begin_tracing(journal.cluster_id)
         self.metrics.add(fleet.families, reads_state=True)
-        # What was loaded stays, so the collector need not look at it again, and a full collection of what
-        # comes later is rare: it takes some 40 ms at a thousand nodes (measured), which is eight promises of
-        # 5 ms. Nothing long-lived here is in a cycle; counting references frees it.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(5000, 20, 50)
-        # The journal's thread comes back from the disk to a busy loop: Python's 5 ms turns would be its
-        # latency (measured over 3,000 submissions: median 2.3 ms from arrival to answer, 1.7 ms with this).
-        sys.setswitchinterval(0.0005)
+        _settle_interpreter()
         return recovered
+
+    def _begin_tracing(self, cluster_id: str) -> None:
+        """Follow placements, from now until the stop, where that is asked for."""
+        if self._traces_to is None:
+            return
+        self.watches.tracing = tracing = Tracing(
+            self._traces_to, instance=cluster_id, now_ns=self._clock.now_ns, has_agent=self.agents.speaks_for,
+            log=self._log.getChild("tracing"),
+        )  # fmt: skip
+        self.loop.listeners.append(tracing.traces.committed)
+        self.agents.listeners.append(tracing.traces.told)
+        self.metrics.add(tracing.families)
+        self._stack.push_async_callback(tracing.stop)
 
     def _begin_energy(self) -> EnergyDesk:
         """Keep the energy ledger, from now until the stop."""
@@ -277,6 +288,7 @@ class Controller:
         if self.config.kubernetes is None:
             return
         # Only here: a controller without Kubernetes needs none of its libraries.
+        from eelgrid_controller.adapters.kubernetes.asked import is_ours
         from eelgrid_controller.adapters.kubernetes.counts import cluster_families
         from eelgrid_controller.adapters.kubernetes.placing import Placing
         from eelgrid_controller.kubernetes.power_status import Draw
@@ -294,6 +306,8 @@ class Controller:
             promises=self.steward.promises,
         )
         self.metrics.add(lambda: cluster_families(self.placing.engine, self.placing.elector))
+        if self.watches.tracing is not None:
+            self.watches.tracing.follow_pods(self.placing.engine.writes.listeners, is_ours)
         await self.placing.start()
         self._stack.push_async_callback(self.placing.stop)
 
@@ -365,6 +379,19 @@ class Controller:
     async def stop(self) -> None:
         """Close the door, finish what was begun, checkpoint."""
         await self._stack.aclose()
+
+
+def _settle_interpreter() -> None:
+    """Tune collection and turns for a process that has everything loaded."""
+    # What was loaded stays, so the collector need not look at it again, and a full collection of what
+    # comes later is rare: it takes some 40 ms at a thousand nodes (measured), which is eight promises of
+    # 5 ms. Nothing long-lived here is in a cycle; counting references frees it.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(5000, 20, 50)
+    # The journal's thread comes back from the disk to a busy loop: Python's 5 ms turns would be its
+    # latency (measured over 3,000 submissions: median 2.3 ms from arrival to answer, 1.7 ms with this).
+    sys.setswitchinterval(0.0005)
 
 
 def _with_port(address: str, port: int) -> str:

@@ -69,6 +69,8 @@ class ControllerConfig:
     metrics: str = "127.0.0.1:9464"
     # The live page; empty for none.
     page: str = ""
+    # Where traces of placements go; empty for where the environment says, or nowhere.
+    traces: str = ""
     # The placement policy to go over to at the start; None leaves it as it is.
     placement: str | None = None
     # Commands that may wait; one decision takes about 1 ms, so a full queue is some seconds of work.

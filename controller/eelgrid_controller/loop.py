@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from eelgrid_controller.adoption import Standing
 from eelgrid_controller.checkpoints import Checkpoints
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.command import Command, Committed
+from eelgrid_controller.command import Command, Committed, Origin
 from eelgrid_controller.config import ControllerConfig
 from eelgrid_controller.core import Core, Step
 from eelgrid_controller.errors import JournalError
@@ -59,7 +59,7 @@ class ControllerLoop:
     def __init__(
         self, *, journal: Journal, fresh_state: Callable[[], ClusterState], make_core: Callable[[ClusterState], Core],
         config: ControllerConfig, clock: Clock, log: logging.Logger,
-        observe_decision: Callable[[float, str], None] = lambda _duration_s, _workload_id: None,
+        observe_decision: Callable[[float, str, Origin | None], None] = lambda _duration_s, _workload_id, _origin: None,
         observe_commit: Callable[[float], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self.journal = journal
@@ -151,9 +151,11 @@ class ControllerLoop:
 
     # Commands
 
-    async def submit(self, request: SubmitWorkloadRequest) -> Workload:
+    async def submit(self, request: SubmitWorkloadRequest, origin: Origin | None = None) -> Workload:
         """Accept a workload and place it if it can be placed now."""
-        return await self._command(lambda core, now_ns: core.submit(request, now_ns=now_ns), is_decision=True)
+        return await self._command(
+            lambda core, now_ns: core.submit(request, now_ns=now_ns), is_decision=True, origin=origin
+        )
 
     async def adopt(self, request: SubmitWorkloadRequest, standing: Sequence[Standing]) -> Workload:
         """Take over work at the places where it stands."""
@@ -215,13 +217,19 @@ class ControllerLoop:
         """A device answers again."""
         await self._command(lambda core, now_ns: core.gpu_returned(node_name, gpu_uuid, now_ns=now_ns))
 
-    async def _command(self, apply: Callable[[Core, int], Step[_Result]], *, is_decision: bool = False) -> _Result:
+    async def _command(
+        self, apply: Callable[[Core, int], Step[_Result]], *, is_decision: bool = False, origin: Origin | None = None
+    ) -> _Result:
         if self._stopping or self.failed.done():
             raise Unavailable("the controller is stopping; repeat the call when it is back")
         if len(self._queue) >= self.config.queue_most:
             raise ResourceExhausted(f"{len(self._queue)} commands wait already; slow down and repeat the call")
         command = Command(
-            apply, asyncio.get_running_loop().create_future(), is_decision, asked_s=self.clock.monotonic_s()
+            apply,
+            asyncio.get_running_loop().create_future(),
+            is_decision,
+            asked_s=self.clock.monotonic_s(),
+            origin=origin,
         )
         self._queue.append(command)
         self._wake.set()
@@ -317,7 +325,7 @@ class ControllerLoop:
                 self.decisions.add(end_s - start_s)
                 # What is only imagined has no explanation that one could ask for.
                 key = command.outcome.result.workload_id if command.outcome.events else ""
-                self._observe_decision(end_s - start_s, key)
+                self._observe_decision(end_s - start_s, key, command.origin)
             start_s = end_s
         self._last_command_s = self.clock.monotonic_s()
         return batch, False

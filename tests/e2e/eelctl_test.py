@@ -140,6 +140,23 @@ def test_workloads_with_filters_and_pages(live):
     assert json.loads(watched)["workload_id"] == "svc-1"
 
 
+def test_queue(live):
+    as_json, as_yaml, table = both(live, "queue", "--reason", "gpu_count")
+    (row,) = [row for row in as_json["waiting"] if row["workload"]["workload_id"] == "wait"]
+    assert row["constraint"] == "gpu_count"
+    assert 0.0 < row["waits_s"] < 3600.0
+    assert [one["workload"]["workload_id"] for one in as_yaml["waiting"]] == [
+        one["workload"]["workload_id"] for one in as_json["waiting"]
+    ]
+    (reason,) = as_json["reasons"]
+    assert f"{reason['first']}, the first of them: {reason['remedy']}" in table
+    assert "To help: " in reason["remedy"]
+    places = json.loads(live.eelctl("queue", "-o", "json").stdout)["waiting"]
+    assert [row["place"] for row in places] == list(range(1, len(places) + 1))
+    sums = json.loads(live.eelctl("queue", "--by", "reason", "-o", "json").stdout)
+    assert {one["reason"]: one["workloads"] for one in sums}["gpu_count"] == len(as_json["waiting"])
+
+
 def test_get(live):
     as_json, as_yaml, lines = both(live, "get", "svc-1")
     assert as_json == as_yaml

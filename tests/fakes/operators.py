@@ -79,6 +79,7 @@ class FakeOperators:
     under_way: int = 0
     most_under_way: int = 0
     watch_closes: bool = True
+    now_ns: int = 1
     promised: FakePromises = field(init=False)
     partitioned: FakePartitions = field(default_factory=FakePartitions)
     spent: FakeEnergy = field(default_factory=FakeEnergy)
@@ -105,7 +106,7 @@ class FakeOperators:
         phases = [workload.phase for workload in self.workloads.values()]
         waiting = phases.count(WorkloadPhase.PENDING)
         return Summary(
-            time_ns=1,
+            time_ns=self.now_ns,
             nodes_ready=len(self.nodes),
             gpus=sum(len(node.inventory.gpus) for node in self.nodes),
             allocated_gpu_milli=500,

@@ -135,6 +135,8 @@ class AgentService:
         self.events: Counter[NodeEventKind] = Counter()
         self.plans_sent = 0
         self.refused_batches = 0
+        # Called with a node's name and a plan as it goes out, or what the agent says of one.
+        self.listeners: list[Callable[[str, NodePlan | PlanApplied], None]] = []
         self._loop = loop
         self._telemetry = telemetry
         self._energy = energy
@@ -236,6 +238,7 @@ class AgentService:
                         session.is_plan_forgotten = False
                         session.sent_epoch = plan.epoch
                         self.plans_sent += 1
+                        self._tell(session.node_name, plan)
                         yield plan
             if not session.is_over:
                 await session.wake.wait()
@@ -272,6 +275,7 @@ class AgentService:
                 if applied.epoch > session.sent_epoch:
                     raise _invalid("applied.epoch", f"is {applied.epoch}, a plan never sent", "name a plan that came")
                 self._telemetry.report(session.node_name, applied)
+                self._tell(session.node_name, applied)
             case HeldDevices() as held:
                 self.devices.told(session.node_name, held)
             case Hello():
@@ -279,6 +283,10 @@ class AgentService:
             case None:
                 # A newer agent says something that this version does not know.
                 pass
+
+    def _tell(self, node_name: str, message: NodePlan | PlanApplied) -> None:
+        for listener in self.listeners:
+            listener(node_name, message)
 
     def _sample(self, session: _Session, batch: SampleBatch) -> None:
         try:

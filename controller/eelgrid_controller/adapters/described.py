@@ -113,6 +113,11 @@ _SECTIONS: Mapping[str, tuple[Described, ...]] = {
         Described("eelgrid_ledger_newest_window_age_seconds", _G, "Time since the end of the newest window that is on disk; no series before the first since the start"),
         Described("eelgrid_ledger_energy_joules_total", _C, "Energy since the ledger began, by namespace of who is charged; it goes on after a restart. `(unallocated)` and `(unattributed)` are nobody's, `(none)` is of owners without a namespace", ("namespace",)),
     ),
+    "Traces": (
+        Described("eelgrid_traces_open", _G, "Placements that are followed; no series without `--traces`"),
+        Described("eelgrid_traces_total", _C, "Traces of placements that ended: in force everywhere, cancelled before, or given up for a bound", ("result",)),
+        Described("eelgrid_spans_total", _C, "Spans by what became of them: taken by the collector, refused by it, or dropped since the queue to it was full", ("result",)),
+    ),
     "Promises": (
         Described("eelgrid_services", _G, "Services with a promise by phase; unsteered ones cannot be watched", ("phase",)),
         Described("eelgrid_jobs", _G, "Training jobs with a promise by phase", ("phase",)),
@@ -227,8 +232,8 @@ nodes, devices and people are in no label but the {most} of each kind named abov
 are summed up under `other`. A controller of 1,213 nodes and 6,212 GPUs tells some {usual} series.
 
 In OpenMetrics the buckets of `eelgrid_decision_duration_seconds` have exemplars, the newest decision of each: the label
-`workload` is the id that `eelctl explain ID` takes, so that a slow decision leads to why it went as it went. Prometheus
-keeps them with `--enable-feature=exemplar-storage`. While the disk stalls, the page comes within seconds without what is
+`workload` is the id that `eelctl explain ID` takes, so that a slow decision leads to why it went as it went; where
+placements are traced ([tracing.md](tracing.md)), `trace_id` leads to its trace. Prometheus keeps them with `--enable-feature=exemplar-storage`. While the disk stalls, the page comes within seconds without what is
 read from the state, since nobody may see what is not on disk; `eelgrid_journal_lag_seconds` is on it.
 
 - Attainment of the last hour: `sum by (workload) (increase(eelgrid_service_windows_total{{verdict="kept"}}[1h])) /

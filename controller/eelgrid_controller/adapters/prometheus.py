@@ -13,7 +13,8 @@ What is not on disk may not be seen. While a disk stalls, a scrape that waited f
 run out of time just when the journal's lag matters: then the page comes without the state.
 
 A scraper that asks for OpenMetrics gets exemplars: the last decision in each bucket of
-`eelgrid_decision_duration_seconds` names its workload, which is the key of its explanation.
+`eelgrid_decision_duration_seconds` names its workload, which is the key of its explanation,
+and its trace where placements are traced.
 """
 
 import asyncio
@@ -113,10 +114,9 @@ class Metrics:
         """Ask this one, too; a part that reads the state is not asked while that is ahead of the disk."""
         self._parts.append((part, reads_state))
 
-    def decided(self, duration_s: float, workload_id: str) -> None:
-        """A submission was decided on; the exemplar leads to its explanation. An empty id for one without."""
-        is_short = 0 < len(workload_id) <= _EXEMPLAR_MOST - len("workload")
-        self.decision.observe(duration_s, {"workload": workload_id} if is_short else None)
+    def decided(self, duration_s: float, workload_id: str, trace_id: str = "") -> None:
+        """A submission was decided on; the exemplar leads to its explanation and its trace. Empty ids for one without."""
+        self.decision.observe(duration_s, _exemplar(workload_id, trace_id))
 
     def describe(self) -> list[Metric]:
         """No names in advance: collecting at registration would ask sources that are not there yet."""
@@ -161,6 +161,15 @@ class Metrics:
             start_s = time.perf_counter()
             await asyncio.sleep(_LAG_EVERY_S)
             self.lag.observe(max(0.0, time.perf_counter() - start_s - _LAG_EVERY_S))
+
+
+def _exemplar(workload_id: str, trace_id: str) -> dict[str, str] | None:
+    """What leads on from an observation; the trace alone where there is no room for both, for it names the workload."""
+    both = {key: value for key, value in (("trace_id", trace_id), ("workload", workload_id)) if value}
+    for labels in (both, {"trace_id": trace_id} if trace_id else {}):
+        if labels and sum(len(key) + len(value) for key, value in labels.items()) <= _EXEMPLAR_MOST:
+            return labels
+    return None
 
 
 def _cluster(summary: Summary) -> Iterator[Metric]:

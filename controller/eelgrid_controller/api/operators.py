@@ -7,7 +7,7 @@ are views of one moment in which everything shown is on disk.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -18,6 +18,7 @@ from eelgrid_controller.api.imagining import Imagining
 from eelgrid_controller.api.pages import Page, cut
 from eelgrid_controller.api.shadowing import Shadowing
 from eelgrid_controller.api.views import Views, devices, free_milli
+from eelgrid_controller.command import Origin
 from eelgrid_controller.core import Core
 from eelgrid_controller.loop import Committed, ControllerLoop
 from eelgrid_controller.state import NodeRecord
@@ -88,8 +89,10 @@ class OperatorService:
         imagining: Imagining,
         shadowing: Shadowing,
         log: logging.Logger,
+        origin_of: Callable[[Context], Origin | None] = lambda _: None,
     ) -> None:
         self._loop = loop
+        self._origin_of = origin_of
         self._shadowing = shadowing
         self._imagining = imagining
         self._views = views
@@ -200,10 +203,10 @@ class OperatorService:
 
     # Workloads
 
-    async def submit_workload(self, request: SubmitWorkloadRequest, _context: Context) -> SubmitWorkloadResponse:
+    async def submit_workload(self, request: SubmitWorkloadRequest, context: Context) -> SubmitWorkloadResponse:
         """Accept a workload; answered once it is on disk and placed or known to wait."""
         try:
-            workload = await self._loop.submit(request)
+            workload = await self._loop.submit(request, self._origin_of(context))
         except Unavailable:
             # Not refused: nobody decided.
             raise

@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "gpus": ("listings", "List GPUs with their newest readings."),
     "topology": ("topology", "Show how the GPUs of a node are linked."),
     "workloads": ("workloads", "List workloads, or watch them change."),
+    "queue": ("queue", "Show what waits, in which order, since when and for what."),
     "get": ("workloads", "Show one workload."),
     "submit": ("submit", "Submit a workload, from flags or YAML."),
     "cancel": ("workloads", "End workloads."),

@@ -72,6 +72,8 @@ class Writes:
         self.failed: dict[Failure, int] = dict.fromkeys(Failure, 0)
         self.tells_sent = 0
         self.tells_dropped = 0
+        # Called with what was asked and the time at which the patch began, once a pod is pinned.
+        self.listeners: list[Callable[[Ungate, int], None]] = []
         self._cluster = cluster
         self._pods = pods
         self._leads = leads
@@ -86,8 +88,11 @@ class Writes:
 
     async def ungate(self, asked: Ungate) -> None:
         """Pin a pod and remove its gate."""
+        start_ns = self._clock.now_ns()
         if await self._patch(asked, lambda pod: ungating(pod, asked.node_name, asked.plan), asked.epoch):
             self.ungated += 1
+            for listener in self.listeners:
+                listener(asked, start_ns)
             self._log.debug("pod=%s ungated node=%s epoch=%d", asked.key, asked.node_name, asked.epoch)
 
     async def strip(self, asked: Strip) -> None:

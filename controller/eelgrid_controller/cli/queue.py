@@ -1,0 +1,252 @@
+"""eelctl queue: what waits, in which order it is tried, since when, for what, and what would help.
+
+Owns the command's options, its rows and its sums. Must not know why anything waits: reasons are
+the controller's, and so is the order, priority first, then submission. All that waits is read,
+whatever is shown of it, so that places and sums are those of the whole queue.
+
+What would help costs the controller a decision, so it is asked once for each constraint, of the
+first that waits for it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+import click
+
+from eelgrid_controller.cli.connection import operators, pages
+from eelgrid_controller.cli.listings import limit_option
+from eelgrid_controller.cli.settings import Settings, printing
+from eelgrid_controller.cli.tables import Column, coloured, printed, text_table
+from eelgrid_controller.cli.workloads import request_text
+from eelgrid_controller.spelling import cpu_text, gpu_text, memory_text
+from eelgrid_protos.faults import NotFound
+from eelgrid_protos.messages import (
+    ExplainWorkloadRequest,
+    GetSummaryRequest,
+    ListWorkloadsRequest,
+    Workload,
+    WorkloadPhase,
+)
+from eelgrid_protos.plain import to_plain
+
+__all__ = ["queue"]
+
+# More constraints than there are.
+_EXPLAINED_MOST = 32
+_MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A workload with its place in the whole queue, from 1 on, and how long it has waited."""
+
+    place: int
+    workload: Workload
+    waits_s: float
+
+    @property
+    def constraint(self) -> str:
+        """What stands in its way, in a word."""
+        return self.workload.reason.partition(":")[0]
+
+    @property
+    def gpu_milli(self) -> int:
+        """What all its replicas ask for."""
+        request = self.workload.spec.request
+        return self.workload.spec.replicas * request.gpu_count * request.gpu_milli
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """What waits under one name."""
+
+    name: str
+    rows: tuple[_Waiting, ...]
+
+    def total(self, amount: Callable[[_Waiting], int]) -> int:
+        """The sum of an amount."""
+        return sum(map(amount, self.rows))
+
+    @property
+    def longest_s(self) -> float:
+        """The wait of the one that has waited longest."""
+        return max(row.waits_s for row in self.rows)
+
+    @property
+    def constraints(self) -> Counter[str]:
+        """How many wait for what."""
+        return Counter(row.constraint for row in self.rows)
+
+
+def _duration(wait_s: float) -> str:
+    """A wait in the largest unit of which there are at least two."""
+    for unit, size_s in (("d", _DAY_S), ("h", _HOUR_S), ("min", _MINUTE_S)):
+        if wait_s >= 2.0 * size_s:
+            return f"{wait_s / size_s:.0f} {unit}"
+    return f"{wait_s:.0f} s"
+
+
+def _since(row: _Waiting) -> str:
+    return f"{datetime.fromtimestamp(row.workload.submitted_ns / 1e9, UTC):%FT%TZ}"
+
+
+def _each(amount: Callable[[Any], int]) -> Callable[[_Waiting], int]:
+    """An amount of all replicas."""
+    return lambda row: row.workload.spec.replicas * amount(row.workload.spec.request)
+
+
+_COLUMNS: tuple[Column[_Waiting], ...] = (
+    Column("PLACE", lambda r: str(r.place), right=True),
+    Column("ID", lambda r: r.workload.workload_id),
+    Column("NAME", lambda r: r.workload.spec.name, wide=True),
+    Column("PRIORITY", lambda r: str(r.workload.spec.priority), right=True),
+    Column("NAMESPACE", lambda r: r.workload.spec.namespace),
+    Column("QUEUE", lambda r: r.workload.spec.queue),
+    Column("USER", lambda r: r.workload.spec.user, wide=True),
+    Column("KIND", lambda r: r.workload.spec.kind.name.lower(), wide=True),
+    Column("REPLICAS", lambda r: str(r.workload.spec.replicas), right=True),
+    Column("EACH", lambda r: request_text(r.workload.spec.request)),
+    Column("SINCE", _since, wide=True),
+    Column("WAITS", lambda r: _duration(r.waits_s), right=True),
+    Column("REASON", lambda r: r.workload.reason),
+)
+
+# By what can be summed: the title of its column, and the name under which a workload counts.
+_BY: Mapping[str, tuple[str, Callable[[_Waiting], str]]] = {
+    "namespace": ("NAMESPACE", lambda r: r.workload.spec.namespace),
+    "queue": ("QUEUE", lambda r: r.workload.spec.queue),
+    "user": ("USER", lambda r: r.workload.spec.user),
+    "reason": ("REASON", lambda r: r.constraint),
+}
+
+
+def _sum_columns(title: str) -> tuple[Column[_Sum], ...]:
+    return (
+        Column(title, lambda s: s.name),
+        Column("WORKLOADS", lambda s: str(len(s.rows)), right=True),
+        Column("REPLICAS", lambda s: str(s.total(lambda r: r.workload.spec.replicas)), right=True),
+        Column("GPUS", lambda s: gpu_text(s.total(lambda r: r.gpu_milli)), right=True),
+        Column("CPU", lambda s: cpu_text(s.total(_each(lambda q: q.cpu_milli))), right=True, wide=True),
+        Column("MEMORY", lambda s: memory_text(s.total(_each(lambda q: q.memory_bytes))), right=True, wide=True),
+        Column("LONGEST", lambda s: _duration(s.longest_s), right=True),
+        Column("FIRST", lambda s: s.rows[0].workload.workload_id, wide=True),
+        Column("WAIT FOR", lambda s: ", ".join(f"{name} {count}" for name, count in s.constraints.most_common())),
+    )
+
+
+def _summed(rows: Sequence[_Waiting], name: Callable[[_Waiting], str]) -> list[_Sum]:
+    """Sums by name; the one whose first workload is tried first comes first."""
+    found: dict[str, list[_Waiting]] = {}
+    for row in rows:
+        found.setdefault(name(row), []).append(row)
+    return [_Sum(key, tuple(members)) for key, members in found.items()]
+
+
+def _plain_sum(by: str, one: _Sum) -> dict[str, Any]:
+    return {
+        by: one.name,
+        "workloads": len(one.rows),
+        "replicas": one.total(lambda row: row.workload.spec.replicas),
+        "gpu_milli": one.total(lambda row: row.gpu_milli),
+        "cpu_milli": one.total(_each(lambda request: request.cpu_milli)),
+        "memory_bytes": one.total(_each(lambda request: request.memory_bytes)),
+        "longest_s": one.longest_s,
+        "first": one.rows[0].workload.workload_id,
+        "reasons": dict(one.constraints.most_common()),
+    }
+
+
+def _plain_row(row: _Waiting) -> dict[str, Any]:
+    return {
+        "place": row.place,
+        "waits_s": row.waits_s,
+        "constraint": row.constraint,
+        "workload": to_plain(row.workload),
+    }
+
+
+def _read(client: Any, timeout_s: float) -> list[_Waiting]:
+    """Everything that waits, in its order, by the controller's clock."""
+    request = ListWorkloadsRequest(phases=(WorkloadPhase.PENDING,))
+    found = list(pages(client.list_workloads, request, "workloads", timeout_s=timeout_s))
+    now_ns = client.get_summary(GetSummaryRequest(), timeout=timeout_s).summary.time_ns
+    # The listing comes in the order of submission, and sorting keeps it among equals.
+    found.sort(key=lambda workload: -workload.spec.priority)
+    return [
+        _Waiting(place, workload, max(0.0, (now_ns - workload.submitted_ns) / 1e9))
+        for place, workload in enumerate(found, 1)
+    ]
+
+
+def _remedies(client: Any, sums: Sequence[_Sum], timeout_s: float) -> dict[str, str]:
+    """What would help the first that waits for each reason; nothing of one that waits no more."""
+    found: dict[str, str] = {}
+    for one in sums[:_EXPLAINED_MOST]:
+        request = ExplainWorkloadRequest(workload_id=one.rows[0].workload.workload_id)
+        try:
+            found[one.name] = client.explain_workload(request, timeout=timeout_s).explanation.remedy
+        except NotFound:
+            continue
+    return {name: remedy for name, remedy in found.items() if remedy}
+
+
+def _counted(sums: Sequence[_Sum], remedies: Mapping[str, str]) -> Iterator[str]:
+    """How much waits for each reason, and what would help the first of it."""
+    for one in sums:
+        first, count = one.rows[0], len(one.rows)
+        words = first.workload.reason.partition(": ")[2]
+        yield ""
+        yield (
+            f"{one.name}: {count:,} wait{'s' if count == 1 else ''}, with {gpu_text(one.total(lambda row: row.gpu_milli))} "
+            f"GPUs and {cpu_text(one.total(_each(lambda request: request.cpu_milli)))} CPUs, the longest for "
+            f"{_duration(one.longest_s)}" + (f"; {words}." if words else ".")
+        )
+        if one.name in remedies:
+            yield f"  {first.workload.workload_id}, the first of them: {remedies[one.name]}"
+
+
+@click.command()
+@click.option("--namespace", default="", help="Only this namespace.")
+@click.option("--user", default="", help="Only this user's.")
+@click.option("--queue", default="", help="Only this queue.")
+@click.option("--reason", default="", metavar="CONSTRAINT", help="Only what waits for this: gpu_count, budget, ...")
+@click.option("--by", type=click.Choice(list(_BY)), help="Sums instead of workloads.")
+@limit_option
+@printing
+@click.pass_obj
+def queue(settings: Settings, /, by: str | None, limit: int | None, **wanted: str) -> None:
+    """Show what waits in the order in which it is tried, and what would help.
+
+    Places are those in the whole queue. The lines after the table sum up what waits for each constraint; they go
+    with --no-headers.
+    """
+    with operators(settings) as client:
+        every = _read(client, settings.timeout_s)
+        rows = [row for row in every if all(not name or _BY[key][1](row) == name for key, name in wanted.items())]
+        if by is not None:
+            title, name = _BY[by]
+            sums = list(islice(_summed(rows, name), limit))
+            _show(settings, [_plain_sum(by, one) for one in sums], _sum_columns(title), sums)
+            return
+        sums = _summed(rows, _BY["reason"][1])
+        as_document = settings.output in {"json", "yaml"}
+        remedies = _remedies(client, sums, settings.timeout_s) if settings.headers or as_document else {}
+    reasons = [_plain_sum("reason", one) | {"remedy": remedies.get(one.name, "")} for one in sums]
+    shown = rows[:limit]
+    plain = {"waiting": [_plain_row(row) for row in shown], "reasons": reasons} if as_document else None
+    _show(settings, plain, _COLUMNS, shown, _counted(sums, remedies) if settings.headers else ())
+
+
+def _show(
+    settings: Settings, plain: Any, columns: Sequence[Column[Any]], rows: Sequence[Any], more: Any = ()
+) -> None:  # fmt: skip
+    """A table and lines below it, or their plain shape."""
+    if not rows and settings.output not in {"json", "yaml"}:
+        click.echo("nothing waits", err=True)
+        return
+    columns = [column for column in columns if settings.output == "wide" or not column.wide]
+    printed(settings, plain, [*text_table(columns, rows, headers=settings.headers, colour=coloured()), *more])
