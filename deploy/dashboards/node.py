@@ -6,7 +6,7 @@ agent that simulates several nodes tells nothing of them.
 """
 
 from deploy.dashboards.panels import Page, Query, Row, bars, figure, lines, listing, states
-from deploy.dashboards.queries import by_device, by_node, by_owner_device, increase, of, owned, quantile, rate
+from deploy.dashboards.queries import by_device, by_node, increase, of, owned, quantile, rate
 
 __all__ = ["PAGE"]
 
@@ -89,7 +89,7 @@ _SLICES = Row(
     (
         lines("Work of each slice", "Share of time that any engine of the GPU instance worked; Hopper and newer tell it.", "percentunit", Query(by_device(of("eelgrid_gpu_instance_graphics_activity_ratio", _GPU)), _DEVICE + " gi {{gpu_instance}}"), width=8),
         lines("Memory of each slice", "Memory of the GPU instance in use.", "bytes", Query(by_device(of("eelgrid_gpu_instance_memory_used_bytes", _GPU)), _DEVICE + " gi {{gpu_instance}}"), width=8),
-        lines("Power charged to each slice", "What the agent charges to owners on the slice; the method is in the dashboard of workloads.", "watt", Query(by_owner_device(f"sum by (instance, gpu, gpu_instance) (rate({owned(_OF_SLICES)}))"), _DEVICE + " gi {{gpu_instance}}"), width=8),
+        lines("Power charged to each slice", "What the agent charges to owners on the slice; the method is in the dashboard of workloads.", "watt", Query(by_device(f"sum by (job, instance, gpu, gpu_instance) (rate({owned(_OF_SLICES)}))"), _DEVICE + " gi {{gpu_instance}}"), width=8),
         listing("Slices", "Every GPU instance: its profile, and the memory slices that it covers.", "short", Query(by_device(of("eelgrid_gpu_instance_info", _GPU)), "there"), width=16, hidden=_SCRAPED),
         listing("MIG mode", "1 while MIG is on; parts without MIG are not here.", "short", Query(by_device(of("eelgrid_gpu_mig_enabled", _GPU)), "on"), width=8, hidden=_SCRAPED),
     ),

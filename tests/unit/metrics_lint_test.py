@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.controller_rig import batch, inventory, running, until, wanted
 from tests.fakes.stewarded import stewarded
-from tests.metrics_lint import documented, faults
+from tests.metrics_lint import NO_LABELS, documented, faults
 from tests.metrics_rig import frame, share, view
 from tests.unit.controller_metrics_test import Sources, Whole, lived, scraper
 
@@ -90,6 +90,7 @@ def test_a_metric_of_the_controller_has_a_bound_that_the_docs_state(one):
     assert f"| `{one.name}` | {one.kind.value} |" in OF_CONTROLLER
     assert f" | {most:,} | {one.help} |" in OF_CONTROLLER
     assert (one.name in BUCKETS_S) is (one.kind is Kind.HISTOGRAM)
+    assert not NO_LABELS & set(one.labels)
 
 
 def test_a_label_without_a_bound_cannot_be_described():
@@ -108,6 +109,8 @@ def test_a_label_without_a_bound_cannot_be_described():
         ("eelgrid_power 1", "gauge", "ends in no unit"),
         ("eelgrid_energy_joules_total 1", "gauge", "counters end in _total"),
         ('eelgrid_processes{pid="7"} 1', "gauge", "label pid"),
+        ('eelgrid_processes{job="7"} 1', "gauge", "label job"),
+        ('eelgrid_processes{instance="7"} 1', "gauge", "label instance"),
         ("node_load_ratio 1", "gauge", "begin with"),
         ('eelgrid_nodes{state="a"} 1\neelgrid_nodes{state="a"} 2', "gauge", "twice"),
         ('eelgrid_nodes{state="a"} 1\neelgrid_nodes{state="b"} 2', "gauge", "2 series, bound is 1"),

@@ -22,7 +22,7 @@ __all__ = [
 SHARES_MOST = 2000
 # Who energy may be attributed to. No process id, command or user: they name people and never end.
 OWNER_LABELS = (
-    "owner", "gpu_instance", "namespace", "pod", "container", "job", "step", "workload", "unit", "ray_job",
+    "owner", "gpu_instance", "namespace", "pod", "container", "slurm_job", "step", "workload", "unit", "ray_job",
 )  # fmt: skip
 
 
