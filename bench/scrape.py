@@ -27,7 +27,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
-from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from bench.text_tables import aligned, write_csv
@@ -42,6 +41,7 @@ from eelgrid_agent.node import Node
 from eelgrid_agent.simulation import GpuLoad, GpuSpec, NodeSpec, SimulatedNode
 from eelgrid_agent.slow import take_slow_look
 from eelgrid_agent.survey import Identity, survey, take_looks
+from eelgrid_controller.adapters.described import Family
 from eelgrid_controller.adapters.fleet_page import FleetPage
 from eelgrid_controller.adapters.ledger_page import LedgerPage
 from eelgrid_controller.adapters.prometheus import Gauges, Metrics
@@ -113,7 +113,7 @@ class _Sources:
         """The cluster at a glance."""
         return self._world.views.recent_summary(self._world.core)
 
-    def steward(self) -> Iterable[Metric]:
+    def steward(self) -> Iterable[Family]:
         """Promises and budgets."""
         state = self._world.core.state
         return self._steward.families(state.workloads, state.policy)
@@ -225,7 +225,7 @@ async def _controller(world: _World, promised: int, rounds: int) -> list[Row]:
         cpu.append(1e3 * (time.process_time() - began[1]))
         world.now_s += 1.0
         began_s = time.perf_counter()
-        list(metrics.registry.collect())
+        list(metrics.collect())
         loop.append(1e3 * (time.perf_counter() - began_s))
     tracemalloc.start()
     world.now_s += 1.0

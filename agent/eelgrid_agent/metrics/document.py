@@ -27,7 +27,7 @@ _TITLES = {
     Scope.GPU: "Devices",
     Scope.INSTANCE: "MIG GPU instances",
     Scope.COMPUTE: "MIG compute instances",
-    Scope.SHARE: "Attributed energy",
+    Scope.OWNERS: "Owners",
 }
 _INTRODUCTION = """\
 # Metrics

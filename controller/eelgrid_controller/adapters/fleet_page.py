@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from prometheus_client.core import Metric
 
 from eelgrid_controller.adapters.described import (
     MODELS_MOST,
@@ -25,6 +24,7 @@ from eelgrid_controller.adapters.described import (
     PENDING_REASONS,
     PLAN_CHANGES,
     POOLS_MOST,
+    Family,
     family,
 )
 from eelgrid_controller.command import Committed
@@ -85,7 +85,7 @@ class FleetPage:
             if change is not None:
                 self._changes[change] += 1
 
-    def families(self) -> Iterator[Metric]:
+    def families(self) -> Iterator[Family]:
         """All of them, as of now."""
         core, nodes = self._core(), self._core().state.nodes
         glances = [
@@ -95,14 +95,13 @@ class FleetPage:
         ]
         pools: defaultdict[str, float] = defaultdict(float)
         for glance in glances:
-            if glance.power:
-                pools[nodes[glance.node_name].inventory.pool] += sum(power_w for _, power_w, _ in glance.power)
-        ages = [glance.age_s for glance in glances if glance.age_s is not None]
+            for _, power_w, _ in glance.power:
+                pools[nodes[glance.node_name].inventory.pool] += power_w
+        ages, fresh_s = [glance.age_s for glance in glances if glance.age_s is not None], self._telemetry.fresh_s
         snapshot = core.snapshot()
         yield family("eelgrid_pool_power_watts", _most(pools, POOLS_MOST))
-        yield family(
-            "eelgrid_stale_nodes", sum(one.age_s is None or one.age_s > self._telemetry.fresh_s for one in glances)
-        )
+        never = len(glances) - len(ages)
+        yield family("eelgrid_stale_nodes", never + sum([age_s > fresh_s for age_s in ages]))
         if ages:
             yield family("eelgrid_oldest_sample_age_seconds", max(ages))
         watts = dict(sorted(model_watts(snapshot, glances).items())[:MODELS_MOST])
@@ -152,20 +151,24 @@ def fragmentation_ratio(snapshot: Snapshot) -> float | None:
 
 def model_watts(snapshot: Snapshot, glances: list[Glance]) -> dict[str, Watts]:
     """By GPU model, watts measured and modelled of the same devices; see the module's theory."""
-    modelled_w, devices, are_whole = _modelled(snapshot)
     rows = {name: row for row, name in enumerate(snapshot.names)}
-    cells, whole, counts = modelled_w.tolist(), are_whole.tolist(), devices.tolist()
-    sums: dict[str, Watts] = {}
-    for glance in glances:
-        row = rows.get(glance.node_name)
-        if row is None:
-            continue
-        for model, power_w, count in glance.power:
-            column = snapshot.models.get(model)
-            if column is not None and whole[row][column] and counts[row][column] == count:
-                measured_w, expected_w = sums.get(model, (0.0, 0.0))
-                sums[model] = measured_w + power_w, expected_w + cells[row][column]
-    return sums
+    read = [
+        (rows[glance.node_name], snapshot.models[model], power_w, count)
+        for glance in glances
+        if glance.node_name in rows
+        for model, power_w, count in glance.power
+        if model in snapshot.models
+    ]
+    if not read:
+        return {}
+    row, column, measured_w, counted = (np.array(one) for one in zip(*read, strict=True))
+    modelled_w, devices, are_whole = _modelled(snapshot)
+    same = are_whole[row, column] & (devices[row, column] == counted)
+    row, column, size = row[same], column[same], len(snapshot.models)
+    measured = np.bincount(column, measured_w[same], size).tolist()
+    expected = np.bincount(column, modelled_w[row, column], size).tolist()
+    there = set(column.tolist())
+    return {model: (measured[at], expected[at]) for model, at in snapshot.models.items() if at in there}
 
 
 def _modelled(snapshot: Snapshot) -> tuple[Floats, NDArray[np.integer[Any]], NDArray[np.bool_]]:

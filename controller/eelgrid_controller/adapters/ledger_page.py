@@ -14,9 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from prometheus_client.core import Metric
-
-from eelgrid_controller.adapters.described import NAMESPACES_MOST, OTHER, family
+from eelgrid_controller.adapters.described import NAMESPACES_MOST, OTHER, Family, family
 from eelgrid_controller.energy_ledger.entries import Entry
 
 __all__ = ["LedgerPage", "NamespaceEnergy"]
@@ -83,7 +81,7 @@ class LedgerPage:
         for namespace, energy_mj in sums.items():
             self._energy.add(namespace, energy_mj)
 
-    def families(self) -> Iterator[Metric]:
+    def families(self) -> Iterator[Family]:
         """All of them, as of now."""
         counts = self._counts
         taken = counts.windows - counts.again - counts.dropped
