@@ -200,7 +200,7 @@ class Renderer:
 
     def _attribute(self, page: list[list[str]], scope: Scope, subject: tuple[str, ...], view: object) -> None:
         for index, is_info, take, scale in self._attributes[scope]:
-            found = take(view)
+            found: Any = take(view)
             if found is None:
                 continue
             if is_info:
