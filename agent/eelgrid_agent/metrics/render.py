@@ -203,12 +203,13 @@ class Renderer:
             found: Any = take(view)
             if found is None:
                 continue
+            is_mapping = found.__class__ not in _NUMBERS and isinstance(found, Mapping)
             if is_info:
                 page[index].append(f"{self._name(index, (*subject, *map(_text, found)))}1.0\n")
-            elif found.__class__ in _NUMBERS or not isinstance(found, Mapping):
-                page[index].append(f"{self._name(index, subject)}{_number(found * scale)}\n")
-            else:
+            elif is_mapping:
                 self._mapping(page[index], index, subject, found, scale)
+            else:
+                page[index].append(f"{self._name(index, subject)}{_number(float(found) * scale)}\n")
 
     def _mapping(
         self, lines: list[str], index: int, subject: tuple[str, ...], found: Mapping[Any, Any], scale: float
