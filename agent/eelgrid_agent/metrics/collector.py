@@ -43,6 +43,7 @@ _LOST = Missing(AbsenceReason.GPU_LOST)
 # What the ledger calls the joules of owners that it keeps no more.
 _ENDED = "ended"
 _ANOMALIES = tuple((kind, kind.value) for kind in AnomalyKind)
+_NO_ANOMALIES = {name: False for _, name in _ANOMALIES}
 
 
 class Worker(Protocol):
@@ -229,7 +230,7 @@ def _attributed(uuid: str, owned: Attribution) -> Mapping[str, Any]:
     return {
         "unattributed_j": {reason: energy_mj / 1000.0 for reason, energy_mj in nobody.items() if reason != _ENDED},
         "ended_j": nobody.get(_ENDED, 0) / 1000.0,
-        "anomalies": {name: kind in found for kind, name in _ANOMALIES},
+        "anomalies": {name: kind in found for kind, name in _ANOMALIES} if found else _NO_ANOMALIES,
         "energy_uncertainty_j": None if estimate is None else estimate.uncertainty_j,
     }
 

@@ -39,6 +39,8 @@ _ODD_NUMBERS = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
 _BUCKETS = (*(repr(bound) for bound in CALL_BOUNDS_S), "+Inf")
 # Names of series that are no readings, kept between pages: twice what the busiest node shows.
 _NAMES_MOST = 20_000
+# The same of states and masks: a dozen values of each, of every device.
+_CODES_MOST = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class Renderer:
         self._used: dict[tuple[Scope, tuple[str, ...], bool], tuple[_Row, ...]] = {}
         self._layouts: dict[str, tuple[object, list[tuple[int, str]]]] = {}
         self._names: dict[tuple[int, tuple[str, ...]], str] = {}
+        self._coded: dict[tuple[tuple[str, ...], int], str] = {}
 
     def render(self, frame: Frame) -> Rendered:
         """The page of this frame."""
@@ -172,12 +175,21 @@ class Renderer:
                 page[metric].append(f"{prefix}{value * scale!r}\n")  # type: ignore[operator]
                 continue
             else:
-                page[metric].extend(_coded(cell, prefix, int(value)))  # type: ignore[arg-type]
+                page[metric].append(self._states(cell, prefix, int(value)))  # type: ignore[arg-type]
                 continue
             absent.append(f'reading="{cell.label}",reason="{reason}"}} 1.0\n')
         if absent:
             head = f"{absent_name}{{{_pairs(scope.labels, subject)}{',' if subject else ''}"
             page[self._index[absent_name]].extend([head + line for line in absent])
+
+    def _states(self, cell: _Cell, prefixes: tuple[str, ...], code: int) -> str:
+        """The lines of one code, which stays the same for long."""
+        lines = self._coded.get((prefixes, code))
+        if lines is None:
+            if len(self._coded) >= _CODES_MOST:
+                self._coded.clear()
+            lines = self._coded[prefixes, code] = _coded(cell, prefixes, code)
+        return lines
 
     def _rows_of(
         self, scope: Scope, subject: tuple[str, ...], cells: tuple[_Cell, ...], *, slow: bool
@@ -215,8 +227,10 @@ class Renderer:
         self, lines: list[str], index: int, subject: tuple[str, ...], found: Mapping[Any, Any], scale: float
     ) -> None:
         """One series, or one histogram, for each key."""
+        names = self._names
         for key, value in found.items():
-            name = self._name(index, subject + (key if key.__class__ is tuple else (str(key),)))
+            labels = subject + (key if key.__class__ is tuple else (str(key),))
+            name = names.get((index, labels)) or self._name(index, labels)
             if value.__class__ is Distribution:
                 lines.extend(_buckets(name, value))
             else:
@@ -278,14 +292,14 @@ def _instances(view: GpuView) -> Iterator[tuple[str, Mapping[Reading, Value]]]:
         yield str(number), looks[number].values if number in looks else _NOTHING
 
 
-def _coded(cell: _Cell, prefixes: _Prefix, code: int) -> list[str]:
+def _coded(cell: _Cell, prefixes: tuple[str, ...], code: int) -> str:
     """One line for each state or bit, and one for what has no name."""
     codes = [known for known, _ in cell.codes]
     if cell.is_mask:
         held = [code & bit for bit in codes] + [code & ~sum(codes)]
     else:
         held = [int(code == known) for known in codes] + [int(code not in codes)]
-    return [f"{prefix}{'1.0' if holds else '0.0'}\n" for prefix, holds in zip(prefixes, held, strict=True)]
+    return "".join([f"{prefix}{'1.0' if holds else '0.0'}\n" for prefix, holds in zip(prefixes, held, strict=True)])
 
 
 def _buckets(series: str, value: Distribution) -> list[str]:
