@@ -274,7 +274,8 @@ read from the state, since nobody may see what is not on disk; `eelgrid_journal_
   are missing; `eelgrid_model_power_error_ratio` compares the same GPUs on both sides, of nodes that are read whole.
 - Energy by namespace: `sum by (namespace) (rate(eelgrid_ledger_energy_joules_total[1h]))` is watts. A namespace that
   comes to spend twice what the least of those named spends takes its place; totals are `eelctl energy`'s.
-- Held and idle GPUs are the agents' to tell: `eelgrid_gpu_anomaly{{anomaly="held_idle"}} == 1`.
+- Held and idle GPUs are the agents' to tell: `time() - eelgrid_gpu_idle_since_timestamp_seconds` is for how long, by
+  holder.
 - No leader: `sum(eelgrid_kubernetes_leading) == 0`.
 """
 
