@@ -27,7 +27,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
-from prometheus_client.core import Metric
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from bench.text_tables import aligned, write_csv
@@ -42,8 +42,10 @@ from eelgrid_agent.node import Node
 from eelgrid_agent.simulation import GpuLoad, GpuSpec, NodeSpec, SimulatedNode
 from eelgrid_agent.slow import take_slow_look
 from eelgrid_agent.survey import Identity, survey, take_looks
+from eelgrid_controller.adapters.described import Family
 from eelgrid_controller.adapters.fleet_page import FleetPage
 from eelgrid_controller.adapters.ledger_page import LedgerPage
+from eelgrid_controller.adapters.page_text import as_openmetrics
 from eelgrid_controller.adapters.prometheus import Gauges, Metrics
 from eelgrid_controller.adapters.steward_page import StewardPage
 from eelgrid_controller.api.views import Views
@@ -66,6 +68,7 @@ from eelgrid_protos.messages import Column, Gpu, Inventory, NodeEventKind, Readi
 _SECOND_NS = 1_000_000_000
 _WAITING = 500
 CONTROLLER_MS, CONTROLLER_MB, AGENT_MS = 50.0, 20.0, 5.0
+CONTROLLER_CPU_MS, AGENT_CPU_MS = 20.0, 3.0
 
 
 class Row(NamedTuple):
@@ -113,7 +116,7 @@ class _Sources:
         """The cluster at a glance."""
         return self._world.views.recent_summary(self._world.core)
 
-    def steward(self) -> Iterable[Metric]:
+    def steward(self) -> Iterable[Family]:
         """Promises and budgets."""
         state = self._world.core.state
         return self._steward.families(state.workloads, state.policy)
@@ -210,29 +213,69 @@ def _row(measure: str, values: list[float], asked: str = "-") -> Row:
     )
 
 
+class _Both:
+    """Wall and CPU time of what is called, in milliseconds."""
+
+    def __init__(self) -> None:
+        self.wall: list[float] = []
+        self.cpu: list[float] = []
+        self._began = 0.0, 0.0
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter(), time.process_time()
+
+    def __exit__(self, *_: object) -> None:
+        self.cpu.append(1e3 * (time.process_time() - self._began[1]))
+        self.wall.append(1e3 * (time.perf_counter() - self._began[0]))
+
+    def rows(self, name: str, wall_ms: float, cpu_ms: float) -> list[Row]:
+        """Of what is asked to be below these."""
+        return [_row(f"{name}_ms", self.wall, f"< {wall_ms:g}"), _row(f"{name}_cpu_ms", self.cpu, f"< {cpu_ms:g}")]
+
+
+class _Collected:
+    """What the client library's writer takes for a registry."""
+
+    def __init__(self, families: list[Any]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Any]:
+        """Everything."""
+        return self._families
+
+
 async def _controller(world: _World, promised: int, rounds: int) -> list[Row]:
     metrics, name = _composed(world, promised), "full" if promised else "plain"
-    wall, loop, cpu = [], [], []
+    page, loop, ours, library = _Both(), _Both(), _Both(), _Both()
     for _ in range(rounds):
         world.now_s += 1.0
-        began = time.perf_counter(), time.process_time()
-        page = await metrics.page(opened=True)
-        wall.append(1e3 * (time.perf_counter() - began[0]))
-        cpu.append(1e3 * (time.process_time() - began[1]))
+        with page:
+            await metrics.page(opened=True)
         world.now_s += 1.0
-        began_s = time.perf_counter()
-        list(metrics.registry.collect())
-        loop.append(1e3 * (time.perf_counter() - began_s))
+        with loop:
+            families = list(metrics.collect())
+        with ours:
+            as_openmetrics(families)
+        with library:
+            generate_openmetrics(cast("Any", _Collected(families)))
+    peak_mb, text = await _peak(world, metrics)
+    return [
+        *page.rows(f"controller_{name}", CONTROLLER_MS, CONTROLLER_CPU_MS),
+        _row(f"controller_{name}_on_the_loop_ms", loop.wall), _row(f"controller_{name}_on_the_loop_cpu_ms", loop.cpu),
+        _row(f"controller_{name}_text_cpu_ms", ours.cpu), _row(f"controller_{name}_text_by_the_library_cpu_ms", library.cpu),
+        _row(f"controller_{name}_peak_mb", [peak_mb], f"< {CONTROLLER_MB:g}"),
+        _row(f"controller_{name}_series", [_series(text)]), _row(f"controller_{name}_page_kb", [len(text) / 1e3]),
+    ]  # fmt: skip
+
+
+async def _peak(world: _World, metrics: Metrics) -> tuple[float, bytes]:
+    """Memory that a scrape takes at its highest, and the page."""
     tracemalloc.start()
     world.now_s += 1.0
     page = await metrics.page(opened=True)
     peak_mb = tracemalloc.get_traced_memory()[1] / 1e6
     tracemalloc.stop()
-    return [
-        _row(f"controller_{name}_ms", wall, f"< {CONTROLLER_MS:g}"), _row(f"controller_{name}_cpu_ms", cpu),
-        _row(f"controller_{name}_on_the_loop_ms", loop), _row(f"controller_{name}_peak_mb", [peak_mb], f"< {CONTROLLER_MB:g}"),
-        _row(f"controller_{name}_series", [_series(page)]), _row(f"controller_{name}_page_kb", [len(page) / 1e3]),
-    ]  # fmt: skip
+    return peak_mb, page
 
 
 def _series(page: bytes) -> float:
@@ -299,21 +342,22 @@ def _agent_page(sharers: int) -> tuple[Page, Callable[[], None]]:
 def _agent(sharers: int, rounds: int) -> list[Row]:
     page, tick = _agent_page(sharers)
     rows = []
-    for name, encoding in (("", ""), ("_gzip", "gzip")):
-        wall, cpu = [], []
-        for number in range(rounds + 1):
+    for name, encoding in (("agent", ""), ("agent_gzip", "gzip")):
+        tick()
+        # The first makes the names of series, which are kept.
+        answer = page.answer("/metrics", accept="application/openmetrics-text", accept_encoding=encoding)
+        took = _Both()
+        for _ in range(rounds):
             tick()
-            began = time.perf_counter(), time.process_time()
-            answer = page.answer("/metrics", accept="application/openmetrics-text", accept_encoding=encoding)
-            if number:  # the first makes the names of series, which are kept
-                wall.append(1e3 * (time.perf_counter() - began[0]))
-                cpu.append(1e3 * (time.process_time() - began[1]))
-            else:
-                rows.append(_row(f"agent{name}_page_kb", [len(answer.body) / 1e3]))
-        rows += [_row(f"agent{name}_ms", wall, f"< {AGENT_MS:g}"), _row(f"agent{name}_cpu_ms", cpu)]
+            with took:
+                page.answer("/metrics", accept="application/openmetrics-text", accept_encoding=encoding)
+        rows += [_row(f"{name}_page_kb", [len(answer.body) / 1e3]), *took.rows(name, AGENT_MS, AGENT_CPU_MS)]
     tick()
+    tracemalloc.start()
     whole = page.answer("/metrics", accept="application/openmetrics-text").body
-    return [*rows, _row("agent_series", [_series(whole)])]
+    peak_mb = tracemalloc.get_traced_memory()[1] / 1e6
+    tracemalloc.stop()
+    return [*rows, _row("agent_peak_mb", [peak_mb]), _row("agent_series", [_series(whole)])]
 
 
 def main() -> int:

@@ -32,8 +32,11 @@ NOT_BASE = re.compile(
     r"(_mw|_kw|_mj|_kj|_ms|_us|_ns|_w|_c|_j|_s|_hz|_b|_kb|_mb|_gb)(_total)?$",
     re.IGNORECASE,
 )
-# They name people, never come again, or are told by the scraper.
-NO_LABELS = {"pid", "command_line", "cmd", "user", "username", "image", "hostname", "host", "instance", "job_name"}
+# They name people, never come again, or are the scraper's own: `job` and `instance` of a page that is scraped with
+# honor_labels would take the place of the target's.
+NO_LABELS = {
+    "pid", "command_line", "cmd", "user", "username", "image", "hostname", "host", "instance", "job", "job_name",
+}  # fmt: skip
 BEGINS = ("eelgrid_", "process_")
 
 

@@ -3,6 +3,7 @@
 from eelgrid_agent.device import FAST_READINGS, INSTANCE_READINGS, SLOW_READINGS, InstanceReadings
 from eelgrid_agent.metrics.frame import (
     CALL_BOUNDS_S,
+    OWNER_LABELS,
     AgentView,
     Distribution,
     Frame,
@@ -10,8 +11,8 @@ from eelgrid_agent.metrics.frame import (
     GuardView,
     HostView,
     NodeView,
+    OwnersView,
     ProcessView,
-    Share,
     TimedValues,
     WorkerView,
 )
@@ -42,8 +43,14 @@ def view(uuid="GPU-1", value=0.5, **changes):
     return GpuView(gpu=gpu, **(options | changes))
 
 
+def holder(**owner):
+    """The labels of whoever holds GPU-1."""
+    return ("GPU-1", *[owner.get(label, "") for label in OWNER_LABELS])
+
+
 def share(energy_j=5.0, **owner):
-    return Share(gpu_uuid="GPU-1", owner=owner, energy_j=energy_j, part="active", method="exclusive", confidence="high")
+    """One share of GPU-1: its labels and its joules."""
+    return (*holder(**owner), "active", "exclusive", "high"), energy_j
 
 
 def frame(*gpus, shares=(), value=0.5):
@@ -63,6 +70,10 @@ def frame(*gpus, shares=(), value=0.5):
                 plan_epoch=7, enforcing=True, lease_left_s=30.0, budget_w=1000.0, drift_repairs={"power_limit": 1},
                 refusals={"clamp": 2},
             ),
-            gpus=gpus or (view(value=value),), shares=shares or (share(namespace="a", pod="b"),),
+            gpus=gpus or (view(value=value),),
+            owners=OwnersView(
+                energy_j=dict(shares or (share(namespace="a", pod="b"),)),
+                idle_since_s={holder(namespace="a", pod="b"): 1.7e9},
+            ),
         ),
     )  # fmt: skip

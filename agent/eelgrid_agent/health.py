@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from eelgrid_agent.device import DeviceEvent, DeviceEventKind, Missing, Value
 from eelgrid_protos.messages import NodeEvent, NodeEventKind, Reading
 
-__all__ = ["APPLICATION_XIDS", "Health"]
+__all__ = ["APPLICATION_XIDS", "XIDS_KEPT_MOST", "Health"]
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-_XIDS_KEPT_MOST = 512
+XIDS_KEPT_MOST = 512
 _ACTIONS = {
     1: "reset the GPU", 2: "reboot the node", 3: "drain peer-to-peer traffic", 4: "drain the node, then reset the GPU",
     5: "recover the IMEX domain", 6: "reset the bus", 7: "reboot the system",
@@ -81,7 +81,7 @@ class Health:
 
     def _xid(self, event: DeviceEvent, wall_ns: int) -> NodeEvent:
         key = (event.gpu_uuid, event.code)
-        if key in self.xids or len(self.xids) < _XIDS_KEPT_MOST:
+        if key in self.xids or len(self.xids) < XIDS_KEPT_MOST:
             self.xids[key] = self.xids.get(key, 0) + 1
             self.xid_last_ns[key] = wall_ns
         fault = "an application's error" if event.code in APPLICATION_XIDS else "an error of device, driver or bus"

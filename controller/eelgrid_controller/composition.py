@@ -19,9 +19,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import grpc.aio
-from prometheus_client.core import Metric
 
 from eelgrid_controller.adapters.agents import AgentService
+from eelgrid_controller.adapters.described import Family
 from eelgrid_controller.adapters.energy_desk import EnergyDesk
 from eelgrid_controller.adapters.fleet_page import FleetPage
 from eelgrid_controller.adapters.http_get import Bounds, Getter
@@ -79,7 +79,7 @@ class _Sources:
     def summary(self) -> Summary:
         return self.views.recent_summary(self.loop.core)
 
-    def steward(self) -> Iterable[Metric]:
+    def steward(self) -> Iterable[Family]:
         state = self.loop.core.state
         return self.page.families(state.workloads, state.policy)
 

@@ -14,15 +14,17 @@ a gap be told, and only after its first batch: a controller that restarts
 begins in the middle.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import NamedTuple
+
+import numpy as np
 
 from eelgrid_controller.errors import SequenceJump, UnknownGeneration, WrongWidth
+from eelgrid_controller.newest_power import NewestPower, Readings
 from eelgrid_protos.messages import Column, Inventory, PlanApplied, Reading, SampleBatch
 
-__all__ = ["Glance", "GpuReadings", "PowerSums", "Receipt", "Telemetry", "Tick", "Verdict"]
+__all__ = ["GpuReadings", "PowerSums", "Receipt", "Telemetry", "Tick", "Verdict"]
 
 # At one batch each 0.1 s a million batches are more than a day: no spool holds that.
 SEQUENCE_JUMP_MOST = 1_000_000
@@ -98,14 +100,6 @@ class PowerSums:
     by_model: Mapping[str, float]
 
 
-class Glance(NamedTuple):
-    """One node: `power` is (model, watts, devices) of its fresh readings, empty where there are none."""
-
-    node_name: str
-    age_s: float | None
-    power: tuple[tuple[str, float, int], ...]
-
-
 @dataclass(slots=True)
 class _Feed:
     """One node's batches."""
@@ -114,14 +108,14 @@ class _Feed:
     generation: int
     models: tuple[str, ...]
     positions: Mapping[str, int]
+    # Of NewestPower.
+    row: int
     # 0 until the first batch of the incarnation.
     sequence: int = 0
     received: int = 0
     lost: int = 0
     batch: SampleBatch | None = None
     tick: Tick | None = None
-    # Of the newest tick: (model, watts, devices) for devices with a reading.
-    power: tuple[tuple[str, float, int], ...] = ()
     time_ns: int = 0
     applied: PlanApplied | None = None
     received_s: float = field(default=float("-inf"))
@@ -166,6 +160,7 @@ class Telemetry:
 
     def __init__(self, *, send_interval_s: float = 5.0) -> None:
         self._feeds: dict[str, _Feed] = {}
+        self._newest = NewestPower()
         self.received = 0
         self.lost = 0
         self.batches = 0
@@ -181,7 +176,7 @@ class Telemetry:
         """An agent began a stream: the last sequence of its incarnation that came, 0 for none."""
         feed = self._feeds.get(inventory.node_name)
         if feed is None:
-            feed = _Feed(incarnation, inventory.generation, (), {})
+            feed = _Feed(incarnation, inventory.generation, (), {}, self._newest.add(inventory.node_name))
             self._feeds[inventory.node_name] = feed
         elif feed.incarnation != incarnation:
             feed.past[feed.incarnation] = feed.sequence
@@ -199,7 +194,7 @@ class Telemetry:
         positions = {gpu.uuid: position for position, gpu in enumerate(inventory.gpus)}
         if (feed.generation, feed.positions) != (inventory.generation, positions):
             feed.batch = feed.tick = None
-            feed.power = ()
+            self._newest.clear(feed.row)
         feed.generation = inventory.generation
         feed.models = tuple(gpu.model for gpu in inventory.gpus)
         feed.positions = positions
@@ -233,7 +228,8 @@ class Telemetry:
         if ticks:
             feed.time_ns = batch.time_ns[-1]
             feed.received_s = now_s
-            feed.power = _power(batch, feed.models)
+            power = _power(batch, feed.models)
+            self._newest.put(feed.row, power, received_s=now_s, time_ns=feed.time_ns)
             feed.batch, feed.tick = (batch, None) if ticks <= _TICKS_KEPT_MOST else (None, _cut(batch))
         return Receipt(Verdict.TAKEN, batch.sequence)
 
@@ -286,14 +282,9 @@ class Telemetry:
             return None
         return max(0.0, now_s - feed.received_s, (now_ns - feed.time_ns) / 1e9)
 
-    def glances(self, *, now_s: float, now_ns: int) -> Iterator[Glance]:
-        """Every node with an agent; the age is None before the first tick, else as `age_s` has it."""
-        for name, feed in self._feeds.items():
-            if feed.tick is None and feed.batch is None:
-                yield Glance(name, None, ())
-                continue
-            age_s = max(0.0, now_s - feed.received_s, (now_ns - feed.time_ns) / 1e9)
-            yield Glance(name, age_s, feed.power if age_s <= self.fresh_s else ())
+    def readings(self, *, now_s: float, now_ns: int) -> Readings:
+        """Every node with an agent: its age, as `age_s` has it, and its fresh power by model."""
+        return self._newest.readings(now_s=now_s, now_ns=now_ns, fresh_s=self.fresh_s)
 
     def latest(self, node_name: str) -> Tick | None:
         """The newest tick however old; see `age_s`."""
@@ -318,12 +309,8 @@ class Telemetry:
 
     def power(self, *, now_s: float, now_ns: int) -> PowerSums:
         """Fresh power over the whole cluster."""
-        by_model: dict[str, float] = {}
-        gpus = 0
-        oldest_s, oldest_ns = now_s - self.fresh_s, now_ns - int(self.fresh_s * 1e9)
-        for feed in self._feeds.values():
-            if feed.received_s >= oldest_s and feed.time_ns >= oldest_ns:
-                for model, power_w, count in feed.power:
-                    by_model[model] = by_model.get(model, 0.0) + power_w
-                    gpus += count
-        return PowerSums(power_w=sum(by_model.values()), gpus=gpus, by_model=by_model)
+        found = self.readings(now_s=now_s, now_ns=now_ns)
+        counts = np.bincount(found.model, found.gpus, len(found.models)).tolist()
+        sums = np.bincount(found.model, found.power_w, len(found.models)).tolist()
+        by_model = {model: power_w for model, power_w, count in zip(found.models, sums, counts, strict=True) if count}
+        return PowerSums(power_w=sum(by_model.values()), gpus=int(sum(counts)), by_model=by_model)

@@ -6,15 +6,13 @@ agent that simulates several nodes tells nothing of them.
 """
 
 from deploy.dashboards.panels import Page, Query, Row, bars, figure, lines, listing, states
-from deploy.dashboards.queries import by_device, by_node, by_owner_device, increase, of, owned, quantile, rate
+from deploy.dashboards.queries import by_device, by_node, increase, of, owned, quantile, rate
 
 __all__ = ["PAGE"]
 
 _DEVICE = "{{node}} gpu {{index}}"
 _GPU = 'gpu=~"$gpu"'
-# Moments of a device from its own series, so that one without readings still has a row.
-_WORKED = f"max_over_time(timestamp({of('eelgrid_gpu_utilization_ratio', _GPU)} > 0.02)[24h:1m])"
-_IDLE_FOR = f"(time() - {_WORKED}) * ({of('eelgrid_gpu_utilization_ratio', _GPU)} <= bool 0.02)"
+_IDLE_SINCE = of("eelgrid_gpu_idle_since_timestamp_seconds", _GPU)
 _HELD_IDLE, _OF_SLICES = 'anomaly="held_idle"', 'gpu=~"$gpu", gpu_instance!=""'
 _SCRAPED = ("gpu",)
 
@@ -75,8 +73,8 @@ _HELD = Row(
     "Held and not used",
     (
         listing(
-            "Time since a GPU last worked", "Seconds since utilization was above 2 %, to the minute, of the last 24 h; 0 while it works. A device that did not work in that time is not here; who holds one and does not use it is in the next panel.", "s",
-            Query(f"sort_desc({by_device(_IDLE_FOR)})", "idle for"), hidden=_SCRAPED,
+            "Held and idle since", "Who holds a GPU or a slice on which nothing has been at work for five minutes at least, and since when.", "dateTimeFromNow",
+            Query(f"sort({by_device(f'({_IDLE_SINCE} * 1000)')})", "idle since"), hidden=_SCRAPED,
         ),
         states(
             "Ways to be held and not used", "held_idle, idle_context, allocation_without_process, stalled and process_without_allocation, each after it has lasted as docs/energy.md says.", "short",
@@ -89,7 +87,7 @@ _SLICES = Row(
     (
         lines("Work of each slice", "Share of time that any engine of the GPU instance worked; Hopper and newer tell it.", "percentunit", Query(by_device(of("eelgrid_gpu_instance_graphics_activity_ratio", _GPU)), _DEVICE + " gi {{gpu_instance}}"), width=8),
         lines("Memory of each slice", "Memory of the GPU instance in use.", "bytes", Query(by_device(of("eelgrid_gpu_instance_memory_used_bytes", _GPU)), _DEVICE + " gi {{gpu_instance}}"), width=8),
-        lines("Power charged to each slice", "What the agent charges to owners on the slice; the method is in the dashboard of workloads.", "watt", Query(by_owner_device(f"sum by (instance, gpu, gpu_instance) (rate({owned(_OF_SLICES)}))"), _DEVICE + " gi {{gpu_instance}}"), width=8),
+        lines("Power charged to each slice", "What the agent charges to owners on the slice; the method is in the dashboard of workloads.", "watt", Query(by_device(f"sum by (job, instance, gpu, gpu_instance) (rate({owned(_OF_SLICES)}))"), _DEVICE + " gi {{gpu_instance}}"), width=8),
         listing("Slices", "Every GPU instance: its profile, and the memory slices that it covers.", "short", Query(by_device(of("eelgrid_gpu_instance_info", _GPU)), "there"), width=16, hidden=_SCRAPED),
         listing("MIG mode", "1 while MIG is on; parts without MIG are not here.", "short", Query(by_device(of("eelgrid_gpu_mig_enabled", _GPU)), "on"), width=8, hidden=_SCRAPED),
     ),

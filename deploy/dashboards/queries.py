@@ -5,13 +5,11 @@ alone, and a plain Prometheus does not know an agent's node: both come from info
 on what cannot be ambiguous, so that a query gives the same behind a PodMonitor and without one.
 """
 
-__all__ = ["RATE", "by_device", "by_node", "by_owner_device", "increase", "of", "owned", "quantile", "rate"]
+__all__ = ["RATE", "by_device", "by_node", "increase", "of", "owned", "quantile", "rate"]
 
 # What Grafana makes four scrapes long at least, so that a rate never stands on one sample.
 RATE = "$__rate_interval"
 _SCRAPED = 'job=~"$job", instance=~"$instance"'
-# Its label `job` is the job of a batch scheduler, which honor_labels puts before Prometheus' own.
-_OWNED = 'eelgrid_workload_gpu_energy_joules_total{instance=~"$instance"'
 
 
 def of(metric: str, matchers: str = "") -> str:
@@ -30,8 +28,8 @@ def increase(metric: str, matchers: str = "", *, over: str = RATE) -> str:
 
 
 def owned(matchers: str, over: str = RATE) -> str:
-    """The selector of energy by owner, over a time. It has no job of ours: see the constant."""
-    return f"{_OWNED}, {matchers}}}[{over}]"
+    """The selector of energy by owner, over a time."""
+    return f"{of('eelgrid_workload_gpu_energy_joules_total', matchers)}[{over}]"
 
 
 def quantile(share: float, histogram: str, *, by: str = "") -> str:
@@ -40,18 +38,13 @@ def quantile(share: float, histogram: str, *, by: str = "") -> str:
     return f"histogram_quantile({share:g}, sum by ({labels}) ({rate(histogram + '_bucket')}))"
 
 
-def by_node(expression: str, *, on: str = "job, instance") -> str:
+def by_node(expression: str) -> str:
     """The same with the label `node`, of the nodes chosen."""
     info = of("eelgrid_node_info", 'node=~"$node"')
-    return f"{expression} * on ({on}) group_left (node) {info}"
+    return f"{expression} * on (job, instance) group_left (node) {info}"
 
 
-def by_device(expression: str, *, on: str = "job, instance") -> str:
+def by_device(expression: str) -> str:
     """The same with `node`, `index` and `model`, of the nodes and devices chosen; it must keep `gpu`."""
     info = of("eelgrid_gpu_info", 'gpu=~"$gpu"')
-    return by_node(f"{expression} * on ({on}, gpu) group_left (index, model) {info}", on=on)
-
-
-def by_owner_device(expression: str) -> str:
-    """The same for energy by owner, which has no job of ours."""
-    return by_device(expression, on="instance")
+    return by_node(f"{expression} * on (job, instance, gpu) group_left (index, model) {info}")

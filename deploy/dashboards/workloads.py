@@ -74,19 +74,18 @@ _WAITING = Row(
         lines("Gated pods by reason", "Pods of Kubernetes that wait behind our gate; of the leader, which knows. Without Kubernetes there are none.", "short", Query(f"max by (reason) ({of('eelgrid_kubernetes_pods_waiting')})", "{{reason}}"), width=8, stacked=True),
     ),
 )  # fmt: skip
-_INFO = '{instance=~"$instance"}'
 
 PAGE = Page(
     "workloads", "Eelgrid / Workloads", "Whose the joules are, what a token, a request and a step cost, whether promises are kept, and why workloads wait.",
     (_NOW, _ENERGY, _SERVICES, _JOBS, _WAITING),
     (
-        ("namespace", "Namespace", f"label_values({_OWNED}{_INFO}, namespace)"),
-        ("workload", "Workload", f"label_values({_OWNED}{_INFO}, workload)"),
+        ("namespace", "Namespace", f"label_values({of(_OWNED)}, namespace)"),
+        ("workload", "Workload", f"label_values({of(_OWNED)}, workload)"),
     ),
     texts=(
         ("token_counter", "Counter of tokens", "vllm:generation_tokens_total"),
         ("request_counter", "Counter of requests", "vllm:request_success_total"),
         ("step_counter", "Counter of steps", "steps_total"),
     ),
-    choices=(("by", "Divide by", ("workload", "namespace", "namespace, pod", "job", "ray_job")),),
+    choices=(("by", "Divide by", ("workload", "namespace", "namespace, pod", "slurm_job", "ray_job")),),
 )  # fmt: skip

@@ -26,6 +26,7 @@ EMPTY = {
     ("engine", "Who leads", "{{instance}}"): NO_KUBERNETES,
     ("engine", "Turn, 99 %", "division"): "so small a fleet is divided within the turn",
     ("fleet", "Events of agents", "{{kind}}"): NOTHING_FAILS,
+    ("node", "Held and idle since", "idle since"): "nothing is held and idle for five minutes in this scene",
     ("node", "Power charged to each slice", "{{node}} gpu {{index}} gi {{gpu_instance}}"): "nobody holds a slice here",
     ("node", "Settings put back, plans refused", "put back {{setting}}"): NOTHING_FAILS,
     ("node", "Settings put back, plans refused", "refused {{rule}}"): NOTHING_FAILS,

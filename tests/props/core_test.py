@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.clusters import decided, node, request
 
+from eelgrid_controller.api.tally import Tally
 from eelgrid_controller.core import Core
 from eelgrid_controller.events import event_from_plain, event_to_plain
 from eelgrid_controller.occupancy import Others
@@ -57,6 +59,7 @@ class Cluster(RuleBasedStateMachine):
         self.twin = Core(ClusterState(ended_most=5), catalogue.load())
         self.journal = []
         self.now_ns = 0
+        self.tally = None
 
     def both(self, call):
         self.now_ns += 1
@@ -190,6 +193,20 @@ class Cluster(RuleBasedStateMachine):
             wanted = self.core.state.workloads[key].spec
             assert not self.fits(wanted)
             assert self.core.state.workloads[key].reason
+
+    @invariant()
+    def sums_that_follow_are_those_of_all_records(self):
+        if self.tally is None or not self.tally.follow(self.core):
+            self.tally = Tally(self.core)
+        records, gpus, held_milli = self.core.state.nodes.values(), Counter(), Counter()
+        for record in records:
+            for gpu in record.inventory.gpus:
+                gpus[gpu.model] += 1
+                held_milli[gpu.model] += record.gpu_milli.get(gpu.uuid, 0)
+        assert (self.tally.gpus, self.tally.held_milli) == (gpus, held_milli)
+        assert self.tally.lost == sum(record.state is NodeState.LOST for record in records)
+        assert self.tally.cpu_milli == sum(record.inventory.cpu_milli for record in records)
+        assert self.tally.allocated_cpu_milli == sum(record.allocated_cpu_milli for record in records)
 
     @invariant()
     def rows_agree_with_the_records(self):

@@ -1,6 +1,6 @@
 """Whatever a label or a number is, what is rendered reads back as it was."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -42,6 +42,7 @@ def test_no_header_is_too_odd(header):
     assert accepts_gzip(header) in (True, False)
 
 
+@settings(deadline=None)  # bcrypt
 @given(st.lists(st.integers(0, 3), max_size=40))
 def test_strangers_get_no_more_hashes_than_the_bound(gaps):
     """At most four new passwords in any second, whoever asks."""

@@ -23,8 +23,6 @@ UNITS = {
 }  # fmt: skip
 # What a workload's own page counts has the job of that page.
 FOREIGN = re.compile(r'\{__name__="[\w:]+", workload=~"[^"]*"\}')
-# Its label `job` is a batch scheduler's; with honor_labels Prometheus' own is not there.
-OWNED = "eelgrid_workload_gpu_energy_joules_total"
 # Made for the dashboards and not in the pages yet.
 COMING = {
     "eelgrid_pool_power_watts", "eelgrid_pending_workloads", "eelgrid_plan_changes_total", "eelgrid_stale_nodes",
@@ -131,8 +129,7 @@ def test_a_query_keeps_the_rules(shown):
         selectors = re.findall(r"(\w+)\{([^}]*)\}", ours)
         assert selectors
         for metric, matchers in selectors:
-            wanted = 'instance=~"$instance"' if metric == OWNED else 'job=~"$job", instance=~"$instance"'
-            assert matchers.startswith(wanted), metric
+            assert matchers.startswith('job=~"$job", instance=~"$instance"'), metric
             if KNOWN[metric] == "counter":
                 assert re.search(r"(rate|increase)\(" + metric + r"\{", expression), f"{metric} is a counter"
             else:

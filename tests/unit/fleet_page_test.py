@@ -112,16 +112,22 @@ def test_reasons_are_a_bounded_set_that_adds_up_to_all_that_wait():
     assert set(found) == set(PENDING_REASONS)
 
 
-def test_nodes_are_glanced_at_with_their_age_and_their_fresh_power():
+def test_every_node_is_read_with_its_age_and_its_fresh_power():
     telemetry = Telemetry(send_interval_s=5.0)
     for name in ("n1", "n2"):
         telemetry.open(inventory(name), 1)
     telemetry.receive("n1", batch(1, time_ns=SECOND), now_s=1.0)
-    one, two = telemetry.glances(now_s=3.0, now_ns=3 * SECOND)
-    assert (one.node_name, one.age_s, one.power) == ("n1", 2.0, (("G2", 100.0, 2),))
-    assert (two.node_name, two.age_s, two.power) == ("n2", None, ())
-    one, _ = telemetry.glances(now_s=99.0, now_ns=99 * SECOND)
-    assert (one.age_s, one.power) == (98.0, ())
+    seen = telemetry.readings(now_s=3.0, now_ns=3 * SECOND)
+    assert (seen.names, seen.models) == (["n1", "n2"], ["G2"])
+    assert seen.age_s.tolist() == [2.0, pytest.approx(float("nan"), nan_ok=True)]
+    assert (seen.row.tolist(), seen.model.tolist(), seen.power_w.tolist(), seen.gpus.tolist()) == (
+        [0],
+        [0],
+        [100.0],
+        [2],
+    )
+    seen = telemetry.readings(now_s=99.0, now_ns=99 * SECOND)
+    assert (seen.age_s[0], len(seen.row)) == (98.0, 0)
 
 
 async def test_a_command_that_waits_for_the_disk_has_an_age(tmp_path):

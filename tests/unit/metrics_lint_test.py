@@ -10,11 +10,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.controller_rig import batch, inventory, running, until, wanted
 from tests.fakes.stewarded import stewarded
-from tests.metrics_lint import documented, faults
+from tests.metrics_lint import NO_LABELS, documented, faults
 from tests.metrics_rig import frame, share, view
 from tests.unit.controller_metrics_test import Sources, Whole, lived, scraper
 
+from eelgrid_agent.metrics import bounds
 from eelgrid_agent.metrics.catalogue import CATALOGUE
+from eelgrid_agent.metrics.metric import Scope, of_attribute
 from eelgrid_agent.metrics.render import Renderer
 from eelgrid_controller.adapters.described import BUCKETS_S, METRICS, POOLS_MOST, Described, Kind, series_most
 
@@ -71,7 +73,8 @@ async def test_the_controllers_page_keeps_the_conventions_and_its_bounds(tmp_pat
 
 def test_the_agents_page_keeps_the_conventions():
     text = agents_page()
-    assert list(faults(text, OF_AGENT)) == []
+    most = {metric.name: bounds.series_most(metric) for metric in CATALOGUE}
+    assert list(faults(text, OF_AGENT, most.__getitem__)) == []
     if shutil.which("promtool"):
         assert said(text) == (0, "")
 
@@ -90,6 +93,19 @@ def test_a_metric_of_the_controller_has_a_bound_that_the_docs_state(one):
     assert f"| `{one.name}` | {one.kind.value} |" in OF_CONTROLLER
     assert f" | {most:,} | {one.help} |" in OF_CONTROLLER
     assert (one.name in BUCKETS_S) is (one.kind is Kind.HISTOGRAM)
+    assert not NO_LABELS & set(one.labels)
+
+
+@pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric.name)
+def test_a_metric_of_the_agent_has_a_bound_that_the_docs_state(metric):
+    most = bounds.series_most(metric)
+    assert 1 <= most <= 10_000
+    assert re.search(rf"^\| `{metric.name}` \| {metric.kind.value} \| [^|]* \| {most:,} \| ", OF_AGENT, re.MULTILINE)
+
+
+def test_a_label_of_the_agent_without_a_bound_cannot_be_described():
+    with pytest.raises(KeyError, match="pid"):
+        bounds.series_most(of_attribute("eelgrid_gpu_processes", Scope.GPU, "pids", "Processes.", "pid"))
 
 
 def test_a_label_without_a_bound_cannot_be_described():
@@ -108,6 +124,8 @@ def test_a_label_without_a_bound_cannot_be_described():
         ("eelgrid_power 1", "gauge", "ends in no unit"),
         ("eelgrid_energy_joules_total 1", "gauge", "counters end in _total"),
         ('eelgrid_processes{pid="7"} 1', "gauge", "label pid"),
+        ('eelgrid_processes{job="7"} 1', "gauge", "label job"),
+        ('eelgrid_processes{instance="7"} 1', "gauge", "label instance"),
         ("node_load_ratio 1", "gauge", "begin with"),
         ('eelgrid_nodes{state="a"} 1\neelgrid_nodes{state="a"} 2', "gauge", "twice"),
         ('eelgrid_nodes{state="a"} 1\neelgrid_nodes{state="b"} 2', "gauge", "2 series, bound is 1"),

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from tests.metrics_rig import HOST_READINGS, frame, share, view
+from tests.metrics_lint import NO_LABELS
+from tests.metrics_rig import HOST_READINGS, frame, view
 
 from eelgrid_agent.device import FAST_READINGS, INSTANCE_READINGS, SLOW_READINGS, Missing
 from eelgrid_agent.metrics.catalogue import CATALOGUE
 from eelgrid_agent.metrics.document import main as document
-from eelgrid_agent.metrics.frame import CALL_BOUNDS_S, SHARES_MOST, Frame, GpuView, HostView, NodeView, TimedValues
+from eelgrid_agent.metrics.frame import CALL_BOUNDS_S, Frame, GpuView, HostView, NodeView, TimedValues
 from eelgrid_agent.metrics.gpu_catalogue import NOT_SHOWN
 from eelgrid_agent.metrics.metric import Kind, Scope
 from eelgrid_agent.metrics.render import Renderer
@@ -32,8 +33,6 @@ STATES = {
     "quarantined", "state", "action", "suspended", "unmet", "up",
 }  # fmt: skip
 NOT_BASE = re.compile(r"milli|micro|kilo|mega|giga|mib|gib|percent|mhz|(_mw|_mj|_ms|_us|_ns|_w|_c|_j)(_total)?$")
-# They name people, never come again, or are told by the scraper.
-NO_LABELS = {"pid", "command", "cmd", "user", "username", "image", "hostname", "host", "instance", "job_name", "le"}
 
 
 def parsed(shown):
@@ -71,7 +70,7 @@ def test_a_metric_obeys_the_conventions(metric):
     assert re.fullmatch(r"[A-Z0-9].{5,}\.", metric.help), "help is a sentence"
     labels = metric.all_labels
     assert len(set(labels)) == len(labels)
-    assert not NO_LABELS & set(labels)
+    assert not (NO_LABELS | {"command", "le"}) & set(labels)
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", label) for label in labels)
     assert bool(metric.facts) is (metric.kind is Kind.INFO)
 
@@ -208,20 +207,6 @@ def test_a_histogram_adds_up():
     assert buckets == sorted(buckets)
     assert buckets[-1] == one(samples, "eelgrid_device_call_duration_seconds_count")[1] == 3 + len(CALL_BOUNDS_S)
     assert one(samples, "eelgrid_device_call_duration_seconds_sum")[1] == 1.5
-
-
-def test_owners_that_look_alike_are_one_series():
-    shares = (share(2.0, pod="a"), share(3.0, pod="a", user="root"), share(7.0, pod="b"))
-    samples = parsed(frame(shares=shares))
-    found = {labels["pod"]: value for labels, value in samples["eelgrid_workload_gpu_energy_joules_total"]}
-    assert found == {"a": 5.0, "b": 7.0}
-
-
-def test_more_owners_than_series_are_counted():
-    shares = tuple(share(1.0, pod=f"p{index}") for index in range(SHARES_MOST + 3))
-    samples = parsed(frame(shares=shares))
-    assert len(samples["eelgrid_workload_gpu_energy_joules_total"]) == SHARES_MOST
-    assert one(samples, "eelgrid_workload_series_left_out")[1] == 3.0
 
 
 def test_what_left_the_node_leaves_the_renderer():

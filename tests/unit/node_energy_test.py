@@ -108,7 +108,7 @@ def test_two_jobs_on_one_device_are_charged_what_the_device_really_drew(site):
     assert device.estimate.method is EnergyMethod.COUNTER
     assert device.estimate.uncertainty_j == pytest.approx(0.05 * device.estimate.energy_j, rel=0.1)
     # Equal parts of the load, to the rounding of SM ratios.
-    assert site.joules(job="1") == pytest.approx(site.joules(job="2"), rel=0.02)
+    assert site.joules(slurm_job="1") == pytest.approx(site.joules(slurm_job="2"), rel=0.02)
     # Nobody was given the device, so its idle power is the node's.
     assert dict(device.nobody_mj)["unallocated"] / MILLIJOULES == pytest.approx(182 * 70, rel=0.15)
     assert {
@@ -128,7 +128,7 @@ def test_resets_losses_and_gaps_lose_no_millijoule_of_what_is_told(site):
     site.run(7)
     faults.restore(uuid)
     site.run(13)
-    charged_j = site.joules(job="1")
+    charged_j = site.joules(slurm_job="1")
     assert charged_j > 5000.0
     # Its process went with the device, and an hour later its joules are among those who are no more.
     site.rig.advance(3600)

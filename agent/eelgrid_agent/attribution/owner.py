@@ -82,18 +82,21 @@ class Owner:
 
     def title(self) -> str:
         """Its account in a few words for people."""
-        kept = {name: value for name, value in self.labels().items() if value and name != "owner"}
+        kept = {
+            name.removeprefix("slurm_"): value for name, value in self.labels().items() if value and name != "owner"
+        }
         return " ".join([self.kind.value, *[f"{name}={value}" for name, value in kept.items()]])
 
     def labels(self) -> dict[str, str]:
         """Its account as metric labels, the same ones for every owner and different ones for every account.
 
-        Where a pod or a container has no name here, its UID or the beginning of its id stands in.
+        Where a pod or a container has no name here, its UID or the beginning of its id stands in. None is called `job`:
+        that is a scraper's word for what it scrapes.
         """
         kept = self.account()
         return {
             "owner": kept.kind.value, "namespace": kept.namespace, "pod": kept.pod or kept.pod_uid,
-            "container": kept.container or kept.container_id[:12], "job": kept.job, "step": kept.step,
+            "container": kept.container or kept.container_id[:12], "slurm_job": kept.job, "step": kept.step,
             "workload": kept.workload, "unit": kept.unit, "ray_job": kept.ray_job,
         }  # fmt: skip
 

@@ -13,7 +13,7 @@ number has no series, and one series says why. Labels hold what is bounded by
 the machine, or by the work on it: never a process id, command or user.
 """
 
-from eelgrid_agent.metrics.frame import OWNER_LABELS
+from eelgrid_agent.metrics.frame import HOLDER_LABELS, SHARE_LABELS
 from eelgrid_agent.metrics.gpu_catalogue import DEVICE, HEALTH, MIG
 from eelgrid_agent.metrics.metric import Kind, Metric, Scope, Source, info, of_absences, of_attribute, told_apart
 from eelgrid_protos.messages import Reading
@@ -214,11 +214,21 @@ _GUARD = (
 )
 
 _ATTRIBUTION = (
-    Metric(
-        name="eelgrid_workload_gpu_energy_joules_total", kind=_COUNTER, scope=Scope.SHARE,
-        help="Energy by owner; what has none, and what owners had that are gone, is in metrics of its own.",
-        labels=(*OWNER_LABELS, "part", "method", "confidence"),
-        sources=(Source(of="energy_j"),),
+    of_attribute(
+        "eelgrid_workload_gpu_energy_joules_total",
+        Scope.OWNERS,
+        "energy_j",
+        "Energy by owner; what has none, and what owners had that are gone, is in metrics of its own.",
+        *SHARE_LABELS,
+        kind=_COUNTER,
+    ),
+    of_attribute(
+        "eelgrid_gpu_idle_since_timestamp_seconds",
+        Scope.OWNERS,
+        "idle_since_s",
+        "When a device or slice that the owner holds began to idle, since 1970, once that is five minutes ago; no series "
+        "while it works or nobody holds it.",
+        *HOLDER_LABELS,
     ),
     of_attribute(
         "eelgrid_gpu_unattributed_energy_joules_total",
@@ -238,8 +248,8 @@ _ATTRIBUTION = (
     ),
     of_attribute(
         "eelgrid_workload_series_left_out",
-        Scope.NODE,
-        "shares_left_out",
+        Scope.OWNERS,
+        "left_out",
         "Owners without a series of their own, for there are too many; their energy is in no series.",
     ),
 )  # fmt: skip

@@ -6,9 +6,9 @@ a scrape, so that no lock is shared with it. One node shows its GPUs; a fleet
 shows the agent's own metrics only, since 1,213 nodes would be 600,000 series.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 
@@ -23,11 +23,12 @@ from eelgrid_agent.metrics.frame import (
     GuardView,
     HostView,
     NodeView,
+    OwnersView,
     ProcessView,
-    Share,
     TimedValues,
     WorkerView,
 )
+from eelgrid_agent.metrics.owners import OwnerNames
 from eelgrid_agent.metrics.timing import distributions
 from eelgrid_agent.node import Node
 from eelgrid_agent.sampler import GPU_READINGS, HOST_READINGS, Tick
@@ -41,6 +42,8 @@ __all__ = ["AgentCollector", "Worker"]
 _LOST = Missing(AbsenceReason.GPU_LOST)
 # What the ledger calls the joules of owners that it keeps no more.
 _ENDED = "ended"
+_ANOMALIES = tuple((kind, kind.value) for kind in AnomalyKind)
+_NO_ANOMALIES = {name: False for _, name in _ANOMALIES}
 
 
 class Worker(Protocol):
@@ -93,6 +96,8 @@ class AgentCollector:
         self._collection_s = collection_s
         self._worker = worker
         self._process = psutil.Process()
+        self._started_s = self._process.create_time()
+        self._owners = OwnerNames()
 
     def frame(self) -> Frame:
         """What is known now."""
@@ -130,14 +135,13 @@ class AgentCollector:
         )
 
     def _cost(self) -> ProcessView:
-        with self._process.oneshot():
-            times = self._process.cpu_times()
-            return ProcessView(
-                cpu_s=times.user + times.system,
-                resident_bytes=self._process.memory_info().rss,
-                started_s=self._process.create_time(),
-                threads=self._process.num_threads(),
-            )
+        return ProcessView(
+            # One call; psutil opens a file for each of the others.
+            cpu_s=time.process_time(),
+            resident_bytes=self._process.memory_info().rss,
+            started_s=self._started_s,
+            threads=self._process.num_threads(),
+        )
 
     def _node(self, node: Node) -> NodeView:
         now_ns = self._monotonic_ns()
@@ -153,8 +157,8 @@ class AgentCollector:
             if tick is not None:
                 looked = raw[gpu.uuid].values if gpu.uuid in raw else {}
                 quick = TimedValues(values={**looked, **_cells(tick, index)}, age_s=age_s)
-            view = _gpu_view(gpu, quick, slow, node, now_ns)
-            gpus.append(view if owned is None else _attributed(view, owned))
+            attributed = {} if owned is None else _attributed(gpu.uuid, owned)
+            gpus.append(_gpu_view(gpu, quick, slow, node, now_ns, attributed=attributed))
         return NodeView(
             name=inventory.node_name,
             pool=inventory.pool,
@@ -169,7 +173,7 @@ class AgentCollector:
             ),
             gpus=tuple(gpus),
             guard=_guard_view(node.guard, now_ns),
-            shares=() if owned is None else _shares(owned),
+            owners=OwnersView() if owned is None else self._owners.view(owned),
         )
 
 
@@ -190,7 +194,9 @@ def _worker_view(worker: Worker) -> WorkerView:
     )  # fmt: skip
 
 
-def _gpu_view(gpu: Gpu, quick: TimedValues | None, slow: SlowLook, node: Node, now_ns: int) -> GpuView:
+def _gpu_view(
+    gpu: Gpu, quick: TimedValues | None, slow: SlowLook, node: Node, now_ns: int, *, attributed: Mapping[str, Any]
+) -> GpuView:
     """One device; a lost one has no slow readings, whatever was read before."""
     slow_age_s = max(0.0, (now_ns - slow.monotonic_ns) / 1e9)
     values = slow.gpus.get(gpu.uuid)
@@ -212,41 +218,21 @@ def _gpu_view(gpu: Gpu, quick: TimedValues | None, slow: SlowLook, node: Node, n
         quarantined=device is not None and device.is_quarantined(now_ns),
         enforcement_suspended=device is not None and bool(device.suspended),
         layout_unmet=gpu.uuid in node.guard.layouts_unmet if gpu.mig_capable else None,
+        **attributed,
     )
 
 
-def _attributed(view: GpuView, owned: Attribution) -> GpuView:
-    """The device with what is known of its owners; who holds it is not counted, only whether anybody does."""
-    uuid = view.gpu.uuid
+def _attributed(uuid: str, owned: Attribution) -> Mapping[str, Any]:
+    """Those fields of a device's view that come from its owners."""
     nobody = owned.nobody.get(uuid, {})
     found = {anomaly.subject.kind for anomaly in owned.anomalies if anomaly.subject.gpu_uuid == uuid}
     estimate = owned.estimates.get(uuid)
-    return replace(
-        view,
-        unattributed_j={reason: energy_mj / 1000.0 for reason, energy_mj in nobody.items() if reason != _ENDED},
-        ended_j=nobody.get(_ENDED, 0) / 1000.0,
-        anomalies={kind.value: kind in found for kind in AnomalyKind},
-        energy_uncertainty_j=None if estimate is None else estimate.uncertainty_j,
-    )
-
-
-def _shares(owned: Attribution) -> tuple[Share, ...]:
-    """One share for each account, as the ledger lists them."""
-    return tuple(
-        Share(
-            gpu_uuid=account.gpu_uuid,
-            owner=account.owner.labels() | {"gpu_instance": _text(account.gpu_instance_id)},
-            energy_j=energy_mj / 1000.0,
-            part=account.part.value,
-            method=account.method.value,
-            confidence=account.confidence.label,
-        )
-        for account, energy_mj in owned.accounts.items()
-    )
-
-
-def _text(number: int | None) -> str:
-    return "" if number is None else str(number)
+    return {
+        "unattributed_j": {reason: energy_mj / 1000.0 for reason, energy_mj in nobody.items() if reason != _ENDED},
+        "ended_j": nobody.get(_ENDED, 0) / 1000.0,
+        "anomalies": {name: kind in found for kind, name in _ANOMALIES} if found else _NO_ANOMALIES,
+        "energy_uncertainty_j": None if estimate is None else estimate.uncertainty_j,
+    }
 
 
 def _guard_view(guard: Guard, now_ns: int) -> GuardView:

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from eelgrid_agent.metrics.bounds import series_most
 from eelgrid_agent.metrics.catalogue import CATALOGUE
 from eelgrid_agent.metrics.frame import CALL_BOUNDS_S, SHARES_MOST
 from eelgrid_agent.metrics.metric import Metric, Scope
 from eelgrid_agent.metrics.server import HEAD_BYTES_MOST, REQUEST_S_MOST, SCRAPES_MOST
-from eelgrid_protos.messages import AbsenceReason, Reading
+from eelgrid_protos.messages import GPUS_PER_NODE_MOST, INSTANCES_PER_GPU_MOST, AbsenceReason, Reading
 
 __all__ = ["main", "page"]
 
@@ -27,8 +28,10 @@ _TITLES = {
     Scope.GPU: "Devices",
     Scope.INSTANCE: "MIG GPU instances",
     Scope.COMPUTE: "MIG compute instances",
-    Scope.SHARE: "Attributed energy",
+    Scope.OWNERS: "Owners",
 }
+# Counted by `python -m bench.scrape`.
+_SERIES_USUAL = 800
 _INTRODUCTION = """\
 # Metrics
 
@@ -49,6 +52,9 @@ the scraper prefers, compressed where it takes gzip. `/livez` and `/readyz` are 
   belongs to it too.
 - A reading that cannot be had has no series. `eelgrid_gpu_reading_absent` says why: {reasons}.
 - Prefer `rate(eelgrid_gpu_energy_joules_total[1m])` to sampled power: it misses nothing between two scrapes.
+- Every metric has a bound, "series at most": what a node of {gpus} devices, each in {instances} GPU instances, could
+  have. Owners with a series have at most {shares:,}, and `eelgrid_workload_series_left_out` counts those beyond. An agent
+  with 8 whole GPUs and 30 pods that share them tells some {usual:,} series (`python -m bench.scrape`).
 - An agent that simulates several nodes shows the series of the agent and its process alone.
 
 `--web-config FILE` takes the web configuration file of Prometheus' exporters: `tls_server_config`,
@@ -66,26 +72,33 @@ def page(metrics: Sequence[Metric] = CATALOGUE) -> str:
     reasons = ", ".join(f"`{reason.name.lower()}`" for reason in AbsenceReason if reason)
     parts = [
         _INTRODUCTION.format(
-            reasons=reasons, scrapes=SCRAPES_MOST, seconds=REQUEST_S_MOST, head=HEAD_BYTES_MOST // 1024
+            gpus=GPUS_PER_NODE_MOST,
+            instances=INSTANCES_PER_GPU_MOST,
+            shares=SHARES_MOST,
+            usual=_SERIES_USUAL,
+            reasons=reasons,
+            scrapes=SCRAPES_MOST,
+            seconds=REQUEST_S_MOST,
+            head=HEAD_BYTES_MOST // 1024,
         )
     ]
     for scope, title in _TITLES.items():
         rows = [metric for metric in metrics if metric.scope is scope]
         if rows:
-            parts.append(f"\n## {title}\n\n| name | type | labels | meaning | source |\n|---|---|---|---|---|\n")
+            parts.append(
+                f"\n## {title}\n\n| name | type | labels | series at most | meaning | source |\n|---|---|---|---|---|---|\n"
+            )
             parts += [_row(metric) for metric in rows]
     bounds = ", ".join(f"{bound:g}" for bound in CALL_BOUNDS_S)
-    parts.append(
-        f"\nBuckets of `eelgrid_device_call_duration_seconds` end at {bounds} and infinity. Owners have at most "
-        f"{SHARES_MOST:,} series; `eelgrid_workload_series_left_out` counts those beyond.\n"
-    )
+    parts.append(f"\nBuckets of `eelgrid_device_call_duration_seconds` end at {bounds} and infinity.\n")
     return "".join(parts)
 
 
 def _row(metric: Metric) -> str:
     labels = ", ".join(f"`{label}`" for label in metric.all_labels)
     return (
-        f"| `{metric.name}` | {metric.kind.value} | {labels} | {metric.help}{_values(metric)} | {_source(metric)} |\n"
+        f"| `{metric.name}` | {metric.kind.value} | {labels} | {series_most(metric):,} | {metric.help}{_values(metric)} | "
+        f"{_source(metric)} |\n"
     )
 
 

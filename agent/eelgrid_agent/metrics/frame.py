@@ -13,8 +13,8 @@ from eelgrid_agent.worker.latency import BOUNDS_S as CALL_BOUNDS_S
 from eelgrid_protos.messages import Gpu, Reading
 
 __all__ = [
-    "CALL_BOUNDS_S", "OWNER_LABELS", "SHARES_MOST",
-    "AgentView", "Distribution", "Frame", "GpuView", "GuardView", "HostView", "NodeView", "ProcessView", "Share",
+    "CALL_BOUNDS_S", "HOLDER_LABELS", "OWNER_LABELS", "SHARES_MOST", "SHARE_LABELS",
+    "AgentView", "Distribution", "Frame", "GpuView", "GuardView", "HostView", "NodeView", "OwnersView", "ProcessView",
     "TimedValues", "WorkerView",
 ]  # fmt: skip
 
@@ -22,8 +22,11 @@ __all__ = [
 SHARES_MOST = 2000
 # Who energy may be attributed to. No process id, command or user: they name people and never end.
 OWNER_LABELS = (
-    "owner", "gpu_instance", "namespace", "pod", "container", "job", "step", "workload", "unit", "ray_job",
+    "owner", "gpu_instance", "namespace", "pod", "container", "slurm_job", "step", "workload", "unit", "ray_job",
 )  # fmt: skip
+HOLDER_LABELS = ("gpu", *OWNER_LABELS)
+# What of the device's energy it is, such as active, how the share was found, and how far to trust it.
+SHARE_LABELS = (*HOLDER_LABELS, "part", "method", "confidence")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,20 +174,17 @@ class GpuView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """Joules of one device that were attributed to one owner since the agent began to count.
+class OwnersView:
+    """What is told of owners, by the values of labels in their order; owners that look alike are one.
 
-    Of `owner` only OWNER_LABELS are shown, and owners that differ in nothing else
-    are shown as one. `part` is what of the device's energy it is, such as
-    active, `method` how the share was found and `confidence` how far to trust it.
+    `energy_j` is what was attributed of a device to one owner since the agent began to count, by SHARE_LABELS.
+    `idle_since_s` is when a device that an owner holds began to idle, in seconds since 1970, by HOLDER_LABELS.
     """
 
-    gpu_uuid: str
-    owner: Mapping[str, str]
-    energy_j: float
-    part: str
-    method: str
-    confidence: str
+    energy_j: Mapping[tuple[str, ...], float] = field(default_factory=dict)
+    idle_since_s: Mapping[tuple[str, ...], float] = field(default_factory=dict)
+    # Shares beyond SHARES_MOST, which are not shown.
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,13 +200,7 @@ class NodeView:
     host: HostView
     gpus: tuple[GpuView, ...] = ()
     guard: GuardView | None = None
-    # In the order in which the owners were first seen; those beyond SHARES_MOST are not shown.
-    shares: tuple[Share, ...] = ()
-
-    @property
-    def shares_left_out(self) -> int:
-        """How many owners are too many to show."""
-        return max(0, len(self.shares) - SHARES_MOST)
+    owners: OwnersView = field(default_factory=OwnersView)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

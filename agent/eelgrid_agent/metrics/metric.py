@@ -7,7 +7,7 @@ Theory. A metric has one subject (its scope), and the scope's labels name the
 subject in every series; a metric's own labels come after them. Numbers come
 from readings, scaled to the base unit in the name, or from an attribute of the
 subject's view in the frame: a number is one series, a mapping is one series
-for each of its keys, None is no series. A reading that is a code becomes one
+for each of its keys (several labels are a tuple), None is no series. A reading that is a code becomes one
 series for each state, and a reading that is a mask one for each bit, 0 or 1:
 numbers that mean something else when summed are not shown.
 """
@@ -43,7 +43,7 @@ class Scope(Enum):
     GPU = "GpuView"
     INSTANCE = "GpuInstance"
     COMPUTE = "ComputeInstance"
-    SHARE = "Share"
+    OWNERS = "OwnersView"
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -56,7 +56,6 @@ _SCOPE_LABELS = {
     Scope.GPU: ("gpu",),
     Scope.INSTANCE: ("gpu", "gpu_instance"),
     Scope.COMPUTE: ("gpu", "gpu_instance", "compute_instance"),
-    Scope.SHARE: ("gpu",),
 }
 
 

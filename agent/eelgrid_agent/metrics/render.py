@@ -9,12 +9,9 @@ kept; a page is then a number behind each prefix. Both formats write samples
 alike and differ in the heads of families and in the last line, so samples are
 written once. A reading out of its range is a sentinel or a fault of the
 driver's: it is absent, as a missing one is, and the page says why.
-
-Prometheus refuses a page whole for one series that comes twice, so shares with
-equal labels are added up.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -23,13 +20,10 @@ from eelgrid_agent.device import FAST_READINGS, InstanceReadings, Missing, Value
 from eelgrid_agent.metrics.catalogue import CATALOGUE, HOST_ABSENT
 from eelgrid_agent.metrics.frame import (
     CALL_BOUNDS_S,
-    OWNER_LABELS,
-    SHARES_MOST,
     Distribution,
     Frame,
     GpuView,
     NodeView,
-    Share,
 )
 from eelgrid_agent.metrics.gpu_catalogue import GPU_ABSENT, INSTANCE_ABSENT
 from eelgrid_agent.metrics.metric import Kind, Metric, Scope, Source
@@ -45,6 +39,8 @@ _ODD_NUMBERS = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
 _BUCKETS = (*(repr(bound) for bound in CALL_BOUNDS_S), "+Inf")
 # Names of series that are no readings, kept between pages: twice what the busiest node shows.
 _NAMES_MOST = 20_000
+# The same of states and masks: a dozen values of each, of every device.
+_CODES_MOST = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +75,8 @@ class _Cell:
 
 # A prefix for each cell: one series, or one for each code and one for the rest.
 _Prefix = str | tuple[str, ...]
+# What the loop over readings takes of a cell of one subject: to look a field up there would be half of its time.
+_Row = tuple[Reading, float, float, float, int, _Prefix, _Cell]
 
 
 class Renderer:
@@ -95,10 +93,11 @@ class Renderer:
         self._slow = tuple(cell for cell in gpu_cells if cell.reading not in fast)
         self._host = self._reading_cells(Scope.HOST)
         self._instance = self._reading_cells(Scope.INSTANCE)
-        self._prefixes: dict[tuple[Scope, tuple[str, ...], bool], tuple[_Prefix, ...]] = {}
-        self._used: dict[tuple[Scope, tuple[str, ...], bool], tuple[_Prefix, ...]] = {}
+        self._rows: dict[tuple[Scope, tuple[str, ...], bool], tuple[_Row, ...]] = {}
+        self._used: dict[tuple[Scope, tuple[str, ...], bool], tuple[_Row, ...]] = {}
         self._layouts: dict[str, tuple[object, list[tuple[int, str]]]] = {}
         self._names: dict[tuple[int, tuple[str, ...]], str] = {}
+        self._coded: dict[tuple[tuple[str, ...], int], str] = {}
 
     def render(self, frame: Frame) -> Rendered:
         """The page of this frame."""
@@ -112,7 +111,7 @@ class Renderer:
         if frame.node is not None:
             self._node(page, frame.node)
         # What left the node leaves the cache with it.
-        self._prefixes = self._used
+        self._rows = self._used
         return Rendered(
             tuple((*self._heads[index], "".join(lines)) for index, lines in enumerate(page) if lines),
         )
@@ -128,7 +127,7 @@ class Renderer:
         if len(self._layouts) > len(node.gpus):
             present = {view.gpu.uuid for view in node.gpus}
             self._layouts = {uuid: kept for uuid, kept in self._layouts.items() if uuid in present}
-        self._shares(page, node.shares[:SHARES_MOST])
+        self._attribute(page, Scope.OWNERS, (), node.owners)
 
     def _gpu(self, page: list[list[str]], view: GpuView) -> None:
         subject = (view.gpu.uuid,)
@@ -164,34 +163,46 @@ class Renderer:
     ) -> None:  # fmt: skip
         """One line for each reading that is there, and one of absence for each that is not."""
         absent: list[str] = []
-        for cell, prefix in zip(cells, self._prefixes_of(scope, subject, cells, slow=slow), strict=True):
-            value = values.get(cell.reading)
+        for reading, low, high, scale, metric, prefix, cell in self._rows_of(scope, subject, cells, slow=slow):
+            value = values.get(reading)
             if value is None:
                 reason = _REASONS[AbsenceReason.NOT_SAMPLED]
             elif value.__class__ is Missing:
                 reason = _REASONS.get(value.reason, "unspecified")
-            elif not cell.low <= value <= cell.high:  # type: ignore[operator]  # also NaN
+            elif not low <= value <= high:  # type: ignore[operator]  # also NaN
                 reason = _REASONS[AbsenceReason.IMPLAUSIBLE]
             elif prefix.__class__ is str:
-                page[cell.metric].append(f"{prefix}{value * cell.scale!r}\n")  # type: ignore[operator]
+                page[metric].append(f"{prefix}{value * scale!r}\n")  # type: ignore[operator]
                 continue
             else:
-                page[cell.metric].extend(_coded(cell, prefix, int(value)))  # type: ignore[arg-type]
+                page[metric].append(self._states(cell, prefix, int(value)))  # type: ignore[arg-type]
                 continue
             absent.append(f'reading="{cell.label}",reason="{reason}"}} 1.0\n')
         if absent:
             head = f"{absent_name}{{{_pairs(scope.labels, subject)}{',' if subject else ''}"
             page[self._index[absent_name]].extend([head + line for line in absent])
 
-    def _prefixes_of(
+    def _states(self, cell: _Cell, prefixes: tuple[str, ...], code: int) -> str:
+        """The lines of one code, which stays the same for long."""
+        lines = self._coded.get((prefixes, code))
+        if lines is None:
+            if len(self._coded) >= _CODES_MOST:
+                self._coded.clear()
+            lines = self._coded[prefixes, code] = _coded(cell, prefixes, code)
+        return lines
+
+    def _rows_of(
         self, scope: Scope, subject: tuple[str, ...], cells: tuple[_Cell, ...], *, slow: bool
-    ) -> tuple[_Prefix, ...]:
+    ) -> tuple[_Row, ...]:
         key = (scope, subject, slow)
-        prefixes = self._prefixes.get(key)
-        if prefixes is None:
-            prefixes = tuple(self._prefix(cell, subject) for cell in cells)
-        self._used[key] = prefixes
-        return prefixes
+        rows = self._rows.get(key)
+        if rows is None:
+            rows = tuple(
+                (cell.reading, cell.low, cell.high, cell.scale, cell.metric, self._prefix(cell, subject), cell)
+                for cell in cells
+            )
+        self._used[key] = rows
+        return rows
 
     def _prefix(self, cell: _Cell, subject: tuple[str, ...]) -> _Prefix:
         metric = self._metrics[cell.metric]
@@ -201,18 +212,29 @@ class Renderer:
 
     def _attribute(self, page: list[list[str]], scope: Scope, subject: tuple[str, ...], view: object) -> None:
         for index, is_info, take, scale in self._attributes[scope]:
-            found = take(view)
+            found: Any = take(view)
+            if found is None:
+                continue
+            is_mapping = found.__class__ not in _NUMBERS and isinstance(found, Mapping)
             if is_info:
                 page[index].append(f"{self._name(index, (*subject, *map(_text, found)))}1.0\n")
-            elif isinstance(found, Mapping):
-                for key, value in found.items():
-                    name = self._name(index, (*subject, str(key)))
-                    if isinstance(value, Distribution):
-                        page[index].extend(_buckets(name, value))
-                    else:
-                        page[index].append(f"{name}{_number(value * scale)}\n")
-            elif found is not None:
-                page[index].append(f"{self._name(index, subject)}{_number(found * scale)}\n")
+            elif is_mapping:
+                self._mapping(page[index], index, subject, found, scale)
+            else:
+                page[index].append(f"{self._name(index, subject)}{_number(float(found) * scale)}\n")
+
+    def _mapping(
+        self, lines: list[str], index: int, subject: tuple[str, ...], found: Mapping[Any, Any], scale: float
+    ) -> None:
+        """One series, or one histogram, for each key."""
+        names = self._names
+        for key, value in found.items():
+            labels = subject + (key if key.__class__ is tuple else (str(key),))
+            name = names.get((index, labels)) or self._name(index, labels)
+            if value.__class__ is Distribution:
+                lines.extend(_buckets(name, value))
+            else:
+                lines.append(f"{name}{_number(value * scale)}\n")
 
     def _name(self, index: int, values: tuple[str, ...]) -> str:
         """Name and labels of one series, made once."""
@@ -223,23 +245,6 @@ class Renderer:
                 self._names.clear()
             name = self._names[key] = _series(self._metrics[index], values)
         return name
-
-    def _shares(self, page: list[list[str]], shares: Iterable[Share]) -> None:
-        metrics = [index for index, metric in enumerate(self._metrics) if metric.scope is Scope.SHARE]
-        totals: dict[tuple[str, ...], float] = {}
-        for share in shares:
-            owner = share.owner
-            key = (
-                share.gpu_uuid,
-                *[owner.get(label, "") for label in OWNER_LABELS],
-                share.part,
-                share.method,
-                share.confidence,
-            )
-            totals[key] = totals.get(key, 0.0) + share.energy_j
-        for index in metrics:
-            for key, energy_j in totals.items():
-                page[index].append(f"{self._name(index, key)}{_number(energy_j)}\n")
 
     def _reading_cells(self, scope: Scope) -> tuple[_Cell, ...]:
         return tuple(
@@ -257,7 +262,7 @@ class Renderer:
         """How each metric of a scope takes what it shows from the scope's view."""
         cells: list[tuple[int, bool, Any, float]] = []
         for index, metric in enumerate(self._metrics):
-            if metric.scope is not scope or scope is Scope.SHARE:
+            if metric.scope is not scope:
                 continue
             if metric.kind is Kind.INFO:
                 take = attrgetter(*(path for _, path in metric.facts))
@@ -266,6 +271,7 @@ class Renderer:
         return tuple(cells)
 
 
+_NUMBERS = frozenset({float, int, bool})
 _REASONS = {reason: reason.name.lower() for reason in AbsenceReason}
 
 
@@ -286,14 +292,14 @@ def _instances(view: GpuView) -> Iterator[tuple[str, Mapping[Reading, Value]]]:
         yield str(number), looks[number].values if number in looks else _NOTHING
 
 
-def _coded(cell: _Cell, prefixes: _Prefix, code: int) -> list[str]:
+def _coded(cell: _Cell, prefixes: tuple[str, ...], code: int) -> str:
     """One line for each state or bit, and one for what has no name."""
     codes = [known for known, _ in cell.codes]
     if cell.is_mask:
         held = [code & bit for bit in codes] + [code & ~sum(codes)]
     else:
         held = [int(code == known) for known in codes] + [int(code not in codes)]
-    return [f"{prefix}{'1.0' if holds else '0.0'}\n" for prefix, holds in zip(prefixes, held, strict=True)]
+    return "".join([f"{prefix}{'1.0' if holds else '0.0'}\n" for prefix, holds in zip(prefixes, held, strict=True)])
 
 
 def _buckets(series: str, value: Distribution) -> list[str]:
@@ -304,12 +310,13 @@ def _buckets(series: str, value: Distribution) -> list[str]:
         for bound, below in zip(_BUCKETS, value.below, strict=True)
     ]
     lines.append(f"{name}_count{{{labels}}} {float(value.below[-1])!r}\n")
-    lines.append(f"{name}_sum{{{labels}}} {_number(value.sum_s)}\n")
+    lines.append(f"{name}_sum{{{labels}}} {_number(float(value.sum_s))}\n")
     return lines
 
 
 def _number(value: float) -> str:
-    text = repr(float(value))
+    """A float as both formats write it."""
+    text = repr(value)
     return _ODD_NUMBERS.get(text, text)
 
 

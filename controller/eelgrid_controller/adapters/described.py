@@ -8,18 +8,18 @@ from the list. Must not know where values come from.
 import argparse
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.samples import Sample
 
 from eelgrid_controller.energy_ledger.namespaces import NAMESPACES_MOST, OTHER
 
 __all__ = [
     "BUCKETS_S", "METRICS", "MODELS_MOST", "NAMESPACES_MOST", "OTHER", "PENDING_REASONS", "PLAN_CHANGES", "POOLS_MOST", "SERIES_MOST",
-    "Described", "Kind", "family", "main", "page", "series_most",
+    "Described", "Family", "Kind", "family", "main", "page", "series_most",
 ]  # fmt: skip
 
 # Services, jobs and budgets that have series of their own; those that stand worst, where there are more.
@@ -199,15 +199,48 @@ def series_most(one: Described) -> int:
     return series * (len(BUCKETS_S[one.name]) + 3) if one.kind is Kind.HISTOGRAM else series
 
 
-def family(name: str, values: float | Mapping[str, float] | Mapping[tuple[str, str], float]) -> Metric:
-    """The samples of one metric, by the values of its labels; KeyError for a name that is not in the list."""
-    about = METRICS[name]
-    make = CounterMetricFamily if about.kind is Kind.COUNTER else GaugeMetricFamily
-    found = make(name, about.help, labels=about.labels)
-    by_labels: Mapping[Any, float] = values if isinstance(values, Mapping) else {(): values}
-    for key, value in by_labels.items():
-        found.add_metric((key,) if isinstance(key, str) else key, value)
-    return found
+class Family(NamedTuple):
+    """A metric and its numbers, by the values of its labels in the order in which they are described.
+
+    Only numbers change between scrapes, so no object is made of a series: a page is written from these. Readers that
+    want the client library's shape (its registry, its writers) find it in the properties.
+    """
+
+    about: Described
+    values: Mapping[tuple[str, ...], float]
+
+    @property
+    def name(self) -> str:
+        """As OpenMetrics names the family: without the suffix of its samples."""
+        return self.about.name.removesuffix("_total").removesuffix("_info")
+
+    @property
+    def type(self) -> str:
+        """The kind, in OpenMetrics' word."""
+        return self.about.kind.value
+
+    @property
+    def documentation(self) -> str:
+        """What it means."""
+        return self.about.help
+
+    @property
+    def unit(self) -> str:
+        """None beside that in the name."""
+        return ""
+
+    @property
+    def samples(self) -> Iterator[Sample]:
+        """Each series by itself."""
+        for key, value in self.values.items():
+            yield Sample(self.about.name, dict(zip(self.about.labels, key, strict=True)), value)
+
+
+def family(name: str, values: float | Mapping[str, float] | Mapping[tuple[str, str], float]) -> Family:
+    """The numbers of one metric, by the values of its labels; KeyError for a name that is not in the list."""
+    if not isinstance(values, Mapping):
+        return Family(METRICS[name], {(): values})
+    return Family(METRICS[name], {(key,) if isinstance(key, str) else key: value for key, value in values.items()})
 
 
 # Counted by `python -m bench.scrape`, without promises and Kubernetes.
@@ -246,7 +279,8 @@ read from the state, since nobody may see what is not on disk; `eelgrid_journal_
   are missing; `eelgrid_model_power_error_ratio` compares the same GPUs on both sides, of nodes that are read whole.
 - Energy by namespace: `sum by (namespace) (rate(eelgrid_ledger_energy_joules_total[1h]))` is watts. A namespace that
   comes to spend twice what the least of those named spends takes its place; totals are `eelctl energy`'s.
-- Held and idle GPUs are the agents' to tell: `eelgrid_gpu_anomaly{{anomaly="held_idle"}} == 1`.
+- Held and idle GPUs are the agents' to tell: `time() - eelgrid_gpu_idle_since_timestamp_seconds` is for how long, by
+  holder.
 - No leader: `sum(eelgrid_kubernetes_leading) == 0`.
 """
 

@@ -3,21 +3,20 @@
 Owns which pools and models have series of their own, the reasons that pending work is counted
 by, and the count of changes. Must not change what it reads, and must not await.
 
-Theory. The walk over nodes takes about a millisecond at a thousand of them (bench/scrape.py)
-and is made once a scrape. Modelled watts of GPUs are those of `eelgrid_kernels.node_power`,
+Theory. Sums are numpy's, over the newest power of all nodes and the snapshot; of the records
+only state and pool are looked at (bench/scrape.py). Modelled watts of GPUs are those of `eelgrid_kernels.node_power`,
 device by device. They are compared with what was measured where a node's reading covers all
 of its devices of a model and none of them is cut by MIG, so that both sides are of the same
 devices. Reasons are names of constraints, which are known beforehand: a budget has its node's
 name in its sentence and none in its constraint.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from prometheus_client.core import Metric
 
 from eelgrid_controller.adapters.described import (
     MODELS_MOST,
@@ -25,6 +24,7 @@ from eelgrid_controller.adapters.described import (
     PENDING_REASONS,
     PLAN_CHANGES,
     POOLS_MOST,
+    Family,
     family,
 )
 from eelgrid_controller.command import Committed
@@ -40,12 +40,14 @@ from eelgrid_controller.events import (
     WorkloadPlaced,
     WorkloadScaled,
 )
+from eelgrid_controller.newest_power import Readings
 from eelgrid_controller.snapshot import Snapshot
-from eelgrid_controller.telemetry import Glance, Telemetry
+from eelgrid_controller.state import NodeRecord
+from eelgrid_controller.telemetry import Telemetry
 from eelgrid_kernels import GPU_ABSENT, GPU_PLACEABLE, GPU_WHOLE_MILLI
 from eelgrid_protos.messages import NodeState, Summary
 
-__all__ = ["FleetPage", "Watts", "fragmentation_ratio", "model_watts", "waiting_by_reason"]
+__all__ = ["FleetPage", "Watts", "fragmentation_ratio", "model_watts", "pool_watts", "waiting_by_reason"]
 
 _CHANGES: Mapping[type[Event], str] = {
     WorkloadPlaced: "placed",
@@ -58,6 +60,7 @@ _CHANGES: Mapping[type[Event], str] = {
     PartitionsPlanned: "partitioned",
 }
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 # Watts measured and modelled, of the same devices.
 Watts = tuple[float, float]
 
@@ -85,27 +88,19 @@ class FleetPage:
             if change is not None:
                 self._changes[change] += 1
 
-    def families(self) -> Iterator[Metric]:
+    def families(self) -> Iterator[Family]:
         """All of them, as of now."""
-        core, nodes = self._core(), self._core().state.nodes
-        glances = [
-            glance
-            for glance in self._telemetry.glances(now_s=self._monotonic_s(), now_ns=self._now_ns())
-            if (record := nodes.get(glance.node_name)) is not None and record.state is NodeState.READY
-        ]
-        pools: defaultdict[str, float] = defaultdict(float)
-        for glance in glances:
-            if glance.power:
-                pools[nodes[glance.node_name].inventory.pool] += sum(power_w for _, power_w, _ in glance.power)
-        ages = [glance.age_s for glance in glances if glance.age_s is not None]
-        snapshot = core.snapshot()
-        yield family("eelgrid_pool_power_watts", _most(pools, POOLS_MOST))
-        yield family(
-            "eelgrid_stale_nodes", sum(one.age_s is None or one.age_s > self._telemetry.fresh_s for one in glances)
-        )
-        if ages:
-            yield family("eelgrid_oldest_sample_age_seconds", max(ages))
-        watts = dict(sorted(model_watts(snapshot, glances).items())[:MODELS_MOST])
+        core, now_s, now_ns = self._core(), self._monotonic_s(), self._now_ns()
+        snapshot, seen = core.snapshot(), self._telemetry.readings(now_s=now_s, now_ns=now_ns)
+        records = [core.state.nodes.get(name) for name in seen.names]
+        is_ready = np.array([record is not None and record.state is NodeState.READY for record in records], np.bool_)
+        ages_s = seen.age_s[is_ready]
+        stale = int(np.count_nonzero(~(ages_s <= self._telemetry.fresh_s)))
+        yield family("eelgrid_pool_power_watts", _most(pool_watts(records, seen, is_ready), POOLS_MOST))
+        yield family("eelgrid_stale_nodes", stale)
+        if not np.isnan(ages_s).all():
+            yield family("eelgrid_oldest_sample_age_seconds", float(np.nanmax(ages_s)))
+        watts = dict(sorted(model_watts(snapshot, seen, is_ready).items())[:MODELS_MOST])
         yield family(
             "eelgrid_model_power_error_ratio",
             {
@@ -150,22 +145,29 @@ def fragmentation_ratio(snapshot: Snapshot) -> float | None:
     return float(snapshot.fragments[nodes.available].sum() / (mix.total * free_milli))
 
 
-def model_watts(snapshot: Snapshot, glances: list[Glance]) -> dict[str, Watts]:
+def pool_watts(records: Sequence[NodeRecord | None], seen: Readings, is_ready: Bools) -> dict[str, float]:
+    """Fresh watts by pool, of the nodes that are ready (N,)."""
+    ids: dict[str, int] = {}
+    pools = np.array([-1 if one is None else ids.setdefault(one.inventory.pool, len(ids)) for one in records], np.int64)
+    pool, power_w = pools[seen.row][is_ready[seen.row]], seen.power_w[is_ready[seen.row]]
+    sums, there = np.bincount(pool, power_w, len(ids)).tolist(), set(pool.tolist())
+    return {name: sums[at] for name, at in ids.items() if at in there}
+
+
+def model_watts(snapshot: Snapshot, seen: Readings, is_ready: Bools) -> dict[str, Watts]:
     """By GPU model, watts measured and modelled of the same devices; see the module's theory."""
-    modelled_w, devices, are_whole = _modelled(snapshot)
     rows = {name: row for row, name in enumerate(snapshot.names)}
-    cells, whole, counts = modelled_w.tolist(), are_whole.tolist(), devices.tolist()
-    sums: dict[str, Watts] = {}
-    for glance in glances:
-        row = rows.get(glance.node_name)
-        if row is None:
-            continue
-        for model, power_w, count in glance.power:
-            column = snapshot.models.get(model)
-            if column is not None and whole[row][column] and counts[row][column] == count:
-                measured_w, expected_w = sums.get(model, (0.0, 0.0))
-                sums[model] = measured_w + power_w, expected_w + cells[row][column]
-    return sums
+    placed = np.array([rows.get(name, -1) for name in seen.names], np.int64)
+    columns = np.array([snapshot.models.get(model, -1) for model in seen.models], np.int64)
+    row, column = placed[seen.row], columns[seen.model]
+    modelled_w, devices, are_whole = _modelled(snapshot)
+    is_known = is_ready[seen.row] & (row >= 0) & (column >= 0)
+    same = is_known & are_whole[row, column] & (devices[row, column] == seen.gpus)
+    row, column, size = row[same], column[same], len(snapshot.models)
+    measured = np.bincount(column, seen.power_w[same], size).tolist()
+    expected = np.bincount(column, modelled_w[row, column], size).tolist()
+    there = set(column.tolist())
+    return {model: (measured[at], expected[at]) for model, at in snapshot.models.items() if at in there}
 
 
 def _modelled(snapshot: Snapshot) -> tuple[Floats, NDArray[np.integer[Any]], NDArray[np.bool_]]:

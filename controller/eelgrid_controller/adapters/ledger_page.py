@@ -7,9 +7,7 @@ that is `energy_ledger/namespaces.py`.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
-from prometheus_client.core import Metric
-
-from eelgrid_controller.adapters.described import family
+from eelgrid_controller.adapters.described import Family, family
 
 __all__ = ["LedgerPage"]
 
@@ -35,7 +33,7 @@ class LedgerPage:
     def __init__(self, counts: Counts, *, now_ns: Callable[[], int]) -> None:
         self._counts, self._now_ns = counts, now_ns
 
-    def families(self) -> Iterator[Metric]:
+    def families(self) -> Iterator[Family]:
         """All of them, as of now."""
         counts = self._counts
         taken = counts.windows - counts.again - counts.dropped

@@ -26,9 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from prometheus_client.core import Metric
-
-from eelgrid_controller.adapters.described import family
+from eelgrid_controller.adapters.described import Family, family
 from eelgrid_controller.adapters.spans import Kind, Root, Span, Values
 from eelgrid_controller.command import Committed, Origin
 from eelgrid_controller.events import (
@@ -354,7 +352,7 @@ class PlacementTraces:
         for name in list(self._followed):
             self._end(name, "given_up", self._now_ns())
 
-    def families(self) -> Iterator[Metric]:
+    def families(self) -> Iterator[Family]:
         """How many are followed, and what came of the others."""
         yield family("eelgrid_traces_open", len(self._followed))
         yield family("eelgrid_traces_total", self.results)

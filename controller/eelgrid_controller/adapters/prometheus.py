@@ -1,6 +1,6 @@
 """Prometheus: what the controller tells of itself, and the page that tells it.
 
-Owns the registry and a small HTTP server for /metrics, /livez and /readyz; names and units
+Owns durations and a small HTTP server for /metrics, /livez and /readyz; names and units
 are those of `described`. Must not know how numbers come about; it asks for a Summary and a
 few gauges when scraped.
 
@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
-from prometheus_client.core import InfoMetricFamily, Metric
+from prometheus_client.core import Metric
 
-from eelgrid_controller.adapters.described import BUCKETS_S, METRICS, family
+from eelgrid_controller.adapters.described import BUCKETS_S, METRICS, Family, family
 from eelgrid_controller.adapters.page_text import (
     CONTENT_OPENMETRICS,
     CONTENT_PROMETHEUS,
@@ -82,20 +82,20 @@ class Sources(Protocol):
     def gauges(self) -> Gauges:
         """The shell at a glance."""
 
-    def steward(self) -> Iterable[Metric]:
+    def steward(self) -> Iterable[Family]:
         """What the steward tells."""
 
 
 class Metrics:
-    """The controller's own registry."""
+    """Everything on the controller's page; durations and the process are the client library's to keep."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self._kept = CollectorRegistry()
         self._sources: Sources | None = None
-        self._parts: list[tuple[Callable[[], Iterable[Metric]], bool]] = []
+        self._parts: list[tuple[Callable[[], Iterable[Family]], bool]] = []
         self._is_settled = True
         made = {
-            name: Histogram(name, METRICS[name].help, buckets=bounds, registry=self.registry)
+            name: Histogram(name, METRICS[name].help, buckets=bounds, registry=self._kept)
             for name, bounds in BUCKETS_S.items()
         }
         self.decision = made["eelgrid_decision_duration_seconds"]
@@ -103,14 +103,13 @@ class Metrics:
         self.lag = made["eelgrid_event_loop_lag_seconds"]
         self.turn = made["eelgrid_steward_turn_duration_seconds"]
         self.division = made["eelgrid_steward_division_duration_seconds"]
-        self.registry.register(self)
-        ProcessCollector(registry=self.registry)
+        ProcessCollector(registry=self._kept)
 
     def attach(self, sources: Sources) -> None:
         """Ask these from now on; before, only durations are told."""
         self._sources = sources
 
-    def add(self, part: Callable[[], Iterable[Metric]], *, reads_state: bool = False) -> None:
+    def add(self, part: Callable[[], Iterable[Family]], *, reads_state: bool = False) -> None:
         """Ask this one, too; a part that reads the state is not asked while that is ahead of the disk."""
         self._parts.append((part, reads_state))
 
@@ -118,14 +117,13 @@ class Metrics:
         """A submission was decided on; the exemplar leads to its explanation and its trace. Empty ids for one without."""
         self.decision.observe(duration_s, _exemplar(workload_id, trace_id))
 
-    def describe(self) -> list[Metric]:
-        """No names in advance: collecting at registration would ask sources that are not there yet."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family | Metric]:
         """Every value, as of now."""
-        info = METRICS["eelgrid_controller_info"]
-        yield InfoMetricFamily(info.name.removesuffix("_info"), info.help, value={"version": __version__})
+        for one in self._kept.collect():
+            # When each histogram began, by the client library: five more series that nobody asked for.
+            one.samples = [sample for sample in one.samples if not sample.name.endswith("_created")]
+            yield one
+        yield family("eelgrid_controller_info", {__version__: 1.0})
         if self._sources is not None:
             yield from _shell(self._sources.gauges())
             if self._is_settled:
@@ -141,7 +139,7 @@ class Metrics:
         # Values are read in one go, where they belong together; making the text of them takes longer and needs nobody.
         return await asyncio.to_thread(as_openmetrics if opened else as_prometheus, families)
 
-    async def _read(self) -> list[Metric]:
+    async def _read(self) -> list[Family | Metric]:
         try:
             async with asyncio.timeout(_SETTLED_WITHIN_S):
                 if self._sources is not None:
@@ -149,11 +147,7 @@ class Metrics:
             self._is_settled = True
         except TimeoutError:
             self._is_settled = False
-        families = list(self.registry.collect())
-        for one in families:
-            # When each histogram began, by the client library: five more series that nobody asked for.
-            one.samples = [sample for sample in one.samples if not sample.name.endswith("_created")]
-        return families
+        return list(self.collect())
 
     async def watch_lag(self) -> None:
         """Measure how late the loop is, until cancelled."""
@@ -172,7 +166,7 @@ def _exemplar(workload_id: str, trace_id: str) -> dict[str, str] | None:
     return None
 
 
-def _cluster(summary: Summary) -> Iterator[Metric]:
+def _cluster(summary: Summary) -> Iterator[Family]:
     whole = 1000.0 * summary.gpus
     yield family("eelgrid_nodes", {"ready": summary.nodes_ready, "lost": summary.nodes_lost})
     yield family(
@@ -192,7 +186,7 @@ def _cluster(summary: Summary) -> Iterator[Metric]:
     yield family("eelgrid_state_revision", summary.revision)
 
 
-def _shell(gauges: Gauges) -> Iterator[Metric]:
+def _shell(gauges: Gauges) -> Iterator[Family]:
     yield family("eelgrid_agents_connected", gauges.agents_connected)
     yield family("eelgrid_commands_queued", gauges.commands_queued)
     yield family("eelgrid_journal_writable", float(gauges.is_accepting))

@@ -23,9 +23,8 @@ from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from prometheus_client.core import Metric
 
-from eelgrid_controller.adapters.described import family
+from eelgrid_controller.adapters.described import Family, family
 from eelgrid_controller.adapters.spans import Root, Span
 
 __all__ = ["SpanSender"]
@@ -98,7 +97,7 @@ class SpanSender:
         if len(self._queue) >= _BATCH_MOST and not self._wake.is_set():
             self._wake.set()
 
-    def families(self) -> Iterator[Metric]:
+    def families(self) -> Iterator[Family]:
         """What became of spans."""
         yield family("eelgrid_spans_total", {"exported": self.exported, "failed": self.failed, "dropped": self.dropped})
 

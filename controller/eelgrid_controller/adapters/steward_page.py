@@ -10,9 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from prometheus_client.core import Metric
-
-from eelgrid_controller.adapters.described import SERIES_MOST, family
+from eelgrid_controller.adapters.described import SERIES_MOST, Family, family
 from eelgrid_controller.adapters.scraper import Scraper
 from eelgrid_controller.steering.standing import BudgetStanding, JobStanding, ServiceStanding
 from eelgrid_controller.steward.counts import Verdict
@@ -37,7 +35,7 @@ class StewardPage:
     def __init__(self, steward: Steward, pages: Scraper) -> None:
         self._steward, self._pages = steward, pages
 
-    def families(self, workloads: Mapping[str, Workload], policy: Policy) -> Iterator[Metric]:
+    def families(self, workloads: Mapping[str, Workload], policy: Policy) -> Iterator[Family]:
         """All of them, as of the last turn."""
         standing = self._steward.standing
         steering = standing.steering
@@ -56,7 +54,7 @@ class StewardPage:
             yield family("eelgrid_energy_price_per_joule", {policy.prices.currency: steering.price_per_j})
             yield family("eelgrid_energy_price_ratio", steering.price_weight)
 
-    def _turns(self, ignored: Mapping[str, int]) -> Iterator[Metric]:
+    def _turns(self, ignored: Mapping[str, int]) -> Iterator[Family]:
         steward, counts, pages = self._steward, self._steward.counts, self._pages
         yield family("eelgrid_steward_cycles_total", steward.cycles)
         yield family("eelgrid_steward_failures_total", steward.failures)
@@ -77,7 +75,7 @@ class StewardPage:
 
     def _services(
         self, found: Sequence[ServiceStanding], workloads: Mapping[str, Workload], now_s: float
-    ) -> Iterator[Metric]:
+    ) -> Iterator[Family]:
         attainment = self._steward.counts.attainment
 
         def kept(one: ServiceStanding) -> tuple[float, ...]:
@@ -131,7 +129,7 @@ def _phases(
     jobs: Sequence[JobStanding],
     unsteered: Mapping[str, str],
     workloads: Mapping[str, Workload],
-) -> Iterator[Metric]:
+) -> Iterator[Family]:
     of_services = Counter(one.phase.value for one in services)
     of_jobs = Counter(one.phase.value for one in jobs)
     for name in unsteered:
@@ -142,7 +140,7 @@ def _phases(
     yield family("eelgrid_jobs", {key: float(count) for key, count in sorted(of_jobs.items())})
 
 
-def _jobs(shown: Sequence[JobStanding], workloads: Mapping[str, Workload]) -> Iterator[Metric]:
+def _jobs(shown: Sequence[JobStanding], workloads: Mapping[str, Workload]) -> Iterator[Family]:
     promised = {
         one.name: training.slowdown_most
         for one in shown
@@ -155,7 +153,7 @@ def _jobs(shown: Sequence[JobStanding], workloads: Mapping[str, Workload]) -> It
     yield family("eelgrid_job_power_limit_wanted_watts", _known({one.name: one.target_w for one in shown}))
 
 
-def _budgets(shown: Sequence[BudgetStanding], drawn: Mapping[str, Drawn]) -> Iterator[Metric]:
+def _budgets(shown: Sequence[BudgetStanding], drawn: Mapping[str, Drawn]) -> Iterator[Family]:
     read = {one.name: drawn[one.name] for one in shown if one.name in drawn}
     watts = {
         "limit": {one.name: one.room_w + one.other_w for one in shown},

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from eelgrid_controller.api.tally import Tally
 from eelgrid_controller.core import Core
 from eelgrid_controller.latency import RecentLatencies
 from eelgrid_controller.state import NodeRecord
@@ -16,7 +17,6 @@ from eelgrid_controller.telemetry import Telemetry
 from eelgrid_protos.messages import (
     Gpu,
     GpuStatus,
-    Inventory,
     ModelSummary,
     Node,
     NodeState,
@@ -31,7 +31,7 @@ __all__ = ["Views"]
 
 _REASONS_MOST = 64
 _HOLDERS_MOST = 4096
-# A summary walks over every node; a thousand watchers must not make it a thousand walks.
+# A summary passes every node's newest reading; a thousand watchers must not make it a thousand walks.
 _SUMMARY_FOR_S = 0.2
 
 
@@ -59,7 +59,7 @@ class Views:
         self._now_ns = now_ns
         self._monotonic_s = monotonic_s
         self._kept: _Kept | None = None
-        self._models: dict[str, tuple[Inventory, tuple[tuple[str, tuple[str, ...]], ...]]] = {}
+        self._tally: Tally | None = None
 
     def node(self, record: NodeRecord) -> Node:
         """One node."""
@@ -120,43 +120,22 @@ class Views:
             return self._sum_up(core)
         return self._kept.summary
 
-    def _models_of(self, inventory: Inventory) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """UUIDs by model, kept as long as the node's inventory is the same value: a summary passes every node."""
-        kept = self._models.get(inventory.node_name)
-        if kept is not None and kept[0] is inventory:
-            return kept[1]
-        by_model: dict[str, list[str]] = {}
-        for gpu in inventory.gpus:
-            by_model.setdefault(gpu.model, []).append(gpu.uuid)
-        found = tuple((model, tuple(uuids)) for model, uuids in by_model.items())
-        self._models[inventory.node_name] = (inventory, found)
-        return found
-
     def _sum_up(self, core: Core) -> Summary:
         state, now_s, now_ns = core.state, self._monotonic_s(), self._now_ns()
         power = self._telemetry.power(now_s=now_s, now_ns=now_ns)
-        gpus: Counter[str] = Counter()
-        held: Counter[str] = Counter()
-        cpu_milli = allocated_cpu_milli = lost = 0
-        for record in state.nodes.values():
-            lost += record.state is NodeState.LOST
-            cpu_milli += record.inventory.cpu_milli
-            allocated_cpu_milli += record.allocated_cpu_milli
-            models = self._models_of(record.inventory)
-            for model, uuids in models:
-                gpus[model] += len(uuids)
-                if record.gpu_milli:
-                    held[model] += sum(record.gpu_milli.get(uuid, 0) for uuid in uuids)
+        if self._tally is None or not self._tally.follow(core):
+            self._tally = Tally(core)
+        tally = self._tally
         phases = state.phases
         reasons = Counter(state.workloads[workload_id].reason for workload_id in state.pending)
         summary = Summary(
             time_ns=now_ns,
-            nodes_ready=len(state.nodes) - lost,
-            nodes_lost=lost,
-            gpus=gpus.total(),
-            allocated_gpu_milli=held.total(),
-            cpu_milli=cpu_milli,
-            allocated_cpu_milli=allocated_cpu_milli,
+            nodes_ready=len(state.nodes) - tally.lost,
+            nodes_lost=tally.lost,
+            gpus=tally.gpus.total(),
+            allocated_gpu_milli=tally.held_milli.total(),
+            cpu_milli=tally.cpu_milli,
+            allocated_cpu_milli=tally.allocated_cpu_milli,
             pending=phases[WorkloadPhase.PENDING],
             placed=phases[WorkloadPhase.PLACED],
             cancelled=phases[WorkloadPhase.CANCELLED],
@@ -176,10 +155,10 @@ class Views:
                 ModelSummary(
                     model=model,
                     gpus=count,
-                    allocated_gpu_milli=held[model],
+                    allocated_gpu_milli=tally.held_milli[model],
                     measured_power_w=power.by_model.get(model, 0.0),
                 )
-                for model, count in sorted(gpus.items())[:1000]
+                for model, count in sorted(tally.gpus.items())[:1000]
             ),
             revision=state.revision,
         )

@@ -15,9 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from prometheus_client.core import Metric
-
-from eelgrid_controller.adapters.described import family
+from eelgrid_controller.adapters.described import Family, family
 from eelgrid_controller.adapters.kubernetes.elector import Term
 from eelgrid_controller.adapters.kubernetes.engine import Engine
 from eelgrid_controller.adapters.kubernetes.webhook import Webhook
@@ -35,7 +33,7 @@ class _Leads(Protocol):
         """The term that runs at this moment."""
 
 
-def cluster_families(engine: Engine, elector: _Leads) -> Iterator[Metric]:
+def cluster_families(engine: Engine, elector: _Leads) -> Iterator[Family]:
     """Everything that one controller counts of its cluster, as of now."""
     term = elector.term()
     yield family("eelgrid_kubernetes_leading", float(term is not None))
@@ -79,7 +77,7 @@ def _reason(unit: Unit, member: Member, *, is_whole: bool) -> str:
     return _BY_STAND.get(unit.stand, "core")
 
 
-def _writes(engine: Engine) -> Iterator[Metric]:
+def _writes(engine: Engine) -> Iterator[Family]:
     writes = engine.writes
     failed = {failure.name.lower(): float(count) for failure, count in writes.failed.items()}
     yield family("eelgrid_kubernetes_writes_total", {"pinned": writes.ungated, "opened": writes.stripped, **failed})
@@ -87,7 +85,7 @@ def _writes(engine: Engine) -> Iterator[Metric]:
     yield family("eelgrid_kubernetes_notes_total", {"sent": writes.tells_sent, "dropped": writes.tells_dropped})
 
 
-def _informers(engine: Engine) -> Iterator[Metric]:
+def _informers(engine: Engine) -> Iterator[Family]:
     informers = {"pods": engine.pods, "nodes": engine.nodes}
     yield family("eelgrid_kubernetes_objects", {kind: len(one.objects) for kind, one in informers.items()})
     yield family("eelgrid_kubernetes_lists_total", {kind: one.lists for kind, one in informers.items()})
@@ -97,7 +95,7 @@ def _informers(engine: Engine) -> Iterator[Metric]:
     yield family("eelgrid_kubernetes_silence_seconds", {kind: age for kind, age in ages.items() if age is not None})
 
 
-def webhook_families(webhook: Webhook) -> Iterator[Metric]:
+def webhook_families(webhook: Webhook) -> Iterator[Family]:
     """What the webhook answered."""
     answers = {answer.value: float(count) for answer, count in webhook.answers.items()}
     yield family("eelgrid_kubernetes_reviews_total", answers | {"refused": webhook.refused})
