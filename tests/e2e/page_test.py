@@ -40,6 +40,13 @@ async def shown(tmp_path, nodes, *, fragment="", share=0.7):
         await door.stop()
 
 
+async def viewers(fleet, number):
+    """Wait until so many are connected."""
+    async with asyncio.timeout(60.0):
+        while fleet.hub.viewers != number:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
 async def test_ten_thousand_gpus_are_painted_and_move(tmp_path):
     async with shown(tmp_path, 1250) as (fleet, _door, tab):
         await tab.until("eelgrid.map.drawn.all > 0")
@@ -59,6 +66,33 @@ async def test_ten_thousand_gpus_are_painted_and_move(tmp_path):
             "const s = new Set(); for (let i = 0; i < d.length; i += 4) s.add(d[i] << 16 | d[i+1] << 8 | d[i+2]); return s.size })()"
         )
         assert inks > 20
+
+
+async def test_the_shell_is_painted_before_anything_is_known(tmp_path):
+    fleet = PageFleet(1250)
+    read, may_read = fleet.read, asyncio.Event()
+
+    async def held_back(view):
+        await may_read.wait()
+        return await read(view)
+
+    fleet.read = held_back
+    door = await fleet.open(every_s=0.3)
+    try:
+        async with browser(tmp_path) as tab:
+            await tab.open(f"http://127.0.0.1:{door.port}/")
+            await tab.until("performance.getEntriesByName('first-contentful-paint').length === 1")
+            assert "Waiting for the controller." in await tab.text("#panel")
+            assert await tab.run("document.querySelectorAll('nav a').length") == 6
+            await tab.until("window.eelgrid && !eelgrid.model.ready")
+            may_read.set()
+            await tab.until("eelgrid.map.drawn.all > 0")
+            # 10,000 cells, some each frame: hands and the stream come in between.
+            assert await tab.run("eelgrid.map.drawn.pieces") >= 4
+            assert tab.complaints == []
+    finally:
+        may_read.set()
+        await door.stop()
 
 
 async def test_a_click_opens_the_gpu_and_its_work_says_why_it_is_there(tmp_path):
@@ -131,6 +165,25 @@ async def test_a_broken_connection_shows_and_heals(tmp_path):
         finally:
             tab.complaints.clear()  # the refused connections
             await again.stop()
+
+
+async def test_a_page_that_was_left_or_that_nobody_sees_holds_no_connection(tmp_path):
+    async with shown(tmp_path, 1) as (fleet, _door, tab):
+        address = await tab.run("location.href")
+        for _ in range(7):  # one more than a browser has to a host
+            await tab.open("about:blank")
+            await tab.open(address)
+            await tab.until(LIVE)
+        await tab.run("history.go(-2)")
+        await tab.until("window.eelgrid?.model.ready")
+        await viewers(fleet, 1)
+        # As if another tab lay before it.
+        hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
+        tell = "document.dispatchEvent(new Event('visibilitychange'))"
+        await tab.run(hide % "true" + tell)
+        await viewers(fleet, 0)
+        await tab.run(hide % "false" + tell)
+        await viewers(fleet, 1)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -7,6 +7,7 @@ import { byId, el, watts } from "./dom.js";
 
 const DETAIL_PX = 26; // of a cell, from which slices and watts can be read
 const NAMES_PX = 15; // from which node names can be read
+const PIECE = 2_500; // cells that a new fleet's first picture takes in each animation frame: some 4 ms
 
 export class FleetMap {
   constructor(model) {
@@ -20,8 +21,9 @@ export class FleetMap {
     this.layout = null;
     [this.zoom, this.left, this.top, this.ratio] = [1, 0, 0, 1];
     this.fitted = true;
-    this.drawn = { all: 0, cells: 0 }; // for tests and the curious
-    this.waiting = null;
+    this.drawn = { all: 0, cells: 0, pieces: 0 }; // for tests and the curious
+    this.waiting = null; // cells to draw again, or "all"
+    this.undrawn = null; // rows in sight that the first picture lacks
     onTheme(() => this.restyle());
     new ResizeObserver(() => this.resize()).observe(byId("map-holder"));
     this.restyle();
@@ -37,7 +39,8 @@ export class FleetMap {
       this.model.power_w.reduce((most, power) => Math.max(most, power), 0));
     if (this.fitted) this.fit();
     this.legend();
-    this.redraw();
+    this.waiting = "pieces";
+    this.soon();
   }
 
   resize() {
@@ -129,7 +132,7 @@ export class FleetMap {
 
   /** Only these cells look otherwise; null for any number of them. */
   touch(cells) {
-    if (this.waiting === "all" || cells?.size === 0) return;
+    if (typeof this.waiting === "string" || cells?.size === 0) return;
     if (cells === null || this.held) this.waiting = "all";
     else this.waiting = new Set([...(this.waiting ?? []), ...cells]);
     this.soon();
@@ -140,26 +143,60 @@ export class FleetMap {
     this.asked = true;
     requestAnimationFrame(() => {
       this.asked = false;
+      if (!this.layout) return;
       const waiting = this.waiting;
-      this.waiting = null;
-      if (this.layout && waiting) this.draw(waiting);
+      if (typeof waiting === "string" || !this.undrawn) {
+        this.waiting = null;
+        if (waiting) this.draw(waiting);
+      } else this.piece();
+      if (this.undrawn || this.waiting) this.soon();
     });
   }
 
-  draw(waiting) {
-    const pen = this.pen;
+  /** Goes on with the first picture. */
+  piece() {
+    this.aim();
+    let cells = 0;
+    let to = 0;
+    while (to < this.undrawn.length && cells < PIECE) {
+      cells += this.undrawn[to].end - this.undrawn[to].first;
+      to += 1;
+    }
+    this.rows(this.undrawn.slice(0, to));
+    this.undrawn = to < this.undrawn.length ? this.undrawn.slice(to) : null;
+    this.drawn.pieces += 1;
+    if (!this.undrawn) {
+      if (this.drawn.all === 0) performance.mark("map");
+      this.drawn.all += 1;
+      this.frame();
+    }
+  }
+
+  aim() {
     const scale = this.zoom * this.ratio;
-    pen.setTransform(scale, 0, 0, scale, this.left * this.ratio, this.top * this.ratio);
+    this.pen.setTransform(scale, 0, 0, scale, this.left * this.ratio, this.top * this.ratio);
     this.colour = theme();
     this.pixels = this.zoom * CELL;
-    if (waiting === "all") {
+  }
+
+  /** "all" at once, for hands that wait; all in "pieces", so that everything else goes on; or some cells. */
+  draw(waiting) {
+    const pen = this.pen;
+    this.aim();
+    if (typeof waiting === "string") {
       pen.save();
       pen.setTransform(1, 0, 0, 1, 0, 0);
       pen.fillStyle = this.colour.ground;
       pen.fillRect(0, 0, this.canvas.width, this.canvas.height);
       pen.restore();
-      this.rows();
       this.titles();
+      const seen = this.layout.rows.filter((row) => this.isSeen(row.x, row.y, (row.end - row.first) * (CELL + 1), CELL + 4));
+      this.undrawn = waiting === "pieces" && seen.length ? seen : null;
+      if (this.undrawn) {
+        this.piece();
+        return;
+      }
+      this.rows(seen);
       this.drawn.all += 1;
     } else {
       for (const cell of waiting) {
@@ -180,10 +217,9 @@ export class FleetMap {
       && y < top + this.canvas.clientHeight / this.zoom;
   }
 
-  /** All rows in sight. Cells of one colour are drawn one after the other: changing the pen's colour costs the most. */
-  rows() {
+  /** Rows. Cells of one colour are drawn one after the other: changing the pen's colour costs the most. */
+  rows(seen) {
     const { pen, layout } = this;
-    const seen = layout.rows.filter((row) => this.isSeen(row.x, row.y, (row.end - row.first) * (CELL + 1), CELL + 4));
     const byShade = new Map();
     for (const row of seen) {
       for (let cell = row.first; cell < row.end; cell += 1) {
