@@ -42,7 +42,7 @@ def view(out):
     while time.monotonic() < end:
         part = response.read1()
         size += len(part)
-        found = (b"\n" + unpack(part)).count(b"\ndata: ")
+        found = unpack(part).count(b"data: {")
         frames += found
         if found and not first:
             first = time.perf_counter() - begun

@@ -150,6 +150,30 @@ async def test_the_slider_goes_back_to_what_was_held(tmp_path):
         await tab.until(f"eelgrid.model.held_milli[{cell}] === 0")
 
 
+async def test_a_decision_of_an_earlier_run_opens_by_its_number(tmp_path):
+    fleet = PageFleet(2)
+    fleet.place("w-7", "node-0000", [3], name="old")
+    number = fleet.state.workloads["w-7"].revision
+    fleet.happen(WorkloadCancelled(time_ns=fleet.now_ns(), workload_id="w-7"))
+    door = await fleet.open(every_s=0.3)
+    try:
+        async with browser(tmp_path) as tab:
+            await tab.open(f"http://127.0.0.1:{door.port}/#decision/{number}")
+            await tab.until(f"document.querySelector('#panel')?.innerText.includes('(decision {number})')")
+            assert "placed old" in await tab.text("#panel")
+            cell = await tab.run("eelgrid.model.cellOf('node-0000', 3)")
+            assert await tab.run(f"[eelgrid.map.held[{cell}], eelgrid.model.held_milli[{cell}]]") == [1000, 0]
+            await tab.run("document.querySelector('#panel a[href^=\"#/workload\"]').click()")
+            await tab.until("document.querySelector('#panel h2')?.innerText === 'old (w-7)'")
+            await tab.run("location.hash = '#gpu/node-0000/3'")
+            await tab.until("document.querySelector('#panel h2')?.innerText === 'node-0000 GPU 3'")
+            await tab.run("location.hash = '#decision/99999'")
+            await tab.until("document.querySelector('#panel')?.innerText.includes('Decision 99999 is not at hand')")
+            assert tab.complaints == []
+    finally:
+        await door.stop()
+
+
 async def test_a_broken_connection_shows_and_heals(tmp_path):
     async with shown(tmp_path, 2) as (fleet, door, tab):
         port = door.port
@@ -174,8 +198,6 @@ async def test_a_page_that_was_left_or_that_nobody_sees_holds_no_connection(tmp_
             await tab.open("about:blank")
             await tab.open(address)
             await tab.until(LIVE)
-        await tab.run("history.go(-2)")
-        await tab.until("window.eelgrid?.model.ready")
         await viewers(fleet, 1)
         # As if another tab lay before it.
         hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
@@ -183,6 +205,12 @@ async def test_a_page_that_was_left_or_that_nobody_sees_holds_no_connection(tmp_
         await tab.run(hide % "true" + tell)
         await viewers(fleet, 0)
         await tab.run(hide % "false" + tell)
+        await viewers(fleet, 1)
+        await tab.run("document.title = 'left'; setTimeout(() => history.go(-2))")
+        await tab.until("document.title === 'Eelgrid' && window.eelgrid?.model.ready")
+        fleet.report()
+        drawn = await tab.run("eelgrid.model.atMs")
+        await tab.until(f"eelgrid.model.atMs > {drawn}")
         await viewers(fleet, 1)
 
 

@@ -5,7 +5,7 @@ frames are the hub's, answers `page.answers`'.
 
     GET /                 the page; its files lie beside it
     GET /events           server-sent events: one `whole`, then a `delta` each second
-    GET /data/gpu?node=&index=   /data/workload?id=   /data/search?text=   /data/points?profile=
+    GET /data/gpu?node=&index=   /data/workload?id=   /data/search?text=   /data/points?profile=   /data/past?before=
 
 Who may come in is as with the API: with certificate files, by mutual TLS alone, so a browser
 needs a client certificate of the same authority; without, only on loopback, or where `insecure`
@@ -26,7 +26,7 @@ from aiohttp import web
 
 from eelgrid_controller.adapters.page_files import page_files, style_source
 from eelgrid_controller.adapters.page_hub import PACKED_HEAD, Behind, Bytes, PageHub, Source
-from eelgrid_controller.errors import ConfigError
+from eelgrid_controller.errors import ConfigError, JournalError
 from eelgrid_controller.page.answers import gpu_answer, points_answer, search_answer, workload_answer
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos.transport import TlsFiles, is_loopback
@@ -213,6 +213,8 @@ class PageDoor:
         self._at_once += 1
         try:
             found = await self._found(request.match_info["what"], given)
+        except JournalError as error:
+            return web.Response(status=503, text=f"{error}\n")
         finally:
             self._at_once -= 1
         if found is None:
@@ -234,6 +236,9 @@ class PageDoor:
                 return await source.read(lambda state: search_answer(state, given.get("text", "")))
             case "points":
                 return await source.read(lambda state: points_answer(state.points, given.get("profile", "")))
+            case "past":
+                before = given.get("before", "")
+                return await self._hub.earlier(int(before)) if before.isdecimal() and len(before) < 20 else None
         return None
 
     def _gpu(self, state: ClusterState, node_name: str, index: str) -> Any:

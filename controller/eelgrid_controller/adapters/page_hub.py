@@ -27,7 +27,9 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from eelgrid_controller.command import Committed
+from eelgrid_controller.journal import Past
 from eelgrid_controller.page.board import Board
+from eelgrid_controller.page.history import Change, earlier
 from eelgrid_controller.state import ClusterState
 from eelgrid_controller.telemetry import Telemetry
 from eelgrid_protos.messages import Explanation
@@ -74,6 +76,9 @@ class Source(Protocol):
     def explain(self, workload_id: str) -> Awaitable[Explanation | None]:
         """Why a workload stands where it stands; None for one that is not known."""
 
+    def past(self) -> Past:
+        """What the journal tells of before now; for any thread. Raises JournalError."""
+
     def state_now(self) -> ClusterState:
         """The state at this moment, for a listener of commits."""
 
@@ -99,10 +104,12 @@ class PageHub:
         self._turning = asyncio.Lock()
         self._turned_s = float("-inf")
         self._closed = False
+        self._reading = asyncio.Lock()
+        self._earlier: tuple[int, list[Change], bool] = (-1, [], False)
 
     def committed(self, committed: Committed) -> None:
         """A commit is on disk."""
-        self.board.committed(committed.events, self._source.state_now())
+        self.board.committed(committed.events, self._source.state_now(), committed.revision)
 
     async def run(self) -> None:
         """Move on until cancelled."""
@@ -175,6 +182,18 @@ class PageHub:
         # Many may come at once, as after a restart: one of them looks for all.
         await self._turn(unless_s=2.0 * self._every_s)
         return self.board.frame, self._whole_now()
+
+    async def earlier(self, before: int) -> dict[str, Any]:
+        """Rows of changes before the one of this number, from the journal, and whether it has more. Raises JournalError.
+
+        Read by one thread at a time; what was read last is kept, for many ask for the same after a restart.
+        """
+        async with self._reading:
+            if self._earlier[0] != before:
+                found, has_more = await asyncio.to_thread(lambda: earlier(self._source.past(), before))
+                self._earlier = before, found, has_more
+            _, changes, has_more = self._earlier
+        return {"era": self.board.fleet.era, "changes": self.board.rows(changes), "has_more": has_more}
 
     async def after(self, frame: int) -> tuple[int, Sequence[Bytes]]:
         """The frames after this one, once there are some; raises Behind."""

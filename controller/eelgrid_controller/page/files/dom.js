@@ -76,6 +76,8 @@ export const workloadLink = (id, text) => el("a", { href: `#/workload/${encodeUR
 export const gpuLink = (node, index, text) =>
   el("a", { href: `#/gpu/${encodeURIComponent(node)}/${index}` }, text ?? `${node} GPU ${index}`);
 
+export const decisionLink = (number, text) => el("a", { href: `#/decision/${number}` }, text ?? `${number}`);
+
 /** What the controller answers; null where the thing is not there. Raises Error with words for people. */
 export async function ask(what, given) {
   const response = await fetch(`data/${what}?${new URLSearchParams(given)}`);

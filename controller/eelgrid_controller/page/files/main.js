@@ -17,9 +17,9 @@ import { workloadView } from "./workload_view.js";
 // By the first part of the address after #: a view is {wide, open(panel, page, parts), frame?(), close?()}.
 const VIEWS = {
   fleet: fleetView, gpu: gpuView, workload: workloadView, workloads: searchView, queue: queueView,
-  power: powerView, history: historyView, frontier: frontierView,
+  power: powerView, history: historyView, decision: historyView, frontier: frontierView,
 };
-const UNDER = { gpu: "fleet", workload: "workloads" };
+const UNDER = { gpu: "fleet", workload: "workloads", decision: "history" };
 const model = new Model();
 const page = { model, map: new FleetMap(model) };
 let view = null;

@@ -56,6 +56,11 @@ export function follow(told) {
     else if (isResting()) open();
   }
 
+  function begin() {
+    open();
+    seen();
+  }
+
   setInterval(() => {
     if (!isResting() && Date.now() - heardMs > SILENT_MS) again();
   }, 5_000);
@@ -63,7 +68,6 @@ export function follow(told) {
   document.addEventListener("visibilitychange", seen);
   // A page that was left may be kept to come back to, with all its connections.
   window.addEventListener("pagehide", rest);
-  window.addEventListener("pageshow", (event) => { if (event.persisted) open(); });
-  open();
-  seen();
+  window.addEventListener("pageshow", (event) => { if (event.persisted) begin(); });
+  begin();
 }
