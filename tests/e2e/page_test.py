@@ -116,6 +116,10 @@ async def test_a_click_opens_the_gpu_and_its_work_says_why_it_is_there(tmp_path)
 async def test_keys_alone_choose_and_open_a_gpu(tmp_path):
     async with shown(tmp_path, 2) as (_fleet, _door, tab):
         await tab.until("eelgrid.map.drawn.all > 0")
+        await tab.run("document.querySelector('.skip').focus()")
+        await tab.press("Enter", text="\r")
+        await tab.until("document.activeElement.id === 'panel'")
+        assert await tab.run("location.hash") == ""
         await tab.run("document.querySelector('#map').focus()")
         await tab.press("ArrowRight")
         await tab.press("ArrowRight")
@@ -206,8 +210,8 @@ async def test_a_page_that_was_left_or_that_nobody_sees_holds_no_connection(tmp_
         await viewers(fleet, 0)
         await tab.run(hide % "false" + tell)
         await viewers(fleet, 1)
-        await tab.run("document.title = 'left'; setTimeout(() => history.go(-2))")
-        await tab.until("document.title === 'Eelgrid' && window.eelgrid?.model.ready")
+        await tab.run("window.isLeft = true; setTimeout(() => history.go(-2))")
+        await tab.until("!window.isLeft && window.eelgrid?.model.ready")
         fleet.report()
         drawn = await tab.run("eelgrid.model.atMs")
         await tab.until(f"eelgrid.model.atMs > {drawn}")

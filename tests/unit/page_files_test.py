@@ -60,3 +60,43 @@ def test_the_files_fetch_nothing_from_elsewhere():
         for word in ("http:", "https:", "innerHTML", "<script>", "style="):
             assert word not in text, (name, word)
         assert text.count("\n") <= 400, name
+
+
+def _luminance(colour):
+    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(one, other):
+    high, low = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_texts_can_be_read_in_both_themes():
+    """WCAG 2.2, 1.4.3: 4.5 to 1; and 1.4.11 for what tells one mark from another: 3 to 1."""
+    files = page_files()
+    style = files["index.html"].plain.decode()
+    light, dark = (dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", part)) for part in style.split("@media", 2)[:2])
+    assert light["ground"] != dark["ground"]
+    for theme in (light, dark):
+        for ground in ("ground", "raised"):
+            for ink in ("ink", "quiet", "accent", "good", "bad", "warn"):
+                assert _contrast(theme[ink], theme[ground]) >= 4.5, (ink, ground)
+    script = files["colour.js"].plain.decode()
+    for line in re.findall(r"const (?:LIGHT|DARK) = \{.*?\};", script, re.DOTALL):
+        found = dict(re.findall(r'(\w+): "(#[0-9a-f]{6})"', line))
+        for ink in ("ink", "quiet"):
+            assert _contrast(found[ink], found["ground"]) >= 4.5, ink
+        assert _contrast(found["ink"], found["none"]) >= 4.5
+        assert _contrast(found["ground"], found["mark"]) >= 4.5, "a held slice's name"
+        for mark in ("bad", "good", "mark"):
+            assert _contrast(found[mark], found["ground"]) >= 3.0, mark
+        stops = [_luminance(stop) for stop in re.findall(r"#[0-9a-f]{6}", line.partition("]")[0])]
+        assert stops in (sorted(stops), sorted(stops, reverse=True)), "a scale that goes one way"
+
+
+def test_nothing_moves_by_itself():
+    """prefers-reduced-motion asks for no more than what everybody has."""
+    for file in page_files().values():
+        assert not re.search(r"transition:|animation:|@keyframes|scroll-behavior|scrollIntoView|\.animate\(", file.plain.decode())

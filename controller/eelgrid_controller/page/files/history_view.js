@@ -15,7 +15,9 @@ export const historyView = {
     chosen = number ? { number: Number(number) } : null;
     asked = null;
     draw(panel, page);
-    seek(panel, page);
+    // After a start there is nothing yet but what the journal tells.
+    if (!page.model.changes.length && page.model.hasEarlier && !chosen) older(panel, page);
+    else seek(panel, page);
   },
   frame(panel, page, frame) {
     if (frame.changes) draw(panel, page);

@@ -36,6 +36,7 @@ function route() {
     else link.removeAttribute("aria-current");
   }
   byId("panel").scrollTop = 0;
+  document.title = `${document.querySelector("nav a[aria-current]").textContent}${parts.length ? ` ${parts.join(" ")}` : ""} - Eelgrid`;
   if (model.ready) view.open(byId("panel"), page, parts);
   else show(byId("panel"), el("p", { class: "quiet" }, "Waiting for the controller."));
 }
@@ -44,7 +45,7 @@ function glance() {
   const { counts } = model;
   const power = model.powerNow();
   byId("counts").textContent = [
-    `${count(model.size)} GPUs in ${count(counts.nodes)} nodes`, counts.nodes_lost ? `${counts.nodes_lost} lost` : "",
+    `${count(model.size)} GPUs in ${count(counts.nodes)} nodes`, counts.nodes_lost ? `${count(counts.nodes_lost)} node${counts.nodes_lost === 1 ? "" : "s"} lost` : "",
     power === null ? "no power reading" : watts(power), `${count(counts.placed)} placed`, `${count(counts.pending)} wait`,
   ].filter(Boolean).join(" · ");
 }
@@ -60,6 +61,11 @@ listen(page.map, model, (cell) => {
   location.hash = `#/gpu/${encodeURIComponent(model.nodeName(cell))}/${model.index[cell]}`;
 });
 window.addEventListener("hashchange", route);
+// The part after # is the view's, so that the link must not change it.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  byId("panel").focus();
+});
 route();
 follow({
   whole(frame) {

@@ -1,7 +1,7 @@
 // The map on its canvas: draws everything when the view changes, and only changed cells when readings do.
 
 import { CellState } from "./model.js";
-import { inkOn, onTheme, ramp, theme } from "./colour.js";
+import { inks, onTheme, ramp, theme } from "./colour.js";
 import { CELL, cellAt, layOut } from "./layout.js";
 import { byId, el, watts } from "./dom.js";
 
@@ -54,6 +54,7 @@ export class FleetMap {
 
   restyle() {
     this.colours = ramp();
+    this.inks = inks(this.colours);
     this.legend();
     this.redraw();
   }
@@ -249,7 +250,7 @@ export class FleetMap {
 
   titles() {
     const pen = this.pen;
-    const size = Math.min(15, Math.max(7, 11 / this.zoom));
+    const size = Math.min(15, Math.max(2.6, 13 / this.zoom));
     pen.font = `${size}px system-ui, sans-serif`;
     pen.textBaseline = "alphabetic";
     pen.fillStyle = this.colour.ink;
@@ -280,29 +281,33 @@ export class FleetMap {
     const isNear = this.pixels >= DETAIL_PX;
     if (state === CellState.OPEN && !isNear) return;
     const [x, y] = [this.layout.x[cell], this.layout.y[cell]];
-    const ratio = this.ratioOf(cell);
-    if (isNear) this.detail(cell, x, y, ratio, this.held ? null : model.slices.get(cell));
+    const shade = this.shade(cell);
+    const ink = shade < 0 ? colour.ink : this.inks[shade];
+    if (isNear) this.detail(cell, x, y, ink, this.held ? null : model.slices.get(cell));
     if (state >= CellState.CORDONED) {
-      pen.strokeStyle = state === CellState.CORDONED ? colour.quiet : colour.bad;
-      pen.lineWidth = 1.2;
       pen.beginPath();
-      pen.moveTo(x + 2, y + 2);
-      pen.lineTo(x + 8, y + 8);
+      pen.moveTo(x + 2.5, y + 3.5);
+      pen.lineTo(x + 7.5, y + 8.5);
       if (state !== CellState.CORDONED) {
-        pen.moveTo(x + 8, y + 2);
-        pen.lineTo(x + 2, y + 8);
+        pen.moveTo(x + 7.5, y + 3.5);
+        pen.lineTo(x + 2.5, y + 8.5);
       }
-      pen.stroke();
+      // On a rim that parts it from any colour below.
+      for (const [stroke, width] of [[colour.ground, 2.4], [state === CellState.CORDONED ? colour.quiet : colour.bad, 1.2]]) {
+        pen.strokeStyle = stroke;
+        pen.lineWidth = width;
+        pen.stroke();
+      }
     } else if (state === CellState.CUT && !isNear && this.pixels >= 5) {
-      pen.fillStyle = inkOn(ratio);
+      pen.fillStyle = ink;
       pen.fillRect(x + 4.6, y + 1, 0.8, 8);
     }
   }
 
-  detail(cell, x, y, ratio, cut) {
+  detail(cell, x, y, ink, cut) {
     const pen = this.pen;
     pen.textBaseline = "middle";
-    pen.fillStyle = inkOn(ratio);
+    pen.fillStyle = ink;
     const power = this.model.power_w[cell];
     const told = this.held ? String(this.held[cell] / 1000) : power < 0 ? "-" : watts(power);
     pen.font = "2.3px system-ui, sans-serif";

@@ -9,8 +9,8 @@ export const powerView = { wide: true, open: draw, frame: draw };
 function draw(panel, { model }) {
   const limit = model.budgets.find(([name]) => name === "cluster")?.[1] ?? null;
   show(panel,
-    el("h2", {}, `Power: ${watts(model.powerNow())}${limit ? ` of ${watts(limit)}` : ""}`),
-    model.powerLine.length > 1 ? chart(model.powerLine, limit) : el("p", { class: "quiet" }, "Too few readings for a line yet."),
+    el("h2", {}, `Power: ${model.powerNow() === null ? "no reading" : watts(model.powerNow())}${limit ? ` of ${watts(limit)}` : ""}`),
+    model.powerLine.length > 1 ? el("div", { class: "scroll" }, chart(model.powerLine, limit)) : el("p", { class: "quiet" }, "Too few readings for a line yet."),
     el("p", { class: "quiet" }, "The sum of fresh GPU readings, by the second, of the last ten minutes at most. Prometheus has the past."),
     el("h3", {}, "Budgets"),
     model.budgets.length ? table([["budget"], ["limit", true], ["measured", true], ["left", true], ["GPUs read", true], ["used"]],

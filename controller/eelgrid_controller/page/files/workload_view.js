@@ -82,6 +82,6 @@ function explained(replica, workload) {
   return [
     el("p", {}, `Replica ${replica.replica}: ${count(replica.feasible_nodes)} node${replica.feasible_nodes === 1 ? "" : "s"} could take it`
       + `${removed ? `; ruled out: ${removed}` : ""}. Costs in watts, the lowest first:`),
-    rows.length ? table([["place"], ...names.map((name) => [name.replaceAll("_", " "), true]), ["in all", true], ["beaten by", true]], rows) : null,
+    rows.length ? table([["place"], ...names.map((name) => [name.replaceAll("_", " "), true]), ["in all", true], ["worse by", true]], rows) : null,
   ];
 }
