@@ -223,6 +223,11 @@ async def test_light_and_dark_are_the_readers_choice(tmp_path, theme):
     async with shown(tmp_path, 2) as (_fleet, _door, tab):
         await tab.theme(theme)
         ground = await tab.run("getComputedStyle(document.body).backgroundColor")
+        raised = {"light": "#ffffff", "dark": "#1a2028"}[theme]
+        await tab.until(f"eelgrid.map.colour.ground === '{raised}'")
+        # Cells, too, though readings change only some of them.
+        low = {"light": "rgb(255 243 196)", "dark": "rgb(67 74 148)"}[theme]
+        assert await tab.run("eelgrid.map.colours[0]") == low
         assert (ground == "rgb(18, 22, 28)") == (theme == "dark")
         picture = await tab.picture(tmp_path / "page.png")
         assert picture.stat().st_size > 10_000

@@ -99,4 +99,6 @@ def test_texts_can_be_read_in_both_themes():
 def test_nothing_moves_by_itself():
     """prefers-reduced-motion asks for no more than what everybody has."""
     for file in page_files().values():
-        assert not re.search(r"transition:|animation:|@keyframes|scroll-behavior|scrollIntoView|\.animate\(", file.plain.decode())
+        assert not re.search(
+            r"transition:|animation:|@keyframes|scroll-behavior|scrollIntoView|\.animate\(", file.plain.decode()
+        )

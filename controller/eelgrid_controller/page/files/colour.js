@@ -12,7 +12,7 @@ export const theme = () => (isDark.matches ? DARK : LIGHT);
 const parts = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 
 /** Sixty-four colours between the stops, so that drawing only looks them up. */
-export function ramp(stops = theme().scale) {
+export function ramp(stops) {
   return Array.from({ length: 64 }, (_, step) => {
     const place = (step / 63) * (stops.length - 1);
     const from = Math.min(stops.length - 2, Math.floor(place));

@@ -24,7 +24,7 @@ function draw(panel, page) {
     model.size ? null : el("p", {}, "No node has joined. Start ", el("code", {}, "eelgrid-agent"), " on one."),
     model.size > 0 && table([["model"], ["GPUs", true], ["held", true], ["power", true], ["read", true]],
       sums.sort((one, other) => other.power - one.power).map((sum) => [
-        sum.name, count(sum.gpus), gpus(sum.held), watts(sum.power), count(sum.read)])),
+        sum.name, count(sum.gpus), gpus(sum.held), sum.read ? watts(sum.power) : "-", count(sum.read)])),
     el("h3", {}, "Power against budget"),
     budgetBars(model.budgets.slice(0, 5)),
     el("h3", {}, "Latest changes"),

@@ -53,8 +53,6 @@ export class FleetMap {
   }
 
   restyle() {
-    this.colours = ramp();
-    this.inks = inks(this.colours);
     this.legend();
     this.redraw();
   }
@@ -173,17 +171,24 @@ export class FleetMap {
     }
   }
 
+  /** Sets the pen up; true where the theme is another than that of the last picture. */
   aim() {
     const scale = this.zoom * this.ratio;
     this.pen.setTransform(scale, 0, 0, scale, this.left * this.ratio, this.top * this.ratio);
-    this.colour = theme();
     this.pixels = this.zoom * CELL;
+    const isOther = this.colour !== theme();
+    if (isOther) {
+      this.colour = theme();
+      this.colours = ramp(this.colour.scale);
+      this.inks = inks(this.colours);
+    }
+    return isOther;
   }
 
   /** "all" at once, for hands that wait; all in "pieces", so that everything else goes on; or some cells. */
   draw(waiting) {
     const pen = this.pen;
-    this.aim();
+    if (this.aim() && typeof waiting !== "string") waiting = "all";
     if (typeof waiting === "string") {
       pen.save();
       pen.setTransform(1, 0, 0, 1, 0, 0);
