@@ -7,6 +7,10 @@ nodes reports (`agents`); in the second round every node reports each second and
 Counted is the processor time of this process, less what the making of the readings took, over the time in which ten
 viewers listened; beside it the same with no viewers. Asked: under 5 % of one core. `whole_ms` is the time from a
 viewer's connecting to its having everything.
+
+The round `paint` opens the page in a real Chromium some times with an empty cache, where there is one: `shell_ms` until
+the first contentful paint, `map_ms` until the whole map is on its canvas, and `renderer_cpu_ms`, the processor time that
+the browser's own process of the page took for all of it, which other programs on the machine change less.
 """
 
 import argparse
@@ -16,28 +20,32 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from bench.page_fleet import PageFleet
 
 _CLIENT = """
-import http.client, sys, time, threading
+import http.client, sys, time, threading, zlib
 port, viewers, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 def view(out):
     begun = time.perf_counter()
     client = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    client.request("GET", "/events")
+    client.request("GET", "/events", headers={"Accept-Encoding": "gzip"})
     response = client.getresponse()
+    unpack = zlib.decompressobj(31).decompress
     frames = size = 0
     first = 0.0
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        line = response.readline()
-        size += len(line)
-        if line.startswith(b"data: "):
-            frames += 1
-            first = first or time.perf_counter() - begun
+        part = response.read1()
+        size += len(part)
+        found = unpack(part).count(b"data: {")
+        frames += found
+        if found and not first:
+            first = time.perf_counter() - begun
     out.append((first, frames, size))
 found = []
 threads = [threading.Thread(target=view, args=(found,)) for _ in range(viewers)]
@@ -93,6 +101,45 @@ async def _round(nodes: int, part: float, viewers: int, seconds: float) -> list[
     return rows
 
 
+async def _paint(nodes: int, loads: int) -> list[tuple[str, float]]:
+    from tests.chromium_rig import CHROMIUM, browser
+
+    if CHROMIUM is None:
+        return []
+    fleet = PageFleet(nodes)
+    fleet.fill()
+    door = await fleet.open()
+    fleet.report()
+    found: list[tuple[float, float, float]] = []
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        async with browser(Path(folder)) as tab:
+            await tab.size(1400, 860)
+            await tab.call("Network.enable")
+            await tab.call("Network.setCacheDisabled", cacheDisabled=True)
+            await tab.call("Performance.enable")
+            for _ in range(loads):
+                # Of the same origin, so that the browser keeps its process.
+                await tab.open(f"http://127.0.0.1:{door.port}/mark.svg")
+                before_s = await _renderer_s(tab)
+                await tab.open(f"http://127.0.0.1:{door.port}/")
+                await tab.until("performance.getEntriesByName('map').length === 1")
+                used_s = await _renderer_s(tab) - before_s
+                shell_ms = await tab.run("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+                map_ms = await tab.run("performance.getEntriesByName('map')[0].startTime")
+                found.append((shell_ms, map_ms, 1e3 * used_s))
+    await door.stop()
+    return [
+        (measure, statistics.median(one[place] for one in found))
+        for place, measure in enumerate(("shell_ms", "map_ms", "renderer_cpu_ms"))
+    ]
+
+
+async def _renderer_s(tab: Any) -> float:
+    """Processor seconds of the page's process until now."""
+    told = (await tab.call("Performance.getMetrics"))["metrics"]
+    return float(next(one["value"] for one in told if one["name"] == "ProcessTime"))
+
+
 def main() -> None:
     """Runs the rounds, and writes DIR/summary.csv (round, measure, value, bound)."""
     parser = argparse.ArgumentParser(prog="python -m bench.page", description=__doc__)
@@ -100,15 +147,22 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1250)
     parser.add_argument("--viewers", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--loads", type=int, default=7)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     rounds = {"nobody": (0.2, 0), "agents": (0.2, options.viewers), "all": (1.0, options.viewers)}
     with (options.out / "summary.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("round", "measure", "value", "bound"))
-        for name, (part, viewers) in rounds.items():
-            for measure, value in asyncio.run(_round(options.nodes, part, viewers, options.seconds)):
-                bound = {"core_percent": "5", "whole_ms": "1000"}.get(measure, "-")
+        for name in ("paint", *rounds):
+            if name == "paint":
+                told = asyncio.run(_paint(options.nodes, options.loads))
+            else:
+                told = asyncio.run(_round(options.nodes, *rounds[name], options.seconds))
+            for measure, value in told:
+                bound = {"core_percent": "5", "whole_ms": "1000", "shell_ms": "1000", "map_ms": "1000"}.get(
+                    measure, "-"
+                )
                 writer.writerow((name, measure, f"{value:.4g}", bound))
                 print(f"{name:8} {measure:16} {value:10.4g} {bound:>6}", flush=True)
 

@@ -13,7 +13,9 @@ from eelgrid_controller.adapters.page_door import PageDoor
 from eelgrid_controller.adapters.page_hub import PageHub
 from eelgrid_controller.command import Committed
 from eelgrid_controller.events import Event, NodeJoined, WorkloadDeferred, WorkloadPlaced, WorkloadSubmitted
+from eelgrid_controller.journal import Past
 from eelgrid_controller.ledger import NodeRecord
+from eelgrid_controller.recovery import entries_of
 from eelgrid_controller.state import ClusterState
 from eelgrid_controller.telemetry import Telemetry
 from eelgrid_protos.messages import (
@@ -92,6 +94,7 @@ class PageFleet:
         self.hub: PageHub | None = None
         self._rng = random.Random(seed)
         self._sequence = 0
+        self._events: list[Event] = []
         self._busy: dict[str, float] = {}
         for number in range(nodes):
             self.happen(NodeJoined(time_ns=self.now_ns(), inventory=inventory(number, gpus=gpus, racks=racks)))
@@ -104,6 +107,10 @@ class PageFleet:
     def now_ns(self) -> int:
         """Nanoseconds since 1970."""
         return time.time_ns()
+
+    def past(self) -> Past:
+        """All that happened."""
+        return Past(None, tuple(enumerate(entries_of(self._events), 1)))
 
     def state_now(self) -> ClusterState:
         """The state."""
@@ -125,6 +132,7 @@ class PageFleet:
     def happen(self, *events: Event) -> None:
         """What a commit does: the state changes, then listeners hear of it."""
         nodes = frozenset().union(*(self.state.apply(event) for event in events))
+        self._events += events
         if self.hub is not None:
             self.hub.committed(Committed(events, nodes, self.state.revision))
 

@@ -60,10 +60,18 @@ class Tab:
         """Wait until an expression is true."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while not await self.run(script):  # noqa: ASYNC110
+                while not await self._is(script):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
                 return
         raise AssertionError(f"not within {within_s:g} s: {script}; the page says {await self.text('body')!r}")
+
+    async def _is(self, script):
+        try:
+            return await self.run(script)
+        except AssertionError as error:
+            if "navigated or closed" in str(error):  # between two pages
+                return False
+            raise
 
     async def text(self, selector):
         return await self.run(f"document.querySelector({json.dumps(selector)})?.innerText")

@@ -46,7 +46,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The oldest checkpoint that is kept, None before the first, and every entry since then with its number."""
+    """The oldest state that can be had, None for the empty one of the beginning, and every entry since with its number."""
 
     checkpoint: Checkpoint | None
     entries: tuple[tuple[int, Entry], ...]

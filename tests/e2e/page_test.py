@@ -40,6 +40,13 @@ async def shown(tmp_path, nodes, *, fragment="", share=0.7):
         await door.stop()
 
 
+async def viewers(fleet, number):
+    """Wait until so many are connected."""
+    async with asyncio.timeout(60.0):
+        while fleet.hub.viewers != number:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
 async def test_ten_thousand_gpus_are_painted_and_move(tmp_path):
     async with shown(tmp_path, 1250) as (fleet, _door, tab):
         await tab.until("eelgrid.map.drawn.all > 0")
@@ -59,6 +66,33 @@ async def test_ten_thousand_gpus_are_painted_and_move(tmp_path):
             "const s = new Set(); for (let i = 0; i < d.length; i += 4) s.add(d[i] << 16 | d[i+1] << 8 | d[i+2]); return s.size })()"
         )
         assert inks > 20
+
+
+async def test_the_shell_is_painted_before_anything_is_known(tmp_path):
+    fleet = PageFleet(1250)
+    read, may_read = fleet.read, asyncio.Event()
+
+    async def held_back(view):
+        await may_read.wait()
+        return await read(view)
+
+    fleet.read = held_back
+    door = await fleet.open(every_s=0.3)
+    try:
+        async with browser(tmp_path) as tab:
+            await tab.open(f"http://127.0.0.1:{door.port}/")
+            await tab.until("performance.getEntriesByName('first-contentful-paint').length === 1")
+            assert "Waiting for the controller." in await tab.text("#panel")
+            assert await tab.run("document.querySelectorAll('nav a').length") == 6
+            await tab.until("window.eelgrid && !eelgrid.model.ready")
+            may_read.set()
+            await tab.until("eelgrid.map.drawn.all > 0")
+            # 10,000 cells, some each frame: hands and the stream come in between.
+            assert await tab.run("eelgrid.map.drawn.pieces") >= 4
+            assert tab.complaints == []
+    finally:
+        may_read.set()
+        await door.stop()
 
 
 async def test_a_click_opens_the_gpu_and_its_work_says_why_it_is_there(tmp_path):
@@ -82,6 +116,10 @@ async def test_a_click_opens_the_gpu_and_its_work_says_why_it_is_there(tmp_path)
 async def test_keys_alone_choose_and_open_a_gpu(tmp_path):
     async with shown(tmp_path, 2) as (_fleet, _door, tab):
         await tab.until("eelgrid.map.drawn.all > 0")
+        await tab.run("document.querySelector('.skip').focus()")
+        await tab.press("Enter", text="\r")
+        await tab.until("document.activeElement.id === 'panel'")
+        assert await tab.run("location.hash") == ""
         await tab.run("document.querySelector('#map').focus()")
         await tab.press("ArrowRight")
         await tab.press("ArrowRight")
@@ -116,6 +154,30 @@ async def test_the_slider_goes_back_to_what_was_held(tmp_path):
         await tab.until(f"eelgrid.model.held_milli[{cell}] === 0")
 
 
+async def test_a_decision_of_an_earlier_run_opens_by_its_number(tmp_path):
+    fleet = PageFleet(2)
+    fleet.place("w-7", "node-0000", [3], name="old")
+    number = fleet.state.workloads["w-7"].revision
+    fleet.happen(WorkloadCancelled(time_ns=fleet.now_ns(), workload_id="w-7"))
+    door = await fleet.open(every_s=0.3)
+    try:
+        async with browser(tmp_path) as tab:
+            await tab.open(f"http://127.0.0.1:{door.port}/#decision/{number}")
+            await tab.until(f"document.querySelector('#panel')?.innerText.includes('(decision {number})')")
+            assert "placed old" in await tab.text("#panel")
+            cell = await tab.run("eelgrid.model.cellOf('node-0000', 3)")
+            assert await tab.run(f"[eelgrid.map.held[{cell}], eelgrid.model.held_milli[{cell}]]") == [1000, 0]
+            await tab.run("document.querySelector('#panel a[href^=\"#/workload\"]').click()")
+            await tab.until("document.querySelector('#panel h2')?.innerText === 'old (w-7)'")
+            await tab.run("location.hash = '#gpu/node-0000/3'")
+            await tab.until("document.querySelector('#panel h2')?.innerText === 'node-0000 GPU 3'")
+            await tab.run("location.hash = '#decision/99999'")
+            await tab.until("document.querySelector('#panel')?.innerText.includes('Decision 99999 is not at hand')")
+            assert tab.complaints == []
+    finally:
+        await door.stop()
+
+
 async def test_a_broken_connection_shows_and_heals(tmp_path):
     async with shown(tmp_path, 2) as (fleet, door, tab):
         port = door.port
@@ -133,11 +195,39 @@ async def test_a_broken_connection_shows_and_heals(tmp_path):
             await again.stop()
 
 
+async def test_a_page_that_was_left_or_that_nobody_sees_holds_no_connection(tmp_path):
+    async with shown(tmp_path, 1) as (fleet, _door, tab):
+        address = await tab.run("location.href")
+        for _ in range(7):  # one more than a browser has to a host
+            await tab.open("about:blank")
+            await tab.open(address)
+            await tab.until(LIVE)
+        await viewers(fleet, 1)
+        # As if another tab lay before it.
+        hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
+        tell = "document.dispatchEvent(new Event('visibilitychange'))"
+        await tab.run(hide % "true" + tell)
+        await viewers(fleet, 0)
+        await tab.run(hide % "false" + tell)
+        await viewers(fleet, 1)
+        await tab.run("window.isLeft = true; setTimeout(() => history.go(-2))")
+        await tab.until("!window.isLeft && window.eelgrid?.model.ready")
+        fleet.report()
+        drawn = await tab.run("eelgrid.model.atMs")
+        await tab.until(f"eelgrid.model.atMs > {drawn}")
+        await viewers(fleet, 1)
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 async def test_light_and_dark_are_the_readers_choice(tmp_path, theme):
     async with shown(tmp_path, 2) as (_fleet, _door, tab):
         await tab.theme(theme)
         ground = await tab.run("getComputedStyle(document.body).backgroundColor")
+        raised = {"light": "#ffffff", "dark": "#1a2028"}[theme]
+        await tab.until(f"eelgrid.map.colour.ground === '{raised}'")
+        # Cells, too, though readings change only some of them.
+        low = {"light": "rgb(255 243 196)", "dark": "rgb(67 74 148)"}[theme]
+        assert await tab.run("eelgrid.map.colours[0]") == low
         assert (ground == "rgb(18, 22, 28)") == (theme == "dark")
         picture = await tab.picture(tmp_path / "page.png")
         assert picture.stat().st_size > 10_000

@@ -151,6 +151,13 @@ Replica 0 is on node-0, GPU 0. It fitted on 2 nodes.
 """)
 
 
+def test_explain_leads_to_the_page_where_people_see_it(eelctl, some_work):
+    for page in ("https://grid.example:8443", "https://grid.example:8443/"):
+        text = eelctl("--page", page, "explain", "bert-1").stdout
+        assert text.endswith("\n\nOn the live page: https://grid.example:8443/#/workload/bert-1\n")
+    assert "page" not in eelctl("explain", "bert-1").stdout
+
+
 def test_explain_what_waits(eelctl, fake):
     fake.fits = lambda request: False
     eelctl("submit", "--id", "w", "--name", "w", "--gpus", "1")

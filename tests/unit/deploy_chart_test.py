@@ -115,6 +115,7 @@ def test_it_lints_clean(name):
         ("controller.kubernetes.enabled=true,controller.journal.kind=claim", "one writer"),
         ("controller.journal.existingClaim=mine", "kind=claim"),
         ("controller.kubernetes.abilities={everything}", "abilities"),
+        ("controller.page=true", "page"),
         ("rbac.moves=true", "moves"),
         ("gate.webhook.timeoutSeconds=30", "timeoutSeconds"),
         ("gate.policyVersion=webhook,gate.failurePolicy=Fail", "say Ignore"),
@@ -227,6 +228,24 @@ def test_whatever_selects_pods_finds_some_and_ports_have_their_names(name, minor
                 assert {end["port"] for end in spec["endpoints"]} <= {port["name"] for port in service["spec"]["ports"]}
 
 
+def test_the_page_is_off_unless_asked_for_and_as_closed_as_the_api():
+    objects = objects_of("kubernetes")
+    assert "8443" not in json.dumps(objects)
+    objects = objects_of("enforce")
+    arguments = container(pick(objects, "Deployment"))["args"]
+    assert {"--page=0.0.0.0:8443", "--tls-authority=/etc/eelgrid/tls/ca.crt"} <= set(arguments)
+    ports = {port["name"]: port["port"] for port in pick(objects, "Service", "eelgrid-controller")["spec"]["ports"]}
+    assert ports == {"grpc": 7443, "page": 8443}
+    rules = pick(objects, "NetworkPolicy", "eelgrid-controller")["spec"]["ingress"]
+    (rule,) = [rule for rule in rules if {"protocol": "TCP", "port": "page"} in rule["ports"]]
+    assert rule["from"] == [
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "operations"}}},
+    ], "not the agents; and no empty list, which would let in everybody"
+    nobody = objects_of("enforce", options=("--set-json", "networkPolicy.operatorsFrom=[]"))
+    rules = pick(nobody, "NetworkPolicy", "eelgrid-controller")["spec"]["ingress"]
+    assert "page" not in json.dumps(rules)
+
+
 def test_certificates_name_what_clients_ask_for():
     objects = objects_of("enforce")
     certificate = pick(objects, "Certificate", "eelgrid-controller-tls")["spec"]
@@ -245,6 +264,14 @@ def test_the_notes_tell_what_is_there():
     notes = done.stdout.partition("NOTES:")[2]
     assert "Pool default: level observe: nothing on its nodes is changed" in notes
     assert "Opt in with the label eelgrid.io/managed=true" in notes
+    assert "live page" not in notes
+    done = _helm(
+        "install", "eelgrid", str(CHART), "-n", "grid", "--dry-run=client", "--set", "controller.page.enabled=true"
+    )
+    notes = done.stdout.partition("NOTES:")[2]
+    assert "kubectl -n grid port-forward service/eelgrid-controller 8443" in notes
+    assert "https://127.0.0.1:8443/" in notes
+    assert "secret eelgrid-operator-tls" in notes
 
 
 @pytest.mark.parametrize("name", GOOD)

@@ -19,7 +19,7 @@ from eelgrid_controller.page.answers import gpu_answer, points_answer, search_an
 from eelgrid_controller.page.board import Board
 from eelgrid_controller.page.fleet import NO_READING, CellState
 from eelgrid_controller.page.glance import BUDGETS_MOST, QUEUE_MOST
-from eelgrid_controller.page.history import History
+from eelgrid_controller.page.history import History, earlier
 from eelgrid_protos.messages import (
     BudgetScope,
     MeasuredPoint,
@@ -43,7 +43,7 @@ class Watched:
         self.seen = self.whole()
 
     def committed(self, committed):
-        self.board.committed(committed.events, self.fleet.state)
+        self.board.committed(committed.events, self.fleet.state, committed.revision)
 
     def whole(self):
         return self.board.whole(now_ns=5)
@@ -79,6 +79,7 @@ def applied(seen, frame):
     if "power" in frame and frame["power"] not in seen["power_line"]:
         seen["power_line"].append(frame["power"])
     seen["changes"] += frame.get("changes", [])
+    seen["changes_from"] = frame.get("changes_from", seen["changes_from"])
     seen |= {name: frame[name] for name in ("counts", "queue", "budgets") if name in frame}
 
 
@@ -165,6 +166,45 @@ def test_deltas_come_to_the_whole_and_the_past_to_what_was(steps):
     for position, change in enumerate(watched.seen["changes"]):
         if change[0] in held:
             assert held_after(watched.seen, position) == held[change[0]]
+    # What the journal tells of before any row is what the viewer saw then.
+    whole, has_more = earlier(fleet.past(), 10**9)
+    assert not has_more
+    assert [row for row in watched.board.rows(whole) if row[2] != "node joined"] == watched.seen["changes"]
+
+
+def test_the_journal_goes_on_where_the_list_of_this_run_begins():
+    watched = Watched(2)
+    fleet = watched.fleet
+    for number in range(6):
+        fleet.place(f"w-{number}", "node-0000", [number])
+    fleet.state = fleet.state.copy()  # as after a restart
+    watched.turn()
+    assert watched.seen["changes"] == []
+    begun = watched.seen["changes_from"]
+    assert begun == fleet.state.revision + 1
+    fleet.happen(WorkloadCancelled(time_ns=9, workload_id="w-3"))
+    watched.turn()
+    found, has_more = earlier(fleet.past(), begun, most=4)
+    assert has_more
+    assert [(one.kind, one.workload_id) for one in found] == [("placed", f"w-{number}") for number in (2, 3, 4, 5)]
+    watched.seen["changes"][:0] = watched.board.rows(found)
+    assert [sum(held_after(watched.seen, position)) for position in range(5)] == [3000, 4000, 5000, 6000, 5000]
+    oldest, has_more = earlier(fleet.past(), found[0].number)
+    assert not has_more
+    assert [one.workload_id for one in oldest if one.workload_id] == ["w-0", "w-1"]
+
+
+def test_rows_of_one_commit_are_forgotten_together():
+    fleet = PageFleet(1)
+    history = History(most=3)
+    history.begin({}, 0)
+    for number in range(2):
+        fleet.place(f"w-{number}", "node-0000", [number])
+    limits = [WorkloadLimited(time_ns=1, workload_id=f"w-{number}", power_limit_w=300.0) for number in range(2)]
+    history.take(limits, fleet.state.workloads, 12)
+    history.take(limits, fleet.state.workloads, 14)
+    assert [(one.number, one.commit) for one in history.changes] == [(13, 14), (14, 14)]
+    assert history.oldest == 13
 
 
 def test_a_new_node_gives_cells_anew_and_keeps_what_was_read():
@@ -188,13 +228,15 @@ def test_the_history_is_bounded_in_rows_and_in_differences():
     fleet = PageFleet(1)
     few, small = History(most=3), History(differences_most=4)
     for history in (few, small):
-        history.begin({})
+        history.begin({}, 0)
     for number in range(8):
         fleet.place(f"w-{number}", "node-0000", [number])
         event = WorkloadLimited(time_ns=1, workload_id=f"w-{number}", power_limit_w=300.0)
         for history in (few, small):
-            history.take([event], fleet.state.workloads)
+            history.take([event], fleet.state.workloads, number + 1)
     assert [change.number for change in few.changes] == [6, 7, 8]
+    assert few.oldest == 6
+    assert few.is_cut
     assert few.changes[-1].words == "train: to 300 W a GPU"
     assert sum(len(change.milli) for change in small.changes) <= 4
 

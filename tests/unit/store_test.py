@@ -299,6 +299,12 @@ def test_the_past_begins_at_the_older_checkpoint_and_is_read_beside_the_writer(d
         assert journal.append(entries("g")) == 7
 
 
+def test_the_past_goes_back_to_the_first_entry_while_that_is_kept(data: Path) -> None:
+    with closing(opened(data)) as journal:
+        journal.checkpoint(Checkpoint(5, {"nodes": list("abcde")}, "digest-5"))
+        assert journal.past() == Past(None, tuple(enumerate(entries("a", "b", "c", "d", "e"), 1)))
+
+
 def test_the_past_of_a_new_journal_is_empty(tmp_path: Path) -> None:
     with closing(opened(tmp_path)) as journal:
         assert journal.past() == Past(None, ())
@@ -309,11 +315,11 @@ def test_the_past_of_a_new_journal_is_empty(tmp_path: Path) -> None:
     [
         "UPDATE events SET body = replace(body, 'd', 'x') WHERE seq = 4",
         "DELETE FROM events WHERE seq = 4",
-        "UPDATE checkpoints SET digest = 'other'",
+        "DELETE FROM events WHERE seq = 1; UPDATE checkpoints SET digest = 'other'",
     ],
 )
 def test_a_damaged_past_is_refused(data: Path, damage: str) -> None:
     with closing(opened(data)) as journal:
-        edit(data, damage)
+        edit(data, *damage.split("; "))
         with pytest.raises(JournalCorrupt):
             journal.past()

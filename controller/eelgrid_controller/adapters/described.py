@@ -265,8 +265,9 @@ nodes, devices and people are in no label but the {most} of each kind named abov
 are summed up under `other`. A controller of 1,213 nodes and 6,212 GPUs tells some {usual} series.
 
 In OpenMetrics the buckets of `eelgrid_decision_duration_seconds` have exemplars, the newest decision of each: the label
-`workload` is the id that `eelctl explain ID` takes, so that a slow decision leads to why it went as it went; where
-placements are traced ([tracing.md](tracing.md)), `trace_id` leads to its trace. Prometheus keeps them with `--enable-feature=exemplar-storage`. While the disk stalls, the page comes within seconds without what is
+`workload` is the id that `eelctl explain ID` takes and that the [live page](page.md) opens at `#workload/ID`, so that a
+slow decision leads to why it went as it went; where placements are traced ([tracing.md](tracing.md)), `trace_id` leads
+to its trace. Prometheus keeps them with `--enable-feature=exemplar-storage`. While the disk stalls, the page comes within seconds without what is
 read from the state, since nobody may see what is not on disk; `eelgrid_journal_lag_seconds` is on it.
 
 - Attainment of the last hour: `sum by (workload) (increase(eelgrid_service_windows_total{{verdict="kept"}}[1h])) /

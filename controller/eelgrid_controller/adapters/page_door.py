@@ -5,7 +5,7 @@ frames are the hub's, answers `page.answers`'.
 
     GET /                 the page; its files lie beside it
     GET /events           server-sent events: one `whole`, then a `delta` each second
-    GET /data/gpu?node=&index=   /data/workload?id=   /data/search?text=   /data/points?profile=
+    GET /data/gpu?node=&index=   /data/workload?id=   /data/search?text=   /data/points?profile=   /data/past?before=
 
 Who may come in is as with the API: with certificate files, by mutual TLS alone, so a browser
 needs a client certificate of the same authority; without, only on loopback, or where `insecure`
@@ -18,14 +18,15 @@ import contextlib
 import ipaddress
 import logging
 import ssl
-from importlib import resources
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from eelgrid_controller.adapters.page_hub import Behind, PageHub, Source
-from eelgrid_controller.errors import ConfigError
+from eelgrid_controller.adapters.page_files import page_files, style_source
+from eelgrid_controller.adapters.page_hub import PACKED_HEAD, Behind, Bytes, PageHub, Source
+from eelgrid_controller.errors import ConfigError, JournalError
 from eelgrid_controller.page.answers import gpu_answer, points_answer, search_answer, workload_answer
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos.transport import TlsFiles, is_loopback
@@ -38,14 +39,17 @@ _TEXT_MOST = 300
 _SEND_WITHIN_S = 10.0
 # Shorter than the usual minute of proxies; the page counts on something every second anyway.
 _QUIET_MOST_S = 15.0
-_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+# Shorter answers are one segment anyway.
+_PACKED_FROM_BYTES = 1400
+_NOTHING_NEW = Bytes(b": nothing new\n\n")
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "Content-Security-Policy": f"default-src 'none'; script-src 'self'; style-src {style_source()}; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
+    "Vary": "Accept-Encoding",
+    "X-Accel-Buffering": "no",
     "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-store",
 }
 
 
@@ -67,12 +71,7 @@ class PageDoor:
         self._beating: asyncio.Task[None] | None = None
         self._stamp: tuple[tuple[int, int], ...] = ()
         self._current: ssl.SSLContext | None = None
-        folder = resources.files("eelgrid_controller.page") / "files"
-        self._files = {
-            item.name: (item.read_bytes(), kind)
-            for item in folder.iterdir()
-            if (kind := _KINDS.get(f".{item.name.rpartition('.')[2]}"))
-        }
+        self._files = page_files()
 
     async def start(self, address: str) -> int:
         """Listen and return the port; raises ConfigError."""
@@ -168,25 +167,38 @@ class PageDoor:
         found = self._files.get(request.match_info.get("name") or "index.html")
         if found is None:
             return web.Response(status=404, text="try /\n")
-        return web.Response(body=found[0], content_type=found[1], charset="utf-8")
+        headers = {"ETag": found.tag, "Cache-Control": "no-cache"}
+        if request.headers.get("If-None-Match") == found.tag:
+            return web.Response(status=304, headers=headers)
+        is_packed = _takes_gzip(request)
+        if is_packed:
+            headers["Content-Encoding"] = "gzip"
+        body = found.packed if is_packed else found.plain
+        return web.Response(body=body, content_type=found.kind, charset="utf-8", headers=headers)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         hub = self._hub
         if hub.viewers >= _VIEWERS_MOST:
             return web.Response(status=503, text=f"{_VIEWERS_MOST} viewers are here already\n")
+        is_packed = _takes_gzip(request)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        if is_packed:
+            response.headers["Content-Encoding"] = "gzip"
         hub.viewers += 1
         try:
             await response.prepare(request)
-            frame, body = await hub.whole()
+            if is_packed:
+                await response.write(PACKED_HEAD)
+            frame, whole = await hub.whole()
+            bodies: Iterable[Bytes] = (whole,)
             while True:
                 async with asyncio.timeout(_SEND_WITHIN_S):
-                    await response.write(body)
+                    await response.write(b"".join(body.packed if is_packed else body.plain for body in bodies))
                 try:
                     async with asyncio.timeout(_QUIET_MOST_S):
-                        frame, body = await hub.after(frame)
+                        frame, bodies = await hub.after(frame)
                 except TimeoutError:
-                    body = b": nothing new\n\n"
+                    bodies = (_NOTHING_NEW,)
         except (Behind, TimeoutError, ConnectionError):
             # A viewer that goes, reads nothing, or is to come again: it knows what to do.
             pass
@@ -201,11 +213,16 @@ class PageDoor:
         self._at_once += 1
         try:
             found = await self._found(request.match_info["what"], given)
+        except JournalError as error:
+            return web.Response(status=503, text=f"{error}\n")
         finally:
             self._at_once -= 1
         if found is None:
             return web.json_response({"error": "not there (any more)"}, status=404)
-        return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+        response = web.Response(body=msgspec.json.encode(found), content_type="application/json")
+        if _takes_gzip(request) and (response.content_length or 0) > _PACKED_FROM_BYTES:
+            response.enable_compression(web.ContentCoding.gzip)
+        return response
 
     async def _found(self, what: str, given: dict[str, str]) -> Any:
         source = self._source
@@ -219,6 +236,9 @@ class PageDoor:
                 return await source.read(lambda state: search_answer(state, given.get("text", "")))
             case "points":
                 return await source.read(lambda state: points_answer(state.points, given.get("profile", "")))
+            case "past":
+                before = given.get("before", "")
+                return await self._hub.earlier(int(before)) if before.isdecimal() and len(before) < 20 else None
         return None
 
     def _gpu(self, state: ClusterState, node_name: str, index: str) -> Any:
@@ -236,6 +256,16 @@ class PageDoor:
 
 async def _with_headers(_request: web.Request, response: web.StreamResponse) -> None:
     response.headers.update(_HEADERS)
+    response.headers.setdefault("Cache-Control", "no-store")
+
+
+def _takes_gzip(request: web.Request) -> bool:
+    """Whether the header Accept-Encoding names gzip, other than to refuse it (RFC 9110, 12.5.3)."""
+    for part in request.headers.get("Accept-Encoding", "").lower().split(","):
+        name, _, weight = part.partition(";")
+        if name.strip() == "gzip":
+            return weight.replace(" ", "").rstrip("0.") != "q="
+    return False
 
 
 def _names_this_machine(host: str) -> bool:

@@ -8,33 +8,59 @@ sending of bytes that are there. Without viewers only the line of power and the 
 look at ten thousand GPUs is cut in slices of nodes with a rest between, so that decisions wait a
 millisecond at most. A viewer keeps no queue: it asks for the frames after its last, and one that
 is more than some frames behind is let go, whereupon it comes back and gets everything anew.
+
+Frames are packed once for all viewers, too: each is a run of deflate blocks that refers to nothing
+before it and ends on a byte (Z_SYNC_FLUSH), so that after the header of gzip any of them may follow
+any other (RFC 1951, 1952). The stream has no end, so the checksum at gzip's end never comes.
 """
 
 import asyncio
 import logging
+import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from eelgrid_controller.command import Committed
+from eelgrid_controller.journal import Past
 from eelgrid_controller.page.board import Board
+from eelgrid_controller.page.history import Change, earlier
 from eelgrid_controller.state import ClusterState
 from eelgrid_controller.telemetry import Telemetry
 from eelgrid_protos.messages import Explanation
 
-__all__ = ["Behind", "PageHub", "Source"]
+__all__ = ["PACKED_HEAD", "Behind", "Bytes", "PageHub", "Source"]
 
 _Result = TypeVar("_Result")
 EVERY_S = 1.0
 FRAMES_KEPT = 16
 _NODES_A_SLICE = 100
+# A gzip member's header: deflate, no name, no time, an unknown system.
+PACKED_HEAD = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
+# A whole picture of 10,000 GPUs: 259 kB become 30 kB in 1.4 ms; level 6 saves another 7 kB in thrice the time.
+_PACKED_LEVEL = 1
 
 
 class Behind(Exception):
     """A viewer is too far behind, or the hub has closed; it may come again."""
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Some events of the stream, as they are and packed; the packing is done when somebody first takes it."""
+
+    plain: bytes
+
+    @cached_property
+    def packed(self) -> bytes:
+        """Deflate blocks that may follow `PACKED_HEAD` or one another."""
+        packer = zlib.compressobj(_PACKED_LEVEL, wbits=-zlib.MAX_WBITS)
+        return packer.compress(self.plain) + packer.flush(zlib.Z_SYNC_FLUSH)
 
 
 class Source(Protocol):
@@ -49,6 +75,9 @@ class Source(Protocol):
 
     def explain(self, workload_id: str) -> Awaitable[Explanation | None]:
         """Why a workload stands where it stands; None for one that is not known."""
+
+    def past(self) -> Past:
+        """What the journal tells of before now; for any thread. Raises JournalError."""
 
     def state_now(self) -> ClusterState:
         """The state at this moment, for a listener of commits."""
@@ -69,16 +98,18 @@ class PageHub:
         self._source = source
         self._log = log
         self._every_s = every_s
-        self._frames: deque[tuple[int, bytes]] = deque(maxlen=FRAMES_KEPT)
-        self._whole: tuple[tuple[int, int], bytes] = ((-1, -1), b"")
+        self._frames: deque[tuple[int, Bytes]] = deque(maxlen=FRAMES_KEPT)
+        self._whole: tuple[tuple[int, int], Bytes] = ((-1, -1), Bytes(b""))
         self._news = asyncio.Event()
         self._turning = asyncio.Lock()
         self._turned_s = float("-inf")
         self._closed = False
+        self._reading = asyncio.Lock()
+        self._earlier: tuple[int, list[Change], bool] = (-1, [], False)
 
     def committed(self, committed: Committed) -> None:
         """A commit is on disk."""
-        self.board.committed(committed.events, self._source.state_now())
+        self.board.committed(committed.events, self._source.state_now(), committed.revision)
 
     async def run(self) -> None:
         """Move on until cancelled."""
@@ -138,7 +169,7 @@ class PageHub:
         self._news.set()
         self._news = asyncio.Event()
 
-    def _whole_now(self) -> bytes:
+    def _whole_now(self) -> Bytes:
         # Without viewers cells may be numbered anew between two frames.
         mark = (self.board.frame, self.board.fleet.era)
         if self._whole[0] != mark:
@@ -146,25 +177,37 @@ class PageHub:
             self._whole = (mark, _event("whole", self.board.frame, whole))
         return self._whole[1]
 
-    async def whole(self) -> tuple[int, bytes]:
+    async def whole(self) -> tuple[int, Bytes]:
         """Everything, and the number of the frame that it is; as of a second ago at most."""
         # Many may come at once, as after a restart: one of them looks for all.
         await self._turn(unless_s=2.0 * self._every_s)
         return self.board.frame, self._whole_now()
 
-    async def after(self, frame: int) -> tuple[int, bytes]:
+    async def earlier(self, before: int) -> dict[str, Any]:
+        """Rows of changes before the one of this number, from the journal, and whether it has more. Raises JournalError.
+
+        Read by one thread at a time; what was read last is kept, for many ask for the same after a restart.
+        """
+        async with self._reading:
+            if self._earlier[0] != before:
+                found, has_more = await asyncio.to_thread(lambda: earlier(self._source.past(), before))
+                self._earlier = before, found, has_more
+            _, changes, has_more = self._earlier
+        return {"era": self.board.fleet.era, "changes": self.board.rows(changes), "has_more": has_more}
+
+    async def after(self, frame: int) -> tuple[int, Sequence[Bytes]]:
         """The frames after this one, once there are some; raises Behind."""
         while not self._closed and self.board.frame <= frame:
             await self._news.wait()
         kept = [(number, body) for number, body in self._frames if number > frame]
         if self._closed or not kept or kept[0][0] != frame + 1:
             raise Behind
-        return kept[-1][0], b"".join(body for _, body in kept)
+        return kept[-1][0], [body for _, body in kept]
 
 
-def _event(kind: str, frame: int, body: dict[str, Any]) -> bytes:
+def _event(kind: str, frame: int, body: dict[str, Any]) -> Bytes:
     """One server-sent event; the body's JSON has no line breaks."""
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (frame, kind.encode(), msgspec.json.encode(body))
+    return Bytes(b"id: %d\nevent: %s\ndata: %s\n\n" % (frame, kind.encode(), msgspec.json.encode(body)))
 
 
 def _slices(names: Sequence[str]) -> Iterator[list[str]]:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from eelgrid_controller.clock import Clock
+from eelgrid_controller.journal import Past
 from eelgrid_controller.loop import ControllerLoop
 from eelgrid_controller.state import ClusterState
 from eelgrid_controller.telemetry import Telemetry
@@ -36,6 +37,10 @@ class LoopSource:
             return await self._loop.read(lambda core: core.explain(workload_id))
         except NotFound:
             return None
+
+    def past(self) -> Past:
+        """What the journal tells of before now; for any thread. Raises JournalError."""
+        return self._loop.journal.past()
 
     def state_now(self) -> ClusterState:
         """The state at this moment."""

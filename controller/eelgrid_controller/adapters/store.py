@@ -155,7 +155,10 @@ class SqliteJournal:
         return expected - 1
 
     def past(self) -> Past:
-        """The oldest checkpoint and all entries since, in one transaction of a connection of its own."""
+        """All that is kept, in one transaction of a connection of its own.
+
+        From the first entry, where that is still kept; else the oldest checkpoint and the entries since.
+        """
         with (
             self._translated(),
             contextlib.closing(
@@ -164,6 +167,8 @@ class SqliteJournal:
         ):
             reader.text_factory = bytes
             reader.execute("BEGIN")
+            if reader.execute("SELECT min(seq) FROM events").fetchone() == (1,):
+                return Past(None, tuple(self._entries(reader, 0)))
             rows = reader.execute("SELECT seq, body, digest, crc32 FROM checkpoints ORDER BY seq LIMIT 1").fetchall()
             checkpoint = _checked(*rows[0]) if rows else None
             if rows and checkpoint is None:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
-from prometheus_client.core import Metric
 
+from eelgrid_controller.adapters.described import Family
 from eelgrid_controller.adapters.prometheus import Metrics
 from eelgrid_controller.command import Origin
 from eelgrid_controller.errors import ConfigError
@@ -168,7 +168,7 @@ class Tracing:
         self.traces.has_pod = is_pod
         patches.append(patched)
 
-    def families(self) -> Iterable[Metric]:
+    def families(self) -> Iterable[Family]:
         """What became of traces and spans."""
         yield from self.traces.families()
         yield from self.sender.families()

@@ -116,6 +116,13 @@ _PEM = click.Path(path_type=Path, dir_okay=False)
     metavar="SECONDS",
     help="How long one call may take.",
 )
+@click.option(
+    "--page",
+    envvar="EELGRID_PAGE",
+    default="",
+    metavar="URL",
+    help="Where you see the live page; `explain` then prints a link. [env EELGRID_PAGE]",
+)
 @click.option("-o", "--output", type=click.Choice(OUTPUTS), default="table", show_default=True, help="How to print.")
 @click.option("--no-headers", is_flag=True, help="Leave out the line of titles.")
 @click.pass_context

@@ -5,6 +5,7 @@ about: the terms and their names are the controller's.
 """
 
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import click
 
@@ -80,8 +81,8 @@ def _replica(replica: ReplicaExplanation, chosen: Placement | None) -> Iterator[
             yield f"  {line}"
 
 
-def explained(explanation: Explanation, replicas: int) -> Iterator[str]:
-    """The explanation in lines, with the first `replicas` replicas in full."""
+def explained(explanation: Explanation, replicas: int, page: str = "") -> Iterator[str]:
+    """The explanation in lines, with the first `replicas` replicas in full; `page` is where the live page is seen."""
     workload = explanation.workload
     spec, phase = workload.spec, workload.phase
     yield f"{workload.workload_id} ({spec.kind.name.lower()} {spec.name}) is {phase.name.lower()}" + (
@@ -98,6 +99,9 @@ def explained(explanation: Explanation, replicas: int) -> Iterator[str]:
         yield f"What would help: {explanation.remedy}"
     elif phase is WorkloadPhase.PLACED and not explanation.replicas:
         yield "The candidates of this decision are no longer kept."
+    if page:
+        yield ""
+        yield f"On the live page: {page.rstrip('/')}/#/workload/{quote(workload.workload_id, safe='')}"
 
 
 @click.command()
@@ -113,4 +117,4 @@ def explain(settings: Settings, workload: str, replicas: int) -> None:
     with operators(settings) as client:
         request = ExplainWorkloadRequest(workload_id=workload)
         answer = client.explain_workload(request, timeout=settings.timeout_s).explanation
-        document(settings, answer, explained(answer, replicas))
+        document(settings, answer, explained(answer, replicas, settings.page))

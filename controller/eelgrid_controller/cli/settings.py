@@ -31,6 +31,8 @@ class Settings:
     timeout_s: float = 10.0
     output: str = "table"
     headers: bool = True
+    # Where people see the live page; empty where nobody said.
+    page: str = ""
 
 
 def _change(context: click.Context, parameter: click.Parameter, value: Any) -> None:

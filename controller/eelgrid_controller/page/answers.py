@@ -64,7 +64,7 @@ def workload_answer(explanation: Explanation, fleet: Fleet) -> Any:
         "cpu_milli": spec.request.cpu_milli, "memory_bytes": spec.request.memory_bytes,
         "gpu_models": list(spec.request.gpu_models), "submitted_ms": workload.submitted_ns // 1_000_000,
         "placed_ms": workload.placed_ns // 1_000_000 or None, "ended_ms": workload.ended_ns // 1_000_000 or None,
-        "power_limit_w": workload.power_limit_w,
+        "power_limit_w": workload.power_limit_w, "decision": workload.revision,
         "promise": _promise(workload),
         "placements": [
             {

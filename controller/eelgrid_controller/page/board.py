@@ -9,7 +9,7 @@ A frame is made of plain values: dicts, lists, numbers and texts.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from eelgrid_controller.events import Event
@@ -43,7 +43,7 @@ class Board:
         """Brings cells and history up to a state; whether viewers need the whole picture for it."""
         if self._state is not state:
             self._state = state
-            self.history.begin(state.workloads)
+            self.history.begin(state.workloads, state.revision)
             self.fleet.build(state.nodes)
             return True
         if self.fleet.fits(state.nodes):
@@ -51,10 +51,10 @@ class Board:
         self.fleet.build(state.nodes)
         return True
 
-    def committed(self, events: Iterable[Event], state: ClusterState) -> None:
-        """Takes a commit into the history."""
+    def committed(self, events: Sequence[Event], state: ClusterState, revision: int) -> None:
+        """Takes a commit into the history; the state is as it is after it, at this revision."""
         if self._state is state:
-            self.history.take(events, state.workloads)
+            self.history.take(events, state.workloads, revision)
 
     def look(self, seen: Iterable[tuple[NodeRecord, Tick | None]]) -> None:
         """Takes some nodes in, each with its fresh tick."""
@@ -78,7 +78,8 @@ class Board:
         if self._power:
             frame["power"] = self._power[-1]
         if new:
-            frame["changes"] = [self._row(change) for change in new]
+            frame["changes"] = self.rows(new)
+            frame["changes_from"] = self.history.oldest
         return frame
 
     def whole(self, *, now_ns: int) -> dict[str, Any]:
@@ -89,16 +90,20 @@ class Board:
             **self.fleet.whole(),
             **self._glance,
             "power_line": list(self._power),
-            "changes": [self._row(change) for change in self.history.changes if change.number <= self._told_number],
+            "changes": self.rows(change for change in self.history.changes if change.number <= self._told_number),
+            "changes_from": self.history.oldest,
         }
 
     def _glanced(self, state: ClusterState) -> dict[str, Any]:
         return {"counts": counts(state), "queue": queue(state), "budgets": self._budgets.rows(state, self.fleet)}
 
-    def _row(self, change: Change) -> list[Any]:
+    def rows(self, changes: Iterable[Change]) -> list[list[Any]]:
         """[number, ms, kind, workload, words, [cell, milli, cell, milli, ...]]; GPUs that are gone are left out."""
-        pairs: list[int] = []
-        for node_name, uuid, milli in change.milli:
-            if (cell := self.fleet.cell(node_name, uuid)) is not None:
-                pairs += [cell, milli]
-        return [change.number, change.time_ns // 1_000_000, change.kind, change.workload_id, change.words, pairs]
+        rows: list[list[Any]] = []
+        for one in changes:
+            pairs: list[int] = []
+            for node_name, uuid, milli in one.milli:
+                if (cell := self.fleet.cell(node_name, uuid)) is not None:
+                    pairs += [cell, milli]
+            rows.append([one.number, one.time_ns // 1_000_000, one.kind, one.workload_id, one.words, pairs])
+        return rows

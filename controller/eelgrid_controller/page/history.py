@@ -3,22 +3,27 @@
 Owns where each workload's replicas stood when last told, and the difference that each
 decision made: milli-GPUs by GPU. Must not know why; explanations are asked for by workload.
 
-Theory. A commit may hold several events of one workload, and the state is only seen after all
-of them. The difference of the whole commit goes to the last of these; sums are right at every
-row, so that "now, less all that came later" is the fleet as it was after a row.
+Theory. A decision's number is that of its event: the journal's entry and the state's revision, the
+same in every run of the controller and in `eelctl decision export`. A commit may hold several
+events of one workload, and the state is only seen after all of them. The difference of the whole
+commit goes to the last of these; sums are right at every row, so that "now, less all that came
+later" is the fleet as it was after a row. Rows of a commit are therefore forgotten together: what
+the journal tells of the time before the oldest row then fits to it.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from eelgrid_controller import events as happened
-from eelgrid_controller.events import Event
+from eelgrid_controller.events import Event, event_from_plain
+from eelgrid_controller.journal import Past
 from eelgrid_controller.ledger import assignment_of
+from eelgrid_controller.state import ClusterState
 from eelgrid_protos.messages import Workload, WorkloadPhase
 
-__all__ = ["Change", "History"]
+__all__ = ["Change", "History", "earlier"]
 
 Held = Mapping[tuple[str, str], int]
 
@@ -41,9 +46,13 @@ _WORDS: Mapping[type[Any], str] = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One decision, or one thing that happened to the fleet; `milli` is more (or less) held by (node, GPU)."""
+    """One decision, or one thing that happened to the fleet; `milli` is more (or less) held by (node, GPU).
+
+    `number` is its event's, which several workloads may share; `commit` that of the last event of its commit.
+    """
 
     number: int
+    commit: int
     time_ns: int
     kind: str
     workload_id: str
@@ -55,29 +64,40 @@ class History:
     """The last changes; at most `most` of them, and so many differences in all."""
 
     def __init__(self, *, most: int = 500, differences_most: int = 50_000) -> None:
-        self.number = 0
+        self.number = 0  # of the last event that was taken
+        self._begun = 0
+        self.is_cut = False  # whether rows were forgotten for want of room
         self.changes: deque[Change] = deque()
         self._most, self._differences_most = most, differences_most
         self._differences = 0
         self._held: dict[str, Held] = {}
 
-    def begin(self, workloads: Mapping[str, Workload]) -> None:
-        """Where everything stands now; what was before is forgotten."""
+    def begin(self, workloads: Mapping[str, Workload], revision: int) -> None:
+        """Where everything stands at a revision; what was before is forgotten."""
         self.changes.clear()
+        self.number = self._begun = revision
+        self.is_cut = False
         self._differences = 0
         self._held = {
             key: held for key, one in workloads.items() if one.phase is WorkloadPhase.PLACED and (held := _held(one))
         }
 
-    def take(self, events: Iterable[Event], workloads: Mapping[str, Workload]) -> None:
-        """The events of a commit, and all workloads as they are after it."""
-        rows = [row for event in events for row in _rows(event)]
-        last = {key: position for position, (_, _, key, _) in enumerate(rows) if key}
-        for position, (time_ns, kind, key, words) in enumerate(rows):
+    @property
+    def oldest(self) -> int:
+        """The number from which on everything is here."""
+        return self.changes[0].number if self.is_cut else self._begun + 1
+
+    def take(self, events: Sequence[Event], workloads: Mapping[str, Workload], revision: int) -> None:
+        """The events of a commit, and all workloads as they are after it, which is at this revision."""
+        first = revision - len(events) + 1
+        rows = [(number, *row) for number, event in enumerate(events, first) for row in _rows(event)]
+        last = {key: position for position, (_, _, _, key, _) in enumerate(rows) if key}
+        for position, (number, time_ns, kind, key, words) in enumerate(rows):
             milli = self._difference(key, workloads.get(key)) if last.get(key) == position else ()
             name = workloads[key].spec.name if key in workloads else ""
             told = ": ".join(filter(None, (name, words)))
-            self._add(Change(self.number + 1, time_ns, kind, key, told, milli))
+            self._add(Change(number, revision, time_ns, kind, key, told, milli))
+        self.number = revision
 
     def after(self, number: int) -> list[Change]:
         """Changes that came after this one."""
@@ -92,11 +112,32 @@ class History:
         return tuple((*place, milli) for place, milli in found.items() if milli)
 
     def _add(self, change: Change) -> None:
-        self.number = change.number
-        self.changes.append(change)
+        changes = self.changes
+        changes.append(change)
         self._differences += len(change.milli)
-        while len(self.changes) > 1 and (len(self.changes) > self._most or self._differences > self._differences_most):
-            self._differences -= len(self.changes.popleft().milli)
+        while len(changes) > 1 and (len(changes) > self._most or self._differences > self._differences_most):
+            self.is_cut = True
+            gone = changes.popleft()
+            self._differences -= len(gone.milli)
+            while len(changes) > 1 and changes[0].commit == gone.commit:
+                self._differences -= len(changes.popleft().milli)
+
+
+def earlier(past: Past, before: int, *, most: int = 2000, differences_most: int = 50_000) -> tuple[list[Change], bool]:
+    """The last changes before the one with this number as the journal tells them, and whether it tells of more.
+
+    Every entry since the older checkpoint is replayed: seconds with tens of thousands of them.
+    """
+    history = History(most=most, differences_most=differences_most)
+    state = ClusterState.load(past.checkpoint.state) if past.checkpoint else ClusterState()
+    history.begin(state.workloads, state.revision)
+    for number, entry in past.entries:
+        if number >= before:
+            break
+        event = event_from_plain(entry.kind, entry.body)
+        state.apply(event)
+        history.take((event,), state.workloads, number)
+    return list(history.changes), history.is_cut
 
 
 def _held(workload: Workload) -> dict[tuple[str, str], int]:

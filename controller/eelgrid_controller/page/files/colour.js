@@ -2,7 +2,7 @@
 
 const LIGHT = { scale: ["#fff3c4", "#fecb6a", "#f98f3a", "#dd3d2d", "#7f0d28"], none: "#dfe3e8", ink: "#1a2129",
   line: "#aab3bd", bad: "#b3261e", good: "#1a7f4b", quiet: "#56616d", mark: "#0b5cad", ground: "#ffffff" };
-const DARK = { scale: ["#2f3354", "#6d3f93", "#c9486c", "#f78d45", "#fce78d"], none: "#272e37", ink: "#e6eaef",
+const DARK = { scale: ["#434a94", "#7a45a0", "#c9486c", "#f78d45", "#fce78d"], none: "#272e37", ink: "#e6eaef",
   line: "#4a5562", bad: "#ff8a80", good: "#5ccb92", quiet: "#9aa6b3", mark: "#7db7f5", ground: "#1a2028" };
 
 const isDark = matchMedia("(prefers-color-scheme: dark)");
@@ -12,7 +12,7 @@ export const theme = () => (isDark.matches ? DARK : LIGHT);
 const parts = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 
 /** Sixty-four colours between the stops, so that drawing only looks them up. */
-export function ramp(stops = theme().scale) {
+export function ramp(stops) {
   return Array.from({ length: 64 }, (_, step) => {
     const place = (step / 63) * (stops.length - 1);
     const from = Math.min(stops.length - 2, Math.floor(place));
@@ -21,8 +21,14 @@ export function ramp(stops = theme().scale) {
   });
 }
 
-/** Ink that can be read on a colour of the ramp. */
-export function inkOn(ratio) {
-  const onDark = isDark.matches ? ratio > 0.55 : ratio < 0.6;
-  return onDark ? "#161b21" : "#ffffff";
+// Of relative luminance (WCAG 2.2); where black and white are as far from a colour, each is at 4.6 to 1.
+const MIDDLE = 0.179;
+const linear = (part) => (part <= 0.04045 * 255 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4);
+
+/** For each colour of a ramp, the ink that can be read on it. */
+export function inks(colours) {
+  return colours.map((colour) => {
+    const [red, green, blue] = colour.match(/\d+/g).map((part) => linear(Number(part)));
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue > MIDDLE ? "#000000" : "#ffffff";
+  });
 }

@@ -28,11 +28,14 @@ export function terms(rows) {
   return el("dl", {}, rows.filter(Boolean).map(([term, told]) => [el("dt", {}, term), el("dd", {}, told ?? "-")]));
 }
 
+/** Whether a cell may be broken anywhere: names have no bound, and must not push others out of sight. */
+const isLong = (cell) => (cell?.textContent ?? String(cell)).length > 24;
+
 /** columns: [title, isNumber]; each row has its cells, and may have a class as `row.kind`. */
 export function table(columns, rows) {
   const head = el("tr", {}, columns.map(([title, isNumber]) => el("th", { class: isNumber && "n", scope: "col" }, title)));
   const body = rows.map((row) => el("tr", { class: row.kind },
-    row.map((cell, at) => el("td", { class: columns[at][1] && "n" }, cell ?? "-"))));
+    row.map((cell, at) => el("td", { class: columns[at][1] ? "n" : isLong(cell) && "long" }, cell ?? "-"))));
   return el("div", { class: "scroll" }, el("table", {}, el("thead", {}, head), el("tbody", {}, body)));
 }
 
@@ -75,6 +78,8 @@ export function since(ms, nowMs) {
 export const workloadLink = (id, text) => el("a", { href: `#/workload/${encodeURIComponent(id)}` }, text ?? id);
 export const gpuLink = (node, index, text) =>
   el("a", { href: `#/gpu/${encodeURIComponent(node)}/${index}` }, text ?? `${node} GPU ${index}`);
+
+export const decisionLink = (number, text) => el("a", { href: `#/decision/${number}` }, text ?? `${number}`);
 
 /** What the controller answers; null where the thing is not there. Raises Error with words for people. */
 export async function ask(what, given) {

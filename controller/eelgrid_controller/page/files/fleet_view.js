@@ -22,12 +22,13 @@ function draw(panel, page) {
   show(panel,
     el("h2", {}, "Fleet"),
     model.size ? null : el("p", {}, "No node has joined. Start ", el("code", {}, "eelgrid-agent"), " on one."),
-    table([["model"], ["GPUs", true], ["held", true], ["power", true], ["read", true]],
+    model.size > 0 && table([["model"], ["GPUs", true], ["held", true], ["power", true], ["read", true]],
       sums.sort((one, other) => other.power - one.power).map((sum) => [
-        sum.name, count(sum.gpus), gpus(sum.held), watts(sum.power), count(sum.read)])),
+        sum.name, count(sum.gpus), gpus(sum.held), sum.read ? watts(sum.power) : "-", count(sum.read)])),
     el("h3", {}, "Power against budget"),
     budgetBars(model.budgets.slice(0, 5)),
     el("h3", {}, "Latest changes"),
-    table([["time"], ["what"], ["of"]], model.changes.slice(-8).reverse().map((change) => changeRow(change))),
+    model.changes.length ? table([["time"], ["what"], ["of"]], model.changes.slice(-8).reverse().map((change) => changeRow(change)))
+      : el("p", { class: "quiet" }, "None since the controller's start; ", el("a", { href: "#/history" }, "History"), " has those before."),
   );
 }

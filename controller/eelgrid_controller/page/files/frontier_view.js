@@ -38,11 +38,12 @@ function told({ profiles, profile, points }) {
   const best = front(drawn);
   return [
     el("div", { class: "fields" }, el("label", { for: "profile" }, "Profile"), choice),
-    drawn.length ? chart(drawn, best) : el("p", { class: "quiet" }, "None of its points has a power."),
+    drawn.length ? el("div", { class: "scroll" }, chart(drawn, best)) : el("p", { class: "quiet" }, "None of its points has a power."),
+    el("h3", {}, "Points"),
     table([["GPU"], ["MIG"], ["GPUs", true], ["batch", true], ["limit", true], ["rate, 1/s", true], ["power", true], ["J each", true], ["source"]],
       points.map((point) => {
         const row = [point.model, point.mig || "-", point.gpus, point.batch, point.limit_w ? watts(point.limit_w) : "default",
-          point.rate_hz.toPrecision(4), watts(point.power_w), point.power_w ? (point.power_w / point.rate_hz).toPrecision(3) : null, point.source];
+          point.rate_hz.toPrecision(4), watts(point.power_w), point.power_w ? (point.power_w / point.rate_hz).toPrecision(3) : null, point.source || "-"];
         row.kind = best.includes(point) ? "chosen" : "";
         return row;
       })),

@@ -17,9 +17,9 @@ import { workloadView } from "./workload_view.js";
 // By the first part of the address after #: a view is {wide, open(panel, page, parts), frame?(), close?()}.
 const VIEWS = {
   fleet: fleetView, gpu: gpuView, workload: workloadView, workloads: searchView, queue: queueView,
-  power: powerView, history: historyView, frontier: frontierView,
+  power: powerView, history: historyView, decision: historyView, frontier: frontierView,
 };
-const UNDER = { gpu: "fleet", workload: "workloads" };
+const UNDER = { gpu: "fleet", workload: "workloads", decision: "history" };
 const model = new Model();
 const page = { model, map: new FleetMap(model) };
 let view = null;
@@ -36,6 +36,7 @@ function route() {
     else link.removeAttribute("aria-current");
   }
   byId("panel").scrollTop = 0;
+  document.title = `${document.querySelector("nav a[aria-current]").textContent}${parts.length ? ` ${parts.join(" ")}` : ""} - Eelgrid`;
   if (model.ready) view.open(byId("panel"), page, parts);
   else show(byId("panel"), el("p", { class: "quiet" }, "Waiting for the controller."));
 }
@@ -44,7 +45,7 @@ function glance() {
   const { counts } = model;
   const power = model.powerNow();
   byId("counts").textContent = [
-    `${count(model.size)} GPUs in ${count(counts.nodes)} nodes`, counts.nodes_lost ? `${counts.nodes_lost} lost` : "",
+    `${count(model.size)} GPUs in ${count(counts.nodes)} nodes`, counts.nodes_lost ? `${count(counts.nodes_lost)} node${counts.nodes_lost === 1 ? "" : "s"} lost` : "",
     power === null ? "no power reading" : watts(power), `${count(counts.placed)} placed`, `${count(counts.pending)} wait`,
   ].filter(Boolean).join(" · ");
 }
@@ -60,6 +61,11 @@ listen(page.map, model, (cell) => {
   location.hash = `#/gpu/${encodeURIComponent(model.nodeName(cell))}/${model.index[cell]}`;
 });
 window.addEventListener("hashchange", route);
+// The part after # is the view's, so that the link must not change it.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  byId("panel").focus();
+});
 route();
 follow({
   whole(frame) {

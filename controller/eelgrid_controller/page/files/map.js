@@ -1,12 +1,13 @@
 // The map on its canvas: draws everything when the view changes, and only changed cells when readings do.
 
 import { CellState } from "./model.js";
-import { inkOn, onTheme, ramp, theme } from "./colour.js";
+import { inks, onTheme, ramp, theme } from "./colour.js";
 import { CELL, cellAt, layOut } from "./layout.js";
 import { byId, el, watts } from "./dom.js";
 
 const DETAIL_PX = 26; // of a cell, from which slices and watts can be read
 const NAMES_PX = 15; // from which node names can be read
+const PIECE = 2_500; // cells that a new fleet's first picture takes in each animation frame: some 4 ms
 
 export class FleetMap {
   constructor(model) {
@@ -20,8 +21,9 @@ export class FleetMap {
     this.layout = null;
     [this.zoom, this.left, this.top, this.ratio] = [1, 0, 0, 1];
     this.fitted = true;
-    this.drawn = { all: 0, cells: 0 }; // for tests and the curious
-    this.waiting = null;
+    this.drawn = { all: 0, cells: 0, pieces: 0 }; // for tests and the curious
+    this.waiting = null; // cells to draw again, or "all"
+    this.undrawn = null; // rows in sight that the first picture lacks
     onTheme(() => this.restyle());
     new ResizeObserver(() => this.resize()).observe(byId("map-holder"));
     this.restyle();
@@ -37,7 +39,8 @@ export class FleetMap {
       this.model.power_w.reduce((most, power) => Math.max(most, power), 0));
     if (this.fitted) this.fit();
     this.legend();
-    this.redraw();
+    this.waiting = "pieces";
+    this.soon();
   }
 
   resize() {
@@ -50,7 +53,6 @@ export class FleetMap {
   }
 
   restyle() {
-    this.colours = ramp();
     this.legend();
     this.redraw();
   }
@@ -129,7 +131,7 @@ export class FleetMap {
 
   /** Only these cells look otherwise; null for any number of them. */
   touch(cells) {
-    if (this.waiting === "all" || cells?.size === 0) return;
+    if (typeof this.waiting === "string" || cells?.size === 0) return;
     if (cells === null || this.held) this.waiting = "all";
     else this.waiting = new Set([...(this.waiting ?? []), ...cells]);
     this.soon();
@@ -140,26 +142,67 @@ export class FleetMap {
     this.asked = true;
     requestAnimationFrame(() => {
       this.asked = false;
+      if (!this.layout) return;
       const waiting = this.waiting;
-      this.waiting = null;
-      if (this.layout && waiting) this.draw(waiting);
+      if (typeof waiting === "string" || !this.undrawn) {
+        this.waiting = null;
+        if (waiting) this.draw(waiting);
+      } else this.piece();
+      if (this.undrawn || this.waiting) this.soon();
     });
   }
 
+  /** Goes on with the first picture. */
+  piece() {
+    this.aim();
+    let cells = 0;
+    let to = 0;
+    while (to < this.undrawn.length && cells < PIECE) {
+      cells += this.undrawn[to].end - this.undrawn[to].first;
+      to += 1;
+    }
+    this.rows(this.undrawn.slice(0, to));
+    this.undrawn = to < this.undrawn.length ? this.undrawn.slice(to) : null;
+    this.drawn.pieces += 1;
+    if (!this.undrawn) {
+      if (this.drawn.all === 0) performance.mark("map");
+      this.drawn.all += 1;
+      this.frame();
+    }
+  }
+
+  /** Sets the pen up; true where the theme is another than that of the last picture. */
+  aim() {
+    const scale = this.zoom * this.ratio;
+    this.pen.setTransform(scale, 0, 0, scale, this.left * this.ratio, this.top * this.ratio);
+    this.pixels = this.zoom * CELL;
+    const isOther = this.colour !== theme();
+    if (isOther) {
+      this.colour = theme();
+      this.colours = ramp(this.colour.scale);
+      this.inks = inks(this.colours);
+    }
+    return isOther;
+  }
+
+  /** "all" at once, for hands that wait; all in "pieces", so that everything else goes on; or some cells. */
   draw(waiting) {
     const pen = this.pen;
-    const scale = this.zoom * this.ratio;
-    pen.setTransform(scale, 0, 0, scale, this.left * this.ratio, this.top * this.ratio);
-    this.colour = theme();
-    this.pixels = this.zoom * CELL;
-    if (waiting === "all") {
+    if (this.aim() && typeof waiting !== "string") waiting = "all";
+    if (typeof waiting === "string") {
       pen.save();
       pen.setTransform(1, 0, 0, 1, 0, 0);
       pen.fillStyle = this.colour.ground;
       pen.fillRect(0, 0, this.canvas.width, this.canvas.height);
       pen.restore();
-      this.rows();
       this.titles();
+      const seen = this.layout.rows.filter((row) => this.isSeen(row.x, row.y, (row.end - row.first) * (CELL + 1), CELL + 4));
+      this.undrawn = waiting === "pieces" && seen.length ? seen : null;
+      if (this.undrawn) {
+        this.piece();
+        return;
+      }
+      this.rows(seen);
       this.drawn.all += 1;
     } else {
       for (const cell of waiting) {
@@ -180,10 +223,9 @@ export class FleetMap {
       && y < top + this.canvas.clientHeight / this.zoom;
   }
 
-  /** All rows in sight. Cells of one colour are drawn one after the other: changing the pen's colour costs the most. */
-  rows() {
+  /** Rows. Cells of one colour are drawn one after the other: changing the pen's colour costs the most. */
+  rows(seen) {
     const { pen, layout } = this;
-    const seen = layout.rows.filter((row) => this.isSeen(row.x, row.y, (row.end - row.first) * (CELL + 1), CELL + 4));
     const byShade = new Map();
     for (const row of seen) {
       for (let cell = row.first; cell < row.end; cell += 1) {
@@ -213,7 +255,7 @@ export class FleetMap {
 
   titles() {
     const pen = this.pen;
-    const size = Math.min(15, Math.max(7, 11 / this.zoom));
+    const size = Math.min(15, Math.max(2.6, 13 / this.zoom));
     pen.font = `${size}px system-ui, sans-serif`;
     pen.textBaseline = "alphabetic";
     pen.fillStyle = this.colour.ink;
@@ -244,29 +286,33 @@ export class FleetMap {
     const isNear = this.pixels >= DETAIL_PX;
     if (state === CellState.OPEN && !isNear) return;
     const [x, y] = [this.layout.x[cell], this.layout.y[cell]];
-    const ratio = this.ratioOf(cell);
-    if (isNear) this.detail(cell, x, y, ratio, this.held ? null : model.slices.get(cell));
+    const shade = this.shade(cell);
+    const ink = shade < 0 ? colour.ink : this.inks[shade];
+    if (isNear) this.detail(cell, x, y, ink, this.held ? null : model.slices.get(cell));
     if (state >= CellState.CORDONED) {
-      pen.strokeStyle = state === CellState.CORDONED ? colour.quiet : colour.bad;
-      pen.lineWidth = 1.2;
       pen.beginPath();
-      pen.moveTo(x + 2, y + 2);
-      pen.lineTo(x + 8, y + 8);
+      pen.moveTo(x + 2.5, y + 3.5);
+      pen.lineTo(x + 7.5, y + 8.5);
       if (state !== CellState.CORDONED) {
-        pen.moveTo(x + 8, y + 2);
-        pen.lineTo(x + 2, y + 8);
+        pen.moveTo(x + 7.5, y + 3.5);
+        pen.lineTo(x + 2.5, y + 8.5);
       }
-      pen.stroke();
+      // On a rim that parts it from any colour below.
+      for (const [stroke, width] of [[colour.ground, 2.4], [state === CellState.CORDONED ? colour.quiet : colour.bad, 1.2]]) {
+        pen.strokeStyle = stroke;
+        pen.lineWidth = width;
+        pen.stroke();
+      }
     } else if (state === CellState.CUT && !isNear && this.pixels >= 5) {
-      pen.fillStyle = inkOn(ratio);
+      pen.fillStyle = ink;
       pen.fillRect(x + 4.6, y + 1, 0.8, 8);
     }
   }
 
-  detail(cell, x, y, ratio, cut) {
+  detail(cell, x, y, ink, cut) {
     const pen = this.pen;
     pen.textBaseline = "middle";
-    pen.fillStyle = inkOn(ratio);
+    pen.fillStyle = ink;
     const power = this.model.power_w[cell];
     const told = this.held ? String(this.held[cell] / 1000) : power < 0 ? "-" : watts(power);
     pen.font = "2.3px system-ui, sans-serif";

@@ -1,7 +1,7 @@
 // What the page knows: the last whole picture with every delta since, and the past as differences.
 
 export const CellState = { OPEN: 0, CUT: 1, CORDONED: 2, GPU_LOST: 3, NODE_LOST: 4 };
-const CHANGES_MOST = 500;
+const CHANGES_MOST = 10_000; // with those that were asked for
 const POWER_MOST = 600;
 const COLUMNS = ["power_w", "held_milli", "state"];
 
@@ -32,7 +32,11 @@ export class Model {
     });
     this.nodeByName = new Map(this.nodes.name.map((name, node) => [name, node]));
     this.powerLine = frame.power_line;
+    this.era = frame.era;
     this.changes = frame.changes;
+    this.from = frame.changes_from; // every change from this number on is here
+    this.hasEarlier = this.from > 1;
+    this.isLong = false;
     this.#glance(frame);
   }
 
@@ -55,10 +59,32 @@ export class Model {
     }
     if (frame.power && frame.power[0] !== this.powerLine.at(-1)?.[0]) this.powerLine.push(frame.power);
     this.powerLine.splice(0, this.powerLine.length - POWER_MOST);
-    this.changes.push(...(frame.changes ?? []));
-    this.changes.splice(0, this.changes.length - CHANGES_MOST);
+    if (frame.changes) {
+      this.changes.push(...frame.changes);
+      if (!this.isLong) this.#forget(frame.changes_from);
+      else if (this.changes.length > CHANGES_MOST) {
+        this.#forget(this.changes[this.changes.length - CHANGES_MOST][0]);
+        this.hasEarlier = false;
+      }
+    }
     this.#glance(frame);
     return touched;
+  }
+
+  #forget(before) {
+    const kept = this.changes.findIndex(([number]) => number >= before);
+    this.changes.splice(0, kept);
+    this.from = before;
+    this.hasEarlier = before > 1;
+  }
+
+  /** Takes changes of before the oldest that is here, as the journal tells them. */
+  earlier(answer) {
+    if (answer.era !== this.era) return; // cells are numbered anew meanwhile; they are asked for again
+    this.changes.unshift(...answer.changes);
+    this.isLong = true;
+    this.hasEarlier = answer.has_more && answer.changes.length > 0 && this.changes.length < CHANGES_MOST;
+    this.from = this.changes[0]?.[0] ?? this.from;
   }
 
   #glance(frame) {

@@ -9,28 +9,30 @@ export const powerView = { wide: true, open: draw, frame: draw };
 function draw(panel, { model }) {
   const limit = model.budgets.find(([name]) => name === "cluster")?.[1] ?? null;
   show(panel,
-    el("h2", {}, `Power: ${watts(model.powerNow())}${limit ? ` of ${watts(limit)}` : ""}`),
-    model.powerLine.length > 1 ? chart(model.powerLine, limit) : el("p", { class: "quiet" }, "Too few readings for a line yet."),
+    el("h2", {}, `Power: ${model.powerNow() === null ? "no reading" : watts(model.powerNow())}${limit ? ` of ${watts(limit)}` : ""}`),
+    model.powerLine.length > 1 ? el("div", { class: "scroll" }, chart(model.powerLine, limit)) : el("p", { class: "quiet" }, "Too few readings for a line yet."),
     el("p", { class: "quiet" }, "The sum of fresh GPU readings, by the second, of the last ten minutes at most. Prometheus has the past."),
     el("h3", {}, "Budgets"),
     model.budgets.length ? table([["budget"], ["limit", true], ["measured", true], ["left", true], ["GPUs read", true], ["used"]],
-      model.budgets.map((one) => [one[0], watts(one[1]), watts(one[2]), left(one), `${count(one[3])} of ${count(one[4])}`, bar(one)]))
+      model.budgets.map((one) => [one[0], watts(one[1]), measured(one), left(one), `${count(one[3])} of ${count(one[4])}`, bar(one)]))
       : noBudgets());
 }
 
-const left = ([, limit, measured]) => (measured > limit ? el("span", { class: "bad" }, `${watts(measured - limit)} over`) : watts(limit - measured));
+// Of budgets: [name, limit, measured, GPUs read, GPUs]; of none read there is no sum.
+const measured = ([, , power, read]) => (read ? watts(power) : "-");
+const left = ([, limit, power, read]) => (!read ? "-" : power > limit ? el("span", { class: "bad" }, `${watts(power - limit)} over`) : watts(limit - power));
 const noBudgets = () => el("p", { class: "quiet" }, "No budget is set; ", el("code", {}, "eelctl policy set --budget cluster=50000W"), " sets one.");
 
-function bar([, limit, measured]) {
-  const fill = el("div", { class: measured > limit && "over" });
-  fill.style.width = `${Math.min(100, (100 * measured) / Math.max(1, limit))}%`;
+function bar([, limit, power]) {
+  const fill = el("div", { class: power > limit && "over" });
+  fill.style.width = `${Math.min(100, (100 * power) / Math.max(1, limit))}%`;
   return el("div", { class: "bar" }, fill);
 }
 
 export function budgetBars(budgets) {
   if (!budgets.length) return noBudgets();
   return table([["budget"], ["measured", true], ["limit", true], ["used"]],
-    budgets.map((one) => [one[0], watts(one[2]), watts(one[1]), bar(one)]));
+    budgets.map((one) => [one[0], measured(one), watts(one[1]), bar(one)]));
 }
 
 export function steps(most, wanted = 5) {

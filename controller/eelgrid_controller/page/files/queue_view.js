@@ -24,5 +24,5 @@ function draw(panel, { model }) {
           workloadLink(id), name, namespace, priority, count(replicas), wanted ? `${wanted} × ${gpus(milli)}` : "0",
           since(submittedMs, model.atMs), reason])),
       pending > rows.length ? el("p", { class: "quiet" }, `and ${count(pending - rows.length)} more`) : null,
-    ] : null);
+    ] : el("p", { class: "quiet" }, "All work that was submitted has its place, or has ended: see ", el("a", { href: "#/workloads" }, "Workloads"), "."));
 }

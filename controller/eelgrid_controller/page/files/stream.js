@@ -1,8 +1,10 @@
 // The stream of frames: opens it, tells when it is broken, and opens it again with back-off.
+// A page that nobody sees lets it go: a browser has six connections to a host for all its tabs.
 
 const FIRST_MS = 500;
 const MOST_MS = 30_000;
 const SILENT_MS = 25_000; // the controller says something every 15 s at the least
+const UNSEEN_MS = 3_000;
 
 /** Calls told.whole(frame), told.delta(frame), told.live(), told.broken(retryMs). */
 export function follow(told) {
@@ -10,9 +12,11 @@ export function follow(told) {
   let heardMs = Date.now();
   let source = null;
   let timer = 0;
+  let leaving = 0;
 
   function open() {
     clearTimeout(timer);
+    source?.close();
     source = new EventSource("events");
     heardMs = Date.now();
     source.addEventListener("whole", (event) => {
@@ -39,9 +43,31 @@ export function follow(told) {
     waitMs = Math.min(MOST_MS, 2 * waitMs);
   }
 
+  function rest() {
+    clearTimeout(timer);
+    source.close();
+  }
+
+  const isResting = () => source.readyState === EventSource.CLOSED;
+
+  function seen() {
+    clearTimeout(leaving);
+    if (document.hidden) leaving = setTimeout(rest, UNSEEN_MS);
+    else if (isResting()) open();
+  }
+
+  function begin() {
+    open();
+    seen();
+  }
+
   setInterval(() => {
-    if (source.readyState !== EventSource.CLOSED && Date.now() - heardMs > SILENT_MS) again();
+    if (!isResting() && Date.now() - heardMs > SILENT_MS) again();
   }, 5_000);
-  window.addEventListener("online", () => { if (source.readyState === EventSource.CLOSED) open(); });
-  open();
+  window.addEventListener("online", () => { if (isResting() && !document.hidden) open(); });
+  document.addEventListener("visibilitychange", seen);
+  // A page that was left may be kept to come back to, with all its connections.
+  window.addEventListener("pagehide", rest);
+  window.addEventListener("pageshow", (event) => { if (event.persisted) begin(); });
+  begin();
 }

@@ -1,6 +1,6 @@
 // One workload: what was asked, where it stands, and why there: each cost in watts, beside what it beat.
 
-import { ask, bytes, cost, count, el, gpuLink, gpus, moment, show, table, terms, watts } from "./dom.js";
+import { ask, bytes, cost, count, decisionLink, el, gpuLink, gpus, moment, show, table, terms, watts } from "./dom.js";
 
 let turn = 0;
 
@@ -40,6 +40,7 @@ function told(workload) {
       ["submitted", moment(workload.submitted_ms)],
       workload.placed_ms ? ["placed", moment(workload.placed_ms)] : null,
       workload.ended_ms ? ["ended", moment(workload.ended_ms)] : null,
+      ["last decision", decisionLink(workload.decision)],
       workload.power_limit_w ? ["power limit", `${watts(workload.power_limit_w)} a GPU`] : null,
     ]),
     workload.remedy ? [el("h3", {}, "What would help"), el("p", {}, workload.remedy)] : null,
@@ -81,6 +82,6 @@ function explained(replica, workload) {
   return [
     el("p", {}, `Replica ${replica.replica}: ${count(replica.feasible_nodes)} node${replica.feasible_nodes === 1 ? "" : "s"} could take it`
       + `${removed ? `; ruled out: ${removed}` : ""}. Costs in watts, the lowest first:`),
-    rows.length ? table([["place"], ...names.map((name) => [name.replaceAll("_", " "), true]), ["in all", true], ["beaten by", true]], rows) : null,
+    rows.length ? table([["place"], ...names.map((name) => [name.replaceAll("_", " "), true]), ["in all", true], ["worse by", true]], rows) : null,
   ];
 }
