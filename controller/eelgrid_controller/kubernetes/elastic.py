@@ -20,14 +20,16 @@ knows, the service begins anew there, and everything that runs is taken over aga
 that hold more than that: they stay what others hold.
 """
 
+from collections.abc import Iterable
+
+from eelgrid_controller.kubernetes.adopting import UNTOLD_S, stands
 from eelgrid_controller.kubernetes.constraints import trait
 from eelgrid_controller.kubernetes.gangs import Elastic, Member, Stand, Unit
 from eelgrid_controller.kubernetes.gate_events import (
+    Adopt,
     Cancel,
     Grow,
     Instruction,
-    Place,
-    Reseat,
     Strip,
     Submit,
     Tell,
@@ -36,6 +38,7 @@ from eelgrid_controller.kubernetes.gate_events import (
 from eelgrid_controller.kubernetes.others import Others
 from eelgrid_controller.kubernetes.plans import Plan, plan_text
 from eelgrid_controller.kubernetes.serving import Mode
+from eelgrid_controller.occupancy import Adoption
 from eelgrid_protos.messages import SubmitWorkloadRequest, WorkloadSpec
 
 __all__ = ["AGAIN_S", "VACANT_S", "look_elastic"]
@@ -57,19 +60,22 @@ def look_elastic(unit: Unit, elastic: Elastic, others: Others, epoch: int | None
             return [] if is_waited_for or epoch is None else _leave(unit)
     if epoch is None or (unit.stand is Stand.REFUSED and at_s < unit.retry_s):
         return []
-    return _unasked(unit, elastic, epoch)
+    return _unasked(unit, elastic, others, epoch, at_s)
 
 
-def _unasked(unit: Unit, elastic: Elastic, epoch: int) -> list[Instruction]:
+def _unasked(unit: Unit, elastic: Elastic, others: Others, epoch: int, at_s: float) -> list[Instruction]:
     told = _strips(unit, epoch)
     spec = _newest(unit)
     if spec is None or elastic.service is None:
         return told
     standing = _standing(unit, spec)
     if standing:
-        elastic.adopting = frozenset(member.uid for member in standing)
+        known = [member for member in standing if others.knows(member.target)]
+        if not known:
+            unit.stand, unit.retry_s = Stand.REFUSED, at_s + UNTOLD_S
+            return told
         unit.stand, unit.slots = Stand.ASKED, {}
-        return [*told, _reseat(unit, spec, standing)]
+        return [*told, _adopt(unit, spec, others, known)]
     ready, others_gates = _ready(unit)
     if not ready:
         return [*told, *others_gates]
@@ -93,14 +99,13 @@ def _placed(unit: Unit, elastic: Elastic, others: Others, epoch: int | None, at_
     elastic.is_restless = bool(elastic.vacant or elastic.let_go) or len(unit.waiting) > 0
     if elastic.is_asked:
         return told
-    stands = _newcomers(unit, elastic) if at_s >= elastic.again_s else []
-    released = list(dict.fromkeys([*released, *_overdue(unit, elastic, at_s, newcomers=len(stands))]))
-    if len(released) >= len(unit.places) and not stands:
+    standing = _newcomers(unit, elastic, others) if at_s >= elastic.again_s else []
+    released = list(dict.fromkeys([*released, *_overdue(unit, elastic, at_s, newcomers=len(standing))]))
+    if len(released) >= len(unit.places) and not standing:
         return [*told, *_leave(unit)]
-    if released or stands:
+    if released or standing:
         elastic.is_asked, elastic.again_s = True, at_s + AGAIN_S
-        elastic.adopting = frozenset(member.uid for member in stands)
-        return [*told, _reseat(unit, elastic.spec, stands, released)]
+        return [*told, _adopt(unit, elastic.spec, others, standing, released)]
     return [*told, *_grow(unit, elastic, at_s)]
 
 
@@ -151,12 +156,16 @@ def _strips(unit: Unit, epoch: int) -> list[Instruction]:
     return told
 
 
-def _reseat(unit: Unit, spec: WorkloadSpec, standing: list[Member], released: list[int] | None = None) -> Reseat:
-    stands = tuple(
-        Place(member.target, member.sight.plan.devices if member.sight.plan is not None else ()) for member in standing
+def _adopt(
+    unit: Unit, spec: WorkloadSpec, others: Others, standing: list[Member], released: Iterable[int] = ()
+) -> Adopt:
+    adoption = Adoption(
+        standing=tuple(stands(member, others) for member in standing),
+        first=1 + max(unit.places, default=-1) if unit.stand is Stand.PLACED else 0,
+        released=tuple(released),
+        in_parts=True,
     )
-    request = SubmitWorkloadRequest(workload_id=unit.workload_id, spec=spec)
-    return Reseat(request, stands, tuple(released or ()), frozenset(member.uid for member in standing))
+    return Adopt(SubmitWorkloadRequest(workload_id=unit.workload_id, spec=spec), adoption)
 
 
 def _unfit(unit: Unit, others: Others) -> list[int]:
@@ -195,14 +204,11 @@ def _note_vacant(unit: Unit, elastic: Elastic, at_s: float) -> None:
     elastic.let_go = {uid: since_s for uid, since_s in since.items() if at_s - since_s < VACANT_S}
 
 
-def _newcomers(unit: Unit, elastic: Elastic) -> list[Member]:
+def _newcomers(unit: Unit, elastic: Elastic, others: Others) -> list[Member]:
     """Pods that run and never had a place here."""
     held = {*unit.slots.values(), *elastic.let_go}
-    return (
-        []
-        if elastic.service is None
-        else [member for member in _standing(unit, elastic.spec) if member.uid not in held]
-    )
+    found = [] if elastic.service is None else _standing(unit, elastic.spec)
+    return [member for member in found if member.uid not in held and others.knows(member.target)]
 
 
 def _overdue(unit: Unit, elastic: Elastic, at_s: float, *, newcomers: int) -> list[int]:

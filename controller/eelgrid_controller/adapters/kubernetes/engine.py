@@ -54,7 +54,6 @@ from eelgrid_controller.kubernetes.gate_events import (
     PodSeen,
     Recall,
     Recreate,
-    Reseat,
     ServiceGone,
     ServiceSeen,
     Strip,
@@ -379,5 +378,5 @@ class Engine:
                     self._under_way.begin(self._recalls.run())
             case Join(inventory) if self._has_agent(inventory.node_name):
                 pass  # it came a moment ago, and says what the node is
-            case Join() | Leave() | Occupy() | Submit() | Adopt() | Cancel() | Grow() | Reseat():
+            case Join() | Leave() | Occupy() | Submit() | Adopt() | Cancel() | Grow():
                 self._under_way.begin(self.asked.carry_out(one))
