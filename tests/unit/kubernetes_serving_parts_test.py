@@ -115,6 +115,22 @@ def test_a_write_without_an_answer_is_not_the_word_of_others():
     assert scaling.advice_reason == "ScaledByOthers"
 
 
+def test_a_lost_write_is_ours_also_where_another_number_was_wanted_since():
+    service, scaling = wanted(read(), 1), Scaling()
+    two = Counted(places=2, lasting=2, vacant=1, pods=1, placed=1)
+    assert scaling.look(service, "7", two, 0.0) == [SetReplicas(service.target, "7", 2)]
+    # It was written and the answer lost; the load rises on before the target is heard of again.
+    three = Counted(places=3, lasting=3, vacant=2, pods=1, placed=1)
+    assert scaling.look(service, "7", three, 1.0) == [SetReplicas(service.target, "7", 3)]
+    came = Counted(places=3, lasting=3, vacant=1, pods=2, placed=2)
+    assert scaling.look(wanted(read(), 2), "8", came, 2.0) == [SetReplicas(service.target, "8", 3)]
+    assert (scaling.agreed, scaling.advice) == (2, "")
+    # What was asked of an older target did not come about: now that number is the word of others.
+    scaling.look(wanted(read(), 2), "9", came, 3.0)
+    scaling.look(wanted(read(), 1), "10", came, 4.0)
+    assert scaling.advice_reason == "ScaledByOthers"
+
+
 def test_who_scales_again_and_again_is_left_alone_for_longer():
     service, scaling = read(), Scaling()
     at_s, spans = 0.0, []
