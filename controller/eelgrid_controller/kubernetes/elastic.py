@@ -27,17 +27,13 @@ from eelgrid_controller.kubernetes.constraints import trait
 from eelgrid_controller.kubernetes.gangs import Elastic, Member, Stand, Unit
 from eelgrid_controller.kubernetes.gate_events import (
     Adopt,
-    Cancel,
     Grow,
     Instruction,
-    Strip,
     Submit,
-    Tell,
-    Ungate,
 )
 from eelgrid_controller.kubernetes.others import Others
-from eelgrid_controller.kubernetes.plans import Plan, plan_text
 from eelgrid_controller.kubernetes.serving import Mode
+from eelgrid_controller.kubernetes.unit_steps import let_go, others_gates, pin, strip, tell, tell_gates
 from eelgrid_controller.occupancy import Adoption
 from eelgrid_protos.messages import SubmitWorkloadRequest, WorkloadSpec
 
@@ -57,7 +53,7 @@ def look_elastic(unit: Unit, elastic: Elastic, others: Others, epoch: int | None
             return _placed(unit, elastic, others, epoch, at_s)
         case Stand.WAITING:
             is_waited_for = unit.waiting and not _standing(unit, _newest(unit))
-            return [] if is_waited_for or epoch is None else _leave(unit)
+            return [] if is_waited_for or epoch is None else let_go(unit)
     if epoch is None or (unit.stand is Stand.REFUSED and at_s < unit.retry_s):
         return []
     return _unasked(unit, elastic, others, epoch, at_s)
@@ -76,9 +72,9 @@ def _unasked(unit: Unit, elastic: Elastic, others: Others, epoch: int, at_s: flo
             return told
         unit.stand, unit.slots = Stand.ASKED, {}
         return [*told, _adopt(unit, spec, others, known)]
-    ready, others_gates = _ready(unit)
+    ready, waits = _ready(unit)
     if not ready:
-        return [*told, *others_gates]
+        return [*told, *waits]
     unit.slots, unit.stand = {0: ready[0].uid}, Stand.ASKED
     return [*told, Submit(SubmitWorkloadRequest(workload_id=unit.workload_id, spec=spec))]
 
@@ -88,10 +84,10 @@ def _placed(unit: Unit, elastic: Elastic, others: Others, epoch: int | None, at_
     if epoch is None or elastic.spec is None:
         return []
     if elastic.service is None and not unit.members:
-        return _leave(unit)
+        return let_go(unit)
     spec = _newest(unit)
     if spec is not None and spec != elastic.spec and not elastic.is_asked:
-        return _leave(unit)
+        return let_go(unit)
     told = _strips(unit, epoch)
     released = _unfit(unit, others)
     told += _pins(unit, epoch)
@@ -102,16 +98,11 @@ def _placed(unit: Unit, elastic: Elastic, others: Others, epoch: int | None, at_
     standing = _newcomers(unit, elastic, others) if at_s >= elastic.again_s else []
     released = list(dict.fromkeys([*released, *_overdue(unit, elastic, at_s, newcomers=len(standing))]))
     if len(released) >= len(unit.places) and not standing:
-        return [*told, *_leave(unit)]
+        return [*told, *let_go(unit)]
     if released or standing:
         elastic.is_asked, elastic.again_s = True, at_s + AGAIN_S
         return [*told, _adopt(unit, elastic.spec, others, standing, released)]
     return [*told, *_grow(unit, elastic, at_s)]
-
-
-def _leave(unit: Unit) -> list[Instruction]:
-    unit.stand, unit.is_stale = Stand.LEAVING, False
-    return [Cancel(unit.workload_id)]
 
 
 def _newest(unit: Unit) -> WorkloadSpec | None:
@@ -135,25 +126,15 @@ def _standing(unit: Unit, spec: WorkloadSpec | None) -> list[Member]:
 
 def _ready(unit: Unit) -> tuple[list[Member], list[Instruction]]:
     """Those that wait for us alone; what is told of the first that waits for others, too."""
-    ready = [member for member in unit.waiting if not member.denied and not _gates(member)]
+    ready = [member for member in unit.waiting if not member.denied and not others_gates(member)]
     if ready or not unit.waiting:
         return ready, []
     first = unit.waiting[0]
-    gates = _gates(first)
-    return [], [_tell(first, f"waits for the gates of others: {', '.join(gates)}")] if gates else []
-
-
-def _gates(member: Member) -> list[str]:
-    return [gate for gate in member.sight.pod.gates if gate in member.sight.waits_for]
+    return [], [tell_gates(first)] if others_gates(first) else []
 
 
 def _strips(unit: Unit, epoch: int) -> list[Instruction]:
-    told: list[Instruction] = []
-    for member in unit.waiting:
-        if member.sight.is_released and not member.is_patching:
-            member.is_patching, member.patched_version = True, member.sight.pod.resource_version
-            told.append(Strip(member.uid, member.sight.key, member.patched_version, epoch, member.sight.refused))
-    return told
+    return [strip(member, epoch) for member in unit.waiting if member.sight.is_released and not member.is_patching]
 
 
 def _adopt(
@@ -185,15 +166,11 @@ def _unfit(unit: Unit, others: Others) -> list[int]:
 def _pins(unit: Unit, epoch: int) -> list[Instruction]:
     told: list[Instruction] = []
     for replica, uid in unit.slots.items():
-        member, place = unit.members.get(uid), unit.places.get(replica)
-        if member is None or place is None or not member.is_waiting or member.is_patching or _gates(member):
+        member = unit.members.get(uid)
+        if member is None or replica not in unit.places:
             continue
-        member.is_patching = True
-        member.patched_version = member.sight.pod.resource_version
-        plan = Plan(epoch, unit.workload_id, replica, place.node_name, place.devices, place.profile)
-        told.append(
-            Ungate(member.uid, member.sight.key, member.patched_version, place.node_name, plan_text(plan), epoch)
-        )
+        if member.is_waiting and not member.is_patching and not others_gates(member):
+            told.append(pin(unit, replica, member, epoch))
     return told
 
 
@@ -233,13 +210,9 @@ def _grow(unit: Unit, elastic: Elastic, at_s: float) -> list[Instruction]:
     replicas = min(len(unit.places) + len(without), service.allowed)
     if replicas <= len(unit.places):
         text = f"not placed: the service {service.name} allows {service.most} replicas, and {service.surge} beside them"
-        return [_tell(without[0], text)]
+        return [tell(without[0], text)]
     elastic.is_asked = elastic.is_growing = True
     return [
         Grow(unit.workload_id, replicas),
-        _tell(without[-1], f"waits: the service {service.name} has {len(unit.places)} places, and asks for {replicas}"),
+        tell(without[-1], f"waits: the service {service.name} has {len(unit.places)} places, and asks for {replicas}"),
     ]
-
-
-def _tell(member: Member, text: str, *, is_warning: bool = False) -> Tell:
-    return Tell(member.uid, member.sight.key, text, is_warning)
