@@ -130,7 +130,7 @@ def test_others_hold_what_they_ask_for_until_they_are_gone():
 def test_a_kubelet_takes_so_many_pods_and_no_more():
     full = node(allocatable={"pods": "3"})
     assert occupied(full, [running("a"), running("b")]).closed == ""
-    assert occupied(full, [running("a"), running("b")], placed=1).closed == "3 pods are there and 3 may be"
+    assert occupied(full, [running("a"), running("b"), running("c")]).closed == "3 pods are there and 3 may be"
 
 
 def test_why_a_node_is_not_right_for_a_pod():

@@ -72,8 +72,8 @@ def inventory_of(node: KubeNode, *, generation: int = 1) -> Inventory | None:
     )
 
 
-def occupied(node: KubeNode, pods: Iterable[Pod], *, placed: int = 0) -> Others:
-    """What these pods on the node hold, which Eelgrid did not place; `placed` is how many it did.
+def occupied(node: KubeNode, pods: Iterable[Pod]) -> Others:
+    """What these pods on the node hold, which Eelgrid did not place.
 
     A pod that has ended holds nothing; one that is being deleted holds all until it is gone.
     """
@@ -81,8 +81,8 @@ def occupied(node: KubeNode, pods: Iterable[Pod], *, placed: int = 0) -> Others:
     gpus = sum(pod.requested.count(names.RESOURCE_GPU) for pod in held)
     absent = max(0, _devices(node) - node.allocatable.count(names.RESOURCE_GPU))
     reason = closed_reason(node)
-    if not reason and node.pods_most is not None and len(held) + placed >= node.pods_most:
-        reason = f"{len(held) + placed} pods are there and {node.pods_most} may be"
+    if not reason and node.pods_most is not None and len(held) >= node.pods_most:
+        reason = f"{len(held)} pods are there and {node.pods_most} may be"
     return Others(
         cpu_milli=sum(pod.requested.cpu_milli for pod in held),
         memory_bytes=sum(pod.requested.memory_bytes for pod in held),

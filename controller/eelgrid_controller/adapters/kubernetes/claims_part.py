@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 
 from eelgrid_controller.adapters.kubernetes.abilities import Part, Surroundings
 from eelgrid_controller.adapters.kubernetes.claim_writes import ClaimWrites, pruned_claim
-from eelgrid_controller.adapters.kubernetes.elector import Term
+from eelgrid_controller.adapters.kubernetes.elector import Term, is_of
 from eelgrid_controller.adapters.kubernetes.errors import ClusterError
 from eelgrid_controller.adapters.kubernetes.held import Delta
 from eelgrid_controller.adapters.kubernetes.informer import Informer
@@ -197,8 +197,7 @@ class ClaimsPart:
                 return
 
     def _leads(self, epoch: int) -> bool:
-        term = self._around.elector.term()
-        return term is not None and term.epoch == epoch
+        return is_of(self._around.elector.term(), epoch)
 
     def _pods(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas if self._is_running else ():

@@ -24,7 +24,7 @@ from eelgrid_controller.adapters.kubernetes.resources import LEASES
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.errors import ConfigError
 
-__all__ = ["Elector", "Term", "record_of"]
+__all__ = ["Elector", "Term", "is_of", "record_of"]
 
 _TIMING = Timing()
 _NANOSECONDS = 1_000_000_000
@@ -35,6 +35,11 @@ class Term(NamedTuple):
 
     epoch: int
     until_s: float  # monotonic; later with each renewal
+
+
+def is_of(term: Term | None, epoch: int) -> bool:
+    """Whether the term that runs, if one does, is that of an epoch: what was decided in another is not carried out."""
+    return term is not None and term.epoch == epoch
 
 
 class Elector:

@@ -18,6 +18,7 @@ from typing import Any
 
 from eelgrid_controller.adapters.kubernetes.abilities import Surroundings
 from eelgrid_controller.adapters.kubernetes.boosts_part import BoostsPart
+from eelgrid_controller.adapters.kubernetes.elector import is_of
 from eelgrid_controller.adapters.kubernetes.errors import ClusterError
 from eelgrid_controller.adapters.kubernetes.held import Delta
 from eelgrid_controller.adapters.kubernetes.informer import Informer, Selection
@@ -202,8 +203,7 @@ class JobsPart:
         job = asked.job
 
         async def call() -> None:
-            term = self._around.elector.term()
-            if term is None or term.epoch != epoch:
+            if not is_of(self._around.elector.term(), epoch):
                 raise Stale
             await self._around.cluster.patch(
                 self._served[job.kind], job.name, asked.operations, PatchKind.JSON, namespace=job.namespace

@@ -47,7 +47,6 @@ class MoveWrites:
     """Calls for moves."""
 
     def __init__(self, around: Surroundings) -> None:
-        self.evicted = 0
         self.forbidden = 0  # evictions that a budget forbade
         self.scaled = 0
         self.told = 0
@@ -148,8 +147,6 @@ class MoveWrites:
                     why = str(error)
                     if is_dry:
                         return why
-                else:
-                    self.evicted += not is_dry
         return why
 
     async def _forbidden(self, pods: Sequence[Pod]) -> str:

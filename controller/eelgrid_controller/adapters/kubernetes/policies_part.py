@@ -55,7 +55,6 @@ class PoliciesPart:
     ) -> None:
         """Rounds at least each `every_s`; one status at most each `status_s`, after a failure each `failed_s`."""
         self.rounds = 0
-        self.updates = 0
         self.statuses = 0
         self.failures = 0
         self._around = around
@@ -137,7 +136,6 @@ class PoliciesPart:
                     if self._around.elector.term() is None:
                         return decision, _applied(policy, "this controller does not lead any more")
                     policy = await self._around.loop.update_policy(decision.policy)
-                    self.updates += 1
                     self._log.info("policy=changed revision=%d objects=%d", policy.revision, len(decision.standings))
                 await self._save(decision.after)
             except Aborted:
