@@ -13,7 +13,6 @@ heard yet. A write does not outlive the term that it was begun in.
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from eelgrid_controller.adapters.kubernetes.abilities import Part, Surroundings
 from eelgrid_controller.adapters.kubernetes.claim_writes import ClaimWrites, pruned_claim
@@ -58,6 +57,7 @@ from eelgrid_controller.kubernetes.errors import KubernetesUnreadable
 from eelgrid_controller.kubernetes.gate_events import NodeSliced
 from eelgrid_controller.kubernetes.holders import Ref
 from eelgrid_controller.kubernetes.owners import Refused
+from eelgrid_controller.kubernetes.times import stamp_text
 from eelgrid_controller.kubernetes.views import node_of
 
 __all__ = ["ClaimsPart", "make"]
@@ -254,9 +254,7 @@ class ClaimsPart:
             await asyncio.sleep(_BATCH_S)
             self._wake.clear()
             events, self._queue = list(self._queue), deque()
-            stamp = datetime.fromtimestamp(self._around.clock.now_ns() // 1_000_000_000, UTC).strftime(
-                "%Y-%m-%dT%H:%M:%SZ"
-            )
+            stamp = stamp_text(self._around.clock.now_ns() // 1_000_000_000)
             for one in self.machine.take(events, self._around.clock.monotonic_s(), stamp):
                 self._do(one)
 
