@@ -160,9 +160,14 @@ def test_a_deployment_follows_its_load(tmp_path):
                     fake.drop_watches()
                     fleet.rate_hz = 110.0
                     await seen(cluster, lambda pods: len(bound(pods)) == 3)
-                    status = await told(cluster, lambda status: status.get("replicas") == 3)
-                    assert (status["desiredReplicas"], status["gpuModel"], status["slice"]) == (3, MODEL, "Whole")
-                    assert condition(status, "ScalingActive")["status"] == "True"
+                    status = await told(
+                        cluster,
+                        lambda status: (
+                            status.get("replicas") == status.get("desiredReplicas") == 3
+                            and condition(status, "ScalingActive")["status"] == "True"
+                        ),
+                    )
+                    assert (status["gpuModel"], status["slice"]) == (MODEL, "Whole")
                     pods = await seen(cluster, lambda pods: len(pods) == 3 and is_agreed(rig, pods))
                     assert first["metadata"]["uid"] in {one["metadata"]["uid"] for one in pods}, (
                         "taken over, not made anew"
