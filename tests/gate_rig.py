@@ -9,7 +9,7 @@ written. No clock and no sockets.
 import copy
 import json
 
-from eelgrid_controller.adapters.kubernetes.asked import placed_of, standing_at, standing_of
+from eelgrid_controller.adapters.kubernetes.asked import placed_of, standing_of
 from eelgrid_controller.core import Core
 from eelgrid_controller.events import (
     NodeJoined,
@@ -24,7 +24,6 @@ from eelgrid_controller.kubernetes.names import ANNOTATION_GROUP, ANNOTATION_GRO
 from eelgrid_controller.kubernetes.patches import pinned_node, stripping, ungating
 from eelgrid_controller.kubernetes.sight import sight_of
 from eelgrid_controller.kubernetes.views import node_of, pod_of
-from eelgrid_controller.occupancy import Others
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import AlreadyExists, Fault, NotFound
@@ -265,29 +264,32 @@ class Side:
                     step = core.node_joined(inventory, now_ns=now_ns)
                 case told.Leave(name):
                     step = core.node_lost(name, now_ns=now_ns)
-                case told.Occupy(name, cpu, memory, gpus, traits, closed):
-                    others = Others(cpu_milli=cpu, memory_bytes=memory, gpu_count=gpus, traits=traits, closed=closed)
+                case told.Occupy(name, others):
                     step = core.occupied(name, others, now_ns=now_ns)
                 case told.Submit(request):
                     step = core.submit(request, now_ns=now_ns)
                     self.events.append(standing_of(step.result))
-                case told.Adopt(request, seats):
-                    step = core.adopt(request, standing_at(seats), now_ns=now_ns)
+                case told.Adopt(request, adoption):
+                    step = core.adopt(request, adoption, now_ns=now_ns)
                     self.adopted.add(request.workload_id)
                     self.events.append(standing_of(step.result))
+                case told.Grow(name, replicas):
+                    step = core.scale(name, replicas, now_ns=now_ns)
+                    self.events.append(standing_of(core.state.workloads[name]))
                 case told.Cancel(name):
                     step = core.cancel(name, now_ns=now_ns)
                     self.events.append(told.Cancelled(name))
         except AlreadyExists as error:
-            self.events.append(told.SubmitFailed(one.request.workload_id, str(error), is_taken=True))
+            self.events.append(told.Refused(one.request.workload_id, str(error), is_taken=True))
             return
         except NotFound:
             if isinstance(one, told.Cancel):
                 self.events.append(told.Cancelled(one.workload_id))
             return
         except Fault as error:
-            assert isinstance(one, told.Submit | told.Adopt), one
-            self.events.append(told.SubmitFailed(one.request.workload_id, str(error)))
+            assert isinstance(one, told.Submit | told.Adopt | told.Grow), one
+            name = one.workload_id if isinstance(one, told.Grow) else one.request.workload_id
+            self.events.append(told.Refused(name, str(error)))
             return
         self._heard(step.events)
 

@@ -12,9 +12,6 @@ from eelgrid_controller.kubernetes.serving import Service, Services, service_of
 from eelgrid_controller.kubernetes.serving_scale import Mark, Scaling, counted
 from eelgrid_controller.kubernetes.sight import sight_of
 from eelgrid_controller.kubernetes.views import pod_of
-from eelgrid_controller.occupancy import Others
-from eelgrid_controller.reseating import Reseating, Stand
-from eelgrid_protos.faults import Fault
 from tests.gate_rig import Api, Side
 
 UNIT = "service-s"
@@ -178,35 +175,6 @@ class ServingSide(Side):
                 self.api.scale(one.replicas)
                 self.scaling.wrote(one.replicas, str(self.api.version_of_target), at_s)
         self.remembered = self.scaling.agreed
-
-    def _command(self, one):
-        if not isinstance(one, told.Grow | told.Reseat):
-            super()._command(one)
-            return
-        self.now_ns += 1
-        name = one.workload_id if isinstance(one, told.Grow) else one.request.workload_id
-        try:
-            if isinstance(one, told.Grow):
-                step = self.core.scale(name, one.replicas, now_ns=self.now_ns)
-            else:
-                others = {
-                    found.node_name: Others(
-                        cpu_milli=found.cpu_milli,
-                        memory_bytes=found.memory_bytes,
-                        gpu_count=found.gpu_count,
-                        traits=found.traits,
-                        closed=found.closed,
-                    )
-                    for found in one.occupied
-                }
-                stands = tuple(Stand(place.node_name, place.devices) for place in one.stands)
-                reseating = Reseating(stands=stands, others=others, released=one.released)
-                step = self.core.reseat(one.request, reseating, now_ns=self.now_ns)
-        except Fault as error:
-            self.events.append(told.Unchanged(name, str(error)))
-            return
-        self._heard(step.events)
-        self.events.append(standing_of(self.core.state.workloads[name]))
 
     def _heard(self, events):
         super()._heard(events)

@@ -1,7 +1,7 @@
 """Taking over work that stands already: given places, checked against the ledger, as events.
 
-Owns the check, which devices are meant, and the order of the events. Must not know who found
-the work, nor apply anything: core.py does.
+Owns the check, which devices are meant, and the order of the events. Must not know which engine
+found the work, nor apply anything: core.py does.
 
 Theory. Work that an engine runs and that this journal does not know is among what others hold.
 To take it over is to hold its places in its own name and to subtract what it counted for
@@ -9,34 +9,33 @@ there, in one step: in between, its room would look free. A node that takes noth
 what stands on it, and which devices others hold is a guess from their number; so neither is
 asked while places are held, and both are told again at the end of the step. What is left must
 be enough for all others. Where devices are counts in disguise any free one is as good as
-another; elsewhere it is the device that was named, or nothing is taken over at all.
+another; elsewhere it is the device that was named, or the place is not taken over.
+
+What is not known yet begins with these places; what runs gains them, and lets go in the same
+step those that its engine runs no more. All stands or falls together, or, for work whose
+replicas do, each for itself. Places of running work are numbered by who names them: numbers
+that are no longer the next ones say that something came in between, and nothing is done.
+Everything is tried on copies first: a step that cannot be changes nothing.
+
+Not this: replicas that hold other devices than planned. They are corrected, whatever a cordon,
+a loss or a guess at others says, and swap all at once; see repointing.py.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from eelgrid_controller.events import Event, NodeOccupied, WorkloadPlaced, WorkloadSubmitted
+from eelgrid_controller.admission import known, refuse_nonsense
+from eelgrid_controller.events import Event, NodeOccupied, WorkloadPlaced, WorkloadScaled, WorkloadSubmitted
 from eelgrid_controller.ledger import ContradictoryEvent, NodeRecord, assignment_of
-from eelgrid_controller.occupancy import NOBODY, Others
+from eelgrid_controller.occupancy import NOBODY, Adoption, Others, Standing
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos.faults import FailedPrecondition
-from eelgrid_protos.messages import Gpu, NodeState, Placement, Workload, WorkloadPhase, WorkloadSpec
+from eelgrid_protos.messages import Gpu, Placement, SubmitWorkloadRequest, Workload, WorkloadPhase
 
-__all__ = ["AdoptionRefused", "Standing", "adoption"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """One replica where it stands; replicas count from 0. `counted` is what it is among others' amounts there."""
-
-    node_name: str
-    gpu_indexes: tuple[int, ...] = ()
-    is_exact: bool = False  # these devices and no others
-    counted: Others = NOBODY
+__all__ = ["AdoptionRefused", "adopted"]
 
 
 class AdoptionRefused(FailedPrecondition):
-    """A place that cannot be held; `replica` stands there."""
+    """A place that cannot be held, or let go; `replica` stands there."""
 
     def __init__(self, workload_id: str, replica: int, problem: str) -> None:
         self.replica = replica
@@ -46,89 +45,124 @@ class AdoptionRefused(FailedPrecondition):
         )
 
 
-def adoption(
-    state: ClusterState, workload_id: str, spec: WorkloadSpec, standing: Sequence[Standing], *, now_ns: int
+def adopted(
+    state: ClusterState, request: SubmitWorkloadRequest, adoption: Adoption, *, now_ns: int
 ) -> tuple[Event, ...]:
-    """The events by which a new workload stands at these places; raises AdoptionRefused, and changes nothing."""
-    if len(standing) != spec.replicas:
-        raise AdoptionRefused(workload_id, len(standing), f"{spec.replicas} replicas have {len(standing)} places")
-    workload = Workload(workload_id=workload_id, spec=spec, phase=WorkloadPhase.PLACED, submitted_ns=now_ns)
-    ledgers: dict[str, NodeRecord] = {}
-    left: dict[str, Others] = {}
-    placements = []
-    for replica, one in enumerate(standing):
-        name = one.node_name
-        if name not in ledgers:
-            record = state.nodes.get(name)
-            if record is None or record.state is not NodeState.READY:
-                raise AdoptionRefused(workload_id, replica, f"node {name} is not there")
-            ledgers[name] = replace(record.copy(), others=NOBODY)
-            left[name] = record.others
-        placement = _placed(workload, replica, one, ledgers[name])
-        placements.append(placement)
-        left[name] = _less(left[name], one.counted)
-    for name, record in ledgers.items():
-        if problem := _lack(record, left[name]):
-            replica = next(number for number, one in enumerate(standing) if one.node_name == name)
-            raise AdoptionRefused(workload_id, replica, f"node {name} {problem}")
-    return (
-        *(NodeOccupied(time_ns=now_ns, node_name=name, others=NOBODY) for name in left),
-        WorkloadSubmitted(time_ns=now_ns, workload_id=workload_id, spec=spec),
-        WorkloadPlaced(time_ns=now_ns, workload_id=workload_id, placements=tuple(placements)),
-        *(NodeOccupied(time_ns=now_ns, node_name=name, others=others) for name, others in left.items()),
+    """The events after which a workload stands so; none where it is done already. A new one has a replica for each.
+
+    Raises AdoptionRefused, AlreadyExists where another has its id, InvalidArgument for nonsense; then nothing changed.
+    """
+    workload = _workload(state, request, adoption, now_ns)
+    if workload is None:
+        return ()
+    key, trial = workload.workload_id, _Trial(state)
+    gone = [item for item in workload.placements if item.replica in adoption.released]
+    for item in gone:
+        trial.record(item.node_name).release(key, item.replica)
+    new: list[Placement] = []
+    refusals = []
+    for number, one in enumerate(adoption.standing, start=adoption.first):
+        taken = trial.take(workload, adoption.first + len(new), one)
+        if isinstance(taken, Placement):
+            new.append(taken)
+        else:
+            refusals.append(AdoptionRefused(key, number, taken))
+    if refusals and not (adoption.in_parts and (new or gone)):
+        raise refusals[0]
+    if len(gone) == len(workload.placements) and not new:
+        raise AdoptionRefused(key, adoption.first, "the workload would stand nowhere; cancel it instead")
+    if not gone and not new:
+        return ()
+    if workload.placements:
+        scaled = WorkloadScaled(
+            time_ns=now_ns,
+            workload_id=key,
+            released=tuple(item.replica for item in gone),
+            placements=tuple(new),
+        )
+        return trial.around((scaled,), now_ns)
+    begun = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=replace(request.spec, replicas=len(new)))
+    return trial.around((begun, WorkloadPlaced(time_ns=now_ns, workload_id=key, placements=tuple(new))), now_ns)
+
+
+def _workload(state: ClusterState, request: SubmitWorkloadRequest, adoption: Adoption, now_ns: int) -> Workload | None:
+    """The workload as it is, or as it begins; None where nothing is to be done about it."""
+    before = state.workloads.get(request.workload_id)
+    if adoption.first:
+        if before is None or before.phase is not WorkloadPhase.PLACED:
+            raise AdoptionRefused(request.workload_id, adoption.first, "the workload does not run")
+        return before if adoption.first == 1 + max(item.replica for item in before.placements) else None
+    if before is not None:
+        # With as many replicas as it was begun with: what could not be held was left out then.
+        begun = replace(request.spec, replicas=before.replicas_begun or before.spec.replicas)
+        known(state, replace(request, spec=begun))
+        return None
+    refuse_nonsense(request.spec)
+    return Workload(
+        workload_id=request.workload_id, spec=request.spec, phase=WorkloadPhase.PENDING, submitted_ns=now_ns
     )
 
 
-def _placed(workload: Workload, replica: int, one: Standing, record: NodeRecord) -> Placement:
-    """Holds the place on a copy of its node's ledger."""
-    gpus = _devices(workload, replica, one, record)
-    placement = Placement(
-        replica=replica,
-        node_name=one.node_name,
-        gpu_uuids=tuple(gpu.uuid for gpu in gpus),
-        gpu_indexes=tuple(gpu.index for gpu in gpus),
-    )
-    try:
-        record.hold(assignment_of(workload, placement))
-    except ContradictoryEvent as error:
-        raise AdoptionRefused(workload.workload_id, replica, str(error).partition(": ")[2]) from None
-    return placement
+class _Trial:
+    """Copies of the ledgers that are involved, and what others will hold where something is taken over."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._nodes = state.nodes
+        self._records: dict[str, NodeRecord] = {}
+        self._left: dict[str, Others] = {}
+
+    def record(self, name: str) -> NodeRecord:
+        """The copy of a node's ledger."""
+        if name not in self._records:
+            self._records[name] = self._nodes[name].copy()
+        return self._records[name]
+
+    def take(self, workload: Workload, replica: int, one: Standing) -> Placement | str:
+        """Holds a place; or why it cannot be, and then nothing has changed."""
+        name, count = one.node_name, workload.spec.request.gpu_count
+        if name not in self._nodes or not self._nodes[name].is_ready:
+            return f"node {name} is not there"
+        record = self.record(name)
+        left = self._left.get(name, self._nodes[name].others).less(one.counted)
+        gpus = _devices(record, count, one)
+        if len(gpus) < count:
+            meant = f"devices {', '.join(map(str, one.gpu_indexes))}" if one.is_exact else f"{count} devices"
+            return f"{meant} of node {name} are not free, or not there"
+        unheld = sum(gpu.uuid not in record.gpu_milli for gpu in record.inventory.gpus) - len(gpus)
+        if unheld < left.gpu_count:
+            return f"node {name} would have {unheld} GPUs left, and others hold {left.gpu_count}"
+        placement = Placement(
+            replica=replica,
+            node_name=name,
+            gpu_uuids=tuple(gpu.uuid for gpu in gpus),
+            gpu_indexes=tuple(gpu.index for gpu in gpus),
+        )
+        record.others = replace(left, closed="", gpu_count=0)
+        try:
+            record.hold(assignment_of(workload, placement))
+        except ContradictoryEvent as error:
+            return f"node {name} beside what others hold: {str(error).partition(': ')[2]}"
+        self._left[name] = left
+        return placement
+
+    def around(self, events: tuple[Event, ...], now_ns: int) -> tuple[Event, ...]:
+        """The events, and what others hold while they happen and afterwards."""
+        return (
+            *(NodeOccupied(time_ns=now_ns, node_name=name, others=NOBODY) for name in self._left),
+            *events,
+            *(NodeOccupied(time_ns=now_ns, node_name=name, others=others) for name, others in self._left.items()),
+        )
 
 
-def _devices(workload: Workload, replica: int, one: Standing, record: NodeRecord) -> list[Gpu]:
-    """The devices that are meant, or others that are free where those are but counts."""
-    count = workload.spec.request.gpu_count
+def _devices(record: NodeRecord, count: int, one: Standing) -> list[Gpu]:
+    """The devices that are meant, or others that are free where those are but counts; fewer where there are too few."""
     free = {gpu.index: gpu for gpu in sorted(record.inventory.gpus, key=lambda gpu: gpu.index) if _is_free(record, gpu)}
     meant = [free.pop(index) for index in dict.fromkeys(one.gpu_indexes) if index in free][:count]
-    if len(meant) < count and not one.is_exact:
+    if not one.is_exact:
         meant += list(free.values())[: count - len(meant)]
-    if len(meant) < count:
-        text = f"devices {', '.join(map(str, one.gpu_indexes))} of" if one.is_exact else f"{count} devices of"
-        raise AdoptionRefused(workload.workload_id, replica, f"{text} node {one.node_name} are not free, or not there")
     return sorted(meant, key=lambda gpu: gpu.index)
 
 
 def _is_free(record: NodeRecord, gpu: Gpu) -> bool:
     is_there = not (gpu.lost or gpu.uuid in record.lost_gpus or gpu.cordon or gpu.mig_enabled)
     return is_there and gpu.uuid not in record.gpu_milli and not record.keeps(gpu)
-
-
-def _less(others: Others, counted: Others) -> Others:
-    return replace(
-        others,
-        cpu_milli=max(0, others.cpu_milli - counted.cpu_milli),
-        memory_bytes=max(0, others.memory_bytes - counted.memory_bytes),
-        gpu_count=max(0, others.gpu_count - counted.gpu_count),
-    )
-
-
-def _lack(record: NodeRecord, others: Others) -> str:
-    """What the node would lack for all others beside what is held now."""
-    unheld = sum(gpu.uuid not in record.gpu_milli for gpu in record.inventory.gpus)
-    if unheld < others.gpu_count:
-        return f"has {unheld} GPUs left, and others hold {others.gpu_count}"
-    if record.cpu_left_milli < others.cpu_milli:
-        return "has too little CPU beside what others hold"
-    if record.memory_left_bytes < others.memory_bytes:
-        return "has too little memory beside what others hold"
-    return ""

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from eelgrid_controller.admission import known, refuse_impossible, refuse_nonsense
-from eelgrid_controller.adoption import Standing, adoption
+from eelgrid_controller.adoption import adopted
 from eelgrid_controller.choosing import Chooser
 from eelgrid_controller.events import (
     Event,
@@ -35,14 +35,13 @@ from eelgrid_controller.events import (
 from eelgrid_controller.explain import SLICES_REASON, explain
 from eelgrid_controller.model import modelled_power_w
 from eelgrid_controller.movable import Problem, survey
-from eelgrid_controller.occupancy import Others
+from eelgrid_controller.occupancy import Adoption, Others
 from eelgrid_controller.outcomes import imagined, outcome
 from eelgrid_controller.plan import node_plan
 from eelgrid_controller.planner import Decision
 from eelgrid_controller.relocation import relocations
 from eelgrid_controller.replicas import sliced
 from eelgrid_controller.repointing import correction
-from eelgrid_controller.reseating import Reseating, reseated
 from eelgrid_controller.retrying import Retrying
 from eelgrid_controller.scaling import rescaled
 from eelgrid_controller.slicing.execution import planned
@@ -150,15 +149,13 @@ class Core:
         submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=spec)
         return self._changed((*quoted, submitted, outcome(key, decision, now_ns)), key, now_ns)
 
-    def adopt(self, request: SubmitWorkloadRequest, standing: Sequence[Standing], *, now_ns: int) -> Step[Workload]:
-        """Takes over work that stands already, at its places; repeating it is harmless. Raises AdoptionRefused."""
-        before = known(self.state, request)
-        if before is not None:
-            return Step((), before, frozenset())
-        refuse_nonsense(request.spec)
-        self._refuse_too_many()
-        events = adoption(self.state, request.workload_id, request.spec, standing, now_ns=now_ns)
-        return self._changed(events, request.workload_id, now_ns)
+    def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption, *, now_ns: int) -> Step[Workload]:
+        """Work stands so, as its engine says; see adoption.py. Saying it again is harmless. Raises AdoptionRefused."""
+        if request.workload_id not in self.state.workloads:
+            self._refuse_too_many()
+        events = adopted(self.state, request, adoption, now_ns=now_ns)
+        frees = bool(events) and adoption.frees(request.spec.request)
+        return self._changed(events, request.workload_id, now_ns, frees=frees)
 
     def _refuse_too_many(self) -> None:
         if self.state.live >= self._live_most:
@@ -220,11 +217,6 @@ class Core:
             return Step((), workload, frozenset())
         events: tuple[Event, ...] = (*quoted, event) if event.placements else (event,)
         return self._changed(events, workload_id, now_ns, frees=bool(event.released))
-
-    def reseat(self, request: SubmitWorkloadRequest, reseating: Reseating, *, now_ns: int) -> Step[Workload]:
-        """Counts as a workload's what an engine runs already, and lets go what it runs no more; see reseating.py."""
-        events = reseated(self.state, request, reseating, now_ns=now_ns)
-        return self._changed(events, request.workload_id, now_ns, frees=bool(events and reseating.released))
 
     def set_limit(self, workload_id: str, power_limit_w: float | None, *, now_ns: int) -> Step[Workload]:
         """Asks each GPU of running work to keep a limit, or its default; raises FailedPrecondition where it cannot."""

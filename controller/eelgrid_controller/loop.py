@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from eelgrid_controller.adoption import Standing
 from eelgrid_controller.checkpoints import Checkpoints
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.command import Command, Committed, Origin
@@ -32,11 +31,10 @@ from eelgrid_controller.errors import JournalError
 from eelgrid_controller.events import Event
 from eelgrid_controller.journal import Journal
 from eelgrid_controller.latency import RecentLatencies
-from eelgrid_controller.occupancy import Others
+from eelgrid_controller.occupancy import Adoption, Others
 from eelgrid_controller.outside import Outside
 from eelgrid_controller.presence import Presence
 from eelgrid_controller.recovery import Recovered, recover
-from eelgrid_controller.reseating import Reseating
 from eelgrid_controller.slicing.search import Stage
 from eelgrid_controller.slicing.survey import Seat
 from eelgrid_controller.state import ClusterState
@@ -157,9 +155,9 @@ class ControllerLoop:
             lambda core, now_ns: core.submit(request, now_ns=now_ns), is_decision=True, origin=origin
         )
 
-    async def adopt(self, request: SubmitWorkloadRequest, standing: Sequence[Standing]) -> Workload:
-        """Take over work at the places where it stands."""
-        return await self._command(lambda core, now_ns: core.adopt(request, standing, now_ns=now_ns))
+    async def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption) -> Workload:
+        """Take over work at the places where it stands, and let go those where it stands no more."""
+        return await self._command(lambda core, now_ns: core.adopt(request, adoption, now_ns=now_ns))
 
     async def cancel(self, workload_id: str) -> Workload:
         """End a workload."""
@@ -176,10 +174,6 @@ class ControllerLoop:
     async def scale(self, workload_id: str, replicas: int) -> Workload:
         """Bring running work to so many replicas, or as near as there is room."""
         return await self._command(lambda core, now_ns: core.scale(workload_id, replicas, now_ns=now_ns))
-
-    async def reseat(self, request: SubmitWorkloadRequest, reseating: Reseating) -> Workload:
-        """Count as a workload's what an engine runs already, and let go what it runs no more."""
-        return await self._command(lambda core, now_ns: core.reseat(request, reseating, now_ns=now_ns))
 
     async def set_limit(self, workload_id: str, power_limit_w: float | None) -> Workload:
         """Ask each GPU of running work to keep a limit, or its default."""

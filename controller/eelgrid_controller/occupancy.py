@@ -1,6 +1,6 @@
-"""What others hold on a node, as the engine that runs work there tells.
+"""What stands on nodes without our word: what others hold, and what is to be taken over, as an engine tells.
 
-Owns the value. Must not know which engine that is, nor what Eelgrid placed there itself.
+Owns the values. Must not know which engine that is, nor what Eelgrid placed there itself.
 
 Theory. An engine runs more than what it asks Eelgrid to place: system pods, work that did not
 opt in, another scheduler's jobs. The planner needs to know how much of a node is left, not by
@@ -8,14 +8,17 @@ whom it is held. Which GPUs others hold is often not known (a kubelet chooses th
 many. What an engine demands of a node besides amounts (labels, taints, features, partitions)
 comes as traits: names that the engine gives to each set of demands, told of every node that
 meets it; a workload requires some of them. So the rules of an engine stay with that engine.
+Work that runs and is to be Eelgrid's is said to stand somewhere, replica by replica, with what
+it is among these amounts; adoption.py of the core judges it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
+from eelgrid_protos.messages import ResourceRequest
 from eelgrid_protos.quantities import Bytes, Count, CpuMilli, Label, Many, Sentence
 
-__all__ = ["NOBODY", "Others"]
+__all__ = ["NOBODY", "Adoption", "Others", "Standing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,5 +41,54 @@ class Others:
             or (before.closed != "" and self.closed == "")
         )
 
+    def more(self, amounts: "Others | ResourceRequest") -> "Others":
+        """These and the amounts of others, or of one replica."""
+        return self._shifted(amounts, 1)
+
+    def less(self, amounts: "Others | ResourceRequest") -> "Others":
+        """These without them; never less than nothing."""
+        return self._shifted(amounts, -1)
+
+    def _shifted(self, amounts: "Others | ResourceRequest", sign: int) -> "Others":
+        return replace(
+            self,
+            cpu_milli=max(0, self.cpu_milli + sign * amounts.cpu_milli),
+            memory_bytes=max(0, self.memory_bytes + sign * amounts.memory_bytes),
+            gpu_count=max(0, self.gpu_count + sign * amounts.gpu_count),
+        )
+
 
 NOBODY = Others()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One replica where it stands. `counted` is what it is among others' amounts there."""
+
+    node_name: str
+    gpu_indexes: tuple[int, ...] = ()
+    is_exact: bool = False  # these devices and no others
+    counted: Others = NOBODY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adoption:
+    """A workload stands at these places, too, and no more at those that are released, by number.
+
+    `first` is the number of the first that is new: 0 for a workload that is not known yet, for another the first after
+    all that it has. Whoever says so again, or has not seen what became of the workload since, changes nothing.
+    """
+
+    standing: tuple[Standing, ...] = ()
+    first: int = 0
+    released: tuple[int, ...] = ()
+    in_parts: bool = False  # what cannot be held is left out, and does not keep the rest
+
+    def frees(self, request: ResourceRequest) -> bool:
+        """Whether more becomes free than is held, so that what waits could begin."""
+        return bool(self.released) or any(
+            one.counted.cpu_milli > request.cpu_milli
+            or one.counted.memory_bytes > request.memory_bytes
+            or one.counted.gpu_count > request.gpu_count
+            for one in self.standing
+        )

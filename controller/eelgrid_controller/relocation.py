@@ -29,7 +29,6 @@ from eelgrid_protos.messages import (
     Move,
     ReplicaExplanation,
     WorkloadPhase,
-    WorkloadSpec,
 )
 
 __all__ = ["MoveRefused", "relocations"]
@@ -91,18 +90,9 @@ def _lingering(state: ClusterState, moves: Sequence[Move], now_ns: int, *, is_ba
             name = (item.target if is_back else item.source).node_name
             record = state.nodes.get(name)
             if record is not None and item.source.node_name != item.target.node_name:
-                found[name] = _counted(found.get(name, record.others), workload.spec, -1 if is_back else 1)
+                others = found.get(name, record.others)
+                found[name] = (others.less if is_back else others.more)(workload.spec.request)
     return [NodeOccupied(time_ns=now_ns, node_name=name, others=others) for name, others in found.items()]
-
-
-def _counted(others: Others, spec: WorkloadSpec, sign: int) -> Others:
-    request = spec.request
-    return replace(
-        others,
-        cpu_milli=max(0, others.cpu_milli + sign * request.cpu_milli),
-        memory_bytes=max(0, others.memory_bytes + sign * request.memory_bytes),
-        gpu_count=max(0, others.gpu_count + sign * request.gpu_count),
-    )
 
 
 def _standing_problem(state: ClusterState, move: Move, seen: set[tuple[str, int]]) -> str:

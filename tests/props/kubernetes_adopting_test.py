@@ -190,3 +190,25 @@ def test_a_pin_is_no_demand():
         pinned = {**found["spec"], **ungating(found, "n1", "{}")["spec"]}
         assert constraint_of(pinned) != constraint_of(spec)
         assert trait(unpinned(constraint_of(pinned))) == trait(constraint_of(spec))
+
+
+def test_a_pod_like_the_one_that_was_taken_over_is_told_of_though_nothing_seems_to_have_changed():
+    api = Api()
+    api.node("n0")
+    leader = Side(api)
+    leader.lead(1)
+    api.pod()
+    at_s = settle(api, [leader], 0.0, rounds=5)
+    leader.lead(None)
+    api.watchers.clear()
+    other = Side(api)
+    other.lead(2)
+    while not other.adopted:
+        at_s += 1.0
+        other.hear()
+        other.round(at_s)
+    api.pod(node="n0")  # heard in the same round as the core's answer: one pod goes from others' book, one comes
+    other.hear()
+    other.round(at_s + 1.0)
+    other.round(at_s + 2.0)
+    assert other.core.state.nodes["n0"].others.gpu_count == 1

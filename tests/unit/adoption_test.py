@@ -1,12 +1,12 @@
-"""Work that stands already: taken over at its place or refused whole, never beside what others hold."""
+"""Work that stands already: taken over at its places or refused, whole or replica by replica, never beside what others hold."""
 
 import pytest
 from tests.controller_rig import inventory, wanted
 
-from eelgrid_controller.adoption import AdoptionRefused, Standing
+from eelgrid_controller.adoption import AdoptionRefused
 from eelgrid_controller.core import Core
 from eelgrid_controller.events import event_from_plain, event_to_plain
-from eelgrid_controller.occupancy import Others
+from eelgrid_controller.occupancy import Adoption, Others, Standing
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import AlreadyExists, ResourceExhausted
@@ -32,7 +32,10 @@ class World:
         return step
 
     def adopt(self, key, *standing, gpus=1, **changes):
-        return self.do("adopt", wanted(key, gpus=gpus, replicas=len(standing), **changes), standing).result
+        return self.claim(key, Adoption(standing=standing), gpus=gpus, replicas=len(standing), **changes).result
+
+    def claim(self, key, adoption, **changes):
+        return self.do("adopt", wanted(key, **changes), adoption)
 
     def others(self, name="n1"):
         return self.core.state.nodes[name].others
@@ -97,9 +100,9 @@ def test_a_gang_is_taken_over_whole_or_not_at_all():
 @pytest.mark.parametrize(
     ("others", "words"),
     [
-        (Others(gpu_count=2), "has 1 GPUs left, and others hold 2"),
-        (Others(cpu_milli=95_500), "too little CPU"),
-        (Others(memory_bytes=400 * 2**30), "too little memory"),
+        (Others(gpu_count=2), "would have 1 GPUs left, and others hold 2"),
+        (Others(cpu_milli=95_500), "exceeds the CPU"),
+        (Others(memory_bytes=400 * 2**30), "exceeds the memory"),
     ],
 )
 def test_room_that_others_hold_is_not_taken(others, words):
@@ -117,8 +120,8 @@ def test_a_node_that_is_not_there_and_work_that_is_too_large():
         world.adopt("pod-a", Standing(node_name="n9"))
     with pytest.raises(AdoptionRefused, match="exceeds the CPU"):
         world.adopt("pod-a", Standing(node_name="n1"), cpu_milli=97_000)
-    with pytest.raises(AdoptionRefused, match="2 replicas have 1 places"):
-        world.do("adopt", wanted("pod-a", replicas=2), [Standing(node_name="n1")])
+    with pytest.raises(AdoptionRefused, match="would stand nowhere"):
+        world.adopt("pod-a")
     world.do("node_lost", "n1")
     with pytest.raises(AdoptionRefused, match="node n1 is not there"):
         world.adopt("pod-a", Standing(node_name="n1"))
@@ -146,4 +149,106 @@ def test_no_waiting_work_slips_into_the_room():
     assert world.core.workload("w").phase is WorkloadPhase.PENDING
     world.do("cancel", "pod-a")
     assert world.core.workload("w").phase is WorkloadPhase.PLACED
+    assert world.is_replayed()
+
+
+def test_what_becomes_free_beyond_what_is_held_is_tried_at_once():
+    world = World(inventory(gpus=2))
+    world.do("occupied", "n1", Others(gpu_count=2))
+    world.do("submit", wanted("w"))
+    world.adopt("pod-a", Standing(node_name="n1", counted=Others(gpu_count=2)))
+    assert world.core.workload("w").phase is WorkloadPhase.PLACED
+    assert world.is_replayed()
+
+
+def test_in_parts_what_cannot_be_held_stays_what_others_hold():
+    world = World(inventory(gpus=2), inventory("n2"))
+    world.do("occupied", "n1", Others(cpu_milli=3000, memory_bytes=3 * 2**30, gpu_count=2, closed="cordoned"))
+    places = [
+        Standing(node_name="n1", gpu_indexes=(1,), counted=ONE),
+        Standing(node_name="nowhere", counted=ONE),
+        Standing(node_name="n1", counted=ONE),
+        Standing(node_name="n1", counted=ONE),  # the node has two
+    ]
+    with pytest.raises(AdoptionRefused, match="replica 1 of service-s"):
+        world.claim("service-s", Adoption(standing=tuple(places)))
+    found = world.claim("service-s", Adoption(standing=tuple(places), in_parts=True)).result
+    assert (devices(found), found.spec.replicas) == ([("n1", (1,)), ("n1", (0,))], 2)
+    assert world.others() == Others(cpu_milli=1000, memory_bytes=2**30, closed="cordoned")
+    with pytest.raises(AdoptionRefused, match="node nowhere is not there"):
+        world.claim("service-t", Adoption(standing=(places[1],), in_parts=True))
+    assert world.is_replayed()
+
+
+def test_a_device_that_was_named_is_held_whichever_others_are_guessed_to_hold():
+    world = World(inventory(gpus=2))
+    world.do("occupied", "n1", Others(gpu_count=2))
+    claim = Adoption(standing=(Standing(node_name="n1", gpu_indexes=(1,), is_exact=True, counted=ONE),), in_parts=True)
+    assert devices(world.claim("service-s", claim).result) == [("n1", (1,))]
+    assert world.others() == Others(gpu_count=1)
+    assert world.is_replayed()
+
+
+def test_running_work_gains_places_and_lets_others_go_in_one_step():
+    world = World(inventory(), inventory("n2"))
+    world.adopt("service-s", Standing(node_name="n1"), Standing(node_name="n1"))
+    world.do("occupied", "n2", ONE)
+    world.do("submit", wanted("w", gpus=2))
+    claim = Adoption(standing=(Standing(node_name="n2", gpu_indexes=(1,), counted=ONE),), first=2, released=(0, 0, 7))
+    step = world.claim("service-s", claim)
+    assert [(one.replica, one.node_name, one.gpu_indexes) for one in step.result.placements] == [
+        (1, "n1", (1,)), (2, "n2", (1,)),
+    ]  # fmt: skip
+    assert [type(event).__name__ for event in step.events[:3]] == ["NodeOccupied", "WorkloadScaled", "NodeOccupied"]
+    assert world.others("n2") == Others()
+    # Said again it changes nothing; nor does a claim that was made before another one was heard of.
+    assert not world.claim("service-s", claim).events
+    assert not world.claim("service-s", Adoption(standing=claim.standing, first=1)).events
+    before = world.core.state.digest()
+    with pytest.raises(AdoptionRefused, match="would stand nowhere; cancel it instead"):
+        world.claim("service-s", Adoption(first=3, released=(1, 2)))
+    with pytest.raises(AdoptionRefused, match="does not run"):
+        world.claim("w", Adoption(standing=claim.standing, first=1))
+    assert world.core.state.digest() == before
+    assert world.is_replayed()
+
+
+def test_who_was_left_out_comes_later_and_makes_room_for_what_waits():
+    world = World(inventory(gpus=1), inventory("n2", gpus=1))
+    world.adopt("service-s", Standing(node_name="n1"))
+    world.do("submit", wanted("w"))
+    assert world.core.workload("w").placements[0].node_name == "n2"
+    claim = Adoption(standing=(Standing(node_name="n2"),), first=1, in_parts=True)
+    with pytest.raises(AdoptionRefused, match="replica 1 of service-s"):
+        world.claim("service-s", claim)
+    world.do("cancel", "w")
+    world.do("submit", wanted("v", gpus=1, replicas=1))
+    world.do("cancel", "v")
+    assert devices(world.claim("service-s", claim).result) == [("n1", (0,)), ("n2", (0,))]
+    world.do("submit", wanted("u"))
+    world.claim("service-s", Adoption(first=2, released=(0,)))
+    assert devices(world.core.workload("u")) == [("n1", (0,))]
+    assert world.is_replayed()
+
+
+def test_a_journal_of_earlier_versions_is_read():
+    """They told what others hold afterwards, without why the node is closed, before the places and not only after them."""
+    world = World(inventory(gpus=2))
+    place = {"node_name": "n1", "gpu_uuids": ["GPU-n1-0"], "gpu_indexes": [0]}
+    spec = {"name": "s", "request": {"cpu_milli": 1000, "memory_bytes": 2**30, "gpu_count": 1, "gpu_milli": 1000}}
+    for kind, body in [
+        ("node_occupied", {"time_ns": 1, "node_name": "n1", "others": {"gpu_count": 1}}),
+        ("workload_submitted", {"time_ns": 1, "workload_id": "service-s", "spec": {**spec, "replicas": 1}}),
+        ("workload_placed", {"time_ns": 1, "workload_id": "service-s", "placements": [{"replica": 0, **place}]}),
+        ("node_occupied", {"time_ns": 1, "node_name": "n1", "others": {"gpu_count": 1, "closed": "cordoned"}}),
+        ("workload_scaled", {
+            "time_ns": 2, "workload_id": "service-s", "released": [0], "placements": [{"replica": 1, **place}],
+        }),
+    ]:  # fmt: skip
+        if kind == "workload_scaled":
+            world.do("occupied", "n1", Others())
+        event = event_from_plain(kind, body)
+        world.core.state.apply(event)
+        world.events.append(event)
+    assert devices(world.core.workload("service-s")) == [("n1", (0,))]
     assert world.is_replayed()

@@ -9,9 +9,8 @@ from eelgrid_controller.kubernetes.conditions import (
     MESSAGE_MOST,
     Condition,
     Conditions,
-    stamp_of,
-    stamp_text,
 )
+from eelgrid_controller.kubernetes.times import stamp_of, stamp_text
 
 S = 1_000_000_000
 

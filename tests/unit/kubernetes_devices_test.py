@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from tests.gate_rig import Api, Side
 
 from eelgrid_controller.kubernetes import gate_events as told
-from eelgrid_controller.kubernetes.devices_held import Standing, repair
+from eelgrid_controller.kubernetes.devices_held import Planned, repair
 from eelgrid_controller.kubernetes.flights import Flights, Lane
 
 A, B, C, D = DEVICES = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
 
 
 def standing(planned, held=None, *, is_given=True):
-    return Standing(frozenset(planned), None if held is None else frozenset(held), is_given)
+    return Planned(frozenset(planned), None if held is None else frozenset(held), is_given)
 
 
 def test_what_is_as_planned_needs_nothing():

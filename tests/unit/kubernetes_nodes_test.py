@@ -7,6 +7,7 @@ from eelgrid_controller.kubernetes.constraints import constraint_of, tolerates, 
 from eelgrid_controller.kubernetes.nodes import closed_reason, inventory_of, mig_owner, occupied, pool_of, product_of
 from eelgrid_controller.kubernetes.selectors import Taint, Toleration
 from eelgrid_controller.kubernetes.views import pod_of
+from eelgrid_controller.occupancy import Others
 from eelgrid_protos.schema import check
 
 
@@ -98,7 +99,7 @@ def test_tickets_to_gpus_are_no_inventory(labels, reason):
 def test_why_a_node_is_closed(fields, reason):
     found = closed_reason(node(**fields))
     assert found.startswith(reason) if reason else found == ""
-    assert occupied(node(**fields), []).closed_reason == found
+    assert occupied(node(**fields), []).closed == found
 
 
 def test_one_label_says_who_has_the_layout():
@@ -123,13 +124,13 @@ def test_others_hold_what_they_ask_for_until_they_are_gone():
         ],
     )
     # Three GPUs asked for, and one that fell out of allocatable.
-    assert found == (1100 + 1100 + 2100, 2 * 1024**3, 3 + 1, "")
+    assert found == Others(cpu_milli=1100 + 1100 + 2100, memory_bytes=2 * 1024**3, gpu_count=3 + 1)
 
 
 def test_a_kubelet_takes_so_many_pods_and_no_more():
     full = node(allocatable={"pods": "3"})
-    assert occupied(full, [running("a"), running("b")]).closed_reason == ""
-    assert occupied(full, [running("a"), running("b")], placed=1).closed_reason == "3 pods are there and 3 may be"
+    assert occupied(full, [running("a"), running("b")]).closed == ""
+    assert occupied(full, [running("a"), running("b"), running("c")]).closed == "3 pods are there and 3 may be"
 
 
 def test_why_a_node_is_not_right_for_a_pod():

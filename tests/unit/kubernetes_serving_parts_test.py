@@ -4,26 +4,14 @@ import pytest
 from tests.serving_rig import inference_service
 
 from eelgrid_controller.adapters.kubernetes.services_part import surge_of
-from eelgrid_controller.core import Core
 from eelgrid_controller.kubernetes.conditions import Conditions
 from eelgrid_controller.kubernetes.gate_events import Key
 from eelgrid_controller.kubernetes.serving import Service, Services, Unfit, page_url, service_of
 from eelgrid_controller.kubernetes.serving_scale import CHEAP, Counted, Mark, Scaling, SetReplicas
 from eelgrid_controller.kubernetes.serving_status import Facts, duration, same, status_of, unfit_status
-from eelgrid_controller.occupancy import Others
-from eelgrid_controller.reseating import Reseating, Stand
-from eelgrid_controller.state import ClusterState
-from eelgrid_protos import catalogue
-from eelgrid_protos.faults import FailedPrecondition
 from eelgrid_protos.messages import (
-    Gpu,
-    Inventory,
     LatencyMetric,
-    ResourceRequest,
     ServiceStatus,
-    SubmitWorkloadRequest,
-    WorkloadKind,
-    WorkloadSpec,
 )
 
 
@@ -127,6 +115,22 @@ def test_a_write_without_an_answer_is_not_the_word_of_others():
     assert scaling.advice_reason == "ScaledByOthers"
 
 
+def test_a_lost_write_is_ours_also_where_another_number_was_wanted_since():
+    service, scaling = wanted(read(), 1), Scaling()
+    two = Counted(places=2, lasting=2, vacant=1, pods=1, placed=1)
+    assert scaling.look(service, "7", two, 0.0) == [SetReplicas(service.target, "7", 2)]
+    # It was written and the answer lost; the load rises on before the target is heard of again.
+    three = Counted(places=3, lasting=3, vacant=2, pods=1, placed=1)
+    assert scaling.look(service, "7", three, 1.0) == [SetReplicas(service.target, "7", 3)]
+    came = Counted(places=3, lasting=3, vacant=1, pods=2, placed=2)
+    assert scaling.look(wanted(read(), 2), "8", came, 2.0) == [SetReplicas(service.target, "8", 3)]
+    assert (scaling.agreed, scaling.advice) == (2, "")
+    # What was asked of an older target did not come about: now that number is the word of others.
+    scaling.look(wanted(read(), 2), "9", came, 3.0)
+    scaling.look(wanted(read(), 1), "10", came, 4.0)
+    assert scaling.advice_reason == "ScaledByOthers"
+
+
 def test_who_scales_again_and_again_is_left_alone_for_longer():
     service, scaling = read(), Scaling()
     at_s, spans = 0.0, []
@@ -191,48 +195,3 @@ def test_times_are_written_as_people_read_them(seconds, text):
 def test_pods_beside_others_in_a_rollover(strategy, surge):
     assert surge_of("Deployment", {"replicas": 5, "strategy": strategy}) == surge
     assert surge_of("StatefulSet", {"replicas": 5}) == 0
-
-
-# What the core takes over
-
-WHOLE = ResourceRequest(cpu_milli=1000, memory_bytes=2**30, gpu_count=1, gpu_milli=1000)
-SPEC = WorkloadSpec(name="chat", request=WHOLE, kind=WorkloadKind.INFERENCE_SERVICE)
-REQUEST = SubmitWorkloadRequest(workload_id="service-s", spec=SPEC)
-
-
-@pytest.fixture
-def core():
-    core = Core(ClusterState(), catalogue.load())
-    for name in ("a", "b"):
-        gpus = tuple(
-            Gpu(uuid=f"{name}-{at}", index=at, product="V100", model="V100", memory_bytes=2**34) for at in range(2)
-        )
-        core.node_joined(Inventory(node_name=name, cpu_milli=8000, memory_bytes=2**35, gpus=gpus), now_ns=1)
-    return core
-
-
-def test_what_runs_is_taken_over_from_what_others_hold_at_once(core):
-    core.occupied("a", Others(gpu_count=2, closed="cordoned"), now_ns=2)
-    waiting = core.submit(
-        SubmitWorkloadRequest(workload_id="w", spec=WorkloadSpec(name="w", request=WHOLE, replicas=4)), now_ns=3
-    )
-    assert not waiting.result.placements
-    taken = Reseating(
-        stands=(Stand("a", (1,)), Stand("a"), Stand("a"), Stand("nowhere")), others={"a": Others(closed="cordoned")}
-    )
-    step = core.reseat(REQUEST, taken, now_ns=4)
-    assert [(one.node_name, one.gpu_indexes) for one in step.result.placements] == [("a", (1,)), ("a", (0,))]
-    assert core.state.nodes["a"].others == Others(closed="cordoned")
-    core.state.validate()
-    assert not core.reseat(REQUEST, Reseating(), now_ns=5).events
-
-
-def test_replicas_are_let_go_by_their_numbers_and_others_taken_over_in_one_step(core):
-    core.reseat(REQUEST, Reseating(stands=(Stand("a"), Stand("a"))), now_ns=2)
-    step = core.reseat(REQUEST, Reseating(stands=(Stand("b", (1,)),), released=(0, 0, 7)), now_ns=3)
-    assert [(one.replica, one.node_name) for one in step.result.placements] == [(1, "a"), (2, "b")]
-    core.state.validate()
-    before = core.state.digest()
-    with pytest.raises(FailedPrecondition, match="stand nowhere"):
-        core.reseat(REQUEST, Reseating(released=(1, 2)), now_ns=4)
-    assert core.state.digest() == before

@@ -15,19 +15,21 @@ What the core refuses is asked again later and stays counted as what others hold
 
 from collections.abc import Sequence
 
+from eelgrid_controller import occupancy
 from eelgrid_controller.kubernetes.constraints import trait
 from eelgrid_controller.kubernetes.gangs import Member, Stand, Unit
-from eelgrid_controller.kubernetes.gate_events import Adopt, Instruction, Recall, Seat
+from eelgrid_controller.kubernetes.gate_events import Adopt, Instruction, Recall
 from eelgrid_controller.kubernetes.names import RESOURCE_GPU
 from eelgrid_controller.kubernetes.others import Others
 from eelgrid_controller.kubernetes.plans import attempt_of, unit_of
 from eelgrid_controller.kubernetes.selectors import Constraint
 from eelgrid_controller.kubernetes.unit_specs import unit_spec
+from eelgrid_controller.occupancy import Adoption, Standing
 from eelgrid_protos.messages import SubmitWorkloadRequest
 
-__all__ = ["adopting", "unpinned"]
+__all__ = ["UNTOLD_S", "adopting", "stands", "unpinned"]
 
-_AGAIN_S = 2.0
+UNTOLD_S = 2.0  # until nodes are asked about again that the core was not told of
 
 
 def adopting(unit: Unit, others: Others, at_s: float) -> list[Instruction]:
@@ -45,7 +47,7 @@ def adopting(unit: Unit, others: Others, at_s: float) -> list[Instruction]:
     if len(members) != max(member.size for member in members):
         return []
     if not all(others.knows(member.sight.pod.node_name) for member in members):
-        unit.stand, unit.retry_s = Stand.REFUSED, at_s + _AGAIN_S
+        unit.stand, unit.retry_s = Stand.REFUSED, at_s + UNTOLD_S
         return []
     plans = [member.sight.plan for member in members if member.sight.plan is not None]
     unit.attempt = max(unit.attempt, *(attempt_of(plan.workload) for plan in plans))
@@ -56,8 +58,24 @@ def adopting(unit: Unit, others: Others, at_s: float) -> list[Instruction]:
         [member.spec for member in ordered if member.spec is not None],
         {trait(unpinned(member.sight.pod.constraint)) for member in ordered},
     )
-    seats = tuple(_seat(member, others) for member in ordered)
-    return [Adopt(SubmitWorkloadRequest(workload_id=unit.workload_id, spec=spec), seats)]
+    adoption = Adoption(standing=tuple(stands(member, others) for member in ordered))
+    return [Adopt(SubmitWorkloadRequest(workload_id=unit.workload_id, spec=spec), adoption)]
+
+
+def stands(member: Member, others: Others) -> Standing:
+    """Where a member is, with the devices of its plan, and what it counts for among others."""
+    pod, plan = member.sight.pod, member.sight.plan
+    devices = plan.devices if plan is not None and plan.node_name == member.target else ()
+    return Standing(
+        node_name=member.target,
+        gpu_indexes=devices,
+        is_exact=bool(devices) and others.has_agent(member.target),
+        counted=occupancy.Others(
+            cpu_milli=pod.requested.cpu_milli,
+            memory_bytes=pod.requested.memory_bytes,
+            gpu_count=pod.requested.count(RESOURCE_GPU),
+        ),
+    )
 
 
 def unpinned(constraint: Constraint) -> Constraint:
@@ -85,15 +103,3 @@ def _standing(unit: Unit) -> list[Member]:
 def _numbered(members: Sequence[Member]) -> list[Member]:
     """By the replicas of their plans; replicas of the core have no gaps, so who comes later moves up."""
     return sorted(members, key=lambda one: (one.sight.plan.replica if one.sight.plan else 0, one.sight.key, one.uid))
-
-
-def _seat(member: Member, others: Others) -> Seat:
-    pod, plan = member.sight.pod, member.sight.plan
-    return Seat(
-        node_name=pod.node_name,
-        devices=plan.devices if plan is not None else (),
-        is_exact=others.has_agent(pod.node_name),
-        cpu_milli=pod.requested.cpu_milli,
-        memory_bytes=pod.requested.memory_bytes,
-        gpu_count=pod.requested.count(RESOURCE_GPU),
-    )

@@ -6,12 +6,12 @@ Owns these changes of a unit. Must not know what follows; `looking.py` and `elas
 from typing import NamedTuple
 
 from eelgrid_controller.kubernetes.gangs import Stand, Unit
-from eelgrid_controller.kubernetes.gate_events import Cancelled, Deferred, Placed, SubmitFailed, Unchanged
+from eelgrid_controller.kubernetes.gate_events import Cancelled, Deferred, Placed, Refused
 from eelgrid_controller.kubernetes.setbacks import GateSettings
 
 __all__ = ["Answer", "Said", "answered"]
 
-Answer = Placed | Deferred | Cancelled | SubmitFailed | Unchanged
+Answer = Placed | Deferred | Cancelled | Refused
 
 
 class Said(NamedTuple):
@@ -35,11 +35,9 @@ def answered(unit: Unit, answer: Answer, at_s: float, settings: GateSettings) ->
             unit.stand, unit.places, unit.slots = Stand.UNKNOWN, {}, {}
             unit.attempt += 1
             unit.released()
-        case SubmitFailed(why=why, is_taken=is_taken):
-            return _refused(unit, why, at_s, settings.retry_s, is_taken=is_taken)
-        case Unchanged(why=why):
+        case Refused(why=why, is_taken=is_taken):
             if unit.stand is Stand.ASKED:
-                return _refused(unit, why, at_s, settings.retry_s, is_taken=False)
+                return _refused(unit, why, at_s, settings.retry_s, is_taken=is_taken)
             unit.released()
     return None
 

@@ -14,10 +14,11 @@ Source: k8s.io/apimachinery/pkg/apis/meta/v1/types.go, Condition; KEP 1623.
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any, Self
 
-__all__ = ["CONDITIONS_MOST", "MESSAGE_MOST", "Condition", "Conditions", "stamp_of", "stamp_text"]
+from eelgrid_controller.kubernetes.times import stamp_of, stamp_text
+
+__all__ = ["CONDITIONS_MOST", "MESSAGE_MOST", "Condition", "Conditions"]
 
 CONDITIONS_MOST = 16
 # Kubernetes takes 32,768; nobody reads more than this in a terminal.
@@ -125,20 +126,6 @@ class Conditions:
             if condition is not None and len(kept) < CONDITIONS_MOST:
                 kept.setdefault(condition.type, condition)
         return cls(tuple(kept.values()))
-
-
-def stamp_text(at_s: int) -> str:
-    """Seconds since 1970 as Kubernetes writes a time: `2026-11-22T07:30:00Z`."""
-    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M:%SZ}".rjust(20, "0")
-
-
-def stamp_of(text: object) -> int | None:
-    """Whole seconds since 1970 of such a time; None where it is none."""
-    try:
-        at = datetime.fromisoformat(text) if isinstance(text, str) else None
-        return int(at.timestamp()) if at is not None and at.tzinfo is not None else None
-    except (ValueError, OverflowError):
-        return None
 
 
 def _read(found: object) -> Condition | None:

@@ -15,12 +15,12 @@ Two that are said to hold one device are a word out of date: nothing is done unt
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["Repair", "Replica", "Standing", "repair"]
+__all__ = ["Planned", "Repair", "Replica", "repair"]
 
 Replica = tuple[str, int]
 
 
-class Standing(NamedTuple):
+class Planned(NamedTuple):
     """A replica on the node: its planned devices, what its pod holds (None: not seen), and whether a kubelet gives them."""
 
     planned: frozenset[str]
@@ -35,7 +35,7 @@ class Repair(NamedTuple):
     hopeless: Mapping[Replica, str]
 
 
-def repair(standing: Mapping[Replica, Standing], strangers: Iterable[str], devices: Sequence[str]) -> Repair:
+def repair(standing: Mapping[Replica, Planned], strangers: Iterable[str], devices: Sequence[str]) -> Repair:
     """What to do on a node; `strangers` are devices that pods of others hold, `devices` all whole ones, in order."""
     seen = {key: one.held for key, one in standing.items() if one.held and one.is_given}
     hopeless: dict[Replica, str] = {}
@@ -70,7 +70,7 @@ def repair(standing: Mapping[Replica, Standing], strangers: Iterable[str], devic
 
 
 def _drop_collisions(
-    standing: Mapping[Replica, Standing], wrong: dict[Replica, frozenset[str]], hopeless: dict[Replica, str]
+    standing: Mapping[Replica, Planned], wrong: dict[Replica, frozenset[str]], hopeless: dict[Replica, str]
 ) -> None:
     """What is held by work that no kubelet gives devices to, or stays with a pod that cannot be put right."""
     while True:
@@ -89,7 +89,7 @@ def _drop_collisions(
 
 
 def _planned_anew(
-    standing: Mapping[Replica, Standing], wrong: Mapping[Replica, frozenset[str]], taken: frozenset[str],
+    standing: Mapping[Replica, Planned], wrong: Mapping[Replica, frozenset[str]], taken: frozenset[str],
     devices: Sequence[str],
 ) -> dict[Replica, tuple[str, ...] | None]:  # fmt: skip
     """Replicas that were not seen yet and whose planned devices are somebody's; None where there are no others."""

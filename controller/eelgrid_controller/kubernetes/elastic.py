@@ -20,22 +20,21 @@ knows, the service begins anew there, and everything that runs is taken over aga
 that hold more than that: they stay what others hold.
 """
 
+from collections.abc import Iterable
+
+from eelgrid_controller.kubernetes.adopting import UNTOLD_S, stands
 from eelgrid_controller.kubernetes.constraints import trait
 from eelgrid_controller.kubernetes.gangs import Elastic, Member, Stand, Unit
 from eelgrid_controller.kubernetes.gate_events import (
-    Cancel,
+    Adopt,
     Grow,
     Instruction,
-    Place,
-    Reseat,
-    Strip,
     Submit,
-    Tell,
-    Ungate,
 )
 from eelgrid_controller.kubernetes.others import Others
-from eelgrid_controller.kubernetes.plans import Plan, plan_text
 from eelgrid_controller.kubernetes.serving import Mode
+from eelgrid_controller.kubernetes.unit_steps import let_go, others_gates, pin, strip, tell, tell_gates
+from eelgrid_controller.occupancy import Adoption
 from eelgrid_protos.messages import SubmitWorkloadRequest, WorkloadSpec
 
 __all__ = ["AGAIN_S", "VACANT_S", "look_elastic"]
@@ -54,25 +53,28 @@ def look_elastic(unit: Unit, elastic: Elastic, others: Others, epoch: int | None
             return _placed(unit, elastic, others, epoch, at_s)
         case Stand.WAITING:
             is_waited_for = unit.waiting and not _standing(unit, _newest(unit))
-            return [] if is_waited_for or epoch is None else _leave(unit)
+            return [] if is_waited_for or epoch is None else let_go(unit)
     if epoch is None or (unit.stand is Stand.REFUSED and at_s < unit.retry_s):
         return []
-    return _unasked(unit, elastic, epoch)
+    return _unasked(unit, elastic, others, epoch, at_s)
 
 
-def _unasked(unit: Unit, elastic: Elastic, epoch: int) -> list[Instruction]:
+def _unasked(unit: Unit, elastic: Elastic, others: Others, epoch: int, at_s: float) -> list[Instruction]:
     told = _strips(unit, epoch)
     spec = _newest(unit)
     if spec is None or elastic.service is None:
         return told
     standing = _standing(unit, spec)
     if standing:
-        elastic.adopting = frozenset(member.uid for member in standing)
+        known = [member for member in standing if others.knows(member.target)]
+        if not known:
+            unit.stand, unit.retry_s = Stand.REFUSED, at_s + UNTOLD_S
+            return told
         unit.stand, unit.slots = Stand.ASKED, {}
-        return [*told, _reseat(unit, spec, standing)]
-    ready, others_gates = _ready(unit)
+        return [*told, _adopt(unit, spec, others, known)]
+    ready, waits = _ready(unit)
     if not ready:
-        return [*told, *others_gates]
+        return [*told, *waits]
     unit.slots, unit.stand = {0: ready[0].uid}, Stand.ASKED
     return [*told, Submit(SubmitWorkloadRequest(workload_id=unit.workload_id, spec=spec))]
 
@@ -82,10 +84,10 @@ def _placed(unit: Unit, elastic: Elastic, others: Others, epoch: int | None, at_
     if epoch is None or elastic.spec is None:
         return []
     if elastic.service is None and not unit.members:
-        return _leave(unit)
+        return let_go(unit)
     spec = _newest(unit)
     if spec is not None and spec != elastic.spec and not elastic.is_asked:
-        return _leave(unit)
+        return let_go(unit)
     told = _strips(unit, epoch)
     released = _unfit(unit, others)
     told += _pins(unit, epoch)
@@ -93,20 +95,14 @@ def _placed(unit: Unit, elastic: Elastic, others: Others, epoch: int | None, at_
     elastic.is_restless = bool(elastic.vacant or elastic.let_go) or len(unit.waiting) > 0
     if elastic.is_asked:
         return told
-    stands = _newcomers(unit, elastic) if at_s >= elastic.again_s else []
-    released = list(dict.fromkeys([*released, *_overdue(unit, elastic, at_s, newcomers=len(stands))]))
-    if len(released) >= len(unit.places) and not stands:
-        return [*told, *_leave(unit)]
-    if released or stands:
+    standing = _newcomers(unit, elastic, others) if at_s >= elastic.again_s else []
+    released = list(dict.fromkeys([*released, *_overdue(unit, elastic, at_s, newcomers=len(standing))]))
+    if len(released) >= len(unit.places) and not standing:
+        return [*told, *let_go(unit)]
+    if released or standing:
         elastic.is_asked, elastic.again_s = True, at_s + AGAIN_S
-        elastic.adopting = frozenset(member.uid for member in stands)
-        return [*told, _reseat(unit, elastic.spec, stands, released)]
+        return [*told, _adopt(unit, elastic.spec, others, standing, released)]
     return [*told, *_grow(unit, elastic, at_s)]
-
-
-def _leave(unit: Unit) -> list[Instruction]:
-    unit.stand, unit.is_stale = Stand.LEAVING, False
-    return [Cancel(unit.workload_id)]
 
 
 def _newest(unit: Unit) -> WorkloadSpec | None:
@@ -130,33 +126,27 @@ def _standing(unit: Unit, spec: WorkloadSpec | None) -> list[Member]:
 
 def _ready(unit: Unit) -> tuple[list[Member], list[Instruction]]:
     """Those that wait for us alone; what is told of the first that waits for others, too."""
-    ready = [member for member in unit.waiting if not member.denied and not _gates(member)]
+    ready = [member for member in unit.waiting if not member.denied and not others_gates(member)]
     if ready or not unit.waiting:
         return ready, []
     first = unit.waiting[0]
-    gates = _gates(first)
-    return [], [_tell(first, f"waits for the gates of others: {', '.join(gates)}")] if gates else []
-
-
-def _gates(member: Member) -> list[str]:
-    return [gate for gate in member.sight.pod.gates if gate in member.sight.waits_for]
+    return [], [tell_gates(first)] if others_gates(first) else []
 
 
 def _strips(unit: Unit, epoch: int) -> list[Instruction]:
-    told: list[Instruction] = []
-    for member in unit.waiting:
-        if member.sight.is_released and not member.is_patching:
-            member.is_patching, member.patched_version = True, member.sight.pod.resource_version
-            told.append(Strip(member.uid, member.sight.key, member.patched_version, epoch, member.sight.refused))
-    return told
+    return [strip(member, epoch) for member in unit.waiting if member.sight.is_released and not member.is_patching]
 
 
-def _reseat(unit: Unit, spec: WorkloadSpec, standing: list[Member], released: list[int] | None = None) -> Reseat:
-    stands = tuple(
-        Place(member.target, member.sight.plan.devices if member.sight.plan is not None else ()) for member in standing
+def _adopt(
+    unit: Unit, spec: WorkloadSpec, others: Others, standing: list[Member], released: Iterable[int] = ()
+) -> Adopt:
+    adoption = Adoption(
+        standing=tuple(stands(member, others) for member in standing),
+        first=1 + max(unit.places, default=-1) if unit.stand is Stand.PLACED else 0,
+        released=tuple(released),
+        in_parts=True,
     )
-    request = SubmitWorkloadRequest(workload_id=unit.workload_id, spec=spec)
-    return Reseat(request, stands, tuple(released or ()), frozenset(member.uid for member in standing))
+    return Adopt(SubmitWorkloadRequest(workload_id=unit.workload_id, spec=spec), adoption)
 
 
 def _unfit(unit: Unit, others: Others) -> list[int]:
@@ -176,15 +166,11 @@ def _unfit(unit: Unit, others: Others) -> list[int]:
 def _pins(unit: Unit, epoch: int) -> list[Instruction]:
     told: list[Instruction] = []
     for replica, uid in unit.slots.items():
-        member, place = unit.members.get(uid), unit.places.get(replica)
-        if member is None or place is None or not member.is_waiting or member.is_patching or _gates(member):
+        member = unit.members.get(uid)
+        if member is None or replica not in unit.places:
             continue
-        member.is_patching = True
-        member.patched_version = member.sight.pod.resource_version
-        plan = Plan(epoch, unit.workload_id, replica, place.node_name, place.devices, place.profile)
-        told.append(
-            Ungate(member.uid, member.sight.key, member.patched_version, place.node_name, plan_text(plan), epoch)
-        )
+        if member.is_waiting and not member.is_patching and not others_gates(member):
+            told.append(pin(unit, replica, member, epoch))
     return told
 
 
@@ -195,14 +181,11 @@ def _note_vacant(unit: Unit, elastic: Elastic, at_s: float) -> None:
     elastic.let_go = {uid: since_s for uid, since_s in since.items() if at_s - since_s < VACANT_S}
 
 
-def _newcomers(unit: Unit, elastic: Elastic) -> list[Member]:
+def _newcomers(unit: Unit, elastic: Elastic, others: Others) -> list[Member]:
     """Pods that run and never had a place here."""
     held = {*unit.slots.values(), *elastic.let_go}
-    return (
-        []
-        if elastic.service is None
-        else [member for member in _standing(unit, elastic.spec) if member.uid not in held]
-    )
+    found = [] if elastic.service is None else _standing(unit, elastic.spec)
+    return [member for member in found if member.uid not in held and others.knows(member.target)]
 
 
 def _overdue(unit: Unit, elastic: Elastic, at_s: float, *, newcomers: int) -> list[int]:
@@ -227,13 +210,9 @@ def _grow(unit: Unit, elastic: Elastic, at_s: float) -> list[Instruction]:
     replicas = min(len(unit.places) + len(without), service.allowed)
     if replicas <= len(unit.places):
         text = f"not placed: the service {service.name} allows {service.most} replicas, and {service.surge} beside them"
-        return [_tell(without[0], text)]
+        return [tell(without[0], text)]
     elastic.is_asked = elastic.is_growing = True
     return [
         Grow(unit.workload_id, replicas),
-        _tell(without[-1], f"waits: the service {service.name} has {len(unit.places)} places, and asks for {replicas}"),
+        tell(without[-1], f"waits: the service {service.name} has {len(unit.places)} places, and asks for {replicas}"),
     ]
-
-
-def _tell(member: Member, text: str, *, is_warning: bool = False) -> Tell:
-    return Tell(member.uid, member.sight.key, text, is_warning)

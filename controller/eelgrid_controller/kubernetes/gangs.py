@@ -105,7 +105,6 @@ class Elastic:
     vacant: dict[int, float] = field(default_factory=dict)  # places without a pod, since when
     let_go: dict[str, float | None] = field(default_factory=dict)  # pods whose place was taken from them, since when
     moved: set[str] = field(default_factory=set)  # of these, pods whose place is on another node now
-    adopting: frozenset[str] = frozenset()  # pods that the core is asked to take over
     extra: int = 0  # places for pods that come beside others while the target is rolled over
     is_asked: bool = False  # a command is under way
     is_growing: bool = False
@@ -123,7 +122,7 @@ class Elastic:
         elif now != before:
             # Somebody said how many there are to be, and meant all of them.
             self.extra = 0
-        self.adopting, self.is_asked, self.is_growing = frozenset(), False, False
+        self.is_asked = self.is_growing = False
         if spec is not None:
             self.spec = replace(spec, replicas=1)
 
@@ -198,8 +197,6 @@ class Unit:
 
     def holds(self, member: Member) -> bool:
         """Whether the core counts a member where it is."""
-        if self.elastic is not None and member.uid in self.elastic.adopting:
-            return True
         place = self.place_of(member)
         return place is not None and place.node_name == member.target
 
@@ -234,7 +231,6 @@ class Unit:
     def released(self) -> None:
         """No command about it is under way any more."""
         if self.elastic is not None:
-            self.elastic.adopting = frozenset()
             self.elastic.is_asked = self.elastic.is_growing = False
 
     def spoiled(self, member: Member, why: str) -> None:

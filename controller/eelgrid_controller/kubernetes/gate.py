@@ -47,17 +47,15 @@ from eelgrid_controller.kubernetes.gate_events import (
     Placed,
     PodGone,
     PodSeen,
+    Refused,
     Replaces,
-    Reseat,
     ServiceGone,
     ServiceSeen,
     Strip,
     Submit,
-    SubmitFailed,
     Synced,
     Tell,
     Ticked,
-    Unchanged,
 )
 from eelgrid_controller.kubernetes.looking import look
 from eelgrid_controller.kubernetes.others import Others
@@ -147,7 +145,7 @@ class Gate:
             case Synced():
                 self._is_synced = True
                 self._marked.update(dict.fromkeys(self.units))
-            case Placed() | Deferred() | Cancelled() | SubmitFailed() | Unchanged():
+            case Placed() | Deferred() | Cancelled() | Refused():
                 self._core(event, at_s)
             case ServiceSeen(service):
                 self._serve(service.unit, service)
@@ -269,7 +267,7 @@ class Gate:
         name, attempt = unit_of(event.workload_id), attempt_of(event.workload_id)
         unit = self.units.get(name)
         if unit is None:
-            if isinstance(event, Cancelled | SubmitFailed | Unchanged):
+            if isinstance(event, Cancelled | Refused):
                 return
             unit = self._begin(name, attempt)
         if attempt > unit.attempt and unit.stand is Stand.UNKNOWN:
@@ -361,8 +359,6 @@ class Gate:
             match told:
                 case Cancel() | Grow():
                     self._cancels.append(told)
-                case Reseat():
-                    self._cancels.append(self._reseating(told))
                 case Submit() | Adopt():
                     self._submits.append(told)
                 case Tell(uid, _, text, is_warning):
@@ -377,13 +373,6 @@ class Gate:
         if not unit.members and unit.stand in (Stand.UNKNOWN, Stand.REFUSED):
             self._refused.pop(unit.name, None)
             del self.units[unit.name]
-
-    def _reseating(self, told: Reseat) -> Reseat:
-        """With what others hold on its nodes when these pods are no more among them."""
-        for uid in told.uids:
-            self.others.put(self._members[uid].sight.pod, "")
-        names = frozenset(place.node_name for place in told.stands)
-        return told._replace(occupied=tuple(self.others.flush_of(names)))
 
     def _mark_places(self, node_name: str) -> None:
         """Units that are to go to a node; those that stand there are left alone."""

@@ -16,14 +16,15 @@ from typing import NamedTuple
 from eelgrid_controller.kubernetes.plans import Plan
 from eelgrid_controller.kubernetes.serving import Service
 from eelgrid_controller.kubernetes.views import KubeNode, Pod
+from eelgrid_controller.occupancy import Adoption, Others
 from eelgrid_protos.messages import Inventory, SubmitWorkloadRequest, WorkloadSpec
 
 __all__ = [
     "Adopt", "Cancel", "Cancelled", "Deferred", "DeleteFailed", "DevicesSeen", "Event", "Failure", "Grow",
     "Instruction", "Join", "Key", "Leave", "Led", "MoveOver", "NodeGone", "NodeKnown", "NodeSeen", "NodeSliced",
     "NodeUntold", "NotLed", "Occupy", "PatchDone", "PatchFailed", "Place", "Placed", "PodGone", "PodSeen", "Recall",
-    "Recreate", "Replaces", "Reseat", "Seat", "ServiceGone", "ServiceSeen", "Sight", "Strip", "Submit",
-    "SubmitFailed", "Synced", "Tell", "Ticked", "Unchanged", "Ungate",
+    "Recreate", "Refused", "Replaces", "ServiceGone", "ServiceSeen", "Sight", "Strip", "Submit", "Synced", "Tell",
+    "Ticked", "Ungate",
 ]  # fmt: skip
 
 
@@ -151,19 +152,12 @@ class Cancelled(NamedTuple):
     workload_id: str
 
 
-class SubmitFailed(NamedTuple):
-    """The core did not take it; where `is_taken`, because another has its name."""
+class Refused(NamedTuple):
+    """The core did not do what it was asked for; where `is_taken`, because another has the workload's name."""
 
     workload_id: str
     why: str
     is_taken: bool = False
-
-
-class Unchanged(NamedTuple):
-    """The core did not take on what a service runs, or did not let it go."""
-
-    workload_id: str
-    why: str
 
 
 class ServiceSeen(NamedTuple):
@@ -242,8 +236,8 @@ class MoveOver(NamedTuple):
 
 
 Event = (
-    PodSeen | PodGone | Replaces | MoveOver | NodeSeen | NodeGone | NodeKnown | NodeSliced | NodeUntold | Synced | Placed | Deferred | Cancelled | SubmitFailed | Led | NotLed
-    | PatchDone | PatchFailed | DeleteFailed | DevicesSeen | Ticked | Unchanged | ServiceSeen | ServiceGone
+    PodSeen | PodGone | Replaces | MoveOver | NodeSeen | NodeGone | NodeKnown | NodeSliced | NodeUntold | Synced | Placed | Deferred | Cancelled | Refused | Led | NotLed
+    | PatchDone | PatchFailed | DeleteFailed | DevicesSeen | Ticked | ServiceSeen | ServiceGone
 )  # fmt: skip
 
 # Instructions
@@ -265,11 +259,7 @@ class Occupy(NamedTuple):
     """What others hold on a node, which demands it meets, and why nothing more may come."""
 
     node_name: str
-    cpu_milli: int
-    memory_bytes: int
-    gpu_count: int
-    traits: tuple[str, ...]
-    closed: str
+    others: Others
 
 
 class Submit(NamedTuple):
@@ -278,22 +268,11 @@ class Submit(NamedTuple):
     request: SubmitWorkloadRequest
 
 
-class Seat(NamedTuple):
-    """Where a replica stands: its devices, whether just these are meant, and what it counts for among others."""
-
-    node_name: str
-    devices: tuple[int, ...]
-    is_exact: bool
-    cpu_milli: int
-    memory_bytes: int
-    gpu_count: int
-
-
 class Adopt(NamedTuple):
-    """The core is to hold what stands, a seat for each replica, and to count it no more as what others hold."""
+    """The core is to hold what stands, and to count it no more as what others hold; and to let go what is no more."""
 
     request: SubmitWorkloadRequest
-    seats: tuple[Seat, ...]
+    adoption: Adoption
 
 
 class Recall(NamedTuple):
@@ -314,19 +293,6 @@ class Grow(NamedTuple):
 
     workload_id: str
     replicas: int
-
-
-class Reseat(NamedTuple):
-    """Have the core count as a service's what runs already, and let go what is no more, in one step.
-
-    `occupied` says what others hold on these nodes from then on; `uids` are the pods that run.
-    """
-
-    request: SubmitWorkloadRequest
-    stands: tuple[Place, ...] = ()
-    released: tuple[int, ...] = ()
-    uids: frozenset[str] = frozenset()
-    occupied: tuple[Occupy, ...] = ()
 
 
 class Ungate(NamedTuple):
@@ -368,6 +334,4 @@ class Tell(NamedTuple):
     is_warning: bool = False
 
 
-Instruction = (
-    Join | Leave | Occupy | Submit | Adopt | Recall | Cancel | Grow | Reseat | Ungate | Strip | Recreate | Tell
-)
+Instruction = Join | Leave | Occupy | Submit | Adopt | Recall | Cancel | Grow | Ungate | Strip | Recreate | Tell

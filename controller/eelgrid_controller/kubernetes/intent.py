@@ -76,7 +76,6 @@ class Intent:
     rank: int | None = None  # among its like, where labels say so
     waits_for: tuple[str, ...] = ()  # gates of others: ours stays after theirs
     metrics: MetricsSource | None = None  # with {pod_ip} in its URL until the pod has an address
-    checkpoint_grace_s: float | None = None
     profile: str = ""
     unjudged: tuple[str, ...] = ()  # rules that kube-scheduler alone looks at
 
@@ -158,7 +157,6 @@ def _intent(pod: Pod, holders: Holders) -> Intent | Refused:
         rank=member.rank,
         waits_for=tuple(gate for gate in pod.gates if gate != names.GATE),
         metrics=source,
-        checkpoint_grace_s=grace_s,
         profile=pod.annotations.get(names.ANNOTATION_PROFILE, ""),
         unjudged=pod.unjudged,
     )

@@ -16,11 +16,11 @@ from eelgrid_controller.kubernetes.constraints import trait
 from eelgrid_controller.kubernetes.elastic import look_elastic
 from eelgrid_controller.kubernetes.flights import Flights, Lane
 from eelgrid_controller.kubernetes.gangs import Member, Stand, Unit
-from eelgrid_controller.kubernetes.gate_events import Cancel, Instruction, Place, Strip, Submit, Tell, Ungate
+from eelgrid_controller.kubernetes.gate_events import Instruction, Place, Submit
 from eelgrid_controller.kubernetes.names import RESOURCE_GPU
 from eelgrid_controller.kubernetes.others import Others
-from eelgrid_controller.kubernetes.plans import Plan, plan_text
 from eelgrid_controller.kubernetes.unit_specs import unit_spec
+from eelgrid_controller.kubernetes.unit_steps import let_go, others_gates, pin, strip, tell, tell_gates
 from eelgrid_protos.messages import SubmitWorkloadRequest, WorkloadSpec
 
 __all__ = ["look"]
@@ -37,7 +37,7 @@ def look(unit: Unit, others: Others, flights: Flights, epoch: int | None, at_s: 
             return _placed(unit, others, flights, epoch, at_s)
         case Stand.WAITING:
             waits = {member.uid for member in unit.waiting if not member.denied}
-            return [] if waits == set(unit.slots.values()) else _leave(unit)
+            return [] if waits == set(unit.slots.values()) else let_go(unit)
     if epoch is None or (unit.stand is Stand.REFUSED and at_s < unit.retry_s):
         return []
     return _unasked(unit, epoch) if unit.waiting else adopting(unit, others, at_s)
@@ -49,16 +49,16 @@ def _unasked(unit: Unit, epoch: int) -> list[Instruction]:
         return []
     for member in waiting:
         if member.sight.is_released:
-            return [] if member.is_patching else [_strip(member, epoch)]
+            return [] if member.is_patching else [strip(member, epoch)]
     present = len(unit.present)
     if present < unit.size:
-        return [_tell(waiting[0], f"waits for its gang: {present} of {unit.size} members are here")]
+        return [tell(waiting[0], f"waits for its gang: {present} of {unit.size} members are here")]
     for member in waiting:
-        if found := [gate for gate in member.sight.pod.gates if gate in member.sight.waits_for]:
-            return [_tell(member, f"waits for the gates of others: {', '.join(found)}")]
+        if others_gates(member):
+            return [tell_gates(member)]
     for member in waiting:
         if member.sight.spec is None:
-            return [_tell(member, f"not placed: {member.sight.refused}", is_warning=True)]
+            return [tell(member, f"not placed: {member.sight.refused}", is_warning=True)]
     asked = unit.ask()
     return [Submit(SubmitWorkloadRequest(workload_id=unit.workload_id, spec=_spec(asked)))]
 
@@ -68,17 +68,17 @@ def _placed(unit: Unit, others: Others, flights: Flights, epoch: int | None, at_
     standing = {replica: unit.members.get(unit.slots.get(replica, "")) for replica in unit.places}
     found = [(replica, member) for replica, member in standing.items() if member is not None and not member.is_over]
     if (not found and not unit.moving) or unit.is_stale:
-        return _leave(unit)
+        return let_go(unit)
     for replica, member in found:
         if not _fits(member, unit.places[replica], others):
-            return _leave(unit)
+            return let_go(unit)
     if epoch is None:
         return []
     waiting = [(replica, member) for replica, member in found if member.is_waiting]
     present = sum(not member.sight.pod.is_going for _, member in found)
     if waiting and present < len(unit.places):
         missing = len(unit.places) - present
-        return [_tell(waiting[0][1], f"placed, and waits for its gang: {missing} of {unit.size} members lack")]
+        return [tell(waiting[0][1], f"placed, and waits for its gang: {missing} of {unit.size} members lack")]
     going = [(replica, member) for replica, member in waiting if not member.is_patching]
     for_devices = [
         (member, Lane(unit.places[replica].node_name, RESOURCE_GPU))
@@ -89,11 +89,11 @@ def _placed(unit: Unit, others: Others, flights: Flights, epoch: int | None, at_
         return []
     for member, lane in for_devices:
         flights.begun(unit.name, member.uid, member.sight.key, lane, at_s)
-    told: list[Instruction] = [_ungate(unit, replica, member, epoch) for replica, member in going]
+    told: list[Instruction] = [pin(unit, replica, member, epoch) for replica, member in going]
     held = set(unit.slots.values())
     extra = [member for member in unit.waiting if member.uid not in held]
     text = f"not placed: its gang has {len(unit.places)} members already"
-    return [*told, *(_tell(member, text, is_warning=True) for member in extra)]
+    return [*told, *(tell(member, text, is_warning=True) for member in extra)]
 
 
 def _fits(member: Member, place: Place, others: Others) -> bool:
@@ -101,30 +101,6 @@ def _fits(member: Member, place: Place, others: Others) -> bool:
         return member.target == place.node_name
     demands = trait(member.sight.pod.constraint)
     return not member.denied and others.is_open(place.node_name) and others.has_trait(place.node_name, demands)
-
-
-def _leave(unit: Unit) -> list[Instruction]:
-    unit.stand, unit.is_stale = Stand.LEAVING, False
-    unit.moving.clear()
-    return [Cancel(unit.workload_id)]
-
-
-def _ungate(unit: Unit, replica: int, member: Member, epoch: int) -> Ungate:
-    place = unit.places[replica]
-    member.is_patching = True
-    member.patched_version = member.sight.pod.resource_version
-    plan = Plan(epoch, unit.workload_id, replica, place.node_name, place.devices, place.profile)
-    return Ungate(member.uid, member.sight.key, member.patched_version, place.node_name, plan_text(plan), epoch)
-
-
-def _strip(member: Member, epoch: int) -> Strip:
-    member.is_patching = True
-    member.patched_version = member.sight.pod.resource_version
-    return Strip(member.uid, member.sight.key, member.patched_version, epoch, member.sight.refused)
-
-
-def _tell(member: Member, text: str, *, is_warning: bool = False) -> Tell:
-    return Tell(member.uid, member.sight.key, text, is_warning)
 
 
 def _spec(members: Iterable[Member]) -> WorkloadSpec:

@@ -17,29 +17,20 @@ of Kubernetes, GKE, EKS and AKS.
 from collections.abc import Iterable, Mapping
 from functools import cache
 from hashlib import sha256
-from typing import NamedTuple
 
 from eelgrid_controller.kubernetes import names
 from eelgrid_controller.kubernetes.views import KubeNode, Pod
+from eelgrid_controller.occupancy import Others
 from eelgrid_protos import catalogue
 from eelgrid_protos.catalogue import Product, model_name
 from eelgrid_protos.messages import TOPOLOGY_PARTS_MOST, Gpu, Inventory
 from eelgrid_protos.messages.reading import GPUS_PER_NODE_MOST
 from eelgrid_protos.quantities import MIB
 
-__all__ = ["Occupied", "closed_reason", "inventory_of", "mig_owner", "occupied", "pool_of", "product_of"]
+__all__ = ["closed_reason", "inventory_of", "mig_owner", "occupied", "pool_of", "product_of"]
 
 _MIG_BUSY = ("pending", "rebooting")
 _IDENTIFIER_LONGEST = 128
-
-
-class Occupied(NamedTuple):
-    """What others hold on a node, and why nothing new may come; empty where it may."""
-
-    cpu_milli: int = 0
-    memory_bytes: int = 0
-    gpu_count: int = 0
-    closed_reason: str = ""
 
 
 def inventory_of(node: KubeNode, *, generation: int = 1) -> Inventory | None:
@@ -81,8 +72,8 @@ def inventory_of(node: KubeNode, *, generation: int = 1) -> Inventory | None:
     )
 
 
-def occupied(node: KubeNode, pods: Iterable[Pod], *, placed: int = 0) -> Occupied:
-    """What these pods on the node hold, which Eelgrid did not place; `placed` is how many it did.
+def occupied(node: KubeNode, pods: Iterable[Pod]) -> Others:
+    """What these pods on the node hold, which Eelgrid did not place.
 
     A pod that has ended holds nothing; one that is being deleted holds all until it is gone.
     """
@@ -90,13 +81,13 @@ def occupied(node: KubeNode, pods: Iterable[Pod], *, placed: int = 0) -> Occupie
     gpus = sum(pod.requested.count(names.RESOURCE_GPU) for pod in held)
     absent = max(0, _devices(node) - node.allocatable.count(names.RESOURCE_GPU))
     reason = closed_reason(node)
-    if not reason and node.pods_most is not None and len(held) + placed >= node.pods_most:
-        reason = f"{len(held) + placed} pods are there and {node.pods_most} may be"
-    return Occupied(
-        sum(pod.requested.cpu_milli for pod in held),
-        sum(pod.requested.memory_bytes for pod in held),
-        gpus + absent,
-        reason,
+    if not reason and node.pods_most is not None and len(held) >= node.pods_most:
+        reason = f"{len(held)} pods are there and {node.pods_most} may be"
+    return Others(
+        cpu_milli=sum(pod.requested.cpu_milli for pod in held),
+        memory_bytes=sum(pod.requested.memory_bytes for pod in held),
+        gpu_count=gpus + absent,
+        closed=reason,
     )
 
 

@@ -9,9 +9,10 @@ Each pod's demands have a trait of their own (constraints.py). Traits of pods th
 are forgotten when there are too many.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from eelgrid_controller import occupancy
 from eelgrid_controller.kubernetes.constraints import Constraint, trait, traits_of
 from eelgrid_controller.kubernetes.gate_events import Join, Leave, Occupy, Place
 from eelgrid_controller.kubernetes.nodes import inventory_of, occupied
@@ -35,8 +36,8 @@ class Others:
         self._known: set[str] = set()  # the core knows them
         self._sliced: dict[str, int] = {}  # GPUs that claims alone give
         self._joined: dict[str, Inventory] = {}  # as told
-        self._told: dict[str, Occupy] = {}
-        self._dirty: dict[str, None] = {}
+        self._told: dict[str, occupancy.Others] = {}
+        self._dirty: dict[str, bool] = {}  # whether to be told even where it is as it was told
         self._gone: dict[str, None] = {}
         self._wanted: dict[str, Constraint] = {}  # by trait
         self._uses: dict[str, int] = {}  # pods that wait, or that may move, by trait
@@ -47,7 +48,7 @@ class Others:
         self._nodes[node.name] = node
         self._gone.pop(node.name, None)
         (self._agents.add if has_agent else self._agents.discard)(node.name)
-        self._dirty[node.name] = None
+        self._mark(node.name)
 
     def node_gone(self, name: str) -> None:
         """A node that is no more."""
@@ -59,14 +60,14 @@ class Others:
         """The core has taken a node: what it was told of it before may be lost."""
         if name not in self._joined or name in self._agents:
             self._told.pop(name, None)
-            self._dirty[name] = None
+            self._mark(name)
         self._known.add(name)
 
     def untold(self, name: str) -> None:
         """The core could not be told; it is told again."""
         self._joined.pop(name, None)
         self._told.pop(name, None)
-        self._dirty[name] = None
+        self._mark(name)
 
     def knows(self, name: str) -> bool:
         """Whether the core was told of a node and of what others hold there."""
@@ -79,7 +80,7 @@ class Others:
     def sliced(self, name: str, gpu_count: int) -> None:
         """So many GPUs of a node are given by claims: to the core they are another's, used or not."""
         self._sliced[name] = gpu_count
-        self._dirty[name] = None
+        self._mark(name)
 
     def is_open(self, name: str) -> bool:
         """Whether more may be placed on a node now, room apart."""
@@ -89,8 +90,7 @@ class Others:
     def moved(self, before: Iterable[Place], after: Iterable[Place]) -> None:
         """The core counts what leaves these places as what others hold, until it is told what they do hold."""
         for name in {one.node_name for one in before} - {one.node_name for one in after}:
-            self._told.pop(name, None)
-            self._dirty[name] = None
+            self._mark(name, again=True)
 
     def gpus(self, name: str) -> int:
         """How many GPUs others hold on a node."""
@@ -103,11 +103,15 @@ class Others:
         return not found or (told is not None and found in told.traits)
 
     def put(self, pod: Pod, node_name: str) -> None:
-        """A pod that we did not place is on a node, or can only go there; nowhere, where that is empty."""
+        """A pod that we did not place is on a node, or can only go there; nowhere, where that is empty.
+
+        One that the core took over from among them it counts no more by itself: it is told of the rest also where
+        another like it has come in the meantime.
+        """
         before = self._where.get(pod.uid, "")
         if before and before != node_name:
             self._pods[before].pop(pod.uid, None)
-            self._dirty[before] = None
+            self._mark(before, again=True)
         if not node_name:
             self._where.pop(pod.uid, None)
             return
@@ -117,7 +121,7 @@ class Others:
         held[pod.uid] = pod if pod.node_name else replace(pod, node_name=node_name)
         self._where[pod.uid] = node_name
         if old is None or old.requested != pod.requested or old.is_terminal != pod.is_terminal:
-            self._dirty[node_name] = None
+            self._mark(node_name)
 
     def remove(self, uid: str) -> None:
         """A pod that is no more, or is ours now."""
@@ -125,7 +129,7 @@ class Others:
         before = self._where.pop(uid, "")
         if before:
             self._pods[before].pop(uid, None)
-            self._dirty[before] = None
+            self._mark(before, again=True)
 
     def stays(self, pod: Pod) -> None:
         """A pod that stands may move: nobody can say where to, unless it is known which nodes meet its demands."""
@@ -139,7 +143,8 @@ class Others:
             if len(self._wanted) >= TRAITS_MOST:
                 self._forget()
             self._wanted[found] = constraint
-            self._dirty.update(dict.fromkeys(self._nodes))
+            for name in self._nodes:
+                self._mark(name)
         self._uses[found] = self._uses.get(found, 0) + 1
         return found
 
@@ -162,25 +167,15 @@ class Others:
             self._known.discard(name)
             if self._joined.pop(name, None) is not None:
                 yield Leave(name)
-        for name in dirty:
+        for name, again in dirty.items():
             node = self._nodes.get(name)
             if node is not None:
-                yield from self._tell(node)
+                yield from self._tell(node, again=again)
 
-    def flush_of(self, names: Collection[str]) -> Iterator[Occupy]:
-        """What the core does not know yet of what others hold on these nodes."""
-        for name in names:
-            node = self._nodes.get(name)
-            if node is None or name not in self._dirty or (name not in self._agents and name not in self._joined):
-                continue
-            del self._dirty[name]
-            for told in self._tell(node):
-                if isinstance(told, Occupy):
-                    yield told
-                else:
-                    self.untold(name)
+    def _mark(self, name: str, *, again: bool = False) -> None:
+        self._dirty[name] = again or self._dirty.get(name, False)
 
-    def _tell(self, node: KubeNode) -> Iterator[Join | Occupy]:
+    def _tell(self, node: KubeNode, *, again: bool) -> Iterator[Join | Occupy]:
         name = node.name
         if name in self._agents:
             self._joined.pop(name, None)
@@ -195,8 +190,7 @@ class Others:
             return
         held = occupied(node, self._pods.get(name, {}).values())
         traits = tuple(sorted(traits_of(node, list(self._wanted.values())[:TRAITS_MOST])))
-        gpus = max(held.gpu_count, self._sliced.get(name, 0))
-        told = Occupy(name, held.cpu_milli, held.memory_bytes, gpus, traits, held.closed_reason)
-        if self._told.get(name) != told:
+        told = replace(held, gpu_count=max(held.gpu_count, self._sliced.get(name, 0)), traits=traits)
+        if again or self._told.get(name) != told:
             self._told[name] = told
-            yield told
+            yield Occupy(name, told)

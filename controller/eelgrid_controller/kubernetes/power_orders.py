@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from eelgrid_controller.budget_places import budget_name
-from eelgrid_controller.kubernetes.conditions import stamp_of
 from eelgrid_controller.kubernetes.errors import KubernetesUnreadable
 from eelgrid_controller.kubernetes.policy_fields import (
     OBJECTIVE,
@@ -25,6 +24,7 @@ from eelgrid_controller.kubernetes.policy_fields import (
     budget_field,
     pool_field,
 )
+from eelgrid_controller.kubernetes.times import stamp_of
 from eelgrid_protos.errors import InvalidMessage
 from eelgrid_protos.messages import OBJECTIVES, BudgetScope, EnergyPrices, PoolMode, PowerBudget
 from eelgrid_protos.plain import from_plain

@@ -114,7 +114,8 @@ class Scaling:
     hold_s: float = HOLD_S
     _until_s: float = 0.0
     _span_s: float = 0.0
-    _tried: int | None = None  # asked for last, whatever became of it
+    _tried: frozenset[int] = frozenset()  # asked for of the target as it last was, whatever became of it
+    _version: str = ""  # of that target
     _times: int = 0
     _written: tuple[int, str] | None = field(default=None)
     _written_s: float = 0.0
@@ -133,7 +134,11 @@ class Scaling:
         if self.agreed is None:
             self.agreed = wanted
         told: list[Mark | SetReplicas] = [Mark(key, uid, None) for key, uid in seen.cheap]
-        if wanted != self.agreed and wanted == self._tried:
+        tried = self._tried
+        if version != self._version:
+            # What was asked of the older target has come about by now, or never will: it was refused.
+            self._tried, self._version = frozenset(), version
+        if wanted != self.agreed and wanted in tried:
             self.agreed = wanted  # our own write, of which no answer came
         elif wanted != self.agreed:
             self._heard(wanted, at_s)
@@ -157,7 +162,7 @@ class Scaling:
         # First who goes, then how many.
         if marks:
             return [*told, *marks]
-        self._tried = bounded
+        self._tried |= {bounded}
         return [*told, SetReplicas(service.target, version, bounded)]
 
     def wrote(self, replicas: int, version: str, at_s: float) -> None:
@@ -172,7 +177,7 @@ class Scaling:
         """Somebody else set the number."""
         if at_s - self.others_s > _QUIET_S:
             self._times = 0
-        self.agreed, self.others, self.others_s, self._tried = wanted, wanted, at_s, None
+        self.agreed, self.others, self.others_s, self._tried = wanted, wanted, at_s, frozenset()
         self._span_s = min(_HOLD_MOST_S, self.hold_s * 2.0**self._times)
         self._until_s = at_s + self._span_s
         self._times = min(self._times + 1, 10)

@@ -18,9 +18,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from eelgrid_controller.kubernetes.conditions import Conditions, stamp_text
+from eelgrid_controller.kubernetes.conditions import Conditions
 from eelgrid_controller.kubernetes.serving import WHOLE, Mode, Service, Unfit
 from eelgrid_controller.kubernetes.serving_scale import Counted, Scaling
+from eelgrid_controller.kubernetes.times import stamp_text
 from eelgrid_protos.messages import LatencyMetric, ServiceStatus
 
 __all__ = ["CONDITIONS", "Facts", "status_of", "unfit_status"]

@@ -72,7 +72,6 @@ class Pod:
     annotations: Mapping[str, str]
     owner: Owner | None = None
     gates: tuple[str, ...] = ()
-    scheduler_name: str = ""
     node_name: str = ""  # where it is bound
     priority: int = 0
     phase: str = ""  # Pending, Running, Succeeded, Failed, Unknown
@@ -198,7 +197,6 @@ def pod_of(found: Mapping[str, Any], shapes: Shapes | None = None) -> Pod:
         annotations=_kept(metadata.get("annotations")),
         owner=owner_of(found),
         gates=tuple(intern(_text(gate, "name")) for gate in spec.get("schedulingGates") or ()),
-        scheduler_name=intern(_text(spec, "schedulerName")),
         node_name=intern(_text(spec, "nodeName")),
         priority=int(spec.get("priority") or 0),
         phase=intern(_text(status, "phase")),

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from eelgrid_controller.adoption import Standing
 from eelgrid_controller.command import Committed
 from eelgrid_controller.core import Core
 from eelgrid_controller.events import (
@@ -37,17 +36,13 @@ from eelgrid_controller.kubernetes.gate_events import (
     Occupy,
     Place,
     Placed,
-    Reseat,
-    Seat,
+    Refused,
     Submit,
-    SubmitFailed,
-    Unchanged,
 )
 from eelgrid_controller.kubernetes.serving import UNIT_PREFIX
-from eelgrid_controller.occupancy import Others
+from eelgrid_controller.occupancy import Adoption, Others
 from eelgrid_controller.outside import Outside
 from eelgrid_controller.presence import Presence
-from eelgrid_controller.reseating import Reseating, Stand
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import AlreadyExists, Fault, NotFound
 from eelgrid_protos.messages import (
@@ -61,7 +56,7 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 
-__all__ = ["Asked", "Commands", "is_ours", "placed_of", "standing_at", "standing_of"]
+__all__ = ["Asked", "Commands", "is_ours", "placed_of", "standing_of"]
 
 _Result = TypeVar("_Result")
 _AGAIN_S = 1.0
@@ -85,17 +80,14 @@ class Commands(Protocol):
     async def submit(self, request: SubmitWorkloadRequest) -> Workload:
         """Accept a workload."""
 
-    async def adopt(self, request: SubmitWorkloadRequest, standing: Sequence[Standing]) -> Workload:
-        """Take over work at the places where it stands."""
+    async def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption) -> Workload:
+        """Take over work at the places where it stands, and let go those where it stands no more."""
 
     async def cancel(self, workload_id: str) -> Workload:
         """End a workload."""
 
     async def scale(self, workload_id: str, replicas: int) -> Workload:
         """Bring running work to so many replicas, or as near as there is room."""
-
-    async def reseat(self, request: SubmitWorkloadRequest, reseating: Reseating) -> Workload:
-        """Count as a workload's what an engine runs already, and let go what it runs no more."""
 
     async def node_joined(self, inventory: Inventory, *, plan_epoch: int = 0) -> None:
         """A node is here."""
@@ -132,19 +124,6 @@ def standing_of(workload: Workload) -> Placed | Deferred | Cancelled:
         case WorkloadPhase.CANCELLED:
             return Cancelled(workload.workload_id)
     return Deferred(workload.workload_id, workload.reason)
-
-
-def standing_at(seats: Iterable[Seat]) -> tuple[Standing, ...]:
-    """Seats in the core's words."""
-    return tuple(
-        Standing(
-            node_name=one.node_name,
-            gpu_indexes=one.devices,
-            is_exact=one.is_exact,
-            counted=Others(cpu_milli=one.cpu_milli, memory_bytes=one.memory_bytes, gpu_count=one.gpu_count),
-        )
-        for one in seats
-    )
 
 
 class Asked:
@@ -190,34 +169,27 @@ class Asked:
         if workload is not None:
             self._feed(standing_of(workload))
 
-    async def carry_out(self, asked: Join | Leave | Occupy | Submit | Adopt | Cancel | Grow | Reseat) -> None:
+    async def carry_out(self, asked: Join | Leave | Occupy | Submit | Adopt | Cancel | Grow) -> None:
         """One command; what came of it is fed back."""
         async with self._turns:
             match asked:
                 case Submit(request):
                     self.submitted += 1
-                    await self._submit(request, self._loop.submit(request))
-                case Adopt(request, seats):
+                    await self._changed(request.workload_id, self._loop.submit(request))
+                case Adopt(request, adoption):
                     self.adopted += 1
-                    await self._submit(request, self._loop.adopt(request, standing_at(seats)))
+                    await self._changed(request.workload_id, self._loop.adopt(request, adoption))
                 case Cancel(workload_id):
                     await self._cancel(workload_id)
                 case Grow(workload_id, replicas):
                     await self._changed(workload_id, self._loop.scale(workload_id, replicas))
-                case Reseat(request, stands, released, _, occupied):
-                    reseating = Reseating(
-                        stands=tuple(Stand(one.node_name, one.devices) for one in stands),
-                        others={one.node_name: _others(one) for one in occupied},
-                        released=released,
-                    )
-                    await self._changed(request.workload_id, self._loop.reseat(request, reseating))
                 case Join(inventory):
                     self._loop.presence.arrived(inventory.node_name)
                     self.joined += 1
                     await self._told(inventory.node_name, self._loop.node_joined(inventory))
-                case Occupy():
+                case Occupy(name, others):
                     self.occupied += 1
-                    await self._told(asked.node_name, self._loop.occupied(asked.node_name, _others(asked)))
+                    await self._told(name, self._loop.occupied(name, others))
                 case Leave(name):
                     self._loop.presence.left(name, deadline_s=self._monotonic_s())
 
@@ -232,28 +204,16 @@ class Asked:
             await asyncio.sleep(_AGAIN_S)
             self._feed(NodeUntold(node_name))
 
-    async def _submit(self, request: SubmitWorkloadRequest, command: Awaitable[Workload]) -> None:
-        name = request.workload_id
-        try:
-            workload = await command
-        except AlreadyExists as error:
-            self._feed(SubmitFailed(name, str(error), is_taken=True))
-        except (Fault, ContractError) as error:
-            self.refused += 1
-            self._log.info("workload=%s refused=%s", name, error)
-            self._feed(SubmitFailed(name, str(error)))
-        else:
-            self._feed(standing_of(workload))
-
     async def _changed(self, workload_id: str, command: Awaitable[Workload]) -> None:
-        """Other replicas of a service: what stands afterwards is told, also where nothing changed."""
+        """What stands afterwards is told, also where nothing changed."""
         try:
             workload = await command
         except (Fault, ContractError) as error:
-            self.refused += 1
-            self._log.info("workload=%s changed=no reason=%s", workload_id, error)
-            self._feed(Unchanged(workload_id, str(error)))
+            self.refused += not isinstance(error, AlreadyExists)
+            self._log.info("workload=%s refused=%s", workload_id, error)
+            self._feed(Refused(workload_id, str(error), is_taken=isinstance(error, AlreadyExists)))
         else:
+            # Of the same batch another command may have changed it since.
             self._feed(standing_of(self._loop.core.state.workloads.get(workload_id, workload)))
 
     async def _cancel(self, workload_id: str) -> None:
@@ -272,10 +232,3 @@ class Asked:
                 # Told by its commit, too, unless it was ended before.
                 self._feed(Cancelled(workload.workload_id))
                 return
-
-
-def _others(told: Occupy) -> Others:
-    return Others(
-        cpu_milli=told.cpu_milli, memory_bytes=told.memory_bytes, gpu_count=told.gpu_count, traits=told.traits,
-        closed=told.closed,
-    )  # fmt: skip

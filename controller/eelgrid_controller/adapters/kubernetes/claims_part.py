@@ -13,11 +13,10 @@ heard yet. A write does not outlive the term that it was begun in.
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from eelgrid_controller.adapters.kubernetes.abilities import Part, Surroundings
 from eelgrid_controller.adapters.kubernetes.claim_writes import ClaimWrites, pruned_claim
-from eelgrid_controller.adapters.kubernetes.elector import Term
+from eelgrid_controller.adapters.kubernetes.elector import Term, is_of
 from eelgrid_controller.adapters.kubernetes.errors import ClusterError
 from eelgrid_controller.adapters.kubernetes.held import Delta
 from eelgrid_controller.adapters.kubernetes.informer import Informer
@@ -58,6 +57,7 @@ from eelgrid_controller.kubernetes.errors import KubernetesUnreadable
 from eelgrid_controller.kubernetes.gate_events import NodeSliced
 from eelgrid_controller.kubernetes.holders import Ref
 from eelgrid_controller.kubernetes.owners import Refused
+from eelgrid_controller.kubernetes.times import stamp_text
 from eelgrid_controller.kubernetes.views import node_of
 
 __all__ = ["ClaimsPart", "make"]
@@ -197,8 +197,7 @@ class ClaimsPart:
                 return
 
     def _leads(self, epoch: int) -> bool:
-        term = self._around.elector.term()
-        return term is not None and term.epoch == epoch
+        return is_of(self._around.elector.term(), epoch)
 
     def _pods(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas if self._is_running else ():
@@ -255,9 +254,7 @@ class ClaimsPart:
             await asyncio.sleep(_BATCH_S)
             self._wake.clear()
             events, self._queue = list(self._queue), deque()
-            stamp = datetime.fromtimestamp(self._around.clock.now_ns() // 1_000_000_000, UTC).strftime(
-                "%Y-%m-%dT%H:%M:%SZ"
-            )
+            stamp = stamp_text(self._around.clock.now_ns() // 1_000_000_000)
             for one in self.machine.take(events, self._around.clock.monotonic_s(), stamp):
                 self._do(one)
 

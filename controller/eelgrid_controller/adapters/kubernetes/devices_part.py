@@ -21,7 +21,7 @@ from eelgrid_controller.adapters.kubernetes.abilities import Surroundings
 from eelgrid_controller.adapters.kubernetes.asked import is_ours
 from eelgrid_controller.adapters.kubernetes.held import Delta
 from eelgrid_controller.adapters.kubernetes.port import Key as ObjectKey
-from eelgrid_controller.kubernetes.devices_held import Replica, Standing, repair
+from eelgrid_controller.kubernetes.devices_held import Planned, Replica, repair
 from eelgrid_controller.kubernetes.gangs import Member
 from eelgrid_controller.kubernetes.gate import Gate
 from eelgrid_controller.kubernetes.gate_events import DevicesSeen, Key, Recreate, Tell
@@ -130,7 +130,7 @@ class DevicesPart:
 
     def _standing(
         self, record: NodeRecord, report: DeviceReport, members: Mapping[Replica, Member]
-    ) -> tuple[dict[Replica, Standing], list[str]]:
+    ) -> tuple[dict[Replica, Planned], list[str]]:
         held = {Key(one.namespace, one.pod): frozenset(one.device_uuids) for one in report.held.pods}
         standing = {}
         for key, assignment in record.assignments.items():
@@ -141,7 +141,7 @@ class DevicesPart:
                 # Its binding may be known to its kubelet before it is to us.
                 is_there = member.sight.pod.node_name in ("", record.inventory.node_name)
                 seen = held.get(member.sight.key) if is_there else None
-            standing[key] = Standing(frozenset(assignment.gpu_uuids), seen, is_given=member is not None)
+            standing[key] = Planned(frozenset(assignment.gpu_uuids), seen, is_given=member is not None)
         ours = {member.sight.key for member in members.values()}
         strangers = [
             uuid
@@ -153,7 +153,7 @@ class DevicesPart:
         return standing, strangers
 
     async def _point(
-        self, node_name: str, pointed: Mapping[Replica, tuple[str, ...]], standing: Mapping[Replica, Standing]
+        self, node_name: str, pointed: Mapping[Replica, tuple[str, ...]], standing: Mapping[Replica, Planned]
     ) -> None:
         try:
             await self._around.loop.corrected(node_name, pointed)

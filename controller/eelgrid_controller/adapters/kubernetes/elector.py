@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from eelgrid_controller.adapters.kubernetes import election
@@ -23,8 +22,9 @@ from eelgrid_controller.adapters.kubernetes.port import Cluster, version_of
 from eelgrid_controller.adapters.kubernetes.resources import LEASES
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.errors import ConfigError
+from eelgrid_controller.kubernetes.times import micro_time
 
-__all__ = ["Elector", "Term", "record_of"]
+__all__ = ["Elector", "Term", "is_of", "record_of"]
 
 _TIMING = Timing()
 _NANOSECONDS = 1_000_000_000
@@ -35,6 +35,11 @@ class Term(NamedTuple):
 
     epoch: int
     until_s: float  # monotonic; later with each renewal
+
+
+def is_of(term: Term | None, epoch: int) -> bool:
+    """Whether the term that runs, if one does, is that of an epoch: what was decided in another is not carried out."""
+    return term is not None and term.epoch == epoch
 
 
 class Elector:
@@ -146,7 +151,7 @@ class Elector:
         return election.Answered(sent_s, record_of(found), is_written=is_write)
 
     async def _write(self, write: election.Write) -> dict[str, Any]:
-        record, now = write.record, _micro_time(self._clock.now_ns())
+        record, now = write.record, micro_time(self._clock.now_ns())
         spec: dict[str, Any] = {
             "holderIdentity": record.holder or None,
             "leaseDurationSeconds": max(1, round(self._state.timing.lease_s)) if record.holder else 1,
@@ -166,9 +171,3 @@ def record_of(lease: Mapping[str, Any]) -> Record:
     """What a Lease object says."""
     spec = lease.get("spec") or {}
     return Record(str(spec.get("holderIdentity") or ""), int(spec.get("leaseTransitions") or 0), version_of(lease))
-
-
-def _micro_time(now_ns: int) -> str:
-    """A moment as the API writes them, to the microsecond."""
-    whole = datetime.fromtimestamp(now_ns // _NANOSECONDS, UTC)
-    return f"{whole:%Y-%m-%dT%H:%M:%S}.{now_ns % _NANOSECONDS // 1000:06d}Z"

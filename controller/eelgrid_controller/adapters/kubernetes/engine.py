@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from eelgrid_controller.adapters.kubernetes.asked import Asked, Commands, is_ours, standing_of
-from eelgrid_controller.adapters.kubernetes.elector import Term
+from eelgrid_controller.adapters.kubernetes.elector import Term, is_of
 from eelgrid_controller.adapters.kubernetes.held import Delta
 from eelgrid_controller.adapters.kubernetes.informer import Informer
 from eelgrid_controller.adapters.kubernetes.lookups import Lookups
@@ -54,7 +54,6 @@ from eelgrid_controller.kubernetes.gate_events import (
     PodSeen,
     Recall,
     Recreate,
-    Reseat,
     ServiceGone,
     ServiceSeen,
     Strip,
@@ -262,8 +261,7 @@ class Engine:
         self._epoch = epoch
 
     def _leads(self, epoch: int) -> bool:
-        term = self._elector.term()
-        return term is not None and term.epoch == epoch
+        return is_of(self._elector.term(), epoch)
 
     def _pod_deltas(self, deltas: Sequence[Delta]) -> None:
         for callback in self._pods_heard:
@@ -379,5 +377,5 @@ class Engine:
                     self._under_way.begin(self._recalls.run())
             case Join(inventory) if self._has_agent(inventory.node_name):
                 pass  # it came a moment ago, and says what the node is
-            case Join() | Leave() | Occupy() | Submit() | Adopt() | Cancel() | Grow() | Reseat():
+            case Join() | Leave() | Occupy() | Submit() | Adopt() | Cancel() | Grow():
                 self._under_way.begin(self.asked.carry_out(one))

@@ -12,12 +12,12 @@ this process leads, so it may be repeated. What was done is an Event on the job.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from eelgrid_controller.adapters.kubernetes.abilities import Surroundings
 from eelgrid_controller.adapters.kubernetes.boosts_part import BoostsPart
+from eelgrid_controller.adapters.kubernetes.elector import is_of
 from eelgrid_controller.adapters.kubernetes.errors import ClusterError
 from eelgrid_controller.adapters.kubernetes.held import Delta
 from eelgrid_controller.adapters.kubernetes.informer import Informer, Selection
@@ -50,6 +50,7 @@ from eelgrid_controller.kubernetes.jobs import (
 )
 from eelgrid_controller.kubernetes.jobs_ground import between, known_of, site_of
 from eelgrid_controller.kubernetes.names import LABEL_MANAGED, MANAGED
+from eelgrid_controller.kubernetes.people_events import Regarding, event_of
 from eelgrid_controller.kubernetes.right_sizing import Known
 from eelgrid_controller.kubernetes.views import KubeNode, node_of
 from eelgrid_controller.steward.forecasts import NOT_YET, OfCounts
@@ -61,7 +62,6 @@ _JOBS_MOST = 50_000
 _ROUND_S = 0.5
 _AT_ONCE = 8
 _LIMITS = Limits(attempts=4, whole_s=15.0, first_s=0.1, most_s=3.0)
-_NOTE_MOST = 1_000
 _RESOURCES = {one.kind: one for one in (JOBS, PYTORCH_JOBS, JOB_SETS, TRAIN_JOBS)}
 _REASONS = {"changed": "EelgridRightSized", "failed": "EelgridProblem"}
 
@@ -202,8 +202,7 @@ class JobsPart:
         job = asked.job
 
         async def call() -> None:
-            term = self._around.elector.term()
-            if term is None or term.epoch != epoch:
+            if not is_of(self._around.elector.term(), epoch):
                 raise Stale
             await self._around.cluster.patch(
                 self._served[job.kind], job.name, asked.operations, PatchKind.JSON, namespace=job.namespace
@@ -224,22 +223,12 @@ class JobsPart:
 
     async def _tell(self, told: Tell) -> None:
         """An Event on the job; one that is lost is lost: the record says the same."""
-        job, now_ns = told.job, self._around.clock.now_ns()
-        whole = datetime.fromtimestamp(now_ns // 1_000_000_000, UTC)
-        body = {
-            "metadata": {"name": f"{job.name[:200]}.{now_ns:x}", "namespace": job.namespace},
-            "eventTime": f"{whole:%Y-%m-%dT%H:%M:%S}.{now_ns % 1_000_000_000 // 1000:06d}Z",
-            "type": "Warning" if told.is_warning else "Normal",
-            "reason": _REASONS.get(told.outcome, "EelgridNotRightSized"),
-            "action": "RightSizing",
-            "note": told.text[:_NOTE_MOST],
-            "reportingController": "eelgrid.io/controller",
-            "reportingInstance": self._around.identity[:128],
-            "regarding": {
-                "apiVersion": self._served[job.kind].api_version, "kind": job.kind, "namespace": job.namespace,
-                "name": job.name, "uid": job.uid,
-            },
-        }  # fmt: skip
+        job = told.job
+        body = event_of(
+            Regarding(self._served[job.kind].api_version, job.kind, job.namespace, job.name, job.uid), told.text,
+            is_warning=told.is_warning, reason=_REASONS.get(told.outcome, "EelgridNotRightSized"),
+            action="RightSizing", identity=self._around.identity, now_ns=self._around.clock.now_ns(),
+        )  # fmt: skip
         try:
             await self._around.cluster.create(EVENTS, body, namespace=job.namespace)
         except ClusterError as error:

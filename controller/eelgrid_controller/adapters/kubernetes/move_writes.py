@@ -6,7 +6,6 @@ anew from newer objects.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from eelgrid_controller.adapters.kubernetes.abilities import Surroundings
@@ -33,21 +32,21 @@ from eelgrid_controller.kubernetes.names import (
     DELETION_COST,
     LABEL_MOVING,
 )
+from eelgrid_controller.kubernetes.people_events import Regarding, event_of
 from eelgrid_controller.kubernetes.surging import Mark, Scale
+from eelgrid_controller.kubernetes.times import stamp_text
 from eelgrid_controller.kubernetes.views import Pod, owner_of
 
 __all__ = ["MoveWrites"]
 
 _LIMITS = Limits(attempts=3, whole_s=8.0, first_s=0.1, most_s=2.0)
 _T = TypeVar("_T")
-_NOTE_MOST = 1_000
 
 
 class MoveWrites:
     """Calls for moves."""
 
     def __init__(self, around: Surroundings) -> None:
-        self.evicted = 0
         self.forbidden = 0  # evictions that a budget forbade
         self.scaled = 0
         self.told = 0
@@ -102,7 +101,7 @@ class MoveWrites:
     async def mark(self, asked: Mark) -> None:
         """Write a note and a deletion cost onto a pod."""
         text = None if asked.note is None else note_text(asked.note)
-        at = None if asked.evict_s is None else _time(asked.evict_s)
+        at = None if asked.evict_s is None else stamp_text(int(asked.evict_s))
         annotations = {ANNOTATION_MOVE: text, DELETION_COST: asked.cost, ANNOTATION_EVICT_AT: at}
         await self._annotate(asked.pod, annotations)
 
@@ -148,8 +147,6 @@ class MoveWrites:
                     why = str(error)
                     if is_dry:
                         return why
-                else:
-                    self.evicted += not is_dry
         return why
 
     async def _forbidden(self, pods: Sequence[Pod]) -> str:
@@ -178,25 +175,15 @@ class MoveWrites:
 
     async def tell(self, kind: str, key: Key, uid: str, text: str, *, is_warning: bool = False) -> None:
         """An Event; one that is not accepted is not repeated."""
-        around, now_ns = self._around, self._around.clock.now_ns()
-        namespace = key.namespace or "default"
-        body = {
-            "metadata": {"name": f"{key.name[:200]}.{now_ns:x}", "namespace": namespace},
-            "eventTime": f"{datetime.fromtimestamp(now_ns // 1_000_000_000, UTC):%Y-%m-%dT%H:%M:%S}.000000Z",
-            "type": "Warning" if is_warning else "Normal",
-            "reason": "EelgridProblem" if is_warning else "EelgridMove",
-            "action": "Moving",
-            "note": text[:_NOTE_MOST],
-            "reportingController": "eelgrid.io/controller",
-            "reportingInstance": around.identity[:128],
-            "regarding": {
-                "apiVersion": "v1", "kind": kind, "name": key.name, "uid": uid,
-                **({"namespace": key.namespace} if key.namespace else {}),
-            },
-        }  # fmt: skip
+        around = self._around
+        body = event_of(
+            Regarding("v1", kind, key.namespace, key.name, uid), text, is_warning=is_warning, action="Moving",
+            reason="EelgridProblem" if is_warning else "EelgridMove", identity=around.identity,
+            now_ns=around.clock.now_ns(),
+        )  # fmt: skip
         around.log.info("%s=%s told=%s", kind.lower(), key.name, text)
         try:
-            await self._cluster.create(EVENTS, body, namespace=namespace)
+            await self._cluster.create(EVENTS, body, namespace=body["metadata"]["namespace"])
         except ClusterError as error:
             around.log.debug("event=lost error=%s", error)
         else:
@@ -215,7 +202,3 @@ class MoveWrites:
         return await with_retries(
             call, rng=around.rng, is_idempotent=True, limits=_LIMITS, monotonic_s=around.clock.monotonic_s
         )
-
-
-def _time(at_s: float) -> str:
-    return f"{datetime.fromtimestamp(int(at_s), UTC):%Y-%m-%dT%H:%M:%SZ}"

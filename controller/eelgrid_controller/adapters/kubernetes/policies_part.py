@@ -14,7 +14,6 @@ anything; another round of the same leader changes nothing.
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from eelgrid_controller.adapters.kubernetes.abilities import Surroundings
@@ -29,6 +28,7 @@ from eelgrid_controller.budget_places import BudgetPlaces
 from eelgrid_controller.command import Committed
 from eelgrid_controller.events import PolicyChanged
 from eelgrid_controller.kubernetes.conditions import Condition, Conditions
+from eelgrid_controller.kubernetes.people_events import Regarding, event_of
 from eelgrid_controller.kubernetes.power_policies import Decision, Memory, PowerPolicies, Standing
 from eelgrid_controller.kubernetes.power_status import ACCEPTED, CONFLICTING, WITHIN_BUDGET, Applied, status_of
 from eelgrid_controller.standing_order import policy_violations
@@ -44,7 +44,6 @@ _LOOK_S = 0.5  # between looks whether this one leads and knows the nodes
 _LIMITS = Limits(attempts=3, whole_s=10.0, first_s=0.2, most_s=2.0)
 # Statuses that people should hear of as an Event: each condition, and what it is then.
 _TOLD = {ACCEPTED: False, CONFLICTING: True, WITHIN_BUDGET: False}
-_NOTE_MOST = 1_000
 
 
 class PoliciesPart:
@@ -55,7 +54,6 @@ class PoliciesPart:
     ) -> None:
         """Rounds at least each `every_s`; one status at most each `status_s`, after a failure each `failed_s`."""
         self.rounds = 0
-        self.updates = 0
         self.statuses = 0
         self.failures = 0
         self._around = around
@@ -137,7 +135,6 @@ class PoliciesPart:
                     if self._around.elector.term() is None:
                         return decision, _applied(policy, "this controller does not lead any more")
                     policy = await self._around.loop.update_policy(decision.policy)
-                    self.updates += 1
                     self._log.info("policy=changed revision=%d objects=%d", policy.revision, len(decision.standings))
                 await self._save(decision.after)
             except Aborted:
@@ -202,21 +199,14 @@ class PoliciesPart:
                 await self._tell(one.found, condition)
 
     async def _tell(self, found: Mapping[str, Any], condition: Condition) -> None:
-        now_ns = self._around.clock.now_ns()
         name, uid = found["metadata"]["name"], found["metadata"]["uid"]
-        event = {
-            "metadata": {"name": f"{name[:200]}.{now_ns:x}", "namespace": "default"},  # where cluster-wide objects' lie
-            "eventTime": f"{datetime.fromtimestamp(now_ns // 1000 / 1e6, UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
-            "type": "Warning",
-            "reason": condition.reason[:128],
-            "action": "ApplyingPolicy",
-            "note": condition.message[:_NOTE_MOST],
-            "reportingController": "eelgrid.io/controller",
-            "reportingInstance": self._around.identity[:128],
-            "regarding": {"apiVersion": POWER_POLICIES.api_version, "kind": "PowerPolicy", "name": name, "uid": uid},
-        }
+        event = event_of(
+            Regarding(POWER_POLICIES.api_version, "PowerPolicy", "", name, uid), condition.message, is_warning=True,
+            reason=condition.reason, action="ApplyingPolicy", identity=self._around.identity,
+            now_ns=self._around.clock.now_ns(),
+        )  # fmt: skip
         try:
-            await self._around.cluster.create(EVENTS, event, namespace="default")
+            await self._around.cluster.create(EVENTS, event, namespace=event["metadata"]["namespace"])
         except ClusterError as error:
             self._log.debug("policy=%s told=no error=%s", name, error)
 

@@ -19,11 +19,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eelgrid_controller.adapters.kubernetes.abilities import Surroundings
+from eelgrid_controller.adapters.kubernetes.elector import is_of
 from eelgrid_controller.adapters.kubernetes.errors import ClusterError, Conflict, NotFound
 from eelgrid_controller.adapters.kubernetes.informer import Informer
 from eelgrid_controller.adapters.kubernetes.port import Key, Object
 from eelgrid_controller.adapters.kubernetes.resources import DEPLOYMENTS, INFERENCE_SERVICES, PODS, STATEFUL_SETS
 from eelgrid_controller.adapters.kubernetes.retry import Limits, with_retries
+from eelgrid_controller.adapters.kubernetes.writes import Stale
 from eelgrid_controller.kubernetes.conditions import Conditions
 from eelgrid_controller.kubernetes.gangs import Unit
 from eelgrid_controller.kubernetes.names import DELETION_COST
@@ -45,10 +47,6 @@ _SERVICES_MOST = 5_000
 _TARGETS_MOST = 100_000
 _LIMITS = Limits(attempts=3, whole_s=10.0, first_s=0.2, most_s=2.0)
 _KINDS = {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS}
-
-
-class _NotLed(Exception):
-    """Somebody else leads by now."""
 
 
 @dataclass(slots=True)
@@ -279,7 +277,7 @@ class ServicesPart:
             for one in scale:
                 await (self._mark(one, epoch) if isinstance(one, Mark) else self._set(one, kept, name, epoch))
             kept.refused = "" if scale else kept.refused
-        except (Conflict, NotFound, _NotLed) as error:
+        except (Conflict, NotFound, Stale) as error:
             self._around.log.debug("service=%s scaled=no error=%s action=look_again", name, error)
         except ClusterError as error:
             self.failed += 1
@@ -321,7 +319,7 @@ class ServicesPart:
                     INFERENCE_SERVICES, metadata["name"], body, namespace=metadata["namespace"], subresource="status"
                 ),
             )
-        except (ClusterError, _NotLed) as error:
+        except (ClusterError, Stale) as error:
             self.failed += 1
             self._around.log.warning("service=%s status=no error=%s", name, error)
         else:
@@ -331,9 +329,8 @@ class ServicesPart:
 
     async def _repeated(self, epoch: int, call: Callable[[], Awaitable[Object]]) -> Object:
         async def once() -> Object:
-            term = self._around.elector.term()
-            if term is None or term.epoch != epoch:
-                raise _NotLed
+            if not is_of(self._around.elector.term(), epoch):
+                raise Stale
             return await call()
 
         return await with_retries(

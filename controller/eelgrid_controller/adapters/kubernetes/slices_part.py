@@ -17,6 +17,7 @@ from typing import Any
 
 from eelgrid_controller.adapters.device_reports import DeviceReport
 from eelgrid_controller.adapters.kubernetes.abilities import Surroundings
+from eelgrid_controller.adapters.kubernetes.elector import is_of
 from eelgrid_controller.adapters.kubernetes.held import Delta
 from eelgrid_controller.adapters.kubernetes.under_way import UnderWay
 from eelgrid_controller.adapters.kubernetes.writes import Writes
@@ -76,8 +77,7 @@ class SlicesPart:
         surroundings.devices.listeners.append(self._heard_node)
 
     def _leads(self, epoch: int) -> bool:
-        term = self._around.elector.term()
-        return term is not None and term.epoch == epoch
+        return is_of(self._around.elector.term(), epoch)
 
     def _fed(self, event: Event) -> None:
         """What came of a write; deletions are repeated by the machine's own watchdog."""

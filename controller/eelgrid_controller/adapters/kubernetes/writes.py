@@ -15,7 +15,6 @@ import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from eelgrid_controller.adapters.kubernetes.errors import ClusterError, Conflict, Forbidden, Invalid, NotFound
@@ -36,13 +35,13 @@ from eelgrid_controller.kubernetes.gate_events import (
     Ungate,
 )
 from eelgrid_controller.kubernetes.patches import stripping, ungating
+from eelgrid_controller.kubernetes.people_events import Regarding, event_of
 
 __all__ = ["Stale", "Writes", "failure_of"]
 
 _LIMITS = Limits(attempts=4, whole_s=15.0, first_s=0.1, most_s=3.0)
 _TELLS_MOST = 1_000
 _TELL_EVERY_S = 0.02
-_NOTE_MOST = 1_000
 
 
 class Stale(Exception):
@@ -182,20 +181,11 @@ class Writes:
             self._told.clear()
 
     def _event(self, told: Tell) -> dict[str, Any]:
-        namespace, name = told.key
-        now_ns = self._clock.now_ns()
-        whole = datetime.fromtimestamp(now_ns // 1_000_000_000, UTC)
-        return {
-            "metadata": {"name": f"{name[:200]}.{now_ns:x}", "namespace": namespace},
-            "eventTime": f"{whole:%Y-%m-%dT%H:%M:%S}.{now_ns % 1_000_000_000 // 1000:06d}Z",
-            "type": "Warning" if told.is_warning else "Normal",
-            "reason": "EelgridProblem" if told.is_warning else "EelgridWaiting",
-            "action": "Placing",
-            "note": told.text[:_NOTE_MOST],
-            "reportingController": "eelgrid.io/controller",
-            "reportingInstance": self._identity[:128],
-            "regarding": {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, "uid": told.uid},
-        }
+        return event_of(
+            Regarding("v1", "Pod", *told.key, told.uid), told.text, is_warning=told.is_warning, action="Placing",
+            reason="EelgridProblem" if told.is_warning else "EelgridWaiting", identity=self._identity,
+            now_ns=self._clock.now_ns(),
+        )  # fmt: skip
 
 
 def _is(pod: Object, uid: str, version: str) -> bool:

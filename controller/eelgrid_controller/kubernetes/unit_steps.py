@@ -1,0 +1,51 @@
+"""Steps that looks at gangs (`looking.py`) and at services (`elastic.py`) share: what is asked for, and what is noted of it.
+
+Owns the instruction and the mark on the member or the unit that keeps it from being asked for twice. Must not know
+when a step is due.
+"""
+
+from eelgrid_controller.kubernetes.gangs import Member, Stand, Unit
+from eelgrid_controller.kubernetes.gate_events import Cancel, Instruction, Strip, Tell, Ungate
+from eelgrid_controller.kubernetes.plans import Plan, plan_text
+
+__all__ = ["let_go", "others_gates", "pin", "strip", "tell", "tell_gates"]
+
+
+def let_go(unit: Unit) -> list[Instruction]:
+    """The core is to let the unit go, whole."""
+    unit.stand, unit.is_stale = Stand.LEAVING, False
+    unit.moving.clear()
+    return [Cancel(unit.workload_id)]
+
+
+def pin(unit: Unit, replica: int, member: Member, epoch: int) -> Ungate:
+    """A member goes to its place."""
+    place = unit.places[replica]
+    _patching(member)
+    plan = Plan(epoch, unit.workload_id, replica, place.node_name, place.devices, place.profile)
+    return Ungate(member.uid, member.sight.key, member.patched_version, place.node_name, plan_text(plan), epoch)
+
+
+def strip(member: Member, epoch: int) -> Strip:
+    """A member goes where it can."""
+    _patching(member)
+    return Strip(member.uid, member.sight.key, member.patched_version, epoch, member.sight.refused)
+
+
+def _patching(member: Member) -> None:
+    member.is_patching, member.patched_version = True, member.sight.pod.resource_version
+
+
+def others_gates(member: Member) -> list[str]:
+    """Gates beside ours that have to go first."""
+    return [gate for gate in member.sight.pod.gates if gate in member.sight.waits_for]
+
+
+def tell_gates(member: Member) -> Tell:
+    """Which those are, for people."""
+    return tell(member, f"waits for the gates of others: {', '.join(others_gates(member))}")
+
+
+def tell(member: Member, text: str, *, is_warning: bool = False) -> Tell:
+    """A word about a member, for people."""
+    return Tell(member.uid, member.sight.key, text, is_warning)
