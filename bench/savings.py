@@ -26,6 +26,8 @@ from eelgrid_protos import catalogue
 from eelgrid_protos.messages import Gpu, Inventory
 
 _SHARES = (0.2, 0.4, 0.6, 0.8, 0.95)
+# A controller makes a turn each second; ten arrivals and departures a second are a busy cluster.
+_STEPS_A_TURN = 10
 _MINUTE_NS = 60_000_000_000
 
 
@@ -70,7 +72,7 @@ class Course:
             self.core.node_joined(inventory, now_ns=self.now_ns)
         self.savings = Savings(self.beginning(), PowerModel(catalogue.load()).gpu)
         self.core_s = self.follow_s = 0.0
-        self.tasks = 0
+        self.tasks = self.steps = 0
 
     def beginning(self) -> Beginning:
         """The state of now."""
@@ -98,6 +100,9 @@ class Course:
         began_s = time.thread_time()
         for event in events:
             self.savings.follow(event)
+        self.steps += 1
+        if self.steps % _STEPS_A_TURN == 0:
+            self.savings.advance(self.now_ns)
         self.follow_s += time.thread_time() - began_s
 
 
@@ -119,6 +124,7 @@ def run(folder: Path, share: float, churn: int, seed: int) -> Row:
             key, milli = live.pop()
             asked -= milli
             course.cancel(key)
+    course.savings.advance(course.now_ns)
     figures = course.savings.figures()
     began_s = time.thread_time()
     anew = Savings(course.beginning(), PowerModel(catalogue.load()).gpu).figures()

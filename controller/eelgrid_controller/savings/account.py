@@ -128,11 +128,11 @@ class Savings:
             self._submitted(key, spec, standing or tuple(range(spec.replicas)))
             self._placed(key, workload.placements)
             self._limit(key, workload.power_limit_w)
-        self._settle()
+        self._best_fit.try_waiting()
+        self.advance(beginning.now_ns)
 
     def follow(self, event: Event) -> None:
-        """Takes in what happened, and lets best fit decide what there is to decide."""
-        self.advance(event.time_ns)
+        """Takes in what happened, and lets best fit decide what there is to decide; `advance` weighs it."""
         match event:
             case WorkloadSubmitted(workload_id=key, spec=spec):
                 self._submitted(key, spec, tuple(range(spec.replicas)))
@@ -151,19 +151,25 @@ class Savings:
                     self._placed(one.workload_id, (one.placement,))
             case _:
                 self._of_nodes(event)
-        self._settle()
+        self._best_fit.try_waiting()
 
     def advance(self, now_ns: int) -> None:
-        """Time goes on; the joules of what passed are those of the watts until now."""
+        """A turn ends: what passed since the last one was at the watts of then, what was followed counts from now on."""
         passed_s = max(0, now_ns - self._now_ns) / 1e9
         self._now_ns = max(self._now_ns, now_ns)
         for plan, draw in self._draws.items():
             self._energy_j[plan] += draw.power_w * passed_s
+        best_fit = self._best_fit
+        for key, replica in dict.fromkeys((*self._changed, *best_fit.changed)):
+            self._recount(key, replica)
+        self._changed.clear()
+        best_fit.changed.clear()
+        best_fit.refresh()
+        for draw in self._draws.values():
+            draw.settle()
 
     def figures(self) -> Figures:
-        """What there is to tell now."""
-        for draw in self._draws.values():
-            draw.sum_anew()
+        """As the last turn left it."""
         return Figures(
             began_ns=self._began_ns,
             power_w={plan: draw.power_w for plan, draw in self._draws.items()},
@@ -237,17 +243,6 @@ class Savings:
             self._changed.extend((service.workload_id, replica) for replica in work.places)
             work.places.clear()
             self._placed(service.workload_id, service.placements)
-
-    def _settle(self) -> None:
-        """What waits is tried, what changed is counted anew, and both plans are weighed."""
-        best_fit = self._best_fit
-        best_fit.try_waiting()
-        for key, replica in dict.fromkeys((*self._changed, *best_fit.changed)):
-            self._recount(key, replica)
-        self._changed.clear()
-        best_fit.changed.clear()
-        for draw in self._draws.values():
-            draw.settle()
 
     def _recount(self, key: str, replica: int) -> None:
         was = self._counted.pop((key, replica), None)

@@ -70,11 +70,22 @@ class BestFit:
         self._jobs: dict[str, _Job] = {}
         self._arrivals = 0
         self._roomier: set[str] = set()
+        self._stale: set[str] = set()  # what the mirror does not show yet
 
     def place(self, key: str, replica: int) -> Place | None:
         """Where a replica stands; None if it does not."""
         job = self._jobs.get(key)
         return job.places.get(replica) if job else None
+
+    def refresh(self) -> None:
+        """Brings the mirror up to date."""
+        if self._stale:
+            self.mirror.refresh(self._stale)
+            self._stale = set()
+
+    def _snapshot(self) -> Snapshot:
+        self.refresh()
+        return self.mirror.snapshot()
 
     # Nodes
 
@@ -118,7 +129,7 @@ class BestFit:
         self._turned(name)
 
     def _turned(self, name: str) -> None:
-        self.mirror.refresh((name,))
+        self._stale.add(name)
         self._roomier.add(name)
 
     # Work
@@ -159,7 +170,7 @@ class BestFit:
             place = job.places.pop(replica, None)
             if place is not None:
                 self.nodes[place.node_name].release(key, replica)
-                self.mirror.refresh((place.node_name,))
+                self._stale.add(place.node_name)
                 self._roomier.add(place.node_name)
                 self.changed.append((key, replica))
         if replicas is None:
@@ -206,7 +217,7 @@ class BestFit:
         """All of these or none."""
         request, traits = job.spec.request, set(job.spec.required_traits)
         if len(replicas) > 1:
-            snapshot = self.mirror.snapshot()
+            snapshot = self._snapshot()
             nodes = snapshot.nodes
             if traits:
                 is_open = [traits <= set(self.nodes[name].others.traits) for name in snapshot.names]
@@ -216,7 +227,7 @@ class BestFit:
             ):
                 return False
         for replica in replicas:
-            snapshot = self.mirror.snapshot()
+            snapshot = self._snapshot()
             found = self._find(snapshot, job.spec, traits)
             if found is None:
                 assert len(replicas) == 1, "replica_room is exact"
@@ -245,13 +256,13 @@ class BestFit:
             cpu_milli=request.cpu_milli, memory_bytes=request.memory_bytes,
         )  # fmt: skip
         self.nodes[place.node_name].book(assignment)
-        self.mirror.refresh((place.node_name,))
+        self._stale.add(place.node_name)
         job.places[replica] = place
         self.changed.append((key, replica))
 
     def _room(self, name: str) -> Room | None:
         """What is free on a node; None where it takes nothing new."""
-        snapshot, row = self.mirror.snapshot(), self.mirror.row(name)
+        snapshot, row = self._snapshot(), self.mirror.row(name)
         nodes, record = snapshot.nodes, self.nodes[name]
         if record.state is not NodeState.READY or not nodes.available[row]:
             return None

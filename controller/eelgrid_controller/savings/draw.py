@@ -73,9 +73,6 @@ class Draw:
         for name in self._stale:
             self._weigh(name, snapshot)
         self._stale.clear()
-
-    def sum_anew(self) -> None:
-        """Takes off what a long row of additions may have rounded."""
         self.power_w = float(self._node_w.sum())
 
     def _take(self, snapshot: Snapshot) -> None:
@@ -106,6 +103,4 @@ class Draw:
             for slot in [slot for slot, milli in enumerate(free) if milli == GPU_WHOLE_MILLI][-others.gpu_count :]:
                 free[slot] = 0
         gpu_free[row, : len(free)] = free
-        power_w = float(node_power(self._nodes, row))
-        self.power_w += power_w - float(self._node_w[row])
-        self._node_w[row] = power_w
+        self._node_w[row] = node_power(self._nodes, row)
