@@ -35,6 +35,7 @@ STEPS = st.lists(
         ),
         st.tuples(st.just("submit"), st.integers(1, 40), st.sampled_from((0, 300, 700, 1000)), st.just(1), st.just(0), st.just(()), st.just(False)),
         st.tuples(st.just("cancel"), NUMBERS),
+        st.tuples(st.just("cancel"), NUMBERS),
         st.tuples(st.just("scale"), NUMBERS, st.integers(1, 5)),
         st.tuples(st.just("lose"), NAMES),
         st.tuples(st.just("join"), NAMES),
@@ -42,8 +43,8 @@ STEPS = st.lists(
         st.tuples(st.just("others"), NAMES, st.integers(0, 30), st.integers(0, 2), st.booleans(), st.booleans()),
         st.tuples(st.just("limit"), NUMBERS),
     ),
-    min_size=5,
-    max_size=30,
+    min_size=15,
+    max_size=40,
 )  # fmt: skip
 
 
@@ -95,13 +96,13 @@ def alike(savings, twin):
     assert len(savings._best_fit.waiting) == len(twin.waits)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(STEPS, st.integers(1, 4))
 def test_both_plans_are_those_of_the_naive_twin(steps, turn):
     core = core_with()
     savings, twin = Savings(Beginning.of(core.state, 0), POWER.gpu), Twin()
     energy_j, now_ns = dict.fromkeys((BEST_FIT, EELGRID), 0.0), 0
-    for number, step in enumerate([*(("join", name) for name in "abc"), *steps], 1):
+    for number, step in enumerate([*(("join", name) for name in "ac"), *steps], 1):
         try:
             events = done(core, step, number * 10**9)
         except (Fault, ZeroDivisionError):
@@ -123,7 +124,7 @@ def test_both_plans_are_those_of_the_naive_twin(steps, turn):
 @settings(max_examples=25, deadline=None)
 @given(STEPS)
 def test_begun_anew_it_is_what_the_live_work_comes_to_in_the_order_of_submission(steps):
-    core = core_with(*NODES.values())
+    core = core_with(NODES["a"], NODES["d"])
     for number, step in enumerate(steps, 2):
         try:
             done(core, step, number)
