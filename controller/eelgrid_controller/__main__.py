@@ -143,6 +143,8 @@ def _with_webhook(function: Callable[..., None]) -> Callable[..., None]:
               help="Seconds for which fewer replicas must have been enough.")  # fmt: skip
 @click.option("--job-window", type=float, default=_DEFAULTS.job_window_s, show_default=True,
               help="Seconds for which a job is measured at a power limit.")  # fmt: skip
+@click.option("--savings/--no-savings", default=_DEFAULTS.savings, show_default=True,
+              help="Tell what placement saves against plain best fit.")  # fmt: skip
 @click.option("--kubernetes", is_flag=True, help="Place the gated pods of a Kubernetes cluster.")
 @click.option("--kubeconfig", default="", metavar="FILE", help="Its kubeconfig; else the pod's own service account.")
 @click.option("--kubernetes-context", default="", metavar="NAME", help="Context of the kubeconfig.")
@@ -178,6 +180,7 @@ def main(
     scrape_interval: float,
     scale_hold: float,
     job_window: float,
+    savings: bool,
     kubernetes: bool,
     kubeconfig: str,
     kubernetes_context: str,
@@ -224,6 +227,7 @@ def main(
             scrape_s=scrape_interval,
             scale_hold_s=scale_hold,
             job_window_s=job_window,
+            savings=savings,
         )
         asyncio.run(_serve(config, tls=tls, insecure=insecure))
     except (ConfigError, ListenError) as error:

@@ -26,6 +26,7 @@ from eelgrid_controller.adapters.fleet_page import FleetPage
 from eelgrid_controller.adapters.http_get import Bounds, Getter
 from eelgrid_controller.adapters.ledger_page import LedgerPage
 from eelgrid_controller.adapters.prometheus import Gauges, Metrics, MetricsServer
+from eelgrid_controller.adapters.savings_desk import SavingsDesk
 from eelgrid_controller.adapters.scraper import Scraper
 from eelgrid_controller.adapters.steward_page import StewardPage
 from eelgrid_controller.adapters.store import SqliteJournal, open_journal
@@ -215,6 +216,8 @@ class Controller:
         )
         self.loop.listeners.append(fleet.committed)
         self.metrics.add(fleet.families, reads_state=True)
+        if self.config.savings:
+            self._begin_savings(products)
         # What was loaded stays, so the collector need not look at it again, and a full collection of what
         # comes later is rare: it takes some 40 ms at a thousand nodes (measured), which is eight promises of
         # 5 ms. Nothing long-lived here is in a cycle; counting references frees it.
@@ -242,6 +245,14 @@ class Controller:
 
         self._stack.push_async_callback(stop)
         return desk
+
+    def _begin_savings(self, products: Catalogue) -> None:
+        """Tell what placement saves against best fit, from now until the stop."""
+        log = self._log.getChild("savings")
+        self.savings = SavingsDesk(loop=self.loop, catalogue=products, clock=self._clock, log=log)
+        self.metrics.add(self.savings.families)
+        following = asyncio.create_task(self.savings.run())
+        self._stack.callback(following.cancel)
 
     def _begin_steering(self, telemetry: Telemetry, products: Catalogue) -> StewardPage:
         """Look after promises, from now until the stop."""
