@@ -143,12 +143,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("bench-out"))
     parser.add_argument("--churn", type=int, default=8152, help="arrivals after the fleet is filled")
+    parser.add_argument(
+        "--shares", type=float, nargs="+", default=_SHARES, help="of the fleet's GPUs that tasks ask for"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     folder = csv_folder(options.data)
     rows = []
-    for share in _SHARES:
+    for share in options.shares:
         rows.append(run(folder, share, options.churn, options.seed))
         print(rows[-1], flush=True)
     write_csv(options.out / "savings.csv", Row._fields, rows)

@@ -78,6 +78,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 _DEFAULTS = ControllerConfig(data=Path("eelgrid-data"))
 _KUBERNETES = KubernetesConfig()
+_LOG_LINE = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _RULES = GateRules()
 
 
@@ -195,9 +196,7 @@ def main(
     log_level: str,
 ) -> None:
     """Place and power GPU work; serve agents and operators over gRPC."""
-    logging.basicConfig(
-        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=_LOG_LINE)
     tls = _tls(tls_certificate, tls_key, tls_authority)
     if webhook is not None and not kubernetes:
         raise click.UsageError("--webhook-listen needs --kubernetes: nobody would take the gates off again")

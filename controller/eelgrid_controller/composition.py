@@ -135,6 +135,7 @@ class Controller:
         seconds = self._clock.perf_s() - start_s
         await self._open_door(server)
         page = await self._open_page()
+        self._begin_savings()
         await self._begin_kubernetes()
         line = (
             f"serving listen={_with_port(self.config.listen, port)} "
@@ -216,8 +217,6 @@ class Controller:
         )
         self.loop.listeners.append(fleet.committed)
         self.metrics.add(fleet.families, reads_state=True)
-        if self.config.savings:
-            self._begin_savings(products)
         # What was loaded stays, so the collector need not look at it again, and a full collection of what
         # comes later is rare: it takes some 40 ms at a thousand nodes (measured), which is eight promises of
         # 5 ms. Nothing long-lived here is in a cycle; counting references frees it.
@@ -246,10 +245,12 @@ class Controller:
         self._stack.push_async_callback(stop)
         return desk
 
-    def _begin_savings(self, products: Catalogue) -> None:
-        """Tell what placement saves against best fit, from now until the stop."""
+    def _begin_savings(self) -> None:
+        """Tell what placement saves against best fit, from now until the stop, unless that is switched off."""
+        if not self.config.savings:
+            return
         log = self._log.getChild("savings")
-        self.savings = SavingsDesk(loop=self.loop, catalogue=products, clock=self._clock, log=log)
+        self.savings = SavingsDesk(loop=self.loop, catalogue=catalogue.load(), clock=self._clock, log=log)
         self.metrics.add(self.savings.families)
         following = asyncio.create_task(self.savings.run())
         self._stack.callback(following.cancel)

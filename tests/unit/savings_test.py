@@ -119,12 +119,12 @@ def test_begun_anew_it_goes_on_with_what_lives():
 def test_on_the_openb_trace_ours_saves():
     core = core_with(*nodes())
     savings = Savings(Beginning.of(core.state, 1), WATTS)
-    for number, task in enumerate(islice(tasks(), 300)):
+    for number, task in enumerate(islice(tasks(), 150)):
         for event in core.submit(task, now_ns=number).events:
             savings.follow(event)
-    savings.advance(300)
+    savings.advance(150)
     figures = savings.figures()
-    assert figures.replicas == {BOTH: 300, EELGRID: 0, BEST_FIT: 0}
+    assert figures.replicas == {BOTH: 150, EELGRID: 0, BEST_FIT: 0}
     assert figures.power_w[EELGRID] == core.modelled_power_w()
     assert figures.saved_w > 0.05 * figures.power_w[BEST_FIT]
 
@@ -161,3 +161,10 @@ async def test_one_that_cannot_keep_up_begins_anew(tmp_path, monkeypatch):
         await rig.operators.submit_workload(wanted("w"))
         await until(lambda: desk.failures["behind"] > 0, within_s=60.0)
         await until(lambda: desk.figures is not None and desk.figures.replicas[BOTH] == 1, within_s=60.0)
+
+
+async def test_it_can_be_switched_off(tmp_path):
+    async with running(tmp_path, savings=False) as rig:
+        page = (await rig.controller.metrics.page()).decode()
+        assert "eelgrid_workloads" in page
+        assert "compared" not in page and "eelgrid_sav" not in page
