@@ -20,7 +20,8 @@ from eelgrid_controller.events import Event
 from eelgrid_controller.model import PowerModel
 from eelgrid_controller.replay import openb
 from eelgrid_controller.replay.fleet import product_key
-from eelgrid_controller.replay.protocol import NODE_LIST, csv_folder, task_list
+from eelgrid_controller.replay.locate import NODE_LIST, task_list
+from eelgrid_controller.replay.protocol import csv_folder
 from eelgrid_controller.savings.account import BEST_FIT, BOTH, EELGRID, Beginning, Savings
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos import catalogue
