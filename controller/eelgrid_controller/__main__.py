@@ -78,6 +78,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 _DEFAULTS = ControllerConfig(data=Path("eelgrid-data"))
 _KUBERNETES = KubernetesConfig()
+_LOG_LINE = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _RULES = GateRules()
 
 
@@ -146,6 +147,8 @@ def _with_webhook(function: Callable[..., None]) -> Callable[..., None]:
               help="Seconds for which fewer replicas must have been enough.")  # fmt: skip
 @click.option("--job-window", type=float, default=_DEFAULTS.job_window_s, show_default=True,
               help="Seconds for which a job is measured at a power limit.")  # fmt: skip
+@click.option("--savings/--no-savings", default=_DEFAULTS.savings, show_default=True,
+              help="Tell what placement saves against plain best fit.")  # fmt: skip
 @click.option("--kubernetes", is_flag=True, help="Place the gated pods of a Kubernetes cluster.")
 @click.option("--kubeconfig", default="", metavar="FILE", help="Its kubeconfig; else the pod's own service account.")
 @click.option("--kubernetes-context", default="", metavar="NAME", help="Context of the kubeconfig.")
@@ -178,6 +181,7 @@ def main(
     scrape_interval: float,
     scale_hold: float,
     job_window: float,
+    savings: bool,
     kubernetes: bool,
     kubeconfig: str,
     kubernetes_context: str,
@@ -193,9 +197,7 @@ def main(
     **addresses: Any,
 ) -> None:
     """Place and power GPU work; serve agents and operators over gRPC."""
-    logging.basicConfig(
-        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=_LOG_LINE)
     tls = _tls(tls_certificate, tls_key, tls_authority)
     if webhook is not None and not kubernetes:
         raise click.UsageError("--webhook-listen needs --kubernetes: nobody would take the gates off again")
@@ -224,6 +226,7 @@ def main(
             scrape_s=scrape_interval,
             scale_hold_s=scale_hold,
             job_window_s=job_window,
+            savings=savings,
         )
         asyncio.run(_serve(config, tls=tls, insecure=insecure))
     except (ConfigError, ListenError) as error:

@@ -27,6 +27,7 @@ from eelgrid_controller.adapters.fleet_page import FleetPage
 from eelgrid_controller.adapters.http_get import Bounds, Getter
 from eelgrid_controller.adapters.ledger_page import LedgerPage
 from eelgrid_controller.adapters.prometheus import Gauges, Metrics, MetricsServer
+from eelgrid_controller.adapters.savings_desk import SavingsDesk
 from eelgrid_controller.adapters.scraper import Scraper
 from eelgrid_controller.adapters.steward_page import StewardPage
 from eelgrid_controller.adapters.store import SqliteJournal, open_journal
@@ -138,6 +139,7 @@ class Controller:
         seconds = self._clock.perf_s() - start_s
         await self._open_door(server)
         page = await self._open_page()
+        self._begin_savings()
         await self._begin_kubernetes()
         line = (
             f"serving listen={_with_port(self.config.listen, port)} "
@@ -251,6 +253,16 @@ class Controller:
 
         self._stack.push_async_callback(stop)
         return desk
+
+    def _begin_savings(self) -> None:
+        """Tell what placement saves against best fit, from now until the stop, unless that is switched off."""
+        if not self.config.savings:
+            return
+        log = self._log.getChild("savings")
+        self.savings = SavingsDesk(loop=self.loop, catalogue=catalogue.load(), clock=self._clock, log=log)
+        self.metrics.add(self.savings.families)
+        following = asyncio.create_task(self.savings.run())
+        self._stack.callback(following.cancel)
 
     def _begin_steering(self, telemetry: Telemetry, products: Catalogue) -> StewardPage:
         """Look after promises, from now until the stop."""

@@ -104,6 +104,8 @@ class ControllerConfig:
     scale_hold_s: float = 300.0
     # A job is measured for so long at each limit.
     job_window_s: float = 30.0
+    # Whether what plain best fit would draw is followed beside; docs/savings.md has what it costs.
+    savings: bool = True
     # A clean stop waits this long for calls under way.
     stop_s: float = 1.0
     # None: no Kubernetes.

@@ -51,7 +51,7 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 
-__all__ = ["OURS", "TERMS", "Decision", "Planner"]
+__all__ = ["OURS", "TERMS", "Decision", "Planner", "task_of"]
 
 Ints = NDArray[np.int64]
 OURS = "eelgrid"
@@ -106,7 +106,8 @@ def prices_of(weights: Weights) -> tuple[float, ...]:
     )  # fmt: skip
 
 
-def _task(request: ResourceRequest) -> Task:
+def task_of(request: ResourceRequest) -> Task:
+    """One replica as the kernels see it."""
     return Task(request.cpu_milli, request.memory_bytes, request.gpu_count, request.gpu_milli)
 
 
@@ -136,7 +137,7 @@ class Planner:
 
     def decide(self, snapshot: Snapshot, spec: WorkloadSpec, weights: Weights, placement: str = OURS) -> Decision:
         """All replicas or none, by the placement policy of that name."""
-        task = _task(spec.request)
+        task = task_of(spec.request)
         prices = prices_of(weights)
         candidates = self._candidates(snapshot, placement, prices)
         in_force = candidates.weights if placement == OURS else prices[: len(TERMS)]
@@ -170,6 +171,11 @@ class Planner:
             self._update(candidates, snapshot, sorted(set(trial.snapshot.changes)))
         return Decision(placements=tuple(placements), explanation=tuple(explanation), room=room)
 
+    def best(self, snapshot: Snapshot, request: ResourceRequest, placement: str, most: int) -> list[Found]:
+        """The best places for one replica by a published policy but RANDOM, on different nodes, best first; unexplained."""
+        candidates = self._candidates(snapshot, placement, ())
+        return candidates.best(candidates.kind(task_of(request), snapshot.allows(request.gpu_models)), 0, most)
+
     def quotes(self, snapshot: Snapshot, weights: Weights, placement: str, shifts: int) -> Quotes | None:
         """New quotes where the policy heeds any and so many tasks came or left since the last, or -1; else None."""
         if placement != OURS or not snapshot.names:
@@ -185,7 +191,7 @@ class Planner:
 
     def room_when_empty(self, nodes: Nodes, snapshot: Snapshot, spec: WorkloadSpec) -> tuple[int, tuple[Removal, ...]]:
         """How many replicas `nodes`, an emptied cluster, could hold, and what removes the others."""
-        task, allows = _task(spec.request), snapshot.allows(spec.request.gpu_models)
+        task, allows = task_of(spec.request), snapshot.allows(spec.request.gpu_models)
         counts = np.zeros(1 + len(CONSTRAINTS), np.int64)
         count_verdicts(nodes, task, allows, counts)
         return int(replica_room(nodes, task, allows, spec.replicas)), _removals(counts.tolist())

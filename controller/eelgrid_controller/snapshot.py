@@ -15,15 +15,14 @@ has read knows what is stale; a new `era` makes everything stale.
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_controller.demand import TaskClass
-from eelgrid_controller.ledger import ASSIGNMENTS_MOST
-from eelgrid_controller.quotes import NONE, Quotes
-from eelgrid_controller.state import ClusterState, NodeRecord
+from eelgrid_controller.demand import Demand, TaskClass
+from eelgrid_controller.ledger import ASSIGNMENTS_MOST, NodeRecord
+from eelgrid_controller.quotes import NONE, Market, Quotes
 from eelgrid_controller.topology import Places, link_matrix
 from eelgrid_kernels import (
     GPU_ABSENT,
@@ -38,7 +37,7 @@ from eelgrid_kernels import (
 )
 from eelgrid_protos.messages import Gpu, Inventory, NodeState
 
-__all__ = ["Devices", "Mirror", "Snapshot", "Trial"]
+__all__ = ["Devices", "Mirror", "Snapshot", "Trial", "WattsOf"]
 
 Ints = NDArray[np.int64]
 # Idle watts, full watts and where they come from.
@@ -194,10 +193,18 @@ def _mix(learned: Sequence[tuple[TaskClass, int]], models: Iterable[str]) -> Mix
     )
 
 
+class Mirrored(Protocol):
+    """What is mirrored of a state."""
+
+    nodes: dict[str, NodeRecord]
+    demand: Demand
+    market: Market
+
+
 class Mirror:
     """The arrays behind snapshots; one owner, refreshed after each event."""
 
-    def __init__(self, state: ClusterState, watts: WattsOf) -> None:
+    def __init__(self, state: Mirrored, watts: WattsOf) -> None:
         self._state = state
         self._watts = watts
         self._arrays = _empty(_ROWS_LEAST, 1)

@@ -9,6 +9,7 @@ from deploy.dashboards.queries import of, quantile, rate
 
 __all__ = ["PAGE"]
 
+_PLACEMENT, _LIMITS = 'part="placement"', 'part="limits"'
 _MISSED, _JUDGED = 'verdict="missed"', 'verdict=~"kept|missed"'
 
 
@@ -36,6 +37,9 @@ _COST = Row(
         lines("Promises missed", "The latency term: share of judged windows of all services that were missed.", "percentunit", Query(f"sum({rate('eelgrid_promise_windows_total', _MISSED)}) / (sum({rate('eelgrid_promise_windows_total', _JUDGED)}) > 0)", "missed"), width=8),
         lines("Slowdown of jobs", "The throughput term: mean and worst slowdown of training jobs against their largest measured limit.", "percentunit", Query(f"avg({of('eelgrid_job_slowdown_ratio')})", "mean"), Query(f"max({of('eelgrid_job_slowdown_ratio')})", "worst"), width=8),
         lines("Energy saved by limits", "Method: each job's energy of the same work at its largest measured limit, by its own measured curve; mean over jobs.", "percentunit", Query(f"avg({of('eelgrid_job_energy_saved_ratio')})", "mean of jobs"), width=8),
+        lines("Saved against plain best fit", "Method: the same work on the same nodes placed by plain best fit at default limits, model against model, of the replicas that stand in both plans, so that work which does not run saves nothing. Limits: what lowered limits take off at the most; limited work runs longer.", "watt", Query(f"sum({of('eelgrid_saved_power_watts', _PLACEMENT)})", "by placement"), Query(f"sum({of('eelgrid_saved_power_watts', _LIMITS)})", "by limits"), width=8),
+        lines("Power of the compared plans", "By the planner's model at default limits, of all nodes with the replicas that stand in both plans; beside them what GPUs were read to draw, with all work and their real limits.", "watt", Query(f"sum by (plan) ({of('eelgrid_compared_power_watts')})", "{{plan}}, modelled"), Query(f"sum({of('eelgrid_measured_power_watts')})", "measured"), width=8),
+        lines("Compared with best fit", "GPUs held by work that stands in both plans, and in one alone; where much stands in one alone, the savings are of a part of the work.", "short", Query(f"sum by (plan) ({of('eelgrid_compared_gpus')})", "{{plan}}"), width=8),
         lines("Model error", "Measured over modelled power less one, by GPU model; below 0 GPUs draw less than the planner takes.", "percentunit", Query(_now("eelgrid_model_power_error_ratio", by="model"), "{{model}}"), width=8),
         lines("Fragmentation and allocation", "Share of the free GPU that the expected mix of tasks could not use, beside the share of GPUs that is allocated.", "percentunit", Query(_now("eelgrid_fragmentation_ratio"), "fragmentation"), Query(_now("eelgrid_gpus_allocated_ratio"), "allocated"), width=8),
     ),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.controller_rig import running, wanted
+from tests.controller_rig import running, until, wanted
 from tests.fakes.stewarded import job, node, points, service, stewarded
 
 from eelgrid_controller.adapters import steward_page
@@ -185,6 +185,7 @@ async def test_services_that_cannot_be_watched_and_commands_that_are_refused_are
 async def test_the_whole_page_tells_what_is_listed(tmp_path):
     async with running(tmp_path) as rig:
         await rig.operators.submit_workload(wanted("w1"))
+        await until(lambda: rig.controller.savings.figures is not None, within_s=60.0)
         text = (await rig.controller.metrics.page()).decode()
     types = {
         one.name + {"counter": "_total", "info": "_info"}.get(one.type, ""): one

@@ -36,8 +36,8 @@ PLAN_CHANGES = ("cancelled", "corrected", "deferred", "limited", "moved", "parti
 # Values that a label can have, whatever the cluster: most are sets that are known beforehand.
 _VALUES_MOST: Mapping[str, int] = {
     "answer": 8, "budget": SERIES_MOST, "change": len(PLAN_CHANGES), "command": 8, "currency": 1, "kind": 32,
-    "model": MODELS_MOST, "namespace": NAMESPACES_MOST + 1, "phase": 8, "pool": POOLS_MOST + 1, "reason": 32, "result": 16,
-    "rule": 16, "state": 2, "verdict": 3, "version": 1, "workload": SERIES_MOST,
+    "model": MODELS_MOST, "namespace": NAMESPACES_MOST + 1, "part": 2, "phase": 8, "plan": 3, "pool": POOLS_MOST + 1, "reason": 32,
+    "result": 16, "rule": 16, "state": 2, "verdict": 3, "version": 1, "workload": SERIES_MOST,
 }  # fmt: skip
 
 BUCKETS_S: Mapping[str, tuple[float, ...]] = dict.fromkeys(("eelgrid_decision_duration_seconds", "eelgrid_journal_commit_duration_seconds", "eelgrid_event_loop_lag_seconds"), (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)) | dict.fromkeys(("eelgrid_steward_turn_duration_seconds", "eelgrid_steward_division_duration_seconds"), (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0))  # fmt: skip
@@ -96,6 +96,15 @@ _SECTIONS: Mapping[str, tuple[Described, ...]] = {
     "The plan": (
         Described("eelgrid_pending_workloads", _G, "Workloads that wait, by the constraint that stands in their way", ("reason",)),
         Described("eelgrid_plan_changes_total", _C, "Changes of the plan that were made durable, by kind: workloads placed, moved, scaled, limited, cancelled or deferred, replicas that sit on other devices than planned, and partitions", ("change",)),
+    ),
+    "Savings": (
+        Described("eelgrid_saved_power_watts", _G, "Watts saved against the same work on the same nodes placed by plain best fit at default power limits, model against model, of the replicas that stand in both plans: `placement` is what other places save; `limits` is what lowered limits take off these replicas at the most while they run, and they run longer", ("part",)),
+        Described("eelgrid_compared_power_watts", _G, "Watts by the planner's model, at default limits, of all nodes with the replicas that stand in both plans: placed as they are (eelgrid), and by plain best fit", ("plan",)),
+        Described("eelgrid_compared_energy_joules_total", _C, "The same summed over time; joules saved by placement are the increase under best_fit less that under eelgrid", ("plan",)),
+        Described("eelgrid_compared_replicas", _G, "Replicas that stand in both plans and are compared, and those that stand in one alone, where the other has no room, and are in no watts", ("plan",)),
+        Described("eelgrid_compared_gpus", _G, "The same in GPUs held", ("plan",)),
+        Described("eelgrid_compared_since_timestamp_seconds", _G, "When the comparison began; what lived then was placed by best fit in the order of submission"),
+        Described("eelgrid_savings_failures_total", _C, "Comparisons that ended for a fault, or since too many events waited, and began anew", ("reason",)),
     ),
     "The journal": (
         Described("eelgrid_journal_writable", _G, "0 while a full or failing disk stops acceptance"),

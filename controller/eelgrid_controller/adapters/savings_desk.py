@@ -1,0 +1,124 @@
+"""The comparison with plain best fit beside a running controller: its thread, its turns and its metrics.
+
+Owns when events are followed, and what becomes of a comparison that fails or falls behind. Must
+not know how watts come about.
+
+Theory. Committed events are kept until the next turn, at most once a second, and followed in a
+thread of its own: no decision waits for it. It begins from the state, and after a fault or when too
+much waits it begins anew, which is counted; the joules go on from where they were, so that they never fall.
+"""
+
+import asyncio
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from prometheus_client.core import Metric
+
+from eelgrid_controller.adapters.described import family
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.command import Committed
+from eelgrid_controller.core import Core
+from eelgrid_controller.events import Event, PointsMeasured, PricesQuoted, WorkloadDeferred
+from eelgrid_controller.loop import ControllerLoop
+from eelgrid_controller.model import PowerModel
+from eelgrid_controller.savings.account import Beginning, Figures, Savings
+from eelgrid_protos.catalogue import Catalogue
+
+__all__ = ["SavingsDesk"]
+
+_TURN_S = 1.0
+_AGAIN_S = 60.0
+# Events that wait for a turn; beyond, to begin anew costs no more.
+_BEHIND_MOST = 50_000
+_OF_NO_ACCOUNT = (PricesQuoted, WorkloadDeferred, PointsMeasured)
+
+
+class SavingsDesk:
+    """At most one comparison at a time; used from the event loop."""
+
+    def __init__(self, *, loop: ControllerLoop, catalogue: Catalogue, clock: Clock, log: logging.Logger) -> None:
+        self.figures: Figures | None = None
+        self.failures = Counter({"behind": 0, "fault": 0})
+        self._loop, self._clock, self._log = loop, clock, log
+        self._watts = PowerModel(catalogue).gpu
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="savings")
+        self._waiting: list[Event] = []
+        self._is_following = False
+        self._savings: Savings | None = None
+        # Joules of the comparisons before this one.
+        self._before_j: defaultdict[str, float] = defaultdict(float)
+        loop.listeners.append(self._committed)
+
+    async def run(self) -> None:
+        """Follow what is committed, until cancelled."""
+        try:
+            while True:
+                is_well = await self._turn()
+                await asyncio.sleep(_TURN_S if is_well else _AGAIN_S)
+        finally:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def families(self) -> Iterator[Metric]:
+        """As of the last turn; before the first there are no figures."""
+        yield family("eelgrid_savings_failures_total", dict(self.failures))
+        found = self.figures
+        if found is None:
+            return
+        yield family("eelgrid_saved_power_watts", {"placement": found.saved_w, "limits": found.limits_w})
+        yield family("eelgrid_compared_power_watts", dict(found.power_w))
+        yield family(
+            "eelgrid_compared_energy_joules_total",
+            {plan: self._before_j[plan] + energy_j for plan, energy_j in found.energy_j.items()},
+        )
+        yield family("eelgrid_compared_replicas", dict(found.replicas))
+        yield family("eelgrid_compared_gpus", {where: milli / 1000.0 for where, milli in found.gpu_milli.items()})
+        yield family("eelgrid_compared_since_timestamp_seconds", found.began_ns / 1e9)
+
+    def _committed(self, committed: Committed) -> None:
+        if not self._is_following:
+            return  # it will begin from the state, which has these
+        self._waiting.extend(event for event in committed.events if not isinstance(event, _OF_NO_ACCOUNT))
+        if len(self._waiting) > _BEHIND_MOST:
+            self._end("behind")
+
+    def _begin(self, core: Core) -> Beginning:
+        self._is_following = True
+        return Beginning.of(core.state, self._clock.now_ns())
+
+    def _end(self, why: str) -> None:
+        self.failures[why] += 1
+        if self.figures is not None:
+            for plan, energy_j in self.figures.energy_j.items():
+                self._before_j[plan] += energy_j
+        self._is_following = False
+        self._savings = self.figures = None
+        self._waiting = []
+
+    async def _turn(self) -> bool:
+        """Follow what came since the last one; false where that failed."""
+        in_thread = asyncio.get_running_loop().run_in_executor
+        try:
+            if self._savings is None:
+                beginning = await self._loop.read(self._begin)
+                made = await in_thread(self._thread, Savings, beginning, self._watts)
+                if not self._is_following:
+                    return True  # ended while it was made
+                self._savings = made
+            savings, events, self._waiting = self._savings, self._waiting, []
+            figures = await in_thread(self._thread, _followed, savings, events, self._clock.now_ns())
+        except Exception:  # noqa: BLE001  # whatever it was, nothing else of the controller stands on it
+            self._log.exception("savings=failed action=begin_anew seconds=%g", _AGAIN_S)
+            self._end("fault")
+            return False
+        if savings is self._savings:  # else it was ended meanwhile
+            self.figures = figures
+        return True
+
+
+def _followed(savings: Savings, events: Sequence[Event], now_ns: int) -> Figures:
+    for event in events:
+        savings.follow(event)
+    savings.advance(now_ns)
+    return savings.figures()

@@ -1,0 +1,171 @@
+"""Savings against best fit: what is compared and what is not, lost nodes, limits, slices, a restart; and the desk."""
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+from tests import slices_rig
+from tests.clusters import core_with, node, request
+from tests.controller_rig import inventory, running, until, wanted
+from tests.props.trace_test import CSV, nodes, tasks
+from tests.unit import slices_event_test
+
+from eelgrid_controller.adapters import savings_desk
+from eelgrid_controller.adapters.savings_desk import SavingsDesk
+from eelgrid_controller.model import PowerModel
+from eelgrid_controller.savings.account import BEST_FIT, BOTH, EELGRID, Beginning, Savings
+from eelgrid_protos import catalogue
+from eelgrid_protos.messages import Weights
+
+WATTS = PowerModel(catalogue.load()).gpu
+# The cheapest watts now and nothing else.
+GREEDY = Weights(power=1.0, fragmentation_w=0.0, stranding_w=0.0, lookahead=0.0, scarcity_w=0.0)
+T4_W, PACKAGE_W = 60.0, 105.0
+
+
+def followed(core):
+    """A comparison from now on, and how to play a step to it."""
+    core.update_policy(replace(core.state.policy, objective="custom", weights=GREEDY), now_ns=1)
+    savings = Savings(Beginning.of(core.state, 1), WATTS)
+
+    def play(step, now_ns):
+        for event in step.events:
+            savings.follow(event)
+        savings.advance(now_ns)
+        return savings.figures()
+
+    return savings, play
+
+
+def test_watts_are_saved_where_best_fit_takes_a_dearer_gpu_and_joules_follow():
+    # Best fit takes the node with the least left, whose GPU draws more.
+    core = core_with(node("a", gpus=1, model="G3", cpu=32), node("b", gpus=2, model="T4", cpu=96))
+    _, play = followed(core)
+    before = play(core.submit(request(gpus=1, key="w"), now_ns=2), 2)
+    assert core.workload("w").placements[0].node_name == "b"
+    g3_w = 350.0
+    assert before.saved_w == g3_w - T4_W
+    assert before.power_w[EELGRID] == core.modelled_power_w()
+    assert (before.replicas[BOTH], before.gpu_milli[BOTH], before.limits_w) == (1, 1000, 0.0)
+    after = play(core.cancel("w", now_ns=2 + 10**10), 2 + 10**10)
+    assert after.saved_w == 0.0
+    assert after.energy_j[BEST_FIT] - after.energy_j[EELGRID] == pytest.approx(10.0 * (g3_w - T4_W))
+
+
+def test_work_without_room_in_one_plan_saves_nothing_and_is_counted_apart():
+    # Ours leaves the G3 free; best fit has put the first task there, so that the third finds no G3.
+    core = core_with(node("a", gpus=1, model="G3", cpu=32), node("b", gpus=2, model="T4", cpu=96))
+    savings, play = followed(core)
+    play(core.submit(request(gpus=1, key="any"), now_ns=2), 2)
+    figures = play(core.submit(request(gpus=1, key="g3", models=("G3",)), now_ns=3), 3)
+    assert core.workload("g3").placements
+    assert figures.replicas == {BOTH: 1, EELGRID: 1, BEST_FIT: 0}
+    assert figures.gpu_milli == {BOTH: 1000, EELGRID: 1000, BEST_FIT: 0}
+    assert figures.saved_w == 350.0 - T4_W, "as if the one that stands in one plan alone were not there"
+    # When the first leaves, the one that waited under best fit stands where ours stands.
+    figures = play(core.cancel("any", now_ns=4), 4)
+    assert (figures.replicas[BOTH], figures.replicas[EELGRID], figures.saved_w) == (1, 0, 0.0)
+    assert not len(savings._best_fit.waiting)
+
+
+def test_a_lost_node_keeps_what_it_holds_and_takes_nothing_new_in_both():
+    core = core_with(node("a", gpus=1, model="T4"), node("b", gpus=1, model="T4"))
+    savings, play = followed(core)
+    play(core.submit(request(gpus=1, key="w"), now_ns=2), 2)
+    play(core.node_lost("b", now_ns=3), 3)
+    figures = play(core.submit(request(gpus=1, key="v"), now_ns=4), 4)
+    assert (figures.replicas[BOTH], figures.saved_w) == (1, 0.0)
+    play(core.node_joined(node("b", gpus=1, model="T4"), now_ns=5), 5)
+    figures = savings.figures()
+    assert (figures.replicas[BOTH], figures.power_w[EELGRID]) == (2, core.modelled_power_w())
+
+
+def test_limits_are_told_apart():
+    core = core_with(node("a", gpus=2, model="T4"))
+    _, play = followed(core)
+    play(core.submit(request(gpus=2, key="w"), now_ns=2), 2)
+    figures = play(core.set_limit("w", 50.0, now_ns=3), 3)
+    assert (figures.saved_w, figures.limits_w) == (0.0, 2 * (70.0 - 50.0))
+    assert play(core.set_limit("w", 5.0, now_ns=4), 4).limits_w == 2 * (70.0 - 10.0), "no GPU draws less than idle"
+    assert play(core.set_limit("w", None, now_ns=5), 5).limits_w == 0.0
+
+
+def test_slices_stand_where_they_stand_in_both():
+    core = slices_rig.core_with(slices_rig.node("a", gpus=1))
+    savings, play = followed(core)
+    idle_w = play(core.submit(slices_rig.service("s", 10.0), now_ns=4), 4).power_w
+    event = slices_event_test.event()
+    core.state.apply(event)
+    savings.follow(event)
+    savings.advance(9)
+    figures = savings.figures()
+    assert (figures.replicas[BOTH], figures.gpu_milli[BOTH]) == (1, 428)
+    assert figures.power_w[BEST_FIT] == figures.power_w[EELGRID] > idle_w[BEST_FIT]
+    gone = play(core.cancel("s", now_ns=10), 10)
+    assert (gone.replicas[BOTH], gone.power_w) == (0, idle_w)
+
+
+def test_begun_anew_it_goes_on_with_what_lives():
+    core = core_with(node("a", gpus=1, model="G3", cpu=32), node("b", gpus=2, model="T4", cpu=96))
+    _, play = followed(core)
+    for number, key in enumerate(("u", "v", "w")):
+        figures = play(core.submit(request(gpus=1, key=key), now_ns=2 + number), 2 + number)
+    anew = Savings(Beginning.of(core.state, 9), WATTS).figures()
+    assert (anew.power_w, anew.replicas, anew.began_ns) == (figures.power_w, figures.replicas, 9)
+    assert set(anew.energy_j.values()) == {0.0}
+
+
+@pytest.mark.skipif(not CSV.is_dir(), reason=f"no openb trace in {CSV}; set EELGRID_DATA")
+def test_on_the_openb_trace_ours_saves():
+    core = core_with(*nodes())
+    savings = Savings(Beginning.of(core.state, 1), WATTS)
+    for number, task in enumerate(islice(tasks(), 150)):
+        for event in core.submit(task, now_ns=number).events:
+            savings.follow(event)
+    savings.advance(150)
+    figures = savings.figures()
+    assert figures.replicas == {BOTH: 150, EELGRID: 0, BEST_FIT: 0}
+    assert figures.power_w[EELGRID] == core.modelled_power_w()
+    assert figures.saved_w > 0.05 * figures.power_w[BEST_FIT]
+
+
+async def test_the_desk_follows_a_running_controller_and_tells(tmp_path):
+    async with running(tmp_path) as rig:
+        await rig.join(inventory("n1"))
+        desk = rig.controller.savings
+        await rig.operators.submit_workload(wanted("w"))
+        await until(lambda: desk.figures is not None and desk.figures.replicas[BOTH] == 1, within_s=60.0)
+        page = (await rig.controller.metrics.page()).decode()
+        assert 'eelgrid_saved_power_watts{part="placement"} 0.0' in page
+        assert 'eelgrid_compared_gpus{plan="both"} 1.0' in page
+        # What is wrong with it ends it alone; the joules of before stay.
+        energy_j = desk.figures.energy_j[BEST_FIT]
+        desk._end("behind")
+        await until(lambda: desk.figures is not None, within_s=60.0)
+        assert desk.failures == {"behind": 1, "fault": 0}
+        told = {
+            sample.labels["plan"]: sample.value
+            for one in desk.families()
+            for sample in one.samples
+            if "joules" in sample.name
+        }
+        assert told[BEST_FIT] >= energy_j
+
+
+async def test_one_that_cannot_keep_up_begins_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(savings_desk, "_BEHIND_MOST", 1)
+    async with running(tmp_path) as rig:
+        desk: SavingsDesk = rig.controller.savings
+        await until(lambda: desk._is_following, within_s=60.0)
+        await rig.join(inventory("n1"))
+        await rig.operators.submit_workload(wanted("w"))
+        await until(lambda: desk.failures["behind"] > 0, within_s=60.0)
+        await until(lambda: desk.figures is not None and desk.figures.replicas[BOTH] == 1, within_s=60.0)
+
+
+async def test_it_can_be_switched_off(tmp_path):
+    async with running(tmp_path, savings=False) as rig:
+        page = (await rig.controller.metrics.page()).decode()
+        assert "eelgrid_workloads" in page
+        assert "eelgrid_compared" not in page
+        assert "eelgrid_sav" not in page
