@@ -97,6 +97,7 @@ class AgentConfig:
     labels: tuple[tuple[str, str], ...]
     topology: tuple[str, ...]
     simulate: Path | None
+    faults: Path | None
     seed: int
     spool_ticks: int | None
     energy_window_s: float
@@ -145,6 +146,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--listen", default="127.0.0.1:7444", metavar="HOST:PORT", help="this node's own API (default %(default)s)")
     add("--metrics", default="127.0.0.1:9465", metavar="HOST:PORT", help="Prometheus metrics (default %(default)s)")
     add("--simulate", type=Path, metavar="FILE", help="simulate the nodes of this JSON or TOML file")
+    add(
+        "--faults",
+        type=Path,
+        metavar="FILE",
+        help="do to the simulated devices what this file's lines say, as it grows",
+    )
     add("--seed", type=int, default=1, help="seed of the simulation (default %(default)s)")
     add("--node-name", default="", metavar="NAME", help="this node's name (default: the host's name)")
     add("--pool", default="", help="the pool whose enforcement mode holds for this node")
@@ -235,6 +242,8 @@ def parse(arguments: Sequence[str]) -> AgentConfig:
     if flags.simulate is not None and (flags.node_name or flags.pool or flags.label or flags.topology):
         problem = "is given with --node-name, --pool, --label or --topology"
         raise BadNodeName("--simulate", problem, "say these in the file")
+    if flags.faults is not None and flags.simulate is None:
+        raise BadEnforcement("--faults", "is given without --simulate", "give it with simulated nodes only")
     if not 1.0 <= flags.energy_window <= 3600.0:
         raise BadLimit("--energy-window", f"{flags.energy_window:g} is not in [1, 3600]", "choose seconds inside")
     if flags.spool_ticks is not None and not 1 <= flags.spool_ticks <= SPOOL_TICKS_MOST:
@@ -258,6 +267,7 @@ def parse(arguments: Sequence[str]) -> AgentConfig:
         labels=_labels(flags.label),
         topology=_topology(flags.topology),
         simulate=flags.simulate,
+        faults=flags.faults,
         seed=flags.seed,
         spool_ticks=flags.spool_ticks,
         energy_window_s=flags.energy_window,
