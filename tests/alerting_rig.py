@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import yaml
 from deploy.dashboards.reading import ask
+
 from tests.compressed_rules import compressed
 from tests.deploy_rig import CHART
 from tests.e2e.processes import free_address

@@ -10,11 +10,9 @@ import sqlite3
 import threading
 import time
 
-from tests.e2e.steward_test import Fleet
-from tests.fakes.metrics_servers import Listener
-from tests.fakes.stewarded import points
-from tests.faults_rig import Scene
+import pytest
 
+from eelgrid_protos import faults
 from eelgrid_protos.messages import (
     BudgetScope,
     EnforcementMode,
@@ -29,6 +27,10 @@ from eelgrid_protos.messages import (
     TrainingPromise,
     WorkloadKind,
 )
+from tests.e2e.steward_test import Fleet
+from tests.fakes.metrics_servers import Listener
+from tests.fakes.stewarded import points
+from tests.faults_rig import Scene
 
 # Each kind of fault has a part of its own, so that labels tell by which fault an alert fires.
 PARTS = {
@@ -77,7 +79,7 @@ class FaultyFleet(Scene):
     def __enter__(self):
         self._held.enter_context(self.servers)
         self.listener = Listener(self.servers.reply)
-        self._held.callback(lambda: self.listener.__exit__())
+        self._held.callback(self.unplug)
         super().__enter__()
         try:
             self._work()
@@ -143,17 +145,21 @@ class FaultyFleet(Scene):
         soft = hard if size is None else size
         resource.prlimit(self.controller.process.pid, resource.RLIMIT_FSIZE, (soft, hard))
 
-    def file(self, pattern):
-        """The one file of the controller's data of this pattern."""
-        (found,) = self.cluster.data.glob(pattern)
-        return found
+    def cancel_in_vain(self, key):
+        """Somebody ends a workload, and is told that nothing can be kept."""
+        with pytest.raises(faults.Fault):
+            self.cancel(key)
+
+    def file(self, name):
+        """A file of the controller's data."""
+        return self.cluster.data / name
 
 
 class Locked:
-    """Another program that holds a SQLite file: all the time, or by turns of `held_s` with `free_s` between."""
+    """Another program that holds a SQLite file."""
 
-    def __init__(self, path, *, held_s=None, free_s=0.0):
-        self._path, self._held_s, self._free_s = path, held_s, free_s
+    def __init__(self, path):
+        self._path = path
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._hold, daemon=True)
 
@@ -166,32 +172,6 @@ class Locked:
 
     def _hold(self):
         with contextlib.closing(sqlite3.connect(self._path, isolation_level=None, timeout=30.0)) as connection:
-            while not self._done.is_set():
-                connection.execute("BEGIN IMMEDIATE")
-                self._done.wait(self._held_s)
-                connection.execute("ROLLBACK")
-                self._done.wait(self._free_s)
-
-
-class Busy:
-    """Somebody who submits and cancels all the time."""
-
-    def __init__(self, scene):
-        self._scene = scene
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True)
-
-    def begin(self):
-        self._thread.start()
-
-    def end(self):
-        self._done.set()
-        self._thread.join()
-
-    def _work(self):
-        count = 0
-        while not self._done.is_set():
-            count += 1
-            with contextlib.suppress(Exception):
-                self._scene.submit(f"busy-{count}", "L40S")
-                self._scene.cancel(f"busy-{count}")
+            connection.execute("BEGIN IMMEDIATE")
+            self._done.wait()
+            connection.execute("ROLLBACK")

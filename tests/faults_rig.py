@@ -10,9 +10,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from tests.alerting_rig import FACTOR, Alerting
-from tests.e2e.processes import START_S, Cluster, free_address
-
 from eelgrid_protos.messages import (
     CancelWorkloadRequest,
     GetPolicyRequest,
@@ -22,6 +19,8 @@ from eelgrid_protos.messages import (
     UpdatePolicyRequest,
     WorkloadSpec,
 )
+from tests.alerting_rig import FACTOR, Alerting
+from tests.e2e.processes import START_S, Cluster, free_address
 
 FIRES_S, RESOLVES_S = 120.0, 120.0
 
@@ -115,7 +114,9 @@ class Scene:
 
     def submit(self, key, model, *, gpus=1, **spec):
         """A workload of whole GPUs of a model."""
-        request = ResourceRequest(cpu_milli=1000, memory_bytes=2**30, gpu_count=gpus, gpu_milli=1000, gpu_models=(model,))
+        request = ResourceRequest(
+            cpu_milli=1000, memory_bytes=2**30, gpu_count=gpus, gpu_milli=1000, gpu_models=(model,)
+        )
         self.cluster.operators.submit_workload(
             SubmitWorkloadRequest(workload_id=key, spec=WorkloadSpec(name=key, request=request, **spec)), timeout=10.0
         )
@@ -139,20 +140,22 @@ class Scene:
         """Nothing fires but what stands."""
         self.until(lambda: not self.strangers(self.alerting.firing(), ()), within_s=within_s, what="quiet")
 
-    def rehearse(self, fault, begin, end, *awaited, also=(), within_s=FIRES_S):
+    def rehearse(self, fault, begin, end, awaited, also=(), begun_s=None, within_s=FIRES_S):
         """Does it, waits until all that is awaited fires, takes it back, waits until nothing of it fires.
 
-        `also` may fire beside, rightly. Anything else that ever fired fails.
+        `also` may fire beside, rightly. Anything else that ever fired fails. A fault that was begun before was so at
+        `begun_s`.
         """
-        self.until_quiet()
         known = (*awaited, *also)
-        began_s = time.time()
+        if begun_s is None:
+            self.until_quiet()
+        began_s = begun_s or time.time()
         begin()
         fired = self._fired(awaited, known, began_s, within_s)
         took_back_s = time.time()
         end()
         resolved = self._resolved(known, took_back_s)
-        strange = self.strangers(self.alerting.fired(began_s), known)
+        strange = self.strangers(self.alerting.fired(took_back_s if begun_s else began_s), known)
         assert strange == [], f"{fault}: {strange}"
         for one in awaited:
             self.rows.append(Row(str(one), fault, fired[one] - began_s, resolved[one] - took_back_s))
