@@ -96,6 +96,10 @@ class Alerting:
         """The labels of every alert that fires now."""
         return [one["labels"] for one in self._get("alerts")["alerts"] if one["state"] == "firing"]
 
+    def active(self):
+        """The labels of every alert that fires now, or will if it lasts."""
+        return [one["labels"] for one in self._get("alerts")["alerts"]]
+
     def fired(self, since_s):
         """The labels of every alert that fired at some evaluation since then."""
         query = 'ALERTS{alertstate="firing"}'

@@ -20,9 +20,11 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 from tests.alerting_rig import FACTOR, Alerting
-from tests.e2e.processes import START_S, Cluster, free_address
+from tests.e2e.processes import Cluster, free_address
 
 FIRES_S, RESOLVES_S = 120.0, 120.0
+# Two evaluations and some.
+QUIET_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,16 @@ class Scene:
         return [one for one in labels if not any(awaited.meets(one) for awaited in (*known, *self.standing))]
 
     def until_quiet(self, *, within_s=RESOLVES_S):
-        """Nothing fires but what stands."""
-        self.until(lambda: not self.strangers(self.alerting.firing(), ()), within_s=within_s, what="quiet")
+        """Nothing fires but what stands, nor is about to, for a while."""
+        since_s = time.monotonic()
+
+        def look():
+            nonlocal since_s
+            if self.strangers(self.alerting.active(), ()):
+                since_s = time.monotonic()
+            return time.monotonic() - since_s > QUIET_S
+
+        self.until(look, within_s=within_s, what="quiet")
 
     def rehearse(self, fault, begin, end, awaited, also=(), begun_s=None, within_s=FIRES_S):
         """Does it, waits until all that is awaited fires, takes it back, waits until nothing of it fires.
@@ -204,6 +214,3 @@ class Scene:
         lines = [f"{'alert':60} {'fired s':>8} {'resolved s':>10}  fault"]
         lines += [f"{row.alert:60} {row.fired_s:8.0f} {row.resolved_s:10.0f}  {row.fault}" for row in self.rows]
         return "\n".join(lines)
-
-
-__all__ = ["FIRES_S", "RESOLVES_S", "START_S", "FaultyAgent", "Row", "Scene"]

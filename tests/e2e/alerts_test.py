@@ -149,7 +149,8 @@ def _devices(fleet, uuids):
 
 
 def _power(fleet):
-    limited = fleet.agents["limited"].metrics
+    agent = fleet.agents["limited"]
+    limited = agent.metrics
 
     def begin():
         fleet.agents["lonely"].fault("skew", 0, gain=1.5)
@@ -160,7 +161,9 @@ def _power(fleet):
     def end():
         fleet.agents["lonely"].fault("skew", 0, gain=1.0)
         fleet.budget()
-        fleet.cancel("burner")
+        # What only the node's own budget holds is given up until its agent begins anew.
+        agent.child.stop()
+        agent.start()
 
     fleet.rehearse(
         "a wrong sensor, budgets near and below the draw, limits set by hand four times", begin, end,
@@ -169,7 +172,7 @@ def _power(fleet):
             alert("EelgridBudgetOver", budget="node/limited"), alert("EelgridCapDrifted", instance=limited),
             alert("EelgridEnforcementSuspended", instance=limited),
         ),
-        also=(alert("EelgridBudgetNear", budget="node/limited"),),
+        also=(alert("EelgridBudgetNear", budget="node/limited"), alert("EelgridNodesLost")),
     )  # fmt: skip
 
 
