@@ -242,8 +242,6 @@ def parse(arguments: Sequence[str]) -> AgentConfig:
     if flags.simulate is not None and (flags.node_name or flags.pool or flags.label or flags.topology):
         problem = "is given with --node-name, --pool, --label or --topology"
         raise BadNodeName("--simulate", problem, "say these in the file")
-    if flags.faults is not None and flags.simulate is None:
-        raise BadEnforcement("--faults", "is given without --simulate", "give it with simulated nodes only")
     if not 1.0 <= flags.energy_window <= 3600.0:
         raise BadLimit("--energy-window", f"{flags.energy_window:g} is not in [1, 3600]", "choose seconds inside")
     if flags.spool_ticks is not None and not 1 <= flags.spool_ticks <= SPOOL_TICKS_MOST:
@@ -300,6 +298,8 @@ def _check_enforcement(flags: argparse.Namespace) -> None:
         raise BadLimit("--power-budget", problem, "give the node's watts, for example 5600")
     if budget_w is not None and flags.observe_only:
         raise BadEnforcement("--power-budget", "cannot be kept with --observe-only", "leave one of them out")
+    if flags.faults is not None and flags.simulate is None:
+        raise BadEnforcement("--faults", "is given without --simulate", "give it with simulated nodes only")
     if flags.simulate is not None and flags.vendor != "auto":
         raise BadEnforcement("--vendor", "has no meaning with --simulate", "the file says which GPUs there are")
 
