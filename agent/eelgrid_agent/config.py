@@ -146,12 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--listen", default="127.0.0.1:7444", metavar="HOST:PORT", help="this node's own API (default %(default)s)")
     add("--metrics", default="127.0.0.1:9465", metavar="HOST:PORT", help="Prometheus metrics (default %(default)s)")
     add("--simulate", type=Path, metavar="FILE", help="simulate the nodes of this JSON or TOML file")
-    add(
-        "--faults",
-        type=Path,
-        metavar="FILE",
-        help="do to the simulated devices what this file's lines say, as it grows",
-    )
+    add("--faults", type=Path, metavar="FILE", help="do to simulated devices what the lines of this file say")
     add("--seed", type=int, default=1, help="seed of the simulation (default %(default)s)")
     add("--node-name", default="", metavar="NAME", help="this node's name (default: the host's name)")
     add("--pool", default="", help="the pool whose enforcement mode holds for this node")
