@@ -51,7 +51,7 @@ def test_every_alert_is_rehearsed_or_has_a_reason():
     assert sorted(name for part in parts for name in part) == sorted(alert_names())
 
 
-def test_a_lost_gpu_and_a_contained_error_fire_and_nothing_else(tmp_path):
+def test_a_lost_gpu_and_failing_memory_fire_and_nothing_else(tmp_path):
     agents = (("n", [{"product": "h100-pcie-80gb", "count": 3}], ()),)
     with Scene(tmp_path, agents) as scene:
         uuids, agent = scene.uuids("n"), scene.agents["n"]
