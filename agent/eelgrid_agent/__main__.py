@@ -79,9 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _faults_of_files() -> tuple[type[Exception], ...]:
     """What is wrong in a file that the user gave."""
-    from eelgrid_agent.simulation import FleetFileError, SpecError
+    from eelgrid_agent.simulation import FaultFileError, FleetFileError, SpecError
 
-    return FleetFileError, SpecError, WebConfigUnusable
+    return FaultFileError, FleetFileError, SpecError, WebConfigUnusable
 
 
 def _failures() -> tuple[type[Exception], ...]:

@@ -97,6 +97,7 @@ class AgentConfig:
     labels: tuple[tuple[str, str], ...]
     topology: tuple[str, ...]
     simulate: Path | None
+    faults: Path | None
     seed: int
     spool_ticks: int | None
     energy_window_s: float
@@ -145,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--listen", default="127.0.0.1:7444", metavar="HOST:PORT", help="this node's own API (default %(default)s)")
     add("--metrics", default="127.0.0.1:9465", metavar="HOST:PORT", help="Prometheus metrics (default %(default)s)")
     add("--simulate", type=Path, metavar="FILE", help="simulate the nodes of this JSON or TOML file")
+    add("--faults", type=Path, metavar="FILE", help="do to simulated devices what the lines of this file say")
     add("--seed", type=int, default=1, help="seed of the simulation (default %(default)s)")
     add("--node-name", default="", metavar="NAME", help="this node's name (default: the host's name)")
     add("--pool", default="", help="the pool whose enforcement mode holds for this node")
@@ -258,6 +260,7 @@ def parse(arguments: Sequence[str]) -> AgentConfig:
         labels=_labels(flags.label),
         topology=_topology(flags.topology),
         simulate=flags.simulate,
+        faults=flags.faults,
         seed=flags.seed,
         spool_ticks=flags.spool_ticks,
         energy_window_s=flags.energy_window,
@@ -290,6 +293,8 @@ def _check_enforcement(flags: argparse.Namespace) -> None:
         raise BadLimit("--power-budget", problem, "give the node's watts, for example 5600")
     if budget_w is not None and flags.observe_only:
         raise BadEnforcement("--power-budget", "cannot be kept with --observe-only", "leave one of them out")
+    if flags.faults is not None and flags.simulate is None:
+        raise BadEnforcement("--faults", "is given without --simulate", "give it with simulated nodes only")
     if flags.simulate is not None and flags.vendor != "auto":
         raise BadEnforcement("--vendor", "has no meaning with --simulate", "the file says which GPUs there are")
 

@@ -6,6 +6,7 @@ Owns that composition. Must not know streams, signals or the process.
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from eelgrid_agent.attribution.anomalies import AnomalyWatch
 from eelgrid_agent.attribution.node_energy import NodeEnergy
 from eelgrid_agent.attribution.outbox import EnergyOutbox, Kept
 from eelgrid_agent.attribution.sources import Sources
@@ -13,7 +14,7 @@ from eelgrid_agent.config import ENERGY_WINDOW_S, AgentConfig
 from eelgrid_agent.device import Control, Device
 from eelgrid_agent.enforcement import Enforcement, InPlaceKeeper
 from eelgrid_agent.engine import SimulatedEngine
-from eelgrid_agent.guard import Guard, LocalPolicy
+from eelgrid_agent.guard import Guard, GuardLimits, LocalPolicy
 from eelgrid_agent.guard.events import Origin
 from eelgrid_agent.host import SimulatedHost
 from eelgrid_agent.hosted import Drop, Hosted
@@ -25,7 +26,7 @@ from eelgrid_agent.node import Clock, Node
 from eelgrid_agent.nvml import NvmlDevice
 from eelgrid_agent.nvml.control import NvmlControl
 from eelgrid_agent.power import Enforcer, MemoryJournal
-from eelgrid_agent.simulation import FleetFileError, GpuLoad, NodeSpec, SimulatedNode, library, load_fleet
+from eelgrid_agent.simulation import FaultFile, FleetFileError, GpuLoad, NodeSpec, SimulatedNode, library, load_fleet
 from eelgrid_agent.survey import Identity, InPlace, survey
 from eelgrid_agent.worker.latency import Latencies
 from eelgrid_protos import __version__, catalogue
@@ -69,7 +70,7 @@ def simulated_node(
     host = SimulatedHost(
         cpu_milli=spec.cpu_milli, memory_bytes=spec.memory_bytes, load=engine.host_load, monotonic_ns=clock.monotonic_ns
     )
-    guard = Guard(spec.node_name, has_control=has_control, local=local)
+    guard = Guard(spec.node_name, has_control=has_control, local=local, limits=GuardLimits().hurried(spec.hurry))
     node = Node(
         identity, host=host, engine=engine, clock=clock, draw_incarnation=draw_incarnation, ticks_most=ticks_most,
         first=first, send_phase=send_phase, guard=guard, energy=energy,
@@ -98,10 +99,12 @@ def open_fleet(config: AgentConfig, clock: Clock, incarnation: Callable[[], int]
     budget_w = config.power_budget_w
     local = LocalPolicy(power_budget_w=budget_w, enforce=budget_w is not None)
     agents: list[SimulatedAgent] = []
+    simulations: list[SimulatedNode] = []
     devices: list[Device] = []
     calls = Latencies()
     for index, spec in enumerate(specs):
         simulation = SimulatedNode(spec, monotonic_ns=clock.monotonic_ns, seed=config.seed)
+        simulations.append(simulation)
         device, control = _ports(simulation, alone=len(specs) == 1)
         if len(specs) == 1:
             device = TimedDevice(device, calls, monotonic_ns=clock.monotonic_ns)
@@ -111,8 +114,7 @@ def open_fleet(config: AgentConfig, clock: Clock, incarnation: Callable[[], int]
                 simulation, device, spec=spec, clock=clock, draw_incarnation=incarnation, control=control,
                 ticks_most=config.ticks_most(len(specs)), send_phase=index / len(specs), local=local,
                 has_control=not config.observe_only,
-                # Its process ids are not this machine's: nobody is looked up.
-                energy=NodeEnergy(catalogue.load(), Sources()) if len(specs) == 1 else None,
+                energy=_energy(spec.hurry) if len(specs) == 1 else None,
                 energy_window_s=config.energy_window_s,
             )
         )  # fmt: skip
@@ -123,10 +125,18 @@ def open_fleet(config: AgentConfig, clock: Clock, incarnation: Callable[[], int]
         for device in reversed(devices):
             device.close()
 
+    followed = () if config.faults is None else (FaultFile(config.faults, simulations),)
+
     def work(drop: Drop) -> tuple[Awaitable[None], ...]:
-        return Wheel(pairs, clock=clock, stalled=drop).run(), InPlaceKeeper(kept, clock=clock).run()
+        wheel, keeper = Wheel(pairs, clock=clock, stalled=drop), InPlaceKeeper(kept, clock=clock)
+        return wheel.run(), keeper.run(), *(faults.follow() for faults in followed)
 
     return Hosted(nodes=tuple(agent.node for agent in agents), work=work, close=close, calls=calls)
+
+
+def _energy(hurry: float) -> NodeEnergy:
+    """Of a node whose process ids are not this machine's: nobody is looked up."""
+    return NodeEnergy(catalogue.load(), Sources(), watch=AnomalyWatch(hurry=hurry))
 
 
 def _ports(simulation: SimulatedNode, *, alone: bool) -> tuple[Device, Control]:

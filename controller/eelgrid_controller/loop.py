@@ -249,11 +249,19 @@ class ControllerLoop:
             self._go_on_with_backlog()
             if not self._queue:
                 self._wake.clear()
-                await self._wake.wait()
+                await self._rest()
             elif self._journal_fault is None or await self._can_write():
                 await self._batch()
             else:
                 self._refuse_all(self._journal_fault)
+
+    async def _rest(self) -> None:
+        """Until somebody wakes us; a journal that failed is tried meanwhile, for those who watch it but ask nothing."""
+        try:
+            async with asyncio.timeout(None if self._journal_fault is None else _PROBE_EVERY_S):
+                await self._wake.wait()
+        except TimeoutError:
+            await self._can_write()
 
     def _go_on_with_backlog(self) -> None:
         """Queue the rest of a round over waiting work: when nobody waits, and now and then when somebody does."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from eelgrid_agent.__main__ import main
-from eelgrid_agent.config import BadAddress, BadLabel, BadLimit, BadNodeName, BadTlsFlags, parse
+from eelgrid_agent.config import BadAddress, BadEnforcement, BadLabel, BadLimit, BadNodeName, BadTlsFlags, parse
 
 
 def test_defaults_bind_to_loopback():
@@ -53,6 +53,7 @@ def test_tls_takes_three_files():
         (["--topology", "zone/-rack"], BadNodeName),
         (["--topology", "/".join("abcdefghi")], BadNodeName),
         (["--topology", "zone", "--simulate", "fleet.json"], BadNodeName),
+        (["--faults", "faults.jsonl"], BadEnforcement),
         (["--label", "=7"], BadLabel),
         (["--label", "a=1", "--label", "a=2"], BadLabel),
         (["--label", f"a={'x' * 254}"], BadLabel),

@@ -122,6 +122,27 @@ def test_a_device_that_left_has_none():
     assert watch.lasting() == ()
 
 
+@pytest.mark.parametrize(("limit_w", "stalled"), [(250.0, False), (None, True), (700.0, True)])
+def test_work_that_a_limit_holds_down_is_no_stall(limit_w, stalled):
+    gpu = Gpu(
+        uuid="GPU-0", index=0, product="NVIDIA H100 80GB HBM3", model="H100", catalogue_key="h100-sxm5-80gb",
+        power_limit_default_w=700.0,
+    )  # fmt: skip
+    attributor = Attributor(load())
+    for turn in range(20):
+        device = DeviceLook(
+            gpu=gpu, energy_j=turn * 2000.0, utilization=1.0, limit_w=limit_w,
+            processes=(GpuProcess(pid=1, kind=ProcessKind.COMPUTE),),
+        )  # fmt: skip
+        found = attributor.observe(
+            AttributionLook(
+                monotonic_ns=turn * 10 * SECOND, wall_ns=turn * 10 * SECOND, devices=(device,),
+                owners={1: ProcessOwner(A)}, allocations=(),
+            )
+        )  # fmt: skip
+    assert (AnomalyKind.STALLED in {one.subject.kind for one in found.anomalies}) is stalled
+
+
 def test_the_attributor_tells_of_them():
     gpu = Gpu(uuid="GPU-0", index=0, product="NVIDIA H100 80GB HBM3", model="H100", catalogue_key="h100-sxm5-80gb")
     attributor = Attributor(load())

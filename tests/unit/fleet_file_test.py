@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from eelgrid_agent.guard import GuardLimits
 from eelgrid_agent.simulation import FleetFileError, GpuSpec, MigSlice, SimulatedNode, load_fleet
 
 NODE = {"name": "node", "cpu_milli": 1000, "memory_bytes": 2**30}
@@ -39,6 +40,15 @@ def test_nodes_and_devices_are_multiplied(tmp_path: Path) -> None:
     assert (nodes[3].gpus, nodes[3].pool, nodes[3].labels) == ((), "", {})
     assert (nodes[0].topology, nodes[3].topology) == (("zone-a", "rack-7"), ())
     assert len(SimulatedNode(nodes[0], monotonic_ns=lambda: 0, seed=0).gpus()) == 4
+
+
+def test_a_node_in_a_hurry_waits_less_and_no_other_does(tmp_path: Path) -> None:
+    hurried, usual = load_fleet(write(tmp_path, {"nodes": [{**NODE, "hurry": 60}, {**NODE, "name": "other"}]}))
+    assert (hurried.hurry, usual.hurry) == (60.0, 1.0)
+    limits = GuardLimits().hurried(hurried.hurry)
+    assert (limits.quarantine_s, limits.loss_window_s, limits.repair_window_s) == (5.0, 10.0, 10.0)
+    assert limits.slew_w == GuardLimits().slew_w
+    assert GuardLimits().hurried(usual.hurry) == GuardLimits()
 
 
 def test_toml_says_the_same(tmp_path: Path) -> None:

@@ -65,6 +65,13 @@ async def test_a_fleet_is_told_by_pool_with_its_stale_nodes_and_the_models_error
         held = int(place.node_name != "n3")
         modelled_w = 6 * 30.0 + held * 120.0
         assert values(text, "eelgrid_model_power_error_ratio") == {("G2",): pytest.approx(300.0 / modelled_w - 1.0)}
+        # What a limit of ours saves is no error of the model.
+        await rig.controller.loop.set_limit("w1", 100.0)
+        left = {"n1": 4, "n2": 2}.get(place.node_name, 6)
+        text = await page_of(rig)
+        assert values(text, "eelgrid_model_power_error_ratio") == {
+            ("G2",): pytest.approx(left * 50.0 / (left * 30.0) - 1.0)
+        }
 
 
 async def test_what_waits_is_counted_by_constraint_and_the_plan_by_change(tmp_path):

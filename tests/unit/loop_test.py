@@ -121,6 +121,19 @@ async def test_a_full_disk_is_probed_once_a_second_at_most() -> None:
         await loop.node_joined(inventory())
 
 
+async def test_room_on_the_disk_is_noticed_though_nobody_asks_for_anything() -> None:
+    journal = MemoryJournal()
+    async with looping(journal) as loop:
+        journal.fault = FULL
+        with pytest.raises(ResourceExhausted):
+            await loop.node_joined(inventory())
+        assert loop.journal_fault is not None
+        journal.fault = None
+        async with asyncio.timeout(60.0):
+            while loop.journal_fault is not None:  # noqa: ASYNC110  # the loop looks by itself, once a second
+                await asyncio.sleep(0.02)
+
+
 async def test_another_fault_of_the_disk_is_unavailable_and_passes() -> None:
     journal = MemoryJournal()
     async with looping(journal) as loop:

@@ -24,11 +24,18 @@ class Meter:
         self.sampler = Sampler(sample_interval_s=1.0)
         self.metering = Metering(load())
 
-    def tick(self, at_s, *devices):
+    def tick(self, at_s, *devices, limit_w=NO):
         looks = tuple(
             (
                 f"GPU-{index}",
-                RawReadings(energy_counter_j=counter, values={Reading.POWER_W: power, Reading.UTILIZATION_RATIO: used}),
+                RawReadings(
+                    energy_counter_j=counter,
+                    values={
+                        Reading.POWER_W: power,
+                        Reading.UTILIZATION_RATIO: used,
+                        Reading.POWER_LIMIT_W: limit_w,
+                    },
+                ),
             )
             for index, (counter, power, used) in enumerate(devices)
         )
@@ -54,6 +61,17 @@ def test_totals_are_the_samplers_and_utilization_is_the_mean_since_the_look_befo
     # What cannot be had now is not what was had before.
     assert found.total_j == {"GPU-0": 600.0}
     assert meter.take().utilization == {}
+
+
+def test_the_limit_is_the_highest_since_the_look_before():
+    meter = Meter()
+    for at_s, limit_w in enumerate((700.0, 250.0, NO)):
+        meter.tick(at_s, (300.0 * at_s, 300.0, 1.0), limit_w=limit_w)
+    assert meter.take().limits_w == {"GPU-0": 700.0}
+    meter.tick(3, (900.0, 300.0, 1.0), limit_w=250.0)
+    assert meter.take().limits_w == {"GPU-0": 250.0}
+    meter.tick(4, (1200.0, 300.0, 1.0))
+    assert meter.take().limits_w == {}
 
 
 def test_each_device_says_how_its_joules_were_had():

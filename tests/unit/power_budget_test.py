@@ -201,3 +201,28 @@ def test_the_level_depends_on_the_readings_only():
     first, _ = keep(Budget(), draws, 2000.0, 0, limits, is_enforced=True)
     second, _ = keep(first, draws, 2000.0, 250_000_000, limits, is_enforced=True)
     assert first.level_w == second.level_w == 490.0
+
+
+def test_what_only_the_budget_holds_is_given_up_until_another_budget():
+    def given_up(rig, uuid):
+        return bool(rig.guard.state.device(uuid).suspended)
+
+    rig = Rig(fake(1), local=LocalPolicy(power_budget_w=10_000.0))
+    (uuid,) = rig.machine.uuids
+    rig.machine.load(uuid, 700.0)
+    rig.offer(plan_of(power_budget_w=500.0))
+    rig.cycle(40, seconds=0.25)
+    assert rig.limit_w(uuid) <= 500.0
+    for _ in range(5):
+        rig.machine.set_behind(uuid, 690.0)
+        rig.cycle(8, seconds=0.25)
+    assert given_up(rig, uuid)
+    # The plan judged anew, or a later one with the same budget, is no reason to fight again.
+    rig.guard.again(gpu_uuids=frozenset({uuid}))
+    rig.offer(plan_of(power_budget_w=500.0))
+    rig.cycle(8, seconds=0.25)
+    assert given_up(rig, uuid)
+    rig.offer(plan_of(power_budget_w=550.0))
+    rig.cycle(40, seconds=0.25)
+    assert not given_up(rig, uuid)
+    assert rig.limit_w(uuid) <= 550.0

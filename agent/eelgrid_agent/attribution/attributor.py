@@ -29,7 +29,7 @@ from eelgrid_agent.attribution.shares import Confidence, Method, Part, Share
 from eelgrid_agent.attribution.split import Claim, Glance, Holder, Slice, split
 from eelgrid_agent.attribution.uncertainty import EnergyEstimate
 from eelgrid_agent.device import GpuProcess, InstanceReadings, Missing
-from eelgrid_protos.catalogue import Catalogue
+from eelgrid_protos.catalogue import Catalogue, Product
 from eelgrid_protos.messages import GPUS_PER_NODE_MOST, Gpu, Reading
 
 __all__ = ["Attribution", "AttributionLook", "Attributor", "DeviceLook"]
@@ -54,6 +54,8 @@ class DeviceLook:
     energy_j: float | None
     utilization: float | None = None
     estimate: EnergyEstimate | None = None
+    # The highest that was enforced since the look before.
+    limit_w: float | None = None
     instances: tuple[InstanceReadings, ...] = ()
     processes: tuple[GpuProcess, ...] | None = None
 
@@ -178,7 +180,7 @@ class Attributor:
             shares = split(spent_mj, glances, meter.idle.idle(product, mig_enabled=gpu.mig_enabled))
         self._watch.observe(
             gpu.uuid, glance, shares=shares, allocations_known=look.allocations is not None, wall_ns=look.wall_ns,
-            mean_power_w=mean_w, busy_w=gpu.power_limit_default_w or (product.busy_w if product else None),
+            mean_power_w=mean_w, busy_w=_busy_w(device, product),
             idle=meter.idle.idle(product, mig_enabled=gpu.mig_enabled),
         )  # fmt: skip
         return shares
@@ -332,3 +334,9 @@ def _unseen(energy_mj: int) -> tuple[Share, ...]:
             confidence=Confidence.LOW,
         ),
     )  # fmt: skip
+
+
+def _busy_w(device: DeviceLook, product: Product | None) -> float | None:
+    """What it draws at full power under the limit that is enforced: work that is held down by a limit is no stall."""
+    full_w = device.gpu.power_limit_default_w or (product.busy_w if product else None)
+    return full_w if device.limit_w is None or full_w is None else min(full_w, device.limit_w)

@@ -25,6 +25,7 @@ _DEVICES_MOST = 2 * GPUS_PER_NODE_MOST
 _ENERGY_ROW = GPU_READINGS.index(Reading.ENERGY_J)
 _POWER_ROW = GPU_READINGS.index(Reading.POWER_W)
 _UTILIZATION_ROW = GPU_READINGS.index(Reading.UTILIZATION_RATIO)
+_LIMIT_ROW = GPU_READINGS.index(Reading.POWER_LIMIT_W)
 _COUNTER_J_MOST = READING_RANGES[Reading.ENERGY_J].high
 
 
@@ -38,17 +39,20 @@ class Energies:
     # Since the energies before.
     utilization: Mapping[str, float] = field(default_factory=dict)
     estimates: Mapping[str, EnergyEstimate] = field(default_factory=dict)
+    # The highest that was enforced since the energies before.
+    limits_w: Mapping[str, float] = field(default_factory=dict)
 
 
 class _Tally:
     """One device."""
 
-    __slots__ = ("told", "total_j", "used", "window")
+    __slots__ = ("limit_w", "told", "total_j", "used", "window")
 
     def __init__(self, window: EnergyWindow) -> None:
         self.window = window
         self.total_j: float | None = None
         self.used, self.told = 0.0, 0
+        self.limit_w: float | None = None
 
 
 class Metering:
@@ -72,9 +76,9 @@ class Metering:
             tally = self._tallies.get(uuid)
             if tally is None:
                 tally = self._tallies[uuid] = _Tally(self._window(uuid, gpus))
-            energy, power, used = (
+            energy, power, used, limit = (
                 None if (cell := row * tick.gpus + column) in absent else tick.gpu_values[cell]
-                for row in (_ENERGY_ROW, _POWER_ROW, _UTILIZATION_ROW)
+                for row in (_ENERGY_ROW, _POWER_ROW, _UTILIZATION_ROW, _LIMIT_ROW)
             )
             counter = raw.energy_counter_j
             tally.total_j = energy
@@ -84,22 +88,26 @@ class Metering:
             )  # fmt: skip
             if used is not None:
                 tally.used, tally.told = tally.used + used, tally.told + 1
+            if limit is not None:
+                tally.limit_w = max(limit, tally.limit_w or 0.0)
 
     def take(self, *, uncounted_s: Mapping[str, float]) -> Energies:
         """The energies now; utilization begins anew. `uncounted_s` are seconds of each device that no total holds."""
-        totals, utilization, estimates = {}, {}, {}
+        totals, utilization, estimates, limits_w = {}, {}, {}, {}
         for uuid, tally in self._tallies.items():
             if tally.total_j is not None:
                 totals[uuid] = tally.total_j
             if tally.told:
                 utilization[uuid] = tally.used / tally.told
                 tally.used, tally.told = 0.0, 0
+            if tally.limit_w is not None:
+                limits_w[uuid], tally.limit_w = tally.limit_w, None
             estimate = tally.window.estimate(uncounted_s=uncounted_s.get(uuid, 0.0))
             if estimate is not None:
                 estimates[uuid] = estimate
         return Energies(
             monotonic_ns=self._monotonic_ns, wall_ns=self._wall_ns, total_j=totals, utilization=utilization,
-            estimates=estimates,
+            estimates=estimates, limits_w=limits_w,
         )  # fmt: skip
 
     def _window(self, uuid: str, gpus: Iterable[Gpu]) -> EnergyWindow:

@@ -14,7 +14,7 @@ counted begins anew with the agent, as the sampler's totals do.
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from eelgrid_agent.attribution.anomalies import Anomaly, AnomalyKind, Subject
+from eelgrid_agent.attribution.anomalies import Anomaly, AnomalyKind, AnomalyWatch, Subject
 from eelgrid_agent.attribution.attributor import Attribution, Attributor
 from eelgrid_agent.attribution.metering import Metering
 from eelgrid_agent.attribution.report import EnergyReport, report_of
@@ -33,10 +33,10 @@ _NOTHING: Mapping[str, float] = MappingProxyType({})
 class NodeEnergy:
     """See the module."""
 
-    def __init__(self, catalogue: Catalogue, sources: Sources) -> None:
+    def __init__(self, catalogue: Catalogue, sources: Sources, *, watch: AnomalyWatch | None = None) -> None:
         self._sources = sources
         self._metering = Metering(catalogue)
-        self._attributor = Attributor(catalogue)
+        self._attributor = Attributor(catalogue, watch=watch)
         self._ticked_ns: int | None = None
         self._told: frozenset[Subject] = frozenset()
         self.newest: Attribution | None = None

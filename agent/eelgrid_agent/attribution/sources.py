@@ -95,6 +95,7 @@ def _device(gpu: Gpu, energies: Energies, slow: SlowLook) -> DeviceLook:
         energy_j=energies.total_j.get(gpu.uuid),
         utilization=energies.utilization.get(gpu.uuid),
         estimate=energies.estimates.get(gpu.uuid),
+        limit_w=energies.limits_w.get(gpu.uuid),
         instances=slow.instances.get(gpu.uuid, ()),
         processes=slow.processes.get(gpu.uuid),
     )

@@ -113,19 +113,25 @@ def step(state: GuardState, event: Event, limits: GuardLimits) -> Stepped:
             return _put_back(replace(state, is_stopping=True), {})
 
 
-def _wishing(device: DeviceState, wish: Wish, gang: tuple[str, ...]) -> DeviceState:
-    """Only a device that was given up and that nothing is wanted of any more may be wanted anew."""
-    suspended = "" if wish == _NO_WISH else device.suspended
+def _wishing(device: DeviceState, wish: Wish, gang: tuple[str, ...], *, is_held: bool = False) -> DeviceState:
+    """Only a device that was given up and that nothing is wanted of any more may be wanted anew.
+
+    `is_held` says that the same budget holds it as before: that a plan has no wish for it is then no news.
+    """
+    suspended = "" if wish == _NO_WISH and not (is_held and device.wish == _NO_WISH) else device.suspended
     changed = replace(device, wish=wish, gang=gang, suspended=suspended)
     return changed if wish == device.wish else replace(changed, problems=(), note=None, attempts=0, retry_ns=0)
 
 
 def _plan(state: GuardState, event: PlanInForce) -> GuardState:
+    after = replace(state, plan_budget_w=event.budget_w, is_enforced=event.enforce)
+    budget_w, is_enforced = after.budget_now()
+    is_held = is_enforced and budget_w is not None and after.budget_now() == state.budget_now()
     devices = {
-        uuid: _wishing(state.device(uuid), event.wishes.get(uuid, _NO_WISH), event.gangs.get(uuid, ()))
+        uuid: _wishing(state.device(uuid), event.wishes.get(uuid, _NO_WISH), event.gangs.get(uuid, ()), is_held=is_held)
         for uuid in state.devices.keys() | event.wishes.keys()
     }
-    return replace(state, devices=devices, plan_budget_w=event.budget_w, is_enforced=event.enforce)
+    return replace(after, devices=devices)
 
 
 def _put_back(state: GuardState, found: Mapping[str, DeviceRecord]) -> Stepped:

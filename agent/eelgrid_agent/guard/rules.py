@@ -4,7 +4,7 @@ Owns the names that ApplyResult.rule carries and every threshold, each with the
 reason for its value. Must not know plans, devices or time.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 __all__ = ["GuardLimits", "LocalPolicy", "Rule"]
@@ -74,6 +74,14 @@ class GuardLimits:
     budget_hold_s: float = 3.0
     # Longest sensor window (1 s) and period (0.1 s), and some: what was set is in the readings by then.
     budget_settle_s: float = 1.5
+
+    def hurried(self, times: float) -> "GuardLimits":
+        """The same patience in a life that is so many times faster: of repairs, losses and quarantine."""
+        return replace(
+            self, repair_window_s=self.repair_window_s / times, loss_window_s=self.loss_window_s / times,
+            quarantine_s=self.quarantine_s / times, quarantine_s_most=self.quarantine_s_most / times,
+            quarantine_memory_s=self.quarantine_memory_s / times,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from eelgrid_agent.device import DeviceEventKind
-from eelgrid_agent.simulation.gpu import SimGpu
+from eelgrid_agent.simulation.gpu import Conduct, SimGpu
 from eelgrid_agent.simulation.mig import Refusal, Refused
 from eelgrid_agent.simulation.operations import Act
 from eelgrid_agent.simulation.spec import GpuLoad, SpecError
@@ -62,6 +62,24 @@ class Faults:
     def announce(self, uuid: str, kind: DeviceEventKind, code: int = _RECOVER_BY_RESET) -> None:
         """The driver tells anything else."""
         self._node.operations.announce(kind, self._node.device(uuid), code)
+
+    def fail_memory(self, uuid: str, *, failed: bool = True) -> None:
+        """Remapping a row of memory fails, which only another part mends; False is that part."""
+        self._node.device(uuid).wear.remap_failed = failed
+
+    def conduct(self, uuid: str, conduct: Conduct) -> None:
+        """What the work on the device does with it: computes, holds it idle, or spins for a rank that does not come."""
+        self._node.device(uuid).conduct(conduct, self._now_ns)
+
+    def skew(self, uuid: str, gain: float) -> None:
+        """The power sensor reads this many times the truth."""
+        if not 0.1 <= gain <= 10.0:
+            raise SpecError("gain", f"{gain:g} is not in [0.1, 10]; give 1 for a true sensor")
+        self._node.device(uuid).skew(gain, self._now_ns)
+
+    def ask_mode(self, uuid: str, *, enabled: bool) -> None:
+        """Somebody asks for a MIG mode by hand (nvidia-smi -mig); where a reset is needed, it stays pending."""
+        self._node.operations.set_mode(self._node.device(uuid), enabled=enabled)
 
     def cap_power(self, uuid: str, cap_w: float | None) -> None:
         """Something out of band lowers the enforced limit; None lets it go."""

@@ -2,12 +2,15 @@
 
     {"nodes": [{"name": "node-{index}", "count": 3, "cpu_milli": 96000, "memory_bytes": 412316860416,
                 "pool": "a", "labels": {"owner": "x"}, "topology": "zone-a/spine-2/rack-7", "driver_version": "580.95.05",
+                "hurry": 60,
                 "gpus": [{"product": "openb-g2", "model": "G2", "count": 8},
                          {"product": "a100-sxm4-40gb", "mig": ["3g@4", "1g.5gb@0"], "sensor_gain": 0.954}]}]}
 
 "{index}" in a name stands for 0 to count - 1. `mig` lists profile@start and
 turns MIG on even when it is empty. A power sensor reads `sensor_gain` times the
-truth plus `sensor_offset_w`. `topology` says where a node stands, outermost first. It owns the format; what a machine can be
+truth plus `sensor_offset_w`. `topology` says where a node stands, outermost first.
+`hurry` makes the agent's own waits so many times shorter (how long an anomaly must last, how long a quarantine does and
+within which time losses and repairs count), for rehearsals of faults; 1 is as in real life. It owns the format; what a machine can be
 is the specification's to say.
 
 FleetFileError               the file is not there, not readable, or breaks a rule
@@ -89,6 +92,7 @@ def _like_nodes(path: str, row: Any, catalogue: Catalogue) -> Iterator[NodeSpec]
         driver_version=fields.take(
             "driver_version", str, default=NodeSpec.__dataclass_fields__["driver_version"].default
         ),
+        hurry=fields.number("hurry", 1.0, 3600.0, default=1.0),
     )
     where = fields.take("topology", str, default="")
     node = replace(node, topology=tuple(where.split("/")) if where else ())

@@ -26,7 +26,7 @@ from eelgrid_agent.simulation.work import WorkDone
 from eelgrid_protos.catalogue import PowerSensor, Product
 from eelgrid_protos.messages import Gpu
 
-__all__ = ["Health", "SimGpu"]
+__all__ = ["Conduct", "Health", "SimGpu"]
 
 _BRANCH = 580
 _REASON_IDLE = 0x1
@@ -50,12 +50,22 @@ class Health(Enum):
     HUNG = "hung"
 
 
+class Conduct(Enum):
+    """What the work on a device does with it."""
+
+    BUSY = "busy"
+    # It holds the device and computes nothing.
+    IDLE = "idle"
+    # A collective waits for a rank that does not come: fully utilised, next to no power, and no work done.
+    SPINNING = "spinning"
+
+
 class SimGpu:
     """The core. Moments are monotonic nanoseconds and never fall."""
 
     __slots__ = (
-        "_capped", "_counter_base_pj", "_gain", "_heat_ns", "_identity", "_offset_mw", "_phase_ns", "_seen", "_signal",
-        "_steady_mw", "_temperature_c", "begun", "cap_mw", "generation", "health", "limit_mw", "loads", "locked_mhz",
+        "_capped", "_conduct", "_counter_base_pj", "_gain", "_heat_ns", "_identity", "_offset_mw", "_phase_ns", "_seen", "_signal",
+        "_steady_mw", "_temperature_c", "_wanted", "begun", "cap_mw", "generation", "health", "limit_mw", "loads", "locked_mhz",
         "memory_clock_mhz", "mig", "percents", "product", "profiles", "slot", "sm_clock_mhz", "uuid",
         "wear",
     )  # fmt: skip
@@ -88,6 +98,8 @@ class SimGpu:
         self._temperature_c = self._settled_c(self._idle_mw)
         self._heat_ns = now_ns
         self.loads = Loads(now_ns)
+        # The load that was asked for, and what the work makes of it.
+        self._wanted, self._conduct = IDLE, Conduct.BUSY
         self.wear = Wear()
         # The work done when counters of traffic last were zero.
         self.begun = WorkDone()
@@ -103,7 +115,23 @@ class SimGpu:
 
     def set_load(self, load: GpuLoad, now_ns: int) -> None:
         """The load from now on. Nothing runs on a device that is not there."""
-        self.loads.set(IDLE if self.health is Health.LOST else load)
+        self._wanted = IDLE if self.health is Health.LOST else load
+        self._load(now_ns)
+
+    def conduct(self, conduct: Conduct, now_ns: int) -> None:
+        """What work on the whole device does from now on, whatever load it is."""
+        self._conduct = conduct
+        self._load(now_ns)
+
+    def skew(self, gain: float, now_ns: int) -> None:
+        """The power sensor reads this many times the truth from now on; the energy counter stays true."""
+        self._gain = gain
+        self._steady_mw = self._shown_mw(self._signal.level_mw)
+        self._follow(now_ns)
+
+    def _load(self, now_ns: int) -> None:
+        load = self._wanted
+        self.loads.set(replace(load, utilization_ratio=0.0) if self._conduct is Conduct.IDLE else load)
         self._follow(now_ns)
 
     def set_instance_load(self, instance_id: int, load: GpuLoad, now_ns: int) -> None:
@@ -160,6 +188,7 @@ class SimGpu:
         self.limit_mw = milli(self.product.power_default_w)
         self.locked_mhz = None
         self.profiles = frozenset()
+        self._wanted = IDLE
         self.loads.set(IDLE)
         self.wear.start_anew()
         self.begun = self.loads.done(now_ns)
@@ -171,6 +200,7 @@ class SimGpu:
         if self.health is not Health.LOST:
             self.generation += 1
         self.health = Health.LOST
+        self._wanted = IDLE
         self.loads.set(IDLE)
         self._follow(now_ns)
 
@@ -293,13 +323,14 @@ class SimGpu:
         """Power, clocks and work follow the load, the limit and the locked clocks."""
         loads, mig, product = self.loads, self.mig, self.product
         loads.gather(mig.instances, mig.geometry.compute_slices if mig.geometry else 1)
+        is_spinning = self._conduct is Conduct.SPINNING
         pace = pace_of(
             product, loads.total, idle_mw=self._idle_mw, limit_mw=self.enforced_mw, locked_mhz=self.locked_mhz,
-            awake=mig.enabled,
+            awake=mig.enabled, spins=is_spinning,
         )  # fmt: skip
         self._capped = pace.capped
         self.sm_clock_mhz, self.memory_clock_mhz = pace.sm_clock_mhz, pace.memory_clock_mhz
-        loads.run(pace.clock, mig.instances, now_ns)
+        loads.run(0.0 if is_spinning else pace.clock, mig.instances, now_ns)
         ratio = loads.total.utilization_ratio
         self.percents = None if mig.enabled else (round(100.0 * ratio), round(100.0 * loads.memory_share))
         if pace.power_mw != self._signal.level_mw:

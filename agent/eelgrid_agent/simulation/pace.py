@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from eelgrid_agent.simulation.curve import FLOOR, clock_share, power_share
+from eelgrid_agent.simulation.curve import AWAKE, FLOOR, clock_share, power_share
 from eelgrid_agent.simulation.spec import GpuLoad
 from eelgrid_protos.catalogue import Product
 
@@ -30,16 +30,23 @@ class Pace:
 
 
 def pace_of(
-    product: Product, load: GpuLoad, *, idle_mw: int, limit_mw: int, locked_mhz: tuple[int, int] | None, awake: bool
+    product: Product,
+    load: GpuLoad,
+    *,
+    idle_mw: int,
+    limit_mw: int,
+    locked_mhz: tuple[int, int] | None,
+    awake: bool,
+    spins: bool = False,
 ) -> Pace:
-    """The pace; `awake` keeps the clocks up without a load, as MIG does."""
+    """The pace; `awake` keeps the clocks up without a load, as MIG does. A load that spins draws what being awake does."""
     utilization, highest = load.utilization_ratio, product.sm_clock_max_mhz
     if utilization == 0.0 and not awake:
         memory_clock_mhz = product.memory_clock_idle_mhz or product.memory_clock_mhz
         return Pace(idle_mw, 0.0, product.sm_clock_min_mhz, memory_clock_mhz, capped=False)
     clock = 1.0 if locked_mhz is None else min(locked_mhz[1] / highest, 1.0)
     swing_mw = (milli(product.busy_w) - idle_mw) * utilization
-    power_mw = idle_mw + round(swing_mw * power_share(clock))
+    power_mw = idle_mw + round(swing_mw * (AWAKE if spins else power_share(clock)))
     capped = power_mw > max(limit_mw, idle_mw)
     if capped:
         fitting = clock_share((limit_mw - idle_mw) / swing_mw)

@@ -86,6 +86,8 @@ class NodeSpec:
     driver_version: str = _DRIVER_VERSION
     # Outermost first.
     topology: tuple[str, ...] = ()
+    # How many times shorter the agent's own waits are (anomalies, quarantine, repairs), so that faults can be rehearsed.
+    hurry: float = 1.0
 
     @property
     def driver_branch(self) -> int:

@@ -87,7 +87,7 @@ _SECTIONS: Mapping[str, tuple[Described, ...]] = {
         Described("eelgrid_measured_power_watts", _G, "Sum of fresh power readings by GPU model", ("model",)),
         Described("eelgrid_measured_gpus", _G, "GPUs with a fresh power reading"),
         Described("eelgrid_modelled_power_watts", _G, "Power that the model gives for the present placement"),
-        Described("eelgrid_model_power_error_ratio", _G, "Measured over modelled power of GPUs with a fresh reading, less one, by model; below 0 they draw less than the planner takes", ("model",)),
+        Described("eelgrid_model_power_error_ratio", _G, "Measured over modelled power of GPUs with a fresh reading, of nodes without work under a limit, less one, by model; below 0 they draw less than the planner takes", ("model",)),
         Described("eelgrid_pool_power_watts", _G, "Sum of fresh power readings by node pool", ("pool",)),
         Described("eelgrid_stale_nodes", _G, "Ready nodes with an agent whose newest sample is too old to stand for now, or never came"),
         Described("eelgrid_oldest_sample_age_seconds", _G, "Age of the newest sample, of the ready node where it is oldest; no series before the first"),

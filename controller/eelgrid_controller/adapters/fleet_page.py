@@ -7,7 +7,8 @@ Theory. Sums are numpy's, over the newest power of all nodes and the snapshot; o
 only state and pool are looked at (bench/scrape.py). Modelled watts of GPUs are those of `eelgrid_kernels.node_power`,
 device by device. They are compared with what was measured where a node's reading covers all
 of its devices of a model and none of them is cut by MIG, so that both sides are of the same
-devices. Reasons are names of constraints, which are known beforehand: a budget has its node's
+devices. Nodes where a limit of ours holds work down are left out: the planner's watts are of full power, and what
+a limit saves is no error of theirs. Reasons are names of constraints, which are known beforehand: a budget has its node's
 name in its sentence and none in its constraint.
 """
 
@@ -45,7 +46,7 @@ from eelgrid_controller.snapshot import Snapshot
 from eelgrid_controller.state import NodeRecord
 from eelgrid_controller.telemetry import Telemetry
 from eelgrid_kernels import GPU_ABSENT, GPU_PLACEABLE, GPU_WHOLE_MILLI
-from eelgrid_protos.messages import NodeState, Summary
+from eelgrid_protos.messages import NodeState, Summary, Workload
 
 __all__ = ["FleetPage", "Watts", "fragmentation_ratio", "model_watts", "pool_watts", "waiting_by_reason"]
 
@@ -100,7 +101,8 @@ class FleetPage:
         yield family("eelgrid_stale_nodes", stale)
         if not np.isnan(ages_s).all():
             yield family("eelgrid_oldest_sample_age_seconds", float(np.nanmax(ages_s)))
-        watts = dict(sorted(model_watts(snapshot, seen, is_ready).items())[:MODELS_MOST])
+        is_free = [one is not None and not _is_limited(one, core.state.workloads) for one in records]
+        watts = dict(sorted(model_watts(snapshot, seen, is_ready & is_free).items())[:MODELS_MOST])
         yield family(
             "eelgrid_model_power_error_ratio",
             {
@@ -114,6 +116,11 @@ class FleetPage:
             yield family("eelgrid_fragmentation_ratio", ratio)
         yield family("eelgrid_pending_workloads", waiting_by_reason(self._summary()))
         yield family("eelgrid_plan_changes_total", dict(self._changes))
+
+
+def _is_limited(record: NodeRecord, workloads: Mapping[str, Workload]) -> bool:
+    """Whether work on the node is under a power limit."""
+    return any(workloads[one.workload_id].power_limit_w is not None for one in record.assignments.values())
 
 
 def _most(values: Mapping[str, float], most: int) -> dict[str, float]:

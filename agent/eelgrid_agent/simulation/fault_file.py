@@ -1,0 +1,165 @@
+"""The fault file: what befalls simulated devices while their agent runs, a line of JSON each, in the order of the lines.
+
+    {"fault": "lose", "gpu": 0}
+    {"fault": "xid", "gpu": 2, "code": 79, "node": "node-3"}
+    {"fault": "slow_calls", "seconds": 2}
+
+Whoever rehearses a fault appends a line; it takes effect once it ends with a
+newline. `gpu` is the device's place in the fleet file. `node` may be left out
+where the agent has one. The faults are those of `Faults`; FAULTS has their
+names and fields. What takes a fault back is a fault too: restore, reset,
+release, or the same with another value.
+
+It owns the format; what a fault does is `Faults`' to say.
+
+FaultFileError               the file cannot be read, or a line of it is no fault of these nodes
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from eelgrid_agent.simulation.gpu import Conduct
+from eelgrid_agent.simulation.mig import Refused
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.spec import SpecError
+
+__all__ = ["FAULTS", "FaultFile", "FaultFileError"]
+
+_LOOK_S = 0.1
+_BYTES_MOST = 16 * 1024 * 1024
+# A longer pause is a hang, which is a fault of its own.
+_SLOW_S_MOST = 60.0
+
+
+class FaultFileError(ValueError):
+    """The file or a line of it; the message names the file, the line, the field and the remedy."""
+
+
+class _Fault(NamedTuple):
+    """Fields beside fault, node and gpu, each with what it must be; `does` takes the node, the UUID and them."""
+
+    fields: Mapping[str, tuple[type, ...]]
+    does: Callable[..., object]
+    of_gpu: bool = True
+
+
+_NUMBER = (int, float)
+_NONE: Mapping[str, tuple[type, ...]] = {}
+
+
+def _limit(node: SimulatedNode, uuid: str, watts: float) -> None:
+    node.faults.limit_power(uuid, watts)
+
+
+def _slow(node: SimulatedNode, _uuid: str, seconds: float) -> None:
+    if not 0.0 <= seconds <= _SLOW_S_MOST:
+        raise SpecError("seconds", f"{seconds:g} is not in [0, {_SLOW_S_MOST:g}]; give 0 to end it")
+    node.faults.slow_calls((lambda _call: time.sleep(seconds)) if seconds else None)
+
+
+def _conduct(node: SimulatedNode, uuid: str, work: str) -> None:
+    known = {conduct.value: conduct for conduct in Conduct}
+    if work not in known:
+        raise SpecError("work", f"{work!r} is none of {', '.join(known)}; choose one")
+    node.faults.conduct(uuid, known[work])
+
+
+FAULTS: Mapping[str, _Fault] = {
+    "lose": _Fault(_NONE, lambda node, uuid: node.faults.lose(uuid)),
+    "restore": _Fault(_NONE, lambda node, uuid: node.faults.restore(uuid)),
+    "hang": _Fault(_NONE, lambda node, uuid: node.faults.hang(uuid)),
+    "reset": _Fault(_NONE, lambda node, uuid: node.faults.reset(uuid)),
+    "xid": _Fault({"code": (int,)}, lambda node, uuid, code: node.faults.announce_xid(uuid, code)),
+    "limit_power": _Fault({"watts": _NUMBER}, _limit),
+    "fail_memory": _Fault(
+        {"failed": (bool,)}, lambda node, uuid, failed: node.faults.fail_memory(uuid, failed=failed)
+    ),
+    "conduct": _Fault({"work": (str,)}, _conduct),
+    "skew": _Fault({"gain": _NUMBER}, lambda node, uuid, gain: node.faults.skew(uuid, gain)),
+    "ask_mode": _Fault(
+        {"enabled": (bool,)}, lambda node, uuid, enabled: node.faults.ask_mode(uuid, enabled=enabled)
+    ),
+    "hold": _Fault({"pid": (int,)}, lambda node, uuid, pid: node.faults.hold(uuid, pid)),
+    "release": _Fault({"pid": (int,)}, lambda node, uuid, pid: node.faults.release(uuid, pid)),
+    "slow_calls": _Fault({"seconds": _NUMBER}, _slow, of_gpu=False),
+}  # fmt: skip
+
+
+class FaultFile:
+    """One file, and the nodes that it is about; what stands in it at first is done at first."""
+
+    def __init__(self, path: Path, nodes: Sequence[SimulatedNode]) -> None:
+        self._path = path
+        self._nodes = {node.spec.node_name: node for node in nodes}
+        self._read = self._lines = 0
+
+    async def follow(self) -> None:
+        """Does what is new, ten times a second, until cancelled; raises FaultFileError."""
+        while True:
+            self.apply_new()
+            await asyncio.sleep(_LOOK_S)
+
+    def apply_new(self) -> int:
+        """Does what the lines say that ended since the call before; how many those are. Raises FaultFileError."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                content = file.read(_BYTES_MOST + 1 - self._read)
+        except FileNotFoundError:
+            # Nobody wants anything yet.
+            return 0
+        except OSError as error:
+            raise FaultFileError(f"{self._path}: cannot be read ({error.strerror}); make it readable") from None
+        if self._read + len(content) > _BYTES_MOST:
+            raise FaultFileError(f"{self._path}: is larger than {_BYTES_MOST} bytes; start the agent with a new one")
+        whole = content[: content.rfind(b"\n") + 1]
+        self._read += len(whole)
+        lines = whole.split(b"\n")[:-1]
+        for line in lines:
+            self._lines += 1
+            if line.strip():
+                self._do(line)
+        return len(lines)
+
+    def _do(self, line: bytes) -> None:
+        try:
+            fields = json.loads(line)
+            if not isinstance(fields, dict):
+                raise SpecError("the line", "is no object; write one such as " + '{"fault": "lose", "gpu": 0}')
+            self._carry_out(fields)
+        except (ValueError, RecursionError, Refused) as error:
+            raise FaultFileError(f"{self._path}: line {self._lines}: {error}") from None
+
+    def _carry_out(self, fields: dict[str, Any]) -> None:
+        name = fields.pop("fault", None)
+        fault = FAULTS.get(name) if isinstance(name, str) else None
+        if fault is None:
+            raise SpecError("fault", f"{name!r} is none of {', '.join(FAULTS)}; choose one")
+        node = self._node(fields.pop("node", None))
+        uuid = _uuid(node, fields.pop("gpu", None)) if fault.of_gpu else ""
+        for field, kinds in fault.fields.items():
+            value = fields.get(field)
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+                raise SpecError(field, f"is {value!r}; {name} wants {' or '.join(kind.__name__ for kind in kinds)}")
+        if strange := fields.keys() - fault.fields.keys():
+            raise SpecError(min(strange), f"is no field of {name}; correct the spelling or remove it")
+        fault.does(node, uuid, **fields)
+
+    def _node(self, name: object) -> SimulatedNode:
+        if name is None and len(self._nodes) == 1:
+            (node,) = self._nodes.values()
+            return node
+        found = self._nodes.get(name) if isinstance(name, str) else None
+        if found is None:
+            raise SpecError("node", f"{name!r} is no node of this agent; name one of its fleet file")
+        return found
+
+
+def _uuid(node: SimulatedNode, place: object) -> str:
+    if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < len(node.devices):
+        raise SpecError("gpu", f"{place!r} is no place of the {len(node.devices)} GPUs of {node.spec.node_name}")
+    return node.devices[place].uuid
