@@ -14,9 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from prometheus_client.core import Metric
-
-from eelgrid_controller.adapters.described import family
+from eelgrid_controller.adapters.described import Family, family
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.command import Committed
 from eelgrid_controller.core import Core
@@ -60,7 +58,7 @@ class SavingsDesk:
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def families(self) -> Iterator[Metric]:
+    def families(self) -> Iterator[Family]:
         """As of the last turn; before the first there are no figures."""
         yield family("eelgrid_savings_failures_total", dict(self.failures))
         found = self.figures
