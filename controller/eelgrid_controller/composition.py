@@ -27,11 +27,10 @@ from eelgrid_controller.adapters.fleet_page import FleetPage
 from eelgrid_controller.adapters.http_get import Bounds, Getter
 from eelgrid_controller.adapters.ledger_page import LedgerPage
 from eelgrid_controller.adapters.prometheus import Gauges, Metrics, MetricsServer
-from eelgrid_controller.adapters.savings_desk import SavingsDesk
 from eelgrid_controller.adapters.scraper import Scraper
 from eelgrid_controller.adapters.steward_page import StewardPage
 from eelgrid_controller.adapters.store import SqliteJournal, open_journal
-from eelgrid_controller.adapters.tracing import Tracing, Watches, wanted_endpoint
+from eelgrid_controller.adapters.tracing import Watches, wanted_endpoint
 from eelgrid_controller.api.energy import EnergyCalls
 from eelgrid_controller.api.imagining import Imagining
 from eelgrid_controller.api.operators import OperatorService
@@ -44,6 +43,7 @@ from eelgrid_controller.config import ControllerConfig
 from eelgrid_controller.core import Core
 from eelgrid_controller.errors import ConfigError
 from eelgrid_controller.loop import ControllerLoop
+from eelgrid_controller.optional_parts import OptionalParts
 from eelgrid_controller.recovery import Recovered
 from eelgrid_controller.state import ClusterState
 from eelgrid_controller.steward.ports import Durations
@@ -113,6 +113,7 @@ class Controller:
         self._is_serving = False
         self.watches = Watches(self.metrics)
         self._stack = contextlib.AsyncExitStack()
+        self._optional = OptionalParts(config, self.metrics, clock, log, self._stack)
 
     async def start(self) -> str:
         """Serve; returns the line that says where. Raises ControllerError or ListenError."""
@@ -130,7 +131,7 @@ class Controller:
         port = await listen(server, self.config.listen, tls=self._tls, insecure=self._insecure, log=self._log)
         # From here on probes hear that this process lives and is not ready yet.
         metrics_port = await self._open_metrics()
-        await self._open_webhook()
+        self.webhook = await self._optional.gate_pods()
         start_s = self._clock.perf_s()
         await asyncio.to_thread(warm)
         self._log.info("kernels=warm seconds=%.2f", self._clock.perf_s() - start_s)
@@ -138,9 +139,14 @@ class Controller:
         recovered = await self._compose(journal)
         seconds = self._clock.perf_s() - start_s
         await self._open_door(server)
-        page = await self._open_page()
-        self._begin_savings()
-        await self._begin_kubernetes()
+        page_port = await self._optional.serve_page(
+            loop=self.loop, telemetry=self.telemetry, tls=self._tls, insecure=self._insecure
+        )
+        self.savings = self._optional.count_savings(self.loop, catalogue.load())
+        self.placing = await self._optional.place_pods(
+            self.watches, loop=self.loop, agents=self.agents, steward=self.steward
+        )
+        page = "" if page_port is None else f" page={_with_port(self.config.page, page_port)}"
         line = (
             f"serving listen={_with_port(self.config.listen, port)} "
             f"metrics={_with_port(self.config.metrics, metrics_port)} "
@@ -221,23 +227,12 @@ class Controller:
             now_ns=self._clock.now_ns,
         )
         self.loop.listeners.append(fleet.committed)
-        self._begin_tracing(journal.cluster_id)
+        self._optional.follow_placements(
+            self._traces_to, self.watches, loop=self.loop, agents=self.agents, instance=journal.cluster_id
+        )
         self.metrics.add(fleet.families, reads_state=True)
         _settle_interpreter()
         return recovered
-
-    def _begin_tracing(self, cluster_id: str) -> None:
-        """Follow placements, from now until the stop, where that is asked for."""
-        if self._traces_to is None:
-            return
-        self.watches.tracing = tracing = Tracing(
-            self._traces_to, instance=cluster_id, now_ns=self._clock.now_ns, has_agent=self.agents.speaks_for,
-            log=self._log.getChild("tracing"),
-        )  # fmt: skip
-        self.loop.listeners.append(tracing.traces.committed)
-        self.agents.listeners.append(tracing.traces.told)
-        self.metrics.add(tracing.families)
-        self._stack.push_async_callback(tracing.stop)
 
     def _begin_energy(self) -> EnergyDesk:
         """Keep the energy ledger, from now until the stop."""
@@ -253,16 +248,6 @@ class Controller:
 
         self._stack.push_async_callback(stop)
         return desk
-
-    def _begin_savings(self) -> None:
-        """Tell what placement saves against best fit, from now until the stop, unless that is switched off."""
-        if not self.config.savings:
-            return
-        log = self._log.getChild("savings")
-        self.savings = SavingsDesk(loop=self.loop, catalogue=catalogue.load(), clock=self._clock, log=log)
-        self.metrics.add(self.savings.families)
-        following = asyncio.create_task(self.savings.run())
-        self._stack.callback(following.cancel)
 
     def _begin_steering(self, telemetry: Telemetry, products: Catalogue) -> StewardPage:
         """Look after promises, from now until the stop."""
@@ -294,65 +279,6 @@ class Controller:
 
         self._stack.push_async_callback(stop)
         return StewardPage(self.steward, scraper)
-
-    async def _begin_kubernetes(self) -> None:
-        """Place a cluster's pods, from now until the stop, where that is asked for."""
-        if self.config.kubernetes is None:
-            return
-        # Only here: a controller without Kubernetes needs none of its libraries.
-        from eelgrid_controller.adapters.kubernetes.asked import is_ours
-        from eelgrid_controller.adapters.kubernetes.counts import cluster_families
-        from eelgrid_controller.adapters.kubernetes.placing import Placing
-        from eelgrid_controller.kubernetes.power_status import Draw
-
-        self.placing = Placing(
-            self.config.kubernetes,
-            loop=self.loop,
-            has_agent=self.agents.speaks_for,
-            foresees=self.steward.foresees,
-            data=self.config.data,
-            draws=lambda: {name: Draw(*one) for name, one in self.steward.standing.drawn.items()},
-            devices=self.agents.devices,
-            clock=self._clock,
-            log=self._log.getChild("kubernetes"),
-            promises=self.steward.promises,
-        )
-        self.metrics.add(lambda: cluster_families(self.placing.engine, self.placing.elector))
-        if self.watches.tracing is not None:
-            self.watches.tracing.follow_pods(self.placing.engine.writes.listeners, is_ours)
-        await self.placing.start()
-        self._stack.push_async_callback(self.placing.stop)
-
-    async def _open_webhook(self) -> None:
-        """Gate pods at once: the answer needs nothing of what follows."""
-        if self.config.kubernetes is None or (wanted := self.config.kubernetes.webhook) is None:
-            return
-        from eelgrid_controller.adapters.kubernetes.counts import webhook_families
-        from eelgrid_controller.adapters.kubernetes.webhook import Webhook, WebhookFiles
-
-        files = WebhookFiles(wanted.certificate, wanted.key)
-        self.webhook = Webhook(wanted.rules, files, log=self._log.getChild("webhook"))
-        self.metrics.add(lambda: webhook_families(self.webhook))
-        await self.webhook.start(wanted.listen)
-        self._stack.push_async_callback(self.webhook.stop)
-
-    async def _open_page(self) -> str:
-        """Serve the live page, where that is asked for; returns what the line says of it."""
-        if not self.config.page:
-            return ""
-        # Only here: a controller without a page needs none of its libraries.
-        from eelgrid_controller.adapters.page_door import PageDoor
-        from eelgrid_controller.adapters.page_hub import PageHub
-        from eelgrid_controller.adapters.page_source import LoopSource
-
-        log = self._log.getChild("page")
-        source = LoopSource(self.loop, self.telemetry, self._clock)
-        hub = PageHub(source, log=log)
-        door = PageDoor(hub, source, tls=self._tls, insecure=self._insecure, log=log)
-        port = await door.start(self.config.page)
-        self.loop.listeners.append(hub.committed)
-        self._stack.push_async_callback(door.stop)
-        return f" page={_with_port(self.config.page, port)}"
 
     async def _open_metrics(self) -> int:
         door = MetricsServer(

@@ -218,13 +218,8 @@ class ControllerLoop:
             raise Unavailable("the controller is stopping; repeat the call when it is back")
         if len(self._queue) >= self.config.queue_most:
             raise ResourceExhausted(f"{len(self._queue)} commands wait already; slow down and repeat the call")
-        command = Command(
-            apply,
-            asyncio.get_running_loop().create_future(),
-            is_decision,
-            asked_s=self.clock.monotonic_s(),
-            origin=origin,
-        )
+        answer = asyncio.get_running_loop().create_future()
+        command = Command(apply, answer, is_decision, asked_s=self.clock.monotonic_s(), origin=origin)
         self._queue.append(command)
         self._wake.set()
         result: _Result = await command.answer
