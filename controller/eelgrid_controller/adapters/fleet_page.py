@@ -101,8 +101,8 @@ class FleetPage:
         yield family("eelgrid_stale_nodes", stale)
         if not np.isnan(ages_s).all():
             yield family("eelgrid_oldest_sample_age_seconds", float(np.nanmax(ages_s)))
-        is_free = [one is not None and not _is_limited(one, core.state.workloads) for one in records]
-        watts = dict(sorted(model_watts(snapshot, seen, is_ready & is_free).items())[:MODELS_MOST])
+        free = (one is not None and not _is_limited(one, core.state.workloads) for one in records)
+        watts = dict(sorted(model_watts(snapshot, seen, is_ready & np.fromiter(free, np.bool_)).items())[:MODELS_MOST])
         yield family(
             "eelgrid_model_power_error_ratio",
             {
