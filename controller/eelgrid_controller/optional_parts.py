@@ -72,7 +72,6 @@ class OptionalParts:
         if self.config.kubernetes is None:
             return None
         from eelgrid_controller.adapters.kubernetes.asked import is_ours
-        from eelgrid_controller.adapters.kubernetes.counts import cluster_families
         from eelgrid_controller.adapters.kubernetes.placing import Placing
         from eelgrid_controller.kubernetes.power_status import Draw
 
@@ -88,7 +87,7 @@ class OptionalParts:
             log=self.log.getChild("kubernetes"),
             promises=steward.promises,
         )
-        self.metrics.add(lambda: cluster_families(placing.engine, placing.elector))
+        self.metrics.add(placing.families)
         if watches.tracing is not None:
             watches.tracing.follow_pods(placing.engine.writes.listeners, is_ours)
         await placing.start()

@@ -38,7 +38,9 @@ def config(fake, folder):
         key=folder / "tls.key",
         rules=admission_rig.RULES,
     )
-    return KubernetesConfig(kubeconfig=str(folder / "kubeconfig"), lease_s=3.0, webhook=webhook)
+    return KubernetesConfig(
+        kubeconfig=str(folder / "kubeconfig"), lease_s=3.0, webhook=webhook, abilities=frozenset({"devices"})
+    )
 
 
 async def told(controller):
@@ -107,6 +109,8 @@ async def test_a_page_tells_who_waits_and_why_and_what_became_of_writes(tmp_path
     labels = {name: {key[1] for key in found if key[0] == name and len(key) > 1} for name in names}
     assert labels["eelgrid_kubernetes_pods_waiting"] == set(WAITS)
     assert labels["eelgrid_kubernetes_writes_total"] == {"pinned", "opened", *(one.name.lower() for one in Failure)}
+    assert labels["eelgrid_kubernetes_flights_total"] == {"landed", "overdue"}
+    assert labels["eelgrid_kubernetes_device_corrections_total"] == {"corrected", "refused", "recreated"}
     assert labels["eelgrid_kubernetes_reviews_total"] == {"gated", "left", "unread", "refused"}
 
 

@@ -16,12 +16,13 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from eelgrid_controller.adapters.described import Family, family
+from eelgrid_controller.adapters.kubernetes.devices_part import DevicesPart
 from eelgrid_controller.adapters.kubernetes.elector import Term
 from eelgrid_controller.adapters.kubernetes.engine import Engine
 from eelgrid_controller.adapters.kubernetes.webhook import Webhook
 from eelgrid_controller.kubernetes.gangs import Member, Stand, Unit
 
-__all__ = ["WAITS", "cluster_families", "webhook_families"]
+__all__ = ["WAITS", "cluster_families", "device_families", "webhook_families"]
 
 # Why a gated pod waits, the first that holds.
 WAITS = ("unreadable", "denied", "other_gate", "gang", "room", "refused", "patch", "core")
@@ -48,6 +49,9 @@ def cluster_families(engine: Engine, elector: _Leads) -> Iterator[Family]:
     yield family("eelgrid_kubernetes_round_longest_seconds", engine.round_s)
     yield family("eelgrid_kubernetes_unreadable_total", engine.unreadable)
     yield family("eelgrid_kubernetes_failures_total", engine.failures)
+    flights = engine.gate.flights
+    yield family("eelgrid_kubernetes_flights", len(flights))
+    yield family("eelgrid_kubernetes_flights_total", {"landed": flights.landed, "overdue": flights.overdue})
     yield from _writes(engine)
     yield from _informers(engine)
 
@@ -93,6 +97,14 @@ def _informers(engine: Engine) -> Iterator[Family]:
     yield family("eelgrid_kubernetes_watch_failures_total", {kind: one.failures for kind, one in informers.items()})
     ages = {kind: one.age_s() for kind, one in informers.items()}
     yield family("eelgrid_kubernetes_silence_seconds", {kind: age for kind, age in ages.items() if age is not None})
+
+
+def device_families(devices: DevicesPart) -> Iterator[Family]:
+    """What pods really hold against what was planned for them."""
+    yield family("eelgrid_kubernetes_device_reports_total", devices.reports)
+    became = {"corrected": devices.corrected, "refused": devices.refused, "recreated": devices.recreated}
+    yield family("eelgrid_kubernetes_device_corrections_total", became)
+    yield family("eelgrid_kubernetes_pods_wrong_devices", devices.wrong)
 
 
 def webhook_families(webhook: Webhook) -> Iterator[Family]:

@@ -13,14 +13,16 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from eelgrid_controller.adapters.described import Family
 from eelgrid_controller.adapters.device_reports import DeviceReports
 from eelgrid_controller.adapters.kubernetes import claims_part
 from eelgrid_controller.adapters.kubernetes.abilities import Foresees, Part, Surroundings, keep_running
 from eelgrid_controller.adapters.kubernetes.asked import Commands
 from eelgrid_controller.adapters.kubernetes.client import HttpCluster
+from eelgrid_controller.adapters.kubernetes.counts import cluster_families, device_families
 from eelgrid_controller.adapters.kubernetes.devices_part import DevicesPart
 from eelgrid_controller.adapters.kubernetes.election import Timing
 from eelgrid_controller.adapters.kubernetes.elector import Elector
@@ -116,6 +118,13 @@ class Placing:
             self.elector.hear(self._label.turned)
         self._stack = contextlib.AsyncExitStack()
         log.info("server=%s lease=%s identity=%s", access.server, config.lease_name, identity)
+
+    def families(self) -> Iterator[Family]:
+        """What the metrics page tells of all this."""
+        yield from cluster_families(self.engine, self.elector)
+        devices = self._parts.get("devices")
+        if isinstance(devices, DevicesPart):
+            yield from device_families(devices)
 
     async def start(self) -> None:
         """Follow and, when the Lease is ours, lead."""
