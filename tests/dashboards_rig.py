@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -38,6 +37,7 @@ from eelgrid_protos.messages import (
     WorkloadKind,
     WorkloadSpec,
 )
+from tests.agent_process import agent_process
 from tests.controller_rig import running, until
 from tests.e2e.processes import free_address
 from tests.e2e.steward_test import Fleet
@@ -84,18 +84,8 @@ async def agent(folder, address, node):
     name = node["name"]
     fleet, log = folder / f"{name}.json", folder / f"{name}.log"
     fleet.write_text(json.dumps({"nodes": [{"cpu_milli": 64_000, "memory_bytes": 2**38, **node}]}))
-    with log.open("wb") as out:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "eelgrid_agent", "--controller", address, "--listen", "127.0.0.1:0",
-            "--metrics", "127.0.0.1:0", "--energy-window", str(WINDOW_S), "--simulate", str(fleet), stdout=out, stderr=out,
-        )  # fmt: skip
-    try:
-        await until(lambda: "event=serving" in log.read_text(), within_s=60.0)
-        (line,) = [line for line in log.read_text().splitlines() if "event=serving" in line]
-        yield dict(part.split("=", 1) for part in line.split() if "=" in part)["metrics"]
-    finally:
-        process.terminate()
-        await process.wait()
+    async with agent_process(address, fleet, log, "--energy-window", str(WINDOW_S)) as told:
+        yield told["metrics"]
 
 
 @contextlib.contextmanager

@@ -7,11 +7,11 @@ plans; an agent process with simulated nodes carries them out and tells what it 
 
 import asyncio
 import contextlib
-import sys
 import threading
 import time
 from dataclasses import replace
 
+from tests.agent_process import agent_process
 from tests.controller_rig import running, until
 from tests.e2e.processes import fleet_of
 from tests.fakes.metrics_servers import Listener, Replica, answer
@@ -111,19 +111,8 @@ class Fleet:
 async def agent(folder, address):
     """A process with simulated nodes; the address of its own API."""
     fleet = fleet_of(folder / "fleet.json", (NODE,))
-    log = folder / "agent.log"
-    with log.open("wb") as out:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "eelgrid_agent", "--controller", address, "--listen", "127.0.0.1:0",
-            "--metrics", "127.0.0.1:0", "--simulate", str(fleet), stdout=out, stderr=out,
-        )  # fmt: skip
-    try:
-        await until(lambda: "event=serving" in log.read_text(), within_s=60.0)
-        (line,) = [line for line in log.read_text().splitlines() if "event=serving" in line]
-        yield dict(part.split("=", 1) for part in line.split() if "=" in part)["listen"]
-    finally:
-        process.terminate()
-        await process.wait()
+    async with agent_process(address, fleet, folder / "agent.log") as told:
+        yield told["listen"]
 
 
 async def limit_w(listen, place):
