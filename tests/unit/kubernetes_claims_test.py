@@ -166,10 +166,10 @@ def test_gpus_that_are_given_by_claims_are_anothers_to_the_core(api):
     others.node(node("a", gpus=2), has_agent=True)
     others.known("a")
     (told,) = others.flush()
-    assert told.gpu_count == 0
+    assert told.others.gpu_count == 0
     others.sliced("a", 2)
     (told,) = others.flush()
-    assert told.gpu_count == 2
+    assert told.others.gpu_count == 2
 
 
 # The machine

@@ -71,6 +71,11 @@ class Member:
         return pod.is_terminal or (pod.is_going and not pod.node_name)
 
     @property
+    def has_succeeded(self) -> bool:
+        """Whether it ran, and ended well."""
+        return self.sight.pod.phase == "Succeeded"
+
+    @property
     def is_waiting(self) -> bool:
         """Whether it waits behind our gate."""
         return not self.is_over and GATE in self.sight.pod.gates

@@ -75,7 +75,9 @@ def _placed(unit: Unit, others: Others, flights: Flights, epoch: int | None, at_
     if epoch is None:
         return []
     waiting = [(replica, member) for replica, member in found if member.is_waiting]
-    present = sum(not member.sight.pod.is_going for _, member in found)
+    # Who was let go first may be done before the last one is: the gang has begun, and waits for nobody.
+    done = sum(member is not None and member.has_succeeded for member in standing.values())
+    present = sum(not member.sight.pod.is_going for _, member in found) + done
     if waiting and present < len(unit.places):
         missing = len(unit.places) - present
         return [tell(waiting[0][1], f"placed, and waits for its gang: {missing} of {unit.size} members lack")]
