@@ -53,8 +53,8 @@ test: $(VENV)/installed-dev
 test-kubernetes: $(VENV)/installed-dev
 	@$(BIN)/python deploy/helm_program.py --fetch || echo "no helm: the tests of the chart are skipped"
 	@$(BIN)/python -m eelgrid_kernels
-	@$(BIN)/python -m pytest -q tests/contracts/kubernetes_*_test.py tests/e2e/kubernetes_*_test.py tests/e2e/deploy_*_test.py \
-	  tests/props/kubernetes_admitting_test.py tests/kubelet
+	@$(BIN)/python -m bench.kubernetes.beside $(BIN)/python -m pytest -q tests/contracts/kubernetes_*_test.py \
+	  tests/e2e/kubernetes_*_test.py tests/e2e/deploy_*_test.py tests/props/kubernetes_admitting_test.py tests/kubelet
 	@$(BIN)/python -m bench.kubernetes --out $(OUT)
 
 # Installs Debian's prometheus, chromium and victoria-metrics where it may; what cannot be had is skipped, and says so.

@@ -1,0 +1,30 @@
+"""Runs a command beside the control plane at hand, which EELGRID_KUBECONFIG names to it.
+
+`python -m bench.kubernetes.beside COMMAND...`: one that K8S_HOME can start is started for it and stopped
+after it; where there is none the command runs all the same, and says itself what it left out. The
+exit code is the command's.
+"""
+
+import os
+import subprocess
+import sys
+
+from bench.kubernetes.control_plane import NoControlPlane, at_hand
+
+
+def main(command: list[str]) -> int:
+    """The command's exit code."""
+    if not command:
+        print("usage: python -m bench.kubernetes.beside COMMAND...", file=sys.stderr)
+        return 2
+    try:
+        with at_hand() as plane:
+            found = os.environ | {"EELGRID_KUBECONFIG": plane.kubeconfig}
+            return subprocess.run(command, env=found, check=False).returncode
+    except NoControlPlane as error:
+        print(f"no control plane: {error}", file=sys.stderr, flush=True)
+        return subprocess.run(command, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
