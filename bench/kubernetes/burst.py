@@ -7,7 +7,6 @@ machine that does other work at the same time, too.
 """
 
 import os
-import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -15,8 +14,6 @@ from bench.kubernetes.processes import cpu_s
 from bench.kubernetes.rig import Rig, pod
 
 __all__ = ["Burst", "burst"]
-
-_WITHIN_S = 300.0
 
 
 class Burst(NamedTuple):
@@ -40,16 +37,11 @@ async def burst(rig: Rig, count: int, pids: Mapping[str, int], *, is_gated: bool
     """So many one-GPU pods at once; they are left as they are. `pids` are the processes to be looked at."""
     pids = {**pids, "bench": os.getpid()}
     before_s = {name: cpu_s(pid) for name, pid in pids.items()}
-    start_s = time.monotonic()
-    await rig.make(pod(f"b{index:05d}", is_gated=is_gated) for index in range(count))
-    created_s = time.monotonic() - start_s
-    await rig.until(lambda: sum(one.bound_s is not None for one in rig.alive()) >= count, within_s=_WITHIN_S)
-    bound = [one for one in rig.alive() if one.bound_s is not None]
-    last_s = max((one.bound_s or 0.0 for one in bound), default=start_s)
+    bound, seconds, created_s = await rig.rush([pod(f"b{index:05d}", is_gated=is_gated) for index in range(count)])
     cpu_ms = {name: 1000.0 * (cpu_s(pid) - before_s[name]) / count for name, pid in pids.items()}
     held: dict[str, int] = {}
     for one in bound:
         held[one.node] = held.get(one.node, 0) + 1
     planned = sum(one.node == one.pinned == one.plan.get("node") for one in bound)
     overbooked = sum(many > gpus for many in held.values())
-    return Burst(len(bound), last_s - start_s, created_s, last_s - start_s - created_s, planned, overbooked, cpu_ms)
+    return Burst(len(bound), seconds, created_s, seconds - created_s, planned, overbooked, cpu_ms)

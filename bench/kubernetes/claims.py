@@ -10,7 +10,6 @@ independent judge reads all claims and slices from the server: no device twice, 
 import asyncio
 import contextlib
 import json
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
@@ -92,13 +91,8 @@ async def claims_rows(
 
 
 async def _burst(rig: Rig, count: int, *, is_gated: bool) -> _Side:
-    start_s = time.monotonic()
-    await rig.make(_pod(f"dra{index:05d}", is_gated=is_gated) for index in range(count))
-    created_s = time.monotonic() - start_s
-    await rig.until(lambda: sum(one.bound_s is not None for one in rig.alive()) >= count, within_s=_WITHIN_S)
-    bound = [one for one in rig.alive() if one.bound_s is not None]
-    last_s = max((one.bound_s or 0.0 for one in bound), default=start_s)
-    return _Side(len(bound), last_s - start_s, created_s)
+    rush = await rig.rush([_pod(f"dra{index:05d}", is_gated=is_gated) for index in range(count)])
+    return _Side(len(rush.bound), rush.seconds, rush.created_s)
 
 
 def _pod(name: str, *, is_gated: bool) -> Object:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from logging import getLogger
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from eelgrid_controller.adapters.kubernetes.client import HttpCluster
 from eelgrid_controller.adapters.kubernetes.errors import AlreadyExists, NotFound
@@ -21,9 +21,10 @@ from eelgrid_controller.adapters.kubernetes.resources import NAMESPACES, NODES, 
 from eelgrid_controller.kubernetes.names import ANNOTATION_PLAN, GATE, LABEL_MANAGED
 from eelgrid_controller.kubernetes.patches import pinned_node
 
-__all__ = ["Rig", "Seen", "pod"]
+__all__ = ["Rig", "Rush", "Seen", "pod"]
 
 AT_ONCE = 32
+_BOUND_WITHIN_S = 300.0
 _READY = {
     "type": "Ready", "status": "True", "reason": "Fake", "lastHeartbeatTime": "2026-01-01T00:00:00Z",
     "lastTransitionTime": "2026-01-01T00:00:00Z",
@@ -59,6 +60,14 @@ def pod(name: str, *, gpus: int = 1, is_gated: bool = True, **more: Any) -> Obje
         spec["schedulingGates"] = [{"name": GATE}]
         metadata["labels"] = {LABEL_MANAGED: "true", **more.get("labels", {})}
     return {"metadata": metadata, "spec": spec}
+
+
+class Rush(NamedTuple):
+    """Pods that were created at once, and what became of them."""
+
+    bound: list[Seen]
+    seconds: float  # from the first creation to the last binding
+    created_s: float  # of these, for the creation of all
 
 
 class Rig:
@@ -147,6 +156,17 @@ class Rig:
     async def make(self, pods: Iterable[Object]) -> None:
         """Pods, many at once."""
         await gathered(self.cluster.create(PODS, one, namespace=self.namespace) for one in pods)
+
+    async def rush(self, pods: Sequence[Object]) -> Rush:
+        """Pods at once, until all are bound or five minutes are over; nothing else may be alive."""
+        start_s = time.monotonic()
+        await self.make(pods)
+        created_s = time.monotonic() - start_s
+        await self.until(
+            lambda: sum(one.bound_s is not None for one in self.alive()) >= len(pods), within_s=_BOUND_WITHIN_S
+        )
+        bound = [one for one in self.alive() if one.bound_s is not None]
+        return Rush(bound, max((one.bound_s or 0.0 for one in bound), default=start_s) - start_s, created_s)
 
     async def clear(self) -> None:
         """Delete all pods of ours and see them gone."""
