@@ -121,10 +121,10 @@ def plan(status, *, epoch=4, applied=4, **result):
 
 
 def test_plans():
-    refused = plan(ApplyStatus.REFUSED, rule="permission", detail="no")
+    refused = plan(ApplyStatus.REFUSED, rule="no-permission", detail="no")
     findings = checks.plans([refused])
     assert found(findings) == {"plans refused": WARN}
-    assert "n (permission)" in findings[0].what
+    assert "n (no-permission)" in findings[0].what
     assert found(checks.plans([plan(ApplyStatus.FAILED)])) == {"plans failed": FAIL}
     assert found(checks.plans([plan(ApplyStatus.APPLIED, applied=3)])) == {"plans unanswered": WARN}
     assert found(checks.plans([plan(ApplyStatus.APPLIED), plan(ApplyStatus.OBSERVED)])) == {"plans": OK}

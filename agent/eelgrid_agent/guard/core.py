@@ -37,8 +37,9 @@ from eelgrid_agent.guard.events import (
     Wish,
 )  # fmt: skip
 from eelgrid_agent.guard.outcomes import settle
-from eelgrid_agent.guard.rules import GuardLimits, LocalPolicy, Rule
+from eelgrid_agent.guard.rules import GuardLimits, LocalPolicy
 from eelgrid_agent.guard.turn import Bounds, take_turn
+from eelgrid_agent.refusal import Rule
 from eelgrid_protos.messages import NodeEvent, NodeEventKind
 
 __all__ = ["GuardState", "bounds_of", "step"]
