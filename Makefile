@@ -108,7 +108,8 @@ lock: $(VENV)/installed-dev
 	  --constraint requirements-dev.lock pyproject.toml -o requirements.lock
 	@for part in agent controller; do \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	    --custom-compile-command "make lock" --extra $$part --constraint requirements.lock pyproject.toml \
+	    --custom-compile-command "make lock" --extra $$part $$(test $$part = agent || echo --extra tracing) \
+	    --constraint requirements-dev.lock pyproject.toml \
 	    -o deploy/docker/requirements-$$part.lock || exit 1; done
 
 clean:
