@@ -240,8 +240,8 @@ def _promises(fleet):
     fleet.rehearse(
         "an agent that may only observe, in a pool that is enforced", lambda: again("--observe-only"), again,
         awaited=(alert("EelgridPlanRefused", instance=serving.metrics, rule="no-permission"),),
-        # Nothing holds the job's limit there.
-        also=(alert("EelgridModelErrorHigh", model="H100-80GB-HBM3"), fast, slow),
+        # Nothing holds the job's limit there; and an agent takes its time to begin anew on a machine with others.
+        also=(alert("EelgridModelErrorHigh", model="H100-80GB-HBM3"), fast, slow, alert("EelgridNodesLost")),
     )  # fmt: skip
 
 
