@@ -5,6 +5,7 @@ alert follows.
 """
 
 import contextlib
+import itertools
 import resource
 import sqlite3
 import threading
@@ -23,14 +24,18 @@ from eelgrid_protos.messages import (
     PoolMode,
     PowerBudget,
     RecordPointsRequest,
+    ResourceRequest,
     ServicePromise,
+    SubmitWorkloadRequest,
     TrainingPromise,
     WorkloadKind,
+    WorkloadSpec,
 )
 from tests.e2e.steward_test import Fleet
 from tests.fakes.metrics_servers import Listener
 from tests.fakes.stewarded import points
 from tests.faults_rig import Scene
+from tests.slow_disk import SlowDisk
 
 # Each kind of fault has a part of its own, so that labels tell by which fault an alert fires.
 PARTS = {
@@ -55,9 +60,25 @@ STRANGER = 4711
 
 
 class Servers(Fleet):
-    """The servers of the service and of the job; slow ones take a fifth of a second for each token."""
+    """The servers of the service and of the job; slow ones take a fifth of a second for each token.
+
+    `stutter` of N: half of what each Nth page tells beside the page before was slow, so that one window in N is missed,
+    however often somebody looks.
+    """
 
     slow = False
+    stutter = 0
+    _pages = 0
+
+    def reply(self, path):
+        """The page, after what is to be slow on it."""
+        if self.stutter and not path.startswith("/job"):
+            self._pages += 1
+            if self._pages % self.stutter == 0:
+                with self._lock:
+                    for replica in self.replicas.values():
+                        replica.served(round(self.rate_hz), inter_s=0.2)
+        return super().reply(path)
 
     def _serve(self, seconds):
         if not self.slow:
@@ -153,6 +174,39 @@ class FaultyFleet(Scene):
     def file(self, name):
         """A file of the controller's data."""
         return self.cluster.data / name
+
+    def slow_disk(self, delay_s):
+        """The controller's flushes take so much longer."""
+        return SlowDisk(self.controller.process.pid, delay_s)
+
+
+class Callers:
+    """People who submit and end work of CPUs without a pause, so that some command always waits; one thread each."""
+
+    def __init__(self, fleet, count):
+        self._fleet = fleet
+        self._done = threading.Event()
+        self._threads = [threading.Thread(target=self._call, args=(number,), daemon=True) for number in range(count)]
+
+    def begin(self):
+        for thread in self._threads:
+            thread.start()
+
+    def end(self):
+        self._done.set()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def _call(self, number):
+        for turn in itertools.count():
+            if self._done.is_set():
+                return
+            key = f"caller-{number}-{turn}"
+            spec = WorkloadSpec(name=key, request=ResourceRequest(cpu_milli=100, memory_bytes=2**20))
+            request = SubmitWorkloadRequest(workload_id=key, spec=spec)
+            self._fleet.cluster.operators.submit_workload(request, timeout=60.0)
+            self._fleet.cancel(key)
 
 
 class Locked:

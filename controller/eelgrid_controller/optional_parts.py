@@ -50,6 +50,8 @@ class OptionalParts:
             endpoint, instance=instance, now_ns=self.clock.now_ns, has_agent=agents.speaks_for,
             log=self.log.getChild("tracing"),
         )  # fmt: skip
+        state = loop.core.state
+        tracing.traces.go_on(state.workloads[key] for key in state.pending)
         loop.listeners.append(tracing.traces.committed)
         agents.listeners.append(tracing.traces.told)
         self.metrics.add(tracing.families)

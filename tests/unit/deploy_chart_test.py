@@ -116,6 +116,8 @@ def test_it_lints_clean(name):
         ("controller.journal.existingClaim=mine", "kind=claim"),
         ("controller.kubernetes.abilities={everything}", "abilities"),
         ("controller.page=true", "page"),
+        ("controller.traces.endpoint=collector", "endpoint"),
+        ("controller.traces.sampleRatio=2", "sampleRatio"),
         ("rbac.moves=true", "moves"),
         ("gate.webhook.timeoutSeconds=30", "timeoutSeconds"),
         ("gate.policyVersion=webhook,gate.failurePolicy=Fail", "say Ignore"),
@@ -244,6 +246,23 @@ def test_the_page_is_off_unless_asked_for_and_as_closed_as_the_api():
     nobody = objects_of("enforce", options=("--set-json", "networkPolicy.operatorsFrom=[]"))
     rules = pick(nobody, "NetworkPolicy", "eelgrid-controller")["spec"]["ingress"]
     assert "page" not in json.dumps(rules)
+
+
+def test_traces_go_nowhere_unless_an_endpoint_is_given():
+    assert "--traces" not in json.dumps(objects_of("kubernetes"))
+    assert "OTEL_" not in json.dumps(objects_of("kubernetes"))
+    found = container(pick(objects_of("enforce"), "Deployment"))
+    assert "--traces=http://collector.monitoring:4317" in found["args"]
+    environment = {one["name"]: one.get("value") or one["valueFrom"] for one in found["env"]}
+    assert environment["OTEL_TRACES_SAMPLER"] == "parentbased_traceidratio"
+    assert environment["OTEL_TRACES_SAMPLER_ARG"] == "0.1"
+    secret = {"secretKeyRef": {"name": "collector-headers", "key": "headers"}}
+    assert environment["OTEL_EXPORTER_OTLP_HEADERS"] == secret
+    whole = container(
+        pick(objects_of("kubernetes", options=("--set", "controller.traces.endpoint=c:4317")), "Deployment")
+    )
+    environment = {one["name"]: one.get("value") for one in whole["env"]}
+    assert (environment["OTEL_TRACES_SAMPLER_ARG"], "OTEL_EXPORTER_OTLP_HEADERS" in environment) == ("1", False)
 
 
 def test_certificates_name_what_clients_ask_for():

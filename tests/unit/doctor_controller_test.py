@@ -114,6 +114,16 @@ def test_enforcement(mode, access, simulated, status):
     assert checks.enforcement(nodes, policy).status is status
 
 
+@pytest.mark.parametrize(("least_w", "is_lost", "status"), [(200.0, False, OK), (None, False, WARN), (None, True, OK)])
+def test_gpus_of_enforced_pools_that_no_limit_reaches(least_w, is_lost, status):
+    first = a_node()
+    gpus = tuple(replace(gpu, power_limit_min_w=least_w, lost=is_lost) for gpu in first.inventory.gpus)
+    nodes = [replace(first, inventory=replace(first.inventory, gpus=gpus))]
+    pools = {mode: (PoolMode(pool="a", mode=mode),) for mode in (EnforcementMode.OBSERVE, EnforcementMode.ENFORCE)}
+    assert checks.reach(nodes, Policy(revision=1, pools=pools[EnforcementMode.ENFORCE])).status is status
+    assert checks.reach(nodes, Policy(revision=1, pools=pools[EnforcementMode.OBSERVE])).status is OK
+
+
 def plan(status, *, epoch=4, applied=4, **result):
     results = (ApplyResult(subject="GPU-0", status=status, **result),) if result else ()
     answer = PlanApplied(epoch=applied, status=status, results=results)
@@ -121,10 +131,10 @@ def plan(status, *, epoch=4, applied=4, **result):
 
 
 def test_plans():
-    refused = plan(ApplyStatus.REFUSED, rule="permission", detail="no")
+    refused = plan(ApplyStatus.REFUSED, rule="no-permission", detail="no")
     findings = checks.plans([refused])
     assert found(findings) == {"plans refused": WARN}
-    assert "n (permission)" in findings[0].what
+    assert "n (no-permission)" in findings[0].what
     assert found(checks.plans([plan(ApplyStatus.FAILED)])) == {"plans failed": FAIL}
     assert found(checks.plans([plan(ApplyStatus.APPLIED, applied=3)])) == {"plans unanswered": WARN}
     assert found(checks.plans([plan(ApplyStatus.APPLIED), plan(ApplyStatus.OBSERVED)])) == {"plans": OK}
@@ -217,7 +227,9 @@ def test_a_page_of_another_tells_nothing():
 
 def test_the_agent_of_this_machine():
     inventory = with_gpu().inventory
-    assert set(found(node.inventory(inventory)).values()) == {OK}
+    gpus = tuple(replace(gpu, power_limit_min_w=200.0) for gpu in inventory.gpus)
+    assert set(found(node.inventory(replace(inventory, gpus=gpus))).values()) == {OK}
+    assert found(node.inventory(with_gpu().inventory))["agent, power limits"] is WARN
     assert found(node.inventory(with_gpu(lost=True).inventory))["agent, GPUs"] is FAIL
     ticks = SampleBatch(sequence=1, inventory_generation=1, time_ns=(1,))
     assert node.newest(GetSamplesResponse(samples=ticks, age_s=1.0)).status is OK

@@ -303,6 +303,7 @@ def _asks(client: Any, settings: Settings, looks: Looks) -> Iterator[Finding]:
     yield from checks.gpus(nodes)
     yield checks.layouts(nodes)
     yield checks.enforcement(nodes, policy)
+    yield checks.reach(nodes, policy)
     yield from checks.plans(tuple(pages(client.list_plans, ListPlansRequest(), "plans", timeout_s=timeout_s)))
     promised = _asked("promises", lambda: client.list_promises(ListPromisesRequest(), timeout=timeout_s))
     if isinstance(promised, Finding):
