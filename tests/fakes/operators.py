@@ -80,6 +80,7 @@ class FakeOperators:
     most_under_way: int = 0
     watch_closes: bool = True
     now_ns: int = 1
+    caller: messages.WhoAmIResponse = field(default_factory=messages.WhoAmIResponse)
     promised: FakePromises = field(init=False)
     partitioned: FakePartitions = field(default_factory=FakePartitions)
     spent: FakeEnergy = field(default_factory=FakeEnergy)
@@ -127,6 +128,9 @@ class FakeOperators:
     async def get_summary(self, request: Any, context: Any) -> messages.GetSummaryResponse:
         self._begin("get_summary")
         return messages.GetSummaryResponse(summary=self.summary())
+
+    async def who_am_i(self, request: Any, context: Any) -> messages.WhoAmIResponse:
+        return self.caller
 
     async def watch_summary(self, request: Any, context: Any) -> AsyncIterator[messages.WatchSummaryResponse]:
         self._begin("watch_summary")
