@@ -15,9 +15,11 @@ from tests.certificates_rig import Authority
 from tests.fakes.operators import FakeOperators
 
 from eelgrid_controller.adapters.doorkeeper import Doorkeeper
+from eelgrid_controller.api.callers import CallerCalls
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.roles import RoleRules, granted
-from eelgrid_protos import messages, rpc, transport
+from eelgrid_controller.roles import RoleRules, caller_of, granted
+from eelgrid_protos import codec, messages, rpc, transport
+from eelgrid_protos.certificate import read_certificate
 from eelgrid_protos.faults import NotFound, PermissionDenied, Unavailable
 
 LOG = logging.getLogger("test.roles")
@@ -268,6 +270,21 @@ def test_what_is_let_in_without_a_role_is_told(authority, tmp_path, caplog):
     assert (refusals.values, roleless.values) == ({}, {("admin",): 3, ("viewer",): 3})
     assert len(caplog.records) == 2
     assert "call=UpdatePolicy certificate='CN=old' role=none action=let_in" in caplog.text
+
+
+async def test_callers_hear_who_they_are_whatever_their_certificate_holds(authority):
+    """The answer keeps the contract for a certificate that never ends and one of more nodes than an answer has."""
+    nodes = tuple(f"eelgrid:node:n{number:04d}" for number in range(1500))
+    ever = dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.UTC) - dt.datetime.now(dt.UTC)
+    der = authority.der(("CN", "Jürgen\n" * 8), names=nodes, lasts=ever)
+    caller = caller_of(read_certificate(der), {})
+    answer = await CallerCalls(lambda _: caller, demanded=True).who_am_i(messages.WhoAmIRequest(), None)
+    told = codec.decode(messages.WhoAmIResponse, codec.encode(answer))
+    assert (told.roles, told.roles_demanded, told.not_after_ns) == (("agent",), True, 2**63 - 1)
+    assert told.node_names[:2] == ("n0000", "n0001")
+    assert len(told.node_names) == messages.CALLER_NODES_MOST
+    everybody = await CallerCalls(None, demanded=False).who_am_i(messages.WhoAmIRequest(), None)
+    assert (everybody.subject, everybody.not_after_ns, len(everybody.roles)) == ("", 0, 4)
 
 
 def test_the_memory_of_callers_is_bounded_and_goes_by_the_certificate(authority):
