@@ -75,8 +75,8 @@ _SECTIONS: Mapping[str, tuple[Described, ...]] = {
         Described("eelgrid_batches_refused_total", _C, "Batches that contradict"),
         Described("eelgrid_batches_duplicate_total", _C, "Batches that came again"),
         Described("eelgrid_agent_events_total", _C, "Events that agents reported", ("kind",)),
-        Described("eelgrid_calls_refused_total", _C, "Calls, and looks at the page, that were refused for the role of the caller's certificate, by that role, and by what was needed: a role, `node` the certificate of that node, or `date` one that has not expired", ("role", "needs")),
-        Described("eelgrid_calls_without_role_total", _C, "Calls of certificates without a role that were let in for want of `--roles require`, by the role that they would have needed", ("needs",)),
+        Described("eelgrid_calls_refused_total", _C, "Calls, and looks at the page, that were refused for the role of the caller's certificate, by that role, and by what was needed: a role, `node` the certificate of that node, or `date` one that has not expired; no series without TLS", ("role", "needs")),
+        Described("eelgrid_calls_without_role_total", _C, "Calls of certificates without a role that were let in for want of `--roles require`, by the role that they would have needed; no series without TLS", ("needs",)),
     ),
     "The fleet": (
         Described("eelgrid_nodes", _G, "Nodes by state", ("state",)),
