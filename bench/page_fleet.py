@@ -199,10 +199,11 @@ class PageFleet:
         return limit_w * min(1.0, load + self._rng.uniform(-0.02, 0.02))
 
     async def open(
-        self, address: str = "127.0.0.1:0", *, tls: TlsFiles | None = None, insecure: bool = False, every_s: float = 1.0
-    ) -> PageDoor:
+        self, address: str = "127.0.0.1:0", *, tls: TlsFiles | None = None, insecure: bool = False, every_s: float = 1.0,
+        admit: Callable[[bytes | None], None] | None = None,
+    ) -> PageDoor:  # fmt: skip
         """A door on a port; close it with `stop`."""
         self.hub = PageHub(self, log=LOG, every_s=every_s)
-        door = PageDoor(self.hub, self, tls=tls, insecure=insecure, log=LOG)
+        door = PageDoor(self.hub, self, tls=tls, insecure=insecure, log=LOG, admit=admit)
         await door.start(address)
         return door

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -20,6 +20,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.config import ABILITIES, ControllerConfig, KubernetesConfig, WebhookConfig
 from eelgrid_controller.errors import ConfigError, ControllerError
 from eelgrid_controller.kubernetes.admitting import GateRules
+from eelgrid_controller.roles import RoleRules, granted
 from eelgrid_protos import __version__
 from eelgrid_protos.transport import ListenError, TlsFiles
 
@@ -120,6 +121,27 @@ def _with_webhook(function: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the flags of roles, and their value as `roles`."""
+
+    @click.option("--roles", "demand", type=click.Choice(["permit", "require"]), default="permit", show_default=True,
+                  help="Whether a certificate without a role may everything, or nothing.")  # fmt: skip
+    @click.option("--grant", "grants", multiple=True, metavar="ROLE=KIND:NAME",
+                  help="Give certificates of this name a role, for example viewer=DNS:grafana.example; those with the "
+                       "organization eelgrid:ROLE have it by themselves. May be repeated.")  # fmt: skip
+    @functools.wraps(function)
+    def wrapped(*, demand: str, grants: tuple[str, ...], **others: Any) -> None:
+        if others["tls_authority"] is None and (demand == "require" or grants):
+            raise click.UsageError("--roles require and --grant need --tls-authority: roles are read of certificates")
+        try:
+            rules = RoleRules(demanded=demand == "require", grants=granted(grants))
+        except ConfigError as error:
+            _fail(error, 2)
+        function(roles=rules, **others)
+
+    return wrapped
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EELGRID_CONTROLLER"})
 @click.option("--listen", default=_DEFAULTS.listen, show_default=True, help="Address of the gRPC server.")
 @click.option("--metrics", default=_DEFAULTS.metrics, show_default=True, help="Address of /metrics and probes.")
@@ -167,6 +189,7 @@ def _with_webhook(function: Callable[..., None]) -> Callable[..., None]:
               show_default=True, help="Log to standard error from this level on.")  # fmt: skip
 @click.version_option(__version__, prog_name="eelgrid-controller")
 @_with_webhook
+@_with_roles
 def main(
     *,
     data: Path,
@@ -193,6 +216,7 @@ def main(
     fail_open_after: float | None,
     kubernetes_abilities: str,
     webhook: WebhookConfig | None,
+    roles: RoleRules,
     log_level: str,
     **addresses: Any,
 ) -> None:
@@ -218,6 +242,7 @@ def main(
             kubernetes=cluster if kubernetes else None,
             # listen, metrics, page and traces
             **addresses,
+            roles=roles,
             data=data,
             away_grace_s=away_grace,
             restart_grace_s=restart_grace,
@@ -235,7 +260,7 @@ def main(
         _fail(error, 1)
 
 
-def _fail(error: Exception, code: int) -> None:
+def _fail(error: Exception, code: int) -> NoReturn:
     click.echo(f"eelgrid-controller: {error}", err=True)
     sys.exit(code)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from eelgrid_controller.errors import ConfigError
 from eelgrid_controller.kubernetes.admitting import GateRules
+from eelgrid_controller.roles import RoleRules
 
 __all__ = ["ABILITIES", "ControllerConfig", "KubernetesConfig", "WebhookConfig"]
 
@@ -106,6 +107,8 @@ class ControllerConfig:
     job_window_s: float = 30.0
     # Whether what plain best fit would draw is followed beside; docs/savings.md has what it costs.
     savings: bool = True
+    # Who may what, where connections are under mutual TLS.
+    roles: RoleRules = field(default_factory=RoleRules)
     # A clean stop waits this long for calls under way.
     stop_s: float = 1.0
     # None: no Kubernetes.

@@ -7,6 +7,7 @@ in what order: that is the composition's.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -111,8 +112,9 @@ class OptionalParts:
         return webhook
 
     async def serve_page(
-        self, *, loop: ControllerLoop, telemetry: Telemetry, tls: TlsFiles | None, insecure: bool
-    ) -> int | None:
+        self, *, loop: ControllerLoop, telemetry: Telemetry, tls: TlsFiles | None, insecure: bool,
+        admit: Callable[[bytes | None], None] | None,
+    ) -> int | None:  # fmt: skip
         """Serve the live page; its port."""
         if not self.config.page:
             return None
@@ -123,7 +125,7 @@ class OptionalParts:
         log = self.log.getChild("page")
         source = LoopSource(loop, telemetry, self.clock)
         hub = PageHub(source, log=log)
-        door = PageDoor(hub, source, tls=tls, insecure=insecure, log=log)
+        door = PageDoor(hub, source, tls=tls, insecure=insecure, log=log, admit=admit)
         port = await door.start(self.config.page)
         loop.listeners.append(hub.committed)
         self.stack.push_async_callback(door.stop)

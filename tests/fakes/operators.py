@@ -80,6 +80,8 @@ class FakeOperators:
     most_under_way: int = 0
     watch_closes: bool = True
     now_ns: int = 1
+    # Who whoever calls is; or how the question fails.
+    caller: messages.WhoAmIResponse | faults.Fault = field(default_factory=messages.WhoAmIResponse)
     promised: FakePromises = field(init=False)
     partitioned: FakePartitions = field(default_factory=FakePartitions)
     spent: FakeEnergy = field(default_factory=FakeEnergy)
@@ -127,6 +129,11 @@ class FakeOperators:
     async def get_summary(self, request: Any, context: Any) -> messages.GetSummaryResponse:
         self._begin("get_summary")
         return messages.GetSummaryResponse(summary=self.summary())
+
+    async def who_am_i(self, request: Any, context: Any) -> messages.WhoAmIResponse:
+        if isinstance(self.caller, faults.Fault):
+            raise self.caller
+        return self.caller
 
     async def watch_summary(self, request: Any, context: Any) -> AsyncIterator[messages.WatchSummaryResponse]:
         self._begin("watch_summary")

@@ -34,6 +34,7 @@ from eelgrid_protos.messages import (
     ReasonCount,
     SampleBatch,
     ServiceStatus,
+    WhoAmIResponse,
 )
 
 OK, WARN, FAIL, SKIPPED = Status.OK, Status.WARN, Status.FAIL, Status.SKIPPED
@@ -248,6 +249,7 @@ def well(fake):
     fake.nodes = [of_version("n", __version__)]
     fake.nodes = [replace(fake.nodes[0], sample_age_s=1.0)]
     fake.spent.answer = replace(NOTHING_SPENT, measured_mj=10)
+    fake.caller = WhoAmIResponse(subject="CN=a", roles=("viewer",), not_after_ns=1)
     return fake
 
 
@@ -258,6 +260,12 @@ def test_the_command_on_a_controller_that_is_well(eelctl, well):
         "version, controller", "plans unanswered", "metrics",
     }  # fmt: skip
     assert set(findings[0]) == {"check", "status", "what", "remedy"}
+
+
+def test_a_controller_of_before_roles_is_no_fault(eelctl, well):
+    well.caller = faults.Internal("UNIMPLEMENTED: Method not found!")
+    findings = {one["check"]: one for one in json.loads(eelctl("doctor", "--only", "controller", "-o", "json").stdout)}
+    assert (findings["role"]["status"], findings["controller"]["status"]) == ("skipped", "ok")
 
 
 def test_the_command_says_what_to_do_and_fails(eelctl, well):

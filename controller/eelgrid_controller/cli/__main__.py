@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "energy": ("energy", "Say who spent how many joules, and what they cost."),
     "report": ("report", "Write a month of energy, cost and carbon as a page of HTML or PDF."),
     "top": ("top", "Watch the cluster live."),
+    "whoami": ("whoami", "Say whose our certificate is and what it may."),
     "doctor": ("doctor", "Say what is wrong with this installation and what to do."),
     "replay": ("replay", "Compare policies on a trace, or submit it to a controller."),
     "frontier": ("frontier", "Energy against latency and throughput, of a described fleet or the running one."),

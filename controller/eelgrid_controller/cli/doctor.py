@@ -38,6 +38,7 @@ from eelgrid_protos.messages import (
     ListPlansRequest,
     ListPromisesRequest,
     QueryEnergyRequest,
+    WhoAmIRequest,
 )
 
 __all__ = ["Looks", "doctor"]
@@ -288,6 +289,7 @@ def _controller(settings: Settings, looks: Looks) -> Iterator[Finding]:
 
 def _asks(client: Any, settings: Settings, looks: Looks) -> Iterator[Finding]:
     timeout_s = settings.timeout_s
+    yield _role(client, timeout_s)
     begin_s = time.time()
     summary = client.get_summary(GetSummaryRequest(), timeout=timeout_s).summary
     end_s = time.time()
@@ -321,6 +323,15 @@ def _asks(client: Any, settings: Settings, looks: Looks) -> Iterator[Finding]:
         yield page
     else:
         yield from pages_read.page_findings(page)
+
+
+def _role(client: Any, timeout_s: float) -> Finding:
+    from eelgrid_protos import faults
+
+    try:
+        return tls.role(client.who_am_i(WhoAmIRequest(), timeout=timeout_s))
+    except faults.Internal as error:
+        return skipped("role", f"was not answered: {error.message}", "a controller of this release tells it")
 
 
 def _page(settings: Settings, looks: Looks) -> "pages_read.Page | Finding":

@@ -118,7 +118,9 @@ def _of_fault(fault: Any, settings: Settings) -> Stop:
         case faults.Aborted():
             return Refused(message, "somebody else was faster: look at what is in force and repeat", violations)
         case faults.PermissionDenied():
-            return Refused(message, "use a certificate that may do this", violations)
+            return Refused(
+                message, "use a certificate that may do this; `eelctl whoami` says what yours may", violations
+            )
         case faults.ResourceExhausted():
             return Refused(message, "wait or cancel what is not needed, then repeat", violations)
         case faults.FailedPrecondition():
