@@ -26,6 +26,10 @@ from eelgrid_protos.messages import (
     RecordPointsRequest,
     ResourceRequest,
     ServicePromise,
+    SpendingLimit,
+    SpendingPeriod,
+    SpendingQuantity,
+    SpendingScope,
     SubmitWorkloadRequest,
     TrainingPromise,
     WorkloadKind,
@@ -53,7 +57,7 @@ AGENTS = (
 )
 FLAGS = (
     "--away-grace", "3", "--restart-grace", "10", "--steer-interval", "0.5", "--scrape-interval", "1",
-    "--scale-hold", "3", "--job-window", "2",
+    "--scale-hold", "3", "--job-window", "2", "--spend-interval", "0.5",
 )  # fmt: skip
 SERVED_HZ = 25.0
 STRANGER = 4711
@@ -151,6 +155,17 @@ class FaultyFleet(Scene):
         """Budgets of nodes, and of no others."""
         budgets = [PowerBudget(scope=BudgetScope.NODE, name=name, limit_w=watts) for name, watts in limits_w.items()]
         self.set_policy(budgets=tuple(budgets))
+
+    def limit_spending(self, *limits):
+        """The GPU time of everybody's namespace has these limits, of (period, seconds, share that warns), and no others."""
+        made = [
+            SpendingLimit(
+                scope=SpendingScope.NAMESPACE, name="default", quantity=SpendingQuantity.GPU_TIME, most=seconds,
+                period=SpendingPeriod[period.upper()], warn_ratio=warn_ratio, mode=EnforcementMode.ENFORCE,
+            )
+            for period, seconds, warn_ratio in limits
+        ]  # fmt: skip
+        self.set_policy(spending=tuple(made))
 
     def unplug(self):
         """The servers' pages are gone."""

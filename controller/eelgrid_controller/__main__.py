@@ -169,6 +169,8 @@ def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
               help="Seconds for which fewer replicas must have been enough.")  # fmt: skip
 @click.option("--job-window", type=float, default=_DEFAULTS.job_window_s, show_default=True,
               help="Seconds for which a job is measured at a power limit.")  # fmt: skip
+@click.option("--spend-interval", type=float, default=_DEFAULTS.spend_s, show_default=True,
+              help="Seconds between two looks at what is spent of spending limits.")  # fmt: skip
 @click.option("--savings/--no-savings", default=_DEFAULTS.savings, show_default=True,
               help="Tell what placement saves against plain best fit.")  # fmt: skip
 @click.option("--kubernetes", is_flag=True, help="Place the gated pods of a Kubernetes cluster.")
@@ -204,6 +206,7 @@ def main(
     scrape_interval: float,
     scale_hold: float,
     job_window: float,
+    spend_interval: float,
     savings: bool,
     kubernetes: bool,
     kubeconfig: str,
@@ -251,6 +254,7 @@ def main(
             scrape_s=scrape_interval,
             scale_hold_s=scale_hold,
             job_window_s=job_window,
+            spend_s=spend_interval,
             savings=savings,
         )
         asyncio.run(_serve(config, tls=tls, insecure=insecure))

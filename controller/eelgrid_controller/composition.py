@@ -29,6 +29,7 @@ from eelgrid_controller.adapters.http_get import Bounds, Getter
 from eelgrid_controller.adapters.ledger_page import LedgerPage
 from eelgrid_controller.adapters.prometheus import Gauges, Metrics, MetricsServer
 from eelgrid_controller.adapters.scraper import Scraper
+from eelgrid_controller.adapters.spending_desk import SpendingDesk
 from eelgrid_controller.adapters.steward_page import StewardPage
 from eelgrid_controller.adapters.store import SqliteJournal, open_journal
 from eelgrid_controller.adapters.tracing import Watches, wanted_endpoint
@@ -39,6 +40,7 @@ from eelgrid_controller.api.operators import OperatorService
 from eelgrid_controller.api.partitions import PartitionCalls
 from eelgrid_controller.api.promises import PromiseCalls
 from eelgrid_controller.api.shadowing import Shadowing
+from eelgrid_controller.api.spending import SpendingCalls
 from eelgrid_controller.api.views import Views
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.config import ControllerConfig
@@ -215,6 +217,7 @@ class Controller:
             now_ns=self._clock.now_ns,
             monotonic_s=self._clock.monotonic_s,
         )
+        self._begin_spending()
         page = self._begin_steering(telemetry, products)
         imagining = Imagining(loop=self.loop, catalogue=products, clock=self._clock)
         shadowing = Shadowing(loop=self.loop, clock=self._clock)
@@ -266,6 +269,16 @@ class Controller:
         self._stack.push_async_callback(stop)
         return desk
 
+    def _begin_spending(self) -> None:
+        """Look after spending limits, from now until the stop."""
+        desk = SpendingDesk(
+            loop=self.loop, ledger=self.ledger, every_s=self.config.spend_s, clock=self._clock,
+            log=self._log.getChild("spending"),
+        )  # fmt: skip
+        self.spending = SpendingCalls(loop=self.loop, desk=desk)
+        self.metrics.add(desk.families)
+        self._stack.callback(asyncio.create_task(desk.run()).cancel)
+
     def _begin_steering(self, telemetry: Telemetry, products: Catalogue) -> StewardPage:
         """Look after promises, from now until the stop."""
         config, log = self.config, self._log.getChild("steward")
@@ -314,7 +327,7 @@ class Controller:
         keeper = self._keeper
         callers = CallerCalls(None if keeper is None else keeper.caller, demanded=self.config.roles.demanded)
         admit = everybody if keeper is None else keeper.admit
-        operators = (self.operators, self.promises, self.partitions, self.energy, callers)
+        operators = (self.operators, self.promises, self.partitions, self.energy, self.spending, callers)
         server.add_generic_rpc_handlers(
             (
                 handler(AGENT_SERVICE, self.agents, admit=admit),

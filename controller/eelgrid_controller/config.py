@@ -103,6 +103,8 @@ class ControllerConfig:
     scrape_s: float = 15.0
     # Replicas go when fewer were enough for so long; the next ones a fifth of it later.
     scale_hold_s: float = 300.0
+    # How often the ledger is asked what is spent of spending limits: windows come once a minute.
+    spend_s: float = 60.0
     # A job is measured for so long at each limit.
     job_window_s: float = 30.0
     # Whether what plain best fit would draw is followed beside; docs/savings.md has what it costs.
@@ -122,7 +124,7 @@ class ControllerConfig:
         for name in ("away_grace_s", "restart_grace_s", "checkpoint_idle_s", "plan_interval_s", "stop_s"):
             if not 0.0 <= getattr(self, name) <= 86_400.0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", "give seconds between 0 and 86400")
-        for name in ("steer_s", "scrape_s", "scale_hold_s", "job_window_s"):
+        for name in ("steer_s", "scrape_s", "scale_hold_s", "job_window_s", "spend_s"):
             if not 0.1 <= getattr(self, name) <= 86_400.0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", "give seconds between 0.1 and 86400")
         if self.checkpoint_events_most < self.checkpoint_events:

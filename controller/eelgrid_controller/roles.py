@@ -55,7 +55,7 @@ _OPERATORS_CALLS: Mapping[Role | None, str] = {
     Role.VIEWER: (
         "GetSummary WatchSummary ListNodes ListGpus GetWorkload ListWorkloads WatchWorkloads ExplainWorkload ListPlans "
         "GetPolicy WhatIf PlanCapacity GetShadow RecommendMoves ListPoints ListPromises ImagineBudgets "
-        "RecommendPartitions ListPartitions QueryEnergy ExportDecision"
+        "RecommendPartitions ListPartitions QueryEnergy ListSpending ExportDecision"
     ),
     Role.SUBMITTER: "SubmitWorkload CancelWorkload ScaleWorkload ReportProgress",
     # Points of a profile move the work of everybody who uses it; there is one shadow for all.

@@ -82,7 +82,8 @@ OPERATOR_SERVICE = _service(
     "GetSummary ListNodes ListGpus SubmitWorkload GetWorkload ListWorkloads CancelWorkload ExplainWorkload "
     "ListPlans GetPolicy UpdatePolicy WhatIf PlanCapacity StartShadow GetShadow "
     "StopShadow RecommendMoves ApplyMoves ScaleWorkload RecordPoints ListPoints ReportProgress ListPromises "
-    "ImagineBudgets RecommendPartitions ApplyPartitions ListPartitions QueryEnergy WhoAmI",
+    "ImagineBudgets RecommendPartitions ApplyPartitions ListPartitions QueryEnergy ListSpending "
+    "WhoAmI",
     {"WatchSummary": (False, True), "WatchWorkloads": (False, True), "ExportDecision": (False, True)},
 )
 

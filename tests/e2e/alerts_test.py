@@ -29,8 +29,8 @@ IN_THE_FLEET = {
     "EelgridGpuLost", "EelgridGpuMemoryFailing", "EelgridGpuQuarantined", "EelgridGpuStalled", "EelgridGpuUsedNotHeld",
     "EelgridJournalNotWritable", "EelgridLedgerBehind", "EelgridLedgerFailing", "EelgridMigPlanStuck",
     "EelgridModelErrorHigh", "EelgridNodesLost", "EelgridPlanRefused", "EelgridSamplesDropped", "EelgridServiceNotSeen",
-    "EelgridSloBurningFast", "EelgridSloBurningSlow", "EelgridTelemetryStale", "EelgridXidContained",
-    "EelgridXidCritical",
+    "EelgridSloBurningFast", "EelgridSloBurningSlow", "EelgridSpendingNear", "EelgridSpendingOver",
+    "EelgridTelemetryStale", "EelgridXidContained", "EelgridXidCritical",
 }  # fmt: skip
 IN_THE_CLUSTER = {
     "EelgridClusterSilent", "EelgridNoLeader", "EelgridPodsGatedLong", "EelgridPodsWaitBesideFreeGpus",
@@ -131,6 +131,7 @@ def _rehearse_fleet(fleet):
     _slow_burn(fleet)
     _devices(fleet, uuids)
     _power(fleet)
+    _spending(fleet)
     _promises(fleet)
     _agents(fleet)
     _ledger_and_journal(fleet)
@@ -215,6 +216,17 @@ def _power(fleet):
             alert("EelgridEnforcementSuspended", instance=limited),
         ),
         also=(alert("EelgridBudgetNear", budget="node/limited"), alert("EelgridNodesLost")),
+    )  # fmt: skip
+
+
+def _spending(fleet):
+    def of(name, period):
+        return alert(name, limit=f"namespace=default gpu-hours per {period}")
+
+    fleet.rehearse(
+        "limits on GPU-hours, nearly and wholly spent",
+        lambda: fleet.limit_spending(("month", 1e9, 1e-9), ("week", 1.0, None)), fleet.limit_spending,
+        awaited=(of("EelgridSpendingNear", "month"), of("EelgridSpendingOver", "week")),
     )  # fmt: skip
 
 

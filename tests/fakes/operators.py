@@ -40,6 +40,7 @@ from eelgrid_protos.messages import (
     Workload,
     WorkloadPhase,
 )
+from tests.fakes.limited import FakeSpending
 from tests.fakes.partitioned import FakePartitions
 from tests.fakes.promised import FakePromises
 from tests.fakes.spent import FakeEnergy
@@ -85,6 +86,7 @@ class FakeOperators:
     promised: FakePromises = field(init=False)
     partitioned: FakePartitions = field(default_factory=FakePartitions)
     spent: FakeEnergy = field(default_factory=FakeEnergy)
+    limited: FakeSpending = field(default_factory=FakeSpending)
 
     def __post_init__(self) -> None:
         self.promised = FakePromises(self._find, lambda found: self.workloads.update({found.workload_id: found}))
@@ -92,7 +94,7 @@ class FakeOperators:
     @property
     def parts(self) -> tuple[object, ...]:
         """Who has the calls, between them."""
-        return self, self.promised, self.partitioned, self.spent
+        return self, self.promised, self.partitioned, self.spent, self.limited
 
     def _begin(self, name: str) -> None:
         self.calls.append(name)

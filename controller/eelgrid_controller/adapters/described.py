@@ -16,6 +16,7 @@ from typing import NamedTuple
 from prometheus_client.samples import Sample
 
 from eelgrid_controller.energy_ledger.namespaces import NAMESPACES_MOST, OTHER
+from eelgrid_protos.messages import SPENDING_LIMITS_MOST
 
 __all__ = [
     "BUCKETS_S", "METRICS", "MODELS_MOST", "NAMESPACES_MOST", "OTHER", "PENDING_REASONS", "PLAN_CHANGES", "POOLS_MOST", "SERIES_MOST",
@@ -30,12 +31,13 @@ MODELS_MOST = 1000
 # Constraints that pending work is counted by; a reason that is none of them is counted under OTHER.
 PENDING_REASONS = (
     "budget", "cpu", "gpu_count", "gpu_mig", "gpu_model", "gpu_share", "memory", "no_nodes", OTHER, "partitions",
-    "replicas", "traits", "unavailable",
+    "replicas", "spending", "traits", "unavailable",
 )  # fmt: skip
 PLAN_CHANGES = ("cancelled", "corrected", "deferred", "limited", "moved", "partitioned", "placed", "scaled")
 # Values that a label can have, whatever the cluster: most are sets that are known beforehand.
 _VALUES_MOST: Mapping[str, int] = {
     "answer": 8, "budget": SERIES_MOST, "change": len(PLAN_CHANGES), "command": 8, "currency": 1, "kind": 32,
+    "limit": SPENDING_LIMITS_MOST,
     "model": MODELS_MOST, "namespace": NAMESPACES_MOST + 1, "needs": 6, "part": 2, "phase": 8, "plan": 3, "pool": POOLS_MOST + 1, "reason": 32,
     "result": 16, "role": 6, "rule": 16, "state": 2, "verdict": 3, "version": 1, "workload": SERIES_MOST,
 }  # fmt: skip
@@ -156,6 +158,20 @@ _SECTIONS: Mapping[str, tuple[Described, ...]] = {
         Described("eelgrid_power_budget_shortfall_watts", _G, "What promises and lost nodes need beyond it", ("budget",)),
         Described("eelgrid_energy_price_per_joule", _G, "Price now, carbon and PUE included; no series without prices", ("currency",)),
         Described("eelgrid_energy_price_ratio", _G, "Price now over its mean of the coming day"),
+    ),
+    "Spending limits": (
+        Described("eelgrid_spending_limit_gpu_seconds", _G, "The most GPU time that work of somebody may take in a period; the label is the limit without its amount", ("limit",)),
+        Described("eelgrid_spending_spent_gpu_seconds", _G, "What it has taken in the period under way, by the last look; shares and slices count as such", ("limit",)),
+        Described("eelgrid_spending_limit_joules", _G, "The same of energy of devices, without PUE", ("limit",)),
+        Described("eelgrid_spending_spent_joules", _G, "What is spent of it, by the energy ledger; no series while it cannot be read", ("limit",)),
+        Described("eelgrid_spending_limit_money", _G, "The same of money", ("limit", "currency")),
+        Described("eelgrid_spending_spent_money", _G, "What is spent of it", ("limit", "currency")),
+        Described("eelgrid_spending_limit_grams", _G, "The same of carbon dioxide", ("limit",)),
+        Described("eelgrid_spending_spent_grams", _G, "What is spent of it", ("limit",)),
+        Described("eelgrid_spending_ratio", _G, "What is spent of a limit, whatever its unit, over the limit", ("limit",)),
+        Described("eelgrid_spending_warning_ratio", _G, "From which share on it counts as nearly spent", ("limit",)),
+        Described("eelgrid_spending_waiting_workloads", _G, "Workloads that wait because of a limit", ("limit",)),
+        Described("eelgrid_spending_failures_total", _C, "Looks at which the ledger could not be read, or nothing could be judged"),
     ),
     "The steward": (
         Described("eelgrid_steward_cycles_total", _C, "Looks at all promises"),
@@ -298,6 +314,7 @@ read from the state, since nobody may see what is not on disk; `eelgrid_journal_
   comes to spend twice what the least of those named spends takes its place; totals are `eelctl energy`'s.
 - Held and idle GPUs are the agents' to tell: `time() - eelgrid_gpu_idle_since_timestamp_seconds` is for how long, by
   holder.
+- A spending limit that is spent: `eelgrid_spending_ratio >= 1`; what waits for it: `eelgrid_spending_waiting_workloads`.
 - No leader: `sum(eelgrid_kubernetes_leading) == 0`.
 """
 

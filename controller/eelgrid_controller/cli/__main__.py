@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "partition": ("partition", "Show, plan or change the MIG layouts of partitioned pools."),
     "moves": ("moves", "Recommend moves of running work, or execute them."),
     "energy": ("energy", "Say who spent how many joules, and what they cost."),
+    "spending": ("spending", "Show what is spent of spending limits, and what waits for them."),
     "report": ("report", "Write a month of energy, cost and carbon as a page of HTML or PDF."),
     "top": ("top", "Watch the cluster live."),
     "whoami": ("whoami", "Say whose our certificate is and what it may."),

@@ -15,5 +15,6 @@ from eelgrid_protos.messages.profile import *  # noqa: F403
 from eelgrid_protos.messages.promise import *  # noqa: F403
 from eelgrid_protos.messages.promises import *  # noqa: F403
 from eelgrid_protos.messages.reading import *  # noqa: F403
+from eelgrid_protos.messages.spending import *  # noqa: F403
 from eelgrid_protos.messages.whatif import *  # noqa: F403
 from eelgrid_protos.messages.workload import *  # noqa: F403

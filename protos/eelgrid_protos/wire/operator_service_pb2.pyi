@@ -5,6 +5,7 @@ from eelgrid_protos.wire import partition_pb2 as _partition_pb2
 from eelgrid_protos.wire import plan_pb2 as _plan_pb2
 from eelgrid_protos.wire import policy_pb2 as _policy_pb2
 from eelgrid_protos.wire import profile_pb2 as _profile_pb2
+from eelgrid_protos.wire import spending_pb2 as _spending_pb2
 from eelgrid_protos.wire import whatif_pb2 as _whatif_pb2
 from eelgrid_protos.wire import workload_pb2 as _workload_pb2
 from google.protobuf.internal import containers as _containers
