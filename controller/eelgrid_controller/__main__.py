@@ -147,6 +147,8 @@ def _with_webhook(function: Callable[..., None]) -> Callable[..., None]:
               help="Seconds for which fewer replicas must have been enough.")  # fmt: skip
 @click.option("--job-window", type=float, default=_DEFAULTS.job_window_s, show_default=True,
               help="Seconds for which a job is measured at a power limit.")  # fmt: skip
+@click.option("--ledger-limit", type=float, default=_DEFAULTS.ledger_bytes_most / 1e9, show_default=True, metavar="GB",
+              help="Size of the energy ledger beyond which its oldest hours go, whoever has them elsewhere.")  # fmt: skip
 @click.option("--savings/--no-savings", default=_DEFAULTS.savings, show_default=True,
               help="Tell what placement saves against plain best fit.")  # fmt: skip
 @click.option("--kubernetes", is_flag=True, help="Place the gated pods of a Kubernetes cluster.")
@@ -181,6 +183,7 @@ def main(
     scrape_interval: float,
     scale_hold: float,
     job_window: float,
+    ledger_limit: float,
     savings: bool,
     kubernetes: bool,
     kubeconfig: str,
@@ -226,6 +229,7 @@ def main(
             scrape_s=scrape_interval,
             scale_hold_s=scale_hold,
             job_window_s=job_window,
+            ledger_bytes_most=int(ledger_limit * 1e9),
             savings=savings,
         )
         asyncio.run(_serve(config, tls=tls, insecure=insecure))

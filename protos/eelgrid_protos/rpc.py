@@ -74,7 +74,8 @@ OPERATOR_SERVICE = _service(
     "GetSummary ListNodes ListGpus SubmitWorkload GetWorkload ListWorkloads CancelWorkload ExplainWorkload "
     "ListPlans GetPolicy UpdatePolicy WhatIf PlanCapacity StartShadow GetShadow "
     "StopShadow RecommendMoves ApplyMoves ScaleWorkload RecordPoints ListPoints ReportProgress ListPromises "
-    "ImagineBudgets RecommendPartitions ApplyPartitions ListPartitions QueryEnergy",
+    "ImagineBudgets RecommendPartitions ApplyPartitions ListPartitions QueryEnergy "
+    "QueryEnergyReport ConfirmEnergyExport ListEnergyExporters RemoveEnergyExporter",
     {"WatchSummary": (False, True), "WatchWorkloads": (False, True), "ExportDecision": (False, True)},
 )
 

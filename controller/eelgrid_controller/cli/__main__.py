@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "partition": ("partition", "Show, plan or change the MIG layouts of partitioned pools."),
     "moves": ("moves", "Recommend moves of running work, or execute them."),
     "energy": ("energy", "Say who spent how many joules, and what they cost."),
+    "exporters": ("exporters", "Show who takes energy's rows elsewhere, and until when they have them."),
     "report": ("report", "Write a month of energy, cost and carbon as a page of HTML or PDF."),
     "top": ("top", "Watch the cluster live."),
     "doctor": ("doctor", "Say what is wrong with this installation and what to do."),
