@@ -167,7 +167,8 @@ def _window(node: int, number: int) -> EnergyWindow:
 async def _taken(folder: Path, nodes: int, minutes: int) -> tuple[float, float]:
     """Milliseconds of CPU for each window: of the event loop to take it, and of all threads until it is on disk."""
     state = SimpleNamespace(workloads={}, policy=SimpleNamespace(prices=None))
-    desk = EnergyDesk(folder, core=lambda: SimpleNamespace(state=state), clock=Clock(), log=logging.getLogger("bench"))  # type: ignore[arg-type, return-value]
+    core: Any = SimpleNamespace(state=state)
+    desk = EnergyDesk(folder, core=lambda: core, clock=Clock(), log=logging.getLogger("bench"), bytes_most=10**10)
     running = asyncio.create_task(desk.run())
     places = [Inventory(node_name=f"node-{node}", cpu_milli=1, memory_bytes=1, pool="p") for node in range(nodes)]
     data = [[codec.encode(_window(node, minute)) for node in range(nodes)] for minute in range(minutes)]

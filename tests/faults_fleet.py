@@ -16,6 +16,7 @@ import pytest
 from eelgrid_protos import faults
 from eelgrid_protos.messages import (
     BudgetScope,
+    ConfirmEnergyExportRequest,
     EnforcementMode,
     LatencyMetric,
     LatencyObjective,
@@ -24,6 +25,7 @@ from eelgrid_protos.messages import (
     PoolMode,
     PowerBudget,
     RecordPointsRequest,
+    RemoveEnergyExporterRequest,
     ResourceRequest,
     ServicePromise,
     SpendingLimit,
@@ -185,6 +187,16 @@ class FaultyFleet(Scene):
         """Somebody ends a workload, and is told that nothing can be kept."""
         with pytest.raises(faults.Fault):
             self.cancel(key)
+
+    def begin_export(self, name):
+        """Somebody takes rows of the ledger until yesterday elsewhere, and then none."""
+        day_ns, now_ns = 86_400 * 10**9, time.time_ns()
+        request = ConfirmEnergyExportRequest(name=name, begin_ns=now_ns - 2 * day_ns, end_ns=now_ns - day_ns)
+        self.cluster.operators.confirm_energy_export(request, timeout=10.0)
+
+    def end_export(self, name):
+        """Nobody waits for it any more."""
+        self.cluster.operators.remove_energy_exporter(RemoveEnergyExporterRequest(name=name), timeout=10.0)
 
     def file(self, name):
         """A file of the controller's data."""

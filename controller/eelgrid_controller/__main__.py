@@ -171,6 +171,8 @@ def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
               help="Seconds for which a job is measured at a power limit.")  # fmt: skip
 @click.option("--spend-interval", type=float, default=_DEFAULTS.spend_s, show_default=True,
               help="Seconds between two looks at what is spent of spending limits.")  # fmt: skip
+@click.option("--ledger-limit", type=float, default=_DEFAULTS.ledger_bytes_most / 1e9, show_default=True, metavar="GB",
+              help="Size of the energy ledger beyond which its oldest hours go, whoever has them elsewhere.")  # fmt: skip
 @click.option("--savings/--no-savings", default=_DEFAULTS.savings, show_default=True,
               help="Tell what placement saves against plain best fit.")  # fmt: skip
 @click.option("--kubernetes", is_flag=True, help="Place the gated pods of a Kubernetes cluster.")
@@ -207,6 +209,7 @@ def main(
     scale_hold: float,
     job_window: float,
     spend_interval: float,
+    ledger_limit: float,
     savings: bool,
     kubernetes: bool,
     kubeconfig: str,
@@ -255,6 +258,7 @@ def main(
             scale_hold_s=scale_hold,
             job_window_s=job_window,
             spend_s=spend_interval,
+            ledger_bytes_most=int(ledger_limit * 1e9),
             savings=savings,
         )
         asyncio.run(_serve(config, tls=tls, insecure=insecure))

@@ -257,8 +257,11 @@ class Controller:
     def _begin_energy(self) -> EnergyDesk:
         """Keep the energy ledger, from now until the stop."""
         loop = self.loop
-        desk = EnergyDesk(self.config.data, core=lambda: loop.core, clock=self._clock, log=self._log.getChild("energy"))
-        self.ledger, self.energy = desk, EnergyCalls(loop=loop, desk=desk)
+        desk = EnergyDesk(
+            self.config.data, core=lambda: loop.core, clock=self._clock, log=self._log.getChild("energy"),
+            bytes_most=self.config.ledger_bytes_most,
+        )  # fmt: skip
+        self.ledger, self.energy = desk, EnergyCalls(loop=loop, desk=desk, clock=self._clock)
         self.metrics.add(LedgerPage(desk, now_ns=self._clock.now_ns).families)
         keeping = asyncio.create_task(desk.run())
 

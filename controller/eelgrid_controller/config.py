@@ -111,6 +111,9 @@ class ControllerConfig:
     savings: bool = True
     # Who may what, where connections are under mutual TLS.
     roles: RoleRules = field(default_factory=RoleRules)
+    # Of the energy ledger's file, beyond which its oldest hours go. Ten thousand GPUs need 23 GB for all that ages keep
+    # (docs/ledger.md); the rest is room for what exporters are behind with.
+    ledger_bytes_most: int = 40 * 10**9
     # A clean stop waits this long for calls under way.
     stop_s: float = 1.0
     # None: no Kubernetes.
@@ -127,6 +130,10 @@ class ControllerConfig:
         for name in ("steer_s", "scrape_s", "scale_hold_s", "job_window_s", "spend_s"):
             if not 0.1 <= getattr(self, name) <= 86_400.0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", "give seconds between 0.1 and 86400")
+        if self.ledger_bytes_most < 10**7:
+            raise ConfigError(
+                f"ledger_bytes_most is {self.ledger_bytes_most}", "give at least 10000000, which is 0.01 GB"
+            )
         if self.checkpoint_events_most < self.checkpoint_events:
             raise ConfigError(
                 f"checkpoint_events_most is {self.checkpoint_events_most}",

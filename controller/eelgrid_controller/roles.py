@@ -55,11 +55,12 @@ _OPERATORS_CALLS: Mapping[Role | None, str] = {
     Role.VIEWER: (
         "GetSummary WatchSummary ListNodes ListGpus GetWorkload ListWorkloads WatchWorkloads ExplainWorkload ListPlans "
         "GetPolicy WhatIf PlanCapacity GetShadow RecommendMoves ListPoints ListPromises ImagineBudgets "
-        "RecommendPartitions ListPartitions QueryEnergy ListSpending ExportDecision"
+        "RecommendPartitions ListPartitions QueryEnergy QueryEnergyReport ListEnergyExporters "
+        "ListSpending ExportDecision"
     ),
-    Role.SUBMITTER: "SubmitWorkload CancelWorkload ScaleWorkload ReportProgress",
+    Role.SUBMITTER: "SubmitWorkload CancelWorkload ScaleWorkload ReportProgress ConfirmEnergyExport",
     # Points of a profile move the work of everybody who uses it; there is one shadow for all.
-    Role.ADMIN: "UpdatePolicy ApplyMoves ApplyPartitions RecordPoints StartShadow StopShadow",
+    Role.ADMIN: "UpdatePolicy ApplyMoves ApplyPartitions RecordPoints StartShadow StopShadow RemoveEnergyExporter",
 }
 # The live page's door, as if it were a call.
 PAGE = "/page"

@@ -83,7 +83,7 @@ OPERATOR_SERVICE = _service(
     "ListPlans GetPolicy UpdatePolicy WhatIf PlanCapacity StartShadow GetShadow "
     "StopShadow RecommendMoves ApplyMoves ScaleWorkload RecordPoints ListPoints ReportProgress ListPromises "
     "ImagineBudgets RecommendPartitions ApplyPartitions ListPartitions QueryEnergy ListSpending "
-    "WhoAmI",
+    "WhoAmI QueryEnergyReport ConfirmEnergyExport ListEnergyExporters RemoveEnergyExporter",
     {"WatchSummary": (False, True), "WatchWorkloads": (False, True), "ExportDecision": (False, True)},
 )
 

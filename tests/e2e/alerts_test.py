@@ -27,7 +27,7 @@ IN_THE_FLEET = {
     "EelgridAgentCannotReachController", "EelgridAgentNotSampling", "EelgridBudgetNear", "EelgridBudgetOver",
     "EelgridCapDrifted", "EelgridControllerNotServing", "EelgridEnforcementSuspended", "EelgridGpuHeldButIdle",
     "EelgridGpuLost", "EelgridGpuMemoryFailing", "EelgridGpuQuarantined", "EelgridGpuStalled", "EelgridGpuUsedNotHeld",
-    "EelgridJournalNotWritable", "EelgridLedgerBehind", "EelgridLedgerFailing", "EelgridMigPlanStuck",
+    "EelgridJournalNotWritable", "EelgridLedgerBehind", "EelgridLedgerExportLagging", "EelgridLedgerFailing", "EelgridMigPlanStuck",
     "EelgridModelErrorHigh", "EelgridNodesLost", "EelgridPlanRefused", "EelgridSamplesDropped", "EelgridServiceNotSeen",
     "EelgridSloBurningFast", "EelgridSloBurningSlow", "EelgridSpendingNear", "EelgridSpendingOver",
     "EelgridTelemetryStale", "EelgridXidContained", "EelgridXidCritical",
@@ -274,6 +274,10 @@ def _agents(fleet):
 
 def _ledger_and_journal(fleet):
     behind, failing = alert("EelgridLedgerBehind"), alert("EelgridLedgerFailing")
+    fleet.rehearse(
+        "an exporter of the ledger confirms nothing", lambda: fleet.begin_export("archive"),
+        lambda: fleet.end_export("archive"), awaited=(alert("EelgridLedgerExportLagging", exporter="archive"),),
+    )  # fmt: skip
     other = Locked(fleet.file("energy.sqlite3"))
     fleet.rehearse("another program holds the ledger", other.begin, other.end, awaited=(failing, behind))
 

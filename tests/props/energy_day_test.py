@@ -99,7 +99,9 @@ class Day:
 
     async def begin_desk(self):
         core = SimpleNamespace(state=SimpleNamespace(workloads={}, policy=SimpleNamespace(prices=None)))
-        self.desk = EnergyDesk(self.folder / "data", core=lambda: core, clock=Clock(), log=logging.getLogger("test"))
+        self.desk = EnergyDesk(
+            self.folder / "data", core=lambda: core, clock=Clock(), log=logging.getLogger("test"), bytes_most=10**9
+        )
         self.task = asyncio.create_task(self.desk.run())
         self.node.outbox.windows.resume()
 

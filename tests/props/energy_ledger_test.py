@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eelgrid_controller.adapters.energy_store import open_energy
+from eelgrid_controller.adapters.energy_store import Newest, open_energy
 from eelgrid_controller.energy_ledger.asking import GROUPS, asked_of
 from eelgrid_controller.energy_ledger.entries import Place, holder_of
 from eelgrid_controller.energy_ledger.spreading import spread
@@ -113,7 +113,8 @@ def kept(folder, found, *, restarts=True):
     store = open_energy(folder)
     for number, (node, window) in enumerate(found):
         made = spread(window, _NODES[node], owner_of, _TARIFF)
-        store.add(made.entries, made.measured, [(node, window.incarnation, window.number)])
+        newest = Newest(node, window.incarnation, window.number, window.end_ns / 1e9)
+        store.add(made.entries, made.measured, [newest], now_s=_BEGIN_S)
         if restarts and number % 3 == 2:
             store.close()
             store = open_energy(folder)
@@ -194,8 +195,8 @@ def test_money_is_the_price_of_the_time(found):
             low, high = max(begin_s, entry.hour_s), min(end_s, entry.hour_s + 3600)
             steps = [low + (high - low) * (step + 0.5) / 400 for step in range(400)]
             mean = sum(map(_TARIFF.at, steps)) / len(steps)
-            assert entry.booked.cost == pytest.approx(mean * entry.booked.energy_mj / 1000.0, rel=0.01, abs=1e-12)
-            assert entry.booked.carbon_g == pytest.approx(1.5e-4 * entry.booked.energy_mj / 1000.0, abs=1e-9)
+            assert entry.spent.cost == pytest.approx(mean * entry.spent.energy_mj / 1000.0, rel=0.01, abs=1e-12)
+            assert entry.spent.carbon_g == pytest.approx(1.5e-4 * entry.spent.energy_mj / 1000.0, abs=1e-9)
 
 
 def test_a_window_over_an_hour_is_cut_by_time():
@@ -208,7 +209,7 @@ def test_a_window_over_an_hour_is_cut_by_time():
         devices=(WindowDevice(gpu_uuid="a", total_mj=1_000_003),), owners=(_OWNERS[0],), shares=(share,),
     )  # fmt: skip
     made = spread(window, _NODES["n1"], owner_of, None)
-    cut = {(entry.hour_s - _BEGIN_S) // 3600: entry.booked.active_mj for entry in made.entries}
+    cut = {(entry.hour_s - _BEGIN_S) // 3600: entry.spent.active_mj for entry in made.entries}
     for hour, part in {0: Fraction(1, 4), 1: Fraction(1, 2), 2: Fraction(1, 4)}.items():
         assert abs(cut[hour] - part * 1_000_003) <= 1
     assert sum(cut.values()) == sum(one.total_mj for one in made.measured) == 1_000_003

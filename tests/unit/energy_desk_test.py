@@ -67,7 +67,9 @@ class Site:
     def __init__(self, folder, workloads=None):
         known = {"w-1": SimpleNamespace(spec=SPEC)} if workloads is None else workloads
         core = SimpleNamespace(state=SimpleNamespace(workloads=known, policy=SimpleNamespace(prices=None)))
-        self.desk = EnergyDesk(folder, core=lambda: core, clock=Clock(), log=logging.getLogger("test"))
+        self.desk = EnergyDesk(
+            folder, core=lambda: core, clock=Clock(), log=logging.getLogger("test"), bytes_most=10**9
+        )
         self.acknowledged = []
 
     async def __aenter__(self):
@@ -92,7 +94,8 @@ class Site:
         asked = asked_of(
             begin_ns=BEGIN_NS, end_ns=BEGIN_NS + 86_400 * SECOND_NS, group_by=group_by, filters={}, rows_most=100
         )
-        return await self.desk.ask(asked)
+        (answer,) = await self.desk.ask((asked,))
+        return answer
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +112,7 @@ class Disk:
         self.wait_s = 0.0
         real = EnergyStore.add
 
-        def add(store, *what):
+        def add(store, *what, **when):
             if self.wait_s:
                 import time
 
@@ -117,7 +120,7 @@ class Disk:
             if self.fails:
                 self.fails -= 1
                 raise LedgerError(store.path, "database or disk is full", "make room")
-            real(store, *what)
+            real(store, *what, **when)
 
         monkeypatch.setattr(EnergyStore, "add", add)
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from prometheus_client.samples import Sample
 
+from eelgrid_controller.energy_ledger.exporting import EXPORTERS_MOST
 from eelgrid_controller.energy_ledger.namespaces import NAMESPACES_MOST, OTHER
 from eelgrid_protos.messages import SPENDING_LIMITS_MOST
 
@@ -36,7 +37,7 @@ PENDING_REASONS = (
 PLAN_CHANGES = ("cancelled", "corrected", "deferred", "limited", "moved", "partitioned", "placed", "scaled")
 # Values that a label can have, whatever the cluster: most are sets that are known beforehand.
 _VALUES_MOST: Mapping[str, int] = {
-    "answer": 8, "budget": SERIES_MOST, "change": len(PLAN_CHANGES), "command": 8, "currency": 1, "kind": 32,
+    "answer": 8, "budget": SERIES_MOST, "change": len(PLAN_CHANGES), "command": 8, "currency": 1, "exporter": EXPORTERS_MOST, "kind": 32,
     "limit": SPENDING_LIMITS_MOST,
     "model": MODELS_MOST, "namespace": NAMESPACES_MOST + 1, "needs": 6, "part": 2, "phase": 8, "plan": 3, "pool": POOLS_MOST + 1, "reason": 32,
     "result": 16, "role": 6, "rule": 16, "state": 2, "verdict": 3, "version": 1, "workload": SERIES_MOST,
@@ -124,6 +125,11 @@ _SECTIONS: Mapping[str, tuple[Described, ...]] = {
         Described("eelgrid_ledger_windows_total", _C, "Energy windows of agents: taken, here before, or without room, which come again", ("result",)),
         Described("eelgrid_ledger_failures_total", _C, "Attempts to open or write the ledger that failed; what came is tried again"),
         Described("eelgrid_ledger_newest_window_age_seconds", _G, "Time since the end of the newest window that is on disk; no series before the first since the start"),
+        Described("eelgrid_ledger_size_bytes", _G, "Size of the ledger's file without pages that are free; looked at every ten minutes"),
+        Described("eelgrid_ledger_size_limit_bytes", _G, "Size beyond which the oldest hours and days are let go, whoever has them"),
+        Described("eelgrid_ledger_forgotten_rows_total", _C, "Rows that were let go since the start: for their age, or for the file's size", ("reason",)),
+        Described("eelgrid_ledger_export_lag_seconds", _G, "For how long there have been rows that an exporter does not have; no series without exporters", ("exporter",)),
+        Described("eelgrid_ledger_export_changes", _G, "Hours that changed after an exporter confirmed them", ("exporter",)),
         Described("eelgrid_ledger_energy_joules_total", _C, "Energy since the ledger began, by namespace of who is charged; it goes on after a restart. `(unallocated)` and `(unattributed)` are nobody's, `(none)` is of owners without a namespace", ("namespace",)),
     ),
     "Traces": (

@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "moves": ("moves", "Recommend moves of running work, or execute them."),
     "energy": ("energy", "Say who spent how many joules, and what they cost."),
     "spending": ("spending", "Show what is spent of spending limits, and what waits for them."),
+    "exporters": ("exporters", "Show who takes energy's rows elsewhere, and until when they have them."),
     "report": ("report", "Write a month of energy, cost and carbon as a page of HTML or PDF."),
     "top": ("top", "Watch the cluster live."),
     "whoami": ("whoami", "Say whose our certificate is and what it may."),
