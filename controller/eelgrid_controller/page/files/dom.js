@@ -82,10 +82,10 @@ export function terms(rows) {
 }
 
 /** Whether a cell may be broken anywhere: names have no bound, and must not push others out of sight. */
-const isLong = (cell) => length(cell) > 24;
-const length = (cell) => (cell?.textContent ?? String(cell)).length;
+const isLong = (cell) => told(cell).length > 24;
+const told = (cell) => [cell].flat(3).map((part) => part?.textContent ?? String(part)).join("");
 /** Of what is longer than three lines the beginning; what it leads to has all of it. */
-const cut = (cell) => (length(cell) > 100 ? el("span", { class: "cut", title: cell.textContent ?? cell }, cell) : cell);
+const cut = (cell) => (told(cell).length > 100 ? el("span", { class: "cut", title: told(cell) }, cell) : cell);
 
 /** columns: [title, isNumber]; each row has its cells, and may have a class as `row.kind`. */
 export function table(columns, rows) {
@@ -103,7 +103,7 @@ export function watts(powerW) {
 }
 
 /** A cost, which may be small or below nothing. */
-export const cost = (costW) => `${costW.toFixed(Math.abs(costW) < 100 ? 1 : 0)} W`;
+export const cost = (costW) => `${costW.toFixed(Math.abs(costW) < 100 ? 1 : 0).replace(/^-(?=0\.0$)/, "")} W`;
 export const gpus = (milli) => (Math.round(milli) / 1000).toLocaleString("en");
 export const count = (number) => number.toLocaleString("en");
 export const many = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
@@ -145,7 +145,9 @@ export const decisionLink = (number, text) => el("a", { href: `#/decision/${numb
 
 /** What the controller answers; null where the thing is not there. Raises Error with words for people. */
 export async function ask(what, given) {
-  const response = await fetch(`data/${what}?${new URLSearchParams(given)}`);
+  const response = await fetch(`data/${what}?${new URLSearchParams(given)}`).catch(() => {
+    throw new Error("The controller does not answer. This is asked again when it does.");
+  });
   if (response.status === 404) return null;
   if (!response.ok) throw new Error((await response.text()).slice(0, 200) || `the controller said ${response.status}`);
   return response.json();

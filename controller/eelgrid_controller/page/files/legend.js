@@ -15,7 +15,7 @@ function signs(isPast) {
   const sign = (draw, words) => {
     const canvas = el("canvas", { width: 28, height: 28, "aria-hidden": "true" });
     draw(canvas.getContext("2d"), theme());
-    return [canvas, words];
+    return el("span", { class: "sign" }, canvas, words);
   };
   const stroke = (pen, colour, points) => {
     pen.strokeStyle = colour;
@@ -30,12 +30,12 @@ function signs(isPast) {
   const ground = (pen, colour) => { pen.fillStyle = colour; pen.fillRect(0, 0, 28, 28); };
   if (isPast) {
     const box = (name) => (pen, one) => { pen.strokeStyle = one[name]; pen.lineWidth = 6; pen.strokeRect(3, 3, 22, 22); };
-    return [sign(box("good"), "more held"), sign(box("bad"), "less held")].flat();
+    return [sign(box("good"), "more held"), sign(box("bad"), "less held")];
   }
   return [
     sign((pen, one) => ground(pen, one.none), "no reading"),
     sign((pen, one) => { ground(pen, one.scale[1]); pen.fillStyle = one.ink; pen.fillRect(12, 2, 4, 24); }, "MIG"),
     sign((pen, one) => { ground(pen, one.none); stroke(pen, one.quiet, [[5, 5, 23, 23]]); }, "cordoned"),
     sign((pen, one) => { ground(pen, one.none); stroke(pen, one.bad, [[5, 5, 23, 23], [23, 5, 5, 23]]); }, "lost"),
-  ].flat();
+  ];
 }

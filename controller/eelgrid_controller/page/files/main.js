@@ -71,6 +71,9 @@ function connection(state, words) {
 
 listen(page.map, model, (cell) => {
   location.hash = `#/gpu/${encodeURIComponent(model.nodeName(cell))}/${model.index[cell]}`;
+  // In a small window the panel lies below the map.
+  const [main, panel] = [document.querySelector("main"), byId("panel")];
+  if (panel.offsetTop > main.offsetTop) main.scrollTop = panel.offsetTop - main.offsetTop;
 }, () => {
   if (view === gpuView || view === nodeView) location.hash = "#/fleet";
 });

@@ -8,7 +8,7 @@ import { CELL, cellAt, layOut } from "./layout.js";
 import { byId, short, watts } from "./dom.js";
 import { legend } from "./legend.js";
 
-const DETAIL_PX = 26; // of a cell, from which slices and watts can be read
+const DETAIL_PX = 35; // of a cell, from which slices and watts can be read
 const NAMES_PX = 31; // from which node names can be read: they are a quarter as high
 const REST_MS = 80;
 const PIECE = 2_500; // cells that a new fleet's first picture takes in each animation frame: some 4 ms

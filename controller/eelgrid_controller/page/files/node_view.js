@@ -31,8 +31,8 @@ function draw(panel, { model }, put) {
       ["place", model.nodes.rack[node] || null],
       ["pool", model.nodes.pool[node] || null],
       ["GPUs", [...new Set(cells.map((cell) => model.models[model.model[cell]]))].join(", ") || "none"],
-      ["held by work", `${gpus(sum(model.held_milli, cells))} of ${many(cells.length, "GPU")}`],
-      ["power", read.length ? `${watts(sum(model.power_w, read))}, of ${read.length} of ${many(cells.length, "GPU")}` : null],
+      cells.length > 0 && ["held by work", `${gpus(sum(model.held_milli, cells))} of ${many(cells.length, "GPU")}`],
+      cells.length > 0 && ["power", read.length ? `${watts(sum(model.power_w, read))}, of ${read.length} of ${many(cells.length, "GPU")}` : null],
     ]),
     cells.length > 0 && [
       el("h3", {}, "GPUs"),

@@ -2,6 +2,7 @@
 
 import { ask, bytes, cost, count, decisionLink, el, gpuLink, gpus, moment, nodeLink, show, table, terms, watts, zone } from "./dom.js";
 
+const SEEN_W = 0.05; // half of the last digit that is shown
 let [turn, shownId] = [0, ""];
 
 export const workloadView = {
@@ -72,9 +73,9 @@ function explained(replica, workload) {
   const rows = replica.candidates.map((one, at) => {
     const found = Object.fromEntries(one.terms);
     const row = [
-      `${one.node}${one.gpus.length ? ` GPU ${one.gpus.join(", ")}` : ""}${at === 0 && isPlaced ? " (chosen)" : ""}`,
+      [nodeLink(one.node), `${one.gpus.length ? ` GPU ${one.gpus.join(", ")}` : ""}${at === 0 && isPlaced ? " (chosen)" : ""}`],
       ...names.map((name) => (name in found ? cost(found[name]) : null)),
-      cost(one.cost_w), at ? `+${cost(one.cost_w - best)}` : "",
+      cost(one.cost_w), at === 0 ? "" : one.cost_w - best < SEEN_W ? "equal" : `+${cost(one.cost_w - best)}`,
     ];
     row.kind = at === 0 && isPlaced ? "chosen" : "";
     return row;
