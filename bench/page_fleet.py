@@ -26,6 +26,7 @@ from eelgrid_protos.messages import (
     Gpu,
     GpuInstance,
     Inventory,
+    ListPromisesResponse,
     Placement,
     Reading,
     Removal,
@@ -92,6 +93,7 @@ class PageFleet:
         self.state = ClusterState()
         self.telemetry = Telemetry()
         self.hub: PageHub | None = None
+        self.promised = ListPromisesResponse()
         self._rng = random.Random(seed)
         self._sequence = 0
         self._events: list[Event] = []
@@ -107,6 +109,10 @@ class PageFleet:
     def now_ns(self) -> int:
         """Nanoseconds since 1970."""
         return time.time_ns()
+
+    def promises(self) -> ListPromisesResponse:
+        """What was given as `promised`."""
+        return self.promised
 
     def past(self) -> Past:
         """All that happened."""

@@ -157,7 +157,7 @@ class Controller:
         seconds = self._clock.perf_s() - start_s
         await self._open_door(server)
         page_port = await self._optional.serve_page(
-            loop=self.loop, telemetry=self.telemetry, tls=self._tls, insecure=self._insecure,
+            loop=self.loop, telemetry=self.telemetry, steward=self.steward, tls=self._tls, insecure=self._insecure,
             admit=None if self._keeper is None else self._keeper.admit_viewer,
         )  # fmt: skip
         self.savings = self._optional.count_savings(self.loop, catalogue.load())

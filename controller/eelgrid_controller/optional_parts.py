@@ -112,7 +112,7 @@ class OptionalParts:
         return webhook
 
     async def serve_page(
-        self, *, loop: ControllerLoop, telemetry: Telemetry, tls: TlsFiles | None, insecure: bool,
+        self, *, loop: ControllerLoop, telemetry: Telemetry, steward: Steward, tls: TlsFiles | None, insecure: bool,
         admit: Callable[[bytes | None], None] | None,
     ) -> int | None:  # fmt: skip
         """Serve the live page; its port."""
@@ -123,7 +123,7 @@ class OptionalParts:
         from eelgrid_controller.adapters.page_source import LoopSource
 
         log = self.log.getChild("page")
-        source = LoopSource(loop, telemetry, self.clock)
+        source = LoopSource(loop, telemetry, steward.promises, self.clock)
         hub = PageHub(source, log=log)
         door = PageDoor(hub, source, tls=tls, insecure=insecure, log=log, admit=admit)
         port = await door.start(self.config.page)

@@ -82,9 +82,9 @@ def document(store):
     return of
 
 
-async def page(document):
+async def page(document, made="2026-11-01 06:00 UTC"):
     sections = [Section(heading, by, await document(*by, rows=rows)) for heading, by, rows in SECTIONS]
-    return page_of("GPU energy of 2026-10", "2026-11-01 06:00 UTC", sections, await document("day"))
+    return page_of("GPU energy of 2026-10", made, sections, await document("day"))
 
 
 class Cells(HTMLParser):
@@ -128,6 +128,46 @@ async def test_the_page_has_every_number_and_nothing_of_others_runs_in_it(docume
     assert job[5].startswith("≥ 310 images")
     assert job[6].startswith("≤ ")
     assert text.count("<rect") == 2 * 31
+
+
+async def test_the_page_says_where_energy_went_before_its_tables(document):
+    text = await page(document)
+    assert "which is what the GPUs measured" in text
+    assert re.search(
+        r"The largest namespaces: ml \d+\.\d %, &lt;script&gt;alert\(1\)&lt;/script&gt; \d+\.\d %, vision", text
+    )
+    assert re.search(
+        r"A day took [\d.]+ kWh in the mean, the most [\d.]+ kWh on 2026-10-31, the least [\d.]+ on 2026-10-01\.</p>",
+        text,
+    )
+    money = float(re.search(r"<b>([\d,.]+) EUR</b>cost", text)[1].replace(",", ""))
+    assert money == pytest.approx((await document("namespace"))["total"]["cost"], abs=0.01)
+    assert "is not over" not in text
+
+
+async def test_a_month_that_is_not_over_says_so_and_ends_where_it_is(document):
+    text = await page(document, made="2026-10-20 12:00 UTC")
+    assert "This month is not over: the figures are those until 2026-10-20 12:00 UTC." in text
+
+
+async def test_a_day_without_a_row_keeps_its_place_in_the_chart(document):
+    whole, days = await document("namespace"), await document("day")
+    del days["groups"][3:6]
+    text = page_of("t", "2026-11-01 06:00 UTC", [Section("Namespaces", ("namespace",), whole)], days)
+    assert text.count("<rect") == 2 * 31
+    assert "On 3 days nobody was charged." in text
+    assert re.search(r"<title>2026-10-04: 0\.0 kWh", text)
+
+
+async def test_a_page_without_prices_or_energy_says_what_is_missing(document):
+    whole, days = await document("namespace"), await document("day")
+    nothing = dict.fromkeys(whole["total"], 0.0)
+    whole |= {"currency": "", "groups": [], "measured_j": 0.0} | dict.fromkeys(
+        ("total", "unallocated", "unattributed", "left_out"), nothing
+    )
+    text = page_of("t", "2026-11-01 06:00 UTC", [Section("Namespaces", ("namespace",), whole)], days | {"groups": []})
+    assert "No prices are set" in text
+    assert "No energy was charged to an owner." in text
 
 
 async def test_joules_for_each_unit_are_of_those_who_tell_it(document):

@@ -5,7 +5,8 @@ frames are the hub's, answers `page.answers`'.
 
     GET /                 the page; its files lie beside it
     GET /events           server-sent events: one `whole`, then a `delta` each second
-    GET /data/gpu?node=&index=   /data/workload?id=   /data/search?text=   /data/points?profile=   /data/past?before=
+    GET /data/gpu?node=&index=   /data/workload?id=   /data/search?text=   /data/past?before=
+    GET /data/points?profile=&model=   /data/promises
 
 Who may come in is as with the API: with certificate files, by mutual TLS alone, so a browser
 needs a client certificate of the same authority, with a role that may look; without, only on loopback, or where `insecure`
@@ -27,7 +28,13 @@ from aiohttp import web
 from eelgrid_controller.adapters.page_files import page_files, style_source
 from eelgrid_controller.adapters.page_hub import PACKED_HEAD, Behind, Bytes, PageHub, Source
 from eelgrid_controller.errors import ConfigError, JournalError
-from eelgrid_controller.page.answers import gpu_answer, points_answer, search_answer, workload_answer
+from eelgrid_controller.page.answers import (
+    gpu_answer,
+    points_answer,
+    promises_answer,
+    search_answer,
+    workload_answer,
+)
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos.faults import PermissionDenied
 from eelgrid_protos.transport import TlsFiles, is_loopback
@@ -245,7 +252,10 @@ class PageDoor:
             case "search":
                 return await source.read(lambda state: search_answer(state, given.get("text", "")))
             case "points":
-                return await source.read(lambda state: points_answer(state.points, given.get("profile", "")))
+                profile, model = given.get("profile", ""), given.get("model", "")
+                return await source.read(lambda state: points_answer(state.points, profile, model))
+            case "promises":
+                return promises_answer(source.promises())
             case "past":
                 before = given.get("before", "")
                 return await self._hub.earlier(int(before)) if before.isdecimal() and len(before) < 20 else None

@@ -173,6 +173,10 @@ def _cell(name: str) -> Callable[[dict[str, Any]], str]:
     return lambda row: str(row.get(name, ""))
 
 
+def _minute(stamp: str) -> str:
+    return stamp[:16].replace("T", " ")
+
+
 def _lines(settings: Settings, document: dict[str, Any], by: Sequence[str]) -> Iterator[str]:
     nobody = [
         {by[0]: title} | document[part]
@@ -198,7 +202,7 @@ def _lines(settings: Settings, document: dict[str, Any], by: Sequence[str]) -> I
     yield from text_table(columns, [*document["groups"], *nobody], headers=settings.headers, colour=coloured())
     yield ""
     yield (
-        f"{document['begin'][:16]} to {document['end'][:16]} UTC; measured {energy_text(document['measured_j'])} "
+        f"{_minute(document['begin'])} to {_minute(document['end'])} UTC; measured {energy_text(document['measured_j'])} "
         f"± {energy_text(document['uncertainty_j'])}"
         + (f"; {document['uncounted_s']:,.0f} device-seconds nobody measured" if document["uncounted_s"] else "")
     )

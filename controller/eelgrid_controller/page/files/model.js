@@ -103,11 +103,15 @@ export class Model {
   }
 
   cellOf(nodeName, index) {
+    return this.cellsOf(nodeName).find((cell) => this.index[cell] === index) ?? -1;
+  }
+
+  /** Of a node by its name; none of one that is not there. */
+  cellsOf(nodeName) {
     const node = this.nodeByName?.get(nodeName);
-    if (node === undefined) return -1;
-    const end = this.nodes.first[node + 1] ?? this.size;
-    for (let cell = this.nodes.first[node]; cell < end; cell += 1) if (this.index[cell] === index) return cell;
-    return -1;
+    if (node === undefined) return [];
+    const first = this.nodes.first[node];
+    return Array.from({ length: (this.nodes.first[node + 1] ?? this.size) - first }, (_, at) => first + at);
   }
 
   nodeName(cell) {
