@@ -79,10 +79,10 @@ AGENT_SERVICE = _service("AgentService", "", {"Connect": (True, True)})
 NODE_SERVICE = _service("NodeService", "GetInventory GetSamples GetNodePlan GetNodeEnergy")
 OPERATOR_SERVICE = _service(
     "OperatorService",
-    "GetSummary ListNodes ListGpus SubmitWorkload GetWorkload ListWorkloads CancelWorkload ExplainWorkload "
+    "WhoAmI GetSummary ListNodes ListGpus SubmitWorkload GetWorkload ListWorkloads CancelWorkload ExplainWorkload "
     "ListPlans GetPolicy UpdatePolicy WhatIf PlanCapacity StartShadow GetShadow "
     "StopShadow RecommendMoves ApplyMoves ScaleWorkload RecordPoints ListPoints ReportProgress ListPromises "
-    "ImagineBudgets RecommendPartitions ApplyPartitions ListPartitions QueryEnergy WhoAmI",
+    "ImagineBudgets RecommendPartitions ApplyPartitions ListPartitions QueryEnergy",
     {"WatchSummary": (False, True), "WatchWorkloads": (False, True), "ExportDecision": (False, True)},
 )
 
