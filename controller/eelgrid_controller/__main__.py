@@ -121,6 +121,67 @@ def _with_webhook(function: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def _with_kubernetes(function: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command that knows its `webhook` the flags of a cluster, and their value as `kubernetes`."""
+
+    @click.option("--kubernetes", is_flag=True, help="Place the gated pods of a Kubernetes cluster.")
+    @click.option(
+        "--kubeconfig", default="", metavar="FILE", help="Its kubeconfig; else the pod's own service account."
+    )
+    @click.option("--kubernetes-context", default="", metavar="NAME", help="Context of the kubeconfig.")
+    @click.option(
+        "--kubernetes-namespace", default="", metavar="NAME", help="Where the Lease lies, by which one leads."
+    )
+    @click.option(
+        "--kubernetes-lease-name", default=_KUBERNETES.lease_name, show_default=True, help="Name of the Lease."
+    )
+    @click.option("--kubernetes-identity", default="", metavar="NAME", help="How the Lease names this process alone.")
+    @click.option("--kubernetes-lease", type=float, default=_KUBERNETES.lease_s, show_default=True,
+                  help="Seconds after which another may lead in the stead of one that is silent.")  # fmt: skip
+    @click.option("--unbound-after", type=float, default=_KUBERNETES.unbound_s, show_default=True,
+                  help="Seconds after which a pinned pod that cannot be scheduled is made anew by its owner.")  # fmt: skip
+    @click.option("--fail-open-after", type=float,
+                  help="Seconds without any leader after which gates are removed without a plan; never, if not given.")  # fmt: skip
+    @click.option("--kubernetes-abilities", default="", metavar="NAMES",
+                  help=f"What else it may do there, with commas: {', '.join(sorted(ABILITIES))}.")  # fmt: skip
+    @functools.wraps(function)
+    def wrapped(
+        *,
+        kubernetes: bool,
+        kubeconfig: str,
+        kubernetes_context: str,
+        kubernetes_namespace: str,
+        kubernetes_lease_name: str,
+        kubernetes_identity: str,
+        kubernetes_lease: float,
+        unbound_after: float,
+        fail_open_after: float | None,
+        kubernetes_abilities: str,
+        webhook: WebhookConfig | None,
+        **others: Any,
+    ) -> None:
+        if webhook is not None and not kubernetes:
+            raise click.UsageError("--webhook-listen needs --kubernetes: nobody would take the gates off again")
+        try:
+            cluster = KubernetesConfig(
+                kubeconfig=kubeconfig,
+                context=kubernetes_context,
+                namespace=kubernetes_namespace,
+                lease_name=kubernetes_lease_name,
+                identity=kubernetes_identity,
+                lease_s=kubernetes_lease,
+                unbound_s=unbound_after,
+                open_s=fail_open_after,
+                abilities=frozenset(_names(kubernetes_abilities)),
+                webhook=webhook,
+            )
+        except ConfigError as error:
+            _fail(error, 2)
+        function(kubernetes=cluster if kubernetes else None, **others)
+
+    return wrapped
+
+
 def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the flags of roles, and their value as `roles`."""
 
@@ -175,24 +236,11 @@ def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
               help="Size of the energy ledger beyond which its oldest hours go, whoever has them elsewhere.")  # fmt: skip
 @click.option("--savings/--no-savings", default=_DEFAULTS.savings, show_default=True,
               help="Tell what placement saves against plain best fit.")  # fmt: skip
-@click.option("--kubernetes", is_flag=True, help="Place the gated pods of a Kubernetes cluster.")
-@click.option("--kubeconfig", default="", metavar="FILE", help="Its kubeconfig; else the pod's own service account.")
-@click.option("--kubernetes-context", default="", metavar="NAME", help="Context of the kubeconfig.")
-@click.option("--kubernetes-namespace", default="", metavar="NAME", help="Where the Lease lies, by which one leads.")
-@click.option("--kubernetes-lease-name", default=_KUBERNETES.lease_name, show_default=True, help="Name of the Lease.")
-@click.option("--kubernetes-identity", default="", metavar="NAME", help="How the Lease names this process alone.")
-@click.option("--kubernetes-lease", type=float, default=_KUBERNETES.lease_s, show_default=True,
-              help="Seconds after which another may lead in the stead of one that is silent.")  # fmt: skip
-@click.option("--unbound-after", type=float, default=_KUBERNETES.unbound_s, show_default=True,
-              help="Seconds after which a pinned pod that cannot be scheduled is made anew by its owner.")  # fmt: skip
-@click.option("--fail-open-after", type=float,
-              help="Seconds without any leader after which gates are removed without a plan; never, if not given.")  # fmt: skip
-@click.option("--kubernetes-abilities", default="", metavar="NAMES",
-              help=f"What else it may do there, with commas: {', '.join(sorted(ABILITIES))}.")  # fmt: skip
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info",
               show_default=True, help="Log to standard error from this level on.")  # fmt: skip
 @click.version_option(__version__, prog_name="eelgrid-controller")
 @_with_webhook
+@_with_kubernetes
 @_with_roles
 def main(
     *,
@@ -211,17 +259,7 @@ def main(
     spend_interval: float,
     ledger_limit: float,
     savings: bool,
-    kubernetes: bool,
-    kubeconfig: str,
-    kubernetes_context: str,
-    kubernetes_namespace: str,
-    kubernetes_lease_name: str,
-    kubernetes_identity: str,
-    kubernetes_lease: float,
-    unbound_after: float,
-    fail_open_after: float | None,
-    kubernetes_abilities: str,
-    webhook: WebhookConfig | None,
+    kubernetes: KubernetesConfig | None,
     roles: RoleRules,
     log_level: str,
     **addresses: Any,
@@ -229,23 +267,9 @@ def main(
     """Place and power GPU work; serve agents and operators over gRPC."""
     logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=_LOG_LINE)
     tls = _tls(tls_certificate, tls_key, tls_authority)
-    if webhook is not None and not kubernetes:
-        raise click.UsageError("--webhook-listen needs --kubernetes: nobody would take the gates off again")
     try:
-        cluster = KubernetesConfig(
-            kubeconfig=kubeconfig,
-            context=kubernetes_context,
-            namespace=kubernetes_namespace,
-            lease_name=kubernetes_lease_name,
-            identity=kubernetes_identity,
-            lease_s=kubernetes_lease,
-            unbound_s=unbound_after,
-            open_s=fail_open_after,
-            abilities=frozenset(_names(kubernetes_abilities)),
-            webhook=webhook,
-        )
         config = ControllerConfig(
-            kubernetes=cluster if kubernetes else None,
+            kubernetes=kubernetes,
             # listen, metrics, page and traces
             **addresses,
             roles=roles,

@@ -79,11 +79,11 @@ AGENT_SERVICE = _service("AgentService", "", {"Connect": (True, True)})
 NODE_SERVICE = _service("NodeService", "GetInventory GetSamples GetNodePlan GetNodeEnergy")
 OPERATOR_SERVICE = _service(
     "OperatorService",
-    "GetSummary ListNodes ListGpus SubmitWorkload GetWorkload ListWorkloads CancelWorkload ExplainWorkload "
+    "WhoAmI GetSummary ListNodes ListGpus SubmitWorkload GetWorkload ListWorkloads CancelWorkload ExplainWorkload "
     "ListPlans GetPolicy UpdatePolicy WhatIf PlanCapacity StartShadow GetShadow "
     "StopShadow RecommendMoves ApplyMoves ScaleWorkload RecordPoints ListPoints ReportProgress ListPromises "
     "ImagineBudgets RecommendPartitions ApplyPartitions ListPartitions QueryEnergy ListSpending "
-    "WhoAmI QueryEnergyReport ConfirmEnergyExport ListEnergyExporters RemoveEnergyExporter",
+    "QueryEnergyReport ConfirmEnergyExport ListEnergyExporters RemoveEnergyExporter",
     {"WatchSummary": (False, True), "WatchWorkloads": (False, True), "ExportDecision": (False, True)},
 )
 

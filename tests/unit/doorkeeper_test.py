@@ -259,6 +259,16 @@ def test_who_knocks_in_a_loop_is_counted_and_does_not_fill_the_log(authority, tm
     assert counted.values == {("viewer", "admin"): 60}
 
 
+def test_a_node_of_others_is_counted_apart(authority, tmp_path):
+    files = authority.write(tmp_path / "c", ("CN", "eelgrid:node:gpu-1"))
+    keeper = keeper_of(RoleRules())
+    caller = Connection(files.certificate.read_bytes())
+    keeper.admit_node("gpu-1", caller)
+    with pytest.raises(PermissionDenied, match="Connect as gpu-2 needs that node's certificate"):
+        keeper.admit_node("gpu-2", caller)
+    assert next(iter(keeper.families())).values == {("agent", "node"): 1}
+
+
 def test_what_is_let_in_without_a_role_is_told(authority, tmp_path, caplog):
     pem = authority.write(tmp_path / "c", ("CN", "old")).certificate.read_bytes()
     keeper = keeper_of(RoleRules())

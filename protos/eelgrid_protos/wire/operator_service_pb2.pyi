@@ -26,6 +26,24 @@ NODE_STATE_UNSPECIFIED: NodeState
 NODE_STATE_READY: NodeState
 NODE_STATE_LOST: NodeState
 
+class WhoAmIRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WhoAmIResponse(_message.Message):
+    __slots__ = ("subject", "roles", "node_names", "roles_demanded", "not_after_ns")
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAMES_FIELD_NUMBER: _ClassVar[int]
+    ROLES_DEMANDED_FIELD_NUMBER: _ClassVar[int]
+    NOT_AFTER_NS_FIELD_NUMBER: _ClassVar[int]
+    subject: str
+    roles: _containers.RepeatedScalarFieldContainer[str]
+    node_names: _containers.RepeatedScalarFieldContainer[str]
+    roles_demanded: bool
+    not_after_ns: int
+    def __init__(self, subject: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., node_names: _Optional[_Iterable[str]] = ..., roles_demanded: bool = ..., not_after_ns: _Optional[int] = ...) -> None: ...
+
 class Node(_message.Message):
     __slots__ = ("inventory", "state", "allocated_cpu_milli", "allocated_memory_bytes", "allocated_gpu_milli", "workloads", "power_w", "sample_age_s", "plan_epoch", "applied_epoch", "samples_received", "samples_lost")
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
@@ -511,21 +529,3 @@ class ImagineBudgetsResponse(_message.Message):
     jobs: _containers.RepeatedCompositeFieldContainer[JobStatus]
     budgets: _containers.RepeatedCompositeFieldContainer[BudgetStatus]
     def __init__(self, jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., budgets: _Optional[_Iterable[_Union[BudgetStatus, _Mapping]]] = ...) -> None: ...
-
-class WhoAmIRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class WhoAmIResponse(_message.Message):
-    __slots__ = ("subject", "roles", "node_names", "roles_demanded", "not_after_ns")
-    SUBJECT_FIELD_NUMBER: _ClassVar[int]
-    ROLES_FIELD_NUMBER: _ClassVar[int]
-    NODE_NAMES_FIELD_NUMBER: _ClassVar[int]
-    ROLES_DEMANDED_FIELD_NUMBER: _ClassVar[int]
-    NOT_AFTER_NS_FIELD_NUMBER: _ClassVar[int]
-    subject: str
-    roles: _containers.RepeatedScalarFieldContainer[str]
-    node_names: _containers.RepeatedScalarFieldContainer[str]
-    roles_demanded: bool
-    not_after_ns: int
-    def __init__(self, subject: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., node_names: _Optional[_Iterable[str]] = ..., roles_demanded: bool = ..., not_after_ns: _Optional[int] = ...) -> None: ...
