@@ -6,7 +6,8 @@ import { ask, clock, count, decisionLink, el, gpus, moment, show, table, workloa
 const [SHOWN, NEWER] = [40, 4]; // rows of the list, and of these newer than the chosen one
 let chosen = null; // {number, id} of a change, or null for now
 let asked = null; // what is being read of the journal, or why it could not be
-let [addressed, turn] = [0, 0];
+const REST_MS = 120;
+let [addressed, listing, turn] = [0, 0, 0];
 
 export const historyView = {
   wide: false,
@@ -27,6 +28,7 @@ export const historyView = {
     turn += 1;
     chosen = null;
     clearTimeout(addressed);
+    clearTimeout(listing);
     page.map.past(null);
   },
 };
@@ -76,7 +78,7 @@ function draw(panel, page) {
     chosen = change ? { number: change[0], id: change[3] } : null;
     tell();
     clearTimeout(addressed); // browsers take a few hundred addresses a minute
-    addressed = setTimeout(() => history.replaceState(null, "", change ? `#/decision/${change[0]}` : "#/history"), 300);
+    addressed = setTimeout(() => history.replaceState(null, "", change ? `#/decision/${change[0]}` : "#/history"), 2 * REST_MS);
   } });
   const told = el("div", { "aria-live": "polite" });
   const list = el("div");
@@ -87,7 +89,10 @@ function draw(panel, page) {
     slider.setAttribute("aria-valuetext", change ? `${clock(change[1])}: ${change[2]} ${change[4]}` : "now");
     page.map.past(change ? model.heldAfter(at) : null, change);
     show(told, change ? describe(change, model) : noneChosen(model));
-    show(list, rows(changes, at));
+    // While the slider moves the map is what is looked at.
+    clearTimeout(listing);
+    if (list.hasChildNodes()) listing = setTimeout(() => show(list, rows(changes, at)), REST_MS);
+    else show(list, rows(changes, at));
   };
   const step = (by, words) => el("button", { type: "button", id: words.toLowerCase(), onclick: () => {
     slider.value = Math.min(changes.length, Math.max(0, Number(slider.value) + by));

@@ -94,7 +94,7 @@ export class Model {
 
   /** What was held after the change at this position: now, less all that came later. */
   heldAfter(position) {
-    const held = Int32Array.from(this.held_milli);
+    const held = this.held_milli.slice();
     for (const change of this.changes.slice(position + 1)) {
       const pairs = change[5];
       for (let at = 0; at < pairs.length; at += 2) held[pairs[at]] -= pairs[at + 1];
