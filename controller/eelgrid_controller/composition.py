@@ -162,7 +162,7 @@ class Controller:
         )  # fmt: skip
         self.savings = self._optional.count_savings(self.loop, catalogue.load())
         self.placing = await self._optional.place_pods(
-            self.watches, loop=self.loop, agents=self.agents, steward=self.steward
+            self.watches, loop=self.loop, agents=self.agents, steward=self.steward, ledger=self.ledger
         )
         page = "" if page_port is None else f" page={_with_port(self.config.page, page_port)}"
         line = (

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from eelgrid_controller.adapters.agents import AgentService
+from eelgrid_controller.adapters.energy_desk import EnergyDesk
 from eelgrid_controller.adapters.prometheus import Metrics
 from eelgrid_controller.adapters.savings_desk import SavingsDesk
 from eelgrid_controller.adapters.tracing import Endpoint, Tracing, Watches
@@ -69,13 +70,14 @@ class OptionalParts:
         return desk
 
     async def place_pods(
-        self, watches: Watches, *, loop: ControllerLoop, agents: AgentService, steward: Steward
+        self, watches: Watches, *, loop: ControllerLoop, agents: AgentService, steward: Steward, ledger: EnergyDesk
     ) -> "Placing | None":
         """Place a cluster's pods."""
         if self.config.kubernetes is None:
             return None
         from eelgrid_controller.adapters.kubernetes.asked import is_ours
         from eelgrid_controller.adapters.kubernetes.placing import Placing
+        from eelgrid_controller.adapters.kubernetes.pod_users import PodUsers
         from eelgrid_controller.kubernetes.power_status import Draw
 
         placing = Placing(
@@ -93,6 +95,9 @@ class OptionalParts:
         self.metrics.add(placing.families)
         if watches.tracing is not None:
             watches.tracing.follow_pods(placing.engine.writes.listeners, is_ours)
+        users = PodUsers()
+        placing.engine.hear_pods(users.heard)
+        ledger.user_of_pod = users.of
         await placing.start()
         self.stack.push_async_callback(placing.stop)
         return placing

@@ -1,6 +1,7 @@
 """The ledger adds up: windows of a random day with restarts, asked in any way, against a plain list of shares."""
 
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -11,6 +12,7 @@ from eelgrid_controller.adapters.energy_store import Newest, open_energy
 from eelgrid_controller.energy_ledger.asking import GROUPS, asked_of
 from eelgrid_controller.energy_ledger.entries import Place, holder_of
 from eelgrid_controller.energy_ledger.spreading import spread
+from eelgrid_controller.energy_ledger.working import Worked, spread_work
 from eelgrid_controller.power.tariff import WEEK_S, Steps, Tariff
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
@@ -181,6 +183,58 @@ def test_stretches_of_time_add_up_whether_days_or_hours_are_read(tmp_path_factor
     hours = [int(group.values[0]) for group in by_hours.groups]
     assert hours == sorted(hours)
     assert all(begin_ns // _SECOND_NS <= hour < stretch["end_ns"] // _SECOND_NS for hour in hours)
+    store.close()
+
+
+def alike(one, other):
+    """Two answers to the same question: joules to the millijoule, money but for the order in which it was added."""
+
+    def spent(found):
+        return (*found[:3], pytest.approx(found.cost), pytest.approx(found.carbon_g))
+
+    def groups(answer):
+        return [(group.values, spent(group.spent), group.done) for group in answer.groups]
+
+    assert [(values, done) for values, _, done in groups(one)] == [(values, done) for values, _, done in groups(other)]
+    for mine, theirs in zip(one.groups, other.groups, strict=True):
+        assert tuple(mine.spent) == spent(theirs.spent)
+    for part in ("left_out", "unallocated", "unattributed"):
+        assert tuple(getattr(one, part)) == spent(getattr(other, part))
+    for part in ("asked", "left_out_rows", "measured_mj", "uncertainty_mj", "uncounted_s", "revision"):
+        assert getattr(one, part) == getattr(other, part)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(windows(), min_size=1, max_size=2),
+    st.lists(
+        st.tuples(st.lists(st.sampled_from([*GROUPS, "label:team"]), max_size=3, unique=True), st.integers(1, 5)),
+        min_size=1, max_size=6,
+    ),
+    st.sampled_from([{}, {"namespace": "ml"}, {"node": "n1"}]),
+    st.integers(0, 40),
+    st.booleans(),
+)  # fmt: skip
+def test_questions_that_are_asked_together_have_the_answers_of_each_alone(
+    tmp_path_factory, series, questions, filters, begin_h, with_nobody
+):
+    store = kept(tmp_path_factory.mktemp("energy"), [one for many in series for one in many])
+    work = [Worked("w-1", unit, 3.0, _BEGIN_S + 60.0, _BEGIN_S + 90_000.0) for unit in ("request", "token")]
+    work.append(Worked("w-2", "step", 7.0, _BEGIN_S, _BEGIN_S + 50.0, is_whole=False))
+    store.add([], [], [], [entry for one in work for entry in spread_work(one, None)], now_s=_BEGIN_S)
+    together = [
+        asked(
+            group_by=tuple(group_by), filters=filters, rows_most=rows_most, with_nobody=with_nobody,
+            begin_ns=(_BEGIN_S + begin_h * 3600) * _SECOND_NS,
+        )
+        for group_by, rows_most in questions
+    ]  # fmt: skip
+    for one, answer in zip(together, store.ask_all(together), strict=True):
+        alike(answer, store.ask(one))
+        if with_nobody:
+            assert (answer.unallocated.energy_mj, answer.unattributed.energy_mj) == (0, 0)
+            alone = store.ask(replace(one, with_nobody=False))
+            assert alone.total[:3] == answer.total[:3]
     store.close()
 
 

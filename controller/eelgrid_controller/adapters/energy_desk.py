@@ -116,6 +116,8 @@ class EnergyDesk:
         self._writing = _Batch()
         self._wake = asyncio.Event()
         self._holders: OrderedDict[str, Holder] = OrderedDict()
+        # By namespace and name; a cluster's, where there is one, says more.
+        self.user_of_pod: Callable[[str, str], str] = lambda _namespace, _pod: ""
 
     async def run(self) -> None:
         """Open the ledger and write what comes, until cancelled; what waits then is written, too."""
@@ -239,7 +241,14 @@ class EnergyDesk:
             acknowledge(EnergyAcknowledgement(incarnation=incarnation, number=number))
 
     def _holder(self, owner: EnergyOwner) -> Holder:
-        """The holder, with what is known of its workload, also when that has ended and left since."""
+        """The holder, and where nothing else says its user, what its pod says."""
+        found = self._held(owner)
+        return (
+            found._replace(user=self.user_of_pod(owner.namespace, owner.pod)) if owner.pod and not found.user else found
+        )
+
+    def _held(self, owner: EnergyOwner) -> Holder:
+        """With what is known of its workload, also when that has ended and left since."""
         if not owner.workload:
             return holder_of(owner, None)
         workload = self._core().state.workloads.get(owner.workload)

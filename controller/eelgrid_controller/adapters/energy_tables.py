@@ -10,7 +10,7 @@ not in two where one pod of it came before the controller knew the workload.
 
 import json
 
-from eelgrid_controller.energy_ledger.asking import DAY_S, Asked
+from eelgrid_controller.energy_ledger.asking import DAY_S, TIMES, Asked
 from eelgrid_controller.energy_ledger.entries import HOUR_S
 
 __all__ = [
@@ -155,6 +155,12 @@ def work_query(asked: Asked) -> tuple[str, tuple[str | int, ...]]:
     where, given = filters_of(asked)
     rows, bounds = spans_of(asked, "_work")
     grouped = ", ".join(str(1 + place) for place in range(len(columns) + 1))
+    if not any(name in TIMES for name in asked.group_by):
+        # First by number, as of joules.
+        rows = (
+            "SELECT work, sum(amount) AS amount, sum(counted) AS counted, sum(missed) AS missed "
+            f"FROM ({rows}) GROUP BY work"
+        )
     query = (
         f"SELECT {', '.join(columns)}, w.unit, sum(e.amount), sum(e.counted), sum(e.missed) FROM ({rows}) e "
         "JOIN works w ON w.id = e.work JOIN holders h ON h.id = "
