@@ -3,8 +3,8 @@
 Owns the questions of whoever answers for the feed. Must not know how watts are divided.
 """
 
-from deploy.dashboards.panels import Page, Query, Row, figure, lines, listing, states
-from deploy.dashboards.queries import by_node, of, rate
+from deploy.dashboards.panels import Page, Query, Row, Variable, figure, lines, listing, states
+from deploy.dashboards.queries import by_node, of, or_none, rate
 
 __all__ = ["PAGE"]
 
@@ -35,10 +35,10 @@ _BUDGETS = Row(
         lines("Drawn and limit", "What GPUs below each budget were read to draw, and what they may.", "watt", Query(_DRAWN, "{{budget}} drawn"), Query(_LIMIT, "{{budget}} limit")),
         lines("Claimed by jobs, and by others", "What jobs may draw by the limits that they have or are on their way to, and what GPUs that nobody steers may draw.", "watt", Query(_CLAIMED, "{{budget}} jobs"), Query(_budget("others_watts"), "{{budget}} others")),
         lines("Room", "What is left beside jobs and others; below 0 while limits come down.", "watt", Query(_budget("room_watts"), "{{budget}}"), width=8),
-        lines("Drawn over limit", "Above 1 too much is drawn. Limits hold the mean of a part's own window, so short peaks above are possible.", "percentunit", Query(f"{_DRAWN} / {_LIMIT}", "{{budget}}"), width=8),
-        states("Over the limit", "When more was drawn than a budget allows.", "short", Query(f"{_DRAWN} > bool {_LIMIT}", "{{budget}}"), width=8),
+        lines("Drawn over limit", "Above 1 too much is drawn. Limits hold the mean of a part's own window, so short peaks above are possible.", "percentunit", Query(f"{_DRAWN} / {_LIMIT}", "{{budget}}"), width=8, top=1.0),
+        states("Over the limit", "When more was drawn than a budget allows.", "short", Query(or_none(f"{_DRAWN} > bool {_LIMIT}", "budget"), "{{budget}}"), width=8),
         listing("All budgets", "As they stand now.", "watt", Query(_LIMIT, "limit"), Query(_DRAWN, "drawn"), Query(_CLAIMED, "claimed"), Query(_budget("others_watts"), "others"), Query(_budget("room_watts"), "room"), Query(_budget("shortfall_watts"), "shortfall"), width=16),
-        lines("Share of a day's energy that is used", "Energy of the last 24 h at what was drawn, over what the limit allows in 24 h.", "percentunit", Query(f"max by (budget) (avg_over_time({of('eelgrid_power_budget_drawn_watts', _CHOSEN)}[24h])) / {_LIMIT}", "{{budget}}"), width=8),
+        lines("Share of a day's energy that is used", "Energy of the last 24 h at what was drawn, over what the limit allows in 24 h.", "percentunit", Query(f"max by (budget) (avg_over_time({of('eelgrid_power_budget_drawn_watts', _CHOSEN)}[24h])) / {_LIMIT}", "{{budget}}"), width=8, top=1.0),
     ),
 )  # fmt: skip
 _PRICES = Row(
@@ -57,7 +57,7 @@ _LIMITS = Row(
         lines("Limits answered by nodes", "Confirmed, or not set, per second.", "ops", Query(f"sum by (result) ({rate('eelgrid_steward_limits_answered_total')})", "{{result}}"), width=8),
         lines("Lease left", "Time until a node's plan lapses and it puts back what it found, unless the controller renews it.", "s", Query(by_node(of("eelgrid_guard_lease_left_seconds")), "{{node}}"), width=8),
         lines("Budget of each node", "Power that all devices of a node may draw together, as its guard has it.", "watt", Query(by_node(of("eelgrid_guard_power_budget_watts")), "{{node}}"), width=8),
-        lines("Put back, refused", "Settings that something else changed and the guard put back, and items of plans that it refused, per second.", "ops", Query(f"sum by (setting) ({rate('eelgrid_guard_drift_repairs_total')})", "put back {{setting}}"), Query(f"sum by (rule) ({rate('eelgrid_guard_refusals_total')})", "refused {{rule}}"), width=8),
+        lines("Put back, refused", "Settings that something else changed and the guard put back, and items of plans that it refused, per second.", "ops", Query(f"sum by (setting) ({rate('eelgrid_guard_drift_repairs_total')})", "put back {{setting}}"), Query(f"sum by (rule) ({rate('eelgrid_guard_refusals_total')})", "refused {{rule}}"), width=8, top=1.0),
     ),
 )  # fmt: skip
 _INFO = '{job=~"$job", instance=~"$instance"'
@@ -66,7 +66,7 @@ PAGE = Page(
     "budget", "Eelgrid / Energy budget", "What each budget allows, what is claimed, drawn and left below it, the price of energy, and the limits that hold it.",
     (_NOW, _BUDGETS, _PRICES, _LIMITS),
     (
-        ("budget", "Budget", f"label_values(eelgrid_power_budget_limit_watts{_INFO}}}, budget)"),
-        ("node", "Node", f"label_values(eelgrid_node_info{_INFO}}}, node)"),
+        Variable("budget", "Budget", f"label_values(eelgrid_power_budget_limit_watts{_INFO}}}, budget)"),
+        Variable("node", "Node", f"label_values(eelgrid_node_info{_INFO}}}, node)"),
     ),
 )  # fmt: skip

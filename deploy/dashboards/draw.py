@@ -179,15 +179,17 @@ def _table(axes: Axes, shown: Shown, answers: Answers, _span: tuple[float, float
     unit = shown.panel["fieldConfig"]["defaults"]["unit"]
     hidden = {*_HIDDEN, *shown.panel["transformations"][1]["options"]["excludeByName"]}
     renamed = shown.panel["transformations"][1]["options"]["renameByName"]
+    first = shown.panel["transformations"][1]["options"]["indexByName"]
+    columns = [name for name in renamed.values() if name]
     rows: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
     for column, (_, found) in zip(renamed.values(), answers, strict=True):
         for one in found:
             key = tuple(sorted((name, value) for name, value in one.labels.items() if name not in hidden))
             rows.setdefault(key, {})[column] = text_of(one.values[-1], unit)
-    labels = list(dict.fromkeys(name for key in rows for name, _ in key))
-    head = [*labels, *renamed.values()]
+    labels = sorted({name for key in rows for name, _ in key}, key=lambda name: (first.get(name, len(first)), name))
+    head = [*labels, *columns]
     body = [
-        [dict(key).get(name, "") for name in labels] + [cells.get(name, "") for name in renamed.values()]
+        [dict(key).get(name, "") for name in labels] + [cells.get(name, "") for name in columns]
         for key, cells in list(rows.items())[:_ROWS_MOST]
     ]
     if body:

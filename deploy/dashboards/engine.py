@@ -5,11 +5,12 @@ does it see what it decides on. Must not know single workloads.
 """
 
 from deploy.dashboards.panels import Page, Query, Row, figure, lines, states
-from deploy.dashboards.queries import of, quantile, rate
+from deploy.dashboards.queries import of, quantile, rate, some
 
 __all__ = ["PAGE"]
 
 _PLACEMENT, _LIMITS = 'part="placement"', 'part="limits"'
+_OURS, _THEIRS, _BOTH = 'plan="eelgrid"', 'plan="best_fit"', 'plan="both"'
 _MISSED, _JUDGED = 'verdict="missed"', 'verdict=~"kept|missed"'
 
 
@@ -33,15 +34,15 @@ _NOW = Row(
 _COST = Row(
     "What the plan costs: the terms of the objective, as they stand now",
     (
-        lines("Power: modelled and measured", "The energy term is modelled power at the price; measured power tells how true it is.", "watt", Query(f"sum({of('eelgrid_modelled_power_watts')})", "modelled"), Query(f"sum({of('eelgrid_measured_power_watts')})", "measured"), width=8),
-        lines("Promises missed", "The latency term: share of judged windows of all services that were missed.", "percentunit", Query(f"sum({rate('eelgrid_promise_windows_total', _MISSED)}) / (sum({rate('eelgrid_promise_windows_total', _JUDGED)}) > 0)", "missed"), width=8),
+        lines("Power: measured and modelled", "The energy term is modelled power at the price; measured power tells how true it is.", "watt", Query(f"sum({of('eelgrid_measured_power_watts')})", "measured"), Query(f"sum({of('eelgrid_modelled_power_watts')})", "modelled"), width=8),
+        lines("Promises missed", "The latency term: share of judged windows of all services that were missed.", "percentunit", Query(f"sum({rate('eelgrid_promise_windows_total', _MISSED)}) / (sum({rate('eelgrid_promise_windows_total', _JUDGED)}) > 0)", "missed"), width=8, top=0.1),
         lines("Slowdown of jobs", "The throughput term: mean and worst slowdown of training jobs against their largest measured limit.", "percentunit", Query(f"avg({of('eelgrid_job_slowdown_ratio')})", "mean"), Query(f"max({of('eelgrid_job_slowdown_ratio')})", "worst"), width=8),
         lines("Energy saved by limits", "Method: each job's energy of the same work at its largest measured limit, by its own measured curve; mean over jobs.", "percentunit", Query(f"avg({of('eelgrid_job_energy_saved_ratio')})", "mean of jobs"), width=8),
         lines("Saved against plain best fit", "Method: the same work on the same nodes placed by plain best fit at default limits, model against model, of the replicas that stand in both plans, so that work which does not run saves nothing. Limits: what lowered limits take off at the most; limited work runs longer.", "watt", Query(f"sum({of('eelgrid_saved_power_watts', _PLACEMENT)})", "by placement"), Query(f"sum({of('eelgrid_saved_power_watts', _LIMITS)})", "by limits"), width=8),
-        lines("Power of the compared plans", "By the planner's model at default limits, of all nodes with the replicas that stand in both plans; beside them what GPUs were read to draw, with all work and their real limits.", "watt", Query(f"sum by (plan) ({of('eelgrid_compared_power_watts')})", "{{plan}}, modelled"), Query(f"sum({of('eelgrid_measured_power_watts')})", "measured"), width=8),
-        lines("Compared with best fit", "GPUs held by work that stands in both plans, and in one alone; where much stands in one alone, the savings are of a part of the work.", "short", Query(f"sum by (plan) ({of('eelgrid_compared_gpus')})", "{{plan}}"), width=8),
-        lines("Model error", "Measured over modelled power less one, by GPU model; below 0 GPUs draw less than the planner takes.", "percentunit", Query(_now("eelgrid_model_power_error_ratio", by="model"), "{{model}}"), width=8),
-        lines("Fragmentation and allocation", "Share of the free GPU that the expected mix of tasks could not use, beside the share of GPUs that is allocated.", "percentunit", Query(_now("eelgrid_fragmentation_ratio"), "fragmentation"), Query(_now("eelgrid_gpus_allocated_ratio"), "allocated"), width=8),
+        lines("Power of the compared plans", "By the planner's model at default limits, of all nodes with the replicas that stand in both plans; beside them what GPUs were read to draw, with all work and their real limits.", "watt", Query(f"sum({of('eelgrid_compared_power_watts', _THEIRS)})", "best fit, modelled"), Query(f"sum({of('eelgrid_compared_power_watts', _OURS)})", "Eelgrid, modelled"), Query(f"sum({of('eelgrid_measured_power_watts')})", "measured"), width=8),
+        lines("Compared with best fit", "GPUs held by work that stands in both plans, and in one alone; where much stands in one alone, the savings are of a part of the work.", "short", Query(f"sum({of('eelgrid_compared_gpus', _BOTH)})", "in both plans"), Query(f"sum({of('eelgrid_compared_gpus', _OURS)})", "in Eelgrid's alone"), Query(f"sum({of('eelgrid_compared_gpus', _THEIRS)})", "in best fit alone"), width=8),
+        lines("Model error", "Measured over modelled power less one, by GPU model; below 0 GPUs draw less than the planner takes.", "percentunit", Query(_now("eelgrid_model_power_error_ratio", by="model"), "{{model}}"), width=8, top=0.0),
+        lines("Fragmentation and allocation", "Share of the free GPU that the expected mix of tasks could not use, beside the share of GPUs that is allocated.", "percentunit", Query(_now("eelgrid_fragmentation_ratio"), "fragmentation"), Query(_now("eelgrid_gpus_allocated_ratio"), "allocated"), width=8, top=1.0),
     ),
 )  # fmt: skip
 _DECISIONS = Row(
@@ -51,8 +52,8 @@ _DECISIONS = Row(
         lines("Decisions and refusals", "Submissions decided, and refused, per second.", "ops", Query(f"sum({rate('eelgrid_decision_duration_seconds_count')})", "decided"), Query(f"sum({rate('eelgrid_workloads_refused_total')})", "refused"), width=8),
         lines("Churn of the plan", "Changes of the plan that were made durable, per second. Moves are what churn costs; placements are work.", "ops", Query(f"sum by (change) ({rate('eelgrid_plan_changes_total')})", "{{change}}"), width=8, stacked=True),
         lines("Plans sent to nodes", "Node plans per second.", "ops", Query(f"sum({rate('eelgrid_plans_sent_total')})", "plans"), width=8),
-        lines("Commands that wait", "In the writer's queue.", "short", Query(_now("eelgrid_commands_queued"), "commands"), width=8),
-        lines("Pending by reason", "By the constraint that stands in their way.", "short", Query(_now("eelgrid_pending_workloads", by="reason"), "{{reason}}"), width=8, stacked=True),
+        lines("Commands that wait", "In the writer's queue.", "short", Query(_now("eelgrid_commands_queued"), "commands"), width=8, top=1.0),
+        lines("Pending by reason", "By the constraint that stands in their way.", "short", Query(some(_now("eelgrid_pending_workloads", by="reason"), "reason"), "{{reason}}"), width=8, stacked=True),
     ),
 )  # fmt: skip
 _STEWARD = Row(
@@ -60,8 +61,8 @@ _STEWARD = Row(
     (
         lines("Turn, 99 %", "Time of a turn in its thread, and of a division of watts beside the turns.", "s", Query(quantile(0.99, "eelgrid_steward_turn_duration_seconds"), "turn"), Query(quantile(0.99, "eelgrid_steward_division_duration_seconds"), "division"), width=8),
         lines("Commands", "Carried out, per second.", "ops", Query(f"sum by (command) ({rate('eelgrid_steward_commands_total')})", "{{command}}"), width=8),
-        lines("Refusals by rule", "Commands that a rule refused, per second.", "ops", Query(f"sum by (command, rule) ({rate('eelgrid_steward_refusals_total')})", "{{command}}: {{rule}}"), width=8),
-        lines("Faults", "Workloads passed over for an error, and cycles that failed, per second.", "ops", Query(f"sum({rate('eelgrid_steward_faults_total')})", "workloads"), Query(f"sum({rate('eelgrid_steward_failures_total')})", "cycles"), width=8),
+        lines("Refusals by rule", "Commands that a rule refused, per second.", "ops", Query(f"sum by (command, rule) ({rate('eelgrid_steward_refusals_total')})", "{{command}}: {{rule}}"), width=8, top=1.0),
+        lines("Faults", "Workloads passed over for an error, and cycles that failed, per second.", "ops", Query(f"sum({rate('eelgrid_steward_faults_total')})", "workloads"), Query(f"sum({rate('eelgrid_steward_failures_total')})", "cycles"), width=8, top=1.0),
         lines("Pages of workloads", "Read, and not to be had by what stood between, per second.", "ops", Query(f"sum({rate('eelgrid_scrape_pages_read_total')})", "read"), Query(f"sum by (kind) ({rate('eelgrid_scrape_failures_total')})", "{{kind}}"), width=8),
         lines("Limits answered", "Power limits that a node confirmed, or failed to set, per second.", "ops", Query(f"sum by (result) ({rate('eelgrid_steward_limits_answered_total')})", "{{result}}"), width=8),
     ),
@@ -85,7 +86,7 @@ _SIGHT = Row(
         lines("Event loop lag, 99 %", "How late the event loop wakes a sleeper.", "s", Query(quantile(0.99, "eelgrid_event_loop_lag_seconds"), "99 %"), width=8),
         lines("Processor", "Cores in use by each process of ours.", "short", Query(rate("process_cpu_seconds_total"), "{{job}} {{instance}}"), width=8),
         lines("Memory", "Resident memory of each process of ours.", "bytes", Query(of("process_resident_memory_bytes"), "{{job}} {{instance}}"), width=8),
-        states("Who leads", "Coloured while a controller holds the Lease of Kubernetes; without Kubernetes there is none.", "short", Query(of("eelgrid_kubernetes_leading"), "{{instance}}"), width=8),
+        states("Who leads", "Green while a controller holds the Lease of Kubernetes; without Kubernetes none does.", "short", Query(f"{of('eelgrid_kubernetes_leading')} or on (job, instance) 0 * {of('eelgrid_controller_info')}", "{{instance}}"), width=8, on="green", off="gray"),
     ),
 )  # fmt: skip
 

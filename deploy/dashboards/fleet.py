@@ -3,7 +3,7 @@
 Owns the questions of somebody who looks once in the morning. Must not know single devices.
 """
 
-from deploy.dashboards.panels import Page, Query, Row, bars, figure, lines
+from deploy.dashboards.panels import PHASES, STATES, VERDICTS, Page, Query, Row, bars, figure, lines
 from deploy.dashboards.queries import increase, of, rate
 
 __all__ = ["PAGE"]
@@ -14,6 +14,12 @@ _DAY_J = f"sum({increase('eelgrid_gpu_energy_joules_total', over='24h')})"
 _KEPT = 'verdict="kept"'
 _JUDGED = 'verdict=~"kept|missed"'
 _HOUR = "1h"
+_PLACEMENT, _LIMITS = 'part="placement"', 'part="limits"'
+
+
+def _compared_j(plan: str) -> str:
+    matcher = f'plan="{plan}"'
+    return f"sum({increase('eelgrid_compared_energy_joules_total', matcher, over='24h')})"
 
 
 def _attainment(by: str, over: str) -> str:
@@ -28,24 +34,37 @@ _NOW = Row(
     (
         figure("Power of GPUs", "Sum of fresh power readings of all GPUs, as agents sent them.", "watt", Query(_POWER)),
         figure(
+            "Energy of 24 h", "By the energy counters of all GPUs, which miss nothing between scrapes.", "kwatth",
+            Query(f"{_DAY_J} / 3.6e6"), instant=True,
+        ),
+        figure(
             "Cost per hour", "Measured power at the present price, PUE and carbon price included, in the policy's currency. Empty without prices.", "short",
             Query(f"{_POWER} * on () group_right () {_PRICE} * 3600", "{{currency}}"),
         ),
         figure(
-            "Energy of 24 h", "By the energy counters of all GPUs, which miss nothing between scrapes.", "kwatth",
-            Query(f"{_DAY_J} / 3.6e6"),
+            "Cost of 24 h", "Energy of the last 24 h at the mean price of the same time. Where load follows the tariff, this is a little high; the ledger has the true sum.", "short",
+            Query(f"{_DAY_J} * on () group_right () max by (currency) (avg_over_time({of('eelgrid_energy_price_per_joule')}[24h]))", "{{currency}}"), instant=True,
+        ),
+        figure(
+            "Saved against best fit", "Watts that the same work on the same nodes would draw more now if plain best fit had placed it, model against model; below 0 best fit would draw less. What is compared, and what is not: the dashboard of the placement engine.", "watt",
+            Query(f"sum({of('eelgrid_saved_power_watts', _PLACEMENT)})"), bad_below=0.0, bad="orange",
+        ),
+        figure(
+            "Saved in 24 h", "The same as energy: of best fit's plan less that of the real one. What power limits save is not in it.", "kwatth",
+            Query(f"({_compared_j('best_fit')} - {_compared_j('eelgrid')}) / 3.6e6"), bad_below=0.0, bad="orange", instant=True,
         ),
         figure(
             "Promises kept, 1 h", "Share of all services' windows of the last hour in which the promise was kept; windows with too few answers to tell are left out.", "percentunit",
-            Query(_attainment("", _HOUR)), bad_below=0.95,
+            Query(_attainment("", _HOUR)), bad_below=0.95, width=6,
         ),
+        figure("GPUs allocated", "Allocated share of all GPUs.", "percentunit", Query(f"max({of('eelgrid_gpus_allocated_ratio')})"), width=6),
         figure(
             "Pending workloads", "Workloads that wait for a place; the dashboard of workloads says why.", "short",
-            Query("sum(" + of("eelgrid_workloads", 'phase="pending"') + ")"), bad_above=1,
+            Query("sum(" + of("eelgrid_workloads", 'phase="pending"') + ")"), bad_above=1, bad="orange", width=6,
         ),
         figure(
             "Nodes lost", "Nodes whose agents have been silent for longer than the grace period.", "short",
-            Query("sum(" + of("eelgrid_nodes", 'state="lost"') + ")"), bad_above=1,
+            Query("sum(" + of("eelgrid_nodes", 'state="lost"') + ")"), bad_above=1, width=6,
         ),
     ),
     height=4,
@@ -82,9 +101,9 @@ _ENERGY = Row(
             "Price of energy", "Price of a kilowatt-hour as a joule is priced now, carbon and PUE included.", "short",
             Query(f"{_PRICE} * 3.6e6", "{{currency}} per kWh"), width=8,
         ),
-        figure(
-            "Cost of 24 h", "Energy of the last 24 h at the mean price of the same time. Where load follows the tariff, this is a little high; the ledger has the true sum.", "short",
-            Query(f"{_DAY_J} * on () group_right () max by (currency) (avg_over_time({of('eelgrid_energy_price_per_joule')}[24h]))", "{{currency}}"), width=8,
+        lines(
+            "Saved against plain best fit", "By placement: watts that the same work would draw more if plain best fit had placed it. By limits: what lowered power limits take off it at the most; limited work runs longer.", "watt",
+            Query(f"sum({of('eelgrid_saved_power_watts', _PLACEMENT)})", "by placement"), Query(f"sum({of('eelgrid_saved_power_watts', _LIMITS)})", "by limits"), width=8,
         ),
     ),
 )  # fmt: skip
@@ -93,23 +112,23 @@ _PROMISES = Row(
     (
         lines(
             "Attainment of the last hour", "Windows in which a service kept its promise, of those that could be judged. The 20 that stand worst.", "percentunit",
-            Query(f"bottomk(20, {_attainment('workload', _HOUR)})", "{{workload}}"),
+            Query(f"bottomk(20, {_attainment('workload', _HOUR)})", "{{workload}}"), top=1.0,
         ),
         lines(
             "Latency over objective", "The promised quantile as served, over what it may be: above 1 the promise is missed. The 20 that stand worst.", "percentunit",
-            Query(f"topk(20, max by (workload) ({of('eelgrid_service_latency_seconds')}) / max by (workload) ({of('eelgrid_service_latency_objective_seconds')}))", "{{workload}}"),
+            Query(f"topk(20, max by (workload) ({of('eelgrid_service_latency_seconds')}) / max by (workload) ({of('eelgrid_service_latency_objective_seconds')}))", "{{workload}}"), top=1.0,
         ),
         lines(
             "Windows by verdict", "Windows of all services per second: kept, missed, or too few answers to tell.", "short",
-            Query(f"sum by (verdict) ({rate('eelgrid_promise_windows_total')})", "{{verdict}}"), width=8, stacked=True,
+            Query(f"sum by (verdict) ({rate('eelgrid_promise_windows_total')})", "{{verdict}}"), width=8, stacked=True, colours=VERDICTS,
         ),
         lines(
             "Slowdown of jobs, less what is promised", "Above 0 a training job is slower than its promise allows. The 20 that stand worst.", "percentunit",
-            Query(f"topk(20, max by (workload) ({of('eelgrid_job_slowdown_ratio')}) - max by (workload) ({of('eelgrid_job_slowdown_promised_ratio')}))", "{{workload}}"), width=8,
+            Query(f"topk(20, max by (workload) ({of('eelgrid_job_slowdown_ratio')}) - max by (workload) ({of('eelgrid_job_slowdown_promised_ratio')}))", "{{workload}}"), width=8, top=0.0,
         ),
         lines(
-            "Share of GPUs allocated", "Allocated share of all GPUs and of all CPUs.", "percentunit",
-            Query(f"max({of('eelgrid_gpus_allocated_ratio')})", "GPUs"), Query(f"max({of('eelgrid_cpus_allocated_ratio')})", "CPUs"), width=8,
+            "Share of GPUs and CPUs allocated", "Allocated share of all GPUs and of all CPUs.", "percentunit",
+            Query(f"max({of('eelgrid_gpus_allocated_ratio')})", "GPUs"), Query(f"max({of('eelgrid_cpus_allocated_ratio')})", "CPUs"), width=8, top=1.0,
         ),
     ),
 )  # fmt: skip
@@ -118,7 +137,7 @@ _CHANGED = Row(
     (
         lines(
             "Workloads by phase", "As the controller counts them now.", "short",
-            Query(f"max by (phase) ({of('eelgrid_workloads')})", "{{phase}}"), width=8,
+            Query(f"max by (phase) ({of('eelgrid_workloads')})", "{{phase}}"), width=8, colours=PHASES,
         ),
         lines(
             "Changes of the plan", "Placements, moves, scalings, limits and the rest, per second.", "ops",
@@ -130,11 +149,11 @@ _CHANGED = Row(
         ),
         lines(
             "Nodes by state", "As the controller counts them now.", "short",
-            Query(f"max by (state) ({of('eelgrid_nodes')})", "{{state}}"), width=8,
+            Query(f"max by (state) ({of('eelgrid_nodes')})", "{{state}}"), width=8, colours=STATES,
         ),
         lines(
             "Events of agents", "What agents reported of their own accord, per second: lost devices, XIDs, refused settings.", "ops",
-            Query(f"sum by (kind) ({rate('eelgrid_agent_events_total')})", "{{kind}}"), width=8,
+            Query(f"sum by (kind) ({rate('eelgrid_agent_events_total')})", "{{kind}}"), width=8, top=1.0,
         ),
         lines(
             "GPUs by model", "GPUs that the controller knows.", "short",

@@ -5,7 +5,8 @@ but those that variables list. A dashboard is rows of panels; widths are in 24th
 is as high as it says. Nothing names a data source but by the variable `datasource`.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,21 +25,39 @@ from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
     DataSourceRef,
     DataTransformerConfig,
+    DynamicConfigValue,
+    FieldColorModeId,
     GridPos,
     Threshold,
     ThresholdsMode,
+    ValueMap,
+    ValueMappingResult,
     VariableOption,
     VariableRefresh,
     VariableSort,
 )
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-__all__ = ["Page", "Panel", "Query", "Row", "bars", "built", "figure", "lines", "listing", "states"]
+__all__ = [
+    "PHASES", "STATES", "VERDICTS", "Page", "Panel", "Query", "Row", "Variable", "bars", "built", "figure", "lines", "listing", "states",
+]  # fmt: skip
 
 _SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 _COLUMNS = 24
 _LINE_WIDTH = 1
 _FILL, _FILL_STACKED = 8, 40
+# Bars are as high as a line of text, however few there are; pixels.
+_BAR_HIGH, _BAR_TITLE, _BAR_VALUE = 34.0, 13.0, 15.0
+# What may be, beside what is: dashed and without a filling.
+_BOUND = re.compile(r"\b(limit|objective|promised|wanted)$")
+_DASHES = (8, 6)
+# Columns begin where people look for the machine.
+_COLUMNS_FIRST = ("node", "index")
+_COLUMN_LEAST = 60.0
+# Good and bad have their colours on every panel that names them.
+VERDICTS = {"kept": "green", "missed": "red", "unjudged": "gray"}
+STATES = {"ready": "green", "lost": "red"}
+PHASES = {"placed": "green", "pending": "orange", "cancelled": "gray"}
 
 
 class Query(NamedTuple):
@@ -70,23 +89,49 @@ class Row(NamedTuple):
     height: int = 8
 
 
+class Variable(NamedTuple):
+    """A choice of several and all; a regex with the groups `text` and `value` says what people read for a value."""
+
+    name: str
+    label: str
+    query: str
+    regex: str = ""
+
+
 @dataclass(frozen=True)
 class Page:
-    """One dashboard. Variables are (name, label, query), each a choice of several and all."""
+    """One dashboard."""
 
     name: str
     title: str
     description: str
     rows: tuple[Row, ...]
-    variables: tuple[tuple[str, str, str], ...] = ()
+    variables: tuple[Variable, ...] = ()
     # Name, label, value that is there before anybody writes another.
     texts: tuple[tuple[str, str, str], ...] = ()
     # Name, label, values of which one is chosen.
     choices: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
 
 
-def lines(title: str, description: str, unit: str, *queries: Query, width: int = 12, stacked: bool = False) -> Panel:
-    """Values over time."""
+def _coloured(panel: Any, colours: Mapping[str, str]) -> Any:
+    for name, colour in colours.items():
+        fixed = {"mode": FieldColorModeId.FIXED, "fixedColor": colour}
+        panel = panel.override_by_name(name, [DynamicConfigValue(id_val="color", value=fixed)])
+    return panel
+
+
+def _dashed(panel: Any) -> Any:
+    style = DynamicConfigValue(id_val="custom.lineStyle", value={"fill": "dash", "dash": list(_DASHES)})
+    return panel.override_by_regexp(
+        f"/{_BOUND.pattern}/", [style, DynamicConfigValue(id_val="custom.fillOpacity", value=0)]
+    )
+
+
+def lines(
+    title: str, description: str, unit: str, *queries: Query, width: int = 12, stacked: bool = False,
+    top: float | None = None, colours: Mapping[str, str] | None = None,
+) -> Panel:  # fmt: skip
+    """Values over time; the axis holds zero, and reaches `top` at least."""
 
     def make() -> Any:
         legend = common.VizLegendOptions().show_legend(True).display_mode(shapes.LegendDisplayMode.LIST)
@@ -94,14 +139,19 @@ def lines(title: str, description: str, unit: str, *queries: Query, width: int =
             timeseries.Panel()
             .line_width(_LINE_WIDTH)
             .fill_opacity(_FILL_STACKED if stacked else _FILL)
-            .show_points(shapes.VisibilityMode.NEVER)
+            .show_points(shapes.VisibilityMode.AUTO)
             .span_nulls(False)
+            .axis_soft_min(0.0)
             .legend(legend.placement(shapes.LegendPlacement.BOTTOM).calcs([]))
             .tooltip(common.VizTooltipOptions().mode(shapes.TooltipDisplayMode.MULTI).sort(shapes.SortOrder.DESCENDING))
         )
+        if top is not None:
+            panel = panel.axis_soft_max(top)
         if stacked:
             panel = panel.stacking(common.StackingConfig().mode(shapes.StackingMode.NORMAL).group("A"))
-        return panel
+        if any(_BOUND.search(query.legend) for query in queries):
+            panel = _dashed(panel)
+        return _coloured(panel, colours or {})
 
     return Panel(title, description, unit, queries, make, width)
 
@@ -110,69 +160,99 @@ def _last() -> Any:
     return common.ReduceDataOptions().calcs(["lastNotNull"]).values(False)
 
 
+def _thresholds(panel: Any, *steps: tuple[float | None, str]) -> Any:
+    """Colours by value: without the mode some kinds of panel take a gradient instead."""
+    made = [Threshold(value=value, color=colour) for value, colour in steps]
+    return panel.thresholds(dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(made)).color_scheme(
+        dashboard.FieldColor().mode(FieldColorModeId.THRESHOLDS)
+    )
+
+
 def figure(
-    title: str, description: str, unit: str, query: Query, *, width: int = 4, bad_above: float | None = None, bad_below: float | None = None
+    title: str, description: str, unit: str, query: Query, *, width: int = 4, instant: bool = False,
+    bad_above: float | None = None, bad_below: float | None = None, bad: str = "red",
 ) -> Panel:  # fmt: skip
-    """One number now; red on the bad side of a bound, where there is one."""
+    """One number now, coloured on the bad side of a bound, where there is one; its name stands beside it where it has one.
+
+    Instant: no line of its past behind it, for what looks far back at every point of such a line.
+    """
 
     def make() -> Any:
-        panel = stat.Panel().reduce_options(_last()).graph_mode(shapes.BigValueGraphMode.AREA)
-        steps = [Threshold(value=None, color="text")]
+        panel = stat.Panel().reduce_options(_last())
+        panel = panel.graph_mode(shapes.BigValueGraphMode.NONE if instant else shapes.BigValueGraphMode.AREA)
+        if query.legend:
+            panel = panel.text_mode(shapes.BigValueTextMode.VALUE_AND_NAME)
         if bad_above is not None:
-            steps = [Threshold(value=None, color="green"), Threshold(value=bad_above, color="red")]
+            return _thresholds(panel, (None, "green"), (bad_above, bad))
         if bad_below is not None:
-            steps = [Threshold(value=None, color="red"), Threshold(value=bad_below, color="green")]
-        return panel.thresholds(dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
+            return _thresholds(panel, (None, bad), (bad_below, "green"))
+        return _thresholds(panel, (None, "text"))
 
-    return Panel(title, description, unit, (query,), make, width)
+    return Panel(title, description, unit, (query,), make, width, instant=instant)
 
 
-def bars(title: str, description: str, unit: str, *queries: Query, width: int = 8) -> Panel:
+def bars(title: str, description: str, unit: str, query: Query, *, width: int = 8) -> Panel:
     """One bar for each series, as it is now."""
+    # Said again, since a lone bar shows no legend.
+    name = re.sub(r"\{\{(\w+)\}\}", r"${__field.labels.\1}", query.legend)
 
     def make() -> Any:
-        panel = bargauge.Panel().reduce_options(_last()).orientation(shapes.VizOrientation.HORIZONTAL)
-        steps = [Threshold(value=None, color="blue")]
-        panel = panel.thresholds(dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
-        return panel.display_mode(shapes.BarGaugeDisplayMode.BASIC)
-
-    return Panel(title, description, unit, queries, make, width, instant=True)
-
-
-def states(title: str, description: str, unit: str, query: Query, *, width: int = 12) -> Panel:
-    """When something was so: a line for each series, coloured while its value is not zero."""
-
-    def make() -> Any:
-        steps = [Threshold(value=None, color="transparent"), Threshold(value=0.5, color="orange")]
-        return (
-            statetimeline.Panel()
-            .show_value(shapes.VisibilityMode.NEVER)
-            .row_height(0.8)
-            .merge_values(True)
-            .thresholds(dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
+        panel = (
+            bargauge.Panel()
+            .reduce_options(_last())
+            .orientation(shapes.VizOrientation.HORIZONTAL)
+            .display_mode(shapes.BarGaugeDisplayMode.BASIC)
+            .display_name(name)
+            .text(common.VizTextDisplayOptions().title_size(_BAR_TITLE).value_size(_BAR_VALUE))
+            .sizing(shapes.BarGaugeSizing.MANUAL)
+            .max_viz_height(int(_BAR_HIGH))
         )
+        return _thresholds(panel, (None, "blue"))
+
+    return Panel(title, description, unit, (query,), make, width, instant=True)
+
+
+def states(
+    title: str, description: str, unit: str, query: Query, *, width: int = 12, on: str = "orange", off: str = "green"
+) -> Panel:
+    """When something was so: a line for each series, in another colour while its value is not zero."""
+
+    def make() -> Any:
+        panel = statetimeline.Panel().show_value(shapes.VisibilityMode.NEVER).row_height(0.8).merge_values(True)
+        return _thresholds(panel, (None, off), (0.5, on))
 
     return Panel(title, description, unit, (query,), make, width)
 
 
 def listing(
-    title: str, description: str, unit: str, *queries: Query, width: int = 12, hidden: Sequence[str] = ()
-) -> Panel:
-    """A table of what is now, a row for each series; scrape labels are hidden, and each query is a column."""
-    dropped = dict.fromkeys(("Time", "job", "instance", "__name__", *hidden), True)
-    if len(queries) == 1:
-        names = {"Value": queries[0].legend}
-    else:
-        names = {f"Value #{chr(ord('A') + at)}": query.legend for at, query in enumerate(queries)}
+    title: str, description: str, unit: str, *queries: Query, width: int = 12, hidden: Sequence[str] = (),
+    words: Mapping[str, tuple[str, str]] | None = None,
+) -> Panel:  # fmt: skip
+    """A table of what is now, a row for each series; scrape labels are hidden, and each query is a column.
+
+    A query without a legend only lists its labels. `words` are for the numbers of the only query: word and colour.
+    """
+    columns = ["Value"] if len(queries) == 1 else [f"Value #{chr(ord('A') + at)}" for at in range(len(queries))]
+    names = {column: query.legend for column, query in zip(columns, queries, strict=True)}
+    unnamed = [column for column, name in names.items() if not name]
+    dropped = dict.fromkeys(("Time", "job", "instance", "__name__", *hidden, *unnamed), True)
+    places = {name: at for at, name in enumerate(_COLUMNS_FIRST)}
+    arranged = {"excludeByName": dropped, "renameByName": names, "indexByName": places}
 
     def make() -> Any:
-        return (
+        panel = (
             table.Panel()
+            .min_width(_COLUMN_LEAST)
             .with_transformation(DataTransformerConfig(id_val="merge", options={}))
-            .with_transformation(
-                DataTransformerConfig(id_val="organize", options={"excludeByName": dropped, "renameByName": names})
-            )
+            .with_transformation(DataTransformerConfig(id_val="organize", options=arranged))
         )
+        if words:
+            said = {value: ValueMappingResult(text=word, color=colour) for value, (word, colour) in words.items()}
+            coloured = DynamicConfigValue(id_val="custom.cellOptions", value=shapes.TableColorTextCellOptions())
+            mapped = DynamicConfigValue(id_val="mappings", value=[ValueMap(options=said)])
+            # Of that column alone: an index is a 0 or a 1 as well.
+            panel = panel.override_by_name(queries[0].legend, [mapped, coloured])
+        return panel
 
     return Panel(title, description, unit, queries, make, width, instant=True, as_table=True)
 
@@ -196,15 +276,16 @@ def _with_variables(made: Any, page: Page) -> Any:
     made = made.with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
     daemons = '{__name__=~"eelgrid_controller_info|eelgrid_agent_info"'
     several = (
-        ("job", "Job", f"label_values({daemons}}}, job)"),
-        ("instance", "Instance", f'label_values({daemons}, job=~"$job"}}, instance)'),
+        Variable("job", "Job", f"label_values({daemons}}}, job)"),
+        Variable("instance", "Instance", f'label_values({daemons}, job=~"$job"}}, instance)'),
         *page.variables,
     )
-    for name, label, query in several:
+    for name, label, query, regex in several:
         made = made.with_variable(
             dashboard.QueryVariable(name)
             .label(label)
             .query(query)
+            .regex(regex)
             .datasource(_SOURCE)
             .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
             .sort(VariableSort.NATURAL_ASC)

@@ -5,7 +5,19 @@ alone, and a plain Prometheus does not know an agent's node: both come from info
 on what cannot be ambiguous, so that a query gives the same behind a PodMonitor and without one.
 """
 
-__all__ = ["RATE", "by_device", "by_node", "increase", "of", "owned", "quantile", "rate"]
+__all__ = [
+    "RATE",
+    "by_device",
+    "by_node",
+    "each_device",
+    "increase",
+    "of",
+    "or_none",
+    "owned",
+    "quantile",
+    "rate",
+    "some",
+]
 
 # What Grafana makes four scrapes long at least, so that a rate never stands on one sample.
 RATE = "$__rate_interval"
@@ -48,3 +60,19 @@ def by_device(expression: str) -> str:
     """The same with `node`, `index` and `model`, of the nodes and devices chosen; it must keep `gpu`."""
     info = of("eelgrid_gpu_info", 'gpu=~"$gpu"')
     return by_node(f"{expression} * on (job, instance, gpu) group_left (index, model) {info}")
+
+
+def each_device(expression: str, *kept: str) -> str:
+    """One series of each device, named by `device` and what is kept, and so in the order of nodes and indexes."""
+    labels = ", ".join(("device", *kept))
+    return f'max by ({labels}) (label_join({by_device(expression)}, "device", " gpu ", "node", "index"))'
+
+
+def or_none(expression: str, label: str) -> str:
+    """The same, and while it has nothing one series of zeros named none: a timeline of nothing is an error to Grafana."""
+    return f'{expression} or on () label_replace(vector(0), "{label}", "none", "", "")'
+
+
+def some(expression: str, label: str) -> str:
+    """What is above zero; where all is zero, one series of zeros named none, so that legends name what there is."""
+    return f'({expression}) > 0 or label_replace(sum({expression}) == 0, "{label}", "none", "", "")'

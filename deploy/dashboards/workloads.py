@@ -5,8 +5,8 @@ is on its own page (vLLM, SGLang, a training job), which the same Prometheus has
 the labels by which joules are divided; three text variables name the counters.
 """
 
-from deploy.dashboards.panels import Page, Query, Row, bars, figure, lines, listing
-from deploy.dashboards.queries import RATE, increase, of, owned, rate
+from deploy.dashboards.panels import PHASES, Page, Query, Row, Variable, bars, figure, lines, listing
+from deploy.dashboards.queries import RATE, increase, of, owned, rate, some
 
 __all__ = ["PAGE"]
 
@@ -15,6 +15,17 @@ _CHOSEN = 'namespace=~"$namespace", workload=~"$workload"'
 _SERVED = 'workload=~"$workload"'
 _DAY = "24h"
 _WATTS, _JOULES = f"rate({owned(_CHOSEN)})", f"increase({owned(_CHOSEN, _DAY)})"
+
+
+# Of the labels that may be chosen only those of a series are there.
+_OWNER = "{{namespace}} {{pod}}{{workload}}{{slurm_job}}{{ray_job}}"
+
+
+def _divided(expression: str) -> str:
+    """By the labels chosen; owners that have none of them are one series, which is called so."""
+    whole = f"sum by ($by) ({expression})"
+    nameless = f"{whole} and on ($by) vector(0)"
+    return f'({whole} unless on ($by) vector(0)) or label_replace({nameless}, "workload", "(no such label)", "", "")'
 
 
 def _per(counter: str) -> str:
@@ -27,24 +38,24 @@ _NOW = Row(
     "Now",
     (
         figure("Power with an owner", "Power that the agents charge to the chosen workloads.", "watt", Query(f"sum({_WATTS})")),
-        figure("Energy of 24 h", "Of the chosen workloads.", "kwatth", Query(f"sum({_JOULES}) / 3.6e6")),
+        figure("Energy of 24 h", "Of the chosen workloads.", "kwatth", Query(f"sum({_JOULES}) / 3.6e6"), instant=True),
         figure("Energy without an owner", "Share of all GPUs' power that nobody is charged for: nobody holds the place, or whoever used it cannot be named.", "percentunit", Query(f"sum({rate('eelgrid_gpu_unattributed_energy_joules_total')}) / (sum({rate('eelgrid_gpu_energy_joules_total')}) > 0)")),
         figure("Services and jobs", "With a promise, as the controller counts them.", "short", Query(f"sum({of('eelgrid_services')}) + sum({of('eelgrid_jobs')})")),
-        figure("Waiting", "Workloads without a place.", "short", Query(f"sum({of('eelgrid_pending_workloads')})"), bad_above=1),
-        figure("Refused in 24 h", "Submissions that no node could ever take, or that contradict themselves.", "short", Query(f"sum({increase('eelgrid_workloads_refused_total', over=_DAY)})"), bad_above=1),
+        figure("Waiting", "Workloads without a place.", "short", Query(f"sum({of('eelgrid_pending_workloads')})"), bad_above=1, bad="orange"),
+        figure("Refused in 24 h", "Submissions that no node could ever take, or that contradict themselves.", "short", Query(f"sum({increase('eelgrid_workloads_refused_total', over=_DAY)})"), bad_above=1, bad="orange", instant=True),
     ),
     height=4,
 )  # fmt: skip
 _ENERGY = Row(
     "Energy",
     (
-        lines("Power by owner", "What the agents charge, by the labels chosen. The 20 with the most.", "watt", Query(f"topk(20, sum by ($by) ({_WATTS}))"), stacked=True),
+        lines("Power by owner", "What the agents charge, by the labels chosen. The 20 with the most.", "watt", Query(f"topk(20, {_divided(_WATTS)})", _OWNER), stacked=True),
         lines("Power by part", "Bare idle goes to whom a place is allocated, context idle to whoever has a context open, active to whoever works: docs/energy.md.", "watt", Query(f"sum by (part) ({_WATTS})", "{{part}}"), stacked=True, width=6),
         lines("Power by method", "How owners and their shares were found, and how sure it is.", "watt", Query(f"sum by (method, confidence) ({_WATTS})", "{{method}}, {{confidence}}"), stacked=True, width=6),
-        lines("Joules per token", "Power over the rate of tokens that the workload's own page counts; empty where that page is not scraped or stands still.", "joule", Query(_per("$token_counter")), width=8),
-        lines("Joules per request", "Power over the rate of requests that the workload's own page counts.", "joule", Query(_per("$request_counter")), width=8),
-        lines("Joules per step", "Power over the rate of steps that a training job's own page counts.", "joule", Query(_per("$step_counter")), width=8),
-        listing("Energy of 24 h by owner", "By the labels chosen. The 50 with the most.", "kwatth", Query(f"topk(50, sum by ($by) ({_JOULES})) / 3.6e6", "energy")),
+        lines("Joules per token", "Power over the rate of tokens that the workload's own page counts; empty where that page is not scraped or stands still.", "joule", Query(_per("$token_counter"), _OWNER), width=8),
+        lines("Joules per request", "Power over the rate of requests that the workload's own page counts.", "joule", Query(_per("$request_counter"), _OWNER), width=8),
+        lines("Joules per step", "Power over the rate of steps that a training job's own page counts.", "joule", Query(_per("$step_counter"), _OWNER), width=8),
+        listing("Energy of 24 h by owner", "By the labels chosen. The 50 with the most.", "kwatth", Query(f"topk(50, {_divided(_JOULES)}) / 3.6e6", "energy")),
         bars("Energy of 24 h without an owner", "Unallocated: of nobody's share. Unattributed: of whom cannot be named. Other: no room for the owner.", "kwatth", Query(f"sum by (reason) ({increase('eelgrid_gpu_unattributed_energy_joules_total', over=_DAY)}) / 3.6e6", "{{reason}}"), width=12),
     ),
 )  # fmt: skip
@@ -69,8 +80,8 @@ _JOBS = Row(
 _WAITING = Row(
     "Why some wait",
     (
-        lines("Waiting workloads by reason", "By the constraint that stands in their way; `eelctl explain` says it for one of them, with what would help.", "short", Query(f"max by (reason) ({of('eelgrid_pending_workloads')})", "{{reason}}"), width=8, stacked=True),
-        lines("Workloads by phase", "As the controller counts them now.", "short", Query(f"max by (phase) ({of('eelgrid_workloads')})", "{{phase}}"), width=8),
+        lines("Waiting workloads by reason", "By the constraint that stands in their way; `eelctl explain` says it for one of them, with what would help.", "short", Query(some(f"max by (reason) ({of('eelgrid_pending_workloads')})", "reason"), "{{reason}}"), width=8, stacked=True),
+        lines("Workloads by phase", "As the controller counts them now.", "short", Query(f"max by (phase) ({of('eelgrid_workloads')})", "{{phase}}"), width=8, colours=PHASES),
         lines("Gated pods by reason", "Pods of Kubernetes that wait behind our gate; of the leader, which knows. Without Kubernetes there are none.", "short", Query(f"max by (reason) ({of('eelgrid_kubernetes_pods_waiting')})", "{{reason}}"), width=8, stacked=True),
     ),
 )  # fmt: skip
@@ -79,8 +90,8 @@ PAGE = Page(
     "workloads", "Eelgrid / Workloads", "Whose the joules are, what a token, a request and a step cost, whether promises are kept, and why workloads wait.",
     (_NOW, _ENERGY, _SERVICES, _JOBS, _WAITING),
     (
-        ("namespace", "Namespace", f"label_values({of(_OWNED)}, namespace)"),
-        ("workload", "Workload", f"label_values({of(_OWNED)}, workload)"),
+        Variable("namespace", "Namespace", f"label_values({of(_OWNED)}, namespace)"),
+        Variable("workload", "Workload", f"label_values({of(_OWNED)}, workload)"),
     ),
     texts=(
         ("token_counter", "Counter of tokens", "vllm:generation_tokens_total"),

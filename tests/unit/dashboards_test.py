@@ -82,9 +82,79 @@ def test_variables_say_where_they_ask_and_ask_again(name):
         assert one["label"] == {"gpu": "GPU"}.get(one["name"], one["name"].capitalize())
         assert one["allValue"] == (".+" if one["name"] in {"job", "instance"} else ".*")
         assert one["current"]["value"] == ["$__all"]
-        selector = re.fullmatch(r"label_values\((.+), \w+\)", one["query"])[1]
+        selector = re.fullmatch(r"label_values\((.+), \w+\)|query_result\((.+)\)", one["query"])[0]
         for metric in names(selector) | set(re.findall(r"eelgrid_\w+", selector)):
             assert metric in KNOWN, metric
+
+
+def test_a_gpu_is_chosen_by_node_and_index():
+    (gpu,) = [one for one in variables(DOCUMENTS["node"], "query") if one["name"] == "gpu"]
+    told = '{device="n-1 gpu 3", gpu="GPU-5f", index="3", instance="i", job="j", model="H100", node="n-1"} 1 1700000000'
+    found = re.search(gpu["regex"].strip("/").replace("?<", "?P<"), told)
+    assert found.groupdict() == {"text": "n-1 gpu 3", "value": "GPU-5f"}
+    assert "label_join(" in gpu["query"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_links_stand_where_every_version_shows_them(name):
+    (link,) = DOCUMENTS[name]["links"]
+    assert (link["type"], link["tags"], link["keepTime"]) == ("dashboards", ["eelgrid"], True)
+    assert "placement" not in link
+
+
+@pytest.mark.parametrize("shown", SHOWN, ids=IDS)
+def test_values_are_coloured_by_thresholds_and_axes_hold_zero(shown):
+    defaults = shown.panel["fieldConfig"]["defaults"]
+    if shown.panel["type"] in {"stat", "bargauge", "state-timeline"}:
+        # A timeline without it takes a gradient, in which nothing at all is green and everything red.
+        assert defaults["color"] == {"mode": "thresholds"}
+    if shown.panel["type"] == "timeseries":
+        assert defaults["custom"]["axisSoftMin"] == 0.0
+    for rule in shown.panel["fieldConfig"]["overrides"]:
+        if rule["matcher"]["id"] == "byRegexp":
+            bound = re.compile(rule["matcher"]["options"].strip("/"))
+            assert any(bound.search(legend) for _, legend in shown.queries)
+
+
+def test_money_says_its_currency():
+    figures = [
+        one
+        for one in SHOWN
+        if one.panel["type"] == "stat" and "price" in one.queries[0][0] and "ratio" not in one.queries[0][0]
+    ]
+    assert [one.title for one in figures] == ["Cost per hour", "Cost of 24 h"]
+    for one in figures:
+        assert one.queries[0][1] == "{{currency}}"
+        assert one.panel["options"]["textMode"] == "value_and_name"
+
+
+def test_the_fleet_tells_what_is_saved():
+    found = {one.title: one.queries[0][0] for one in SHOWN if one.dashboard == "fleet" and one.row == "Now"}
+    assert (
+        'eelgrid_saved_power_watts{job=~"$job", instance=~"$instance", part="placement"}'
+        in found["Saved against best fit"]
+    )
+    best, ours = found["Saved in 24 h"].split(" - ")
+    assert 'plan="best_fit"' in best
+    assert 'plan="eelgrid"' in ours
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_looks_back_a_day_is_asked_once(name):
+    for shown in panels(DOCUMENTS[name], name):
+        if shown.panel["type"] == "stat":
+            for target, (expression, _) in zip(shown.panel["targets"], shown.queries, strict=True):
+                assert target["instant"] == ("[24h]" in expression), shown.title
+
+
+def test_columns_begin_with_the_machine_and_words_are_of_one_column():
+    for shown in SHOWN:
+        if shown.panel["type"] == "table":
+            (organize,) = [one["options"] for one in shown.panel["transformations"] if one["id"] == "organize"]
+            assert organize["indexByName"] == {"node": 0, "index": 1}
+            assert "mappings" not in shown.panel["fieldConfig"]["defaults"]
+            for rule in shown.panel["fieldConfig"]["overrides"]:
+                assert rule["matcher"]["options"] in organize["renameByName"].values()
 
 
 @pytest.mark.parametrize("name", FILES)
