@@ -15,16 +15,20 @@ from eelgrid_controller.spending.judging import judgement, standings
 from eelgrid_controller.spending.limits import key_of, limit_text
 from eelgrid_controller.spending.periods import Stretch, moment_words, stretch_at, stretch_words
 from eelgrid_controller.state import ClusterState
+from eelgrid_controller.whatif import Workbench, what_if
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
     EnergyPrices,
     EnforcementMode,
+    PlaceAnew,
     PricePeriod,
     SpendingLimit,
     SpendingPeriod,
     SpendingQuantity,
     SpendingScope,
+    WhatIfChange,
+    WhatIfRequest,
     WorkloadPhase,
 )
 
@@ -118,8 +122,8 @@ def test_work_waits_for_the_next_period_and_says_so():
     told = core.explain("second")
     assert told.constraint == "spending"
     assert told.remedy == (
-        "namespace research has spent 10 of 10 GPU-hours of 22 November; it goes on 23 November 00:00. To help: raise "
-        "the limit, eelctl policy set --spend 'namespace=research gpu-hours=13 per day'."
+        "namespace research has spent 10 of 10 GPU-hours of 22 November; it goes on 23 November 00:00, or when "
+        "the limit is raised: eelctl policy set --spend 'namespace=research gpu-hours=13 per day'."
     )
     assert look(core, NOON + 12 * HOUR - 1).events != ()
     assert phase(core, "second") is WorkloadPhase.PENDING
@@ -311,3 +315,12 @@ def test_a_limit_is_written_as_it_is_read():
         0.5, scope=SpendingScope.LABEL, label="team", name="vision", warn_ratio=0.9, mode=EnforcementMode.OBSERVE
     )
     assert limit_text(team) == "label:team=vision kwh=0.5 per day, observe, warn at 90%"
+
+
+def test_work_that_runs_keeps_its_place_where_all_is_imagined_anew():
+    core = limited(kwh())
+    submit(core, "runs", NOON)
+    look(core, NOON, {(key_of(kwh()), DAY): 4e6})
+    bench = Workbench(lambda state: Core(state, catalogue.load()), catalogue.load(), NOON + 1)
+    found = what_if(core.state.copy(), WhatIfRequest(changes=(WhatIfChange(change=PlaceAnew()),)), bench)
+    assert (found.before.pending, found.after.pending) == (0, 0)

@@ -37,6 +37,8 @@ __all__ = ["SpendingDesk"]
 _NS = 10**9
 # What the ledger says of the most subjects at once.
 _ROWS_MOST = 10_000
+# After a look at which something was not known, as in the first moment of a controller.
+_AGAIN_S = 5.0
 _UNITS: Mapping[SpendingQuantity, str] = {
     SpendingQuantity.GPU_TIME: "gpu_seconds",
     SpendingQuantity.ENERGY: "joules",
@@ -86,13 +88,16 @@ class SpendingDesk:
         """A look now, then every while, and after each change of the policy."""
         while True:
             self._wake.clear()
+            failures = self.failures
             try:
                 await self._look()
             except Fault as error:
                 self.failures += 1
                 self._log.warning("spending=not_judged reason=%s", error)
             try:
-                async with asyncio.timeout(self._every_s):
+                async with asyncio.timeout(
+                    self._every_s if failures == self.failures else min(_AGAIN_S, self._every_s)
+                ):
                     await self._wake.wait()
             except TimeoutError:
                 continue
@@ -160,17 +165,18 @@ class SpendingDesk:
     async def statuses(self) -> tuple[SpendingStatus, ...]:
         """Every limit as it stands now, with what it comes to by the end of its period. Raises Unavailable."""
         policy, now_ns = self._loop.core.state.policy, self._clock.now_ns()
-        hour_s = now_ns // _NS // HOUR_S * HOUR_S
-        day = Stretch(hour_s - DAY_S, hour_s)
+        # With the hour that is under way.
+        day = Stretch((last_s := now_ns // _NS // HOUR_S * HOUR_S + HOUR_S) - DAY_S, last_s)
         told = await self._told_of(policy, _under_way(policy, now_ns))
         lately = await self._told_of(policy, lambda _: day)
-        return await self._loop.read(lambda core: self._statuses(core, told, lately))
+        day_s = now_ns / _NS - day.begin_s
+        rates = {key: amount / day_s for (key, _), amount in lately.items()}
+        return await self._loop.read(lambda core: self._statuses(core, told, rates))
 
-    def _statuses(self, core: Core, told: Told, lately: Told) -> tuple[SpendingStatus, ...]:
+    def _statuses(self, core: Core, told: Told, rates: Mapping[Key, float]) -> tuple[SpendingStatus, ...]:
         spending, now_ns = core.state.spending, self._clock.now_ns()
         seen = self._as_seen(core, told)
         since_ns = {key_of(one.limit): one.since_ns for one in spending.over}
-        rates = {key: amount / DAY_S for (key, _), amount in lately.items()}
         found = []
         for one in seen.standings:
             key = key_of(one.limit)

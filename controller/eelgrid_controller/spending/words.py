@@ -28,8 +28,8 @@ def spending_remedy(over: Overspent, policy: Policy) -> str:
     stretch = Stretch(over.begin_s, over.end_s)
     return (
         f"{subject_words(limit)} has spent {spent} of {most} {amount_words(limit.quantity, currency)} of "
-        f"{stretch_words(limit.period, stretch, offset)}; it goes on {moment_words(over.end_s, offset)}. To help: raise "
-        f"the limit, eelctl policy set --spend '{limit_text(limit, _raised(max(over.spent, limit.most), AMOUNTS[limit.quantity].size))}'."
+        f"{stretch_words(limit.period, stretch, offset)}; it goes on {moment_words(over.end_s, offset)}, or when "
+        f"the limit is raised: eelctl policy set --spend '{limit_text(limit, _raised(max(over.spent, limit.most), AMOUNTS[limit.quantity].size))}'."
     )
 
 
