@@ -12,7 +12,7 @@ from tests.fakes.stewarded import World, node
 from eelgrid_controller.adapters.energy_store import open_energy
 from eelgrid_controller.adapters.page_text import as_prometheus
 from eelgrid_controller.adapters.spending_desk import SpendingDesk
-from eelgrid_controller.energy_ledger.entries import Booked, Entry, Holder, Place
+from eelgrid_controller.energy_ledger.entries import Entry, Holder, Place, Spent
 from eelgrid_controller.events import SpendingJudged, event_from_plain
 from eelgrid_protos.faults import Unavailable
 from eelgrid_protos.messages import (
@@ -51,14 +51,14 @@ class Ledger:
         self.asked = []
 
     def spend(self, holder, hour_s, energy_j, *, cost=0.0, carbon_g=0.0):
-        booked = Booked(active_mj=round(1000 * energy_j), cost=cost, carbon_g=carbon_g)
-        self.store.add([Entry(hour_s // 3600 * 3600, Place("n", "p", "m"), holder, booked)], (), ())
+        booked = Spent(active_mj=round(1000 * energy_j), cost=cost, carbon_g=carbon_g)
+        self.store.add([Entry(hour_s // 3600 * 3600, Place("n", "p", "m"), holder, booked)], (), (), now_s=hour_s)
 
     async def ask(self, asked):
         if self.is_away:
             raise Unavailable("the disk is gone")
         self.asked.append(asked)
-        return self.store.ask(asked)
+        return self.store.ask_all(asked)
 
 
 class Site:

@@ -13,15 +13,15 @@ with all other commands, and says whether that is an event.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from eelgrid_controller.adapters.described import Family, family
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.command import Committed
 from eelgrid_controller.core import Core
-from eelgrid_controller.energy_ledger.asking import DAY_S, Answer, Asked, Spent
-from eelgrid_controller.energy_ledger.entries import HOUR_S
+from eelgrid_controller.energy_ledger.asking import DAY_S, Answer, Asked
+from eelgrid_controller.energy_ledger.entries import HOUR_S, Spent
 from eelgrid_controller.events import PolicyChanged, SpendingJudged
 from eelgrid_controller.loop import ControllerLoop
 from eelgrid_controller.spending.judging import Standing, judgement, standings
@@ -39,6 +39,8 @@ _NS = 10**9
 _ROWS_MOST = 10_000
 # After a look at which something was not known, as in the first moment of a controller.
 _AGAIN_S = 5.0
+# Sorts of subjects that are asked of together: labels may be of any number of keys.
+_AT_ONCE = 8
 _UNITS: Mapping[SpendingQuantity, str] = {
     SpendingQuantity.GPU_TIME: "gpu_seconds",
     SpendingQuantity.ENERGY: "joules",
@@ -52,8 +54,8 @@ Told = Mapping[tuple[Key, Stretch], float]
 class Asks(Protocol):
     """Who has the ledger."""
 
-    async def ask(self, asked: Asked) -> Answer:
-        """The answer; raises Unavailable."""
+    async def ask(self, asked: Sequence[Asked]) -> list[Answer]:
+        """Answers to questions of one stretch with the same filters; raises Unavailable."""
 
 
 class _Look(NamedTuple):
@@ -135,31 +137,39 @@ class SpendingDesk:
 
     async def _told_of(self, policy: Policy, stretch_of: Callable[[SpendingLimit], Stretch]) -> Told:
         """What the ledger says of each limit that is not of GPU time; nothing of those that it cannot say."""
-        asked: dict[tuple[Dimension, Stretch], list[SpendingLimit]] = {}
+        asked: dict[Stretch, dict[Dimension, list[SpendingLimit]]] = {}
         for limit in policy.spending:
             if limit.quantity is not SpendingQuantity.GPU_TIME:
-                asked.setdefault((key_of(limit).dimension, stretch_of(limit)), []).append(limit)
+                asked.setdefault(stretch_of(limit), {}).setdefault(key_of(limit).dimension, []).append(limit)
         told: dict[tuple[Key, Stretch], float] = {}
         try:
-            for (dimension, stretch), limits in asked.items():
-                spent = await self._spent(dimension, stretch, {limit.name for limit in limits})
-                for limit in limits:
-                    told[key_of(limit), stretch] = _amount(spent[limit.name], limit.quantity)
+            for stretch, by_dimension in asked.items():
+                for limit, spent in await self._spent(stretch, by_dimension):
+                    told[key_of(limit), stretch] = _amount(spent, limit.quantity)
         except Unavailable as error:
             self.failures += 1
             self._log.warning("spending=not_known reason=%s", error)
         return told
 
-    async def _spent(self, dimension: Dimension, stretch: Stretch, names: set[str]) -> dict[str, Spent]:
-        """What each of these subjects has spent in a stretch of whole hours."""
-        group = dimension.group
-        answer = await self._ledger.ask(
-            Asked(begin_s=stretch.begin_s, end_s=stretch.end_s, group_by=(group,), rows_most=self._rows_most)
-        )
-        found = dict.fromkeys(names, Spent()) | {one.values[0]: one.spent for one in answer.groups}
-        for name in names - {one.values[0] for one in answer.groups} if answer.left_out_rows else ():
-            alone = Asked(begin_s=stretch.begin_s, end_s=stretch.end_s, filters=((group, name),))
-            found[name] = (await self._ledger.ask(alone)).owned
+    async def _spent(
+        self, stretch: Stretch, limits: Mapping[Dimension, Sequence[SpendingLimit]]
+    ) -> list[tuple[SpendingLimit, Spent]]:
+        """What the subject of each limit has spent in a stretch of whole hours, by one look at its rows."""
+        begin_s, end_s = stretch
+        asked = [
+            Asked(begin_s=begin_s, end_s=end_s, group_by=(one.group,), rows_most=self._rows_most) for one in limits
+        ]
+        answers: list[Answer] = []
+        while len(answers) < len(asked):
+            answers += await self._ledger.ask(asked[len(answers) :][:_AT_ONCE])
+        found = []
+        for dimension, answer in zip(limits, answers, strict=True):
+            by_name = {one.values[0]: one.spent for one in answer.groups}
+            for limit in limits[dimension]:
+                if limit.name not in by_name and answer.left_out_rows:
+                    alone = Asked(begin_s=begin_s, end_s=end_s, filters=((dimension.group, limit.name),))
+                    by_name[limit.name] = (await self._ledger.ask([alone]))[0].owned
+                found.append((limit, by_name.get(limit.name, Spent())))
         return found
 
     async def statuses(self) -> tuple[SpendingStatus, ...]:
