@@ -290,6 +290,7 @@ def test_nobody_answers(eelctl, tmp_path):
     findings = {one["check"]: one for one in json.loads(said)}
     assert findings["controller"]["status"] == "fail"
     assert "start eelgrid-controller" in findings["controller"]["remedy"]
+    assert findings["agent"]["what"] == "was not answered: Connection refused"
     assert findings["state directory"]["what"] == f"{tmp_path} can be written"
     assert list(tmp_path.iterdir()) == []
 

@@ -222,6 +222,8 @@ def _asked(check: str, call: Callable[[], Any], *, optional: bool = False) -> An
         return call()
     except (faults.Fault, ListenError, click.UsageError) as error:
         message = getattr(error, "message", str(error))
+        if isinstance(error, faults.Unavailable):  # gRPC tells of each address that it tried; the end is why
+            message = message.rpartition(": ")[2]
         remedy = "see the check of the controller" if not optional else "nothing, unless an agent is to run here"
         return skipped(check, f"was not answered: {message}", remedy)
 
