@@ -12,7 +12,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,13 @@ def _flat(answers: Answers) -> list[tuple[str, Series]]:
     return [(_name(one, legend), one) for legend, found in answers for one in found]
 
 
+def _overrides(shown: Shown, kind: str) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+    """What the panel says of some series or columns: what matches them, and their properties."""
+    for one in shown.panel["fieldConfig"]["overrides"]:
+        if one["matcher"]["id"] == kind:
+            yield one["matcher"]["options"], {rule["id"]: rule["value"] for rule in one["properties"]}
+
+
 def _bounds(axes: Axes, found: Sequence[tuple[str, Series]], *, is_stacked: bool) -> None:
     """From zero, or below it, with room for the legend above."""
     values = [value for _, one in found for value in one.values]
@@ -119,8 +126,9 @@ def _timeseries(axes: Axes, shown: Shown, answers: Answers, span: tuple[float, f
         layers = [[row.get(at, 0.0) for at in times_s] for row in rows]
         axes.stackplot([at - begin_s for at in times_s], layers, labels=[name for name, _ in found], alpha=0.75)
     else:
+        dashed = [re.compile(str(one).strip("/")) for one, _ in _overrides(shown, "byRegexp")]
         for name, one in found[:_SERIES_MOST]:
-            style = "--" if re.search(r"limit$|objective|promised|wanted", name) else "-"
+            style = "--" if any(bound.search(name) for bound in dashed) else "-"
             marker = "." if len(one.values) == 1 else ""
             axes.plot([at - begin_s for at in one.times_s], one.values, style, marker=marker, linewidth=1.2, label=name)
     _bounds(axes, found, is_stacked=stacked)
@@ -176,7 +184,7 @@ def _states(axes: Axes, _shown: Shown, answers: Answers, span: tuple[float, floa
 
 def _table(axes: Axes, shown: Shown, answers: Answers, _span: tuple[float, float]) -> None:
     _blank(axes)
-    unit = shown.panel["fieldConfig"]["defaults"]["unit"]
+    rules = dict(_overrides(shown, "byName"))
     hidden = {*_HIDDEN, *shown.panel["transformations"][1]["options"]["excludeByName"]}
     renamed = shown.panel["transformations"][1]["options"]["renameByName"]
     first = shown.panel["transformations"][1]["options"]["indexByName"]
@@ -185,7 +193,11 @@ def _table(axes: Axes, shown: Shown, answers: Answers, _span: tuple[float, float
     for column, (_, found) in zip(renamed.values(), answers, strict=True):
         for one in found:
             key = tuple(sorted((name, value) for name, value in one.labels.items() if name not in hidden))
-            rows.setdefault(key, {})[column] = text_of(one.values[-1], unit)
+            row = rows.setdefault(key, {})
+            if column:
+                told = text_of(one.values[-1], rules[column]["unit"])
+                (words,) = rules[column].get("mappings", [{"options": {}}])
+                row[column] = words["options"].get(told, {"text": told})["text"]
     labels = sorted({name for key in rows for name, _ in key}, key=lambda name: (first.get(name, len(first)), name))
     head = [*labels, *columns]
     body = [

@@ -230,7 +230,7 @@ def listing(
 ) -> Panel:  # fmt: skip
     """A table of what is now, a row for each series; scrape labels are hidden, and each query is a column.
 
-    A query without a legend only lists its labels. `words` are for the numbers of the only query: word and colour.
+    A query without a legend only lists its labels. `words` are for numbers: word and colour.
     """
     columns = ["Value"] if len(queries) == 1 else [f"Value #{chr(ord('A') + at)}" for at in range(len(queries))]
     names = {column: query.legend for column, query in zip(columns, queries, strict=True)}
@@ -246,15 +246,17 @@ def listing(
             .with_transformation(DataTransformerConfig(id_val="merge", options={}))
             .with_transformation(DataTransformerConfig(id_val="organize", options=arranged))
         )
+        # Of these columns alone: a unit for times makes a date of a node's name, and an index is a 0 or a 1 as well.
+        rules = [DynamicConfigValue(id_val="unit", value=unit)]
         if words:
             said = {value: ValueMappingResult(text=word, color=colour) for value, (word, colour) in words.items()}
-            coloured = DynamicConfigValue(id_val="custom.cellOptions", value=shapes.TableColorTextCellOptions())
-            mapped = DynamicConfigValue(id_val="mappings", value=[ValueMap(options=said)])
-            # Of that column alone: an index is a 0 or a 1 as well.
-            panel = panel.override_by_name(queries[0].legend, [mapped, coloured])
+            rules.append(DynamicConfigValue(id_val="mappings", value=[ValueMap(options=said)]))
+            rules.append(DynamicConfigValue(id_val="custom.cellOptions", value=shapes.TableColorTextCellOptions()))
+        for name in filter(None, names.values()):
+            panel = panel.override_by_name(name, rules)
         return panel
 
-    return Panel(title, description, unit, queries, make, width, instant=True, as_table=True)
+    return Panel(title, description, "short", queries, make, width, instant=True, as_table=True)
 
 
 def _target(panel: Panel, at: int, query: Query) -> Any:

@@ -42,7 +42,7 @@ _NOW = Row(
         figure("Energy without an owner", "Share of all GPUs' power that nobody is charged for: nobody holds the place, or whoever used it cannot be named.", "percentunit", Query(f"sum({rate('eelgrid_gpu_unattributed_energy_joules_total')}) / (sum({rate('eelgrid_gpu_energy_joules_total')}) > 0)")),
         figure("Services and jobs", "With a promise, as the controller counts them.", "short", Query(f"sum({of('eelgrid_services')}) + sum({of('eelgrid_jobs')})")),
         figure("Waiting", "Workloads without a place.", "short", Query(f"sum({of('eelgrid_pending_workloads')})"), bad_above=1, bad="orange"),
-        figure("Refused in 24 h", "Submissions that no node could ever take, or that contradict themselves.", "short", Query(f"sum({increase('eelgrid_workloads_refused_total', over=_DAY)})"), bad_above=1, bad="orange", instant=True),
+        figure("Refused in 24 h", "Submissions that no node could ever take, or that contradict themselves.", "short", Query(f"round(sum({increase('eelgrid_workloads_refused_total', over=_DAY)}))"), bad_above=1, bad="orange", instant=True),
     ),
     height=4,
 )  # fmt: skip

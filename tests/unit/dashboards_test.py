@@ -147,14 +147,22 @@ def test_what_looks_back_a_day_is_asked_once(name):
                 assert target["instant"] == ("[24h]" in expression), shown.title
 
 
-def test_columns_begin_with_the_machine_and_words_are_of_one_column():
+def test_columns_begin_with_the_machine_and_units_and_words_are_of_values_alone():
+    told = {}
     for shown in SHOWN:
         if shown.panel["type"] == "table":
             (organize,) = [one["options"] for one in shown.panel["transformations"] if one["id"] == "organize"]
             assert organize["indexByName"] == {"node": 0, "index": 1}
-            assert "mappings" not in shown.panel["fieldConfig"]["defaults"]
-            for rule in shown.panel["fieldConfig"]["overrides"]:
-                assert rule["matcher"]["options"] in organize["renameByName"].values()
+            defaults = shown.panel["fieldConfig"]["defaults"]
+            # A time's unit on every column tells of a node's name that it was 26 years ago.
+            assert defaults["unit"] == "short"
+            assert "mappings" not in defaults
+            rules = {rule["matcher"]["options"]: rule["properties"] for rule in shown.panel["fieldConfig"]["overrides"]}
+            assert set(rules) == {name for name in organize["renameByName"].values() if name}
+            told[shown.title] = {prop["value"] for props in rules.values() for prop in props if prop["id"] == "unit"}
+    assert all(units <= UNITS for units in told.values())
+    assert told["XIDs"] == told["Held and idle since"] == {"dateTimeFromNow"}
+    assert told["All budgets"] == {"watt"}
 
 
 @pytest.mark.parametrize("name", FILES)
