@@ -13,8 +13,10 @@ from eelgrid_controller.adapters.energy_store import EnergyStore, open_energy
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.energy_ledger.asking import asked_of
 from eelgrid_controller.energy_ledger.entries import holder_of
+from eelgrid_controller.energy_ledger.exporting import Export
 from eelgrid_controller.energy_ledger.working import Worked
 from eelgrid_controller.errors import LedgerError
+from eelgrid_protos.faults import FailedPrecondition, NotFound, Unavailable
 from eelgrid_protos.messages import (
     AttributionConfidence,
     AttributionMethod,
@@ -299,3 +301,42 @@ async def test_work_is_told_beside_the_joules_of_those_who_tell_it(tmp_path):
         await later.until(lambda: not later.desk._batch.worked and not later.desk._writing.worked)
         (done,) = next(group.done for group in (await later.total("title")).groups if group.done)
         assert (done.amount, done.counted_s, done.missed_s) == (25.0, 80.0, 120.0)
+
+
+async def test_an_exporter_is_known_after_a_restart_and_a_ledger_that_is_not_open_says_so(tmp_path):
+    hour_s = BEGIN_NS // SECOND_NS
+    async with Site(tmp_path) as site:
+        site.take(window(1))
+        await site.until(lambda: site.acknowledged)
+        settled_s = await site.desk.settled_s()
+        assert settled_s % 3600 == 0
+        # A clock ahead by years holds nobody back, and its hours are not over.
+        with pytest.raises(FailedPrecondition):
+            await site.desk.confirm(Export("archive", hour_s, hour_s + 3600, 1))
+        mark = await site.desk.confirm(Export("archive", settled_s - 7200, settled_s, 1))
+        assert site.desk.exporters == {"archive": mark}
+    async with Site(tmp_path) as again:
+        assert again.desk.exporters == {"archive": mark}
+        await again.desk.remove_exporter("archive")
+        assert again.desk.exporters == {}
+        with pytest.raises(NotFound, match="no exporter archive"):
+            await again.desk.remove_exporter("archive")
+    shut = EnergyDesk(tmp_path, core=lambda: None, clock=Clock(), log=logging.getLogger("test"), bytes_most=1)
+    assert shut.exporters == {}
+    with pytest.raises(Unavailable, match="being opened"):
+        await shut.settled_s()
+
+
+async def test_a_ledger_beyond_its_size_lets_go_and_says_so(tmp_path):
+    async with Site(tmp_path) as site:
+        for number in range(1, 6):
+            site.take(window(number))
+        await site.until(lambda: site.acknowledged and site.acknowledged[-1] == ("n1", 5))
+        await site.desk._forget()
+        assert site.desk.forgotten == {"age": 0, "size": 0}
+        site.desk.bytes_most = 1
+        await site.desk._forget()
+        # The hour and the day: of the holder and of what was measured.
+        assert site.desk.forgotten == {"age": 0, "size": 4}
+        assert (await site.total()).measured_mj == 0
+        assert site.desk.by_namespace() == {"ml": 5.0}
