@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from tests import slices_rig
 from tests.clusters import core_with, decided, node, request
 
 from eelgrid_controller.core import Core
@@ -324,3 +325,21 @@ def test_work_that_runs_keeps_its_place_where_all_is_imagined_anew():
     bench = Workbench(lambda state: Core(state, catalogue.load()), catalogue.load(), NOON + 1)
     found = what_if(core.state.copy(), WhatIfRequest(changes=(WhatIfChange(change=PlaceAnew()),)), bench)
     assert (found.before.pending, found.after.pending) == (0, 0)
+
+
+def test_a_slice_counts_as_its_share_and_no_plan_has_a_service_that_waits():
+    core = slices_rig.core_with(slices_rig.node("a"))
+    spending = (limit(name="default"), kwh(name="default"))
+    core.update_policy(replace(core.state.policy, spending=spending), now_ns=NOON)
+    core.submit(slices_rig.service("s", rate_hz=15.0), now_ns=NOON)
+    slices_rig.carried_out(core, now_ns=NOON)
+    milli = sum(one.gpu_instance.gpu_milli for one in core.workload("s").placements)
+    assert 0 < milli < 2000
+    assert hours(core, NOON + 2 * HOUR) == pytest.approx(2 * milli / 1000)
+    look(core, NOON + 2 * HOUR, {(key_of(spending[1]), DAY): 4e6})
+    core.submit(slices_rig.service("late", rate_hz=15.0), now_ns=NOON + 2 * HOUR)
+    assert [one.workload.workload_id for one in core.survey_partitions().services] == ["s"]
+    assert core.explain("late").constraint == "spending"
+    again = ClusterState.load(json.loads(json.dumps(core.state.dump())))
+    assert again.digest() == core.state.digest()
+    assert again.spending.spent_gpu_s(key_of(spending[0]), NOON + 3 * HOUR) == pytest.approx(3 * 3.6 * milli)

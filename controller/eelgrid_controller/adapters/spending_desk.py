@@ -96,6 +96,9 @@ class SpendingDesk:
             except Fault as error:
                 self.failures += 1
                 self._log.warning("spending=not_judged reason=%s", error)
+            except Exception:  # noqa: BLE001  # whatever it was, the next look may do better
+                self.failures += 1
+                self._log.exception("spending=failed")
             try:
                 async with asyncio.timeout(
                     self._every_s if failures == self.failures else min(_AGAIN_S, self._every_s)
