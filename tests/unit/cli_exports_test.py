@@ -76,6 +76,15 @@ def test_what_would_not_be_all_is_neither_written_nor_confirmed(
     assert not spent.confirmed
 
 
+def test_a_gap_is_refused_before_anything_is_written(eelctl, spent, tmp_path):
+    spent.exporters["archive"] = EnergyExporter(name="archive", since_ns=0, until_ns=SETTLED_NS - 40 * HOUR_NS)
+    command = ("energy", "--csv", str(tmp_path / "x.csv"), "--confirm-export", "archive", "--since")
+    assert "archive has rows until" in eelctl(*command, "24h", code=5).stderr
+    assert not list(tmp_path.iterdir())
+    eelctl(*command, "2d")
+    assert len(spent.confirmed) == 1
+
+
 def test_rows_that_found_no_room_are_not_confirmed(eelctl, spent, tmp_path):
     spent.answer = replace(spent.answer, left_out_groups=3)
     path = tmp_path / "x.csv"

@@ -26,6 +26,7 @@ from eelgrid_protos.messages import (
 __all__ = ["confirm_export", "export_stretch", "exporters"]
 
 _NANO = 10**9
+_HOUR_NS = 3600 * _NANO
 
 
 def _time(at_ns: int) -> str:
@@ -55,15 +56,20 @@ def export_stretch(
             raise click.UsageError(f"--confirm-export: {path} is no file on a disk; name one")
     found = client.list_energy_exporters(ListEnergyExportersRequest(), timeout=settings.timeout_s)
     settled_ns = found.settled_ns
+    marks = {one.name: one.until_ns for one in found.exporters}
     if said_ns is not None:
         begin_ns, end_ns = said_ns
+        if begin_ns // _HOUR_NS * _HOUR_NS > marks.get(name, begin_ns):
+            raise Refused(
+                f"{name} has rows until {_time(marks[name])} UTC, and would lack those up to {_time(begin_ns)}",
+                "begin there, or leave --since and --month out, which takes all that is new",
+            )
         if is_month and end_ns > settled_ns:
             raise Refused(
                 f"--month: not all nodes have told that month; hours are settled until {_time(settled_ns)} UTC",
                 "repeat it later, or take --since",
             )
     else:
-        marks = {one.name: one.until_ns for one in found.exporters}
         if name not in marks:
             raise click.UsageError(f"--confirm-export: {name} has no mark yet; say from when, with --since or --month")
         begin_ns, end_ns = marks[name], settled_ns
