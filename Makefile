@@ -57,18 +57,19 @@ test-kubernetes: $(VENV)/installed-dev
 	  tests/e2e/kubernetes_*_test.py tests/e2e/deploy_*_test.py tests/props/kubernetes_admitting_test.py tests/kubelet
 	@$(BIN)/python -m bench.kubernetes --out $(OUT)
 
-# Installs Debian's prometheus, chromium and victoria-metrics where it may; what cannot be had is skipped, and says so.
+# Installs Debian's prometheus, chromium, victoria-metrics and strace where it may; what cannot be had is skipped, and says so.
 test-observability: $(VENV)/installed-dev
 	@command -v prometheus >/dev/null && command -v chromium >/dev/null && command -v victoria-metrics >/dev/null \
-	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus chromium victoria-metrics; } \
-	  || echo "no prometheus, chromium or victoria-metrics: their tests are skipped"
+	  && command -v strace >/dev/null \
+	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus chromium victoria-metrics strace; } \
+	  || echo "no prometheus, chromium, victoria-metrics or strace: their tests are skipped"
 	@$(BIN)/python -m eelgrid_kernels
-	@$(BIN)/python -m pytest -q tests/unit/alert_rules_test.py tests/unit/compressed_rules_test.py tests/unit/dashboards_test.py tests/unit/deploy_rules_test.py \
+	@$(BIN)/python -m pytest -q tests/unit/alert_rules_test.py tests/unit/label_values_test.py tests/unit/compressed_rules_test.py tests/unit/dashboards_test.py tests/unit/deploy_rules_test.py \
 	  tests/unit/metrics_lint_test.py tests/unit/controller_metrics_test.py tests/unit/controller_exemplars_test.py \
 	  tests/unit/page_text_test.py tests/unit/fleet_page_test.py tests/unit/*page*_test.py tests/props/energy_*_test.py \
 	  tests/e2e/telemetry_test.py tests/e2e/dashboards_test.py tests/e2e/ledger_test.py tests/e2e/victoria_metrics_test.py tests/e2e/demo_keep_test.py \
 	  tests/e2e/page*_test.py
-	@echo "every alert in its fault (about ten minutes)"
+	@echo "every alert in its fault (about twelve minutes)"
 	@EELGRID_REHEARSAL=1 $(BIN)/python -m pytest -q -s tests/e2e/alerts_test.py
 	@$(BIN)/python -m bench.scrape --out $(OUT)
 
@@ -107,7 +108,8 @@ lock: $(VENV)/installed-dev
 	  --constraint requirements-dev.lock pyproject.toml -o requirements.lock
 	@for part in agent controller; do \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	    --custom-compile-command "make lock" --extra $$part --constraint requirements.lock pyproject.toml \
+	    --custom-compile-command "make lock" --extra $$part $$(test $$part = agent || echo --extra tracing) \
+	    --constraint requirements-dev.lock pyproject.toml \
 	    -o deploy/docker/requirements-$$part.lock || exit 1; done
 
 clean:

@@ -10,7 +10,9 @@ viewer's connecting to its having everything.
 
 The round `paint` opens the page in a real Chromium some times with an empty cache, where there is one: `shell_ms` until
 the first contentful paint, `map_ms` until the whole map is on its canvas, and `renderer_cpu_ms`, the processor time that
-the browser's own process of the page took for all of it, which other programs on the machine change less.
+the browser's own process of the page took for all of it, which other programs on the machine change less. The round
+`hands` hovers, presses arrow keys, drags the map and goes back in the history, sixty times each, while a fifth of the nodes
+reports each second: processor time of the page's process for each, the time between frames, and the longest task.
 """
 
 import argparse
@@ -134,6 +136,84 @@ async def _paint(nodes: int, loads: int) -> list[tuple[str, float]]:
     ]
 
 
+# Frames as they come, in ms, and tasks that kept one waiting.
+_WATCH = """(() => {
+  window.frames = []; window.long = [];
+  new PerformanceObserver((list) => long.push(...list.getEntries().map((one) => one.duration))).observe({type: 'longtask'});
+  let last = performance.now();
+  const next = (now) => { frames.push(now - last); last = now; requestAnimationFrame(next); };
+  requestAnimationFrame(next);
+})()"""
+_BACK = "[...document.querySelectorAll('#panel button')].find((one) => one.textContent === 'Back')"
+
+
+async def _hands(nodes: int) -> list[tuple[str, float]]:
+    from tests.chromium_rig import CHROMIUM, browser
+
+    if CHROMIUM is None:
+        return []
+    fleet = PageFleet(nodes)
+    door = await fleet.open()
+    await asyncio.sleep(0)
+    fleet.fill()
+    fleet.report()
+    feeding = asyncio.create_task(_feed(fleet, 0.2, []))
+    rows: list[tuple[str, float]] = []
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        async with browser(Path(folder)) as tab:
+            await tab.size(1920, 1080)
+            await tab.call("Performance.enable")
+            await tab.open(f"http://127.0.0.1:{door.port}/")
+            await tab.until("window.eelgrid?.map.drawn.all > 0")
+            await tab.run(_WATCH)
+
+            async def hover(step: int) -> None:
+                await _mouse(tab, "mouseMoved", 60 + 15 * step, 200 + 37 * step % 600)
+
+            async def key(step: int) -> None:
+                await tab.press(("ArrowRight", "ArrowDown")[step % 2])
+
+            async def drag(step: int) -> None:
+                await _mouse(tab, "mouseMoved", 300 + 4 * step, 300 + 2 * step, buttons=1)
+
+            async def back(_step: int) -> None:
+                await tab.run(f"{_BACK}.click()")
+
+            for name, does, before in (
+                ("hover", hover, ""),
+                ("key", key, "document.querySelector('#map').focus()"),
+                ("drag", drag, "press"),
+                ("slider", back, "location.hash = '#/history'"),
+            ):
+                if before == "press":
+                    await _mouse(tab, "mousePressed", 300, 300)
+                elif before:
+                    await tab.run(before)
+                await asyncio.sleep(1.0)
+                await tab.run("frames.length = long.length = 0")
+                begun_s = await _renderer_s(tab)
+                for step in range(60):
+                    await does(step)
+                    await asyncio.sleep(0.02)
+                used_s = await _renderer_s(tab) - begun_s
+                frames, long = sorted(await tab.run("frames")), await tab.run("long")
+                if before == "press":
+                    await _mouse(tab, "mouseReleased", 536, 418)
+                rows += [
+                    (f"{name}_cpu_ms", 1e3 * used_s / 60),
+                    (f"{name}_frame_p50_ms", statistics.median(frames)),
+                    (f"{name}_frame_p95_ms", frames[int(0.95 * len(frames))]),
+                    (f"{name}_longest_task_ms", max(long, default=0.0)),
+                ]
+    feeding.cancel()
+    await door.stop()
+    return rows
+
+
+async def _mouse(tab: Any, kind: str, x: float, y: float, **more: int) -> None:
+    await tab.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1, **more)
+
+
 async def _renderer_s(tab: Any) -> float:
     """Processor seconds of the page's process until now."""
     told = (await tab.call("Performance.getMetrics"))["metrics"]
@@ -154,9 +234,11 @@ def main() -> None:
     with (options.out / "summary.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("round", "measure", "value", "bound"))
-        for name in ("paint", *rounds):
+        for name in ("paint", "hands", *rounds):
             if name == "paint":
                 told = asyncio.run(_paint(options.nodes, options.loads))
+            elif name == "hands":
+                told = asyncio.run(_hands(options.nodes))
             else:
                 told = asyncio.run(_round(options.nodes, *rounds[name], options.seconds))
             for measure, value in told:

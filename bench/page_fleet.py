@@ -26,6 +26,7 @@ from eelgrid_protos.messages import (
     Gpu,
     GpuInstance,
     Inventory,
+    ListPromisesResponse,
     Placement,
     Reading,
     Removal,
@@ -92,6 +93,7 @@ class PageFleet:
         self.state = ClusterState()
         self.telemetry = Telemetry()
         self.hub: PageHub | None = None
+        self.promised = ListPromisesResponse()
         self._rng = random.Random(seed)
         self._sequence = 0
         self._events: list[Event] = []
@@ -107,6 +109,10 @@ class PageFleet:
     def now_ns(self) -> int:
         """Nanoseconds since 1970."""
         return time.time_ns()
+
+    def promises(self) -> ListPromisesResponse:
+        """What was given as `promised`."""
+        return self.promised
 
     def past(self) -> Past:
         """All that happened."""
@@ -199,10 +205,11 @@ class PageFleet:
         return limit_w * min(1.0, load + self._rng.uniform(-0.02, 0.02))
 
     async def open(
-        self, address: str = "127.0.0.1:0", *, tls: TlsFiles | None = None, insecure: bool = False, every_s: float = 1.0
-    ) -> PageDoor:
+        self, address: str = "127.0.0.1:0", *, tls: TlsFiles | None = None, insecure: bool = False, every_s: float = 1.0,
+        admit: Callable[[bytes | None], None] | None = None,
+    ) -> PageDoor:  # fmt: skip
         """A door on a port; close it with `stop`."""
         self.hub = PageHub(self, log=LOG, every_s=every_s)
-        door = PageDoor(self.hub, self, tls=tls, insecure=insecure, log=LOG)
+        door = PageDoor(self.hub, self, tls=tls, insecure=insecure, log=LOG, admit=admit)
         await door.start(address)
         return door

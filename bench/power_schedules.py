@@ -16,7 +16,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from bench.power_world import NAME, Agent, Crash, World
-from eelgrid_agent.guard import GuardLimits, LocalPolicy, Rule
+from eelgrid_agent.guard import GuardLimits, LocalPolicy
+from eelgrid_agent.refusal import Rule
 from eelgrid_agent.simulation import GpuLoad, Health
 from eelgrid_protos.messages import AccessLevel, Assignment, GpuSetting, NodeEventKind, NodePlan
 

@@ -50,6 +50,7 @@ from eelgrid_controller.adapters.prometheus import Gauges, Metrics
 from eelgrid_controller.adapters.steward_page import StewardPage
 from eelgrid_controller.api.views import Views
 from eelgrid_controller.core import Core
+from eelgrid_controller.energy_ledger.exporting import EXPORTERS_MOST, Exporter
 from eelgrid_controller.energy_ledger.namespaces import NamespaceSums
 from eelgrid_controller.journal import JournalCounters
 from eelgrid_controller.latency import RecentLatencies
@@ -200,7 +201,11 @@ def _composed(world: _World, promised: int) -> Metrics:
     )  # fmt: skip
     metrics.add(fleet.families, reads_state=True)
     sums, _ = NamespaceSums({}).plus({f"team-{n}": n for n in range(promised * 3 // 2)})
-    desk = SimpleNamespace(windows=9, again=1, dropped=0, failures=0, newest_ns=1, by_namespace=sums.counters_mj)
+    marks = {f"exporter-{n}": Exporter(f"exporter-{n}", 0, 1) for n in range(EXPORTERS_MOST)}
+    desk = SimpleNamespace(
+        windows=9, again=1, dropped=0, failures=0, newest_ns=1, by_namespace=sums.counters_mj, exporters=marks,
+        forgotten={"age": 0, "size": 0}, used_bytes=1, bytes_most=2,
+    )  # fmt: skip
     metrics.add(LedgerPage(desk, now_ns=world.now_ns).families)
     for number in range(1000):
         metrics.decided(1e-6 * number, f"w-{number}")

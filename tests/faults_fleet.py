@@ -5,6 +5,7 @@ alert follows.
 """
 
 import contextlib
+import itertools
 import resource
 import sqlite3
 import threading
@@ -15,6 +16,7 @@ import pytest
 from eelgrid_protos import faults
 from eelgrid_protos.messages import (
     BudgetScope,
+    ConfirmEnergyExportRequest,
     EnforcementMode,
     LatencyMetric,
     LatencyObjective,
@@ -23,14 +25,23 @@ from eelgrid_protos.messages import (
     PoolMode,
     PowerBudget,
     RecordPointsRequest,
+    RemoveEnergyExporterRequest,
+    ResourceRequest,
     ServicePromise,
+    SpendingLimit,
+    SpendingPeriod,
+    SpendingQuantity,
+    SpendingScope,
+    SubmitWorkloadRequest,
     TrainingPromise,
     WorkloadKind,
+    WorkloadSpec,
 )
 from tests.e2e.steward_test import Fleet
 from tests.fakes.metrics_servers import Listener
 from tests.fakes.stewarded import points
 from tests.faults_rig import Scene
+from tests.slow_disk import SlowDisk
 
 # Each kind of fault has a part of its own, so that labels tell by which fault an alert fires.
 PARTS = {
@@ -48,16 +59,32 @@ AGENTS = (
 )
 FLAGS = (
     "--away-grace", "3", "--restart-grace", "10", "--steer-interval", "0.5", "--scrape-interval", "1",
-    "--scale-hold", "3", "--job-window", "2",
+    "--scale-hold", "3", "--job-window", "2", "--spend-interval", "0.5",
 )  # fmt: skip
 SERVED_HZ = 25.0
 STRANGER = 4711
 
 
 class Servers(Fleet):
-    """The servers of the service and of the job; slow ones take a fifth of a second for each token."""
+    """The servers of the service and of the job; slow ones take a fifth of a second for each token.
+
+    `stutter` of N: half of what each Nth page tells beside the page before was slow, so that one window in N is missed,
+    however often somebody looks.
+    """
 
     slow = False
+    stutter = 0
+    _pages = 0
+
+    def reply(self, path):
+        """The page, after what is to be slow on it."""
+        if self.stutter and not path.startswith("/job"):
+            self._pages += 1
+            if self._pages % self.stutter == 0:
+                with self._lock:
+                    for replica in self.replicas.values():
+                        replica.served(round(self.rate_hz), inter_s=0.2)
+        return super().reply(path)
 
     def _serve(self, seconds):
         if not self.slow:
@@ -131,6 +158,17 @@ class FaultyFleet(Scene):
         budgets = [PowerBudget(scope=BudgetScope.NODE, name=name, limit_w=watts) for name, watts in limits_w.items()]
         self.set_policy(budgets=tuple(budgets))
 
+    def limit_spending(self, *limits):
+        """The GPU time of everybody's namespace has these limits, of (period, seconds, share that warns), and no others."""
+        made = [
+            SpendingLimit(
+                scope=SpendingScope.NAMESPACE, name="default", quantity=SpendingQuantity.GPU_TIME, most=seconds,
+                period=SpendingPeriod[period.upper()], warn_ratio=warn_ratio, mode=EnforcementMode.ENFORCE,
+            )
+            for period, seconds, warn_ratio in limits
+        ]  # fmt: skip
+        self.set_policy(spending=tuple(made))
+
     def unplug(self):
         """The servers' pages are gone."""
         self.listener.__exit__()
@@ -150,9 +188,52 @@ class FaultyFleet(Scene):
         with pytest.raises(faults.Fault):
             self.cancel(key)
 
+    def begin_export(self, name):
+        """Somebody takes rows of the ledger until yesterday elsewhere, and then none."""
+        day_ns, now_ns = 86_400 * 10**9, time.time_ns()
+        request = ConfirmEnergyExportRequest(name=name, begin_ns=now_ns - 2 * day_ns, end_ns=now_ns - day_ns)
+        self.cluster.operators.confirm_energy_export(request, timeout=10.0)
+
+    def end_export(self, name):
+        """Nobody waits for it any more."""
+        self.cluster.operators.remove_energy_exporter(RemoveEnergyExporterRequest(name=name), timeout=10.0)
+
     def file(self, name):
         """A file of the controller's data."""
         return self.cluster.data / name
+
+    def slow_disk(self, delay_s):
+        """The controller's flushes take so much longer."""
+        return SlowDisk(self.controller.process.pid, delay_s)
+
+
+class Callers:
+    """People who submit and end work of CPUs without a pause, so that some command always waits; one thread each."""
+
+    def __init__(self, fleet, count):
+        self._fleet = fleet
+        self._done = threading.Event()
+        self._threads = [threading.Thread(target=self._call, args=(number,), daemon=True) for number in range(count)]
+
+    def begin(self):
+        for thread in self._threads:
+            thread.start()
+
+    def end(self):
+        self._done.set()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def _call(self, number):
+        for turn in itertools.count():
+            if self._done.is_set():
+                return
+            key = f"caller-{number}-{turn}"
+            spec = WorkloadSpec(name=key, request=ResourceRequest(cpu_milli=100, memory_bytes=2**20))
+            request = SubmitWorkloadRequest(workload_id=key, spec=spec)
+            self._fleet.cluster.operators.submit_workload(request, timeout=60.0)
+            self._fleet.cancel(key)
 
 
 class Locked:

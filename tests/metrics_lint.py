@@ -11,7 +11,7 @@ from collections import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 UNITS = (
-    "watts", "joules", "bytes", "bytes_per_second", "seconds", "hertz", "celsius", "ratio", "per_joule",
+    "watts", "joules", "grams", "money", "bytes", "bytes_per_second", "seconds", "hertz", "celsius", "ratio", "per_joule",
 )  # fmt: skip
 # What has no unit counts these things.
 COUNTED = {

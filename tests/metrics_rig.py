@@ -67,7 +67,7 @@ def frame(*gpus, shares=(), value=0.5):
             name="n", pool="p", driver_version="580", boot_id="b", simulated=True, access="root",
             host=HostView(cpu_milli=1500, memory_bytes=10, values=dict.fromkeys(HOST_READINGS, value)),
             guard=GuardView(
-                plan_epoch=7, enforcing=True, lease_left_s=30.0, budget_w=1000.0, drift_repairs={"power_limit": 1},
+                plan_epoch=7, enforcing=True, lease_left_s=30.0, budget_w=1000.0, budget_fixed=1, drift_repairs={"power_limit": 1},
                 refusals={"clamp": 2},
             ),
             gpus=gpus or (view(value=value),),

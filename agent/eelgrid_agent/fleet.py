@@ -10,6 +10,7 @@ from eelgrid_agent.attribution.anomalies import AnomalyWatch
 from eelgrid_agent.attribution.node_energy import NodeEnergy
 from eelgrid_agent.attribution.outbox import EnergyOutbox, Kept
 from eelgrid_agent.attribution.sources import Sources
+from eelgrid_agent.budget_reach import check_reach
 from eelgrid_agent.config import ENERGY_WINDOW_S, AgentConfig
 from eelgrid_agent.device import Control, Device
 from eelgrid_agent.enforcement import Enforcement, InPlaceKeeper
@@ -90,7 +91,7 @@ def simulated_node(
 def open_fleet(config: AgentConfig, clock: Clock, incarnation: Callable[[], int]) -> Hosted:
     """The nodes of the fleet file: one goes through the NVML binding, several through the device port.
 
-    Raises FleetFileError and SpecError.
+    Raises FleetFileError, SpecError and NotEnforceable.
     """
     assert config.simulate is not None
     specs = load_fleet(config.simulate)
@@ -118,6 +119,7 @@ def open_fleet(config: AgentConfig, clock: Clock, incarnation: Callable[[], int]
                 energy_window_s=config.energy_window_s,
             )
         )  # fmt: skip
+        check_reach(budget_w, spec.node_name, agents[-1].node.inventory.gpus)
     pairs = tuple((agent.node, device) for agent, device in zip(agents, devices, strict=True))
     kept = tuple((agent.enforcement, agent.node, agent.layouts) for agent in agents)
 

@@ -22,6 +22,7 @@ from eelgrid_agent.attribution.pod_names import PodNames
 from eelgrid_agent.attribution.pod_resources import PodResources
 from eelgrid_agent.attribution.sources import Sources
 from eelgrid_agent.attribution.window_file import WindowFile, keep_writing
+from eelgrid_agent.budget_reach import NotEnforceable, check_reach
 from eelgrid_agent.config import AgentConfig
 from eelgrid_agent.enforcement import Enforcement, MachineKeeper
 from eelgrid_agent.engine import NoEngine
@@ -59,10 +60,6 @@ _SETTINGS_FILE = "settings.json"
 _ENERGY_FILE = "energy.json"
 
 
-class NotEnforceable(Exception):
-    """The operator asked for something to be enforced here, and it cannot be; the message says what to do."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Memory:
     """What outlives the agent: its journals, and what the run before left changed; `problem` says why not."""
@@ -95,6 +92,7 @@ async def open_machine(config: AgentConfig, clock: Clock, incarnation: Callable[
         node_name=config.node_name or host.name(), agent_version=__version__, pool=config.pool,
         labels=dict(config.labels), topology=config.topology,
     )  # fmt: skip
+    check_reach(config.power_budget_w, identity.node_name, first.gpus)
     local = LocalPolicy(power_budget_w=config.power_budget_w, enforce=config.power_budget_w is not None)
     file = None if memory.directory is None else WindowFile(memory.directory / _ENERGY_FILE)
     outbox = EnergyOutbox(

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -20,6 +20,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.config import ABILITIES, ControllerConfig, KubernetesConfig, WebhookConfig
 from eelgrid_controller.errors import ConfigError, ControllerError
 from eelgrid_controller.kubernetes.admitting import GateRules
+from eelgrid_controller.roles import RoleRules, granted
 from eelgrid_protos import __version__
 from eelgrid_protos.transport import ListenError, TlsFiles
 
@@ -120,6 +121,88 @@ def _with_webhook(function: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def _with_kubernetes(function: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command that knows its `webhook` the flags of a cluster, and their value as `kubernetes`."""
+
+    @click.option("--kubernetes", is_flag=True, help="Place the gated pods of a Kubernetes cluster.")
+    @click.option(
+        "--kubeconfig", default="", metavar="FILE", help="Its kubeconfig; else the pod's own service account."
+    )
+    @click.option("--kubernetes-context", default="", metavar="NAME", help="Context of the kubeconfig.")
+    @click.option(
+        "--kubernetes-namespace", default="", metavar="NAME", help="Where the Lease lies, by which one leads."
+    )
+    @click.option(
+        "--kubernetes-lease-name", default=_KUBERNETES.lease_name, show_default=True, help="Name of the Lease."
+    )
+    @click.option("--kubernetes-identity", default="", metavar="NAME", help="How the Lease names this process alone.")
+    @click.option("--kubernetes-lease", type=float, default=_KUBERNETES.lease_s, show_default=True,
+                  help="Seconds after which another may lead in the stead of one that is silent.")  # fmt: skip
+    @click.option("--unbound-after", type=float, default=_KUBERNETES.unbound_s, show_default=True,
+                  help="Seconds after which a pinned pod that cannot be scheduled is made anew by its owner.")  # fmt: skip
+    @click.option("--fail-open-after", type=float,
+                  help="Seconds without any leader after which gates are removed without a plan; never, if not given.")  # fmt: skip
+    @click.option("--kubernetes-abilities", default="", metavar="NAMES",
+                  help=f"What else it may do there, with commas: {', '.join(sorted(ABILITIES))}.")  # fmt: skip
+    @functools.wraps(function)
+    def wrapped(
+        *,
+        kubernetes: bool,
+        kubeconfig: str,
+        kubernetes_context: str,
+        kubernetes_namespace: str,
+        kubernetes_lease_name: str,
+        kubernetes_identity: str,
+        kubernetes_lease: float,
+        unbound_after: float,
+        fail_open_after: float | None,
+        kubernetes_abilities: str,
+        webhook: WebhookConfig | None,
+        **others: Any,
+    ) -> None:
+        if webhook is not None and not kubernetes:
+            raise click.UsageError("--webhook-listen needs --kubernetes: nobody would take the gates off again")
+        try:
+            cluster = KubernetesConfig(
+                kubeconfig=kubeconfig,
+                context=kubernetes_context,
+                namespace=kubernetes_namespace,
+                lease_name=kubernetes_lease_name,
+                identity=kubernetes_identity,
+                lease_s=kubernetes_lease,
+                unbound_s=unbound_after,
+                open_s=fail_open_after,
+                abilities=frozenset(_names(kubernetes_abilities)),
+                webhook=webhook,
+            )
+        except ConfigError as error:
+            _fail(error, 2)
+        function(kubernetes=cluster if kubernetes else None, **others)
+
+    return wrapped
+
+
+def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the flags of roles, and their value as `roles`."""
+
+    @click.option("--roles", "demand", type=click.Choice(["permit", "require"]), default="permit", show_default=True,
+                  help="Whether a certificate without a role may everything, or nothing.")  # fmt: skip
+    @click.option("--grant", "grants", multiple=True, metavar="ROLE=KIND:NAME",
+                  help="Give certificates of this name a role, for example viewer=DNS:grafana.example; those with the "
+                       "organization eelgrid:ROLE have it by themselves. May be repeated.")  # fmt: skip
+    @functools.wraps(function)
+    def wrapped(*, demand: str, grants: tuple[str, ...], **others: Any) -> None:
+        if others["tls_authority"] is None and (demand == "require" or grants):
+            raise click.UsageError("--roles require and --grant need --tls-authority: roles are read of certificates")
+        try:
+            rules = RoleRules(demanded=demand == "require", grants=granted(grants))
+        except ConfigError as error:
+            _fail(error, 2)
+        function(roles=rules, **others)
+
+    return wrapped
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EELGRID_CONTROLLER"})
 @click.option("--listen", default=_DEFAULTS.listen, show_default=True, help="Address of the gRPC server.")
 @click.option("--metrics", default=_DEFAULTS.metrics, show_default=True, help="Address of /metrics and probes.")
@@ -147,26 +230,18 @@ def _with_webhook(function: Callable[..., None]) -> Callable[..., None]:
               help="Seconds for which fewer replicas must have been enough.")  # fmt: skip
 @click.option("--job-window", type=float, default=_DEFAULTS.job_window_s, show_default=True,
               help="Seconds for which a job is measured at a power limit.")  # fmt: skip
+@click.option("--spend-interval", type=float, default=_DEFAULTS.spend_s, show_default=True,
+              help="Seconds between two looks at what is spent of spending limits.")  # fmt: skip
+@click.option("--ledger-limit", type=float, default=_DEFAULTS.ledger_bytes_most / 1e9, show_default=True, metavar="GB",
+              help="Size of the energy ledger beyond which its oldest hours go, whoever has them elsewhere.")  # fmt: skip
 @click.option("--savings/--no-savings", default=_DEFAULTS.savings, show_default=True,
               help="Tell what placement saves against plain best fit.")  # fmt: skip
-@click.option("--kubernetes", is_flag=True, help="Place the gated pods of a Kubernetes cluster.")
-@click.option("--kubeconfig", default="", metavar="FILE", help="Its kubeconfig; else the pod's own service account.")
-@click.option("--kubernetes-context", default="", metavar="NAME", help="Context of the kubeconfig.")
-@click.option("--kubernetes-namespace", default="", metavar="NAME", help="Where the Lease lies, by which one leads.")
-@click.option("--kubernetes-lease-name", default=_KUBERNETES.lease_name, show_default=True, help="Name of the Lease.")
-@click.option("--kubernetes-identity", default="", metavar="NAME", help="How the Lease names this process alone.")
-@click.option("--kubernetes-lease", type=float, default=_KUBERNETES.lease_s, show_default=True,
-              help="Seconds after which another may lead in the stead of one that is silent.")  # fmt: skip
-@click.option("--unbound-after", type=float, default=_KUBERNETES.unbound_s, show_default=True,
-              help="Seconds after which a pinned pod that cannot be scheduled is made anew by its owner.")  # fmt: skip
-@click.option("--fail-open-after", type=float,
-              help="Seconds without any leader after which gates are removed without a plan; never, if not given.")  # fmt: skip
-@click.option("--kubernetes-abilities", default="", metavar="NAMES",
-              help=f"What else it may do there, with commas: {', '.join(sorted(ABILITIES))}.")  # fmt: skip
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info",
               show_default=True, help="Log to standard error from this level on.")  # fmt: skip
 @click.version_option(__version__, prog_name="eelgrid-controller")
 @_with_webhook
+@_with_kubernetes
+@_with_roles
 def main(
     *,
     data: Path,
@@ -181,43 +256,23 @@ def main(
     scrape_interval: float,
     scale_hold: float,
     job_window: float,
+    spend_interval: float,
+    ledger_limit: float,
     savings: bool,
-    kubernetes: bool,
-    kubeconfig: str,
-    kubernetes_context: str,
-    kubernetes_namespace: str,
-    kubernetes_lease_name: str,
-    kubernetes_identity: str,
-    kubernetes_lease: float,
-    unbound_after: float,
-    fail_open_after: float | None,
-    kubernetes_abilities: str,
-    webhook: WebhookConfig | None,
+    kubernetes: KubernetesConfig | None,
+    roles: RoleRules,
     log_level: str,
     **addresses: Any,
 ) -> None:
     """Place and power GPU work; serve agents and operators over gRPC."""
     logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=_LOG_LINE)
     tls = _tls(tls_certificate, tls_key, tls_authority)
-    if webhook is not None and not kubernetes:
-        raise click.UsageError("--webhook-listen needs --kubernetes: nobody would take the gates off again")
     try:
-        cluster = KubernetesConfig(
-            kubeconfig=kubeconfig,
-            context=kubernetes_context,
-            namespace=kubernetes_namespace,
-            lease_name=kubernetes_lease_name,
-            identity=kubernetes_identity,
-            lease_s=kubernetes_lease,
-            unbound_s=unbound_after,
-            open_s=fail_open_after,
-            abilities=frozenset(_names(kubernetes_abilities)),
-            webhook=webhook,
-        )
         config = ControllerConfig(
-            kubernetes=cluster if kubernetes else None,
+            kubernetes=kubernetes,
             # listen, metrics, page and traces
             **addresses,
+            roles=roles,
             data=data,
             away_grace_s=away_grace,
             restart_grace_s=restart_grace,
@@ -226,6 +281,8 @@ def main(
             scrape_s=scrape_interval,
             scale_hold_s=scale_hold,
             job_window_s=job_window,
+            spend_s=spend_interval,
+            ledger_bytes_most=int(ledger_limit * 1e9),
             savings=savings,
         )
         asyncio.run(_serve(config, tls=tls, insecure=insecure))
@@ -235,7 +292,7 @@ def main(
         _fail(error, 1)
 
 
-def _fail(error: Exception, code: int) -> None:
+def _fail(error: Exception, code: int) -> NoReturn:
     click.echo(f"eelgrid-controller: {error}", err=True)
     sys.exit(code)
 

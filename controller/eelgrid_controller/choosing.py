@@ -91,6 +91,13 @@ class Chooser:
         lacks = self.allowance.lacks(decision.placements)
         return self._elsewhere(snapshot, spec, decision, lacks) if lacks else decision
 
+    def begin(self, spec: WorkloadSpec, quotes: Quotes | None = None) -> Decision:
+        """The same for work that has not begun, which waits while a spending limit of its own is spent."""
+        hold = self._state.spending.holds(spec)
+        if hold is not None:
+            return Decision(placements=(), explanation=(), room=0, hold=hold)
+        return self.decide(spec, quotes)
+
     def open_to(self, spec: WorkloadSpec, node_name: str) -> bool:
         """Whether a node has every trait that a workload requires."""
         return set(spec.required_traits) <= set(self._traits.get(node_name, ()))

@@ -22,21 +22,25 @@ import grpc.aio
 
 from eelgrid_controller.adapters.agents import AgentService
 from eelgrid_controller.adapters.described import Family
+from eelgrid_controller.adapters.doorkeeper import Doorkeeper
 from eelgrid_controller.adapters.energy_desk import EnergyDesk
 from eelgrid_controller.adapters.fleet_page import FleetPage
 from eelgrid_controller.adapters.http_get import Bounds, Getter
 from eelgrid_controller.adapters.ledger_page import LedgerPage
 from eelgrid_controller.adapters.prometheus import Gauges, Metrics, MetricsServer
 from eelgrid_controller.adapters.scraper import Scraper
+from eelgrid_controller.adapters.spending_desk import SpendingDesk
 from eelgrid_controller.adapters.steward_page import StewardPage
 from eelgrid_controller.adapters.store import SqliteJournal, open_journal
 from eelgrid_controller.adapters.tracing import Watches, wanted_endpoint
+from eelgrid_controller.api.callers import CallerCalls
 from eelgrid_controller.api.energy import EnergyCalls
 from eelgrid_controller.api.imagining import Imagining
 from eelgrid_controller.api.operators import OperatorService
 from eelgrid_controller.api.partitions import PartitionCalls
 from eelgrid_controller.api.promises import PromiseCalls
 from eelgrid_controller.api.shadowing import Shadowing
+from eelgrid_controller.api.spending import SpendingCalls
 from eelgrid_controller.api.views import Views
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.config import ControllerConfig
@@ -55,7 +59,7 @@ from eelgrid_protos import catalogue
 from eelgrid_protos.catalogue import Catalogue
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import Summary
-from eelgrid_protos.rpc import AGENT_SERVICE, OPERATOR_SERVICE, handler
+from eelgrid_protos.rpc import AGENT_SERVICE, OPERATOR_SERVICE, everybody, handler
 from eelgrid_protos.transport import TlsFiles, listen, server_options, standard_services
 
 __all__ = ["Controller"]
@@ -111,9 +115,22 @@ class Controller:
         self._log = log
         self.metrics = Metrics()
         self._is_serving = False
+        self._keeper = None if tls is None else self._begin_keeping()
         self.watches = Watches(self.metrics)
         self._stack = contextlib.AsyncExitStack()
         self._optional = OptionalParts(config, self.metrics, clock, log, self._stack)
+
+    def _begin_keeping(self) -> Doorkeeper:
+        """Let callers in by the roles of their certificates."""
+        rules, log = self.config.roles, self._log.getChild("roles")
+        if not rules.demanded:
+            log.warning(
+                "roles=permit warning=a certificate without a role may everything "
+                "remedy='give certificates roles (docs/operations.md), then say --roles require'"
+            )
+        keeper = Doorkeeper(rules, clock=self._clock, log=log)
+        self.metrics.add(keeper.families)
+        return keeper
 
     async def start(self) -> str:
         """Serve; returns the line that says where. Raises ControllerError or ListenError."""
@@ -140,11 +157,12 @@ class Controller:
         seconds = self._clock.perf_s() - start_s
         await self._open_door(server)
         page_port = await self._optional.serve_page(
-            loop=self.loop, telemetry=self.telemetry, tls=self._tls, insecure=self._insecure
-        )
+            loop=self.loop, telemetry=self.telemetry, steward=self.steward, tls=self._tls, insecure=self._insecure,
+            admit=None if self._keeper is None else self._keeper.admit_viewer,
+        )  # fmt: skip
         self.savings = self._optional.count_savings(self.loop, catalogue.load())
         self.placing = await self._optional.place_pods(
-            self.watches, loop=self.loop, agents=self.agents, steward=self.steward
+            self.watches, loop=self.loop, agents=self.agents, steward=self.steward, ledger=self.ledger
         )
         page = "" if page_port is None else f" page={_with_port(self.config.page, page_port)}"
         line = (
@@ -191,6 +209,7 @@ class Controller:
             energy=self._begin_energy(),
             log=self._log.getChild("agents"),
             monotonic_s=self._clock.monotonic_s,
+            admit_node=None if self._keeper is None else self._keeper.admit_node,
         )
         views = Views(
             telemetry=telemetry,
@@ -198,6 +217,7 @@ class Controller:
             now_ns=self._clock.now_ns,
             monotonic_s=self._clock.monotonic_s,
         )
+        self._begin_spending()
         page = self._begin_steering(telemetry, products)
         imagining = Imagining(loop=self.loop, catalogue=products, clock=self._clock)
         shadowing = Shadowing(loop=self.loop, clock=self._clock)
@@ -237,8 +257,11 @@ class Controller:
     def _begin_energy(self) -> EnergyDesk:
         """Keep the energy ledger, from now until the stop."""
         loop = self.loop
-        desk = EnergyDesk(self.config.data, core=lambda: loop.core, clock=self._clock, log=self._log.getChild("energy"))
-        self.ledger, self.energy = desk, EnergyCalls(loop=loop, desk=desk)
+        desk = EnergyDesk(
+            self.config.data, core=lambda: loop.core, clock=self._clock, log=self._log.getChild("energy"),
+            bytes_most=self.config.ledger_bytes_most,
+        )  # fmt: skip
+        self.ledger, self.energy = desk, EnergyCalls(loop=loop, desk=desk, clock=self._clock)
         self.metrics.add(LedgerPage(desk, now_ns=self._clock.now_ns).families)
         keeping = asyncio.create_task(desk.run())
 
@@ -248,6 +271,16 @@ class Controller:
 
         self._stack.push_async_callback(stop)
         return desk
+
+    def _begin_spending(self) -> None:
+        """Look after spending limits, from now until the stop."""
+        desk = SpendingDesk(
+            loop=self.loop, ledger=self.ledger, every_s=self.config.spend_s, clock=self._clock,
+            log=self._log.getChild("spending"),
+        )  # fmt: skip
+        self.spending = SpendingCalls(loop=self.loop, desk=desk)
+        self.metrics.add(desk.families)
+        self._stack.callback(asyncio.create_task(desk.run()).cancel)
 
     def _begin_steering(self, telemetry: Telemetry, products: Catalogue) -> StewardPage:
         """Look after promises, from now until the stop."""
@@ -294,10 +327,14 @@ class Controller:
         return port
 
     async def _open_door(self, server: grpc.aio.Server) -> None:
+        keeper = self._keeper
+        callers = CallerCalls(None if keeper is None else keeper.caller, demanded=self.config.roles.demanded)
+        admit = everybody if keeper is None else keeper.admit
+        operators = (self.operators, self.promises, self.partitions, self.energy, self.spending, callers)
         server.add_generic_rpc_handlers(
             (
-                handler(AGENT_SERVICE, self.agents),
-                handler(OPERATOR_SERVICE, self.operators, self.promises, self.partitions, self.energy),
+                handler(AGENT_SERVICE, self.agents, admit=admit),
+                handler(OPERATOR_SERVICE, *operators, admit=admit),
             )
         )
         health = await standard_services(server, (AGENT_SERVICE, OPERATOR_SERVICE))

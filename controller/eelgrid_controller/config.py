@@ -9,6 +9,7 @@ from pathlib import Path
 
 from eelgrid_controller.errors import ConfigError
 from eelgrid_controller.kubernetes.admitting import GateRules
+from eelgrid_controller.roles import RoleRules
 
 __all__ = ["ABILITIES", "ControllerConfig", "KubernetesConfig", "WebhookConfig"]
 
@@ -102,10 +103,17 @@ class ControllerConfig:
     scrape_s: float = 15.0
     # Replicas go when fewer were enough for so long; the next ones a fifth of it later.
     scale_hold_s: float = 300.0
+    # How often the ledger is asked what is spent of spending limits: windows come once a minute.
+    spend_s: float = 60.0
     # A job is measured for so long at each limit.
     job_window_s: float = 30.0
     # Whether what plain best fit would draw is followed beside; docs/savings.md has what it costs.
     savings: bool = True
+    # Who may what, where connections are under mutual TLS.
+    roles: RoleRules = field(default_factory=RoleRules)
+    # Of the energy ledger's file, beyond which its oldest hours go. Ten thousand GPUs need 23 GB for all that ages keep
+    # (docs/ledger.md); the rest is room for what exporters are behind with.
+    ledger_bytes_most: int = 40 * 10**9
     # A clean stop waits this long for calls under way.
     stop_s: float = 1.0
     # None: no Kubernetes.
@@ -119,9 +127,13 @@ class ControllerConfig:
         for name in ("away_grace_s", "restart_grace_s", "checkpoint_idle_s", "plan_interval_s", "stop_s"):
             if not 0.0 <= getattr(self, name) <= 86_400.0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", "give seconds between 0 and 86400")
-        for name in ("steer_s", "scrape_s", "scale_hold_s", "job_window_s"):
+        for name in ("steer_s", "scrape_s", "scale_hold_s", "job_window_s", "spend_s"):
             if not 0.1 <= getattr(self, name) <= 86_400.0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", "give seconds between 0.1 and 86400")
+        if self.ledger_bytes_most < 10**7:
+            raise ConfigError(
+                f"ledger_bytes_most is {self.ledger_bytes_most}", "give at least 10000000, which is 0.01 GB"
+            )
         if self.checkpoint_events_most < self.checkpoint_events:
             raise ConfigError(
                 f"checkpoint_events_most is {self.checkpoint_events_most}",

@@ -27,6 +27,7 @@ from eelgrid_controller.events import (
     PointsMeasured,
     PolicyChanged,
     PricesQuoted,
+    SpendingJudged,
     WorkloadCancelled,
     WorkloadDeferred,
     WorkloadLimited,
@@ -48,14 +49,14 @@ from eelgrid_controller.slicing.execution import planned
 from eelgrid_controller.slicing.search import Stage
 from eelgrid_controller.slicing.survey import Seat, Survey, survey_gpus
 from eelgrid_controller.snapshot import Snapshot
-from eelgrid_controller.standing_order import policy_violations
+from eelgrid_controller.spending.limits import key_of
+from eelgrid_controller.spending.standing import Overspent
+from eelgrid_controller.standing_order import policy_after
 from eelgrid_controller.state import ClusterState, NodeRecord
 from eelgrid_controller.step import Step
 from eelgrid_protos.catalogue import Catalogue
 from eelgrid_protos.faults import (
-    Aborted,
     FailedPrecondition,
-    InvalidArgument,
     NotFound,
     ResourceExhausted,
 )
@@ -141,7 +142,7 @@ class Core:
         if sliced(waiting):
             return self._submit_sliced(waiting, now_ns, dry_run=request.dry_run)
         quoted = self._quoted(now_ns)
-        decision = self._decide(spec, quoted)
+        decision = self._chooser.begin(spec, quoted[0].quotes if quoted else None)
         if not decision.placements:
             refuse_impossible(self.state, self._chooser, spec)
         if request.dry_run:
@@ -307,20 +308,23 @@ class Core:
 
     def update_policy(self, policy: Policy, *, now_ns: int) -> Step[Policy]:
         """Puts a policy in force; raises Aborted unless it names the revision in force."""
-        current = self.state.policy
-        if policy.revision != current.revision:
-            raise Aborted(
-                f"the policy in force is revision {current.revision}, not {policy.revision}; read it again, repeat "
-                "the change on it and send it with its revision"
-            )
-        broken = policy_violations(policy)
-        if broken:
-            raise InvalidArgument("the policy contradicts itself", broken)
-        event = PolicyChanged(time_ns=now_ns, policy=replace(policy, revision=current.revision + 1))
+        current, over = self.state.policy, self.state.spending.over
+        event = PolicyChanged(time_ns=now_ns, policy=policy_after(current, policy))
         nodes = self._apply(event)
-        if event.policy.budgets == current.budgets or not len(self.state.pending):
+        is_other = event.policy.budgets != current.budgets or self.state.spending.over != over
+        if not is_other or not len(self.state.pending):
             return Step((event,), self.state.policy, nodes)
         return self._with_retry(event, self.state.policy, nodes, now_ns)
+
+    def judge_spending(self, over: tuple[Overspent, ...], *, now_ns: int) -> Step[None]:
+        """These spending limits are spent, and no others; then waiting work is tried, or told what it waits for."""
+        before = self.state.spending.over
+        if over == before:
+            return Step((), None, frozenset())
+        event = SpendingJudged(time_ns=now_ns, over=over)
+        self._apply(event)
+        is_same = {key_of(one.limit) for one in over} == {key_of(one.limit) for one in before}
+        return Step((event,), None, frozenset()) if is_same else self._with_retry(event, None, frozenset(), now_ns)
 
     def told_limits(self, highest_w: Mapping[str, float], *, now_ns: int) -> Step[None]:
         """The highest limits that GPUs were read to have, by workload, where above the journal's; no event of its own.

@@ -111,7 +111,7 @@ def document_of(past: Past, spec: WorkloadSpec, workload_id: str, catalogue: Cat
     state = _before(past, index, workload_id)
     watts = PowerModel(catalogue).gpu
     chooser = Chooser(state, catalogue)
-    within = chooser.decide(spec)
+    within = chooser.begin(spec)
     boards = {_board(gpu): watts(gpu) for record in state.nodes.values() for gpu in record.inventory.gpus}
     return {
         "format": FORMAT,
@@ -131,6 +131,7 @@ def document_of(past: Past, spec: WorkloadSpec, workload_id: str, catalogue: Cat
             if within.closed.intersection(chooser.allowance.above(name)) or not chooser.open_to(spec, name)
         ),
         "budget": reason(within) if within.lack else "",
+        "held": reason(within) if within.hold else "",
         "outcome": (
             _outcome(event.placements, event.explanation, "")
             if isinstance(event, WorkloadPlaced)
@@ -148,6 +149,7 @@ def _bare(state: ClusterState) -> dict[str, Any]:
         "policy": to_plain(Policy(), brief=True),
         "ended": [],
         "explanations": {},
+        "spending": {},
         "workloads": [to_plain(workload, brief=True) for workload in held],
     }
 
@@ -185,11 +187,9 @@ def _replayed(document: Mapping[str, Any]) -> Replayed:
         snapshot = snapshot.with_open(np.array([name not in closed for name in snapshot.names], np.bool_))
     decision = Planner().decide(snapshot, spec, weights, document["placement"])
     recorded: Mapping[str, Any] = document["outcome"]
-    now = (
-        _outcome(decision.placements, decision.explanation, "")
-        if decision.placements
-        else _outcome((), (), document.get("budget") or reason(decision))
-    )
+    # What a spent limit holds is not decided on.
+    said = document.get("held") or ("" if decision.placements else document.get("budget") or reason(decision))
+    now = _outcome((), (), said) if said else _outcome(decision.placements, decision.explanation, "")
     return Replayed(
         workload_id=document["workload_id"],
         revision=document["revision"],

@@ -17,8 +17,10 @@ from typing import Annotated, Any
 from eelgrid_controller.compact import explanation_from_rows, explanation_rows
 from eelgrid_controller.occupancy import Others
 from eelgrid_controller.quotes import Quotes
+from eelgrid_controller.spending.standing import Overspent
 from eelgrid_protos.messages import (
     POINTS_A_CALL_MOST,
+    SPENDING_LIMITS_MOST,
     GpuLayout,
     Inventory,
     MeasuredPoint,
@@ -46,6 +48,7 @@ __all__ = [
     "PolicyChanged",
     "PricesQuoted",
     "SlicedService",
+    "SpendingJudged",
     "UnknownKind",
     "WorkloadCancelled",
     "WorkloadDeferred",
@@ -270,6 +273,14 @@ class PricesQuoted:
         return Quotes(offers_w=self.offers_w, scarce_models=self.scarce_models, load_permille=self.load_permille)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpendingJudged:
+    """These spending limits are spent, and no others, until the next judgement or another policy."""
+
+    time_ns: Nanoseconds
+    over: Annotated[tuple[Overspent, ...], Many(SPENDING_LIMITS_MOST)] = ()
+
+
 Event = (
     NodeJoined
     | NodeLost
@@ -288,6 +299,7 @@ Event = (
     | PointsMeasured
     | PartitionsPlanned
     | DevicesCorrected
+    | SpendingJudged
 )
 
 # The journal's names; a name is never given another meaning.
@@ -309,6 +321,7 @@ _KINDS: Mapping[str, type[Event]] = {
     "points_measured": PointsMeasured,
     "partitions_planned": PartitionsPlanned,
     "devices_corrected": DevicesCorrected,
+    "spending_judged": SpendingJudged,
 }
 _WITH_PLACES = (WorkloadPlaced, WorkloadMoved, WorkloadScaled)
 _NAMES: Mapping[type[Event], str] = {cls: name for name, cls in _KINDS.items()}

@@ -15,6 +15,7 @@ from eelgrid_controller.choosing import Chooser
 from eelgrid_controller.planner import Decision
 from eelgrid_controller.remedy import Case, binding, nearest
 from eelgrid_controller.replicas import sliced
+from eelgrid_controller.spending.words import spending_reason, spending_remedy
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages import Explanation, Inventory, Removal, ResourceRequest, WorkloadPhase, WorkloadSpec
@@ -67,6 +68,8 @@ _SAID = frozenset({"unavailable", "gpu_model", "gpu_mig", "cpu", "memory"})
 
 def reason(decision: Decision) -> str:
     """Why a workload waits: the constraint's name, a colon and a sentence that holds no numbers."""
+    if decision.hold is not None:
+        return spending_reason(decision.hold)
     if decision.lack is not None:
         return f"budget: waits for watts of {budget_words(decision.lack.budget)}"
     constraint = binding(decision.removals, decision.room)
@@ -78,6 +81,9 @@ def explain(state: ClusterState, workload_id: str, chooser: Chooser) -> Explanat
     workload = state.workloads[workload_id]
     if workload.phase is not WorkloadPhase.PENDING:
         return Explanation(workload=workload, replicas=state.explanations.of(workload_id))
+    hold = state.spending.holds(workload.spec)
+    if hold is not None:
+        return Explanation(workload=workload, remedy=spending_remedy(hold, state.policy), constraint="spending")
     if sliced(workload):
         return Explanation(workload=workload, remedy=_slices_remedy(state), constraint="partitions")
     decision, snapshot, planner = chooser.decide(workload.spec), chooser.snapshot(), chooser.planner

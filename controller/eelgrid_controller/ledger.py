@@ -15,13 +15,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from eelgrid_controller.modes import enforces, node_budgets_w, partitions
 from eelgrid_controller.occupancy import NOBODY, Others
 from eelgrid_controller.slices import device_of, layout_problem, slices_problem
-from eelgrid_protos.messages import Assignment, Gpu, GpuLayout, Inventory, NodeState, Placement, Slice, Workload
+from eelgrid_protos.messages import Assignment, Gpu, GpuLayout, Inventory, NodeState, Placement, Policy, Slice, Workload
 from eelgrid_protos.plain import from_plain, to_plain
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
-__all__ = ["ASSIGNMENTS_MOST", "ContradictoryEvent", "InvariantBroken", "NodeRecord", "assignment_of", "rehold"]
+__all__ = [
+    "ASSIGNMENTS_MOST",
+    "ContradictoryEvent",
+    "InvariantBroken",
+    "NodeRecord",
+    "assignment_of",
+    "rehold",
+    "repoliced",
+]
 
 # A node plan carries no more (plan.proto's bound).
 ASSIGNMENTS_MOST = 4096
@@ -327,3 +336,18 @@ def rehold(
             nodes[placement.node_name].book(assignment_of(workload, placement))
             nodes[placement.node_name].weigh_commitment()
         raise
+
+
+def repoliced(nodes: Mapping[str, NodeRecord], before: Policy, after: Policy) -> frozenset[str]:
+    """Puts another policy in force on nodes; those for which something is other, with new plans where these are."""
+    changed, old_w, new_w = set(), node_budgets_w(before), node_budgets_w(after)
+    for name, record in nodes.items():
+        pool = record.inventory.pool
+        kept = partitions(after, pool)
+        turns = kept != record.partitioned
+        turned = turns and record.turn(partitioned=kept)
+        renewed = before.lease_s != after.lease_s or enforces(before, pool) != enforces(after, pool)
+        renewed = renewed or old_w.get(name) != new_w.get(name)
+        record.plan_epoch += renewed or turned
+        changed |= {name} if renewed or turns else set()
+    return frozenset(changed)

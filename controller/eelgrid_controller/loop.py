@@ -151,69 +151,70 @@ class ControllerLoop:
 
     async def submit(self, request: SubmitWorkloadRequest, origin: Origin | None = None) -> Workload:
         """Accept a workload and place it if it can be placed now."""
-        return await self._command(
+        return await self.command(
             lambda core, now_ns: core.submit(request, now_ns=now_ns), is_decision=True, origin=origin
         )
 
     async def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption) -> Workload:
         """Take over work at the places where it stands, and let go those where it stands no more."""
-        return await self._command(lambda core, now_ns: core.adopt(request, adoption, now_ns=now_ns))
+        return await self.command(lambda core, now_ns: core.adopt(request, adoption, now_ns=now_ns))
 
     async def cancel(self, workload_id: str) -> Workload:
         """End a workload."""
-        return await self._command(lambda core, now_ns: core.cancel(workload_id, now_ns=now_ns))
+        return await self.command(lambda core, now_ns: core.cancel(workload_id, now_ns=now_ns))
 
     async def update_policy(self, policy: Policy) -> Policy:
         """Put a policy in force."""
-        return await self._command(lambda core, now_ns: core.update_policy(policy, now_ns=now_ns))
+        return await self.command(lambda core, now_ns: core.update_policy(policy, now_ns=now_ns))
 
     async def apply_moves(self, moves: Sequence[Move], *, is_back: bool = False) -> int:
         """Move running work, all or nothing."""
-        return await self._command(lambda core, now_ns: core.apply_moves(moves, now_ns=now_ns, is_back=is_back))
+        return await self.command(lambda core, now_ns: core.apply_moves(moves, now_ns=now_ns, is_back=is_back))
 
     async def scale(self, workload_id: str, replicas: int) -> Workload:
         """Bring running work to so many replicas, or as near as there is room."""
-        return await self._command(lambda core, now_ns: core.scale(workload_id, replicas, now_ns=now_ns))
+        return await self.command(lambda core, now_ns: core.scale(workload_id, replicas, now_ns=now_ns))
 
     async def set_limit(self, workload_id: str, power_limit_w: float | None) -> Workload:
         """Ask each GPU of running work to keep a limit, or its default."""
-        return await self._command(lambda core, now_ns: core.set_limit(workload_id, power_limit_w, now_ns=now_ns))
+        return await self.command(lambda core, now_ns: core.set_limit(workload_id, power_limit_w, now_ns=now_ns))
 
     async def told_limits(self, highest_w: Mapping[str, float]) -> None:
         """The highest limits that GPUs were read to have, by workload, where above the journal's."""
-        await self._command(lambda core, now_ns: core.told_limits(highest_w, now_ns=now_ns))
+        await self.command(lambda core, now_ns: core.told_limits(highest_w, now_ns=now_ns))
 
     async def apply_partitions(self, change: Stage | Sequence[Seat]) -> None:
         """Want other layouts and take services to other slices, all or nothing."""
-        await self._command(lambda core, now_ns: core.apply_partitions(change, now_ns=now_ns))
+        await self.command(lambda core, now_ns: core.apply_partitions(change, now_ns=now_ns))
 
     async def record_points(self, points: Sequence[MeasuredPoint]) -> int:
         """Keep measured points; how many are new or changed."""
-        return await self._command(lambda core, now_ns: core.record_points(points, now_ns=now_ns))
+        return await self.command(lambda core, now_ns: core.record_points(points, now_ns=now_ns))
 
     async def node_joined(self, inventory: Inventory, *, plan_epoch: int = 0) -> None:
         """A node is here, as it describes itself; its agent holds the plan of this epoch."""
-        await self._command(lambda core, now_ns: core.node_joined(inventory, now_ns=now_ns, plan_epoch=plan_epoch))
+        await self.command(lambda core, now_ns: core.node_joined(inventory, now_ns=now_ns, plan_epoch=plan_epoch))
 
     async def occupied(self, node_name: str, others: Others) -> None:
         """What others hold on a node, as its engine tells."""
-        await self._command(lambda core, now_ns: core.occupied(node_name, others, now_ns=now_ns))
+        await self.command(lambda core, now_ns: core.occupied(node_name, others, now_ns=now_ns))
 
     async def corrected(self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
         """Replicas hold these GPUs of their node, as its engine tells."""
-        await self._command(lambda core, now_ns: core.corrected(node_name, held, now_ns=now_ns))
+        await self.command(lambda core, now_ns: core.corrected(node_name, held, now_ns=now_ns))
 
     async def gpu_lost(self, node_name: str, gpu_uuid: str) -> None:
         """A device answers nothing any more."""
-        await self._command(lambda core, now_ns: core.gpu_lost(node_name, gpu_uuid, now_ns=now_ns))
+        await self.command(lambda core, now_ns: core.gpu_lost(node_name, gpu_uuid, now_ns=now_ns))
 
     async def gpu_returned(self, node_name: str, gpu_uuid: str) -> None:
         """A device answers again."""
-        await self._command(lambda core, now_ns: core.gpu_returned(node_name, gpu_uuid, now_ns=now_ns))
+        await self.command(lambda core, now_ns: core.gpu_returned(node_name, gpu_uuid, now_ns=now_ns))
 
-    async def _command(
+    async def command(
         self, apply: Callable[[Core, int], Step[_Result]], *, is_decision: bool = False, origin: Origin | None = None
     ) -> _Result:
+        """Change the core in turn with everybody else; returns when that is on disk. Raises Fault."""
         if self._stopping or self.failed.done():
             raise Unavailable("the controller is stopping; repeat the call when it is back")
         if len(self._queue) >= self.config.queue_most:

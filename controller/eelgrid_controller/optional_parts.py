@@ -7,11 +7,13 @@ in what order: that is the composition's.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from eelgrid_controller.adapters.agents import AgentService
+from eelgrid_controller.adapters.energy_desk import EnergyDesk
 from eelgrid_controller.adapters.prometheus import Metrics
 from eelgrid_controller.adapters.savings_desk import SavingsDesk
 from eelgrid_controller.adapters.tracing import Endpoint, Tracing, Watches
@@ -50,6 +52,8 @@ class OptionalParts:
             endpoint, instance=instance, now_ns=self.clock.now_ns, has_agent=agents.speaks_for,
             log=self.log.getChild("tracing"),
         )  # fmt: skip
+        state = loop.core.state
+        tracing.traces.go_on(state.workloads[key] for key in state.pending)
         loop.listeners.append(tracing.traces.committed)
         agents.listeners.append(tracing.traces.told)
         self.metrics.add(tracing.families)
@@ -66,13 +70,14 @@ class OptionalParts:
         return desk
 
     async def place_pods(
-        self, watches: Watches, *, loop: ControllerLoop, agents: AgentService, steward: Steward
+        self, watches: Watches, *, loop: ControllerLoop, agents: AgentService, steward: Steward, ledger: EnergyDesk
     ) -> "Placing | None":
         """Place a cluster's pods."""
         if self.config.kubernetes is None:
             return None
         from eelgrid_controller.adapters.kubernetes.asked import is_ours
         from eelgrid_controller.adapters.kubernetes.placing import Placing
+        from eelgrid_controller.adapters.kubernetes.pod_users import PodUsers
         from eelgrid_controller.kubernetes.power_status import Draw
 
         placing = Placing(
@@ -90,6 +95,9 @@ class OptionalParts:
         self.metrics.add(placing.families)
         if watches.tracing is not None:
             watches.tracing.follow_pods(placing.engine.writes.listeners, is_ours)
+        users = PodUsers()
+        placing.engine.hear_pods(users.heard)
+        ledger.user_of_pod = users.of
         await placing.start()
         self.stack.push_async_callback(placing.stop)
         return placing
@@ -109,8 +117,9 @@ class OptionalParts:
         return webhook
 
     async def serve_page(
-        self, *, loop: ControllerLoop, telemetry: Telemetry, tls: TlsFiles | None, insecure: bool
-    ) -> int | None:
+        self, *, loop: ControllerLoop, telemetry: Telemetry, steward: Steward, tls: TlsFiles | None, insecure: bool,
+        admit: Callable[[bytes | None], None] | None,
+    ) -> int | None:  # fmt: skip
         """Serve the live page; its port."""
         if not self.config.page:
             return None
@@ -119,9 +128,9 @@ class OptionalParts:
         from eelgrid_controller.adapters.page_source import LoopSource
 
         log = self.log.getChild("page")
-        source = LoopSource(loop, telemetry, self.clock)
+        source = LoopSource(loop, telemetry, steward.promises, self.clock)
         hub = PageHub(source, log=log)
-        door = PageDoor(hub, source, tls=tls, insecure=insecure, log=log)
+        door = PageDoor(hub, source, tls=tls, insecure=insecure, log=log, admit=admit)
         port = await door.start(self.config.page)
         loop.listeners.append(hub.committed)
         self.stack.push_async_callback(door.stop)

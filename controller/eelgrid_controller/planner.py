@@ -27,6 +27,7 @@ from eelgrid_controller.gang import WORK_MOST, Case, Gang, wishes
 from eelgrid_controller.quotes import Quotes
 from eelgrid_controller.slots import best_linked
 from eelgrid_controller.snapshot import Snapshot
+from eelgrid_controller.spending.standing import Overspent
 from eelgrid_kernels import (
     CANDIDATES_MOST,
     CONSTRAINTS,
@@ -72,6 +73,8 @@ class Decision:
     removals: tuple[Removal, ...] = ()
     # The budget whose watts are waited for, where nothing else is in the way.
     lack: Lack | None = None
+    # The spent limit that is waited for, whatever room there is.
+    hold: Overspent | None = None
     # Budgets below which no node was looked at, since too few watts were left there.
     closed: frozenset[str] = frozenset()
 

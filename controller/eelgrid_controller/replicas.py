@@ -7,12 +7,31 @@ they may not do. Must not know when there is room: ledger.py says so.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from eelgrid_controller.events import DevicesCorrected, PartitionsPlanned, WorkloadMoved, WorkloadScaled
+from eelgrid_controller.events import (
+    DevicesCorrected,
+    Event,
+    PartitionsPlanned,
+    WorkloadCancelled,
+    WorkloadMoved,
+    WorkloadPlaced,
+    WorkloadScaled,
+)
 from eelgrid_controller.ledger import ContradictoryEvent, NodeRecord, assignment_of
 from eelgrid_protos.messages import Placement, Workload, WorkloadPhase
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
-__all__ = ["corrected", "involved", "moved", "partition", "replanned", "scaled", "sliced"]
+__all__ = ["corrected", "involved", "moved", "partition", "reheld", "replanned", "scaled", "sliced"]
+
+
+def reheld(event: Event) -> tuple[str, ...]:
+    """The workloads that may hold more or less after an event."""
+    match event:
+        case WorkloadPlaced() | WorkloadScaled() | WorkloadCancelled():
+            return (event.workload_id,)
+        case PartitionsPlanned():
+            return event.workload_ids
+        case _:
+            return ()
 
 
 def moved(workload: Workload | None, event: WorkloadMoved) -> tuple[Workload, list[Placement]]:

@@ -16,6 +16,7 @@ from eelgrid_controller.explain import reason
 from eelgrid_controller.outcomes import outcome
 from eelgrid_controller.pending import Ticket
 from eelgrid_controller.replicas import sliced
+from eelgrid_controller.spending.words import spending_reason
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos.messages import ResourceRequest
 
@@ -69,7 +70,9 @@ class Retrying:
                 self._resume = ticket
                 continue
             kind = spec.request, spec.required_traits
-            why = failed.get(kind)
+            hold = self._state.spending.holds(spec)
+            # Who waits for money says nothing of room, and costs no try.
+            why = failed.get(kind) if hold is None else (0, spending_reason(hold))
             if why is None or spec.replicas < why[0]:
                 if tries >= _TRIES_MOST:
                     return events, nodes

@@ -23,6 +23,7 @@ from eelgrid_controller.events import (
     NodeJoined,
     NodeLost,
     PolicyChanged,
+    SpendingJudged,
     WorkloadCancelled,
     WorkloadSubmitted,
 )
@@ -81,6 +82,9 @@ class Shadow:
                 core.gpu_lost(name, uuid, now_ns=now_ns)
             case GpuReturned(node_name=name, gpu_uuid=uuid):
                 core.gpu_returned(name, uuid, now_ns=now_ns)
+            case SpendingJudged(over=over):
+                # What is spent is the cluster's, not what the shadow would spend.
+                core.judge_spending(over, now_ns=now_ns)
             case _:
                 return
 

@@ -4,13 +4,30 @@ Owns the rules between the fields of a policy. Must not know who sends it, or wh
 follows from it.
 """
 
+from dataclasses import replace
+
+from eelgrid_controller.spending.limits import key_of
 from eelgrid_kernels import policy as placement_policy
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.messages import OBJECTIVES, Policy
+from eelgrid_protos.faults import Aborted, InvalidArgument
+from eelgrid_protos.messages import OBJECTIVES, Policy, SpendingQuantity
 
-__all__ = ["policy_violations"]
+__all__ = ["policy_after", "policy_violations"]
 
 _OBJECTIVE_CUSTOM = "custom"
+
+
+def policy_after(current: Policy, asked: Policy) -> Policy:
+    """The policy with its new revision; raises Aborted unless it names the revision in force, and InvalidArgument."""
+    if asked.revision != current.revision:
+        raise Aborted(
+            f"the policy in force is revision {current.revision}, not {asked.revision}; read it again, repeat "
+            "the change on it and send it with its revision"
+        )
+    broken = policy_violations(asked)
+    if broken:
+        raise InvalidArgument("the policy contradicts itself", broken)
+    return replace(asked, revision=current.revision + 1)
 
 
 def policy_violations(policy: Policy) -> tuple[Violation, ...]:
@@ -36,4 +53,22 @@ def policy_violations(policy: Policy) -> tuple[Violation, ...]:
         found.append(Violation("policy.pools", "name one pool twice", "give each pool one mode"))
     if len({(budget.scope, budget.name) for budget in policy.budgets}) < len(policy.budgets):
         found.append(Violation("policy.budgets", "bound one place twice", "give each cluster, rack and node one limit"))
+    if len(set(map(key_of, policy.spending))) < len(policy.spending):
+        found.append(
+            Violation(
+                "policy.spending",
+                "limit the same spending twice",
+                "give each namespace, user, queue and label one limit of a quantity in a period",
+            )
+        )
+    if policy.prices is None:
+        found += (
+            Violation(
+                f"policy.spending[{index}].quantity",
+                f"is {limit.quantity.name.lower()}, and there are no prices",
+                "give prices with eelctl policy set --prices, or limit gpu_time or energy",
+            )
+            for index, limit in enumerate(policy.spending)
+            if limit.quantity in (SpendingQuantity.MONEY, SpendingQuantity.CARBON)
+        )
     return tuple(found)

@@ -36,6 +36,7 @@ from eelgrid_controller.events import (
     PointsMeasured,
     PolicyChanged,
     PricesQuoted,
+    SpendingJudged,
     WorkloadCancelled,
     WorkloadDeferred,
     WorkloadLimited,
@@ -46,12 +47,13 @@ from eelgrid_controller.events import (
 )
 from eelgrid_controller.explanations import Explanations
 from eelgrid_controller.invariants import check
-from eelgrid_controller.ledger import ContradictoryEvent, InvariantBroken, NodeRecord, assignment_of, rehold
+from eelgrid_controller.ledger import ContradictoryEvent, InvariantBroken, NodeRecord, assignment_of, rehold, repoliced
 from eelgrid_controller.measured import Points, own_profile
-from eelgrid_controller.modes import enforces, node_budgets_w, partitions
+from eelgrid_controller.modes import enforces, partitions
 from eelgrid_controller.pending import PendingOrder
 from eelgrid_controller.quotes import Market
-from eelgrid_controller.replicas import corrected, involved, moved, partition, replanned, scaled, sliced
+from eelgrid_controller.replicas import corrected, involved, moved, partition, reheld, replanned, scaled, sliced
+from eelgrid_controller.spending.standing import Spending
 from eelgrid_protos.messages import NodeState, Placement, Policy, Workload, WorkloadPhase
 from eelgrid_protos.plain import from_plain, to_plain
 
@@ -76,6 +78,7 @@ class ClusterState:
         self.demand = Demand()
         self.market = Market()
         self.points = Points()
+        self.spending = Spending()
         # Number of submissions so far; the next drawn id is w-<next_number>.
         self.submissions = 0
         self.next_number = 1
@@ -88,7 +91,7 @@ class ClusterState:
         twin.nodes = {name: records.get(name) or record.copy() for name, record in self.nodes.items()}
         twin.workloads, twin.explanations = self.workloads.copy(), self.explanations.copy()
         twin.pending, twin.demand, twin._ended = self.pending.copy(), self.demand.copy(), self._ended.copy()
-        twin.market, twin.points = self.market.copy(), self.points.copy()
+        twin.market, twin.points, twin.spending = self.market.copy(), self.points.copy(), self.spending.copy()
         return twin
 
     def wait_again(self, workload_id: str, *, number: int) -> None:
@@ -154,9 +157,13 @@ class ClusterState:
                 touched = self._partitioned(event)
             case DevicesCorrected():
                 touched = self._corrected(event)
+            case SpendingJudged():
+                self.spending.judged(event.over)
+                touched = frozenset()
             case _:
                 assert_never(event)
         self.revision += 1
+        self.spending.changed(reheld(event), self.workloads, event.time_ns)
         return touched
 
     def _node(self, name: str) -> NodeRecord:
@@ -317,17 +324,8 @@ class ClusterState:
 
     def _policy_changed(self, event: PolicyChanged) -> frozenset[str]:
         before, self.policy = self.policy, event.policy
-        changed, old_w, new_w = set(), node_budgets_w(before), node_budgets_w(event.policy)
-        for name, record in self.nodes.items():
-            pool = record.inventory.pool
-            kept = partitions(event.policy, pool)
-            turns = kept != record.partitioned
-            turned = turns and record.turn(partitioned=kept)
-            renewed = before.lease_s != event.policy.lease_s or enforces(before, pool) != enforces(event.policy, pool)
-            renewed = renewed or old_w.get(name) != new_w.get(name)
-            record.plan_epoch += renewed or turned
-            changed |= {name} if renewed or turns else set()
-        return frozenset(changed)
+        self.spending.limited(event.policy, self.workloads, event.time_ns)
+        return repoliced(self.nodes, before, event.policy)
 
     def _priced(self, event: PricesQuoted) -> frozenset[str]:
         if len(event.offers_w) != len(self.demand.mix):
@@ -351,6 +349,7 @@ class ClusterState:
             "workloads": [to_plain(workload, brief=True) for workload in self.workloads.values()],
             "explanations": self.explanations.dump(),
             "points": self.points.dump(),
+            "spending": self.spending.dump(),
         }
 
     @classmethod
@@ -370,6 +369,7 @@ class ClusterState:
             record.partitioned = partitions(state.policy, record.inventory.pool)
             state.nodes[record.inventory.node_name] = record
         state._load_workloads(plain)
+        state.spending = Spending.load(plain.get("spending", {}), state.policy, state.workloads)
         return state
 
     def _load_workloads(self, plain: Mapping[str, Any]) -> None:

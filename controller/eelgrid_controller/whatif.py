@@ -115,6 +115,8 @@ class _Trial:
                 self._set_weights(change.change)
             case PlaceAnew():
                 self._core = None
+                # Work that runs may run on whatever is spent: here it is not to wait for that.
+                self.state.spending.judged(())
                 for number, (key, workload) in enumerate(list(self.state.workloads.items())):
                     if workload.phase is not WorkloadPhase.CANCELLED and not sliced(workload):
                         self.state.wait_again(key, number=number - 2**61)

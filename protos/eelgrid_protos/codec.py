@@ -31,6 +31,7 @@ from eelgrid_protos.wire import (
     policy_pb2,
     profile_pb2,
     promise_pb2,
+    spending_pb2,
     whatif_pb2,
     workload_pb2,
 )
@@ -53,6 +54,7 @@ _MODULES: tuple[ModuleType, ...] = (
     node_service_pb2,
     moves_pb2,
     partition_pb2,
+    spending_pb2,
     whatif_pb2,
 )
 _Message = TypeVar("_Message")

@@ -8,7 +8,9 @@ import pytest
 from pyarrow import parquet
 from tests.e2e.processes import Cluster, fleet_of
 
+from eelgrid_protos import faults
 from eelgrid_protos.messages import (
+    ConfirmEnergyExportRequest,
     GetSamplesRequest,
     QueryEnergyRequest,
     Reading,
@@ -71,7 +73,7 @@ def test_joules_of_workloads_are_kept_once_over_a_controller_that_is_killed(tmp_
         cluster.until(lambda: is_known(100_000), what="windows of both workloads are in the ledger")
         controller.kill()
         time.sleep(4.0)
-        cluster.controller()
+        again = cluster.controller()
         # What was spent until here comes from the agent, also that of the time without a controller; nothing comes twice.
         began_j = counters_j(cluster, agent)
 
@@ -92,6 +94,37 @@ def test_joules_of_workloads_are_kept_once_over_a_controller_that_is_killed(tmp_
         with (tmp_path / "day.csv").open(newline="") as file:
             assert [row["workload"] for row in csv.DictReader(file)] == [row["workload"] for row in written]
         assert [row["energy_j"] for row in written] == [row["energy_j"] for row in rows["groups"]]
+        took_elsewhere(cluster, tmp_path, again)
+
+
+def took_elsewhere(cluster, folder, controller):
+    """Settled hours are confirmed, and stand so over a stop of the controller; what is not over is refused."""
+    words = (
+        "energy",
+        "--by",
+        "hour,title,namespace",
+        "--rows",
+        "10000",
+        "--csv",
+        "two-days.csv",
+        "--confirm-export",
+        "archive",
+    )
+    assert "confirmed: archive has everything" in cluster.eelctl(*words, "--since", "48h").stderr
+    assert (folder / "two-days.csv").read_text().startswith("hour,title,namespace,energy_j")
+    assert "nothing is settled after" in cluster.eelctl(*words).stderr
+    now_ns = time.time_ns()
+    with pytest.raises(faults.FailedPrecondition, match="not all nodes have told"):
+        cluster.operators.confirm_energy_export(
+            ConfirmEnergyExportRequest(name="archive", begin_ns=now_ns - 2 * HOUR_NS, end_ns=now_ns + HOUR_NS),
+            timeout=10.0,
+        )
+    controller.stop()
+    cluster.controller()
+    (mark,) = json.loads(cluster.eelctl("exporters", "-o", "json").stdout)
+    assert (mark["name"], mark.get("changed_hours", 0)) == ("archive", 0)
+    cluster.eelctl("exporters", "remove", "archive")
+    assert "no exporter" in cluster.eelctl("exporters").stderr
 
 
 @pytest.mark.parametrize("words", [("--by", "colour"), ("--since", "soon")])

@@ -59,6 +59,7 @@ def test_a_running_controller_shows_its_fleet_and_says_why(cluster):
     assert sum(cost_w for _, cost_w in best["terms"]) == pytest.approx(best["cost_w"], abs=1e-3)
     with pytest.raises(urllib.error.HTTPError, match="404"):
         answer(address, "workload?id=nobody")
+    assert answer(address, "promises") == {"services": [], "jobs": [], "left_out": 0}
     # A slow decision's exemplar leads to the same explanation.
     asked = urllib.request.Request(
         f"http://{cluster.metrics}/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0"}

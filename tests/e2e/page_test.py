@@ -4,40 +4,20 @@ The fleet and its readings are made up (bench.page_fleet); door, hub, frames and
 """
 
 import asyncio
-import contextlib
 
 import pytest
 from bench.page_fleet import PageFleet
 from tests.chromium_rig import CHROMIUM, browser
+from tests.page_rig import LIVE, shown
 
 from eelgrid_controller.events import WorkloadCancelled
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here; apt-get install chromium")
-LIVE = "document.querySelector('#connection')?.dataset.state === 'live'"
 BROKEN = "document.querySelector('#connection')?.dataset.state === 'broken'"
 # Where a cell lies in the window, in CSS pixels.
 PLACE = """(() => {{ const {{map, model}} = eelgrid, cell = model.cellOf({node!r}, {index});
   const box = map.canvas.getBoundingClientRect();
   return [box.left + map.left + map.zoom * (map.layout.x[cell] + 5), box.top + map.top + map.zoom * (map.layout.y[cell] + 5)] }})()"""
-
-
-@contextlib.asynccontextmanager
-async def shown(tmp_path, nodes, *, fragment="", share=0.7):
-    """A fleet, its door, and a tab that shows it live."""
-    fleet = PageFleet(nodes)
-    door = await fleet.open(every_s=0.3)
-    await asyncio.sleep(0)
-    fleet.fill(share, waiting=3)
-    fleet.report()
-    try:
-        async with browser(tmp_path) as tab:
-            await tab.size(1400, 860)
-            await tab.open(f"http://127.0.0.1:{door.port}/{fragment}")
-            await tab.until(LIVE)
-            yield fleet, door, tab
-            assert tab.complaints == []
-    finally:
-        await door.stop()
 
 
 async def viewers(fleet, number):
@@ -83,7 +63,7 @@ async def test_the_shell_is_painted_before_anything_is_known(tmp_path):
             await tab.open(f"http://127.0.0.1:{door.port}/")
             await tab.until("performance.getEntriesByName('first-contentful-paint').length === 1")
             assert "Waiting for the controller." in await tab.text("#panel")
-            assert await tab.run("document.querySelectorAll('nav a').length") == 6
+            assert await tab.run("document.querySelectorAll('nav a').length") == 7
             await tab.until("window.eelgrid && !eelgrid.model.ready")
             may_read.set()
             await tab.until("eelgrid.map.drawn.all > 0")

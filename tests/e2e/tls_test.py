@@ -141,7 +141,7 @@ def test_an_address_that_others_reach_demands_certificates_or_a_word(cluster, pa
         )
 
     def serves(child):
-        cluster.until(lambda: child.said("serving listen="), what=f"{child.name} serves")
+        cluster.until(lambda: child.said("serving listen="), within_s=120.0, what=f"{child.name} serves")
         return child.text()
 
     open_door, insecure, mutual = (
@@ -161,7 +161,7 @@ def test_an_address_that_others_reach_demands_certificates_or_a_word(cluster, pa
         (agent, 1, "0.0.0.0:0 can be reached from other machines; give --tls-certificate"),
     )
     for child, code, words in refusals:
-        assert child.ended(within_s=30.0) == code, child.text()
+        assert child.ended(within_s=120.0) == code, child.text()
         assert words in child.text()
         assert "Traceback" not in child.text()
     assert "anyone who reaches this address can command this process" in serves(insecure)

@@ -130,6 +130,26 @@ def test_a_metric_leads_to_the_trace_and_the_page_counts_what_was_sent(live):
     assert metric(cluster.metrics, "eelgrid_traces_total") >= 1
 
 
+def test_a_placement_that_waited_over_a_kill_of_the_controller_is_one_trace(tmp_path):
+    with collecting() as collector, Cluster(tmp_path) as cluster:
+        controller = cluster.controller("--traces", collector.address)
+        cluster.agent(fleet_of(cluster.folder / "fleet.json", (NODE,)))
+        cluster.until_ready(1)
+        submit(cluster.operators, "first", 2)
+        submit(cluster.operators, "second", 1)
+        cluster.until(
+            lambda: [one.name for one in collector.spans].count("submit") == 2, within_s=60.0, what="both came"
+        )
+        controller.kill()
+        cluster.controller("--traces", collector.address)
+        cluster.until_ready(1)
+        cluster.operators.cancel_workload(CancelWorkloadRequest(workload_id="first"), timeout=30.0)
+        spans = trace_of((cluster, collector), "second")
+    waited = [("queue", "placement"), ("decide", "placement"), ("journal", "placement")]
+    assert sorted(tree(spans), key=str) == sorted([*DIRECT, *waited], key=str)
+    assert next(one for one in spans if one.name == "placement").attributes["eelgrid.result"] == "finished"
+
+
 def test_a_pods_trace_ends_with_the_patch_that_sends_it_to_its_node(tmp_path):
     async def play():
         async with FakeCluster() as fake:

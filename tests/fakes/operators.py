@@ -40,6 +40,7 @@ from eelgrid_protos.messages import (
     Workload,
     WorkloadPhase,
 )
+from tests.fakes.limited import FakeSpending
 from tests.fakes.partitioned import FakePartitions
 from tests.fakes.promised import FakePromises
 from tests.fakes.spent import FakeEnergy
@@ -80,9 +81,12 @@ class FakeOperators:
     most_under_way: int = 0
     watch_closes: bool = True
     now_ns: int = 1
+    # Who whoever calls is; or how the question fails.
+    caller: messages.WhoAmIResponse | faults.Fault = field(default_factory=messages.WhoAmIResponse)
     promised: FakePromises = field(init=False)
     partitioned: FakePartitions = field(default_factory=FakePartitions)
     spent: FakeEnergy = field(default_factory=FakeEnergy)
+    limited: FakeSpending = field(default_factory=FakeSpending)
 
     def __post_init__(self) -> None:
         self.promised = FakePromises(self._find, lambda found: self.workloads.update({found.workload_id: found}))
@@ -90,7 +94,7 @@ class FakeOperators:
     @property
     def parts(self) -> tuple[object, ...]:
         """Who has the calls, between them."""
-        return self, self.promised, self.partitioned, self.spent
+        return self, self.promised, self.partitioned, self.spent, self.limited
 
     def _begin(self, name: str) -> None:
         self.calls.append(name)
@@ -127,6 +131,11 @@ class FakeOperators:
     async def get_summary(self, request: Any, context: Any) -> messages.GetSummaryResponse:
         self._begin("get_summary")
         return messages.GetSummaryResponse(summary=self.summary())
+
+    async def who_am_i(self, request: Any, context: Any) -> messages.WhoAmIResponse:
+        if isinstance(self.caller, faults.Fault):
+            raise self.caller
+        return self.caller
 
     async def watch_summary(self, request: Any, context: Any) -> AsyncIterator[messages.WatchSummaryResponse]:
         self._begin("watch_summary")

@@ -1,16 +1,18 @@
 """The ledger adds up: windows of a random day with restarts, asked in any way, against a plain list of shares."""
 
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eelgrid_controller.adapters.energy_store import open_energy
+from eelgrid_controller.adapters.energy_store import Newest, open_energy
 from eelgrid_controller.energy_ledger.asking import GROUPS, asked_of
 from eelgrid_controller.energy_ledger.entries import Place, holder_of
 from eelgrid_controller.energy_ledger.spreading import spread
+from eelgrid_controller.energy_ledger.working import Worked, spread_work
 from eelgrid_controller.power.tariff import WEEK_S, Steps, Tariff
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
@@ -113,7 +115,8 @@ def kept(folder, found, *, restarts=True):
     store = open_energy(folder)
     for number, (node, window) in enumerate(found):
         made = spread(window, _NODES[node], owner_of, _TARIFF)
-        store.add(made.entries, made.measured, [(node, window.incarnation, window.number)])
+        newest = Newest(node, window.incarnation, window.number, window.end_ns / 1e9)
+        store.add(made.entries, made.measured, [newest], now_s=_BEGIN_S)
         if restarts and number % 3 == 2:
             store.close()
             store = open_energy(folder)
@@ -183,6 +186,58 @@ def test_stretches_of_time_add_up_whether_days_or_hours_are_read(tmp_path_factor
     store.close()
 
 
+def alike(one, other):
+    """Two answers to the same question: joules to the millijoule, money but for the order in which it was added."""
+
+    def spent(found):
+        return (*found[:3], pytest.approx(found.cost), pytest.approx(found.carbon_g))
+
+    def groups(answer):
+        return [(group.values, spent(group.spent), group.done) for group in answer.groups]
+
+    assert [(values, done) for values, _, done in groups(one)] == [(values, done) for values, _, done in groups(other)]
+    for mine, theirs in zip(one.groups, other.groups, strict=True):
+        assert tuple(mine.spent) == spent(theirs.spent)
+    for part in ("left_out", "unallocated", "unattributed"):
+        assert tuple(getattr(one, part)) == spent(getattr(other, part))
+    for part in ("asked", "left_out_rows", "measured_mj", "uncertainty_mj", "uncounted_s", "revision"):
+        assert getattr(one, part) == getattr(other, part)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(windows(), min_size=1, max_size=2),
+    st.lists(
+        st.tuples(st.lists(st.sampled_from([*GROUPS, "label:team"]), max_size=3, unique=True), st.integers(1, 5)),
+        min_size=1, max_size=6,
+    ),
+    st.sampled_from([{}, {"namespace": "ml"}, {"node": "n1"}]),
+    st.integers(0, 40),
+    st.booleans(),
+)  # fmt: skip
+def test_questions_that_are_asked_together_have_the_answers_of_each_alone(
+    tmp_path_factory, series, questions, filters, begin_h, with_nobody
+):
+    store = kept(tmp_path_factory.mktemp("energy"), [one for many in series for one in many])
+    work = [Worked("w-1", unit, 3.0, _BEGIN_S + 60.0, _BEGIN_S + 90_000.0) for unit in ("request", "token")]
+    work.append(Worked("w-2", "step", 7.0, _BEGIN_S, _BEGIN_S + 50.0, is_whole=False))
+    store.add([], [], [], [entry for one in work for entry in spread_work(one, None)], now_s=_BEGIN_S)
+    together = [
+        asked(
+            group_by=tuple(group_by), filters=filters, rows_most=rows_most, with_nobody=with_nobody,
+            begin_ns=(_BEGIN_S + begin_h * 3600) * _SECOND_NS,
+        )
+        for group_by, rows_most in questions
+    ]  # fmt: skip
+    for one, answer in zip(together, store.ask_all(together), strict=True):
+        alike(answer, store.ask(one))
+        if with_nobody:
+            assert (answer.unallocated.energy_mj, answer.unattributed.energy_mj) == (0, 0)
+            alone = store.ask(replace(one, with_nobody=False))
+            assert alone.total[:3] == answer.total[:3]
+    store.close()
+
+
 @settings(max_examples=60, deadline=None)
 @given(windows())
 def test_money_is_the_price_of_the_time(found):
@@ -194,8 +249,8 @@ def test_money_is_the_price_of_the_time(found):
             low, high = max(begin_s, entry.hour_s), min(end_s, entry.hour_s + 3600)
             steps = [low + (high - low) * (step + 0.5) / 400 for step in range(400)]
             mean = sum(map(_TARIFF.at, steps)) / len(steps)
-            assert entry.booked.cost == pytest.approx(mean * entry.booked.energy_mj / 1000.0, rel=0.01, abs=1e-12)
-            assert entry.booked.carbon_g == pytest.approx(1.5e-4 * entry.booked.energy_mj / 1000.0, abs=1e-9)
+            assert entry.spent.cost == pytest.approx(mean * entry.spent.energy_mj / 1000.0, rel=0.01, abs=1e-12)
+            assert entry.spent.carbon_g == pytest.approx(1.5e-4 * entry.spent.energy_mj / 1000.0, abs=1e-9)
 
 
 def test_a_window_over_an_hour_is_cut_by_time():
@@ -208,7 +263,7 @@ def test_a_window_over_an_hour_is_cut_by_time():
         devices=(WindowDevice(gpu_uuid="a", total_mj=1_000_003),), owners=(_OWNERS[0],), shares=(share,),
     )  # fmt: skip
     made = spread(window, _NODES["n1"], owner_of, None)
-    cut = {(entry.hour_s - _BEGIN_S) // 3600: entry.booked.active_mj for entry in made.entries}
+    cut = {(entry.hour_s - _BEGIN_S) // 3600: entry.spent.active_mj for entry in made.entries}
     for hour, part in {0: Fraction(1, 4), 1: Fraction(1, 2), 2: Fraction(1, 4)}.items():
         assert abs(cut[hour] - part * 1_000_003) <= 1
     assert sum(cut.values()) == sum(one.total_mj for one in made.measured) == 1_000_003

@@ -19,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eelgrid_agent.mig.layout import BadLayout, Layout, creation_order, found, layout_of, wanted
-from eelgrid_agent.mig.partitioner import Rule, TransitionRefused, conflict, plan_steps
+from eelgrid_agent.mig.partitioner import TransitionRefused, conflict, plan_steps
 from eelgrid_agent.mig.placing import place
 from eelgrid_agent.mig.steps import CreateCompute, CreateInstance, DestroyCompute, DestroyInstance, SetMode
+from eelgrid_agent.refusal import Rule
 from eelgrid_protos.catalogue import load
 from eelgrid_protos.messages import GpuLayout, WantedInstance
 

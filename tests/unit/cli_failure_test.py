@@ -52,6 +52,15 @@ def test_each_fault_has_its_code_and_what_to_do_next(fault, code, what, next_):
     assert next_ in last
 
 
+def test_commands_help_where_the_controller_names_its_calls():
+    with serving(FakeOperators(failures=[faults.NotFound("there is no node x; list them with ListNodes")])) as address:
+        said = run(address, "get", "x").stderr.splitlines()
+    assert said == [
+        "eelctl: there is no node x",
+        "  next: list what there is with `eelctl workloads` or `eelctl nodes`",
+    ]
+
+
 def test_each_violation_has_its_line():
     violations = (Violation("spec.name", "is empty", "give one"), Violation("spec.replicas", "is 0", "give at least 1"))
     with serving(
@@ -109,6 +118,8 @@ def test_a_slow_controller():
         (("policy", "set", "--weight", "speed=1"), "fragmentation_w"),
         (("policy", "set", "--weight", "power"), "NAME=VALUE"),
         (("nodes", "--limit", "0"), "not in the range"),
+        (("node",), "No such command 'node'. Did you mean nodes"),
+        (("xyzzy",), "No such command 'xyzzy'.\n"),
         (("completion", "tcsh"), "is not one of"),
     ],
 )

@@ -1,6 +1,7 @@
 """eelctl queue against a served fake: the order, who waits for what, sums, and what would help."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -113,6 +114,13 @@ def test_an_empty_queue_says_so(eelctl):
     assert (done.stdout, done.stderr) == ("", "nothing waits\n")
     assert json.loads(eelctl("queue", "-o", "json").stdout) == {"waiting": [], "reasons": []}
     assert json.loads(eelctl("queue", "--by", "user", "-o", "json").stdout) == []
+
+
+@pytest.mark.parametrize("sums", [(), ("--by", "user")])
+def test_where_nothing_matches_it_is_not_said_that_nothing_waits(eelctl, crowd, sums):
+    done = eelctl("queue", "--reason", "sunshine", *sums)
+    assert done.stdout == ""
+    assert re.fullmatch(r"nothing that waits matches; without filters \d+ wait\n", done.stderr)
 
 
 def test_one_that_went_meanwhile_is_passed_over(eelctl, crowd, fake):

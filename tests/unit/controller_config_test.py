@@ -224,3 +224,19 @@ def test_a_webhook_needs_a_certificate_and_somebody_who_ungates(flags, told):
     done = CliRunner().invoke(main, flags)
     assert done.exit_code == 2
     assert told in done.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--roles", "require"], "need --tls-authority"),
+        (["--grant", "viewer=CN:alice"], "need --tls-authority"),
+        (["--roles", "demand", "--tls-authority", "a"], "'permit', 'require'"),
+        (["--tls-authority", "a", "--grant", "root=CN:alice"], "--grant 'root=CN:alice' begins with no role; write one of"),
+        (["--tls-authority", "a", "--roles", "require"], "give --tls-certificate, --tls-key and --tls-authority together"),
+    ],
+)  # fmt: skip
+def test_roles_need_certificates_and_sense(flags: list[str], told: str) -> None:
+    done = CliRunner().invoke(main, flags)
+    assert done.exit_code == 2
+    assert told in done.output

@@ -1,5 +1,6 @@
 """The chart renders, lints clean, fits the schemas of several Kubernetes minors, and starts the daemons as they are."""
 
+import base64
 import functools
 import json
 import re
@@ -27,6 +28,8 @@ from tests.deploy_rig import (
 )  # fmt: skip
 
 from eelgrid_controller.__main__ import main as controller
+from eelgrid_controller.roles import Role, RoleRules, caller_of, granted
+from eelgrid_protos.certificate import Certificate, read_certificate
 
 pytestmark = needs_helm
 # The oldest, the last without the policy, and those with it; 1.35 has a test of its own.
@@ -111,11 +114,15 @@ def test_it_lints_clean(name):
         ("agent.pools[0].name=a,agent.pools[0].level=observe,agent.pools[0].powerBudgetWatts=9", "agent/pools/0"),
         ("controller.extraArgs={serve}", "extraArgs"),
         ("tls.mode=off", "mode"),
+        ("tls.roles=maybe", "roles"),
+        ("tls.grants={root=CN:me}", "grants"),
         ("controller.replicas=0", "replicas"),
         ("controller.kubernetes.enabled=true,controller.journal.kind=claim", "one writer"),
         ("controller.journal.existingClaim=mine", "kind=claim"),
         ("controller.kubernetes.abilities={everything}", "abilities"),
         ("controller.page=true", "page"),
+        ("controller.traces.endpoint=collector", "endpoint"),
+        ("controller.traces.sampleRatio=2", "sampleRatio"),
         ("rbac.moves=true", "moves"),
         ("gate.webhook.timeoutSeconds=30", "timeoutSeconds"),
         ("gate.policyVersion=webhook,gate.failurePolicy=Fail", "say Ignore"),
@@ -246,6 +253,23 @@ def test_the_page_is_off_unless_asked_for_and_as_closed_as_the_api():
     assert "page" not in json.dumps(rules)
 
 
+def test_traces_go_nowhere_unless_an_endpoint_is_given():
+    assert "--traces" not in json.dumps(objects_of("kubernetes"))
+    assert "OTEL_" not in json.dumps(objects_of("kubernetes"))
+    found = container(pick(objects_of("enforce"), "Deployment"))
+    assert "--traces=http://collector.monitoring:4317" in found["args"]
+    environment = {one["name"]: one.get("value") or one["valueFrom"] for one in found["env"]}
+    assert environment["OTEL_TRACES_SAMPLER"] == "parentbased_traceidratio"
+    assert environment["OTEL_TRACES_SAMPLER_ARG"] == "0.1"
+    secret = {"secretKeyRef": {"name": "collector-headers", "key": "headers"}}
+    assert environment["OTEL_EXPORTER_OTLP_HEADERS"] == secret
+    whole = container(
+        pick(objects_of("kubernetes", options=("--set", "controller.traces.endpoint=c:4317")), "Deployment")
+    )
+    environment = {one["name"]: one.get("value") for one in whole["env"]}
+    assert (environment["OTEL_TRACES_SAMPLER_ARG"], "OTEL_EXPORTER_OTLP_HEADERS" in environment) == ("1", False)
+
+
 def test_certificates_name_what_clients_ask_for():
     objects = objects_of("enforce")
     certificate = pick(objects, "Certificate", "eelgrid-controller-tls")["spec"]
@@ -256,6 +280,59 @@ def test_certificates_name_what_clients_ask_for():
     for found in objects_of("default"):
         if found["kind"] == "Secret":
             assert set(found["data"]) == {"tls.crt", "tls.key", "ca.crt"}
+
+
+def test_each_certificate_has_one_role_and_the_controller_demands_it():
+    objects = objects_of("enforce")
+    named = {
+        one["metadata"]["name"]: one["spec"] for one in objects if one["kind"] == "Certificate"
+    }  # fmt: skip
+    roles = {name: spec.get("subject", {}).get("organizations") for name, spec in named.items()}
+    assert roles == {
+        "eelgrid-controller-tls": None, "eelgrid-agent-tls": ["eelgrid:agent"],
+        "eelgrid-operator-tls": ["eelgrid:admin"], "eelgrid-viewer-tls": ["eelgrid:viewer"],
+        "eelgrid-authority": None,
+    }  # fmt: skip
+    hosts = set(named["eelgrid-controller-tls"]["dnsNames"])
+    for name in ("eelgrid-agent-tls", "eelgrid-operator-tls", "eelgrid-viewer-tls"):
+        assert not hosts & set(named[name]["dnsNames"]), "only the controller may pass for the controller"
+        assert ("server auth" in named[name]["usages"]) is (name == "eelgrid-agent-tls")
+    with controller.make_context("eelgrid-controller", list(container(pick(objects, "Deployment"))["args"])) as context:
+        rules = RoleRules(context.params["demand"] == "require", granted(context.params["grants"]))
+    assert rules.demanded
+    # Also where an issuer leaves organizations out.
+    for name, wanted in (("agent", Role.AGENT), ("operator", Role.ADMIN), ("viewer", Role.VIEWER)):
+        bare = Certificate(0.0, 1.0, alternatives=(("DNS", named[f"eelgrid-{name}-tls"]["dnsNames"][0]),))
+        assert caller_of(bare, rules.grants).roles == {wanted}
+
+
+def test_the_certificates_that_helm_makes_have_the_roles_that_the_controller_grants():
+    objects = objects_of("default")
+    with controller.make_context("eelgrid-controller", list(container(pick(objects, "Deployment"))["args"])) as context:
+        assert context.params["demand"] == "require"
+        grants = granted(context.params["grants"])
+    roles = {
+        one["metadata"]["name"]: {
+            role.value
+            for role in caller_of(read_certificate(base64.b64decode(one["data"]["tls.crt"]).decode()), grants).roles
+        }
+        for one in objects
+        if one["kind"] == "Secret"
+    }
+    assert roles == {
+        "eelgrid-controller-tls": set(), "eelgrid-agent-tls": {"agent"}, "eelgrid-operator-tls": {"admin"},
+        "eelgrid-viewer-tls": {"viewer"},
+    }  # fmt: skip
+
+
+def test_certificates_of_others_keep_their_rights_until_somebody_demands_roles():
+    assert "--roles=permit" in container(pick(objects_of("kubernetes"), "Deployment"))["args"]
+    options = ("--set", "tls.roles=require", "--set-json", 'tls.grants=["viewer=DNS:grafana.example"]')
+    arguments = container(pick(objects_of("kubernetes", options=options), "Deployment"))["args"]
+    assert {"--roles=require", "--grant=viewer=DNS:grafana.example"} <= set(arguments)
+    assert not any(
+        "roles" in one or "grant" in one for one in container(pick(objects_of("single"), "Deployment"))["args"]
+    )
 
 
 def test_the_notes_tell_what_is_there():
@@ -271,7 +348,7 @@ def test_the_notes_tell_what_is_there():
     notes = done.stdout.partition("NOTES:")[2]
     assert "kubectl -n grid port-forward service/eelgrid-controller 8443" in notes
     assert "https://127.0.0.1:8443/" in notes
-    assert "secret eelgrid-operator-tls" in notes
+    assert "secret eelgrid-viewer-tls" in notes
 
 
 @pytest.mark.parametrize("name", GOOD)

@@ -34,6 +34,7 @@ from eelgrid_protos.messages import (
     ReasonCount,
     SampleBatch,
     ServiceStatus,
+    WhoAmIResponse,
 )
 
 OK, WARN, FAIL, SKIPPED = Status.OK, Status.WARN, Status.FAIL, Status.SKIPPED
@@ -114,6 +115,16 @@ def test_enforcement(mode, access, simulated, status):
     assert checks.enforcement(nodes, policy).status is status
 
 
+@pytest.mark.parametrize(("least_w", "is_lost", "status"), [(200.0, False, OK), (None, False, WARN), (None, True, OK)])
+def test_gpus_of_enforced_pools_that_no_limit_reaches(least_w, is_lost, status):
+    first = a_node()
+    gpus = tuple(replace(gpu, power_limit_min_w=least_w, lost=is_lost) for gpu in first.inventory.gpus)
+    nodes = [replace(first, inventory=replace(first.inventory, gpus=gpus))]
+    pools = {mode: (PoolMode(pool="a", mode=mode),) for mode in (EnforcementMode.OBSERVE, EnforcementMode.ENFORCE)}
+    assert checks.reach(nodes, Policy(revision=1, pools=pools[EnforcementMode.ENFORCE])).status is status
+    assert checks.reach(nodes, Policy(revision=1, pools=pools[EnforcementMode.OBSERVE])).status is OK
+
+
 def plan(status, *, epoch=4, applied=4, **result):
     results = (ApplyResult(subject="GPU-0", status=status, **result),) if result else ()
     answer = PlanApplied(epoch=applied, status=status, results=results)
@@ -121,10 +132,10 @@ def plan(status, *, epoch=4, applied=4, **result):
 
 
 def test_plans():
-    refused = plan(ApplyStatus.REFUSED, rule="permission", detail="no")
+    refused = plan(ApplyStatus.REFUSED, rule="no-permission", detail="no")
     findings = checks.plans([refused])
     assert found(findings) == {"plans refused": WARN}
-    assert "n (permission)" in findings[0].what
+    assert "n (no-permission)" in findings[0].what
     assert found(checks.plans([plan(ApplyStatus.FAILED)])) == {"plans failed": FAIL}
     assert found(checks.plans([plan(ApplyStatus.APPLIED, applied=3)])) == {"plans unanswered": WARN}
     assert found(checks.plans([plan(ApplyStatus.APPLIED), plan(ApplyStatus.OBSERVED)])) == {"plans": OK}
@@ -217,7 +228,9 @@ def test_a_page_of_another_tells_nothing():
 
 def test_the_agent_of_this_machine():
     inventory = with_gpu().inventory
-    assert set(found(node.inventory(inventory)).values()) == {OK}
+    gpus = tuple(replace(gpu, power_limit_min_w=200.0) for gpu in inventory.gpus)
+    assert set(found(node.inventory(replace(inventory, gpus=gpus))).values()) == {OK}
+    assert found(node.inventory(with_gpu().inventory))["agent, power limits"] is WARN
     assert found(node.inventory(with_gpu(lost=True).inventory))["agent, GPUs"] is FAIL
     ticks = SampleBatch(sequence=1, inventory_generation=1, time_ns=(1,))
     assert node.newest(GetSamplesResponse(samples=ticks, age_s=1.0)).status is OK
@@ -236,6 +249,7 @@ def well(fake):
     fake.nodes = [of_version("n", __version__)]
     fake.nodes = [replace(fake.nodes[0], sample_age_s=1.0)]
     fake.spent.answer = replace(NOTHING_SPENT, measured_mj=10)
+    fake.caller = WhoAmIResponse(subject="CN=a", roles=("viewer",), not_after_ns=1)
     return fake
 
 
@@ -246,6 +260,12 @@ def test_the_command_on_a_controller_that_is_well(eelctl, well):
         "version, controller", "plans unanswered", "metrics",
     }  # fmt: skip
     assert set(findings[0]) == {"check", "status", "what", "remedy"}
+
+
+def test_a_controller_of_before_roles_is_no_fault(eelctl, well):
+    well.caller = faults.Internal("UNIMPLEMENTED: Method not found!")
+    findings = {one["check"]: one for one in json.loads(eelctl("doctor", "--only", "controller", "-o", "json").stdout)}
+    assert (findings["role"]["status"], findings["controller"]["status"]) == ("skipped", "ok")
 
 
 def test_the_command_says_what_to_do_and_fails(eelctl, well):
@@ -270,6 +290,7 @@ def test_nobody_answers(eelctl, tmp_path):
     findings = {one["check"]: one for one in json.loads(said)}
     assert findings["controller"]["status"] == "fail"
     assert "start eelgrid-controller" in findings["controller"]["remedy"]
+    assert findings["agent"]["what"] == "was not answered: Connection refused"
     assert findings["state directory"]["what"] == f"{tmp_path} can be written"
     assert list(tmp_path.iterdir()) == []
 

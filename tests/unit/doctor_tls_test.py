@@ -6,10 +6,11 @@ import pytest
 import trustme
 
 from eelgrid_controller.cli import doctor_checks_tls as checks
-from eelgrid_controller.cli.doctor_certificate import Certificate, CertificateUnreadable, read_certificate
 from eelgrid_controller.cli.doctor_checks_tls import TlsState
 from eelgrid_controller.cli.doctor_finding import Status
 from eelgrid_controller.cli.doctor_tls_reading import tls_state
+from eelgrid_protos.certificate import Certificate, CertificateUnreadable, read_certificate
+from eelgrid_protos.messages import WhoAmIResponse
 
 OK, WARN, FAIL, SKIPPED = Status.OK, Status.WARN, Status.FAIL, Status.SKIPPED
 DAY_S = 86_400.0
@@ -87,7 +88,9 @@ def test_names(names, host, is_covered):
     ],
 )
 def test_dates_and_names(now_s, host, status, said):
-    found = checks.certificate("TLS", Certificate(0.0, 100 * DAY_S, ("a",)), now_s=now_s, host=host)
+    found = checks.certificate(
+        "TLS", Certificate(0.0, 100 * DAY_S, alternatives=(("DNS", "a"),)), now_s=now_s, host=host
+    )
     assert found.status is status
     assert said in found.what
 
@@ -124,6 +127,21 @@ def test_each_fault_of_the_files_is_found(files):
 def test_no_files(is_loopback, insecure, status):
     (found,) = checks.tls(None, now_s=0.0, is_loopback=is_loopback, insecure=insecure)
     assert found.status is status
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "said"),
+    [
+        (WhoAmIResponse(roles=("viewer",)), SKIPPED, "without TLS"),
+        (WhoAmIResponse(subject="CN=a", roles=("viewer",), not_after_ns=1), OK, "CN=a has viewer"),
+        (WhoAmIResponse(subject="CN=a", not_after_ns=1), WARN, "may everything like any certificate"),
+        (WhoAmIResponse(subject="CN=a", not_after_ns=1, roles_demanded=True), FAIL, "the controller demands one"),
+    ],
+)
+def test_the_role_of_our_certificate(answer, status, said):
+    found = checks.role(answer)
+    assert (found.status, said in found.what) == (status, True)
+    assert status in {OK, SKIPPED} or "eelgrid:ROLE" in found.remedy
 
 
 def test_unreadable_files_are_told_one_by_one():

@@ -13,8 +13,10 @@ from eelgrid_controller.adapters.energy_store import EnergyStore, open_energy
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.energy_ledger.asking import asked_of
 from eelgrid_controller.energy_ledger.entries import holder_of
+from eelgrid_controller.energy_ledger.exporting import Export
 from eelgrid_controller.energy_ledger.working import Worked
 from eelgrid_controller.errors import LedgerError
+from eelgrid_protos.faults import FailedPrecondition, NotFound, Unavailable
 from eelgrid_protos.messages import (
     AttributionConfidence,
     AttributionMethod,
@@ -67,7 +69,9 @@ class Site:
     def __init__(self, folder, workloads=None):
         known = {"w-1": SimpleNamespace(spec=SPEC)} if workloads is None else workloads
         core = SimpleNamespace(state=SimpleNamespace(workloads=known, policy=SimpleNamespace(prices=None)))
-        self.desk = EnergyDesk(folder, core=lambda: core, clock=Clock(), log=logging.getLogger("test"))
+        self.desk = EnergyDesk(
+            folder, core=lambda: core, clock=Clock(), log=logging.getLogger("test"), bytes_most=10**9
+        )
         self.acknowledged = []
 
     async def __aenter__(self):
@@ -92,7 +96,8 @@ class Site:
         asked = asked_of(
             begin_ns=BEGIN_NS, end_ns=BEGIN_NS + 86_400 * SECOND_NS, group_by=group_by, filters={}, rows_most=100
         )
-        return await self.desk.ask(asked)
+        (answer,) = await self.desk.ask((asked,))
+        return answer
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +114,7 @@ class Disk:
         self.wait_s = 0.0
         real = EnergyStore.add
 
-        def add(store, *what):
+        def add(store, *what, **when):
             if self.wait_s:
                 import time
 
@@ -117,7 +122,7 @@ class Disk:
             if self.fails:
                 self.fails -= 1
                 raise LedgerError(store.path, "database or disk is full", "make room")
-            real(store, *what)
+            real(store, *what, **when)
 
         monkeypatch.setattr(EnergyStore, "add", add)
 
@@ -239,6 +244,23 @@ async def test_names_of_workloads_outlive_the_core_that_knew_them(tmp_path):
         assert (group.values, group.spent.energy_mj) == (("chat", "ann", "q1", "a"), 2_000)
 
 
+async def test_a_pod_that_nobody_submitted_has_the_user_that_it_says(tmp_path):
+    owners = (
+        EnergyOwner(kind=OwnerKind.POD, namespace="web", pod="p-1"), EnergyOwner(kind=OwnerKind.POD, namespace="web", pod="p-2"),
+        EnergyOwner(kind=OwnerKind.POD, namespace="ml", pod="p-3", workload="w-1"),
+    )  # fmt: skip
+    async with Site(tmp_path) as site:
+        site.desk.user_of_pod = lambda namespace, pod: {("web", "p-1"): "eve", ("ml", "p-3"): "bob"}.get(
+            (namespace, pod), ""
+        )
+        for number in range(3):
+            site.take(replace(window(number + 1, owner=number), owners=owners))
+        await site.until(lambda: site.acknowledged == [("n1", 3)])
+        found = {group.values for group in (await site.total("name", "user")).groups}
+        # Who submitted it goes before.
+        assert found == {("p-1", "eve"), ("p-2", ""), ("p-3", "ann")}
+
+
 @pytest.mark.parametrize(
     ("told", "user", "labels", "charged"),
     [
@@ -279,3 +301,42 @@ async def test_work_is_told_beside_the_joules_of_those_who_tell_it(tmp_path):
         await later.until(lambda: not later.desk._batch.worked and not later.desk._writing.worked)
         (done,) = next(group.done for group in (await later.total("title")).groups if group.done)
         assert (done.amount, done.counted_s, done.missed_s) == (25.0, 80.0, 120.0)
+
+
+async def test_an_exporter_is_known_after_a_restart_and_a_ledger_that_is_not_open_says_so(tmp_path):
+    hour_s = BEGIN_NS // SECOND_NS
+    async with Site(tmp_path) as site:
+        site.take(window(1))
+        await site.until(lambda: site.acknowledged)
+        settled_s = await site.desk.settled_s()
+        assert settled_s % 3600 == 0
+        # A clock ahead by years holds nobody back, and its hours are not over.
+        with pytest.raises(FailedPrecondition):
+            await site.desk.confirm(Export("archive", hour_s, hour_s + 3600, 1))
+        mark = await site.desk.confirm(Export("archive", settled_s - 7200, settled_s, 1))
+        assert site.desk.exporters == {"archive": mark}
+    async with Site(tmp_path) as again:
+        assert again.desk.exporters == {"archive": mark}
+        await again.desk.remove_exporter("archive")
+        assert again.desk.exporters == {}
+        with pytest.raises(NotFound, match="no exporter archive"):
+            await again.desk.remove_exporter("archive")
+    shut = EnergyDesk(tmp_path, core=lambda: None, clock=Clock(), log=logging.getLogger("test"), bytes_most=1)
+    assert shut.exporters == {}
+    with pytest.raises(Unavailable, match="being opened"):
+        await shut.settled_s()
+
+
+async def test_a_ledger_beyond_its_size_lets_go_and_says_so(tmp_path):
+    async with Site(tmp_path) as site:
+        for number in range(1, 6):
+            site.take(window(number))
+        await site.until(lambda: site.acknowledged and site.acknowledged[-1] == ("n1", 5))
+        await site.desk._forget()
+        assert site.desk.forgotten == {"age": 0, "size": 0}
+        site.desk.bytes_most = 1
+        await site.desk._forget()
+        # The hour and the day: of the holder and of what was measured.
+        assert site.desk.forgotten == {"age": 0, "size": 4}
+        assert (await site.total()).measured_mj == 0
+        assert site.desk.by_namespace() == {"ml": 5.0}

@@ -6,7 +6,7 @@ import pytest
 
 from eelgrid_controller.adapters.energy_store import FILE_NAME, open_energy
 from eelgrid_controller.adapters.energy_tables import APPLICATION_ID, UPGRADES
-from eelgrid_controller.energy_ledger.entries import Booked, Entry, Holder, Measured, Place
+from eelgrid_controller.energy_ledger.entries import Entry, Holder, Measured, Place, Spent
 from eelgrid_controller.energy_ledger.namespaces import OTHER, NamespaceSums
 
 PLACE = Place("n", "p", "m")
@@ -14,7 +14,7 @@ SPENT = [("a", 10), ("b", 20), ("c", 5), ("c", 4), ("c", 200), ("a", 1), ("a", 5
 
 
 def entry(namespace, energy_mj, kind="pod"):
-    return Entry(0, PLACE, Holder(kind, namespace), Booked(active_mj=energy_mj))
+    return Entry(0, PLACE, Holder(kind, namespace), Spent(active_mj=energy_mj))
 
 
 def test_namespaces_beyond_the_bound_are_other_and_no_counter_ever_falls():
@@ -47,8 +47,8 @@ def test_names_are_bounded_too():
 
 def test_counters_go_on_when_the_ledger_is_opened_again_and_when_its_rows_have_gone(tmp_path):
     store = open_energy(tmp_path)
-    store.add([entry("a", 1500), entry("a", 500), entry("", 250), entry("", 100, "unallocated")], [], [])
-    store.add([entry("b", 1000)], [], [])
+    store.add([entry("a", 1500), entry("a", 500), entry("", 250), entry("", 100, "unallocated")], [], [], now_s=0)
+    store.add([entry("b", 1000)], [], [], now_s=0)
     told = store.namespaces.counters_mj()
     assert told == {"a": 2000, "b": 1000, "(none)": 250, "(unallocated)": 100}
     store.close()
@@ -64,10 +64,10 @@ def test_counters_go_on_when_the_ledger_is_opened_again_and_when_its_rows_have_g
 
 def test_what_was_not_written_is_not_counted(tmp_path):
     store = open_energy(tmp_path)
-    store.add([entry("a", 5)], [], [])
+    store.add([entry("a", 5)], [], [], now_s=0)
     with pytest.raises(Exception, match="too large"):
-        store.add([entry("a", 7)], [Measured(0, PLACE, 2**70, 0, 0.0)], [])
-    store.add([entry("a", 1)], [], [])
+        store.add([entry("a", 7)], [Measured(0, PLACE, 2**70, 0, 0.0)], [], now_s=0)
+    store.add([entry("a", 1)], [], [], now_s=0)
     assert store.namespaces.counters_mj() == {"a": 6}
     store.close()
 

@@ -9,22 +9,14 @@ from types import SimpleNamespace
 import click
 import pytest
 
-from eelgrid_controller.adapters.energy_store import open_energy
+from eelgrid_controller.adapters.energy_store import Newest, open_energy
 from eelgrid_controller.api.energy import EnergyCalls
-from eelgrid_controller.cli.energy import (
-    _csv,
-    _filed,
-    _parquet,
-    _parquet_library,
-    document_of,
-    flat,
-    per_unit_text,
-    stretch_ns,
-    work_text,
-)
+from eelgrid_controller.cli.energy import document_of, per_unit_text, stretch_ns, work_text
+from eelgrid_controller.cli.energy_files import filed, flat, parquet_library, write_csv, write_parquet
 from eelgrid_controller.cli.report import SECTIONS, _chromium, _last_month, _print
 from eelgrid_controller.cli.report_page import Section, page_of
-from eelgrid_controller.energy_ledger.entries import Booked, Entry, Holder, Measured, Place
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.energy_ledger.entries import Entry, Holder, Measured, Place, Spent
 from eelgrid_controller.energy_ledger.working import Worked, spread_work
 from eelgrid_protos import codec
 from eelgrid_protos.messages import QueryEnergyRequest, QueryEnergyResponse
@@ -49,7 +41,7 @@ class Desk:
         self.store = store
 
     async def ask(self, asked):
-        return self.store.ask(asked)
+        return self.store.ask_all(asked)
 
 
 @pytest.fixture
@@ -58,9 +50,9 @@ def store(tmp_path):
     for day in range(31):
         entries, total_mj = [], 0
         for place, holder in enumerate(holders()):
-            booked = Booked(10**8 * (place + 1), 10**6, 10**9 + day * 10**8, 0.25, 900.0)
-            total_mj += booked.energy_mj
-            entries.append(Entry(BEGIN_S + day * DAY_S, PLACE, holder, booked))
+            spent = Spent(10**8 * (place + 1), 10**6, 10**9 + day * 10**8, 0.25, 900.0)
+            total_mj += spent.energy_mj
+            entries.append(Entry(BEGIN_S + day * DAY_S, PLACE, holder, spent))
         at_s = BEGIN_S + day * DAY_S
         worked = [
             *spread_work(Worked("ml-0", "request", 1000.0, at_s, at_s + 900.0), None),
@@ -68,7 +60,7 @@ def store(tmp_path):
             *spread_work(Worked("vision-0", "image", 10.0, at_s, at_s + 900.0, is_whole=day != 3), None),
         ]
         measured = [Measured(at_s, PLACE, total_mj, total_mj // 20, 60.0)]
-        store.add(entries, measured, [("n1", 1, day + 1)], worked)
+        store.add(entries, measured, [Newest("n1", 1, day + 1, at_s)], worked, now_s=at_s)
     yield store
     store.close()
 
@@ -78,19 +70,21 @@ def document(store):
     """As eelctl has it, over the wire."""
     prices = SimpleNamespace(currency="EUR")
     loop = SimpleNamespace(core=SimpleNamespace(state=SimpleNamespace(policy=SimpleNamespace(prices=prices))))
-    calls = EnergyCalls(loop=loop, desk=Desk(store))
+    calls = EnergyCalls(loop=loop, desk=Desk(store), clock=Clock())
 
-    async def of(*by, rows=50):
-        request = QueryEnergyRequest(begin_ns=BEGIN_NS, end_ns=END_NS, group_by=by, rows_most=rows)
+    async def of(*by, rows=50, with_nobody=False):
+        request = QueryEnergyRequest(
+            begin_ns=BEGIN_NS, end_ns=END_NS, group_by=by, rows_most=rows, with_nobody=with_nobody
+        )
         answer = await calls.query_energy(request, None)
         return document_of(codec.decode(QueryEnergyResponse, codec.encode(answer)), by)
 
     return of
 
 
-async def page(document):
+async def page(document, made="2026-11-01 06:00 UTC"):
     sections = [Section(heading, by, await document(*by, rows=rows)) for heading, by, rows in SECTIONS]
-    return page_of("GPU energy of 2026-10", "2026-11-01 06:00 UTC", sections, await document("day"))
+    return page_of("GPU energy of 2026-10", made, sections, await document("day"))
 
 
 class Cells(HTMLParser):
@@ -136,6 +130,46 @@ async def test_the_page_has_every_number_and_nothing_of_others_runs_in_it(docume
     assert text.count("<rect") == 2 * 31
 
 
+async def test_the_page_says_where_energy_went_before_its_tables(document):
+    text = await page(document)
+    assert "which is what the GPUs measured" in text
+    assert re.search(
+        r"The largest namespaces: ml \d+\.\d %, &lt;script&gt;alert\(1\)&lt;/script&gt; \d+\.\d %, vision", text
+    )
+    assert re.search(
+        r"A day took [\d.]+ kWh in the mean, the most [\d.]+ kWh on 2026-10-31, the least [\d.]+ on 2026-10-01\.</p>",
+        text,
+    )
+    money = float(re.search(r"<b>([\d,.]+) EUR</b>cost", text)[1].replace(",", ""))
+    assert money == pytest.approx((await document("namespace"))["total"]["cost"], abs=0.01)
+    assert "is not over" not in text
+
+
+async def test_a_month_that_is_not_over_says_so_and_ends_where_it_is(document):
+    text = await page(document, made="2026-10-20 12:00 UTC")
+    assert "This month is not over: the figures are those until 2026-10-20 12:00 UTC." in text
+
+
+async def test_a_day_without_a_row_keeps_its_place_in_the_chart(document):
+    whole, days = await document("namespace"), await document("day")
+    del days["groups"][3:6]
+    text = page_of("t", "2026-11-01 06:00 UTC", [Section("Namespaces", ("namespace",), whole)], days)
+    assert text.count("<rect") == 2 * 31
+    assert "On 3 days nobody was charged." in text
+    assert re.search(r"<title>2026-10-04: 0\.0 kWh", text)
+
+
+async def test_a_page_without_prices_or_energy_says_what_is_missing(document):
+    whole, days = await document("namespace"), await document("day")
+    nothing = dict.fromkeys(whole["total"], 0.0)
+    whole |= {"currency": "", "groups": [], "measured_j": 0.0} | dict.fromkeys(
+        ("total", "unallocated", "unattributed", "left_out"), nothing
+    )
+    text = page_of("t", "2026-11-01 06:00 UTC", [Section("Namespaces", ("namespace",), whole)], days | {"groups": []})
+    assert "No prices are set" in text
+    assert "No energy was charged to an owner." in text
+
+
 async def test_joules_for_each_unit_are_of_those_who_tell_it(document):
     (row,) = [row for row in (await document("namespace"))["groups"] if row["namespace"] == "ml"]
     (own,) = [row for row in (await document("workload"))["groups"] if row["workload"] == "ml-0"]
@@ -156,7 +190,7 @@ async def test_joules_for_each_unit_are_of_those_who_tell_it(document):
 
 async def test_a_table_for_other_programs_has_a_column_for_each_unit(document, tmp_path):
     found = await document("title", "namespace")
-    _csv(tmp_path / "x.csv", found["groups"], ("title", "namespace"))
+    write_csv(tmp_path / "x.csv", found["groups"], ("title", "namespace"))
     with (tmp_path / "x.csv").open(newline="") as file:
         rows = {row["title"]: row for row in csv.DictReader(file)}
     assert rows.keys() == {row["title"] for row in found["groups"]}
@@ -165,31 +199,31 @@ async def test_a_table_for_other_programs_has_a_column_for_each_unit(document, t
     assert sum(float(row["energy_j"]) for row in rows.values()) == pytest.approx(
         sum(row["energy_j"] for row in found["groups"])
     )
-    _csv(tmp_path / "none.csv", [], ("title",))
+    write_csv(tmp_path / "none.csv", [], ("title",))
     assert (tmp_path / "none.csv").read_text().startswith("title,energy_j")
 
 
 async def test_parquet_has_the_same_rows(document, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     rows = (await document("title"))["groups"]
-    _parquet(tmp_path / "x.parquet", rows, ("title",))
+    write_parquet(tmp_path / "x.parquet", rows, ("title",))
     assert parquet.read_table(tmp_path / "x.parquet").to_pylist() == flat(rows)
-    _parquet(tmp_path / "none.parquet", [], ("title",))
+    write_parquet(tmp_path / "none.parquet", [], ("title",))
     none = parquet.read_table(tmp_path / "none.parquet")
     assert (none.num_rows, none.column_names[:2]) == (0, ["title", "energy_j"])
 
 
-@pytest.mark.parametrize(("option", "write"), [("--csv", _csv), ("--parquet", _parquet)])
+@pytest.mark.parametrize(("option", "write"), [("--csv", write_csv), ("--parquet", write_parquet)])
 def test_a_file_that_cannot_be_written_is_named(option, write, tmp_path):
     path = tmp_path / "nowhere" / "x"
     with pytest.raises(click.UsageError, match=f"{option}: {path}: .*name a file that can be written"):
-        _filed(option, path, write, {"groups": []}, ("title",))
+        filed(option, path, write, {"groups": []}, ("title",))
 
 
 def test_parquet_says_what_it_needs(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(click.UsageError, match=r"pip install 'eelgrid\[parquet\]'"):
-        _parquet_library()
+        parquet_library()
 
 
 def test_what_was_done_is_said_in_words():

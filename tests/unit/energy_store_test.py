@@ -4,7 +4,7 @@ import pytest
 
 from eelgrid_controller.adapters.energy_store import open_energy
 from eelgrid_controller.energy_ledger.asking import asked_of
-from eelgrid_controller.energy_ledger.entries import Booked, Entry, Holder, Measured, Place
+from eelgrid_controller.energy_ledger.entries import Entry, Holder, Measured, Place, Spent
 
 PLACE = Place("n", "p", "m")
 
@@ -14,8 +14,8 @@ def test_what_is_written_while_a_question_is_answered_is_in_all_of_the_answer_or
     store = open_energy(tmp_path)
 
     def write(energy_mj):
-        entry = Entry(0, PLACE, Holder("pod", "ml"), Booked(active_mj=energy_mj))
-        store.add([entry], [Measured(0, PLACE, energy_mj, 0, 0.0)], [])
+        entry = Entry(0, PLACE, Holder("pod", "ml"), Spent(active_mj=energy_mj))
+        store.add([entry], [Measured(0, PLACE, energy_mj, 0, 0.0)], [], now_s=0)
 
     write(1000)
     written = []

@@ -54,7 +54,7 @@ def test_where_processes_cannot_be_listed_every_instance_counts_as_in_use():
 def test_a_user_without_the_right_is_told_so_and_nothing_is_left_behind():
     rig = rig_with(ONE)
     rig.device.faults = [Fault("create_gpu_instance", NoPermission("needs mig/config; run as root"))]
-    assert refused(rig.executor.apply(asked(rig, THREE)), "permission")
+    assert refused(rig.executor.apply(asked(rig, THREE)), "no-permission")
     assert standing(rig) == {ONE}
 
 

@@ -12,12 +12,11 @@ import pytest
 from tests.device_rig import open_rig
 
 from eelgrid_agent.device import Missing, NoPermission
-from eelgrid_agent.guard.rules import Rule as PlanRule
 from eelgrid_agent.host import SimulatedHost
 from eelgrid_agent.mig.executor import MigExecutor
 from eelgrid_agent.mig.journal import MemoryJournal
-from eelgrid_agent.mig.partitioner import Rule as LayoutRule
 from eelgrid_agent.nvml.control import NvmlControl
+from eelgrid_agent.refusal import Rule
 from eelgrid_agent.sampler import Look, Sampler, batch_of
 from eelgrid_agent.simulation import GpuSpec, MigSlice
 from eelgrid_agent.survey import Identity, inventory_of, survey
@@ -52,7 +51,7 @@ def test_the_proof_of_a_mode_is_a_test_that_exists(row):
         assert not numbers or int(row[0].strip("| ")) in numbers
 
 
-@pytest.mark.parametrize("rule", [*PlanRule, *LayoutRule], ids=lambda rule: f"{type(rule).__module__}-{rule}")
+@pytest.mark.parametrize("rule", list(Rule), ids=str)
 def test_every_rule_is_explained_on_the_page(rule):
     assert f"`{rule.value}`" in PAGE
 
@@ -77,7 +76,7 @@ def test_f19_the_level_found_is_published_and_the_rest_goes_on(level):
             with pytest.raises(NoPermission):
                 control.set_power_limit(uuid, 300.0)
         # Who may not list processes must take every instance for used.
-        rule = {AccessLevel.READ_ONLY: "busy", AccessLevel.MIG_MONITOR: "permission"}.get(level, "")
+        rule = {AccessLevel.READ_ONLY: "busy", AccessLevel.MIG_MONITOR: "no-permission"}.get(level, "")
         result = executor_on(rig).apply(layout(uuid, ("3g.20gb", 4), ("1g.5gb", 0), ("1g.5gb", 1)))
         status = ApplyStatus.REFUSED if rule else ApplyStatus.APPLIED
         assert (result.status, result.rule) == (status, rule)

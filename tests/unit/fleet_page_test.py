@@ -10,6 +10,7 @@ from tests.controller_rig import batch, inventory, running, until, wanted
 from eelgrid_controller.adapters.described import OTHER, PENDING_REASONS, PLAN_CHANGES
 from eelgrid_controller.adapters.fleet_page import waiting_by_reason
 from eelgrid_controller.adapters.ledger_page import LedgerPage
+from eelgrid_controller.energy_ledger.exporting import Changed, Exporter
 from eelgrid_controller.telemetry import Telemetry
 from eelgrid_protos.messages import (
     AttributionConfidence,
@@ -182,12 +183,23 @@ def told(page):
 
 
 def test_the_ledger_tells_windows_age_and_joules_by_namespace():
-    counts = SimpleNamespace(windows=7, again=2, dropped=1, failures=3, newest_ns=None, by_namespace=dict)
+    marks = {"a": Exporter("a", 0, 30), "b": Exporter("b", 0, 69, Changed(2, 0, 3600, 20))}
+    counts = SimpleNamespace(
+        windows=7, again=2, dropped=1, failures=3, newest_ns=None, by_namespace=dict, exporters={},
+        forgotten={"age": 4, "size": 0}, used_bytes=None, bytes_most=100,
+    )  # fmt: skip
     page = LedgerPage(counts, now_ns=lambda: 70 * SECOND)
-    assert "eelgrid_ledger_newest_window_age_seconds" not in told(page)
+    assert not {"eelgrid_ledger_newest_window_age_seconds", "eelgrid_ledger_size_bytes"} & told(page).keys()
+    assert told(page)["eelgrid_ledger_export_lag_seconds"] == {}
+    counts.exporters, counts.used_bytes = marks, 42
     counts.newest_ns, counts.by_namespace = 60 * SECOND, lambda: {"a": 2.0, "(none)": 0.25}
     families = told(page)
     assert families["eelgrid_ledger_windows"] == {("taken",): 4.0, ("again",): 2.0, ("dropped",): 1.0}
     assert families["eelgrid_ledger_failures"] == {(): 3.0}
     assert families["eelgrid_ledger_newest_window_age_seconds"] == {(): 10.0}
     assert families["eelgrid_ledger_energy_joules"] == {("a",): 2.0, ("(none)",): 0.25}
+    assert families["eelgrid_ledger_export_lag_seconds"] == {("a",): 40.0, ("b",): 50.0}
+    assert families["eelgrid_ledger_export_changes"] == {("a",): 0.0, ("b",): 2.0}
+    assert families["eelgrid_ledger_forgotten_rows"] == {("age",): 4.0, ("size",): 0.0}
+    assert families["eelgrid_ledger_size_bytes"] == {(): 42.0}
+    assert families["eelgrid_ledger_size_limit_bytes"] == {(): 100.0}

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from eelgrid_agent.guard import Guard, Rule
+from eelgrid_agent.guard import Guard
+from eelgrid_agent.refusal import Rule
 from eelgrid_protos.messages import ApplyResult, ApplyStatus, Assignment, GpuSetting, NodeEventKind, NodePlan
 
 SECOND = 1_000_000_000

@@ -107,6 +107,11 @@ def test_a_service_is_promised_its_latencies():
     assert metrics_at(found.metrics, "fd00::7").url == "http://[fd00::7]:8000/metrics"
 
 
+def test_a_pod_says_who_is_charged():
+    assert wanted(annotations=ours(user="ann@example.org")).spec.user == "ann@example.org"
+    assert wanted(annotations=ours(kind="batch-job")).spec.user == ""
+
+
 def test_metrics_by_node_stand_in_the_promise_itself():
     said = ours(objective="p95 response 200ms", profile="bert", metrics="triton http://{node}:8002/metrics")
     found = wanted(owner=DEPLOYED, annotations=said)

@@ -180,7 +180,7 @@ async def test_a_broken_core_is_replaced_by_one_from_the_journal() -> None:
         await loop.node_joined(inventory())
         before, digest = loop.core, loop.core.state.digest()
         with pytest.raises(Exception, match="the controller"):
-            await loop._command(lambda core, now_ns: 1 // 0)
+            await loop.command(lambda core, now_ns: 1 // 0)
         assert loop.core is not before
         assert loop.core.state.digest() == digest
         await loop.submit(wanted("w1"))

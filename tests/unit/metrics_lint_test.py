@@ -23,7 +23,11 @@ from eelgrid_controller.adapters.described import BUCKETS_S, METRICS, POOLS_MOST
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 OF_CONTROLLER = (DOCS / "controller-metrics.md").read_text()
 OF_AGENT = (DOCS / "metrics.md").read_text()
-NAMING = {"workload", "budget"}  # labels of the controller that may name what the cluster holds, a hundred at most
+NAMING = {
+    "workload",
+    "budget",
+    "limit",
+}  # labels of the controller that may name what the cluster holds, some hundreds at most
 
 
 async def controllers_page(tmp_path):

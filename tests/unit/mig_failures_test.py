@@ -69,7 +69,7 @@ def test_f02_a_mode_change_that_a_client_blocks_is_tried_a_bounded_time_and_roll
     rig = rig_with(mig_enabled=False)
     rig.device.faults = [Fault("set_mig_mode", InUse("in use by another client"))] * 100
     result = rig.executor.apply(asked(rig, THREE))
-    assert refused(result, "in_use")
+    assert refused(result, "in-use")
     assert "in use by another client" in result.detail
     assert 100 - len(rig.device.faults) == 1 + len(Limits().pauses_s)
     assert not rig.device.mig_enabled
@@ -191,7 +191,7 @@ def test_f09_an_instance_that_is_in_use_for_a_while_after_its_compute_instance_w
 def test_f09_one_that_stays_in_use_is_given_back_what_it_had():
     rig = rig_with(THREE)
     rig.device.faults = [Fault("destroy_gpu_instance", InUse("in use"))] * 8
-    assert refused(rig.executor.apply(asked(rig, FOUR)), "in_use")
+    assert refused(rig.executor.apply(asked(rig, FOUR)), "in-use")
     assert standing(rig) == {THREE}
 
 

@@ -88,7 +88,7 @@ def test_who_may_not_is_told_before_anything_is_changed(mig, rights, wanted, nee
     code, out, err = mig("apply", "-y", "-l", wanted, "-o", "json")
     assert code == 1
     (result,) = json.loads(out)["results"]
-    assert (result["status"], result["rule"]) == ("refused", "permission")
+    assert (result["status"], result["rule"]) == ("refused", "no-permission")
     assert err.endswith("nothing was changed\n")
     assert layout(shown(mig)) == before
 
@@ -112,7 +112,7 @@ def test_a_change_of_mode_that_another_program_blocks_is_undone_and_told_once(mi
     code, _, err = mig("apply", "-y", "-l", "1=off")
     assert code == 1
     assert err.count("turn MIG mode off: a client, a process or an instance holds it") == 1
-    assert "refused by rule in_use: " in err
+    assert "refused by rule in-use: " in err
     assert "undone: 3g.40gb@4" in err
     (now,) = shown(mig)["gpus"][1]["instances"]
     # The slice is there again under its UUID, and whoever held it before holds nothing.

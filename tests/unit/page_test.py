@@ -15,17 +15,27 @@ from eelgrid_controller.events import (
     WorkloadLimited,
     WorkloadMoved,
 )
-from eelgrid_controller.page.answers import gpu_answer, points_answer, search_answer, workload_answer
+from eelgrid_controller.page.answers import (
+    POINTS_MOST,
+    PROMISES_MOST,
+    gpu_answer,
+    points_answer,
+    promises_answer,
+    search_answer,
+    workload_answer,
+)
 from eelgrid_controller.page.board import Board
 from eelgrid_controller.page.fleet import NO_READING, CellState
 from eelgrid_controller.page.glance import BUDGETS_MOST, QUEUE_MOST
 from eelgrid_controller.page.history import History, earlier
 from eelgrid_protos.messages import (
     BudgetScope,
+    ListPromisesResponse,
     MeasuredPoint,
     Placement,
     Policy,
     PowerBudget,
+    ServiceStatus,
     WorkloadPhase,
 )
 
@@ -300,7 +310,8 @@ def test_answers_name_what_a_viewer_opens():
 
 def test_points_of_the_profile_that_is_asked_for():
     fleet = PageFleet(1)
-    assert points_answer(fleet.state.points, "x") == {"profiles": [], "profile": "", "points": []}
+    nothing = {"profiles": [], "profile": "", "models": [], "model": "", "points": [], "points_in_all": 0}
+    assert points_answer(fleet.state.points, "x") == nothing
     points = tuple(
         MeasuredPoint(profile=profile, gpu_model="H100", throughput_hz=rate, power_w=300.0, batch=batch)
         for profile, rate, batch in (("bert", 10.0, 1), ("bert", 18.0, 2), ("t5", 4.0, 1))
@@ -310,3 +321,29 @@ def test_points_of_the_profile_that_is_asked_for():
     assert answer["profiles"] == ["bert", "t5"]
     assert [(one["rate_hz"], one["power_w"], one["limit_w"]) for one in answer["points"]] == [(4.0, 300.0, None)]
     assert points_answer(fleet.state.points, "")["profile"] == "bert"
+
+
+def test_points_are_of_one_gpu_model_and_no_model_is_lost_behind_another():
+    fleet = PageFleet(1)
+    points = tuple(
+        MeasuredPoint(profile="bert", gpu_model=model, throughput_hz=1.0 + batch, power_w=300.0, batch=batch)
+        for model in ("A100", "H100")
+        for batch in range(1, POINTS_MOST + 4)
+    )
+    fleet.happen(PointsMeasured(time_ns=1, points=points))
+    answer = points_answer(fleet.state.points, "bert", "H100")
+    assert (answer["models"], answer["model"]) == (["A100", "H100"], "H100")
+    assert {one["model"] for one in answer["points"]} == {"H100"}
+    assert (len(answer["points"]), answer["points_in_all"]) == (POINTS_MOST, POINTS_MOST + 3)
+    assert points_answer(fleet.state.points, "bert", "gone")["model"] == "A100"
+
+
+def test_promises_are_cut_and_the_latest_come_first():
+    services = tuple(
+        ServiceStatus(workload_id=f"s-{n}", name=f"s-{n}", objective_s=0.5, live_s=None if n == 0 else n / 100.0)
+        for n in range(PROMISES_MOST + 2)
+    )
+    answer = promises_answer(ListPromisesResponse(services=services))
+    ids = [one["id"] for one in answer["services"]]
+    assert (len(ids), ids[0], answer["left_out"]) == (PROMISES_MOST, f"s-{PROMISES_MOST + 1}", 2)
+    assert answer["jobs"] == []

@@ -27,10 +27,10 @@ class Ended:
         self.spans = []
         self.ids = itertools.count(1)
 
-    def root(self, name, headers):
+    def root(self, name, headers, trace_id):
         assert name == "placement"
         caller = headers.get("traceparent", "")
-        return None if caller == "no" else Root(int(caller), 7) if caller else Root(10_000 + next(self.ids))
+        return None if caller == "no" else Root(int(caller), 7) if caller else Root(trace_id)
 
     def new_id(self):
         return next(self.ids)
@@ -50,6 +50,7 @@ class Traced:
         self.now_ns = 0
         self.traces = PlacementTraces(
             self.ended,
+            cluster="c",
             now_ns=lambda: self.loop.clock.now_ns() + self.now_ns,
             has_agent=rig.controller.agents.speaks_for,
             bounds=Bounds(**bounds),
@@ -180,6 +181,41 @@ async def test_what_is_imagined_repeated_refused_or_undone_has_no_trace(tmp_path
         assert kept(traced) == (1, 1, 0)
         traced.traces.close()
         assert [one.name for one in traced.ended.spans].count("placement") == 1
+
+
+async def test_what_waits_goes_on_after_a_restart_in_the_same_trace(tmp_path):
+    async with running(tmp_path) as rig:
+        agent = await rig.join(inventory("n1", gpus=1))
+        before = Traced(rig)
+        await before.submit("first")
+        await applied(agent)
+        await before.submit("second")
+        await before.submit("called", Origin(1, {"traceparent": "77"}))
+        before.traces.close()
+        assert before.tree("second") == [(name, None if name == "submit" else "submit") for name in (
+            "submit", "decide", "journal",
+        )], "its first span is the next process' to end"  # fmt: skip
+        assert before.root("called").attributes["eelgrid.result"] == "given_up", "nobody keeps a caller's ids"
+        assert kept(before) == (0, 0, 0)
+
+        after = Traced(rig, placements_most=1)
+        state = after.loop.core.state
+        after.traces.go_on(state.workloads[key] for key in state.pending)
+        after.ids["second"] = before.ids["second"]
+        assert kept(after) == (1, 0, 0)
+        await after.loop.cancel("called")
+        await after.loop.cancel("first")
+        await applied(agent)
+        await ended(after, "second")
+        after.ended.spans += before.ended.spans
+        root = after.root("second")
+        assert [parent for name, parent in after.tree("second") if name in {"submit", "queue", "apply"}] == [
+            "placement"
+        ] * 3
+        assert root.attributes["eelgrid.result"] == "finished"
+        assert root.start_ns == state.workloads["second"].submitted_ns
+        queue = next(one for one in after.spans("second") if one.name == "queue")
+        assert next(name for _, name, _ in queue.events) == "another process goes on"
 
 
 async def test_a_node_that_refuses_is_an_error_that_says_why(tmp_path):

@@ -1,14 +1,19 @@
 """The power budget of a node: held within a second in closed loop, released with care, and told where it cannot be."""
 
+import json
+import logging
 import random
+import subprocess
+import sys
 
 import pytest
 from tests.fakes.power_device import FakeMachine, FakePart, Fuse
 from tests.power_rig import Rig, SimulatedMachine, fake, plan_of, setting, simulated
 
+from eelgrid_agent.budget_reach import NotEnforceable, check_reach
 from eelgrid_agent.guard import GuardLimits, LocalPolicy
 from eelgrid_agent.guard.budget import Budget, Draw, keep
-from eelgrid_protos.messages import ApplyStatus, NodeEventKind
+from eelgrid_protos.messages import ApplyStatus, Gpu, NodeEventKind
 
 STEP_S = 0.05
 LOOKS_EVERY = 5  # four looks a second
@@ -226,3 +231,75 @@ def test_what_only_the_budget_holds_is_given_up_until_another_budget():
     rig.cycle(40, seconds=0.25)
     assert not given_up(rig, uuid)
     assert rig.limit_w(uuid) <= 550.0
+
+
+def rangeless(count=4):
+    """Devices of which the first does not tell between what its limit may be."""
+    parts = {f"GPU-{number}": FakePart() for number in range(count)}
+    parts["GPU-0"] = FakePart(min_w=None, max_w=None)
+    return FakeMachine(parts, Fuse())
+
+
+def test_a_part_that_tells_no_range_is_told_once_counted_and_made_up_for_by_the_others():
+    rig = Rig(rangeless(), local=LocalPolicy(power_budget_w=2200.0, enforce=True))
+    load_all(rig, 700.0)
+    rig.cycle(40)
+    assert rig.machine.true_power_w() <= 2200.0
+    assert (rig.limit_w("GPU-0"), rig.limit_w("GPU-1")) == (700.0, pytest.approx(490.0, abs=10.0))
+    told = [(event.gpu_uuid, event.detail) for event in rig.events if event.kind is NodeEventKind.HEALTH]
+    assert [uuid for uuid, _ in told] == ["GPU-0"]
+    assert "does not tell which limits it takes" in told[0][1]
+    assert rig.guard.state.budget.fixed == 1
+
+
+def test_without_an_enforced_budget_nothing_is_told_of_a_part_without_a_range():
+    rig = Rig(rangeless(), local=LocalPolicy(power_budget_w=5000.0))
+    rig.cycle(8)
+    assert rig.events == []
+
+
+@pytest.fixture
+def warnings(caplog):
+    """What the agent's logger says, whether or not somebody keeps it from the root."""
+    logger = logging.getLogger("eelgrid.agent")
+    logger.addHandler(caplog.handler)
+    yield caplog
+    logger.removeHandler(caplog.handler)
+
+
+def gpu(index, least_w, **changes):
+    return Gpu(
+        uuid=f"GPU-{index}", index=index, product="p", model="m", power_limit_min_w=least_w, power_limit_max_w=700.0,
+        **changes,
+    )  # fmt: skip
+
+
+def test_a_budget_that_reaches_no_gpu_is_refused_at_the_start():
+    with pytest.raises(NotEnforceable, match="--power-budget 900 cannot be kept on n: none of its 2 GPUs tells"):
+        check_reach(900.0, "n", [gpu(0, None), gpu(1, None), gpu(2, 100.0, lost=True)])
+
+
+def test_a_gpu_that_a_budget_does_not_reach_is_warned_of(warnings):
+    with warnings.at_level(logging.WARNING, logger="eelgrid.agent"):
+        check_reach(900.0, "n", [gpu(0, 100.0), gpu(1, None), gpu(2, None, lost=True)])
+    assert "event=power_budget_out_of_reach node=n watts=900 gpus=1 " in warnings.text
+
+
+@pytest.mark.parametrize(("budget_w", "gpus"), [(None, [gpu(0, None)]), (900.0, []), (900.0, [gpu(0, 100.0)])])
+def test_a_budget_that_reaches_all_or_that_nobody_asked_for_is_not_spoken_of(warnings, budget_w, gpus):
+    with warnings.at_level(logging.WARNING, logger="eelgrid.agent"):
+        check_reach(budget_w, "n", gpus)
+    assert warnings.text == ""
+
+
+def test_an_agent_whose_budget_reaches_no_gpu_ends_with_one_line(tmp_path):
+    fleet = tmp_path / "fleet.json"
+    gpus = [{"product": "h100-pcie-80gb", "count": 2}]
+    fleet.write_text(json.dumps({"nodes": [{"name": "n", "cpu_milli": 1000, "memory_bytes": 2**30, "gpus": gpus}]}))
+    words = ("--controller", "127.0.0.1:1", "--simulate", str(fleet), "--power-budget", "500")
+    done = subprocess.run(
+        [sys.executable, "-m", "eelgrid_agent", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    (line,) = [one for one in done.stderr.splitlines() if one.startswith("eelgrid-agent: ")]
+    assert "--power-budget 500 cannot be kept on n: none of its 2 GPUs tells" in line

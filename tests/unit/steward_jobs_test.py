@@ -172,7 +172,7 @@ async def test_a_lost_node_and_its_return_are_told():
         await training.run(150)
         settled_w = standing(world).limit_w
         assert settled_w < 400.0
-        await world.loop._command(lambda core, now_ns: core.node_lost("n1", now_ns=now_ns))
+        await world.loop.command(lambda core, now_ns: core.node_lost("n1", now_ns=now_ns))
         for _ in range(20):
             await world.cycle()
         assert standing(world).phase is JobPhase.LOST

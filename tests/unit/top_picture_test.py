@@ -96,7 +96,16 @@ def test_everything_is_said_in_80_columns():
         "123,456,789, 0 lost",
         "9  reason 0",
         "25  for other reasons",
+        "and 4 models more with 3,982 GPUs",
     ):
+        assert piece in said
+
+
+@pytest.mark.parametrize("width", [80, 110, 129, 130, 160])
+def test_figures_are_whole_beside_long_names_of_models(width):
+    models = tuple(replace(model, model=f"A100-SXM4-80GB-{at}") for at, model in enumerate(SUMMARY.models))
+    said = drawn(Glance(summary=replace(SUMMARY, models=models), nodes=[]), width=width, height=40)
+    for piece in ("GPUs allocated", "700.0 kW modelled", "123,456,789, 0 lost", "0 refused", "A100-SXM4-80GB-0"):
         assert piece in said
 
 

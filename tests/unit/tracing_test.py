@@ -188,15 +188,14 @@ async def test_a_caller_says_which_trace_and_whether_it_is_sampled():
     exporter = Held()
     exporter.gate.set()
     sender = sending(exporter)
-    root = sender.root("placement", caller)
+    root = sender.root("placement", caller, 3)
     assert root == Root(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, "a=b")
-    own = sender.root("placement", {"traceparent": "00-0-0-01"})
-    assert (own.parent_id, own.state, own.trace_id > 0) == (0, "", True)
-    assert sender.root("placement", {}).trace_id != own.trace_id
-    assert sender.root("placement", caller | {"traceparent": caller["traceparent"][:-1] + "0"}) is None
+    assert sender.root("placement", {"traceparent": "00-0-0-01"}, 3) == Root(3)
+    assert sender.root("placement", {}, 4) == Root(4)
+    assert sender.root("placement", caller | {"traceparent": caller["traceparent"][:-1] + "0"}, 3) is None
     never = sending(Held(), ParentBased(ALWAYS_OFF))
-    assert never.root("placement", {}) is None
-    assert never.root("placement", caller) == root
+    assert never.root("placement", {}, 3) is None
+    assert never.root("placement", caller, 3) == root
     span = Span("x", root, 5, root.parent_id, 1, Kind.CLIENT, {"k": 1.5}, [(2, "waits", {"r": "s"})], "why", 3)
     made = sender._made(span)
     assert (made.context.trace_id, made.context.span_id, made.parent.span_id) == (root.trace_id, 5, root.parent_id)

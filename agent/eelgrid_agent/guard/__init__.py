@@ -5,6 +5,6 @@ the shell in `eelgrid_agent.power` carries the orders out and reports back.
 """
 
 from eelgrid_agent.guard.plan import Guard, Verdict
-from eelgrid_agent.guard.rules import GuardLimits, LocalPolicy, Rule
+from eelgrid_agent.guard.rules import GuardLimits, LocalPolicy
 
-__all__ = ["Guard", "GuardLimits", "LocalPolicy", "Rule", "Verdict"]
+__all__ = ["Guard", "GuardLimits", "LocalPolicy", "Verdict"]

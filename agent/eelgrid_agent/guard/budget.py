@@ -44,7 +44,10 @@ class Draw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The state of the budget; `level_w` None restrains nobody. `is_told` holds until power falls again."""
+    """The state of the budget; `level_w` None restrains nobody. `is_told` holds until power falls again.
+
+    `fixed` devices cannot be lowered now; `rangeless` ones were told to say nothing of the limits that they take.
+    """
 
     samples: tuple[tuple[int, float], ...] = ()
     level_w: float | None = None
@@ -52,6 +55,8 @@ class Budget:
     raise_ns: int = 0
     is_told: bool = False
     mean_w: float = 0.0
+    fixed: int = 0
+    rangeless: frozenset[str] = frozenset()
 
 
 def keep(
@@ -64,7 +69,8 @@ def keep(
     samples = (*before, (now_ns, total_w))
     mean_w = sum(power_w for _, power_w in samples) / len(samples)
     is_twice = total_w > budget_w and bool(before) and before[-1][1] > budget_w
-    budget = replace(budget, samples=samples, mean_w=mean_w)
+    fixed = sum(not draw.is_writable for draw in draws)
+    budget = replace(budget, samples=samples, mean_w=mean_w, fixed=fixed)
     if mean_w > budget_w or is_twice:
         if not is_enforced:
             word = (

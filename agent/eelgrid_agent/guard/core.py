@@ -37,8 +37,9 @@ from eelgrid_agent.guard.events import (
     Wish,
 )  # fmt: skip
 from eelgrid_agent.guard.outcomes import settle
-from eelgrid_agent.guard.rules import GuardLimits, LocalPolicy, Rule
+from eelgrid_agent.guard.rules import GuardLimits, LocalPolicy
 from eelgrid_agent.guard.turn import Bounds, take_turn
+from eelgrid_agent.refusal import Rule
 from eelgrid_protos.messages import NodeEvent, NodeEventKind
 
 __all__ = ["GuardState", "bounds_of", "step"]
@@ -268,7 +269,21 @@ def _keep_budget(
     told: list[Command] = []
     if word:
         told.append(_announce(NodeEventKind.HEALTH, event.wall_ns, "", f"{Rule.NODE_BUDGET}: {word}"))
+    if is_enforced:
+        rangeless = {uuid for uuid in present if _is_rangeless(state.devices[uuid])}
+        word = (
+            f"{Rule.NODE_BUDGET}: this GPU does not tell which limits it takes, so the node's budget of {budget_w:g} W "
+            "cannot lower it; what it draws counts"
+        )
+        fresh = sorted(rangeless - budget.rangeless)
+        told += [_announce(NodeEventKind.HEALTH, event.wall_ns, uuid, word) for uuid in fresh]
+        budget = replace(budget, rangeless=budget.rangeless | rangeless)
     return replace(state, budget=budget), told
+
+
+def _is_rangeless(device: DeviceState) -> bool:
+    """Whether it was read, and says nothing of the limits that it takes."""
+    return device.settings is not None and (device.settings.min_w is None or device.settings.max_w is None)
 
 
 def _draw(state: GuardState, device: DeviceState, now_ns: int) -> Draw:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from eelgrid_agent.device import PowerSettings
 from eelgrid_agent.guard.events import Clocks, DeviceRecord, Failure, Wish
-from eelgrid_agent.guard.rules import GuardLimits, Rule
+from eelgrid_agent.guard.rules import GuardLimits
+from eelgrid_agent.refusal import Rule
 
 __all__ = ["DeviceState", "Problem", "failed", "lose", "repair", "rule_of", "succeeded"]
 

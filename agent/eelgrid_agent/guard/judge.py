@@ -9,7 +9,7 @@ constraints and support are the turn's to judge.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from eelgrid_agent.guard.rules import Rule
+from eelgrid_agent.refusal import Rule
 from eelgrid_protos.messages import (
     AccessLevel,
     ApplyResult,

@@ -34,7 +34,8 @@ from eelgrid_agent.guard.events import (
 from eelgrid_agent.guard.gangs import gangs_of, wishes_of
 from eelgrid_agent.guard.judge import Ground, Judged, judge, parents
 from eelgrid_agent.guard.report import UNDER_WAY, enforced
-from eelgrid_agent.guard.rules import GuardLimits, LocalPolicy, Rule
+from eelgrid_agent.guard.rules import GuardLimits, LocalPolicy
+from eelgrid_agent.refusal import Rule
 from eelgrid_protos.messages import (
     AccessLevel,
     ApplyResult,

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 
 from eelgrid_agent.guard.core import GuardState, bounds_of
 from eelgrid_agent.guard.device_state import DeviceState
-from eelgrid_agent.guard.rules import GuardLimits, Rule
+from eelgrid_agent.guard.rules import GuardLimits
 from eelgrid_agent.guard.turn import goal_w
+from eelgrid_agent.refusal import Rule
 from eelgrid_protos.messages import ApplyResult, ApplyStatus
 
 __all__ = ["UNDER_WAY", "enforced"]

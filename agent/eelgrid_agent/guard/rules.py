@@ -1,37 +1,12 @@
-"""The rules of the guard by name, and the numbers that they turn on.
+"""The numbers that the rules of the guard turn on.
 
-Owns the names that ApplyResult.rule carries and every threshold, each with the
-reason for its value. Must not know plans, devices or time.
+Owns every threshold, each with the reason for its value. Must not know plans,
+devices or time; the names of the rules are in `eelgrid_agent.refusal`.
 """
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
-__all__ = ["GuardLimits", "LocalPolicy", "Rule"]
-
-
-class Rule(StrEnum):
-    """Why something was refused, failed or shaped."""
-
-    EPOCH = "epoch"
-    NODE_NAME = "node-name"
-    OBSERVE_ONLY = "observe-only"
-    UNKNOWN_DEVICE = "unknown-device"
-    NO_PERMISSION = "no-permission"
-    NOT_SUPPORTED = "not-supported"
-    CONSTRAINTS = "constraints"
-    DUPLICATE = "duplicate"
-    SHARES = "shares"
-    LEASE = "lease"
-    SLEW = "slew"
-    HYSTERESIS = "hysteresis"
-    GANG = "gang"
-    NODE_BUDGET = "node-budget"
-    QUARANTINE = "quarantine"
-    BUSY = "busy"
-    DRIFT = "drift"
-    JOURNAL = "journal"
-    DEVICE = "device"
+__all__ = ["GuardLimits", "LocalPolicy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,9 @@ from eelgrid_agent.guard.events import (
     UnlockClocks,
     Write,
 )  # fmt: skip
-from eelgrid_agent.guard.rules import GuardLimits, Rule
+from eelgrid_agent.guard.rules import GuardLimits
 from eelgrid_agent.guard.unwinding import EXACT_W, shows
+from eelgrid_agent.refusal import Rule
 from eelgrid_protos.messages import NodeEventKind
 
 __all__ = ["Bounds", "Turn", "goal_w", "take_turn"]

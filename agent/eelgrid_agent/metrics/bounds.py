@@ -12,13 +12,13 @@ from collections.abc import Mapping
 
 from eelgrid_agent.attribution.anomalies import SUBJECTS_MOST, AnomalyKind
 from eelgrid_agent.device import INSTANCE_READINGS
-from eelgrid_agent.guard.rules import Rule
 from eelgrid_agent.health import XIDS_KEPT_MOST
 from eelgrid_agent.metrics.frame import CALL_BOUNDS_S, SHARES_MOST
 from eelgrid_agent.metrics.metric import Kind, Metric, Scope
+from eelgrid_agent.refusal import Rule
 from eelgrid_protos.messages import GPUS_PER_NODE_MOST, INSTANCES_PER_GPU_MOST, Reading
 
-__all__ = ["series_most"]
+__all__ = ["label_values", "series_most"]
 
 _COMPUTE_INSTANCES_MOST = 8
 _SUBJECTS: Mapping[Scope, int] = {
@@ -33,10 +33,26 @@ _KEPT: Mapping[str, int] = {
     "eelgrid_gpu_xid_errors_total": XIDS_KEPT_MOST,
     "eelgrid_gpu_xid_last_timestamp_seconds": XIDS_KEPT_MOST,
 }
+# Labels whose values are one of these, whatever the metric.
+_VALUES: Mapping[str, tuple[str, ...]] = {
+    "anomaly": tuple(one.value for one in AnomalyKind),
+    "rule": tuple(one.value for one in Rule),
+}
 # Kinds of look, calls of the device port, kinds of settings that are repaired, why energy has no owner.
 _VALUES_MOST: Mapping[str, int] = {
-    "look": 4, "call": 32, "setting": 8, "rule": len(Rule), "anomaly": len(AnomalyKind), "reason": 3,
+    "look": 4, "call": 32, "setting": 8, "reason": 3, **{label: len(found) for label, found in _VALUES.items()},
 }  # fmt: skip
+
+
+def label_values(metric: Metric) -> Mapping[str, tuple[str, ...]]:
+    """All values of those of its labels that are closed sets; a matcher of an alert or a dashboard names one of these."""
+    coded = metric.states or metric.bits
+    if coded:
+        return {metric.labels[-1]: (*(name for _, name in coded), "other")}
+    told = [source.labels for source in metric.sources if source.labels]
+    if told:
+        return {label: tuple(dict.fromkeys(row[at] for row in told)) for at, label in enumerate(metric.labels)}
+    return {label: _VALUES[label] for label in metric.labels if label in _VALUES}
 
 
 def series_most(metric: Metric) -> int:

@@ -183,6 +183,13 @@ _GUARD = (
         "eelgrid_guard_power_budget_watts", Scope.GUARD, "budget_w", "Power that all devices may draw together."
     ),
     of_attribute(
+        "eelgrid_guard_power_budget_fixed_devices",
+        Scope.GUARD,
+        "budget_fixed",
+        "Devices that an enforced power budget cannot lower now: they tell no range of limits, refuse, are lost or left "
+        "alone; no series without such a budget.",
+    ),
+    of_attribute(
         "eelgrid_guard_drift_repairs_total",
         Scope.GUARD,
         "drift_repairs",

@@ -237,12 +237,13 @@ def _attributed(uuid: str, owned: Attribution) -> Mapping[str, Any]:
 
 def _guard_view(guard: Guard, now_ns: int) -> GuardView:
     """The plan in force; its counts are copied, for the loop adds to them."""
-    budget_w, _ = guard.state.budget_now()
+    budget_w, is_kept = guard.state.budget_now()
     return GuardView(
         plan_epoch=guard.epoch,
         enforcing=guard.is_enforcing,
         lease_left_s=None if guard.plan is None else guard.lease_left_s(now_ns),
         budget_w=budget_w,
+        budget_fixed=guard.state.budget.fixed if is_kept else None,
         drift_repairs=dict(guard.repairs_total),
         refusals=dict(guard.refusals_total),
     )

@@ -111,6 +111,8 @@ class GuardView:
     enforcing: bool
     lease_left_s: float | None = None
     budget_w: float | None = None
+    # Devices that an enforced budget cannot lower now.
+    budget_fixed: int | None = None
     # By kind of setting.
     drift_repairs: Mapping[str, int] = field(default_factory=dict)
     # By the rule that refused.

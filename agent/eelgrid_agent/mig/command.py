@@ -34,6 +34,7 @@ from eelgrid_agent.mig.parted_file import BYTES_MOST, Entry, PartedFileError, Un
 from eelgrid_agent.mig.partitioner import TransitionRefused
 from eelgrid_agent.mig.site import Site, SiteError, opened
 from eelgrid_agent.mig.wishes import Wish, WishError, by_entries, by_texts, export, unmet_entries, unmet_wishes
+from eelgrid_agent.refusal import Rule
 from eelgrid_agent.state_directory import StateError, hold
 from eelgrid_agent.terminal import close_output, width
 from eelgrid_agent.terminal import write as write_out
@@ -232,7 +233,7 @@ def _refuse(flags: argparse.Namespace, inspection: Inspection, plans: Sequence[P
     """Raises Failed before anything is changed where one of the plans cannot be had."""
     for plan in plans:
         barred = inspection.barred(plan)
-        rule, detail = (plan.rule, plan.detail) if plan.refused else ("permission", barred)
+        rule, detail = (plan.rule, plan.detail) if plan.refused else (Rule.NO_PERMISSION.value, barred)
         if plan.refused or barred:
             gpu = plan.wish.subject.gpu
             if flags.output != "table":

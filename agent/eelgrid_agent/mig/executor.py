@@ -27,10 +27,11 @@ from eelgrid_agent.device import Control, Device, DeviceError, DeviceTimeout, No
 from eelgrid_agent.mig.journal import Journal, JournalError
 from eelgrid_agent.mig.layout import BadLayout, Layout, found, wanted
 from eelgrid_agent.mig.ledger import Ledger
-from eelgrid_agent.mig.partitioner import Rule, TransitionRefused
+from eelgrid_agent.mig.partitioner import TransitionRefused
 from eelgrid_agent.mig.runner import Limits, Look, ModePending, Runner
 from eelgrid_agent.mig.steps import Step
 from eelgrid_agent.mig.transition import GpuRecord, Intent, Phase
+from eelgrid_agent.refusal import Rule
 from eelgrid_protos.catalogue import MigGeometry
 from eelgrid_protos.messages import ApplyResult, ApplyStatus, Gpu, GpuLayout, NodeEvent, NodeEventKind
 
@@ -194,7 +195,7 @@ class MigExecutor:
         except TransitionRefused as refused:
             return _result(uuid, ApplyStatus.REFUSED, refused.detail, refused.rule)
         except NoPermission as error:
-            return _result(uuid, ApplyStatus.REFUSED, str(error), Rule.PERMISSION)
+            return _result(uuid, ApplyStatus.REFUSED, str(error), Rule.NO_PERMISSION)
         except JournalError as error:
             return _result(uuid, ApplyStatus.FAILED, str(error), Rule.JOURNAL)
         except DeviceError as error:

@@ -18,8 +18,9 @@ from functools import partial
 from eelgrid_agent.device import Control, Device, DeviceError
 from eelgrid_agent.mig.executor import MigExecutor
 from eelgrid_agent.mig.journal import Journal, JournalError
-from eelgrid_agent.mig.partitioner import Rule, TransitionRefused
+from eelgrid_agent.mig.partitioner import TransitionRefused
 from eelgrid_agent.mig.runner import Limits
+from eelgrid_agent.refusal import Rule
 from eelgrid_protos.catalogue import MigGeometry
 from eelgrid_protos.messages import ApplyResult, ApplyStatus, Gpu, GpuLayout, NodeEvent, NodeEventKind
 

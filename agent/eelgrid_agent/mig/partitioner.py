@@ -19,32 +19,14 @@ TransitionRefused    the layout may not be had now; names the rule
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from enum import StrEnum
 
 from eelgrid_agent.mig.layout import Layout, Part, creation_order, part_of
 from eelgrid_agent.mig.steps import CreateCompute, CreateInstance, DestroyCompute, DestroyInstance, SetMode, Step
+from eelgrid_agent.refusal import Rule
 from eelgrid_protos.catalogue import GiProfile, MigGeometry
 from eelgrid_protos.messages import Gpu, GpuInstance
 
-__all__ = ["Rule", "TransitionRefused", "conflict", "plan_steps"]
-
-
-class Rule(StrEnum):
-    """Why a layout is refused."""
-
-    BUSY = "busy"
-    FOREIGN = "foreign"
-    GEOMETRY = "geometry"
-    MODE = "mode"
-    PENDING = "pending"
-    PERMISSION = "permission"
-    LOST = "lost"
-    IN_USE = "in_use"
-    CAPACITY = "capacity"
-    DEVICE = "device"
-    SERIAL = "serial"
-    JOURNAL = "journal"
-    DRIFT = "drift"
+__all__ = ["TransitionRefused", "conflict", "plan_steps"]
 
 
 class TransitionRefused(Exception):

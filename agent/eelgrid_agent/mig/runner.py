@@ -34,8 +34,9 @@ from eelgrid_agent.device import (
 )
 from eelgrid_agent.mig.layout import Layout, Part, part_of
 from eelgrid_agent.mig.ledger import Ledger
-from eelgrid_agent.mig.partitioner import Rule, TransitionRefused, conflict, plan_steps
+from eelgrid_agent.mig.partitioner import TransitionRefused, conflict, plan_steps
 from eelgrid_agent.mig.steps import CreateCompute, CreateInstance, DestroyCompute, DestroyInstance, SetMode, Step
+from eelgrid_agent.refusal import Rule
 from eelgrid_protos.catalogue import MigGeometry
 from eelgrid_protos.messages import Gpu, GpuInstance
 
@@ -166,7 +167,7 @@ class Runner:
                 # Nobody says where in a GPU instance its compute instances lie, so all are made anew then.
                 remake = frozenset(instance.id for instance in self.look(uuid).gpu.gpu_instances)
             except NoPermission as error:
-                raise TransitionRefused(Rule.PERMISSION, str(error)) from error
+                raise TransitionRefused(Rule.NO_PERMISSION, str(error)) from error
             except InUse as error:
                 raise TransitionRefused(Rule.IN_USE, str(error)) from error
             except (NotSupported, OutOfRange) as error:

@@ -24,7 +24,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc.aio
 
@@ -53,6 +53,8 @@ from eelgrid_protos.messages import (
     SampleBatch,
     Welcome,
 )
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 __all__ = ["AgentService", "acknowledge_every", "cadence_of"]
 
@@ -130,8 +132,9 @@ class AgentService:
 
     def __init__(
         self, *, loop: ControllerLoop, telemetry: Telemetry, energy: EnergyDesk, log: logging.Logger,
-        monotonic_s: Callable[[], float],
+        monotonic_s: Callable[[], float], admit_node: Callable[[str, Context], None] | None = None,
     ) -> None:  # fmt: skip
+        self._admit_node = admit_node
         self.events: Counter[NodeEventKind] = Counter()
         self.plans_sent = 0
         self.refused_batches = 0
@@ -179,10 +182,12 @@ class AgentService:
                 session.want_plan(not_before_s=not_before_s)
 
     async def connect(
-        self, requests: AsyncIterator[ConnectRequest], _context: "grpc.aio.ServicerContext[Any, Any]"
+        self, requests: AsyncIterator[ConnectRequest], context: Context
     ) -> AsyncIterator[ConnectResponse]:
         """One agent's stream."""
         hello = await _hello(requests)
+        if self._admit_node is not None:
+            self._admit_node(hello.inventory.node_name, context)
         session = _Session(hello)
         name = session.node_name
         older = self._sessions.get(name)

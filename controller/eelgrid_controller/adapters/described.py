@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 from prometheus_client.samples import Sample
 
+from eelgrid_controller.energy_ledger.exporting import EXPORTERS_MOST
 from eelgrid_controller.energy_ledger.namespaces import NAMESPACES_MOST, OTHER
+from eelgrid_protos.messages import SPENDING_LIMITS_MOST
 
 __all__ = [
     "BUCKETS_S", "METRICS", "MODELS_MOST", "NAMESPACES_MOST", "OTHER", "PENDING_REASONS", "PLAN_CHANGES", "POOLS_MOST", "SERIES_MOST",
@@ -30,14 +32,15 @@ MODELS_MOST = 1000
 # Constraints that pending work is counted by; a reason that is none of them is counted under OTHER.
 PENDING_REASONS = (
     "budget", "cpu", "gpu_count", "gpu_mig", "gpu_model", "gpu_share", "memory", "no_nodes", OTHER, "partitions",
-    "replicas", "traits", "unavailable",
+    "replicas", "spending", "traits", "unavailable",
 )  # fmt: skip
 PLAN_CHANGES = ("cancelled", "corrected", "deferred", "limited", "moved", "partitioned", "placed", "scaled")
 # Values that a label can have, whatever the cluster: most are sets that are known beforehand.
 _VALUES_MOST: Mapping[str, int] = {
-    "answer": 8, "budget": SERIES_MOST, "change": len(PLAN_CHANGES), "command": 8, "currency": 1, "kind": 32,
-    "model": MODELS_MOST, "namespace": NAMESPACES_MOST + 1, "part": 2, "phase": 8, "plan": 3, "pool": POOLS_MOST + 1, "reason": 32,
-    "result": 16, "rule": 16, "state": 2, "verdict": 3, "version": 1, "workload": SERIES_MOST,
+    "answer": 8, "budget": SERIES_MOST, "change": len(PLAN_CHANGES), "command": 8, "currency": 1, "exporter": EXPORTERS_MOST, "kind": 32,
+    "limit": SPENDING_LIMITS_MOST,
+    "model": MODELS_MOST, "namespace": NAMESPACES_MOST + 1, "needs": 6, "part": 2, "phase": 8, "plan": 3, "pool": POOLS_MOST + 1, "reason": 32,
+    "result": 16, "role": 6, "rule": 16, "state": 2, "verdict": 3, "version": 1, "workload": SERIES_MOST,
 }  # fmt: skip
 
 BUCKETS_S: Mapping[str, tuple[float, ...]] = dict.fromkeys(("eelgrid_decision_duration_seconds", "eelgrid_journal_commit_duration_seconds", "eelgrid_event_loop_lag_seconds"), (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)) | dict.fromkeys(("eelgrid_steward_turn_duration_seconds", "eelgrid_steward_division_duration_seconds"), (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0))  # fmt: skip
@@ -75,6 +78,8 @@ _SECTIONS: Mapping[str, tuple[Described, ...]] = {
         Described("eelgrid_batches_refused_total", _C, "Batches that contradict"),
         Described("eelgrid_batches_duplicate_total", _C, "Batches that came again"),
         Described("eelgrid_agent_events_total", _C, "Events that agents reported", ("kind",)),
+        Described("eelgrid_calls_refused_total", _C, "Calls, and looks at the page, that were refused for the role of the caller's certificate, by that role, and by what was needed: a role, `node` the certificate of that node, or `date` one that has not expired; no series without TLS", ("role", "needs")),
+        Described("eelgrid_calls_without_role_total", _C, "Calls of certificates without a role that were let in for want of `--roles require`, by the role that they would have needed; no series without TLS", ("needs",)),
     ),
     "The fleet": (
         Described("eelgrid_nodes", _G, "Nodes by state", ("state",)),
@@ -120,6 +125,11 @@ _SECTIONS: Mapping[str, tuple[Described, ...]] = {
         Described("eelgrid_ledger_windows_total", _C, "Energy windows of agents: taken, here before, or without room, which come again", ("result",)),
         Described("eelgrid_ledger_failures_total", _C, "Attempts to open or write the ledger that failed; what came is tried again"),
         Described("eelgrid_ledger_newest_window_age_seconds", _G, "Time since the end of the newest window that is on disk; no series before the first since the start"),
+        Described("eelgrid_ledger_size_bytes", _G, "Size of the ledger's file without pages that are free; looked at every ten minutes"),
+        Described("eelgrid_ledger_size_limit_bytes", _G, "Size beyond which the oldest hours and days are let go, whoever has them"),
+        Described("eelgrid_ledger_forgotten_rows_total", _C, "Rows that were let go since the start: for their age, or for the file's size", ("reason",)),
+        Described("eelgrid_ledger_export_lag_seconds", _G, "For how long there have been rows that an exporter does not have; no series without exporters", ("exporter",)),
+        Described("eelgrid_ledger_export_changes", _G, "Hours that changed after an exporter confirmed them", ("exporter",)),
         Described("eelgrid_ledger_energy_joules_total", _C, "Energy since the ledger began, by namespace of who is charged; it goes on after a restart. `(unallocated)` and `(unattributed)` are nobody's, `(none)` is of owners without a namespace", ("namespace",)),
     ),
     "Traces": (
@@ -154,6 +164,20 @@ _SECTIONS: Mapping[str, tuple[Described, ...]] = {
         Described("eelgrid_power_budget_shortfall_watts", _G, "What promises and lost nodes need beyond it", ("budget",)),
         Described("eelgrid_energy_price_per_joule", _G, "Price now, carbon and PUE included; no series without prices", ("currency",)),
         Described("eelgrid_energy_price_ratio", _G, "Price now over its mean of the coming day"),
+    ),
+    "Spending limits": (
+        Described("eelgrid_spending_limit_gpu_seconds", _G, "The most GPU time that work of somebody may take in a period; the label is the limit without its amount", ("limit",)),
+        Described("eelgrid_spending_spent_gpu_seconds", _G, "What it has taken in the period under way, by the last look; shares and slices count as such", ("limit",)),
+        Described("eelgrid_spending_limit_joules", _G, "The same of energy of devices, without PUE", ("limit",)),
+        Described("eelgrid_spending_spent_joules", _G, "What is spent of it, by the energy ledger; no series while it cannot be read", ("limit",)),
+        Described("eelgrid_spending_limit_money", _G, "The same of money", ("limit", "currency")),
+        Described("eelgrid_spending_spent_money", _G, "What is spent of it", ("limit", "currency")),
+        Described("eelgrid_spending_limit_grams", _G, "The same of carbon dioxide", ("limit",)),
+        Described("eelgrid_spending_spent_grams", _G, "What is spent of it", ("limit",)),
+        Described("eelgrid_spending_ratio", _G, "What is spent of a limit, whatever its unit, over the limit", ("limit",)),
+        Described("eelgrid_spending_warning_ratio", _G, "From which share on it counts as nearly spent", ("limit",)),
+        Described("eelgrid_spending_waiting_workloads", _G, "Workloads that wait because of a limit", ("limit",)),
+        Described("eelgrid_spending_failures_total", _C, "Looks at which the ledger could not be read, or nothing could be judged"),
     ),
     "The steward": (
         Described("eelgrid_steward_cycles_total", _C, "Looks at all promises"),
@@ -296,6 +320,7 @@ read from the state, since nobody may see what is not on disk; `eelgrid_journal_
   comes to spend twice what the least of those named spends takes its place; totals are `eelctl energy`'s.
 - Held and idle GPUs are the agents' to tell: `time() - eelgrid_gpu_idle_since_timestamp_seconds` is for how long, by
   holder.
+- A spending limit that is spent: `eelgrid_spending_ratio >= 1`; what waits for it: `eelgrid_spending_waiting_workloads`.
 - No leader: `sum(eelgrid_kubernetes_leading) == 0`.
 """
 

@@ -18,17 +18,18 @@ never stands in the way of placing: a fault in it is logged, told by a metric, a
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from eelgrid_controller.adapters.energy_store import EnergyStore, open_energy
+from eelgrid_controller.adapters.energy_store import EnergyStore, Newest, open_energy
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core import Core
 from eelgrid_controller.energy_ledger.asking import Answer, Asked
 from eelgrid_controller.energy_ledger.entries import Entry, Holder, Measured, Place, holder_of
+from eelgrid_controller.energy_ledger.exporting import Export, Exporter
 from eelgrid_controller.energy_ledger.spreading import spread
 from eelgrid_controller.energy_ledger.working import Worked, WorkEntry, spread_work
 from eelgrid_controller.errors import LedgerError
@@ -48,14 +49,18 @@ _SPECS_MOST = 20_000
 # A device of two kilowatts takes sixteen years to it; beyond is a fault, and would spoil every sum.
 _DEVICE_MJ_MOST = 10**15
 
+# Hours or days that the bound on the file's size lets go of at once; more than come in between.
+_SHRUNK_ONCE = 24
+
 Acknowledge = Callable[[EnergyAcknowledgement], None]
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
 class _Batch:
     entries: list[Entry] = field(default_factory=list)
     measured: list[Measured] = field(default_factory=list)
-    newest: dict[str, tuple[int, int]] = field(default_factory=dict)
+    newest: dict[str, Newest] = field(default_factory=dict)
     told: dict[str, Acknowledge] = field(default_factory=dict)
     worked: list[WorkEntry] = field(default_factory=list)
     windows: int = 0
@@ -76,12 +81,15 @@ class _Found(NamedTuple):
     newest: dict[str, tuple[int, int]]
     holders: list[Holder]
     worked_s: dict[tuple[str, str], float]
+    used_bytes: int
 
 
 class EnergyDesk:
     """One ledger; made by `open`."""
 
-    def __init__(self, folder: Path, *, core: Callable[[], Core], clock: Clock, log: logging.Logger) -> None:
+    def __init__(
+        self, folder: Path, *, core: Callable[[], Core], clock: Clock, log: logging.Logger, bytes_most: int
+    ) -> None:
         self.windows = 0
         self.again = 0  # windows that were here before
         self.dropped = 0  # windows that found no room; they come again
@@ -89,6 +97,9 @@ class EnergyDesk:
         self.refused = 0  # windows that no devices can have spent; they are in no sum
         self.fault = ""  # what is wrong with the ledger now
         self.newest_ns: int | None = None  # the latest end of a window that this process wrote
+        self.forgotten: Mapping[str, int] = {"age": 0, "size": 0}  # rows, by why they had to go
+        self.used_bytes: int | None = None
+        self.bytes_most = bytes_most
         self._folder = folder
         self._core = core
         self._clock = clock
@@ -105,6 +116,8 @@ class EnergyDesk:
         self._writing = _Batch()
         self._wake = asyncio.Event()
         self._holders: OrderedDict[str, Holder] = OrderedDict()
+        # By namespace and name; a cluster's, where there is one, says more.
+        self.user_of_pod: Callable[[str, str], str] = lambda _namespace, _pod: ""
 
     async def run(self) -> None:
         """Open the ledger and write what comes, until cancelled; what waits then is written, too."""
@@ -130,7 +143,7 @@ class EnergyDesk:
     async def _opened(self) -> bool:
         def begin() -> tuple[EnergyStore, _Found]:
             store = open_energy(self._folder)
-            return store, _Found(store.newest(), store.known(_SPECS_MOST), store.worked_until())
+            return store, _Found(store.newest(), store.known(_SPECS_MOST), store.worked_until(), store.used_bytes())
 
         try:
             store, found = await asyncio.get_running_loop().run_in_executor(self._thread, begin)
@@ -139,6 +152,7 @@ class EnergyDesk:
             return False
         self._store, self._newest, self._taken = store, found.newest, dict(found.newest)
         self._worked_s = found.worked_s
+        self.used_bytes = found.used_bytes
         self._holders.update((holder.workload, holder) for holder in found.holders)
         self.fault = ""
         return True
@@ -162,7 +176,8 @@ class EnergyDesk:
             self.dropped += 1
             return
         batch = self._batch
-        batch.newest[node] = self._taken[node] = (window.incarnation, window.number)
+        self._taken[node] = (window.incarnation, window.number)
+        batch.newest[node] = Newest(node, window.incarnation, window.number, window.end_ns / 1e9)
         batch.told[node] = acknowledge
         batch.windows += 1
         self._wake.set()
@@ -226,7 +241,14 @@ class EnergyDesk:
             acknowledge(EnergyAcknowledgement(incarnation=incarnation, number=number))
 
     def _holder(self, owner: EnergyOwner) -> Holder:
-        """The holder, with what is known of its workload, also when that has ended and left since."""
+        """The holder, and where nothing else says its user, what its pod says."""
+        found = self._held(owner)
+        return (
+            found._replace(user=self.user_of_pod(owner.namespace, owner.pod)) if owner.pod and not found.user else found
+        )
+
+    def _held(self, owner: EnergyOwner) -> Holder:
+        """With what is known of its workload, also when that has ended and left since."""
         if not owner.workload:
             return holder_of(owner, None)
         workload = self._core().state.workloads.get(owner.workload)
@@ -265,10 +287,10 @@ class EnergyDesk:
             return True
         store, self._writing = self._store, batch
         assert store is not None
-        windows = [(node, incarnation, number) for node, (incarnation, number) in batch.newest.items()]
+        now_s = self._now_s()
 
         def write() -> None:
-            store.add(batch.entries, batch.measured, windows, batch.worked)
+            store.add(batch.entries, batch.measured, batch.newest.values(), batch.worked, now_s=now_s)
 
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, write)
@@ -277,11 +299,11 @@ class EnergyDesk:
             self._batch, self._writing = batch.then(self._batch), _Batch()
             return False
         self.fault, self._writing = "", _Batch()
-        self._newest |= batch.newest
+        self._newest |= {one.node_name: (one.incarnation, one.number) for one in batch.newest.values()}
         if batch.end_ns:
             self.newest_ns = max(self.newest_ns or 0, batch.end_ns)
-        for node, (incarnation, number) in batch.newest.items():
-            batch.told[node](EnergyAcknowledgement(incarnation=incarnation, number=number))
+        for one in batch.newest.values():
+            batch.told[one.node_name](EnergyAcknowledgement(incarnation=one.incarnation, number=one.number))
         return True
 
     def by_namespace(self) -> Mapping[str, float]:
@@ -294,20 +316,60 @@ class EnergyDesk:
         return {name: energy_mj / 1000.0 for name, energy_mj in counters_mj.items()}
 
     async def _forget(self) -> None:
-        store, now_s = self._store, int(self._clock.now_ns() / 1e9)
+        store, now_s, bytes_most = self._store, self._now_s(), self.bytes_most
         if store is None:
             return
+
+        def forget() -> tuple[int, int, int]:
+            by_age, by_size = store.forget(now_s=now_s), 0
+            for _ in range(_SHRUNK_ONCE):
+                gone = store.shrink(now_s=now_s, bytes_most=bytes_most)
+                by_size += gone
+                if not gone:
+                    break
+            return by_age, by_size, store.used_bytes()
+
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, lambda: store.forget(now_s=now_s))
+            by_age, by_size, self.used_bytes = await asyncio.get_running_loop().run_in_executor(self._thread, forget)
         except LedgerError as error:
             self._failed(error)
+            return
+        self.forgotten = {"age": self.forgotten["age"] + by_age, "size": self.forgotten["size"] + by_size}
+        if by_size:
+            self._log.error("ledger=full bytes_most=%d rows_forgotten=%d", bytes_most, by_size)
 
-    async def ask(self, asked: Asked) -> Answer:
-        """The answer of what is on disk. Raises Unavailable."""
+    def _now_s(self) -> int:
+        return int(self._clock.now_ns() / 1e9)
+
+    async def _done(self, thread: ThreadPoolExecutor, call: Callable[[EnergyStore], _T]) -> _T:
+        """What the store answers; raises Unavailable, and faults of the call."""
         store = self._store
         if store is None:
             raise Unavailable(f"the energy ledger cannot be read: {self.fault or 'it is being opened'}; ask again")
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._readers, lambda: store.ask(asked))
+            return await asyncio.get_running_loop().run_in_executor(thread, call, store)
         except LedgerError as error:
             raise Unavailable(str(error)) from error
+
+    async def ask(self, asked: Sequence[Asked]) -> list[Answer]:
+        """Answers of what is on disk to questions of one stretch with the same filters. Raises Unavailable."""
+        return await self._done(self._readers, lambda store: store.ask_all(asked))
+
+    async def settled_s(self) -> int:
+        """Until when hours are settled. Raises Unavailable."""
+        return await self._done(self._readers, lambda store: store.settled_s(self._now_s()))
+
+    async def confirm(self, export: Export) -> Exporter:
+        """The mark as it is then. Raises FailedPrecondition, ResourceExhausted and Unavailable."""
+        await self._done(self._thread, lambda store: store.confirm(export, now_s=self._now_s()))
+        return self.exporters[export.name]
+
+    async def remove_exporter(self, name: str) -> None:
+        """Rows that he does not have go by their age again. Raises NotFound and Unavailable."""
+        await self._done(self._thread, lambda store: store.remove_exporter(name))
+
+    @property
+    def exporters(self) -> Mapping[str, Exporter]:
+        """Marks by name, of what is on disk; empty until the ledger is open."""
+        store = self._store
+        return {} if store is None else store.marks.exporters

@@ -7,7 +7,8 @@ Theory. Rows are written together with the number of the window that they came f
 window that comes again adds nothing, and one that is acknowledged is on the disk whole. Sums
 are of integers. A thousand GPUs in 125 nodes, each held by a dozen owners an hour, make some
 13 million rows of hours a year, of 40 bytes each. Hours leave after `HOURS_KEPT_S`, days after
-`DAYS_KEPT_S`, and a holder when the last row that names it has left.
+`DAYS_KEPT_S`, and a holder when the last row that names it has left; whatever an exporter does
+not have yet (`energy_marks.py`) stays. Only the bound on the file's size lets go of that, too.
 
 Calls come from one thread at a time; `ask` has a connection of its own and may come from another.
 """
@@ -15,40 +16,38 @@ Calls come from one thread at a time; `ask` has a connection of its own and may 
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from eelgrid_controller.adapters.energy_tables import (
-    APPLICATION_ID,
-    FORMAT_VERSION,
-    PLACED,
-    SPANS,
-    UPGRADES,
-    columns_of,
-    filters_of,
-    place_filters_of,
-    spans_of,
-    work_query,
-)
-from eelgrid_controller.energy_ledger.asking import DAY_S, Answer, Asked, Done, Group, Spent
+from eelgrid_controller.adapters.energy_answers import answers
+from eelgrid_controller.adapters.energy_marks import Marks
+from eelgrid_controller.adapters.energy_tables import APPLICATION_ID, FORMAT_VERSION, SPANS, UPGRADES
+from eelgrid_controller.energy_ledger.asking import DAY_S, Answer, Asked
 from eelgrid_controller.energy_ledger.entries import Entry, Holder, Measured, Place, namespace_of
+from eelgrid_controller.energy_ledger.exporting import Export, kept_before, settled_s
 from eelgrid_controller.energy_ledger.namespaces import NamespaceSum, NamespaceSums
 from eelgrid_controller.energy_ledger.working import WorkEntry
 from eelgrid_controller.errors import LedgerError
 
-__all__ = ["DAYS_KEPT_S", "HOURS_KEPT_S", "EnergyStore", "open_energy"]
+__all__ = ["DAYS_KEPT_S", "HOURS_KEPT_S", "EnergyStore", "Newest", "open_energy"]
 
 FILE_NAME = "energy.sqlite3"
 HOURS_KEPT_S = 400 * DAY_S
 DAYS_KEPT_S = 5 * 366 * DAY_S
 _FORGOTTEN_ONCE = 5_000
 _DISK = "check the disk and the rights of its folder"
-_SUMS = "sum(bare), sum(context), sum(active), total(cost), total(carbon)"
-_INNER_SUMS = (
-    "sum(bare) AS bare, sum(context) AS context, sum(active) AS active, sum(cost) AS cost, sum(carbon) AS carbon"
-)
-_NOBODY = "CASE WHEN h.kind IN ('unallocated', 'unattributed') THEN h.kind ELSE '' END"
+
+
+class Newest(NamedTuple):
+    """The last window of a node that is in the ledger: its number, and where it ends in seconds of Unix time."""
+
+    node_name: str
+    incarnation: int
+    number: int
+    until_s: float
 
 
 def open_energy(folder: Path) -> "EnergyStore":
@@ -85,6 +84,7 @@ class EnergyStore:
         self._reader = reader
         self._places: dict[Place, int] = {}
         self._holders: dict[Holder, int] = {}
+        self.marks = Marks(connection)
         self.namespaces = self._sums()  # of what is on the disk; another thread may read it, since it is never changed
 
     def newest(self) -> dict[str, tuple[int, int]]:
@@ -113,29 +113,42 @@ class EnergyStore:
         }
 
     def add(
-        self, entries: Iterable[Entry], measured: Iterable[Measured], windows: Iterable[tuple[str, int, int]],
-        worked: Iterable[WorkEntry] = (),
+        self, entries: Iterable[Entry], measured: Iterable[Measured], windows: Iterable[Newest],
+        worked: Iterable[WorkEntry] = (), *, now_s: int,
     ) -> None:  # fmt: skip
         """All or nothing, and on the disk on return; `windows` are the nodes' newest. Raises LedgerError."""
+        entries, measured, worked = list(entries), list(measured), list(worked)
+        hours = {one.hour_s for many in (entries, measured, worked) for one in many}
+        try:
+            with self._transaction():
+                self._add_spent(entries, measured)
+                namespaces = self._add_to_namespaces(entries)
+                self._add_work(worked)
+                self._connection.executemany(
+                    "INSERT INTO windows VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET incarnation = excluded.incarnation, "
+                    "number = excluded.number, until = excluded.until",
+                    [(one.node_name, str(one.incarnation), one.number, one.until_s) for one in windows],
+                )
+                is_behind = self.marks.touched(hours, now_s=now_s)
+        except BaseException:
+            # What was given an id in there has none.
+            self._places.clear()
+            self._holders.clear()
+            raise
+        self.namespaces = namespaces
+        if is_behind:
+            self._read_marks()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of it or nothing; raises LedgerError."""
         connection = self._connection
         try:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                entries = list(entries)
-                self._add_spent(entries, measured)
-                namespaces = self._add_to_namespaces(entries)
-                self._add_work(worked)
-                connection.executemany(
-                    "INSERT INTO windows VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET incarnation = excluded.incarnation, "
-                    "number = excluded.number",
-                    [(node, str(incarnation), number) for node, incarnation, number in windows],
-                )
+                yield
                 connection.execute("COMMIT")
-                self.namespaces = namespaces
             except BaseException:
-                # What was given an id in there has none.
-                self._places.clear()
-                self._holders.clear()
                 # A full disk may have ended the transaction already.
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
@@ -143,11 +156,33 @@ class EnergyStore:
         except (sqlite3.Error, OverflowError) as error:
             raise LedgerError(self.path, str(error), _DISK) from error
 
+    def confirm(self, export: Export, *, now_s: int) -> None:
+        """Somebody has these rows elsewhere; raises FailedPrecondition, ResourceExhausted and LedgerError."""
+        with self._transaction():
+            self.marks.confirm(export, now_s=now_s)
+        self._read_marks()
+
+    def remove_exporter(self, name: str) -> None:
+        """His rows go by their age again; raises NotFound and LedgerError."""
+        with self._transaction():
+            self.marks.remove(name)
+        self._read_marks()
+
+    def _read_marks(self) -> None:
+        try:
+            self.marks.read()
+        except sqlite3.Error as error:
+            raise LedgerError(self.path, str(error), _DISK) from error
+
+    def settled_s(self, now_s: int) -> int:
+        """Until when hours are settled (`exporting.py`); raises LedgerError."""
+        return settled_s([until_s for (until_s,) in self._read("SELECT until FROM windows", ())], now_s)
+
     def _add_spent(self, entries: Iterable[Entry], measured: Iterable[Measured]) -> None:
         connection = self._connection
         spent = [
-            (one.hour_s, self._place(one.place), self._holder(one.holder), one.booked.bare_mj, one.booked.context_mj,
-             one.booked.active_mj, one.booked.cost, one.booked.carbon_g)
+            (one.hour_s, self._place(one.place), self._holder(one.holder), one.spent.bare_mj, one.spent.context_mj,
+             one.spent.active_mj, one.spent.cost, one.spent.carbon_g)
             for one in entries
         ]  # fmt: skip
         drawn = [
@@ -170,7 +205,7 @@ class EnergyStore:
     def _add_to_namespaces(self, entries: Iterable[Entry]) -> NamespaceSums:
         spent_mj: Counter[str] = Counter()
         for one in entries:
-            spent_mj[namespace_of(one.holder.kind, one.holder.namespace)] += one.booked.energy_mj
+            spent_mj[namespace_of(one.holder.kind, one.holder.namespace)] += one.spent.energy_mj
         after, changed = self.namespaces.plus(spent_mj)
         self._connection.executemany(
             "INSERT INTO namespaces VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET spent = excluded.spent, "
@@ -226,122 +261,85 @@ class EnergyStore:
     def forget(self, *, now_s: int) -> int:
         """Lets go of some rows that are too old, and of holders without rows; how many rows went. Raises LedgerError."""
         gone, connection = 0, self._connection
+        untils_s = [one.until_s for one in self.marks.exporters.values()]
         try:
-            for (table, _), kept_s in zip(SPANS, (HOURS_KEPT_S, DAYS_KEPT_S), strict=True):
-                for name, keys in (
-                    (table, "at, place, holder"), (f"{table}_measured", "at, place"), (f"{table}_work", "at, work"),
-                ):  # fmt: skip
+            for (table, span_s), kept_s in zip(SPANS, (HOURS_KEPT_S, DAYS_KEPT_S), strict=True):
+                before_s = kept_before(now_s, kept_s, span_s, untils_s)
+                for name, keys in _parts(table):
                     done = connection.execute(
                         f"DELETE FROM {name} WHERE ({keys}) IN (SELECT {keys} FROM {name} WHERE at < ? "
-                        f"LIMIT {_FORGOTTEN_ONCE})",
-                        (now_s - kept_s,),
+                        f"AND at NOT IN (SELECT hour / {span_s} * {span_s} FROM changes) LIMIT {_FORGOTTEN_ONCE})",
+                        (before_s,),
                     ).rowcount
                     gone += done
                     if name == "daily" and 0 < done < _FORGOTTEN_ONCE:
-                        # The last of a day: days are kept longest, so who has none has no hours.
-                        connection.execute("DELETE FROM holders WHERE id NOT IN (SELECT holder FROM daily)")
-                        self._holders.clear()
+                        self._forget_holders()
             connection.execute(
                 "DELETE FROM works WHERE until < ? AND id NOT IN (SELECT work FROM daily_work)", (now_s - DAYS_KEPT_S,)
             )
+            self.marks.forget(now_s - DAYS_KEPT_S)
         except sqlite3.Error as error:
             raise LedgerError(self.path, str(error), _DISK) from error
         return gone
 
+    def _forget_holders(self) -> None:
+        """Days are kept longest, so who has none has no hours."""
+        self._connection.execute("DELETE FROM holders WHERE id NOT IN (SELECT holder FROM daily)")
+        self._holders.clear()
+
+    def used_bytes(self) -> int:
+        """Of the file, without pages that are free. Raises LedgerError."""
+        try:
+            pages, free, size = (
+                self._connection.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+        except sqlite3.Error as error:
+            raise LedgerError(self.path, str(error), _DISK) from error
+        return int((pages - free) * size)
+
+    def shrink(self, *, now_s: int, bytes_most: int) -> int:
+        """Lets go of one hour or one day, whoever has it, where the file is larger than that; how many rows went.
+
+        Of the hours and the days it is those whose oldest has used up most of the time that it is kept, so that both
+        become shorter alike; an hour leaves before its day. Raises LedgerError.
+        """
+        if self.used_bytes() <= bytes_most:
+            return 0
+        with self._transaction():
+            oldest = {
+                table: self._connection.execute(f"SELECT min(at) FROM {table}").fetchone()[0] for table, _ in SPANS
+            }
+            hour_s, day_s = oldest["hourly"], oldest["daily"]
+            if day_s is None:
+                return 0
+            is_day = hour_s is None or (
+                day_s + DAY_S <= hour_s and (now_s - day_s) * HOURS_KEPT_S > (now_s - hour_s) * DAYS_KEPT_S
+            )
+            table, at_s = ("daily", day_s) if is_day else ("hourly", hour_s)
+            gone = sum(
+                self._connection.execute(f"DELETE FROM {name} WHERE at <= ?", (at_s,)).rowcount
+                for name, _ in _parts(table)
+            )
+            if is_day:
+                self._forget_holders()
+        return gone
+
     def ask(self, asked: Asked) -> Answer:
         """The answer, all of it of one moment, whatever is written meanwhile; raises LedgerError."""
+        (answer,) = self.ask_all((asked,))
+        return answer
+
+    def ask_all(self, asked: Sequence[Asked]) -> list[Answer]:
+        """The same for questions of one stretch with the same filters, which costs less than each alone."""
         self._read("BEGIN", ())
         try:
-            return self._answer(asked)
+            ((revision,),) = self._read("SELECT revision FROM ledger", ())
+            return [replace(one, revision=revision) for one in answers(self._read, asked)]
         finally:
             # A fault of the disk may have ended the transaction already.
             if self._reader.in_transaction:
                 self._read("ROLLBACK", ())
-
-    def _answer(self, asked: Asked) -> Answer:
-        worked = self._worked(asked)
-        nobody = dict.fromkeys(("unallocated", "unattributed"), Spent())
-        spent: dict[tuple[str, ...], Spent] = {}
-        telling_mj: dict[tuple[tuple[str, ...], str], int] = {}  # of workloads that tell how much they work
-        for kind, units, values, one in self._rows(asked, has_work=bool(worked)):
-            if kind:
-                nobody[kind] = nobody[kind].plus(one)
-                continue
-            spent[values] = spent[values].plus(one) if values in spent else one
-            for unit in units.split("\n") if units else ():
-                telling_mj[values, unit] = telling_mj.get((values, unit), 0) + one.energy_mj
-        chosen = set(spent)
-        if asked.group_by and len(spent) > asked.rows_most:
-            chosen = set(sorted(spent, key=lambda values: -sum(spent[values][:3]))[: asked.rows_most])
-        others = [one for values, one in spent.items() if values not in chosen]
-        left_out = Spent(*map(sum, zip(*others, strict=True))) if others else Spent()
-        timed = [place for place, name in enumerate(asked.group_by) if name in ("hour", "day")]
-        groups = [
-            Group(
-                values, spent[values],
-                tuple(done._replace(energy_mj=telling_mj.get((values, done.unit), 0)) for done in worked.get(values, ())),
-            )
-            for values in sorted(
-                chosen, key=lambda values: (*(int(values[place]) for place in timed), -spent[values].energy_mj, values)
-            )
-        ]  # fmt: skip
-        ((measured_mj, uncertainty_mj, uncounted_s),) = self._measured(asked)
-        return Answer(
-            asked=asked, groups=tuple(groups), left_out=left_out, left_out_rows=len(spent) - len(chosen),
-            unallocated=nobody["unallocated"], unattributed=nobody["unattributed"], measured_mj=measured_mj,
-            uncertainty_mj=uncertainty_mj, uncounted_s=uncounted_s,
-        )  # fmt: skip
-
-    def _rows(self, asked: Asked, *, has_work: bool) -> Iterable[tuple[str, str, tuple[str, ...], Spent]]:
-        """Who of nobody it is, units that are told, the group, and what was spent; one pass for all of them."""
-        where, given = filters_of(asked)
-        columns, named = columns_of(asked)
-        table, bounds = spans_of(asked)
-        is_timed = any(name in ("hour", "day") for name in asked.group_by)
-        is_placed = any(name in PLACED for name in (*asked.group_by, *(name for name, _ in asked.filters)))
-        # First by number, which halves what is looked up by name; of single days there is little to sum up.
-        keys = "place, holder" if is_placed else "holder"
-        joined = (
-            f"FROM ({table}) e" if is_timed else f"FROM (SELECT {keys}, {_INNER_SUMS} FROM ({table}) GROUP BY {keys}) e"
-        )
-        joined += " JOIN holders h ON h.id = e.holder"
-        if is_placed:
-            joined += " JOIN places p ON p.id = e.place"
-        units, work_bounds = "''", tuple[int, ...]()
-        if has_work:
-            rows, work_bounds = spans_of(asked, "_work")
-            units = "coalesce(w.units, '')"
-            joined += (
-                " LEFT JOIN (SELECT t.id AS holder, group_concat(w.unit, char(10)) AS units FROM works w JOIN holders t "
-                "ON t.workload = w.workload AND t.workload <> '' "
-                f"WHERE w.id IN (SELECT work FROM ({rows})) GROUP BY t.id) w ON w.holder = e.holder"
-            )
-        grouped = ", ".join(str(1 + place) for place in range(len(columns) + 2))
-        found = self._read(
-            f"SELECT {', '.join([_NOBODY, units, *columns])}, {_SUMS} {joined} {where} GROUP BY {grouped}",
-            (*named, *bounds, *work_bounds, *given),
-        )
-        many = 2 + len(columns)
-        return ((row[0], row[1], tuple(map(str, row[2:many])), Spent(*row[many:])) for row in found)
-
-    def _worked(self, asked: Asked) -> dict[tuple[str, ...], tuple[Done, ...]]:
-        """What was done by group; empty where nobody told, or where the question cuts workloads apart."""
-        query = work_query(asked)
-        found: dict[tuple[str, ...], tuple[Done, ...]] = {}
-        for row in () if query is None else self._read(*query):
-            *values, unit, amount, counted_s, missed_s = row
-            key = tuple(map(str, values))
-            found[key] = (*found.get(key, ()), Done(unit, amount, counted_s, missed_s))
-        return found
-
-    def _measured(self, asked: Asked) -> list[tuple[int, int, float]]:
-        where, given = place_filters_of(asked)
-        table, bounds = spans_of(asked, "_measured")
-        return self._read(
-            f"SELECT coalesce(sum(total), 0), coalesce(sum(uncertainty), 0), total(uncounted) FROM ({table}) e "
-            f"JOIN places p ON p.id = e.place {where}",
-            (*bounds, *given),
-        )
 
     def _read(self, sql: str, given: Iterable[Any]) -> list[Any]:
         try:
@@ -353,3 +351,10 @@ class EnergyStore:
         """Lets go of the file."""
         self._reader.close()
         self._connection.close()
+
+
+def _parts(table: str) -> tuple[tuple[str, str], ...]:
+    """Tables of hours or of days, and their keys."""
+    return (
+        (table, "at, place, holder"), (f"{table}_measured", "at, place"), (f"{table}_work", "at, work"),
+    )  # fmt: skip

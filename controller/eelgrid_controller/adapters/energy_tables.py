@@ -10,12 +10,12 @@ not in two where one pod of it came before the controller knew the workload.
 
 import json
 
-from eelgrid_controller.energy_ledger.asking import DAY_S, Asked
+from eelgrid_controller.energy_ledger.asking import DAY_S, TIMES, Asked
 from eelgrid_controller.energy_ledger.entries import HOUR_S
 
 __all__ = [
-    "APPLICATION_ID", "FORMAT_VERSION", "PLACED", "SPANS", "UPGRADES", "columns_of", "filters_of", "place_filters_of",
-    "spans_of", "work_query",
+    "APPLICATION_ID", "FORMAT_VERSION", "PLACED", "SPANS", "UPGRADES", "columns_of", "filters_of", "is_of_workloads",
+    "place_filters_of", "spans_of", "work_query",
 ]  # fmt: skip
 
 APPLICATION_ID = 0x45656C45  # "EelE"
@@ -74,8 +74,19 @@ INSERT INTO namespaces SELECT name, sum(mj), 0, 0 FROM (
 UPDATE namespaces SET own = spent, shown = 1
 WHERE name IN (SELECT name FROM namespaces WHERE name <> 'other' ORDER BY spent DESC LIMIT 100);
 """
+# Who takes rows elsewhere: the number of the last transaction of all and of each hour, and hours below a mark that changed.
+_EXPORTS = """
+ALTER TABLE windows ADD COLUMN until REAL NOT NULL DEFAULT 0;
+CREATE TABLE ledger (revision INTEGER NOT NULL);
+INSERT INTO ledger VALUES (0);
+CREATE TABLE hours (hour INTEGER PRIMARY KEY, revision INTEGER NOT NULL);
+CREATE TABLE exporters (name TEXT PRIMARY KEY, since INTEGER NOT NULL, until INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE changes (
+  exporter TEXT NOT NULL, hour INTEGER NOT NULL, at INTEGER NOT NULL, PRIMARY KEY (exporter, hour)
+) WITHOUT ROWID;
+"""
 # What each version adds to the one before; a new file gets all of it.
-UPGRADES = (_SPENT, _WORK, _NAMESPACES)
+UPGRADES = (_SPENT, _WORK, _NAMESPACES, _EXPORTS)
 FORMAT_VERSION = len(UPGRADES)
 _COLUMNS = {
     "kind": "h.kind", "namespace": "h.namespace", "name": "h.name", "workload": "h.workload", "title": "h.title",
@@ -132,15 +143,24 @@ def place_filters_of(asked: Asked) -> tuple[str, tuple[str, ...]]:
     return "WHERE 1" + "".join(f" AND {_COLUMNS[name]} = ?" for name, _ in places), tuple(value for _, value in places)
 
 
-def work_query(asked: Asked) -> tuple[str, tuple[str | int, ...]] | None:
-    """Groups, unit, amount, counted and missed seconds; None where workloads are not whole in their groups."""
+def is_of_workloads(asked: Asked) -> bool:
+    """Whether workloads are whole in the groups of a question, so that their work can be told."""
     names = (*asked.group_by, *(name for name, _ in asked.filters))
-    if not asked.group_by or any(name not in _OF_WORKLOADS and not name.startswith("label:") for name in names):
-        return None
+    return bool(asked.group_by) and all(name in _OF_WORKLOADS or name.startswith("label:") for name in names)
+
+
+def work_query(asked: Asked) -> tuple[str, tuple[str | int, ...]]:
+    """Groups, unit, amount, counted and missed seconds, of a question in whose groups workloads are whole."""
     columns, named = columns_of(asked)
     where, given = filters_of(asked)
     rows, bounds = spans_of(asked, "_work")
     grouped = ", ".join(str(1 + place) for place in range(len(columns) + 1))
+    if not any(name in TIMES for name in asked.group_by):
+        # First by number, as of joules.
+        rows = (
+            "SELECT work, sum(amount) AS amount, sum(counted) AS counted, sum(missed) AS missed "
+            f"FROM ({rows}) GROUP BY work"
+        )
     query = (
         f"SELECT {', '.join(columns)}, w.unit, sum(e.amount), sum(e.counted), sum(e.missed) FROM ({rows}) e "
         "JOIN works w ON w.id = e.work JOIN holders h ON h.id = "

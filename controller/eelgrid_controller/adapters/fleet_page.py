@@ -28,6 +28,7 @@ from eelgrid_controller.adapters.described import (
     Family,
     family,
 )
+from eelgrid_controller.adapters.limited_work import LimitedWork
 from eelgrid_controller.command import Committed
 from eelgrid_controller.core import Core
 from eelgrid_controller.events import (
@@ -46,7 +47,7 @@ from eelgrid_controller.snapshot import Snapshot
 from eelgrid_controller.state import NodeRecord
 from eelgrid_controller.telemetry import Telemetry
 from eelgrid_kernels import GPU_ABSENT, GPU_PLACEABLE, GPU_WHOLE_MILLI
-from eelgrid_protos.messages import NodeState, Summary, Workload
+from eelgrid_protos.messages import NodeState, Summary
 
 __all__ = ["FleetPage", "Watts", "fragmentation_ratio", "model_watts", "pool_watts", "waiting_by_reason"]
 
@@ -81,9 +82,11 @@ class FleetPage:
         self._core, self._summary, self._telemetry = core, summary, telemetry
         self._monotonic_s, self._now_ns = monotonic_s, now_ns
         self._changes = Counter(dict.fromkeys(PLAN_CHANGES, 0))
+        self._limited = LimitedWork()
 
     def committed(self, committed: Committed) -> None:
         """Counts what one commit made true."""
+        self._limited.committed(committed.events)
         for event in committed.events:
             change = _CHANGES.get(type(event))
             if change is not None:
@@ -101,8 +104,9 @@ class FleetPage:
         yield family("eelgrid_stale_nodes", stale)
         if not np.isnan(ages_s).all():
             yield family("eelgrid_oldest_sample_age_seconds", float(np.nanmax(ages_s)))
-        free = (one is not None and not _is_limited(one, core.state.workloads) for one in records)
-        watts = dict(sorted(model_watts(snapshot, seen, is_ready & np.fromiter(free, np.bool_)).items())[:MODELS_MOST])
+        limited = self._limited.nodes(core)
+        free = np.array([name not in limited for name in seen.names], np.bool_)
+        watts = dict(sorted(model_watts(snapshot, seen, is_ready & free).items())[:MODELS_MOST])
         yield family(
             "eelgrid_model_power_error_ratio",
             {
@@ -116,11 +120,6 @@ class FleetPage:
             yield family("eelgrid_fragmentation_ratio", ratio)
         yield family("eelgrid_pending_workloads", waiting_by_reason(self._summary()))
         yield family("eelgrid_plan_changes_total", dict(self._changes))
-
-
-def _is_limited(record: NodeRecord, workloads: Mapping[str, Workload]) -> bool:
-    """Whether work on the node is under a power limit."""
-    return any(workloads[one.workload_id].power_limit_w is not None for one in record.assignments.values())
 
 
 def _most(values: Mapping[str, float], most: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The energy ledger's part of the metrics page: windows, failures, age, and joules by namespace.
+"""The energy ledger's part of the metrics page: windows, failures, age, size, exporters, and joules by namespace.
 
 Owns the names of its metrics. Must not know how the ledger is kept, nor which namespaces have a counter of their own:
 that is `energy_ledger/namespaces.py`.
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from eelgrid_controller.adapters.described import Family, family
+from eelgrid_controller.energy_ledger.exporting import Exporter
 
 __all__ = ["LedgerPage"]
 
@@ -22,6 +23,13 @@ class Counts(Protocol):
     dropped: int
     failures: int
     newest_ns: int | None  # the latest end of a window that is on disk
+    forgotten: Mapping[str, int]  # rows by why they had to go
+    used_bytes: int | None
+    bytes_most: int
+
+    @property
+    def exporters(self) -> Mapping[str, Exporter]:
+        """Marks by name; as many as `exporting.py` allows."""
 
     def by_namespace(self) -> Mapping[str, float]:
         """Joules of what is on disk, since the ledger began."""
@@ -42,4 +50,12 @@ class LedgerPage:
         if counts.newest_ns is not None:
             age_s = max(0.0, (self._now_ns() - counts.newest_ns) * _NS_S)
             yield family("eelgrid_ledger_newest_window_age_seconds", age_s)
+        if counts.used_bytes is not None:
+            yield family("eelgrid_ledger_size_bytes", counts.used_bytes)
+        yield family("eelgrid_ledger_size_limit_bytes", counts.bytes_most)
+        yield family("eelgrid_ledger_forgotten_rows_total", counts.forgotten)
+        exporters, now_s = counts.exporters.values(), self._now_ns() * _NS_S
+        yield family("eelgrid_ledger_export_lag_seconds", {one.name: one.lag_s(now_s) for one in exporters})
+        changed = {one.name: one.changed.hours if one.changed else 0 for one in exporters}
+        yield family("eelgrid_ledger_export_changes", changed)
         yield family("eelgrid_ledger_energy_joules_total", counts.by_namespace())

@@ -5,10 +5,11 @@ frames are the hub's, answers `page.answers`'.
 
     GET /                 the page; its files lie beside it
     GET /events           server-sent events: one `whole`, then a `delta` each second
-    GET /data/gpu?node=&index=   /data/workload?id=   /data/search?text=   /data/points?profile=   /data/past?before=
+    GET /data/gpu?node=&index=   /data/workload?id=   /data/search?text=   /data/past?before=
+    GET /data/points?profile=&model=   /data/promises
 
 Who may come in is as with the API: with certificate files, by mutual TLS alone, so a browser
-needs a client certificate of the same authority; without, only on loopback, or where `insecure`
+needs a client certificate of the same authority, with a role that may look; without, only on loopback, or where `insecure`
 is said. On loopback without TLS the Host header must name this machine: a page of somebody else
 whose name was made to lead here cannot read the answers. Nothing is changed by any request.
 """
@@ -18,7 +19,7 @@ import contextlib
 import ipaddress
 import logging
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -27,8 +28,15 @@ from aiohttp import web
 from eelgrid_controller.adapters.page_files import page_files, style_source
 from eelgrid_controller.adapters.page_hub import PACKED_HEAD, Behind, Bytes, PageHub, Source
 from eelgrid_controller.errors import ConfigError, JournalError
-from eelgrid_controller.page.answers import gpu_answer, points_answer, search_answer, workload_answer
+from eelgrid_controller.page.answers import (
+    gpu_answer,
+    points_answer,
+    promises_answer,
+    search_answer,
+    workload_answer,
+)
 from eelgrid_controller.state import ClusterState
+from eelgrid_protos.faults import PermissionDenied
 from eelgrid_protos.transport import TlsFiles, is_loopback
 
 __all__ = ["PageDoor"]
@@ -57,8 +65,11 @@ class PageDoor:
     """Serves one hub."""
 
     def __init__(
-        self, hub: PageHub, source: Source, *, tls: TlsFiles | None, insecure: bool, log: logging.Logger
-    ) -> None:
+        self, hub: PageHub, source: Source, *, tls: TlsFiles | None, insecure: bool, log: logging.Logger,
+        admit: Callable[[bytes | None], None] | None = None,
+    ) -> None:  # fmt: skip
+        # With TLS: asked before each answer, by the viewer's certificate in DER; raises PermissionDenied.
+        self._admit = admit
         self.port = 0
         self._hub = hub
         self._source = source
@@ -158,6 +169,12 @@ class PageDoor:
             return web.Response(status=421, text="ask by the address of this machine, such as 127.0.0.1\n")
         if request.method not in {"GET", "HEAD"}:
             return web.Response(status=405, text="only GET is answered\n")
+        if self._admit is not None:
+            secured = request.get_extra_info("ssl_object")
+            try:
+                self._admit(None if secured is None else secured.getpeercert(binary_form=True))
+            except PermissionDenied as refusal:
+                return web.Response(status=403, text=f"{refusal}\n")
         response: web.StreamResponse = await handler(request)
         return response
 
@@ -235,7 +252,10 @@ class PageDoor:
             case "search":
                 return await source.read(lambda state: search_answer(state, given.get("text", "")))
             case "points":
-                return await source.read(lambda state: points_answer(state.points, given.get("profile", "")))
+                profile, model = given.get("profile", ""), given.get("model", "")
+                return await source.read(lambda state: points_answer(state.points, profile, model))
+            case "promises":
+                return promises_answer(source.promises())
             case "past":
                 before = given.get("before", "")
                 return await self._hub.earlier(int(before)) if before.isdecimal() and len(before) < 20 else None

@@ -32,7 +32,7 @@ from eelgrid_controller.page.board import Board
 from eelgrid_controller.page.history import Change, earlier
 from eelgrid_controller.state import ClusterState
 from eelgrid_controller.telemetry import Telemetry
-from eelgrid_protos.messages import Explanation
+from eelgrid_protos.messages import Explanation, ListPromisesResponse
 
 __all__ = ["PACKED_HEAD", "Behind", "Bytes", "PageHub", "Source"]
 
@@ -75,6 +75,9 @@ class Source(Protocol):
 
     def explain(self, workload_id: str) -> Awaitable[Explanation | None]:
         """Why a workload stands where it stands; None for one that is not known."""
+
+    def promises(self) -> ListPromisesResponse:
+        """How promises are kept now."""
 
     def past(self) -> Past:
         """What the journal tells of before now; for any thread. Raises JournalError."""

@@ -1,6 +1,6 @@
-"""The live page's source: a running controller's loop and telemetry.
+"""The live page's source: a running controller's loop, telemetry and promises.
 
-Owns the joining of the two. Must not know frames or viewers.
+Owns the joining of them. Must not know frames or viewers.
 """
 
 from collections.abc import Awaitable, Callable
@@ -12,7 +12,7 @@ from eelgrid_controller.loop import ControllerLoop
 from eelgrid_controller.state import ClusterState
 from eelgrid_controller.telemetry import Telemetry
 from eelgrid_protos.faults import NotFound
-from eelgrid_protos.messages import Explanation
+from eelgrid_protos.messages import Explanation, ListPromisesResponse
 
 __all__ = ["LoopSource"]
 
@@ -22,8 +22,11 @@ _Result = TypeVar("_Result")
 class LoopSource:
     """Implements `Source` of page_hub.py."""
 
-    def __init__(self, loop: ControllerLoop, telemetry: Telemetry, clock: Clock) -> None:
+    def __init__(
+        self, loop: ControllerLoop, telemetry: Telemetry, promises: Callable[[], ListPromisesResponse], clock: Clock
+    ) -> None:
         self.telemetry = telemetry
+        self.promises = promises
         self._loop = loop
         self._clock = clock
 

@@ -22,11 +22,12 @@ the last answer. What is beyond them is given up: its root ends there, says so, 
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from eelgrid_controller.adapters.described import Family, family
+from eelgrid_controller.adapters.placement_attributes import asked, decision, own_ids
 from eelgrid_controller.adapters.spans import Kind, Root, Span, Values
 from eelgrid_controller.command import Committed, Origin
 from eelgrid_controller.events import (
@@ -36,14 +37,7 @@ from eelgrid_controller.events import (
     WorkloadPlaced,
     WorkloadSubmitted,
 )
-from eelgrid_protos.messages import (
-    ApplyStatus,
-    NodePlan,
-    Placement,
-    PlanApplied,
-    ReplicaExplanation,
-    WorkloadSpec,
-)
+from eelgrid_protos.messages import ApplyStatus, NodePlan, Placement, PlanApplied, Workload
 
 __all__ = ["Bounds", "PlacementTraces", "Spans"]
 
@@ -99,8 +93,8 @@ class _Followed:
 class Spans(Protocol):
     """Where spans come from and where they go."""
 
-    def root(self, name: str, headers: Mapping[str, str]) -> Root | None:
-        """The beginning of a trace; None for one that nobody wants."""
+    def root(self, name: str, headers: Mapping[str, str], trace_id: int) -> Root | None:
+        """The beginning of a trace, of this id unless it is within a caller's; None for one that nobody wants."""
 
     def new_id(self) -> int:
         """An id for a span."""
@@ -116,15 +110,17 @@ class PlacementTraces:
         self,
         spans: Spans,
         *,
+        cluster: str,
         now_ns: Callable[[], int],
         has_agent: Callable[[str], bool],
         bounds: Bounds | None = None,
     ) -> None:
-        """`has_agent` says whether a node's agent will answer plans."""
+        """`cluster` is the journal's name of the cluster; `has_agent` says whether a node's agent will answer plans."""
         # Whether a workload is pods, which are to be patched.
         self.has_pod: Callable[[str], bool] = lambda _: False
         self.results = dict.fromkeys(("finished", "cancelled", "given_up"), 0)
         self._spans = spans
+        self._cluster = cluster
         self._now_ns = now_ns
         self._has_agent = has_agent
         self._bounds = bounds or Bounds()
@@ -143,15 +139,37 @@ class PlacementTraces:
         end_ns = self._now_ns()
         start_ns = end_ns - int(1e9 * duration_s)
         arrived_ns = min(origin.arrived_ns, start_ns) if origin else start_ns
-        root = self._spans.root("placement", origin.headers if origin else {})
-        if root is None:
+        first = self._first(workload_id, origin.headers if origin else {}, arrived_ns)
+        if first is None:
             return ""
-        first = Span("placement", root, self._spans.new_id(), root.parent_id, arrived_ns)
-        first.attributes["eelgrid.workload.id"] = workload_id
         if len(self._decided) >= self._bounds.placements_most:
             self._decided.clear()
         self._decided[workload_id] = _Decided(first, start_ns, end_ns, origin is not None)
-        return f"{root.trace_id:032x}"
+        return f"{first.root.trace_id:032x}"
+
+    def _first(self, workload_id: str, headers: Mapping[str, str], start_ns: int) -> Span | None:
+        """The span over all of a placement; None for one that nobody wants."""
+        trace_id, span_id = own_ids(self._cluster, workload_id)
+        root = self._spans.root("placement", headers, trace_id)
+        if root is None:
+            return None
+        span_id = self._spans.new_id() if root.parent_id else span_id
+        said: Values = {"eelgrid.workload.id": workload_id}
+        return Span("placement", root, span_id, root.parent_id, start_ns, attributes=dict(said))
+
+    def go_on(self, waiting: Iterable[Workload]) -> None:
+        """What waited when the process before ended: its traces go on, but for callers', whose ids nobody kept."""
+        now_ns = self._now_ns()
+        for workload in waiting:
+            if len(self._followed) >= self._bounds.placements_most:
+                return
+            first = self._first(workload.workload_id, {}, workload.submitted_ns)
+            if first is not None:
+                first.attributes |= asked(workload.spec)
+                said: Values = {"eelgrid.reason": workload.reason}
+                queue = self._open("queue", first, workload.submitted_ns, said)
+                queue.events.append((now_ns, "another process goes on", said))
+                self._followed[workload.workload_id] = _Followed(first, queue=queue, reasons=1)
 
     def wrote(self, taken_s: float) -> None:
         """The commit that is about to be told took so long."""
@@ -169,7 +187,7 @@ class PlacementTraces:
                 case WorkloadDeferred() if event.workload_id in self._followed:
                     self._defer(event, now_ns)
                 case WorkloadPlaced() if event.workload_id in self._followed:
-                    said = _decision(event.placements, event.explanation, revision)
+                    said = decision(event.placements, event.explanation, revision)
                     pods = self.has_pod(event.workload_id)
                     self._place(
                         event.workload_id, event.placements, said, (event.time_ns, commit_ns, now_ns), pods=pods
@@ -177,7 +195,7 @@ class PlacementTraces:
                 case PartitionsPlanned():
                     for one in event.services:
                         if one.workload_id in self._followed and one.placements:
-                            said = _decision(one.placements, (), revision)
+                            said = decision(one.placements, (), revision)
                             self._place(one.workload_id, one.placements, said, (event.time_ns, commit_ns, now_ns))
                 case WorkloadCancelled() if event.workload_id in self._followed:
                     self._end(event.workload_id, "cancelled", now_ns)
@@ -216,7 +234,7 @@ class PlacementTraces:
         if len(self._followed) >= self._bounds.placements_most:
             self._end(next(iter(self._followed)), "given_up", now_ns)
         root = decided.root
-        root.attributes |= _asked(event.spec)
+        root.attributes |= asked(event.spec)
         self._followed[event.workload_id] = _Followed(root)
         kind, values = (Kind.SERVER, _RPC) if decided.is_call else (Kind.INTERNAL, {})
         submit = self._open("submit", root, root.start_ns, values, kind=kind)
@@ -348,44 +366,13 @@ class PlacementTraces:
             self.give_up_old()
 
     def close(self) -> None:
-        """End everything: whoever comes next does not know of it."""
-        for name in list(self._followed):
-            self._end(name, "given_up", self._now_ns())
+        """End everything, but for what waits: whoever comes next goes on with it, where its ids are our own."""
+        for name, one in list(self._followed.items()):
+            if one.queue is None or one.root.parent_id:
+                self._end(name, "given_up", self._now_ns())
+        self._followed.clear()
 
     def families(self) -> Iterator[Family]:
         """How many are followed, and what came of the others."""
         yield family("eelgrid_traces_open", len(self._followed))
         yield family("eelgrid_traces_total", self.results)
-
-
-def _asked(spec: WorkloadSpec) -> Values:
-    """What a submission asks for."""
-    owners = {"namespace": spec.namespace, "user": spec.user, "queue": spec.queue}
-    return {
-        "eelgrid.workload.name": spec.name,
-        "eelgrid.workload.kind": spec.kind.name.lower(),
-        "eelgrid.workload.priority": spec.priority,
-        "eelgrid.workload.replicas": spec.replicas,
-        "eelgrid.workload.gpus": spec.replicas * spec.request.gpu_count * spec.request.gpu_milli / 1000.0,
-        **{f"eelgrid.workload.{key}": value for key, value in owners.items() if value},
-    }
-
-
-def _decision(placements: Sequence[Placement], why: Sequence[ReplicaExplanation], revision: int) -> Values:
-    """What was decided: the first replica's place and the terms of its cost, and the event's number in the journal."""
-    first = placements[0]
-    said: dict[str, str | int | float] = {
-        "eelgrid.decision.revision": revision,
-        "eelgrid.node": first.node_name,
-        "eelgrid.nodes": len({one.node_name for one in placements}),
-    }
-    explained = next((one for one in why if one.replica == first.replica), None)
-    if explained is None:
-        return said
-    said["eelgrid.decision.feasible_nodes"] = explained.feasible_nodes
-    for one in explained.candidates:
-        if (one.node_name, one.gpu_indexes) == (first.node_name, first.gpu_indexes):
-            said["eelgrid.cost_watts"] = one.cost_w
-            said |= {f"eelgrid.cost_watts.{term.name}": term.cost_w for term in one.terms}
-            break
-    return said

@@ -18,7 +18,7 @@ from eelgrid_controller.adapters.described import Family, family
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.command import Committed
 from eelgrid_controller.core import Core
-from eelgrid_controller.events import Event, PointsMeasured, PricesQuoted, WorkloadDeferred
+from eelgrid_controller.events import Event, PointsMeasured, PricesQuoted, SpendingJudged, WorkloadDeferred
 from eelgrid_controller.loop import ControllerLoop
 from eelgrid_controller.model import PowerModel
 from eelgrid_controller.savings.account import Beginning, Figures, Savings
@@ -30,7 +30,7 @@ _TURN_S = 1.0
 _AGAIN_S = 60.0
 # Events that wait for a turn; beyond, to begin anew costs no more.
 _BEHIND_MOST = 50_000
-_OF_NO_ACCOUNT = (PricesQuoted, WorkloadDeferred, PointsMeasured)
+_OF_NO_ACCOUNT = (PricesQuoted, WorkloadDeferred, PointsMeasured, SpendingJudged)
 
 
 class SavingsDesk:

@@ -73,11 +73,11 @@ class SpanSender:
 
     # From the loop's thread
 
-    def root(self, name: str, headers: Mapping[str, str]) -> Root | None:
+    def root(self, name: str, headers: Mapping[str, str], trace_id: int) -> Root | None:
         """The beginning of a trace, within the caller's where its headers say so; None for one that is not sampled."""
         context = self._propagator.extract(headers, context=Context()) if headers else Context()
         caller = get_current_span(context).get_span_context()
-        trace_id = caller.trace_id if caller.is_valid else self._provider.id_generator.generate_trace_id()
+        trace_id = caller.trace_id if caller.is_valid else trace_id
         if self._provider.sampler.should_sample(context, trace_id, name).decision is not Decision.RECORD_AND_SAMPLE:
             return None
         if not caller.is_valid:

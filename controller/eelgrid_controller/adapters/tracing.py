@@ -152,7 +152,7 @@ class Tracing:
         # Asked for what the environment says of sampling; it makes no span itself.
         provider = TracerProvider(resource=Resource({**about, **said}), shutdown_on_exit=False)
         self.sender = SpanSender(exporter, provider, scope="eelgrid.placement", log=log)
-        self.traces = PlacementTraces(self.sender, now_ns=now_ns, has_agent=has_agent)
+        self.traces = PlacementTraces(self.sender, cluster=instance, now_ns=now_ns, has_agent=has_agent)
         self.now_ns = now_ns
         self._running = asyncio.create_task(self.traces.run())
         log.info("traces=%s tls=%s", endpoint.address, "on" if endpoint.tls else "off")

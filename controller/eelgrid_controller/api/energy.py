@@ -1,44 +1,118 @@
-"""The operators' call about energy. Owns the translation between the contract and the ledger's question and answer."""
+"""The operators' calls about energy. Owns the translation between the contract and the ledger's questions and answers."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import grpc.aio
 
-from eelgrid_controller.energy_ledger.asking import Answer, Asked, Done, Spent, asked_of
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.energy_ledger.asking import Answer, Asked, Done, all_asked_of, asked_of
+from eelgrid_controller.energy_ledger.entries import Spent
+from eelgrid_controller.energy_ledger.exporting import Export, Exporter, export_of
 from eelgrid_controller.loop import ControllerLoop
-from eelgrid_protos.messages import EnergyGroup, EnergySpent, EnergyWork, QueryEnergyRequest, QueryEnergyResponse
+from eelgrid_protos.messages import (
+    ConfirmEnergyExportRequest,
+    ConfirmEnergyExportResponse,
+    EnergyExporter,
+    EnergyGroup,
+    EnergySpent,
+    EnergyWork,
+    ListEnergyExportersRequest,
+    ListEnergyExportersResponse,
+    QueryEnergyReportRequest,
+    QueryEnergyReportResponse,
+    QueryEnergyRequest,
+    QueryEnergyResponse,
+    RemoveEnergyExporterRequest,
+    RemoveEnergyExporterResponse,
+)
 
 __all__ = ["EnergyCalls"]
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _ROWS = 1000
+_NANO = 10**9
 
 
-class Asks(Protocol):
+class Desk(Protocol):
     """Who has the ledger."""
 
-    async def ask(self, asked: Asked) -> Answer:
-        """The answer; raises Unavailable."""
+    @property
+    def exporters(self) -> Mapping[str, Exporter]:
+        """Marks by name."""
+
+    async def ask(self, asked: Sequence[Asked]) -> list[Answer]:
+        """Answers to questions of one stretch; raises Unavailable."""
+
+    async def settled_s(self) -> int:
+        """Until when hours are settled; raises Unavailable."""
+
+    async def confirm(self, export: Export) -> Exporter:
+        """The mark as it is then; raises FailedPrecondition, ResourceExhausted and Unavailable."""
+
+    async def remove_exporter(self, name: str) -> None:
+        """Forgets a mark; raises NotFound and Unavailable."""
 
 
 class EnergyCalls:
     """Serves a part of `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
 
-    def __init__(self, *, loop: ControllerLoop, desk: Asks) -> None:
+    def __init__(self, *, loop: ControllerLoop, desk: Desk, clock: Clock) -> None:
         self._loop = loop
         self._desk = desk
+        self._clock = clock
 
     async def query_energy(self, request: QueryEnergyRequest, _context: Context) -> QueryEnergyResponse:
         """Who spent how many joules; raises InvalidArgument and Unavailable."""
         asked = asked_of(
             begin_ns=request.begin_ns, end_ns=request.end_ns, group_by=request.group_by,
-            filters=dict(request.filters), rows_most=request.rows_most or _ROWS,
+            filters=dict(request.filters), rows_most=request.rows_most or _ROWS, with_nobody=request.with_nobody,
         )  # fmt: skip
-        answer = await self._desk.ask(asked)
+        (answer,) = await self._desk.ask((asked,))
+        return self._told(answer)
+
+    async def query_energy_report(
+        self, request: QueryEnergyReportRequest, _context: Context
+    ) -> QueryEnergyReportResponse:
+        """The same for several groupings of one stretch; raises InvalidArgument and Unavailable."""
+        asked = all_asked_of(
+            begin_ns=request.begin_ns, end_ns=request.end_ns, filters=dict(request.filters),
+            groupings=[(one.group_by, one.rows_most or _ROWS) for one in request.groupings],
+        )  # fmt: skip
+        return QueryEnergyReportResponse(answers=tuple(map(self._told, await self._desk.ask(asked))))
+
+    async def confirm_energy_export(
+        self, request: ConfirmEnergyExportRequest, _context: Context
+    ) -> ConfirmEnergyExportResponse:
+        """Moves a mark; raises InvalidArgument, FailedPrecondition, ResourceExhausted and Unavailable."""
+        export = export_of(
+            name=request.name, begin_ns=request.begin_ns, end_ns=request.end_ns, revision=request.revision
+        )
+        return ConfirmEnergyExportResponse(exporter=self._exporter(await self._desk.confirm(export)))
+
+    async def list_energy_exporters(
+        self, _request: ListEnergyExportersRequest, _context: Context
+    ) -> ListEnergyExportersResponse:
+        """Marks by name; raises Unavailable."""
+        settled_s = await self._desk.settled_s()
+        exporters = self._desk.exporters
+        return ListEnergyExportersResponse(
+            exporters=tuple(self._exporter(exporters[name]) for name in sorted(exporters)),
+            settled_ns=max(0, settled_s) * _NANO,
+        )
+
+    async def remove_energy_exporter(
+        self, request: RemoveEnergyExporterRequest, _context: Context
+    ) -> RemoveEnergyExporterResponse:
+        """Forgets a mark; raises NotFound and Unavailable."""
+        await self._desk.remove_exporter(request.name)
+        return RemoveEnergyExporterResponse()
+
+    def _told(self, answer: Answer) -> QueryEnergyResponse:
         prices = self._loop.core.state.policy.prices
         return QueryEnergyResponse(
-            begin_ns=asked.begin_s * 10**9,
-            end_ns=asked.end_s * 10**9,
+            begin_ns=answer.asked.begin_s * _NANO,
+            end_ns=answer.asked.end_s * _NANO,
             currency="" if prices is None else prices.currency,
             groups=tuple(
                 EnergyGroup(values=group.values, spent=_spent(group.spent), work=tuple(map(_work, group.done)))
@@ -51,7 +125,16 @@ class EnergyCalls:
             measured_mj=answer.measured_mj,
             uncertainty_mj=answer.uncertainty_mj,
             uncounted_s=answer.uncounted_s,
+            revision=answer.revision,
         )
+
+    def _exporter(self, one: Exporter) -> EnergyExporter:
+        changed = one.changed
+        return EnergyExporter(
+            name=one.name, since_ns=one.since_s * _NANO, until_ns=one.until_s * _NANO,
+            changed_hours=changed.hours if changed else 0, changed_first_ns=changed.first_s * _NANO if changed else 0,
+            changed_last_ns=changed.last_s * _NANO if changed else 0, lag_s=one.lag_s(self._clock.now_ns() / _NANO),
+        )  # fmt: skip
 
 
 def _spent(spent: Spent) -> EnergySpent:

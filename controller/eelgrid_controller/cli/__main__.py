@@ -42,8 +42,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "partition": ("partition", "Show, plan or change the MIG layouts of partitioned pools."),
     "moves": ("moves", "Recommend moves of running work, or execute them."),
     "energy": ("energy", "Say who spent how many joules, and what they cost."),
+    "spending": ("spending", "Show what is spent of spending limits, and what waits for them."),
+    "exporters": ("exporters", "Show who takes energy's rows elsewhere, and until when they have them."),
     "report": ("report", "Write a month of energy, cost and carbon as a page of HTML or PDF."),
     "top": ("top", "Watch the cluster live."),
+    "whoami": ("whoami", "Say whose our certificate is and what it may."),
     "doctor": ("doctor", "Say what is wrong with this installation and what to do."),
     "replay": ("replay", "Compare policies on a trace, or submit it to a controller."),
     "frontier": ("frontier", "Energy against latency and throughput, of a described fleet or the running one."),
@@ -64,6 +67,18 @@ class _Commands(click.Group):
         module = importlib.import_module(f"eelgrid_controller.cli.{COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, cmd_name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command; of one that is not there the names that are nearest."""
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, n=2)
+            if near:
+                ctx.fail(f"No such command {args[0]!r}. Did you mean {' or '.join(near)}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):

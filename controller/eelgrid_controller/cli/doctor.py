@@ -38,6 +38,7 @@ from eelgrid_protos.messages import (
     ListPlansRequest,
     ListPromisesRequest,
     QueryEnergyRequest,
+    WhoAmIRequest,
 )
 
 __all__ = ["Looks", "doctor"]
@@ -221,6 +222,8 @@ def _asked(check: str, call: Callable[[], Any], *, optional: bool = False) -> An
         return call()
     except (faults.Fault, ListenError, click.UsageError) as error:
         message = getattr(error, "message", str(error))
+        if isinstance(error, faults.Unavailable):  # gRPC tells of each address that it tried; the end is why
+            message = message.rpartition(": ")[2]
         remedy = "see the check of the controller" if not optional else "nothing, unless an agent is to run here"
         return skipped(check, f"was not answered: {message}", remedy)
 
@@ -288,6 +291,7 @@ def _controller(settings: Settings, looks: Looks) -> Iterator[Finding]:
 
 def _asks(client: Any, settings: Settings, looks: Looks) -> Iterator[Finding]:
     timeout_s = settings.timeout_s
+    yield _role(client, timeout_s)
     begin_s = time.time()
     summary = client.get_summary(GetSummaryRequest(), timeout=timeout_s).summary
     end_s = time.time()
@@ -303,6 +307,7 @@ def _asks(client: Any, settings: Settings, looks: Looks) -> Iterator[Finding]:
     yield from checks.gpus(nodes)
     yield checks.layouts(nodes)
     yield checks.enforcement(nodes, policy)
+    yield checks.reach(nodes, policy)
     yield from checks.plans(tuple(pages(client.list_plans, ListPlansRequest(), "plans", timeout_s=timeout_s)))
     promised = _asked("promises", lambda: client.list_promises(ListPromisesRequest(), timeout=timeout_s))
     if isinstance(promised, Finding):
@@ -320,6 +325,15 @@ def _asks(client: Any, settings: Settings, looks: Looks) -> Iterator[Finding]:
         yield page
     else:
         yield from pages_read.page_findings(page)
+
+
+def _role(client: Any, timeout_s: float) -> Finding:
+    from eelgrid_protos import faults
+
+    try:
+        return tls.role(client.who_am_i(WhoAmIRequest(), timeout=timeout_s))
+    except faults.Internal as error:
+        return skipped("role", f"was not answered: {error.message}", "a controller of this release tells it")
 
 
 def _page(settings: Settings, looks: Looks) -> "pages_read.Page | Finding":

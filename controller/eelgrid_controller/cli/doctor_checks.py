@@ -26,8 +26,8 @@ from eelgrid_protos.messages import (
 )
 
 __all__ = [
-    "agents", "budgets", "enforcement", "fresh", "gpus", "layouts", "ledger", "plans", "promises", "rejected", "samples",
-    "versions",
+    "agents", "budgets", "enforcement", "fresh", "gpus", "layouts", "ledger", "plans", "promises", "reach", "rejected",
+    "samples", "versions",
 ]  # fmt: skip
 
 # A batch may be late by a turn of both sides; three are a pattern.
@@ -147,6 +147,17 @@ def enforcement(nodes: Iterable[Node], policy: Policy) -> Finding:
     return good(
         "enforcement", f"{spread(len(of_these), 'node')} in {spread(len(enforced), 'enforced pool')} may be changed"
     )
+
+
+def reach(nodes: Iterable[Node], policy: Policy) -> Finding:
+    """Whether power limits reach the GPUs of enforced pools: a part that tells no range of limits cannot be lowered."""
+    enforced = {pool.pool for pool in policy.pools if pool.mode is EnforcementMode.ENFORCE}
+    every = [(n.inventory.node_name, gpu) for n in nodes if n.inventory.pool in enforced for gpu in n.inventory.gpus]
+    silent = [f"{name}/{gpu.index}" for name, gpu in every if not gpu.lost and gpu.power_limit_min_w is None]
+    if silent:
+        what = f"{spread(len(silent), 'GPU')} of enforced pools tell no power limits that they take: {named(silent)}"
+        return warned("power limits", what, "no plan and no budget can lower these: count them as they draw")
+    return good("power limits", f"{spread(len(every), 'GPU')} of enforced pools can be limited")
 
 
 def plans(found: Sequence[PlanStatus]) -> tuple[Finding, ...]:

@@ -23,6 +23,11 @@ def inventory(found: Inventory) -> tuple[Finding, ...]:
         AccessLevel.READ_ONLY: "nothing; it reads",
     }.get(found.access, "nothing that it tells of")
     findings.append(good("agent, rights", f"may change {may}"))
+    silent = [str(gpu.index) for gpu in found.gpus if not gpu.lost and gpu.power_limit_min_w is None]
+    if silent:
+        what = f"GPU {named(silent)} tells no power limits that it takes"
+        remedy = "no plan and no --power-budget can lower it; see `nvidia-smi -q -d POWER`"
+        findings.append(warned("agent, power limits", what, remedy))
     lost = [str(gpu.index) for gpu in found.gpus if gpu.lost]
     if lost:
         remedy = "look for XIDs in `dmesg`; reset the GPU or boot the machine"

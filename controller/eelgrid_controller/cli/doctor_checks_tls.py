@@ -6,10 +6,11 @@ Owns the thresholds and the remedies. Must not open files or connections.
 import ipaddress
 from dataclasses import dataclass
 
-from eelgrid_controller.cli.doctor_certificate import Certificate
 from eelgrid_controller.cli.doctor_finding import Finding, failed, good, named, skipped, warned
+from eelgrid_protos.certificate import Certificate
+from eelgrid_protos.messages import WhoAmIResponse
 
-__all__ = ["TlsState", "certificate", "covers", "tls"]
+__all__ = ["TlsState", "certificate", "covers", "role", "tls"]
 
 _DAY_S = 86_400.0
 _SOON_S = 30 * _DAY_S
@@ -61,6 +62,19 @@ def certificate(check: str, found: Certificate, *, now_s: float, host: str = "")
 def _days(span_s: float) -> str:
     days = int(span_s // _DAY_S)
     return f"{days} days" if days > 1 else f"{span_s / 3600.0:.0f} hours"
+
+
+def role(found: WhoAmIResponse) -> Finding:
+    """What the controller lets our certificate do."""
+    if not found.not_after_ns:
+        return skipped("role", "without TLS everybody may everything", "give the controller certificates to have roles")
+    if found.roles:
+        return good("role", f"{found.subject} has {', '.join(found.roles)}")
+    remedy = "make one with the organization eelgrid:ROLE, or have the controller grant this one a role (--grant)"
+    if found.roles_demanded:
+        return failed("role", f"{found.subject} has none, and the controller demands one", remedy)
+    what = f"{found.subject} has none, and may everything like any certificate of its authority"
+    return warned("role", what, f"{remedy}; when all have one, start the controller with --roles require")
 
 
 def tls(state: TlsState | None, *, now_s: float, is_loopback: bool, insecure: bool) -> tuple[Finding, ...]:

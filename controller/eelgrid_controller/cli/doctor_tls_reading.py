@@ -10,8 +10,8 @@ import ssl
 import stat
 from pathlib import Path
 
-from eelgrid_controller.cli.doctor_certificate import Certificate, CertificateUnreadable, read_certificate
 from eelgrid_controller.cli.doctor_checks_tls import TlsState
+from eelgrid_protos.certificate import Certificate, CertificateUnreadable, read_certificate
 
 __all__ = ["shown_by", "tls_state"]
 

@@ -3,7 +3,6 @@
 Owns the options, the table and the files. Must not know how the ledger is kept.
 """
 
-import csv
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,8 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from eelgrid_controller.cli.connection import operators
+from eelgrid_controller.cli.energy_files import filed, parquet_library, write_csv, write_parquet
+from eelgrid_controller.cli.exporters import confirm_export, export_stretch
+from eelgrid_controller.cli.failure import Refused
 from eelgrid_controller.cli.settings import Settings, printing
 from eelgrid_controller.cli.tables import Column, coloured, printed, text_table
 from eelgrid_controller.spelling import energy_text
@@ -170,6 +173,10 @@ def _cell(name: str) -> Callable[[dict[str, Any]], str]:
     return lambda row: str(row.get(name, ""))
 
 
+def _minute(stamp: str) -> str:
+    return stamp[:16].replace("T", " ")
+
+
 def _lines(settings: Settings, document: dict[str, Any], by: Sequence[str]) -> Iterator[str]:
     nobody = [
         {by[0]: title} | document[part]
@@ -195,71 +202,10 @@ def _lines(settings: Settings, document: dict[str, Any], by: Sequence[str]) -> I
     yield from text_table(columns, [*document["groups"], *nobody], headers=settings.headers, colour=coloured())
     yield ""
     yield (
-        f"{document['begin'][:16]} to {document['end'][:16]} UTC; measured {energy_text(document['measured_j'])} "
+        f"{_minute(document['begin'])} to {_minute(document['end'])} UTC; measured {energy_text(document['measured_j'])} "
         f"± {energy_text(document['uncertainty_j'])}"
         + (f"; {document['uncounted_s']:,.0f} device-seconds nobody measured" if document["uncounted_s"] else "")
     )
-
-
-def flat(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows for files: work in columns of its own for each unit that any of them tells; None where one does not."""
-    units = sorted({one["unit"] for row in rows for one in row["work"]})
-    found = []
-    for row in rows:
-        told = {one["unit"]: one for one in row["work"]}
-        found.append(
-            {name: value for name, value in row.items() if name != "work"}
-            | {
-                f"{unit}_{name}": told[unit][name] if unit in told else None
-                for unit in units
-                for name in ("amount", "energy_per_unit_j", "missed_s")
-            }
-        )
-    return found
-
-
-def _columns(rows: Sequence[dict[str, Any]], by: Sequence[str]) -> list[str]:
-    return list(rows[0]) if rows else [*by, "energy_j", "idle_j", "active_j", "cost", "carbon_g"]
-
-
-def _csv(path: Path, rows: Sequence[dict[str, Any]], by: Sequence[str]) -> None:
-    rows = flat(rows)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, _columns(rows, by))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def _parquet_library() -> tuple[Any, Any]:
-    """The library of Arrow and of Parquet; asked for before anything else, since it may not be there."""
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError:
-        raise click.UsageError("--parquet needs pyarrow: pip install 'eelgrid[parquet]', or write --csv") from None
-    return pa, parquet
-
-
-def _parquet(path: Path, rows: Sequence[dict[str, Any]], by: Sequence[str]) -> None:
-    arrow, parquet = _parquet_library()
-    rows = flat(rows)
-    names = _columns(rows, by)
-    # Said, not guessed from the values, of which there may be none.
-    kinds = arrow.schema([(name, arrow.string() if name in by else arrow.float64()) for name in names])
-    parquet.write_table(arrow.table({name: [row[name] for row in rows] for name in names}, schema=kinds), path)
-
-
-def _filed(
-    option: str, path: Path | None, write: Callable[..., None], document: dict[str, Any], by: Sequence[str]
-) -> None:
-    if path is None:
-        return
-    try:
-        write(path, document["groups"], by)
-    except OSError as error:
-        raise click.UsageError(
-            f"{option}: {path}: {error.strerror or error}; name a file that can be written"
-        ) from None
 
 
 @click.command()
@@ -272,11 +218,14 @@ def _filed(
 @click.option("--rows", type=click.IntRange(1, 10_000), default=50, show_default=True, help="The largest groups.")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the groups there, too.")
 @click.option("--parquet", "parquet_path", type=click.Path(path_type=Path, dir_okay=False), help="The same as Parquet.")
+@click.option("--confirm-export", "exporter", metavar="NAME",
+              help="When the file is on the disk, tell the controller that NAME has these rows, which may then go for their "
+                   "age. Without --since and --month: the rows that NAME does not have yet.")  # fmt: skip
 @printing
-@click.pass_obj
+@click.pass_context
 def energy(
-    settings: Settings, *, since: int, month: str | None, by: str, where: tuple[str, ...], rows: int,
-    csv_path: Path | None, parquet_path: Path | None,
+    context: click.Context, *, since: int, month: str | None, by: str, where: tuple[str, ...], rows: int,
+    csv_path: Path | None, parquet_path: Path | None, exporter: str | None,
 ) -> None:  # fmt: skip
     """Say who spent how many joules, and what they cost.
 
@@ -287,14 +236,29 @@ def energy(
     if not names:
         raise click.BadParameter("names nothing to group by; write one such as workload", param_hint="--by")
     if parquet_path is not None:
-        _parquet_library()
+        parquet_library()
+    settings: Settings = context.obj
     begin_ns, end_ns = stretch_ns(since, month, now_ns=time.time_ns())
-    request = QueryEnergyRequest(
-        begin_ns=begin_ns, end_ns=end_ns, group_by=names, filters=_filters(where), rows_most=rows
-    )
     with operators(settings) as client:
+        if exporter is not None:
+            is_said = month is not None or context.get_parameter_source("since") is not ParameterSource.DEFAULT
+            begin_ns, end_ns = export_stretch(
+                client, settings, exporter, (begin_ns, end_ns) if is_said else None, is_month=month is not None,
+                paths=(csv_path, parquet_path), is_filtered=bool(where),
+            )  # fmt: skip
+        request = QueryEnergyRequest(
+            begin_ns=begin_ns, end_ns=end_ns, group_by=names, filters=_filters(where), rows_most=rows,
+            with_nobody=exporter is not None,
+        )  # fmt: skip
         found = client.query_energy(request, timeout=settings.timeout_s)
-    document = document_of(found, names)
-    _filed("--csv", csv_path, _csv, document, names)
-    _filed("--parquet", parquet_path, _parquet, document, names)
+        if exporter is not None and found.left_out_groups:
+            raise Refused(
+                f"{found.left_out_groups} rows found no room, so {exporter} would not have everything",
+                "give --rows 10000, or take a shorter stretch; nothing was written nor confirmed",
+            )
+        document = document_of(found, names)
+        filed("--csv", csv_path, write_csv, document, names)
+        filed("--parquet", parquet_path, write_parquet, document, names)
+        if exporter is not None:
+            confirm_export(client, settings, exporter, found)
     printed(settings, document, _lines(settings, document, names))

@@ -110,7 +110,10 @@ def _of_fault(fault: Any, settings: Settings) -> Stop:
             what = f"no answer from {settings.controller} in {settings.timeout_s:g} s"
             return Unreachable(what, "raise --timeout, or look into the controller's log")
         case faults.NotFound():
-            return Unknown(message, "list what there is with `eelctl workloads` or `eelctl nodes`")
+            # The controller names the calls of its API; here it is commands that help.
+            return Unknown(
+                message.partition("; list ")[0], "list what there is with `eelctl workloads` or `eelctl nodes`"
+            )
         case faults.InvalidArgument():
             return Refused(message, "correct it and run the command again", violations)
         case faults.AlreadyExists():
@@ -118,7 +121,9 @@ def _of_fault(fault: Any, settings: Settings) -> Stop:
         case faults.Aborted():
             return Refused(message, "somebody else was faster: look at what is in force and repeat", violations)
         case faults.PermissionDenied():
-            return Refused(message, "use a certificate that may do this", violations)
+            return Refused(
+                message, "use a certificate that may do this; `eelctl whoami` says what yours may", violations
+            )
         case faults.ResourceExhausted():
             return Refused(message, "wait or cancel what is not needed, then repeat", violations)
         case faults.FailedPrecondition():

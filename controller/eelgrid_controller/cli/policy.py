@@ -14,6 +14,7 @@ import click
 from eelgrid_controller.cli.budgets import budgets_with, money_lines, read_prices
 from eelgrid_controller.cli.connection import operators
 from eelgrid_controller.cli.settings import Settings, printing
+from eelgrid_controller.cli.spending import limits_with, spending_lines
 from eelgrid_controller.cli.tables import document
 from eelgrid_protos.messages import (
     OBJECTIVES,
@@ -125,6 +126,7 @@ def _lines(policy: Policy) -> Iterator[str]:
         kept = ", its GPUs with MIG are the partition planner's" if pool.partitioned else ""
         yield f"pool {pool.pool:<14}{pool.mode.name.lower()}{kept}"
     yield from money_lines(policy)
+    yield from spending_lines(policy)
     yield "every other pool   observe: plans are shown, nothing is changed on the nodes"
 
 
@@ -159,6 +161,11 @@ def get_policy(settings: Settings) -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="YAML of what energy costs when; a file with `none` takes prices away.",
 )
+@click.option(
+    "--spend", multiple=True, metavar="LIMIT",
+    help="'namespace=research gpu-hours=2000 per month'; user, queue, label:KEY; kwh, money, co2-kg, none to take it "
+         "away; per day, week; then ', observe' or ', warn at 90%'; repeatable.",
+)  # fmt: skip
 @click.option("--lease", "lease_s", type=click.FloatRange(5.0, 86_400.0), help="Seconds a node keeps a plan alone.")
 @click.option("--send-interval", "send_interval_s", type=_INTERVALS, help="Seconds between an agent's batches.")
 @click.option("--sample-interval", "sample_interval_s", type=_INTERVALS, help="Seconds between samples.")
@@ -174,10 +181,11 @@ def set_policy(
     partition: tuple[str, ...],
     budget: tuple[str, ...],
     prices: Path | None,
+    spend: tuple[str, ...],
     **intervals: Any,
 ) -> None:
     """Change the policy in force; what is not named stays."""
-    named = (objective, weight, pool_mode, partition, budget, prices)
+    named = (objective, weight, pool_mode, partition, budget, prices, spend)
     if not any(named) and all(value is None for value in intervals.values()):
         raise click.UsageError("name what to change; see eelctl policy set --help")
     weights, modes, partitioned = weights_of(weight), _modes(pool_mode), _partitioned(partition)
@@ -186,6 +194,7 @@ def set_policy(
         wanted = replace(
             _changed(found, objective, weights, _pools(found, modes, partitioned), intervals),
             budgets=budgets_with(found, budget),
+            spending=limits_with(found, spend),
         )
         if prices is not None:
             wanted = replace(wanted, prices=read_prices(prices))

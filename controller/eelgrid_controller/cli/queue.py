@@ -226,11 +226,12 @@ def queue(settings: Settings, /, by: str | None, limit: int | None, **wanted: st
     """
     with operators(settings) as client:
         every = _read(client, settings.timeout_s)
+        empty = f"nothing that waits matches; without filters {len(every):,} wait" if every else "nothing waits"
         rows = [row for row in every if all(not name or _BY[key][1](row) == name for key, name in wanted.items())]
         if by is not None:
             title, name = _BY[by]
             sums = list(islice(_summed(rows, name), limit))
-            _show(settings, [_plain_sum(by, one) for one in sums], _sum_columns(title), sums)
+            _show(settings, [_plain_sum(by, one) for one in sums], _sum_columns(title), sums, empty=empty)
             return
         sums = _summed(rows, _BY["reason"][1])
         as_document = settings.output in {"json", "yaml"}
@@ -238,15 +239,15 @@ def queue(settings: Settings, /, by: str | None, limit: int | None, **wanted: st
     reasons = [_plain_sum("reason", one) | {"remedy": remedies.get(one.name, "")} for one in sums]
     shown = rows[:limit]
     plain = {"waiting": [_plain_row(row) for row in shown], "reasons": reasons} if as_document else None
-    _show(settings, plain, _COLUMNS, shown, _counted(sums, remedies) if settings.headers else ())
+    _show(settings, plain, _COLUMNS, shown, _counted(sums, remedies) if settings.headers else (), empty=empty)
 
 
 def _show(
-    settings: Settings, plain: Any, columns: Sequence[Column[Any]], rows: Sequence[Any], more: Any = ()
+    settings: Settings, plain: Any, columns: Sequence[Column[Any]], rows: Sequence[Any], more: Any = (), *, empty: str
 ) -> None:  # fmt: skip
     """A table and lines below it, or their plain shape."""
     if not rows and settings.output not in {"json", "yaml"}:
-        click.echo("nothing waits", err=True)
+        click.echo(empty, err=True)
         return
     columns = [column for column in columns if settings.output == "wide" or not column.wide]
     printed(settings, plain, [*text_table(columns, rows, headers=settings.headers, colour=coloured()), *more])

@@ -9,7 +9,6 @@ import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -17,9 +16,9 @@ from eelgrid_controller.cli.connection import operators
 from eelgrid_controller.cli.energy import document_of, stretch_ns
 from eelgrid_controller.cli.report_page import Section, page_of
 from eelgrid_controller.cli.settings import Settings, printing
-from eelgrid_protos.messages import QueryEnergyRequest
+from eelgrid_protos.messages import EnergyGrouping, QueryEnergyReportRequest
 
-__all__ = ["SECTIONS", "report"]
+__all__ = ["DAYS", "SECTIONS", "report"]
 
 _CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _PDF_S = 120.0
@@ -29,6 +28,7 @@ SECTIONS = (
     ("Queues", ("queue",), 20),
     ("GPU models and pools", ("gpu_model", "pool"), 20),
 )
+DAYS = (("day",), 40)
 
 
 @click.command()
@@ -45,14 +45,19 @@ def report(settings: Settings, *, month: str | None, out: Path, pdf: Path | None
     browser = _chromium() if pdf is not None else ""
     month = month or _last_month(time.time())
     begin_ns, end_ns = stretch_ns(0, month, now_ns=0)
-
-    def asked(by: tuple[str, ...], rows: int) -> dict[str, Any]:
-        request = QueryEnergyRequest(begin_ns=begin_ns, end_ns=end_ns, group_by=by, rows_most=rows)
-        return document_of(client.query_energy(request, timeout=settings.timeout_s), by)
-
+    request = QueryEnergyReportRequest(
+        begin_ns=begin_ns, end_ns=end_ns,
+        groupings=tuple(
+            EnergyGrouping(group_by=by, rows_most=rows) for by, rows in (*((by, rows) for _, by, rows in SECTIONS), DAYS)
+        ),
+    )  # fmt: skip
     with operators(settings) as client:
-        sections = [Section(heading, by, asked(by, rows)) for heading, by, rows in SECTIONS]
-        days = asked(("day",), 40)
+        *answers, of_days = client.query_energy_report(request, timeout=settings.timeout_s).answers
+    sections = [
+        Section(heading, by, document_of(answer, by))
+        for (heading, by, _), answer in zip(SECTIONS, answers, strict=True)
+    ]
+    days = document_of(of_days, DAYS[0])
     made = datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%d %H:%M UTC")
     try:
         out.write_text(page_of(f"GPU energy of {month}", made, sections, days), encoding="utf-8")

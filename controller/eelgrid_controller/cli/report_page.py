@@ -5,6 +5,7 @@ Owns how the page looks. Must not know how the numbers are asked for: documents 
 
 import math
 from collections.abc import Callable, Sequence
+from datetime import date, timedelta
 from html import escape
 from typing import Any, NamedTuple
 
@@ -19,22 +20,26 @@ body { font: 14px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; m
   padding: 0 1rem; }
 h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
 p { margin: .3rem 0; } .dim { color: #595959; }
-.figures { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1.2rem 0; }
-.figure { border: 1px solid #d0d0d0; border-radius: 6px; padding: .6rem .9rem; min-width: 9rem; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(13rem, 1fr)); gap: .8rem; margin: 1.2rem 0; }
+.figure { border: 1px solid #d0d0d0; border-radius: 6px; padding: .6rem .9rem; }
 .figure b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums; }
+.figure small { display: block; color: #595959; font-size: .85rem; font-variant-numeric: tabular-nums; }
+.note { border-left: 4px solid #e0932f; padding: .3rem .8rem; background: #fdf6ec; }
+.wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; }
 th { text-align: left; border-bottom: 2px solid #888; font-weight: 600; }
 td { border-bottom: 1px solid #e2e2e2; }
 th, td { padding: .25rem .5rem; vertical-align: top; }
 th.n, td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 td.name { overflow-wrap: anywhere; min-width: 8rem; }
-tr.sum td { font-weight: 600; border-top: 2px solid #888; }
+tr.sum td { font-weight: 600; border-top: 2px solid #888; } tr.rest td { color: #595959; }
 svg { width: 100%; height: auto; display: block; } svg text { font: 11px system-ui, sans-serif; fill: #595959; }
 .key { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em; vertical-align: baseline; }
-@media print { body { margin: 0; max-width: none; font-size: 11px; } tr, .figure { break-inside: avoid; }
-  h2 { break-after: avoid; } }
+@media print { body { margin: 0; padding: 0; max-width: none; font-size: 11px; print-color-adjust: exact; }
+  tr, .figure, svg { break-inside: avoid; } h2 { break-after: avoid; } .wide { overflow: visible; } }
 @page { size: A4; margin: 15mm; }
 """
+_TITLES = {"title": "workload", "gpu_model": "GPU model"}
 _ACTIVE, _IDLE = "#1f5fa8", "#e0932f"
 
 
@@ -51,31 +56,64 @@ def page_of(title: str, made: str, sections: Sequence[Section], days: dict[str, 
     whole = sections[0].document
     body = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="dim">{escape(whole["begin"][:16])} to {escape(whole["end"][:16])} UTC, hours of UTC; made {escape(made)}</p>',
+        f'<p class="dim">{escape(_moment(whole["begin"]))} to {escape(_moment(whole["end"]))} UTC; made {escape(made)}</p>',
+        _so_far(whole, made),
         _figures(whole),
         _sums(whole),
+        _largest(sections[0]),
         "<h2>Energy of owners by day</h2>",
-        _chart(days["groups"]),
+        _trend(days, made),
     ]
     for section in sections:
         body += [f"<h2>{escape(section.heading)}</h2>", _table(section)]
-    body.append(
-        '<p class="dim">Energy is of the devices, by their own counters where they have them, and is divided among '
-        "owners so that parts add up to what was measured. Idle is what boards and open contexts draw without work. "
-        "Cost and carbon have the price, the carbon intensity and the PUE of the time. &ge; and &le; stand where not "
-        "all work was counted.</p>"
-    )
+    body += ["<h2>How it is counted</h2>", _METHOD]
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>\n<body>\n'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>\n<body><main>\n'
         + "\n".join(body)
-        + "\n</body></html>\n"
+        + "\n</main></body></html>\n"
     )
+
+
+_METHOD = """<ul class="dim">
+<li>Energy is that of the GPUs themselves, by their own counters where they have them; processors, memory and fans of
+their nodes are in no sum.</li>
+<li>It is divided among those who used or held the GPUs, so that the rows of each table add up to its total. <i>Idle</i>
+is what boards and open contexts draw without work. <i>Held by nobody</i> is what GPUs drew that were given to nobody;
+<i>nobody known</i> is what was used by somebody who could not be named.</li>
+<li>Cost and carbon are of the energy times the PUE (what the building adds), with the price and the carbon intensity of
+the hour at which it was used.</li>
+<li>Days and hours are those of UTC. &ge; and &le; stand where not all work was counted.</li>
+</ul>"""
+
+
+def _moment(stamp: str) -> str:
+    return stamp[:16].replace("T", " ")
+
+
+def _so_far(document: dict[str, Any], made: str) -> str:
+    """Whether more is to come: a month that is not over must not be read as a whole one."""
+    if made[:16] >= _moment(document["end"]):
+        return ""
+    return f'<p class="note">This month is not over: the figures are those until {escape(made)}.</p>'
+
+
+def _largest(section: Section) -> str:
+    """The largest groups in a sentence."""
+    groups, total_j = section.document["groups"], section.document["total"]["energy_j"]
+    if not groups or not total_j:
+        return ""
+    told = [
+        f"{escape(' '.join(str(row[name]) for name in section.by if row[name]) or 'without a name')} "
+        f"{_share(row['energy_j'], total_j)}"
+        for row in groups[:3]
+    ]
+    return f"<p>The largest {escape(section.heading.lower())}: {', '.join(told)} of all energy.</p>"
 
 
 def _kwh(energy_j: float) -> str:
     value = energy_j / _KWH
-    return f"{value:,.0f}" if value >= 1000.0 else f"{value:,.1f}" if value >= 10.0 else f"{value:,.3f}"
+    return f"{value:,.0f}" if value >= 1000.0 else f"{value:,.1f}" if value >= 10.0 or not value else f"{value:,.3f}"
 
 
 def _share(part: float, whole: float) -> str:
@@ -84,27 +122,43 @@ def _share(part: float, whole: float) -> str:
 
 def _figures(document: dict[str, Any]) -> str:
     total, currency = document["total"], document["currency"]
-    found = [("energy of the devices", f"{_kwh(total['energy_j'])} kWh")]
+    found = [("energy of the GPUs", f"{_kwh(total['energy_j'])} kWh", f"± {_kwh(document['uncertainty_j'])} kWh")]
     if currency:
+        kwh = total["energy_j"] / _KWH
         found += [
-            ("cost", f"{total['cost']:,.2f} {currency}"),
-            ("carbon dioxide", f"{total['carbon_g'] / 1000.0:,.1f} kg"),
+            ("cost", f"{total['cost']:,.2f} {currency}", f"{total['cost'] / kwh:.3f} a kWh" if kwh else ""),
+            (
+                "carbon dioxide",
+                f"{total['carbon_g'] / 1000.0:,.1f} kg",
+                f"{total['carbon_g'] / kwh:,.0f} g a kWh" if kwh else "",
+            ),
         ]
-    found += [
-        ("idle", _share(total["idle_j"], total["energy_j"]) or "-"),
-        ("held by nobody", _share(document["unallocated"]["energy_j"], total["energy_j"]) or "-"),
-    ]
-    cells = (f'<div class="figure"><b>{escape(value)}</b>{escape(name)}</div>' for name, value in found)
+    for name, part in (("held by nobody", "unallocated"), ("nobody known", "unattributed")):
+        money = f"{document[part]['cost']:,.2f} {currency}" if currency else f"{_kwh(document[part]['energy_j'])} kWh"
+        found.append((name, _share(document[part]["energy_j"], total["energy_j"]) or "-", money))
+    found.append(("idle, of all", _share(total["idle_j"], total["energy_j"]) or "-", f"{_kwh(total['idle_j'])} kWh"))
+    cells = (
+        f'<div class="figure"><b>{escape(value)}</b>{escape(name)}<small>{escape(more)}</small></div>'
+        for name, value, more in found
+    )
     return f'<div class="figures">{"".join(cells)}</div>'
 
 
 def _sums(document: dict[str, Any]) -> str:
+    total_j, measured_j = document["total"]["energy_j"], document["measured_j"]
+    said = "which is what the GPUs measured" if abs(total_j - measured_j) < 1.0 else (
+        f"where the GPUs measured {_kwh(measured_j)} kWh"
+    )  # fmt: skip
     lines = [
-        f"<p>Measured: {_kwh(document['measured_j'])} kWh, which may be off by {_kwh(document['uncertainty_j'])} kWh.</p>"
+        f"<p>All parts together are {_kwh(total_j)} kWh, {said}, give or take {_kwh(document['uncertainty_j'])} kWh.</p>"
     ]
+    if not document["currency"]:
+        lines.append(
+            '<p class="note">No prices are set, so nothing is said of cost and carbon; eelctl policy set --prices sets them.</p>'
+        )
     if document["uncounted_s"]:
         hours = document["uncounted_s"] / 3600.0
-        lines.append(f"<p>{hours:,.1f} device-hours were measured by nobody and are in no sum.</p>")
+        lines.append(f'<p class="note">{hours:,.1f} GPU-hours were measured by nobody and are in no sum.</p>')
     return "".join(lines)
 
 
@@ -135,17 +189,17 @@ def _table(section: Section) -> str:
         )
         if document[part]["energy_j"]
     ]  # fmt: skip
-    head = "".join(f"<th>{escape(name)}</th>" for name in section.by) + "".join(
-        f'<th class="n">{escape(name)}</th>' for name, _ in numbers
+    head = "".join(f'<th scope="col">{escape(_TITLES.get(name, name))}</th>' for name in section.by) + "".join(
+        f'<th class="n" scope="col">{escape(name)}</th>' for name, _ in numbers
     )
-    rows = [(row, "") for row in [*document["groups"], *others]]
+    rows = [*((row, "") for row in document["groups"]), *((row, ' class="rest"') for row in others)]
     rows.append(({section.by[0]: "Total"} | total, ' class="sum"'))
     lines = []
     for row, kind in rows:
         cells = [f'<td class="name">{escape(str(row.get(name, ""))) or "&ndash;"}</td>' for name in section.by]
         cells += [f'<td class="n">{escape(of(row)).replace(chr(10), "<br>")}</td>' for _, of in numbers]
         lines.append(f"<tr{kind}>{''.join(cells)}</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return f'<div class="wide" tabindex="0" role="group" aria-label="{escape(section.heading)}"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
 
 
 def _lines(text_of: Callable[[Sequence[dict[str, Any]]], str], row: dict[str, Any], sign: str, shown: str) -> str:
@@ -159,10 +213,31 @@ def _round_up(value: float) -> float:
     return next((step * power for step in (1, 2, 3, 4, 5, 6, 8) if step * power >= value), 10.0 * power)
 
 
+def _trend(document: dict[str, Any], made: str) -> str:
+    """The days in words and bars."""
+    told = {row["day"]: row for row in document["groups"]}
+    if not told:
+        return "<p>No energy was charged to an owner.</p>"
+    nothing = {"energy_j": 0.0, "active_j": 0.0, "idle_j": 0.0}
+    day, last = date.fromisoformat(document["begin"][:10]), date.fromisoformat(min(document["end"], made)[:10])
+    days = []
+    # A month's end is the first of the next, which is none of its days.
+    while day <= last and day.isoformat() < document["end"][:10]:
+        days.append({"day": day.isoformat()} | told.get(day.isoformat(), nothing))
+        day += timedelta(days=1)
+    most, least = (pick(told.values(), key=lambda row: float(row["energy_j"])) for pick in (max, min))
+    mean_j = sum(row["energy_j"] for row in told.values()) / len(told)
+    missing = len(days) - len(told)
+    quiet = f" On {missing} {'day' if missing == 1 else 'days'} nobody was charged." if missing > 0 else ""
+    words = (
+        f"<p>A day took {_kwh(mean_j)} kWh in the mean, the most {_kwh(most['energy_j'])} kWh on {escape(most['day'])}, the least "
+        f"{_kwh(least['energy_j'])} on {escape(least['day'])}.{quiet}</p>"
+    )
+    return words + _chart(days)
+
+
 def _chart(days: Sequence[dict[str, Any]]) -> str:
     """A bar for each day, idle on active; an SVG with a text for each bar."""
-    if not days:
-        return "<p>No energy was charged to an owner.</p>"
     width, height, left, foot = 900.0, 220.0, 50.0, 22.0
     most_kwh = _round_up(max(row["energy_j"] for row in days) / _KWH or 1.0)
     step = (width - left) / max(len(days), 7)

@@ -9,6 +9,7 @@ a single thing, in the contract's plain shape; a watch prints one object a line.
 import json
 import os
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -18,7 +19,7 @@ import click
 from eelgrid_controller.cli.settings import Settings
 from eelgrid_protos.plain import to_plain
 
-__all__ = ["Column", "coloured", "document", "listing", "printed", "stream", "text_table"]
+__all__ = ["Column", "coloured", "document", "listing", "printed", "stream", "text_table", "width_of"]
 
 _Row = TypeVar("_Row")
 
@@ -42,8 +43,19 @@ def coloured() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+def width_of(text: str) -> int:
+    """Columns that a text takes on a terminal: East Asian wide characters take two, combining ones none (UAX 11)."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.category(letter) in {"Mn", "Me", "Cf"} else 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+        for letter in text
+    )  # fmt: skip
+
+
 def _pad(text: str, width: int, *, right: bool) -> str:
-    return text.rjust(width) if right else text.ljust(width)
+    blanks = " " * (width - width_of(text))
+    return blanks + text if right else text + blanks
 
 
 def text_table(
@@ -57,7 +69,13 @@ def text_table(
     """The lines of a table; `steady` keeps to the columns' least widths, for rows that come one by one."""
     cells = [[column.cell(row) or "-" for column in columns] for row in rows]
     widths = [
-        max([column.width if steady else 0, len(column.title) if headers else 0, *(len(line[index]) for line in cells)])
+        max(
+            [
+                column.width if steady else 0,
+                len(column.title) if headers else 0,
+                *(width_of(line[index]) for line in cells),
+            ]
+        )
         for index, column in enumerate(columns)
     ]
     lines = []

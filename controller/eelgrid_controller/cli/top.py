@@ -29,7 +29,7 @@ __all__ = ["top"]
 # A listing of a thousand nodes costs the controller some 100 ms, a summary under 1 ms.
 _REST_EVERY_S = 10.0
 _RECONNECT_S = 1.0
-_WIDTH_IN_A_PIPE = 110
+_WIDTH_IN_A_PIPE = 130
 _CONSUMERS_MOST = 100
 _DAY_S = 86_400
 

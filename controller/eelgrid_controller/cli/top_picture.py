@@ -30,7 +30,8 @@ from eelgrid_protos.messages import (
 
 __all__ = ["Glance", "glance_picture"]
 
-_WIDE = 110
+_WIDE = 130
+_BAR_WIDE = 8
 _MODELS_BELOW = 3
 _REASONS_BELOW = 3
 _UNSTEERED = "unsteered"
@@ -63,19 +64,22 @@ def glance_picture(seen: Glance, title: str, *, nodes_most: int, width: int, hei
         - 1
         - len(reasons)
         - 2
-        - (max(rows, len(models)) if is_wide else rows + min(len(models), _MODELS_BELOW))
+        - (max(rows, len(models)) if is_wide else rows + min(len(models), _MODELS_BELOW + 1))
     )
     shown = nodes_most if not height else max(1, min(nodes_most, left))
     parts: list[RenderableType] = []
     if is_wide:
         head = Table.grid(expand=True, padding=(0, 3))
-        head.add_column(ratio=3)
-        head.add_column(ratio=2)
-        head.add_row(_grid(_figures(seen)), picture.models(summary))
+        head.add_column(ratio=1)
+        head.add_column()
+        head.add_row(_grid(_figures(seen)), picture.models(summary, width=_BAR_WIDE))
         parts.append(head)
     else:
         few = Summary(time_ns=summary.time_ns, models=tuple(models[:_MODELS_BELOW]))
         parts += [_grid(_figures(seen)), picture.models(few, width=32)]
+        if others := models[_MODELS_BELOW:]:
+            gpus = sum(model.gpus for model in others)
+            parts.append(Text(f"and {spread(len(others), 'model')} more with {spread(gpus, 'GPU')}", style=_GREY))
     parts += [Text("waiting for", style=_GREY), _lines(reasons), _tables(seen, shown)]
     return Panel(Group(*parts), title=title, title_align="left", border_style="grey37", padding=(0, 1))
 

@@ -7,21 +7,22 @@ no room for, and what belongs to nobody are the total; and beside it stands what
 measured in the same hours, which is the same number as long as no filter was given.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eelgrid_controller.energy_ledger.entries import HOUR_S
+from eelgrid_controller.energy_ledger.entries import HOUR_S, Spent
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import InvalidArgument
 
-__all__ = ["DAY_S", "GROUPS", "Answer", "Asked", "Done", "Group", "Spent", "asked_of"]
+__all__ = ["DAY_S", "GROUPS", "TIMES", "Answer", "Asked", "Done", "Group", "all_asked_of", "asked_of"]
 
 DAY_S = 24 * HOUR_S
 # What entries can be grouped and filtered by; labels of workloads as label:KEY.
 GROUPS = (
     "kind", "namespace", "name", "workload", "title", "user", "queue", "node", "pool", "gpu_model", "hour", "day",
 )  # fmt: skip
-_TIMES = ("hour", "day")
+TIMES = ("hour", "day")
 _GROUPS_MOST = 4
 _FILTERS_MOST = 16
 _ROWS_MOST = 10_000
@@ -37,28 +38,8 @@ class Asked:
     group_by: tuple[str, ...] = ()
     filters: tuple[tuple[str, str], ...] = ()
     rows_most: int = 1000
-
-
-class Spent(NamedTuple):
-    """Millijoules by part, money and grams of carbon."""
-
-    bare_mj: int = 0
-    context_mj: int = 0
-    active_mj: int = 0
-    cost: float = 0.0
-    carbon_g: float = 0.0
-
-    @property
-    def energy_mj(self) -> int:
-        """All parts."""
-        return self.bare_mj + self.context_mj + self.active_mj
-
-    def plus(self, other: "Spent") -> "Spent":
-        """Both."""
-        return Spent(
-            self.bare_mj + other.bare_mj, self.context_mj + other.context_mj, self.active_mj + other.active_mj,
-            self.cost + other.cost, self.carbon_g + other.carbon_g,
-        )  # fmt: skip
+    # Whether what nobody held, and what nobody known used, are groups like those of owners.
+    with_nobody: bool = False
 
 
 class Done(NamedTuple):
@@ -81,7 +62,10 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """`groups` and `left_out` are of owners; they, `unallocated` and `unattributed` are all there is."""
+    """`groups` and `left_out` are of owners; they, `unallocated` and `unattributed` are all there is.
+
+    Where nobody's are groups, too, the two are 0. `revision` is of the state of the ledger that was asked.
+    """
 
     asked: Asked
     groups: tuple[Group, ...]
@@ -92,6 +76,7 @@ class Answer:
     measured_mj: int
     uncertainty_mj: int
     uncounted_s: float
+    revision: int = 0
 
     @property
     def owned(self) -> Spent:
@@ -108,7 +93,8 @@ class Answer:
 
 
 def asked_of(
-    *, begin_ns: int, end_ns: int, group_by: tuple[str, ...], filters: dict[str, str], rows_most: int
+    *, begin_ns: int, end_ns: int, group_by: tuple[str, ...], filters: dict[str, str], rows_most: int,
+    with_nobody: bool = False,
 ) -> Asked:  # fmt: skip
     """The question, its times widened to whole hours; raises InvalidArgument."""
     begin_s = begin_ns // 10**9 // HOUR_S * HOUR_S
@@ -125,13 +111,30 @@ def asked_of(
     for field, names in (("group_by", group_by), ("filters", tuple(filters))):
         for name in names:
             is_known = name in GROUPS or (name.startswith("label:") and len(name) > len("label:"))
-            if not is_known or (field == "filters" and name in _TIMES):
-                known = ", ".join(one for one in GROUPS if field == "group_by" or one not in _TIMES)
+            if not is_known or (field == "filters" and name in TIMES):
+                known = ", ".join(one for one in GROUPS if field == "group_by" or one not in TIMES)
                 broken.append(Violation(field, f"names {name!r}", f"give some of {known}, label:KEY"))
     if not 1 <= rows_most <= _ROWS_MOST:
         broken.append(Violation("rows_most", f"is {rows_most}", f"give 1 to {_ROWS_MOST}"))
     if broken:
         raise InvalidArgument("the ledger cannot be asked that", tuple(broken))
     return Asked(
-        begin_s=begin_s, end_s=end_s, group_by=group_by, filters=tuple(sorted(filters.items())), rows_most=rows_most
-    )
+        begin_s=begin_s, end_s=end_s, group_by=group_by, filters=tuple(sorted(filters.items())), rows_most=rows_most,
+        with_nobody=with_nobody,
+    )  # fmt: skip
+
+
+def all_asked_of(
+    *, begin_ns: int, end_ns: int, groupings: Sequence[tuple[tuple[str, ...], int]], filters: dict[str, str]
+) -> list[Asked]:
+    """Questions of one stretch, by what they group by and how many rows are shown; raises InvalidArgument."""
+    if not groupings:
+        raise InvalidArgument("a report asks nothing", (Violation("groupings", "is empty", "give one at least"),))
+    rows = sum(rows_most for _, rows_most in groupings)
+    if rows > _ROWS_MOST:
+        broken = Violation("rows_most", f"is {rows} in all", f"give at most {_ROWS_MOST} together")
+        raise InvalidArgument("the ledger cannot be asked that", (broken,))
+    return [
+        asked_of(begin_ns=begin_ns, end_ns=end_ns, group_by=group_by, filters=filters, rows_most=rows_most)
+        for group_by, rows_most in groupings
+    ]

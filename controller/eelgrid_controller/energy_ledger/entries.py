@@ -5,12 +5,11 @@ Owns these values and their bounds. Must not know where they are kept.
 Joules that must add up are whole millijoules; money and carbon are floats, since a price is one.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from eelgrid_protos.messages import EnergyOwner, OwnerKind, WorkloadSpec
 
-__all__ = ["HOUR_S", "Booked", "Entry", "Holder", "Measured", "Place", "holder_of", "namespace_of"]
+__all__ = ["HOUR_S", "Entry", "Holder", "Measured", "Place", "Spent", "holder_of", "namespace_of"]
 
 HOUR_S = 3600
 _LABELS_MOST = 16
@@ -49,9 +48,8 @@ class Holder(NamedTuple):
         return self.kind in ("unallocated", "unattributed")
 
 
-@dataclass(slots=True)
-class Booked:
-    """What one holder spent at one place in one hour."""
+class Spent(NamedTuple):
+    """Millijoules by part, money and grams of carbon."""
 
     bare_mj: int = 0
     context_mj: int = 0
@@ -61,17 +59,24 @@ class Booked:
 
     @property
     def energy_mj(self) -> int:
-        """All of it."""
+        """All parts."""
         return self.bare_mj + self.context_mj + self.active_mj
+
+    def plus(self, other: "Spent") -> "Spent":
+        """Both."""
+        return Spent(
+            self.bare_mj + other.bare_mj, self.context_mj + other.context_mj, self.active_mj + other.active_mj,
+            self.cost + other.cost, self.carbon_g + other.carbon_g,
+        )  # fmt: skip
 
 
 class Entry(NamedTuple):
-    """`booked` is to be added to what the hour has already; hours begin at whole hours of Unix time."""
+    """What one holder spent at one place, to be added to what the hour has; hours begin at whole hours of Unix time."""
 
     hour_s: int
     place: Place
     holder: Holder
-    booked: Booked
+    spent: Spent
 
 
 class Measured(NamedTuple):

@@ -16,13 +16,16 @@ import math
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
-from eelgrid_controller.energy_ledger.entries import HOUR_S, Booked, Entry, Holder, Measured, Place
+from eelgrid_controller.energy_ledger.entries import HOUR_S, Entry, Holder, Measured, Place, Spent
 from eelgrid_controller.power.tariff import Tariff
 from eelgrid_protos.messages import EnergyOwner, EnergyPart, EnergyWindow
 
 __all__ = ["Spread", "spread"]
 
 _HOURS_MOST = 24 * 400
+# Where a part stands in `Spent`; one of a newer agent that is not known is at work.
+_COLUMNS = {EnergyPart.BARE_IDLE: 0, EnergyPart.CONTEXT_IDLE: 1}
+_ACTIVE = 2
 
 
 class Spread:
@@ -44,28 +47,23 @@ def spread(
     cuts = _fractions(hours)
     prices = [_price(tariff, begin_s, end_s) for begin_s, end_s in hours]
     holders = [holder_of(owner) for owner in window.owners]
-    booked: dict[tuple[int, Place, Holder], Booked] = {}
+    parts_mj: dict[tuple[int, Place, Holder], list[int]] = {}  # by number of the hour
     drawn: dict[tuple[int, Place], int] = {}
     for share in window.shares:
         place = places[window.devices[share.device].gpu_uuid]
         for hour, energy_mj in enumerate(_cut(share.energy_mj, cuts)):
             if not energy_mj:
                 continue
-            key = (_hour_of(hours[hour][0]), place, holders[share.owner])
-            drawn[key[:2]] = drawn.get(key[:2], 0) + energy_mj
-            entry = booked.get(key)
-            if entry is None:
-                entry = booked[key] = Booked()
-            if share.part is EnergyPart.BARE_IDLE:
-                entry.bare_mj += energy_mj
-            elif share.part is EnergyPart.CONTEXT_IDLE:
-                entry.context_mj += energy_mj
-            else:
-                entry.active_mj += energy_mj
-            cost, carbon_g = prices[hour]
-            entry.cost += cost * energy_mj / 1000.0
-            entry.carbon_g += carbon_g * energy_mj / 1000.0
-    entries = [Entry(hour_s, place, holder, one) for (hour_s, place, holder), one in booked.items()]
+            at = (_hour_of(hours[hour][0]), place)
+            drawn[at] = drawn.get(at, 0) + energy_mj
+            parts = parts_mj.setdefault((hour, place, holders[share.owner]), [0, 0, 0])
+            parts[_COLUMNS.get(share.part, _ACTIVE)] += energy_mj
+    entries = []
+    for (hour, place, holder), (bare_mj, context_mj, active_mj) in parts_mj.items():
+        energy_j = (bare_mj + context_mj + active_mj) / 1000.0
+        cost, carbon_g = prices[hour]
+        spent = Spent(bare_mj, context_mj, active_mj, cost * energy_j, carbon_g * energy_j)
+        entries.append(Entry(_hour_of(hours[hour][0]), place, holder, spent))
     return Spread(entries, _measured(window, places, hours, cuts, drawn))
 
 

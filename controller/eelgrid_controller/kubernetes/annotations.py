@@ -17,7 +17,7 @@ from eelgrid_protos.messages import LatencyMetric, LatencyObjective, MetricsServ
 
 __all__ = [
     "ON_ERRORS", "check_names", "counts", "deadline_ns", "duration_s", "fraction", "gpu_models", "kind", "metrics",
-    "mig_profiles", "number", "objectives", "on_error", "priority", "rate_hz", "word",
+    "mig_profiles", "number", "objectives", "on_error", "priority", "rate_hz", "user_of", "word",
 ]  # fmt: skip
 
 # What becomes of a pod whose annotations are wrong: it waits, or the default scheduler has it.
@@ -48,6 +48,11 @@ def check_names(annotations: Mapping[str, str]) -> None:
             near = get_close_matches(key.partition("/")[2], _KNOWN_NAMES, n=1, cutoff=0.8)
             if near:
                 _fail(key, "is not known", f"is {names.DOMAIN}/{near[0]} meant?")
+
+
+def user_of(annotations: Mapping[str, str], labels: Mapping[str, str]) -> str:
+    """Who is charged for a pod, by its annotation or else by its label; empty where neither says it."""
+    return annotations.get(names.ANNOTATION_USER) or labels.get(names.ANNOTATION_USER, "")
 
 
 def kind(annotations: Mapping[str, str]) -> WorkloadKind | None:

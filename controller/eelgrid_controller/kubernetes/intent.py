@@ -129,6 +129,7 @@ def _intent(pod: Pod, holders: Holders) -> Intent | Refused:
         replicas=member.size,
         namespace=pod.namespace,
         queue=pod.labels.get(names.KUEUE_QUEUE) or pod.labels.get(names.KUEUE_LOCAL_QUEUE, ""),
+        user=annotations.user_of(pod.annotations, pod.labels),
         priority=max(-PRIORITY_MOST, min(pod.priority, PRIORITY_MOST)) if asked is None else asked,
         locality=Locality.PACK if member.size > 1 else Locality.UNSPECIFIED,
         mobility=_mobility(member, grace_s),

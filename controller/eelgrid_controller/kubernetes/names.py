@@ -38,6 +38,7 @@ __all__ = [
     "ANNOTATION_SLOWDOWN",
     "ANNOTATION_START",
     "ANNOTATION_UNSUSPEND",
+    "ANNOTATION_USER",
     "ANNOTATION_WORK",
     "ANNOTATION_WORKERS",
     "ANNOTATION_WORK_UNIT",
@@ -139,6 +140,8 @@ ANNOTATION_SLOWDOWN = "eelgrid.io/slowdown"
 ANNOTATION_DEADLINE = "eelgrid.io/deadline"
 ANNOTATION_WORK = "eelgrid.io/work"
 ANNOTATION_WORK_UNIT = "eelgrid.io/work-unit"
+# A label of the same name does, too, where what is in it is short and plain enough.
+ANNOTATION_USER = "eelgrid.io/user"
 ANNOTATION_PRIORITY = "eelgrid.io/priority"
 ANNOTATION_CHECKPOINT_GRACE = "eelgrid.io/checkpoint-grace"
 ANNOTATION_PROFILE = "eelgrid.io/profile"

@@ -10,16 +10,18 @@ from eelgrid_controller.measured import OWN, Points
 from eelgrid_controller.page.fleet import Fleet
 from eelgrid_controller.state import ClusterState
 from eelgrid_controller.telemetry import GpuReadings
-from eelgrid_protos.messages import Explanation, Gpu, Workload, WorkloadPhase
+from eelgrid_protos.messages import Explanation, Gpu, ListPromisesResponse, ServiceStatus, Workload, WorkloadPhase
 
-__all__ = ["gpu_answer", "points_answer", "search_answer", "workload_answer"]
+__all__ = ["gpu_answer", "points_answer", "promises_answer", "search_answer", "workload_answer"]
 
 HOLDERS_MOST = 256
 REPLICAS_MOST = 256
 FOUND_MOST = 200
 LOOKED_MOST = 100_000
 PROFILES_MOST = 200
+MODELS_MOST = 100
 POINTS_MOST = 500
+PROMISES_MOST = 500
 
 
 def gpu_answer(state: ClusterState, record: NodeRecord, gpu: Gpu, readings: GpuReadings, age_s: float | None) -> Any:
@@ -128,11 +130,42 @@ def search_answer(state: ClusterState, text: str) -> Any:
     return {"rows": found, "left_out": left_out}
 
 
-def points_answer(points: Points, profile: str) -> Any:
-    """Measured points of one profile, and which profiles there are."""
+def promises_answer(found: ListPromisesResponse) -> Any:
+    """How services and jobs keep what they were promised, the latest first."""
+
+    def urgency(one: ServiceStatus) -> float:
+        return -(one.live_s / one.objective_s) if one.live_s is not None and one.objective_s else 0.0
+
+    services = sorted(found.services, key=urgency)
+    return {
+        "services": [
+            {
+                "id": one.workload_id, "name": one.name, "phase": one.phase, "serving": one.replicas_serving,
+                "wanted": one.replicas_wanted, "arrived_hz": one.arrived_hz, "live_s": one.live_s,
+                "objective_s": one.objective_s, "reason": one.reason, "is_advice": one.is_advice,
+            }
+            for one in services[:PROMISES_MOST]
+        ],
+        "jobs": [
+            {
+                "id": one.workload_id, "name": one.name, "phase": one.phase, "limit_w": one.power_limit_w,
+                "slowdown": one.slowdown, "saving": one.saving, "reason": one.reason, "is_advice": one.is_advice,
+            }
+            for one in found.jobs[:PROMISES_MOST]
+        ],
+        "left_out": sum(max(0, len(rows) - PROMISES_MOST) for rows in (found.services, found.jobs)),
+    }  # fmt: skip
+
+
+def points_answer(points: Points, profile: str, model: str = "") -> Any:
+    """Measured points of one profile on one GPU model, and which profiles and models there are."""
     names = [name for name in points if not name.startswith(OWN)]
     names += [name for name in points if name.startswith(OWN)]
     chosen = profile if profile in points else (names[0] if names else "")
+    kept = points[chosen] if chosen else ()
+    models = list(dict.fromkeys(one.configuration.gpu_model for one in kept))
+    on = model if model in models else (models[0] if models else "")
+    here = [one for one in kept if one.configuration.gpu_model == on]
     rows = [
         {
             "model": one.configuration.gpu_model, "mig": one.configuration.mig_profile, "gpus": one.configuration.gpus,
@@ -140,6 +173,9 @@ def points_answer(points: Points, profile: str) -> Any:
             "rate_hz": one.throughput_hz, "power_w": one.power_w, "source": one.source,
             "latency_s": one.latency_s.get(0.95) or one.latency_s.get(0.99),
         }
-        for one in (points[chosen][:POINTS_MOST] if chosen else ())
+        for one in here[:POINTS_MOST]
     ]  # fmt: skip
-    return {"profiles": names[:PROFILES_MOST], "profile": chosen, "points": rows}
+    return {
+        "profiles": names[:PROFILES_MOST], "profile": chosen, "models": models[:MODELS_MOST], "model": on,
+        "points": rows, "points_in_all": len(here),
+    }  # fmt: skip

@@ -170,6 +170,8 @@ def _services(state: ClusterState) -> Iterator[Asked]:
         promise = workload.spec.service
         if workload.phase is WorkloadPhase.CANCELLED or promise is None or not sliced(workload):
             continue
+        if workload.phase is WorkloadPhase.PENDING and state.spending.holds(workload.spec) is not None:
+            continue
         allowed: Sequence[str] = workload.spec.request.gpu_models
         points = (point for point in state.points.get(promise.profile, ()) if _counts(point, allowed))
         yield Asked(workload=workload, promise=promise, points=tuple(points))

@@ -1,6 +1,7 @@
 """The contract's vocabulary: everything that crosses a process boundary, as frozen values."""
 
 from eelgrid_protos.messages.agent_stream import *  # noqa: F403
+from eelgrid_protos.messages.caller import *  # noqa: F403
 from eelgrid_protos.messages.energy import *  # noqa: F403
 from eelgrid_protos.messages.ledger import *  # noqa: F403
 from eelgrid_protos.messages.moves import *  # noqa: F403
@@ -14,5 +15,6 @@ from eelgrid_protos.messages.profile import *  # noqa: F403
 from eelgrid_protos.messages.promise import *  # noqa: F403
 from eelgrid_protos.messages.promises import *  # noqa: F403
 from eelgrid_protos.messages.reading import *  # noqa: F403
+from eelgrid_protos.messages.spending import *  # noqa: F403
 from eelgrid_protos.messages.whatif import *  # noqa: F403
 from eelgrid_protos.messages.workload import *  # noqa: F403

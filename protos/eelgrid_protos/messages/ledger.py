@@ -4,11 +4,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from eelgrid_protos.quantities import Label, Many, Nanoseconds, Range, Text, Uint32, Uint64
+from eelgrid_protos.quantities import Identifier, Label, Many, Nanoseconds, Range, Text, Uint32, Uint64
 
-__all__ = ["EnergyGroup", "EnergySpent", "EnergyWork", "QueryEnergyRequest", "QueryEnergyResponse"]
+__all__ = [
+    "ConfirmEnergyExportRequest",
+    "ConfirmEnergyExportResponse",
+    "EnergyExporter",
+    "EnergyGroup",
+    "EnergyGrouping",
+    "EnergySpent",
+    "EnergyWork",
+    "ListEnergyExportersRequest",
+    "ListEnergyExportersResponse",
+    "QueryEnergyReportRequest",
+    "QueryEnergyReportResponse",
+    "QueryEnergyRequest",
+    "QueryEnergyResponse",
+    "RemoveEnergyExporterRequest",
+    "RemoveEnergyExporterResponse",
+]
 
 _ROWS_MOST = 10_000
+_QUESTIONS_MOST = 8
 _Money = Annotated[float, Range(-1e15, 1e15)]
 _Grams = Annotated[float, Range(-1e15, 1e15, "g")]
 _Amount = Annotated[float, Range(0.0, 1e300)]
@@ -56,6 +73,7 @@ class QueryEnergyRequest:
     group_by: Annotated[tuple[Label, ...], Many(4)] = ()
     filters: Annotated[Mapping[Label, Label], Many(16)] = field(default_factory=dict)
     rows_most: Uint32 = 0
+    with_nobody: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,3 +91,84 @@ class QueryEnergyResponse:
     measured_mj: Uint64 = 0
     uncertainty_mj: Uint64 = 0
     uncounted_s: _Sum = 0.0
+    revision: Uint64 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyGrouping:
+    """One question of a report; `rows_most` of 0 is 1,000."""
+
+    group_by: Annotated[tuple[Label, ...], Many(4)] = ()
+    rows_most: Uint32 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryEnergyReportRequest:
+    """Several questions about one stretch, of 10,000 rows together."""
+
+    begin_ns: Nanoseconds
+    end_ns: Nanoseconds
+    filters: Annotated[Mapping[Label, Label], Many(16)] = field(default_factory=dict)
+    groupings: Annotated[tuple[EnergyGrouping, ...], Many(_QUESTIONS_MOST)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryEnergyReportResponse:
+    """An answer to each question in their order, all of one moment."""
+
+    answers: Annotated[tuple[QueryEnergyResponse, ...], Many(_QUESTIONS_MOST)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyExporter:
+    """Has everything between two whole hours, but for `changed_hours` between the first and the last of them."""
+
+    name: Identifier
+    since_ns: Nanoseconds
+    until_ns: Nanoseconds
+    changed_hours: Uint32 = 0
+    changed_first_ns: Nanoseconds = 0
+    changed_last_ns: Nanoseconds = 0
+    lag_s: _Sum = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfirmEnergyExportRequest:
+    """Who has which whole hours elsewhere, as of which revision of the ledger."""
+
+    name: Identifier
+    begin_ns: Nanoseconds
+    end_ns: Nanoseconds
+    revision: Uint64 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfirmEnergyExportResponse:
+    """The mark as it is now."""
+
+    exporter: EnergyExporter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListEnergyExportersRequest:
+    """Asks for all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListEnergyExportersResponse:
+    """Exporters by name, and until when exports can be confirmed."""
+
+    exporters: Annotated[tuple[EnergyExporter, ...], Many(64)] = ()
+    settled_ns: Nanoseconds = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveEnergyExporterRequest:
+    """Forgets a mark: rows go by their age again."""
+
+    name: Identifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveEnergyExporterResponse:
+    """It is gone."""

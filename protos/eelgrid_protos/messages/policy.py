@@ -7,12 +7,26 @@ from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.open_enum import OpenEnum
-from eelgrid_protos.quantities import Label, Many, Name, Range, Text, Uint64
+from eelgrid_protos.quantities import Label, Many, Name, Range, Ratio, Text, Uint64
 
 __all__ = [
-    "OBJECTIVES", "BudgetScope", "EnergyPrices", "EnforcementMode", "Policy", "PoolMode", "PowerBudget",
-    "PricePeriod", "Weights",
+    "OBJECTIVES",
+    "SPENDING_LIMITS_MOST",
+    "BudgetScope",
+    "EnergyPrices",
+    "EnforcementMode",
+    "Policy",
+    "PoolMode",
+    "PowerBudget",
+    "PricePeriod",
+    "SpendingLimit",
+    "SpendingPeriod",
+    "SpendingQuantity",
+    "SpendingScope",
+    "Weights",
 ]  # fmt: skip
+
+SPENDING_LIMITS_MOST = 256
 
 Weight = Annotated[float, Range(0.0, 1e6)]
 LeaseSeconds = Annotated[float, Range(5.0, 86_400.0, "s")]
@@ -124,6 +138,67 @@ class EnergyPrices:
             yield Violation("periods", "do not rise", "put them in the order of begins_minute, each minute once")
 
 
+class SpendingScope(OpenEnum):
+    """Whose spending is limited."""
+
+    UNSPECIFIED = 0
+    NAMESPACE = 1
+    USER = 2
+    QUEUE = 3
+    LABEL = 4
+
+
+class SpendingQuantity(OpenEnum):
+    """What is counted."""
+
+    UNSPECIFIED = 0
+    GPU_TIME = 1
+    ENERGY = 2
+    MONEY = 3
+    CARBON = 4
+
+
+class SpendingPeriod(OpenEnum):
+    """When counting begins anew, by the local time of the prices."""
+
+    UNSPECIFIED = 0
+    DAY = 1
+    WEEK = 2
+    MONTH = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpendingLimit:
+    """The most that the work of somebody may spend in a period; `most` is in GPU-seconds, joules, money or grams."""
+
+    scope: SpendingScope
+    name: Label
+    label: Label = ""
+    quantity: SpendingQuantity
+    most: Annotated[float, Range(0.0, 1e18)]
+    period: SpendingPeriod
+    # At which it counts as nearly spent; None is 0.8.
+    warn_ratio: Ratio | None = None
+    mode: EnforcementMode
+
+    def violations(self) -> Iterator[Violation]:
+        """Everything is said, a label by its key, and there is something to spend."""
+        for field, value in (("scope", self.scope), ("quantity", self.quantity), ("period", self.period)):
+            if not value:
+                known = ", ".join(one.name.lower() for one in type(value) if one)
+                yield Violation(field, "is not set or not known here", f"choose one of {known}")
+        if self.mode is EnforcementMode.UNSPECIFIED:
+            yield Violation("mode", "is not set or not known here", "choose observe or enforce")
+        if not self.name:
+            yield Violation("name", "is empty", "name the namespace, user or queue, or the label's value")
+        if (self.scope is SpendingScope.LABEL) != bool(self.label):
+            yield Violation(
+                "label", f"is {self.label!r} for a {self.scope.name.lower()}", "name the key of labels alone"
+            )
+        if self.most <= 0.0:
+            yield Violation("most", f"is {self.most:g}", "give more than 0")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What to aim for and what to leave alone; the defaults touch no node."""
@@ -139,3 +214,4 @@ class Policy:
     placement: Label = "eelgrid"
     budgets: Annotated[tuple[PowerBudget, ...], Many(100_000)] = ()
     prices: EnergyPrices | None = None
+    spending: Annotated[tuple[SpendingLimit, ...], Many(SPENDING_LIMITS_MOST)] = ()

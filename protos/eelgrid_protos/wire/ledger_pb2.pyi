@@ -45,7 +45,7 @@ class EnergyGroup(_message.Message):
     def __init__(self, values: _Optional[_Iterable[str]] = ..., spent: _Optional[_Union[EnergySpent, _Mapping]] = ..., work: _Optional[_Iterable[_Union[EnergyWork, _Mapping]]] = ...) -> None: ...
 
 class QueryEnergyRequest(_message.Message):
-    __slots__ = ("begin_ns", "end_ns", "group_by", "filters", "rows_most")
+    __slots__ = ("begin_ns", "end_ns", "group_by", "filters", "rows_most", "with_nobody")
     class FiltersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -58,15 +58,17 @@ class QueryEnergyRequest(_message.Message):
     GROUP_BY_FIELD_NUMBER: _ClassVar[int]
     FILTERS_FIELD_NUMBER: _ClassVar[int]
     ROWS_MOST_FIELD_NUMBER: _ClassVar[int]
+    WITH_NOBODY_FIELD_NUMBER: _ClassVar[int]
     begin_ns: int
     end_ns: int
     group_by: _containers.RepeatedScalarFieldContainer[str]
     filters: _containers.ScalarMap[str, str]
     rows_most: int
-    def __init__(self, begin_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., group_by: _Optional[_Iterable[str]] = ..., filters: _Optional[_Mapping[str, str]] = ..., rows_most: _Optional[int] = ...) -> None: ...
+    with_nobody: bool
+    def __init__(self, begin_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., group_by: _Optional[_Iterable[str]] = ..., filters: _Optional[_Mapping[str, str]] = ..., rows_most: _Optional[int] = ..., with_nobody: bool = ...) -> None: ...
 
 class QueryEnergyResponse(_message.Message):
-    __slots__ = ("begin_ns", "end_ns", "currency", "groups", "left_out", "left_out_groups", "unallocated", "unattributed", "measured_mj", "uncertainty_mj", "uncounted_s")
+    __slots__ = ("begin_ns", "end_ns", "currency", "groups", "left_out", "left_out_groups", "unallocated", "unattributed", "measured_mj", "uncertainty_mj", "uncounted_s", "revision")
     BEGIN_NS_FIELD_NUMBER: _ClassVar[int]
     END_NS_FIELD_NUMBER: _ClassVar[int]
     CURRENCY_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +80,7 @@ class QueryEnergyResponse(_message.Message):
     MEASURED_MJ_FIELD_NUMBER: _ClassVar[int]
     UNCERTAINTY_MJ_FIELD_NUMBER: _ClassVar[int]
     UNCOUNTED_S_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     begin_ns: int
     end_ns: int
     currency: str
@@ -89,4 +92,96 @@ class QueryEnergyResponse(_message.Message):
     measured_mj: int
     uncertainty_mj: int
     uncounted_s: float
-    def __init__(self, begin_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., currency: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[EnergyGroup, _Mapping]]] = ..., left_out: _Optional[_Union[EnergySpent, _Mapping]] = ..., left_out_groups: _Optional[int] = ..., unallocated: _Optional[_Union[EnergySpent, _Mapping]] = ..., unattributed: _Optional[_Union[EnergySpent, _Mapping]] = ..., measured_mj: _Optional[int] = ..., uncertainty_mj: _Optional[int] = ..., uncounted_s: _Optional[float] = ...) -> None: ...
+    revision: int
+    def __init__(self, begin_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., currency: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[EnergyGroup, _Mapping]]] = ..., left_out: _Optional[_Union[EnergySpent, _Mapping]] = ..., left_out_groups: _Optional[int] = ..., unallocated: _Optional[_Union[EnergySpent, _Mapping]] = ..., unattributed: _Optional[_Union[EnergySpent, _Mapping]] = ..., measured_mj: _Optional[int] = ..., uncertainty_mj: _Optional[int] = ..., uncounted_s: _Optional[float] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class EnergyGrouping(_message.Message):
+    __slots__ = ("group_by", "rows_most")
+    GROUP_BY_FIELD_NUMBER: _ClassVar[int]
+    ROWS_MOST_FIELD_NUMBER: _ClassVar[int]
+    group_by: _containers.RepeatedScalarFieldContainer[str]
+    rows_most: int
+    def __init__(self, group_by: _Optional[_Iterable[str]] = ..., rows_most: _Optional[int] = ...) -> None: ...
+
+class QueryEnergyReportRequest(_message.Message):
+    __slots__ = ("begin_ns", "end_ns", "filters", "groupings")
+    class FiltersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    BEGIN_NS_FIELD_NUMBER: _ClassVar[int]
+    END_NS_FIELD_NUMBER: _ClassVar[int]
+    FILTERS_FIELD_NUMBER: _ClassVar[int]
+    GROUPINGS_FIELD_NUMBER: _ClassVar[int]
+    begin_ns: int
+    end_ns: int
+    filters: _containers.ScalarMap[str, str]
+    groupings: _containers.RepeatedCompositeFieldContainer[EnergyGrouping]
+    def __init__(self, begin_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., filters: _Optional[_Mapping[str, str]] = ..., groupings: _Optional[_Iterable[_Union[EnergyGrouping, _Mapping]]] = ...) -> None: ...
+
+class QueryEnergyReportResponse(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[QueryEnergyResponse]
+    def __init__(self, answers: _Optional[_Iterable[_Union[QueryEnergyResponse, _Mapping]]] = ...) -> None: ...
+
+class EnergyExporter(_message.Message):
+    __slots__ = ("name", "since_ns", "until_ns", "changed_hours", "changed_first_ns", "changed_last_ns", "lag_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SINCE_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_NS_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_HOURS_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIRST_NS_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_LAST_NS_FIELD_NUMBER: _ClassVar[int]
+    LAG_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    since_ns: int
+    until_ns: int
+    changed_hours: int
+    changed_first_ns: int
+    changed_last_ns: int
+    lag_s: float
+    def __init__(self, name: _Optional[str] = ..., since_ns: _Optional[int] = ..., until_ns: _Optional[int] = ..., changed_hours: _Optional[int] = ..., changed_first_ns: _Optional[int] = ..., changed_last_ns: _Optional[int] = ..., lag_s: _Optional[float] = ...) -> None: ...
+
+class ConfirmEnergyExportRequest(_message.Message):
+    __slots__ = ("name", "begin_ns", "end_ns", "revision")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_NS_FIELD_NUMBER: _ClassVar[int]
+    END_NS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    begin_ns: int
+    end_ns: int
+    revision: int
+    def __init__(self, name: _Optional[str] = ..., begin_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class ConfirmEnergyExportResponse(_message.Message):
+    __slots__ = ("exporter",)
+    EXPORTER_FIELD_NUMBER: _ClassVar[int]
+    exporter: EnergyExporter
+    def __init__(self, exporter: _Optional[_Union[EnergyExporter, _Mapping]] = ...) -> None: ...
+
+class ListEnergyExportersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListEnergyExportersResponse(_message.Message):
+    __slots__ = ("exporters", "settled_ns")
+    EXPORTERS_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_NS_FIELD_NUMBER: _ClassVar[int]
+    exporters: _containers.RepeatedCompositeFieldContainer[EnergyExporter]
+    settled_ns: int
+    def __init__(self, exporters: _Optional[_Iterable[_Union[EnergyExporter, _Mapping]]] = ..., settled_ns: _Optional[int] = ...) -> None: ...
+
+class RemoveEnergyExporterRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class RemoveEnergyExporterResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

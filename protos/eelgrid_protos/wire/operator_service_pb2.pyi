@@ -5,6 +5,7 @@ from eelgrid_protos.wire import partition_pb2 as _partition_pb2
 from eelgrid_protos.wire import plan_pb2 as _plan_pb2
 from eelgrid_protos.wire import policy_pb2 as _policy_pb2
 from eelgrid_protos.wire import profile_pb2 as _profile_pb2
+from eelgrid_protos.wire import spending_pb2 as _spending_pb2
 from eelgrid_protos.wire import whatif_pb2 as _whatif_pb2
 from eelgrid_protos.wire import workload_pb2 as _workload_pb2
 from google.protobuf.internal import containers as _containers
@@ -24,6 +25,24 @@ class NodeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 NODE_STATE_UNSPECIFIED: NodeState
 NODE_STATE_READY: NodeState
 NODE_STATE_LOST: NodeState
+
+class WhoAmIRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WhoAmIResponse(_message.Message):
+    __slots__ = ("subject", "roles", "node_names", "roles_demanded", "not_after_ns")
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAMES_FIELD_NUMBER: _ClassVar[int]
+    ROLES_DEMANDED_FIELD_NUMBER: _ClassVar[int]
+    NOT_AFTER_NS_FIELD_NUMBER: _ClassVar[int]
+    subject: str
+    roles: _containers.RepeatedScalarFieldContainer[str]
+    node_names: _containers.RepeatedScalarFieldContainer[str]
+    roles_demanded: bool
+    not_after_ns: int
+    def __init__(self, subject: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., node_names: _Optional[_Iterable[str]] = ..., roles_demanded: bool = ..., not_after_ns: _Optional[int] = ...) -> None: ...
 
 class Node(_message.Message):
     __slots__ = ("inventory", "state", "allocated_cpu_milli", "allocated_memory_bytes", "allocated_gpu_milli", "workloads", "power_w", "sample_age_s", "plan_epoch", "applied_epoch", "samples_received", "samples_lost")

@@ -19,6 +19,29 @@ class BudgetScope(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BUDGET_SCOPE_CLUSTER: _ClassVar[BudgetScope]
     BUDGET_SCOPE_RACK: _ClassVar[BudgetScope]
     BUDGET_SCOPE_NODE: _ClassVar[BudgetScope]
+
+class SpendingScope(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SPENDING_SCOPE_UNSPECIFIED: _ClassVar[SpendingScope]
+    SPENDING_SCOPE_NAMESPACE: _ClassVar[SpendingScope]
+    SPENDING_SCOPE_USER: _ClassVar[SpendingScope]
+    SPENDING_SCOPE_QUEUE: _ClassVar[SpendingScope]
+    SPENDING_SCOPE_LABEL: _ClassVar[SpendingScope]
+
+class SpendingQuantity(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SPENDING_QUANTITY_UNSPECIFIED: _ClassVar[SpendingQuantity]
+    SPENDING_QUANTITY_GPU_TIME: _ClassVar[SpendingQuantity]
+    SPENDING_QUANTITY_ENERGY: _ClassVar[SpendingQuantity]
+    SPENDING_QUANTITY_MONEY: _ClassVar[SpendingQuantity]
+    SPENDING_QUANTITY_CARBON: _ClassVar[SpendingQuantity]
+
+class SpendingPeriod(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SPENDING_PERIOD_UNSPECIFIED: _ClassVar[SpendingPeriod]
+    SPENDING_PERIOD_DAY: _ClassVar[SpendingPeriod]
+    SPENDING_PERIOD_WEEK: _ClassVar[SpendingPeriod]
+    SPENDING_PERIOD_MONTH: _ClassVar[SpendingPeriod]
 ENFORCEMENT_MODE_UNSPECIFIED: EnforcementMode
 ENFORCEMENT_MODE_OBSERVE: EnforcementMode
 ENFORCEMENT_MODE_ENFORCE: EnforcementMode
@@ -26,6 +49,20 @@ BUDGET_SCOPE_UNSPECIFIED: BudgetScope
 BUDGET_SCOPE_CLUSTER: BudgetScope
 BUDGET_SCOPE_RACK: BudgetScope
 BUDGET_SCOPE_NODE: BudgetScope
+SPENDING_SCOPE_UNSPECIFIED: SpendingScope
+SPENDING_SCOPE_NAMESPACE: SpendingScope
+SPENDING_SCOPE_USER: SpendingScope
+SPENDING_SCOPE_QUEUE: SpendingScope
+SPENDING_SCOPE_LABEL: SpendingScope
+SPENDING_QUANTITY_UNSPECIFIED: SpendingQuantity
+SPENDING_QUANTITY_GPU_TIME: SpendingQuantity
+SPENDING_QUANTITY_ENERGY: SpendingQuantity
+SPENDING_QUANTITY_MONEY: SpendingQuantity
+SPENDING_QUANTITY_CARBON: SpendingQuantity
+SPENDING_PERIOD_UNSPECIFIED: SpendingPeriod
+SPENDING_PERIOD_DAY: SpendingPeriod
+SPENDING_PERIOD_WEEK: SpendingPeriod
+SPENDING_PERIOD_MONTH: SpendingPeriod
 
 class Weights(_message.Message):
     __slots__ = ("power", "fragmentation_w", "stranding_w", "lookahead", "scarcity_w", "stranding_full_w", "locality_w")
@@ -89,8 +126,28 @@ class EnergyPrices(_message.Message):
     utc_offset_minutes: int
     def __init__(self, currency: _Optional[str] = ..., periods: _Optional[_Iterable[_Union[PricePeriod, _Mapping]]] = ..., pue: _Optional[float] = ..., carbon_price_per_kg: _Optional[float] = ..., utc_offset_minutes: _Optional[int] = ...) -> None: ...
 
+class SpendingLimit(_message.Message):
+    __slots__ = ("scope", "name", "label", "quantity", "most", "period", "warn_ratio", "mode")
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    QUANTITY_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_FIELD_NUMBER: _ClassVar[int]
+    WARN_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    scope: SpendingScope
+    name: str
+    label: str
+    quantity: SpendingQuantity
+    most: float
+    period: SpendingPeriod
+    warn_ratio: float
+    mode: EnforcementMode
+    def __init__(self, scope: _Optional[_Union[SpendingScope, str]] = ..., name: _Optional[str] = ..., label: _Optional[str] = ..., quantity: _Optional[_Union[SpendingQuantity, str]] = ..., most: _Optional[float] = ..., period: _Optional[_Union[SpendingPeriod, str]] = ..., warn_ratio: _Optional[float] = ..., mode: _Optional[_Union[EnforcementMode, str]] = ...) -> None: ...
+
 class Policy(_message.Message):
-    __slots__ = ("revision", "objective", "weights", "pools", "lease_s", "send_interval_s", "sample_interval_s", "placement", "budgets", "prices")
+    __slots__ = ("revision", "objective", "weights", "pools", "lease_s", "send_interval_s", "sample_interval_s", "placement", "budgets", "prices", "spending")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +158,7 @@ class Policy(_message.Message):
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     BUDGETS_FIELD_NUMBER: _ClassVar[int]
     PRICES_FIELD_NUMBER: _ClassVar[int]
+    SPENDING_FIELD_NUMBER: _ClassVar[int]
     revision: int
     objective: str
     weights: Weights
@@ -111,4 +169,5 @@ class Policy(_message.Message):
     placement: str
     budgets: _containers.RepeatedCompositeFieldContainer[PowerBudget]
     prices: EnergyPrices
-    def __init__(self, revision: _Optional[int] = ..., objective: _Optional[str] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolMode, _Mapping]]] = ..., lease_s: _Optional[float] = ..., send_interval_s: _Optional[float] = ..., sample_interval_s: _Optional[float] = ..., placement: _Optional[str] = ..., budgets: _Optional[_Iterable[_Union[PowerBudget, _Mapping]]] = ..., prices: _Optional[_Union[EnergyPrices, _Mapping]] = ...) -> None: ...
+    spending: _containers.RepeatedCompositeFieldContainer[SpendingLimit]
+    def __init__(self, revision: _Optional[int] = ..., objective: _Optional[str] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolMode, _Mapping]]] = ..., lease_s: _Optional[float] = ..., send_interval_s: _Optional[float] = ..., sample_interval_s: _Optional[float] = ..., placement: _Optional[str] = ..., budgets: _Optional[_Iterable[_Union[PowerBudget, _Mapping]]] = ..., prices: _Optional[_Union[EnergyPrices, _Mapping]] = ..., spending: _Optional[_Iterable[_Union[SpendingLimit, _Mapping]]] = ...) -> None: ...

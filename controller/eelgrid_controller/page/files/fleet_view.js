@@ -1,14 +1,19 @@
 // The whole fleet in numbers, beside the map.
 
-import { count, el, gpus, show, table, watts } from "./dom.js";
+import { count, el, gpus, refresh, show, table, watts } from "./dom.js";
 import { budgetBars } from "./power_view.js";
 import { changeRow } from "./history_view.js";
 
-export const fleetView = { wide: false, open: draw, frame: draw };
+export const fleetView = {
+  wide: false,
+  open(panel, page) {
+    page.map.choose(-1);
+    draw(panel, page, show);
+  },
+  frame: (panel, page) => draw(panel, page, refresh), // what keys chose on the map stays chosen
+};
 
-function draw(panel, page) {
-  const { model } = page;
-  page.map.choose(-1);
+function draw(panel, { model }, put) {
   const sums = model.models.map((name) => ({ name, gpus: 0, held: 0, power: 0, read: 0 }));
   for (let cell = 0; cell < model.size; cell += 1) {
     const sum = sums[model.model[cell]];
@@ -19,7 +24,7 @@ function draw(panel, page) {
       sum.read += 1;
     }
   }
-  show(panel,
+  put(panel,
     el("h2", {}, "Fleet"),
     model.size ? null : el("p", {}, "No node has joined. Start ", el("code", {}, "eelgrid-agent"), " on one."),
     model.size > 0 && table([["model"], ["GPUs", true], ["held", true], ["power", true], ["read", true]],

@@ -1,13 +1,14 @@
 // One GPU: what it is, what it reads, who holds it.
 
-import { ask, bytes, el, gpus, isUsed, percent, show, table, terms, watts, workloadLink } from "./dom.js";
+import { ask, bytes, el, gpus, isUsed, nodeLink, percent, refresh, show, table, terms, watts, workloadLink } from "./dom.js";
 
 const EVERY_MS = 2_000;
 let [timer, turn] = [0, 0];
 
 export const gpuView = {
   wide: false,
-  async open(panel, page, [node, index]) {
+  async open(panel, page, parts) {
+    const [node, index] = [parts.slice(0, -1).join("/"), parts.at(-1)]; // a name may hold a slash
     const mine = (turn += 1);
     const cell = page.model.cellOf(node, Number(index));
     page.map.choose(cell);
@@ -16,7 +17,7 @@ export const gpuView = {
       try {
         const gpu = await ask("gpu", { node, index });
         if (mine !== turn) return;
-        if (!shown || !isUsed(panel)) show(panel, gpu ? told(gpu, page.model, cell) : missing(node, index));
+        if (!shown || !isUsed(panel)) (shown ? refresh : show)(panel, gpu ? told(gpu, page.model, cell) : missing(node, index));
         shown = true;
       } catch (error) {
         if (mine === turn && !shown) show(panel, el("p", { class: "bad" }, error.message));
@@ -41,6 +42,7 @@ function told(gpu, model, cell) {
     el("h2", {}, `${gpu.node} GPU ${gpu.index}`),
     terms([
       ["state", el("span", { class: state === "ready" ? "" : "bad" }, state)],
+      ["node", nodeLink(gpu.node)],
       ["model", `${gpu.model} (${gpu.product})`],
       ["power", `${watts(gpu.power_w)} ${limit}`],
       ["held by work", `${gpus(gpu.held_milli)} of a GPU`],

@@ -1,12 +1,13 @@
 // What decisions changed: a list, and a slider that takes the map back to how it was after each.
 // A decision has the number of its entry in the journal, so that #decision/NUMBER is the same in every run.
 
-import { ask, clock, count, decisionLink, el, gpus, moment, show, table, workloadLink } from "./dom.js";
+import { ask, clock, count, decisionLink, el, gpus, moment, show, table, workloadLink, zone } from "./dom.js";
 
 const [SHOWN, NEWER] = [40, 4]; // rows of the list, and of these newer than the chosen one
 let chosen = null; // {number, id} of a change, or null for now
 let asked = null; // what is being read of the journal, or why it could not be
-let turn = 0;
+const REST_MS = 120;
+let [addressed, listing, turn] = [0, 0, 0];
 
 export const historyView = {
   wide: false,
@@ -14,6 +15,7 @@ export const historyView = {
     turn += 1;
     chosen = number ? { number: Number(number) } : null;
     asked = null;
+    page.map.choose(-1);
     draw(panel, page);
     // After a start there is nothing yet but what the journal tells.
     if (!page.model.changes.length && page.model.hasEarlier && !chosen) older(panel, page);
@@ -25,6 +27,8 @@ export const historyView = {
   close(page) {
     turn += 1;
     chosen = null;
+    clearTimeout(addressed);
+    clearTimeout(listing);
     page.map.past(null);
   },
 };
@@ -69,12 +73,12 @@ async function older(panel, page) {
 function draw(panel, page) {
   const { model } = page;
   const changes = model.changes;
-  page.map.choose(-1);
   const slider = el("input", { type: "range", min: 0, max: changes.length, id: "slider", oninput: () => {
     const change = changes[Number(slider.value)];
     chosen = change ? { number: change[0], id: change[3] } : null;
-    history.replaceState(null, "", change ? `#/decision/${change[0]}` : "#/history");
     tell();
+    clearTimeout(addressed); // browsers take a few hundred addresses a minute
+    addressed = setTimeout(() => history.replaceState(null, "", change ? `#/decision/${change[0]}` : "#/history"), 2 * REST_MS);
   } });
   const told = el("div", { "aria-live": "polite" });
   const list = el("div");
@@ -85,9 +89,12 @@ function draw(panel, page) {
     slider.setAttribute("aria-valuetext", change ? `${clock(change[1])}: ${change[2]} ${change[4]}` : "now");
     page.map.past(change ? model.heldAfter(at) : null, change);
     show(told, change ? describe(change, model) : noneChosen(model));
-    show(list, rows(changes, at));
+    // While the slider moves the map is what is looked at.
+    clearTimeout(listing);
+    if (list.hasChildNodes()) listing = setTimeout(() => show(list, rows(changes, at)), REST_MS);
+    else show(list, rows(changes, at));
   };
-  const step = (by, words) => el("button", { type: "button", onclick: () => {
+  const step = (by, words) => el("button", { type: "button", id: words.toLowerCase(), onclick: () => {
     slider.value = Math.min(changes.length, Math.max(0, Number(slider.value) + by));
     slider.dispatchEvent(new Event("input"));
   } }, words);
@@ -104,12 +111,12 @@ function noneChosen(model) {
   if (chosen) return el("p", { class: "bad" }, `Decision ${chosen.number} is not at hand: the list begins with ${count(model.from)}`
     + `${model.hasEarlier ? "." : ", and the journal tells of nothing before."}`);
   if (!model.changes.length) return null;
-  return el("p", {}, "Now. Move the slider to go back; the map then shows what was held after each change.");
+  return el("p", {}, "Now. Move the slider to go back; the map then shows what was held after each change. ", zone());
 }
 
 function past(panel, page) {
   if (asked) return el("p", { class: "quiet", role: "status" }, asked);
-  if (page.model.hasEarlier) return el("p", {}, el("button", { type: "button", onclick: () => older(panel, page) }, "Earlier, from the journal"));
+  if (page.model.hasEarlier) return el("p", {}, el("button", { type: "button", id: "earlier", onclick: () => older(panel, page) }, "Earlier, from the journal"));
   return el("p", { class: "quiet" }, "The journal tells of nothing before.");
 }
 

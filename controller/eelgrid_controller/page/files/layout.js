@@ -93,12 +93,16 @@ export function cellAt(layout, px, py) {
   return -1;
 }
 
-/** The cell that an arrow key leads to. */
+const ROWS_OF = { ArrowUp: -1, ArrowDown: 1, PageUp: -ROWS_UNRACKED, PageDown: ROWS_UNRACKED };
+
+/** The cell that a key leads to. */
 export function neighbour(layout, rowOf, cell, key) {
   const at = rowOf[cell];
   const row = layout.rows[at];
   if (key === "ArrowLeft") return cell > row.first ? cell - 1 : (layout.rows[at - 1]?.end ?? cell + 1) - 1;
   if (key === "ArrowRight") return cell < row.end - 1 ? cell + 1 : (layout.rows[at + 1]?.first ?? cell);
-  const next = layout.rows[at + (key === "ArrowUp" ? -1 : 1)];
-  return next ? Math.min(next.end - 1, next.first + cell - row.first) : cell;
+  if (key === "Home") return layout.rows[0].first;
+  if (key === "End") return layout.rows.at(-1).end - 1;
+  const next = layout.rows[Math.min(layout.rows.length - 1, Math.max(0, at + ROWS_OF[key]))];
+  return next === row ? cell : Math.min(next.end - 1, next.first + cell - row.first);
 }

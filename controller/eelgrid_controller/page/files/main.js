@@ -1,6 +1,6 @@
 // The page: which view is open, and who hears of a frame.
 
-import { byId, count, el, isUsed, show, watts } from "./dom.js";
+import { byId, count, el, isUsed, many, scrollable, show, watts } from "./dom.js";
 import { FleetMap } from "./map.js";
 import { listen } from "./map_input.js";
 import { Model } from "./model.js";
@@ -9,24 +9,35 @@ import { fleetView } from "./fleet_view.js";
 import { frontierView } from "./frontier_view.js";
 import { gpuView } from "./gpu_view.js";
 import { historyView } from "./history_view.js";
+import { nodeView } from "./node_view.js";
 import { powerView } from "./power_view.js";
+import { promisesView } from "./promises_view.js";
 import { queueView } from "./queue_view.js";
 import { searchView } from "./search_view.js";
 import { workloadView } from "./workload_view.js";
 
 // By the first part of the address after #: a view is {wide, open(panel, page, parts), frame?(), close?()}.
 const VIEWS = {
-  fleet: fleetView, gpu: gpuView, workload: workloadView, workloads: searchView, queue: queueView,
-  power: powerView, history: historyView, decision: historyView, frontier: frontierView,
+  fleet: fleetView, node: nodeView, gpu: gpuView, workload: workloadView, workloads: searchView, queue: queueView,
+  promises: promisesView, power: powerView, history: historyView, decision: historyView, frontier: frontierView,
 };
-const UNDER = { gpu: "fleet", workload: "workloads", decision: "history" };
+const UNDER = { node: "fleet", gpu: "fleet", workload: "workloads", decision: "history" };
 const model = new Model();
 const page = { model, map: new FleetMap(model) };
 let view = null;
 window.eelgrid = page; // for the curious, and for tests
 
+/** A part of the address as it was meant; one that people typed may hold a bare %. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 function route() {
-  const [name, ...parts] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const [name, ...parts] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
   view?.close?.(page);
   view = VIEWS[name] ?? VIEWS.fleet;
   document.body.toggleAttribute("data-wide", view.wide);
@@ -36,6 +47,7 @@ function route() {
     else link.removeAttribute("aria-current");
   }
   byId("panel").scrollTop = 0;
+  for (const box of byId("panel").querySelectorAll(".scroll")) box.scrollLeft = 0;
   document.title = `${document.querySelector("nav a[aria-current]").textContent}${parts.length ? ` ${parts.join(" ")}` : ""} - Eelgrid`;
   if (model.ready) view.open(byId("panel"), page, parts);
   else show(byId("panel"), el("p", { class: "quiet" }, "Waiting for the controller."));
@@ -45,7 +57,7 @@ function glance() {
   const { counts } = model;
   const power = model.powerNow();
   byId("counts").textContent = [
-    `${count(model.size)} GPUs in ${count(counts.nodes)} nodes`, counts.nodes_lost ? `${count(counts.nodes_lost)} node${counts.nodes_lost === 1 ? "" : "s"} lost` : "",
+    `${many(model.size, "GPU")} in ${many(counts.nodes, "node")}`, counts.nodes_lost ? `${many(counts.nodes_lost, "node")} lost` : "",
     power === null ? "no power reading" : watts(power), `${count(counts.placed)} placed`, `${count(counts.pending)} wait`,
   ].filter(Boolean).join(" · ");
 }
@@ -59,8 +71,14 @@ function connection(state, words) {
 
 listen(page.map, model, (cell) => {
   location.hash = `#/gpu/${encodeURIComponent(model.nodeName(cell))}/${model.index[cell]}`;
+  // In a small window the panel lies below the map.
+  const [main, panel] = [document.querySelector("main"), byId("panel")];
+  if (panel.offsetTop > main.offsetTop) main.scrollTop = panel.offsetTop - main.offsetTop;
+}, () => {
+  if (view === gpuView || view === nodeView) location.hash = "#/fleet";
 });
 window.addEventListener("hashchange", route);
+window.addEventListener("resize", () => scrollable(byId("panel")));
 // The part after # is the view's, so that the link must not change it.
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();

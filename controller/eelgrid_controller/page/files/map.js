@@ -1,25 +1,34 @@
-// The map on its canvas: draws everything when the view changes, and only changed cells when readings do.
+// The map on its canvas: draws everything when the view changes, and only changed cells when readings do. Ten thousand cells
+// take longer than a frame: while hands move the map its picture is shifted, and drawn anew when they rest; outlines have a
+// canvas of their own, so that choosing a cell draws no other.
 
 import { CellState } from "./model.js";
 import { inks, onTheme, ramp, theme } from "./colour.js";
 import { CELL, cellAt, layOut } from "./layout.js";
-import { byId, el, watts } from "./dom.js";
+import { byId, short, watts } from "./dom.js";
+import { legend } from "./legend.js";
 
-const DETAIL_PX = 26; // of a cell, from which slices and watts can be read
-const NAMES_PX = 15; // from which node names can be read
+const DETAIL_PX = 35; // of a cell, from which slices and watts can be read
+const NAMES_PX = 31; // from which node names can be read: they are a quarter as high
+const REST_MS = 80;
 const PIECE = 2_500; // cells that a new fleet's first picture takes in each animation frame: some 4 ms
+
+const LETTERS = 7; // of a node's name, above each of its cells
 
 export class FleetMap {
   constructor(model) {
     this.model = model;
     this.canvas = byId("map");
     this.pen = this.canvas.getContext("2d", { alpha: false });
+    this.marksCanvas = byId("marks");
     this.by = "power";
     this.held = null; // the past, while it is shown
     this.marks = new Map(); // cells that a decision changed: more or less held
     this.chosen = -1;
     this.layout = null;
     [this.zoom, this.left, this.top, this.ratio] = [1, 0, 0, 1];
+    this.shown = { zoom: 1, left: 0, top: 0 }; // the view of the picture that is there
+    this.resting = 0;
     this.fitted = true;
     this.drawn = { all: 0, cells: 0, pieces: 0 }; // for tests and the curious
     this.waiting = null; // cells to draw again, or "all"
@@ -47,8 +56,10 @@ export class FleetMap {
     const { clientWidth, clientHeight } = byId("map-holder");
     if (!clientWidth || !clientHeight) return;
     this.ratio = window.devicePixelRatio || 1;
-    this.canvas.width = Math.round(clientWidth * this.ratio);
-    this.canvas.height = Math.round(clientHeight * this.ratio);
+    for (const canvas of [this.canvas, this.marksCanvas]) {
+      canvas.width = Math.round(clientWidth * this.ratio);
+      canvas.height = Math.round(clientHeight * this.ratio);
+    }
     if (this.model.ready) this.rebuild();
   }
 
@@ -65,15 +76,21 @@ export class FleetMap {
 
   /** Shows what was held at another time, with what one decision changed; null for now. */
   past(held, change) {
+    const before = this.held;
     this.held = held;
-    byId("colour-by").disabled = held !== null;
     this.marks = new Map();
     for (let at = 0; held && at < change[5].length; at += 2) this.marks.set(change[5][at], change[5][at + 1]);
-    this.legend();
-    this.redraw();
+    if (before && held) {
+      const others = new Set();
+      held.forEach((milli, cell) => { if (milli !== before[cell]) others.add(cell); });
+      this.touch(others);
+      this.outlines();
+    } else if (before || held) {
+      byId("colour-by").disabled = held !== null;
+      this.legend();
+      this.redraw();
+    }
   }
-
-  // The view
 
   fit() {
     if (!this.layout) return;
@@ -91,15 +108,29 @@ export class FleetMap {
     this.left = x - ((x - this.left) * zoom) / this.zoom;
     this.top = y - ((y - this.top) * zoom) / this.zoom;
     this.zoom = zoom;
-    this.fitted = false;
-    this.redraw();
+    this.moved();
   }
 
   pan(dx, dy) {
     this.left += dx;
     this.top += dy;
+    this.moved();
+  }
+
+  moved() {
+    const { shown } = this;
+    const factor = this.zoom / shown.zoom;
+    this.canvas.style.transform = `translate(${this.left - factor * shown.left}px, ${this.top - factor * shown.top}px) scale(${factor})`;
     this.fitted = false;
-    this.redraw();
+    this.outlines();
+    clearTimeout(this.resting);
+    this.resting = setTimeout(() => this.redraw(), REST_MS);
+  }
+
+  unshift() {
+    clearTimeout(this.resting);
+    this.shown = { zoom: this.zoom, left: this.left, top: this.top };
+    this.canvas.style.transform = "";
   }
 
   under(x, y) {
@@ -110,19 +141,16 @@ export class FleetMap {
     if (cell === this.chosen) return;
     this.chosen = cell;
     if (cell >= 0 && this.layout) this.bringIn(cell);
-    this.redraw();
+    this.outlines();
   }
 
   bringIn(cell) {
     const [x, y] = [this.left + this.zoom * this.layout.x[cell], this.top + this.zoom * this.layout.y[cell]];
     const [width, height, side] = [this.canvas.clientWidth, this.canvas.clientHeight, this.zoom * CELL];
-    if (x < 0) this.left -= x - 20;
-    if (y < 0) this.top -= y - 20;
-    if (x + side > width) this.left -= x + side - width + 20;
-    if (y + side > height) this.top -= y + side - height + 20;
+    const into = (from, most) => (from < 0 ? 20 - from : from + side > most ? most - side - 20 - from : 0);
+    const [dx, dy] = [into(x, width), into(y, height)];
+    if (dx || dy) this.pan(dx, dy);
   }
-
-  // Drawing
 
   redraw() {
     this.waiting = "all";
@@ -132,7 +160,7 @@ export class FleetMap {
   /** Only these cells look otherwise; null for any number of them. */
   touch(cells) {
     if (typeof this.waiting === "string" || cells?.size === 0) return;
-    if (cells === null || this.held) this.waiting = "all";
+    if (cells === null) this.waiting = "all";
     else this.waiting = new Set([...(this.waiting ?? []), ...cells]);
     this.soon();
   }
@@ -167,15 +195,15 @@ export class FleetMap {
     if (!this.undrawn) {
       if (this.drawn.all === 0) performance.mark("map");
       this.drawn.all += 1;
-      this.frame();
     }
   }
 
   /** Sets the pen up; true where the theme is another than that of the last picture. */
   aim() {
-    const scale = this.zoom * this.ratio;
-    this.pen.setTransform(scale, 0, 0, scale, this.left * this.ratio, this.top * this.ratio);
-    this.pixels = this.zoom * CELL;
+    const { zoom, left, top } = this.shown;
+    const scale = zoom * this.ratio;
+    this.pen.setTransform(scale, 0, 0, scale, left * this.ratio, top * this.ratio);
+    this.pixels = zoom * CELL;
     const isOther = this.colour !== theme();
     if (isOther) {
       this.colour = theme();
@@ -188,8 +216,11 @@ export class FleetMap {
   /** "all" at once, for hands that wait; all in "pieces", so that everything else goes on; or some cells. */
   draw(waiting) {
     const pen = this.pen;
-    if (this.aim() && typeof waiting !== "string") waiting = "all";
-    if (typeof waiting === "string") {
+    if (typeof waiting === "string") this.unshift();
+    if (this.aim() && typeof waiting !== "string") {
+      this.draw("all");
+    } else if (typeof waiting === "string") {
+      this.outlines();
       pen.save();
       pen.setTransform(1, 0, 0, 1, 0, 0);
       pen.fillStyle = this.colour.ground;
@@ -214,13 +245,13 @@ export class FleetMap {
       }
       this.drawn.cells += waiting.size;
     }
-    this.frame();
   }
 
   isSeen(x, y, width, height) {
-    const [left, top] = [-this.left / this.zoom, -this.top / this.zoom];
-    return x + width > left && y + height > top && x < left + this.canvas.clientWidth / this.zoom
-      && y < top + this.canvas.clientHeight / this.zoom;
+    const { zoom } = this.shown;
+    const [left, top] = [-this.shown.left / zoom, -this.shown.top / zoom];
+    return x + width > left && y + height > top && x < left + this.canvas.clientWidth / zoom
+      && y < top + this.canvas.clientHeight / zoom;
   }
 
   /** Rows. Cells of one colour are drawn one after the other: changing the pen's colour costs the most. */
@@ -249,18 +280,19 @@ export class FleetMap {
       this.pen.fillStyle = this.colour.quiet;
       this.pen.font = "2.6px system-ui, sans-serif";
       this.pen.textBaseline = "alphabetic";
-      this.pen.fillText(this.model.nodes.name[row.node], row.x, row.y + 2.4, (row.end - row.first) * (CELL + 1));
+      this.pen.fillText(short(this.model.nodes.name[row.node], (row.end - row.first) * LETTERS), row.x, row.y + 2.4);
     }
   }
 
   titles() {
     const pen = this.pen;
-    const size = Math.min(15, Math.max(2.6, 13 / this.zoom));
+    const { zoom } = this.shown;
+    const size = Math.min(15, Math.max(2.6, 13 / zoom));
     pen.font = `${size}px system-ui, sans-serif`;
     pen.textBaseline = "alphabetic";
     pen.fillStyle = this.colour.ink;
-    if (this.zoom * size < 6) return;
-    for (const block of this.layout.blocks) if (block.title) pen.fillText(block.title, block.x, block.y + 16, block.w);
+    if (zoom * size < 6) return;
+    for (const { title, x, y, w } of this.layout.blocks) if (title) pen.fillText(short(title, Math.max(4, Math.floor((1.7 * w) / size))), x, y + 16);
   }
 
   /** Of the scale, 0 to 1; -1 where nothing is known. */
@@ -336,57 +368,28 @@ export class FleetMap {
     }
   }
 
+  /** Around cells that a decision changed, and the chosen one. */
+  outlines() {
+    if (!this.layout) return;
+    const pen = this.marksCanvas.getContext("2d");
+    const colour = theme();
+    pen.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
+    pen.clearRect(0, 0, this.canvas.clientWidth, this.canvas.clientHeight);
+    for (const [cell, milli] of this.marks) this.outline(pen, cell, colour, milli > 0 ? "good" : "bad");
+    if (this.chosen >= 0 && this.chosen < this.model.size) this.outline(pen, this.chosen, colour, "mark");
+  }
+
   /** Around a cell, of the same width at every zoom, on a rim that parts it from any colour. */
-  outline(cell, colour) {
-    const [x, y, side] = [this.layout.x[cell], this.layout.y[cell], CELL + 2 / this.zoom];
-    for (const [ink, width] of [[this.colour.ground, 5], [colour, 3]]) {
-      this.pen.strokeStyle = ink;
-      this.pen.lineWidth = width / this.zoom;
-      this.pen.strokeRect(x - 1 / this.zoom, y - 1 / this.zoom, side, side);
+  outline(pen, cell, colour, name) {
+    const side = this.zoom * CELL + 2;
+    for (const [ink, width] of [[colour.ground, 5], [colour[name], 3]]) {
+      pen.strokeStyle = ink;
+      pen.lineWidth = width;
+      pen.strokeRect(this.left + this.zoom * this.layout.x[cell] - 1, this.top + this.zoom * this.layout.y[cell] - 1, side, side);
     }
   }
-
-  frame() {
-    for (const [cell, milli] of this.marks) this.outline(cell, milli > 0 ? this.colour.good : this.colour.bad);
-    if (this.chosen >= 0 && this.chosen < this.model.size) this.outline(this.chosen, this.colour.mark);
-  }
-
-  // The legend
 
   legend() {
-    const scale = el("span", { class: "scale" });
-    scale.style.background = `linear-gradient(90deg, ${theme().scale.join(", ")})`;
-    const by = this.held ? "held" : this.by;
-    const most = by === "power" ? watts(this.mostW ?? 0) : by === "share" ? "100 %" : "1 GPU";
-    byId("legend").replaceChildren("0", scale, most, ...this.signs());
-  }
-
-  signs() {
-    const sign = (draw, words) => {
-      const canvas = el("canvas", { width: 28, height: 28, "aria-hidden": "true" });
-      draw(canvas.getContext("2d"), theme());
-      return [canvas, words];
-    };
-    const stroke = (pen, colour, points) => {
-      pen.strokeStyle = colour;
-      pen.lineWidth = 4;
-      for (const [x, y, toX, toY] of points) {
-        pen.beginPath();
-        pen.moveTo(x, y);
-        pen.lineTo(toX, toY);
-        pen.stroke();
-      }
-    };
-    const ground = (pen, colour) => { pen.fillStyle = colour; pen.fillRect(0, 0, 28, 28); };
-    if (this.held) {
-      const box = (name) => (pen, one) => { pen.strokeStyle = one[name]; pen.lineWidth = 6; pen.strokeRect(3, 3, 22, 22); };
-      return [sign(box("good"), "more held"), sign(box("bad"), "less held")].flat();
-    }
-    return [
-      sign((pen, one) => ground(pen, one.none), "no reading"),
-      sign((pen, one) => { ground(pen, one.scale[1]); pen.fillStyle = one.ink; pen.fillRect(12, 2, 4, 24); }, "MIG"),
-      sign((pen, one) => { ground(pen, one.none); stroke(pen, one.quiet, [[5, 5, 23, 23]]); }, "cordoned"),
-      sign((pen, one) => { ground(pen, one.none); stroke(pen, one.bad, [[5, 5, 23, 23], [23, 5, 5, 23]]); }, "lost"),
-    ].flat();
+    legend({ by: this.by, mostW: this.mostW ?? 0, isPast: this.held !== null });
   }
 }

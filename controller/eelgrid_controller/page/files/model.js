@@ -94,7 +94,7 @@ export class Model {
 
   /** What was held after the change at this position: now, less all that came later. */
   heldAfter(position) {
-    const held = Int32Array.from(this.held_milli);
+    const held = this.held_milli.slice();
     for (const change of this.changes.slice(position + 1)) {
       const pairs = change[5];
       for (let at = 0; at < pairs.length; at += 2) held[pairs[at]] -= pairs[at + 1];
@@ -103,11 +103,15 @@ export class Model {
   }
 
   cellOf(nodeName, index) {
+    return this.cellsOf(nodeName).find((cell) => this.index[cell] === index) ?? -1;
+  }
+
+  /** Of a node by its name; none of one that is not there. */
+  cellsOf(nodeName) {
     const node = this.nodeByName?.get(nodeName);
-    if (node === undefined) return -1;
-    const end = this.nodes.first[node + 1] ?? this.size;
-    for (let cell = this.nodes.first[node]; cell < end; cell += 1) if (this.index[cell] === index) return cell;
-    return -1;
+    if (node === undefined) return [];
+    const first = this.nodes.first[node];
+    return Array.from({ length: (this.nodes.first[node + 1] ?? this.size) - first }, (_, at) => first + at);
   }
 
   nodeName(cell) {

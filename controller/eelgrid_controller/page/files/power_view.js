@@ -1,17 +1,22 @@
 // Power against budget: the line of the last minutes, and each budget as a bar.
 
-import { clock, count, el, show, svg, table, watts } from "./dom.js";
+import { clock, count, el, refresh, show, svg, table, watts, zone } from "./dom.js";
 
-const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP] = [900, 300, 70, 26, 12];
+const [HEIGHT, LEFT, BOTTOM, TOP] = [300, 70, 26, 12];
+const GAP_MS = 10_000; // points come each second while anything is read
 
-export const powerView = { wide: true, open: draw, frame: draw };
+export const powerView = {
+  wide: true,
+  open: (panel, page) => draw(panel, page, show),
+  frame: (panel, page) => draw(panel, page, refresh),
+};
 
-function draw(panel, { model }) {
+function draw(panel, { model }, put) {
   const limit = model.budgets.find(([name]) => name === "cluster")?.[1] ?? null;
-  show(panel,
+  put(panel,
     el("h2", {}, `Power: ${model.powerNow() === null ? "no reading" : watts(model.powerNow())}${limit ? ` of ${watts(limit)}` : ""}`),
-    model.powerLine.length > 1 ? el("div", { class: "scroll" }, chart(model.powerLine, limit)) : el("p", { class: "quiet" }, "Too few readings for a line yet."),
-    el("p", { class: "quiet" }, "The sum of fresh GPU readings, by the second, of the last ten minutes at most. Prometheus has the past."),
+    model.powerLine.length > 1 ? el("div", { class: "scroll" }, chart(model.powerLine, limit, chartWidth(panel))) : el("p", { class: "quiet" }, "Too few readings for a line yet."),
+    el("p", { class: "quiet" }, "The sum of fresh GPU readings, by the second, of the last ten minutes at most. Prometheus has the past. ", zone()),
     el("h3", {}, "Budgets"),
     model.budgets.length ? table([["budget"], ["limit", true], ["measured", true], ["left", true], ["GPUs read", true], ["used"]],
       model.budgets.map((one) => [one[0], watts(one[1]), measured(one), left(one), `${count(one[3])} of ${count(one[4])}`, bar(one)]))
@@ -41,23 +46,36 @@ export function steps(most, wanted = 5) {
   return unit * [1, 2, 5, 10].find((factor) => factor * unit >= rough);
 }
 
-function chart(line, limit) {
+/** Of a drawing as wide as there is room, so that its newest part is in sight on a phone, too. */
+export const chartWidth = (panel) => Math.max(300, Math.min(900, panel.clientWidth - 32));
+
+function chart(line, limit, width) {
   const [first, last] = [line[0][0], line.at(-1)[0]];
   const most = Math.max(limit ?? 0, ...line.map(([, power]) => power), 1) * 1.08;
-  const x = (ms) => LEFT + ((WIDTH - LEFT - 14) * (ms - first)) / Math.max(1, last - first);
+  const x = (ms) => LEFT + ((width - LEFT - 14) * (ms - first)) / Math.max(1, last - first);
   const y = (power) => HEIGHT - BOTTOM - ((HEIGHT - BOTTOM - TOP) * power) / most;
   const step = steps(most);
   const grid = [];
   for (let power = 0; power <= most; power += step) {
-    grid.push(svg("line", { class: "grid", x1: LEFT, x2: WIDTH - 14, y1: y(power), y2: y(power) }),
+    grid.push(svg("line", { class: "grid", x1: LEFT, x2: width - 14, y1: y(power), y2: y(power) }),
       svg("text", { x: LEFT - 8, y: y(power) + 4, "text-anchor": "end" }, watts(power)));
   }
-  const times = [0, 1 / 3, 2 / 3, 1].map((part) => first + part * (last - first));
+  const times = (width < 600 ? [0, 1] : [0, 1 / 3, 2 / 3, 1]).map((part) => first + part * (last - first));
   const label = `Power from ${clock(first)} to ${clock(last)}: now ${watts(line.at(-1)[1])}${limit ? `, budget ${watts(limit)}` : ""}`;
-  return svg("svg", { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label },
+  return svg("svg", { class: "chart", viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": label },
     grid,
-    times.map((ms, at) => svg("text", { x: x(ms), y: HEIGHT - 8, "text-anchor": ["start", "middle", "middle", "end"][at] }, clock(ms))),
-    limit ? [svg("line", { class: "limit", x1: LEFT, x2: WIDTH - 14, y1: y(limit), y2: y(limit) }),
-      svg("text", { x: WIDTH - 18, y: y(limit) - 5, "text-anchor": "end" }, "budget of the cluster")] : [],
-    svg("polyline", { class: "line", points: line.map(([ms, power]) => `${x(ms).toFixed(1)},${y(power).toFixed(1)}`).join(" ") }));
+    times.map((ms, at) => svg("text", { x: x(ms), y: HEIGHT - 8, "text-anchor": at === 0 ? "start" : at < times.length - 1 ? "middle" : "end" }, clock(ms))),
+    limit ? [svg("line", { class: "limit", x1: LEFT, x2: width - 14, y1: y(limit), y2: y(limit) }),
+      svg("text", { x: width - 18, y: y(limit) - 5, "text-anchor": "end" }, "budget of the cluster")] : [],
+    runs(line).map((run) => svg("polyline", { class: "line", points: run.map(([ms, power]) => `${x(ms).toFixed(1)},${y(power).toFixed(1)}`).join(" ") })));
+}
+
+/** The line in parts: where nothing was read for a while nothing is drawn. */
+function runs(line) {
+  const parts = [];
+  line.forEach((point, at) => {
+    if (at === 0 || point[0] - line[at - 1][0] > GAP_MS) parts.push([]);
+    parts.at(-1).push(point);
+  });
+  return parts;
 }

@@ -1,19 +1,19 @@
 // What waits, in the order in which it is tried, and for which reason.
 
-import { count, el, gpus, show, since, table, workloadLink } from "./dom.js";
+import { count, el, gpus, refresh, show, since, table, workloadLink } from "./dom.js";
 
 export const queueView = {
   wide: true,
-  open: draw,
+  open: (panel, page) => draw(panel, page, show),
   frame(panel, page, frame) {
-    if (frame.queue || frame.frame % 5 === 0) draw(panel, page); // how long it waits rises by itself
+    if (frame.queue || frame.frame % 5 === 0) draw(panel, page, refresh); // how long it waits rises by itself
   },
 };
 
-function draw(panel, { model }) {
+function draw(panel, { model }, put) {
   const { rows, reasons } = model.queue;
   const pending = model.counts.pending;
-  show(panel,
+  put(panel,
     el("h2", {}, pending ? `${count(pending)} wait` : "Nothing waits"),
     reasons.length ? [
       el("h3", {}, "Reasons"),

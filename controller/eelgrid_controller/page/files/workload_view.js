@@ -1,12 +1,14 @@
 // One workload: what was asked, where it stands, and why there: each cost in watts, beside what it beat.
 
-import { ask, bytes, cost, count, decisionLink, el, gpuLink, gpus, moment, show, table, terms, watts } from "./dom.js";
+import { ask, bytes, cost, count, decisionLink, el, gpuLink, gpus, moment, nodeLink, show, table, terms, watts, zone } from "./dom.js";
 
-let turn = 0;
+const SEEN_W = 0.05; // half of the last digit that is shown
+let [turn, shownId] = [0, ""];
 
 export const workloadView = {
   wide: true,
-  async open(panel, page, [id]) {
+  async open(panel, page, parts) {
+    const id = (shownId = parts.join("/")); // one may hold a slash
     const mine = (turn += 1);
     try {
       const workload = await ask("workload", { id });
@@ -17,8 +19,7 @@ export const workloadView = {
     }
   },
   frame(panel, page, frame) {
-    const id = decodeURIComponent(location.hash.split("/")[2] ?? "");
-    if (frame.changes?.some((change) => change[3] === id)) this.open(panel, page, [id]);
+    if (frame.changes?.some((change) => change[3] === shownId)) this.open(panel, page, [shownId]);
   },
   close() {
     turn += 1;
@@ -43,6 +44,7 @@ function told(workload) {
       ["last decision", decisionLink(workload.decision)],
       workload.power_limit_w ? ["power limit", `${watts(workload.power_limit_w)} a GPU`] : null,
     ]),
+    el("p", { class: "quiet" }, zone()),
     workload.remedy ? [el("h3", {}, "What would help"), el("p", {}, workload.remedy)] : null,
     workload.placements.length ? placements(workload) : null,
     el("h3", {}, workload.phase === "pending" ? "What stands in its way" : "Why it stands there"),
@@ -58,7 +60,7 @@ function placements(workload) {
     el("h3", {}, "Where it runs"),
     table([["replica", true], ["GPUs"], ["slice"]], workload.placements.map((one) => [
       one.replica,
-      one.gpus.length ? one.gpus.map((index, at) => [at ? ", " : "", gpuLink(one.node, index)]) : one.node,
+      one.gpus.length ? one.gpus.map((index, at) => [at ? ", " : "", gpuLink(one.node, index)]) : nodeLink(one.node),
       one.slice || "-"])),
     left > 0 ? el("p", { class: "quiet" }, `and ${count(left)} more replicas`) : null,
   ];
@@ -71,9 +73,9 @@ function explained(replica, workload) {
   const rows = replica.candidates.map((one, at) => {
     const found = Object.fromEntries(one.terms);
     const row = [
-      `${one.node}${one.gpus.length ? ` GPU ${one.gpus.join(", ")}` : ""}${at === 0 && isPlaced ? " (chosen)" : ""}`,
+      [nodeLink(one.node), `${one.gpus.length ? ` GPU ${one.gpus.join(", ")}` : ""}${at === 0 && isPlaced ? " (chosen)" : ""}`],
       ...names.map((name) => (name in found ? cost(found[name]) : null)),
-      cost(one.cost_w), at ? `+${cost(one.cost_w - best)}` : "",
+      cost(one.cost_w), at === 0 ? "" : one.cost_w - best < SEEN_W ? "equal" : `+${cost(one.cost_w - best)}`,
     ];
     row.kind = at === 0 && isPlaced ? "chosen" : "";
     return row;

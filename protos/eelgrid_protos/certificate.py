@@ -1,11 +1,12 @@
-"""What a certificate says: its dates and the names that it is for.
+"""What a certificate says: its dates, whose it is, and the names that it is for.
 
 Owns a reader of the little of DER that this takes; trusts nothing and verifies
 nothing: whether a chain holds is TLS' own to say. Python's library reads a
 certificate only from a connection that verified it, which an expired one never
-does.
+does, and leaves out what a subject holds twice.
 
-Source: RFC 5280, 4.1 (the fields, in order) and 4.2.1.6 (alternative names).
+Source: RFC 5280, 4.1 (the fields, in order), 4.1.2.4 (names) and 4.2.1.6
+(alternative names).
 """
 
 import ipaddress
@@ -14,12 +15,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-__all__ = ["Certificate", "CertificateUnreadable", "read_certificate"]
+__all__ = ["SUBJECT_SHOWN_MOST", "Certificate", "CertificateUnreadable", "read_certificate"]
+
+SUBJECT_SHOWN_MOST = 200
 
 _SEQUENCE, _UTC_TIME, _GENERALIZED_TIME, _OID, _OCTETS = 0x30, 0x17, 0x18, 0x06, 0x04
 _VERSION, _EXTENSIONS = 0xA0, 0xA3
-_DNS, _IP = 0x82, 0x87
 _ALTERNATIVE_NAMES = bytes.fromhex("551d11")
+_IP = 0x87
+_ALTERNATIVES = {0x81: "EMAIL", 0x82: "DNS", 0x86: "URI"}
+_ATTRIBUTES = {
+    bytes.fromhex("550403"): "CN", bytes.fromhex("550406"): "C", bytes.fromhex("550407"): "L",
+    bytes.fromhex("550408"): "ST", bytes.fromhex("55040a"): "O", bytes.fromhex("55040b"): "OU",
+}  # fmt: skip
+# Of a DirectoryString (RFC 5280, 4.1.2.4), and IA5String, which others put there.
+_TEXTS = {0x0C: "utf-8", 0x13: "ascii", 0x14: "latin-1", 0x16: "ascii", 0x1C: "utf-32-be", 0x1E: "utf-16-be"}
 _BYTES_MOST = 1 << 20
 
 
@@ -29,11 +39,37 @@ class CertificateUnreadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """From when to when it holds, in seconds since 1970, and its alternative names."""
+    """From when to when it holds, in seconds since 1970, and its names as (kind, value), in its own order.
+
+    Kinds of the subject are CN, O, OU, C, L and ST, of the alternatives DNS, IP, URI and EMAIL; there may be several
+    of a kind, and others are left out.
+    """
 
     begins_s: float
     ends_s: float
-    names: tuple[str, ...]
+    subject: tuple[tuple[str, str], ...] = ()
+    alternatives: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The hosts that it is for."""
+        return tuple(value for kind, value in self.alternatives if kind in {"DNS", "IP"})
+
+    @property
+    def shown(self) -> str:
+        """Whose it is, for people: one line without control characters, SUBJECT_SHOWN_MOST characters at most."""
+        # One without a subject is of its alternative names (RFC 5280, 4.1.2.6).
+        text = ",".join(f"{kind}={_escaped(value)}" for kind, value in self.subject or self.alternatives)
+        return text if len(text) <= SUBJECT_SHOWN_MOST else f"{text[: SUBJECT_SHOWN_MOST - 3]}..."
+
+
+def _escaped(value: str) -> str:
+    """As RFC 4514 writes a value: what would read as the next attribute, and what no terminal should get."""
+    marks = "".join(f"\\{one}" if one in ',+"\\<>;=' else one for one in value[:SUBJECT_SHOWN_MOST])
+    return "".join(
+        one if one.isprintable() else "".join(f"\\{byte:02X}" for byte in one.encode("utf-8", "surrogatepass"))
+        for one in marks
+    )
 
 
 def read_certificate(text: str | bytes) -> Certificate:
@@ -86,7 +122,7 @@ def _read(der: bytes) -> Certificate:
         raise CertificateUnreadable("it has no dates")
     begins, ends = (_seconds(*part) for part in list(_parts(validity))[:2])
     extensions = next((value for tag, value in fields[6:] if tag == _EXTENSIONS), b"")
-    return Certificate(begins, ends, tuple(_names(extensions)))
+    return Certificate(begins, ends, tuple(_subject(fields[4][1])), tuple(_alternatives(extensions)))
 
 
 def _seconds(tag: int, value: bytes) -> float:
@@ -99,7 +135,16 @@ def _seconds(tag: int, value: bytes) -> float:
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
 
 
-def _names(extensions: bytes) -> Iterator[str]:
+def _subject(names: bytes) -> Iterator[tuple[str, str]]:
+    for _, relative in _parts(names):
+        for _, attribute in _parts(relative):
+            (_, key), (tag, value) = list(_parts(attribute))[:2]
+            # Whoever compares names gets them as they are or not at all: a replacement mark equals nothing of ours.
+            if key in _ATTRIBUTES and tag in _TEXTS:
+                yield _ATTRIBUTES[key], value.decode(_TEXTS[tag], "replace")
+
+
+def _alternatives(extensions: bytes) -> Iterator[tuple[str, str]]:
     if not extensions:
         return
     for _, extension in _parts(_inside(extensions, _SEQUENCE)):
@@ -108,7 +153,7 @@ def _names(extensions: bytes) -> Iterator[str]:
             continue
         octets = next(value for tag, value in parts if tag == _OCTETS)
         for tag, value in _parts(_inside(octets, _SEQUENCE)):
-            if tag == _DNS:
-                yield value.decode("ascii", "replace")
+            if tag in _ALTERNATIVES:
+                yield _ALTERNATIVES[tag], value.decode("ascii", "replace")
             elif tag == _IP:
-                yield str(ipaddress.ip_address(value))
+                yield "IP", str(ipaddress.ip_address(value))

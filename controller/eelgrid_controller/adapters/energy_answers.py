@@ -1,0 +1,256 @@
+"""Answers of the energy ledger: questions of one stretch and with the same filters, answered in one pass over the rows.
+
+Owns how rows become groups, and what is left out. Must not know connections: it is given a way to read.
+
+Theory. What takes time is to sum up rows and to look up names, and that is the same for every question about a stretch.
+So rows are summed up once, by all the names that any question groups by, and each question sums those up further; one
+question alone is the same with nothing left to do. Hours and days are the exception, as they multiply what there is to
+look at: questions with them have passes of their own. Sums of joules are of integers, so the way does not matter.
+"""
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from eelgrid_controller.adapters.energy_tables import (
+    PLACED,
+    columns_of,
+    filters_of,
+    is_of_workloads,
+    place_filters_of,
+    spans_of,
+    work_query,
+)
+from eelgrid_controller.energy_ledger.asking import TIMES, Answer, Asked, Done, Group
+from eelgrid_controller.energy_ledger.entries import Spent
+
+__all__ = ["Read", "answers"]
+
+Read: TypeAlias = Callable[[str, Iterable[Any]], list[Any]]
+Values: TypeAlias = tuple[str, ...]
+# Amount, counted and missed seconds by group and unit.
+Worked: TypeAlias = dict[Values, dict[str, list[float]]]
+_SUMS = "sum(bare), sum(context), sum(active), total(cost), total(carbon)"
+_INNER_SUMS = (
+    "sum(bare) AS bare, sum(context) AS context, sum(active) AS active, sum(cost) AS cost, sum(carbon) AS carbon"
+)
+_NOBODY = "CASE WHEN h.kind IN ('unallocated', 'unattributed') THEN h.kind ELSE '' END"
+
+
+def answers(read: Read, asked: Sequence[Asked]) -> list[Answer]:
+    """Answers in the order of the questions, which share their stretch and their filters."""
+    found: dict[Asked, Answer] = {}
+    passes: dict[Values, list[Asked]] = {}
+    for one in asked:
+        passes.setdefault(tuple(name for name in TIMES if name in one.group_by), []).append(one)
+    for many in passes.values():
+        names, worked = _joined(many), _worked(read, many)
+        # Of the same rows: hours go before days.
+        (measured,) = _measured(read, many[0])
+        rows = _rows(read, replace(many[0], group_by=names), has_work=any(worked), is_last=len(many) == 1)
+        for one, done in zip(many, worked, strict=True):
+            found[one] = _Tally(one, names, done).answer(rows, measured)
+    return [found[one] for one in asked]
+
+
+class _Rows(NamedTuple):
+    """What holders spent, row by row: of which nobody, the units in which work is told, names, and sums by column."""
+
+    kinds: list[str]
+    units: list[str]
+    values: list[Values]
+    parts_mj: npt.NDArray[np.int64]  # (rows, 3)
+    money: npt.NDArray[np.float64]  # (rows, 2)
+
+    def spent(self, chosen: npt.NDArray[Any]) -> Spent:
+        """The sum of some rows."""
+        parts_mj, money = self.parts_mj[chosen].sum(axis=0).tolist(), self.money[chosen].sum(axis=0).tolist()
+        return Spent(*parts_mj, *money)
+
+
+class _Sums(NamedTuple):
+    """Of groups: rows of `parts_mj` and `money` in the order of `names`."""
+
+    names: list[Values]
+    parts_mj: npt.NDArray[np.int64]
+    money: npt.NDArray[np.float64]
+
+
+class _Tally:
+    """Sums for one question, from rows that have values for `names`."""
+
+    def __init__(self, asked: Asked, names: Sequence[str], worked: Worked) -> None:
+        self.asked = asked
+        self._pick = _picked(names, asked.group_by)
+        self._worked = worked
+        # Names that only an owner has.
+        self._owned = [name not in (*PLACED, *TIMES, "kind") for name in asked.group_by]
+
+    def answer(self, rows: _Rows, measured: tuple[int, int, float]) -> Answer:
+        keys = self._keys(rows)
+        kinds = np.array(rows.kinds, dtype=object)
+        is_shown = np.ones(len(keys), dtype=bool) if self.asked.with_nobody else kinds == ""
+        sums = _grouped(keys, rows, np.flatnonzero(is_shown))
+        energy_mj, most = sums.parts_mj.sum(axis=1), self.asked.rows_most
+        by_size = np.argsort(-energy_mj, kind="stable")
+        chosen, others = (by_size[:most], by_size[most:]) if self.asked.group_by else (by_size, by_size[:0])
+        names = [sums.names[at] for at in chosen.tolist()]
+        telling_mj = self._telling(keys, rows, set(names))
+        groups = [
+            Group(
+                sums.names[at],
+                Spent(*sums.parts_mj[at].tolist(), *sums.money[at].tolist()),
+                self._done(sums.names[at], telling_mj),
+            )
+            for at in chosen.tolist()
+        ]
+        timed = [place for place, name in enumerate(self.asked.group_by) if name in TIMES]
+        groups.sort(key=lambda one: (*(int(one.values[place]) for place in timed), -one.spent.energy_mj, one.values))
+        unallocated, unattributed = (
+            rows.spent(np.flatnonzero(~is_shown & (kinds == kind))) for kind in ("unallocated", "unattributed")
+        )
+        measured_mj, uncertainty_mj, uncounted_s = measured
+        return Answer(
+            asked=self.asked, groups=tuple(groups),
+            left_out=Spent(*sums.parts_mj[others].sum(axis=0).tolist(), *sums.money[others].sum(axis=0).tolist()),
+            left_out_rows=len(others), unallocated=unallocated, unattributed=unattributed, measured_mj=measured_mj,
+            uncertainty_mj=uncertainty_mj, uncounted_s=uncounted_s,
+        )  # fmt: skip
+
+    def _keys(self, rows: _Rows) -> list[Values]:
+        keys = list(map(self._pick, rows.values))
+        if self.asked.with_nobody:
+            for at, kind in enumerate(rows.kinds):
+                if kind:
+                    named = zip(keys[at], self._owned, strict=True)
+                    keys[at] = tuple(f"({kind})" if is_owned else value for value, is_owned in named)
+        return keys
+
+    def _telling(self, keys: list[Values], rows: _Rows, chosen: Collection[Values]) -> Counter[tuple[Values, str]]:
+        """Joules of workloads that tell how much they work, by group and unit."""
+        found: Counter[tuple[Values, str]] = Counter()
+        if self._worked:
+            energy_mj = rows.parts_mj.sum(axis=1).tolist()
+            for at, units in enumerate(rows.units):
+                if units and keys[at] in chosen and not rows.kinds[at]:
+                    for unit in units.split("\n"):
+                        found[keys[at], unit] += energy_mj[at]
+        return found
+
+    def _done(self, values: Values, telling_mj: Counter[tuple[Values, str]]) -> tuple[Done, ...]:
+        units = self._worked.get(values, {})
+        return tuple(
+            Done(unit, kept[0], kept[1], kept[2], telling_mj[values, unit]) for unit, kept in sorted(units.items())
+        )
+
+
+def _grouped(keys: list[Values], rows: _Rows, chosen: npt.NDArray[np.intp]) -> _Sums:
+    """Sums of rows with the same key; joules as integers, so none is lost."""
+    index: dict[Values, int] = {}
+    codes = np.array([index.setdefault(keys[at], len(index)) for at in chosen.tolist()], dtype=np.intp)
+    if not len(codes):
+        return _Sums([], np.zeros((0, 3), dtype=np.int64), np.zeros((0, 2)))
+    order = np.argsort(codes, kind="stable")
+    begins = np.flatnonzero(np.diff(codes[order], prepend=-1))
+    taken = chosen[order]
+    return _Sums(
+        list(index),
+        np.add.reduceat(rows.parts_mj[taken], begins, axis=0),
+        np.add.reduceat(rows.money[taken], begins, axis=0),
+    )
+
+
+def _picked(names: Sequence[str], wanted: Sequence[str]) -> Callable[[Values], Values]:
+    """Some values of a row, in the order of those that are wanted."""
+    places = [names.index(name) for name in wanted]
+    if places == list(range(len(names))):
+        return lambda values: values
+    if len(places) > 1:
+        pick: Callable[[Values], Values] = operator.itemgetter(*places)
+        return pick
+    # As slices, which are tuples already.
+    only = slice(places[0], places[0] + 1) if places else slice(0)
+    return lambda values: values[only]
+
+
+def _joined(asked: Iterable[Asked]) -> Values:
+    return tuple(dict.fromkeys(name for one in asked for name in one.group_by))
+
+
+def _rows(read: Read, asked: Asked, *, has_work: bool, is_last: bool) -> _Rows:
+    """Sums by whatever is asked for; one pass for all of them.
+
+    Where they are summed up further anyway, names need not be compared here: sums by holder and place will do.
+    """
+    where, given = filters_of(asked)
+    columns, named = columns_of(asked)
+    table, bounds = spans_of(asked)
+    is_timed = any(name in TIMES for name in asked.group_by)
+    is_placed = any(name in PLACED for name in (*asked.group_by, *(name for name, _ in asked.filters)))
+    # First by number, which halves what is looked up by name; of single days there is little to sum up.
+    keys = "place, holder" if is_placed else "holder"
+    joined = (
+        f"FROM ({table}) e" if is_timed else f"FROM (SELECT {keys}, {_INNER_SUMS} FROM ({table}) GROUP BY {keys}) e"
+    )
+    joined += " JOIN holders h ON h.id = e.holder"
+    if is_placed:
+        joined += " JOIN places p ON p.id = e.place"
+    units, work_bounds = "''", tuple[int, ...]()
+    if has_work:
+        rows, work_bounds = spans_of(asked, "_work")
+        units = "coalesce(w.units, '')"
+        joined += (
+            " LEFT JOIN (SELECT t.id AS holder, group_concat(w.unit, char(10)) AS units FROM works w JOIN holders t "
+            "ON t.workload = w.workload AND t.workload <> '' "
+            f"WHERE w.id IN (SELECT work FROM ({rows})) GROUP BY t.id) w ON w.holder = e.holder"
+        )
+    sums, grouped = "bare, context, active, cost, carbon", ""
+    if is_timed or is_last:
+        sums, grouped = _SUMS, f"GROUP BY {', '.join(str(1 + place) for place in range(len(columns) + 2))}"
+    found = read(
+        f"SELECT {', '.join([_NOBODY, units, *columns])}, {sums} {joined} {where} {grouped}",
+        (*named, *bounds, *work_bounds, *given),
+    )
+    many = 2 + len(columns)
+    return _Rows(
+        kinds=[row[0] for row in found], units=[row[1] for row in found],
+        values=[tuple(map(str, row[2:many])) for row in found] if is_timed else [row[2:many] for row in found],
+        parts_mj=np.array([row[many : many + 3] for row in found], dtype=np.int64).reshape(-1, 3),
+        money=np.array([row[many + 3 :] for row in found], dtype=np.float64).reshape(-1, 2),
+    )  # fmt: skip
+
+
+def _worked(read: Read, asked: Sequence[Asked]) -> list[Worked]:
+    """What was done by group, for each question; empty where nobody told, or where it cuts workloads apart."""
+    whole = [one for one in asked if is_of_workloads(one)]
+    names = _joined(whole)
+    rows = read(*work_query(replace(whole[0], group_by=names))) if whole else []
+    many = len(names)
+    found: list[Worked] = []
+    for one in asked:
+        sums: Worked = {}
+        if rows and is_of_workloads(one):
+            pick, is_timed = _picked(names, one.group_by), any(name in TIMES for name in one.group_by)
+            for row in rows:
+                key = pick(row[:many])
+                kept = sums.setdefault(tuple(map(str, key)) if is_timed else key, {}).setdefault(row[many], [0.0] * 3)
+                kept[0] += row[many + 1]
+                kept[1] += row[many + 2]
+                kept[2] += row[many + 3]
+        found.append(sums)
+    return found
+
+
+def _measured(read: Read, asked: Asked) -> list[tuple[int, int, float]]:
+    where, given = place_filters_of(asked)
+    table, bounds = spans_of(asked, "_measured")
+    return read(
+        f"SELECT coalesce(sum(total), 0), coalesce(sum(uncertainty), 0), total(uncounted) FROM ({table}) e "
+        f"JOIN places p ON p.id = e.place {where}",
+        (*bounds, *given),
+    )

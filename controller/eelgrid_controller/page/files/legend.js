@@ -1,0 +1,41 @@
+// The legend of the map: its scale, and the signs that lie over cells.
+
+import { byId, el, watts } from "./dom.js";
+import { theme } from "./colour.js";
+
+/** by: what the colours say; mostW: at the scale's end; isPast: whether the map shows what was held at another time. */
+export function legend({ by, mostW, isPast }) {
+  const scale = el("span", { class: "scale" });
+  scale.style.background = `linear-gradient(90deg, ${theme().scale.join(", ")})`;
+  const most = isPast || by === "held" ? "1 GPU" : by === "power" ? watts(mostW) : "100 %";
+  byId("legend").replaceChildren("0", scale, most, ...signs(isPast));
+}
+
+function signs(isPast) {
+  const sign = (draw, words) => {
+    const canvas = el("canvas", { width: 28, height: 28, "aria-hidden": "true" });
+    draw(canvas.getContext("2d"), theme());
+    return el("span", { class: "sign" }, canvas, words);
+  };
+  const stroke = (pen, colour, points) => {
+    pen.strokeStyle = colour;
+    pen.lineWidth = 4;
+    for (const [x, y, toX, toY] of points) {
+      pen.beginPath();
+      pen.moveTo(x, y);
+      pen.lineTo(toX, toY);
+      pen.stroke();
+    }
+  };
+  const ground = (pen, colour) => { pen.fillStyle = colour; pen.fillRect(0, 0, 28, 28); };
+  if (isPast) {
+    const box = (name) => (pen, one) => { pen.strokeStyle = one[name]; pen.lineWidth = 6; pen.strokeRect(3, 3, 22, 22); };
+    return [sign(box("good"), "more held"), sign(box("bad"), "less held")];
+  }
+  return [
+    sign((pen, one) => ground(pen, one.none), "no reading"),
+    sign((pen, one) => { ground(pen, one.scale[1]); pen.fillStyle = one.ink; pen.fillRect(12, 2, 4, 24); }, "MIG"),
+    sign((pen, one) => { ground(pen, one.none); stroke(pen, one.quiet, [[5, 5, 23, 23]]); }, "cordoned"),
+    sign((pen, one) => { ground(pen, one.none); stroke(pen, one.bad, [[5, 5, 23, 23], [23, 5, 5, 23]]); }, "lost"),
+  ];
+}

@@ -1,0 +1,45 @@
+"""Whose pods are, from the changes that an informer tells: annotation before label, and known after the pod is gone."""
+
+from eelgrid_controller.adapters.kubernetes.held import Delta, What
+from eelgrid_controller.adapters.kubernetes.pod_users import PodUsers
+from eelgrid_controller.adapters.kubernetes.port import Key
+from eelgrid_controller.adapters.kubernetes.pruning import pruned_pod
+
+
+def pod(name, *, annotation=None, label=None):
+    """As the informer keeps it."""
+    metadata = {"name": name, "namespace": "ml", "uid": name}
+    for kind, user in (("annotations", annotation), ("labels", label)):
+        metadata[kind] = {"app": "x"} | ({} if user is None else {"eelgrid.io/user": user})
+    return pruned_pod({"metadata": metadata})
+
+
+def told(users, found, *, gone=False):
+    key = Key("ml", found["metadata"]["name"])
+    users.heard([Delta(What.DELETED, key, found, None) if gone else Delta(What.ADDED, key, None, found)])
+    return users.of(*key)
+
+
+def test_a_pod_says_whose_it_is():
+    users = PodUsers()
+    assert told(users, pod("a", annotation="ann@example.org", label="bob")) == "ann@example.org"
+    assert told(users, pod("b", label="bob")) == "bob"
+    assert told(users, pod("c")) == ""
+    assert users.of("web", "a") == ""
+    assert told(users, pod("b", label="eve")) == "eve"
+    assert told(users, pod("b")) == ""
+
+
+def test_a_pod_that_is_gone_is_known_until_others_need_the_room():
+    users = PodUsers(most=2)
+    told(users, pod("a", label="ann"))
+    assert told(users, pod("a", label="ann"), gone=True) == "ann"
+    told(users, pod("b", label="bob"))
+    told(users, pod("c", label="carl"))
+    assert [users.of("ml", name) for name in "abc"] == ["", "bob", "carl"]
+
+
+def test_what_is_no_name_is_nobody():
+    users = PodUsers()
+    for odd in ("x" * 254, "a\nb", "\x1b[0m", ""):
+        assert told(users, pod("a", annotation=odd)) == ""

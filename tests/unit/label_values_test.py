@@ -1,0 +1,111 @@
+"""Values that alerts, recorded series, dashboards and runbooks match labels with are values that somebody tells."""
+
+import json
+import re
+
+import pytest
+import yaml
+from deploy.dashboards.reading import FOLDER
+from prometheus_client.parser import text_string_to_metric_families
+from tests.deploy_rig import CHART, ROOT
+from tests.unit.metrics_lint_test import controllers_page
+
+from eelgrid_agent.metrics import bounds
+from eelgrid_agent.metrics.catalogue import CATALOGUE
+from eelgrid_agent.refusal import LAYOUTS_ONLY, PASSING, Rule
+from eelgrid_controller.adapters import label_values
+from eelgrid_controller.adapters.described import METRICS
+
+_METRIC = re.compile(r"(?<![\w:])(eelgrid_\w+)\{([^}]*)\}")
+_MATCHER = re.compile(r"""(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)\"""")
+# Of agents and of the controller, by metric and label.
+CLOSED = dict(label_values.LABEL_VALUES) | {
+    (metric.name, label): values for metric in CATALOGUE for label, values in bounds.label_values(metric).items()
+}
+# Values that only the cluster or the driver knows; a scrape brings the last three.
+OPEN = {"budget", "gpu", "gpu_instance", "kind", "model", "namespace", "node", "pool", "workload", "xid"} | {
+    "__name__", "instance", "job",
+}  # fmt: skip
+
+
+def matched(query):
+    """(metric, label, value) of every value that a query names; a variable of a dashboard is no value."""
+    for metric, selector in _METRIC.findall(query):
+        for label, sign, text in _MATCHER.findall(selector):
+            values = text.split("|") if "~" in sign else [text]
+            yield from ((metric, label, value) for value in values if "$" not in value)
+
+
+def strange(query):
+    """Those that nobody tells, and labels of which it is not known who tells what."""
+    for metric, label, value in matched(query):
+        if label not in OPEN and value not in CLOSED.get((metric, label), ()):
+            yield f"{metric}{{{label}={value!r}}}"
+
+
+def rules():
+    groups = yaml.safe_load((CHART / "files" / "rules.yaml").read_text())["groups"]
+    return {rule.get("alert") or rule["record"]: rule["expr"] for group in groups for rule in group["rules"]}
+
+
+def dashboards():
+    found = {}
+    for path in sorted(FOLDER.glob("*.json")):
+        stack = [json.loads(path.read_text())]
+        while stack:
+            one = stack.pop()
+            stack += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+            if isinstance(one, str) and "eelgrid_" in one:
+                found[f"{path.stem}: {one[:60]} {len(found)}"] = one
+    return found
+
+
+def pages():
+    folder = ROOT / "docs"
+    paths = [*folder.glob("*.md"), *folder.glob("runbooks/*.md")]
+    return {path.name: path.read_text() for path in paths if "eelgrid_" in path.read_text()}
+
+
+@pytest.mark.parametrize("where", [rules, dashboards, pages])
+def test_every_value_that_is_asked_for_is_told_by_somebody(where):
+    queries = where()
+    assert any(True for query in queries.values() for _ in matched(query))
+    assert {name: list(strange(query)) for name, query in queries.items() if list(strange(query))} == {}
+
+
+def test_a_value_that_nobody_tells_is_noticed():
+    assert list(strange('increase(eelgrid_guard_refusals_total{rule!~"slew|in_use"}[5m])')) == [
+        "eelgrid_guard_refusals_total{rule='in_use'}"
+    ]
+    assert list(strange('eelgrid_nodes{state="gone", job="x"} and eelgrid_jobs{phase="any"}')) == [
+        "eelgrid_nodes{state='gone'}", "eelgrid_jobs{phase='any'}",
+    ]  # fmt: skip
+
+
+def test_rules_that_say_nothing_of_a_refused_plan_are_those_that_the_alert_leaves_out():
+    left_out = {Rule(value) for _, label, value in matched(rules()["EelgridPlanRefused"]) if label == "rule"}
+    assert left_out == PASSING | LAYOUTS_ONLY
+
+
+def test_closed_sets_are_of_labels_that_the_metrics_have():
+    labels = {name: one.labels for name, one in METRICS.items()} | {one.name: one.labels for one in CATALOGUE}
+    for (metric, label), values in CLOSED.items():
+        assert label in labels[metric], metric
+        assert len(set(values)) == len(values) >= 2
+
+
+def test_names_of_rules_are_spelt_in_one_way():
+    assert [rule for rule in Rule if not re.fullmatch(r"[a-z]+(-[a-z]+)*", rule)] == []
+
+
+async def test_a_page_that_is_served_tells_no_other_values(tmp_path):
+    text = await controllers_page(tmp_path)
+    told = {
+        (sample.name, label, value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        for label, value in sample.labels.items()
+        if (sample.name, label) in CLOSED
+    }
+    assert {one for one in told if one[2] not in CLOSED[one[:2]]} == set()
+    assert len({one[:2] for one in told}) >= 8
