@@ -31,6 +31,10 @@ from eelgrid_protos.messages import (
     PricePeriod,
     ResourceRequest,
     ServicePromise,
+    SpendingLimit,
+    SpendingPeriod,
+    SpendingQuantity,
+    SpendingScope,
     SubmitWorkloadRequest,
     TrainingPromise,
     UpdatePolicyRequest,
@@ -128,6 +132,16 @@ def _policy(before):
             PowerBudget(scope=BudgetScope.NODE, name="gpu-1", limit_w=2600.0),
         ),
         prices=EnergyPrices(currency="EUR", periods=price, pue=1.2, carbon_price_per_kg=0.1),
+        spending=(
+            SpendingLimit(
+                scope=SpendingScope.NAMESPACE, name="default", quantity=SpendingQuantity.GPU_TIME, most=10 * 3600.0,
+                period=SpendingPeriod.DAY, mode=EnforcementMode.OBSERVE,
+            ),
+            SpendingLimit(
+                scope=SpendingScope.NAMESPACE, name="default", quantity=SpendingQuantity.MONEY, most=5.0,
+                period=SpendingPeriod.MONTH, mode=EnforcementMode.OBSERVE,
+            ),
+        ),
     )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
-"""The dashboard of power budgets: what may be drawn, what is claimed, drawn and left, and at what price.
+"""The dashboard of budgets: what may be drawn, what is claimed, drawn and left, at what price, and what may be spent.
 
 Owns the questions of whoever answers for the feed. Must not know how watts are divided.
 """
 
-from deploy.dashboards.panels import Page, Query, Row, Variable, figure, lines, listing, states
+from deploy.dashboards.panels import Page, Query, Row, Variable, bars, figure, lines, listing, states
 from deploy.dashboards.queries import by_node, of, or_none, rate
 
 __all__ = ["PAGE"]
@@ -14,6 +14,10 @@ _PRICE = f"max by (currency) ({of('eelgrid_energy_price_per_joule')})"
 
 def _budget(part: str) -> str:
     return f"max by (budget) ({of(f'eelgrid_power_budget_{part}', _CHOSEN)})"
+
+
+def _spending(part: str) -> str:
+    return f"max by (limit) ({of(f'eelgrid_spending_{part}')})"
 
 
 _LIMIT, _DRAWN, _CLAIMED = _budget("limit_watts"), _budget("drawn_watts"), _budget("claimed_watts")
@@ -49,6 +53,17 @@ _PRICES = Row(
         lines("Cost per hour of each budget", "What is drawn at the price of each moment.", "short", Query(f"{_DRAWN} * on () group_left (currency) {_PRICE} * 3600", "{{budget}} {{currency}} per hour"), width=8),
     ),
 )  # fmt: skip
+_SPENDING = Row(
+    "Spending limits",
+    (
+        bars("Spent of each limit", "What a namespace, a user, a queue or a label has spent of its GPU-hours, joules, money or carbon in the period under way, over the limit.", "percentunit", Query(_spending("ratio"), "{{limit}}")),
+        lines("Share that is spent", "At 1 work that has not begun waits, where the limit is enforced.", "percentunit", Query(_spending("ratio"), "{{limit}}"), width=8, top=1.0),
+        lines("Work that waits", "Workloads that wait because a limit is spent.", "short", Query(_spending("waiting_workloads"), "{{limit}}"), width=8),
+        listing("All spending limits", "As they stand now: what is spent, from which share on a limit counts as nearly spent, what it grew in a day at the pace of the last six hours, and what waits.", "percentunit", Query(_spending("ratio"), "spent"), Query(_spending("warning_ratio"), "nearly spent from"), Query(f"max by (limit) (deriv({of('eelgrid_spending_ratio')}[6h])) * 86400", "a day"), width=16),
+        figure("Limits that are spent", "Of those that are enforced and those that only tell.", "short", Query(f"count({_spending('ratio')} >= 1) or vector(0)"), width=4, bad_above=1, bad="orange"),
+        figure("Work that waits for them", "Workloads that wait because a limit is spent.", "short", Query(f"sum({_spending('waiting_workloads')}) or vector(0)"), width=4, bad_above=1, bad="orange"),
+    ),
+)  # fmt: skip
 _LIMITS = Row(
     "Limits of jobs and nodes",
     (
@@ -63,8 +78,8 @@ _LIMITS = Row(
 _INFO = '{job=~"$job", instance=~"$instance"'
 
 PAGE = Page(
-    "budget", "Eelgrid / Energy budget", "What each budget allows, what is claimed, drawn and left below it, the price of energy, and the limits that hold it.",
-    (_NOW, _BUDGETS, _PRICES, _LIMITS),
+    "budget", "Eelgrid / Energy budget", "What each budget allows, what is claimed, drawn and left below it, the price of energy, what is spent of spending limits, and the limits that hold it.",
+    (_NOW, _BUDGETS, _PRICES, _SPENDING, _LIMITS),
     (
         Variable("budget", "Budget", f"label_values(eelgrid_power_budget_limit_watts{_INFO}}}, budget)"),
         Variable("node", "Node", f"label_values(eelgrid_node_info{_INFO}}}, node)"),
