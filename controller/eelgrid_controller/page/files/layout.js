@@ -36,7 +36,18 @@ export function layOut(model, aspect) {
     shelf = Math.max(shelf, block.h);
     width = Math.max(width, left - BETWEEN);
   }
+  nameRoom(blocks, width);
   return { x, y, rows, blocks, width: Math.max(1, width), height: Math.max(1, top + shelf), cells: grid(x, y) };
+}
+
+/** Gives each box with a title the room for it: up to the next title on its shelf, or to the end of the whole. */
+function nameRoom(blocks, width) {
+  let next = null;
+  for (const block of blocks.toReversed()) {
+    if (!block.title) continue;
+    block.room = (next?.y === block.y ? next.x - BETWEEN : width) - block.x;
+    next = block;
+  }
 }
 
 function span(model, node) {

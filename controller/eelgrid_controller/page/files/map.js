@@ -14,6 +14,7 @@ const REST_MS = 80;
 const PIECE = 2_500; // cells that a new fleet's first picture takes in each animation frame: some 4 ms
 
 const LETTERS = 7; // of a node's name, above each of its cells
+const TITLE_LETTERS = { wide: 1.7, least: 3 }; // in a square of their height; fewer say nothing
 
 export class FleetMap {
   constructor(model) {
@@ -292,7 +293,10 @@ export class FleetMap {
     pen.textBaseline = "alphabetic";
     pen.fillStyle = this.colour.ink;
     if (zoom * size < 6) return;
-    for (const { title, x, y, w } of this.layout.blocks) if (title) pen.fillText(short(title, Math.max(4, Math.floor((1.7 * w) / size))), x, y + 16);
+    for (const { title, room, x, y } of this.layout.blocks) {
+      const letters = Math.floor((TITLE_LETTERS.wide * room) / size);
+      if (title && letters >= TITLE_LETTERS.least) pen.fillText(short(title, letters), x, y + 16);
+    }
   }
 
   /** Of the scale, 0 to 1; -1 where nothing is known. */
