@@ -48,6 +48,7 @@ class Ledger:
     def __init__(self, folder):
         self.store = open_energy(folder)
         self.is_away = False
+        self.first_s = 0
         self.asked = []
 
     def spend(self, holder, hour_s, energy_j, *, cost=0.0, carbon_g=0.0):
@@ -59,6 +60,11 @@ class Ledger:
             raise Unavailable("the disk is gone")
         self.asked.append(asked)
         return self.store.ask_all(asked)
+
+    async def begun_s(self):
+        if self.is_away:
+            raise Unavailable("the disk is gone")
+        return self.first_s
 
 
 class Site:
@@ -150,6 +156,12 @@ async def test_every_quantity_and_sort_of_subject_is_found_in_the_ledger(tmp_pat
         # In the last 23 hours it was a megajoule; twelve hours of the week are left.
         assert abs(user.forecast - (2e6 + 1e6 * 12 / 23)) < 100.0
         assert nobody.forecast == 0.0
+        # A ledger that began two hours ago has one whole hour; one that began in the last has none to go by.
+        site.ledger.first_s = NOON_S - 2 * 3600
+        assert abs((await site.desk.statuses())[0].forecast - (2e6 + 1e6 * 12)) < 100.0
+        site.ledger.first_s = NOON_S - 3600
+        assert [one.forecast for one in await site.desk.statuses()] == [None] * 4
+        site.ledger.first_s = 0
         assert queue.end_ns == (NOON_S + 8 * DAY_S + DAY_S // 2) * 10**9
         await until(lambda: "money" in site.page() and 'team=vision co2-kg per day"} 100' in site.page(), within_s=60.0)
         page = site.page()

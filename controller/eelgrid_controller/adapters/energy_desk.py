@@ -359,6 +359,10 @@ class EnergyDesk:
         """Until when hours are settled. Raises Unavailable."""
         return await self._done(self._readers, lambda store: store.settled_s(self._now_s()))
 
+    async def begun_s(self) -> int | None:
+        """The oldest hour, None without any. Raises Unavailable."""
+        return await self._done(self._readers, lambda store: store.begun_s())
+
     async def confirm(self, export: Export) -> Exporter:
         """The mark as it is then. Raises FailedPrecondition, ResourceExhausted and Unavailable."""
         await self._done(self._thread, lambda store: store.confirm(export, now_s=self._now_s()))

@@ -178,6 +178,11 @@ class EnergyStore:
         """Until when hours are settled (`exporting.py`); raises LedgerError."""
         return settled_s([until_s for (until_s,) in self._read("SELECT until FROM windows", ())], now_s)
 
+    def begun_s(self) -> int | None:
+        """The oldest hour that is known by itself, None without any; raises LedgerError."""
+        ((first_s,),) = self._read("SELECT min(at) FROM hourly", ())
+        return None if first_s is None else int(first_s)
+
     def _add_spent(self, entries: Iterable[Entry], measured: Iterable[Measured]) -> None:
         connection = self._connection
         spent = [

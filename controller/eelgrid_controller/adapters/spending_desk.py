@@ -39,6 +39,8 @@ _NS = 10**9
 _ROWS_MOST = 10_000
 # After a look at which something was not known, as in the first moment of a controller.
 _AGAIN_S = 5.0
+# A mean of less says nothing of the rest of a period.
+_LATELY_LEAST_S = 600.0
 # Sorts of subjects that are asked of together: labels may be of any number of keys.
 _AT_ONCE = 8
 _UNITS: Mapping[SpendingQuantity, str] = {
@@ -56,6 +58,9 @@ class Asks(Protocol):
 
     async def ask(self, asked: Sequence[Asked]) -> list[Answer]:
         """Answers to questions of one stretch with the same filters; raises Unavailable."""
+
+    async def begun_s(self) -> int | None:
+        """The oldest hour, None without any; raises Unavailable."""
 
 
 class _Look(NamedTuple):
@@ -178,13 +183,30 @@ class SpendingDesk:
     async def statuses(self) -> tuple[SpendingStatus, ...]:
         """Every limit as it stands now, with what it comes to by the end of its period. Raises Unavailable."""
         policy, now_ns = self._loop.core.state.policy, self._clock.now_ns()
-        # With the hour that is under way.
-        day = Stretch((last_s := now_ns // _NS // HOUR_S * HOUR_S + HOUR_S) - DAY_S, last_s)
         told = await self._told_of(policy, _under_way(policy, now_ns))
-        lately = await self._told_of(policy, lambda _: day)
-        day_s = now_ns / _NS - day.begin_s
-        rates = {key: amount / day_s for (key, _), amount in lately.items()}
+        rates = await self._rates(policy, now_ns)
         return await self._loop.read(lambda core: self._statuses(core, told, rates))
+
+    async def _rates(self, policy: Policy, now_ns: int) -> Mapping[Key, float]:
+        """What each limit of the ledger's took a second of late.
+
+        By the day up to now, or by the whole hours of a younger ledger; nothing where they are too
+        few to say, or nobody can.
+        """
+        try:
+            begun_s = await self._ledger.begun_s()
+        except Unavailable:
+            return {}
+        if begun_s is None:
+            return {}
+        # With the hour that is under way, and without the first one, of which a part may be missing.
+        until_s = now_ns // _NS // HOUR_S * HOUR_S + HOUR_S
+        lately = Stretch(max(until_s - DAY_S, begun_s + HOUR_S), until_s)
+        seconds = now_ns / _NS - lately.begin_s
+        if seconds < _LATELY_LEAST_S:
+            return {}
+        told = await self._told_of(policy, lambda _: lately)
+        return {key: amount / seconds for (key, _), amount in told.items()}
 
     def _statuses(self, core: Core, told: Told, rates: Mapping[Key, float]) -> tuple[SpendingStatus, ...]:
         spending, now_ns = core.state.spending, self._clock.now_ns()
