@@ -42,11 +42,11 @@ demo: $(VENV)/installed
 	@$(BIN)/python -m eelgrid_controller.demo $(if $(KEEP),--keep) $(DEMO)
 
 test: $(VENV)/installed-dev
-	@echo "kernels without their compiler, for what it hides"
-	@NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q tests/props/placement_test.py tests/props/peers_test.py tests/props/fleet_test.py tests/props/partition_covers_test.py
 	@$(BIN)/python deploy/helm_program.py --fetch || echo "no helm: the tests of the chart are skipped"
-	@echo "compiling the kernels, once for these sources (a minute or more)"
-	@$(BIN)/python -m eelgrid_kernels
+	@echo "compiling the kernels, once for these sources (a minute or more); beside it, kernels without their compiler, for what it hides"
+	@$(BIN)/python -m eelgrid_kernels & compiling=$$!; \
+	  NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q tests/props/placement_test.py tests/props/peers_test.py tests/props/fleet_test.py tests/props/partition_covers_test.py; \
+	  tested=$$?; wait $$compiling && exit $$tested
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST) || $(BIN)/python -m tests.again $$?
 
 # On whatever EELGRID_KUBECONFIG, KUBEBUILDER_ASSETS or K8S_HOME names; without any only the API server in memory.
