@@ -56,12 +56,11 @@ _PRICES = Row(
 _SPENDING = Row(
     "Spending limits",
     (
-        bars("Spent of each limit", "What a namespace, a user, a queue or a label has spent of its GPU-hours, joules, money or carbon in the period under way, over the limit.", "percentunit", Query(_spending("ratio"), "{{limit}}")),
-        lines("Share that is spent", "At 1 work that has not begun waits, where the limit is enforced.", "percentunit", Query(_spending("ratio"), "{{limit}}"), width=8, top=1.0),
-        lines("Work that waits", "Workloads that wait because a limit is spent.", "short", Query(_spending("waiting_workloads"), "{{limit}}"), width=8),
-        listing("All spending limits", "As they stand now: what is spent, from which share on a limit counts as nearly spent, what it grew in a day at the pace of the last six hours, and what waits.", "percentunit", Query(_spending("ratio"), "spent"), Query(_spending("warning_ratio"), "nearly spent from"), Query(f"max by (limit) (deriv({of('eelgrid_spending_ratio')}[6h])) * 86400", "a day"), width=16),
-        figure("Limits that are spent", "Of those that are enforced and those that only tell.", "short", Query(f"count({_spending('ratio')} >= 1) or vector(0)"), width=4, bad_above=1, bad="orange"),
-        figure("Work that waits for them", "Workloads that wait because a limit is spent.", "short", Query(f"sum({_spending('waiting_workloads')}) or vector(0)"), width=4, bad_above=1, bad="orange"),
+        # Names of limits are long, so panels are wide and tables have few columns.
+        bars("Spent of each limit", "What a namespace, a user, a queue or a label has spent of its GPU-hours, joules, money or carbon in the period under way, over the limit.", "percentunit", Query(_spending("ratio"), "{{limit}}"), width=12),
+        lines("Share that is spent", "At 1 work that has not begun waits, where the limit is enforced.", "percentunit", Query(_spending("ratio"), "{{limit}}"), top=1.0),
+        listing("Pace of each limit", "What the share that is spent grows by in a day, at the pace of the last six hours.", "percentunit", Query(f"max by (limit) (deriv({of('eelgrid_spending_ratio')}[6h])) * 86400", "a day")),
+        lines("Work that waits", "Workloads that wait because a limit is spent.", "short", Query(_spending("waiting_workloads"), "{{limit}}"), top=1.0),
     ),
 )  # fmt: skip
 _LIMITS = Row(
