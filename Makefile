@@ -47,7 +47,7 @@ test: $(VENV)/installed-dev
 	@$(BIN)/python -m eelgrid_kernels & compiling=$$!; \
 	  NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q tests/props/placement_test.py tests/props/peers_test.py tests/props/fleet_test.py tests/props/partition_covers_test.py; \
 	  tested=$$?; wait $$compiling && exit $$tested
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST) || $(BIN)/python -m tests.again $$?
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST) || $(BIN)/python -m tests.again $$?
 
 # On whatever EELGRID_KUBECONFIG, KUBEBUILDER_ASSETS or K8S_HOME names; without any only the API server in memory.
 test-kubernetes: $(VENV)/installed-dev
