@@ -51,7 +51,8 @@ def test_a_namespace_that_has_spent_its_energy_waits_until_the_limit_is_raised(c
     assert "eelctl policy set --spend 'namespace=research kwh=" in told
     (row,) = json.loads(cluster.eelctl("spending", "-o", "json").stdout)["limits"]
     assert row["spent"] >= row["limit"]["most"] == 3600.0
-    assert (row["waiting"], row["forecast"] >= row["spent"]) == (1, True)
+    # No hour of this ledger is whole, so nobody can say what becomes of it.
+    assert (row["waiting"], "forecast" in row) == (1, False)
     controller.kill()
     cluster.controller("--spend-interval", "0.5")
     cluster.until_ready(1)

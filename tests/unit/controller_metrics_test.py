@@ -186,6 +186,7 @@ async def test_the_whole_page_tells_what_is_listed(tmp_path):
     async with running(tmp_path) as rig:
         await rig.operators.submit_workload(wanted("w1"))
         await until(lambda: rig.controller.savings.figures is not None, within_s=60.0)
+        await until(lambda: rig.controller.ledger.used_bytes is not None, within_s=60.0)
         text = (await rig.controller.metrics.page()).decode()
     types = {
         one.name + {"counter": "_total", "info": "_info"}.get(one.type, ""): one
