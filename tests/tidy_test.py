@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FUNCTION_LINES_MOST, MODULE_LINES_MOST = 70, 400
+FUNCTION_LINES_MOST, MODULE_LINES_MOST = 70, 800
 DRAWERS = {"utils", "util", "helpers", "common", "misc", "base", "manager"}
 # The lock files are long lists that a tool writes.
 UNREAD = {"requirements.lock", "requirements-dev.lock"}
