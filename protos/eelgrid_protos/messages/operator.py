@@ -11,6 +11,7 @@ from eelgrid_protos.open_enum import OpenEnum
 from eelgrid_protos.quantities import (
     Bytes,
     Celsius,
+    ClusterWatts,
     Count,
     GpuMilli,
     Identifier,
@@ -20,6 +21,7 @@ from eelgrid_protos.quantities import (
     Milli,
     Name,
     Nanoseconds,
+    OptionalIdentifier,
     Range,
     Ratio,
     Seconds,
@@ -45,7 +47,6 @@ PAGE_SIZE_DEFAULT = 100
 PAGE_SIZE_MOST = 1000
 
 PageToken = Annotated[str, Text(512)]
-OptionalId = Annotated[str, Text(128)]
 
 
 class NodeState(OpenEnum):
@@ -106,10 +107,7 @@ class ModelSummary:
     model: Name
     gpus: Uint32
     allocated_gpu_milli: Milli
-    measured_power_w: Annotated[float, Range(0.0, 1e10, "W")]
-
-
-ClusterWatts = Annotated[float, Range(0.0, 1e10, "W")]
+    measured_power_w: ClusterWatts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +218,7 @@ class SubmitWorkloadRequest:
     """A workload to place; the id makes a repeated call harmless."""
 
     spec: WorkloadSpec
-    workload_id: OptionalId = ""
+    workload_id: OptionalIdentifier = ""
     dry_run: bool = False
 
 

@@ -6,7 +6,19 @@ from typing import Annotated
 from eelgrid_protos.messages.policy import PowerBudget
 from eelgrid_protos.messages.profile import POINTS_A_CALL_MOST, MeasuredPoint
 from eelgrid_protos.messages.workload import Workload
-from eelgrid_protos.quantities import Count, Identifier, Label, Many, Range, Seconds, Sentence, Text, Uint32, Watts
+from eelgrid_protos.quantities import (
+    ClusterWatts,
+    Count,
+    Identifier,
+    Label,
+    Many,
+    Range,
+    Seconds,
+    Sentence,
+    Text,
+    Uint32,
+    Watts,
+)
 
 __all__ = [
     "BudgetStatus", "ImagineBudgetsRequest", "ImagineBudgetsResponse", "JobStatus", "ListPointsRequest", "ListPointsResponse", "ListPromisesRequest",
@@ -15,7 +27,6 @@ __all__ = [
 ]  # fmt: skip
 
 PageToken = Annotated[str, Text(512)]
-ClusterWatts = Annotated[float, Range(0.0, 1e10, "W")]
 RateHz = Annotated[float, Range(0.0, 1e12, "Hz")]
 Share = Annotated[float, Range(-1e6, 1e6)]
 
