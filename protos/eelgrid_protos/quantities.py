@@ -16,6 +16,7 @@ __all__ = [
     "GPU_MILLI_WHOLE",
     "MIB",
     "PLAN_EPOCH_MOST",
+    "SENTENCE_LETTERS_MOST",
     "BoardWatts",
     "Bytes",
     "Celsius",
@@ -33,6 +34,7 @@ __all__ = [
     "Name",
     "Nanoseconds",
     "OptionalIdentifier",
+    "PageToken",
     "PlanEpoch",
     "Range",
     "Ratio",
@@ -121,7 +123,11 @@ _LINE = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]*")
 _LINE_SHAPE = "printable characters on one line"
 Label = Annotated[str, Text(253, False, _LINE, _LINE_SHAPE)]
 RequiredLabel = Annotated[str, Text(253, True, _LINE, _LINE_SHAPE)]
-Sentence = Annotated[str, Text(2000)]
+# A reason and what would help, with a few names inside.
+SENTENCE_LETTERS_MOST = 2000
+Sentence = Annotated[str, Text(SENTENCE_LETTERS_MOST)]
+# Names the place of an item: of a measured point that is four labels, each of 253 characters in up to four bytes.
+PageToken = Annotated[str, Text(8192)]
 
 
 def watts_from_milliwatts(power_mw: int) -> float:

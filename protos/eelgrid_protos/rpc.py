@@ -128,9 +128,14 @@ def request_bytes_most() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An answer that is bytes already: a listing encodes its elements while it counts their bytes."""
+    """An answer that is bytes already: a listing encodes its elements while it counts their bytes.
+
+    `omitted` elements were left out of it, for reasons of which these are the first.
+    """
 
     data: bytes
+    omitted: int = 0
+    reasons: tuple[Violation, ...] = ()
 
 
 def note_omitted(method: str, count: int, reasons: tuple[Violation, ...]) -> None:
@@ -152,6 +157,8 @@ async def _abort(context: Context, error: Exception, method: str) -> None:
 def _encode_answer(message: Any, method: str, omitted: Omitted) -> bytes:
     """An answer, without those of its elements that break the contract; raises where nothing is left of it."""
     if isinstance(message, Encoded):
+        if message.omitted:
+            omitted(method, message.omitted, message.reasons)
         return message.data
     try:
         data = codec.encode(message)

@@ -22,11 +22,11 @@ from eelgrid_protos.quantities import (
     Name,
     Nanoseconds,
     OptionalIdentifier,
+    PageToken,
     Range,
     Ratio,
     Seconds,
     Sentence,
-    Text,
     Uint32,
     Uint64,
     Watts,
@@ -45,8 +45,6 @@ __all__ = [
 
 PAGE_SIZE_DEFAULT = 100
 PAGE_SIZE_MOST = 1000
-
-PageToken = Annotated[str, Text(512)]
 
 
 class NodeState(OpenEnum):
@@ -191,6 +189,7 @@ class ListNodesResponse:
     nodes: Annotated[tuple[Node, ...], Many(PAGE_SIZE_MOST)] = ()
     next_page_token: PageToken = ""
     total: Uint32 = 0
+    omitted: Uint32 = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +210,7 @@ class ListGpusResponse:
     gpus: Annotated[tuple[GpuStatus, ...], Many(PAGE_SIZE_MOST)] = ()
     next_page_token: PageToken = ""
     total: Uint32 = 0
+    omitted: Uint32 = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +264,7 @@ class ListWorkloadsResponse:
     workloads: Annotated[tuple[Workload, ...], Many(PAGE_SIZE_MOST)] = ()
     next_page_token: PageToken = ""
     total: Uint32 = 0
+    omitted: Uint32 = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,6 +325,7 @@ class ListPlansResponse:
     plans: Annotated[tuple[PlanStatus, ...], Many(PAGE_SIZE_MOST)] = ()
     next_page_token: PageToken = ""
     total: Uint32 = 0
+    omitted: Uint32 = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,10 @@ from eelgrid_protos.quantities import (
     Identifier,
     Label,
     Many,
+    PageToken,
     Range,
     Seconds,
     Sentence,
-    Text,
     Uint32,
     Watts,
 )
@@ -26,7 +26,6 @@ __all__ = [
     "ReportProgressResponse", "ScaleWorkloadRequest", "ScaleWorkloadResponse", "ServiceStatus",
 ]  # fmt: skip
 
-PageToken = Annotated[str, Text(512)]
 RateHz = Annotated[float, Range(0.0, 1e12, "Hz")]
 Share = Annotated[float, Range(-1e6, 1e6)]
 
@@ -76,6 +75,7 @@ class ListPointsResponse:
     points: Annotated[tuple[MeasuredPoint, ...], Many(POINTS_A_CALL_MOST)] = ()
     next_page_token: PageToken = ""
     total: Uint32 = 0
+    omitted: Uint32 = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,10 @@ class ReportProgressResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListPromisesRequest:
-    """Asks how promises are kept."""
+    """A page of services by id, then of jobs by id, then of budgets; a page size of 0 means as many as fit."""
+
+    page_size: Uint32 = 0
+    page_token: PageToken = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +149,9 @@ class ListPromisesResponse:
     jobs: Annotated[tuple[JobStatus, ...], Many(100_000)] = ()
     budgets: Annotated[tuple[BudgetStatus, ...], Many(100_000)] = ()
     price_ratio: Annotated[float, Range(0.0, 1e9)] = 1.0
+    next_page_token: PageToken = ""
+    total: Uint32 = 0
+    omitted: Uint32 = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
