@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from eelgrid_controller.compact import explanation_from_rows, explanation_rows
+from eelgrid_controller.healing import Healer
 from eelgrid_controller.occupancy import Others
 from eelgrid_controller.quotes import Quotes
 from eelgrid_controller.spending.standing import Overspent
@@ -344,15 +345,24 @@ def _placed_to_plain(event: WorkloadPlaced | WorkloadMoved | WorkloadScaled) -> 
     }
 
 
-def event_from_plain(kind: str, body: Mapping[str, Any]) -> Event:
+def event_from_plain(kind: str, body: Mapping[str, Any], healer: Healer | None = None) -> Event:
     """The event; raises UnknownKind, or InvalidMessage or ValueError for a body that is none.
 
-    The journal wrote the body itself and guards it by a checksum, so that
-    ranges are not checked again; contradictions are `ClusterState.apply`'s.
+    The journal wrote the body itself and guards it by a checksum, so that what lies outside of
+    today's rules was let in by an older version: it is healed. Contradictions are `ClusterState.apply`'s.
     """
     cls = _KINDS.get(kind)
     if cls is None:
         raise UnknownKind(kind)
+    healer = healer or Healer()
+    event = _event(cls, body)
+    if isinstance(event, NodeJoined):
+        epoch = healer.epoch(event.inventory.node_name, event.plan_epoch)
+        event = event if epoch == event.plan_epoch else replace(event, plan_epoch=epoch)
+    return healer.message(event)
+
+
+def _event(cls: type[Event], body: Mapping[str, Any]) -> Event:
     if cls in _WITH_PLACES:
         rows = body.get("explanation", [])
         placed = from_plain(cls, {**body, "explanation": []}, trusted=True)

@@ -360,6 +360,13 @@ class ControllerLoop:
             self._queue.popleft().tell(fault=fault)
 
     def _go_on_from(self, recovered: Recovered) -> None:
+        for line in recovered.healed:
+            self._log.warning("journal=healed what=%r", line)
+        if recovered.healed_count:
+            self._log.warning(
+                "journal=healed count=%d reason='an older version let in what answers cannot carry' "
+                "remedy='look at these names with eelctl; cancel what is not wanted'", recovered.healed_count,
+            )  # fmt: skip
         self._core = self.make_core(recovered.state)
         self._checkpoints.events = recovered.replayed
         newest = next(reversed(recovered.state.workloads.values()), None)
