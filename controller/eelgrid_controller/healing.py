@@ -51,9 +51,12 @@ class Healer:
         """The message inside the rules."""
         if obeys(message):
             return message
+        healed = repair(message)
         for found in violations_of(message):
             self._say(f"{type(message).__name__}: {found.field} {found.problem}")
-        return repair(message)
+        if (raw := getattr(message, "workload_id", None)) is not None:
+            self.identifier(raw)
+        return healed
 
     def read(self, cls: type[_Message], plain: Mapping[str, Any]) -> _Message:
         """A message of a checkpoint; raises InvalidMessage where it is none."""

@@ -313,21 +313,21 @@ def _async_call(service: Service, method: Method, channel: grpc.aio.Channel) -> 
         return _sized(method, request)
 
     if not method.response_streaming:
-        unary_raw = channel.unary_unary(service.path(method), write, read)
+        unary_raw = channel.unary_unary(service.path(method), None, read)
 
         async def unary(request: object, timeout: float | None = None) -> Any:
             try:
-                return await unary_raw(request, timeout=timeout)
+                return await unary_raw(_sized(method, request), timeout=timeout)
             except grpc.RpcError as error:
                 raise fault_from(error) from None
 
         return unary
 
     kind: Any = channel.stream_stream if method.request_streaming else channel.unary_stream
-    stream_raw = kind(service.path(method), write, read)
+    stream_raw = kind(service.path(method), write if method.request_streaming else None, read)
 
     async def stream(request: Any, timeout: float | None = None) -> AsyncIterator[Any]:
-        call = stream_raw(request, timeout=timeout)
+        call = stream_raw(request if method.request_streaming else _sized(method, request), timeout=timeout)
         try:
             async for message in call:
                 yield message
