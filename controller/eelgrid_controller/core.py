@@ -31,10 +31,11 @@ from eelgrid_controller.events import (
     WorkloadCancelled,
     WorkloadDeferred,
     WorkloadLimited,
+    WorkloadPlaced,
     WorkloadSubmitted,
     refuse_unreadable,
 )
-from eelgrid_controller.explain import SLICES_REASON, explain
+from eelgrid_controller.explain import CONTRADICTED_REASON, SLICES_REASON, explain
 from eelgrid_controller.model import modelled_power_w
 from eelgrid_controller.movable import Problem, survey
 from eelgrid_controller.occupancy import Adoption, Others
@@ -53,7 +54,7 @@ from eelgrid_controller.snapshot import Snapshot
 from eelgrid_controller.spending.limits import key_of
 from eelgrid_controller.spending.standing import Overspent
 from eelgrid_controller.standing_order import policy_after
-from eelgrid_controller.state import ClusterState, NodeRecord
+from eelgrid_controller.state import ClusterState, ContradictoryEvent, NodeRecord
 from eelgrid_controller.step import Step
 from eelgrid_protos.catalogue import Catalogue
 from eelgrid_protos.errors import Violation
@@ -153,7 +154,7 @@ class Core:
         if request.dry_run:
             return Step((), imagined(key, spec, decision, now_ns), frozenset())
         submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=spec)
-        return self._changed((*quoted, submitted, outcome(key, decision, now_ns)), key, now_ns)
+        return self._changed((*quoted, submitted), key, now_ns, last=outcome(key, decision, now_ns))
 
     def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption, *, now_ns: int) -> Step[Workload]:
         """Work stands so, as its engine says; see adoption.py. Saying it again is harmless. Raises AdoptionRefused."""
@@ -393,14 +394,28 @@ class Core:
         self._chooser.refresh(touched)
         return touched
 
+    def _settle(self, event: WorkloadPlaced | WorkloadDeferred) -> tuple[Event, frozenset[str]]:
+        """Applies an outcome; where the ledger refuses the place that the planner found, the workload waits."""
+        refuse_unreadable(event)
+        try:
+            return event, self._take(event)
+        except ContradictoryEvent:
+            # A fault of ours, and nothing has changed: it must not cost anybody else anything.
+            waits = WorkloadDeferred(time_ns=event.time_ns, workload_id=event.workload_id, reason=CONTRADICTED_REASON)
+            return waits, self._take(waits)
+
     def _changed(
-        self, events: Sequence[Event], workload_id: str, now_ns: int, *, frees: bool = False
-    ) -> Step[Workload]:
-        """Applies events of one workload; where they free room, what waits is tried."""
-        for event in events:
+        self, events: Sequence[Event], workload_id: str, now_ns: int, *, frees: bool = False,
+        last: WorkloadPlaced | WorkloadDeferred | None = None,
+    ) -> Step[Workload]:  # fmt: skip
+        """Applies events of one workload, and what was decided on it; where they free room, what waits is tried."""
+        for event in events if last is None else (*events, last):
             # All before the first: one that may not happen leaves no half of a step behind.
             refuse_unreadable(event)
         nodes = frozenset[str]().union(*map(self._take, events))
+        if last is not None:
+            settled, touched = self._settle(last)
+            events, nodes = (*events, settled), nodes | touched
         result = self.state.workloads[workload_id]
         more, touched = self._freed(now_ns) if frees else ([], frozenset[str]())
         return Step((*events, *more), result, nodes | touched)
@@ -414,4 +429,4 @@ class Core:
         return self._retry(now_ns)
 
     def _retry(self, now_ns: int) -> tuple[list[Event], frozenset[str]]:
-        return self._retrying.step(self._apply, self._quoted, now_ns)
+        return self._retrying.step(self._apply, self._settle, self._quoted, now_ns)

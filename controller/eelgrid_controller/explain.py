@@ -21,9 +21,10 @@ from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages import Explanation, Inventory, Removal, ResourceRequest, WorkloadPhase, WorkloadSpec
 from eelgrid_protos.quantities import MIB
 
-__all__ = ["SLICES_REASON", "explain", "reason", "refusal"]
+__all__ = ["CONTRADICTED_REASON", "SLICES_REASON", "explain", "reason", "refusal"]
 
 SLICES_REASON = "partitions: waits for the partition planner"
+CONTRADICTED_REASON = "unavailable: the node that was chosen refuses it, which is a fault of the controller: report it"
 
 # By constraint: the reason, and what would help.
 _WORDS: Mapping[str, tuple[str, str]] = {

@@ -11,7 +11,7 @@ a request that found no room needs no second try there.
 from collections.abc import Callable
 
 from eelgrid_controller.choosing import Chooser
-from eelgrid_controller.events import Event, PricesQuoted, WorkloadDeferred
+from eelgrid_controller.events import Event, PricesQuoted, WorkloadDeferred, WorkloadPlaced
 from eelgrid_controller.explain import reason
 from eelgrid_controller.outcomes import outcome
 from eelgrid_controller.pending import Ticket
@@ -30,6 +30,8 @@ _SEARCH_TRIES = 32
 _SCANNED_MOST = 4096
 
 Apply = Callable[[Event], frozenset[str]]
+# Applies an outcome, or in its stead that the workload waits; which of them.
+Settle = Callable[[WorkloadPlaced | WorkloadDeferred], tuple[Event, frozenset[str]]]
 Quoted = Callable[[int], tuple[PricesQuoted, ...]]
 
 
@@ -53,7 +55,7 @@ class Retrying:
         """Everything that waits is to be tried once more."""
         self._again = True
 
-    def step(self, apply: Apply, quoted: Quoted, now_ns: int) -> tuple[list[Event], frozenset[str]]:
+    def step(self, apply: Apply, settle: Settle, quoted: Quoted, now_ns: int) -> tuple[list[Event], frozenset[str]]:
         """Tries from where the last step stopped, up to the bounds; the events, already applied, and their nodes."""
         events: list[Event] = []
         nodes: frozenset[str] = frozenset()
@@ -83,8 +85,8 @@ class Retrying:
                 decision = self._chooser.decide(spec)
                 tries += 1 + _SEARCH_TRIES * (self._chooser.searches - searches)
                 if decision.placements:
-                    event = outcome(ticket[2], decision, now_ns)
-                    nodes |= apply(event)
+                    event, touched = settle(outcome(ticket[2], decision, now_ns))
+                    nodes |= touched
                     events.append(event)
                     self._resume = ticket
                     continue

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import grpc
@@ -14,14 +14,16 @@ from tests.controller_rig import Agent, MemoryJournal, batch, inventory, running
 from eelgrid_controller.adapters.store import open_journal
 from eelgrid_controller.core import Core
 from eelgrid_controller.events import UnreadableEvent, WorkloadSubmitted, refuse_unreadable
+from eelgrid_controller.explain import CONTRADICTED_REASON
 from eelgrid_controller.journal import Checkpoint, Entry, digest_of
-from eelgrid_controller.ledger import ASSIGNMENTS_MOST
+from eelgrid_controller.ledger import ASSIGNMENTS_MOST, ContradictoryEvent, NodeRecord
 from eelgrid_controller.recovery import recover
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos import catalogue, codec, rpc
 from eelgrid_protos.errors import InvalidMessage, MalformedMessage
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
+    Assignment,
     BudgetScope,
     CancelWorkloadRequest,
     Column,
@@ -314,6 +316,28 @@ def test_a_gang_goes_where_the_plans_of_half_full_nodes_have_room() -> None:
     assert len(core.state.nodes["n1"].assignments) == ASSIGNMENTS_MOST
     core.cancel("g0", now_ns=22)
     assert core.state.workloads["last"].phase is WorkloadPhase.PLACED
+    core.state.validate()
+
+
+class RefusingRecord(NodeRecord):
+    """A node that holds nothing more, of which the planner does not know: as a fault of ours would have it."""
+
+    def hold(self, assignment: Assignment) -> None:
+        raise ContradictoryEvent(f"{assignment.workload_id} is refused")
+
+
+def test_a_place_that_the_ledger_refuses_costs_nobody_else_anything() -> None:
+    core = Core(ClusterState(), catalogue.load())
+    core.node_joined(inventory("n1", gpus=2), now_ns=1)
+    core.submit(wanted("runs"), now_ns=2)
+    waits = core.submit(wanted("waits", gpus=2), now_ns=3).result
+    assert waits.phase is WorkloadPhase.PENDING
+    record = core.state.nodes["n1"]
+    core.state.nodes["n1"] = RefusingRecord(**{entry.name: getattr(record, entry.name) for entry in fields(record)})
+    core.cancel("runs", now_ns=4)
+    submitted = core.submit(wanted("later"), now_ns=5).result
+    for workload in (core.state.workloads["waits"], submitted):
+        assert (workload.phase, workload.reason) == (WorkloadPhase.PENDING, CONTRADICTED_REASON)
     core.state.validate()
 
 
