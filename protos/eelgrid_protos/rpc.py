@@ -88,7 +88,7 @@ OPERATOR_SERVICE = _service(
 )
 
 
-async def _abort(context: Context, error: Exception, method: str) -> None:
+async def abort(context: Context, error: Exception, method: str) -> None:
     if isinstance(error, ContractError):
         fault: Fault = fault_of_contract(error)
     elif isinstance(error, Fault):
@@ -113,7 +113,7 @@ def _unary(method: Method, call: Callable[..., Any], path: str, admit: Admit) ->
             admit(path, context)
             return _encode_answer(await call(codec.decode(method.request, data), context), method.name)
         except Exception as error:  # every failure becomes a status
-            await _abort(context, error, method.name)
+            await abort(context, error, method.name)
             raise AssertionError("abort raises") from error
 
     return grpc.unary_unary_rpc_method_handler(serve)
@@ -126,7 +126,7 @@ def _server_stream(method: Method, call: Callable[..., Any], path: str, admit: A
             async for message in call(codec.decode(method.request, data), context):
                 yield _encode_answer(message, method.name)
         except Exception as error:  # noqa: BLE001  # every failure becomes a status
-            await _abort(context, error, method.name)
+            await abort(context, error, method.name)
 
     return grpc.unary_stream_rpc_method_handler(serve)
 
@@ -156,7 +156,7 @@ def _two_way(method: Method, call: Callable[..., Any], path: str, admit: Admit) 
             async for message in call(_decoded(method, stream), context):
                 yield _encode_answer(message, method.name)
         except Exception as error:  # noqa: BLE001  # every failure becomes a status
-            await _abort(context, error, method.name)
+            await abort(context, error, method.name)
 
     return grpc.stream_stream_rpc_method_handler(serve)
 
