@@ -38,6 +38,8 @@ from eelgrid_protos.rpc import Context, abort
 __all__ = ["GuardedHandlers", "PeerGuard", "PeerLimits"]
 
 _CALL, _WATCH, _TWO_WAY = "call", "watch", "two_way"
+# What `peer_of` makes of a socket of this machine's files, which has no port to know it by.
+_NOWHERE: Peer = ("", 0)
 _LOOK_S = 1.0
 _CERTIFICATE = "x509_pem_cert"
 # Accounts and connections, each, that are remembered without anything under way.
@@ -47,11 +49,17 @@ _SAID_EVERY_S = 10.0
 _CROWDED_RATIO = 0.75
 # A handshake and the first call take that long at most, so a connection older than this without a call is idle.
 _IDLE_S = 5.0
+_ENDING_S = 5.0
 # So many calls in one look that are reset before their handler begins have somebody behind them; to learn who it is,
 # handlers begin before the request comes for this long, which costs each call a little more.
 _VANISHED_MOST = 100
 _WARY_S = 30.0
-_STRIKES = frozenset(status.value[0] for status in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED))
+# A context's code is a number in some kinds of calls.
+_STRIKES = frozenset(
+    code
+    for status in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
+    for code in (status, status.value[0])
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +116,8 @@ class _Connection:
     account: _Account
     open: int = 0
     two_way: int = 0
+    # When it was ended; calls that were under way then still come to their end.
+    ended_s: float = float("inf")
     bucket: _Bucket = field(default_factory=_Bucket)
 
 
@@ -179,6 +189,7 @@ class PeerGuard:
         self.is_wary = False
         self._wary_until_s = 0.0
         self._quiet: dict[str, tuple[float, int]] = {}
+        self._looks = 0
         self._wake = asyncio.Event()
 
     def guards(self, port: int, lost_authority: Callable[[], bool] | None = None) -> None:
@@ -248,8 +259,9 @@ class PeerGuard:
             account = _account_of(key, pem, peer)
             self._accounts.keep(account)
         connection = self._connections.find(peer)
-        if connection is None or connection.account is not account:
-            # New, or a port that is used again by somebody else.
+        is_over = connection is not None and time.monotonic() - connection.ended_s > _ENDING_S
+        if connection is None or connection.account is not account or is_over:
+            # New, or a port that is used again.
             connection = _Connection(peer, account)
         return connection
 
@@ -258,20 +270,22 @@ class PeerGuard:
         self._connections.keep(connection)
         # Without a certificate an address may be a whole site's: each of its connections has a bucket of its own.
         bucket = account.bucket if account.name else connection.bucket
-        if bucket.add(now_s, most=limits.strikes_most, per_s=limits.strikes_per_s) or not self._condemn(
-            connection.key, "flood"
-        ):
-            return
-        self._say("flood", "peer=%s certificate=%r action=disconnected reason=flood", connection.key[0], account.name)
+        is_full = not bucket.add(now_s, most=limits.strikes_most, per_s=limits.strikes_per_s)
+        if is_full and self._condemn(connection, "flood"):
+            self._say("flood", "peer=%s certificate=%r action=disconnected reason=flood", connection.key[0], account.name)
 
     # Connections
 
-    def _condemn(self, peer: Peer, reason: str) -> bool:
-        if peer == ("", 0) or peer in self._condemned:
+    def _condemn(self, connection: _Connection, reason: str) -> bool:
+        if connection.key == _NOWHERE or connection.ended_s != float("inf"):
             return False
+        connection.ended_s = time.monotonic()
+        self._end_soon(connection.key, reason)
+        return True
+
+    def _end_soon(self, peer: Peer, reason: str) -> None:
         self._condemned[peer] = reason
         self._wake.set()
-        return True
 
     async def run(self) -> None:
         """Ends connections until cancelled."""
@@ -282,6 +296,7 @@ class PeerGuard:
                     await self._wake.wait()
             self._wake.clear()
             try:
+                self._looks += 1
                 if time.monotonic() - looked_s >= _LOOK_S:
                     looked_s = time.monotonic()
                     await self._look(looked_s)
@@ -300,9 +315,9 @@ class PeerGuard:
         wall_s = self._now_s()
         for entry in self._entries:
             if entry.connection.account.ends_s <= wall_s:
-                self._condemn(entry.connection.key, "expired")
+                self._condemn(entry.connection, "expired")
             elif now_s - entry.writing_s >= self.limits.unread_s:
-                self._condemn(entry.connection.key, "unread")
+                self._condemn(entry.connection, "unread")
         if await asyncio.to_thread(self._lost_authority):
             ended = await asyncio.to_thread(end_accepted, self._port, lambda _: True)
             self.ended["authority"] += ended
@@ -322,7 +337,7 @@ class PeerGuard:
         self._seen_s = {peer: self._seen_s.get(peer, now_s) for peer in here if peer not in busy}
         idle = [peer for peer, since_s in self._seen_s.items() if now_s - since_s >= _IDLE_S]
         for peer in idle:
-            self._condemn(peer, "idle")
+            self._end_soon(peer, "idle")
         self._say("crowded", "connections=%d idle=%d action=disconnect_idle reason=descriptors", len(here), len(idle))
 
     def _say(self, kind: str, line: str, *words: object) -> None:
@@ -365,14 +380,14 @@ class GuardedHandlers(grpc.GenericRpcHandler):
     def add_registered_method_handlers(self, _service: str, _handlers: object) -> None:
         """The same once more, which gRPC would ask before us."""
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         for one in self._handlers:
             found = one.service(handler_call_details)
             if found is not None:
                 return self._wrapped(found)
         return self._wrapped(grpc.stream_stream_rpc_method_handler(_unknown))
 
-    def _wrapped(self, handler: grpc.RpcMethodHandler) -> Any:
+    def _wrapped(self, handler: Any) -> Any:
         two_way, watch = handler.request_streaming, handler.response_streaming
         kind = _TWO_WAY if two_way else _WATCH if watch else _CALL
         if two_way:
