@@ -5,6 +5,7 @@ indexed fields, no Huffman). A rig for tests on loopback; what it sends is bound
 """
 
 import contextlib
+import select
 import socket
 import ssl
 import struct
@@ -70,10 +71,13 @@ class RawClient:
             context.load_cert_chain(tls.certificate, tls.key)
             context.set_alpn_protocols(["h2"])
             raw = context.wrap_socket(raw, server_hostname="127.0.0.1")
+        raw.setblocking(False)
         self._socket = raw
         self.heard = {}
         self.closed = threading.Event()
         self._next = 1
+        # OpenSSL's connection is not for two threads at once; neither waits for the other side while it holds this.
+        self._using = threading.Lock()
         self._sending = threading.Lock()
         self._reader = threading.Thread(target=self._read, daemon=True)
         if preface:
@@ -87,8 +91,14 @@ class RawClient:
 
     def send(self, data: bytes):
         """Raises OSError once the server closed."""
+        left = memoryview(data)
         with self._sending:
-            self._socket.sendall(data)
+            while left:
+                try:
+                    with self._using:
+                        left = left[self._socket.send(left[:16384]) :]
+                except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                    select.select([], [self._socket], [], 0.1)
 
     def streams(self, number: int) -> range:
         """Fresh stream ids."""
@@ -135,8 +145,10 @@ class RawClient:
         data = b""
         while len(data) < size:
             try:
-                piece = self._socket.recv(size - len(data))
-            except TimeoutError:
+                with self._using:
+                    piece = self._socket.recv(size - len(data))
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                select.select([self._socket], [], [], 0.1)
                 continue
             if not piece:
                 raise EOFError
@@ -145,6 +157,7 @@ class RawClient:
 
     def close(self):
         """Ends the connection."""
-        with contextlib.suppress(OSError):
+        with self._using, contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+        self._reader.join(5.0)
         self._socket.close()
