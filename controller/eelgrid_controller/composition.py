@@ -61,7 +61,7 @@ from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import Summary
 from eelgrid_protos.peers import PeerGuard
 from eelgrid_protos.rpc import AGENT_SERVICE, OPERATOR_SERVICE, everybody, handler
-from eelgrid_protos.transport import TlsFiles, listen, server_options, standard_services
+from eelgrid_protos.transport import TlsFiles, is_loopback, listen, server_options, standard_services
 
 __all__ = ["Controller"]
 
@@ -292,7 +292,9 @@ class Controller:
         config, log = self.config, self._log.getChild("steward")
         # A page must be there before the next is due.
         bounds = Bounds(whole_s=min(5.0, config.scrape_s), connect_s=min(2.0, config.scrape_s))
-        scraper = Scraper(Getter(bounds).get, every_s=config.scrape_s, monotonic_s=self._clock.monotonic_s, log=log)
+        is_allowed = is_loopback(config.listen) if config.scrape_loopback is None else config.scrape_loopback
+        get = Getter(bounds, allows_loopback=is_allowed).get
+        scraper = Scraper(get, every_s=config.scrape_s, monotonic_s=self._clock.monotonic_s, log=log)
         settings = StewardSettings(
             cycle_s=config.steer_s,
             scrape_s=config.scrape_s,
