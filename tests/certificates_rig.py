@@ -43,9 +43,9 @@ def _alternative(name):
 class Authority:
     """Signs whatever it is asked to."""
 
-    def __init__(self):
+    def __init__(self, name="authority of tests"):
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = subject_of(("CN", "authority of tests"))
+        self._name = subject_of(("CN", name))
         self.certificate = self._sign(self._name, self._key.public_key(), dt.datetime.now(dt.UTC) + _DAY, is_ca=True)
 
     def _sign(self, subject, key, ends, *, is_ca=False, names=()):

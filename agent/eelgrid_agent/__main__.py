@@ -27,6 +27,7 @@ from eelgrid_agent.node import Node
 from eelgrid_agent.node_api import NodeApi
 from eelgrid_agent.streams import Links, open_channels
 from eelgrid_protos import __version__
+from eelgrid_protos.peers import PeerGuard
 from eelgrid_protos.rpc import NODE_SERVICE, handler
 from eelgrid_protos.transport import ListenError, listen, server_options, standard_services
 
@@ -159,9 +160,12 @@ async def _serve_api(config: AgentConfig, nodes: tuple[Node, ...], clock: System
     """NodeService with health and reflection; returns the port."""
     server = grpc.aio.server(options=server_options())
     api = NodeApi({node.name: node for node in nodes}, clock)
-    server.add_generic_rpc_handlers((handler(NODE_SERVICE, api),))
-    health = await standard_services(server, (NODE_SERVICE,))
-    port = await listen(server, config.listen, tls=config.tls, insecure=config.insecure, log=_LOG)
+    guard = PeerGuard(log=_LOG)
+    front = guard.over(handler(NODE_SERVICE, api))
+    health = await standard_services(front, (NODE_SERVICE,))
+    server.add_generic_rpc_handlers((front,))
+    port = await listen(server, config.listen, tls=config.tls, insecure=config.insecure, log=_LOG, guard=guard)
+    stack.callback(asyncio.create_task(guard.run()).cancel)
     await server.start()
     stack.push_async_callback(server.stop, 0.2)
     await health.set_serving(True)

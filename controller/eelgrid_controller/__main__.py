@@ -226,6 +226,8 @@ def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
               help="Seconds between two looks at what was promised.")  # fmt: skip
 @click.option("--scrape-interval", type=float, default=_DEFAULTS.scrape_s, show_default=True,
               help="Seconds between two scrapes of a service's own metrics.")  # fmt: skip
+@click.option("--scrape-loopback/--no-scrape-loopback", default=None,
+              help="Whether a service may name a page on this machine's loopback; by default where --listen is on it.")  # fmt: skip
 @click.option("--scale-hold", type=float, default=_DEFAULTS.scale_hold_s, show_default=True,
               help="Seconds for which fewer replicas must have been enough.")  # fmt: skip
 @click.option("--job-window", type=float, default=_DEFAULTS.job_window_s, show_default=True,
@@ -254,6 +256,7 @@ def main(
     policy: str | None,
     steer_interval: float,
     scrape_interval: float,
+    scrape_loopback: bool | None,
     scale_hold: float,
     job_window: float,
     spend_interval: float,
@@ -279,6 +282,7 @@ def main(
             placement=policy,
             steer_s=steer_interval,
             scrape_s=scrape_interval,
+            scrape_loopback=scrape_loopback,
             scale_hold_s=scale_hold,
             job_window_s=job_window,
             spend_s=spend_interval,

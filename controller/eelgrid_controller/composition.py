@@ -60,8 +60,9 @@ from eelgrid_protos import catalogue
 from eelgrid_protos.catalogue import Catalogue
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import Summary
+from eelgrid_protos.peers import PeerGuard
 from eelgrid_protos.rpc import AGENT_SERVICE, OPERATOR_SERVICE, everybody, handler
-from eelgrid_protos.transport import TlsFiles, listen, server_options, standard_services
+from eelgrid_protos.transport import TlsFiles, is_loopback, listen, server_options, standard_services
 
 __all__ = ["Controller"]
 
@@ -117,6 +118,7 @@ class Controller:
         self.metrics = Metrics()
         self._is_serving = False
         self._keeper = None if tls is None else self._begin_keeping()
+        self.guard = PeerGuard(log=log.getChild("guard"), now_s=lambda: clock.now_ns() / 1e9)
         self.watches = Watches(self.metrics)
         self._stack = contextlib.AsyncExitStack()
         self._optional = OptionalParts(config, self.metrics, clock, log, self._stack)
@@ -146,7 +148,10 @@ class Controller:
         journal = open_journal(self.config.data, new_cluster_id=str(uuid.uuid4()), retained=self.config.retained_events)
         self._stack.callback(journal.close)
         server = grpc.aio.server(options=server_options())
-        port = await listen(server, self.config.listen, tls=self._tls, insecure=self._insecure, log=self._log)
+        port = await listen(
+            server, self.config.listen, tls=self._tls, insecure=self._insecure, log=self._log, guard=self.guard
+        )
+        self._stack.callback(asyncio.create_task(self.guard.run()).cancel)
         # From here on probes hear that this process lives and is not ready yet.
         metrics_port = await self._open_metrics()
         self.webhook = await self._optional.gate_pods()
@@ -288,7 +293,9 @@ class Controller:
         config, log = self.config, self._log.getChild("steward")
         # A page must be there before the next is due.
         bounds = Bounds(whole_s=min(5.0, config.scrape_s), connect_s=min(2.0, config.scrape_s))
-        scraper = Scraper(Getter(bounds).get, every_s=config.scrape_s, monotonic_s=self._clock.monotonic_s, log=log)
+        is_allowed = is_loopback(config.listen) if config.scrape_loopback is None else config.scrape_loopback
+        get = Getter(bounds, allows_loopback=is_allowed).get
+        scraper = Scraper(get, every_s=config.scrape_s, monotonic_s=self._clock.monotonic_s, log=log)
         settings = StewardSettings(
             cycle_s=config.steer_s,
             scrape_s=config.scrape_s,
@@ -334,13 +341,12 @@ class Controller:
         omissions = Omissions(monotonic_s=self._clock.monotonic_s, log=self._log.getChild("answers"))
         self.metrics.add(omissions.families)
         operators = (self.operators, self.promises, self.partitions, self.energy, self.spending, callers)
-        server.add_generic_rpc_handlers(
-            (
-                handler(AGENT_SERVICE, self.agents, admit=admit, omitted=omissions.note),
-                handler(OPERATOR_SERVICE, *operators, admit=admit, omitted=omissions.note),
-            )
+        front = self.guard.over(
+            handler(AGENT_SERVICE, self.agents, admit=admit, omitted=omissions.note),
+            handler(OPERATOR_SERVICE, *operators, admit=admit, omitted=omissions.note),
         )
-        health = await standard_services(server, (AGENT_SERVICE, OPERATOR_SERVICE))
+        health = await standard_services(front, (AGENT_SERVICE, OPERATOR_SERVICE))
+        server.add_generic_rpc_handlers((front,))
         await server.start()
         await health.set_serving(True)
         self._is_serving = True

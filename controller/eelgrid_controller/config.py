@@ -101,6 +101,9 @@ class ControllerConfig:
     steer_s: float = 5.0
     # How often the metrics of services and jobs are asked for: a p95 needs 20 requests in between.
     scrape_s: float = 15.0
+    # Whether pages of this machine's loopback are asked for; None where the API is on loopback itself, so that who may
+    # name an address is on this machine anyway.
+    scrape_loopback: bool | None = None
     # Replicas go when fewer were enough for so long; the next ones a fifth of it later.
     scale_hold_s: float = 300.0
     # How often the ledger is asked what is spent of spending limits: windows come once a minute.

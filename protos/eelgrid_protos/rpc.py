@@ -143,7 +143,7 @@ def note_omitted(method: str, count: int, reasons: tuple[Violation, ...]) -> Non
     _LOG.error("call=%s omitted=%d reason=%r", method, count, str(reasons[0]) if reasons else "")
 
 
-async def _abort(context: Context, error: Exception, method: str) -> None:
+async def abort(context: Context, error: Exception, method: str) -> None:
     if isinstance(error, ContractError):
         fault: Fault = fault_of_contract(error)
     elif isinstance(error, Fault):
@@ -209,7 +209,7 @@ def _unary(method: Method, call: Callable[..., Any], path: str, around: _Around)
             around.admit(path, context)
             return _encode_answer(await call(_request(method, data), context), method.name, around.omitted)
         except Exception as error:  # every failure becomes a status
-            await _abort(context, error, method.name)
+            await abort(context, error, method.name)
             raise AssertionError("abort raises") from error
 
     return grpc.unary_unary_rpc_method_handler(serve)
@@ -224,7 +224,7 @@ def _server_stream(method: Method, call: Callable[..., Any], path: str, around: 
                 if answer is not None:
                     yield answer
         except Exception as error:  # noqa: BLE001  # every failure becomes a status
-            await _abort(context, error, method.name)
+            await abort(context, error, method.name)
 
     return grpc.unary_stream_rpc_method_handler(serve)
 
@@ -256,7 +256,7 @@ def _two_way(method: Method, call: Callable[..., Any], path: str, around: _Aroun
                 if answer is not None:
                     yield answer
         except Exception as error:  # noqa: BLE001  # every failure becomes a status
-            await _abort(context, error, method.name)
+            await abort(context, error, method.name)
 
     return grpc.stream_stream_rpc_method_handler(serve)
 

@@ -13,7 +13,9 @@ ListenError                a server cannot listen
 
 import ipaddress
 import logging
+import re
 import socket
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,12 @@ import grpc
 import grpc.aio
 
 from eelgrid_protos import codec
+from eelgrid_protos.open_sockets import connections_most
+from eelgrid_protos.peers import GuardedHandlers, PeerGuard
 from eelgrid_protos.rpc import Service, request_bytes_most
 
 __all__ = [
-    "AddressInUse", "BindRefused", "CertificateUnusable", "ListenError", "TlsFiles", "blocking_channel", "channel",
+    "AddressInUse", "BindRefused", "CertificateUnusable", "ListenError", "ServerCertificates", "TlsFiles", "blocking_channel", "channel",
     "channel_options", "is_loopback", "listen", "server_options", "standard_services",
 ]  # fmt: skip
 
@@ -90,6 +94,33 @@ _SERVER_SIZES = (
 )
 
 
+# What one connection may cost. Whose connections there are, and how many, is the guard's (`peers`).
+_CONNECTION_BOUNDS = (
+    # Calls of one connection, those included that it reset and that we have not cleared away yet: gRPC refuses more
+    # itself (REFUSED_STREAM). Without it 20,000 resets filled the server's queue and everybody's calls were cancelled;
+    # each that is let in costs others its turn in the event loop, some 0.3 ms.
+    ("grpc.max_concurrent_streams", 64),
+    # Bytes of a call's metadata: ours send a trace and a deadline, 300 at most. HPACK makes 16 KiB of 4 bytes.
+    ("grpc.max_metadata_size", 4 * 1024),
+    ("grpc.absolute_max_metadata_size", 8 * 1024),
+    # Calls of all connections that wait for the event loop: beyond, gRPC cancels whatever comes, whosever it is. A
+    # fleet of 10,000 agents comes at once; the bound before this one is that of streams.
+    ("grpc.server.max_pending_requests", 30_000),
+    ("grpc.server.max_pending_requests_hard_limit", 60_000),
+    # While the loop is busy, calls wait this long before gRPC cancels them; 30 s is its default, as a busy start takes.
+    ("grpc.server_max_unrequested_time_in_server", 120),
+    # From accept to the end of TLS, and from there to the first frames.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.http2.settings_timeout", 10_000),
+    # A connection that asks nothing is closed in good order, and opened again when there is something to ask.
+    ("grpc.max_connection_idle_ms", 10 * 60_000),
+    # Nobody's connection outlives a day, whatever was overlooked; streams get a minute to end.
+    ("grpc.max_connection_age_ms", 24 * 3600_000),
+    ("grpc.max_connection_age_grace_ms", 60_000),
+    ("grpc.http2.max_ping_strikes", 2),
+)
+
+
 def server_options() -> list[tuple[str, int]]:
     """Options of every server of ours."""
     return [
@@ -98,6 +129,8 @@ def server_options() -> list[tuple[str, int]]:
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.bdp_probe", 0),
+        *_CONNECTION_BOUNDS,
+        ("grpc.max_allowed_incoming_connections", connections_most()),
         # Two servers on one port would answer each other's clients at random.
         ("grpc.so_reuseport", 0),
     ]
@@ -150,36 +183,74 @@ def _probe(address: str) -> None:
         raise AddressInUse(f"cannot listen on {address}: {error.strerror or error}; {remedy}") from error
 
 
-def _server_credentials(tls: TlsFiles, log: logging.Logger) -> grpc.ServerCredentials:
-    def configuration() -> Any:
+class ServerCertificates:
+    """What a server shows and whom it trusts, read anew when the files change; used from any thread.
+
+    gRPC asks for it at each handshake. A change makes a new TLS context there, so no session ticket of before is
+    taken any more.
+    """
+
+    def __init__(self, tls: TlsFiles, log: logging.Logger) -> None:
+        """Raises CertificateUnusable."""
+        self._tls = tls
+        self._log = log
+        self._lock = threading.Lock()
+        self._stamp = tls.stamp()
         key, chain, authority = tls.read()
-        return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=authority)
+        self.initial = self._newest = _configuration(key, chain, authority)
+        self._given = self.initial
+        self._trusted = _certificates(authority)
+        self._has_lost = False
 
-    initial = configuration()
-    seen = tls.stamp()
+    def fetch(self) -> Any:
+        """At each handshake; None keeps the last good certificates, and an exception would end them."""
+        with self._lock:
+            self._refresh()
+            if self._newest is self._given:
+                return None
+            self._given = self._newest
+            return self._newest
 
-    def fetch() -> Any:
-        """Called at each handshake; None keeps the last good certificates, and an exception would end them."""
-        nonlocal seen
-        stamp = tls.stamp()
-        if stamp == seen:
-            return None
+    def lost_authority(self) -> bool:
+        """Whether a certificate left the authority's file since this was asked last; new handshakes know it already."""
+        with self._lock:
+            self._refresh()
+            lost, self._has_lost = self._has_lost, False
+            return lost
+
+    def _refresh(self) -> None:
+        stamp = self._tls.stamp()
+        if stamp == self._stamp:
+            return
         try:
-            fresh = configuration()
+            key, chain, authority = self._tls.read()
+            fresh = _configuration(key, chain, authority)
         except CertificateUnusable as error:
-            log.warning("tls=kept reason=%s", error)
-            return None
-        seen = stamp
-        log.info("tls=reloaded certificate=%s", tls.certificate)
-        return fresh
+            self._log.warning("tls=kept reason=%s", error)
+            return
+        trusted = _certificates(authority)
+        self._has_lost |= not self._trusted <= trusted
+        self._stamp, self._newest, self._trusted = stamp, fresh, trusted
+        self._log.info("tls=reloaded certificate=%s", self._tls.certificate)
 
-    return grpc.dynamic_ssl_server_credentials(initial, fetch, require_client_authentication=True)
+
+def _configuration(key: bytes, chain: bytes, authority: bytes) -> Any:
+    return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=authority)
+
+
+_PEM = re.compile(rb"-----BEGIN (?:TRUSTED )?CERTIFICATE-----(.*?)-----END", re.DOTALL)
+
+
+def _certificates(authority: bytes) -> frozenset[bytes]:
+    """The certificates of an authority's file, however it is wrapped."""
+    return frozenset(b"".join(body.split()) for body in _PEM.findall(authority))
 
 
 async def listen(
-    server: grpc.aio.Server, address: str, *, tls: TlsFiles | None, insecure: bool, log: logging.Logger
-) -> int:
-    """Binds the server and returns the port; raises ListenError."""
+    server: grpc.aio.Server, address: str, *, tls: TlsFiles | None, insecure: bool, log: logging.Logger,
+    guard: PeerGuard | None = None,
+) -> int:  # fmt: skip
+    """Binds the server and returns the port, which `guard` guards from then on; raises ListenError."""
     if not address.startswith("unix:"):
         _split(address)
         _probe(address)
@@ -191,9 +262,17 @@ async def listen(
             )
         log.warning("listen=%s tls=off warning=anyone who reaches this address can command this process", address)
     try:
-        if tls is not None:
-            return server.add_secure_port(address, _server_credentials(tls, log))
-        return server.add_insecure_port(address)
+        if tls is None:
+            port, held = server.add_insecure_port(address), None
+        else:
+            held = ServerCertificates(tls, log)
+            credentials = grpc.dynamic_ssl_server_credentials(
+                held.initial, held.fetch, require_client_authentication=True
+            )
+            port = server.add_secure_port(address, credentials)
+        if guard is not None:
+            guard.guards(port, None if held is None else held.lost_authority)
+        return port
     except RuntimeError as error:
         raise AddressInUse(f"cannot listen on {address}: {error}; choose another with --listen") from error
 
@@ -245,18 +324,19 @@ class Health:
             await self._servicer.set(name, status)
 
 
-async def standard_services(server: grpc.aio.Server, services: tuple[Service, ...]) -> Health:
+async def standard_services(server: grpc.aio.Server | GuardedHandlers, services: tuple[Service, ...]) -> Health:
     """Adds grpc.health.v1 and reflection, not serving until told."""
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-    from grpc_reflection.v1alpha import reflection
+    from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
     codec.file_descriptors()
     servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    place: Any = server
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, place)
     names = tuple(service.name for service in services)
-    reflection.enable_server_reflection(
-        (*names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME), server
-    )
+    reflected = (*names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
+    # By name: reflection's own helper takes the threads of the other API for anything that is no server of grpc.aio.
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(reflected), place)
     answer = Health(servicer, names)
     await answer.set_serving(False)
     return answer

@@ -9,7 +9,7 @@ import pytest
 import trustme
 from tests.fakes.metrics_servers import Listener, Replica, answer
 
-from eelgrid_controller.adapters.http_get import Bounds, Getter, PageRefused, _check_peer, address_of
+from eelgrid_controller.adapters.http_get import Bounds, Getter, PageRefused, address_of, refusal_of
 
 BOUNDS = Bounds(connect_s=0.5, whole_s=0.5, bytes_most=10_000)
 PAGE = b"up 1\n"
@@ -18,7 +18,7 @@ PAGE = b"up 1\n"
 async def got(*pieces, bounds=BOUNDS):
     """What the getter makes of an answer in these pieces."""
     with Listener(lambda _path: pieces) as server:
-        return await Getter(bounds).get(server.url)
+        return await Getter(bounds, allows_loopback=True).get(server.url)
 
 
 async def refused(*pieces, bounds=BOUNDS):
@@ -41,7 +41,7 @@ async def test_a_page_comes_whole_whatever_way_it_is_sent():
 
 async def test_the_request_is_a_plain_get_of_the_path_and_query():
     with Listener(lambda _path: (answer(PAGE),)) as server:
-        await Getter(BOUNDS).get(f"{server.url}?format=text")
+        await Getter(BOUNDS, allows_loopback=True).get(f"{server.url}?format=text")
     (head,) = server.asked
     assert head.startswith(b"GET /metrics?format=text HTTP/1.1\r\nHost: 127.0.0.1:")
     assert b"Connection: close" in head
@@ -112,9 +112,9 @@ async def test_nobody_listens_and_names_that_are_none():
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with pytest.raises(PageRefused, match="no connection"):
-        await Getter(BOUNDS).get(f"http://127.0.0.1:{port}/metrics")
+        await Getter(BOUNDS, allows_loopback=True).get(f"http://127.0.0.1:{port}/metrics")
     with pytest.raises(PageRefused, match="no connection"):
-        await Getter(BOUNDS).get("http://no-such-host.invalid/metrics")
+        await Getter(BOUNDS, allows_loopback=True).get("http://no-such-host.invalid/metrics")
 
 
 async def test_https_is_checked_against_the_authority():
@@ -126,15 +126,80 @@ async def test_https_is_checked_against_the_authority():
     with Listener(Replica().reply) as server:
         server.socket = served.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=True)
         url = server.url.replace("http://", "https://")
-        page = await Getter(Bounds(), tls=trusting).get(url)
+        page = await Getter(Bounds(), tls=trusting, allows_loopback=True).get(url)
         assert b"vllm:num_requests_waiting" in page
         with pytest.raises(PageRefused, match="no TLS"):
-            await Getter(Bounds()).get(url)
+            await Getter(Bounds(), allows_loopback=True).get(url)
 
 
-@pytest.mark.parametrize("host", ["169.254.169.254", "fe80::1%eth0", "224.0.0.1", "ff02::1"])
-def test_nothing_is_sent_to_link_scope(host):
-    with pytest.raises(PageRefused, match="link scope"):
-        _check_peer(host)
-    _check_peer("10.1.2.3")
-    _check_peer("::1")
+CREDENTIALS, LINK, NONE, OWN = "credentials", "link scope", "no host", "this machine"
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("169.254.169.254", LINK), ("169.254.170.2", LINK), ("fe80::1%eth0", LINK), ("224.0.0.1", LINK),
+        ("ff02::1", LINK), ("::ffff:169.254.169.254", LINK), ("64:ff9b::a9fe:a9fe", LINK),
+        ("64:ff9b:1::a9fe:a9fe", LINK), ("2002:a9fe:a9fe::1", LINK), ("::169.254.169.254", LINK),
+        # Teredo: the client's address is kept inverted.
+        ("2001:0:102:304:0:0:5601:5601", LINK), ("::ffff:127.0.0.1", OWN), ("127.8.8.8", OWN), ("::1", OWN),
+        ("64:ff9b::7f00:1", OWN), ("fd00:ec2::254", CREDENTIALS), ("fd20:ce::254", CREDENTIALS),
+        ("100.100.100.200", CREDENTIALS), ("::ffff:100.100.100.200", CREDENTIALS), ("168.63.129.16", CREDENTIALS),
+        ("192.0.0.192", CREDENTIALS), ("0.0.0.0", NONE), ("::", NONE), ("0.1.2.3", NONE), ("255.255.255.255", NONE),
+        ("240.0.0.1", NONE), ("::ffff:0.0.0.0", NONE),
+    ],
+)  # fmt: skip
+def test_no_page_is_asked_of_an_address_that_is_no_services(host, words):
+    assert words in refusal_of(host, allows_loopback=False)
+
+
+@pytest.mark.parametrize("host", ["10.1.2.3", "192.168.1.9", "100.64.0.7", "fd12::7", "2001:db8::1", "64:ff9b::a01:203"])
+def test_pods_and_hosts_are_asked(host):
+    assert refusal_of(host, allows_loopback=False) is None
+
+
+@pytest.mark.parametrize("url", ["http://metadata.google.internal/x", "http://Metadata/x", "http://instance-data./x"])
+def test_a_clouds_own_names_are_refused_unresolved(url):
+    with pytest.raises(PageRefused, match="credentials"):
+        address_of(url)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::ffff:127.0.0.1]", "0x7f.1", "2130706433", "localhost"])
+async def test_the_loopback_is_asked_only_where_it_was_allowed(host):
+    with Listener(lambda _path: (answer(PAGE),)) as server:
+        port = server.url.rpartition(":")[2].partition("/")[0]
+        with pytest.raises(PageRefused, match="this machine's own"):
+            await Getter(BOUNDS).get(f"http://{host}:{port}/metrics")
+    assert server.asked == []
+
+
+async def test_a_name_that_changes_its_address_is_asked_where_it_was_judged():
+    """DNS rebinding: the first answer is harmless, the next would be the metadata service."""
+    answers = [["127.0.0.1"], ["169.254.169.254"]]
+
+    async def resolve(_host, _port):
+        return answers.pop(0)
+
+    with Listener(lambda _path: (answer(PAGE),)) as server:
+        port = server.url.rpartition(":")[2].partition("/")[0]
+        getter = Getter(BOUNDS, allows_loopback=True, resolve=resolve)
+        assert await getter.get(f"http://rebinding.example:{port}/metrics") == PAGE
+        with pytest.raises(PageRefused, match="link scope"):
+            await getter.get(f"http://rebinding.example:{port}/metrics")
+    assert len(answers) == 0
+    assert len(server.asked) == 1
+
+
+async def test_a_harmless_address_beside_a_forbidden_one_is_the_one_that_is_asked():
+    async def resolve(_host, _port):
+        return ["169.254.169.254", "::ffff:169.254.169.254", "127.0.0.1"]
+
+    with Listener(lambda _path: (answer(PAGE),)) as server:
+        port = server.url.rpartition(":")[2].partition("/")[0]
+        getter = Getter(BOUNDS, allows_loopback=True, resolve=resolve)
+        assert await getter.get(f"http://two.example:{port}/metrics") == PAGE
+
+
+async def test_a_redirect_is_not_followed():
+    there = (b"Location: http://169.254.169.254/latest/meta-data/",)
+    assert "status 302" in await refused(answer(b"", fields=there).replace(b"200", b"302", 1))

@@ -5,26 +5,30 @@ metrics, services or when to ask.
 
 Theory. Whoever may submit work may name an address, so the client does the least: GET of
 http and https alone, no redirect, no credentials, no proxy, one connection for each page,
-nothing sent to an address of link scope (where clouds keep their credentials) and nothing
-of an answer repeated in a reason. A page that came in part is no page: a length that is
+and nothing of an answer repeated in a reason. A name is resolved once, what it resolves to
+is judged, and just that is connected to, so that no second answer of a name server comes
+between. Judged is the IPv4 address inside of an IPv6 address, too, where there is one:
+nothing goes to where clouds keep their credentials, however it is written. A page that came in part is no page: a length that is
 not reached, a chunk that breaks off and a gzip stream without its end are refused. Bytes
 are counted twice, as they come and as they unpack, so that a small answer cannot become a
 large one.
 
-Source: RFC 9110 and RFC 9112.
+Source: RFC 9110 and RFC 9112; RFC 6890 for addresses, RFC 6052, 3056 and 4380 for those inside of others.
 """
 
 import asyncio
 import ipaddress
 import re
+import socket
 import ssl
 import zlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-__all__ = ["Address", "Bounds", "Failure", "Getter", "PageRefused", "address_of"]
+__all__ = ["Address", "Bounds", "Failure", "Getter", "PageRefused", "address_of", "refusal_of"]
 
 _HEAD_BYTES_MOST = 32 * 1024
 _URL_MOST = 2048
@@ -32,6 +36,17 @@ _PIECE = 64 * 1024
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: .*)?\Z", re.DOTALL)
 _OUTSIDE = re.compile(r"[^\x21-\x7e]")  # what no URL on the wire has: spaces, line ends, other letters
 _PORTS = {"http": 80, "https": 443}
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+
+# Beside 169.254.0.0/16, which is of link scope: AWS by IPv6, Alibaba, Azure's wire server, Oracle's classic cloud.
+_METADATA = tuple(
+    map(ipaddress.ip_network, ("fd00:ec2::/32", "fd20:ce::/32", "100.100.100.200", "168.63.129.16", "192.0.0.0/24"))
+)
+# Of NAT64: an IPv4 address in the last 32 bits, for the well-known and the local-use prefix.
+_TRANSLATED = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48")))
+# By name, since what they resolve to is each cloud's to change.
+_METADATA_NAMES = frozenset({"metadata", "metadata.google.internal", "metadata.azure.internal", "instance-data"})
+_METADATA_ENDS = (".metadata.google.internal", ".metadata.azure.internal", "instance-data.ec2.internal")
 
 
 class Failure(Enum):
@@ -95,6 +110,9 @@ def address_of(url: str) -> Address:
         raise PageRefused("the address is not one of http:// or https://", Failure.ADDRESS)
     if not parts.hostname or parts.username is not None or parts.password is not None:
         raise PageRefused("the address names no host, or a user: write http://host:port/metrics", Failure.ADDRESS)
+    name = parts.hostname.rstrip(".")
+    if name in _METADATA_NAMES or name.endswith(_METADATA_ENDS):
+        raise PageRefused("the address is one where clouds keep credentials", Failure.ADDRESS)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return Address(parts.scheme == "https", parts.hostname, port or _PORTS[parts.scheme], target)
 
@@ -102,9 +120,14 @@ def address_of(url: str) -> Address:
 class Getter:
     """Gets pages within its bounds."""
 
-    def __init__(self, bounds: Bounds | None = None, *, tls: ssl.SSLContext | None = None) -> None:
-        """`tls` says whom to trust; what the system trusts without it."""
+    def __init__(
+        self, bounds: Bounds | None = None, *, tls: ssl.SSLContext | None = None, allows_loopback: bool = False,
+        resolve: Resolve | None = None,
+    ) -> None:  # fmt: skip
+        """`tls` says whom to trust; what the system trusts without it. `resolve` gives a name's addresses."""
         self._bounds = bounds or Bounds()
+        self._allows_loopback = allows_loopback
+        self._resolve = resolve or _resolve
         self._tls = tls
 
     async def get(self, url: str) -> bytes:
@@ -131,19 +154,35 @@ class Getter:
         connect_s = self._bounds.connect_s
         try:
             async with asyncio.timeout(connect_s):
-                reader, writer = await asyncio.open_connection(
-                    address.host, address.port, ssl=self._tls if address.is_secure else None, limit=_HEAD_BYTES_MOST
-                )
+                reader, writer = await self._connect(address)
         except TimeoutError:
             raise PageRefused(f"no connection in {connect_s:g} s", Failure.TIMEOUT) from None
         try:
-            _check_peer(writer.get_extra_info("peername")[0])
             writer.write(_request(address))
             await writer.drain()
             return await _answer(reader, self._bounds.bytes_most)
         finally:
             # Nothing more is wanted of the peer, not even its good-bye.
             writer.transport.abort()
+
+
+    async def _connect(self, address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to one of the addresses of the host that pages may be asked of."""
+        refusal = failure = None
+        for host in await self._resolve(address.host, address.port):
+            refusal = refusal_of(host, allows_loopback=self._allows_loopback)
+            if refusal is not None:
+                continue
+            secured = {"ssl": self._tls, "server_hostname": address.host} if address.is_secure else {}
+            try:
+                return await asyncio.open_connection(host, address.port, limit=_HEAD_BYTES_MOST, **secured)
+            except ssl.SSLError:
+                raise
+            except OSError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        raise PageRefused(f"the address is {refusal or 'none'}", Failure.ADDRESS)
 
 
 def _request(address: Address) -> bytes:
@@ -158,11 +197,39 @@ def _request(address: Address) -> bytes:
     return "\r\n".join((*lines, "", "")).encode("ascii")
 
 
-def _check_peer(host: str) -> None:
-    """Nothing is sent to an address of link scope or to many at once."""
-    peer = ipaddress.ip_address(host.partition("%")[0])
-    if peer.is_link_local or peer.is_multicast:
-        raise PageRefused("the address is of link scope or multicast", Failure.ADDRESS)
+async def _resolve(host: str, port: int) -> list[str]:
+    """The addresses of a name, each once, in the resolver's order; raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(entry[4][0] for entry in found))
+
+
+def _inside(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
+    """The IPv4 addresses that an IPv6 address stands for."""
+    if address.ipv4_mapped is not None:
+        return [address.ipv4_mapped]
+    if address.sixtofour is not None:
+        return [address.sixtofour]
+    if address.teredo is not None:
+        return list(address.teredo)
+    if any(address in network for network in _TRANSLATED) or 1 < int(address) < 1 << 32:
+        return [ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)]
+    return []
+
+
+def refusal_of(host: str, *, allows_loopback: bool) -> str | None:
+    """What an address is that no page is asked of; None for others."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    inner = _inside(address) if isinstance(address, ipaddress.IPv6Address) else []
+    for one in (address, *inner):
+        if any(one in network for network in _METADATA if network.version == one.version):
+            return "one where clouds keep credentials"
+        if one.is_link_local or one.is_multicast:
+            return "of link scope or multicast"
+        if one.is_unspecified or (one.version == 4 and (int(one) >> 24 == 0 or one.is_reserved)):
+            return "of no host"
+        if one.is_loopback and not allows_loopback:
+            return "this machine's own (see --scrape-loopback)"
+    return None
 
 
 async def _answer(reader: asyncio.StreamReader, bytes_most: int) -> bytes:
