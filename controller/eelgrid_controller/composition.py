@@ -27,6 +27,7 @@ from eelgrid_controller.adapters.energy_desk import EnergyDesk
 from eelgrid_controller.adapters.fleet_page import FleetPage
 from eelgrid_controller.adapters.http_get import Bounds, Getter
 from eelgrid_controller.adapters.ledger_page import LedgerPage
+from eelgrid_controller.adapters.omissions import Omissions
 from eelgrid_controller.adapters.prometheus import Gauges, Metrics, MetricsServer
 from eelgrid_controller.adapters.scraper import Scraper
 from eelgrid_controller.adapters.spending_desk import SpendingDesk
@@ -350,11 +351,13 @@ class Controller:
         keeper = self._keeper
         callers = CallerCalls(None if keeper is None else keeper.caller, demanded=self.config.roles.demanded)
         admit = everybody if keeper is None else keeper.admit
+        omissions = Omissions(monotonic_s=self._clock.monotonic_s, log=self._log.getChild("answers"))
+        self.metrics.add(omissions.families)
         operators = (self.operators, self.promises, self.partitions, self.energy, self.spending, callers)
         server.add_generic_rpc_handlers(
             (
-                handler(AGENT_SERVICE, self.agents, admit=admit),
-                handler(OPERATOR_SERVICE, *operators, admit=admit),
+                handler(AGENT_SERVICE, self.agents, admit=admit, omitted=omissions.note),
+                handler(OPERATOR_SERVICE, *operators, admit=admit, omitted=omissions.note),
             )
         )
         health = await standard_services(server, (AGENT_SERVICE, OPERATOR_SERVICE))

@@ -35,6 +35,7 @@ from eelgrid_controller.events import (
     WorkloadDeferred,
     WorkloadLimited,
     WorkloadSubmitted,
+    refuse_unreadable,
 )
 from eelgrid_controller.explain import SLICES_REASON, explain
 from eelgrid_controller.model import modelled_power_w
@@ -59,8 +60,10 @@ from eelgrid_controller.standing_order import policy_after
 from eelgrid_controller.state import ClusterState, NodeRecord
 from eelgrid_controller.step import Step
 from eelgrid_protos.catalogue import Catalogue
+from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import (
     FailedPrecondition,
+    InvalidArgument,
     NotFound,
     ResourceExhausted,
 )
@@ -80,9 +83,11 @@ from eelgrid_protos.messages import (
 )
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
-__all__ = ["LIVE_MOST", "NODES_MOST", "Core", "Step"]
+__all__ = ["EPOCH_TOLD_MOST", "LIVE_MOST", "NODES_MOST", "Core", "Step"]
 
 LIVE_MOST = 1_000_000
+# A thousand plans a second for nine thousand years: what an agent says it holds and we never gave is no higher.
+EPOCH_TOLD_MOST = 2**48
 NODES_MOST = 100_000
 
 _Result = TypeVar("_Result")
@@ -263,7 +268,9 @@ class Core:
         A node that is ready and sends what it sent before changes nothing. Plans
         go on above `plan_epoch`, the one that its agent holds. What it holds by that
         plan is its `claim`, where that must be compared with the journal.
+        Raises InvalidArgument for an epoch that is nobody's.
         """
+        self.check_plan_epoch(inventory.node_name, plan_epoch)
         record = self.state.nodes.get(inventory.node_name)
         if record is None and len(self.state.nodes) >= NODES_MOST:
             raise ResourceExhausted(f"{NODES_MOST} nodes are registered, which is the limit of one controller")
@@ -295,6 +302,15 @@ class Core:
         """An operator accepted that acknowledged entries are gone."""
         event = JournalRolledBack(time_ns=now_ns, first=lost.first, last=lost.last)
         return Step((event,), None, self._apply(event))
+
+    def check_plan_epoch(self, node_name: str, plan_epoch: int) -> None:
+        """Raises InvalidArgument for an epoch that neither we nor a controller before us can have given a node."""
+        record = self.state.nodes.get(node_name)
+        most = max(EPOCH_TOLD_MOST, record.plan_epoch if record else 0)
+        if plan_epoch > most:
+            remedy = "remove the plan that the agent keeps in its state directory, and start it again"
+            violation = Violation("hello.plan_epoch", f"is {plan_epoch}, and plans went no further than {most}", remedy)
+            raise InvalidArgument(f"node {node_name} says that it holds a plan that nobody made", (violation,))
 
     def occupied(self, node_name: str, others: Others, *, now_ns: int) -> Step[None]:
         """What others hold on a node from now on; then waiting work is tried, if that leaves it more. Raises NotFound."""
@@ -404,6 +420,10 @@ class Core:
         return Step(tuple(events), None, nodes)
 
     def _apply(self, event: Event) -> frozenset[str]:
+        refuse_unreadable(event)
+        return self._take(event)
+
+    def _take(self, event: Event) -> frozenset[str]:
         touched = self.state.apply(event)
         self._chooser.refresh(touched)
         return touched
@@ -412,7 +432,10 @@ class Core:
         self, events: Sequence[Event], workload_id: str, now_ns: int, *, frees: bool = False
     ) -> Step[Workload]:
         """Applies events of one workload; where they free room, what waits is tried."""
-        nodes = frozenset[str]().union(*map(self._apply, events))
+        for event in events:
+            # All before the first: one that may not happen leaves no half of a step behind.
+            refuse_unreadable(event)
+        nodes = frozenset[str]().union(*map(self._take, events))
         result = self.state.workloads[workload_id]
         more, touched = self._freed(now_ns) if frees else ([], frozenset[str]())
         return Step((*events, *more), result, nodes | touched)

@@ -15,11 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
+from eelgrid_controller.healing import Healer
 from eelgrid_controller.modes import enforces, node_budgets_w, partitions
 from eelgrid_controller.occupancy import NOBODY, Others
 from eelgrid_controller.slices import device_of, layout_problem, slices_problem
 from eelgrid_protos.messages import Assignment, Gpu, GpuLayout, Inventory, NodeState, Placement, Policy, Slice, Workload
-from eelgrid_protos.plain import from_plain, to_plain
+from eelgrid_protos.plain import to_plain
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 __all__ = [
@@ -310,19 +311,17 @@ class NodeRecord:
         }
 
     @classmethod
-    def load(cls, row: Mapping[str, Any]) -> Self:
+    def load(cls, row: Mapping[str, Any], healer: Healer) -> Self:
         """The node in a checkpoint, holding nothing yet."""
+        inventory = healer.read(Inventory, row["inventory"])
+        layouts = (healer.read(GpuLayout, plain) for plain in row.get("layouts", ()))
         return cls(
-            inventory=from_plain(Inventory, row["inventory"], trusted=True),
+            inventory=inventory,
             state=NodeState[row["state"].upper()],
-            plan_epoch=row["plan_epoch"],
-            lost_gpus=set(row["lost_gpus"]),
-            others=from_plain(Others, row.get("others", {}), trusted=True),
-            layouts={
-                layout.gpu_uuid: layout
-                for plain in row.get("layouts", ())
-                for layout in [from_plain(GpuLayout, plain, trusted=True)]
-            },
+            plan_epoch=healer.epoch(inventory.node_name, row["plan_epoch"]),
+            lost_gpus=set(map(healer.identifier, row["lost_gpus"])),
+            others=healer.read(Others, row.get("others", {})),
+            layouts={layout.gpu_uuid: layout for layout in layouts},
             ahead=_ahead_of(row.get("ahead")),
         )
 

@@ -28,7 +28,7 @@ from eelgrid_controller.command import Command, Committed, Origin
 from eelgrid_controller.config import ControllerConfig
 from eelgrid_controller.core import Core, Step
 from eelgrid_controller.errors import JournalError, LostEntries
-from eelgrid_controller.events import Event
+from eelgrid_controller.events import Event, UnreadableEvent
 from eelgrid_controller.journal import Journal
 from eelgrid_controller.latency import RecentLatencies
 from eelgrid_controller.occupancy import Adoption, Others
@@ -330,10 +330,18 @@ class ControllerLoop:
             batch.append(command)
             # No two commands at one time, and order of events is order of time, also when a clock is set back.
             self._now_ns = max(self._now_ns + 1, self.clock.now_ns())
+            revision = core.state.revision
             try:
                 command.outcome = command.apply(core, self._now_ns)
             except (Fault, ContractError) as error:
                 command.fault = error
+            except UnreadableEvent as error:
+                self._log.error("journal=refused what=%r", str(error)[:500])  # no trace
+                command.fault = Internal(
+                    "this would write what could not be read back, so nothing was done; see the log"
+                )
+                if core.state.revision != revision:
+                    return batch, True
             except Exception:  # noqa: BLE001  # whatever it was, the state is suspect now
                 self._log.exception("core=broken action=restart_from_journal")
                 command.fault = Internal("a fault in the controller; its log has the details")
@@ -382,6 +390,13 @@ class ControllerLoop:
     def _go_on_from(self, recovered: Recovered) -> None:
         for name in self._unheard & recovered.state.nodes.keys():
             recovered.state.nodes[name].is_heard = False
+        for line in recovered.healed:
+            self._log.warning("journal=healed what=%r", line)
+        if recovered.healed_count:
+            self._log.warning(
+                "journal=healed count=%d reason='an older version let in what answers cannot carry' "
+                "remedy='look at these names with eelctl; cancel what is not wanted'", recovered.healed_count,
+            )  # fmt: skip
         self._core = self.make_core(recovered.state)
         self._checkpoints.events = recovered.replayed
         newest = next(reversed(recovered.state.workloads.values()), None)

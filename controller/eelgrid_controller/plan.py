@@ -15,6 +15,9 @@ from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 __all__ = ["node_plan"]
 
+# The bound of quantities.Watts.
+_NODE_MOST_W = 1e6
+
 
 def node_plan(record: NodeRecord, policy: Policy, workloads: Mapping[str, Workload]) -> NodePlan:
     """The desired state; equal records, policies and limits give equal plans, whatever the order of placing."""
@@ -33,9 +36,14 @@ def node_plan(record: NodeRecord, policy: Policy, workloads: Mapping[str, Worklo
         enforce=enforces(policy, record.inventory.pool),
         assignments=assignments,
         gpu_settings=tuple(GpuSetting(gpu_uuid=uuid, power_limit_w=limits_w[uuid]) for uuid in sorted(limits_w)),
-        power_budget_w=node_budgets_w(policy).get(record.inventory.node_name),
+        power_budget_w=_budget_w(node_budgets_w(policy).get(record.inventory.node_name)),
         gpu_layouts=tuple(record.layouts[uuid] for uuid in sorted(record.layouts.keys() & known)),
     )
+
+
+def _budget_w(limit_w: float | None) -> float | None:
+    """A node's budget as a plan can say it: what is more than any node draws binds nothing."""
+    return None if limit_w is None else min(limit_w, _NODE_MOST_W)
 
 
 def _assignments(record: NodeRecord) -> Iterator[Assignment]:

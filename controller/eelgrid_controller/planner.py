@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 from eelgrid_controller.allowance import Lack
 from eelgrid_controller.events import EXPLAINED_REPLICAS_MOST
 from eelgrid_controller.gang import WORK_MOST, Case, Gang, wishes
+from eelgrid_controller.ledger import ASSIGNMENTS_MOST
 from eelgrid_controller.quotes import Quotes
 from eelgrid_controller.slots import best_linked
-from eelgrid_controller.snapshot import Snapshot
+from eelgrid_controller.snapshot import Snapshot, plan_limited
 from eelgrid_controller.spending.standing import Overspent
 from eelgrid_kernels import (
     CANDIDATES_MOST,
@@ -138,9 +139,22 @@ class Planner:
         self._gang_work_most = gang_work_most
         self._memory: _Memory | None = None
 
-    def decide(self, snapshot: Snapshot, spec: WorkloadSpec, weights: Weights, placement: str = OURS) -> Decision:
-        """All replicas or none, by the placement policy of that name."""
-        task = task_of(spec.request)
+    def decide(
+        self,
+        snapshot: Snapshot,
+        spec: WorkloadSpec,
+        weights: Weights,
+        placement: str = OURS,
+        *,
+        task: Task | None = None,
+    ) -> Decision:
+        """All replicas or none, by the placement policy of that name; `task` is one of them, by default as it asks."""
+        if task is None and spec.replicas > 1 and snapshot.limits(spec.replicas):
+            # Rare; by an engine of its own, since what this one remembers is of other nodes.
+            limited, task = snapshot.within_plans(task_of(spec.request))
+            other = Planner(gang_work_most=self._gang_work_most)
+            return other.decide(limited, spec, weights, placement, task=task)
+        task = task or task_of(spec.request)
         prices = prices_of(weights)
         candidates = self._candidates(snapshot, placement, prices)
         in_force = candidates.weights if placement == OURS else prices[: len(TERMS)]
@@ -195,6 +209,8 @@ class Planner:
     def room_when_empty(self, nodes: Nodes, snapshot: Snapshot, spec: WorkloadSpec) -> tuple[int, tuple[Removal, ...]]:
         """How many replicas `nodes`, an emptied cluster, could hold, and what removes the others."""
         task, allows = task_of(spec.request), snapshot.allows(spec.request.gpu_models)
+        if spec.replicas > ASSIGNMENTS_MOST:
+            nodes, task = plan_limited(nodes, task, ASSIGNMENTS_MOST)
         counts = np.zeros(1 + len(CONSTRAINTS), np.int64)
         count_verdicts(nodes, task, allows, counts)
         return int(replica_room(nodes, task, allows, spec.replicas)), _removals(counts.tolist())

@@ -12,6 +12,7 @@ back: they are let go once enough others stand, or where they would be more than
 allows, so that a node that returns is told to stop them.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -34,6 +35,8 @@ from eelgrid_protos.messages import (
 
 __all__ = ["rescaled", "standing"]
 
+# The bound of quantities.Count: a workload that is scaled up and down for long runs out of numbers.
+_NUMBER_MOST = 1_000_000
 Decide = Callable[[WorkloadSpec], Decision]
 
 
@@ -86,6 +89,15 @@ def _bounds(spec: WorkloadSpec) -> tuple[int, int]:
     return 1, 10_000
 
 
+def _numbers(workload: Workload, count: int) -> list[int]:
+    """Numbers of new replicas: the next ones, or, where a plan could not carry these, the lowest that are free."""
+    used = {item.replica for item in workload.placements}
+    first = 1 + max(used)
+    if first + count <= _NUMBER_MOST:
+        return list(range(first, first + count))
+    return list(itertools.islice((number for number in range(_NUMBER_MOST) if number not in used), count))
+
+
 def rescaled(
     state: ClusterState, snapshot: Snapshot, workload: Workload, replicas: int, decide: Decide, *, now_ns: int
 ) -> WorkloadScaled | None:
@@ -119,10 +131,10 @@ def rescaled(
         decision = decide(wanted)
         if not decision.placements and decision.room:
             decision = decide(replace(wanted, replicas=decision.room))
-        first = 1 + max(item.replica for item in workload.placements)
-        new = tuple(replace(item, replica=first + item.replica) for item in decision.placements)
+        numbers = _numbers(workload, len(decision.placements))
+        new = tuple(replace(item, replica=numbers[item.replica]) for item in decision.placements)
         explanation = tuple(
-            replace(item, replica=first + item.replica) for item in decision.explanation if decision.placements
+            replace(item, replica=numbers[item.replica]) for item in decision.explanation if decision.placements
         )
     else:
         is_job = workload.spec.kind is WorkloadKind.TRAINING_JOB

@@ -37,7 +37,7 @@ from eelgrid_kernels import (
 )
 from eelgrid_protos.messages import Gpu, Inventory
 
-__all__ = ["Devices", "Mirror", "Snapshot", "Trial", "WattsOf"]
+__all__ = ["Devices", "Mirror", "Snapshot", "Trial", "WattsOf", "plan_limited"]
 
 Ints = NDArray[np.int64]
 # Idle watts, full watts and where they come from.
@@ -69,6 +69,15 @@ class Devices:
     links: Ints | None = field(default=None, compare=False)
 
 
+def plan_limited(nodes: Nodes, task: Task, assignments_left: Ints | int) -> tuple[Nodes, Task]:
+    """Nodes and a task such that memory bounds the tasks of each node by what its plan carries; see `within_plans`."""
+    limited = task if task.memory_bytes else task._replace(memory_bytes=1)
+    most = np.full(len(nodes.memory_free), assignments_left, np.int64) * limited.memory_bytes
+    memory_free = np.minimum(nodes.memory_free, most) if task.memory_bytes else most
+    memory_free.flags.writeable = False
+    return nodes._replace(memory_free=memory_free), limited
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The cluster for one decision; arrays cannot be written through it."""
@@ -85,6 +94,8 @@ class Snapshot:
     era: int
     places: Places
     quotes: Quotes = NONE
+    # How many more assignments each node's plan carries (N,); None where that is no matter.
+    assignments_left: Ints | None = None
 
     def allows(self, models: tuple[str, ...]) -> Ints:
         """1 for each model that a request may use; all for a request that names none."""
@@ -108,6 +119,19 @@ class Snapshot:
         # Else a list of its own: who remembers what it read of this one must not take it for the cluster's.
         changes = self.changes if is_lasting else []
         return replace(self, nodes=self.nodes._replace(available=available), changes=changes)
+
+    def limits(self, replicas: int) -> bool:
+        """Whether so many replicas may be more than some node's plan carries."""
+        return self.assignments_left is not None and bool((self.assignments_left < replicas).any())
+
+    def within_plans(self, task: Task) -> tuple["Snapshot", Task]:
+        """The same, and the task, so that no node holds more tasks than its plan carries.
+
+        Told in memory, which costs nothing in the model: a node has memory for as many as its plan carries.
+        """
+        assert self.assignments_left is not None
+        nodes, limited = plan_limited(self.nodes, task, self.assignments_left)
+        return replace(self, nodes=nodes, changes=[]), limited
 
     def emptied(self, memory_bytes: Ints) -> Nodes:
         """The nodes as if nothing ran, nothing were lost and no GPU were partitioned."""
@@ -211,6 +235,7 @@ class Mirror:
         self._fragments = np.zeros(_ROWS_LEAST, np.int64)
         self._memory = np.zeros(_ROWS_LEAST, np.int64)
         self._sorts = np.zeros(_ROWS_LEAST, np.int64)
+        self._assignments_left = np.zeros(_ROWS_LEAST, np.int64)
         self._names: list[str] = []
         self._sorted: list[str] = []
         self._rows: dict[str, int] = {}
@@ -270,6 +295,7 @@ class Mirror:
                 era=self._era,
                 places=self._places,
                 quotes=quotes,
+                assignments_left=_read_only(self._assignments_left[:count]),
             )
         return self._snapshot
 
@@ -327,6 +353,7 @@ class Mirror:
         self._fragments = np.concatenate([self._fragments, np.zeros(taller - rows, np.int64)])
         self._memory = np.concatenate([self._memory, np.zeros(taller - rows, np.int64)])
         self._sorts = np.concatenate([self._sorts, np.zeros(taller - rows, np.int64)])
+        self._assignments_left = np.concatenate([self._assignments_left, np.zeros(taller - rows, np.int64)])
         self._renew()
 
     def _lay_out(self, row: int, record: NodeRecord) -> None:
@@ -366,6 +393,7 @@ class Mirror:
         # A node that came back smaller than what runs on it has nothing free, not less than nothing.
         arrays.cpu_free[row] = max(0, record.cpu_left_milli)
         arrays.memory_free[row] = max(0, record.memory_left_bytes)
+        self._assignments_left[row] = max(0, ASSIGNMENTS_MOST - len(record.assignments))
         self._sorts[row] = 0
         for item in (one for one in record.assignments.values() if one.gpu_instance is None):
             self._sorts[row] |= sort_bit(len(item.gpu_uuids), item.gpu_milli)

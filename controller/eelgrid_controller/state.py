@@ -49,6 +49,7 @@ from eelgrid_controller.events import (
     WorkloadSubmitted,
 )
 from eelgrid_controller.explanations import Explanations
+from eelgrid_controller.healing import Healer
 from eelgrid_controller.invariants import check
 from eelgrid_controller.ledger import (
     AheadOfJournal,
@@ -66,7 +67,7 @@ from eelgrid_controller.quotes import Market
 from eelgrid_controller.replicas import corrected, involved, moved, partition, reheld, replanned, scaled, sliced
 from eelgrid_controller.spending.standing import Spending
 from eelgrid_protos.messages import NodeState, Placement, Policy, Workload, WorkloadPhase
-from eelgrid_protos.plain import from_plain, to_plain
+from eelgrid_protos.plain import to_plain
 
 __all__ = ["ENDED_MOST", "ClusterState", "ContradictoryEvent", "InvariantBroken", "NodeRecord"]
 
@@ -382,31 +383,32 @@ class ClusterState:
         }
 
     @classmethod
-    def load(cls, plain: Mapping[str, Any]) -> Self:
+    def load(cls, plain: Mapping[str, Any], healer: Healer | None = None) -> Self:
         """The state in a checkpoint; raises ValueError or KeyError if it is none of ours."""
+        healer = healer or Healer()
         if plain.get("format") != _FORMAT:
             raise ValueError(f"checkpoint format {plain.get('format')!r}; this version reads format {_FORMAT}")
-        state = cls(policy=from_plain(Policy, plain["policy"], trusted=True), ended_most=plain["ended_most"])
+        state = cls(policy=healer.read(Policy, plain["policy"]), ended_most=plain["ended_most"])
         state.revision, state.submissions = plain["revision"], plain["submissions"]
         state.next_number = plain["next_number"]
         state.rollbacks = plain.get("rollbacks", 0)
-        state._ended.extend(plain["ended"])
+        state._ended.extend(map(healer.identifier, plain["ended"]))
         state.demand = Demand.load(plain["demand"])
         if "market" in plain:  # checkpoints of before had none
             state.market = Market.load(plain["market"])
         state.points = Points.load(plain.get("points", ()))
-        for record in map(NodeRecord.load, plain["nodes"]):
+        for record in (NodeRecord.load(row, healer) for row in plain["nodes"]):
             record.partitioned = partitions(state.policy, record.inventory.pool)
             state.nodes[record.inventory.node_name] = record
-        state._load_workloads(plain)
+        state._load_workloads(plain, healer)
         state.spending = Spending.load(plain.get("spending", {}), state.policy, state.workloads)
         return state
 
-    def _load_workloads(self, plain: Mapping[str, Any]) -> None:
+    def _load_workloads(self, plain: Mapping[str, Any], healer: Healer) -> None:
         # Numbers of submission are only compared, so counting anew from the first that is kept is as good.
         first = self.submissions - len(plain["workloads"])
         for number, row in enumerate(plain["workloads"], first + 1):
-            workload = from_plain(Workload, row, trusted=True)
+            workload = healer.read(Workload, row)
             self.workloads[workload.workload_id] = workload
             if workload.phase is WorkloadPhase.PENDING:
                 self.pending.add(workload.workload_id, priority=workload.spec.priority, number=number)
@@ -414,7 +416,7 @@ class ClusterState:
                 for placement in workload.placements:
                     record = self._node(placement.node_name)
                     record.book(assignment_of(workload, placement))
-        self.explanations = Explanations(plain["explanations"])
+        self.explanations = Explanations({healer.identifier(key): text for key, text in plain["explanations"].items()})
         for record in self.nodes.values():
             record.weigh_commitment()
 

@@ -12,10 +12,16 @@ from dataclasses import dataclass
 from typing import Annotated
 
 __all__ = [
+    "BOARD_POWER_MOST_W",
     "GPU_MILLI_WHOLE",
     "MIB",
+    "PLAN_EPOCH_MOST",
+    "SENTENCE_LETTERS_MOST",
+    "BoardWatts",
     "Bytes",
     "Celsius",
+    "ClusterWatts",
+    "CostWatts",
     "Count",
     "CpuMilli",
     "GpuMilli",
@@ -27,8 +33,12 @@ __all__ = [
     "Milli",
     "Name",
     "Nanoseconds",
+    "OptionalIdentifier",
+    "PageToken",
+    "PlanEpoch",
     "Range",
     "Ratio",
+    "RequiredLabel",
     "Rule",
     "Seconds",
     "Sentence",
@@ -83,6 +93,14 @@ Nanoseconds = Annotated[int, Range(0, 2**63 - 1, "ns")]
 Seconds = Annotated[float, Range(0.0, 1e9, "s")]
 # The largest module limit known is 2,900 W (GB300); a rack is under 1 MW.
 Watts = Annotated[float, Range(0.0, 1e6, "W")]
+# Five times the largest board known. The 64 boards that a node may have stay below Watts' bound together, so no
+# node can say of each board what nobody could then say of the node.
+BOARD_POWER_MOST_W = 15_000.0
+BoardWatts = Annotated[float, Range(0.0, BOARD_POWER_MOST_W, "W")]
+# Sums over a cluster: 100,000 nodes at Watts' bound are 1e11.
+ClusterWatts = Annotated[float, Range(0.0, 1e12, "W")]
+# A weight of 1e6 times the watts of a cluster: what a policy may weigh must not break an explanation.
+CostWatts = Annotated[float, Range(-1e18, 1e18, "W")]
 # 20 kW for a hundred years.
 Joules = Annotated[float, Range(0.0, 1e14, "J")]
 Celsius = Annotated[float, Range(-60.0, 250.0, "°C")]
@@ -92,13 +110,24 @@ Bytes = Annotated[int, Range(0, 2**50, "bytes")]
 CpuMilli = Annotated[int, Range(0, 10_000_000, "thousandths of a CPU")]
 GpuMilli = Annotated[int, Range(0, GPU_MILLI_WHOLE, "thousandths of a GPU")]
 Milli = Annotated[int, Range(0, 2**53, "thousandths")]
+# A thousand plans a second for 285,000 years; what an agent says it holds is below, so that ours go on above it.
+PLAN_EPOCH_MOST = 2**53 - 1
+PlanEpoch = Annotated[int, Range(0, PLAN_EPOCH_MOST)]
 
 Identifier = Annotated[str, Text(128, True, _NAME, _NAME_SHAPE)]
+# Where a request may leave an identifier out: the rule is that of the answer in which it will stand.
+OptionalIdentifier = Annotated[str, Text(128, False, _NAME, _NAME_SHAPE)]
 Name = Annotated[str, Text(253, True, _NAME, _NAME_SHAPE)]
 # A label ends up in tables, logs and YAML: one line, nothing that moves a cursor.
-_LINE = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]*")
-Label = Annotated[str, Text(253, False, _LINE, "printable characters on one line")]
-Sentence = Annotated[str, Text(2000)]
+_LINE = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]*")
+_LINE_SHAPE = "printable characters on one line"
+Label = Annotated[str, Text(253, False, _LINE, _LINE_SHAPE)]
+RequiredLabel = Annotated[str, Text(253, True, _LINE, _LINE_SHAPE)]
+# A reason and what would help, with a few names inside.
+SENTENCE_LETTERS_MOST = 2000
+Sentence = Annotated[str, Text(SENTENCE_LETTERS_MOST)]
+# Names the place of an item: of a measured point that is four labels, each of 253 characters in up to four bytes.
+PageToken = Annotated[str, Text(8192)]
 
 
 def watts_from_milliwatts(power_mw: int) -> float:

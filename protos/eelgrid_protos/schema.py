@@ -6,6 +6,7 @@ rules. codec.py and plain.py both build on it, so that bytes, JSON and YAML obey
 the same rules. Knows nothing of protobuf.
 """
 
+import itertools
 import math
 import types
 import typing
@@ -18,7 +19,19 @@ from typing import Any
 from eelgrid_protos.errors import InvalidMessage, Violation
 from eelgrid_protos.quantities import Many, Range, Rule, Text
 
-__all__ = ["Field", "Shape", "check", "fields_of", "violations_of"]
+__all__ = [
+    "VIOLATIONS_TOLD_MOST",
+    "Field",
+    "Shape",
+    "check",
+    "fields_of",
+    "obeys",
+    "violations_of",
+    "violations_of_value",
+]
+
+# A person reads a few, and the answer carries 64 (faults.status_details); a message may break as many as it has elements.
+VIOLATIONS_TOLD_MOST = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +43,8 @@ class Shape:
     rule: Rule | None = None
     item: "Shape | None" = None
     choices: tuple[type, ...] = ()
+    # Of a mapping.
+    key: "Shape | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +80,7 @@ def _shape(hint: Any, rule: Rule | None = None) -> Shape:
     if origin is tuple:
         return Shape("many", tuple, rule, _shape(arguments[0]))
     if origin is Mapping:
-        return Shape("mapping", dict, rule, _shape(arguments[1]))
+        return Shape("mapping", dict, rule, _shape(arguments[1]), key=_shape(arguments[0]))
     if origin in (types.UnionType, typing.Union) and all(is_dataclass(argument) for argument in arguments):
         return Shape("choice", None, choices=arguments)
     raise TypeError(f"no shape for {hint!r}")
@@ -109,7 +124,8 @@ def _text(value: Any, rule: Text) -> Iterator[Violation]:
         yield Violation("", f"is {value[:80]!r}", f"use {rule.shape}")
 
 
-def _violations(shape: Shape, value: Any) -> Iterator[Violation]:
+def violations_of_value(shape: Shape, value: Any) -> Iterator[Violation]:
+    """Every rule that one value breaks."""
     rule = shape.rule
     match shape.kind:
         case "int" | "float" if isinstance(rule, Range):
@@ -132,12 +148,16 @@ def _collection(shape: Shape, value: Any) -> Iterator[Violation]:
     if isinstance(shape.rule, Many) and len(value) > shape.rule.most:
         yield Violation("", f"holds {len(value)} items", f"send at most {shape.rule.most}")
         return
+    if shape.key is not None:
+        for key in value:
+            for violation in violations_of_value(shape.key, key):
+                yield Violation(f"[{str(key)[:80]!r}]", f"as a key {violation.problem}", violation.remedy)
     item = shape.item
     if item is None or (item.rule is None and item.kind in ("int", "float", "str", "bool")):
         return
     pairs = value.items() if shape.kind == "mapping" else enumerate(value)
     for key, entry in pairs:
-        for violation in _violations(item, entry):
+        for violation in violations_of_value(item, entry):
             yield violation.under(f"[{key}]")
 
 
@@ -149,7 +169,7 @@ def violations_of(message: Any) -> Iterator[Violation]:
             if not entry.optional:
                 yield Violation(entry.name, "is missing", "set it")
             continue
-        for violation in _violations(entry.shape, value):
+        for violation in violations_of_value(entry.shape, value):
             yield violation.under(entry.name)
     across = getattr(message, "violations", None)
     if across is not None:
@@ -166,7 +186,10 @@ def _obeys_scalar(shape: Shape) -> Callable[[Any], bool]:
     longest, required, pattern = rule.longest, rule.required, rule.pattern
     if pattern is not None:
         match = pattern.fullmatch
-        return lambda value: type(value) is str and len(value) <= longest and match(value) is not None
+        # A pattern speaks of what is there; whether it must be there is said apart.
+        return lambda value: (
+            type(value) is str and len(value) <= longest and (match(value) is not None if value else not required)
+        )
     return lambda value: type(value) is str and len(value) <= longest and (bool(value) or not required)
 
 
@@ -188,9 +211,21 @@ def _obeys(shape: Shape) -> Callable[[Any], bool] | None:
                 return lambda values: len(values) <= most
             return lambda values: len(values) <= most and all(map(item, values))
         case "mapping":
-            return lambda values: not values
+            return _obeys_mapping(shape)
         case _:
             return None
+
+
+def _obeys_mapping(shape: Shape) -> Callable[[Any], bool]:
+    assert shape.item is not None
+    assert shape.key is not None
+    most = shape.rule.most if isinstance(shape.rule, Many) else 2**31
+    key, item = _obeys(shape.key), _obeys(shape.item)
+    return lambda values: (
+        len(values) <= most
+        and (key is None or all(map(key, values)))
+        and (item is None or all(map(item, values.values())))
+    )
 
 
 @cache
@@ -217,10 +252,15 @@ def _obeying(cls: Any) -> Callable[[Any], bool]:
     return obeying
 
 
+def obeys(message: Any) -> bool:
+    """Whether a message breaks no rule; quick where it does not."""
+    return _obeying(_class(message))(message) or next(violations_of(message), None) is None
+
+
 def check(message: Any) -> None:
-    """Raises InvalidMessage, naming each broken rule, unless the message obeys them all."""
+    """Raises InvalidMessage, naming broken rules, unless the message obeys them all."""
     if _obeying(_class(message))(message):
         return
-    found = tuple(violations_of(message))
+    found = tuple(itertools.islice(violations_of(message), VIOLATIONS_TOLD_MOST))
     if found:
         raise InvalidMessage(f"{type(message).__name__} breaks the contract", found)

@@ -22,7 +22,7 @@ import grpc
 import grpc.aio
 
 from eelgrid_protos import codec
-from eelgrid_protos.rpc import Service
+from eelgrid_protos.rpc import Service, request_bytes_most
 
 __all__ = [
     "AddressInUse", "BindRefused", "CertificateUnusable", "ListenError", "TlsFiles", "blocking_channel", "channel",
@@ -83,13 +83,18 @@ _SIZES = (
     ("grpc.max_receive_message_length", codec.MESSAGE_BYTES_MOST),
     ("grpc.max_send_message_length", codec.MESSAGE_BYTES_MOST),
 )
+# gRPC knows one bound for all calls; each call's own is judged in rpc.py, before a message is parsed.
+_SERVER_SIZES = (
+    ("grpc.max_receive_message_length", request_bytes_most()),
+    ("grpc.max_send_message_length", codec.MESSAGE_BYTES_MOST),
+)
 
 
 def server_options() -> list[tuple[str, int]]:
     """Options of every server of ours."""
     return [
         *_KEEPALIVE,
-        *_SIZES,
+        *_SERVER_SIZES,
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.bdp_probe", 0),

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tests.controller_rig import batch, inventory, running, wanted
 
 from eelgrid_controller.api.changes import WorkloadChanges
-from eelgrid_controller.api.pages import cut
+from eelgrid_controller.api.pages import PAGE_BYTES_MOST, page
 from eelgrid_protos import codec, rpc
 from eelgrid_protos.faults import (
     Aborted,
@@ -34,6 +35,7 @@ from eelgrid_protos.messages import (
     ListNodesRequest,
     ListPlansRequest,
     ListWorkloadsRequest,
+    ListWorkloadsResponse,
     NodeState,
     Policy,
     UpdatePolicyRequest,
@@ -113,18 +115,46 @@ async def test_a_forged_place_is_refused(tmp_path: Path) -> None:
                 await rig.operators.list_gpus(ListGpusRequest(page_token=forged))
 
 
-@given(st.lists(st.integers(), unique=True, max_size=40), st.integers(1, 7))
+def listed(numbers: list[int], size: int, element) -> list[ListWorkloadsResponse]:
+    """Every page of a listing."""
+    pages, token = [], ""
+    while True:
+        encoded = page(
+            ListWorkloadsRequest(page_size=size, page_token=token), ListWorkloadsResponse, numbers,
+            place_of=lambda number: (number,), element_of=lambda number: ("workloads", element(number)),
+        )  # fmt: skip
+        pages.append(codec.decode(ListWorkloadsResponse, encoded.data))
+        if not (token := pages[-1].next_page_token):
+            return pages
+
+
+def workload(workload_id: str, **changes) -> Workload:
+    return Workload(
+        workload_id=workload_id, spec=replace(wanted().spec, **changes), phase=WorkloadPhase.PENDING
+    )  # fmt: skip
+
+
+@given(st.lists(st.integers(0, 10**6), unique=True, max_size=40), st.integers(1, 7))
 def test_pages_partition_any_listing(numbers: list[int], size: int) -> None:
     numbers = sorted(numbers)
-    seen, token = [], ""
-    while True:
-        page = cut(ListNodesRequest(page_size=size, page_token=token), numbers, lambda number: (number,))
-        assert page.total == len(numbers)
-        assert len(page.items) <= size
-        seen.extend(page.items)
-        if not (token := page.next_token):
-            break
-    assert seen == numbers
+    pages = listed(numbers, size, lambda number: workload(f"w{number}"))
+    assert all(page.total == len(numbers) and len(page.workloads) <= size for page in pages)
+    assert [item.workload_id for page in pages for item in page.workloads] == [f"w{number}" for number in numbers]
+
+
+def test_a_page_ends_at_its_bytes_though_more_items_were_asked_for() -> None:
+    labels = {f"{key:03}" + "k" * 250: "v" * 253 for key in range(64)}
+    pages = listed(list(range(300)), 1000, lambda number: workload(f"w{number}", labels=labels))
+    assert [item.workload_id for page in pages for item in page.workloads] == [f"w{number}" for number in range(300)]
+    assert len(pages) > 1
+    assert all(len(codec.encode(page)) <= PAGE_BYTES_MOST + 1024 for page in pages)
+
+
+def test_a_page_goes_without_elements_that_break_the_contract_and_counts_them() -> None:
+    pages = listed(list(range(10)), 3, lambda number: workload("my job" if number % 2 else f"w{number}"))
+    assert [item.workload_id for page in pages for item in page.workloads] == ["w0", "w2", "w4", "w6", "w8"]
+    assert sum(page.omitted for page in pages) == 5
+    assert {page.total for page in pages} == {10}
 
 
 async def test_filters_of_nodes_and_gpus(tmp_path: Path) -> None:

@@ -191,8 +191,10 @@ class AgentService:
         hello = await _hello(requests)
         if self._admit_node is not None:
             self._admit_node(hello.inventory.node_name, context)
+        name = hello.inventory.node_name
+        # Before it takes the place of an honest stream.
+        await self._loop.read(lambda core: core.check_plan_epoch(name, hello.plan_epoch))
         session = _Session(hello)
-        name = session.node_name
         older = self._sessions.get(name)
         if older is None and len(self._sessions) >= _SESSIONS_MOST:
             raise ResourceExhausted(f"{_SESSIONS_MOST} agents are connected already; add a controller")

@@ -37,7 +37,7 @@ PENDING_REASONS = (
 PLAN_CHANGES = ("cancelled", "corrected", "deferred", "limited", "moved", "partitioned", "placed", "scaled")
 # Values that a label can have, whatever the cluster: most are sets that are known beforehand.
 _VALUES_MOST: Mapping[str, int] = {
-    "answer": 8, "budget": SERIES_MOST, "change": len(PLAN_CHANGES), "command": 8, "currency": 1, "exporter": EXPORTERS_MOST, "kind": 32,
+    "answer": 8, "budget": SERIES_MOST, "call": 64, "change": len(PLAN_CHANGES), "command": 8, "currency": 1, "exporter": EXPORTERS_MOST, "kind": 32,
     "limit": SPENDING_LIMITS_MOST,
     "model": MODELS_MOST, "namespace": NAMESPACES_MOST + 1, "needs": 6, "part": 2, "phase": 8, "plan": 3, "pool": POOLS_MOST + 1, "reason": 32,
     "result": 16, "role": 6, "rule": 16, "state": 2, "verdict": 3, "version": 1, "workload": SERIES_MOST,
@@ -78,6 +78,7 @@ _SECTIONS: Mapping[str, tuple[Described, ...]] = {
         Described("eelgrid_batches_refused_total", _C, "Batches that contradict"),
         Described("eelgrid_batches_duplicate_total", _C, "Batches that came again"),
         Described("eelgrid_agent_events_total", _C, "Events that agents reported", ("kind",)),
+        Described("eelgrid_answer_elements_omitted_total", _C, "Elements that were left out of answers, agents' plans among them, since they break the contract, by call; the log says which", ("call",)),
         Described("eelgrid_calls_refused_total", _C, "Calls, and looks at the page, that were refused for the role of the caller's certificate, by that role, and by what was needed: a role, `node` the certificate of that node, or `date` one that has not expired; no series without TLS", ("role", "needs")),
         Described("eelgrid_calls_without_role_total", _C, "Calls of certificates without a role that were let in for want of `--roles require`, by the role that they would have needed; no series without TLS", ("needs",)),
     ),

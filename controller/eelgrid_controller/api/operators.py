@@ -15,7 +15,7 @@ import grpc.aio
 from eelgrid_controller.api.advice import Advice
 from eelgrid_controller.api.changes import WorkloadChanges
 from eelgrid_controller.api.imagining import Imagining
-from eelgrid_controller.api.pages import Page, cut
+from eelgrid_controller.api.pages import page
 from eelgrid_controller.api.shadowing import Shadowing
 from eelgrid_controller.api.views import Views, devices, free_milli
 from eelgrid_controller.command import Origin
@@ -71,6 +71,7 @@ from eelgrid_protos.messages import (
     WhatIfResponse,
     Workload,
 )
+from eelgrid_protos.rpc import Encoded
 
 __all__ = ["OperatorService"]
 
@@ -146,7 +147,7 @@ class OperatorService:
         finally:
             self._watchers -= 1
 
-    async def list_nodes(self, request: ListNodesRequest, _context: Context) -> ListNodesResponse:
+    async def list_nodes(self, request: ListNodesRequest, _context: Context) -> Encoded:
         """A page of nodes by name."""
 
         def matches(record: NodeRecord) -> bool:
@@ -158,11 +159,11 @@ class OperatorService:
                 and (not request.gpu_model or any(gpu.model == request.gpu_model for gpu in inventory.gpus))
             )
 
-        def view(core: Core) -> ListNodesResponse:
-            page = cut(request, filter(matches, _by_name(core)), _name)
-            return ListNodesResponse(
-                nodes=tuple(map(self._views.node, page.items)), next_page_token=page.next_token, total=page.total
-            )
+        def view(core: Core) -> Encoded:
+            return page(
+                request, ListNodesResponse, filter(matches, _by_name(core)), place_of=_name,
+                element_of=lambda record: ("nodes", self._views.node(record)),
+            )  # fmt: skip
 
         return await self._loop.read(view)
 
@@ -172,40 +173,35 @@ class OperatorService:
         self._log.warning("node=%s ahead_of_journal=no reason=operator", request.node_name)
         return ReconcileNodeResponse(node=self._views.node(record))
 
-    async def list_gpus(self, request: ListGpusRequest, _context: Context) -> ListGpusResponse:
+    async def list_gpus(self, request: ListGpusRequest, _context: Context) -> Encoded:
         """A page of devices by node and index."""
 
-        def view(core: Core) -> ListGpusResponse:
+        def view(core: Core) -> Encoded:
             records = _by_name(core) if not request.node_name else iter([_node(core, request.node_name)])
-            page = cut(
+            return page(
                 request,
+                ListGpusResponse,
                 (
                     (record, gpu)
                     for record, gpu in devices(records)
                     if (not request.gpu_model or gpu.model == request.gpu_model)
                     and (not request.min_free_milli or free_milli(record, gpu) >= request.min_free_milli)
                 ),
-                lambda item: (item[0].inventory.node_name, item[1].index),
-            )
-            return ListGpusResponse(
-                gpus=tuple(self._views.gpu(*item) for item in page.items),
-                next_page_token=page.next_token,
-                total=page.total,
+                place_of=lambda item: (item[0].inventory.node_name, item[1].index),
+                element_of=lambda item: ("gpus", self._views.gpu(*item)),
             )
 
         return await self._loop.read(view)
 
-    async def list_plans(self, request: ListPlansRequest, _context: Context) -> ListPlansResponse:
+    async def list_plans(self, request: ListPlansRequest, _context: Context) -> Encoded:
         """A page of plans by node name."""
 
-        def view(core: Core) -> ListPlansResponse:
+        def view(core: Core) -> Encoded:
             records = _by_name(core) if not request.node_name else iter([_node(core, request.node_name)])
-            page = cut(request, records, _name)
-            return ListPlansResponse(
-                plans=tuple(self._views.plan(core, record.inventory.node_name) for record in page.items),
-                next_page_token=page.next_token,
-                total=page.total,
-            )
+            return page(
+                request, ListPlansResponse, records, place_of=_name,
+                element_of=lambda record: ("plans", self._views.plan(core, record.inventory.node_name)),
+            )  # fmt: skip
 
         return await self._loop.read(view)
 
@@ -234,7 +230,7 @@ class OperatorService:
 
         return GetWorkloadResponse(workload=await self._loop.read(view))
 
-    async def list_workloads(self, request: ListWorkloadsRequest, _context: Context) -> ListWorkloadsResponse:
+    async def list_workloads(self, request: ListWorkloadsRequest, _context: Context) -> Encoded:
         """A page of workloads in the order of their submission."""
 
         def matches(workload: Workload) -> bool:
@@ -248,11 +244,13 @@ class OperatorService:
                 and (not request.node_name or any(at.node_name == request.node_name for at in workload.placements))
             )
 
-        def view(core: Core) -> Page[Workload]:
-            return cut(request, filter(matches, core.state.workloads.values()), _submission)
+        def view(core: Core) -> Encoded:
+            return page(
+                request, ListWorkloadsResponse, filter(matches, core.state.workloads.values()), place_of=_submission,
+                element_of=lambda workload: ("workloads", workload),
+            )  # fmt: skip
 
-        page = await self._loop.read(view)
-        return ListWorkloadsResponse(workloads=page.items, next_page_token=page.next_token, total=page.total)
+        return await self._loop.read(view)
 
     async def watch_workloads(
         self, request: WatchWorkloadsRequest, _context: Context

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
+from eelgrid_controller.api.pages import page
 from eelgrid_controller.core import Core
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.loop import ControllerLoop
@@ -38,6 +39,8 @@ from eelgrid_protos.messages import (
     RecommendPartitionsRequest,
     RecommendPartitionsResponse,
 )
+from eelgrid_protos.quantities import SENTENCE_LETTERS_MOST
+from eelgrid_protos.rpc import Encoded
 
 __all__ = ["KEPT_MOST", "PartitionCalls"]
 
@@ -112,10 +115,14 @@ class PartitionCalls:
         revision = await self._loop.read(lambda core: core.state.revision)
         return ApplyPartitionsResponse(revision=revision, stages_left=self._left)
 
-    async def list_partitions(self, _request: ListPartitionsRequest, _context: Context) -> ListPartitionsResponse:
-        """Partitioned GPUs as they are wanted and as they stand."""
+    async def list_partitions(self, request: ListPartitionsRequest, _context: Context) -> Encoded:
+        """A page of partitioned GPUs as they are wanted and as they stand."""
         gpus = await self._loop.read(lambda core: tuple(statuses(core.state, self._telemetry)))
-        return ListPartitionsResponse(gpus=gpus, stages_left=self._left, waits_for=self._word)
+        return page(
+            request, ListPartitionsResponse, gpus, place_of=lambda gpu: (gpu.node_name, gpu.gpu_index),
+            element_of=lambda gpu: ("gpus", gpu), default=len(gpus) + 1, stages_left=self._left,
+            waits_for=self._word[:SENTENCE_LETTERS_MOST],
+        )  # fmt: skip
 
     # The change under way
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 import grpc.aio
 
-from eelgrid_controller.api.pages import Page, cut
+from eelgrid_controller.api.pages import page
 from eelgrid_controller.core import Core
 from eelgrid_controller.loop import ControllerLoop
 from eelgrid_controller.measured import place_of
@@ -17,6 +17,7 @@ from eelgrid_protos.faults import FailedPrecondition
 from eelgrid_protos.messages import (
     ImagineBudgetsRequest,
     ImagineBudgetsResponse,
+    JobStatus,
     ListPointsRequest,
     ListPointsResponse,
     ListPromisesRequest,
@@ -29,12 +30,16 @@ from eelgrid_protos.messages import (
     ReportProgressResponse,
     ScaleWorkloadRequest,
     ScaleWorkloadResponse,
+    ServiceStatus,
     WorkloadPhase,
 )
+from eelgrid_protos.rpc import Encoded
 
 __all__ = ["PromiseCalls", "Steers"]
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+# The list and the element, and its place among all.
+_Promised: TypeAlias = tuple[tuple[str, Any], tuple[int | str, ...]]
 
 
 class Steers(Protocol):
@@ -65,14 +70,16 @@ class PromiseCalls:
         """Keep measured points."""
         return RecordPointsResponse(recorded=await self._loop.record_points(request.points))
 
-    async def list_points(self, request: ListPointsRequest, _context: Context) -> ListPointsResponse:
+    async def list_points(self, request: ListPointsRequest, _context: Context) -> Encoded:
         """A page of points by profile and configuration."""
 
-        def view(core: Core) -> Page[MeasuredPoint]:
-            return cut(request, core.state.points.listed(request.profile), _place)
+        def view(core: Core) -> Encoded:
+            return page(
+                request, ListPointsResponse, core.state.points.listed(request.profile), place_of=_place,
+                element_of=lambda point: ("points", point),
+            )  # fmt: skip
 
-        page = await self._loop.read(view)
-        return ListPointsResponse(points=page.items, next_page_token=page.next_token, total=page.total)
+        return await self._loop.read(view)
 
     async def report_progress(self, request: ReportProgressRequest, _context: Context) -> ReportProgressResponse:
         """Note how far a job is."""
@@ -89,13 +96,26 @@ class PromiseCalls:
         self._steers.progress(request.workload_id, request.work_done)
         return ReportProgressResponse()
 
-    async def list_promises(self, _request: ListPromisesRequest, _context: Context) -> ListPromisesResponse:
-        """How promises are kept."""
-        return self._steers.promises()
+    async def list_promises(self, request: ListPromisesRequest, _context: Context) -> Encoded:
+        """A page of how promises are kept: services, then jobs, then budgets."""
+        found = self._steers.promises()
+        items: list[_Promised] = [
+            *((("services", one), (0, one.workload_id)) for one in sorted(found.services, key=_id)),
+            *((("jobs", one), (1, one.workload_id)) for one in sorted(found.jobs, key=_id)),
+            *((("budgets", one), (2, number)) for number, one in enumerate(found.budgets)),
+        ]
+        return page(
+            request, ListPromisesResponse, items, place_of=lambda item: item[1], element_of=lambda item: item[0],
+            default=len(items) + 1, price_ratio=found.price_ratio,
+        )  # fmt: skip
 
     async def imagine_budgets(self, request: ImagineBudgetsRequest, _context: Context) -> ImagineBudgetsResponse:
         """What jobs would lose under other power budgets."""
         return await self._steers.imagine(request.budgets)
+
+
+def _id(status: ServiceStatus | JobStatus) -> str:
+    return status.workload_id
 
 
 def _place(point: MeasuredPoint) -> tuple[int | str, ...]:

@@ -7,7 +7,7 @@ longer than everything else that eelctl does.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import click
@@ -15,7 +15,7 @@ import click
 from eelgrid_controller.cli.settings import Settings
 from eelgrid_protos.messages import PAGE_SIZE_MOST
 
-__all__ = ["operators", "pages", "tls_files"]
+__all__ = ["operators", "pages", "tls_files", "whole"]
 
 
 def tls_files(settings: Settings) -> Any:
@@ -43,6 +43,13 @@ def operators(settings: Settings) -> Iterator[Any]:
         channel.close()
 
 
+def _tell_omitted(answer: Any) -> None:
+    """On standard error, so that a table or a document stays what it is."""
+    if answer.omitted:
+        count = f"{answer.omitted} element{'' if answer.omitted == 1 else 's'}"
+        click.echo(f"warning: {count} left out that cannot be shown; the controller's log says why", err=True)
+
+
 def pages(
     call: Callable[..., Any], request: Any, items: str, *, timeout_s: float, limit: int | None = None
 ) -> Iterator[Any]:
@@ -51,9 +58,26 @@ def pages(
     while left is None or left > 0:
         size = PAGE_SIZE_MOST if left is None else min(left, PAGE_SIZE_MOST)
         answer = call(replace(request, page_size=size, page_token=token), timeout=timeout_s)
+        _tell_omitted(answer)
         found = getattr(answer, items)[:size]
         yield from found
         left = None if left is None else left - len(found)
         if answer.next_page_token in {"", token}:
             return
+        token = answer.next_page_token
+
+
+def whole(call: Callable[..., Any], request: Any, *, timeout_s: float) -> Any:
+    """A listing of several lists as if it came in one answer; what is no list is the last page's."""
+    lists: dict[str, tuple[Any, ...]] = {}
+    token = ""
+    while True:
+        answer = call(replace(request, page_token=token), timeout=timeout_s)
+        _tell_omitted(answer)
+        for entry in fields(answer):
+            value = getattr(answer, entry.name)
+            if isinstance(value, tuple):
+                lists[entry.name] = lists.get(entry.name, ()) + value
+        if answer.next_page_token in {"", token}:
+            return replace(answer, **lists)
         token = answer.next_page_token

@@ -23,7 +23,7 @@ from eelgrid_controller.cli import doctor_checks_metrics as pages_read
 from eelgrid_controller.cli import doctor_checks_node as node
 from eelgrid_controller.cli import doctor_checks_tls as tls
 from eelgrid_controller.cli import doctor_reading as reading
-from eelgrid_controller.cli.connection import operators, pages
+from eelgrid_controller.cli.connection import operators, pages, whole
 from eelgrid_controller.cli.doctor_finding import Finding, Status, exit_code, failed, good, skipped, warned
 from eelgrid_controller.cli.settings import DEFAULT_CONTROLLER, Settings, printing
 from eelgrid_controller.cli.tables import coloured, printed
@@ -310,7 +310,7 @@ def _asks(client: Any, settings: Settings, looks: Looks) -> Iterator[Finding]:
     yield checks.enforcement(nodes, policy)
     yield checks.reach(nodes, policy)
     yield from checks.plans(tuple(pages(client.list_plans, ListPlansRequest(), "plans", timeout_s=timeout_s)))
-    promised = _asked("promises", lambda: client.list_promises(ListPromisesRequest(), timeout=timeout_s))
+    promised = _asked("promises", lambda: whole(client.list_promises, ListPromisesRequest(), timeout_s=timeout_s))
     if isinstance(promised, Finding):
         yield promised
     else:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from eelgrid_controller.cli.connection import pages
+from eelgrid_controller.cli.connection import pages, whole
 from eelgrid_controller.cli.failure import Refused
 from eelgrid_controller.frontier.described import Gpus, Service
 from eelgrid_controller.measured import planned
@@ -61,7 +61,7 @@ def running(
         raise Refused("the controller knows no point", "tell what was measured with eelctl profile import FILE")
     request = ListWorkloadsRequest(phases=(WorkloadPhase.PLACED,))
     workloads = list(pages(client.list_workloads, request, "workloads", timeout_s=timeout_s))
-    known = client.list_promises(ListPromisesRequest(), timeout=timeout_s)
+    known = whole(client.list_promises, ListPromisesRequest(), timeout_s=timeout_s)
     arrived_hz = {one.workload_id: one.arrived_hz for one in known.services}
     found = [_service(one, arrived_hz.get(one.workload_id), factor) for one in workloads]
     services = tuple(one for one in found if one is not None)

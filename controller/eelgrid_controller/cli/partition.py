@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import operators
+from eelgrid_controller.cli.connection import operators, whole
 from eelgrid_controller.cli.failure import Stop
 from eelgrid_controller.cli.settings import Settings, printing
 from eelgrid_controller.cli.tables import Column, document, text_table
@@ -139,7 +139,7 @@ def partition() -> None:
 def show(settings: Settings) -> None:
     """Show partitioned GPUs: what is wanted, whether it stands, who sits there, what the agents refuse."""
     with operators(settings) as client:
-        found = client.list_partitions(ListPartitionsRequest(), timeout=settings.timeout_s)
+        found = whole(client.list_partitions, ListPartitionsRequest(), timeout_s=settings.timeout_s)
         document(settings, found, _standing(found, settings))
 
 
@@ -206,7 +206,9 @@ def apply(settings: Settings, /, recommendation: str, yes: bool, wait_s: float |
 def _waited(client: Any, settings: Settings, wait_s: float) -> ListPartitionsResponse:
     until_s = time.monotonic() + wait_s
     while True:
-        found: ListPartitionsResponse = client.list_partitions(ListPartitionsRequest(), timeout=settings.timeout_s)
+        found: ListPartitionsResponse = whole(
+            client.list_partitions, ListPartitionsRequest(), timeout_s=settings.timeout_s
+        )
         if not (found.stages_left or found.waits_for) or time.monotonic() >= until_s:
             return found
         time.sleep(_POLL_S)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import click
 
 from eelgrid_controller.cli.budgets import budgets_with
-from eelgrid_controller.cli.connection import operators
+from eelgrid_controller.cli.connection import operators, whole
 from eelgrid_controller.cli.settings import Settings, printing
 from eelgrid_controller.cli.tables import Column, coloured, document, text_table
 from eelgrid_controller.cli.workloads import describe
@@ -116,7 +116,7 @@ def promises(settings: Settings, budget: tuple[str, ...]) -> None:
             seen = client.imagine_budgets(asked, timeout=settings.timeout_s)
             document(settings, seen, _lines(settings, ListPromisesResponse(jobs=seen.jobs, budgets=seen.budgets)))
             return
-        found = client.list_promises(ListPromisesRequest(), timeout=settings.timeout_s)
+        found = whole(client.list_promises, ListPromisesRequest(), timeout_s=settings.timeout_s)
         document(settings, found, _lines(settings, found))
 
 

@@ -8,11 +8,12 @@ is no screen.
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import operators, pages
+from eelgrid_controller.cli.connection import operators, pages, whole
 from eelgrid_controller.cli.settings import Settings, printing
 from eelgrid_controller.cli.tables import coloured, document
 from eelgrid_protos.messages import (
@@ -56,12 +57,13 @@ def _rest(client: Any, settings: Settings) -> dict[str, Any]:
         begin_ns=now_ns // 10**9 // _DAY_S * _DAY_S * 10**9, end_ns=now_ns, group_by=("namespace", "title"),
         rows_most=_CONSUMERS_MOST,
     )  # fmt: skip
-    for name, call, request in (
-        ("promises", client.list_promises, ListPromisesRequest()),
-        ("energy", client.query_energy, today),
-    ):
+    asked: tuple[tuple[str, Callable[[], Any]], ...] = (
+        ("promises", lambda: whole(client.list_promises, ListPromisesRequest(), timeout_s=timeout_s)),
+        ("energy", lambda: client.query_energy(today, timeout=timeout_s)),
+    )
+    for name, ask in asked:
         try:
-            found[name] = call(request, timeout=timeout_s)
+            found[name] = ask()
         except faults.Fault as fault:
             found["missing"] = fault.message
     return found

@@ -11,6 +11,7 @@ from eelgrid_controller.slices import stands
 from eelgrid_controller.slicing.survey import Seat
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos.messages import ApplyStatus, Gpu, PartitionStatus, PlanApplied, Resident, Workload
+from eelgrid_protos.quantities import SENTENCE_LETTERS_MOST
 
 __all__ = ["problem_of", "statuses"]
 
@@ -32,7 +33,8 @@ def problem_of(answers: Answers, seat: Seat) -> str:
 def _problem(answers: Answers, node_name: str, uuid: str) -> str:
     applied = answers.applied(node_name)
     said = [one for one in (applied.results if applied else ()) if one.subject == uuid and one.status in _PROBLEMS]
-    return f"{said[0].rule or said[0].status.name.lower()}: {said[0].detail}" if said else ""
+    # An agent's longest sentence and a word before it are longer than a sentence may be.
+    return f"{said[0].rule or said[0].status.name.lower()}: {said[0].detail}"[:SENTENCE_LETTERS_MOST] if said else ""
 
 
 def statuses(state: ClusterState, answers: Answers) -> Iterator[PartitionStatus]:

@@ -14,7 +14,7 @@ from eelgrid_protos.messages.node import Inventory, NodeEvent
 from eelgrid_protos.messages.plan import Assignment, NodePlan, PlanApplied
 from eelgrid_protos.messages.policy import IntervalSeconds
 from eelgrid_protos.messages.reading import SampleBatch
-from eelgrid_protos.quantities import Identifier, Label, Many, Range, Uint64
+from eelgrid_protos.quantities import Identifier, Label, Many, PlanEpoch, Range, Uint64
 
 __all__ = [
     "PODS_WITH_DEVICES_MOST", "Acknowledgement", "Cadence", "ConnectRequest", "ConnectResponse", "HeldAssignments",
@@ -38,7 +38,7 @@ class Hello:
 
     incarnation: Uint64
     inventory: Inventory
-    plan_epoch: Uint64 = 0
+    plan_epoch: PlanEpoch = 0
     held: HeldAssignments | None = None
 
 

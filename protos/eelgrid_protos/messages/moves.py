@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.messages.workload import Candidate, Placement
+from eelgrid_protos.messages.workload import Candidate, GpuModel, Placement
 from eelgrid_protos.open_enum import OpenEnum
 from eelgrid_protos.quantities import (
+    CostWatts,
     Count,
     CpuMilli,
     GpuMilli,
@@ -43,8 +44,8 @@ __all__ = [
 RESTART_S, HORIZON_S, MOVES_RATIO = 60.0, 3600.0, 0.05
 MOVES_MOST = 10_000
 
-# Sums over a cluster: of a million GPUs at a kilowatt, with room for the weights.
-ClusterWatts = Annotated[float, Range(-1e12, 1e12, "W")]
+# Sums over a cluster, weighed; a gain may be a loss.
+ClusterWatts = CostWatts
 GoalWeight = Annotated[float, Range(0.0, 1e6)]
 Gpus = Annotated[float, Range(0.0, 1e9)]
 RestartSeconds = Annotated[float, Range(0.0, 86_400.0, "s")]
@@ -99,7 +100,7 @@ class ClassFit:
     cpu_milli: CpuMilli
     gpu_count: Count
     gpu_milli: GpuMilli
-    gpu_models: Annotated[tuple[Label, ...], Many(64)] = ()
+    gpu_models: Annotated[tuple[GpuModel, ...], Many(64)] = ()
     tasks: Count
 
 

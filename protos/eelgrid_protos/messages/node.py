@@ -8,6 +8,7 @@ from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.reading import GPUS_PER_NODE_MOST, INSTANCES_PER_GPU_MOST
 from eelgrid_protos.open_enum import OpenEnum
 from eelgrid_protos.quantities import (
+    BoardWatts,
     Bytes,
     Count,
     CpuMilli,
@@ -16,9 +17,9 @@ from eelgrid_protos.quantities import (
     Many,
     Name,
     Nanoseconds,
+    OptionalIdentifier,
     Sentence,
     Uint32,
-    Watts,
 )  # fmt: skip
 
 __all__ = [
@@ -46,7 +47,8 @@ class ComputeInstance:
 
     id: Uint32
     profile_id: Uint32 = 0
-    uuid: Label = ""
+    # What a plan names where a process is to open it.
+    uuid: OptionalIdentifier = ""
     generation: Uint32 = 0
     start: Count | None = None
     size: Count = 0
@@ -75,9 +77,9 @@ class Gpu:
     pci_bus_id: Label = ""
     catalogue_key: Label = ""
     memory_bytes: Bytes = 0
-    power_limit_default_w: Watts | None = None
-    power_limit_min_w: Watts | None = None
-    power_limit_max_w: Watts | None = None
+    power_limit_default_w: BoardWatts | None = None
+    power_limit_min_w: BoardWatts | None = None
+    power_limit_max_w: BoardWatts | None = None
     mig_capable: bool = False
     mig_enabled: bool = False
     mig_pending: bool = False

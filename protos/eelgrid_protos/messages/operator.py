@@ -11,6 +11,7 @@ from eelgrid_protos.open_enum import OpenEnum
 from eelgrid_protos.quantities import (
     Bytes,
     Celsius,
+    ClusterWatts,
     Count,
     GpuMilli,
     Identifier,
@@ -20,11 +21,12 @@ from eelgrid_protos.quantities import (
     Milli,
     Name,
     Nanoseconds,
+    OptionalIdentifier,
+    PageToken,
     Range,
     Ratio,
     Seconds,
     Sentence,
-    Text,
     Uint32,
     Uint64,
     Watts,
@@ -46,9 +48,6 @@ PAGE_SIZE_DEFAULT = 100
 PAGE_SIZE_MOST = 1000
 # Of a node that holds more than the journal knows: enough to see whose it is, for a page of a thousand nodes.
 UNKNOWN_WORKLOADS_MOST = 16
-
-PageToken = Annotated[str, Text(512)]
-OptionalId = Annotated[str, Text(128)]
 
 
 class NodeState(OpenEnum):
@@ -111,10 +110,7 @@ class ModelSummary:
     model: Name
     gpus: Uint32
     allocated_gpu_milli: Milli
-    measured_power_w: Annotated[float, Range(0.0, 1e10, "W")]
-
-
-ClusterWatts = Annotated[float, Range(0.0, 1e10, "W")]
+    measured_power_w: ClusterWatts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +194,7 @@ class ListNodesResponse:
     nodes: Annotated[tuple[Node, ...], Many(PAGE_SIZE_MOST)] = ()
     next_page_token: PageToken = ""
     total: Uint32 = 0
+    omitted: Uint32 = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +229,7 @@ class ListGpusResponse:
     gpus: Annotated[tuple[GpuStatus, ...], Many(PAGE_SIZE_MOST)] = ()
     next_page_token: PageToken = ""
     total: Uint32 = 0
+    omitted: Uint32 = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +237,7 @@ class SubmitWorkloadRequest:
     """A workload to place; the id makes a repeated call harmless."""
 
     spec: WorkloadSpec
-    workload_id: OptionalId = ""
+    workload_id: OptionalIdentifier = ""
     dry_run: bool = False
 
 
@@ -285,6 +283,7 @@ class ListWorkloadsResponse:
     workloads: Annotated[tuple[Workload, ...], Many(PAGE_SIZE_MOST)] = ()
     next_page_token: PageToken = ""
     total: Uint32 = 0
+    omitted: Uint32 = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,6 +344,7 @@ class ListPlansResponse:
     plans: Annotated[tuple[PlanStatus, ...], Many(PAGE_SIZE_MOST)] = ()
     next_page_token: PageToken = ""
     total: Uint32 = 0
+    omitted: Uint32 = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from eelgrid_protos.messages.plan import GpuLayout, Slice
-from eelgrid_protos.quantities import Count, Identifier, Label, Many, Name, Range, Sentence, Uint32, Uint64
+from eelgrid_protos.quantities import Count, Identifier, Label, Many, Name, PageToken, Range, Sentence, Uint32, Uint64
 
 __all__ = [
     "ApplyPartitionsRequest", "ApplyPartitionsResponse", "ListPartitionsRequest", "ListPartitionsResponse",
@@ -106,7 +106,10 @@ class ApplyPartitionsResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListPartitionsRequest:
-    """Asks how partitioned GPUs are wanted and how they stand."""
+    """A page of partitioned GPUs by node and index; a page size of 0 means as many as fit."""
+
+    page_size: Uint32 = 0
+    page_token: PageToken = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,3 +132,6 @@ class ListPartitionsResponse:
     gpus: Annotated[tuple[PartitionStatus, ...], Many(100_000)] = ()
     stages_left: Uint32 = 0
     waits_for: Sentence = ""
+    next_page_token: PageToken = ""
+    total: Uint32 = 0
+    omitted: Uint32 = 0

@@ -6,7 +6,19 @@ from typing import Annotated
 from eelgrid_protos.messages.policy import PowerBudget
 from eelgrid_protos.messages.profile import POINTS_A_CALL_MOST, MeasuredPoint
 from eelgrid_protos.messages.workload import Workload
-from eelgrid_protos.quantities import Count, Identifier, Label, Many, Range, Seconds, Sentence, Text, Uint32, Watts
+from eelgrid_protos.quantities import (
+    ClusterWatts,
+    Count,
+    Identifier,
+    Label,
+    Many,
+    PageToken,
+    Range,
+    Seconds,
+    Sentence,
+    Uint32,
+    Watts,
+)
 
 __all__ = [
     "BudgetStatus", "ImagineBudgetsRequest", "ImagineBudgetsResponse", "JobStatus", "ListPointsRequest", "ListPointsResponse", "ListPromisesRequest",
@@ -14,8 +26,6 @@ __all__ = [
     "ReportProgressResponse", "ScaleWorkloadRequest", "ScaleWorkloadResponse", "ServiceStatus",
 ]  # fmt: skip
 
-PageToken = Annotated[str, Text(512)]
-ClusterWatts = Annotated[float, Range(0.0, 1e10, "W")]
 RateHz = Annotated[float, Range(0.0, 1e12, "Hz")]
 Share = Annotated[float, Range(-1e6, 1e6)]
 
@@ -65,6 +75,7 @@ class ListPointsResponse:
     points: Annotated[tuple[MeasuredPoint, ...], Many(POINTS_A_CALL_MOST)] = ()
     next_page_token: PageToken = ""
     total: Uint32 = 0
+    omitted: Uint32 = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +93,10 @@ class ReportProgressResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListPromisesRequest:
-    """Asks how promises are kept."""
+    """A page of services by id, then of jobs by id, then of budgets; a page size of 0 means as many as fit."""
+
+    page_size: Uint32 = 0
+    page_token: PageToken = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +149,9 @@ class ListPromisesResponse:
     jobs: Annotated[tuple[JobStatus, ...], Many(100_000)] = ()
     budgets: Annotated[tuple[BudgetStatus, ...], Many(100_000)] = ()
     price_ratio: Annotated[float, Range(0.0, 1e9)] = 1.0
+    next_page_token: PageToken = ""
+    total: Uint32 = 0
+    omitted: Uint32 = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.open_enum import OpenEnum
-from eelgrid_protos.quantities import Many, Nanoseconds, Range, Uint32, Uint64
+from eelgrid_protos.quantities import BOARD_POWER_MOST_W, Many, Nanoseconds, Range, Uint32, Uint64
 
 __all__ = [
     "GPUS_PER_NODE_MOST", "INSTANCES_PER_GPU_MOST", "READING_RANGES", "TICKS_PER_BATCH_MOST",
@@ -89,7 +89,7 @@ class Reading(OpenEnum):
 _RATIO = Range(0.0, 1.0)
 # Counters stay exact in a double up to here.
 _COUNT = Range(0.0, 2.0**53)
-_POWER = Range(0.0, 20_000.0, "W")
+_POWER = Range(0.0, BOARD_POWER_MOST_W, "W")
 _CLOCK = Range(0.0, 20_000.0, "MHz")
 _TEMPERATURE = Range(-60.0, 250.0, "°C")
 _MEMORY = Range(0.0, 2.0**50, "bytes")

@@ -10,6 +10,7 @@ from eelgrid_protos.messages.workload import Candidate, GpuModel, WorkloadSpec
 from eelgrid_protos.open_enum import OpenEnum
 from eelgrid_protos.quantities import (
     Bytes,
+    ClusterWatts,
     Count,
     CpuMilli,
     GpuMilli,
@@ -148,9 +149,6 @@ class WhatIfChange:
     """One change of a sequence; None for one that a newer version knows."""
 
     change: DrainNodes | AddNodes | SetWeights | PlaceAnew | SubmitCopies | CancelWorkloads | None
-
-
-ClusterWatts = Annotated[float, Range(0.0, 1e10, "W")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

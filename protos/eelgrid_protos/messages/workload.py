@@ -11,6 +11,7 @@ from eelgrid_protos.open_enum import OpenEnum
 from eelgrid_protos.quantities import (
     GPU_MILLI_WHOLE,
     Bytes,
+    CostWatts,
     Count,
     CpuMilli,
     GpuMilli,
@@ -20,8 +21,8 @@ from eelgrid_protos.quantities import (
     Name,
     Nanoseconds,
     Range,
+    RequiredLabel,
     Sentence,
-    Text,
     Uint64,
     Watts,
 )  # fmt: skip
@@ -31,10 +32,9 @@ __all__ = [
     "ResourceRequest", "Workload", "WorkloadKind", "WorkloadPhase", "WorkloadSpec",
 ]  # fmt: skip
 
-GpuModel = Annotated[str, Text(253, True)]
+GpuModel = RequiredLabel
 Priority = Annotated[int, Range(-1_000_000, 1_000_000)]
 Replicas = Annotated[int, Range(1, 10_000)]
-CostWatts = Annotated[float, Range(-1e9, 1e9, "W")]
 
 
 class WorkloadKind(OpenEnum):

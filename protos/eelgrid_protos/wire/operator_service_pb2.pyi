@@ -209,14 +209,16 @@ class ListNodesRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., states: _Optional[_Iterable[_Union[NodeState, str]]] = ..., pool: _Optional[str] = ..., gpu_model: _Optional[str] = ..., name_contains: _Optional[str] = ...) -> None: ...
 
 class ListNodesResponse(_message.Message):
-    __slots__ = ("nodes", "next_page_token", "total")
+    __slots__ = ("nodes", "next_page_token", "total", "omitted")
     NODES_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[Node]
     next_page_token: str
     total: int
-    def __init__(self, nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ...) -> None: ...
+    omitted: int
+    def __init__(self, nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ..., omitted: _Optional[int] = ...) -> None: ...
 
 class ReconcileNodeRequest(_message.Message):
     __slots__ = ("node_name",)
@@ -245,14 +247,16 @@ class ListGpusRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., node_name: _Optional[str] = ..., gpu_model: _Optional[str] = ..., min_free_milli: _Optional[int] = ...) -> None: ...
 
 class ListGpusResponse(_message.Message):
-    __slots__ = ("gpus", "next_page_token", "total")
+    __slots__ = ("gpus", "next_page_token", "total", "omitted")
     GPUS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_FIELD_NUMBER: _ClassVar[int]
     gpus: _containers.RepeatedCompositeFieldContainer[GpuStatus]
     next_page_token: str
     total: int
-    def __init__(self, gpus: _Optional[_Iterable[_Union[GpuStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ...) -> None: ...
+    omitted: int
+    def __init__(self, gpus: _Optional[_Iterable[_Union[GpuStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ..., omitted: _Optional[int] = ...) -> None: ...
 
 class SubmitWorkloadRequest(_message.Message):
     __slots__ = ("spec", "workload_id", "dry_run")
@@ -303,14 +307,16 @@ class ListWorkloadsRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., phases: _Optional[_Iterable[_Union[_workload_pb2.WorkloadPhase, str]]] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., node_name: _Optional[str] = ..., name_contains: _Optional[str] = ...) -> None: ...
 
 class ListWorkloadsResponse(_message.Message):
-    __slots__ = ("workloads", "next_page_token", "total")
+    __slots__ = ("workloads", "next_page_token", "total", "omitted")
     WORKLOADS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_FIELD_NUMBER: _ClassVar[int]
     workloads: _containers.RepeatedCompositeFieldContainer[_workload_pb2.Workload]
     next_page_token: str
     total: int
-    def __init__(self, workloads: _Optional[_Iterable[_Union[_workload_pb2.Workload, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ...) -> None: ...
+    omitted: int
+    def __init__(self, workloads: _Optional[_Iterable[_Union[_workload_pb2.Workload, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ..., omitted: _Optional[int] = ...) -> None: ...
 
 class WatchWorkloadsRequest(_message.Message):
     __slots__ = ("after_revision",)
@@ -367,14 +373,16 @@ class ListPlansRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., node_name: _Optional[str] = ...) -> None: ...
 
 class ListPlansResponse(_message.Message):
-    __slots__ = ("plans", "next_page_token", "total")
+    __slots__ = ("plans", "next_page_token", "total", "omitted")
     PLANS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_FIELD_NUMBER: _ClassVar[int]
     plans: _containers.RepeatedCompositeFieldContainer[PlanStatus]
     next_page_token: str
     total: int
-    def __init__(self, plans: _Optional[_Iterable[_Union[PlanStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ...) -> None: ...
+    omitted: int
+    def __init__(self, plans: _Optional[_Iterable[_Union[PlanStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ..., omitted: _Optional[int] = ...) -> None: ...
 
 class GetPolicyRequest(_message.Message):
     __slots__ = ()
@@ -435,14 +443,16 @@ class ListPointsRequest(_message.Message):
     def __init__(self, profile: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListPointsResponse(_message.Message):
-    __slots__ = ("points", "next_page_token", "total")
+    __slots__ = ("points", "next_page_token", "total", "omitted")
     POINTS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_FIELD_NUMBER: _ClassVar[int]
     points: _containers.RepeatedCompositeFieldContainer[_profile_pb2.MeasuredPoint]
     next_page_token: str
     total: int
-    def __init__(self, points: _Optional[_Iterable[_Union[_profile_pb2.MeasuredPoint, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ...) -> None: ...
+    omitted: int
+    def __init__(self, points: _Optional[_Iterable[_Union[_profile_pb2.MeasuredPoint, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ..., omitted: _Optional[int] = ...) -> None: ...
 
 class ReportProgressRequest(_message.Message):
     __slots__ = ("workload_id", "work_done")
@@ -457,8 +467,12 @@ class ReportProgressResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ListPromisesRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ServiceStatus(_message.Message):
     __slots__ = ("workload_id", "name", "replicas_serving", "replicas_wanted", "phase", "arrived_hz", "objective_s", "live_s", "modelled_s", "slowness", "slowness_error", "reason", "is_advice")
@@ -521,16 +535,22 @@ class BudgetStatus(_message.Message):
     def __init__(self, budget: _Optional[_Union[_policy_pb2.PowerBudget, _Mapping]] = ..., claimed_w: _Optional[float] = ..., shortfall_w: _Optional[float] = ...) -> None: ...
 
 class ListPromisesResponse(_message.Message):
-    __slots__ = ("services", "jobs", "budgets", "price_ratio")
+    __slots__ = ("services", "jobs", "budgets", "price_ratio", "next_page_token", "total", "omitted")
     SERVICES_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
     BUDGETS_FIELD_NUMBER: _ClassVar[int]
     PRICE_RATIO_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_FIELD_NUMBER: _ClassVar[int]
     services: _containers.RepeatedCompositeFieldContainer[ServiceStatus]
     jobs: _containers.RepeatedCompositeFieldContainer[JobStatus]
     budgets: _containers.RepeatedCompositeFieldContainer[BudgetStatus]
     price_ratio: float
-    def __init__(self, services: _Optional[_Iterable[_Union[ServiceStatus, _Mapping]]] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., budgets: _Optional[_Iterable[_Union[BudgetStatus, _Mapping]]] = ..., price_ratio: _Optional[float] = ...) -> None: ...
+    next_page_token: str
+    total: int
+    omitted: int
+    def __init__(self, services: _Optional[_Iterable[_Union[ServiceStatus, _Mapping]]] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., budgets: _Optional[_Iterable[_Union[BudgetStatus, _Mapping]]] = ..., price_ratio: _Optional[float] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ..., omitted: _Optional[int] = ...) -> None: ...
 
 class ImagineBudgetsRequest(_message.Message):
     __slots__ = ("budgets",)

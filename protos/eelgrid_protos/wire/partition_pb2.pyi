@@ -114,8 +114,12 @@ class ApplyPartitionsResponse(_message.Message):
     def __init__(self, revision: _Optional[int] = ..., stages_left: _Optional[int] = ...) -> None: ...
 
 class ListPartitionsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class PartitionStatus(_message.Message):
     __slots__ = ("node_name", "gpu_index", "model", "wanted", "stands", "residents", "problem")
@@ -136,11 +140,17 @@ class PartitionStatus(_message.Message):
     def __init__(self, node_name: _Optional[str] = ..., gpu_index: _Optional[int] = ..., model: _Optional[str] = ..., wanted: _Optional[_Union[_plan_pb2.GpuLayout, _Mapping]] = ..., stands: bool = ..., residents: _Optional[_Iterable[_Union[Resident, _Mapping]]] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class ListPartitionsResponse(_message.Message):
-    __slots__ = ("gpus", "stages_left", "waits_for")
+    __slots__ = ("gpus", "stages_left", "waits_for", "next_page_token", "total", "omitted")
     GPUS_FIELD_NUMBER: _ClassVar[int]
     STAGES_LEFT_FIELD_NUMBER: _ClassVar[int]
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_FIELD_NUMBER: _ClassVar[int]
     gpus: _containers.RepeatedCompositeFieldContainer[PartitionStatus]
     stages_left: int
     waits_for: str
-    def __init__(self, gpus: _Optional[_Iterable[_Union[PartitionStatus, _Mapping]]] = ..., stages_left: _Optional[int] = ..., waits_for: _Optional[str] = ...) -> None: ...
+    next_page_token: str
+    total: int
+    omitted: int
+    def __init__(self, gpus: _Optional[_Iterable[_Union[PartitionStatus, _Mapping]]] = ..., stages_left: _Optional[int] = ..., waits_for: _Optional[str] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ..., omitted: _Optional[int] = ...) -> None: ...
