@@ -127,6 +127,7 @@ class _Sources:
         return Gauges(
             agents_connected=1213, commands_queued=0, plans_sent=9, batches_refused=0, duplicates=0, lag_s=0.0,
             is_accepting=True, agent_events={kind.name.lower(): 1 for kind in NodeEventKind}, journal=JournalCounters(),
+            rollbacks=0, nodes_ahead=0,
         )  # fmt: skip
 
 

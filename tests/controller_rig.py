@@ -22,6 +22,7 @@ from eelgrid_protos.messages import (
     ConnectRequest,
     ConnectResponse,
     Gpu,
+    HeldAssignments,
     Hello,
     Inventory,
     Reading,
@@ -87,7 +88,12 @@ class Rig:
             agent = Agent(self.address)
             self.agents.append(agent)
             await agent.say(
-                Hello(incarnation=hello.get("incarnation", 1), inventory=item, plan_epoch=hello.get("plan_epoch", 0))
+                Hello(
+                    incarnation=hello.get("incarnation", 1),
+                    inventory=item,
+                    plan_epoch=hello.get("plan_epoch", 0),
+                    held=HeldAssignments(),
+                )
             )
             await agent.hear()
         return self.agents[-1]
@@ -195,6 +201,9 @@ class MemoryJournal:
         if fault := self.fault or self.checkpoint_fault:
             raise fault
         self.checkpoints.append(checkpoint)
+
+    def check_files(self) -> None:
+        """There are none."""
 
     def probe(self) -> None:
         """Raise the fault, if any."""

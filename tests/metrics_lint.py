@@ -19,7 +19,7 @@ COUNTED = {
     "duplicate", "entries", "epoch", "errors", "events", "failures", "faults", "fds", "gpus", "hangs", "ignored",
     "jobs", "lanes", "links", "lists", "lost", "nodes", "notes", "objects", "out", "pages", "pinned", "processes",
     "queued", "read", "received", "recreated", "refused", "refusals", "repairs", "replays", "replicas", "reviews",
-    "revision", "rounds", "rows", "samples", "sent", "services", "answered", "commands", "starts", "threads",
+    "revision", "rollbacks", "rounds", "rows", "samples", "sent", "services", "answered", "commands", "starts", "threads",
     "ticks", "unreadable", "unschedulable", "waiting", "watches", "way", "windows", "workloads", "writes",
 }  # fmt: skip
 # What is 0 or 1, or a code.

@@ -34,6 +34,7 @@ from eelgrid_protos.messages import (
     ConnectResponse,
     EnergyAcknowledgement,
     Gpu,
+    HeldAssignments,
     HeldDevices,
     Hello,
     Inventory,
@@ -273,7 +274,12 @@ class Node:
         """Opens a connection with the newest inventory."""
         self._inventory_due = False
         return ConnectRequest(
-            message=Hello(incarnation=self._incarnation, inventory=self.inventory, plan_epoch=self.guard.epoch)
+            message=Hello(
+                incarnation=self._incarnation,
+                inventory=self.inventory,
+                plan_epoch=self.guard.epoch,
+                held=HeldAssignments(assignments=self.guard.held),
+            )
         )
 
     def welcome(self, message: Welcome) -> None:

@@ -7,6 +7,7 @@ how it is started and stopped (composition.py).
 import asyncio
 import functools
 import logging
+import os
 import signal
 import sys
 import time
@@ -79,6 +80,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 _DEFAULTS = ControllerConfig(data=Path("eelgrid-data"))
 _KUBERNETES = KubernetesConfig()
+_UMASK = 0o027
 _LOG_LINE = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _RULES = GateRules()
 
@@ -213,6 +215,8 @@ def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--data", type=click.Path(path_type=Path), default=_DEFAULTS.data, show_default=True, help="Journal's directory."
 )
+@click.option("--accept-journal-loss", is_flag=True,
+              help="Go on, this once, from a journal that has lost acknowledged entries, and record the loss in it.")  # fmt: skip
 @click.option("--tls-certificate", type=click.Path(path_type=Path), help="Our certificate chain, PEM.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="Its private key, PEM.")
 @click.option("--tls-authority", type=click.Path(path_type=Path), help="Whom to trust, PEM.")
@@ -247,6 +251,7 @@ def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
 def main(
     *,
     data: Path,
+    accept_journal_loss: bool,
     tls_certificate: Path | None,
     tls_key: Path | None,
     tls_authority: Path | None,
@@ -269,6 +274,8 @@ def main(
 ) -> None:
     """Place and power GPU work; serve agents and operators over gRPC."""
     logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=_LOG_LINE)
+    # Journal, ledger and all else that we write are for our user and group alone.
+    os.umask(_UMASK)
     tls = _tls(tls_certificate, tls_key, tls_authority)
     try:
         config = ControllerConfig(
@@ -277,6 +284,7 @@ def main(
             **addresses,
             roles=roles,
             data=data,
+            accepts_journal_loss=accept_journal_loss,
             away_grace_s=away_grace,
             restart_grace_s=restart_grace,
             placement=policy,

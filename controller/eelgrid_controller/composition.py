@@ -101,6 +101,8 @@ class _Sources:
             is_accepting=self.loop.journal_fault is None,
             agent_events={kind.name.lower(): count for kind, count in self.agents.events.items()},
             journal=self.loop.journal.counters,
+            rollbacks=self.loop.core.state.rollbacks,
+            nodes_ahead=sum(record.ahead is not None for record in self.loop.core.state.nodes.values()),
         )
 
 
@@ -145,7 +147,10 @@ class Controller:
 
     async def _start(self) -> str:
         self._traces_to = wanted_endpoint(self.config.traces, os.environ, self._log.getChild("tracing"))
-        journal = open_journal(self.config.data, new_cluster_id=str(uuid.uuid4()), retained=self.config.retained_events)
+        journal = open_journal(
+            self.config.data, new_cluster_id=str(uuid.uuid4()), retained=self.config.retained_events,
+            accepts_loss=self.config.accepts_journal_loss,
+        )  # fmt: skip
         self._stack.callback(journal.close)
         server = grpc.aio.server(options=server_options())
         port = await listen(
@@ -181,6 +186,20 @@ class Controller:
         self._log.info("%s", line)
         return line
 
+    async def _record_loss(self, journal: SqliteJournal) -> None:
+        """Say in the log and in the journal what was lost, before anything else is written."""
+        if journal.lost is not None:
+            self._log.critical(
+                "journal=rolled_back first=%d last=%s action=accepted remedy='nodes that hold more than the journal "
+                "knows are closed: eelctl doctor names them'",
+                journal.lost.first, "unknown" if journal.lost.last is None else journal.lost.last,
+            )  # fmt: skip
+            await self.loop.journal_rolled_back(journal.lost)
+        elif self.config.accepts_journal_loss:
+            self._log.warning(
+                "journal=complete warning=--accept-journal-loss would pass the next loss over remedy='take it away'"
+            )
+
     async def _adopt_placement(self) -> None:
         """Go over to the placement policy that was asked for, in the journal like any other change."""
         wanted = self.config.placement
@@ -207,6 +226,7 @@ class Controller:
         )
         recovered = await self.loop.start()
         self._stack.push_async_callback(self.loop.stop)
+        await self._record_loss(journal)
         await self._adopt_placement()
         self.telemetry = telemetry = Telemetry()
         self.agents = AgentService(

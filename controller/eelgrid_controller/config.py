@@ -70,6 +70,8 @@ class ControllerConfig:
     metrics: str = "127.0.0.1:9464"
     # The live page; empty for none.
     page: str = ""
+    # Go on from a journal that has lost acknowledged entries, and record that in it.
+    accepts_journal_loss: bool = False
     # Where traces of placements go; empty for where the environment says, or nowhere.
     traces: str = ""
     # The placement policy to go over to at the start; None leaves it as it is.

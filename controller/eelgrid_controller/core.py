@@ -17,13 +17,16 @@ from typing import TypeVar
 from eelgrid_controller.admission import known, refuse_impossible, refuse_nonsense
 from eelgrid_controller.adoption import adopted
 from eelgrid_controller.choosing import Chooser
+from eelgrid_controller.errors import LostEntries
 from eelgrid_controller.events import (
     Event,
     GpuLost,
     GpuReturned,
+    JournalRolledBack,
     NodeJoined,
     NodeLost,
     NodeOccupied,
+    NodeReconciled,
     PointsMeasured,
     PolicyChanged,
     PricesQuoted,
@@ -46,6 +49,7 @@ from eelgrid_controller.relocation import relocations
 from eelgrid_controller.replicas import sliced
 from eelgrid_controller.repointing import correction
 from eelgrid_controller.retrying import Retrying
+from eelgrid_controller.rollback import PlanClaim, compared
 from eelgrid_controller.scaling import rescaled
 from eelgrid_controller.slicing.execution import planned
 from eelgrid_controller.slicing.search import Stage
@@ -133,6 +137,10 @@ class Core:
     def node_plan(self, node_name: str) -> NodePlan:
         """The whole of what a node should hold; raises NotFound."""
         return node_plan(self._node(node_name), self.state.policy, self.state.workloads)
+
+    def plan_to_send(self, node_name: str) -> NodePlan | None:
+        """The same for the node itself; None while it holds more than the journal knows, which the plan would end."""
+        return None if self._node(node_name).ahead is not None else self.node_plan(node_name)
 
     def submit(self, request: SubmitWorkloadRequest, *, now_ns: int) -> Step[Workload]:
         """Accepts and places a workload, or lets it wait; repeating the call with the same id is harmless."""
@@ -253,21 +261,48 @@ class Core:
         self._apply(event)
         return Step((event,), len(news), frozenset())
 
-    def node_joined(self, inventory: Inventory, *, now_ns: int, plan_epoch: int = 0) -> Step[None]:
+    def node_joined(
+        self, inventory: Inventory, *, now_ns: int, plan_epoch: int = 0, claim: PlanClaim | None = None
+    ) -> Step[None]:
         """Takes a new node, a changed one or one that came back; then waiting work is tried again.
 
         A node that is ready and sends what it sent before changes nothing. Plans
-        go on above `plan_epoch`, the one that its agent holds. Raises InvalidArgument for an epoch that is nobody's.
+        go on above `plan_epoch`, the one that its agent holds. What it holds by that
+        plan is its `claim`, where that must be compared with the journal.
+        Raises InvalidArgument for an epoch that is nobody's.
         """
         self.check_plan_epoch(inventory.node_name, plan_epoch)
         record = self.state.nodes.get(inventory.node_name)
         if record is None and len(self.state.nodes) >= NODES_MOST:
             raise ResourceExhausted(f"{NODES_MOST} nodes are registered, which is the limit of one controller")
-        if record is not None and record.is_as(inventory) and plan_epoch <= record.plan_epoch:
+        name = inventory.node_name
+        events = compared(record, name, claim, now_ns=now_ns)
+        if record is None or not record.is_as(inventory) or plan_epoch > record.plan_epoch:
+            events = (NodeJoined(time_ns=now_ns, inventory=inventory, plan_epoch=plan_epoch), *events)
+        if record is not None and not record.is_heard:
+            # What waits is tried in its turn: every agent says Hello after a start.
+            record.is_heard = True
+            self._chooser.refresh((name,))
+            self._retrying.capacity_appeared()
+        for event in events:
+            self._apply(event)
+        if not events:
             return Step((), None, frozenset())
-        event = NodeJoined(time_ns=now_ns, inventory=inventory, plan_epoch=plan_epoch)
-        self._apply(event)
-        return self._with_retry(event, None, frozenset((inventory.node_name,)), now_ns)
+        more, nodes = self._freed(now_ns)
+        return Step((*events, *more), None, frozenset((name,)) | nodes)
+
+    def reconcile_node(self, node_name: str, *, now_ns: int) -> Step[NodeRecord]:
+        """Gives up what a node holds beyond the journal: its next plan is without; then waiting work is tried."""
+        record = self._node(node_name)
+        if record.ahead is None:
+            return Step((), record, frozenset())
+        event = NodeReconciled(time_ns=now_ns, node_name=node_name, plan_epoch=record.ahead.plan_epoch)
+        return self._with_retry(event, record, self._apply(event), now_ns)
+
+    def journal_rolled_back(self, lost: LostEntries, *, now_ns: int) -> Step[None]:
+        """An operator accepted that acknowledged entries are gone."""
+        event = JournalRolledBack(time_ns=now_ns, first=lost.first, last=lost.last)
+        return Step((event,), None, self._apply(event))
 
     def check_plan_epoch(self, node_name: str, plan_epoch: int) -> None:
         """Raises InvalidArgument for an epoch that neither we nor a controller before us can have given a node."""

@@ -12,10 +12,13 @@ ControllerError              this controller cannot do what it was asked; the me
     ├── JournalTooNew        a newer version of Eelgrid wrote it
     ├── JournalHeld          another controller has it open
     ├── JournalCorrupt       what is on disk is not what was written
+    │   └── JournalLost      entries that were acknowledged are gone
     ├── JournalFull          no room: nothing was written, writing may work again later
     └── JournalUnavailable   the disk refused otherwise: nothing was written
+        └── JournalGone      its files were removed or replaced while they were in use
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = [
@@ -26,14 +29,25 @@ __all__ = [
     "JournalError",
     "JournalForeign",
     "JournalFull",
+    "JournalGone",
     "JournalHeld",
+    "JournalLost",
     "JournalTooNew",
     "JournalUnavailable",
     "LedgerError",
+    "LostEntries",
     "SequenceJump",
     "UnknownGeneration",
     "WrongWidth",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class LostEntries:
+    """Acknowledged entries that are gone; `last` is None where nobody can tell how many there were."""
+
+    first: int
+    last: int | None
 
 
 class ControllerError(Exception):
@@ -105,9 +119,21 @@ class JournalCorrupt(JournalError):
         super().__init__(path, problem, remedy)
 
 
+class JournalLost(JournalCorrupt):
+    """Entries that were acknowledged are gone; `lost` says which."""
+
+    def __init__(self, path: Path, problem: str, remedy: str, *, lost: LostEntries) -> None:
+        self.lost = lost
+        super().__init__(path, problem, remedy, seq=lost.first)
+
+
 class JournalFull(JournalError):
     """There was no room; nothing of the write remains."""
 
 
 class JournalUnavailable(JournalError):
     """The disk refused; nothing of the write remains."""
+
+
+class JournalGone(JournalUnavailable):
+    """The journal's files were removed or replaced while they were in use."""

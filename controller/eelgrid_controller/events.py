@@ -25,6 +25,7 @@ from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import (
     POINTS_A_CALL_MOST,
     SPENDING_LIMITS_MOST,
+    UNKNOWN_WORKLOADS_MOST,
     GpuLayout,
     Inventory,
     MeasuredPoint,
@@ -44,9 +45,12 @@ __all__ = [
     "Event",
     "GpuLost",
     "GpuReturned",
+    "JournalRolledBack",
+    "NodeAhead",
     "NodeJoined",
     "NodeLost",
     "NodeOccupied",
+    "NodeReconciled",
     "PartitionsPlanned",
     "PlannedLayout",
     "PointsMeasured",
@@ -91,6 +95,38 @@ class NodeJoined:
     time_ns: Nanoseconds
     inventory: Inventory
     plan_epoch: Uint64 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAhead:
+    """A node's agent holds a plan that was never in this journal: entries that came after it are lost.
+
+    `assignments` counts what it holds by that plan and the journal does not know, None where the agent cannot say.
+    """
+
+    time_ns: Nanoseconds
+    node_name: Name
+    plan_epoch: Uint64
+    assignments: Count | None = None
+    workload_ids: Annotated[tuple[Identifier, ...], Many(UNKNOWN_WORKLOADS_MOST)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReconciled:
+    """What a node held beyond the journal is known by now, or given up; plans go on above the epoch that it showed."""
+
+    time_ns: Nanoseconds
+    node_name: Name
+    plan_epoch: Uint64 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalRolledBack:
+    """An operator accepted that acknowledged entries are gone; `last` is None where nobody could tell how many."""
+
+    time_ns: Nanoseconds
+    first: Uint64
+    last: Uint64 | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,6 +347,9 @@ Event = (
     | PartitionsPlanned
     | DevicesCorrected
     | SpendingJudged
+    | NodeAhead
+    | NodeReconciled
+    | JournalRolledBack
 )
 
 # The journal's names; a name is never given another meaning.
@@ -333,6 +372,9 @@ _KINDS: Mapping[str, type[Event]] = {
     "partitions_planned": PartitionsPlanned,
     "devices_corrected": DevicesCorrected,
     "spending_judged": SpendingJudged,
+    "node_ahead": NodeAhead,
+    "node_reconciled": NodeReconciled,
+    "journal_rolled_back": JournalRolledBack,
 }
 _WITH_PLACES = (WorkloadPlaced, WorkloadMoved, WorkloadScaled)
 _WITH_WORDS = (WorkloadSubmitted, PolicyChanged, PointsMeasured)

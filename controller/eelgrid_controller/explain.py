@@ -30,8 +30,8 @@ CONTRADICTED_REASON = "unavailable: the node that was chosen refuses it, which i
 _WORDS: Mapping[str, tuple[str, str]] = {
     "no_nodes": ("no node has joined yet", "start eelgrid-agent on a node; the workload is tried as soon as it joins"),
     "unavailable": (
-        "the nodes that would do are lost, or hold as many workloads as a plan carries",
-        "bring the agents of these nodes back, or cancel small workloads there",
+        "the nodes that would do are lost or ahead of the journal, or hold as many workloads as a plan carries",
+        "bring the agents of these nodes back, eelctl reconcile those that are ahead, or cancel small workloads there",
     ),
     "traits": (
         "no node that would do has every trait that it requires",

@@ -89,6 +89,9 @@ class Journal(Protocol):
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Keep the checkpoint and drop what two checkpoints have made needless."""
 
+    def check_files(self) -> None:
+        """Raise JournalGone where what is written to is no longer what a restart would read."""
+
     def probe(self) -> None:
         """Return if writing works; raise JournalFull or JournalUnavailable if not."""
 

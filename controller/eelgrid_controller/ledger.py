@@ -12,7 +12,7 @@ it, takes nothing new, and is whole again when the same UUID is back.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from eelgrid_controller.healing import Healer
@@ -25,6 +25,7 @@ from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 __all__ = [
     "ASSIGNMENTS_MOST",
+    "AheadOfJournal",
     "ContradictoryEvent",
     "InvariantBroken",
     "NodeRecord",
@@ -64,6 +65,19 @@ def _lost_of(inventory: Inventory) -> set[str]:
     return {gpu.uuid for gpu in inventory.gpus if gpu.lost}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AheadOfJournal:
+    """What a node holds beyond the journal: by which plan, how much (None where unknown), and the first of whose it is."""
+
+    plan_epoch: int
+    assignments: int | None = None
+    workload_ids: tuple[str, ...] = ()
+
+
+def _ahead_of(row: Mapping[str, Any] | None) -> AheadOfJournal | None:
+    return None if row is None else AheadOfJournal(**{**row, "workload_ids": tuple(row["workload_ids"])})
+
+
 @dataclass(slots=True, kw_only=True)
 class NodeRecord:
     """One node; the amounts are sums over the assignments."""
@@ -85,6 +99,10 @@ class NodeRecord:
     others: Others = NOBODY
     # What the partition planner wants of a GPU, by UUID.
     layouts: dict[str, GpuLayout] = field(default_factory=dict)
+    # It takes nothing new, and gets no plan, until that is reconciled.
+    ahead: AheadOfJournal | None = None
+    # Whether its agent spoke since this controller began: until then nobody knows what it holds. In no journal.
+    is_heard: bool = True
 
     def copy(self) -> Self:
         """A record that changes apart from this one."""
@@ -105,6 +123,11 @@ class NodeRecord:
     def is_ready(self) -> bool:
         """Whether its agent is there."""
         return self.state is NodeState.READY
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something new may come, if there is room."""
+        return self.is_ready and not self.others.closed and self.ahead is None and self.is_heard
 
     @property
     def cpu_left_milli(self) -> int:
@@ -186,10 +209,20 @@ class NodeRecord:
 
     def has(self, inventory: Inventory) -> None:
         """Takes the node as it is now; what is held stays held."""
+        self.is_heard = True
         self.inventory = inventory
         self.state = NodeState.READY
         self.lost_gpus = _lost_of(inventory)
         self.weigh_commitment()
+
+    def unknown(self, held: Sequence[Assignment]) -> tuple[Assignment, ...]:
+        """Of what its agent holds, what was not placed there by this journal."""
+        return tuple(item for item in held if not self._knows(item))
+
+    def _knows(self, item: Assignment) -> bool:
+        mine = self.assignments.get((item.workload_id, item.replica))
+        # What is in a slice names its device in a plan and the GPU here.
+        return mine is not None and (mine.gpu_instance is not None or set(mine.gpu_uuids) == set(item.gpu_uuids))
 
     def weigh_commitment(self) -> None:
         """Notes whether what is held exceeds the node; only a node that shrank may."""
@@ -217,6 +250,8 @@ class NodeRecord:
     def _objection(self, assignment: Assignment) -> str:
         if self.state is not NodeState.READY:
             return "the node is lost"
+        if self.ahead is not None:
+            return "the node holds more than the journal knows"
         if (assignment.workload_id, assignment.replica) in self.assignments:
             return "is there already"
         if len(self.assignments) >= ASSIGNMENTS_MOST:
@@ -272,6 +307,7 @@ class NodeRecord:
             "lost_gpus": sorted(self.lost_gpus),
             **({"layouts": layouts} if layouts else {}),
             **({"others": to_plain(self.others, brief=True)} if self.others != NOBODY else {}),
+            **({"ahead": asdict(self.ahead)} if self.ahead is not None else {}),
         }
 
     @classmethod
@@ -286,6 +322,7 @@ class NodeRecord:
             lost_gpus=set(map(healer.identifier, row["lost_gpus"])),
             others=healer.read(Others, row.get("others", {})),
             layouts={layout.gpu_uuid: layout for layout in layouts},
+            ahead=_ahead_of(row.get("ahead")),
         )
 
     def validate(self) -> None:

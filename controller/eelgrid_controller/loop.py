@@ -27,7 +27,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.command import Command, Committed, Origin
 from eelgrid_controller.config import ControllerConfig
 from eelgrid_controller.core import Core, Step
-from eelgrid_controller.errors import JournalError
+from eelgrid_controller.errors import JournalError, LostEntries
 from eelgrid_controller.events import Event, UnreadableEvent
 from eelgrid_controller.journal import Journal
 from eelgrid_controller.latency import RecentLatencies
@@ -35,9 +35,10 @@ from eelgrid_controller.occupancy import Adoption, Others
 from eelgrid_controller.outside import Outside
 from eelgrid_controller.presence import Presence
 from eelgrid_controller.recovery import Recovered, recover
+from eelgrid_controller.rollback import PlanClaim
 from eelgrid_controller.slicing.search import Stage
 from eelgrid_controller.slicing.survey import Seat
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.state import ClusterState, NodeRecord
 from eelgrid_controller.writer import JournalWriter, fault_of
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, Internal, ResourceExhausted, Unavailable
@@ -49,6 +50,8 @@ _Result = TypeVar("_Result")
 _PROBE_EVERY_S = 1.0
 _RETRY_EVERY_S = 0.25
 _TICK_S = 0.25
+# How soon a deleted data directory is noticed where nothing is written.
+_FILES_EVERY_S = 2.0
 
 
 class ControllerLoop:
@@ -86,7 +89,9 @@ class ControllerLoop:
         self._under_way_s: float | None = None
         self._probe_at_s = 0.0
         self._checkpoints = Checkpoints(journal, self._writer, config=config, clock=clock, log=log)
-        self._last_command_s = self._retry_at_s = 0.0
+        self._last_command_s = self._retry_at_s = self._files_at_s = 0.0
+        # Nodes of agents that have not spoken since this controller began: see `start`.
+        self._unheard: set[str] = set()
         self._now_ns = 0
 
     # Life
@@ -94,6 +99,10 @@ class ControllerLoop:
     async def start(self) -> Recovered:
         """Bring the state back and begin; raises JournalError."""
         recovered = await self._writer.in_thread(lambda: recover(self.journal, self._fresh_state))
+        # What an agent holds may be more than this journal knows, if that was rolled back; only the agent can tell. An
+        # engine that lists what runs tells by itself.
+        if self.config.kubernetes is None:
+            self._unheard = {name for name, node in recovered.state.nodes.items() if node.inventory.agent_version}
         self._go_on_from(recovered)
         now_s = self.clock.monotonic_s()
         for name, node in recovered.state.nodes.items():
@@ -191,9 +200,20 @@ class ControllerLoop:
         """Keep measured points; how many are new or changed."""
         return await self.command(lambda core, now_ns: core.record_points(points, now_ns=now_ns))
 
-    async def node_joined(self, inventory: Inventory, *, plan_epoch: int = 0) -> None:
-        """A node is here, as it describes itself; its agent holds the plan of this epoch."""
-        await self.command(lambda core, now_ns: core.node_joined(inventory, now_ns=now_ns, plan_epoch=plan_epoch))
+    async def node_joined(self, inventory: Inventory, *, plan_epoch: int = 0, claim: PlanClaim | None = None) -> None:
+        """A node is here, as it describes itself; its agent holds the plan of this epoch, and what it claims by it."""
+        await self.command(
+            lambda core, now_ns: core.node_joined(inventory, now_ns=now_ns, plan_epoch=plan_epoch, claim=claim)
+        )
+        self._unheard.discard(inventory.node_name)
+
+    async def reconcile_node(self, node_name: str) -> NodeRecord:
+        """Give up what a node holds beyond the journal."""
+        return await self.command(lambda core, now_ns: core.reconcile_node(node_name, now_ns=now_ns))
+
+    async def journal_rolled_back(self, lost: LostEntries) -> None:
+        """Record that an operator accepted the loss of acknowledged entries."""
+        await self.command(lambda core, now_ns: core.journal_rolled_back(lost, now_ns=now_ns))
 
     async def occupied(self, node_name: str, others: Others) -> None:
         """What others hold on a node, as its engine tells."""
@@ -368,6 +388,8 @@ class ControllerLoop:
             self._queue.popleft().tell(fault=fault)
 
     def _go_on_from(self, recovered: Recovered) -> None:
+        for name in self._unheard & recovered.state.nodes.keys():
+            recovered.state.nodes[name].is_heard = False
         for line in recovered.healed:
             self._log.warning("journal=healed what=%r", line)
         if recovered.healed_count:
@@ -392,6 +414,18 @@ class ControllerLoop:
                 self._lose(name)
             if self._is_checkpoint_due():
                 self._wake.set()
+            if now_s >= self._files_at_s and self._journal_fault is None:
+                self._files_at_s = now_s + _FILES_EVERY_S
+                self._look_after_files()
+
+    def _look_after_files(self) -> None:
+        """Accept nothing more once the journal's files are gone, also where nobody asks for anything."""
+        try:
+            self.journal.check_files()
+        except JournalError as error:
+            self._log.critical("journal=gone error=%s", error)
+            self._journal_fault = fault_of(error)
+            self._wake.set()
 
     def _lose(self, node_name: str) -> None:
         """Queue the loss of a node; it is tried again when it cannot be accepted now."""

@@ -211,7 +211,13 @@ def _unavailable(look: _Look, state: ClusterState) -> str:
     would = ~nodes.available & (look.gpus_short == 0) & (look.cpu_short == 0) & (look.memory_short == 0)
     names = [look.snapshot.names[int(row)] for row in np.flatnonzero(would)]
     lost = sorted(name for name in names if state.nodes[name].state is NodeState.LOST)
-    full = sorted(set(names) - set(lost))
+    ahead = sorted(name for name in names if state.nodes[name].ahead is not None)
+    unheard = sorted(name for name in names if not state.nodes[name].is_heard)
+    full = sorted(set(names) - set(lost) - set(ahead) - set(unheard))
+    if ahead:
+        return f"node {_listed(ahead)} has room but holds more than the journal knows: look, then eelctl reconcile it"
+    if unheard and not lost:
+        return f"wait for the agent of {_listed(unheard)}, which has not come back since the controller began"
     if lost:
         return f"bring back the agent of {_listed(lost)}: there is room for it"
     if full:

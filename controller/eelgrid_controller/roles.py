@@ -60,7 +60,9 @@ _OPERATORS_CALLS: Mapping[Role | None, str] = {
     ),
     Role.SUBMITTER: "SubmitWorkload CancelWorkload ScaleWorkload ReportProgress ConfirmEnergyExport",
     # Points of a profile move the work of everybody who uses it; there is one shadow for all.
-    Role.ADMIN: "UpdatePolicy ApplyMoves ApplyPartitions RecordPoints StartShadow StopShadow RemoveEnergyExporter",
+    Role.ADMIN: (
+        "UpdatePolicy ApplyMoves ApplyPartitions RecordPoints StartShadow StopShadow RemoveEnergyExporter ReconcileNode"
+    ),
 }
 # The live page's door, as if it were a call.
 PAGE = "/page"

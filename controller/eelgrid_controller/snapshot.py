@@ -35,7 +35,7 @@ from eelgrid_kernels import (
     refresh_fragmentation,
     sort_bit,
 )
-from eelgrid_protos.messages import Gpu, Inventory, NodeState
+from eelgrid_protos.messages import Gpu, Inventory
 
 __all__ = ["Devices", "Mirror", "Snapshot", "Trial", "WattsOf", "plan_limited"]
 
@@ -389,9 +389,7 @@ class Mirror:
     def _book(self, row: int, record: NodeRecord) -> None:
         """What is free: what changes with every placement."""
         arrays, held, taken = self._arrays, record.gpu_milli, record.taken_by_others()
-        arrays.available[row] = (
-            record.state is NodeState.READY and len(record.assignments) < ASSIGNMENTS_MOST and not record.others.closed
-        )
+        arrays.available[row] = record.is_open and len(record.assignments) < ASSIGNMENTS_MOST
         # A node that came back smaller than what runs on it has nothing free, not less than nothing.
         arrays.cpu_free[row] = max(0, record.cpu_left_milli)
         arrays.memory_free[row] = max(0, record.memory_left_bytes)

@@ -29,9 +29,12 @@ from eelgrid_controller.events import (
     Event,
     GpuLost,
     GpuReturned,
+    JournalRolledBack,
+    NodeAhead,
     NodeJoined,
     NodeLost,
     NodeOccupied,
+    NodeReconciled,
     PartitionsPlanned,
     PointsMeasured,
     PolicyChanged,
@@ -48,7 +51,15 @@ from eelgrid_controller.events import (
 from eelgrid_controller.explanations import Explanations
 from eelgrid_controller.healing import Healer
 from eelgrid_controller.invariants import check
-from eelgrid_controller.ledger import ContradictoryEvent, InvariantBroken, NodeRecord, assignment_of, rehold, repoliced
+from eelgrid_controller.ledger import (
+    AheadOfJournal,
+    ContradictoryEvent,
+    InvariantBroken,
+    NodeRecord,
+    assignment_of,
+    rehold,
+    repoliced,
+)
 from eelgrid_controller.measured import Points, own_profile
 from eelgrid_controller.modes import enforces, partitions
 from eelgrid_controller.pending import PendingOrder
@@ -83,6 +94,8 @@ class ClusterState:
         # Number of submissions so far; the next drawn id is w-<next_number>.
         self.submissions = 0
         self.next_number = 1
+        # How often the loss of acknowledged entries was accepted.
+        self.rollbacks = 0
         self._ended: deque[str] = deque()
         self._ended_most = ended_most
 
@@ -160,6 +173,11 @@ class ClusterState:
                 touched = self._corrected(event)
             case SpendingJudged():
                 self.spending.judged(event.over)
+                touched = frozenset()
+            case NodeAhead() | NodeReconciled():
+                touched = self._reconciled(event)
+            case JournalRolledBack():
+                self.rollbacks += 1
                 touched = frozenset()
             case _:
                 assert_never(event)
@@ -313,6 +331,16 @@ class ClusterState:
             record.plan_epoch = event.plan_epoch + 1
         return frozenset((name,))
 
+    def _reconciled(self, event: NodeAhead | NodeReconciled) -> frozenset[str]:
+        record = self._node(event.node_name)
+        record.plan_epoch = max(record.plan_epoch, event.plan_epoch) + 1
+        record.ahead = (
+            AheadOfJournal(plan_epoch=event.plan_epoch, assignments=event.assignments, workload_ids=event.workload_ids)
+            if isinstance(event, NodeAhead)
+            else None
+        )
+        return frozenset((event.node_name,))
+
     def _gpu_turned(self, event: GpuLost | GpuReturned) -> frozenset[str]:
         record = self._node(event.node_name)
         if isinstance(event, GpuLost):
@@ -351,6 +379,7 @@ class ClusterState:
             "explanations": self.explanations.dump(),
             "points": self.points.dump(),
             "spending": self.spending.dump(),
+            **({"rollbacks": self.rollbacks} if self.rollbacks else {}),
         }
 
     @classmethod
@@ -362,6 +391,7 @@ class ClusterState:
         state = cls(policy=healer.read(Policy, plain["policy"]), ended_most=plain["ended_most"])
         state.revision, state.submissions = plain["revision"], plain["submissions"]
         state.next_number = plain["next_number"]
+        state.rollbacks = plain.get("rollbacks", 0)
         state._ended.extend(map(healer.identifier, plain["ended"]))
         state.demand = Demand.load(plain["demand"])
         if "market" in plain:  # checkpoints of before had none

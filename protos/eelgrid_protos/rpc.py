@@ -115,7 +115,8 @@ OPERATOR_SERVICE = _service(
     "ListPlans GetPolicy UpdatePolicy WhatIf PlanCapacity StartShadow GetShadow "
     "StopShadow RecommendMoves ApplyMoves ScaleWorkload RecordPoints ListPoints ReportProgress ListPromises "
     "ImagineBudgets RecommendPartitions ApplyPartitions ListPartitions QueryEnergy ListSpending "
-    "QueryEnergyReport ConfirmEnergyExport ListEnergyExporters RemoveEnergyExporter",
+    "QueryEnergyReport ConfirmEnergyExport ListEnergyExporters RemoveEnergyExporter "
+    "ReconcileNode",
     {"WatchSummary": (False, True), "WatchWorkloads": (False, True), "ExportDecision": (False, True)},
 )
 

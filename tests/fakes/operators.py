@@ -141,6 +141,12 @@ class FakeOperators:
         self._begin("watch_summary")
         yield messages.WatchSummaryResponse(summary=self.summary())
 
+    async def reconcile_node(self, request: Any, context: Any) -> messages.ReconcileNodeResponse:
+        self._begin("reconcile_node")
+        (index,) = [at for at, node in enumerate(self.nodes) if node.inventory.node_name == request.node_name]
+        node = self.nodes[index] = replace(self.nodes[index], ahead_epoch=None, unknown_workload_ids=())
+        return messages.ReconcileNodeResponse(node=node)
+
     async def list_nodes(self, request: Any, context: Any) -> messages.ListNodesResponse:
         self._begin("list_nodes")
         rows = [

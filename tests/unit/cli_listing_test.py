@@ -39,6 +39,13 @@ n  ready  a  -  -  0/32  0 B/128 GiB  2  -  -  0/0  0  0  580.1  -  no  -  -
 """)
 
 
+def test_a_node_that_is_ahead_of_the_journal_shows_until_it_is_reconciled(eelctl, fake):
+    fake.nodes = [replace(a_node("n", gpus=0), ahead_epoch=9, unknown_workload_ids=("lost",))]
+    assert "ready, ahead of journal" in eelctl("nodes").stdout
+    assert "n: nothing beyond the journal" in eelctl("reconcile", "n").stdout
+    assert "ahead" not in eelctl("nodes").stdout
+
+
 def test_topology_shows_links_numa_nodes_and_the_place(eelctl, fake):
     fake.nodes = [a_node("n-1", gpus=3), a_node("n", gpus=3)]
     here = fake.nodes[1].inventory

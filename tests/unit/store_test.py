@@ -1,10 +1,12 @@
 """The journal on real files: durable, checked, exclusive, and clear about damage."""
 
+import os
 import random
 import resource
 import shutil
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import textwrap
@@ -14,15 +16,19 @@ from pathlib import Path
 
 import pytest
 
+from eelgrid_controller.adapters.journal_mark import MARK_NAME
 from eelgrid_controller.adapters.store import FILE_NAME, FORMAT_VERSION, SqliteJournal, open_journal
 from eelgrid_controller.errors import (
     ConfigError,
     JournalCorrupt,
     JournalForeign,
     JournalFull,
+    JournalGone,
     JournalHeld,
+    JournalLost,
     JournalTooNew,
     JournalUnavailable,
+    LostEntries,
 )
 from eelgrid_controller.journal import Checkpoint, Entry, Past
 
@@ -106,7 +112,7 @@ def test_a_flipped_bit_in_an_entry_is_named_with_what_is_still_good(data: Path) 
 
 def test_the_remedy_for_a_damaged_entry_works(data: Path) -> None:
     edit(data, "UPDATE events SET crc32 = crc32 + 1 WHERE seq = 4", "DELETE FROM events WHERE seq>=4")
-    with closing(opened(data)) as journal:
+    with closing(opened(data, accepts_loss=True)) as journal:
         assert names_in(journal, 2) == ["c"]
         assert journal.append(entries("d2")) == 4
 
@@ -281,8 +287,8 @@ def test_a_kill_at_any_moment_loses_nothing_that_was_accepted(tmp_path: Path) ->
 
 
 def test_a_beginning_that_was_cut_short_is_made_anew(tmp_path: Path) -> None:
-    with closing(opened(tmp_path)) as journal:
-        journal.append(entries("a"))
+    opened(tmp_path).close()
+    (tmp_path / MARK_NAME).unlink()
     shutil.move(tmp_path / FILE_NAME, tmp_path / "journal.new")
     with closing(opened(tmp_path)) as journal:
         assert journal.last_seq == 0
@@ -323,3 +329,245 @@ def test_a_damaged_past_is_refused(data: Path, damage: str) -> None:
         edit(data, *damage.split("; "))
         with pytest.raises(JournalCorrupt):
             journal.past()
+
+
+# What was acknowledged is there, or its loss is said
+
+
+_BUSY = textwrap.dedent(
+    """
+    import os, sys
+    from pathlib import Path
+    from eelgrid_controller.adapters.store import open_journal
+    from eelgrid_controller.journal import Entry
+
+    journal = open_journal(Path(sys.argv[1]), new_cluster_id="c")
+    for number in range(int(sys.argv[2])):
+        journal.append([Entry("node_lost", {"time_ns": 1, "node_name": f"n{number}", "text": "y" * 900})])
+    os.kill(os.getpid(), 9)
+    """
+)
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """A journal of 300 entries whose controller was killed: most of them stand in the log alone."""
+    subprocess.run([sys.executable, "-c", _BUSY, str(tmp_path), "300"], check=False)
+    assert (tmp_path / f"{FILE_NAME}-wal").stat().st_size > 300 * 900
+    return tmp_path
+
+
+def test_a_killed_journal_opens_without_a_word_when_nothing_is_lost(killed: Path) -> None:
+    with closing(opened(killed)) as journal:
+        assert journal.last_seq == 300
+        assert journal.lost is None
+
+
+def test_a_bit_flip_in_the_middle_of_the_log_is_told_with_the_entries_that_are_gone(killed: Path) -> None:
+    log = killed / f"{FILE_NAME}-wal"
+    damaged = bytearray(log.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    log.write_bytes(damaged)
+    with pytest.raises(JournalLost, match=r"entries \d+ to 300 were acknowledged and are gone") as caught:
+        opened(killed)
+    assert 100 < caught.value.lost.first < 200
+    assert caught.value.lost.last == 300
+    assert "--accept-journal-loss" in str(caught.value)
+    assert log.read_bytes() == damaged, "what may still be rescued is left as it was"
+
+
+def test_a_log_that_was_deleted_is_told_and_the_loss_must_be_accepted(killed: Path) -> None:
+    (killed / f"{FILE_NAME}-wal").unlink()
+    with pytest.raises(JournalLost, match="entries 1 to 300 were acknowledged and are gone") as caught:
+        opened(killed)
+    assert caught.value.lost == LostEntries(1, 300)
+    with closing(opened(killed, accepts_loss=True)) as journal:
+        assert journal.lost == LostEntries(1, 300)
+    with pytest.raises(JournalLost):  # nothing was appended, so nothing has recorded the loss
+        opened(killed)
+    with closing(opened(killed, accepts_loss=True)) as journal:
+        assert journal.append(entries("journal-rolled-back")) == 1
+    with closing(opened(killed)) as journal:
+        assert journal.lost is None
+        assert names_in(journal) == ["journal-rolled-back"]
+
+
+def test_a_deleted_database_is_no_beginning(data: Path) -> None:
+    (data / FILE_NAME).unlink()
+    with pytest.raises(JournalLost, match="entries 1 to 5"):
+        opened(data)
+    assert not (data / FILE_NAME).exists()
+
+
+def test_a_backup_that_is_put_back_is_told_by_what_came_after_it(data: Path) -> None:
+    shutil.copy(data / FILE_NAME, data / "backup")
+    with closing(opened(data)) as journal:
+        journal.append(entries("f", "g"))
+    shutil.copy(data / "backup", data / FILE_NAME)
+    with pytest.raises(JournalLost, match="entries 6 to 7 were acknowledged and are gone: it ends at entry 5"):
+        opened(data)
+
+
+def test_another_history_of_the_same_length_is_told(data: Path) -> None:
+    shutil.copy(data / FILE_NAME, data / "backup")
+    with closing(opened(data)) as journal:
+        journal.append(entries("f", "g"))
+    mark = (data / MARK_NAME).read_bytes()
+    shutil.copy(data / "backup", data / FILE_NAME)
+    with closing(opened(data, accepts_loss=True)) as journal:
+        journal.append(entries("other", "history", "longer"))
+    (data / MARK_NAME).write_bytes(mark)
+    with pytest.raises(JournalLost, match="entries 3 to 7 are not those that were acknowledged"):
+        opened(data)
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(bytes(8192))])
+def test_a_mark_that_is_missing_or_damaged_is_told(data: Path, spoil) -> None:
+    spoil(data / MARK_NAME)
+    with pytest.raises(JournalLost, match="nobody can tell whether entries after 5 were acknowledged") as caught:
+        opened(data)
+    assert caught.value.lost == LostEntries(6, None)
+    with closing(opened(data, accepts_loss=True)) as journal:
+        journal.append(entries("f"))
+    assert read_all(data)[1] == ["c", "d", "e", "f"]
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_one_damaged_slot_of_the_mark_harms_nothing(data: Path, slot: int) -> None:
+    mark = bytearray((data / MARK_NAME).read_bytes())
+    mark[slot * 4096 + 10] ^= 1
+    (data / MARK_NAME).write_bytes(mark)
+    assert read_all(data)[1] == ["c", "d", "e"]
+    assert read_all(data)[1] == ["c", "d", "e"]
+
+
+def test_entries_that_were_committed_and_not_marked_before_a_kill_are_kept(data: Path) -> None:
+    mark = (data / MARK_NAME).read_bytes()
+    with closing(opened(data)) as journal:
+        journal.append(entries("f"))
+    (data / MARK_NAME).write_bytes(mark)
+    assert read_all(data)[1] == ["c", "d", "e", "f"]
+    (data / f"{FILE_NAME}-wal").unlink(missing_ok=True)
+    assert read_all(data)[1] == ["c", "d", "e", "f"]
+
+
+def test_a_directory_of_before_there_were_marks_starts_and_gets_one(data: Path) -> None:
+    edit(data, "DELETE FROM meta WHERE key = 'chain'")
+    (data / MARK_NAME).unlink()
+    for name in ("f", "g"):
+        with closing(opened(data)) as journal:
+            assert journal.lost is None
+            journal.append(entries(name))
+    edit(data, "DELETE FROM events WHERE seq = 7")
+    with pytest.raises(JournalLost, match="entries 7 to 7"):
+        opened(data)
+
+
+def test_an_earlier_version_may_have_written_in_between(data: Path) -> None:
+    """It knows no mark: its entries come after it, and its checkpoint prunes what the chain begins with."""
+    edit(
+        data,
+        "INSERT INTO events SELECT 6, kind, body, 0 FROM events WHERE seq = 5",
+        "INSERT INTO checkpoints SELECT 6, body, digest, 0 FROM checkpoints",
+        "DELETE FROM events WHERE seq <= 5",
+    )
+    with closing(opened(data)) as journal:
+        assert journal.last_seq == 6
+        journal.append(entries("g"))
+    with closing(opened(data)) as journal:
+        assert journal.last_seq == 7
+
+
+def test_the_chain_goes_on_over_checkpoints_and_restarts(tmp_path: Path) -> None:
+    for number in range(13):
+        with closing(opened(tmp_path, retained=0)) as journal:
+            assert journal.lost is None
+            journal.append(entries(*(f"n{number}-{index}" for index in range(1 + number % 3))))
+            if number % 4 == 3:
+                journal.checkpoint(Checkpoint(journal.last_seq, {}, ""))
+    edit(tmp_path, "UPDATE events SET crc32 = crc32 + 1 WHERE seq = (SELECT max(seq) FROM events)")
+    with closing(opened(tmp_path)) as journal, pytest.raises(JournalCorrupt, match="is damaged"):
+        names_in(journal, journal.newest_checkpoint().seq)
+
+
+def test_what_the_mark_refuses_leaves_no_trace_in_the_journal(data: Path) -> None:
+    """A disk that takes the commit and not the mark: nobody is told, so nothing may remain."""
+    journal = opened(data)
+    mark = os.open(data / MARK_NAME, os.O_RDONLY)
+    os.dup2(mark, journal._mark._descriptor)  # not writable, as after a remount
+    with pytest.raises(JournalUnavailable, match=MARK_NAME):
+        journal.append(entries("f"))
+    assert names_in(journal) == ["a", "b", "c", "d", "e"]
+    assert journal.last_seq == 5
+    writable = os.open(data / MARK_NAME, os.O_RDWR)
+    os.dup2(writable, journal._mark._descriptor)
+    assert journal.append(entries("g")) == 6
+    journal.close()
+    os.close(mark)
+    os.close(writable)
+    assert read_all(data)[1] == ["c", "d", "e", "g"]
+
+
+# Files in the data directory
+
+
+def test_nobody_but_owner_and_group_may_read_the_data(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with closing(opened(tmp_path / "new" / "data")) as journal:
+            journal.append(entries("a"))
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in journal.path.parent.iterdir()}
+            assert {FILE_NAME, f"{FILE_NAME}-wal", MARK_NAME, "controller.lock"} <= modes.keys()
+            assert set(modes.values()) == {0o640}
+            assert stat.S_IMODE(journal.path.parent.stat().st_mode) == 0o750
+    finally:
+        os.umask(before)
+
+
+def test_files_of_earlier_versions_are_taken_from_others(data: Path) -> None:
+    for name in (FILE_NAME, "controller.lock", "energy.sqlite3", "notes"):
+        (data / name).touch()
+        (data / name).chmod(0o664)
+    opened(data).close()
+    modes = {name: stat.S_IMODE((data / name).stat().st_mode) for name in (FILE_NAME, "energy.sqlite3", "notes")}
+    assert modes == {FILE_NAME: 0o640, "energy.sqlite3": 0o640, "notes": 0o664}
+
+
+@pytest.mark.parametrize("name", [FILE_NAME, f"{FILE_NAME}-wal", MARK_NAME, "controller.lock", "energy.sqlite3"])
+def test_a_symbolic_link_in_the_data_directory_is_refused_and_not_followed(tmp_path: Path, name: str) -> None:
+    target, folder = tmp_path / "target", tmp_path / "data"
+    target.write_bytes(b"mine")
+    target.chmod(0o666)
+    folder.mkdir()
+    (folder / name).symlink_to(target)
+    with pytest.raises(ConfigError, match=f"symbolic link, {name}"):
+        opened(folder)
+    assert target.read_bytes() == b"mine"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o666
+
+
+def test_a_lock_file_that_was_removed_lets_no_second_controller_in(data: Path) -> None:
+    with closing(opened(data)):
+        (data / "controller.lock").unlink()
+        with pytest.raises(JournalHeld):
+            opened(data)
+
+
+@pytest.mark.parametrize("name", [FILE_NAME, f"{FILE_NAME}-wal", MARK_NAME, "controller.lock"])
+def test_a_file_that_is_removed_in_use_is_noticed_before_anything_more_is_accepted(data: Path, name: str) -> None:
+    with closing(opened(data)) as journal:
+        journal.append(entries("f"))
+        shutil.move(data / name, data / "elsewhere")
+        for write in (journal.check_files, journal.probe, lambda: journal.append(entries("g"))):
+            with pytest.raises(JournalGone, match=f"{name} was removed or replaced"):
+                write()
+        shutil.move(data / "elsewhere", data / name)
+        journal.probe()
+        assert journal.append(entries("g")) == 7
+
+
+def test_a_data_directory_that_is_deleted_is_noticed(data: Path) -> None:
+    with closing(opened(data)) as journal:
+        shutil.rmtree(data)
+        with pytest.raises(JournalGone):
+            journal.append(entries("f"))

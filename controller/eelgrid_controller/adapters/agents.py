@@ -32,6 +32,7 @@ from eelgrid_controller.adapters.device_reports import DeviceReports
 from eelgrid_controller.adapters.energy_desk import EnergyDesk
 from eelgrid_controller.errors import BatchRefused
 from eelgrid_controller.loop import Committed, ControllerLoop
+from eelgrid_controller.rollback import PlanClaim
 from eelgrid_controller.telemetry import Telemetry
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import Aborted, Fault, InvalidArgument, NotFound, ResourceExhausted, Unavailable
@@ -148,6 +149,8 @@ class AgentService:
         self.devices = DeviceReports(monotonic_s=monotonic_s)
         self._sessions: dict[str, _Session] = {}
         self._policy = loop.core.state.policy
+        # The highest epoch that each node can know of: of the journal when we began, then of what it was told.
+        self._epochs = {name: record.plan_epoch for name, record in loop.core.state.nodes.items()}
         telemetry.expect_every(self._policy.send_interval_s)
         loop.listeners.append(self._on_commit)
 
@@ -202,7 +205,7 @@ class AgentService:
         self._loop.presence.arrived(name)
         reader: asyncio.Task[None] | None = None
         try:
-            await self._loop.node_joined(hello.inventory, plan_epoch=hello.plan_epoch)
+            await self._join(hello)
             session.sequence = self._telemetry.open(hello.inventory, hello.incarnation)
             cadence = cadence_of(self._policy)
             session.ack_every = acknowledge_every(cadence, self._policy.lease_s)
@@ -217,6 +220,27 @@ class AgentService:
             if self._sessions.get(name) is session:
                 del self._sessions[name]
                 self._loop.presence.left(name, deadline_s=self._monotonic_s() + self._loop.config.away_grace_s)
+
+    async def _join(self, hello: Hello) -> None:
+        """Take the node in; an agent ahead of the journal says that this lost entries."""
+        name, epoch = hello.inventory.node_name, hello.plan_epoch
+        known = self._epochs.get(name, 0)
+        # Under an engine that lists what runs, that listing is the truth, and a takeover finds agents of its predecessor.
+        claim = (
+            PlanClaim(epoch=epoch, held=None if hello.held is None else hello.held.assignments, is_beyond=epoch > known)
+            if self._loop.config.kubernetes is None
+            else None
+        )
+        await self._loop.node_joined(hello.inventory, plan_epoch=epoch, claim=claim)
+        self._epochs[name] = max(known, epoch)
+        record = self._loop.core.state.nodes.get(name)
+        if record is not None and record.ahead is not None:
+            self._log.error(
+                "node=%s ahead_of_journal=yes agent_epoch=%d known_epoch=%d unknown_assignments=%s workloads=%s "
+                "action=nothing_placed remedy='the journal lost entries: look at what runs there, then eelctl reconcile'",
+                name, epoch, known, "?" if record.ahead.assignments is None else record.ahead.assignments,
+                ",".join(record.ahead.workload_ids) or "-",
+            )  # fmt: skip
 
     async def _outgoing(
         self, session: _Session
@@ -240,10 +264,12 @@ class AgentService:
                     asyncio.get_running_loop().call_later(wait_s, session.wake.set)
                 else:
                     session.is_plan_wanted = False
-                    plan = await self._loop.read(lambda core: core.node_plan(session.node_name))
+                    plan = await self._loop.read(lambda core: core.plan_to_send(session.node_name))
+                    if plan is None:
+                        continue
                     if plan.epoch > session.sent_epoch or (plan.epoch and session.is_plan_forgotten):
                         session.is_plan_forgotten = False
-                        session.sent_epoch = plan.epoch
+                        session.sent_epoch = self._epochs[session.node_name] = plan.epoch
                         self.plans_sent += 1
                         self._tell(session.node_name, plan)
                         yield plan

@@ -121,6 +121,8 @@ _SECTIONS: Mapping[str, tuple[Described, ...]] = {
         Described("eelgrid_journal_written_bytes_total", _C, "Bytes of events"),
         Described("eelgrid_journal_checkpoints_total", _C, "Checkpoints written"),
         Described("eelgrid_journal_checkpoint_bytes", _G, "Size of the last checkpoint"),
+        Described("eelgrid_journal_rollbacks_total", _C, "How often an operator accepted that acknowledged entries were lost, as the journal has it"),
+        Described("eelgrid_ahead_nodes", _G, "Nodes whose agents hold a plan that the journal does not know: nothing is placed there until they are reconciled (eelctl reconcile)"),
     ),
     "The energy ledger": (
         Described("eelgrid_ledger_windows_total", _C, "Energy windows of agents: taken, here before, or without room, which come again", ("result",)),

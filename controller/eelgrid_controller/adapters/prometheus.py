@@ -68,6 +68,8 @@ class Gauges:
     is_accepting: bool
     agent_events: Mapping[str, int]
     journal: JournalCounters
+    rollbacks: int
+    nodes_ahead: int
 
 
 class Sources(Protocol):
@@ -201,6 +203,8 @@ def _shell(gauges: Gauges) -> Iterator[Family]:
     yield family("eelgrid_journal_written_bytes_total", journal.bytes_written)
     yield family("eelgrid_journal_checkpoints_total", journal.checkpoints)
     yield family("eelgrid_journal_checkpoint_bytes", journal.checkpoint_bytes)
+    yield family("eelgrid_journal_rollbacks_total", gauges.rollbacks)
+    yield family("eelgrid_ahead_nodes", gauges.nodes_ahead)
 
 
 class MetricsServer:

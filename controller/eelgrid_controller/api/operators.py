@@ -53,6 +53,8 @@ from eelgrid_protos.messages import (
     PlanCapacityResponse,
     RecommendMovesRequest,
     RecommendMovesResponse,
+    ReconcileNodeRequest,
+    ReconcileNodeResponse,
     StartShadowRequest,
     StartShadowResponse,
     StopShadowRequest,
@@ -164,6 +166,12 @@ class OperatorService:
             )  # fmt: skip
 
         return await self._loop.read(view)
+
+    async def reconcile_node(self, request: ReconcileNodeRequest, _context: Context) -> ReconcileNodeResponse:
+        """Give up what a node holds beyond the journal; harmless where there is nothing."""
+        record = await self._loop.reconcile_node(request.node_name)
+        self._log.warning("node=%s ahead_of_journal=no reason=operator", request.node_name)
+        return ReconcileNodeResponse(node=self._views.node(record))
 
     async def list_gpus(self, request: ListGpusRequest, _context: Context) -> Encoded:
         """A page of devices by node and index."""

@@ -82,6 +82,8 @@ class Views:
             applied_epoch=applied.epoch if applied else 0,
             samples_received=received,
             samples_lost=lost,
+            ahead_epoch=record.ahead.plan_epoch if record.ahead else None,
+            unknown_workload_ids=record.ahead.workload_ids if record.ahead else (),
         )
 
     def gpu(self, record: NodeRecord, gpu: Gpu) -> GpuStatus:

@@ -22,6 +22,7 @@ __all__ = ["cli", "main"]
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "nodes": ("listings", "List nodes, what is allocated on them and what they draw."),
     "gpus": ("listings", "List GPUs with their newest readings."),
+    "reconcile": ("reconcile", "Give up what nodes hold beyond the journal, after it lost entries."),
     "topology": ("topology", "Show how the GPUs of a node are linked."),
     "workloads": ("workloads", "List workloads, or watch them change."),
     "queue": ("queue", "Show what waits, in which order, since when and for what."),

@@ -304,6 +304,7 @@ def _asks(client: Any, settings: Settings, looks: Looks) -> Iterator[Finding]:
     yield checks.agents(summary)
     yield checks.samples(summary)
     yield checks.fresh(nodes, policy.send_interval_s)
+    yield checks.ahead(nodes)
     yield from checks.gpus(nodes)
     yield checks.layouts(nodes)
     yield checks.enforcement(nodes, policy)

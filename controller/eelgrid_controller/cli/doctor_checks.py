@@ -26,7 +26,7 @@ from eelgrid_protos.messages import (
 )
 
 __all__ = [
-    "agents", "budgets", "enforcement", "fresh", "gpus", "layouts", "ledger", "plans", "promises", "reach", "rejected",
+    "agents", "ahead", "budgets", "enforcement", "fresh", "gpus", "layouts", "ledger", "plans", "promises", "reach", "rejected",
     "samples", "versions",
 ]  # fmt: skip
 
@@ -106,6 +106,21 @@ def versions(nodes: Sequence[Node], controller: str, eelctl: str) -> tuple[Findi
 def _release(version: str) -> tuple[str, ...]:
     found = _VERSION.match(version)
     return found.groups() if found else (version,)
+
+
+def ahead(nodes: Sequence[Node]) -> Finding:
+    """Nodes that hold more than the journal knows: it has lost entries."""
+    these = [node for node in nodes if node.ahead_epoch is not None]
+    if not these:
+        return good("journal, nodes", "no node holds more than the journal knows")
+    names = [node.inventory.node_name for node in these]
+    lost = sorted({key for node in these for key in node.unknown_workload_ids})
+    what = f"{spread(len(these), 'node')} ({named(names)}) hold a plan that the journal does not know"
+    return failed(
+        "journal, nodes",
+        what + (f", with {named(lost)}" if lost else ""),
+        "the journal lost entries, so nothing new is placed there: see what runs there, then `eelctl reconcile NODE`",
+    )
 
 
 def gpus(nodes: Sequence[Node]) -> tuple[Finding, ...]:

@@ -68,7 +68,11 @@ def _tint(status: PlanStatus) -> str | None:
 
 NODE_COLUMNS: tuple[Column[Node], ...] = (
     Column("NODE", lambda n: n.inventory.node_name),
-    Column("STATE", lambda n: n.state.name.lower(), colour=lambda n: _state_colour(n.state)),
+    Column(
+        "STATE",
+        lambda n: n.state.name.lower() + ("" if n.ahead_epoch is None else ", ahead of journal"),
+        colour=lambda n: _state_colour(n.state) if n.ahead_epoch is None else "red",
+    ),
     Column("POOL", lambda n: n.inventory.pool),
     Column("MODEL", _models),
     Column("GPUS", _gpus_allocated, right=True),

@@ -106,7 +106,14 @@ def _seats(state: ClusterState) -> Iterator[Seat]:
 
 def usable(record: NodeRecord, gpu: Gpu) -> bool:
     """Whether replicas on a GPU count: it is the planner's, its node is ready and it answers."""
-    return record.partitioned and record.keeps(gpu) and record.is_ready and gpu.uuid not in record.lost_gpus
+    return (
+        record.partitioned
+        and record.keeps(gpu)
+        and record.is_ready
+        and record.ahead is None
+        and record.is_heard
+        and gpu.uuid not in record.lost_gpus
+    )
 
 
 def _held(record: NodeRecord, gpu: Gpu) -> str:

@@ -11,18 +11,25 @@ from typing import Annotated
 
 from eelgrid_protos.messages.energy import EnergyAcknowledgement, EnergyWindow
 from eelgrid_protos.messages.node import Inventory, NodeEvent
-from eelgrid_protos.messages.plan import NodePlan, PlanApplied
+from eelgrid_protos.messages.plan import Assignment, NodePlan, PlanApplied
 from eelgrid_protos.messages.policy import IntervalSeconds
 from eelgrid_protos.messages.reading import SampleBatch
 from eelgrid_protos.quantities import Identifier, Label, Many, PlanEpoch, Range, Uint64
 
 __all__ = [
-    "PODS_WITH_DEVICES_MOST", "Acknowledgement", "Cadence", "ConnectRequest", "ConnectResponse", "HeldDevices", "Hello",
-    "PodDevices", "Welcome",
+    "PODS_WITH_DEVICES_MOST", "Acknowledgement", "Cadence", "ConnectRequest", "ConnectResponse", "HeldAssignments",
+    "HeldDevices", "Hello", "PodDevices", "Welcome",
 ]  # fmt: skip
 
 # Eight GPUs in seven slices are 56; a kubelet runs some hundreds of pods.
 PODS_WITH_DEVICES_MOST = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldAssignments:
+    """What an agent holds by the plan in force."""
+
+    assignments: Annotated[tuple[Assignment, ...], Many(4096)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +39,7 @@ class Hello:
     incarnation: Uint64
     inventory: Inventory
     plan_epoch: PlanEpoch = 0
+    held: HeldAssignments | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,18 +33,21 @@ from eelgrid_protos.quantities import (
 )  # fmt: skip
 
 __all__ = [
-    "PAGE_SIZE_DEFAULT", "PAGE_SIZE_MOST",
+    "PAGE_SIZE_DEFAULT", "PAGE_SIZE_MOST", "UNKNOWN_WORKLOADS_MOST",
     "CancelWorkloadRequest", "CancelWorkloadResponse", "ExplainWorkloadRequest", "ExplainWorkloadResponse",
     "GetPolicyRequest", "GetPolicyResponse", "GetSummaryRequest", "GetSummaryResponse", "GetWorkloadRequest",
     "GetWorkloadResponse", "GpuStatus", "ListGpusRequest", "ListGpusResponse", "ListNodesRequest",
     "ListNodesResponse", "ListPlansRequest", "ListPlansResponse", "ListWorkloadsRequest", "ListWorkloadsResponse",
-    "ModelSummary", "Node", "NodeState", "PlanStatus", "ReasonCount", "SubmitWorkloadRequest",
+    "ModelSummary", "Node", "NodeState", "PlanStatus", "ReasonCount", "ReconcileNodeRequest", "ReconcileNodeResponse",
+    "SubmitWorkloadRequest",
     "SubmitWorkloadResponse", "Summary", "UpdatePolicyRequest", "UpdatePolicyResponse", "WatchSummaryRequest",
     "WatchSummaryResponse", "WatchWorkloadsRequest", "WatchWorkloadsResponse",
 ]  # fmt: skip
 
 PAGE_SIZE_DEFAULT = 100
 PAGE_SIZE_MOST = 1000
+# Of a node that holds more than the journal knows: enough to see whose it is, for a page of a thousand nodes.
+UNKNOWN_WORKLOADS_MOST = 16
 
 
 class NodeState(OpenEnum):
@@ -71,6 +74,8 @@ class Node:
     applied_epoch: Uint64 = 0
     samples_received: Uint64 = 0
     samples_lost: Uint64 = 0
+    ahead_epoch: Uint64 | None = None
+    unknown_workload_ids: Annotated[tuple[Identifier, ...], Many(UNKNOWN_WORKLOADS_MOST)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +195,20 @@ class ListNodesResponse:
     next_page_token: PageToken = ""
     total: Uint32 = 0
     omitted: Uint32 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileNodeRequest:
+    """Gives up what a node holds beyond the journal."""
+
+    node_name: Name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileNodeResponse:
+    """The node as it is now."""
+
+    node: Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,14 +10,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Hello(_message.Message):
-    __slots__ = ("incarnation", "inventory", "plan_epoch")
+    __slots__ = ("incarnation", "inventory", "plan_epoch", "held")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
     PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     inventory: _node_pb2.Inventory
     plan_epoch: int
-    def __init__(self, incarnation: _Optional[int] = ..., inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., plan_epoch: _Optional[int] = ...) -> None: ...
+    held: HeldAssignments
+    def __init__(self, incarnation: _Optional[int] = ..., inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., plan_epoch: _Optional[int] = ..., held: _Optional[_Union[HeldAssignments, _Mapping]] = ...) -> None: ...
+
+class HeldAssignments(_message.Message):
+    __slots__ = ("assignments",)
+    ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
+    assignments: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Assignment]
+    def __init__(self, assignments: _Optional[_Iterable[_Union[_plan_pb2.Assignment, _Mapping]]] = ...) -> None: ...
 
 class PodDevices(_message.Message):
     __slots__ = ("namespace", "pod", "device_uuids")

@@ -45,7 +45,7 @@ class WhoAmIResponse(_message.Message):
     def __init__(self, subject: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., node_names: _Optional[_Iterable[str]] = ..., roles_demanded: bool = ..., not_after_ns: _Optional[int] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("inventory", "state", "allocated_cpu_milli", "allocated_memory_bytes", "allocated_gpu_milli", "workloads", "power_w", "sample_age_s", "plan_epoch", "applied_epoch", "samples_received", "samples_lost")
+    __slots__ = ("inventory", "state", "allocated_cpu_milli", "allocated_memory_bytes", "allocated_gpu_milli", "workloads", "power_w", "sample_age_s", "plan_epoch", "applied_epoch", "samples_received", "samples_lost", "ahead_epoch", "unknown_workload_ids")
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ALLOCATED_CPU_MILLI_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,8 @@ class Node(_message.Message):
     APPLIED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_LOST_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_WORKLOAD_IDS_FIELD_NUMBER: _ClassVar[int]
     inventory: _node_pb2.Inventory
     state: NodeState
     allocated_cpu_milli: int
@@ -70,7 +72,9 @@ class Node(_message.Message):
     applied_epoch: int
     samples_received: int
     samples_lost: int
-    def __init__(self, inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., state: _Optional[_Union[NodeState, str]] = ..., allocated_cpu_milli: _Optional[int] = ..., allocated_memory_bytes: _Optional[int] = ..., allocated_gpu_milli: _Optional[int] = ..., workloads: _Optional[int] = ..., power_w: _Optional[float] = ..., sample_age_s: _Optional[float] = ..., plan_epoch: _Optional[int] = ..., applied_epoch: _Optional[int] = ..., samples_received: _Optional[int] = ..., samples_lost: _Optional[int] = ...) -> None: ...
+    ahead_epoch: int
+    unknown_workload_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., state: _Optional[_Union[NodeState, str]] = ..., allocated_cpu_milli: _Optional[int] = ..., allocated_memory_bytes: _Optional[int] = ..., allocated_gpu_milli: _Optional[int] = ..., workloads: _Optional[int] = ..., power_w: _Optional[float] = ..., sample_age_s: _Optional[float] = ..., plan_epoch: _Optional[int] = ..., applied_epoch: _Optional[int] = ..., samples_received: _Optional[int] = ..., samples_lost: _Optional[int] = ..., ahead_epoch: _Optional[int] = ..., unknown_workload_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GpuStatus(_message.Message):
     __slots__ = ("node_name", "gpu", "node_state", "allocated_milli", "workload_ids", "power_w", "energy_j", "utilization_ratio", "memory_used_bytes", "temperature_c", "sample_age_s")
@@ -215,6 +219,18 @@ class ListNodesResponse(_message.Message):
     total: int
     omitted: int
     def __init__(self, nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ..., omitted: _Optional[int] = ...) -> None: ...
+
+class ReconcileNodeRequest(_message.Message):
+    __slots__ = ("node_name",)
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    node_name: str
+    def __init__(self, node_name: _Optional[str] = ...) -> None: ...
+
+class ReconcileNodeResponse(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: Node
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ...) -> None: ...
 
 class ListGpusRequest(_message.Message):
     __slots__ = ("page_size", "page_token", "node_name", "gpu_model", "min_free_milli")

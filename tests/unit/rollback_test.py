@@ -1,0 +1,280 @@
+"""A journal that lost entries: what agents hold shows it, nothing is given twice, and an operator decides."""
+
+import contextlib
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.clusters import core_with, node, request
+from tests.controller_rig import Agent, inventory, running, until, wanted
+
+from eelgrid_controller.adapters.store import FILE_NAME, open_journal
+from eelgrid_controller.cli import doctor_checks
+from eelgrid_controller.errors import JournalLost, LostEntries
+from eelgrid_controller.events import (
+    JournalRolledBack,
+    NodeAhead,
+    NodeReconciled,
+    event_from_plain,
+    event_to_plain,
+)
+from eelgrid_controller.ledger import AheadOfJournal
+from eelgrid_controller.rollback import PlanClaim
+from eelgrid_controller.state import ClusterState
+from eelgrid_protos.faults import NotFound, Unavailable
+from eelgrid_protos.messages import (
+    Assignment,
+    HeldAssignments,
+    Hello,
+    ListNodesRequest,
+    NodePlan,
+    Policy,
+    ReconcileNodeRequest,
+    UpdatePolicyRequest,
+    WorkloadPhase,
+)
+
+
+def held(key="lost", replica=0, gpu="GPU-n-0"):
+    return Assignment(workload_id=key, replica=replica, gpu_uuids=(gpu,), gpu_milli=1000)
+
+
+def claim(*assignments, epoch=9, is_beyond=True):
+    return PlanClaim(epoch=epoch, held=assignments, is_beyond=is_beyond)
+
+
+# The core
+
+
+def test_a_node_that_holds_more_than_the_journal_knows_takes_nothing_new_and_gets_no_plan():
+    core = core_with(node("n"))
+    core.node_joined(node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
+    assert core.state.nodes["n"].ahead == AheadOfJournal(plan_epoch=9, assignments=1, workload_ids=("lost",))
+    assert core.plan_to_send("n") is None
+    waiting = core.submit(request(gpus=1, key="new"), now_ns=3).result
+    assert waiting.phase is WorkloadPhase.PENDING
+    assert "ahead of the journal" in waiting.reason
+
+
+def test_an_operator_gives_up_what_is_not_known_and_plans_go_on_above_the_agents_epoch():
+    core = core_with(node("n"))
+    core.node_joined(node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
+    core.submit(request(gpus=1, key="new"), now_ns=3)
+    core.reconcile_node("n", now_ns=4)
+    assert core.state.nodes["n"].ahead is None
+    assert core.state.workloads["new"].phase is WorkloadPhase.PLACED
+    plan = core.plan_to_send("n")
+    assert plan.epoch > 9
+    assert [item.workload_id for item in plan.assignments] == ["new"]
+    assert core.reconcile_node("n", now_ns=5).events == (), "again is harmless"
+    with pytest.raises(NotFound):
+        core.reconcile_node("nobody", now_ns=6)
+
+
+def test_an_agent_that_holds_only_what_the_journal_knows_needs_no_operator():
+    core = core_with(node("n"))
+    placed = core.submit(request(gpus=1, key="known"), now_ns=2).result
+    known = held("known", gpu=placed.placements[0].gpu_uuids[0])
+    core.node_joined(node("n"), now_ns=3, plan_epoch=9, claim=claim(known))
+    assert core.state.nodes["n"].ahead is None
+    assert core.plan_to_send("n").epoch > 9
+
+
+def test_an_epoch_that_was_used_twice_is_never_sent_with_other_content():
+    """The journal went back to epoch 1, and its epochs have risen again to the very one that the agent holds."""
+    core = core_with(node("n"))
+    placed = core.submit(request(gpus=1, key="known"), now_ns=2).result
+    known = held("known", gpu=placed.placements[0].gpu_uuids[0])
+    epoch = core.node_plan("n").epoch
+    core.node_joined(node("n"), now_ns=3, plan_epoch=epoch, claim=claim(known, epoch=epoch))
+    assert core.plan_to_send("n").epoch == epoch + 1
+
+
+def test_the_same_replica_on_other_gpus_is_not_known():
+    core = core_with(node("n"))
+    placed = core.submit(request(gpus=1, key="known"), now_ns=2).result
+    (mine,) = placed.placements[0].gpu_uuids
+    other = next(gpu.uuid for gpu in node("n").gpus if gpu.uuid != mine)
+    core.node_joined(node("n"), now_ns=3, plan_epoch=9, claim=claim(held("known", gpu=other)))
+    assert core.state.nodes["n"].ahead is not None
+
+
+def test_what_is_known_by_now_reconciles_a_node_at_its_next_hello_and_a_forgetful_agent_does_not():
+    core = core_with(node("n"))
+    core.node_joined(node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
+    core.node_joined(node("n"), now_ns=3, claim=claim(epoch=0, is_beyond=False))
+    assert core.state.nodes["n"].ahead is not None, "started anew: it does not know what runs there"
+    assert core.node_joined(node("n"), now_ns=4, plan_epoch=9, claim=claim(held(), is_beyond=False)).events == ()
+    core.node_joined(node("n"), now_ns=5, plan_epoch=9, claim=claim(is_beyond=False))
+    assert core.state.nodes["n"].ahead is None
+
+
+def test_an_agent_that_cannot_say_what_it_holds_is_closed_until_an_operator_has_looked():
+    core = core_with(node("n"))
+    core.node_joined(node("n"), now_ns=2, plan_epoch=9, claim=PlanClaim(epoch=9, held=None, is_beyond=True))
+    assert core.state.nodes["n"].ahead == AheadOfJournal(plan_epoch=9)
+    core.reconcile_node("n", now_ns=3)
+    assert core.submit(request(gpus=1), now_ns=4).result.phase is WorkloadPhase.PLACED
+
+
+def test_a_node_that_the_journal_does_not_know_at_all_is_compared_too():
+    core = core_with()
+    core.node_joined(node("n"), now_ns=1, plan_epoch=9, claim=claim(held()))
+    assert core.submit(request(gpus=1), now_ns=2).result.phase is WorkloadPhase.PENDING
+    core.node_joined(node("m"), now_ns=3, plan_epoch=9, claim=claim())
+    assert core.state.nodes["m"].ahead is None, "it holds nothing"
+    assert core.node_plan("m").epoch > 9
+
+
+def test_no_move_and_no_more_replicas_go_to_a_node_that_is_ahead():
+    core = core_with(node("n", gpus=4), node("m", gpus=1))
+    core.submit(request(gpus=1, key="w"), now_ns=2)
+    on = core.state.workloads["w"].placements[0].node_name
+    core.node_joined(core.state.nodes["n"].inventory, now_ns=3, plan_epoch=9, claim=claim(held(gpu="GPU-n-3")))
+    core.scale("w", 4, now_ns=4)
+    names = [one.node_name for one in core.state.workloads["w"].placements]
+    assert names.count("n") == (1 if on == "n" else 0)
+
+
+def test_the_state_comes_back_with_what_is_ahead_from_events_and_from_a_dump():
+    core = core_with(node("n"))
+    core.node_joined(node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
+    core.journal_rolled_back(LostEntries(5, None), now_ns=3)
+    again = ClusterState.load(core.state.dump())
+    assert again.digest() == core.state.digest()
+    assert again.nodes["n"].ahead == core.state.nodes["n"].ahead
+    assert again.rollbacks == 1
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        NodeAhead(time_ns=1, node_name="n", plan_epoch=9, assignments=1, workload_ids=("w",)),
+        NodeAhead(time_ns=1, node_name="n", plan_epoch=9),
+        NodeReconciled(time_ns=1, node_name="n", plan_epoch=9),
+        JournalRolledBack(time_ns=1, first=3, last=5),
+        JournalRolledBack(time_ns=1, first=3),
+    ],
+)
+def test_the_events_come_back_as_they_were(event):
+    assert event_from_plain(*event_to_plain(event)) == event
+
+
+# The controller
+
+
+async def hello(rig, *assignments, epoch, name="n1", version="1.0", says=True):
+    agent = Agent(rig.address)
+    rig.agents.append(agent)
+    await agent.say(
+        Hello(
+            incarnation=1, inventory=inventory(name, agent_version=version), plan_epoch=epoch,
+            held=HeldAssignments(assignments=assignments) if says else None,
+        )
+    )  # fmt: skip
+    await agent.hear()
+    return agent
+
+
+async def nodes(rig):
+    return {one.inventory.node_name: one for one in (await rig.operators.list_nodes(ListNodesRequest())).nodes}
+
+
+async def accepted(folder: Path) -> tuple[int, tuple[Assignment, ...]]:
+    """A controller that placed `kept`, whose data is copied, and then `lost`, as the agent holds them."""
+    async with running(folder / "data") as rig:
+        agent = await hello(rig, epoch=0)
+        await rig.operators.submit_workload(wanted("kept"))
+        await agent.hear(NodePlan)
+        shutil.copytree(folder / "data", folder / "copy")
+        await rig.operators.submit_workload(wanted("lost"))
+        plan = await agent.hear(NodePlan)
+        return plan.epoch, plan.assignments
+
+
+async def test_after_a_rollback_of_everything_no_gpu_is_given_twice_and_it_is_told(tmp_path, caplog) -> None:
+    """The whole directory is an older copy, so only the agent's epoch tells."""
+    epoch, assignments = await accepted(tmp_path)
+    with caplog.at_level(logging.ERROR):
+        async with running(tmp_path / "copy") as rig:
+            # Before the agent has spoken nobody knows what it holds.
+            early = (await rig.operators.submit_workload(wanted("early"))).workload
+            assert early.phase is WorkloadPhase.PENDING
+            agent = await hello(rig, *assignments, epoch=epoch)
+            late = (await rig.operators.submit_workload(wanted("late"))).workload
+            assert late.phase is WorkloadPhase.PENDING
+            node = (await nodes(rig))["n1"]
+            assert (node.ahead_epoch, node.unknown_workload_ids) == (epoch, ("lost",))
+            assert "ahead_of_journal=yes" in caplog.text
+            finding = doctor_checks.ahead([node])
+            assert (finding.status.name.lower(), "lost" in finding.what) == ("fail", True)
+            assert rig.controller.agents.plans_sent == 0
+            answer = await rig.operators.reconcile_node(ReconcileNodeRequest(node_name="n1"))
+            assert answer.node.ahead_epoch is None
+            plan = await agent.hear(NodePlan)
+            assert plan.epoch > epoch
+            assert rig.controller.agents.plans_sent == 1
+            assert {item.workload_id for item in plan.assignments} <= {"kept", "early", "late"}
+            assert len(plan.assignments) == 2
+
+
+async def test_a_node_is_placed_on_once_its_agent_has_spoken_after_a_start(tmp_path) -> None:
+    async with running(tmp_path) as rig:
+        agent = await hello(rig, epoch=0)
+        await rig.operators.submit_workload(wanted("one"))
+        plan = await agent.hear(NodePlan)
+    async with running(tmp_path) as rig:
+        await rig.operators.submit_workload(wanted("two"))
+        assert rig.controller.loop.core.state.workloads["two"].phase is WorkloadPhase.PENDING
+        await hello(rig, *plan.assignments, epoch=plan.epoch)
+        await until(lambda: rig.controller.loop.core.state.workloads["two"].phase is WorkloadPhase.PLACED)
+        assert (await nodes(rig))["n1"].ahead_epoch is None
+
+
+async def test_epochs_that_rose_again_before_the_agent_came_back_hide_no_rollback(tmp_path) -> None:
+    epoch, assignments = await accepted(tmp_path)
+    async with running(tmp_path / "copy") as rig:
+        for lease_s in (20.0, 30.0, 40.0, 50.0):
+            revision = rig.controller.loop.core.state.policy.revision
+            policy = Policy(revision=revision, lease_s=lease_s)
+            await rig.operators.update_policy(UpdatePolicyRequest(policy=policy))
+        assert rig.controller.loop.core.state.nodes["n1"].plan_epoch > epoch
+        await hello(rig, *assignments, epoch=epoch)
+        assert (await nodes(rig))["n1"].unknown_workload_ids == ("lost",)
+
+
+async def test_an_agent_of_before_that_says_nothing_of_what_it_holds(tmp_path) -> None:
+    epoch, _ = await accepted(tmp_path)
+    async with running(tmp_path / "copy") as rig:
+        await hello(rig, epoch=epoch, says=False)
+        node = (await nodes(rig))["n1"]
+        assert (node.ahead_epoch, node.unknown_workload_ids) == (epoch, ())
+
+
+async def test_a_lost_log_is_refused_and_an_accepted_loss_stands_in_the_journal(tmp_path) -> None:
+    await accepted(tmp_path)
+    for name in (FILE_NAME, f"{FILE_NAME}-wal"):
+        (tmp_path / "data" / name).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copy(tmp_path / "copy" / name, tmp_path / "data" / name)
+    with pytest.raises(JournalLost, match="were acknowledged and are gone"):
+        async with running(tmp_path / "data"):
+            pass
+    async with running(tmp_path / "data", accepts_journal_loss=True) as rig:
+        assert rig.controller.loop.core.state.rollbacks == 1
+    async with running(tmp_path / "data") as rig:
+        assert rig.controller.loop.core.state.rollbacks == 1
+    with contextlib.closing(open_journal(tmp_path / "data", new_cluster_id="c")) as journal:
+        assert any(entry.kind == "journal_rolled_back" for _, entry in journal.entries_after(0))
+
+
+async def test_a_deleted_data_directory_is_noticed_before_anybody_asks_and_nothing_is_accepted(tmp_path) -> None:
+    async with running(tmp_path / "data") as rig:
+        shutil.move(tmp_path / "data", tmp_path / "away")
+        await until(lambda: rig.controller.loop.journal_fault is not None)
+        with pytest.raises(Unavailable, match="was removed or replaced"):
+            await rig.operators.submit_workload(wanted("w"))
+        shutil.move(tmp_path / "away", tmp_path / "data")
+        await until(lambda: rig.controller.loop.journal_fault is None)
+        await rig.operators.submit_workload(wanted("w"))
