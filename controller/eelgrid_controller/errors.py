@@ -7,6 +7,7 @@ ControllerError              this controller cannot do what it was asked; the me
 │   ├── WrongWidth           columns are not one value for each GPU and tick
 │   └── SequenceJump         a sequence so far ahead that it can be no gap
 ├── LedgerError              the energy ledger's file cannot be used; placing goes on without it
+│   └── LedgerRefused        something that was to be written cannot be, the disk itself takes more
 └── JournalError             the journal's file is at fault, or its disk
     ├── JournalForeign       the file belongs to another program
     ├── JournalTooNew        a newer version of Eelgrid wrote it
@@ -36,6 +37,7 @@ __all__ = [
     "JournalUnavailable",
     "LedgerError",
     "LostEntries",
+    "LedgerRefused",
     "SequenceJump",
     "UnknownGeneration",
     "WrongWidth",
@@ -89,6 +91,10 @@ class LedgerError(ControllerError):
     def __init__(self, path: Path, problem: str, remedy: str) -> None:
         self.path = path
         super().__init__(f"energy ledger {path}: {problem}", remedy)
+
+
+class LedgerRefused(LedgerError):
+    """Something that was to be written cannot be, or meets rows that are damaged; the disk itself takes more."""
 
 
 class JournalError(ControllerError):

@@ -100,7 +100,11 @@ class Day:
     async def begin_desk(self):
         core = SimpleNamespace(state=SimpleNamespace(workloads={}, policy=SimpleNamespace(prices=None)))
         self.desk = EnergyDesk(
-            self.folder / "data", core=lambda: core, clock=Clock(), log=logging.getLogger("test"), bytes_most=10**9
+            self.folder / "data",
+            core=lambda: core,
+            clock=Clock(now_ns=self.clock.wall_ns),
+            log=logging.getLogger("test"),
+            bytes_most=10**9,
         )
         self.task = asyncio.create_task(self.desk.run())
         self.node.outbox.windows.resume()

@@ -33,6 +33,7 @@ from eelgrid_protos.messages import (
 
 SECOND_NS = 10**9
 BEGIN_NS = 1_799_971_200 * SECOND_NS  # a midnight
+CLOCK = Clock(now_ns=lambda: BEGIN_NS + 1800 * SECOND_NS)
 SPEC = WorkloadSpec(
     name="chat",
     request=ResourceRequest(gpu_count=1, gpu_milli=1000),
@@ -66,11 +67,11 @@ def window(number, energy_mj=1_000, *, incarnation=1, owner=0):
 class Site:
     """A desk that runs, of a core that knows some workloads."""
 
-    def __init__(self, folder, workloads=None):
+    def __init__(self, folder, workloads=None, clock=None):
         known = {"w-1": SimpleNamespace(spec=SPEC)} if workloads is None else workloads
         core = SimpleNamespace(state=SimpleNamespace(workloads=known, policy=SimpleNamespace(prices=None)))
         self.desk = EnergyDesk(
-            folder, core=lambda: core, clock=Clock(), log=logging.getLogger("test"), bytes_most=10**9
+            folder, core=lambda: core, clock=clock or CLOCK, log=logging.getLogger("test"), bytes_most=10**9
         )
         self.acknowledged = []
 

@@ -125,7 +125,8 @@ _SECTIONS: Mapping[str, tuple[Described, ...]] = {
         Described("eelgrid_ahead_nodes", _G, "Nodes whose agents hold a plan that the journal does not know: nothing is placed there until they are reconciled (eelctl reconcile)"),
     ),
     "The energy ledger": (
-        Described("eelgrid_ledger_windows_total", _C, "Energy windows of agents: taken, here before, or without room, which come again", ("result",)),
+        Described("eelgrid_ledger_windows_total", _C, "Energy windows of agents: taken, here before (again), without room, which come again (dropped), refused, or far from now and counted in the hour in which they came (unplaced)", ("result",)),
+        Described("eelgrid_ledger_damaged_parts", _G, "Hours and days of nodes, and names, that do not agree with their checksums and are left out of answers; looked at with each answer, and day by day"),
         Described("eelgrid_ledger_failures_total", _C, "Attempts to open or write the ledger that failed; what came is tried again"),
         Described("eelgrid_ledger_newest_window_age_seconds", _G, "Time since the end of the newest window that is on disk; no series before the first since the start"),
         Described("eelgrid_ledger_size_bytes", _G, "Size of the ledger's file without pages that are free; looked at every ten minutes"),

@@ -5,23 +5,38 @@ Owns how rows become groups, and what is left out. Must not know connections: it
 Theory. What takes time is to sum up rows and to look up names, and that is the same for every question about a stretch.
 So rows are summed up once, by all the names that any question groups by, and each question sums those up further; one
 question alone is the same with nothing left to do. Hours and days are the exception, as they multiply what there is to
-look at: questions with them have passes of their own. Sums of joules are of integers, so the way does not matter.
+look at: questions with them have passes of their own. Sums of joules are of integers, so the way does not matter. They
+cannot overflow: where SQLite's integers would, sums are taken as floats and go on as Python's integers.
+
+Rows are compared with their checksums first (`energy_checks.py`), by the same connection at the same moment; what does
+not agree is left out, and the answer says so.
 """
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from eelgrid_controller.adapters.energy_checks import (
+    DAMAGED_MOST,
+    NOTHING,
+    Damage,
+    Part,
+    damaged_names,
+    damaged_parts,
+    has_every_index,
+)
 from eelgrid_controller.adapters.energy_tables import (
     PLACED,
     columns_of,
     filters_of,
     is_of_workloads,
+    pieces_of,
     place_filters_of,
     spans_of,
     work_query,
@@ -29,7 +44,7 @@ from eelgrid_controller.adapters.energy_tables import (
 from eelgrid_controller.energy_ledger.asking import TIMES, Answer, Asked, Done, Group
 from eelgrid_controller.energy_ledger.entries import Spent
 
-__all__ = ["Read", "answers"]
+__all__ = ["Read", "SumOverflow", "Unreadable", "answers", "damage_words"]
 
 Read: TypeAlias = Callable[[str, Iterable[Any]], list[Any]]
 Values: TypeAlias = tuple[str, ...]
@@ -42,17 +57,99 @@ _INNER_SUMS = (
 _NOBODY = "CASE WHEN h.kind IN ('unallocated', 'unattributed') THEN h.kind ELSE '' END"
 
 
-def answers(read: Read, asked: Sequence[Asked]) -> list[Answer]:
-    """Answers in the order of the questions, which share their stretch and their filters."""
+# Above it a sum of columns is taken in Python's integers.
+_SUM_MJ_MOST = 2.0**62
+# Parts that are told one by one.
+_TOLD_MOST = 20
+
+
+class SumOverflow(Exception):
+    """A sum of integers is too large for SQLite."""
+
+
+class Unreadable(Exception):
+    """Too much of a ledger is damaged; or an index is, which can be made anew (`can_mend`)."""
+
+    def __init__(self, what: str, *, can_mend: bool = False) -> None:
+        self.can_mend = can_mend
+        super().__init__(what)
+
+
+def answers(read: Read, asked: Sequence[Asked]) -> tuple[list[Answer], Damage]:
+    """Answers in the order of the questions, which share their stretch and their filters, and what they leave out.
+
+    Raises Unreadable.
+    """
+    damage = _damage(read, asked)
+    words = damage_words(read, damage)
+    return [replace(one, damaged=words) for one in _answers(read, asked, damage)], damage
+
+
+def _damage(read: Read, asked: Sequence[Asked]) -> Damage:
+    """What the questions must not use."""
+    by_pieces = {pieces_of(one): one for one in asked}
+    parts = damaged_parts(read, dict.fromkeys(piece for pieces in by_pieces for piece in pieces))
+    if len(parts) > DAMAGED_MOST:
+        raise Unreadable(f"more than {DAMAGED_MOST} hours of nodes do not agree with their checksums")
+    damage, holders, works = Damage(parts=tuple(parts)), set[int](), set[int]()
+    for one in by_pieces.values():
+        rows, bounds = spans_of(one, "", damage)
+        holders.update(damaged_names(read, "holders", f"SELECT DISTINCT holder AS id FROM ({rows})", bounds))
+        if any(map(is_of_workloads, asked)):
+            rows, bounds = spans_of(one, "_work", damage)
+            works.update(damaged_names(read, "works", f"SELECT DISTINCT work AS id FROM ({rows})", bounds))
+    # A place that is not there any more is found by the rows that name it.
+    places = damaged_names(read, "places", "SELECT id FROM places", ())
+    for one in by_pieces.values():
+        rows, bounds = spans_of(one, "_measured", damage)
+        places += damaged_names(read, "places", f"SELECT DISTINCT place AS id FROM ({rows})", bounds)
+    damage = damage._replace(
+        holders=tuple(sorted(holders)), places=tuple(sorted(set(places))), works=tuple(sorted(works))
+    )
+    if max(map(len, damage)) > DAMAGED_MOST:
+        raise Unreadable(f"more than {DAMAGED_MOST} names do not agree with their checksums")
+    for one in by_pieces.values():
+        rows, bounds = spans_of(one, "", damage)
+        is_asked = read(f"SELECT 1 FROM ({spans_of(one, '_work', damage)[0]}) LIMIT 1", bounds)
+        if is_asked and not has_every_index(read, f"SELECT DISTINCT holder AS id FROM ({rows})", bounds):
+            raise Unreadable("an index of names does not agree with its table", can_mend=True)
+    return damage
+
+
+def damage_words(read: Read, damage: Damage) -> tuple[str, ...]:
+    """What is left out of an answer, for people."""
+    nodes = dict(read("SELECT id, node FROM places", ())) if damage.parts else {}
+    words = [_part_words(part, nodes) for part in damage.parts[:_TOLD_MOST]]
+    if len(damage.parts) > _TOLD_MOST:
+        words.append(f"{len(damage.parts) - _TOLD_MOST} hours or days of nodes more")
+    for name, ids in (("owners", damage.holders), ("nodes", damage.places), ("workloads that tell work", damage.works)):
+        if ids:
+            words.append(f"all of {len(ids)} {name} whose names are damaged")
+    return tuple(words)
+
+
+def _part_words(part: Part, nodes: Mapping[int, str]) -> str:
+    span = "the day" if part.table == "daily" else "the hour"
+    try:
+        moment = datetime.fromtimestamp(part.at_s, UTC).strftime(
+            "%Y-%m-%d" if part.table == "daily" else "%Y-%m-%d %H:%M"
+        )
+    except (OverflowError, ValueError, OSError, TypeError):
+        moment = str(part.at_s)
+    whose = f"node {nodes[part.place]}" if part.place in nodes else "work" if not part.place else f"place {part.place}"
+    return f"{span} {moment} UTC of {whose}"
+
+
+def _answers(read: Read, asked: Sequence[Asked], damage: Damage) -> list[Answer]:
     found: dict[Asked, Answer] = {}
     passes: dict[Values, list[Asked]] = {}
     for one in asked:
         passes.setdefault(tuple(name for name in TIMES if name in one.group_by), []).append(one)
     for many in passes.values():
-        names, worked = _joined(many), _worked(read, many)
+        names, worked = _joined(many), _worked(read, many, damage)
         # Of the same rows: hours go before days.
-        (measured,) = _measured(read, many[0])
-        rows = _rows(read, replace(many[0], group_by=names), has_work=any(worked), is_last=len(many) == 1)
+        (measured,) = _measured(read, many[0], damage)
+        rows = _rows(read, replace(many[0], group_by=names), damage, has_work=any(worked), is_last=len(many) == 1)
         for one, done in zip(many, worked, strict=True):
             found[one] = _Tally(one, names, done).answer(rows, measured)
     return [found[one] for one in asked]
@@ -64,7 +161,7 @@ class _Rows(NamedTuple):
     kinds: list[str]
     units: list[str]
     values: list[Values]
-    parts_mj: npt.NDArray[np.int64]  # (rows, 3)
+    parts_mj: npt.NDArray[Any]  # (rows, 3)
     money: npt.NDArray[np.float64]  # (rows, 2)
 
     def spent(self, chosen: npt.NDArray[Any]) -> Spent:
@@ -77,7 +174,7 @@ class _Sums(NamedTuple):
     """Of groups: rows of `parts_mj` and `money` in the order of `names`."""
 
     names: list[Values]
-    parts_mj: npt.NDArray[np.int64]
+    parts_mj: npt.NDArray[Any]
     money: npt.NDArray[np.float64]
 
 
@@ -182,14 +279,14 @@ def _joined(asked: Iterable[Asked]) -> Values:
     return tuple(dict.fromkeys(name for one in asked for name in one.group_by))
 
 
-def _rows(read: Read, asked: Asked, *, has_work: bool, is_last: bool) -> _Rows:
+def _rows(read: Read, asked: Asked, damage: Damage = NOTHING, *, has_work: bool, is_last: bool) -> _Rows:
     """Sums by whatever is asked for; one pass for all of them.
 
     Where they are summed up further anyway, names need not be compared here: sums by holder and place will do.
     """
     where, given = filters_of(asked)
     columns, named = columns_of(asked)
-    table, bounds = spans_of(asked)
+    table, bounds = spans_of(asked, "", damage)
     is_timed = any(name in TIMES for name in asked.group_by)
     is_placed = any(name in PLACED for name in (*asked.group_by, *(name for name, _ in asked.filters)))
     # First by number, which halves what is looked up by name; of single days there is little to sum up.
@@ -202,7 +299,7 @@ def _rows(read: Read, asked: Asked, *, has_work: bool, is_last: bool) -> _Rows:
         joined += " JOIN places p ON p.id = e.place"
     units, work_bounds = "''", tuple[int, ...]()
     if has_work:
-        rows, work_bounds = spans_of(asked, "_work")
+        rows, work_bounds = spans_of(asked, "_work", damage)
         units = "coalesce(w.units, '')"
         joined += (
             " LEFT JOIN (SELECT t.id AS holder, group_concat(w.unit, char(10)) AS units FROM works w JOIN holders t "
@@ -212,24 +309,44 @@ def _rows(read: Read, asked: Asked, *, has_work: bool, is_last: bool) -> _Rows:
     sums, grouped = "bare, context, active, cost, carbon", ""
     if is_timed or is_last:
         sums, grouped = _SUMS, f"GROUP BY {', '.join(str(1 + place) for place in range(len(columns) + 2))}"
-    found = read(
-        f"SELECT {', '.join([_NOBODY, units, *columns])}, {sums} {joined} {where} {grouped}",
+    found = _summed(
+        read, f"SELECT {', '.join([_NOBODY, units, *columns])}, {sums} {joined} {where} {grouped}",
         (*named, *bounds, *work_bounds, *given),
-    )
+    )  # fmt: skip
     many = 2 + len(columns)
     return _Rows(
         kinds=[row[0] for row in found], units=[row[1] for row in found],
         values=[tuple(map(str, row[2:many])) for row in found] if is_timed else [row[2:many] for row in found],
-        parts_mj=np.array([row[many : many + 3] for row in found], dtype=np.int64).reshape(-1, 3),
+        parts_mj=_whole([row[many : many + 3] for row in found]),
         money=np.array([row[many + 3 :] for row in found], dtype=np.float64).reshape(-1, 2),
     )  # fmt: skip
 
 
-def _worked(read: Read, asked: Sequence[Asked]) -> list[Worked]:
+def _summed(read: Read, sql: str, given: Iterable[Any]) -> list[Any]:
+    """Rows with sums; as floats where an integer of SQLite would overflow."""
+    given = tuple(given)
+    try:
+        return read(sql, given)
+    except SumOverflow:
+        return read(sql.replace("sum(", "total("), given)
+
+
+def _whole(rows: Sequence[Sequence[float]]) -> npt.NDArray[Any]:
+    """Amounts in three columns, as integers that no sum over all rows overflows."""
+    rough = np.array(rows, dtype=np.float64).reshape(-1, 3)
+    if np.abs(rough).sum() < _SUM_MJ_MOST:
+        return np.array(rows, dtype=np.int64).reshape(-1, 3)
+    exact = np.empty(rough.shape, dtype=object)
+    for at, row in enumerate(rows):
+        exact[at] = [int(value) for value in row]
+    return exact
+
+
+def _worked(read: Read, asked: Sequence[Asked], damage: Damage) -> list[Worked]:
     """What was done by group, for each question; empty where nobody told, or where it cuts workloads apart."""
     whole = [one for one in asked if is_of_workloads(one)]
     names = _joined(whole)
-    rows = read(*work_query(replace(whole[0], group_by=names))) if whole else []
+    rows = read(*work_query(replace(whole[0], group_by=names), damage)) if whole else []
     many = len(names)
     found: list[Worked] = []
     for one in asked:
@@ -246,11 +363,12 @@ def _worked(read: Read, asked: Sequence[Asked]) -> list[Worked]:
     return found
 
 
-def _measured(read: Read, asked: Asked) -> list[tuple[int, int, float]]:
+def _measured(read: Read, asked: Asked, damage: Damage) -> list[tuple[int, int, float]]:
     where, given = place_filters_of(asked)
-    table, bounds = spans_of(asked, "_measured")
-    return read(
-        f"SELECT coalesce(sum(total), 0), coalesce(sum(uncertainty), 0), total(uncounted) FROM ({table}) e "
+    table, bounds = spans_of(asked, "_measured", damage)
+    ((total_mj, uncertainty_mj, uncounted_s),) = _summed(
+        read, f"SELECT coalesce(sum(total), 0), coalesce(sum(uncertainty), 0), total(uncounted) FROM ({table}) e "
         f"JOIN places p ON p.id = e.place {where}",
         (*bounds, *given),
-    )
+    )  # fmt: skip
+    return [(int(total_mj), int(uncertainty_mj), uncounted_s)]

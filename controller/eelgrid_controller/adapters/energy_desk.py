@@ -13,28 +13,45 @@ either, since their acknowledgement would cover it; the agent begins again from 
 shows by a number that is not above those that were turned away. What steward and jobs tell of
 work done goes the same way; nobody sends that again, so what finds no room is lost. The ledger
 never stands in the way of placing: a fault in it is logged, told by a metric, and tried again.
+
+No node stands in the way of another. A window that its boards cannot have drawn is refused alone,
+acknowledged, since it would be no better the next time, and its agent is told why. One that is far
+from now is counted in the hour in which it came. What one node may have waiting, and how many
+pieces its windows may be cut into, is bounded (`plausibility.py`). Where a transaction fails for
+what is in it, each node's part is written for itself.
 """
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from eelgrid_controller.adapters.energy_store import EnergyStore, Newest, open_energy
+from eelgrid_controller.adapters.energy_checks import NOTHING
+from eelgrid_controller.adapters.energy_store import EnergyStore, Newest, NodePart, Outcome, open_energy
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core import Core
 from eelgrid_controller.energy_ledger.asking import Answer, Asked
-from eelgrid_controller.energy_ledger.entries import Entry, Holder, Measured, Place, holder_of
+from eelgrid_controller.energy_ledger.entries import Holder, Place, holder_of
 from eelgrid_controller.energy_ledger.exporting import Export, Exporter
-from eelgrid_controller.energy_ledger.spreading import spread
+from eelgrid_controller.energy_ledger.plausibility import (
+    AHEAD_S_MOST,
+    BOARD_W_MOST,
+    NUMBER_MOST,
+    PAST_S_MOST,
+    Allowance,
+    judge_window,
+)
+from eelgrid_controller.energy_ledger.spreading import pieces_of, spread
 from eelgrid_controller.energy_ledger.working import Worked, WorkEntry, spread_work
-from eelgrid_controller.errors import LedgerError
+from eelgrid_controller.errors import LedgerError, LedgerRefused
 from eelgrid_controller.power.tariff import Tariff
 from eelgrid_controller.steward.prices import tariff_of
+from eelgrid_protos import catalogue
+from eelgrid_protos.catalogue import Product
 from eelgrid_protos.faults import Unavailable
 from eelgrid_protos.messages import EnergyAcknowledgement, EnergyOwner, EnergyPrices, EnergyWindow, Inventory
 
@@ -46,8 +63,14 @@ _FORGET_S = 600.0
 _WAITING_MOST = 20_000  # windows: a quarter of an hour of 1,213 nodes, some 100 MB
 _WORK_MOST = 100_000
 _SPECS_MOST = 20_000
-# A device of two kilowatts takes sixteen years to it; beyond is a fault, and would spoil every sum.
-_DEVICE_MJ_MOST = 10**15
+# Windows of one node that are not on disk: an agent has eight under way, and sends no more before it hears of one.
+_NODE_WAITING_MOST = 64
+# Pieces of all windows that are not on disk, some 300 bytes each.
+_PIECES_WAITING_MOST = 600_000
+# Of one node's refused windows, one line of the log in so long.
+_REFUSAL_LOGGED_S = 60.0
+# Longest reason that an agent is told.
+_REASON_LONGEST = 500
 
 # Hours or days that the bound on the file's size lets go of at once; more than come in between.
 _SHRUNK_ONCE = 24
@@ -58,27 +81,56 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class _Batch:
-    entries: list[Entry] = field(default_factory=list)
-    measured: list[Measured] = field(default_factory=list)
-    newest: dict[str, Newest] = field(default_factory=dict)
+    parts: dict[str, NodePart] = field(default_factory=dict)  # by node
     told: dict[str, Acknowledge] = field(default_factory=dict)
+    refused: dict[str, tuple[int, str]] = field(default_factory=dict)  # windows and the last reason, by node
+    many: Counter[str] = field(default_factory=Counter)  # windows by node
     worked: list[WorkEntry] = field(default_factory=list)
-    windows: int = 0
+    pieces: int = 0
     end_ns: int = 0  # the latest
+
+    @property
+    def windows(self) -> int:
+        """Of all nodes."""
+        return self.many.total()
+
+    def refuse(self, node: str, reason: str, many: int = 1) -> None:
+        """Windows of a node are in no sum."""
+        self.refused[node] = (self.refused.get(node, (0, ""))[0] + many, reason[:_REASON_LONGEST])
 
     def then(self, later: "_Batch") -> "_Batch":
         """Both, of which the other came later."""
-        return _Batch(
-            self.entries + later.entries, self.measured + later.measured, self.newest | later.newest,
-            self.told | later.told, self.worked + later.worked, self.windows + later.windows,
-            max(self.end_ns, later.end_ns),
+        parts = dict(self.parts)
+        for node, part in later.parts.items():
+            mine = parts.get(node, NodePart())
+            parts[node] = NodePart(
+                mine.entries + part.entries, mine.measured + part.measured, part.newest or mine.newest
+            )
+        both = _Batch(
+            parts, self.told | later.told, dict(self.refused), self.many + later.many, self.worked + later.worked,
+            self.pieces + later.pieces, max(self.end_ns, later.end_ns),
         )  # fmt: skip
+        for node, (many, reason) in later.refused.items():
+            both.refuse(node, reason, many)
+        return both
+
+    def only(self, nodes: Collection[str]) -> "_Batch":
+        """What is of these nodes; "" is work."""
+        return _Batch(
+            parts={node: part for node, part in self.parts.items() if node in nodes},
+            told={node: told for node, told in self.told.items() if node in nodes},
+            refused={node: one for node, one in self.refused.items() if node in nodes},
+            many=Counter({node: many for node, many in self.many.items() if node in nodes}),
+            worked=self.worked if "" in nodes else [],
+            pieces=sum(len(self.parts[node].entries) for node in nodes if node in self.parts),
+        )
 
 
 class _Found(NamedTuple):
     """What stands in a ledger that is opened."""
 
     newest: dict[str, tuple[int, int]]
+    until_s: dict[str, float]
     holders: list[Holder]
     worked_s: dict[tuple[str, str], float]
     used_bytes: int
@@ -88,19 +140,27 @@ class EnergyDesk:
     """One ledger; made by `open`."""
 
     def __init__(
-        self, folder: Path, *, core: Callable[[], Core], clock: Clock, log: logging.Logger, bytes_most: int
-    ) -> None:
+        self, folder: Path, *, core: Callable[[], Core], clock: Clock, log: logging.Logger, bytes_most: int,
+        products: Mapping[str, Product] | None = None,
+    ) -> None:  # fmt: skip
+        """`products` are those of the catalogue by their key; by default the packaged ones."""
         self.windows = 0
         self.again = 0  # windows that were here before
         self.dropped = 0  # windows that found no room; they come again
         self.failures = 0
         self.refused = 0  # windows that no devices can have spent; they are in no sum
+        self.unplaced = 0  # windows far from now, which are counted in the hour in which they came
         self.fault = ""  # what is wrong with the ledger now
         self.newest_ns: int | None = None  # the latest end of a window that this process wrote
         self.forgotten: Mapping[str, int] = {"age": 0, "size": 0}  # rows, by why they had to go
         self.used_bytes: int | None = None
         self.bytes_most = bytes_most
         self._folder = folder
+        self._products = catalogue.load().products if products is None else products
+        self._watts: dict[str, tuple[Inventory, dict[str, float]]] = {}  # by node
+        self._allowances: dict[str, Allowance] = {}
+        self._until_s: Mapping[str, float] = {}  # of the newest window of each node when the ledger was opened
+        self._refusals: dict[str, tuple[float, int]] = {}  # by node: when one was logged, and how many were not since
         self._core = core
         self._clock = clock
         self._log = log
@@ -114,6 +174,7 @@ class EnergyDesk:
         self._prices: tuple[EnergyPrices | None, Tariff | None] = (None, None)
         self._batch = _Batch()
         self._writing = _Batch()
+        self._damage = NOTHING  # as it was logged
         self._wake = asyncio.Event()
         self._holders: OrderedDict[str, Holder] = OrderedDict()
         # By namespace and name; a cluster's, where there is one, says more.
@@ -143,7 +204,9 @@ class EnergyDesk:
     async def _opened(self) -> bool:
         def begin() -> tuple[EnergyStore, _Found]:
             store = open_energy(self._folder)
-            return store, _Found(store.newest(), store.known(_SPECS_MOST), store.worked_until(), store.used_bytes())
+            return store, _Found(
+                store.newest(), store.until(), store.known(_SPECS_MOST), store.worked_until(), store.used_bytes()
+            )
 
         try:
             store, found = await asyncio.get_running_loop().run_in_executor(self._thread, begin)
@@ -151,6 +214,15 @@ class EnergyDesk:
             self._failed(error)
             return False
         self._store, self._newest, self._taken = store, found.newest, dict(found.newest)
+        self._until_s = found.until_s
+        if store.healed.rows:
+            self._log.warning(
+                "ledger=healed rows=%d joules=%.6g reason=no devices can have spent that",
+                store.healed.rows, store.healed.energy_j,
+            )  # fmt: skip
+        if store.dropped:
+            self.failures += 1
+            self._log.error("ledger=damaged records=%d action=dropped", store.dropped)
         self._worked_s = found.worked_s
         self.used_bytes = found.used_bytes
         self._holders.update((holder.workload, holder) for holder in found.holders)
@@ -172,35 +244,90 @@ class EnergyDesk:
             self.again += 1
             self._told_again(node, window, acknowledge)
             return
-        if not self._has_room(node, window):
+        allowance = self._allowance(node)
+        if not self._has_room(node, window, allowance):
             self.dropped += 1
             return
-        batch = self._batch
-        self._taken[node] = (window.incarnation, window.number)
-        batch.newest[node] = Newest(node, window.incarnation, window.number, window.end_ns / 1e9)
-        batch.told[node] = acknowledge
-        batch.windows += 1
-        self._wake.set()
-        if max((device.total_mj for device in window.devices), default=0) > _DEVICE_MJ_MOST:
-            self.refused += 1
-            self._log.error(
-                "node=%s window=%d ledger=refused reason=no device can have spent that", node, window.number
-            )
+        now_s = self._clock.now_ns() / 1e9
+        verdict = judge_window(window, self._board_watts(inventory), allowance, now_s=now_s)
+        if verdict.reason:
+            self._log_refusal(node, window.number, verdict.reason)
+        if window.number > NUMBER_MOST:
+            # No record of it could be kept, and it says nothing of those that come.
+            reason = verdict.reason[:_REASON_LONGEST]
+            acknowledge(EnergyAcknowledgement(
+                incarnation=window.incarnation, number=window.number, refused=1, refused_reason=reason
+            ))  # fmt: skip
             return
-        batch.end_ns = max(batch.end_ns, window.end_ns)
+        batch = self._batch
+        part = batch.parts.setdefault(node, NodePart())
+        self._taken[node] = (window.incarnation, window.number)
+        until_s = min(window.end_ns / 1e9, now_s + AHEAD_S_MOST)
+        part.newest = Newest(node, window.incarnation, window.number, until_s)
+        batch.told[node] = acknowledge
+        batch.many[node] += 1
+        self._wake.set()
+        if verdict.reason:
+            batch.refuse(node, verdict.reason)
+            return
+        allowance.board_s -= verdict.board_s
+        allowance.pieces -= pieces_of(window)
+        self.unplaced += not verdict.is_placed
+        batch.end_ns = max(batch.end_ns, window.end_ns if verdict.is_placed else int(now_s * 1e9))
         models = {gpu.uuid: gpu.catalogue_key for gpu in inventory.gpus}
         places = {
             device.gpu_uuid: Place(node, inventory.pool, models.get(device.gpu_uuid, "")) for device in window.devices
         }
-        made = spread(window, places, self._holder, self._tariff())
-        batch.entries += made.entries
-        batch.measured += made.measured
+        made = spread(window, places, self._holder, self._tariff(), came_s=None if verdict.is_placed else now_s)
+        part.entries += made.entries
+        part.measured += made.measured
+        batch.pieces += len(made.entries)
 
-    def _has_room(self, node: str, window: EnergyWindow) -> bool:
+    def _allowance(self, node: str) -> Allowance:
+        """What a node may still claim, as of now."""
+        now_s, known = self._clock.monotonic_s(), self._allowances.get(node)
+        if known is None:
+            until_s = self._until_s.get(node)
+            passed_s = PAST_S_MOST if until_s is None else self._clock.now_ns() / 1e9 - until_s
+            known = self._allowances[node] = Allowance(now_s, board_s=min(max(0.0, passed_s), PAST_S_MOST))
+        known.advance(now_s)
+        return known
+
+    def _board_watts(self, inventory: Inventory) -> Mapping[str, float]:
+        """The greatest power of a node's boards by UUID, where the catalogue knows it."""
+        known = self._watts.get(inventory.node_name)
+        if known is None or known[0] is not inventory:
+            watts = {}
+            for gpu in inventory.gpus:
+                product = self._products.get(gpu.catalogue_key)
+                if product is not None:
+                    watts[gpu.uuid] = min(BOARD_W_MOST, product.power_max_w or product.power_default_w)
+            known = self._watts[inventory.node_name] = (inventory, watts)
+        return known[1]
+
+    def _log_refusal(self, node: str, number: int, reason: str) -> None:
+        """One line of a node in a while: it may refuse as many windows as it likes."""
+        self.refused += 1
+        now_s = self._clock.monotonic_s()
+        logged_s, more = self._refusals.get(node, (-_REFUSAL_LOGGED_S, 0))
+        if now_s - logged_s < _REFUSAL_LOGGED_S:
+            self._refusals[node] = (logged_s, more + 1)
+            return
+        self._refusals[node] = (now_s, 0)
+        self._log.error("node=%s window=%d ledger=refused more=%d reason=%s", node, number, more, reason)
+
+    def _has_room(self, node: str, window: EnergyWindow, allowance: Allowance) -> bool:
         """Whether a window is taken now; see the module for those that come after one that was not."""
         away = self._turned_away.get(node)
         is_later = away is not None and away[0] == window.incarnation and window.number > away[1]
-        if is_later or self._store is None or self.waiting >= _WAITING_MOST:
+        of_node = self._batch.many[node] + self._writing.many[node]
+        is_full = (
+            self.waiting >= _WAITING_MOST
+            or of_node >= _NODE_WAITING_MOST
+            or self._batch.pieces + self._writing.pieces >= _PIECES_WAITING_MOST
+            or allowance.pieces < pieces_of(window)
+        )
+        if is_later or self._store is None or is_full:
             self._turned_away[node] = (window.incarnation, window.number)
             return False
         self._turned_away.pop(node, None)
@@ -220,9 +347,13 @@ class EnergyDesk:
 
     def worked(self, increments: Iterable[Worked]) -> None:
         """What workloads have done in stretches of time; what finds no room is lost."""
+        now_s = self._clock.now_ns() / 1e9
         for one in increments:
             if self._store is None or len(self._batch.worked) >= _WORK_MOST:
                 return
+            if not now_s - PAST_S_MOST <= one.end_s <= now_s + AHEAD_S_MOST:
+                # Counted by a clock that is not ours any more.
+                one = one._replace(begin_s=now_s, end_s=now_s)  # noqa: PLW2901
             key = (one.workload, one.unit)
             made = spread_work(one, self._worked_s.get(key))
             if made:
@@ -283,28 +414,45 @@ class EnergyDesk:
 
     async def _write(self) -> bool:
         batch, self._batch = self._batch, _Batch()
-        if not batch.newest and not batch.worked:
+        if not batch.parts and not batch.worked:
             return True
         store, self._writing = self._store, batch
         assert store is not None
-        now_s = self._now_s()
-
-        def write() -> None:
-            store.add(batch.entries, batch.measured, batch.newest.values(), batch.worked, now_s=now_s)
-
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, write)
+            outcome = await asyncio.get_running_loop().run_in_executor(
+                self._thread, _written, store, batch, self._now_s()
+            )
         except LedgerError as error:
             self._failed(error)
             self._batch, self._writing = batch.then(self._batch), _Batch()
             return False
         self.fault, self._writing = "", _Batch()
-        self._newest |= {one.node_name: (one.incarnation, one.number) for one in batch.newest.values()}
+        for node, reason in outcome.refused.items():
+            self._log_refusal(node or "-", batch.parts[node].newest.number if node else 0, reason)  # type: ignore[union-attr]
+            batch.refuse(node, reason, batch.many[node])
+        if outcome.failed:
+            # Rows that these nodes add to are damaged: others are on disk, and these are tried again.
+            reason = next(iter(outcome.failed.values()))
+            self._failed(LedgerError(store.path, reason, "see docs/runbooks/EelgridLedgerFailing.md"))
+            self._batch = batch.only(outcome.failed).then(self._batch)
+        self._confirm(batch, outcome)
+        return not outcome.failed
+
+    def _confirm(self, batch: _Batch, outcome: Outcome) -> None:
+        """Tells agents what is on disk, and what is in no sum."""
+        now_ns = self._clock.now_ns()
         if batch.end_ns:
-            self.newest_ns = max(self.newest_ns or 0, batch.end_ns)
-        for one in batch.newest.values():
-            batch.told[one.node_name](EnergyAcknowledgement(incarnation=one.incarnation, number=one.number))
-        return True
+            # A clock of ours that was ahead must not hide that nothing comes any more.
+            before_ns = self.newest_ns if self.newest_ns is not None and self.newest_ns <= now_ns else 0
+            self.newest_ns = max(before_ns, min(batch.end_ns, now_ns + int(AHEAD_S_MOST * 1e9)))
+        for node, part in batch.parts.items():
+            if part.newest is None or node in outcome.failed:
+                continue
+            self._newest[node] = (part.newest.incarnation, part.newest.number)
+            refused, reason = batch.refused.get(node, (0, ""))
+            batch.told[node](EnergyAcknowledgement(
+                incarnation=part.newest.incarnation, number=part.newest.number, refused=refused, refused_reason=reason
+            ))  # fmt: skip
 
     def by_namespace(self) -> Mapping[str, float]:
         """Joules since the ledger began, by the names of their counters: what no namespace has is in parentheses.
@@ -321,7 +469,8 @@ class EnergyDesk:
             return
 
         def forget() -> tuple[int, int, int]:
-            by_age, by_size = store.forget(now_s=now_s), 0
+            store.scrub()
+            by_age, by_size = store.forget(now_s=store.witnessed_s(now_s)), 0
             for _ in range(_SHRUNK_ONCE):
                 gone = store.shrink(now_s=now_s, bytes_most=bytes_most)
                 by_size += gone
@@ -335,8 +484,16 @@ class EnergyDesk:
             self._failed(error)
             return
         self.forgotten = {"age": self.forgotten["age"] + by_age, "size": self.forgotten["size"] + by_size}
+        if store.damage != self._damage:
+            self._damage = store.damage
+            self._log.error("ledger=damaged parts=%d action=left_out_of_answers", self.damaged_parts)
         if by_size:
             self._log.error("ledger=full bytes_most=%d rows_forgotten=%d", bytes_most, by_size)
+
+    @property
+    def damaged_parts(self) -> int:
+        """Hours and days of nodes, and names, that are not as they were written, as far as anybody looked."""
+        return 0 if self._store is None else sum(map(len, self._store.damage))
 
     def _now_s(self) -> int:
         return int(self._clock.now_ns() / 1e9)
@@ -353,7 +510,15 @@ class EnergyDesk:
 
     async def ask(self, asked: Sequence[Asked]) -> list[Answer]:
         """Answers of what is on disk to questions of one stretch with the same filters. Raises Unavailable."""
-        return await self._done(self._readers, lambda store: store.ask_all(asked))
+        try:
+            return await self._done(self._readers, lambda store: store.ask_all(asked))
+        except Unavailable:
+            if self._store is None or not self._store.index_is_damaged:
+                raise
+            self._log.error("ledger=damaged what=index action=made_anew")
+            self.failures += 1
+            await self._done(self._thread, lambda store: store.mend_indexes())
+            return await self._done(self._readers, lambda store: store.ask_all(asked))
 
     async def settled_s(self) -> int:
         """Until when hours are settled. Raises Unavailable."""
@@ -377,3 +542,16 @@ class EnergyDesk:
         """Marks by name, of what is on disk; empty until the ledger is open."""
         store = self._store
         return {} if store is None else store.marks.exporters
+
+
+def _written(store: EnergyStore, batch: _Batch, now_s: int) -> Outcome:
+    """Writes a batch in one transaction, or each node's part by itself where that cannot be. Raises LedgerError."""
+    parts = batch.parts.values()
+    try:
+        store.add(
+            [one for part in parts for one in part.entries], [one for part in parts for one in part.measured],
+            [part.newest for part in parts if part.newest is not None], batch.worked, now_s=now_s,
+        )  # fmt: skip
+    except LedgerRefused:
+        return store.add_each(batch.parts, batch.worked, now_s=now_s)
+    return Outcome({}, {})

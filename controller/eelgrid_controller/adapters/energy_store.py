@@ -10,35 +10,45 @@ are of integers. A thousand GPUs in 125 nodes, each held by a dozen owners an ho
 `DAYS_KEPT_S`, and a holder when the last row that names it has left; whatever an exporter does
 not have yet (`energy_marks.py`) stays. Only the bound on the file's size lets go of that, too.
 
+What a transaction adds is all or nothing. Where it fails for what is in it, not for the disk, each node's part is tried
+for itself (`add_each`), so that one node's windows cannot stand in the way of others. Amounts of a row stay below
+`CELL_MJ_MOST`, counters by namespace below `namespaces.py`'s bound, so that no sum of two overflows.
+
 Calls come from one thread at a time; `ask` has a connection of its own and may come from another.
 """
 
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eelgrid_controller.adapters.energy_answers import answers
+from eelgrid_controller.adapters.energy_answers import SumOverflow, Unreadable, answers
+from eelgrid_controller.adapters.energy_checks import DAMAGED_MOST, NAMES, NOTHING, Damage, Piece, crc_of, damaged_parts
 from eelgrid_controller.adapters.energy_marks import Marks
-from eelgrid_controller.adapters.energy_tables import APPLICATION_ID, FORMAT_VERSION, SPANS, UPGRADES
+from eelgrid_controller.adapters.energy_tables import APPLICATION_ID, CELL_MJ_MOST, FORMAT_VERSION, SPANS, pieces_of
+from eelgrid_controller.adapters.energy_upgrade import Healed, add_functions, upgrade
 from eelgrid_controller.energy_ledger.asking import DAY_S, Answer, Asked
 from eelgrid_controller.energy_ledger.entries import Entry, Holder, Measured, Place, namespace_of
 from eelgrid_controller.energy_ledger.exporting import Export, kept_before, settled_s
 from eelgrid_controller.energy_ledger.namespaces import NamespaceSum, NamespaceSums
 from eelgrid_controller.energy_ledger.working import WorkEntry
-from eelgrid_controller.errors import LedgerError
+from eelgrid_controller.errors import LedgerError, LedgerRefused
 
-__all__ = ["DAYS_KEPT_S", "HOURS_KEPT_S", "EnergyStore", "Newest", "open_energy"]
+__all__ = ["DAYS_KEPT_S", "HOURS_KEPT_S", "EnergyStore", "Newest", "NodePart", "Outcome", "open_energy"]
 
 FILE_NAME = "energy.sqlite3"
 HOURS_KEPT_S = 400 * DAY_S
 DAYS_KEPT_S = 5 * 366 * DAY_S
 _FORGOTTEN_ONCE = 5_000
 _DISK = "check the disk and the rights of its folder"
+_DAMAGED = "check the disk, and put a backup back or move the file away (docs/runbooks/EelgridLedgerFailing.md)"
+# Times from clocks of nodes: how far ahead of the one behind which at most two nodes are, rows may count as old.
+_WITNESSES = 3
+_WITNESSED_S = 30 * DAY_S
 
 
 class Newest(NamedTuple):
@@ -48,6 +58,22 @@ class Newest(NamedTuple):
     incarnation: int
     number: int
     until_s: float
+
+
+@dataclass(slots=True)
+class NodePart:
+    """What one node's windows add."""
+
+    entries: list[Entry] = field(default_factory=list)
+    measured: list[Measured] = field(default_factory=list)
+    newest: Newest | None = None
+
+
+class Outcome(NamedTuple):
+    """Nodes whose parts are not in the ledger, and why: what is in them cannot be written, or their rows are damaged."""
+
+    refused: Mapping[str, str]
+    failed: Mapping[str, str]
 
 
 def open_energy(folder: Path) -> "EnergyStore":
@@ -64,33 +90,48 @@ def open_energy(folder: Path) -> "EnergyStore":
             raise LedgerError(path, "is another program's file", "move it away")
         if version > FORMAT_VERSION:
             raise LedgerError(path, f"has format {version}, this version knows {FORMAT_VERSION}", "use a newer Eelgrid")
-        if version < FORMAT_VERSION:
-            connection.executescript(
-                f"BEGIN; {''.join(UPGRADES[version:])} PRAGMA application_id={APPLICATION_ID}; "
-                f"PRAGMA user_version={FORMAT_VERSION}; COMMIT;"
-            )
+        add_functions(connection)
+        healed = upgrade(connection, version) if version < FORMAT_VERSION else Healed()
         reader = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False, timeout=10.0)
-        return EnergyStore(path, connection, reader)
-    except sqlite3.Error as error:
+        add_functions(reader)
+        return EnergyStore(path, connection, reader, healed=healed)
+    except (sqlite3.Error, TypeError, ValueError, OverflowError) as error:
         raise LedgerError(path, str(error), _DISK) from error
 
 
 class EnergyStore:
     """See the module; made by `open_energy`."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, reader: sqlite3.Connection) -> None:
+    def __init__(
+        self, path: Path, connection: sqlite3.Connection, reader: sqlite3.Connection, *, healed: Healed
+    ) -> None:  # fmt: skip
         self.path = path
+        self.healed = healed
+        # What the last look at each stretch did not find as it was written; replaced whole, as other threads look at it.
+        self.damage = NOTHING
+        self.index_is_damaged = False
         self._connection = connection
         self._reader = reader
         self._places: dict[Place, int] = {}
         self._holders: dict[Holder, int] = {}
+        self._scrub_s = -1  # the day that was scrubbed last
+        # Records of nodes and counters of namespaces that were damaged, and are gone.
+        self.dropped = self._drop_damaged("windows") + self._drop_damaged("namespaces")
         self.marks = Marks(connection)
         self.namespaces = self._sums()  # of what is on the disk; another thread may read it, since it is never changed
+
+    def _drop_damaged(self, table: str) -> int:
+        """Lets go of rows that are not as they were written; how many."""
+        return self._connection.execute(f"DELETE FROM {table} WHERE crc <> row_crc({NAMES[table]})").rowcount
 
     def newest(self) -> dict[str, tuple[int, int]]:
         """Incarnation and number of the last window of each node. Raises LedgerError."""
         rows = self._read("SELECT node, incarnation, number FROM windows", ())
         return {node: (int(incarnation), number) for node, incarnation, number in rows}
+
+    def until(self) -> dict[str, float]:
+        """Where the last window of each node ends, by the node's clock. Raises LedgerError."""
+        return dict(self._read("SELECT node, until FROM windows", ()))
 
     def _sums(self) -> NamespaceSums:
         rows = self._read("SELECT name, spent, own, shown FROM namespaces", ())
@@ -116,25 +157,71 @@ class EnergyStore:
         self, entries: Iterable[Entry], measured: Iterable[Measured], windows: Iterable[Newest],
         worked: Iterable[WorkEntry] = (), *, now_s: int,
     ) -> None:  # fmt: skip
-        """All or nothing, and on the disk on return; `windows` are the nodes' newest. Raises LedgerError."""
-        entries, measured, worked = list(entries), list(measured), list(worked)
-        hours = {one.hour_s for many in (entries, measured, worked) for one in many}
+        """All or nothing, and on the disk on return; `windows` are the nodes' newest.
+
+        Raises LedgerError; LedgerRefused where the disk is well and something in it cannot be written.
+        """
         try:
             with self._transaction():
-                self._add_spent(entries, measured)
-                namespaces = self._add_to_namespaces(entries)
-                self._add_work(worked)
-                self._connection.executemany(
-                    "INSERT INTO windows VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET incarnation = excluded.incarnation, "
-                    "number = excluded.number, until = excluded.until",
-                    [(one.node_name, str(one.incarnation), one.number, one.until_s) for one in windows],
-                )
-                is_behind = self.marks.touched(hours, now_s=now_s)
+                part = (list(entries), list(measured), list(windows), list(worked))
+                added = self._add(*part, namespaces=self.namespaces, now_s=now_s)
         except BaseException:
             # What was given an id in there has none.
             self._places.clear()
             self._holders.clear()
             raise
+        self._settle(*added)
+
+    def add_each(self, parts: Mapping[str, NodePart], worked: Iterable[WorkEntry] = (), *, now_s: int) -> Outcome:
+        """The same for each node by itself: one whose part cannot be written leaves the others'. Raises LedgerError."""
+        refused, failed = dict[str, str](), dict[str, str]()
+        namespaces, is_behind = self.namespaces, False
+        named: list[tuple[str, NodePart, list[WorkEntry]]] = [(name, part, []) for name, part in parts.items()]
+        named.append(("", NodePart(), list(worked)))
+        try:
+            with self._transaction():
+                for name, part, work in named:
+                    self._connection.execute("SAVEPOINT part")
+                    try:
+                        newest = [] if part.newest is None else [part.newest]
+                        namespaces, is_one = self._add(
+                            part.entries, part.measured, newest, work, namespaces=namespaces, now_s=now_s
+                        )
+                    except (sqlite3.Error, OverflowError) as error:
+                        if not _is_of_part(error):
+                            raise
+                        (failed if _is_damage(error) else refused)[name] = str(error)
+                        self._connection.execute("ROLLBACK TO part")
+                        self._places.clear()
+                        self._holders.clear()
+                    else:
+                        is_behind = is_behind or is_one
+                    self._connection.execute("RELEASE part")
+        except BaseException:
+            self._places.clear()
+            self._holders.clear()
+            raise
+        self._settle(namespaces, is_behind)
+        return Outcome(refused, failed)
+
+    def _add(
+        self, entries: list[Entry], measured: list[Measured], windows: list[Newest], worked: list[WorkEntry],
+        *, namespaces: NamespaceSums, now_s: int,
+    ) -> tuple[NamespaceSums, bool]:  # fmt: skip
+        """Within a transaction: counters then, and whether an exporter had one of the hours."""
+        self._add_spent(entries, measured)
+        after = self._add_to_namespaces(entries, namespaces)
+        self._add_work(worked)
+        rows = [(one.node_name, str(one.incarnation), one.number, one.until_s) for one in windows]
+        self._connection.executemany(
+            "INSERT INTO windows (node, incarnation, number, until, crc) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+            "incarnation = excluded.incarnation, number = excluded.number, until = excluded.until, crc = excluded.crc",
+            [(*row, crc_of(row[:3])) for row in rows],
+        )
+        hours = {one.hour_s for many in (entries, measured, worked) for one in many}
+        return after, self.marks.touched(hours, now_s=now_s)
+
+    def _settle(self, namespaces: NamespaceSums, is_behind: bool) -> None:
         self.namespaces = namespaces
         if is_behind:
             self._read_marks()
@@ -154,6 +241,8 @@ class EnergyStore:
                     connection.execute("ROLLBACK")
                 raise
         except (sqlite3.Error, OverflowError) as error:
+            if _is_of_part(error):
+                raise LedgerRefused(self.path, str(error), _DAMAGED) from error
             raise LedgerError(self.path, str(error), _DISK) from error
 
     def confirm(self, export: Export, *, now_s: int) -> None:
@@ -196,26 +285,25 @@ class EnergyStore:
         for table, span_s in SPANS:
             connection.executemany(
                 f"INSERT INTO {table} VALUES (? / {span_s} * {span_s}, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
-                "bare = bare + excluded.bare, context = context + excluded.context, "
-                "active = active + excluded.active, cost = cost + excluded.cost, carbon = carbon + excluded.carbon",
+                f"{_more('bare', 'context', 'active')}, cost = cost + excluded.cost, carbon = carbon + excluded.carbon",
                 spent,
             )
             connection.executemany(
                 f"INSERT INTO {table}_measured VALUES (? / {span_s} * {span_s}, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
-                "total = total + excluded.total, uncertainty = uncertainty + excluded.uncertainty, "
-                "uncounted = uncounted + excluded.uncounted",
+                f"{_more('total', 'uncertainty')}, uncounted = uncounted + excluded.uncounted",
                 drawn,
             )
 
-    def _add_to_namespaces(self, entries: Iterable[Entry]) -> NamespaceSums:
+    def _add_to_namespaces(self, entries: Iterable[Entry], namespaces: NamespaceSums) -> NamespaceSums:
         spent_mj: Counter[str] = Counter()
         for one in entries:
             spent_mj[namespace_of(one.holder.kind, one.holder.namespace)] += one.spent.energy_mj
-        after, changed = self.namespaces.plus(spent_mj)
+        after, changed = namespaces.plus(spent_mj)
+        rows = [(name, one.spent_mj, one.own_mj, int(one.is_shown)) for name, one in changed.items()]
         self._connection.executemany(
-            "INSERT INTO namespaces VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET spent = excluded.spent, "
-            "own = excluded.own, shown = excluded.shown",
-            [(name, *one) for name, one in changed.items()],
+            "INSERT INTO namespaces (name, spent, own, shown, crc) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+            "spent = excluded.spent, own = excluded.own, shown = excluded.shown, crc = excluded.crc",
+            [(*row, crc_of(row)) for row in rows],
         )
         return after
 
@@ -224,9 +312,12 @@ class EnergyStore:
         for one in worked:
             (work,) = self._connection.execute(
                 "INSERT INTO works (workload, unit, until) VALUES (?, ?, ?) ON CONFLICT DO UPDATE "
-                "SET until = max(until, excluded.until) RETURNING id",
+                "SET until = excluded.until RETURNING id",
                 (one.workload, one.unit, one.until_s),
             ).fetchone()
+            self._connection.execute(
+                "UPDATE works SET crc = ? WHERE id = ? AND crc = 0", (crc_of((work, one.workload, one.unit)), work)
+            )
             rows.append((one.hour_s, work, one.amount, one.counted_s, one.missed_s))
         for table, span_s in SPANS:
             self._connection.executemany(
@@ -259,6 +350,9 @@ class EnergyStore:
                 "RETURNING id",
                 values,
             ).fetchone()
+            self._connection.execute(
+                f"UPDATE {table} SET crc = ? WHERE id = ? AND crc = 0", (crc_of((found, *values)), found)
+            )
             known[key] = found
         assert isinstance(found, int)
         return found
@@ -286,6 +380,14 @@ class EnergyStore:
         except sqlite3.Error as error:
             raise LedgerError(self.path, str(error), _DISK) from error
         return gone
+
+    def witnessed_s(self, now_s: int) -> int:
+        """The time to forget by: not far after the newest windows of three nodes, whatever our clock says.
+
+        A clock that is years ahead would let everything go. Raises LedgerError.
+        """
+        ends_s = sorted(self.until().values(), reverse=True)[:_WITNESSES]
+        return int(min(now_s, ends_s[-1] + _WITNESSED_S)) if ends_s else now_s
 
     def _forget_holders(self) -> None:
         """Days are kept longest, so who has none has no hours."""
@@ -337,20 +439,59 @@ class EnergyStore:
 
     def ask_all(self, asked: Sequence[Asked]) -> list[Answer]:
         """The same for questions of one stretch with the same filters, which costs less than each alone."""
-        self._read("BEGIN", ())
         try:
-            ((revision,),) = self._read("SELECT revision FROM ledger", ())
-            return [replace(one, revision=revision) for one in answers(self._read, asked)]
-        finally:
-            # A fault of the disk may have ended the transaction already.
-            if self._reader.in_transaction:
-                self._read("ROLLBACK", ())
+            self._read("BEGIN", ())
+            try:
+                ((revision,),) = self._read("SELECT revision FROM ledger", ())
+                found, damage = answers(self._read, asked)
+                self._note_damage(damage, {piece for one in asked for piece in pieces_of(one)})
+                return [replace(one, revision=revision) for one in found]
+            finally:
+                # A fault of the disk may have ended the transaction already.
+                if self._reader.in_transaction:
+                    self._read("ROLLBACK", ())
+        except Unreadable as error:
+            self.index_is_damaged = error.can_mend
+            raise LedgerError(self.path, str(error), "ask again" if error.can_mend else _DAMAGED) from error
+        except (TypeError, ValueError, OverflowError) as error:
+            raise LedgerError(self.path, f"a row cannot be read: {error}", _DAMAGED) from error
+
+    def _note_damage(self, damage: Damage, pieces: Iterable[Piece]) -> None:
+        """Takes what a look at these pieces found in the place of what was known of them."""
+        pieces = set(pieces)
+        known = {
+            part
+            for part in self.damage.parts
+            if not any(part.table == table and low <= part.at_s < high for table, low, high in pieces)
+        }
+        self.damage = damage._replace(parts=tuple(sorted(known.union(damage.parts))[:DAMAGED_MOST]))
+
+    def scrub(self) -> None:
+        """Compares the next day's rows with their checksums, so that damage is known before anybody asks for it.
+
+        Raises LedgerError.
+        """
+        ((first_s,),) = self._read("SELECT min(at) FROM daily WHERE at > ?", (self._scrub_s,))
+        self._scrub_s = -1 if first_s is None else first_s
+        if first_s is not None:
+            pieces = [(table, first_s, first_s + DAY_S) for table, _ in SPANS]
+            self._note_damage(self.damage._replace(parts=tuple(damaged_parts(self._read, pieces))), pieces)
+
+    def mend_indexes(self) -> None:
+        """Makes indexes anew from their tables. Raises LedgerError."""
+        try:
+            self._connection.execute("REINDEX")
+        except sqlite3.Error as error:
+            raise LedgerError(self.path, str(error), _DAMAGED) from error
+        self.index_is_damaged = False
 
     def _read(self, sql: str, given: Iterable[Any]) -> list[Any]:
         try:
             return self._reader.execute(sql, tuple(given)).fetchall()
         except sqlite3.Error as error:
-            raise LedgerError(self.path, str(error), _DISK) from error
+            if "integer overflow" in str(error):
+                raise SumOverflow from error
+            raise LedgerError(self.path, str(error), _DAMAGED if _is_damage(error) else _DISK) from error
 
     def close(self) -> None:
         """Lets go of the file."""
@@ -363,3 +504,20 @@ def _parts(table: str) -> tuple[tuple[str, str], ...]:
     return (
         (table, "at, place, holder"), (f"{table}_measured", "at, place"), (f"{table}_work", "at, work"),
     )  # fmt: skip
+
+
+def _more(*columns: str) -> str:
+    """What an upsert adds to amounts, which stay integers."""
+    return ", ".join(f"{name} = min({name} + excluded.{name}, {CELL_MJ_MOST})" for name in columns)
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether the file is not as SQLite wrote it."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and (code & 0xFF) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _is_of_part(error: Exception) -> bool:
+    """Whether it is what was to be written, or rows that it meets, and not the disk."""
+    kinds = (OverflowError, sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
+    return isinstance(error, kinds) or _is_damage(error)

@@ -10,12 +10,13 @@ not in two where one pod of it came before the controller knew the workload.
 
 import json
 
+from eelgrid_controller.adapters.energy_checks import CHECK_SCHEMA, CHECKS_BUILT, NOTHING, TRIGGERS, Damage, Piece
 from eelgrid_controller.energy_ledger.asking import DAY_S, TIMES, Asked
 from eelgrid_controller.energy_ledger.entries import HOUR_S
 
 __all__ = [
-    "APPLICATION_ID", "FORMAT_VERSION", "PLACED", "SPANS", "UPGRADES", "columns_of", "filters_of", "is_of_workloads",
-    "place_filters_of", "spans_of", "work_query",
+    "APPLICATION_ID", "CELL_MJ_MOST", "FORMAT_VERSION", "PLACED", "SPANS", "UPGRADES", "columns_of", "filters_of",
+    "is_of_workloads", "pieces_of", "place_filters_of", "spans_of", "work_query",
 ]  # fmt: skip
 
 APPLICATION_ID = 0x45656C45  # "EelE"
@@ -85,8 +86,10 @@ CREATE TABLE changes (
   exporter TEXT NOT NULL, hour INTEGER NOT NULL, at INTEGER NOT NULL, PRIMARY KEY (exporter, hour)
 ) WITHOUT ROWID;
 """
+# What no hour of a holder at a place can have: 128 boards of 7.5 kW would need a year for it. Sums of two stay integers.
+CELL_MJ_MOST = 2**55
 # What each version adds to the one before; a new file gets all of it.
-UPGRADES = (_SPENT, _WORK, _NAMESPACES, _EXPORTS)
+UPGRADES = (_SPENT, _WORK, _NAMESPACES, _EXPORTS, CHECK_SCHEMA + CHECKS_BUILT + TRIGGERS)
 FORMAT_VERSION = len(UPGRADES)
 _COLUMNS = {
     "kind": "h.kind", "namespace": "h.namespace", "name": "h.name", "workload": "h.workload", "title": "h.title",
@@ -99,17 +102,23 @@ PLACED = ("node", "pool", "gpu_model")
 _OF_WORKLOADS = {"namespace", "workload", "title", "queue", "hour", "day"}
 
 
-def spans_of(asked: Asked, suffix: str = "") -> tuple[str, tuple[int, ...]]:
+def pieces_of(asked: Asked) -> tuple[Piece, ...]:
     """Rows of the stretch: whole days from the days' rows unless hours are asked for."""
     first, last = -(-asked.begin_s // DAY_S) * DAY_S, asked.end_s // DAY_S * DAY_S
     if "hour" in asked.group_by or last <= first:
-        return f"SELECT * FROM hourly{suffix} WHERE at >= ? AND at < ?", (asked.begin_s, asked.end_s)
-    pieces = [(f"daily{suffix}", first, last)]
-    pieces += [
-        (f"hourly{suffix}", low, high) for low, high in ((asked.begin_s, first), (last, asked.end_s)) if high > low
-    ]
+        return (("hourly", asked.begin_s, asked.end_s),)
+    edges = ((asked.begin_s, first), (last, asked.end_s))
+    return (("daily", first, last), *(("hourly", low, high) for low, high in edges if high > low))
+
+
+def spans_of(asked: Asked, suffix: str = "", damage: Damage = NOTHING) -> tuple[str, tuple[int, ...]]:
+    """The query of these rows without those that are damaged, and the values of its marks."""
+    pieces = pieces_of(asked)
     return (
-        " UNION ALL ".join(f"SELECT * FROM {table} WHERE at >= ? AND at < ?" for table, _, _ in pieces),
+        " UNION ALL ".join(
+            f"SELECT * FROM {table}{suffix} WHERE at >= ? AND at < ?{damage.kept(table, suffix)}"
+            for table, _, _ in pieces
+        ),
         tuple(bound for _, low, high in pieces for bound in (low, high)),
     )
 
@@ -149,11 +158,11 @@ def is_of_workloads(asked: Asked) -> bool:
     return bool(asked.group_by) and all(name in _OF_WORKLOADS or name.startswith("label:") for name in names)
 
 
-def work_query(asked: Asked) -> tuple[str, tuple[str | int, ...]]:
+def work_query(asked: Asked, damage: Damage = NOTHING) -> tuple[str, tuple[str | int, ...]]:
     """Groups, unit, amount, counted and missed seconds, of a question in whose groups workloads are whole."""
     columns, named = columns_of(asked)
     where, given = filters_of(asked)
-    rows, bounds = spans_of(asked, "_work")
+    rows, bounds = spans_of(asked, "_work", damage)
     grouped = ", ".join(str(1 + place) for place in range(len(columns) + 1))
     if not any(name in TIMES for name in asked.group_by):
         # First by number, as of joules.

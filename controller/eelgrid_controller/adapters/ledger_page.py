@@ -21,11 +21,17 @@ class Counts(Protocol):
     windows: int
     again: int
     dropped: int
+    refused: int
+    unplaced: int
     failures: int
     newest_ns: int | None  # the latest end of a window that is on disk
     forgotten: Mapping[str, int]  # rows by why they had to go
     used_bytes: int | None
     bytes_most: int
+
+    @property
+    def damaged_parts(self) -> int:
+        """Hours and days of nodes, and names, that are left out of answers."""
 
     @property
     def exporters(self) -> Mapping[str, Exporter]:
@@ -44,9 +50,12 @@ class LedgerPage:
     def families(self) -> Iterator[Family]:
         """All of them, as of now."""
         counts = self._counts
-        taken = counts.windows - counts.again - counts.dropped
-        yield family("eelgrid_ledger_windows_total", {"taken": taken, "again": counts.again, "dropped": counts.dropped})
+        others = {
+            "again": counts.again, "dropped": counts.dropped, "refused": counts.refused, "unplaced": counts.unplaced,
+        }  # fmt: skip
+        yield family("eelgrid_ledger_windows_total", {"taken": counts.windows - sum(others.values()), **others})
         yield family("eelgrid_ledger_failures_total", counts.failures)
+        yield family("eelgrid_ledger_damaged_parts", counts.damaged_parts)
         if counts.newest_ns is not None:
             age_s = max(0.0, (self._now_ns() - counts.newest_ns) * _NS_S)
             yield family("eelgrid_ledger_newest_window_age_seconds", age_s)

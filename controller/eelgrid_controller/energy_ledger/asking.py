@@ -77,6 +77,8 @@ class Answer:
     uncertainty_mj: int
     uncounted_s: float
     revision: int = 0
+    # What of the stretch is damaged on the disk, in words; it is in no sum.
+    damaged: tuple[str, ...] = ()
 
     @property
     def owned(self) -> Spent:

@@ -17,6 +17,8 @@ __all__ = ["NAMESPACES_MOST", "OTHER", "NamespaceSum", "NamespaceSums"]
 NAMESPACES_MOST = 100
 OTHER = "other"
 _KNOWN_MOST = 10_000
+# 4.6 x 10^15 J, of a million boards a lifetime: a counter stays there, so that it is always an integer of SQLite.
+_SUM_MJ_MOST = 2**62
 
 
 class NamespaceSum(NamedTuple):
@@ -42,7 +44,9 @@ class NamespaceSums:
             key = name if name in after or len(after) < _KNOWN_MOST else OTHER
             known = after.get(key, NamespaceSum())
             own_mj = known.own_mj + spent_mj[name] if known.is_shown else known.own_mj
-            after[key] = changed[key] = NamespaceSum(known.spent_mj + spent_mj[name], own_mj, known.is_shown)
+            after[key] = changed[key] = NamespaceSum(
+                min(known.spent_mj + spent_mj[name], _SUM_MJ_MOST), min(own_mj, _SUM_MJ_MOST), known.is_shown
+            )
         shown = {name for name, one in after.items() if one.is_shown}
         least = ""
         for name in sorted(changed.keys() - shown - {OTHER}):
@@ -56,7 +60,7 @@ class NamespaceSums:
                 least = ""
             # From this time on, with what comes now.
             now_mj = one.spent_mj - self.sums.get(name, NamespaceSum()).spent_mj
-            after[name] = changed[name] = one._replace(own_mj=one.own_mj + now_mj, is_shown=True)
+            after[name] = changed[name] = one._replace(own_mj=min(one.own_mj + now_mj, _SUM_MJ_MOST), is_shown=True)
             shown.add(name)
         return NamespaceSums(after, most=self._most), changed
 

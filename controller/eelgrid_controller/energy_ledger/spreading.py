@@ -7,7 +7,8 @@ hours (an agent that was away, or did not run) is even over all of them. Energy 
 by the length of each, as whole millijoules: the k-th hour gets what the first k have rounded,
 less what the first k - 1 have, so that the hours add up to the window exactly. Shares are
 cut each for itself, and what a place drew in an hour is the sum of them. A window
-without length belongs to the hour that it is in. Money is the integral of the price over the
+without length belongs to the hour that it is in. Hours times shares are bounded before any work
+is done: beyond `PIECES_MOST` several hours are one piece, which counts in its first hour. Money is the integral of the price over the
 same stretch, with carbon and PUE of the time; joules stay those of the devices, since PUE is
 the building's.
 """
@@ -17,12 +18,12 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 from eelgrid_controller.energy_ledger.entries import HOUR_S, Entry, Holder, Measured, Place, Spent
+from eelgrid_controller.energy_ledger.plausibility import PIECES_MOST
 from eelgrid_controller.power.tariff import Tariff
 from eelgrid_protos.messages import EnergyOwner, EnergyPart, EnergyWindow
 
-__all__ = ["Spread", "spread"]
+__all__ = ["Spread", "pieces_of", "spread"]
 
-_HOURS_MOST = 24 * 400
 # Where a part stands in `Spent`; one of a newer agent that is not known is at work.
 _COLUMNS = {EnergyPart.BARE_IDLE: 0, EnergyPart.CONTEXT_IDLE: 1}
 _ACTIVE = 2
@@ -40,10 +41,13 @@ class Spread:
 
 def spread(
     window: EnergyWindow, places: Mapping[str, Place], holder_of: Callable[[EnergyOwner], Holder],
-    tariff: Tariff | None,
+    tariff: Tariff | None, *, came_s: float | None = None,
 ) -> Spread:  # fmt: skip
-    """Entries of a window of one node; `places` by GPU UUID, for each of its devices."""
-    hours = _hours(window.begin_ns, window.end_ns)
+    """Entries of a window of one node; `places` by GPU UUID, for each of its devices.
+
+    With `came_s` all of it belongs to the hour of that time, whatever the window's own times are.
+    """
+    hours = _hours(window) if came_s is None else [(came_s, came_s)]
     cuts = _fractions(hours)
     prices = [_price(tariff, begin_s, end_s) for begin_s, end_s in hours]
     holders = [holder_of(owner) for owner in window.owners]
@@ -90,15 +94,28 @@ def _hour_of(at_s: float) -> int:
     return int(at_s // HOUR_S) * HOUR_S
 
 
-def _hours(begin_ns: int, end_ns: int) -> list[tuple[float, float]]:
-    """The window cut at whole hours, each piece within one; of more hours than a year has, the last."""
-    begin_s, end_s = begin_ns / 1e9, end_ns / 1e9
-    first, last = _hour_of(begin_s) + HOUR_S, end_s
-    if last <= first:
+def pieces_of(window: EnergyWindow) -> int:
+    """How many pieces a window is cut into by time and share."""
+    rows = max(1, len(window.shares), len(window.devices))
+    return min(_hours_within(window), max(1, PIECES_MOST // rows)) * rows
+
+
+def _hours_within(window: EnergyWindow) -> int:
+    """How many hours a window touches."""
+    hour_ns = HOUR_S * 10**9
+    return max(1, -(-window.end_ns // hour_ns) - window.begin_ns // hour_ns)
+
+
+def _hours(window: EnergyWindow) -> list[tuple[float, float]]:
+    """The window cut at whole hours, each piece within one; at fewer of them where the pieces would be too many."""
+    begin_s, end_s = window.begin_ns / 1e9, window.end_ns / 1e9
+    hours, rows = _hours_within(window), max(1, len(window.shares), len(window.devices))
+    step_s = HOUR_S * -(-hours // max(1, PIECES_MOST // rows))
+    first = _hour_of(begin_s) + step_s
+    if end_s <= first:
         return [(begin_s, end_s)]
-    marks = [first + HOUR_S * step for step in range(max(0, math.ceil((last - first) / HOUR_S)))]
-    pieces = [(low, high) for low, high in pairwise([begin_s, *marks, end_s]) if high > low]
-    return pieces[-_HOURS_MOST:]
+    marks = [first + step_s * step for step in range(math.ceil((end_s - first) / step_s))]
+    return [(low, high) for low, high in pairwise([begin_s, *marks, end_s]) if high > low]
 
 
 def _fractions(hours: list[tuple[float, float]]) -> list[float]:

@@ -10,6 +10,7 @@ amounts never exceed what was done, so joules for each unit are at least what th
 be only where nothing was missed, and at most that where something was.
 """
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ REQUEST, TOKEN, WORK = "request", "token", "work"
 # Rounds of pages and cycles of the steward have clocks of their own.
 _SNAP_S = 20.0
 _GAP_S_MOST = 400 * 24 * 3600.0
+# Of one stretch: two days by the hour; beyond, several hours are one entry, which counts in its first.
+_HOURS_MOST = 48
 
 
 class Worked(NamedTuple):
@@ -57,8 +60,13 @@ def joined(worked: Worked, until_s: float | None) -> Worked:
 def spread_work(worked: Worked, until_s: float | None) -> list[WorkEntry]:
     """Entries of one increment; `until_s` is the end of the one before of this workload and unit, if there was one.
 
-    The time between them was missed.
+    The time between them was missed. An end that is after this increment is of a clock that was set back since: nothing
+    is known of the time between. What is no number is nothing.
     """
+    if not all(map(math.isfinite, (worked.amount, worked.begin_s, worked.end_s))):
+        return []
+    if until_s is not None and until_s > worked.end_s + _SNAP_S:
+        until_s = None
     worked = joined(worked, until_s)
     found = []
     if until_s is not None and worked.begin_s > until_s:
@@ -79,6 +87,7 @@ def _entry(worked: Worked, hour_s: int, amount: float, counted_s: float, missed_
 def _hours(begin_s: float, end_s: float) -> Iterable[tuple[int, float]]:
     """The hours of a stretch, with the seconds in each; a stretch without length is in one."""
     hour_s = int(begin_s // HOUR_S) * HOUR_S
-    yield hour_s, min(end_s, hour_s + HOUR_S) - begin_s
-    while (hour_s := hour_s + HOUR_S) < end_s:
-        yield hour_s, min(end_s, hour_s + HOUR_S) - hour_s
+    step_s = HOUR_S * max(1, math.ceil((end_s - hour_s) / (HOUR_S * _HOURS_MOST)))
+    yield hour_s, min(end_s, hour_s + step_s) - begin_s
+    while (hour_s := hour_s + step_s) < end_s:
+        yield hour_s, min(end_s, hour_s + step_s) - hour_s

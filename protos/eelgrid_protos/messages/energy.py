@@ -10,7 +10,7 @@ from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.open_enum import OpenEnum
-from eelgrid_protos.quantities import Identifier, Joules, Label, Many, Nanoseconds, Seconds, Uint32, Uint64
+from eelgrid_protos.quantities import Identifier, Joules, Label, Many, Nanoseconds, Seconds, Sentence, Uint32, Uint64
 
 __all__ = [
     "WINDOW_OWNERS_MOST",
@@ -258,7 +258,9 @@ class EnergyWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyAcknowledgement:
-    """Covers every window of an incarnation up to and including the number."""
+    """Covers every window of an incarnation up to and including the number; `refused` of them are in no sum."""
 
     incarnation: Uint64
     number: Uint64
+    refused: Uint32 = 0
+    refused_reason: Sentence = ""

@@ -272,9 +272,13 @@ class EnergyWindow(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., number: _Optional[int] = ..., begin_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[WindowDevice, _Mapping]]] = ..., owners: _Optional[_Iterable[_Union[EnergyOwner, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[WindowShare, _Mapping]]] = ...) -> None: ...
 
 class EnergyAcknowledgement(_message.Message):
-    __slots__ = ("incarnation", "number")
+    __slots__ = ("incarnation", "number", "refused", "refused_reason")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_REASON_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     number: int
-    def __init__(self, incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+    refused: int
+    refused_reason: str
+    def __init__(self, incarnation: _Optional[int] = ..., number: _Optional[int] = ..., refused: _Optional[int] = ..., refused_reason: _Optional[str] = ...) -> None: ...
