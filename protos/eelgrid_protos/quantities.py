@@ -30,6 +30,7 @@ __all__ = [
     "Label",
     "Many",
     "Megahertz",
+    "MigProfile",
     "Milli",
     "Name",
     "Nanoseconds",
@@ -39,6 +40,7 @@ __all__ = [
     "Range",
     "Ratio",
     "RequiredLabel",
+    "RequiredMigProfile",
     "Rule",
     "Seconds",
     "Sentence",
@@ -123,6 +125,9 @@ _LINE = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]*")
 _LINE_SHAPE = "printable characters on one line"
 Label = Annotated[str, Text(253, False, _LINE, _LINE_SHAPE)]
 RequiredLabel = Annotated[str, Text(253, True, _LINE, _LINE_SHAPE)]
+# Such as 1g.5gb+me: no name of ours.
+MigProfile = Annotated[str, Text(64, False, _LINE, _LINE_SHAPE)]
+RequiredMigProfile = Annotated[str, Text(64, True, _LINE, _LINE_SHAPE)]
 # A reason and what would help, with a few names inside.
 SENTENCE_LETTERS_MOST = 2000
 Sentence = Annotated[str, Text(SENTENCE_LETTERS_MOST)]

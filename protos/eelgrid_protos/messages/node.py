@@ -15,6 +15,7 @@ from eelgrid_protos.quantities import (
     Identifier,
     Label,
     Many,
+    MigProfile,
     Name,
     Nanoseconds,
     OptionalIdentifier,
@@ -60,7 +61,7 @@ class GpuInstance:
 
     id: Uint32
     profile_id: Uint32
-    profile: Label  # such as 1g.5gb+me: no name of ours
+    profile: MigProfile
     start: Count
     size: Count
     compute_instances: Annotated[tuple[ComputeInstance, ...], Many(8)] = ()

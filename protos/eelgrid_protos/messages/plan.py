@@ -17,11 +17,12 @@ from eelgrid_protos.quantities import (
     Label,
     Many,
     Megahertz,
+    MigProfile,
     Name,
     Range,
+    RequiredMigProfile,
     Seconds,
     Sentence,
-    Text,
     Uint32,
     Uint64,
     Watts,
@@ -37,7 +38,7 @@ __all__ = [
 class Slice:
     """Where a replica runs on its one GPU, as the partition planner chose it; an empty profile is the whole GPU."""
 
-    profile: Annotated[str, Text(64)] = ""  # such as 1g.5gb+me: no name of ours
+    profile: MigProfile = ""
     start: Count = 0
     batch: Uint32 = 1
     processes: Uint32 = 1
@@ -79,7 +80,7 @@ class GpuSetting:
 class WantedInstance:
     """One GPU instance of a layout; no compute slices means one compute instance over all of it."""
 
-    profile: Annotated[str, Text(64, True)]  # such as 1g.5gb+me: no name of ours
+    profile: RequiredMigProfile
     start: Count
     compute_slices: Annotated[tuple[Count, ...], Many(8)] = ()
 

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.quantities import Bytes, Label, Many, Megahertz, Range, Text, Watts
+from eelgrid_protos.quantities import Bytes, Label, Many, Megahertz, Range, RequiredLabel, Watts
 
 __all__ = ["POINTS_A_CALL_MOST", "MeasuredPoint", "QuantileLatency"]
 
 POINTS_A_CALL_MOST = 1000
 
-Required = Annotated[str, Text(253, True)]
 Whole = Annotated[int, Range(1, 100_000)]
 
 
@@ -28,8 +27,8 @@ class QuantileLatency:
 class MeasuredPoint:
     """One workload in one configuration; None where something was not measured."""
 
-    profile: Required
-    gpu_model: Required
+    profile: RequiredLabel
+    gpu_model: RequiredLabel
     throughput_hz: Annotated[float, Range(0.0, 1e12, "Hz")]
     mig_profile: Label = ""
     gpus: Whole = 1

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.open_enum import OpenEnum
-from eelgrid_protos.quantities import Label, Many, Nanoseconds, Range, Seconds, Text
+from eelgrid_protos.quantities import Label, Many, Nanoseconds, Range, RequiredLabel, Seconds, Text
 
 __all__ = [
     "LatencyMetric", "LatencyObjective", "MetricsServer", "MetricsSource", "ServicePromise", "TrainingPromise",
@@ -87,7 +87,7 @@ class MetricsSource:
 class ServicePromise:
     """What an inference service will be asked, and must keep."""
 
-    profile: Annotated[str, Text(253, True)]
+    profile: RequiredLabel
     objectives: Annotated[tuple[LatencyObjective, ...], Many(3)]
     rate_hz: RateHz = 0.0
     replicas_least: Annotated[int, Range(1, 10_000)] = 1
