@@ -288,3 +288,15 @@ async def test_cancelled_work_leaves_the_plan(tmp_path: Path) -> None:
         empty = await agent.hear(NodePlan)
         assert (len(held.assignments), len(empty.assignments)) == (1, 0)
         assert empty.epoch > held.epoch
+
+
+async def test_a_node_that_floods_with_events_waits_and_others_do_not(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        loud = await rig.join(inventory("loud"))
+        event = NodeEvent(kind=NodeEventKind.SAMPLES_DROPPED, time_ns=1, detail="a\nINFO eelgrid.controller forged")
+        await loud.say(*([event] * 300))
+        await until(lambda: rig.controller.agents.delayed_events > 0)
+        quiet = await rig.join(inventory("quiet"))
+        await quiet.say(batch(1))
+        assert await quiet.hear(Acknowledgement) == Acknowledgement(sequence=1)
+        assert rig.controller.agents.events[NodeEventKind.SAMPLES_DROPPED] < 100

@@ -60,6 +60,10 @@ __all__ = ["AgentService", "acknowledge_every", "cadence_of"]
 
 _HELLO_WITHIN_S = 10.0
 _SESSIONS_MOST = 100_000
+# Events of one node: 50 at once, then 5 a second. A node whose eight devices all fail and come back has 16.
+_EVENTS_PER_S = 5.0
+_EVENTS_AHEAD_S = 10.0
+_DETAIL_SHOWN_MOST = 300
 
 
 def cadence_of(policy: Policy) -> Cadence:
@@ -90,6 +94,8 @@ class _Session:
         self.energy: EnergyAcknowledgement | None = None
         self.ack_every = 1
         self.plan_not_before_s = 0.0
+        # By when the events so far would have come at the pace that a node may have.
+        self.event_due_s = 0.0
         self.wake = asyncio.Event()
         self.is_over = False
         self.end: Exception | None = None
@@ -138,6 +144,7 @@ class AgentService:
         self.events: Counter[NodeEventKind] = Counter()
         self.plans_sent = 0
         self.refused_batches = 0
+        self.delayed_events = 0
         # Called with a node's name and a plan as it goes out, or what the agent says of one.
         self.listeners: list[Callable[[str, NodePlan | PlanApplied], None]] = []
         self._loop = loop
@@ -304,9 +311,16 @@ class AgentService:
 
     async def _event(self, session: _Session, event: NodeEvent) -> None:
         self.events[event.kind] += 1
+        wait_s = session.event_due_s - self._monotonic_s()
+        if wait_s > _EVENTS_AHEAD_S:
+            # The stream is not read on meanwhile, so who sends more waits at home.
+            self.delayed_events += 1
+            await asyncio.sleep(wait_s - _EVENTS_AHEAD_S)
+        session.event_due_s = max(session.event_due_s, self._monotonic_s()) + 1.0 / _EVENTS_PER_S
+        detail = event.detail[:_DETAIL_SHOWN_MOST] or "-"
         self._log.info(
             "node=%s event=%s gpu=%s detail=%s", session.node_name, event.kind.name.lower(), event.gpu_uuid or "-",
-            event.detail or "-",
+            detail,
         )  # fmt: skip
         try:
             if event.kind is NodeEventKind.GPU_LOST:
