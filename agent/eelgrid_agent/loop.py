@@ -33,7 +33,7 @@ FLEET_SLOW_S = 300.0
 GRAIN_S = 0.01
 # Looks that are due go on for so long before the streams have their turn. Without an end a fleet that a busy machine
 # cannot sample in time looked for a second between two turns of its streams, none of which was welcomed in time.
-SLICE_S = 0.02
+SLICE_S = 0.01
 # A look may take this share of the interval, and at least the second bound: a cold driver takes a second to open.
 LOOK_SHARE = 0.8
 LOOK_S_LEAST = 2.0

@@ -7,6 +7,7 @@ unknown enumeration values and unknown variants of a one-of are passed over, so
 that a newer minor version can be read. Knows no socket.
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import cache
@@ -36,7 +37,7 @@ from eelgrid_protos.wire import (
     workload_pb2,
 )
 
-__all__ = ["MESSAGE_BYTES_MOST", "decode", "encode", "file_descriptors"]
+__all__ = ["MESSAGE_BYTES_MOST", "decode", "digest", "encode", "file_descriptors"]
 
 MESSAGE_BYTES_MOST = 16 * 1024 * 1024
 
@@ -185,6 +186,12 @@ def encode(message: object) -> bytes:
     check(message)
     data: bytes = _to_wire(message).SerializeToString()
     return data
+
+
+def digest(message: object) -> str:
+    """A fingerprint of a message: the same for equal messages of equal versions, on both sides."""
+    # Maps have no order on the wire unless asked for one.
+    return hashlib.sha256(_to_wire(message).SerializeToString(deterministic=True)).hexdigest()
 
 
 def decode(cls: type[_Message], data: bytes) -> _Message:

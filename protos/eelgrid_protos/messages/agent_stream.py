@@ -14,15 +14,17 @@ from eelgrid_protos.messages.node import Inventory, NodeEvent
 from eelgrid_protos.messages.plan import NodePlan, PlanApplied
 from eelgrid_protos.messages.policy import IntervalSeconds
 from eelgrid_protos.messages.reading import SampleBatch
-from eelgrid_protos.quantities import Identifier, Label, Many, Range, Uint64
+from eelgrid_protos.quantities import Identifier, Label, Many, Range, Uint32, Uint64
 
 __all__ = [
     "PODS_WITH_DEVICES_MOST", "Acknowledgement", "Cadence", "ConnectRequest", "ConnectResponse", "HeldDevices", "Hello",
-    "PodDevices", "Welcome",
+    "HelloReceived", "PodDevices", "RECONNECT_SPREAD_S_MOST", "Resume", "Welcome",
 ]  # fmt: skip
 
 # Eight GPUs in seven slices are 56; a kubelet runs some hundreds of pods.
 PODS_WITH_DEVICES_MOST = 1024
+# A node whose agent stays away for a minute is lost anyway.
+RECONNECT_SPREAD_S_MOST = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,16 @@ class Hello:
     incarnation: Uint64
     inventory: Inventory
     plan_epoch: Uint64 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Opens a stream in the stead of Hello, where the node is as the controller knows it, by the inventory's digest."""
+
+    incarnation: Uint64
+    node_name: Identifier
+    plan_epoch: Uint64 = 0
+    inventory_digest: Identifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +61,18 @@ class Welcome:
 
     acknowledged_sequence: Uint64
     cadence: Cadence
+    # The next stream may be opened by Resume.
+    resumes: bool = False
+    # When this stream ends, agents come back spread over so long.
+    reconnect_spread_s: Annotated[float, Range(0.0, RECONNECT_SPREAD_S_MOST, "s")] = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelloReceived:
+    """Hello or Resume has come, and Welcome will follow; before it, Hello where the inventory is wanted."""
+
+    inventory_wanted: bool = False
+    ahead: Uint32 = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +106,11 @@ class HeldDevices:
 class ConnectRequest:
     """One message from the agent."""
 
-    message: Hello | Inventory | SampleBatch | NodeEvent | PlanApplied | EnergyWindow | HeldDevices | None
+    message: Hello | Inventory | SampleBatch | NodeEvent | PlanApplied | EnergyWindow | HeldDevices | Resume | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectResponse:
     """One message to the agent."""
 
-    message: Welcome | Acknowledgement | NodePlan | Cadence | EnergyAcknowledgement | None
+    message: Welcome | Acknowledgement | NodePlan | Cadence | EnergyAcknowledgement | HelloReceived | None
