@@ -128,6 +128,8 @@ class _Sources:
             agents_connected=1213, commands_queued=0, plans_sent=9, batches_refused=0, duplicates=0, lag_s=0.0,
             is_accepting=True, agent_events={kind.name.lower(): 1 for kind in NodeEventKind}, journal=JournalCounters(),
             rollbacks=0, nodes_ahead=0,
+            delayed_events=3, over_limit={"call": 1, "watch": 2},
+            ended_connections={"flood": 1, "expired": 1, "authority": 1, "unread": 1, "idle": 1},
         )  # fmt: skip
 
 

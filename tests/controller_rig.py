@@ -103,7 +103,8 @@ class Agent:
     """One stream, said and heard message by message."""
 
     def __init__(self, address: str) -> None:
-        self._channel = transport.channel(address, tls=None)
+        # A connection of its own, as an agent has.
+        self._channel = transport.channel(address, tls=None, options=[("grpc.use_local_subchannel_pool", 1)])
         self._out: asyncio.Queue[Any] = asyncio.Queue()
         self._responses: AsyncIterator[ConnectResponse] = rpc.client(rpc.AGENT_SERVICE, self._channel).connect(
             self._requests()

@@ -94,7 +94,7 @@ class HandClock:
 class Agent:
     """A node whose time stands still unless it is told to tick."""
 
-    def __init__(self, port, *, ticks_most=100, tls_stamp=None):
+    def __init__(self, port, *, ticks_most=100, tls_stamp=None, limits=None, jitter=lambda: 1.0):
         self.clock = HandClock()
         spec = NodeSpec(
             node_name="n", cpu_milli=1000, memory_bytes=10**9,
@@ -117,7 +117,7 @@ class Agent:
         self.reports = []
         self.uplink = Uplink(
             self.node, open_channels(f"127.0.0.1:{port}", tls=None, insecure=False), gate=asyncio.Semaphore(1),
-            jitter=lambda: 1.0, report=self.reports.append, limits=FAST, tls_stamp=tls_stamp,
+            jitter=jitter, report=self.reports.append, limits=limits or FAST, tls_stamp=tls_stamp,
         )  # fmt: skip
 
     def tick(self, count=1):

@@ -27,6 +27,8 @@ from eelgrid_agent.node import Node
 from eelgrid_agent.node_api import NodeApi
 from eelgrid_agent.streams import Links, open_channels
 from eelgrid_protos import __version__
+from eelgrid_protos.log_lines import log_to_stderr
+from eelgrid_protos.open_sockets import raise_descriptor_limit
 from eelgrid_protos.peers import PeerGuard
 from eelgrid_protos.rpc import NODE_SERVICE, handler
 from eelgrid_protos.transport import ListenError, listen, server_options, standard_services
@@ -64,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         return _fail(error, 2)
     _log_to_stderr(verbose=config.verbose)
+    raise_descriptor_limit()
     try:
         asyncio.run(_run(config))
     except _faults_of_files() as error:
@@ -101,13 +104,10 @@ def _fail(error: Exception, code: int) -> int:
 def _log_to_stderr(*, verbose: bool) -> None:
     """key=value lines on stderr, once."""
     root = logging.getLogger("eelgrid")
-    handler_ = logging.StreamHandler(sys.stderr)
-    formatter = logging.Formatter("time=%(asctime)s level=%(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
-    formatter.converter = time.gmtime
-    handler_.setFormatter(formatter)
-    root.handlers[:] = [handler_]
+    line = "time=%(asctime)s level=%(levelname)s %(message)s"
+    level = logging.DEBUG if verbose else logging.INFO
+    log_to_stderr(root, level, line, dates="%Y-%m-%dT%H:%M:%SZ", in_utc=True)
     root.propagate = False
-    root.setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
 async def _run(config: AgentConfig) -> None:

@@ -31,6 +31,9 @@ SLOW_S = 5.0
 FLEET_SLOW_S = 300.0
 # Wake-ups are merged within this, so that a thousand nodes cost a hundred wake-ups a second.
 GRAIN_S = 0.01
+# Looks that are due go on for so long before the streams have their turn. Without an end a fleet that a busy machine
+# cannot sample in time looked for a second between two turns of its streams, none of which was welcomed in time.
+SLICE_S = 0.01
 # A look may take this share of the interval, and at least the second bound: a cold driver takes a second to open.
 LOOK_SHARE = 0.8
 LOOK_S_LEAST = 2.0
@@ -180,11 +183,12 @@ class Wheel:
             self._surveyed_ns[index] = self._began_ns
             self._retime(index)
         while True:
-            now_ns = self._clock.monotonic_ns()
-            while self._heap and self._heap[0][0] <= now_ns:
+            now_ns = begun_ns = self._clock.monotonic_ns()
+            while self._heap and self._heap[0][0] <= now_ns and now_ns - begun_ns < SLICE_S * 1e9:
                 due_ns, index = heapq.heappop(self._heap)
                 if due_ns == self._due_ns[index]:
                     self._turn(index, due_ns)
+                    now_ns = self._clock.monotonic_ns()
             delay_s = GRAIN_S if not self._heap else (self._heap[0][0] - self._clock.monotonic_ns()) / 1e9
             # Never shorter than the grain: the stream's own work needs its turn too.
             await asyncio.sleep(min(max(delay_s, GRAIN_S), 0.5))

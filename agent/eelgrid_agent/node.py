@@ -42,6 +42,7 @@ from eelgrid_protos.messages import (
     NodeEventKind,
     NodePlan,
     PlanApplied,
+    Resume,
     SampleBatch,
     Welcome,
 )  # fmt: skip
@@ -84,6 +85,9 @@ class Node:
         self._held = Newest[HeldDevices]()
         self._times = SendTimes(phase=send_phase)
         self._reported_sequence = 0
+        # Whether the last controller takes a Resume, and the fingerprint of the inventory that it was made of.
+        self._resumes = False
+        self._digest: tuple[Inventory | None, str] = (None, "")
         self.cadence = Cadence()
         self.spool = Spool(window=self.cadence.window, ticks_most=ticks_most)
         self.guard = guard or Guard(identity.node_name)
@@ -282,6 +286,24 @@ class Node:
             )
         )
 
+    def resume(self, digest: Callable[[Inventory], str]) -> ConnectRequest | None:
+        """Opens a connection without the inventory, where the last controller takes that; None where Hello is due."""
+        if not self._resumes:
+            return None
+        if self._digest[0] is not self.inventory:
+            self._digest = self.inventory, digest(self.inventory)
+        self._inventory_due = False
+        return ConnectRequest(
+            message=Resume(
+                incarnation=self._incarnation, node_name=self.name, plan_epoch=self.guard.epoch,
+                inventory_digest=self._digest[1],
+            )
+        )  # fmt: skip
+
+    def refused(self) -> None:
+        """A connection ended before its Welcome: the next begins with all that there is to say."""
+        self._resumes = False
+
     def welcome(self, message: Welcome) -> None:
         """The controller answered: what it does not hold goes again; raises ForeignSequence."""
         if self.spool.resume(message.acknowledged_sequence) is Acknowledged.FUTURE:
@@ -291,6 +313,7 @@ class Node:
             raise ForeignSequence(
                 f"the controller claims batch {message.acknowledged_sequence}, which was never sent; starting over"
             )
+        self._resumes = message.resumes
         self._events.acknowledge(message.acknowledged_sequence)
         self._events.resume()
         self.outbox.windows.resume()

@@ -21,8 +21,8 @@ from eelgrid_protos.transport import TlsFiles, channel
 __all__ = ["CONNECTS_AT_ONCE", "Links", "open_channels"]
 
 # Streams between connecting and Welcome at one time: enough to hide the controller's
-# answer time, few enough that nobody waits out the welcome's deadline.
-CONNECTS_AT_ONCE = 64
+# answer time, few enough that nobody waits out the deadline until the controller says that it has our Hello.
+CONNECTS_AT_ONCE = 128
 LOOK_S = 0.5
 REPORT_S = 5.0
 

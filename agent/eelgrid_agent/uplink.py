@@ -6,7 +6,8 @@ the next message and hands it what arrives.
 
 Theory. A gRPC write succeeds long before anybody reads it, so being connected
 is proved by acknowledgements alone; the node says when it is stalled, and the
-stream is dropped. Reconnecting waits a random part of a doubling bound (full
+stream is dropped. A controller that is behind says that it has our Hello; from
+then on we wait for our turn. Reconnecting waits a random part of a doubling bound (full
 jitter), so that a thousand agents do not come back at once. gRPC's client
 cannot reload certificates: when the files change, a second channel is opened,
 and only when the controller has welcomed it is the first one closed.
@@ -22,9 +23,10 @@ from typing import Any, Protocol
 import grpc.aio
 
 from eelgrid_agent.node import ForeignSequence
+from eelgrid_protos.codec import digest
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault
-from eelgrid_protos.messages import ConnectRequest, ConnectResponse, Welcome
+from eelgrid_protos.messages import ConnectRequest, ConnectResponse, HelloReceived, Inventory, Welcome
 from eelgrid_protos.rpc import AGENT_SERVICE, client
 from eelgrid_protos.transport import ListenError
 
@@ -40,6 +42,12 @@ class Endpoint(Protocol):
 
     def hello(self) -> ConnectRequest:
         """Opens a connection."""
+
+    def resume(self, digest: Callable[[Inventory], str]) -> ConnectRequest | None:
+        """Opens it in the stead of `hello`; None where that is due."""
+
+    def refused(self) -> None:
+        """A connection ended before its welcome."""
 
     def welcome(self, message: Welcome) -> None:
         """The controller answered; raises ForeignSequence."""
@@ -62,6 +70,8 @@ class UplinkLimits:
     backoff_most_s: float = 30.0
     # The controller journals a new node before it answers.
     welcome_s: float = 20.0
+    # The same once it said that Hello is there: then it answers in turn, and who leaves the queue only makes it longer.
+    queued_s: float = 300.0
     # A connection that lasted this long was a good one: back-off starts over.
     good_s: float = 5.0
     tls_check_s: float = 5.0
@@ -91,11 +101,15 @@ class Uplink:
         loop = asyncio.get_running_loop()
         while True:
             began_s = loop.time()
-            welcomed, reason = await self._connection()
+            welcomed, reason, spread_s = await self._connection()
             self._node.disconnected()
+            if not welcomed:
+                self._node.refused()
             if welcomed and loop.time() - began_s >= self._limits.good_s:
                 self._failures = 0
             bound_s = min(self._limits.backoff_most_s, self._limits.backoff_first_s * 2.0 ** min(self._failures, 16))
+            # A whole fleet may have lost the same controller: it said over how long it wants it back.
+            bound_s = max(bound_s, spread_s)
             self._failures += 1
             self._report(reason)
             await asyncio.sleep(bound_s * self._jitter())
@@ -105,15 +119,15 @@ class Uplink:
         if self._active is not None:
             self._active.end(reason)
 
-    async def _connection(self) -> tuple[bool, str]:
-        """One connection with its successors: whether it was ever welcomed, and how it ended."""
+    async def _connection(self) -> tuple[bool, str, float]:
+        """One connection with its successors: whether it was ever welcomed, how it ended, and the advice for the next."""
         session = self._start()
         stamp = self._tls_stamp() if self._tls_stamp else None
         try:
             while True:
                 await asyncio.wait({session.task}, timeout=self._limits.tls_check_s if self._tls_stamp else None)
                 if session.task.done():
-                    return session.welcomed.is_set(), session.reason
+                    return session.welcomed.is_set(), session.reason, session.spread_s
                 fresh = self._tls_stamp() if self._tls_stamp else None
                 # A stamp with (0, 0) is of a file under replacement.
                 if fresh == stamp or fresh is None or (0, 0) in fresh or not session.welcomed.is_set():
@@ -169,6 +183,9 @@ class _Session:
         self._limits = limits
         self._take_over = take_over
         self.reason = "cancelled"
+        self.spread_s = 0.0
+        # The controller asked for Hello after a Resume.
+        self._wants_hello = asyncio.Event()
         self.welcomed = asyncio.Event()
         self.wake = asyncio.Event()
         self.retired = False
@@ -198,8 +215,8 @@ class _Session:
                     channel = self._open_channel()
                     responses = client(AGENT_SERVICE, channel).connect(self._requests())
                     await stack.enter_async_context(aclosing(responses))
-                    async with asyncio.timeout(self._limits.welcome_s):
-                        await self._greet(responses)
+                    async with asyncio.timeout(self._limits.welcome_s) as deadline:
+                        await self._greet(responses, deadline)
                 async for response in responses:
                     self._node.receive(response)
                 self.reason = "ended by the controller"
@@ -214,9 +231,15 @@ class _Session:
         finally:
             self.retire()
 
-    async def _greet(self, responses: AsyncIterator[ConnectResponse]) -> None:
+    async def _greet(self, responses: AsyncIterator[ConnectResponse], deadline: asyncio.Timeout) -> None:
         async for response in responses:
+            if isinstance(response.message, HelloReceived):
+                deadline.reschedule(asyncio.get_running_loop().time() + self._limits.queued_s)
+                if response.message.inventory_wanted:
+                    self._wants_hello.set()
+                    self.wake.set()
             if isinstance(response.message, Welcome):
+                self.spread_s = response.message.reconnect_spread_s
                 self._node.welcome(response.message)
                 self._take_over(self)
                 self.welcomed.set()
@@ -226,8 +249,12 @@ class _Session:
 
     async def _requests(self) -> AsyncIterator[ConnectRequest]:
         # gRPC leaves this waiting for ever when the other side ended the stream, so the session ends it.
-        yield self._node.hello()
+        yield self._node.resume(digest) or self._node.hello()
         while not self.retired:
+            if self._wants_hello.is_set():
+                self._wants_hello.clear()
+                yield self._node.hello()
+                continue
             message = self._node.pull() if self.welcomed.is_set() else None
             if message is not None:
                 yield message

@@ -23,6 +23,8 @@ from eelgrid_controller.errors import ConfigError, ControllerError
 from eelgrid_controller.kubernetes.admitting import GateRules
 from eelgrid_controller.roles import RoleRules, granted
 from eelgrid_protos import __version__
+from eelgrid_protos.log_lines import log_to_stderr
+from eelgrid_protos.open_sockets import raise_descriptor_limit
 from eelgrid_protos.transport import ListenError, TlsFiles
 
 __all__ = ["main"]
@@ -273,7 +275,9 @@ def main(
     **addresses: Any,
 ) -> None:
     """Place and power GPU work; serve agents and operators over gRPC."""
-    logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format=_LOG_LINE)
+    if not logging.getLogger().handlers:
+        log_to_stderr(logging.getLogger(), log_level.upper(), _LOG_LINE)
+    raise_descriptor_limit()
     # Journal, ledger and all else that we write are for our user and group alone.
     os.umask(_UMASK)
     tls = _tls(tls_certificate, tls_key, tls_authority)

@@ -79,6 +79,7 @@ class _Sources:
     agents: AgentService
     telemetry: Telemetry
     page: StewardPage
+    guard: PeerGuard
 
     async def settled(self) -> None:
         await self.loop.read(lambda _: None)
@@ -100,6 +101,9 @@ class _Sources:
             lag_s=self.loop.lag_s,
             is_accepting=self.loop.journal_fault is None,
             agent_events={kind.name.lower(): count for kind, count in self.agents.events.items()},
+            delayed_events=self.agents.delayed_events,
+            over_limit=self.guard.refused,
+            ended_connections=self.guard.ended,
             journal=self.loop.journal.counters,
             rollbacks=self.loop.core.state.rollbacks,
             nodes_ahead=sum(record.ahead is not None for record in self.loop.core.state.nodes.values()),
@@ -264,7 +268,7 @@ class Controller:
             log=self._log.getChild("partitions"),
         )
         self._stack.callback(self.partitions.close)
-        self.metrics.attach(_Sources(self.loop, views, self.agents, telemetry, page))
+        self.metrics.attach(_Sources(self.loop, views, self.agents, telemetry, page, self.guard))
         fleet = FleetPage(
             core=lambda: self.loop.core,
             summary=lambda: views.recent_summary(self.loop.core),

@@ -12,6 +12,7 @@ the parsed message, before objects are made of its elements. Two bytes can say "
 element", which protobuf keeps in some 180 bytes and Python in two thousand (measured on Gpu).
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
@@ -42,7 +43,7 @@ from eelgrid_protos.wire import (
     workload_pb2,
 )
 
-__all__ = ["MESSAGE_BYTES_MOST", "check_size", "decode", "encode", "encode_element", "file_descriptors"]
+__all__ = ["MESSAGE_BYTES_MOST", "check_size", "decode", "digest", "encode", "encode_element", "file_descriptors"]
 
 # Of an answer; a call's request has a bound of its own (rpc.Method).
 MESSAGE_BYTES_MOST = 16 * 1024 * 1024
@@ -315,6 +316,12 @@ def encode(message: object) -> bytes:
     check(message)
     data: bytes = _to_wire(message).SerializeToString()
     return data
+
+
+def digest(message: object) -> str:
+    """A fingerprint of a message: the same for equal messages of equal versions, on both sides."""
+    # Maps have no order on the wire unless asked for one.
+    return hashlib.sha256(_to_wire(message).SerializeToString(deterministic=True)).hexdigest()
 
 
 def encode_element(owner: type, field: str, element: object) -> bytes:

@@ -71,8 +71,6 @@ class PeerLimits:
     # Watches at once of one account: a person has some, a service of dashboards some more, and all of them fit on one
     # connection with room for calls.
     watches_most: int = 48
-    # Two-way streams on one connection: an agent has one, and for a moment another.
-    two_way_most: int = 4
     # Strikes at once, and a second: an agent whose role is not given yet makes one in 15 s.
     strikes_most: float = 100.0
     strikes_per_s: float = 10.0
@@ -115,7 +113,6 @@ class _Connection:
     key: Peer
     account: _Account
     open: int = 0
-    two_way: int = 0
     # When it was ended; calls that were under way then still come to their end.
     ended_s: float = float("inf")
     bucket: _Bucket = field(default_factory=_Bucket)
@@ -163,7 +160,9 @@ class _Entry:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        self.guard.end(self, is_cancelled=kind is not None and issubclass(kind, (asyncio.CancelledError, GeneratorExit)))
+        self.guard.end(
+            self, is_cancelled=kind is not None and issubclass(kind, (asyncio.CancelledError, GeneratorExit))
+        )
 
 
 class PeerGuard:
@@ -208,9 +207,7 @@ class PeerGuard:
         """Counts a call in; raises ResourceExhausted."""
         connection = self._connection(context)
         account, limits, why = connection.account, self.limits, ""
-        if kind == _TWO_WAY and connection.two_way >= limits.two_way_most:
-            why = f"{limits.two_way_most} streams are open on this connection; use another connection for each"
-        elif kind == _WATCH and account.watches >= limits.watches_most:
+        if kind == _WATCH and account.watches >= limits.watches_most:
             why = f"{limits.watches_most} watches of yours are open; end some, or list instead"
         elif kind == _CALL and account.calls >= limits.calls_most:
             why = f"{limits.calls_most} calls of yours are under way; wait for some of them"
@@ -241,12 +238,9 @@ class PeerGuard:
         connection, account = entry.connection, entry.connection.account
         connection.open += by
         account.open += by
-        if entry.kind == _TWO_WAY:
-            connection.two_way += by
-        elif entry.kind == _WATCH:
-            account.watches += by
-        else:
-            account.calls += by
+        # Agents' streams are counted by node, where their Hello is known; a connection has so many streams anyway.
+        account.watches += by * (entry.kind == _WATCH)
+        account.calls += by * (entry.kind == _CALL)
         self._connections.keep(connection)
         self._accounts.keep(account)
 
@@ -272,7 +266,9 @@ class PeerGuard:
         bucket = account.bucket if account.name else connection.bucket
         is_full = not bucket.add(now_s, most=limits.strikes_most, per_s=limits.strikes_per_s)
         if is_full and self._condemn(connection, "flood"):
-            self._say("flood", "peer=%s certificate=%r action=disconnected reason=flood", connection.key[0], account.name)
+            self._say(
+                "flood", "peer=%s certificate=%r action=disconnected reason=flood", connection.key[0], account.name
+            )
 
     # Connections
 

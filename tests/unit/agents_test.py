@@ -3,20 +3,24 @@
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from tests.controller_rig import Agent, batch, inventory, running, until, wanted
 
 from eelgrid_controller.adapters.agents import acknowledge_every
-from eelgrid_protos import rpc, transport
+from eelgrid_protos import codec, rpc, transport
 from eelgrid_protos.faults import Aborted, InvalidArgument, Unavailable
 from eelgrid_protos.messages import (
     Acknowledgement,
     ApplyStatus,
     Cadence,
     CancelWorkloadRequest,
+    HeldAssignments,
     Hello,
+    HelloReceived,
+    Inventory,
     ListGpusRequest,
     ListNodesRequest,
     ListPlansRequest,
@@ -26,6 +30,7 @@ from eelgrid_protos.messages import (
     NodeState,
     PlanApplied,
     Policy,
+    Resume,
     UpdatePolicyRequest,
     Welcome,
 )
@@ -37,7 +42,8 @@ async def test_hello_is_welcomed_with_the_policy_cadence_and_the_node_is_there(t
         rig.agents.append(agent)
         await agent.say(Hello(incarnation=5, inventory=inventory()))
         welcome = await agent.hear()
-        assert welcome == Welcome(acknowledged_sequence=0, cadence=Cadence(send_interval_s=5.0))
+        cadence = Cadence(send_interval_s=5.0)
+        assert welcome == Welcome(acknowledged_sequence=0, cadence=cadence, resumes=True, reconnect_spread_s=0.002)
         (node,) = (await rig.operators.list_nodes(ListNodesRequest())).nodes
         assert (node.inventory, node.state) == (inventory(), NodeState.READY)
 
@@ -288,3 +294,109 @@ async def test_cancelled_work_leaves_the_plan(tmp_path: Path) -> None:
         empty = await agent.hear(NodePlan)
         assert (len(held.assignments), len(empty.assignments)) == (1, 0)
         assert empty.epoch > held.epoch
+
+
+async def test_a_node_that_floods_with_events_waits_and_others_do_not(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        loud = await rig.join(inventory("loud"))
+        event = NodeEvent(kind=NodeEventKind.SAMPLES_DROPPED, time_ns=1, detail="a\nINFO eelgrid.controller forged")
+        await loud.say(*([event] * 300))
+        await until(lambda: rig.controller.agents.delayed_events > 0)
+        quiet = await rig.join(inventory("quiet"))
+        await quiet.say(batch(1))
+        assert await quiet.hear(Acknowledgement) == Acknowledgement(sequence=1)
+        assert rig.controller.agents.events[NodeEventKind.SAMPLES_DROPPED] < 100
+
+
+async def resumed(rig: Any, node: Inventory, **changes: Any) -> Agent:
+    """An agent whose stream was opened by Resume."""
+    agent = Agent(rig.address)
+    rig.agents.append(agent)
+    fields = {"incarnation": 1, "node_name": node.node_name, "inventory_digest": codec.digest(node)} | changes
+    await agent.say(Resume(**fields))
+    return agent
+
+
+async def test_a_node_that_is_as_it_was_comes_back_without_its_inventory(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        agent = await rig.join(inventory())
+        await agent.say(batch(1))
+        await agent.hear(Acknowledgement)
+        await agent.leave()
+    async with running(tmp_path) as rig:
+        revision = rig.controller.loop.core.state.revision
+        agent = await resumed(rig, inventory())
+        assert (await agent.hear(Welcome)).resumes
+        assert rig.controller.loop.core.state.revision == revision, "nothing is journalled"
+        await agent.say(batch(1, time_ns=time.time_ns()))
+        assert await agent.hear(Acknowledgement) == Acknowledgement(sequence=1)
+        (gpu, _) = (await rig.operators.list_gpus(ListGpusRequest())).gpus
+        assert gpu.power_w == 50.0
+
+
+async def test_a_node_that_is_new_or_changed_is_asked_for_its_inventory(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        for node in (inventory(), inventory(gpus=4, generation=2)):
+            agent = await resumed(rig, node)
+            assert await agent.hear() == HelloReceived(inventory_wanted=True)
+            await agent.say(Hello(incarnation=1, inventory=node))
+            await agent.hear(Welcome)
+            (found,) = (await rig.operators.list_nodes(ListNodesRequest())).nodes
+            assert found.inventory == node
+
+
+async def test_an_inventory_that_was_asked_for_is_of_the_same_node(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        agent = await resumed(rig, inventory())
+        await agent.hear(HelloReceived)
+        await agent.say(Hello(incarnation=1, inventory=inventory("n2")))
+        with pytest.raises(InvalidArgument, match="none of n1"):
+            await agent.hear()
+        assert not rig.controller.loop.core.state.nodes
+
+
+async def test_a_resume_beyond_the_known_plan_is_asked_for_all_that_the_agent_holds(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        await (await rig.join(inventory())).leave()
+        agent = await resumed(rig, inventory(), plan_epoch=41)
+        assert await agent.hear() == HelloReceived(inventory_wanted=True)
+        await agent.say(Hello(incarnation=1, inventory=inventory(), plan_epoch=41, held=HeldAssignments()))
+        await agent.hear(Welcome)
+        await rig.operators.submit_workload(wanted("w1"))
+        assert (await agent.hear(NodePlan)).epoch > 41
+
+
+async def test_agents_wait_in_a_line_and_none_is_refused_for_waiting(tmp_path: Path) -> None:
+    """The journal stands still while more come than are welcomed at one time; each is told, and none is sent away."""
+    async with running(tmp_path) as rig:
+        hold = asyncio.Event()
+        joined = rig.controller.loop.node_joined
+
+        async def slowly(*arguments: Any, **options: Any) -> None:
+            await hold.wait()
+            await joined(*arguments, **options)
+
+        rig.controller.loop.node_joined = slowly
+        welcomes = []
+        for number in range(80):
+            agent = Agent(rig.address)
+            rig.agents.append(agent)
+            await agent.say(Hello(incarnation=1, inventory=inventory(f"n{number}")))
+            welcomes.append(asyncio.create_task(agent.hear(Welcome, within_s=60.0)))
+        await until(lambda: rig.controller.agents._waiting == 80, within_s=30.0)
+        hold.set()
+        await asyncio.gather(*welcomes)
+        assert rig.controller.agents.connected == 80
+
+
+async def test_who_leaves_the_line_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        hold = asyncio.Event()
+        rig.controller.loop.node_joined = lambda *_arguments, **_options: hold.wait()
+        agent = Agent(rig.address)
+        await agent.say(Hello(incarnation=1, inventory=inventory()))
+        hearing = asyncio.create_task(agent.hear(Welcome))
+        await until(lambda: rig.controller.agents._waiting == 1)
+        hearing.cancel()
+        await until(lambda: rig.controller.agents._waiting == 0)
+        assert rig.controller.agents.connected == 0

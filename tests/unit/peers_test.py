@@ -232,25 +232,24 @@ async def test_streams_end_when_their_authority_is_no_longer_trusted(authority, 
     """Adding one ends nobody, as the first half of a change does; taking the old one away ends all that it let in."""
     ours, theirs, _ = parties
     new = Authority("another authority")
-    async with serving(ours) as (port, guard, _):
-        async with calling(port, theirs) as client:
-            held = asyncio.create_task(client.get_samples(messages.GetSamplesRequest()))
-            await until(lambda: len(guard._entries) == 1)
-            old_pem = ours.authority.read_bytes()
-            fresh = new.write(tmp_path / "fresh", ("CN", "fresh"))
-            ours.authority.write_bytes(old_pem + fresh.authority.read_bytes())
-            async with calling(port, transport.TlsFiles(fresh.certificate, fresh.key, theirs.authority)) as friend:
-                assert await ask(friend) == "only"
-            looks = guard._looks
-            await until(lambda: guard._looks > looks + 1)
-            assert not held.done()
-            assert not guard.ended
-            ours.authority.write_bytes(fresh.authority.read_bytes())
-            with pytest.raises(Fault):
-                await asyncio.wait_for(held, 20.0)
-            await until(lambda: guard.ended["authority"] >= 1)
-            with pytest.raises(Unavailable):
-                await ask(client)
+    async with serving(ours) as (port, guard, _), calling(port, theirs) as client:
+        held = asyncio.create_task(client.get_samples(messages.GetSamplesRequest()))
+        await until(lambda: len(guard._entries) == 1)
+        old_pem = ours.authority.read_bytes()
+        fresh = new.write(tmp_path / "fresh", ("CN", "fresh"))
+        ours.authority.write_bytes(old_pem + fresh.authority.read_bytes())
+        async with calling(port, transport.TlsFiles(fresh.certificate, fresh.key, theirs.authority)) as friend:
+            assert await ask(friend) == "only"
+        looks = guard._looks
+        await until(lambda: guard._looks > looks + 1)
+        assert not held.done()
+        assert not guard.ended
+        ours.authority.write_bytes(fresh.authority.read_bytes())
+        with pytest.raises(Fault):
+            await asyncio.wait_for(held, 20.0)
+        await until(lambda: guard.ended["authority"] >= 1)
+        with pytest.raises(Unavailable):
+            await ask(client)
 
 
 async def test_only_the_chosen_connection_is_ended():

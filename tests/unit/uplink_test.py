@@ -1,11 +1,14 @@
 """The uplink with a controller that plays along: what is said, in which order, and when."""
 
 import asyncio
+import time
+from dataclasses import replace
 
-from tests.fake_controller import EACH_SECOND, Agent, acknowledge_all, running, serving, until
+from tests.fake_controller import EACH_SECOND, FAST, Agent, acknowledge_all, running, serving, until
 
 from eelgrid_agent.survey import survey
-from eelgrid_protos.faults import Unavailable
+from eelgrid_protos.codec import digest
+from eelgrid_protos.faults import InvalidArgument, Unavailable
 from eelgrid_protos.messages import (
     Acknowledgement,
     ApplyStatus,
@@ -13,11 +16,13 @@ from eelgrid_protos.messages import (
     Cadence,
     GpuSetting,
     Hello,
+    HelloReceived,
     Inventory,
     NodeEvent,
     NodeEventKind,
     NodePlan,
     PlanApplied,
+    Resume,
     SampleBatch,
     Welcome,
 )
@@ -189,3 +194,97 @@ async def test_a_changed_inventory_goes_before_the_batches_that_follow_it():
         kinds = [type(message) for _, message in controller.heard]
         assert kinds.index(Inventory) < kinds.index(SampleBatch)
         assert controller.of(Inventory)[0].generation == controller.of(SampleBatch)[0].inventory_generation == 2
+
+
+def welcoming(*, spread_s=0.0, until_number=10**9):
+    """A script of a controller that takes Resume and ends streams after their first batch."""
+
+    async def script(number, messages, reply):
+        async for message in messages:
+            if isinstance(message, Hello | Resume):
+                held = 0 if number == 1 else 1
+                reply(Welcome(
+                    acknowledged_sequence=held, cadence=EACH_SECOND, resumes=True, reconnect_spread_s=spread_s
+                ))  # fmt: skip
+            if isinstance(message, SampleBatch):
+                reply(Acknowledgement(sequence=message.sequence))
+                if number < until_number:
+                    raise Unavailable("going away")
+
+    return script
+
+
+async def test_a_node_that_did_not_change_comes_back_by_its_fingerprint():
+    async with serving(welcoming(until_number=2)) as controller, running(Agent(controller.port)) as agent:
+        await until(lambda: agent.node.connected)
+        agent.tick()
+        await until(lambda: controller.streams == 2 and agent.node.connected)
+        (resume,) = controller.of(Resume)
+        assert (resume.node_name, resume.incarnation) == ("n", controller.of(Hello)[0].incarnation)
+        assert resume.inventory_digest == digest(agent.node.inventory)
+        assert len(controller.of(Hello)) == 1
+
+
+async def test_an_inventory_that_is_wanted_follows_on_the_same_stream():
+    async def script(number, messages, reply):
+        async for message in messages:
+            if isinstance(message, Resume):
+                reply(HelloReceived(inventory_wanted=True))
+            if isinstance(message, Hello):
+                reply(Welcome(acknowledged_sequence=0, cadence=EACH_SECOND, resumes=True))
+                if number == 1:
+                    raise Unavailable("going away")
+
+    async with serving(script) as controller, running(Agent(controller.port)) as agent:
+        await until(lambda: controller.streams == 2 and agent.node.connected)
+        assert [(number, type(one)) for number, one in controller.heard if isinstance(one, Hello | Resume)] == [
+            (1, Hello), (2, Resume), (2, Hello),
+        ]  # fmt: skip
+
+
+async def test_a_controller_that_knows_no_resume_gets_hello_the_next_time():
+    """An older one took over: to it a Resume is a message that says nothing."""
+
+    async def script(number, messages, reply):
+        async for message in messages:
+            if isinstance(message, Resume):
+                raise InvalidArgument("hello is not the first message")
+            if isinstance(message, Hello):
+                reply(Welcome(acknowledged_sequence=0, cadence=EACH_SECOND, resumes=number == 1))
+                if number == 1:
+                    raise Unavailable("going away")
+
+    async with serving(script) as controller, running(Agent(controller.port)) as agent:
+        await until(lambda: controller.streams == 3 and agent.node.connected)
+        assert [type(one) for _, one in controller.heard if isinstance(one, Hello | Resume)] == [Hello, Resume, Hello]
+
+
+async def test_who_was_told_that_hello_is_there_waits_for_its_turn():
+    release = asyncio.Event()
+
+    async def script(number, messages, reply):
+        async for message in messages:
+            if isinstance(message, Hello):
+                reply(HelloReceived(ahead=1000))
+                await release.wait()
+                reply(Welcome(acknowledged_sequence=0, cadence=EACH_SECOND))
+
+    limits = replace(FAST, welcome_s=0.5)
+    async with serving(script) as controller, running(Agent(controller.port, limits=limits)) as agent:
+        await until(lambda: controller.streams == 1)
+        await asyncio.sleep(3 * limits.welcome_s)
+        assert (controller.streams, agent.reports) == (1, [])
+        release.set()
+        await until(lambda: agent.node.connected)
+
+
+async def test_a_fleet_comes_back_over_the_time_that_it_was_told():
+    """Its share of 40 s is half a second here, of the back-off alone it would be a thousandth of that."""
+    async with serving(welcoming(spread_s=40.0)) as controller:
+        async with running(Agent(controller.port, jitter=lambda: 0.0125)) as agent:
+            await until(lambda: agent.node.connected)
+            agent.tick()
+            await until(lambda: agent.reports)
+            ended_s = time.monotonic()
+            await until(lambda: controller.streams == 2)
+            assert time.monotonic() - ended_s >= 0.4

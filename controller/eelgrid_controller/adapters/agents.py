@@ -18,6 +18,13 @@ later than half the window nor a third of the lease.
 
 The second stream of one node wins: the first is a connection that its agent
 gave up before we noticed.
+
+A fleet comes back at once. Whoever has said Hello is told so and answered in
+turn, however long that takes: an agent that gave up and came again would have
+its turn at the end, and what was done for it so far would be done in vain. A
+node that is as we know it says so by a fingerprint, which spares both sides
+the inventory and us the journal. Each Welcome says over how long agents should
+spread when they come back, since a controller that was killed cannot say it.
 """
 
 import asyncio
@@ -34,9 +41,11 @@ from eelgrid_controller.errors import BatchRefused
 from eelgrid_controller.loop import Committed, ControllerLoop
 from eelgrid_controller.rollback import PlanClaim
 from eelgrid_controller.telemetry import Telemetry
+from eelgrid_protos import codec
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import Aborted, Fault, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from eelgrid_protos.messages import (
+    RECONNECT_SPREAD_S_MOST,
     Acknowledgement,
     Cadence,
     ConnectRequest,
@@ -45,12 +54,14 @@ from eelgrid_protos.messages import (
     EnergyWindow,
     HeldDevices,
     Hello,
+    HelloReceived,
     Inventory,
     NodeEvent,
     NodeEventKind,
     NodePlan,
     PlanApplied,
     Policy,
+    Resume,
     SampleBatch,
     Welcome,
 )
@@ -59,8 +70,19 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 __all__ = ["AgentService", "acknowledge_every", "cadence_of"]
 
-_HELLO_WITHIN_S = 10.0
+# From the stream's begin to its first message. On a busy machine this is the loops' lag on both sides, so it only
+# ends streams that will never say anything; a connection has few of those (`transport.server_options`).
+_HELLO_WITHIN_S = 120.0
+# Agents that are being welcomed at one time: enough that the journal takes many at once, few enough that the first of
+# ten thousand are there while the last still wait.
+_WELCOMES_AT_ONCE = 64
+# Reconnects that a controller on a busy core takes in a second (measured: 10,000 x 8 GPUs, bench.reconnects).
+_RECONNECTS_PER_S = 500.0
 _SESSIONS_MOST = 100_000
+# Events of one node: 50 at once, then 5 a second. A node whose eight devices all fail and come back has 16.
+_EVENTS_PER_S = 5.0
+_EVENTS_AHEAD_S = 10.0
+_DETAIL_SHOWN_MOST = 300
 
 
 def cadence_of(policy: Policy) -> Cadence:
@@ -78,9 +100,9 @@ def acknowledge_every(cadence: Cadence, lease_s: float) -> int:
 class _Session:
     """One stream, and the marks of what is to be told to its agent."""
 
-    def __init__(self, hello: Hello) -> None:
-        self.node_name = hello.inventory.node_name
-        self.sent_epoch = hello.plan_epoch
+    def __init__(self, node_name: str, plan_epoch: int) -> None:
+        self.node_name = node_name
+        self.sent_epoch = plan_epoch
         self.sequence = 0
         self.unacknowledged = 0
         self.is_acknowledgement_due = False
@@ -91,6 +113,8 @@ class _Session:
         self.energy: EnergyAcknowledgement | None = None
         self.ack_every = 1
         self.plan_not_before_s = 0.0
+        # By when the events so far would have come at the pace that a node may have.
+        self.event_due_s = 0.0
         self.wake = asyncio.Event()
         self.is_over = False
         self.end: Exception | None = None
@@ -139,6 +163,7 @@ class AgentService:
         self.events: Counter[NodeEventKind] = Counter()
         self.plans_sent = 0
         self.refused_batches = 0
+        self.delayed_events = 0
         # Called with a node's name and a plan as it goes out, or what the agent says of one.
         self.listeners: list[Callable[[str, NodePlan | PlanApplied], None]] = []
         self._loop = loop
@@ -148,6 +173,11 @@ class AgentService:
         self._monotonic_s = monotonic_s
         self.devices = DeviceReports(monotonic_s=monotonic_s)
         self._sessions: dict[str, _Session] = {}
+        # Asyncio's semaphore lets in whoever came first.
+        self._turns = asyncio.Semaphore(_WELCOMES_AT_ONCE)
+        self._waiting = 0
+        # By node: the fingerprint of its inventory, and the inventory that it was made of.
+        self._digests: dict[str, tuple[Inventory | None, str]] = {}
         self._policy = loop.core.state.policy
         # The highest epoch that each node can know of: of the journal when we began, then of what it was told.
         self._epochs = {name: record.plan_epoch for name, record in loop.core.state.nodes.items()}
@@ -188,13 +218,13 @@ class AgentService:
         self, requests: AsyncIterator[ConnectRequest], context: Context
     ) -> AsyncIterator[ConnectResponse]:
         """One agent's stream."""
-        hello = await _hello(requests)
+        opening = await _opening(requests)
+        name = opening.node_name if isinstance(opening, Resume) else opening.inventory.node_name
         if self._admit_node is not None:
-            self._admit_node(hello.inventory.node_name, context)
-        name = hello.inventory.node_name
+            self._admit_node(name, context)
         # Before it takes the place of an honest stream.
-        await self._loop.read(lambda core: core.check_plan_epoch(name, hello.plan_epoch))
-        session = _Session(hello)
+        await self._loop.read(lambda core: core.check_plan_epoch(name, opening.plan_epoch))
+        session = _Session(name, opening.plan_epoch)
         older = self._sessions.get(name)
         if older is None and len(self._sessions) >= _SESSIONS_MOST:
             raise ResourceExhausted(f"{_SESSIONS_MOST} agents are connected already; add a controller")
@@ -205,11 +235,12 @@ class AgentService:
         self._loop.presence.arrived(name)
         reader: asyncio.Task[None] | None = None
         try:
-            await self._join(hello)
-            session.sequence = self._telemetry.open(hello.inventory, hello.incarnation)
-            cadence = cadence_of(self._policy)
-            session.ack_every = acknowledge_every(cadence, self._policy.lease_s)
-            yield ConnectResponse(message=Welcome(acknowledged_sequence=session.sequence, cadence=cadence))
+            if isinstance(opening, Resume) and await self._known(opening) is None:
+                yield ConnectResponse(message=HelloReceived(inventory_wanted=True))
+                opening = await _hello(requests, name)
+            if self._turns.locked():
+                yield ConnectResponse(message=HelloReceived(ahead=self._waiting))
+            yield ConnectResponse(message=await self._welcome(session, opening))
             reader = asyncio.create_task(self._read(session, requests))
             async for message in self._outgoing(session):
                 yield ConnectResponse(message=message)
@@ -219,19 +250,60 @@ class AgentService:
                 reader.cancel()
             if self._sessions.get(name) is session:
                 del self._sessions[name]
-                self._loop.presence.left(name, deadline_s=self._monotonic_s() + self._loop.config.away_grace_s)
+                grace_s = self._loop.config.away_grace_s + self._spread_s()
+                self._loop.presence.left(name, deadline_s=self._monotonic_s() + grace_s)
 
-    async def _join(self, hello: Hello) -> None:
+    async def _known(self, opening: Resume) -> Inventory | None:
+        """The inventory that an agent means by its fingerprint; None where we need to be told all of it.
+
+        An agent whose plan is beyond what we know of tells what it holds, too: see rollback.py.
+        """
+        if opening.plan_epoch > self._epochs.get(opening.node_name, 0):
+            return None
+        record = await self._loop.read(lambda core: core.state.nodes.get(opening.node_name))
+        if record is None:
+            self._digests.pop(opening.node_name, None)
+            return None
+        inventory, known = self._digests.get(opening.node_name, (None, ""))
+        if inventory is not record.inventory:
+            known = codec.digest(record.inventory)
+            self._digests[opening.node_name] = record.inventory, known
+        return record.inventory if known == opening.inventory_digest else None
+
+    async def _welcome(self, session: _Session, opening: Hello | Resume) -> Welcome:
+        """Takes a node in, in turn; nothing ends the wait but the end of the stream."""
+        self._waiting += 1
+        try:
+            async with self._turns:
+                inventory = await self._known(opening) if isinstance(opening, Resume) else opening.inventory
+                if inventory is None:
+                    raise Aborted("the node was described anew by another stream; connect again")
+                await self._join(inventory, opening)
+                session.sequence = self._telemetry.open(inventory, opening.incarnation)
+        finally:
+            self._waiting -= 1
+        cadence = cadence_of(self._policy)
+        session.ack_every = acknowledge_every(cadence, self._policy.lease_s)
+        return Welcome(
+            acknowledged_sequence=session.sequence, cadence=cadence, resumes=True, reconnect_spread_s=self._spread_s()
+        )
+
+    def _spread_s(self) -> float:
+        """Over how long all agents should come back."""
+        return min(RECONNECT_SPREAD_S_MOST, len(self._loop.core.state.nodes) / _RECONNECTS_PER_S)
+
+    async def _join(self, inventory: Inventory, opening: Hello | Resume) -> None:
         """Take the node in; an agent ahead of the journal says that this lost entries."""
-        name, epoch = hello.inventory.node_name, hello.plan_epoch
+        name, epoch = inventory.node_name, opening.plan_epoch
+        held = opening.held if isinstance(opening, Hello) else None
         known = self._epochs.get(name, 0)
         # Under an engine that lists what runs, that listing is the truth, and a takeover finds agents of its predecessor.
         claim = (
-            PlanClaim(epoch=epoch, held=None if hello.held is None else hello.held.assignments, is_beyond=epoch > known)
+            PlanClaim(epoch=epoch, held=None if held is None else held.assignments, is_beyond=epoch > known)
             if self._loop.config.kubernetes is None
             else None
         )
-        await self._loop.node_joined(hello.inventory, plan_epoch=epoch, claim=claim)
+        await self._loop.node_joined(inventory, plan_epoch=epoch, claim=claim)
         self._epochs[name] = max(known, epoch)
         record = self._loop.core.state.nodes.get(name)
         if record is not None and record.ahead is not None:
@@ -311,7 +383,7 @@ class AgentService:
                 self._tell(session.node_name, applied)
             case HeldDevices() as held:
                 self.devices.told(session.node_name, held)
-            case Hello():
+            case Hello() | Resume():
                 raise _invalid("hello", "comes a second time", "send Hello once, first")
             case None:
                 # A newer agent says something that this version does not know.
@@ -332,9 +404,16 @@ class AgentService:
 
     async def _event(self, session: _Session, event: NodeEvent) -> None:
         self.events[event.kind] += 1
+        wait_s = session.event_due_s - self._monotonic_s()
+        if wait_s > _EVENTS_AHEAD_S:
+            # The stream is not read on meanwhile, so who sends more waits at home.
+            self.delayed_events += 1
+            await asyncio.sleep(wait_s - _EVENTS_AHEAD_S)
+        session.event_due_s = max(session.event_due_s, self._monotonic_s()) + 1.0 / _EVENTS_PER_S
+        detail = event.detail[:_DETAIL_SHOWN_MOST] or "-"
         self._log.info(
             "node=%s event=%s gpu=%s detail=%s", session.node_name, event.kind.name.lower(), event.gpu_uuid or "-",
-            event.detail or "-",
+            detail,
         )  # fmt: skip
         try:
             if event.kind is NodeEventKind.GPU_LOST:
@@ -350,16 +429,24 @@ class AgentService:
             )
 
 
-async def _hello(requests: AsyncIterator[ConnectRequest]) -> Hello:
+async def _opening(requests: AsyncIterator[ConnectRequest]) -> Hello | Resume:
     """The first message; a stream that does not begin with Hello in time is closed."""
     try:
         async with asyncio.timeout(_HELLO_WITHIN_S):
             first = await anext(requests, None)
     except TimeoutError:
         raise _invalid("hello", f"did not come within {_HELLO_WITHIN_S:g} s", "send Hello first") from None
-    if first is None or not isinstance(first.message, Hello):
+    if first is None or not isinstance(first.message, Hello | Resume):
         raise _invalid("hello", "is not the first message", "send Hello first")
     return first.message
+
+
+async def _hello(requests: AsyncIterator[ConnectRequest], node_name: str) -> Hello:
+    """Hello of the same node, which we asked for."""
+    hello = await _opening(requests)
+    if not isinstance(hello, Hello) or hello.inventory.node_name != node_name:
+        raise _invalid("hello", f"is none of {node_name}", "answer inventory_wanted with Hello")
+    return hello
 
 
 def _invalid(field: str, problem: str, remedy: str) -> Fault:

@@ -67,6 +67,9 @@ class Gauges:
     lag_s: float
     is_accepting: bool
     agent_events: Mapping[str, int]
+    delayed_events: int
+    over_limit: Mapping[str, int]
+    ended_connections: Mapping[str, int]
     journal: JournalCounters
     rollbacks: int
     nodes_ahead: int
@@ -197,6 +200,9 @@ def _shell(gauges: Gauges) -> Iterator[Family]:
     yield family("eelgrid_batches_refused_total", gauges.batches_refused)
     yield family("eelgrid_batches_duplicate_total", gauges.duplicates)
     yield family("eelgrid_agent_events_total", dict(gauges.agent_events))
+    yield family("eelgrid_delayed_agent_events_total", gauges.delayed_events)
+    yield family("eelgrid_excess_calls_total", dict(gauges.over_limit))
+    yield family("eelgrid_ended_connections_total", dict(gauges.ended_connections))
     journal = gauges.journal
     yield family("eelgrid_journal_commits_total", journal.commits)
     yield family("eelgrid_journal_entries_total", journal.entries)

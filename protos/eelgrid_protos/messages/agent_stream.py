@@ -14,15 +14,17 @@ from eelgrid_protos.messages.node import Inventory, NodeEvent
 from eelgrid_protos.messages.plan import Assignment, NodePlan, PlanApplied
 from eelgrid_protos.messages.policy import IntervalSeconds
 from eelgrid_protos.messages.reading import SampleBatch
-from eelgrid_protos.quantities import Identifier, Label, Many, PlanEpoch, Range, Uint64
+from eelgrid_protos.quantities import Identifier, Label, Many, PlanEpoch, Range, Uint32, Uint64
 
 __all__ = [
-    "PODS_WITH_DEVICES_MOST", "Acknowledgement", "Cadence", "ConnectRequest", "ConnectResponse", "HeldAssignments",
-    "HeldDevices", "Hello", "PodDevices", "Welcome",
+    "PODS_WITH_DEVICES_MOST", "RECONNECT_SPREAD_S_MOST", "Acknowledgement", "Cadence", "ConnectRequest", "ConnectResponse",
+    "HeldAssignments", "HeldDevices", "Hello", "HelloReceived", "PodDevices", "Resume", "Welcome",
 ]  # fmt: skip
 
 # Eight GPUs in seven slices are 56; a kubelet runs some hundreds of pods.
 PODS_WITH_DEVICES_MOST = 1024
+# A node whose agent stays away for a minute is lost anyway.
+RECONNECT_SPREAD_S_MOST = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,16 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Opens a stream in the stead of Hello, where the node is as the controller knows it, by the inventory's digest."""
+
+    incarnation: Uint64
+    node_name: Identifier
+    plan_epoch: PlanEpoch = 0
+    inventory_digest: Identifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cadence:
     """How the agent samples and sends."""
 
@@ -57,6 +69,18 @@ class Welcome:
 
     acknowledged_sequence: Uint64
     cadence: Cadence
+    # The next stream may be opened by Resume.
+    resumes: bool = False
+    # When this stream ends, agents come back spread over so long.
+    reconnect_spread_s: Annotated[float, Range(0.0, RECONNECT_SPREAD_S_MOST, "s")] = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelloReceived:
+    """Hello or Resume has come, and Welcome will follow; before it, Hello where the inventory is wanted."""
+
+    inventory_wanted: bool = False
+    ahead: Uint32 = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +114,11 @@ class HeldDevices:
 class ConnectRequest:
     """One message from the agent."""
 
-    message: Hello | Inventory | SampleBatch | NodeEvent | PlanApplied | EnergyWindow | HeldDevices | None
+    message: Hello | Inventory | SampleBatch | NodeEvent | PlanApplied | EnergyWindow | HeldDevices | Resume | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectResponse:
     """One message to the agent."""
 
-    message: Welcome | Acknowledgement | NodePlan | Cadence | EnergyAcknowledgement | None
+    message: Welcome | Acknowledgement | NodePlan | Cadence | EnergyAcknowledgement | HelloReceived | None

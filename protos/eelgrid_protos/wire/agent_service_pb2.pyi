@@ -27,6 +27,18 @@ class HeldAssignments(_message.Message):
     assignments: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Assignment]
     def __init__(self, assignments: _Optional[_Iterable[_Union[_plan_pb2.Assignment, _Mapping]]] = ...) -> None: ...
 
+class Resume(_message.Message):
+    __slots__ = ("incarnation", "node_name", "plan_epoch", "inventory_digest")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    INVENTORY_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    node_name: str
+    plan_epoch: int
+    inventory_digest: str
+    def __init__(self, incarnation: _Optional[int] = ..., node_name: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., inventory_digest: _Optional[str] = ...) -> None: ...
+
 class PodDevices(_message.Message):
     __slots__ = ("namespace", "pod", "device_uuids")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
@@ -46,7 +58,7 @@ class HeldDevices(_message.Message):
     def __init__(self, steers: bool = ..., pods: _Optional[_Iterable[_Union[PodDevices, _Mapping]]] = ...) -> None: ...
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("hello", "inventory", "samples", "event", "applied", "energy", "held")
+    __slots__ = ("hello", "inventory", "samples", "event", "applied", "energy", "held", "resume")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +66,7 @@ class ConnectRequest(_message.Message):
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     ENERGY_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     inventory: _node_pb2.Inventory
     samples: _node_pb2.SampleBatch
@@ -61,7 +74,8 @@ class ConnectRequest(_message.Message):
     applied: _plan_pb2.PlanApplied
     energy: _energy_pb2.EnergyWindow
     held: HeldDevices
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., samples: _Optional[_Union[_node_pb2.SampleBatch, _Mapping]] = ..., event: _Optional[_Union[_node_pb2.NodeEvent, _Mapping]] = ..., applied: _Optional[_Union[_plan_pb2.PlanApplied, _Mapping]] = ..., energy: _Optional[_Union[_energy_pb2.EnergyWindow, _Mapping]] = ..., held: _Optional[_Union[HeldDevices, _Mapping]] = ...) -> None: ...
+    resume: Resume
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., samples: _Optional[_Union[_node_pb2.SampleBatch, _Mapping]] = ..., event: _Optional[_Union[_node_pb2.NodeEvent, _Mapping]] = ..., applied: _Optional[_Union[_plan_pb2.PlanApplied, _Mapping]] = ..., energy: _Optional[_Union[_energy_pb2.EnergyWindow, _Mapping]] = ..., held: _Optional[_Union[HeldDevices, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
 
 class Cadence(_message.Message):
     __slots__ = ("sample_interval_s", "send_interval_s", "window")
@@ -74,12 +88,24 @@ class Cadence(_message.Message):
     def __init__(self, sample_interval_s: _Optional[float] = ..., send_interval_s: _Optional[float] = ..., window: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("acknowledged_sequence", "cadence")
+    __slots__ = ("acknowledged_sequence", "cadence", "resumes", "reconnect_spread_s")
     ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CADENCE_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_FIELD_NUMBER: _ClassVar[int]
+    RECONNECT_SPREAD_S_FIELD_NUMBER: _ClassVar[int]
     acknowledged_sequence: int
     cadence: Cadence
-    def __init__(self, acknowledged_sequence: _Optional[int] = ..., cadence: _Optional[_Union[Cadence, _Mapping]] = ...) -> None: ...
+    resumes: bool
+    reconnect_spread_s: float
+    def __init__(self, acknowledged_sequence: _Optional[int] = ..., cadence: _Optional[_Union[Cadence, _Mapping]] = ..., resumes: bool = ..., reconnect_spread_s: _Optional[float] = ...) -> None: ...
+
+class HelloReceived(_message.Message):
+    __slots__ = ("inventory_wanted", "ahead")
+    INVENTORY_WANTED_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
+    inventory_wanted: bool
+    ahead: int
+    def __init__(self, inventory_wanted: bool = ..., ahead: _Optional[int] = ...) -> None: ...
 
 class Acknowledgement(_message.Message):
     __slots__ = ("sequence",)
@@ -88,15 +114,17 @@ class Acknowledgement(_message.Message):
     def __init__(self, sequence: _Optional[int] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("welcome", "acknowledgement", "plan", "cadence", "energy")
+    __slots__ = ("welcome", "acknowledgement", "plan", "cadence", "energy", "hello_received")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     CADENCE_FIELD_NUMBER: _ClassVar[int]
     ENERGY_FIELD_NUMBER: _ClassVar[int]
+    HELLO_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     acknowledgement: Acknowledgement
     plan: _plan_pb2.NodePlan
     cadence: Cadence
     energy: _energy_pb2.EnergyAcknowledgement
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.NodePlan, _Mapping]] = ..., cadence: _Optional[_Union[Cadence, _Mapping]] = ..., energy: _Optional[_Union[_energy_pb2.EnergyAcknowledgement, _Mapping]] = ...) -> None: ...
+    hello_received: HelloReceived
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.NodePlan, _Mapping]] = ..., cadence: _Optional[_Union[Cadence, _Mapping]] = ..., energy: _Optional[_Union[_energy_pb2.EnergyAcknowledgement, _Mapping]] = ..., hello_received: _Optional[_Union[HelloReceived, _Mapping]] = ...) -> None: ...

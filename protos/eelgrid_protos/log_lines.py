@@ -1,0 +1,87 @@
+"""Log lines of both daemons: one record is one line, whatever is in it, and nobody can fill the disk with them.
+
+Owns how a record becomes text and how many a second. Must not know what is logged.
+
+Theory. Much of what is logged comes from elsewhere: details of events, names, errors of other programs. A line break
+in it would forge a line of ours, a bidirectional control would turn one around on a terminal. So every character that
+is not printable is escaped, here, once, and not where each line is written. The lines of a traceback follow their
+record indented, which no record of ours is. Records of one kind (one place in our code) have a bucket; what is beyond is
+counted, and the next line of that kind says how many were not written.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TextIO
+
+__all__ = ["LineHandler", "escape", "log_to_stderr"]
+
+# A reason of ours is some 200 characters; ten times that is somebody else's.
+LINE_LETTERS_MOST = 4096
+# A fleet of a thousand that reconnects is a thousand records of one kind at once, of which these say enough.
+BURST_MOST = 200.0
+LINES_PER_S = 20.0
+# Kinds are places in our code, some hundreds; this only bounds a mistake.
+_KINDS_MOST = 4096
+
+
+def escape(text: str) -> str:
+    """The text with what is not printable written as Python does: one line, and in the order that it shows."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+class _Lines(logging.Formatter):
+    """Formats records as single lines; tracebacks are indented below theirs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.message = escape(record.getMessage())[:LINE_LETTERS_MOST]
+        if self.usesTime():
+            record.asctime = self.formatTime(record, self.datefmt)
+        # Not cached in the record, where another handler would find our escapes.
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        lines = [self.formatMessage(record), *(f"  {escape(line)[:LINE_LETTERS_MOST]}" for line in trace.splitlines())]
+        return "\n".join(lines)
+
+
+class LineHandler(logging.StreamHandler[Any]):
+    """Writes records to a stream, so many of each kind."""
+
+    def __init__(self, stream: TextIO, line: str, *, dates: str | None = None, in_utc: bool = False,
+                 monotonic_s: Callable[[], float] = time.monotonic) -> None:  # fmt: skip
+        super().__init__(stream)
+        formatter = _Lines(line, dates)
+        if in_utc:
+            formatter.converter = time.gmtime
+        self.setFormatter(formatter)
+        self._monotonic_s = monotonic_s
+        # By kind: how full its bucket is, since when, and how many were not written.
+        self._kinds: dict[tuple[str, int], tuple[float, float, int]] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Within the handler's lock, as logging calls it."""
+        kind, now_s = (record.pathname, record.lineno), self._monotonic_s()
+        level, since_s, withheld = self._kinds.get(kind, (0.0, now_s, 0))
+        level = max(0.0, level - (now_s - since_s) * LINES_PER_S)
+        if level >= BURST_MOST:
+            self._kinds[kind] = (level, now_s, withheld + 1)
+            return
+        if len(self._kinds) >= _KINDS_MOST:
+            self._kinds.clear()
+        self._kinds[kind] = (level + 1.0, now_s, 0)
+        super().emit(record)
+        if withheld:
+            left = logging.LogRecord(
+                record.name, logging.WARNING, record.pathname, record.lineno, "log=withheld lines=%d of=%s:%d",
+                (withheld, record.module, record.lineno), None,
+            )  # fmt: skip
+            super().emit(left)
+
+
+def log_to_stderr(logger: logging.Logger, level: int | str, line: str, *, dates: str | None = None,
+                  in_utc: bool = False) -> None:  # fmt: skip
+    """Everything of a logger goes to standard error in lines like `line`, and nowhere else."""
+    logger.handlers[:] = [LineHandler(sys.stderr, line, dates=dates, in_utc=in_utc)]
+    logger.setLevel(level)
