@@ -282,7 +282,7 @@ class Node:
                 incarnation=self._incarnation,
                 inventory=self.inventory,
                 plan_epoch=self.guard.epoch,
-                held=HeldAssignments(assignments=self.guard.held),
+                held=HeldAssignments(assignments=self._assignments() or ()),
             )
         )
 

@@ -20,7 +20,7 @@ from eelgrid_agent.survey import Identity, survey, take_looks
 from eelgrid_agent.uplink import UplinkLimits
 from eelgrid_protos.codec import decode, encode
 from eelgrid_protos.errors import ContractError
-from eelgrid_protos.messages import ConnectRequest, ConnectResponse, Reading, SampleBatch, Welcome
+from eelgrid_protos.messages import Assignment, ConnectRequest, ConnectResponse, Reading, SampleBatch, Welcome
 from tests.sim.broken import demand
 from tests.sim.clock import Clock, seconds
 from tests.sim.ledger import Ledger
@@ -142,11 +142,17 @@ class Agent:
         self._surveyed_ns = 0
         self._slowly_ns = 0
         self._taken_epoch = 0
+        self._rollbacks = 0
 
     @property
     def name(self) -> str:
         """The node's name."""
         return self.spec.node_name
+
+    @property
+    def held(self) -> tuple[Assignment, ...]:
+        """What it holds by its plan; nothing where no process runs."""
+        return () if self.node is None or self.node.guard.plan is None else self.node.guard.plan.assignments
 
     # Machine and process
 
@@ -169,6 +175,9 @@ class Agent:
         """The agent's process starts."""
         self._life += 1
         self._failures = 0
+        if self._rollbacks != self.ledger.rollbacks:
+            # A process that begins after a loss may get plans of an epoch that the one before it had passed.
+            self._rollbacks, self._taken_epoch = self.ledger.rollbacks, 0
         self.device.close()
         first = survey(self.device)
         self.engine = SimulatedEngine((gpu.identity for gpu in self.device.devices), self._set_load)

@@ -6,6 +6,7 @@ moment between two events, thus also between a commit and its answers.
 
 from typing import Any
 
+from eelgrid_controller.errors import JournalLost, LostEntries
 from eelgrid_controller.moves import recommend
 from eelgrid_protos.codec import encode
 from eelgrid_protos.faults import Fault, NotFound
@@ -16,9 +17,12 @@ from eelgrid_protos.messages import (
     CancelWorkloadResponse,
     GetPolicyRequest,
     GetPolicyResponse,
+    Node,
     Recommendation,
     RecommendMovesRequest,
     RecommendMovesResponse,
+    ReconcileNodeRequest,
+    ReconcileNodeResponse,
     ScaleWorkloadRequest,
     ScaleWorkloadResponse,
     SubmitWorkloadRequest,
@@ -26,6 +30,7 @@ from eelgrid_protos.messages import (
     UpdatePolicyRequest,
     UpdatePolicyResponse,
 )  # fmt: skip
+from tests.sim.broken import demand
 from tests.sim.clock import Clock
 from tests.sim.disk import Disk
 from tests.sim.ledger import Ledger
@@ -51,16 +56,27 @@ class Controller:
         self.life: Life | None = None
         self.sessions: Sessions
         self.crashes = 0
+        # What the disk lost below its mark since the last start.
+        self.untold: LostEntries | None = None
         # What operators were recommended; a process that dies forgets it.
         self._kept: dict[str, Recommendation] = {}
         self._life_type = life_type
         self._network = network
 
     def start(self) -> None:
-        """A process starts from what the journal holds, unless one runs."""
+        """A process starts from what the journal holds, unless one runs; where entries are gone, somebody accepts it."""
         if self.life is not None:
             return
-        life = self._life_type(self.timeline, self.clock, self.disk.open(), self.ledger)
+        try:
+            journal = self.disk.open()
+        except JournalLost as error:
+            self.timeline.note(f"controller refused to start: {error.lost}")
+            demand(9, error.lost == self.untold, f"{error.lost} was told, {self.untold} was lost")
+            journal = self.disk.open(accepts_loss=True)
+        else:
+            demand(9, self.untold is None, f"{self.untold} was lost and acknowledged, and the start says nothing")
+        self.untold = None
+        life = self._life_type(self.timeline, self.clock, journal, self.ledger)
         self.ledger.ticks.controller_started()
         self.ledger.recovered(life.core.state)
         self.life, self.sessions = life, Sessions(life)
@@ -80,6 +96,21 @@ class Controller:
         for connection in self._network.connections:
             connection.close(CONTROLLER, "connection reset")
         self.timeline.note("controller crashed")
+
+    def roll_back(self, *, with_mark: bool) -> None:
+        """The disk of a controller that does not run goes back to an earlier commit, its mark too or not."""
+        last = len(self.ledger.entries)
+        left = self.disk.roll_back(self.timeline.rng, last, with_mark=with_mark)
+        highest = last if self.untold is None else self.untold.last
+        self.untold = None if with_mark or left == highest else LostEntries(left + 1, highest)
+        self.ledger.rolled_back(left)
+        self.timeline.note(f"controller's disk rolled back from {last} to {left}, mark {with_mark}")
+
+    @property
+    def ahead(self) -> list[str]:
+        """Nodes that hold more than the journal knows, as an operator sees them."""
+        nodes = {} if self.life is None else self.life.core.state.nodes
+        return [name for name, record in nodes.items() if record.ahead is not None]
 
     def _accept(self, connection: Connection) -> End:
         return self.sessions.accept(connection)
@@ -119,6 +150,13 @@ class Controller:
                 self._change(
                     life, lambda core, now_ns: core.apply_moves(found.moves, now_ns=now_ns),
                     lambda moved: ApplyMovesResponse(moved=moved, revision=0, modelled_power_w=0.0), reply,
+                )  # fmt: skip
+            case ReconcileNodeRequest():
+                self.ledger.asked.add(request.node_name)
+                self._change(
+                    life, lambda core, now_ns: core.reconcile_node(request.node_name, now_ns=now_ns),
+                    lambda record: ReconcileNodeResponse(node=Node(inventory=record.inventory, state=record.state)),
+                    reply,
                 )  # fmt: skip
             case UpdatePolicyRequest():
                 self._change(

@@ -7,12 +7,15 @@ of either and refuses while the disk is full. Both implement
 """
 
 import json
+import random
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from eelgrid_controller.adapters.store import open_journal
-from eelgrid_controller.errors import JournalFull
-from eelgrid_controller.journal import Checkpoint, Entry, Journal, JournalCounters, Past
+from eelgrid_controller.adapters.journal_mark import MARK_NAME
+from eelgrid_controller.adapters.store import SqliteJournal, open_journal
+from eelgrid_controller.errors import JournalFull, JournalLost, LostEntries
+from eelgrid_controller.journal import Checkpoint, Entry, JournalCounters, Past
 
 __all__ = ["Disk", "MemoryJournal", "Unreliable"]
 
@@ -23,6 +26,9 @@ class MemoryJournal:
     def __init__(self) -> None:
         self.path = Path("memory")
         self.counters = JournalCounters()
+        self.lost: LostEntries | None = None
+        # How many were acknowledged, as the mark beside a real journal says.
+        self._marked = 0
         self._entries: list[tuple[str, str]] = []
         self._checkpoints: list[tuple[int, str, str]] = []
 
@@ -31,7 +37,21 @@ class MemoryJournal:
         self._entries.extend((entry.kind, json.dumps(entry.body, allow_nan=False)) for entry in entries)
         self.counters.commits += 1
         self.counters.entries += len(entries)
+        self._marked, self.lost = len(self._entries), None
         return len(self._entries)
+
+    def reopen(self, *, accepts_loss: bool) -> None:
+        """A new process looks at what is there; raises JournalLost."""
+        last = len(self._entries)
+        self.lost = LostEntries(last + 1, self._marked) if last < self._marked else None
+        if self.lost is not None and not accepts_loss:
+            raise JournalLost(self.path, "entries were acknowledged and are gone", "accept the loss", lost=self.lost)
+
+    def roll_back(self, last: int, *, with_mark: bool) -> None:
+        """Every entry after that one is gone."""
+        del self._entries[last:]
+        self._checkpoints = [row for row in self._checkpoints if row[0] <= last]
+        self._marked = last if with_mark else self._marked
 
     def newest_checkpoint(self) -> Checkpoint | None:
         """The newest."""
@@ -68,7 +88,7 @@ class MemoryJournal:
 class Unreliable:
     """A journal on a disk that may be full; also a `Journal`."""
 
-    def __init__(self, inner: Journal) -> None:
+    def __init__(self, inner: "MemoryJournal | SqliteJournal") -> None:
         self.inner = inner
         self.is_full = False
 
@@ -76,6 +96,11 @@ class Unreliable:
     def path(self) -> Path:
         """The file of the journal behind."""
         return self.inner.path
+
+    @property
+    def lost(self) -> LostEntries | None:
+        """What the journal behind has lost."""
+        return self.inner.lost
 
     @property
     def counters(self) -> JournalCounters:
@@ -124,15 +149,19 @@ class Disk:
 
     def __init__(self, directory: Path | None = None) -> None:
         self.is_full = False
-        self._directory = directory
+        self._directory = None if directory is None else directory / "data"
         self._memory = MemoryJournal()
         self._open: Unreliable | None = None
+        # Older copies of the directory, each with the number of entries in it.
+        self._copies: list[tuple[int, Path]] = []
 
-    def open(self) -> Journal:
-        """The journal as the crash left it."""
-        inner: Journal = self._memory
+    def open(self, *, accepts_loss: bool = False) -> Unreliable:
+        """The journal as the crash left it; raises JournalLost where entries are gone and nobody accepts that."""
+        inner: MemoryJournal | SqliteJournal = self._memory
         if self._directory is not None:
-            inner = open_journal(self._directory, new_cluster_id="simulated")
+            inner = open_journal(self._directory, new_cluster_id="simulated", accepts_loss=accepts_loss)
+        else:
+            self._memory.reopen(accepts_loss=accepts_loss)
         self._open = Unreliable(inner)
         self._open.is_full = self.is_full
         return self._open
@@ -148,3 +177,22 @@ class Disk:
         if self._open is not None:
             self._open.close()
             self._open = None
+
+    def roll_back(self, rng: random.Random, last: int, *, with_mark: bool) -> int:
+        """Entries before `last` are gone, none to all of them; how many are left. No process may run."""
+        if self._directory is None:
+            left = max(0, last - rng.choice((1, 5, 40, last)))
+            self._memory.roll_back(left, with_mark=with_mark)
+            return left
+        copy = self._directory.with_name(f"copy-{len(self._copies)}")
+        shutil.copytree(self._directory, copy)
+        self._copies.append((last, copy))
+        left, older = rng.choice([item for item in self._copies if item[0] <= last])
+        mark = (self._directory / MARK_NAME).read_bytes()
+        shutil.rmtree(self._directory)
+        shutil.copytree(older, self._directory)
+        if not with_mark:
+            (self._directory / MARK_NAME).write_bytes(mark)
+        # What came after the loss is another history: no older copy may be put back into it.
+        self._copies = [item for item in self._copies if item[0] <= left]
+        return left

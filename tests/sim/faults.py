@@ -12,12 +12,14 @@ from tests.sim.agent import Agent
 from tests.sim.clock import seconds
 from tests.sim.controller import Controller
 from tests.sim.network import Network, Weather
+from tests.sim.poison import Rogue
 from tests.sim.timeline import Timeline
 
 __all__ = ["Faults"]
 
 _PAUSE_NS = seconds(5)
 _HOUR_NS = seconds(3600)
+_YEAR_NS = 365 * 24 * _HOUR_NS
 
 
 class Faults:
@@ -30,6 +32,7 @@ class Faults:
         self._controller = controller
         self._agents = agents
         self._is_over = False
+        self._rogues = 0
         self.counts: dict[str, int] = {}
         self._kinds: tuple[tuple[int, Callable[[], None]], ...] = (
             (8, self.crash_agent),
@@ -44,6 +47,9 @@ class Faults:
             (6, self.step_clock),
             (4, self.fill_disk),
             (4, self.stall_agent),
+            (3, self.roll_back),
+            (2, self.jump_clock),
+            (3, self.let_rogue_in),
         )
 
     def begin(self) -> None:
@@ -94,6 +100,32 @@ class Faults:
         self._timeline.note("fault: crash_controller")
         self._controller.crash()
         self._end(20.0, self._controller.start)
+
+    def roll_back(self) -> None:
+        """The controller dies and its disk goes back to an earlier commit: a damaged log, a backup, an empty directory.
+
+        With its mark, which is then no help, or below it, which the next start must tell.
+        """
+        self._timeline.note("fault: roll_back")
+        self._controller.crash()
+        self._controller.roll_back(with_mark=self._rng.random() < 0.5)
+        self._end(20.0, self._controller.start)
+
+    def let_rogue_in(self) -> None:
+        """An agent of another node says what is allowed and senseless."""
+        self._timeline.note("fault: let_rogue_in")
+        self._rogues += 1
+        Rogue(self._timeline, self._network, self._rogues)
+
+    def jump_clock(self) -> None:
+        """A wall clock is decades off for some seconds."""
+        span_ns = self._rng.choice((10, 40)) * _YEAR_NS * self._rng.choice((-1, 1))
+        clock, name = self._rng.choice(
+            [(self._controller.clock, "controller"), *((agent.clock, agent.name) for agent in self._agents)]
+        )
+        self._timeline.note(f"fault: jump_clock {name} {span_ns}")
+        clock.step(span_ns)
+        self._timeline.after(self._timeline.draw_ns(seconds(5)), lambda: clock.step(-span_ns))
 
     def stall_agent(self) -> None:
         """The agent takes no look for a while, as when its machine swaps."""

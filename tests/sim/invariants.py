@@ -9,28 +9,47 @@
 6  Absent readings never become numbers, stale ones never count as fresh, energy never falls.
 7  The same seed gives the same trace (timeline.py and the test).
 8  On a network that keeps order, the controller never finds that a real agent breaks the contract.
+9  After the journal lost entries nothing is placed on a GPU that an agent holds for work that was lost, until an
+   operator gave that up; entries that are gone below the mark are told at the start, by their numbers.
+10 Everything that anybody may ask for can be answered, whatever another said; no call stays open.
 
-Most of 4, 5, 6 and 8 is checked where it happens, in ledger.py and ticks.py; here
+Most of 4, 5, 6, 8 and 9 is checked where it happens, in ledger.py and ticks.py; here
 is what takes a look at everything at once.
 """
 
 import math
 
 from eelgrid_agent.simulation import Health
+from eelgrid_controller.api.views import Views
+from eelgrid_controller.latency import RecentLatencies
 from eelgrid_controller.state import ClusterState, InvariantBroken
-from eelgrid_protos.messages import NodePlan, NodeState, Reading, WorkloadPhase
+from eelgrid_protos.codec import encode
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.messages import (
+    GetPolicyResponse,
+    GetSummaryResponse,
+    ListGpusResponse,
+    ListNodesResponse,
+    ListPlansResponse,
+    ListWorkloadsResponse,
+    NodePlan,
+    NodeState,
+    Reading,
+    WorkloadPhase,
+)
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 from tests.sim.agent import Agent
 from tests.sim.broken import Broken, demand
 from tests.sim.controller import Controller
-from tests.sim.ledger import Ledger, as_begun
+from tests.sim.ledger import Ledger, as_begun, held_of
 from tests.sim.life import Life
+from tests.sim.poison import ROGUE
 
-__all__ = ["check_end", "check_freshness", "check_state"]
+__all__ = ["check_end", "check_freshness", "check_served", "check_state"]
 
 
-def check_state(controller: Controller, ledger: Ledger) -> None:
-    """1, 2, 3 and the controller's half of 4, at a moment when all is on disk."""
+def check_state(controller: Controller, agents: list[Agent], ledger: Ledger) -> None:
+    """1, 2, 3, 9 and the controller's half of 4, at a moment when all is on disk."""
     life = controller.life
     if life is None or not life.is_settled:
         return
@@ -42,6 +61,8 @@ def check_state(controller: Controller, ledger: Ledger) -> None:
     )
     _check_capacity(state)
     _check_promises(state, ledger)
+    if ledger.rollbacks:
+        _check_exclusive(state, agents, ledger)
     for name in state.nodes:
         plan = life.core.node_plan(name)
         ledger.epoch_seen(name, plan.epoch)
@@ -54,6 +75,45 @@ def check_state(controller: Controller, ledger: Ledger) -> None:
         planned = {(item.workload_id, item.replica, item.gpu_uuids) for item in plan.assignments}
         demand(4, planned == wanted, f"the plan of {name} is not what was placed on it")
     demand(3, state.digest() == ledger.shadow.digest(), f"replay of {state.revision} entries is not the live state")
+
+
+def _check_exclusive(state: ClusterState, agents: list[Agent], ledger: Ledger) -> None:
+    """9: what an agent holds and the journal lost shares its GPUs with nothing that was placed since."""
+    for agent in agents:
+        record = state.nodes.get(agent.name)
+        unknown = ledger.unknown(agent.held)
+        if record is None or not unknown:
+            continue
+        taken = {uuid for _, _, uuids in unknown for uuid in uuids}
+        for item in record.assignments.values():
+            key = held_of(item)
+            both = taken.intersection(item.gpu_uuids) if ledger.history.get(key, 0) > ledger.left else ()
+            demand(9, not both, f"{agent.name}: {key} was placed beside {unknown}, which runs there")
+
+
+def check_served(controller: Controller) -> None:
+    """10: whatever was said, everybody's questions have answers that the contract lets through."""
+    life = controller.life
+    if life is None or not life.is_settled:
+        return
+    clock, state = life.clock, life.core.state
+    views = Views(
+        telemetry=life.telemetry, decisions=RecentLatencies(16), now_ns=clock.wall_ns, monotonic_s=clock.monotonic_s
+    )
+    answers: list[object] = [
+        GetSummaryResponse(summary=views.summary(life.core)),
+        GetPolicyResponse(policy=state.policy),
+    ]
+    for name, record in state.nodes.items():
+        answers.append(ListNodesResponse(nodes=(views.node(record),)))
+        answers.append(ListGpusResponse(gpus=tuple(views.gpu(record, gpu) for gpu in record.inventory.gpus)))
+        answers.append(ListPlansResponse(plans=(views.plan(life.core, name),)))
+    answers.extend(ListWorkloadsResponse(workloads=(workload,)) for workload in state.workloads.values())
+    for answer in answers:
+        try:
+            encode(answer)
+        except ContractError as error:
+            raise Broken(10, f"{type(answer).__name__} cannot be said: {error}") from error
 
 
 def _check_capacity(state: ClusterState) -> None:
@@ -78,6 +138,8 @@ def _check_capacity(state: ClusterState) -> None:
     for uuid, milli in held.items():
         demand(1, milli <= GPU_MILLI_WHOLE, f"GPU {uuid} is promised at {milli} milli")
     for name, record in state.nodes.items():
+        if name.startswith(ROGUE):
+            continue  # it shrinks as it likes
         # No simulated machine loses CPU or memory, so nothing may be beyond them.
         demand(1, cpu.get(name, 0) <= record.inventory.cpu_milli, f"{name}: CPU promised beyond what is there")
         demand(1, memory.get(name, 0) <= record.inventory.memory_bytes, f"{name}: memory promised beyond what is there")
@@ -122,6 +184,10 @@ def check_freshness(controller: Controller, ledger: Ledger) -> None:
         for reading, cells in tick.gpus.items():
             demand(6, cells == fact.cells[reading], f"{name}: {reading.name} is not that of the newest tick")
         powers = [value for value in fact.cells[Reading.POWER_W] if value is not None]
+        total_w, gpus = total_w + sum(powers), gpus + len(powers)
+    rogues = [life.core.state.nodes[name] for name in life.core.state.nodes if name.startswith(ROGUE)]
+    for tick in (telemetry.fresh(one.inventory.node_name, now_s=now_s, now_ns=now_ns) for one in rogues):
+        powers = [] if tick is None else [value for value in tick.gpus.get(Reading.POWER_W, ()) if value is not None]
         total_w, gpus = total_w + sum(powers), gpus + len(powers)
     sums = telemetry.power(now_s=now_s, now_ns=now_ns)
     demand(6, sums.gpus == gpus, f"{sums.gpus} devices in the sum of power, {gpus} have fresh readings")

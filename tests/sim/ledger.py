@@ -6,12 +6,13 @@ Ticks have a book of their own, ticks.py.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from eelgrid_agent.guard import Guard
 from eelgrid_controller.events import (
     Event,
+    NodeReconciled,
     WorkloadCancelled,
     WorkloadMoved,
     WorkloadPlaced,
@@ -19,9 +20,11 @@ from eelgrid_controller.events import (
     event_from_plain,
 )
 from eelgrid_controller.journal import Entry
+from eelgrid_controller.ledger import NodeRecord
 from eelgrid_controller.state import ClusterState
 from eelgrid_controller.telemetry import Receipt, Telemetry
 from eelgrid_protos.messages import (
+    Assignment,
     Hello,
     NodePlan,
     Placement,
@@ -33,9 +36,18 @@ from eelgrid_protos.messages import (
 )
 from tests.sim.broken import demand
 from tests.sim.clock import Clock
+from tests.sim.poison import ROGUE
 from tests.sim.ticks import TickBook
 
-__all__ = ["Ledger", "as_begun"]
+__all__ = ["Held", "Ledger", "as_begun", "held_of"]
+
+# Workload, replica and the GPUs that it is on.
+Held = tuple[str, int, tuple[str, ...]]
+
+
+def held_of(item: Assignment | Placement, workload_id: str = "") -> Held:
+    """What names a replica where it is."""
+    return getattr(item, "workload_id", workload_id), item.replica, tuple(sorted(item.gpu_uuids))
 
 
 def as_begun(workload: Workload) -> WorkloadSpec:
@@ -59,6 +71,21 @@ class Ledger:
         self.scalings = 0
         self.plan_epochs: dict[str, int] = {}
         self._plans: dict[tuple[str, int], NodePlan] = {}
+        # Plans of histories that were lost: they may still be under way.
+        self._lost_plans: list[NodePlan] = []
+        # How often the journal lost entries, and which entry was the last that was left.
+        self.rollbacks = 0
+        self.left = 0
+        # Of whom users may conclude nothing any more.
+        self.lost: set[str] = set()
+        # Number of the entry that placed a replica on these GPUs, of the history that counts now.
+        self.history: dict[Held, int] = {}
+        # What an operator gave up after a loss, though an agent may still hold it.
+        self.given_up: set[Held] = set()
+        # Nodes that an operator asked to reconcile.
+        self.asked: set[str] = set()
+        # What the agent of a node holds now.
+        self.held_on: Callable[[str], tuple[Assignment, ...]] = lambda _: ()
 
     # What the controller did
 
@@ -68,8 +95,44 @@ class Ledger:
             text = json.dumps(entry.body, allow_nan=False)
             self.entries.append((entry.kind, text))
             event = event_from_plain(entry.kind, json.loads(text))
-            self._placement(event)
-            self.shadow.apply(event)
+            self._take(event)
+            if isinstance(event, NodeReconciled) and event.node_name in self.asked:
+                self.given_up.update(self.unknown(self.held_on(event.node_name)))
+
+    def _take(self, event: Event) -> None:
+        self._placement(event)
+        self.shadow.apply(event)
+        for placement in getattr(event, "placements", ()):
+            self.history[held_of(placement, event.workload_id)] = self.shadow.revision
+
+    def rolled_back(self, left: int) -> None:
+        """Entries after this one are gone; whatever rested on them is no promise any more."""
+        self.rollbacks += 1
+        self.left = left
+        del self.entries[left:]
+        self.shadow, self.placed, self.history = ClusterState(), {}, {}
+        for kind, text in self.entries:
+            self._take(event_from_plain(kind, json.loads(text)))
+        stands = self.shadow.workloads
+        gone = {
+            key
+            for key, promised in self.accepted.items()
+            if key not in stands or stands[key].submitted_ns != promised.submitted_ns
+        }
+        undone = {key for key in self.cancelled - gone if stands[key].phase is not WorkloadPhase.CANCELLED}
+        self.lost |= gone | undone
+        for key in gone:
+            del self.accepted[key]
+        self.cancelled -= self.lost
+        if self.shadow.policy.revision < self.policy.revision:
+            self.policy = self.shadow.policy
+        self.plan_epochs.clear()
+        self._lost_plans.extend(self._plans.values())
+        self._plans.clear()
+
+    def unknown(self, held: Iterable[Assignment]) -> list[Held]:
+        """Of what an agent holds, what this history never placed and nobody gave up."""
+        return [key for key in map(held_of, held) if key not in self.history and key not in self.given_up]
 
     def _placement(self, event: Event) -> None:
         if isinstance(event, WorkloadPlaced):
@@ -130,17 +193,31 @@ class Ledger:
         """A node put a plan in force: none older than before, with the content that the controller gave it."""
         demand(4, guard.epoch >= before, f"{node_name}: the agent went from epoch {before} back to {guard.epoch}")
         sent = self._plans.get((node_name, guard.epoch))
-        demand(4, sent == guard.plan, f"{node_name}: plan {guard.epoch} is not the one that was sent")
+        demand(
+            4,
+            sent == guard.plan or guard.plan in self._lost_plans,
+            f"{node_name}: plan {guard.epoch} is not the one that was sent",
+        )
 
     def accused(self, problem: str) -> None:
         """The controller says that an agent broke the contract."""
         demand(8, not self.ticks.is_fair, f"the controller ends a stream in order: {problem}")
+
+    def joined(self, hello: Hello, record: NodeRecord) -> None:
+        """An agent was welcomed: a loss that it shows is seen."""
+        if hello.inventory.node_name.startswith(ROGUE):
+            return
+        unknown = self.unknown(hello.held.assignments if hello.held is not None else ())
+        is_seen = record.ahead is not None or not unknown
+        demand(9, is_seen, f"{hello.inventory.node_name} holds {unknown}, which the journal lost, and nobody is told")
 
     # What users were told
 
     def answered_submit(self, workload: Workload, spec: WorkloadSpec, wanted_id: str) -> None:
         """A workload was accepted, perhaps once more."""
         key = workload.workload_id
+        if key in self.lost:
+            return
         demand(2, not wanted_id or key == wanted_id, f"asked for {wanted_id}, was given {key}")
         demand(2, as_begun(workload) == spec, f"{key} was accepted with another spec")
         before = self.accepted.setdefault(key, workload)
@@ -151,7 +228,8 @@ class Ledger:
         demand(
             2, workload.phase is WorkloadPhase.CANCELLED, f"{workload.workload_id} answered as {workload.phase.name}"
         )
-        self.cancelled.add(workload.workload_id)
+        if workload.workload_id not in self.lost:
+            self.cancelled.add(workload.workload_id)
 
     def answered_policy(self, policy: Policy) -> None:
         """A policy was accepted; answers may overtake each other."""

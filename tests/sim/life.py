@@ -13,17 +13,19 @@ from typing import Any
 
 from eelgrid_controller.core import Core
 from eelgrid_controller.errors import JournalError, JournalFull
-from eelgrid_controller.events import Event
-from eelgrid_controller.journal import Checkpoint, Journal
+from eelgrid_controller.events import Event, UnreadableEvent
+from eelgrid_controller.journal import Checkpoint
 from eelgrid_controller.presence import Presence
 from eelgrid_controller.recovery import Recovered, entries_of, recover
 from eelgrid_controller.state import ClusterState
 from eelgrid_controller.telemetry import Telemetry
 from eelgrid_protos.catalogue import load
 from eelgrid_protos.errors import ContractError
-from eelgrid_protos.faults import Fault, ResourceExhausted, Unavailable
+from eelgrid_protos.faults import Fault, Internal, ResourceExhausted, Unavailable
 from eelgrid_protos.messages import NodeState
+from tests.sim.broken import Broken
 from tests.sim.clock import Clock, seconds
+from tests.sim.disk import Unreliable
 from tests.sim.ledger import Ledger
 from tests.sim.timeline import Timeline
 
@@ -62,7 +64,7 @@ class Life:
 
     telemetry_type: type[Telemetry] = Telemetry
 
-    def __init__(self, timeline: Timeline, clock: Clock, journal: Journal, ledger: Ledger) -> None:
+    def __init__(self, timeline: Timeline, clock: Clock, journal: Unreliable, ledger: Ledger) -> None:
         self.timeline = timeline
         self.clock = clock
         self.journal = journal
@@ -78,12 +80,19 @@ class Life:
         self._journal_fault: Fault | None = None
         self._probe_at_s = 0.0
         self._since_checkpoint = 0
+        # Nodes of agents that have not spoken since this process began, and the epochs that they can know of.
+        self.unheard: set[str] = set()
         self.core: Core
-        self._adopt(recover(journal, ClusterState))
+        recovered = recover(journal, ClusterState)
+        self.unheard = {name for name, node in recovered.state.nodes.items() if node.inventory.agent_version}
+        self.epochs = {name: node.plan_epoch for name, node in recovered.state.nodes.items()}
+        self._adopt(recovered)
         self.telemetry = self.telemetry_type(send_interval_s=self.core.state.policy.send_interval_s)
         for name, node in self.core.state.nodes.items():
             if node.state is NodeState.READY:
                 self.presence.left(name, deadline_s=clock.monotonic_s() + RESTART_GRACE_S)
+        if (lost := journal.lost) is not None:
+            self.command(lambda core, now_ns: core.journal_rolled_back(lost, now_ns=now_ns), _ignore)
         self.later(_TICK_NS, self._tick)
 
     def later(self, delay_ns: int, action: Callable[[], None]) -> None:
@@ -136,10 +145,15 @@ class Life:
             command = self._queue.popleft()
             batch.append(command)
             self._now_ns = max(self._now_ns + 1, self.clock.wall_ns())
+            revision = self.core.state.revision
             try:
                 command.outcome = command.apply(self.core, self._now_ns)
             except (Fault, ContractError) as error:
                 command.fault = error
+            except UnreadableEvent as error:
+                command.fault = Internal("this would write what could not be read back, so nothing was done")
+                if self.core.state.revision != revision:
+                    raise Broken(3, f"half of a step was done: {error}") from error
         return batch
 
     def _commit(self, batch: list[_Command], events: list[Event]) -> None:
@@ -193,6 +207,8 @@ class Life:
         return True
 
     def _adopt(self, recovered: Recovered) -> None:
+        for name in self.unheard & recovered.state.nodes.keys():
+            recovered.state.nodes[name].is_heard = False
         self.core = Core(recovered.state, load())
         self._since_checkpoint = recovered.replayed
         newest = next(reversed(recovered.state.workloads.values()), None)

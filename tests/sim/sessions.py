@@ -10,6 +10,7 @@ from typing import Any
 
 from eelgrid_controller.adapters.agents import acknowledge_every, cadence_of
 from eelgrid_controller.errors import BatchRefused
+from eelgrid_controller.rollback import PlanClaim
 from eelgrid_protos.codec import decode, encode
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import InvalidArgument, NotFound
@@ -29,6 +30,7 @@ from eelgrid_protos.messages import (
 from tests.sim.clock import seconds
 from tests.sim.life import AWAY_GRACE_S, Committed, Life
 from tests.sim.network import CONTROLLER, Connection
+from tests.sim.poison import ROGUE
 
 __all__ = ["Session", "Sessions"]
 
@@ -82,7 +84,8 @@ class Session:
 
     def _accuse(self, problem: str) -> None:
         """The agent breaks the contract; in fair weather a real agent never does."""
-        self._life.ledger.accused(problem)
+        if self.hello is None or not self.hello.inventory.node_name.startswith(ROGUE):
+            self._life.ledger.accused(problem)
         self.end(problem)
 
     def _hello_overdue(self) -> None:
@@ -127,14 +130,29 @@ class Session:
             return
         self.hello = message
         self.sent_epoch = message.plan_epoch
+        try:
+            self._life.core.check_plan_epoch(message.inventory.node_name, message.plan_epoch)
+        except InvalidArgument as error:
+            self.hello = None
+            self.end(str(error))
+            return
         self._owner.arrived(self)
+        epochs, name, epoch = self._life.epochs, message.inventory.node_name, message.plan_epoch
+        claim = PlanClaim(
+            epoch=epoch, held=None if message.held is None else message.held.assignments,
+            is_beyond=epoch > epochs.get(name, 0),
+        )  # fmt: skip
         self._command(
-            lambda core, now_ns: core.node_joined(message.inventory, now_ns=now_ns, plan_epoch=message.plan_epoch),
+            lambda core, now_ns: core.node_joined(message.inventory, now_ns=now_ns, plan_epoch=epoch, claim=claim),
             self._welcome,
         )
 
     def _welcome(self) -> None:
         assert self.hello is not None
+        name = self.hello.inventory.node_name
+        self._life.unheard.discard(name)
+        self._life.epochs[name] = max(self._life.epochs.get(name, 0), self.hello.plan_epoch)
+        self._life.ledger.joined(self.hello, self._life.core.state.nodes[name])
         self.sequence = self._life.telemetry.open(self.hello.inventory, self.hello.incarnation)
         policy = self._owner.policy
         cadence = cadence_of(policy)
@@ -148,8 +166,13 @@ class Session:
         name = self.hello.inventory.node_name
         match message:
             case SampleBatch():
-                receipt = self._life.ledger.receive(self._life.telemetry, self.hello, message, self._life.clock)
+                if name.startswith(ROGUE):
+                    receipt = self._life.telemetry.receive(name, message, now_s=self._life.clock.monotonic_s())
+                else:
+                    receipt = self._life.ledger.receive(self._life.telemetry, self.hello, message, self._life.clock)
                 self._took(receipt.sequence)
+            case Inventory() if message.node_name != name:
+                self._accuse("another node's inventory")
             case Inventory():
                 telemetry = self._life.telemetry
                 self._command(
@@ -210,11 +233,13 @@ class Session:
 
     def _tell_plan(self) -> None:
         assert self.hello is not None
-        plan = self._life.core.node_plan(self.hello.inventory.node_name)
+        plan = self._life.core.plan_to_send(self.hello.inventory.node_name)
+        if plan is None:
+            return
         if self.is_over or (plan.epoch <= self.sent_epoch and not self.is_plan_forgotten) or not plan.epoch:
             return
         self.is_plan_forgotten = False
-        self.sent_epoch = plan.epoch
+        self.sent_epoch = self._life.epochs[plan.node_name] = plan.epoch
         self._plan_not_before_s = self._life.clock.monotonic_s() + PLAN_INTERVAL_S
         self._life.ledger.plan_sent(plan)
         self._send(plan)

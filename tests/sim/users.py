@@ -33,6 +33,8 @@ from eelgrid_protos.messages import (
     PoolMode,
     RecommendMovesRequest,
     RecommendMovesResponse,
+    ReconcileNodeRequest,
+    ReconcileNodeResponse,
     ResourceRequest,
     ScaleWorkloadRequest,
     ScaleWorkloadResponse,
@@ -46,6 +48,7 @@ from eelgrid_protos.messages import (
 from tests.sim.broken import demand
 from tests.sim.clock import seconds
 from tests.sim.ledger import Ledger
+from tests.sim.poison import extreme_spec
 from tests.sim.timeline import Timeline
 
 __all__ = ["Callee", "Users"]
@@ -64,6 +67,14 @@ class Callee(Protocol):
 
     def serve(self, request: Any, reply: Reply) -> None:
         """Answers at some time, or never."""
+
+    @property
+    def ahead(self) -> list[str]:
+        """Nodes that hold more than the journal knows."""
+
+
+def _nothing(_: Any) -> None:
+    """Nothing is concluded."""
 
 
 @dataclass(slots=True)
@@ -104,8 +115,10 @@ class Users:
                 self._change_policy,
                 self._improve,
                 self._scale,
+                self._poison,
+                self.reconcile,
             ),
-            weights=(55, 8, 4, 4, 24, 5, 8, 30),
+            weights=(55, 8, 4, 4, 24, 5, 8, 30, 3, 3),
         )[0]
         kind()
 
@@ -143,10 +156,34 @@ class Users:
                 self._ledger.answered_submit(answer.workload, spec, key)
             else:
                 known = isinstance(answer, InvalidArgument) and key not in self._ledger.accepted
+                known = known or key in self._ledger.lost
                 demand(2, known or not key, f"submitting {key} was refused: {answer}")
 
         request = SubmitWorkloadRequest(spec=spec, workload_id=key)
         self._call(_Call(request, SubmitWorkloadResponse, then, is_repeatable=bool(key)))
+
+    def _poison(self) -> None:
+        """Submits what the contract allows and nobody sends."""
+        self._number += 1
+        key = f"poison-{self._number}"
+
+        def request(spec: WorkloadSpec) -> SubmitWorkloadRequest:
+            return SubmitWorkloadRequest(spec=spec, workload_id=key)
+
+        def then(answer: Any) -> None:
+            if isinstance(answer, SubmitWorkloadResponse):
+                self._ledger.answered_submit(answer.workload, spec, key)
+            else:
+                fine = isinstance(answer, InvalidArgument | FailedPrecondition | NotFound)
+                demand(2, fine or key in self._ledger.lost, f"submitting {spec} was answered with {answer!r}")
+
+        spec = extreme_spec(self._rng, self._spec(), request)
+        self._call(_Call(request(spec), SubmitWorkloadResponse, then, is_repeatable=True))
+
+    def reconcile(self) -> None:
+        """An operator gives up what nodes hold beyond the journal."""
+        for name in self._callee.ahead:
+            self._call(_Call(ReconcileNodeRequest(node_name=name), ReconcileNodeResponse, _nothing, is_repeatable=True))
 
     def _resubmit(self) -> None:
         if self._specs:
@@ -161,6 +198,10 @@ class Users:
         other = replace(self._ledger.accepted[key].spec, name="other")
 
         def then(answer: Any) -> None:
+            if key in self._ledger.lost or not isinstance(answer, Fault):
+                # It may have been free by then, and is taken for the other now.
+                demand(2, key in self._ledger.lost, f"{key} was taken for another spec: {answer}")
+                return
             demand(2, isinstance(answer, AlreadyExists), f"{key} was taken for another spec: {answer}")
 
         request = SubmitWorkloadRequest(spec=other, workload_id=key)
@@ -178,7 +219,8 @@ class Users:
             if isinstance(answer, CancelWorkloadResponse):
                 self._ledger.answered_cancel(answer.workload)
             else:
-                demand(2, isinstance(answer, NotFound) and key == "nobody", f"cancelling {key} was refused: {answer}")
+                known = key == "nobody" or key in self._ledger.lost
+                demand(2, isinstance(answer, NotFound) and known, f"cancelling {key} was refused: {answer}")
 
         self._call(_Call(CancelWorkloadRequest(workload_id=key), CancelWorkloadResponse, then, is_repeatable=True))
 
@@ -253,9 +295,15 @@ class Users:
         if self._timeline.chance(_LOSS_P):
             return
 
+        rollbacks = self._ledger.rollbacks
+
         def reply(answer: bytes | Fault) -> None:
-            if not self._timeline.chance(_LOSS_P):
-                self._timeline.after(self._timeline.draw_ns(_DELAY_NS), lambda: self._answered(call, answer))
+            # What a controller said whose disk lost it since concludes nothing; the call is repeated.
+            if rollbacks == self._ledger.rollbacks and not self._timeline.chance(_LOSS_P):
+                self._timeline.after(
+                    self._timeline.draw_ns(_DELAY_NS),
+                    lambda: self._answered(call, answer) if rollbacks == self._ledger.rollbacks else None,
+                )
 
         request = decode(type(call.request), data)
         self._timeline.after(self._timeline.draw_ns(_DELAY_NS), lambda: self._callee.serve(request, reply))

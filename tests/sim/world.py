@@ -15,7 +15,7 @@ from tests.sim.clock import SECOND_NS, seconds
 from tests.sim.controller import Controller
 from tests.sim.disk import Disk
 from tests.sim.faults import Faults
-from tests.sim.invariants import check_end, check_freshness, check_state
+from tests.sim.invariants import check_end, check_freshness, check_served, check_state
 from tests.sim.ledger import Ledger
 from tests.sim.life import Life
 from tests.sim.network import Network, Weather
@@ -87,6 +87,8 @@ class World:
         models = tuple(sorted({gpu.model for agent in self.agents for gpu in agent.spec.gpus}))
         self.users = Users(self.timeline, self.ledger, self.controller, models=models)
         self.faults = Faults(self.timeline, self.network, self.controller, self.agents)
+        by_name = {agent.name: agent for agent in self.agents}
+        self.ledger.held_on = lambda name: by_name[name].held if name in by_name else ()
         self.healed_ns = 0
         self._checked: tuple[object, int] = (None, -1)
 
@@ -121,10 +123,11 @@ class World:
         life = self.controller.life
         if life is not None and life.is_settled and (life, life.core.state.revision) != self._checked:
             self._checked = (life, life.core.state.revision)
-            check_state(self.controller, self.ledger)
+            check_state(self.controller, self.agents, self.ledger)
             timeline.mark(life.core.state.digest().encode())
         if timeline.steps % _CHECK_EVERY == 0:
             check_freshness(self.controller, self.ledger)
+            check_served(self.controller)
             for process in self.ledger.ticks.running.values():
                 process.conserve()
 
@@ -146,6 +149,7 @@ class World:
             if self.timeline.now_ns < next_ns:
                 continue
             next_ns += SECOND_NS
+            self.users.reconcile()
             try:
                 check_end(self.controller, self.agents, self.ledger)
                 if not self.users.open_calls:
