@@ -87,7 +87,6 @@ class ControllerLoop:
         self._probe_at_s = 0.0
         self._checkpoints = Checkpoints(journal, self._writer, config=config, clock=clock, log=log)
         self._last_command_s = self._retry_at_s = 0.0
-        self._now_ns = 0
 
     # Life
 
@@ -308,10 +307,10 @@ class ControllerLoop:
             if command.answer.cancelled():
                 continue
             batch.append(command)
-            # No two commands at one time, and order of events is order of time, also when a clock is set back.
-            self._now_ns = max(self._now_ns + 1, self.clock.now_ns())
+            # Read anew for each: a clock may be set back, and what came first is told by revisions alone.
+            now_ns = max(0, self.clock.now_ns())
             try:
-                command.outcome = command.apply(core, self._now_ns)
+                command.outcome = command.apply(core, now_ns)
             except (Fault, ContractError) as error:
                 command.fault = error
             except Exception:  # noqa: BLE001  # whatever it was, the state is suspect now
@@ -362,8 +361,6 @@ class ControllerLoop:
     def _go_on_from(self, recovered: Recovered) -> None:
         self._core = self.make_core(recovered.state)
         self._checkpoints.events = recovered.replayed
-        newest = next(reversed(recovered.state.workloads.values()), None)
-        self._now_ns = max(self._now_ns, newest.submitted_ns if newest else 0)
 
     def _is_checkpoint_due(self) -> bool:
         idle_s = -1.0 if self._queue else self.clock.monotonic_s() - self._last_command_s

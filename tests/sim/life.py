@@ -135,7 +135,7 @@ class Life:
         while self._queue and len(batch) < most:
             command = self._queue.popleft()
             batch.append(command)
-            self._now_ns = max(self._now_ns + 1, self.clock.wall_ns())
+            self._now_ns = self.clock.wall_ns()
             try:
                 command.outcome = command.apply(self.core, self._now_ns)
             except (Fault, ContractError) as error:
@@ -196,7 +196,6 @@ class Life:
         self.core = Core(recovered.state, load())
         self._since_checkpoint = recovered.replayed
         newest = next(reversed(recovered.state.workloads.values()), None)
-        self._now_ns = max(self._now_ns, newest.submitted_ns if newest else 0)
 
     def _checkpoint(self) -> None:
         state = self.core.state

@@ -7,7 +7,8 @@ are views of one moment in which everything shown is on disk.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+import operator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -241,7 +242,7 @@ class OperatorService:
             )
 
         def view(core: Core) -> Page[Workload]:
-            return cut(request, filter(matches, core.state.workloads.values()), _submission)
+            return cut(request, filter(matches, _by_submission(core)), _submission)
 
         page = await self._loop.read(view)
         return ListWorkloadsResponse(workloads=page.items, next_page_token=page.next_token, total=page.total)
@@ -344,9 +345,15 @@ def _name(record: NodeRecord) -> tuple[str]:
     return (record.inventory.node_name,)
 
 
-def _submission(workload: Workload) -> tuple[int]:
-    # The loop gives no two commands one time, and later ones a later time.
-    return (workload.submitted_ns,)
+def _by_submission(core: Core) -> Iterable[Workload]:
+    """Workloads by the time of their submission; they are kept in its order, which is another where a clock was set back."""
+    workloads = list(core.state.workloads.values())
+    times = [workload.submitted_ns for workload in workloads]
+    return workloads if all(map(operator.lt, times, times[1:])) else sorted(workloads, key=_submission)
+
+
+def _submission(workload: Workload) -> tuple[int, str]:
+    return (workload.submitted_ns, workload.workload_id)
 
 
 def _node(core: Core, name: str) -> NodeRecord:
