@@ -195,7 +195,6 @@ class Life:
     def _adopt(self, recovered: Recovered) -> None:
         self.core = Core(recovered.state, load())
         self._since_checkpoint = recovered.replayed
-        newest = next(reversed(recovered.state.workloads.values()), None)
 
     def _checkpoint(self) -> None:
         state = self.core.state

@@ -46,6 +46,8 @@ DAYS_KEPT_S = 5 * 366 * DAY_S
 _FORGOTTEN_ONCE = 5_000
 _DISK = "check the disk and the rights of its folder"
 _DAMAGED = "check the disk, and put a backup back or move the file away (docs/runbooks/EelgridLedgerFailing.md)"
+# What Python says of a value that SQLite cannot take: too large, no text in UTF-8, of no known type.
+_OF_VALUES = (OverflowError, ValueError, TypeError)
 # Times from clocks of nodes: how far ahead of the one behind which at most two nodes are, rows may count as old.
 _WITNESSES = 3
 _WITNESSED_S = 30 * DAY_S
@@ -187,7 +189,7 @@ class EnergyStore:
                         namespaces, is_one = self._add(
                             part.entries, part.measured, newest, work, namespaces=namespaces, now_s=now_s
                         )
-                    except (sqlite3.Error, OverflowError) as error:
+                    except (sqlite3.Error, *_OF_VALUES) as error:
                         if not _is_of_part(error):
                             raise
                         (failed if _is_damage(error) else refused)[name] = str(error)
@@ -240,7 +242,7 @@ class EnergyStore:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
-        except (sqlite3.Error, OverflowError) as error:
+        except (sqlite3.Error, *_OF_VALUES) as error:
             if _is_of_part(error):
                 raise LedgerRefused(self.path, str(error), _DAMAGED) from error
             raise LedgerError(self.path, str(error), _DISK) from error
@@ -275,13 +277,15 @@ class EnergyStore:
     def _add_spent(self, entries: Iterable[Entry], measured: Iterable[Measured]) -> None:
         connection = self._connection
         spent = [
-            (one.hour_s, self._place(one.place), self._holder(one.holder), one.spent.bare_mj, one.spent.context_mj,
-             one.spent.active_mj, one.spent.cost, one.spent.carbon_g)
+            (one.hour_s, self._place(one.place), self._holder(one.holder),
+             *(min(part_mj, CELL_MJ_MOST) for part_mj in one.spent[:3]), one.spent.cost, one.spent.carbon_g)
             for one in entries
         ]  # fmt: skip
         drawn = [
-            (one.hour_s, self._place(one.place), one.total_mj, one.uncertainty_mj, one.uncounted_s) for one in measured
-        ]
+            (one.hour_s, self._place(one.place), min(one.total_mj, CELL_MJ_MOST), min(one.uncertainty_mj, CELL_MJ_MOST),
+             one.uncounted_s)
+            for one in measured
+        ]  # fmt: skip
         for table, span_s in SPANS:
             connection.executemany(
                 f"INSERT INTO {table} VALUES (? / {span_s} * {span_s}, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
@@ -519,5 +523,5 @@ def _is_damage(error: Exception) -> bool:
 
 def _is_of_part(error: Exception) -> bool:
     """Whether it is what was to be written, or rows that it meets, and not the disk."""
-    kinds = (OverflowError, sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
-    return isinstance(error, kinds) or _is_damage(error)
+    kinds = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
+    return isinstance(error, (*_OF_VALUES, *kinds)) or _is_damage(error)
