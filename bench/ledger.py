@@ -168,7 +168,8 @@ async def _taken(folder: Path, nodes: int, minutes: int) -> tuple[float, float]:
     """Milliseconds of CPU for each window: of the event loop to take it, and of all threads until it is on disk."""
     state = SimpleNamespace(workloads={}, policy=SimpleNamespace(prices=None))
     core: Any = SimpleNamespace(state=state)
-    desk = EnergyDesk(folder, core=lambda: core, clock=Clock(), log=logging.getLogger("bench"), bytes_most=10**10)
+    clock = Clock(now_ns=lambda: (_BEGIN_S + HOUR_S) * 10**9)
+    desk = EnergyDesk(folder, core=lambda: core, clock=clock, log=logging.getLogger("bench"), bytes_most=10**10)
     running = asyncio.create_task(desk.run())
     places = [Inventory(node_name=f"node-{node}", cpu_milli=1, memory_bytes=1, pool="p") for node in range(nodes)]
     data = [[codec.encode(_window(node, minute)) for node in range(nodes)] for minute in range(minutes)]
