@@ -18,10 +18,11 @@ Calls come from one thread at a time; `ask` has a connection of its own and may 
 """
 
 import json
+import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +42,7 @@ from eelgrid_controller.errors import LedgerError, LedgerRefused
 __all__ = ["DAYS_KEPT_S", "HOURS_KEPT_S", "EnergyStore", "Newest", "NodePart", "Outcome", "open_energy"]
 
 FILE_NAME = "energy.sqlite3"
+MARK_NAME = "energy.revision"
 HOURS_KEPT_S = 400 * DAY_S
 DAYS_KEPT_S = 5 * 366 * DAY_S
 _FORGOTTEN_ONCE = 5_000
@@ -60,6 +62,37 @@ class Newest(NamedTuple):
     incarnation: int
     number: int
     until_s: float
+
+
+class RevisionMark:
+    """The number of the last transaction, in a file of its own.
+
+    SQLite checks its log when a killed process left one, and what follows a damaged frame was never there, without a
+    word. The mark is written after each commit and not waited for: after a loss of power it may be older than the ledger,
+    never newer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.noted = 0  # what is in it; 0 where there is none, or none that can be read
+        try:
+            self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+            number, _, check = os.pread(self._file, 64, 0).decode("ascii", "replace").strip().partition(" ")
+            if check == str(crc_of((number,))):
+                self.noted = int(number)
+        except (OSError, ValueError):
+            self._file = None
+
+    def note(self, revision: int) -> None:
+        """Writes it down, where that can be done: a ledger without its mark is as good."""
+        if self._file is not None:
+            with suppress(OSError):
+                os.pwrite(self._file, f"{revision} {crc_of((revision,))}".ljust(48).encode() + b"\n", 0)
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 @dataclass(slots=True)
@@ -116,10 +149,19 @@ class EnergyStore:
         self._reader = reader
         self._places: dict[Place, int] = {}
         self._holders: dict[Holder, int] = {}
+        self._mark = RevisionMark(path.with_name(MARK_NAME))
+        # What was acknowledged and is not there any more, in words.
+        self.losses: tuple[str, ...] = ()
         self._scrub_s = -1  # the day that was scrubbed last
         # Records of nodes and counters of namespaces that were damaged, and are gone.
         self.dropped = self._drop_damaged("windows") + self._drop_damaged("namespaces")
         self.marks = Marks(connection)
+        lost = self._mark.noted - self.marks.revision
+        if lost > 0:
+            self.losses = (
+                f"{lost} transactions of before it was opened: its log was damaged, or an older copy put back",
+            )
+        self._mark.note(self.marks.revision)
         self.namespaces = self._sums()  # of what is on the disk; another thread may read it, since it is never changed
 
     def _drop_damaged(self, table: str) -> int:
@@ -224,6 +266,8 @@ class EnergyStore:
         return after, self.marks.touched(hours, now_s=now_s)
 
     def _settle(self, namespaces: NamespaceSums, is_behind: bool) -> None:
+        """A transaction is on the disk."""
+        self._mark.note(self.marks.revision)
         self.namespaces = namespaces
         if is_behind:
             self._read_marks()
@@ -277,23 +321,23 @@ class EnergyStore:
     def _add_spent(self, entries: Iterable[Entry], measured: Iterable[Measured]) -> None:
         connection = self._connection
         spent = [
-            (one.hour_s, self._place(one.place), self._holder(one.holder),
-             *(min(part_mj, CELL_MJ_MOST) for part_mj in one.spent[:3]), one.spent.cost, one.spent.carbon_g)
+            (one.hour_s, self._place(one.place), self._holder(one.holder), one.spent.bare_mj, one.spent.context_mj,
+             one.spent.active_mj, one.spent.cost, one.spent.carbon_g)
             for one in entries
         ]  # fmt: skip
         drawn = [
-            (one.hour_s, self._place(one.place), min(one.total_mj, CELL_MJ_MOST), min(one.uncertainty_mj, CELL_MJ_MOST),
-             one.uncounted_s)
-            for one in measured
-        ]  # fmt: skip
+            (one.hour_s, self._place(one.place), one.total_mj, one.uncertainty_mj, one.uncounted_s) for one in measured
+        ]
+        amount = f"min(?, {CELL_MJ_MOST})"
         for table, span_s in SPANS:
+            at = f"? / {span_s} * {span_s}"
             connection.executemany(
-                f"INSERT INTO {table} VALUES (? / {span_s} * {span_s}, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+                f"INSERT INTO {table} VALUES ({at}, ?, ?, {amount}, {amount}, {amount}, ?, ?) ON CONFLICT DO UPDATE SET "
                 f"{_more('bare', 'context', 'active')}, cost = cost + excluded.cost, carbon = carbon + excluded.carbon",
                 spent,
             )
             connection.executemany(
-                f"INSERT INTO {table}_measured VALUES (? / {span_s} * {span_s}, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+                f"INSERT INTO {table}_measured VALUES ({at}, ?, {amount}, {amount}, ?) ON CONFLICT DO UPDATE SET "
                 f"{_more('total', 'uncertainty')}, uncounted = uncounted + excluded.uncounted",
                 drawn,
             )
@@ -449,7 +493,7 @@ class EnergyStore:
                 ((revision,),) = self._read("SELECT revision FROM ledger", ())
                 found, damage = answers(self._read, asked)
                 self._note_damage(damage, {piece for one in asked for piece in pieces_of(one)})
-                return [replace(one, revision=revision) for one in found]
+                return [replace(one, revision=revision, damaged=one.damaged + self.losses) for one in found]
             finally:
                 # A fault of the disk may have ended the transaction already.
                 if self._reader.in_transaction:
@@ -501,6 +545,7 @@ class EnergyStore:
         """Lets go of the file."""
         self._reader.close()
         self._connection.close()
+        self._mark.close()
 
 
 def _parts(table: str) -> tuple[tuple[str, str], ...]:
