@@ -26,6 +26,7 @@ import numpy as np
 
 from eelgrid_controller.adapters.energy_desk import EnergyDesk
 from eelgrid_controller.adapters.energy_store import FILE_NAME, EnergyStore, open_energy
+from eelgrid_controller.adapters.energy_upgrade import unchecked
 from eelgrid_controller.cli.report import SECTIONS
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.energy_ledger.asking import DAY_S, Asked, asked_of
@@ -45,6 +46,7 @@ from eelgrid_protos.messages import (
 
 _BEGIN_S = 1_767_225_600  # 2026-01-01
 _NODES = 125
+_HOLDER = "id, kind, namespace, name, workload, title, user, queue, labels"
 Row: TypeAlias = tuple[str, float, str]
 
 
@@ -69,32 +71,36 @@ def _fill(path: Path, days: int, holders: int) -> int:
     connection.execute("PRAGMA synchronous=OFF")
     nodes = list(range(1, _NODES + 1))
     connection.executemany(
-        "INSERT INTO places VALUES (?, ?, ?, 'h100-sxm5-80gb')",
+        "INSERT INTO places (id, node, pool, gpu_model) VALUES (?, ?, ?, 'h100-sxm5-80gb')",
         [(one, f"node-{one}", f"pool-{one % 4}") for one in nodes],
     )
     nobody = 1
-    connection.execute("INSERT INTO holders VALUES (?, 'unallocated', '', '', '', '', '', '', '{}')", (nobody,))
+    connection.execute(
+        f"INSERT INTO holders ({_HOLDER}) VALUES (?, 'unallocated', '', '', '', '', '', '', '{{}}')",  # noqa: S608
+        (nobody,),
+    )
     made = nobody
     running: dict[int, list[tuple[int, int]]] = {node: [] for node in nodes}
     began_s = time.monotonic()
-    for day in range(days):
-        spent, worked, new = list[tuple[Any, ...]](), list[tuple[Any, ...]](), list[tuple[Any, ...]]()
-        for hour in range(24 * day, 24 * day + 24):
-            at_s = _BEGIN_S + hour * HOUR_S
-            rng.shuffle(nodes)
-            for node in nodes:
-                jobs = running[node] = [one for one in running[node] if one[1] > hour]
-                while len(jobs) < holders - 1:
-                    made += 1
-                    new.append(_holder(made, rng))
-                    jobs.append((made, hour + 1 + int(rng.expovariate(1 / 36))))
-                spent += [(at_s, node, holder) for holder, _ in jobs]
-                spent.append((at_s, node, nobody))
-                # Every fourth job tells how far it is.
-                worked += [(at_s, holder) for holder, _ in jobs if holder % 4 == 0]
-        _write_day(connection, values, new, spent, worked)
-        if sys.stderr.isatty():
-            print(f"\rday {day + 1} of {days}, {time.monotonic() - began_s:.0f} s", end="", file=sys.stderr)
+    with unchecked(connection):
+        for day in range(days):
+            spent, worked, new = list[tuple[Any, ...]](), list[tuple[Any, ...]](), list[tuple[Any, ...]]()
+            for hour in range(24 * day, 24 * day + 24):
+                at_s = _BEGIN_S + hour * HOUR_S
+                rng.shuffle(nodes)
+                for node in nodes:
+                    jobs = running[node] = [one for one in running[node] if one[1] > hour]
+                    while len(jobs) < holders - 1:
+                        made += 1
+                        new.append(_holder(made, rng))
+                        jobs.append((made, hour + 1 + int(rng.expovariate(1 / 36))))
+                    spent += [(at_s, node, holder) for holder, _ in jobs]
+                    spent.append((at_s, node, nobody))
+                    # Every fourth job tells how far it is.
+                    worked += [(at_s, holder) for holder, _ in jobs if holder % 4 == 0]
+            _write_day(connection, values, new, spent, worked)
+            if sys.stderr.isatty():
+                print(f"\rday {day + 1} of {days}, {time.monotonic() - began_s:.0f} s", end="", file=sys.stderr)
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
     return made - nobody
@@ -112,13 +118,14 @@ def _write_day(
     )  # fmt: skip
     amounts = zip(*(column.tolist() for column in columns), strict=True)
     connection.execute("BEGIN")
-    connection.executemany("INSERT INTO holders VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", new)
+    connection.executemany(f"INSERT INTO holders ({_HOLDER}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", new)  # noqa: S608
     connection.executemany(
         "INSERT INTO hourly VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (key + amount for key, amount in zip(spent, amounts, strict=True)),
     )
     connection.executemany(
-        "INSERT INTO works VALUES (?, ?, 'step', 0)", [(one[0], one[4]) for one in new if one[0] % 4 == 0]
+        "INSERT INTO works (id, workload, unit, until) VALUES (?, ?, 'step', 0)",
+        [(one[0], one[4]) for one in new if one[0] % 4 == 0],
     )
     connection.executemany("INSERT INTO hourly_work VALUES (?, ?, 3600.5, 3600, 0)", worked)
     connection.execute(
@@ -168,7 +175,8 @@ async def _taken(folder: Path, nodes: int, minutes: int) -> tuple[float, float]:
     """Milliseconds of CPU for each window: of the event loop to take it, and of all threads until it is on disk."""
     state = SimpleNamespace(workloads={}, policy=SimpleNamespace(prices=None))
     core: Any = SimpleNamespace(state=state)
-    desk = EnergyDesk(folder, core=lambda: core, clock=Clock(), log=logging.getLogger("bench"), bytes_most=10**10)
+    clock = Clock(now_ns=lambda: (_BEGIN_S + HOUR_S) * 10**9)
+    desk = EnergyDesk(folder, core=lambda: core, clock=clock, log=logging.getLogger("bench"), bytes_most=10**10)
     running = asyncio.create_task(desk.run())
     places = [Inventory(node_name=f"node-{node}", cpu_milli=1, memory_bytes=1, pool="p") for node in range(nodes)]
     data = [[codec.encode(_window(node, minute)) for node in range(nodes)] for minute in range(minutes)]

@@ -20,6 +20,7 @@ from eelgrid_protos.faults import DeadlineExceeded, Fault, InvalidArgument, NotF
 from eelgrid_protos.messages import GetInventoryRequest, GetNodeEnergyRequest, GetNodeEnergyResponse, Inventory
 from eelgrid_protos.plain import to_plain
 from eelgrid_protos.rpc import NODE_SERVICE, client
+from eelgrid_protos.safe_text import printable_json
 from eelgrid_protos.transport import ListenError, blocking_channel
 
 __all__ = ["CommandError", "Failed", "UsageError", "run"]
@@ -124,5 +125,5 @@ def _explained(fault: Fault, address: str) -> CommandError:
 def _text(output: str, inventory: Inventory, answer: GetNodeEnergyResponse) -> str:
     if output == "json":
         document = {"node": inventory.node_name, **to_plain(answer)}
-        return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+        return printable_json(json.dumps(document, indent=2, ensure_ascii=False)) + "\n"
     return "".join(f"{line}\n" for line in energy_lines(answer, inventory, width()))

@@ -202,6 +202,7 @@ class Node:
         )
         if self.energy is not None:
             self.energy.tick(self.inventory.gpus, gpus, observation, monotonic_ns=monotonic_ns)
+        self.outbox.clock(wall_ns=wall_ns, monotonic_ns=monotonic_ns)
         self.outbox.tick(observation.tick, gpus, self._assignments())
         self.quick = gpus
         self.last_tick, self.last_tick_ns = observation.tick, monotonic_ns
@@ -258,7 +259,9 @@ class Node:
             self.inventory.gpus, look, found, assignments=self._assignments(), uncounted_s=uncounted_s
         )  # fmt: skip
         if self.energy.newest is not None:
-            self.outbox.attributed(self.energy.newest, at_ns=max(0, self._clock.wall_ns()))
+            # By the clock of the last tick, which is the one that windows are shifted by.
+            at_ns = self.outbox.wall_ns(monotonic_ns=self._clock.monotonic_ns())
+            self.outbox.attributed(self.energy.newest, at_ns=max(0, self._clock.wall_ns()) if at_ns is None else at_ns)
         return told
 
     def _assignments(self) -> tuple[Assignment, ...] | None:
@@ -348,6 +351,8 @@ class Node:
                 self._take_plan(message, now_ns)
             case EnergyAcknowledgement():
                 self.outbox.windows.acknowledge(message.incarnation, message.number)
+                if message.refused:
+                    self.outbox.refuse(message.refused, message.refused_reason)
             case Cadence():
                 self.guard.renew(now_ns)
                 self._set_cadence(message, now_ns)

@@ -7,14 +7,19 @@ import os
 import shutil
 import sys
 
+from eelgrid_protos.safe_text import printable_line
+
 __all__ = ["close_output", "width", "write"]
 
 _COLUMNS_LEAST = 40
 
 
 def write(text: str) -> None:
-    """All of it now, so that a reader who has gone is met here and not at the end of the program."""
-    sys.stdout.write(text)
+    """All of it now, so that a reader who has gone is met here and not at the end of the program.
+
+    Names of other people's processes can do nothing to the terminal.
+    """
+    sys.stdout.write(printable_line(text))
     sys.stdout.flush()
 
 

@@ -1,15 +1,29 @@
-"""The times that the shell goes by, as one argument.
+"""The times that the shell goes by, as one argument, and a wall clock that a short jump does not lead astray.
 
-Owns nothing but the names: wall time is for people and the journal, monotonic
-time for waiting and ages, performance time for durations. Only the shell takes
-a Clock; the core gets times.
+Owns the names of times, and when a jump of the wall clock is followed. Wall time is for people
+and the journal, monotonic time for waiting and ages, performance time for durations. Only the
+shell takes a Clock; the core gets times. What comes first is a matter of sequence numbers, never
+of times.
+
+Theory. Wall time is read anew each time, and nothing holds on to the latest that was ever seen: a
+clock that was ten years ahead for a moment would leave everything after it there. Between two
+reads the wall clock advances as the monotonic clock does, but for what NTP slews (half a
+millisecond in a second). More than `JUMP_S` is a jump: somebody set the clock, or it failed. A
+jump is followed when it has lasted `FOLLOWED_S`, in either direction; until then time goes on by
+the monotonic clock. Both are told.
 """
 
+import logging
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-__all__ = ["Clock"]
+__all__ = ["Clock", "WallClock"]
+
+JUMP_S = 1.0
+# A clock that is set right is set once; whatever is undone within a minute was wrong.
+FOLLOWED_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +33,46 @@ class Clock:
     now_ns: Callable[[], int] = time.time_ns
     monotonic_s: Callable[[], float] = time.monotonic
     perf_s: Callable[[], float] = time.perf_counter
+
+
+class WallClock:
+    """Unix time as the module says; may be read from any thread."""
+
+    def __init__(self, clock: Clock, *, log: logging.Logger) -> None:
+        self.jumps = 0  # seen so far
+        self.jump_s = 0.0  # the last one: how far it went ahead, or back
+        self._clock, self._log = clock, log
+        self._lock = threading.Lock()
+        # When wall and monotonic clock were last believed together.
+        self._wall_ns, self._monotonic_s = clock.now_ns(), clock.monotonic_s()
+        self._doubted_ns: int | None = None  # the jump that is not followed yet
+        self._doubted_since_s = 0.0
+
+    @property
+    def steady(self) -> Clock:
+        """The clock whose wall time is this one's."""
+        return replace(self._clock, now_ns=self.now_ns)
+
+    def now_ns(self) -> int:
+        """Nanoseconds since 1970."""
+        with self._lock:
+            wall_ns, now_s = self._clock.now_ns(), self._clock.monotonic_s()
+            expected_ns = self._wall_ns + int((now_s - self._monotonic_s) * 1e9)
+            off_ns = wall_ns - expected_ns
+            if abs(off_ns) <= JUMP_S * 1e9:
+                if self._doubted_ns is not None:
+                    self._doubted_ns = None
+                    self._log.warning("clock=back jump_s=%.3f followed=no", self.jump_s)
+            elif self._doubted_ns is None or abs(off_ns - self._doubted_ns) > JUMP_S * 1e9:
+                self._doubted_ns, self._doubted_since_s = off_ns, now_s
+                self.jumps += 1
+                self.jump_s = off_ns / 1e9
+                self._log.warning("clock=jumped jump_s=%.3f followed_in_s=%g", self.jump_s, FOLLOWED_S)
+                return expected_ns
+            elif now_s - self._doubted_since_s < FOLLOWED_S:
+                return expected_ns
+            else:
+                self._doubted_ns = None
+                self._log.warning("clock=followed jump_s=%.3f", self.jump_s)
+            self._wall_ns, self._monotonic_s = wall_ns, now_s
+            return wall_ns

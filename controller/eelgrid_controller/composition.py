@@ -15,13 +15,13 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import grpc.aio
 
 from eelgrid_controller.adapters.agents import AgentService
-from eelgrid_controller.adapters.described import Family
+from eelgrid_controller.adapters.described import Family, family
 from eelgrid_controller.adapters.doorkeeper import Doorkeeper
 from eelgrid_controller.adapters.energy_desk import EnergyDesk
 from eelgrid_controller.adapters.fleet_page import FleetPage
@@ -43,7 +43,7 @@ from eelgrid_controller.api.promises import PromiseCalls
 from eelgrid_controller.api.shadowing import Shadowing
 from eelgrid_controller.api.spending import SpendingCalls
 from eelgrid_controller.api.views import Views
-from eelgrid_controller.clock import Clock
+from eelgrid_controller.clock import Clock, WallClock
 from eelgrid_controller.config import ControllerConfig
 from eelgrid_controller.core import Core
 from eelgrid_controller.errors import ConfigError
@@ -119,15 +119,21 @@ class Controller:
         self.config = config
         self._tls = tls
         self._insecure = insecure
-        self._clock = clock
+        self._wall = WallClock(clock, log=log.getChild("clock"))
+        self._clock = clock = self._wall.steady
         self._log = log
         self.metrics = Metrics()
+        self.metrics.add(self._clock_families)
         self._is_serving = False
         self._keeper = None if tls is None else self._begin_keeping()
         self.guard = PeerGuard(log=log.getChild("guard"), now_s=lambda: clock.now_ns() / 1e9)
         self.watches = Watches(self.metrics)
         self._stack = contextlib.AsyncExitStack()
         self._optional = OptionalParts(config, self.metrics, clock, log, self._stack)
+
+    def _clock_families(self) -> Iterator[Family]:
+        yield family("eelgrid_clock_jumps_total", self._wall.jumps)
+        yield family("eelgrid_clock_jump_seconds", self._wall.jump_s)
 
     def _begin_keeping(self) -> Doorkeeper:
         """Let callers in by the roles of their certificates."""

@@ -92,7 +92,6 @@ class ControllerLoop:
         self._last_command_s = self._retry_at_s = self._files_at_s = 0.0
         # Nodes of agents that have not spoken since this controller began: see `start`.
         self._unheard: set[str] = set()
-        self._now_ns = 0
 
     # Life
 
@@ -328,11 +327,11 @@ class ControllerLoop:
             if command.answer.cancelled():
                 continue
             batch.append(command)
-            # No two commands at one time, and order of events is order of time, also when a clock is set back.
-            self._now_ns = max(self._now_ns + 1, self.clock.now_ns())
             revision = core.state.revision
+            # Read anew for each: a clock may be set back, and what came first is told by revisions alone.
+            now_ns = max(0, self.clock.now_ns())
             try:
-                command.outcome = command.apply(core, self._now_ns)
+                command.outcome = command.apply(core, now_ns)
             except (Fault, ContractError) as error:
                 command.fault = error
             except UnreadableEvent as error:
@@ -399,8 +398,6 @@ class ControllerLoop:
             )  # fmt: skip
         self._core = self.make_core(recovered.state)
         self._checkpoints.events = recovered.replayed
-        newest = next(reversed(recovered.state.workloads.values()), None)
-        self._now_ns = max(self._now_ns, newest.submitted_ns if newest else 0)
 
     def _is_checkpoint_due(self) -> bool:
         idle_s = -1.0 if self._queue else self.clock.monotonic_s() - self._last_command_s

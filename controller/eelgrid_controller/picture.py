@@ -21,6 +21,7 @@ from rich.text import Text
 
 from eelgrid_controller.spelling import milliseconds_text, percent_text, watts_text
 from eelgrid_protos.messages import Node, Summary
+from eelgrid_protos.safe_text import printable
 
 __all__ = ["bar", "busiest", "figures", "fleet_map", "models", "reasons", "summary_picture"]
 
@@ -92,7 +93,7 @@ def models(summary: Summary, width: int = 16) -> RenderableType:
     for model in sorted(summary.models, key=lambda m: (-m.gpus, m.model)):
         share = model.allocated_gpu_milli / (1000 * model.gpus) if model.gpus else 0.0
         grid.add_row(
-            Text(model.model, style="bold"),
+            Text(printable(model.model), style="bold"),
             Text(f"{model.gpus:,}", style="grey62"),
             bar(share, width),
             f"{100 * share:.0f} %",
@@ -108,7 +109,7 @@ def reasons(summary: Summary) -> RenderableType:
     grid.add_column()
     every = sorted(summary.pending_reasons, key=lambda r: (-r.workloads, r.reason))
     for reason in every[:_REASONS_SHOWN]:
-        grid.add_row(f"{reason.workloads:,}", Text(reason.reason))
+        grid.add_row(f"{reason.workloads:,}", Text(printable(reason.reason)))
     if not every:
         grid.add_row("", Text("nothing waits", style="grey62"))
     elif len(every) > _REASONS_SHOWN:
@@ -128,7 +129,13 @@ def busiest(nodes: Iterable[Node], most: int) -> RenderableType:
         share = node.allocated_gpu_milli / (1000 * len(gpus)) if gpus else 0.0
         held = f"{node.allocated_gpu_milli / 1000:g}/{len(gpus)}" if gpus else "-"
         model = gpus[0].model if gpus else "-"
-        table.add_row(node.inventory.node_name, model, held, bar(share, 12), watts_text(node.power_w))
+        table.add_row(
+            Text(printable(node.inventory.node_name)),
+            Text(printable(model)),
+            held,
+            bar(share, 12),
+            watts_text(node.power_w),
+        )
     return table
 
 
@@ -164,7 +171,7 @@ def fleet_map(shares: Mapping[str, Sequence[float]], *, width: int, rows_most: i
     grid.add_column(width=label, no_wrap=True)
     grid.add_column(width=across)
     for model, values in shares.items():
-        title = Text.assemble((model, "bold"), (f" {len(values):,}", "grey62"))
+        title = Text.assemble((printable(model), "bold"), (f" {len(values):,}", "grey62"))
         cells = _cells(values, nodes_each)
         lines = [cells[start : start + across] for start in range(0, len(cells), across)]
         grid.add_row(title, Text("\n").join(lines))

@@ -144,7 +144,8 @@ class Life:
         while self._queue and len(batch) < most:
             command = self._queue.popleft()
             batch.append(command)
-            self._now_ns = max(self._now_ns + 1, self.clock.wall_ns())
+            # A clock may be set back; what came first is told by revisions alone.
+            self._now_ns = max(0, self.clock.wall_ns())
             revision = self.core.state.revision
             try:
                 command.outcome = command.apply(self.core, self._now_ns)
@@ -211,8 +212,6 @@ class Life:
             recovered.state.nodes[name].is_heard = False
         self.core = Core(recovered.state, load())
         self._since_checkpoint = recovered.replayed
-        newest = next(reversed(recovered.state.workloads.values()), None)
-        self._now_ns = max(self._now_ns, newest.submitted_ns if newest else 0)
 
     def _checkpoint(self) -> None:
         state = self.core.state

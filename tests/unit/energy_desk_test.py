@@ -3,102 +3,23 @@
 import asyncio
 import logging
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
+from tests.ledger_rig import BEGIN_NS, SECOND_NS, SPEC, Site, window
 
 from eelgrid_controller.adapters import energy_desk
 from eelgrid_controller.adapters.energy_desk import EnergyDesk
 from eelgrid_controller.adapters.energy_store import EnergyStore, open_energy
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.energy_ledger.asking import asked_of
 from eelgrid_controller.energy_ledger.entries import holder_of
 from eelgrid_controller.energy_ledger.exporting import Export
 from eelgrid_controller.energy_ledger.working import Worked
 from eelgrid_controller.errors import LedgerError
 from eelgrid_protos.faults import FailedPrecondition, NotFound, Unavailable
 from eelgrid_protos.messages import (
-    AttributionConfidence,
-    AttributionMethod,
     EnergyOwner,
-    EnergyPart,
-    EnergyWindow,
-    Inventory,
     OwnerKind,
-    ResourceRequest,
-    WindowDevice,
-    WindowShare,
-    WorkloadSpec,
 )
-
-SECOND_NS = 10**9
-BEGIN_NS = 1_799_971_200 * SECOND_NS  # a midnight
-CLOCK = Clock(now_ns=lambda: BEGIN_NS + 1800 * SECOND_NS)
-SPEC = WorkloadSpec(
-    name="chat",
-    request=ResourceRequest(gpu_count=1, gpu_milli=1000),
-    queue="q1",
-    namespace="ml",
-    user="ann",
-    labels={"team": "a"},
-)
-OWNERS = (
-    EnergyOwner(kind=OwnerKind.WORKLOAD, workload="w-1"), EnergyOwner(kind=OwnerKind.UNALLOCATED),
-    EnergyOwner(kind=OwnerKind.SLURM, job="7"),
-)  # fmt: skip
-
-
-def inventory(name):
-    return Inventory(node_name=name, cpu_milli=1, memory_bytes=1, pool="train")
-
-
-def window(number, energy_mj=1_000, *, incarnation=1, owner=0):
-    share = WindowShare(
-        device=0, owner=owner, part=EnergyPart.ACTIVE, method=AttributionMethod.EXCLUSIVE,
-        confidence=AttributionConfidence.HIGH, energy_mj=energy_mj,
-    )  # fmt: skip
-    return EnergyWindow(
-        incarnation=incarnation, number=number, begin_ns=BEGIN_NS + (number - 1) * 60 * SECOND_NS,
-        end_ns=BEGIN_NS + number * 60 * SECOND_NS, devices=(WindowDevice(gpu_uuid="g", total_mj=energy_mj),),
-        owners=OWNERS, shares=(share,),
-    )  # fmt: skip
-
-
-class Site:
-    """A desk that runs, of a core that knows some workloads."""
-
-    def __init__(self, folder, workloads=None, clock=None):
-        known = {"w-1": SimpleNamespace(spec=SPEC)} if workloads is None else workloads
-        core = SimpleNamespace(state=SimpleNamespace(workloads=known, policy=SimpleNamespace(prices=None)))
-        self.desk = EnergyDesk(
-            folder, core=lambda: core, clock=clock or CLOCK, log=logging.getLogger("test"), bytes_most=10**9
-        )
-        self.acknowledged = []
-
-    async def __aenter__(self):
-        self.task = asyncio.create_task(self.desk.run())
-        await self.until(lambda: self.desk._store is not None or self.desk.failures)
-        return self
-
-    async def __aexit__(self, *_):
-        self.task.cancel()
-        await asyncio.wait((self.task,))
-
-    @staticmethod
-    async def until(is_so):
-        async with asyncio.timeout(20.0):
-            while not is_so():  # noqa: ASYNC110  # it looks at counters
-                await asyncio.sleep(0.005)
-
-    def take(self, one, node="n1"):
-        self.desk.take(inventory(node), one, lambda told: self.acknowledged.append((node, told.number)))
-
-    async def total(self, *group_by):
-        asked = asked_of(
-            begin_ns=BEGIN_NS, end_ns=BEGIN_NS + 86_400 * SECOND_NS, group_by=group_by, filters={}, rows_most=100
-        )
-        (answer,) = await self.desk.ask((asked,))
-        return answer
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,10 @@ process that simulates a thousand nodes has six thousand devices.
 A device's counter outlives the agent. What it counted between the last window that was
 written down and the first look of the next agent was spent by somebody whom nobody saw; a
 boot or a load of the driver in between began it anew, and then only what it holds is known.
+
+The wall clock may be set while the agent runs, by decades where a machine boots without one. It is
+compared with the monotonic clock at each tick; what is not acknowledged moves along, also what an
+agent of the same boot left.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +33,8 @@ from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 __all__ = ["EnergyOutbox", "Kept"]
 
 _COUNTER_J_MOST = READING_RANGES[Reading.ENERGY_J].high
+# As the sampler's: a jump of wall against monotonic clock above this is a step.
+_CLOCK_STEP_NS = 500_000_000
 # No device draws so much: a counter that says so is another device's.
 _GAP_W_MOST = 5_000.0
 
@@ -43,6 +49,8 @@ class Kept:
     end_ns: int = 0
     counters_j: Mapping[str, float] = field(default_factory=dict)
     windows: tuple[EnergyWindow, ...] = ()
+    # Wall less monotonic clock; None where it is not known.
+    offset_ns: int | None = None
 
 
 class EnergyOutbox:
@@ -56,7 +64,12 @@ class EnergyOutbox:
         self.windows = Windows(kept.incarnation, length_s=length_s, kept=kept.windows, number=kept.number)
         self._length_ns = int(length_s * 1e9)
         self._phase_ns = int(phase * length_s * 1e9)
+        self.refused = 0  # windows that the controller refused
+        self.refused_reason = ""  # of the last one
         self._boot = boot
+        # None until the first tick, or where the clock of the run before is another.
+        self._offset_ns = kept.offset_ns if kept.boot == boot and boot else None
+        self._is_same_clock = self._offset_ns is not None
         self._by_plan = by_plan
         # Of devices that this run has not seen yet.
         self._before_j = dict(kept.counters_j) if kept.boot == boot else {}
@@ -77,7 +90,7 @@ class EnergyOutbox:
         """What the next run needs to go on, as of the last window that was closed."""
         return Kept(
             incarnation=self.windows.incarnation, number=self.windows.number, boot=self._boot, end_ns=self._closed_ns,
-            counters_j=dict(self._closed_j), windows=self.windows.closed,
+            counters_j=dict(self._closed_j), windows=self.windows.closed, offset_ns=self._offset_ns,
         )  # fmt: skip
 
     def tick(
@@ -97,6 +110,25 @@ class EnergyOutbox:
             return
         self._cut(tick, looks)
         self._assigned, self._cut_turn = assignments, turn
+
+    def clock(self, *, wall_ns: int, monotonic_ns: int) -> None:
+        """Both clocks, at each tick before it is taken."""
+        before_ns, self._offset_ns = self._offset_ns, wall_ns - monotonic_ns
+        step_ns = 0 if before_ns is None else self._offset_ns - before_ns
+        if abs(step_ns) > _CLOCK_STEP_NS:
+            self.windows.shift(step_ns, foreign=self._is_same_clock)
+            self._closed_ns += step_ns
+            if self._is_same_clock:
+                self._before_ns += step_ns
+
+    def wall_ns(self, *, monotonic_ns: int) -> int | None:
+        """The time of a moment by the clock of the last tick; None before the first."""
+        return None if self._offset_ns is None else max(0, self._offset_ns + monotonic_ns)
+
+    def refuse(self, many: int, reason: str) -> None:
+        """The controller counts so many windows in no sum."""
+        self.refused += many
+        self.refused_reason = reason
 
     def attributed(self, found: Attribution, *, at_ns: int) -> None:
         """What the attributor found at a look."""

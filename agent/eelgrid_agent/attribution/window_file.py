@@ -19,6 +19,7 @@ from eelgrid_agent.durable_file import replace_file, set_aside
 from eelgrid_protos.errors import InvalidMessage
 from eelgrid_protos.messages import EnergyWindow
 from eelgrid_protos.plain import from_plain, to_plain
+from eelgrid_protos.safe_text import printable
 
 __all__ = ["WindowFile", "keep_writing"]
 
@@ -63,6 +64,7 @@ class WindowFile:
             "number": kept.number,
             "boot": kept.boot,
             "end_ns": kept.end_ns,
+            "offset_ns": kept.offset_ns,
             "counters_j": dict(kept.counters_j),
             "windows": [to_plain(window, brief=True) for window in kept.windows],
         }
@@ -78,7 +80,9 @@ def _read(raw: bytes) -> Kept:
     counters_j = {str(uuid): float(value) for uuid, value in body["counters_j"].items()}
     if not all(map(math.isfinite, counters_j.values())):
         raise ValueError("counters")
+    offset_ns = body.get("offset_ns")
     return Kept(
+        offset_ns=None if offset_ns is None else int(offset_ns),
         incarnation=int(body["incarnation"]), number=int(body["number"]), boot=str(body["boot"]),
         end_ns=int(body["end_ns"]), counters_j=counters_j,
         windows=tuple(from_plain(EnergyWindow, window) for window in body["windows"]),
@@ -87,10 +91,17 @@ def _read(raw: bytes) -> Kept:
 
 async def keep_writing(outbox: EnergyOutbox, file: WindowFile) -> None:
     """Write the outbox down whenever it changed, until cancelled; then its open window is closed and written, too."""
-    written, is_told = outbox.windows.changes, False
+    written, is_told, refused = outbox.windows.changes, False, 0
     try:
         while True:
             await asyncio.sleep(_EVERY_S)
+            if outbox.refused != refused:
+                _LOG.warning(
+                    "event=energy_refused windows=%d reason=%s",
+                    outbox.refused - refused,
+                    printable(outbox.refused_reason),
+                )
+                refused = outbox.refused
             changes = outbox.windows.changes
             if changes == written:
                 continue

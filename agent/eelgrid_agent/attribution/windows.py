@@ -11,11 +11,13 @@ millijoules and are only ever added, so everything that was charged is in exactl
 Where the controller is away for long, the oldest neighbours of one hour become one window:
 names and sums stay, and only when within the hour is forgotten. Beyond `most` the two oldest
 become one whatever their hour, so that the number of windows is bounded and no joule is lost.
-A clock that steps back ends the open window at its own begin: windows never overlap.
+A clock that is set moves what is not acknowledged along with it (`shift`): how long ago it was is
+known by the monotonic clock, so a machine that began in 1970 tells sane windows once its clock is
+right. What another boot left stays where it was. Windows of one clock never overlap.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from eelgrid_agent.attribution.answer import shown_owner
 from eelgrid_agent.attribution.owner import UNATTRIBUTED, Owner
@@ -31,6 +33,9 @@ _UNHEARD_MOST = 3
 # Of the run before so many may have been sent: those under way, and what was acknowledged since its last write.
 _TRIED_MOST = 64
 _HOUR_NS = 3600 * 10**9
+_TIME_NS_MOST = 2**63 - 1
+# A window that ends further ahead is of a clock that was wrong, and no reason to begin after it.
+_OVERLAP_NS_MOST = 60 * 10**9
 _Key = tuple[str, Owner, int | None, Part, Method, Confidence]
 
 
@@ -65,7 +70,9 @@ class Windows:
         self._length_ns = int(length_s * 1e9)
         self._many = many
         self._most = most
+        # Times may be before 1970 for a while, when a clock is set back; those that are told never are.
         self._closed: list[wire.EnergyWindow] = list(kept)
+        self._foreign = number  # windows up to it are of a clock that this run knows nothing of
         self._open: _Open | None = None
         self._sent = 0
         # The controller may have these already, under their numbers: merged into a later one, they would count twice.
@@ -75,7 +82,23 @@ class Windows:
     @property
     def closed(self) -> tuple[wire.EnergyWindow, ...]:
         """What is not acknowledged, oldest first."""
-        return tuple(self._closed)
+        return tuple(map(_sane, self._closed))
+
+    def shift(self, by_ns: int, *, foreign: bool = False) -> None:
+        """The clock was set by so much. `foreign` windows, of the run before, move only where they are of this clock."""
+        if foreign:
+            self._foreign = 0
+        if self._open is not None:
+            self._open.begin_ns += by_ns
+            self._open.end_ns += by_ns
+        self._closed = [
+            replace(one, begin_ns=one.begin_ns + by_ns, end_ns=one.end_ns + by_ns)
+            if one.number > self._foreign
+            else one
+            for one in self._closed
+        ]
+        self.ended_ns += by_ns
+        self.changes += 1
 
     def charge(
         self, shares: Mapping[str, Iterable[Share]], *, at_ns: int, since_ns: int | None = None,
@@ -88,7 +111,7 @@ class Windows:
         window = self._open
         if window is None:
             begin_ns = at_ns if since_ns is None else min(since_ns, at_ns)
-            if self._closed:
+            if self._closed and self._closed[-1].end_ns - begin_ns <= _OVERLAP_NS_MOST:
                 begin_ns = max(begin_ns, self._closed[-1].end_ns)
             window = self._open = _Open(begin_ns, max(begin_ns, at_ns))
         window.end_ns = max(window.end_ns, at_ns)
@@ -133,7 +156,7 @@ class Windows:
         self._sent += 1
         window = self._closed[self._sent - 1]
         self._tried = max(self._tried, window.number)
-        return window
+        return _sane(window)
 
     def acknowledge(self, incarnation: int, number: int) -> None:
         """Lets go of what is on the controller's disk."""
@@ -167,6 +190,14 @@ class Windows:
     def _are_of_one_hour(self, at: int) -> bool:
         one, other = self._closed[at : at + 2]
         return one.begin_ns // _HOUR_NS == max(one.begin_ns, other.end_ns - 1) // _HOUR_NS
+
+
+def _sane(window: wire.EnergyWindow) -> wire.EnergyWindow:
+    """The window with times that can be told."""
+    if window.begin_ns >= 0 and window.end_ns <= _TIME_NS_MOST:
+        return window
+    begin_ns, end_ns = (min(max(0, at_ns), _TIME_NS_MOST) for at_ns in (window.begin_ns, window.end_ns))
+    return replace(window, begin_ns=begin_ns, end_ns=end_ns)
 
 
 def _window(window: _Open, incarnation: int, number: int) -> wire.EnergyWindow:

@@ -115,6 +115,10 @@ _SECTIONS: Mapping[str, tuple[Described, ...]] = {
         Described("eelgrid_compared_since_timestamp_seconds", _G, "When the comparison began; what lived then was placed by best fit in the order of submission"),
         Described("eelgrid_savings_failures_total", _C, "Comparisons that ended for a fault, or since too many events waited, and began anew", ("reason",)),
     ),
+    "Time": (
+        Described("eelgrid_clock_jumps_total", _C, "Jumps of the machine's wall clock, ahead or back, by more than a second"),
+        Described("eelgrid_clock_jump_seconds", _G, "How far the last of them went ahead, or back; one that is undone within a minute is not followed"),
+    ),
     "The journal": (
         Described("eelgrid_journal_writable", _G, "0 while a full or failing disk stops acceptance"),
         Described("eelgrid_journal_lag_seconds", _G, "How long the oldest command has waited to be on disk; 0 while none waits"),

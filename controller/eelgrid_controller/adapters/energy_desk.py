@@ -220,6 +220,9 @@ class EnergyDesk:
                 "ledger=healed rows=%d joules=%.6g reason=no devices can have spent that",
                 store.healed.rows, store.healed.energy_j,
             )  # fmt: skip
+        if store.losses:
+            self.failures += 1
+            self._log.error("ledger=damaged lost=%s", store.losses[0])
         if store.dropped:
             self.failures += 1
             self._log.error("ledger=damaged records=%d action=dropped", store.dropped)
@@ -493,7 +496,9 @@ class EnergyDesk:
     @property
     def damaged_parts(self) -> int:
         """Hours and days of nodes, and names, that are not as they were written, as far as anybody looked."""
-        return 0 if self._store is None else sum(map(len, self._store.damage))
+        if self._store is None:
+            return 0
+        return sum(map(len, self._store.damage)) + len(self._store.losses)
 
     def _now_s(self) -> int:
         return int(self._clock.now_ns() / 1e9)

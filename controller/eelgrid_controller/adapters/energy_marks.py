@@ -24,10 +24,12 @@ class Marks:
         self._connection = connection
         # As of the last `read`; replaced whole, so that another thread may look at it.
         self.exporters: Mapping[str, Exporter] = {}
+        self.revision = 0  # of the last transaction, also of one that is not committed yet
         self.read()
 
     def read(self) -> None:
         """Take up what is on the disk."""
+        ((self.revision,),) = self._connection.execute("SELECT revision FROM ledger").fetchall()
         rows = self._connection.execute(
             "SELECT e.name, e.since, e.until, count(c.hour), min(c.hour), max(c.hour), min(c.at) FROM exporters e "
             "LEFT JOIN changes c ON c.exporter = e.name GROUP BY e.name"
@@ -41,6 +43,7 @@ class Marks:
         """A transaction adds to these hours; whether any exporter had one of them."""
         connection = self._connection
         ((revision,),) = connection.execute("UPDATE ledger SET revision = revision + 1 RETURNING revision").fetchall()
+        self.revision = revision
         connection.executemany(
             "INSERT INTO hours VALUES (?, ?) ON CONFLICT DO UPDATE SET revision = excluded.revision",
             [(hour, revision) for hour in hours],

@@ -18,10 +18,11 @@ Calls come from one thread at a time; `ask` has a connection of its own and may 
 """
 
 import json
+import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,11 +42,14 @@ from eelgrid_controller.errors import LedgerError, LedgerRefused
 __all__ = ["DAYS_KEPT_S", "HOURS_KEPT_S", "EnergyStore", "Newest", "NodePart", "Outcome", "open_energy"]
 
 FILE_NAME = "energy.sqlite3"
+MARK_NAME = "energy.revision"
 HOURS_KEPT_S = 400 * DAY_S
 DAYS_KEPT_S = 5 * 366 * DAY_S
 _FORGOTTEN_ONCE = 5_000
 _DISK = "check the disk and the rights of its folder"
 _DAMAGED = "check the disk, and put a backup back or move the file away (docs/runbooks/EelgridLedgerFailing.md)"
+# What Python says of a value that SQLite cannot take: too large, no text in UTF-8, of no known type.
+_OF_VALUES = (OverflowError, ValueError, TypeError)
 # Times from clocks of nodes: how far ahead of the one behind which at most two nodes are, rows may count as old.
 _WITNESSES = 3
 _WITNESSED_S = 30 * DAY_S
@@ -58,6 +62,37 @@ class Newest(NamedTuple):
     incarnation: int
     number: int
     until_s: float
+
+
+class RevisionMark:
+    """The number of the last transaction, in a file of its own.
+
+    SQLite checks its log when a killed process left one, and what follows a damaged frame was never there, without a
+    word. The mark is written after each commit and not waited for: after a loss of power it may be older than the ledger,
+    never newer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.noted = 0  # what is in it; 0 where there is none, or none that can be read
+        try:
+            self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+            number, _, check = os.pread(self._file, 64, 0).decode("ascii", "replace").strip().partition(" ")
+            if check == str(crc_of((number,))):
+                self.noted = int(number)
+        except (OSError, ValueError):
+            self._file = None
+
+    def note(self, revision: int) -> None:
+        """Writes it down, where that can be done: a ledger without its mark is as good."""
+        if self._file is not None:
+            with suppress(OSError):
+                os.pwrite(self._file, f"{revision} {crc_of((revision,))}".ljust(48).encode() + b"\n", 0)
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 @dataclass(slots=True)
@@ -114,10 +149,19 @@ class EnergyStore:
         self._reader = reader
         self._places: dict[Place, int] = {}
         self._holders: dict[Holder, int] = {}
+        self._mark = RevisionMark(path.with_name(MARK_NAME))
+        # What was acknowledged and is not there any more, in words.
+        self.losses: tuple[str, ...] = ()
         self._scrub_s = -1  # the day that was scrubbed last
         # Records of nodes and counters of namespaces that were damaged, and are gone.
         self.dropped = self._drop_damaged("windows") + self._drop_damaged("namespaces")
         self.marks = Marks(connection)
+        lost = self._mark.noted - self.marks.revision
+        if lost > 0:
+            self.losses = (
+                f"{lost} transactions of before it was opened: its log was damaged, or an older copy put back",
+            )
+        self._mark.note(self.marks.revision)
         self.namespaces = self._sums()  # of what is on the disk; another thread may read it, since it is never changed
 
     def _drop_damaged(self, table: str) -> int:
@@ -187,7 +231,7 @@ class EnergyStore:
                         namespaces, is_one = self._add(
                             part.entries, part.measured, newest, work, namespaces=namespaces, now_s=now_s
                         )
-                    except (sqlite3.Error, OverflowError) as error:
+                    except (sqlite3.Error, *_OF_VALUES) as error:
                         if not _is_of_part(error):
                             raise
                         (failed if _is_damage(error) else refused)[name] = str(error)
@@ -222,6 +266,8 @@ class EnergyStore:
         return after, self.marks.touched(hours, now_s=now_s)
 
     def _settle(self, namespaces: NamespaceSums, is_behind: bool) -> None:
+        """A transaction is on the disk."""
+        self._mark.note(self.marks.revision)
         self.namespaces = namespaces
         if is_behind:
             self._read_marks()
@@ -240,7 +286,7 @@ class EnergyStore:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
-        except (sqlite3.Error, OverflowError) as error:
+        except (sqlite3.Error, *_OF_VALUES) as error:
             if _is_of_part(error):
                 raise LedgerRefused(self.path, str(error), _DAMAGED) from error
             raise LedgerError(self.path, str(error), _DISK) from error
@@ -282,14 +328,16 @@ class EnergyStore:
         drawn = [
             (one.hour_s, self._place(one.place), one.total_mj, one.uncertainty_mj, one.uncounted_s) for one in measured
         ]
+        amount = f"min(?, {CELL_MJ_MOST})"
         for table, span_s in SPANS:
+            at = f"? / {span_s} * {span_s}"
             connection.executemany(
-                f"INSERT INTO {table} VALUES (? / {span_s} * {span_s}, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+                f"INSERT INTO {table} VALUES ({at}, ?, ?, {amount}, {amount}, {amount}, ?, ?) ON CONFLICT DO UPDATE SET "
                 f"{_more('bare', 'context', 'active')}, cost = cost + excluded.cost, carbon = carbon + excluded.carbon",
                 spent,
             )
             connection.executemany(
-                f"INSERT INTO {table}_measured VALUES (? / {span_s} * {span_s}, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+                f"INSERT INTO {table}_measured VALUES ({at}, ?, {amount}, {amount}, ?) ON CONFLICT DO UPDATE SET "
                 f"{_more('total', 'uncertainty')}, uncounted = uncounted + excluded.uncounted",
                 drawn,
             )
@@ -445,7 +493,7 @@ class EnergyStore:
                 ((revision,),) = self._read("SELECT revision FROM ledger", ())
                 found, damage = answers(self._read, asked)
                 self._note_damage(damage, {piece for one in asked for piece in pieces_of(one)})
-                return [replace(one, revision=revision) for one in found]
+                return [replace(one, revision=revision, damaged=one.damaged + self.losses) for one in found]
             finally:
                 # A fault of the disk may have ended the transaction already.
                 if self._reader.in_transaction:
@@ -497,6 +545,7 @@ class EnergyStore:
         """Lets go of the file."""
         self._reader.close()
         self._connection.close()
+        self._mark.close()
 
 
 def _parts(table: str) -> tuple[tuple[str, str], ...]:
@@ -519,5 +568,5 @@ def _is_damage(error: Exception) -> bool:
 
 def _is_of_part(error: Exception) -> bool:
     """Whether it is what was to be written, or rows that it meets, and not the disk."""
-    kinds = (OverflowError, sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
-    return isinstance(error, kinds) or _is_damage(error)
+    kinds = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
+    return isinstance(error, (*_OF_VALUES, *kinds)) or _is_damage(error)

@@ -11,14 +11,16 @@ are left, measured totals from the entries that are left, and counters lose what
 
 import sqlite3
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
-from eelgrid_controller.adapters.energy_checks import CRC_FUNCTION, crc_of
+from eelgrid_controller.adapters.energy_checks import CHECKS_BUILT, CRC_FUNCTION, TRIGGERS, crc_of
 from eelgrid_controller.adapters.energy_tables import APPLICATION_ID, FORMAT_VERSION, SPANS, UPGRADES
 from eelgrid_controller.energy_ledger.asking import DAY_S
 from eelgrid_controller.energy_ledger.entries import namespace_of
 
-__all__ = ["Healed", "add_functions", "upgrade"]
+__all__ = ["Healed", "add_functions", "unchecked", "upgrade"]
 
 # Format of the first ledger with checksums.
 _CHECKED = 5
@@ -57,6 +59,17 @@ def upgrade(connection: sqlite3.Connection, version: int) -> Healed:
             connection.execute("ROLLBACK")
         raise
     return healed
+
+
+@contextmanager
+def unchecked(connection: sqlite3.Connection) -> Iterator[None]:
+    """Rows may be written as they are meanwhile; checksums of all rows are made anew at the end."""
+    for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+        connection.execute(f"DROP TRIGGER {name}")
+    yield
+    add_functions(connection)
+    for statement in _statements(CHECKS_BUILT + TRIGGERS):
+        connection.execute(statement)
 
 
 def _statements(script: str) -> list[str]:

@@ -30,7 +30,7 @@ LABEL_VALUES: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("eelgrid_compared_energy_joules_total", "plan"): (BEST_FIT, EELGRID),
     ("eelgrid_compared_replicas", "plan"): (BOTH, EELGRID, BEST_FIT),
     ("eelgrid_compared_gpus", "plan"): (BOTH, EELGRID, BEST_FIT),
-    ("eelgrid_ledger_windows_total", "result"): ("taken", "again", "dropped"),
+    ("eelgrid_ledger_windows_total", "result"): ("taken", "again", "dropped", "refused", "unplaced"),
     ("eelgrid_ledger_forgotten_rows_total", "reason"): ("age", "size"),
     ("eelgrid_traces_total", "result"): ("finished", "cancelled", "given_up"),
     ("eelgrid_spans_total", "result"): ("exported", "failed", "dropped"),

@@ -44,6 +44,7 @@ class SavingsDesk:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="savings")
         self._waiting: list[Event] = []
         self._is_following = False
+        self._offset_ns = 0
         self._savings: Savings | None = None
         # Joules of the comparisons before this one.
         self._before_j: defaultdict[str, float] = defaultdict(float)
@@ -83,7 +84,12 @@ class SavingsDesk:
 
     def _begin(self, core: Core) -> Beginning:
         self._is_following = True
-        return Beginning.of(core.state, self._clock.now_ns())
+        self._offset_ns = self._clock.now_ns() - int(self._clock.monotonic_s() * 1e9)
+        return Beginning.of(core.state, self._now_ns())
+
+    def _now_ns(self) -> int:
+        """Unix time of a comparison that is not led astray by a clock that is set meanwhile: watts are summed over it."""
+        return self._offset_ns + int(self._clock.monotonic_s() * 1e9)
 
     def _end(self, why: str) -> None:
         self.failures[why] += 1
@@ -105,7 +111,7 @@ class SavingsDesk:
                     return True  # ended while it was made
                 self._savings = made
             savings, events, self._waiting = self._savings, self._waiting, []
-            figures = await in_thread(self._thread, _followed, savings, events, self._clock.now_ns())
+            figures = await in_thread(self._thread, _followed, savings, events, self._now_ns())
         except Exception:  # noqa: BLE001  # whatever it was, nothing else of the controller stands on it
             self._log.exception("savings=failed action=begin_anew seconds=%g", _AGAIN_S)
             self._end("fault")

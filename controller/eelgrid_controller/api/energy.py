@@ -1,5 +1,6 @@
 """The operators' calls about energy. Owns the translation between the contract and the ledger's questions and answers."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -32,6 +33,10 @@ __all__ = ["EnergyCalls"]
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _ROWS = 1000
 _NANO = 10**9
+# The contract's bounds (eelgrid_protos/messages/ledger.py).
+_WHOLE_MOST = 2**64 - 1
+_SUM_MOST = 1e15
+_AMOUNT_MOST = 1e300
 
 
 class Desk(Protocol):
@@ -114,6 +119,7 @@ class EnergyCalls:
             begin_ns=answer.asked.begin_s * _NANO,
             end_ns=answer.asked.end_s * _NANO,
             currency="" if prices is None else prices.currency,
+            # Where a group breaks the contract's bounds, it is at them: one of many must not cost the others their answer.
             groups=tuple(
                 EnergyGroup(values=group.values, spent=_spent(group.spent), work=tuple(map(_work, group.done)))
                 for group in answer.groups
@@ -122,10 +128,11 @@ class EnergyCalls:
             left_out_groups=answer.left_out_rows,
             unallocated=_spent(answer.unallocated),
             unattributed=_spent(answer.unattributed),
-            measured_mj=answer.measured_mj,
-            uncertainty_mj=answer.uncertainty_mj,
-            uncounted_s=answer.uncounted_s,
+            measured_mj=_whole(answer.measured_mj),
+            uncertainty_mj=_whole(answer.uncertainty_mj),
+            uncounted_s=_within(answer.uncounted_s, 0.0, _SUM_MOST),
             revision=answer.revision,
+            damaged=answer.damaged,
         )
 
     def _exporter(self, one: Exporter) -> EnergyExporter:
@@ -137,15 +144,25 @@ class EnergyCalls:
         )  # fmt: skip
 
 
+def _whole(value: int) -> int:
+    return min(max(value, 0), _WHOLE_MOST)
+
+
+def _within(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high) if not math.isnan(value) else 0.0
+
+
 def _spent(spent: Spent) -> EnergySpent:
     return EnergySpent(
-        bare_idle_mj=spent.bare_mj, context_idle_mj=spent.context_mj, active_mj=spent.active_mj, cost=spent.cost,
-        carbon_g=spent.carbon_g,
+        bare_idle_mj=_whole(spent.bare_mj), context_idle_mj=_whole(spent.context_mj), active_mj=_whole(spent.active_mj),
+        cost=_within(spent.cost, -_SUM_MOST, _SUM_MOST), carbon_g=_within(spent.carbon_g, -_SUM_MOST, _SUM_MOST),
     )  # fmt: skip
 
 
 def _work(done: Done) -> EnergyWork:
+    each_j = done.energy_mj / 1000.0 / done.amount if done.amount > 0.0 else None
     return EnergyWork(
-        unit=done.unit, amount=done.amount, counted_s=done.counted_s, missed_s=done.missed_s,
-        energy_per_unit_j=done.energy_mj / 1000.0 / done.amount if done.amount > 0.0 else None,
+        unit=done.unit, amount=_within(done.amount, 0.0, _AMOUNT_MOST), counted_s=_within(done.counted_s, 0.0, _SUM_MOST),
+        missed_s=_within(done.missed_s, 0.0, _SUM_MOST),
+        energy_per_unit_j=None if each_j is None else _within(each_j, 0.0, _AMOUNT_MOST),
     )  # fmt: skip

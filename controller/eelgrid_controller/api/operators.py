@@ -7,7 +7,8 @@ are views of one moment in which everything shown is on disk.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+import operator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -246,7 +247,7 @@ class OperatorService:
 
         def view(core: Core) -> Encoded:
             return page(
-                request, ListWorkloadsResponse, filter(matches, core.state.workloads.values()), place_of=_submission,
+                request, ListWorkloadsResponse, filter(matches, _by_submission(core)), place_of=_submission,
                 element_of=lambda workload: ("workloads", workload),
             )  # fmt: skip
 
@@ -350,9 +351,15 @@ def _name(record: NodeRecord) -> tuple[str]:
     return (record.inventory.node_name,)
 
 
-def _submission(workload: Workload) -> tuple[int]:
-    # The loop gives no two commands one time, and later ones a later time.
-    return (workload.submitted_ns,)
+def _by_submission(core: Core) -> Iterable[Workload]:
+    """Workloads by the time of their submission; they are kept in its order, which is another where a clock was set back."""
+    workloads = list(core.state.workloads.values())
+    times = [workload.submitted_ns for workload in workloads]
+    return workloads if all(map(operator.lt, times, times[1:])) else sorted(workloads, key=_submission)
+
+
+def _submission(workload: Workload) -> tuple[int, str]:
+    return (workload.submitted_ns, workload.workload_id)
 
 
 def _node(core: Core, name: str) -> NodeRecord:

@@ -18,6 +18,7 @@ from eelgrid_controller.cli.tables import printed
 from eelgrid_protos import __version__
 from eelgrid_protos.messages import ExportDecisionRequest
 from eelgrid_protos.plain import to_plain
+from eelgrid_protos.safe_text import printable_json
 
 __all__ = ["decision"]
 
@@ -48,7 +49,7 @@ def export(settings: Settings, workload: str, file: Path | None) -> None:
         text = "".join(part.text for part in parts)
     target = file or Path(f"{workload.replace('/', '_')}.decision.json")
     if str(target) == "-":
-        click.echo(text)
+        click.echo(printable_json(text))
         return
     try:
         target.write_text(text + "\n", encoding="utf-8")

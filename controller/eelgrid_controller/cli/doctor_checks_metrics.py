@@ -1,7 +1,7 @@
 """What eelctl doctor reads on the controller's metrics page, which its API does not tell.
 
 Owns a small reader of the page and the checks that need it: the journal, drift,
-the steward, the ledger's age, who leads in Kubernetes. Must not fetch anything.
+the steward, the ledger's age, the clock, who leads in Kubernetes. Must not fetch anything.
 A series that is not there is None: an older controller has fewer of them.
 """
 
@@ -64,7 +64,7 @@ def read_page(text: str) -> Page:
 
 def page_findings(page: Page) -> tuple[Finding, ...]:
     """All that the page tells."""
-    return (journal(page), *settings(page), steward(page), *ledger_age(page), *kubernetes(page))
+    return (journal(page), *settings(page), steward(page), *ledger_age(page), *clock(page), *kubernetes(page))
 
 
 def journal(page: Page) -> Finding:
@@ -115,6 +115,15 @@ def ledger_age(page: Page) -> tuple[Finding, ...]:
     """Whether the ledger keeps up; nothing where this controller does not tell."""
     age_s = page.value("eelgrid_ledger_newest_window_age_seconds")
     failures = page.value("eelgrid_ledger_failures_total") or 0.0
+    damaged = page.value("eelgrid_ledger_damaged_parts") or 0.0
+    if damaged:
+        what = f"{spread(int(damaged), 'part')} of it do not agree with their checksums and are left out of answers"
+        remedy = "its log and `eelctl energy` name them; check the disk, and put a backup back (EelgridLedgerFailing)"
+        return (failed("ledger, damage", what, remedy),)
+    refused = page.value("eelgrid_ledger_windows_total", result="refused") or 0.0
+    if refused and not failures:
+        what = f"{spread(int(refused), 'window')} of agents were refused, as no boards can have drawn that"
+        return (warned("ledger, refused", what, "the controller's log names the nodes (ledger=refused)"),)
     if failures:
         what = f"could not write {spread(int(failures), 'time')}"
         remedy = "look at the disk of its --data; agents keep their windows until they are taken"
@@ -126,6 +135,18 @@ def ledger_age(page: Page) -> tuple[Finding, ...]:
         remedy = "see that agents are connected and their clocks right; they send what they kept when they come back"
         return (warned("ledger, age", what, remedy),)
     return (good("ledger, age", f"the newest window ended {age_s:.0f} s ago"),)
+
+
+def clock(page: Page) -> tuple[Finding, ...]:
+    """Whether the controller's clock was set while it ran; nothing where this controller does not tell."""
+    jumps = page.value("eelgrid_clock_jumps_total")
+    if jumps is None:
+        return ()
+    if not jumps:
+        return (good("clock, jumps", "none since the controller began"),)
+    last_s = page.value("eelgrid_clock_jump_seconds") or 0.0
+    what = f"{spread(int(jumps), 'jump')} since the controller began, the last by {last_s:+,.1f} s"
+    return (warned("clock, jumps", what, "synchronise its machine by NTP (timedatectl set-ntp true)"),)
 
 
 def kubernetes(page: Page) -> tuple[Finding, ...]:

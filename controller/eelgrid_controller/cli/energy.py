@@ -166,6 +166,7 @@ def document_of(found: QueryEnergyResponse, by: Sequence[str]) -> dict[str, Any]
         "measured_j": found.measured_mj / 1000.0,
         "uncertainty_j": found.uncertainty_mj / 1000.0,
         "uncounted_s": found.uncounted_s,
+        "damaged": list(found.damaged),
     }
 
 
@@ -206,6 +207,8 @@ def _lines(settings: Settings, document: dict[str, Any], by: Sequence[str]) -> I
         f"± {energy_text(document['uncertainty_j'])}"
         + (f"; {document['uncounted_s']:,.0f} device-seconds nobody measured" if document["uncounted_s"] else "")
     )
+    for part in document["damaged"]:
+        yield f"DAMAGED, in no sum: {part}"
 
 
 @click.command()
@@ -255,6 +258,11 @@ def energy(
             raise Refused(
                 f"{found.left_out_groups} rows found no room, so {exporter} would not have everything",
                 "give --rows 10000, or take a shorter stretch; nothing was written nor confirmed",
+            )
+        if exporter is not None and found.damaged:
+            raise Refused(
+                f"parts of the ledger are damaged, so {exporter} would not have everything: {found.damaged[0]}",
+                "put a backup back (docs/runbooks/EelgridLedgerFailing.md); nothing was written nor confirmed",
             )
         document = document_of(found, names)
         filed("--csv", csv_path, write_csv, document, names)

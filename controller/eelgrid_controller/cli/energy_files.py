@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from eelgrid_protos.safe_text import csv_cell
+
 __all__ = ["filed", "flat", "is_durable", "parquet_library", "write_csv", "write_parquet"]
 
 
@@ -41,8 +43,8 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]], by: Sequence[str]) -> 
     rows = flat(rows)
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, _columns(rows, by))
-        writer.writeheader()
-        writer.writerows(rows)
+        writer.writerow({name: csv_cell(name) for name in writer.fieldnames})
+        writer.writerows([{name: csv_cell(value) for name, value in row.items()} for row in rows])
 
 
 def parquet_library() -> tuple[Any, Any]:

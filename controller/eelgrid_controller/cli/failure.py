@@ -20,6 +20,7 @@ import click
 
 from eelgrid_controller.cli.settings import Settings
 from eelgrid_protos.errors import ContractError, Violation
+from eelgrid_protos.safe_text import printable
 
 __all__ = ["Misused", "Refused", "Stop", "Unknown", "Unreachable", "stop_for"]
 
@@ -37,10 +38,10 @@ class Stop(click.ClickException):
     def show(self, file: IO[Any] | None = None) -> None:
         """Prints to stderr, a line for each broken rule."""
         out = file or sys.stderr
-        click.echo(f"eelctl: {_line(self.message)}", file=out)
+        click.echo(f"eelctl: {printable(_line(self.message))}", file=out)
         for violation in self.violations:
-            click.echo(f"  {violation}", file=out)
-        click.echo(f"  next: {self.remedy}", file=out)
+            click.echo(f"  {printable(str(violation))}", file=out)
+        click.echo(f"  next: {printable(self.remedy)}", file=out)
 
 
 class Misused(Stop):

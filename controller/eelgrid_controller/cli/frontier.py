@@ -13,7 +13,8 @@ import click
 from eelgrid_controller.cli.failure import Refused, Stop
 from eelgrid_controller.cli.progress import Progress
 from eelgrid_controller.cli.settings import Settings, printing
-from eelgrid_controller.cli.tables import Column, coloured, printed, text_table
+from eelgrid_controller.cli.tables import Column, coloured, echo, printed, text_table
+from eelgrid_protos.safe_text import csv_cell
 
 if TYPE_CHECKING:
     from eelgrid_controller.frontier.sweep import Frontier, Row
@@ -85,7 +86,7 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
             writer.writeheader()
-            writer.writerows(rows)
+            writer.writerows([{name: csv_cell(value) for name, value in row.items()} for row in rows])
     except OSError as error:
         raise Stop(f"{path}: {error.strerror}", "name another file with --out") from None
 
@@ -150,15 +151,15 @@ def _tell(settings: Settings, found: "Frontier") -> None:
     ]
     columns = [column for column in _columns(found.rate_hz) if wide or not column.wide]
     for line in text_table(columns, shown, headers=settings.headers, colour=coloured()):
-        click.echo(line)
+        echo(line)
     service, latency_s = found.tightest
-    click.echo(f"below {latency_s:.4g} s: {service} has no point so fast", err=True)
+    echo(f"below {latency_s:.4g} s: {service} has no point so fast", err=True)
     if found.objectives > len(found.rows):
-        click.echo(f"{len(found.rows)} of {found.objectives} objectives, taken evenly", err=True)
+        echo(f"{len(found.rows)} of {found.objectives} objectives, taken evenly", err=True)
     if hidden := len(found.rows) - len(shown):
-        click.echo(f"{hidden} objectives that gain nothing left out: -o wide shows them", err=True)
+        echo(f"{hidden} objectives that gain nothing left out: -o wide shows them", err=True)
     for reason, count in found.passed_over.items():
-        click.echo(f"{count} points passed over: {reason}", err=True)
+        echo(f"{count} points passed over: {reason}", err=True)
 
 
 @click.command()

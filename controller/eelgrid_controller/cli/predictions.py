@@ -16,7 +16,7 @@ from eelgrid_controller.cli.connection import operators, pages
 from eelgrid_controller.cli.failure import Refused
 from eelgrid_controller.cli.progress import Progress
 from eelgrid_controller.cli.settings import Settings, printing
-from eelgrid_controller.cli.tables import Column, coloured, printed, text_table
+from eelgrid_controller.cli.tables import Column, coloured, echo, printed, text_table
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.measured import planned
 from eelgrid_controller.profiles.answers import Estimate, Prediction
@@ -101,7 +101,7 @@ def _predicted(points: Sequence[Point], name: str, asked: Sequence[Configuration
             try:
                 held.observe(point, float(number))
             except ControllerError as error:
-                click.echo(f"a point of {point.workload} is passed over: {error}", err=True)
+                echo(f"a point of {point.workload} is passed over: {error}", err=True)
             progress(number + 1)
         for family in held.due():
             held.adopt(learn_family(held.snapshot(), family, catalogue))
@@ -172,6 +172,4 @@ def predict(
         printed(settings, None, _lines(settings, found))
         for one in found:
             for quantity, why in one.missing.items():
-                click.echo(
-                    f"{one.configuration.gpu_model}, batch {one.configuration.batch}: no {quantity}: {why}", err=True
-                )
+                echo(f"{one.configuration.gpu_model}, batch {one.configuration.batch}: no {quantity}: {why}", err=True)

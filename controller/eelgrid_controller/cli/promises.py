@@ -10,7 +10,7 @@ import click
 from eelgrid_controller.cli.budgets import budgets_with
 from eelgrid_controller.cli.connection import operators, whole
 from eelgrid_controller.cli.settings import Settings, printing
-from eelgrid_controller.cli.tables import Column, coloured, document, text_table
+from eelgrid_controller.cli.tables import Column, coloured, document, echo, text_table
 from eelgrid_controller.cli.workloads import describe
 from eelgrid_protos.messages import (
     BudgetStatus,
@@ -132,9 +132,7 @@ def scale(settings: Settings, workload: str, replicas: int) -> None:
         found = client.scale_workload(request, timeout=settings.timeout_s).workload
         document(settings, found, describe(found))
         if len(found.placements) < replicas:
-            click.echo(
-                f"there is room for {len(found.placements)} of {replicas}; eelctl capacity says what lacks", err=True
-            )
+            echo(f"there is room for {len(found.placements)} of {replicas}; eelctl capacity says what lacks", err=True)
 
 
 @click.command()

@@ -21,6 +21,7 @@ from eelgrid_controller.cli.connection import tls_files
 from eelgrid_controller.cli.failure import Misused, Stop, Unknown
 from eelgrid_controller.cli.progress import Progress
 from eelgrid_controller.cli.settings import Settings
+from eelgrid_controller.cli.tables import echo
 from eelgrid_controller.spelling import milliseconds_text
 from eelgrid_protos.messages import ListNodesRequest, Workload
 
@@ -116,7 +117,7 @@ def _print(settings: Settings, report: Any, source: str) -> None:
     click.echo(f"placed     {report.placed}, waiting {report.pending}, refused {report.refused}")
     click.echo(f"latency    {latencies}; {report.repeats} repeats")
     for refusal in report.refusals[:10]:
-        click.echo(f"  refused {refusal.workload_id}: {refusal.reason}", err=True)
+        echo(f"  refused {refusal.workload_id}: {refusal.reason}", err=True)
 
 
 @click.command(cls=_TwoFold)

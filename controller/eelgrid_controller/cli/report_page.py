@@ -10,6 +10,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from eelgrid_controller.cli.energy import per_unit_text, work_text
+from eelgrid_protos.safe_text import printable
 
 __all__ = ["Section", "page_of"]
 
@@ -58,6 +59,7 @@ def page_of(title: str, made: str, sections: Sequence[Section], days: dict[str, 
         f"<h1>{escape(title)}</h1>",
         f'<p class="dim">{escape(_moment(whole["begin"]))} to {escape(_moment(whole["end"]))} UTC; made {escape(made)}</p>',
         _so_far(whole, made),
+        _damaged([*(section.document for section in sections), days]),
         _figures(whole),
         _sums(whole),
         _largest(sections[0]),
@@ -87,6 +89,11 @@ the hour at which it was used.</li>
 </ul>"""
 
 
+def _text(name: str) -> str:
+    """Somebody else's name: neither markup nor characters that change the order in which a line is read."""
+    return escape(printable(name))
+
+
 def _moment(stamp: str) -> str:
     return stamp[:16].replace("T", " ")
 
@@ -98,13 +105,24 @@ def _so_far(document: dict[str, Any], made: str) -> str:
     return f'<p class="note">This month is not over: the figures are those until {escape(made)}.</p>'
 
 
+def _damaged(documents: Sequence[dict[str, Any]]) -> str:
+    """What is in no figure since the controller's disk lost it: a report must not look whole then."""
+    parts = dict.fromkeys(part for document in documents for part in document.get("damaged", ()))
+    if not parts:
+        return ""
+    listed = "; ".join(map(_text, parts))
+    return (
+        f'<p class="note">Parts of the ledger are damaged and in no figure, so that figures are too low: {listed}.</p>'
+    )
+
+
 def _largest(section: Section) -> str:
     """The largest groups in a sentence."""
     groups, total_j = section.document["groups"], section.document["total"]["energy_j"]
     if not groups or not total_j:
         return ""
     told = [
-        f"{escape(' '.join(str(row[name]) for name in section.by if row[name]) or 'without a name')} "
+        f"{_text(' '.join(str(row[name]) for name in section.by if row[name]) or 'without a name')} "
         f"{_share(row['energy_j'], total_j)}"
         for row in groups[:3]
     ]
@@ -196,7 +214,7 @@ def _table(section: Section) -> str:
     rows.append(({section.by[0]: "Total"} | total, ' class="sum"'))
     lines = []
     for row, kind in rows:
-        cells = [f'<td class="name">{escape(str(row.get(name, ""))) or "&ndash;"}</td>' for name in section.by]
+        cells = [f'<td class="name">{_text(str(row.get(name, ""))) or "&ndash;"}</td>' for name in section.by]
         cells += [f'<td class="n">{escape(of(row)).replace(chr(10), "<br>")}</td>' for _, of in numbers]
         lines.append(f"<tr{kind}>{''.join(cells)}</tr>")
     return f'<div class="wide" tabindex="0" role="group" aria-label="{escape(section.heading)}"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'

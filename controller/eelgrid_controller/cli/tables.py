@@ -1,6 +1,6 @@
 """How results reach stdout: aligned columns, JSON or YAML.
 
-Owns layout and colour; must not know what the rows mean. Columns are plain
+Owns layout, colour and what is escaped; must not know what the rows mean. Columns are plain
 text with two blanks between them, so that awk and grep work on them, and no
 library is loaded to print them. JSON is one array for a list and one object for
 a single thing, in the contract's plain shape; a watch prints one object a line.
@@ -18,8 +18,9 @@ import click
 
 from eelgrid_controller.cli.settings import Settings
 from eelgrid_protos.plain import to_plain
+from eelgrid_protos.safe_text import printable, printable_json, printable_line
 
-__all__ = ["Column", "coloured", "document", "listing", "printed", "stream", "text_table", "width_of"]
+__all__ = ["Column", "coloured", "document", "echo", "listing", "printed", "stream", "text_table", "width_of"]
 
 _Row = TypeVar("_Row")
 
@@ -67,7 +68,7 @@ def text_table(
     steady: bool = False,
 ) -> list[str]:
     """The lines of a table; `steady` keeps to the columns' least widths, for rows that come one by one."""
-    cells = [[column.cell(row) or "-" for column in columns] for row in rows]
+    cells = [[printable(column.cell(row)) or "-" for column in columns] for row in rows]
     widths = [
         max(
             [
@@ -92,6 +93,11 @@ def text_table(
     return lines
 
 
+def echo(line: str, *, err: bool = False) -> None:
+    """Prints a line for people, in which names from elsewhere can do nothing to their terminal."""
+    click.echo(printable_line(line), err=err)
+
+
 def _shown(settings: Settings, columns: Sequence[Column[_Row]]) -> list[Column[_Row]]:
     return [column for column in columns if settings.output == "wide" or not column.wide]
 
@@ -100,7 +106,7 @@ def listing(settings: Settings, columns: Sequence[Column[_Row]], rows: Iterable[
     """A list of things; where a table would be empty, `empty` says so on stderr."""
     every = list(rows)
     if settings.output == "json":
-        click.echo(json.dumps([to_plain(row) for row in every], indent=2, ensure_ascii=False))
+        click.echo(printable_json(json.dumps([to_plain(row) for row in every], indent=2, ensure_ascii=False)))
     elif settings.output == "yaml":
         _yaml([to_plain(row) for row in every])
     elif every:
@@ -121,12 +127,12 @@ def document(settings: Settings, thing: object, lines: Iterable[str]) -> None:
 def printed(settings: Settings, plain: Any, lines: Iterable[str]) -> None:
     """Plain values, or the lines that a person reads."""
     if settings.output == "json":
-        click.echo(json.dumps(plain, indent=2, ensure_ascii=False))
+        click.echo(printable_json(json.dumps(plain, indent=2, ensure_ascii=False)))
     elif settings.output == "yaml":
         _yaml(plain)
     else:
         for line in lines:
-            click.echo(line)
+            echo(line)
 
 
 def stream(settings: Settings, columns: Sequence[Column[_Row]], rows: Iterable[_Row]) -> None:
@@ -134,7 +140,7 @@ def stream(settings: Settings, columns: Sequence[Column[_Row]], rows: Iterable[_
     shown, headers = _shown(settings, columns), settings.headers
     for row in rows:
         if settings.output == "json":
-            click.echo(json.dumps(to_plain(row), ensure_ascii=False))
+            click.echo(printable_json(json.dumps(to_plain(row), ensure_ascii=False)))
         elif settings.output == "yaml":
             click.echo("---")
             _yaml(to_plain(row))
@@ -147,4 +153,8 @@ def stream(settings: Settings, columns: Sequence[Column[_Row]], rows: Iterable[_
 def _yaml(plain: Any) -> None:
     import yaml
 
-    click.echo(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), nl=False)
+    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    if printable_line(text) != text:
+        # Quoted and escaped by the library, so that it is still the same document.
+        text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=False)
+    click.echo(text, nl=False)

@@ -27,6 +27,7 @@ from eelgrid_protos.messages import (
     QueryEnergyResponse,
     Summary,
 )
+from eelgrid_protos.safe_text import printable
 
 __all__ = ["Glance", "glance_picture"]
 
@@ -99,7 +100,7 @@ def _lines(rows: Sequence[tuple[str, str]]) -> Table:
     grid.add_column(justify="right", style="yellow", no_wrap=True, min_width=widest)
     grid.add_column(no_wrap=True, overflow="ellipsis")
     for number, text in rows:
-        grid.add_row(number, Text(text))
+        grid.add_row(number, Text(printable(text)))
     return grid
 
 
@@ -156,12 +157,12 @@ def _spent_mj(spent: EnergySpent) -> int:
 
 def _energy(seen: Glance) -> str:
     if seen.energy is None:
-        return f"not known ({escape(seen.missing) or 'not asked yet'})"
+        return f"not known ({escape(printable(seen.missing)) or 'not asked yet'})"
     found = seen.energy
     parts = (found.left_out, found.unallocated, found.unattributed, *(group.spent for group in found.groups))
     total_mj, cost = sum(_spent_mj(part) for part in parts), sum(part.cost for part in parts)
     idle_mj = sum(part.bare_idle_mj + part.context_idle_mj for part in parts)
-    money = f", {cost:,.2f} {found.currency}" if found.currency and cost else ""
+    money = f", {cost:,.2f} {escape(printable(found.currency))}" if found.currency and cost else ""
     return f"[bold]{energy_text(total_mj / 1000.0)}[/]{money}, {percent_text(idle_mj, total_mj)} of it idle"
 
 
@@ -178,7 +179,7 @@ def _budget(seen: Glance) -> Text:
     used_w = seen.summary.measured_power_w if is_whole else one.claimed_w
     share = used_w / one.budget.limit_w if one.budget.limit_w else 0.0
     text = picture.bar(share, 16)
-    name = "" if is_whole else f" claimed, {one.budget.scope.name.lower()} {one.budget.name}"
+    name = "" if is_whole else f" claimed, {one.budget.scope.name.lower()} {printable(one.budget.name)}"
     text.append(f" {100 * share:.0f} % of {watts_text(one.budget.limit_w)}{name}", style="red" if share > 1.0 else "")
     more = len(seen.promises.budgets) - 1
     text.append(f", and {more} more" if more else "", style=_GREY)
@@ -187,7 +188,7 @@ def _budget(seen: Glance) -> Text:
 
 def _promises(seen: Glance) -> str:
     if seen.promises is None:
-        return f"not known ({escape(seen.missing) or 'not asked yet'})"
+        return f"not known ({escape(printable(seen.missing)) or 'not asked yet'})"
     services, jobs = seen.promises.services, seen.promises.jobs
     if not services and not jobs:
         return "nothing is promised"
@@ -229,5 +230,5 @@ def _consumers(found: QueryEnergyResponse | None, most: int) -> Table:
     groups = () if found is None else sorted(found.groups, key=lambda group: -_spent_mj(group.spent))
     for group in groups[:most]:
         title = "/".join(value for value in group.values if value) or "(no name)"
-        table.add_row(Text(title), energy_text(_spent_mj(group.spent) / 1000.0))
+        table.add_row(Text(printable(title)), energy_text(_spent_mj(group.spent) / 1000.0))
     return table

@@ -15,6 +15,7 @@ from eelgrid_controller.replay.accounts import JOULES_PER_KWH
 from eelgrid_controller.replay.comparison import ArrivalsResult, TimesResult
 from eelgrid_controller.replay.curves import GRID, at, mean_curves, saving_mean_pct
 from eelgrid_controller.replay.libraries import library
+from eelgrid_protos.safe_text import csv_cell
 
 __all__ = ["Cell", "Format", "Table", "arrivals_series", "arrivals_summary", "times_series", "times_summary", "writer"]
 
@@ -129,7 +130,9 @@ def _write_csv(path: Path, table: Table) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow(table.columns)
-        out.writerows([f"{cell:.10g}" if isinstance(cell, float) else cell for cell in row] for row in table.rows)
+        out.writerows(
+            [f"{cell:.10g}" if isinstance(cell, float) else csv_cell(cell) for cell in row] for row in table.rows
+        )
 
 
 def _parquet_writer() -> Callable[[Path, Table], None]:

@@ -61,7 +61,11 @@ _BEHIND_S = 5.0
 
 
 class SteadyUnix:
-    """Unix time that never goes back: a monotonic clock, set forward when the wall clock is far ahead of it."""
+    """Unix time that never goes back: a monotonic clock, set forward when the wall clock is far ahead of it.
+
+    For the steering, which knows durations alone. What leaves it for others, or comes from them, is by the wall clock:
+    `ahead_s` is how far this is ahead of it.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -74,6 +78,11 @@ class SteadyUnix:
             self._offset_s += wall_s - now_s
             return wall_s
         return now_s
+
+    def ahead_s(self) -> float:
+        """Seconds by which the wall clock was set back since, 0 where it goes along."""
+        found_s = self.now_s() - self._clock.now_ns() / 1e9
+        return found_s if found_s > _BEHIND_S else 0.0
 
 
 class Steward:
@@ -168,7 +177,7 @@ class Steward:
         if workload is None or workload.spec.training is None:
             raise NotFound(f"no training job {workload_id} with a promise; submit it with one, then report progress")
         now_s = self._steady.now_s()
-        at_s = now_s if at_ns is None else at_ns / 1e9
+        at_s = now_s if at_ns is None else at_ns / 1e9 + self._steady.ahead_s()
         if at_s > now_s + _BEHIND_S:
             found = Violation("at_ns", f"is {at_s - now_s:.0f} s ahead", "leave it out, or set the clock")
             raise InvalidArgument("progress is of the future", (found,))
@@ -206,7 +215,10 @@ class Steward:
             turn = await asyncio.get_running_loop().run_in_executor(self._thread, self._turned, world)
             self._standing = turn.standing
             self._count(turn, world)
-            self._worked(turn.worked)
+            ahead_s = self._steady.ahead_s()
+            self._worked(
+                [one._replace(begin_s=one.begin_s - ahead_s, end_s=one.end_s - ahead_s) for one in turn.worked]
+            )
             self._told(turn)
             await self._tell_limits(world)
             await self._carry_out(turn)

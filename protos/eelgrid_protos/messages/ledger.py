@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from eelgrid_protos.quantities import Identifier, Label, Many, Nanoseconds, Range, Text, Uint32, Uint64
+from eelgrid_protos.quantities import Identifier, Label, Many, Nanoseconds, Range, Sentence, Text, Uint32, Uint64
 
 __all__ = [
     "ConfirmEnergyExportRequest",
@@ -92,6 +92,7 @@ class QueryEnergyResponse:
     uncertainty_mj: Uint64 = 0
     uncounted_s: _Sum = 0.0
     revision: Uint64 = 0
+    damaged: Annotated[tuple[Sentence, ...], Many(64)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

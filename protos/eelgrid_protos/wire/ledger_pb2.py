@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x65\x65lgrid/v1/ledger.proto\x12\neelgrid.v1\"o\n\x0b\x45nergySpent\x12\x14\n\x0c\x62\x61re_idle_mj\x18\x01 \x01(\x04\x12\x17\n\x0f\x63ontext_idle_mj\x18\x02 \x01(\x04\x12\x11\n\tactive_mj\x18\x03 \x01(\x04\x12\x0c\n\x04\x63ost\x18\x04 \x01(\x01\x12\x10\n\x08\x63\x61rbon_g\x18\x05 \x01(\x01\"\x85\x01\n\nEnergyWork\x12\x0c\n\x04unit\x18\x01 \x01(\t\x12\x0e\n\x06\x61mount\x18\x02 \x01(\x01\x12\x11\n\tcounted_s\x18\x03 \x01(\x01\x12\x10\n\x08missed_s\x18\x04 \x01(\x01\x12\x1e\n\x11\x65nergy_per_unit_j\x18\x05 \x01(\x01H\x00\x88\x01\x01\x42\x14\n\x12_energy_per_unit_j\"k\n\x0b\x45nergyGroup\x12\x0e\n\x06values\x18\x01 \x03(\t\x12&\n\x05spent\x18\x02 \x01(\x0b\x32\x17.eelgrid.v1.EnergySpent\x12$\n\x04work\x18\x03 \x03(\x0b\x32\x16.eelgrid.v1.EnergyWork\"\xde\x01\n\x12QueryEnergyRequest\x12\x10\n\x08\x62\x65gin_ns\x18\x01 \x01(\x04\x12\x0e\n\x06\x65nd_ns\x18\x02 \x01(\x04\x12\x10\n\x08group_by\x18\x03 \x03(\t\x12<\n\x07\x66ilters\x18\x04 \x03(\x0b\x32+.eelgrid.v1.QueryEnergyRequest.FiltersEntry\x12\x11\n\trows_most\x18\x05 \x01(\r\x12\x13\n\x0bwith_nobody\x18\x06 \x01(\x08\x1a.\n\x0c\x46iltersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe7\x02\n\x13QueryEnergyResponse\x12\x10\n\x08\x62\x65gin_ns\x18\x01 \x01(\x04\x12\x0e\n\x06\x65nd_ns\x18\x02 \x01(\x04\x12\x10\n\x08\x63urrency\x18\x03 \x01(\t\x12\'\n\x06groups\x18\x04 \x03(\x0b\x32\x17.eelgrid.v1.EnergyGroup\x12)\n\x08left_out\x18\x05 \x01(\x0b\x32\x17.eelgrid.v1.EnergySpent\x12\x17\n\x0fleft_out_groups\x18\x06 \x01(\r\x12,\n\x0bunallocated\x18\x07 \x01(\x0b\x32\x17.eelgrid.v1.EnergySpent\x12-\n\x0cunattributed\x18\x08 \x01(\x0b\x32\x17.eelgrid.v1.EnergySpent\x12\x13\n\x0bmeasured_mj\x18\t \x01(\x04\x12\x16\n\x0euncertainty_mj\x18\n \x01(\x04\x12\x13\n\x0buncounted_s\x18\x0b \x01(\x01\x12\x10\n\x08revision\x18\x0c \x01(\x04\"5\n\x0e\x45nergyGrouping\x12\x10\n\x08group_by\x18\x01 \x03(\t\x12\x11\n\trows_most\x18\x02 \x01(\r\"\xdf\x01\n\x18QueryEnergyReportRequest\x12\x10\n\x08\x62\x65gin_ns\x18\x01 \x01(\x04\x12\x0e\n\x06\x65nd_ns\x18\x02 \x01(\x04\x12\x42\n\x07\x66ilters\x18\x03 \x03(\x0b\x32\x31.eelgrid.v1.QueryEnergyReportRequest.FiltersEntry\x12-\n\tgroupings\x18\x04 \x03(\x0b\x32\x1a.eelgrid.v1.EnergyGrouping\x1a.\n\x0c\x46iltersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"M\n\x19QueryEnergyReportResponse\x12\x30\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1f.eelgrid.v1.QueryEnergyResponse\"\x9b\x01\n\x0e\x45nergyExporter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08since_ns\x18\x02 \x01(\x04\x12\x10\n\x08until_ns\x18\x03 \x01(\x04\x12\x15\n\rchanged_hours\x18\x04 \x01(\r\x12\x18\n\x10\x63hanged_first_ns\x18\x05 \x01(\x04\x12\x17\n\x0f\x63hanged_last_ns\x18\x06 \x01(\x04\x12\r\n\x05lag_s\x18\x07 \x01(\x01\"^\n\x1a\x43onfirmEnergyExportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x62\x65gin_ns\x18\x02 \x01(\x04\x12\x0e\n\x06\x65nd_ns\x18\x03 \x01(\x04\x12\x10\n\x08revision\x18\x04 \x01(\x04\"K\n\x1b\x43onfirmEnergyExportResponse\x12,\n\x08\x65xporter\x18\x01 \x01(\x0b\x32\x1a.eelgrid.v1.EnergyExporter\"\x1c\n\x1aListEnergyExportersRequest\"`\n\x1bListEnergyExportersResponse\x12-\n\texporters\x18\x01 \x03(\x0b\x32\x1a.eelgrid.v1.EnergyExporter\x12\x12\n\nsettled_ns\x18\x02 \x01(\x04\"+\n\x1bRemoveEnergyExporterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x1e\n\x1cRemoveEnergyExporterResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x65\x65lgrid/v1/ledger.proto\x12\neelgrid.v1\"o\n\x0b\x45nergySpent\x12\x14\n\x0c\x62\x61re_idle_mj\x18\x01 \x01(\x04\x12\x17\n\x0f\x63ontext_idle_mj\x18\x02 \x01(\x04\x12\x11\n\tactive_mj\x18\x03 \x01(\x04\x12\x0c\n\x04\x63ost\x18\x04 \x01(\x01\x12\x10\n\x08\x63\x61rbon_g\x18\x05 \x01(\x01\"\x85\x01\n\nEnergyWork\x12\x0c\n\x04unit\x18\x01 \x01(\t\x12\x0e\n\x06\x61mount\x18\x02 \x01(\x01\x12\x11\n\tcounted_s\x18\x03 \x01(\x01\x12\x10\n\x08missed_s\x18\x04 \x01(\x01\x12\x1e\n\x11\x65nergy_per_unit_j\x18\x05 \x01(\x01H\x00\x88\x01\x01\x42\x14\n\x12_energy_per_unit_j\"k\n\x0b\x45nergyGroup\x12\x0e\n\x06values\x18\x01 \x03(\t\x12&\n\x05spent\x18\x02 \x01(\x0b\x32\x17.eelgrid.v1.EnergySpent\x12$\n\x04work\x18\x03 \x03(\x0b\x32\x16.eelgrid.v1.EnergyWork\"\xde\x01\n\x12QueryEnergyRequest\x12\x10\n\x08\x62\x65gin_ns\x18\x01 \x01(\x04\x12\x0e\n\x06\x65nd_ns\x18\x02 \x01(\x04\x12\x10\n\x08group_by\x18\x03 \x03(\t\x12<\n\x07\x66ilters\x18\x04 \x03(\x0b\x32+.eelgrid.v1.QueryEnergyRequest.FiltersEntry\x12\x11\n\trows_most\x18\x05 \x01(\r\x12\x13\n\x0bwith_nobody\x18\x06 \x01(\x08\x1a.\n\x0c\x46iltersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xf8\x02\n\x13QueryEnergyResponse\x12\x10\n\x08\x62\x65gin_ns\x18\x01 \x01(\x04\x12\x0e\n\x06\x65nd_ns\x18\x02 \x01(\x04\x12\x10\n\x08\x63urrency\x18\x03 \x01(\t\x12\'\n\x06groups\x18\x04 \x03(\x0b\x32\x17.eelgrid.v1.EnergyGroup\x12)\n\x08left_out\x18\x05 \x01(\x0b\x32\x17.eelgrid.v1.EnergySpent\x12\x17\n\x0fleft_out_groups\x18\x06 \x01(\r\x12,\n\x0bunallocated\x18\x07 \x01(\x0b\x32\x17.eelgrid.v1.EnergySpent\x12-\n\x0cunattributed\x18\x08 \x01(\x0b\x32\x17.eelgrid.v1.EnergySpent\x12\x13\n\x0bmeasured_mj\x18\t \x01(\x04\x12\x16\n\x0euncertainty_mj\x18\n \x01(\x04\x12\x13\n\x0buncounted_s\x18\x0b \x01(\x01\x12\x10\n\x08revision\x18\x0c \x01(\x04\x12\x0f\n\x07\x64\x61maged\x18\r \x03(\t\"5\n\x0e\x45nergyGrouping\x12\x10\n\x08group_by\x18\x01 \x03(\t\x12\x11\n\trows_most\x18\x02 \x01(\r\"\xdf\x01\n\x18QueryEnergyReportRequest\x12\x10\n\x08\x62\x65gin_ns\x18\x01 \x01(\x04\x12\x0e\n\x06\x65nd_ns\x18\x02 \x01(\x04\x12\x42\n\x07\x66ilters\x18\x03 \x03(\x0b\x32\x31.eelgrid.v1.QueryEnergyReportRequest.FiltersEntry\x12-\n\tgroupings\x18\x04 \x03(\x0b\x32\x1a.eelgrid.v1.EnergyGrouping\x1a.\n\x0c\x46iltersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"M\n\x19QueryEnergyReportResponse\x12\x30\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1f.eelgrid.v1.QueryEnergyResponse\"\x9b\x01\n\x0e\x45nergyExporter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08since_ns\x18\x02 \x01(\x04\x12\x10\n\x08until_ns\x18\x03 \x01(\x04\x12\x15\n\rchanged_hours\x18\x04 \x01(\r\x12\x18\n\x10\x63hanged_first_ns\x18\x05 \x01(\x04\x12\x17\n\x0f\x63hanged_last_ns\x18\x06 \x01(\x04\x12\r\n\x05lag_s\x18\x07 \x01(\x01\"^\n\x1a\x43onfirmEnergyExportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x62\x65gin_ns\x18\x02 \x01(\x04\x12\x0e\n\x06\x65nd_ns\x18\x03 \x01(\x04\x12\x10\n\x08revision\x18\x04 \x01(\x04\"K\n\x1b\x43onfirmEnergyExportResponse\x12,\n\x08\x65xporter\x18\x01 \x01(\x0b\x32\x1a.eelgrid.v1.EnergyExporter\"\x1c\n\x1aListEnergyExportersRequest\"`\n\x1bListEnergyExportersResponse\x12-\n\texporters\x18\x01 \x03(\x0b\x32\x1a.eelgrid.v1.EnergyExporter\x12\x12\n\nsettled_ns\x18\x02 \x01(\x04\"+\n\x1bRemoveEnergyExporterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x1e\n\x1cRemoveEnergyExporterResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,27 +46,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_QUERYENERGYREQUEST_FILTERSENTRY']._serialized_start=574
   _globals['_QUERYENERGYREQUEST_FILTERSENTRY']._serialized_end=620
   _globals['_QUERYENERGYRESPONSE']._serialized_start=623
-  _globals['_QUERYENERGYRESPONSE']._serialized_end=982
-  _globals['_ENERGYGROUPING']._serialized_start=984
-  _globals['_ENERGYGROUPING']._serialized_end=1037
-  _globals['_QUERYENERGYREPORTREQUEST']._serialized_start=1040
-  _globals['_QUERYENERGYREPORTREQUEST']._serialized_end=1263
+  _globals['_QUERYENERGYRESPONSE']._serialized_end=999
+  _globals['_ENERGYGROUPING']._serialized_start=1001
+  _globals['_ENERGYGROUPING']._serialized_end=1054
+  _globals['_QUERYENERGYREPORTREQUEST']._serialized_start=1057
+  _globals['_QUERYENERGYREPORTREQUEST']._serialized_end=1280
   _globals['_QUERYENERGYREPORTREQUEST_FILTERSENTRY']._serialized_start=574
   _globals['_QUERYENERGYREPORTREQUEST_FILTERSENTRY']._serialized_end=620
-  _globals['_QUERYENERGYREPORTRESPONSE']._serialized_start=1265
-  _globals['_QUERYENERGYREPORTRESPONSE']._serialized_end=1342
-  _globals['_ENERGYEXPORTER']._serialized_start=1345
-  _globals['_ENERGYEXPORTER']._serialized_end=1500
-  _globals['_CONFIRMENERGYEXPORTREQUEST']._serialized_start=1502
-  _globals['_CONFIRMENERGYEXPORTREQUEST']._serialized_end=1596
-  _globals['_CONFIRMENERGYEXPORTRESPONSE']._serialized_start=1598
-  _globals['_CONFIRMENERGYEXPORTRESPONSE']._serialized_end=1673
-  _globals['_LISTENERGYEXPORTERSREQUEST']._serialized_start=1675
-  _globals['_LISTENERGYEXPORTERSREQUEST']._serialized_end=1703
-  _globals['_LISTENERGYEXPORTERSRESPONSE']._serialized_start=1705
-  _globals['_LISTENERGYEXPORTERSRESPONSE']._serialized_end=1801
-  _globals['_REMOVEENERGYEXPORTERREQUEST']._serialized_start=1803
-  _globals['_REMOVEENERGYEXPORTERREQUEST']._serialized_end=1846
-  _globals['_REMOVEENERGYEXPORTERRESPONSE']._serialized_start=1848
-  _globals['_REMOVEENERGYEXPORTERRESPONSE']._serialized_end=1878
+  _globals['_QUERYENERGYREPORTRESPONSE']._serialized_start=1282
+  _globals['_QUERYENERGYREPORTRESPONSE']._serialized_end=1359
+  _globals['_ENERGYEXPORTER']._serialized_start=1362
+  _globals['_ENERGYEXPORTER']._serialized_end=1517
+  _globals['_CONFIRMENERGYEXPORTREQUEST']._serialized_start=1519
+  _globals['_CONFIRMENERGYEXPORTREQUEST']._serialized_end=1613
+  _globals['_CONFIRMENERGYEXPORTRESPONSE']._serialized_start=1615
+  _globals['_CONFIRMENERGYEXPORTRESPONSE']._serialized_end=1690
+  _globals['_LISTENERGYEXPORTERSREQUEST']._serialized_start=1692
+  _globals['_LISTENERGYEXPORTERSREQUEST']._serialized_end=1720
+  _globals['_LISTENERGYEXPORTERSRESPONSE']._serialized_start=1722
+  _globals['_LISTENERGYEXPORTERSRESPONSE']._serialized_end=1818
+  _globals['_REMOVEENERGYEXPORTERREQUEST']._serialized_start=1820
+  _globals['_REMOVEENERGYEXPORTERREQUEST']._serialized_end=1863
+  _globals['_REMOVEENERGYEXPORTERRESPONSE']._serialized_start=1865
+  _globals['_REMOVEENERGYEXPORTERRESPONSE']._serialized_end=1895
 # @@protoc_insertion_point(module_scope)

@@ -68,7 +68,7 @@ class QueryEnergyRequest(_message.Message):
     def __init__(self, begin_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., group_by: _Optional[_Iterable[str]] = ..., filters: _Optional[_Mapping[str, str]] = ..., rows_most: _Optional[int] = ..., with_nobody: bool = ...) -> None: ...
 
 class QueryEnergyResponse(_message.Message):
-    __slots__ = ("begin_ns", "end_ns", "currency", "groups", "left_out", "left_out_groups", "unallocated", "unattributed", "measured_mj", "uncertainty_mj", "uncounted_s", "revision")
+    __slots__ = ("begin_ns", "end_ns", "currency", "groups", "left_out", "left_out_groups", "unallocated", "unattributed", "measured_mj", "uncertainty_mj", "uncounted_s", "revision", "damaged")
     BEGIN_NS_FIELD_NUMBER: _ClassVar[int]
     END_NS_FIELD_NUMBER: _ClassVar[int]
     CURRENCY_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class QueryEnergyResponse(_message.Message):
     UNCERTAINTY_MJ_FIELD_NUMBER: _ClassVar[int]
     UNCOUNTED_S_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
     begin_ns: int
     end_ns: int
     currency: str
@@ -93,7 +94,8 @@ class QueryEnergyResponse(_message.Message):
     uncertainty_mj: int
     uncounted_s: float
     revision: int
-    def __init__(self, begin_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., currency: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[EnergyGroup, _Mapping]]] = ..., left_out: _Optional[_Union[EnergySpent, _Mapping]] = ..., left_out_groups: _Optional[int] = ..., unallocated: _Optional[_Union[EnergySpent, _Mapping]] = ..., unattributed: _Optional[_Union[EnergySpent, _Mapping]] = ..., measured_mj: _Optional[int] = ..., uncertainty_mj: _Optional[int] = ..., uncounted_s: _Optional[float] = ..., revision: _Optional[int] = ...) -> None: ...
+    damaged: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, begin_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., currency: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[EnergyGroup, _Mapping]]] = ..., left_out: _Optional[_Union[EnergySpent, _Mapping]] = ..., left_out_groups: _Optional[int] = ..., unallocated: _Optional[_Union[EnergySpent, _Mapping]] = ..., unattributed: _Optional[_Union[EnergySpent, _Mapping]] = ..., measured_mj: _Optional[int] = ..., uncertainty_mj: _Optional[int] = ..., uncounted_s: _Optional[float] = ..., revision: _Optional[int] = ..., damaged: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EnergyGrouping(_message.Message):
     __slots__ = ("group_by", "rows_most")

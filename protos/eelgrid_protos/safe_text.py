@@ -1,0 +1,74 @@
+"""Text that came from elsewhere, made safe for where it is shown: terminals and spreadsheets.
+
+Owns what is escaped and how. Must not know who shows it.
+
+Theory. A name may hold anything that Unicode has. On a terminal a control character moves the cursor or runs a command of
+the terminal, and a bidirectional override shows other text than what is there (Trojan Source, CVE-2021-42574). In a
+spreadsheet a cell that begins like a formula is one (CWE-1236). Both are escaped so that a reader still sees what it was.
+"""
+
+import re
+import unicodedata
+from typing import TypeVar
+
+__all__ = ["csv_cell", "printable", "printable_json", "printable_line"]
+
+_T = TypeVar("_T")
+# Joiners of letters, which scripts need and which move nothing.
+_KEPT = "\u200c\u200d"
+# Control and format characters, separators of lines and paragraphs, lone surrogates.
+_CATEGORIES = frozenset({"Cc", "Cf", "Zl", "Zp", "Cs"})
+# What makes a colour here, and nothing else: no sequence that hides text.
+_COLOUR = re.compile("(\x1b\\[(?:[0-2]|22|3[0-9]|9[0-7])m)")
+_FORMULA = re.compile("[=@+\\-\t\r]")
+_NUMBER = re.compile("[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?")
+
+
+def _escaped(letter: str) -> str:
+    code = ord(letter)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _is_unsafe(letter: str) -> bool:
+    return unicodedata.category(letter) in _CATEGORIES and letter not in _KEPT
+
+
+def printable(text: str) -> str:
+    """The text on one line, with everything escaped that a terminal would act upon, as in Python's literals."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escaped(letter) if _is_unsafe(letter) else letter for letter in text)
+
+
+def printable_line(line: str) -> str:
+    """The same of a line that may have colours of ours; line breaks stay."""
+    if line.isascii() and line.isprintable():
+        return line
+    pieces = _COLOUR.split(line)
+    return "".join(
+        piece if at % 2 else "\n".join(map(printable, piece.split("\n"))) for at, piece in enumerate(pieces)
+    )  # fmt: skip
+
+
+def printable_json(text: str) -> str:
+    """The same of a JSON document, whose strings mean the same afterwards."""
+    if text.isascii():
+        return text  # what JSON writes of control characters is escaped already
+
+    def escaped(letter: str) -> str:
+        if letter == "\n" or not _is_unsafe(letter):
+            return letter
+        code = ord(letter)
+        if code < 0x10000:
+            return f"\\u{code:04x}"
+        code -= 0x10000
+        return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
+
+    return "".join(map(escaped, text))
+
+
+def csv_cell(value: _T) -> _T | str:
+    """A cell of a spreadsheet's file: text that would be a formula there is given an apostrophe before it."""
+    if isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value):
+        return f"'{value}"
+    return value
