@@ -32,6 +32,9 @@ class Callers:
         self._rules = rules
         self._known: dict[bytes, Caller] = {}
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def of(self, context: Context) -> Caller:
         """Whoever calls."""
         (pem, *_) = context.auth_context().get(_PEM) or (b"",)
