@@ -24,6 +24,7 @@ from eelgrid_controller.events import (
     NodeJoined,
     NodeLost,
     NodeOccupied,
+    NodesRemoved,
     PointsMeasured,
     PolicyChanged,
     PricesQuoted,
@@ -41,6 +42,7 @@ from eelgrid_controller.outcomes import imagined, outcome
 from eelgrid_controller.plan import node_plan
 from eelgrid_controller.planner import Decision
 from eelgrid_controller.relocation import relocations
+from eelgrid_controller.removal import Removal, forgettable, longest_lost, removal_of
 from eelgrid_controller.replicas import sliced
 from eelgrid_controller.repointing import correction
 from eelgrid_controller.retrying import Retrying
@@ -87,8 +89,11 @@ _Result = TypeVar("_Result")
 class Core:
     """One owner of one state; synchronous, deterministic, bounded."""
 
-    def __init__(self, state: ClusterState, catalogue: Catalogue, *, live_most: int = LIVE_MOST) -> None:
+    def __init__(
+        self, state: ClusterState, catalogue: Catalogue, *, live_most: int = LIVE_MOST, nodes_most: int = NODES_MOST
+    ) -> None:
         self.state = state
+        self._nodes_most = nodes_most
         self._chooser = Chooser(state, catalogue)
         self._live_most = live_most
         self._retrying = Retrying(state, self._chooser)
@@ -128,7 +133,7 @@ class Core:
         """The whole of what a node should hold; raises NotFound."""
         return node_plan(self._node(node_name), self.state.policy, self.state.workloads)
 
-    def submit(self, request: SubmitWorkloadRequest, *, now_ns: int) -> Step[Workload]:
+    def submit(self, request: SubmitWorkloadRequest, *, now_ns: int, owner: str = "") -> Step[Workload]:
         """Accepts and places a workload, or lets it wait; repeating the call with the same id is harmless."""
         spec = request.spec
         before = known(self.state, request)
@@ -138,7 +143,7 @@ class Core:
         self._refuse_too_many()
         # Numbers only rise, past every id of this form that was ever used.
         key = request.workload_id or f"w-{self.state.next_number}"
-        waiting = Workload(workload_id=key, spec=spec, phase=WorkloadPhase.PENDING, submitted_ns=now_ns)
+        waiting = Workload(workload_id=key, spec=spec, phase=WorkloadPhase.PENDING, submitted_ns=now_ns, owner=owner)
         if sliced(waiting):
             return self._submit_sliced(waiting, now_ns, dry_run=request.dry_run)
         quoted = self._quoted(now_ns)
@@ -146,8 +151,8 @@ class Core:
         if not decision.placements:
             refuse_impossible(self.state, self._chooser, spec)
         if request.dry_run:
-            return Step((), imagined(key, spec, decision, now_ns), frozenset())
-        submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=spec)
+            return Step((), replace(imagined(key, spec, decision, now_ns), owner=owner), frozenset())
+        submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=spec, owner=owner)
         return self._changed((*quoted, submitted, outcome(key, decision, now_ns)), key, now_ns)
 
     def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption, *, now_ns: int) -> Step[Workload]:
@@ -169,7 +174,7 @@ class Core:
         if dry_run:
             return Step((), replace(workload, reason=SLICES_REASON), frozenset())
         key = workload.workload_id
-        submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=workload.spec)
+        submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=workload.spec, owner=workload.owner)
         deferred = WorkloadDeferred(time_ns=now_ns, workload_id=key, reason=SLICES_REASON)
         return self._changed((submitted, deferred), key, now_ns)
 
@@ -254,13 +259,48 @@ class Core:
         go on above `plan_epoch`, the one that its agent holds.
         """
         record = self.state.nodes.get(inventory.node_name)
-        if record is None and len(self.state.nodes) >= NODES_MOST:
-            raise ResourceExhausted(f"{NODES_MOST} nodes are registered, which is the limit of one controller")
         if record is not None and record.is_as(inventory) and plan_epoch <= record.plan_epoch:
             return Step((), None, frozenset())
+        gone = self._make_room_for_a_node(now_ns) if record is None else ()
         event = NodeJoined(time_ns=now_ns, inventory=inventory, plan_epoch=plan_epoch)
         self._apply(event)
-        return self._with_retry(event, None, frozenset((inventory.node_name,)), now_ns)
+        more, nodes = self._freed(now_ns)
+        return Step((*gone, event, *more), None, nodes | {inventory.node_name})
+
+    def _make_room_for_a_node(self, now_ns: int) -> tuple[Event, ...]:
+        """Forgets empty nodes that are lost for longest where no further one has room; raises ResourceExhausted."""
+        if len(self.state.nodes) < self._nodes_most:
+            return ()
+        names = tuple(name for _, name in longest_lost(self.state, max(1, self._nodes_most // 100)))
+        if not names:
+            raise ResourceExhausted(
+                f"{self._nodes_most} nodes are registered, which is the limit of one controller, and none of them is "
+                "lost and empty; remove some with `eelctl node remove`"
+            )
+        event = NodesRemoved(time_ns=now_ns, node_names=names, reason="made room for nodes that are there")
+        self._apply(event)
+        return (event,)
+
+    def remove_node(self, node_name: str, *, force: bool, is_connected: bool, now_ns: int) -> Step[Removal]:
+        """Forgets a node, and ends what it holds if forced; raises NotFound and FailedPrecondition."""
+        removal = self.would_remove(node_name, force=force, is_connected=is_connected, now_ns=now_ns)
+        nodes = frozenset[str]().union(*map(self._apply, removal.events))
+        more, touched = self._freed(now_ns) if removal.ended or removal.shrunk else ([], frozenset[str]())
+        return Step((*removal.events, *more), removal, (nodes | touched) - {node_name})
+
+    def would_remove(self, node_name: str, *, force: bool, is_connected: bool, now_ns: int) -> Removal:
+        """What `remove_node` would do; raises as it does."""
+        record = self._node(node_name)
+        return removal_of(self.state, record, force=force, is_connected=is_connected, now_ns=now_ns)
+
+    def forget_lost(self, expired: Sequence[str], *, now_ns: int) -> Step[tuple[str, ...]]:
+        """Forgets those of these nodes that are lost and hold nothing, some at a time; their names."""
+        names = forgettable(self.state, expired)
+        if not names:
+            return Step((), (), frozenset())
+        event = NodesRemoved(time_ns=now_ns, node_names=names, reason="lost for longer than is kept")
+        self._apply(event)
+        return Step((event,), names, frozenset())
 
     def occupied(self, node_name: str, others: Others, *, now_ns: int) -> Step[None]:
         """What others hold on a node from now on; then waiting work is tried, if that leaves it more. Raises NotFound."""

@@ -84,6 +84,8 @@ class NodeRecord:
     others: Others = NOBODY
     # What the partition planner wants of a GPU, by UUID.
     layouts: dict[str, GpuLayout] = field(default_factory=dict)
+    # Since when it is lost; 0 where it is not, or was lost before this was kept.
+    lost_ns: int = 0
 
     def copy(self) -> Self:
         """A record that changes apart from this one."""
@@ -183,10 +185,17 @@ class NodeRecord:
         """Whether the node is ready, and is already known to be as the inventory says."""
         return (self.state, self.inventory) == (NodeState.READY, inventory) and self.lost_gpus == _lost_of(inventory)
 
+    def lose(self, time_ns: int) -> None:
+        """Its agent is away from now on; what is held stays held."""
+        if self.state is not NodeState.LOST:
+            self.lost_ns = time_ns
+        self.state = NodeState.LOST
+
     def has(self, inventory: Inventory) -> None:
         """Takes the node as it is now; what is held stays held."""
         self.inventory = inventory
         self.state = NodeState.READY
+        self.lost_ns = 0
         self.lost_gpus = _lost_of(inventory)
         self.weigh_commitment()
 
@@ -269,6 +278,7 @@ class NodeRecord:
             "state": self.state.name.lower(),
             "plan_epoch": self.plan_epoch,
             "lost_gpus": sorted(self.lost_gpus),
+            **({"lost_ns": self.lost_ns} if self.lost_ns else {}),
             **({"layouts": layouts} if layouts else {}),
             **({"others": to_plain(self.others, brief=True)} if self.others != NOBODY else {}),
         }
@@ -281,6 +291,7 @@ class NodeRecord:
             state=NodeState[row["state"].upper()],
             plan_epoch=row["plan_epoch"],
             lost_gpus=set(row["lost_gpus"]),
+            lost_ns=row.get("lost_ns", 0),
             others=from_plain(Others, row.get("others", {}), trusted=True),
             layouts={
                 layout.gpu_uuid: layout

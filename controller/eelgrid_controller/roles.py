@@ -42,7 +42,11 @@ _OPERATORS_CALLS: Mapping[Role | None, str] = {
     # Of its own work alone: ownership.py.
     Role.SUBMITTER: "SubmitWorkload CancelWorkload ScaleWorkload ReportProgress ConfirmEnergyExport",
     # Points of a profile move the work of everybody who uses it; there is one shadow for all.
-    Role.ADMIN: "UpdatePolicy ApplyMoves ApplyPartitions RecordPoints StartShadow StopShadow RemoveEnergyExporter",
+    # The audit log says what others asked and from where.
+    Role.ADMIN: (
+        "UpdatePolicy ApplyMoves ApplyPartitions RecordPoints StartShadow StopShadow RemoveEnergyExporter RemoveNode "
+        "ListAuditEntries"
+    ),
 }
 # The live page's door, as if it were a call.
 PAGE = "/page"

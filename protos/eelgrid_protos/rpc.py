@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -27,9 +27,12 @@ from eelgrid_protos.faults import DETAILS_KEY, Fault, Internal, fault_from, faul
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 # Asked before a call's first message is read, by the call's path; raises the Fault that the caller gets.
 Admit: TypeAlias = Callable[[str, Context], None]
+# Told how a call ended, before its answer goes out: its path, its request where it was read, and the fault if any.
+Settled: TypeAlias = Callable[[str, Context, object | None, Exception | None], Awaitable[None]]
 
 __all__ = [
-    "AGENT_SERVICE", "NODE_SERVICE", "OPERATOR_SERVICE", "Admit", "Method", "Service", "client", "everybody", "handler",
+    "AGENT_SERVICE", "NODE_SERVICE", "OPERATOR_SERVICE", "Admit", "Method", "Service", "Settled", "client", "everybody",
+    "handler", "nobody_told",
 ]  # fmt: skip
 
 _LOG = logging.getLogger("eelgrid.rpc")
@@ -83,7 +86,8 @@ OPERATOR_SERVICE = _service(
     "ListPlans GetPolicy UpdatePolicy WhatIf PlanCapacity StartShadow GetShadow "
     "StopShadow RecommendMoves ApplyMoves ScaleWorkload RecordPoints ListPoints ReportProgress ListPromises "
     "ImagineBudgets RecommendPartitions ApplyPartitions ListPartitions QueryEnergy ListSpending "
-    "QueryEnergyReport ConfirmEnergyExport ListEnergyExporters RemoveEnergyExporter",
+    "QueryEnergyReport ConfirmEnergyExport ListEnergyExporters RemoveEnergyExporter "
+    "RemoveNode ListAuditEntries",
     {"WatchSummary": (False, True), "WatchWorkloads": (False, True), "ExportDecision": (False, True)},
 )
 
@@ -107,25 +111,31 @@ def _encode_answer(message: object, method: str) -> bytes:
         raise RuntimeError(f"{method} made an answer that breaks the contract: {error}") from error
 
 
-def _unary(method: Method, call: Callable[..., Any], path: str, admit: Admit) -> Any:
+def _unary(method: Method, call: Callable[..., Any], path: str, admit: Admit, settled: Settled) -> Any:
     async def serve(data: bytes, context: Context) -> bytes:
+        request = None
         try:
             admit(path, context)
-            return _encode_answer(await call(codec.decode(method.request, data), context), method.name)
+            request = codec.decode(method.request, data)
+            answer = await call(request, context)
+            await settled(path, context, request, None)
+            return _encode_answer(answer, method.name)
         except Exception as error:  # every failure becomes a status
+            await settled(path, context, request, error)
             await _abort(context, error, method.name)
             raise AssertionError("abort raises") from error
 
     return grpc.unary_unary_rpc_method_handler(serve)
 
 
-def _server_stream(method: Method, call: Callable[..., Any], path: str, admit: Admit) -> Any:
+def _server_stream(method: Method, call: Callable[..., Any], path: str, admit: Admit, settled: Settled) -> Any:
     async def serve(data: bytes, context: Context) -> AsyncIterator[bytes]:
         try:
             admit(path, context)
             async for message in call(codec.decode(method.request, data), context):
                 yield _encode_answer(message, method.name)
         except Exception as error:  # noqa: BLE001  # every failure becomes a status
+            await settled(path, context, None, error)
             await _abort(context, error, method.name)
 
     return grpc.unary_stream_rpc_method_handler(serve)
@@ -149,13 +159,14 @@ async def _admitted(admit: Admit, path: str, context: Context, stream: AsyncIter
         raise
 
 
-def _two_way(method: Method, call: Callable[..., Any], path: str, admit: Admit) -> Any:
+def _two_way(method: Method, call: Callable[..., Any], path: str, admit: Admit, settled: Settled) -> Any:
     async def serve(stream: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         try:
             await _admitted(admit, path, context, stream)
             async for message in call(_decoded(method, stream), context):
                 yield _encode_answer(message, method.name)
         except Exception as error:  # noqa: BLE001  # every failure becomes a status
+            await settled(path, context, None, error)
             await _abort(context, error, method.name)
 
     return grpc.stream_stream_rpc_method_handler(serve)
@@ -165,13 +176,19 @@ def everybody(_path: str, _context: Context) -> None:
     """Lets in whoever the transport let in."""
 
 
-def handler(service: Service, *implementations: object, admit: Admit = everybody) -> grpc.GenericRpcHandler:
+async def nobody_told(_path: str, _context: Context, _request: object | None, _error: Exception | None) -> None:
+    """Tells nobody how calls end."""
+
+
+def handler(
+    service: Service, *implementations: object, admit: Admit = everybody, settled: Settled = nobody_told
+) -> grpc.GenericRpcHandler:
     """A handler for grpc.aio servers; one of `implementations` has each call as a snake_case coroutine or generator."""
     handlers = {}
     for method in service.methods:
         (call,) = (found for one in implementations if (found := getattr(one, method.attribute, None)) is not None)
         build = _two_way if method.request_streaming else _server_stream if method.response_streaming else _unary
-        handlers[method.name] = build(method, call, service.path(method), admit)
+        handlers[method.name] = build(method, call, service.path(method), admit, settled)
     return grpc.method_handlers_generic_handler(service.name, handlers)
 
 

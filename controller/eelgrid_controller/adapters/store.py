@@ -22,6 +22,7 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from eelgrid_controller.adapters.audit_table import AuditFilter, AuditPage, AuditTable, read_audit_page
 from eelgrid_controller.errors import (
     ConfigError,
     JournalCorrupt,
@@ -33,6 +34,7 @@ from eelgrid_controller.errors import (
     JournalUnavailable,
 )
 from eelgrid_controller.journal import Checkpoint, Entry, JournalCounters, Past, forget_checkpoint, forget_entries
+from eelgrid_protos.messages import AuditEntry
 
 __all__ = ["FILE_NAME", "SqliteJournal", "open_journal"]
 
@@ -91,6 +93,7 @@ class SqliteJournal:
                 "SELECT max(coalesce((SELECT max(seq) FROM events), 0), coalesce((SELECT max(seq) FROM checkpoints), 0))"
             ).fetchone()
             name = connection.execute("SELECT value FROM meta WHERE key = 'cluster_id'").fetchone()
+            self.audit_table = AuditTable(connection)
         self.cluster_id: str = name[0].decode(errors="replace") if name else ""
 
     @property
@@ -98,8 +101,8 @@ class SqliteJournal:
         """The number of the last entry."""
         return self._last
 
-    def append(self, entries: Sequence[Entry]) -> int:
-        """Write all entries in one transaction, on disk when this returns."""
+    def append(self, entries: Sequence[Entry], audited: Sequence[AuditEntry] = ()) -> int:
+        """Write all entries, and those of the audit log, in one transaction, on disk when this returns."""
         rows: list[tuple[int, str, str, int]] = []
         size = 0
         for seq, entry in enumerate(entries, self._last + 1):
@@ -108,11 +111,29 @@ class SqliteJournal:
             rows.append((seq, entry.kind, body.decode(), _entry_crc(seq, entry.kind.encode(), body)))
         with self._transaction():
             self._connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
+            if audited:
+                self.audit_table.insert(audited)
+        if audited:
+            self.audit_table.committed()
+            self._prune_audit()
         self._last += len(rows)
         self.counters.commits += 1
         self.counters.entries += len(rows)
         self.counters.bytes_written += size
         return self._last
+
+    def _prune_audit(self) -> None:
+        """Keeps the audit log within its bounds; a disk that refuses is tried again at the next commit."""
+        if self.audit_table.is_full:
+            with contextlib.suppress(JournalError):
+                with self._transaction():
+                    gone = self.audit_table.prune()
+                self.audit_table.pruned(*gone)
+
+    def audit_page(self, wanted: AuditFilter, *, size: int, before: int | None = None) -> AuditPage:
+        """A page of the audit log, read apart from the writing, so that any thread may ask at any time."""
+        with self._translated():
+            return read_audit_page(self.path, wanted, size=size, before=before)
 
     def newest_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint, its CRC checked."""

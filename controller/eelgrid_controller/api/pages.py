@@ -18,7 +18,7 @@ from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import PAGE_SIZE_DEFAULT, PAGE_SIZE_MOST
 
-__all__ = ["Page", "cut", "page_of"]
+__all__ = ["Page", "cut", "page_of", "token_after"]
 
 _Item = TypeVar("_Item")
 Place = tuple[int | str, ...]
@@ -62,6 +62,12 @@ def page_of(request: Any) -> tuple[int, Place | None]:
     return size, tuple(place)
 
 
+def token_after(request: Any, place: Place) -> str:
+    """The token with which the page after this place is asked for."""
+    parts = [_digest(request), *place]
+    return base64.urlsafe_b64encode(json.dumps(parts, separators=(",", ":")).encode()).decode()
+
+
 def cut(request: Any, matching: Iterable[_Item], place_of: Callable[[_Item], Place]) -> Page[_Item]:
     """The page that `request` asks for, of items in strictly rising order of `place_of`."""
     size, after = page_of(request)
@@ -82,6 +88,5 @@ def cut(request: Any, matching: Iterable[_Item], place_of: Callable[[_Item], Pla
             more = True
     token = ""
     if more:
-        parts = [_digest(request), *place_of(items[-1])]
-        token = base64.urlsafe_b64encode(json.dumps(parts, separators=(",", ":")).encode()).decode()
+        token = token_after(request, place_of(items[-1]))
     return Page(items=tuple(items), next_token=token, total=total)
