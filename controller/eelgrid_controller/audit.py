@@ -18,7 +18,17 @@ from eelgrid_controller.roles import Caller
 from eelgrid_protos.messages import AUDIT_ARGUMENTS_MOST, AUDIT_REASON_MOST, AuditEntry
 from eelgrid_protos.plain import to_plain
 
-__all__ = ["AUDITED", "JOURNALLED", "REPORTS", "Call", "essentials", "is_denied", "one_line"]
+__all__ = [
+    "AUDITED",
+    "JOURNALLED",
+    "REPORTS",
+    "AuditFilter",
+    "AuditPage",
+    "Call",
+    "essentials",
+    "is_denied",
+    "one_line",
+]
 
 # Of one request, so that a policy or a thousand moves cost no more than what is kept of them.
 _ITEMS_SHOWN = 8
@@ -61,6 +71,26 @@ class Call:
             calls=calls,
             revision=revision,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """Which entries are asked for."""
+
+    since_ns: int = 0
+    user: str = ""
+    call: str = ""
+    denied: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPage:
+    """Entries, the newest first; how many match in all, whether there are more, and how many are damaged."""
+
+    entries: tuple[AuditEntry, ...] = ()
+    total: int = 0
+    next_before: int = 0
+    damaged: int = 0
 
 
 def is_denied(code: str) -> bool:

@@ -58,7 +58,9 @@ def removal_of(
             f"node {name} holds {len(keys)} workloads ({shown}); cancel or move them, or force it: services then go on "
             "elsewhere and everything else on it ends"
         )
-    events, ended, shrunk = [], [], []
+    events: list[Event] = []
+    ended: list[str] = []
+    shrunk: list[str] = []
     for key in keys:
         event = _without(state.workloads[key], name, now_ns)
         events.append(event)

@@ -113,7 +113,7 @@ def _encode_answer(message: object, method: str) -> bytes:
 
 def _unary(method: Method, call: Callable[..., Any], path: str, admit: Admit, settled: Settled) -> Any:
     async def serve(data: bytes, context: Context) -> bytes:
-        request = None
+        request: object | None = None
         try:
             admit(path, context)
             request = codec.decode(method.request, data)

@@ -12,15 +12,15 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from eelgrid_controller.audit import is_denied
+from eelgrid_controller.audit import AuditFilter, AuditPage, is_denied
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import AuditEntry
 from eelgrid_protos.plain import from_plain, to_plain
 
-__all__ = ["AUDIT_BYTES_MOST", "AUDIT_ROWS_MOST", "AuditFilter", "AuditPage", "AuditTable", "read_audit_page"]
+__all__ = ["AUDIT_BYTES_MOST", "AUDIT_ROWS_MOST", "AuditTable", "read_audit_page"]
 
 # A quarter of a million calls: two months of a cluster that is asked three times a minute, a day of a busy one.
 AUDIT_ROWS_MOST = 250_000
@@ -31,26 +31,6 @@ _CREATE = (
     "CREATE TABLE IF NOT EXISTS audit (number INTEGER PRIMARY KEY, time_ns INTEGER NOT NULL, user TEXT NOT NULL, "
     "call TEXT NOT NULL, denied INTEGER NOT NULL, body TEXT NOT NULL, crc32 INTEGER NOT NULL)"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class AuditFilter:
-    """Which entries are asked for."""
-
-    since_ns: int = 0
-    user: str = ""
-    call: str = ""
-    denied: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class AuditPage:
-    """Entries, the newest first; how many match in all, whether there are more, and how many are damaged."""
-
-    entries: tuple[AuditEntry, ...] = ()
-    total: int = 0
-    next_before: int = 0
-    damaged: int = 0
 
 
 _MATCHING = "FROM audit WHERE time_ns >= ? AND (? = '' OR user = ?) AND (? = '' OR call = ?) AND denied >= ?"

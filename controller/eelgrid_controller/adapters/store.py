@@ -22,7 +22,8 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from eelgrid_controller.adapters.audit_table import AuditFilter, AuditPage, AuditTable, read_audit_page
+from eelgrid_controller.adapters.audit_table import AuditTable, read_audit_page
+from eelgrid_controller.audit import AuditFilter, AuditPage
 from eelgrid_controller.errors import (
     ConfigError,
     JournalCorrupt,

@@ -5,8 +5,8 @@ from typing import Any, Protocol, TypeAlias
 
 import grpc.aio
 
-from eelgrid_controller.adapters.audit_table import AuditFilter, AuditPage
 from eelgrid_controller.api.pages import page_of, token_after
+from eelgrid_controller.audit import AuditFilter, AuditPage
 from eelgrid_controller.errors import JournalError
 from eelgrid_protos.faults import Unavailable
 from eelgrid_protos.messages import ListAuditEntriesRequest, ListAuditEntriesResponse

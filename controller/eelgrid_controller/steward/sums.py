@@ -81,9 +81,10 @@ class Sums:
         total = Counter[str]()
         names = await self._loop.read(lambda core: [] if len(core.state.pending) else list(core.state.nodes))
         for some in slices(names):
-            for found in await self._loop.read(
-                lambda core, some=some: [free_of(core, name) for name in some if name in core.state.nodes]
-            ):  # type: ignore[misc]
+            parts = await self._loop.read(
+                lambda core, some=some: [free_of(core, name) for name in some if name in core.state.nodes]  # type: ignore[misc]
+            )
+            for found in parts:
                 total.update(found)
             await asyncio.sleep(0)
         return dict(total)
