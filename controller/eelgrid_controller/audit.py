@@ -110,9 +110,8 @@ def _submission(request: Any) -> dict[str, Any]:
         "namespace": spec.namespace, "user": spec.user, "queue": spec.queue, "replicas": spec.replicas,
         "gpu_count": spec.request.gpu_count, "gpu_milli": spec.request.gpu_milli, "priority": spec.priority,
     }  # fmt: skip
-    if spec.labels:
-        asked["labels"] = _bounded(spec.labels)
-    return {name: value for name, value in asked.items() if value not in {"", 0}} if not spec.labels else asked
+    kept = {name: value for name, value in asked.items() if value}
+    return kept | ({"labels": _bounded(spec.labels)} if spec.labels else {})
 
 
 def _counted(field: str) -> Callable[[Any], dict[str, Any]]:

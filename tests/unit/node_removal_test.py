@@ -336,4 +336,7 @@ async def test_removing_over_the_wire(tmp_path):
         # Its agent registers it anew, as a node of its own.
         await rig.join(inventory("n2"))
         nodes = (await rig.operators.list_nodes(ListNodesRequest())).nodes
-        assert [(one.inventory.node_name, one.state) for one in nodes] == [("n1", NodeState.READY), ("n2", NodeState.READY)]
+        assert [(one.inventory.node_name, one.state) for one in nodes] == [
+            ("n1", NodeState.READY),
+            ("n2", NodeState.READY),
+        ]

@@ -125,7 +125,8 @@ def test_a_bind_gives_rights_to_certificates_of_a_name():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "research=CN:alice", "namespace:research", "namespace:research=alice", "role:admin=CN:a", "user:*=CN:a"]
+    "text",
+    ["", "research=CN:alice", "namespace:research", "namespace:research=alice", "role:admin=CN:a", "user:*=CN:a"],
 )
 def test_a_bind_that_cannot_be_understood_is_refused_with_an_example(text):
     with pytest.raises(ConfigError, match="namespace:research=CN:alice"):
