@@ -19,7 +19,9 @@ def entry(number, **changes):
 
 
 def test_entries_are_listed_newest_first_with_who_what_and_the_answer(eelctl, fake):
-    refused = entry(2, code="PERMISSION_DENIED", calls=12, revision=0, reason="CancelWorkload of w-1 needs its owner bob")
+    refused = entry(
+        2, code="PERMISSION_DENIED", calls=12, revision=0, reason="CancelWorkload of w-1 needs its owner bob"
+    )
     fake.audited.entries = [refused, entry(1)]
     head, first, second = eelctl("audit").stdout.splitlines()
     assert head.split() == ["TIME", "WHO", "ROLE", "CALL", "ANSWER", "CALLS", "WHAT"]
@@ -36,7 +38,9 @@ def test_entries_are_listed_newest_first_with_who_what_and_the_answer(eelctl, fa
 
 def test_filters_and_pages_go_to_the_controller(eelctl, fake):
     fake.audited.entries = [entry(number) for number in range(2500, 0, -1)]
-    lines = eelctl("audit", "--since", "7d", "--user", "alice", "--call", "CancelWorkload", "--denied", "--limit", "2400")
+    lines = eelctl(
+        "audit", "--since", "7d", "--user", "alice", "--call", "CancelWorkload", "--denied", "--limit", "2400"
+    )
     assert len(lines.stdout.splitlines()) == 2401
     first, *more = fake.audited.asked
     assert (first.user, first.call, first.denied) == ("alice", "CancelWorkload", True)
@@ -66,7 +70,9 @@ def test_a_removal_says_what_becomes_of_the_work(eelctl, fake):
 
 
 def test_a_removal_that_is_refused_says_what_to_do(eelctl, fake):
-    fake.audited.removals["n1"] = FailedPrecondition("node n1 holds 1 workloads (w-1); cancel or move them, or force it")
+    fake.audited.removals["n1"] = FailedPrecondition(
+        "node n1 holds 1 workloads (w-1); cancel or move them, or force it"
+    )
     assert "holds 1 workloads" in eelctl("node", "remove", "n1", code=5).stderr
     fake.audited.removals["n1"] = PermissionDenied("RemoveNode needs the role admin")
     assert "eelctl whoami" in eelctl("node", "remove", "n1", code=5).stderr
