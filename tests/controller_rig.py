@@ -168,6 +168,7 @@ class MemoryJournal:
         self.path = Path("memory.sqlite3")
         self.counters = JournalCounters()
         self.entries: list[Entry] = []
+        self.audited: list[Any] = []
         self.checkpoints: list[Checkpoint] = []
         self.commits: list[int] = []
         self.fault: JournalError | None = None
@@ -175,13 +176,14 @@ class MemoryJournal:
         self.probes = 0
         self.gate: Any = None
 
-    def append(self, entries: Sequence[Entry]) -> int:
+    def append(self, entries: Sequence[Entry], audited: Sequence[Any] = ()) -> int:
         """Write all or none."""
         if self.gate is not None:
             self.gate.wait(5.0)
         if self.fault is not None:
             raise self.fault
         self.entries.extend(entries)
+        self.audited.extend(audited)
         self.commits.append(len(entries))
         return len(self.entries)
 

@@ -18,7 +18,7 @@ from eelgrid_agent.slow import take_slow_look
 from eelgrid_agent.survey import Identity, survey, take_looks
 from eelgrid_protos.catalogue import load
 from eelgrid_protos.messages import Assignment, ConnectResponse, NodePlan
-from eelgrid_protos.rpc import NODE_SERVICE, handler
+from eelgrid_protos.rpc import NODE_SERVICE, everybody, handler
 from eelgrid_protos.transport import listen, server_options
 
 SECOND = 1_000_000_000
@@ -110,10 +110,10 @@ def working(proc, name="n0"):
 
 
 @asynccontextmanager
-async def serving(nodes, clock, *, tls=None):
+async def serving(nodes, clock, *, tls=None, admit=everybody):
     """NodeService of these nodes; yields the port."""
     server = grpc.aio.server(options=server_options())
-    server.add_generic_rpc_handlers((handler(NODE_SERVICE, NodeApi({n.name: n for n in nodes}, clock)),))
+    server.add_generic_rpc_handlers((handler(NODE_SERVICE, NodeApi({n.name: n for n in nodes}, clock), admit=admit),))
     port = await listen(server, "127.0.0.1:0", tls=tls, insecure=False, log=logging.getLogger("test"))
     await server.start()
     try:

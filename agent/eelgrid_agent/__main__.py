@@ -24,13 +24,13 @@ from eelgrid_agent.config import AgentConfig, ConfigError, parse
 from eelgrid_agent.device import DeviceError
 from eelgrid_agent.metrics import AgentCollector, MetricsError, MetricsServer, Page, WebConfigUnusable
 from eelgrid_agent.node import Node
-from eelgrid_agent.node_api import NodeApi
+from eelgrid_agent.node_api import NodeApi, NodeDoor
 from eelgrid_agent.streams import Links, open_channels
 from eelgrid_protos import __version__
 from eelgrid_protos.log_lines import log_to_stderr
 from eelgrid_protos.open_sockets import raise_descriptor_limit
 from eelgrid_protos.peers import PeerGuard
-from eelgrid_protos.rpc import NODE_SERVICE, handler
+from eelgrid_protos.rpc import NODE_SERVICE, everybody, handler
 from eelgrid_protos.transport import ListenError, listen, server_options, standard_services
 
 if TYPE_CHECKING:
@@ -130,8 +130,11 @@ async def _run(config: AgentConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
         stack.callback(hosted.close)
-        port = await _serve_api(config, hosted.nodes, clock, stack)
-        metrics = _serve_metrics(config, hosted, links, clock, stack)
+        door = NodeDoor(
+            config.roles, [node.name for node in hosted.nodes], now_s=time.time, monotonic_s=time.monotonic, log=_LOG
+        )
+        port = await _serve_api(config, hosted.nodes, door, clock, stack)
+        metrics = _serve_metrics(config, hosted, links, clock, stack, door=door)
         # What was built so far lives until the end: the collector need not walk it again and again.
         gc.freeze()
         _LOG.info(
@@ -156,12 +159,15 @@ async def _until(stop: asyncio.Event, *work: Awaitable[None]) -> None:
         await asyncio.wait(tasks, timeout=STOP_S)
 
 
-async def _serve_api(config: AgentConfig, nodes: tuple[Node, ...], clock: SystemClock, stack: AsyncExitStack) -> int:
+async def _serve_api(
+    config: AgentConfig, nodes: tuple[Node, ...], door: NodeDoor, clock: SystemClock, stack: AsyncExitStack
+) -> int:
     """NodeService with health and reflection; returns the port."""
     server = grpc.aio.server(options=server_options())
     api = NodeApi({node.name: node for node in nodes}, clock)
     guard = PeerGuard(log=_LOG)
-    front = guard.over(handler(NODE_SERVICE, api))
+    admit = everybody if config.tls is None else door.admit
+    front = guard.over(handler(NODE_SERVICE, api, admit=admit))
     health = await standard_services(front, (NODE_SERVICE,))
     server.add_generic_rpc_handlers((front,))
     port = await listen(server, config.listen, tls=config.tls, insecure=config.insecure, log=_LOG, guard=guard)
@@ -174,14 +180,14 @@ async def _serve_api(config: AgentConfig, nodes: tuple[Node, ...], clock: System
 
 
 def _serve_metrics(
-    config: AgentConfig, hosted: "Hosted", links: Links, clock: SystemClock, stack: AsyncExitStack
+    config: AgentConfig, hosted: "Hosted", links: Links, clock: SystemClock, stack: AsyncExitStack, *, door: NodeDoor
 ) -> int:
     nodes, worker = hosted.nodes, hosted.worker
     energy = nodes[0].energy
     collector = AgentCollector(
         nodes, connections=lambda: links.connections_total, monotonic_ns=clock.monotonic_ns, worker=worker,
         calls=hosted.calls, collection_s=lambda: hosted.collection_s,
-        attribution=lambda: None if energy is None else energy.newest,
+        attribution=lambda: None if energy is None else energy.newest, refused_calls=lambda: door.refused_total,
     )  # fmt: skip
     page = Page(collector, ticks=lambda: sum(node.ticks_total for node in nodes), monotonic_ns=clock.monotonic_ns)
     server = MetricsServer(

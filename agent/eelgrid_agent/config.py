@@ -8,6 +8,7 @@ ConfigError                  a flag is wrong: the user is at fault, exit code 2
 ├── BadLabel                 no KEY=VALUE
 ├── BadNodeName              no name that the contract allows
 ├── BadTlsFlags              some of the TLS flags without the others
+├── BadRoles                 a grant that cannot be understood, or roles without TLS
 ├── BadLimit                 a number outside its range
 └── BadEnforcement           flags of enforcement that do not go together
 """
@@ -22,10 +23,12 @@ from typing import Any
 from eelgrid_protos import __version__
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages import TOPOLOGY_PARTS_MOST
+from eelgrid_protos.roles import BadGrant, RoleRules, parse_grants
 from eelgrid_protos.transport import TlsFiles
 
 __all__ = [
-    "AgentConfig", "BadAddress", "BadEnforcement", "BadLabel", "BadLimit", "BadNodeName", "BadTlsFlags", "ConfigError",
+    "AgentConfig", "BadAddress", "BadEnforcement", "BadLabel", "BadLimit", "BadNodeName", "BadRoles", "BadTlsFlags",
+    "ConfigError",
     "add_tls_flags", "check_address", "check_name", "parse", "tls_files",
 ]  # fmt: skip
 
@@ -77,6 +80,10 @@ class BadTlsFlags(ConfigError):
     """Some of the TLS flags without the others."""
 
 
+class BadRoles(ConfigError):
+    """A grant that cannot be understood, or roles without TLS."""
+
+
 class BadLimit(ConfigError):
     """A number outside its range."""
 
@@ -118,6 +125,7 @@ class AgentConfig:
     cdi_folder: Path | None
     slurm_folder: Path | None
     tls: TlsFiles | None
+    roles: RoleRules
     insecure: bool
     verbose: bool
 
@@ -192,6 +200,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_dra_flags(add)
     add("--slurm-folder", type=Path, metavar="DIR", help="where a Slurm prolog writes which job holds which devices")
     add_tls_flags(add)
+    add("--roles", choices=("permit", "require"), default="permit",
+        help="whether a certificate without a role may ask this node's own API, or not (default %(default)s)")  # fmt: skip
+    add("--grant", action="append", default=[], metavar="ROLE=KIND:NAME",
+        help="give certificates of this name a role there, as the controller's --grant does; may be repeated")  # fmt: skip
     add("--verbose", action="store_true", help="log every connection")
     add("--version", action="version", version=f"eelgrid-agent {__version__}")
     return parser
@@ -281,6 +293,7 @@ def parse(arguments: Sequence[str]) -> AgentConfig:
         cdi_folder=flags.cdi_folder,
         slurm_folder=flags.slurm_folder,
         tls=tls_files(flags),
+        roles=_roles(flags),
         insecure=flags.insecure,
         verbose=flags.verbose,
     )
@@ -336,6 +349,16 @@ def _labels(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
     if len(labels) > _LABELS_MOST:
         raise BadLabel("--label", f"{len(labels)} labels", f"give at most {_LABELS_MOST}")
     return tuple(labels.items())
+
+
+def _roles(flags: argparse.Namespace) -> RoleRules:
+    """Who may ask this node's own API; raises BadRoles."""
+    if flags.tls_authority is None and (flags.roles == "require" or flags.grant):
+        raise BadRoles("--roles", "and --grant need --tls-authority", "give it: roles are read of certificates")
+    try:
+        return RoleRules(demanded=flags.roles == "require", grants=parse_grants(flags.grant))
+    except BadGrant as error:
+        raise BadRoles("--grant", error.problem.removeprefix("--grant "), error.remedy) from None
 
 
 def tls_files(flags: argparse.Namespace) -> TlsFiles | None:

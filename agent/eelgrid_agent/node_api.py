@@ -1,13 +1,22 @@
 """NodeService: asking this agent's nodes directly, without the controller.
 
-Owns the answers to GetInventory, GetSamples, GetNodePlan and GetNodeEnergy, and
-which node a request means. Must not change a node.
+Owns the answers to GetInventory, GetSamples, GetNodePlan and GetNodeEnergy,
+which node a request means, and who may ask. Must not change a node.
+
+Who may: under mutual TLS whoever may look at the controller, by the same roles,
+and an agent's certificate that speaks for a node of this process, which is what
+`eelgrid-agent energy` has at hand.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeAlias
+
+import grpc.aio
 
 from eelgrid_agent.attribution.answer import energy_answer
 from eelgrid_agent.node import Clock, Node
+from eelgrid_protos.callers import Callers, QuietLog
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import InvalidArgument, NotFound
 from eelgrid_protos.messages import (
@@ -21,10 +30,60 @@ from eelgrid_protos.messages import (
     GetSamplesRequest,
     GetSamplesResponse,
 )  # fmt: skip
+from eelgrid_protos.roles import Caller, Role, RoleRefused, RoleRules, check_role
+from eelgrid_protos.rpc import NODE_SERVICE
 
-__all__ = ["NodeApi"]
+__all__ = ["NEEDS", "NodeApi", "NodeDoor"]
 
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+# The least role for each call by its path, as the controller has them; a call without a row needs the greatest.
+NEEDS: Mapping[str, Role] = {
+    f"/{NODE_SERVICE.name}/{call}": Role.VIEWER
+    for call in ("GetInventory", "GetSamples", "GetNodePlan", "GetNodeEnergy")
+}
 _NAMES_SHOWN = 3
+_REFUSALS_EVERY_S = 60.0
+
+
+class NodeDoor:
+    """Lets callers in whose connections are under mutual TLS, by the roles of their certificates."""
+
+    def __init__(
+        self,
+        rules: RoleRules,
+        node_names: Collection[str],
+        *,
+        now_s: Callable[[], float],
+        monotonic_s: Callable[[], float],
+        log: logging.Logger,
+    ) -> None:
+        self.refused_total = 0
+        self._rules = rules
+        self._node_names = frozenset(node_names)
+        self._now_s = now_s
+        self._callers = Callers(rules)
+        self._log = QuietLog(log, monotonic_s)
+
+    def admit(self, path: str, context: Context) -> None:
+        """Before each call; raises RoleRefused."""
+        caller, method = self._callers.of(context), path.rpartition("/")[2]
+        needs = NEEDS.get(path, Role.ADMIN)
+        if needs is Role.VIEWER and self._speaks_here(caller):
+            needs = Role.AGENT
+        try:
+            check_role(caller, method, needs, self._rules, now_s=self._now_s())
+        except RoleRefused as refusal:
+            self.refused_total += 1
+            self._log.warn(
+                (caller.greatest, refusal.needs), _REFUSALS_EVERY_S,
+                "call=%s certificate=%r roles=%s needs=%s action=refused",
+                method, caller.subject, caller.greatest, refusal.needs,
+            )  # fmt: skip
+            raise
+
+    def _speaks_here(self, caller: Caller) -> bool:
+        """Whether it is an agent's certificate for one of our nodes, or for any."""
+        return caller.holds(Role.AGENT) and (not caller.nodes or not caller.nodes.isdisjoint(self._node_names))
 
 
 class NodeApi:

@@ -21,7 +21,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.config import ABILITIES, ControllerConfig, KubernetesConfig, WebhookConfig
 from eelgrid_controller.errors import ConfigError, ControllerError
 from eelgrid_controller.kubernetes.admitting import GateRules
-from eelgrid_controller.roles import RoleRules, granted
+from eelgrid_controller.roles import RoleRules, bound, granted
 from eelgrid_protos import __version__
 from eelgrid_protos.log_lines import log_to_stderr
 from eelgrid_protos.open_sockets import raise_descriptor_limit
@@ -194,12 +194,18 @@ def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
     @click.option("--grant", "grants", multiple=True, metavar="ROLE=KIND:NAME",
                   help="Give certificates of this name a role, for example viewer=DNS:grafana.example; those with the "
                        "organization eelgrid:ROLE have it by themselves. May be repeated.")  # fmt: skip
+    @click.option("--bind", "binds", multiple=True, metavar="RIGHT=KIND:NAME",
+                  help="Let submitters' certificates of this name use a namespace, queue or label, or be of a user, for "
+                       "example namespace:research=CN:alice; those that name eelgrid:namespace:NAME may by themselves. "
+                       "May be repeated.")  # fmt: skip
     @functools.wraps(function)
-    def wrapped(*, demand: str, grants: tuple[str, ...], **others: Any) -> None:
-        if others["tls_authority"] is None and (demand == "require" or grants):
-            raise click.UsageError("--roles require and --grant need --tls-authority: roles are read of certificates")
+    def wrapped(*, demand: str, grants: tuple[str, ...], binds: tuple[str, ...], **others: Any) -> None:
+        if others["tls_authority"] is None and (demand == "require" or grants or binds):
+            raise click.UsageError(
+                "--roles require, --grant and --bind need --tls-authority: roles are read of certificates"
+            )
         try:
-            rules = RoleRules(demanded=demand == "require", grants=granted(grants))
+            rules = RoleRules(demanded=demand == "require", grants=granted(grants), binds=bound(binds))
         except ConfigError as error:
             _fail(error, 2)
         function(roles=rules, **others)
@@ -242,6 +248,14 @@ def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
               help="Seconds between two looks at what is spent of spending limits.")  # fmt: skip
 @click.option("--ledger-limit", type=float, default=_DEFAULTS.ledger_bytes_most / 1e9, show_default=True, metavar="GB",
               help="Size of the energy ledger beyond which its oldest hours go, whoever has them elsewhere.")  # fmt: skip
+@click.option("--lost-node-ttl", "lost_node_ttl_s", type=float, default=_DEFAULTS.lost_node_ttl_s, show_default=True,
+              help="Seconds after which a lost node that holds nothing is forgotten; 0 for never.")  # fmt: skip
+@click.option("--registrations", "registrations_most", type=click.IntRange(1, 10_000_000), show_default=True,
+              default=_DEFAULTS.registrations_most, metavar="NODES",
+              help="New nodes that one certificate, or address, may register in an hour; all together twice that.")  # fmt: skip
+@click.option("--audit-limit", "audit_rows_most", type=click.IntRange(1, 10_000_000), show_default=True,
+              default=_DEFAULTS.audit_rows_most, metavar="ENTRIES",
+              help="Entries of the audit log, beyond which the oldest go.")  # fmt: skip
 @click.option("--savings/--no-savings", default=_DEFAULTS.savings, show_default=True,
               help="Tell what placement saves against plain best fit.")  # fmt: skip
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info",
@@ -272,7 +286,7 @@ def main(
     kubernetes: KubernetesConfig | None,
     roles: RoleRules,
     log_level: str,
-    **addresses: Any,
+    **plain: Any,
 ) -> None:
     """Place and power GPU work; serve agents and operators over gRPC."""
     if not logging.getLogger().handlers:
@@ -284,8 +298,8 @@ def main(
     try:
         config = ControllerConfig(
             kubernetes=kubernetes,
-            # listen, metrics, page and traces
-            **addresses,
+            # Addresses and limits, as they were given.
+            **plain,
             roles=roles,
             data=data,
             accepts_journal_loss=accept_journal_loss,

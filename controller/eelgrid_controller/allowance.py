@@ -84,7 +84,10 @@ class Allowance:
                 names = self._state.nodes
         if self.binds:
             for name in names:
-                self._count(self._state.nodes[name])
+                if name in self._state.nodes:
+                    self._count(self._state.nodes[name])
+                else:
+                    self._forget(name)
 
     def lowered(self, workload_id: str, before_w: float | None) -> None:
         """The journal has another limit for a workload: until somebody reads it, the one before may be in force."""
@@ -141,11 +144,15 @@ class Allowance:
         least_w = gpu_count * min(known, default=0.0)
         return {key for key in self._places.limits_w if self.left_w(key) < least_w - 0.5 / _MILLI}
 
-    def _count(self, record: NodeRecord) -> None:
-        name = record.inventory.node_name
-        old = self._shares.get(name, _Share((), 0))
+    def _forget(self, name: str) -> None:
+        """What a node counted for counts no more."""
+        old = self._shares.pop(name, _Share((), 0))
         for key in old.above:
             self._drawn[key] -= old.milliwatts
+
+    def _count(self, record: NodeRecord) -> None:
+        name = record.inventory.node_name
+        self._forget(name)
         for gpu in record.inventory.gpus:
             more_w = (self._default(gpu) - self._idle(gpu)) / _MILLI
             self._least_w[gpu.model] = min(more_w, self._least_w.get(gpu.model, more_w))

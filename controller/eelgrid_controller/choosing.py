@@ -45,13 +45,17 @@ class Chooser:
     """Decides on the state as it is; `refresh` after each change."""
 
     def __init__(self, state: ClusterState, catalogue: Catalogue) -> None:
-        self.planner = Planner()
-        self.mirror = Mirror(state, PowerModel(catalogue).gpu)
         self.allowance = Allowance(state, catalogue)
         self.searches = 0  # with closed nodes, ever
         self._state = state
-        self._within = Planner()
-        self._traits = {name: record.others.traits for name, record in state.nodes.items()}
+        self._watts = PowerModel(catalogue).gpu
+        self._read_all()
+
+    def _read_all(self) -> None:
+        """Derives everything from the state anew: its arrays have rows for nodes that come, and none that go."""
+        self.planner, self._within = Planner(), Planner()
+        self.mirror = Mirror(self._state, self._watts)
+        self._traits = {name: record.others.traits for name, record in self._state.nodes.items()}
         self._views: dict[tuple[str, ...], _View | None] = {}
 
     def snapshot(self) -> Snapshot:
@@ -60,8 +64,11 @@ class Chooser:
 
     def refresh(self, touched: frozenset[str]) -> None:
         """These nodes, or the policy, have changed."""
-        self.mirror.refresh(touched)
         self.allowance.refresh(touched)
+        if not touched <= self._state.nodes.keys():
+            self._read_all()
+            return
+        self.mirror.refresh(touched)
         for name in touched:
             traits = self._state.nodes[name].others.traits
             if self._traits.get(name) != traits:

@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from eelgrid_controller.audit import Call
 from eelgrid_controller.core import Core, Step
 from eelgrid_controller.events import Event
+from eelgrid_protos.messages import AuditEntry
 
 __all__ = ["Command", "Committed", "Origin"]
 
@@ -42,8 +44,22 @@ class Command:
     # On the monotonic clock.
     asked_s: float = 0.0
     origin: Origin | None = None
+    # The operator's call behind it, for the audit log; None for what this process asks of itself.
+    call: Call | None = None
+    # Further entries of the audit log that are to be on disk with it.
+    entries: tuple[AuditEntry, ...] = ()
     outcome: Any = None
     fault: Exception | None = None
+    # When its turn came.
+    turn_ns: int = 0
+
+    def audited(self, revision: int) -> tuple[AuditEntry, ...]:
+        """What the audit log keeps of it, if it was accepted; refusals are the door's to tell."""
+        if self.fault is not None:
+            return ()
+        if self.call is None:
+            return self.entries
+        return (self.call.entry(time_ns=self.turn_ns, code="OK", revision=revision), *self.entries)
 
     def tell(self, result: Any = None, *, fault: Exception | None = None) -> None:
         """Answers the caller, who may have gone."""

@@ -15,12 +15,15 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import grpc.aio
 
 from eelgrid_controller.adapters.agents import AgentService
+from eelgrid_controller.adapters.audit_trail import AuditTrail
 from eelgrid_controller.adapters.described import Family, family
 from eelgrid_controller.adapters.doorkeeper import Doorkeeper
 from eelgrid_controller.adapters.energy_desk import EnergyDesk
@@ -34,9 +37,11 @@ from eelgrid_controller.adapters.spending_desk import SpendingDesk
 from eelgrid_controller.adapters.steward_page import StewardPage
 from eelgrid_controller.adapters.store import SqliteJournal, open_journal
 from eelgrid_controller.adapters.tracing import Watches, wanted_endpoint
+from eelgrid_controller.api.audit import AuditCalls
 from eelgrid_controller.api.callers import CallerCalls
 from eelgrid_controller.api.energy import EnergyCalls
 from eelgrid_controller.api.imagining import Imagining
+from eelgrid_controller.api.nodes import NodeCalls
 from eelgrid_controller.api.operators import OperatorService
 from eelgrid_controller.api.partitions import PartitionCalls
 from eelgrid_controller.api.promises import PromiseCalls
@@ -49,6 +54,7 @@ from eelgrid_controller.core import Core
 from eelgrid_controller.errors import ConfigError
 from eelgrid_controller.loop import ControllerLoop
 from eelgrid_controller.optional_parts import OptionalParts
+from eelgrid_controller.presence import RegistrationRefused, Registrations
 from eelgrid_controller.recovery import Recovered
 from eelgrid_controller.state import ClusterState
 from eelgrid_controller.steward.ports import Durations
@@ -57,6 +63,7 @@ from eelgrid_controller.steward.steward import Steward
 from eelgrid_controller.telemetry import Telemetry
 from eelgrid_kernels.warm import warm
 from eelgrid_protos import catalogue
+from eelgrid_protos.callers import peer_of
 from eelgrid_protos.catalogue import Catalogue
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import Summary
@@ -237,6 +244,7 @@ class Controller:
         recovered = await self.loop.start()
         self._stack.push_async_callback(self.loop.stop)
         await self._record_loss(journal)
+        self._begin_audit(journal)
         await self._adopt_placement()
         self.telemetry = telemetry = Telemetry()
         self.agents = AgentService(
@@ -246,7 +254,9 @@ class Controller:
             log=self._log.getChild("agents"),
             monotonic_s=self._clock.monotonic_s,
             admit_node=None if self._keeper is None else self._keeper.admit_node,
+            register=self._begin_registering(),
         )
+        self.nodes = NodeCalls(loop=self.loop, agents=self.agents, call_of=self.trail.call)
         views = Views(
             telemetry=telemetry,
             decisions=self.loop.decisions,
@@ -265,13 +275,15 @@ class Controller:
             shadowing=shadowing,
             log=self._log.getChild("operators"),
             origin_of=self.watches.origin,
+            call_of=self.trail.call,
         )
-        self.promises = PromiseCalls(loop=self.loop, steers=self.steward)
+        self.promises = PromiseCalls(loop=self.loop, steers=self.steward, call_of=self.trail.call)
         self.partitions = PartitionCalls(
             loop=self.loop,
             telemetry=telemetry,
             monotonic_s=self._clock.monotonic_s,
             log=self._log.getChild("partitions"),
+            call_of=self.trail.call,
         )
         self._stack.callback(self.partitions.close)
         self.metrics.attach(_Sources(self.loop, views, self.agents, telemetry, page, self.guard))
@@ -289,6 +301,42 @@ class Controller:
         self.metrics.add(fleet.families, reads_state=True)
         _settle_interpreter()
         return recovered
+
+    def _begin_audit(self, journal: SqliteJournal) -> None:
+        """Keep account of operators' calls, from now until the stop."""
+        keeper = self._keeper
+        self.trail = AuditTrail(
+            loop=self.loop, clock=self._clock, log=self._log.getChild("audit"),
+            caller_of=None if keeper is None else keeper.caller,
+            count_refusal=(lambda _: None) if keeper is None else keeper.count,
+        )  # fmt: skip
+        journal.audit_table.rows_most = self.config.audit_rows_most
+        self.audit = AuditCalls(journal=journal, trail=self.trail)
+        self.metrics.add(self.trail.families)
+        # What gathered in the last second is written before the loop ends.
+        self._stack.push_async_callback(self.trail.write)
+        self._stack.callback(asyncio.create_task(self.trail.run()).cancel)
+
+    def _begin_registering(self) -> Callable[[str, Any], None]:
+        """Bound how many new nodes one certificate, or address, may register."""
+        clock, keeper = self._clock, self._keeper
+        limits = Registrations(self.config.registrations_most, now_s=clock.monotonic_s())
+        refused = Counter(peer=0, all=0)
+        self.metrics.add(lambda: iter((family("eelgrid_registrations_refused_total", dict(refused)),)))
+
+        def register(node_name: str, context: Any) -> None:
+            caller = None if keeper is None else keeper.caller(context)
+            if caller is not None and caller.nodes:
+                # It can name no others than its certificate does.
+                return
+            peer = peer_of(context).rpartition(":")[0] if caller is None else caller.subject or "(no name)"
+            try:
+                limits.register(node_name, peer, now_s=clock.monotonic_s())
+            except RegistrationRefused as refusal:
+                refused[refusal.limit] += 1
+                raise
+
+        return register
 
     def _begin_energy(self) -> EnergyDesk:
         """Keep the energy ledger, from now until the stop."""
@@ -370,10 +418,12 @@ class Controller:
         admit = everybody if keeper is None else keeper.admit
         omissions = Omissions(monotonic_s=self._clock.monotonic_s, log=self._log.getChild("answers"))
         self.metrics.add(omissions.families)
-        operators = (self.operators, self.promises, self.partitions, self.energy, self.spending, callers)
+        operators = (
+            self.operators, self.promises, self.partitions, self.energy, self.spending, self.audit, self.nodes, callers,
+        )  # fmt: skip
+        around: dict[str, Any] = {"admit": admit, "omitted": omissions.note, "settled": self.trail.settled}
         front = self.guard.over(
-            handler(AGENT_SERVICE, self.agents, admit=admit, omitted=omissions.note),
-            handler(OPERATOR_SERVICE, *operators, admit=admit, omitted=omissions.note),
+            handler(AGENT_SERVICE, self.agents, **around), handler(OPERATOR_SERVICE, *operators, **around)
         )
         health = await standard_services(front, (AGENT_SERVICE, OPERATOR_SERVICE))
         server.add_generic_rpc_handlers((front,))

@@ -116,6 +116,13 @@ class ControllerConfig:
     savings: bool = True
     # Who may what, where connections are under mutual TLS.
     roles: RoleRules = field(default_factory=RoleRules)
+    # A lost node that holds nothing is forgotten after so long; 0 for never. A week is longer than a repair takes.
+    lost_node_ttl_s: float = 7 * 86_400.0
+    # New node names that one certificate, or without TLS one address, may register in an hour; all together twice that.
+    # Ten thousand nodes that share a certificate join an empty controller at once.
+    registrations_most: int = 12_000
+    # Entries of the audit log, beyond which the oldest go: see adapters/audit_table.py.
+    audit_rows_most: int = 250_000
     # Of the energy ledger's file, beyond which its oldest hours go. Ten thousand GPUs need 23 GB for all that ages keep
     # (docs/ledger.md); the rest is room for what exporters are behind with.
     ledger_bytes_most: int = 40 * 10**9
@@ -126,7 +133,10 @@ class ControllerConfig:
 
     def __post_init__(self) -> None:
         """Refuse what no controller can run with."""
-        for name in ("queue_most", "batch_most", "checkpoint_events", "changes_most", "decisions_most"):
+        for name in (
+            "queue_most", "batch_most", "checkpoint_events", "changes_most", "decisions_most", "audit_rows_most",
+            "registrations_most",
+        ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}", "give at least 1")
         for name in ("away_grace_s", "restart_grace_s", "checkpoint_idle_s", "plan_interval_s", "stop_s"):
@@ -135,6 +145,10 @@ class ControllerConfig:
         for name in ("steer_s", "scrape_s", "scale_hold_s", "job_window_s", "spend_s"):
             if not 0.1 <= getattr(self, name) <= 86_400.0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", "give seconds between 0.1 and 86400")
+        if not (self.lost_node_ttl_s == 0.0 or 1.0 <= self.lost_node_ttl_s <= 1e9):
+            raise ConfigError(
+                f"lost_node_ttl_s is {self.lost_node_ttl_s}", "give seconds from 1 to 1e9, or 0 for never"
+            )
         if self.ledger_bytes_most < 10**7:
             raise ConfigError(
                 f"ledger_bytes_most is {self.ledger_bytes_most}", "give at least 10000000, which is 0.01 GB"

@@ -27,6 +27,7 @@ from eelgrid_controller.events import (
     NodeLost,
     NodeOccupied,
     NodeReconciled,
+    NodesRemoved,
     PointsMeasured,
     PolicyChanged,
     PricesQuoted,
@@ -46,6 +47,7 @@ from eelgrid_controller.outcomes import imagined, outcome
 from eelgrid_controller.plan import node_plan
 from eelgrid_controller.planner import Decision
 from eelgrid_controller.relocation import relocations
+from eelgrid_controller.removal import Removal, forgettable, longest_lost, removal_of
 from eelgrid_controller.replicas import sliced
 from eelgrid_controller.repointing import correction
 from eelgrid_controller.retrying import Retrying
@@ -97,8 +99,11 @@ _Result = TypeVar("_Result")
 class Core:
     """One owner of one state; synchronous, deterministic, bounded."""
 
-    def __init__(self, state: ClusterState, catalogue: Catalogue, *, live_most: int = LIVE_MOST) -> None:
+    def __init__(
+        self, state: ClusterState, catalogue: Catalogue, *, live_most: int = LIVE_MOST, nodes_most: int = NODES_MOST
+    ) -> None:
         self.state = state
+        self._nodes_most = nodes_most
         self._chooser = Chooser(state, catalogue)
         self._live_most = live_most
         self._retrying = Retrying(state, self._chooser)
@@ -142,7 +147,7 @@ class Core:
         """The same for the node itself; None while it holds more than the journal knows, which the plan would end."""
         return None if self._node(node_name).ahead is not None else self.node_plan(node_name)
 
-    def submit(self, request: SubmitWorkloadRequest, *, now_ns: int) -> Step[Workload]:
+    def submit(self, request: SubmitWorkloadRequest, *, now_ns: int, owner: str = "") -> Step[Workload]:
         """Accepts and places a workload, or lets it wait; repeating the call with the same id is harmless."""
         spec = request.spec
         before = known(self.state, request)
@@ -152,7 +157,7 @@ class Core:
         self._refuse_too_many()
         # Numbers only rise, past every id of this form that was ever used.
         key = request.workload_id or f"w-{self.state.next_number}"
-        waiting = Workload(workload_id=key, spec=spec, phase=WorkloadPhase.PENDING, submitted_ns=now_ns)
+        waiting = Workload(workload_id=key, spec=spec, phase=WorkloadPhase.PENDING, submitted_ns=now_ns, owner=owner)
         if sliced(waiting):
             return self._submit_sliced(waiting, now_ns, dry_run=request.dry_run)
         quoted = self._quoted(now_ns)
@@ -160,8 +165,8 @@ class Core:
         if not decision.placements:
             refuse_impossible(self.state, self._chooser, spec)
         if request.dry_run:
-            return Step((), imagined(key, spec, decision, now_ns), frozenset())
-        submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=spec)
+            return Step((), replace(imagined(key, spec, decision, now_ns), owner=owner), frozenset())
+        submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=spec, owner=owner)
         return self._changed((*quoted, submitted), key, now_ns, last=outcome(key, decision, now_ns))
 
     def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption, *, now_ns: int) -> Step[Workload]:
@@ -183,7 +188,7 @@ class Core:
         if dry_run:
             return Step((), replace(workload, reason=SLICES_REASON), frozenset())
         key = workload.workload_id
-        submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=workload.spec)
+        submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=workload.spec, owner=workload.owner)
         deferred = WorkloadDeferred(time_ns=now_ns, workload_id=key, reason=SLICES_REASON)
         return self._changed((submitted, deferred), key, now_ns)
 
@@ -273,8 +278,7 @@ class Core:
         """
         self.check_plan_epoch(inventory.node_name, plan_epoch)
         record = self.state.nodes.get(inventory.node_name)
-        if record is None and len(self.state.nodes) >= NODES_MOST:
-            raise ResourceExhausted(f"{NODES_MOST} nodes are registered, which is the limit of one controller")
+        gone = self._make_room_for_a_node(now_ns) if record is None else ()
         name = inventory.node_name
         events = compared(record, name, claim, now_ns=now_ns)
         if record is None or not record.is_as(inventory) or plan_epoch > record.plan_epoch:
@@ -289,7 +293,7 @@ class Core:
         if not events:
             return Step((), None, frozenset())
         more, nodes = self._freed(now_ns)
-        return Step((*events, *more), None, frozenset((name,)) | nodes)
+        return Step((*gone, *events, *more), None, frozenset((name,)) | nodes)
 
     def reconcile_node(self, node_name: str, *, now_ns: int) -> Step[NodeRecord]:
         """Gives up what a node holds beyond the journal: its next plan is without; then waiting work is tried."""
@@ -312,6 +316,41 @@ class Core:
             remedy = "remove the plan that the agent keeps in its state directory, and start it again"
             violation = Violation("hello.plan_epoch", f"is {plan_epoch}, and plans went no further than {most}", remedy)
             raise InvalidArgument(f"node {node_name} says that it holds a plan that nobody made", (violation,))
+
+    def _make_room_for_a_node(self, now_ns: int) -> tuple[Event, ...]:
+        """Forgets empty nodes that are lost for longest where no further one has room; raises ResourceExhausted."""
+        if len(self.state.nodes) < self._nodes_most:
+            return ()
+        names = tuple(name for _, name in longest_lost(self.state, max(1, self._nodes_most // 100)))
+        if not names:
+            raise ResourceExhausted(
+                f"{self._nodes_most} nodes are registered, which is the limit of one controller, and none of them is "
+                "lost and empty; remove some with `eelctl node remove`"
+            )
+        event = NodesRemoved(time_ns=now_ns, node_names=names, reason="made room for nodes that are there")
+        self._apply(event)
+        return (event,)
+
+    def remove_node(self, node_name: str, *, force: bool, is_connected: bool, now_ns: int) -> Step[Removal]:
+        """Forgets a node, and ends what it holds if forced; raises NotFound and FailedPrecondition."""
+        removal = self.would_remove(node_name, force=force, is_connected=is_connected, now_ns=now_ns)
+        nodes = frozenset[str]().union(*map(self._apply, removal.events))
+        more, touched = self._freed(now_ns) if removal.ended or removal.shrunk else ([], frozenset[str]())
+        return Step((*removal.events, *more), removal, (nodes | touched) - {node_name})
+
+    def would_remove(self, node_name: str, *, force: bool, is_connected: bool, now_ns: int) -> Removal:
+        """What `remove_node` would do; raises as it does."""
+        record = self._node(node_name)
+        return removal_of(self.state, record, force=force, is_connected=is_connected, now_ns=now_ns)
+
+    def forget_lost(self, expired: Sequence[str], *, now_ns: int) -> Step[tuple[str, ...]]:
+        """Forgets those of these nodes that are lost and hold nothing, some at a time; their names."""
+        names = forgettable(self.state, expired)
+        if not names:
+            return Step((), (), frozenset())
+        event = NodesRemoved(time_ns=now_ns, node_names=names, reason="lost for longer than is kept")
+        self._apply(event)
+        return Step((event,), names, frozenset())
 
     def occupied(self, node_name: str, others: Others, *, now_ns: int) -> Step[None]:
         """What others hold on a node from now on; then waiting work is tried, if that leaves it more. Raises NotFound."""

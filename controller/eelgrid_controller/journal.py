@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from eelgrid_protos.messages import AuditEntry
+
 __all__ = [
     "Checkpoint",
     "Entry",
@@ -74,8 +76,8 @@ class Journal(Protocol):
     def counters(self) -> JournalCounters:
         """What was written so far."""
 
-    def append(self, entries: Sequence[Entry]) -> int:
-        """Write all or none; the number of the last entry."""
+    def append(self, entries: Sequence[Entry], audited: Sequence[AuditEntry] = ()) -> int:
+        """Write all or none, with these of the audit log; the number of the last entry."""
 
     def newest_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint, checked; None before the first."""

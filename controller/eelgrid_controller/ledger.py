@@ -103,6 +103,8 @@ class NodeRecord:
     ahead: AheadOfJournal | None = None
     # Whether its agent spoke since this controller began: until then nobody knows what it holds. In no journal.
     is_heard: bool = True
+    # Since when it is lost; 0 where it is not, or was lost before this was kept.
+    lost_ns: int = 0
 
     def copy(self) -> Self:
         """A record that changes apart from this one."""
@@ -207,11 +209,18 @@ class NodeRecord:
         """Whether the node is ready, and is already known to be as the inventory says."""
         return (self.state, self.inventory) == (NodeState.READY, inventory) and self.lost_gpus == _lost_of(inventory)
 
+    def lose(self, time_ns: int) -> None:
+        """Its agent is away from now on; what is held stays held."""
+        if self.state is not NodeState.LOST:
+            self.lost_ns = time_ns
+        self.state = NodeState.LOST
+
     def has(self, inventory: Inventory) -> None:
         """Takes the node as it is now; what is held stays held."""
         self.is_heard = True
         self.inventory = inventory
         self.state = NodeState.READY
+        self.lost_ns = 0
         self.lost_gpus = _lost_of(inventory)
         self.weigh_commitment()
 
@@ -305,6 +314,7 @@ class NodeRecord:
             "state": self.state.name.lower(),
             "plan_epoch": self.plan_epoch,
             "lost_gpus": sorted(self.lost_gpus),
+            **({"lost_ns": self.lost_ns} if self.lost_ns else {}),
             **({"layouts": layouts} if layouts else {}),
             **({"others": to_plain(self.others, brief=True)} if self.others != NOBODY else {}),
             **({"ahead": asdict(self.ahead)} if self.ahead is not None else {}),
@@ -323,6 +333,7 @@ class NodeRecord:
             others=healer.read(Others, row.get("others", {})),
             layouts={layout.gpu_uuid: layout for layout in layouts},
             ahead=_ahead_of(row.get("ahead")),
+            lost_ns=row.get("lost_ns", 0),
         )
 
     def validate(self) -> None:

@@ -20,8 +20,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from eelgrid_controller.audit import Call
 from eelgrid_controller.checkpoints import Checkpoints
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.command import Command, Committed, Origin
@@ -33,8 +35,10 @@ from eelgrid_controller.journal import Journal
 from eelgrid_controller.latency import RecentLatencies
 from eelgrid_controller.occupancy import Adoption, Others
 from eelgrid_controller.outside import Outside
-from eelgrid_controller.presence import Presence
+from eelgrid_controller.ownership import bind_spec, check_owner, owner_of
+from eelgrid_controller.presence import LostNodes, Presence
 from eelgrid_controller.recovery import Recovered, recover
+from eelgrid_controller.removal import Removal, longest_lost
 from eelgrid_controller.rollback import PlanClaim
 from eelgrid_controller.slicing.search import Stage
 from eelgrid_controller.slicing.survey import Seat
@@ -42,7 +46,16 @@ from eelgrid_controller.state import ClusterState, NodeRecord
 from eelgrid_controller.writer import JournalWriter, fault_of
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, Internal, ResourceExhausted, Unavailable
-from eelgrid_protos.messages import Inventory, MeasuredPoint, Move, NodeState, Policy, SubmitWorkloadRequest, Workload
+from eelgrid_protos.messages import (
+    AuditEntry,
+    Inventory,
+    MeasuredPoint,
+    Move,
+    NodeState,
+    Policy,
+    SubmitWorkloadRequest,
+    Workload,
+)
 
 __all__ = ["Committed", "ControllerLoop"]
 
@@ -52,6 +65,8 @@ _RETRY_EVERY_S = 0.25
 _TICK_S = 0.25
 # How soon a deleted data directory is noticed where nothing is written.
 _FILES_EVERY_S = 2.0
+# Looking over all nodes for lost ones takes 20 ms of a hundred thousand.
+_EXPIRY_EVERY_S = 60.0
 
 
 class ControllerLoop:
@@ -92,6 +107,8 @@ class ControllerLoop:
         self._last_command_s = self._retry_at_s = self._files_at_s = 0.0
         # Nodes of agents that have not spoken since this controller began: see `start`.
         self._unheard: set[str] = set()
+        self._lost = LostNodes(config.lost_node_ttl_s)
+        self._expiry_s = clock.monotonic_s()
 
     # Life
 
@@ -157,31 +174,55 @@ class ControllerLoop:
 
     # Commands
 
-    async def submit(self, request: SubmitWorkloadRequest, origin: Origin | None = None) -> Workload:
-        """Accept a workload and place it if it can be placed now."""
-        return await self.command(
-            lambda core, now_ns: core.submit(request, now_ns=now_ns), is_decision=True, origin=origin
-        )
+    async def submit(
+        self, request: SubmitWorkloadRequest, origin: Origin | None = None, *, call: Call | None = None
+    ) -> Workload:
+        """Accept a workload and place it if it can be placed now; raises RoleRefused for what the caller may not name."""
+        caller = None if call is None else call.caller
+
+        def apply(core: Core, now_ns: int) -> Step[Workload]:
+            spec = bind_spec(caller, request.spec, core.state.policy, self.config.roles)
+            own = request if spec is request.spec else replace(request, spec=spec)
+            return core.submit(own, now_ns=now_ns, owner=owner_of(caller))
+
+        return await self.command(apply, is_decision=True, origin=origin, call=None if request.dry_run else call)
 
     async def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption) -> Workload:
         """Take over work at the places where it stands, and let go those where it stands no more."""
         return await self.command(lambda core, now_ns: core.adopt(request, adoption, now_ns=now_ns))
 
-    async def cancel(self, workload_id: str) -> Workload:
-        """End a workload."""
-        return await self.command(lambda core, now_ns: core.cancel(workload_id, now_ns=now_ns))
+    def check_owner(self, core: Core, workload_id: str, call: Call | None) -> None:
+        """Whether the caller may change the workload; raises RoleRefused and NotFound."""
+        if call is not None:
+            check_owner(call.caller, core.workload(workload_id), call.method, self.config.roles)
 
-    async def update_policy(self, policy: Policy) -> Policy:
+    async def cancel(self, workload_id: str, *, call: Call | None = None) -> Workload:
+        """End a workload; raises RoleRefused where it is not the caller's."""
+
+        def apply(core: Core, now_ns: int) -> Step[Workload]:
+            self.check_owner(core, workload_id, call)
+            return core.cancel(workload_id, now_ns=now_ns)
+
+        return await self.command(apply, call=call)
+
+    async def update_policy(self, policy: Policy, *, call: Call | None = None) -> Policy:
         """Put a policy in force."""
-        return await self.command(lambda core, now_ns: core.update_policy(policy, now_ns=now_ns))
+        return await self.command(lambda core, now_ns: core.update_policy(policy, now_ns=now_ns), call=call)
 
-    async def apply_moves(self, moves: Sequence[Move], *, is_back: bool = False) -> int:
+    async def apply_moves(self, moves: Sequence[Move], *, is_back: bool = False, call: Call | None = None) -> int:
         """Move running work, all or nothing."""
-        return await self.command(lambda core, now_ns: core.apply_moves(moves, now_ns=now_ns, is_back=is_back))
+        return await self.command(
+            lambda core, now_ns: core.apply_moves(moves, now_ns=now_ns, is_back=is_back), call=call
+        )
 
-    async def scale(self, workload_id: str, replicas: int) -> Workload:
-        """Bring running work to so many replicas, or as near as there is room."""
-        return await self.command(lambda core, now_ns: core.scale(workload_id, replicas, now_ns=now_ns))
+    async def scale(self, workload_id: str, replicas: int, *, call: Call | None = None) -> Workload:
+        """Bring running work to so many replicas, or as near as there is room; raises RoleRefused as `cancel` does."""
+
+        def apply(core: Core, now_ns: int) -> Step[Workload]:
+            self.check_owner(core, workload_id, call)
+            return core.scale(workload_id, replicas, now_ns=now_ns)
+
+        return await self.command(apply, call=call)
 
     async def set_limit(self, workload_id: str, power_limit_w: float | None) -> Workload:
         """Ask each GPU of running work to keep a limit, or its default."""
@@ -191,13 +232,21 @@ class ControllerLoop:
         """The highest limits that GPUs were read to have, by workload, where above the journal's."""
         await self.command(lambda core, now_ns: core.told_limits(highest_w, now_ns=now_ns))
 
-    async def apply_partitions(self, change: Stage | Sequence[Seat]) -> None:
+    async def apply_partitions(self, change: Stage | Sequence[Seat], *, call: Call | None = None) -> None:
         """Want other layouts and take services to other slices, all or nothing."""
-        await self.command(lambda core, now_ns: core.apply_partitions(change, now_ns=now_ns))
+        await self.command(lambda core, now_ns: core.apply_partitions(change, now_ns=now_ns), call=call)
 
-    async def record_points(self, points: Sequence[MeasuredPoint]) -> int:
+    async def record_points(self, points: Sequence[MeasuredPoint], *, call: Call | None = None) -> int:
         """Keep measured points; how many are new or changed."""
-        return await self.command(lambda core, now_ns: core.record_points(points, now_ns=now_ns))
+        return await self.command(lambda core, now_ns: core.record_points(points, now_ns=now_ns), call=call)
+
+    async def audit(self, entries: Sequence[AuditEntry]) -> None:
+        """Keep entries of calls that changed nothing in the journal; returns when they are on disk. Raises Fault."""
+
+        def apply(_core: Core, _now_ns: int) -> Step[None]:
+            return Step((), None, frozenset())
+
+        await self.command(apply, entries=tuple(entries))
 
     async def node_joined(self, inventory: Inventory, *, plan_epoch: int = 0, claim: PlanClaim | None = None) -> None:
         """A node is here, as it describes itself; its agent holds the plan of this epoch, and what it claims by it."""
@@ -213,6 +262,17 @@ class ControllerLoop:
     async def journal_rolled_back(self, lost: LostEntries) -> None:
         """Record that an operator accepted the loss of acknowledged entries."""
         await self.command(lambda core, now_ns: core.journal_rolled_back(lost, now_ns=now_ns))
+
+    async def remove_node(
+        self, node_name: str, *, force: bool, is_connected: Callable[[str], bool], call: Call | None = None
+    ) -> Removal:
+        """Forget a node; where it is in use, only by force, and what it holds ends."""
+
+        def apply(core: Core, now_ns: int) -> Step[Removal]:
+            here = is_connected(node_name)
+            return core.remove_node(node_name, force=force, is_connected=here, now_ns=now_ns)
+
+        return await self.command(apply, call=call)
 
     async def occupied(self, node_name: str, others: Others) -> None:
         """What others hold on a node, as its engine tells."""
@@ -231,15 +291,18 @@ class ControllerLoop:
         await self.command(lambda core, now_ns: core.gpu_returned(node_name, gpu_uuid, now_ns=now_ns))
 
     async def command(
-        self, apply: Callable[[Core, int], Step[_Result]], *, is_decision: bool = False, origin: Origin | None = None
-    ) -> _Result:
+        self, apply: Callable[[Core, int], Step[_Result]], *, is_decision: bool = False, origin: Origin | None = None,
+        call: Call | None = None, entries: tuple[AuditEntry, ...] = (),
+    ) -> _Result:  # fmt: skip
         """Change the core in turn with everybody else; returns when that is on disk. Raises Fault."""
         if self._stopping or self.failed.done():
             raise Unavailable("the controller is stopping; repeat the call when it is back")
         if len(self._queue) >= self.config.queue_most:
             raise ResourceExhausted(f"{len(self._queue)} commands wait already; slow down and repeat the call")
         answer = asyncio.get_running_loop().create_future()
-        command = Command(apply, answer, is_decision, asked_s=self.clock.monotonic_s(), origin=origin)
+        command = Command(
+            apply, answer, is_decision, asked_s=self.clock.monotonic_s(), origin=origin, call=call, entries=entries
+        )
         self._queue.append(command)
         self._wake.set()
         result: _Result = await command.answer
@@ -293,11 +356,12 @@ class ControllerLoop:
         self._under_way_s = self._queue[0].asked_s
         batch, broken = self._apply_batch()
         events = tuple(event for command in batch if command.fault is None for event in command.outcome.events)
+        entries = tuple(entry for command in batch for entry in command.audited(self.core.state.revision))
         fault: Fault | None = None
         if broken:
             fault = Unavailable("a fault in the controller undid this together with another call; repeat the call")
-        elif events:
-            fault = await self._commit(events)
+        elif events or entries:
+            fault = await self._commit(events, entries)
         if fault is not None:
             self._go_on_from(await self._writer.in_thread(lambda: recover(self.journal, self._fresh_state)))
         self._under_way_s = None
@@ -330,6 +394,7 @@ class ControllerLoop:
             revision = core.state.revision
             # Read anew for each: a clock may be set back, and what came first is told by revisions alone.
             now_ns = max(0, self.clock.now_ns())
+            command.turn_ns = now_ns
             try:
                 command.outcome = command.apply(core, now_ns)
             except (Fault, ContractError) as error:
@@ -355,10 +420,10 @@ class ControllerLoop:
         self._last_command_s = self.clock.monotonic_s()
         return batch, False
 
-    async def _commit(self, events: tuple[Event, ...]) -> Fault | None:
-        """Put events on disk; a fault when that failed."""
+    async def _commit(self, events: tuple[Event, ...], entries: tuple[AuditEntry, ...]) -> Fault | None:
+        """Put events and the audit log's entries on disk, all or none; a fault when that failed."""
         try:
-            last, taken_s = await self._writer.append(events)
+            last, taken_s = await self._writer.append(events, entries)
         except JournalError as error:
             self._log.error("journal=failed events=%d error=%s", len(events), error)  # no trace
             self._probe_at_s = self.clock.monotonic_s() + _PROBE_EVERY_S
@@ -409,6 +474,7 @@ class ControllerLoop:
             now_s = self.clock.monotonic_s()
             for name in self.presence.expired(now_s=now_s):
                 self._lose(name)
+            self._forget_lost(now_s)
             if self._is_checkpoint_due():
                 self._wake.set()
             if now_s >= self._files_at_s and self._journal_fault is None:
@@ -423,6 +489,26 @@ class ControllerLoop:
             self._log.critical("journal=gone error=%s", error)
             self._journal_fault = fault_of(error)
             self._wake.set()
+
+    def _forget_lost(self, now_s: float) -> None:
+        """Queue that empty nodes which are lost for too long are forgotten; who cannot be now is at the next look."""
+        ttl_s = self.config.lost_node_ttl_s
+        if not ttl_s or now_s - self._expiry_s < min(_EXPIRY_EVERY_S, ttl_s / 2.0) or self._core is None:
+            return
+        self._expiry_s = now_s
+        names = self._lost.expired(longest_lost(self.core.state), now_ns=self.clock.now_ns(), now_s=now_s)
+        if names:
+            answer = asyncio.get_running_loop().create_future()
+            answer.add_done_callback(self._forgot)
+            self._queue.append(
+                Command(lambda core, now_ns: core.forget_lost(names, now_ns=now_ns), answer, asked_s=now_s)
+            )
+            self._wake.set()
+
+    def _forgot(self, answer: asyncio.Future[Any]) -> None:
+        if not answer.cancelled() and answer.exception() is None and answer.result():
+            names = answer.result()
+            self._log.info("nodes=forgotten count=%d first=%s reason=lost", len(names), names[0])
 
     def _lose(self, node_name: str) -> None:
         """Queue the loss of a node; it is tried again when it cannot be accepted now."""

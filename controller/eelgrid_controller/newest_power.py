@@ -35,10 +35,11 @@ class Readings(NamedTuple):
 
 
 class NewestPower:
-    """Rows are added and never taken away."""
+    """Rows of nodes that are no more have no name and no readings, until another node gets them."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
+        self._free: list[int] = []
         self._models: list[str] = []
         self._model_ids: dict[str, int] = {}
         self._received_s = np.full(_LEAST, np.nan)
@@ -54,6 +55,10 @@ class NewestPower:
 
     def add(self, name: str) -> int:
         """A node without readings; its row."""
+        if self._free:
+            row = self._free.pop()
+            self._names[row] = name
+            return row
         row = len(self._names)
         self._names.append(name)
         self._at.append({})
@@ -72,6 +77,12 @@ class NewestPower:
         for model, power_w, gpus in power:
             cell = at[model] if model in at else self._cell(row, model)
             self._power_w[cell], self._gpus[cell] = power_w, gpus
+
+    def remove(self, row: int) -> None:
+        """A node is no more; its row is the next new node's."""
+        self.clear(row)
+        self._names[row] = ""
+        self._free.append(row)
 
     def clear(self, row: int) -> None:
         """What came of a node has lost its meaning: it is as before the first tick."""

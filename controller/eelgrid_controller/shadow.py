@@ -22,6 +22,7 @@ from eelgrid_controller.events import (
     GpuReturned,
     NodeJoined,
     NodeLost,
+    NodesRemoved,
     PolicyChanged,
     SpendingJudged,
     WorkloadCancelled,
@@ -78,6 +79,10 @@ class Shadow:
                 core.node_joined(inventory, now_ns=now_ns, plan_epoch=epoch)
             case NodeLost(node_name=name):
                 core.node_lost(name, now_ns=now_ns)
+            case NodesRemoved(node_names=names):
+                # Work of its own may stand there, which the cluster's did not.
+                for name in names:
+                    core.node_lost(name, now_ns=now_ns)
             case GpuLost(node_name=name, gpu_uuid=uuid):
                 core.gpu_lost(name, uuid, now_ns=now_ns)
             case GpuReturned(node_name=name, gpu_uuid=uuid):

@@ -35,6 +35,7 @@ from eelgrid_controller.events import (
     NodeLost,
     NodeOccupied,
     NodeReconciled,
+    NodesRemoved,
     PartitionsPlanned,
     PointsMeasured,
     PolicyChanged,
@@ -66,7 +67,7 @@ from eelgrid_controller.pending import PendingOrder
 from eelgrid_controller.quotes import Market
 from eelgrid_controller.replicas import corrected, involved, moved, partition, reheld, replanned, scaled, sliced
 from eelgrid_controller.spending.standing import Spending
-from eelgrid_protos.messages import NodeState, Placement, Policy, Workload, WorkloadPhase
+from eelgrid_protos.messages import Placement, Policy, Workload, WorkloadPhase
 from eelgrid_protos.plain import to_plain
 
 __all__ = ["ENDED_MOST", "ClusterState", "ContradictoryEvent", "InvariantBroken", "NodeRecord"]
@@ -149,8 +150,10 @@ class ClusterState:
             case NodeJoined():
                 touched = self._joined(event)
             case NodeLost():
-                self._node(event.node_name).state = NodeState.LOST
+                self._node(event.node_name).lose(event.time_ns)
                 touched = frozenset((event.node_name,))
+            case NodesRemoved():
+                touched = self._removed(event)
             case NodeOccupied():
                 self._node(event.node_name).others = event.others
                 touched = frozenset((event.node_name,))
@@ -206,6 +209,7 @@ class ClusterState:
             phase=WorkloadPhase.PENDING,
             submitted_ns=event.time_ns,
             revision=self.revision + 1,
+            owner=event.owner,
         )
         self.submissions += 1
         self.pending.add(key, priority=event.spec.priority, number=self.submissions)
@@ -340,6 +344,15 @@ class ClusterState:
             else None
         )
         return frozenset((event.node_name,))
+
+    def _removed(self, event: NodesRemoved) -> frozenset[str]:
+        for name in event.node_names:
+            if self._node(name).assignments:
+                raise ContradictoryEvent(f"node {name} holds work and cannot be removed")
+        for name in event.node_names:
+            self.nodes.pop(name, None)
+        self.market.age()
+        return frozenset(event.node_names)
 
     def _gpu_turned(self, event: GpuLost | GpuReturned) -> frozenset[str]:
         record = self._node(event.node_name)

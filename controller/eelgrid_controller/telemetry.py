@@ -186,6 +186,12 @@ class Telemetry:
         self._describe(feed, inventory)
         return feed.sequence
 
+    def forget(self, node_name: str) -> None:
+        """The node is no more."""
+        feed = self._feeds.pop(node_name, None)
+        if feed is not None:
+            self._newest.remove(feed.row)
+
     def describe(self, inventory: Inventory) -> None:
         """The node changed; columns of the generation before can no longer be read."""
         self._describe(self._feeds[inventory.node_name], inventory)

@@ -20,6 +20,7 @@ from eelgrid_controller.events import Event
 from eelgrid_controller.journal import Journal
 from eelgrid_controller.recovery import entries_of
 from eelgrid_protos.faults import Fault, ResourceExhausted, Unavailable
+from eelgrid_protos.messages import AuditEntry
 
 __all__ = ["JournalWriter", "fault_of"]
 
@@ -37,11 +38,15 @@ class JournalWriter:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
         self._quick = 0
 
-    async def append(self, events: tuple[Event, ...]) -> tuple[int, float]:
-        """Put events on disk; the number of the last and the seconds taken. Raises JournalError."""
+    async def append(self, events: tuple[Event, ...], audited: tuple[AuditEntry, ...] = ()) -> tuple[int, float]:
+        """Put events and the audit log's entries on disk; the number of the last event and the seconds taken.
+
+        Raises JournalError.
+        """
 
         def write() -> int:
-            return self._journal.append(entries_of(events))
+            entries = entries_of(events)
+            return self._journal.append(entries, audited) if audited else self._journal.append(entries)
 
         start_s = self._clock.perf_s()
         last = write() if self._quick >= _QUICK_IN_A_ROW else await self.in_thread(write)

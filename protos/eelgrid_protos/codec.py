@@ -27,6 +27,7 @@ from eelgrid_protos.quantities import Many
 from eelgrid_protos.schema import Field, Shape, check, fields_of
 from eelgrid_protos.wire import (
     agent_service_pb2,
+    audit_pb2,
     energy_pb2,
     ledger_pb2,
     moves_pb2,
@@ -61,6 +62,7 @@ _MODULES: tuple[ModuleType, ...] = (
     ledger_pb2,
     agent_service_pb2,
     operator_service_pb2,
+    audit_pb2,
     node_service_pb2,
     moves_pb2,
     partition_pb2,

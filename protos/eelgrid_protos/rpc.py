@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -40,10 +40,12 @@ Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 Admit: TypeAlias = Callable[[str, Context], None]
 # Told when elements were left out of an answer: the call's name, how many, and the first reasons.
 Omitted: TypeAlias = Callable[[str, int, tuple[Violation, ...]], None]
+# Told how a call ended, before its answer goes out: its path, its request where it was read, and the fault if any.
+Settled: TypeAlias = Callable[[str, Context, object | None, Exception | None], Awaitable[None]]
 
 __all__ = [
     "AGENT_SERVICE", "NODE_SERVICE", "OPERATOR_SERVICE", "REQUEST_BYTES_MOST", "Admit", "Encoded", "Method", "Omitted",
-    "Service", "client", "everybody", "handler", "note_omitted", "request_bytes_most",
+    "Service", "Settled", "client", "everybody", "handler", "nobody_told", "note_omitted", "request_bytes_most",
 ]  # fmt: skip
 
 _LOG = logging.getLogger("eelgrid.rpc")
@@ -116,7 +118,7 @@ OPERATOR_SERVICE = _service(
     "StopShadow RecommendMoves ApplyMoves ScaleWorkload RecordPoints ListPoints ReportProgress ListPromises "
     "ImagineBudgets RecommendPartitions ApplyPartitions ListPartitions QueryEnergy ListSpending "
     "QueryEnergyReport ConfirmEnergyExport ListEnergyExporters RemoveEnergyExporter "
-    "ReconcileNode",
+    "ReconcileNode RemoveNode ListAuditEntries",
     {"WatchSummary": (False, True), "WatchWorkloads": (False, True), "ExportDecision": (False, True)},
 )
 
@@ -197,6 +199,7 @@ class _Around:
 
     admit: Admit
     omitted: Omitted
+    settled: Settled
 
 
 def _request(method: Method, data: bytes) -> Any:
@@ -206,10 +209,15 @@ def _request(method: Method, data: bytes) -> Any:
 
 def _unary(method: Method, call: Callable[..., Any], path: str, around: _Around) -> Any:
     async def serve(data: bytes, context: Context) -> bytes:
+        request: object | None = None
         try:
             around.admit(path, context)
-            return _encode_answer(await call(_request(method, data), context), method.name, around.omitted)
+            request = _request(method, data)
+            answer = await call(request, context)
+            await around.settled(path, context, request, None)
+            return _encode_answer(answer, method.name, around.omitted)
         except Exception as error:  # every failure becomes a status
+            await around.settled(path, context, request, error)
             await abort(context, error, method.name)
             raise AssertionError("abort raises") from error
 
@@ -225,6 +233,7 @@ def _server_stream(method: Method, call: Callable[..., Any], path: str, around: 
                 if answer is not None:
                     yield answer
         except Exception as error:  # noqa: BLE001  # every failure becomes a status
+            await around.settled(path, context, None, error)
             await abort(context, error, method.name)
 
     return grpc.unary_stream_rpc_method_handler(serve)
@@ -257,6 +266,7 @@ def _two_way(method: Method, call: Callable[..., Any], path: str, around: _Aroun
                 if answer is not None:
                     yield answer
         except Exception as error:  # noqa: BLE001  # every failure becomes a status
+            await around.settled(path, context, None, error)
             await abort(context, error, method.name)
 
     return grpc.stream_stream_rpc_method_handler(serve)
@@ -266,12 +276,20 @@ def everybody(_path: str, _context: Context) -> None:
     """Lets in whoever the transport let in."""
 
 
+async def nobody_told(_path: str, _context: Context, _request: object | None, _error: Exception | None) -> None:
+    """Tells nobody how calls end."""
+
+
 def handler(
-    service: Service, *implementations: object, admit: Admit = everybody, omitted: Omitted = note_omitted
+    service: Service,
+    *implementations: object,
+    admit: Admit = everybody,
+    omitted: Omitted = note_omitted,
+    settled: Settled = nobody_told,
 ) -> grpc.GenericRpcHandler:
     """A handler for grpc.aio servers; one of `implementations` has each call as a snake_case coroutine or generator."""
     handlers = {}
-    around = _Around(admit, omitted)
+    around = _Around(admit, omitted, settled)
     for method in service.methods:
         (call,) = (found for one in implementations if (found := getattr(one, method.attribute, None)) is not None)
         build = _two_way if method.request_streaming else _server_stream if method.response_streaming else _unary

@@ -40,6 +40,7 @@ from eelgrid_protos.messages import (
     Workload,
     WorkloadPhase,
 )
+from tests.fakes.audited import FakeAudit
 from tests.fakes.limited import FakeSpending
 from tests.fakes.partitioned import FakePartitions
 from tests.fakes.promised import FakePromises
@@ -87,6 +88,7 @@ class FakeOperators:
     partitioned: FakePartitions = field(default_factory=FakePartitions)
     spent: FakeEnergy = field(default_factory=FakeEnergy)
     limited: FakeSpending = field(default_factory=FakeSpending)
+    audited: FakeAudit = field(default_factory=FakeAudit)
 
     def __post_init__(self) -> None:
         self.promised = FakePromises(self._find, lambda found: self.workloads.update({found.workload_id: found}))
@@ -94,7 +96,7 @@ class FakeOperators:
     @property
     def parts(self) -> tuple[object, ...]:
         """Who has the calls, between them."""
-        return self, self.promised, self.partitioned, self.spent, self.limited
+        return self, self.promised, self.partitioned, self.spent, self.limited, self.audited
 
     def _begin(self, name: str) -> None:
         self.calls.append(name)

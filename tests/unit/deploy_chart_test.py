@@ -28,7 +28,7 @@ from tests.deploy_rig import (
 )  # fmt: skip
 
 from eelgrid_controller.__main__ import main as controller
-from eelgrid_controller.roles import Role, RoleRules, caller_of, granted
+from eelgrid_controller.roles import Role, RoleRules, bound, caller_of, granted
 from eelgrid_protos.certificate import Certificate, read_certificate
 
 pytestmark = needs_helm
@@ -116,6 +116,7 @@ def test_it_lints_clean(name):
         ("tls.mode=off", "mode"),
         ("tls.roles=maybe", "roles"),
         ("tls.grants={root=CN:me}", "grants"),
+        ("tls.binds={research=CN:me}", "binds"),
         ("controller.replicas=0", "replicas"),
         ("controller.kubernetes.enabled=true,controller.journal.kind=claim", "one writer"),
         ("controller.journal.existingClaim=mine", "kind=claim"),
@@ -333,6 +334,21 @@ def test_certificates_of_others_keep_their_rights_until_somebody_demands_roles()
     assert not any(
         "roles" in one or "grant" in one for one in container(pick(objects_of("single"), "Deployment"))["args"]
     )
+
+
+def test_agents_ask_of_their_own_callers_what_the_controller_asks_and_rights_reach_the_controller():
+    options = (
+        "--set", "tls.roles=require", "--set-json",
+        'tls.grants=["viewer=DNS:grafana.example"],tls.binds=["namespace:research=CN:alice"]',
+    )  # fmt: skip
+    objects = objects_of("default", options=options)
+    ours = list(container(pick(objects, "DaemonSet"))["args"])
+    theirs = list(container(pick(objects, "Deployment"))["args"])
+    roles = [one for one in theirs if one.startswith(("--roles", "--grant"))]
+    assert [one for one in ours if one.startswith(("--roles", "--grant"))] == roles
+    assert "--bind=namespace:research=CN:alice" in theirs
+    with controller.make_context("eelgrid-controller", theirs) as context:
+        assert bound(context.params["binds"]) == {("CN", "alice"): (("namespace", "research"),)}
 
 
 def test_the_notes_tell_what_is_there():

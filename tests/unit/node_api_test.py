@@ -1,16 +1,21 @@
 """NodeService over a real loopback server: which node is meant, and its answers."""
 
+import datetime as dt
+import logging
+import time
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.certificates_rig import Authority
 from tests.energy_rig import SECOND, EnergyNode, HandClock, serving, working
 
 from eelgrid_agent.engine import NoEngine
 from eelgrid_agent.host import SimulatedHost
 from eelgrid_agent.node import Node
+from eelgrid_agent.node_api import NodeDoor
 from eelgrid_agent.simulation import GpuSpec, NodeSpec, SimulatedNode
 from eelgrid_agent.survey import Identity, survey, take_looks
-from eelgrid_protos.faults import InvalidArgument, NotFound
+from eelgrid_protos.faults import InvalidArgument, NotFound, PermissionDenied
 from eelgrid_protos.messages import (
     AnomalyKind,
     AttributionConfidence,
@@ -29,8 +34,11 @@ from eelgrid_protos.messages import (
     Reading,
     UnownedReason,
 )
+from eelgrid_protos.roles import RoleRules, parse_grants
 from eelgrid_protos.rpc import NODE_SERVICE, client
 from eelgrid_protos.transport import channel
+
+SILENT = logging.getLogger("test.node_api")
 
 
 def node_named(name, clock):
@@ -166,3 +174,108 @@ async def test_whose_the_joules_are_how_that_is_known_and_what_is_wrong(tmp_path
     assert (held.lasted_s, held.since_ns) == (535.0, site.clock.now_ns - 535 * SECOND)
     assert 0 < held.wasted_mj < old.total_mj
     assert sliced.total_mj > 0
+
+
+def door_of(rules, *, log=SILENT):
+    return NodeDoor(rules, ["n0"], now_s=time.time, monotonic_s=time.monotonic, log=log)
+
+
+async def status_of(port, files):
+    """How a read of the node's inventory ends for the holder of a certificate."""
+    async with channel(f"127.0.0.1:{port}", tls=files, options=[("grpc.use_local_subchannel_pool", 1)]) as opened:
+        try:
+            await client(NODE_SERVICE, opened).get_inventory(GetInventoryRequest(), timeout=10.0)
+        except PermissionDenied as fault:
+            return fault
+    return "answered"
+
+
+@pytest.mark.parametrize(
+    ("subject", "demanded", "is_answered"),
+    [
+        ([("O", "eelgrid:viewer"), ("CN", "alice")], True, True),
+        ([("O", "eelgrid:submitter"), ("CN", "alice")], True, True),
+        ([("O", "eelgrid:admin"), ("CN", "root")], True, True),
+        # What `eelgrid-agent energy` has at hand on the node: the agent's own certificate, or one of all nodes.
+        ([("CN", "eelgrid:node:n0")], True, True),
+        ([("O", "eelgrid:agent")], True, True),
+        ([("CN", "eelgrid:node:other")], True, False),
+        ([("CN", "eelgrid:node:other")], False, False),
+        ([("O", "eelgrid:veiwer")], False, False),
+        ([("CN", "old")], True, False),
+        ([("CN", "old")], False, True),
+    ],
+)
+async def test_node_api_answers_by_the_role_of_the_certificate(tmp_path, subject, demanded, is_answered):
+    clock, authority = HandClock(), Authority()
+    node, _ = node_named("n0", clock)
+    door = door_of(RoleRules(demanded=demanded))
+    server = authority.write(tmp_path / "agent", ("CN", "agent"), names=("127.0.0.1",))
+    async with serving([node], clock, tls=server, admit=door.admit) as port:
+        ended = await status_of(port, authority.write(tmp_path / "caller", *subject))
+    assert (ended == "answered") is is_answered
+    assert door.refused_total == (0 if is_answered else 1)
+    if not is_answered:
+        assert "GetInventory needs the role viewer" in ended.message
+
+
+async def test_node_api_grants_a_role_to_a_certificate_that_names_none(tmp_path):
+    clock, authority = HandClock(), Authority()
+    node, _ = node_named("n0", clock)
+    door = door_of(RoleRules(demanded=True, grants=parse_grants(["viewer=CN:grafana"])))
+    server = authority.write(tmp_path / "agent", ("CN", "agent"), names=("127.0.0.1",))
+    async with serving([node], clock, tls=server, admit=door.admit) as port:
+        assert await status_of(port, authority.write(tmp_path / "caller", ("CN", "grafana"))) == "answered"
+
+
+async def test_node_api_refuses_on_an_open_connection_whose_certificate_has_ended(tmp_path):
+    clock, authority, now_s = HandClock(), Authority(), [time.time()]
+    node, _ = node_named("n0", clock)
+    door = NodeDoor(
+        RoleRules(demanded=True), ["n0"], now_s=lambda: now_s[0], monotonic_s=time.monotonic, log=SILENT
+    )  # fmt: skip
+    server = authority.write(tmp_path / "agent", ("CN", "agent"), names=("127.0.0.1",))
+    caller = authority.write(tmp_path / "caller", ("O", "eelgrid:viewer"), lasts=dt.timedelta(hours=1))
+    async with (
+        serving([node], clock, tls=server, admit=door.admit) as port,
+        channel(f"127.0.0.1:{port}", tls=caller) as opened,
+    ):
+        api = client(NODE_SERVICE, opened)
+        assert (await api.get_inventory(GetInventoryRequest(), timeout=10.0)).inventory.node_name == "n0"
+        now_s[0] += 3600.0
+        with pytest.raises(PermissionDenied, match="needs a certificate in date"):
+            await api.get_inventory(GetInventoryRequest(), timeout=10.0)
+
+
+async def test_a_call_that_the_node_table_forgot_is_for_administrators_alone(tmp_path):
+    clock, authority = HandClock(), Authority()
+    node, _ = node_named("n0", clock)
+    door = door_of(RoleRules(demanded=True))
+    forgotten = f"/{NODE_SERVICE.name}/SetNodePower"
+
+    def admit(_path, context):
+        door.admit(forgotten, context)
+
+    server = authority.write(tmp_path / "agent", ("CN", "agent"), names=("127.0.0.1",))
+    async with serving([node], clock, tls=server, admit=admit) as port:
+        for role, ended in (("admin", "answered"), ("submitter", "refused"), ("agent", "refused")):
+            found = await status_of(port, authority.write(tmp_path / f"caller-{role}", ("O", f"eelgrid:{role}")))
+            assert (found == "answered") is (ended == "answered")
+
+
+async def test_refusals_of_the_node_api_do_not_fill_the_log(tmp_path, caplog):
+    clock, authority = HandClock(), Authority()
+    node, _ = node_named("n0", clock)
+    door = door_of(RoleRules(demanded=True), log=logging.getLogger("test.node_api.quiet"))
+    server = authority.write(tmp_path / "agent", ("CN", "agent"), names=("127.0.0.1",))
+    knocking = authority.write(tmp_path / "old", ("CN", "old"))
+    async with serving([node], clock, tls=server, admit=door.admit) as port:
+        with caplog.at_level(logging.WARNING, "test.node_api.quiet"):
+            async with channel(f"127.0.0.1:{port}", tls=knocking) as opened:
+                for _ in range(5):
+                    with pytest.raises(PermissionDenied):
+                        await client(NODE_SERVICE, opened).get_inventory(GetInventoryRequest(), timeout=10.0)
+    lines = [record.getMessage() for record in caplog.records if record.name == "test.node_api.quiet"]
+    assert door.refused_total == 5
+    assert len(lines) == 1
+    assert "certificate='CN=old'" in lines[0]

@@ -7,6 +7,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 from tests.certificates_rig import Authority
 
+from eelgrid_agent.node_api import NEEDS as NODE_NEEDS
 from eelgrid_controller.errors import ConfigError
 from eelgrid_controller.roles import (
     NEEDS,
@@ -57,8 +58,12 @@ def test_every_call_of_the_contract_has_a_row():
         for file in codec.file_descriptors()
         for service in file.services_by_name.values()
     }
-    # Agents serve this one, each its own node's, and it only reads; whoever has a certificate of the authority may.
-    assert all(name.startswith("Get") for name in services.pop(NODE_SERVICE.name))
+    # Agents serve this one, each its own node's, by a table of their own.
+    assert set(NODE_NEEDS) == {f"/{NODE_SERVICE.name}/{method}" for method in services.pop(NODE_SERVICE.name)}
+    assert all(
+        role is (Role.VIEWER if path.rpartition("/")[2].startswith("Get") else Role.ADMIN)
+        for path, role in NODE_NEEDS.items()
+    )
     assert set(services) == {AGENT_SERVICE.name, OPERATOR_SERVICE.name}
     calls = {f"/{service}/{method}" for service, methods in services.items() for method in methods}
     assert set(NEEDS) == calls | {PAGE}

@@ -47,6 +47,13 @@ _AGENT = (
         kind=_COUNTER,
     ),
     of_attribute(
+        "eelgrid_agent_calls_refused_total",
+        Scope.AGENT,
+        "refused_calls",
+        "Calls of the node's own API refused for the role of the caller's certificate.",
+        kind=_COUNTER,
+    ),
+    of_attribute(
         "eelgrid_agent_uncounted_seconds_total",
         Scope.AGENT,
         "uncounted_s",

@@ -87,8 +87,10 @@ class AgentCollector:
         attribution: Callable[[], Attribution | None] = lambda: None,
         collection_s: Callable[[], Mapping[str, float]] = dict,
         worker: Worker | None = None,
+        refused_calls: Callable[[], int] = lambda: 0,
     ) -> None:
         self._nodes = nodes
+        self._refused_calls = refused_calls
         self._connections = connections
         self._monotonic_ns = monotonic_ns
         self._calls = calls
@@ -124,6 +126,7 @@ class AgentCollector:
             batches=sum(node.batches_total for node in nodes),
             dropped_samples=sum(node.spool.dropped_total for node in nodes),
             connections=self._connections(),
+            refused_calls=self._refused_calls(),
             uncounted_s=sum(node.uncounted_s for node in nodes),
             spool_ticks=sum(node.spool.waiting_ticks for node in nodes),
             batches_under_way=sum(node.spool.under_way for node in nodes),

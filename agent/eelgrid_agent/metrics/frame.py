@@ -81,6 +81,7 @@ class AgentView:
     uncounted_s: float
     spool_ticks: int
     batches_under_way: int
+    refused_calls: int = 0
     sample_age_s: float | None = None
     # Seconds that the newest look of each kind took.
     collection_s: Mapping[str, float] = field(default_factory=dict)

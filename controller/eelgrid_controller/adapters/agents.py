@@ -38,6 +38,7 @@ import grpc.aio
 from eelgrid_controller.adapters.device_reports import DeviceReports
 from eelgrid_controller.adapters.energy_desk import EnergyDesk
 from eelgrid_controller.errors import BatchRefused
+from eelgrid_controller.events import NodesRemoved
 from eelgrid_controller.loop import Committed, ControllerLoop
 from eelgrid_controller.rollback import PlanClaim
 from eelgrid_controller.telemetry import Telemetry
@@ -158,8 +159,11 @@ class AgentService:
     def __init__(
         self, *, loop: ControllerLoop, telemetry: Telemetry, energy: EnergyDesk, log: logging.Logger,
         monotonic_s: Callable[[], float], admit_node: Callable[[str, Context], None] | None = None,
+        register: Callable[[str, Context], None] | None = None,
     ) -> None:  # fmt: skip
         self._admit_node = admit_node
+        # Asked when a node says Hello that was never seen.
+        self._register = register
         self.events: Counter[NodeEventKind] = Counter()
         self.plans_sent = 0
         self.refused_batches = 0
@@ -189,6 +193,10 @@ class AgentService:
         """Streams that are open."""
         return len(self._sessions)
 
+    def is_connected(self, node_name: str) -> bool:
+        """Whether the node's agent is here."""
+        return node_name in self._sessions
+
     def speaks_for(self, node_name: str) -> bool:
         """Whether an agent tells what a node is: one that is connected, or whose inventory is the newest."""
         record = self._loop.core.state.nodes.get(node_name)
@@ -205,6 +213,10 @@ class AgentService:
             session = self._sessions.get(name)
             if session is not None:
                 session.want_plan(not_before_s=not_before_s)
+        for event in committed.events:
+            if isinstance(event, NodesRemoved):
+                for name in event.node_names:
+                    self._forget(name)
         policy = self._loop.core.state.policy
         if policy.revision != self._policy.revision:
             self._policy = policy
@@ -214,6 +226,17 @@ class AgentService:
                 session.ack_every = acknowledge_every(session.cadence, policy.lease_s)
                 session.want_plan(not_before_s=not_before_s)
 
+    def _forget(self, node_name: str) -> None:
+        """A node is no more; what its agent told is dropped, and an agent that is here begins anew."""
+        if node_name in self._loop.core.state.nodes:
+            # Joined again in the same commit.
+            return
+        self._telemetry.forget(node_name)
+        self.devices.newest.pop(node_name, None)
+        session = self._sessions.get(node_name)
+        if session is not None:
+            session.close(Aborted("the node was removed by an operator; connect again to register it anew"))
+
     async def connect(
         self, requests: AsyncIterator[ConnectRequest], context: Context
     ) -> AsyncIterator[ConnectResponse]:
@@ -222,6 +245,8 @@ class AgentService:
         name = opening.node_name if isinstance(opening, Resume) else opening.inventory.node_name
         if self._admit_node is not None:
             self._admit_node(name, context)
+        if self._register is not None and name not in self._loop.core.state.nodes:
+            self._register(name, context)
         # Before it takes the place of an honest stream.
         await self._loop.read(lambda core: core.check_plan_epoch(name, opening.plan_epoch))
         session = _Session(name, opening.plan_epoch)

@@ -39,7 +39,7 @@ PLAN_CHANGES = ("cancelled", "corrected", "deferred", "limited", "moved", "parti
 _VALUES_MOST: Mapping[str, int] = {
     "answer": 8, "budget": SERIES_MOST, "call": 64, "change": len(PLAN_CHANGES), "command": 8, "currency": 1, "exporter": EXPORTERS_MOST, "kind": 32,
     "limit": SPENDING_LIMITS_MOST,
-    "model": MODELS_MOST, "namespace": NAMESPACES_MOST + 1, "needs": 6, "part": 2, "phase": 8, "plan": 3, "pool": POOLS_MOST + 1, "reason": 32,
+    "model": MODELS_MOST, "namespace": NAMESPACES_MOST + 1, "needs": 12, "outcome": 2, "part": 2, "phase": 8, "plan": 3, "pool": POOLS_MOST + 1, "reason": 32,
     "result": 16, "role": 6, "rule": 16, "state": 2, "verdict": 3, "version": 1, "workload": SERIES_MOST,
 }  # fmt: skip
 
@@ -82,7 +82,10 @@ _SECTIONS: Mapping[str, tuple[Described, ...]] = {
         Described("eelgrid_delayed_agent_events_total", _C, "Events that waited, with all else of their stream, since their node sent more than it may"),
         Described("eelgrid_excess_calls_total", _C, "Calls that were refused since their caller had too many under way: calls, or watches", ("kind",)),
         Described("eelgrid_ended_connections_total", _C, "Connections that were ended: for a flood of refused and reset calls, a certificate that ran out, an authority that is trusted no more, a message that nobody read, or as idle ones when descriptors ran short", ("reason",)),
-        Described("eelgrid_calls_refused_total", _C, "Calls, and looks at the page, that were refused for the role of the caller's certificate, by that role, and by what was needed: a role, `node` the certificate of that node, or `date` one that has not expired; no series without TLS", ("role", "needs")),
+        Described("eelgrid_calls_refused_total", _C, "Calls, and looks at the page, that were refused for the role of the caller's certificate, by that role, and by what was needed: a role, `node` the certificate of that node, `date` one that has not expired, `owner` that of the work's owner, or `user`, `namespace`, `queue` or `label` a right to the one that was named; no series without TLS", ("role", "needs")),
+        Described("eelgrid_registrations_refused_total", _C, "Nodes that were never seen and were not registered, by the limit on new names that was reached: `peer` that of one certificate or address, `all` that of all together", ("limit",)),
+        Described("eelgrid_audit_events_total", _C, "Calls that change something, by whether they were accepted; refused are those of any call that the caller may not make, too", ("outcome",)),
+        Described("eelgrid_audit_events_lost_total", _C, "Refused calls that the audit log has no entry of, since the disk took none"),
         Described("eelgrid_calls_without_role_total", _C, "Calls of certificates without a role that were let in for want of `--roles require`, by the role that they would have needed; no series without TLS", ("needs",)),
     ),
     "The fleet": (

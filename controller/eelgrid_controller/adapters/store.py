@@ -34,7 +34,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eelgrid_controller.adapters.audit_table import AuditTable, read_audit_page
 from eelgrid_controller.adapters.journal_mark import CHAIN_START, MARK_NAME, HighWaterMark, Mark, extend_chain
+from eelgrid_controller.audit import AuditFilter, AuditPage
 from eelgrid_controller.errors import (
     ConfigError,
     JournalCorrupt,
@@ -49,6 +51,7 @@ from eelgrid_controller.errors import (
     LostEntries,
 )
 from eelgrid_controller.journal import Checkpoint, Entry, JournalCounters, Past, forget_checkpoint, forget_entries
+from eelgrid_protos.messages import AuditEntry
 
 __all__ = ["FILE_NAME", "SqliteJournal", "open_journal"]
 
@@ -129,6 +132,7 @@ class SqliteJournal:
         self._identities: dict[Path, tuple[int, int] | None] = {}
         with self._translated():
             name = connection.execute("SELECT value FROM meta WHERE key = 'cluster_id'").fetchone()
+            self.audit_table = AuditTable(connection)
         self.cluster_id: str = name[0].decode(errors="replace") if name else ""
         if found.lost is None and (mark is None or mark.newest != Mark(self._last, self._chain)):
             self._write_mark(Mark(self._last, self._chain))
@@ -142,8 +146,8 @@ class SqliteJournal:
         """The number of the last entry."""
         return self._last
 
-    def append(self, entries: Sequence[Entry]) -> int:
-        """Write all entries in one transaction, on disk when this returns."""
+    def append(self, entries: Sequence[Entry], audited: Sequence[AuditEntry] = ()) -> int:
+        """Write all entries, and those of the audit log, in one transaction, on disk when this returns."""
         rows: list[tuple[int, str, str, int]] = []
         size = 0
         for seq, entry in enumerate(entries, self._last + 1):
@@ -154,11 +158,30 @@ class SqliteJournal:
         self._remove_unmarked()
         with self._transaction():
             self._connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
-        self._acknowledge(self._last + len(rows), extend_chain(self._chain, ((row[0], row[3]) for row in rows)))
+            if audited:
+                self.audit_table.insert(audited)
+        if rows:
+            self._acknowledge(self._last + len(rows), extend_chain(self._chain, ((row[0], row[3]) for row in rows)))
+        if audited:
+            self.audit_table.committed()
+            self._prune_audit()
         self.counters.commits += 1
         self.counters.entries += len(rows)
         self.counters.bytes_written += size
         return self._last
+
+    def _prune_audit(self) -> None:
+        """Keeps the audit log within its bounds; a disk that refuses is tried again at the next commit."""
+        if self.audit_table.is_full:
+            with contextlib.suppress(JournalError):
+                with self._transaction():
+                    gone = self.audit_table.prune()
+                self.audit_table.pruned(*gone)
+
+    def audit_page(self, wanted: AuditFilter, *, size: int, before: int | None = None) -> AuditPage:
+        """A page of the audit log, read apart from the writing, so that any thread may ask at any time."""
+        with self._translated():
+            return read_audit_page(self.path, wanted, size=size, before=before)
 
     def newest_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint, its CRC checked."""

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 
+from eelgrid_controller.audit import Call
 from eelgrid_controller.core import Core
 from eelgrid_controller.loop import ControllerLoop
 from eelgrid_controller.moves import recommend
@@ -55,7 +56,7 @@ class Advice:
             self._kept.popitem(last=False)
         return RecommendMovesResponse(recommendation=found)
 
-    async def apply(self, request: ApplyMovesRequest) -> ApplyMovesResponse:
+    async def apply(self, request: ApplyMovesRequest, *, call: Call | None = None) -> ApplyMovesResponse:
         """Executes a recommendation that is kept, all of it or nothing."""
         found = self._kept.get(request.recommendation_id)
         if found is None:
@@ -63,7 +64,7 @@ class Advice:
                 f"no recommendation {request.recommendation_id!r} is kept; the newest {KEPT_MOST} since the "
                 "controller's start are. Ask for new moves"
             )
-        moved = await self._loop.apply_moves(found.moves)
+        moved = await self._loop.apply_moves(found.moves, call=call)
         self._kept.pop(request.recommendation_id, None)
         self._log.info("moves=applied id=%s replicas=%d", request.recommendation_id, moved)
 

@@ -34,4 +34,6 @@ class CallerCalls:
             node_names=tuple(name[:_NAME_MOST] for name in sorted(caller.nodes)[:CALLER_NODES_MOST]),
             roles_demanded=self._demanded,
             not_after_ns=int(min(max(0.0, caller.ends_s) * 1e9, _NS_MOST)),
+            user=caller.user,
+            rights=tuple(f"{kind}:{name}" for kind, name in sorted(caller.rights) if kind != "user"),
         )

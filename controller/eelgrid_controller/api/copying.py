@@ -63,7 +63,10 @@ async def _records(loop: ControllerLoop, clock: Clock, state: ClusterState) -> t
     for start in range(0, len(names), _SLICE):
         await loop.read(lambda _: None)
         start_s = clock.perf_s()
-        records.update((name, state.nodes[name].copy()) for name in names[start : start + _SLICE])
+        # Some may be gone since.
+        records.update(
+            (name, state.nodes[name].copy()) for name in names[start : start + _SLICE] if name in state.nodes
+        )
         longest_s = max(longest_s, clock.perf_s() - start_s)
         await asyncio.sleep(0)
     return records, longest_s

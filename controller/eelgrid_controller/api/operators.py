@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from eelgrid_controller.api.advice import Advice
+from eelgrid_controller.api.calls import CallOf, no_call
 from eelgrid_controller.api.changes import WorkloadChanges
 from eelgrid_controller.api.imagining import Imagining
 from eelgrid_controller.api.pages import page
@@ -94,8 +95,10 @@ class OperatorService:
         shadowing: Shadowing,
         log: logging.Logger,
         origin_of: Callable[[Context], Origin | None] = lambda _: None,
+        call_of: CallOf = no_call,
     ) -> None:
         self._loop = loop
+        self._call_of = call_of
         self._origin_of = origin_of
         self._shadowing = shadowing
         self._imagining = imagining
@@ -211,7 +214,8 @@ class OperatorService:
     async def submit_workload(self, request: SubmitWorkloadRequest, context: Context) -> SubmitWorkloadResponse:
         """Accept a workload; answered once it is on disk and placed or known to wait."""
         try:
-            workload = await self._loop.submit(request, self._origin_of(context))
+            call = self._call_of("SubmitWorkload", request, context)
+            workload = await self._loop.submit(request, self._origin_of(context), call=call)
         except Unavailable:
             # Not refused: nobody decided.
             raise
@@ -272,9 +276,10 @@ class OperatorService:
         finally:
             self._watchers -= 1
 
-    async def cancel_workload(self, request: CancelWorkloadRequest, _context: Context) -> CancelWorkloadResponse:
-        """End a workload."""
-        return CancelWorkloadResponse(workload=await self._loop.cancel(request.workload_id))
+    async def cancel_workload(self, request: CancelWorkloadRequest, context: Context) -> CancelWorkloadResponse:
+        """End a workload of the caller's own."""
+        call = self._call_of("CancelWorkload", request, context)
+        return CancelWorkloadResponse(workload=await self._loop.cancel(request.workload_id, call=call))
 
     async def explain_workload(self, request: ExplainWorkloadRequest, _context: Context) -> ExplainWorkloadResponse:
         """Why a workload stands where it stands."""
@@ -287,9 +292,10 @@ class OperatorService:
         """The policy in force."""
         return GetPolicyResponse(policy=await self._loop.read(lambda core: core.state.policy))
 
-    async def update_policy(self, request: UpdatePolicyRequest, _context: Context) -> UpdatePolicyResponse:
+    async def update_policy(self, request: UpdatePolicyRequest, context: Context) -> UpdatePolicyResponse:
         """Put a policy in force."""
-        policy = await self._loop.update_policy(request.policy)
+        call = self._call_of("UpdatePolicy", request, context)
+        policy = await self._loop.update_policy(request.policy, call=call)
         self._log.info("policy=updated revision=%d objective=%s", policy.revision, policy.objective)
         return UpdatePolicyResponse(policy=policy)
 
@@ -299,9 +305,9 @@ class OperatorService:
         """Moves that would lower the cost of the whole cluster."""
         return await self._advice.recommend(request)
 
-    async def apply_moves(self, request: ApplyMovesRequest, _context: Context) -> ApplyMovesResponse:
+    async def apply_moves(self, request: ApplyMovesRequest, context: Context) -> ApplyMovesResponse:
         """Execute a recommendation."""
-        return await self._advice.apply(request)
+        return await self._advice.apply(request, call=self._call_of("ApplyMoves", request, context))
 
     # What if
 

@@ -24,7 +24,7 @@ from eelgrid_protos.messages import PAGE_SIZE_DEFAULT, PAGE_SIZE_MOST
 from eelgrid_protos.rpc import Encoded
 from eelgrid_protos.salvage import omit_broken
 
-__all__ = ["PAGE_BYTES_MOST", "page"]
+__all__ = ["PAGE_BYTES_MOST", "page", "page_of", "token_after"]
 
 # Well under the 4 MB that gRPC's clients take unless told otherwise; a thousand nodes of eight GPUs have 1.4 MB.
 PAGE_BYTES_MOST = 2 * 1024 * 1024
@@ -48,7 +48,7 @@ def _refusal(problem: str, remedy: str) -> InvalidArgument:
     return InvalidArgument("the page cannot be found", (Violation("page_token", problem, remedy),))
 
 
-def _page_of(request: Any, *, default: int = PAGE_SIZE_DEFAULT) -> tuple[int, Place | None]:
+def page_of(request: Any, *, default: int = PAGE_SIZE_DEFAULT) -> tuple[int, Place | None]:
     """Size of the page asked for, and the place after which it begins; raises InvalidArgument."""
     size = min(request.page_size, PAGE_SIZE_MOST) if request.page_size else default
     if not request.page_token:
@@ -64,7 +64,8 @@ def _page_of(request: Any, *, default: int = PAGE_SIZE_DEFAULT) -> tuple[int, Pl
     return size, tuple(place)
 
 
-def _token(request: Any, place: Place) -> str:
+def token_after(request: Any, place: Place) -> str:
+    """The token with which the page after this place is asked for."""
     text = json.dumps([_digest(request), *place], separators=(",", ":"), ensure_ascii=False)
     return base64.urlsafe_b64encode(text.encode()).decode()
 
@@ -131,7 +132,7 @@ def page(
     Elements, each with the response's list that it belongs to, are made for the page's items alone; `others` are the
     response's other fields.
     """
-    size, after = _page_of(request, default=default)
+    size, after = page_of(request, default=default)
     elements = _Elements(response)
     total = 0
     last: Place | None = None
@@ -143,6 +144,6 @@ def page(
         is_full = len(elements.chunks) >= size or not elements.add(*element_of(item))
         if not is_full:
             last = place
-    token = _token(request, last) if is_full and last is not None else ""
+    token = token_after(request, last) if is_full and last is not None else ""
     rest = response(next_page_token=token, total=total, omitted=elements.omitted, **others)
     return Encoded(b"".join([encode(rest), *elements.chunks]), elements.omitted, tuple(elements.reasons))

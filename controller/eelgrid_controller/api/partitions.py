@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
+from eelgrid_controller.api.calls import CallOf, no_call
 from eelgrid_controller.api.pages import page
 from eelgrid_controller.core import Core
 from eelgrid_controller.errors import ControllerError
@@ -56,9 +57,11 @@ class PartitionCalls:
     """Serves a part of `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
 
     def __init__(
-        self, *, loop: ControllerLoop, telemetry: Telemetry, monotonic_s: Callable[[], float], log: logging.Logger
-    ) -> None:
+        self, *, loop: ControllerLoop, telemetry: Telemetry, monotonic_s: Callable[[], float], log: logging.Logger,
+        call_of: CallOf = no_call,
+    ) -> None:  # fmt: skip
         self._loop = loop
+        self._call_of = call_of
         self._telemetry = telemetry
         self._monotonic_s = monotonic_s
         self._log = log
@@ -94,7 +97,7 @@ class PartitionCalls:
             self._kept.popitem(last=False)
         return RecommendPartitionsResponse(recommendation=found.recommendation)
 
-    async def apply_partitions(self, request: ApplyPartitionsRequest, _context: Context) -> ApplyPartitionsResponse:
+    async def apply_partitions(self, request: ApplyPartitionsRequest, context: Context) -> ApplyPartitionsResponse:
         """The first stage of a recommendation that is kept; the others follow by themselves."""
         found = self._kept.get(request.recommendation_id)
         if found is None:
@@ -107,7 +110,8 @@ class PartitionCalls:
                 f"a change is under way ({self._word or 'its last stage'}); see `eelctl partition show`, and apply when it is done"
             )
         if found.stages:
-            await self._loop.apply_partitions(found.stages[0])
+            call = self._call_of("ApplyPartitions", request, context)
+            await self._loop.apply_partitions(found.stages[0], call=call)
             self._left, self._word = len(found.stages) - 1, ""
             self._course = asyncio.create_task(self._follow(found.stages))
         self._kept.pop(request.recommendation_id, None)

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 import grpc.aio
 
+from eelgrid_controller.api.calls import CallOf, no_call
 from eelgrid_controller.api.pages import page
 from eelgrid_controller.core import Core
 from eelgrid_controller.loop import ControllerLoop
@@ -58,17 +59,20 @@ class Steers(Protocol):
 class PromiseCalls:
     """Serves a part of `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
 
-    def __init__(self, *, loop: ControllerLoop, steers: Steers) -> None:
+    def __init__(self, *, loop: ControllerLoop, steers: Steers, call_of: CallOf = no_call) -> None:
         self._loop = loop
+        self._call_of = call_of
         self._steers = steers
 
-    async def scale_workload(self, request: ScaleWorkloadRequest, _context: Context) -> ScaleWorkloadResponse:
+    async def scale_workload(self, request: ScaleWorkloadRequest, context: Context) -> ScaleWorkloadResponse:
         """As many replicas as asked, or as there is room for."""
-        return ScaleWorkloadResponse(workload=await self._loop.scale(request.workload_id, request.replicas))
+        call = self._call_of("ScaleWorkload", request, context)
+        return ScaleWorkloadResponse(workload=await self._loop.scale(request.workload_id, request.replicas, call=call))
 
-    async def record_points(self, request: RecordPointsRequest, _context: Context) -> RecordPointsResponse:
+    async def record_points(self, request: RecordPointsRequest, context: Context) -> RecordPointsResponse:
         """Keep measured points."""
-        return RecordPointsResponse(recorded=await self._loop.record_points(request.points))
+        call = self._call_of("RecordPoints", request, context)
+        return RecordPointsResponse(recorded=await self._loop.record_points(request.points, call=call))
 
     async def list_points(self, request: ListPointsRequest, _context: Context) -> Encoded:
         """A page of points by profile and configuration."""
@@ -81,10 +85,12 @@ class PromiseCalls:
 
         return await self._loop.read(view)
 
-    async def report_progress(self, request: ReportProgressRequest, _context: Context) -> ReportProgressResponse:
-        """Note how far a job is."""
+    async def report_progress(self, request: ReportProgressRequest, context: Context) -> ReportProgressResponse:
+        """Note how far a job of the caller's own is."""
+        call = self._call_of("ReportProgress", request, context)
 
         def check(core: Core) -> None:
+            self._loop.check_owner(core, request.workload_id, call)
             workload = core.workload(request.workload_id)
             if workload.phase is not WorkloadPhase.PLACED or workload.spec.training is None:
                 raise FailedPrecondition(

@@ -21,6 +21,7 @@ __all__ = ["cli", "main"]
 # Command: (module, one-line help), in the order in which help lists them.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "nodes": ("listings", "List nodes, what is allocated on them and what they draw."),
+    "node": ("node", "Remove a node that is gone for good."),
     "gpus": ("listings", "List GPUs with their newest readings."),
     "reconcile": ("reconcile", "Give up what nodes hold beyond the journal, after it lost entries."),
     "topology": ("topology", "Show how the GPUs of a node are linked."),
@@ -47,6 +48,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "exporters": ("exporters", "Show who takes energy's rows elsewhere, and until when they have them."),
     "report": ("report", "Write a month of energy, cost and carbon as a page of HTML or PDF."),
     "top": ("top", "Watch the cluster live."),
+    "audit": ("audit", "Show who asked to change what, when, and what came of it."),
     "whoami": ("whoami", "Say whose our certificate is and what it may."),
     "doctor": ("doctor", "Say what is wrong with this installation and what to do."),
     "replay": ("replay", "Compare policies on a trace, or submit it to a controller."),

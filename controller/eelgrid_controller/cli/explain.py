@@ -88,6 +88,8 @@ def explained(explanation: Explanation, replicas: int, page: str = "") -> Iterat
     yield f"{workload.workload_id} ({spec.kind.name.lower()} {spec.name}) is {phase.name.lower()}" + (
         f": {workload.reason}" if workload.reason else "."
     )
+    if workload.owner or spec.user:
+        yield f"It belongs to {workload.owner or spec.user}, in the namespace {spec.namespace}."
     yield f"It asks for {spec.replicas} x {request_text(spec.request)}."
     chosen = {placement.replica: placement for placement in workload.placements}
     for replica in explanation.replicas[:replicas]:

@@ -37,6 +37,10 @@ def _lines(found: WhoAmIResponse) -> Iterator[str]:
         return
     yield f"certificate  {found.subject or '(no name)'}"
     yield f"roles        {_roles(found)}"
+    if found.user:
+        yield f"user         {found.user}"
+    if found.rights:
+        yield f"may submit   {', '.join(right.replace(':', ' ', 1) for right in found.rights)}"
     if found.node_names:
         yield f"nodes        {', '.join(found.node_names)}"
     ends_s = found.not_after_ns // 10**9

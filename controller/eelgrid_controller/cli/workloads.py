@@ -75,6 +75,7 @@ WORKLOAD_COLUMNS: tuple[Column[Workload], ...] = (
     Column("NODE", _places, width=16),
     Column("NAMESPACE", lambda w: w.spec.namespace, wide=True),
     Column("USER", lambda w: w.spec.user, wide=True),
+    Column("OWNER", lambda w: w.owner or w.spec.user, wide=True),
     Column("QUEUE", lambda w: w.spec.queue, wide=True),
     Column("PRIORITY", lambda w: str(w.spec.priority), right=True, wide=True),
     Column("GPUS", _gpus, wide=True),
@@ -99,7 +100,8 @@ def describe(workload: Workload) -> Iterator[str]:
     )
     yield f"  name       {spec.name} ({spec.kind.name.lower()}), priority {spec.priority}"
     owner = [("namespace", spec.namespace), ("user", spec.user), ("queue", spec.queue)]
-    yield "  owner      " + ", ".join(f"{what} {value}" for what, value in owner if value)
+    yield "  charged to " + ", ".join(f"{what} {value}" for what, value in owner if value)
+    yield f"  owner      {workload.owner or spec.user or 'nobody: administrators alone may change it'}"
     yield f"  asks for   {spec.replicas} x {request_text(spec.request)}"
     if spec.service:
         yield "  promised   " + "; ".join(

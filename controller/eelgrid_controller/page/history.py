@@ -38,6 +38,7 @@ _WORDS: Mapping[type[Any], str] = {
     happened.DevicesCorrected: "corrected",
     happened.NodeJoined: "node joined",
     happened.NodeLost: "node lost",
+    happened.NodesRemoved: "node removed",
     happened.GpuLost: "GPU lost",
     happened.GpuReturned: "GPU returned",
     happened.PolicyChanged: "policy",
@@ -176,6 +177,9 @@ def _rows(event: Event) -> Iterator[tuple[int, str, str, str]]:
             yield event.time_ns, kind, "", event.inventory.node_name
         case happened.NodeLost():
             yield event.time_ns, kind, "", event.node_name
+        case happened.NodesRemoved():
+            for name in event.node_names:
+                yield event.time_ns, kind, "", name
         case happened.GpuLost() | happened.GpuReturned():
             yield event.time_ns, kind, "", f"{event.gpu_uuid} of {event.node_name}"
         case happened.PolicyChanged():

@@ -22,6 +22,7 @@ from eelgrid_controller.events import (
     NodeJoined,
     NodeLost,
     NodeOccupied,
+    NodesRemoved,
     PartitionsPlanned,
     PolicyChanged,
     WorkloadCancelled,
@@ -187,6 +188,13 @@ class Savings:
                 best_fit.joined(inventory, partitioned=partitions(self._policy, inventory.pool))
             case NodeLost(node_name=name):
                 best_fit.lost(name)
+            case NodesRemoved(node_names=names):
+                # Work of best fit's may stand there, which the cluster's did not.
+                for name in names:
+                    best_fit.lost(name)
+                    for draw in self._draws.values():
+                        draw.turned(name)
+                return
             case NodeOccupied(node_name=name, others=others):
                 best_fit.occupied(name, others)
             case GpuLost(node_name=name, gpu_uuid=uuid) | GpuReturned(node_name=name, gpu_uuid=uuid):

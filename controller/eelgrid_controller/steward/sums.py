@@ -60,7 +60,9 @@ class Sums:
         made: list[NodeDraw] = []
         for names in slices(await self._loop.read(lambda core: list(core.state.nodes))):
             found = await self._loop.read(
-                lambda core, names=names: [draw_of(core, name, unsteered, self._catalogue) for name in names]  # type: ignore[misc]
+                lambda core, names=names: [
+                    draw_of(core, name, unsteered, self._catalogue) for name in names if name in core.state.nodes
+                ]  # type: ignore[misc]
             )
             now_s, now_ns = self._clock.monotonic_s(), self._clock.now_ns()
             for draw in found:
@@ -79,7 +81,10 @@ class Sums:
         total = Counter[str]()
         names = await self._loop.read(lambda core: [] if len(core.state.pending) else list(core.state.nodes))
         for some in slices(names):
-            for found in await self._loop.read(lambda core, some=some: [free_of(core, name) for name in some]):  # type: ignore[misc]
+            parts = await self._loop.read(
+                lambda core, some=some: [free_of(core, name) for name in some if name in core.state.nodes]  # type: ignore[misc]
+            )
+            for found in parts:
                 total.update(found)
             await asyncio.sleep(0)
         return dict(total)

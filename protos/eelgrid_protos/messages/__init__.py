@@ -1,6 +1,7 @@
 """The contract's vocabulary: everything that crosses a process boundary, as frozen values."""
 
 from eelgrid_protos.messages.agent_stream import *  # noqa: F403
+from eelgrid_protos.messages.audit import *  # noqa: F403
 from eelgrid_protos.messages.caller import *  # noqa: F403
 from eelgrid_protos.messages.energy import *  # noqa: F403
 from eelgrid_protos.messages.ledger import *  # noqa: F403

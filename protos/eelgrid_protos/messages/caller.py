@@ -28,3 +28,7 @@ class WhoAmIResponse:
     roles_demanded: bool = False
     # When the certificate ends, since 1970; 0 without TLS.
     not_after_ns: Nanoseconds = 0
+    # Whom its work belongs to; empty where the certificate names nobody.
+    user: Label = ""
+    # What it names that it may submit to, as in namespace:research.
+    rights: Annotated[tuple[Annotated[str, Text(270)], ...], Many(CALLER_NODES_MOST)] = ()

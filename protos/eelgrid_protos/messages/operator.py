@@ -39,8 +39,8 @@ __all__ = [
     "GetWorkloadResponse", "GpuStatus", "ListGpusRequest", "ListGpusResponse", "ListNodesRequest",
     "ListNodesResponse", "ListPlansRequest", "ListPlansResponse", "ListWorkloadsRequest", "ListWorkloadsResponse",
     "ModelSummary", "Node", "NodeState", "PlanStatus", "ReasonCount", "ReconcileNodeRequest", "ReconcileNodeResponse",
-    "SubmitWorkloadRequest",
-    "SubmitWorkloadResponse", "Summary", "UpdatePolicyRequest", "UpdatePolicyResponse", "WatchSummaryRequest",
+    "RemoveNodeRequest", "RemoveNodeResponse", "SubmitWorkloadRequest", "SubmitWorkloadResponse", "Summary",
+    "UpdatePolicyRequest", "UpdatePolicyResponse", "WatchSummaryRequest",
     "WatchSummaryResponse", "WatchWorkloadsRequest", "WatchWorkloadsResponse",
 ]  # fmt: skip
 
@@ -371,3 +371,21 @@ class UpdatePolicyResponse:
     """The policy as it was accepted."""
 
     policy: Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveNodeRequest:
+    """Names a node that is gone for good."""
+
+    node_name: Name
+    force: bool = False
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveNodeResponse:
+    """What became of the work on it, or would."""
+
+    ended: Annotated[tuple[Identifier, ...], Many(4096)] = ()
+    shrunk: Annotated[tuple[Identifier, ...], Many(4096)] = ()
+    connected: bool = False

@@ -174,6 +174,8 @@ class Workload:
     revision: Uint64 = 0
     power_limit_w: Watts | None = None
     replicas_begun: Annotated[int, Range(0, 10_000)] = 0
+    # The user of the certificate that submitted it; it belongs to this user, or else to spec.user.
+    owner: Label = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,3 +1,4 @@
+from eelgrid_protos.wire import audit_pb2 as _audit_pb2
 from eelgrid_protos.wire import ledger_pb2 as _ledger_pb2
 from eelgrid_protos.wire import moves_pb2 as _moves_pb2
 from eelgrid_protos.wire import node_pb2 as _node_pb2
@@ -31,18 +32,22 @@ class WhoAmIRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WhoAmIResponse(_message.Message):
-    __slots__ = ("subject", "roles", "node_names", "roles_demanded", "not_after_ns")
+    __slots__ = ("subject", "roles", "node_names", "roles_demanded", "not_after_ns", "user", "rights")
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
     NODE_NAMES_FIELD_NUMBER: _ClassVar[int]
     ROLES_DEMANDED_FIELD_NUMBER: _ClassVar[int]
     NOT_AFTER_NS_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    RIGHTS_FIELD_NUMBER: _ClassVar[int]
     subject: str
     roles: _containers.RepeatedScalarFieldContainer[str]
     node_names: _containers.RepeatedScalarFieldContainer[str]
     roles_demanded: bool
     not_after_ns: int
-    def __init__(self, subject: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., node_names: _Optional[_Iterable[str]] = ..., roles_demanded: bool = ..., not_after_ns: _Optional[int] = ...) -> None: ...
+    user: str
+    rights: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, subject: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., node_names: _Optional[_Iterable[str]] = ..., roles_demanded: bool = ..., not_after_ns: _Optional[int] = ..., user: _Optional[str] = ..., rights: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Node(_message.Message):
     __slots__ = ("inventory", "state", "allocated_cpu_milli", "allocated_memory_bytes", "allocated_gpu_milli", "workloads", "power_w", "sample_age_s", "plan_epoch", "applied_epoch", "samples_received", "samples_lost", "ahead_epoch", "unknown_workload_ids")
@@ -565,3 +570,23 @@ class ImagineBudgetsResponse(_message.Message):
     jobs: _containers.RepeatedCompositeFieldContainer[JobStatus]
     budgets: _containers.RepeatedCompositeFieldContainer[BudgetStatus]
     def __init__(self, jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., budgets: _Optional[_Iterable[_Union[BudgetStatus, _Mapping]]] = ...) -> None: ...
+
+class RemoveNodeRequest(_message.Message):
+    __slots__ = ("node_name", "force", "dry_run")
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    node_name: str
+    force: bool
+    dry_run: bool
+    def __init__(self, node_name: _Optional[str] = ..., force: bool = ..., dry_run: bool = ...) -> None: ...
+
+class RemoveNodeResponse(_message.Message):
+    __slots__ = ("ended", "shrunk", "connected")
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    SHRUNK_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    ended: _containers.RepeatedScalarFieldContainer[str]
+    shrunk: _containers.RepeatedScalarFieldContainer[str]
+    connected: bool
+    def __init__(self, ended: _Optional[_Iterable[str]] = ..., shrunk: _Optional[_Iterable[str]] = ..., connected: bool = ...) -> None: ...

@@ -15,6 +15,7 @@ from eelgrid_controller.core import Core
 from eelgrid_controller.events import (
     DevicesCorrected,
     NodeJoined,
+    NodesRemoved,
     PartitionsPlanned,
     WorkloadCancelled,
     WorkloadDeferred,
@@ -163,6 +164,10 @@ class Asked:
                         self._now(name)
                 case NodeJoined():
                     self._feed(NodeKnown(event.inventory.node_name))
+                case NodesRemoved():
+                    # One that the cluster still has is told of again.
+                    for name in event.node_names:
+                        self._feed(NodeUntold(name))
 
     def _now(self, workload_id: str) -> None:
         workload = self._loop.core.state.workloads.get(workload_id)

@@ -89,3 +89,18 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- toJson $found -}}
 {{- end }}
+
+{{/* Who has which role, for the controller and for the agents' own API. */}}
+{{- define "eelgrid.roleArguments" -}}
+{{- $made := has .Values.tls.mode (list "generated" "certManager") -}}
+- --roles={{ default (ternary "require" "permit" $made) .Values.tls.roles }}
+{{- if $made }}
+# By name, too: helm cannot write organizations, and an issuer may leave them out.
+- --grant=agent=DNS:{{ include "eelgrid.name" . }}-agent
+- --grant=admin=DNS:{{ include "eelgrid.name" . }}-operator
+- --grant=viewer=DNS:{{ include "eelgrid.name" . }}-viewer
+{{- end }}
+{{- range .Values.tls.grants }}
+- {{ printf "--grant=%s" . | quote }}
+{{- end }}
+{{- end }}

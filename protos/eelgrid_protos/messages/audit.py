@@ -1,0 +1,55 @@
+"""Who asked the controller to change what, and what came of it: mirrored by audit.proto."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from eelgrid_protos.messages.operator import PAGE_SIZE_MOST, PageToken
+from eelgrid_protos.quantities import Label, Many, Nanoseconds, Text, Uint32, Uint64
+
+__all__ = [
+    "AUDIT_ARGUMENTS_MOST", "AUDIT_REASON_MOST", "AuditEntry", "ListAuditEntriesRequest", "ListAuditEntriesResponse",
+]  # fmt: skip
+
+# Characters of what is kept of one call: a page of a thousand entries stays under 4 MB.
+AUDIT_ARGUMENTS_MOST = 1000
+AUDIT_REASON_MOST = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """One call that changed something, or several alike that did not."""
+
+    number: Uint64 = 0
+    time_ns: Nanoseconds = 0
+    subject: Annotated[str, Text(512)] = ""
+    user: Label = ""
+    role: Label = ""
+    peer: Label = ""
+    call: Label = ""
+    arguments: Annotated[str, Text(AUDIT_ARGUMENTS_MOST)] = ""
+    code: Label = ""
+    reason: Annotated[str, Text(AUDIT_REASON_MOST)] = ""
+    calls: Uint32 = 1
+    revision: Uint64 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListAuditEntriesRequest:
+    """A page of entries, the newest first; a page size of 0 means 100, more than 1000 means 1000."""
+
+    page_size: Uint32 = 0
+    page_token: PageToken = ""
+    since_ns: Nanoseconds = 0
+    user: Label = ""
+    call: Label = ""
+    denied: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListAuditEntriesResponse:
+    """A page of entries; `damaged` are those on disk that could not be read."""
+
+    entries: Annotated[tuple[AuditEntry, ...], Many(PAGE_SIZE_MOST)] = ()
+    next_page_token: PageToken = ""
+    total: Uint32 = 0
+    damaged: Uint32 = 0

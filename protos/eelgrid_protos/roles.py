@@ -1,0 +1,277 @@
+"""Roles: what a certificate is for, whose it is, and the refusal of a caller whose role does not allow a call.
+
+Owns the roles, how a certificate gets its roles, its user and its rights to namespaces, queues and labels, and the
+check of a role against the one that a call needs. Both daemons build on it; each has a table of its own calls. Must
+not know connections: a caller comes as the certificate that TLS has verified, the time as an argument.
+
+Theory. As Kubernetes takes a user from the common name of the client certificate and the user's groups from its
+organizations, a certificate has the roles that its organizations name: `O=eelgrid:viewer`. Its user is its common
+name, and it may submit to the namespaces, queues and labels that it names, `eelgrid:namespace:NAME`, as organization
+or as URI. A certificate whose authority cannot write such names is granted a role (`grants`) or bound to a right
+(`binds`) by another of its names. `eelgrid:node:NAME`, as common name or as URI where that is longer than the 64
+characters that a common name may have, binds an agent to its node, as `system:node:NAME` does a kubelet.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from eelgrid_protos.certificate import Certificate
+from eelgrid_protos.errors import Violation
+from eelgrid_protos.faults import PermissionDenied
+
+__all__ = [
+    "ANY", "BadGrant", "Caller", "Right", "Role", "RoleRefused", "RoleRules", "caller_of", "check_node", "check_role",
+    "parse_binds", "parse_grants",
+]  # fmt: skip
+
+
+class Role(Enum):
+    """What a certificate is for."""
+
+    # Speaks for nodes; asks nothing.
+    AGENT = "agent"
+    # Sees everything, changes nothing.
+    VIEWER = "viewer"
+    # A viewer who submits, scales and ends its own work, and tells what it did.
+    SUBMITTER = "submitter"
+    # A submitter who says what the cluster aims for and what is enforced on it.
+    ADMIN = "admin"
+
+
+_HELD: Mapping[Role, frozenset[Role]] = {
+    Role.AGENT: frozenset({Role.AGENT}),
+    Role.VIEWER: frozenset({Role.VIEWER}),
+    Role.SUBMITTER: frozenset({Role.VIEWER, Role.SUBMITTER}),
+    Role.ADMIN: frozenset({Role.VIEWER, Role.SUBMITTER, Role.ADMIN}),
+}
+_MARK, _NODE_MARK = "eelgrid:", "eelgrid:node:"
+_BY_NAME = {role.value: role for role in Role}
+_GRANT_KINDS = ("CN", "O", "OU", "DNS", "URI", "EMAIL")
+_RIGHT_KINDS = ("namespace", "queue", "label", "user")
+# A flag for each is no way to keep more; certificates that name their rights need none.
+_GRANTS_MOST = 256
+_BINDS_MOST = 1024
+# Of one certificate; what is beyond is no right, which is the safe side.
+_RIGHTS_MOST = 256
+# The longest name that the contract has for a user, a namespace or a queue.
+_NAME_MOST = 253
+_SHOWN_MOST = 3
+_BIND = re.compile(rf"({'|'.join(_RIGHT_KINDS)}):(.+?)=({'|'.join(_GRANT_KINDS)}):(.+)", re.DOTALL)
+
+# A right to every namespace, or to every queue.
+ANY = "*"
+
+Name = tuple[str, str]
+# Its kind (namespace, queue, label or user) and its name; a label's name is KEY=VALUE.
+Right = tuple[str, str]
+
+
+class BadGrant(ValueError):
+    """A grant or a bind that cannot be understood."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{problem}; {remedy}")
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRules:
+    """What the operator chose: whether a certificate without a role is refused, and who has more than it names."""
+
+    demanded: bool = False
+    grants: Mapping[Name, Role] = field(default_factory=dict)
+    binds: Mapping[Name, tuple[Right, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whoever holds a certificate: `unknown` are words after `eelgrid:` that are no role, `ends_s` is since 1970."""
+
+    subject: str
+    roles: frozenset[Role] = frozenset()
+    # An agent's certificate that names nodes speaks for no others; without, for any.
+    nodes: frozenset[str] = frozenset()
+    unknown: tuple[str, ...] = ()
+    ends_s: float = float("inf")
+    # Whom its work belongs to; empty where the certificate names nobody.
+    user: str = ""
+    rights: frozenset[Right] = frozenset()
+
+    @property
+    def is_of_before_roles(self) -> bool:
+        """Whether it says nothing of roles, well or badly."""
+        return not self.roles and not self.unknown
+
+    @property
+    def greatest(self) -> str:
+        """One word for its roles, of few: for metrics."""
+        order = (Role.ADMIN, Role.SUBMITTER, Role.VIEWER, Role.AGENT)
+        return next((role.value for role in order if role in self.roles), "unknown" if self.unknown else "none")
+
+    @property
+    def words(self) -> str:
+        """Its roles for people."""
+        if self.roles:
+            named = sorted(role.value for role in self.roles)
+            return f"has the role {named[0]}" if len(named) == 1 else f"has the roles {', '.join(named)}"
+        if self.unknown:
+            return f"names {', '.join(self.unknown[:_SHOWN_MOST])}, which is no role"
+        return "has no role"
+
+    def holds(self, role: Role) -> bool:
+        """Whether one of its roles includes this one."""
+        return any(role in _HELD[one] for one in self.roles)
+
+    def rights_to(self, kind: str) -> tuple[str, ...]:
+        """The names of one kind that it may use, in order."""
+        return tuple(sorted(name for one, name in self.rights if one == kind))
+
+
+class RoleRefused(PermissionDenied):
+    """The caller may not do this; `needs` is one word of few, for metrics: a role's name, `node`, `date`, `owner`."""
+
+    def __init__(self, caller: Caller, method: str, needs: str, *, words: str, problem: str, remedy: str) -> None:
+        self.caller = caller
+        self.method = method
+        self.needs = needs
+        violation = Violation("certificate", f"{caller.subject or '(no name)'} {problem}", remedy)
+        super().__init__(f"{method} {words}", (violation,))
+
+
+def parse_grants(texts: Iterable[str]) -> Mapping[Name, Role]:
+    """Grants as people write them, ROLE=KIND:NAME, for example viewer=DNS:grafana.example; raises BadGrant."""
+    found: dict[Name, Role] = {}
+    for text in texts:
+        role, equals, name = text.partition("=")
+        kind, colon, value = name.partition(":")
+        if not equals or role not in _BY_NAME:
+            raise BadGrant(f"--grant {text!r} begins with no role", f"write one of {', '.join(_BY_NAME)}, and =")
+        if not colon or kind not in _GRANT_KINDS or not value:
+            remedy = f"write after the = one of {', '.join(_GRANT_KINDS)}, a colon, and the name"
+            raise BadGrant(f"--grant {text!r} names no certificate", remedy)
+        name_of = _name(kind, value)
+        if found.setdefault(name_of, _BY_NAME[role]) is not _BY_NAME[role]:
+            raise BadGrant(f"--grant gives {name_of} two roles", "keep the greater one, which includes the other")
+    if len(found) > _GRANTS_MOST:
+        raise BadGrant(f"--grant is given {len(found)} times", f"give {_GRANTS_MOST} at most, or O=eelgrid:ROLE")
+    return found
+
+
+def parse_binds(texts: Iterable[str]) -> Mapping[Name, tuple[Right, ...]]:
+    """Rights as people write them, KIND:NAME=KIND:NAME, as in namespace:research=CN:alice; raises BadGrant."""
+    found: dict[Name, tuple[Right, ...]] = {}
+    texts = tuple(texts)
+    for text in texts:
+        match = _BIND.fullmatch(text)
+        right = None if match is None else _right(f"{match[1]}:{match[2]}")
+        if match is None or right is None:
+            remedy = (
+                f"write one of {', '.join(_RIGHT_KINDS)}, a colon, its name (of a label KEY=VALUE), =, and the "
+                "certificate's name as in --grant, for example namespace:research=CN:alice"
+            )
+            raise BadGrant(f"--bind {text!r} is no right of a certificate", remedy)
+        name_of = _name(match[3], match[4])
+        found[name_of] = (*found.get(name_of, ()), right)
+    if len(texts) > _BINDS_MOST:
+        raise BadGrant(
+            f"--bind is given {len(texts)} times", f"give {_BINDS_MOST} at most, or name rights in certificates"
+        )
+    return found
+
+
+def _name(kind: str, value: str) -> Name:
+    return kind, value.lower() if kind == "DNS" else value
+
+
+def _right(text: str) -> Right | None:
+    """The right that `text`, which follows `eelgrid:`, names; None where it names none."""
+    kind, colon, name = text.partition(":")
+    if not colon or kind not in _RIGHT_KINDS or not _is_name(name) or (kind == "user" and name == ANY):
+        return None
+    if kind == "label" and not all(name.partition("=")):
+        return None
+    return kind, name
+
+
+def _is_name(text: str) -> bool:
+    return bool(text) and len(text) <= _NAME_MOST and text.isprintable()
+
+
+def caller_of(
+    certificate: Certificate,
+    grants: Mapping[Name, Role],
+    binds: Mapping[Name, tuple[Right, ...]] | None = None,
+) -> Caller:
+    """Whose it is, what roles it has and what rights."""
+    roles, nodes, unknown, rights = set(), set(), [], dict[Right, None]()
+    for kind, value in (*certificate.subject, *certificate.alternatives):
+        name = _name(kind, value)
+        if (role := grants.get(name)) is not None:
+            roles.add(role)
+        rights.update(dict.fromkeys((binds or {}).get(name, ())))
+        if kind in {"CN", "URI"} and value.startswith(_NODE_MARK):
+            nodes.add(_printable(value.removeprefix(_NODE_MARK)))
+            roles.add(Role.AGENT)
+        elif kind in {"O", "URI"} and value.startswith(_MARK):
+            word = value.removeprefix(_MARK)
+            if (right := _right(word)) is not None:
+                rights[right] = None
+            elif kind == "O" and (named := _BY_NAME.get(word)) is not None:
+                roles.add(named)
+            elif kind == "O":
+                unknown.append(_printable(value[: len(_MARK) + 40]))
+    kept = tuple(rights)[:_RIGHTS_MOST]
+    return Caller(
+        certificate.shown, frozenset(roles), frozenset(nodes), tuple(unknown), certificate.ends_s,
+        user=next(_users(certificate, kept), ""), rights=frozenset(kept),
+    )  # fmt: skip
+
+
+def _users(certificate: Certificate, rights: Iterable[Right]) -> Iterator[str]:
+    """The names that its user may have, the first of which holds."""
+    yield from (name for kind, name in rights if kind == "user")
+    for wanted, names in (
+        ("CN", certificate.subject),
+        ("URI", certificate.alternatives),
+        ("EMAIL", certificate.alternatives),
+    ):
+        for kind, value in names:
+            if kind == wanted and not value.startswith(_MARK) and _is_name(value):
+                yield value
+
+
+def _printable(text: str) -> str:
+    """The text, or where it holds what no terminal should get, one that is no name of anything."""
+    return text if text.isprintable() else ascii(text)
+
+
+def check_role(caller: Caller, method: str, needs: Role | None, rules: RoleRules, *, now_s: float) -> bool:
+    """Whether it may for its role; False where it may only since roles are not demanded. Raises RoleRefused.
+
+    `needs` is the least role, None for whoever comes with a certificate of the authority.
+    """
+    if now_s >= caller.ends_s:
+        # TLS refuses it at the next connection; a connection that stays open must not outlive its certificate.
+        remedy = "renew it and connect again"
+        words = "needs a certificate in date"
+        raise RoleRefused(caller, method, "date", words=words, problem="has expired", remedy=remedy)
+    if needs is None or caller.holds(needs):
+        return True
+    if caller.is_of_before_roles and not rules.demanded:
+        return False
+    remedy = f"use one with the organization {_MARK}{needs.value}, or have this one granted it (--grant)"
+    words = f"needs the role {needs.value}"
+    raise RoleRefused(caller, method, needs.value, words=words, problem=caller.words, remedy=remedy)
+
+
+def check_node(caller: Caller, node_name: str) -> None:
+    """Whether it may speak for the node; raises RoleRefused."""
+    if caller.nodes and node_name not in caller.nodes:
+        names = sorted(caller.nodes)
+        problem = f"is of {', '.join(names[:_SHOWN_MOST])}{', ...' if len(names) > _SHOWN_MOST else ''}"
+        remedy = f"use one with the common name {_NODE_MARK}{node_name}, or give the agent its own --node-name"
+        words = f"as {node_name} needs that node's certificate"
+        raise RoleRefused(caller, "Connect", "node", words=words, problem=problem, remedy=remedy)
