@@ -36,13 +36,13 @@ from eelgrid_controller.events import (
 from eelgrid_controller.explain import SLICES_REASON, explain
 from eelgrid_controller.model import modelled_power_w
 from eelgrid_controller.movable import Problem, survey
-from eelgrid_controller.occupancy import Adoption, Others
+from eelgrid_controller.occupancy import UNREPORTED, Adoption, Others
 from eelgrid_controller.outcomes import imagined, outcome
 from eelgrid_controller.plan import node_plan
 from eelgrid_controller.planner import Decision
 from eelgrid_controller.relocation import relocations
 from eelgrid_controller.replicas import sliced
-from eelgrid_controller.repointing import correction
+from eelgrid_controller.repointing import correction, renaming
 from eelgrid_controller.retrying import Retrying
 from eelgrid_controller.scaling import rescaled
 from eelgrid_controller.slicing.execution import planned
@@ -87,8 +87,12 @@ _Result = TypeVar("_Result")
 class Core:
     """One owner of one state; synchronous, deterministic, bounded."""
 
-    def __init__(self, state: ClusterState, catalogue: Catalogue, *, live_most: int = LIVE_MOST) -> None:
+    def __init__(
+        self, state: ClusterState, catalogue: Catalogue, *, live_most: int = LIVE_MOST, joins_closed: bool = False
+    ) -> None:
+        """Where a node `joins_closed`, an engine runs work there: nothing is placed before it is `occupied`."""
         self.state = state
+        self._joins_closed = joins_closed
         self._chooser = Chooser(state, catalogue)
         self._live_most = live_most
         self._retrying = Retrying(state, self._chooser)
@@ -258,9 +262,30 @@ class Core:
             raise ResourceExhausted(f"{NODES_MOST} nodes are registered, which is the limit of one controller")
         if record is not None and record.is_as(inventory) and plan_epoch <= record.plan_epoch:
             return Step((), None, frozenset())
-        event = NodeJoined(time_ns=now_ns, inventory=inventory, plan_epoch=plan_epoch)
-        self._apply(event)
-        return self._with_retry(event, None, frozenset((inventory.node_name,)), now_ns)
+        joined = NodeJoined(time_ns=now_ns, inventory=inventory, plan_epoch=plan_epoch)
+        before = None if record is None else record.inventory
+        nodes, events = self._apply(joined), [joined, *self._joined(inventory.node_name, before, now_ns)]
+        for event in events[1:]:
+            nodes |= self._apply(event)
+        more, touched = self._freed(now_ns)
+        return Step((*events, *more), None, nodes | touched)
+
+    def _joined(self, node_name: str, before: Inventory | None, now_ns: int) -> list[Event]:
+        """What goes with a node's joining, not yet applied: so that nothing is placed there in between."""
+        if before is None:
+            closed = NodeOccupied(time_ns=now_ns, node_name=node_name, others=UNREPORTED)
+            return [closed] if self._joins_closed else []
+        renamed = renaming(self.state, self.state.nodes[node_name], before, now_ns=now_ns)
+        return [] if renamed is None else [renamed]
+
+    def expect_reports(self, *, now_ns: int) -> Step[None]:
+        """Places nothing on any node before its engine has reported anew what stands there."""
+        events = [
+            NodeOccupied(time_ns=now_ns, node_name=name, others=replace(record.others, closed=UNREPORTED.closed))
+            for name, record in self.state.nodes.items()
+            if record.others.closed != UNREPORTED.closed
+        ]
+        return Step(tuple(events), None, frozenset[str]().union(*map(self._apply, events)))
 
     def occupied(self, node_name: str, others: Others, *, now_ns: int) -> Step[None]:
         """What others hold on a node from now on; then waiting work is tried, if that leaves it more. Raises NotFound."""

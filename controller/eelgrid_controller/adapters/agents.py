@@ -147,6 +147,7 @@ class AgentService:
         self._monotonic_s = monotonic_s
         self.devices = DeviceReports(monotonic_s=monotonic_s)
         self._sessions: dict[str, _Session] = {}
+        self._met: set[str] = set()  # nodes whose agents have said what they have, to this process
         self._policy = loop.core.state.policy
         telemetry.expect_every(self._policy.send_interval_s)
         loop.listeners.append(self._on_commit)
@@ -160,6 +161,10 @@ class AgentService:
         """Whether an agent tells what a node is: one that is connected, or whose inventory is the newest."""
         record = self._loop.core.state.nodes.get(node_name)
         return node_name in self._sessions or (record is not None and record.inventory.agent_version != "")
+
+    def is_awaited(self, node_name: str) -> bool:
+        """Whether an agent speaks for a node and has not said yet, to this process, what the node has now."""
+        return node_name not in self._met and self.speaks_for(node_name)
 
     def close(self) -> None:
         """End every stream, so that the server can stop at once."""
@@ -201,6 +206,7 @@ class AgentService:
         reader: asyncio.Task[None] | None = None
         try:
             await self._loop.node_joined(hello.inventory, plan_epoch=hello.plan_epoch)
+            self._met.add(name)
             session.sequence = self._telemetry.open(hello.inventory, hello.incarnation)
             cadence = cadence_of(self._policy)
             session.ack_every = acknowledge_every(cadence, self._policy.lease_s)
