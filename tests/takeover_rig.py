@@ -2,45 +2,27 @@
 
 Controllers are killed, frozen with writes under way and woken, and begin with journals that are
 empty, older, or their own; agents connect when they like; lists, watches and answers come late.
-The checker knows no core and no gate: what two pods hold by their plans, and how many GPUs a node
-has, is all that it asks for.
+The checker is that of `bench.kubernetes`, which knows no core and no gate.
 """
 
 import json
 import random
-from collections import Counter
 
-from tests.gate_rig import Api, Side, settle
+from bench.kubernetes.checker import gpus_of, judge
 
 from eelgrid_controller.kubernetes import gate_events as told
-from eelgrid_controller.kubernetes.names import ANNOTATION_PLAN
-from eelgrid_controller.kubernetes.patches import pinned_node
 from eelgrid_controller.state import ClusterState
+from tests.gate_rig import Api, Side, settle
 
 __all__ = ["Takeovers", "problems"]
 
 GPUS = 4
 
 
-def gpus_of(pod):
-    return int(pod["spec"]["containers"][0]["resources"]["requests"]["nvidia.com/gpu"])
-
-
-def problems(pods, nodes):
-    """Devices that two live pods have by their plans, and nodes with more pods than they have GPUs for."""
-    found, given, placed = [], {}, Counter()
-    for pod in pods:
-        if pod["status"].get("phase") in ("Succeeded", "Failed") or pod["spec"].get("schedulingGates"):
-            continue
-        node = pod["spec"].get("nodeName") or pinned_node(pod)
-        placed[node] += gpus_of(pod)
-        plan = json.loads(pod["metadata"]["annotations"].get(ANNOTATION_PLAN, "null"))
-        for device in plan["devices"] if plan is not None else ():
-            given.setdefault((plan["node"], device), []).append(pod["metadata"]["name"])
-    found += [f"{node} GPU {device}: {names}" for (node, device), names in given.items() if len(names) > 1]
-    room = {node["metadata"]["name"]: int(node["status"]["allocatable"]["nvidia.com/gpu"]) for node in nodes}
-    found += [f"{node} has {room[node]} GPUs and {many} planned" for node, many in placed.items() if many > room[node]]
-    return found
+def problems(api):
+    """What is given twice at this moment."""
+    found = judge(api.pods.values(), api.nodes.values())
+    return [*found.twice, *found.beyond, *found.astray]
 
 
 class Takeovers:
@@ -80,7 +62,7 @@ class Takeovers:
         if self.has_agents:
             acts += [(3, self.agent), (1, self.correct)]
         rng.choices([act for _, act in acts], [weight for weight, _ in acts])[0](rng)
-        found = problems(self.api.pods.values(), self.api.nodes.values())
+        found = problems(self.api)
         assert not found, found
 
     def awake(self, rng):
@@ -191,7 +173,7 @@ class Takeovers:
                 self.sides[0].agent(name, gpus=GPUS)
         settle(self.api, self.sides, at_s, rounds=60)
         pods = self.api.pods.values()
-        found = problems(pods, self.api.nodes.values())
+        found = problems(self.api)
         assert not found, found
         stuck = [
             pod["metadata"]["name"]

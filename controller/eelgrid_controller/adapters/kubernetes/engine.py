@@ -66,6 +66,7 @@ from eelgrid_controller.kubernetes.gate_events import (
     Ungate,
 )
 from eelgrid_controller.kubernetes.holders import Ref
+from eelgrid_controller.kubernetes.nodes import agrees
 from eelgrid_controller.kubernetes.serving import Service, Services, target_of
 from eelgrid_controller.kubernetes.sight import sight_of
 from eelgrid_controller.kubernetes.views import KubeNode, Shapes, node_of, owner_of, pod_of
@@ -339,7 +340,12 @@ class Engine:
             self.feed(seen)
 
     def _seen(self, node: KubeNode) -> NodeSeen:
-        return NodeSeen(node, self._has_agent(node.name), self._awaits_agent(node.name))
+        name, awaits = node.name, False
+        if self._awaits_agent(name):
+            # What the journal has of a node is good for as long as its kubelet says nothing else.
+            record = self._loop.core.state.nodes.get(name)
+            awaits = record is None or not agrees(node, record.inventory)
+        return NodeSeen(node, self._has_agent(name), awaits)
 
     def _unread(self, kind: str, found: Object, error: KubernetesUnreadable) -> None:
         self.unreadable += 1
