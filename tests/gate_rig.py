@@ -12,6 +12,7 @@ import json
 from eelgrid_controller.adapters.kubernetes.asked import placed_of, standing_of
 from eelgrid_controller.core import Core
 from eelgrid_controller.events import (
+    DevicesCorrected,
     NodeJoined,
     WorkloadCancelled,
     WorkloadDeferred,
@@ -21,12 +22,13 @@ from eelgrid_controller.events import (
 from eelgrid_controller.kubernetes import gate_events as told
 from eelgrid_controller.kubernetes.gate import Gate, GateSettings
 from eelgrid_controller.kubernetes.names import ANNOTATION_GROUP, ANNOTATION_GROUP_SIZE, ANNOTATION_PLAN, GATE
-from eelgrid_controller.kubernetes.patches import pinned_node, stripping, ungating
+from eelgrid_controller.kubernetes.patches import annotating, pinned_node, stripping, ungating
 from eelgrid_controller.kubernetes.sight import sight_of
 from eelgrid_controller.kubernetes.views import node_of, pod_of
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import AlreadyExists, Fault, NotFound
+from eelgrid_protos.messages import Gpu, Inventory
 
 PRODUCTS = catalogue.load()
 SETTINGS = GateSettings(unbound_s=10.0, retry_s=5.0, busy_s=1.0, conflict_s=1.0)
@@ -45,6 +47,7 @@ class Api:
         self.bound = {}  # uid -> (node, plan's node, gpus)
         self.owned = {}  # owner uid -> how to make another
         self.groups = {}  # with a PodGroup: name -> size
+        self.in_flight = []  # writes that were sent and have not arrived: (side, what, body)
 
     def tell(self, kind, found):
         for side in self.watchers:
@@ -127,6 +130,36 @@ class Api:
         self.put("pod", found)
         return None
 
+    def annotate(self, key, body):
+        """A merge patch of annotations with its preconditions."""
+        found, metadata = self.pods.get(key.name), body["metadata"]
+        if found is None or metadata["uid"] != found["metadata"]["uid"]:
+            return told.Failure.GONE
+        if metadata["resourceVersion"] != found["metadata"]["resourceVersion"]:
+            return told.Failure.CONFLICT
+        found = copy.deepcopy(found)
+        found["metadata"]["annotations"] |= metadata["annotations"]
+        self.put("pod", found)
+        return None
+
+    def arrive(self, index=0, *, is_answered=True):
+        """A write that was sent is at the server, whoever leads by now."""
+        side, one, body, leading = self.in_flight.pop(index)
+        match one:
+            case told.Recreate():
+                failure, real = None, self.pods.get(one.key.name)
+                if real is None or real["metadata"]["uid"] != one.uid:
+                    failure = told.Failure.GONE
+                elif one.version not in ("", real["metadata"]["resourceVersion"]):
+                    failure = told.Failure.CONFLICT
+                else:
+                    self.remove(one.key.name)
+            case told.Annotate():
+                failure = self.annotate(one.key, body)
+            case _:
+                failure = self.patch(one.key, body, one.epoch, leading)
+        side.answered(one, failure, is_answered=is_answered)
+
     def held(self, node):
         """The pods that hold devices on a node, as its kubelet would say: by name."""
         return {
@@ -187,9 +220,12 @@ class Api:
 class Side:
     """One controller: a core, a gate, and what is under way."""
 
-    def __init__(self, api, settings=SETTINGS):
+    def __init__(self, api, settings=SETTINGS, *, state=None):
+        """`state` is what its journal gives back; it has been told nothing of what stands since."""
         self.api = api
-        self.core = Core(ClusterState(), PRODUCTS)
+        self.core = Core(state or ClusterState(), PRODUCTS, joins_closed=True)
+        self.core.expect_reports(now_ns=1)
+        self.met = set()  # nodes whose agents have told this process what they have
         self.settings = settings
         self.epoch = None
         self.now_ns = 1
@@ -202,6 +238,7 @@ class Side:
         self.watch, self.events, self.under_way = [], [], []
         self.objects = {}
         self.tells = []
+        self.api.in_flight = [one for one in self.api.in_flight if one[0] is not self]
         for node in self.api.nodes.values():
             self._see("node", copy.deepcopy(node))
         for pod in self.api.pods.values():
@@ -217,7 +254,7 @@ class Side:
     def _see(self, kind, found):
         name = found["metadata"]["name"]
         if kind == "node":
-            self.events.append(told.NodeSeen(node_of(found)))
+            self.events.append(told.NodeSeen(node_of(found), self.has_agent(name), self.awaits_agent(name)))
         elif kind == "gone":
             self.objects.pop(name, None)
             self.events.append(told.PodGone(found["metadata"]["uid"]))
@@ -235,6 +272,46 @@ class Side:
         """Agents of these nodes, which are their device plugins, say what pods hold."""
         self.events += [told.DevicesSeen(name, True, self.api.held(name)) for name in names]
 
+    def has_agent(self, name):
+        """Whether an agent has ever told this journal what a node has."""
+        record = self.core.state.nodes.get(name)
+        return record is not None and record.inventory.agent_version != ""
+
+    def awaits_agent(self, name):
+        """Whether it has not told this process."""
+        return self.has_agent(name) and name not in self.met
+
+    def agent(self, name, *, gpus=8):
+        """The agent of a node connects, and says what it has."""
+        devices = tuple(
+            Gpu(uuid=f"GPU-{name}-{index}", index=index, product="NVIDIA H100 80GB HBM3", model="H100")
+            for index in range(gpus)
+        )
+        inventory = Inventory(
+            node_name=name, cpu_milli=64_000, memory_bytes=512 * 2**30, agent_version="1", generation=1, gpus=devices
+        )
+        self.now_ns += 1
+        self.met.add(name)
+        self._heard(self.core.node_joined(inventory, now_ns=self.now_ns).events)
+        if name in self.api.nodes:
+            self._see("node", copy.deepcopy(self.api.nodes[name]))
+
+    def corrected(self, name, key, indexes):
+        """The agent says which devices a replica really holds."""
+        self.now_ns += 1
+        uuids = {gpu.index: gpu.uuid for gpu in self.core.state.nodes[name].inventory.gpus}
+        held = {key: tuple(uuids[index] for index in indexes)}
+        self._heard(self.core.corrected(name, held, now_ns=self.now_ns).events)
+
+    def take_over(self, epoch):
+        """Lead as the engine does: when everything has been listed anew."""
+        self.watch.clear()
+        for name in [name for name in self.objects if name not in self.api.pods]:
+            self._see("gone", self.objects[name])
+        for pod in self.api.pods.values():
+            self._see("pod", copy.deepcopy(pod))
+        self.lead(epoch)
+
     def lead(self, epoch):
         self.epoch = epoch
         self.events.append(told.Led(epoch) if epoch is not None else told.NotLed())
@@ -244,7 +321,7 @@ class Side:
         events, self.events = self.events, []
         for one in self.gate.take(events, at_s):
             match one:
-                case told.Ungate() | told.Strip() | told.Recreate():
+                case told.Ungate() | told.Strip() | told.Recreate() | told.Annotate():
                     self.under_way.append(one)
                 case told.Tell():
                     self.tells.append(one)
@@ -302,36 +379,58 @@ class Side:
                     self.events.append(told.Deferred(event.workload_id, event.reason))
                 case WorkloadCancelled():
                     self.events.append(told.Cancelled(event.workload_id))
+                case DevicesCorrected():
+                    for name in event.workload_ids:
+                        self.events.append(standing_of(self.core.state.workloads[name]))
                 case NodeJoined():
                     self.events.append(told.NodeKnown(event.inventory.node_name))
 
     def write(self, index=0, *, fault=None):
         """Carry out a write; `fault` is None, "busy" (not done) or "lost" (done, unanswered)."""
-        one = self.under_way.pop(index)
-        failed = told.DeleteFailed if isinstance(one, told.Recreate) else told.PatchFailed
         if fault == "busy":
-            self.events.append(failed(one.uid, told.Failure.BUSY, "429"))
+            one = self.under_way.pop(index)
+            self.events.append(self._failure(one)(one.uid, told.Failure.BUSY, "429"))
             return
+        self.send(index)
+        if self.api.in_flight and self.api.in_flight[-1][0] is self:
+            self.api.arrive(-1, is_answered=fault is None)
+
+    @staticmethod
+    def _failure(one):
+        match one:
+            case told.Recreate():
+                return told.DeleteFailed
+            case told.Annotate():
+                return told.AnnotateFailed
+        return told.PatchFailed
+
+    def send(self, index=0):
+        """The last look at the term and at the object; what is sent then may arrive at any time."""
+        one = self.under_way.pop(index)
         found = self.objects.get(one.key.name)
         is_it = found is not None and found["metadata"]["uid"] == one.uid
-        if one.epoch is not None and one.epoch != self.epoch:
-            self.events.append(failed(one.uid, told.Failure.STALE))
+        is_this = is_it and found["metadata"]["resourceVersion"] == one.version
+        if (one.epoch is not None and one.epoch != self.epoch) or not (is_this or isinstance(one, told.Recreate)):
+            self.events.append(self._failure(one)(one.uid, told.Failure.STALE))
             return
-        if isinstance(one, told.Recreate):
-            real = self.api.pods.get(one.key.name)
-            if real is not None and real["metadata"]["uid"] == one.uid:
-                self.api.remove(one.key.name)
-            return
-        if not is_it or found["metadata"]["resourceVersion"] != one.version:
-            self.events.append(failed(one.uid, told.Failure.STALE))
-            return
-        body = ungating(found, one.node_name, one.plan) if isinstance(one, told.Ungate) else stripping(found)
-        failure = self.api.patch(one.key, body, one.epoch, self.epoch)
-        if failure is not None:
-            self.events.append(failed(one.uid, failure))
-        elif fault == "lost":
-            self.events.append(failed(one.uid, told.Failure.BUSY, "no answer"))
-        else:
+        match one:
+            case told.Ungate():
+                body = ungating(found, one.node_name, one.plan)
+            case told.Strip():
+                body = stripping(found)
+            case told.Annotate():
+                body = annotating(found, one.annotations)
+            case told.Recreate():
+                body = None
+        self.api.in_flight.append((self, one, body, self.epoch))
+
+    def answered(self, one, failure, *, is_answered):
+        """What came of a write, as far as this side hears."""
+        if not is_answered:
+            self.events.append(self._failure(one)(one.uid, told.Failure.BUSY, "no answer"))
+        elif failure is not None:
+            self.events.append(self._failure(one)(one.uid, failure))
+        elif isinstance(one, told.Ungate | told.Strip):
             self.events.append(told.PatchDone(one.uid))
 
 

@@ -18,6 +18,7 @@ from bench.kubernetes.claims import claims_rows
 from bench.kubernetes.control_plane import ControlPlane, NoControlPlane, at_hand
 from bench.kubernetes.processes import ControllerProcess
 from bench.kubernetes.rig import Rig
+from bench.kubernetes.takeovers import takeover_rows
 from bench.kubernetes.trials import Row, api_restart, gang_stolen, gang_waits, leaders_killed
 
 
@@ -29,7 +30,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=3, help="bursts of each kind, in turns")
     parser.add_argument("--kills", type=int, default=20, help="leaders killed")
     parser.add_argument("--lease", type=float, default=15.0, help="seconds, while leaders are killed")
-    parser.add_argument("--only", default="", help="of burst,claims,gangs,leaders,restart; all by default")
+    parser.add_argument("--takeovers", type=int, default=50, help="leaders that end in a burst, and others after them")
+    parser.add_argument("--takeover-lease", type=float, default=3.0, help="seconds, in these")
+    parser.add_argument("--only", default="", help="of burst,claims,gangs,leaders,restart,takeovers; all by default")
     parser.add_argument("--claims", type=int, default=1000, help="pods with claims")
     parser.add_argument("--claims-alone", type=int, default=80, help="pods for kube-scheduler's own search of devices")
     return parser.parse_args()
@@ -132,6 +135,13 @@ class _Run:
             lease_s=lease_s,
         )  # fmt: skip
 
+    async def takeovers(self) -> list[Row]:
+        lease_s = self.options.takeover_lease
+        return await takeover_rows(
+            self.rig, lambda name: self.controller(name, lease_s=lease_s, unbound_s=30.0), self.options.out,
+            times=self.options.takeovers,
+        )  # fmt: skip
+
     async def restart(self) -> list[Row]:
         side = self.controller("restart", unbound_s=60.0)
         await side.start()
@@ -163,14 +173,18 @@ def _median(values: list[float]) -> float:
 
 
 async def _main(options: argparse.Namespace, plane: ControlPlane) -> None:
-    parts = set(filter(None, options.only.split(","))) or {"burst", "claims", "gangs", "leaders", "restart"}
+    parts = set(filter(None, options.only.split(","))) or {
+        "burst", "claims", "gangs", "leaders", "restart", "takeovers",
+    }  # fmt: skip
     async with Rig(plane.kubeconfig) as rig:
         await rig.clear()
         run = _Run(options, plane, rig)
         try:
             if "claims" in parts:
                 await run.told(run.claims())
-            if parts != {"claims"}:
+            if "takeovers" in parts:
+                await run.told(run.takeovers())
+            if parts - {"claims", "takeovers"}:
                 await rig.make_nodes(options.nodes)
             if "burst" in parts:
                 await run.told(run.bursts())

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -23,9 +24,10 @@ class ControllerProcess:
     ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
+        self.data = folder / f"{name}-data"
         self._arguments = (
             "--kubernetes", "--kubeconfig", kubeconfig, "--kubernetes-namespace", "default", "--kubernetes-lease",
-            str(lease_s), "--kubernetes-identity", name, "--data", str(folder / f"{name}-data"), "--listen",
+            str(lease_s), "--kubernetes-identity", name, "--data", str(self.data), "--listen",
             "127.0.0.1:0", "--metrics", "127.0.0.1:0", *options,
         )  # fmt: skip
         self._process: asyncio.subprocess.Process | None = None
@@ -52,6 +54,20 @@ class ControllerProcess:
         """Its log."""
         return self.log.read_text() if self.log.exists() else ""
 
+    @property
+    def address(self) -> str:
+        """Where agents reach it; empty before it serves."""
+        found = re.findall(r"serving listen=(\S+)", self.text())
+        return found[-1] if found else ""
+
+    def freeze(self) -> None:
+        """Stop it in the middle of whatever it does."""
+        self._signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
     async def kill(self) -> None:
         """Kill it as a power cut would."""
         await self._end(signal.SIGKILL)
@@ -60,7 +76,11 @@ class ControllerProcess:
         """Stop it in order."""
         await self._end(signal.SIGTERM)
 
-    async def _end(self, how: signal.Signals) -> None:
+    def _signal(self, how: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(how)
+
+    async def _end(self, how: signal.Signals) -> None:
+        self._signal(how)
+        if self._process is not None:
             await self._process.wait()

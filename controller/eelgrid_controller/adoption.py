@@ -7,9 +7,10 @@ Theory. Work that an engine runs and that this journal does not know is among wh
 To take it over is to hold its places in its own name and to subtract what it counted for
 there, in one step: in between, its room would look free. A node that takes nothing new keeps
 what stands on it, and which devices others hold is a guess from their number; so neither is
-asked while places are held, and both are told again at the end of the step. What is left must
-be enough for all others. Where devices are counts in disguise any free one is as good as
-another; elsewhere it is the device that was named, or the place is not taken over.
+asked while places are held, and both are told again at the end of the step. A place whose devices
+are named is held at these and no others, however many GPUs others are said to hold beside it: it
+stands there already. Where none are named, any free one that nobody else's name is on is as good
+as another, and what is left must be enough for all others.
 
 What is not known yet begins with these places; what runs gains them, and lets go in the same
 step those that its engine runs no more. All stands or falls together, or, for work whose
@@ -124,12 +125,12 @@ class _Trial:
             return f"node {name} is not there"
         record = self.record(name)
         left = self._left.get(name, self._nodes[name].others).less(one.counted)
-        gpus = _devices(record, count, one)
+        gpus = _devices(record, count, one, left)
         if len(gpus) < count:
             meant = f"devices {', '.join(map(str, one.gpu_indexes))}" if one.is_exact else f"{count} devices"
             return f"{meant} of node {name} are not free, or not there"
         unheld = sum(gpu.uuid not in record.gpu_milli for gpu in record.inventory.gpus) - len(gpus)
-        if unheld < left.gpu_count:
+        if unheld < left.gpu_count and not one.is_exact:
             return f"node {name} would have {unheld} GPUs left, and others hold {left.gpu_count}"
         placement = Placement(
             replica=replica,
@@ -154,9 +155,10 @@ class _Trial:
         )
 
 
-def _devices(record: NodeRecord, count: int, one: Standing) -> list[Gpu]:
+def _devices(record: NodeRecord, count: int, one: Standing, left: Others) -> list[Gpu]:
     """The devices that are meant, or others that are free where those are but counts; fewer where there are too few."""
-    free = {gpu.index: gpu for gpu in sorted(record.inventory.gpus, key=lambda gpu: gpu.index) if _is_free(record, gpu)}
+    ordered = sorted(record.inventory.gpus, key=lambda gpu: gpu.index)
+    free = {gpu.index: gpu for gpu in ordered if gpu.index not in left.gpu_indexes and _is_free(record, gpu)}
     meant = [free.pop(index) for index in dict.fromkeys(one.gpu_indexes) if index in free][:count]
     if not one.is_exact:
         meant += list(free.values())[: count - len(meant)]

@@ -230,11 +230,11 @@ class Controller:
 
     async def _compose(self, journal: SqliteJournal) -> Recovered:
         """Make everything inside, and bring the state back."""
-        products = catalogue.load()
+        products, is_engine_run = catalogue.load(), self.config.kubernetes is not None
         self.loop = ControllerLoop(
             journal=journal,
             fresh_state=ClusterState,
-            make_core=lambda state: Core(state, products),
+            make_core=lambda state: Core(state, products, joins_closed=is_engine_run),
             config=self.config,
             clock=self._clock,
             log=self._log.getChild("loop"),
@@ -245,6 +245,9 @@ class Controller:
         self._stack.push_async_callback(self.loop.stop)
         await self._record_loss(journal)
         self._begin_audit(journal)
+        if is_engine_run:
+            # What a journal says of others is as old as the journal.
+            await self.loop.expect_reports()
         await self._adopt_placement()
         self.telemetry = telemetry = Telemetry()
         self.agents = AgentService(

@@ -42,14 +42,14 @@ from eelgrid_controller.events import (
 from eelgrid_controller.explain import CONTRADICTED_REASON, SLICES_REASON, explain
 from eelgrid_controller.model import modelled_power_w
 from eelgrid_controller.movable import Problem, survey
-from eelgrid_controller.occupancy import Adoption, Others
+from eelgrid_controller.occupancy import UNREPORTED, Adoption, Others
 from eelgrid_controller.outcomes import imagined, outcome
 from eelgrid_controller.plan import node_plan
 from eelgrid_controller.planner import Decision
 from eelgrid_controller.relocation import relocations
 from eelgrid_controller.removal import Removal, forgettable, longest_lost, removal_of
 from eelgrid_controller.replicas import sliced
-from eelgrid_controller.repointing import correction
+from eelgrid_controller.repointing import correction, renaming
 from eelgrid_controller.retrying import Retrying
 from eelgrid_controller.rollback import PlanClaim, compared
 from eelgrid_controller.scaling import rescaled
@@ -100,10 +100,13 @@ class Core:
     """One owner of one state; synchronous, deterministic, bounded."""
 
     def __init__(
-        self, state: ClusterState, catalogue: Catalogue, *, live_most: int = LIVE_MOST, nodes_most: int = NODES_MOST
-    ) -> None:
+        self, state: ClusterState, catalogue: Catalogue, *, live_most: int = LIVE_MOST, nodes_most: int = NODES_MOST,
+        joins_closed: bool = False,
+    ) -> None:  # fmt: skip
+        """Where a node `joins_closed`, an engine runs work there: nothing is placed before it is `occupied`."""
         self.state = state
         self._nodes_most = nodes_most
+        self._joins_closed = joins_closed
         self._chooser = Chooser(state, catalogue)
         self._live_most = live_most
         self._retrying = Retrying(state, self._chooser)
@@ -280,20 +283,44 @@ class Core:
         record = self.state.nodes.get(inventory.node_name)
         gone = self._make_room_for_a_node(now_ns) if record is None else ()
         name = inventory.node_name
-        events = compared(record, name, claim, now_ns=now_ns)
+        before = None if record is None else record.inventory
+        compared_events = compared(record, name, claim, now_ns=now_ns)
+        events: list[Event] = []
+        nodes = frozenset((name,))
         if record is None or not record.is_as(inventory) or plan_epoch > record.plan_epoch:
-            events = (NodeJoined(time_ns=now_ns, inventory=inventory, plan_epoch=plan_epoch), *events)
+            joined = NodeJoined(time_ns=now_ns, inventory=inventory, plan_epoch=plan_epoch)
+            nodes |= self._apply(joined)
+            events += [joined, *self._joined(name, before, now_ns)]
         if record is not None and not record.is_heard:
             # What waits is tried in its turn: every agent says Hello after a start.
             record.is_heard = True
-            self._chooser.refresh((name,))
+            self._chooser.refresh(nodes)
             self._retrying.capacity_appeared()
+        events += compared_events
         for event in events:
-            self._apply(event)
+            if not isinstance(event, NodeJoined):
+                nodes |= self._apply(event)
         if not events:
             return Step((), None, frozenset())
-        more, nodes = self._freed(now_ns)
-        return Step((*gone, *events, *more), None, frozenset((name,)) | nodes)
+        more, touched = self._freed(now_ns)
+        return Step((*gone, *events, *more), None, nodes | touched)
+
+    def _joined(self, node_name: str, before: Inventory | None, now_ns: int) -> list[Event]:
+        """What goes with a node's joining, not yet applied: so that nothing is placed there in between."""
+        if before is None:
+            closed = NodeOccupied(time_ns=now_ns, node_name=node_name, others=UNREPORTED)
+            return [closed] if self._joins_closed else []
+        renamed = renaming(self.state, self.state.nodes[node_name], before, now_ns=now_ns)
+        return [] if renamed is None else [renamed]
+
+    def expect_reports(self, *, now_ns: int) -> Step[None]:
+        """Places nothing on any node before its engine has reported anew what stands there."""
+        events = [
+            NodeOccupied(time_ns=now_ns, node_name=name, others=replace(record.others, closed=UNREPORTED.closed))
+            for name, record in self.state.nodes.items()
+            if record.others.closed != UNREPORTED.closed
+        ]
+        return Step(tuple(events), None, frozenset[str]().union(*map(self._apply, events)))
 
     def reconcile_node(self, node_name: str, *, now_ns: int) -> Step[NodeRecord]:
         """Gives up what a node holds beyond the journal: its next plan is without; then waiting work is tried."""

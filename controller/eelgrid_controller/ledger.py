@@ -142,11 +142,14 @@ class NodeRecord:
         return self.inventory.memory_bytes - self.allocated_memory_bytes - self.others.memory_bytes
 
     def taken_by_others(self) -> frozenset[str]:
-        """The GPUs that others are taken to hold, the highest indexes of what is not held here."""
+        """The GPUs that others hold by name, and as many more of what is not held here, the highest indexes first."""
         if not self.others.gpu_count:
             return frozenset()
-        free = sorted(gpu.index for gpu in self.inventory.gpus if gpu.uuid not in self.gpu_milli)
-        taken = set(free[-self.others.gpu_count :])
+        taken = {gpu.index for gpu in self.inventory.gpus}.intersection(self.others.gpu_indexes)
+        unnamed = self.others.gpu_count - len(taken)
+        if unnamed > 0:
+            free = sorted(gpu.index for gpu in self.inventory.gpus if gpu.uuid not in self.gpu_milli)
+            taken.update([index for index in free if index not in taken][-unnamed:])
         return frozenset(gpu.uuid for gpu in self.inventory.gpus if gpu.index in taken)
 
     def gpu(self, uuid: str) -> Gpu | None:

@@ -278,6 +278,10 @@ class ControllerLoop:
         """What others hold on a node, as its engine tells."""
         await self.command(lambda core, now_ns: core.occupied(node_name, others, now_ns=now_ns))
 
+    async def expect_reports(self) -> None:
+        """Place nothing on any node before its engine has reported anew what stands there."""
+        await self.command(lambda core, now_ns: core.expect_reports(now_ns=now_ns))
+
     async def corrected(self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
         """Replicas hold these GPUs of their node, as its engine tells."""
         await self.command(lambda core, now_ns: core.corrected(node_name, held, now_ns=now_ns))

@@ -5,7 +5,8 @@ Owns the values. Must not know which engine that is, nor what Eelgrid placed the
 Theory. An engine runs more than what it asks Eelgrid to place: system pods, work that did not
 opt in, another scheduler's jobs. The planner needs to know how much of a node is left, not by
 whom it is held. Which GPUs others hold is often not known (a kubelet chooses them), only how
-many. What an engine demands of a node besides amounts (labels, taints, features, partitions)
+many; where a plan says which, they are named, and nothing else is taken for them. Until an engine
+has reported what stands on a node, nothing is placed there (UNREPORTED). What an engine demands of a node besides amounts (labels, taints, features, partitions)
 comes as traits: names that the engine gives to each set of demands, told of every node that
 meets it; a workload requires some of them. So the rules of an engine stay with that engine.
 Work that runs and is to be Eelgrid's is said to stand somewhere, replica by replica, with what
@@ -16,9 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from eelgrid_protos.messages import ResourceRequest
+from eelgrid_protos.messages.reading import GPUS_PER_NODE_MOST
 from eelgrid_protos.quantities import Bytes, Count, CpuMilli, Label, Many, Sentence
 
-__all__ = ["NOBODY", "Adoption", "Others", "Standing"]
+__all__ = ["NOBODY", "UNREPORTED", "Adoption", "Others", "Standing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,8 @@ class Others:
     cpu_milli: CpuMilli = 0
     memory_bytes: Bytes = 0
     gpu_count: Count = 0
+    # Of these GPUs those that are known, by index; which the others are is a guess.
+    gpu_indexes: Annotated[tuple[Count, ...], Many(GPUS_PER_NODE_MOST)] = ()
     traits: Annotated[tuple[Label, ...], Many(256)] = ()
     closed: Sentence = ""
 
@@ -50,8 +54,11 @@ class Others:
         return self._shifted(amounts, -1)
 
     def _shifted(self, amounts: "Others | ResourceRequest", sign: int) -> "Others":
+        named = set(amounts.gpu_indexes) if isinstance(amounts, Others) else set[int]()
+        indexes = named.union(self.gpu_indexes) if sign > 0 else set(self.gpu_indexes) - named
         return replace(
             self,
+            gpu_indexes=tuple(sorted(indexes)),
             cpu_milli=max(0, self.cpu_milli + sign * amounts.cpu_milli),
             memory_bytes=max(0, self.memory_bytes + sign * amounts.memory_bytes),
             gpu_count=max(0, self.gpu_count + sign * amounts.gpu_count),
@@ -59,6 +66,8 @@ class Others:
 
 
 NOBODY = Others()
+# Of a node that has joined: an engine runs work there, and has not said yet what stands on it.
+UNREPORTED = Others(closed="what stands on the node is not reported yet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,6 +84,7 @@ class OptionalParts:
             self.config.kubernetes,
             loop=loop,
             has_agent=agents.speaks_for,
+            awaits_agent=agents.is_awaited,
             foresees=steward.foresees,
             data=self.config.data,
             draws=lambda: {name: Draw(*one) for name, one in steward.standing.drawn.items()},

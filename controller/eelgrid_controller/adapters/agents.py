@@ -182,6 +182,7 @@ class AgentService:
         self._waiting = 0
         # By node: the fingerprint of its inventory, and the inventory that it was made of.
         self._digests: dict[str, tuple[Inventory | None, str]] = {}
+        self._met: set[str] = set()  # nodes whose agents have said what they have, to this process
         self._policy = loop.core.state.policy
         # The highest epoch that each node can know of: of the journal when we began, then of what it was told.
         self._epochs = {name: record.plan_epoch for name, record in loop.core.state.nodes.items()}
@@ -201,6 +202,10 @@ class AgentService:
         """Whether an agent tells what a node is: one that is connected, or whose inventory is the newest."""
         record = self._loop.core.state.nodes.get(node_name)
         return node_name in self._sessions or (record is not None and record.inventory.agent_version != "")
+
+    def is_awaited(self, node_name: str) -> bool:
+        """Whether an agent speaks for a node and has not said yet, to this process, what the node has now."""
+        return node_name not in self._met and self.speaks_for(node_name)
 
     def close(self) -> None:
         """End every stream, so that the server can stop at once."""
@@ -329,6 +334,7 @@ class AgentService:
             else None
         )
         await self._loop.node_joined(inventory, plan_epoch=epoch, claim=claim)
+        self._met.add(name)
         self._epochs[name] = max(known, epoch)
         record = self._loop.core.state.nodes.get(name)
         if record is not None and record.ahead is not None:

@@ -7,7 +7,7 @@ Theory. A pod with a plan of ours that is bound, in a unit that the core holds n
 placed by another leader, or by this one with a journal that is lost. It is asked for as it
 stands: on its node, with the devices of its plan. A unit is taken over only when all of its
 members are bound: to one in parts nothing could be added later, so its members stay what
-others hold and the rest is asked for. What its people want is read only then, from the pods,
+others hold, by name, and the rest is asked for. What its people want is read only then, from the pods,
 which keep their annotations: reading it from every pod that runs would cost for nothing. The
 pin is left out of what is demanded of nodes: it says where the pod went, not where it may go.
 What the core refuses is asked again later and stays counted as what others hold until then.
@@ -64,16 +64,16 @@ def adopting(unit: Unit, others: Others, at_s: float) -> list[Instruction]:
 
 def stands(member: Member, others: Others) -> Standing:
     """Where a member is, with the devices of its plan, and what it counts for among others."""
-    pod, plan = member.sight.pod, member.sight.plan
-    devices = plan.devices if plan is not None and plan.node_name == member.target else ()
+    pod, devices = member.sight.pod, others.planned.named(member.uid)
     return Standing(
         node_name=member.target,
         gpu_indexes=devices,
-        is_exact=bool(devices) and others.has_agent(member.target),
+        is_exact=bool(devices),
         counted=occupancy.Others(
             cpu_milli=pod.requested.cpu_milli,
             memory_bytes=pod.requested.memory_bytes,
             gpu_count=pod.requested.count(RESOURCE_GPU),
+            gpu_indexes=devices,
         ),
     )
 

@@ -32,6 +32,7 @@ from eelgrid_controller.kubernetes.gate_events import (
     Submit,
 )
 from eelgrid_controller.kubernetes.others import Others
+from eelgrid_controller.kubernetes.pinning import Agreement, Obstacle, agreement, obstacle, rewrite
 from eelgrid_controller.kubernetes.serving import Mode
 from eelgrid_controller.kubernetes.unit_steps import let_go, others_gates, pin, strip, tell, tell_gates
 from eelgrid_controller.occupancy import Adoption
@@ -86,11 +87,13 @@ def _placed(unit: Unit, elastic: Elastic, others: Others, epoch: int | None, at_
     if elastic.service is None and not unit.members:
         return let_go(unit)
     spec = _newest(unit)
-    if spec is not None and spec != elastic.spec and not elastic.is_asked:
+    # A pin that may have arrived keeps its place until that is known.
+    is_sent = any(member.sent is not None for member in unit.waiting)
+    if spec is not None and spec != elastic.spec and not elastic.is_asked and not is_sent:
         return let_go(unit)
     told = _strips(unit, epoch)
-    released = _unfit(unit, others)
-    told += _pins(unit, epoch)
+    released = [*_unfit(unit, others), *_disagreeing(unit, others)]
+    told += _pins(unit, others, epoch)
     _note_vacant(unit, elastic, at_s)
     elastic.is_restless = bool(elastic.vacant or elastic.let_go) or len(unit.waiting) > 0
     if elastic.is_asked:
@@ -154,23 +157,47 @@ def _unfit(unit: Unit, others: Others) -> list[int]:
     found = []
     for replica, uid in list(unit.slots.items()):
         member, place = unit.members.get(uid), unit.places.get(replica)
-        if member is None or place is None or not member.is_waiting or member.is_patching:
+        if member is None or place is None or not member.is_waiting or member.is_patching or member.sent is not None:
             continue
         demands = trait(member.sight.pod.constraint)
-        if member.denied or not (others.is_open(place.node_name) and others.has_trait(place.node_name, demands)):
+        is_fit = others.is_open(place.node_name) and others.has_trait(place.node_name, demands)
+        if member.denied or not is_fit or obstacle(member, place, others) is Obstacle.TAKEN:
             del unit.slots[replica]
             found.append(replica)
     return found
 
 
-def _pins(unit: Unit, epoch: int) -> list[Instruction]:
-    told: list[Instruction] = []
-    for replica, uid in unit.slots.items():
-        member = unit.members.get(uid)
-        if member is None or replica not in unit.places:
+def _disagreeing(unit: Unit, others: Others) -> list[int]:
+    """Places of pods that stand, and that have other devices by a plan which the core did not follow yet."""
+    found = []
+    for replica, uid in list(unit.slots.items()):
+        member, place = unit.members.get(uid), unit.places.get(replica)
+        if member is None or place is None or member.is_waiting or member.target != place.node_name:
             continue
+        if agreement(member, place, others) is Agreement.PLACE_IS_OLD:
+            del unit.slots[replica]
+            found.append(replica)
+    return found
+
+
+def _pins(unit: Unit, others: Others, epoch: int) -> list[Instruction]:
+    """Pods that go to their places, and plans that do not say what the core holds."""
+    told: list[Instruction] = []
+    going: dict[str, int] = {}
+    for replica, uid in unit.slots.items():
+        member, place = unit.members.get(uid), unit.places.get(replica)
+        if member is None or place is None:
+            continue
+        plan = member.sight.plan
         if member.is_waiting and not member.is_patching and not others_gates(member):
-            told.append(pin(unit, replica, member, epoch))
+            beside = going.get(place.node_name, 0)
+            if member.sent is not None or obstacle(member, place, others, beside=beside) is Obstacle.NONE:
+                told.append(pin(unit, replica, member, epoch))
+                going[place.node_name] = beside + len(place.devices)
+            continue
+        is_there = plan is not None and member.target == place.node_name and not member.is_noting
+        if plan is not None and is_there and agreement(member, place, others) is Agreement.PLAN_IS_OLD:
+            told.append(rewrite(member, plan, place, epoch))
     return told
 
 

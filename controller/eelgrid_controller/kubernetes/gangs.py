@@ -50,11 +50,17 @@ class Member:
     spec: WorkloadSpec | None = None  # what its people want, as last read
     size: int = 1  # of its unit, as last read
     is_recalled: bool = False  # it was asked for again
+    sent: Place | None = None  # where a pin was sent to that may arrive yet
+    agreed: tuple[int, ...] | None = None  # the devices that its plan and the core last had in common
+    is_noting: bool = False  # its annotations are being written
     denied: str = ""  # why the API server will never take the patch
     told: str = ""
 
     def see(self, sight: Sight) -> None:
         """The pod as it is now; what its people want is not read of every sight."""
+        if sight.pod.resource_version != self.sight.pod.resource_version:
+            # Whatever was sent against the version before has arrived, or never will.
+            self.sent, self.is_noting = None, False
         self.sight = sight
         if sight.spec is not None:
             self.spec, self.size = sight.spec, sight.size
@@ -151,6 +157,7 @@ class Unit:
     is_stale: bool = False  # a place of it is no good: all of them are let go
     retry_s: float = 0.0
     refusals: int = 0
+    collisions: int = 0  # in a row: places that were given up since others' plans name them
     elastic: Elastic | None = None
 
     def __post_init__(self) -> None:
@@ -200,10 +207,15 @@ class Unit:
         replica = self.replica_of(member.uid) if self.stand is Stand.PLACED else None
         return None if replica is None else self.places.get(replica)
 
+    def held_place(self, member: Member) -> Place | None:
+        """The place at which the core counts a member where it is, or where it was sent; None where it does not."""
+        place = self.place_of(member)
+        target = member.target or (member.sent.node_name if member.sent is not None else "")
+        return place if place is not None and place.node_name == target else None
+
     def holds(self, member: Member) -> bool:
         """Whether the core counts a member where it is."""
-        place = self.place_of(member)
-        return place is not None and place.node_name == member.target
+        return self.held_place(member) is not None
 
     def placed(self, places: Mapping[int, Place], spec: WorkloadSpec | None, *, moves: bool) -> None:
         """The core has these places; where pods are `moves`d, those for which it has another now are."""

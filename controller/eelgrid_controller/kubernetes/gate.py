@@ -12,8 +12,15 @@ lost. For each unit there is one question: does what the core holds fit what the
     WAITING, PLACED --members went, a place is no more, a pod is elsewhere--> LEAVING --> UNKNOWN
 
 A pod that is bound, or pinned, where the core has no place for it, is what others hold on
-that node; so nothing is counted twice, whoever placed it. Nothing is asked of the core and
-nothing is written unless this one leads; what is known is kept up to date all the while.
+that node, at the devices of its plan; so nothing is counted twice, whoever placed it. Nothing
+is asked of the core and nothing is written unless this one leads; what is known is kept up to
+date all the while.
+
+A term begins with a fence: each pod that waits is changed, so that what a former leader, frozen
+or cut off, still sends against the version before is refused. Until that is done nothing is
+decided, since a pin that came late would stand where another was planned meanwhile. A pod that
+somebody else changes is fenced by that. A pin of this term whose answer did not come counts as
+one that arrived until the pod is seen at another version.
 Same events in, same instructions out; time is an argument.
 """
 
@@ -25,6 +32,8 @@ from eelgrid_controller.kubernetes.flights import Flights
 from eelgrid_controller.kubernetes.gangs import Member, Stand, Unit
 from eelgrid_controller.kubernetes.gate_events import (
     Adopt,
+    Annotate,
+    AnnotateFailed,
     Cancel,
     Cancelled,
     Deferred,
@@ -56,16 +65,23 @@ from eelgrid_controller.kubernetes.gate_events import (
     Synced,
     Tell,
     Ticked,
+    Ungate,
 )
-from eelgrid_controller.kubernetes.looking import look
+from eelgrid_controller.kubernetes.looking import COLLIDED_S, look
+from eelgrid_controller.kubernetes.names import RESOURCE_GPU
 from eelgrid_controller.kubernetes.others import Others
+from eelgrid_controller.kubernetes.pinning import fence, planned_pod
+from eelgrid_controller.kubernetes.planned_devices import PlannedPod
 from eelgrid_controller.kubernetes.plans import attempt_of, unit_of
 from eelgrid_controller.kubernetes.remaking import made_anew
 from eelgrid_controller.kubernetes.serving import Service
 from eelgrid_controller.kubernetes.setbacks import GateSettings, patch_setback
 from eelgrid_controller.kubernetes.watchdog import Watchdog
 
-__all__ = ["Gate", "GateSettings"]
+__all__ = ["FENCED_S", "Gate", "GateSettings"]
+
+# API servers end a request after a minute (--request-timeout): what a former leader sent is over by then, fence or not.
+FENCED_S = 60.0
 
 
 class Gate:
@@ -83,7 +99,10 @@ class Gate:
         self._traits: dict[str, str] = {}  # of pods that wait, by uid
         self._adopted: dict[str, str] = {}  # uid -> the unit in whose place it comes
         self._marked: dict[str, None] = {}
-        self._refused: dict[str, None] = {}
+        self._resting: dict[str, None] = {}  # units that are asked for again when their time has come
+        self._term_begins = False
+        self._unfenced: dict[str, str] = {}  # pods that waited when the term began, and their versions then
+        self._fenced_s = 0.0  # when they count as fenced whatever was heard
         self._later: dict[str, float] = {}  # uid -> when a failed write is looked at again
         self._is_synced = False
         self._leaderless_s: float | None = None
@@ -98,6 +117,7 @@ class Gate:
             self._apply(event, at_s)
         if not self._is_synced:
             return []
+        self._fence(at_s)
         told: list[Instruction] = list(self.others.flush())
         marked, self._marked = self._marked, {}
         for name in marked:
@@ -116,6 +136,16 @@ class Gate:
         """Whether all that there was has been told."""
         return self._is_synced
 
+    @property
+    def unfenced(self) -> int:
+        """Pods that a former leader might pin yet; nothing is decided while there are any."""
+        return len(self._unfenced)
+
+    @property
+    def _deciding(self) -> int | None:
+        """The epoch in which decisions may be made now."""
+        return None if self._term_begins or self._unfenced else self.epoch
+
     # Events
 
     def _apply(self, event: Event, at_s: float) -> None:
@@ -130,14 +160,15 @@ class Gate:
             case MoveOver(name, uid) if name in self.units:
                 self.units[name].stays(uid)
                 self._marked[name] = None
-            case NodeSeen(node, has_agent):
-                self.others.node(node, has_agent=has_agent)
+            case NodeSeen(node, has_agent, awaits_agent):
+                self.others.node(node, has_agent=has_agent, awaits_agent=awaits_agent)
                 self._mark_places(node.name)
             case NodeGone(name):
                 self.others.node_gone(name)
                 self._mark_places(name)
             case NodeKnown(name):
                 self.others.known(name)
+                self._rested(name, at_s)
             case NodeSliced(name, gpu_count):
                 self.others.sliced(name, gpu_count)
             case NodeUntold(name):
@@ -154,7 +185,7 @@ class Gate:
             case Led(epoch):
                 self._leaderless_s = None
                 if epoch != self.epoch:
-                    self.epoch = epoch
+                    self.epoch, self._term_begins = epoch, True
                     self._marked.update(dict.fromkeys(self.units))
             case NotLed(is_led):
                 self._not_led(at_s, is_led=is_led)
@@ -165,6 +196,8 @@ class Gate:
                 self._marked.update(dict.fromkeys(self.flights.seen(name, pods)))
             case PatchFailed(uid, failure, why):
                 self._patch_failed(uid, failure, why, at_s)
+            case AnnotateFailed(uid, failure):
+                self._annotate_failed(uid, failure, at_s)
             case DeleteFailed(uid, failure, why):
                 self._delete_failed(uid, failure, why, at_s)
             case Ticked():
@@ -177,7 +210,10 @@ class Gate:
             if uid in self._members:
                 self._gone(uid)
             pod = sight.pod
-            self.others.put(pod, "" if pod.is_terminal or pod.gates else pod.node_name or sight.pinned)
+            node_name = "" if pod.is_terminal or pod.gates else pod.node_name or sight.pinned
+            count = pod.requested.count(RESOURCE_GPU)
+            self._plan(uid, PlannedPod(node_name, count) if node_name and count else None)
+            self.others.put(pod, node_name)
             return
         if uid in self._adopted and sight.plan is None:
             sight = sight._replace(unit=self._adopted[uid])
@@ -209,6 +245,8 @@ class Gate:
                 self._seen(PodSeen(member.sight), at_s)
 
     def _gone(self, uid: str) -> None:
+        self._unfenced.pop(uid, None)
+        self._plan(uid, None)
         self.others.remove(uid)
         self.watchdog.forget(uid)
         self._marked.update(dict.fromkeys(self.flights.ended(uid)))
@@ -239,8 +277,24 @@ class Gate:
             self.watchdog.forget(member.uid)
 
     def _account(self, unit: Unit, member: Member) -> None:
-        """Count a pod as what others hold, unless the core counts it where it is."""
-        self.others.put(member.sight.pod, "" if unit.holds(member) else member.target)
+        """Count a pod as what others hold, at the devices of its plan, unless the core counts it where it is."""
+        planned = None if member.is_over else planned_pod(member, unit.held_place(member))
+        self._plan(member.uid, planned)
+        self._put(unit, member)
+
+    def _put(self, unit: Unit, member: Member) -> None:
+        sent = "" if member.sent is None or member.is_over else member.sent.node_name
+        where = "" if unit.holds(member) else member.target or sent
+        self.others.put(member.sight.pod, where, self.others.planned.named(member.uid))
+
+    def _plan(self, uid: str, planned: PlannedPod | None) -> None:
+        """What a pod holds by its plan; others whose plans name the same are looked at again."""
+        for other in list(self.others.planned.put(uid, planned)):
+            member = self._members.get(other)
+            if member is not None:
+                unit = self.units[member.sight.unit]
+                self._put(unit, member)
+                self._marked[unit.name] = None
 
     def _account_all(self, unit: Unit) -> None:
         for member in unit.members.values():
@@ -283,16 +337,21 @@ class Gate:
         self._account_all(unit)
 
     def _not_led(self, at_s: float, *, is_led: bool) -> None:
-        self.epoch = None
+        self.epoch, self._term_begins = None, False
+        self._unfenced.clear()
         self._leaderless_s = None if is_led else (at_s if self._leaderless_s is None else self._leaderless_s)
         for member in self._members.values():
-            member.is_patching = False
+            member.is_patching = member.is_noting = False
         self._later.clear()
 
     def _patch_failed(self, uid: str, failure: Failure, why: str, at_s: float) -> None:
         member = self._members.get(uid)
         if member is None or not member.is_patching:
             return
+        if failure not in (Failure.BUSY, Failure.CONFLICT):
+            # It was never sent, or is refused for good: otherwise it may have arrived before its answer was lost.
+            member.sent = None
+            self._account(self.units[member.sight.unit], member)
         setback = patch_setback(member, failure, why, self.settings)
         if setback.text:
             self._tell(member, setback.text, is_warning=True)
@@ -302,10 +361,57 @@ class Gate:
             self._later[uid] = at_s + setback.wait_s
 
     def _delete_failed(self, uid: str, failure: Failure, why: str, at_s: float) -> None:
-        self.watchdog.again(uid, at_s)
+        if failure is not Failure.CONFLICT:
+            # Of another version: it is looked at anew, and may be overdue still.
+            self.watchdog.again(uid, at_s)
         member = self._members.get(uid)
         if member is not None and failure in (Failure.INVALID, Failure.FORBIDDEN):
             self._tell(member, f"cannot be made anew: {why}", is_warning=True)
+
+    def _annotate_failed(self, uid: str, failure: Failure, at_s: float) -> None:
+        if failure in (Failure.INVALID, Failure.FORBIDDEN, Failure.GONE):
+            # What may not be written by us could not be by a former leader.
+            self._unfenced.pop(uid, None)
+        member = self._members.get(uid)
+        if member is not None and member.is_noting:
+            wait_s = self.settings.forbidden_s if failure in (Failure.INVALID, Failure.FORBIDDEN) else COLLIDED_S
+            self._later[uid] = at_s + wait_s
+
+    # A term's beginning
+
+    def _fence(self, at_s: float) -> None:
+        """Change all that waited when the term began, so that nothing of a former term can be written any more."""
+        if self.epoch is None:
+            return
+        if self._term_begins:
+            self._term_begins = False
+            self._fenced_s = at_s + FENCED_S
+            waiting = [member for member in self._members.values() if member.is_waiting]
+            # In the first term of all nobody has written before.
+            is_first = self.epoch <= 1 and not any(member.sight.plan for member in self._members.values())
+            versions = {} if is_first else {one.uid: one.sight.pod.resource_version for one in waiting}
+            self._unfenced = versions
+            for unit in self.units.values():
+                unit.collisions = 0
+            self._marked.update(dict.fromkeys(self.units))
+        if not self._unfenced:
+            return
+        for uid, version in list(self._unfenced.items()):
+            member = self._members.get(uid)
+            is_done = member is None or not member.is_waiting or member.sight.pod.resource_version != version
+            if is_done or at_s >= self._fenced_s:
+                del self._unfenced[uid]
+            elif member is not None and not member.is_noting:
+                self._writes.append(fence(member, self.epoch))
+        if not self._unfenced:
+            self._marked.update(dict.fromkeys(self.units))
+
+    def _rested(self, node_name: str, at_s: float) -> None:
+        """The core knows a node now: what it refused of pods that stand there is asked for at once."""
+        for name in self._resting:
+            unit = self.units[name]
+            if unit.stand is Stand.REFUSED and any(one.target == node_name for one in unit.members.values()):
+                unit.retry_s = at_s
 
     # Time
 
@@ -313,16 +419,16 @@ class Gate:
         for uid in [uid for uid, due_s in self._later.items() if due_s <= at_s]:
             del self._later[uid]
             late = self._members[uid]
-            late.is_patching = False
+            late.is_patching = late.is_noting = False
             self._marked[late.sight.unit] = None
         self._marked.update(dict.fromkeys(self.flights.expired(at_s)))
-        for name in self._refused:
+        for name in self._resting:
             if self.units[name].retry_s <= at_s:
                 self._marked[name] = None
         for name in self._services:
             if (unit := self.units.get(name)) is not None and unit.elastic is not None and unit.elastic.is_restless:
                 self._marked[name] = None
-        if self._is_synced and self.epoch is not None:
+        if self._is_synced and self._deciding is not None:
             for uid, waited_s in self.watchdog.overdue(at_s):
                 member = self._members.get(uid)
                 if member is not None:
@@ -355,8 +461,11 @@ class Gate:
 
     def _look(self, unit: Unit, at_s: float) -> None:
         before = unit.stand
-        for told in look(unit, self.others, self.flights, self.epoch, at_s):
+        for told in look(unit, self.others, self.flights, self._deciding, at_s):
             match told:
+                case Ungate(uid) | Annotate(uid):
+                    self._writes.append(told)
+                    self._account(unit, self._members[uid])
                 case Cancel() | Grow():
                     self._cancels.append(told)
                 case Submit() | Adopt():
@@ -367,11 +476,11 @@ class Gate:
                     self._writes.append(told)
         if unit.stand is not before:
             self._account_all(unit)
-        self._refused.pop(unit.name, None)
-        if unit.stand is Stand.REFUSED:
-            self._refused[unit.name] = None
+        self._resting.pop(unit.name, None)
+        if unit.stand is Stand.REFUSED or unit.retry_s > at_s:
+            self._resting[unit.name] = None
         if not unit.members and unit.stand in (Stand.UNKNOWN, Stand.REFUSED):
-            self._refused.pop(unit.name, None)
+            self._resting.pop(unit.name, None)
             del self.units[unit.name]
 
     def _mark_places(self, node_name: str) -> None:

@@ -20,7 +20,8 @@ from eelgrid_controller.occupancy import Adoption, Others
 from eelgrid_protos.messages import Inventory, SubmitWorkloadRequest, WorkloadSpec
 
 __all__ = [
-    "Adopt", "Cancel", "Cancelled", "Deferred", "DeleteFailed", "DevicesSeen", "Event", "Failure", "Grow",
+    "Adopt", "Annotate", "AnnotateFailed", "Cancel", "Cancelled", "Deferred", "DeleteFailed", "DevicesSeen", "Event",
+    "Failure", "Grow",
     "Instruction", "Join", "Key", "Leave", "Led", "MoveOver", "NodeGone", "NodeKnown", "NodeSeen", "NodeSliced",
     "NodeUntold", "NotLed", "Occupy", "PatchDone", "PatchFailed", "Place", "Placed", "PodGone", "PodSeen", "Recall",
     "Recreate", "Refused", "Replaces", "ServiceGone", "ServiceSeen", "Sight", "Strip", "Submit", "Synced", "Tell",
@@ -88,10 +89,11 @@ class PodGone(NamedTuple):
 
 
 class NodeSeen(NamedTuple):
-    """A node as it is now; where it has an agent, that tells the core what the node is."""
+    """A node as it is now; where it has an agent, that tells the core what the node is, which may be awaited still."""
 
     node: KubeNode
     has_agent: bool = False
+    awaits_agent: bool = False
 
 
 class NodeGone(NamedTuple):
@@ -209,6 +211,14 @@ class PatchFailed(NamedTuple):
     why: str = ""
 
 
+class AnnotateFailed(NamedTuple):
+    """A pod's annotations were not written, as far as is known."""
+
+    uid: str
+    failure: Failure
+    why: str = ""
+
+
 class DeleteFailed(NamedTuple):
     """A pod was not deleted, as far as is known."""
 
@@ -237,7 +247,7 @@ class MoveOver(NamedTuple):
 
 Event = (
     PodSeen | PodGone | Replaces | MoveOver | NodeSeen | NodeGone | NodeKnown | NodeSliced | NodeUntold | Synced | Placed | Deferred | Cancelled | Refused | Led | NotLed
-    | PatchDone | PatchFailed | DeleteFailed | DevicesSeen | Ticked | ServiceSeen | ServiceGone
+    | PatchDone | PatchFailed | AnnotateFailed | DeleteFailed | DevicesSeen | Ticked | ServiceSeen | ServiceGone
 )  # fmt: skip
 
 # Instructions
@@ -316,13 +326,24 @@ class Strip(NamedTuple):
     why: str = "no leader"
 
 
+class Annotate(NamedTuple):
+    """Write annotations of a pod, if it still is the one that was looked at."""
+
+    uid: str
+    key: Key
+    version: str
+    epoch: int
+    annotations: Mapping[str, str]
+
+
 class Recreate(NamedTuple):
-    """Delete a pod whose owner makes another in its stead, which is gated."""
+    """Delete a pod whose owner makes another in its stead, which is gated; where a version is named, only that one."""
 
     uid: str
     key: Key
     epoch: int
     why: str
+    version: str = ""
 
 
 class Tell(NamedTuple):
@@ -334,4 +355,6 @@ class Tell(NamedTuple):
     is_warning: bool = False
 
 
-Instruction = Join | Leave | Occupy | Submit | Adopt | Recall | Cancel | Grow | Ungate | Strip | Recreate | Tell
+Instruction = (
+    Join | Leave | Occupy | Submit | Adopt | Recall | Cancel | Grow | Ungate | Strip | Annotate | Recreate | Tell
+)

@@ -6,10 +6,13 @@ Must not know events; time is an argument.
 Theory. A pod is pinned only where the core holds a place for it on a node that is there and
 open, and in a gang only when every place has its pod: all are pinned in one round. Where a
 pod stands elsewhere than its place says, the place is let go, never the pod, unless it is
-being moved (gangs.py): then the place is kept for whoever comes in its stead.
+being moved (gangs.py): then the place is kept for whoever comes in its stead. A pin that may
+have arrived keeps its place until it is known what became of it (pinning.py says what else
+keeps a pod from its place).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from eelgrid_controller.kubernetes.adopting import adopting
 from eelgrid_controller.kubernetes.constraints import trait
@@ -19,11 +22,15 @@ from eelgrid_controller.kubernetes.gangs import Member, Stand, Unit
 from eelgrid_controller.kubernetes.gate_events import Instruction, Place, Submit
 from eelgrid_controller.kubernetes.names import RESOURCE_GPU
 from eelgrid_controller.kubernetes.others import Others
+from eelgrid_controller.kubernetes.pinning import Agreement, Obstacle, agreement, fence, obstacle, rewrite
 from eelgrid_controller.kubernetes.unit_specs import unit_spec
 from eelgrid_controller.kubernetes.unit_steps import let_go, others_gates, pin, strip, tell, tell_gates
 from eelgrid_protos.messages import SubmitWorkloadRequest, WorkloadSpec
 
-__all__ = ["look"]
+__all__ = ["COLLIDED_S", "look"]
+
+COLLIDED_S = 1.0  # until a unit asks again whose place collided, once more for each time in a row
+_COLLISIONS_MOST = 15
 
 
 def look(unit: Unit, others: Others, flights: Flights, epoch: int | None, at_s: float) -> list[Instruction]:
@@ -38,7 +45,7 @@ def look(unit: Unit, others: Others, flights: Flights, epoch: int | None, at_s: 
         case Stand.WAITING:
             waits = {member.uid for member in unit.waiting if not member.denied}
             return [] if waits == set(unit.slots.values()) else let_go(unit)
-    if epoch is None or (unit.stand is Stand.REFUSED and at_s < unit.retry_s):
+    if epoch is None or at_s < unit.retry_s:
         return []
     return _unasked(unit, epoch) if unit.waiting else adopting(unit, others, at_s)
 
@@ -67,16 +74,41 @@ def _placed(unit: Unit, others: Others, flights: Flights, epoch: int | None, at_
     unit.settle()
     standing = {replica: unit.members.get(unit.slots.get(replica, "")) for replica in unit.places}
     found = [(replica, member) for replica, member in standing.items() if member is not None and not member.is_over]
-    if (not found and not unit.moving) or unit.is_stale:
-        return let_go(unit)
+    waits, going = False, dict[str, int]()
+    is_lost = (not found and not unit.moving) or unit.is_stale
     for replica, member in found:
-        if not _fits(member, unit.places[replica], others):
-            return let_go(unit)
+        place = unit.places[replica]
+        is_lost = is_lost or not _fits(member, place, others)
+        if member.is_waiting and member.sent is None:
+            stands_there = obstacle(member, place, others, beside=going.get(place.node_name, 0))
+            going[place.node_name] = going.get(place.node_name, 0) + len(place.devices)
+            waits = waits or stands_there is Obstacle.WAITS
+            is_lost = is_lost or _has_collided(unit, stands_there, at_s)
+    if is_lost:
+        return _give_up(unit, [member for _, member in found], epoch)
     if epoch is None:
         return []
-    waiting = [(replica, member) for replica, member in found if member.is_waiting]
+    told = _rewritten(unit, found, others, epoch)
+    if waits:
+        unit.retry_s = at_s + COLLIDED_S
+        return told
     # Who was let go first may be done before the last one is: the gang has begun, and waits for nobody.
     done = sum(member is not None and member.has_succeeded for member in standing.values())
+    return told + _pinned(unit, found, done, flights, _Now(epoch, at_s))
+
+
+class _Now(NamedTuple):
+    """The term in which this one leads, and the time."""
+
+    epoch: int
+    at_s: float
+
+
+def _pinned(
+    unit: Unit, found: Sequence[tuple[int, Member]], done: int, flights: Flights, now: _Now
+) -> list[Instruction]:
+    """All members that wait go to their places, if every one is there; `done` members have been there already."""
+    waiting = [(replica, member) for replica, member in found if member.is_waiting]
     present = sum(not member.sight.pod.is_going for _, member in found) + done
     if waiting and present < len(unit.places):
         missing = len(unit.places) - present
@@ -90,17 +122,49 @@ def _placed(unit: Unit, others: Others, flights: Flights, epoch: int | None, at_
     if not flights.may_go(unit.name, (lane for _, lane in for_devices)):
         return []
     for member, lane in for_devices:
-        flights.begun(unit.name, member.uid, member.sight.key, lane, at_s)
-    told: list[Instruction] = [pin(unit, replica, member, epoch) for replica, member in going]
+        flights.begun(unit.name, member.uid, member.sight.key, lane, now.at_s)
+    unit.collisions = 0
+    told: list[Instruction] = [pin(unit, replica, member, now.epoch) for replica, member in going]
     held = set(unit.slots.values())
     extra = [member for member in unit.waiting if member.uid not in held]
     text = f"not placed: its gang has {len(unit.places)} members already"
     return [*told, *(tell(member, text, is_warning=True) for member in extra)]
 
 
+def _has_collided(unit: Unit, found: Obstacle, at_s: float) -> bool:
+    if found is Obstacle.TAKEN:
+        # At once for the first time: the core hears of what is there before it is asked.
+        unit.retry_s = at_s + COLLIDED_S * min(unit.collisions, _COLLISIONS_MOST)
+        unit.collisions += 1
+    return found is Obstacle.TAKEN
+
+
+def _give_up(unit: Unit, members: Iterable[Member], epoch: int | None) -> list[Instruction]:
+    """Let the unit go, unless a pin of it may have arrived: then that is found out first."""
+    sent = [member for member in members if member.is_waiting and member.sent is not None]
+    if not sent:
+        return let_go(unit)
+    if epoch is None:
+        return []
+    return [fence(member, epoch) for member in sent if not member.is_patching and not member.is_noting]
+
+
+def _rewritten(unit: Unit, found: Iterable[tuple[int, Member]], others: Others, epoch: int) -> list[Instruction]:
+    """Plans of pods that stand which do not say what the core holds for them."""
+    told: list[Instruction] = []
+    for replica, member in found:
+        plan, place = member.sight.plan, unit.places[replica]
+        if plan is None or member.is_waiting or member.is_noting:
+            continue
+        if agreement(member, place, others) is Agreement.PLAN_IS_OLD:
+            told.append(rewrite(member, plan, place, epoch))
+    return told
+
+
 def _fits(member: Member, place: Place, others: Others) -> bool:
     if not member.is_waiting:
-        return member.target == place.node_name
+        is_there = member.target == place.node_name
+        return is_there and agreement(member, place, others) is not Agreement.PLACE_IS_OLD
     demands = trait(member.sight.pod.constraint)
     return not member.denied and others.is_open(place.node_name) and others.has_trait(place.node_name, demands)
 

@@ -16,6 +16,7 @@ __all__ = [
     "ANNOTATION_DRAIN",
     "ANNOTATION_DRAINED",
     "ANNOTATION_EVICT_AT",
+    "ANNOTATION_FENCE",
     "ANNOTATION_GPUS",
     "ANNOTATION_GPU_MODELS",
     "ANNOTATION_GROUP",
@@ -109,6 +110,9 @@ MANAGED = "true"
 GATE = "eelgrid.io/placement"
 # On a pod, by us: JSON with plan, epoch, workload, replica, node, devices, profile.
 ANNOTATION_PLAN = "eelgrid.io/plan"
+# On a pod that waits, by a leader whose term begins: the term and the version that it was changed from, so that
+# whatever a former leader still sends against that version is refused.
+ANNOTATION_FENCE = "eelgrid.io/fence"
 
 # On a node: its pool, who writes its MIG layout, and that only managed pods may come.
 LABEL_POOL = "eelgrid.io/pool"

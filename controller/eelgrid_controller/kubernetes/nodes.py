@@ -27,7 +27,7 @@ from eelgrid_protos.messages import TOPOLOGY_PARTS_MOST, Gpu, Inventory
 from eelgrid_protos.messages.reading import GPUS_PER_NODE_MOST
 from eelgrid_protos.quantities import MIB
 
-__all__ = ["closed_reason", "inventory_of", "mig_owner", "occupied", "pool_of", "product_of"]
+__all__ = ["agrees", "closed_reason", "inventory_of", "mig_owner", "occupied", "pool_of", "product_of"]
 
 _MIG_BUSY = ("pending", "rebooting")
 _IDENTIFIER_LONGEST = 128
@@ -70,6 +70,16 @@ def inventory_of(node: KubeNode, *, generation: int = 1) -> Inventory | None:
         gpus=gpus,
         topology=tuple(node.labels[key] for key in names.NODE_TOPOLOGY if node.labels.get(key))[:TOPOLOGY_PARTS_MOST],
     )
+
+
+def agrees(node: KubeNode, inventory: Inventory) -> bool:
+    """Whether an agent's inventory of some time ago is still that of a node, as far as its kubelet can say.
+
+    The same boot, where both know it, and as many whole GPUs as the kubelet has to give.
+    """
+    is_same_boot = not node.boot_id or not inventory.boot_id or node.boot_id == inventory.boot_id
+    whole = sum(not (gpu.mig_enabled or gpu.lost) for gpu in inventory.gpus)
+    return is_same_boot and whole == node.allocatable.count(names.RESOURCE_GPU)
 
 
 def occupied(node: KubeNode, pods: Iterable[Pod]) -> Others:

@@ -4,7 +4,9 @@ Owns the pods that Eelgrid did not place, by node, and what was last told. Must 
 a pod is another's.
 
 Theory. A node is told anew when what it is, what others hold on it, or the demands that
-pods make, have changed, and then as a whole; so it does not matter what was lost before.
+pods make, have changed, and then as a whole; so it does not matter what was lost before. Devices
+that plans name are told by name, so that nothing else is taken for them. A node whose agent has
+not said yet what it has is told as closed.
 Each pod's demands have a trait of their own (constraints.py). Traits of pods that are gone
 are forgotten when there are too many.
 """
@@ -15,7 +17,9 @@ from dataclasses import replace
 from eelgrid_controller import occupancy
 from eelgrid_controller.kubernetes.constraints import Constraint, trait, traits_of
 from eelgrid_controller.kubernetes.gate_events import Join, Leave, Occupy, Place
+from eelgrid_controller.kubernetes.names import RESOURCE_GPU
 from eelgrid_controller.kubernetes.nodes import inventory_of, occupied
+from eelgrid_controller.kubernetes.planned_devices import PlannedDevices
 from eelgrid_controller.kubernetes.selectors import unpinned
 from eelgrid_controller.kubernetes.views import KubeNode, Pod
 from eelgrid_protos.messages import Inventory
@@ -23,13 +27,17 @@ from eelgrid_protos.messages import Inventory
 __all__ = ["TRAITS_MOST", "Others"]
 
 TRAITS_MOST = 200
+_AWAITED = "its agent has not said yet what the node has"
 
 
 class Others:
     """Nodes, and what is on them that is not ours."""
 
     def __init__(self) -> None:
+        self.planned = PlannedDevices()
         self._nodes: dict[str, KubeNode] = {}
+        self._devices: dict[str, tuple[int, ...]] = {}  # by uid, of pods that are counted here
+        self._awaited: set[str] = set()  # nodes whose agents have not said yet what these have
         self._pods: dict[str, dict[str, Pod]] = {}  # by node and uid
         self._where: dict[str, str] = {}  # uid -> node
         self._agents: set[str] = set()
@@ -43,8 +51,9 @@ class Others:
         self._uses: dict[str, int] = {}  # pods that wait, or that may move, by trait
         self._stays: dict[str, str] = {}  # the trait of each that may move, by uid
 
-    def node(self, node: KubeNode, *, has_agent: bool) -> None:
+    def node(self, node: KubeNode, *, has_agent: bool, awaits_agent: bool = False) -> None:
         """A node as it is now."""
+        (self._awaited.add if awaits_agent else self._awaited.discard)(node.name)
         self._nodes[node.name] = node
         self._gone.pop(node.name, None)
         (self._agents.add if has_agent else self._agents.discard)(node.name)
@@ -92,6 +101,12 @@ class Others:
         for name in {one.node_name for one in before} - {one.node_name for one in after}:
             self._mark(name, again=True)
 
+    def gpu_room(self, name: str, *, without: str) -> int:
+        """How many GPUs of a node no pod holds or is on its way to, beside the one with this uid."""
+        node = self._nodes.get(name)
+        there = 0 if node is None else node.allocatable.count(RESOURCE_GPU)
+        return there - self.planned.gpus(name, without=without)
+
     def gpus(self, name: str) -> int:
         """How many GPUs others hold on a node."""
         told = self._told.get(name)
@@ -102,8 +117,8 @@ class Others:
         told = self._told.get(name)
         return not found or (told is not None and found in told.traits)
 
-    def put(self, pod: Pod, node_name: str) -> None:
-        """A pod that we did not place is on a node, or can only go there; nowhere, where that is empty.
+    def put(self, pod: Pod, node_name: str, devices: tuple[int, ...] = ()) -> None:
+        """A pod that the core does not hold is on a node, or can only go there; nowhere, where that is empty.
 
         One that the core took over from among them it counts no more by itself: it is told of the rest also where
         another like it has come in the meantime.
@@ -114,19 +129,23 @@ class Others:
             self._mark(before, again=True)
         if not node_name:
             self._where.pop(pod.uid, None)
+            self._devices.pop(pod.uid, None)
             return
         held = self._pods.setdefault(node_name, {})
         old = held.get(pod.uid)
         # What is pinned to a node holds its place there already.
         held[pod.uid] = pod if pod.node_name else replace(pod, node_name=node_name)
         self._where[pod.uid] = node_name
-        if old is None or old.requested != pod.requested or old.is_terminal != pod.is_terminal:
+        is_other = self._devices.get(pod.uid, ()) != devices
+        self._devices[pod.uid] = devices
+        if is_other or old is None or old.requested != pod.requested or old.is_terminal != pod.is_terminal:
             self._mark(node_name)
 
     def remove(self, uid: str) -> None:
         """A pod that is no more, or is ours now."""
         self.release(self._stays.pop(uid, ""))
         before = self._where.pop(uid, "")
+        self._devices.pop(uid, None)
         if before:
             self._pods[before].pop(uid, None)
             self._mark(before, again=True)
@@ -171,6 +190,10 @@ class Others:
             node = self._nodes.get(name)
             if node is not None:
                 yield from self._tell(node, again=again)
+            elif name in self._known and self._told.get(name) != occupancy.NOBODY:
+                # Of the core's nodes one that this cluster does not have: no pod can be there.
+                self._told[name] = occupancy.NOBODY
+                yield Occupy(name, occupancy.NOBODY)
 
     def _mark(self, name: str, *, again: bool = False) -> None:
         self._dirty[name] = again or self._dirty.get(name, False)
@@ -190,7 +213,14 @@ class Others:
             return
         held = occupied(node, self._pods.get(name, {}).values())
         traits = tuple(sorted(traits_of(node, list(self._wanted.values())[:TRAITS_MOST])))
-        told = replace(held, gpu_count=max(held.gpu_count, self._sliced.get(name, 0)), traits=traits)
+        named = {index for uid in self._pods.get(name, ()) for index in self._devices.get(uid, ())}
+        told = replace(
+            held,
+            gpu_count=max(held.gpu_count, self._sliced.get(name, 0)),
+            gpu_indexes=tuple(sorted(named)),
+            traits=traits,
+            closed=held.closed or (_AWAITED if name in self._awaited else ""),
+        )
         if again or self._told.get(name) != told:
             self._told[name] = told
             yield Occupy(name, told)

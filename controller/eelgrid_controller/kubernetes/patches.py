@@ -20,7 +20,7 @@ from typing import Any
 
 from eelgrid_controller.kubernetes.names import ANNOTATION_PLAN, GATE
 
-__all__ = ["pinned_node", "stripping", "ungating", "unpinned"]
+__all__ = ["annotating", "pinned_node", "stripping", "ungating", "unpinned"]
 
 _FIELD = "metadata.name"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -43,6 +43,13 @@ def stripping(pod: Mapping[str, Any]) -> dict[str, Any]:
         "metadata": {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]},
         "spec": {"schedulingGates": gates or None},
     }
+
+
+def annotating(pod: Mapping[str, Any], annotations: Mapping[str, str]) -> dict[str, Any]:
+    """A merge patch that writes these annotations of just this version of a pod."""
+    metadata = pod["metadata"]
+    head = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
+    return {"metadata": {**head, "annotations": dict(annotations)}}
 
 
 def pinned_node(pod: Mapping[str, Any]) -> str:

@@ -25,12 +25,13 @@ def made_anew(
         yield Tell(member.uid, member.sight.key, f"{why}; delete it and create it again", is_warning=True)
         return
     owner = unit.name if unit.size > 1 else pod.owner.uid if pod.owner is not None else ""
-    if not watchdog.may_recreate(owner, waited_s):
+    if not watchdog.may_recreate(owner, waited_s, at_s - waited_s):
         return
-    watchdog.recreated(owner, at_s)
+    watchdog.recreated(owner, at_s, at_s - waited_s)
     unit.spoiled(member, why)
     for one in gang:
         watchdog.again(one.uid, at_s)
         if not one.sight.pod.is_going and not one.is_waiting:
             yield Tell(one.uid, one.sight.key, f"made anew: {why}", is_warning=True)
-            yield Recreate(one.uid, one.sight.key, epoch, why)
+            # Of this version alone: one that has been bound meanwhile runs.
+            yield Recreate(one.uid, one.sight.key, epoch, why, one.sight.pod.resource_version)

@@ -20,7 +20,7 @@ def let_go(unit: Unit) -> list[Instruction]:
 
 def pin(unit: Unit, replica: int, member: Member, epoch: int) -> Ungate:
     """A member goes to its place."""
-    place = unit.places[replica]
+    place = member.sent = unit.places[replica]
     _patching(member)
     plan = Plan(epoch, unit.workload_id, replica, place.node_name, place.devices, place.profile)
     return Ungate(member.uid, member.sight.key, member.patched_version, place.node_name, plan_text(plan), epoch)

@@ -7,9 +7,12 @@ waits for ever. If kube-scheduler says that it cannot be scheduled, and goes on 
 `unbound_s`, the pod is to be made anew by its owner. A pod that kube-scheduler has not
 looked at yet is none of that kind, however long its queue is. One owner's pods are made anew
 after twice as long each time, up to `most_s`, so that what can never be scheduled, for a
-reason that Eelgrid does not see, does not go round and round.
+reason that Eelgrid does not see, does not go round and round. Pods that waited already when their
+owner's were last made anew are of that same time: twenty that were pinned to full nodes at once
+are made anew at once, and not one after the other after twice as long each.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,6 +24,7 @@ _OWNERS_MOST = 10_000
 @dataclass(slots=True)
 class _Owner:
     times: int
+    first_s: float  # of the last time
     last_s: float
 
 
@@ -56,15 +60,24 @@ class Watchdog:
             if at_s - since_s >= self.unbound_s:
                 yield uid, at_s - since_s
 
-    def may_recreate(self, owner: str, waited_s: float) -> bool:
-        """Whether the owner's pods have waited long enough, seen how often they were made anew."""
+    def may_recreate(self, owner: str, waited_s: float, since_s: float = math.inf) -> bool:
+        """Whether the owner's pods, which wait since then, have waited long enough, seen how often they were made anew."""
         found = self._owners.get(owner)
-        return found is None or waited_s >= min(self.most_s, self.unbound_s * 2.0**found.times)
+        times = 0 if found is None else found.times - _is_of_last(found, since_s)
+        return waited_s >= min(self.most_s, self.unbound_s * 2.0**times)
 
-    def recreated(self, owner: str, at_s: float) -> None:
+    def recreated(self, owner: str, at_s: float, since_s: float = math.inf) -> None:
         """The owner's pods are made anew now."""
         found = self._owners.pop(owner, None)
+        if found is not None and _is_of_last(found, since_s):
+            self._owners[owner] = _Owner(found.times, found.first_s, at_s)
+            return
         times = 0 if found is None or at_s - found.last_s > 2.0 * self.most_s else found.times
         if len(self._owners) >= _OWNERS_MOST:
             del self._owners[next(iter(self._owners))]
-        self._owners[owner] = _Owner(min(times + 1, 20), at_s)
+        self._owners[owner] = _Owner(min(times + 1, 20), at_s, at_s)
+
+
+def _is_of_last(owner: _Owner, since_s: float) -> bool:
+    """Whether what waits since then did so already when the owner's pods were last made anew."""
+    return since_s <= owner.first_s

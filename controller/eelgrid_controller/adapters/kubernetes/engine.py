@@ -9,7 +9,8 @@ when nothing happened for `batch_s`, and that much after the one before otherwis
 comes alone waits for nobody, a burst is taken in bites. Commands and writes run beside the
 rounds and end as events. The gate is told that everything is there when pods and nodes have
 been listed and the core's work has been told; a standby goes through all this, too, and
-only leads later. What goes wrong inside ends the run with a log entry, and another begins
+only leads later. It hears of its term when pods have been listed anew since that began: a watch
+may be behind what the leader before has written. What goes wrong inside ends the run with a log entry, and another begins
 with a gate that is made anew from lists: nothing that matters is kept here alone.
 """
 
@@ -38,6 +39,7 @@ from eelgrid_controller.kubernetes.errors import KubernetesUnreadable
 from eelgrid_controller.kubernetes.gate import Gate, GateSettings
 from eelgrid_controller.kubernetes.gate_events import (
     Adopt,
+    Annotate,
     Cancel,
     Event,
     Grow,
@@ -64,6 +66,7 @@ from eelgrid_controller.kubernetes.gate_events import (
     Ungate,
 )
 from eelgrid_controller.kubernetes.holders import Ref
+from eelgrid_controller.kubernetes.nodes import agrees
 from eelgrid_controller.kubernetes.serving import Service, Services, target_of
 from eelgrid_controller.kubernetes.sight import sight_of
 from eelgrid_controller.kubernetes.views import KubeNode, Shapes, node_of, owner_of, pod_of
@@ -116,8 +119,9 @@ class Engine:
         clock: Clock,
         rng: random.Random,
         log: logging.Logger,
+        awaits_agent: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`has_agent` says of a node whether an agent speaks for it."""
+        """`has_agent` says of a node whether an agent speaks for it, `awaits_agent` whether it has not done so yet."""
         self.rounds = 0
         self.events = 0
         self.unreadable = 0
@@ -128,11 +132,12 @@ class Engine:
         self._loop = loop
         self._elector = elector
         self._has_agent = has_agent
+        self._awaits_agent = awaits_agent
         self._clock = clock
         self._log = log
         self._queue: deque[Event] = deque()
         self._wake = asyncio.Event()
-        self._nodes: dict[str, tuple[KubeNode, bool]] = {}
+        self._nodes: dict[str, NodeSeen] = {}  # as they were told
         self._epoch: int | None = None
         self._cluster = cluster
         self._rng = rng
@@ -255,10 +260,16 @@ class Engine:
         if term is None:
             self.feed(NotLed(is_led=bool(self._elector.holder)))
         elif epoch != self._epoch:
-            self.feed(Led(term.epoch))
+            self._under_way.begin(self._begin_term(term.epoch))
         if epoch != self._epoch:
             self._log.info("kubernetes=%s epoch=%s", "leading" if term else "following", epoch or "-")
         self._epoch = epoch
+
+    async def _begin_term(self, epoch: int) -> None:
+        """Lead, when all is known that the leader before has written."""
+        await self.pods.listed_since(self._clock.monotonic_s())
+        if self._leads(epoch):
+            self.feed(Led(epoch))
 
     def _leads(self, epoch: int) -> bool:
         return is_of(self._elector.term(), epoch)
@@ -322,11 +333,19 @@ class Engine:
             self._node(node)
 
     def _node(self, node: KubeNode) -> None:
-        has_agent = self._has_agent(node.name)
+        seen = self._seen(node)
         before = self._nodes.get(node.name)
-        if before is None or before[1] != has_agent or not node.is_as(before[0]):
-            self._nodes[node.name] = (node, has_agent)
-            self.feed(NodeSeen(node, has_agent))
+        if before is None or before[1:] != seen[1:] or not node.is_as(before.node):
+            self._nodes[node.name] = seen
+            self.feed(seen)
+
+    def _seen(self, node: KubeNode) -> NodeSeen:
+        name, awaits = node.name, False
+        if self._awaits_agent(name):
+            # What the journal has of a node is good for as long as its kubelet says nothing else.
+            record = self._loop.core.state.nodes.get(name)
+            awaits = record is None or not agrees(node, record.inventory)
+        return NodeSeen(node, self._has_agent(name), awaits)
 
     def _unread(self, kind: str, found: Object, error: KubernetesUnreadable) -> None:
         self.unreadable += 1
@@ -335,9 +354,9 @@ class Engine:
     async def _ticks(self) -> None:
         while True:
             await asyncio.sleep(self.settings.tick_s)
-            for node, has_agent in list(self._nodes.values()):
-                if self._has_agent(node.name) != has_agent:
-                    self._node(node)
+            for seen in list(self._nodes.values()):
+                if self._seen(seen.node)[1:] != seen[1:]:
+                    self._node(seen.node)
             self.lookups.forget_old()
             self.feed(Ticked())
 
@@ -368,6 +387,8 @@ class Engine:
                     self.writes.tell(one)
             case Ungate():
                 self._under_way.begin(self.writes.ungate(one))
+            case Annotate():
+                self._under_way.begin(self.writes.annotate(one))
             case Strip():
                 self._under_way.begin(self.writes.strip(one))
             case Recreate():

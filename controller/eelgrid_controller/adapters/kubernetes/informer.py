@@ -14,12 +14,16 @@ order in which they happened; a callback must not raise and must not wait. A wat
 tells nothing at all, no bookmark either, for `silent_s` counts as broken, and all is listed
 again: servers send a bookmark about each minute.
 
+Who takes over from another asks for a list that is begun from now on (`listed_since`): what is
+held by a watch alone may be older than what another has written.
+
 A kind of which there are more objects than may be held stops the informer with
 TooManyObjects: half of a picture is worse than none.
 """
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -95,6 +99,10 @@ class Informer:
         self._version = ""  # empty: list first
         self._word_s: float | None = None
         self._synced = asyncio.Event()
+        self._listed = asyncio.Event()  # set, and cleared at once, with each list
+        self._list_began_s = -math.inf  # of the last that was read whole
+        self._wants_list = False
+        self._limit: asyncio.Timeout | None = None  # of the watch that runs
         self._backoff = Backoff(rng, first_s=pace.first_wait_s, most_s=pace.most_wait_s)
 
     @property
@@ -116,6 +124,14 @@ class Informer:
         """Wait for the first whole list."""
         await self._synced.wait()
 
+    async def listed_since(self, at_s: float) -> None:
+        """Wait until everything was listed by a list that began at this time or later; the watch is ended for it."""
+        while self._list_began_s < at_s:
+            self._wants_list = True
+            if self._limit is not None:
+                self._limit.reschedule(asyncio.get_running_loop().time())
+            await self._listed.wait()
+
     def age_s(self) -> float | None:
         """For how long the server has said nothing, None before its first word."""
         return None if self._word_s is None else self._monotonic_s() - self._word_s
@@ -129,9 +145,11 @@ class Informer:
         while True:
             began_s = self._monotonic_s()
             try:
-                if not self._version:
+                if self._wants_list or not self._version:
                     await self._list()
                 await self._watch()
+                if self._wants_list:
+                    continue
                 # A server that ends each watch at once, without an error, is waited for as one that fails.
                 if self._monotonic_s() - began_s >= self._pace.lived_s:
                     self._backoff.succeeded()
@@ -157,6 +175,7 @@ class Informer:
 
     async def _list(self) -> None:
         """Read everything; hold it when all pages have come."""
+        began_s = self._monotonic_s()
         chosen = self._selection
         items: list[Object] = []
         after = ""
@@ -177,7 +196,10 @@ class Informer:
         self.lists += 1
         self._tell(self._held.replaced(items))
         self._version = page.resource_version
+        self._list_began_s, self._wants_list = began_s, False
         self._synced.set()
+        self._listed.set()
+        self._listed.clear()
 
     async def _watch(self) -> None:
         """Follow the changes until the watch ends."""
@@ -195,13 +217,18 @@ class Informer:
             try:
                 # The limit is moved on now and then, not with each event: a tenth of it either way is no matter.
                 async with asyncio.timeout(self._pace.silent_s) as limit:
+                    self._limit = limit
                     await self._follow(changes, limit)
             except TimeoutError:
+                if self._wants_list:
+                    return
                 # A server that came back from a backup says nothing either, to who asks from a version ahead of its own.
                 self._version = ""
                 raise Unreachable(
                     f"watch {self.resource.title}: silent for {self._pace.silent_s:g} s", is_sent=True
                 ) from None
+            finally:
+                self._limit = None
 
     async def _follow(self, changes: AsyncGenerator[Change, None], limit: asyncio.Timeout) -> None:
         """Tell changes as they come; what is told must not raise TimeoutError."""

@@ -72,6 +72,7 @@ class Placing:
         clock: Clock,
         log: logging.Logger,
         foresees: Foresees | None = None,
+        awaits_agent: Callable[[str], bool] = lambda _: False,
         promises: Callable[[], ListPromisesResponse] = ListPromisesResponse,
     ) -> None:
         """Raises ConfigError where the cluster's access cannot be read."""
@@ -95,6 +96,7 @@ class Placing:
             loop=loop,
             elector=self.elector,
             has_agent=has_agent,
+            awaits_agent=awaits_agent,
             settings=EngineSettings(
                 identity=identity,
                 gate=GateSettings(unbound_s=config.unbound_s, open_s=config.open_s, moves="moves" in config.abilities),

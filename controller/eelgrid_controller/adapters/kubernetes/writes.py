@@ -6,7 +6,8 @@ Must not know why anything is written; what came of it goes back as events of th
 Theory. A patch is made against the newest object that is held, and only if that is the one
 the gate looked at. It carries uid and resource version, so it may be sent again: whatever
 was done in between, the second is refused. Before each attempt the term is asked for again,
-so a process that slept wakes into silence. Events are for people: those that are too many
+so a process that slept wakes into silence; what was sent before, and never answered, counts as
+something that may arrive yet. Events are for people: those that are too many
 are dropped and counted, and never in the way of a patch.
 """
 
@@ -17,13 +18,24 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from eelgrid_controller.adapters.kubernetes.errors import ClusterError, Conflict, Forbidden, Invalid, NotFound
+from eelgrid_controller.adapters.kubernetes.errors import (
+    AnswerUnreadable,
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    ServerFault,
+    Unreachable,
+)
 from eelgrid_controller.adapters.kubernetes.port import Cluster, Object
 from eelgrid_controller.adapters.kubernetes.port import Key as ObjectKey
 from eelgrid_controller.adapters.kubernetes.resources import EVENTS, PODS
 from eelgrid_controller.adapters.kubernetes.retry import Limits, with_retries
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.kubernetes.gate_events import (
+    Annotate,
+    AnnotateFailed,
     DeleteFailed,
     Event,
     Failure,
@@ -34,7 +46,7 @@ from eelgrid_controller.kubernetes.gate_events import (
     Tell,
     Ungate,
 )
-from eelgrid_controller.kubernetes.patches import stripping, ungating
+from eelgrid_controller.kubernetes.patches import annotating, stripping, ungating
 from eelgrid_controller.kubernetes.people_events import Regarding, event_of
 
 __all__ = ["Stale", "Writes", "failure_of"]
@@ -68,6 +80,7 @@ class Writes:
         self.ungated = 0
         self.stripped = 0
         self.recreated = 0
+        self.annotated = 0
         self.failed: dict[Failure, int] = dict.fromkeys(Failure, 0)
         self.tells_sent = 0
         self.tells_dropped = 0
@@ -107,7 +120,7 @@ class Writes:
         async def call() -> None:
             if not self._leads(asked.epoch):
                 raise Stale
-            await self._cluster.delete(PODS, name, namespace=namespace, uid=asked.uid)
+            await self._cluster.delete(PODS, name, namespace=namespace, uid=asked.uid, resource_version=asked.version)
 
         failed = await self._tried(call)
         if failed is not None:
@@ -118,27 +131,52 @@ class Writes:
         self.recreated += 1
         self._log.warning("pod=%s recreated=yes reason=%s", asked.key, asked.why)
 
+    async def annotate(self, asked: Annotate) -> None:
+        """Write annotations of a pod; that it was done is seen at the pod."""
+        failed = await self._patched(asked, lambda pod: annotating(pod, asked.annotations), asked.epoch)
+        if failed is not None:
+            self._feed(AnnotateFailed(asked.uid, *failed))
+        else:
+            self.annotated += 1
+
     async def _patch(
         self, asked: Ungate | Strip, body: Callable[[Mapping[str, Any]], dict[str, Any]], epoch: int | None
     ) -> bool:
+        failed = await self._patched(asked, body, epoch)
+        if failed is not None:
+            self._feed(PatchFailed(asked.uid, *failed))
+            return False
+        self._feed(PatchDone(asked.uid))
+        return True
+
+    async def _patched(
+        self, asked: Ungate | Strip | Annotate, body: Callable[[Mapping[str, Any]], dict[str, Any]], epoch: int | None
+    ) -> tuple[Failure, str] | None:
+        """Patches the version that was looked at, while the term lasts; None if it was done."""
         namespace, name = asked.key
+        is_open = False  # an attempt may have been carried out though no answer said so
 
         async def call() -> None:
+            nonlocal is_open
             pod = self._pods().get(ObjectKey(namespace, name))
             is_it = pod is not None and _is(pod, asked.uid, asked.version)
             if pod is None or not is_it or (epoch is not None and not self._leads(epoch)):
                 raise Stale
-            await self._cluster.patch(PODS, name, body(pod), namespace=namespace, is_brief=True)
+            try:
+                await self._cluster.patch(PODS, name, body(pod), namespace=namespace, is_brief=True)
+            except (Unreachable, ServerFault, AnswerUnreadable) as error:
+                is_open = is_open or not isinstance(error, Unreachable) or error.is_sent
+                raise
 
         failed = await self._tried(call)
-        if failed is not None:
-            failure, text = failed
-            if failure not in (Failure.STALE, Failure.CONFLICT, Failure.GONE):
-                self._log.warning("pod=%s patched=no failure=%s error=%s", asked.key, failure.name.lower(), text)
-            self._feed(PatchFailed(asked.uid, failure, text))
-            return False
-        self._feed(PatchDone(asked.uid))
-        return True
+        if failed is None:
+            return None
+        failure, text = failed
+        if failure is Failure.STALE and is_open:
+            failure = Failure.BUSY
+        if failure not in (Failure.STALE, Failure.CONFLICT, Failure.GONE):
+            self._log.warning("pod=%s patched=no failure=%s error=%s", asked.key, failure.name.lower(), text)
+        return failure, text
 
     async def _tried(self, call: Callable[[], Awaitable[None]]) -> tuple[Failure, str] | None:
         """Makes a write in its turn; None if it was made, else why not, which is counted."""
