@@ -266,11 +266,11 @@ async def listen(
                 held.initial, held.fetch, require_client_authentication=True
             )
             port = server.add_secure_port(address, credentials)
-        if guard is not None:
-            guard.guards(port, None if held is None else held.lost_authority)
-        return port
     except RuntimeError as error:
         raise AddressInUse(f"cannot listen on {address}: {error}; choose another with --listen") from error
+    if guard is not None:
+        guard.guards(port, None if held is None else held.lost_authority)
+    return port
 
 
 def _channel_credentials(tls: TlsFiles) -> grpc.ChannelCredentials:

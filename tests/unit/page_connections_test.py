@@ -27,7 +27,7 @@ def client_context(files):
 
 async def until(met, *, within_s=30.0):
     async with asyncio.timeout(within_s):
-        while not met():
+        while not met():  # noqa: ASYNC110  # any state of any object
             await asyncio.sleep(0.02)
 
 
@@ -139,10 +139,11 @@ async def test_a_session_is_not_resumed_without_its_certificate(authority, tmp_p
         fresh = Authority("another").write(tmp_path / "fresh", names=("127.0.0.1",))
         for one in ("key", "certificate", "authority"):
             getattr(server, one).write_bytes(getattr(fresh, one).read_bytes())
-        with pytest.raises((OSError, ssl.SSLError)):
-            found = await asyncio.to_thread(ask, (context, session))
-            if not found[3]:
-                raise OSError("closed")
+        try:
+            (*_, head) = await asyncio.to_thread(ask, (context, session))
+        except OSError:
+            head = b""
+        assert head == b""
     finally:
         await door.stop()
 
@@ -198,7 +199,7 @@ async def test_a_viewer_that_reads_nothing_loses_its_seat(monkeypatch):
     fleet = PageFleet(200)
     door = await fleet.open(every_s=0.02)
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", door.port, limit=1024)
+        _, writer = await asyncio.open_connection("127.0.0.1", door.port, limit=1024)
         writer.write(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         await until(lambda: fleet.hub.viewers == 1)
 

@@ -153,7 +153,9 @@ def test_no_page_is_asked_of_an_address_that_is_no_services(host, words):
     assert words in refusal_of(host, allows_loopback=False)
 
 
-@pytest.mark.parametrize("host", ["10.1.2.3", "192.168.1.9", "100.64.0.7", "fd12::7", "2001:db8::1", "64:ff9b::a01:203"])
+@pytest.mark.parametrize(
+    "host", ["10.1.2.3", "192.168.1.9", "100.64.0.7", "fd12::7", "2001:db8::1", "64:ff9b::a01:203"]
+)
 def test_pods_and_hosts_are_asked(host):
     assert refusal_of(host, allows_loopback=False) is None
 

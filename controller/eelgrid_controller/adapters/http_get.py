@@ -165,7 +165,6 @@ class Getter:
             # Nothing more is wanted of the peer, not even its good-bye.
             writer.transport.abort()
 
-
     async def _connect(self, address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to one of the addresses of the host that pages may be asked of."""
         refusal = failure = None

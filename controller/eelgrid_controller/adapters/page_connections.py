@@ -195,7 +195,7 @@ async def tend_connections(server: web.Server, contexts: Contexts | None, *, now
                     one.transport.abort()
             for one in _crowding(seen):
                 one.transport.abort()
-        except Exception:  # noqa: BLE001  # connections are looked at again in a second
+        except Exception:  # connections are looked at again in a second
             log.exception("page_connections=failed")
 
 

@@ -17,8 +17,18 @@ from eelgrid_protos.messages.reading import SampleBatch
 from eelgrid_protos.quantities import Identifier, Label, Many, Range, Uint32, Uint64
 
 __all__ = [
-    "PODS_WITH_DEVICES_MOST", "Acknowledgement", "Cadence", "ConnectRequest", "ConnectResponse", "HeldDevices", "Hello",
-    "HelloReceived", "PodDevices", "RECONNECT_SPREAD_S_MOST", "Resume", "Welcome",
+    "PODS_WITH_DEVICES_MOST",
+    "RECONNECT_SPREAD_S_MOST",
+    "Acknowledgement",
+    "Cadence",
+    "ConnectRequest",
+    "ConnectResponse",
+    "HeldDevices",
+    "Hello",
+    "HelloReceived",
+    "PodDevices",
+    "Resume",
+    "Welcome",
 ]  # fmt: skip
 
 # Eight GPUs in seven slices are 56; a kubelet runs some hundreds of pods.
