@@ -99,6 +99,8 @@ class AgentConfig:
     controller: str
     listen: str
     metrics: str
+    # Probes alone, in a thread of their own; empty for those of the metrics address only.
+    probes: str
     node_name: str
     pool: str
     labels: tuple[tuple[str, str], ...]
@@ -153,6 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--controller", default="127.0.0.1:7443", metavar="HOST:PORT", help="the controller (default %(default)s)")
     add("--listen", default="127.0.0.1:7444", metavar="HOST:PORT", help="this node's own API (default %(default)s)")
     add("--metrics", default="127.0.0.1:9465", metavar="HOST:PORT", help="Prometheus metrics (default %(default)s)")
+    add("--probes", default="", metavar="HOST:PORT", help="/livez and /readyz alone; none if not given")
     add("--simulate", type=Path, metavar="FILE", help="simulate the nodes of this JSON or TOML file")
     add("--faults", type=Path, metavar="FILE", help="do to simulated devices what the lines of this file say")
     add("--seed", type=int, default=1, help="seed of the simulation (default %(default)s)")
@@ -244,6 +247,8 @@ def parse(arguments: Sequence[str]) -> AgentConfig:
     flags = _parser().parse_args(arguments)
     for flag in ("controller", "listen", "metrics"):
         check_address(f"--{flag}", getattr(flags, flag))
+    if flags.probes:
+        check_address("--probes", flags.probes)
     for flag in ("node_name", "pool"):
         check_name(f"--{flag.replace('_', '-')}", getattr(flags, flag))
     if flags.simulate is not None and (flags.node_name or flags.pool or flags.label or flags.topology):
@@ -267,6 +272,7 @@ def parse(arguments: Sequence[str]) -> AgentConfig:
         controller=flags.controller,
         listen=flags.listen,
         metrics=flags.metrics,
+        probes=flags.probes,
         node_name=flags.node_name,
         pool=flags.pool,
         labels=_labels(flags.label),
