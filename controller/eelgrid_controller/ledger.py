@@ -74,6 +74,10 @@ class AheadOfJournal:
     workload_ids: tuple[str, ...] = ()
 
 
+def _ahead_to_plain(ahead: AheadOfJournal) -> dict[str, Any]:
+    return {**asdict(ahead), "workload_ids": list(ahead.workload_ids)}
+
+
 def _ahead_of(row: Mapping[str, Any] | None) -> AheadOfJournal | None:
     return None if row is None else AheadOfJournal(**{**row, "workload_ids": tuple(row["workload_ids"])})
 
@@ -320,7 +324,7 @@ class NodeRecord:
             **({"lost_ns": self.lost_ns} if self.lost_ns else {}),
             **({"layouts": layouts} if layouts else {}),
             **({"others": to_plain(self.others, brief=True)} if self.others != NOBODY else {}),
-            **({"ahead": asdict(self.ahead)} if self.ahead is not None else {}),
+            **({"ahead": _ahead_to_plain(self.ahead)} if self.ahead is not None else {}),
         }
 
     @classmethod
