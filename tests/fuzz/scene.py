@@ -59,6 +59,8 @@ HONEST_NODE, HONEST_WORK = "honest-node", "honest-work"
 CALL_WITHIN_S = 60.0
 SERVED_WITHIN_S = 30.0
 _HEARD_MOST = 20
+# How long an attacker listens to a stream before it goes on; nothing is concluded from silence.
+_LISTENS_S = 0.05
 _NOTED_MOST = 12
 _NOTED_LETTERS = 1200
 # Whether attackers' energy windows are sent as well.
@@ -151,7 +153,7 @@ class Scene:
             return
         heard = 0
         try:
-            async with asyncio.timeout(0.2):
+            async with asyncio.timeout(_LISTENS_S):
                 async for _ in answer:
                     heard += 1
                     if heard >= _HEARD_MOST:
@@ -205,7 +207,7 @@ class Scene:
             await agent.say(*messages)
             async with asyncio.timeout(CALL_WITHIN_S):
                 await agent.hear()
-            async with asyncio.timeout(0.1):
+            async with asyncio.timeout(_LISTENS_S):
                 await agent.hear_to_the_end()
         except (Fault, ContractError):
             # A client whose write is under way when its stream ends hears of an internal error of its own library; what
