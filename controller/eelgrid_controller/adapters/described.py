@@ -78,7 +78,7 @@ _SECTIONS: Mapping[str, tuple[Described, ...]] = {
         Described("eelgrid_batches_refused_total", _C, "Batches that contradict"),
         Described("eelgrid_batches_duplicate_total", _C, "Batches that came again"),
         Described("eelgrid_agent_events_total", _C, "Events that agents reported", ("kind",)),
-        Described("eelgrid_answer_elements_omitted_total", _C, "Elements that were left out of answers, agents' plans among them, since they break the contract, by call; the log says which", ("call",)),
+        Described("eelgrid_answer_omitted_elements_total", _C, "Elements that were left out of answers, agents' plans among them, since they break the contract, by call; the log says which", ("call",)),
         Described("eelgrid_calls_refused_total", _C, "Calls, and looks at the page, that were refused for the role of the caller's certificate, by that role, and by what was needed: a role, `node` the certificate of that node, or `date` one that has not expired; no series without TLS", ("role", "needs")),
         Described("eelgrid_calls_without_role_total", _C, "Calls of certificates without a role that were let in for want of `--roles require`, by the role that they would have needed; no series without TLS", ("needs",)),
     ),
