@@ -98,6 +98,7 @@ bench: $(VENV)/installed-dev
 
 fuzz: $(VENV)/installed-dev
 	@EELGRID_FUZZ_MESSAGES=1000000 $(BIN)/python -m pytest -q tests/props/codec_test.py -k damaged
+	@$(BIN)/python -m tests.fuzz
 
 # One resolution for every supported Python, without a word about where packages come from.
 lock: $(VENV)/installed-dev
