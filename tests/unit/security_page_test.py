@@ -27,7 +27,9 @@ def test_the_table_of_calls_is_the_one_that_is_asked():
         for role, calls in table_of(PAGE.partition("<!-- calls -->")[2].partition("<!-- calls end -->")[0])
         for call in re.findall(r"`(\w+)`", calls)
     }
-    wanted = {path.rpartition("/")[2]: "any certificate" if role is None else role.value for path, role in NEEDS.items()}
+    wanted = {
+        path.rpartition("/")[2]: "any certificate" if role is None else role.value for path, role in NEEDS.items()
+    }
     assert found == wanted
 
 
