@@ -203,13 +203,17 @@ def _parser() -> argparse.ArgumentParser:
     _add_dra_flags(add)
     add("--slurm-folder", type=Path, metavar="DIR", help="where a Slurm prolog writes which job holds which devices")
     add_tls_flags(add)
+    _add_role_flags(add)
+    add("--verbose", action="store_true", help="log every connection")
+    add("--version", action="version", version=f"eelgrid-agent {__version__}")
+    return parser
+
+
+def _add_role_flags(add: Callable[..., Any]) -> None:
     add("--roles", choices=("permit", "require"), default="permit",
         help="whether a certificate without a role may ask this node's own API, or not (default %(default)s)")  # fmt: skip
     add("--grant", action="append", default=[], metavar="ROLE=KIND:NAME",
         help="give certificates of this name a role there, as the controller's --grant does; may be repeated")  # fmt: skip
-    add("--verbose", action="store_true", help="log every connection")
-    add("--version", action="version", version=f"eelgrid-agent {__version__}")
-    return parser
 
 
 def _add_dra_flags(add: Callable[..., Any]) -> None:

@@ -252,16 +252,7 @@ class Controller:
             await self.loop.expect_reports()
         await self._adopt_placement()
         self.telemetry = telemetry = Telemetry()
-        self.agents = AgentService(
-            loop=self.loop,
-            telemetry=telemetry,
-            energy=self._begin_energy(),
-            log=self._log.getChild("agents"),
-            monotonic_s=self._clock.monotonic_s,
-            admit_node=None if self._keeper is None else self._keeper.admit_node,
-            register=self._begin_registering(),
-        )
-        self.nodes = NodeCalls(loop=self.loop, agents=self.agents, call_of=self.trail.call)
+        self._hear_agents(telemetry)
         views = Views(
             telemetry=telemetry,
             decisions=self.loop.decisions,
@@ -321,6 +312,19 @@ class Controller:
         # What gathered in the last second is written before the loop ends.
         self._stack.push_async_callback(self.trail.write)
         self._stack.callback(asyncio.create_task(self.trail.run()).cancel)
+
+    def _hear_agents(self, telemetry: Telemetry) -> None:
+        """Speak with agents once the door opens, and keep the energy ledger that they fill."""
+        self.agents = AgentService(
+            loop=self.loop,
+            telemetry=telemetry,
+            energy=self._begin_energy(),
+            log=self._log.getChild("agents"),
+            monotonic_s=self._clock.monotonic_s,
+            admit_node=None if self._keeper is None else self._keeper.admit_node,
+            register=self._begin_registering(),
+        )
+        self.nodes = NodeCalls(loop=self.loop, agents=self.agents, call_of=self.trail.call)
 
     def _begin_registering(self) -> Callable[[str, Any], None]:
         """Bound how many new nodes one certificate, or address, may register."""
