@@ -10,7 +10,7 @@ import pytest
 from bench.page_fleet import PageFleet
 from tests.certificates_rig import Authority
 
-from eelgrid_controller.adapters import page_connections
+from eelgrid_controller.adapters import page_connections, page_door
 from eelgrid_controller.adapters.page_connections import Seat, Seats
 
 
@@ -93,7 +93,7 @@ async def test_a_client_with_many_viewers_leaves_room_for_another(authority, tmp
 @pytest.mark.parametrize("is_secure", [False, True])
 async def test_a_connection_that_says_nothing_is_ended(authority, tmp_path, monkeypatch, is_secure):
     monkeypatch.setattr(page_connections, "FIRST_REQUEST_WITHIN_S", 0.3)
-    monkeypatch.setattr("eelgrid_controller.adapters.page_door.FIRST_REQUEST_WITHIN_S", 0.3)
+    monkeypatch.setattr(page_door, "FIRST_REQUEST_WITHIN_S", 0.3)
     server = authority.write(tmp_path / "server", names=("127.0.0.1",)) if is_secure else None
     door = await PageFleet(1).open(tls=server)
     try:
@@ -194,8 +194,8 @@ async def test_a_stream_ends_with_its_certificate(authority, tmp_path):
 
 
 async def test_a_viewer_that_reads_nothing_loses_its_seat(monkeypatch):
-    monkeypatch.setattr("eelgrid_controller.adapters.page_door._SEND_WITHIN_S", 0.2)
-    monkeypatch.setattr("eelgrid_controller.adapters.page_door._UNREAD_BYTES_MOST", 4096)
+    monkeypatch.setattr(page_door, "_SEND_WITHIN_S", 0.2)
+    monkeypatch.setattr(page_door, "_UNREAD_BYTES_MOST", 4096)
     fleet = PageFleet(200)
     door = await fleet.open(every_s=0.02)
     try:

@@ -1,6 +1,7 @@
 """Peers of a gRPC server: floods end their own connection, everybody else is served, and who may not stay goes."""
 
 import asyncio
+import contextlib
 import datetime as dt
 import logging
 import time
@@ -157,7 +158,9 @@ async def test_headers_that_unpack_to_megabytes_take_no_memory():
         bomb.open(GET, 1, block=kept_field("x-bomb", "a" * 3000))
         before = _resident_bytes()
         for _ in range(40):
-            bomb.open(GET, 500, block=indexed(62) * 4)
+            # Who has not had enough of it yet may have lost the connection.
+            with contextlib.suppress(OSError):
+                bomb.open(GET, 500, block=indexed(62) * 4)
             assert await ask(client) == "only"
         assert _resident_bytes() - before < 50e6
         bomb.close()

@@ -172,9 +172,11 @@ class Getter:
             refusal = refusal_of(host, allows_loopback=self._allows_loopback)
             if refusal is not None:
                 continue
-            secured = {"ssl": self._tls, "server_hostname": address.host} if address.is_secure else {}
             try:
-                return await asyncio.open_connection(host, address.port, limit=_HEAD_BYTES_MOST, **secured)
+                return await asyncio.open_connection(
+                    host, address.port, limit=_HEAD_BYTES_MOST, ssl=self._tls if address.is_secure else None,
+                    server_hostname=address.host if address.is_secure else None,
+                )  # fmt: skip
             except ssl.SSLError:
                 raise
             except OSError as error:
@@ -199,7 +201,7 @@ def _request(address: Address) -> bytes:
 async def _resolve(host: str, port: int) -> list[str]:
     """The addresses of a name, each once, in the resolver's order; raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(entry[4][0] for entry in found))
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def _inside(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
