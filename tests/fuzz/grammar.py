@@ -52,7 +52,9 @@ class Grammar:
         """A message of a class that obeys every rule; None where none was found."""
         made = {SampleBatch: self._batch, EnergyWindow: self._window, Policy: self._policy}.get(cls)
         for attempt in range(_TRIES):
-            drawn = made() if made is not None and self.rng.random() < 0.8 else self._draw(cls, attempt)
+            drawn = (
+                made() if made is not None and (cls is Policy or self.rng.random() < 0.8) else self._draw(cls, attempt)
+            )
             if drawn is not None and obeys(drawn):
                 return drawn
         return None

@@ -85,7 +85,9 @@ class FaultLog(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one."""
+        """Keep one; that an attacker's message was refused is no fault."""
+        if "ledger=refused" in record.getMessage():
+            return
         trace = "".join(traceback.format_exception(*record.exc_info)[-6:]) if record.exc_info else ""
         self.lines.append(f"{record.name}: {record.getMessage()}\n{trace}")
 
