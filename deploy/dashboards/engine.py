@@ -74,7 +74,8 @@ _JOURNAL = Row(
         lines("Events put on disk", "Events and batches per second.", "ops", Query(f"sum({rate('eelgrid_journal_entries_total')})", "events"), Query(f"sum({rate('eelgrid_journal_commits_total')})", "batches"), width=8),
         lines("Journal lag", "How long the oldest command has waited to be on disk; 0 while none waits.", "s", Query(_now("eelgrid_journal_lag_seconds"), "lag"), width=8),
         lines("Checkpoint", "Size of the last one.", "bytes", Query(_now("eelgrid_journal_checkpoint_bytes"), "size"), width=8),
-        lines("Energy windows", "Windows that agents sent: taken, here before, or without room; and attempts to write that failed. Per second.", "ops", Query(f"sum by (result) ({rate('eelgrid_ledger_windows_total')})", "{{result}}"), Query(f"sum({rate('eelgrid_ledger_failures_total')})", "failed writes"), width=8),
+        lines("Energy windows", "Windows that agents sent: taken, here before, without room, refused, or far from now; and attempts to write that failed. Per second.", "ops", Query(f"sum by (result) ({rate('eelgrid_ledger_windows_total')})", "{{result}}"), Query(f"sum({rate('eelgrid_ledger_failures_total')})", "failed writes"), width=8),
+        lines("Damaged parts of the ledger", "Hours and days of nodes, and names, that do not agree with their checksums.", "short", Query(_now("eelgrid_ledger_damaged_parts"), "parts"), width=8),
         lines("Age of the newest energy window", "Of those on disk; it grows while the ledger cannot be written.", "s", Query(_now("eelgrid_ledger_newest_window_age_seconds"), "age"), width=8),
     ),
 )  # fmt: skip

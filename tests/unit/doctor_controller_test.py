@@ -199,6 +199,9 @@ FAULTS = {
     "eelgrid_steward_faults_total 1.0": {"steward": WARN},
     "eelgrid_ledger_newest_window_age_seconds 4000.0": {"ledger, age": WARN},
     "eelgrid_ledger_failures_total 2.0": {"ledger, writing": WARN},
+    "eelgrid_ledger_damaged_parts 2.0": {"ledger, damage": FAIL},
+    'eelgrid_ledger_windows_total{result="refused"} 2.0': {"ledger, refused": WARN},
+    "eelgrid_clock_jumps_total 1.0": {"clock, jumps": WARN},
     'eelgrid_kubernetes_silence_seconds{kind="pods"} 900.0': {"kubernetes, watches": FAIL},
     "eelgrid_kubernetes_pods_unschedulable 3.0": {"kubernetes, pods": WARN},
 }

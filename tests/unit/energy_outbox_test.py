@@ -1,5 +1,6 @@
 """The outbox: shares by the plan alone, what was spent while no agent ran, and the node's stream of windows."""
 
+import itertools
 from array import array
 
 import pytest
@@ -8,6 +9,7 @@ from eelgrid_agent.attribution.attributor import Attribution
 from eelgrid_agent.attribution.outbox import EnergyOutbox, Kept
 from eelgrid_agent.attribution.owner import Owner, OwnerKind
 from eelgrid_agent.attribution.shares import Confidence, Method, Part, Share
+from eelgrid_agent.attribution.window_file import WindowFile
 from eelgrid_agent.attribution.windows import Windows
 from eelgrid_agent.device import Missing, RawReadings
 from eelgrid_agent.sampler import GPU_READINGS, Tick
@@ -156,3 +158,87 @@ def test_windows_that_the_controller_may_have_are_never_merged_into_later_ones()
         later.charge({"g0": share}, at_ns=BEGIN_NS + minute * 60 * SECOND_NS)
         later.close()
     assert later.closed[:4] == windows.closed
+
+
+BOOT_NS = 400 * SECOND_NS  # of 1970, where a machine without a clock begins
+YEARS_NS = BEGIN_NS - BOOT_NS
+
+
+def look(outbox, at_s, *, wall_ns, **spent_mj):
+    """A tick and what the attributor found, `at_s` seconds after the boot."""
+    outbox.clock(wall_ns=wall_ns, monotonic_ns=int(at_s * SECOND_NS))
+    outbox.attributed(attribution(**spent_mj), at_ns=outbox.wall_ns(monotonic_ns=int(at_s * SECOND_NS)))
+
+
+def spans(windows):
+    return [((one.begin_ns - BEGIN_NS) / SECOND_NS, (one.end_ns - BEGIN_NS) / SECOND_NS) for one in windows]
+
+
+def test_a_machine_that_boots_in_1970_tells_sane_windows_when_its_clock_is_right():
+    outbox = EnergyOutbox(Kept(incarnation=1), boot="b")
+    for at_s in range(0, 200, 5):
+        look(outbox, at_s, wall_ns=BOOT_NS + at_s * SECOND_NS, g0=1_000)
+    assert len(outbox.windows.closed) == 3
+    assert all(one.end_ns < 1000 * SECOND_NS for one in outbox.windows.closed)
+    for at_s in range(200, 400, 5):
+        look(outbox, at_s, wall_ns=BEGIN_NS + at_s * SECOND_NS, g0=1_000)
+    outbox.close()
+    windows = outbox.windows.closed
+    # As if the clock had been right from the beginning: nothing is in 1970, and no window spans the step.
+    assert all(0.0 <= begin_s <= end_s <= 400.0 and end_s - begin_s <= 65.0 for begin_s, end_s in spans(windows))
+    assert all(one.end_ns <= after.begin_ns for one, after in itertools.pairwise(windows))
+    assert sum(device.total_mj for one in windows for device in one.devices) == 80 * 1_000
+
+
+def test_a_clock_that_is_ten_years_ahead_for_a_moment_leaves_no_trace_in_windows():
+    decade_ns = 3_650 * 86_400 * SECOND_NS
+    outbox = EnergyOutbox(Kept(incarnation=1), boot="b")
+    for at_s in range(0, 300, 5):
+        ahead_ns = decade_ns if 100 <= at_s < 105 else -decade_ns * 6 if 200 <= at_s < 210 else 0
+        look(outbox, at_s, wall_ns=max(0, BEGIN_NS + at_s * SECOND_NS + ahead_ns), g0=1_000)
+    outbox.close()
+    assert all(
+        0.0 <= begin_s <= end_s <= 300.0 and end_s - begin_s <= 65.0 for begin_s, end_s in spans(outbox.windows.closed)
+    )
+    assert sum(device.total_mj for one in outbox.windows.closed for device in one.devices) == 60 * 1_000
+
+
+def test_windows_of_the_run_before_move_with_the_clock_of_the_same_boot_alone(tmp_path):
+    first = EnergyOutbox(Kept(incarnation=1), boot="b")
+    for at_s in range(0, 130, 5):
+        look(first, at_s, wall_ns=BOOT_NS + at_s * SECOND_NS, g0=1_000)
+    first.close()
+    file = WindowFile(tmp_path / "windows.json")
+    file.store(first.kept())
+    kept = file.load(draw_incarnation=lambda: 9)
+    assert kept == first.kept()
+    # The clock was set right while no agent ran.
+    again = EnergyOutbox(kept, boot="b")
+    look(again, 300, wall_ns=BEGIN_NS + 300 * SECOND_NS, g0=1_000)
+    assert spans(again.windows.closed)[0] == (0.0, 20.0)
+    # After another boot nobody knows how long ago it was.
+    other = EnergyOutbox(kept, boot="c")
+    look(other, 10, wall_ns=BOOT_NS + 10 * SECOND_NS, g0=1_000)
+    look(other, 20, wall_ns=BEGIN_NS + 20 * SECOND_NS, g0=1_000)
+    other.close()
+    assert other.windows.closed[:-1] == first.windows.closed
+    assert spans(other.windows.closed)[-1] == (10.0, 20.0)
+
+
+def test_a_file_of_before_clocks_were_kept_is_read(tmp_path):
+    path = tmp_path / "windows.json"
+    WindowFile(path).store(Kept(incarnation=3, boot="b"))
+    path.write_text(path.read_text().replace('"offset_ns":null,', ""))
+    assert "offset_ns" not in path.read_text()
+    assert WindowFile(path).load(draw_incarnation=lambda: 9) == Kept(incarnation=3, boot="b")
+
+
+def test_windows_that_were_kept_with_a_clock_ahead_hold_up_none_that_come():
+    ahead = Windows(1)
+    ahead.charge({"g0": attribution(g0=1).shares["g0"]}, at_ns=BEGIN_NS + YEARS_NS)
+    ahead.close()
+    windows = Windows(1, kept=ahead.closed, number=ahead.number)
+    windows.charge({"g0": attribution(g0=1).shares["g0"]}, at_ns=BEGIN_NS)
+    windows.charge({"g0": attribution(g0=1).shares["g0"]}, at_ns=BEGIN_NS + 30 * SECOND_NS)
+    windows.close()
+    assert spans(windows.closed)[-1] == (0.0, 30.0)

@@ -172,7 +172,10 @@ async def test_what_an_agent_sent_is_told_when_it_is_in_the_ledger(tmp_path):
         text = await page_of(rig)
         assert values(text, "eelgrid_ledger_energy_joules_total") == {("ml",): 3.0, ("(unallocated)",): 1.0}
         assert 5.0 <= values(text, "eelgrid_ledger_newest_window_age_seconds")[()] < 60.0
-        assert values(text, "eelgrid_ledger_windows_total") == {("taken",): 1.0, ("again",): 0.0, ("dropped",): 0.0}
+        others = dict.fromkeys([("again",), ("dropped",), ("refused",), ("unplaced",)], 0.0)
+        assert values(text, "eelgrid_ledger_windows_total") == {("taken",): 1.0, **others}
+        assert values(text, "eelgrid_ledger_damaged_parts") == {(): 0.0}
+        assert values(text, "eelgrid_clock_jumps_total") == {(): 0.0}
         assert values(text, "eelgrid_ledger_failures_total") == {(): 0.0}
 
 
@@ -185,7 +188,7 @@ def told(page):
 def test_the_ledger_tells_windows_age_and_joules_by_namespace():
     marks = {"a": Exporter("a", 0, 30), "b": Exporter("b", 0, 69, Changed(2, 0, 3600, 20))}
     counts = SimpleNamespace(
-        windows=7, again=2, dropped=1, failures=3, newest_ns=None, by_namespace=dict, exporters={},
+        windows=12, again=2, dropped=1, refused=2, unplaced=3, damaged_parts=6, failures=3, newest_ns=None, by_namespace=dict, exporters={},
         forgotten={"age": 4, "size": 0}, used_bytes=None, bytes_most=100,
     )  # fmt: skip
     page = LedgerPage(counts, now_ns=lambda: 70 * SECOND)
@@ -194,7 +197,9 @@ def test_the_ledger_tells_windows_age_and_joules_by_namespace():
     counts.exporters, counts.used_bytes = marks, 42
     counts.newest_ns, counts.by_namespace = 60 * SECOND, lambda: {"a": 2.0, "(none)": 0.25}
     families = told(page)
-    assert families["eelgrid_ledger_windows"] == {("taken",): 4.0, ("again",): 2.0, ("dropped",): 1.0}
+    others = {("again",): 2.0, ("dropped",): 1.0, ("refused",): 2.0, ("unplaced",): 3.0}
+    assert families["eelgrid_ledger_windows"] == {("taken",): 4.0, **others}
+    assert families["eelgrid_ledger_damaged_parts"] == {(): 6.0}
     assert families["eelgrid_ledger_failures"] == {(): 3.0}
     assert families["eelgrid_ledger_newest_window_age_seconds"] == {(): 10.0}
     assert families["eelgrid_ledger_energy_joules"] == {("a",): 2.0, ("(none)",): 0.25}

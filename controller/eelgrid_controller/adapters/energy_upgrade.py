@@ -117,14 +117,14 @@ def _heal(connection: sqlite3.Connection) -> Healed:
         touched.update(
             connection.execute(f"SELECT at, place FROM {table}_measured WHERE {_poisoned('total', 'uncertainty')}")
         )
-        for cell in touched:
+        for hour in touched:
             ((total_mj,),) = connection.execute(
-                f"SELECT coalesce(sum(bare + context + active), 0) FROM {table} WHERE (at, place) = (?, ?)", cell
+                f"SELECT coalesce(sum(bare + context + active), 0) FROM {table} WHERE (at, place) = (?, ?)", hour
             ).fetchall()
             connection.execute(
                 f"UPDATE {table}_measured SET total = ?, uncertainty = "
                 f"CASE WHEN {_poisoned('uncertainty')} THEN ? ELSE uncertainty END WHERE (at, place) = (?, ?)",
-                (total_mj, total_mj, *cell),
+                (total_mj, total_mj, *hour),
             )
     _heal_counters(connection, gone_mj)
     return Healed(rows, energy_j)
