@@ -10,6 +10,7 @@ from pathlib import Path
 from eelgrid_controller.errors import ConfigError
 from eelgrid_controller.kubernetes.admitting import GateRules
 from eelgrid_controller.roles import RoleRules
+from eelgrid_protos.http_hosts import NAMES_MOST
 
 __all__ = ["ABILITIES", "ControllerConfig", "KubernetesConfig", "WebhookConfig"]
 
@@ -68,6 +69,8 @@ class ControllerConfig:
     data: Path
     listen: str = "127.0.0.1:7443"
     metrics: str = "127.0.0.1:9464"
+    # Names under which that is scraped, beside addresses, localhost and this machine's name.
+    metrics_hosts: tuple[str, ...] = ()
     # The live page; empty for none.
     page: str = ""
     # Go on from a journal that has lost acknowledged entries, and record that in it.
@@ -132,6 +135,8 @@ class ControllerConfig:
         for name in ("steer_s", "scrape_s", "scale_hold_s", "job_window_s", "spend_s"):
             if not 0.1 <= getattr(self, name) <= 86_400.0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", "give seconds between 0.1 and 86400")
+        if len(self.metrics_hosts) > NAMES_MOST:
+            raise ConfigError(f"metrics_hosts has {len(self.metrics_hosts)} names", f"give {NAMES_MOST} at most")
         if self.ledger_bytes_most < 10**7:
             raise ConfigError(
                 f"ledger_bytes_most is {self.ledger_bytes_most}", "give at least 10000000, which is 0.01 GB"
