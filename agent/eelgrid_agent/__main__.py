@@ -192,7 +192,8 @@ def _serve_metrics(
     )  # fmt: skip
     page = Page(collector, ticks=lambda: sum(node.ticks_total for node in nodes), monotonic_ns=clock.monotonic_ns)
     server = MetricsServer(
-        config.metrics, page, tls=config.tls, insecure=config.insecure, web_config=config.web_config
+        config.metrics, page, tls=config.tls, insecure=config.insecure, web_config=config.web_config,
+        host_names=config.metrics_hosts,
     )  # fmt: skip
     server.start()
     stack.callback(server.close)

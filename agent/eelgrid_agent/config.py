@@ -22,6 +22,7 @@ from typing import Any
 
 from eelgrid_protos import __version__
 from eelgrid_protos.errors import Violation
+from eelgrid_protos.http_hosts import NAMES_MOST
 from eelgrid_protos.messages import TOPOLOGY_PARTS_MOST
 from eelgrid_protos.roles import BadGrant, RoleRules, parse_grants
 from eelgrid_protos.transport import TlsFiles
@@ -101,6 +102,7 @@ class AgentConfig:
     metrics: str
     # Probes alone, in a thread of their own; empty for those of the metrics address only.
     probes: str
+    metrics_hosts: tuple[str, ...]
     node_name: str
     pool: str
     labels: tuple[tuple[str, str], ...]
@@ -156,6 +158,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--listen", default="127.0.0.1:7444", metavar="HOST:PORT", help="this node's own API (default %(default)s)")
     add("--metrics", default="127.0.0.1:9465", metavar="HOST:PORT", help="Prometheus metrics (default %(default)s)")
     add("--probes", default="", metavar="HOST:PORT", help="/livez and /readyz alone; none if not given")
+    add("--metrics-host", action="append", default=[], metavar="NAME",
+        help="a name under which the metrics are scraped, beside addresses, localhost and the host's name; may be repeated")  # fmt: skip
     add("--simulate", type=Path, metavar="FILE", help="simulate the nodes of this JSON or TOML file")
     add("--faults", type=Path, metavar="FILE", help="do to simulated devices what the lines of this file say")
     add("--seed", type=int, default=1, help="seed of the simulation (default %(default)s)")
@@ -277,6 +281,7 @@ def parse(arguments: Sequence[str]) -> AgentConfig:
         listen=flags.listen,
         metrics=flags.metrics,
         probes=flags.probes,
+        metrics_hosts=tuple(flags.metrics_host[:NAMES_MOST]),
         node_name=flags.node_name,
         pool=flags.pool,
         labels=_labels(flags.label),

@@ -218,6 +218,9 @@ def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
 @click.option("--metrics", default=_DEFAULTS.metrics, show_default=True, help="Address of /metrics and probes.")
 @click.option("--probes", default=_DEFAULTS.probes, metavar="ADDRESS",
               help="Address of /livez and /readyz alone, in a thread of their own; none, if not given.")  # fmt: skip
+@click.option("--metrics-host", "metrics_hosts", multiple=True, metavar="NAME",
+              help="A name under which /metrics is scraped, beside addresses, localhost and this machine's name. May be "
+                   "repeated.")  # fmt: skip
 @click.option("--page", default=_DEFAULTS.page, metavar="ADDRESS", help="Address of the live page; none, if not given.")
 @click.option("--traces", default=_DEFAULTS.traces, metavar="[http[s]://]HOST:PORT",
               help="Send traces of placements to this OTLP collector (gRPC); none, if neither this nor "
@@ -270,6 +273,7 @@ def main(
     *,
     data: Path,
     accept_journal_loss: bool,
+    metrics_hosts: tuple[str, ...],
     tls_certificate: Path | None,
     tls_key: Path | None,
     tls_authority: Path | None,
@@ -304,6 +308,7 @@ def main(
             **plain,
             roles=roles,
             data=data,
+            metrics_hosts=metrics_hosts,
             accepts_journal_loss=accept_journal_loss,
             away_grace_s=away_grace,
             restart_grace_s=restart_grace,

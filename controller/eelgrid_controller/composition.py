@@ -431,6 +431,7 @@ class Controller:
             is_ready=lambda: self._is_serving,
             insecure=self._insecure,
             log=self._log.getChild("metrics"),
+            host_names=self.config.metrics_hosts,
         )
         port = await door.start(self.config.metrics)
         self._stack.push_async_callback(door.stop)

@@ -10,6 +10,7 @@ from pathlib import Path
 from eelgrid_controller.errors import ConfigError
 from eelgrid_controller.kubernetes.admitting import GateRules
 from eelgrid_controller.roles import RoleRules
+from eelgrid_protos.http_hosts import NAMES_MOST
 
 __all__ = ["ABILITIES", "ControllerConfig", "KubernetesConfig", "WebhookConfig"]
 
@@ -70,6 +71,8 @@ class ControllerConfig:
     metrics: str = "127.0.0.1:9464"
     # Probes alone, which then wait for nobody; empty for those of the metrics address only.
     probes: str = ""
+    # Names under which that is scraped, beside addresses, localhost and this machine's name.
+    metrics_hosts: tuple[str, ...] = ()
     # The live page; empty for none.
     page: str = ""
     # Go on from a journal that has lost acknowledged entries, and record that in it.
@@ -151,6 +154,8 @@ class ControllerConfig:
             raise ConfigError(
                 f"lost_node_ttl_s is {self.lost_node_ttl_s}", "give seconds from 1 to 1e9, or 0 for never"
             )
+        if len(self.metrics_hosts) > NAMES_MOST:
+            raise ConfigError(f"metrics_hosts has {len(self.metrics_hosts)} names", f"give {NAMES_MOST} at most")
         if self.ledger_bytes_most < 10**7:
             raise ConfigError(
                 f"ledger_bytes_most is {self.ledger_bytes_most}", "give at least 10000000, which is 0.01 GB"

@@ -232,3 +232,27 @@ class Whole:
 
     def steward(self):
         return self.parts.families().values()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:9464", 200),
+        ("localhost", 200),
+        ("eelgrid-controller-metrics.eelgrid.svc:9464", 200),
+        ("evil.example:9464", 421),
+        ("127.0.0.1.evil.example", 421),
+    ],
+)
+async def test_the_page_is_read_under_our_own_names_and_no_strangers(tmp_path, host, status):
+    """DNS rebinding: a page of a stranger reads our metrics through a browser that can reach them."""
+    async with running(tmp_path, metrics_hosts=("eelgrid-controller-metrics.eelgrid.svc",)) as rig:
+        address, _, port = rig.metrics.rpartition(":")
+        for path in ("/metrics", "/livez"):
+            reader, writer = await asyncio.open_connection(address, int(port))
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            answer = await reader.read()
+            writer.close()
+            await writer.wait_closed()
+            assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+            assert (b"eelgrid_state_revision" in answer) == (status == 200 and path == "/metrics")

@@ -69,8 +69,8 @@ def exchange(port, sent):
 
 def test_a_head_is_a_get_without_its_body(serve):
     port = serve()
-    got = exchange(port, b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
-    head = exchange(port, b"HEAD /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+    got = exchange(port, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    head = exchange(port, b"HEAD /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert got.endswith(b"\r\n\r\neelgrid_gpu_up 1.0\n")
 
     def lines(answer):
@@ -83,7 +83,7 @@ def test_a_head_is_a_get_without_its_body(serve):
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "CONNECT", "<script>"])
 def test_another_method_is_told_which_are_taken(serve, method):
-    answer = exchange(serve(), f"{method} /metrics HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+    answer = exchange(serve(), f"{method} /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.0 405 ")
     assert b"\r\nAllow: GET, HEAD\r\n" in answer
     assert b"script" not in answer
@@ -284,7 +284,33 @@ def test_connections_that_say_nothing_do_not_keep_a_probe_out(serve):
             for one in held[-SCRAPES_MOST:]:
                 with contextlib.suppress(OSError):
                     one.sendall(said)
-            assert exchange(port, b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n").startswith(b"HTTP/1.0 200")
+            assert exchange(port, b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.0 200")
     finally:
         for one in held:
             one.close()
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:9465", "127.0.0.1.evil.example", "localhost.evil.example"]
+)
+def test_a_page_of_somebody_elses_name_reads_nothing(serve, host):
+    """DNS rebinding: the browser is at our address and still says the page's name."""
+    port = serve(host_names=("gpu7.cluster.example",))
+    for path in ("/metrics", "/livez"):
+        answer = exchange(port, f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        assert answer.startswith(b"HTTP/1.0 421 ")
+        assert b"eelgrid_gpu_up" not in answer
+        assert b"--metrics-host" in answer
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "localhost", "LOCALHOST:9465", "127.0.0.1:9465", "[::1]:9465", "10.1.2.3", "gpu7.cluster.example.:9465"],
+)
+def test_scrapers_by_address_by_this_machines_name_or_by_a_listed_one_are_served(serve, host):
+    port = serve(host_names=("gpu7.cluster.example",))
+    field = f"Host: {host}\r\n" if host else ""
+    assert exchange(port, f"GET /metrics HTTP/1.0\r\n{field}\r\n".encode()).startswith(b"HTTP/1.0 200 ")
+    assert exchange(port, f"GET /metrics HTTP/1.0\r\nHost: {socket.gethostname()}\r\n\r\n".encode()).startswith(
+        b"HTTP/1.0 200 "
+    )

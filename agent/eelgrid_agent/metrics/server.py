@@ -19,6 +19,7 @@ import logging
 import ssl
 import threading
 import time
+from collections.abc import Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
 from pathlib import Path
@@ -30,6 +31,7 @@ from eelgrid_agent.metrics.door import Door, MetricsError, WebConfigUnusable
 from eelgrid_agent.metrics.page import Answer, Page
 from eelgrid_agent.metrics.web_config import WebConfig
 from eelgrid_protos import __version__
+from eelgrid_protos.http_hosts import HttpHosts
 from eelgrid_protos.transport import TlsFiles, is_loopback
 
 __all__ = ["MetricsError", "MetricsServer", "WebConfigUnusable"]
@@ -50,7 +52,7 @@ class MetricsServer:
 
     def __init__(
         self, address: str, page: Page, *, tls: TlsFiles | None, insecure: bool, web_config: Path | None = None,
-        log: logging.Logger | None = None, request_s_most: float = REQUEST_S_MOST,
+        log: logging.Logger | None = None, request_s_most: float = REQUEST_S_MOST, host_names: Iterable[str] = (),
     ) -> None:  # fmt: skip
         remote = not is_loopback(address)
         log = logging.getLogger("eelgrid.agent") if log is None else log
@@ -64,7 +66,8 @@ class MetricsServer:
             raise MetricsError(f"--metrics {address} can be reached from other machines; {remedy}, or say --insecure")
         host, _, port = address.rpartition(":")
         try:
-            self._server = _Server((host.strip("[]"), int(port)), page, door, request_s_most)
+            hosts = HttpHosts(address, host_names)
+            self._server = _Server((host.strip("[]"), int(port)), page, door, hosts, request_s_most)
         except OSError as error:
             reason = error.strerror or str(error)
             remedy = "choose another with --metrics, or end the program that has it"
@@ -91,8 +94,11 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 16
 
-    def __init__(self, address: tuple[str, int], page: Page, door: Door, request_s_most: float) -> None:
+    def __init__(
+        self, address: tuple[str, int], page: Page, door: Door, hosts: HttpHosts, request_s_most: float
+    ) -> None:
         self.page = page
+        self.hosts = hosts
         self.door = door
         self.request_s_most = request_s_most
         self._slots = threading.BoundedSemaphore(SCRAPES_MOST)
@@ -262,6 +268,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refusal(self, config: WebConfig) -> Answer | None:
         """Why the page is not given; None where it is."""
+        if not self.server.hosts.allows(self.headers.get("Host", "")):
+            return _said(421, "this Host is none of ours; name it with --metrics-host if it is")
         if not config.users or self.path.partition("?")[0] in _PROBES:
             return None
         name, password = _basic(self.headers.get("Authorization", ""))

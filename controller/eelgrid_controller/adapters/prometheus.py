@@ -39,6 +39,7 @@ from eelgrid_controller.adapters.page_text import (
 from eelgrid_controller.errors import ConfigError
 from eelgrid_controller.journal import JournalCounters
 from eelgrid_protos import __version__
+from eelgrid_protos.http_hosts import HttpHosts
 from eelgrid_protos.messages import Summary
 from eelgrid_protos.probes import OldestGoes
 from eelgrid_protos.transport import is_loopback
@@ -217,7 +218,12 @@ def _shell(gauges: Gauges) -> Iterator[Family]:
 class MetricsServer:
     """HTTP for scrapers and probes; `is_ready` tells /readyz."""
 
-    def __init__(self, metrics: Metrics, *, is_ready: Callable[[], bool], insecure: bool, log: logging.Logger) -> None:
+    def __init__(
+        self, metrics: Metrics, *, is_ready: Callable[[], bool], insecure: bool, log: logging.Logger,
+        host_names: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self._host_names = host_names
+        self._hosts = HttpHosts("", host_names)
         self._metrics = metrics
         self._insecure = insecure
         self._is_ready = is_ready
@@ -228,6 +234,7 @@ class MetricsServer:
 
     async def start(self, address: str) -> int:
         """Listen and return the port; raises ConfigError."""
+        self._hosts = HttpHosts(address, self._host_names)
         host, separator, port = address.rpartition(":")
         if not separator or not port.isdigit() or int(port) > 65_535:
             raise ConfigError(f"--metrics {address!r} is no address", "write HOST:PORT, for example 127.0.0.1:9464")
@@ -271,7 +278,7 @@ class MetricsServer:
                 status, kind, body = http.HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"too many connections\n"
             else:
                 request, *fields = head.decode("latin-1").split("\r\n")
-                status, kind, body = await self._answer(request.split(" "), _accepts(fields))
+                status, kind, body = await self._answer(request.split(" "), fields)
             writer.write(
                 f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\n"
                 f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
@@ -289,12 +296,15 @@ class MetricsServer:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    async def _answer(self, request: list[str], accept: str) -> tuple[http.HTTPStatus, str, bytes]:
+    async def _answer(self, request: list[str], fields: Sequence[str]) -> tuple[http.HTTPStatus, str, bytes]:
+        if not all(map(self._hosts.allows, _values(fields, "host"))):
+            said = b"this Host is none of ours; name it with --metrics-host if it is\n"
+            return http.HTTPStatus.MISDIRECTED_REQUEST, "text/plain", said
         if len(request) != 3 or request[0] != "GET":
             return http.HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"only GET is answered\n"
         match request[1].partition("?")[0]:
             case "/metrics":
-                wanted = prefers_openmetrics(accept)
+                wanted = prefers_openmetrics(",".join(_values(fields, "accept")))
                 kind = CONTENT_OPENMETRICS if wanted else CONTENT_PROMETHEUS
                 try:
                     return http.HTTPStatus.OK, kind, await self._metrics.page(opened=wanted)
@@ -310,10 +320,10 @@ class MetricsServer:
         return http.HTTPStatus.NOT_FOUND, "text/plain", b"try /metrics, /livez or /readyz\n"
 
 
-def _accepts(fields: Sequence[str]) -> str:
-    """The Accept field of a request, empty where there is none."""
+def _values(fields: Sequence[str], wanted: str) -> list[str]:
+    """Every value of a header field of a request."""
     found = (line.partition(":") for line in fields)
-    return ",".join(value for name, _, value in found if name.strip().lower() == "accept")
+    return [value for name, _, value in found if name.strip().lower() == wanted]
 
 
 def prefers_openmetrics(accept: str) -> bool:
