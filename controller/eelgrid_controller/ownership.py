@@ -24,6 +24,8 @@ __all__ = ["DEFAULT_NAMESPACE", "bind_spec", "check_owner", "owner_of", "owner_t
 # Where a submitter may submit whose certificate names no namespace, as kubectl does without a context's own.
 DEFAULT_NAMESPACE = "default"
 _SHOWN_MOST = 5
+# Of a name in a refusal, which travels in a header of 8 kB at most.
+_SHOWN_CHARACTERS = 64
 _SUBMIT = "SubmitWorkload"
 
 
@@ -49,7 +51,7 @@ def check_owner(caller: Caller | None, workload: Workload, method: str, rules: R
         return
     if caller.user and caller.user in {workload.owner, workload.spec.user}:
         return
-    owner, key = owner_text(workload), workload.workload_id
+    owner, key = _cut(owner_text(workload)), workload.workload_id
     raise RoleRefused(
         caller, method, "owner",
         words=f"of {key} needs its owner {owner} or the role admin" if owner
@@ -70,7 +72,7 @@ def bind_spec(caller: Caller | None, spec: WorkloadSpec, policy: Policy, rules: 
         )  # fmt: skip
     if spec.user not in {"", caller.user}:
         raise _refused(
-            caller, "user", f"as {spec.user} needs that user's certificate or the role admin",
+            caller, "user", f"as {_cut(spec.user)} needs that user's certificate or the role admin",
             f"is of the user {caller.user}", "leave the user out, and the work is yours",
         )  # fmt: skip
     is_strict = rules.demanded or bool(caller.rights)
@@ -120,7 +122,8 @@ def _labels(caller: Caller, spec: WorkloadSpec, policy: Policy, *, is_strict: bo
 
 def _without(caller: Caller, kind: str, name: str, allowed: Sequence[str]) -> RoleRefused:
     """The refusal of a namespace, queue or label that the certificate does not name."""
-    shown = ", ".join(allowed[:_SHOWN_MOST]) + (", ..." if len(allowed) > _SHOWN_MOST else "")
+    shown = ", ".join(map(_cut, allowed[:_SHOWN_MOST])) + (", ..." if len(allowed) > _SHOWN_MOST else "")
+    name = _cut(name)
     problem = f"may submit with the {kind} {shown}" if allowed else f"may submit without a {kind} only"
     if kind == "label" and not allowed:
         problem = "names no value of this label, by which a spending limit is counted"
@@ -129,6 +132,10 @@ def _without(caller: Caller, kind: str, name: str, allowed: Sequence[str]) -> Ro
         caller, kind, f"with the {kind} {name or '(none)'} needs a right to it or the role admin", problem,
         f"state what it may, or have the certificate name {right} (--bind without a new certificate)",
     )  # fmt: skip
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}..."
 
 
 def _refused(caller: Caller, needs: str, words: str, problem: str, remedy: str) -> RoleRefused:

@@ -222,6 +222,13 @@ def test_the_refusal_says_what_the_certificate_may_and_how_to_get_more():
     assert "eelgrid:namespace:prod" in said
 
 
+def test_a_refusal_fits_a_header_whatever_was_stated():
+    caller = with_rights(*(f"namespace:{'ä' * 240}{number}" for number in range(200)))
+    with pytest.raises(RoleRefused) as caught:
+        bind_spec(caller, replace(SPEC, namespace="ü" * 253), Policy(), REQUIRE)
+    assert len(str(caught.value).encode()) < 2000
+
+
 # Changes
 
 
