@@ -24,11 +24,13 @@ from eelgrid_controller.kubernetes.names import ANNOTATION_GROUP, ANNOTATION_GRO
 from eelgrid_controller.kubernetes.patches import pinned_node, stripping, ungating
 from eelgrid_controller.kubernetes.sight import sight_of
 from eelgrid_controller.kubernetes.views import node_of, pod_of
+from eelgrid_controller.occupancy import Eligibility
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import AlreadyExists, Fault, NotFound
 
 PRODUCTS = catalogue.load()
+ROOM = "0/4 nodes are available: 1 Insufficient nvidia.com/gpu, 3 node(s) didn't match Pod's node affinity/selector."
 SETTINGS = GateSettings(unbound_s=10.0, retry_s=5.0, busy_s=1.0, conflict_s=1.0)
 
 
@@ -157,7 +159,7 @@ class Api:
             if node:
                 self._bind(pod, node)
             elif not pod["status"].get("conditions"):
-                why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0 nodes fit"}
+                why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": ROOM}
                 changed = copy.deepcopy(pod)
                 changed["status"]["conditions"] = [why]
                 self.put("pod", changed)
@@ -193,12 +195,17 @@ class Side:
         self.settings = settings
         self.epoch = None
         self.now_ns = 1
+        self.reported = 0
         self.adopted = set()  # by the core as they stood
+        self.eligibility = Eligibility()
+        self.core.judge_by(self.eligibility)
         self.begin()
 
     def begin(self):
         """A new process over the same journal: everything is listed."""
         self.gate = Gate(self.settings)
+        self.eligibility.rules = self.gate.others.rules
+        self.reports = {}  # by uid: the last condition
         self.watch, self.events, self.under_way = [], [], []
         self.objects = {}
         self.tells = []
@@ -248,6 +255,12 @@ class Side:
                     self.under_way.append(one)
                 case told.Tell():
                     self.tells.append(one)
+                case told.ReportPlacement(uid, _, condition):
+                    self.reports[uid] = condition
+                    self.reported += 1
+                case told.Reconsider():
+                    self.now_ns += 1
+                    self._heard(self.core.reconsider(now_ns=self.now_ns).events)
                 case told.Recall(uid, key):
                     found = self.objects.get(key.name)
                     if found is not None and found["metadata"]["uid"] == uid:

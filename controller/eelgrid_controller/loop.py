@@ -31,7 +31,7 @@ from eelgrid_controller.errors import JournalError
 from eelgrid_controller.events import Event
 from eelgrid_controller.journal import Journal
 from eelgrid_controller.latency import RecentLatencies
-from eelgrid_controller.occupancy import Adoption, Others
+from eelgrid_controller.occupancy import Adoption, Eligibility, Others
 from eelgrid_controller.outside import Outside
 from eelgrid_controller.presence import Presence
 from eelgrid_controller.recovery import Recovered, recover
@@ -65,6 +65,7 @@ class ControllerLoop:
         self.clock = clock
         self.presence = Presence()
         self.outside = Outside()
+        self.eligibility = Eligibility()
         self.decisions = RecentLatencies(config.decisions_most)
         self.listeners: list[Callable[[Committed], None]] = []
         # Resolved with the error that this process cannot go on after.
@@ -198,6 +199,10 @@ class ControllerLoop:
     async def occupied(self, node_name: str, others: Others) -> None:
         """What others hold on a node, as its engine tells."""
         await self.command(lambda core, now_ns: core.occupied(node_name, others, now_ns=now_ns))
+
+    async def reconsider(self) -> None:
+        """Try what waits again, since an engine's rules may answer otherwise by now."""
+        await self.command(lambda core, now_ns: core.reconsider(now_ns=now_ns))
 
     async def corrected(self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
         """Replicas hold these GPUs of their node, as its engine tells."""
@@ -361,6 +366,7 @@ class ControllerLoop:
 
     def _go_on_from(self, recovered: Recovered) -> None:
         self._core = self.make_core(recovered.state)
+        self._core.judge_by(self.eligibility)
         self._checkpoints.events = recovered.replayed
         newest = next(reversed(recovered.state.workloads.values()), None)
         self._now_ns = max(self._now_ns, newest.submitted_ns if newest else 0)

@@ -24,6 +24,7 @@ from eelgrid_controller.kubernetes.move_notes import note_of
 from eelgrid_controller.kubernetes.names import GATE
 from eelgrid_controller.kubernetes.plans import workload_id
 from eelgrid_controller.kubernetes.serving import UNIT_PREFIX, Service
+from eelgrid_controller.kubernetes.views import PlacementCondition
 from eelgrid_protos.messages import WorkloadSpec
 
 __all__ = ["Elastic", "Member", "Stand", "Unit"]
@@ -51,7 +52,10 @@ class Member:
     size: int = 1  # of its unit, as last read
     is_recalled: bool = False  # it was asked for again
     denied: str = ""  # why the API server will never take the patch
+    has_trait: bool = True  # nodes are told the trait of its demands
     told: str = ""
+    reported: PlacementCondition | None = None  # the last that was asked to be written
+    reported_s: float = 0.0
 
     def see(self, sight: Sight) -> None:
         """The pod as it is now; what its people want is not read of every sight."""
@@ -151,6 +155,8 @@ class Unit:
     is_stale: bool = False  # a place of it is no good: all of them are let go
     retry_s: float = 0.0
     refusals: int = 0
+    no_node: str = ""  # why no node will do, where the core asks back
+    why: str = ""  # what the core said last: why it waits, or was refused
     elastic: Elastic | None = None
 
     def __post_init__(self) -> None:

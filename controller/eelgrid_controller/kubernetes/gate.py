@@ -17,6 +17,7 @@ nothing is written unless this one leads; what is known is kept up to date all t
 Same events in, same instructions out; time is an argument.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable
 
 from eelgrid_controller.kubernetes.answers import Answer, answered
@@ -47,8 +48,13 @@ from eelgrid_controller.kubernetes.gate_events import (
     Placed,
     PodGone,
     PodSeen,
+    Reconsider,
+    Recreate,
     Refused,
+    RelatedKnown,
+    RelatedSeen,
     Replaces,
+    ReportPlacement,
     ServiceGone,
     ServiceSeen,
     Strip,
@@ -59,13 +65,17 @@ from eelgrid_controller.kubernetes.gate_events import (
 )
 from eelgrid_controller.kubernetes.looking import look
 from eelgrid_controller.kubernetes.others import Others
+from eelgrid_controller.kubernetes.placement_conditions import is_due, left_condition, placement_condition
 from eelgrid_controller.kubernetes.plans import attempt_of, unit_of
 from eelgrid_controller.kubernetes.remaking import made_anew
 from eelgrid_controller.kubernetes.serving import Service
 from eelgrid_controller.kubernetes.setbacks import GateSettings, patch_setback
 from eelgrid_controller.kubernetes.watchdog import Watchdog
 
-__all__ = ["Gate", "GateSettings"]
+__all__ = ["REFRESHED_MOST", "Gate", "GateSettings"]
+
+# Units that are looked at in each tick although nothing was told of them: each may cost a pass over all nodes.
+REFRESHED_MOST = 20
 
 
 class Gate:
@@ -91,6 +101,10 @@ class Gate:
         self._cancels: list[Instruction] = []
         self._submits: list[Submit | Adopt] = []
         self._tells: list[Instruction] = []
+        self._reports: list[Instruction] = []
+        self._left: dict[str, ReportPlacement] = {}  # uid -> what is reported once its gate has gone
+        self._refreshed = ""  # the unit at which the last turn over those that wait has stopped
+        self._reconsidered = 0  # the revision of the rules then
 
     def take(self, events: Iterable[Event], at_s: float) -> list[Instruction]:
         """What is to be done after these events; `at_s` is of a clock that does not go back."""
@@ -107,8 +121,8 @@ class Gate:
         told += self.others.flush()
         # What stands, stands: before anything is placed beside it.
         self._submits.sort(key=lambda one: (isinstance(one, Submit), -one.request.spec.priority))
-        told += [*self._cancels, *self._submits, *self._writes, *self._tells]
-        self._cancels, self._submits, self._writes, self._tells = [], [], [], []
+        told += [*self._cancels, *self._submits, *self._writes, *self._tells, *self._reports]
+        self._cancels, self._submits, self._writes, self._tells, self._reports = [], [], [], [], []
         return told
 
     @property
@@ -142,6 +156,8 @@ class Gate:
                 self.others.sliced(name, gpu_count)
             case NodeUntold(name):
                 self.others.untold(name)
+            case RelatedSeen() | RelatedKnown():
+                self._related(event)
             case Synced():
                 self._is_synced = True
                 self._marked.update(dict.fromkeys(self.units))
@@ -160,6 +176,7 @@ class Gate:
                 self._not_led(at_s, is_led=is_led)
             case PatchDone(uid):
                 self._later.pop(uid, None)
+                self._reports += filter(None, (self._left.pop(uid, None),))
             case DevicesSeen(name, steers, pods):
                 self._marked.update(dict.fromkeys(self.flights.steered(name, is_so=steers)))
                 self._marked.update(dict.fromkeys(self.flights.seen(name, pods)))
@@ -177,7 +194,9 @@ class Gate:
             if uid in self._members:
                 self._gone(uid)
             pod = sight.pod
-            self.others.put(pod, "" if pod.is_terminal or pod.gates else pod.node_name or sight.pinned)
+            target = "" if pod.is_terminal or pod.gates else pod.node_name or sight.pinned
+            self.others.put(pod, target)
+            self.others.rules.place(pod, target)
             return
         if uid in self._adopted and sight.plan is None:
             sight = sight._replace(unit=self._adopted[uid])
@@ -210,6 +229,7 @@ class Gate:
 
     def _gone(self, uid: str) -> None:
         self.others.remove(uid)
+        self.others.rules.remove(uid)
         self.watchdog.forget(uid)
         self._marked.update(dict.fromkeys(self.flights.ended(uid)))
         self._later.pop(uid, None)
@@ -221,10 +241,12 @@ class Gate:
             self._marked[unit.name] = None
 
     def _wants(self, member: Member) -> None:
+        pod = member.sight.pod
         if member.is_waiting and member.sight.spec is not None:
-            if self._traits.get(member.uid) != trait(member.sight.pod.constraint):
+            if self._traits.get(member.uid) != trait(pod.constraint):
                 self.others.release(self._traits.pop(member.uid, ""))
-                self._traits[member.uid] = self.others.want(member.sight.pod.constraint)
+                self._traits[member.uid] = self.others.want(pod, pod.constraint)
+            member.has_trait = bool(self._traits[member.uid])
         elif member.uid in self._traits:
             self.others.release(self._traits.pop(member.uid))
         if self.settings.moves and member.target:
@@ -241,6 +263,12 @@ class Gate:
     def _account(self, unit: Unit, member: Member) -> None:
         """Count a pod as what others hold, unless the core counts it where it is."""
         self.others.put(member.sight.pod, "" if unit.holds(member) else member.target)
+        self._place(unit, member)
+
+    def _place(self, unit: Unit, member: Member) -> None:
+        """Where a pod is or was planned counts for the rules of other pods."""
+        place = unit.place_of(member) if member.is_waiting else None
+        self.others.rules.place(member.sight.pod, member.target if place is None else place.node_name)
 
     def _account_all(self, unit: Unit) -> None:
         for member in unit.members.values():
@@ -265,6 +293,9 @@ class Gate:
 
     def _core(self, event: Answer, at_s: float) -> None:
         name, attempt = unit_of(event.workload_id), attempt_of(event.workload_id)
+        self.others.rules.answered(event.workload_id)
+        if isinstance(event, Cancelled | Refused):
+            self.others.rules.forget(event.workload_id)
         unit = self.units.get(name)
         if unit is None:
             if isinstance(event, Cancelled | Refused):
@@ -278,9 +309,17 @@ class Gate:
         if isinstance(event, Placed):
             self.others.moved(unit.places.values(), event.places.values())
         said = answered(unit, event, at_s, self.settings)
+        self._judge_again(unit)
         if said is not None and (waiting := unit.waiting):
             self._tell(waiting[0], said.text, is_warning=said.is_warning)
         self._account_all(unit)
+
+    def _related(self, event: RelatedSeen | RelatedKnown) -> None:
+        rules = self.others.rules
+        if isinstance(event, RelatedKnown):
+            rules.set_readable(event.kind, is_readable=event.is_readable)
+        else:
+            rules.set_related(event.kind, event.key.namespace, event.key.name, event.value)
 
     def _not_led(self, at_s: float, *, is_led: bool) -> None:
         self.epoch = None
@@ -290,6 +329,7 @@ class Gate:
         self._later.clear()
 
     def _patch_failed(self, uid: str, failure: Failure, why: str, at_s: float) -> None:
+        self._left.pop(uid, None)
         member = self._members.get(uid)
         if member is None or not member.is_patching:
             return
@@ -327,6 +367,7 @@ class Gate:
                 member = self._members.get(uid)
                 if member is not None:
                     self._overdue(member, waited_s, at_s)
+        self._refresh(at_s)
         self._open(at_s)
 
     def _open(self, at_s: float) -> None:
@@ -345,6 +386,8 @@ class Gate:
         assert self.epoch is not None
         unit = self.units[member.sight.unit]
         for told in made_anew(unit, member, self.watchdog, self.epoch, waited_s=waited_s, at_s=at_s):
+            if isinstance(told, Recreate) and told.uid == member.uid:
+                self.others.rules.refusals.add(member.sight.pod, member.sight.pinned)
             if isinstance(told, Tell):
                 self._tell(self._members[told.uid], told.text, is_warning=told.is_warning)
             else:
@@ -363,16 +406,62 @@ class Gate:
                     self._submits.append(told)
                 case Tell(uid, _, text, is_warning):
                     self._tell(self._members[uid], text, is_warning=is_warning)
+                case Strip(uid, key, _, _, why):
+                    self._left[uid] = ReportPlacement(uid, key, left_condition(self._members[uid], why))
+                    self._writes.append(told)
                 case _:
                     self._writes.append(told)
         if unit.stand is not before:
             self._account_all(unit)
+        elif unit.stand is Stand.PLACED:
+            for member in unit.members.values():
+                if member.is_waiting:
+                    self._place(unit, member)
+        self._report(unit, at_s)
         self._refused.pop(unit.name, None)
         if unit.stand is Stand.REFUSED:
             self._refused[unit.name] = None
         if not unit.members and unit.stand in (Stand.UNKNOWN, Stand.REFUSED):
             self._refused.pop(unit.name, None)
             del self.units[unit.name]
+
+    def _report(self, unit: Unit, at_s: float) -> None:
+        """Pods whose status does not say why they wait, or that they are placed."""
+        if self.epoch is None:
+            return
+        is_whole = unit.elastic is not None or len(unit.present) >= unit.size or unit.stand is Stand.PLACED
+        for member in unit.members.values():
+            wanted = placement_condition(unit, member, is_whole=is_whole, why=unit.no_node)
+            if wanted is not None and is_due(member, wanted, at_s):
+                member.reported, member.reported_s = wanted, at_s
+                self._reports.append(ReportPlacement(member.uid, member.sight.key, wanted))
+
+    def _refresh(self, at_s: float) -> None:
+        """A few of those that wait, in turn: whether a node will do for them by now, and what is told of it."""
+        rules = self.others.rules
+        stands = (Stand.WAITING, Stand.REFUSED, Stand.UNKNOWN)
+        waiting = sorted(name for name, unit in self.units.items() if unit.stand in stands)
+        if not waiting or self.epoch is None or not self._is_synced:
+            return
+        if rules.revision != self._reconsidered and any(rules.judges(self.units[name].workload_id) for name in waiting):
+            self._reconsidered = rules.revision
+            self._cancels.append(Reconsider())
+        begin = bisect_right(waiting, self._refreshed) % len(waiting)
+        for name in (waiting[begin:] + waiting[:begin])[:REFRESHED_MOST]:
+            self._refreshed = name
+            self._judge_again(self.units[name])
+            self._report(self.units[name], at_s)
+
+    def _judge_again(self, unit: Unit) -> None:
+        """Why no node will do for a unit that waits; one that only kube-scheduler can judge is taken back."""
+        rules = self.others.rules
+        if unit.stand is not Stand.WAITING or not rules.judges(unit.workload_id):
+            return
+        verdicts = [rules.verdict(member.sight.pod) for member in unit.waiting[:REFRESHED_MOST]]
+        unit.no_node = next((one.text for one in verdicts if one.text), "")
+        if any(one.left for one in verdicts):
+            unit.is_stale = True
+            self._marked[unit.name] = None
 
     def _mark_places(self, node_name: str) -> None:
         """Units that are to go to a node; those that stand there are left alone."""

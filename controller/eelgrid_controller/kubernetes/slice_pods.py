@@ -171,7 +171,7 @@ class SlicePods:
         offers[choice.node_name] = _less(offers[choice.node_name], pod, given, "")
         plan = Plan(
             epoch, unit, 0, choice.node_name, tuple(it.gpu_index for it in choice.slices),
-            wanted[0][0].removeprefix(RESOURCE_MIG_PREFIX),
+            wanted[0][0].removeprefix(RESOURCE_MIG_PREFIX), pod.uid,
         )  # fmt: skip
         yield Ungate(pod.uid, key, pod.resource_version, choice.node_name, plan_text(plan), epoch)
 

@@ -53,7 +53,9 @@ from eelgrid_controller.kubernetes.gate_events import (
     PodGone,
     PodSeen,
     Recall,
+    Reconsider,
     Recreate,
+    ReportPlacement,
     ServiceGone,
     ServiceSeen,
     Strip,
@@ -155,6 +157,7 @@ class Engine:
         self._nodes.clear()
         self._epoch = None
         self.gate = Gate(settings.gate)
+        self._loop.eligibility.rules = self.gate.others.rules
         self.pods = Informer(
             self._cluster, PODS, rng=rng, monotonic_s=clock.monotonic_s, log=log, keep=pruned_pod,
             most=settings.pods_most,
@@ -372,6 +375,11 @@ class Engine:
                 self._under_way.begin(self.writes.strip(one))
             case Recreate():
                 self._under_way.begin(self.writes.recreate(one))
+            case ReportPlacement():
+                if self._elector.term() is not None:
+                    self.writes.report(one)
+            case Reconsider():
+                self._under_way.begin(self.asked.reconsider())
             case Recall():
                 if self._recalls.ask(one):
                     self._under_way.begin(self._recalls.run())
