@@ -74,8 +74,10 @@ def _unasked(unit: Unit, elastic: Elastic, others: Others, epoch: int, at_s: flo
     ready, waits = _ready(unit)
     if not ready:
         return [*told, *waits]
-    left = others.rules.left([member.sight.pod for member in ready])
-    if left:
+    pods = [member.sight.pod for member in ready]
+    if others.rules.is_reading(pods):
+        return told
+    if left := others.rules.left(pods):
         return [*told, *leave(ready, left, epoch)]
     judge(unit, ready[:1], others.rules)
     unit.slots, unit.stand = {0: ready[0].uid}, Stand.ASKED

@@ -233,14 +233,17 @@ class EligibleNodes:
             return node_name in self.nodes.satisfying(pod.constraint)
         return node_name in self.verdict(pod).eligible
 
+    def is_reading(self, pods: Sequence[Pod]) -> bool:
+        """Whether something that decides about these pods is still being read."""
+        return any(kind not in self.readable for pod in pods for kind in _wanted(pod))
+
     def left(self, pods: Sequence[Pod]) -> str:
         """Why pods have to be left to kube-scheduler; empty where they need not."""
         return next((found.left for pod in pods if self.needs(pod) and (found := self.verdict(pod)).left), "")
 
     def _unread(self, pod: Pod) -> tuple[str, str]:
         """What has to be read first, or what cannot be."""
-        wanted = [VOLUMES] * bool(pod.relations.claims) + [NAMESPACES] * needs_namespaces(pod)
-        for kind in wanted:
+        for kind in _wanted(pod):
             readable = self.readable.get(kind)
             if readable is None:
                 return f"{kind} are being read", ""
@@ -281,6 +284,11 @@ class EligibleNodes:
                 places = (place for place in workload.placements if place.replica < len(pods))
                 found += (placed_pod(pods[place.replica], place.node_name) for place in places)
         return found
+
+
+def _wanted(pod: Pod) -> list[str]:
+    """What a pod is judged by beside pods and nodes."""
+    return [VOLUMES] * bool(pod.relations.claims) + [NAMESPACES] * needs_namespaces(pod)
 
 
 def _of_replica(pods: Sequence[Pod], replica: int) -> Pod:

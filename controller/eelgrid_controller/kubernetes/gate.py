@@ -318,6 +318,7 @@ class Gate:
         rules = self.others.rules
         if isinstance(event, RelatedKnown):
             rules.set_readable(event.kind, is_readable=event.is_readable)
+            self._marked.update(dict.fromkeys(name for name, unit in self.units.items() if unit.stand is Stand.UNKNOWN))
         else:
             rules.set_related(event.kind, event.key.namespace, event.key.name, event.value)
 

@@ -59,8 +59,10 @@ def _unasked(unit: Unit, others: Others, epoch: int) -> list[Instruction]:
     for member in waiting:
         if member.sight.spec is None:
             return [tell(member, f"not placed: {member.sight.refused}", is_warning=True)]
-    left = others.rules.left([member.sight.pod for member in waiting])
-    if left:
+    pods = [member.sight.pod for member in waiting]
+    if others.rules.is_reading(pods):
+        return []
+    if left := others.rules.left(pods):
         return leave(waiting, left, epoch)
     asked = unit.ask()
     judge(unit, asked, others.rules)

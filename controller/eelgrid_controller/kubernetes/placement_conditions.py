@@ -26,13 +26,14 @@ INVALID_POD = "InvalidPod"
 PIN_DENIED = "PinDenied"
 WAITS_FOR_GATES = "WaitsForOtherGates"
 WAITS_FOR_GANG = "WaitsForGang"
+WAITS_FOR_VOLUME = "WaitsForVolume"
 NO_NODE = "NoEligibleNode"
 NO_ROOM = "NoRoom"
 NO_POWER = "NoPowerBudget"
 SPENT = "SpendingLimitReached"
 NOT_ACCEPTED = "NotAccepted"
 REASONS = (
-    PLACED, LEFT, INVALID_ANNOTATION, INVALID_POD, PIN_DENIED, WAITS_FOR_GATES, WAITS_FOR_GANG, NO_NODE, NO_ROOM, NO_POWER,
+    PLACED, LEFT, INVALID_ANNOTATION, INVALID_POD, PIN_DENIED, WAITS_FOR_GATES, WAITS_FOR_GANG, WAITS_FOR_VOLUME, NO_NODE, NO_ROOM, NO_POWER,
     SPENT, NOT_ACCEPTED,
 )  # fmt: skip
 # By how the core's reason begins; all others are for want of room.
@@ -64,7 +65,7 @@ def placement_condition(unit: Unit, member: Member, *, is_whole: bool, why: str 
         return _condition(NOT_ACCEPTED, unit.why)
     if unit.stand is Stand.WAITING:
         if why:
-            return _condition(NO_NODE, why)
+            return _condition(WAITS_FOR_VOLUME if why.startswith("persistentvolume") else NO_NODE, why)
         return _condition(_BY_CONSTRAINT.get(unit.why.partition(":")[0], NO_ROOM), unit.why)
     return None
 
