@@ -23,6 +23,8 @@ from eelgrid_controller.adapters.kubernetes.resources import (
 from eelgrid_controller.kubernetes.names import ANNOTATION_GROUP, ANNOTATION_GROUP_SIZE, ANNOTATION_PLAN, GATE
 from eelgrid_controller.kubernetes.patches import pinned_node
 
+# With a product the planner knows its watts, and fills a node before it wakes another.
+PRODUCT = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
 HOST, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
@@ -40,7 +42,7 @@ def spread(app, key=ZONE, **more):
 
 async def nodes(cluster, count, *, zones=4):
     for index in range(count):
-        await cluster.create(NODES, node(f"g{index:03d}", labels={ZONE: f"z{index % zones}"}))
+        await cluster.create(NODES, node(f"g{index:03d}", labels={ZONE: f"z{index % zones}", **PRODUCT}))
 
 
 def zones_of(pods, zones=4):
@@ -188,7 +190,7 @@ def test_a_group_with_affinity_to_itself_is_in_one_zone_that_holds_all_of_it(tmp
     async def story(cluster, _fake, _rig):
         # Only zone z1 has room for both members of eight GPUs.
         for name, zone in (("a", "z0"), ("b", "z1"), ("c", "z1")):
-            await cluster.create(NODES, node(name, labels={ZONE: zone}))
+            await cluster.create(NODES, node(name, labels={ZONE: zone, **PRODUCT}))
         near = {"podAffinity": {REQUIRED: [{"topologyKey": ZONE, "labelSelector": {"matchLabels": {"app": "gang"}}}]}}
         for index in range(2):
             found = pod(f"m-{index}", gpus=8, labels={"app": "gang"}, affinity=near)
@@ -252,7 +254,7 @@ def test_what_waits_for_another_pod_to_go_is_placed_when_it_has(tmp_path):
 def test_three_hundred_sets_of_demands_of_one_user_make_nobody_wait(tmp_path):
     async def story(cluster, _fake, _rig):
         for index in range(8):
-            await cluster.create(NODES, node(f"g{index:03d}", gpus=32, labels={ZONE: f"z{index % 4}"}))
+            await cluster.create(NODES, node(f"g{index:03d}", gpus=32, labels={ZONE: f"z{index % 4}", **PRODUCT}))
         for index in range(300):
             tolerations = [{"key": f"k{index}", "operator": "Exists"}]
             # Half of them can never be placed, and wait.
@@ -281,7 +283,7 @@ def test_a_pin_that_kube_scheduler_refuses_twice_is_not_made_again(tmp_path):
 
     async def story(cluster, _fake, _rig):
         # The planner prefers the fuller node: a, as long as it is open to it.
-        await cluster.create(NODES, node("a"))
+        await cluster.create(NODES, node("a", labels=PRODUCT))
         await cluster.create(PODS, pod("filler", gates=(), gpus=6, nodeName="a"))
         await cluster.create(DEPLOYMENTS, deployment("odd", replicas=1, gates=(GATE,)))
         pins = Counter()
@@ -293,7 +295,7 @@ def test_a_pin_that_kube_scheduler_refuses_twice_is_not_made_again(tmp_path):
             return any(one["spec"].get("nodeName") and one["metadata"]["name"] != "filler" for one in pods)
 
         await until(cluster, lambda pods: seen(pods) or len(pins) >= 1)
-        await cluster.create(NODES, node("b"))
+        await cluster.create(NODES, node("b", labels=PRODUCT))
         pods = await until(cluster, seen, within_s=60.0)
         (ours,) = [one for one in pods if one["metadata"]["name"] != "filler"]
         assert ours["spec"]["nodeName"] == "b"

@@ -208,7 +208,7 @@ class SlicePods:
             why = f"{one.pinned} does not take it: {one.pod.unscheduled_message or 'it cannot be scheduled there'}"
             if one.pod.owner is None:
                 yield from self._tell(one, f"{why}; nobody makes it anew, so delete it", is_warning=True)
-            elif self._watchdog.may_recreate(one.pod.owner.uid, waited_s):
+            elif self._watchdog.may_recreate(one.pod.owner.uid, waited_s, at_s):
                 self._watchdog.recreated(one.pod.owner.uid, at_s)
                 self._watchdog.again(uid, at_s)
                 yield from self._tell(one, f"made anew: {why}", is_warning=True)

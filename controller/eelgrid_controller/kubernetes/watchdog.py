@@ -6,8 +6,10 @@ Theory. A pin cannot be taken back: a place that was stolen in between leaves a 
 waits for ever. If kube-scheduler says that it cannot be scheduled, and goes on saying so for
 `unbound_s`, the pod is to be made anew by its owner. A pod that kube-scheduler has not
 looked at yet is none of that kind, however long its queue is. One owner's pods are made anew
-after twice as long each time, up to `most_s`, so that what can never be scheduled, for a
-reason that Eelgrid does not see, does not go round and round.
+after twice as long in each further round, up to `most_s`, so that what can never be scheduled,
+for a reason that Eelgrid does not see, does not go round and round. All of its pods that are
+stuck within `unbound_s` of the first are of one round: ten pods that lost their places together
+are made anew together, and not the last of them after a thousand times as long.
 """
 
 from collections.abc import Iterator
@@ -20,8 +22,8 @@ _OWNERS_MOST = 10_000
 
 @dataclass(slots=True)
 class _Owner:
-    times: int
-    last_s: float
+    times: int  # rounds so far
+    round_s: float  # when the last one began
 
 
 class Watchdog:
@@ -56,15 +58,25 @@ class Watchdog:
             if at_s - since_s >= self.unbound_s:
                 yield uid, at_s - since_s
 
-    def may_recreate(self, owner: str, waited_s: float) -> bool:
-        """Whether the owner's pods have waited long enough, seen how often they were made anew."""
+    def may_recreate(self, owner: str, waited_s: float, at_s: float) -> bool:
+        """Whether a pod of the owner has waited long enough, seen how often its pods were made anew."""
         found = self._owners.get(owner)
-        return found is None or waited_s >= min(self.most_s, self.unbound_s * 2.0**found.times)
+        if found is None:
+            return True
+        rounds = found.times - 1 if self._is_of(found, at_s) else found.times
+        return waited_s >= min(self.most_s, self.unbound_s * 2.0**rounds)
 
     def recreated(self, owner: str, at_s: float) -> None:
-        """The owner's pods are made anew now."""
+        """A pod of the owner is made anew now."""
         found = self._owners.pop(owner, None)
-        times = 0 if found is None or at_s - found.last_s > 2.0 * self.most_s else found.times
+        if found is not None and self._is_of(found, at_s):
+            self._owners[owner] = found
+            return
+        times = 0 if found is None or at_s - found.round_s > 2.0 * self.most_s else found.times
         if len(self._owners) >= _OWNERS_MOST:
             del self._owners[next(iter(self._owners))]
         self._owners[owner] = _Owner(min(times + 1, 20), at_s)
+
+    def _is_of(self, owner: _Owner, at_s: float) -> bool:
+        """Whether the owner's last round goes on."""
+        return at_s - owner.round_s < self.unbound_s
