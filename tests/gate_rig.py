@@ -9,6 +9,8 @@ written. No clock and no sockets.
 import copy
 import json
 
+from tests.fakes.kubernetes.relations import Relations
+
 from eelgrid_controller.adapters.kubernetes.asked import placed_of, standing_of
 from eelgrid_controller.core import Core
 from eelgrid_controller.events import (
@@ -58,7 +60,7 @@ class Api:
         (self.pods if kind == "pod" else self.nodes)[found["metadata"]["name"]] = found
         self.tell(kind, found)
 
-    def pod(self, *, gpus=1, group="", size=1, owner="", node="", affinity=None):
+    def pod(self, *, gpus=1, group="", size=1, owner="", node="", affinity=None, app="", spread=None):
         self.made += 1
         name = f"p{self.made:03d}"
         metadata = {"name": name, "namespace": "x", "uid": f"u{self.made}", "annotations": {}}
@@ -68,11 +70,19 @@ class Api:
             metadata["ownerReferences"] = [
                 {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": owner, "controller": True}
             ]
-            self.owned[owner] = {"gpus": gpus, "group": group, "size": size, "owner": owner}
+            self.owned[owner] = {
+                "gpus": gpus, "group": group, "size": size, "owner": owner, "affinity": affinity, "app": app,
+                "spread": spread,
+            }  # fmt: skip
+        if app:
+            metadata["labels"] = {"app": app}
+        made = copy.deepcopy(affinity)
         asked = {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": str(gpus)}
         spec = {"containers": [{"name": "main", "resources": {"requests": asked}}]}
-        if affinity:
-            spec["affinity"] = affinity
+        if made:
+            spec["affinity"] = made
+        if spread:
+            spec["topologySpreadConstraints"] = spread
         if node:
             spec["nodeName"] = node
         else:
@@ -80,10 +90,14 @@ class Api:
         self.put("pod", {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}})
         return name
 
-    def node(self, name, *, gpus=8, cordoned=False):
+    def node(self, name, *, gpus=8, cordoned=False, zone=""):
         amounts = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": str(gpus)}
         ready = [{"type": "Ready", "status": "True"}]
-        labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+        labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "kubernetes.io/hostname": name}
+        before = self.nodes.get(name, {"metadata": {"labels": {}}})["metadata"]["labels"]
+        zone = zone or before.get("topology.kubernetes.io/zone", "")
+        if zone:
+            labels["topology.kubernetes.io/zone"] = zone
         spec = {"unschedulable": True} if cordoned else {}
         status = {"capacity": amounts, "allocatable": amounts, "conditions": ready}
         self.put(
@@ -171,9 +185,21 @@ class Api:
                 (not pinned or name == pinned)
                 and not node["spec"].get("unschedulable")
                 and self.free(name) >= _gpus(pod)
+                and not self.why_not(pod, name)
             ):
                 return name
         return ""
+
+    def why_not(self, pod, name):
+        """Why rules between pods keep one from a node, now."""
+        placed = [
+            one for one in self.pods.values() if one["spec"].get("nodeName") and one["status"]["phase"] != "Succeeded"
+        ]
+        pinned = pinned_node(pod)
+        relations = Relations(self.nodes, placed)
+        return relations.why_not(
+            pod, self.nodes[name], lambda node: pinned in {"", node["metadata"]["name"]}, lambda _: True
+        )
 
     def _bind(self, pod, node):
         found = copy.deepcopy(pod)
