@@ -23,8 +23,9 @@ from eelgrid_controller.adapters.kubernetes.resources import (
 from eelgrid_controller.kubernetes.names import ANNOTATION_GROUP, ANNOTATION_GROUP_SIZE, ANNOTATION_PLAN, GATE
 from eelgrid_controller.kubernetes.patches import pinned_node
 
-# With a product the planner knows its watts, and fills a node before it wakes another.
+# With a product the planner knows its watts: all go to the frugal boards, as long as any of these is free.
 PRODUCT = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
+FRUGAL = {"nvidia.com/gpu.product": "NVIDIA-A10", "nvidia.com/gpu.memory": "23028"}
 HOST, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
@@ -40,9 +41,10 @@ def spread(app, key=ZONE, **more):
     return [{"topologyKey": key, "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": selector, **more}]
 
 
-async def nodes(cluster, count, *, zones=4):
+async def nodes(cluster, count, *, zones=4, frugal=()):
     for index in range(count):
-        await cluster.create(NODES, node(f"g{index:03d}", labels={ZONE: f"z{index % zones}", **PRODUCT}))
+        product = FRUGAL if f"g{index:03d}" in frugal else PRODUCT
+        await cluster.create(NODES, node(f"g{index:03d}", labels={ZONE: f"z{index % zones}", **product}))
 
 
 def zones_of(pods, zones=4):
@@ -67,7 +69,7 @@ def play(tmp_path, story, *, parts=(Scheduler, Workloads), **options):
 
 def test_a_deployment_with_anti_affinity_on_the_hostname_has_all_its_pods_bound_at_once(tmp_path):
     async def story(cluster, _fake, _rig):
-        await nodes(cluster, 20)
+        await nodes(cluster, 20, frugal=("g000",))
         wanted = with_spec(deployment("web", replicas=4, gates=(GATE,)), affinity=apart("web"))
         await cluster.create(DEPLOYMENTS, wanted)
         pods = await until(cluster, lambda pods: len(bound(pods)) == 4)
@@ -80,7 +82,7 @@ def test_a_deployment_with_anti_affinity_on_the_hostname_has_all_its_pods_bound_
 
 def test_a_deployment_with_a_zone_spread_is_even_over_the_zones(tmp_path):
     async def story(cluster, _fake, _rig):
-        await nodes(cluster, 20)
+        await nodes(cluster, 20, frugal=("g000", "g004"))  # both in one zone
         wanted = with_spec(deployment("web", replicas=8, gates=(GATE,)), topologySpreadConstraints=spread("web"))
         await cluster.create(DEPLOYMENTS, wanted)
         pods = await until(cluster, lambda pods: len(bound(pods)) == 8)
@@ -91,7 +93,7 @@ def test_a_deployment_with_a_zone_spread_is_even_over_the_zones(tmp_path):
 
 def test_a_zone_spread_that_ignores_node_affinity_is_even_and_all_are_bound(tmp_path):
     async def story(cluster, _fake, _rig):
-        await nodes(cluster, 20)
+        await nodes(cluster, 20, frugal=("g000", "g004"))
         rules = spread("web", nodeAffinityPolicy="Ignore")
         await cluster.create(
             DEPLOYMENTS, with_spec(deployment("web", replicas=8, gates=(GATE,)), topologySpreadConstraints=rules)
@@ -180,8 +182,8 @@ def test_a_pod_that_another_repels_goes_elsewhere(tmp_path):
         for index in range(4):
             await cluster.create(PODS, pod(f"p{index}", labels={"app": "web"}))
         pods = await until(cluster, lambda pods: len(bound(pods)) == 6)
-        ours = [one for one in pods if one["metadata"]["name"].startswith("p")]
-        assert {one["spec"]["nodeName"] for one in ours} == {"g002"}
+        repelled = [one for one in pods if one["metadata"]["name"].startswith("p")]
+        assert {one["spec"]["nodeName"] for one in repelled} == {"g002"}
 
     play(tmp_path, story)
 
@@ -227,8 +229,8 @@ def test_namespace_selectors_are_judged_by_the_labels_of_namespaces(tmp_path):
         for index in range(3):
             await cluster.create(PODS, pod(f"p{index}", affinity=rules))
         pods = await until(cluster, lambda pods: len(bound(pods)) == 5)
-        ours = [one for one in pods if one["metadata"]["name"] != "db"]
-        assert {one["spec"]["nodeName"] for one in ours} == {"g001"}
+        placed = [one for one in pods if one["metadata"]["name"] != "db"]
+        assert {one["spec"]["nodeName"] for one in placed} == {"g001"}
 
     play(tmp_path, story)
 
@@ -265,8 +267,8 @@ def test_three_hundred_sets_of_demands_of_one_user_make_nobody_wait(tmp_path):
         for index in range(4):
             await cluster.create(PODS, pod(f"p{index}", namespace="innocent", nodeSelector=selector))
         pods = await until(cluster, lambda pods: len(bound(pods)) == 154, within_s=60.0)
-        ours = [one for one in pods if one["metadata"]["namespace"] == "innocent"]
-        assert all(int(one["spec"]["nodeName"][1:]) % 4 == 1 for one in ours)
+        innocent = [one for one in pods if one["metadata"]["namespace"] == "innocent"]
+        assert all(int(one["spec"]["nodeName"][1:]) % 4 == 1 for one in innocent)
 
     play(tmp_path, story)
 
@@ -282,23 +284,21 @@ def test_a_pin_that_kube_scheduler_refuses_twice_is_not_made_again(tmp_path):
             return refused
 
     async def story(cluster, _fake, _rig):
-        # The planner prefers the fuller node: a, as long as it is open to it.
-        await cluster.create(NODES, node("a", labels=PRODUCT))
-        await cluster.create(PODS, pod("filler", gates=(), gpus=6, nodeName="a"))
+        await cluster.create(NODES, node("a", labels=FRUGAL))
         await cluster.create(DEPLOYMENTS, deployment("odd", replicas=1, gates=(GATE,)))
         pins = Counter()
 
         def seen(pods):
             for one in pods:
-                if one["metadata"]["name"] != "filler" and pinned_node(one):
+                if pinned_node(one):
                     pins[one["metadata"]["uid"]] = pinned_node(one)
-            return any(one["spec"].get("nodeName") and one["metadata"]["name"] != "filler" for one in pods)
+            return any(one["spec"].get("nodeName") for one in pods)
 
         await until(cluster, lambda pods: seen(pods) or len(pins) >= 1)
         await cluster.create(NODES, node("b", labels=PRODUCT))
         pods = await until(cluster, seen, within_s=60.0)
-        (ours,) = [one for one in pods if one["metadata"]["name"] != "filler"]
-        assert ours["spec"]["nodeName"] == "b"
+        (odd,) = bound(pods)
+        assert odd["spec"]["nodeName"] == "b"
         assert sum(name == "a" for name in pins.values()) <= 2
 
     play(tmp_path, story, parts=(Stubborn, Workloads, Kubelets), unbound_s=1.0)
