@@ -9,8 +9,6 @@ written. No clock and no sockets.
 import copy
 import json
 
-from tests.fakes.kubernetes.relations import Relations
-
 from eelgrid_controller.adapters.kubernetes.asked import placed_of, standing_of
 from eelgrid_controller.core import Core
 from eelgrid_controller.events import (
@@ -30,6 +28,7 @@ from eelgrid_controller.occupancy import Eligibility
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import AlreadyExists, Fault, NotFound
+from tests.fakes.kubernetes.relations import Relations
 
 PRODUCTS = catalogue.load()
 ROOM = "0/4 nodes are available: 1 Insufficient nvidia.com/gpu, 3 node(s) didn't match Pod's node affinity/selector."

@@ -170,6 +170,11 @@ class Unit:
         return workload_id(self.name, self.attempt)
 
     @property
+    def lacks_traits(self) -> bool:
+        """Whether the core said that no node is right for it, room apart."""
+        return self.why.startswith("traits:")
+
+    @property
     def alive(self) -> list[Member]:
         """Members that have not ended."""
         return [member for member in self.members.values() if not member.is_over]

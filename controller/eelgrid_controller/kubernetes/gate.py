@@ -430,6 +430,8 @@ class Gate:
         """Pods whose status does not say why they wait, or that they are placed."""
         if self.epoch is None:
             return
+        if unit.stand is Stand.WAITING and unit.lacks_traits and not unit.no_node and unit.size == 1:
+            return  # a node would do by now: the core is about to try it again
         is_whole = unit.elastic is not None or len(unit.present) >= unit.size or unit.stand is Stand.PLACED
         for member in unit.members.values():
             wanted = placement_condition(unit, member, is_whole=is_whole, why=unit.no_node)
@@ -456,11 +458,12 @@ class Gate:
     def _judge_again(self, unit: Unit) -> None:
         """Why no node will do for a unit that waits; one that only kube-scheduler can judge is taken back."""
         rules = self.others.rules
-        if unit.stand is not Stand.WAITING or not rules.judges(unit.workload_id):
+        is_judged = rules.judges(unit.workload_id)
+        if unit.stand is not Stand.WAITING or not (is_judged or unit.lacks_traits):
             return
         verdicts = [rules.verdict(member.sight.pod) for member in unit.waiting[:REFRESHED_MOST]]
         unit.no_node = next((one.text for one in verdicts if one.text), "")
-        if any(one.left for one in verdicts):
+        if is_judged and any(one.left for one in verdicts):
             unit.is_stale = True
             self._marked[unit.name] = None
 
