@@ -58,17 +58,20 @@ def adopting(unit: Unit, others: Others, at_s: float) -> list[Instruction]:
         [member.spec for member in ordered if member.spec is not None],
         {trait(unpinned(member.sight.pod.constraint)) for member in ordered},
     )
-    adoption = Adoption(standing=tuple(stands(member, others) for member in ordered))
+    adoption = Adoption(standing=tuple(stands(member, others, spec.request.gpu_count) for member in ordered))
     return [Adopt(SubmitWorkloadRequest(workload_id=unit.workload_id, spec=spec), adoption)]
 
 
-def stands(member: Member, others: Others) -> Standing:
-    """Where a member is, with the devices of its plan, and what it counts for among others."""
+def stands(member: Member, others: Others, gpu_count: int) -> Standing:
+    """Where a member is, with the devices of its plan, and what it counts for among others.
+
+    Where a replica has more GPUs than the pod asks for, any that are free come to those of the plan.
+    """
     pod, devices = member.sight.pod, others.planned.named(member.uid)
     return Standing(
         node_name=member.target,
         gpu_indexes=devices,
-        is_exact=bool(devices),
+        is_exact=bool(devices) and len(devices) == gpu_count,
         counted=occupancy.Others(
             cpu_milli=pod.requested.cpu_milli,
             memory_bytes=pod.requested.memory_bytes,

@@ -149,7 +149,7 @@ def _adopt(
     unit: Unit, spec: WorkloadSpec, others: Others, standing: list[Member], released: Iterable[int] = ()
 ) -> Adopt:
     adoption = Adoption(
-        standing=tuple(stands(member, others) for member in standing),
+        standing=tuple(stands(member, others, spec.request.gpu_count) for member in standing),
         first=1 + max(unit.places, default=-1) if unit.stand is Stand.PLACED else 0,
         released=tuple(released),
         in_parts=True,

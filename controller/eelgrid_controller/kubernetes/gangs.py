@@ -21,7 +21,7 @@ from enum import Enum, auto
 
 from eelgrid_controller.kubernetes.gate_events import Place, Sight
 from eelgrid_controller.kubernetes.move_notes import note_of
-from eelgrid_controller.kubernetes.names import GATE
+from eelgrid_controller.kubernetes.names import GATE, RESOURCE_GPU
 from eelgrid_controller.kubernetes.plans import workload_id
 from eelgrid_controller.kubernetes.serving import UNIT_PREFIX, Service
 from eelgrid_controller.kubernetes.views import PlacementCondition
@@ -73,6 +73,10 @@ class Member:
     def uid(self) -> str:
         """Its uid."""
         return self.sight.pod.uid
+
+    def devices_of(self, place: Place) -> tuple[int, ...]:
+        """Of a place's devices those that the pod itself asks for: a gang is planned as if all asked for the most."""
+        return place.devices[: self.sight.pod.requested.count(RESOURCE_GPU)]
 
     @property
     def is_over(self) -> bool:
@@ -164,6 +168,7 @@ class Unit:
     collisions: int = 0  # in a row: places that were given up since others' plans name them
     no_node: str = ""  # why no node will do, where the core asks back
     why: str = ""  # what the core said last: why it waits, or was refused
+    blocked_s: float | None = None  # since when a plan that is about to change stands in its way
     elastic: Elastic | None = None
 
     def __post_init__(self) -> None:

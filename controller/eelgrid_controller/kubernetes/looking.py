@@ -31,6 +31,7 @@ __all__ = ["COLLIDED_S", "look"]
 
 COLLIDED_S = 1.0  # until a unit asks again whose place collided, once more for each time in a row
 _COLLISIONS_MOST = 15
+_BLOCKED_S = 10.0  # for a plan in the way to change; it takes one write, if that may be made at all
 
 
 def look(unit: Unit, others: Others, flights: Flights, epoch: int | None, at_s: float) -> list[Instruction]:
@@ -88,8 +89,8 @@ def _placed(unit: Unit, others: Others, flights: Flights, epoch: int | None, at_
         if member.is_waiting and member.sent is None:
             stands_there = obstacle(member, place, others, beside=going.get(place.node_name, 0))
             going[place.node_name] = going.get(place.node_name, 0) + len(place.devices)
-            waits = waits or stands_there is Obstacle.WAITS
             is_lost = is_lost or _has_collided(unit, stands_there, at_s)
+            waits = waits or stands_there is Obstacle.WAITS
     if is_lost:
         return _give_up(unit, [member for _, member in found], epoch)
     if epoch is None:
@@ -129,7 +130,7 @@ def _pinned(
         return []
     for member, lane in for_devices:
         flights.begun(unit.name, member.uid, member.sight.key, lane, now.at_s)
-    unit.collisions = 0
+    unit.collisions, unit.blocked_s = 0, None
     told: list[Instruction] = [pin(unit, replica, member, now.epoch) for replica, member in going]
     held = set(unit.slots.values())
     extra = [member for member in unit.waiting if member.uid not in held]
@@ -138,11 +139,16 @@ def _pinned(
 
 
 def _has_collided(unit: Unit, found: Obstacle, at_s: float) -> bool:
-    if found is Obstacle.TAKEN:
+    """Whether a place is to be given up for what stands there; what is about to change is waited for, not for ever."""
+    if found is Obstacle.WAITS and unit.blocked_s is None:
+        unit.blocked_s = at_s
+    is_over = unit.blocked_s is not None and at_s - unit.blocked_s >= _BLOCKED_S
+    if found is Obstacle.TAKEN or (found is Obstacle.WAITS and is_over):
         # At once for the first time: the core hears of what is there before it is asked.
         unit.retry_s = at_s + COLLIDED_S * min(unit.collisions, _COLLISIONS_MOST)
-        unit.collisions += 1
-    return found is Obstacle.TAKEN
+        unit.collisions, unit.blocked_s = unit.collisions + 1, None
+        return True
+    return False
 
 
 def _give_up(unit: Unit, members: Iterable[Member], epoch: int | None) -> list[Instruction]:

@@ -29,7 +29,7 @@ class Obstacle(Enum):
     """What stands between a pod that waits and its place."""
 
     NONE = auto()
-    WAITS = auto()  # a plan names its devices, and is being written anew
+    WAITS = auto()  # a plan names its devices, and one of plan and core is about to follow the other
     TAKEN = auto()  # its devices, or all GPUs of the node, are others'
 
 
@@ -62,10 +62,10 @@ def planned_pod(member: Member, held: Place | None) -> PlannedPod | None:
         return None
     devices, epoch = _named(member, node_name), 0 if member.sight.plan is None else member.sight.plan.epoch
     if not member.target and sent is not None:
-        devices = sent.devices
+        devices = member.devices_of(sent)
     known = held.devices if held is not None else ()
-    is_held = bool(devices) and set(known) == set(devices)
-    is_moving = bool(devices) and bool(known) and not is_held and member.is_noting
+    is_held = bool(devices) and set(known).issuperset(devices)
+    is_moving = bool(devices) and bool(known) and not is_held
     return PlannedPod(node_name, count, devices, epoch, is_held, is_moving)
 
 
@@ -74,8 +74,9 @@ def agreement(member: Member, place: Place, others: Others) -> Agreement:
     plan = member.sight.plan
     if not place.devices or place.profile or plan is None or not plan.devices or plan.node_name != place.node_name:
         return Agreement.SAME
-    if set(_named(member, place.node_name)) == set(place.devices):
-        member.agreed = tuple(sorted(place.devices))
+    own = _named(member, place.node_name)
+    if own and set(place.devices).issuperset(own):
+        member.agreed = tuple(sorted(own))
         return Agreement.SAME
     named = others.planned.named(member.uid)
     if named and named != member.agreed:
@@ -86,7 +87,7 @@ def agreement(member: Member, place: Place, others: Others) -> Agreement:
 def rewrite(member: Member, plan: Plan, place: Place, epoch: int) -> Annotate:
     """The plan of a pod that stands, with the devices that the core holds for it."""
     member.is_noting = True
-    text = plan_text(plan._replace(devices=place.devices))
+    text = plan_text(plan._replace(devices=member.devices_of(place)))
     version = member.sight.pod.resource_version
     return Annotate(member.uid, member.sight.key, version, epoch, {ANNOTATION_PLAN: text})
 
@@ -99,9 +100,10 @@ def fence(member: Member, epoch: int) -> Annotate:
 
 
 def _named(member: Member, node_name: str) -> tuple[int, ...]:
-    """The devices of a pod's plan, if they can be those that it holds on a node."""
+    """The devices of a pod's plan, if they can be those that it holds on a node: no more than it asks for."""
     plan, count = member.sight.plan, member.sight.pod.requested.count(RESOURCE_GPU)
     if plan is None or plan.profile or plan.node_name != node_name:
         return ()
-    is_whole = len(plan.devices) == len(set(plan.devices)) == count and min(plan.devices, default=0) >= 0
-    return plan.devices if is_whole else ()
+    devices = plan.devices[:count]
+    is_whole = len(devices) == len(set(devices)) == count and min(devices, default=0) >= 0
+    return devices if is_whole else ()

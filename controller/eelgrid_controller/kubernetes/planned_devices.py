@@ -26,7 +26,7 @@ class PlannedPod(NamedTuple):
     devices: tuple[int, ...] = ()
     epoch: int = 0  # of its plan
     is_held: bool = False  # by the core, at these devices
-    is_moving: bool = False  # the core holds others for it, and its plan is being written anew
+    is_moving: bool = False  # the core holds others for it: its plan, or the core, is about to change
 
 
 class PlannedDevices:

@@ -24,8 +24,11 @@ def let_go(unit: Unit) -> list[Instruction]:
 def pin(unit: Unit, replica: int, member: Member, epoch: int) -> Ungate:
     """A member goes to its place."""
     place = member.sent = unit.places[replica]
+    # What differs from this later was changed by the core, not by another leader.
+    devices = member.devices_of(place)
+    member.agreed = tuple(sorted(devices))
     _patching(member)
-    plan = Plan(epoch, unit.workload_id, replica, place.node_name, place.devices, place.profile, member.uid)
+    plan = Plan(epoch, unit.workload_id, replica, place.node_name, devices, place.profile, member.uid)
     return Ungate(member.uid, member.sight.key, member.patched_version, place.node_name, plan_text(plan), epoch)
 
 
