@@ -26,10 +26,10 @@ $(VENV)/made:
 	@$(PYTHON) -m venv $(VENV) || { echo "python -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	@touch $@
 
-$(VENV)/installed: $(VENV)/made requirements.lock pyproject.toml
+$(VENV)/installed: $(VENV)/made requirements.lock requirements-build.lock pyproject.toml
 	@echo "installing the agent and the controller (pinned in requirements.lock)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "hatchling>=1.25" "editables>=0.5"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-build.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -98,6 +98,7 @@ bench: $(VENV)/installed-dev
 
 fuzz: $(VENV)/installed-dev
 	@EELGRID_FUZZ_MESSAGES=1000000 $(BIN)/python -m pytest -q tests/props/codec_test.py -k damaged
+	@$(BIN)/python -m tests.fuzz
 
 # One resolution for every supported Python, without a word about where packages come from.
 lock: $(VENV)/installed-dev
@@ -106,6 +107,9 @@ lock: $(VENV)/installed-dev
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command "make lock" --extra agent --extra controller \
 	  --constraint requirements-dev.lock pyproject.toml -o requirements.lock
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --custom-compile-command "make lock" --group build \
+	  --constraint requirements-dev.lock -o requirements-build.lock
 	@for part in agent controller; do \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --custom-compile-command "make lock" --extra $$part $$(test $$part = agent || echo --extra tracing) \

@@ -63,7 +63,9 @@ def main() -> int:
                     controller.send_signal(signal.SIGKILL)
     with (options.out / "reconnects.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["kills", "connected", *(f"s_{share:g}" for share in SHARES), "controller_cpu_s", "fleet_cpu_s"])
+        writer.writerow(
+            ["kills", "connected", *(f"s_{share:g}" for share in SHARES), "controller_cpu_s", "fleet_cpu_s"]
+        )
         writer.writerows(rows)
     return 0 if all(row[1] >= options.nodes for row in rows) else 1
 

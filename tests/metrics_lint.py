@@ -15,7 +15,7 @@ UNITS = (
 )  # fmt: skip
 # What has no unit counts these things.
 COUNTED = {
-    "batches", "calls", "changes", "checkpoints", "commits", "connected", "connections", "cpus", "cycles", "devices",
+    "batches", "calls", "changes", "checkpoints", "commits", "connected", "connections", "cpus", "cycles", "devices", "elements",
     "duplicate", "entries", "epoch", "errors", "events", "failures", "faults", "fds", "gpus", "hangs", "ignored",
     "jobs", "lanes", "links", "lists", "lost", "nodes", "notes", "objects", "out", "pages", "pinned", "processes",
     "queued", "read", "received", "recreated", "refused", "refusals", "repairs", "replays", "replicas", "reviews",

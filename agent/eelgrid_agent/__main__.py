@@ -30,6 +30,7 @@ from eelgrid_protos import __version__
 from eelgrid_protos.log_lines import log_to_stderr
 from eelgrid_protos.open_sockets import raise_descriptor_limit
 from eelgrid_protos.peers import PeerGuard
+from eelgrid_protos.probes import ProbeServer
 from eelgrid_protos.rpc import NODE_SERVICE, everybody, handler
 from eelgrid_protos.transport import ListenError, listen, server_options, standard_services
 
@@ -195,7 +196,22 @@ def _serve_metrics(
     )  # fmt: skip
     server.start()
     stack.callback(server.close)
+    if config.probes:
+        probes = ProbeServer(
+            fault=lambda: _why_not(page, "/livez"), unready=lambda: _why_not(page, "/readyz"), log=_LOG
+        )
+        try:
+            probes.start(config.probes)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise MetricsError(f"cannot answer probes on {config.probes}: {reason}; choose another --probes") from error
+        stack.callback(probes.close)
     return server.port
+
+
+def _why_not(page: Page, path: str) -> str:
+    answer = page.answer(path)
+    return "" if answer.status == 200 else answer.body.decode().strip()
 
 
 def _with_port(address: str, port: int) -> str:

@@ -99,6 +99,8 @@ class AgentConfig:
     controller: str
     listen: str
     metrics: str
+    # Probes alone, in a thread of their own; empty for those of the metrics address only.
+    probes: str
     node_name: str
     pool: str
     labels: tuple[tuple[str, str], ...]
@@ -153,6 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--controller", default="127.0.0.1:7443", metavar="HOST:PORT", help="the controller (default %(default)s)")
     add("--listen", default="127.0.0.1:7444", metavar="HOST:PORT", help="this node's own API (default %(default)s)")
     add("--metrics", default="127.0.0.1:9465", metavar="HOST:PORT", help="Prometheus metrics (default %(default)s)")
+    add("--probes", default="", metavar="HOST:PORT", help="/livez and /readyz alone; none if not given")
     add("--simulate", type=Path, metavar="FILE", help="simulate the nodes of this JSON or TOML file")
     add("--faults", type=Path, metavar="FILE", help="do to simulated devices what the lines of this file say")
     add("--seed", type=int, default=1, help="seed of the simulation (default %(default)s)")
@@ -200,13 +203,17 @@ def _parser() -> argparse.ArgumentParser:
     _add_dra_flags(add)
     add("--slurm-folder", type=Path, metavar="DIR", help="where a Slurm prolog writes which job holds which devices")
     add_tls_flags(add)
+    _add_role_flags(add)
+    add("--verbose", action="store_true", help="log every connection")
+    add("--version", action="version", version=f"eelgrid-agent {__version__}")
+    return parser
+
+
+def _add_role_flags(add: Callable[..., Any]) -> None:
     add("--roles", choices=("permit", "require"), default="permit",
         help="whether a certificate without a role may ask this node's own API, or not (default %(default)s)")  # fmt: skip
     add("--grant", action="append", default=[], metavar="ROLE=KIND:NAME",
         help="give certificates of this name a role there, as the controller's --grant does; may be repeated")  # fmt: skip
-    add("--verbose", action="store_true", help="log every connection")
-    add("--version", action="version", version=f"eelgrid-agent {__version__}")
-    return parser
 
 
 def _add_dra_flags(add: Callable[..., Any]) -> None:
@@ -244,6 +251,8 @@ def parse(arguments: Sequence[str]) -> AgentConfig:
     flags = _parser().parse_args(arguments)
     for flag in ("controller", "listen", "metrics"):
         check_address(f"--{flag}", getattr(flags, flag))
+    if flags.probes:
+        check_address("--probes", flags.probes)
     for flag in ("node_name", "pool"):
         check_name(f"--{flag.replace('_', '-')}", getattr(flags, flag))
     if flags.simulate is not None and (flags.node_name or flags.pool or flags.label or flags.topology):
@@ -267,6 +276,7 @@ def parse(arguments: Sequence[str]) -> AgentConfig:
         controller=flags.controller,
         listen=flags.listen,
         metrics=flags.metrics,
+        probes=flags.probes,
         node_name=flags.node_name,
         pool=flags.pool,
         labels=_labels(flags.label),

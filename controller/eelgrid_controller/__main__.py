@@ -216,6 +216,8 @@ def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EELGRID_CONTROLLER"})
 @click.option("--listen", default=_DEFAULTS.listen, show_default=True, help="Address of the gRPC server.")
 @click.option("--metrics", default=_DEFAULTS.metrics, show_default=True, help="Address of /metrics and probes.")
+@click.option("--probes", default=_DEFAULTS.probes, metavar="ADDRESS",
+              help="Address of /livez and /readyz alone, in a thread of their own; none, if not given.")  # fmt: skip
 @click.option("--page", default=_DEFAULTS.page, metavar="ADDRESS", help="Address of the live page; none, if not given.")
 @click.option("--traces", default=_DEFAULTS.traces, metavar="[http[s]://]HOST:PORT",
               help="Send traces of placements to this OTLP collector (gRPC); none, if neither this nor "

@@ -38,7 +38,7 @@ _DEPTH_MOST = 4
 # Calls that change what the journal holds: their entries are in the commit of their events.
 JOURNALLED = frozenset({
     "SubmitWorkload", "CancelWorkload", "ScaleWorkload", "UpdatePolicy", "ApplyMoves", "ApplyPartitions", "RecordPoints",
-    "RemoveNode",
+    "RemoveNode", "ReconcileNode",
 })  # fmt: skip
 # Calls that only tell something, often: those alike are one entry a minute.
 REPORTS = frozenset({"ReportProgress", "ConfirmEnergyExport"})

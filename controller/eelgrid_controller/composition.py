@@ -68,6 +68,7 @@ from eelgrid_protos.catalogue import Catalogue
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import Summary
 from eelgrid_protos.peers import PeerGuard
+from eelgrid_protos.probes import Heartbeat, ProbeServer
 from eelgrid_protos.rpc import AGENT_SERVICE, OPERATOR_SERVICE, everybody, handler
 from eelgrid_protos.transport import TlsFiles, is_loopback, listen, server_options, standard_services
 
@@ -174,6 +175,7 @@ class Controller:
             server, self.config.listen, tls=self._tls, insecure=self._insecure, log=self._log, guard=self.guard
         )
         self._stack.callback(asyncio.create_task(self.guard.run()).cancel)
+        self._answer_probes()
         # From here on probes hear that this process lives and is not ready yet.
         metrics_port = await self._open_metrics()
         self.webhook = await self._optional.gate_pods()
@@ -250,16 +252,7 @@ class Controller:
             await self.loop.expect_reports()
         await self._adopt_placement()
         self.telemetry = telemetry = Telemetry()
-        self.agents = AgentService(
-            loop=self.loop,
-            telemetry=telemetry,
-            energy=self._begin_energy(),
-            log=self._log.getChild("agents"),
-            monotonic_s=self._clock.monotonic_s,
-            admit_node=None if self._keeper is None else self._keeper.admit_node,
-            register=self._begin_registering(),
-        )
-        self.nodes = NodeCalls(loop=self.loop, agents=self.agents, call_of=self.trail.call)
+        self._hear_agents(telemetry)
         views = Views(
             telemetry=telemetry,
             decisions=self.loop.decisions,
@@ -319,6 +312,19 @@ class Controller:
         # What gathered in the last second is written before the loop ends.
         self._stack.push_async_callback(self.trail.write)
         self._stack.callback(asyncio.create_task(self.trail.run()).cancel)
+
+    def _hear_agents(self, telemetry: Telemetry) -> None:
+        """Speak with agents once the door opens, and keep the energy ledger that they fill."""
+        self.agents = AgentService(
+            loop=self.loop,
+            telemetry=telemetry,
+            energy=self._begin_energy(),
+            log=self._log.getChild("agents"),
+            monotonic_s=self._clock.monotonic_s,
+            admit_node=None if self._keeper is None else self._keeper.admit_node,
+            register=self._begin_registering(),
+        )
+        self.nodes = NodeCalls(loop=self.loop, agents=self.agents, call_of=self.trail.call)
 
     def _begin_registering(self) -> Callable[[str, Any], None]:
         """Bound how many new nodes one certificate, or address, may register."""
@@ -401,6 +407,23 @@ class Controller:
 
         self._stack.push_async_callback(stop)
         return StewardPage(self.steward, scraper)
+
+    def _answer_probes(self) -> None:
+        """Probes in a thread of their own, where they are wanted."""
+        beat = Heartbeat(self._clock.monotonic_s)
+        beating = asyncio.create_task(beat.run())
+        self._stack.callback(beating.cancel)
+        if not self.config.probes:
+            return
+        server = ProbeServer(
+            fault=beat.fault, unready=lambda: "" if self._is_serving else "not serving",
+            log=self._log.getChild("probes"),
+        )  # fmt: skip
+        try:
+            server.start(self.config.probes)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--probes {self.config.probes}: {error}", "write another HOST:PORT") from error
+        self._stack.callback(server.close)
 
     async def _open_metrics(self) -> int:
         door = MetricsServer(

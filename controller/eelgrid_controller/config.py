@@ -68,6 +68,8 @@ class ControllerConfig:
     data: Path
     listen: str = "127.0.0.1:7443"
     metrics: str = "127.0.0.1:9464"
+    # Probes alone, which then wait for nobody; empty for those of the metrics address only.
+    probes: str = ""
     # The live page; empty for none.
     page: str = ""
     # Go on from a journal that has lost acknowledged entries, and record that in it.

@@ -74,6 +74,10 @@ class AheadOfJournal:
     workload_ids: tuple[str, ...] = ()
 
 
+def _ahead_to_plain(ahead: AheadOfJournal) -> dict[str, Any]:
+    return {**asdict(ahead), "workload_ids": list(ahead.workload_ids)}
+
+
 def _ahead_of(row: Mapping[str, Any] | None) -> AheadOfJournal | None:
     return None if row is None else AheadOfJournal(**{**row, "workload_ids": tuple(row["workload_ids"])})
 
@@ -91,6 +95,8 @@ class NodeRecord:
     gpu_milli: dict[str, int] = field(default_factory=dict)
     lost_gpus: set[str] = field(default_factory=set)
     assignments: dict[tuple[str, int], Assignment] = field(default_factory=dict)
+    # How many assignments outside of slices hold so many GPUs at such a share; never 0.
+    shares_held: dict[tuple[int, int], int] = field(default_factory=dict)
     # The node came back smaller than what runs on it.
     overcommitted: bool = False
     # The pool's GPUs that can be cut are the partition planner's.
@@ -113,6 +119,7 @@ class NodeRecord:
             gpu_milli=self.gpu_milli.copy(),
             lost_gpus=self.lost_gpus.copy(),
             assignments=self.assignments.copy(),
+            shares_held=self.shares_held.copy(),
             layouts=self.layouts.copy(),
         )
 
@@ -254,10 +261,20 @@ class NodeRecord:
     def book(self, assignment: Assignment) -> None:
         """Books what was held before, whatever became of the node since."""
         self.assignments[assignment.workload_id, assignment.replica] = assignment
+        self._count_share(assignment, 1)
         self.allocated_cpu_milli += assignment.cpu_milli
         self.allocated_memory_bytes += assignment.memory_bytes
         for uuid in assignment.gpu_uuids:
             self.gpu_milli[uuid] = self.gpu_milli.get(uuid, 0) + assignment.gpu_milli
+
+    def _count_share(self, assignment: Assignment, change: int) -> None:
+        if assignment.gpu_instance is None and assignment.gpu_uuids:
+            share = len(assignment.gpu_uuids), assignment.gpu_milli
+            count = self.shares_held.get(share, 0) + change
+            if count:
+                self.shares_held[share] = count
+            else:
+                del self.shares_held[share]
 
     def _objection(self, assignment: Assignment) -> str:
         if self.state is not NodeState.READY:
@@ -297,6 +314,7 @@ class NodeRecord:
     def release(self, workload_id: str, replica: int) -> None:
         """Gives an assignment back."""
         assignment = self.assignments.pop((workload_id, replica))
+        self._count_share(assignment, -1)
         self.allocated_cpu_milli -= assignment.cpu_milli
         self.allocated_memory_bytes -= assignment.memory_bytes
         for uuid in assignment.gpu_uuids:
@@ -320,7 +338,7 @@ class NodeRecord:
             **({"lost_ns": self.lost_ns} if self.lost_ns else {}),
             **({"layouts": layouts} if layouts else {}),
             **({"others": to_plain(self.others, brief=True)} if self.others != NOBODY else {}),
-            **({"ahead": asdict(self.ahead)} if self.ahead is not None else {}),
+            **({"ahead": _ahead_to_plain(self.ahead)} if self.ahead is not None else {}),
         }
 
     @classmethod

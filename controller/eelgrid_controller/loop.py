@@ -256,9 +256,9 @@ class ControllerLoop:
         )
         self._unheard.discard(inventory.node_name)
 
-    async def reconcile_node(self, node_name: str) -> NodeRecord:
+    async def reconcile_node(self, node_name: str, *, call: Call | None = None) -> NodeRecord:
         """Give up what a node holds beyond the journal."""
-        return await self.command(lambda core, now_ns: core.reconcile_node(node_name, now_ns=now_ns))
+        return await self.command(lambda core, now_ns: core.reconcile_node(node_name, now_ns=now_ns), call=call)
 
     async def journal_rolled_back(self, lost: LostEntries) -> None:
         """Record that an operator accepted the loss of acknowledged entries."""

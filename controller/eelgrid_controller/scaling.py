@@ -12,6 +12,7 @@ back: they are let go once enough others stand, or where they would be more than
 allows, so that a node that returns is told to stop them.
 """
 
+import heapq
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -50,32 +51,59 @@ def _stands(record: NodeRecord, placement: Placement) -> bool:
     return record.is_ready and there.issuperset(placement.gpu_uuids)
 
 
+class _Row:
+    """The replicas on one node, by the GPUs that they hold: those of one kind save alike, the youngest goes first."""
+
+    def __init__(self, row: int) -> None:
+        self.row = row
+        self.kinds: dict[tuple[int, ...], list[Placement]] = {}
+        # Rises with each change, so that what was weighed before it is known to be stale.
+        self.era = 0
+
+
 def _dearest(snapshot: Snapshot, workload: Workload, among: Sequence[Placement], count: int) -> list[Placement]:
-    """So many replicas, each of them the one that then saves the most modelled watts."""
+    """So many replicas, each of them the one that then saves the most modelled watts.
+
+    What a replica saves depends on its own node alone, so only that node's are weighed again when one has gone.
+    """
     trial, request = snapshot.copy(), workload.spec.request
     task = Task(request.cpu_milli, request.memory_bytes, request.gpu_count, request.gpu_milli)
     wanted = {placement.node_name for placement in among}
-    rows = {name: row for row, name in enumerate(snapshot.names) if name in wanted}
-    left, gone = list(among), list[Placement]()
+    rows = {name: _Row(row) for row, name in enumerate(snapshot.names) if name in wanted}
+    slots_of = {
+        name: {uuid: slot for slot, uuid in enumerate(snapshot.devices[at.row].uuids)} for name, at in rows.items()
+    }
+    for placement in sorted(among, key=lambda item: item.replica):
+        slots = tuple(slots_of[placement.node_name][uuid] for uuid in placement.gpu_uuids)
+        rows[placement.node_name].kinds.setdefault(slots, []).append(placement)
 
-    def places(placement: Placement) -> tuple[int, list[int]]:
-        row = rows[placement.node_name]
-        slots = {uuid: slot for slot, uuid in enumerate(snapshot.devices[row].uuids)}
-        return row, [slots[uuid] for uuid in placement.gpu_uuids]
-
-    def saved_w(placement: Placement) -> float:
-        row, slots = places(placement)
+    def saved_w(row: int, slots: tuple[int, ...]) -> float:
         before_w = float(node_power(trial.snapshot.nodes, row))
         trial.give(row, slots, task)
         after_w = float(node_power(trial.snapshot.nodes, row))
         trial.take(row, slots, task)
         return before_w - after_w
 
-    for _ in range(count):
-        chosen = max(left, key=lambda placement: (saved_w(placement), placement.replica))
-        left.remove(chosen)
-        gone.append(chosen)
-        trial.give(*places(chosen), task)
+    best: list[tuple[float, int, str, int, tuple[int, ...]]] = []
+
+    def weigh(name: str) -> None:
+        at = rows[name]
+        for slots, there in at.kinds.items():
+            if there:
+                heapq.heappush(best, (-saved_w(at.row, slots), -there[-1].replica, name, at.era, slots))
+
+    for name in rows:
+        weigh(name)
+    gone = list[Placement]()
+    while len(gone) < count:
+        _, _, name, era, slots = heapq.heappop(best)
+        at = rows[name]
+        if era != at.era:
+            continue
+        gone.append(at.kinds[slots].pop())
+        trial.give(at.row, slots, task)
+        at.era += 1
+        weigh(name)
     return gone
 
 

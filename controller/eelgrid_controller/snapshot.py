@@ -395,8 +395,8 @@ class Mirror:
         arrays.memory_free[row] = max(0, record.memory_left_bytes)
         self._assignments_left[row] = max(0, ASSIGNMENTS_MOST - len(record.assignments))
         self._sorts[row] = 0
-        for item in (one for one in record.assignments.values() if one.gpu_instance is None):
-            self._sorts[row] |= sort_bit(len(item.gpu_uuids), item.gpu_milli)
+        for gpu_count, gpu_milli in record.shares_held:
+            self._sorts[row] |= sort_bit(gpu_count, gpu_milli)
         uuids = self._devices[row].uuids
         if uuids:
             arrays.gpu_free[row, : len(uuids)] = [

@@ -75,6 +75,8 @@ __all__ = ["ENDED_MOST", "ClusterState", "ContradictoryEvent", "InvariantBroken"
 # Ended workloads kept for people who look; the first to end is the first to go.
 ENDED_MOST = 100_000
 _FORMAT = 1
+# Entries that a lost tail is taken to have had where nobody can tell.
+_LOST_MOST = 1_000_000
 _NUMBER_MOST = 2**62
 
 
@@ -181,6 +183,9 @@ class ClusterState:
                 touched = self._reconciled(event)
             case JournalRolledBack():
                 self.rollbacks += 1
+                # Ids that were drawn in what is lost may still be in use: each entry drew one at the most.
+                lost = _LOST_MOST if event.last is None else event.last - event.first + 1
+                self.next_number += max(0, min(lost, _LOST_MOST))
                 touched = frozenset()
             case _:
                 assert_never(event)

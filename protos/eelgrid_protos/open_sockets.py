@@ -14,9 +14,19 @@ import resource
 import socket
 import stat
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from urllib.parse import unquote
 
-__all__ = ["Peer", "accepted", "connections_most", "end_accepted", "peer_of", "raise_descriptor_limit"]
+__all__ = [
+    "Peer",
+    "accepted",
+    "connections_most",
+    "descriptors",
+    "end_accepted",
+    "peer_of",
+    "raise_descriptor_limit",
+    "split_address",
+]
 
 # Host and port of the other side.
 Peer = tuple[str, int]
@@ -26,6 +36,14 @@ _MAPPED = "::ffff:"
 _DESCRIPTORS_MOST = 1 << 20
 # Of all descriptors, those that no gRPC connection takes: journal, ledger, metrics, probes and what they write to.
 _KEPT_RATIO = 0.2
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT, with or without brackets; raises ValueError."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdecimal() or int(port) > 65_535:
+        raise ValueError(f"{address!r} is no address; write HOST:PORT, for example 127.0.0.1:9466")
+    return host.strip("[]"), int(port)
 
 
 def raise_descriptor_limit() -> int:
@@ -54,11 +72,16 @@ def peer_of(text: str) -> Peer:
     return host.strip("[]").removeprefix(_MAPPED).partition("%")[0], int(port)
 
 
+def descriptors() -> list[Path]:
+    """Our descriptors, by number; that of this look is among them."""
+    return list(Path(_FOLDER).iterdir())
+
+
 def _connections(port: int) -> Iterator[tuple[Peer, socket.socket]]:
     """Established connections to our port; the caller uses each before it takes the next."""
-    for name in os.listdir(_FOLDER):
+    for path in descriptors():
         try:
-            copy = os.dup(int(name))
+            copy = os.dup(int(path.name))
         except (OSError, ValueError):
             continue
         if not stat.S_ISSOCK(os.fstat(copy).st_mode):

@@ -19,20 +19,19 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import os
 import resource
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import grpc
 import grpc.aio
 
 from eelgrid_protos.certificate import CertificateUnreadable, read_certificate
 from eelgrid_protos.faults import Fault, ResourceExhausted
-from eelgrid_protos.open_sockets import Peer, accepted, end_accepted, peer_of
+from eelgrid_protos.open_sockets import Peer, accepted, descriptors, end_accepted, peer_of
 from eelgrid_protos.rpc import Context, abort
 
 __all__ = ["GuardedHandlers", "PeerGuard", "PeerLimits"]
@@ -156,7 +155,7 @@ class _Entry:
         # Since when a message has waited for its reader.
         self.writing_s = float("inf")
 
-    def __enter__(self) -> "_Entry":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
@@ -325,7 +324,7 @@ class PeerGuard:
     async def _relieve(self, now_s: float) -> None:
         """Ends connections without a call when descriptors run short, since nobody else gets in then."""
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if len(os.listdir("/dev/fd")) < _CROWDED_RATIO * most:
+        if len(descriptors()) < _CROWDED_RATIO * most:
             self._seen_s.clear()
             return
         busy = {entry.connection.key for entry in self._entries}
@@ -377,6 +376,7 @@ class GuardedHandlers(grpc.GenericRpcHandler):
         """The same once more, which gRPC would ask before us."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """The handler of a call by its path."""
         for one in self._handlers:
             found = one.service(handler_call_details)
             if found is not None:
@@ -386,10 +386,7 @@ class GuardedHandlers(grpc.GenericRpcHandler):
     def _wrapped(self, handler: Any) -> Any:
         two_way, watch = handler.request_streaming, handler.response_streaming
         kind = _TWO_WAY if two_way else _WATCH if watch else _CALL
-        if two_way:
-            name = "stream_stream" if watch else "stream_unary"
-        else:
-            name = "unary_stream" if watch else "unary_unary"
+        name = f"{'stream' if two_way else 'unary'}_{'stream' if watch else 'unary'}"
         inner = getattr(handler, name)
         self._guard.found += 1
         if not two_way and self._guard.is_wary:

@@ -332,7 +332,7 @@ def _async_call(service: Service, method: Method, channel: grpc.aio.Channel) -> 
         return _sized(method, request)
 
     if not method.response_streaming:
-        unary_raw = channel.unary_unary(service.path(method), None, read)
+        unary_raw: Any = channel.unary_unary(service.path(method), None, read)
 
         async def unary(request: object, timeout: float | None = None) -> Any:
             try:

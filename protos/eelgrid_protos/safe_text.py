@@ -68,7 +68,12 @@ def printable_json(text: str) -> str:
 
 
 def csv_cell(value: _T) -> _T | str:
-    """A cell of a spreadsheet's file: text that would be a formula there is given an apostrophe before it."""
-    if isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value):
-        return f"'{value}"
-    return value
+    """A cell of a spreadsheet's file: text that would be a formula there is given an apostrophe before it.
+
+    A carriage return would begin another row where the writer does not quote it, so it is escaped.
+    """
+    if not isinstance(value, str):
+        return value
+    if _FORMULA.match(value) and not _NUMBER.fullmatch(value):
+        return "'" + value.replace("\r", "\\r")
+    return value.replace("\r", "\\r")

@@ -31,6 +31,11 @@ class Salvaged:
     reasons: tuple[Violation, ...]
 
 
+def _class(message: object) -> Any:
+    """The class of a message, as functools.cache's type hints want it."""
+    return type(message)
+
+
 class _Omission:
     """One answer being looked through."""
 
@@ -49,7 +54,7 @@ class _Omission:
         if obeys(message):
             return message
         changes: dict[str, Any] = {}
-        for entry in fields_of(type(message)):
+        for entry in fields_of(_class(message)):
             value, at = getattr(message, entry.name), f"{path}.{entry.name}" if path else entry.name
             if value is None:
                 if not entry.optional:
@@ -157,7 +162,7 @@ def repair(message: _Message) -> _Message:
     if obeys(message):
         return message
     changes = {}
-    for entry in fields_of(type(message)):
+    for entry in fields_of(_class(message)):
         value = getattr(message, entry.name)
         if value is not None and (repaired := _repaired(entry.shape, value)) != value:
             changes[entry.name] = repaired

@@ -31,6 +31,7 @@ from eelgrid_protos.rpc import Service, request_bytes_most
 __all__ = [
     "AddressInUse", "BindRefused", "CertificateUnusable", "ListenError", "ServerCertificates", "TlsFiles", "blocking_channel", "channel",
     "channel_options", "is_loopback", "listen", "server_options", "standard_services",
+    "trusted_certificates",
 ]  # fmt: skip
 
 
@@ -199,7 +200,7 @@ class ServerCertificates:
         key, chain, authority = tls.read()
         self.initial = self._newest = _configuration(key, chain, authority)
         self._given = self.initial
-        self._trusted = _certificates(authority)
+        self._trusted = trusted_certificates(authority)
         self._has_lost = False
 
     def fetch(self) -> Any:
@@ -228,7 +229,7 @@ class ServerCertificates:
         except CertificateUnusable as error:
             self._log.warning("tls=kept reason=%s", error)
             return
-        trusted = _certificates(authority)
+        trusted = trusted_certificates(authority)
         self._has_lost |= not self._trusted <= trusted
         self._stamp, self._newest, self._trusted = stamp, fresh, trusted
         self._log.info("tls=reloaded certificate=%s", self._tls.certificate)
@@ -241,7 +242,7 @@ def _configuration(key: bytes, chain: bytes, authority: bytes) -> Any:
 _PEM = re.compile(rb"-----BEGIN (?:TRUSTED )?CERTIFICATE-----(.*?)-----END", re.DOTALL)
 
 
-def _certificates(authority: bytes) -> frozenset[bytes]:
+def trusted_certificates(authority: bytes) -> frozenset[bytes]:
     """The certificates of an authority's file, however it is wrapped."""
     return frozenset(b"".join(body.split()) for body in _PEM.findall(authority))
 
@@ -270,11 +271,11 @@ async def listen(
                 held.initial, held.fetch, require_client_authentication=True
             )
             port = server.add_secure_port(address, credentials)
-        if guard is not None:
-            guard.guards(port, None if held is None else held.lost_authority)
-        return port
     except RuntimeError as error:
         raise AddressInUse(f"cannot listen on {address}: {error}; choose another with --listen") from error
+    if guard is not None:
+        guard.guards(port, None if held is None else held.lost_authority)
+    return port
 
 
 def _channel_credentials(tls: TlsFiles) -> grpc.ChannelCredentials:

@@ -175,9 +175,6 @@ class Agent:
         """The agent's process starts."""
         self._life += 1
         self._failures = 0
-        if self._rollbacks != self.ledger.rollbacks:
-            # A process that begins after a loss may get plans of an epoch that the one before it had passed.
-            self._rollbacks, self._taken_epoch = self.ledger.rollbacks, 0
         self.device.close()
         first = survey(self.device)
         self.engine = SimulatedEngine((gpu.identity for gpu in self.device.devices), self._set_load)
@@ -279,6 +276,9 @@ class Agent:
     def hear(self, node: Node, response: ConnectResponse) -> None:
         """One message of the controller; the plan in force never goes back."""
         before = node.guard.plan
+        if self._rollbacks != self.ledger.rollbacks:
+            # A controller that lost its journal goes on above what this process holds, not above those before it.
+            self._rollbacks, self._taken_epoch = self.ledger.rollbacks, node.guard.epoch
         node.receive(response)
         if node.guard.plan is not before:
             self.ledger.plan_taken(self.name, self._taken_epoch, node.guard)

@@ -47,7 +47,7 @@ class Faults:
             (6, self.step_clock),
             (4, self.fill_disk),
             (4, self.stall_agent),
-            (3, self.roll_back),
+            (6, self.roll_back),
             (2, self.jump_clock),
             (3, self.let_rogue_in),
         )

@@ -5,7 +5,9 @@ sim_test.py puts these into a world and demands to be told.
 """
 
 import random
+from collections import defaultdict
 from dataclasses import replace
+from typing import Any
 
 from eelgrid_agent.device import Missing, RawReadings
 from eelgrid_agent.node import Node
@@ -15,8 +17,9 @@ from eelgrid_controller.telemetry import Receipt, Telemetry
 from eelgrid_protos.faults import Fault
 from eelgrid_protos.messages import Acknowledgement, ConnectResponse, NodePlan, SampleBatch
 from tests.sim.agent import Agent
-from tests.sim.disk import Disk, MemoryJournal
+from tests.sim.disk import Disk, MemoryJournal, Unreliable
 from tests.sim.life import Life, _Command
+from tests.sim.poison import ROGUE
 from tests.sim.ticks import Looks
 from tests.sim.world import Parts
 
@@ -105,6 +108,7 @@ class _ForgetfulJournal(MemoryJournal):
     def close(self) -> None:
         """The last commit never reached the disk."""
         count = len(self._entries) - self.last_commit
+        self._marked = count
         del self._entries[count:]
         self._checkpoints = [entry for entry in self._checkpoints if entry[0] <= count]
         self.last_commit = 0
@@ -179,6 +183,36 @@ class AgelessLife(Life):
     telemetry_type = _Ageless
 
 
+class CredulousLife(Life):
+    """Places work on nodes whose agents have not spoken, and believes no agent that its journal lost anything."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        for record in self.core.state.nodes.values():
+            record.is_heard = True
+            self.core._chooser.refresh((record.inventory.node_name,))
+        self.epochs = defaultdict(lambda: 2**62)
+
+
+class QuietDisk(Disk):
+    """Says nothing of entries that are gone."""
+
+    def open(self, *, accepts_loss: bool = False) -> Unreliable:
+        return super().open(accepts_loss=True)
+
+
+class _Boastful(Telemetry):
+    def counts(self, node_name: str) -> tuple[int, int]:
+        received, lost = super().counts(node_name)
+        return received, lost + (2**70 if node_name.startswith(ROGUE) else 0)
+
+
+class SpeechlessLife(Life):
+    """Lets a rogue's figures into the answers to others."""
+
+    telemetry_type = _Boastful
+
+
 # Name, parts, and the invariants of which one has to notice.
 PLANTS = (
     ("an agent applies an old plan", Parts(agent=EchoingAgent), {4}),
@@ -193,4 +227,7 @@ PLANTS = (
     ("a controller gives one device to two", Parts(life=GenerousLife), {1}),
     ("a controller counts a batch twice", Parts(life=DoubleCountingLife), {5}),
     ("a controller takes stale readings for fresh", Parts(life=AgelessLife), {6}),
+    ("a controller believes a journal that was rolled back", Parts(life=CredulousLife), {9}),
+    ("a journal says nothing of what it lost", Parts(disk=QuietDisk), {9}),
+    ("a controller cannot answer for what one node said", Parts(life=SpeechlessLife), {10}),
 )

@@ -129,7 +129,8 @@ def test_get_in_words_and_in_shapes(eelctl, some_work, fake):
     assert eelctl("get", "bert-1").stdout == table("""
 bert-1: placed
   name       bert (inference_service), priority 0
-  owner      namespace default, user ada
+  charged    namespace default, user ada
+  owner      ada
   asks for   1 x 8 CPU, 32 GiB, 0.5 GPU (A10|T4)
   labels     team=nlp
   replica 0  node-0, GPU 0
@@ -146,6 +147,7 @@ def test_cancel(eelctl, some_work):
 def test_explain_a_placement(eelctl, some_work):
     assert eelctl("explain", "bert-1").stdout == table("""
 bert-1 (inference_service bert) is placed.
+It belongs to ada, in the namespace default.
 It asks for 1 x 8 CPU, 32 GiB, 0.5 GPU (A10|T4).
 
 Replica 0 is on node-0, GPU 0. It fitted on 2 nodes.

@@ -149,15 +149,54 @@ def test_an_images_lock_is_a_part_of_the_projects(program):
 @pytest.mark.parametrize("program", build.PROGRAMS)
 def test_the_dockerfiles_are_pinned_and_nobodys(program):
     lines = (ROOT / "deploy" / "docker" / f"{program}.Dockerfile").read_text().splitlines()
-    bases = [line.split()[1] for line in lines if line.startswith("FROM ")]
-    assert bases
-    assert all(re.fullmatch(r"python:3\.\d+-slim-\w+", base) for base in bases)
+    bases = {line.split()[1] for line in lines if line.startswith("FROM ")}
+    assert bases == {"${BASE}"}
+    (base,) = [line.removeprefix("ARG BASE=") for line in lines if line.startswith("ARG BASE=")]
+    assert re.fullmatch(r"python:3\.\d+-slim-\w+", base)
     assert "USER 65532:65532" in lines
     assert f'ENTRYPOINT ["eelgrid-{program}"]' in lines
     text = "\n".join(lines)
     assert f"--require-hashes -r requirements-{program}.lock" in text
-    for copied in re.findall(r"^COPY (?!--from)(\S+)", text, re.MULTILINE):
-        assert (ROOT / copied).exists(), copied
+    # Whatever pip fetches is one of the locked files, with its hashes; what it installs besides was built here.
+    for install in re.findall(r"pip install ([^&]*)", text.replace("\\\n", " ")):
+        assert "--require-hashes -r requirements-" in install or "--no-index" in install, install
+    for copied in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
+        assert all((ROOT / name).exists() for name in copied.split()), copied
+
+
+@pytest.mark.parametrize("program", build.PROGRAMS)
+@pytest.mark.parametrize(
+    ("release", "base", "is_built"),
+    [
+        ("", "python:3.13-slim-bookworm", True),
+        ("1", "python:3.13-slim-bookworm", False),
+        ("1", "python:3.13-slim-bookworm@sha256:123", False),
+        ("1", f"python:3.13-slim-bookworm@sha256:{'0' * 64}", True),
+        ("1", f"registry.example:5000/python@sha256:{'f' * 64}", True),
+    ],
+)
+def test_a_release_is_built_on_a_base_by_digest_alone(program, release, base, is_built):
+    """No registry can be asked here, so no digest stands in the file: a release must bring it, or is refused."""
+    text = (ROOT / "deploy" / "docker" / f"{program}.Dockerfile").read_text().replace("\\\n", " ")
+    before, check = re.search(r"^(.*?)^RUN (test -z .*?)$", text, re.MULTILINE | re.DOTALL).groups()
+    assert "pip" not in before.partition("FROM")[2], "it is refused before anything is fetched"
+    environment = {"PATH": os.environ["PATH"], "RELEASE": release, "BASE": base}
+    done = subprocess.run(["sh", "-c", check], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == is_built, done.stderr
+    assert is_built or "@sha256:DIGEST" in done.stderr
+
+
+def test_what_builds_the_packages_is_locked_with_its_hashes():
+    """The Makefile and the images install from files with hashes, and from nothing else."""
+    lock = (ROOT / "requirements-build.lock").read_text()
+    pins = dict(re.findall(r"^([\w.-]+)==([\w.+-]+)", lock, re.MULTILINE))
+    assert {"hatchling", "editables"} <= pins.keys()
+    whole = dict(re.findall(r"^([\w.-]+)==([\w.+-]+)", (ROOT / "requirements-dev.lock").read_text(), re.MULTILINE))
+    assert pins.items() <= whole.items()
+    assert lock.count("--hash=sha256:") >= len(pins)
+    assert "index-url" not in lock
+    for install in re.findall(r"pip install (.*)", (ROOT / "Makefile").read_text()):
+        assert "--require-hashes -r requirements" in install or "--no-deps --no-build-isolation" in install, install
 
 
 @pytest.mark.slow

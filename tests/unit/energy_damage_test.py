@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from eelgrid_controller.adapters.energy_checks import CRC_FUNCTION, crc_of
+from eelgrid_controller.adapters.energy_checks import TRIGGERS
 from eelgrid_controller.adapters.energy_store import FILE_NAME, Newest, NodePart, open_energy
 from eelgrid_controller.adapters.energy_tables import FORMAT_VERSION
 from eelgrid_controller.energy_ledger.asking import asked_of
@@ -174,10 +174,6 @@ def test_an_hour_that_is_added_to_after_it_was_damaged_stays_found(tmp_path):
 
 
 def iter_triggers(name):
-    with closing(sqlite3.connect(":memory:")) as fresh:
-        fresh.create_function(CRC_FUNCTION, -1, lambda *values: crc_of(values))
-    from eelgrid_controller.adapters.energy_checks import TRIGGERS
-
     for piece in TRIGGERS.split("CREATE TRIGGER "):
         if piece.startswith(name):
             yield f"CREATE TRIGGER {piece}"

@@ -335,13 +335,19 @@ async def test_a_stop_finishes_what_was_queued_and_refuses_the_rest() -> None:
         assert journal.checkpoints[-1].seq == len(journal.entries)
 
 
-async def test_time_never_stands_still_nor_goes_back() -> None:
-    times = iter([5_000, 3_000, 3_000, 9_000, 1])
+async def test_a_clock_that_was_ahead_for_a_moment_leaves_no_later_time_there() -> None:
+    decade = 3_650 * 86_400 * 10**9
+    times = iter([5_000, 3_000, 3_000 + decade, 3_001, 9_000, 1])
     journal = MemoryJournal()
     async with looping(journal, clock=Clock(now_ns=lambda: next(times))) as loop:
         await loop.node_joined(inventory())
-        submitted = [(await loop.submit(wanted(f"w{i}"))).submitted_ns for i in range(3)]
-        assert submitted == [5_001, 5_002, 9_000]
+        submitted = [(await loop.submit(wanted(f"w{i}"))).submitted_ns for i in range(4)]
+        assert submitted == [3_000, 3_000 + decade, 3_001, 9_000]
+        # What came first is told by revisions.
+        revisions = [loop.core.state.workloads[f"w{i}"].revision for i in range(4)]
+        assert revisions == sorted(revisions)
+    async with looping(journal, clock=Clock(now_ns=lambda: 10_000)) as again:
+        assert (await again.submit(wanted("later"))).submitted_ns == 10_000
 
 
 def test_quantiles_are_of_the_last_durations() -> None:

@@ -1,5 +1,6 @@
 """The endpoint over real connections: methods, the bounds on a request, curl, and a Prometheus that scrapes it."""
 
+import contextlib
 import http.client
 import json
 import logging
@@ -7,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.parse
 import urllib.request
@@ -150,21 +152,35 @@ def test_a_handshake_that_never_ends_does(serve, tmp_path):
     assert time.monotonic() - begun < 3.0
 
 
+class SlowPage(OnePage):
+    """Answers once it is let."""
+
+    def __init__(self):
+        super().__init__()
+        self.let = threading.Event()
+        self.asked = threading.Semaphore(0)
+
+    def answer(self, path, **headers):
+        self.asked.release()
+        assert self.let.wait(20.0)
+        return super().answer(path, **headers)
+
+
 def test_more_at_once_than_the_bound_are_turned_away(serve):
-    port = serve()
-    held = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(SCRAPES_MOST)]
+    """Who has asked keeps its place; one that came later does not get it."""
+    page = SlowPage()
+    port = serve(page)
+    held = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(SCRAPES_MOST)]
     try:
         for connection in held:
-            connection.sendall(b"GET /metrics HTTP/1.1\r\n")
-        # The last of them may be taken a moment after it was sent.
-        until = time.monotonic() + 3.0
-        while (answer := exchange(port, b"")) and time.monotonic() < until:
-            time.sleep(0.02)
-        assert answer == b""
+            connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert page.asked.acquire(timeout=20.0)
+        assert exchange(port, b"") == b""
+        page.let.set()
         for connection in held:
-            connection.sendall(b"\r\n")
             assert connection.recv(100).startswith(b"HTTP/1.0 200")
     finally:
+        page.let.set()
         for connection in held:
             connection.close()
 
@@ -258,3 +274,17 @@ def asked(address, query):
             return [float(found["value"][1]) for found in json.load(answer)["data"]["result"]]
     except (OSError, http.client.HTTPException):
         return []
+
+
+def test_connections_that_say_nothing_do_not_keep_a_probe_out(serve):
+    port = serve()
+    held = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(3 * SCRAPES_MOST)]
+    try:
+        for said in (b"", b"GET / HTTP/1.1\r\n"):
+            for one in held[-SCRAPES_MOST:]:
+                with contextlib.suppress(OSError):
+                    one.sendall(said)
+            assert exchange(port, b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n").startswith(b"HTTP/1.0 200")
+    finally:
+        for one in held:
+            one.close()

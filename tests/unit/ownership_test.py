@@ -31,6 +31,7 @@ ALICE = Caller("O=eelgrid:submitter,CN=alice", frozenset({Role.SUBMITTER}), user
 ROOT = Caller("O=eelgrid:admin,CN=root", frozenset({Role.ADMIN}), user="root")
 OLD = Caller("CN=old", user="old")
 SPEC = wanted("w").spec
+NO_LIMITS = Policy()
 BY_TEAM = Policy(
     spending=(
         SpendingLimit(
@@ -49,7 +50,7 @@ def with_rights(*texts, caller=ALICE):
     return replace(caller, rights=frozenset(tuple(text.split(":", 1)) for text in texts))
 
 
-def stated(caller, rules=REQUIRE, policy=Policy(), **changes):
+def stated(caller, rules=REQUIRE, policy=NO_LIMITS, **changes):
     """The specification that comes of one with these changes; or what its refusal says was needed."""
     try:
         return bind_spec(caller, replace(SPEC, **changes), policy, rules)

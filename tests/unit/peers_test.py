@@ -5,6 +5,7 @@ import datetime as dt
 import logging
 import time
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc.aio
 import pytest
@@ -73,7 +74,7 @@ async def calling(port, tls=None):
 
 async def until(met, *, within_s=30.0):
     async with asyncio.timeout(within_s):
-        while not met():
+        while not met():  # noqa: ASYNC110  # any state of any object
             await asyncio.sleep(0.02)
 
 
@@ -163,13 +164,12 @@ async def test_headers_that_unpack_to_megabytes_take_no_memory():
 
 
 def _resident_bytes():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 async def test_calls_at_once_are_counted_by_certificate_whatever_the_connection(parties):
     ours, theirs, innocent = parties
-    async with serving(ours, limits=PeerLimits(calls_most=2)) as (port, guard, node):
+    async with serving(ours, limits=PeerLimits(calls_most=2)) as (port, guard, node):  # noqa: SIM117  # two kinds of things
         async with calling(port, theirs) as one, calling(port, theirs) as two, calling(port, innocent) as other:
             held = [asyncio.create_task(one.get_samples(messages.GetSamplesRequest())) for _ in range(2)]
             await until(lambda: len(guard._entries) == 2)
@@ -215,7 +215,7 @@ async def test_a_stream_ends_with_the_certificate_that_opened_it(authority, part
     ours, _, innocent = parties
     short = authority.write(tmp_path / "short", ("CN", "short"), lasts=dt.timedelta(hours=1))
     late_s = [0.0]
-    async with serving(ours, now_s=lambda: time.time() + late_s[0]) as (port, guard, _):
+    async with serving(ours, now_s=lambda: time.time() + late_s[0]) as (port, guard, _):  # noqa: SIM117  # two kinds of things
         async with calling(port, short) as leaving, calling(port, innocent) as staying:
             held = asyncio.create_task(leaving.get_samples(messages.GetSamplesRequest()))
             stays = asyncio.create_task(staying.get_samples(messages.GetSamplesRequest()))

@@ -1,13 +1,14 @@
 """A journal that lost entries: what agents hold shows it, nothing is given twice, and an operator decides."""
 
 import contextlib
+import json
 import logging
 import shutil
 from pathlib import Path
 
 import pytest
 from tests.clusters import core_with, node, request
-from tests.controller_rig import Agent, inventory, running, until, wanted
+from tests.controller_rig import Agent, MemoryJournal, inventory, running, until, wanted
 
 from eelgrid_controller.adapters.store import FILE_NAME, open_journal
 from eelgrid_controller.cli import doctor_checks
@@ -19,7 +20,9 @@ from eelgrid_controller.events import (
     event_from_plain,
     event_to_plain,
 )
+from eelgrid_controller.journal import Checkpoint, digest_of
 from eelgrid_controller.ledger import AheadOfJournal
+from eelgrid_controller.recovery import recover
 from eelgrid_controller.rollback import PlanClaim
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos.faults import NotFound, Unavailable
@@ -141,10 +144,21 @@ def test_the_state_comes_back_with_what_is_ahead_from_events_and_from_a_dump():
     core = core_with(node("n"))
     core.node_joined(node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
     core.journal_rolled_back(LostEntries(5, None), now_ns=3)
-    again = ClusterState.load(core.state.dump())
+    plain = core.state.dump()
+    journal = MemoryJournal()
+    journal.checkpoint(Checkpoint(core.state.revision, json.loads(json.dumps(plain)), digest_of(plain)))
+    again = recover(journal, ClusterState).state
     assert again.digest() == core.state.digest()
     assert again.nodes["n"].ahead == core.state.nodes["n"].ahead
     assert again.rollbacks == 1
+
+
+@pytest.mark.parametrize(("lost", "number"), [(LostEntries(4, 6), 5), (LostEntries(4, None), 1_000_002)])
+def test_ids_that_were_drawn_in_what_is_lost_are_not_drawn_again(lost, number):
+    core = core_with()
+    core.submit(request(), now_ns=1)
+    core.journal_rolled_back(lost, now_ns=2)
+    assert core.submit(request(), now_ns=3).result.workload_id == f"w-{number}"
 
 
 @pytest.mark.parametrize(

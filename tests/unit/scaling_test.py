@@ -1,6 +1,7 @@
 """Scaling, limits and points: what the core does, what it refuses, and what the journal brings back."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,7 @@ from eelgrid_protos.messages import (
     MeasuredPoint,
     Placement,
     QuantileLatency,
+    ResourceRequest,
     ServicePromise,
     TrainingPromise,
     WorkloadKind,
@@ -314,3 +316,13 @@ def test_points_that_were_copied_change_apart():
     assert (set(known), known.count, set(twin), twin.count) == ({"p", "q"}, 2, {"p"}, 1)
     twin.forget("never there")
     assert Points.load(twin.dump()).dump() == twin.dump()
+
+
+def test_scaling_down_from_thousands_takes_no_time_that_others_would_notice():
+    core = core_with(*(node(f"n{number}") for number in range(3)))
+    asked = request(gpus=0, key="many", replicas=4000)
+    core.submit(replace(asked, spec=replace(asked.spec, request=ResourceRequest(cpu_milli=1))), now_ns=10)
+    began_s = time.process_time()
+    left = core.scale("many", 1, now_ns=11).result
+    assert len(left.placements) == 1
+    assert time.process_time() - began_s < 20.0, "every replica was weighed anew for each that went: hours"

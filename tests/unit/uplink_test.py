@@ -280,11 +280,13 @@ async def test_who_was_told_that_hello_is_there_waits_for_its_turn():
 
 async def test_a_fleet_comes_back_over_the_time_that_it_was_told():
     """Its share of 40 s is half a second here, of the back-off alone it would be a thousandth of that."""
-    async with serving(welcoming(spread_s=40.0)) as controller:
-        async with running(Agent(controller.port, jitter=lambda: 0.0125)) as agent:
-            await until(lambda: agent.node.connected)
-            agent.tick()
-            await until(lambda: agent.reports)
-            ended_s = time.monotonic()
-            await until(lambda: controller.streams == 2)
-            assert time.monotonic() - ended_s >= 0.4
+    async with (
+        serving(welcoming(spread_s=40.0)) as controller,
+        running(Agent(controller.port, jitter=lambda: 0.0125)) as agent,
+    ):
+        await until(lambda: agent.node.connected)
+        agent.tick()
+        await until(lambda: agent.reports)
+        ended_s = time.monotonic()
+        await until(lambda: controller.streams == 2)
+        assert time.monotonic() - ended_s >= 0.4

@@ -13,6 +13,7 @@ then never runs into a timeout of the socket.
 
 import base64
 import binascii
+import contextlib
 import http.client
 import logging
 import ssl
@@ -97,11 +98,14 @@ class _Server(ThreadingHTTPServer):
         self._slots = threading.BoundedSemaphore(SCRAPES_MOST)
         # By the thread that answers: its connection, and when that ends.
         self._open: dict[int, tuple[socket, float]] = {}
+        self._asked: set[int] = set()
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """A scrape beyond the bound is turned away rather than queued."""
-        if not self._slots.acquire(blocking=False):
+        """A scrape beyond the bound takes the place of a connection that has asked nothing yet, or is turned away."""
+        if not self._slots.acquire(blocking=False) and not (
+            self._end_silent() and self._slots.acquire(timeout=_TEND_S)
+        ):
             self.shutdown_request(request)
             return
         try:
@@ -123,7 +127,22 @@ class _Server(ThreadingHTTPServer):
             self.shutdown_request(request)
         finally:
             self._open.pop(threading.get_ident(), None)
+            self._asked.discard(threading.get_ident())
             self._slots.release()
+
+    def asked(self) -> None:
+        """The connection of this thread has said what it wants."""
+        self._asked.add(threading.get_ident())
+
+    def _end_silent(self) -> bool:
+        """Ends the oldest connection that has asked nothing."""
+        silent = [entry for ident, entry in list(self._open.items()) if ident not in self._asked]
+        if not silent:
+            return False
+        connection, _ = min(silent, key=lambda entry: entry[1])
+        with contextlib.suppress(OSError):
+            socket.shutdown(connection, SHUT_RDWR)
+        return True
 
     def service_actions(self) -> None:
         """Ends what has lasted too long; the thread that waits for it then sees it closed."""
@@ -206,6 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(414)
 
     def do_GET(self) -> None:  # the name that http.server asks for
+        self.server.asked()
         config = self.server.door.config
         refusal = self._refusal(config)
         answer = refusal or self.server.page.answer(

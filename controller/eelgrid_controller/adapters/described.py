@@ -78,7 +78,7 @@ _SECTIONS: Mapping[str, tuple[Described, ...]] = {
         Described("eelgrid_batches_refused_total", _C, "Batches that contradict"),
         Described("eelgrid_batches_duplicate_total", _C, "Batches that came again"),
         Described("eelgrid_agent_events_total", _C, "Events that agents reported", ("kind",)),
-        Described("eelgrid_answer_elements_omitted_total", _C, "Elements that were left out of answers, agents' plans among them, since they break the contract, by call; the log says which", ("call",)),
+        Described("eelgrid_answer_omitted_elements_total", _C, "Elements that were left out of answers, agents' plans among them, since they break the contract, by call; the log says which", ("call",)),
         Described("eelgrid_delayed_agent_events_total", _C, "Events that waited, with all else of their stream, since their node sent more than it may"),
         Described("eelgrid_excess_calls_total", _C, "Calls that were refused since their caller had too many under way: calls, or watches", ("kind",)),
         Described("eelgrid_ended_connections_total", _C, "Connections that were ended: for a flood of refused and reset calls, a certificate that ran out, an authority that is trusted no more, a message that nobody read, or as idle ones when descriptors ran short", ("reason",)),

@@ -108,10 +108,10 @@ def _damage(read: Read, asked: Sequence[Asked]) -> Damage:
     )
     if max(map(len, damage)) > DAMAGED_MOST:
         raise Unreadable(f"more than {DAMAGED_MOST} names do not agree with their checksums")
-    for one in by_pieces.values():
-        rows, bounds = spans_of(one, "", damage)
-        is_asked = read(f"SELECT 1 FROM ({spans_of(one, '_work', damage)[0]}) LIMIT 1", bounds)
-        if is_asked and not has_every_index(read, f"SELECT DISTINCT holder AS id FROM ({rows})", bounds):
+    for one in by_pieces.values() if any(map(is_of_workloads, asked)) else ():
+        (rows, bounds), (work, _) = spans_of(one, "", damage), spans_of(one, "_work", damage)
+        is_told = read(f"SELECT 1 FROM ({work}) LIMIT 1", bounds)
+        if is_told and not has_every_index(read, rows, f"SELECT work FROM ({work})", (*bounds, *bounds)):
             raise Unreadable("an index of names does not agree with its table", can_mend=True)
     return damage
 

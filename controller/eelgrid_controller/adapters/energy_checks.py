@@ -24,7 +24,7 @@ from eelgrid_controller.energy_ledger.entries import HOUR_S
 
 __all__ = [
     "CHECKS_BUILT", "CHECK_SCHEMA", "CRC_FUNCTION", "DAMAGED_MOST", "NAMES", "NOTHING", "TRIGGERS", "Damage", "Part", "Piece",
-    "crc_of", "damaged_names", "damaged_parts", "has_every_index",
+    "crc_columns", "crc_of", "damaged_names", "damaged_parts", "has_every_index", "sql_crc",
 ]  # fmt: skip
 
 Read: TypeAlias = Callable[[str, Iterable[Any]], list[Any]]
@@ -42,11 +42,12 @@ _FACTOR = 1_000_000_007
 _OF_WORK = 0
 # Tables of names, and the columns that their CRCs are of.
 NAMES = {
+    # The first is a number.
     "places": "id, node, pool, gpu_model",
     "holders": "id, kind, namespace, name, workload, title, user, queue, labels",
     "works": "id, workload, unit",
-    "windows": "node, incarnation, number",
-    "namespaces": "name, spent, own, shown",
+    "windows": "0, node, incarnation, CAST(number AS TEXT)",
+    "namespaces": "0, name, CAST(spent AS TEXT), CAST(own AS TEXT), CAST(shown AS TEXT)",
 }
 
 
@@ -88,15 +89,33 @@ def _without(column: str, values: Iterable[int]) -> str:
     return f" AND {column} NOT IN ({listed})" if listed else ""
 
 
-def crc_of(values: Iterable[object]) -> int:
-    """The checksum of names; also as a function of SQL."""
-    return zlib.crc32("\x1f".join(map(str, values)).encode("utf-8", "replace"))
+def crc_of(number: int, *texts: object) -> int:
+    """The checksum of a row of names with its id, or 0 where it has none."""
+    return zlib.crc32("\x1f".join(map(str, texts)).encode(), number & 0xFFFFFFFF)
 
 
-def _real(column: str) -> tuple[str, str]:
+def sql_crc(number: int, *texts: str) -> int:
+    """The same as a function of SQL; called for each name that an answer uses."""
+    try:
+        return zlib.crc32("\x1f".join(texts).encode(), number & 0xFFFFFFFF)
+    except (TypeError, ValueError):
+        return -1  # no text where one was written
+
+
+def crc_columns(table: str) -> str:
+    """The checksum that a row of names must have."""
+    return f"{CRC_FUNCTION}({NAMES[table]})"
+
+
+def _split(column: str) -> tuple[str, str]:
     """A number with a fraction as two whole ones, so that no bit of it that matters is left out."""
     whole = f"CAST({column} AS INTEGER)"
     return whole, f"CAST(({column} - {whole}) * 9007199254740992.0 AS INTEGER)"
+
+
+def _scaled(column: str) -> str:
+    """The same of one that stays below 10^8, to 10^-11: its parts beside are not looked at."""
+    return f"CAST({column} * 68719476736.0 AS INTEGER)"
 
 
 def _polynomial(*values: str) -> str:
@@ -108,14 +127,15 @@ def _polynomial(*values: str) -> str:
 
 def _checksum(suffix: str, row: str = "") -> str:
     """Of a row of `table{suffix}`; `row` is `new.` or `old.` in a trigger."""
-    at, place = f"{row}at", f"{row}place"
     if suffix == "_measured":
-        return _polynomial(at, place, f"{row}total", f"{row}uncertainty", *_real(f"{row}uncounted"))
+        whole = f"({row}total * 3 + {row}uncertainty * 5)"
+        return _polynomial(f"({row}at * 1048573 + {row}place)", whole, *_split(f"{row}uncounted"))
     if suffix == "_work":
-        reals = [part for name in ("amount", "counted", "missed") for part in _real(f"{row}{name}")]
-        return _polynomial(at, f"{row}work", *reals)
-    amounts = (f"{row}bare", f"{row}context", f"{row}active")
-    return _polynomial(at, place, f"{row}holder", *amounts, *_real(f"{row}cost"), *_real(f"{row}carbon"))
+        parts = [part for name in ("amount", "counted", "missed") for part in _split(f"{row}{name}")]
+        return _polynomial(f"({row}at * 1048573 + {row}work)", *parts)
+    key = f"({row}at * 1048573 + {row}place * 131071 + {row}holder)"
+    whole = f"({row}bare * 3 + {row}context * 5 + {row}active * 7)"
+    return _polynomial(key, whole, _scaled(f"{row}cost"), _scaled(f"{row}carbon"))
 
 
 def _place(suffix: str, row: str = "") -> str:
@@ -170,7 +190,7 @@ CHECKS_BUILT = "".join(
     f"SELECT at, place, sum(many), sum(digest % {_PRIME}) % {_PRIME} FROM "
     f"({' UNION ALL '.join(_sums(table, suffix, '') for suffix in _SUFFIXES)}) GROUP BY at, place;\n"
     for table, _ in _SPANS
-) + "".join(f"UPDATE {table} SET crc = {CRC_FUNCTION}({columns});\n" for table, columns in NAMES.items())
+) + "".join(f"UPDATE {table} SET crc = {crc_columns(table)};\n" for table in NAMES)
 
 
 def damaged_parts(read: Read, pieces: Iterable[Piece]) -> list[Part]:
@@ -191,19 +211,20 @@ def damaged_parts(read: Read, pieces: Iterable[Piece]) -> list[Part]:
 
 def damaged_names(read: Read, table: str, ids: str, given: Iterable[Any]) -> list[int]:
     """Of the rows of `table` whose ids the query `ids` selects, those that are not there or not as they were written."""
-    columns = ", ".join(f"h.{name}" for name in NAMES[table].split(", "))
+    crc = f"{CRC_FUNCTION}({', '.join(f'h.{name}' for name in NAMES[table].split(', '))})"
     rows = read(
         f"SELECT e.id FROM ({ids}) e LEFT JOIN {table} h ON h.id = e.id "
-        f"WHERE h.id IS NULL OR h.crc <> {CRC_FUNCTION}({columns}) LIMIT {DAMAGED_MOST + 1}",
+        f"WHERE h.id IS NULL OR h.crc <> {crc} LIMIT {DAMAGED_MOST + 1}",
         given,
     )
     return [found for (found,) in rows]
 
 
-def has_every_index(read: Read, ids: str, given: Iterable[Any]) -> bool:
-    """Whether each of these holders that names a workload is found by it, as work finds its holder."""
+def has_every_index(read: Read, rows: str, works: str, given: Iterable[Any]) -> bool:
+    """Whether each holder of `rows` that tells work is found by its workload, as work finds its holder."""
     return not read(
-        f"SELECT 1 FROM ({ids}) e JOIN holders h ON h.id = e.id WHERE h.workload <> '' AND NOT EXISTS (SELECT 1 FROM "
+        "SELECT 1 FROM holders h WHERE h.workload IN (SELECT workload FROM works WHERE id IN "
+        f"({works})) AND h.id IN (SELECT holder FROM ({rows})) AND h.workload <> '' AND NOT EXISTS (SELECT 1 FROM "
         "holders i INDEXED BY holders_workload WHERE i.workload = h.workload AND i.workload <> '' AND i.id = h.id) LIMIT 1",
         given,
     )

@@ -28,7 +28,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eelgrid_controller.adapters.energy_answers import SumOverflow, Unreadable, answers
-from eelgrid_controller.adapters.energy_checks import DAMAGED_MOST, NAMES, NOTHING, Damage, Piece, crc_of, damaged_parts
+from eelgrid_controller.adapters.energy_checks import (
+    DAMAGED_MOST,
+    NOTHING,
+    Damage,
+    Piece,
+    crc_columns,
+    crc_of,
+    damaged_parts,
+)
 from eelgrid_controller.adapters.energy_marks import Marks
 from eelgrid_controller.adapters.energy_tables import APPLICATION_ID, CELL_MJ_MOST, FORMAT_VERSION, SPANS, pieces_of
 from eelgrid_controller.adapters.energy_upgrade import Healed, add_functions, upgrade
@@ -77,7 +85,7 @@ class RevisionMark:
         try:
             self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
             number, _, check = os.pread(self._file, 64, 0).decode("ascii", "replace").strip().partition(" ")
-            if check == str(crc_of((number,))):
+            if check == str(crc_of(0, number)):
                 self.noted = int(number)
         except (OSError, ValueError):
             self._file = None
@@ -86,7 +94,7 @@ class RevisionMark:
         """Writes it down, where that can be done: a ledger without its mark is as good."""
         if self._file is not None:
             with suppress(OSError):
-                os.pwrite(self._file, f"{revision} {crc_of((revision,))}".ljust(48).encode() + b"\n", 0)
+                os.pwrite(self._file, f"{revision} {crc_of(0, revision)}".ljust(48).encode() + b"\n", 0)
 
     def close(self) -> None:
         """Lets go of the file."""
@@ -166,7 +174,7 @@ class EnergyStore:
 
     def _drop_damaged(self, table: str) -> int:
         """Lets go of rows that are not as they were written; how many."""
-        return self._connection.execute(f"DELETE FROM {table} WHERE crc <> row_crc({NAMES[table]})").rowcount
+        return self._connection.execute(f"DELETE FROM {table} WHERE crc <> {crc_columns(table)}").rowcount
 
     def newest(self) -> dict[str, tuple[int, int]]:
         """Incarnation and number of the last window of each node. Raises LedgerError."""
@@ -260,7 +268,7 @@ class EnergyStore:
         self._connection.executemany(
             "INSERT INTO windows (node, incarnation, number, until, crc) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
             "incarnation = excluded.incarnation, number = excluded.number, until = excluded.until, crc = excluded.crc",
-            [(*row, crc_of(row[:3])) for row in rows],
+            [(*row, crc_of(0, *row[:3])) for row in rows],
         )
         hours = {one.hour_s for many in (entries, measured, worked) for one in many}
         return after, self.marks.touched(hours, now_s=now_s)
@@ -351,7 +359,7 @@ class EnergyStore:
         self._connection.executemany(
             "INSERT INTO namespaces (name, spent, own, shown, crc) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
             "spent = excluded.spent, own = excluded.own, shown = excluded.shown, crc = excluded.crc",
-            [(*row, crc_of(row)) for row in rows],
+            [(*row, crc_of(0, *row)) for row in rows],
         )
         return after
 
@@ -364,7 +372,7 @@ class EnergyStore:
                 (one.workload, one.unit, one.until_s),
             ).fetchone()
             self._connection.execute(
-                "UPDATE works SET crc = ? WHERE id = ? AND crc = 0", (crc_of((work, one.workload, one.unit)), work)
+                "UPDATE works SET crc = ? WHERE id = ? AND crc = 0", (crc_of(work, one.workload, one.unit), work)
             )
             rows.append((one.hour_s, work, one.amount, one.counted_s, one.missed_s))
         for table, span_s in SPANS:
@@ -399,7 +407,7 @@ class EnergyStore:
                 values,
             ).fetchone()
             self._connection.execute(
-                f"UPDATE {table} SET crc = ? WHERE id = ? AND crc = 0", (crc_of((found, *values)), found)
+                f"UPDATE {table} SET crc = ? WHERE id = ? AND crc = 0", (crc_of(found, *values), found)
             )
             known[key] = found
         assert isinstance(found, int)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from eelgrid_controller.adapters.energy_checks import CHECKS_BUILT, CRC_FUNCTION, TRIGGERS, crc_of
+from eelgrid_controller.adapters.energy_checks import CHECKS_BUILT, CRC_FUNCTION, TRIGGERS, sql_crc
 from eelgrid_controller.adapters.energy_tables import APPLICATION_ID, FORMAT_VERSION, SPANS, UPGRADES
 from eelgrid_controller.energy_ledger.asking import DAY_S
 from eelgrid_controller.energy_ledger.entries import namespace_of
@@ -38,7 +38,7 @@ class Healed(NamedTuple):
 
 def add_functions(connection: sqlite3.Connection) -> None:
     """Gives a connection the functions that the ledger's SQL calls."""
-    connection.create_function(CRC_FUNCTION, -1, lambda *values: crc_of(values), deterministic=True)
+    connection.create_function(CRC_FUNCTION, -1, sql_crc, deterministic=True)
 
 
 def upgrade(connection: sqlite3.Connection, version: int) -> Healed:
@@ -117,14 +117,14 @@ def _heal(connection: sqlite3.Connection) -> Healed:
         touched.update(
             connection.execute(f"SELECT at, place FROM {table}_measured WHERE {_poisoned('total', 'uncertainty')}")
         )
-        for key in touched:
+        for cell in touched:
             ((total_mj,),) = connection.execute(
-                f"SELECT coalesce(sum(bare + context + active), 0) FROM {table} WHERE (at, place) = (?, ?)", key
+                f"SELECT coalesce(sum(bare + context + active), 0) FROM {table} WHERE (at, place) = (?, ?)", cell
             ).fetchall()
             connection.execute(
                 f"UPDATE {table}_measured SET total = ?, uncertainty = "
                 f"CASE WHEN {_poisoned('uncertainty')} THEN ? ELSE uncertainty END WHERE (at, place) = (?, ?)",
-                (total_mj, total_mj, *key),
+                (total_mj, total_mj, *cell),
             )
     _heal_counters(connection, gone_mj)
     return Healed(rows, energy_j)

@@ -39,4 +39,4 @@ class Omissions:
 
     def families(self) -> Iterator[Family]:
         """What the page of metrics tells."""
-        yield family("eelgrid_answer_elements_omitted_total", {(call,): count for call, count in self.counts.items()})
+        yield family("eelgrid_answer_omitted_elements_total", dict(self.counts))

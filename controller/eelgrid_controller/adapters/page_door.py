@@ -1,7 +1,8 @@
 """The live page's door: HTTP for browsers, read-only.
 
 Owns the server, who may come in, its bounds and its headers. Must not know what is shown:
-frames are the hub's, answers `page.answers`'.
+frames are the hub's, answers `page.answers`'; nor how long connections last: that is
+`page_connections`'.
 
     GET /                 the page; its files lie beside it
     GET /events           server-sent events: one `whole`, then a `delta` each second
@@ -18,6 +19,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import socket
 import ssl
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -25,6 +27,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from eelgrid_controller.adapters.page_connections import (
+    FIRST_REQUEST_WITHIN_S,
+    SEAT_S_MOST,
+    Contexts,
+    Seats,
+    account_of,
+    tend_connections,
+)
 from eelgrid_controller.adapters.page_files import page_files, style_source
 from eelgrid_controller.adapters.page_hub import PACKED_HEAD, Behind, Bytes, PageHub, Source
 from eelgrid_controller.errors import ConfigError, JournalError
@@ -41,12 +51,17 @@ from eelgrid_protos.transport import TlsFiles, is_loopback
 
 __all__ = ["PageDoor"]
 
-_VIEWERS_MOST = 64
 _ANSWERS_AT_ONCE_MOST = 8
 _TEXT_MOST = 300
 _SEND_WITHIN_S = 10.0
 # Shorter than the usual minute of proxies; the page counts on something every second anyway.
 _QUIET_MOST_S = 15.0
+# A browser comes again at once for what it shows; proxies keep a connection for a minute.
+_KEPT_S = 75.0
+# What a viewer has not taken off its connection: beyond, sending waits, and then the viewer goes. The kernel's own
+# default is megabytes, with which who reads nothing would keep a seat for hours.
+_UNREAD_BYTES_MOST = 256 * 1024
+_UNACKNOWLEDGED_MS_MOST = 30_000
 # Shorter answers are one segment anyway.
 _PACKED_FROM_BYTES = 1400
 _NOTHING_NEW = Bytes(b": nothing new\n\n")
@@ -80,8 +95,10 @@ class PageDoor:
         self._at_once = 0
         self._runner: web.AppRunner | None = None
         self._beating: asyncio.Task[None] | None = None
-        self._stamp: tuple[tuple[int, int], ...] = ()
-        self._current: ssl.SSLContext | None = None
+        self._listening: asyncio.Server | None = None
+        self._tending: asyncio.Task[None] | None = None
+        self._contexts: Contexts | None = None
+        self._seats = Seats()
         self._files = page_files()
 
     async def start(self, address: str) -> int:
@@ -97,29 +114,41 @@ class PageDoor:
         application.router.add_get("/events", self._events)
         application.router.add_get("/data/{what}", self._answer)
         application.router.add_get("/{name}", self._file)
-        self._runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            application, access_log=None, handle_signals=False, shutdown_timeout=1.0, keepalive_timeout=_KEPT_S
+        )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host.strip("[]"), int(port), ssl_context=context)
+        assert self._runner.server is not None
         try:
-            await site.start()
+            self._listening = await asyncio.get_running_loop().create_server(
+                self._runner.server, host.strip("[]") or None, int(port), ssl=context, backlog=128,
+                ssl_handshake_timeout=None if context is None else FIRST_REQUEST_WITHIN_S,
+            )  # fmt: skip
         except OSError as error:
             await self._runner.cleanup()
             raise ConfigError(
                 f"cannot serve the page on {address} ({error.strerror or error})",
                 "choose another with --page, or end the program that has it",
             ) from error
-        self.port = self._runner.addresses[0][1]
+        self.port = self._listening.sockets[0].getsockname()[1]
         self._beating = asyncio.create_task(self._hub.run())
+        self._tending = asyncio.create_task(
+            tend_connections(
+                self._runner.server, self._contexts, now_s=lambda: self._source.now_ns() / 1e9, log=self._log
+            )
+        )
         self._log.info("page=open address=%s:%d tls=%s", host, self.port, "on" if context else "off")
         return self.port
 
     async def stop(self) -> None:
         """Let viewers go and close the door."""
         self._hub.close()
-        if self._beating is not None:
-            self._beating.cancel()
+        if self._listening is not None:
+            self._listening.close()
+        for task in filter(None, (self._beating, self._tending)):
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._beating
+                await task
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -136,32 +165,14 @@ class PageDoor:
             if not self._only_local:
                 self._log.warning("page=%s tls=off warning=whoever reaches this address can read it", address)
             return None
-        self._stamp = self._tls.stamp()
         try:
-            self._current, context = _context(self._tls), _context(self._tls)
+            self._contexts = Contexts(self._tls, self._log)
         except OSError as error:
             raise ConfigError(
                 f"the page's certificate cannot be used ({error.strerror or error})",
                 "name PEM files by --tls-certificate, --tls-key and --tls-authority",
             ) from error
-        # Called at each handshake, whether the client names a host or not.
-        context.sni_callback = self._chosen
-        return context
-
-    def _chosen(self, held: ssl.SSLObject, _name: str | None, _context_of: ssl.SSLContext) -> None:
-        """Gives a handshake the newest certificate."""
-        assert self._tls is not None
-        assert self._current is not None
-        stamp = self._tls.stamp()
-        if stamp != self._stamp:
-            try:
-                self._current = _context(self._tls)
-            except OSError as error:
-                # Files are replaced one after the other; the next handshake looks again.
-                self._log.warning("page_tls=kept reason=%s", error)
-            else:
-                self._stamp = stamp
-        held.context = self._current
+        return self._contexts.listening
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
@@ -194,9 +205,11 @@ class PageDoor:
         return web.Response(body=body, content_type=found.kind, charset="utf-8", headers=headers)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        hub = self._hub
-        if hub.viewers >= _VIEWERS_MOST:
-            return web.Response(status=503, text=f"{_VIEWERS_MOST} viewers are here already\n")
+        hub, now_s = self._hub, self._source.now_s
+        # Everybody on this machine has one address, and shares as people on one machine do.
+        seat = self._seats.take(account_of(request), now_s(), is_alone=self._only_local)
+        if isinstance(seat, str):
+            return web.Response(status=503, text=f"{seat}\n")
         is_packed = _takes_gzip(request)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         if is_packed:
@@ -208,7 +221,8 @@ class PageDoor:
                 await response.write(PACKED_HEAD)
             frame, whole = await hub.whole()
             bodies: Iterable[Bytes] = (whole,)
-            while True:
+            _read_or_leave(request)
+            while now_s() - seat.taken_s < SEAT_S_MOST and not seat.is_over.is_set():
                 async with asyncio.timeout(_SEND_WITHIN_S):
                     await response.write(b"".join(body.packed if is_packed else body.plain for body in bodies))
                 try:
@@ -221,6 +235,7 @@ class PageDoor:
             pass
         finally:
             hub.viewers -= 1
+            self._seats.leave(seat)
         return response
 
     async def _answer(self, request: web.Request) -> web.Response:
@@ -274,6 +289,17 @@ class PageDoor:
         return gpu_answer(state, record, gpu, readings, telemetry.age_s(node_name, now_s=now_s, now_ns=now_ns))
 
 
+def _read_or_leave(request: web.Request) -> None:
+    """Bounds what waits in buffers for a viewer that does not read, and the time of one whose machine is gone."""
+    transport = request.transport
+    held = None if transport is None else transport.get_extra_info("socket")
+    if transport is None or held is None:
+        return
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES_MOST)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        held.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS_MOST)
+
+
 async def _with_headers(_request: web.Request, response: web.StreamResponse) -> None:
     response.headers.update(_HEADERS)
     response.headers.setdefault("Cache-Control", "no-store")
@@ -298,12 +324,3 @@ def _names_this_machine(host: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
-
-
-def _context(files: TlsFiles) -> ssl.SSLContext:
-    """For a server that takes only clients of the authority; raises OSError (ssl.SSLError too)."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(files.authority))
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(files.certificate, files.key)
-    context.verify_mode = ssl.CERT_REQUIRED
-    return context

@@ -40,6 +40,7 @@ from eelgrid_controller.errors import ConfigError
 from eelgrid_controller.journal import JournalCounters
 from eelgrid_protos import __version__
 from eelgrid_protos.messages import Summary
+from eelgrid_protos.probes import OldestGoes
 from eelgrid_protos.transport import is_loopback
 
 __all__ = ["Gauges", "Metrics", "MetricsServer", "Sources", "prefers_openmetrics"]
@@ -223,6 +224,7 @@ class MetricsServer:
         self._log = log
         self._server: asyncio.Server | None = None
         self._connections = 0
+        self._silent = OldestGoes(_CONNECTIONS_MOST)
 
     async def start(self, address: str) -> int:
         """Listen and return the port; raises ConfigError."""
@@ -250,18 +252,24 @@ class MetricsServer:
 
     async def stop(self) -> None:
         """Close the door; connections end by themselves within seconds."""
+        self._silent.end_all()
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections += 1
+        # Who says nothing does not keep out who does: of those the oldest goes.
+        self._silent.came(writer.transport)
+        is_counted = False
         try:
+            async with asyncio.timeout(_REQUEST_WITHIN_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+            self._silent.asked(writer.transport)
+            self._connections += 1
+            is_counted = True
             if self._connections > _CONNECTIONS_MOST:
                 status, kind, body = http.HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"too many connections\n"
             else:
-                async with asyncio.timeout(_REQUEST_WITHIN_S):
-                    head = await reader.readuntil(b"\r\n\r\n")
                 request, *fields = head.decode("latin-1").split("\r\n")
                 status, kind, body = await self._answer(request.split(" "), _accepts(fields))
             writer.write(
@@ -275,7 +283,8 @@ class MetricsServer:
             # A peer that says nothing, too much, or goes: there is nobody to tell.
             pass
         finally:
-            self._connections -= 1
+            self._connections -= is_counted
+            self._silent.asked(writer.transport)
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()

@@ -171,9 +171,10 @@ class OperatorService:
 
         return await self._loop.read(view)
 
-    async def reconcile_node(self, request: ReconcileNodeRequest, _context: Context) -> ReconcileNodeResponse:
+    async def reconcile_node(self, request: ReconcileNodeRequest, context: Context) -> ReconcileNodeResponse:
         """Give up what a node holds beyond the journal; harmless where there is nothing."""
-        record = await self._loop.reconcile_node(request.node_name)
+        call = self._call_of("ReconcileNode", request, context)
+        record = await self._loop.reconcile_node(request.node_name, call=call)
         self._log.warning("node=%s ahead_of_journal=no reason=operator", request.node_name)
         return ReconcileNodeResponse(node=self._views.node(record))
 

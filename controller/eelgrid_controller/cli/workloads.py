@@ -100,7 +100,7 @@ def describe(workload: Workload) -> Iterator[str]:
     )
     yield f"  name       {spec.name} ({spec.kind.name.lower()}), priority {spec.priority}"
     owner = [("namespace", spec.namespace), ("user", spec.user), ("queue", spec.queue)]
-    yield "  charged to " + ", ".join(f"{what} {value}" for what, value in owner if value)
+    yield "  charged    " + ", ".join(f"{what} {value}" for what, value in owner if value)
     yield f"  owner      {workload.owner or spec.user or 'nobody: administrators alone may change it'}"
     yield f"  asks for   {spec.replicas} x {request_text(spec.request)}"
     if spec.service:

@@ -24,7 +24,7 @@ from eelgrid_controller.planner import Planner, task_of
 from eelgrid_controller.quotes import Market
 from eelgrid_controller.savings.draw import Place
 from eelgrid_controller.savings.waiting import Entry, Kind, Room, Waiting
-from eelgrid_controller.snapshot import Mirror, Snapshot, WattsOf
+from eelgrid_controller.snapshot import Mirror, Snapshot, WattsOf, plan_limited
 from eelgrid_kernels import GPU_PLACEABLE, Found, replica_room
 from eelgrid_protos.messages import Assignment, GpuLayout, Inventory, NodeState, WorkloadSpec
 
@@ -222,9 +222,10 @@ class BestFit:
             if traits:
                 is_open = [traits <= set(self.nodes[name].others.traits) for name in snapshot.names]
                 nodes = snapshot.with_open(np.array(is_open, np.bool_)).nodes
-            if replica_room(nodes, task_of(request), snapshot.allows(request.gpu_models), len(replicas)) < len(
-                replicas
-            ):
+            task = task_of(request)
+            if snapshot.assignments_left is not None and snapshot.limits(len(replicas)):
+                nodes, task = plan_limited(nodes, task, snapshot.assignments_left)
+            if replica_room(nodes, task, snapshot.allows(request.gpu_models), len(replicas)) < len(replicas):
                 return False
         for replica in replicas:
             snapshot = self._snapshot()

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from eelgrid_protos.messages.operator import PAGE_SIZE_MOST, PageToken
-from eelgrid_protos.quantities import Label, Many, Nanoseconds, Text, Uint32, Uint64
+from eelgrid_protos.messages.operator import PAGE_SIZE_MOST
+from eelgrid_protos.quantities import Label, Many, Nanoseconds, PageToken, Text, Uint32, Uint64
 
 __all__ = [
     "AUDIT_ARGUMENTS_MOST", "AUDIT_REASON_MOST", "AuditEntry", "ListAuditEntriesRequest", "ListAuditEntriesResponse",
@@ -53,3 +53,4 @@ class ListAuditEntriesResponse:
     next_page_token: PageToken = ""
     total: Uint32 = 0
     damaged: Uint32 = 0
+    omitted: Uint32 = 0

@@ -51,13 +51,15 @@ class ListAuditEntriesRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., since_ns: _Optional[int] = ..., user: _Optional[str] = ..., call: _Optional[str] = ..., denied: bool = ...) -> None: ...
 
 class ListAuditEntriesResponse(_message.Message):
-    __slots__ = ("entries", "next_page_token", "total", "damaged")
+    __slots__ = ("entries", "next_page_token", "total", "damaged", "omitted")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[AuditEntry]
     next_page_token: str
     total: int
     damaged: int
-    def __init__(self, entries: _Optional[_Iterable[_Union[AuditEntry, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ..., damaged: _Optional[int] = ...) -> None: ...
+    omitted: int
+    def __init__(self, entries: _Optional[_Iterable[_Union[AuditEntry, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ..., damaged: _Optional[int] = ..., omitted: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,59 @@
+"""docs/security.md: its table of calls is `roles.NEEDS`, and its limits are those of the code."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from eelgrid_agent.node_api import NEEDS as NODE_NEEDS
+from eelgrid_controller import core, presence
+from eelgrid_controller.adapters import audit_table
+from eelgrid_controller.config import ControllerConfig
+from eelgrid_controller.roles import NEEDS
+from eelgrid_protos.messages import AUDIT_ARGUMENTS_MOST
+
+PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
+
+
+def table_of(text):
+    """The cells of a table's rows, without its head."""
+    rows = [line.strip().strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows[2:]]
+
+
+def test_the_table_of_calls_is_the_one_that_is_asked():
+    found = {
+        call: role
+        for role, calls in table_of(PAGE.partition("<!-- calls -->")[2].partition("<!-- calls end -->")[0])
+        for call in re.findall(r"`(\w+)`", calls)
+    }
+    wanted = {
+        path.rpartition("/")[2]: "any certificate" if role is None else role.value for path, role in NEEDS.items()
+    }
+    assert found == wanted
+
+
+def test_the_calls_of_the_agents_own_api_are_named():
+    for path in NODE_NEEDS:
+        assert f"`{path.rpartition('/')[2]}`" in PAGE
+
+
+@pytest.mark.parametrize(
+    ("what", "limit"),
+    [
+        ("audit entries kept", ControllerConfig(data=Path()).audit_rows_most),
+        ("new nodes of one certificate, or address, in an hour", ControllerConfig(data=Path()).registrations_most),
+        ("nodes registered", core.NODES_MOST),
+        ("workloads that wait or run", core.LIVE_MOST),
+        ("arguments and reason kept of a call", AUDIT_ARGUMENTS_MOST),
+        ("certificates told apart by that limit", presence._PEERS_MOST),
+        ("commands that wait", ControllerConfig(data=Path()).queue_most),
+    ],
+)
+def test_limits_are_those_of_the_code(what, limit):
+    (shown,) = (row[1] for row in table_of(PAGE.partition("## Limits")[2]) if row[0] == what)
+    assert shown.startswith(f"{limit:,}")
+
+
+def test_what_a_configuration_has_by_default_is_what_the_table_keeps():
+    assert ControllerConfig(data=Path()).audit_rows_most == audit_table.AUDIT_ROWS_MOST
