@@ -25,12 +25,15 @@ from eelgrid_controller.kubernetes.names import ANNOTATION_GROUP, ANNOTATION_GRO
 from eelgrid_controller.kubernetes.patches import annotating, pinned_node, stripping, ungating
 from eelgrid_controller.kubernetes.sight import sight_of
 from eelgrid_controller.kubernetes.views import node_of, pod_of
+from eelgrid_controller.occupancy import Eligibility
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import AlreadyExists, Fault, NotFound
 from eelgrid_protos.messages import Gpu, Inventory
+from tests.fakes.kubernetes.relations import Relations
 
 PRODUCTS = catalogue.load()
+ROOM = "0/4 nodes are available: 1 Insufficient nvidia.com/gpu, 3 node(s) didn't match Pod's node affinity/selector."
 SETTINGS = GateSettings(unbound_s=10.0, retry_s=5.0, busy_s=1.0, conflict_s=1.0)
 
 
@@ -59,7 +62,7 @@ class Api:
         (self.pods if kind == "pod" else self.nodes)[found["metadata"]["name"]] = found
         self.tell(kind, found)
 
-    def pod(self, *, gpus=1, group="", size=1, owner="", node="", affinity=None):
+    def pod(self, *, gpus=1, group="", size=1, owner="", node="", affinity=None, app="", spread=None):
         self.made += 1
         name = f"p{self.made:03d}"
         metadata = {"name": name, "namespace": "x", "uid": f"u{self.made}", "annotations": {}}
@@ -69,11 +72,19 @@ class Api:
             metadata["ownerReferences"] = [
                 {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": owner, "controller": True}
             ]
-            self.owned[owner] = {"gpus": gpus, "group": group, "size": size, "owner": owner}
+            self.owned[owner] = {
+                "gpus": gpus, "group": group, "size": size, "owner": owner, "affinity": affinity, "app": app,
+                "spread": spread,
+            }  # fmt: skip
+        if app:
+            metadata["labels"] = {"app": app}
+        made = copy.deepcopy(affinity)
         asked = {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": str(gpus)}
         spec = {"containers": [{"name": "main", "resources": {"requests": asked}}]}
-        if affinity:
-            spec["affinity"] = affinity
+        if made:
+            spec["affinity"] = made
+        if spread:
+            spec["topologySpreadConstraints"] = spread
         if node:
             spec["nodeName"] = node
         else:
@@ -81,10 +92,14 @@ class Api:
         self.put("pod", {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}})
         return name
 
-    def node(self, name, *, gpus=8, cordoned=False):
+    def node(self, name, *, gpus=8, cordoned=False, zone=""):
         amounts = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": str(gpus)}
         ready = [{"type": "Ready", "status": "True"}]
-        labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+        labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "kubernetes.io/hostname": name}
+        before = self.nodes.get(name, {"metadata": {"labels": {}}})["metadata"]["labels"]
+        zone = zone or before.get("topology.kubernetes.io/zone", "")
+        if zone:
+            labels["topology.kubernetes.io/zone"] = zone
         spec = {"unschedulable": True} if cordoned else {}
         status = {"capacity": amounts, "allocatable": amounts, "conditions": ready}
         self.put(
@@ -190,7 +205,7 @@ class Api:
             if node:
                 self._bind(pod, node)
             elif not pod["status"].get("conditions"):
-                why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0 nodes fit"}
+                why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": ROOM}
                 changed = copy.deepcopy(pod)
                 changed["status"]["conditions"] = [why]
                 self.put("pod", changed)
@@ -202,9 +217,21 @@ class Api:
                 (not pinned or name == pinned)
                 and not node["spec"].get("unschedulable")
                 and self.free(name) >= _gpus(pod)
+                and not self.why_not(pod, name)
             ):
                 return name
         return ""
+
+    def why_not(self, pod, name):
+        """Why rules between pods keep one from a node, now."""
+        placed = [
+            one for one in self.pods.values() if one["spec"].get("nodeName") and one["status"]["phase"] != "Succeeded"
+        ]
+        pinned = pinned_node(pod)
+        relations = Relations(self.nodes, placed)
+        return relations.why_not(
+            pod, self.nodes[name], lambda node: pinned in {"", node["metadata"]["name"]}, lambda _: True
+        )
 
     def _bind(self, pod, node):
         found = copy.deepcopy(pod)
@@ -229,12 +256,17 @@ class Side:
         self.settings = settings
         self.epoch = None
         self.now_ns = 1
+        self.reported = 0
         self.adopted = set()  # by the core as they stood
+        self.eligibility = Eligibility()
+        self.core.judge_by(self.eligibility)
         self.begin()
 
     def begin(self):
         """A new process over the same journal: everything is listed."""
         self.gate = Gate(self.settings)
+        self.eligibility.rules = self.gate.others.rules
+        self.reports = {}  # by uid: the last condition
         self.watch, self.events, self.under_way = [], [], []
         self.objects = {}
         self.tells = []
@@ -325,6 +357,12 @@ class Side:
                     self.under_way.append(one)
                 case told.Tell():
                     self.tells.append(one)
+                case told.ReportPlacement(uid, _, condition):
+                    self.reports[uid] = condition
+                    self.reported += 1
+                case told.Reconsider():
+                    self.now_ns += 1
+                    self._heard(self.core.reconsider(now_ns=self.now_ns).events)
                 case told.Recall(uid, key):
                     found = self.objects.get(key.name)
                     if found is not None and found["metadata"]["uid"] == uid:

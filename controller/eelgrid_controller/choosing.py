@@ -19,18 +19,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eelgrid_controller.allowance import Allowance, Lack
+from eelgrid_controller.events import EXPLAINED_REPLICAS_MOST
 from eelgrid_controller.model import PowerModel
-from eelgrid_controller.planner import Decision, Planner
+from eelgrid_controller.occupancy import Eligibility, EligibilityRules
+from eelgrid_controller.planner import Decision, Planner, task_of
 from eelgrid_controller.quotes import Quotes
 from eelgrid_controller.snapshot import Mirror, Snapshot
 from eelgrid_controller.state import ClusterState
 from eelgrid_protos.catalogue import Catalogue
-from eelgrid_protos.messages import Removal, WorkloadSpec
+from eelgrid_protos.messages import Placement, Removal, ReplicaExplanation, WorkloadSpec
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 __all__ = ["Chooser"]
 
 _SEARCHES_MOST = 8
+# Gangs whose engine is asked: how many first places are tried before the gang waits.
+_FIRST_PLACES_MOST = 8
 _VIEWS_MOST = 64  # each holds an engine: some megabytes in a fleet of thousands of nodes
 
 
@@ -47,6 +51,7 @@ class Chooser:
     def __init__(self, state: ClusterState, catalogue: Catalogue) -> None:
         self.allowance = Allowance(state, catalogue)
         self.searches = 0  # with closed nodes, ever
+        self.eligibility = Eligibility()
         self._state = state
         self._watts = PowerModel(catalogue).gpu
         self._read_all()
@@ -80,11 +85,14 @@ class Chooser:
         policy = self._state.policy
         return self.planner.quotes(self.snapshot(), policy.weights, policy.placement, self._state.market.shifts)
 
-    def decide(self, spec: WorkloadSpec, quotes: Quotes | None = None) -> Decision:
+    def decide(self, spec: WorkloadSpec, quotes: Quotes | None = None, *, workload_id: str = "") -> Decision:
         """Where a workload goes, by quotes that are about to be in force, within all budgets."""
         snapshot, planner = self.snapshot(), self.planner
         if quotes is not None:
             snapshot = replace(snapshot, quotes=quotes)
+        rules = self.eligibility.rules
+        if rules is not None and self.judges(workload_id):
+            return self._judged(snapshot, spec, workload_id, rules)
         view = self._view(spec.required_traits) if spec.required_traits else None
         if view is not None:
             planner = view.planner
@@ -98,12 +106,16 @@ class Chooser:
         lacks = self.allowance.lacks(decision.placements)
         return self._elsewhere(snapshot, spec, decision, lacks) if lacks else decision
 
-    def begin(self, spec: WorkloadSpec, quotes: Quotes | None = None) -> Decision:
+    def begin(self, spec: WorkloadSpec, quotes: Quotes | None = None, *, workload_id: str = "") -> Decision:
         """The same for work that has not begun, which waits while a spending limit of its own is spent."""
         hold = self._state.spending.holds(spec)
         if hold is not None:
             return Decision(placements=(), explanation=(), room=0, hold=hold)
-        return self.decide(spec, quotes)
+        return self.decide(spec, quotes, workload_id=workload_id)
+
+    def judges(self, workload_id: str) -> bool:
+        """Whether an engine is asked where a workload may go."""
+        return self.eligibility.rules is not None and self.eligibility.rules.judges(workload_id)
 
     def open_to(self, spec: WorkloadSpec, node_name: str) -> bool:
         """Whether a node has every trait that a workload requires."""
@@ -129,6 +141,63 @@ class Chooser:
             elif view is not None or not has:
                 del self._views[required]
 
+    def _judged(self, snapshot: Snapshot, spec: WorkloadSpec, workload_id: str, rules: EligibilityRules) -> Decision:
+        """The same for work whose engine is asked where it may go."""
+        closed: frozenset[str] = frozenset()
+        for _ in range(_FIRST_PLACES_MOST):
+            decision = self._one_by_one(snapshot, spec, workload_id, rules, closed)
+            first = decision.explanation[0].candidates if decision.explanation else ()
+            if decision.placements or spec.replicas == 1 or not decision.room or not first:
+                break
+            # Where the first went decides where the others may: another beginning may have room for all.
+            alike = rules.alike(workload_id, first[0].node_name) | {first[0].node_name}
+            closed |= alike
+        if not decision.placements or not self.allowance.binds or not spec.request.gpu_count:
+            return decision
+        lacks = self.allowance.lacks(decision.placements)
+        if not lacks:
+            return decision
+        if spec.replicas > 1:
+            return replace(decision, placements=(), room=_room(spec.replicas, lacks), lack=lacks[0])
+        eligible = rules.eligible(workload_id, {}, self._state.workloads)
+        return self._elsewhere(snapshot.with_open(_mask(snapshot, eligible)), spec, decision, lacks)
+
+    def _one_by_one(
+        self,
+        snapshot: Snapshot,
+        spec: WorkloadSpec,
+        workload_id: str,
+        rules: EligibilityRules,
+        closed: frozenset[str],
+    ) -> Decision:
+        """A place for each replica in turn; the first goes to none of the closed nodes."""
+        policy, task = self._state.policy, task_of(spec.request)
+        one = replace(spec, replicas=1)
+        rows = {name: row for row, name in enumerate(snapshot.names)}
+        trial = snapshot.copy() if spec.replicas > 1 else None
+        placements, explanation, placed = list[Placement](), list[ReplicaExplanation](), dict[int, str]()
+        for replica in range(spec.replicas):
+            here = snapshot if trial is None else trial.snapshot
+            is_open = _mask(
+                here,
+                rules.eligible(workload_id, placed, self._state.workloads) - (closed if not placed else frozenset()),
+            )
+            self.searches += 1
+            found = self._within.decide(here.with_open(is_open), one, policy.weights, policy.placement)
+            if not found.placements:
+                found = _without_traits(found, int((here.nodes.available & ~is_open).sum()))
+                return replace(found, room=replica, explanation=(*explanation[:1], *found.explanation))
+            (place,) = found.placements
+            placements.append(replace(place, replica=replica))
+            explanation += [
+                replace(item, replica=replica) for item in found.explanation if replica < EXPLAINED_REPLICAS_MOST
+            ]
+            placed[replica] = place.node_name
+            if trial is not None:
+                uuids = here.devices[rows[place.node_name]].uuids
+                trial.take(rows[place.node_name], [uuids.index(uuid) for uuid in place.gpu_uuids], task)
+        return Decision(placements=tuple(placements), explanation=tuple(explanation), room=spec.replicas)
+
     def _elsewhere(self, snapshot: Snapshot, spec: WorkloadSpec, decision: Decision, lacks: list[Lack]) -> Decision:
         """The same with nodes closed that have no watts left; or the decision that none is left."""
         request, first = spec.request, lacks[0]
@@ -152,6 +221,11 @@ class Chooser:
                 return replace(found, closed=frozenset(closed))
         removals = (Removal(constraint="budget", nodes=count),)
         return replace(decision, placements=(), room=room, lack=first, removals=removals, closed=frozenset(closed))
+
+
+def _mask(snapshot: Snapshot, names: frozenset[str]) -> NDArray[np.bool_]:
+    """Which rows these nodes are."""
+    return np.fromiter((name in names for name in snapshot.names), np.bool_, len(snapshot.names))
 
 
 def _without_traits(decision: Decision, count: int) -> Decision:

@@ -42,7 +42,7 @@ from eelgrid_controller.events import (
 from eelgrid_controller.explain import CONTRADICTED_REASON, SLICES_REASON, explain
 from eelgrid_controller.model import modelled_power_w
 from eelgrid_controller.movable import Problem, survey
-from eelgrid_controller.occupancy import UNREPORTED, Adoption, Others
+from eelgrid_controller.occupancy import UNREPORTED, Adoption, Eligibility, Others
 from eelgrid_controller.outcomes import imagined, outcome
 from eelgrid_controller.plan import node_plan
 from eelgrid_controller.planner import Decision
@@ -164,7 +164,7 @@ class Core:
         if sliced(waiting):
             return self._submit_sliced(waiting, now_ns, dry_run=request.dry_run)
         quoted = self._quoted(now_ns)
-        decision = self._chooser.begin(spec, quoted[0].quotes if quoted else None)
+        decision = self._chooser.begin(spec, quoted[0].quotes if quoted else None, workload_id=request.workload_id)
         if not decision.placements:
             refuse_impossible(self.state, self._chooser, spec)
         if request.dry_run:
@@ -207,9 +207,9 @@ class Core:
             ),
         )  # fmt: skip
 
-    def _decide(self, spec: WorkloadSpec, quoted: tuple[PricesQuoted, ...] = ()) -> Decision:
+    def _decide(self, spec: WorkloadSpec, workload_id: str, quoted: tuple[PricesQuoted, ...] = ()) -> Decision:
         """Where a workload goes, by quotes that are about to be in force."""
-        return self._chooser.decide(spec, quoted[0].quotes if quoted else None)
+        return self._chooser.decide(spec, quoted[0].quotes if quoted else None, workload_id=workload_id)
 
     def cancel(self, workload_id: str, *, now_ns: int) -> Step[Workload]:
         """Ends a workload; ending it again is harmless. Raises NotFound."""
@@ -233,7 +233,7 @@ class Core:
         def decided(spec: WorkloadSpec) -> Decision:
             nonlocal quoted
             quoted = quoted or self._quoted(now_ns)
-            return self._decide(spec, quoted)
+            return self._decide(spec, workload_id, quoted)
 
         event = rescaled(self.state, self.snapshot(), workload, replicas, decided, now_ns=now_ns)
         if event is None:
@@ -480,6 +480,16 @@ class Core:
         event = planned(self.state, change, now_ns=now_ns)
         nodes = self._apply(event)
         return self._with_retry(event, None, nodes, now_ns) if event.services else Step((event,), None, nodes)
+
+    def judge_by(self, eligibility: Eligibility) -> None:
+        """From now on the rules that an engine leaves there decide which nodes will do for the work that they judge."""
+        self._chooser.eligibility = eligibility
+
+    def reconsider(self, *, now_ns: int) -> Step[None]:
+        """What waits is tried again, since an engine's rules may answer otherwise by now."""
+        if len(self.state.pending):
+            self._retrying.capacity_appeared()
+        return self.retry(now_ns=now_ns)
 
     def retry(self, *, now_ns: int) -> Step[None]:
         """Goes on with a round of tries that was cut short."""

@@ -87,7 +87,11 @@ def explain(state: ClusterState, workload_id: str, chooser: Chooser) -> Explanat
         return Explanation(workload=workload, remedy=spending_remedy(hold, state.policy), constraint="spending")
     if sliced(workload):
         return Explanation(workload=workload, remedy=_slices_remedy(state), constraint="partitions")
-    decision, snapshot, planner = chooser.decide(workload.spec), chooser.snapshot(), chooser.planner
+    decision, snapshot, planner = (
+        chooser.decide(workload.spec, workload_id=workload_id),
+        chooser.snapshot(),
+        chooser.planner,
+    )
     if decision.lack is not None:
         return Explanation(workload=workload, remedy=_watts_remedy(decision.lack), constraint="budget")
     if decision.placements:

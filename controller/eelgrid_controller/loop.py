@@ -33,7 +33,7 @@ from eelgrid_controller.errors import JournalError, LostEntries
 from eelgrid_controller.events import Event, UnreadableEvent
 from eelgrid_controller.journal import Journal
 from eelgrid_controller.latency import RecentLatencies
-from eelgrid_controller.occupancy import Adoption, Others
+from eelgrid_controller.occupancy import Adoption, Eligibility, Others
 from eelgrid_controller.outside import Outside
 from eelgrid_controller.ownership import bind_spec, check_owner, owner_of
 from eelgrid_controller.presence import LostNodes, Presence
@@ -83,6 +83,7 @@ class ControllerLoop:
         self.clock = clock
         self.presence = Presence()
         self.outside = Outside()
+        self.eligibility = Eligibility()
         self.decisions = RecentLatencies(config.decisions_most)
         self.listeners: list[Callable[[Committed], None]] = []
         # Resolved with the error that this process cannot go on after.
@@ -282,6 +283,10 @@ class ControllerLoop:
         """Place nothing on any node before its engine has reported anew what stands there."""
         await self.command(lambda core, now_ns: core.expect_reports(now_ns=now_ns))
 
+    async def reconsider(self) -> None:
+        """Try what waits again, since an engine's rules may answer otherwise by now."""
+        await self.command(lambda core, now_ns: core.reconsider(now_ns=now_ns))
+
     async def corrected(self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
         """Replicas hold these GPUs of their node, as its engine tells."""
         await self.command(lambda core, now_ns: core.corrected(node_name, held, now_ns=now_ns))
@@ -466,6 +471,7 @@ class ControllerLoop:
                 "remedy='look at these names with eelctl; cancel what is not wanted'", recovered.healed_count,
             )  # fmt: skip
         self._core = self.make_core(recovered.state)
+        self._core.judge_by(self.eligibility)
         self._checkpoints.events = recovered.replayed
 
     def _is_checkpoint_due(self) -> bool:

@@ -9,18 +9,21 @@ many; where a plan says which, they are named, and nothing else is taken for the
 has reported what stands on a node, nothing is placed there (UNREPORTED). What an engine demands of a node besides amounts (labels, taints, features, partitions)
 comes as traits: names that the engine gives to each set of demands, told of every node that
 meets it; a workload requires some of them. So the rules of an engine stay with that engine.
+Where an answer depends on what else is placed, or there are more sets of demands than a node can
+be told traits of, the engine is asked at the moment of the decision instead (`EligibilityRules`).
 Work that runs and is to be Eelgrid's is said to stand somewhere, replica by replica, with what
 it is among these amounts; adoption.py of the core judges it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Protocol
 
-from eelgrid_protos.messages import ResourceRequest
+from eelgrid_protos.messages import ResourceRequest, Workload
 from eelgrid_protos.messages.reading import GPUS_PER_NODE_MOST
 from eelgrid_protos.quantities import Bytes, Count, CpuMilli, Label, Many, Sentence
 
-__all__ = ["NOBODY", "UNREPORTED", "Adoption", "Others", "Standing"]
+__all__ = ["NOBODY", "UNREPORTED", "Adoption", "Eligibility", "EligibilityRules", "Others", "Standing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,3 +104,28 @@ class Adoption:
             or one.counted.gpu_count > request.gpu_count
             for one in self.standing
         )
+
+
+class EligibilityRules(Protocol):
+    """An engine's own rules, asked while a decision is made; each answer is of this moment."""
+
+    def judges(self, workload_id: str) -> bool:
+        """Whether the engine is to be asked about a workload; its traits say nothing then."""
+
+    def eligible(
+        self, workload_id: str, placed: Mapping[int, str], workloads: Mapping[str, Workload]
+    ) -> frozenset[str]:
+        """Nodes that the next replica may go to, room apart, once those before it are `placed` by number.
+
+        `workloads` are all that the core knows, with what it decided a moment ago.
+        """
+
+    def alike(self, workload_id: str, node_name: str) -> frozenset[str]:
+        """Nodes that bind the replicas after the first to the same places as this one does."""
+
+
+class Eligibility:
+    """Where an engine leaves its rules for the core; None where there is no engine, or it is not ready yet."""
+
+    def __init__(self) -> None:
+        self.rules: EligibilityRules | None = None

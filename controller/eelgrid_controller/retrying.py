@@ -75,6 +75,10 @@ class Retrying:
             hold = self._state.spending.holds(spec)
             # Who waits for money says nothing of room, and costs no try.
             why = failed.get(kind) if hold is None else (0, spending_reason(hold))
+            is_judged = self._chooser.judges(ticket[2])
+            if is_judged and hold is None:
+                # What its engine answers is of this workload alone.
+                why = None
             if why is None or spec.replicas < why[0]:
                 if tries >= _TRIES_MOST:
                     return events, nodes
@@ -82,7 +86,7 @@ class Retrying:
                     apply(quotes)
                     events.append(quotes)
                 searches = self._chooser.searches
-                decision = self._chooser.decide(spec)
+                decision = self._chooser.decide(spec, workload_id=ticket[2])
                 tries += 1 + _SEARCH_TRIES * (self._chooser.searches - searches)
                 if decision.placements:
                     event, touched = settle(outcome(ticket[2], decision, now_ns))
@@ -90,7 +94,9 @@ class Retrying:
                     events.append(event)
                     self._resume = ticket
                     continue
-                why = failed[kind] = (spec.replicas, reason(decision))
+                why = (spec.replicas, reason(decision))
+                if not is_judged:
+                    failed[kind] = why
             if workload.reason != why[1] and len(events) < 2 * _TRIES_MOST:
                 # What stood in the way is no longer what stands in the way.
                 deferred = WorkloadDeferred(time_ns=now_ns, workload_id=ticket[2], reason=why[1])

@@ -47,6 +47,23 @@ async def test_a_gated_pod_says_so(rig):
     assert (told["status"], told["reason"]) == ("False", "SchedulingGated")
 
 
+async def test_a_condition_of_our_own_joins_those_of_others_and_is_refused_for_another_pod_of_the_name(rig):
+    made = await rig.add(PODS, pod("a"))
+
+    def ours(reason, uid=made["metadata"]["uid"]):
+        one = {"type": "eelgrid.io/Placement", "status": "False", "reason": reason, "message": "no room",
+               "lastTransitionTime": "2026-11-22T04:00:00Z"}  # fmt: skip
+        return {"metadata": {"uid": uid}, "status": {"conditions": [one]}}
+
+    for reason in ("NoRoom", "NoEligibleNode"):
+        await patch(rig, ours(reason), kind=PatchKind.STRATEGIC, subresource="status", is_brief=True)
+        told = conditions(await rig.cluster.get(PODS, "a", namespace=rig.space))
+        assert told["PodScheduled"]["reason"] == "SchedulingGated"
+        assert (told["eelgrid.io/Placement"]["status"], told["eelgrid.io/Placement"]["reason"]) == ("False", reason)
+    with pytest.raises(errors.Conflict):
+        await patch(rig, ours("NoRoom", OTHER_UID), kind=PatchKind.STRATEGIC, subresource="status", is_brief=True)
+
+
 async def test_a_brief_answer_to_a_patch_has_its_metadata_at_least(rig):
     made = await rig.add(PODS, pod("a"))
     told = await patch(rig, {"metadata": {"annotations": {"x": "1"}}}, is_brief=True)

@@ -159,6 +159,68 @@ def test_a_gang_whose_first_is_done_before_its_last_is_let_go_goes_on():
     assert all(pod["spec"].get("nodeName") for pod in pods)
 
 
+ZONE, HOST = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
+_WEB = {"matchLabels": {"app": "web"}}
+
+
+class Related(Story):
+    """A cluster of two zones, in which half of the pods have rules about each other."""
+
+    def __init__(self):
+        super().__init__(has_thieves=False)
+        for index, name in enumerate(sorted(self.api.nodes)):
+            self.api.node(name, zone=f"z{index % 2}")
+
+    def pod(self, rng):
+        far = {"topologyKey": HOST, "labelSelector": _WEB}
+        near = {"topologyKey": ZONE, "labelSelector": {"matchLabels": {"app": "near"}}}
+        required = "requiredDuringSchedulingIgnoredDuringExecution"
+        spread = [{"topologyKey": ZONE, "maxSkew": 1, "labelSelector": {"matchLabels": {"app": "even"}}}]
+        rules = rng.choice(
+            (
+                {},
+                {"app": "web", "affinity": {"podAntiAffinity": {required: [far]}}},
+                {"app": "near", "affinity": {"podAffinity": {required: [near]}}},
+                {"app": "even", "spread": spread},
+                {"app": "even", "spread": [{**spread[0], "nodeAffinityPolicy": "Ignore"}]},
+            )
+        )
+        self.api.pod(gpus=rng.choice((1, 2, 4)), owner=f"rs{self.api.made}", **rules)
+
+
+def broken(api):
+    """Pods that stand although a rule between them says otherwise."""
+    standing = [
+        pod for pod in api.pods.values() if pod["spec"].get("nodeName") and pod["status"]["phase"] != "Succeeded"
+    ]
+    webs = [pod["spec"]["nodeName"] for pod in standing if pod["metadata"].get("labels", {}).get("app") == "web"]
+    return len(webs) - len(set(webs))
+
+
+@settings(max_examples=80, deadline=None)
+@given(STEPS)
+def test_whatever_happens_pods_with_rules_about_each_other_come_where_these_allow(seeds):
+    story = Related()
+    for seed in seeds:
+        story.step(seed)
+        assert not broken(story.api)
+    api = story.api
+    for name in api.nodes:
+        api.node(name)
+    story.elect(0)
+    settle(api, story.sides, story.at_s + 1.0, rounds=150, steered=["n0"])
+    check(api)
+    assert not broken(api)
+    free = [pod for pod in api.pods.values() if not pod["spec"].get("nodeName")]
+    stuck = [pod["metadata"]["name"] for pod in free if not pod["spec"].get("schedulingGates")]
+    assert not stuck, f"pinned and never bound: {stuck}"
+    for pod in free:
+        asked = int(pod["spec"]["containers"][0]["resources"]["requests"]["nvidia.com/gpu"])
+        is_alone = "eelgrid.io/group" not in pod["metadata"]["annotations"]
+        fitting = [name for name in api.nodes if api.free(name) >= asked and not api.why_not(pod, name)]
+        assert not (is_alone and fitting), f"{pod['metadata']['name']} waits with room on {fitting}"
+
+
 @settings(max_examples=60, deadline=None)
 @given(STEPS)
 def test_whoever_takes_a_place_it_is_given_up_and_another_is_found(seeds):

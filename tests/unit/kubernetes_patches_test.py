@@ -4,7 +4,16 @@ import pytest
 
 from eelgrid_controller.kubernetes.names import ANNOTATION_PLAN, GATE
 from eelgrid_controller.kubernetes.patches import pinned_node, stripping, ungating
-from eelgrid_controller.kubernetes.plans import Plan, attempt_of, plan_of, plan_text, unit_name, unit_of, workload_id
+from eelgrid_controller.kubernetes.plans import (
+    Plan,
+    attempt_of,
+    plan_for,
+    plan_of,
+    plan_text,
+    unit_name,
+    unit_of,
+    workload_id,
+)
 from eelgrid_controller.kubernetes.watchdog import Watchdog
 
 PIN = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
@@ -58,7 +67,7 @@ def test_what_is_no_plan_is_none(text):
 
 
 def test_plans_and_names_come_back_as_they_were():
-    plan = Plan(3, "pod-1//2", 0, "n1", (4, 5), "1g.10gb")
+    plan = Plan(3, "pod-1//2", 0, "n1", (4, 5), "1g.10gb", "1")
     assert plan_of(plan_text(plan)) == plan
     assert (unit_of("pod-1//2"), attempt_of("pod-1//2")) == ("pod-1", 2)
     assert (unit_of("gang-x/y.7"), attempt_of("gang-x/y.7")) == ("gang-x/y.7", 1)
@@ -67,17 +76,44 @@ def test_plans_and_names_come_back_as_they_were():
     assert len(workload_id(unit_name("gang-" + "x" * 200), 999)) <= 128
 
 
-def test_one_owner_waits_twice_as_long_each_time():
+def test_one_owner_waits_twice_as_long_in_each_round():
     dog = Watchdog(unbound_s=10.0, most_s=25.0)
     dog.watch("u", 0.0)
     assert not list(dog.overdue(9.0))
     assert list(dog.overdue(10.0)) == [("u", 10.0)]
-    assert dog.may_recreate("rs", 10.0)
-    dog.recreated("rs", 10.0)
-    assert not dog.may_recreate("rs", 19.0)
-    assert dog.may_recreate("rs", 20.0)
-    dog.recreated("rs", 20.0)
-    dog.recreated("rs", 20.0)
-    assert dog.may_recreate("rs", 25.0)
+    assert dog.may_recreate("rs", 10.0, 10.0)
+    dog.recreated("rs", 10.0, 10.0)
+    assert not dog.may_recreate("rs", 19.0, 29.0)
+    assert dog.may_recreate("rs", 20.0, 30.0)
+    dog.recreated("rs", 20.0, 30.0)
+    assert not dog.may_recreate("rs", 24.0, 54.0)
+    assert dog.may_recreate("rs", 25.0, 55.0), "never longer than the most"
     dog.forget("u")
     assert not list(dog.overdue(99.0))
+
+
+def test_pods_of_one_owner_that_are_stuck_together_are_made_anew_together():
+    dog = Watchdog(unbound_s=10.0)
+    for uid in range(10):
+        dog.watch(f"u{uid}", uid / 10.0)
+    due = [uid for uid, waited_s in dog.overdue(11.0) if dog.may_recreate("rs", waited_s, 11.0)]
+    assert len(due) == 10
+    for _ in due:
+        assert dog.may_recreate("rs", 10.0, 11.5)
+        dog.recreated("rs", 10.0, 11.5)
+    assert not dog.may_recreate("rs", 19.0, 31.0), "the next round waits twice as long, and no longer"
+    assert dog.may_recreate("rs", 20.0, 32.0)
+
+
+def test_a_plan_is_valid_for_the_uid_that_it_was_written_for():
+    def text(workload, uid):
+        return plan_text(Plan(3, workload, 0, "n1", (4,), "", uid))
+
+    assert plan_for("u1", text("gang-x", "u1")) is not None
+    assert plan_for("u2", text("gang-x", "u1")) is None, "somebody's YAML was applied again"
+    # Plans of before name no uid: a pod alone is named by its workload, of a gang the core takes one for each replica.
+    assert plan_for("u1", text("pod-u1//3", "")) is not None
+    assert plan_for("u2", text("pod-u1//3", "")) is None
+    assert plan_for("u2", text("claim-u1", "")) is None
+    assert plan_for("u2", text("gang-x", "")) is not None
+    assert plan_for("u1", "no plan") is None

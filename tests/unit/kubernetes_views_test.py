@@ -8,6 +8,7 @@ from tests.kubernetes_rig import manifest
 
 from eelgrid_controller.kubernetes.amounts import Amounts, amounts_of, pod_amounts
 from eelgrid_controller.kubernetes.errors import KubernetesUnreadable
+from eelgrid_controller.kubernetes.selectors import AffinityTerm, PodRelations, VolumeClaim
 from eelgrid_controller.kubernetes.views import Claim, Owner, Shapes, node_of, pod_of
 
 
@@ -91,7 +92,7 @@ def test_everything_that_is_kept_of_a_pod():
     )
     assert (found.namespace, found.name, found.resource_version) == ("serve", "llm-7d9f-x2k", "812")
     assert (found.created_s, found.deleted_s, found.is_going) == (1795321800.0, 1795321860.0, True)
-    assert found.labels == {"eelgrid.io/managed": "true"}
+    assert found.labels == {"eelgrid.io/managed": "true", "app": "llm", "pod-template-hash": "7d9f"}
     assert found.annotations == {"eelgrid.io/rate": "12"}
     assert found.owner == Owner("apps/v1", "ReplicaSet", "llm-7d9f", "r1")
     assert found.owner.group == "apps"
@@ -101,7 +102,9 @@ def test_everything_that_is_kept_of_a_pod():
     )  # fmt: skip
     assert found.claims == (Claim("gpu", "llm-gpu-abc", "one-gpu"), Claim("net", "rail", ""))
     assert (found.group, found.pod_ip) == ("g1", "10.0.0.7")
-    assert found.unjudged == ("podAntiAffinity", "volumes")
+    assert found.relations == PodRelations(
+        anti_affinity=(AffinityTerm("k", None),), claims=(VolumeClaim("c"),)
+    )  # a spread that is but wished for is left out
     assert found.constraint.selector == (("zone", "a"),)
     assert found.requested == Amounts(0, 0, (("nvidia.com/gpu", 1),))
 
@@ -210,7 +213,7 @@ def test_what_is_remembered_of_other_pods_changes_no_value():
         found = copy.deepcopy(rng.choice(pods))
         pod = pod_of(found)
         assert pod_of(found, shapes) == pod
-        seen.add((pod.requested, pod.constraint, pod.claims, pod.unjudged))
+        seen.add((pod.requested, pod.constraint, pod.claims, pod.relations, pod.unjudged))
     assert len(seen) > 16, "more shapes than are remembered"
 
 

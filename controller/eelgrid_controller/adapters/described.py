@@ -221,6 +221,7 @@ _SECTIONS: Mapping[str, tuple[Described, ...]] = {
         Described("eelgrid_kubernetes_device_corrections_total", _C, "Replicas pointed at the devices that they hold, corrections that the state refused, pods made anew", ("result",)),
         Described("eelgrid_kubernetes_pods_wrong_devices", _G, "Pods that hold other devices than planned, where nothing puts it right"),
         Described("eelgrid_kubernetes_notes_total", _C, "Events for people that were sent, or dropped for there were too many", ("result",)),
+        Described("eelgrid_kubernetes_conditions_total", _C, "Conditions of pods, that say why each waits, that were written, or not", ("result",)),
         Described("eelgrid_kubernetes_rounds_total", _C, "Rounds of the gate"),
         Described("eelgrid_kubernetes_events_total", _C, "Events that they took"),
         Described("eelgrid_kubernetes_round_longest_seconds", _G, "The longest of them"),

@@ -25,11 +25,12 @@ def answered(unit: Unit, answer: Answer, at_s: float, settings: GateSettings) ->
     """The unit as it stands now; what was refused is asked again later."""
     match answer:
         case Placed(_, places, spec):
+            unit.no_node = ""
             if unit.stand is not Stand.LEAVING:
                 unit.placed(places, spec, moves=settings.moves)
         case Deferred(reason=reason):
             if unit.stand not in (Stand.LEAVING, Stand.PLACED):
-                unit.stand, unit.places = Stand.WAITING, {}
+                unit.stand, unit.places, unit.why = Stand.WAITING, {}, reason
                 return Said(f"waits: {reason}")
         case Cancelled():
             unit.stand, unit.places, unit.slots = Stand.UNKNOWN, {}, {}
@@ -45,7 +46,7 @@ def answered(unit: Unit, answer: Answer, at_s: float, settings: GateSettings) ->
 def _refused(unit: Unit, why: str, at_s: float, retry_s: float, *, is_taken: bool) -> Said | None:
     if is_taken:
         unit.attempt += 1
-    unit.stand, unit.slots = Stand.REFUSED, {}
+    unit.stand, unit.slots, unit.why = Stand.REFUSED, {}, why
     unit.released()
     unit.refusals += 1
     unit.retry_s = at_s + (0.0 if is_taken else retry_s * min(unit.refusals, 20))

@@ -69,7 +69,7 @@ def _release(machine: "Claiming", member: Member, node_name: str, devices: list[
     if member.unscheduled_s is not None:
         # From now on it waits for another place.
         member.unscheduled_s = None
-    plan = Plan(machine.epoch, f"{CLAIMED}{pod.uid}", 0, node_name, profile=",".join(devices))
+    plan = Plan(machine.epoch, f"{CLAIMED}{pod.uid}", 0, node_name, profile=",".join(devices), uid=pod.uid)
     is_new = is_pinned and pod.is_gated
     return Release(pod.uid, member.key, pod.resource_version, node_name, plan_text(plan), is_new)
 

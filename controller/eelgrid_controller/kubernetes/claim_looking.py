@@ -218,8 +218,8 @@ def _stuck(machine: "Claiming", member: Member, node_name: str, at_s: float) -> 
     why = f"pinned to {node_name}, where kube-scheduler cannot put it: {member.pod.unscheduled_message}"
     if owner is None:
         yield from _told(member, f"{why}; delete it and create it again", is_warning=True)
-    elif machine.watchdog.may_recreate(owner.uid, at_s - since_s):
-        machine.watchdog.recreated(owner.uid, at_s)
+    elif machine.watchdog.may_recreate(owner.uid, at_s - since_s, at_s):
+        machine.watchdog.recreated(owner.uid, at_s - since_s, at_s)
         member.unscheduled_s = at_s
         yield Recreate(member.pod.uid, member.key, machine.epoch, why)
 

@@ -14,7 +14,7 @@ from eelgrid_controller.kubernetes.errors import AnnotationUnreadable, Kubernete
 from eelgrid_controller.kubernetes.holders import Holders
 from eelgrid_controller.kubernetes.names import ANNOTATION_PLAN
 from eelgrid_controller.kubernetes.owners import Refused, membership_of
-from eelgrid_controller.kubernetes.plans import plan_of
+from eelgrid_controller.kubernetes.plans import plan_for
 from eelgrid_controller.kubernetes.views import Pod, pod_of
 from eelgrid_protos.messages import WorkloadKind
 
@@ -59,5 +59,6 @@ def _where(found: Mapping[str, Any]) -> str:
         return ""
     if spec.get("nodeName") or spec.get("schedulingGates"):
         return str(spec.get("nodeName") or "")
-    plan = plan_of((found["metadata"].get("annotations") or {}).get(ANNOTATION_PLAN, ""))
+    metadata = found["metadata"]
+    plan = plan_for(metadata["uid"], (metadata.get("annotations") or {}).get(ANNOTATION_PLAN, ""))
     return "" if plan is None else plan.node_name

@@ -61,7 +61,7 @@ from eelgrid_controller.kubernetes.device_pools import DRIVER, Pools, results_of
 from eelgrid_controller.kubernetes.names import ANNOTATION_PLAN
 from eelgrid_controller.kubernetes.node_room import NodeRoom
 from eelgrid_controller.kubernetes.owners import Membership
-from eelgrid_controller.kubernetes.plans import plan_of, unit_name
+from eelgrid_controller.kubernetes.plans import plan_for, unit_name
 from eelgrid_controller.kubernetes.watchdog import Watchdog
 
 __all__ = ["Claiming", "ClaimingSettings"]
@@ -210,7 +210,7 @@ class Claiming:
             member = unit.members[pod.uid] = Member(claimant, at_s)
             self._unit_of[pod.uid] = name
         member.claimant = claimant
-        member.plan = plan_of(pod.annotations.get(ANNOTATION_PLAN, ""))
+        member.plan = plan_for(pod.uid, pod.annotations.get(ANNOTATION_PLAN, ""))
         # Since when is a matter of its present place: a release begins anew.
         is_stuck = pod.unscheduled == "Unschedulable" and not pod.gates and not pod.node_name
         member.unscheduled_s = (member.unscheduled_s or at_s) if is_stuck else None

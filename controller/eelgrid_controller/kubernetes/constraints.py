@@ -25,6 +25,7 @@ from hashlib import sha256
 from eelgrid_controller.kubernetes.selectors import (
     NOTHING,
     Constraint,
+    LabelSelector,
     Requirement,
     Taint,
     Term,
@@ -33,7 +34,10 @@ from eelgrid_controller.kubernetes.selectors import (
 )
 from eelgrid_controller.kubernetes.views import KubeNode
 
-__all__ = ["NOTHING", "Constraint", "constraint_of", "satisfies", "tolerates", "trait", "traits_of", "unmet"]
+__all__ = [
+    "NOTHING", "Constraint", "constraint_of", "matches_labels", "matches_node_affinity", "matches_terms", "satisfies",
+    "tolerates", "tolerates_taints", "trait", "traits_of", "unmet",
+]  # fmt: skip
 
 _REPELLING = frozenset({"NoSchedule", "NoExecute"})
 _CORDON = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
@@ -64,12 +68,35 @@ def unmet(constraint: Constraint, node: KubeNode, *, compares: bool = False) -> 
     for key, value in constraint.selector:
         if node.labels.get(key) != value:
             return f"nodeSelector {key}={value} does not hold"
-    if constraint.terms is not None and not any(_holds(term, node) for term in constraint.terms):
+    if constraint.terms is not None and not matches_terms(constraint.terms, node.labels, node.name):
         return "no term of the required node affinity holds"
     for resource, count in constraint.devices:
         if node.allocatable.count(resource) < count:
             return f"{resource} is there {node.allocatable.count(resource)} times and {count} are asked for"
     return ""
+
+
+def matches_node_affinity(constraint: Constraint, node: KubeNode) -> bool:
+    """Whether the node has what the selector and the required node affinity ask for, taints apart."""
+    return all(node.labels.get(key) == value for key, value in constraint.selector) and (
+        constraint.terms is None or matches_terms(constraint.terms, node.labels, node.name)
+    )
+
+
+def tolerates_taints(tolerations: Iterable[Toleration], node: KubeNode) -> bool:
+    """Whether every taint of the node that repels new pods is tolerated."""
+    known = tuple(tolerations)
+    return all(taint.effect not in _REPELLING or tolerates(known, taint) for taint in node.taints)
+
+
+def matches_terms(terms: Iterable[Term], labels: Mapping[str, str], node_name: str) -> bool:
+    """Whether one of the terms of a NodeSelector holds of a node with these labels and this name."""
+    return any(_holds(term, labels, node_name) for term in terms)
+
+
+def matches_labels(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
+    """Whether a label selector selects an object with these labels; None selects nothing."""
+    return selector is not None and all(_LABEL_RULES[one.operator](one, labels) for one in selector.requirements)
 
 
 def tolerates(tolerations: Iterable[Toleration], taint: Taint, *, compares: bool = False) -> bool:
@@ -112,12 +139,12 @@ def _meets(toleration: Toleration, taint: Taint, *, compares: bool) -> bool:
     return toleration.operator in ("", "Equal") and toleration.value == taint.value
 
 
-def _holds(term: Term, node: KubeNode) -> bool:
+def _holds(term: Term, labels: Mapping[str, str], node_name: str) -> bool:
     if not (term.labels or term.fields) or not _is_legal(term):
         return False
-    return all(_LABEL_RULES[one.operator](one, node.labels) for one in term.labels) and all(
+    return all(_LABEL_RULES[one.operator](one, labels) for one in term.labels) and all(
         # The name is the only field that is served; any other reads as empty.
-        ((node.name if one.key == "metadata.name" else "") == one.values[0]) == (one.operator == "In")
+        ((node_name if one.key == "metadata.name" else "") == one.values[0]) == (one.operator == "In")
         for one in term.fields
     )
 

@@ -23,7 +23,6 @@ that hold more than that: they stay what others hold.
 from collections.abc import Iterable
 
 from eelgrid_controller.kubernetes.adopting import UNTOLD_S, stands
-from eelgrid_controller.kubernetes.constraints import trait
 from eelgrid_controller.kubernetes.gangs import Elastic, Member, Stand, Unit
 from eelgrid_controller.kubernetes.gate_events import (
     Adopt,
@@ -34,7 +33,7 @@ from eelgrid_controller.kubernetes.gate_events import (
 from eelgrid_controller.kubernetes.others import Others
 from eelgrid_controller.kubernetes.pinning import Agreement, Obstacle, agreement, obstacle, rewrite
 from eelgrid_controller.kubernetes.serving import Mode
-from eelgrid_controller.kubernetes.unit_steps import let_go, others_gates, pin, strip, tell, tell_gates
+from eelgrid_controller.kubernetes.unit_steps import judge, leave, let_go, others_gates, pin, strip, tell, tell_gates
 from eelgrid_controller.occupancy import Adoption
 from eelgrid_protos.messages import SubmitWorkloadRequest, WorkloadSpec
 
@@ -76,6 +75,12 @@ def _unasked(unit: Unit, elastic: Elastic, others: Others, epoch: int, at_s: flo
     ready, waits = _ready(unit)
     if not ready:
         return [*told, *waits]
+    pods = [member.sight.pod for member in ready]
+    if others.rules.is_reading(pods):
+        return told
+    if left := others.rules.left(pods):
+        return [*told, *leave(ready, left, epoch)]
+    judge(unit, ready[:1], others.rules)
     unit.slots, unit.stand = {0: ready[0].uid}, Stand.ASKED
     return [*told, Submit(SubmitWorkloadRequest(workload_id=unit.workload_id, spec=spec))]
 
@@ -105,7 +110,7 @@ def _placed(unit: Unit, elastic: Elastic, others: Others, epoch: int | None, at_
     if released or standing:
         elastic.is_asked, elastic.again_s = True, at_s + AGAIN_S
         return [*told, _adopt(unit, elastic.spec, others, standing, released)]
-    return [*told, *_grow(unit, elastic, at_s)]
+    return [*told, *_grow(unit, elastic, others, at_s)]
 
 
 def _newest(unit: Unit) -> WorkloadSpec | None:
@@ -159,8 +164,7 @@ def _unfit(unit: Unit, others: Others) -> list[int]:
         member, place = unit.members.get(uid), unit.places.get(replica)
         if member is None or place is None or not member.is_waiting or member.is_patching or member.sent is not None:
             continue
-        demands = trait(member.sight.pod.constraint)
-        is_fit = others.is_open(place.node_name) and others.has_trait(place.node_name, demands)
+        is_fit = others.is_open(place.node_name) and others.rules.permits(member.sight.pod, place.node_name)
         if member.denied or not is_fit or obstacle(member, place, others) is Obstacle.TAKEN:
             del unit.slots[replica]
             found.append(replica)
@@ -227,7 +231,7 @@ def _overdue(unit: Unit, elastic: Elastic, at_s: float, *, newcomers: int) -> li
     return released + [replica for replica in elastic.vacant if replica not in released][:spare]
 
 
-def _grow(unit: Unit, elastic: Elastic, at_s: float) -> list[Instruction]:
+def _grow(unit: Unit, elastic: Elastic, others: Others, at_s: float) -> list[Instruction]:
     service = elastic.service
     held = {*unit.slots.values(), *elastic.let_go}
     without = [member for member in _ready(unit)[0] if member.uid not in held]
@@ -239,6 +243,7 @@ def _grow(unit: Unit, elastic: Elastic, at_s: float) -> list[Instruction]:
         text = f"not placed: the service {service.name} allows {service.most} replicas, and {service.surge} beside them"
         return [tell(without[0], text)]
     elastic.is_asked = elastic.is_growing = True
+    judge(unit, without[:1], others.rules)
     return [
         Grow(unit.workload_id, replicas),
         tell(without[-1], f"waits: the service {service.name} has {len(unit.places)} places, and asks for {replicas}"),

@@ -24,6 +24,7 @@ from eelgrid_controller.kubernetes.move_notes import note_of
 from eelgrid_controller.kubernetes.names import GATE, RESOURCE_GPU
 from eelgrid_controller.kubernetes.plans import workload_id
 from eelgrid_controller.kubernetes.serving import UNIT_PREFIX, Service
+from eelgrid_controller.kubernetes.views import PlacementCondition
 from eelgrid_protos.messages import WorkloadSpec
 
 __all__ = ["Elastic", "Member", "Stand", "Unit"]
@@ -54,7 +55,10 @@ class Member:
     agreed: tuple[int, ...] | None = None  # the devices that its plan and the core last had in common
     is_noting: bool = False  # its annotations are being written
     denied: str = ""  # why the API server will never take the patch
+    has_trait: bool = True  # nodes are told the trait of its demands
     told: str = ""
+    reported: PlacementCondition | None = None  # the last that was asked to be written
+    reported_s: float = 0.0
 
     def see(self, sight: Sight) -> None:
         """The pod as it is now; what its people want is not read of every sight."""
@@ -162,6 +166,8 @@ class Unit:
     retry_s: float = 0.0
     refusals: int = 0
     collisions: int = 0  # in a row: places that were given up since others' plans name them
+    no_node: str = ""  # why no node will do, where the core asks back
+    why: str = ""  # what the core said last: why it waits, or was refused
     blocked_s: float | None = None  # since when a plan that is about to change stands in its way
     elastic: Elastic | None = None
 
@@ -174,6 +180,11 @@ class Unit:
     def workload_id(self) -> str:
         """What the core knows it by."""
         return workload_id(self.name, self.attempt)
+
+    @property
+    def lacks_traits(self) -> bool:
+        """Whether the core said that no node is right for it, room apart."""
+        return self.why.startswith("traits:")
 
     @property
     def alive(self) -> list[Member]:

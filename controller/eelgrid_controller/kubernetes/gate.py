@@ -24,6 +24,7 @@ one that arrived until the pod is seen at another version.
 Same events in, same instructions out; time is an argument.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable
 
 from eelgrid_controller.kubernetes.answers import Answer, answered
@@ -56,8 +57,13 @@ from eelgrid_controller.kubernetes.gate_events import (
     Placed,
     PodGone,
     PodSeen,
+    Reconsider,
+    Recreate,
     Refused,
+    RelatedKnown,
+    RelatedSeen,
     Replaces,
+    ReportPlacement,
     ServiceGone,
     ServiceSeen,
     Strip,
@@ -71,6 +77,7 @@ from eelgrid_controller.kubernetes.looking import COLLIDED_S, look
 from eelgrid_controller.kubernetes.names import RESOURCE_GPU
 from eelgrid_controller.kubernetes.others import Others
 from eelgrid_controller.kubernetes.pinning import fence, planned_pod
+from eelgrid_controller.kubernetes.placement_conditions import is_due, left_condition, placement_condition
 from eelgrid_controller.kubernetes.planned_devices import PlannedPod
 from eelgrid_controller.kubernetes.plans import attempt_of, unit_of
 from eelgrid_controller.kubernetes.remaking import made_anew
@@ -78,10 +85,12 @@ from eelgrid_controller.kubernetes.serving import Service
 from eelgrid_controller.kubernetes.setbacks import GateSettings, patch_setback
 from eelgrid_controller.kubernetes.watchdog import Watchdog
 
-__all__ = ["FENCED_S", "Gate", "GateSettings"]
+__all__ = ["FENCED_S", "REFRESHED_MOST", "Gate", "GateSettings"]
 
 # API servers end a request after a minute (--request-timeout): what a former leader sent is over by then, fence or not.
 FENCED_S = 60.0
+# Units that are looked at in each tick although nothing was told of them: each may cost a pass over all nodes.
+REFRESHED_MOST = 20
 
 
 class Gate:
@@ -110,6 +119,10 @@ class Gate:
         self._cancels: list[Instruction] = []
         self._submits: list[Submit | Adopt] = []
         self._tells: list[Instruction] = []
+        self._reports: list[Instruction] = []
+        self._left: dict[str, ReportPlacement] = {}  # uid -> what is reported once its gate has gone
+        self._refreshed = ""  # the unit at which the last turn over those that wait has stopped
+        self._reconsidered = 0  # the revision of the rules then
 
     def take(self, events: Iterable[Event], at_s: float) -> list[Instruction]:
         """What is to be done after these events; `at_s` is of a clock that does not go back."""
@@ -127,8 +140,8 @@ class Gate:
         told += self.others.flush()
         # What stands, stands: before anything is placed beside it.
         self._submits.sort(key=lambda one: (isinstance(one, Submit), -one.request.spec.priority))
-        told += [*self._cancels, *self._submits, *self._writes, *self._tells]
-        self._cancels, self._submits, self._writes, self._tells = [], [], [], []
+        told += [*self._cancels, *self._submits, *self._writes, *self._tells, *self._reports]
+        self._cancels, self._submits, self._writes, self._tells, self._reports = [], [], [], [], []
         return told
 
     @property
@@ -173,6 +186,8 @@ class Gate:
                 self.others.sliced(name, gpu_count)
             case NodeUntold(name):
                 self.others.untold(name)
+            case RelatedSeen() | RelatedKnown():
+                self._related(event)
             case Synced():
                 self._is_synced = True
                 self._marked.update(dict.fromkeys(self.units))
@@ -191,6 +206,7 @@ class Gate:
                 self._not_led(at_s, is_led=is_led)
             case PatchDone(uid):
                 self._later.pop(uid, None)
+                self._reports += filter(None, (self._left.pop(uid, None),))
             case DevicesSeen(name, steers, pods):
                 self._marked.update(dict.fromkeys(self.flights.steered(name, is_so=steers)))
                 self._marked.update(dict.fromkeys(self.flights.seen(name, pods)))
@@ -214,6 +230,7 @@ class Gate:
             count = pod.requested.count(RESOURCE_GPU)
             self._plan(uid, PlannedPod(node_name, count) if node_name and count else None)
             self.others.put(pod, node_name)
+            self.others.rules.place(pod, node_name)
             return
         if uid in self._adopted and sight.plan is None:
             sight = sight._replace(unit=self._adopted[uid])
@@ -248,6 +265,7 @@ class Gate:
         self._unfenced.pop(uid, None)
         self._plan(uid, None)
         self.others.remove(uid)
+        self.others.rules.remove(uid)
         self.watchdog.forget(uid)
         self._marked.update(dict.fromkeys(self.flights.ended(uid)))
         self._later.pop(uid, None)
@@ -259,10 +277,12 @@ class Gate:
             self._marked[unit.name] = None
 
     def _wants(self, member: Member) -> None:
+        pod = member.sight.pod
         if member.is_waiting and member.sight.spec is not None:
-            if self._traits.get(member.uid) != trait(member.sight.pod.constraint):
+            if self._traits.get(member.uid) != trait(pod.constraint):
                 self.others.release(self._traits.pop(member.uid, ""))
-                self._traits[member.uid] = self.others.want(member.sight.pod.constraint)
+                self._traits[member.uid] = self.others.want(pod, pod.constraint)
+            member.has_trait = bool(self._traits[member.uid])
         elif member.uid in self._traits:
             self.others.release(self._traits.pop(member.uid))
         if self.settings.moves and member.target:
@@ -281,6 +301,7 @@ class Gate:
         planned = None if member.is_over else planned_pod(member, unit.held_place(member))
         self._plan(member.uid, planned)
         self._put(unit, member)
+        self._place(unit, member)
 
     def _put(self, unit: Unit, member: Member) -> None:
         sent = "" if member.sent is None or member.is_over else member.sent.node_name
@@ -295,6 +316,11 @@ class Gate:
                 unit = self.units[member.sight.unit]
                 self._put(unit, member)
                 self._marked[unit.name] = None
+
+    def _place(self, unit: Unit, member: Member) -> None:
+        """Where a pod is, was planned, or may be by a pin that was sent counts for the rules of other pods."""
+        place = (unit.place_of(member) or member.sent) if member.is_waiting else None
+        self.others.rules.place(member.sight.pod, member.target if place is None else place.node_name)
 
     def _account_all(self, unit: Unit) -> None:
         for member in unit.members.values():
@@ -319,6 +345,9 @@ class Gate:
 
     def _core(self, event: Answer, at_s: float) -> None:
         name, attempt = unit_of(event.workload_id), attempt_of(event.workload_id)
+        self.others.rules.answered(event.workload_id)
+        if isinstance(event, Cancelled | Refused):
+            self.others.rules.forget(event.workload_id)
         unit = self.units.get(name)
         if unit is None:
             if isinstance(event, Cancelled | Refused):
@@ -332,9 +361,18 @@ class Gate:
         if isinstance(event, Placed):
             self.others.moved(unit.places.values(), event.places.values())
         said = answered(unit, event, at_s, self.settings)
+        self._judge_again(unit)
         if said is not None and (waiting := unit.waiting):
             self._tell(waiting[0], said.text, is_warning=said.is_warning)
         self._account_all(unit)
+
+    def _related(self, event: RelatedSeen | RelatedKnown) -> None:
+        rules = self.others.rules
+        if isinstance(event, RelatedKnown):
+            rules.set_readable(event.kind, is_readable=event.is_readable)
+            self._marked.update(dict.fromkeys(name for name, unit in self.units.items() if unit.stand is Stand.UNKNOWN))
+        else:
+            rules.set_related(event.kind, event.key.namespace, event.key.name, event.value)
 
     def _not_led(self, at_s: float, *, is_led: bool) -> None:
         self.epoch, self._term_begins = None, False
@@ -345,6 +383,7 @@ class Gate:
         self._later.clear()
 
     def _patch_failed(self, uid: str, failure: Failure, why: str, at_s: float) -> None:
+        self._left.pop(uid, None)
         member = self._members.get(uid)
         if member is None or not member.is_patching:
             return
@@ -433,6 +472,7 @@ class Gate:
                 member = self._members.get(uid)
                 if member is not None:
                     self._overdue(member, waited_s, at_s)
+        self._refresh(at_s)
         self._open(at_s)
 
     def _open(self, at_s: float) -> None:
@@ -451,6 +491,8 @@ class Gate:
         assert self.epoch is not None
         unit = self.units[member.sight.unit]
         for told in made_anew(unit, member, self.watchdog, self.epoch, waited_s=waited_s, at_s=at_s):
+            if isinstance(told, Recreate) and told.uid == member.uid:
+                self.others.rules.refusals.add(member.sight.pod, member.sight.pinned)
             if isinstance(told, Tell):
                 self._tell(self._members[told.uid], told.text, is_warning=told.is_warning)
             else:
@@ -472,16 +514,65 @@ class Gate:
                     self._submits.append(told)
                 case Tell(uid, _, text, is_warning):
                     self._tell(self._members[uid], text, is_warning=is_warning)
+                case Strip(uid, key, _, _, why):
+                    self._left[uid] = ReportPlacement(uid, key, left_condition(self._members[uid], why))
+                    self._writes.append(told)
                 case _:
                     self._writes.append(told)
         if unit.stand is not before:
             self._account_all(unit)
+        elif unit.stand is Stand.PLACED:
+            for member in unit.members.values():
+                if member.is_waiting:
+                    self._place(unit, member)
+        self._report(unit, at_s)
         self._resting.pop(unit.name, None)
         if unit.stand is Stand.REFUSED or unit.retry_s > at_s:
             self._resting[unit.name] = None
         if not unit.members and unit.stand in (Stand.UNKNOWN, Stand.REFUSED):
             self._resting.pop(unit.name, None)
             del self.units[unit.name]
+
+    def _report(self, unit: Unit, at_s: float) -> None:
+        """Pods whose status does not say why they wait, or that they are placed."""
+        if self._deciding is None:
+            return
+        if unit.stand is Stand.WAITING and unit.lacks_traits and not unit.no_node and unit.size == 1:
+            return  # a node would do by now: the core is about to try it again
+        is_whole = unit.elastic is not None or len(unit.present) >= unit.size or unit.stand is Stand.PLACED
+        for member in unit.members.values():
+            wanted = placement_condition(unit, member, is_whole=is_whole, why=unit.no_node)
+            if wanted is not None and is_due(member, wanted, at_s):
+                member.reported, member.reported_s = wanted, at_s
+                self._reports.append(ReportPlacement(member.uid, member.sight.key, wanted))
+
+    def _refresh(self, at_s: float) -> None:
+        """A few of those that wait, in turn: whether a node will do for them by now, and what is told of it."""
+        rules = self.others.rules
+        stands = (Stand.WAITING, Stand.REFUSED, Stand.UNKNOWN)
+        waiting = sorted(name for name, unit in self.units.items() if unit.stand in stands)
+        if not waiting or self._deciding is None or not self._is_synced:
+            return
+        if rules.revision != self._reconsidered and any(rules.judges(self.units[name].workload_id) for name in waiting):
+            self._reconsidered = rules.revision
+            self._cancels.append(Reconsider())
+        begin = bisect_right(waiting, self._refreshed) % len(waiting)
+        for name in (waiting[begin:] + waiting[:begin])[:REFRESHED_MOST]:
+            self._refreshed = name
+            self._judge_again(self.units[name])
+            self._report(self.units[name], at_s)
+
+    def _judge_again(self, unit: Unit) -> None:
+        """Why no node will do for a unit that waits; one that only kube-scheduler can judge is taken back."""
+        rules = self.others.rules
+        is_judged = rules.judges(unit.workload_id)
+        if unit.stand is not Stand.WAITING or not (is_judged or unit.lacks_traits):
+            return
+        verdicts = [rules.verdict(member.sight.pod) for member in unit.waiting[:REFRESHED_MOST]]
+        unit.no_node = next((one.text for one in verdicts if one.text), "")
+        if is_judged and any(one.left for one in verdicts):
+            unit.is_stale = True
+            self._marked[unit.name] = None
 
     def _mark_places(self, node_name: str) -> None:
         """Units that are to go to a node; those that stand there are left alone."""

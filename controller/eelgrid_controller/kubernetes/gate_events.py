@@ -14,8 +14,9 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from eelgrid_controller.kubernetes.plans import Plan
+from eelgrid_controller.kubernetes.scheduling_constraints import BoundClaim, PersistentVolume, StorageClass
 from eelgrid_controller.kubernetes.serving import Service
-from eelgrid_controller.kubernetes.views import KubeNode, Pod
+from eelgrid_controller.kubernetes.views import KubeNode, PlacementCondition, Pod
 from eelgrid_controller.occupancy import Adoption, Others
 from eelgrid_protos.messages import Inventory, SubmitWorkloadRequest, WorkloadSpec
 
@@ -24,8 +25,8 @@ __all__ = [
     "Failure", "Grow",
     "Instruction", "Join", "Key", "Leave", "Led", "MoveOver", "NodeGone", "NodeKnown", "NodeSeen", "NodeSliced",
     "NodeUntold", "NotLed", "Occupy", "PatchDone", "PatchFailed", "Place", "Placed", "PodGone", "PodSeen", "Recall",
-    "Recreate", "Refused", "Replaces", "ServiceGone", "ServiceSeen", "Sight", "Strip", "Submit", "Synced", "Tell",
-    "Ticked", "Ungate",
+    "Reconsider", "Recreate", "Refused", "RelatedKnown", "RelatedSeen", "Replaces", "ReportPlacement", "ServiceGone",
+    "ServiceSeen", "Sight", "Strip", "Submit", "Synced", "Tell", "Ticked", "Ungate",
 ]  # fmt: skip
 
 
@@ -113,6 +114,21 @@ class NodeSliced(NamedTuple):
 
     name: str
     gpu_count: int
+
+
+class RelatedSeen(NamedTuple):
+    """A namespace (its labels), a claim, a volume or a storage class as it is now; None for one that is no more."""
+
+    kind: str  # the plural, as resources have it
+    key: Key
+    value: Mapping[str, str] | BoundClaim | PersistentVolume | StorageClass | None
+
+
+class RelatedKnown(NamedTuple):
+    """What is needed to judge pods by volumes, or by namespaces, is known as a whole, or cannot be read."""
+
+    kind: str  # eligibility.VOLUMES or NAMESPACES
+    is_readable: bool
 
 
 class NodeUntold(NamedTuple):
@@ -248,6 +264,7 @@ class MoveOver(NamedTuple):
 Event = (
     PodSeen | PodGone | Replaces | MoveOver | NodeSeen | NodeGone | NodeKnown | NodeSliced | NodeUntold | Synced | Placed | Deferred | Cancelled | Refused | Led | NotLed
     | PatchDone | PatchFailed | AnnotateFailed | DeleteFailed | DevicesSeen | Ticked | ServiceSeen | ServiceGone
+    | RelatedSeen | RelatedKnown
 )  # fmt: skip
 
 # Instructions
@@ -305,6 +322,10 @@ class Grow(NamedTuple):
     replicas: int
 
 
+class Reconsider(NamedTuple):
+    """The core is to try what waits again: rules that it asks about may answer otherwise by now."""
+
+
 class Ungate(NamedTuple):
     """Pin a pod to a node and remove our gate, if it still is the one that was looked at."""
 
@@ -346,6 +367,14 @@ class Recreate(NamedTuple):
     version: str = ""
 
 
+class ReportPlacement(NamedTuple):
+    """Write the condition of a pod's placement into its status."""
+
+    uid: str
+    key: Key
+    condition: PlacementCondition
+
+
 class Tell(NamedTuple):
     """Let people who look at a pod know."""
 
@@ -356,5 +385,19 @@ class Tell(NamedTuple):
 
 
 Instruction = (
-    Join | Leave | Occupy | Submit | Adopt | Recall | Cancel | Grow | Ungate | Strip | Annotate | Recreate | Tell
+    Join
+    | Leave
+    | Occupy
+    | Submit
+    | Adopt
+    | Recall
+    | Cancel
+    | Grow
+    | Reconsider
+    | Ungate
+    | Strip
+    | Annotate
+    | Recreate
+    | ReportPlacement
+    | Tell
 )

@@ -17,6 +17,7 @@ from eelgrid_controller.kubernetes.constraints import trait
 from eelgrid_controller.kubernetes.errors import AnnotationUnreadable
 from eelgrid_controller.kubernetes.holders import KUBEFLOW, Holders
 from eelgrid_controller.kubernetes.owners import Membership, Refused, membership_of
+from eelgrid_controller.kubernetes.selectors import UNRELATED
 from eelgrid_controller.kubernetes.views import Pod
 from eelgrid_protos.errors import InvalidMessage, Violation
 from eelgrid_protos.messages import (
@@ -132,7 +133,8 @@ def _intent(pod: Pod, holders: Holders) -> Intent | Refused:
         user=annotations.user_of(pod.annotations, pod.labels),
         priority=max(-PRIORITY_MOST, min(pod.priority, PRIORITY_MOST)) if asked is None else asked,
         locality=Locality.PACK if member.size > 1 else Locality.UNSPECIFIED,
-        mobility=_mobility(member, grace_s),
+        # Whoever moves places knows nothing of other pods and of volumes.
+        mobility=_mobility(member, grace_s) if pod.relations == UNRELATED else Mobility.FIXED,
         service=service,
         training=training,
         required_traits=traits,

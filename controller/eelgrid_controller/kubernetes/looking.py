@@ -24,7 +24,7 @@ from eelgrid_controller.kubernetes.names import RESOURCE_GPU
 from eelgrid_controller.kubernetes.others import Others
 from eelgrid_controller.kubernetes.pinning import Agreement, Obstacle, agreement, fence, obstacle, rewrite
 from eelgrid_controller.kubernetes.unit_specs import unit_spec
-from eelgrid_controller.kubernetes.unit_steps import let_go, others_gates, pin, strip, tell, tell_gates
+from eelgrid_controller.kubernetes.unit_steps import judge, leave, let_go, others_gates, pin, strip, tell, tell_gates
 from eelgrid_protos.messages import SubmitWorkloadRequest, WorkloadSpec
 
 __all__ = ["COLLIDED_S", "look"]
@@ -45,13 +45,13 @@ def look(unit: Unit, others: Others, flights: Flights, epoch: int | None, at_s: 
             return _placed(unit, others, flights, epoch, at_s)
         case Stand.WAITING:
             waits = {member.uid for member in unit.waiting if not member.denied}
-            return [] if waits == set(unit.slots.values()) else let_go(unit)
+            return [] if waits == set(unit.slots.values()) and not unit.is_stale else let_go(unit)
     if epoch is None or at_s < unit.retry_s:
         return []
-    return _unasked(unit, epoch) if unit.waiting else adopting(unit, others, at_s)
+    return _unasked(unit, others, epoch) if unit.waiting else adopting(unit, others, at_s)
 
 
-def _unasked(unit: Unit, epoch: int) -> list[Instruction]:
+def _unasked(unit: Unit, others: Others, epoch: int) -> list[Instruction]:
     waiting = unit.waiting
     if any(member.denied for member in waiting):
         return []
@@ -67,7 +67,13 @@ def _unasked(unit: Unit, epoch: int) -> list[Instruction]:
     for member in waiting:
         if member.sight.spec is None:
             return [tell(member, f"not placed: {member.sight.refused}", is_warning=True)]
+    pods = [member.sight.pod for member in waiting]
+    if others.rules.is_reading(pods):
+        return []
+    if left := others.rules.left(pods):
+        return leave(waiting, left, epoch)
     asked = unit.ask()
+    judge(unit, asked, others.rules)
     return [Submit(SubmitWorkloadRequest(workload_id=unit.workload_id, spec=_spec(asked)))]
 
 
@@ -171,8 +177,11 @@ def _fits(member: Member, place: Place, others: Others) -> bool:
     if not member.is_waiting:
         is_there = member.target == place.node_name
         return is_there and agreement(member, place, others) is not Agreement.PLACE_IS_OLD
-    demands = trait(member.sight.pod.constraint)
-    return not member.denied and others.is_open(place.node_name) and others.has_trait(place.node_name, demands)
+    return (
+        not member.denied
+        and others.is_open(place.node_name)
+        and others.rules.permits(member.sight.pod, place.node_name)
+    )
 
 
 def _spec(members: Iterable[Member]) -> WorkloadSpec:

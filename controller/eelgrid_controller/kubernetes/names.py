@@ -44,6 +44,7 @@ __all__ = [
     "ANNOTATION_WORKERS",
     "ANNOTATION_WORK_UNIT",
     "ANNOTATION_WRONG_DEVICES",
+    "CONDITION_PLACEMENT",
     "DELETION_COST",
     "DOMAIN",
     "FIELD_MANAGER",
@@ -113,6 +114,9 @@ ANNOTATION_PLAN = "eelgrid.io/plan"
 # On a pod that waits, by a leader whose term begins: the term and the version that it was changed from, so that
 # whatever a former leader still sends against that version is refused.
 ANNOTATION_FENCE = "eelgrid.io/fence"
+
+# On a pod's status, by us: whether it was placed, and why not.
+CONDITION_PLACEMENT = "eelgrid.io/Placement"
 
 # On a node: its pool, who writes its MIG layout, and that only managed pods may come.
 LABEL_POOL = "eelgrid.io/pool"
@@ -249,7 +253,7 @@ NODE_SHOWN = (
     *NODE_TOPOLOGY,
 )
 
-# Labels and annotations of pods under these domains are kept in memory; all others are not.
+# Annotations of pods under these domains are kept in memory; all others are not.
 KEPT_DOMAINS = frozenset(
     {
         DOMAIN,
@@ -274,6 +278,6 @@ def plain_product(label: str) -> str:
 
 
 def is_kept(key: str) -> bool:
-    """Whether a label or annotation of a pod with this key is one that somebody here reads."""
+    """Whether an annotation of a pod with this key is one that somebody here reads."""
     domain, slash, _ = key.partition("/")
     return bool(slash) and domain in KEPT_DOMAINS

@@ -7,15 +7,19 @@ Theory. A node is told anew when what it is, what others hold on it, or the dema
 pods make, have changed, and then as a whole; so it does not matter what was lost before. Devices
 that plans name are told by name, so that nothing else is taken for them. A node whose agent has
 not said yet what it has is told as closed.
-Each pod's demands have a trait of their own (constraints.py). Traits of pods that are gone
-are forgotten when there are too many.
+Each set of demands has a trait of its own (constraints.py), as long as there are slots: a node
+is told a bounded number of traits, of which one namespace, and one user in it, has a share.
+Slots that no pod uses any more go first. Pods without a slot lose nothing but speed: which
+nodes will do for them is asked when they are placed (eligibility.py).
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from eelgrid_controller import occupancy
+from eelgrid_controller.kubernetes.annotations import user_of
 from eelgrid_controller.kubernetes.constraints import Constraint, trait, traits_of
+from eelgrid_controller.kubernetes.eligibility import EligibleNodes
 from eelgrid_controller.kubernetes.gate_events import Join, Leave, Occupy, Place
 from eelgrid_controller.kubernetes.names import RESOURCE_GPU
 from eelgrid_controller.kubernetes.nodes import inventory_of, occupied
@@ -24,10 +28,74 @@ from eelgrid_controller.kubernetes.selectors import unpinned
 from eelgrid_controller.kubernetes.views import KubeNode, Pod
 from eelgrid_protos.messages import Inventory
 
-__all__ = ["TRAITS_MOST", "Others"]
+__all__ = ["TRAITS_MOST", "TRAITS_PER_NAMESPACE_MOST", "TRAITS_PER_USER_MOST", "Others", "TraitSlots"]
 
+# Each is evaluated on each node when it comes, and is in the journal once for each node that has it.
 TRAITS_MOST = 200
 _AWAITED = "its agent has not said yet what the node has"
+# So that nobody's pods make everybody else's slow: a quarter for a namespace, a tenth for one of its users.
+TRAITS_PER_NAMESPACE_MOST = 50
+TRAITS_PER_USER_MOST = 20
+
+
+@dataclass(slots=True)
+class _Slot:
+    constraint: Constraint
+    namespace: str
+    user: str
+    uses: int = 0
+
+
+class TraitSlots:
+    """The sets of demands that nodes are told traits of, each charged to who first made it."""
+
+    def __init__(self) -> None:
+        self._slots: dict[str, _Slot] = {}
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._slots)
+
+    @property
+    def constraints(self) -> list[Constraint]:
+        """The demands."""
+        return [slot.constraint for slot in self._slots.values()]
+
+    def take(self, constraint: Constraint, namespace: str, user: str) -> tuple[str, bool]:
+        """The trait of these demands, empty where there is no slot for it, and whether it is new."""
+        found = trait(constraint)
+        slot = self._slots.get(found)
+        is_new = slot is None
+        if slot is None:
+            if not self._has_room(namespace, user):
+                return "", False
+            slot = self._slots[found] = _Slot(constraint, namespace, user)
+        slot.uses += 1
+        return found, is_new
+
+    def release(self, found: str) -> None:
+        """A pod has no use for its trait any more."""
+        slot = self._slots.get(found)
+        if slot is not None:
+            slot.uses -= 1
+
+    def _has_room(self, namespace: str, user: str) -> bool:
+        """Whether there is a slot for these, once those that nobody uses are evicted."""
+        charged = [(found, slot) for found, slot in self._slots.items() if slot.namespace == namespace]
+        own = [(found, slot) for found, slot in charged if slot.user == user]
+        shares = (
+            (own, TRAITS_PER_USER_MOST),
+            (charged, TRAITS_PER_NAMESPACE_MOST),
+            (list(self._slots.items()), TRAITS_MOST),
+        )
+        for share, most in shares:
+            if sum(found in self._slots for found, _ in share) < most:
+                continue
+            unused = next((found for found, slot in share if not slot.uses and found in self._slots), None)
+            if unused is None:
+                return False
+            del self._slots[unused]
+        return True
 
 
 class Others:
@@ -47,14 +115,15 @@ class Others:
         self._told: dict[str, occupancy.Others] = {}
         self._dirty: dict[str, bool] = {}  # whether to be told even where it is as it was told
         self._gone: dict[str, None] = {}
-        self._wanted: dict[str, Constraint] = {}  # by trait
-        self._uses: dict[str, int] = {}  # pods that wait, or that may move, by trait
+        self.rules = EligibleNodes()
+        self.slots = TraitSlots()  # of pods that wait, or that may move
         self._stays: dict[str, str] = {}  # the trait of each that may move, by uid
 
     def node(self, node: KubeNode, *, has_agent: bool, awaits_agent: bool = False) -> None:
         """A node as it is now."""
         (self._awaited.add if awaits_agent else self._awaited.discard)(node.name)
         self._nodes[node.name] = node
+        self.rules.set_node(node)
         self._gone.pop(node.name, None)
         (self._agents.add if has_agent else self._agents.discard)(node.name)
         self._mark(node.name)
@@ -62,6 +131,7 @@ class Others:
     def node_gone(self, name: str) -> None:
         """A node that is no more."""
         if self._nodes.pop(name, None) is not None:
+            self.rules.remove_node(name)
             self._gone[name] = None
             self._dirty.pop(name, None)
 
@@ -112,11 +182,6 @@ class Others:
         told = self._told.get(name)
         return 0 if told is None else told.gpu_count
 
-    def has_trait(self, name: str, found: str) -> bool:
-        """Whether a node meets the demands of a trait."""
-        told = self._told.get(name)
-        return not found or (told is not None and found in told.traits)
-
     def put(self, pod: Pod, node_name: str, devices: tuple[int, ...] = ()) -> None:
         """A pod that the core does not hold is on a node, or can only go there; nowhere, where that is empty.
 
@@ -153,29 +218,19 @@ class Others:
     def stays(self, pod: Pod) -> None:
         """A pod that stands may move: nobody can say where to, unless it is known which nodes meet its demands."""
         if pod.uid not in self._stays:
-            self._stays[pod.uid] = self.want(unpinned(pod.constraint))
+            self._stays[pod.uid] = self.want(pod, unpinned(pod.constraint))
 
-    def want(self, constraint: Constraint) -> str:
-        """A pod waits with these demands; the trait that says so."""
-        found = trait(constraint)
-        if found not in self._wanted:
-            if len(self._wanted) >= TRAITS_MOST:
-                self._forget()
-            self._wanted[found] = constraint
+    def want(self, pod: Pod, constraint: Constraint) -> str:
+        """A pod waits with these demands; the trait that says so, empty where there is no slot for it."""
+        found, is_new = self.slots.take(constraint, pod.namespace, user_of(pod.annotations, pod.labels))
+        if is_new:
             for name in self._nodes:
                 self._mark(name)
-        self._uses[found] = self._uses.get(found, 0) + 1
         return found
 
     def release(self, found: str) -> None:
         """A pod waits no more."""
-        if found in self._uses:
-            self._uses[found] -= 1
-
-    def _forget(self) -> None:
-        for found in [one for one in self._wanted if not self._uses.get(one)]:
-            del self._wanted[found]
-            self._uses.pop(found, None)
+        self.slots.release(found)
 
     def flush(self) -> Iterator[Join | Leave | Occupy]:
         """What the core does not know yet."""
@@ -212,7 +267,7 @@ class Others:
         if name not in self._known:
             return
         held = occupied(node, self._pods.get(name, {}).values())
-        traits = tuple(sorted(traits_of(node, list(self._wanted.values())[:TRAITS_MOST])))
+        traits = tuple(sorted(traits_of(node, self.slots.constraints)))
         named = {index for uid in self._pods.get(name, ()) for index in self._devices.get(uid, ())}
         told = replace(
             held,

@@ -25,9 +25,9 @@ def made_anew(
         yield Tell(member.uid, member.sight.key, f"{why}; delete it and create it again", is_warning=True)
         return
     owner = unit.name if unit.size > 1 else pod.owner.uid if pod.owner is not None else ""
-    if not watchdog.may_recreate(owner, waited_s, at_s - waited_s):
+    if not watchdog.may_recreate(owner, waited_s, at_s):
         return
-    watchdog.recreated(owner, at_s, at_s - waited_s)
+    watchdog.recreated(owner, waited_s, at_s)
     unit.spoiled(member, why)
     for one in gang:
         watchdog.again(one.uid, at_s)

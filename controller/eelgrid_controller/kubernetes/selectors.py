@@ -1,7 +1,8 @@
 """Which nodes a pod may go to, as values: selectors, required affinity, tolerations, and the taints they meet.
 
 Owns the reading of these from JSON into hashable values that compare equal where they mean
-the same. Must not know how they are judged; that is `constraints.py`.
+the same; also of what a pod demands of other pods and of volumes (`PodRelations`). Must not
+know how they are judged; that is `constraints.py` and `scheduling_constraints.py`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,13 +12,22 @@ from typing import Any, NamedTuple, TypeVar
 
 __all__ = [
     "NOTHING",
+    "UNRELATED",
+    "AffinityTerm",
     "Constraint",
+    "LabelSelector",
+    "PodRelations",
     "Requirement",
+    "SpreadConstraint",
     "Taint",
     "Term",
     "Toleration",
+    "VolumeClaim",
     "constraint_of",
+    "label_selector_of",
+    "relations_of",
     "taints_of",
+    "terms_of",
     "unpinned",
 ]
 
@@ -74,7 +84,57 @@ class Constraint(NamedTuple):
         return bool(self.selector or self.devices) or self.terms is not None
 
 
+class LabelSelector(NamedTuple):
+    """Requirements on labels that hold all together; without any it selects everything. None selects nothing."""
+
+    requirements: tuple[Requirement, ...] = ()
+
+
+class AffinityTerm(NamedTuple):
+    """One required term of pod affinity or anti-affinity; without namespaces and selector it means the pod's own."""
+
+    topology_key: str
+    selector: LabelSelector | None
+    namespaces: tuple[str, ...] = ()
+    namespace_selector: LabelSelector | None = None
+    match_label_keys: tuple[str, ...] = ()
+    mismatch_label_keys: tuple[str, ...] = ()
+
+
+class SpreadConstraint(NamedTuple):
+    """One topologySpreadConstraint with whenUnsatisfiable DoNotSchedule; `honors_` are the node inclusion policies."""
+
+    topology_key: str
+    max_skew: int
+    selector: LabelSelector | None
+    min_domains: int = 1
+    honors_affinity: bool = True
+    honors_taints: bool = False
+    match_label_keys: tuple[str, ...] = ()
+
+
+class VolumeClaim(NamedTuple):
+    """A volume that is claimed; the claim of an ephemeral volume is named after pod and volume."""
+
+    name: str
+    is_ephemeral: bool = False
+
+    def claim_name(self, pod_name: str) -> str:
+        """The name of the PersistentVolumeClaim, in the pod's namespace."""
+        return f"{pod_name}-{self.name}" if self.is_ephemeral else self.name
+
+
+class PodRelations(NamedTuple):
+    """What a pod demands of other pods and of volumes."""
+
+    spread: tuple[SpreadConstraint, ...] = ()
+    affinity: tuple[AffinityTerm, ...] = ()
+    anti_affinity: tuple[AffinityTerm, ...] = ()
+    claims: tuple[VolumeClaim, ...] = ()
+
+
 NOTHING = Constraint()
+UNRELATED = PodRelations()
 _EMPTY = Term((), ())
 
 
@@ -94,6 +154,65 @@ def constraint_of(spec: Mapping[str, Any], devices: tuple[tuple[str, int], ...] 
         devices,
     )
     return _shared(found)
+
+
+def relations_of(spec: Mapping[str, Any]) -> PodRelations:
+    """What a pod's spec demands of other pods and of volumes; preferences are left out."""
+    affinity = spec.get("affinity") or {}
+    found = PodRelations(
+        tuple(_spreads(spec)),
+        tuple(_affinity_terms(affinity.get("podAffinity"))),
+        tuple(_affinity_terms(affinity.get("podAntiAffinity"))),
+        tuple(_volume_claims(spec)),
+    )
+    return UNRELATED if found == UNRELATED else found
+
+
+def label_selector_of(found: Mapping[str, Any] | None) -> LabelSelector | None:
+    """A LabelSelector of the API; None where there is none."""
+    if found is None:
+        return None
+    equal = [Requirement(str(key), "In", (str(value),)) for key, value in (found.get("matchLabels") or {}).items()]
+    return LabelSelector(_ordered([*equal, *map(_requirement, found.get("matchExpressions") or ())]))
+
+
+def terms_of(selector: Mapping[str, Any] | None) -> tuple[Term, ...] | None:
+    """The terms of a NodeSelector of the API; None where there is none."""
+    return None if selector is None else _ordered(map(_term, selector.get("nodeSelectorTerms") or ()))
+
+
+def _spreads(spec: Mapping[str, Any]) -> Iterable[SpreadConstraint]:
+    for one in spec.get("topologySpreadConstraints") or ():
+        if one.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule":
+            yield SpreadConstraint(
+                _text(one, "topologyKey"),
+                int(one.get("maxSkew") or 1),
+                label_selector_of(one.get("labelSelector")),
+                int(one.get("minDomains") or 1),
+                one.get("nodeAffinityPolicy") != "Ignore",
+                one.get("nodeTaintsPolicy") == "Honor",
+                tuple(sorted(map(str, one.get("matchLabelKeys") or ()))),
+            )
+
+
+def _affinity_terms(found: Mapping[str, Any] | None) -> Iterable[AffinityTerm]:
+    for one in (found or {}).get("requiredDuringSchedulingIgnoredDuringExecution") or ():
+        yield AffinityTerm(
+            _text(one, "topologyKey"),
+            label_selector_of(one.get("labelSelector")),
+            tuple(sorted(map(str, one.get("namespaces") or ()))),
+            label_selector_of(one.get("namespaceSelector")),
+            tuple(sorted(map(str, one.get("matchLabelKeys") or ()))),
+            tuple(sorted(map(str, one.get("mismatchLabelKeys") or ()))),
+        )
+
+
+def _volume_claims(spec: Mapping[str, Any]) -> Iterable[VolumeClaim]:
+    for one in spec.get("volumes") or ():
+        if one.get("persistentVolumeClaim") is not None:
+            yield VolumeClaim(_text(one["persistentVolumeClaim"], "claimName"))
+        elif one.get("ephemeral") is not None:
+            yield VolumeClaim(_text(one, "name"), is_ephemeral=True)
 
 
 def unpinned(constraint: Constraint) -> Constraint:

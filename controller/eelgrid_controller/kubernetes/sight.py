@@ -3,7 +3,8 @@
 Owns which pods are the gate's, and the name of the unit that each is of. Must not know what
 becomes of them.
 
-A pod is the gate's if our gate holds it, or if it carries a plan of ours; the label that
+A pod is the gate's if our gate holds it, or if it carries a plan of ours that was written for it
+(a plan of another pod, in YAML that was applied again, says nothing); the label that
 opts in is read by the policy that puts the gate there. So a pod that came while that policy
 was away is nobody's, and is scheduled as if Eelgrid were not there. A pod that is gated and
 that nobody can read an intent from stays a unit of its own, so that its people hear of it.
@@ -20,7 +21,7 @@ from eelgrid_controller.kubernetes.holders import Holders, Ref
 from eelgrid_controller.kubernetes.intent import Intent, Refused, intent_of
 from eelgrid_controller.kubernetes.names import ANNOTATION_PLAN
 from eelgrid_controller.kubernetes.patches import pinned_node, unpinned
-from eelgrid_controller.kubernetes.plans import CLAIMED, plan_of, unit_name, unit_of
+from eelgrid_controller.kubernetes.plans import CLAIMED, plan_for, unit_name, unit_of
 from eelgrid_controller.kubernetes.selectors import constraint_of
 from eelgrid_controller.kubernetes.serving import UNIT_PREFIX, Services, spec_of
 from eelgrid_controller.kubernetes.slice_pods import SLICE_UNIT, asks_for_slices, slice_intent
@@ -45,7 +46,7 @@ def sight_of(
     ask for them are placed by somebody else, and are others to it. With `leaves_claims`, so are those
     that get their devices by claims: mode dra places them.
     """
-    plan = plan_of(pod.annotations.get(ANNOTATION_PLAN, ""))
+    plan = plan_for(pod.uid, pod.annotations.get(ANNOTATION_PLAN, ""))
     service = None if services is None or pod.is_terminal else services.of(pod)
     if service is not None:
         pinned = pinned_node(found) if plan is not None else ""

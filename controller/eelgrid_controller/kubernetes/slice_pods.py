@@ -171,7 +171,7 @@ class SlicePods:
         offers[choice.node_name] = _less(offers[choice.node_name], pod, given, "")
         plan = Plan(
             epoch, unit, 0, choice.node_name, tuple(it.gpu_index for it in choice.slices),
-            wanted[0][0].removeprefix(RESOURCE_MIG_PREFIX),
+            wanted[0][0].removeprefix(RESOURCE_MIG_PREFIX), pod.uid,
         )  # fmt: skip
         yield Ungate(pod.uid, key, pod.resource_version, choice.node_name, plan_text(plan), epoch)
 
@@ -208,8 +208,8 @@ class SlicePods:
             why = f"{one.pinned} does not take it: {one.pod.unscheduled_message or 'it cannot be scheduled there'}"
             if one.pod.owner is None:
                 yield from self._tell(one, f"{why}; nobody makes it anew, so delete it", is_warning=True)
-            elif self._watchdog.may_recreate(one.pod.owner.uid, waited_s):
-                self._watchdog.recreated(one.pod.owner.uid, at_s)
+            elif self._watchdog.may_recreate(one.pod.owner.uid, waited_s, at_s):
+                self._watchdog.recreated(one.pod.owner.uid, waited_s, at_s)
                 self._watchdog.again(uid, at_s)
                 yield from self._tell(one, f"made anew: {why}", is_warning=True)
                 yield Recreate(uid, Key(one.pod.namespace, one.pod.name), epoch, why)

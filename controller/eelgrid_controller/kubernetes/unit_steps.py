@@ -4,11 +4,14 @@ Owns the instruction and the mark on the member or the unit that keeps it from b
 when a step is due.
 """
 
+from collections.abc import Iterable, Sequence
+
+from eelgrid_controller.kubernetes.eligibility import EligibleNodes
 from eelgrid_controller.kubernetes.gangs import Member, Stand, Unit
 from eelgrid_controller.kubernetes.gate_events import Cancel, Instruction, Strip, Tell, Ungate
 from eelgrid_controller.kubernetes.plans import Plan, plan_text
 
-__all__ = ["let_go", "others_gates", "pin", "strip", "tell", "tell_gates"]
+__all__ = ["judge", "leave", "let_go", "others_gates", "pin", "strip", "tell", "tell_gates"]
 
 
 def let_go(unit: Unit) -> list[Instruction]:
@@ -25,7 +28,7 @@ def pin(unit: Unit, replica: int, member: Member, epoch: int) -> Ungate:
     devices = member.devices_of(place)
     member.agreed = tuple(sorted(devices))
     _patching(member)
-    plan = Plan(epoch, unit.workload_id, replica, place.node_name, devices, place.profile)
+    plan = Plan(epoch, unit.workload_id, replica, place.node_name, devices, place.profile, member.uid)
     return Ungate(member.uid, member.sight.key, member.patched_version, place.node_name, plan_text(plan), epoch)
 
 
@@ -33,6 +36,24 @@ def strip(member: Member, epoch: int) -> Strip:
     """A member goes where it can."""
     _patching(member)
     return Strip(member.uid, member.sight.key, member.patched_version, epoch, member.sight.refused)
+
+
+def leave(members: Iterable[Member], why: str, epoch: int) -> list[Instruction]:
+    """Members that only kube-scheduler can judge go where it puts them."""
+    told: list[Instruction] = []
+    for member in members:
+        if not member.is_patching:
+            _patching(member)
+            told.append(tell(member, f"left to kube-scheduler: {why}"))
+            told.append(Strip(member.uid, member.sight.key, member.patched_version, epoch, why))
+    return told
+
+
+def judge(unit: Unit, members: Sequence[Member], rules: EligibleNodes) -> None:
+    """The core is about to be asked for these, by replica; where traits do not say enough, it asks back."""
+    pods = [member.sight.pod for member in members]
+    is_judged = any(not member.has_trait for member in members) or any(map(rules.needs, pods))
+    rules.ask_for(unit.workload_id, pods, is_judged=is_judged)
 
 
 def _patching(member: Member) -> None:

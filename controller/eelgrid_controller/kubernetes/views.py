@@ -2,8 +2,9 @@
 
 Owns which fields are kept. Must not know what they are good for. A field that is missing or
 null is as its default says; an object without a name or uid is refused. A hundred thousand
-pods are held at once, so labels that nobody here reads are dropped, strings that recur are
-kept once, and pods without constraints share one.
+pods are held at once, so annotations that nobody here reads are dropped (labels are not: any
+may be selected by another pod's rules), strings that recur are kept once, and pods without
+constraints share one.
 
 Pods that come together are mostly alike, and each is told again whenever its status changes.
 So what follows from a pod's spec alone, which is most of the work, is remembered for the
@@ -18,11 +19,20 @@ from typing import Any, NamedTuple
 
 from eelgrid_controller.kubernetes.amounts import NONE, Amounts, amounts_of, pod_amounts, uncounted
 from eelgrid_controller.kubernetes.errors import KubernetesUnreadable
-from eelgrid_controller.kubernetes.names import GATE, LABEL_MANAGED, MANAGED, is_kept
+from eelgrid_controller.kubernetes.names import CONDITION_PLACEMENT, GATE, LABEL_MANAGED, MANAGED, is_kept
 from eelgrid_controller.kubernetes.quantities import count_of
-from eelgrid_controller.kubernetes.selectors import NOTHING, Constraint, Taint, constraint_of, taints_of
+from eelgrid_controller.kubernetes.selectors import (
+    NOTHING,
+    UNRELATED,
+    Constraint,
+    PodRelations,
+    Taint,
+    constraint_of,
+    relations_of,
+    taints_of,
+)
 
-__all__ = ["Claim", "KubeNode", "Owner", "Pod", "Shapes", "node_of", "owner_of", "pod_of"]
+__all__ = ["Claim", "KubeNode", "Owner", "PlacementCondition", "Pod", "Shapes", "node_of", "owner_of", "pod_of"]
 
 _TERMINAL = ("Succeeded", "Failed")
 _MIRROR = "kubernetes.io/config.mirror"
@@ -58,6 +68,14 @@ class Claim(NamedTuple):
     template_name: str = ""
 
 
+class PlacementCondition(NamedTuple):
+    """The condition names.CONDITION_PLACEMENT of a pod."""
+
+    is_true: bool
+    reason: str
+    message: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
     """One pod. Texts are empty where nothing is set, times are None."""
@@ -68,8 +86,8 @@ class Pod:
     resource_version: str = ""
     created_s: float | None = None  # since 1970
     deleted_s: float | None = None  # when it is to be gone; set as soon as somebody deletes it
-    labels: Mapping[str, str]  # of names.KEPT_DOMAINS alone, annotations too
-    annotations: Mapping[str, str]
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]  # of names.KEPT_DOMAINS alone
     owner: Owner | None = None
     gates: tuple[str, ...] = ()
     node_name: str = ""  # where it is bound
@@ -85,7 +103,9 @@ class Pod:
     claims: tuple[Claim, ...] = ()
     group: str = ""  # the PodGroup it is scheduled with
     constraint: Constraint = NOTHING
+    relations: PodRelations = UNRELATED
     unjudged: tuple[str, ...] = ()  # what kube-scheduler will also look at and Eelgrid does not
+    placement: PlacementCondition | None = None  # our condition, as it stands in the status
 
     @property
     def is_managed(self) -> bool:
@@ -146,6 +166,7 @@ class _Shape(NamedTuple):
     claims: tuple[Claim, ...]
     group: str
     constraint: Constraint
+    relations: PodRelations
     unjudged: tuple[str, ...]
 
 
@@ -175,6 +196,7 @@ def _shape(spec: Mapping[str, Any], status: Mapping[str, Any]) -> _Shape:
         _claims(spec, status),
         _group(spec),
         constraint_of(spec, uncounted(requested)),
+        relations_of(spec),
         tuple(_unjudged(spec)),
     )
 
@@ -193,7 +215,7 @@ def pod_of(found: Mapping[str, Any], shapes: Shapes | None = None) -> Pod:
         resource_version=_text(metadata, "resourceVersion"),
         created_s=_time_s(metadata, "creationTimestamp"),
         deleted_s=_time_s(metadata, "deletionTimestamp"),
-        labels=_kept(metadata.get("labels")),
+        labels={intern(key): intern(str(value)) for key, value in (metadata.get("labels") or {}).items()},
         annotations=_kept(metadata.get("annotations")),
         owner=owner_of(found),
         gates=tuple(intern(_text(gate, "name")) for gate in spec.get("schedulingGates") or ()),
@@ -210,7 +232,9 @@ def pod_of(found: Mapping[str, Any], shapes: Shapes | None = None) -> Pod:
         claims=shape.claims,
         group=shape.group,
         constraint=shape.constraint,
+        relations=shape.relations,
         unjudged=shape.unjudged,
+        placement=_placement(conditions.get(CONDITION_PLACEMENT)),
     )
 
 
@@ -274,17 +298,14 @@ def _group(spec: Mapping[str, Any]) -> str:
 
 
 def _unjudged(spec: Mapping[str, Any]) -> Iterable[str]:
-    affinity = _mapping(spec, "affinity")
-    for name in ("podAffinity", "podAntiAffinity"):
-        if _mapping(affinity, name).get("requiredDuringSchedulingIgnoredDuringExecution"):
-            yield name
-    spread = spec.get("topologySpreadConstraints") or ()
-    if any(one.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule" for one in spread):
-        yield "topologySpreadConstraints"
-    if any("persistentVolumeClaim" in one or "ephemeral" in one for one in spec.get("volumes") or ()):
-        yield "volumes"
     if any(port.get("hostPort") for one in spec.get("containers") or () for port in one.get("ports") or ()):
         yield "hostPorts"
+
+
+def _placement(found: Mapping[str, Any] | None) -> PlacementCondition | None:
+    if found is None:
+        return None
+    return PlacementCondition(found.get("status") == "True", _text(found, "reason"), _text(found, "message"))
 
 
 def _kept(found: Mapping[str, Any] | None) -> Mapping[str, str]:

@@ -6,13 +6,12 @@ Theory. A pin cannot be taken back: a place that was stolen in between leaves a 
 waits for ever. If kube-scheduler says that it cannot be scheduled, and goes on saying so for
 `unbound_s`, the pod is to be made anew by its owner. A pod that kube-scheduler has not
 looked at yet is none of that kind, however long its queue is. One owner's pods are made anew
-after twice as long each time, up to `most_s`, so that what can never be scheduled, for a
-reason that Eelgrid does not see, does not go round and round. Pods that waited already when their
-owner's were last made anew are of that same time: twenty that were pinned to full nodes at once
-are made anew at once, and not one after the other after twice as long each.
+after twice as long in each further round, up to `most_s`, so that what can never be scheduled,
+for a reason that Eelgrid does not see, does not go round and round. All of its pods that waited
+already when a round began are of that round: twenty that were pinned to full nodes at once are
+made anew together, and not the last of them after a thousand times as long.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,9 +22,9 @@ _OWNERS_MOST = 10_000
 
 @dataclass(slots=True)
 class _Owner:
-    times: int
-    first_s: float  # of the last time
-    last_s: float
+    times: int  # rounds so far
+    round_s: float  # when the last one began
+    last_s: float  # when one of its pods was last made anew
 
 
 class Watchdog:
@@ -60,17 +59,20 @@ class Watchdog:
             if at_s - since_s >= self.unbound_s:
                 yield uid, at_s - since_s
 
-    def may_recreate(self, owner: str, waited_s: float, since_s: float = math.inf) -> bool:
-        """Whether the owner's pods, which wait since then, have waited long enough, seen how often they were made anew."""
+    def may_recreate(self, owner: str, waited_s: float, at_s: float) -> bool:
+        """Whether a pod of the owner has waited long enough, seen how often its pods were made anew."""
         found = self._owners.get(owner)
-        times = 0 if found is None else found.times - _is_of_last(found, since_s)
-        return waited_s >= min(self.most_s, self.unbound_s * 2.0**times)
+        if found is None:
+            return True
+        rounds = found.times - 1 if _is_of(found, at_s - waited_s) else found.times
+        return waited_s >= min(self.most_s, self.unbound_s * 2.0**rounds)
 
-    def recreated(self, owner: str, at_s: float, since_s: float = math.inf) -> None:
-        """The owner's pods are made anew now."""
+    def recreated(self, owner: str, waited_s: float, at_s: float) -> None:
+        """A pod of the owner is made anew now, after it waited so long."""
         found = self._owners.pop(owner, None)
-        if found is not None and _is_of_last(found, since_s):
-            self._owners[owner] = _Owner(found.times, found.first_s, at_s)
+        if found is not None and _is_of(found, at_s - waited_s):
+            found.last_s = at_s
+            self._owners[owner] = found
             return
         times = 0 if found is None or at_s - found.last_s > 2.0 * self.most_s else found.times
         if len(self._owners) >= _OWNERS_MOST:
@@ -78,6 +80,6 @@ class Watchdog:
         self._owners[owner] = _Owner(min(times + 1, 20), at_s, at_s)
 
 
-def _is_of_last(owner: _Owner, since_s: float) -> bool:
-    """Whether what waits since then did so already when the owner's pods were last made anew."""
-    return since_s <= owner.first_s
+def _is_of(owner: _Owner, since_s: float) -> bool:
+    """Whether what waits since then is of the owner's last round: whoever is stuck later is of the next."""
+    return since_s < owner.round_s

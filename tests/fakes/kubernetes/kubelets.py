@@ -11,10 +11,11 @@ from tests.fakes.kubernetes.store import copied
 class Kubelets(Part):
     """Those of all nodes; a part."""
 
-    def __init__(self, fake, *, start_s=0.0, stop_s=0.0, delay_s=0.0):
+    def __init__(self, fake, *, start_s=0.0, stop_s=0.0, run_s=None, delay_s=0.0):
         super().__init__(fake, delay_s=delay_s)
         self.start_s = start_s  # from being bound to being ready
         self.stop_s = stop_s  # from being told to go to having gone
+        self.run_s = run_s  # from being ready to having ended well, of pods that are not restarted; None for never
         self.due = {}  # by key: (uid, when, what)
 
     def begin(self):
@@ -35,6 +36,8 @@ class Kubelets(Part):
             what, after_s = "gone", self.stop_s
         elif record.object["status"].get("phase") == "Pending":
             what, after_s = "running", self.start_s
+        elif record.object["status"].get("phase") == "Running" and self._ends(spec):
+            what, after_s = "succeeded", self.run_s
         else:
             return False
         if self.due.get(key, ("", 0.0, ""))[::2] != (its["uid"], what):
@@ -52,11 +55,16 @@ class Kubelets(Part):
                 continue
             if what == "gone":
                 self.api.delete(self.kind(PODS), *key, {"gracePeriodSeconds": 0})
+            elif what == "succeeded":
+                self._told(record, "Succeeded", is_ready=False)
             else:
                 self._told(record, "Running", is_ready=True)
         return (
             max(0.001, min((due_s for _, due_s, _ in self.due.values()), default=now_s) - now_s) if self.due else None
         )
+
+    def _ends(self, spec):
+        return self.run_s is not None and spec.get("restartPolicy") == "Never"
 
     def _told(self, record, phase, *, is_ready):
         found = copied(record.object)

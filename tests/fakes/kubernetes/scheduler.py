@@ -1,14 +1,25 @@
 """A small kube-scheduler: binds pods without gates to nodes that fit, as the real one decides it.
 
 Knows node affinity with fields and expressions, node selectors, taints, cordons, amounts of
-any resource, allocated ResourceClaims (with the trap of the missing timestamp) and gangs of
-a PodGroup. Does not know preemption, spreading, volumes, nor how to allocate a claim.
+any resource, allocated ResourceClaims (with the trap of the missing timestamp), gangs of a
+PodGroup, and what `relations.py` has: topology spread, pod affinity, volumes. Does not know
+preemption, nor how to allocate a claim or provision a volume.
 """
 
-from eelgrid_controller.adapters.kubernetes.resources import NODES, POD_GROUPS, PODS, RESOURCE_CLAIMS
+from eelgrid_controller.adapters.kubernetes.resources import (
+    NAMESPACES,
+    NODES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    POD_GROUPS,
+    PODS,
+    RESOURCE_CLAIMS,
+    STORAGE_CLASSES,
+)
 from tests.fakes.kubernetes.faults import Fault
 from tests.fakes.kubernetes.parts import Part
 from tests.fakes.kubernetes.pods import condition
+from tests.fakes.kubernetes.relations import Relations
 from tests.fakes.kubernetes.store import copied
 
 _UNITS = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -71,6 +82,20 @@ def tolerates(pod, taint):
     )
 
 
+def _is_related(pod):
+    affinity, volumes = pod["spec"].get("affinity") or {}, pod["spec"].get("volumes") or ()
+    return bool(
+        pod["spec"].get("topologySpreadConstraints")
+        or affinity.get("podAffinity")
+        or affinity.get("podAntiAffinity")
+        or any("persistentVolumeClaim" in one or "ephemeral" in one for one in volumes)
+    )
+
+
+def _repels(pod):
+    return bool((pod["spec"].get("affinity") or {}).get("podAntiAffinity"))
+
+
 class Scheduler(Part):
     """Binds; a part."""
 
@@ -78,6 +103,8 @@ class Scheduler(Part):
         self.pending = {}  # by key: the pod
         self.nodes = {}  # by name: the node
         self.used = {}  # by node: amounts
+        self.placed = {}  # by uid: pods that are bound and have not ended
+        self.why = {}  # by uid: what the last try found in the way
         self.bound = 0
         for kind in (NODES, PODS):
             for record in self.store.of(self.kind(kind)).values():
@@ -85,7 +112,7 @@ class Scheduler(Part):
 
     def heard(self, kind, event):
         self._note(kind.plural, event.before, event.after)
-        return kind.plural in {"pods", "nodes", "resourceclaims", "podgroups"}
+        return kind.plural in {"pods", "nodes", "resourceclaims", "podgroups", "persistentvolumeclaims", "namespaces"}
 
     def _note(self, plural, before, after):
         some = (after or before).object
@@ -111,6 +138,10 @@ class Scheduler(Part):
             return
         if record.object["status"].get("phase") in {"Succeeded", "Failed"}:
             return
+        if sign > 0:
+            self.placed[record.object["metadata"]["uid"]] = record.object
+        else:
+            self.placed.pop(record.object["metadata"]["uid"], None)
         used = self.used.setdefault(node, {})
         for name, value in asked(record.object).items():
             used[name] = used.get(name, 0.0) + sign * value
@@ -168,7 +199,39 @@ class Scheduler(Part):
         if terms and len(terms) == 1 and (fields := terms[0].get("matchFields")) and fields[0]["operator"] == "In":
             names = [name for name in fields[0]["values"] if name in self.nodes]
         fitting = [name for name in names if self._fits(pod, self.nodes[name], terms, claims, used.get(name, {}))]
+        refused = self._related(pod, fitting, terms)
+        fitting = [name for name in fitting if name not in refused]
+        self.why[pod["metadata"]["uid"]] = next(iter(refused.values()), "Insufficient nvidia.com/gpu")
         return min(fitting, key=lambda name: (used.get(name, {}).get("pods", 0.0), name), default=None)
+
+    def _related(self, pod, names, terms):
+        """Why rules between pods, or volumes, refuse nodes."""
+        if not _is_related(pod) and not any(map(_repels, self.placed.values())):
+            return {}
+        selector = (pod["spec"].get("nodeSelector") or {}).items()
+
+        def in_affinity(node):
+            labels = node["metadata"].get("labels") or {}
+            return all(labels.get(key) == value for key, value in selector) and (terms is None or in_terms(terms, node))
+
+        def tolerated(node):
+            taints = (node.get("spec") or {}).get("taints") or ()
+            return all(taint["effect"] == "PreferNoSchedule" or tolerates(pod, taint) for taint in taints)
+
+        def known(resource):
+            return {name: record.object for (_, name), record in self.store.of(self.kind(resource)).items()}
+
+        claims = {key: record.object for key, record in self.store.of(self.kind(PERSISTENT_VOLUME_CLAIMS)).items()}
+        relations = Relations(
+            self.nodes,
+            self.placed.values(),
+            known(NAMESPACES),
+            claims,
+            known(PERSISTENT_VOLUMES),
+            known(STORAGE_CLASSES),
+        )
+        found = {name: relations.why_not(pod, self.nodes[name], in_affinity, tolerated) for name in names}
+        return {name: f"node(s) {why}" for name, why in found.items() if why}
 
     def _fits(self, pod, node, terms, claims, used):
         spec = node.get("spec") or {}
@@ -223,6 +286,6 @@ class Scheduler(Part):
         if told.get("reason") == "Unschedulable":
             return
         found = copied(pod)
-        why = f"0/{len(self.nodes)} nodes are available"
+        why = f"0/{len(self.nodes)} nodes are available: 1 {self.why.get(pod['metadata']['uid'], 'node')}."
         condition(found, "PodScheduled", "False", self.api.stamps.time(), "Unschedulable", why)
         self.store.put(self.kind(PODS), found)

@@ -41,7 +41,7 @@ from eelgrid_controller.kubernetes.gate_events import (
     Submit,
 )
 from eelgrid_controller.kubernetes.serving import UNIT_PREFIX
-from eelgrid_controller.occupancy import Adoption, Others
+from eelgrid_controller.occupancy import Adoption, Eligibility, Others
 from eelgrid_controller.outside import Outside
 from eelgrid_controller.presence import Presence
 from eelgrid_protos.errors import ContractError
@@ -70,6 +70,7 @@ class Commands(Protocol):
     listeners: list[Callable[[Committed], None]]
     presence: Presence
     outside: Outside
+    eligibility: Eligibility
 
     @property
     def core(self) -> Core:
@@ -95,6 +96,9 @@ class Commands(Protocol):
 
     async def occupied(self, node_name: str, others: Others) -> None:
         """What others hold on a node."""
+
+    async def reconsider(self) -> None:
+        """Try what waits again."""
 
     async def update_policy(self, policy: Policy) -> Policy:
         """Put a policy in force, made of the one of its revision."""
@@ -173,6 +177,13 @@ class Asked:
         workload = self._loop.core.state.workloads.get(workload_id)
         if workload is not None:
             self._feed(standing_of(workload))
+
+    async def reconsider(self) -> None:
+        """What waits is tried again; where that is not possible now, the next change asks for it."""
+        try:
+            await self._loop.reconsider()
+        except (Fault, ContractError) as error:
+            self._log.info("reconsidered=no error=%s", error)
 
     async def carry_out(self, asked: Join | Leave | Occupy | Submit | Adopt | Cancel | Grow) -> None:
         """One command; what came of it is fed back."""

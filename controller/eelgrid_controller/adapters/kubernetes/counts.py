@@ -87,6 +87,8 @@ def _writes(engine: Engine) -> Iterator[Family]:
     yield family("eelgrid_kubernetes_writes_total", {"pinned": writes.ungated, "opened": writes.stripped, **failed})
     yield family("eelgrid_kubernetes_recreated_total", writes.recreated)
     yield family("eelgrid_kubernetes_notes_total", {"sent": writes.tells_sent, "dropped": writes.tells_dropped})
+    reports = {"written": writes.reports_sent, "dropped": writes.reports_dropped}
+    yield family("eelgrid_kubernetes_conditions_total", reports)
 
 
 def _informers(engine: Engine) -> Iterator[Family]:

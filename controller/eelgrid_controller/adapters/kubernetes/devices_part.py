@@ -191,9 +191,9 @@ class DevicesPart:
         wants = pod.annotations.get(ANNOTATION_WRONG_DEVICES) == "recreate"
         if not wants or pod.owner is None or term is None or pod.is_going or not pod.node_name:
             return
-        if not self._watchdog.may_recreate(pod.owner.uid, waited_s):
+        if not self._watchdog.may_recreate(pod.owner.uid, waited_s, now_s):
             return
-        self._watchdog.recreated(pod.owner.uid, now_s)
+        self._watchdog.recreated(pod.owner.uid, waited_s, now_s)
         self.recreated += 1
         await self._around.engine.writes.recreate(Recreate(pod.uid, member.sight.key, term.epoch, why))
 

@@ -30,6 +30,7 @@ from eelgrid_controller.adapters.kubernetes.lookups import Lookups
 from eelgrid_controller.adapters.kubernetes.port import Cluster, Key, Object
 from eelgrid_controller.adapters.kubernetes.pruning import pruned_node, pruned_pod
 from eelgrid_controller.adapters.kubernetes.recalls import Recalls
+from eelgrid_controller.adapters.kubernetes.related import RelatedObjects
 from eelgrid_controller.adapters.kubernetes.resources import NODES, PODS
 from eelgrid_controller.adapters.kubernetes.under_way import UnderWay
 from eelgrid_controller.adapters.kubernetes.writes import Writes
@@ -55,7 +56,9 @@ from eelgrid_controller.kubernetes.gate_events import (
     PodGone,
     PodSeen,
     Recall,
+    Reconsider,
     Recreate,
+    ReportPlacement,
     ServiceGone,
     ServiceSeen,
     Strip,
@@ -160,6 +163,7 @@ class Engine:
         self._nodes.clear()
         self._epoch = None
         self.gate = Gate(settings.gate)
+        self._loop.eligibility.rules = self.gate.others.rules
         self.pods = Informer(
             self._cluster, PODS, rng=rng, monotonic_s=clock.monotonic_s, log=log, keep=pruned_pod,
             most=settings.pods_most,
@@ -171,6 +175,7 @@ class Engine:
         self.pods.hear(self._pod_deltas)
         self.nodes.hear(self._node_deltas)
         self.lookups = Lookups(self._cluster, done=self._looked_up, monotonic_s=clock.monotonic_s, log=log)
+        self.related = RelatedObjects(self._cluster, feed=self.feed, rng=rng, monotonic_s=clock.monotonic_s, log=log)
         self._shapes = Shapes()
         self._needing: dict[Ref, dict[Key, None]] = {}
         self._recalls = Recalls(self.pods, self._pod)
@@ -196,7 +201,7 @@ class Engine:
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for part in (self.pods.run, self.nodes.run, self.writes.run, self._ticks, self._rounds):
+            for part in (self.pods.run, self.nodes.run, self.related.run, self.writes.run, self._ticks, self._rounds):
                 group.create_task(part())
             await self.nodes.synced()
             await self.pods.synced()
@@ -300,6 +305,8 @@ class Engine:
         except KubernetesUnreadable as error:
             self._unread("pod", found, error)
             return
+        if pod.is_gated:
+            self.related.need_for(pod)
         if needs is None:
             self._recalls.uids.discard(pod.uid)
         else:
@@ -393,6 +400,11 @@ class Engine:
                 self._under_way.begin(self.writes.strip(one))
             case Recreate():
                 self._under_way.begin(self.writes.recreate(one))
+            case ReportPlacement():
+                if self._elector.term() is not None:
+                    self.writes.report(one)
+            case Reconsider():
+                self._under_way.begin(self.asked.reconsider())
             case Recall():
                 if self._recalls.ask(one):
                     self._under_way.begin(self._recalls.run())

@@ -12,7 +12,7 @@ from eelgrid_controller.adapters.kubernetes.move_orders import MoveOrders
 from eelgrid_controller.core import Core
 from eelgrid_controller.kubernetes.moving import Order
 from eelgrid_controller.kubernetes.names import ANNOTATION_PLAN
-from eelgrid_controller.kubernetes.plans import plan_of
+from eelgrid_controller.kubernetes.plans import plan_for
 from eelgrid_controller.kubernetes.views import Pod
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault
@@ -66,7 +66,7 @@ def _back(core: Core, order: Order, pods: Sequence[Pod]) -> Move | None:
         source, pod = places.get(going.replica), here.get(going.uid)
         if source is None or pod is None or not going.to or source.node_name != going.to:
             continue
-        plan = plan_of(pod.annotations.get(ANNOTATION_PLAN, ""))
+        plan = plan_for(pod.uid, pod.annotations.get(ANNOTATION_PLAN, ""))
         record = core.state.nodes.get(pod.node_name)
         if plan is None or record is None or plan.node_name != pod.node_name:
             return None

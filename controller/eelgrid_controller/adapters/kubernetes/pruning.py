@@ -1,4 +1,4 @@
-"""What is held of pods and nodes: the fields that somebody reads, and no more.
+"""What is held of pods, nodes, namespaces and volumes: the fields that somebody reads, and no more.
 
 Owns which fields these are. Must not know what they mean. A pod of a real cluster has some
 10 kB of JSON, most of it managed fields, environments and volumes' details.
@@ -9,8 +9,9 @@ from typing import Any
 
 from eelgrid_controller.adapters.kubernetes.port import Object
 from eelgrid_controller.kubernetes.names import is_kept
+from eelgrid_controller.kubernetes.scheduling_constraints import CLAIM_ANNOTATIONS, ZONE_LABELS
 
-__all__ = ["pruned_node", "pruned_pod"]
+__all__ = ["pruned_claim", "pruned_namespace", "pruned_node", "pruned_pod", "pruned_storage_class", "pruned_volume"]
 
 _METADATA = (
     "name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "ownerReferences",
@@ -33,7 +34,9 @@ def pruned_pod(found: Object) -> Object:
             kept[part] = [_some(one, ("name", "resources", "restartPolicy", "ports")) for one in spec[part]]
     if spec.get("volumes"):
         kept["volumes"] = [
-            {key: {} for key in one if key != "name"}
+            {"name": one.get("name", ""), "persistentVolumeClaim": one["persistentVolumeClaim"]}
+            if "persistentVolumeClaim" in one
+            else {"name": one.get("name", ""), "ephemeral": {}}
             for one in spec["volumes"]
             if "persistentVolumeClaim" in one or "ephemeral" in one
         ]
@@ -41,7 +44,7 @@ def pruned_pod(found: Object) -> Object:
     for part in _STATUSES:
         if status.get(part):
             told[part] = [_some(one, ("name", "resources", "allocatedResources")) for one in status[part]]
-    labels = {key: value for key, value in (metadata.get("labels") or {}).items() if is_kept(key)}
+    labels = metadata.get("labels") or {}
     annotations = {
         key: value for key, value in (metadata.get("annotations") or {}).items() if is_kept(key) or key == _MIRROR
     }
@@ -60,6 +63,31 @@ def pruned_node(found: Object) -> Object:
         "spec": _some(found.get("spec") or {}, ("taints", "unschedulable")),
         "status": told,
     }
+
+
+def pruned_namespace(found: Object) -> Object:
+    """A namespace with the labels that namespaceSelectors look at."""
+    return {"metadata": _some(found["metadata"], (*_METADATA, "labels"))}
+
+
+def pruned_claim(found: Object) -> Object:
+    """A PersistentVolumeClaim with what `scheduling_constraints.claim_of` reads."""
+    metadata, annotations = found["metadata"], found["metadata"].get("annotations") or {}
+    head = _some(metadata, _METADATA) | {"annotations": _some(annotations, CLAIM_ANNOTATIONS)}
+    return {"metadata": head, "spec": _some(found.get("spec") or {}, ("volumeName", "storageClassName"))}
+
+
+def pruned_volume(found: Object) -> Object:
+    """A PersistentVolume with what `scheduling_constraints.volume_of` reads."""
+    metadata, labels = found["metadata"], found["metadata"].get("labels") or {}
+    head = _some(metadata, _METADATA) | {"labels": _some(labels, ZONE_LABELS)}
+    return {"metadata": head, "spec": _some(found.get("spec") or {}, ("nodeAffinity",))}
+
+
+def pruned_storage_class(found: Object) -> Object:
+    """A StorageClass with what `scheduling_constraints.storage_class_of` reads."""
+    kept = _some(found, ("provisioner", "volumeBindingMode", "allowedTopologies"))
+    return {"metadata": _some(found["metadata"], _METADATA), **kept}
 
 
 def _some(found: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:

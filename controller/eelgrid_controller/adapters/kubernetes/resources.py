@@ -29,6 +29,8 @@ __all__ = [
     "MUTATING_WEBHOOK_CONFIGURATIONS",
     "NAMESPACES",
     "NODES",
+    "PERSISTENT_VOLUMES",
+    "PERSISTENT_VOLUME_CLAIMS",
     "PODS",
     "POD_DISRUPTION_BUDGETS",
     "POD_GROUPS",
@@ -43,6 +45,7 @@ __all__ = [
     "SELF_SUBJECT_ACCESS_REVIEWS",
     "SERVICES",
     "STATEFUL_SETS",
+    "STORAGE_CLASSES",
     "TRAIN_JOBS",
     "Resource",
 ]
@@ -87,6 +90,9 @@ class Resource(NamedTuple):
 NODES = Resource("", "v1", "nodes", "Node", is_namespaced=False)
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", is_namespaced=False)
 PODS = Resource("", "v1", "pods", "Pod")
+PERSISTENT_VOLUME_CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+PERSISTENT_VOLUMES = Resource("", "v1", "persistentvolumes", "PersistentVolume", is_namespaced=False)
+STORAGE_CLASSES = Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", is_namespaced=False)
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 SERVICES = Resource("", "v1", "services", "Service")
 EVENTS = Resource("events.k8s.io", "v1", "events", "Event")

@@ -36,7 +36,7 @@ from eelgrid_controller.kubernetes.gate_events import (
 from eelgrid_controller.kubernetes.intent import Refused
 from eelgrid_controller.kubernetes.names import ANNOTATION_PLAN, RESOURCE_MIG_PREFIX
 from eelgrid_controller.kubernetes.patches import pinned_node
-from eelgrid_controller.kubernetes.plans import plan_of
+from eelgrid_controller.kubernetes.plans import plan_for
 from eelgrid_controller.kubernetes.slice_pods import (
     SLICE_UNIT,
     SlicePod,
@@ -105,7 +105,7 @@ class SlicesPart:
             pod = pod_of(found)
         except KubernetesUnreadable:
             return  # told by the engine
-        plan = plan_of(pod.annotations.get(ANNOTATION_PLAN, ""))
+        plan = plan_for(pod.uid, pod.annotations.get(ANNOTATION_PLAN, ""))
         is_ours = plan is not None and plan.workload.startswith(SLICE_UNIT)
         if not asks_for_slices(pod):
             return

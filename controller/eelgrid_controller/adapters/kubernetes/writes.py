@@ -28,7 +28,7 @@ from eelgrid_controller.adapters.kubernetes.errors import (
     ServerFault,
     Unreachable,
 )
-from eelgrid_controller.adapters.kubernetes.port import Cluster, Object
+from eelgrid_controller.adapters.kubernetes.port import Cluster, Object, PatchKind
 from eelgrid_controller.adapters.kubernetes.port import Key as ObjectKey
 from eelgrid_controller.adapters.kubernetes.resources import EVENTS, PODS
 from eelgrid_controller.adapters.kubernetes.retry import Limits, with_retries
@@ -42,18 +42,24 @@ from eelgrid_controller.kubernetes.gate_events import (
     PatchDone,
     PatchFailed,
     Recreate,
+    ReportPlacement,
     Strip,
     Tell,
     Ungate,
 )
+from eelgrid_controller.kubernetes.names import CONDITION_PLACEMENT
 from eelgrid_controller.kubernetes.patches import annotating, stripping, ungating
 from eelgrid_controller.kubernetes.people_events import Regarding, event_of
+from eelgrid_controller.kubernetes.times import stamp_text
 
 __all__ = ["Stale", "Writes", "failure_of"]
 
 _LIMITS = Limits(attempts=4, whole_s=15.0, first_s=0.1, most_s=3.0)
 _TELLS_MOST = 1_000
 _TELL_EVERY_S = 0.02
+# Conditions of pods that wait to be written: some megabytes. What is dropped is written at another look.
+_REPORTS_MOST = 10_000
+_REPORT_EVERY_S = 0.02
 
 
 class Stale(Exception):
@@ -95,8 +101,12 @@ class Writes:
         self._clock = clock
         self._rng = rng
         self._log = log
+        self.reports_sent = 0
+        self.reports_dropped = 0
         self._tells: deque[Tell] = deque()
         self._told = asyncio.Event()
+        self._reports: dict[str, ReportPlacement] = {}  # by uid: the last alone
+        self._reported = asyncio.Event()
 
     async def ungate(self, asked: Ungate) -> None:
         """Pin a pod and remove its gate."""
@@ -203,7 +213,50 @@ class Writes:
         self._told.set()
 
     async def run(self) -> None:
-        """Send Events, not many a second, until cancelled."""
+        """Send Events and conditions, not many a second, until cancelled."""
+        await asyncio.gather(self._run_tells(), self._run_reports())
+
+    def report(self, asked: ReportPlacement) -> None:
+        """Queue the condition of a pod's placement, in the stead of one that is queued; the oldest goes where there are too many."""
+        if self._reports.pop(asked.uid, None) is None and len(self._reports) >= _REPORTS_MOST:
+            del self._reports[next(iter(self._reports))]
+            self.reports_dropped += 1
+        self._reports[asked.uid] = asked
+        self._reported.set()
+
+    async def _run_reports(self) -> None:
+        while True:
+            await self._reported.wait()
+            while self._reports:
+                uid = next(iter(self._reports))
+                asked = self._reports.pop(uid)
+                try:
+                    await self._cluster.patch(
+                        PODS, asked.key.name, self._status(asked), PatchKind.STRATEGIC, namespace=asked.key.namespace,
+                        subresource="status", is_brief=True,
+                    )  # fmt: skip
+                except ClusterError as error:
+                    self.reports_dropped += 1
+                    self._log.debug("pod=%s condition=no error=%s", asked.key, error)
+                else:
+                    self.reports_sent += 1
+                await asyncio.sleep(_REPORT_EVERY_S)
+            self._reported.clear()
+
+    def _status(self, asked: ReportPlacement) -> dict[str, Any]:
+        """A strategic merge patch: conditions are merged by their type. The uid refuses another pod of the same name."""
+        found = asked.condition
+        pod = self._pods().get(ObjectKey(*asked.key)) or {}
+        status, now = "True" if found.is_true else "False", stamp_text(self._clock.now_ns() // 1_000_000_000)
+        told = [one for one in (pod.get("status") or {}).get("conditions") or () if one["type"] == CONDITION_PLACEMENT]
+        since = told[0].get("lastTransitionTime") if told and told[0].get("status") == status else None
+        condition = {
+            "type": CONDITION_PLACEMENT, "status": status, "reason": found.reason, "message": found.message,
+            "lastTransitionTime": since or now,
+        }  # fmt: skip
+        return {"metadata": {"uid": asked.uid}, "status": {"conditions": [condition]}}
+
+    async def _run_tells(self) -> None:
         while True:
             await self._told.wait()
             while self._tells:

@@ -1,0 +1,108 @@
+"""Which nodes will do for a pod: slots for traits, refused pins, and what is left to kube-scheduler."""
+
+from dataclasses import replace
+
+from tests.kubernetes_rig import node, pod
+
+from eelgrid_controller.kubernetes.eligibility import PIN_REFUSALS_MOST, VOLUMES, EligibleNodes
+from eelgrid_controller.kubernetes.others import (
+    TRAITS_MOST,
+    TRAITS_PER_NAMESPACE_MOST,
+    TRAITS_PER_USER_MOST,
+    TraitSlots,
+)
+from eelgrid_controller.kubernetes.selectors import constraint_of
+
+ODD = "0/2 nodes are available: 1 node(s) had something odd, 1 node(s) didn't match Pod's node affinity/selector."
+ROOM = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) didn't match Pod's node affinity/selector."
+SET = ("apps/v1", "ReplicaSet", "web-1", "rs-1")
+
+
+def demands(index):
+    return constraint_of({"tolerations": [{"key": f"k{index}", "operator": "Exists"}]})
+
+
+def test_one_user_and_one_namespace_have_a_share_of_the_slots():
+    slots = TraitSlots()
+    granted = [slots.take(demands(index), "a", "eve")[0] for index in range(300)]
+    assert sum(map(bool, granted)) == TRAITS_PER_USER_MOST
+    for user in range(20):
+        for index in range(10):
+            slots.take(demands(f"{user}-{index}"), "a", f"u{user}")
+    assert len(slots) == TRAITS_PER_NAMESPACE_MOST
+    assert slots.take(demands("innocent"), "b", "")[0]
+    for space in range(30):
+        for index in range(20):
+            slots.take(demands(f"{space}/{index}"), f"n{space}", "")
+    assert len(slots) == TRAITS_MOST
+
+
+def test_a_slot_is_free_again_when_its_last_pod_has_gone():
+    slots = TraitSlots()
+    held = [slots.take(demands(index), "a", "eve")[0] for index in range(TRAITS_PER_USER_MOST)]
+    assert slots.take(demands(0), "b", "bob") == (held[0], False), "the same demands share one"
+    assert slots.take(demands("more"), "a", "eve") == ("", False)
+    slots.release(held[0])
+    assert slots.take(demands("more"), "a", "eve") == ("", False), "somebody else uses it still"
+    slots.release(held[1])
+    found, is_new = slots.take(demands("more"), "a", "eve")
+    assert found
+    assert is_new
+    assert demands(1) not in slots.constraints
+
+
+def rules(*names):
+    found = EligibleNodes()
+    for name in names:
+        found.set_node(node(name))
+    return found
+
+
+def refused(message):
+    return replace(pod(owner=SET), unscheduled_message=message)
+
+
+def test_a_node_that_kube_scheduler_refused_twice_is_closed_to_pods_of_the_same_owner():
+    found = rules("a", "b")
+    for _ in range(PIN_REFUSALS_MOST):
+        assert found.verdict(pod(owner=SET)).eligible == {"a", "b"}
+        found.refusals.add(refused(ODD), "a")
+    assert found.needs(pod(owner=SET))
+    assert found.verdict(pod(owner=SET)).eligible == {"b"}
+    assert not found.permits(pod(owner=SET), "a")
+    assert found.permits(pod(owner=(*SET[:3], "rs-2")), "a")
+    assert found.permits(pod(), "a")
+
+
+def test_where_every_node_was_refused_the_pod_is_left_to_kube_scheduler():
+    found = rules("a")
+    for _ in range(PIN_REFUSALS_MOST):
+        found.refusals.add(refused(ODD), "a")
+    assert "refused" in found.left([pod(owner=SET)])
+
+
+def test_room_that_was_taken_closes_no_node():
+    found = rules("a")
+    for _ in range(5):
+        found.refusals.add(refused(ROOM), "a")
+    assert found.permits(pod(owner=SET), "a")
+
+
+def test_volumes_are_waited_for_until_they_are_read_and_left_where_they_may_not_be():
+    found = rules("a")
+    asks = pod(volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}])
+    assert found.is_reading([asks])
+    assert not found.left([asks])
+    found.set_readable(VOLUMES, is_readable=False)
+    assert "cannot be read" in found.left([asks])
+    found.set_readable(VOLUMES, is_readable=True)
+    assert not found.left([asks])
+    assert found.verdict(asks).text == "persistentvolumeclaim data is not there"
+
+
+def test_a_pod_without_rules_costs_no_question():
+    found = rules("a")
+    plain = pod(nodeSelector={"no": "node"})
+    assert not found.needs(plain)
+    assert not found.permits(plain, "a")
+    assert "node selector, affinity or taints" in found.verdict(plain).text
