@@ -179,6 +179,24 @@ def iter_triggers(name):
             yield f"CREATE TRIGGER {piece}"
 
 
+def test_an_index_that_lacks_a_holder_is_found_and_made_anew(tmp_path, whole):
+    path, truth = whole
+    shutil.copy(path, tmp_path / FILE_NAME)
+    with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as raw:
+        ((sql,),) = raw.execute("SELECT sql FROM sqlite_master WHERE name = 'holders_workload'").fetchall()
+        raw.execute("DROP INDEX holders_workload")
+        raw.execute(f"{sql} AND id <> (SELECT 2)".replace("(SELECT 2)", "2"))
+        raw.execute("PRAGMA writable_schema = 1")
+        raw.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'holders_workload'", (sql,))
+    with closing(open_energy(tmp_path)) as store:
+        with pytest.raises(LedgerError, match="index"):
+            store.ask(asked("title", "namespace"))
+        assert store.index_is_damaged
+        store.mend_indexes()
+        answer = store.ask(asked("namespace"))
+        assert (figures(answer), answer.damaged) == (truth[1], ())
+
+
 def test_damage_is_found_before_anybody_asks(tmp_path, whole):
     path, _ = whole
     shutil.copy(path, tmp_path / FILE_NAME)

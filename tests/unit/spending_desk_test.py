@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import sqlite3
 from dataclasses import replace
 
 from tests.controller_rig import MemoryJournal, until, wanted
@@ -190,6 +191,22 @@ async def test_gpu_time_needs_no_ledger(tmp_path):
         assert site.desk.failures > 0
         await until(lambda: 'eelgrid_spending_waiting_workloads{limit="namespace=research gpu-hours per day"} 1' in site.page(), within_s=60.0)  # fmt: skip
         assert 'spent_joules{limit="namespace=research' not in site.page()
+
+
+async def test_rows_that_are_damaged_let_no_spent_limit_go(tmp_path):
+    async with Site(tmp_path / "l") as site:
+        await site.limit(KWH)
+        site.ledger.spend(RESEARCH, NOON_S, 4e6)
+        await until(lambda: site.over, within_s=60.0)
+        with contextlib.closing(sqlite3.connect(tmp_path / "l" / "energy.sqlite3")) as raw:
+            for table in ("hourly", "daily"):
+                raw.execute(f"DROP TRIGGER {table}_updated")
+                raw.execute(f"UPDATE {table} SET active = 5")
+            raw.commit()
+        await site.looked()
+        assert site.over
+        (status,) = await site.desk.statuses()
+        assert status.spent is None
 
 
 async def test_while_the_ledger_is_away_what_was_spent_stays_so(tmp_path):

@@ -222,8 +222,9 @@ def damaged_names(read: Read, table: str, ids: str, given: Iterable[Any]) -> lis
 
 def has_every_index(read: Read, rows: str, works: str, given: Iterable[Any]) -> bool:
     """Whether each holder of `rows` that tells work is found by its workload, as work finds its holder."""
+    # Holders by their ids: the index in question must not be what finds them.
     return not read(
-        "SELECT 1 FROM holders h WHERE h.workload IN (SELECT workload FROM works WHERE id IN "
+        "SELECT 1 FROM holders h NOT INDEXED WHERE h.workload IN (SELECT workload FROM works WHERE id IN "
         f"({works})) AND h.id IN (SELECT holder FROM ({rows})) AND h.workload <> '' AND NOT EXISTS (SELECT 1 FROM "
         "holders i INDEXED BY holders_workload WHERE i.workload = h.workload AND i.workload <> '' AND i.id = h.id) LIMIT 1",
         given,

@@ -152,8 +152,11 @@ class SpendingDesk:
         told: dict[tuple[Key, Stretch], float] = {}
         try:
             for stretch, by_dimension in asked.items():
-                for limit, spent in await self._spent(stretch, by_dimension):
-                    told[key_of(limit), stretch] = _amount(spent, limit.quantity)
+                for limit, spent, is_whole in await self._spent(stretch, by_dimension):
+                    amount = _amount(spent, limit.quantity)
+                    # Of a damaged ledger it is known only that at least so much was spent.
+                    if is_whole or amount >= limit.most:
+                        told[key_of(limit), stretch] = amount
         except Unavailable as error:
             self.failures += 1
             self._log.warning("spending=not_known reason=%s", error)
@@ -161,8 +164,8 @@ class SpendingDesk:
 
     async def _spent(
         self, stretch: Stretch, limits: Mapping[Dimension, Sequence[SpendingLimit]]
-    ) -> list[tuple[SpendingLimit, Spent]]:
-        """What the subject of each limit has spent in a stretch of whole hours, by one look at its rows."""
+    ) -> list[tuple[SpendingLimit, Spent, bool]]:
+        """What the subject of each limit has spent in a stretch of whole hours, and whether nothing of it is damaged."""
         begin_s, end_s = stretch
         asked = [
             Asked(begin_s=begin_s, end_s=end_s, group_by=(one.group,), rows_most=self._rows_most) for one in limits
@@ -177,7 +180,7 @@ class SpendingDesk:
                 if limit.name not in by_name and answer.left_out_rows:
                     alone = Asked(begin_s=begin_s, end_s=end_s, filters=((dimension.group, limit.name),))
                     by_name[limit.name] = (await self._ledger.ask([alone]))[0].owned
-                found.append((limit, by_name.get(limit.name, Spent())))
+                found.append((limit, by_name.get(limit.name, Spent()), not answer.damaged))
         return found
 
     async def statuses(self) -> tuple[SpendingStatus, ...]:
