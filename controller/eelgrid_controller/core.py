@@ -275,13 +275,13 @@ class Core:
         if record is None and len(self.state.nodes) >= NODES_MOST:
             raise ResourceExhausted(f"{NODES_MOST} nodes are registered, which is the limit of one controller")
         name = inventory.node_name
-        events = compared(record, name, claim, now_ns=now_ns)
+        events: tuple[Event, ...] = compared(record, name, claim, now_ns=now_ns)
         if record is None or not record.is_as(inventory) or plan_epoch > record.plan_epoch:
             events = (NodeJoined(time_ns=now_ns, inventory=inventory, plan_epoch=plan_epoch), *events)
         if record is not None and not record.is_heard:
             # What waits is tried in its turn: every agent says Hello after a start.
             record.is_heard = True
-            self._chooser.refresh((name,))
+            self._chooser.refresh(frozenset((name,)))
             self._retrying.capacity_appeared()
         for event in events:
             self._apply(event)
