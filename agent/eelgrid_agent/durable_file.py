@@ -19,7 +19,9 @@ _MODE = 0o600
 def replace_file(path: Path, content: bytes) -> None:
     """On return the content survives a power cut. Raises OSError."""
     fresh = path.with_name(path.name + ".new")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _MODE)
+    # What a crash left, or somebody's link, goes: what we write to is a file that we made.
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _MODE)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
         file.flush()

@@ -3,8 +3,9 @@
 One process at a time changes this machine's devices and its journals: it holds
 the lock in the directory from before its first look until after its last
 write. The kernel lets the lock go when the process ends, however it ends, so
-that nothing stale is left; what the file says is for people only. It knows
-nothing of what is kept there.
+that nothing stale is left; what the file says is for people only. The lock is
+on the directory itself, too: a file that is removed and made again could be
+locked twice. It knows nothing of what is kept there.
 
 StateError                   the directory cannot be had
 ├── Unusable                 it cannot be made, read or written
@@ -54,15 +55,18 @@ def hold(directory: Path, who: str) -> Iterator[Path]:
     """The directory for this process alone, made where it is missing; raises StateError. `who` is told to others."""
     try:
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-        number = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        _refuse_links(directory)
+        itself = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            number = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+        except OSError:
+            os.close(itself)
+            raise
     except OSError as error:
         remedy = "run as root, or give a directory of your own with --state"
         raise Unusable(f"{directory}: cannot be used ({error.strerror}); {remedy}") from None
     try:
-        try:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Held(f"{directory}: is held by {_holder(number)}; stop it or wait for it, then try again") from None
+        _lock(itself, number, directory)
         since = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         note = json.dumps({"pid": os.getpid(), "who": who, "since": since}).encode()
         os.ftruncate(number, 0)
@@ -70,6 +74,27 @@ def hold(directory: Path, who: str) -> Iterator[Path]:
         yield directory
     finally:
         os.close(number)
+        os.close(itself)
+
+
+def _refuse_links(directory: Path) -> None:
+    """Through a link we would write, as root, to a file that somebody else chose."""
+    for path in directory.iterdir():
+        if path.is_symlink():
+            raise Unusable(f"{directory}: holds a symbolic link, {path.name}; replace it by the file itself")
+
+
+def _lock(itself: int, number: int, directory: Path) -> None:
+    """Takes the directory and the file in it, which is what earlier versions take; raises Held."""
+    for descriptor in (itself, number):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Held(f"{directory}: is held by {_holder(number)}; stop it or wait for it, then try again") from None
+        except OSError:
+            # Some network file systems lock files and no directories.
+            if descriptor == number:
+                raise
 
 
 def _holder(number: int) -> str:

@@ -107,6 +107,8 @@ class NodeRecord:
     layouts: dict[str, GpuLayout] = field(default_factory=dict)
     # It takes nothing new, and gets no plan, until that is reconciled.
     ahead: AheadOfJournal | None = None
+    # The epoch that it had when the journal was known to have lost entries; None once its agent has spoken since.
+    doubted_epoch: int | None = None
     # Whether its agent spoke since this controller began: until then nobody knows what it holds. In no journal.
     is_heard: bool = True
     # Since when it is lost; 0 where it is not, or was lost before this was kept.
@@ -339,6 +341,7 @@ class NodeRecord:
             **({"layouts": layouts} if layouts else {}),
             **({"others": to_plain(self.others, brief=True)} if self.others != NOBODY else {}),
             **({"ahead": _ahead_to_plain(self.ahead)} if self.ahead is not None else {}),
+            **({"doubted_epoch": self.doubted_epoch} if self.doubted_epoch is not None else {}),
         }
 
     @classmethod
@@ -355,6 +358,7 @@ class NodeRecord:
             layouts={layout.gpu_uuid: layout for layout in layouts},
             ahead=_ahead_of(row.get("ahead")),
             lost_ns=row.get("lost_ns", 0),
+            doubted_epoch=row.get("doubted_epoch"),
         )
 
     def validate(self) -> None:

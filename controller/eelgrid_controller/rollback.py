@@ -8,6 +8,9 @@ epoch than this controller has given it, and than its journal had when it began,
 back. What the node holds beyond the journal runs on: its room is not free, and the next plan would end it. So
 nothing is placed there and no plan is sent, until what it holds is known again or an operator gives it up. An agent
 that was started anew has forgotten its plan, and then only an operator knows what runs there.
+
+Epochs rise again after a loss. Where the loss is known, each node's epoch of that moment is kept until its agent has
+spoken, over restarts; where a whole directory was put back unseen, only within the life of the controller.
 """
 
 from dataclasses import dataclass
@@ -36,8 +39,14 @@ def compared(
 ) -> tuple[NodeAhead | NodeReconciled, ...]:
     """What follows from an agent's claim; `record` is None for a node that the journal does not know."""
     ahead = None if record is None else record.ahead
-    if claim is None or not (claim.is_beyond or (ahead is not None and claim.epoch >= ahead.plan_epoch)):
+    doubted_epoch = None if record is None else record.doubted_epoch
+    if claim is None:
         return ()
+    is_beyond = claim.is_beyond or (doubted_epoch is not None and claim.epoch > doubted_epoch)
+    if not (is_beyond or (ahead is not None and claim.epoch >= ahead.plan_epoch)):
+        if ahead is not None or doubted_epoch is None:
+            return ()
+        return (NodeReconciled(time_ns=now_ns, node_name=node_name, plan_epoch=claim.epoch),)
     unknown = claim.held if record is None or claim.held is None else record.unknown(claim.held)
     if unknown is not None and not unknown:
         if record is None:

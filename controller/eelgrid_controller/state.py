@@ -183,6 +183,9 @@ class ClusterState:
                 touched = self._reconciled(event)
             case JournalRolledBack():
                 self.rollbacks += 1
+                for record in self.nodes.values():
+                    if record.doubted_epoch is None:
+                        record.doubted_epoch = record.plan_epoch
                 # Ids that were drawn in what is lost may still be in use: each entry drew one at the most.
                 lost = _LOST_MOST if event.last is None else event.last - event.first + 1
                 self.next_number += max(0, min(lost, _LOST_MOST))
@@ -343,6 +346,7 @@ class ClusterState:
     def _reconciled(self, event: NodeAhead | NodeReconciled) -> frozenset[str]:
         record = self._node(event.node_name)
         record.plan_epoch = max(record.plan_epoch, event.plan_epoch) + 1
+        record.doubted_epoch = None
         record.ahead = (
             AheadOfJournal(plan_epoch=event.plan_epoch, assignments=event.assignments, workload_ids=event.workload_ids)
             if isinstance(event, NodeAhead)

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from tests.mig_node import MigNode, layout, shown
 
+from eelgrid_agent.durable_file import replace_file
 from eelgrid_agent.mig.names import PciId
 from eelgrid_agent.mig.site import sysfs_board
 from eelgrid_agent.state_directory import Held, Unusable, default_directory, hold
@@ -247,6 +248,37 @@ def test_the_state_directory(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(Unusable, match="cannot be used"), hold(tmp_path / "file", "one"):
         pass
+
+
+def test_a_lock_file_that_was_removed_lets_no_second_holder_in(tmp_path):
+    with hold(tmp_path, "one"):
+        (tmp_path / "agent.lock").unlink()
+        with pytest.raises(Held), hold(tmp_path, "two"):
+            pass
+    with hold(tmp_path, "three"):
+        pass
+
+
+@pytest.mark.parametrize("name", ["agent.lock", "settings.json", "mig.json.new"])
+def test_a_symbolic_link_in_the_state_directory_is_refused_and_not_followed(tmp_path, name):
+    target, folder = tmp_path / "target", tmp_path / "state"
+    target.write_bytes(b"mine")
+    folder.mkdir()
+    (folder / name).symlink_to(target)
+    with pytest.raises(Unusable, match=f"symbolic link, {name}"), hold(folder, "one"):
+        pass
+    assert target.read_bytes() == b"mine"
+
+
+def test_a_journal_is_not_written_through_a_link_that_came_later(tmp_path):
+    target = tmp_path / "target"
+    target.write_bytes(b"mine")
+    (tmp_path / "settings.json.new").symlink_to(target)
+    (tmp_path / "settings.json").symlink_to(target)
+    replace_file(tmp_path / "settings.json", b"ours")
+    assert target.read_bytes() == b"mine"
+    assert (tmp_path / "settings.json").read_bytes() == b"ours"
+    assert not (tmp_path / "settings.json").is_symlink()
 
 
 def test_a_lock_dies_with_its_holder(tmp_path):

@@ -153,6 +153,26 @@ def test_the_state_comes_back_with_what_is_ahead_from_events_and_from_a_dump():
     assert again.rollbacks == 1
 
 
+def test_an_accepted_loss_is_remembered_of_each_node_until_its_agent_has_spoken():
+    """Epochs rise past the agent's and the controller starts anew before it is back."""
+    core = core_with(node("n"), node("m"))
+    core.submit(request(gpus=1, key="a"), now_ns=2)
+    core.journal_rolled_back(LostEntries(9, 12), now_ns=3)
+    for number in range(9):
+        core.set_limit("a", 100.0 + number, now_ns=4 + number)
+    core = core_with(state=ClusterState.load(json.loads(json.dumps(core.state.dump()))))
+    on = core.state.workloads["a"].placements[0].node_name
+    assert core.state.nodes[on].plan_epoch > 5
+    core.node_joined(node(on), now_ns=20, plan_epoch=5, claim=claim(held(), epoch=5, is_beyond=False))
+    assert core.state.nodes[on].ahead is not None
+    (other,) = {"n", "m"} - {on}
+    core.node_joined(node(other), now_ns=21, plan_epoch=0, claim=claim(epoch=0, is_beyond=False))
+    assert core.state.nodes[other].ahead is None
+    assert core.state.nodes[other].doubted_epoch is None
+    again = claim(held(), epoch=core.node_plan(other).epoch, is_beyond=False)
+    assert core.node_joined(node(other), now_ns=22, plan_epoch=again.epoch, claim=again).events == ()
+
+
 @pytest.mark.parametrize(("lost", "number"), [(LostEntries(4, 6), 5), (LostEntries(4, None), 1_000_002)])
 def test_ids_that_were_drawn_in_what_is_lost_are_not_drawn_again(lost, number):
     core = core_with()
