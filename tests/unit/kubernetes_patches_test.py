@@ -81,3 +81,12 @@ def test_one_owner_waits_twice_as_long_each_time():
     assert dog.may_recreate("rs", 25.0)
     dog.forget("u")
     assert not list(dog.overdue(99.0))
+
+
+def test_all_that_were_pinned_at_once_are_made_anew_at_once_and_those_after_them_wait_longer():
+    dog = Watchdog(unbound_s=10.0, most_s=100.0)
+    for number in range(20):
+        assert dog.may_recreate("rs", 10.0, since_s=number / 10)
+        dog.recreated("rs", 10.0 + number / 10, since_s=number / 10)
+    assert not dog.may_recreate("rs", 10.0, since_s=12.0), "these were made anew once already"
+    assert dog.may_recreate("rs", 20.0, since_s=12.0)
