@@ -23,10 +23,12 @@ GPUS = {"a": 2, "b": 4, "c": 4}
 CPU_MILLI = 32_000
 NAMES = st.sampled_from(sorted(GPUS))
 IDS = st.sampled_from(["one", "two", "three", "four"])
+NAMED = st.lists(st.integers(0, 4), max_size=2, unique=True).map(lambda found: tuple(sorted(found)))
 AMOUNTS = st.builds(
-    Others, cpu_milli=st.sampled_from([0, 1000, 9000]), gpu_count=st.integers(0, 2), closed=st.sampled_from(["", "x"])
-)
-COUNTED = st.builds(Others, cpu_milli=st.sampled_from([0, 1000]), gpu_count=st.integers(0, 2))
+    Others, cpu_milli=st.sampled_from([0, 1000, 9000]), gpu_count=st.integers(0, 2), gpu_indexes=NAMED,
+    closed=st.sampled_from(["", "x"]),
+)  # fmt: skip
+COUNTED = st.builds(Others, cpu_milli=st.sampled_from([0, 1000]), gpu_count=st.integers(0, 2), gpu_indexes=NAMED)
 STANDING = st.builds(
     Standing,
     node_name=st.sampled_from([*GPUS, "nowhere"]),
@@ -80,7 +82,10 @@ class Twin:
                 continue
             there = [*rest, *after.values()]
             used = {index for where, devices, _ in there if where == name for index in devices}
-            free = [index for index in range(GPUS[name]) if index not in used and (name, index) not in self.lost]
+            named = set(others[name].gpu_indexes) - set(one.counted.gpu_indexes)
+            free = [
+                index for index in range(GPUS[name]) if index not in used | named and (name, index) not in self.lost
+            ]
             chosen = [index for index in dict.fromkeys(one.gpu_indexes) if index in free][: shape["gpus"]]
             if not one.is_exact:
                 chosen += [index for index in free if index not in chosen][: shape["gpus"] - len(chosen)]
@@ -89,14 +94,16 @@ class Twin:
             cpu = shape["cpu"] * 1000
             if (
                 len(chosen) < shape["gpus"]
-                or GPUS[name] - len(used) - len(chosen) < left_gpus
+                or (not one.is_exact and GPUS[name] - len(used) - len(chosen) < left_gpus)
                 or CPU_MILLI - sum(amount for where, _, amount in there if where == name) - left_cpu < cpu
             ):
                 refused = True
                 continue
             after[number] = (name, tuple(sorted(chosen)), cpu)
             number += 1
-            others[name] = Others(cpu_milli=left_cpu, gpu_count=left_gpus, closed=others[name].closed)
+            others[name] = Others(
+                cpu_milli=left_cpu, gpu_count=left_gpus, gpu_indexes=tuple(sorted(named)), closed=others[name].closed
+            )
         if refused and not (claim.in_parts and (number > claim.first or is_less)):
             raise Untenable
         if not after:

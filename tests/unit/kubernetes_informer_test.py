@@ -274,3 +274,23 @@ def test_an_event_that_is_older_than_what_is_held_changes_nothing():
     assert held.applied(Change(Told.DELETED, old)) == []
     assert held.objects[Key("n", "a")] is found
     assert held.replaced([old]) == [Delta(What.MODIFIED, Key("n", "a"), found, old)], "a list is right"
+
+
+async def test_a_list_from_now_on_tells_what_a_mute_watch_did_not():
+    async with watching() as watched:
+        await watched.add("a")
+        await watched.is_level()
+        watched.fake.knobs.is_mute = True
+        await watched.add("b")
+        lists = watched.informer.lists
+        async with asyncio.timeout(10.0):
+            await watched.informer.listed_since(time.monotonic())
+        assert Key("default", "b") in watched.informer.objects
+        assert watched.informer.lists == lists + 1
+        assert watched.informer.failures == 0
+        await watched.informer.listed_since(0.0)
+        assert watched.informer.lists == lists + 1, "one that began later will do"
+        watched.fake.knobs.is_mute = False
+        watched.fake.drop_watches()
+        await watched.add("c")
+        await watched.is_level()

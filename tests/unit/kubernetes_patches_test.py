@@ -105,6 +105,15 @@ def test_pods_of_one_owner_that_are_stuck_together_are_made_anew_together():
     assert dog.may_recreate("rs", 20.0, 32.0)
 
 
+def test_all_that_were_pinned_at_once_are_made_anew_at_once_and_those_after_them_wait_longer():
+    dog = Watchdog(unbound_s=10.0, most_s=100.0)
+    for number in range(20):
+        assert dog.may_recreate("rs", 10.0, 10.0 + number / 10)
+        dog.recreated("rs", 10.0, 10.0 + number / 10)
+    assert not dog.may_recreate("rs", 10.0, 22.0), "these were made anew once already"
+    assert dog.may_recreate("rs", 20.0, 32.0)
+
+
 def test_a_plan_is_valid_for_the_uid_that_it_was_written_for():
     def text(workload, uid):
         return plan_text(Plan(3, workload, 0, "n1", (4,), "", uid))

@@ -128,3 +128,47 @@ def test_a_decision_with_traits_comes_out_the_same_again():
     document = document_of(Past(before, entries), step.result.spec, "w", catalogue.load())
     assert document["closed"] == ["a"]
     assert replay(json.loads(json.dumps(document))).differences == ()
+
+
+def test_devices_that_others_hold_by_name_are_taken_for_nothing_else():
+    core = core_with(node("a", gpus=4))
+    core.occupied("a", Others(gpu_count=2, gpu_indexes=(0, 2)), now_ns=2)
+    core.submit(request(gpus=2, key="two"), now_ns=3)
+    (placement,) = core.workload("two").placements
+    assert placement.gpu_indexes == (1, 3)
+    again = Core(ClusterState.load(json.loads(json.dumps(core.state.dump()))), catalogue.load())
+    assert again.state.nodes["a"].others.gpu_indexes == (0, 2)
+
+
+def test_a_device_counts_once_where_others_are_said_to_hold_what_is_held_here():
+    core = core_with(node("a", gpus=4))
+    core.submit(request(gpus=1, key="one"), now_ns=2)
+    (index,) = core.workload("one").placements[0].gpu_indexes
+    core.occupied("a", Others(gpu_count=1, gpu_indexes=(index,)), now_ns=3)
+    core.submit(request(gpus=3, key="rest"), now_ns=4)
+    assert len(core.workload("rest").placements) == 1
+
+
+def test_nothing_is_placed_on_a_node_before_its_engine_has_reported_what_stands_there():
+    core = core_with(joins_closed=True)
+    core.submit(request(gpus=1, key="waits"), now_ns=1)
+    core.node_joined(node("a"), now_ns=2)
+    assert not core.workload("waits").placements
+    core.occupied("a", Others(gpu_count=1), now_ns=3)
+    assert nodes_of(core, "waits") == ["a"]
+    core.node_lost("a", now_ns=4)
+    core.node_joined(node("a"), now_ns=5)
+    assert not core.state.nodes["a"].others.closed, "what was reported goes on"
+
+
+def test_what_a_journal_says_of_others_is_reported_anew_before_anything_is_placed():
+    before = core_with(node("a", gpus=4))
+    before.occupied("a", Others(gpu_count=1), now_ns=2)
+    core = Core(ClusterState.load(before.state.dump()), catalogue.load(), joins_closed=True)
+    step = core.expect_reports(now_ns=3)
+    assert [type(event) for event in step.events] == [NodeOccupied]
+    assert core.expect_reports(now_ns=4).events == ()
+    core.submit(request(gpus=1, key="waits"), now_ns=5)
+    assert not core.workload("waits").placements
+    core.occupied("a", Others(gpu_count=4), now_ns=6)
+    assert not core.workload("waits").placements

@@ -1,0 +1,95 @@
+"""Writes at the API server: what is refused, and what may have been done though nobody said so."""
+
+import asyncio
+import logging
+import random
+
+from tests.fakes.kubernetes.cluster import FakeCluster
+from tests.fakes.kubernetes.manifests import node, pod
+
+from eelgrid_controller.adapters.kubernetes.exchange import Bounds
+from eelgrid_controller.adapters.kubernetes.port import Key as ObjectKey
+from eelgrid_controller.adapters.kubernetes.resources import NODES, PODS
+from eelgrid_controller.adapters.kubernetes.writes import Writes
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.kubernetes.gate_events import (
+    Annotate,
+    AnnotateFailed,
+    DeleteFailed,
+    Failure,
+    Key,
+    PatchFailed,
+    Recreate,
+    Ungate,
+)
+
+KEY = Key("default", "p")
+
+
+async def play(act, *, leads=lambda _: True):
+    """An act on one gated pod and what is fed back; `act` gets the writes, the pod and the fake."""
+    fed = []
+    async with FakeCluster() as fake:
+        cluster = fake.client(bounds=Bounds(request_s=0.5))
+        await cluster.create(NODES, node("n"))
+        held = await cluster.create(PODS, pod("p"))
+        writes = Writes(
+            cluster, pods=lambda: {ObjectKey(*KEY): held}, leads=leads, feed=fed.append, identity="me", at_once=4,
+            clock=Clock(), rng=random.Random(1), log=logging.getLogger("eelgrid.test"),
+        )  # fmt: skip
+        await act(writes, held, fake)
+        return fed, await cluster.get(PODS, "p", namespace="default")
+
+
+def head(found):
+    return found["metadata"]["uid"], found["metadata"]["resourceVersion"]
+
+
+def test_what_was_sent_before_the_term_was_over_may_arrive_yet():
+    terms = iter([True, False])
+
+    async def act(writes, held, fake):
+        fake.knobs.add("lose", times=1, verbs=("patch",))
+        uid, version = head(held)
+        await writes.ungate(Ungate(uid, KEY, version, "n", "{}", 1))
+
+    fed, found = asyncio.run(play(act, leads=lambda _: next(terms)))
+    assert not found["spec"].get("schedulingGates"), "it was carried out"
+    assert [(type(one), one.failure) for one in fed] == [(PatchFailed, Failure.BUSY)]
+
+
+def test_what_was_never_sent_is_known_not_to_arrive():
+    async def act(writes, held, fake):
+        uid, version = head(held)
+        await writes.ungate(Ungate(uid, KEY, version, "n", "{}", 1))
+        await writes.annotate(Annotate(uid, KEY, version, 1, {"eelgrid.io/fence": "1/1"}))
+
+    fed, found = asyncio.run(play(act, leads=lambda _: False))
+    assert found["spec"]["schedulingGates"]
+    assert [(type(one), one.failure) for one in fed] == [
+        (PatchFailed, Failure.STALE),
+        (AnnotateFailed, Failure.STALE),
+    ]
+
+
+def test_a_fence_changes_the_version_so_that_what_was_made_against_it_is_refused():
+    async def act(writes, held, fake):
+        uid, version = head(held)
+        await writes.annotate(Annotate(uid, KEY, version, 2, {"eelgrid.io/fence": f"2/{version}"}))
+        await writes.ungate(Ungate(uid, KEY, version, "n", "{}", 1))
+
+    fed, found = asyncio.run(play(act))
+    assert found["spec"]["schedulingGates"]
+    assert found["metadata"]["annotations"]["eelgrid.io/fence"].startswith("2/")
+    assert [(type(one), one.failure) for one in fed] == [(PatchFailed, Failure.CONFLICT)]
+
+
+def test_a_pod_that_is_another_by_now_is_not_deleted():
+    async def act(writes, held, fake):
+        uid, version = head(held)
+        await writes.annotate(Annotate(uid, KEY, version, 1, {"eelgrid.io/fence": "1"}))
+        await writes.recreate(Recreate(uid, KEY, 1, "why", version))
+
+    fed, found = asyncio.run(play(act))
+    assert found["metadata"]["name"] == "p"
+    assert [(type(one), one.failure) for one in fed] == [(DeleteFailed, Failure.CONFLICT)]
