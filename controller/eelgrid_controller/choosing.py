@@ -48,7 +48,7 @@ class Chooser:
         self.planner = Planner()
         self.mirror = Mirror(state, PowerModel(catalogue).gpu)
         self.allowance = Allowance(state, catalogue)
-        self.searches = 0  # with closed nodes, ever
+        self.searches = 0  # with closed nodes or bounded plans, ever
         self._state = state
         self._within = Planner()
         self._traits = {name: record.others.traits for name, record in state.nodes.items()}
@@ -83,7 +83,9 @@ class Chooser:
             planner = view.planner
             there, snapshot = snapshot.nodes.available, snapshot.with_open(view.is_open, is_lasting=True)
         policy = self._state.policy
+        rebuilt = planner.rebuilt
         decision = planner.decide(snapshot, spec, policy.weights, policy.placement)
+        self.searches += planner.rebuilt - rebuilt
         if view is not None and not decision.placements:
             return _without_traits(decision, int((there & ~view.is_open).sum()))
         if not decision.placements or not self.allowance.binds or not spec.request.gpu_count:
