@@ -50,7 +50,7 @@ class Chooser:
 
     def __init__(self, state: ClusterState, catalogue: Catalogue) -> None:
         self.allowance = Allowance(state, catalogue)
-        self.searches = 0  # with closed nodes, ever
+        self.searches = 0  # with closed nodes or bounded plans, ever
         self.eligibility = Eligibility()
         self._state = state
         self._watts = PowerModel(catalogue).gpu
@@ -98,7 +98,9 @@ class Chooser:
             planner = view.planner
             there, snapshot = snapshot.nodes.available, snapshot.with_open(view.is_open, is_lasting=True)
         policy = self._state.policy
+        rebuilt = planner.rebuilt
         decision = planner.decide(snapshot, spec, policy.weights, policy.placement)
+        self.searches += planner.rebuilt - rebuilt
         if view is not None and not decision.placements:
             return _without_traits(decision, int((there & ~view.is_open).sum()))
         if not decision.placements or not self.allowance.binds or not spec.request.gpu_count:

@@ -137,24 +137,22 @@ class Planner:
 
     def __init__(self, *, gang_work_most: int = WORK_MOST) -> None:
         self._gang_work_most = gang_work_most
+        # Decisions for which an engine was made anew: each takes as long as many others.
+        self.rebuilt = 0
         self._memory: _Memory | None = None
 
-    def decide(
-        self,
-        snapshot: Snapshot,
-        spec: WorkloadSpec,
-        weights: Weights,
-        placement: str = OURS,
-        *,
-        task: Task | None = None,
-    ) -> Decision:
-        """All replicas or none, by the placement policy of that name; `task` is one of them, by default as it asks."""
-        if task is None and spec.replicas > 1 and snapshot.limits(spec.replicas):
-            # Rare; by an engine of its own, since what this one remembers is of other nodes.
-            limited, task = snapshot.within_plans(task_of(spec.request))
-            other = Planner(gang_work_most=self._gang_work_most)
-            return other.decide(limited, spec, weights, placement, task=task)
-        task = task or task_of(spec.request)
+    def decide(self, snapshot: Snapshot, spec: WorkloadSpec, weights: Weights, placement: str = OURS) -> Decision:
+        """All replicas or none, by the placement policy of that name, and on no node more than its plan carries."""
+        task = task_of(spec.request)
+        allows = snapshot.allows(spec.request.gpu_models)
+        if spec.replicas == 1 or not snapshot.plans_bind(task, allows, spec.replicas):
+            return self._decide(snapshot, task, spec, weights, placement)
+        # Rare; by an engine of its own, since what this one remembers is of other nodes.
+        self.rebuilt += 1
+        limited, task = snapshot.within_plans(task)
+        return Planner(gang_work_most=self._gang_work_most)._decide(limited, task, spec, weights, placement)  # noqa: SLF001
+
+    def _decide(self, snapshot: Snapshot, task: Task, spec: WorkloadSpec, weights: Weights, placement: str) -> Decision:
         prices = prices_of(weights)
         candidates = self._candidates(snapshot, placement, prices)
         in_force = candidates.weights if placement == OURS else prices[: len(TERMS)]

@@ -120,9 +120,24 @@ class Snapshot:
         changes = self.changes if is_lasting else []
         return replace(self, nodes=self.nodes._replace(available=available), changes=changes)
 
-    def limits(self, replicas: int) -> bool:
-        """Whether so many replicas may be more than some node's plan carries."""
-        return self.assignments_left is not None and bool((self.assignments_left < replicas).any())
+    def plans_bind(self, task: Task, allows: Ints, replicas: int) -> bool:
+        """Whether some node has room for more such tasks than its plan carries, counted no further than `replicas`."""
+        left, nodes = self.assignments_left, self.nodes
+        if left is None:
+            return False
+        rows = np.flatnonzero((left < replicas) & nodes.available)
+        if not len(rows):
+            return False
+        room = np.full(len(rows), replicas, np.int64)
+        if task.gpu_count > 0:
+            usable = (nodes.gpu_state[rows] == GPU_PLACEABLE) & (allows[nodes.gpu_model[rows]] != 0)
+            shares = np.where(usable, nodes.gpu_free[rows] // task.gpu_milli, 0).sum(axis=1)
+            room = np.minimum(room, shares // task.gpu_count)
+        if task.cpu_milli > 0:
+            room = np.minimum(room, nodes.cpu_free[rows] // task.cpu_milli)
+        if task.memory_bytes > 0:
+            room = np.minimum(room, nodes.memory_free[rows] // task.memory_bytes)
+        return bool((room > left[rows]).any())
 
     def within_plans(self, task: Task) -> tuple["Snapshot", Task]:
         """The same, and the task, so that no node holds more tasks than its plan carries.

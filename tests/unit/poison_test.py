@@ -292,8 +292,12 @@ async def test_a_waiting_gang_of_more_replicas_than_a_plan_carries_harms_nobody(
         assert placed["b"] is WorkloadPhase.PLACED
         assert placed["gang"] is WorkloadPhase.PENDING
         # With a second node there is room, since each plan carries a part.
-        await rig.join(inventory("n2", gpus=1))
-        await asyncio.wait_for(_placed(rig, "gang"), 60.0)
+        second = Agent(rig.address)
+        rig.agents.append(second)
+        await second.say(Hello(incarnation=1, inventory=inventory("n2", gpus=1)))
+        # A second of work where nobody else uses the machine.
+        await second.hear(within_s=120.0)
+        await asyncio.wait_for(_placed(rig, "gang"), 120.0)
         state = rig.controller.loop.core.state
         assert max(len(record.assignments) for record in state.nodes.values()) <= ASSIGNMENTS_MOST
         await everything_is_served(rig)

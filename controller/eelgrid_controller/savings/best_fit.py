@@ -222,10 +222,10 @@ class BestFit:
             if traits:
                 is_open = [traits <= set(self.nodes[name].others.traits) for name in snapshot.names]
                 nodes = snapshot.with_open(np.array(is_open, np.bool_)).nodes
-            task = task_of(request)
-            if snapshot.assignments_left is not None and snapshot.limits(len(replicas)):
+            task, allows = task_of(request), snapshot.allows(request.gpu_models)
+            if snapshot.assignments_left is not None and snapshot.plans_bind(task, allows, len(replicas)):
                 nodes, task = plan_limited(nodes, task, snapshot.assignments_left)
-            if replica_room(nodes, task, snapshot.allows(request.gpu_models), len(replicas)) < len(replicas):
+            if replica_room(nodes, task, allows, len(replicas)) < len(replicas):
                 return False
         for replica in replicas:
             snapshot = self._snapshot()
