@@ -128,3 +128,35 @@ async def test_a_changed_cadence_takes_hold_at_once():
     finally:
         task.cancel()
         await asyncio.wait({task})
+
+
+async def test_a_fleet_that_cannot_be_sampled_in_time_leaves_the_streams_a_turn():
+    """All are due at once and each look takes 5 ms of a clock that only looks move on."""
+    now_ns = [10**9]
+
+    class HandClock:
+        wall_ns = staticmethod(time.time_ns)
+
+        @staticmethod
+        def monotonic_ns():
+            return now_ns[0]
+
+    pairs = [(node_named(f"n{index}", device), device) for index, device in enumerate(map(simulation, "abcdefgh" * 5))]
+    for node, _ in pairs:
+        tick = node.tick
+
+        def slowly(looks, *, monotonic_ns, tick=tick):
+            now_ns[0] += 5_000_000
+            return tick(looks, monotonic_ns=monotonic_ns)
+
+        node.tick = slowly
+    wheel = Wheel(pairs, clock=HandClock(), stalled=lambda _: None)
+    task = asyncio.ensure_future(wheel.run())
+    try:
+        await asyncio.sleep(0)
+        now_ns[0] += 10 * 10**9
+        await until(lambda: any(node.ticks_total for node, _ in pairs))
+        assert sum(node.ticks_total for node, _ in pairs) < len(pairs), "the streams had a turn before all had theirs"
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
