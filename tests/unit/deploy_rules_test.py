@@ -12,7 +12,7 @@ from tests.deploy_rig import CHART, ROOT, VALUES, helm_program, needs_helm, obje
 from eelgrid_controller.config import ABILITIES
 
 READ = {"get", "list", "watch"}
-ALWAYS = {"pods": {"patch", "delete"}, "events": {"create"}}
+ALWAYS = {"pods": {"patch", "delete"}, "pods/status": {"patch"}, "events": {"create"}}
 # What the controller may write with each ability, and nothing beside it.
 WRITES = {
     "policies": {"powerpolicies/status": {"patch", "update"}},
