@@ -41,6 +41,7 @@ _WATCH_S = 0.5  # between two looks of the checker
 _HOWS = ("SIGKILL", "SIGTERM", "SIGSTOP")
 _JOURNALS = ("empty", "older", "same")
 _OWNER = "takeover"
+_NUMBERS = itertools.count()
 Start = Callable[[str], ControllerProcess]
 
 
@@ -64,10 +65,12 @@ class _Scene:
         self.rig, self.start, self.folder, self.rng = rig, start, folder, rng
         self.leader: ControllerProcess | None = None
         self.older: Path | None = None
-        self._numbers = itertools.count()
 
     def made(self, kind: str) -> ControllerProcess:
-        return self.start(f"takeover-{next(self._numbers):03d}-{kind}")
+        """A process with a name and a journal of its own, among all that this process ever makes."""
+        one = self.start(f"takeover-{next(_NUMBERS):03d}-{kind}")
+        shutil.rmtree(one.data, ignore_errors=True)
+        return one
 
     async def takeover(self, how: str, journal: str, *, agents: bool) -> _Taken:
         """A burst in which the leader ends."""
