@@ -30,6 +30,7 @@ class World:
         self.trouble = trouble  # the share of requests that are lost, or late, or whose answers are
         self.late_s = late_s
         self.terms = []  # (epoch, who), as they began
+        self.continued = 0  # of these
         self.leading = set()
         self.led = []  # (from, who) of whoever led when
         self.down = set()
@@ -84,8 +85,10 @@ class World:
         self.states[who], told = step(self.states[who], event, self.local_s(who))
         for one in told:
             match one:
-                case election.Lead(epoch, _):
+                case election.Lead(epoch, _, is_continued):
                     if who not in self.leading:
+                        assert not is_continued or self.terms[-1][1] == who, "another led in between"
+                        self.continued += is_continued
                         self.terms.append((epoch, who))
                     self.leading.add(who)
                 case election.StepDown():
@@ -242,3 +245,14 @@ def test_the_floor_is_below_every_epoch():
     assert write == election.Write(Record("a", 42, ""), "", is_new_term=True)
     state, told = step(state, election.Answered(0.1, Record("a", 42, "7"), is_written=True), 0.2)
     assert told == (election.Lead(42, 0.1 + TIMING.renew_s),)
+
+
+def test_a_term_continues_the_candidates_last_one_unless_the_lease_was_anybody_elses_since():
+    alone = World(3, candidates=1, rates=[1.0], trouble=0.5, late_s=30.0)
+    alone.run(2000.0)
+    assert len(alone.terms) > 3
+    assert alone.continued == len(alone.terms) - 1
+    beside = World(3, candidates=3, rates=[0.97, 1.0, 1.03], trouble=0.5, late_s=30.0)
+    beside.run(2000.0)
+    changes = sum(one[1] != other[1] for one, other in itertools.pairwise(beside.terms))
+    assert 0 < changes <= len(beside.terms) - 1 - beside.continued

@@ -3,6 +3,7 @@
 from bench.kubernetes.checker import judge
 from tests.gate_rig import Api, Side, settle
 
+from eelgrid_controller.kubernetes import gate_events as told
 from eelgrid_controller.kubernetes.planned_devices import PlannedDevices, PlannedPod
 from eelgrid_controller.kubernetes.plans import Plan, plan_of, plan_text
 
@@ -173,3 +174,36 @@ def test_a_device_that_was_corrected_is_written_into_the_plan_and_taken_over_fro
     settle(api, [other], at_s, rounds=4)
     (workload,) = other.core.state.workloads.values()
     assert workload.placements[0].gpu_indexes == (3,)
+
+
+def test_a_term_that_continues_its_own_fences_nothing_anew_and_goes_on_with_what_was_begun():
+    api = Api()
+    api.node("n")
+    old, new = Side(api), Side(api)
+    old.lead(1)
+    for _ in range(4):
+        api.pod()
+    old.hear()
+    old.round(0.0)
+    old.round(0.0)
+    old.write()
+    old.lead(None)
+    new.take_over(2)
+    new.round(1.0)
+    new.write()
+    new.hear()
+    new.events += [told.NotLed(), told.Led(3, is_continued=True)]
+    new.epoch = 3
+    new.round(1.2)
+    assert new.gate.unfenced == 2
+    at_s = settle(api, [new], 2.0, rounds=1)
+    name = api.pod()
+    new.hear()
+    new.events += [told.NotLed(), told.Led(4, is_continued=True)]
+    new.epoch = 4
+    new.round(at_s + 0.5)
+    assert new.gate.unfenced == 0
+    settle(api, [new], at_s + 1.0, rounds=4)
+    assert "eelgrid.io/fence" not in api.pods[name]["metadata"]["annotations"]
+    assert all(pod["spec"].get("nodeName") for pod in api.pods.values())
+    assert judge(api.pods.values(), api.nodes.values()).is_safe

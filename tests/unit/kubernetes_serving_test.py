@@ -12,7 +12,7 @@ from eelgrid_controller.adapters.kubernetes.asked import standing_of
 from eelgrid_controller.adapters.kubernetes.move_orders import MoveOrders
 from eelgrid_controller.kubernetes.gate_events import Key
 from eelgrid_controller.kubernetes.moving import Manner
-from eelgrid_controller.kubernetes.names import ANNOTATION_DRAIN, DELETION_COST
+from eelgrid_controller.kubernetes.names import ANNOTATION_DRAIN, DELETION_COST, LABEL_POOL
 from eelgrid_controller.kubernetes.serving_scale import CHEAP
 from eelgrid_protos.messages import EnforcementMode, Move, Placement, PoolMode, ReplicaMove
 
@@ -289,6 +289,8 @@ def test_a_place_that_the_core_moved_comes_back_to_a_pod_that_nobody_evicts(api)
 def test_pods_of_a_service_are_moved_one_by_one_and_no_further_one_is_made_where_it_says_how_many(api, mode, manner):
     found = inference_service(mode=mode)
     api.replicas = 3
+    for name in list(api.nodes):
+        api.nodes[name]["metadata"]["labels"][LABEL_POOL] = "h100"
     side = leader(api, found)
     play(api, [side], found, 0.0)
     node = side.workload.placements[0].node_name

@@ -20,7 +20,8 @@ A term begins with a fence: each pod that waits is changed, so that what a forme
 or cut off, still sends against the version before is refused. Until that is done nothing is
 decided, since a pin that came late would stand where another was planned meanwhile. A pod that
 somebody else changes is fenced by that. A pin of this term whose answer did not come counts as
-one that arrived until the pod is seen at another version.
+one that arrived until the pod is seen at another version. A term that continues this one's
+own, nobody else having led in between, needs no fence beside that.
 Same events in, same instructions out; time is an argument.
 """
 
@@ -197,10 +198,11 @@ class Gate:
                 self._serve(service.unit, service)
             case ServiceGone(name):
                 self._serve(name, None)
-            case Led(epoch):
+            case Led(epoch, is_continued):
                 self._leaderless_s = None
                 if epoch != self.epoch:
-                    self.epoch, self._term_begins = epoch, True
+                    # A fence that was begun in a term which this one continues goes on where it was.
+                    self.epoch, self._term_begins = epoch, self._term_begins or not is_continued
                     self._marked.update(dict.fromkeys(self.units))
             case NotLed(is_led):
                 self._not_led(at_s, is_led=is_led)
@@ -210,8 +212,9 @@ class Gate:
             case DevicesSeen(name, steers, pods):
                 self._marked.update(dict.fromkeys(self.flights.steered(name, is_so=steers)))
                 self._marked.update(dict.fromkeys(self.flights.seen(name, pods)))
-            case PatchFailed(uid, failure, why):
-                self._patch_failed(uid, failure, why, at_s)
+            case PatchFailed(uid, failure, why, epoch):
+                if epoch is None or epoch == self.epoch:  # of a term that is over: nothing is left to be done about it
+                    self._patch_failed(uid, failure, why, at_s)
             case AnnotateFailed(uid, failure):
                 self._annotate_failed(uid, failure, at_s)
             case DeleteFailed(uid, failure, why):
@@ -375,8 +378,7 @@ class Gate:
             rules.set_related(event.kind, event.key.namespace, event.key.name, event.value)
 
     def _not_led(self, at_s: float, *, is_led: bool) -> None:
-        self.epoch, self._term_begins = None, False
-        self._unfenced.clear()
+        self.epoch = None
         self._leaderless_s = None if is_led else (at_s if self._leaderless_s is None else self._leaderless_s)
         for member in self._members.values():
             member.is_patching = member.is_noting = False

@@ -191,9 +191,10 @@ class ServiceGone(NamedTuple):
 
 
 class Led(NamedTuple):
-    """From now on this one leads, in this epoch."""
+    """From now on this one leads, in this epoch; it may continue a term of its own, if nobody else led since."""
 
     epoch: int
+    is_continued: bool = False
 
 
 class NotLed(NamedTuple):
@@ -220,11 +221,12 @@ class PatchDone(NamedTuple):
 
 
 class PatchFailed(NamedTuple):
-    """A gate was not removed, as far as is known."""
+    """A gate was not removed, as far as is known; `epoch` is that in which it was asked for."""
 
     uid: str
     failure: Failure
     why: str = ""
+    epoch: int | None = None
 
 
 class AnnotateFailed(NamedTuple):

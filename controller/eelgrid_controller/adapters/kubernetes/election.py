@@ -14,7 +14,9 @@ its own clock, and its write, should it still arrive, either is refused or makes
 wait once more. Each term has an epoch (`leaseTransitions`) of its own, larger than all
 before it, also where the same candidate leads again and where somebody deleted the Lease:
 `floor` is the largest epoch that the candidate knows from elsewhere. Whoever stops writes
-the Lease free, so that the next one need not wait.
+the Lease free, so that the next one need not wait. A term continues the candidate's last one if
+the Lease was never seen free, gone or another's since: each write is against what was seen, so
+nobody else can have led in between.
 
     FOLLOWING --read: free, gone, ours or out of time--> write --written--> LEADING
     LEADING   --renew_s since the last success, or another holder read--> FOLLOWING
@@ -114,6 +116,7 @@ class Write(NamedTuple):
     record: Record
     against: str
     is_new_term: bool  # for people: acquireTime is written with it
+    is_continued: bool = False  # nobody else has led since our last term
 
 
 class Lead(NamedTuple):
@@ -121,6 +124,7 @@ class Lead(NamedTuple):
 
     epoch: int
     until_s: float
+    is_continued: bool = False  # nobody else has led since our last term
 
 
 class StepDown(NamedTuple):
@@ -146,6 +150,8 @@ class Election:
     epoch: int = 0  # of our term, while it runs
     until_s: float = 0.0
     is_leading: bool = False
+    is_unbroken: bool = False  # we led, and the Lease has been nobody else's since
+    is_continued: bool = False  # so it was when our term, while it runs, began
     is_stopping: bool = False
     is_over: bool = False
 
@@ -205,6 +211,8 @@ def _answered(
 ) -> tuple[Election, tuple[Instruction, ...]]:
     """What a Lease that was read or written means."""
     record = answer.record
+    if record is None or record.holder != state.identity:
+        state = replace(state, is_unbroken=False)
     if record is None:
         if state.seen is not None and state.seen.version:
             # Somebody deleted it, and its holder may lead for a while yet.
@@ -225,8 +233,9 @@ def _answered(
     if now_s < free_s or state.is_stopping:
         return replace(state, next_s=min(now_s + state.pause_s, free_s)), ()
     write = Write(
-        Record(state.identity, state.floor + 1, ""), state.seen.version if state.seen else "", is_new_term=True
-    )
+        Record(state.identity, state.floor + 1, ""), state.seen.version if state.seen else "", is_new_term=True,
+        is_continued=state.is_unbroken,
+    )  # fmt: skip
     return replace(state, asked=write), (write,)
 
 
@@ -246,8 +255,12 @@ def _written(state: Election, write: Write, sent_s: float, now_s: float) -> tupl
         # Too late to lead by it: the Lease is ours, and the next write begins a term of its own.
         return replace(state, next_s=now_s), ()
     epoch = write.record.epoch
-    state = replace(state, is_leading=True, epoch=epoch, until_s=until_s, next_s=max(now_s, sent_s + state.pause_s))
-    return state, (Lead(epoch, until_s),)
+    is_continued = write.is_continued if write.is_new_term else state.is_continued
+    state = replace(
+        state, is_leading=True, epoch=epoch, until_s=until_s, next_s=max(now_s, sent_s + state.pause_s),
+        is_unbroken=True, is_continued=is_continued,
+    )  # fmt: skip
+    return state, (Lead(epoch, until_s, is_continued),)
 
 
 def _ask(state: Election) -> tuple[Election, tuple[Instruction, ...]]:

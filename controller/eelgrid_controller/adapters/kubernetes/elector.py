@@ -35,6 +35,7 @@ class Term(NamedTuple):
 
     epoch: int
     until_s: float  # monotonic; later with each renewal
+    is_continued: bool = False  # nobody else has led since our last term
 
 
 def is_of(term: Term | None, epoch: int) -> bool:
@@ -78,7 +79,7 @@ class Elector:
         state = self._state
         if not state.is_leading or self._clock.monotonic_s() >= state.until_s:
             return None
-        return Term(state.epoch, state.until_s)
+        return Term(state.epoch, state.until_s, state.is_continued)
 
     def hear(self, callback: Callable[[Term | None], None]) -> None:
         """Tell the beginning and the end of terms to a callback, which must neither raise nor wait."""
@@ -119,8 +120,8 @@ class Elector:
         self._state, told = election.step(self._state, event, self._clock.monotonic_s())
         for one in told:
             match one:
-                case election.Lead(epoch, until_s):
-                    self._tell(Term(epoch, until_s))
+                case election.Lead(epoch, until_s, is_continued):
+                    self._tell(Term(epoch, until_s, is_continued))
                 case election.StepDown(why):
                     self._log.warning("lease=%s/%s led=no reason=%s", self._namespace, self._name, why)
                     self._tell(None)

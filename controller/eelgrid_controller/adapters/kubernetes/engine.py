@@ -142,6 +142,7 @@ class Engine:
         self._wake = asyncio.Event()
         self._nodes: dict[str, NodeSeen] = {}  # as they were told
         self._epoch: int | None = None
+        self._has_led = False  # the gate of this run was told that it leads
         self._cluster = cluster
         self._rng = rng
         self._under_way = UnderWay(log, "kubernetes")
@@ -162,6 +163,7 @@ class Engine:
         self._queue.clear()
         self._nodes.clear()
         self._epoch = None
+        self._has_led = False
         self.gate = Gate(settings.gate)
         self._loop.eligibility.rules = self.gate.others.rules
         self.pods = Informer(
@@ -265,16 +267,19 @@ class Engine:
         if term is None:
             self.feed(NotLed(is_led=bool(self._elector.holder)))
         elif epoch != self._epoch:
-            self._under_way.begin(self._begin_term(term.epoch))
+            self._under_way.begin(self._begin_term(term))
         if epoch != self._epoch:
             self._log.info("kubernetes=%s epoch=%s", "leading" if term else "following", epoch or "-")
         self._epoch = epoch
 
-    async def _begin_term(self, epoch: int) -> None:
-        """Lead, when all is known that the leader before has written."""
-        await self.pods.listed_since(self._clock.monotonic_s())
-        if self._leads(epoch):
-            self.feed(Led(epoch))
+    async def _begin_term(self, term: Term) -> None:
+        """Lead, when all is known that the leader before has written; at once where that was this run."""
+        is_continued = term.is_continued and self._has_led
+        if not is_continued:
+            await self.pods.listed_since(self._clock.monotonic_s())
+        if self._leads(term.epoch):
+            self._has_led = True
+            self.feed(Led(term.epoch, is_continued))
 
     def _leads(self, epoch: int) -> bool:
         return is_of(self._elector.term(), epoch)

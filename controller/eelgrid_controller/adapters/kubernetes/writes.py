@@ -154,7 +154,7 @@ class Writes:
     ) -> bool:
         failed = await self._patched(asked, body, epoch)
         if failed is not None:
-            self._feed(PatchFailed(asked.uid, *failed))
+            self._feed(PatchFailed(asked.uid, *failed, epoch=epoch))
             return False
         self._feed(PatchDone(asked.uid))
         return True
