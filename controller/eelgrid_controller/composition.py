@@ -250,9 +250,6 @@ class Controller:
         if is_engine_run:
             # What a journal says of others is as old as the journal.
             await self.loop.expect_reports()
-        else:
-            # What an agent holds may be more than this journal knows, if that was rolled back; only the agent can tell.
-            await self.loop.await_agents()
         await self._adopt_placement()
         self.telemetry = telemetry = Telemetry()
         self._hear_agents(telemetry)

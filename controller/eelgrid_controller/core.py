@@ -19,8 +19,6 @@ from eelgrid_controller.adoption import adopted
 from eelgrid_controller.choosing import Chooser
 from eelgrid_controller.errors import LostEntries
 from eelgrid_controller.events import (
-    AgentReturned,
-    AgentsAwaited,
     Event,
     GpuLost,
     GpuReturned,
@@ -294,7 +292,10 @@ class Core:
             nodes |= self._apply(joined)
             events += [joined, *self._joined(name, before, now_ns)]
         if record is not None and not record.is_heard:
-            events.append(AgentReturned(time_ns=now_ns, node_name=name))
+            # What waits is tried in its turn: every agent says Hello after a start.
+            record.is_heard = True
+            self._chooser.refresh(nodes)
+            self._retrying.capacity_appeared()
         events += compared_events
         for event in events:
             if not isinstance(event, NodeJoined):
@@ -311,13 +312,6 @@ class Core:
             return [closed] if self._joins_closed else []
         renamed = renaming(self.state, self.state.nodes[node_name], before, now_ns=now_ns)
         return [] if renamed is None else [renamed]
-
-    def await_agents(self, *, now_ns: int) -> Step[None]:
-        """Places nothing on nodes with agents before each has spoken anew: it may hold more than the journal knows."""
-        if not any(record.is_heard and record.inventory.agent_version for record in self.state.nodes.values()):
-            return Step((), None, frozenset())
-        event = AgentsAwaited(time_ns=now_ns)
-        return Step((event,), None, self._apply(event))
 
     def expect_reports(self, *, now_ns: int) -> Step[None]:
         """Places nothing on any node before its engine has reported anew what stands there."""

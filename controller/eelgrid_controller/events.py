@@ -41,8 +41,6 @@ from eelgrid_protos.schema import obeys, violations_of
 __all__ = [
     "EXPLAINED_REPLICAS_MOST",
     "REMOVED_MOST",
-    "AgentReturned",
-    "AgentsAwaited",
     "CorrectedReplica",
     "DevicesCorrected",
     "Event",
@@ -125,21 +123,6 @@ class NodeReconciled:
     time_ns: Nanoseconds
     node_name: Name
     plan_epoch: Uint64 = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentsAwaited:
-    """The controller began: nothing new goes to a node with an agent until its agent has said what the node holds."""
-
-    time_ns: Nanoseconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentReturned:
-    """An awaited agent has spoken, and its node is as it was."""
-
-    time_ns: Nanoseconds
-    node_name: Name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,8 +366,6 @@ Event = (
     | NodeAhead
     | NodeReconciled
     | JournalRolledBack
-    | AgentsAwaited
-    | AgentReturned
 )
 
 # The journal's names; a name is never given another meaning.
@@ -411,8 +392,6 @@ _KINDS: Mapping[str, type[Event]] = {
     "node_ahead": NodeAhead,
     "node_reconciled": NodeReconciled,
     "journal_rolled_back": JournalRolledBack,
-    "agents_awaited": AgentsAwaited,
-    "agent_returned": AgentReturned,
 }
 _WITH_PLACES = (WorkloadPlaced, WorkloadMoved, WorkloadScaled)
 _WITH_WORDS = (WorkloadSubmitted, PolicyChanged, PointsMeasured)

@@ -109,7 +109,7 @@ class NodeRecord:
     ahead: AheadOfJournal | None = None
     # The epoch that it had when the journal was known to have lost entries; None once its agent has spoken since.
     doubted_epoch: int | None = None
-    # Whether its agent spoke since the controller began: until then nobody knows what it holds.
+    # Whether its agent spoke since this controller began: until then nobody knows what it holds. In no journal.
     is_heard: bool = True
     # Since when it is lost; 0 where it is not, or was lost before this was kept.
     lost_ns: int = 0
@@ -342,7 +342,6 @@ class NodeRecord:
             **({"others": to_plain(self.others, brief=True)} if self.others != NOBODY else {}),
             **({"ahead": _ahead_to_plain(self.ahead)} if self.ahead is not None else {}),
             **({"doubted_epoch": self.doubted_epoch} if self.doubted_epoch is not None else {}),
-            **({} if self.is_heard else {"awaited": True}),
         }
 
     @classmethod
@@ -360,7 +359,6 @@ class NodeRecord:
             ahead=_ahead_of(row.get("ahead")),
             lost_ns=row.get("lost_ns", 0),
             doubted_epoch=row.get("doubted_epoch"),
-            is_heard=not row.get("awaited", False),
         )
 
     def validate(self) -> None:

@@ -106,6 +106,8 @@ class ControllerLoop:
         self._probe_at_s = 0.0
         self._checkpoints = Checkpoints(journal, self._writer, config=config, clock=clock, log=log)
         self._last_command_s = self._retry_at_s = self._files_at_s = 0.0
+        # Nodes of agents that have not spoken since this controller began: see `start`.
+        self._unheard: set[str] = set()
         self._lost = LostNodes(config.lost_node_ttl_s)
         self._expiry_s = clock.monotonic_s()
 
@@ -114,6 +116,10 @@ class ControllerLoop:
     async def start(self) -> Recovered:
         """Bring the state back and begin; raises JournalError."""
         recovered = await self._writer.in_thread(lambda: recover(self.journal, self._fresh_state))
+        # What an agent holds may be more than this journal knows, if that was rolled back; only the agent can tell. An
+        # engine that lists what runs tells by itself.
+        if self.config.kubernetes is None:
+            self._unheard = {name for name, node in recovered.state.nodes.items() if node.inventory.agent_version}
         self._go_on_from(recovered)
         now_s = self.clock.monotonic_s()
         for name, node in recovered.state.nodes.items():
@@ -248,6 +254,7 @@ class ControllerLoop:
         await self.command(
             lambda core, now_ns: core.node_joined(inventory, now_ns=now_ns, plan_epoch=plan_epoch, claim=claim)
         )
+        self._unheard.discard(inventory.node_name)
 
     async def reconcile_node(self, node_name: str, *, call: Call | None = None) -> NodeRecord:
         """Give up what a node holds beyond the journal."""
@@ -271,10 +278,6 @@ class ControllerLoop:
     async def occupied(self, node_name: str, others: Others) -> None:
         """What others hold on a node, as its engine tells."""
         await self.command(lambda core, now_ns: core.occupied(node_name, others, now_ns=now_ns))
-
-    async def await_agents(self) -> None:
-        """Place nothing on nodes with agents before each has spoken anew."""
-        await self.command(lambda core, now_ns: core.await_agents(now_ns=now_ns))
 
     async def expect_reports(self) -> None:
         """Place nothing on any node before its engine has reported anew what stands there."""
@@ -458,6 +461,8 @@ class ControllerLoop:
             self._queue.popleft().tell(fault=fault)
 
     def _go_on_from(self, recovered: Recovered) -> None:
+        for name in self._unheard & recovered.state.nodes.keys():
+            recovered.state.nodes[name].is_heard = False
         for line in recovered.healed:
             self._log.warning("journal=healed what=%r", line)
         if recovered.healed_count:

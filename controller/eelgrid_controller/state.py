@@ -25,8 +25,6 @@ from typing import Any, Self, assert_never
 
 from eelgrid_controller.demand import Demand
 from eelgrid_controller.events import (
-    AgentReturned,
-    AgentsAwaited,
     DevicesCorrected,
     Event,
     GpuLost,
@@ -183,14 +181,6 @@ class ClusterState:
                 touched = frozenset()
             case NodeAhead() | NodeReconciled():
                 touched = self._reconciled(event)
-            case AgentsAwaited():
-                awaited = [record for record in self.nodes.values() if record.inventory.agent_version]
-                for record in awaited:
-                    record.is_heard = False
-                touched = frozenset(record.inventory.node_name for record in awaited)
-            case AgentReturned(node_name=name):
-                self._node(name).is_heard = True
-                touched = frozenset((name,))
             case JournalRolledBack():
                 self.rollbacks += 1
                 for record in self.nodes.values():

@@ -80,23 +80,20 @@ class Life:
         self._journal_fault: Fault | None = None
         self._probe_at_s = 0.0
         self._since_checkpoint = 0
-        # The epochs that agents can know of.
+        # Nodes of agents that have not spoken since this process began, and the epochs that they can know of.
+        self.unheard: set[str] = set()
         self.core: Core
         recovered = recover(journal, ClusterState)
+        self.unheard = {name for name, node in recovered.state.nodes.items() if node.inventory.agent_version}
         self.epochs = {name: node.plan_epoch for name, node in recovered.state.nodes.items()}
         self._adopt(recovered)
         self.telemetry = self.telemetry_type(send_interval_s=self.core.state.policy.send_interval_s)
         for name, node in self.core.state.nodes.items():
             if node.state is NodeState.READY:
                 self.presence.left(name, deadline_s=clock.monotonic_s() + RESTART_GRACE_S)
-        self.await_agents()
         if (lost := journal.lost) is not None:
             self.command(lambda core, now_ns: core.journal_rolled_back(lost, now_ns=now_ns), _ignore)
         self.later(_TICK_NS, self._tick)
-
-    def await_agents(self) -> None:
-        """As a controller does when it begins."""
-        self.command(lambda core, now_ns: core.await_agents(now_ns=now_ns), _ignore)
 
     def later(self, delay_ns: int, action: Callable[[], None]) -> None:
         """Runs the action after a while, unless the process has died by then."""
@@ -211,6 +208,8 @@ class Life:
         return True
 
     def _adopt(self, recovered: Recovered) -> None:
+        for name in self.unheard & recovered.state.nodes.keys():
+            recovered.state.nodes[name].is_heard = False
         self.core = Core(recovered.state, load())
         self._since_checkpoint = recovered.replayed
 

@@ -188,10 +188,10 @@ class CredulousLife(Life):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        for record in self.core.state.nodes.values():
+            record.is_heard = True
+            self.core._chooser.refresh((record.inventory.node_name,))
         self.epochs = defaultdict(lambda: 2**62)
-
-    def await_agents(self) -> None:
-        pass
 
 
 class QuietDisk(Disk):

@@ -150,6 +150,7 @@ class Session:
     def _welcome(self) -> None:
         assert self.hello is not None
         name = self.hello.inventory.node_name
+        self._life.unheard.discard(name)
         self._life.epochs[name] = max(self._life.epochs.get(name, 0), self.hello.plan_epoch)
         self._life.ledger.joined(self.hello, self._life.core.state.nodes[name])
         self.sequence = self._life.telemetry.open(self.hello.inventory, self.hello.incarnation)
