@@ -508,6 +508,8 @@ class Gate:
         for told in look(unit, self.others, self.flights, self._deciding, at_s):
             match told:
                 case Ungate(uid) | Annotate(uid):
+                    if isinstance(told, Ungate):
+                        self._left.pop(uid, None)  # of a gate whose removal failed in a term before
                     self._writes.append(told)
                     self._account(unit, self._members[uid])
                 case Cancel() | Grow():
