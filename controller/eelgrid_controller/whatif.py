@@ -72,6 +72,11 @@ class Workbench:
     now_ns: int
     proceed: Callable[[], bool] = lambda: True
 
+    def check_asked(self) -> None:
+        """Raises DeadlineExceeded where nobody waits for the answer: what was asked may take minutes."""
+        if not self.proceed():
+            raise DeadlineExceeded("nobody waits for the answer any more")
+
 
 class _Trial:
     """One copy, used up by one sequence of changes."""
@@ -96,8 +101,7 @@ class _Trial:
         if self._core is None:
             self._core = self.bench.make_core(self.state)
         while self._core.backlog:
-            if not self.bench.proceed():
-                raise DeadlineExceeded("nobody waits for the answer any more")
+            self.bench.check_asked()
             if self._rounds == _ROUNDS_MOST:
                 self.complete = False
                 break
@@ -157,6 +161,7 @@ class _Trial:
             )
         template = _template(shape, self.state, self.bench.catalogue)
         for _ in range(count):
+            self.bench.check_asked()
             self._added += 1
             name = f"added-{self._added}"
             while name in self.state.nodes:
@@ -178,6 +183,7 @@ class _Trial:
                 "these are too many workloads", (Violation("copies", problem, f"submit at most {COPIES_MOST}"),)
             )
         for _ in range(change.copies):
+            self.bench.check_asked()
             key = f"new-{len(self.submitted) + 1}"
             while key in self.state.workloads:
                 key = f"{key}-if"
