@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import numba
-from tests.e2e.processes import pages, small_trace, trace_fleet
+from tests.e2e.processes import metric, pages, small_trace, trace_fleet
 
 from eelgrid_controller.adapters.store import open_journal
 from eelgrid_controller.core import Core
@@ -73,6 +73,8 @@ def play(cluster):
     cluster.submit(requests[210:])
     for request in requests[0:200:11]:
         operators.cancel_workload(CancelWorkloadRequest(workload_id=request.workload_id), timeout=5.0)
+    # What waits for agents is placed as they come back.
+    cluster.until(lambda: metric(cluster.metrics, "eelgrid_agents_connected") == NODES, within_s=60.0)
     shown = pages(operators.list_workloads, ListWorkloadsRequest(), "workloads")
     assert controller.stop() == 0
     return shown

@@ -37,10 +37,21 @@ def begin(cluster, trace):
     return controller, fleet
 
 
+def read_one_moment(cluster):
+    """Workloads and nodes as of one moment: what waits goes on being placed while agents come back."""
+
+    def unchanged():
+        before = pages(cluster.operators.list_workloads, ListWorkloadsRequest(), "workloads")
+        nodes = pages(cluster.operators.list_nodes, ListNodesRequest(), "nodes")
+        after = pages(cluster.operators.list_workloads, ListWorkloadsRequest(), "workloads")
+        return (after, nodes) if before == after else None
+
+    return cluster.until(unchanged, within_s=BACK_S, what="nothing is placed between two looks")
+
+
 def check_accounts(cluster, requests, report, answers):
     """What the API shows adds up, and is what was answered; the workloads and nodes."""
-    workloads = pages(cluster.operators.list_workloads, ListWorkloadsRequest(), "workloads")
-    nodes = pages(cluster.operators.list_nodes, ListNodesRequest(), "nodes")
+    workloads, nodes = read_one_moment(cluster)
     refused = {refusal.workload_id for refusal in report.refusals}
     assert Counter(w.workload_id for w in workloads) == Counter(r.workload_id for r in requests) - Counter(refused)
     assert report.done == TASKS == len(workloads) + len(refused)
@@ -178,6 +189,8 @@ def test_the_controller_is_killed_twice_in_the_middle(cluster):
     assert len(controllers) == 3
     assert report.repeats >= 2
     cluster.answers()
+    # Nothing new goes to a node before its agent is back, so some of the work waited for that.
+    cluster.until(lambda: metric(cluster.metrics, "eelgrid_agents_connected") == NODES, within_s=BACK_S)
     workloads, _ = check_accounts(cluster, requests, report, answers)
     check_plans(cluster, fleet, workloads)
     check_samples(cluster, fleet, elsewhere=gone[-1])
