@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from eelgrid_agent.attribution.outbox import EnergyOutbox, Kept
@@ -53,10 +53,12 @@ steps = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
+@example([("charge", "g0", "a", 0, 0), ("charge", "g0", "a", 0, -1), ("send", 1), ("acknowledge",),
+          ("charge", "g0", "a", 0, 0)], 2, 6)  # fmt: skip
 @given(steps, st.integers(2, 6), st.integers(6, 12))
 def test_everything_that_is_charged_arrives_once(script, many, most):
     windows = Windows(7, many=many, most=most)
-    at_ns, charged, arrived, on_the_way = _BEGIN_NS, Counter(), {}, []
+    at_ns, ended_ns, charged, arrived, on_the_way = _BEGIN_NS, 0, Counter(), {}, []
     for step in script:
         match step:
             case ("charge", uuid, name, energy_mj, seconds):
@@ -81,8 +83,11 @@ def test_everything_that_is_charged_arrives_once(script, many, most):
                 windows.resume()
             case ("restart",):
                 windows.close()
+                ended_ns = max(ended_ns, windows.ended_ns)
                 on_the_way.clear()
-                windows = Windows(7, many=many, most=most, kept=windows.closed, number=windows.number)
+                windows = Windows(
+                    7, many=many, most=most, kept=windows.closed, number=windows.number, before_ns=ended_ns
+                )
         assert len(windows.closed) <= most + 8
     windows.close()
     left = [window for window in windows.closed if not arrived or window.number > max(arrived)]

@@ -5,6 +5,10 @@ import time
 from dataclasses import replace
 
 import pytest
+from tests.controller_rig import inventory as node_inventory
+from tests.controller_rig import running
+from tests.controller_rig import until as rig_until
+from tests.energy_rig import EnergyNode
 from tests.ledger_rig import BEGIN_NS, CLOCK, OWNERS, SECOND_NS, Site, inventory, window
 
 from eelgrid_controller.adapters import energy_desk
@@ -16,7 +20,15 @@ from eelgrid_controller.energy_ledger.entries import Entry, Holder, Measured, Pl
 from eelgrid_controller.energy_ledger.plausibility import PAST_S_MOST, PIECES_MOST, Allowance, judge_window
 from eelgrid_controller.energy_ledger.spreading import pieces_of, spread
 from eelgrid_controller.energy_ledger.working import Worked, spread_work
-from eelgrid_protos.messages import EnergyOwner, Gpu, OwnerKind, WindowDevice, WindowShare
+from eelgrid_protos.messages import (
+    ConnectResponse,
+    EnergyAcknowledgement,
+    EnergyOwner,
+    Gpu,
+    OwnerKind,
+    WindowDevice,
+    WindowShare,
+)
 
 DAY_NS = 86_400 * SECOND_NS
 YEAR_2262_NS = 2**63 - 1
@@ -190,6 +202,39 @@ async def test_refusals_are_logged_once_in_a_while_with_their_number(tmp_path, c
         assert ["node=n1" in line for line in lines] == [True, True, False]
         assert "more=49" in lines[1]
         assert site.desk.refused == 52
+
+
+async def test_an_agent_is_told_of_what_was_refused_and_its_stream_goes_on(tmp_path):
+    async with running(tmp_path) as rig:
+        agent = await rig.join(node_inventory("n1"))
+        now_ns = rig.controller._clock.now_ns()
+        await rig_until(lambda: rig.controller.ledger._store is not None)
+
+        def told(number, energy_mj):
+            one = window(number, energy_mj)
+            return replace(one, begin_ns=now_ns - 60 * SECOND_NS, end_ns=now_ns)
+
+        await agent.say(told(2**64 - 1, 1), told(1, 10**15), told(2, 1_000))
+        refused, last = 0, 0
+        while last != 2:
+            heard = await agent.hear(EnergyAcknowledgement)
+            refused, last = refused + heard.refused, heard.number
+            assert not heard.refused or heard.refused_reason
+        assert refused == 2
+        await agent.say(told(3, 1_000))
+        assert (await agent.hear(EnergyAcknowledgement)).number == 3
+
+
+def test_the_agent_counts_and_keeps_why(tmp_path):
+    site = EnergyNode(tmp_path)
+    site.run(70)
+    closed = site.node.outbox.windows.closed
+    refusal = EnergyAcknowledgement(
+        incarnation=site.node.outbox.windows.incarnation, number=closed[0].number, refused=1, refused_reason="too much"
+    )
+    site.node.receive(ConnectResponse(message=refusal))
+    assert (site.node.outbox.refused, site.node.outbox.refused_reason) == (1, "too much")
+    assert closed[0] not in site.node.outbox.windows.closed
 
 
 def test_sums_beyond_64_bits_are_sums(tmp_path):

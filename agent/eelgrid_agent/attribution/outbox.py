@@ -61,7 +61,10 @@ class EnergyOutbox:
         phase: float = 0.0,
     ) -> None:  # fmt: skip
         """`phase` from 0 to 1 is when in a window totals are read by the plan, so that a thousand nodes take turns."""
-        self.windows = Windows(kept.incarnation, length_s=length_s, kept=kept.windows, number=kept.number)
+        self.windows = Windows(
+            kept.incarnation, length_s=length_s, kept=kept.windows, number=kept.number,
+            before_ns=kept.end_ns if kept.boot == boot else 0,
+        )  # fmt: skip
         self._length_ns = int(length_s * 1e9)
         self._phase_ns = int(phase * length_s * 1e9)
         self.refused = 0  # windows that the controller refused
@@ -117,7 +120,8 @@ class EnergyOutbox:
         step_ns = 0 if before_ns is None else self._offset_ns - before_ns
         if abs(step_ns) > _CLOCK_STEP_NS:
             self.windows.shift(step_ns, foreign=self._is_same_clock)
-            self._closed_ns += step_ns
+            if self._is_same_clock or self.windows.ended_ns:
+                self._closed_ns += step_ns
             if self._is_same_clock:
                 self._before_ns += step_ns
 

@@ -34,8 +34,8 @@ _UNHEARD_MOST = 3
 _TRIED_MOST = 64
 _HOUR_NS = 3600 * 10**9
 _TIME_NS_MOST = 2**63 - 1
-# A window that ends further ahead is of a clock that was wrong, and no reason to begin after it.
-_OVERLAP_NS_MOST = 60 * 10**9
+# A window of another run that ends further ahead is of a clock that was wrong, and no reason to begin after it.
+_OVERLAP_NS_MOST = _HOUR_NS
 _Key = tuple[str, Owner, int | None, Part, Method, Confidence]
 
 
@@ -60,9 +60,12 @@ class Windows:
 
     def __init__(
         self, incarnation: int, *, length_s: float = LENGTH_S, many: int = 240, most: int = 1000,
-        kept: Iterable[wire.EnergyWindow] = (), number: int = 0,
+        kept: Iterable[wire.EnergyWindow] = (), number: int = 0, before_ns: int = 0,
     ) -> None:  # fmt: skip
-        """`kept` are of the run before, `number` is that of its last window; both of this incarnation."""
+        """`kept` are of the run before, whose last window had this `number`; both of this incarnation.
+
+        `before_ns` is where that one ended, if its clock was ours.
+        """
         self.incarnation = incarnation
         self.number = number
         self.ended_ns = 0  # of the last window that was closed
@@ -72,6 +75,7 @@ class Windows:
         self._most = most
         # Times may be before 1970 for a while, when a clock is set back; those that are told never are.
         self._closed: list[wire.EnergyWindow] = list(kept)
+        self._before_ns = before_ns
         self._foreign = number  # windows up to it are of a clock that this run knows nothing of
         self._open: _Open | None = None
         self._sent = 0
@@ -88,6 +92,7 @@ class Windows:
         """The clock was set by so much. `foreign` windows, of the run before, move only where they are of this clock."""
         if foreign:
             self._foreign = 0
+            self._before_ns += by_ns
         if self._open is not None:
             self._open.begin_ns += by_ns
             self._open.end_ns += by_ns
@@ -97,8 +102,15 @@ class Windows:
             else one
             for one in self._closed
         ]
-        self.ended_ns += by_ns
+        if self.ended_ns:
+            self.ended_ns += by_ns
         self.changes += 1
+
+    def _floor_ns(self, begin_ns: int) -> int:
+        """Where a window that would begin then may begin at the earliest: windows of one clock never overlap."""
+        if self.ended_ns:
+            return self.ended_ns
+        return self._before_ns if self._before_ns - begin_ns <= _OVERLAP_NS_MOST else 0
 
     def charge(
         self, shares: Mapping[str, Iterable[Share]], *, at_ns: int, since_ns: int | None = None,
@@ -111,8 +123,7 @@ class Windows:
         window = self._open
         if window is None:
             begin_ns = at_ns if since_ns is None else min(since_ns, at_ns)
-            if self._closed and self._closed[-1].end_ns - begin_ns <= _OVERLAP_NS_MOST:
-                begin_ns = max(begin_ns, self._closed[-1].end_ns)
+            begin_ns = max(begin_ns, self._floor_ns(begin_ns))
             window = self._open = _Open(begin_ns, max(begin_ns, at_ns))
         window.end_ns = max(window.end_ns, at_ns)
         for uuid, parts in shares.items():

@@ -31,6 +31,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -140,7 +141,10 @@ class _Session:
         self.want_plan(not_before_s=0.0)
 
     def wrote(self, energy: EnergyAcknowledgement) -> None:
-        """Energy windows are on disk; the newest covers those before."""
+        """Energy windows are on disk; the newest covers those before, and refusals that were not told yet go with it."""
+        if self.energy is not None and self.energy.refused:
+            refused, reason = self.energy.refused + energy.refused, energy.refused_reason or self.energy.refused_reason
+            energy = replace(energy, refused=refused, refused_reason=reason)
         self.energy = energy
         self.wake.set()
 
