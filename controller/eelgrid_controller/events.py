@@ -77,7 +77,7 @@ __all__ = [
 # Replicas of one workload ask for the same, so the first few tell the story; ten thousand would fill the journal.
 EXPLAINED_REPLICAS_MOST = 16
 
-# Nodes that are removed in one step: making the arrays of ten thousand anew takes half a second, once for all of them.
+# Nodes that are removed in one step: the planner's arrays are made anew once for all of them.
 REMOVED_MOST = 1000
 
 

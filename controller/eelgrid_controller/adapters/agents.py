@@ -78,7 +78,7 @@ _HELLO_WITHIN_S = 120.0
 # Agents that are being welcomed at one time: enough that the journal takes many at once, few enough that the first of
 # ten thousand are there while the last still wait.
 _WELCOMES_AT_ONCE = 64
-# Reconnects that a controller on a busy core takes in a second (measured: 10,000 x 8 GPUs, bench.reconnects).
+# Reconnects a second that agents are spread over: an estimate for a controller on a busy core, not a measurement.
 _RECONNECTS_PER_S = 500.0
 _SESSIONS_MOST = 100_000
 # Events of one node: 50 at once, then 5 a second. A node whose eight devices all fail and come back has 16.
