@@ -166,6 +166,7 @@ class MemoryJournal:
     def __init__(self) -> None:
         self.path = Path("memory.sqlite3")
         self.counters = JournalCounters()
+        self.lost = None
         self.entries: list[Entry] = []
         self.checkpoints: list[Checkpoint] = []
         self.commits: list[int] = []

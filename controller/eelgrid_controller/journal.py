@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from eelgrid_controller.errors import LostEntries
+
 __all__ = [
     "Checkpoint",
     "Entry",
@@ -73,6 +75,10 @@ class Journal(Protocol):
     @property
     def counters(self) -> JournalCounters:
         """What was written so far."""
+
+    @property
+    def lost(self) -> LostEntries | None:
+        """Acknowledged entries that are gone, where an operator accepted that; None once something was appended."""
 
     def append(self, entries: Sequence[Entry]) -> int:
         """Write all or none; the number of the last entry."""

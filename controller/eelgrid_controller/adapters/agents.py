@@ -149,8 +149,6 @@ class AgentService:
         self.devices = DeviceReports(monotonic_s=monotonic_s)
         self._sessions: dict[str, _Session] = {}
         self._policy = loop.core.state.policy
-        # The highest epoch that each node can know of: of the journal when we began, then of what it was told.
-        self._epochs = {name: record.plan_epoch for name, record in loop.core.state.nodes.items()}
         telemetry.expect_every(self._policy.send_interval_s)
         loop.listeners.append(self._on_commit)
 
@@ -224,21 +222,19 @@ class AgentService:
     async def _join(self, hello: Hello) -> None:
         """Take the node in; an agent ahead of the journal says that this lost entries."""
         name, epoch = hello.inventory.node_name, hello.plan_epoch
-        known = self._epochs.get(name, 0)
         # Under an engine that lists what runs, that listing is the truth, and a takeover finds agents of its predecessor.
         claim = (
-            PlanClaim(epoch=epoch, held=None if hello.held is None else hello.held.assignments, is_beyond=epoch > known)
+            PlanClaim(epoch=epoch, held=None if hello.held is None else hello.held.assignments)
             if self._loop.config.kubernetes is None
             else None
         )
         await self._loop.node_joined(hello.inventory, plan_epoch=epoch, claim=claim)
-        self._epochs[name] = max(known, epoch)
         record = self._loop.core.state.nodes.get(name)
         if record is not None and record.ahead is not None:
             self._log.error(
-                "node=%s ahead_of_journal=yes agent_epoch=%d known_epoch=%d unknown_assignments=%s workloads=%s "
+                "node=%s ahead_of_journal=yes agent_epoch=%d unknown_assignments=%s workloads=%s "
                 "action=nothing_placed remedy='the journal lost entries: look at what runs there, then eelctl reconcile'",
-                name, epoch, known, "?" if record.ahead.assignments is None else record.ahead.assignments,
+                name, epoch, "?" if record.ahead.assignments is None else record.ahead.assignments,
                 ",".join(record.ahead.workload_ids) or "-",
             )  # fmt: skip
 
@@ -269,7 +265,7 @@ class AgentService:
                         continue
                     if plan.epoch > session.sent_epoch or (plan.epoch and session.is_plan_forgotten):
                         session.is_plan_forgotten = False
-                        session.sent_epoch = self._epochs[session.node_name] = plan.epoch
+                        session.sent_epoch = plan.epoch
                         self.plans_sent += 1
                         self._tell(session.node_name, plan)
                         yield plan
