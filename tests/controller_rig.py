@@ -167,6 +167,7 @@ class MemoryJournal:
     def __init__(self) -> None:
         self.path = Path("memory.sqlite3")
         self.counters = JournalCounters()
+        self.lost = None
         self.entries: list[Entry] = []
         self.audited: list[Any] = []
         self.checkpoints: list[Checkpoint] = []

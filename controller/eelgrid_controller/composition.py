@@ -205,15 +205,14 @@ class Controller:
         self._log.info("%s", line)
         return line
 
-    async def _record_loss(self, journal: SqliteJournal) -> None:
-        """Say in the log and in the journal what was lost, before anything else is written."""
+    def _tell_loss(self, journal: SqliteJournal) -> None:
+        """Say what was lost; the loop puts it into the journal before anything else."""
         if journal.lost is not None:
             self._log.critical(
                 "journal=rolled_back first=%d last=%s action=accepted remedy='nodes that hold more than the journal "
                 "knows are closed: eelctl doctor names them'",
                 journal.lost.first, "unknown" if journal.lost.last is None else journal.lost.last,
             )  # fmt: skip
-            await self.loop.journal_rolled_back(journal.lost)
         elif self.config.accepts_journal_loss:
             self._log.warning(
                 "journal=complete warning=--accept-journal-loss would pass the next loss over remedy='take it away'"
@@ -243,9 +242,9 @@ class Controller:
             observe_decision=self.watches.decided,
             observe_commit=self.watches.wrote,
         )
+        self._tell_loss(journal)
         recovered = await self.loop.start()
         self._stack.push_async_callback(self.loop.stop)
-        await self._record_loss(journal)
         self._begin_audit(journal)
         if is_engine_run:
             # What a journal says of others is as old as the journal.

@@ -19,6 +19,7 @@ from eelgrid_controller.adoption import adopted
 from eelgrid_controller.choosing import Chooser
 from eelgrid_controller.errors import LostEntries
 from eelgrid_controller.events import (
+    ControllerStarted,
     Event,
     GpuLost,
     GpuReturned,
@@ -51,7 +52,7 @@ from eelgrid_controller.removal import Removal, forgettable, longest_lost, remov
 from eelgrid_controller.replicas import sliced
 from eelgrid_controller.repointing import correction, renaming
 from eelgrid_controller.retrying import Retrying
-from eelgrid_controller.rollback import PlanClaim, compared
+from eelgrid_controller.rollback import PlanClaim, compare_claim
 from eelgrid_controller.scaling import rescaled
 from eelgrid_controller.slicing.execution import planned
 from eelgrid_controller.slicing.search import Stage
@@ -284,19 +285,14 @@ class Core:
         gone = self._make_room_for_a_node(now_ns) if record is None else ()
         name = inventory.node_name
         before = None if record is None else record.inventory
-        compared_events = compared(record, name, claim, now_ns=now_ns)
+        compared = compare_claim(record, name, claim, now_ns=now_ns)
         events: list[Event] = []
         nodes = frozenset((name,))
         if record is None or not record.is_as(inventory) or plan_epoch > record.plan_epoch:
             joined = NodeJoined(time_ns=now_ns, inventory=inventory, plan_epoch=plan_epoch)
             nodes |= self._apply(joined)
             events += [joined, *self._joined(name, before, now_ns)]
-        if record is not None and not record.is_heard:
-            # What waits is tried in its turn: every agent says Hello after a start.
-            record.is_heard = True
-            self._chooser.refresh(nodes)
-            self._retrying.capacity_appeared()
-        events += compared_events
+        events += compared
         for event in events:
             if not isinstance(event, NodeJoined):
                 nodes |= self._apply(event)
@@ -330,10 +326,18 @@ class Core:
         event = NodeReconciled(time_ns=now_ns, node_name=node_name, plan_epoch=record.ahead.plan_epoch)
         return self._with_retry(event, record, self._apply(event), now_ns)
 
-    def journal_rolled_back(self, lost: LostEntries, *, now_ns: int) -> Step[None]:
-        """An operator accepted that acknowledged entries are gone."""
-        event = JournalRolledBack(time_ns=now_ns, first=lost.first, last=lost.last)
-        return Step((event,), None, self._apply(event))
+    def controller_started(
+        self, *, now_ns: int, lost: LostEntries | None = None, asks_agents: bool = True
+    ) -> Step[None]:
+        """A controller begins; `lost` is what an operator accepted as gone. Without agents to ask nothing is doubted."""
+        events: list[Event] = []
+        if lost is not None:
+            events.append(JournalRolledBack(time_ns=now_ns, first=lost.first, last=lost.last))
+        if asks_agents and any(record.inventory.agent_version for record in self.state.nodes.values()):
+            events.append(ControllerStarted(time_ns=now_ns))
+        for event in events:
+            self._apply(event)
+        return Step(tuple(events), None, frozenset())
 
     def check_plan_epoch(self, node_name: str, plan_epoch: int) -> None:
         """Raises InvalidArgument for an epoch that neither we nor a controller before us can have given a node."""

@@ -41,6 +41,7 @@ from eelgrid_protos.schema import obeys, violations_of
 __all__ = [
     "EXPLAINED_REPLICAS_MOST",
     "REMOVED_MOST",
+    "ControllerStarted",
     "CorrectedReplica",
     "DevicesCorrected",
     "Event",
@@ -48,6 +49,7 @@ __all__ = [
     "GpuReturned",
     "JournalRolledBack",
     "NodeAhead",
+    "NodeHeard",
     "NodeJoined",
     "NodeLost",
     "NodeOccupied",
@@ -123,6 +125,21 @@ class NodeReconciled:
     time_ns: Nanoseconds
     node_name: Name
     plan_epoch: Uint64 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeHeard:
+    """The agent of a node spoke for the first time since the controller began, and holds nothing that is not known."""
+
+    time_ns: Nanoseconds
+    node_name: Name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerStarted:
+    """A controller began over this journal: until agents speak nobody knows what their nodes hold."""
+
+    time_ns: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,6 +382,8 @@ Event = (
     | SpendingJudged
     | NodeAhead
     | NodeReconciled
+    | NodeHeard
+    | ControllerStarted
     | JournalRolledBack
 )
 
@@ -391,6 +410,8 @@ _KINDS: Mapping[str, type[Event]] = {
     "spending_judged": SpendingJudged,
     "node_ahead": NodeAhead,
     "node_reconciled": NodeReconciled,
+    "node_heard": NodeHeard,
+    "controller_started": ControllerStarted,
     "journal_rolled_back": JournalRolledBack,
 }
 _WITH_PLACES = (WorkloadPlaced, WorkloadMoved, WorkloadScaled)

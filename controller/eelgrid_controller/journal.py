@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from eelgrid_controller.errors import LostEntries
 from eelgrid_protos.messages import AuditEntry
 
 __all__ = [
@@ -75,6 +76,10 @@ class Journal(Protocol):
     @property
     def counters(self) -> JournalCounters:
         """What was written so far."""
+
+    @property
+    def lost(self) -> LostEntries | None:
+        """Acknowledged entries that are gone, where an operator accepted that; None once something was appended."""
 
     def append(self, entries: Sequence[Entry], audited: Sequence[AuditEntry] = ()) -> int:
         """Write all or none, with these of the audit log; the number of the last entry."""

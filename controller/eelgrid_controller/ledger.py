@@ -107,10 +107,8 @@ class NodeRecord:
     layouts: dict[str, GpuLayout] = field(default_factory=dict)
     # It takes nothing new, and gets no plan, until that is reconciled.
     ahead: AheadOfJournal | None = None
-    # The epoch that it had when the journal was known to have lost entries; None once its agent has spoken since.
+    # The plan's epoch when a controller began, until the agent has spoken; then None. See rollback.py.
     doubted_epoch: int | None = None
-    # Whether its agent spoke since this controller began: until then nobody knows what it holds. In no journal.
-    is_heard: bool = True
     # Since when it is lost; 0 where it is not, or was lost before this was kept.
     lost_ns: int = 0
 
@@ -134,6 +132,11 @@ class NodeRecord:
     def is_ready(self) -> bool:
         """Whether its agent is there."""
         return self.state is NodeState.READY
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether its agent has spoken since the controller began; until then nobody knows what it holds."""
+        return self.doubted_epoch is None
 
     @property
     def is_open(self) -> bool:
@@ -229,7 +232,6 @@ class NodeRecord:
 
     def has(self, inventory: Inventory) -> None:
         """Takes the node as it is now; what is held stays held."""
-        self.is_heard = True
         self.inventory = inventory
         self.state = NodeState.READY
         self.lost_ns = 0

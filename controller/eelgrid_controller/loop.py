@@ -29,7 +29,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.command import Command, Committed, Origin
 from eelgrid_controller.config import ControllerConfig
 from eelgrid_controller.core import Core, Step
-from eelgrid_controller.errors import JournalError, LostEntries
+from eelgrid_controller.errors import JournalError
 from eelgrid_controller.events import Event, UnreadableEvent
 from eelgrid_controller.journal import Journal
 from eelgrid_controller.latency import RecentLatencies
@@ -106,8 +106,7 @@ class ControllerLoop:
         self._probe_at_s = 0.0
         self._checkpoints = Checkpoints(journal, self._writer, config=config, clock=clock, log=log)
         self._last_command_s = self._retry_at_s = self._files_at_s = 0.0
-        # Nodes of agents that have not spoken since this controller began: see `start`.
-        self._unheard: set[str] = set()
+        self._is_begun = False
         self._lost = LostNodes(config.lost_node_ttl_s)
         self._expiry_s = clock.monotonic_s()
 
@@ -116,16 +115,21 @@ class ControllerLoop:
     async def start(self) -> Recovered:
         """Bring the state back and begin; raises JournalError."""
         recovered = await self._writer.in_thread(lambda: recover(self.journal, self._fresh_state))
-        # What an agent holds may be more than this journal knows, if that was rolled back; only the agent can tell. An
-        # engine that lists what runs tells by itself.
-        if self.config.kubernetes is None:
-            self._unheard = {name for name, node in recovered.state.nodes.items() if node.inventory.agent_version}
         self._go_on_from(recovered)
         now_s = self.clock.monotonic_s()
         for name, node in recovered.state.nodes.items():
             if node.state is NodeState.READY:
                 self.presence.left(name, deadline_s=now_s + self.config.restart_grace_s)
         self._last_command_s = now_s
+        nodes = recovered.state.nodes.values()
+        asked = self.config.kubernetes is None and any(node.inventory.agent_version for node in nodes)
+        self._is_begun = self.journal.lost is None and not asked
+        if not self._is_begun:
+            # So that the first batch comes at once; nobody waits for it, since a full disk may refuse.
+            nothing = asyncio.get_running_loop().create_future()
+            nothing.add_done_callback(asyncio.Future.exception)
+            self._queue.append(Command(lambda _core, _now_ns: Step((), None, frozenset()), nothing, asked_s=now_s))
+            self._wake.set()
         self._tasks = [asyncio.create_task(self._guard(part)) for part in (self._run, self._tick)]
         return recovered
 
@@ -254,15 +258,10 @@ class ControllerLoop:
         await self.command(
             lambda core, now_ns: core.node_joined(inventory, now_ns=now_ns, plan_epoch=plan_epoch, claim=claim)
         )
-        self._unheard.discard(inventory.node_name)
 
     async def reconcile_node(self, node_name: str, *, call: Call | None = None) -> NodeRecord:
         """Give up what a node holds beyond the journal."""
         return await self.command(lambda core, now_ns: core.reconcile_node(node_name, now_ns=now_ns), call=call)
-
-    async def journal_rolled_back(self, lost: LostEntries) -> None:
-        """Record that an operator accepted the loss of acknowledged entries."""
-        await self.command(lambda core, now_ns: core.journal_rolled_back(lost, now_ns=now_ns))
 
     async def remove_node(
         self, node_name: str, *, force: bool, is_connected: Callable[[str], bool], call: Call | None = None
@@ -360,7 +359,27 @@ class ControllerLoop:
             answer.add_done_callback(asyncio.Future.exception)
             self._queue.append(Command(lambda core, now_ns: core.retry(now_ns=now_ns), answer, asked_s=now_s))
 
+    def _beginning(self) -> Command:
+        """What comes before every other change: what an agent holds may be more than this journal knows.
+
+        If that was rolled back, only the agent can tell. An engine that lists what runs tells by itself.
+        """
+        lost, asks_agents = self.journal.lost, self.config.kubernetes is None
+        answer = asyncio.get_running_loop().create_future()
+
+        def begun(answer: asyncio.Future[Any]) -> None:
+            self._is_begun = self._is_begun or answer.exception() is None
+
+        answer.add_done_callback(begun)
+        return Command(
+            lambda core, now_ns: core.controller_started(now_ns=now_ns, lost=lost, asks_agents=asks_agents),
+            answer,
+            asked_s=self.clock.monotonic_s(),
+        )
+
     async def _batch(self) -> None:
+        if not self._is_begun:
+            self._queue.appendleft(self._beginning())
         self._settled.clear()
         self._under_way_s = self._queue[0].asked_s
         batch, broken = self._apply_batch()
@@ -461,8 +480,6 @@ class ControllerLoop:
             self._queue.popleft().tell(fault=fault)
 
     def _go_on_from(self, recovered: Recovered) -> None:
-        for name in self._unheard & recovered.state.nodes.keys():
-            recovered.state.nodes[name].is_heard = False
         for line in recovered.healed:
             self._log.warning("journal=healed what=%r", line)
         if recovered.healed_count:

@@ -20,8 +20,10 @@ from eelgrid_controller.events import (
     Event,
     GpuLost,
     GpuReturned,
+    NodeHeard,
     NodeJoined,
     NodeLost,
+    NodeReconciled,
     NodesRemoved,
     PolicyChanged,
     SpendingJudged,
@@ -77,6 +79,8 @@ class Shadow:
                 core.cancel(key, now_ns=now_ns)
             case NodeJoined(inventory=inventory, plan_epoch=epoch):
                 core.node_joined(inventory, now_ns=now_ns, plan_epoch=epoch)
+            case NodeHeard(node_name=name) | NodeReconciled(node_name=name):
+                core.node_joined(core.state.nodes[name].inventory, now_ns=now_ns)
             case NodeLost(node_name=name):
                 core.node_lost(name, now_ns=now_ns)
             case NodesRemoved(node_names=names):

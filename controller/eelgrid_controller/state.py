@@ -25,12 +25,14 @@ from typing import Any, Self, assert_never
 
 from eelgrid_controller.demand import Demand
 from eelgrid_controller.events import (
+    ControllerStarted,
     DevicesCorrected,
     Event,
     GpuLost,
     GpuReturned,
     JournalRolledBack,
     NodeAhead,
+    NodeHeard,
     NodeJoined,
     NodeLost,
     NodeOccupied,
@@ -181,11 +183,13 @@ class ClusterState:
                 touched = frozenset()
             case NodeAhead() | NodeReconciled():
                 touched = self._reconciled(event)
+            case NodeHeard():
+                self._node(event.node_name).doubted_epoch = None
+                touched = frozenset((event.node_name,))
+            case ControllerStarted():
+                touched = self._doubted()
             case JournalRolledBack():
                 self.rollbacks += 1
-                for record in self.nodes.values():
-                    if record.doubted_epoch is None:
-                        record.doubted_epoch = record.plan_epoch
                 # Ids that were drawn in what is lost may still be in use: each entry drew one at the most.
                 lost = _LOST_MOST if event.last is None else event.last - event.first + 1
                 self.next_number += max(0, min(lost, _LOST_MOST))
@@ -342,6 +346,14 @@ class ClusterState:
         if event.plan_epoch > record.plan_epoch:
             record.plan_epoch = event.plan_epoch + 1
         return frozenset((name,))
+
+    def _doubted(self) -> frozenset[str]:
+        """Of each node that an agent describes, what was known when the agent last spoke is what it can hold."""
+        names = frozenset(name for name, record in self.nodes.items() if record.inventory.agent_version)
+        for record in (self.nodes[name] for name in names):
+            if record.doubted_epoch is None:
+                record.doubted_epoch = record.plan_epoch
+        return names
 
     def _reconciled(self, event: NodeAhead | NodeReconciled) -> frozenset[str]:
         record = self._node(event.node_name)

@@ -8,8 +8,10 @@ from tests.e2e.processes import metric, pages, small_trace, trace_fleet
 from eelgrid_controller.adapters.store import open_journal
 from eelgrid_controller.core import Core
 from eelgrid_controller.events import (
+    ControllerStarted,
     GpuLost,
     GpuReturned,
+    NodeHeard,
     NodeJoined,
     NodeLost,
     PolicyChanged,
@@ -91,6 +93,10 @@ def feed(core, event):
             return core.cancel(event.workload_id, now_ns=event.time_ns)
         case NodeJoined():
             return core.node_joined(event.inventory, plan_epoch=event.plan_epoch, now_ns=event.time_ns)
+        case ControllerStarted():
+            return core.controller_started(now_ns=event.time_ns)
+        case NodeHeard():
+            return core.node_joined(core.state.nodes[event.node_name].inventory, now_ns=event.time_ns)
         case NodeLost():
             return core.node_lost(event.node_name, now_ns=event.time_ns)
         case GpuLost():

@@ -58,8 +58,6 @@ class Controller:
         self.crashes = 0
         # What the disk lost below its mark since the last start.
         self.untold: LostEntries | None = None
-        # Nodes that there are.
-        self.names: tuple[str, ...] = ()
         # What operators were recommended; a process that dies forgets it.
         self._kept: dict[str, Recommendation] = {}
         self._life_type = life_type
@@ -78,7 +76,6 @@ class Controller:
         else:
             demand(9, self.untold is None, f"{self.untold} was lost and acknowledged, and the start says nothing")
         self.untold = None
-        self.ledger.started()
         life = self._life_type(self.timeline, self.clock, journal, self.ledger)
         self.ledger.ticks.controller_started()
         self.ledger.recovered(life.core.state)
@@ -106,7 +103,7 @@ class Controller:
         left = self.disk.roll_back(self.timeline.rng, last, with_mark=with_mark)
         highest = last if self.untold is None else self.untold.last
         self.untold = None if with_mark or left == highest else LostEntries(left + 1, highest)
-        self.ledger.rolled_back(left, names=self.names if with_mark else ())
+        self.ledger.rolled_back(left)
         self.timeline.note(f"controller's disk rolled back from {last} to {left}, mark {with_mark}")
 
     @property

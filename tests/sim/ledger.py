@@ -82,9 +82,6 @@ class Ledger:
         self.history: dict[Held, int] = {}
         # What an operator gave up after a loss, though an agent may still hold it.
         self.given_up: set[Held] = set()
-        # Nodes whose agents have not spoken since a loss that nothing but they can tell, and starts since then.
-        self.unjoined: set[str] = set()
-        self.starts = 0
         # Nodes that an operator asked to reconcile.
         self.asked: set[str] = set()
         # What the agent of a node holds now.
@@ -108,14 +105,9 @@ class Ledger:
         for placement in getattr(event, "placements", ()):
             self.history[held_of(placement, event.workload_id)] = self.shadow.revision
 
-    def rolled_back(self, left: int, *, names: Iterable[str]) -> None:
-        """Entries after this one are gone; whatever rested on them is no promise any more.
-
-        `names` are of the nodes whose agents alone can tell.
-        """
+    def rolled_back(self, left: int) -> None:
+        """Entries after this one are gone; whatever rested on them is no promise any more."""
         self.rollbacks += 1
-        self.unjoined.update(names)
-        self.starts = 0
         self.left = left
         del self.entries[left:]
         self.shadow, self.placed, self.history = ClusterState(), {}, {}
@@ -137,17 +129,6 @@ class Ledger:
         self.plan_epochs.clear()
         self._lost_plans.extend(self._plans.values())
         self._plans.clear()
-
-    def started(self) -> None:
-        """A controller began. A loss that only agents can tell shows in the first life after it alone.
-
-        Of those that did not speak in it the epochs may have come again since.
-        """
-        self.starts += 1
-        if self.starts > 1:
-            for name in sorted(self.unjoined):
-                self.given_up.update(self.unknown(self.held_on(name)))
-            self.unjoined.clear()
 
     def unknown(self, held: Iterable[Assignment]) -> list[Held]:
         """Of what an agent holds, what this history never placed and nobody gave up."""
@@ -226,7 +207,6 @@ class Ledger:
         """An agent was welcomed: a loss that it shows is seen."""
         if hello.inventory.node_name.startswith(ROGUE):
             return
-        self.unjoined.discard(hello.inventory.node_name)
         unknown = self.unknown(hello.held.assignments if hello.held is not None else ())
         is_seen = record.ahead is not None or not unknown
         demand(9, is_seen, f"{hello.inventory.node_name} holds {unknown}, which the journal lost, and nobody is told")

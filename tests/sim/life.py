@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eelgrid_controller.core import Core
-from eelgrid_controller.errors import JournalError, JournalFull
+from eelgrid_controller.errors import JournalError, JournalFull, LostEntries
 from eelgrid_controller.events import Event, UnreadableEvent
 from eelgrid_controller.journal import Checkpoint
 from eelgrid_controller.presence import Presence
@@ -80,20 +80,23 @@ class Life:
         self._journal_fault: Fault | None = None
         self._probe_at_s = 0.0
         self._since_checkpoint = 0
-        # Nodes of agents that have not spoken since this process began, and the epochs that they can know of.
-        self.unheard: set[str] = set()
         self.core: Core
-        recovered = recover(journal, ClusterState)
-        self.unheard = {name for name, node in recovered.state.nodes.items() if node.inventory.agent_version}
-        self.epochs = {name: node.plan_epoch for name, node in recovered.state.nodes.items()}
-        self._adopt(recovered)
+        self._adopt(recover(journal, ClusterState))
         self.telemetry = self.telemetry_type(send_interval_s=self.core.state.policy.send_interval_s)
         for name, node in self.core.state.nodes.items():
             if node.state is NodeState.READY:
                 self.presence.left(name, deadline_s=clock.monotonic_s() + RESTART_GRACE_S)
-        if (lost := journal.lost) is not None:
-            self.command(lambda core, now_ns: core.journal_rolled_back(lost, now_ns=now_ns), _ignore)
+        self._begin(journal.lost)
         self.later(_TICK_NS, self._tick)
+
+    def _begin(self, lost: LostEntries | None) -> None:
+        """The first command of all; it is given again until the disk takes it."""
+
+        def check(_: Any, fault: Exception | None) -> None:
+            if fault is not None:
+                self.later(seconds(PROBE_EVERY_S), lambda: self._begin(lost))
+
+        self.command(lambda core, now_ns: core.controller_started(now_ns=now_ns, lost=lost), check)
 
     def later(self, delay_ns: int, action: Callable[[], None]) -> None:
         """Runs the action after a while, unless the process has died by then."""
@@ -208,8 +211,6 @@ class Life:
         return True
 
     def _adopt(self, recovered: Recovered) -> None:
-        for name in self.unheard & recovered.state.nodes.keys():
-            recovered.state.nodes[name].is_heard = False
         self.core = Core(recovered.state, load())
         self._since_checkpoint = recovered.replayed
 

@@ -5,12 +5,11 @@ sim_test.py puts these into a world and demands to be told.
 """
 
 import random
-from collections import defaultdict
 from dataclasses import replace
-from typing import Any
 
 from eelgrid_agent.device import Missing, RawReadings
 from eelgrid_agent.node import Node
+from eelgrid_controller.errors import LostEntries
 from eelgrid_controller.events import NodeLost
 from eelgrid_controller.journal import Entry
 from eelgrid_controller.telemetry import Receipt, Telemetry
@@ -184,14 +183,10 @@ class AgelessLife(Life):
 
 
 class CredulousLife(Life):
-    """Places work on nodes whose agents have not spoken, and believes no agent that its journal lost anything."""
+    """Takes every agent for one that holds what the journal says."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        for record in self.core.state.nodes.values():
-            record.is_heard = True
-            self.core._chooser.refresh((record.inventory.node_name,))
-        self.epochs = defaultdict(lambda: 2**62)
+    def _begin(self, lost: LostEntries | None) -> None:
+        self.command(lambda core, now_ns: core.controller_started(now_ns=now_ns, lost=lost, asks_agents=False), _nobody)
 
 
 class QuietDisk(Disk):

@@ -137,11 +137,8 @@ class Session:
             self.end(str(error))
             return
         self._owner.arrived(self)
-        epochs, name, epoch = self._life.epochs, message.inventory.node_name, message.plan_epoch
-        claim = PlanClaim(
-            epoch=epoch, held=None if message.held is None else message.held.assignments,
-            is_beyond=epoch > epochs.get(name, 0),
-        )  # fmt: skip
+        epoch = message.plan_epoch
+        claim = PlanClaim(epoch=epoch, held=None if message.held is None else message.held.assignments)
         self._command(
             lambda core, now_ns: core.node_joined(message.inventory, now_ns=now_ns, plan_epoch=epoch, claim=claim),
             self._welcome,
@@ -150,8 +147,6 @@ class Session:
     def _welcome(self) -> None:
         assert self.hello is not None
         name = self.hello.inventory.node_name
-        self._life.unheard.discard(name)
-        self._life.epochs[name] = max(self._life.epochs.get(name, 0), self.hello.plan_epoch)
         self._life.ledger.joined(self.hello, self._life.core.state.nodes[name])
         self.sequence = self._life.telemetry.open(self.hello.inventory, self.hello.incarnation)
         policy = self._owner.policy
@@ -239,7 +234,7 @@ class Session:
         if self.is_over or (plan.epoch <= self.sent_epoch and not self.is_plan_forgotten) or not plan.epoch:
             return
         self.is_plan_forgotten = False
-        self.sent_epoch = self._life.epochs[plan.node_name] = plan.epoch
+        self.sent_epoch = plan.epoch
         self._plan_not_before_s = self._life.clock.monotonic_s() + PLAN_INTERVAL_S
         self._life.ledger.plan_sent(plan)
         self._send(plan)

@@ -87,7 +87,6 @@ class World:
         models = tuple(sorted({gpu.model for agent in self.agents for gpu in agent.spec.gpus}))
         self.users = Users(self.timeline, self.ledger, self.controller, models=models)
         self.faults = Faults(self.timeline, self.network, self.controller, self.agents)
-        self.controller.names = tuple(agent.name for agent in self.agents)
         by_name = {agent.name: agent for agent in self.agents}
         self.ledger.held_on = lambda name: by_name[name].held if name in by_name else ()
         self.healed_ns = 0

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from eelgrid_controller.adapters.store import FILE_NAME, open_journal
 from eelgrid_controller.cli import doctor_checks
 from eelgrid_controller.errors import JournalLost, LostEntries
 from eelgrid_controller.events import (
+    ControllerStarted,
     JournalRolledBack,
     NodeAhead,
+    NodeHeard,
     NodeReconciled,
     event_from_plain,
     event_to_plain,
@@ -43,8 +46,8 @@ def held(key="lost", replica=0, gpu="GPU-n-0"):
     return Assignment(workload_id=key, replica=replica, gpu_uuids=(gpu,), gpu_milli=1000)
 
 
-def claim(*assignments, epoch=9, is_beyond=True):
-    return PlanClaim(epoch=epoch, held=assignments, is_beyond=is_beyond)
+def claim(*assignments, epoch=9):
+    return PlanClaim(epoch=epoch, held=assignments)
 
 
 # The core
@@ -84,13 +87,24 @@ def test_an_agent_that_holds_only_what_the_journal_knows_needs_no_operator():
     assert core.plan_to_send("n").epoch > 9
 
 
+def started_anew(core, lost=None):
+    """The core of another controller over the same journal."""
+    again = core_with(state=ClusterState.load(json.loads(json.dumps(core.state.dump()))))
+    again.controller_started(now_ns=90, lost=lost)
+    return again
+
+
+def told(name, **changes):
+    """A node that an agent describes."""
+    return node(name, agent_version="1.0", **changes)
+
+
 def test_an_epoch_that_was_used_twice_is_never_sent_with_other_content():
-    """The journal went back to epoch 1, and its epochs have risen again to the very one that the agent holds."""
-    core = core_with(node("n"))
-    placed = core.submit(request(gpus=1, key="known"), now_ns=2).result
-    known = held("known", gpu=placed.placements[0].gpu_uuids[0])
+    """The journal went back, and its epochs have risen again to the very one that the agent holds."""
+    core = started_anew(core_with(told("n")))
+    core.update_policy(replace(core.state.policy, lease_s=30.0), now_ns=91)
     epoch = core.node_plan("n").epoch
-    core.node_joined(node("n"), now_ns=3, plan_epoch=epoch, claim=claim(known, epoch=epoch))
+    core.node_joined(told("n"), now_ns=92, plan_epoch=epoch, claim=claim(epoch=epoch))
     assert core.plan_to_send("n").epoch == epoch + 1
 
 
@@ -106,16 +120,16 @@ def test_the_same_replica_on_other_gpus_is_not_known():
 def test_what_is_known_by_now_reconciles_a_node_at_its_next_hello_and_a_forgetful_agent_does_not():
     core = core_with(node("n"))
     core.node_joined(node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
-    core.node_joined(node("n"), now_ns=3, claim=claim(epoch=0, is_beyond=False))
+    core.node_joined(node("n"), now_ns=3, claim=claim(epoch=0))
     assert core.state.nodes["n"].ahead is not None, "started anew: it does not know what runs there"
-    assert core.node_joined(node("n"), now_ns=4, plan_epoch=9, claim=claim(held(), is_beyond=False)).events == ()
-    core.node_joined(node("n"), now_ns=5, plan_epoch=9, claim=claim(is_beyond=False))
+    assert core.node_joined(node("n"), now_ns=4, plan_epoch=9, claim=claim(held())).events == ()
+    core.node_joined(node("n"), now_ns=5, plan_epoch=9, claim=claim())
     assert core.state.nodes["n"].ahead is None
 
 
 def test_an_agent_that_cannot_say_what_it_holds_is_closed_until_an_operator_has_looked():
     core = core_with(node("n"))
-    core.node_joined(node("n"), now_ns=2, plan_epoch=9, claim=PlanClaim(epoch=9, held=None, is_beyond=True))
+    core.node_joined(node("n"), now_ns=2, plan_epoch=9, claim=PlanClaim(epoch=9, held=None))
     assert core.state.nodes["n"].ahead == AheadOfJournal(plan_epoch=9)
     core.reconcile_node("n", now_ns=3)
     assert core.submit(request(gpus=1), now_ns=4).result.phase is WorkloadPhase.PLACED
@@ -143,7 +157,7 @@ def test_no_move_and_no_more_replicas_go_to_a_node_that_is_ahead():
 def test_the_state_comes_back_with_what_is_ahead_from_events_and_from_a_dump():
     core = core_with(node("n"))
     core.node_joined(node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
-    core.journal_rolled_back(LostEntries(5, None), now_ns=3)
+    core.controller_started(now_ns=3, lost=LostEntries(5, None))
     plain = core.state.dump()
     journal = MemoryJournal()
     journal.checkpoint(Checkpoint(core.state.revision, json.loads(json.dumps(plain)), digest_of(plain)))
@@ -153,31 +167,43 @@ def test_the_state_comes_back_with_what_is_ahead_from_events_and_from_a_dump():
     assert again.rollbacks == 1
 
 
-def test_an_accepted_loss_is_remembered_of_each_node_until_its_agent_has_spoken():
-    """Epochs rise past the agent's and the controller starts anew before it is back."""
-    core = core_with(node("n"), node("m"))
-    core.submit(request(gpus=1, key="a"), now_ns=2)
-    core.journal_rolled_back(LostEntries(9, 12), now_ns=3)
-    for number in range(9):
-        core.set_limit("a", 100.0 + number, now_ns=4 + number)
-    core = core_with(state=ClusterState.load(json.loads(json.dumps(core.state.dump()))))
-    on = core.state.workloads["a"].placements[0].node_name
-    assert core.state.nodes[on].plan_epoch > 5
-    core.node_joined(node(on), now_ns=20, plan_epoch=5, claim=claim(held(), epoch=5, is_beyond=False))
-    assert core.state.nodes[on].ahead is not None
+def test_what_an_agent_can_know_is_kept_over_starts_until_it_has_spoken():
+    """Epochs rise past the agent's, and the controller starts again and again before it is back."""
+    core = core_with(told("n"), told("m"))
+    on = core.submit(request(gpus=1, key="a"), now_ns=2).result.placements[0].node_name
     (other,) = {"n", "m"} - {on}
-    core.node_joined(node(other), now_ns=21, plan_epoch=0, claim=claim(epoch=0, is_beyond=False))
-    assert core.state.nodes[other].ahead is None
-    assert core.state.nodes[other].doubted_epoch is None
-    again = claim(held(), epoch=core.node_plan(other).epoch, is_beyond=False)
-    assert core.node_joined(node(other), now_ns=22, plan_epoch=again.epoch, claim=again).events == ()
+    for start in range(3):
+        core = started_anew(core, LostEntries(9, 12) if start == 0 else None)
+        for number in range(3):
+            core.set_limit("a", 100.0 + 10 * start + number, now_ns=100 + number)
+    assert core.state.nodes[on].plan_epoch > 5
+    assert core.submit(request(gpus=1, key="b"), now_ns=110).result.phase is WorkloadPhase.PENDING
+    core.node_joined(told(on), now_ns=120, plan_epoch=5, claim=claim(held(), epoch=5))
+    assert core.state.nodes[on].ahead is not None
+    core.node_joined(told(other), now_ns=121, claim=claim(epoch=0))
+    assert core.state.nodes[other].is_open
+    assert core.state.workloads["b"].phase is WorkloadPhase.PLACED
+    again = claim(held(), epoch=core.node_plan(other).epoch)
+    assert core.node_joined(told(other), now_ns=122, plan_epoch=again.epoch, claim=again).events == ()
+
+
+def test_where_an_engine_lists_what_runs_nothing_waits_for_agents():
+    core = core_with(told("n"))
+    core = core_with(state=ClusterState.load(json.loads(json.dumps(core.state.dump()))))
+    assert core.controller_started(now_ns=2, asks_agents=False).events == ()
+    assert core.submit(request(gpus=1), now_ns=3).result.phase is WorkloadPhase.PLACED
+    # A journal of a controller that did ask goes on under one that does not.
+    core.controller_started(now_ns=4)
+    assert core.submit(request(gpus=1, key="b"), now_ns=5).result.phase is WorkloadPhase.PENDING
+    core.node_joined(told("n"), now_ns=6)
+    assert core.state.workloads["b"].phase is WorkloadPhase.PLACED
 
 
 @pytest.mark.parametrize(("lost", "number"), [(LostEntries(4, 6), 5), (LostEntries(4, None), 1_000_002)])
 def test_ids_that_were_drawn_in_what_is_lost_are_not_drawn_again(lost, number):
     core = core_with()
     core.submit(request(), now_ns=1)
-    core.journal_rolled_back(lost, now_ns=2)
+    core.controller_started(now_ns=2, lost=lost)
     assert core.submit(request(), now_ns=3).result.workload_id == f"w-{number}"
 
 
@@ -187,6 +213,8 @@ def test_ids_that_were_drawn_in_what_is_lost_are_not_drawn_again(lost, number):
         NodeAhead(time_ns=1, node_name="n", plan_epoch=9, assignments=1, workload_ids=("w",)),
         NodeAhead(time_ns=1, node_name="n", plan_epoch=9),
         NodeReconciled(time_ns=1, node_name="n", plan_epoch=9),
+        NodeHeard(time_ns=1, node_name="n"),
+        ControllerStarted(time_ns=1),
         JournalRolledBack(time_ns=1, first=3, last=5),
         JournalRolledBack(time_ns=1, first=3),
     ],

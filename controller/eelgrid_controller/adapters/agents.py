@@ -41,7 +41,7 @@ from eelgrid_controller.adapters.energy_desk import EnergyDesk
 from eelgrid_controller.errors import BatchRefused
 from eelgrid_controller.events import NodesRemoved
 from eelgrid_controller.loop import Committed, ControllerLoop
-from eelgrid_controller.rollback import PlanClaim
+from eelgrid_controller.rollback import PlanClaim, known_epoch
 from eelgrid_controller.telemetry import Telemetry
 from eelgrid_protos import codec
 from eelgrid_protos.errors import Violation
@@ -188,8 +188,6 @@ class AgentService:
         self._digests: dict[str, tuple[Inventory | None, str]] = {}
         self._met: set[str] = set()  # nodes whose agents have said what they have, to this process
         self._policy = loop.core.state.policy
-        # The highest epoch that each node can know of: of the journal when we began, then of what it was told.
-        self._epochs = {name: record.plan_epoch for name, record in loop.core.state.nodes.items()}
         telemetry.expect_every(self._policy.send_interval_s)
         loop.listeners.append(self._on_commit)
 
@@ -292,11 +290,11 @@ class AgentService:
 
         An agent whose plan is beyond what we know of tells what it holds, too: see rollback.py.
         """
-        if opening.plan_epoch > self._epochs.get(opening.node_name, 0):
-            return None
         record = await self._loop.read(lambda core: core.state.nodes.get(opening.node_name))
         if record is None:
             self._digests.pop(opening.node_name, None)
+            return None
+        if opening.plan_epoch > known_epoch(record):
             return None
         inventory, known = self._digests.get(opening.node_name, (None, ""))
         if inventory is not record.inventory:
@@ -330,22 +328,20 @@ class AgentService:
         """Take the node in; an agent ahead of the journal says that this lost entries."""
         name, epoch = inventory.node_name, opening.plan_epoch
         held = opening.held if isinstance(opening, Hello) else None
-        known = self._epochs.get(name, 0)
         # Under an engine that lists what runs, that listing is the truth, and a takeover finds agents of its predecessor.
         claim = (
-            PlanClaim(epoch=epoch, held=None if held is None else held.assignments, is_beyond=epoch > known)
+            PlanClaim(epoch=epoch, held=None if held is None else held.assignments)
             if self._loop.config.kubernetes is None
             else None
         )
         await self._loop.node_joined(inventory, plan_epoch=epoch, claim=claim)
         self._met.add(name)
-        self._epochs[name] = max(known, epoch)
         record = self._loop.core.state.nodes.get(name)
         if record is not None and record.ahead is not None:
             self._log.error(
-                "node=%s ahead_of_journal=yes agent_epoch=%d known_epoch=%d unknown_assignments=%s workloads=%s "
+                "node=%s ahead_of_journal=yes agent_epoch=%d unknown_assignments=%s workloads=%s "
                 "action=nothing_placed remedy='the journal lost entries: look at what runs there, then eelctl reconcile'",
-                name, epoch, known, "?" if record.ahead.assignments is None else record.ahead.assignments,
+                name, epoch, "?" if record.ahead.assignments is None else record.ahead.assignments,
                 ",".join(record.ahead.workload_ids) or "-",
             )  # fmt: skip
 
@@ -376,7 +372,7 @@ class AgentService:
                         continue
                     if plan.epoch > session.sent_epoch or (plan.epoch and session.is_plan_forgotten):
                         session.is_plan_forgotten = False
-                        session.sent_epoch = self._epochs[session.node_name] = plan.epoch
+                        session.sent_epoch = plan.epoch
                         self.plans_sent += 1
                         self._tell(session.node_name, plan)
                         yield plan

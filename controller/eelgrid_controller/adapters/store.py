@@ -309,7 +309,7 @@ class SqliteJournal:
             with contextlib.suppress(JournalError):
                 self._remove_unmarked()
             raise
-        self._last, self._chain = seq, chain
+        self._last, self._chain, self.lost = seq, chain, None
         if None in self._identities.values():
             self._remember_files()
 
