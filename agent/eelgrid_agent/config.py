@@ -140,6 +140,22 @@ class AgentConfig:
         return max(SPOOL_TICKS_LEAST, min(SPOOL_TICKS, SPOOL_TICKS_TOGETHER // max(1, nodes)))
 
 
+def _add_device_plugin_flags(add: Callable[..., Any]) -> None:
+    add(
+        "--device-plugin", choices=DEVICE_PLUGIN, default=DEVICE_PLUGIN[0],
+        help="offer this node's GPUs and MIG slices to its kubelet, in the stead of NVIDIA's plugin, and give them by "
+        "CDI names or by the variable that NVIDIA's runtime reads (default %(default)s)",
+    )  # fmt: skip
+    add(
+        "--device-plugins-folder", type=Path, default=DEVICE_PLUGINS_FOLDER, metavar="DIR",
+        help="where the kubelet registers device plugins (default %(default)s)",
+    )  # fmt: skip
+    add(
+        "--device-domain", default="nvidia.com", metavar="DOMAIN",
+        help="the domain of the resources that are offered, as in nvidia.com/gpu (default %(default)s)",
+    )  # fmt: skip
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="eelgrid-agent",
@@ -191,19 +207,7 @@ def _parser() -> argparse.ArgumentParser:
         "--kubelet", type=Path, default=KUBELET_SOCKET, metavar="SOCKET",
         help="where the kubelet tells which pods hold which devices (default %(default)s)",
     )  # fmt: skip
-    add(
-        "--device-plugin", choices=DEVICE_PLUGIN, default=DEVICE_PLUGIN[0],
-        help="offer this node's GPUs and MIG slices to its kubelet, in the stead of NVIDIA's plugin, and give them by "
-        "CDI names or by the variable that NVIDIA's runtime reads (default %(default)s)",
-    )  # fmt: skip
-    add(
-        "--device-plugins-folder", type=Path, default=DEVICE_PLUGINS_FOLDER, metavar="DIR",
-        help="where the kubelet registers device plugins (default %(default)s)",
-    )  # fmt: skip
-    add(
-        "--device-domain", default="nvidia.com", metavar="DOMAIN",
-        help="the domain of the resources that are offered, as in nvidia.com/gpu (default %(default)s)",
-    )  # fmt: skip
+    _add_device_plugin_flags(add)
     _add_dra_flags(add)
     add("--slurm-folder", type=Path, metavar="DIR", help="where a Slurm prolog writes which job holds which devices")
     add_tls_flags(add)

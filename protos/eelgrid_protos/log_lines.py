@@ -49,9 +49,10 @@ class _Lines(logging.Formatter):
 class LineHandler(logging.StreamHandler[Any]):
     """Writes records to a stream, so many of each kind."""
 
-    def __init__(self, stream: TextIO, line: str, *, dates: str | None = None, in_utc: bool = False,
+    def __init__(self, stream: TextIO | None, line: str, *, dates: str | None = None, in_utc: bool = False,
                  monotonic_s: Callable[[], float] = time.monotonic) -> None:  # fmt: skip
-        super().__init__(stream)
+        super().__init__(stream or sys.stderr)
+        self._follows_stderr = stream is None
         formatter = _Lines(line, dates)
         if in_utc:
             formatter.converter = time.gmtime
@@ -64,6 +65,8 @@ class LineHandler(logging.StreamHandler[Any]):
         """Within the handler's lock, as logging calls it."""
         kind, now_s = (record.pathname, record.lineno), self._monotonic_s()
         level, since_s, withheld = self._kinds.get(kind, (0.0, now_s, 0))
+        if self._follows_stderr:
+            self.stream = sys.stderr  # which a program may redirect after we began
         level = max(0.0, level - (now_s - since_s) * LINES_PER_S)
         if level >= BURST_MOST:
             self._kinds[kind] = (level, now_s, withheld + 1)
@@ -83,5 +86,5 @@ class LineHandler(logging.StreamHandler[Any]):
 def log_to_stderr(logger: logging.Logger, level: int | str, line: str, *, dates: str | None = None,
                   in_utc: bool = False) -> None:  # fmt: skip
     """Everything of a logger goes to standard error in lines like `line`, and nowhere else."""
-    logger.handlers[:] = [LineHandler(sys.stderr, line, dates=dates, in_utc=in_utc)]
+    logger.handlers[:] = [LineHandler(None, line, dates=dates, in_utc=in_utc)]
     logger.setLevel(level)

@@ -103,7 +103,7 @@ def test_work_belongs_to_its_certificate_and_every_change_is_told_after_a_kill(c
             else:
                 with pytest.raises(PermissionDenied, match="GetInventory needs the role viewer"):
                     ask(GetInventoryRequest(), timeout=10.0)
-    assert metric(cluster.agents[agent]["metrics"], "eelgrid_agent_calls_refused_total") == 1
+    assert metric(cluster.agents[agent]["metrics"], "eelgrid_agent_refused_calls_total") == 1
 
 
 def test_a_spending_limit_is_not_evaded_by_stating_another_namespace_user_queue_or_label(cluster, parties):

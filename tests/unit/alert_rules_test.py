@@ -171,7 +171,7 @@ def test_commands_of_eelctl_on_a_page_exist(name):
 
 
 def test_a_command_that_does_not_exist_is_noticed():
-    for line in ("nodes --sate lost", "node", "policy show"):
+    for line in ("nodes --sate lost", "nodez", "policy show"):
         with pytest.raises(click.UsageError):
             _parse(line.split())
 

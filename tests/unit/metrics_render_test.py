@@ -26,7 +26,7 @@ UNITS = ("watts", "joules", "bytes", "bytes_per_second", "seconds", "hertz", "ce
 # What has no unit counts things, or is a state.
 COUNTED = {
     "nodes", "samples", "batches", "connections", "ticks", "way", "threads", "cpus", "epoch", "repairs", "refusals",
-    "processes", "errors", "rows", "lanes", "replays", "links", "out", "starts", "hangs", "devices",
+    "processes", "errors", "rows", "lanes", "replays", "links", "out", "starts", "hangs", "devices", "calls",
 }  # fmt: skip
 STATES = {
     "absent", "active", "anomaly", "cordoned", "enabled", "enforcing", "failed", "generation", "pending",

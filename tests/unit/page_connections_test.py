@@ -47,6 +47,8 @@ async def drained(response):
                 pass
     except aiohttp.ClientError:
         pass
+    finally:
+        response.close()
 
 
 def test_one_account_has_some_seats_and_the_others_are_for_others():

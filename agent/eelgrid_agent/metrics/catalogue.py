@@ -47,7 +47,7 @@ _AGENT = (
         kind=_COUNTER,
     ),
     of_attribute(
-        "eelgrid_agent_calls_refused_total",
+        "eelgrid_agent_refused_calls_total",
         Scope.AGENT,
         "refused_calls",
         "Calls of the node's own API refused for the role of the caller's certificate.",

@@ -32,6 +32,7 @@ LABEL_VALUES: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("eelgrid_compared_gpus", "plan"): (BOTH, EELGRID, BEST_FIT),
     ("eelgrid_ledger_windows_total", "result"): ("taken", "again", "dropped", "refused", "unplaced"),
     ("eelgrid_ledger_forgotten_rows_total", "reason"): ("age", "size"),
+    ("eelgrid_ended_connections_total", "reason"): ("flood", "expired", "authority", "unread", "idle"),
     ("eelgrid_traces_total", "result"): ("finished", "cancelled", "given_up"),
     ("eelgrid_spans_total", "result"): ("exported", "failed", "dropped"),
     ("eelgrid_promise_windows_total", "verdict"): _VERDICTS,

@@ -39,6 +39,7 @@ _ANSWERED = frozenset(
         "revision",
         "power_limit_w",
         "replicas_begun",
+        "owner",
     }
 )
 
