@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.e2e.processes import Cluster, fleet_of
+from tests.e2e.processes import Cluster, fleet_of, metric
 from tests.slices_rig import points, service
 
 from eelgrid_controller.slicing.search import recommend
@@ -113,7 +113,8 @@ def test_a_service_is_served_by_slices_that_its_plan_made(cluster):
     (controller,) = [child for child in cluster.children if child.name.startswith("controller")]
     controller.kill()
     cluster.controller()
-    cluster.until_ready(1)
+    # Nothing new goes to the node before its agent is back.
+    cluster.until(lambda: metric(cluster.metrics, "eelgrid_agents_connected") == 1, what="the agent is back")
     again = cluster.operators.list_partitions(ListPartitionsRequest(), timeout=10.0)
     assert [gpu.stands for gpu in again.gpus if gpu.wanted is not None] == [True] * len({index for index, *_ in wanted})
     # A second service, and the first one leaves: what stands is used again.

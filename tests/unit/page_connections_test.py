@@ -196,7 +196,6 @@ async def test_a_stream_ends_with_its_certificate(authority, tmp_path):
 
 
 async def test_a_viewer_that_reads_nothing_loses_its_seat(monkeypatch):
-    monkeypatch.setattr(page_door, "_SEND_WITHIN_S", 0.2)
     monkeypatch.setattr(page_door, "_UNREAD_BYTES_MOST", 4096)
     fleet = PageFleet(200)
     door = await fleet.open(every_s=0.02)
@@ -204,6 +203,7 @@ async def test_a_viewer_that_reads_nothing_loses_its_seat(monkeypatch):
         _, writer = await asyncio.open_connection("127.0.0.1", door.port, limit=1024)
         writer.write(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         await until(lambda: fleet.hub.viewers == 1)
+        monkeypatch.setattr(page_door, "_SEND_WITHIN_S", 0.2)
 
         def left():
             fleet.report()

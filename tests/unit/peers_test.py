@@ -93,12 +93,16 @@ def parties(authority, tmp_path):
 
 async def test_a_flood_of_resets_loses_its_connection_and_nobody_elses_call_fails(parties):
     ours, theirs, innocent = parties
-    async with serving(ours) as (port, guard, _), calling(port, innocent) as client:
+    # A machine that is busy with other things sees few of the resets in a second.
+    limits = PeerLimits(strikes_per_s=0.1)
+    async with serving(ours, limits=limits) as (port, guard, _), calling(port, innocent) as client:
         assert await ask(client) == "only"
         flood = await asyncio.to_thread(RawClient, port, theirs)
 
         def rage():
-            for _ in range(400):
+            for _ in range(4000):
+                if flood.closed.is_set():
+                    return
                 try:
                     flood.open(GET, 500, reset=True)
                 except OSError:
@@ -258,7 +262,7 @@ async def test_streams_end_when_their_authority_is_no_longer_trusted(authority, 
 async def test_only_the_chosen_connection_is_ended():
     async with serving() as (port, _, _):
         one, other = [await asyncio.to_thread(RawClient, port) for _ in range(2)]
-        assert set(open_sockets.accepted(port)) >= {one.address, other.address}
+        await until(lambda: set(open_sockets.accepted(port)) >= {one.address, other.address})
         assert open_sockets.end_accepted(port, {one.address}.__contains__) == 1
         await until(one.closed.is_set)
         assert not other.closed.is_set()
