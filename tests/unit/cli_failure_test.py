@@ -118,7 +118,7 @@ def test_a_slow_controller():
         (("policy", "set", "--weight", "speed=1"), "fragmentation_w"),
         (("policy", "set", "--weight", "power"), "NAME=VALUE"),
         (("nodes", "--limit", "0"), "not in the range"),
-        (("nodez",), "No such command 'nodez'. Did you mean nodes"),
+        (("nodez",), "No such command 'nodez'. Did you mean node"),
         (("xyzzy",), "No such command 'xyzzy'.\n"),
         (("completion", "tcsh"), "is not one of"),
     ],
