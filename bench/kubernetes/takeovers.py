@@ -56,6 +56,7 @@ class _Taken(NamedTuple):
     findings: Findings  # at the end
     unsafe: list[str]  # at any moment
     remade: int
+    left: int  # pods without a plan when the leader ended
 
 
 class _Scene:
@@ -84,15 +85,15 @@ class _Scene:
             await after.start()
         is_early = rng.random() < 0.5
         if journal == "older" and is_early:
-            _copy(before.data, self.folder / "older")
+            await asyncio.to_thread(_copy, before.data, self.folder / "older")
         unsafe: list[str] = []
         watching = asyncio.create_task(self._watch(unsafe))
         making = asyncio.create_task(self._burst())
         if journal == "older" and not is_early:
             await self._planned(rng.randint(5, 40))
-            _copy(before.data, self.folder / "older")
+            await asyncio.to_thread(_copy, before.data, self.folder / "older")
         await self._planned(rng.randint(41, 120))
-        began_s = time.monotonic()
+        began_s, left = time.monotonic(), PODS_COUNT - self._plans()
         ending = asyncio.create_task(_end(before, how))
         if how != "SIGTERM":
             await ending
@@ -100,7 +101,7 @@ class _Scene:
             if how == "SIGTERM":
                 await ending
             source = before.data if journal == "same" else self.folder / "older"
-            _copy(source, after.data)
+            await asyncio.to_thread(_copy, source, after.data)
             await after.start()
         await self._led_by(after.name)
         if how == "SIGSTOP":
@@ -117,7 +118,7 @@ class _Scene:
         await before.kill()
         self.leader = after
         await self._clear()
-        return _Taken(how, journal, agents, bound, max(0.0, seconds), found, list(dict.fromkeys(unsafe)), remade)
+        return _Taken(how, journal, agents, bound, max(0.0, seconds), found, list(dict.fromkeys(unsafe)), remade, left)
 
     async def end(self) -> None:
         """No leader, no pods."""
@@ -145,7 +146,10 @@ class _Scene:
 
     async def _planned(self, count: int) -> None:
         """Until so many pods have a plan."""
-        await self.rig.until(lambda: sum(bool(one.plan) for one in self.rig.alive()) >= count, within_s=60.0)
+        await self.rig.until(lambda: self._plans() >= count, within_s=60.0)
+
+    def _plans(self) -> int:
+        return sum(bool(one.plan) for one in self.rig.alive())
 
     async def _led_by(self, name: str) -> None:
         async with asyncio.timeout(120.0):
@@ -187,15 +191,15 @@ async def takeover_rows(rig: Rig, start: Start, folder: Path, *, times: int, see
 
 def _say(one: _Taken) -> None:
     agents = "with agents" if one.agents else "without agents"
-    print(
-        f"# {one.how} {one.journal} {agents}: {one.bound} bound in {one.seconds:.1f} s, {one.remade} made anew", end=""
-    )
+    print(f"# {one.how} {one.journal} {agents}, {one.left} left to plan: {one.bound} bound in ", end="")
+    print(f"{one.seconds:.1f} s, {one.remade} made anew", end="")
     print("".join(f"; {text}" for text in (*one.unsafe, *one.findings.unbound)[:12]), flush=True)
 
 
 def _rows(taken: list[_Taken]) -> list[Row]:
     rows: list[Row] = [
         ("takeovers", len(taken), "-"),
+        ("takeovers_with_pods_left_to_plan", sum(one.left > 0 for one in taken), "-"),
         ("takeovers_pods_bound", sum(one.bound for one in taken), PODS_COUNT * len(taken)),
         ("takeovers_devices_given_twice", sum(len(one.findings.twice) for one in taken), 0),
         ("takeovers_unsafe_at_any_moment", sum(len(one.unsafe) for one in taken), 0),
