@@ -2,7 +2,7 @@
 
 import json
 
-from tests.e2e.processes import fleet_of
+from tests.e2e.processes import fleet_of, metric
 
 from eelgrid_protos.messages import (
     GetWorkloadRequest,
@@ -55,7 +55,8 @@ def test_a_namespace_that_has_spent_its_energy_waits_until_the_limit_is_raised(c
     assert (row["waiting"], "forecast" in row) == (1, False)
     controller.kill()
     cluster.controller("--spend-interval", "0.5")
-    cluster.until_ready(1)
+    # Nothing new goes to the node before its agent is back.
+    cluster.until(lambda: metric(cluster.metrics, "eelgrid_agents_connected") == 1, what="the agent is back")
     assert [phase(key) for key in ("alpha", "beta")] == [WorkloadPhase.PLACED, WorkloadPhase.PENDING]
     assert submit("gamma", "research") is WorkloadPhase.PENDING
     cluster.eelctl("policy", "set", "--spend", "namespace=research kwh=1000 per month")
