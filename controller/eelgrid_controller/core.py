@@ -24,6 +24,7 @@ from eelgrid_controller.events import (
     GpuLost,
     GpuReturned,
     JournalRolledBack,
+    NodeHeard,
     NodeJoined,
     NodeLost,
     NodeOccupied,
@@ -281,8 +282,11 @@ class Core:
             events = (NodeJoined(time_ns=now_ns, inventory=inventory, plan_epoch=plan_epoch), *events)
         for event in events:
             self._apply(event)
-        if not events:
-            return Step((), None, frozenset())
+        if all(isinstance(event, NodeHeard) for event in events):
+            # After a start every agent says Hello: what waits is tried in its turn, and Hello is answered at once.
+            if events:
+                self._retrying.capacity_appeared()
+            return Step(events, None, frozenset())
         more, nodes = self._freed(now_ns)
         return Step((*events, *more), None, frozenset((name,)) | nodes)
 
