@@ -24,6 +24,7 @@ from eelgrid_controller.events import (
     GpuLost,
     GpuReturned,
     JournalRolledBack,
+    NodeHeard,
     NodeJoined,
     NodeLost,
     NodeOccupied,
@@ -296,8 +297,11 @@ class Core:
         for event in events:
             if not isinstance(event, NodeJoined):
                 nodes |= self._apply(event)
-        if not events:
-            return Step((), None, frozenset())
+        if all(isinstance(event, NodeHeard) for event in events):
+            # After a start every agent says Hello: what waits is tried in its turn, and Hello is answered at once.
+            if events:
+                self._retrying.capacity_appeared()
+            return Step(tuple(events), None, frozenset())
         more, touched = self._freed(now_ns)
         return Step((*gone, *events, *more), None, nodes | touched)
 

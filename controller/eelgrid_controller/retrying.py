@@ -62,6 +62,8 @@ class Retrying:
         # Fewest replicas that found no room and why, by request and traits.
         failed: dict[tuple[ResourceRequest, tuple[str, ...]], tuple[int, str]] = {}
         tries = 0
+        # After a start everything waits for agents, for some seconds: that is no news for each workload.
+        has_news = all(record.is_heard or not record.is_ready for record in self._state.nodes.values())
         if self._resume is None:
             self._again = False
         tickets = self._state.pending.after(self._resume, _SCANNED_MOST)
@@ -97,7 +99,7 @@ class Retrying:
                 why = (spec.replicas, reason(decision))
                 if not is_judged:
                     failed[kind] = why
-            if workload.reason != why[1] and len(events) < 2 * _TRIES_MOST:
+            if has_news and workload.reason != why[1] and len(events) < 2 * _TRIES_MOST:
                 # What stood in the way is no longer what stands in the way.
                 deferred = WorkloadDeferred(time_ns=now_ns, workload_id=ticket[2], reason=why[1])
                 apply(deferred)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.clusters import core_with, node, request
+from tests.clusters import core_with, decided, node, request
 from tests.controller_rig import Agent, MemoryJournal, inventory, running, until, wanted
 
 from eelgrid_controller.adapters.store import FILE_NAME, open_journal
@@ -182,9 +182,23 @@ def test_what_an_agent_can_know_is_kept_over_starts_until_it_has_spoken():
     assert core.state.nodes[on].ahead is not None
     core.node_joined(told(other), now_ns=121, claim=claim(epoch=0))
     assert core.state.nodes[other].is_open
+    core.retry(now_ns=122)
     assert core.state.workloads["b"].phase is WorkloadPhase.PLACED
     again = claim(held(), epoch=core.node_plan(other).epoch)
     assert core.node_joined(told(other), now_ns=122, plan_epoch=again.epoch, claim=again).events == ()
+
+
+def test_work_that_waits_is_told_nothing_new_while_agents_come_back():
+    core = core_with(told("n", gpus=1), told("m", gpus=1))
+    for number in range(6):
+        core.submit(request(gpus=1, key=f"w{number}"), now_ns=2)
+    reasons = {key: one.reason for key, one in core.state.workloads.items()}
+    core = started_anew(core)
+    assert decided(core.retry(now_ns=91).events) == []
+    for number, name in enumerate("nm"):
+        core.node_joined(told(name, gpus=1), now_ns=92 + number, claim=claim(epoch=1))
+        assert decided(core.retry(now_ns=94 + number).events) == []
+    assert {key: one.reason for key, one in core.state.workloads.items()} == reasons
 
 
 def test_where_an_engine_lists_what_runs_nothing_waits_for_agents():
@@ -196,6 +210,7 @@ def test_where_an_engine_lists_what_runs_nothing_waits_for_agents():
     core.controller_started(now_ns=4)
     assert core.submit(request(gpus=1, key="b"), now_ns=5).result.phase is WorkloadPhase.PENDING
     core.node_joined(told("n"), now_ns=6)
+    core.retry(now_ns=7)
     assert core.state.workloads["b"].phase is WorkloadPhase.PLACED
 
 
