@@ -93,9 +93,9 @@ async def test_while_the_disk_stalls_the_page_comes_with_its_lag_and_without_the
         journal, gate = rig.controller.loop.journal, threading.Event()
         append, rig.controller.loop._writer._quick = journal.append, 0
 
-        def stalls(entries):
+        def stalls(entries, audited=()):
             gate.wait(10.0)
-            return append(entries)
+            return append(entries, audited)
 
         monkeypatch.setattr(journal, "append", stalls)
         begun_s = time.monotonic()
