@@ -228,10 +228,13 @@ async def _end(side: ControllerProcess, how: str) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """A copy of a data directory as of now, also while a controller writes there."""
+    """A copy of a data directory as of now, also while a controller writes there.
+
+    Databases come last: the journal's mark, copied before its database, never names entries that the copy lacks.
+    """
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    for path in source.rglob("*"):
+    for path in sorted(source.rglob("*"), key=_is_sqlite):
         to = target / path.relative_to(source)
         if path.is_dir():
             to.mkdir(parents=True, exist_ok=True)
