@@ -14,9 +14,10 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from eelgrid_controller.energy_ledger.entries import HOUR_S
 
 __all__ = ["REQUEST", "TOKEN", "WORK", "WorkEntry", "Worked", "joined", "spread_work"]
+
+_HOUR_S = 3600
 
 REQUEST, TOKEN, WORK = "request", "token", "work"
 # Rounds of pages and cycles of the steward have clocks of their own.
@@ -86,8 +87,8 @@ def _entry(worked: Worked, hour_s: int, amount: float, counted_s: float, missed_
 
 def _hours(begin_s: float, end_s: float) -> Iterable[tuple[int, float]]:
     """The hours of a stretch, with the seconds in each; a stretch without length is in one."""
-    hour_s = int(begin_s // HOUR_S) * HOUR_S
-    step_s = HOUR_S * max(1, math.ceil((end_s - hour_s) / (HOUR_S * _HOURS_MOST)))
+    hour_s = int(begin_s // _HOUR_S) * _HOUR_S
+    step_s = _HOUR_S * max(1, math.ceil((end_s - hour_s) / (_HOUR_S * _HOURS_MOST)))
     yield hour_s, min(end_s, hour_s + step_s) - begin_s
     while (hour_s := hour_s + step_s) < end_s:
         yield hour_s, min(end_s, hour_s + step_s) - hour_s
