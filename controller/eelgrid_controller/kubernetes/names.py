@@ -172,9 +172,6 @@ ANNOTATION_RIGHT_SIZED = "eelgrid.io/right-sized"
 # On a ClusterQueue, by its people: the largest boost; on a Workload, by us: the boost that is ours.
 ANNOTATION_PREEMPTION_BOOST = "eelgrid.io/preemption-boost"
 
-# On a pod, read by its ReplicaSet: of pods that are alike the one with the lowest goes first.
-DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
-
 # On an InferenceService: how long a new replica takes until it serves.
 ANNOTATION_START = "eelgrid.io/start"
 
