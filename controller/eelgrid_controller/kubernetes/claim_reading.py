@@ -20,10 +20,8 @@ from typing import Any, NamedTuple
 from eelgrid_controller.kubernetes.claims import DEVICES_MOST, VARIANTS_MOST, AskedClaim, Same, Want
 from eelgrid_controller.kubernetes.device_choice import Choice, ExpressionUnreadable, choice_of
 from eelgrid_controller.kubernetes.device_pools import DRIVER
-from eelgrid_controller.kubernetes.names import RESOURCES_GPU
-from eelgrid_controller.kubernetes.views import Pod
 
-__all__ = ["ClaimRead", "ClaimRefused", "Classes", "is_claimant", "read_claim"]
+__all__ = ["ClaimRead", "ClaimRefused", "Classes", "read_claim"]
 
 _DRIVER = re.compile(r"device\.driver\s*==\s*[\"']([^\"']+)[\"']")
 
@@ -52,11 +50,6 @@ class ClaimRead(NamedTuple):
     def is_ours(self) -> bool:
         """Whether it is allocated here."""
         return self.driver == DRIVER
-
-
-def is_claimant(pod: Pod) -> bool:
-    """Whether a pod gets its devices by claims alone: then mode dra places it, and mode gate leaves it be."""
-    return bool(pod.claims) and not any(pod.requested.count(name) for name in RESOURCES_GPU)
 
 
 class _Refuse(Exception):

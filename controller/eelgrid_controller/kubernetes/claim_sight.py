@@ -9,13 +9,12 @@ from typing import Any
 
 from eelgrid_controller.kubernetes import annotations
 from eelgrid_controller.kubernetes.claim_events import Claimant, PodSeen
-from eelgrid_controller.kubernetes.claim_reading import is_claimant
 from eelgrid_controller.kubernetes.errors import AnnotationUnreadable, KubernetesUnreadable
 from eelgrid_controller.kubernetes.holders import Holders
 from eelgrid_controller.kubernetes.names import ANNOTATION_PLAN
 from eelgrid_controller.kubernetes.owners import Refused, membership_of
 from eelgrid_controller.kubernetes.plans import plan_for
-from eelgrid_controller.kubernetes.views import Pod, pod_of
+from eelgrid_controller.kubernetes.views import Pod, is_claimant, pod_of
 from eelgrid_protos.messages import WorkloadKind
 
 __all__ = ["claimant_of", "seen_of"]

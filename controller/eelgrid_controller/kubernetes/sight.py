@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 from eelgrid_controller.kubernetes.amounts import uncounted
-from eelgrid_controller.kubernetes.claim_reading import is_claimant
 from eelgrid_controller.kubernetes.gate_events import Sight
 from eelgrid_controller.kubernetes.holders import Holders, Ref
 from eelgrid_controller.kubernetes.intent import Intent, Refused, intent_of
@@ -25,7 +24,7 @@ from eelgrid_controller.kubernetes.plans import CLAIMED, plan_for, unit_name, un
 from eelgrid_controller.kubernetes.selectors import constraint_of
 from eelgrid_controller.kubernetes.serving import UNIT_PREFIX, Services, spec_of
 from eelgrid_controller.kubernetes.slice_pods import SLICE_UNIT, asks_for_slices, slice_intent
-from eelgrid_controller.kubernetes.views import Pod
+from eelgrid_controller.kubernetes.views import Pod, is_claimant
 
 __all__ = ["sight_of"]
 

@@ -19,7 +19,14 @@ from typing import Any, NamedTuple
 
 from eelgrid_controller.kubernetes.amounts import NONE, Amounts, amounts_of, pod_amounts, uncounted
 from eelgrid_controller.kubernetes.errors import KubernetesUnreadable
-from eelgrid_controller.kubernetes.names import CONDITION_PLACEMENT, GATE, LABEL_MANAGED, MANAGED, is_kept
+from eelgrid_controller.kubernetes.names import (
+    CONDITION_PLACEMENT,
+    GATE,
+    LABEL_MANAGED,
+    MANAGED,
+    RESOURCES_GPU,
+    is_kept,
+)
 from eelgrid_controller.kubernetes.quantities import count_of
 from eelgrid_controller.kubernetes.selectors import (
     NOTHING,
@@ -32,7 +39,18 @@ from eelgrid_controller.kubernetes.selectors import (
     taints_of,
 )
 
-__all__ = ["Claim", "KubeNode", "Owner", "PlacementCondition", "Pod", "Shapes", "node_of", "owner_of", "pod_of"]
+__all__ = [
+    "Claim",
+    "KubeNode",
+    "Owner",
+    "PlacementCondition",
+    "Pod",
+    "Shapes",
+    "is_claimant",
+    "node_of",
+    "owner_of",
+    "pod_of",
+]
 
 _TERMINAL = ("Succeeded", "Failed")
 _MIRROR = "kubernetes.io/config.mirror"
@@ -340,3 +358,8 @@ def _time_s(metadata: Mapping[str, Any], key: str) -> float | None:
         raise KubernetesUnreadable(
             f"metadata.{key}", f"{text[:40]!r} is no time", "write such as 2026-11-22T04:30:00Z"
         ) from None
+
+
+def is_claimant(pod: Pod) -> bool:
+    """Whether a pod gets its devices by claims alone: then mode dra places it, and mode gate leaves it be."""
+    return bool(pod.claims) and not any(pod.requested.count(name) for name in RESOURCES_GPU)
