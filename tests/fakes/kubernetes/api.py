@@ -143,7 +143,7 @@ class Api:
         """Bring an object to a new state; `found` is ours to change."""
         old = record.object
         name = old["metadata"]["name"]
-        metadata.kept(found, old, kind)
+        metadata.kept(found, old, kind, is_status=part == "status" and kind.plural == "pods")
         if part == "status":
             found = metadata.part_alone(found, old, "status")
         elif kind.has_status:

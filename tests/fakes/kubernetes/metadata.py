@@ -66,13 +66,18 @@ def _tidy(metadata):
             metadata.pop(name, None)
 
 
-def kept(found, old, kind):
-    """An updated object's metadata: what the writer must not change is as it was; `found` is changed."""
+def kept(found, old, kind, *, is_status=False):
+    """An updated object's metadata: what the writer must not change is as it was; `found` is changed.
+
+    An update with another uid is a conflict; of a pod's status it is invalid, as an API server of 1.36 answers.
+    """
     metadata, before = found.setdefault("metadata", {}), old["metadata"]
     name = before["name"]
     if metadata.get("name", name) != name:
         raise invalid(kind, name, [Bad("metadata.name", "field is immutable")])
     if metadata.get("uid") not in {None, "", before["uid"]}:
+        if is_status:
+            raise invalid(kind, name, [Bad("metadata.uid", "field is immutable")])
         why = f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: {before['uid']}"
         raise conflict(kind, name, why)
     if metadata.get("resourceVersion") not in {None, "", before["resourceVersion"]}:
