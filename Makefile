@@ -14,7 +14,7 @@ help:
 	@echo "make demo    watch 1,213 agents and a controller place a production trace (about a minute)"
 	@echo "make demo KEEP=1  the same, left running with Prometheus and the live page"
 	@echo "make test    run every test"
-	@echo "make test-kubernetes  the same rules and measurements on a real control plane (docs/kubernetes.md)"
+	@echo "make test-kubernetes  the same rules and measurements on a real control plane (docs/explanation/kubernetes.md)"
 	@echo "make test-observability  metrics, dashboards, alerts, ledger and page, by a real Prometheus and Chromium"
 	@echo "make check   formatting, lint, types, import contracts, fresh generated code"
 	@echo "make bench   measure speed and size; writes $(OUT)/"

@@ -15,9 +15,9 @@ from eelgrid_controller.cli.__main__ import cli
 from eelgrid_controller.cli.settings import Settings
 
 RULES = CHART / "files" / "rules.yaml"
-PAGES = ROOT / "docs" / "runbooks"
+PAGES = ROOT / "docs" / "how-to" / "runbooks"
 CASES = sorted((ROOT / "tests" / "rules").glob("*.yaml"))
-BASE = "docs/runbooks"
+BASE = "docs/how-to/runbooks"
 # Labels that a scrape brings.
 SCRAPED = {"job", "instance"}
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool: Debian's prometheus has it")
@@ -38,9 +38,9 @@ ALERTS, RECORDED = _rules("alert"), _rules("record")
 def _labels_by_metric():
     """Labels of every metric in the agents' page and in the controller's."""
     known = {}
-    for name in ("metrics.md", "controller-metrics.md"):
+    for name in ("agent-metrics.md", "controller-metrics.md"):
         for metric, kind, labels in re.findall(
-            r"^\| `(\w+)` \| (\w+) \| (.*?) \|", (ROOT / "docs" / name).read_text(), re.MULTILINE
+            r"^\| `(\w+)` \| (\w+) \| (.*?) \|", (ROOT / "docs" / "reference" / name).read_text(), re.MULTILINE
         ):
             known[metric] = set(re.findall(r"`(\w+)`", labels))
             if kind == "histogram":
@@ -128,11 +128,13 @@ def test_a_page_asks_for_what_exists(name):
 
 
 def test_headings_that_pages_name_are_there():
-    headings = set(re.findall(r"^#+ (.+)$", (ROOT / "docs" / "kubernetes-install.md").read_text(), re.MULTILINE))
+    headings = set(
+        re.findall(r"^#+ (.+)$", (ROOT / "docs" / "how-to" / "kubernetes-troubleshooting.md").read_text(), re.MULTILINE)
+    )
     named = {
         heading
         for page in PAGES.glob("*.md")
-        for heading in re.findall(r'"([A-Z][^"]+)" in \[kubernetes-install.md\]', page.read_text())
+        for heading in re.findall(r'"([A-Z][^"]+)" in \[kubernetes-troubleshooting.md\]', page.read_text())
     }
     assert named
     assert named <= headings

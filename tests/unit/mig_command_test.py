@@ -308,7 +308,7 @@ def test_boards_are_read_from_the_kernel(tmp_path):
 
 
 def test_the_page_says_how_it_is(mig, tmp_path):
-    page = (Path(__file__).resolve().parents[2] / "docs/mig.md").read_text("utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs/how-to/mig-layouts.md").read_text("utf-8")
     site = tmp_path / "page.yaml"
     site.write_text(page.split("```yaml\n")[1].split("```")[0])
     fleet = re.search(r"echo '(\{.*?\})' > fleet.json", page, re.DOTALL)
