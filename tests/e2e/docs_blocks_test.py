@@ -8,7 +8,7 @@ from tests.docs_rig import DOCS, OUTPUT, REASONS, Shell, blocks_of
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
 GUIDES = sorted((DOCS / "how-to").rglob("*.md"))
 # Languages of blocks that are no commands.
-OTHERS = {"ini", "json", "promql", "python", "text", "yaml"}
+OTHERS = {"csv", "ini", "json", "promql", "python", "text", "yaml"}
 PROGRAMS = ("$ ", "eelctl ", "eelgrid-", "helm ", "kubectl ", "make ", "openssl ")
 
 
