@@ -26,6 +26,8 @@ DOCS = ROOT / "docs"
 # Why a block is not run.
 REASONS = ("needs a cluster", "needs root", "needs NVIDIA's driver", "needs a registry")
 OUTPUT = "Output"
+# Of a text that shows what was printed at another time.
+EXAMPLE = "Example"
 BLOCK_S = 240.0
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\S*)(?P<options>[^\n]*)\n(?P<text>.*?)^(?P=indent)```[ ]*$",
@@ -34,7 +36,7 @@ _FENCE = re.compile(
 _PROGRAMS = {
     "eelctl": ("eelgrid_controller.cli", ()),
     "eelgrid-controller": ("eelgrid_controller", ("--listen", "$DOCS_LISTEN", "--metrics", "$DOCS_METRICS")),
-    "eelgrid-agent": ("eelgrid_agent", ("--controller", "$DOCS_LISTEN", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")),
+    "eelgrid-agent": ("eelgrid_agent", ("--controller", "$EELGRID_CONTROLLER", "--listen", "${DOCS_SERVE:-127.0.0.1:0}", "--metrics", "127.0.0.1:0")),
 }  # fmt: skip
 
 
@@ -78,18 +80,30 @@ def shape(line):
 class Shell:
     """A folder and an environment in which blocks run; what one starts lives until the shell is closed."""
 
-    def __init__(self, folder, *, listen=None, metrics=None, variables=None):
+    def __init__(self, folder, *, fleet=None):
+        """`fleet` is what runs already; without one a page starts its own controller."""
         self.folder = folder
-        self.listen, self.metrics = listen or free_address(), metrics or free_address()
+        # What a page's own controller listens on, and what its commands ask.
+        started = {"listen": free_address(), "metrics": free_address(), "page": free_address(), "agent": free_address()}
+        asked = fleet or started
+        self.addresses = {
+            "127.0.0.1:7443": asked["listen"], "127.0.0.1:9464": asked["metrics"], "127.0.0.1:8443": started["page"],
+        }  # fmt: skip
         self.kept = folder / ".variables"
         bin_folder = folder / ".bin"
         bin_folder.mkdir(parents=True)
         for name, (module, flags) in _PROGRAMS.items():
             given = " ".join(f'"{flag}"' for flag in flags)
-            # `eelgrid-agent mig` and `eelgrid-agent energy` take no flags of the daemon.
-            plain = '[ "$1" = mig ] || [ "$1" = energy ] && ' if name == "eelgrid-agent" else "false && "
             run = f'exec "{sys.executable}" -m {module}'
-            self._script(bin_folder / name, f'{plain}{run} "$@"\n{run} {given} "$@"\n')
+            lines = [f'{run} {given} "$@"']
+            if name == "eelgrid-agent":
+                # Commands of the node take no flags of the daemon; layouts are those of simulated GPUs.
+                lines = [
+                    f'[ "$1" = energy ] && shift && {run} energy --address "$DOCS_AGENT" "$@"',
+                    f'[ "$1" = mig ] && case "$*" in *--simulate*) {run} "$@";; *) {run} "$@" --simulate "$DOCS_MIG";; esac',
+                    *lines,
+                ]
+            self._script(bin_folder / name, "\n".join(lines) + "\n")
         if make := shutil.which("make"):
             prefix = Path(sys.prefix)
             old = " ".join(f'-o "{prefix / name}"' for name in ("made", "installed", "installed-dev"))
@@ -98,16 +112,20 @@ class Shell:
             key: value for key, value in os.environ.items() if not key.startswith(("EELGRID_", "NUMBA_DISABLE", "MAKE"))
         } | {
             "PATH": f"{bin_folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "DOCS_LISTEN": self.listen,
-            "DOCS_METRICS": self.metrics,
-            "EELGRID_CONTROLLER": self.listen,
+            "DOCS_LISTEN": started["listen"],
+            "DOCS_METRICS": started["metrics"],
+            "DOCS_AGENT": asked["agent"],
+            "DOCS_MIG": str(folder / "mig-fleet.json"),
+            "EELGRID_CONTROLLER": asked["listen"],
+            "NODE": "gpu-1",
+            "WORKLOAD": "train",
+            "MODEL": "H100-80GB-HBM3",
             "EELGRID_DATA": os.environ.get("EELGRID_DATA", ""),
             "COLUMNS": "160",
             "HOME": str(folder),
             "STATE_DIRECTORY": str(folder / ".state"),
             # The demo of a page is a small one: what it shows is the same, and its numbers are its own tests' matter.
             "DEMO": "--nodes 40 --tasks 200 --trace generated --no-gpu",
-            **(variables or {}),
         }
         self._groups = []
 
@@ -125,7 +143,9 @@ class Shell:
                 os.killpg(group, signal.SIGKILL)
 
     def run(self, text):
-        """Runs a block; its exit code and everything that it printed. Variables that it sets are there for the next."""
+        """Runs a block, with free ports for those that programs have by default; its exit code and everything that it printed. Variables that it sets are there for the next."""
+        for default, free in self.addresses.items():
+            text = text.replace(default, free)
         script = f'[ -f "{self.kept}" ] && . "{self.kept}"\nset -eu\n{text}\nset +eu\n(set -o posix; set) | grep -E "^[a-z_]+=" > "{self.kept}" || true\n'
         out = self.folder / ".output"
         with out.open("wb") as stream:
@@ -143,11 +163,13 @@ class Shell:
     def run_page(self, page):
         """Runs every block of a page in order; raises AssertionError with the block's line and what it printed."""
         printed = None
-        for block in blocks_of(page):
-            where = f"{page.relative_to(ROOT)}:{block.line}"
+        blocks = blocks_of(page)
+        for block in blocks:
             if block.is_file:
                 (self.folder / block.title).write_text(block.text)
-            elif block.runs:
+        for block in blocks:
+            where = f"{page.relative_to(ROOT)}:{block.line}"
+            if block.runs:
                 code, printed = self.run(block.text)
                 assert code == 0, f"{where} ended with {code}\n{block.text}\n{printed}"
                 assert "Traceback" not in printed, f"{where}\n{printed}"

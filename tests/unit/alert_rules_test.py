@@ -65,7 +65,7 @@ def _fences(page, language):
     text = page.read_text()
     return [
         line
-        for block in re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        for block in re.findall(rf"^```{language}[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
         for line in block.splitlines()
     ]
 
@@ -113,7 +113,7 @@ def test_a_page_begins_with_what_to_look_at_and_ends_with_what_to_do(name):
     sections = _sections(page)
     assert (sections[0], sections[-1]) == ("What to look at", "What to do")
     assert _fences(page, "promql")
-    assert _fences(page, "sh")
+    assert _fences(page, "bash")
     done = page.read_text().partition("## What to do\n")[2]
     assert len(re.findall(r"^- ", done, re.MULTILINE)) >= 3
 
@@ -161,7 +161,7 @@ def _parse(words):
 @pytest.mark.parametrize("name", [*ALERTS, "README"])
 def test_commands_of_eelctl_on_a_page_exist(name):
     page = PAGES / f"{name}.md"
-    told = [line for line in _fences(page, "sh") if line.startswith("eelctl")]
+    told = [line for line in _fences(page, "bash") if line.startswith("eelctl")]
     told += re.findall(r"`(eelctl [^`]+)`", page.read_text())
     for line in told:
         words = [re.sub(r"^(SECONDS|REPLICAS)$", "3", word) for word in shlex.split(line)[1:]]
