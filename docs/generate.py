@@ -37,10 +37,11 @@ def program(name: str) -> Any:
 
 
 def shown(text: str) -> str:
-    """Text in which what looks like HTML is shown as it is; code spans show everything anyway."""
-    return "".join(
-        part if number % 2 else part.replace("<", "&lt;") for number, part in enumerate(re.split("(`[^`]*`)", text))
-    )
+    """Text in which what looks like HTML is shown as it is, and pages that it names are links; code spans stay."""
+    plain = (part.replace("<", "&lt;") for part in re.split("`[^`]*`", text))
+    linked = (re.sub(r"\bdocs/([\w/-]+/([\w-]+)\.md)", r"[\2](../\1)", part) for part in plain)
+    spans = [*re.findall("`[^`]*`", text), ""]
+    return "".join(part for pair in zip(linked, spans, strict=True) for part in pair)
 
 
 def cell(text: str) -> str:
