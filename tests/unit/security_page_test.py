@@ -46,7 +46,7 @@ def test_the_calls_of_the_agents_own_api_are_named():
         ("nodes registered", core.NODES_MOST),
         ("workloads that wait or run", core.LIVE_MOST),
         ("arguments and reason kept of a call", AUDIT_ARGUMENTS_MOST),
-        ("certificates told apart by that limit", presence._PEERS_MOST),
+        ("certificates distinguished by that limit", presence._PEERS_MOST),
         ("commands that wait", ControllerConfig(data=Path()).queue_most),
     ],
 )
