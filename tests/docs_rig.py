@@ -23,6 +23,8 @@ from tests.e2e.processes import free_address
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
+GUIDES = sorted((DOCS / "how-to").rglob("*.md"))
 # Why a block is not run.
 REASONS = ("needs a cluster", "needs root", "needs NVIDIA's driver", "needs a registry")
 OUTPUT = "Output"
@@ -70,6 +72,16 @@ def blocks_of(page):
         lines = "".join(line[indent:] if line.strip() else line for line in match["text"].splitlines(keepends=True))
         found.append(Block(text[: match.start()].count("\n") + 1, match["language"], title[1] if title else "", lines))
     return found
+
+
+def runnable(pages):
+    """Those of the pages that have commands to run."""
+    return [page for page in pages if any(block.runs for block in blocks_of(page))]
+
+
+def name_of(page):
+    """A page's path below docs."""
+    return str(page.relative_to(DOCS))
 
 
 def shape(line):

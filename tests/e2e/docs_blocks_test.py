@@ -1,14 +1,15 @@
-"""Every command block of the tutorials and how-to guides does what the page says, against programs that run."""
+"""Command blocks of tutorials and guides are run or say why not; those of guides run against a living fleet.
+
+Tutorials have a file of their own, so that both run side by side.
+"""
 
 import json
 import shutil
 
 import pytest
-from tests.docs_rig import DOCS, EXAMPLE, OUTPUT, REASONS, Shell, blocks_of
+from tests.docs_rig import DOCS, EXAMPLE, GUIDES, OUTPUT, REASONS, TUTORIALS, Shell, blocks_of, name_of, runnable
 from tests.e2e.processes import free_address
 
-TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
-GUIDES = sorted((DOCS / "how-to").rglob("*.md"))
 # Languages of blocks that are no commands.
 OTHERS = {"csv", "ini", "json", "promql", "python", "text", "yaml"}
 PROGRAMS = ("$ ", "eelctl ", "eelgrid-", "helm ", "kubectl ", "make ", "openssl ")
@@ -20,14 +21,6 @@ FLEET = {
     ]
     for agent, part, names in (("one", "h100-sxm5-80gb", ["gpu-1"]), ("two", "a100-sxm4-80gb", ["gpu-2", "gpu-3"]))
 }
-
-
-def name_of(page):
-    return str(page.relative_to(DOCS))
-
-
-def runnable(pages):
-    return [page for page in pages if any(block.runs for block in blocks_of(page))]
 
 
 def prepare(folder):
@@ -87,13 +80,6 @@ def test_commands_of_a_page_are_in_fenced_blocks(page):
     for number, line in enumerate(page.read_text("utf-8").splitlines(), 1):
         fenced ^= line.lstrip().startswith("```")
         assert fenced or not line.startswith(tuple(f"    {one}" for one in PROGRAMS)), f"{name_of(page)}:{number}"
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
-@pytest.mark.parametrize("page", runnable(TUTORIALS), ids=name_of)
-def test_commands_of_a_tutorial_do_what_it_shows(tmp_path, page):
-    with Shell(tmp_path) as shell:
-        shell.run_page(page)
 
 
 @pytest.mark.parametrize("page", runnable(GUIDES), ids=name_of)
