@@ -1,6 +1,6 @@
 # Verbs for newcomers: each does its own set-up on a bare machine with Python 3.11 to 3.13.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-kubernetes test-observability check bench proto format lock fuzz clean
+.PHONY: help demo test test-kubernetes test-observability check docs bench proto format lock fuzz clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,9 +14,10 @@ help:
 	@echo "make demo    watch 1,213 agents and a controller place a production trace (about a minute)"
 	@echo "make demo KEEP=1  the same, left running with Prometheus and the live page"
 	@echo "make test    run every test"
-	@echo "make test-kubernetes  the same rules and measurements on a real control plane (docs/kubernetes.md)"
+	@echo "make test-kubernetes  the same rules and measurements on a real control plane (docs/explanation/kubernetes.md)"
 	@echo "make test-observability  metrics, dashboards, alerts, ledger and page, by a real Prometheus and Chromium"
-	@echo "make check   formatting, lint, types, import contracts, fresh generated code"
+	@echo "make check   formatting, lint, types, import contracts, fresh generated code and pages, the documentation's links"
+	@echo "make docs    serve the documentation on http://127.0.0.1:8000"
 	@echo "make bench   measure speed and size; writes $(OUT)/"
 	@echo "make proto   lint the .proto files and generate eelgrid_protos.wire"
 
@@ -82,7 +83,13 @@ check: $(VENV)/installed-dev
 	@$(BIN)/python protos/generate.py --check
 	@$(BIN)/python -m eelgrid_controller.adapters.described --check
 	@$(BIN)/python deploy/dashboards/render.py --check
+	@$(BIN)/python -m eelgrid_agent.metrics.document --check
+	@$(BIN)/python docs/generate.py --check
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "check: all good"
+
+docs: $(VENV)/installed-dev
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8000
 
 format: $(VENV)/installed-dev
 	@$(BIN)/ruff format --quiet .

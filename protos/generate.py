@@ -4,7 +4,7 @@ protoc writes imports by the path of the .proto file (`eelgrid.v1`), which buf's
 layout rule fixes; the Python package is `eelgrid_protos.wire`, because a second
 top-level package would be one more name to collide on a user's machine. The one
 rewrite below joins the two, and refuses to guess: each import that it does not
-know is an error. See docs/adr/0003-wire-package.md.
+know is an error. See docs/explanation/adr/0003-wire-package.md.
 
 Run it with the grpcio-tools that the dev group pins: the oldest generator that
 we support, since generated code must not be newer than the user's protobuf.

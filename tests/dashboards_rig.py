@@ -213,6 +213,6 @@ async def _draw(seconds, out):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=240.0)
-    parser.add_argument("--out", type=Path, default=Path("docs/dashboards"))
+    parser.add_argument("--out", type=Path, default=Path("docs/images/dashboards"))
     given = parser.parse_args()
     asyncio.run(_draw(given.seconds, given.out))

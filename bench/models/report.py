@@ -3,7 +3,7 @@
 Owns the columns. Must not know models or how figures are made.
 
 summary.csv, a line a family of workloads, quantity, split and method:
-    data_set, quantity   as in docs/profiles.md
+    data_set, quantity   as in docs/explanation/profiles.md
     split                configuration 0.2: so large a share of configurations held out, their workloads known;
                          workload K: whole workloads held out, K configurations of each given back; gpu: known
                          workloads on a GPU model that others of the family were measured on

@@ -2,7 +2,7 @@
 
 Owns the reading of their files. Must not know models or how points are held out.
 
-Data (see docs/profiles.md for sources and licences): ParvaGPU's inference profiles, ML.ENERGY's
+Data (see docs/explanation/profiles.md for sources and licences): ParvaGPU's inference profiles, ML.ENERGY's
 leaderboard, Zeus's power-limit sweeps, MISO's training times on MIG slices, and a file of relative
 power curves that was derived from Zeus and ML.ENERGY.
 """

@@ -149,7 +149,7 @@ class Controller:
         if not rules.demanded:
             log.warning(
                 "roles=permit warning=a certificate without a role may everything "
-                "remedy='give certificates roles (docs/operations.md), then say --roles require'"
+                "remedy='give certificates roles (docs/how-to/tls-and-roles.md), then say --roles require'"
             )
         keeper = Doorkeeper(rules, clock=self._clock, log=log)
         self.metrics.add(keeper.families)

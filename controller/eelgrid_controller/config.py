@@ -117,7 +117,7 @@ class ControllerConfig:
     spend_s: float = 60.0
     # A job is measured for so long at each limit.
     job_window_s: float = 30.0
-    # Whether what plain best fit would draw is followed beside; docs/savings.md has what it costs.
+    # Whether what plain best fit would draw is followed beside; docs/explanation/savings.md has what it costs.
     savings: bool = True
     # Who may what, where connections are under mutual TLS.
     roles: RoleRules = field(default_factory=RoleRules)
@@ -129,7 +129,7 @@ class ControllerConfig:
     # Entries of the audit log, beyond which the oldest go: see adapters/audit_table.py.
     audit_rows_most: int = 250_000
     # Of the energy ledger's file, beyond which its oldest hours go. Ten thousand GPUs need 23 GB for all that ages keep
-    # (docs/ledger.md); the rest is room for what exporters are behind with.
+    # (docs/how-to/energy-ledger.md); the rest is room for what exporters are behind with.
     ledger_bytes_most: int = 40 * 10**9
     # A clean stop waits this long for calls under way.
     stop_s: float = 1.0

@@ -13,7 +13,7 @@ replicas cost on one node does not depend on other nodes. The cheapest division
 is therefore found exactly (eelgrid_kernels.gang), and it exists whenever there
 is room for all. Past WORK_MOST, packing looks among the most promising racks
 alone, and spreading, or packing what these racks cannot hold, sends replicas one
-by one to the node that is cheapest with the term; docs/topology.md measures both.
+by one to the node that is cheapest with the term; docs/explanation/topology.md measures both.
 """
 
 from typing import NamedTuple

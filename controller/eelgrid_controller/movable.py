@@ -46,7 +46,7 @@ __all__ = ["GOALS", "TERMS", "Problem", "Unit", "survey"]
 
 TERMS = ("power", "fragmentation", "stranding", "blocks")
 # By what moves are found and judged, whatever the weights of placement are: measured on the openb traces, see
-# docs/moves.md.
+# docs/how-to/moves.md.
 GOALS = {
     MoveGoal.POWER: Prices(power=1.0, fragmentation_w=20.0, stranding_w=50.0, block_w=0.0),
     MoveGoal.ROOM: Prices(power=0.1, fragmentation_w=100.0, stranding_w=200.0, block_w=30.0),

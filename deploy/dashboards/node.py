@@ -79,7 +79,7 @@ _HELD = Row(
             Query(f"sort({by_device(f'({_IDLE_SINCE} * 1000)')})", "idle since"), hidden=_SCRAPED,
         ),
         states(
-            "Ways to be held and not used", "held_idle, idle_context, allocation_without_process, stalled and process_without_allocation, each after it has lasted as docs/energy.md says.", "short",
+            "Ways to be held and not used", "held_idle, idle_context, allocation_without_process, stalled and process_without_allocation, each after it has lasted as docs/explanation/energy-attribution.md says.", "short",
             Query(or_none(f"{each_device(of('eelgrid_gpu_anomaly', _GPU), 'anomaly')} == 1", "device"), _DEVICE + " {{anomaly}}"),
         ),
     ),
@@ -98,7 +98,7 @@ _WRONG = Row(
     "What holds it back, and what fails",
     (
         states("Reasons that hold clocks down", "Each reason that the driver gives, but that a GPU is idle. software_power_cap is our limit at work; thermal and power brake are faults of the room.", "short", Query(or_none(f"{each_device(of('eelgrid_gpu_clocks_event_active', _HELD_BACK), 'reason')} == 1", "device"), _DEVICE + " {{reason}}")),
-        listing("XIDs", "When the driver last reported each XID. Which of them matter: docs/operations.md.", "dateTimeFromNow", Query(by_device(f"({of('eelgrid_gpu_xid_last_timestamp_seconds', _GPU)} * 1000)"), "last"), width=6, hidden=_NARROW),
+        listing("XIDs", "When the driver last reported each XID. Which of them matter: docs/how-to/runbooks/README.md.", "dateTimeFromNow", Query(by_device(f"({of('eelgrid_gpu_xid_last_timestamp_seconds', _GPU)} * 1000)"), "last"), width=6, hidden=_NARROW),
         bars("XIDs of 24 h", "Errors that the driver reported, by XID. The first of a new XID makes a new series, which an increase misses: the table beside this has it.", "short", Query(f"round(sum by (xid) ({increase('eelgrid_gpu_xid_errors_total', _GPU, over='24h')}))", "XID {{xid}}"), width=6),
         lines("Memory errors", "ECC errors per second by severity, of each device.", "ops", Query(each_device(f"({rate('eelgrid_gpu_ecc_errors_total', _GPU)})", "severity"), _DEVICE + " {{severity}}"), width=8, top=1.0),
         listing("Rows remapped in 30 days", "Memory rows that failed and were replaced; uncorrected ones foretell the part's end.", "short", Query(f"sort_desc(round({by_device(increase('eelgrid_gpu_remapped_rows_total', _GPU, over='30d'))}))", "rows"), width=8, hidden=_NARROW),

@@ -50,7 +50,7 @@ _ENERGY = Row(
     "Energy",
     (
         lines("Power by owner", "What the agents charge, by the labels chosen. The 20 with the most.", "watt", Query(f"topk(20, {_divided(_WATTS)})", _OWNER), stacked=True),
-        lines("Power by part", "Bare idle goes to whom a place is allocated, context idle to whoever has a context open, active to whoever works: docs/energy.md.", "watt", Query(f"sum by (part) ({_WATTS})", "{{part}}"), stacked=True, width=6),
+        lines("Power by part", "Bare idle goes to whom a place is allocated, context idle to whoever has a context open, active to whoever works: docs/explanation/energy-attribution.md.", "watt", Query(f"sum by (part) ({_WATTS})", "{{part}}"), stacked=True, width=6),
         lines("Power by method", "How owners and their shares were found, and how sure it is.", "watt", Query(f"sum by (method, confidence) ({_WATTS})", "{{method}}, {{confidence}}"), stacked=True, width=6),
         lines("Joules per token", "Power over the rate of tokens that the workload's own page counts; empty where that page is not scraped or stands still.", "joule", Query(_per("$token_counter"), _OWNER), width=8),
         lines("Joules per request", "Power over the rate of requests that the workload's own page counts.", "joule", Query(_per("$request_counter"), _OWNER), width=8),

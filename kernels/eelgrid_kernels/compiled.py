@@ -9,7 +9,7 @@ package: an edit anywhere is a new folder, and functions may live in the file
 where they belong. The folder is below NUMBA_CACHE_DIR where that is set, else in
 the package's own __pycache__, else in the user's cache; if none can be written,
 as in a read-only image without a home, kernels are compiled anew in each process:
-slow to start, never stale. docs/adr/0015 has the why.
+slow to start, never stale. docs/explanation/adr/0015 has the why.
 """
 
 import hashlib

@@ -8,7 +8,7 @@ the mixes that Lettich et al. (CCGrid 2025) publish are listed. `eelgrid` weighs
 unless it is given other weights: a watt as 1; fragmentation not at all, since the
 look-ahead sees what it sees; a GPU that its node's CPU can no longer feed as 50 W,
 and as up to 1,000 W when the fleet is fuller than 70 %; a watt that the next task
-would have saved as 0.7; a GPU of a scarce model as 500 W. docs/model.md has the why.
+would have saved as 0.7; a GPU of a scarce model as 500 W. docs/explanation/placement.md has the why.
 """
 
 import re

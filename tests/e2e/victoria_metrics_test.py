@@ -52,7 +52,7 @@ def started(folder, *command):
 
 
 def written(path, way, jobs, **more):
-    """A configuration that scrapes these each second, as docs/ledger.md has it."""
+    """A configuration that scrapes these each second, as docs/how-to/energy-ledger.md has it."""
     document = {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "external_labels": {"way": way}},
         "scrape_configs": [

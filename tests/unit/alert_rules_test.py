@@ -15,9 +15,9 @@ from eelgrid_controller.cli.__main__ import cli
 from eelgrid_controller.cli.settings import Settings
 
 RULES = CHART / "files" / "rules.yaml"
-PAGES = ROOT / "docs" / "runbooks"
+PAGES = ROOT / "docs" / "how-to" / "runbooks"
 CASES = sorted((ROOT / "tests" / "rules").glob("*.yaml"))
-BASE = "docs/runbooks"
+BASE = "docs/how-to/runbooks"
 # Labels that a scrape brings.
 SCRAPED = {"job", "instance"}
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool: Debian's prometheus has it")
@@ -38,9 +38,9 @@ ALERTS, RECORDED = _rules("alert"), _rules("record")
 def _labels_by_metric():
     """Labels of every metric in the agents' page and in the controller's."""
     known = {}
-    for name in ("metrics.md", "controller-metrics.md"):
+    for name in ("agent-metrics.md", "controller-metrics.md"):
         for metric, kind, labels in re.findall(
-            r"^\| `(\w+)` \| (\w+) \| (.*?) \|", (ROOT / "docs" / name).read_text(), re.MULTILINE
+            r"^\| `(\w+)` \| (\w+) \| (.*?) \|", (ROOT / "docs" / "reference" / name).read_text(), re.MULTILINE
         ):
             known[metric] = set(re.findall(r"`(\w+)`", labels))
             if kind == "histogram":
@@ -65,7 +65,7 @@ def _fences(page, language):
     text = page.read_text()
     return [
         line
-        for block in re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        for block in re.findall(rf"^```{language}[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
         for line in block.splitlines()
     ]
 
@@ -113,7 +113,7 @@ def test_a_page_begins_with_what_to_look_at_and_ends_with_what_to_do(name):
     sections = _sections(page)
     assert (sections[0], sections[-1]) == ("What to look at", "What to do")
     assert _fences(page, "promql")
-    assert _fences(page, "sh")
+    assert _fences(page, "bash")
     done = page.read_text().partition("## What to do\n")[2]
     assert len(re.findall(r"^- ", done, re.MULTILINE)) >= 3
 
@@ -128,11 +128,13 @@ def test_a_page_asks_for_what_exists(name):
 
 
 def test_headings_that_pages_name_are_there():
-    headings = set(re.findall(r"^#+ (.+)$", (ROOT / "docs" / "kubernetes-install.md").read_text(), re.MULTILINE))
+    headings = set(
+        re.findall(r"^#+ (.+)$", (ROOT / "docs" / "how-to" / "kubernetes-troubleshooting.md").read_text(), re.MULTILINE)
+    )
     named = {
         heading
         for page in PAGES.glob("*.md")
-        for heading in re.findall(r'"([A-Z][^"]+)" in \[kubernetes-install.md\]', page.read_text())
+        for heading in re.findall(r'"([A-Z][^"]+)" in \[kubernetes-troubleshooting.md\]', page.read_text())
     }
     assert named
     assert named <= headings
@@ -159,7 +161,7 @@ def _parse(words):
 @pytest.mark.parametrize("name", [*ALERTS, "README"])
 def test_commands_of_eelctl_on_a_page_exist(name):
     page = PAGES / f"{name}.md"
-    told = [line for line in _fences(page, "sh") if line.startswith("eelctl")]
+    told = [line for line in _fences(page, "bash") if line.startswith("eelctl")]
     told += re.findall(r"`(eelctl [^`]+)`", page.read_text())
     for line in told:
         words = [re.sub(r"^(SECONDS|REPLICAS)$", "3", word) for word in shlex.split(line)[1:]]

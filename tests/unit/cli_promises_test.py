@@ -251,7 +251,7 @@ def test_a_controller_that_is_away_does_not_stop_a_job(caplog):
 
 
 def test_what_was_never_measured_is_predicted_with_intervals(eelctl):
-    points = str(ROOT / "docs" / "frontier-points.csv")
+    points = str(ROOT / "docs" / "examples" / "frontier-points.csv")
     asked = ("profile", "predict", "chat", "--points", points, "--gpu", "H100-80GB-HBM3", "--batch", "8,12")
     found = json.loads(eelctl(*asked, "-o", "json").stdout)
     eight, twelve = (row["throughput_hz"] for row in found)
@@ -274,7 +274,7 @@ def test_what_was_never_measured_is_predicted_with_intervals(eelctl):
     ],
 )
 def test_configurations_that_cannot_be(eelctl, arguments, code, complaint):
-    points = str(ROOT / "docs" / "frontier-points.csv")
+    points = str(ROOT / "docs" / "examples" / "frontier-points.csv")
     asked = ("profile", "predict", "chat", "--points", points, "--gpu", "H100-80GB-HBM3", *arguments)
     assert complaint in eelctl(*asked, code=code).stderr
 

@@ -29,7 +29,9 @@ PRICES = EnergyPrices(currency="CHF", periods=(PricePeriod(begins_minute=0, pric
 
 def test_the_page_of_the_docs_is_that_of_the_list(tmp_path, capsys):
     written = tmp_path / "page.md"
-    assert main(["--check", "--out", str(ROOT / "docs" / "controller-metrics.md")]) == 0, capsys.readouterr().err
+    assert main(["--check", "--out", str(ROOT / "docs" / "reference" / "controller-metrics.md")]) == 0, (
+        capsys.readouterr().err
+    )
     assert main(["--check", "--out", str(written)]) == 1
     assert main(["--out", str(written)]) == 0
     assert written.read_text() == page()

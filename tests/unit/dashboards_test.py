@@ -35,8 +35,8 @@ COMING = {
 def known():
     """Kinds of all metrics in the agents' page and in the controller's."""
     found = dict.fromkeys(COMING, "gauge") | {one: "counter" for one in COMING if one.endswith("_total")}
-    for name in ("metrics.md", "controller-metrics.md"):
-        text = (ROOT / "docs" / name).read_text()
+    for name in ("agent-metrics.md", "controller-metrics.md"):
+        text = (ROOT / "docs" / "reference" / name).read_text()
         for metric, kind in re.findall(r"^\| `(\w+)` \| (\w+)", text, re.MULTILINE):
             parts = ("_bucket", "_count", "_sum") if kind == "histogram" else ("",)
             found |= {metric + part: "counter" if kind == "histogram" else kind for part in parts}

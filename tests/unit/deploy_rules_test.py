@@ -144,5 +144,5 @@ def test_the_table_of_permissions_is_fresh():
 
 
 def test_links_of_the_page_lead_to_files():
-    for target in re.findall(r"`(deploy/[\w./-]+)`", (ROOT / "docs" / "kubernetes-install.md").read_text()):
+    for target in re.findall(r"`(deploy/[\w./-]+)`", (ROOT / "docs" / "how-to" / "kubernetes-install.md").read_text()):
         assert Path(ROOT, target).exists(), target

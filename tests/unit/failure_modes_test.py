@@ -1,4 +1,4 @@
-"""The 26 known ways in which enforcement fails on real nodes: docs/operations.md names a test of each, which is there.
+"""The 26 known ways in which enforcement fails on real nodes: docs/reference/agent.md names a test of each, which is there.
 
 Those that are neither of a layout's change nor of one module alone are here,
 through the real NVML binding over simulated devices.
@@ -23,7 +23,7 @@ from eelgrid_agent.survey import Identity, inventory_of, survey
 from eelgrid_protos.messages import AbsenceReason, AccessLevel, ApplyStatus, GpuLayout, Reading, WantedInstance
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/operations.md").read_text("utf-8")
+PAGE = (ROOT / "docs/reference/agent.md").read_text("utf-8")
 PROOF = re.compile(r"`(tests/[a-z_/]+_test\.py)::(test_\w+)`")
 SLICED = GpuSpec(product="a100-sxm4-40gb", mig=(MigSlice(profile="3g", start=4), MigSlice(profile="1g.5gb", start=0)))
 MODES = [line.split(" | ") for line in PAGE.split("## Failure modes")[1].splitlines() if re.match(r"\| \d", line)]

@@ -62,8 +62,8 @@ def dashboards():
 
 def pages():
     folder = ROOT / "docs"
-    paths = [*folder.glob("*.md"), *folder.glob("runbooks/*.md")]
-    return {path.name: path.read_text() for path in paths if "eelgrid_" in path.read_text()}
+    paths = sorted(folder.rglob("*.md"))
+    return {str(path.relative_to(folder)): path.read_text() for path in paths if "eelgrid_" in path.read_text()}
 
 
 @pytest.mark.parametrize("where", [rules, dashboards, pages])

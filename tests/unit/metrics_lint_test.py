@@ -20,9 +20,9 @@ from eelgrid_agent.metrics.metric import Scope, of_attribute
 from eelgrid_agent.metrics.render import Renderer
 from eelgrid_controller.adapters.described import BUCKETS_S, METRICS, POOLS_MOST, Described, Kind, series_most
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference"
 OF_CONTROLLER = (DOCS / "controller-metrics.md").read_text()
-OF_AGENT = (DOCS / "metrics.md").read_text()
+OF_AGENT = (DOCS / "agent-metrics.md").read_text()
 NAMING = {
     "workload",
     "budget",

@@ -111,11 +111,13 @@ def test_every_reading_has_a_metric():
 
 
 def test_the_page_of_metrics_is_fresh(capsys, tmp_path):
-    assert document(["--check", "--out", str(ROOT / "docs" / "metrics.md")]) == 0, capsys.readouterr().err
+    assert document(["--check", "--out", str(ROOT / "docs" / "reference" / "agent-metrics.md")]) == 0, (
+        capsys.readouterr().err
+    )
     page = tmp_path / "metrics.md"
     assert document(["--check", "--out", str(page)]) == 1
     assert document(["--out", str(page)]) == 0
-    assert page.read_bytes() == (ROOT / "docs" / "metrics.md").read_bytes()
+    assert page.read_bytes() == (ROOT / "docs" / "reference" / "agent-metrics.md").read_bytes()
     page.write_text(page.read_text() + "more\n")
     assert document(["--check", "--out", str(page)]) == 1
     assert "stale" in capsys.readouterr().err

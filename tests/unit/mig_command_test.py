@@ -308,12 +308,12 @@ def test_boards_are_read_from_the_kernel(tmp_path):
 
 
 def test_the_page_says_how_it_is(mig, tmp_path):
-    page = (Path(__file__).resolve().parents[2] / "docs/mig.md").read_text("utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs/how-to/mig-layouts.md").read_text("utf-8")
     site = tmp_path / "page.yaml"
-    site.write_text(page.split("```yaml\n")[1].split("```")[0])
+    site.write_text(page.split('```yaml title="site.yaml"\n')[1].split("```")[0])
     fleet = re.search(r"echo '(\{.*?\})' > fleet.json", page, re.DOTALL)
     mig.fleet.write_text(json.dumps({"nodes": [{**json.loads(fleet[1])["nodes"][0], "name": "gpu-7"}]}))
-    (words,) = re.findall(r"mig apply --simulate fleet.json (.*)", page)
+    (words,) = re.findall(r"mig apply --yes --simulate fleet.json (.*)", page)
     assert mig("apply", "--yes", *words.split())[0] == 0
     assert [[place[:2] for place in layout(shown(mig), index)] for index in (0, 1)] == [
         [("1g.5gb", 0), ("1g.5gb", 1), ("3g.20gb", 4)], [("3g.40gb", 0), ("3g.40gb", 4)],

@@ -1,4 +1,4 @@
-"""docs/security.md: its table of calls is `roles.NEEDS`, and its limits are those of the code."""
+"""docs/reference/security.md: its table of calls is `roles.NEEDS`, and its limits are those of the code."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from eelgrid_controller.config import ControllerConfig
 from eelgrid_controller.roles import NEEDS
 from eelgrid_protos.messages import AUDIT_ARGUMENTS_MOST
 
-PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "security.md").read_text(encoding="utf-8")
 
 
 def table_of(text):
@@ -46,7 +46,7 @@ def test_the_calls_of_the_agents_own_api_are_named():
         ("nodes registered", core.NODES_MOST),
         ("workloads that wait or run", core.LIVE_MOST),
         ("arguments and reason kept of a call", AUDIT_ARGUMENTS_MOST),
-        ("certificates told apart by that limit", presence._PEERS_MOST),
+        ("certificates distinguished by that limit", presence._PEERS_MOST),
         ("commands that wait", ControllerConfig(data=Path()).queue_most),
     ],
 )

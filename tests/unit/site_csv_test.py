@@ -15,7 +15,7 @@ from eelgrid_controller.replay.site_csv import FailureRow, TariffRow
 from eelgrid_protos import catalogue
 from eelgrid_protos.quantities import MIB
 
-PAGE = Path(__file__).parents[2] / "docs" / "traces.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "trace-format.md"
 NODES = "name,cpu_milli,memory_mib,gpus,gpu_model,gpu_idle_w,gpu_full_w\n"
 TASKS = "name,arrival_s,duration_s,cpu_milli,memory_mib,gpus,gpu_share,gpu_models,priority\n"
 

@@ -1,4 +1,4 @@
-"""Every metric of the agent, in the order of the page; docs/metrics.md and the renderer read this table.
+"""Every metric of the agent, in the order of the page; docs/reference/agent-metrics.md and the renderer read this table.
 
 Owns names, units, labels, help and sources. Must not know how they are
 rendered.

@@ -1,4 +1,4 @@
-"""`python -m eelgrid_agent.metrics.document`: writes docs/metrics.md from the catalogue, or checks it.
+"""Writes docs/reference/agent-metrics.md from the catalogue, or checks it.
 
 Owns the page's words and shape. Must not know how metrics are rendered or
 filled.
@@ -120,7 +120,9 @@ def _source(metric: Metric) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes the page; with --check, 1 where it is stale."""
     parser = argparse.ArgumentParser(prog="python -m eelgrid_agent.metrics.document", description="Writes the page.")
-    parser.add_argument("--out", type=Path, default=Path("docs/metrics.md"), help="the page (default %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("docs/reference/agent-metrics.md"), help="the page (default %(default)s)"
+    )
     parser.add_argument("--check", action="store_true", help="write nothing; fail where the page is stale")
     options = parser.parse_args(arguments)
     wanted = page()

@@ -436,7 +436,7 @@ class EnergyDesk:
         if outcome.failed:
             # Rows that these nodes add to are damaged: others are on disk, and these are tried again.
             reason = next(iter(outcome.failed.values()))
-            self._failed(LedgerError(store.path, reason, "see docs/runbooks/EelgridLedgerFailing.md"))
+            self._failed(LedgerError(store.path, reason, "see docs/how-to/runbooks/EelgridLedgerFailing.md"))
             self._batch = batch.only(outcome.failed).then(self._batch)
         self._confirm(batch, outcome)
         return not outcome.failed

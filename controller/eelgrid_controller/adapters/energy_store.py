@@ -55,7 +55,7 @@ HOURS_KEPT_S = 400 * DAY_S
 DAYS_KEPT_S = 5 * 366 * DAY_S
 _FORGOTTEN_ONCE = 5_000
 _DISK = "check the disk and the rights of its folder"
-_DAMAGED = "check the disk, and put a backup back or move the file away (docs/runbooks/EelgridLedgerFailing.md)"
+_DAMAGED = "check the disk, and put a backup back or move the file away (docs/how-to/runbooks/EelgridLedgerFailing.md)"
 # What Python says of a value that SQLite cannot take: too large, no text in UTF-8, of no known type.
 _OF_VALUES = (OverflowError, ValueError, TypeError)
 # Times from clocks of nodes: how far ahead of the one behind which at most two nodes are, rows may count as old.

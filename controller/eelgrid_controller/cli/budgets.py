@@ -1,7 +1,7 @@
 """Power budgets and prices of energy, as operators write them.
 
 Owns `cluster=200kW`, `rack:r1=20kW`, `node:n7=5600` and the YAML file of prices
-(docs/promises.md), and how both are told. Must not know what follows from them.
+(docs/how-to/promises.md), and how both are told. Must not know what follows from them.
 """
 
 import re

@@ -190,7 +190,7 @@ def plans(found: Sequence[PlanStatus]) -> tuple[Finding, ...]:
         if plan.epoch and (applied is None or applied.epoch < plan.epoch):
             waiting.append(name)
     findings = []
-    see = "`eelctl plan NODE` shows the items; docs/operations.md lists the rules"
+    see = "`eelctl plan NODE` shows the items; docs/reference/agent.md lists the rules"
     if broken:
         findings.append(
             failed("plans failed", f"{spread(len(broken), 'node')} could not do their plan: {named(broken)}", see)

@@ -5,7 +5,7 @@ clocks, disks, ports and the kubelet. Must not read anything: doctor_reading.py
 does, and gives plain values. What is not there is None.
 
 Drivers: MIG came with 450, `nvidia-smi` fields of instant power and the units
-of hardware activity that we read with 525 (docs/energy.md). An older one is no
+of hardware activity that we read with 525 (docs/explanation/energy-attribution.md). An older one is no
 failure, for the agent runs with what there is.
 """
 

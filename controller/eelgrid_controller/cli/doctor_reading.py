@@ -147,7 +147,7 @@ def rights(proc: Path = Path("/proc"), devices: Path = Path("/dev")) -> Rights:
 
 
 def state_folder(environ: Mapping[str, str], *, is_root: bool) -> Path:
-    """Where an agent of this user keeps its state (docs/operations.md, State directory)."""
+    """Where an agent of this user keeps its state (docs/reference/agent.md, State directory)."""
     told = environ.get("STATE_DIRECTORY", "").split(":")[0]
     if told:
         return Path(told)

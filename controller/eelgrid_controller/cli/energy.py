@@ -262,7 +262,7 @@ def energy(
         if exporter is not None and found.damaged:
             raise Refused(
                 f"parts of the ledger are damaged, so {exporter} would not have everything: {found.damaged[0]}",
-                "put a backup back (docs/runbooks/EelgridLedgerFailing.md); nothing was written nor confirmed",
+                "put a backup back (docs/how-to/runbooks/EelgridLedgerFailing.md); nothing was written nor confirmed",
             )
         document = document_of(found, names)
         filed("--csv", csv_path, write_csv, document, names)

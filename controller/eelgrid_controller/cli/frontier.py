@@ -163,7 +163,7 @@ def _tell(settings: Settings, found: "Frontier") -> None:
 
 
 @click.command()
-@click.option("--points", type=_FILE, help="CSV of measured points (docs/frontier.md).")
+@click.option("--points", type=_FILE, help="CSV of measured points (docs/how-to/frontier.md).")
 @click.option("--services", type=_FILE, help="YAML: services with their rates, and the fleet.")
 @click.option("--running", is_flag=True, help="Of the fleet that the controller has, at the rates of now.")
 @click.option(

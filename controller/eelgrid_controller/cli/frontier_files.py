@@ -1,6 +1,6 @@
 """The two files of `eelctl frontier`: measured points in CSV, services and fleet in YAML.
 
-Owns their formats (docs/frontier.md). Must not know what is computed from them.
+Owns their formats (docs/how-to/frontier.md). Must not know what is computed from them.
 Every complaint names the line and column, or the field, and what to write instead.
 """
 

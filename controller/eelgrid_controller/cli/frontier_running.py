@@ -67,7 +67,8 @@ def running(
     services = tuple(one for one in found if one is not None)
     if not services:
         raise Refused(
-            "no service runs with a promise and a rate", "submit one with objectives and rate_hz: docs/promises.md"
+            "no service runs with a promise and a rate",
+            "submit one with objectives and rate_hz: docs/how-to/promises.md",
         )
     gpus = list(pages(client.list_gpus, ListGpusRequest(), "gpus", timeout_s=timeout_s))
     return points, services, _fleet(gpus, {one.name for one in services})

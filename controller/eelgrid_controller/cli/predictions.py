@@ -2,7 +2,7 @@
 
 Owns the options and the table. Points are the controller's, or those of a file; learning
 is done here, so that no controller is slowed by it (eelgrid_controller.profiles has the
-theory, docs/profiles.md what the intervals are worth).
+theory, docs/explanation/profiles.md what the intervals are worth).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -133,7 +133,7 @@ def _plain(one: Prediction) -> dict[str, Any]:
 def _lines(settings: Settings, found: Sequence[Prediction]) -> Iterator[str]:
     quantiles = sorted({quantile for one in found for quantile in one.latency_s})
     yield from text_table(_columns(quantiles), found, headers=settings.headers, colour=coloured())
-    yield "90 % intervals; measured, interpolated, borrowed from other profiles, or prior: docs/profiles.md"
+    yield "90 % intervals; measured, interpolated, borrowed from other profiles, or prior: docs/explanation/profiles.md"
 
 
 @click.command("predict")

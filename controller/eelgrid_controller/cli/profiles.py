@@ -1,6 +1,6 @@
 """eelctl profile import, list and predict: measured points of workloads in configurations.
 
-Owns the options; the file is that of `eelctl frontier --points` (docs/frontier.md).
+Owns the options; the file is that of `eelctl frontier --points` (docs/how-to/frontier.md).
 """
 
 from pathlib import Path

@@ -93,7 +93,7 @@ def _lines(settings: Settings, found: ListPromisesResponse) -> Iterator[str]:
         shown = [column for column in columns if settings.output == "wide" or not column.wide]
         yield from text_table(shown, rows, headers=settings.headers, colour=coloured())
     if is_first:
-        yield "nothing is promised; give a service objectives or a job a slowdown: docs/promises.md"
+        yield "nothing is promised; give a service objectives or a job a slowdown: docs/how-to/promises.md"
     if abs(found.price_ratio - 1.0) > _PRICE_SHOWN:
         yield f"energy costs {found.price_ratio:.2f} of the mean of the coming day"
 

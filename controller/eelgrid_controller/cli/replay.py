@@ -213,7 +213,7 @@ def _print(settings: Settings, report: Any, source: str) -> None:
 def replay(context: click.Context, /, **options: Any) -> None:
     """Replay a trace: compare policies on it, or submit it to a running controller.
 
-    The trace is Alibaba's openb 2023, or one of your own (docs/traces.md).
+    The trace is Alibaba's openb 2023, or one of your own (docs/reference/trace-format.md).
 
     With --policies it is simulated on this machine under each policy, with departures, failures
     and tariffs, and energy, cost, waiting and use are compared.

@@ -1,4 +1,4 @@
 """Jobs that can run on more or fewer workers: how many each should have.
 
-Pure: no clock, no I/O. docs/elastic.md has the mathematics.
+Pure: no clock, no I/O. docs/explanation/elastic.md has the mathematics.
 """

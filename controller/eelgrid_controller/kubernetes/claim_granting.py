@@ -3,7 +3,7 @@
 Owns the bodies of claims and the plans of pods. Must not know how they are sent, nor why it is these devices.
 
 Theory. A claim of one pod alone is reserved for it in the same write, as kube-scheduler would do
-next: it then binds without a write of its own (measured in docs/kubernetes-claims.md). A reservation
+next: it then binds without a write of its own (measured in docs/how-to/kubernetes-claims.md). A reservation
 for a pod that is not bound is taken back like the allocation, as kube-scheduler itself does.
 """
 

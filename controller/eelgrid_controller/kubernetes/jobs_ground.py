@@ -3,7 +3,7 @@
 Owns which points stand for a job that is to be right-sized. Must not know jobs.
 
 A point counts if it was measured at the default limit, with free clocks, alone on its GPUs. Its ends are alike:
-points are taken at their word, as everywhere (docs/frontier.md). A node's model is that of its inventory, where
+points are taken at their word, as everywhere (docs/how-to/frontier.md). A node's model is that of its inventory, where
 it has one, else that of its labels; a node of several models has none.
 """
 

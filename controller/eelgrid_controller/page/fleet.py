@@ -142,7 +142,7 @@ class Fleet:
             self._sliced.add(cell)
 
     def whole(self) -> dict[str, Any]:
-        """Everything that a page needs to begin; see docs/page.md. Does not count as told."""
+        """Everything that a page needs to begin; see docs/explanation/live-page.md. Does not count as told."""
         models: dict[str, int] = {}
         nodes: dict[str, list[Any]] = {"name": [], "rack": [], "pool": [], "first": []}
         gpus: dict[str, list[Any]] = {"model": [], "index": [], "limit_w": []}

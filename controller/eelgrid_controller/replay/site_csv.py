@@ -1,4 +1,4 @@
-"""Eelgrid's own trace format: nodes.csv, tasks.csv, and where wanted failures and tariffs (docs/traces.md).
+"""Eelgrid's own trace format: nodes.csv, tasks.csv, and where wanted failures and tariffs (docs/reference/trace-format.md).
 
 Owns the columns of these files and what their cells may hold. Must not know who
 takes the rows. Watts of a GPU stand in nodes.csv, or the catalogue knows its

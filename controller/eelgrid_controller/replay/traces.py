@@ -2,7 +2,7 @@
 
 Owns telling the formats apart. Must not know what the rows are for.
 
-A folder with nodes.csv and tasks.csv is in our own format (docs/traces.md); else
+A folder with nodes.csv and tasks.csv is in our own format (docs/reference/trace-format.md); else
 it is one of openb lists. A file is a task list, ours if it has arrival_s or
 gpus among its columns; its nodes lie beside it or are named.
 """

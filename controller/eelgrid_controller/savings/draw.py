@@ -1,7 +1,7 @@
 """The watts of nodes as if certain work, and what others hold there, were all that runs on them.
 
 Owns the sums of that work by node and GPU. Must not know whose plan it is, nor which work
-counts. The model is `eelgrid_kernels.node_power`, the planner's own (docs/model.md).
+counts. The model is `eelgrid_kernels.node_power`, the planner's own (docs/explanation/placement.md).
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,7 @@
 """Whose a node's joules are: frozen values, mirrored by energy.proto.
 
 Joules that must add up are whole millijoules; what is only an estimate is in
-joules. How they are counted and divided: docs/energy.md.
+joules. How they are counted and divided: docs/explanation/energy-attribution.md.
 """
 
 from collections.abc import Iterator

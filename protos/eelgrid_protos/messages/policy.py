@@ -43,7 +43,7 @@ class EnforcementMode(OpenEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Turn the terms of the cost into watts; see docs/model.md."""
+    """Turn the terms of the cost into watts; see docs/explanation/placement.md."""
 
     power: Weight
     fragmentation_w: Weight
@@ -56,7 +56,7 @@ class Weights:
     locality_w: Weight = 100.0
 
 
-# Measured on the openb traces: docs/model.md has the table.
+# Measured on the openb traces: docs/explanation/placement.md has the table.
 OBJECTIVES = {
     "energy": Weights(power=1.0, fragmentation_w=0.0, stranding_w=50.0, lookahead=0.7),
     "balanced": Weights(
