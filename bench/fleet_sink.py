@@ -23,8 +23,8 @@ from eelgrid_protos.messages import (
     SampleBatch,
     Welcome,
 )
-from eelgrid_protos.rpc import AGENT_SERVICE, handler
-from eelgrid_protos.transport import listen, server_options
+from eelgrid_protos.rpc import AGENT_SERVICE, build_handler
+from eelgrid_protos.transport import listen_on_address, server_options
 
 
 class Sink:
@@ -66,8 +66,8 @@ async def main() -> None:
     flags = parser.parse_args()
     sink = Sink(Cadence(sample_interval_s=flags.sample, send_interval_s=flags.send, window=flags.window))
     server = grpc.aio.server(options=server_options())
-    server.add_generic_rpc_handlers((handler(AGENT_SERVICE, sink),))
-    await listen(server, flags.listen, tls=None, insecure=False, log=logging.getLogger("sink"))
+    server.add_generic_rpc_handlers((build_handler(AGENT_SERVICE, sink),))
+    await listen_on_address(server, flags.listen, tls=None, insecure=False, log=logging.getLogger("sink"))
     await server.start()
     began_s = time.monotonic()
     said: tuple[int, int] = (-1, -1)

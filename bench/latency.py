@@ -51,27 +51,27 @@ async def _timed(calls: Sequence[Callable[[], Awaitable[object]]]) -> list[float
 async def _ask(address: str, tasks: int) -> dict[str, float]:
     from functools import partial
 
-    from eelgrid_controller.replay.locate import Surroundings, locate
-    from eelgrid_controller.replay.openb import submission
+    from eelgrid_controller.replay.openb import submission_of_task
+    from eelgrid_controller.replay.openb_source import TraceSearch, locate_openb
     from eelgrid_protos import messages, rpc, transport
 
-    rows = locate("auto", Surroundings.real(os.environ)).tasks[:tasks]
-    async with transport.channel(address, tls=None) as channel:
-        operators = rpc.client(rpc.OPERATOR_SERVICE, channel)
+    rows = locate_openb("auto", TraceSearch.real(os.environ)).tasks[:tasks]
+    async with transport.open_channel(address, tls=None) as channel:
+        operators = rpc.build_client(rpc.OPERATOR_SERVICE, channel)
         floor = await _timed([partial(operators.get_policy, messages.GetPolicyRequest())] * FLOOR_CALLS)
-        submitted = await _timed([partial(operators.submit_workload, submission(row)) for row in rows])
+        submitted = await _timed([partial(operators.submit_workload, submission_of_task(row)) for row in rows])
     return _quantiles("floor", floor) | _quantiles("submit", submitted)
 
 
 def _run(tasks: int, out: Path) -> dict[str, float]:
-    from eelgrid_controller.replay.fleet import write_fleet
-    from eelgrid_controller.replay.locate import Surroundings, locate
+    from eelgrid_controller.replay.openb import write_fleet_file
+    from eelgrid_controller.replay.openb_source import TraceSearch, locate_openb
     from eelgrid_protos import catalogue
 
     with tempfile.TemporaryDirectory() as scratch:
-        nodes = locate("auto", Surroundings.real(os.environ)).nodes
+        nodes = locate_openb("auto", TraceSearch.real(os.environ)).nodes
         fleet = Path(scratch) / "fleet.json"
-        write_fleet(fleet, nodes, catalogue.load().products)
+        write_fleet_file(fleet, nodes, catalogue.load_catalogue().products)
         address, metrics = f"127.0.0.1:{free_port()}", free_port()
         controller = ["--listen", address, "--metrics", f"127.0.0.1:{metrics}", "--data", f"{scratch}/journal"]
         agents = ["--controller", address, "--simulate", str(fleet), "--listen", f"127.0.0.1:{free_port()}"]

@@ -24,13 +24,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from eelgrid_controller.adapters.energy_desk import EnergyDesk
-from eelgrid_controller.adapters.energy_store import FILE_NAME, EnergyStore, open_energy
-from eelgrid_controller.adapters.energy_upgrade import unchecked
 from eelgrid_controller.cli.report import SECTIONS
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.energy_ledger.asking import DAY_S, Asked, asked_of
-from eelgrid_controller.energy_ledger.entries import HOUR_S
+from eelgrid_controller.energy.ledger import HOUR_S
+from eelgrid_controller.energy.ledger_queries import DAY_S, LedgerQuery, parse_query
+from eelgrid_controller.energy.store.ledger_store import FILE_NAME, LedgerStore, open_ledger
+from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
+from eelgrid_controller.energy.store.schema import suspend_checks
 from eelgrid_protos import codec
 from eelgrid_protos.messages import (
     AttributionConfidence,
@@ -82,7 +82,7 @@ def _fill(path: Path, days: int, holders: int) -> int:
     made = nobody
     running: dict[int, list[tuple[int, int]]] = {node: [] for node in nodes}
     began_s = time.monotonic()
-    with unchecked(connection):
+    with suspend_checks(connection):
         for day in range(days):
             spent, worked, new = list[tuple[Any, ...]](), list[tuple[Any, ...]](), list[tuple[Any, ...]]()
             for hour in range(24 * day, 24 * day + 24):
@@ -176,10 +176,10 @@ async def _taken(folder: Path, nodes: int, minutes: int) -> tuple[float, float]:
     state = SimpleNamespace(workloads={}, policy=SimpleNamespace(prices=None))
     core: Any = SimpleNamespace(state=state)
     clock = Clock(now_ns=lambda: (_BEGIN_S + HOUR_S) * 10**9)
-    desk = EnergyDesk(folder, core=lambda: core, clock=clock, log=logging.getLogger("bench"), bytes_most=10**10)
+    desk = LedgerWriter(folder, core=lambda: core, clock=clock, log=logging.getLogger("bench"), bytes_most=10**10)
     running = asyncio.create_task(desk.run())
     places = [Inventory(node_name=f"node-{node}", cpu_milli=1, memory_bytes=1, pool="p") for node in range(nodes)]
-    data = [[codec.encode(_window(node, minute)) for node in range(nodes)] for minute in range(minutes)]
+    data = [[codec.encode_message(_window(node, minute)) for node in range(nodes)] for minute in range(minutes)]
     heard = 0
 
     def hear(_: object) -> None:
@@ -187,13 +187,13 @@ async def _taken(folder: Path, nodes: int, minutes: int) -> tuple[float, float]:
         heard += 1
 
     while desk.windows == desk.dropped:
-        desk.take(places[0], codec.decode(EnergyWindow, data[0][0]), hear)
+        desk.take(places[0], codec.decode_message(EnergyWindow, data[0][0]), hear)
         await asyncio.sleep(0.05)
     began_cpu_s, loop_s = time.process_time(), 0.0
     for minute in data:
         for place, one in zip(places, minute, strict=True):
             start_s = time.thread_time()
-            desk.take(place, codec.decode(EnergyWindow, one), hear)
+            desk.take(place, codec.decode_message(EnergyWindow, one), hear)
             loop_s += time.thread_time() - start_s
         while desk.waiting:  # noqa: ASYNC110  # it looks at a counter
             await asyncio.sleep(0.05)
@@ -213,16 +213,16 @@ def _taken_rows(folder: Path) -> list[Row]:
 
 def _filled_rows(folder: Path, days: int, holders: int) -> list[Row]:
     began_s, path = time.monotonic(), folder / FILE_NAME
-    open_energy(folder).close()
+    open_ledger(folder).close()
     jobs = _fill(path, days, holders)
     return [("ledger_jobs", jobs, "-"), ("ledger_fill_seconds", round(time.monotonic() - began_s), "-")]
 
 
-def _question(by: tuple[str, ...], begin_s: int, end_s: int) -> Asked:
-    return asked_of(begin_ns=begin_s * 10**9, end_ns=end_s * 10**9, group_by=by, filters={}, rows_most=60)
+def _question(by: tuple[str, ...], begin_s: int, end_s: int) -> LedgerQuery:
+    return parse_query(begin_ns=begin_s * 10**9, end_ns=end_s * 10**9, group_by=by, filters={}, rows_most=60)
 
 
-def _timed(name: str, store: EnergyStore, asked: list[Asked], *, bound: str) -> list[Row]:
+def _timed(name: str, store: LedgerStore, asked: list[LedgerQuery], *, bound: str) -> list[Row]:
     """Medians of five times, and the spread of CPU time."""
     taken, worked = [], []
     for _ in range(5):
@@ -242,7 +242,7 @@ def _timed(name: str, store: EnergyStore, asked: list[Asked], *, bound: str) -> 
 def _asked_rows(folder: Path) -> list[Row]:
     """Opens the ledger and asks it, each question five times."""
     began_s = time.process_time()
-    store = open_energy(folder)
+    store = open_ledger(folder)
     rows: list[Row] = [("ledger_open_cpu_seconds", round(time.process_time() - began_s, 3), "-")]
     with sqlite3.connect(store.path) as connection:
         ((first_s, last_s),) = connection.execute("SELECT min(at), max(at) + 3600 FROM hourly")

@@ -65,15 +65,15 @@ def main() -> int:
     import pynvml
 
     from eelgrid_agent.__main__ import main as agent
-    from eelgrid_agent.simulation import library
+    from eelgrid_agent.simulation import nvml_library
 
-    meter, install = Meter(Path(sys.argv[1])), library.install
+    meter, install = Meter(Path(sys.argv[1])), nvml_library.install_library
 
     def install_counted(node: Any, **options: Any) -> None:
         install(node, **options)
         pynvml.nvmlLib = meter.over(pynvml.nvmlLib)
 
-    library.install = install_counted
+    nvml_library.install_library = install_counted
     return agent(sys.argv[2:])
 
 

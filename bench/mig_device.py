@@ -10,12 +10,12 @@ use or not its own) is noted in `violations` even where the driver refuses it.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from eelgrid_agent.device import (
+from eelgrid_agent.devices.port import (
     DeviceError,
-    GpuLost,
+    DeviceInUse,
+    GpuLostError,
     GpuProcess,
     InsufficientResources,
-    InUse,
     ModeChange,
     NoPermission,
     NotSupported,
@@ -24,8 +24,8 @@ from eelgrid_agent.device import (
     UnknownGpu,
     UnknownInstance,
 )
-from eelgrid_agent.mig.transition import GpuRecord
-from eelgrid_protos.catalogue import GiProfile, MigGeometry
+from eelgrid_agent.enforce.mig.transition import MigRecord
+from eelgrid_protos.catalogue.products import GiProfile, MigGeometry
 from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
 
 __all__ = ["Crash", "Hook", "MemoryJournal", "MigDevice"]
@@ -56,9 +56,9 @@ class MemoryJournal:
 
     def __init__(self, hook: Callable[[str], None]) -> None:
         self.hook = hook
-        self.records: tuple[GpuRecord, ...] = ()
+        self.records: tuple[MigRecord, ...] = ()
 
-    def load(self) -> tuple[GpuRecord, ...]:
+    def load(self) -> tuple[MigRecord, ...]:
         """What was stored last."""
         return self.records
 
@@ -195,9 +195,9 @@ class MigDevice:
         self._begin(uuid, "set_mig_mode")
         if self.held and enabled != self.mig_enabled:
             self.violations.append("mode change with instances")
-            raise InUse("instances stand; destroy them")
+            raise DeviceInUse("instances stand; destroy them")
         if self.users and enabled != self.mig_enabled:
-            raise InUse("processes use the device; stop them")
+            raise DeviceInUse("processes use the device; stop them")
         self.mig_pending = enabled
         if not self.geometry.reset_to_change_mode:
             self.mig_enabled = enabled
@@ -219,9 +219,9 @@ class MigDevice:
             self.violations.append(f"foreign GPU instance {instance_id} was to be destroyed")
         if any(gi == instance_id for gi, _ in self.users.values()):
             self.violations.append(f"GPU instance {instance_id} was to be destroyed in use")
-            raise InUse("a process runs on it; stop it")
+            raise DeviceInUse("a process runs on it; stop it")
         if held.compute:
-            raise InUse("it has compute instances; destroy them")
+            raise DeviceInUse("it has compute instances; destroy them")
         self._let_go(instance_id)
         self._end("destroy_gpu_instance")
 
@@ -244,7 +244,7 @@ class MigDevice:
             self.violations.append(f"compute instance {compute_id} of foreign {instance_id} was to be destroyed")
         if (instance_id, compute_id) in self.users.values():
             self.violations.append(f"compute instance {compute_id} of {instance_id} was to be destroyed in use")
-            raise InUse("a process runs on it; stop it")
+            raise DeviceInUse("a process runs on it; stop it")
         del held.compute[compute_id]
         self._end("destroy_compute_instance")
 
@@ -258,7 +258,7 @@ class MigDevice:
         self._mine(uuid)
         self.hook(f"before {call}")
         if self.lost:
-            raise GpuLost("the device answers nothing; reset it")
+            raise GpuLostError("the device answers nothing; reset it")
         self._fail(call, after=False)
 
     def _end(self, call: str) -> None:

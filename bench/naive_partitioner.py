@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from eelgrid_protos.catalogue import MigGeometry
+from eelgrid_protos.catalogue.products import MigGeometry
 
 # (profile id, start, compute profile ids)
 Instance = tuple[int, int, tuple[int, ...]]

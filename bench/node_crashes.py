@@ -15,10 +15,11 @@ from bench.mig_device import Crash, Fault, Hook, MemoryJournal, MigDevice
 from bench.naive_partitioner import Instance, State, fits, moves
 from bench.node_transitions import Tally, random_state
 from bench.simulated_mig import SimulatedMig, simulated_geometries
-from eelgrid_agent.device import DeviceTimeout, InsufficientResources, InUse, NoPermission
-from eelgrid_agent.mig.executor import MigExecutor
-from eelgrid_agent.mig.layout import Layout, found, layout_of
-from eelgrid_protos.catalogue import MigGeometry, load
+from eelgrid_agent.devices.port import DeviceInUse, DeviceTimeout, InsufficientResources, NoPermission
+from eelgrid_agent.enforce.mig.layout import MigLayout, build_layout, read_layout
+from eelgrid_agent.enforce.mig.mig_service import LayoutReconciler
+from eelgrid_protos.catalogue.loader import load_catalogue
+from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import ApplyStatus, GpuLayout, WantedInstance
 
 __all__ = ["Rig", "Scenario", "check_crashes", "check_simulated_crashes", "draw", "run"]
@@ -31,7 +32,7 @@ _DEATHS = ("agent", "agent", "agent", "reboot", "reset")
 
 
 def _fault_lists() -> dict[str, tuple[Fault, ...]]:
-    full, used = InsufficientResources("insufficient resources"), InUse("in use by another client")
+    full, used = InsufficientResources("insufficient resources"), DeviceInUse("in use by another client")
     late, barred = DeviceTimeout("no answer in time"), NoPermission("no permission")
     calls = ("create_gpu_instance", "create_compute_instance", "destroy_gpu_instance", "destroy_compute_instance")
     return {
@@ -74,7 +75,7 @@ class Rig:
     journal: MemoryJournal
     hook: Hook
     boots: int = 1
-    executor: MigExecutor = field(init=False)
+    executor: LayoutReconciler = field(init=False)
 
     def __post_init__(self) -> None:
         self.start_agent()
@@ -87,7 +88,7 @@ class Rig:
 
     def start_agent(self) -> None:
         """A new agent over the same device and journal."""
-        self.executor = MigExecutor(
+        self.executor = LayoutReconciler(
             self.device, self.device, self.journal, boot_id=lambda: f"boot-{self.boots}", sleep=self.device.sleep,
             monotonic_s=lambda: self.device.now_s, wall_ns=lambda: int(self.device.now_s * 1e9),
         )  # fmt: skip
@@ -97,9 +98,9 @@ class Rig:
         self.device.reboot()
         self.boots += 1
 
-    def layout(self) -> Layout:
+    def layout(self) -> MigLayout:
         """What stands."""
-        return found(self.device.gpus()[0])
+        return read_layout(self.device.gpus()[0])
 
     def generations(self) -> dict[str, tuple[int, int]]:
         """Each MIG UUID that stands, its serial and the generation that the agent tells."""
@@ -239,7 +240,7 @@ def _operator_resets(rig: Rig) -> None:
         rig.executor.device_was_reset(rig.device.uuid)
 
 
-def _verdict(scenario: Scenario, rig: Rig, before: Layout, *, gone: bool) -> str:
+def _verdict(scenario: Scenario, rig: Rig, before: MigLayout, *, gone: bool) -> str:
     """Finished or undone, and nothing in between."""
     device, record = rig.device, rig.executor.record(rig.device.uuid)
     if device.violations:
@@ -247,26 +248,26 @@ def _verdict(scenario: Scenario, rig: Rig, before: Layout, *, gone: bool) -> str
     if record.intent is not None:
         return f"still under way: {record.intent}"
     foreign = {h.start for h in device.held.values() if h.serial in device.foreign}
-    own = layout_of(rig.layout().mig_enabled, (p for p in rig.layout().parts if p.start not in foreign))
+    own = build_layout(rig.layout().mig_enabled, (p for p in rig.layout().parts if p.start not in foreign))
     goal = State(scenario.goal.mig_enabled, scenario.goal.instances)
     ends = [_layout(scenario.geometry, goal), replace(before, parts=_less(before, scenario))]
     if own.mig_enabled:
         # Undone as far as a mode that needs a reset allows.
-        ends += [Layout(mig_enabled=True)] * (not before.mig_enabled)
+        ends += [MigLayout(mig_enabled=True)] * (not before.mig_enabled)
     else:
-        ends += [Layout(mig_enabled=False)] * gone
+        ends += [MigLayout(mig_enabled=False)] * gone
     if gone and record.target is None:
         # What was never asked for need not come back, but an undoing may bring it.
-        ends.append(Layout(mig_enabled=own.mig_enabled))
+        ends.append(MigLayout(mig_enabled=own.mig_enabled))
     return "" if own in ends else f"ends at {own} with {record}"
 
 
-def _less(layout: Layout, scenario: Scenario) -> tuple[object, ...]:
+def _less(layout: MigLayout, scenario: Scenario) -> tuple[object, ...]:
     places = {instance[:2] for instance in scenario.foreign}
     return tuple(part for part in layout.parts if part.place not in places)
 
 
-def _layout(geometry: MigGeometry, state: State) -> Layout:
+def _layout(geometry: MigGeometry, state: State) -> MigLayout:
     rig = Rig.of(geometry, mig_enabled=state.mig_enabled)
     for profile_id, start, compute in sorted(state.instances):
         rig.device.stand(profile_id, start, tuple(reversed(compute)))
@@ -310,7 +311,7 @@ def _free_again(rig: Rig) -> str:
 def check_crashes(seed: int, count: int, *, on: Maker = MigDevice) -> Tally:
     """Scenarios of so many seeds, each with a death at every one of its moments."""
     tally = Tally()
-    geometries = simulated_geometries() if on is SimulatedMig else list(load().geometries.values())
+    geometries = simulated_geometries() if on is SimulatedMig else list(load_catalogue().geometries.values())
     for number in range(seed, seed + count):
         scenario, chance = draw(number, geometries), random.Random(f"death/{number}")
         problem, moments = run(scenario, crash_at=-1, on=on)

@@ -18,13 +18,13 @@ from dataclasses import replace
 from bench.node_transitions import Tally
 from bench.schedule_agent import LIMITS, UNASKED_MOST, Agent, KeeperMaker, among, geometry_of, keeper_over
 from bench.schedule_world import Dangers, World
-from eelgrid_agent.device import DeviceError
-from eelgrid_agent.mig.counts import as_asked
-from eelgrid_agent.mig.journal import JournalError
-from eelgrid_agent.mig.layout import Part, found, layout_of
-from eelgrid_agent.mig.partitioner import TransitionRefused
-from eelgrid_agent.mig.transition import GpuRecord, Origin
-from eelgrid_agent.simulation import Health, SimGpu
+from eelgrid_agent.devices.port import DeviceError
+from eelgrid_agent.enforce.mig.journal import MigJournalError
+from eelgrid_agent.enforce.mig.layout import InstancePart, build_layout, read_layout
+from eelgrid_agent.enforce.mig.partitioner import TransitionRefused
+from eelgrid_agent.enforce.mig.placement import to_gpu_layout
+from eelgrid_agent.enforce.mig.transition import InstanceOrigin, MigRecord
+from eelgrid_agent.simulation.gpu import SimGpu, SimHealth
 from eelgrid_protos.messages import AccessLevel, ApplyStatus, GpuLayout
 
 __all__ = ["check_schedules", "run_schedule"]
@@ -46,9 +46,9 @@ def random_layout(gpu: SimGpu, chance: random.Random) -> GpuLayout:
     uuid, geometry = gpu.identity.uuid, gpu.mig.geometry
     if geometry is None or chance.random() < 0.12:
         return GpuLayout(gpu_uuid=uuid)
-    parts: list[Part] = []
+    parts: list[InstancePart] = []
     if chance.random() < 0.6:
-        parts = [part for part in found(gpu.identity).parts if chance.random() < 0.7 and part.compute]
+        parts = [part for part in read_layout(gpu.identity).parts if chance.random() < 0.7 and part.compute]
     profiles = list(geometry.profiles.values())
     for _ in range(chance.randrange(0, 6)):
         profile = chance.choice(profiles)
@@ -59,8 +59,8 @@ def random_layout(gpu: SimGpu, chance: random.Random) -> GpuLayout:
             compute = (share.id,) * chance.randrange(1, share.most + 1)
             if chance.random() < 0.7:
                 compute = (profile.whole.id,)
-            parts.append(Part(profile_id=profile.id, start=start, size=profile.size, compute=compute))
-    layout = as_asked(layout_of(True, parts), uuid, geometry)
+            parts.append(InstancePart(profile_id=profile.id, start=start, size=profile.size, compute=compute))
+    layout = to_gpu_layout(build_layout(True, parts), uuid, geometry)
     if layout.instances and chance.random() < 0.03:
         layout = replace(layout, instances=(*layout.instances, layout.instances[0]))
     return layout
@@ -106,7 +106,7 @@ def _hostile(agent: Agent, gpu: SimGpu) -> None:
     world, repaired, lives = agent.world, 0, agent.lives
     for _ in range(UNASKED_MOST + 4):
         mine = [one.id for one in gpu.mig.instances.values() if one not in world.strangers]
-        if not mine or gpu.health is not Health.OK or not world.node.driver_loaded:
+        if not mine or gpu.health is not SimHealth.OK or not world.node.driver_loaded:
             return
         world.faults.destroy_behind(gpu.identity.uuid, world.chance.choice(mine))
         acts, changes = world.acts, world.changes
@@ -127,7 +127,7 @@ def _hold(agent: Agent) -> None:
     children = [
         child
         for gpu in world.node.devices
-        if gpu.health is Health.OK
+        if gpu.health is SimHealth.OK
         for one in gpu.mig.instances.values()
         for child in one.compute.values()
         if agent.has_told(child)
@@ -147,7 +147,7 @@ def _adopt(agent: Agent, uuid: str) -> None:
     def adopt() -> None:
         try:
             agent.keeper.executor.adopt(uuid)
-        except (TransitionRefused, DeviceError, JournalError):
+        except (TransitionRefused, DeviceError, MigJournalError):
             # Then they are as foreign as they were, and only watched no more.
             return
 
@@ -189,7 +189,7 @@ def _settle(agent: Agent) -> None:
     world.faults.take_rights(AccessLevel.ROOT)
     world.faults.load_driver()
     for gpu in world.node.devices:
-        if gpu.health is Health.LOST:
+        if gpu.health is SimHealth.LOST:
             world.resets.append(gpu.identity.uuid)
         world.faults.restore(gpu.identity.uuid)
         gpu.mig.clients.clear()
@@ -222,7 +222,7 @@ def _at_rest(agent: Agent) -> None:
             _truthful(agent, gpu, record)
 
 
-def _truthful(agent: Agent, gpu: SimGpu, record: GpuRecord) -> None:
+def _truthful(agent: Agent, gpu: SimGpu, record: MigRecord) -> None:
     """The journal says what stands, and whose; nothing is under way or half made."""
     world, uuid = agent.world, gpu.identity.uuid
     standing = {(one.profile.id, one.start): one for one in gpu.mig.instances.values()}
@@ -234,9 +234,9 @@ def _truthful(agent: Agent, gpu: SimGpu, record: GpuRecord) -> None:
         return
     for place, one in standing.items():
         origin = record.known[place]
-        if among(one, world.strangers) and origin is not Origin.FOREIGN:
+        if among(one, world.strangers) and origin is not InstanceOrigin.FOREIGN:
             world.broken.append(f"{one.value} is somebody else's and written down as {origin}")
-        if among(one, world.made) and origin is Origin.FOREIGN:
+        if among(one, world.made) and origin is InstanceOrigin.FOREIGN:
             world.broken.append(f"{one.value} was made by the agent and written down as {origin}")
     for number in record.orphans(gpu.identity):
         one = gpu.mig.instances[number]
@@ -244,10 +244,10 @@ def _truthful(agent: Agent, gpu: SimGpu, record: GpuRecord) -> None:
             world.broken.append(f"leaked: {one.value} with {record}")
     if record.target is not None and not record.stands(gpu.identity, record.target) and not record.gave_up:
         try:
-            agent.keeper.executor.plan(as_asked(record.target, uuid, geometry_of(world, uuid)))
+            agent.keeper.executor.plan(to_gpu_layout(record.target, uuid, geometry_of(world, uuid)))
         except TransitionRefused:
             return
-        world.broken.append(f"{record.target} is to stand, could, and {found(gpu.identity)} does; {record}")
+        world.broken.append(f"{record.target} is to stand, could, and {read_layout(gpu.identity)} does; {record}")
 
 
 def _cleared(agent: Agent) -> str:
@@ -266,7 +266,7 @@ def _cleared(agent: Agent) -> str:
             if result.status is ApplyStatus.APPLIED:
                 break
         record = world.record(uuid)
-        foreign = set() if record is None else {p for p, o in record.known.items() if o is Origin.FOREIGN}
+        foreign = set() if record is None else {p for p, o in record.known.items() if o is InstanceOrigin.FOREIGN}
         left = [one.value for one in gpu.mig.instances.values() if (one.profile.id, one.start) not in foreign]
         if result.status is not ApplyStatus.APPLIED or left:
             return f"wedged: {result} with {left} and {record}"

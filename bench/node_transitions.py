@@ -11,10 +11,20 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from bench.naive_partitioner import Graph, Instance, State, fewest, fits, maximal, moves
-from eelgrid_agent.mig.layout import Layout, Part, found, layout_of
-from eelgrid_agent.mig.partitioner import Rule, TransitionRefused, plan_steps
-from eelgrid_agent.mig.steps import CreateCompute, CreateInstance, DestroyCompute, DestroyInstance, SetMode, Step
-from eelgrid_protos.catalogue import MigGeometry, load
+from eelgrid_agent.enforce.mig.layout import InstancePart, MigLayout, build_layout, read_layout
+from eelgrid_agent.enforce.mig.partitioner import (
+    CreateComputeInstance,
+    CreateGpuInstance,
+    DestroyComputeInstance,
+    DestroyGpuInstance,
+    MigStep,
+    SetMigMode,
+    TransitionRefused,
+    plan_steps,
+)
+from eelgrid_agent.enforce.rules import RefusalRule
+from eelgrid_protos.catalogue.loader import load_catalogue
+from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
 
 __all__ = [
@@ -62,35 +72,35 @@ def gpu_of(geometry: MigGeometry, instances: Iterable[Instance], *, mig_enabled:
     return replace(gpu, gpu_instances=tuple(sorted(held, key=lambda instance: instance.id)), **changes)
 
 
-def layout_from(geometry: MigGeometry, instances: Iterable[Instance], *, mig_enabled: bool = True) -> Layout:
+def layout_from(geometry: MigGeometry, instances: Iterable[Instance], *, mig_enabled: bool = True) -> MigLayout:
     """The same as something wanted."""
-    return found(gpu_of(geometry, instances, mig_enabled=mig_enabled))
+    return read_layout(gpu_of(geometry, instances, mig_enabled=mig_enabled))
 
 
-def follow(geometry: MigGeometry, gpu: Gpu, steps: Iterable[Step], spared: frozenset[int] = frozenset()) -> Gpu:
+def follow(geometry: MigGeometry, gpu: Gpu, steps: Iterable[MigStep], spared: frozenset[int] = frozenset()) -> Gpu:
     """The device after these steps; an AssertionError where a driver would refuse one, or where one touches `spared`."""
     for step in steps:
         held = {instance.id: instance for instance in gpu.gpu_instances}
         mode = gpu.mig_enabled
         match step:
-            case SetMode(enabled=mode):
+            case SetMigMode(enabled=mode):
                 assert not held, "mode change with instances"
-            case DestroyCompute(instance_id=number, compute_id=child):
+            case DestroyComputeInstance(instance_id=number, compute_id=child):
                 assert number not in spared, "touches what it may not"
                 left = tuple(ci for ci in held[number].compute_instances if ci.id != child)
                 assert len(left) < len(held[number].compute_instances), "destroys what is not there"
                 held[number] = replace(held[number], compute_instances=left)
-            case DestroyInstance(instance_id=number):
+            case DestroyGpuInstance(instance_id=number):
                 assert number not in spared, "touches what it may not"
                 assert not held.pop(number).compute_instances, "destroys an instance with compute instances"
-            case CreateInstance(profile_id=profile_id, start=start):
+            case CreateGpuInstance(profile_id=profile_id, start=start):
                 assert mode, "creates with MIG off"
                 (made,) = gpu_of(geometry, [(profile_id, start, ())]).gpu_instances
                 held[made.id] = made
                 everything = frozenset((gi.profile_id, gi.start, ()) for gi in held.values())
                 assert len(held) > len(gpu.gpu_instances), "the place is taken"
                 assert fits(geometry, everything), "no room"
-            case CreateCompute(start=start, profile_id=profile_id):
+            case CreateComputeInstance(start=start, profile_id=profile_id):
                 number = next(gi.id for gi in held.values() if gi.start == start)
                 assert number not in spared, "touches what it may not"
                 held[number] = _with_compute(geometry, held[number], profile_id)
@@ -113,23 +123,23 @@ def _with_compute(geometry: MigGeometry, instance: GpuInstance, profile_id: int)
 def judge(
     geometry: MigGeometry,
     gpu: Gpu,
-    wanted: Layout,
+    wanted: MigLayout,
     *,
     busy: frozenset[int],
     foreign: frozenset[int],
-    shortest: Callable[[Layout], int | None],
+    shortest: Callable[[MigLayout], int | None],
 ) -> str:
     """What is wrong with the plan for this case, or nothing.
 
     `shortest` is the twin: the fewest calls to a layout of the whole device, None where there is no way.
     """
     places = {part.place for part in wanted.parts}
-    beside = [part for part, gi in zip(found(gpu).parts, _by_start(gpu), strict=True) if gi.id in foreign]
-    goal = layout_of(wanted.mig_enabled, (*wanted.parts, *(part for part in beside if part.place not in places)))
+    beside = [part for part, gi in zip(read_layout(gpu).parts, _by_start(gpu), strict=True) if gi.id in foreign]
+    goal = build_layout(wanted.mig_enabled, (*wanted.parts, *(part for part in beside if part.place not in places)))
     try:
         steps = plan_steps(geometry, gpu, wanted, busy=busy, foreign=foreign)
     except TransitionRefused as refused:
-        if refused.rule not in (Rule.BUSY, Rule.FOREIGN):
+        if refused.rule not in (RefusalRule.BUSY, RefusalRule.FOREIGN):
             return f"refused as {refused}"
         fewest_calls = shortest(goal)
         return "" if fewest_calls is None else f"refused as {refused}, and {fewest_calls} calls would do"
@@ -137,8 +147,8 @@ def judge(
         after = follow(geometry, gpu, steps, busy | foreign)
     except AssertionError as error:
         return f"{error} in {[step.describe() for step in steps]}"
-    if found(after) != goal:
-        return f"ends at {found(after)}"
+    if read_layout(after) != goal:
+        return f"ends at {read_layout(after)}"
     fewest_calls = shortest(goal)
     return "" if fewest_calls == len(steps) else f"{len(steps)} steps where {fewest_calls} do"
 
@@ -150,7 +160,7 @@ def _by_start(gpu: Gpu) -> list[GpuInstance]:
 @cache
 def base_graph(part: str = "a100-40gb") -> tuple[MigGeometry, Graph]:
     """A part with the profiles that have neither media engines nor double memory, and all its states."""
-    geometry = load().geometries[part]
+    geometry = load_catalogue().geometries[part]
     profiles = {key: profile for key, profile in geometry.profiles.items() if key in _BASE}
     plain = replace(geometry, profiles=profiles)
     return plain, Graph(plain)
@@ -197,7 +207,7 @@ def check_sampled(seed: int, count: int) -> Tally:
 
     The layout wanted is a few random calls away, so that the twin can search without end.
     """
-    parts = list(load().geometries.values())
+    parts = list(load_catalogue().geometries.values())
     tally = Tally()
     for number in range(seed, seed + count):
         chance = random.Random(number)
@@ -230,23 +240,23 @@ def _judge_sample(geometry: MigGeometry, start: State, goal: State, chance: rand
     gpu = gpu_of(geometry, start.instances, mig_enabled=start.mig_enabled)
     busy = frozenset(gi.id for gi in gpu.gpu_instances if chance.random() < 0.15)
     foreign = frozenset(gi.id for gi in gpu.gpu_instances if chance.random() < 0.1)
-    untouchable = frozenset(_instance(part) for part, gi in zip(found(gpu).parts, _by_start(gpu), strict=True)
+    untouchable = frozenset(_instance(part) for part, gi in zip(read_layout(gpu).parts, _by_start(gpu), strict=True)
                             if gi.id in busy | foreign)  # fmt: skip
     # Read back, compute instances are largest first; the twin sorts them the other way.
     wanted = layout_from(geometry, goal.instances, mig_enabled=goal.mig_enabled)
 
-    def shortest(layout: Layout) -> int | None:
+    def shortest(layout: MigLayout) -> int | None:
         instances = frozenset(map(_instance, layout.parts))
         if not fits(geometry, instances) or (instances and not layout.mig_enabled):
             return None
         after = State(layout.mig_enabled, instances)
-        begin = State(start.mig_enabled, frozenset(map(_instance, found(gpu).parts)))
+        begin = State(start.mig_enabled, frozenset(map(_instance, read_layout(gpu).parts)))
         return fewest(geometry, begin, after, untouchable, 2 * _CALLS_MOST)
 
     return judge(geometry, gpu, wanted, busy=busy, foreign=foreign, shortest=shortest)
 
 
-def _instance(part: Part) -> Instance:
+def _instance(part: InstancePart) -> Instance:
     return part.profile_id, part.start, tuple(sorted(part.compute))
 
 

@@ -28,11 +28,12 @@ from typing import Any
 
 import pynvml
 
-from eelgrid_agent.device import DeviceError, Missing, RawReadings
-from eelgrid_agent.nvml import NvmlDevice
-from eelgrid_agent.simulation import GpuLoad, GpuSpec, NodeSpec, SimulatedNode
-from eelgrid_agent.simulation.library import installed
-from eelgrid_agent.worker.remote import RemoteDevice
+from eelgrid_agent.devices.nvml.device import NvmlDevice
+from eelgrid_agent.devices.port import DeviceError, Missing, RawReadings
+from eelgrid_agent.devices.process.remote_device import RemoteDevice
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.nvml_library import installed_library
+from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
 from eelgrid_protos.messages import Reading
 
 __all__ = ["Meter", "Refused", "energies", "main", "metered"]
@@ -259,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 node_name="bench", cpu_milli=1000, memory_bytes=2**30, gpus=(GpuSpec(product=options.simulate),) * 8
             )
             node = SimulatedNode(spec, monotonic_ns=time.monotonic_ns, seed=1)
-            stack.enter_context(installed(node))
+            stack.enter_context(installed_library(node))
         try:
             found = record(options, node)
         except DeviceError as error:

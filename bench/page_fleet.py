@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from eelgrid_controller.adapters.page_door import PageDoor
-from eelgrid_controller.adapters.page_hub import PageHub
-from eelgrid_controller.command import Committed
-from eelgrid_controller.events import Event, NodeJoined, WorkloadDeferred, WorkloadPlaced, WorkloadSubmitted
-from eelgrid_controller.journal import Past
-from eelgrid_controller.ledger import NodeRecord
-from eelgrid_controller.recovery import entries_of
-from eelgrid_controller.state import ClusterState
-from eelgrid_controller.telemetry import Telemetry
+from eelgrid_controller.core.command import CommitResult
+from eelgrid_controller.core.recovery import encode_entries
+from eelgrid_controller.server.http.live_hub import LiveHub
+from eelgrid_controller.server.http.live_server import LiveServer
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import Event, NodeJoined, WorkloadDeferred, WorkloadPlaced, WorkloadSubmitted
+from eelgrid_controller.state.journal import JournalHistory
+from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos.messages import (
     Candidate,
     Column,
@@ -92,7 +92,7 @@ class PageFleet:
     def __init__(self, nodes: int, *, gpus: int = 8, racks: bool = True, seed: int = 1) -> None:
         self.state = ClusterState()
         self.telemetry = Telemetry()
-        self.hub: PageHub | None = None
+        self.hub: LiveHub | None = None
         self.promised = ListPromisesResponse()
         self._rng = random.Random(seed)
         self._sequence = 0
@@ -114,9 +114,9 @@ class PageFleet:
         """What was given as `promised`."""
         return self.promised
 
-    def past(self) -> Past:
+    def past(self) -> JournalHistory:
         """All that happened."""
-        return Past(None, tuple(enumerate(entries_of(self._events), 1)))
+        return JournalHistory(None, tuple(enumerate(encode_entries(self._events), 1)))
 
     def state_now(self) -> ClusterState:
         """The state."""
@@ -140,7 +140,7 @@ class PageFleet:
         nodes = frozenset().union(*(self.state.apply(event) for event in events))
         self._events += events
         if self.hub is not None:
-            self.hub.committed(Committed(events, nodes, self.state.revision))
+            self.hub.committed(CommitResult(events, nodes, self.state.revision))
 
     def submit(self, workload_id: str, *, gpus: int = 1, milli: int = 1000, name: str = "train") -> None:
         """A workload comes."""
@@ -207,9 +207,9 @@ class PageFleet:
     async def open(
         self, address: str = "127.0.0.1:0", *, tls: TlsFiles | None = None, insecure: bool = False, every_s: float = 1.0,
         admit: Callable[[bytes | None], None] | None = None,
-    ) -> PageDoor:  # fmt: skip
+    ) -> LiveServer:  # fmt: skip
         """A door on a port; close it with `stop`."""
-        self.hub = PageHub(self, log=LOG, every_s=every_s)
-        door = PageDoor(self.hub, self, tls=tls, insecure=insecure, log=LOG, admit=admit)
+        self.hub = LiveHub(self, log=LOG, every_s=every_s)
+        door = LiveServer(self.hub, self, tls=tls, insecure=insecure, log=LOG, admit=admit)
         await door.start(address)
         return door

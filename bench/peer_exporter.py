@@ -24,13 +24,13 @@ _CUDA_VERSION = 13_000
 
 
 def _unasked_by_us() -> dict[str, Any]:
-    from eelgrid_agent.simulation.handles import put
+    from eelgrid_agent.simulation.nvml_handles import write_number
 
     def engine(_handle: Any, ratio: Any, period: Any) -> int:
-        return put(ratio, 0) or put(period, _SAMPLING_US)
+        return write_number(ratio, 0) or write_number(period, _SAMPLING_US)
 
     def throughput(_handle: Any, _counter: Any, value: Any) -> int:
-        return put(value, 0)
+        return write_number(value, 0)
 
     def no_fan(_handle: Any, _speed: Any) -> int:
         import pynvml
@@ -42,7 +42,7 @@ def _unasked_by_us() -> dict[str, Any]:
         "nvmlDeviceGetDecoderUtilization": engine,
         "nvmlDeviceGetPcieThroughput": throughput,
         "nvmlDeviceGetFanSpeed": no_fan,
-        "nvmlSystemGetCudaDriverVersion": lambda version: put(version, _CUDA_VERSION),
+        "nvmlSystemGetCudaDriverVersion": lambda version: write_number(version, _CUDA_VERSION),
     }
 
 
@@ -53,10 +53,12 @@ def main() -> int:
     import pynvml
 
     from bench.library_meter import Meter
-    from eelgrid_agent.simulation import SimulatedNode, library, load_fleet
+    from eelgrid_agent.simulation import nvml_library
+    from eelgrid_agent.simulation.node import SimulatedNode
+    from eelgrid_agent.simulation.spec import load_fleet
 
     (spec,) = load_fleet(fleet)
-    library.install(SimulatedNode(spec, monotonic_ns=time.monotonic_ns, seed=1))
+    nvml_library.install_library(SimulatedNode(spec, monotonic_ns=time.monotonic_ns, seed=1))
     vars(pynvml.nvmlLib).update(_unasked_by_us())
     if out != "-":
         pynvml.nvmlLib = Meter(Path(out)).over(pynvml.nvmlLib)

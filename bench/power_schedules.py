@@ -16,9 +16,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from bench.power_world import NAME, Agent, Crash, World
-from eelgrid_agent.guard import GuardLimits, LocalPolicy
-from eelgrid_agent.refusal import Rule
-from eelgrid_agent.simulation import GpuLoad, Health
+from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy, RefusalRule
+from eelgrid_agent.simulation.gpu import SimHealth
+from eelgrid_agent.simulation.spec import GpuLoad
 from eelgrid_protos.messages import AccessLevel, Assignment, GpuSetting, NodeEventKind, NodePlan
 
 __all__ = ["Schedule", "run_schedule"]
@@ -188,7 +188,7 @@ class Schedule:
         gpu = self.world.node.device(uuid).identity
         given_up = device.suspended or device.problems or device.is_quarantined(self.world.now_ns)
         given_up = given_up or gpu.power_limit_min_w is None  # which limits it takes, it does not say
-        barred = device.attempts and device.note is not None and device.note.rule is not Rule.JOURNAL
+        barred = device.attempts and device.note is not None and device.note.rule is not RefusalRule.JOURNAL
         waits = device.is_lost or barred or device.is_restoring
         return not given_up and not waits
 
@@ -245,7 +245,7 @@ class Schedule:
         """Somebody else sets a limit; who set the one before cannot be told from it."""
         uuid = self._one()
         gpu = self.world.node.device(uuid)
-        if gpu.health is Health.OK:
+        if gpu.health is SimHealth.OK:
             low_w, high_w = gpu.limits_w
             limit_w = round(self.chance.uniform(low_w, high_w)) + 0.5
             self.world.node.faults.limit_power(uuid, min(limit_w, high_w))
@@ -258,7 +258,7 @@ class Schedule:
         low_w, high_w = gpu.limits_w
         theirs_w = round(self.chance.uniform(low_w, high_w)) + 0.25
         for _ in range(6):
-            if gpu.health is Health.OK:
+            if gpu.health is SimHealth.OK:
                 self.world.node.faults.limit_power(uuid, min(theirs_w, high_w))
                 self.world.ground[uuid].limits_w.add(gpu.limit_mw / 1000.0)
             self._steps(5)

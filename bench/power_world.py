@@ -8,16 +8,20 @@ Must not decide what happens (the schedule does).
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from eelgrid_agent.device import PowerSettings
-from eelgrid_agent.enforcement import Enforcement, run_in_place
-from eelgrid_agent.engine import NoEngine
-from eelgrid_agent.guard import Guard, LocalPolicy
-from eelgrid_agent.guard.events import DeviceRecord, Origin
-from eelgrid_agent.host import SimulatedHost
-from eelgrid_agent.node import Node
-from eelgrid_agent.power import Enforcer, JournalUnwritable
-from eelgrid_agent.simulation import GpuSpec, Health, NodeSpec, SimGpu, SimulatedNode
-from eelgrid_agent.survey import Identity, InPlace, survey, take_looks
+from eelgrid_agent.devices.host import SimulatedHost
+from eelgrid_agent.devices.port import PowerSettings
+from eelgrid_agent.enforce.guard.events import DeviceRecord, DriverOrigin
+from eelgrid_agent.enforce.guard.plan import Guard
+from eelgrid_agent.enforce.power.executor import PowerExecutor
+from eelgrid_agent.enforce.power.journal import PowerJournalUnwritable
+from eelgrid_agent.enforce.rules import LocalPolicy
+from eelgrid_agent.node.enforcement_loop import Enforcement, run_cycle_inline
+from eelgrid_agent.node.engine import NoEngine
+from eelgrid_agent.node.inventory import NodeIdentity, SequentialReader, read_each_gpu, survey_devices
+from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.simulation.gpu import SimGpu, SimHealth
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec
 from eelgrid_protos.messages import AccessLevel, ConnectResponse, NodeEvent, NodePlan, PlanApplied
 
 __all__ = ["NAME", "Agent", "Crash", "Ground", "World"]
@@ -77,9 +81,9 @@ class World:
         """The same, of another year."""
         return self.now_ns + 1_700_000_000_000_000_000
 
-    def origin(self) -> Origin:
+    def origin(self) -> DriverOrigin:
         """Since when the devices remember."""
-        return Origin(boot_id=f"boot-{self.boots}", driver_start=f"{self.boots}.{self.loads}")
+        return DriverOrigin(boot_id=f"boot-{self.boots}", driver_start=f"{self.boots}.{self.loads}")
 
     def load(self) -> tuple[DeviceRecord, ...]:
         """What is on the disk."""
@@ -89,7 +93,7 @@ class World:
         """Puts it on the disk."""
         self._moment()
         if self.is_full:
-            raise JournalUnwritable("the disk is full; make room")
+            raise PowerJournalUnwritable("the disk is full; make room")
         assert not (self.is_observing and records), f"a journal of changes in a life that observes: {records}"
         self.content = records
         self._moment()
@@ -149,7 +153,7 @@ class World:
         self.boots += reboot
         self.loads += not reboot
         faults = self.node.faults
-        was_lost = {gpu.uuid for gpu in self.node.devices if gpu.health is not Health.OK}
+        was_lost = {gpu.uuid for gpu in self.node.devices if gpu.health is not SimHealth.OK}
         if reboot:
             faults.reboot()
         else:
@@ -157,14 +161,14 @@ class World:
         for gpu in self.node.devices:
             self.ground[gpu.uuid] = self._fresh(gpu)
         if reboot:
-            assert all(self.node.device(uuid).health is Health.OK for uuid in was_lost)
+            assert all(self.node.device(uuid).health is SimHealth.OK for uuid in was_lost)
 
     def heal(self) -> None:
         """Everything answers, and the agent may do everything again."""
         self.is_full = False
         self.node.faults.take_rights(AccessLevel.ROOT)
         for gpu in self.node.devices:
-            if gpu.health is Health.LOST:
+            if gpu.health is SimHealth.LOST:
                 self.node.faults.restore(gpu.uuid)
                 self.ground[gpu.uuid] = self._fresh(gpu)
                 self._allow_found(gpu)
@@ -173,7 +177,7 @@ class World:
     @property
     def answers(self) -> bool:
         """Whether every device answers, and the agent may change each and write to the disk."""
-        whole = all(gpu.health is Health.OK for gpu in self.node.devices)
+        whole = all(gpu.health is SimHealth.OK for gpu in self.node.devices)
         return whole and not self.is_full and self.node.access() is AccessLevel.ROOT
 
     @property
@@ -216,15 +220,15 @@ class Agent:
         host = SimulatedHost(
             cpu_milli=64_000, memory_bytes=2**37, load=lambda: (0, 0), monotonic_ns=world.monotonic_ns
         )  # fmt: skip
-        self.node = Node(
-            Identity(node_name=NAME, agent_version="0"), host=host, engine=NoEngine(), clock=world,
-            draw_incarnation=lambda: 1, ticks_most=_TICKS_KEPT, first=survey(self._device), guard=self.guard,
+        self.node = AgentNode(
+            NodeIdentity(node_name=NAME, agent_version="0"), host=host, engine=NoEngine(), clock=world,
+            draw_incarnation=lambda: 1, ticks_most=_TICKS_KEPT, first=survey_devices(self._device), guard=self.guard,
         )  # fmt: skip
-        enforcer = Enforcer(world, world, origin=world.origin)  # type: ignore[arg-type]
-        self._enforcement = Enforcement(self.node, enforcer, looking=InPlace(self._device), clock=world)
+        enforcer = PowerExecutor(world, world, origin=world.origin)  # type: ignore[arg-type]
+        self._enforcement = Enforcement(self.node, enforcer, looking=SequentialReader(self._device), clock=world)
         self._sampled_ns = 0
         self.events: list[NodeEvent] = []
-        run_in_place(self._enforcement.begin(world.load()))
+        run_cycle_inline(self._enforcement.begin(world.load()))
 
     def offer(self, plan: NodePlan) -> None:
         """The controller sends a plan."""
@@ -235,18 +239,18 @@ class Agent:
         now_ns = self.world.now_ns
         if now_ns - self._sampled_ns >= sample_s * 1e9:
             self._sampled_ns = now_ns
-            if self.node.tick(take_looks(self._device, self.node.gpu_uuids), monotonic_ns=now_ns):
-                self.node.adopt(survey(self._device))
+            if self.node.tick(read_each_gpu(self._device, self.node.gpu_uuids), monotonic_ns=now_ns):
+                self.node.adopt(survey_devices(self._device))
         if self._enforcement.is_due(now_ns):
-            run_in_place(self._enforcement.cycle())
+            run_cycle_inline(self._enforcement.cycle())
         self.events += _events(self.node)
 
     def stop(self) -> None:
         """A clean end."""
-        run_in_place(self._enforcement.end())
+        run_cycle_inline(self._enforcement.end())
 
 
-def _events(node: Node) -> Iterable[NodeEvent]:
+def _events(node: AgentNode) -> Iterable[NodeEvent]:
     """What goes to the controller now; answers and inventories go too."""
     for _ in range(_PULLS_MOST):
         request = node.pull()

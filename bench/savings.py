@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.text_tables import aligned, write_csv
-from eelgrid_controller.core import Core
-from eelgrid_controller.events import Event
-from eelgrid_controller.model import PowerModel
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.energy.savings import BEST_FIT, BOTH, EELGRID, InitialCluster, PlacementSavings
+from eelgrid_controller.placement.gpu_power import PriorPowerModel
 from eelgrid_controller.replay import openb
-from eelgrid_controller.replay.fleet import product_key
-from eelgrid_controller.replay.locate import NODE_LIST, task_list
-from eelgrid_controller.replay.protocol import csv_folder
-from eelgrid_controller.savings.account import BEST_FIT, BOTH, EELGRID, Beginning, Savings
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.replay.openb import openb_product_key
+from eelgrid_controller.replay.openb_protocol import csv_folder
+from eelgrid_controller.replay.openb_source import NODE_LIST, task_list_name
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import Event
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import Gpu, Inventory
 
@@ -53,9 +53,9 @@ class Row(NamedTuple):
 
 def inventories(folder: Path) -> Iterator[Inventory]:
     """The trace's nodes."""
-    products = catalogue.load().products
+    products = catalogue.load_catalogue().products
     for row in openb.read_nodes(folder / NODE_LIST):
-        key = product_key(row.gpu_model, products) if row.gpu_count else ""
+        key = openb_product_key(row.gpu_model, products) if row.gpu_count else ""
         gpus = (
             Gpu(uuid=f"GPU-{row.name}-{index}", index=index, product=key, model=row.gpu_model, catalogue_key=key)
             for index in range(row.gpu_count)
@@ -69,24 +69,24 @@ class Course:
     """A core and what follows it, each with its clock."""
 
     def __init__(self, folder: Path) -> None:
-        self.core = Core(ClusterState(), catalogue.load())
+        self.core = Core(ClusterState(), catalogue.load_catalogue())
         self.now_ns = 1
         for inventory in inventories(folder):
             self.core.node_joined(inventory, now_ns=self.now_ns)
-        self.savings = Savings(self.beginning(), PowerModel(catalogue.load()).gpu)
+        self.savings = PlacementSavings(self.beginning(), PriorPowerModel(catalogue.load_catalogue()).gpu)
         self.core_s = self.follow_s = 0.0
         self.tasks = self.steps = 0
 
-    def beginning(self) -> Beginning:
+    def beginning(self) -> InitialCluster:
         """The state of now."""
-        return Beginning.of(self.core.state, self.now_ns)
+        return InitialCluster.of(self.core.state, self.now_ns)
 
-    def submit(self, task: openb.TaskRow) -> str:
+    def submit(self, task: openb.TraceTask) -> str:
         """One arrival."""
         self.now_ns += _MINUTE_NS
         self.tasks += 1
         began_s = time.thread_time()
-        step = self.core.submit(openb.submission(task, prefix=f"{self.tasks}-"), now_ns=self.now_ns)
+        step = self.core.submit(openb.submission_of_task(task, prefix=f"{self.tasks}-"), now_ns=self.now_ns)
         self.core_s += time.thread_time() - began_s
         self._follow(step.events)
         return step.result.workload_id
@@ -116,7 +116,7 @@ def _resident_mib() -> float:
 def run(folder: Path, share: float, churn: int, seed: int) -> Row:
     """Fill to a share of the GPUs, then let tasks leave and come."""
     course, rng = Course(folder), random.Random(seed)
-    tasks = openb.read_tasks(folder / task_list("default"))
+    tasks = openb.read_tasks(folder / task_list_name("default"))
     wanted = share * 1000 * sum(len(record.inventory.gpus) for record in course.core.state.nodes.values())
     live: list[tuple[str, int]] = []
     asked = turns = 0
@@ -134,7 +134,7 @@ def run(folder: Path, share: float, churn: int, seed: int) -> Row:
     course.savings.advance(course.now_ns)
     figures = course.savings.figures()
     began_s, began_mib = time.thread_time(), _resident_mib()
-    second = Savings(course.beginning(), PowerModel(catalogue.load()).gpu)
+    second = PlacementSavings(course.beginning(), PriorPowerModel(catalogue.load_catalogue()).gpu)
     anew_s, anew_mib = time.thread_time() - began_s, _resident_mib() - began_mib
     anew = second.figures()
     gpus = {where: milli / 1000 for where, milli in figures.gpu_milli.items()}

@@ -26,14 +26,13 @@ import numpy as np
 from numba import njit
 
 from bench.kernel_clock import THREAD, WALL, now_ns
-from eelgrid_controller.replay.protocol import Trace, csv_folder, load
-from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.best import decide, tend
-from eelgrid_kernels.course import prepare
-from eelgrid_kernels.peer_arrays import READ
-from eelgrid_kernels.policies import policy
-from eelgrid_kernels.quotes import requote
-from eelgrid_kernels.states import shift
+from eelgrid_controller.replay.openb_protocol import TraceArrays, csv_folder, load_trace
+from eelgrid_kernels.argmin_index import apply_log_ahead, place_task
+from eelgrid_kernels.arrays import READ, Floats, Ints
+from eelgrid_kernels.baselines import find_policy
+from eelgrid_kernels.fleet_simulation import build_empty_engine
+from eelgrid_kernels.node_states import shift_task
+from eelgrid_kernels.opportunity_prices import update_prices
 
 _SIZES = (1_000, 6_212, 30_000, 100_000, 512_000, 1_000_000)
 _FILL = 0.8
@@ -44,7 +43,7 @@ _CLOCKS = {"wall": WALL, "thread": THREAD}
 
 
 class Columns(NamedTuple):
-    """A fleet, as eelgrid_kernels.course takes it."""
+    """A fleet, as eelgrid_kernels.fleet_simulation takes it."""
 
     cpu_milli: Ints
     memory_mib: Ints
@@ -74,7 +73,7 @@ class Row(NamedTuple):
     resident_mib: float
 
 
-def grown(trace: Trace, gpus: int) -> Columns:
+def grown(trace: TraceArrays, gpus: int) -> Columns:
     """The node list over and over, until there are so many GPUs."""
     counts = trace.fleet.gpu_count
     rounds = -(-gpus // int(counts.sum()))
@@ -89,7 +88,7 @@ def _fill(run: Any, order: Ints, held: Ints, slots: Ints, most: int) -> tuple[in
     while asked < most and at < order.shape[0]:
         kind = order[at]
         at += 1
-        node = decide(run, kind, 0)
+        node = place_task(run, kind, 0)
         if node >= 0:
             held[count, 0], held[count, 1] = node, kind
             slots[count] = run.taken
@@ -107,18 +106,18 @@ def _churn(
     for step in range(order.shape[0]):
         victim, kind = leavers[step] % count, order[step]
         begun = now_ns(clock, scratch)
-        shift(run, held[victim, 0], held[victim, 1], slots[victim], 1)
+        shift_task(run, held[victim, 0], held[victim, 1], slots[victim], 1)
         times[step, 1] = now_ns(clock, scratch) - begun
         if way == _WAYS_TENDED:
             begun = now_ns(clock, scratch)
-            requote(run)
-            tend(run, step % run.kinds.shape[0], _TENDED_MOST)
+            update_prices(run)
+            apply_log_ahead(run, step % run.kinds.shape[0], _TENDED_MOST)
             times[step, 2] = now_ns(clock, scratch) - begun
         elif way == _WAYS_SCAN:
             run.kinds[kind, READ] = -1
         begun = now_ns(clock, scratch)
-        requote(run)
-        node = decide(run, kind, 0)
+        update_prices(run)
+        node = place_task(run, kind, 0)
         times[step, 0] = now_ns(clock, scratch) - begun
         if node >= 0:
             held[victim, 0], held[victim, 1] = node, kind
@@ -129,11 +128,11 @@ def _churn(
     return count
 
 
-def measured(trace: Trace, gpus: int, name: str, steps: tuple[int, int, int], clock: int) -> list[Row]:
+def measured(trace: TraceArrays, gpus: int, name: str, steps: tuple[int, int, int], clock: int) -> list[Row]:
     """Both ways on a fleet of that size; steps: to settle, to time, to time by scanning."""
-    fleet, how, bits = grown(trace, gpus), policy(name), np.random.PCG64(gpus)
+    fleet, how, bits = grown(trace, gpus), find_policy(name), np.random.PCG64(gpus)
     nodes = len(fleet.gpu_count)
-    run = prepare(fleet, trace.specs, trace.typical, np.arange(nodes), how.code, how.weights)
+    run = build_empty_engine(fleet, trace.specs, trace.typical, np.arange(nodes), how.code, how.weights)
 
     def drawn(count: int) -> Ints:
         return trace.task_spec[(bits.random_raw(count) % np.uint64(len(trace.task_spec))).astype(np.int64)]
@@ -197,7 +196,7 @@ def main() -> None:
     parser.add_argument("--clock", choices=_CLOCKS, default="wall", help="thread: CPU time, for a shared machine")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    trace = load(csv_folder(given.data), given.trace)
+    trace = load_trace(csv_folder(given.data), given.trace)
     settle, timed, scanned = map(int, given.steps.split(","))
     measured(trace, 100, given.policy, (1, 1, 1), _CLOCKS[given.clock])  # compiles
     rows: list[Row] = []

@@ -11,29 +11,29 @@ from functools import partial
 
 from bench.mig_device import Crash
 from bench.schedule_world import World
-from eelgrid_agent.mig.keeper import LayoutKeeper
-from eelgrid_agent.mig.layout import Layout, found, layout_of, part_of, wanted
-from eelgrid_agent.mig.partitioner import Rule
-from eelgrid_agent.mig.runner import Limits
-from eelgrid_agent.mig.transition import Origin
-from eelgrid_agent.simulation import Health
+from eelgrid_agent.enforce.mig.layout import MigLayout, build_layout, read_layout, read_part, resolve_layout
+from eelgrid_agent.enforce.mig.mig_service import MigService
+from eelgrid_agent.enforce.mig.runner import TransitionLimits
+from eelgrid_agent.enforce.mig.transition import InstanceOrigin
+from eelgrid_agent.enforce.rules import RefusalRule
+from eelgrid_agent.simulation.gpu import SimHealth
 from eelgrid_agent.simulation.mig import SimCompute
-from eelgrid_protos.catalogue import MigGeometry
+from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import ApplyResult, ApplyStatus, Gpu, GpuLayout, NodeEventKind
 
 __all__ = ["LIMITS", "UNASKED_MOST", "Agent", "KeeperMaker", "among", "geometry_of", "keeper_over"]
 
-KeeperMaker = Callable[[World], LayoutKeeper]
+KeeperMaker = Callable[[World], MigService]
 
-LIMITS = Limits()
+LIMITS = TransitionLimits()
 # Repairs, and the going on of what was cut off, until the agent gives up.
 UNASKED_MOST = LIMITS.repairs_most + LIMITS.tries_most
-_RULES = frozenset(Rule)
+_RULES = frozenset(RefusalRule)
 
 
-def keeper_over(world: World) -> LayoutKeeper:
+def keeper_over(world: World) -> MigService:
     """An agent that starts now."""
-    return LayoutKeeper(
+    return MigService(
         world, world, world, boot_id=world.boot_id, sleep=world.sleep, monotonic_s=lambda: world.now_s,
         wall_ns=lambda: int(world.now_s * 1e9),
     )  # fmt: skip
@@ -127,35 +127,37 @@ class Agent:
         if result.status is not ApplyStatus.APPLIED and (result.rule not in _RULES or not result.detail):
             self.world.broken.append(f"neither done nor refused by a rule: {result}")
 
-    def _judge(self, layout: GpuLayout, result: ApplyResult, before: Layout | None) -> None:
+    def _judge(self, layout: GpuLayout, result: ApplyResult, before: MigLayout | None) -> None:
         world, uuid = self.world, layout.gpu_uuid
         self._typed(result)
         gpu, record = world.node.device(uuid).identity, world.record(uuid)
         if result.status is ApplyStatus.APPLIED:
             if not self._stands(layout, gpu):
-                world.broken.append(f"said to be applied: {layout}, and {found(gpu)} stands")
+                world.broken.append(f"said to be applied: {layout}, and {read_layout(gpu)} stands")
         elif record is not None and record.intent is None and before is not None and self._own(uuid) != before:
             kept = before.mig_enabled == gpu.mig_enabled or not geometry_of(world, uuid).reset_to_change_mode
             if kept or self._own(uuid).parts:
-                world.broken.append(f"refused ({result.rule}: {result.detail}) from {before} and left at {found(gpu)}")
+                world.broken.append(
+                    f"refused ({result.rule}: {result.detail}) from {before} and left at {read_layout(gpu)}"
+                )
 
     def _stands(self, layout: GpuLayout, gpu: Gpu) -> bool:
         if not gpu.mig_capable:
             return not layout.mig_enabled
-        goal = wanted(layout, geometry_of(self.world, gpu.uuid))
-        standing, known = set(found(gpu).parts), self._known(gpu.uuid)
-        foreign = {part for part in standing if known.get(part.place, Origin.FOREIGN) is Origin.FOREIGN}
+        goal = resolve_layout(layout, geometry_of(self.world, gpu.uuid))
+        standing, known = set(read_layout(gpu).parts), self._known(gpu.uuid)
+        foreign = {part for part in standing if known.get(part.place, InstanceOrigin.FOREIGN) is InstanceOrigin.FOREIGN}
         alike = gpu.mig_enabled == goal.mig_enabled and not gpu.mig_pending
         return alike and set(goal.parts) <= standing and standing - set(goal.parts) <= foreign
 
-    def _known(self, uuid: str) -> Mapping[tuple[int, int], Origin]:
+    def _known(self, uuid: str) -> Mapping[tuple[int, int], InstanceOrigin]:
         record = self.world.record(uuid)
         return {} if record is None else record.known
 
-    def _own(self, uuid: str) -> Layout:
+    def _own(self, uuid: str) -> MigLayout:
         gpu = self.world.node.device(uuid)
-        parts = [part_of(one.value) for one in gpu.mig.instances.values() if one not in self.world.strangers]
-        return layout_of(gpu.mig.enabled, parts)
+        parts = [read_part(one.value) for one in gpu.mig.instances.values() if one not in self.world.strangers]
+        return build_layout(gpu.mig.enabled, parts)
 
     def has_told(self, child: SimCompute) -> bool:
         """Whether the newest inventory has this one, with a generation."""
@@ -167,7 +169,7 @@ class Agent:
         if world.boot_id() != self._boot_told:
             self._boot_told = world.boot_id()
             self._anew |= set(self._told)
-        listed = [gpu.identity for gpu in world.node.devices if gpu.health is Health.OK]
+        listed = [gpu.identity for gpu in world.node.devices if gpu.health is SimHealth.OK]
         for gpu in self.keeper.stamped(listed):
             for instance in gpu.gpu_instances:
                 held = world.node.device(gpu.uuid).mig.instances[instance.id]

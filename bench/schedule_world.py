@@ -17,12 +17,16 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from bench.mig_device import Crash
-from eelgrid_agent.device import DeviceTimeout, GpuProcess, ModeChange
-from eelgrid_agent.mig.journal import JournalUnwritable, decode, encode
-from eelgrid_agent.mig.transition import GpuRecord, Origin
-from eelgrid_agent.simulation import Act, GpuSpec, NodeSpec, Refusal, SimGpu, SimulatedNode, SpecError
-from eelgrid_agent.simulation.mig import Refused, SimCompute, SimInstance
-from eelgrid_protos.catalogue import MigGeometry, Product, load
+from eelgrid_agent.devices.port import DeviceTimeout, GpuProcess, ModeChange
+from eelgrid_agent.enforce.mig.journal import MigJournalUnwritable, decode_records, encode_records
+from eelgrid_agent.enforce.mig.transition import InstanceOrigin, MigRecord
+from eelgrid_agent.simulation.gpu import SimGpu
+from eelgrid_agent.simulation.mig import DriverRefusal, DriverRefused, SimCompute, SimInstance
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.operations import OperationKind
+from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec, SpecError
+from eelgrid_protos.catalogue.loader import load_catalogue
+from eelgrid_protos.catalogue.products import MigGeometry, Product
 from eelgrid_protos.messages import AccessLevel, Gpu
 
 __all__ = ["Dangers", "World"]
@@ -80,7 +84,7 @@ class World:
         self.dangers = Dangers()
         self.now_s = 1000.0
         self.boots = self.loads = 1
-        self.records: tuple[GpuRecord, ...] = ()
+        self.records: tuple[MigRecord, ...] = ()
         self.broken: list[str] = []
         # How often somebody else acted, and how often the agent changed a device.
         self.acts = self.changes = 0
@@ -92,7 +96,7 @@ class World:
         self.resets: list[str] = []
         self._late: list[Callable[[], object]] = []
         self._pid = 100
-        catalogue = load()
+        catalogue = load_catalogue()
         able = [product for product in catalogue.products.values() if product.mig is not None]
         others: list[Product] = [catalogue.products["l40s"], catalogue.products["v100-sxm2-16gb"]]
         chosen = [chance.choice(able)]
@@ -120,7 +124,7 @@ class World:
             profile = self.chance.choice(profiles)
             try:
                 instance = gpu.mig.create(profile.id, self.chance.choice(profile.starts))
-            except Refused:
+            except DriverRefused:
                 # It does not fit beside the others.
                 continue
             gpu.mig.create_compute(instance.id, profile.whole.id)
@@ -148,11 +152,11 @@ class World:
         for call in late:
             try:
                 call()
-            except Refused:
+            except DriverRefused:
                 continue
             self.acts += 1
 
-    def record(self, uuid: str) -> GpuRecord | None:
+    def record(self, uuid: str) -> MigRecord | None:
         """What is on the disk of a device."""
         return next((record for record in self.records if record.uuid == uuid), None)
 
@@ -167,7 +171,9 @@ class World:
 
     def disown(self) -> None:
         """Strangers whose place the agent had written down as its own, and could not take back, are none any more."""
-        claimed = {(r.uuid, place) for r in self.records for place, origin in r.known.items() if origin is Origin.MADE}
+        claimed = {
+            (r.uuid, place) for r in self.records for place, origin in r.known.items() if origin is InstanceOrigin.MADE
+        }
         self.strangers = [one for one in self.strangers if (self._owner(one), _place(one)) not in claimed]
 
     def _owner(self, instance: SimInstance) -> str:
@@ -196,7 +202,7 @@ class World:
         gpu = self.node.device(uuid)
         if gpu.mig.enabled != enabled and (gpu.mig.instances or gpu.mig.holds):
             self.broken.append(f"MIG mode of {uuid} was to change over {gpu.mig.instances} and {gpu.mig.holds}")
-        return self._called(uuid, Act.SET_MODE, lambda: self.node.set_mig_mode(uuid, enabled=enabled))
+        return self._called(uuid, OperationKind.SET_MODE, lambda: self.node.set_mig_mode(uuid, enabled=enabled))
 
     def create_gpu_instance(self, uuid: str, profile_id: int, start: int) -> int:
         """An instance, unless a rival is faster."""
@@ -209,7 +215,7 @@ class World:
             return number
 
         mig = self.node.device(uuid).mig
-        return self._called(uuid, Act.CREATE_INSTANCE, make, late=lambda: mig.create(profile_id, start))
+        return self._called(uuid, OperationKind.CREATE_INSTANCE, make, late=lambda: mig.create(profile_id, start))
 
     def create_compute_instance(self, uuid: str, instance_id: int, profile_id: int) -> int:
         """A compute instance."""
@@ -220,49 +226,57 @@ class World:
             self.made.append(self.node.device(uuid).mig.instances[instance_id].compute[number])
             return number
 
-        return self._called(uuid, Act.CREATE_COMPUTE, make)
+        return self._called(uuid, OperationKind.CREATE_COMPUTE, make)
 
     def destroy_gpu_instance(self, uuid: str, instance_id: int) -> None:
         """Removes an instance."""
         self._spared(uuid, instance_id, "was to be destroyed:", in_use=True)
         node = self.node
-        self._called(uuid, Act.DESTROY_INSTANCE, lambda: node.destroy_gpu_instance(uuid, instance_id))
+        self._called(uuid, OperationKind.DESTROY_INSTANCE, lambda: node.destroy_gpu_instance(uuid, instance_id))
 
     def destroy_compute_instance(self, uuid: str, instance_id: int, compute_id: int) -> None:
         """Removes a compute instance."""
         self._spared(uuid, instance_id, "was to lose a compute instance:", in_use=True)
         node = self.node
-        self._called(uuid, Act.DESTROY_COMPUTE, lambda: node.destroy_compute_instance(uuid, instance_id, compute_id))
+        self._called(
+            uuid, OperationKind.DESTROY_COMPUTE, lambda: node.destroy_compute_instance(uuid, instance_id, compute_id)
+        )
 
     # The journal
 
-    def load(self) -> tuple[GpuRecord, ...]:
+    def load(self) -> tuple[MigRecord, ...]:
         """What is on the disk."""
         return self.records
 
-    def store(self, records: Iterable[GpuRecord]) -> None:
+    def store(self, records: Iterable[MigRecord]) -> None:
         """Replaces what is on the disk, unless it is full or the agent dies."""
         kept = tuple(records)
         self._dies("write")
         if self.chance.random() < self.dangers.unwritable:
             self.disown()
-            raise JournalUnwritable("no space left on the disk; make room")
+            raise MigJournalUnwritable("no space left on the disk; make room")
         for record in kept:
             earlier = self.record(record.uuid)
             fell = [] if earlier is None else [s for s, n in earlier.generations.items() if n > record.generation(*s)]
             if fell:
                 self.broken.append(f"generations of {fell} fell in the journal")
-        self.records = decode(encode(kept))
+        self.records = decode_records(encode_records(kept))
         self._dies("write")
 
     # How
 
-    def _called(self, uuid: str, act: Act, call: Callable[[], _T], late: Callable[[], object] | None = None) -> _T:
+    def _called(
+        self, uuid: str, act: OperationKind, call: Callable[[], _T], late: Callable[[], object] | None = None
+    ) -> _T:
         self.changes += 1
         self._dies("call")
         chance = self.chance.random()
         if chance < self.dangers.refusal:
-            why = Refusal.NO_ROOM if act in (Act.CREATE_INSTANCE, Act.CREATE_COMPUTE) else Refusal.IN_USE
+            why = (
+                DriverRefusal.NO_ROOM
+                if act in (OperationKind.CREATE_INSTANCE, OperationKind.CREATE_COMPUTE)
+                else DriverRefusal.IN_USE
+            )
             self.faults.refuse_next(uuid, act, why)
         elif self.chance.random() < self.dangers.timeout:
             way = self.chance.randrange(3)
@@ -367,7 +381,7 @@ class World:
         looked = record is not None and record.boot_id == self.boot_id() and uuid not in self.resets
         try:
             number = self.faults.foreign_instance(uuid, profile_id, start, compute=self.chance.random() < 0.8)
-        except (SpecError, Refused):
+        except (SpecError, DriverRefused):
             return False
         instance = self.node.device(uuid).mig.instances[number]
         # What stands again where the agent's own stood cannot be told from it: even its UUID is the same.

@@ -31,37 +31,42 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from bench.text_tables import aligned, write_csv
-from eelgrid_agent.attribution.attributor import Attribution
-from eelgrid_agent.attribution.ledger import Account
-from eelgrid_agent.attribution.owner import Owner, OwnerKind
-from eelgrid_agent.attribution.shares import Confidence, Method, Part
-from eelgrid_agent.engine import NoEngine
-from eelgrid_agent.host import SimulatedHost
-from eelgrid_agent.metrics import AgentCollector, Page
-from eelgrid_agent.node import Node
-from eelgrid_agent.simulation import GpuLoad, GpuSpec, NodeSpec, SimulatedNode
-from eelgrid_agent.slow import take_slow_look
-from eelgrid_agent.survey import Identity, survey, take_looks
-from eelgrid_controller.adapters.described import Family
-from eelgrid_controller.adapters.fleet_page import FleetPage
-from eelgrid_controller.adapters.ledger_page import LedgerPage
-from eelgrid_controller.adapters.page_text import as_openmetrics
-from eelgrid_controller.adapters.prometheus import Gauges, Metrics
-from eelgrid_controller.adapters.steward_page import StewardPage
-from eelgrid_controller.api.views import Views
-from eelgrid_controller.core import Core
-from eelgrid_controller.energy_ledger.exporting import EXPORTERS_MOST, Exporter
-from eelgrid_controller.energy_ledger.namespaces import NamespaceSums
-from eelgrid_controller.journal import JournalCounters
+from eelgrid_agent.devices.extended_readings import read_extended_readings
+from eelgrid_agent.devices.host import SimulatedHost
+from eelgrid_agent.energy.accounts import EnergyAccount
+from eelgrid_agent.energy.attributor import Attribution
+from eelgrid_agent.energy.shares import EnergyUse, ShareConfidence, ShareMethod, UsageOwner, UsageOwnerKind
+from eelgrid_agent.metrics.collector import AgentCollector
+from eelgrid_agent.metrics.server import ScrapeHandler
+from eelgrid_agent.node.engine import NoEngine
+from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_devices
+from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.energy.exporters import EXPORTERS_MOST, Exporter
+from eelgrid_controller.energy.ledger import NamespaceSums
 from eelgrid_controller.latency import RecentLatencies
-from eelgrid_controller.replay.fleet import product_key
-from eelgrid_controller.replay.openb import NodeRow, read_nodes, read_tasks, submission
-from eelgrid_controller.replay.protocol import NODE_LIST, csv_folder, task_list
-from eelgrid_controller.state import ClusterState
-from eelgrid_controller.steering.standing import BudgetStanding, JobPhase, JobStanding, ServiceStanding
-from eelgrid_controller.steward.counts import Counts
-from eelgrid_controller.steward.watts import Drawn
-from eelgrid_controller.telemetry import Telemetry
+from eelgrid_controller.objectives.policy_budgets import BudgetUsage
+from eelgrid_controller.objectives.power.control_events import (
+    BudgetControlStatus,
+    JobControlStatus,
+    LimitPhase,
+    ServiceControlStatus,
+)
+from eelgrid_controller.objectives.status import ControlCounts
+from eelgrid_controller.replay.openb import TraceNode, openb_product_key, read_nodes, read_tasks, submission_of_task
+from eelgrid_controller.replay.openb_protocol import csv_folder
+from eelgrid_controller.replay.openb_source import NODE_LIST, task_list_name
+from eelgrid_controller.server.grpc.resource_views import ResourceViews
+from eelgrid_controller.server.http.metrics_server import ControllerMetrics, ShellGauges
+from eelgrid_controller.server.metrics.catalogue import MetricFamily
+from eelgrid_controller.server.metrics.fleet_metrics import FleetMetrics, LedgerMetrics
+from eelgrid_controller.server.metrics.objective_metrics import ObjectiveMetrics
+from eelgrid_controller.server.metrics.openmetrics import render_openmetrics
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.journal import JournalCounters
+from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import Fault
 from eelgrid_protos.messages import Column, Gpu, Inventory, NodeEventKind, Reading, SampleBatch, Summary
@@ -90,10 +95,10 @@ class _World:
     core: Core
     telemetry: Telemetry
     now_s: float = 1e6
-    views: Views = field(init=False)
+    views: ResourceViews = field(init=False)
 
     def __post_init__(self) -> None:
-        self.views = Views(
+        self.views = ResourceViews(
             telemetry=self.telemetry,
             decisions=RecentLatencies(1000),
             now_ns=self.now_ns,
@@ -107,7 +112,7 @@ class _World:
 class _Sources:
     """What the composition hands to the page."""
 
-    def __init__(self, world: _World, steward: StewardPage) -> None:
+    def __init__(self, world: _World, steward: ObjectiveMetrics) -> None:
         self._world, self._steward = world, steward
 
     async def settled(self) -> None:
@@ -117,14 +122,14 @@ class _Sources:
         """The cluster at a glance."""
         return self._world.views.recent_summary(self._world.core)
 
-    def steward(self) -> Iterable[Family]:
+    def steward(self) -> Iterable[MetricFamily]:
         """Promises and budgets."""
         state = self._world.core.state
         return self._steward.families(state.workloads, state.policy)
 
-    def gauges(self) -> Gauges:
+    def gauges(self) -> ShellGauges:
         """The shell at a glance."""
-        return Gauges(
+        return ShellGauges(
             agents_connected=1213, commands_queued=0, plans_sent=9, batches_refused=0, duplicates=0, lag_s=0.0,
             is_accepting=True, agent_events={kind.name.lower(): 1 for kind in NodeEventKind}, journal=JournalCounters(),
             rollbacks=0, nodes_ahead=0,
@@ -133,8 +138,8 @@ class _Sources:
         )  # fmt: skip
 
 
-def _inventory(row: NodeRow, products: Iterable[str]) -> Inventory:
-    key = product_key(row.gpu_model, products) if row.gpu_count else ""
+def _inventory(row: TraceNode, products: Iterable[str]) -> Inventory:
+    key = openb_product_key(row.gpu_model, products) if row.gpu_count else ""
     gpus = tuple(
         Gpu(uuid=f"GPU-{row.name}-{index}", index=index, product=key, model=row.gpu_model, catalogue_key=key)
         for index in range(row.gpu_count)
@@ -147,7 +152,7 @@ def _inventory(row: NodeRow, products: Iterable[str]) -> Inventory:
 
 def _filled(data: Path) -> _World:
     """The fleet with work on it until some of it waits, and a reading of every GPU."""
-    folder, products = csv_folder(data), catalogue.load()
+    folder, products = csv_folder(data), catalogue.load_catalogue()
     world = _World(Core(ClusterState(), products), Telemetry(send_interval_s=1000.0))
     moment = 0
     for row in read_nodes(folder / NODE_LIST):
@@ -163,10 +168,10 @@ def _filled(data: Path) -> _World:
             gpu_columns=(column,) if row.gpu_count else (),
         )
         world.telemetry.receive(row.name, batch, now_s=world.now_s)
-    for task in read_tasks(folder / task_list("default")):
+    for task in read_tasks(folder / task_list_name("default")):
         moment += 1
         try:
-            world.core.submit(submission(task), now_ns=moment)
+            world.core.submit(submission_of_task(task), now_ns=moment)
         except Fault:
             continue
         if len(world.core.state.pending) >= _WAITING:
@@ -174,31 +179,31 @@ def _filled(data: Path) -> _World:
     return world
 
 
-def _steward(promised: int) -> StewardPage:
+def _steward(promised: int) -> ObjectiveMetrics:
     services = tuple(
-        ServiceStanding(f"s{n}", 1.0, 0.04, 0.05, 1.1, 0.1, False, cast("Any", JobPhase.SETTLED), 2, 3, "")
+        ServiceControlStatus(f"s{n}", 1.0, 0.04, 0.05, 1.1, 0.1, False, cast("Any", LimitPhase.SETTLED), 2, 3, "")
         for n in range(promised)
     )
     jobs = tuple(
-        JobStanding(f"j{n}", JobPhase.SETTLED, 300.0, 310.0, 400.0, 0.05, 9.0, 0.1, "") for n in range(promised)
+        JobControlStatus(f"j{n}", LimitPhase.SETTLED, 300.0, 310.0, 400.0, 0.05, 9.0, 0.1, "") for n in range(promised)
     )
-    budgets = tuple(BudgetStanding(f"rack/r{n}", 9000.0, 7000.0 + n, 0.0, "", 100.0) for n in range(promised))
-    counts = Counts()
+    budgets = tuple(BudgetControlStatus(f"rack/r{n}", 9000.0, 7000.0 + n, 0.0, "", 100.0) for n in range(promised))
+    counts = ControlCounts()
     counts.attainment.look(services, {one.name: 0.05 for one in services})
     standing = SimpleNamespace(
         steering=SimpleNamespace(
             services=services, jobs=jobs, budgets=budgets, ignored={}, at_s=2.0, price_per_j=None, price_weight=1.0
         ),
-        unsteered={}, drawn={one.name: Drawn(6000.0, 1) for one in budgets},
+        unsteered={}, drawn={one.name: BudgetUsage(6000.0, 1) for one in budgets},
     )  # fmt: skip
     steward = SimpleNamespace(standing=standing, counts=counts, cycles=9, failures=0)
-    return StewardPage(cast("Any", steward), cast("Any", SimpleNamespace(wanted=0, pages=0, failures={})))
+    return ObjectiveMetrics(cast("Any", steward), cast("Any", SimpleNamespace(wanted=0, pages=0, failures={})))
 
 
-def _composed(world: _World, promised: int) -> Metrics:
-    metrics = Metrics()
+def _composed(world: _World, promised: int) -> ControllerMetrics:
+    metrics = ControllerMetrics()
     metrics.attach(_Sources(world, _steward(promised)))
-    fleet = FleetPage(
+    fleet = FleetMetrics(
         core=lambda: world.core, summary=lambda: world.views.recent_summary(world.core), telemetry=world.telemetry,
         monotonic_s=lambda: world.now_s, now_ns=world.now_ns,
     )  # fmt: skip
@@ -209,7 +214,7 @@ def _composed(world: _World, promised: int) -> Metrics:
         windows=9, again=1, dropped=0, failures=0, newest_ns=1, by_namespace=sums.counters_mj, exporters=marks,
         forgotten={"age": 0, "size": 0}, used_bytes=1, bytes_most=2,
     )  # fmt: skip
-    metrics.add(LedgerPage(desk, now_ns=world.now_ns).families)
+    metrics.add(LedgerMetrics(desk, now_ns=world.now_ns).families)
     for number in range(1000):
         metrics.decided(1e-6 * number, f"w-{number}")
     return metrics
@@ -263,7 +268,7 @@ async def _controller(world: _World, promised: int, rounds: int) -> list[Row]:
         with loop:
             families = list(metrics.collect())
         with ours:
-            as_openmetrics(families)
+            render_openmetrics(families)
         with library:
             generate_openmetrics(cast("Any", _Collected(families)))
     peak_mb, text = await _peak(world, metrics)
@@ -276,7 +281,7 @@ async def _controller(world: _World, promised: int, rounds: int) -> list[Row]:
     ]  # fmt: skip
 
 
-async def _peak(world: _World, metrics: Metrics) -> tuple[float, bytes]:
+async def _peak(world: _World, metrics: ControllerMetrics) -> tuple[float, bytes]:
     """Memory that a scrape takes at its highest, and the page."""
     tracemalloc.start()
     world.now_s += 1.0
@@ -304,13 +309,13 @@ class _HandClock:
 def _shared(uuids: tuple[str, ...], sharers: int) -> Attribution:
     accounts = {}
     for number in range(sharers):
-        owner = Owner(
-            kind=OwnerKind.POD, namespace=f"team-{number % 5}", pod=f"job-{number}-worker-0", container="main"
+        owner = UsageOwner(
+            kind=UsageOwnerKind.POD, namespace=f"team-{number % 5}", pod=f"job-{number}-worker-0", container="main"
         )
-        for part in (Part.BARE_IDLE, Part.CONTEXT_IDLE, Part.ACTIVE):
-            account = Account(
-                owner=owner.account(), gpu_uuid=uuids[number % len(uuids)], part=part, method=Method.PROCESS_SM,
-                confidence=Confidence.MEDIUM,
+        for part in (EnergyUse.BARE_IDLE, EnergyUse.CONTEXT_IDLE, EnergyUse.ACTIVE):
+            account = EnergyAccount(
+                owner=owner.account(), gpu_uuid=uuids[number % len(uuids)], part=part, method=ShareMethod.PROCESS_SM,
+                confidence=ShareConfidence.MEDIUM,
             )  # fmt: skip
             accounts[account] = 1000 + number
     return Attribution(
@@ -318,7 +323,7 @@ def _shared(uuids: tuple[str, ...], sharers: int) -> Attribution:
     )
 
 
-def _agent_page(sharers: int) -> tuple[Page, Callable[[], None]]:
+def _agent_page(sharers: int) -> tuple[ScrapeHandler, Callable[[], None]]:
     """A page, and what makes a new tick."""
     clock, engine = _HandClock(), NoEngine()
     spec = NodeSpec(
@@ -327,9 +332,9 @@ def _agent_page(sharers: int) -> tuple[Page, Callable[[], None]]:
     )  # fmt: skip
     device = SimulatedNode(spec, monotonic_ns=clock.monotonic_ns, seed=1)
     host = SimulatedHost(cpu_milli=128_000, memory_bytes=10**12, load=engine.host_load, monotonic_ns=clock.monotonic_ns)
-    node = Node(
-        Identity(node_name="n", agent_version="bench", simulated=True), host=host, engine=engine, clock=clock,
-        draw_incarnation=lambda: 1, ticks_most=10, first=survey(device),
+    node = AgentNode(
+        NodeIdentity(node_name="n", agent_version="bench", simulated=True), host=host, engine=engine, clock=clock,
+        draw_incarnation=lambda: 1, ticks_most=10, first=survey_devices(device),
     )  # fmt: skip
     for uuid in node.gpu_uuids:
         device.set_load(uuid, GpuLoad(utilization_ratio=0.7, memory_bytes=40 * 2**30))
@@ -337,12 +342,12 @@ def _agent_page(sharers: int) -> tuple[Page, Callable[[], None]]:
     collector = AgentCollector(
         [node], connections=lambda: 1, monotonic_ns=clock.monotonic_ns, attribution=lambda: shares
     )
-    page = Page(collector, ticks=lambda: node.ticks_total, monotonic_ns=clock.monotonic_ns)
+    page = ScrapeHandler(collector, ticks=lambda: node.ticks_total, monotonic_ns=clock.monotonic_ns)
 
     def tick() -> None:
         clock.now_ns += _SECOND_NS
-        node.observe_slow(take_slow_look(device, node.gpu_uuids))
-        node.tick(take_looks(device, node.gpu_uuids), monotonic_ns=clock.now_ns)
+        node.observe_slow(read_extended_readings(device, node.gpu_uuids))
+        node.tick(read_each_gpu(device, node.gpu_uuids), monotonic_ns=clock.now_ns)
 
     return page, tick
 

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from bench.mig_device import Fault, Held
-from eelgrid_agent.device import GpuProcess, ModeChange
-from eelgrid_agent.simulation import GpuSpec, NodeSpec, SimulatedNode
+from eelgrid_agent.devices.port import GpuProcess, ModeChange
 from eelgrid_agent.simulation.mig import SimCompute, SimInstance
-from eelgrid_protos.catalogue import MigGeometry, load
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec
+from eelgrid_protos.catalogue.loader import load_catalogue
+from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import Gpu
 
 __all__ = ["SimulatedMig", "simulated_geometries"]
@@ -22,7 +24,7 @@ _T = TypeVar("_T")
 
 def simulated_geometries() -> list[MigGeometry]:
     """Every geometry that some product of the catalogue has."""
-    found = {product.mig.key: product.mig for product in load().products.values() if product.mig is not None}
+    found = {product.mig.key: product.mig for product in load_catalogue().products.values() if product.mig is not None}
     return list(found.values())
 
 
@@ -30,7 +32,7 @@ class SimulatedMig:
     """One simulated GPU."""
 
     def __init__(self, geometry: MigGeometry, hook: Callable[[str], None], *, mig_enabled: bool = True) -> None:
-        product = next(p for p in load().products.values() if p.mig is not None and p.mig.key == geometry.key)
+        product = next(p for p in load_catalogue().products.values() if p.mig is not None and p.mig.key == geometry.key)
         spec = GpuSpec(product=product.key, mig=() if mig_enabled else None)
         self.now_s = 0.0
         self.node = SimulatedNode(

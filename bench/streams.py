@@ -32,8 +32,8 @@ def _run(options: argparse.Namespace, interval_s: float, folder: Path) -> tuple[
             if time.monotonic() > deadline:
                 raise SystemExit(f"only {metric(metrics, 'eelgrid_agents_connected')} agents; see {options.out}")
             time.sleep(0.5)
-        with transport.blocking_channel(address, tls=None) as channel:
-            operators = rpc.client(rpc.OPERATOR_SERVICE, channel)
+        with transport.open_blocking_channel(address, tls=None) as channel:
+            operators = rpc.build_client(rpc.OPERATOR_SERVICE, channel)
             policy = operators.get_policy(messages.GetPolicyRequest()).policy
             from dataclasses import replace
 

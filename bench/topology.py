@@ -19,12 +19,14 @@ from pathlib import Path
 import numpy as np
 
 from bench.processes import spread
-from eelgrid_controller.core import Core
-from eelgrid_controller.gang import WORK_MOST
-from eelgrid_controller.planner import Decision, Planner
-from eelgrid_controller.snapshot import Snapshot
-from eelgrid_controller.state import ClusterState
-from eelgrid_kernels import choose_linked, divide, fragmentation, node_power
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.placement.gang import WORK_MOST
+from eelgrid_controller.placement.planner import PlacementDecision, Planner
+from eelgrid_controller.placement.snapshot import Snapshot
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_kernels.gang import divide_replicas
+from eelgrid_kernels.gpu_links import choose_linked_gpus
+from eelgrid_kernels.node_cost import node_fragmentation, node_power
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     OBJECTIVES,
@@ -71,7 +73,7 @@ def _spec(
 
 def small_case(draw: random.Random, kind: str) -> tuple[Core, WorkloadSpec] | None:
     """A loaded cluster and a gang that it has room for, or None."""
-    core = Core(ClusterState(), catalogue.load())
+    core = Core(ClusterState(), catalogue.load_catalogue())
     for number in range(draw.randint(2, 6)):
         path = (f"s{draw.randint(0, 1)}",)
         path = (*path, f"{path[0]}-r{draw.randint(0, 1)}")
@@ -93,7 +95,7 @@ def _potential_w(snapshot: Snapshot, nodes: object, row: int) -> float:
     """What the state of one node costs; the cost of placing is its difference."""
     free, cpu = nodes.gpu_free[row], nodes.cpu_free[row]  # type: ignore[attr-defined]
     stranded = max(0, 10 * int(free.sum()) - int(cpu)) / 10_000
-    fragments = fragmentation(nodes, snapshot.mix, row) / snapshot.mix.total / 1000
+    fragments = node_fragmentation(nodes, snapshot.mix, row) / snapshot.mix.total / 1000
     return float(
         WEIGHTS.power * node_power(nodes, row) + WEIGHTS.fragmentation_w * fragments + WEIGHTS.stranding_w * stranded
     )
@@ -137,11 +139,11 @@ def best_w(core: Core, spec: WorkloadSpec) -> float:
     held = np.arange(spec.replicas + 1.0)
     pack = spec.locality is Locality.PACK
     price = WEIGHTS.locality_w * (np.minimum(held, 1.0) if pack else held * (held - 1.0) / 2.0)
-    total = float(divide(table, codes[order], price, np.zeros(len(order), np.int64)))
+    total = float(divide_replicas(table, codes[order], price, np.zeros(len(order), np.int64)))
     return total - pack * WEIGHTS.locality_w * (codes.shape[1] + 1)
 
 
-def _cost_w(decision: Decision) -> float:
+def _cost_w(decision: PlacementDecision) -> float:
     return sum(one.candidates[0].cost_w for one in decision.explanation)
 
 
@@ -161,7 +163,7 @@ def gaps(kind: str, cases: int, seed: int) -> list[Gap]:
 
 
 def _fleet(nodes: int) -> Core:
-    core = Core(ClusterState(), catalogue.load())
+    core = Core(ClusterState(), catalogue.load_catalogue())
     draw = random.Random(7)
     for number in range(nodes):
         rack, spine = number // 16, number // 256
@@ -193,7 +195,7 @@ def wiring_times(runs: int) -> Iterator[tuple[str, list[float]]]:
         fitting, chosen, taken = np.arange(size), np.zeros(count, np.int64), []
         for _ in range(runs + 1):
             begun = time.perf_counter()
-            choose_linked(links, fitting, chosen)
+            choose_linked_gpus(links, fitting, chosen)
             taken.append(time.perf_counter() - begun)
         yield f"{count} of {size} GPUs", taken[1:]
 

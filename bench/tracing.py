@@ -101,8 +101,8 @@ def _cluster(name: str, out: Path, *flags: str) -> Iterator[_Measured]:
                 if time.monotonic() > deadline_s:
                     raise SystemExit(f"the agents did not come; see {out}")
                 time.sleep(0.5)
-            with transport.blocking_channel(address, tls=None) as channel:
-                yield _Measured(process, rpc.client(rpc.OPERATOR_SERVICE, channel))
+            with transport.open_blocking_channel(address, tls=None) as channel:
+                yield _Measured(process, rpc.build_client(rpc.OPERATOR_SERVICE, channel))
 
 
 def _round(blocks: int, submissions: int, out: Path) -> tuple[float, float, float, float, float]:

@@ -9,7 +9,7 @@ import copy
 import json
 import uuid
 
-from eelgrid_controller.kubernetes.admitting import GateRules, admit
+from eelgrid_controller.engines.kubernetes.pods.admission_review import GateRules, review_pod
 from tests.fakes.kubernetes.cel import CelError, evaluate
 from tests.fakes.kubernetes.selectors import matches
 
@@ -116,7 +116,7 @@ def by_webhook(objects, found, *, has_conditions=True, rules=RULES):
     for hook in configuration["webhooks"]:
         if _means(hook, found) and (not has_conditions or _fits(hook["matchConditions"], found)):
             is_opted_in = hook["clientConfig"]["service"]["path"] == "/gate/namespaces"
-            answered = admit(review_of(found), rules, is_opted_in=is_opted_in).review["response"]
+            answered = review_pod(review_of(found), rules, is_opted_in=is_opted_in).review["response"]
             assert answered["allowed"] is True
             if "patch" in answered:
                 found = patched(found, json.loads(base64.b64decode(answered["patch"])))

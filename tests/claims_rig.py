@@ -1,12 +1,12 @@
 """Slices, classes, templates and pods that get their devices by claims, written small."""
 
-from eelgrid_agent.kubelet.slices import slices_of
-from eelgrid_controller.kubernetes.names import GATE
-from eelgrid_protos.catalogue import load
+from eelgrid_agent.kubelet.resource_slices import build_resource_slices
+from eelgrid_controller.engines.kubernetes.model.well_known import GATE
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import Gpu
 
 DRIVER = "gpu.eelgrid.io"
-CATALOGUE = load()
+CATALOGUE = load_catalogue()
 
 
 def slices(node, gpus=2, *, generation=1, **changes):
@@ -17,7 +17,7 @@ def slices(node, gpus=2, *, generation=1, **changes):
             memory_bytes=product.memory_bytes, **changes)
         for i in range(gpus)
     ]  # fmt: skip
-    return list(slices_of(node, found, CATALOGUE, conditions={}, is_changeable=True, generation=generation))
+    return list(build_resource_slices(node, found, CATALOGUE, conditions={}, is_changeable=True, generation=generation))
 
 
 def device_class(name="eelgrid", driver=DRIVER, **more):

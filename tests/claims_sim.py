@@ -7,16 +7,21 @@ import copy
 import json
 from functools import cache
 
-from eelgrid_controller.kubernetes import claim_events as told
-from eelgrid_controller.kubernetes.claim_sight import seen_of
-from eelgrid_controller.kubernetes.claiming import Claiming, ClaimingSettings
-from eelgrid_controller.kubernetes.names import ANNOTATION_GROUP, ANNOTATION_GROUP_SIZE, ANNOTATION_PLAN, GATE
-from eelgrid_controller.kubernetes.patches import pinned_node
+from eelgrid_controller.engines.kubernetes.claims import events as told
+from eelgrid_controller.engines.kubernetes.claims.allocator import ClaimAllocator, ClaimAllocatorSettings
+from eelgrid_controller.engines.kubernetes.claims.requests import pod_event_of
+from eelgrid_controller.engines.kubernetes.model.well_known import (
+    ANNOTATION_GROUP,
+    ANNOTATION_GROUP_SIZE,
+    ANNOTATION_PLAN,
+    GATE,
+)
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_node
 from tests.claims_rig import device_class, devices, overdrawn, slices
 from tests.kubernetes_rig import node as node_value
 
 STAMP = "2026-11-22T08:00:00Z"
-SETTINGS = ClaimingSettings(unbound_s=10.0)
+SETTINGS = ClaimAllocatorSettings(unbound_s=10.0)
 
 
 @cache
@@ -54,21 +59,21 @@ class Cluster:
         self.nodes[name] = value
         for key in [key for key in self.slices if key.startswith(f"{name}-gpu.eelgrid")]:
             del self.slices[key]
-            self.tell(told.SliceGone(key))
+            self.tell(told.ResourceSliceDeleted(key))
         self.version += 1
         for piece in _published(name, gpus):
             pool = {**piece["spec"]["pool"], "generation": self.version}
             piece = {**piece, "spec": {**piece["spec"], "pool": pool}}  # noqa: PLW2901  # never changed in place
             self.slices[piece["metadata"]["name"]] = piece
-            self.tell(told.SliceSeen(piece["metadata"]["name"], piece["spec"]))
-        self.tell(told.NodeSeen(value))
+            self.tell(told.ResourceSliceUpdated(piece["metadata"]["name"], piece["spec"]))
+        self.tell(told.ClaimNodeUpdated(value))
 
     def foreign(self, node, count):
         pool = {"name": f"{node}-nv", "generation": 1, "resourceSliceCount": 1}
         found = [{"name": f"gpu-{i}", "attributes": {}} for i in range(count)]
         spec = {"driver": "gpu.nvidia.com", "nodeName": node, "pool": pool, "devices": found}
         self.slices[f"{node}-nv"] = {"metadata": {"name": f"{node}-nv"}, "spec": spec}
-        self.tell(told.SliceSeen(f"{node}-nv", spec))
+        self.tell(told.ResourceSliceUpdated(f"{node}-nv", spec))
 
     # Pods and claims
 
@@ -97,12 +102,12 @@ class Cluster:
     def _put_pod(self, found):
         self._stamp(found)
         self.pods[found["metadata"]["name"]] = found
-        self.tell(seen_of(found, {}))
+        self.tell(pod_event_of(found, {}))
 
     def put_claim(self, found):
         self._stamp(found)
         self.claims[found["metadata"]["name"]] = found
-        self.tell(told.ClaimSeen(found))
+        self.tell(told.ClaimUpdated(found))
 
     def shared(self, name, profile):
         metadata = {"namespace": "x", "name": name, "uid": f"u-{name}"}
@@ -129,12 +134,12 @@ class Cluster:
 
     def drop_claim(self, pod):
         found = self.claims.pop(f"{pod}-own")
-        self.tell(told.ClaimGone(found))
+        self.tell(told.ClaimDeleted(found))
 
     def remove(self, name):
         """A pod goes, and its own claim with it; its reservations are taken out of others."""
         pod = self.pods.pop(name)
-        self.tell(told.PodGone(pod["metadata"]["uid"]))
+        self.tell(told.PodDeleted(pod["metadata"]["uid"]))
         if f"{name}-own" in self.claims:
             self.drop_claim(name)
         for found in list(self.claims.values()):
@@ -203,9 +208,9 @@ class Cluster:
         metadata = body["metadata"]
         found = self.claims.get(metadata["name"])
         if found is None or found["metadata"]["uid"] != metadata["uid"]:
-            return told.Failure.GONE
+            return told.WriteFailure.GONE
         if found["metadata"]["resourceVersion"] != metadata["resourceVersion"]:
-            return told.Failure.CONFLICT
+            return told.WriteFailure.CONFLICT
         was, new = found["status"].get("allocation"), body["status"].get("allocation")
         assert not (was and new and was != new), "an allocation is immutable"
         assert new is None or new["allocationTimestamp"]
@@ -216,9 +221,9 @@ class Cluster:
     def release(self, one):
         found = self.pods.get(one.key.name)
         if found is None or found["metadata"]["uid"] != one.uid:
-            return told.Failure.GONE
+            return told.WriteFailure.GONE
         if found["metadata"]["resourceVersion"] != one.version:
-            return told.Failure.CONFLICT
+            return told.WriteFailure.CONFLICT
         found = copy.deepcopy(found)
         found["spec"].pop("schedulingGates", None)
         found["metadata"]["annotations"][ANNOTATION_PLAN] = one.plan
@@ -242,25 +247,25 @@ class Side:
 
     def begin(self):
         """A new process: everything is listed."""
-        self.machine = Claiming(self.settings)
+        self.machine = ClaimAllocator(self.settings)
         self.watch, self.events, self.under_way, self.tells, self.recreated = [], [], [], [], []
         self.epoch = None
         api = self.api
-        self.events += [told.NodeSeen(one) for one in api.nodes.values()]
-        self.events += [told.ClassSeen(one) for one in api.classes.values()]
-        self.events += [told.SliceSeen(name, one["spec"]) for name, one in api.slices.items()]
-        self.events += [seen_of(copy.deepcopy(one), {}) for one in api.pods.values()]
-        self.events += [told.ClaimSeen(copy.deepcopy(one)) for one in api.claims.values()]
-        self.events.append(told.Synced())
+        self.events += [told.ClaimNodeUpdated(one) for one in api.nodes.values()]
+        self.events += [told.DeviceClassUpdated(one) for one in api.classes.values()]
+        self.events += [told.ResourceSliceUpdated(name, one["spec"]) for name, one in api.slices.items()]
+        self.events += [pod_event_of(copy.deepcopy(one), {}) for one in api.pods.values()]
+        self.events += [told.ClaimUpdated(copy.deepcopy(one)) for one in api.claims.values()]
+        self.events.append(told.ClaimsSynced())
 
     def lead(self, epoch, *, is_listed=True):
         self.epoch = epoch
-        self.events.append(told.NotLed() if epoch is None else told.Led(epoch))
+        self.events.append(told.LeadershipLost() if epoch is None else told.LeadershipAcquired(epoch))
         if epoch is not None and is_listed:
             self.listed()
 
     def listed(self):
-        self.events.append(told.Listed(self.epoch, copy.deepcopy(list(self.api.claims.values()))))
+        self.events.append(told.ClaimsListed(self.epoch, copy.deepcopy(list(self.api.claims.values()))))
 
     def hear(self, count=1_000_000):
         self.events += self.watch[:count]
@@ -270,37 +275,37 @@ class Side:
         events, self.events = self.events, []
         for one in self.machine.take(events, self.at_s, STAMP):
             match one:
-                case told.Grant() | told.Free() | told.Strip() | told.Recreate():
+                case told.ClaimGrant() | told.ClaimDeallocation() | told.RemoveGate() | told.RecreatePod():
                     self.under_way.append(one)
-                case told.Tell():
+                case told.RecordEvent():
                     self.tells.append(one)
 
     def write(self, index=0, *, fault=None):
         """Carry out one instruction; `fault` is None, "busy" (not done) or "lost" (done, unanswered)."""
         one = self.under_way.pop(index)
         match one:
-            case told.Grant():
+            case told.ClaimGrant():
                 self._grant(one, fault)
-            case told.Free():
+            case told.ClaimDeallocation():
                 failure = self._status(one.body, one.epoch, fault)
                 if failure is not None:
-                    self.events.append(told.FreeFailed(one.uid, failure))
-            case told.Strip() if one.epoch == self.epoch:
-                self.api.release(told.Release(one.uid, one.key, one.version, "", "", is_pinned=False))
-            case told.Recreate() if one.epoch == self.epoch:
+                    self.events.append(told.DeallocationFailed(one.uid, failure))
+            case told.RemoveGate() if one.epoch == self.epoch:
+                self.api.release(told.PodRelease(one.uid, one.key, one.version, "", "", is_pinned=False))
+            case told.RecreatePod() if one.epoch == self.epoch:
                 self.recreated.append(one.uid)
 
     def _status(self, body, epoch, fault):
         if epoch != self.epoch:
-            return told.Failure.STALE
+            return told.WriteFailure.STALE
         if fault == "busy":
-            return told.Failure.BUSY
+            return told.WriteFailure.BUSY
         failure = self.api.status(body, epoch, self.epoch)
         found = self.api.claims.get(body["metadata"]["name"])
         if fault == "lost":
-            return failure or told.Failure.BUSY
+            return failure or told.WriteFailure.BUSY
         if found is not None:
-            self.events.append(told.ClaimSeen(copy.deepcopy(found)))
+            self.events.append(told.ClaimUpdated(copy.deepcopy(found)))
         return failure
 
     def _grant(self, one, fault):
@@ -309,19 +314,19 @@ class Side:
         ]
         if not failed and one.epoch == self.epoch:
             for release in one.releases:
-                failure = told.Failure.BUSY if fault == "busy" else self.api.release(release)
+                failure = told.WriteFailure.BUSY if fault == "busy" else self.api.release(release)
                 if failure or fault == "lost":
-                    failed.append((release.uid, failure or told.Failure.BUSY))
+                    failed.append((release.uid, failure or told.WriteFailure.BUSY))
         self.events += [told.GrantFailed(one.unit, uid, failure) for uid, failure in failed]
         if not failed:
-            self.events.append(told.Granted(one.unit))
+            self.events.append(told.GrantWritten(one.unit))
 
     def play(self, seconds=1):
         """So many quiet seconds."""
         for _ in range(seconds):
             self.at_s += 1.0
             self.hear()
-            self.events.append(told.Ticked())
+            self.events.append(told.GateTicked())
             for _ in range(6):
                 self.round()
                 while self.under_way:

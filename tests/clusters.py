@@ -3,19 +3,12 @@
 from collections.abc import Iterable
 from typing import Any
 
-from eelgrid_controller.core import Core
-from eelgrid_controller.events import Event, PricesQuoted
-from eelgrid_controller.model import PowerModel
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.placement.gpu_power import PriorPowerModel
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import Event, PricesQuoted
 from eelgrid_protos import catalogue
-from eelgrid_protos.messages import (
-    Gpu,
-    Inventory,
-    NodeState,
-    ResourceRequest,
-    SubmitWorkloadRequest,
-    WorkloadSpec,
-)
+from eelgrid_protos.messages import Gpu, Inventory, NodeState, ResourceRequest, SubmitWorkloadRequest, WorkloadSpec
 from tests import naive
 
 GIB = 2**30
@@ -47,7 +40,7 @@ def request(
 
 def core_with(*inventories: Inventory, state: ClusterState | None = None, **limits: Any) -> Core:
     """A core whose nodes have joined."""
-    core = Core(state or ClusterState(), catalogue.load(), **limits)
+    core = Core(state or ClusterState(), catalogue.load_catalogue(), **limits)
     for inventory in inventories:
         core.node_joined(inventory, now_ns=1)
     return core
@@ -60,7 +53,7 @@ def decided(events: Iterable[Event]) -> list[Event]:
 
 def naive_cluster(core: Core) -> tuple[list[naive.Node], list[naive.Class], dict[str, int]]:
     """The core's state, read without any of its arrays: nodes in order of joining, mix, and codes of the models."""
-    power = PowerModel(catalogue.load())
+    power = PriorPowerModel(catalogue.load_catalogue())
     models: dict[str, int] = {}
     nodes = []
     for record in core.state.nodes.values():

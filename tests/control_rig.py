@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from eelgrid_agent.device import Control
-from eelgrid_agent.nvml import NvmlDevice
-from eelgrid_agent.nvml.control import NvmlControl
-from eelgrid_agent.simulation import GpuSpec, MigSlice, SimulatedNode
-from eelgrid_agent.simulation.library import installed
+from eelgrid_agent.devices.nvml.control import NvmlControl
+from eelgrid_agent.devices.nvml.device import NvmlDevice
+from eelgrid_agent.devices.port import ControlPort
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.nvml_library import installed_library
+from eelgrid_agent.simulation.spec import GpuSpec, MigSlice
 from eelgrid_protos.messages import Gpu
 from tests.device_rig import SECOND, make_node
 
@@ -34,7 +35,7 @@ class Rig:
 
     node: SimulatedNode
     clock: list[int]
-    control: Control
+    control: ControlPort
     branch: int
 
     def uuid(self, index: int) -> str:
@@ -58,9 +59,9 @@ def open_rig(case: str) -> Iterator[Rig]:
     way, branch = case.split()
     node = make(clock, branch)
     with ExitStack() as stack:
-        control: Control = node
+        control: ControlPort = node
         if way == "nvml":
-            stack.enter_context(installed(node))
+            stack.enter_context(installed_library(node))
             device = NvmlDevice()
             stack.callback(device.close)
             device.gpus()

@@ -13,9 +13,9 @@ from typing import Any
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.composition import Controller
-from eelgrid_controller.config import ControllerConfig
 from eelgrid_controller.errors import JournalError
-from eelgrid_controller.journal import Checkpoint, Entry, JournalCounters, Past
+from eelgrid_controller.runtime.config import ControllerConfig
+from eelgrid_controller.state.journal import Checkpoint, JournalCounters, JournalEntry, JournalHistory
 from eelgrid_protos import rpc, transport
 from eelgrid_protos.messages import (
     Column,
@@ -78,8 +78,8 @@ class Rig:
         self.line = line
         parts = dict(part.split("=", 1) for part in line.split()[1:])
         self.address, self.metrics = parts["listen"], parts["metrics"]
-        self.channel = transport.channel(self.address, tls=None)
-        self.operators = rpc.client(rpc.OPERATOR_SERVICE, self.channel)
+        self.channel = transport.open_channel(self.address, tls=None)
+        self.operators = rpc.build_client(rpc.OPERATOR_SERVICE, self.channel)
         self.agents: list[Agent] = []
 
     async def join(self, *inventories: Inventory, **hello: Any) -> "Agent":
@@ -104,9 +104,9 @@ class Agent:
 
     def __init__(self, address: str) -> None:
         # A connection of its own, as an agent has.
-        self._channel = transport.channel(address, tls=None, options=[("grpc.use_local_subchannel_pool", 1)])
+        self._channel = transport.open_channel(address, tls=None, options=[("grpc.use_local_subchannel_pool", 1)])
         self._out: asyncio.Queue[Any] = asyncio.Queue()
-        self._responses: AsyncIterator[ConnectResponse] = rpc.client(rpc.AGENT_SERVICE, self._channel).connect(
+        self._responses: AsyncIterator[ConnectResponse] = rpc.build_client(rpc.AGENT_SERVICE, self._channel).connect(
             self._requests()
         )
 
@@ -168,7 +168,7 @@ class MemoryJournal:
         self.path = Path("memory.sqlite3")
         self.counters = JournalCounters()
         self.lost = None
-        self.entries: list[Entry] = []
+        self.entries: list[JournalEntry] = []
         self.audited: list[Any] = []
         self.checkpoints: list[Checkpoint] = []
         self.commits: list[int] = []
@@ -177,7 +177,7 @@ class MemoryJournal:
         self.probes = 0
         self.gate: Any = None
 
-    def append(self, entries: Sequence[Entry], audited: Sequence[Any] = ()) -> int:
+    def append(self, entries: Sequence[JournalEntry], audited: Sequence[Any] = ()) -> int:
         """Write all or none."""
         if self.gate is not None:
             self.gate.wait(5.0)
@@ -192,13 +192,13 @@ class MemoryJournal:
         """The newest checkpoint."""
         return self.checkpoints[-1] if self.checkpoints else None
 
-    def entries_after(self, seq: int) -> Iterator[tuple[int, Entry]]:
+    def entries_after(self, seq: int) -> Iterator[tuple[int, JournalEntry]]:
         """Entries after a number."""
         return iter(list(enumerate(self.entries, 1))[seq:])
 
-    def past(self) -> Past:
+    def past(self) -> JournalHistory:
         """Everything."""
-        return Past(None, tuple(self.entries_after(0)))
+        return JournalHistory(None, tuple(self.entries_after(0)))
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint."""

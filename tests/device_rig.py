@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from eelgrid_agent.device import FAST_READINGS, Device, Missing, RawReadings
-from eelgrid_agent.nvml import NvmlDevice
-from eelgrid_agent.simulation import GpuLoad, GpuSpec, MigSlice, NodeSpec, SimulatedNode
-from eelgrid_agent.simulation.library import installed
+from eelgrid_agent.devices.nvml.device import NvmlDevice
+from eelgrid_agent.devices.port import FAST_READINGS, DevicePort, Missing, RawReadings
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.nvml_library import installed_library
+from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, MigSlice, NodeSpec
 from eelgrid_protos.messages import READING_RANGES, AbsenceReason, Reading
 
 SECOND = 1_000_000_000
@@ -39,7 +40,7 @@ class Rig:
 
     node: SimulatedNode
     clock: list[int]
-    device: Device = field(init=False)
+    device: DevicePort = field(init=False)
 
     def uuid(self, index: int) -> str:
         return self.node.devices[index].uuid
@@ -82,7 +83,7 @@ def open_rig(way: str, *gpus: GpuSpec, driver_version: str = "580.95.05") -> Ite
         yield rig
         node.close()
         return
-    with installed(node):
+    with installed_library(node):
         rig.device = nvml_over(node)
         try:
             yield rig

@@ -10,10 +10,10 @@ import random
 
 import yaml
 
-from eelgrid_agent.kubelet.choice import Node, preferred, wanted_sets
-from eelgrid_controller.adapters.kubernetes.resources import NODES, PODS
-from eelgrid_controller.config import KubernetesConfig
-from eelgrid_protos.device_plugin import Asked
+from eelgrid_agent.kubelet.plugin_devices import NodeDevices, choose_devices, planned_device_sets
+from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS
+from eelgrid_controller.runtime.config import KubernetesConfig
+from eelgrid_protos.device_plugin_api import PreferredAllocationRequest
 from eelgrid_protos.messages import HeldDevices, NodePlan, PodDevices
 from tests.controller_rig import running, until
 
@@ -130,12 +130,12 @@ class Station:
         given = free[:count]
         if self.obeys(pod):
             places = {uuid: place for some in self.slices.values() for uuid, place in some.items()}
-            look = Node(
+            look = NodeDevices(
                 index_of=gpus | {uuid: index for uuid, (index, _) in places.items()},
-                wanted=() if self.plan is None else wanted_sets(self.plan.assignments), held=taken,
+                wanted=() if self.plan is None else planned_device_sets(self.plan.assignments), held=taken,
                 slices={uuid: size for uuid, (_, size) in places.items()},
             )  # fmt: skip
-            given = preferred(Asked(available=tuple(free), must=(), size=count), look)
+            given = choose_devices(PreferredAllocationRequest(available=tuple(free), must=(), size=count), look)
         self.held[pod["metadata"]["uid"]] = pod["metadata"]["name"], frozenset(given)
 
     async def say(self):

@@ -9,15 +9,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from eelgrid_agent.kubelet.claim_journal import ClaimJournal
-from eelgrid_agent.kubelet.dra_machine import LayoutDevices
-from eelgrid_agent.kubelet.readying import Readying
-from eelgrid_agent.kubelet.slices import DRIVER, slices_of
-from eelgrid_agent.mig.journal import FileJournal
-from eelgrid_agent.mig.keeper import LayoutKeeper
-from eelgrid_agent.mig.site import opened
-from eelgrid_protos.catalogue import load
-from eelgrid_protos.resource_claims import ClaimAsked
+from eelgrid_agent.enforce.mig.host import open_mig_host
+from eelgrid_agent.enforce.mig.journal import FileMigJournal
+from eelgrid_agent.enforce.mig.mig_service import MigService
+from eelgrid_agent.kubelet.claim_preparation import ClaimJournal, ClaimPreparer
+from eelgrid_agent.kubelet.dra_driver import LayoutDevices
+from eelgrid_agent.kubelet.resource_slices import DRA_DRIVER, build_resource_slices
+from eelgrid_protos.catalogue.loader import load_catalogue
+from eelgrid_protos.dra_api import ClaimReference
 
 NODE = "gpu-7"
 GPUS = [{"product": "h100-sxm5-80gb"}, {"product": "a100-sxm4-40gb", "mig": ["3g@4", "1g@0"]}, {"product": "t4"}]
@@ -26,7 +25,7 @@ GPUS = [{"product": "h100-sxm5-80gb"}, {"product": "a100-sxm4-40gb", "mig": ["3g
 def claim(uid, *devices, name=None, node=NODE, **changes):
     """A ResourceClaim with these of our devices allocated."""
     results = [
-        {"request": f"r{number}", "driver": DRIVER, "pool": node, "device": device}
+        {"request": f"r{number}", "driver": DRA_DRIVER, "pool": node, "device": device}
         for number, device in enumerate(devices)
     ]
     status = {"allocation": {"devices": {"results": results}}} if devices else {}
@@ -34,7 +33,7 @@ def claim(uid, *devices, name=None, node=NODE, **changes):
 
 
 def asked(uid, name=None):
-    return ClaimAsked(namespace="team", name=name or uid, uid=uid)
+    return ClaimReference(namespace="team", name=name or uid, uid=uid)
 
 
 class DraNode:
@@ -49,14 +48,14 @@ class DraNode:
 
     def start(self):
         site = self.site
-        self.layouts = LayoutKeeper(
-            site.device, site.control, FileJournal(self.folder / "mig.json"), boot_id=lambda: site.boot_id,
+        self.layouts = MigService(
+            site.device, site.control, FileMigJournal(self.folder / "mig.json"), boot_id=lambda: site.boot_id,
             sleep=time.sleep, monotonic_s=time.monotonic, wall_ns=time.time_ns,
         )  # fmt: skip
         self.layouts.recover()
         self.devices = LayoutDevices(site.device, site.control, self.layouts)
-        self.readying = Readying(
-            self.name, self.devices, ClaimJournal(self.folder / "claims.json"), load(), cannot_change=self.cannot_change,
+        self.readying = ClaimPreparer(
+            self.name, self.devices, ClaimJournal(self.folder / "claims.json"), load_catalogue(), cannot_change=self.cannot_change,
             cdi=self.cdi, changed=self._changed,
         )  # fmt: skip
         self.readying.start()
@@ -81,8 +80,8 @@ class DraNode:
         self.readying.undo(asked(uid))
 
     def slices(self, generation=1, owner=""):
-        return slices_of(
-            self.name, self.gpus(), load(), conditions={}, is_changeable=not self.cannot_change, generation=generation,
+        return build_resource_slices(
+            self.name, self.gpus(), load_catalogue(), conditions={}, is_changeable=not self.cannot_change, generation=generation,
             owner_uid=owner,
         )  # fmt: skip
 
@@ -92,7 +91,7 @@ def dra_node(folder, gpus=GPUS, name=NODE):
     fleet = folder / "fleet.json"
     node = {"name": name, "cpu_milli": 1000, "memory_bytes": 1, "gpus": gpus}
     fleet.write_text(json.dumps({"nodes": [node]}))
-    with opened(simulate=fleet, node="", seed=1, state=None) as site:
+    with open_mig_host(simulate=fleet, node="", seed=1, state=None) as site:
         yield DraNode(folder, site)
 
 

@@ -5,21 +5,21 @@ from contextlib import asynccontextmanager
 
 import grpc.aio
 
-from eelgrid_agent.attribution.node_energy import NodeEnergy
-from eelgrid_agent.attribution.owners import OwnerBook
-from eelgrid_agent.attribution.sources import Sources
-from eelgrid_agent.device import GpuProcess, ProcessKind
-from eelgrid_agent.engine import NoEngine
-from eelgrid_agent.host import SimulatedHost
-from eelgrid_agent.node import Node
-from eelgrid_agent.node_api import NodeApi
-from eelgrid_agent.simulation import GpuLoad, GpuSpec, MigSlice, NodeSpec, SimulatedNode
-from eelgrid_agent.slow import take_slow_look
-from eelgrid_agent.survey import Identity, survey, take_looks
-from eelgrid_protos.catalogue import load
+from eelgrid_agent.devices.extended_readings import read_extended_readings
+from eelgrid_agent.devices.host import SimulatedHost
+from eelgrid_agent.devices.port import GpuProcess, ProcessKind
+from eelgrid_agent.energy.node_energy import AttributionSources, NodeEnergy
+from eelgrid_agent.energy.process_owners import ProcessOwnerResolver
+from eelgrid_agent.node.engine import NoEngine
+from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_devices
+from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.node.node_service import NodeServicer
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, MigSlice, NodeSpec
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import Assignment, ConnectResponse, NodePlan
-from eelgrid_protos.rpc import NODE_SERVICE, everybody, handler
-from eelgrid_protos.transport import listen, server_options
+from eelgrid_protos.rpc import NODE_SERVICE, admit_everybody, build_handler
+from eelgrid_protos.transport import listen_on_address, server_options
 
 SECOND = 1_000_000_000
 HALVES = (MigSlice(profile="3g", start=4), MigSlice(profile="1g", start=0))
@@ -55,10 +55,10 @@ class EnergyNode:
         host = SimulatedHost(
             cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=self.clock.monotonic_ns
         )
-        self.node = Node(
-            Identity(node_name=name, agent_version="t", simulated=True), host=host, engine=engine, clock=self.clock,
-            draw_incarnation=lambda: 1, ticks_most=10, first=survey(self.device),
-            energy=NodeEnergy(load(), Sources(OwnerBook(proc))),
+        self.node = AgentNode(
+            NodeIdentity(node_name=name, agent_version="t", simulated=True), host=host, engine=engine, clock=self.clock,
+            draw_incarnation=lambda: 1, ticks_most=10, first=survey_devices(self.device),
+            energy=NodeEnergy(load_catalogue(), AttributionSources(ProcessOwnerResolver(proc))),
         )  # fmt: skip
 
     def uuid(self, index):
@@ -87,9 +87,9 @@ class EnergyNode:
         for _ in range(seconds):
             self._ticks += 1
             self.clock.now_ns += SECOND
-            self.node.tick(take_looks(self.device, self.node.gpu_uuids), monotonic_ns=self.clock.now_ns)
+            self.node.tick(read_each_gpu(self.device, self.node.gpu_uuids), monotonic_ns=self.clock.now_ns)
             if self._ticks % 5 == 0:
-                slow = take_slow_look(self.device, self.node.gpu_uuids)
+                slow = read_extended_readings(self.device, self.node.gpu_uuids)
                 found = self.node.energy.read(self.node.inventory.gpus, slow, now_ns=self.clock.now_ns)
                 self.node.observe_slow(slow, found)
 
@@ -110,11 +110,13 @@ def working(proc, name="n0"):
 
 
 @asynccontextmanager
-async def serving(nodes, clock, *, tls=None, admit=everybody):
+async def serving(nodes, clock, *, tls=None, admit=admit_everybody):
     """NodeService of these nodes; yields the port."""
     server = grpc.aio.server(options=server_options())
-    server.add_generic_rpc_handlers((handler(NODE_SERVICE, NodeApi({n.name: n for n in nodes}, clock), admit=admit),))
-    port = await listen(server, "127.0.0.1:0", tls=tls, insecure=False, log=logging.getLogger("test"))
+    server.add_generic_rpc_handlers(
+        (build_handler(NODE_SERVICE, NodeServicer({n.name: n for n in nodes}, clock), admit=admit),)
+    )
+    port = await listen_on_address(server, "127.0.0.1:0", tls=tls, insecure=False, log=logging.getLogger("test"))
     await server.start()
     try:
         yield port

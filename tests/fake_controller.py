@@ -6,23 +6,16 @@ from contextlib import asynccontextmanager
 
 import grpc.aio
 
-from eelgrid_agent.engine import SimulatedEngine
-from eelgrid_agent.host import SimulatedHost
-from eelgrid_agent.node import Node
-from eelgrid_agent.simulation import GpuLoad, GpuSpec, NodeSpec, SimulatedNode
-from eelgrid_agent.streams import open_channels
-from eelgrid_agent.survey import Identity, survey, take_looks
-from eelgrid_agent.uplink import Uplink, UplinkLimits
-from eelgrid_protos.messages import (
-    Acknowledgement,
-    Cadence,
-    ConnectResponse,
-    Hello,
-    SampleBatch,
-    Welcome,
-)
-from eelgrid_protos.rpc import AGENT_SERVICE, handler
-from eelgrid_protos.transport import listen, server_options
+from eelgrid_agent.devices.host import SimulatedHost
+from eelgrid_agent.node.engine import SimulatedEngine
+from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_devices
+from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.node.uplink import Uplink, UplinkLimits, open_channels
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
+from eelgrid_protos.messages import Acknowledgement, Cadence, ConnectResponse, Hello, SampleBatch, Welcome
+from eelgrid_protos.rpc import AGENT_SERVICE, build_handler
+from eelgrid_protos.transport import listen_on_address, server_options
 
 SECOND = 1_000_000_000
 FAST = UplinkLimits(backoff_first_s=0.02, backoff_most_s=0.05, welcome_s=1.0, good_s=5.0, tls_check_s=0.02)
@@ -101,7 +94,7 @@ class Agent:
             gpus=tuple(GpuSpec(product="openb-g2", model="G2") for _ in range(2)),
         )  # fmt: skip
         self.simulation = SimulatedNode(spec, monotonic_ns=self.clock.monotonic_ns, seed=1)
-        first = survey(self.simulation)
+        first = survey_devices(self.simulation)
         engine = SimulatedEngine(
             first.gpus,
             lambda uuid, ratio, memory: self.simulation.set_load(
@@ -109,8 +102,8 @@ class Agent:
             ),
         )
         incarnations = iter(range(1, 1000))
-        self.node = Node(
-            Identity(node_name="n", agent_version="t", simulated=True),
+        self.node = AgentNode(
+            NodeIdentity(node_name="n", agent_version="t", simulated=True),
             host=SimulatedHost(cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=self.clock.monotonic_ns), engine=engine,
             clock=self.clock, draw_incarnation=lambda: next(incarnations), ticks_most=ticks_most, first=first,
         )  # fmt: skip
@@ -123,7 +116,7 @@ class Agent:
     def tick(self, count=1):
         for _ in range(count):
             self.clock.now_ns += SECOND
-            self.node.tick(take_looks(self.simulation, self.node.gpu_uuids), monotonic_ns=self.clock.now_ns)
+            self.node.tick(read_each_gpu(self.simulation, self.node.gpu_uuids), monotonic_ns=self.clock.now_ns)
             if self.node.stalled(now_ns=self.clock.now_ns):
                 self.uplink.drop("no acknowledgement in time")
 
@@ -138,8 +131,10 @@ async def until(condition, timeout_s=5.0):
 async def serving(script, port=0):
     controller = FakeController(script)
     server = grpc.aio.server(options=server_options())
-    server.add_generic_rpc_handlers((handler(AGENT_SERVICE, controller),))
-    controller.port = await listen(server, f"127.0.0.1:{port}", tls=None, insecure=False, log=logging.getLogger("test"))
+    server.add_generic_rpc_handlers((build_handler(AGENT_SERVICE, controller),))
+    controller.port = await listen_on_address(
+        server, f"127.0.0.1:{port}", tls=None, insecure=False, log=logging.getLogger("test")
+    )
     await server.start()
     try:
         yield controller

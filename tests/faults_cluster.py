@@ -7,8 +7,8 @@ Must not know which alert follows.
 import asyncio
 import threading
 
-from eelgrid_controller.adapters.kubernetes.resources import NODES, PODS
-from eelgrid_controller.kubernetes.names import ANNOTATION_GROUP_SIZE
+from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS
+from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_GROUP_SIZE
 from tests.alerting_rig import Alerting
 from tests.e2e.kubernetes_gate_test import config, rules
 from tests.fakes.kubernetes.cluster import FakeCluster

@@ -9,9 +9,28 @@ written. No clock and no sockets.
 import copy
 import json
 
-from eelgrid_controller.adapters.kubernetes.asked import placed_of, standing_of
-from eelgrid_controller.core import Core
-from eelgrid_controller.events import (
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.engines.kubernetes.model.objects import parse_node, parse_pod
+from eelgrid_controller.engines.kubernetes.model.well_known import (
+    ANNOTATION_GROUP,
+    ANNOTATION_GROUP_SIZE,
+    ANNOTATION_PLAN,
+    GATE,
+)
+from eelgrid_controller.engines.kubernetes.pods import gate_events as told
+from eelgrid_controller.engines.kubernetes.pods.gate import Gate
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import (
+    annotation_patch,
+    gate_removal_patch,
+    pinned_node,
+    ungating_patch,
+)
+from eelgrid_controller.engines.kubernetes.pods.pod_view import view_pod
+from eelgrid_controller.engines.kubernetes.pods.unit_steps import GateSettings
+from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import placement_event, status_event
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.engine_reports import Eligibility
+from eelgrid_controller.state.events import (
     DevicesCorrected,
     NodeJoined,
     WorkloadCancelled,
@@ -19,20 +38,12 @@ from eelgrid_controller.events import (
     WorkloadMoved,
     WorkloadPlaced,
 )
-from eelgrid_controller.kubernetes import gate_events as told
-from eelgrid_controller.kubernetes.gate import Gate, GateSettings
-from eelgrid_controller.kubernetes.names import ANNOTATION_GROUP, ANNOTATION_GROUP_SIZE, ANNOTATION_PLAN, GATE
-from eelgrid_controller.kubernetes.patches import annotating, pinned_node, stripping, ungating
-from eelgrid_controller.kubernetes.sight import sight_of
-from eelgrid_controller.kubernetes.views import node_of, pod_of
-from eelgrid_controller.occupancy import Eligibility
-from eelgrid_controller.state import ClusterState
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import AlreadyExists, Fault, NotFound
 from eelgrid_protos.messages import Gpu, Inventory
 from tests.fakes.kubernetes.relations import Relations
 
-PRODUCTS = catalogue.load()
+PRODUCTS = catalogue.load_catalogue()
 ROOM = "0/4 nodes are available: 1 Insufficient nvidia.com/gpu, 3 node(s) didn't match Pod's node affinity/selector."
 SETTINGS = GateSettings(unbound_s=10.0, retry_s=5.0, busy_s=1.0, conflict_s=1.0)
 
@@ -127,12 +138,12 @@ class Api:
         """A merge patch with its preconditions, by the rules of gated pods."""
         found = self.pods.get(key.name)
         if found is None:
-            return told.Failure.GONE
+            return told.WriteFailure.GONE
         metadata = body["metadata"]
         if metadata["uid"] != found["metadata"]["uid"]:
-            return told.Failure.CONFLICT
+            return told.WriteFailure.CONFLICT
         if metadata["resourceVersion"] != found["metadata"]["resourceVersion"]:
-            return told.Failure.CONFLICT
+            return told.WriteFailure.CONFLICT
         assert GATE in [gate["name"] for gate in found["spec"].get("schedulingGates", ())], (
             "patched what we do not gate"
         )
@@ -149,9 +160,9 @@ class Api:
         """A merge patch of annotations with its preconditions."""
         found, metadata = self.pods.get(key.name), body["metadata"]
         if found is None or metadata["uid"] != found["metadata"]["uid"]:
-            return told.Failure.GONE
+            return told.WriteFailure.GONE
         if metadata["resourceVersion"] != found["metadata"]["resourceVersion"]:
-            return told.Failure.CONFLICT
+            return told.WriteFailure.CONFLICT
         found = copy.deepcopy(found)
         found["metadata"]["annotations"] |= metadata["annotations"]
         self.put("pod", found)
@@ -161,15 +172,15 @@ class Api:
         """A write that was sent is at the server, whoever leads by now."""
         side, one, body, leading = self.in_flight.pop(index)
         match one:
-            case told.Recreate():
+            case told.RecreatePod():
                 failure, real = None, self.pods.get(one.key.name)
                 if real is None or real["metadata"]["uid"] != one.uid:
-                    failure = told.Failure.GONE
+                    failure = told.WriteFailure.GONE
                 elif one.version not in ("", real["metadata"]["resourceVersion"]):
-                    failure = told.Failure.CONFLICT
+                    failure = told.WriteFailure.CONFLICT
                 else:
                     self.remove(one.key.name)
-            case told.Annotate():
+            case told.AnnotatePod():
                 failure = self.annotate(one.key, body)
             case _:
                 failure = self.patch(one.key, body, one.epoch, leading)
@@ -178,7 +189,7 @@ class Api:
     def held(self, node):
         """The pods that hold devices on a node, as its kubelet would say: by name."""
         return {
-            told.Key("x", name): ()
+            told.PodKey("x", name): ()
             for name, pod in self.pods.items()
             if pod["spec"].get("nodeName") == node and pod["status"]["phase"] != "Succeeded"
         }
@@ -276,23 +287,23 @@ class Side:
         for pod in self.api.pods.values():
             self._see("pod", copy.deepcopy(pod))
         for workload in self.core.state.workloads.values():
-            self.events.append(standing_of(workload))
-        self.events += [told.NodeKnown(name) for name in self.core.state.nodes]
-        self.events.append(told.Led(self.epoch) if self.epoch is not None else told.NotLed())
-        self.events.append(told.Synced())
+            self.events.append(status_event(workload))
+        self.events += [told.NodeAcknowledged(name) for name in self.core.state.nodes]
+        self.events.append(told.LeadershipAcquired(self.epoch) if self.epoch is not None else told.LeadershipLost())
+        self.events.append(told.GateSynced())
         if self not in self.api.watchers:
             self.api.watchers.append(self)
 
     def _see(self, kind, found):
         name = found["metadata"]["name"]
         if kind == "node":
-            self.events.append(told.NodeSeen(node_of(found), self.has_agent(name), self.awaits_agent(name)))
+            self.events.append(told.KubeNodeUpdated(parse_node(found), self.has_agent(name), self.awaits_agent(name)))
         elif kind == "gone":
             self.objects.pop(name, None)
-            self.events.append(told.PodGone(found["metadata"]["uid"]))
+            self.events.append(told.PodDeleted(found["metadata"]["uid"]))
         else:
             self.objects[name] = found
-            self.events.append(told.PodSeen(sight_of(pod_of(found), found, {})[0]))
+            self.events.append(told.PodUpdated(view_pod(parse_pod(found), found, {})[0]))
 
     def hear(self, count=1_000_000):
         """Watch events that come now."""
@@ -302,7 +313,7 @@ class Side:
 
     def hear_devices(self, names):
         """Agents of these nodes, which are their device plugins, say what pods hold."""
-        self.events += [told.DevicesSeen(name, True, self.api.held(name)) for name in names]
+        self.events += [told.DevicesReported(name, True, self.api.held(name)) for name in names]
 
     def has_agent(self, name):
         """Whether an agent has ever told this journal what a node has."""
@@ -346,27 +357,27 @@ class Side:
 
     def lead(self, epoch):
         self.epoch = epoch
-        self.events.append(told.Led(epoch) if epoch is not None else told.NotLed())
+        self.events.append(told.LeadershipAcquired(epoch) if epoch is not None else told.LeadershipLost())
 
     def round(self, at_s):
         """One round; commands to the core are carried out at once, writes wait."""
         events, self.events = self.events, []
         for one in self.gate.take(events, at_s):
             match one:
-                case told.Ungate() | told.Strip() | told.Recreate() | told.Annotate():
+                case told.UngatePod() | told.RemoveGate() | told.RecreatePod() | told.AnnotatePod():
                     self.under_way.append(one)
-                case told.Tell():
+                case told.RecordEvent():
                     self.tells.append(one)
                 case told.ReportPlacement(uid, _, condition):
                     self.reports[uid] = condition
                     self.reported += 1
-                case told.Reconsider():
+                case told.RetryPending():
                     self.now_ns += 1
                     self._heard(self.core.reconsider(now_ns=self.now_ns).events)
-                case told.Recall(uid, key):
+                case told.RereadPod(uid, key):
                     found = self.objects.get(key.name)
                     if found is not None and found["metadata"]["uid"] == uid:
-                        self.events.append(told.PodSeen(sight_of(pod_of(found), found, {}, recalls=True)[0]))
+                        self.events.append(told.PodUpdated(view_pod(parse_pod(found), found, {}, recalls=True)[0]))
                 case _:
                     self._command(one)
 
@@ -375,36 +386,36 @@ class Side:
         core, now_ns = self.core, self.now_ns
         try:
             match one:
-                case told.Join(inventory):
+                case told.RegisterNode(inventory):
                     step = core.node_joined(inventory, now_ns=now_ns)
-                case told.Leave(name):
+                case told.RemoveNode(name):
                     step = core.node_lost(name, now_ns=now_ns)
-                case told.Occupy(name, others):
+                case told.ReportUsage(name, others):
                     step = core.occupied(name, others, now_ns=now_ns)
-                case told.Submit(request):
+                case told.SubmitUnit(request):
                     step = core.submit(request, now_ns=now_ns)
-                    self.events.append(standing_of(step.result))
-                case told.Adopt(request, adoption):
+                    self.events.append(status_event(step.result))
+                case told.AdoptUnit(request, adoption):
                     step = core.adopt(request, adoption, now_ns=now_ns)
                     self.adopted.add(request.workload_id)
-                    self.events.append(standing_of(step.result))
-                case told.Grow(name, replicas):
+                    self.events.append(status_event(step.result))
+                case told.ScaleUnit(name, replicas):
                     step = core.scale(name, replicas, now_ns=now_ns)
-                    self.events.append(standing_of(core.state.workloads[name]))
-                case told.Cancel(name):
+                    self.events.append(status_event(core.state.workloads[name]))
+                case told.CancelUnit(name):
                     step = core.cancel(name, now_ns=now_ns)
-                    self.events.append(told.Cancelled(name))
+                    self.events.append(told.UnitCancelled(name))
         except AlreadyExists as error:
-            self.events.append(told.Refused(one.request.workload_id, str(error), is_taken=True))
+            self.events.append(told.UnitRefused(one.request.workload_id, str(error), is_taken=True))
             return
         except NotFound:
-            if isinstance(one, told.Cancel):
-                self.events.append(told.Cancelled(one.workload_id))
+            if isinstance(one, told.CancelUnit):
+                self.events.append(told.UnitCancelled(one.workload_id))
             return
         except Fault as error:
-            assert isinstance(one, told.Submit | told.Adopt | told.Grow), one
-            name = one.workload_id if isinstance(one, told.Grow) else one.request.workload_id
-            self.events.append(told.Refused(name, str(error)))
+            assert isinstance(one, told.SubmitUnit | told.AdoptUnit | told.ScaleUnit), one
+            name = one.workload_id if isinstance(one, told.ScaleUnit) else one.request.workload_id
+            self.events.append(told.UnitRefused(name, str(error)))
             return
         self._heard(step.events)
 
@@ -412,22 +423,22 @@ class Side:
         for event in events:
             match event:
                 case WorkloadPlaced() | WorkloadMoved():
-                    self.events.append(placed_of(event.workload_id, event.placements))
+                    self.events.append(placement_event(event.workload_id, event.placements))
                 case WorkloadDeferred():
-                    self.events.append(told.Deferred(event.workload_id, event.reason))
+                    self.events.append(told.UnitDeferred(event.workload_id, event.reason))
                 case WorkloadCancelled():
-                    self.events.append(told.Cancelled(event.workload_id))
+                    self.events.append(told.UnitCancelled(event.workload_id))
                 case DevicesCorrected():
                     for name in event.workload_ids:
-                        self.events.append(standing_of(self.core.state.workloads[name]))
+                        self.events.append(status_event(self.core.state.workloads[name]))
                 case NodeJoined():
-                    self.events.append(told.NodeKnown(event.inventory.node_name))
+                    self.events.append(told.NodeAcknowledged(event.inventory.node_name))
 
     def write(self, index=0, *, fault=None):
         """Carry out a write; `fault` is None, "busy" (not done) or "lost" (done, unanswered)."""
         if fault == "busy":
             one = self.under_way.pop(index)
-            self.events.append(self._failure(one)(one.uid, told.Failure.BUSY, "429"))
+            self.events.append(self._failure(one)(one.uid, told.WriteFailure.BUSY, "429"))
             return
         self.send(index)
         if self.api.in_flight and self.api.in_flight[-1][0] is self:
@@ -436,9 +447,9 @@ class Side:
     @staticmethod
     def _failure(one):
         match one:
-            case told.Recreate():
+            case told.RecreatePod():
                 return told.DeleteFailed
-            case told.Annotate():
+            case told.AnnotatePod():
                 return told.AnnotateFailed
         return told.PatchFailed
 
@@ -448,27 +459,27 @@ class Side:
         found = self.objects.get(one.key.name)
         is_it = found is not None and found["metadata"]["uid"] == one.uid
         is_this = is_it and found["metadata"]["resourceVersion"] == one.version
-        if (one.epoch is not None and one.epoch != self.epoch) or not (is_this or isinstance(one, told.Recreate)):
-            self.events.append(self._failure(one)(one.uid, told.Failure.STALE))
+        if (one.epoch is not None and one.epoch != self.epoch) or not (is_this or isinstance(one, told.RecreatePod)):
+            self.events.append(self._failure(one)(one.uid, told.WriteFailure.STALE))
             return
         match one:
-            case told.Ungate():
-                body = ungating(found, one.node_name, one.plan)
-            case told.Strip():
-                body = stripping(found)
-            case told.Annotate():
-                body = annotating(found, one.annotations)
-            case told.Recreate():
+            case told.UngatePod():
+                body = ungating_patch(found, one.node_name, one.plan)
+            case told.RemoveGate():
+                body = gate_removal_patch(found)
+            case told.AnnotatePod():
+                body = annotation_patch(found, one.annotations)
+            case told.RecreatePod():
                 body = None
         self.api.in_flight.append((self, one, body, self.epoch))
 
     def answered(self, one, failure, *, is_answered):
         """What came of a write, as far as this side hears."""
         if not is_answered:
-            self.events.append(self._failure(one)(one.uid, told.Failure.BUSY, "no answer"))
+            self.events.append(self._failure(one)(one.uid, told.WriteFailure.BUSY, "no answer"))
         elif failure is not None:
             self.events.append(self._failure(one)(one.uid, failure))
-        elif isinstance(one, told.Ungate | told.Strip):
+        elif isinstance(one, told.UngatePod | told.RemoveGate):
             self.events.append(told.PatchDone(one.uid))
 
 
@@ -479,7 +490,7 @@ def settle(api, sides, at_s, *, rounds=60, steered=()):
         for side in sides:
             side.hear()
             side.hear_devices(steered)
-            side.events.append(told.Ticked())
+            side.events.append(told.GateTicked())
             side.round(at_s)
             while side.under_way:
                 side.write()

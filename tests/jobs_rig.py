@@ -1,9 +1,9 @@
 """Suspended jobs, and what is known of their profiles, in a few words."""
 
-from eelgrid_controller.kubernetes import names
-from eelgrid_controller.kubernetes.jobs import Ground, Site
-from eelgrid_controller.kubernetes.right_sizing import Known
-from eelgrid_controller.kubernetes.views import node_of
+from eelgrid_controller.engines.kubernetes.jobs.right_sizer import CandidateNode, RightSizingInputs
+from eelgrid_controller.engines.kubernetes.jobs.right_sizing import SizeMeasurement
+from eelgrid_controller.engines.kubernetes.model import well_known
+from eelgrid_controller.engines.kubernetes.model.objects import parse_node
 
 H100, A100 = "H100-80GB-HBM3", "A100-SXM4-80GB"
 # Two GPUs are a little faster than half of four, at a little less than half of the watts.
@@ -12,7 +12,9 @@ HALVES = {1: (2.6, 560.0), 2: (5.2, 1_080.0), 4: (10.0, 2_400.0), 8: (17.0, 5_00
 
 def known(speeds=None, *, model=H100, mig=""):
     """Measured throughput and watts by GPUs."""
-    return tuple(Known(model, mig, gpus, hz, hz, watts, watts) for gpus, (hz, watts) in (speeds or HALVES).items())
+    return tuple(
+        SizeMeasurement(model, mig, gpus, hz, hz, watts, watts) for gpus, (hz, watts) in (speeds or HALVES).items()
+    )
 
 
 def node(name="n0", *, gpus=8, product="NVIDIA-H100-80GB-HBM3", labels=None, **resources):
@@ -20,7 +22,11 @@ def node(name="n0", *, gpus=8, product="NVIDIA-H100-80GB-HBM3", labels=None, **r
     if gpus:
         amounts["nvidia.com/gpu"] = str(gpus)
     return {
-        "metadata": {"name": name, "uid": f"uid-{name}", "labels": {names.NODE_GPU_PRODUCT: product, **(labels or {})}},
+        "metadata": {
+            "name": name,
+            "uid": f"uid-{name}",
+            "labels": {well_known.NODE_GPU_PRODUCT: product, **(labels or {})},
+        },
         "spec": {},
         "status": {
             "capacity": amounts,
@@ -31,11 +37,11 @@ def node(name="n0", *, gpus=8, product="NVIDIA-H100-80GB-HBM3", labels=None, **r
 
 
 def site(name="n0", *, model=H100, gpus=8, labels=None, **resources):
-    return Site(node_of(node(name, gpus=gpus, labels=labels, **resources)), model, gpus)
+    return CandidateNode(parse_node(node(name, gpus=gpus, labels=labels, **resources)), model, gpus)
 
 
 def ground(*, sites=None, points=None, now_s=1_000_000.0, **more):
-    return Ground(
+    return RightSizingInputs(
         now_s, (site(),) if sites is None else tuple(sites), {"bert": known()} if points is None else points, **more
     )
 
@@ -53,13 +59,13 @@ def template(*, gpus=4, labels=None, **notes):
 def job(name="j", *, asks=4, pods=1, version="7", generation=1, queue="", labels=None, spec=None, status=None, **notes):
     """A suspended Job that asks to be right-sized; notes are annotations of ours, with underscores for dashes."""
     own = {
-        names.ANNOTATION_RIGHT_SIZE: "true",
-        names.ANNOTATION_PROFILE: "bert",
-        names.ANNOTATION_GPUS: "1, 2, 4, 8",
+        well_known.ANNOTATION_RIGHT_SIZE: "true",
+        well_known.ANNOTATION_PROFILE: "bert",
+        well_known.ANNOTATION_GPUS: "1, 2, 4, 8",
         **{f"eelgrid.io/{key.replace('_', '-')}": value for key, value in notes.items()},
     }
     own = {key: value for key, value in own.items() if value is not None}
-    its = {names.LABEL_MANAGED: "true", **({names.KUEUE_QUEUE: queue} if queue else {}), **(labels or {})}
+    its = {well_known.LABEL_MANAGED: "true", **({well_known.KUEUE_QUEUE: queue} if queue else {}), **(labels or {})}
     return {
         "metadata": {
             "name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": version,
@@ -74,5 +80,5 @@ def job(name="j", *, asks=4, pods=1, version="7", generation=1, queue="", labels
 
 def gated(found, *others):
     """The same, held back from Kueue by us, too."""
-    found["metadata"]["annotations"][names.KUEUE_GATED_BY] = ",".join([*others, names.KUEUE_OUR_GATE])
+    found["metadata"]["annotations"][well_known.KUEUE_GATED_BY] = ",".join([*others, well_known.KUEUE_OUR_GATE])
     return found

@@ -17,10 +17,16 @@ from pathlib import Path
 
 import grpc.aio
 
-from eelgrid_agent.kubelet.api_server import Absent, ApiAddress, ApiServer, Conflicting
-from eelgrid_agent.kubelet.slices import DRIVER
-from eelgrid_controller.adapters.kubernetes.kubeconfig import Access
-from eelgrid_protos.kubelet import ALLOCATABLE_PATH, LIST_PATH, allocatable_from, containers_from, empty_request
+from eelgrid_agent.kubelet.kube_client import ApiAddress, ApiConflict, ApiNotFound, KubeApiClient
+from eelgrid_agent.kubelet.resource_slices import DRA_DRIVER
+from eelgrid_controller.engines.kubernetes.api.kubeconfig import ClusterAccess
+from eelgrid_protos.pod_resources_api import (
+    ALLOCATABLE_PATH,
+    LIST_PATH,
+    encode_list_request,
+    parse_allocatable,
+    parse_containers,
+)
 
 PODS = "/api/v1/namespaces/default/pods"
 RESOURCE = "/apis/resource.k8s.io/v1"
@@ -49,15 +55,15 @@ class RealCluster:
     def access(self):
         """The same, as a controller is given it."""
         token, authority = ((self._credentials / name).read_bytes() for name in ("token", "ca.crt"))
-        return Access(server=self.address.url, authority_pem=authority, token=token.decode())
+        return ClusterAccess(server=self.address.url, authority_pem=authority, token=token.decode())
 
     def client(self):
-        return ApiServer(self.address, sleep=time.sleep)
+        return KubeApiClient(self.address, sleep=time.sleep)
 
     # Objects
 
     def put(self, collection, kind, name, version="resource.k8s.io/v1", **content):
-        with suppress(Conflicting):
+        with suppress(ApiConflict):
             self.api.create(collection, {"apiVersion": version, "kind": kind, "metadata": {"name": name}, **content})
 
     def pod(self, name, *, claim=None, resource=None, count=1, gates=()):
@@ -74,7 +80,7 @@ class RealCluster:
 
     def prepare_claims(self):
         """A class of all our devices, and a template for one of them."""
-        selector = {"cel": {"expression": f"device.driver == '{DRIVER}'"}}
+        selector = {"cel": {"expression": f"device.driver == '{DRA_DRIVER}'"}}
         self.put(f"{RESOURCE}/deviceclasses", "DeviceClass", CLASS, spec={"selectors": [selector]})
         devices = {"requests": [{"name": "r", "exactly": {"deviceClassName": CLASS}}]}
         self.put(TEMPLATES, "ResourceClaimTemplate", "one", spec={"spec": {"devices": devices}})
@@ -87,7 +93,7 @@ class RealCluster:
 
     def allocate(self, claim, device):
         """What the controller writes: this device, and the node by its name."""
-        result = {"request": "r", "driver": DRIVER, "pool": self.node, "device": device}
+        result = {"request": "r", "driver": DRA_DRIVER, "pool": self.node, "device": device}
         term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [self.node]}]}
         allocation = {
             "devices": {"results": [result]},
@@ -100,7 +106,7 @@ class RealCluster:
     def phase(self, pod):
         try:
             return self.api.get(f"{PODS}/{pod}")["status"].get("phase", "")
-        except Absent:
+        except ApiNotFound:
             return "gone"
 
     def starts(self, pod):
@@ -132,7 +138,7 @@ class RealCluster:
             self.delete(pod["metadata"]["name"])
 
     def delete(self, pod):
-        with suppress(Absent):
+        with suppress(ApiNotFound):
             self.api.delete(f"{PODS}/{pod}")
 
     # What was given
@@ -150,7 +156,7 @@ class RealCluster:
 
     async def held(self):
         """By pod what its container holds, as the kubelet says."""
-        return {one.pod: one for one in containers_from(await self._asked(LIST_PATH))}
+        return {one.pod: one for one in parse_containers(await self._asked(LIST_PATH))}
 
     async def gives(self, *uuids):
         """Waits until the kubelet would give these of a device plugin; the API server hears of it later."""
@@ -158,7 +164,7 @@ class RealCluster:
             while True:
                 # A kubelet that starts makes its socket late.
                 with suppress(grpc.aio.AioRpcError):
-                    found = allocatable_from(await self._asked(ALLOCATABLE_PATH))
+                    found = parse_allocatable(await self._asked(ALLOCATABLE_PATH))
                     if {uuid for _, uuid in found.devices} >= set(uuids):
                         return
                 await asyncio.sleep(0.1)
@@ -167,7 +173,7 @@ class RealCluster:
         socket = self.folder / "pod-resources" / "kubelet.sock"
         options = [("grpc.default_authority", "localhost")]
         async with grpc.aio.insecure_channel(f"unix:{socket}", options=options) as channel:
-            return await channel.unary_unary(path)(empty_request(), timeout=10)
+            return await channel.unary_unary(path)(encode_list_request(), timeout=10)
 
     async def until(self, ask, within_s=40.0):
         """Asks until the answer is one; returns it."""

@@ -13,11 +13,10 @@ import secrets
 import time
 from pathlib import Path
 
-from eelgrid_controller.adapters.kubernetes.client import HttpCluster
-from eelgrid_controller.adapters.kubernetes.errors import AlreadyExists, NotFound
-from eelgrid_controller.adapters.kubernetes.exchange import Asked
-from eelgrid_controller.adapters.kubernetes.kubeconfig import Access, from_kubeconfig
-from eelgrid_controller.adapters.kubernetes.resources import (
+from eelgrid_controller.engines.kubernetes.api.client import ApiRequest, HttpClusterClient
+from eelgrid_controller.engines.kubernetes.api.errors import ObjectAlreadyExists, ObjectNotFound
+from eelgrid_controller.engines.kubernetes.api.kubeconfig import ClusterAccess, load_kubeconfig
+from eelgrid_controller.engines.kubernetes.api.port import (
     MUTATING_ADMISSION_POLICIES,
     MUTATING_ADMISSION_POLICY_BINDINGS,
     NAMESPACES,
@@ -71,11 +70,11 @@ class Rig:
         await self.add(_ROLE_BINDINGS, {"metadata": {"name": name}, "subjects": [who], "roleRef": role})
         path = _SERVICE_ACCOUNTS.path(self.space, name, "token")
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
-        told = await self.cluster.exchange.call(Asked("POST", path, body=body))
-        access = Access(
+        told = await self.cluster.exchange.call(ApiRequest("POST", path, body=body))
+        access = ClusterAccess(
             server=self.access.server, authority_pem=self.access.authority_pem, token=told["status"]["token"]
         )
-        client = HttpCluster(access)
+        client = HttpClusterClient(access)
         self._clients.append(client)
         return client
 
@@ -107,12 +106,12 @@ class Rig:
         await self.add(NAMESPACES, {"metadata": {"name": self.space}})
         if self.fake is None:
             # Where no controllers run nobody makes it, and no pod is admitted without.
-            with contextlib.suppress(AlreadyExists):
+            with contextlib.suppress(ObjectAlreadyExists):
                 await self.add(_SERVICE_ACCOUNTS, {"metadata": {"name": "default"}})
 
     async def end(self):
         for resource, name in reversed(self._made):
-            with contextlib.suppress(NotFound):
+            with contextlib.suppress(ObjectNotFound):
                 await self.cluster.delete(resource, name)
         for client in self._clients:
             await client.close()
@@ -122,7 +121,7 @@ async def eventually(look, *, timeout_s=10.0):
     """What `look` gives as soon as it is true; a look that finds nothing is repeated."""
     until_s = time.monotonic() + timeout_s
     while True:
-        with contextlib.suppress(NotFound):
+        with contextlib.suppress(ObjectNotFound):
             if found := await look():
                 return found
         assert time.monotonic() < until_s, "it did not come to pass"
@@ -138,8 +137,8 @@ async def open_rig(way):
             rig = Rig(fake.client(), fake.client_access(), fake=fake, has_controllers=True)
         else:
             kubeconfig = KUBECONFIG or running_control_plane(ASSETS)
-            access = from_kubeconfig([Path(kubeconfig)])
-            cluster = await stack.enter_async_context(HttpCluster(access))
+            access = load_kubeconfig([Path(kubeconfig)])
+            cluster = await stack.enter_async_context(HttpClusterClient(access))
             # Whether owners are followed tells whether the controllers run.
             rig = Rig(cluster, access, has_controllers=await _has_controllers(cluster))
         await rig.begin()
@@ -159,6 +158,6 @@ async def _has_controllers(cluster):
         try:
             await cluster.get(maps, "kube-root-ca.crt", namespace="kube-system")
             _KNOWN["controllers"] = True
-        except NotFound:
+        except ObjectNotFound:
             _KNOWN["controllers"] = False
     return _KNOWN["controllers"]

@@ -8,13 +8,23 @@ every moment. No clock and no sockets.
 
 from dataclasses import replace
 
-from eelgrid_controller.kubernetes.move_notes import note_of, note_text
-from eelgrid_controller.kubernetes.names import ANNOTATION_MOVE, DELETION_COST
-from eelgrid_controller.kubernetes.surging import CHEAP, Mark, Over, Pace, Scale, Scene, Wait, deployment_of, surge
-from eelgrid_controller.kubernetes.views import Owner, Pod
+from eelgrid_controller.engines.kubernetes.model.objects import OwnerReference, Pod
+from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_MOVE, DELETION_COST
+from eelgrid_controller.engines.kubernetes.pods.migration import (
+    LOW_DELETION_COST,
+    MarkPod,
+    MoveEnded,
+    MoveTimeouts,
+    ScaleDeployment,
+    SurgeState,
+    WaitStep,
+    next_surge_step,
+    parse_deployment,
+)
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import format_move_note, parse_move_note
 
-PACE = Pace(ready_s=60.0, settle_s=2.0, gone_s=30.0)
-OWNER = Owner("apps/v1", "ReplicaSet", "d-1", "rs")
+PACE = MoveTimeouts(ready_s=60.0, settle_s=2.0, gone_s=30.0)
+OWNER = OwnerReference("apps/v1", "ReplicaSet", "d-1", "rs")
 
 
 class World:
@@ -87,7 +97,7 @@ class World:
     def deployment(self):
         count = len([pod for pod in self.pods.values() if not pod.is_going])
         is_seen = self.seen == self.replicas
-        return deployment_of(
+        return parse_deployment(
             {
                 "metadata": {
                     "uid": "d", "namespace": "x", "name": "d", "resourceVersion": str(self.version),
@@ -108,44 +118,46 @@ class World:
         self.hear()
         if self.outcome is not None:
             return
-        kept = note_of(self.annotations)
-        pod = next((note_of(pod.annotations) for pod in self.pods.values() if ANNOTATION_MOVE in pod.annotations), None)
+        kept = parse_move_note(self.annotations)
+        pod = next(
+            (parse_move_note(pod.annotations) for pod in self.pods.values() if ANNOTATION_MOVE in pod.annotations), None
+        )
         found = kept or pod
         if found is None:
-            self.outcome = Over(is_done=self.old not in self.pods, why="nothing is written anywhere")
+            self.outcome = MoveEnded(is_done=self.old not in self.pods, why="nothing is written anywhere")
         self.note = found
 
     def step(self, fault=""):
         """The mover's next step; `fault` is busy (not done) or lost (done, no answer)."""
         if self.outcome is not None or self.note is None:
             return
-        step = surge(self.note, Scene(self.deployment(), list(self.cache.values())), PACE, self.now_s)
+        step = next_surge_step(self.note, SurgeState(self.deployment(), list(self.cache.values())), PACE, self.now_s)
         match step:
-            case Wait():
+            case WaitStep():
                 return
-            case Over():
+            case MoveEnded():
                 self.finish(self.ending or step)
                 return
-            case Scale():
+            case ScaleDeployment():
                 self.ending = step.over
         if fault == "busy":
             return
         self.write(step)
-        if isinstance(step, Scale) and step.over is not None and fault != "lost":
+        if isinstance(step, ScaleDeployment) and step.over is not None and fault != "lost":
             self.finish(step.over)
 
     def write(self, step):
-        if isinstance(step, Mark):
+        if isinstance(step, MarkPod):
             pod = self.pods.get(step.pod.uid)
             if pod is None:
                 return
             annotations = dict(pod.annotations)
-            put(annotations, ANNOTATION_MOVE, step.note and note_text(step.note))
+            put(annotations, ANNOTATION_MOVE, step.note and format_move_note(step.note))
             put(annotations, DELETION_COST, step.cost)
             self.pods[pod.uid] = replace(pod, annotations=annotations)
         elif str(self.version) == step.deployment.version:
             self.version += 1
-            put(self.annotations, ANNOTATION_MOVE, step.note and note_text(step.note))
+            put(self.annotations, ANNOTATION_MOVE, step.note and format_move_note(step.note))
             if step.replicas is not None:
                 self.replicas = step.replicas
 
@@ -153,7 +165,7 @@ class World:
         self.outcome = over
         old = self.pods.get(self.old)
         if old is not None and ANNOTATION_MOVE in old.annotations:
-            self.write(Mark(old, None, old.annotations.get(DELETION_COST)))
+            self.write(MarkPod(old, None, old.annotations.get(DELETION_COST)))
 
     def check(self):
         """What holds at every moment."""
@@ -179,7 +191,7 @@ class World:
         assert not self.annotations
         assert all(ANNOTATION_MOVE not in pod.annotations for pod in self.pods.values())
         old = self.pods.get(self.old)
-        assert old is None or old.annotations.get(DELETION_COST) != CHEAP
+        assert old is None or old.annotations.get(DELETION_COST) != LOW_DELETION_COST
         if not self.is_meddled:
             assert self.replicas == self.wanted
             # A process that begins when all is done finds nothing, and has nothing to say.

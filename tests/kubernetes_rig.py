@@ -4,8 +4,8 @@ import itertools
 
 import yaml
 
-from eelgrid_controller.kubernetes.holders import Ref, holder_of
-from eelgrid_controller.kubernetes.views import node_of, pod_of
+from eelgrid_controller.engines.kubernetes.model.objects import parse_node, parse_pod
+from eelgrid_controller.engines.kubernetes.model.owners import ObjectRef, parse_owner_template
 
 _UIDS = itertools.count(1)
 
@@ -31,14 +31,14 @@ def pod(*, gpus=1, labels=None, annotations=None, owner=None, requests=None, nam
         metadata["ownerReferences"] = [{**dict(zip(keys, owner, strict=True)), "controller": True}]
     gates = [{"name": "eelgrid.io/placement"}]
     containers = [{"name": "main", "resources": {"requests": asked}}]
-    return pod_of({"metadata": metadata, "spec": {"containers": containers, "schedulingGates": gates, **spec}})
+    return parse_pod({"metadata": metadata, "spec": {"containers": containers, "schedulingGates": gates, **spec}})
 
 
 def node(name="n1", *, gpus=8, allocatable=None, ready="True", labels=None, **spec):
     """A node with H100s, as a kubelet and GPU feature discovery describe it."""
     amounts = {"cpu": "96", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": str(gpus)}
     known = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
-    return node_of(
+    return parse_node(
         {
             "metadata": {"name": name, "uid": f"uid-{name}", "labels": {**known, **(labels or {})}},
             "spec": spec,
@@ -55,5 +55,5 @@ def node(name="n1", *, gpus=8, allocatable=None, ready="True", labels=None, **sp
 def held(group, text):
     """An object above pods, as lookups find it: its ref and what it says."""
     found = manifest(text)
-    ref = Ref(group, found["kind"], found["metadata"]["namespace"], found["metadata"]["name"])
-    return {ref: holder_of(ref, found)}
+    ref = ObjectRef(group, found["kind"], found["metadata"]["namespace"], found["metadata"]["name"])
+    return {ref: parse_owner_template(ref, found)}

@@ -4,9 +4,9 @@ import asyncio
 import logging
 from types import SimpleNamespace
 
-from eelgrid_controller.adapters.energy_desk import EnergyDesk
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.energy_ledger.asking import asked_of
+from eelgrid_controller.energy.ledger_queries import parse_query
+from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_protos.messages import (
     AttributionConfidence,
     AttributionMethod,
@@ -60,7 +60,7 @@ class Site:
     def __init__(self, folder, workloads=None, clock=None):
         known = {"w-1": SimpleNamespace(spec=SPEC)} if workloads is None else workloads
         core = SimpleNamespace(state=SimpleNamespace(workloads=known, policy=SimpleNamespace(prices=None)))
-        self.desk = EnergyDesk(
+        self.desk = LedgerWriter(
             folder, core=lambda: core, clock=clock or CLOCK, log=logging.getLogger("test"), bytes_most=10**9
         )
         self.acknowledged = []
@@ -90,7 +90,7 @@ class Site:
             self.refused.append((node, told.refused, told.refused_reason))
 
     async def total(self, *group_by):
-        asked = asked_of(
+        asked = parse_query(
             begin_ns=BEGIN_NS, end_ns=BEGIN_NS + 86_400 * SECOND_NS, group_by=group_by, filters={}, rows_most=100
         )
         (answer,) = await self.desk.ask((asked,))

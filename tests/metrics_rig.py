@@ -1,16 +1,16 @@
 """Frames of which every metric has something to show."""
 
-from eelgrid_agent.device import FAST_READINGS, INSTANCE_READINGS, SLOW_READINGS, InstanceReadings
-from eelgrid_agent.metrics.frame import (
-    CALL_BOUNDS_S,
+from eelgrid_agent.devices.port import FAST_READINGS, INSTANCE_READINGS, SLOW_READINGS, InstanceReadings
+from eelgrid_agent.devices.port import LATENCY_BUCKETS_S as CALL_BOUNDS_S
+from eelgrid_agent.metrics.snapshot import (
     OWNER_LABELS,
+    AgentSnapshot,
     AgentView,
-    Distribution,
-    Frame,
     GpuView,
     GuardView,
     HostView,
-    NodeView,
+    LatencyDistribution,
+    NodeMetricsView,
     OwnersView,
     ProcessView,
     TimedValues,
@@ -55,15 +55,15 @@ def share(energy_j=5.0, **owner):
 
 def frame(*gpus, shares=(), value=0.5):
     """Every metric has something to show."""
-    return Frame(
+    return AgentSnapshot(
         agent=AgentView(
             version="1", nodes=1, connected_nodes=1, samples=2, batches=3, dropped_samples=4, connections=5,
             uncounted_s=6.0, spool_ticks=7, batches_under_way=8, sample_age_s=0.1, collection_s={"quick": 0.001},
-            calls={"read": Distribution(below=tuple(range(3, len(CALL_BOUNDS_S) + 4)), sum_s=1.5)},
+            calls={"read": LatencyDistribution(below=tuple(range(3, len(CALL_BOUNDS_S) + 4)), sum_s=1.5)},
             process=ProcessView(cpu_s=1.0, resident_bytes=2.0, started_s=3.0, threads=4.0),
             worker=WorkerView(starts=1, hangs=0, left_behind=0, hung_gpus=0, cpu_s=0.5, resident_bytes=9.0),
         ),
-        node=NodeView(
+        node=NodeMetricsView(
             name="n", pool="p", driver_version="580", boot_id="b", simulated=True, access="root",
             host=HostView(cpu_milli=1500, memory_bytes=10, values=dict.fromkeys(HOST_READINGS, value)),
             guard=GuardView(

@@ -3,10 +3,10 @@
 from bench.naive_partitioner import State
 from bench.node_crashes import Rig, spelled
 
-from eelgrid_protos.catalogue import load
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import ApplyStatus, GpuLayout
 
-PARTS = load().geometries
+PARTS = load_catalogue().geometries
 A100, H100 = PARTS["a100-40gb"], PARTS["h100-80gb-sxm"]
 G1, G2, G3, G4, G7 = 19, 14, 9, 5, 0
 ONE, TWO, THREE, FOUR, SEVEN = (G1, 0, (0,)), (G2, 2, (1,)), (G3, 4, (2,)), (G4, 0, (3,)), (G7, 0, (4,))

@@ -10,10 +10,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from eelgrid_kernels import GPU_ABSENT, GPU_PARTITIONED, GPU_PLACEABLE, Mix, Nodes
-from eelgrid_kernels.move_arrays import Ground, Limits, Prices, Requests, Search, Units
-from eelgrid_kernels.moves import OVERLAPS, RELEASES, STAYS, improve
-from eelgrid_kernels.potential import BLOCK_LEAST, weigh_board
+from eelgrid_kernels.arrays import (
+    ChurnLimits,
+    Mix,
+    MovableUnits,
+    MoveNodes,
+    MoveSearch,
+    Nodes,
+    ReplicaRequests,
+    TermPrices,
+)
+from eelgrid_kernels.move_search import OVERLAPS, RELEASES, STAYS, search_moves
+from eelgrid_kernels.node_cost import BLOCK_LEAST, GPU_ABSENT, GPU_PARTITIONED, GPU_PLACEABLE, weigh_board
 from tests import naive
 
 WATTS = ((10.0, 70.0), (30.0, 150.0), (50.0, 400.0))
@@ -39,7 +47,7 @@ class Case:
     units: list[Unit]
     mix: list[naive.Class]
     prices: tuple[float, float, float, float]
-    limits: Limits
+    limits: ChurnLimits
 
     def cost_w(self, nodes: list[naive.Node]) -> float:
         """The potential, said plainly."""
@@ -105,10 +113,10 @@ def draw_case(
         ((1.0, 80.0, 200.0, 0.0), (1.0, 20.0, 50.0, 0.0), (0.1, 100.0, 200.0, 0.0), (1.0, 0.0, 0.0, 0.0))
     )
     prices = (*prices[:3], 25.0) if blocks else prices
-    return Case(fleet, placed, mix, prices, Limits(moves, rng.choice((1500, 100_000)), 1.0, False, 4096))
+    return Case(fleet, placed, mix, prices, ChurnLimits(moves, rng.choice((1500, 100_000)), 1.0, False, 4096))
 
 
-def arrays(case: Case) -> tuple[Ground, Search]:
+def arrays(case: Case) -> tuple[MoveNodes, MoveSearch]:
     """The case as the kernel takes it."""
     width = len(case.nodes[0].gpus)
 
@@ -135,7 +143,7 @@ def arrays(case: Case) -> tuple[Ground, Search]:
                   for model in range(2)], np.int64),
         np.array([entry.weight for entry in case.mix], np.int64), max(1, sum(entry.weight for entry in case.mix)),
     )  # fmt: skip
-    requests = Requests(
+    requests = ReplicaRequests(
         *(np.array([getattr(task, name) for task in _tasks(case)], np.int64)
           for name in ("cpu_milli", "memory_bytes", "gpu_count", "gpu_milli")),
         np.array(allowed, np.int64).reshape(len(case.units), 2),
@@ -148,18 +156,18 @@ def arrays(case: Case) -> tuple[Ground, Search]:
     home = np.array([unit.home for unit in case.units], np.int64)
     listed = np.argsort(home, kind="stable").astype(np.int64)
     at = np.searchsorted(home[listed], np.arange(len(case.nodes) + 1)).astype(np.int64)
-    units = Units(
+    units = MovableUnits(
         np.arange(len(case.units)), first.astype(np.int64), home,
         np.array([unit.manner for unit in case.units], np.uint8),
         np.array([unit.restart_w for unit in case.units], np.float64), slots,
     )  # fmt: skip
     count = len(case.nodes)
-    ground = Ground(
-        nodes, mix, Prices(*case.prices), requests, np.zeros(count), np.zeros((len(case.units), count)),
+    ground = MoveNodes(
+        nodes, mix, TermPrices(*case.prices), requests, np.zeros(count), np.zeros((len(case.units), count)),
         np.zeros(count, np.int64), np.zeros(2, np.int64), np.zeros(99, np.int64), np.zeros(99),
         np.zeros((2, max(most, width)), np.int64),
     )  # fmt: skip
-    search = Search(
+    search = MoveSearch(
         units, case.limits, at, listed, np.zeros(3, np.int64), np.zeros(len(case.units), np.bool_),
         np.zeros(len(slots), np.int64), np.zeros((len(slots), max(most, width)), np.int64),
         np.zeros(max(1, len(case.units)), np.int64), np.zeros(count), np.zeros((count, 2), np.int64),
@@ -177,7 +185,7 @@ def searched(case: Case) -> list[tuple[int, list[tuple[int, list[int]]]]]:
     weigh_board(ground)
     log = np.zeros(max(1, len(case.units)), np.int64)
     found = []
-    for unit in log[: improve(ground, search, log)].tolist():
+    for unit in log[: search_moves(ground, search, log)].tolist():
         items = range(search.units.first[unit], search.units.first[unit + 1])
         count = case.units[unit].task.gpu_count
         found.append((unit, [(int(search.to_node[i]), search.to_slots[i, :count].tolist()) for i in items]))

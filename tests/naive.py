@@ -1,4 +1,4 @@
-"""Slow, obvious twins of the kernels: the formulas of eelgrid_kernels.placement said once more, in plain Python.
+"""Slow, obvious twins of the kernels: the formulas of eelgrid_kernels.node_cost said once more, in plain Python.
 
 Nothing here is clever: every class, GPU and node is looked at anew each time.
 """

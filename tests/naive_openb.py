@@ -1,4 +1,4 @@
-"""Slow, obvious twin of eelgrid_kernels.peers: every policy's rule in plain Python, every node looked at anew.
+"""Slow, obvious twin of eelgrid_kernels.baselines: every policy's rule in plain Python, every node looked at anew.
 
 No states, no kept scores: each arrival scores each node. Formulas that the
 planner has too (power, F, stranding) are those of tests.naive.

@@ -1,4 +1,4 @@
-"""Slow, obvious twin of eelgrid_controller.savings: what stands where is a list, and every node is made of it anew.
+"""Slow, obvious twin of eelgrid_controller.energy: what stands where is a list, and every node is made of it anew.
 
 No arrays, no queues by kind: after each event everything that waits is tried on every node, in
 its order. Formulas of power and best fit are those of tests.naive and tests.naive_openb.
@@ -6,7 +6,9 @@ its order. Formulas of power and best fit are those of tests.naive and tests.nai
 
 from dataclasses import dataclass, field
 
-from eelgrid_controller.events import (
+from eelgrid_controller.placement.gpu_power import PriorPowerModel
+from eelgrid_controller.state.engine_reports import NO_EXTERNAL_USAGE
+from eelgrid_controller.state.events import (
     GpuLost,
     GpuReturned,
     NodeJoined,
@@ -18,13 +20,11 @@ from eelgrid_controller.events import (
     WorkloadScaled,
     WorkloadSubmitted,
 )
-from eelgrid_controller.model import PowerModel
-from eelgrid_controller.occupancy import NOBODY
 from eelgrid_protos import catalogue
 from tests import naive
 from tests.naive_openb import best_fit, tightest
 
-POWER = PowerModel(catalogue.load())
+POWER = PriorPowerModel(catalogue.load_catalogue())
 
 
 @dataclass
@@ -110,7 +110,7 @@ class Twin:
                 request.cpu_milli, request.memory_bytes, request.gpu_count, request.gpu_milli,
                 allowed if request.gpu_models else None,
             )  # fmt: skip
-            if naive.verdict(node, task) or not required <= set(self.others.get(name, NOBODY).traits):
+            if naive.verdict(node, task) or not required <= set(self.others.get(name, NO_EXTERNAL_USAGE).traits):
                 continue
             score = best_fit(node, task)
             if best is None or score > best[0]:
@@ -121,7 +121,7 @@ class Twin:
 
     def node(self, name, held):
         """A node that holds these replicas and what others hold; its UUIDs, and its models by code."""
-        inventory, others = self.inventories[name], self.others.get(name, NOBODY)
+        inventory, others = self.inventories[name], self.others.get(name, NO_EXTERNAL_USAGE)
         mine = [(place[1], self.specs[key].request) for (key, _), place in held.items() if place[0] == name]
         gpus = sorted(inventory.gpus, key=lambda gpu: gpu.index)
         models = sorted({gpu.model for gpu in gpus})

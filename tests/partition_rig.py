@@ -7,11 +7,11 @@ import itertools
 import math
 from functools import cache
 
-from eelgrid_controller.partition.problem import Problem, Service, pool_of
+from eelgrid_controller.partition.problem import InferenceDemand, PartitionProblem, pool_of_product
 from eelgrid_controller.profiles.points import Configuration, Point
-from eelgrid_protos.catalogue import load
+from eelgrid_protos.catalogue.loader import load_catalogue
 
-PRODUCTS = load().products
+PRODUCTS = load_catalogue().products
 A30, A100 = PRODUCTS["a30"], PRODUCTS["a100-sxm4-80gb"]
 KEYS = {"a30": ("1g", "2g", "4g"), "a100-sxm4-80gb": ("1g", "2g", "3g", "4g", "7g")}
 
@@ -23,7 +23,7 @@ def point(workload, profile, throughput_hz, latency_s=0.01, product=A30, **how):
 
 
 def service(name, rate_hz, latency_s=0.02, **fields):
-    return Service(
+    return InferenceDemand(
         name=name, workload=fields.pop("workload", name), rate_hz=float(rate_hz), latency_s=latency_s, **fields
     )
 
@@ -37,14 +37,14 @@ def problem(rates, throughputs, product=A30, **fields):
         if hz
     ]
     services = [service(f"s{number}", rate) for number, rate in enumerate(rates)]
-    pools = fields.pop("pools", (pool_of(product),))
-    return Problem(services=tuple(services), points=tuple(points), pools=pools, **fields)
+    pools = fields.pop("pools", (pool_of_product(product),))
+    return PartitionProblem(services=tuple(services), points=tuple(points), pools=pools, **fields)
 
 
 @cache
 def layouts(part, keys):
     """Every set of placements without conflict, as the catalogue judges."""
-    geometry = load().geometries[part]
+    geometry = load_catalogue().geometries[part]
     places = [(geometry.profiles[key], start) for key in keys for start in geometry.profiles[key].starts]
     return tuple(
         frozenset((profile.key, start) for profile, start in chosen)

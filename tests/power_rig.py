@@ -7,13 +7,22 @@ disk stay.
 
 from dataclasses import replace
 
-from eelgrid_agent.device import Missing
-from eelgrid_agent.enforcement import ROUNDS_MOST
-from eelgrid_agent.guard import Guard, GuardLimits, LocalPolicy
-from eelgrid_agent.guard.events import Command, Executed, Origin, Outcome, SetLimit, Tick
-from eelgrid_agent.power.enforcer import Enforcer
-from eelgrid_agent.simulation import GpuLoad, GpuSpec, NodeSpec, SimulatedNode
-from eelgrid_protos.messages import (
+from eelgrid_agent.devices.port import Missing
+from eelgrid_agent.enforce.guard.events import (
+    CommandOutcome,
+    CommandsExecuted,
+    DriverOrigin,
+    GuardCommand,
+    GuardTick,
+    SetDeviceLimit,
+)
+from eelgrid_agent.enforce.guard.plan import Guard
+from eelgrid_agent.enforce.power.executor import PowerExecutor
+from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy
+from eelgrid_agent.node.enforcement_loop import MAX_ROUNDS
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
+from eelgrid_protos.messages import (  # fmt: skip
     AccessLevel,
     ApplyStatus,
     Assignment,
@@ -23,7 +32,7 @@ from eelgrid_protos.messages import (
     NodePlan,
     PlanApplied,
     Reading,
-)  # fmt: skip
+)
 from tests.fakes.power_device import FakeMachine, FakePart, Fuse, MemoryJournal
 
 __all__ = ["Rig", "SimulatedMachine", "fake", "plan_of", "setting", "settled", "simulated"]
@@ -46,8 +55,8 @@ class SimulatedMachine:
         self.boots = self.loads = 1
         self.control = _Burning(self.node, fuse)
 
-    def origin(self) -> Origin:
-        return Origin(boot_id=f"boot-{self.boots}", driver_start=f"{self.boots}.{self.loads}")
+    def origin(self) -> DriverOrigin:
+        return DriverOrigin(boot_id=f"boot-{self.boots}", driver_start=f"{self.boots}.{self.loads}")
 
     def advance(self, seconds: float) -> None:
         self.now_ns += int(seconds * 1e9)
@@ -143,17 +152,17 @@ class Rig:
         self.journal = MemoryJournal(machine.fuse)
         self.found = {uuid: machine.shown(uuid) for uuid in machine.uuids}
         self.events: list[NodeEvent] = []
-        self.commands: list[Command] = []
+        self.commands: list[GuardCommand] = []
         self.epoch = 0
         self.start()
 
     def start(self) -> None:
         """A process begins, with what is on the disk."""
         self.guard = Guard("n", has_control=True, local=self.local, limits=self.limits)
-        self.enforcer = Enforcer(
+        self.enforcer = PowerExecutor(
             self.machine.control, self.journal, origin=self.machine.origin, limits=self.limits
         )  # fmt: skip
-        self.pending: tuple[Command, ...] = ()
+        self.pending: tuple[GuardCommand, ...] = ()
         self.lost: set[str] = set()
         self.carry_out(self.guard.start(self.enforcer.load()))
         self.carry_out(())
@@ -187,24 +196,24 @@ class Rig:
             self.enforcer.check(uuid, power_w=self.machine.power_w(uuid), energy_counter_j=self.machine.energy_j(uuid))
             for uuid in self.machine.uuids
         )
-        tick = Tick(now_ns=now_ns, wall_ns=now_ns, gpus=checks, origin=self.enforcer.origin())
+        tick = GuardTick(now_ns=now_ns, wall_ns=now_ns, gpus=checks, origin=self.enforcer.origin())
         self.carry_out(self.guard.tick(tick))
 
-    def carry_out(self, commands: tuple[Command, ...]) -> tuple[Outcome, ...]:
+    def carry_out(self, commands: tuple[GuardCommand, ...]) -> tuple[CommandOutcome, ...]:
         """What is left from before, then these; the guard hears of it."""
         batch = (*self.pending, *commands)
         self.pending = ()
         self.commands += batch
         outcomes = self.enforcer.execute(batch)
         now_ns = self.machine.now_ns
-        self.pending = self.guard.executed(Executed(now_ns=now_ns, wall_ns=now_ns, outcomes=outcomes))
+        self.pending = self.guard.executed(CommandsExecuted(now_ns=now_ns, wall_ns=now_ns, outcomes=outcomes))
         self.events += self.guard.take_events()
         return outcomes
 
     def stop(self) -> None:
         """A clean end."""
         self.carry_out(self.guard.stop())
-        for _ in range(ROUNDS_MOST):
+        for _ in range(MAX_ROUNDS):
             if self.pending:
                 self.carry_out(())
 
@@ -236,7 +245,7 @@ class Rig:
 
     def written(self, uuid: str) -> list[float]:
         """The limits that were ordered for a device."""
-        return [one.limit_w for one in self.commands if isinstance(one, SetLimit) and one.gpu_uuid == uuid]
+        return [one.limit_w for one in self.commands if isinstance(one, SetDeviceLimit) and one.gpu_uuid == uuid]
 
 
 def setting(uuid: str, limit_w: float | None = None, **more) -> GpuSetting:

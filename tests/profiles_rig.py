@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from eelgrid_controller.profiles.family import Learned, learn_family
+from eelgrid_controller.profiles.learning import LearnedFamily, learn_family
 from eelgrid_controller.profiles.points import Configuration, Point
-from eelgrid_controller.profiles.store import Profiles, Reading, Workload
-from eelgrid_protos.catalogue import Catalogue, load
+from eelgrid_controller.profiles.store import ProfiledWorkload, ProfileReading, ProfileStore
+from eelgrid_protos.catalogue.loader import Catalogue, load_catalogue
 
 A100, FAMILY, STRANGER = "a100-sxm4-80gb", "made-up", "stranger"
 SIZES = {"small": 1.0, "middle": 2.5, "large": 6.0}  # work of one sample
@@ -24,7 +24,7 @@ BATCHES = (1, 4, 16, 64)
 @functools.cache
 def catalogue() -> Catalogue:
     """The catalogue, read once."""
-    return load()
+    return load_catalogue()
 
 
 def law(size: float, share: float, batch: int, limit_w: float) -> tuple[float, float]:
@@ -55,19 +55,19 @@ def configurations() -> Iterator[Configuration]:
 
 
 @functools.cache
-def measured() -> Profiles:
+def measured() -> ProfileStore:
     """Every workload in every configuration, but for a stranger that nobody measured."""
     rng = np.random.default_rng(11)
-    found = Profiles()
+    found = ProfileStore()
     for name in (*SIZES, STRANGER):
-        found = found.introduced(Workload(name, FAMILY))
+        found = found.introduced(ProfiledWorkload(name, FAMILY))
     for name in SIZES:
         for second, how in enumerate(configurations()):
-            found = found.told(Reading(point(name, how, float(rng.normal(0.0, 0.004))), float(second)))
+            found = found.told(ProfileReading(point(name, how, float(rng.normal(0.0, 0.004))), float(second)))
     return found
 
 
 @functools.cache
-def learned() -> Learned:
+def learned() -> LearnedFamily:
     """What the family teaches."""
     return learn_family(measured(), FAMILY, catalogue())

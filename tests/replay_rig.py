@@ -2,24 +2,31 @@
 
 from typing import NamedTuple
 
-from eelgrid_controller.replay.openb import NodeRow, TaskRow
-from eelgrid_controller.replay.protocol import Trace, build, node_order
-from eelgrid_controller.replay.schedule import Outage, Schedule, schedule
-from eelgrid_controller.replay.simulation import Outcome, simulate
-from eelgrid_kernels.fleet import Fleet
-from eelgrid_kernels.policies import policy
+from eelgrid_controller.replay.openb import TraceNode, TraceTask
+from eelgrid_controller.replay.openb_protocol import TraceArrays, build_trace, node_order
+from eelgrid_controller.replay.simulation import (
+    ArrivalSchedule,
+    Outage,
+    SimulationOutcome,
+    build_schedule,
+    simulate_policy,
+)
+from eelgrid_kernels.baselines import find_policy
+from eelgrid_kernels.fleet_simulation import SimulatedFleet
 from eelgrid_protos.quantities import MIB
 
 
-def a_node(name="n0", *, gpus=2, model="T4", vcpu=32, memory_mib=1000) -> NodeRow:
+def a_node(name="n0", *, gpus=2, model="T4", vcpu=32, memory_mib=1000) -> TraceNode:
     """T4: 10 W idle, 70 W busy; 32 vCPU are one package: 15 W idle, 120 W busy."""
-    return NodeRow(
+    return TraceNode(
         name=name, cpu_milli=vcpu * 1000, memory_bytes=memory_mib * MIB, gpu_count=gpus, gpu_model=model if gpus else ""
     )
 
 
-def a_task(name, arrival_s, duration_s, *, gpus=1, milli=1000, vcpu=1, memory_mib=10, models=(), priority=0) -> TaskRow:
-    return TaskRow(
+def a_task(
+    name, arrival_s, duration_s, *, gpus=1, milli=1000, vcpu=1, memory_mib=10, models=(), priority=0
+) -> TraceTask:
+    return TraceTask(
         name=name, cpu_milli=int(vcpu * 1000), memory_bytes=memory_mib * MIB, gpu_count=gpus,
         gpu_milli=milli if gpus else 0, gpu_models=models if gpus else (), arrival_s=arrival_s, duration_s=duration_s,
         priority=priority,
@@ -29,22 +36,22 @@ def a_task(name, arrival_s, duration_s, *, gpus=1, milli=1000, vcpu=1, memory_mi
 class Scene(NamedTuple):
     """A trace with its schedule."""
 
-    trace: Trace
-    schedule: Schedule
+    trace: TraceArrays
+    schedule: ArrivalSchedule
 
-    def fleet(self, name="fgd", seed=42) -> Fleet:
-        chosen, trace = policy(name), self.trace
+    def fleet(self, name="fgd", seed=42) -> SimulatedFleet:
+        chosen, trace = find_policy(name), self.trace
         rank = node_order(trace, seed)
-        return Fleet(trace.fleet, trace.specs, trace.typical, rank, chosen.code, chosen.weights)
+        return SimulatedFleet(trace.fleet, trace.specs, trace.typical, rank, chosen.code, chosen.weights)
 
-    def run(self, name="fgd", *, outages=(), end_s=None, seed=42) -> Outcome:
+    def run(self, name="fgd", *, outages=(), end_s=None, seed=42) -> SimulationOutcome:
         end_s = self.schedule.end_s if end_s is None else end_s
-        return simulate(self.trace, self.schedule, self.fleet(name, seed), outages, end_s)
+        return simulate_policy(self.trace, self.schedule, self.fleet(name, seed), outages, end_s)
 
 
 def scene(nodes, tasks) -> Scene:
-    trace = build("small", tuple(nodes), tuple(tasks))
-    return Scene(trace, schedule(trace, tasks))
+    trace = build_trace("small", tuple(nodes), tuple(tasks))
+    return Scene(trace, build_schedule(trace, tasks))
 
 
 class Twin:

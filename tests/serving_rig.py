@@ -4,14 +4,18 @@ Owns the Deployment and its ReplicaSet in the simulation, and a side that knows 
 carries out what is said of their scale. No clock and no sockets.
 """
 
-from eelgrid_controller.adapters.kubernetes.asked import standing_of
-from eelgrid_controller.events import WorkloadPlaced, WorkloadScaled
-from eelgrid_controller.kubernetes import gate_events as told
-from eelgrid_controller.kubernetes.names import DELETION_COST
-from eelgrid_controller.kubernetes.serving import Service, Services, service_of
-from eelgrid_controller.kubernetes.serving_scale import Mark, Scaling, counted
-from eelgrid_controller.kubernetes.sight import sight_of
-from eelgrid_controller.kubernetes.views import pod_of
+from eelgrid_controller.engines.kubernetes.model.inference_service import InferenceService, ServiceIndex, parse_service
+from eelgrid_controller.engines.kubernetes.model.objects import parse_pod
+from eelgrid_controller.engines.kubernetes.model.well_known import DELETION_COST
+from eelgrid_controller.engines.kubernetes.pods import gate_events as told
+from eelgrid_controller.engines.kubernetes.pods.pod_view import view_pod
+from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import status_event
+from eelgrid_controller.engines.kubernetes.services.scaling import (
+    ScaleSubresourceWriter,
+    SetDeletionCost,
+    count_replicas,
+)
+from eelgrid_controller.state.events import WorkloadPlaced, WorkloadScaled
 from tests.gate_rig import Api, Side
 
 UNIT = "service-s"
@@ -113,25 +117,25 @@ class ServingSide(Side):
     """One controller that knows services."""
 
     def begin(self):
-        self.services = getattr(self, "services", None) or Services()
-        self.scaling = Scaling(agreed=getattr(self, "remembered", None))
+        self.services = getattr(self, "services", None) or ServiceIndex()
+        self.scaling = ScaleSubresourceWriter(agreed=getattr(self, "remembered", None))
         super().begin()
-        self.events += [told.ServiceSeen(service) for service in self.services.all]
+        self.events += [told.InferenceServiceUpdated(service) for service in self.services.all]
 
     def serve(self, found=None, **target):
         """An InferenceService as it is now, with its target; None for none."""
         service = None
         if found is not None:
-            read = service_of(found)
-            assert isinstance(read, Service), read
+            read = parse_service(found)
+            assert isinstance(read, InferenceService), read
             service = type(read)(**{name: getattr(read, name) for name in read.__slots__} | target)
         before = list(self.services.all)
         changed = self.services.replaced([] if service is None else [service])
         for one in before:
             if service is None or one.unit != service.unit:
-                self.events.append(told.ServiceGone(one.unit))
+                self.events.append(told.InferenceServiceDeleted(one.unit))
         if service is not None and before != [service]:
-            self.events.append(told.ServiceSeen(service))
+            self.events.append(told.InferenceServiceUpdated(service))
         if changed:
             for pod in list(self.objects.values()):
                 self._see("pod", pod)
@@ -142,7 +146,7 @@ class ServingSide(Side):
             super()._see(kind, found)
             return
         self.objects[found["metadata"]["name"]] = found
-        self.events.append(told.PodSeen(sight_of(pod_of(found), found, {}, self.services)[0]))
+        self.events.append(told.PodUpdated(view_pod(parse_pod(found), found, {}, self.services)[0]))
 
     @property
     def unit(self):
@@ -167,9 +171,9 @@ class ServingSide(Side):
     def look(self, found, at_s):
         """One look of the services' part; its writes are done at once."""
         service = self.serve(found, wanted=self.api.replicas, surge=self.api.surge)
-        asked = self.scaling.look(service, str(self.api.version_of_target), counted(self.unit), at_s)
+        asked = self.scaling.look(service, str(self.api.version_of_target), count_replicas(self.unit), at_s)
         for one in asked if self.epoch is not None else ():
-            if isinstance(one, Mark):
+            if isinstance(one, SetDeletionCost):
                 self.api.mark(one)
             elif one.version == str(self.api.version_of_target):
                 self.api.scale(one.replicas)
@@ -180,7 +184,7 @@ class ServingSide(Side):
         super()._heard(events)
         for event in events:
             if isinstance(event, WorkloadScaled | WorkloadPlaced):
-                self.events.append(standing_of(self.core.state.workloads[event.workload_id]))
+                self.events.append(status_event(self.core.state.workloads[event.workload_id]))
 
 
 def play(api, sides, found, at_s, *, rounds=30):
@@ -190,7 +194,7 @@ def play(api, sides, found, at_s, *, rounds=30):
         api.control()
         for side in sides:
             side.hear()
-            side.events.append(told.Ticked())
+            side.events.append(told.GateTicked())
             side.look(found, at_s)
             side.round(at_s)
             while side.under_way:

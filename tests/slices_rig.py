@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from eelgrid_controller.core import Core
-from eelgrid_controller.ledger import NodeRecord
-from eelgrid_controller.slices import geometry_of, stands
-from eelgrid_controller.slicing.search import Found, recommend
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.partition.recommendation import PartitionSearchResult, recommend_partitions
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.mig_layouts import find_mig_geometry, is_layout_complete
+from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     ComputeInstance,
@@ -30,7 +30,7 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 
-A100 = catalogue.load().products["a100-sxm4-40gb"]
+A100 = catalogue.load_catalogue().products["a100-sxm4-40gb"]
 GIB = 2**30
 POOL = "mig"
 
@@ -80,7 +80,7 @@ def policy(core: Core, *, partitioned: bool = True, now_ns: int = 2) -> None:
 
 def core_with(*nodes: Inventory, partitioned: bool = True) -> Core:
     """A core with nodes and points."""
-    core = Core(ClusterState(policy=Policy()), catalogue.load())
+    core = Core(ClusterState(policy=Policy()), catalogue.load_catalogue())
     for one in nodes:
         core.node_joined(one, now_ns=1)
     if partitioned:
@@ -91,7 +91,7 @@ def core_with(*nodes: Inventory, partitioned: bool = True) -> Core:
 
 def laid_out(gpu: Gpu, layout: GpuLayout) -> Gpu:
     """The GPU as its agent brings it to a layout."""
-    geometry = geometry_of(gpu)
+    geometry = find_mig_geometry(gpu)
     assert geometry is not None
     instances = []
     for number, one in enumerate(layout.instances):
@@ -124,12 +124,12 @@ def agents_act(core: Core, *, now_ns: int) -> None:
             core.node_joined(as_planned(core, record), now_ns=now_ns)
 
 
-def found(core: Core) -> Found:
+def found(core: Core) -> PartitionSearchResult:
     """The best change now."""
-    return recommend(core.survey_partitions())
+    return recommend_partitions(core.survey_partitions())
 
 
-def carried_out(core: Core, *, now_ns: int = 10) -> Found:
+def carried_out(core: Core, *, now_ns: int = 10) -> PartitionSearchResult:
     """All stages of the best change, each when the one before stands."""
     change = found(core)
     for stage in change.stages:
@@ -138,7 +138,11 @@ def carried_out(core: Core, *, now_ns: int = 10) -> Found:
         agents_act(core, now_ns=now_ns)
         for record in core.state.nodes.values():
             for gpu in record.inventory.gpus:
-                assert gpu.uuid not in record.layouts or not record.is_ready or stands(gpu, record.layouts[gpu.uuid])
+                assert (
+                    gpu.uuid not in record.layouts
+                    or not record.is_ready
+                    or is_layout_complete(gpu, record.layouts[gpu.uuid])
+                )
     return change
 
 

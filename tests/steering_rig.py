@@ -7,27 +7,27 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from eelgrid_controller.power.budgets import Budget, Budgets
-from eelgrid_controller.power.changes import Holding
-from eelgrid_controller.power.evidence import Window
-from eelgrid_controller.power.promise import MaxSlowdown
-from eelgrid_controller.steering.dividing import solved
-from eelgrid_controller.steering.events import (
+from eelgrid_controller.objectives.controller import ObjectiveController
+from eelgrid_controller.objectives.power.budget_allocation import solve_allocation
+from eelgrid_controller.objectives.power.budgets import BudgetTree, PowerBudgetNode
+from eelgrid_controller.objectives.power.control_events import (  # fmt: skip
+    AllocationSolved,
     BudgetsSet,
-    Divide,
-    Divided,
-    Ended,
-    JobBegan,
+    ControlNodeLeaseEnded,
+    ControlNodeLost,
+    ControlNodeReturned,
+    ControlTick,
     JobMeasured,
+    JobStarted,
     LimitConfirmed,
     LimitFailed,
-    NodeBack,
-    NodeLeaseEnded,
-    NodeLost,
-    SetLimit,
-    Ticked,
-)  # fmt: skip
-from eelgrid_controller.steering.steering import Steering
+    SetPowerLimit,
+    SolveAllocation,
+    WorkloadEnded,
+)
+from eelgrid_controller.objectives.power.estimates import MeasurementWindow
+from eelgrid_controller.objectives.power.limit_rollout import Holding
+from eelgrid_controller.objectives.power.training_promises import MaxSlowdown
 
 __all__ = ["LIMITS_W", "Fleet", "law", "tree"]
 
@@ -44,14 +44,16 @@ def law(limit_w, draw_w=280.0):
 
 def tree(nodes, node_w, cluster_w):
     """A cluster over nodes."""
-    return Budgets([Budget("cluster", cluster_w), *(Budget(node, node_w, "cluster") for node in nodes)])
+    return BudgetTree(
+        [PowerBudgetNode("cluster", cluster_w), *(PowerBudgetNode(node, node_w, "cluster") for node in nodes)]
+    )
 
 
 @dataclass
 class Placed:
     """A job on its nodes."""
 
-    began: JobBegan
+    began: JobStarted
     draw_w: float
     limits: dict[str, float]  # what the GPUs have, by holding
     maybe: dict[str, list[float]] = field(default_factory=dict)  # what nobody has read since, by holding
@@ -64,7 +66,7 @@ class Fleet:
     """Nodes with GPUs under steering."""
 
     def __init__(self, steering=None, seed=0, scatter=0.0):
-        self.steering = steering or Steering()
+        self.steering = steering or ObjectiveController()
         self.rng = np.random.default_rng(seed)
         self.scatter = scatter
         self.now_s = 0.0
@@ -80,17 +82,17 @@ class Fleet:
         before = self.drawn_most()
         made = self.steering.on(event)
         self.said += made
-        self.latest |= {one.job: one.limit_w for one in made if isinstance(one, SetLimit)}
+        self.latest |= {one.job: one.limit_w for one in made if isinstance(one, SetPowerLimit)}
         self.told.append(event)
-        self.asked += [one for one in made if isinstance(one, SetLimit)]
-        self.divisions += [one for one in made if isinstance(one, Divide)]
+        self.asked += [one for one in made if isinstance(one, SetPowerLimit)]
+        self.divisions += [one for one in made if isinstance(one, SolveAllocation)]
         for name, watts in self.drawn_most().items():  # what lay above a budget before is not the answer's doing
             self.worst_w = max(self.worst_w, watts - max(self.watts[name], before[name]))
         return made
 
     def begin(self, name, nodes, gpus=2, promise=PROMISE, draw_w=280.0, held_w=(), restored_w=None, **more):
         holdings = tuple(Holding(f"{name}/{node}", node, gpus, (node,), restored_w) for node in nodes)
-        began = JobBegan(self.now_s, name, promise, LIMITS_W, holdings, held_w=held_w, **more)
+        began = JobStarted(self.now_s, name, promise, LIMITS_W, holdings, held_w=held_w, **more)
         limits = dict(zip([one.name for one in holdings], held_w or (LIMITS_W[-1],) * len(holdings), strict=True))
         self.jobs[name] = Placed(began, draw_w, limits)
         return self.tell(began)
@@ -98,7 +100,7 @@ class Fleet:
     def end(self, name):
         self.jobs.pop(name)
         self.asked = [one for one in self.asked if one.job != name]
-        return self.tell(Ended(self.now_s, name))
+        return self.tell(WorkloadEnded(self.now_s, name))
 
     def budget(self, budgets):
         self.budgets = budgets
@@ -155,7 +157,7 @@ class Fleet:
     def divide(self, place=0):
         """A division that was asked for is answered, perhaps long after."""
         one = self.divisions.pop(place)
-        return self.tell(Divided(self.now_s, one.number, solved(one.problem)))
+        return self.tell(AllocationSolved(self.now_s, one.number, solve_allocation(one.problem)))
 
     def window(self, name, seconds=WINDOW_S):
         """A job runs for a window at what it has; the slowest GPU paces the gang."""
@@ -167,7 +169,7 @@ class Fleet:
         job.work, job.time_s = job.work + work, job.time_s + seconds
         job.energy_j += gpus * power_w * seconds
         slow, warm = 1.0 + self.scatter * self.rng.standard_normal(2)
-        seen = Window(limit_w, work / slow, seconds, gpus * power_w * seconds * warm)
+        seen = MeasurementWindow(limit_w, work / slow, seconds, gpus * power_w * seconds * warm)
         return self.tell(JobMeasured(self.now_s, name, seen))
 
     def run(self, windows, *, answered=True):
@@ -179,7 +181,7 @@ class Fleet:
             for name in list(self.jobs):
                 if not any(one.node in self.lost for one in self.jobs[name].began.holdings):
                     self.window(name)
-            self.tell(Ticked(self.now_s))
+            self.tell(ControlTick(self.now_s))
         if answered:
             self.quiet()
 
@@ -191,14 +193,14 @@ class Fleet:
             self.jobs[one.job].maybe.setdefault(one.holding, []).append(one.limit_w)
             if heard:
                 self.jobs[one.job].limits[one.holding] = one.limit_w
-        return self.tell(NodeLost(self.now_s, node))
+        return self.tell(ControlNodeLost(self.now_s, node))
 
     def lease_ends(self, node):
         for job in self.jobs.values():
             for holding in job.began.holdings:
                 if holding.node == node and holding.restored_w is not None:
                     job.limits[holding.name] = holding.restored_w / holding.gpus
-        return self.tell(NodeLeaseEnded(self.now_s, node))
+        return self.tell(ControlNodeLeaseEnded(self.now_s, node))
 
     def back(self, node):
         self.lost.discard(node)
@@ -206,7 +208,7 @@ class Fleet:
                   if name.endswith(f"/{node}")}  # fmt: skip
         for job in self.jobs.values():
             job.maybe = {name: may for name, may in job.maybe.items() if not name.endswith(f"/{node}")}
-        return self.tell(NodeBack(self.now_s, node, limits))
+        return self.tell(ControlNodeReturned(self.now_s, node, limits))
 
     def job(self, name):
         return next(one for one in self.steering.standing().jobs if one.name == name)

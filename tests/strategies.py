@@ -6,12 +6,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 from eelgrid_protos.quantities import Many, Range, Text
-from eelgrid_protos.schema import Shape, fields_of, violations_of
+from eelgrid_protos.schema import ValueShape, fields_of, list_violations
 
 _ITEMS_MOST = 3
 
 
-def _scalar(shape: Shape) -> st.SearchStrategy[Any]:
+def _scalar(shape: ValueShape) -> st.SearchStrategy[Any]:
     rule = shape.rule
     if shape.kind == "bool":
         return st.booleans()
@@ -26,7 +26,7 @@ def _scalar(shape: Shape) -> st.SearchStrategy[Any]:
     return st.floats(low, high, allow_nan=False).map(lambda value: value + 0.0)
 
 
-def _value(shape: Shape) -> st.SearchStrategy[Any]:
+def _value(shape: ValueShape) -> st.SearchStrategy[Any]:
     most = min(_ITEMS_MOST, shape.rule.most) if isinstance(shape.rule, Many) else _ITEMS_MOST
     match shape.kind:
         case "enum":
@@ -50,4 +50,4 @@ def message(cls: Any) -> st.SearchStrategy[Any]:
     for field in fields_of(cls):
         value = _value(field.shape)
         parts[field.name] = st.none() | value if field.optional else value
-    return st.builds(cls, **parts).filter(lambda made: next(violations_of(made), None) is None)
+    return st.builds(cls, **parts).filter(lambda made: next(list_violations(made), None) is None)

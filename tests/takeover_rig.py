@@ -10,8 +10,8 @@ import random
 
 from bench.kubernetes.checker import gpus_of, judge
 
-from eelgrid_controller.kubernetes import gate_events as told
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.engines.kubernetes.pods import gate_events as told
+from eelgrid_controller.state.cluster_state import ClusterState
 from tests.gate_rig import Api, Side, settle
 
 __all__ = ["Takeovers", "problems"]
@@ -80,7 +80,7 @@ class Takeovers:
 
     def tick(self, rng):
         side = self.awake(rng)
-        side.events.append(told.Ticked())
+        side.events.append(told.GateTicked())
         side.round(self.at_s)
 
     def send(self, rng):

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 import pynvml
 
-from eelgrid_agent.amd import AmdControl, AmdDevice
-from eelgrid_agent.amd.simulated import SimulatedAmdSmi
-from eelgrid_agent.device import Control, Device, RawReadings
-from eelgrid_agent.nvml import NvmlDevice
-from eelgrid_agent.nvml.control import NvmlControl
-from eelgrid_agent.simulation import GpuLoad, GpuSpec, SimulatedNode
+from eelgrid_agent.devices.amd.device import AmdControl, AmdDevice
+from eelgrid_agent.devices.nvml.control import NvmlControl
+from eelgrid_agent.devices.nvml.device import NvmlDevice
+from eelgrid_agent.devices.port import ControlPort, DevicePort, RawReadings
+from eelgrid_agent.simulation.amdsmi import SimulatedAmdSmi
 from eelgrid_agent.simulation.gpu import SimGpu
-from eelgrid_agent.simulation.library import installed
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.nvml_library import installed_library
+from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec
 from tests.device_rig import SECOND, make_node, nvml_over
 
 WAYS = ("nvml 470.256.02", "nvml 580.95.05", "amdsmi 7.0", "amdsmi 6.3")
@@ -38,8 +39,8 @@ class Part:
 class VendorRig:
     part: Part
     clock: list[int]
-    device: Device
-    control: Control
+    device: DevicePort
+    control: ControlPort
     devices: tuple[SimGpu, ...]
     uuids: tuple[str, ...]
     # What happens beneath the adapter.
@@ -47,7 +48,7 @@ class VendorRig:
     set_driver: Callable[[bool], None]
     holds_session: Callable[[], bool]
     # A second port over the same devices, which is told before a listing asks one.
-    visited: Callable[[Callable[[int], bool]], Device]
+    visited: Callable[[Callable[[int], bool]], DevicePort]
 
     def read(self, index: int) -> RawReadings:
         return self.device.read(self.uuids[index])
@@ -74,7 +75,7 @@ def open_vendor(way: str) -> Iterator[VendorRig]:
         yield _amd(clock, old=version == "6.3")
         return
     node = make_node(clock, *[GpuSpec(product="h100-sxm5-80gb")] * 4, driver_version=version)
-    with installed(node):
+    with installed_library(node):
         rig = _nvml(node, clock, version)
         try:
             yield rig

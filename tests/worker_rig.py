@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from eelgrid_agent.device import Missing
-from eelgrid_agent.worker.process import Deadlines
-from eelgrid_agent.worker.remote import RemoteDevice
-from eelgrid_agent.worker.watchdog import Limits
+from eelgrid_agent.devices.port import Missing
+from eelgrid_agent.devices.process.remote_device import RemoteDevice
+from eelgrid_agent.devices.process.supervisor import CallDeadlines
+from eelgrid_agent.devices.process.watchdog import WatchdogLimits
 from eelgrid_protos.messages import AbsenceReason, Reading
 
 # Short enough to wait for, long enough that a machine under load does not pass for a driver that hangs.
-DEADLINES = Deadlines(
+DEADLINES = CallDeadlines(
     quick_s=0.6, slow_s=1.0, listing_s=1.5, setting_s=1.0, instance_s=1.0, mode_s=1.5, taken_up_s=1.5, started_s=20.0
 )
-LIMITS = Limits(probe_first_s=0.05, probe_most_s=0.1, restart_first_s=0.05, restart_most_s=0.2)
+LIMITS = WatchdogLimits(probe_first_s=0.05, probe_most_s=0.1, restart_first_s=0.05, restart_most_s=0.2)
 # A machine under load starts a child in seconds.
 LONG_S = 15.0
 TIMED_OUT = Missing(AbsenceReason.TIMED_OUT)

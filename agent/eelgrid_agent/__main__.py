@@ -20,24 +20,25 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
-from eelgrid_agent.config import AgentConfig, ConfigError, parse
-from eelgrid_agent.device import DeviceError
-from eelgrid_agent.metrics import AgentCollector, MetricsError, MetricsServer, Page, WebConfigUnusable
-from eelgrid_agent.node import Node
-from eelgrid_agent.node_api import NodeApi, NodeDoor
-from eelgrid_agent.streams import Links, open_channels
+from eelgrid_agent.devices.port import DeviceError
+from eelgrid_agent.metrics.access import MetricsError, WebConfigUnusable
+from eelgrid_agent.metrics.collector import AgentCollector
+from eelgrid_agent.metrics.server import MetricsEndpoint, ScrapeHandler
+from eelgrid_agent.node.config import AgentConfig, AgentConfigError, parse_flags
+from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.node.node_service import NodeAuthorizer, NodeServicer
+from eelgrid_agent.node.uplink import UplinkPool, open_channels
 from eelgrid_protos import __version__
+from eelgrid_protos.connection_limits import PeerGuard
 from eelgrid_protos.log_lines import log_to_stderr
-from eelgrid_protos.open_sockets import raise_descriptor_limit
-from eelgrid_protos.peers import PeerGuard
 from eelgrid_protos.probes import ProbeServer
-from eelgrid_protos.rpc import NODE_SERVICE, everybody, handler
-from eelgrid_protos.transport import ListenError, listen, server_options, standard_services
+from eelgrid_protos.rpc import NODE_SERVICE, admit_everybody, build_handler
+from eelgrid_protos.sockets import raise_descriptor_limit
+from eelgrid_protos.transport import ListenError, listen_on_address, server_options, standard_services
 
 if TYPE_CHECKING:
-    from eelgrid_agent.hosted import Hosted
+    from eelgrid_agent.composition import HostedNodes
 
-__all__ = ["main"]
 
 _LOG = logging.getLogger("eelgrid.agent")
 # What was changed on the devices is put back first, which takes up to `enforcement.END_S`.
@@ -55,16 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the agent until SIGTERM or SIGINT, or one command (`mig`, `energy`); returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if list(arguments[:1]) == ["mig"]:
-        from eelgrid_agent.mig.command import run
+        from eelgrid_agent.cli.mig import run_mig_command
 
-        return run(arguments[1:])
+        return run_mig_command(arguments[1:])
     if list(arguments[:1]) == ["energy"]:
-        from eelgrid_agent.energy_command import run as run_energy
+        from eelgrid_agent.cli.energy import run_energy_command as run_energy
 
         return run_energy(arguments[1:])
     try:
-        config = parse(arguments)
-    except ConfigError as error:
+        config = parse_flags(arguments)
+    except AgentConfigError as error:
         return _fail(error, 2)
     _log_to_stderr(verbose=config.verbose)
     raise_descriptor_limit()
@@ -84,17 +85,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _faults_of_files() -> tuple[type[Exception], ...]:
     """What is wrong in a file that the user gave."""
-    from eelgrid_agent.simulation import FaultFileError, FleetFileError, SpecError
+    from eelgrid_agent.simulation.fault_file import FaultFileError
+    from eelgrid_agent.simulation.spec import FleetFileError, SpecError
 
     return FaultFileError, FleetFileError, SpecError, WebConfigUnusable
 
 
 def _failures() -> tuple[type[Exception], ...]:
     """What cannot be had on this machine."""
-    from eelgrid_agent.attribution.pod_resources import PodResourcesError
-    from eelgrid_agent.machine import NotEnforceable
+    from eelgrid_agent.kubelet.pod_resources import PodResourcesError
+    from eelgrid_agent.node.enforcement_loop import BudgetNotEnforceable
 
-    return ListenError, MetricsError, DeviceError, NotEnforceable, PodResourcesError
+    return ListenError, MetricsError, DeviceError, BudgetNotEnforceable, PodResourcesError
 
 
 def _fail(error: Exception, code: int) -> int:
@@ -115,23 +117,23 @@ async def _run(config: AgentConfig) -> None:
     clock = SystemClock()
     if config.simulate is not None:
         # A real node has no use for the simulation, nor a fleet for a driver in a child.
-        from eelgrid_agent.fleet import open_fleet
+        from eelgrid_agent.composition import open_simulated_fleet
 
-        hosted = open_fleet(config, clock, _draw_incarnation)
+        hosted = open_simulated_fleet(config, clock, _draw_incarnation)
     else:
-        from eelgrid_agent.machine import open_machine
+        from eelgrid_agent.composition import open_machine
 
         hosted = await open_machine(config, clock, _draw_incarnation)
     open_channel = open_channels(config.controller, tls=config.tls, insecure=config.insecure)
     # A forbidden or unusable address is the operator's to mend, so it fails here and not in the back-off.
     await open_channel().close()
-    links = Links(hosted.nodes, open_channel, jitter=random.SystemRandom().random, tls=config.tls)
+    links = UplinkPool(hosted.nodes, open_channel, jitter=random.SystemRandom().random, tls=config.tls)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
         stack.callback(hosted.close)
-        door = NodeDoor(
+        door = NodeAuthorizer(
             config.roles, [node.name for node in hosted.nodes], now_s=time.time, monotonic_s=time.monotonic, log=_LOG
         )
         port = await _serve_api(config, hosted.nodes, door, clock, stack)
@@ -161,17 +163,19 @@ async def _until(stop: asyncio.Event, *work: Awaitable[None]) -> None:
 
 
 async def _serve_api(
-    config: AgentConfig, nodes: tuple[Node, ...], door: NodeDoor, clock: SystemClock, stack: AsyncExitStack
+    config: AgentConfig, nodes: tuple[AgentNode, ...], door: NodeAuthorizer, clock: SystemClock, stack: AsyncExitStack
 ) -> int:
     """NodeService with health and reflection; returns the port."""
     server = grpc.aio.server(options=server_options())
-    api = NodeApi({node.name: node for node in nodes}, clock)
+    api = NodeServicer({node.name: node for node in nodes}, clock)
     guard = PeerGuard(log=_LOG)
-    admit = everybody if config.tls is None else door.admit
-    front = guard.over(handler(NODE_SERVICE, api, admit=admit))
+    admit = admit_everybody if config.tls is None else door.admit
+    front = guard.over(build_handler(NODE_SERVICE, api, admit=admit))
     health = await standard_services(front, (NODE_SERVICE,))
     server.add_generic_rpc_handlers((front,))
-    port = await listen(server, config.listen, tls=config.tls, insecure=config.insecure, log=_LOG, guard=guard)
+    port = await listen_on_address(
+        server, config.listen, tls=config.tls, insecure=config.insecure, log=_LOG, guard=guard
+    )
     stack.callback(asyncio.create_task(guard.run()).cancel)
     await server.start()
     stack.push_async_callback(server.stop, 0.2)
@@ -181,7 +185,13 @@ async def _serve_api(
 
 
 def _serve_metrics(
-    config: AgentConfig, hosted: "Hosted", links: Links, clock: SystemClock, stack: AsyncExitStack, *, door: NodeDoor
+    config: AgentConfig,
+    hosted: "HostedNodes",
+    links: UplinkPool,
+    clock: SystemClock,
+    stack: AsyncExitStack,
+    *,
+    door: NodeAuthorizer,
 ) -> int:
     nodes, worker = hosted.nodes, hosted.worker
     energy = nodes[0].energy
@@ -190,8 +200,10 @@ def _serve_metrics(
         calls=hosted.calls, collection_s=lambda: hosted.collection_s,
         attribution=lambda: None if energy is None else energy.newest, refused_calls=lambda: door.refused_total,
     )  # fmt: skip
-    page = Page(collector, ticks=lambda: sum(node.ticks_total for node in nodes), monotonic_ns=clock.monotonic_ns)
-    server = MetricsServer(
+    page = ScrapeHandler(
+        collector, ticks=lambda: sum(node.ticks_total for node in nodes), monotonic_ns=clock.monotonic_ns
+    )
+    server = MetricsEndpoint(
         config.metrics, page, tls=config.tls, insecure=config.insecure, web_config=config.web_config,
         host_names=config.metrics_hosts,
     )  # fmt: skip
@@ -210,7 +222,7 @@ def _serve_metrics(
     return server.port
 
 
-def _why_not(page: Page, path: str) -> str:
+def _why_not(page: ScrapeHandler, path: str) -> str:
     answer = page.answer(path)
     return "" if answer.status == 200 else answer.body.decode().strip()
 

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from eelgrid_controller.adapters.kubernetes.port import Object
-from eelgrid_controller.kubernetes.names import ANNOTATION_PLAN, RESOURCE_GPU
-from eelgrid_controller.kubernetes.patches import pinned_node
+from eelgrid_controller.engines.kubernetes.api.port import Object
+from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN, RESOURCE_GPU
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_node
 
 __all__ = ["Findings", "gpus_of", "judge"]
 

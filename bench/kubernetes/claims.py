@@ -16,19 +16,19 @@ from typing import Any, NamedTuple
 
 from bench.kubernetes.rig import Rig, gathered
 from bench.kubernetes.trials import Row
-from eelgrid_agent.kubelet.slices import slices_of
-from eelgrid_controller.adapters.kubernetes.errors import AlreadyExists, NotFound
-from eelgrid_controller.adapters.kubernetes.port import Object
-from eelgrid_controller.adapters.kubernetes.resources import (
+from eelgrid_agent.kubelet.resource_slices import build_resource_slices
+from eelgrid_controller.engines.kubernetes.api.errors import ObjectAlreadyExists, ObjectNotFound
+from eelgrid_controller.engines.kubernetes.api.port import (
     DEVICE_CLASSES,
     NODES,
     PODS,
     RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
+    Object,
 )
-from eelgrid_controller.kubernetes.names import GATE, LABEL_MANAGED
-from eelgrid_protos.catalogue import load
+from eelgrid_controller.engines.kubernetes.model.well_known import GATE, LABEL_MANAGED
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import Gpu
 
 __all__ = ["claims_rows"]
@@ -110,14 +110,14 @@ def _pod(name: str, *, is_gated: bool) -> Object:
 
 
 def _slices(name: str) -> list[Object]:
-    catalogue = load()
+    catalogue = load_catalogue()
     product = catalogue.products["h100-sxm5-80gb"]
     gpus = [
         Gpu(uuid=f"GPU-{name}-{index}", index=index, product="H100", model="H100", catalogue_key=product.key,
             mig_capable=True, memory_bytes=product.memory_bytes)
         for index in range(2)
     ]  # fmt: skip
-    return list(slices_of(name, gpus, catalogue, conditions={}, is_changeable=True, generation=1))
+    return list(build_resource_slices(name, gpus, catalogue, conditions={}, is_changeable=True, generation=1))
 
 
 def _untainted(piece: Object) -> Object:
@@ -134,9 +134,9 @@ async def _prepare(rig: Rig) -> None:
     kind = {"metadata": {"name": _NAME}, "spec": {"selectors": [{"cel": {"expression": selects}}]}}
     request = {"name": "gpu", "exactly": {"deviceClassName": _NAME}}
     template = {"metadata": {"name": _NAME}, "spec": {"spec": {"devices": {"requests": [request]}}}}
-    with contextlib.suppress(AlreadyExists):
+    with contextlib.suppress(ObjectAlreadyExists):
         await rig.cluster.create(DEVICE_CLASSES, kind)
-    with contextlib.suppress(AlreadyExists):
+    with contextlib.suppress(ObjectAlreadyExists):
         await rig.cluster.create(RESOURCE_CLAIM_TEMPLATES, template, namespace=rig.namespace)
 
 
@@ -149,7 +149,7 @@ async def _unpublish(rig: Rig) -> None:
     listed = await rig.cluster.list(RESOURCE_SLICES)
 
     async def delete(name: str) -> None:
-        with contextlib.suppress(NotFound):
+        with contextlib.suppress(ObjectNotFound):
             await rig.cluster.delete(RESOURCE_SLICES, name)
 
     await gathered(delete(one["metadata"]["name"]) for one in listed.items if one["spec"]["driver"] == DRIVER)

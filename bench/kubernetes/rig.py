@@ -10,16 +10,14 @@ from dataclasses import dataclass, field
 from logging import getLogger
 from typing import Any, NamedTuple, Self
 
-from eelgrid_controller.adapters.kubernetes.client import HttpCluster
-from eelgrid_controller.adapters.kubernetes.errors import AlreadyExists, NotFound
-from eelgrid_controller.adapters.kubernetes.exchange import Bounds
-from eelgrid_controller.adapters.kubernetes.held import Delta
-from eelgrid_controller.adapters.kubernetes.informer import Informer, Pace
-from eelgrid_controller.adapters.kubernetes.kubeconfig import find_access
-from eelgrid_controller.adapters.kubernetes.port import Object
-from eelgrid_controller.adapters.kubernetes.resources import NAMESPACES, NODES, PODS
-from eelgrid_controller.kubernetes.names import ANNOTATION_PLAN, GATE, LABEL_MANAGED
-from eelgrid_controller.kubernetes.patches import pinned_node
+from eelgrid_controller.engines.kubernetes.api.client import HttpClusterClient, RequestLimits
+from eelgrid_controller.engines.kubernetes.api.errors import ObjectAlreadyExists, ObjectNotFound
+from eelgrid_controller.engines.kubernetes.api.informer import Informer, InformerTiming
+from eelgrid_controller.engines.kubernetes.api.kubeconfig import find_access
+from eelgrid_controller.engines.kubernetes.api.object_store import Delta
+from eelgrid_controller.engines.kubernetes.api.port import NAMESPACES, NODES, PODS, Object
+from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN, GATE, LABEL_MANAGED
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_node
 
 __all__ = ["Rig", "Rush", "Seen", "pod"]
 
@@ -75,14 +73,14 @@ class Rig:
 
     def __init__(self, kubeconfig: str, namespace: str = "default") -> None:
         self.namespace = namespace
-        self.cluster = HttpCluster(
-            find_access({}, kubeconfig=kubeconfig), bounds=Bounds(at_once=AT_ONCE, request_s=30.0)
+        self.cluster = HttpClusterClient(
+            find_access({}, kubeconfig=kubeconfig), bounds=RequestLimits(at_once=AT_ONCE, request_s=30.0)
         )
         self.seen: dict[str, Seen] = {}
         self._changed = asyncio.Event()
         self._informer = Informer(
             self.cluster, PODS, rng=random.Random(0), monotonic_s=time.monotonic, log=getLogger("rig"),
-            keep=_kept, pace=Pace(first_wait_s=0.1, most_wait_s=1.0),
+            keep=_kept, pace=InformerTiming(first_wait_s=0.1, most_wait_s=1.0),
         )  # fmt: skip
         self._informer.hear(self._heard)
 
@@ -132,7 +130,7 @@ class Rig:
 
     async def namespace_made(self) -> None:
         """Our namespace, and the account that every pod has."""
-        with contextlib.suppress(AlreadyExists):
+        with contextlib.suppress(ObjectAlreadyExists):
             await self.cluster.create(NAMESPACES, {"metadata": {"name": self.namespace}})
 
     async def make_nodes(self, count: int, *, gpus: int = 8, prefix: str = "n") -> list[str]:
@@ -145,7 +143,7 @@ class Rig:
                 await self.cluster.create(
                     NODES, {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}}
                 )
-            except AlreadyExists:
+            except ObjectAlreadyExists:
                 return
             body = {"status": {"capacity": amounts, "allocatable": amounts, "conditions": [_READY]}}
             await self.cluster.patch(NODES, name, body, subresource="status")
@@ -172,7 +170,7 @@ class Rig:
         """Delete all pods of ours and see them gone."""
 
         async def delete(name: str) -> None:
-            with contextlib.suppress(NotFound):
+            with contextlib.suppress(ObjectNotFound):
                 await self.cluster.delete(PODS, name, namespace=self.namespace, grace_s=0)
 
         await gathered(delete(one.name) for one in self.alive())

@@ -27,10 +27,10 @@ from bench.kubernetes.processes import ControllerProcess
 from bench.kubernetes.rig import Rig, Seen, pod
 from bench.kubernetes.trials import Row
 from bench.processes import free_port
-from eelgrid_controller.adapters.kubernetes.elector import record_of
-from eelgrid_controller.adapters.kubernetes.errors import ClusterError, NotFound
-from eelgrid_controller.adapters.kubernetes.resources import LEASES, NODES, PODS, REPLICA_SETS
-from eelgrid_controller.kubernetes.names import LABEL_MANAGED
+from eelgrid_controller.engines.kubernetes.api.elector import record_of
+from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, ObjectNotFound
+from eelgrid_controller.engines.kubernetes.api.port import LEASES, NODES, PODS, REPLICA_SETS
+from eelgrid_controller.engines.kubernetes.model.well_known import LABEL_MANAGED
 
 __all__ = ["takeover_rows"]
 
@@ -137,7 +137,7 @@ class _Scene:
         await self.rig.make(pod(f"t{index:03d}") for index in range(PODS_COUNT - OWNED))
 
     async def _clear(self) -> None:
-        with contextlib.suppress(NotFound):
+        with contextlib.suppress(ObjectNotFound):
             await self.rig.cluster.delete(REPLICA_SETS, _OWNER, namespace=self.rig.namespace)
         await self.rig.clear()
 

@@ -11,10 +11,14 @@ from collections.abc import Callable
 from bench.kubernetes.control_plane import ControlPlane
 from bench.kubernetes.processes import ControllerProcess
 from bench.kubernetes.rig import Rig, Seen, pod
-from eelgrid_controller.adapters.kubernetes.elector import record_of
-from eelgrid_controller.adapters.kubernetes.errors import ClusterError
-from eelgrid_controller.adapters.kubernetes.resources import LEASES, NODES, POD_GROUPS, PODS, REPLICA_SETS
-from eelgrid_controller.kubernetes.names import ANNOTATION_GROUP, ANNOTATION_GROUP_SIZE, LABEL_MANAGED
+from eelgrid_controller.engines.kubernetes.api.elector import record_of
+from eelgrid_controller.engines.kubernetes.api.errors import ClusterError
+from eelgrid_controller.engines.kubernetes.api.port import LEASES, NODES, POD_GROUPS, PODS, REPLICA_SETS
+from eelgrid_controller.engines.kubernetes.model.well_known import (
+    ANNOTATION_GROUP,
+    ANNOTATION_GROUP_SIZE,
+    LABEL_MANAGED,
+)
 
 __all__ = ["Row", "api_restart", "gang_stolen", "gang_waits", "leaders_killed"]
 

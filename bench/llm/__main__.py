@@ -17,7 +17,7 @@ from bench.llm import report
 from bench.llm.data import GPU_MODELS, TRACES, Missing, Service, demands, own_trace, services
 from bench.llm.policies import POLICIES
 from bench.llm.runs import Job, Outcome, everything, fleets, penalties
-from eelgrid_protos.catalogue import load
+from eelgrid_protos.catalogue.loader import load_catalogue
 
 _START_S = 30.0  # at the least measured watts: a start of a minute or two is bound by CPU and disk (arXiv 2606.07362)
 _PICTURED = "meta-llama/Llama-3.1-70B-Instruct"
@@ -76,7 +76,7 @@ def _named(part: str, every: Sequence[Service]) -> list[Service]:
 
 
 def _jobs(options: argparse.Namespace, some: Sequence[Service]) -> list[Job]:
-    products = load().products
+    products = load_catalogue().products
     idle_w = {model: products[model].idle_w if options.unused == "idle" else 0.0 for model in GPU_MODELS.values()}
     traces = {trace: demands(options.data, trace) for trace in _asked(options.traces, TRACES)}
     if options.windows < 0 or options.start_seconds < 0.0 or options.processes < 1:

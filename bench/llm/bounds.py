@@ -27,9 +27,8 @@ from scipy.sparse import coo_array
 
 from bench.llm.audit import Promise
 from eelgrid_controller.profiles.points import Configuration, Point
-from eelgrid_controller.serving.instances import Shape, dispatch
-from eelgrid_controller.serving.joint import Ask
-from eelgrid_controller.serving.windows import chosen
+from eelgrid_controller.whatif.frontier.instance_selection import ServiceDemand, choose_instances
+from eelgrid_controller.whatif.frontier.instances import InstanceShape, dispatch_load
 
 __all__ = ["Bound", "lp_bound", "whole_bound"]
 
@@ -120,7 +119,9 @@ def lp_bound(
     )
 
 
-def whole_bound(shapes: Sequence[Shape], demand_hz: np.ndarray, pool: Mapping[str, int], window_s: float) -> float:
+def whole_bound(
+    shapes: Sequence[InstanceShape], demand_hz: np.ndarray, pool: Mapping[str, int], window_s: float
+) -> float:
     """Least energy above idle in J of whole instances, each window for itself; starts as far as none can do without.
 
     Whoever serves the peak has started instances that give it: at least the peak times
@@ -130,7 +131,7 @@ def whole_bound(shapes: Sequence[Shape], demand_hz: np.ndarray, pool: Mapping[st
     nothing = (0,) * len(free)
     total_j = float(demand_hz.max()) * min(shape.start_j / shape.throughput_hz for shape in shapes)
     for asked_hz in map(float, demand_hz):
-        (serving,) = chosen([Ask(free, asked_hz, nothing)], pool, window_s=window_s)
+        (serving,) = choose_instances([ServiceDemand(free, asked_hz, nothing)], pool, window_s=window_s)
         idle_w = sum(shape.idle_w * count for shape, count in zip(shapes, serving, strict=True))
-        total_j += (dispatch(free, serving, asked_hz).power_w - idle_w) * window_s
+        total_j += (dispatch_load(free, serving, asked_hz).power_w - idle_w) * window_s
     return total_j

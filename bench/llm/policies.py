@@ -28,12 +28,27 @@ import numpy as np
 
 from bench.llm.audit import Promise
 from bench.llm.plan import Plan, WindowPlan
+from eelgrid_controller.profiles.errors import NoFeasibleConfiguration
 from eelgrid_controller.profiles.points import Point
-from eelgrid_controller.serving.errors import NothingFits
-from eelgrid_controller.serving.instances import IDLE, PartLoad, Running, Shape, blind, dispatch, shapes_of, spread
-from eelgrid_controller.serving.joint import Ask
-from eelgrid_controller.serving.sizing import Objective
-from eelgrid_controller.serving.windows import HOLD, Loaded, chosen, kept, serve
+from eelgrid_controller.profiles.queueing_model import QuantileObjective
+from eelgrid_controller.whatif.frontier.instance_selection import (
+    HOLD_WINDOWS,
+    LoadedInstances,
+    ServiceDemand,
+    choose_instances,
+    retain_instances,
+    serve_window,
+)
+from eelgrid_controller.whatif.frontier.instances import (
+    IDLE_POINT,
+    InstanceLoad,
+    InstanceShape,
+    PartLoad,
+    dispatch_load,
+    feasible_shapes,
+    spread_load,
+    without_power,
+)
 
 __all__ = ["POLICIES", "Case", "case_of"]
 
@@ -44,7 +59,7 @@ class Case(NamedTuple):
     """One service under one promise."""
 
     points: tuple[Point, ...]
-    shapes: tuple[Shape, ...]
+    shapes: tuple[InstanceShape, ...]
     promise: Promise
     pool: Mapping[str, int]
     idle_w: Mapping[str, float]
@@ -55,37 +70,37 @@ def case_of(points: Sequence[Point], promise: Promise, pool: Mapping[str, int], 
     return Case(tuple(points), _shapes(points, promise, idle_w), promise, pool, idle_w)
 
 
-def _shapes(points: Sequence[Point], promise: Promise, idle_w: Mapping[str, float]) -> tuple[Shape, ...]:
+def _shapes(points: Sequence[Point], promise: Promise, idle_w: Mapping[str, float]) -> tuple[InstanceShape, ...]:
     part_load = PartLoad.PROPORTIONAL if promise.may_idle else PartLoad.MEASURED
-    objective = Objective(promise.quantile, promise.latency_s)
-    return shapes_of(points, objective, idle_w=idle_w, start_s=promise.start_s, part_load=part_load)
+    objective = QuantileObjective(promise.quantile, promise.latency_s)
+    return feasible_shapes(points, objective, idle_w=idle_w, start_s=promise.start_s, part_load=part_load)
 
 
-def _window(shapes: Sequence[Shape], loaded: Sequence[int], running: Running) -> WindowPlan:
+def _window(shapes: Sequence[InstanceShape], loaded: Sequence[int], running: InstanceLoad) -> WindowPlan:
     return WindowPlan(
         {shape.configuration: count for shape, count in zip(shapes, loaded, strict=True) if count},
         tuple(
             (step.point, instances)
             for shape, at in zip(shapes, running.instances, strict=True)
             for step, instances in zip(shape.steps, at, strict=True)
-            if instances > 0.0 and step.point != IDLE
+            if instances > 0.0 and step.point != IDLE_POINT
         ),
     )
 
 
 def _eelgrid(case: Case, demand_hz: np.ndarray) -> Plan:
-    loaded = Loaded((), (0,) * len(case.shapes))
+    loaded = LoadedInstances((), (0,) * len(case.shapes))
     plan = []
     for asked_hz in map(float, demand_hz):
-        ask = Ask(case.shapes, asked_hz, loaded.instances)
-        (running,), (loaded,) = serve([ask], [loaded], case.pool, window_s=case.promise.window_s)
+        ask = ServiceDemand(case.shapes, asked_hz, loaded.instances)
+        (running,), (loaded,) = serve_window([ask], [loaded], case.pool, window_s=case.promise.window_s)
         plan.append(_window(case.shapes, loaded.instances, running))
     return tuple(plan)
 
 
-def _ready(case: Case, ready_hz: float, loaded: Loaded) -> Loaded:
-    ask = Ask(case.shapes, ready_hz, loaded.instances)
-    return serve([ask], [loaded], case.pool, window_s=case.promise.window_s)[1][0]
+def _ready(case: Case, ready_hz: float, loaded: LoadedInstances) -> LoadedInstances:
+    ask = ServiceDemand(case.shapes, ready_hz, loaded.instances)
+    return serve_window([ask], [loaded], case.pool, window_s=case.promise.window_s)[1][0]
 
 
 def _causal(case: Case, demand_hz: np.ndarray) -> Plan:
@@ -93,39 +108,41 @@ def _causal(case: Case, demand_hz: np.ndarray) -> Plan:
 
     Where the pool is too small for the headroom, it is left out.
     """
-    loaded = Loaded((), (0,) * len(case.shapes))
+    loaded = LoadedInstances((), (0,) * len(case.shapes))
     stated_hz = float(demand_hz.mean())
     plan = []
     for number, asked_hz in enumerate(map(float, demand_hz)):
-        seen_hz = max(stated_hz, *map(float, demand_hz[max(0, number - HOLD) : number]), 0.0)
+        seen_hz = max(stated_hz, *map(float, demand_hz[max(0, number - HOLD_WINDOWS) : number]), 0.0)
         try:
             loaded = _ready(case, HEADROOM * seen_hz, loaded)
-        except NothingFits:
+        except NoFeasibleConfiguration:
             loaded = _ready(case, seen_hz, loaded)
         try:
-            (serving,) = chosen(
-                [Ask(case.shapes, asked_hz, loaded.instances, only_loaded=True)],
+            (serving,) = choose_instances(
+                [ServiceDemand(case.shapes, asked_hz, loaded.instances, only_loaded=True)],
                 case.pool,
                 window_s=case.promise.window_s,
             )
-        except NothingFits:
+        except NoFeasibleConfiguration:
             serving = loaded.instances  # all they can give; the audit counts the window as violated
-        plan.append(_window(case.shapes, loaded.instances, dispatch(case.shapes, serving, asked_hz)))
+        plan.append(_window(case.shapes, loaded.instances, dispatch_load(case.shapes, serving, asked_hz)))
     return tuple(plan)
 
 
 def _blind(case: Case, demand_hz: np.ndarray) -> Plan:
-    unseeing = tuple(blind(shape, case.promise.start_s) for shape in case.shapes)
-    loaded = Loaded((), (0,) * len(case.shapes))
+    unseeing = tuple(without_power(shape, case.promise.start_s) for shape in case.shapes)
+    loaded = LoadedInstances((), (0,) * len(case.shapes))
     plan = []
     for asked_hz in map(float, demand_hz):
-        (serving,) = chosen([Ask(unseeing, asked_hz, loaded.instances)], case.pool, window_s=case.promise.window_s)
-        loaded = kept(loaded, serving)
-        plan.append(_window(case.shapes, loaded.instances, spread(case.shapes, serving, asked_hz)))
+        (serving,) = choose_instances(
+            [ServiceDemand(unseeing, asked_hz, loaded.instances)], case.pool, window_s=case.promise.window_s
+        )
+        loaded = retain_instances(loaded, serving)
+        plan.append(_window(case.shapes, loaded.instances, spread_load(case.shapes, serving, asked_hz)))
     return tuple(plan)
 
 
-def _up_to(case: Case, at: int) -> Shape:
+def _up_to(case: Case, at: int) -> InstanceShape:
     """The shape of a point with no more sequences at once than the point has."""
     wanted = case.points[at].configuration
     lesser = [
@@ -145,11 +162,11 @@ def _admissible(case: Case) -> list[int]:
     ]
 
 
-def _sized(shape: Shape, demand_hz: np.ndarray) -> Plan:
+def _sized(shape: InstanceShape, demand_hz: np.ndarray) -> Plan:
     """Enough for the peak, all the time."""
     count = max(1, math.ceil(float(demand_hz.max()) / shape.throughput_hz))
     return tuple(
-        _window((shape,), (count,), spread((shape,), (count if asked_hz > 0.0 else 0,), asked_hz))
+        _window((shape,), (count,), spread_load((shape,), (count if asked_hz > 0.0 else 0,), asked_hz))
         for asked_hz in map(float, demand_hz)
     )
 
@@ -159,7 +176,7 @@ def _peak_latency(case: Case, demand_hz: np.ndarray) -> Plan:
     return _sized(_up_to(case, fastest), demand_hz)
 
 
-def _largest(case: Case) -> Shape:
+def _largest(case: Case) -> InstanceShape:
     return _up_to(case, max(_admissible(case), key=lambda at: case.points[at].throughput_hz))
 
 
@@ -177,7 +194,7 @@ def _spread(case: Case, demand_hz: np.ndarray) -> Plan:
         given_hz += case.shapes[place].throughput_hz
     nothing = (0,) * len(counts)
     return tuple(
-        _window(case.shapes, counts, spread(case.shapes, counts if asked_hz > 0.0 else nothing, asked_hz))
+        _window(case.shapes, counts, spread_load(case.shapes, counts if asked_hz > 0.0 else nothing, asked_hz))
         for asked_hz in map(float, demand_hz)
     )
 
@@ -187,7 +204,7 @@ def _most_throughput(case: Case, demand_hz: np.ndarray) -> Plan:
     plan = []
     for asked_hz in map(float, demand_hz):
         count = math.ceil(asked_hz / shape.throughput_hz)
-        plan.append(_window((shape,), (count,), spread((shape,), (count,), asked_hz)))
+        plan.append(_window((shape,), (count,), spread_load((shape,), (count,), asked_hz)))
     return tuple(plan)
 
 

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from bench.llm.queue_simulation import Queue, simulate
-from eelgrid_controller.serving.queueing import ERROR, latency
-from eelgrid_controller.serving.stations import Arrivals, Station
+from eelgrid_controller.profiles.queueing_model import MODEL_ERROR, ArrivalProcess, ServiceStation, latency_quantile
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 _LOADS = (0.3, 0.6, 0.8, 0.9)
@@ -42,15 +41,15 @@ def grid(kind: str) -> Iterator[Queue]:
 def missed(queue: Queue, customers: int, seed: int, shape: str) -> np.ndarray:
     """Relative difference of the model from the simulation at each of QUANTILES."""
     played = np.quantile(simulate(queue, customers, seed, shape), QUANTILES)
-    station = Station(
+    station = ServiceStation(
         servers=queue.servers,
         service_s=queue.service_s,
         service_cv2=queue.service_cv2,
         batch=queue.batch,
         alone_s=queue.alone_s,
     )
-    arrivals = Arrivals(queue.rate_hz, queue.arrival_cv2)
-    return np.array([latency(station, arrivals, level).value_s for level in QUANTILES]) / played - 1.0
+    arrivals = ArrivalProcess(queue.rate_hz, queue.arrival_cv2)
+    return np.array([latency_quantile(station, arrivals, level).value_s for level in QUANTILES]) / played - 1.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     broken = 0
     print(f"{'kind':8} points  stated  " + "  ".join(f"p{round(100 * level)} 50/95/100 %" for level in QUANTILES))
-    for kind, stated in zip(("exact", "simple", "batched"), ERROR, strict=True):
+    for kind, stated in zip(("exact", "simple", "batched"), MODEL_ERROR, strict=True):
         # M/M/c is exact for exponential times, which are gamma with variation 1.
         shapes = ("gamma",) if kind == "exact" else ("gamma", "lognormal")
         customers = options.customers * (4 if kind == "exact" else 1)  # where only the simulation can be wrong

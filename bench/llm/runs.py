@@ -20,8 +20,8 @@ from bench.llm.audit import Promise, audit
 from bench.llm.bounds import lp_bound, whole_bound
 from bench.llm.data import GPU_MODELS, WINDOW_S, Service, own_trace
 from bench.llm.policies import POLICIES, case_of
+from eelgrid_controller.profiles.errors import NoFeasibleConfiguration
 from eelgrid_controller.profiles.points import Point
-from eelgrid_controller.serving.errors import NothingFits
 
 __all__ = ["FLEETS", "Course", "Job", "Outcome", "Penalty", "everything", "fleets", "penalties", "pool_of"]
 
@@ -111,7 +111,7 @@ def _run(job: Job, policies: Sequence[str]) -> list[Outcome]:
     pool = pool_of(job.service.points, float(job.demand_hz.max()))
     try:
         case = case_of(job.service.points, promise, pool, job.idle_w)
-    except NothingFits:
+    except NoFeasibleConfiguration:
         return []
     bound = lp_bound(case.points, promise, job.demand_hz, pool=pool, idle_w=job.idle_w)
     whole_j = whole_bound(case.shapes, job.demand_hz, pool, WINDOW_S)

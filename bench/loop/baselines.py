@@ -24,21 +24,21 @@ import numpy as np
 
 from bench.loop.engines import Engines
 from bench.loop.scene import SLOWDOWN, Job, Scene, Service
-from eelgrid_controller.power.changes import Holding
-from eelgrid_controller.power.promise import BestEffort, MaxSlowdown
-from eelgrid_controller.steering.events import (
-    Ended,
-    Event,
-    Instruction,
-    JobBegan,
+from eelgrid_controller.objectives.power.control_events import (
+    ControlEvent,
+    ControlInstruction,
     JobMeasured,
+    JobStarted,
     LimitFailed,
-    Scale,
-    ServiceBegan,
-    ServiceServing,
+    ScaleService,
+    ServiceReady,
+    ServiceStarted,
     ServiceWindow,
-    SetLimit,
+    SetPowerLimit,
+    WorkloadEnded,
 )
+from eelgrid_controller.objectives.power.limit_rollout import Holding
+from eelgrid_controller.objectives.power.training_promises import BestEffort, MaxSlowdown
 
 __all__ = ["TARGET", "Baseline", "Hpa", "Peak", "Zeus", "best_cap", "least_static", "under_cap"]
 
@@ -54,10 +54,10 @@ class Peak:
     def __init__(self, replicas: Mapping[str, int]) -> None:
         self._replicas = replicas
 
-    def on(self, event: Event) -> list[Instruction]:
+    def on(self, event: ControlEvent) -> list[ControlInstruction]:
         """All of them at the beginning."""
-        if isinstance(event, ServiceBegan) and event.replicas != self._replicas[event.name]:
-            return [Scale(event.name, self._replicas[event.name], "the peak")]
+        if isinstance(event, ServiceStarted) and event.replicas != self._replicas[event.name]:
+            return [ScaleService(event.name, self._replicas[event.name], "the peak")]
         return []
 
 
@@ -83,20 +83,20 @@ class Hpa:
         self._target = target
         self._pods: dict[str, _Pods] = {}
 
-    def on(self, event: Event) -> list[Instruction]:
+    def on(self, event: ControlEvent) -> list[ControlInstruction]:
         """A Scale where the desired replicas are others."""
-        if isinstance(event, ServiceBegan):
+        if isinstance(event, ServiceStarted):
             limits = event.promised.limits
             self._pods[event.name] = _Pods(
                 self._each[event.name], limits.least, limits.most, event.replicas, event.replicas
             )
-        elif isinstance(event, ServiceServing):
+        elif isinstance(event, ServiceReady):
             self._pods[event.name].serving = event.replicas
         elif isinstance(event, ServiceWindow):
             return self._looked(event, self._pods[event.name])
         return []
 
-    def _looked(self, event: ServiceWindow, pods: _Pods) -> list[Instruction]:
+    def _looked(self, event: ServiceWindow, pods: _Pods) -> list[ControlInstruction]:
         load = ((event.window.running or 0.0) + (event.window.waiting or 0.0)) / pods.each
         desired = self._desired(load, pods)
         pods.asked = [one for one in pods.asked if event.at_s - one[0] < _STABLE_S] + [(event.at_s, desired)]
@@ -109,7 +109,7 @@ class Hpa:
         else:
             desired = min(before, max(most for _, most in pods.asked))
         pods.wanted = min(pods.most, max(pods.least, desired))
-        return [Scale(event.name, pods.wanted, "utilisation")] if pods.wanted != before else []
+        return [ScaleService(event.name, pods.wanted, "utilisation")] if pods.wanted != before else []
 
     def _desired(self, load: float, pods: _Pods) -> int:
         serving = max(1, min(pods.serving, pods.wanted))
@@ -131,11 +131,11 @@ class Zeus:
         self._jobs: dict[str, _Profiled] = {}
         self._asked: list[tuple[str, Holding]] = []  # by number
 
-    def on(self, event: Event) -> list[Instruction]:
+    def on(self, event: ControlEvent) -> list[ControlInstruction]:
         """The next limit."""
-        if isinstance(event, JobBegan):
+        if isinstance(event, JobStarted):
             self._jobs[event.name] = _Profiled(event, max(event.limits_w))
-        elif isinstance(event, Ended):
+        elif isinstance(event, WorkloadEnded):
             self._jobs.pop(event.name, None)
         elif isinstance(event, LimitFailed):
             name, holding = self._asked[event.number]
@@ -149,17 +149,17 @@ class Zeus:
                 return [self._set(event.name, job, holding) for holding in job.began.holdings]
         return []
 
-    def _set(self, name: str, job: "_Profiled", holding: Holding) -> SetLimit:
+    def _set(self, name: str, job: "_Profiled", holding: Holding) -> SetPowerLimit:
         number = len(self._asked)
         self._asked.append((name, holding))
-        return SetLimit(name, holding.name, holding.node, job.limit_w, number, "Zeus")
+        return SetPowerLimit(name, holding.name, holding.node, job.limit_w, number, "Zeus")
 
 
 @dataclass
 class _Profiled:
     """One job under Zeus."""
 
-    began: JobBegan
+    began: JobStarted
     limit_w: float
     seen: dict[float, list[tuple[float, float]]] = field(default_factory=dict)  # seconds and joules a unit, by limit
     chosen_w: float | None = None
@@ -206,7 +206,7 @@ class Baseline:
     def __init__(self, *parts: Peak | Hpa | Zeus, opening: Opening = max) -> None:
         self._parts, self._opening = parts, opening
 
-    def on(self, event: Event) -> list[Instruction]:
+    def on(self, event: ControlEvent) -> list[ControlInstruction]:
         """What the parts ask for."""
         return [one for part in self._parts for one in part.on(event)]
 

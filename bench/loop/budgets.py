@@ -9,8 +9,8 @@ import numpy as np
 
 from bench.loop.accounts import JOULES_PER_KWH, Limit, Prices
 from bench.loop.scene import GPUS, Scene
-from eelgrid_controller.power.budgets import Budget, Budgets
-from eelgrid_controller.power.tariff import Steps, Tariff
+from eelgrid_controller.objectives.power.budgets import BudgetTree, PowerBudgetNode
+from eelgrid_controller.objectives.power.tariffs import EnergyTariff, StepFunction
 
 __all__ = ["PRICES", "budgets", "is_service", "limits", "tariff"]
 
@@ -46,7 +46,7 @@ def limits(scene: Scene) -> list[Limit]:
     return found
 
 
-def budgets(scene: Scene) -> Budgets:
+def budgets(scene: Scene) -> BudgetTree:
     """The same as the planner is told them."""
     keys = _gpu_keys(scene)
     products = scene.catalogue.products
@@ -57,14 +57,14 @@ def budgets(scene: Scene) -> Budgets:
     for limit in limits(scene):
         others_w = float(idle_w[limit.members & ~serving].sum() + most_w[limit.members & serving].sum())
         parent = None if limit.name == "cluster" else "cluster"
-        found.append(Budget(limit.name, limit.limit_w, parent, others_w))
-    return Budgets(found)
+        found.append(PowerBudgetNode(limit.name, limit.limit_w, parent, others_w))
+    return BudgetTree(found)
 
 
-def tariff() -> Tariff:
+def tariff() -> EnergyTariff:
     """The same prices in joules."""
     starts_s = tuple(3600.0 * hour for hour in range(24))
-    return Tariff(
-        price=Steps(starts_s, tuple(price / JOULES_PER_KWH for price in PRICES.per_kwh)),
-        pue=Steps(starts_s, PRICES.pue),
+    return EnergyTariff(
+        price=StepFunction(starts_s, tuple(price / JOULES_PER_KWH for price in PRICES.per_kwh)),
+        pue=StepFunction(starts_s, PRICES.pue),
     )

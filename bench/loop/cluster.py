@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from bench.loop.scene import QUANTILE, Job, Node, Scene, Service
-from eelgrid_controller.core import Core, Step
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.core.core import Core, CoreStep
+from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_protos.messages import (
     OBJECTIVES,
     Gpu,
@@ -184,7 +184,7 @@ class Cluster:
     def go_on(self, now_s: float) -> None:
         """Tries what waits, where the Core stopped."""
         while self.core.backlog:
-            step: Step[None] = self.core.retry(now_ns=_ns(now_s))
+            step: CoreStep[None] = self.core.retry(now_ns=_ns(now_s))
             if not step.events and not self.core.backlog:
                 break
 

@@ -10,20 +10,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bench.loop.scene import Job
-from eelgrid_controller.power.changes import Holding
-from eelgrid_controller.power.promise import BestEffort
-from eelgrid_controller.steering.events import (
+from eelgrid_controller.objectives.controller import ObjectiveController
+from eelgrid_controller.objectives.power.control_events import (
     BudgetsSet,
-    Event,
-    Instruction,
-    JobBegan,
+    ControlEvent,
+    ControlInstruction,
     JobMeasured,
+    JobStarted,
     PricesSet,
-    ServiceBegan,
-    SetLimit,
+    ServiceStarted,
+    SetPowerLimit,
 )
-from eelgrid_controller.steering.settings import Settings
-from eelgrid_controller.steering.steering import Steering
+from eelgrid_controller.objectives.power.limit_rollout import Holding
+from eelgrid_controller.objectives.power.settings import ControlSettings
+from eelgrid_controller.objectives.power.training_promises import BestEffort
 
 __all__ = ["AtOnce", "Blind", "Ours"]
 
@@ -33,15 +33,15 @@ class Ours:
 
     placement, objective = "eelgrid", "energy"
 
-    def __init__(self, settings: Settings | None = None, band: float | None = None) -> None:
+    def __init__(self, settings: ControlSettings | None = None, band: float | None = None) -> None:
         """`band` is that of every service's scaler; its own where None."""
-        self.steering = Steering(settings)
+        self.steering = ObjectiveController(settings)
         self._band = band
         self._earned_s: dict[str, float] = {}
 
-    def on(self, event: Event) -> Sequence[Instruction]:
+    def on(self, event: ControlEvent) -> Sequence[ControlInstruction]:
         """What steering asks for."""
-        if self._band is not None and isinstance(event, ServiceBegan):
+        if self._band is not None and isinstance(event, ServiceStarted):
             limits = replace(event.promised.limits, band=self._band)
             event = event._replace(promised=replace(event.promised, limits=limits))
         return self.steering.on(event)
@@ -74,11 +74,11 @@ class Blind(Ours):
 
     objective = "performance"
 
-    def on(self, event: Event) -> Sequence[Instruction]:
+    def on(self, event: ControlEvent) -> Sequence[ControlInstruction]:
         """Services alone."""
-        if isinstance(event, BudgetsSet | PricesSet | JobBegan | JobMeasured):
+        if isinstance(event, BudgetsSet | PricesSet | JobStarted | JobMeasured):
             return []
-        return [one for one in self.steering.on(event) if not isinstance(one, SetLimit)]
+        return [one for one in self.steering.on(event) if not isinstance(one, SetPowerLimit)]
 
     def opening_w(self, job: Job, holdings: Sequence[Holding]) -> float | None:
         """The largest."""

@@ -24,11 +24,10 @@ from bench.llm.data import own_trace, services
 from bench.loop.demand import Course, course, requests
 from bench.loop.engines import Engine, Engines
 from bench.powercap.zeus import load as load_jobs
-from eelgrid_controller.power.curves import Curve
-from eelgrid_controller.power.promise import BestEffort, Deadline, MaxSlowdown, Promise
+from eelgrid_controller.objectives.power.power_model import PowerCurve
+from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown, TrainingPromise
 from eelgrid_controller.profiles.points import Point
-from eelgrid_protos.catalogue import Catalogue
-from eelgrid_protos.catalogue import load as load_catalogue
+from eelgrid_protos.catalogue.loader import Catalogue, load_catalogue
 
 __all__ = ["GPUS", "Failure", "Job", "Node", "Scene", "Service", "Size", "make"]
 
@@ -89,12 +88,12 @@ class Job(NamedTuple):
     """One training job."""
 
     name: str
-    curve: Curve  # of one GPU; a unit of work is an epoch
+    curve: PowerCurve  # of one GPU; a unit of work is an epoch
     gpus: int
     parts: int  # nodes that it may be spread over: workers of gpus / parts
     arrives_s: float
     work: float
-    promise: Promise
+    promise: TrainingPromise
 
     @property
     def limits_w(self) -> tuple[float, ...]:
@@ -216,7 +215,7 @@ def _services(data: Path, size: Size, steps: int, rng: np.random.Generator, idle
     return tuple(made)
 
 
-def _promise(work: float, largest_s: float, rng: np.random.Generator) -> Promise:
+def _promise(work: float, largest_s: float, rng: np.random.Generator) -> TrainingPromise:
     draw = rng.uniform()
     if draw < 0.5:
         return MaxSlowdown(SLOWDOWN)

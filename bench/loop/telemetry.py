@@ -9,27 +9,27 @@ import numpy as np
 
 from bench.loop.engines import BORDERS_S, Metrics
 from bench.loop.scene import QUANTILE, START_S, Service
-from eelgrid_controller.serving.live import Live, Window
-from eelgrid_controller.serving.models import Tokens
-from eelgrid_controller.serving.scaler import Limits
-from eelgrid_controller.serving.sizing import Objective
-from eelgrid_controller.serving.tokens import TokenDemand, curve_of
-from eelgrid_controller.serving.watch import Promised
+from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget, ScalingLimits
+from eelgrid_controller.objectives.services.service_metrics import LiveDistribution, MetricsWindow
+from eelgrid_controller.objectives.services.service_model import TokenDemand, TokenService, token_curve
+from eelgrid_controller.profiles.queueing_model import QuantileObjective
 
 __all__ = ["promised_of", "service_window"]
 
 _SCATTER = 0.01  # of counts: replicas are not scraped at one moment
 
 
-def service_window(read: Metrics, rng: np.random.Generator) -> Window:
+def service_window(read: Metrics, rng: np.random.Generator) -> MetricsWindow:
     """A window as a scraper makes it of two pages of vLLM."""
     scatter = 1.0 + _SCATTER * rng.standard_normal(3)
     arrived, finished, tokens = (np.array((read.arrived, read.finished, read.tokens)) * scatter / read.seconds).tolist()
-    return Window(
+    return MetricsWindow(
         seconds=read.seconds,
         response=None,
         first_token=None,
-        inter_token=Live((*BORDERS_S, math.inf), tuple(np.maximum.accumulate(read.below).tolist()), sum_s=read.spent_s),
+        inter_token=LiveDistribution(
+            (*BORDERS_S, math.inf), tuple(np.maximum.accumulate(read.below).tolist()), sum_s=read.spent_s
+        ),
         waiting_time=None,
         mean_response_s=None,
         arrived_hz=arrived,
@@ -42,8 +42,8 @@ def service_window(read: Metrics, rng: np.random.Generator) -> Window:
     )
 
 
-def promised_of(service: Service) -> Promised:
+def promised_of(service: Service) -> AutoscalerTarget:
     """What the service's owner states: its measured profile, its objective, how long an answer is, how many replicas."""
     usual = TokenDemand(0.0, service.engine.output_tokens)
-    model = Tokens(curve_of(service.points), usual, Objective(QUANTILE, service.objective_s))
-    return Promised(model, Limits(least=service.least, most=service.most, start_s=START_S[1]))
+    model = TokenService(token_curve(service.points), usual, QuantileObjective(QUANTILE, service.objective_s))
+    return AutoscalerTarget(model, ScalingLimits(least=service.least, most=service.most, start_s=START_S[1]))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bench.loop.scene import Job
-from eelgrid_controller.power.evidence import Window
+from eelgrid_controller.objectives.power.estimates import MeasurementWindow
 
 __all__ = ["CHECKPOINT_S", "NOISE", "Running", "begun"]
 
@@ -108,14 +108,14 @@ class Running:
             self.saved, self.saved_s = self.done, now_s + step_s
         return left_s <= step_s * (1.0 + 1e-12)
 
-    def read_window(self, rng: np.random.Generator) -> Window | None:
+    def read_window(self, rng: np.random.Generator) -> MeasurementWindow | None:
         """The window since the last reading, as it is measured; None where its limit changed in it or parts differ."""
         limits = set(self.limits_w.values())
         found = None
         if len(limits) == 1 and self.window_work > 0.0 and self.is_window_clean:
             time, energy = np.maximum(0.05, 1.0 + rng.standard_normal(2) * NOISE).tolist()
             time_s = self.window_s * time
-            found = Window(limits.pop(), self.window_work, time_s, self.window_j * time * energy)
+            found = MeasurementWindow(limits.pop(), self.window_work, time_s, self.window_j * time * energy)
         self.window_s = self.window_work = self.window_j = 0.0
         self.is_window_clean = True
         return found

@@ -28,29 +28,29 @@ from bench.loop.engines import Engines, Metrics
 from bench.loop.scene import START_S, Failure, Job, Scene
 from bench.loop.telemetry import promised_of, service_window
 from bench.loop.training import Running, begun
-from eelgrid_controller.power.changes import Holding
-from eelgrid_controller.power.exploration import Unusable
-from eelgrid_controller.steering.events import (
+from eelgrid_controller.objectives.power.bandit import MissedWindowReason
+from eelgrid_controller.objectives.power.control_events import (
     BudgetsSet,
-    Ended,
-    Event,
-    Instruction,
-    JobBegan,
+    ControlEvent,
+    ControlInstruction,
+    ControlNodeLost,
+    ControlNodeReturned,
+    ControlTick,
     JobMeasured,
     JobMissed,
+    JobPast,
+    JobStarted,
     LimitConfirmed,
     LimitFailed,
-    NodeBack,
-    NodeLost,
-    Past,
     PricesSet,
-    Scale,
-    ServiceBegan,
-    ServiceServing,
+    ScaleService,
+    ServiceReady,
+    ServiceStarted,
     ServiceWindow,
-    SetLimit,
-    Ticked,
+    SetPowerLimit,
+    WorkloadEnded,
 )
+from eelgrid_controller.objectives.power.limit_rollout import Holding
 
 __all__ = ["SCRAPE_S", "Driver", "World"]
 
@@ -67,7 +67,7 @@ class Driver(Protocol):
     placement: str  # the Core's policy of placement
     objective: str  # and its weighting
 
-    def on(self, event: Event) -> Sequence[Instruction]:
+    def on(self, event: ControlEvent) -> Sequence[ControlInstruction]:
         """What should be done after an event."""
 
     def opening_w(self, job: Job, holdings: Sequence[Holding]) -> float | None:
@@ -134,7 +134,7 @@ class World:
         self.tell(BudgetsSet(0.0, budgets(scene)))
         self.tell(PricesSet(0.0, tariff()))
         for at, service in enumerate(scene.services):
-            self.tell(ServiceBegan(0.0, service.name, promised_of(service), len(self.ready[at])))
+            self.tell(ServiceStarted(0.0, service.name, promised_of(service), len(self.ready[at])))
         for job in scene.jobs:
             self._at(job.arrives_s, lambda job=job: self._arrive(job.name))
         self._known = {job.name: job for job in scene.jobs}
@@ -146,11 +146,11 @@ class World:
 
     # What the driver is told, and what it asks for.
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: ControlEvent) -> None:
         """Tells the driver, and carries out what it asks for."""
         scaled = False
         for instruction in self.driver.on(event):
-            if isinstance(instruction, Scale):
+            if isinstance(instruction, ScaleService):
                 self.cluster.scale(instruction.name, instruction.replicas, self.now_s)
                 scaled = True
             else:
@@ -159,10 +159,10 @@ class World:
         if scaled:
             self._look()
 
-    def _command(self, command: SetLimit) -> None:
+    def _command(self, command: SetPowerLimit) -> None:
         self._later(2.0, 6.0, lambda: self._carry_out(command))
 
-    def _carry_out(self, command: SetLimit) -> None:
+    def _carry_out(self, command: SetPowerLimit) -> None:
         """The node sets the limit, or fails to; an ended job's GPUs answer with what was asked."""
         if command.node in self.down:
             return
@@ -180,7 +180,7 @@ class World:
             running.set_limit(command.node, command.limit_w)
             self._draw(running)
 
-    def _confirm(self, command: SetLimit) -> None:
+    def _confirm(self, command: SetPowerLimit) -> None:
         running = self.jobs.get(command.job)
         if running is not None:
             running.forget_window()
@@ -201,14 +201,14 @@ class World:
             self.ready[at] -= gone
             self._is_stale = True
             if gone:
-                self.tell(ServiceServing(self.now_s, service.name, len(self.ready[at])))
+                self.tell(ServiceReady(self.now_s, service.name, len(self.ready[at])))
 
     def _serve(self, at: int, key: str) -> None:
         place = self.places[at].get(key)
         if place is not None and place.node not in self.down:
             self.ready[at].add(key)
             self._is_stale = True
-            self.tell(ServiceServing(self.now_s, self.scene.services[at].name, len(self.ready[at])))
+            self.tell(ServiceReady(self.now_s, self.scene.services[at].name, len(self.ready[at])))
 
     def _scrape(self, at: int) -> None:
         self._at(self.now_s + SCRAPE_S, lambda: self._scrape(at))
@@ -252,9 +252,9 @@ class World:
         running.put(dict(gpus), limit_w, self.now_s)
         self._at(running.from_s, lambda: self._draw(running))
         self._at(running.from_s + SCRAPE_S, lambda run=running.restarts: self._progress(running, run))
-        past = Past(running.saved, since_s, self.driver.earned_s(name)) if since_s > 0.0 else Past()
+        past = JobPast(running.saved, since_s, self.driver.earned_s(name)) if since_s > 0.0 else JobPast()
         self.tell(
-            JobBegan(
+            JobStarted(
                 self.now_s, name, job.promise, job.limits_w, holdings, held_w=(limit_w,) * len(holdings), past=past
             )
         )  # fmt: skip
@@ -265,7 +265,7 @@ class World:
         self._at(self.now_s + SCRAPE_S, lambda: self._progress(running, run))
         window = running.read_window(self.rng)
         if float(self.rng.uniform()) < _LOST:
-            self.tell(JobMissed(self.now_s, running.job.name, Unusable.NO_PROGRESS))
+            self.tell(JobMissed(self.now_s, running.job.name, MissedWindowReason.NO_PROGRESS))
         elif window is not None:
             self.tell(JobMeasured(self.now_s, running.job.name, window))
 
@@ -284,7 +284,7 @@ class World:
         running.gpus, running.limits_w = {}, {}
         running.ended_s = self.now_s + self.scene.step_s
         self.cluster.end(running.job, self.now_s)
-        self.tell(Ended(self.now_s, running.job.name))
+        self.tell(WorkloadEnded(self.now_s, running.job.name))
         self._start_jobs()
 
     # Nodes.
@@ -307,13 +307,13 @@ class World:
         self._at(failure.back_s, lambda: self._return(failure))
 
     def _see(self, failure: Failure, hit: Sequence[int], stopped: Sequence[Running]) -> None:
-        self.tell(NodeLost(self.now_s, failure.node))
+        self.tell(ControlNodeLost(self.now_s, failure.node))
         for running in stopped:
             self.driver.earned_s(running.job.name)
-            self.tell(Ended(self.now_s, running.job.name))
+            self.tell(WorkloadEnded(self.now_s, running.job.name))
         self.cluster.lose(failure.node, [running.job for running in stopped], self.now_s)
         for at in hit:
-            self.tell(ServiceServing(self.now_s, self.scene.services[at].name, len(self.ready[at])))
+            self.tell(ServiceReady(self.now_s, self.scene.services[at].name, len(self.ready[at])))
         self._look()
         self.waiting += [running.job.name for running in stopped]
         self._start_jobs()
@@ -321,7 +321,7 @@ class World:
     def _return(self, failure: Failure) -> None:
         self.down.discard(failure.node)
         self.cluster.back(failure.node, self.now_s)
-        self.tell(NodeBack(self.now_s, failure.node, {}))
+        self.tell(ControlNodeReturned(self.now_s, failure.node, {}))
         self._look()
         self._start_jobs()
 
@@ -332,7 +332,7 @@ class World:
         self.wait_s += _TICK_S * len(self.waiting)
         self.cluster.go_on(self.now_s)
         self._start_jobs()
-        self.tell(Ticked(self.now_s))
+        self.tell(ControlTick(self.now_s))
         self._look()
 
     def _step(self, asked_hz: Floats) -> None:

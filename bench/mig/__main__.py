@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.mig import fleet, report, scenes
 from bench.mig.runs import Result, run
 from bench.mig.tables import Scenario, TableError, folders, points, scenarios
-from eelgrid_controller.partition.errors import PartitionError
+from eelgrid_controller.partition.problem import PartitionError
 from eelgrid_controller.profiles.points import Point
 
 

@@ -18,14 +18,19 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from bench.mig.tables import MODEL, QUANTILE, SAFETY
-from eelgrid_controller.partition.change import change
-from eelgrid_controller.partition.check import faults
-from eelgrid_controller.partition.plan import Plan
-from eelgrid_controller.partition.planning import plan
-from eelgrid_controller.partition.problem import Job, Pool, Problem, Service, pool_of
-from eelgrid_controller.partition.running import RunningGpu, as_plan, running
+from eelgrid_controller.partition.plan import PartitionPlan, plan_partition
+from eelgrid_controller.partition.plan_check import find_violations
+from eelgrid_controller.partition.problem import (
+    InferenceDemand,
+    PartitionPool,
+    PartitionProblem,
+    TrainingDemand,
+    pool_of_product,
+)
+from eelgrid_controller.partition.repartition import plan_change
+from eelgrid_controller.partition.running import RunningGpu, assign_plan, running_as_plan
 from eelgrid_controller.profiles.points import Point
-from eelgrid_protos.catalogue import load
+from eelgrid_protos.catalogue.loader import load_catalogue
 
 __all__ = ["Row", "measured"]
 
@@ -64,42 +69,42 @@ def measured(points: Sequence[Point], services: int, gpus: int, seed: int) -> It
         ("a100", _alike(points, services, gpus, seed)),
         ("mixed", _mixed(points, services, gpus, seed)),
     ):
-        plan(_few(problem))  # compiles
+        plan_partition(_few(problem))  # compiles
         yield from _one(name, problem, seed)
 
 
-def _one(name: str, problem: Problem, seed: int) -> Iterator[Row]:
+def _one(name: str, problem: PartitionProblem, seed: int) -> Iterator[Row]:
     begun, cpu = time.perf_counter(), time.process_time()
-    cold = plan(problem)
+    cold = plan_partition(problem)
     yield _row(name, "cold", problem, cold, (begun, cpu))
     later = _later(problem, seed)
     begun, cpu = time.perf_counter(), time.process_time()
-    warm = plan(later, cold.memory)
+    warm = plan_partition(later, cold.memory)
     yield _row(name, "warm", later, warm, (begun, cpu))
     fleet = _on(problem, cold)
     begun, cpu = time.perf_counter(), time.process_time()
-    changed = change(later, fleet, prices=None if cold.memory is None else cold.memory.prices)
+    changed = plan_change(later, fleet, prices=None if cold.memory is None else cold.memory.prices)
     seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu
     bound = warm.proofs[0].bound
     yield Row(
         name, "change", len(later.services), sum(any(True for _ in gpu.replicas()) for gpu in changed.gpus),
-        changed.after, bound, (changed.after - bound) / changed.after, len(faults(later, as_plan(changed.gpus))),
+        changed.after, bound, (changed.after - bound) / changed.after, len(find_violations(later, running_as_plan(changed.gpus))),
         seconds, cpu_seconds, f"{len(changed.course.steps)} steps on "
         f"{len({step.uuid for step in changed.course.steps})} GPUs",
     )  # fmt: skip
 
 
-def _row(name: str, what: str, problem: Problem, found: Plan, begun: tuple[float, float]) -> Row:
+def _row(name: str, what: str, problem: PartitionProblem, found: PartitionPlan, begun: tuple[float, float]) -> Row:
     seconds, cpu_seconds = time.perf_counter() - begun[0], time.process_time() - begun[1]
     proof = found.proofs[0]
     replicas = sum(1 for gpu in found.gpus for _ in gpu.replicas())
     return Row(
         name, what, len(problem.services), len(found.gpus), proof.value, proof.bound, proof.gap,
-        len(faults(problem, found)), seconds, cpu_seconds, f"{replicas} replicas",
+        len(find_violations(problem, found)), seconds, cpu_seconds, f"{replicas} replicas",
     )  # fmt: skip
 
 
-def _services(points: Sequence[Point], count: int, whole_gpus: float, seed: int) -> tuple[Service, ...]:
+def _services(points: Sequence[Point], count: int, whole_gpus: float, seed: int) -> tuple[InferenceDemand, ...]:
     """Services whose rates ask for so many whole A100 together."""
     draw = random.Random(seed)
     by_model: dict[str, list[Point]] = {}
@@ -113,25 +118,27 @@ def _services(points: Sequence[Point], count: int, whole_gpus: float, seed: int)
         whole_hz = max(one.throughput_hz for one in by_model[model] if one.latency_s[QUANTILE] < SAFETY * latency_s)
         weights.append(math.exp(draw.gauss(0.0, 1.0)))
         found.append(
-            Service(name=f"{model}-{number}", workload=model, rate_hz=whole_hz * weights[-1], latency_s=latency_s,
+            InferenceDemand(name=f"{model}-{number}", workload=model, rate_hz=whole_hz * weights[-1], latency_s=latency_s,
                     quantile=QUANTILE, safety=SAFETY)
         )  # fmt: skip
     scale = whole_gpus / sum(weights)
     return tuple(replace(service, rate_hz=service.rate_hz * scale) for service in found)
 
 
-def _alike(points: Sequence[Point], services: int, gpus: int, seed: int) -> Problem:
-    product = next(one for one in load().products.values() if one.model == MODEL)
-    return Problem(services=_services(points, services, gpus, seed), points=tuple(points), pools=(pool_of(product),))
+def _alike(points: Sequence[Point], services: int, gpus: int, seed: int) -> PartitionProblem:
+    product = next(one for one in load_catalogue().products.values() if one.model == MODEL)
+    return PartitionProblem(
+        services=_services(points, services, gpus, seed), points=tuple(points), pools=(pool_of_product(product),)
+    )
 
 
-def _mixed(points: Sequence[Point], services: int, gpus: int, seed: int) -> Problem:
-    products = load().products
-    pools: list[Pool] = []
+def _mixed(points: Sequence[Point], services: int, gpus: int, seed: int) -> PartitionProblem:
+    products = load_catalogue().products
+    pools: list[PartitionPool] = []
     every: list[Point] = []
     for key, share, cost, factor in _MIXED:
         product = products[key]
-        pools.append(pool_of(product, int(share * gpus), cost=cost))
+        pools.append(pool_of_product(product, int(share * gpus), cost=cost))
         assert product.mig is not None  # all five have MIG
         for point in points:
             if point.configuration.mig_profile in product.mig.profiles:
@@ -140,17 +147,19 @@ def _mixed(points: Sequence[Point], services: int, gpus: int, seed: int) -> Prob
                 hz = point.throughput_hz * factor
                 every.append(replace(point, configuration=how, throughput_hz=hz, latency_s=latency_s, source="made up"))
     speed = _FILLED * gpus * sum(share * factor for _, share, _, factor in _MIXED)
-    jobs = tuple(Job(name=f"job-{number}", gpus=_JOB_GPUS[number % 4]) for number in range(gpus // _JOBS_EVERY))
-    return Problem(
+    jobs = tuple(
+        TrainingDemand(name=f"job-{number}", gpus=_JOB_GPUS[number % 4]) for number in range(gpus // _JOBS_EVERY)
+    )
+    return PartitionProblem(
         services=_services(points, services, speed, seed), points=tuple(every), pools=tuple(pools), jobs=jobs
     )
 
 
-def _few(problem: Problem) -> Problem:
+def _few(problem: PartitionProblem) -> PartitionProblem:
     return replace(problem, services=problem.services[:60], jobs=())
 
 
-def _later(problem: Problem, seed: int) -> Problem:
+def _later(problem: PartitionProblem, seed: int) -> PartitionProblem:
     """The same an hour later: a few rates differ by 20 % (standard deviation of the logarithm)."""
     draw = random.Random(f"later {seed}")
     changed = set(draw.sample(range(len(problem.services)), max(1, int(CHANGED * len(problem.services)))))
@@ -163,7 +172,7 @@ def _later(problem: Problem, seed: int) -> Problem:
     )
 
 
-def _on(problem: Problem, found: Plan) -> tuple[RunningGpu, ...]:
+def _on(problem: PartitionProblem, found: PartitionPlan) -> tuple[RunningGpu, ...]:
     """A plan on GPUs with names, some of which are spare."""
     counts: dict[str, int] = {}
     for gpu in found.gpus:
@@ -172,4 +181,4 @@ def _on(problem: Problem, found: Plan) -> tuple[RunningGpu, ...]:
     for pool in problem.pools:
         there = pool.count if pool.count is not None else counts.get(pool.model, 0) * 11 // 10
         members[pool.model] = [(f"GPU-{pool.model}-{number}", f"node-{number // 8}") for number in range(there)]
-    return running(found, members)
+    return assign_plan(found, members)

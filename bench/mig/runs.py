@@ -14,13 +14,11 @@ from typing import NamedTuple
 from bench.mig.judge import Placed, violations
 from bench.mig.peers import PEERS, Choice, Demand, planned
 from bench.mig.tables import MODEL, QUANTILE, SAFETY, Scenario
-from eelgrid_controller.partition.errors import Unservable
-from eelgrid_controller.partition.exact import Proof
-from eelgrid_controller.partition.plan import Plan
-from eelgrid_controller.partition.planning import plan
-from eelgrid_controller.partition.problem import Problem, Service, pool_of
+from eelgrid_controller.partition.integer_program import OptimalityProof
+from eelgrid_controller.partition.plan import PartitionPlan, plan_partition
+from eelgrid_controller.partition.problem import InferenceDemand, PartitionProblem, UnservableService, pool_of_product
 from eelgrid_controller.profiles.points import Point
-from eelgrid_protos.catalogue import load
+from eelgrid_protos.catalogue.loader import load_catalogue
 
 __all__ = ["Result", "Standing", "problem_of", "run"]
 
@@ -39,7 +37,7 @@ class Result(NamedTuple):
     scenario: str
     services: int
     ours: Standing
-    proofs: tuple[Proof, ...]
+    proofs: tuple[OptimalityProof, ...]
     seconds: float
     placed: tuple[Placed, ...]
     told: tuple[str, ...]  # violations and services that nothing serves, in words
@@ -51,11 +49,11 @@ class Result(NamedTuple):
         return round(self.proofs[0].bound)
 
 
-def problem_of(scenario: Scenario, points: Sequence[Point]) -> Problem:
+def problem_of(scenario: Scenario, points: Sequence[Point]) -> PartitionProblem:
     """A scenario on as many A100-SXM4-80GB as it needs."""
-    product = next(one for one in load().products.values() if one.model == MODEL)
+    product = next(one for one in load_catalogue().products.values() if one.model == MODEL)
     services = tuple(
-        Service(
+        InferenceDemand(
             name=one.model,
             workload=one.model,
             rate_hz=one.rate_hz,
@@ -65,7 +63,7 @@ def problem_of(scenario: Scenario, points: Sequence[Point]) -> Problem:
         )
         for one in scenario.services
     )
-    return Problem(services=services, points=tuple(points), pools=(pool_of(product),))
+    return PartitionProblem(services=services, points=tuple(points), pools=(pool_of_product(product),))
 
 
 def run(scenario: Scenario, points: Sequence[Point], profiles: Path) -> Result:
@@ -75,8 +73,8 @@ def run(scenario: Scenario, points: Sequence[Point], profiles: Path) -> Result:
     begun = time.perf_counter()
     while True:
         try:
-            found = plan(problem)
-        except Unservable as unservable:
+            found = plan_partition(problem)
+        except UnservableService as unservable:
             told.append(str(unservable))
             left = tuple(service for service in problem.services if service.name != unservable.service)
             problem = replace(problem, services=left)
@@ -98,7 +96,7 @@ def run(scenario: Scenario, points: Sequence[Point], profiles: Path) -> Result:
     )  # fmt: skip
 
 
-def _placed(found: Plan) -> tuple[Placed, ...]:
+def _placed(found: PartitionPlan) -> tuple[Placed, ...]:
     placed = []
     for number, gpu in enumerate(found.gpus):
         for one in gpu.instances:
@@ -113,7 +111,7 @@ def _size(placed: Sequence[Placed]) -> tuple[int, int]:
     return len({one.gpu for one in placed}), sum(one.slices for one in placed)
 
 
-def _demand(service: Service, problem: Problem) -> Demand:
+def _demand(service: InferenceDemand, problem: PartitionProblem) -> Demand:
     """What the peers choose from: the admissible configuration of most throughput on each size."""
     best: dict[int, Choice] = {}
     for point in problem.points:

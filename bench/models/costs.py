@@ -13,10 +13,10 @@ import numpy as np
 
 from bench.models.runs import store
 from bench.models.tables import DataSet
-from eelgrid_controller.profiles.family import learn_family
-from eelgrid_controller.profiles.predict import Predictor
-from eelgrid_controller.profiles.store import Reading
-from eelgrid_protos.catalogue import load
+from eelgrid_controller.profiles.learning import learn_family
+from eelgrid_controller.profiles.prediction import ProfilePredictor
+from eelgrid_controller.profiles.store import ProfileReading
+from eelgrid_protos.catalogue.loader import load_catalogue
 
 __all__ = ["COLUMNS", "Row", "measured"]
 
@@ -61,16 +61,16 @@ def measured(data_set: DataSet) -> Iterator[Row]:
     """All costs, on one data set."""
     for statement in (
         "import numpy",
-        "import eelgrid_controller.profiles.predict",
+        "import eelgrid_controller.profiles.prediction",
         "import scipy.optimize",
         "import joblib",
         "import sklearn.ensemble",
         "import sklearn.gaussian_process",
     ):
         yield _importing(statement)
-    catalogue = load()
+    catalogue = load_catalogue()
     profiles = store(data_set, data_set.cells)
-    readings = [Reading(cell.point, 1e6) for cell in data_set.cells[:_READINGS]]
+    readings = [ProfileReading(cell.point, 1e6) for cell in data_set.cells[:_READINGS]]
     yield _timed("a reading told", data_set.name, [lambda one=one: profiles.told(one) for one in readings])
     begin = time.perf_counter()
     learned = learn_family(profiles, data_set.name, catalogue)
@@ -78,11 +78,13 @@ def measured(data_set: DataSet) -> Iterator[Row]:
     yield Row(f"learning {len(learned.surfaces)} quantities", data_set.name, 1, took_ms, took_ms)
     by_name = {data_set.name: learned}
     first = [
-        lambda one=one: Predictor(profiles, by_name, catalogue).predict(one.point.workload, [one.point.configuration])
+        lambda one=one: ProfilePredictor(profiles, by_name, catalogue).predict(
+            one.point.workload, [one.point.configuration]
+        )
         for one in data_set.cells[:: max(1, len(data_set.cells) // 40)]
     ]
     yield _timed("a first answer after a change of the workload", data_set.name, first)
-    warm = Predictor(profiles, by_name, catalogue)
+    warm = ProfilePredictor(profiles, by_name, catalogue)
     asked = data_set.cells[:_READINGS]
     for one in asked:
         warm.predict(one.point.workload, [one.point.configuration])

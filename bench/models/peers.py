@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.models.tables import Cell, DataSet
-from eelgrid_controller.profiles.axes import Place, place
-from eelgrid_controller.profiles.lattice import direction
+from eelgrid_controller.profiles.features import FeaturePoint, locate_configuration
+from eelgrid_controller.profiles.grid import monotone_direction
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_protos.catalogue import load
+from eelgrid_protos.catalogue.loader import load_catalogue
 
 __all__ = ["PEERS", "Answers", "Table", "table"]
 
@@ -63,8 +63,8 @@ class Answers(NamedTuple):
 
 def table(data_set: DataSet, cells: Sequence[Cell]) -> Table:
     """All cells of a data set, or of a split, on one scale."""
-    catalogue = load()
-    places = [place(cell.point.configuration, catalogue) for cell in cells]
+    catalogue = load_catalogue()
+    places = [locate_configuration(cell.point.configuration, catalogue) for cell in cells]
     columns = sorted({name for one in places for name in one.numbers})
     numbers = np.array([[one.numbers.get(name, 0.0) for name in columns] for one in places])
     varied = np.ptp(numbers, axis=0) > 1e-9
@@ -81,7 +81,7 @@ def table(data_set: DataSet, cells: Sequence[Cell]) -> Table:
     )
 
 
-def _name(one: Place, key: str) -> str:
+def _name(one: FeaturePoint, key: str) -> str:
     return one.names.get(key, "")
 
 
@@ -149,7 +149,7 @@ def _boosted(known: Table, values: Floats, asked: Table, **options: object) -> F
 
 
 def _monotone(known: Table, values: Floats, asked: Table, quantity: str) -> Floats:
-    way = direction(quantity)
+    way = monotone_direction(quantity)
     signs = [way if name in ("compute", "limit") else 0 for name in known.columns]
     others = known.traits.shape[1] + known.names.shape[1] + 1
     return _boosted(known, values, asked, monotonic_cst=signs + [0] * others)

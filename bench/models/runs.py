@@ -13,13 +13,18 @@ from bench.models.measure import Predicted
 from bench.models.peers import PEERS, table
 from bench.models.splits import Split
 from bench.models.tables import Cell, DataSet, Told
-from eelgrid_controller.profiles.answers import Estimate, Prediction
-from eelgrid_controller.profiles.family import learn_family
-from eelgrid_controller.profiles.predict import Predictor
-from eelgrid_controller.profiles.quantities import POWER, THROUGHPUT, quantile_of
-from eelgrid_controller.profiles.store import Profiles, Reading, Workload
+from eelgrid_controller.profiles.learning import learn_family
+from eelgrid_controller.profiles.points import (
+    POWER,
+    THROUGHPUT,
+    ProfileEstimate,
+    ProfilePrediction,
+    latency_quantile_of,
+)
+from eelgrid_controller.profiles.prediction import ProfilePredictor
+from eelgrid_controller.profiles.store import ProfiledWorkload, ProfileReading, ProfileStore
 from eelgrid_kernels.arrays import Floats
-from eelgrid_protos.catalogue import load
+from eelgrid_protos.catalogue.loader import load_catalogue
 
 __all__ = ["OURS", "Job", "Result", "run", "store"]
 
@@ -48,32 +53,32 @@ class Result(NamedTuple):
     unanswered: Mapping[str, int]  # by the quantity's name: asked, and refused with a reason
 
 
-def store(data_set: DataSet, cells: Sequence[Cell]) -> Profiles:
+def store(data_set: DataSet, cells: Sequence[Cell]) -> ProfileStore:
     """The store that was told these cells."""
-    found = Profiles()
+    found = ProfileStore()
     for workload in sorted({cell.point.workload for cell in data_set.cells}):
-        found = found.introduced(Workload(workload, data_set.name, data_set.traits.get(workload, {})))
+        found = found.introduced(ProfiledWorkload(workload, data_set.name, data_set.traits.get(workload, {})))
     return told(found, cells)
 
 
-def told(profiles: Profiles, cells: Sequence[Cell]) -> Profiles:
+def told(profiles: ProfileStore, cells: Sequence[Cell]) -> ProfileStore:
     """The store that was told more; a second each."""
     for second, cell in enumerate(cells):
-        profiles = profiles.told(Reading(cell.point, float(second), noise=cell.noise))
+        profiles = profiles.told(ProfileReading(cell.point, float(second), noise=cell.noise))
     return profiles
 
 
 def _truth(cell: Cell, what: Told) -> float:
     """In the unit of profiles."""
-    quantile = quantile_of(what.quantity)
+    quantile = latency_quantile_of(what.quantity)
     value = cell.point.power_w if what.quantity == POWER else cell.point.throughput_hz
     value = value if quantile is None else cell.point.latency_s[quantile]
     assert value is not None
     return value
 
 
-def _answer(prediction: Prediction, what: Told) -> Estimate | None:
-    quantile = quantile_of(what.quantity)
+def _answer(prediction: ProfilePrediction, what: Told) -> ProfileEstimate | None:
+    quantile = latency_quantile_of(what.quantity)
     if quantile is not None:
         return prediction.latency_s.get(quantile)
     return {POWER: prediction.power_w, THROUGHPUT: prediction.throughput_hz}[what.quantity]
@@ -92,15 +97,15 @@ def run(job: Job) -> list[Result]:
 
 
 def _ours(job: Job) -> Iterator[Result]:
-    data_set, catalogue = job.data_set, load()
+    data_set, catalogue = job.data_set, load_catalogue()
     begin = time.perf_counter()
     profiles = store(data_set, job.splits[0].learned)
     learned = {data_set.name: learn_family(profiles, data_set.name, catalogue, job.seed)}
     fit_s = time.perf_counter() - begin
     for split in job.splits:
-        predictor = Predictor(told(profiles, split.told), learned, catalogue)
+        predictor = ProfilePredictor(told(profiles, split.told), learned, catalogue)
         begin = time.perf_counter()
-        answers: list[tuple[Cell, Prediction]] = []
+        answers: list[tuple[Cell, ProfilePrediction]] = []
         for workload in sorted({cell.point.workload for cell in split.asked}):
             mine = [cell for cell in split.asked if cell.point.workload == workload]
             answers += zip(mine, predictor.predict(workload, [one.point.configuration for one in mine]), strict=True)

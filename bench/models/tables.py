@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eelgrid_controller.profiles.points import Configuration, Point
-from eelgrid_controller.profiles.quantities import POWER, THROUGHPUT, latency
+from eelgrid_controller.profiles.points import POWER, THROUGHPUT, Configuration, Point, latency_quantity
 
 __all__ = ["DATA_SETS", "Cell", "DataSet", "Told", "Unreadable", "load"]
 
@@ -85,12 +84,12 @@ def parvagpu(data: Path) -> list[DataSet]:
                 refused += 1
                 continue
             # Rounded to a millisecond: an even error of half of one either way.
-            noise = {latency(0.5): _MILLISECOND_S / math.sqrt(12.0) / seconds}
+            noise = {latency_quantity(0.5): _MILLISECOND_S / math.sqrt(12.0) / seconds}
             point = Point(path.stem, how, each * processes, {0.5: seconds}, source="parvagpu")
             cells.append(Cell(point, path.stem, noise))
     if not cells:
         raise Unreadable(f"{folder}: no profiles; give the folder with --data")
-    told = (Told(latency(0.5), "latency"), Told(THROUGHPUT, "throughput"))
+    told = (Told(latency_quantity(0.5), "latency"), Told(THROUGHPUT, "throughput"))
     return [DataSet("parvagpu", told, tuple(cells), {}, refused)]
 
 
@@ -162,14 +161,14 @@ def _diffusion(row: Mapping[str, Any], workload: str) -> Point:
 def mlenergy(data: Path) -> list[DataSet]:
     """Serving of language and diffusion models: watts, rates and latencies; two families."""
     found = []
-    itl = tuple(Told(latency(quantile), f"itl_p{100 * quantile:g}") for quantile in _ITL)
+    itl = tuple(Told(latency_quantity(quantile), f"itl_p{100 * quantile:g}") for quantile in _ITL)
     kinds: tuple[tuple[str, tuple[str, ...], Callable[..., Point], tuple[Told, ...]], ...] = (
         ("mlenergy-llm", _LLM, _llm, (Told(POWER, "power"), Told(THROUGHPUT, "throughput"), *itl)),
         (
             "mlenergy-diffusion",
             _DIFFUSION,
             _diffusion,
-            (Told(POWER, "power"), Told(THROUGHPUT, "throughput"), Told(latency(0.5), "batch_latency")),
+            (Told(POWER, "power"), Told(THROUGHPUT, "throughput"), Told(latency_quantity(0.5), "batch_latency")),
         ),
     )
     for name, tasks, point_of, told in kinds:

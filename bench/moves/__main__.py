@@ -23,11 +23,11 @@ from typing import NamedTuple
 import matplotlib as mpl
 from joblib import Parallel, delayed
 
-from eelgrid_controller.core import Core
-from eelgrid_controller.moves import recommend
-from eelgrid_controller.replay.fleet import product_key
-from eelgrid_controller.replay.protocol import SEEDS, Trace, arrivals, load
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.placement.migration_planner import recommend_moves
+from eelgrid_controller.replay.openb import openb_product_key
+from eelgrid_controller.replay.openb_protocol import SEEDS, TraceArrays, arrival_order, load_trace
+from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     Gpu,
@@ -71,12 +71,12 @@ class Row(NamedTuple):
     search_s: float
 
 
-def _inventories(trace: Trace) -> Iterator[Inventory]:
+def _inventories(trace: TraceArrays) -> Iterator[Inventory]:
     fleet = trace.fleet
-    products = catalogue.load().products
+    products = catalogue.load_catalogue().products
     for number, count in enumerate(fleet.gpu_count.tolist()):
         model = trace.models[fleet.model[number]] if count else ""
-        key = product_key(model, products) if count else ""
+        key = openb_product_key(model, products) if count else ""
         gpus = (
             Gpu(uuid=f"GPU-{number}-{i}", index=i, product=key, model=model, catalogue_key=key) for i in range(count)
         )
@@ -86,7 +86,7 @@ def _inventories(trace: Trace) -> Iterator[Inventory]:
         )  # fmt: skip
 
 
-def _submission(trace: Trace, kind: int) -> SubmitWorkloadRequest:
+def _submission(trace: TraceArrays, kind: int) -> SubmitWorkloadRequest:
     specs = trace.specs
     allowed = tuple(model for model, yes in zip(trace.models, specs.allows[kind], strict=True) if yes)
     count = int(specs.gpu_count[kind])
@@ -97,12 +97,12 @@ def _submission(trace: Trace, kind: int) -> SubmitWorkloadRequest:
     return SubmitWorkloadRequest(spec=WorkloadSpec(name="task", request=request))
 
 
-def _scenes(trace: Trace, seed: int) -> Iterator[tuple[str, float, Core]]:
+def _scenes(trace: TraceArrays, seed: int) -> Iterator[tuple[str, float, Core]]:
     """The cluster at each load, first as it fills, then as it empties."""
-    core = Core(ClusterState(ended_most=0), catalogue.load())
+    core = Core(ClusterState(ended_most=0), catalogue.load_catalogue())
     for inventory in _inventories(trace):
         core.node_joined(inventory, now_ns=1)
-    order = arrivals(trace, seed).tolist()
+    order = arrival_order(trace, seed).tolist()
     milli, capacity = trace.task_milli.tolist(), trace.fleet.gpu_milli
     arrived, done = 0, 0
     for load_ in LOADS:
@@ -122,12 +122,12 @@ def _scenes(trace: Trace, seed: int) -> Iterator[tuple[str, float, Core]]:
         yield "thinned", load_, core
 
 
-def _rows(trace: Trace, seed: int, goal: MoveGoal) -> list[Row]:
+def _rows(trace: TraceArrays, seed: int, goal: MoveGoal) -> list[Row]:
     rows = []
     for scene, load_, core in _scenes(trace, seed):
         for budget in BUDGETS:
             begun = time.perf_counter()
-            found = recommend(core.survey_moves(RecommendMovesRequest(goal=goal, moves_ratio=budget)))
+            found = recommend_moves(core.survey_moves(RecommendMovesRequest(goal=goal, moves_ratio=budget)))
             took_s = time.perf_counter() - begun
             before, after = found.before, found.after
             saved_w = before.power_w - after.power_w
@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=Path("bench-out/moves"))
     options = parser.parse_args(arguments)
-    trace = load(options.data, options.trace)
+    trace = load_trace(options.data, options.trace)
     options.out.mkdir(parents=True, exist_ok=True)
     work = Parallel(n_jobs=max(1, min(options.processes, options.seeds)))
     rows = [

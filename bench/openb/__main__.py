@@ -15,12 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.openb import report
-from bench.openb.measure import Bounds, Curves, figures, mean_bounds, mean_curves
+from bench.openb.measure import Bounds, figures, mean_bounds
 from bench.openb.published import distances, plain_policy, results_folder
 from bench.openb.runs import BoundJob, BoundResult, Job, Progress, Result, everything
-from eelgrid_controller.replay.openb import TraceError
-from eelgrid_controller.replay.protocol import SEEDS, Trace, arrivals, load, trace_names
-from eelgrid_kernels.policies import names, policy
+from eelgrid_controller.replay.csv_reader import TraceError
+from eelgrid_controller.replay.openb_protocol import SEEDS, TraceArrays, arrival_order, load_trace, trace_names
+from eelgrid_controller.replay.run_statistics import ArrivalCurves, mean_curves
+from eelgrid_kernels.baselines import find_policy, policy_names
 
 REFERENCE = "fgd"
 _SEEDS_MOST = 1000
@@ -29,12 +30,12 @@ _SEEDS_MOST = 1000
 class Outcome(NamedTuple):
     """What came of all runs."""
 
-    traces: tuple[Trace, ...]
+    traces: tuple[TraceArrays, ...]
     policies: tuple[str, ...]
     results: Mapping[tuple[str, str], list[Result]]  # by trace and policy, one a seed
     bounds: Mapping[str, list[BoundResult]]  # by trace, one for each of the first seeds
 
-    def mean(self, trace: str, policy: str, seeds: Iterable[int] | None = None) -> Curves:
+    def mean(self, trace: str, policy: str, seeds: Iterable[int] | None = None) -> ArrivalCurves:
         """The mean curves over the seeds, over all of them by default."""
         kept = None if seeds is None else set(seeds)
         return mean_curves([run.curves for run in self.results[trace, policy] if kept is None or run.seed in kept])
@@ -58,11 +59,11 @@ def _chosen(asked: str, every: Sequence[str]) -> tuple[str, ...]:
 
 
 def chosen_policies(asked: str) -> tuple[str, ...]:
-    """What was asked for; what a name may be is for eelgrid_kernels.policies to say."""
-    chosen = _chosen(asked, names())
+    """What was asked for; what a name may be is for eelgrid_kernels.baselines to say."""
+    chosen = _chosen(asked, policy_names())
     for name in chosen:
         try:
-            policy(name)
+            find_policy(name)
         except ValueError as unknown:
             raise Unusable(str(unknown)) from None
     return chosen
@@ -86,11 +87,11 @@ def _work(options: argparse.Namespace, tell: Callable[[Progress], None]) -> Outc
     if not 1 <= options.seeds <= _SEEDS_MOST or options.processes < 1 or options.bound_seeds < 0:
         raise Unusable(f"take 1 to {_SEEDS_MOST} seeds, at least one process and no negative number of bounds")
     policies = chosen_policies(options.policies)
-    traces = tuple(load(options.data, name) for name in _chosen(options.traces, trace_names(options.data)))
+    traces = tuple(load_trace(options.data, name) for name in _chosen(options.traces, trace_names(options.data)))
     seeds = range(SEEDS[0], SEEDS[0] + options.seeds)
     for trace in traces:
         for seed in seeds:
-            arrivals(trace, seed)  # says now what it would say in the middle of the work
+            arrival_order(trace, seed)  # says now what it would say in the middle of the work
     options.out.mkdir(parents=True, exist_ok=True)
     jobs: list[Job | BoundJob] = [
         BoundJob(trace, seed) for trace in traces for seed in seeds[: options.bound_seeds]
@@ -107,7 +108,7 @@ def _work(options: argparse.Namespace, tell: Callable[[Progress], None]) -> Outc
     return Outcome(traces, policies, results, bounds)
 
 
-def _row(outcome: Outcome, trace: Trace, policy: str) -> report.Row:
+def _row(outcome: Outcome, trace: TraceArrays, policy: str) -> report.Row:
     runs = outcome.results[trace.name, policy]
     bounds = outcome.bound(trace.name)
     bounded = None
@@ -123,7 +124,7 @@ def _row(outcome: Outcome, trace: Trace, policy: str) -> report.Row:
     return report.Row(trace.name, policy, len(runs), judged, float(p50_ns) / 1e3, float(p99_ns) / 1e3)
 
 
-def _run_row(outcome: Outcome, trace: Trace, run: Result) -> report.RunRow:
+def _run_row(outcome: Outcome, trace: TraceArrays, run: Result) -> report.RunRow:
     judged = figures(run.curves, outcome.mean(run.trace, REFERENCE), trace.fleet.gpu_milli // 1000)
     return report.RunRow(
         run.trace, run.policy, run.seed, judged.saving_mean_pct, judged.alloc_100_pct, judged.alloc_130_pct,
@@ -158,7 +159,7 @@ def _compare(outcome: Outcome, data: Path, out: Path) -> str:
         return "no folder `published` beside the lists: our peers were not compared with published results"
     spelled = {(trace, plain_policy(policy)): policy for trace, policy in outcome.results}
 
-    def ours(trace: str, plain: str) -> Curves | None:
+    def ours(trace: str, plain: str) -> ArrivalCurves | None:
         policy = spelled.get((trace, plain))
         return None if policy is None else outcome.mean(trace, policy)
 

@@ -25,7 +25,7 @@ holds sum_i floor(need_i / c) <= floor(C / c), for every c that a task asks for,
 of GPUs, CPU and memory.
 
 The allocation bound takes sum_m z_im <= N_i and the most sum_i gpu_i z_im, with
-whole z where asked. The power model is that of eelgrid_kernels.placement.
+whole z where asked. The power model is that of eelgrid_kernels.node_cost.
 Source: the LP is of this project; power model Lettich et al., CCGrid 2025.
 """
 
@@ -40,16 +40,11 @@ from scipy.sparse import coo_array, csr_array, vstack
 
 from bench.openb.cutting_stock import HIGHS_OPTIMAL, SharePrices
 from bench.openb.measure import Bounds
-from eelgrid_controller.replay.protocol import Fleet, Specs, Trace, arrivals
+from eelgrid_controller.replay.openb_protocol import TaskSpecs, TraceArrays, TraceFleet, arrival_order
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.packages import (
-    CORES_PER_PACKAGE,
-    CPU_PACKAGE_FULL_W,
-    CPU_PACKAGE_IDLE_W,
-    MILLI_PER_CORE,
-)
-from eelgrid_kernels.packages import PACKAGE_MILLI as CPU_PACKAGE_MILLI
-from eelgrid_kernels.placement import GPU_WHOLE_MILLI
+from eelgrid_kernels.cpu_packages import CORES_PER_PACKAGE, CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W, MILLI_PER_CORE
+from eelgrid_kernels.cpu_packages import PACKAGE_MILLI as CPU_PACKAGE_MILLI
+from eelgrid_kernels.node_cost import GPU_WHOLE_MILLI
 
 # A shape's shares must ask for this many GPUs more than the solution holds for a cut to be worth its row.
 CUT_GPUS_LEAST = 0.5
@@ -72,21 +67,21 @@ class Shapes(NamedTuple):
     nodes: Ints
 
 
-def shapes_of(fleet: Fleet) -> Shapes:
+def shapes_of(fleet: TraceFleet) -> Shapes:
     """Equal nodes counted together."""
     kinds, nodes = np.unique(np.column_stack(fleet).astype(np.float64), axis=0, return_counts=True)
     whole = [np.ascontiguousarray(kinds[:, column], np.int64) for column in range(4)]
     return Shapes(*whole, kinds[:, 4].copy(), kinds[:, 5].copy(), nodes.astype(np.int64))
 
 
-def bounds_of(trace: Trace, seeds: Sequence[int], loads: Sequence[float] = LOADS) -> Bounds:
+def bounds_of(trace: TraceArrays, seeds: Sequence[int], loads: Sequence[float] = LOADS) -> Bounds:
     """Means over the seeds; of power at the loads, in rising order, where every seed's tasks can all be placed."""
     relaxation = Relaxation(shapes_of(trace.fleet), trace.specs)
     capacity = trace.fleet.gpu_milli
     power_w = np.empty((len(seeds), len(loads)))
     allocated = np.empty(len(seeds))
     for row, seed in enumerate(seeds):
-        order = arrivals(trace, seed)
+        order = arrival_order(trace, seed)
         arrived = np.cumsum(trace.task_milli[order])
 
         def counts(tasks: int, order: Ints = order) -> Ints:
@@ -103,7 +98,7 @@ def bounds_of(trace: Trace, seeds: Sequence[int], loads: Sequence[float] = LOADS
 class Relaxation:
     """The LP of one fleet and one list of specs, with the cuts found so far."""
 
-    def __init__(self, shapes: Shapes, specs: Specs, *, cutting: bool = True) -> None:
+    def __init__(self, shapes: Shapes, specs: TaskSpecs, *, cutting: bool = True) -> None:
         """Without cutting, a GPU is only a volume and a node only a part of its pool."""
         self._shapes, self._specs, self._cutting = shapes, specs, cutting
         fits = _fits(shapes, specs)
@@ -298,7 +293,7 @@ class Relaxation:
         return rows, np.array(most)
 
 
-def _fits(shapes: Shapes, specs: Specs) -> npt.NDArray[np.bool_]:
+def _fits(shapes: Shapes, specs: TaskSpecs) -> npt.NDArray[np.bool_]:
     """(S, H) whether an empty node of the shape takes one task of the spec."""
     allowed = (specs.gpu_count == 0)[:, None] | (specs.allows[:, np.maximum(shapes.model, 0)] != 0)
     return (

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.placement import GPU_WHOLE_MILLI
+from eelgrid_kernels.node_cost import GPU_WHOLE_MILLI
 
 # A pattern must be worth this much more than its GPU to enter; what is left is divided out.
 GAIN_LEAST = 1e-9

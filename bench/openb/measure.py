@@ -3,7 +3,7 @@
 Owns the measures of the published comparison as functions of arrays. Must not
 know policies, files or how a run was made.
 
-Theory: the curves are those of eelgrid_controller.replay.curves, averaged over seeds first; then
+Theory: the curves are those of eelgrid_controller.replay.run_statistics, averaged over seeds first; then
     GRAR(x)   = mean allocated GPU / mean arrived GPU
 A saving past x = 0.9 is partly work refused, so watts per allocated GPU go with it.
 
@@ -17,24 +17,36 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eelgrid_controller.replay.curves import (
+from eelgrid_controller.replay.run_statistics import (
     GRID,
     MEAN_FIRST,
     MEAN_LAST,
-    Curves,
-    Steps,
-    at,
-    curves,
+    ArrivalCurves,
+    ArrivalSteps,
+    compute_curves,
     empty_power_w,
     mean_curves,
-    saving,
     saving_mean_pct,
+    saving_share,
+    value_at,
 )
 from eelgrid_kernels.arrays import Floats
 
 __all__ = [
-    "DENSE_X", "GRID", "SAVING_X", "Bounds", "Curves", "Figures", "Steps", "at", "curves", "empty_power_w", "figures",
-    "mean_bounds", "mean_curves", "saving",
+    "DENSE_X",
+    "GRID",
+    "SAVING_X",
+    "ArrivalCurves",
+    "ArrivalSteps",
+    "Bounds",
+    "Figures",
+    "compute_curves",
+    "empty_power_w",
+    "figures",
+    "mean_bounds",
+    "mean_curves",
+    "saving_share",
+    "value_at",
 ]  # fmt: skip
 
 SAVING_X = tuple(tenth / 10 for tenth in range(1, 10))
@@ -69,7 +81,7 @@ def mean_bounds(runs: Sequence[Bounds]) -> Bounds:
     return Bounds(runs[0].x, power_w, float(np.mean([run.allocated_1 for run in runs])))
 
 
-def _gap_power_pct(mine: Curves, bounds: Bounds) -> float | None:
+def _gap_power_pct(mine: ArrivalCurves, bounds: Bounds) -> float | None:
     """Mean of watts over the bound, in per cent of the bound, over the loads where the bound binds.
 
     It is of all tasks placed: where a policy refused more than a thousandth of what came, it says nothing of it.
@@ -89,20 +101,24 @@ def _gpu_w(power_w: float, gpus: float) -> float:
     return power_w / gpus if gpus > 0.0 else math.inf
 
 
-def figures(mine: Curves, reference: Curves, gpus: int, bounded: tuple[Curves, Bounds] | None = None) -> Figures:
+def figures(
+    mine: ArrivalCurves, reference: ArrivalCurves, gpus: int, bounded: tuple[ArrivalCurves, Bounds] | None = None
+) -> Figures:
     """Every number of a policy whose curves are the mean over seeds, on a fleet with that many GPUs.
 
     What is bounded are the mean curves over the seeds that the bounds are of.
     """
-    saved = 100.0 * saving(mine, reference)
-    allocated_1 = at(mine.allocated, 1.0)
+    saved = 100.0 * saving_share(mine, reference)
+    allocated_1 = value_at(mine.allocated, 1.0)
     return Figures(
         saving_mean_pct=saving_mean_pct(mine, reference),
-        saving_pct=tuple(at(saved, x) for x in SAVING_X),
-        grar_1=allocated_1 / at(mine.arrived, 1.0),
+        saving_pct=tuple(value_at(saved, x) for x in SAVING_X),
+        grar_1=allocated_1 / value_at(mine.arrived, 1.0),
         alloc_100_pct=100.0 * allocated_1,
         alloc_130_pct=100.0 * float(mine.allocated[-1]),
-        gpu_w=tuple(_gpu_w(at(mine.power_w, x), gpus * at(mine.allocated, x)) for x in DENSE_X),
+        gpu_w=tuple(_gpu_w(value_at(mine.power_w, x), gpus * value_at(mine.allocated, x)) for x in DENSE_X),
         gap_power_pct=None if bounded is None else _gap_power_pct(*bounded),
-        gap_alloc_pp=None if bounded is None else 100.0 * (bounded[1].allocated_1 - at(bounded[0].allocated, 1.0)),
+        gap_alloc_pp=None
+        if bounded is None
+        else 100.0 * (bounded[1].allocated_1 - value_at(bounded[0].allocated, 1.0)),
     )

@@ -16,8 +16,9 @@ mpl.use("Agg")  # before pyplot, which else looks for a screen
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from bench.openb.measure import GRID, Bounds, Curves, saving
+from bench.openb.measure import Bounds
 from bench.openb.report import Row
+from eelgrid_controller.replay.run_statistics import GRID, ArrivalCurves, saving_share
 from eelgrid_kernels.arrays import Floats
 
 __all__ = ["draw_points", "draw_trace"]
@@ -40,14 +41,20 @@ def _dress(axes: Axes, title: str, unit: str, first: float, last: float) -> None
 
 
 def draw_trace(
-    path: Path, trace: str, policies: Mapping[str, Curves], *, reference: Curves, bounds: Bounds | None, gpus: int
+    path: Path,
+    trace: str,
+    policies: Mapping[str, ArrivalCurves],
+    *,
+    reference: ArrivalCurves,
+    bounds: Bounds | None,
+    gpus: int,
 ) -> None:
     """Four panels for one trace."""
     figure, ((power, saved), (dense, allocated)) = plt.subplots(2, 2, figsize=(12, 8), layout="constrained")
     busy = slice(int(_DENSE_FROM * 200), None)
     for index, (policy, mine) in enumerate(policies.items()):
         _line(power, index, policy, mine.power_w / 1e3)
-        _line(saved, index, policy, 100 * saving(mine, reference))
+        _line(saved, index, policy, 100 * saving_share(mine, reference))
         _line(allocated, index, policy, 100 * mine.allocated)
         color, style = f"C{index % 10}", _LINES[index // 10 % len(_LINES)]
         held = gpus * mine.allocated[busy]

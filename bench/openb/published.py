@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.openb.measure import Curves, at, saving
-from eelgrid_controller.replay.locate import task_list
-from eelgrid_controller.replay.openb import TraceMalformed, TraceMissing
-from eelgrid_controller.replay.protocol import csv_folder
+from eelgrid_controller.replay.csv_reader import TraceMalformed, TraceMissing
+from eelgrid_controller.replay.openb_protocol import csv_folder
+from eelgrid_controller.replay.openb_source import task_list_name
+from eelgrid_controller.replay.run_statistics import ArrivalCurves, saving_share, value_at
 
 __all__ = ["Distance", "Published", "distances", "plain_policy", "read_allocation", "read_readings", "results_folder"]
 
@@ -110,7 +110,7 @@ def _number(path: Path, line: int, cells: Mapping[str, str], column: str) -> flo
 
 def read_allocation(path: Path) -> list[Published]:
     """Allocation in per cent of capacity at 100 % and 130 % arrived: the mean over the published seeds."""
-    before, after = task_list("*").removesuffix(".csv").split("*")
+    before, after = task_list_name("*").removesuffix(".csv").split("*")
     found: dict[tuple[str, str, str], list[float]] = {}
     for line, cells in _rows(path, ("workload", "sc_policy", "seed", "100", "130")):
         trace = cells["workload"].removeprefix(before).removesuffix(after)
@@ -145,7 +145,7 @@ def _allowed(published: Published) -> float:
     return FGD_PP_MOST if published.policy == "fgd" and published.source == ALLOCATION else OTHERS_PP_MOST
 
 
-def distances(folder: Path, ours: Callable[[str, str], Curves | None]) -> list[Distance]:
+def distances(folder: Path, ours: Callable[[str, str], ArrivalCurves | None]) -> list[Distance]:
     """Every published number that we have one beside; `ours` gives the mean curves of a trace and a plain policy."""
     readers = ((folder / ALLOCATION, read_allocation), (folder / READINGS, read_readings))
     found = []
@@ -154,8 +154,8 @@ def distances(folder: Path, ours: Callable[[str, str], Curves | None]) -> list[D
         if mine is None or reference is None:
             continue
         if published.metric == "saving_pct":
-            value = 100.0 * at(saving(mine, reference), published.x)
+            value = 100.0 * value_at(saving_share(mine, reference), published.x)
         else:
-            value = 100.0 * at(mine.allocated, published.x)
+            value = 100.0 * value_at(mine.allocated, published.x)
         found.append(Distance(published, value, _allowed(published)))
     return found

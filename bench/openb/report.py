@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.openb.measure import DENSE_X, GRID, SAVING_X, Bounds, Curves, Figures
+from bench.openb.measure import DENSE_X, SAVING_X, Bounds, Figures
 from bench.openb.published import Distance
+from eelgrid_controller.replay.run_statistics import GRID, ArrivalCurves
 
 __all__ = [
     "SUMMARY_COLUMNS", "Row", "RunRow", "published_table", "table", "write_bounds", "write_curves", "write_published", "write_runs",
@@ -110,7 +111,7 @@ def write_runs(path: Path, rows: Iterable[RunRow]) -> None:
     )
 
 
-def write_curves(path: Path, curves: Iterable[tuple[str, str, Curves]]) -> None:
+def write_curves(path: Path, curves: Iterable[tuple[str, str, ArrivalCurves]]) -> None:
     """Watts and allocation at every point of the grid, mean over seeds."""
     _write(
         path,

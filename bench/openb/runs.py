@@ -1,7 +1,7 @@
 """All runs of a comparison: every policy on every trace with every seed, on several processes.
 
 Owns the work list, the clock around each decision and the gathering. Must not
-know policies beyond what eelgrid_kernels.policies says of them, nor what a file or
+know policies beyond what eelgrid_kernels.baselines says of them, nor what a file or
 a table looks like.
 
 Theory: the clock is read inside the compiled loop, before and after each
@@ -23,13 +23,14 @@ from numba import njit
 
 from bench.kernel_clock import WALL, now_ns
 from bench.openb import bounds as relaxations
-from bench.openb.measure import Bounds, Curves, curves, empty_power_w
-from eelgrid_controller.replay.protocol import Trace, arrivals, node_order
+from bench.openb.measure import Bounds
+from eelgrid_controller.replay.openb_protocol import TraceArrays, arrival_order, node_order
+from eelgrid_controller.replay.run_statistics import ArrivalCurves, compute_curves, empty_power_w
+from eelgrid_kernels.argmin_index import apply_log_ahead, place_arrivals
 from eelgrid_kernels.arrays import Ints
-from eelgrid_kernels.best import advance, tend
-from eelgrid_kernels.course import empty_course, prepare
-from eelgrid_kernels.policies import Policy, policy
-from eelgrid_kernels.quotes import requote
+from eelgrid_kernels.baselines import PlacementPolicy, find_policy
+from eelgrid_kernels.fleet_simulation import build_empty_engine, build_empty_outcomes
+from eelgrid_kernels.opportunity_prices import update_prices
 
 __all__ = ["BOUND_X", "BoundJob", "BoundResult", "Job", "Progress", "Result", "bound", "everything", "run"]
 
@@ -40,7 +41,7 @@ _TENDED = 2  # kinds that are weighed by new prices between two decisions
 class Job(NamedTuple):
     """One run to make."""
 
-    trace: Trace
+    trace: TraceArrays
     policy: str
     seed: int
 
@@ -48,7 +49,7 @@ class Job(NamedTuple):
 class BoundJob(NamedTuple):
     """The bounds of one order of arrivals."""
 
-    trace: Trace
+    trace: TraceArrays
     seed: int
 
 
@@ -58,7 +59,7 @@ class Result(NamedTuple):
     trace: str
     policy: str
     seed: int
-    curves: Curves
+    curves: ArrivalCurves
     placed: int
     decision_ns: Ints  # (A,)
     idle_ns: Ints  # (A,) of the work between decisions
@@ -92,38 +93,40 @@ def _timed(scene: Any, order: Ints, course: Any, decision_ns: Ints, idle_ns: Int
     scratch, kinds, turn = np.zeros(2, np.int64), scene.kinds.shape[0], 0
     for i in range(order.shape[0]):
         begun = now_ns(WALL, scratch)
-        requote(scene)
+        update_prices(scene)
         tended = looked = 0
         while tended < _TENDED and looked < kinds:
             if scene.loose[turn] > 0.0:
-                tend(scene, turn, 0)
+                apply_log_ahead(scene, turn, 0)
                 tended += 1
             turn = (turn + 1) % kinds
             looked += 1
         ready = now_ns(WALL, scratch)
-        advance(scene, order, course, i, i + 1)
+        place_arrivals(scene, order, course, i, i + 1)
         decision_ns[i], idle_ns[i] = now_ns(WALL, scratch) - ready, ready - begun
 
 
 def run(job: Job) -> Result:
     """Makes one run."""
     trace = job.trace
-    how: Policy = policy(job.policy)
-    order = arrivals(trace, job.seed)
-    scene = prepare(trace.fleet, trace.specs, trace.typical, node_order(trace, job.seed), how.code, how.weights)
-    course = empty_course(len(order))
+    how: PlacementPolicy = find_policy(job.policy)
+    order = arrival_order(trace, job.seed)
+    scene = build_empty_engine(
+        trace.fleet, trace.specs, trace.typical, node_order(trace, job.seed), how.code, how.weights
+    )
+    course = build_empty_outcomes(len(order))
     decision_ns, idle_ns = np.zeros(len(order), np.int64), np.zeros(len(order), np.int64)
     _timed(scene, order[:0], course, decision_ns[:0], idle_ns[:0])  # compiles, once a process
     begun = time.perf_counter()
     _timed(scene, order, course, decision_ns, idle_ns)
     run_s = time.perf_counter() - begun
-    mine = curves(course, trace.fleet.gpu_milli, empty_power_w(trace.fleet))
+    mine = compute_curves(course, trace.fleet.gpu_milli, empty_power_w(trace.fleet))
     return Result(trace.name, job.policy, job.seed, mine, int(course.placed.sum()), decision_ns, idle_ns, run_s)
 
 
 def bound(job: BoundJob) -> BoundResult:
     """Computes the bounds of the tasks that have arrived at each load."""
-    trace, order = job.trace, arrivals(job.trace, job.seed)
+    trace, order = job.trace, arrival_order(job.trace, job.seed)
     arrived = np.cumsum(trace.task_milli[order])
     relaxation = relaxations.Relaxation(relaxations.shapes_of(trace.fleet), trace.specs)
 

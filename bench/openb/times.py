@@ -17,14 +17,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.openb.__main__ import REFERENCE, Unusable, chosen_policies
-from eelgrid_controller.replay.accounts import JOULES_PER_KWH
-from eelgrid_controller.replay.comparison import Backend, Times, TimesResult, everything, jobs
-from eelgrid_controller.replay.csv_lines import TraceError
-from eelgrid_controller.replay.locate import NODE_LIST, task_list
+from eelgrid_controller.replay.csv_reader import TraceError
 from eelgrid_controller.replay.openb import read_nodes, read_tasks
-from eelgrid_controller.replay.protocol import SEEDS, build, csv_folder
-from eelgrid_controller.replay.schedule import schedule
-from eelgrid_controller.replay.traces import evenly
+from eelgrid_controller.replay.openb_protocol import SEEDS, build_trace, csv_folder
+from eelgrid_controller.replay.openb_source import NODE_LIST, task_list_name
+from eelgrid_controller.replay.policy_comparison import (
+    RunBackend,
+    TimedRunResult,
+    TimedScenario,
+    execute_runs,
+    list_runs,
+)
+from eelgrid_controller.replay.run_statistics import JOULES_PER_KWH
+from eelgrid_controller.replay.simulation import build_schedule
+from eelgrid_controller.replay.trace_loading import sample_nodes_evenly
 
 
 class Row(NamedTuple):
@@ -61,14 +67,14 @@ def _saved_pct(mine: float, reference: float) -> float:
     return 100.0 * (reference - mine) / reference if reference else 0.0
 
 
-def _mean(runs: Sequence[TimesResult], value: str) -> float:
+def _mean(runs: Sequence[TimedRunResult], value: str) -> float:
     return statistics.fmean(getattr(run.summary, value) for run in runs)
 
 
-def _rows(how: Times, names: Sequence[str], seeds: range, processes: int | None) -> list[Row]:
+def _rows(how: TimedScenario, names: Sequence[str], seeds: range, processes: int | None) -> list[Row]:
     """Every policy on one trace and fleet."""
-    done = everything(jobs(how, names, seeds), Backend.PROCESSES, processes, lambda _: None)
-    runs = {name: [run for run in done if isinstance(run, TimesResult) and run.policy == name] for name in names}
+    done = execute_runs(list_runs(how, names, seeds), RunBackend.PROCESSES, processes, lambda _: None)
+    runs = {name: [run for run in done if isinstance(run, TimedRunResult) and run.policy == name] for name in names}
     reference = runs[REFERENCE]
     trace = how.trace
     return [
@@ -116,11 +122,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         rows: list[Row] = []
         for trace in options.traces.split(","):
-            tasks = read_tasks(folder / task_list(trace))
+            tasks = read_tasks(folder / task_list_name(trace))
             for fleet in fleets:
-                built = build(trace, evenly(nodes, fleet), tasks)
-                plan = schedule(built, tasks)
-                how = Times(built, plan, plan.end_s, (), None, 1.0)
+                built = build_trace(trace, sample_nodes_evenly(nodes, fleet), tasks)
+                plan = build_schedule(built, tasks)
+                how = TimedScenario(built, plan, plan.end_s, (), None, 1.0)
                 found = _rows(how, names, range(SEEDS[0], SEEDS[0] + options.seeds), options.processes)
                 print("\n".join(map(_line, found)), flush=True)
                 rows += found

@@ -26,7 +26,7 @@ from bench.powercap.single import NOISE, POLICIES, Noise, Outcome, carried_out, 
 from bench.powercap.sweeps import held_out, scatter
 from bench.powercap.transitions import Counted, lived_through
 from bench.powercap.zeus import MODELS, Data, NotThere, Run, baseline_runs, load, relatives
-from eelgrid_controller.power.planner import Want, divide
+from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal, allocate_limits
 
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)
 OURS = "eelgrid"
@@ -97,7 +97,7 @@ def _fleet_tries(data: Data, seed: int, level: float, nodes: int, *, tree: bool)
     for name in (OURS, *PEERS):
         began = time.perf_counter()
         if name == OURS:
-            given = divide(fleet.jobs, fleet.budgets, Want.THROUGHPUT).given
+            given = allocate_limits(fleet.jobs, fleet.budgets, AllocationGoal.THROUGHPUT).given
             limits = {one.job: one.limit_w for one in given}
         else:
             limits = PEERS[name](fleet.jobs, fleet.budgets)

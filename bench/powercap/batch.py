@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from bench.powercap.single import SLOWDOWN
 from bench.powercap.zeus import BASELINES, Data, Run
-from eelgrid_controller.power.curves import AtLimit
+from eelgrid_controller.objectives.power.power_model import LimitPoint
 
 __all__ = ["Together", "together"]
 
@@ -38,7 +38,7 @@ def together(data: Data, runs: Sequence[Run]) -> list[Together]:
     targets = {baseline.workload: baseline.target for baseline in BASELINES}
     found = []
     for run in runs:
-        options: list[tuple[int, float, AtLimit]] = []
+        options: list[tuple[int, float, LimitPoint]] = []
         for key, curve in data.curves[run.model].items():
             epochs = data.epochs.get((key.workload, key.batch, targets[run.key.workload]))
             if key.workload == run.key.workload and key.optimizer == run.key.optimizer and epochs:
@@ -48,7 +48,7 @@ def together(data: Data, runs: Sequence[Run]) -> list[Together]:
         in_time = [one for one in options if one[1] * one[2].time_s <= (1.0 + SLOWDOWN) * time_s]
         best = min(in_time, key=lambda one: one[1] * one[2].energy_j)
 
-        def saved(chosen: list[tuple[int, float, AtLimit]], energy_j: float = energy_j) -> float:
+        def saved(chosen: list[tuple[int, float, LimitPoint]], energy_j: float = energy_j) -> float:
             return 1.0 - min(epochs * at.energy_j for _, epochs, at in chosen) / energy_j
 
         found.append(

@@ -11,13 +11,13 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import lil_array
 
-from eelgrid_controller.power.budgets import Budgets
-from eelgrid_controller.power.planner import Job
+from eelgrid_controller.objectives.power.budgets import BudgetTree
+from eelgrid_controller.objectives.power.limit_allocation import AllocationJob
 
 __all__ = ["most_throughput"]
 
 
-def most_throughput(jobs: Sequence[Job], budgets: Budgets) -> float:
+def most_throughput(jobs: Sequence[AllocationJob], budgets: BudgetTree) -> float:
     """Summed normalised throughput that no limits within the budgets can pass, mixtures of limits included."""
     columns = [(index, at) for index, job in enumerate(jobs) for at in job.curve.points]
     parents = {budget.name: budget.parent for budget in budgets.all}

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.powercap.zeus import Data
-from eelgrid_controller.power.budgets import Budget, Budgets
-from eelgrid_controller.power.curves import AtLimit, Curve
-from eelgrid_controller.power.planner import Job, Share
-from eelgrid_controller.power.promise import BestEffort, Promise
+from eelgrid_controller.objectives.power.budgets import BudgetTree, PowerBudgetNode
+from eelgrid_controller.objectives.power.limit_allocation import AllocationJob, BudgetShare
+from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
+from eelgrid_controller.objectives.power.training_promises import BestEffort, TrainingPromise
 
 __all__ = ["Fleet", "draw", "with_level"]
 
@@ -32,16 +32,16 @@ _FREE = BestEffort(0.0)
 class Fleet(NamedTuple):
     """Jobs, their nodes, and the budgets above."""
 
-    jobs: tuple[Job, ...]
-    budgets: Budgets
+    jobs: tuple[AllocationJob, ...]
+    budgets: BudgetTree
     least_w: float  # that all jobs together are charged at least
     most_w: float
 
 
-def _gang(curve: Curve, gpus: int) -> Curve:
+def _gang(curve: PowerCurve, gpus: int) -> PowerCurve:
     """The curve of a data-parallel gang: each GPU as the one that was measured."""
-    points = tuple(AtLimit(at.limit_w, at.time_s, at.power_w * gpus) for at in curve.points)
-    return Curve(curve.workload, curve.gpu_model, gpus, points)
+    points = tuple(LimitPoint(at.limit_w, at.time_s, at.power_w * gpus) for at in curve.points)
+    return PowerCurve(curve.workload, curve.gpu_model, gpus, points)
 
 
 def _fill(models: Sequence[str], rng: np.random.Generator) -> list[tuple[str, list[tuple[int, int]]]]:
@@ -62,34 +62,35 @@ def _fill(models: Sequence[str], rng: np.random.Generator) -> list[tuple[str, li
     return gangs
 
 
-def _budgets(nodes: int, level: float, totals: dict[str, tuple[float, float]], rng: np.random.Generator) -> Budgets:
+def _budgets(nodes: int, level: float, totals: dict[str, tuple[float, float]], rng: np.random.Generator) -> BudgetTree:
     """Budgets between the least and the most that each is charged; `totals` has both by name."""
 
     def between(name: str, low: float, high: float) -> float:
         least, most = totals.get(name, (0.0, 0.0))
         return max(least, float(rng.uniform(low, high)) * most)
 
-    rows = [Budget("cluster", level * totals["cluster"][1])]
+    rows = [PowerBudgetNode("cluster", level * totals["cluster"][1])]
     racks = -(-nodes // RACK_NODES)
     rows += [
-        Budget(f"rack{rack}", between(f"rack{rack}", level - 0.1, level + 0.2), "cluster") for rack in range(racks)
+        PowerBudgetNode(f"rack{rack}", between(f"rack{rack}", level - 0.1, level + 0.2), "cluster")
+        for rack in range(racks)
     ]
     rows += [
-        Budget(f"node{node}", between(f"node{node}", level - 0.15, level + 0.35), f"rack{node // RACK_NODES}")
+        PowerBudgetNode(f"node{node}", between(f"node{node}", level - 0.15, level + 0.35), f"rack{node // RACK_NODES}")
         for node in range(nodes)
     ]
-    rows += [Budget(f"feed{feed}", between(f"feed{feed}", level - 0.05, level + 0.1)) for feed in (0, 1)]
-    return Budgets(rows)
+    rows += [PowerBudgetNode(f"feed{feed}", between(f"feed{feed}", level - 0.05, level + 0.1)) for feed in (0, 1)]
+    return BudgetTree(rows)
 
 
 def draw(
-    data: Data, seed: int, level: float, *, nodes: int = 64, tree: bool = False, promise: Promise = _FREE
+    data: Data, seed: int, level: float, *, nodes: int = 64, tree: bool = False, promise: TrainingPromise = _FREE
 ) -> Fleet:
     """A fleet from a seed; the same jobs for every level."""
     rng = np.random.default_rng(seed)
     names = tuple(data.curves)
     models = [names[int(rng.integers(len(names)))] for _ in range(nodes)]
-    jobs: list[Job] = []
+    jobs: list[AllocationJob] = []
     totals: dict[str, tuple[float, float]] = {}
     for model, places in _fill(models, rng):
         measured = [curve for curve in data.curves[model].values() if len(curve.points) >= _LIMITS_LEAST]
@@ -102,19 +103,21 @@ def draw(
             for name in chain:
                 least, most = totals.get(name, (0.0, 0.0))
                 totals[name] = (least + count * low, most + count * high)
-            shares.append(Share((f"node{node}", f"feed{node % 2}") if tree else ("cluster",), count))
-        jobs.append(Job(f"job{len(jobs)}", curve, tuple(shares), promise=promise))
+            shares.append(BudgetShare((f"node{node}", f"feed{node % 2}") if tree else ("cluster",), count))
+        jobs.append(AllocationJob(f"job{len(jobs)}", curve, tuple(shares), promise=promise))
     budgets = (
-        _budgets(nodes, level, totals, rng) if tree else Budgets([Budget("cluster", level * totals["cluster"][1])])
+        _budgets(nodes, level, totals, rng)
+        if tree
+        else BudgetTree([PowerBudgetNode("cluster", level * totals["cluster"][1])])
     )
     return Fleet(tuple(jobs), budgets, *totals["cluster"])
 
 
-def with_level(fleet: Fleet, level: float) -> Budgets:
+def with_level(fleet: Fleet, level: float) -> BudgetTree:
     """The same budgets with the cluster's at another level."""
-    return Budgets(
+    return BudgetTree(
         [
-            Budget("cluster", level * fleet.most_w) if budget.name == "cluster" else budget
+            PowerBudgetNode("cluster", level * fleet.most_w) if budget.name == "cluster" else budget
             for budget in fleet.budgets.all
         ]
     )

@@ -15,8 +15,8 @@ them had the same.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from eelgrid_controller.power.budgets import Budgets
-from eelgrid_controller.power.planner import Job
+from eelgrid_controller.objectives.power.budgets import BudgetTree
+from eelgrid_controller.objectives.power.limit_allocation import AllocationJob
 
 __all__ = ["PEERS", "exceeded", "throughput"]
 
@@ -24,10 +24,10 @@ Limits = dict[str, float]  # by job
 _STEPS = 200
 
 
-def _rows(jobs: Sequence[Job], budgets: Budgets) -> dict[str, list[tuple[Job, int]]]:
+def _rows(jobs: Sequence[AllocationJob], budgets: BudgetTree) -> dict[str, list[tuple[AllocationJob, int]]]:
     """Jobs and their GPUs under each budget, found by walking up by name."""
     parents = {budget.name: budget.parent for budget in budgets.all}
-    rows: dict[str, dict[str, tuple[Job, int]]] = {name: {} for name in parents}
+    rows: dict[str, dict[str, tuple[AllocationJob, int]]] = {name: {} for name in parents}
     for job in jobs:
         for share in job.shares:
             names = set()
@@ -42,13 +42,13 @@ def _rows(jobs: Sequence[Job], budgets: Budgets) -> dict[str, list[tuple[Job, in
     return {name: list(found.values()) for name, found in rows.items()}
 
 
-def _charge_w(job: Job, limit_w: float) -> float:
+def _charge_w(job: AllocationJob, limit_w: float) -> float:
     """Watts of one GPU: its limit, or what was measured beyond it."""
     (drawn,) = (at.power_w / job.curve.gpus for at in job.curve.points if at.limit_w == limit_w)
     return max(limit_w, drawn)
 
 
-def exceeded(jobs: Sequence[Job], budgets: Budgets, limits_w: Mapping[str, float]) -> dict[str, float]:
+def exceeded(jobs: Sequence[AllocationJob], budgets: BudgetTree, limits_w: Mapping[str, float]) -> dict[str, float]:
     """Watts over, by budget; empty where all are kept."""
     over = {}
     room = {budget.name: budget.limit_w - budget.other_w for budget in budgets.all}
@@ -59,7 +59,7 @@ def exceeded(jobs: Sequence[Job], budgets: Budgets, limits_w: Mapping[str, float
     return over
 
 
-def throughput(jobs: Sequence[Job], limits_w: Mapping[str, float]) -> float:
+def throughput(jobs: Sequence[AllocationJob], limits_w: Mapping[str, float]) -> float:
     """Summed throughput, each job's as a share of its largest limit's."""
     total = 0.0
     for job in jobs:
@@ -68,13 +68,13 @@ def throughput(jobs: Sequence[Job], limits_w: Mapping[str, float]) -> float:
     return total
 
 
-def _rounded(job: Job, cap_w: float) -> float:
+def _rounded(job: AllocationJob, cap_w: float) -> float:
     """The largest measured limit whose charge is within a cap, the least where none is."""
     within = [limit for limit in job.curve.limits_w if _charge_w(job, limit) <= cap_w + 1e-9]
     return max(within, default=job.curve.limits_w[0])
 
 
-def _capped(jobs: Sequence[Job], budgets: Budgets, cap: Callable[[Job, float], float]) -> Limits:
+def _capped(jobs: Sequence[AllocationJob], budgets: BudgetTree, cap: Callable[[AllocationJob, float], float]) -> Limits:
     """Each job at the largest share that all of its budgets allow, if everyone below them had it."""
     shares = dict.fromkeys((job.name for job in jobs), 1.0)
     room = {budget.name: budget.limit_w - budget.other_w for budget in budgets.all}
@@ -88,16 +88,16 @@ def _capped(jobs: Sequence[Job], budgets: Budgets, cap: Callable[[Job, float], f
     return {job.name: _rounded(job, cap(job, shares[job.name])) for job in jobs}
 
 
-def _uniform(jobs: Sequence[Job], budgets: Budgets) -> Limits:
+def _uniform(jobs: Sequence[AllocationJob], budgets: BudgetTree) -> Limits:
     most = max(job.curve.limits_w[-1] for job in jobs)
     return _capped(jobs, budgets, lambda _, share: share * most)
 
 
-def _proportional(jobs: Sequence[Job], budgets: Budgets) -> Limits:
+def _proportional(jobs: Sequence[AllocationJob], budgets: BudgetTree) -> Limits:
     return _capped(jobs, budgets, lambda job, share: share * job.curve.limits_w[-1])
 
 
-def _two_level(jobs: Sequence[Job], budgets: Budgets) -> Limits:
+def _two_level(jobs: Sequence[AllocationJob], budgets: BudgetTree) -> Limits:
     best = _proportional(jobs, budgets)
     rows = _rows(jobs, budgets)
     above = {job.name: [name for name, row in rows.items() if any(one is job for one, _ in row)] for job in jobs}
@@ -121,14 +121,14 @@ def _two_level(jobs: Sequence[Job], budgets: Budgets) -> Limits:
     return best
 
 
-def _loss(job: Job, limit_w: float) -> float:
+def _loss(job: AllocationJob, limit_w: float) -> float:
     """Throughput lost per watt saved at a limit."""
     top = job.curve.limits_w[-1]
     saved = job.curve.gpus * (_charge_w(job, top) - _charge_w(job, limit_w))
     return (job.weight - throughput([job], {job.name: limit_w})) / saved if saved > 0.0 else 0.0
 
 
-PEERS: Mapping[str, Callable[[Sequence[Job], Budgets], Limits]] = {
+PEERS: Mapping[str, Callable[[Sequence[AllocationJob], BudgetTree], Limits]] = {
     "uniform": _uniform,
     "proportional": _proportional,
     "two_level": _two_level,

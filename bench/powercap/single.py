@@ -15,7 +15,7 @@ the root of their length. Every policy that measures sees the same noise.
 What is claimed: work at a limit that alone would break the promise is claimed at
 no less than the oracle's energy, although it drew less: no single limit within the
 promise could have had it. `drawn` is what was really drawn. The bound that holds
-for any use of limits in turn is the two-limit mixture (eelgrid_controller.power.promise).
+for any use of limits in turn is the two-limit mixture (eelgrid_controller.objectives.power.training_promises).
 """
 
 import zlib
@@ -26,10 +26,10 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.powercap.zeus import Run
-from eelgrid_controller.power.curves import AtLimit, Curve
-from eelgrid_controller.power.exploration import Window, begin, step
-from eelgrid_controller.power.picking import Manner
-from eelgrid_controller.power.promise import MaxSlowdown, choose, mixture
+from eelgrid_controller.objectives.power.bandit import BanditSettings, start_search, step_search
+from eelgrid_controller.objectives.power.estimates import MeasurementWindow
+from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
+from eelgrid_controller.objectives.power.training_promises import MaxSlowdown, choose_limit, choose_mixture
 
 __all__ = ["NOISE", "POLICIES", "SLOWDOWN", "Noise", "Outcome", "carried_out", "ceiling"]
 
@@ -73,12 +73,12 @@ class _Course:
     """A run under way."""
 
     def __init__(self, run: Run, seed: int, noise: Noise) -> None:
-        self.curve: Curve = run.curve
+        self.curve: PowerCurve = run.curve
         self.epochs = run.epochs
         self.noise = noise
         self.rng = np.random.default_rng([seed, zlib.crc32(f"{run.model}/{run.key}".encode())])
         base = self.curve.largest
-        self.oracle = choose(self.curve, MaxSlowdown(SLOWDOWN)).at
+        self.oracle = choose_limit(self.curve, MaxSlowdown(SLOWDOWN)).at
         self.window_s = min(_WINDOW_S[1], max(_WINDOW_S[0], base.time_s / _EPOCH_WINDOWS))
         self.done = self.time_s = self.drawn_j = self.claimed_j = 0.0
         self.shares: Counter[float] = Counter()
@@ -87,7 +87,7 @@ class _Course:
     def over(self) -> bool:
         return self.done >= self.epochs - _ROUNDING
 
-    def spend(self, at: AtLimit, work: float) -> None:
+    def spend(self, at: LimitPoint, work: float) -> None:
         """So much work at a limit, at most what is left."""
         work = min(work, self.epochs - self.done)
         self.done += work
@@ -97,7 +97,7 @@ class _Course:
         self.claimed_j += work * (at.energy_j if alone else max(at.energy_j, self.oracle.energy_j))
         self.shares[at.limit_w] += work
 
-    def window(self, limit_w: float) -> Window:
+    def window(self, limit_w: float) -> MeasurementWindow:
         """One window at a limit, as it is measured."""
         at = self.curve.at(limit_w)
         work = min(self.window_s / at.time_s, self.epochs - self.done)
@@ -105,7 +105,7 @@ class _Course:
         root = (_WINDOW_S[1] / min(_WINDOW_S[1], self.window_s)) ** 0.5 if self.noise.white else 1.0
         time, power = 1.0 + root * self.rng.standard_normal(2) * (self.noise.time, self.noise.power)
         time_s = work * at.time_s * max(0.05, float(time))
-        return Window(limit_w, work, time_s, time_s * at.power_w * max(0.05, float(power)))
+        return MeasurementWindow(limit_w, work, time_s, time_s * at.power_w * max(0.05, float(power)))
 
     def outcome(self) -> Outcome:
         base = self.curve.largest
@@ -118,14 +118,14 @@ class _Course:
         )
 
 
-Policy = Callable[[_Course, tuple[Curve, ...]], None]
+Policy = Callable[[_Course, tuple[PowerCurve, ...]], None]
 
 
-def _explored(course: _Course, relatives: tuple[Curve, ...], manner: Manner) -> None:
+def _explored(course: _Course, relatives: tuple[PowerCurve, ...], manner: BanditSettings) -> None:
     """Ours: nothing of the job's curve is known at the start."""
-    state, decision = begin(course.curve.limits_w, MaxSlowdown(SLOWDOWN), manner=manner, relatives=relatives)
+    state, decision = start_search(course.curve.limits_w, MaxSlowdown(SLOWDOWN), manner=manner, relatives=relatives)
     while not course.over:
-        state, decision = step(state, course.window(decision.limit_w))
+        state, decision = step_search(state, course.window(decision.limit_w))
 
 
 def _profiled(course: _Course, windows: int) -> None:
@@ -162,13 +162,13 @@ POLICIES: Mapping[str, Policy] = {
     "cap70": lambda course, _: _fixed(course, 0.7),
     "zeus_epoch": lambda course, _: _epoch(course),
     "zeus_jit": lambda course, _: _profiled(course, 1),
-    "eelgrid": lambda course, _: _explored(course, (), Manner()),
-    "eelgrid_relatives": lambda course, relatives: _explored(course, relatives, Manner()),
-    "eelgrid_in_turn": lambda course, _: _explored(course, (), Manner(alternate=True)),
+    "eelgrid": lambda course, _: _explored(course, (), BanditSettings()),
+    "eelgrid_relatives": lambda course, relatives: _explored(course, relatives, BanditSettings()),
+    "eelgrid_in_turn": lambda course, _: _explored(course, (), BanditSettings(alternate=True)),
 }
 
 
-def carried_out(run: Run, policy: str, seed: int, relatives: tuple[Curve, ...], noise: Noise = NOISE) -> Outcome:
+def carried_out(run: Run, policy: str, seed: int, relatives: tuple[PowerCurve, ...], noise: Noise = NOISE) -> Outcome:
     """One run to its target under a policy."""
     course = _Course(run, seed, noise)
     POLICIES[policy](course, relatives)
@@ -183,9 +183,9 @@ class Ceiling(NamedTuple):
     in_turn: float  # saving of the best two limits in turn
 
 
-def ceiling(curve: Curve) -> Ceiling:
+def ceiling(curve: PowerCurve) -> Ceiling:
     """The oracle of a curve and the bound on any limits in turn."""
     promise = MaxSlowdown(SLOWDOWN)
-    choice = choose(curve, promise)
-    mixed = mixture(curve, promise)
+    choice = choose_limit(curve, promise)
+    mixed = choose_mixture(curve, promise)
     return Ceiling(choice.saving, choice.at.limit_w, 1.0 - mixed.energy_j / curve.largest.energy_j)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from bench.powercap.zeus import Sweep
-from eelgrid_controller.power.curves import Curve
+from eelgrid_controller.objectives.power.power_model import PowerCurve
 
 __all__ = ["HeldOut", "Scatter", "held_out", "scatter"]
 
@@ -66,13 +66,13 @@ def scatter(sweeps: Iterable[Sweep]) -> list[Scatter]:
     ]
 
 
-def held_out(curves: Iterable[Curve]) -> HeldOut:
+def held_out(curves: Iterable[PowerCurve]) -> HeldOut:
     """Every measured limit between two others left out in turn, and asked of the curve of the rest."""
     times, powers, lines = [], [], []
     for curve in curves:
         for place in range(1, len(curve.points) - 1):
             truth, low, high = (curve.points[place + step] for step in (0, -1, 1))
-            rest = Curve(
+            rest = PowerCurve(
                 curve.workload, curve.gpu_model, curve.gpus, (*curve.points[:place], *curve.points[place + 1 :])
             )
             at = rest.at(truth.limit_w)

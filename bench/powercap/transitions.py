@@ -19,19 +19,19 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.powercap.fleet import Fleet, with_level
-from eelgrid_controller.power.budgets import Budget, Budgets
-from eelgrid_controller.power.changes import (
-    Changes,
-    Command,
-    Confirmed,
-    Failed,
+from eelgrid_controller.objectives.power.budgets import BudgetTree, PowerBudgetNode
+from eelgrid_controller.objectives.power.errors import BudgetTooSmall
+from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal, AllocationJob, allocate_limits
+from eelgrid_controller.objectives.power.limit_rollout import (
+    CommandConfirmed,
+    CommandFailed,
     Holding,
-    NodeBack,
-    NodeLost,
-    Setting,
+    LimitCommand,
+    LimitRollout,
+    LimitSetting,
+    RolloutNodeLost,
+    RolloutNodeReturned,
 )
-from eelgrid_controller.power.planner import Job, Want, divide
-from eelgrid_controller.power.refusals import BudgetTooSmall
 
 __all__ = ["LEVELS", "Counted", "lived_through"]
 
@@ -59,25 +59,25 @@ class _World:
     rng: np.random.Generator
     has: dict[str, float]  # limit by holding
     may: dict[str, set[float]] = field(default_factory=dict)  # what it may have since it was last read
-    flight: list[Command] = field(default_factory=list)
+    flight: list[LimitCommand] = field(default_factory=list)
     down: dict[str, int] = field(default_factory=dict)  # node: moments until it is back
     commands: int = 0
     failures: int = 0
     losses: int = 0
 
-    def send(self, commands: list[Command]) -> None:
+    def send(self, commands: list[LimitCommand]) -> None:
         for command in commands:
             self.may[command.holding].add(command.limit_w)
         self.flight += commands
         self.commands += len(commands)
 
-    def answer(self) -> Confirmed | Failed:
+    def answer(self) -> CommandConfirmed | CommandFailed:
         command = self.flight.pop(int(self.rng.integers(len(self.flight))))
         lucky = self.rng.random()
         if command.node in self.down:
             if lucky < 0.5:  # it arrived before the node was lost
                 self.has[command.holding] = command.limit_w
-            return Confirmed(command.number, command.limit_w)  # late, and of the past
+            return CommandConfirmed(command.number, command.limit_w)  # late, and of the past
         if lucky < 0.9:
             self.has[command.holding] = command.limit_w
             return self._read(command)
@@ -86,54 +86,54 @@ class _World:
             return self._read(command)  # refused: what is read is the old limit
         if lucky < 0.97:
             self.has[command.holding] = command.limit_w
-        return Failed(command.number, None)
+        return CommandFailed(command.number, None)
 
-    def _read(self, command: Command) -> Confirmed:
+    def _read(self, command: LimitCommand) -> CommandConfirmed:
         self.may[command.holding] = {self.has[command.holding]}
-        return Confirmed(command.number, self.has[command.holding])
+        return CommandConfirmed(command.number, self.has[command.holding])
 
 
-def _name(job: Job, place: int) -> str:
+def _name(job: AllocationJob, place: int) -> str:
     return f"{job.name}/{place}"
 
 
-def _node(job: Job, place: int) -> str:
+def _node(job: AllocationJob, place: int) -> str:
     return job.shares[place].budgets[0]
 
 
 class _AtOnce:
     """Every change sent the moment it is wanted."""
 
-    def __init__(self, _: Budgets, holdings: list[Holding], now: dict[str, Setting]) -> None:
+    def __init__(self, _: BudgetTree, holdings: list[Holding], now: dict[str, LimitSetting]) -> None:
         self.nodes = {one.name: one.node for one in holdings}
         self.now = {name: setting.limit_w for name, setting in now.items()}
         self.wanted = dict(self.now)
         self.asked: dict[int, str] = {}
         self.lost: set[str] = set()
 
-    def want(self, settings: dict[str, Setting], _: Budgets | None = None) -> list[Command]:
+    def want(self, settings: dict[str, LimitSetting], _: BudgetTree | None = None) -> list[LimitCommand]:
         self.wanted.update({name: setting.limit_w for name, setting in settings.items()})
         return [self._command(name) for name in self.unfinished() if self.nodes[name] not in self.lost]
 
-    def on(self, event: Confirmed | Failed | NodeLost | NodeBack) -> list[Command]:
+    def on(self, event: CommandConfirmed | CommandFailed | RolloutNodeLost | RolloutNodeReturned) -> list[LimitCommand]:
         match event:
-            case NodeLost(node):
+            case RolloutNodeLost(node):
                 self.lost.add(node)
-            case NodeBack(node, limits_w):
+            case RolloutNodeReturned(node, limits_w):
                 self.lost.discard(node)
                 self.now.update(limits_w)
                 return [self._command(name) for name in limits_w if self.now[name] != self.wanted[name]]
-            case Confirmed(number, limit_w) | Failed(number, limit_w):
+            case CommandConfirmed(number, limit_w) | CommandFailed(number, limit_w):
                 name = self.asked[number]
                 if self.nodes[name] not in self.lost:
                     self.now[name] = self.now[name] if limit_w is None else limit_w
                     return [self._command(name)] if self.now[name] != self.wanted[name] else []
         return []
 
-    def _command(self, name: str) -> Command:
+    def _command(self, name: str) -> LimitCommand:
         number = len(self.asked) + 1
         self.asked[number] = name
-        return Command(name, self.nodes[name], self.wanted[name], number)
+        return LimitCommand(name, self.nodes[name], self.wanted[name], number)
 
     def unfinished(self) -> tuple[str, ...]:
         return tuple(name for name, limit in self.wanted.items() if self.now[name] != limit)
@@ -145,7 +145,7 @@ class _AtOnce:
 class _Day:
     """One course of levels."""
 
-    def __init__(self, fleet: Fleet, seed: int, order: type[Changes | _AtOnce]) -> None:
+    def __init__(self, fleet: Fleet, seed: int, order: type[LimitRollout | _AtOnce]) -> None:
         self.fleet = fleet
         self.jobs = list(fleet.jobs)
         self.holdings = {
@@ -158,7 +158,10 @@ class _Day:
             for place, share in enumerate(job.shares)
         }
         self.budgets = with_level(fleet, LEVELS[0])
-        limits = {given.job: given.limit_w for given in divide(fleet.jobs, self.budgets, Want.THROUGHPUT).given}
+        limits = {
+            given.job: given.limit_w
+            for given in allocate_limits(fleet.jobs, self.budgets, AllocationGoal.THROUGHPUT).given
+        }
         has = {name: limits[job.name] for name, (job, _) in self.holdings.items()}
         self.world = _World(fleet, np.random.default_rng(seed), has, {name: {limit} for name, limit in has.items()})
         self.changes = order(
@@ -186,8 +189,8 @@ class _Day:
         (drawn,) = (at.power_w / job.curve.gpus for at in job.curve.points if abs(at.limit_w - limit_w) < _SAME_W)
         return gpus * max(limit_w, drawn)
 
-    def _setting(self, name: str, limit_w: float) -> Setting:
-        return Setting(limit_w, self._charge_w(name, limit_w))
+    def _setting(self, name: str, limit_w: float) -> LimitSetting:
+        return LimitSetting(limit_w, self._charge_w(name, limit_w))
 
     def look(self) -> None:
         """Counts what is over, with the most that every GPU may have."""
@@ -219,7 +222,7 @@ class _Day:
                 self.refused += 1
             self.look()
 
-    def _divide(self, wanted: Budgets) -> bool:
+    def _divide(self, wanted: BudgetTree) -> bool:
         """New limits for the jobs whose nodes are all there; whether there are any that fit."""
         lost = {job.name for job, _ in self.holdings.values()
                 if any(_node(job, place) in self.world.down for place in range(len(job.shares)))}  # fmt: skip
@@ -229,9 +232,12 @@ class _Day:
                 for budget in self.chains[name]:
                     others[budget] += max(self._charge_w(name, limit) for limit in limits)
         free = [job for job in self.jobs if job.name not in lost]
-        left = Budgets([Budget(one.name, one.limit_w, one.parent, others[one.name]) for one in wanted.all])
+        left = BudgetTree([PowerBudgetNode(one.name, one.limit_w, one.parent, others[one.name]) for one in wanted.all])
         try:
-            given = {one.job: one.limit_w for one in divide(free, left, Want.THROUGHPUT, certify=False).given}
+            given = {
+                one.job: one.limit_w
+                for one in allocate_limits(free, left, AllocationGoal.THROUGHPUT, certify=False).given
+            }
             self.world.send(
                 self.changes.want(
                     {
@@ -256,7 +262,7 @@ class _Day:
                 if node not in world.down:
                     world.down[node] = int(world.rng.integers(1, 60))
                     world.losses += 1
-                    world.send(self.changes.on(NodeLost(node)))
+                    world.send(self.changes.on(RolloutNodeLost(node)))
             for node in [name for name, left in world.down.items() if left <= 0 or not world.flight]:
                 self._back(node)
             world.down = {node: left - 1 for node, left in world.down.items()}
@@ -270,7 +276,7 @@ class _Day:
         world.flight = [command for command in world.flight if command.node != node]
         mine = {name: world.has[name] for name in self.holdings if self._is_on(name, node)}
         world.may.update({name: {limit} for name, limit in mine.items()})
-        world.send(self.changes.on(NodeBack(node, mine)))
+        world.send(self.changes.on(RolloutNodeReturned(node, mine)))
 
     def _is_on(self, name: str, node: str) -> bool:
         job, _ = self.holdings[name]
@@ -288,4 +294,4 @@ class _Day:
 
 def lived_through(fleet: Fleet, seed: int, *, at_once: bool = False) -> Counted:
     """One course of levels on a fleet with a tree of budgets."""
-    return _Day(fleet, seed, _AtOnce if at_once else Changes).lived()
+    return _Day(fleet, seed, _AtOnce if at_once else LimitRollout).lived()

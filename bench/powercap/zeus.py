@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from eelgrid_controller.power.curves import Curve, from_points
+from eelgrid_controller.objectives.power.power_model import PowerCurve, fit_power_curve
 from eelgrid_controller.profiles.points import Configuration, Point
 
 __all__ = ["BASELINES", "MODELS", "Baseline", "Data", "Key", "NotThere", "Run", "Sweep", "baseline_runs", "load"]
@@ -63,7 +63,7 @@ class Run(NamedTuple):
 
     model: str
     key: Key
-    curve: Curve  # one GPU; the unit of work is an epoch
+    curve: PowerCurve  # one GPU; the unit of work is an epoch
     epochs: float  # to the target, median over the seeds that reach it
 
 
@@ -79,7 +79,7 @@ class Sweep(NamedTuple):
 class Data(NamedTuple):
     """All that the folder holds."""
 
-    curves: Mapping[str, Mapping[Key, Curve]]  # by GPU model
+    curves: Mapping[str, Mapping[Key, PowerCurve]]  # by GPU model
     epochs: Mapping[tuple[str, int, str], tuple[float, ...]]  # by workload, batch and target; seeds that reach it
     sweeps: tuple[Sweep, ...]
 
@@ -99,7 +99,7 @@ def _lines(path: Path) -> list[dict[str, str]]:
         raise NotThere(f"{path.name} cannot be read: {error}") from None
 
 
-def _curves(path: Path, model: str) -> dict[Key, Curve]:
+def _curves(path: Path, model: str) -> dict[Key, PowerCurve]:
     points: dict[Key, list[Point]] = {}
     for line in _lines(path):
         key = Key(line["dataset"], line["network"], int(line["batch_size"]), line["optimizer"])
@@ -110,7 +110,7 @@ def _curves(path: Path, model: str) -> dict[Key, Curve]:
                 source=SOURCE.format(model),
             )
         )  # fmt: skip
-    return {key: from_points(found) for key, found in points.items() if len(found) >= _FEW_LIMITS}
+    return {key: fit_power_curve(found) for key, found in points.items() if len(found) >= _FEW_LIMITS}
 
 
 def _epochs(path: Path) -> dict[tuple[str, int, str], tuple[float, ...]]:
@@ -171,6 +171,6 @@ def baseline_runs(data: Data) -> list[Run]:
     return runs
 
 
-def relatives(runs: Iterable[Run], run: Run) -> tuple[Curve, ...]:
+def relatives(runs: Iterable[Run], run: Run) -> tuple[PowerCurve, ...]:
     """Curves of the other workloads on the same GPU model: what a fleet would know of a new job."""
     return tuple(one.curve for one in runs if one.model == run.model and one.key.workload != run.key.workload)

@@ -17,17 +17,16 @@ from typing import Any, NoReturn
 
 import click
 
+from eelgrid_controller.access_control import parse_bindings, parse_user_grants
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.config import ABILITIES, ControllerConfig, KubernetesConfig, WebhookConfig
-from eelgrid_controller.errors import ConfigError, ControllerError
-from eelgrid_controller.kubernetes.admitting import GateRules
-from eelgrid_controller.roles import RoleRules, bound, granted
+from eelgrid_controller.engines.kubernetes.pods.admission_review import GateRules
+from eelgrid_controller.errors import ControllerConfigError, ControllerError
+from eelgrid_controller.runtime.config import ABILITIES, ControllerConfig, KubernetesConfig, WebhookConfig
 from eelgrid_protos import __version__
 from eelgrid_protos.log_lines import log_to_stderr
-from eelgrid_protos.open_sockets import raise_descriptor_limit
+from eelgrid_protos.roles import RoleRules
+from eelgrid_protos.sockets import raise_descriptor_limit
 from eelgrid_protos.transport import ListenError, TlsFiles
-
-__all__ = ["main"]
 
 
 async def _serve(config: ControllerConfig, *, tls: TlsFiles | None, insecure: bool) -> None:
@@ -179,7 +178,7 @@ def _with_kubernetes(function: Callable[..., None]) -> Callable[..., None]:
                 abilities=frozenset(_names(kubernetes_abilities)),
                 webhook=webhook,
             )
-        except ConfigError as error:
+        except ControllerConfigError as error:
             _fail(error, 2)
         function(kubernetes=cluster if kubernetes else None, **others)
 
@@ -205,8 +204,10 @@ def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
                 "--roles require, --grant and --bind need --tls-authority: roles are read of certificates"
             )
         try:
-            rules = RoleRules(demanded=demand == "require", grants=granted(grants), binds=bound(binds))
-        except ConfigError as error:
+            rules = RoleRules(
+                demanded=demand == "require", grants=parse_user_grants(grants), binds=parse_bindings(binds)
+            )
+        except ControllerConfigError as error:
             _fail(error, 2)
         function(roles=rules, **others)
 
@@ -323,7 +324,7 @@ def main(
             savings=savings,
         )
         asyncio.run(_serve(config, tls=tls, insecure=insecure))
-    except (ConfigError, ListenError) as error:
+    except (ControllerConfigError, ListenError) as error:
         _fail(error, 2)
     except ControllerError as error:
         _fail(error, 1)

@@ -1,16 +1,14 @@
-"""The times that the shell goes by, as one argument, and a wall clock that a short jump does not lead astray.
+"""The clocks of the daemon as one argument, and a wall clock that ignores short jumps.
 
-Owns the names of times, and when a jump of the wall clock is followed. Wall time is for people
-and the journal, monotonic time for waiting and ages, performance time for durations. Only the
-shell takes a Clock; the core gets times. What comes first is a matter of sequence numbers, never
-of times.
+Owns the names of times, and when a jump of the wall clock is followed. Wall time is for people and the journal,
+monotonic time for waiting and ages, performance time for durations. Only the shell gets a Clock; the core gets
+times. What comes first is a matter of sequence numbers, never of times.
 
-Theory. Wall time is read anew each time, and nothing holds on to the latest that was ever seen: a
-clock that was ten years ahead for a moment would leave everything after it there. Between two
-reads the wall clock advances as the monotonic clock does, but for what NTP slews (half a
-millisecond in a second). More than `JUMP_S` is a jump: somebody set the clock, or it failed. A
-jump is followed when it has lasted `FOLLOWED_S`, in either direction; until then time goes on by
-the monotonic clock. Both are told.
+Theory. Wall time is read anew each time and no maximum is kept: a clock that was ten years ahead for a moment
+would leave everything after it there. Between two reads the wall clock advances as the monotonic clock does,
+but for what NTP slews (half a millisecond a second). More than `JUMP_S` is a jump:
+somebody set the clock, or it failed. A jump is followed when it has lasted `FOLLOWED_S`, in either direction; until
+then time goes on by the monotonic clock. Both are logged.
 """
 
 import logging
@@ -18,8 +16,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-
-__all__ = ["Clock", "WallClock"]
 
 JUMP_S = 1.0
 # A clock that is set right is set once; whatever is undone within a minute was wrong.

@@ -1,11 +1,6 @@
-"""The composition root: every part is made here and handed its neighbours.
+"""Composition of the controller: builds its parts from the configuration and connects them.
 
-Owns what is made, and in which order it starts and stops. Decides nothing
-else; flags and errors are __main__'s.
-
-Start: journal, kernels, replay, then the door; so nobody is answered by a
-controller that does not yet know what it promised. Stop: the door, then the
-loop with a last checkpoint, then the journal.
+Optional parts (Kubernetes, the energy ledger, the live page, tracing) are imported only where they are configured.
 """
 
 import asyncio
@@ -17,62 +12,175 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
-from eelgrid_controller.adapters.agents import AgentService
-from eelgrid_controller.adapters.audit_trail import AuditTrail
-from eelgrid_controller.adapters.described import Family, family
-from eelgrid_controller.adapters.doorkeeper import Doorkeeper
-from eelgrid_controller.adapters.energy_desk import EnergyDesk
-from eelgrid_controller.adapters.fleet_page import FleetPage
-from eelgrid_controller.adapters.http_get import Bounds, Getter
-from eelgrid_controller.adapters.ledger_page import LedgerPage
-from eelgrid_controller.adapters.omissions import Omissions
-from eelgrid_controller.adapters.prometheus import Gauges, Metrics, MetricsServer
-from eelgrid_controller.adapters.scraper import Scraper
-from eelgrid_controller.adapters.spending_desk import SpendingDesk
-from eelgrid_controller.adapters.steward_page import StewardPage
-from eelgrid_controller.adapters.store import SqliteJournal, open_journal
-from eelgrid_controller.adapters.tracing import Watches, wanted_endpoint
-from eelgrid_controller.api.audit import AuditCalls
-from eelgrid_controller.api.callers import CallerCalls
-from eelgrid_controller.api.energy import EnergyCalls
-from eelgrid_controller.api.imagining import Imagining
-from eelgrid_controller.api.nodes import NodeCalls
-from eelgrid_controller.api.operators import OperatorService
-from eelgrid_controller.api.partitions import PartitionCalls
-from eelgrid_controller.api.promises import PromiseCalls
-from eelgrid_controller.api.shadowing import Shadowing
-from eelgrid_controller.api.spending import SpendingCalls
-from eelgrid_controller.api.views import Views
 from eelgrid_controller.clock import Clock, WallClock
-from eelgrid_controller.config import ControllerConfig
-from eelgrid_controller.core import Core
-from eelgrid_controller.errors import ConfigError
-from eelgrid_controller.loop import ControllerLoop
-from eelgrid_controller.optional_parts import OptionalParts
-from eelgrid_controller.presence import RegistrationRefused, Registrations
-from eelgrid_controller.recovery import Recovered
-from eelgrid_controller.state import ClusterState
-from eelgrid_controller.steward.ports import Durations
-from eelgrid_controller.steward.settings import StewardSettings
-from eelgrid_controller.steward.steward import Steward
-from eelgrid_controller.telemetry import Telemetry
-from eelgrid_kernels.warm import warm
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.recovery import RecoveredState
+from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
+from eelgrid_controller.errors import ControllerConfigError
+from eelgrid_controller.objectives.control_loop import ControlLoop, DurationObservers
+from eelgrid_controller.objectives.settings import ObjectiveSettings
+from eelgrid_controller.runtime.config import ControllerConfig
+from eelgrid_controller.runtime.loop import ControllerLoop
+from eelgrid_controller.runtime.scraper import FetchLimits, HttpFetcher, Scraper
+from eelgrid_controller.runtime.sqlite_journal import SqliteJournal, open_journal
+from eelgrid_controller.server.authorization import Authorizer, CallerService
+from eelgrid_controller.server.grpc.agent_service import AgentService
+from eelgrid_controller.server.grpc.audit_service import AuditService, AuditTrail
+from eelgrid_controller.server.grpc.energy_service import EnergyService, SpendingService
+from eelgrid_controller.server.grpc.objective_service import ObjectiveService
+from eelgrid_controller.server.grpc.operator_service import NodeService, OperatorService
+from eelgrid_controller.server.grpc.pagination import OmissionCounter
+from eelgrid_controller.server.grpc.partition_service import PartitionService
+from eelgrid_controller.server.grpc.resource_views import ResourceViews
+from eelgrid_controller.server.grpc.whatif_runner import ShadowRunner, WhatIfRunner
+from eelgrid_controller.server.http.metrics_server import ControllerMetrics, ControllerMetricsServer, ShellGauges
+from eelgrid_controller.server.metrics.catalogue import MetricFamily, build_family
+from eelgrid_controller.server.metrics.fleet_metrics import FleetMetrics, LedgerMetrics
+from eelgrid_controller.server.metrics.objective_metrics import ObjectiveMetrics
+from eelgrid_controller.server.savings_monitor import SavingsMonitor
+from eelgrid_controller.server.spending_monitor import SpendingMonitor
+from eelgrid_controller.server.tracing import CollectorEndpoint, LoopInstrumentation, Tracing, resolve_endpoint
+from eelgrid_controller.state.agent_liveness import RegistrationLimiter, RegistrationRefused
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.telemetry import Telemetry
+from eelgrid_kernels.warmup import warm_kernels
 from eelgrid_protos import catalogue
-from eelgrid_protos.callers import peer_of
-from eelgrid_protos.catalogue import Catalogue
+from eelgrid_protos.callers import peer_address
+from eelgrid_protos.catalogue.loader import Catalogue
+from eelgrid_protos.connection_limits import PeerGuard
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import Summary
-from eelgrid_protos.peers import PeerGuard
 from eelgrid_protos.probes import Heartbeat, ProbeServer
-from eelgrid_protos.rpc import AGENT_SERVICE, OPERATOR_SERVICE, everybody, handler
-from eelgrid_protos.transport import TlsFiles, is_loopback, listen, server_options, standard_services
+from eelgrid_protos.rpc import AGENT_SERVICE, OPERATOR_SERVICE, admit_everybody, build_handler
+from eelgrid_protos.transport import TlsFiles, is_loopback, listen_on_address, server_options, standard_services
 
-__all__ = ["Controller"]
+if TYPE_CHECKING:
+    from eelgrid_controller.engines.kubernetes.api.admission_webhook import AdmissionWebhook
+    from eelgrid_controller.kubernetes_composition import KubernetesRuntime
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalParts:
+    """Begins what `config` asks for; whatever began is stopped by `stack`."""
+
+    config: ControllerConfig
+    metrics: ControllerMetrics
+    clock: Clock
+    log: logging.Logger
+    stack: AsyncExitStack
+
+    def follow_placements(
+        self,
+        endpoint: CollectorEndpoint | None,
+        watches: LoopInstrumentation,
+        *,
+        loop: ControllerLoop,
+        agents: AgentService,
+        instance: str,
+    ) -> None:
+        """Trace placements to a collector; without an endpoint nothing."""
+        if endpoint is None:
+            return
+        watches.tracing = tracing = Tracing(
+            endpoint, instance=instance, now_ns=self.clock.now_ns, has_agent=agents.speaks_for,
+            log=self.log.getChild("tracing"),
+        )  # fmt: skip
+        state = loop.core.state
+        tracing.traces.go_on(state.workloads[key] for key in state.pending)
+        loop.listeners.append(tracing.traces.committed)
+        agents.listeners.append(tracing.traces.told)
+        self.metrics.add(tracing.families)
+        self.stack.push_async_callback(tracing.stop)
+
+    def count_savings(self, loop: ControllerLoop, products: Catalogue) -> SavingsMonitor | None:
+        """Tell what placement saves against best fit."""
+        if not self.config.savings:
+            return None
+        desk = SavingsMonitor(loop=loop, catalogue=products, clock=self.clock, log=self.log.getChild("savings"))
+        self.metrics.add(desk.families)
+        following = asyncio.create_task(desk.run())
+        self.stack.callback(following.cancel)
+        return desk
+
+    async def place_pods(
+        self,
+        watches: LoopInstrumentation,
+        *,
+        loop: ControllerLoop,
+        agents: AgentService,
+        steward: ControlLoop,
+        ledger: LedgerWriter,
+    ) -> "KubernetesRuntime | None":
+        """Place a cluster's pods."""
+        if self.config.kubernetes is None:
+            return None
+        from eelgrid_controller.engines.kubernetes.power.policy_merge import PlacePower
+        from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import is_gate_workload
+        from eelgrid_controller.engines.kubernetes.reconcilers.related_objects import PodUsers
+        from eelgrid_controller.kubernetes_composition import KubernetesRuntime
+
+        placing = KubernetesRuntime(
+            self.config.kubernetes,
+            loop=loop,
+            has_agent=agents.speaks_for,
+            awaits_agent=agents.is_awaited,
+            foresees=steward.foresees,
+            data=self.config.data,
+            draws=lambda: {name: PlacePower(*one) for name, one in steward.standing.drawn.items()},
+            devices=agents.devices,
+            clock=self.clock,
+            log=self.log.getChild("kubernetes"),
+            promises=steward.promises,
+        )
+        self.metrics.add(placing.families)
+        if watches.tracing is not None:
+            watches.tracing.follow_pods(placing.engine.writes.listeners, is_gate_workload)
+        users = PodUsers()
+        placing.engine.hear_pods(users.heard)
+        ledger.user_of_pod = users.of
+        await placing.start()
+        self.stack.push_async_callback(placing.stop)
+        return placing
+
+    async def gate_pods(self) -> "AdmissionWebhook | None":
+        """Answer the API server's admission reviews at once: that needs nothing of what else there is."""
+        if self.config.kubernetes is None or (wanted := self.config.kubernetes.webhook) is None:
+            return None
+        from eelgrid_controller.engines.kubernetes.api.admission_webhook import AdmissionWebhook, WebhookFiles
+        from eelgrid_controller.server.metrics.kubernetes_metrics import webhook_families
+
+        files = WebhookFiles(wanted.certificate, wanted.key)
+        webhook = AdmissionWebhook(wanted.rules, files, log=self.log.getChild("webhook"))
+        self.metrics.add(lambda: webhook_families(webhook))
+        await webhook.start(wanted.listen)
+        self.stack.push_async_callback(webhook.stop)
+        return webhook
+
+    async def serve_page(
+        self, *, loop: ControllerLoop, telemetry: Telemetry, steward: ControlLoop, tls: TlsFiles | None, insecure: bool,
+        admit: Callable[[bytes | None], None] | None,
+    ) -> int | None:  # fmt: skip
+        """Serve the live page; its port."""
+        if not self.config.page:
+            return None
+        from eelgrid_controller.server.http.live_hub import LiveHub, LoopSource
+        from eelgrid_controller.server.http.live_server import LiveServer
+
+        log = self.log.getChild("page")
+        source = LoopSource(loop, telemetry, steward.promises, self.clock)
+        hub = LiveHub(source, log=log)
+        door = LiveServer(hub, source, tls=tls, insecure=insecure, log=log, admit=admit)
+        port = await door.start(self.config.page)
+        loop.listeners.append(hub.committed)
+        self.stack.push_async_callback(door.stop)
+        return port
+
 
 # A turn takes two seconds at most; what is longer must not keep the process from its last checkpoint.
 _STEERING_STOP_S = 5.0
@@ -83,10 +191,10 @@ class _Sources:
     """Gives the metrics what they ask for."""
 
     loop: ControllerLoop
-    views: Views
+    views: ResourceViews
     agents: AgentService
     telemetry: Telemetry
-    page: StewardPage
+    page: ObjectiveMetrics
     guard: PeerGuard
 
     async def settled(self) -> None:
@@ -95,12 +203,12 @@ class _Sources:
     def summary(self) -> Summary:
         return self.views.recent_summary(self.loop.core)
 
-    def steward(self) -> Iterable[Family]:
+    def steward(self) -> Iterable[MetricFamily]:
         state = self.loop.core.state
         return self.page.families(state.workloads, state.policy)
 
-    def gauges(self) -> Gauges:
-        return Gauges(
+    def gauges(self) -> ShellGauges:
+        return ShellGauges(
             agents_connected=self.agents.connected,
             commands_queued=self.loop.queued,
             plans_sent=self.agents.plans_sent,
@@ -130,20 +238,20 @@ class Controller:
         self._wall = WallClock(clock, log=log.getChild("clock"))
         self._clock = clock = self._wall.steady
         self._log = log
-        self.metrics = Metrics()
+        self.metrics = ControllerMetrics()
         self.metrics.add(self._clock_families)
         self._is_serving = False
         self._keeper = None if tls is None else self._begin_keeping()
         self.guard = PeerGuard(log=log.getChild("guard"), now_s=lambda: clock.now_ns() / 1e9)
-        self.watches = Watches(self.metrics)
+        self.watches = LoopInstrumentation(self.metrics)
         self._stack = contextlib.AsyncExitStack()
         self._optional = OptionalParts(config, self.metrics, clock, log, self._stack)
 
-    def _clock_families(self) -> Iterator[Family]:
-        yield family("eelgrid_clock_jumps_total", self._wall.jumps)
-        yield family("eelgrid_clock_jump_seconds", self._wall.jump_s)
+    def _clock_families(self) -> Iterator[MetricFamily]:
+        yield build_family("eelgrid_clock_jumps_total", self._wall.jumps)
+        yield build_family("eelgrid_clock_jump_seconds", self._wall.jump_s)
 
-    def _begin_keeping(self) -> Doorkeeper:
+    def _begin_keeping(self) -> Authorizer:
         """Let callers in by the roles of their certificates."""
         rules, log = self.config.roles, self._log.getChild("roles")
         if not rules.demanded:
@@ -151,7 +259,7 @@ class Controller:
                 "roles=permit warning=a certificate without a role may everything "
                 "remedy='give certificates roles (docs/how-to/tls-and-roles.md), then say --roles require'"
             )
-        keeper = Doorkeeper(rules, clock=self._clock, log=log)
+        keeper = Authorizer(rules, clock=self._clock, log=log)
         self.metrics.add(keeper.families)
         return keeper
 
@@ -164,14 +272,14 @@ class Controller:
             raise
 
     async def _start(self) -> str:
-        self._traces_to = wanted_endpoint(self.config.traces, os.environ, self._log.getChild("tracing"))
+        self._traces_to = resolve_endpoint(self.config.traces, os.environ, self._log.getChild("tracing"))
         journal = open_journal(
             self.config.data, new_cluster_id=str(uuid.uuid4()), retained=self.config.retained_events,
             accepts_loss=self.config.accepts_journal_loss,
         )  # fmt: skip
         self._stack.callback(journal.close)
         server = grpc.aio.server(options=server_options())
-        port = await listen(
+        port = await listen_on_address(
             server, self.config.listen, tls=self._tls, insecure=self._insecure, log=self._log, guard=self.guard
         )
         self._stack.callback(asyncio.create_task(self.guard.run()).cancel)
@@ -180,7 +288,7 @@ class Controller:
         metrics_port = await self._open_metrics()
         self.webhook = await self._optional.gate_pods()
         start_s = self._clock.perf_s()
-        await asyncio.to_thread(warm)
+        await asyncio.to_thread(warm_kernels)
         self._log.info("kernels=warm seconds=%.2f", self._clock.perf_s() - start_s)
         start_s = self._clock.perf_s()
         recovered = await self._compose(journal)
@@ -190,7 +298,7 @@ class Controller:
             loop=self.loop, telemetry=self.telemetry, steward=self.steward, tls=self._tls, insecure=self._insecure,
             admit=None if self._keeper is None else self._keeper.admit_viewer,
         )  # fmt: skip
-        self.savings = self._optional.count_savings(self.loop, catalogue.load())
+        self.savings = self._optional.count_savings(self.loop, catalogue.load_catalogue())
         self.placing = await self._optional.place_pods(
             self.watches, loop=self.loop, agents=self.agents, steward=self.steward, ledger=self.ledger
         )
@@ -227,11 +335,11 @@ class Controller:
                 await self.loop.update_policy(replace(current, placement=wanted))
             except InvalidArgument as error:
                 (found,) = error.violations
-                raise ConfigError(f"--policy: {found.problem}", found.remedy) from None
+                raise ControllerConfigError(f"--policy: {found.problem}", found.remedy) from None
 
-    async def _compose(self, journal: SqliteJournal) -> Recovered:
+    async def _compose(self, journal: SqliteJournal) -> RecoveredState:
         """Make everything inside, and bring the state back."""
-        products, is_engine_run = catalogue.load(), self.config.kubernetes is not None
+        products, is_engine_run = catalogue.load_catalogue(), self.config.kubernetes is not None
         self.loop = ControllerLoop(
             journal=journal,
             fresh_state=ClusterState,
@@ -252,7 +360,7 @@ class Controller:
         await self._adopt_placement()
         self.telemetry = telemetry = Telemetry()
         self._hear_agents(telemetry)
-        views = Views(
+        views = ResourceViews(
             telemetry=telemetry,
             decisions=self.loop.decisions,
             now_ns=self._clock.now_ns,
@@ -260,8 +368,8 @@ class Controller:
         )
         self._begin_spending()
         page = self._begin_steering(telemetry, products)
-        imagining = Imagining(loop=self.loop, catalogue=products, clock=self._clock)
-        shadowing = Shadowing(loop=self.loop, clock=self._clock)
+        imagining = WhatIfRunner(loop=self.loop, catalogue=products, clock=self._clock)
+        shadowing = ShadowRunner(loop=self.loop, clock=self._clock)
         self._stack.callback(shadowing.close)
         self.operators = OperatorService(
             loop=self.loop,
@@ -272,8 +380,8 @@ class Controller:
             origin_of=self.watches.origin,
             call_of=self.trail.call,
         )
-        self.promises = PromiseCalls(loop=self.loop, steers=self.steward, call_of=self.trail.call)
-        self.partitions = PartitionCalls(
+        self.promises = ObjectiveService(loop=self.loop, steers=self.steward, call_of=self.trail.call)
+        self.partitions = PartitionService(
             loop=self.loop,
             telemetry=telemetry,
             monotonic_s=self._clock.monotonic_s,
@@ -282,7 +390,7 @@ class Controller:
         )
         self._stack.callback(self.partitions.close)
         self.metrics.attach(_Sources(self.loop, views, self.agents, telemetry, page, self.guard))
-        fleet = FleetPage(
+        fleet = FleetMetrics(
             core=lambda: self.loop.core,
             summary=lambda: views.recent_summary(self.loop.core),
             telemetry=telemetry,
@@ -306,7 +414,7 @@ class Controller:
             count_refusal=(lambda _: None) if keeper is None else keeper.count,
         )  # fmt: skip
         journal.audit_table.rows_most = self.config.audit_rows_most
-        self.audit = AuditCalls(journal=journal, trail=self.trail)
+        self.audit = AuditService(journal=journal, trail=self.trail)
         self.metrics.add(self.trail.families)
         # What gathered in the last second is written before the loop ends.
         self._stack.push_async_callback(self.trail.write)
@@ -323,21 +431,21 @@ class Controller:
             admit_node=None if self._keeper is None else self._keeper.admit_node,
             register=self._begin_registering(),
         )
-        self.nodes = NodeCalls(loop=self.loop, agents=self.agents, call_of=self.trail.call)
+        self.nodes = NodeService(loop=self.loop, agents=self.agents, call_of=self.trail.call)
 
     def _begin_registering(self) -> Callable[[str, Any], None]:
         """Bound how many new nodes one certificate, or address, may register."""
         clock, keeper = self._clock, self._keeper
-        limits = Registrations(self.config.registrations_most, now_s=clock.monotonic_s())
+        limits = RegistrationLimiter(self.config.registrations_most, now_s=clock.monotonic_s())
         refused = Counter(peer=0, all=0)
-        self.metrics.add(lambda: iter((family("eelgrid_registrations_refused_total", dict(refused)),)))
+        self.metrics.add(lambda: iter((build_family("eelgrid_registrations_refused_total", dict(refused)),)))
 
         def register(node_name: str, context: Any) -> None:
             caller = None if keeper is None else keeper.caller(context)
             if caller is not None and caller.nodes:
                 # It can name no others than its certificate does.
                 return
-            peer = peer_of(context).rpartition(":")[0] if caller is None else caller.subject or "(no name)"
+            peer = peer_address(context).rpartition(":")[0] if caller is None else caller.subject or "(no name)"
             try:
                 limits.register(node_name, peer, now_s=clock.monotonic_s())
             except RegistrationRefused as refusal:
@@ -346,15 +454,15 @@ class Controller:
 
         return register
 
-    def _begin_energy(self) -> EnergyDesk:
+    def _begin_energy(self) -> LedgerWriter:
         """Keep the energy ledger, from now until the stop."""
         loop = self.loop
-        desk = EnergyDesk(
+        desk = LedgerWriter(
             self.config.data, core=lambda: loop.core, clock=self._clock, log=self._log.getChild("energy"),
             bytes_most=self.config.ledger_bytes_most,
         )  # fmt: skip
-        self.ledger, self.energy = desk, EnergyCalls(loop=loop, desk=desk, clock=self._clock)
-        self.metrics.add(LedgerPage(desk, now_ns=self._clock.now_ns).families)
+        self.ledger, self.energy = desk, EnergyService(loop=loop, desk=desk, clock=self._clock)
+        self.metrics.add(LedgerMetrics(desk, now_ns=self._clock.now_ns).families)
         keeping = asyncio.create_task(desk.run())
 
         async def stop() -> None:
@@ -366,23 +474,23 @@ class Controller:
 
     def _begin_spending(self) -> None:
         """Look after spending limits, from now until the stop."""
-        desk = SpendingDesk(
+        desk = SpendingMonitor(
             loop=self.loop, ledger=self.ledger, every_s=self.config.spend_s, clock=self._clock,
             log=self._log.getChild("spending"),
         )  # fmt: skip
-        self.spending = SpendingCalls(loop=self.loop, desk=desk)
+        self.spending = SpendingService(loop=self.loop, desk=desk)
         self.metrics.add(desk.families)
         self._stack.callback(asyncio.create_task(desk.run()).cancel)
 
-    def _begin_steering(self, telemetry: Telemetry, products: Catalogue) -> StewardPage:
+    def _begin_steering(self, telemetry: Telemetry, products: Catalogue) -> ObjectiveMetrics:
         """Look after promises, from now until the stop."""
         config, log = self.config, self._log.getChild("steward")
         # A page must be there before the next is due.
-        bounds = Bounds(whole_s=min(5.0, config.scrape_s), connect_s=min(2.0, config.scrape_s))
+        bounds = FetchLimits(whole_s=min(5.0, config.scrape_s), connect_s=min(2.0, config.scrape_s))
         is_allowed = is_loopback(config.listen) if config.scrape_loopback is None else config.scrape_loopback
-        get = Getter(bounds, allows_loopback=is_allowed).get
+        get = HttpFetcher(bounds, allows_loopback=is_allowed).get
         scraper = Scraper(get, every_s=config.scrape_s, monotonic_s=self._clock.monotonic_s, log=log)
-        settings = StewardSettings(
+        settings = ObjectiveSettings(
             cycle_s=config.steer_s,
             scrape_s=config.scrape_s,
             hold_s=config.scale_hold_s,
@@ -391,10 +499,10 @@ class Controller:
             missed_s=6.0 * config.job_window_s,
             away_grace_s=config.away_grace_s,
         )
-        self.steward = Steward(
+        self.steward = ControlLoop(
             loop=self.loop, telemetry=telemetry, pages=scraper, catalogue=products, settings=settings,
             clock=self._clock, log=log,
-            durations=Durations(self.metrics.turn.observe, self.metrics.division.observe), worked=self.ledger.worked,
+            durations=DurationObservers(self.metrics.turn.observe, self.metrics.division.observe), worked=self.ledger.worked,
         )  # fmt: skip
         steering = asyncio.create_task(self.steward.run())
 
@@ -405,7 +513,7 @@ class Controller:
                 log.error("steering=running seconds=%g action=left_behind", _STEERING_STOP_S)
 
         self._stack.push_async_callback(stop)
-        return StewardPage(self.steward, scraper)
+        return ObjectiveMetrics(self.steward, scraper)
 
     def _answer_probes(self) -> None:
         """Probes in a thread of their own, where they are wanted."""
@@ -421,11 +529,11 @@ class Controller:
         try:
             server.start(self.config.probes)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"--probes {self.config.probes}: {error}", "write another HOST:PORT") from error
+            raise ControllerConfigError(f"--probes {self.config.probes}: {error}", "write another HOST:PORT") from error
         self._stack.callback(server.close)
 
     async def _open_metrics(self) -> int:
-        door = MetricsServer(
+        door = ControllerMetricsServer(
             self.metrics,
             is_ready=lambda: self._is_serving,
             insecure=self._insecure,
@@ -440,16 +548,16 @@ class Controller:
 
     async def _open_door(self, server: grpc.aio.Server) -> None:
         keeper = self._keeper
-        callers = CallerCalls(None if keeper is None else keeper.caller, demanded=self.config.roles.demanded)
-        admit = everybody if keeper is None else keeper.admit
-        omissions = Omissions(monotonic_s=self._clock.monotonic_s, log=self._log.getChild("answers"))
+        callers = CallerService(None if keeper is None else keeper.caller, demanded=self.config.roles.demanded)
+        admit = admit_everybody if keeper is None else keeper.admit
+        omissions = OmissionCounter(monotonic_s=self._clock.monotonic_s, log=self._log.getChild("answers"))
         self.metrics.add(omissions.families)
         operators = (
             self.operators, self.promises, self.partitions, self.energy, self.spending, self.audit, self.nodes, callers,
         )  # fmt: skip
         around: dict[str, Any] = {"admit": admit, "omitted": omissions.note, "settled": self.trail.settled}
         front = self.guard.over(
-            handler(AGENT_SERVICE, self.agents, **around), handler(OPERATOR_SERVICE, *operators, **around)
+            build_handler(AGENT_SERVICE, self.agents, **around), build_handler(OPERATOR_SERVICE, *operators, **around)
         )
         health = await standard_services(front, (AGENT_SERVICE, OPERATOR_SERVICE))
         server.add_generic_rpc_handlers((front,))

@@ -1,13 +1,13 @@
 """Errors of the controller itself, in one tree; errors of a call are `eelgrid_protos.faults`.
 
 ControllerError              this controller cannot do what it was asked; the message says what to do
-├── ConfigError              a flag or a directory that cannot be used
+├── ControllerConfigError    an option or a directory that cannot be used
 ├── BatchRefused             an agent's samples contradict the inventory that it sent
 │   ├── UnknownGeneration    columns follow an inventory that never came
 │   ├── WrongWidth           columns are not one value for each GPU and tick
 │   └── SequenceJump         a sequence so far ahead that it can be no gap
 ├── LedgerError              the energy ledger's file cannot be used; placing goes on without it
-│   └── LedgerRefused        something that was to be written cannot be, the disk itself takes more
+│   └── LedgerRefused        something cannot be written to it, or meets damaged rows
 └── JournalError             the journal's file is at fault, or its disk
     ├── JournalForeign       the file belongs to another program
     ├── JournalTooNew        a newer version of Eelgrid wrote it
@@ -21,27 +21,6 @@ ControllerError              this controller cannot do what it was asked; the me
 
 from dataclasses import dataclass
 from pathlib import Path
-
-__all__ = [
-    "BatchRefused",
-    "ConfigError",
-    "ControllerError",
-    "JournalCorrupt",
-    "JournalError",
-    "JournalForeign",
-    "JournalFull",
-    "JournalGone",
-    "JournalHeld",
-    "JournalLost",
-    "JournalTooNew",
-    "JournalUnavailable",
-    "LedgerError",
-    "LedgerRefused",
-    "LostEntries",
-    "SequenceJump",
-    "UnknownGeneration",
-    "WrongWidth",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +40,7 @@ class ControllerError(Exception):
         super().__init__(f"{problem}; {remedy}")
 
 
-class ConfigError(ControllerError):
+class ControllerConfigError(ControllerError):
     """A flag or a directory that cannot be used."""
 
 

@@ -1,13 +1,10 @@
 """Quantiles of the most recent durations.
 
-Owns a bounded window; must not know what was timed or with which clock. A
-window rather than buckets, because the p99 of a 5 ms promise needs better than
-a bucket's width; Prometheus gets buckets besides.
+Owns a bounded window; must not know what was timed or with which clock. A window rather than buckets, because
+the p99 of a 5 ms objective needs better than a bucket's width; Prometheus gets buckets besides.
 """
 
 from collections import deque
-
-__all__ = ["RecentLatencies"]
 
 
 class RecentLatencies:

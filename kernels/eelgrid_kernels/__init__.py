@@ -13,16 +13,19 @@ Symbols of every kernel:
 Counts and amounts are int64, so that sums are exact and independent of order;
 watts are float64 in watts. An array named in a docstring as changed in place
 belongs to the caller; every other array is only read. Iterations are bounded
-by the shapes. Every kernel is compiled by eelgrid_kernels.compiled, whose cache
+by the shapes. Every kernel is compiled by eelgrid_kernels.compilation, whose cache
 goes by all sources together.
 """
 
 from eelgrid_kernels.arrays import Mix, Nodes, Task
-from eelgrid_kernels.build import sort_bit
-from eelgrid_kernels.candidates import Candidates, Found
-from eelgrid_kernels.gang import divide
-from eelgrid_kernels.packages import CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W
-from eelgrid_kernels.placement import (
+from eelgrid_kernels.baselines import find_policy, policy_names
+from eelgrid_kernels.candidates import CandidateIndex, NodeCandidate
+from eelgrid_kernels.cost_terms import TERMS
+from eelgrid_kernels.cpu_packages import CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W
+from eelgrid_kernels.engine_setup import sort_bit
+from eelgrid_kernels.gang import divide_replicas
+from eelgrid_kernels.gpu_links import choose_linked_gpus, exchange_gpus
+from eelgrid_kernels.node_cost import (
     CANDIDATES_MOST,
     CLASSES_MOST,
     CONSTRAINTS,
@@ -34,16 +37,12 @@ from eelgrid_kernels.placement import (
     GPU_WHOLE_MILLI,
     cluster_power,
     count_verdicts,
-    fragmentation,
+    node_fragmentation,
     node_power,
     refresh_fragmentation,
     replica_room,
 )
-from eelgrid_kernels.policies import names as policy_names
-from eelgrid_kernels.policies import policy
-from eelgrid_kernels.terms import TERMS
-from eelgrid_kernels.warm import warm
-from eelgrid_kernels.wiring import choose_linked, rewire
+from eelgrid_kernels.warmup import warm_kernels
 
 __all__ = [
     "CANDIDATES_MOST",
@@ -58,22 +57,22 @@ __all__ = [
     "GPU_SLOTS_MOST",
     "GPU_WHOLE_MILLI",
     "TERMS",
-    "Candidates",
-    "Found",
+    "CandidateIndex",
     "Mix",
+    "NodeCandidate",
     "Nodes",
     "Task",
-    "choose_linked",
+    "choose_linked_gpus",
     "cluster_power",
     "count_verdicts",
-    "divide",
-    "fragmentation",
+    "divide_replicas",
+    "exchange_gpus",
+    "find_policy",
+    "node_fragmentation",
     "node_power",
-    "policy",
     "policy_names",
     "refresh_fragmentation",
     "replica_room",
-    "rewire",
     "sort_bit",
-    "warm",
+    "warm_kernels",
 ]

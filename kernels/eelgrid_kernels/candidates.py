@@ -10,13 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eelgrid_kernels.arrays import Floats, Ints, Mix, Nodes, Task
-from eelgrid_kernels.best import choose, weigh_all
-from eelgrid_kernels.build import bits, build, expect, kinds_of, measure, shapes_of
-from eelgrid_kernels.compiled import lean
-from eelgrid_kernels.gang import repeat
-from eelgrid_kernels.members import count_roomy
-from eelgrid_kernels.peer_arrays import (
+from eelgrid_kernels.argmin_index import choose_nodes, compute_all_costs
+from eelgrid_kernels.arrays import (
     ASKED_MEMORY,
     ROOT,
     ROWS,
@@ -25,16 +20,30 @@ from eelgrid_kernels.peer_arrays import (
     SIZE,
     STATE,
     WEIGHTS,
-    Run,
+    EngineArrays,
+    Floats,
+    Ints,
+    Mix,
+    Nodes,
+    Task,
 )
-from eelgrid_kernels.peer_arrays import MEMORY as MEMORY_FREE
-from eelgrid_kernels.peers import take
-from eelgrid_kernels.placement import FITS, GPU_PLACEABLE, MEMORY, verdict
-from eelgrid_kernels.quotes import is_due, put, quote
-from eelgrid_kernels.states import adopt
-from eelgrid_kernels.terms import TERMS, added
-
-__all__ = ["Candidates", "Found"]
+from eelgrid_kernels.arrays import MEMORY as MEMORY_FREE
+from eelgrid_kernels.baselines import choose_gpus
+from eelgrid_kernels.compilation import lean_kernel
+from eelgrid_kernels.cost_terms import TERMS, compute_added_terms
+from eelgrid_kernels.engine_setup import (
+    build_engine,
+    build_expected_mix,
+    build_kinds,
+    build_shapes,
+    encode_models,
+    fill_fleet_facts,
+)
+from eelgrid_kernels.gang import compute_replica_costs
+from eelgrid_kernels.node_cost import FITS, GPU_PLACEABLE, MEMORY, node_verdict
+from eelgrid_kernels.node_states import adopt_nodes
+from eelgrid_kernels.node_tree import count_roomy
+from eelgrid_kernels.opportunity_prices import apply_prices, are_prices_due, compute_prices
 
 # Costs and ranks of a kind in a state; kinds are remembered up to a sum, the latest ones.
 _KIND_BYTES = 14
@@ -42,7 +51,7 @@ _KINDS_BYTES_MOST = 128 * 1024 * 1024
 _KINDS_MOST = 256
 
 
-class Found(NamedTuple):
+class NodeCandidate(NamedTuple):
     """One candidate."""
 
     node: int
@@ -50,10 +59,10 @@ class Found(NamedTuple):
     terms: tuple[float, ...]  # what the task adds to each term, in watts, GPUs and GPUs
 
 
-@lean
-def _terms(run: Run, kind: int, node: int, into: Floats) -> None:
+@lean_kernel
+def _terms(run: EngineArrays, kind: int, node: int, into: Floats) -> None:
     """What a task adds to each term on a node, on the GPUs in run.taken, scaled, into (J,), in place."""
-    terms = added(
+    terms = compute_added_terms(
         run.states, run.shapes, run.added_w, run.kinds, run.groups, run.weight, run.levels, run.classes, run.wanted,
         run.offers, run.relief, run.rates, run.facts, kind, run.nodes[node, STATE], run.taken[0], True,
     )  # fmt: skip
@@ -61,8 +70,8 @@ def _terms(run: Run, kind: int, node: int, into: Floats) -> None:
         into[term] = terms[term] / run.rates[SCALE, term]
 
 
-@lean
-def _count(run: Run, nodes: Nodes, task: Task, allows: Ints, counts: Ints) -> None:
+@lean_kernel
+def _count(run: EngineArrays, nodes: Nodes, task: Task, allows: Ints, counts: Ints) -> None:
     """Nodes by verdict into counts (8,), in place; one node of each state stands for all but memory."""
     counts[:] = 0
     for row in range(run.facts[ROWS]):
@@ -70,7 +79,7 @@ def _count(run: Run, nodes: Nodes, task: Task, allows: Ints, counts: Ints) -> No
         if root < 0:
             continue
         size = run.nodes[root, SIZE]
-        found = verdict(nodes, task, allows, root)
+        found = node_verdict(nodes, task, allows, root)
         if found == FITS or found == MEMORY:  # noqa: PLR1714, SIM109 (a set would be made anew for each row)
             roomy = count_roomy(run.nodes, root, task.memory_bytes)
             counts[FITS] += roomy
@@ -79,11 +88,11 @@ def _count(run: Run, nodes: Nodes, task: Task, allows: Ints, counts: Ints) -> No
             counts[found] += size
 
 
-class Candidates:
+class CandidateIndex:
     """The nodes of one era of a cluster under one policy."""
 
     def __init__(self, nodes: Nodes, mix: Mix, sorts: Ints, policy: int, weights: Floats) -> None:
-        """Sorts (N,) are bits of the sorts of GPU task that a node holds, as eelgrid_kernels.build.tags_of numbers."""
+        """Sorts (N,) are bits of the sorts of GPU task that a node holds, as eelgrid_kernels.engine_setup.encode_task_sorts numbers."""
         count = len(nodes.rank)
         keys = self._keys(nodes, slice(None))
         raw, width = keys.tobytes(), keys.shape[1] * keys.itemsize
@@ -96,18 +105,18 @@ class Candidates:
                 first.append(row)
             shape[row] = code
         there = nodes.gpu_state[first] == GPU_PLACEABLE
-        table, families = shapes_of(nodes.cpu_capacity[first], np.where(there, nodes.gpu_model[first], -1))
+        table, families = build_shapes(nodes.cpu_capacity[first], np.where(there, nodes.gpu_model[first], -1))
         added_w = np.where(there, nodes.gpu_busy_w[first] - nodes.gpu_idle_w[first], 0.0)
         most = max(1, min(_KINDS_MOST, _KINDS_BYTES_MOST // (_KIND_BYTES * max(1, count))))
         none = np.zeros(most, np.int64)
-        kinds = kinds_of(none, none, none, none, none)
+        kinds = build_kinds(none, none, none, none, none)
         self._shape = shape
         # Ranks are made distinct, equals in order of rows.
         rank = np.argsort(np.argsort(nodes.rank, kind="stable")).astype(np.int64)
         placed = (self._shape, rank, nodes.memory_free.copy())
-        expected = expect(mix, families)
+        expected = build_expected_mix(mix, families)
         self._mean = expected.mean
-        self._run = build((table, added_w), kinds, expected, placed, policy, weights)
+        self._run = build_engine((table, added_w), kinds, expected, placed, policy, weights)
         # Kind by what it asks for, the latest last.
         self._kinds: dict[tuple[Task, int], int] = {}
         self._counts = np.zeros(8, np.int64)
@@ -122,7 +131,7 @@ class Candidates:
 
     def _adopt(self, nodes: Nodes, rows: Ints, sorts: Ints) -> None:
         columns = (nodes.cpu_free, nodes.memory_free, nodes.gpu_free, sorts, nodes.available)
-        adopt(self._run, rows, self._shape, *columns)
+        adopt_nodes(self._run, rows, self._shape, *columns)
 
     def update(self, nodes: Nodes, rows: Sequence[int], sorts: Ints) -> bool:
         """Takes over rows that changed; false if one has a shape never met, so that all must be built anew."""
@@ -134,7 +143,7 @@ class Candidates:
             reshaped |= code != self._shape[row]
             self._shape[row] = code
         if reshaped:  # a GPU was lost, or came back
-            measure(self._run.facts, self._run.shapes[self._shape], self._mean)
+            fill_fleet_facts(self._run.facts, self._run.shapes[self._shape], self._mean)
         self._adopt(nodes, np.array(rows, np.int64), sorts)
         return True
 
@@ -146,12 +155,12 @@ class Candidates:
     def is_due(self, shifts: int) -> bool:
         """Whether offers weigh anything, and so many tasks came or left since they were quoted; -1 if never."""
         self._run.facts[SHIFTS] = shifts
-        return bool(is_due(self._run))
+        return bool(are_prices_due(self._run))
 
     def quote(self) -> tuple[list[int], int, int]:
         """Offers of the classes of the mix, bits of the scarce models, and the load in thousandths."""
         offers = np.zeros(self._run.offers.shape[0], np.int64)
-        scarce, load = quote(self._run, offers)
+        scarce, load = compute_prices(self._run, offers)
         whole: list[int] = offers.tolist()
         return whole, int(scarce), int(load)
 
@@ -159,35 +168,35 @@ class Candidates:
         """Puts quotes in force; offers that are for another mix, or none, count as 0."""
         most = self._run.offers.shape[0]
         fitting = offers if len(offers) == most else [0] * most
-        put(self._run, np.array(fitting, np.int64), scarce, load)
+        apply_prices(self._run, np.array(fitting, np.int64), scarce, load)
 
     def kind(self, task: Task, allows: Ints) -> int:
         """The number of a kind of task; allows (M,) is 1 for each model that it may use."""
-        key = (task, bits(allows))
+        key = (task, encode_models(allows))
         kind = self._kinds.pop(key, None)
         if kind is None:
             kind = len(self._kinds)
             if kind == len(self._run.kinds):
                 kind = self._kinds.pop(next(iter(self._kinds)))
             asked = [np.array([value], np.int64) for value in (*task, key[1])]
-            self._run.kinds[kind] = kinds_of(*asked)[0]
+            self._run.kinds[kind] = build_kinds(*asked)[0]
         self._kinds[key] = kind
         return kind
 
-    def best(self, kind: int, moment: int, most: int) -> list[Found]:
+    def best(self, kind: int, moment: int, most: int) -> list[NodeCandidate]:
         """The best choices on different nodes, best first; moment numbers the decisions of RANDOM, which has but one."""
         nodes = np.empty(most, np.int64)
-        found = choose(self._run, kind, moment, nodes)
+        found = choose_nodes(self._run, kind, moment, nodes)
         return self.on(kind, nodes[:found], moment)
 
-    def on(self, kind: int, nodes: Ints, moment: int = 0) -> list[Found]:
+    def on(self, kind: int, nodes: Ints, moment: int = 0) -> list[NodeCandidate]:
         """The choice on each of these nodes, where the task fits."""
         return [self._found(kind, node, moment) for node in nodes.tolist()]
 
     def costs(self, kind: int) -> Floats:
         """What the task costs on each node (N,), infinite where it does not fit; not for RANDOM nor what is scaled."""
         run = self._run
-        weigh_all(run, kind)
+        compute_all_costs(run, kind)
         roomy = run.nodes[:, MEMORY_FREE] >= run.kinds[kind, ASKED_MEMORY]
         return np.where(roomy, run.cost[kind, run.nodes[:, STATE]], np.inf)
 
@@ -204,19 +213,19 @@ class Candidates:
         run = self._run
         rows, place = np.unique(self.states(nodes), return_inverse=True)
         costs = np.empty((len(rows), most + 1))
-        held = repeat(run._replace(states=np.empty_like(run.states[:1])), run.states, rows, kind, costs)
+        held = compute_replica_costs(run._replace(states=np.empty_like(run.states[:1])), run.states, rows, kind, costs)
         table = costs[place.reshape(-1), : held + 1]
         needed = run.kinds[kind, ASKED_MEMORY] * np.arange(held + 1)
         table[run.nodes[nodes, MEMORY_FREE, None] < needed] = np.inf
         return table
 
-    def _found(self, kind: int, node: int, moment: int) -> Found:
+    def _found(self, kind: int, node: int, moment: int) -> NodeCandidate:
         run = self._run
-        take(run, kind, run.nodes[node, STATE], moment)
+        choose_gpus(run, kind, run.nodes[node, STATE], moment)
         slots = tuple(slot for slot in run.taken.tolist() if slot >= 0)
         terms = np.empty(len(TERMS))
         _terms(run, kind, node, terms)
-        return Found(node, slots, tuple(terms.tolist()))
+        return NodeCandidate(node, slots, tuple(terms.tolist()))
 
     def verdicts(self, nodes: Nodes, task: Task, allows: Ints) -> list[int]:
         """Nodes that fit, then nodes by first failing constraint in the order of CONSTRAINTS."""

@@ -17,15 +17,14 @@ replicas fit at all, on each node no more than R.
 
 import numpy as np
 
-from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.compiled import kernel
-from eelgrid_kernels.peer_arrays import ASKED_CPU, ASKED_MILLI, CPU, GPU, Run
-from eelgrid_kernels.peers import take, weighed
-from eelgrid_kernels.terms import survey
+from eelgrid_kernels.arrays import ASKED_CPU, ASKED_MILLI, CPU, GPU, EngineArrays, Floats, Ints
+from eelgrid_kernels.baselines import choose_gpus, compute_cost_in_engine
+from eelgrid_kernels.compilation import kernel
+from eelgrid_kernels.cost_terms import fill_state_terms
 
 
 @kernel
-def repeat(trial: Run, states: Ints, rows: Ints, kind: int, costs: Floats) -> int:
+def compute_replica_costs(trial: EngineArrays, states: Ints, rows: Ints, kind: int, costs: Floats) -> int:
     """What 0, 1, 2 ... equal tasks cost on a node of each of these states into costs (len(rows), S+1), in place.
 
     Infinite beyond the room, memory left aside; returns how many any of them holds. trial is the run with one row of
@@ -37,17 +36,17 @@ def repeat(trial: Run, states: Ints, rows: Ints, kind: int, costs: Floats) -> in
         costs[place] = np.inf
         costs[place, 0] = 0.0
         for tasks in range(1, costs.shape[1]):
-            cost = weighed(trial, kind, 0, True)[0]
+            cost = compute_cost_in_engine(trial, kind, 0, True)[0]
             if cost == np.inf:
                 break
             costs[place, tasks] = costs[place, tasks - 1] + cost
             most = max(most, tasks)
-            take(trial, kind, 0, 0)
+            choose_gpus(trial, kind, 0, 0)
             trial.states[0, CPU] -= asked[ASKED_CPU]
             for slot in trial.taken:
                 if slot >= 0:
                     trial.states[0, GPU + slot] -= asked[ASKED_MILLI]
-            survey(
+            fill_state_terms(
                 trial.states, trial.shapes, trial.added_w, trial.kinds, trial.groups, trial.weight, trial.levels,
                 trial.classes, trial.wanted, trial.offers, 0,
             )  # fmt: skip
@@ -85,7 +84,7 @@ def _level_that_ends(groups: Ints, node: int) -> int:
 
 
 @kernel
-def divide(costs: Floats, groups: Ints, price: Floats, counts: Ints) -> float:
+def divide_replicas(costs: Floats, groups: Ints, price: Floats, counts: Ints) -> float:
     """The replicas of each node into counts (N,), in place; returns the least cost, infinite where R do not fit.
 
     costs (N, S+1) in watts: what c replicas cost on a node, infinite beyond its room, 0 for none. groups (N, L):

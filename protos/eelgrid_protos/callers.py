@@ -13,9 +13,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from eelgrid_protos.certificate import CertificateUnreadable, read_certificate
-from eelgrid_protos.roles import Caller, RoleRules, caller_of
-
-__all__ = ["Callers", "QuietLog", "peer_of"]
+from eelgrid_protos.roles import Caller, RoleRules, build_caller
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _PEM = "x509_pem_cert"
@@ -25,7 +23,7 @@ _CALLERS_MOST = 1024
 _PEER_MOST = 100
 
 
-class Callers:
+class CallerReader:
     """Reads the callers of one server under mutual TLS."""
 
     def __init__(self, rules: RoleRules) -> None:
@@ -47,7 +45,7 @@ class Callers:
             return known
         try:
             text = certificate.decode("ascii") if certificate.startswith(b"-----") else certificate
-            caller = caller_of(read_certificate(text), self._rules.grants, self._rules.binds)
+            caller = build_caller(read_certificate(text), self._rules.grants, self._rules.binds)
         except (CertificateUnreadable, UnicodeDecodeError) as error:
             # TLS let it in, so it is sound; that it cannot be read here must not make it one of before roles.
             caller = Caller("", unknown=(f"nothing that can be read ({error})",))
@@ -57,12 +55,12 @@ class Callers:
         return caller
 
 
-def peer_of(context: Context) -> str:
+def peer_address(context: Context) -> str:
     """The address and port of the other side, on one line."""
     return context.peer()[:_PEER_MOST]
 
 
-class QuietLog:
+class RateLimitedLog:
     """Says each kind of line once in a while, with how many were left out: whoever knocks in a loop must not fill it."""
 
     def __init__(self, log: logging.Logger, monotonic_s: Callable[[], float]) -> None:

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-__all__ = ["SUBJECT_SHOWN_MOST", "Certificate", "CertificateUnreadable", "read_certificate"]
-
 SUBJECT_SHOWN_MOST = 200
 
 _SEQUENCE, _UTC_TIME, _GENERALIZED_TIME, _OID, _OCTETS = 0x30, 0x17, 0x18, 0x06, 0x04

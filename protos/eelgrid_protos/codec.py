@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 
 from eelgrid_protos.errors import InvalidMessage, MalformedMessage, Violation
 from eelgrid_protos.quantities import Many
-from eelgrid_protos.schema import Field, Shape, check, fields_of
+from eelgrid_protos.schema import SchemaField, ValueShape, check_message, fields_of
 from eelgrid_protos.wire import (
     agent_service_pb2,
     audit_pb2,
@@ -43,8 +43,6 @@ from eelgrid_protos.wire import (
     whatif_pb2,
     workload_pb2,
 )
-
-__all__ = ["MESSAGE_BYTES_MOST", "check_size", "decode", "digest", "encode", "encode_element", "file_descriptors"]
 
 # Of an answer; a call's request has a bound of its own (rpc.Method).
 MESSAGE_BYTES_MOST = 16 * 1024 * 1024
@@ -92,7 +90,7 @@ def _variants(owner: type, oneof: str) -> dict[str, str]:
     return {entry.message_type.name: entry.name for entry in _wire_class(owner).DESCRIPTOR.oneofs_by_name[oneof].fields}
 
 
-def _encoder(shape: Shape) -> Callable[[Any], Any] | None:
+def _encoder(shape: ValueShape) -> Callable[[Any], Any] | None:
     """None where the value goes to protobuf as it is."""
     match shape.kind:
         case "message":
@@ -107,7 +105,7 @@ def _encoder(shape: Shape) -> Callable[[Any], Any] | None:
             return None
 
 
-def _decoder(shape: Shape) -> Callable[[Any], Any] | None:
+def _decoder(shape: ValueShape) -> Callable[[Any], Any] | None:
     match shape.kind:
         case "message":
             return _reader(shape.type)
@@ -160,7 +158,7 @@ def _reader(cls: Any) -> Callable[[Any], Any]:
     return reader
 
 
-def _most(shape: Shape) -> int | None:
+def _most(shape: ValueShape) -> int | None:
     """How many elements a list or a mapping may have."""
     return shape.rule.most if shape.kind in ("many", "mapping") and isinstance(shape.rule, Many) else None
 
@@ -283,7 +281,7 @@ def _default(cls: Any, name: str) -> Any:
     return entry.default if entry.default_factory is MISSING else entry.default_factory()
 
 
-def _chooser(entry: Field) -> Callable[[Any], Any]:
+def _chooser(entry: SchemaField) -> Callable[[Any], Any]:
     """Reads the variant that is set; None for one that this version does not know."""
     classes = {cls.__name__: cls for cls in entry.shape.choices}
     name = entry.name
@@ -313,14 +311,14 @@ def _to_wire(message: Any) -> Any:
     return _wire_class(cls)(**values)
 
 
-def encode(message: object) -> bytes:
+def encode_message(message: object) -> bytes:
     """The bytes of a message; raises InvalidMessage where it breaks a rule."""
-    check(message)
+    check_message(message)
     data: bytes = _to_wire(message).SerializeToString()
     return data
 
 
-def digest(message: object) -> str:
+def digest_message(message: object) -> str:
     """A fingerprint of a message: the same for equal messages of equal versions, on both sides."""
     # Maps have no order on the wire unless asked for one.
     return hashlib.sha256(_to_wire(message).SerializeToString(deterministic=True)).hexdigest()
@@ -332,7 +330,7 @@ def encode_element(owner: type, field: str, element: object) -> bytes:
     Behind the bytes of an owner with that list empty, the bytes of its elements make the whole message: protobuf
     merges what it finds in several pieces. So a listing is encoded once, while its size is watched.
     """
-    check(element)
+    check_message(element)
     data: bytes = _wire_class(owner)(**{field: [_to_wire(element)]}).SerializeToString()
     return data
 
@@ -344,7 +342,7 @@ def check_size(name: str, data: bytes, bytes_most: int) -> None:
         raise MalformedMessage(f"{name} is too large", (violation,))
 
 
-def decode(
+def decode_message(
     cls: type[_Message], data: bytes, *, bytes_most: int = MESSAGE_BYTES_MOST, is_counted: bool = False
 ) -> _Message:
     """The message in the bytes; raises MalformedMessage or InvalidMessage, each naming what and why.
@@ -367,5 +365,5 @@ def decode(
         # Says the whole path; the reader knows but the name of the field.
         _check_counts(kind, data)
         raise
-    check(message)
+    check_message(message)
     return message

@@ -9,8 +9,6 @@ Every violation names the field by its path in the message and says what to do.
 
 from dataclasses import dataclass
 
-__all__ = ["ContractError", "InvalidMessage", "MalformedMessage", "Violation"]
-
 
 @dataclass(frozen=True, slots=True)
 class Violation:

@@ -24,12 +24,6 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from eelgrid_protos.errors import ContractError, Violation
 
-__all__ = [
-    "Aborted", "AlreadyExists", "DeadlineExceeded", "FailedPrecondition", "Fault", "Internal", "InvalidArgument",
-    "NotFound", "PermissionDenied", "ResourceExhausted", "Unavailable", "fault_from", "fault_of_contract",
-    "status_details",
-]  # fmt: skip
-
 DETAILS_KEY = "grpc-status-details-bin"
 
 

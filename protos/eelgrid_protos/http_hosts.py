@@ -12,8 +12,6 @@ import ipaddress
 import socket
 from collections.abc import Iterable
 
-__all__ = ["NAMES_MOST", "HttpHosts"]
-
 # Names that an operator may list: a service has some aliases, not hundreds.
 NAMES_MOST = 64
 

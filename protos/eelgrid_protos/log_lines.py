@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-__all__ = ["LineHandler", "escape", "log_to_stderr"]
-
 # A reason of ours is some 200 characters; ten times that is somebody else's.
 LINE_LETTERS_MOST = 4096
 # A fleet of a thousand that reconnects is a thousand records of one kind at once, of which these say enough.
@@ -26,7 +24,7 @@ LINES_PER_S = 20.0
 _KINDS_MOST = 4096
 
 
-def escape(text: str) -> str:
+def escape_line(text: str) -> str:
     """The text with what is not printable written as Python does: one line, and in the order that it shows."""
     if text.isprintable():
         return text
@@ -37,12 +35,15 @@ class _Lines(logging.Formatter):
     """Formats records as single lines; tracebacks are indented below theirs."""
 
     def format(self, record: logging.LogRecord) -> str:
-        record.message = escape(record.getMessage())[:LINE_LETTERS_MOST]
+        record.message = escape_line(record.getMessage())[:LINE_LETTERS_MOST]
         if self.usesTime():
             record.asctime = self.formatTime(record, self.datefmt)
         # Not cached in the record, where another handler would find our escapes.
         trace = self.formatException(record.exc_info) if record.exc_info else ""
-        lines = [self.formatMessage(record), *(f"  {escape(line)[:LINE_LETTERS_MOST]}" for line in trace.splitlines())]
+        lines = [
+            self.formatMessage(record),
+            *(f"  {escape_line(line)[:LINE_LETTERS_MOST]}" for line in trace.splitlines()),
+        ]
         return "\n".join(lines)
 
 

@@ -18,9 +18,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from eelgrid_protos.open_sockets import split_address
-
-__all__ = ["Heartbeat", "OldestGoes", "ProbeServer"]
+from eelgrid_protos.sockets import split_address
 
 # Kubelet has two or three open; the rest are others'.
 CONNECTIONS_MOST = 64
@@ -51,7 +49,7 @@ class Heartbeat:
         return f"the event loop has not turned for {silent_s:.0f} s" if silent_s > SILENCE_S_MOST else ""
 
 
-class OldestGoes:
+class PendingConnections:
     """Connections of one server that have not asked yet: the oldest ends where there are too many."""
 
     def __init__(self, most: int) -> None:
@@ -81,7 +79,7 @@ class OldestGoes:
 
 
 class _Connection(asyncio.Protocol):
-    def __init__(self, waiting: OldestGoes, answer: Callable[[str], tuple[http.HTTPStatus, str]]) -> None:
+    def __init__(self, waiting: PendingConnections, answer: Callable[[str], tuple[http.HTTPStatus, str]]) -> None:
         self._waiting = waiting
         self._answer = answer
         self._head = b""
@@ -130,7 +128,7 @@ class ProbeServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="probes", daemon=True)
         self._server: asyncio.Server | None = None
-        self._waiting = OldestGoes(CONNECTIONS_MOST)
+        self._waiting = PendingConnections(CONNECTIONS_MOST)
 
     def start(self, address: str) -> int:
         """Listens on HOST:PORT and returns the port; raises OSError, and ValueError for what is no address."""

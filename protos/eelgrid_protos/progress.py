@@ -18,8 +18,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["Reporter", "report"]
-
 _LOG = logging.getLogger("eelgrid.progress")
 _CALL_S = 2.0
 
@@ -53,9 +51,9 @@ class Reporter:
             from eelgrid_protos.messages import ReportProgressRequest
 
             tls = transport.TlsFiles(*self._tls) if self._tls else None
-            channel = transport.blocking_channel(self._controller, tls=tls, insecure=tls is None)
+            channel = transport.open_blocking_channel(self._controller, tls=tls, insecure=tls is None)
             try:
-                client = rpc.client(rpc.OPERATOR_SERVICE, channel)
+                client = rpc.build_client(rpc.OPERATOR_SERVICE, channel)
                 client.report_progress(
                     ReportProgressRequest(workload_id=self._workload, work_done=work_done), timeout=_CALL_S
                 )

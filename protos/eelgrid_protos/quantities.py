@@ -1,4 +1,4 @@
-"""Quantities: the units, their plausible ranges, and the conversions at the edge.
+"""Quantities: annotated field types with units, ranges and patterns, conversions, and open wire enumerations.
 
 Everything inside Eelgrid is in SI base units, or in the unit that the name
 carries. A type here is an ordinary number to the type checker and a range to
@@ -9,48 +9,19 @@ watts) and garbage, not an unusual machine.
 
 import re
 from dataclasses import dataclass
-from typing import Annotated
+from enum import IntEnum
+from typing import Annotated, Self
 
-__all__ = [
-    "BOARD_POWER_MOST_W",
-    "GPU_MILLI_WHOLE",
-    "MIB",
-    "PLAN_EPOCH_MOST",
-    "SENTENCE_LETTERS_MOST",
-    "BoardWatts",
-    "Bytes",
-    "Celsius",
-    "ClusterWatts",
-    "CostWatts",
-    "Count",
-    "CpuMilli",
-    "GpuMilli",
-    "Identifier",
-    "Joules",
-    "Label",
-    "Many",
-    "Megahertz",
-    "MigProfile",
-    "Milli",
-    "Name",
-    "Nanoseconds",
-    "OptionalIdentifier",
-    "PageToken",
-    "PlanEpoch",
-    "Range",
-    "Ratio",
-    "RequiredLabel",
-    "RequiredMigProfile",
-    "Rule",
-    "Seconds",
-    "Sentence",
-    "Text",
-    "Uint32",
-    "Uint64",
-    "Watts",
-    "joules_from_millijoules",
-    "watts_from_milliwatts",
-]  # fmt: skip
+
+class OpenEnum(IntEnum):
+    """An enumeration whose unknown numbers read as UNSPECIFIED (0), as protobuf asks of readers."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return cls(0)
+        return None
+
 
 MIB = 1024 * 1024
 GPU_MILLI_WHOLE = 1000

@@ -21,11 +21,6 @@ from eelgrid_protos.certificate import Certificate
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import PermissionDenied
 
-__all__ = [
-    "ANY", "BadGrant", "Caller", "Right", "Role", "RoleRefused", "RoleRules", "caller_of", "check_node", "check_role",
-    "parse_binds", "parse_grants",
-]  # fmt: skip
-
 
 class Role(Enum):
     """What a certificate is for."""
@@ -200,7 +195,7 @@ def _is_name(text: str) -> bool:
     return bool(text) and len(text) <= _NAME_MOST and text.isprintable()
 
 
-def caller_of(
+def build_caller(
     certificate: Certificate,
     grants: Mapping[Name, Role],
     binds: Mapping[Name, tuple[Right, ...]] | None = None,

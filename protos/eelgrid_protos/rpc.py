@@ -43,10 +43,6 @@ Omitted: TypeAlias = Callable[[str, int, tuple[Violation, ...]], None]
 # Told how a call ended, before its answer goes out: its path, its request where it was read, and the fault if any.
 Settled: TypeAlias = Callable[[str, Context, object | None, Exception | None], Awaitable[None]]
 
-__all__ = [
-    "AGENT_SERVICE", "NODE_SERVICE", "OPERATOR_SERVICE", "REQUEST_BYTES_MOST", "Admit", "Encoded", "Method", "Omitted",
-    "Service", "Settled", "client", "everybody", "handler", "nobody_told", "note_omitted", "request_bytes_most",
-]  # fmt: skip
 
 _LOG = logging.getLogger("eelgrid.rpc")
 _FIRST_WITHIN_S = 2.0
@@ -63,7 +59,7 @@ _REQUEST_BYTES_MOST: Mapping[str, int] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class RpcMethod:
     """One call."""
 
     name: str
@@ -81,23 +77,23 @@ class Method:
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class RpcService:
     """A service and its calls."""
 
     name: str
-    methods: tuple[Method, ...]
+    methods: tuple[RpcMethod, ...]
 
-    def path(self, method: Method) -> str:
+    def path(self, method: RpcMethod) -> str:
         """The path that gRPC sends."""
         return f"/{self.name}/{method.name}"
 
 
-def _service(name: str, unary: str, streams: Mapping[str, tuple[bool, bool]] | None = None) -> Service:
+def _service(name: str, unary: str, streams: Mapping[str, tuple[bool, bool]] | None = None) -> RpcService:
     kinds = dict.fromkeys(unary.split(), (False, False)) | dict(streams or {})
-    return Service(
+    return RpcService(
         f"eelgrid.v1.{name}",
         tuple(
-            Method(
+            RpcMethod(
                 call,
                 getattr(messages, f"{call}Request"),
                 getattr(messages, f"{call}Response"),
@@ -146,7 +142,8 @@ def note_omitted(method: str, count: int, reasons: tuple[Violation, ...]) -> Non
     _LOG.error("call=%s omitted=%d reason=%r", method, count, str(reasons[0]) if reasons else "")
 
 
-async def abort(context: Context, error: Exception, method: str) -> None:
+async def abort_call(context: Context, error: Exception, method: str) -> None:
+    """Ends a call with the status of the fault that an error is; always raises."""
     if isinstance(error, ContractError):
         fault: Fault = fault_of_contract(error)
     elif isinstance(error, Fault):
@@ -164,14 +161,14 @@ def _encode_answer(message: Any, method: str, omitted: Omitted) -> bytes:
             omitted(method, message.omitted, message.reasons)
         return message.data
     try:
-        data = codec.encode(message)
+        data = codec.encode_message(message)
     except ContractError as error:
         # The server's own fault, not the caller's.
         salvaged = omit_broken(message)
         omitted(method, salvaged.omitted, salvaged.reasons)
         if salvaged.message is None:
             raise RuntimeError(f"{method} made an answer that breaks the contract: {error}") from error
-        data = codec.encode(_counting(salvaged.message, salvaged.omitted))
+        data = codec.encode_message(_counting(salvaged.message, salvaged.omitted))
     if len(data) > codec.MESSAGE_BYTES_MOST:
         raise ResourceExhausted(
             f"the answer to {method} has {len(data)} bytes, and {codec.MESSAGE_BYTES_MOST} can be sent; ask for less at once"
@@ -202,12 +199,12 @@ class _Around:
     settled: Settled
 
 
-def _request(method: Method, data: bytes) -> Any:
+def _request(method: RpcMethod, data: bytes) -> Any:
     """What the caller sent; raises ContractError."""
-    return codec.decode(method.request, data, bytes_most=method.request_bytes_most, is_counted=True)
+    return codec.decode_message(method.request, data, bytes_most=method.request_bytes_most, is_counted=True)
 
 
-def _unary(method: Method, call: Callable[..., Any], path: str, around: _Around) -> Any:
+def _unary(method: RpcMethod, call: Callable[..., Any], path: str, around: _Around) -> Any:
     async def serve(data: bytes, context: Context) -> bytes:
         request: object | None = None
         try:
@@ -218,13 +215,13 @@ def _unary(method: Method, call: Callable[..., Any], path: str, around: _Around)
             return _encode_answer(answer, method.name, around.omitted)
         except Exception as error:  # every failure becomes a status
             await around.settled(path, context, request, error)
-            await abort(context, error, method.name)
+            await abort_call(context, error, method.name)
             raise AssertionError("abort raises") from error
 
     return grpc.unary_unary_rpc_method_handler(serve)
 
 
-def _server_stream(method: Method, call: Callable[..., Any], path: str, around: _Around) -> Any:
+def _server_stream(method: RpcMethod, call: Callable[..., Any], path: str, around: _Around) -> Any:
     async def serve(data: bytes, context: Context) -> AsyncIterator[bytes]:
         try:
             around.admit(path, context)
@@ -234,12 +231,12 @@ def _server_stream(method: Method, call: Callable[..., Any], path: str, around: 
                     yield answer
         except Exception as error:  # noqa: BLE001  # every failure becomes a status
             await around.settled(path, context, None, error)
-            await abort(context, error, method.name)
+            await abort_call(context, error, method.name)
 
     return grpc.unary_stream_rpc_method_handler(serve)
 
 
-async def _decoded(method: Method, stream: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+async def _decoded(method: RpcMethod, stream: AsyncIterator[bytes]) -> AsyncIterator[Any]:
     async for data in stream:
         yield _request(method, data)
 
@@ -257,7 +254,7 @@ async def _admitted(admit: Admit, path: str, context: Context, stream: AsyncIter
         raise
 
 
-def _two_way(method: Method, call: Callable[..., Any], path: str, around: _Around) -> Any:
+def _two_way(method: RpcMethod, call: Callable[..., Any], path: str, around: _Around) -> Any:
     async def serve(stream: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         try:
             await _admitted(around.admit, path, context, stream)
@@ -267,25 +264,25 @@ def _two_way(method: Method, call: Callable[..., Any], path: str, around: _Aroun
                     yield answer
         except Exception as error:  # noqa: BLE001  # every failure becomes a status
             await around.settled(path, context, None, error)
-            await abort(context, error, method.name)
+            await abort_call(context, error, method.name)
 
     return grpc.stream_stream_rpc_method_handler(serve)
 
 
-def everybody(_path: str, _context: Context) -> None:
+def admit_everybody(_path: str, _context: Context) -> None:
     """Lets in whoever the transport let in."""
 
 
-async def nobody_told(_path: str, _context: Context, _request: object | None, _error: Exception | None) -> None:
+async def ignore_outcome(_path: str, _context: Context, _request: object | None, _error: Exception | None) -> None:
     """Tells nobody how calls end."""
 
 
-def handler(
-    service: Service,
+def build_handler(
+    service: RpcService,
     *implementations: object,
-    admit: Admit = everybody,
+    admit: Admit = admit_everybody,
     omitted: Omitted = note_omitted,
-    settled: Settled = nobody_told,
+    settled: Settled = ignore_outcome,
 ) -> grpc.GenericRpcHandler:
     """A handler for grpc.aio servers; one of `implementations` has each call as a snake_case coroutine or generator."""
     handlers = {}
@@ -297,17 +294,17 @@ def handler(
     return grpc.method_handlers_generic_handler(service.name, handlers)
 
 
-def _sized(method: Method, request: object) -> bytes:
+def _sized(method: RpcMethod, request: object) -> bytes:
     """The bytes of a request; raises ContractError where no server would take them."""
-    data = codec.encode(request)
+    data = codec.encode_message(request)
     codec.check_size(method.request.__name__, data, method.request_bytes_most)
     return data
 
 
-def _blocking_call(service: Service, method: Method, channel: grpc.Channel) -> Callable[..., Any]:
+def _blocking_call(service: RpcService, method: RpcMethod, channel: grpc.Channel) -> Callable[..., Any]:
     kind: Any = channel.unary_stream if method.response_streaming else channel.unary_unary
     # Encoded before the call: grpc's own hook for it swallows the reason of a failure.
-    raw = kind(service.path(method), None, lambda data: codec.decode(method.response, data))
+    raw = kind(service.path(method), None, lambda data: codec.decode_message(method.response, data))
 
     def unary(request: object, timeout: float | None = None) -> Any:
         try:
@@ -324,9 +321,9 @@ def _blocking_call(service: Service, method: Method, channel: grpc.Channel) -> C
     return stream if method.response_streaming else unary
 
 
-def _async_call(service: Service, method: Method, channel: grpc.aio.Channel) -> Callable[..., Any]:
+def _async_call(service: RpcService, method: RpcMethod, channel: grpc.aio.Channel) -> Callable[..., Any]:
     def read(data: bytes) -> Any:
-        return codec.decode(method.response, data)
+        return codec.decode_message(method.response, data)
 
     def write(request: object) -> bytes:
         return _sized(method, request)
@@ -358,7 +355,7 @@ def _async_call(service: Service, method: Method, channel: grpc.aio.Channel) -> 
     return stream
 
 
-def client(service: Service, channel: grpc.Channel | grpc.aio.Channel) -> Any:
+def build_client(service: RpcService, channel: grpc.Channel | grpc.aio.Channel) -> Any:
     """The calls of a service on a channel, by snake_case name; blocking or async as the channel is."""
     build: Callable[..., Callable[..., Any]] = _async_call if isinstance(channel, grpc.aio.Channel) else _blocking_call
     return SimpleNamespace(**{method.attribute: build(service, method, channel) for method in service.methods})

@@ -11,8 +11,6 @@ import re
 import unicodedata
 from typing import TypeVar
 
-__all__ = ["csv_cell", "printable", "printable_json", "printable_line"]
-
 _T = TypeVar("_T")
 # Joiners of letters, which scripts need and which move nothing.
 _KEPT = "\u200c\u200d"
@@ -33,24 +31,24 @@ def _is_unsafe(letter: str) -> bool:
     return unicodedata.category(letter) in _CATEGORIES and letter not in _KEPT
 
 
-def printable(text: str) -> str:
+def escape_text(text: str) -> str:
     """The text on one line, with everything escaped that a terminal would act upon, as in Python's literals."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escaped(letter) if _is_unsafe(letter) else letter for letter in text)
 
 
-def printable_line(line: str) -> str:
+def escape_text_line(line: str) -> str:
     """The same of a line that may have colours of ours; line breaks stay."""
     if line.isascii() and line.isprintable():
         return line
     pieces = _COLOUR.split(line)
     return "".join(
-        piece if at % 2 else "\n".join(map(printable, piece.split("\n"))) for at, piece in enumerate(pieces)
+        piece if at % 2 else "\n".join(map(escape_text, piece.split("\n"))) for at, piece in enumerate(pieces)
     )  # fmt: skip
 
 
-def printable_json(text: str) -> str:
+def escape_json(text: str) -> str:
     """The same of a JSON document, whose strings mean the same afterwards."""
     if text.isascii():
         return text  # what JSON writes of control characters is escaped already
@@ -67,7 +65,7 @@ def printable_json(text: str) -> str:
     return "".join(map(escaped, text))
 
 
-def csv_cell(value: _T) -> _T | str:
+def escape_csv_cell(value: _T) -> _T | str:
     """A cell of a spreadsheet's file: text that would be a formula there is given an apostrophe before it.
 
     A carriage return would begin another row where the writer does not quote it, so it is escaped.

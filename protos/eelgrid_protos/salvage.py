@@ -13,9 +13,14 @@ from typing import Any, TypeVar
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.quantities import Many, Range, Text
-from eelgrid_protos.schema import VIOLATIONS_TOLD_MOST, Shape, fields_of, obeys, violations_of, violations_of_value
-
-__all__ = ["Salvaged", "omit_broken", "repair", "repaired_text"]
+from eelgrid_protos.schema import (
+    VIOLATIONS_REPORTED_MOST,
+    ValueShape,
+    fields_of,
+    is_valid_message,
+    list_value_violations,
+    list_violations,
+)
 
 _Message = TypeVar("_Message")
 _HASH_BYTES = 4
@@ -46,12 +51,12 @@ class _Omission:
     def lose(self, found: Violation, path: str) -> None:
         """One part is left out."""
         self.count += 1
-        if len(self.reasons) < VIOLATIONS_TOLD_MOST:
+        if len(self.reasons) < VIOLATIONS_REPORTED_MOST:
             self.reasons.append(found.under(path) if path else found)
 
     def message(self, message: Any, path: str) -> Any:
         """The message without its broken parts; None where it is broken itself, which has then been told."""
-        if obeys(message):
+        if is_valid_message(message):
             return message
         changes: dict[str, Any] = {}
         for entry in fields_of(_class(message)):
@@ -67,13 +72,13 @@ class _Omission:
             if kept is not value:
                 changes[entry.name] = kept
         left = replace(message, **changes) if changes else message
-        found = next(violations_of(left), None)
+        found = next(list_violations(left), None)
         if found is None:
             return left
         self.lose(found, path)
         return None
 
-    def _value(self, shape: Shape, value: Any, path: str) -> Any:
+    def _value(self, shape: ValueShape, value: Any, path: str) -> Any:
         """The value without broken elements; None where the rest of it is broken."""
         if shape.kind in ("message", "choice"):
             if isinstance(value, shape.choices or shape.type):
@@ -82,13 +87,13 @@ class _Omission:
             return None
         if shape.kind == "many" and shape.item is not None and shape.item.kind in ("message", "choice"):
             return self._elements(shape, shape.item, value, path)
-        found = next(violations_of_value(shape, value), None)
+        found = next(list_value_violations(shape, value), None)
         if found is None:
             return value
         self.lose(found, path)
         return None
 
-    def _elements(self, shape: Shape, item: Shape, value: Any, path: str) -> Any:
+    def _elements(self, shape: ValueShape, item: ValueShape, value: Any, path: str) -> Any:
         kept = [
             left for index, element in enumerate(value)
             if (left := self._value(item, element, f"{path}[{index}]")) is not None
@@ -114,9 +119,9 @@ def omit_broken(message: Any) -> Salvaged:
     return Salvaged(left, omission.count, tuple(omission.reasons))
 
 
-def repaired_text(value: str, rule: Text) -> str:
+def repair_text(value: str, rule: Text) -> str:
     """The nearest text that the rule allows; a name keeps what told it apart by a hash of what it was."""
-    if not next(violations_of_value(Shape("str", str, rule), value), None):
+    if not next(list_value_violations(ValueShape("str", str, rule), value), None):
         return value
     mark = hashlib.blake2b(value.encode(errors="surrogatepass"), digest_size=_HASH_BYTES).hexdigest()
     readable = _SPACED.sub("-", value).strip("._/-")[: max(0, rule.longest - 1 - len(mark))].rstrip("._/-")
@@ -124,20 +129,20 @@ def repaired_text(value: str, rule: Text) -> str:
     printable = "".join(letter if letter.isprintable() else "?" for letter in value)[: rule.longest]
     allows_spaces = rule.pattern is None or rule.pattern.fullmatch("a b") is not None
     for candidate in (printable if allows_spaces else name, name[: rule.longest], ""):
-        if not next(violations_of_value(Shape("str", str, rule), candidate), None):
+        if not next(list_value_violations(ValueShape("str", str, rule), candidate), None):
             return candidate
     return value
 
 
-def _repaired(shape: Shape, value: Any) -> Any:
+def _repaired(shape: ValueShape, value: Any) -> Any:
     rule = shape.rule
     match shape.kind:
         case "str" if isinstance(rule, Text) and isinstance(value, str):
-            return repaired_text(value, rule)
+            return repair_text(value, rule)
         case "int" | "float" if isinstance(rule, Range) and isinstance(value, int | float):
             return _clamped(value, rule, whole=shape.kind == "int")
         case "message" | "choice" if isinstance(value, shape.choices or shape.type):
-            return repair(value)
+            return repair_message(value)
         case "many" if shape.item is not None:
             item = shape.item
             return tuple(_repaired(item, element) for element in value)
@@ -154,12 +159,12 @@ def _clamped(value: float, rule: Range, *, whole: bool) -> float:
     return value if bounded == value else int(bounded) if whole else bounded
 
 
-def repair(message: _Message) -> _Message:
+def repair_message(message: _Message) -> _Message:
     """The message with each text and number brought inside its rule; equal messages are repaired alike.
 
     What cannot be repaired by itself, such as a list too long, stays as it is: whoever sends it leaves it out.
     """
-    if obeys(message):
+    if is_valid_message(message):
         return message
     changes = {}
     for entry in fields_of(_class(message)):

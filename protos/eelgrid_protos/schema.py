@@ -2,7 +2,7 @@
 
 Owns the reading of dataclass fields (Annotated rules, optional, repeated,
 mapping, one-of) into `Shape` values, and the check of a value against its
-rules. codec.py and plain.py both build on it, so that bytes, JSON and YAML obey
+rules. codec.py and plain_messages.py both build on it, so that bytes, JSON and YAML obey
 the same rules. Knows nothing of protobuf.
 """
 
@@ -19,40 +19,29 @@ from typing import Any
 from eelgrid_protos.errors import InvalidMessage, Violation
 from eelgrid_protos.quantities import Many, Range, Rule, Text
 
-__all__ = [
-    "VIOLATIONS_TOLD_MOST",
-    "Field",
-    "Shape",
-    "check",
-    "fields_of",
-    "obeys",
-    "violations_of",
-    "violations_of_value",
-]
-
 # A person reads a few, and the answer carries 64 (faults.status_details); a message may break as many as it has elements.
-VIOLATIONS_TOLD_MOST = 64
+VIOLATIONS_REPORTED_MOST = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ValueShape:
     """One value: `kind` is int, float, str, bool, enum, message, many, mapping or choice."""
 
     kind: str
     type: Any
     rule: Rule | None = None
-    item: "Shape | None" = None
+    item: "ValueShape | None" = None
     choices: tuple[type, ...] = ()
     # Of a mapping.
-    key: "Shape | None" = None
+    key: "ValueShape | None" = None
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class SchemaField:
     """One field of a message."""
 
     name: str
-    shape: Shape
+    shape: ValueShape
     optional: bool
     required: bool
 
@@ -65,29 +54,29 @@ def _class(message: object) -> Any:
     return type(message)
 
 
-def _shape(hint: Any, rule: Rule | None = None) -> Shape:
+def _shape(hint: Any, rule: Rule | None = None) -> ValueShape:
     if typing.get_origin(hint) is typing.Annotated:
         inner, *annotations = typing.get_args(hint)
         rules = [item for item in annotations if isinstance(item, Range | Text | Many)]
         return _shape(inner, rules[-1] if rules else rule)
     if hint in _SCALARS:
-        return Shape(_SCALARS[hint], hint, rule)
+        return ValueShape(_SCALARS[hint], hint, rule)
     if isinstance(hint, type) and issubclass(hint, IntEnum):
-        return Shape("enum", hint)
+        return ValueShape("enum", hint)
     if is_dataclass(hint):
-        return Shape("message", hint)
+        return ValueShape("message", hint)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
-        return Shape("many", tuple, rule, _shape(arguments[0]))
+        return ValueShape("many", tuple, rule, _shape(arguments[0]))
     if origin is Mapping:
-        return Shape("mapping", dict, rule, _shape(arguments[1]), key=_shape(arguments[0]))
+        return ValueShape("mapping", dict, rule, _shape(arguments[1]), key=_shape(arguments[0]))
     if origin in (types.UnionType, typing.Union) and all(is_dataclass(argument) for argument in arguments):
-        return Shape("choice", None, choices=arguments)
+        return ValueShape("choice", None, choices=arguments)
     raise TypeError(f"no shape for {hint!r}")
 
 
 @cache
-def fields_of(cls: Any) -> tuple[Field, ...]:
+def fields_of(cls: Any) -> tuple[SchemaField, ...]:
     """The fields of a message class, in order."""
     hints = typing.get_type_hints(cls, include_extras=True)
     result = []
@@ -99,7 +88,7 @@ def fields_of(cls: Any) -> tuple[Field, ...]:
             optional = len(arguments) < len(typing.get_args(hint))
             hint = arguments[0] if len(arguments) == 1 else typing.Union[tuple(arguments)]  # noqa: UP007
         required = entry.default is MISSING and entry.default_factory is MISSING
-        result.append(Field(entry.name, _shape(hint), optional, required))
+        result.append(SchemaField(entry.name, _shape(hint), optional, required))
     return tuple(result)
 
 
@@ -124,7 +113,7 @@ def _text(value: Any, rule: Text) -> Iterator[Violation]:
         yield Violation("", f"is {value[:80]!r}", f"use {rule.shape}")
 
 
-def violations_of_value(shape: Shape, value: Any) -> Iterator[Violation]:
+def list_value_violations(shape: ValueShape, value: Any) -> Iterator[Violation]:
     """Every rule that one value breaks."""
     rule = shape.rule
     match shape.kind:
@@ -139,29 +128,29 @@ def violations_of_value(shape: Shape, value: Any) -> Iterator[Violation]:
             if not isinstance(value, shape.choices or shape.type):
                 yield Violation("", f"is {type(value).__name__}", "give the message that the contract names")
             else:
-                yield from violations_of(value)
+                yield from list_violations(value)
         case "many" | "mapping":
             yield from _collection(shape, value)
 
 
-def _collection(shape: Shape, value: Any) -> Iterator[Violation]:
+def _collection(shape: ValueShape, value: Any) -> Iterator[Violation]:
     if isinstance(shape.rule, Many) and len(value) > shape.rule.most:
         yield Violation("", f"holds {len(value)} items", f"send at most {shape.rule.most}")
         return
     if shape.key is not None:
         for key in value:
-            for violation in violations_of_value(shape.key, key):
+            for violation in list_value_violations(shape.key, key):
                 yield Violation(f"[{str(key)[:80]!r}]", f"as a key {violation.problem}", violation.remedy)
     item = shape.item
     if item is None or (item.rule is None and item.kind in ("int", "float", "str", "bool")):
         return
     pairs = value.items() if shape.kind == "mapping" else enumerate(value)
     for key, entry in pairs:
-        for violation in violations_of_value(item, entry):
+        for violation in list_value_violations(item, entry):
             yield violation.under(f"[{key}]")
 
 
-def violations_of(message: Any) -> Iterator[Violation]:
+def list_violations(message: Any) -> Iterator[Violation]:
     """Every rule that a message breaks, with the path of the field."""
     for entry in fields_of(_class(message)):
         value = getattr(message, entry.name)
@@ -169,14 +158,14 @@ def violations_of(message: Any) -> Iterator[Violation]:
             if not entry.optional:
                 yield Violation(entry.name, "is missing", "set it")
             continue
-        for violation in violations_of_value(entry.shape, value):
+        for violation in list_value_violations(entry.shape, value):
             yield violation.under(entry.name)
     across = getattr(message, "violations", None)
     if across is not None:
         yield from across()
 
 
-def _obeys_scalar(shape: Shape) -> Callable[[Any], bool]:
+def _obeys_scalar(shape: ValueShape) -> Callable[[Any], bool]:
     rule, cls = shape.rule, shape.type
     if isinstance(rule, Range):
         low, high = rule.low, rule.high
@@ -193,7 +182,7 @@ def _obeys_scalar(shape: Shape) -> Callable[[Any], bool]:
     return lambda value: type(value) is str and len(value) <= longest and (bool(value) or not required)
 
 
-def _obeys(shape: Shape) -> Callable[[Any], bool] | None:
+def _obeys(shape: ValueShape) -> Callable[[Any], bool] | None:
     """A quick test that is true only of values without violations; None where nothing can be wrong."""
     match shape.kind:
         case "int" | "float" | "str":
@@ -216,7 +205,7 @@ def _obeys(shape: Shape) -> Callable[[Any], bool] | None:
             return None
 
 
-def _obeys_mapping(shape: Shape) -> Callable[[Any], bool]:
+def _obeys_mapping(shape: ValueShape) -> Callable[[Any], bool]:
     assert shape.item is not None
     assert shape.key is not None
     most = shape.rule.most if isinstance(shape.rule, Many) else 2**31
@@ -252,15 +241,15 @@ def _obeying(cls: Any) -> Callable[[Any], bool]:
     return obeying
 
 
-def obeys(message: Any) -> bool:
+def is_valid_message(message: Any) -> bool:
     """Whether a message breaks no rule; quick where it does not."""
-    return _obeying(_class(message))(message) or next(violations_of(message), None) is None
+    return _obeying(_class(message))(message) or next(list_violations(message), None) is None
 
 
-def check(message: Any) -> None:
+def check_message(message: Any) -> None:
     """Raises InvalidMessage, naming broken rules, unless the message obeys them all."""
     if _obeying(_class(message))(message):
         return
-    found = tuple(itertools.islice(violations_of(message), VIOLATIONS_TOLD_MOST))
+    found = tuple(itertools.islice(list_violations(message), VIOLATIONS_REPORTED_MOST))
     if found:
         raise InvalidMessage(f"{type(message).__name__} breaks the contract", found)

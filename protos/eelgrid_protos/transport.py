@@ -24,15 +24,9 @@ import grpc
 import grpc.aio
 
 from eelgrid_protos import codec
-from eelgrid_protos.open_sockets import connections_most
-from eelgrid_protos.peers import GuardedHandlers, PeerGuard
-from eelgrid_protos.rpc import Service, request_bytes_most
-
-__all__ = [
-    "AddressInUse", "BindRefused", "CertificateUnusable", "ListenError", "ServerCertificates", "TlsFiles", "blocking_channel", "channel",
-    "channel_options", "is_loopback", "listen", "server_options", "standard_services",
-    "trusted_certificates",
-]  # fmt: skip
+from eelgrid_protos.connection_limits import GuardedHandlers, PeerGuard
+from eelgrid_protos.rpc import RpcService, request_bytes_most
+from eelgrid_protos.sockets import count_connections_most
 
 
 class ListenError(Exception):
@@ -131,7 +125,7 @@ def server_options() -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.bdp_probe", 0),
         *_CONNECTION_BOUNDS,
-        ("grpc.max_allowed_incoming_connections", connections_most()),
+        ("grpc.max_allowed_incoming_connections", count_connections_most()),
         # Two servers on one port would answer each other's clients at random.
         ("grpc.so_reuseport", 0),
     ]
@@ -247,7 +241,7 @@ def trusted_certificates(authority: bytes) -> frozenset[bytes]:
     return frozenset(b"".join(body.split()) for body in _PEM.findall(authority))
 
 
-async def listen(
+async def listen_on_address(
     server: grpc.aio.Server, address: str, *, tls: TlsFiles | None, insecure: bool, log: logging.Logger,
     guard: PeerGuard | None = None,
 ) -> int:  # fmt: skip
@@ -290,7 +284,7 @@ def _check_target(address: str, tls: TlsFiles | None, *, insecure: bool) -> None
         )
 
 
-def channel(
+def open_channel(
     address: str, *, tls: TlsFiles | None, insecure: bool = False, options: list[tuple[str, int]] | None = None
 ) -> grpc.aio.Channel:
     """A channel for asyncio; raises ListenError where the connection would be open to others."""
@@ -301,7 +295,7 @@ def channel(
     return grpc.aio.insecure_channel(address, options=chosen)
 
 
-def blocking_channel(address: str, *, tls: TlsFiles | None, insecure: bool = False) -> grpc.Channel:
+def open_blocking_channel(address: str, *, tls: TlsFiles | None, insecure: bool = False) -> grpc.Channel:
     """A channel for programs without an event loop."""
     _check_target(address, tls, insecure=insecure)
     if tls is not None:
@@ -309,7 +303,7 @@ def blocking_channel(address: str, *, tls: TlsFiles | None, insecure: bool = Fal
     return grpc.insecure_channel(address, options=channel_options())
 
 
-class Health:
+class HealthService:
     """The standard health service of one server."""
 
     def __init__(self, servicer: Any, names: tuple[str, ...]) -> None:
@@ -325,7 +319,9 @@ class Health:
             await self._servicer.set(name, status)
 
 
-async def standard_services(server: grpc.aio.Server | GuardedHandlers, services: tuple[Service, ...]) -> Health:
+async def standard_services(
+    server: grpc.aio.Server | GuardedHandlers, services: tuple[RpcService, ...]
+) -> HealthService:
     """Adds grpc.health.v1 and reflection, not serving until told."""
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
     from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
@@ -338,6 +334,6 @@ async def standard_services(server: grpc.aio.Server | GuardedHandlers, services:
     reflected = (*names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
     # By name: reflection's own helper takes the threads of the other API for anything that is no server of grpc.aio.
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(reflected), place)
-    answer = Health(servicer, names)
+    answer = HealthService(servicer, names)
     await answer.set_serving(False)
     return answer

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from eelgrid_agent.amd import binding, session
-from eelgrid_agent.amd.simulated import Handle, SimulatedAmdSmi
-from eelgrid_agent.device import DriverUnavailable
+from eelgrid_agent.devices.amd import session
+from eelgrid_agent.devices.amd.session import load_binding
+from eelgrid_agent.devices.port import DriverUnavailable
+from eelgrid_agent.simulation.amdsmi import AmdHandle, SimulatedAmdSmi
 
 SPEC = importlib.util.find_spec("amdsmi")
 pytestmark = pytest.mark.skipif(SPEC is None, reason="the extra eelgrid[amd] is not installed")
@@ -64,7 +65,7 @@ def keys(answer):
         return set(answer).union(*map(keys, answer.values()))
     if isinstance(answer, list):
         return set().union(*map(keys, answer))
-    assert isinstance(answer, int | float | str | Handle)
+    assert isinstance(answer, int | float | str | AmdHandle)
     return set()
 
 
@@ -89,4 +90,4 @@ def test_without_rocms_library_the_binding_says_what_to_install():
     if any(Path(folder, "libamd_smi.so").exists() for folder in ("/opt/rocm/lib", "/opt/rocm/lib64")):
         pytest.skip("ROCm's library is here")
     with pytest.raises(DriverUnavailable, match=r"amd-smi-lib and the extra eelgrid\[amd\]"):
-        binding()
+        load_binding()

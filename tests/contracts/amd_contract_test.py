@@ -2,19 +2,19 @@
 
 import pytest
 
-from eelgrid_agent.amd import AmdControl, AmdDevice
-from eelgrid_agent.amd.simulated import SimulatedAmdSmi
-from eelgrid_agent.device import (
+from eelgrid_agent.devices.amd.device import AmdControl, AmdDevice
+from eelgrid_agent.devices.port import (
     FAST_READINGS,
     SLOW_READINGS,
-    GpuLost,
+    GpuLostError,
     Missing,
     NoPermission,
     NotSupported,
     OutOfRange,
     RawReadings,
 )
-from eelgrid_agent.simulation import GpuLoad
+from eelgrid_agent.simulation.amdsmi import SimulatedAmdSmi
+from eelgrid_agent.simulation.spec import GpuLoad
 from eelgrid_protos.messages import READING_RANGES, AbsenceReason, AccessLevel, Reading
 
 SECOND = 1_000_000_000
@@ -143,7 +143,7 @@ def test_mig_is_refused_whatever_is_asked(rig):
 def test_a_change_of_a_lost_device_says_so(rig):
     rig.device.gpus()
     rig.lose(0)
-    with pytest.raises(GpuLost):
+    with pytest.raises(GpuLostError):
         rig.control.set_power_limit(rig.uuid(0), 400.0)
 
 

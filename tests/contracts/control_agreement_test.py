@@ -18,11 +18,13 @@ from hypothesis import strategies as st
 from tests.control_rig import A30, A100, B200, BRANCHES, DEVICES, G1, G3, H100, make
 from tests.device_rig import SECOND
 
-from eelgrid_agent.device import Control, DeviceError, NotSupported
-from eelgrid_agent.nvml import NvmlDevice
-from eelgrid_agent.nvml.control import NvmlControl
-from eelgrid_agent.simulation import Act, Refusal, SimulatedNode
-from eelgrid_agent.simulation.library import installed
+from eelgrid_agent.devices.nvml.control import NvmlControl
+from eelgrid_agent.devices.nvml.device import NvmlDevice
+from eelgrid_agent.devices.port import ControlPort, DeviceError, NotSupported
+from eelgrid_agent.simulation.mig import DriverRefusal
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.nvml_library import installed_library
+from eelgrid_agent.simulation.operations import OperationKind
 from eelgrid_protos.messages import AccessLevel
 
 DATA = Path(os.environ.get("EELGRID_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
@@ -52,7 +54,7 @@ BEFALLS = st.one_of(
     st.tuples(st.just("hold"), INDICES, st.integers(1, 3), IDS, st.integers(0, 2)),
     st.tuples(st.just("release"), INDICES, st.integers(1, 3)),
     st.tuples(st.just("cap_power"), INDICES, st.none() | st.floats(1.0, 900.0)),
-    st.tuples(st.just("refuse"), INDICES, st.sampled_from(Act), st.sampled_from(Refusal)),
+    st.tuples(st.just("refuse"), INDICES, st.sampled_from(OperationKind), st.sampled_from(DriverRefusal)),
     st.tuples(st.just("let_mode_reset"), INDICES, st.booleans()),
     st.tuples(st.sampled_from(["unload_driver", "load_driver", "reload_driver", "reboot"])),
     st.tuples(st.just("take_rights"), st.sampled_from(AccessLevel)),
@@ -60,7 +62,7 @@ BEFALLS = st.one_of(
 STEPS = st.lists(st.tuples(st.just("ask"), ASKED) | st.tuples(st.just("befall"), BEFALLS), max_size=30)
 
 
-def ask(control: Control, uuids: list[str], step: tuple) -> object:
+def ask(control: ControlPort, uuids: list[str], step: tuple) -> object:
     name, index, *arguments = step
     try:
         if name == "set_mig_mode":
@@ -98,7 +100,7 @@ def test_both_ways_answer_alike_whatever_happens(steps: list[tuple], branch: str
     clock = [5 * SECOND]
     direct, beneath = make(clock, branch), make(clock, branch)
     uuids = [gpu.identity.uuid for gpu in direct.devices]
-    with installed(beneath):
+    with installed_library(beneath):
         device = NvmlDevice()
         control = NvmlControl(device)
         for kind, step in steps:
@@ -118,7 +120,7 @@ def test_both_ways_answer_alike_whatever_happens(steps: list[tuple], branch: str
 @pytest.fixture
 def library() -> Iterator[SimulatedNode]:
     node = make([5 * SECOND])
-    with installed(node):
+    with installed_library(node):
         pynvml.nvmlInit()
         yield node
         pynvml.nvmlShutdown()
@@ -166,7 +168,7 @@ def test_success_of_a_mode_change_says_nothing(library: SimulatedNode) -> None:
 
 @pytest.mark.parametrize("branch", ["450.80.02", "460.73.01", *BRANCHES])
 def test_a_branch_has_the_symbols_of_its_time(branch: str) -> None:
-    with installed(make([0], branch)):
+    with installed_library(make([0], branch)):
         names = {name for name in vars(pynvml.nvmlLib) if name.startswith("nvml")}
     number = int(branch.split(".", maxsplit=1)[0])
     since = {
@@ -185,7 +187,7 @@ def test_symbols_are_as_old_as_the_published_table_says(branch: int) -> None:
         pytest.skip(f"{path} is not here; set EELGRID_DATA to the folder of published data")
     functions = json.loads(path.read_text("utf-8"))["functions"]
     since = {row["name"]: int(row["first_pynvml_version_seen"].split(".")[1]) for row in functions}
-    with installed(make([0], f"{branch}.999")):
+    with installed_library(make([0], f"{branch}.999")):
         names = {name for name in vars(pynvml.nvmlLib) if name.startswith("nvml")}
     assert {name for name in names if since.get(name, 0) > branch} == set()
     # Only what the table has not is unknown to it: the second lists of processes, and the mark of wide entries.
@@ -198,7 +200,7 @@ def test_symbols_are_as_old_as_the_published_table_says(branch: int) -> None:
 def test_a_driver_that_tells_no_places_is_helped_out_by_the_catalogue() -> None:
     node = make([5 * SECOND], "460.73.01")
     uuid = node.devices[A100].uuid
-    with installed(node):
+    with installed_library(node):
         device = NvmlDevice()
         control = NvmlControl(device)
         assert control.mig_geometry(uuid) == node.mig_geometry(uuid)
@@ -217,7 +219,7 @@ def test_a_part_that_the_catalogue_lacks_is_described_by_its_driver() -> None:
     expected = gpu.mig.geometry
     gpu.identity  # noqa: B018 - the layout is taken over before the name is changed
     gpu._identity = replace(gpu.identity, product="NVIDIA X900")
-    with installed(node):
+    with installed_library(node):
         device = NvmlDevice()
         geometry = NvmlControl(device).mig_geometry(gpu.identity.uuid)
         device.close()

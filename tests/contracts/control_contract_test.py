@@ -8,19 +8,21 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.control_rig import A100, B200, G1, G3, H100, P100, WAYS, Rig, open_rig
 
-from eelgrid_agent.device import (
+from eelgrid_agent.devices.port import (
+    DeviceInUse,
     DeviceTimeout,
     DriverUnavailable,
-    GpuLost,
+    GpuLostError,
     InsufficientResources,
-    InUse,
     NoPermission,
     NotSupported,
     OutOfRange,
     UnknownGpu,
     UnknownInstance,
 )
-from eelgrid_agent.simulation import Act, GpuLoad, Refusal
+from eelgrid_agent.simulation.mig import DriverRefusal
+from eelgrid_agent.simulation.operations import OperationKind
+from eelgrid_agent.simulation.spec import GpuLoad
 from eelgrid_protos.messages import AccessLevel
 
 XID_FELL_OFF = 79
@@ -136,7 +138,7 @@ def test_a_device_that_does_not_answer_says_so_and_comes_back(rig: Rig) -> None:
     ]
     rig.node.faults.lose(uuid)
     for act in acts:
-        with pytest.raises(GpuLost):
+        with pytest.raises(GpuLostError):
             act()
     rig.node.faults.restore(uuid)
     rig.node.faults.hang(uuid)
@@ -165,9 +167,9 @@ def test_faults_on_demand_strike_once_and_are_seen(rig: Rig) -> None:
     with pytest.raises(InsufficientResources):
         rig.control.create_compute_instance(uuid, number, 2)
     assert rig.spans(B200) == [(2, G3, 4)]
-    rig.node.faults.refuse_next(uuid, Act.DESTROY_INSTANCE, Refusal.IN_USE, times=2)
+    rig.node.faults.refuse_next(uuid, OperationKind.DESTROY_INSTANCE, DriverRefusal.IN_USE, times=2)
     for _ in range(2):
-        with pytest.raises(InUse):
+        with pytest.raises(DeviceInUse):
             rig.control.destroy_gpu_instance(uuid, number)
     rig.control.destroy_gpu_instance(uuid, number)
     foreign = rig.node.faults.foreign_instance(uuid, G1, 6)

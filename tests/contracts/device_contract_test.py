@@ -31,23 +31,24 @@ from tests.device_rig import (
     throughout,
 )
 
-from eelgrid_agent.device import (
+from eelgrid_agent.devices.nvml.control import NvmlControl
+from eelgrid_agent.devices.nvml.device import NvmlDevice
+from eelgrid_agent.devices.nvml.gpm import GPM_METRICS
+from eelgrid_agent.devices.port import (
     INSTANCE_READINGS,
     SLOW_READINGS,
-    Device,
     DeviceError,
+    DevicePort,
     DriverUnavailable,
     Missing,
     NoPermission,
     NotSupported,
     UnknownGpu,
 )
-from eelgrid_agent.nvml import NvmlDevice
-from eelgrid_agent.nvml.activity import ACTIVITY
-from eelgrid_agent.nvml.control import NvmlControl
-from eelgrid_agent.simulation import GpuLoad, SimulatedNode
-from eelgrid_agent.simulation.library import installed
-from eelgrid_protos.codec import decode, encode
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.nvml_library import installed_library
+from eelgrid_agent.simulation.spec import GpuLoad
+from eelgrid_protos.codec import decode_message, encode_message
 from eelgrid_protos.messages import AbsenceReason, AccessLevel, Gpu, Inventory, Reading
 
 
@@ -91,7 +92,7 @@ def test_the_mig_layout_is_the_drivers_numbering(rig: Rig) -> None:
 
 def test_the_listing_crosses_the_wire(rig: Rig) -> None:
     inventory = Inventory(node_name="node-0", cpu_milli=1, memory_bytes=1, gpus=rig.device.gpus())
-    assert decode(Inventory, encode(inventory)) == inventory
+    assert decode_message(Inventory, encode_message(inventory)) == inventory
 
 
 def test_a_look_holds_every_reading_and_follows_the_load(rig: Rig) -> None:
@@ -271,10 +272,10 @@ def _said(ask: object, *arguments: object) -> object:
 
 def _settled(values: dict[Reading, float | Missing]) -> dict[Reading, object]:
     """Without activity: which look was the first depends on when a session had to be opened anew."""
-    return {reading: value for reading, value in values.items() if reading not in ACTIVITY}
+    return {reading: value for reading, value in values.items() if reading not in GPM_METRICS}
 
 
-def _answers(device: Device, uuid: str) -> list[object]:
+def _answers(device: DevicePort, uuid: str) -> list[object]:
     slow, parts = _said(device.read_slow, uuid), _said(device.read_instances, uuid)
     return [
         slow if isinstance(slow, type) else _settled(slow),
@@ -288,7 +289,7 @@ def _answers(device: Device, uuid: str) -> list[object]:
 def test_both_ways_say_the_same_whatever_happens(steps: list[tuple], branch: str, slow: set[int]) -> None:
     clock = [5 * SECOND]
     node = make_node(clock, driver_version=branch)
-    with installed(node):
+    with installed_library(node):
         nvml = nvml_over(node)
         assert nvml.gpus() == node.gpus()
         for number, step in enumerate(steps):
@@ -321,7 +322,7 @@ def test_a_real_gpu_keeps_the_contract() -> None:
         assert device.driver_version()
         assert device.access() is not AccessLevel.UNSPECIFIED
         inventory = Inventory(node_name="here", cpu_milli=1, memory_bytes=1, gpus=gpus)
-        assert decode(Inventory, encode(inventory)) == inventory
+        assert decode_message(Inventory, encode_message(inventory)) == inventory
         for gpu in gpus:
             looks = [device.read(gpu.uuid) for _ in range(20)]
             for look in looks:
@@ -366,7 +367,7 @@ def _read_dearly(device: NvmlDevice, uuid: str) -> None:
         assert set(values) == set(SLOW_READINGS)
         assert_in_range(dict(values))
     assert not isinstance(second[Reading.PCIE_LINK_WIDTH], Missing)
-    for reading in ACTIVITY:
+    for reading in GPM_METRICS:
         # Where the first look was only the first one, the second is a number.
         assert first[reading] != Missing(AbsenceReason.NOT_SAMPLED) or not isinstance(second[reading], Missing)
     for part in device.read_instances(uuid):

@@ -5,17 +5,17 @@ from collections.abc import Iterator
 import pytest
 from tests.device_rig import A100, BRANCHES, H100, P100, T4, V100, WAYS, Rig, open_rig
 
-from eelgrid_agent.device import (
+from eelgrid_agent.devices.port import (
     DeviceEvent,
     DeviceEventKind,
     DeviceTimeout,
     DriverUnavailable,
-    GpuLost,
+    GpuLostError,
     Missing,
     UnknownGpu,
 )
-from eelgrid_agent.simulation import GpuSpec
-from eelgrid_agent.simulation.latency import latency
+from eelgrid_agent.simulation.latency import make_call_latency
+from eelgrid_agent.simulation.spec import GpuSpec
 from eelgrid_protos.messages import AbsenceReason, AccessLevel, Reading
 
 NOT_SUPPORTED = Missing(AbsenceReason.NOT_SUPPORTED)
@@ -84,7 +84,7 @@ def test_a_silent_device_reads_missing_slowly_and_is_an_error_where_there_is_no_
     rig.device.gpus()
     for befall, reason, error in (
         (rig.node.faults.hang, AbsenceReason.TIMED_OUT, DeviceTimeout),
-        (rig.node.faults.lose, AbsenceReason.GPU_LOST, GpuLost),
+        (rig.node.faults.lose, AbsenceReason.GPU_LOST, GpuLostError),
     ):
         befall(uuid)
         assert set(rig.slow(V100).values()) == {Missing(reason)}
@@ -101,7 +101,7 @@ def test_calls_take_as_long_as_the_driver_was_measured_to_take(rig: Rig) -> None
     uuid = rig.uuid(A100)
     rig.device.gpus()
     took_s = {}
-    rig.node.faults.slow_calls(latency(rig.advance, scale=2.0))
+    rig.node.faults.slow_calls(make_call_latency(rig.advance, scale=2.0))
     for ask in (rig.device.read, rig.device.processes, rig.device.read_instances):
         begin_ns = rig.clock[0]
         ask(uuid)

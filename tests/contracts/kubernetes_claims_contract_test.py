@@ -7,8 +7,8 @@ import pytest
 from tests.fakes.kubernetes.manifests import pod
 from tests.kubernetes_api_rig import WAYS, open_rig
 
-from eelgrid_controller.adapters.kubernetes import errors
-from eelgrid_controller.adapters.kubernetes.resources import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from eelgrid_controller.engines.kubernetes.api import errors
+from eelgrid_controller.engines.kubernetes.api.port import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 
 DRIVER = "gpu.eelgrid.io"
 GROUP = ["resource.k8s.io"]

@@ -6,10 +6,9 @@ import pytest
 from tests.fakes.kubernetes.manifests import deployment, node, pod
 from tests.kubernetes_api_rig import WAYS, eventually, open_rig
 
-from eelgrid_controller.adapters.kubernetes import errors
-from eelgrid_controller.adapters.kubernetes.client import HttpCluster
-from eelgrid_controller.adapters.kubernetes.port import PatchKind, Propagation, version_of
-from eelgrid_controller.adapters.kubernetes.resources import (
+from eelgrid_controller.engines.kubernetes.api import errors
+from eelgrid_controller.engines.kubernetes.api.client import HttpClusterClient
+from eelgrid_controller.engines.kubernetes.api.port import (
     CONFIG_MAPS,
     CUSTOM_RESOURCE_DEFINITIONS,
     DEPLOYMENTS,
@@ -18,7 +17,10 @@ from eelgrid_controller.adapters.kubernetes.resources import (
     NODES,
     PODS,
     RESOURCE_CLAIMS,
+    PatchKind,
+    PropagationPolicy,
     Resource,
+    version_of,
 )
 
 THINGS = Resource("things.eelgrid.io", "v1", "things", "Thing")
@@ -50,17 +52,17 @@ async def test_a_generated_name_is_new_each_time(rig):
 
 async def test_a_name_is_taken_once(rig):
     await rig.add(CONFIG_MAPS, config("a"))
-    with pytest.raises(errors.AlreadyExists):
+    with pytest.raises(errors.ObjectAlreadyExists):
         await rig.add(CONFIG_MAPS, config("a"))
 
 
 async def test_what_is_not_there_is_not_found_and_what_is_not_served_is_told_apart(rig):
-    with pytest.raises(errors.NotFound) as absent:
+    with pytest.raises(errors.ObjectNotFound) as absent:
         await rig.cluster.get(PODS, "a", namespace=rig.space)
     assert not isinstance(absent.value, errors.NotServed)
     with pytest.raises(errors.NotServed):
         await rig.cluster.get(THINGS.at("v9"), "a", namespace=rig.space)
-    with pytest.raises(errors.NotFound):
+    with pytest.raises(errors.ObjectNotFound):
         await rig.cluster.create(CONFIG_MAPS, config("a"), namespace="t-none")
 
 
@@ -101,7 +103,7 @@ async def test_a_lease_is_replaced_against_a_version_only(rig):
         await rig.cluster.replace(LEASES, made)
     free = await rig.cluster.patch(LEASES, "a", {"spec": {"holderIdentity": None}}, namespace=rig.space)
     assert "holderIdentity" not in free["spec"]
-    with pytest.raises(errors.NotFound):
+    with pytest.raises(errors.ObjectNotFound):
         await rig.cluster.patch(LEASES, "b", {"spec": {"holderIdentity": "x"}}, namespace=rig.space)
 
 
@@ -171,7 +173,7 @@ async def test_a_deletion_means_one_object_and_no_other(rig):
     with pytest.raises(errors.Conflict):
         await rig.cluster.delete(CONFIG_MAPS, "a", namespace=rig.space, resource_version="1")
     await rig.cluster.delete(CONFIG_MAPS, "a", namespace=rig.space, uid=made["metadata"]["uid"])
-    with pytest.raises(errors.NotFound):
+    with pytest.raises(errors.ObjectNotFound):
         await rig.cluster.delete(CONFIG_MAPS, "a", namespace=rig.space)
 
 
@@ -180,7 +182,7 @@ async def test_finalizers_hold_an_object_that_is_deleted(rig):
     await rig.cluster.delete(CONFIG_MAPS, "a", namespace=rig.space)
     assert (await rig.cluster.get(CONFIG_MAPS, "a", namespace=rig.space))["metadata"]["deletionTimestamp"]
     await rig.cluster.patch(CONFIG_MAPS, "a", {"metadata": {"finalizers": None}}, namespace=rig.space)
-    with pytest.raises(errors.NotFound):
+    with pytest.raises(errors.ObjectNotFound):
         await rig.cluster.get(CONFIG_MAPS, "a", namespace=rig.space)
 
 
@@ -220,7 +222,7 @@ async def test_a_permission_that_lacks_is_named(rig):
 
 
 async def test_unknown_credentials_are_refused(rig):
-    async with HttpCluster(replace(rig.access, token="nobody", certificate_pem=None)) as nobody:
+    async with HttpClusterClient(replace(rig.access, token="nobody", certificate_pem=None)) as nobody:
         with pytest.raises(errors.Unauthenticated):
             await nobody.list(PODS)
 
@@ -285,7 +287,7 @@ async def test_what_loses_its_owner_goes_unless_it_is_orphaned(rig):
         reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": f"owner-{name}", "uid": owner["metadata"]["uid"]}
         await rig.add(CONFIG_MAPS, {"metadata": {"name": name, "ownerReferences": [reference]}})
     await rig.cluster.delete(CONFIG_MAPS, "owner-a", namespace=rig.space)
-    await rig.cluster.delete(CONFIG_MAPS, "owner-b", namespace=rig.space, propagation=Propagation.ORPHAN)
+    await rig.cluster.delete(CONFIG_MAPS, "owner-b", namespace=rig.space, propagation=PropagationPolicy.ORPHAN)
 
     async def names():
         found = await rig.cluster.list(CONFIG_MAPS, namespace=rig.space)

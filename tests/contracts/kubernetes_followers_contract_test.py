@@ -10,12 +10,11 @@ import pytest
 from tests.fakes.kubernetes.manifests import pod
 from tests.kubernetes_api_rig import WAYS, eventually, open_rig
 
-from eelgrid_controller.adapters.kubernetes.election import Timing
-from eelgrid_controller.adapters.kubernetes.elector import Elector
-from eelgrid_controller.adapters.kubernetes.informer import Informer, Pace, Selection
-from eelgrid_controller.adapters.kubernetes.port import Key
-from eelgrid_controller.adapters.kubernetes.resources import LEASES, PODS
 from eelgrid_controller.clock import Clock
+from eelgrid_controller.engines.kubernetes.api.election import Timing
+from eelgrid_controller.engines.kubernetes.api.elector import Elector
+from eelgrid_controller.engines.kubernetes.api.informer import Informer, InformerSelector, InformerTiming
+from eelgrid_controller.engines.kubernetes.api.port import LEASES, PODS, ObjectKey
 
 LOG = logging.getLogger("eelgrid.test")
 TIMING = Timing(lease_s=3.0, renew_s=2.0, retry_s=0.4)
@@ -39,14 +38,14 @@ async def running(*runners):
 
 
 async def test_an_informer_holds_what_there_is_also_over_watches_that_end(rig):
-    pace = Pace(watch_s=1.0, lived_s=0.5, first_wait_s=0.01, most_wait_s=0.1)
+    pace = InformerTiming(watch_s=1.0, lived_s=0.5, first_wait_s=0.01, most_wait_s=0.1)
     informer = Informer(
         rig.cluster,
         PODS,
         rng=random.Random(1),
         monotonic_s=time.monotonic,
         log=LOG,
-        selection=Selection(namespace=rig.space),
+        selection=InformerSelector(namespace=rig.space),
         pace=pace,
     )
     await rig.add(PODS, pod("first"))
@@ -61,7 +60,7 @@ async def test_an_informer_holds_what_there_is_also_over_watches_that_end(rig):
 
         async def is_level():
             there = (await rig.cluster.list(PODS, namespace=rig.space)).items
-            return {Key(rig.space, one["metadata"]["name"]): one for one in there} == dict(informer.objects)
+            return {ObjectKey(rig.space, one["metadata"]["name"]): one for one in there} == dict(informer.objects)
 
         await eventually(is_level)
         assert informer.lists == 1

@@ -4,11 +4,10 @@ import pytest
 from tests.jobs_rig import ground, job
 from tests.kubernetes_api_rig import WAYS, eventually, open_rig
 
-from eelgrid_controller.adapters.kubernetes.errors import Conflict, Invalid
-from eelgrid_controller.adapters.kubernetes.port import PatchKind
-from eelgrid_controller.adapters.kubernetes.resources import JOBS
-from eelgrid_controller.kubernetes import names
-from eelgrid_controller.kubernetes.jobs import Jobs, JobSeen
+from eelgrid_controller.engines.kubernetes.api.errors import Conflict, Invalid
+from eelgrid_controller.engines.kubernetes.api.port import JOBS, PatchKind
+from eelgrid_controller.engines.kubernetes.jobs.right_sizer import JobRightSizer, SuspendedJobUpdated
+from eelgrid_controller.engines.kubernetes.model import well_known
 
 
 @pytest.fixture(params=WAYS)
@@ -41,7 +40,7 @@ async def suspended(rig, body):
 
 def dealt_with(found):
     """The patch that it gets."""
-    (write,) = Jobs().take([JobSeen("Job", found)], ground(), 0.0, leads=True)
+    (write,) = JobRightSizer().take([SuspendedJobUpdated("Job", found)], ground(), 0.0, leads=True)
     assert write.outcome == "changed"
     return write.operations
 
@@ -58,12 +57,12 @@ async def test_request_record_and_start_go_in_one_patch(rig):
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "2"}, "requests": {"nvidia.com/gpu": "2"}}
     assert found["spec"]["suspend"] is False
     assert found["metadata"]["generation"] == 2
-    assert names.ANNOTATION_RIGHT_SIZED in found["metadata"]["annotations"]
+    assert well_known.ANNOTATION_RIGHT_SIZED in found["metadata"]["annotations"]
 
 
 async def test_workers_and_completions_of_an_indexed_job_change_together(rig):
     body = applied("a", asks=1, pods=4, gpus=None, workers="2-4", slowdown="95%", spec={"completionMode": "Indexed"})
-    body["spec"]["template"]["metadata"]["annotations"] = {names.ANNOTATION_KIND: "training-job"}
+    body["spec"]["template"]["metadata"]["annotations"] = {well_known.ANNOTATION_KIND: "training-job"}
     found = await patched(rig, "a", dealt_with(await suspended(rig, body)))
     assert (found["spec"]["parallelism"], found["spec"]["completions"]) == (2, 2)
 

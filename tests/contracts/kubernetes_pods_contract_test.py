@@ -6,14 +6,14 @@ import pytest
 from tests.fakes.kubernetes.manifests import GATE, job, node, pinned_to, pod, ungated_onto
 from tests.kubernetes_api_rig import WAYS, eventually, open_rig
 
-from eelgrid_controller.adapters.kubernetes import errors
-from eelgrid_controller.adapters.kubernetes.port import PatchKind
-from eelgrid_controller.adapters.kubernetes.resources import (
+from eelgrid_controller.engines.kubernetes.api import errors
+from eelgrid_controller.engines.kubernetes.api.port import (
     JOBS,
     MUTATING_ADMISSION_POLICIES,
     NODES,
     POD_DISRUPTION_BUDGETS,
     PODS,
+    PatchKind,
 )
 
 OTHER_UID = "00000000-0000-4000-8000-000000000000"
@@ -221,7 +221,7 @@ async def test_a_gated_pod_is_not_bound(rig):
     assert conditions(found)["PodScheduled"]["status"] == "True"
     with pytest.raises(errors.Conflict):
         await rig.cluster.bind("a", namespace=rig.space, node="n2")
-    with pytest.raises(errors.NotFound):
+    with pytest.raises(errors.ObjectNotFound):
         await rig.cluster.bind("b", namespace=rig.space, node="n2")
 
 
@@ -242,17 +242,17 @@ async def test_a_bound_pod_goes_when_its_grace_is_over_and_an_unbound_one_at_onc
     found = await rig.cluster.get(PODS, "a", namespace=rig.space)
     assert found["metadata"]["deletionGracePeriodSeconds"] == 30
     assert found["metadata"]["deletionTimestamp"]
-    with pytest.raises(errors.NotFound):
+    with pytest.raises(errors.ObjectNotFound):
         await rig.cluster.get(PODS, "b", namespace=rig.space)
     await rig.cluster.delete(PODS, "a", namespace=rig.space, grace_s=0)
-    with pytest.raises(errors.NotFound):
+    with pytest.raises(errors.ObjectNotFound):
         await rig.cluster.get(PODS, "a", namespace=rig.space)
 
 
 async def running(rig, name, labels):
     """A pod that is bound, running and ready, on a node that is there: pods of no node are collected."""
     at = f"{rig.space}-n"
-    with contextlib.suppress(errors.AlreadyExists):
+    with contextlib.suppress(errors.ObjectAlreadyExists):
         await rig.add(NODES, node(at))
     await rig.add(PODS, pod(name, gates=(), schedulerName="nobody", labels=labels))
     await rig.cluster.bind(name, namespace=rig.space, node=at)
@@ -329,11 +329,11 @@ async def test_an_eviction_that_meets_another_pod_has_spent_the_budget_neverthel
 
 
 async def test_an_eviction_of_nobody(rig):
-    with pytest.raises(errors.NotFound):
+    with pytest.raises(errors.ObjectNotFound):
         await rig.cluster.evict("a", namespace=rig.space)
     await rig.add(PODS, pod("free"))
     await rig.cluster.evict("free", namespace=rig.space, grace_s=0)
-    with pytest.raises(errors.NotFound):
+    with pytest.raises(errors.ObjectNotFound):
         await rig.cluster.get(PODS, "free", namespace=rig.space)
 
 

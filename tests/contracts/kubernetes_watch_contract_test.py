@@ -6,9 +6,8 @@ from contextlib import aclosing
 import pytest
 from tests.kubernetes_api_rig import WAYS, open_rig
 
-from eelgrid_controller.adapters.kubernetes import errors
-from eelgrid_controller.adapters.kubernetes.port import Told, version_of
-from eelgrid_controller.adapters.kubernetes.resources import CONFIG_MAPS
+from eelgrid_controller.engines.kubernetes.api import errors
+from eelgrid_controller.engines.kubernetes.api.port import CONFIG_MAPS, WatchEventType, version_of
 
 
 @pytest.fixture(params=WAYS)
@@ -26,7 +25,7 @@ async def watched(cluster, space, count, **how):
     found = []
     async with asyncio.timeout(20.0), aclosing(cluster.watch(CONFIG_MAPS, namespace=space, **how)) as changes:
         async for change in changes:
-            if change.told is not Told.BOOKMARK:
+            if change.told is not WatchEventType.BOOKMARK:
                 found.append(change)
                 if len(found) == count:
                     return found
@@ -44,7 +43,7 @@ async def test_a_watch_tells_what_happened_after_a_version(rig):
     changed = await rig.cluster.patch(CONFIG_MAPS, "a", {"data": {"x": "2"}}, namespace=rig.space)
     await rig.cluster.delete(CONFIG_MAPS, "b", namespace=rig.space)
     found = await watched(rig.cluster, rig.space, 3, resource_version=version, labels="of=watch")
-    assert said(found) == [(Told.ADDED, "b"), (Told.MODIFIED, "a"), (Told.DELETED, "b")]
+    assert said(found) == [(WatchEventType.ADDED, "b"), (WatchEventType.MODIFIED, "a"), (WatchEventType.DELETED, "b")]
     assert found[1].object["data"] == changed["data"]
     assert found[1].object["kind"] == "ConfigMap"
     assert found[2].object["data"] == {"x": "1"}
@@ -57,7 +56,7 @@ async def test_a_watch_with_a_selector_tells_who_enters_and_leaves(rig):
     await rig.cluster.patch(CONFIG_MAPS, "a", {"metadata": {"labels": {"x": "1"}}}, namespace=rig.space)
     await rig.cluster.patch(CONFIG_MAPS, "a", {"metadata": {"labels": {"x": "2"}}}, namespace=rig.space)
     found = await watched(rig.cluster, rig.space, 2, resource_version=version, labels="x=1")
-    assert said(found) == [(Told.ADDED, "a"), (Told.DELETED, "a")]
+    assert said(found) == [(WatchEventType.ADDED, "a"), (WatchEventType.DELETED, "a")]
     assert found[1].object["metadata"]["labels"] == {"x": "1"}
     assert int(version_of(found[1].object)) > int(version_of(found[0].object))
 
@@ -71,7 +70,7 @@ async def test_a_watch_ends_in_its_time_and_bookmarks_how_far_it_is(rig):
             CONFIG_MAPS, resource_version=version, namespace=rig.space, fields="metadata.name=b", timeout_s=3.0
         )
     ]
-    assert all(change.told is Told.BOOKMARK for change in marks)
+    assert all(change.told is WatchEventType.BOOKMARK for change in marks)
     if marks:  # a real server sends the last one in the seconds before the end, if it comes to it
         assert int(version_of(marks[-1].object)) >= int(version_of(last))
 

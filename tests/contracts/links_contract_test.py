@@ -3,8 +3,8 @@
 import pytest
 from tests.device_rig import WAYS, open_rig
 
-from eelgrid_agent.device import GpuLink
-from eelgrid_agent.simulation import GpuSpec
+from eelgrid_agent.devices.port import DeviceLink
+from eelgrid_agent.simulation.spec import GpuSpec
 from eelgrid_protos.messages import Reading
 
 
@@ -13,7 +13,7 @@ def way(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def links_of(way: str, product: str, count: int) -> list[GpuLink]:
+def links_of(way: str, product: str, count: int) -> list[DeviceLink]:
     with open_rig(way, *[GpuSpec(product=product)] * count) as rig:
         assert len({gpu.uuid for gpu in rig.device.gpus()}) == count
         return list(rig.device.topology())

@@ -5,17 +5,17 @@ from collections.abc import Iterator
 import pytest
 from tests.control_rig import A30, A100, B200, DEVICES, G1, G2, G3, G4, H100, T4, WAYS, Rig, open_rig
 
-from eelgrid_agent.device import (
+from eelgrid_agent.devices.nvml.control import NvmlControl
+from eelgrid_agent.devices.port import (
+    DeviceInUse,
     InsufficientResources,
-    InUse,
     ModeChange,
     NotSupported,
     OutOfRange,
     UnknownInstance,
 )
-from eelgrid_agent.nvml.control import NvmlControl
-from eelgrid_agent.simulation.branches import geometry_of
-from eelgrid_protos.catalogue import load
+from eelgrid_agent.simulation.part_traits import adapt_geometry
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import AccessLevel
 
 
@@ -26,16 +26,18 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
 
 
 def test_a_geometry_is_the_catalogues_where_the_driver_says_no_other(rig: Rig) -> None:
-    catalogue = load()
+    catalogue = load_catalogue()
     for index in (A100, A30, H100, B200):
-        expected = geometry_of(catalogue.products[DEVICES[index].product].mig, rig.branch)
+        expected = adapt_geometry(catalogue.products[DEVICES[index].product].mig, rig.branch)
         assert rig.control.mig_geometry(rig.uuid(index)) == expected
         # Profiles with twice the memory came with branch 525.
         assert ("1g.2x" in expected.profiles) == (rig.branch >= 525 and index != A30)
     with pytest.raises(NotSupported):
         rig.control.mig_geometry(rig.uuid(T4))
     rig.node.faults.take_rights(AccessLevel.READ_ONLY)
-    assert rig.control.mig_geometry(rig.uuid(A100)) == geometry_of(catalogue.products["a100-sxm4-40gb"].mig, rig.branch)
+    assert rig.control.mig_geometry(rig.uuid(A100)) == adapt_geometry(
+        catalogue.products["a100-sxm4-40gb"].mig, rig.branch
+    )
 
 
 def test_an_instance_lives_and_dies_and_comes_back_under_its_uuid(rig: Rig) -> None:
@@ -55,7 +57,7 @@ def test_an_instance_lives_and_dies_and_comes_back_under_its_uuid(rig: Rig) -> N
         rig.control.create_compute_instance(uuid, 2, 2)
     first = rig.gpu(B200).gpu_instances[0]
     assert [(child.id, child.profile_id) for child in first.compute_instances] == [(0, 2)]
-    with pytest.raises(InUse):
+    with pytest.raises(DeviceInUse):
         rig.control.destroy_gpu_instance(uuid, 2)
     rig.control.destroy_compute_instance(uuid, 2, 0)
     rig.control.destroy_gpu_instance(uuid, 2)
@@ -84,10 +86,10 @@ def test_the_halves_of_seven_mix_from_branch_510_on(rig: Rig) -> None:
 def test_a_process_keeps_its_instance(rig: Rig) -> None:
     uuid = rig.uuid(A100)
     rig.node.faults.hold(uuid, 4711, 2, 1)
-    with pytest.raises(InUse):
+    with pytest.raises(DeviceInUse):
         rig.control.destroy_compute_instance(uuid, 2, 1)
     rig.control.destroy_compute_instance(uuid, 2, 0)
-    with pytest.raises(InUse):
+    with pytest.raises(DeviceInUse):
         rig.control.destroy_gpu_instance(uuid, 2)
     rig.node.faults.release(uuid, 4711)
     rig.control.destroy_compute_instance(uuid, 2, 1)
@@ -100,14 +102,14 @@ def test_a_part_that_needs_no_reset_changes_its_mode_at_once(rig: Rig) -> None:
     with pytest.raises(NotSupported):
         rig.control.create_gpu_instance(uuid, G3, 4)
     rig.node.faults.foreign_client(uuid)
-    with pytest.raises(InUse):
+    with pytest.raises(DeviceInUse):
         rig.control.set_mig_mode(uuid, enabled=True)
     assert (rig.gpu(H100).mig_enabled, rig.gpu(H100).mig_pending) == (False, False)
     rig.node.faults.client_gone(uuid)
     assert rig.control.set_mig_mode(uuid, enabled=True) is ModeChange.DONE
     assert rig.control.set_mig_mode(uuid, enabled=True) is ModeChange.DONE
     rig.control.create_gpu_instance(uuid, G3, 4)
-    with pytest.raises(InUse):
+    with pytest.raises(DeviceInUse):
         rig.control.set_mig_mode(uuid, enabled=False)
     rig.control.destroy_gpu_instance(uuid, 2)
     assert rig.control.set_mig_mode(uuid, enabled=False) is ModeChange.DONE
@@ -132,7 +134,7 @@ def test_a_part_that_needs_a_reset_waits_for_it(rig: Rig) -> None:
 def test_a_mode_change_that_clients_block_is_taken_back(rig: Rig) -> None:
     uuid = rig.uuid(A30)
     rig.node.faults.foreign_client(uuid, "dcgm")
-    with pytest.raises(InUse, match="stop"):
+    with pytest.raises(DeviceInUse, match="stop"):
         rig.control.set_mig_mode(uuid, enabled=True)
     assert (rig.gpu(A30).mig_enabled, rig.gpu(A30).mig_pending) == (False, False)
 

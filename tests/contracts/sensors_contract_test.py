@@ -3,30 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.device_rig import (
-    A30,
-    A100,
-    B200,
-    BRANCHES,
-    DEVICES,
-    H100,
-    T4,
-    V100,
-    WAYS,
-    Rig,
-    assert_in_range,
-    open_rig,
-)
+from tests.device_rig import A30, A100, B200, BRANCHES, DEVICES, H100, T4, V100, WAYS, Rig, assert_in_range, open_rig
 
-from eelgrid_agent.device import (
-    INSTANCE_READINGS,
-    SLOW_READINGS,
-    GpuProcess,
-    Missing,
-    NoPermission,
-    ProcessKind,
-)
-from eelgrid_agent.simulation import GpuLoad, GpuSpec, MigSlice
+from eelgrid_agent.devices.port import INSTANCE_READINGS, SLOW_READINGS, GpuProcess, Missing, NoPermission, ProcessKind
+from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, MigSlice
 from eelgrid_protos.messages import AbsenceReason, AccessLevel, Reading
 
 NOT_SUPPORTED = Missing(AbsenceReason.NOT_SUPPORTED)

@@ -6,18 +6,18 @@ import pytest
 from tests.device_rig import assert_in_range, assert_well_formed, throughout
 from tests.vendor_rig import WAYS, VendorRig, open_vendor
 
-from eelgrid_agent.device import (
+from eelgrid_agent.devices.port import (
     FAST_READINGS,
     SLOW_READINGS,
     DeviceTimeout,
     DriverUnavailable,
-    GpuLost,
+    GpuLostError,
     Missing,
     OutOfRange,
     UnknownGpu,
 )
-from eelgrid_agent.simulation import GpuLoad
-from eelgrid_protos.codec import decode, encode
+from eelgrid_agent.simulation.spec import GpuLoad
+from eelgrid_protos.codec import decode_message, encode_message
 from eelgrid_protos.messages import AbsenceReason, Inventory, Reading
 
 
@@ -40,7 +40,7 @@ def test_devices_are_listed_by_index_and_the_listing_crosses_the_wire(rig: Vendo
     assert not any(gpu.mig_enabled or gpu.gpu_instances for gpu in gpus)
     assert rig.device.driver_version() == part.driver
     inventory = Inventory(node_name="node-0", cpu_milli=1, memory_bytes=1, gpus=gpus)
-    assert decode(Inventory, encode(inventory)) == inventory
+    assert decode_message(Inventory, encode_message(inventory)) == inventory
 
 
 def test_a_look_holds_every_reading_and_follows_the_load(rig: VendorRig) -> None:
@@ -79,7 +79,7 @@ def test_a_lost_device_is_silent_stays_listed_and_comes_back_with_its_counter_at
         assert not throughout(rig.read(2), AbsenceReason.GPU_LOST)
         assert rig.device.gpus() == before
     assert set(rig.device.read_slow(rig.uuids[1]).values()) == {Missing(AbsenceReason.GPU_LOST)}
-    with pytest.raises(GpuLost):
+    with pytest.raises(GpuLostError):
         rig.control.set_power_limit(rig.uuids[1], 400.0)
     rig.restore(1)
     rig.advance(1.0)

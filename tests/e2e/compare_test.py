@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from bench.openb.__main__ import main as bench
 
-from eelgrid_controller.replay.locate import NODE_LIST, task_list
-from eelgrid_controller.replay.synthesize import synthesize
+from eelgrid_controller.replay.openb_source import NODE_LIST, synthesize_openb, task_list_name
 from eelgrid_protos.quantities import MIB
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,13 +108,13 @@ def test_the_picture_where_there_is_something_to_draw_with(compared):
 
 def test_arrivals_are_those_of_the_bench(tmp_path):
     """The published protocol, on every fortieth node and task of the generated trace: the same figures."""
-    nodes, tasks = synthesize()
+    nodes, tasks = synthesize_openb()
     lines = ["sn,cpu_milli,memory_mib,gpu,model"]
     lines += [f"{n.name},{n.cpu_milli},{n.memory_bytes // MIB},{n.gpu_count},{n.gpu_model}" for n in nodes[::40]]
     (tmp_path / NODE_LIST).write_text("\n".join(lines) + "\n")
     lines = ["name,cpu_milli,memory_mib,num_gpu,gpu_milli"]
     lines += [f"{t.name},{t.cpu_milli},{t.memory_bytes // MIB},{t.gpu_count},{t.gpu_milli}" for t in tasks[::40]]
-    (tmp_path / task_list("small")).write_text("\n".join(lines) + "\n")
+    (tmp_path / task_list_name("small")).write_text("\n".join(lines) + "\n")
     done = eelctl(
         "--trace", ".", "--list", "small", "--policies", POLICIES, "--seeds", 2, "--out", "ours", "-o", "json",
         cwd=tmp_path,

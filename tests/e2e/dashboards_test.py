@@ -9,8 +9,8 @@ import pytest
 from deploy.dashboards.reading import FOLDER, ask, filled, names, panels
 from tests.dashboards_rig import scene
 
-from eelgrid_agent.metrics import CATALOGUE
-from eelgrid_controller.adapters.described import METRICS
+from eelgrid_agent.metrics.catalogue import CATALOGUE
+from eelgrid_controller.server.metrics.catalogue import METRICS
 
 SECONDS = 20.0
 # A busy machine may take this long for what a quiet one has at once.

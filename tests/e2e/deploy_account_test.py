@@ -16,11 +16,15 @@ from tests.admission_rig import MANAGED, TRIAL, pod
 from tests.controller_rig import running
 from tests.e2e.installed import VALIDATE, apply, kubectl, needs_cluster, remove
 
-from eelgrid_controller.adapters.kubernetes.leading import ROLE
-from eelgrid_controller.config import ABILITIES, KubernetesConfig
-from eelgrid_controller.kubernetes.gate_events import Failure
-from eelgrid_controller.kubernetes.names import ANNOTATION_GROUP, ANNOTATION_GROUP_SIZE, ANNOTATION_PLAN
-from eelgrid_controller.kubernetes.patches import pinned_node
+from eelgrid_controller.engines.kubernetes.api.elector import ROLE_LABEL
+from eelgrid_controller.engines.kubernetes.model.well_known import (
+    ANNOTATION_GROUP,
+    ANNOTATION_GROUP_SIZE,
+    ANNOTATION_PLAN,
+)
+from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_node
+from eelgrid_controller.runtime.config import ABILITIES, KubernetesConfig
 
 pytestmark = needs_cluster
 NODES = ("eelgrid-trial-a", "eelgrid-trial-b")
@@ -109,7 +113,7 @@ def check_places(found):
 def check_rights(controller):
     """Nothing was asked for that the account may not have."""
     engine = controller.placing.engine
-    assert engine.writes.failed[Failure.FORBIDDEN] == 0
+    assert engine.writes.failed[WriteFailure.FORBIDDEN] == 0
     assert engine.writes.tells_dropped == 0
     assert (engine.pods.failures, engine.nodes.failures, engine.failures) == (0, 0, 0)
 
@@ -140,7 +144,7 @@ async def test_deployments_and_jobs_come_where_they_were_planned(nodes, access, 
         try:
             found = await until(lambda: bound("app=serve", 4)) + await until(lambda: bound("app=train", 4))
             check_places(found)
-            leading = await until(lambda: pods(f"{ROLE}=leader", where="eelgrid"))
+            leading = await until(lambda: pods(f"{ROLE_LABEL}=leader", where="eelgrid"))
             assert [one["metadata"]["name"] for one in leading] == [OURS]
             check_rights(rig.controller)
         finally:

@@ -20,8 +20,8 @@ from tests import deploy_rig
 from tests.admission_rig import GATED, MANAGED, OPTED_IN, RULES, TRIAL, UNTOUCHED, pod
 from tests.e2e.installed import KUBECONFIG, VALIDATE, apply, kubectl, needs_cluster, remove
 
-from eelgrid_controller.adapters.kubernetes.webhook import Webhook, WebhookFiles
-from eelgrid_controller.kubernetes.admitting import Answer
+from eelgrid_controller.engines.kubernetes.api.admission_webhook import AdmissionWebhook, WebhookFiles
+from eelgrid_controller.engines.kubernetes.pods.admission_review import ReviewOutcome
 
 pytestmark = needs_cluster
 GATE = "eelgrid.io/placement"
@@ -32,7 +32,7 @@ class Server:
     """The webhook in a thread of its own, so that kubectl may be waited for."""
 
     def __init__(self, files):
-        self.hook = Webhook(RULES, files, log=logging.getLogger("test.webhook"))
+        self.hook = AdmissionWebhook(RULES, files, log=logging.getLogger("test.webhook"))
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
@@ -160,7 +160,7 @@ def test_every_other_pod_is_left_alone(webhook, name):
 def test_what_is_made_is_gated_as_what_is_tried(webhook):
     made = _create(pod("kept", labels=MANAGED))
     assert [gate["name"] for gate in made["schedulingGates"]] == [GATE]
-    assert webhook.hook.answers[Answer.UNREAD] == webhook.hook.refused == 0
+    assert webhook.hook.answers[ReviewOutcome.UNREAD] == webhook.hook.refused == 0
     kubectl("delete", "pod", "kept", "-n", TRIAL, "--force", "--grace-period=0")
 
 

@@ -5,9 +5,12 @@ from dataclasses import replace
 import numba
 from tests.e2e.processes import metric, pages, small_trace, trace_fleet
 
-from eelgrid_controller.adapters.store import open_journal
-from eelgrid_controller.core import Core
-from eelgrid_controller.events import (
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.recovery import recover_state
+from eelgrid_controller.replay.openb import submission_of_task
+from eelgrid_controller.runtime.sqlite_journal import open_journal
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import (
     ControllerStarted,
     GpuLost,
     GpuReturned,
@@ -24,9 +27,6 @@ from eelgrid_controller.events import (
     event_from_plain,
     event_to_plain,
 )
-from eelgrid_controller.recovery import recover
-from eelgrid_controller.replay.openb import submission
-from eelgrid_controller.state import ClusterState
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     OBJECTIVES,
@@ -51,7 +51,7 @@ def own(name, **spec):
 def play(cluster):
     """A life with everything in it that operators and agents can do to the state; the workloads as the API has them."""
     trace = small_trace(cluster.folder, nodes=NODES, tasks=260)
-    requests = [submission(task) for task in trace.tasks]
+    requests = [submission_of_task(task) for task in trace.tasks]
     operators = cluster.operators
     controller = cluster.controller(*CONTROLLER)
     file = trace_fleet(cluster.folder / "fleet.json", trace.nodes)
@@ -115,21 +115,21 @@ def test_placements_through_grpc_equal_those_of_the_pure_core(cluster):
     journal = open_journal(cluster.data, new_cluster_id="unused")
     try:
         events = [event_from_plain(entry.kind, entry.body) for _, entry in journal.entries_after(0)]
-        recovered = recover(journal, ClusterState).state
+        recovered = recover_state(journal, ClusterState).state
     finally:
         journal.close()
     kinds = {type(event) for event in events}
     assert kinds >= {
         NodeJoined, NodeLost, PolicyChanged, WorkloadSubmitted, WorkloadPlaced, WorkloadDeferred, WorkloadCancelled,
     }  # fmt: skip
-    core = Core(ClusterState(), catalogue.load())
+    core = Core(ClusterState(), catalogue.load_catalogue())
     position = 0
     while position < len(events):
         # Prices are quoted by the call that comes after them, at its moment, or by a round of tries.
         cause = next((event for event in events[position:] if not isinstance(event, PricesQuoted)), events[position])
         if isinstance(cause, ControllerStarted):
             # Another process, which begins with a round of tries.
-            core = Core(core.state, catalogue.load())
+            core = Core(core.state, catalogue.load_catalogue())
         step = feed(core, cause) if cause.time_ns == events[position].time_ns else None
         while step is None or not (step.events or step.result):
             # The rest of a round of tries, which may find nothing to say for a while.

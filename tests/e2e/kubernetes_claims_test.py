@@ -12,7 +12,7 @@ from tests.fakes.kubernetes.manifests import node
 from tests.fakes.kubernetes.manifests import pod as plain
 from tests.fakes.kubernetes.scheduler import Scheduler
 
-from eelgrid_controller.adapters.kubernetes.resources import (
+from eelgrid_controller.engines.kubernetes.api.port import (
     DEVICE_CLASSES,
     NODES,
     PODS,
@@ -20,8 +20,8 @@ from eelgrid_controller.adapters.kubernetes.resources import (
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
 )
-from eelgrid_controller.kubernetes.names import ANNOTATION_PLAN
-from eelgrid_controller.kubernetes.patches import pinned_node
+from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_node
 
 ABILITIES = frozenset({"claims"})
 

@@ -12,7 +12,7 @@ from tests.fakes.kubernetes.manifests import deployment, node, pod
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Workloads
 
-from eelgrid_controller.adapters.kubernetes.resources import (
+from eelgrid_controller.engines.kubernetes.api.port import (
     DEPLOYMENTS,
     NAMESPACES,
     NODES,
@@ -20,8 +20,13 @@ from eelgrid_controller.adapters.kubernetes.resources import (
     PERSISTENT_VOLUMES,
     PODS,
 )
-from eelgrid_controller.kubernetes.names import ANNOTATION_GROUP, ANNOTATION_GROUP_SIZE, ANNOTATION_PLAN, GATE
-from eelgrid_controller.kubernetes.patches import pinned_node
+from eelgrid_controller.engines.kubernetes.model.well_known import (
+    ANNOTATION_GROUP,
+    ANNOTATION_GROUP_SIZE,
+    ANNOTATION_PLAN,
+    GATE,
+)
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_node
 
 # With a product the planner knows its watts: all go to the frugal boards, as long as any of these is free.
 PRODUCT = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}

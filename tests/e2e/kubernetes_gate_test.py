@@ -15,10 +15,15 @@ from tests.fakes.kubernetes.manifests import node, pod, template
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Workloads
 
-from eelgrid_controller.adapters.kubernetes.resources import EVENTS, NODES, PODS, REPLICA_SETS
-from eelgrid_controller.config import KubernetesConfig
-from eelgrid_controller.kubernetes.names import ANNOTATION_GROUP, ANNOTATION_GROUP_SIZE, ANNOTATION_PLAN, GATE
-from eelgrid_controller.kubernetes.patches import pinned_node
+from eelgrid_controller.engines.kubernetes.api.port import EVENTS, NODES, PODS, REPLICA_SETS
+from eelgrid_controller.engines.kubernetes.model.well_known import (
+    ANNOTATION_GROUP,
+    ANNOTATION_GROUP_SIZE,
+    ANNOTATION_PLAN,
+    GATE,
+)
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_node
+from eelgrid_controller.runtime.config import KubernetesConfig
 
 BASE = Path(__file__).resolve().parents[2] / "deploy" / "kustomize" / "base"
 _KUBECONFIG = """

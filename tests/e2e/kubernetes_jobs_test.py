@@ -14,18 +14,11 @@ from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Workloads
 from tests.jobs_rig import H100, HALVES, gated, job, template
 
-from eelgrid_controller.adapters.kubernetes.resources import (
-    CLUSTER_QUEUES,
-    EVENTS,
-    JOBS,
-    KUEUE_WORKLOADS,
-    NODES,
-    PODS,
-)
-from eelgrid_controller.kubernetes import names
+from eelgrid_controller.engines.kubernetes.api.port import CLUSTER_QUEUES, EVENTS, JOBS, KUEUE_WORKLOADS, NODES, PODS
+from eelgrid_controller.engines.kubernetes.model import well_known
 from eelgrid_protos.messages import MeasuredPoint
 
-PRODUCT = {names.NODE_GPU_PRODUCT: "NVIDIA-H100-80GB-HBM3"}
+PRODUCT = {well_known.NODE_GPU_PRODUCT: "NVIDIA-H100-80GB-HBM3"}
 
 
 @asynccontextmanager
@@ -36,7 +29,7 @@ async def whole(tmp_path, fake, *, nodes=2, more=()):
         await cluster.create(NODES, node(f"n{index}", labels=PRODUCT))
     await fake.add(Scheduler(fake))
     await fake.add(Workloads(fake))
-    fake.api.mutators.append(gate_injector(names.LABEL_MANAGED, "true", names.GATE))
+    fake.api.mutators.append(gate_injector(well_known.LABEL_MANAGED, "true", well_known.GATE))
     kubernetes = config(fake, tmp_path, abilities=frozenset({"jobs"}))
     async with running(tmp_path / "data", kubernetes=kubernetes) as rig:
         points = [
@@ -53,7 +46,7 @@ def suspended(name, **how):
     for key in ("uid", "resourceVersion", "generation"):
         del found["metadata"][key]
     del found["status"]
-    found["spec"]["template"]["metadata"]["labels"] = {names.LABEL_MANAGED: "true"}
+    found["spec"]["template"]["metadata"]["labels"] = {well_known.LABEL_MANAGED: "true"}
     return found
 
 
@@ -62,13 +55,13 @@ async def recorded(cluster, name, *, within_s=20.0):
     async with asyncio.timeout(within_s):
         while True:
             found = await cluster.get(JOBS, name, namespace="default")
-            if names.ANNOTATION_RIGHT_SIZED in found["metadata"]["annotations"]:
+            if well_known.ANNOTATION_RIGHT_SIZED in found["metadata"]["annotations"]:
                 return found
             await asyncio.sleep(0.05)
 
 
 def outcome(found):
-    return json.loads(found["metadata"]["annotations"][names.ANNOTATION_RIGHT_SIZED])["outcome"]
+    return json.loads(found["metadata"]["annotations"][well_known.ANNOTATION_RIGHT_SIZED])["outcome"]
 
 
 def limits(found):
@@ -93,7 +86,7 @@ def test_four_gpus_become_two_before_the_job_starts_and_its_pod_is_placed(tmp_pa
                         break
                     await asyncio.sleep(0.1)
             (pod,) = pods
-            plan = json.loads(pod["metadata"]["annotations"][names.ANNOTATION_PLAN])
+            plan = json.loads(pod["metadata"]["annotations"][well_known.ANNOTATION_PLAN])
             assert pod["spec"]["nodeName"] == plan["node"]
             assert len(plan["devices"]) == 2
             async with asyncio.timeout(5.0):
@@ -116,7 +109,7 @@ def test_through_faults_each_job_gets_one_record_and_kueue_is_let_go(tmp_path):
             for index in range(12):
                 found = await recorded(cluster, f"j{index}", within_s=60.0)
                 assert outcome(found) == ("changed" if index % 2 else "kept")
-                assert found["metadata"]["annotations"][names.KUEUE_GATED_BY] == "other.example/x"
+                assert found["metadata"]["annotations"][well_known.KUEUE_GATED_BY] == "other.example/x"
                 assert found["spec"]["suspend"] is True
                 assert found["metadata"]["generation"] == (2 if index % 2 else 1)
 
@@ -158,7 +151,7 @@ def test_a_number_that_was_never_measured_is_predicted_from_the_profiles_of_its_
         async with FakeCluster() as fake, whole(tmp_path, fake, more=more) as cluster:
             await cluster.create(JOBS, suspended("j", asks=8, profile="new", gpus="4", slowdown="200%"))
             found = await recorded(cluster, "j", within_s=90.0)
-            record = json.loads(found["metadata"]["annotations"][names.ANNOTATION_RIGHT_SIZED])
+            record = json.loads(found["metadata"]["annotations"][well_known.ANNOTATION_RIGHT_SIZED])
             assert record["outcome"] == "changed", record
             assert record["after"]["count"] == 4
             assert "predicted from" in record["basis"]
@@ -176,10 +169,10 @@ def test_workloads_are_boosted_where_their_queue_says_so(tmp_path):
             queues, workloads = CLUSTER_QUEUES.at("v1beta2"), KUEUE_WORKLOADS.at("v1beta2")
             async with whole(tmp_path, fake) as cluster:
                 for name, most in (("a", "100"), ("b", None)):
-                    notes = {names.ANNOTATION_PREEMPTION_BOOST: most} if most else {}
+                    notes = {well_known.ANNOTATION_PREEMPTION_BOOST: most} if most else {}
                     await cluster.create(queues, {"metadata": {"name": name, "annotations": notes}, "spec": {}})
                 for name, queue in (("one", "a"), ("two", "b")):
-                    pods = {"name": "main", "count": 8, "template": template(labels={names.LABEL_MANAGED: "true"})}
+                    pods = {"name": "main", "count": 8, "template": template(labels={well_known.LABEL_MANAGED: "true"})}
                     body = {"metadata": {"name": name, "namespace": "default"}, "spec": {"podSets": [pods]}}
                     await cluster.create(workloads, body)
                     made = await cluster.get(workloads, name, namespace="default")
@@ -189,10 +182,10 @@ def test_workloads_are_boosted_where_their_queue_says_so(tmp_path):
                 async with asyncio.timeout(40.0):
                     while True:
                         one = await cluster.get(workloads, "one", namespace="default")
-                        if names.KUEUE_PRIORITY_BOOST in one["metadata"].get("annotations", {}):
+                        if well_known.KUEUE_PRIORITY_BOOST in one["metadata"].get("annotations", {}):
                             break
                         await asyncio.sleep(0.1)
-                assert one["metadata"]["annotations"][names.KUEUE_PRIORITY_BOOST] == "75"
+                assert one["metadata"]["annotations"][well_known.KUEUE_PRIORITY_BOOST] == "75"
                 two = await cluster.get(workloads, "two", namespace="default")
                 assert not two["metadata"].get("annotations")
 

@@ -15,15 +15,8 @@ from tests.fakes.kubernetes.manifests import deployment, job, node
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Workloads, is_ready
 
-from eelgrid_controller.adapters.kubernetes import moves_part
-from eelgrid_controller.adapters.kubernetes.resources import (
-    DEPLOYMENTS,
-    EVENTS,
-    JOBS,
-    NODES,
-    POD_DISRUPTION_BUDGETS,
-)
-from eelgrid_controller.kubernetes.names import (
+from eelgrid_controller.engines.kubernetes.api.port import DEPLOYMENTS, EVENTS, JOBS, NODES, POD_DISRUPTION_BUDGETS
+from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_CHECKPOINT_GRACE,
     ANNOTATION_DRAIN,
     ANNOTATION_DRAINED,
@@ -37,8 +30,9 @@ from eelgrid_controller.kubernetes.names import (
     LABEL_POOL,
     TAINT_REPARTITION,
 )
-from eelgrid_controller.kubernetes.surging import Pace
-from eelgrid_kernels.moves import OVERLAPS
+from eelgrid_controller.engines.kubernetes.pods.migration import MoveTimeouts
+from eelgrid_controller.engines.kubernetes.reconcilers import moves
+from eelgrid_kernels.move_search import OVERLAPS
 from eelgrid_protos.messages import EnforcementMode, Move, Placement, PoolMode, RecommendMovesRequest, ReplicaMove
 
 _OURS = {LABEL_MANAGED: "true"}
@@ -171,7 +165,7 @@ def test_a_pod_that_does_not_become_ready_is_taken_back_and_the_place_too(tmp_pa
             assert (await cluster.get(DEPLOYMENTS, "d", namespace="default"))["spec"]["replicas"] == 2
             assert any("not moved" in one and "ready" in one for one in await told(cluster))
 
-    monkeypatch.setattr(moves_part, "_PACE", Pace(ready_s=3.0))
+    monkeypatch.setattr(moves, "_PACE", MoveTimeouts(ready_s=3.0))
     asyncio.run(play())
 
 

@@ -10,9 +10,9 @@ from tests.fakes.kubernetes.manifests import job, node, pod
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Workloads
 
-from eelgrid_controller.adapters.kubernetes.resources import JOBS, NODES, PODS
-from eelgrid_controller.kubernetes.names import GATE
-from eelgrid_controller.kubernetes.patches import pinned_node
+from eelgrid_controller.engines.kubernetes.api.port import JOBS, NODES, PODS
+from eelgrid_controller.engines.kubernetes.model.well_known import GATE
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_node
 
 
 def wanted():

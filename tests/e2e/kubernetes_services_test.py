@@ -20,15 +20,15 @@ from tests.fakes.kubernetes.workloads import Workloads
 from tests.fakes.metrics_servers import Listener, Replica
 from tests.fakes.stewarded import points
 
-from eelgrid_controller.adapters.kubernetes.port import PatchKind
-from eelgrid_controller.adapters.kubernetes.resources import (
+from eelgrid_controller.engines.kubernetes.api.port import (
     CUSTOM_RESOURCE_DEFINITIONS,
     DEPLOYMENTS,
     INFERENCE_SERVICES,
     NODES,
     PODS,
+    PatchKind,
 )
-from eelgrid_controller.kubernetes.names import ANNOTATION_PLAN
+from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN
 from eelgrid_protos.messages import EnforcementMode, GetPolicyRequest, PoolMode, UpdatePolicyRequest
 
 WITHIN_S = 90.0

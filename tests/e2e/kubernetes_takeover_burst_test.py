@@ -16,8 +16,8 @@ from tests.fakes.kubernetes.faults import too_many
 from tests.fakes.kubernetes.manifests import node, pod
 from tests.fakes.kubernetes.scheduler import Scheduler
 
-from eelgrid_controller.adapters.kubernetes.resources import NODES, PODS
-from eelgrid_controller.kubernetes.names import ANNOTATION_PLAN
+from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS
+from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN
 
 NODE_NAMES = [f"n{index}" for index in range(6)]
 GPUS, BURST = 8, 45

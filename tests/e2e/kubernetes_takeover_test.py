@@ -11,9 +11,13 @@ from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.manifests import node, pod
 from tests.fakes.kubernetes.scheduler import Scheduler
 
-from eelgrid_controller.adapters.kubernetes.resources import CUSTOM_RESOURCE_DEFINITIONS, NODES, PODS, POWER_POLICIES
-from eelgrid_controller.kubernetes.conditions import Conditions
-from eelgrid_controller.kubernetes.names import ANNOTATION_GROUP, ANNOTATION_GROUP_SIZE, ANNOTATION_PLAN
+from eelgrid_controller.engines.kubernetes.api.port import CUSTOM_RESOURCE_DEFINITIONS, NODES, PODS, POWER_POLICIES
+from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
+from eelgrid_controller.engines.kubernetes.model.well_known import (
+    ANNOTATION_GROUP,
+    ANNOTATION_GROUP_SIZE,
+    ANNOTATION_PLAN,
+)
 
 CRD = Path(__file__).parents[2] / "deploy/helm/eelgrid/files/crds/powerpolicies.yaml"
 
@@ -67,7 +71,7 @@ def test_a_controller_without_its_journal_takes_over_what_stands(tmp_path):
 
                 async def ordered():
                     found = await cluster.get(POWER_POLICIES, "site")
-                    conditions = Conditions.from_json(found.get("status", {}).get("conditions"))
+                    conditions = ConditionSet.from_json(found.get("status", {}).get("conditions"))
                     return state.policy.objective == "energy" and conditions.is_true("InForce")
 
                 await eventually(ordered)

@@ -6,7 +6,7 @@ import pytest
 from tests.clusters import core_with, node, request
 from tests.e2e.processes import Cluster, fleet_of
 
-from eelgrid_controller.moves import recommend
+from eelgrid_controller.placement.migration_planner import recommend_moves
 from eelgrid_protos.messages import ListPlansRequest, RecommendMovesRequest
 
 NODE = {
@@ -22,7 +22,7 @@ def compiled():
     """The kernels in the cache: eelctl does not wait minutes for a machine that never compiled them."""
     core = core_with(node("a"), node("b"))
     core.submit(request(gpus=1, milli=500), now_ns=1)
-    recommend(core.survey_moves(RecommendMovesRequest()))
+    recommend_moves(core.survey_moves(RecommendMovesRequest()))
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from bench.openb.__main__ import main
 
-from eelgrid_controller.replay.locate import NODE_LIST, task_list
-from eelgrid_controller.replay.synthesize import synthesize
+from eelgrid_controller.replay.openb_source import NODE_LIST, synthesize_openb, task_list_name
 from eelgrid_protos.quantities import MIB
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,14 +26,14 @@ def _rows(path):
 def data(tmp_path_factory):
     """Every tenth node and task of the generated trace, and one list of tasks that share GPUs only."""
     folder = tmp_path_factory.mktemp("data")
-    nodes, tasks = synthesize()
+    nodes, tasks = synthesize_openb()
     lines = ["sn,cpu_milli,memory_mib,gpu,model"]
     lines += [f"{n.name},{n.cpu_milli},{n.memory_bytes // MIB},{n.gpu_count},{n.gpu_model}" for n in nodes[::40]]
     (folder / NODE_LIST).write_text("\n".join(lines) + "\n")
     for name, kept in (("whole", tasks[::40]), ("shares", [task for task in tasks[::40] if task.gpu_count < 2])):
         lines = ["name,cpu_milli,memory_mib,num_gpu,gpu_milli"]
         lines += [f"{t.name},{t.cpu_milli},{t.memory_bytes // MIB},{t.gpu_count},{t.gpu_milli}" for t in kept]
-        (folder / task_list(name)).write_text("\n".join(lines) + "\n")
+        (folder / task_list_name(name)).write_text("\n".join(lines) + "\n")
     return folder
 
 
@@ -112,7 +111,7 @@ def test_what_cannot_be_done_is_refused_before_anything_runs(data, tmp_path, cap
 
 def test_a_malformed_list_is_named_with_line_and_column(data, tmp_path, capsys):
     (tmp_path / NODE_LIST).write_text((data / NODE_LIST).read_text())
-    (tmp_path / task_list("bad")).write_text(
+    (tmp_path / task_list_name("bad")).write_text(
         "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np0,1,1,1,1000\np1,1,1,one,5\n"
     )
     assert main(["--data", str(tmp_path), "--traces", "bad", "--out", str(tmp_path / "out")]) == 2

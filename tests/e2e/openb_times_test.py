@@ -5,7 +5,7 @@ import csv
 import pytest
 from bench.openb.times import main
 
-from eelgrid_controller.replay.locate import NODE_LIST, task_list
+from eelgrid_controller.replay.openb_source import NODE_LIST, task_list_name
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def data(tmp_path):
         "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time"
     )
     tasks = [f"p{i:02d},4000,1024,1,{250 + i % 4 * 250},,LS,Running,{i * 50},{i * 50 + 700},0" for i in range(40)]
-    (tmp_path / task_list("small")).write_text("\n".join([titles, *tasks]) + "\n")
+    (tmp_path / task_list_name("small")).write_text("\n".join([titles, *tasks]) + "\n")
     return tmp_path
 
 

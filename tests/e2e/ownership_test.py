@@ -65,8 +65,8 @@ def test_work_belongs_to_its_certificate_and_every_change_is_told_after_a_kill(c
     for words in (("cancel", "a"), ("scale", "a", "2")):
         said = cluster.eelctl(*words, tls=bob, code=5).stderr
         assert "of a needs its owner alice or the role admin" in said
-    with transport.blocking_channel(cluster.address, tls=bob) as channel:
-        report = rpc.client(rpc.OPERATOR_SERVICE, channel).report_progress
+    with transport.open_blocking_channel(cluster.address, tls=bob) as channel:
+        report = rpc.build_client(rpc.OPERATOR_SERVICE, channel).report_progress
         with pytest.raises(PermissionDenied, match="ReportProgress of a needs its owner alice"):
             report(ReportProgressRequest(workload_id="a", work_done=1.0), timeout=10.0)
     cluster.eelctl("cancel", "b", tls=bob)
@@ -96,8 +96,8 @@ def test_work_belongs_to_its_certificate_and_every_change_is_told_after_a_kill(c
 
     # The agent's own API obeys the same roles.
     for files, is_let_in in ((bob, True), (parties("old", ("CN", "old")), False)):
-        with transport.blocking_channel(cluster.agents[agent]["listen"], tls=files) as channel:
-            ask = rpc.client(rpc.NODE_SERVICE, channel).get_inventory
+        with transport.open_blocking_channel(cluster.agents[agent]["listen"], tls=files) as channel:
+            ask = rpc.build_client(rpc.NODE_SERVICE, channel).get_inventory
             if is_let_in:
                 assert ask(GetInventoryRequest(), timeout=10.0).inventory.node_name == "gpu-1"
             else:

@@ -4,7 +4,7 @@ import pytest
 from tests.chromium_rig import CHROMIUM
 from tests.page_rig import HEADING, newer, shown
 
-from eelgrid_controller.events import PointsMeasured, PolicyChanged
+from eelgrid_controller.state.events import PointsMeasured, PolicyChanged
 from eelgrid_protos.messages import (
     BudgetScope,
     JobStatus,

@@ -10,7 +10,7 @@ from bench.page_fleet import PageFleet
 from tests.chromium_rig import CHROMIUM, browser
 from tests.page_rig import LIVE, shown
 
-from eelgrid_controller.events import WorkloadCancelled
+from eelgrid_controller.state.events import WorkloadCancelled
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here; apt-get install chromium")
 BROKEN = "document.querySelector('#connection')?.dataset.state === 'broken'"

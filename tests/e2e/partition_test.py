@@ -6,8 +6,8 @@ import pytest
 from tests.e2e.processes import Cluster, fleet_of, metric
 from tests.slices_rig import points, service
 
-from eelgrid_controller.slicing.search import recommend
-from eelgrid_controller.slicing.survey import Survey
+from eelgrid_controller.partition.recommendation import recommend_partitions
+from eelgrid_controller.partition.survey import PartitionSurvey
 from eelgrid_protos.messages import (
     ApplyStatus,
     GetInventoryRequest,
@@ -32,7 +32,7 @@ NODE = {
 @pytest.fixture(scope="module", autouse=True)
 def compiled():
     """The planner's parts are imported and compiled before anybody waits for them."""
-    assert recommend(Survey(revision=0, seats=(), services=())).stages == ()
+    assert recommend_partitions(PartitionSurvey(revision=0, seats=(), services=())).stages == ()
 
 
 @pytest.fixture

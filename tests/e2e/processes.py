@@ -28,9 +28,9 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from eelgrid_controller.replay.fleet import write_fleet
-from eelgrid_controller.replay.locate import Surroundings, locate
-from eelgrid_controller.replay.submit import Rules, Submitter
+from eelgrid_controller.replay.openb import write_fleet_file
+from eelgrid_controller.replay.openb_source import TraceSearch, locate_openb
+from eelgrid_controller.replay.submitter import SubmitLimits, Submitter
 from eelgrid_protos import catalogue, faults, rpc, transport
 from eelgrid_protos.messages import GetPolicyRequest, GetSummaryRequest, UpdatePolicyRequest
 
@@ -221,8 +221,8 @@ class Cluster:
     def operators(self):
         """The operators' API as blocking calls."""
         if self._operators is None:
-            channel = transport.blocking_channel(self.address, tls=self.tls)
-            self._operators = rpc.client(rpc.OPERATOR_SERVICE, self._channels.enter_context(channel))
+            channel = transport.open_blocking_channel(self.address, tls=self.tls)
+            self._operators = rpc.build_client(rpc.OPERATOR_SERVICE, self._channels.enter_context(channel))
         return self._operators
 
     def reconnect(self):
@@ -232,8 +232,8 @@ class Cluster:
 
     def node_api(self, agent):
         """An agent's own API as blocking calls."""
-        channel = transport.blocking_channel(self.agents[agent]["listen"], tls=self.tls)
-        return rpc.client(rpc.NODE_SERVICE, self._channels.enter_context(channel))
+        channel = transport.open_blocking_channel(self.agents[agent]["listen"], tls=self.tls)
+        return rpc.build_client(rpc.NODE_SERVICE, self._channels.enter_context(channel))
 
     def set_policy(self, **changes):
         """Changes the policy in force."""
@@ -259,10 +259,10 @@ class Cluster:
                 due.pop(report.done)()
 
         async def run():
-            async with transport.channel(self.address, tls=self.tls) as channel:
+            async with transport.open_channel(self.address, tls=self.tls) as channel:
                 submitter = Submitter(
-                    operators=rpc.client(rpc.OPERATOR_SERVICE, channel), clock=time.monotonic, sleep=asyncio.sleep,
-                    jitter=random.random, rules=Rules(call_timeout_s=5.0, silence_longest_s=60.0),
+                    operators=rpc.build_client(rpc.OPERATOR_SERVICE, channel), clock=time.monotonic, sleep=asyncio.sleep,
+                    jitter=random.random, rules=SubmitLimits(call_timeout_s=5.0, silence_longest_s=60.0),
                 )  # fmt: skip
                 return await submitter.run(requests, progress)
 
@@ -294,11 +294,11 @@ def fleet_of(path, nodes):
 
 def small_trace(folder, *, nodes, tasks):
     """A cut of the trace: the published one where it is at hand, else one with its marginals."""
-    surroundings = replace(Surroundings.real(os.environ), cache=folder, fetch=None)
-    return locate("auto", surroundings).limited(nodes=nodes, tasks=tasks)
+    surroundings = replace(TraceSearch.real(os.environ), cache=folder, fetch=None)
+    return locate_openb("auto", surroundings).limited(nodes=nodes, tasks=tasks)
 
 
 def trace_fleet(path: Path, rows):
     """A fleet file of nodes of the trace."""
-    write_fleet(path, rows, catalogue.load().products)
+    write_fleet_file(path, rows, catalogue.load_catalogue().products)
     return path

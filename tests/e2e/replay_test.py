@@ -5,11 +5,11 @@ from collections import Counter
 
 from tests.e2e.processes import metric, pages, small_trace, trace_fleet
 
-from eelgrid_controller.adapters.store import open_journal
-from eelgrid_controller.events import WorkloadCancelled, WorkloadPlaced, WorkloadSubmitted, event_from_plain
-from eelgrid_controller.recovery import recover
-from eelgrid_controller.replay.openb import submission
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.core.recovery import recover_state
+from eelgrid_controller.replay.openb import submission_of_task
+from eelgrid_controller.runtime.sqlite_journal import open_journal
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import WorkloadCancelled, WorkloadPlaced, WorkloadSubmitted, event_from_plain
 from eelgrid_protos.messages import (
     ApplyStatus,
     GetNodePlanRequest,
@@ -151,7 +151,7 @@ def check_journal(cluster, controller, workloads, nodes):
     journal = open_journal(cluster.data, new_cluster_id="unused")
     try:
         entries = [event_from_plain(entry.kind, entry.body) for _, entry in journal.entries_after(0)]
-        recovered = recover(journal, ClusterState)
+        recovered = recover_state(journal, ClusterState)
     finally:
         journal.close()
     replayed = ClusterState()
@@ -174,7 +174,7 @@ def check_journal(cluster, controller, workloads, nodes):
 
 def test_the_controller_is_killed_twice_in_the_middle(cluster):
     trace = small_trace(cluster.folder, nodes=NODES, tasks=TASKS)
-    requests = [submission(task) for task in trace.tasks]
+    requests = [submission_of_task(task) for task in trace.tasks]
     controllers = []
     controller, fleet = begin(cluster, trace)
     controllers.append(controller)
@@ -202,7 +202,7 @@ def test_the_controller_is_killed_twice_in_the_middle(cluster):
 
 def test_the_fleet_is_killed_in_the_middle_and_comes_back(cluster):
     trace = small_trace(cluster.folder, nodes=NODES, tasks=TASKS)
-    requests = [submission(task) for task in trace.tasks]
+    requests = [submission_of_task(task) for task in trace.tasks]
     controller, first = begin(cluster, trace)
     file = cluster.folder / "fleet.json"
 

@@ -33,8 +33,8 @@ def parties(cluster):
 
 def names(cluster, files):
     """The nodes that somebody sees, over a connection of its own."""
-    with transport.blocking_channel(cluster.address, tls=files) as channel:
-        answer = rpc.client(rpc.OPERATOR_SERVICE, channel).list_nodes(ListNodesRequest(), timeout=20.0)
+    with transport.open_blocking_channel(cluster.address, tls=files) as channel:
+        answer = rpc.build_client(rpc.OPERATOR_SERVICE, channel).list_nodes(ListNodesRequest(), timeout=20.0)
     return [node.inventory.node_name for node in answer.nodes]
 
 

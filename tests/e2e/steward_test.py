@@ -117,8 +117,8 @@ async def agent(folder, address):
 
 async def limit_w(listen, place):
     """What the sensors of the node itself say that the GPU is limited to."""
-    async with transport.channel(listen, tls=None) as channel:
-        node = rpc.client(rpc.NODE_SERVICE, channel)
+    async with transport.open_channel(listen, tls=None) as channel:
+        node = rpc.build_client(rpc.NODE_SERVICE, channel)
         inventory = (await node.get_inventory(GetInventoryRequest(node_name=place.node_name))).inventory
         samples = (await node.get_samples(GetSamplesRequest(node_name=place.node_name))).samples
     (column,) = [one for one in samples.gpu_columns if one.reading is Reading.POWER_LIMIT_W]

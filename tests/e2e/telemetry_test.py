@@ -11,8 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.e2e.processes import Cluster, fleet_of, metric, scrape
 
-from eelgrid_agent.metrics import CATALOGUE
-from eelgrid_controller.adapters.described import METRICS
+from eelgrid_agent.metrics.catalogue import CATALOGUE
+from eelgrid_controller.server.metrics.catalogue import METRICS
 from eelgrid_protos import transport
 from eelgrid_protos.faults import NotFound
 from eelgrid_protos.messages import (
@@ -204,7 +204,7 @@ def test_metrics_tell_what_the_api_tells(live):
 def test_health_and_reflection(live, side, services):
     cluster, agent = live
     address = cluster.address if side == "controller" else cluster.agents[agent]["listen"]
-    with transport.blocking_channel(address, tls=None) as channel:
+    with transport.open_blocking_channel(address, tls=None) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for name in ("", *services):
             answer = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
@@ -227,7 +227,7 @@ def test_health_and_reflection(live, side, services):
 def statuses_until_the_end(address, act):
     """What a health watch says from SERVING on, while `act` ends the process."""
     said = []
-    with transport.blocking_channel(address, tls=None) as channel:
+    with transport.open_blocking_channel(address, tls=None) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=""), timeout=30)
         with contextlib.suppress(grpc.RpcError):
             for answer in watch:

@@ -13,7 +13,7 @@ from tests.fakes.collector import collecting
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.manifests import node, pod
 
-from eelgrid_controller.adapters.kubernetes.resources import NODES, PODS
+from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS
 from eelgrid_protos import rpc, transport
 from eelgrid_protos.messages import (
     CancelWorkloadRequest,
@@ -76,8 +76,8 @@ def tree(spans):
 
 def test_a_placement_is_one_trace_from_the_call_to_the_agents_answer(live):
     cluster, collector = live
-    with transport.blocking_channel(cluster.address, tls=None) as channel:
-        submit(rpc.client(rpc.OPERATOR_SERVICE, grpc.intercept_channel(channel, Caller())), "first", 2)
+    with transport.open_blocking_channel(cluster.address, tls=None) as channel:
+        submit(rpc.build_client(rpc.OPERATOR_SERVICE, grpc.intercept_channel(channel, Caller())), "first", 2)
     spans = trace_of(live, "first")
     assert tree(spans) == DIRECT
     root, call, decide, journal, plan, apply = spans

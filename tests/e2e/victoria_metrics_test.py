@@ -15,7 +15,7 @@ import urllib.request
 import pytest
 from tests.e2e.processes import STOP_S, Cluster, fleet_of, free_address
 
-from eelgrid_controller.energy_ledger.entries import namespace_of
+from eelgrid_controller.energy.ledger import namespace_label
 from eelgrid_protos.messages import QueryEnergyRequest, ResourceRequest, SubmitWorkloadRequest, WorkloadSpec
 
 PROGRAMS = ("victoria-metrics", "prometheus")
@@ -100,7 +100,7 @@ def by_namespace(cluster):
     now_ns = time.time_ns()
     request = QueryEnergyRequest(begin_ns=now_ns - HOUR_NS, end_ns=now_ns + HOUR_NS, group_by=("kind", "namespace"))
     answer = cluster.operators.query_energy(request, timeout=10.0)
-    parts = [(namespace_of(*group.values), group.spent) for group in answer.groups]
+    parts = [(namespace_label(*group.values), group.spent) for group in answer.groups]
     parts += [("(unallocated)", answer.unallocated), ("(unattributed)", answer.unattributed)]
     found_mj = {}
     for name, spent in parts:

@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 
-from eelgrid_controller.profiles.family import learn_family
-from eelgrid_protos.catalogue import load
+from eelgrid_controller.profiles.learning import learn_family
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import MeasuredPoint, QuantileLatency
 
 SPEEDS = {"G2": 1.0, "G3": 1.7}
@@ -25,7 +25,7 @@ class LearnsHere:
 
     def __call__(self, profiles, family):
         self.asked.append(family)
-        return learn_family(profiles, family, load())
+        return learn_family(profiles, family, load_catalogue())
 
     def close(self):
         self.closed = True

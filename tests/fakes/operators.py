@@ -330,8 +330,8 @@ def _page(rows: list[Any], request: Any) -> tuple[tuple[Any, ...], str]:
 
 async def _serve(operators: FakeOperators, address: str, bound: Callable[[int], None], stop: asyncio.Event) -> None:
     server = grpc.aio.server(options=transport.server_options())
-    server.add_generic_rpc_handlers((rpc.handler(rpc.OPERATOR_SERVICE, *operators.parts),))
-    port = await transport.listen(server, address, tls=None, insecure=False, log=logging.getLogger("fake"))
+    server.add_generic_rpc_handlers((rpc.build_handler(rpc.OPERATOR_SERVICE, *operators.parts),))
+    port = await transport.listen_on_address(server, address, tls=None, insecure=False, log=logging.getLogger("fake"))
     await server.start()
     bound(port)
     await stop.wait()

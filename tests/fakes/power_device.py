@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from eelgrid_agent.device import (
+from eelgrid_agent.devices.port import (
     DeviceTimeout,
     DriverUnavailable,
-    GpuLost,
+    GpuLostError,
     ModeChange,
     NoPermission,
     NotSupported,
@@ -20,9 +20,9 @@ from eelgrid_agent.device import (
     PowerSettings,
     UnknownGpu,
 )
-from eelgrid_agent.guard.events import DeviceRecord, Origin
-from eelgrid_agent.power.journal import JournalUnwritable
-from eelgrid_protos.catalogue import MigGeometry
+from eelgrid_agent.enforce.guard.events import DeviceRecord, DriverOrigin
+from eelgrid_agent.enforce.power.journal import PowerJournalUnwritable
+from eelgrid_protos.catalogue.products import MigGeometry
 
 __all__ = ["Crash", "FakeMachine", "FakePart", "Fuse", "MemoryJournal"]
 
@@ -59,7 +59,7 @@ class MemoryJournal:
     def store(self, records: tuple[DeviceRecord, ...]) -> None:
         self.fuse.burn()
         if self.is_full:
-            raise JournalUnwritable("the disk is full; make room")
+            raise PowerJournalUnwritable("the disk is full; make room")
         self.stores += 1
         self.content = records
         self.fuse.burn()
@@ -125,8 +125,8 @@ class FakeMachine:
     def uuids(self) -> tuple[str, ...]:
         return tuple(self.parts)
 
-    def origin(self) -> Origin:
-        return Origin(boot_id=f"boot-{self.boots}", driver_start=f"{self.boots}.{self.loads}")
+    def origin(self) -> DriverOrigin:
+        return DriverOrigin(boot_id=f"boot-{self.boots}", driver_start=f"{self.boots}.{self.loads}")
 
     def advance(self, seconds: float) -> None:
         for part in self.parts.values():
@@ -250,7 +250,7 @@ class FakeMachine:
             raise UnknownGpu(f"no device {uuid}")
         part = self.parts[uuid]
         if part.is_lost:
-            raise GpuLost(f"{uuid} is lost")
+            raise GpuLostError(f"{uuid} is lost")
         if part.is_hung:
             raise DeviceTimeout(f"{uuid} did not answer in time")
         return part

@@ -11,17 +11,17 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from eelgrid_controller.adapters.scraper import samples_of
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.config import ControllerConfig
-from eelgrid_controller.core import Core
-from eelgrid_controller.loop import ControllerLoop
-from eelgrid_controller.state import ClusterState
-from eelgrid_controller.steward.learner import LearningFailed
-from eelgrid_controller.steward.rounds import Round
-from eelgrid_controller.steward.settings import StewardSettings
-from eelgrid_controller.steward.steward import Steward
-from eelgrid_controller.telemetry import Telemetry
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.objectives.control_loop import ControlLoop
+from eelgrid_controller.objectives.learning_process import LearningFailed
+from eelgrid_controller.objectives.scrape_windows import ScrapeRound
+from eelgrid_controller.objectives.settings import ObjectiveSettings
+from eelgrid_controller.runtime.config import ControllerConfig
+from eelgrid_controller.runtime.loop import ControllerLoop
+from eelgrid_controller.runtime.scraper import parse_samples
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     ApplyResult,
@@ -139,12 +139,12 @@ class World:
         self.clock = Clock(lambda: int(self.now_s * 1e9), lambda: self.now_s, time.perf_counter)
         self.journal = journal or MemoryJournal()
         self.loop = ControllerLoop(
-            journal=self.journal, fresh_state=ClusterState, make_core=lambda state: Core(state, catalogue.load()),
+            journal=self.journal, fresh_state=ClusterState, make_core=lambda state: Core(state, catalogue.load_catalogue()),
             config=ControllerConfig(data=Path()), clock=self.clock, log=LOG,
         )  # fmt: skip
         self.telemetry = Telemetry(send_interval_s=5.0)
         self.pages = Pages()
-        self.settings = StewardSettings(**({"hold_s": 60.0, "cool_s": 10.0} | settings))
+        self.settings = ObjectiveSettings(**({"hold_s": 60.0, "cool_s": 10.0} | settings))
         self.servers = {}  # Replica by (workload, replica)
         self.energy_j = {}
         self._sequences = {}
@@ -154,8 +154,8 @@ class World:
         for name in self.loop.core.state.nodes:
             self.loop.presence.arrived(name)  # agents are back at once
             self.telemetry.open(self.loop.core.state.nodes[name].inventory, 1)
-        self.steward = Steward(
-            loop=self.loop, telemetry=self.telemetry, pages=self.pages, catalogue=catalogue.load(),
+        self.steward = ControlLoop(
+            loop=self.loop, telemetry=self.telemetry, pages=self.pages, catalogue=catalogue.load_catalogue(),
             settings=self.settings, clock=self.clock, log=LOG, learner=self.learner,
         )  # fmt: skip
 
@@ -222,12 +222,12 @@ class World:
             held = done / seconds * 100.0 / 1000.0
             replica.served(done, inter_s=0.01 * max(1.0, min(4.0, held + held**0.5)))
             replica.waiting = came - done
-            page = samples_of(replica.page().encode(), asked.names, self.now_s)
+            page = parse_samples(replica.page().encode(), asked.names, self.now_s)
             pages[number, url] = "hung" if number in missing else page
         gone = [one for one in self.servers if one[0] == key and one[1] not in asked.urls]
         for one in gone:
             del self.servers[one]
-        self.pages.rounds[key] = Round(self.now_s, pages)
+        self.pages.rounds[key] = ScrapeRound(self.now_s, pages)
 
     async def cycle(self, seconds=5.0):
         self.now_s += seconds

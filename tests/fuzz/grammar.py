@@ -23,7 +23,7 @@ from eelgrid_protos.messages import (
     WindowShare,
 )
 from eelgrid_protos.quantities import Many, Range, Text
-from eelgrid_protos.schema import Shape, fields_of, obeys
+from eelgrid_protos.schema import ValueShape, fields_of, is_valid_message
 
 __all__ = ["Grammar"]
 
@@ -55,7 +55,7 @@ class Grammar:
             drawn = (
                 made() if made is not None and (cls is Policy or self.rng.random() < 0.8) else self._draw(cls, attempt)
             )
-            if drawn is not None and obeys(drawn):
+            if drawn is not None and is_valid_message(drawn):
                 return drawn
         return None
 
@@ -74,7 +74,7 @@ class Grammar:
                 return None
         return cls(**values)
 
-    def _value(self, name: str, shape: Shape) -> Any:
+    def _value(self, name: str, shape: ValueShape) -> Any:
         match shape.kind:
             case "bool":
                 return self.rng.random() < 0.5

@@ -121,7 +121,7 @@ class Scene:
             if self.faults.lines:
                 raise self._finding(f"the controller logged a fault of its own: {self.faults.lines[0]}")
 
-    async def _call(self, method: rpc.Method) -> None:
+    async def _call(self, method: rpc.RpcMethod) -> None:
         if method.name in _GRANTED:
             return
         request = self.grammar.message(method.request)
@@ -150,7 +150,7 @@ class Scene:
             )
         return request
 
-    async def _ask(self, method: rpc.Method, request: Any) -> None:
+    async def _ask(self, method: rpc.RpcMethod, request: Any) -> None:
         self.calls += 1
         answer = getattr(self.rig.operators, method.attribute)(request)
         if not method.response_streaming:
@@ -258,8 +258,8 @@ class Scene:
             raise self._finding(problem)
 
     async def _operator(self) -> None:
-        async with transport.channel(self.rig.address, tls=None) as channel:
-            api = rpc.client(rpc.OPERATOR_SERVICE, channel)
+        async with transport.open_channel(self.rig.address, tls=None) as channel:
+            api = rpc.build_client(rpc.OPERATOR_SERVICE, channel)
             nodes = await self._pages(api.list_nodes, ListNodesRequest(), "nodes")
             mine = [node for node in nodes if node.inventory.node_name == HONEST_NODE]
             self._expect(

@@ -11,12 +11,10 @@ import pytest
 from tests.dra_rig import dra_node, one_thread
 from tests.kubelet_rig import CLAIMS
 
-from eelgrid_agent.kubelet.choice import Node
-from eelgrid_agent.kubelet.dra import DraPlugin, DraTimes, Threads
-from eelgrid_agent.kubelet.offers import by_place, offers_of
-from eelgrid_agent.kubelet.plugins import DevicePlugins, PluginTimes, given_by_cdi
-from eelgrid_agent.kubelet.publishing import SLICES_PATH, Publisher
-from eelgrid_agent.kubelet.slices import DRIVER
+from eelgrid_agent.kubelet.device_plugins import DevicePlugins, PluginTimes, allocate_by_cdi
+from eelgrid_agent.kubelet.dra_driver import SLICES_PATH, DraDriver, DraTimes, DriverThreads, ResourceSlicePublisher
+from eelgrid_agent.kubelet.plugin_devices import NodeDevices, build_offers, gpu_index_by_device
+from eelgrid_agent.kubelet.resource_slices import DRA_DRIVER
 from eelgrid_protos.messages import GpuLayout, WantedInstance
 
 DOMAIN = "eelgrid.io"
@@ -47,15 +45,15 @@ async def running(*work):
 @asynccontextmanager
 async def driver(real, node):
     reading, writing = real.client(), real.client()
-    publisher = Publisher(writing, real.node)
+    publisher = ResourceSlicePublisher(writing, real.node)
     real.prepare_claims()
     with one_thread() as devices, one_thread() as claims, one_thread() as slices:
-        plugin = DraPlugin(
+        plugin = DraDriver(
             real.folder, node.readying, publisher, look=lambda: node.slices,
             read=lambda namespace, name: reading.get(
                 f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}"
             ),
-            threads=Threads(devices, claims, slices), times=DraTimes(look_s=0.2, publish_s=5.0),
+            threads=DriverThreads(devices, claims, slices), times=DraTimes(look_s=0.2, publish_s=5.0),
         )  # fmt: skip
         try:
             async with running(plugin.run()):
@@ -70,8 +68,8 @@ async def driver(real, node):
 @asynccontextmanager
 async def offered(real, node):
     plugins = DevicePlugins(
-        real.folder / "device-plugins", offers=lambda: offers_of(node.gpus()[1:], DOMAIN),
-        node=lambda: Node(index_of=by_place(node.gpus())), give=given_by_cdi, times=PluginTimes(look_s=0.2),
+        real.folder / "device-plugins", offers=lambda: build_offers(node.gpus()[1:], DOMAIN),
+        node=lambda: NodeDevices(index_of=gpu_index_by_device(node.gpus())), give=allocate_by_cdi, times=PluginTimes(look_s=0.2),
     )  # fmt: skip
     async with running(plugins.run()):
         # What the API server says may be left from before.
@@ -95,7 +93,7 @@ async def ended(real, *pods):
 
 async def test_claims_are_made_ready_on_a_gpu_that_is_cut_while_pods_run(real, node):
     async with driver(real, node):
-        slices = real.api.get(SLICES_PATH, fieldSelector=f"spec.driver={DRIVER},spec.nodeName={real.node}")["items"]
+        slices = real.api.get(SLICES_PATH, fieldSelector=f"spec.driver={DRA_DRIVER},spec.nodeName={real.node}")["items"]
         assert len(slices) == len(node.slices())
         await allocated(real, "claim-1", "gpu-0-1g-4")
         assert node.standing(0) == [("1g.10gb", 4)]
@@ -108,7 +106,7 @@ async def test_claims_are_made_ready_on_a_gpu_that_is_cut_while_pods_run(real, n
         held = await real.held()
         for pod, device in (("claim-1", "gpu-0-1g-4"), ("claim-2", "gpu-0-3g-0")):
             (one,) = held[pod].claimed
-            assert (one.driver, one.pool, one.device) == (DRIVER, real.node, device)
+            assert (one.driver, one.pool, one.device) == (DRA_DRIVER, real.node, device)
         await ended(real, "claim-2")
         await real.until(lambda: node.standing(0) == [("1g.10gb", 4)])
         assert (real.phase("claim-1"), real.starts("claim-1"), node.uuid(0, 4)) == ("Running", before, first)

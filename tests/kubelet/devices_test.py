@@ -14,12 +14,16 @@ from tests.controller_rig import until
 from tests.devices_rig import controlled, part, planned
 from tests.dra_rig import dra_node
 
-from eelgrid_agent.attribution.pod_resources import PodResources, PodResourcesLimits
-from eelgrid_agent.kubelet.choice import Node, wanted_sets
-from eelgrid_agent.kubelet.offers import by_place, offers_of, slices_of
-from eelgrid_agent.kubelet.plugins import DevicePlugins, PluginTimes, given_by_cdi
-from eelgrid_agent.kubelet.telling import Telling
-from eelgrid_controller.kubernetes.names import GATE
+from eelgrid_agent.kubelet.device_plugins import DevicePlugins, PluginTimes, allocate_by_cdi
+from eelgrid_agent.kubelet.plugin_devices import (
+    NodeDevices,
+    build_offers,
+    gpu_index_by_device,
+    memory_slices_by_device,
+    planned_device_sets,
+)
+from eelgrid_agent.kubelet.pod_resources import AllocationReporter, PodResourcesClient, PodResourcesLimits
+from eelgrid_controller.engines.kubernetes.model.well_known import GATE
 from eelgrid_protos.messages import GpuLayout, HeldDevices, Inventory, NodePlan, WantedInstance
 
 DOMAIN = "nvidia.com"
@@ -45,13 +49,13 @@ class Agent:
         self.plan = None
         self.told = 0
         limits = PodResourcesLimits(interval_s=2.0, hurry_s=0.3)
-        self.kubelet = PodResources(
+        self.kubelet = PodResourcesClient(
             real.folder / "pod-resources" / "kubelet.sock", clock_s=time.monotonic, limits=limits
         )
-        self.telling = Telling(gpus=lambda: tuple(node.gpus()), tell=self._tell, steers=steers)
+        self.telling = AllocationReporter(gpus=lambda: tuple(node.gpus()), tell=self._tell, steers=steers)
         self.kubelet.heard = self._heard
         self.plugins = DevicePlugins(
-            real.folder / "device-plugins", offers=lambda: offers_of(node.gpus(), DOMAIN), node=self._look,
+            real.folder / "device-plugins", offers=lambda: build_offers(node.gpus(), DOMAIN), node=self._look,
             give=self._give, times=PluginTimes(look_s=0.2),
         )  # fmt: skip
 
@@ -72,20 +76,20 @@ class Agent:
 
     def _look(self):
         held = self.kubelet.containers or ()
-        wanted = wanted_sets(self.plan.assignments) if self.plan is not None and self.obeys else ()
+        wanted = planned_device_sets(self.plan.assignments) if self.plan is not None and self.obeys else ()
         gpus = self.node.gpus()
         if not self.obeys:
             # The farthest from what anybody would choose.
             gpus = list(reversed(gpus))
-        return Node(
-            index_of={uuid: index if self.obeys else 99 - index for uuid, index in by_place(gpus).items()},
-            wanted=wanted, held=frozenset(one for some in held for _, one in some.devices), slices=slices_of(gpus),
+        return NodeDevices(
+            index_of={uuid: index if self.obeys else 99 - index for uuid, index in gpu_index_by_device(gpus).items()},
+            wanted=wanted, held=frozenset(one for some in held for _, one in some.devices), slices=memory_slices_by_device(gpus),
         )  # fmt: skip
 
     def _give(self, ids):
         self.telling.given()
         self.kubelet.hurry()
-        return given_by_cdi(ids)
+        return allocate_by_cdi(ids)
 
     def _heard(self, containers):
         if not self.is_mute:

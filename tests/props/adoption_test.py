@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.clusters import GIB, node, request
 
-from eelgrid_controller.adoption import AdoptionRefused
-from eelgrid_controller.core import Core
-from eelgrid_controller.events import event_from_plain, event_to_plain
-from eelgrid_controller.occupancy import Adoption, Others, Standing
-from eelgrid_controller.repointing import CorrectionRefused
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.core.admission import AdoptionRefused
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.device_correction import CorrectionRefused
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
+from eelgrid_controller.state.events import event_from_plain, event_to_plain
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import NodeState, WorkloadPhase
@@ -25,12 +25,12 @@ NAMES = st.sampled_from(sorted(GPUS))
 IDS = st.sampled_from(["one", "two", "three", "four"])
 NAMED = st.lists(st.integers(0, 4), max_size=2, unique=True).map(lambda found: tuple(sorted(found)))
 AMOUNTS = st.builds(
-    Others, cpu_milli=st.sampled_from([0, 1000, 9000]), gpu_count=st.integers(0, 2), gpu_indexes=NAMED,
+    ExternalUsage, cpu_milli=st.sampled_from([0, 1000, 9000]), gpu_count=st.integers(0, 2), gpu_indexes=NAMED,
     closed=st.sampled_from(["", "x"]),
 )  # fmt: skip
-COUNTED = st.builds(Others, cpu_milli=st.sampled_from([0, 1000]), gpu_count=st.integers(0, 2), gpu_indexes=NAMED)
+COUNTED = st.builds(ExternalUsage, cpu_milli=st.sampled_from([0, 1000]), gpu_count=st.integers(0, 2), gpu_indexes=NAMED)
 STANDING = st.builds(
-    Standing,
+    RunningReplica,
     node_name=st.sampled_from([*GPUS, "nowhere"]),
     gpu_indexes=st.lists(st.integers(0, 4), max_size=3).map(tuple),
     is_exact=st.booleans(),
@@ -101,7 +101,7 @@ class Twin:
                 continue
             after[number] = (name, tuple(sorted(chosen)), cpu)
             number += 1
-            others[name] = Others(
+            others[name] = ExternalUsage(
                 cpu_milli=left_cpu, gpu_count=left_gpus, gpu_indexes=tuple(sorted(named)), closed=others[name].closed
             )
         if refused and not (claim.in_parts and (number > claim.first or is_less)):
@@ -116,7 +116,7 @@ class Claims(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.core = Core(ClusterState(ended_most=3), catalogue.load())
+        self.core = Core(ClusterState(ended_most=3), catalogue.load_catalogue())
         self.twin = Twin()
         self.journal = []
         self.now_ns = 0

@@ -6,30 +6,43 @@ import os
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelgrid_agent.attribution.allocation import Allocation, AllocationSource
-from eelgrid_agent.attribution.attributor import AttributionLook, Attributor, DeviceLook
-from eelgrid_agent.attribution.device_ids import Place
-from eelgrid_agent.attribution.ledger import Ledger
-from eelgrid_agent.attribution.owner import Owner, OwnerKind
-from eelgrid_agent.attribution.owners import ProcessOwner
-from eelgrid_agent.attribution.shares import Confidence, Method, Part, Share, apportion
-from eelgrid_agent.attribution.split import Claim, Glance, Holder, Idle, Slice, split
-from eelgrid_agent.device import GpuProcess, InstanceReadings, Missing, ProcessKind
-from eelgrid_protos.catalogue import load
+from eelgrid_agent.devices.port import GpuProcess, InstanceReadings, Missing, ProcessKind
+from eelgrid_agent.energy.accounts import EnergyAccounts
+from eelgrid_agent.energy.allocations import AllocationSource, DeviceAllocation, DeviceReference
+from eelgrid_agent.energy.attributor import AttributionInput, Attributor, DeviceInput
+from eelgrid_agent.energy.process_owners import ProcessOwner
+from eelgrid_agent.energy.shares import (
+    EnergyShare,
+    EnergyUse,
+    ShareConfidence,
+    ShareMethod,
+    UsageOwner,
+    UsageOwnerKind,
+    apportion_total,
+)
+from eelgrid_agent.energy.split import (
+    ContextHolder,
+    DeviceClaim,
+    DeviceObservation,
+    IdlePower,
+    SliceActivity,
+    split_energy,
+)
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import AbsenceReason, ComputeInstance, Gpu, GpuInstance, Reading
 
 SECOND = 1_000_000_000
 # The long proof asks for thousands.
 SEQUENCES = int(os.environ.get("EELGRID_ATTRIBUTION_SEQUENCES", "100"))
 NO = Missing(AbsenceReason.NOT_SAMPLED)
-PODS = [Owner(kind=OwnerKind.POD, namespace="n", pod=f"p{index}", container="c") for index in range(4)]
+PODS = [UsageOwner(kind=UsageOwnerKind.POD, namespace="n", pod=f"p{index}", container="c") for index in range(4)]
 UID = "2c48913c-b29f-11e7-9350-02096814779{}"
 OWNERS = [
     *PODS,
-    Owner(kind=OwnerKind.POD, pod_uid=UID.format(0), container_id="ab" * 32),
-    Owner(kind=OwnerKind.SLURM, job="1", step="0"),
-    Owner(kind=OwnerKind.USER, user="1000", unit="session-1.scope"),
-    Owner(kind=OwnerKind.PROCESS),
+    UsageOwner(kind=UsageOwnerKind.POD, pod_uid=UID.format(0), container_id="ab" * 32),
+    UsageOwner(kind=UsageOwnerKind.SLURM, job="1", step="0"),
+    UsageOwner(kind=UsageOwnerKind.USER, user="1000", unit="session-1.scope"),
+    UsageOwner(kind=UsageOwnerKind.PROCESS),
 ]
 
 ratio = st.floats(0.0, 1.0)
@@ -38,7 +51,7 @@ weight = st.one_of(st.just(0.0), st.floats(0.0, 1e6), st.floats(1e-300, 1e-9))
 
 @given(st.integers(0, 10**18), st.lists(weight, min_size=1, max_size=50).filter(lambda weights: sum(weights) > 0.0))
 def test_apportioned_parts_add_up_and_are_within_one_of_their_due(total, weights):
-    parts = apportion(total, weights)
+    parts = apportion_total(total, weights)
     assert sum(parts) == total
     assert min(parts) >= 0
     most = max(weights)
@@ -51,7 +64,7 @@ def test_apportioned_parts_add_up_and_are_within_one_of_their_due(total, weights
 def holders(instances):
     return st.lists(
         st.builds(
-            Holder, owner=st.sampled_from(OWNERS), pid=st.integers(1, 6), gpu_instance_id=st.sampled_from(instances),
+            ContextHolder, owner=st.sampled_from(OWNERS), pid=st.integers(1, 6), gpu_instance_id=st.sampled_from(instances),
             sm_ratio=st.none() | ratio, mps_server=st.sampled_from([False, False, False, True]),
         ),
         max_size=5,
@@ -61,7 +74,7 @@ def holders(instances):
 def claims(instances):
     return st.lists(
         st.builds(
-            Claim, owner=st.sampled_from(OWNERS), gpu_instance_id=st.sampled_from([None, *instances]),
+            DeviceClaim, owner=st.sampled_from(OWNERS), gpu_instance_id=st.sampled_from([None, *instances]),
             shares=st.integers(1, 1000),
         ),
         max_size=4,
@@ -76,11 +89,12 @@ def glances(draw):
         now_ns += draw(st.integers(0, 100)) * SECOND
         instances = draw(st.sampled_from([(None,), (), (1,), (3, 4), (1, 5, 6), (7, 8, 9, 10, 11, 12, 13)]))
         slices = tuple(
-            Slice(gpu_instance_id=one, sm_fraction=draw(ratio), activity=draw(st.none() | ratio)) for one in instances
+            SliceActivity(gpu_instance_id=one, sm_fraction=draw(ratio), activity=draw(st.none() | ratio))
+            for one in instances
         )
         ids = [*instances, 99, None]
         found.append(
-            Glance(
+            DeviceObservation(
                 monotonic_ns=now_ns, slices=slices, holders=draw(st.none() | holders(ids)), claims=draw(claims(ids)),
                 utilization=draw(st.none() | ratio),
             )
@@ -89,25 +103,28 @@ def glances(draw):
 
 
 idles = st.builds(
-    Idle, bare_w=st.floats(0.0, 300.0), context_w=st.floats(0.0, 100.0), confidence=st.sampled_from(Confidence)
+    IdlePower,
+    bare_w=st.floats(0.0, 300.0),
+    context_w=st.floats(0.0, 100.0),
+    confidence=st.sampled_from(ShareConfidence),
 )
 
 
 @settings(deadline=None, max_examples=SEQUENCES)
 @given(st.integers(0, 10**12), glances(), idles)
 def test_a_split_adds_up_and_knows_everyone_it_charges(energy_mj, looks, idle):
-    shares = split(energy_mj, looks, idle)
+    shares = split_energy(energy_mj, looks, idle)
     assert sum(share.energy_mj for share in shares) == energy_mj
     assert all(share.energy_mj > 0 for share in shares)
     known = {one.owner for look in looks for one in (*look.claims, *(look.holders or ()))}
     for share in shares:
-        assert share.owner in known or share.owner.kind in (OwnerKind.UNALLOCATED, OwnerKind.UNATTRIBUTED)
-        assert (share.owner.kind is OwnerKind.UNATTRIBUTED) == (share.method is Method.UNATTRIBUTED)
+        assert share.owner in known or share.owner.kind in (UsageOwnerKind.UNALLOCATED, UsageOwnerKind.UNATTRIBUTED)
+        assert (share.owner.kind is UsageOwnerKind.UNATTRIBUTED) == (share.method is ShareMethod.UNATTRIBUTED)
     # Idle power is never more than what was learnt, but where nothing at all was at work.
     elapsed_s = (looks[-1].monotonic_ns - looks[0].monotonic_ns) / 1e9
     contexts = any(look.holders for look in looks)
-    bare_mj = sum(share.energy_mj for share in shares if share.part is Part.BARE_IDLE)
-    context_mj = sum(share.energy_mj for share in shares if share.part is Part.CONTEXT_IDLE)
+    bare_mj = sum(share.energy_mj for share in shares if share.part is EnergyUse.BARE_IDLE)
+    context_mj = sum(share.energy_mj for share in shares if share.part is EnergyUse.CONTEXT_IDLE)
     assert context_mj <= 1000.0 * idle.context_w * elapsed_s + 1
     if contexts:
         assert bare_mj <= 1000.0 * idle.bare_w * elapsed_s + 1
@@ -167,7 +184,7 @@ def device_look(one, total_j):
             )
             for owner, place in one["users"]
         )  # fmt: skip
-    return DeviceLook(
+    return DeviceInput(
         gpu=gpu, energy_j=total_j, utilization=None if instances else one["activity"], instances=readings,
         processes=processes,
     )  # fmt: skip
@@ -176,7 +193,7 @@ def device_look(one, total_j):
 @settings(deadline=None, max_examples=SEQUENCES)
 @given(st.lists(step, min_size=1, max_size=25), st.integers(0, 10**9))
 def test_everything_in_the_ledger_is_the_devices_total_at_every_look(steps, start_mj):
-    attributor = Attributor(load())
+    attributor = Attributor(load_catalogue())
     owners = {100 + index: ProcessOwner(owner) for index, owner in enumerate(OWNERS)}
     now_ns = 0
     meter_mj, base_mj, known_mj = start_mj, 0, 0
@@ -195,12 +212,16 @@ def test_everything_in_the_ledger_is_the_devices_total_at_every_look(steps, star
         allocations = None
         if one["held"] is not None:
             allocations = tuple(
-                Allocation(place=Place("GPU-0", place or None), owner=PODS[pod], source=AllocationSource.POD_RESOURCES)
+                DeviceAllocation(
+                    place=DeviceReference("GPU-0", place or None),
+                    owner=PODS[pod],
+                    source=AllocationSource.POD_RESOURCES,
+                )
                 for pod, place in one["held"]
             )
         devices = (device_look(one, total_j),) if one["present"] else ()
         found = attributor.observe(
-            AttributionLook(
+            AttributionInput(
                 monotonic_ns=now_ns, wall_ns=now_ns, devices=devices, owners=owners, allocations=allocations
             )
         )
@@ -216,14 +237,14 @@ churn = st.lists(st.tuples(st.integers(0, 2000), st.integers(1, 50_000)), min_si
 
 @given(st.lists(churn, min_size=1, max_size=8))
 def test_the_ledger_keeps_few_of_the_dead_and_loses_nothing(rounds):
-    ledger = Ledger()
+    ledger = EnergyAccounts()
     charged = 0
     shown, last = {}, []
     for turn, users in enumerate(rounds):
         shares = [
-            Share(
-                owner=Owner(kind=OwnerKind.SLURM, job=str(job)), part=Part.ACTIVE, energy_mj=energy_mj,
-                method=Method.EXCLUSIVE, confidence=Confidence.HIGH,
+            EnergyShare(
+                owner=UsageOwner(kind=UsageOwnerKind.SLURM, job=str(job)), part=EnergyUse.ACTIVE, energy_mj=energy_mj,
+                method=ShareMethod.EXCLUSIVE, confidence=ShareConfidence.HIGH,
             )
             for job, energy_mj in users
         ]  # fmt: skip

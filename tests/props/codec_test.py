@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests import strategies
 
-from eelgrid_protos import codec, messages, plain, rpc
+from eelgrid_protos import codec, messages, plain_messages, rpc
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import (
     ConnectResponse,
@@ -23,7 +23,7 @@ from eelgrid_protos.messages import (
     Summary,
     Workload,
 )
-from eelgrid_protos.schema import violations_of
+from eelgrid_protos.schema import list_violations
 
 ROUND_TRIPS = [
     Inventory,
@@ -49,9 +49,9 @@ RELAXED = settings(
 @given(data=st.data())
 def test_bytes_and_json_keep_every_message(cls, data):
     message = data.draw(strategies.message(cls))
-    assert codec.decode(cls, codec.encode(message)) == message
-    assert plain.from_plain(cls, json.loads(json.dumps(plain.to_plain(message)))) == message
-    assert plain.from_plain(cls, plain.to_plain(message, brief=True)) == message
+    assert codec.decode_message(cls, codec.encode_message(message)) == message
+    assert plain_messages.from_plain(cls, json.loads(json.dumps(plain_messages.to_plain(message)))) == message
+    assert plain_messages.from_plain(cls, plain_messages.to_plain(message, brief=True)) == message
 
 
 @RELAXED
@@ -69,7 +69,7 @@ def test_batches_survive(ticks, gpus, data):
         time_ns=tuple(range(ticks)),
         gpu_columns=tuple(columns),
     )
-    assert codec.decode(SampleBatch, codec.encode(batch)) == batch
+    assert codec.decode_message(SampleBatch, codec.encode_message(batch)) == batch
 
 
 def _seeds() -> list[tuple[type, bytes]]:
@@ -88,7 +88,7 @@ def _seeds() -> list[tuple[type, bytes]]:
         messages.ListWorkloadsRequest(page_size=10, phases=(messages.WorkloadPhase.PENDING,)),
         messages.ConnectResponse(message=NodePlan(node_name="n-1", epoch=3, lease_s=30.0)),
     ]
-    return [(type(example), codec.encode(example)) for example in examples]
+    return [(type(example), codec.encode_message(example)) for example in examples]
 
 
 def test_damaged_and_random_bytes_raise_only_contract_errors():
@@ -112,12 +112,12 @@ def test_damaged_and_random_bytes_raise_only_contract_errors():
                 other = rng.choice(seeds)[1]
                 damaged = damaged[: rng.randrange(len(damaged))] + other[rng.randrange(len(other)) :]
         try:
-            message = codec.decode(cls, bytes(damaged))
+            message = codec.decode_message(cls, bytes(damaged))
         except ContractError as error:
             unexplained += not error.violations
             refused += 1
         else:
-            assert codec.decode(cls, codec.encode(message)) == message
+            assert codec.decode_message(cls, codec.encode_message(message)) == message
     assert not unexplained
     assert FUZZ_MESSAGES * 0.1 < refused < FUZZ_MESSAGES
 
@@ -159,7 +159,7 @@ def _batches(draw):
 @settings(max_examples=1000, deadline=None)
 @given(batch=_batches())
 def test_the_quick_test_of_a_batch_says_yes_only_where_the_thorough_one_does(batch):
-    violations = list(violations_of(batch))
+    violations = list(list_violations(batch))
     sound = all(type(number) is int for number in (batch.sequence, batch.inventory_generation, batch.dropped_ticks))
     assert not (batch.obeys() and violations)
     assert batch.obeys() or violations or not sound or not batch.time_ns or not batch.gpu_columns[0].values

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.clusters import decided, node, request
 
-from eelgrid_controller.api.tally import Tally
-from eelgrid_controller.core import Core
-from eelgrid_controller.events import event_from_plain, event_to_plain
-from eelgrid_controller.occupancy import Others
-from eelgrid_controller.planner import Planner
-from eelgrid_controller.repointing import CorrectionRefused
-from eelgrid_controller.scaling import standing
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.device_correction import CorrectionRefused
+from eelgrid_controller.core.scaling import list_healthy_replicas
+from eelgrid_controller.placement.planner import Planner
+from eelgrid_controller.server.grpc.resource_views import ClusterTotals
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.engine_reports import ExternalUsage
+from eelgrid_controller.state.events import event_from_plain, event_to_plain
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import NodeState, WorkloadPhase
@@ -45,7 +45,7 @@ WANTED = st.one_of(
     st.fixed_dictionaries({"gpus": st.integers(1, 2), "required_traits": st.sampled_from([("t",), ("t", "u")])}),
 )  # fmt: skip
 OTHERS = st.builds(
-    Others, cpu_milli=st.sampled_from([0, 4000, 90_000]), gpu_count=st.integers(0, 3),
+    ExternalUsage, cpu_milli=st.sampled_from([0, 4000, 90_000]), gpu_count=st.integers(0, 3),
     traits=st.sampled_from([(), ("t",), ("t", "u")]), closed=st.sampled_from(["", "", "", "cordoned"]),
 )  # fmt: skip
 
@@ -55,8 +55,8 @@ class Cluster(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.core = Core(ClusterState(ended_most=5), catalogue.load())
-        self.twin = Core(ClusterState(ended_most=5), catalogue.load())
+        self.core = Core(ClusterState(ended_most=5), catalogue.load_catalogue())
+        self.twin = Core(ClusterState(ended_most=5), catalogue.load_catalogue())
         self.journal = []
         self.now_ns = 0
         self.tally = None
@@ -91,7 +91,7 @@ class Cluster(RuleBasedStateMachine):
         placed = self.core.workload(key).placements
         step = self.both(lambda core: core.scale(key, replicas, now_ns=self.now_ns))
         after = self.core.workload(key)
-        alive = len(standing(self.core.state, after))
+        alive = len(list_healthy_replicas(self.core.state, after))
         assert alive <= replicas
         assert after.spec.replicas == len(after.placements) >= 1
         if alive < replicas:
@@ -176,7 +176,7 @@ class Cluster(RuleBasedStateMachine):
     @rule()
     def reload(self):
         """A restart in the middle: the twin goes on from its dump."""
-        self.twin = Core(ClusterState.load(json.loads(json.dumps(self.twin.state.dump()))), catalogue.load())
+        self.twin = Core(ClusterState.load(json.loads(json.dumps(self.twin.state.dump()))), catalogue.load_catalogue())
 
     @invariant()
     def nothing_is_held_twice(self):
@@ -197,7 +197,7 @@ class Cluster(RuleBasedStateMachine):
     @invariant()
     def sums_that_follow_are_those_of_all_records(self):
         if self.tally is None or not self.tally.follow(self.core):
-            self.tally = Tally(self.core)
+            self.tally = ClusterTotals(self.core)
         records, gpus, held_milli = self.core.state.nodes.values(), Counter(), Counter()
         for record in records:
             for gpu in record.inventory.gpus:

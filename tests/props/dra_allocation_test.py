@@ -6,24 +6,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelgrid_agent.kubelet.slices import DRIVER as AGENT_DRIVER
-from eelgrid_agent.kubelet.slices import slices_of
-from eelgrid_controller.kubernetes.claims import (
-    Allocation,
-    AskedClaim,
-    Bundle,
-    Same,
-    Unallocated,
-    Want,
-    allocate,
+from eelgrid_agent.kubelet.resource_slices import DRA_DRIVER as AGENT_DRIVER
+from eelgrid_agent.kubelet.resource_slices import build_resource_slices
+from eelgrid_controller.engines.kubernetes.claims.allocation import (
+    BundleAllocation,
+    ClaimBundle,
+    ClaimRequest,
+    DeviceRequest,
+    MatchAttribute,
+    UnallocatedBundle,
+    allocate_claims,
     allocation_body,
 )
-from eelgrid_controller.kubernetes.device_choice import choice_of
-from eelgrid_controller.kubernetes.device_pools import DRIVER, Pools, results_of
-from eelgrid_protos.catalogue import load
+from eelgrid_controller.engines.kubernetes.claims.cel import compile_selector
+from eelgrid_controller.engines.kubernetes.claims.device_pools import DRIVER_NAME, DevicePools, allocation_results
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import Gpu
 
-CATALOGUE = load()
+CATALOGUE = load_catalogue()
 PROFILES = ["1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", ""]
 
 
@@ -34,19 +34,19 @@ def slices(node, gpus=2, *, generation=1, **changes):
             memory_bytes=product.memory_bytes, **changes)
         for i in range(gpus)
     ]  # fmt: skip
-    return list(slices_of(node, found, CATALOGUE, conditions={}, is_changeable=True, generation=generation))
+    return list(build_resource_slices(node, found, CATALOGUE, conditions={}, is_changeable=True, generation=generation))
 
 
 def want(profile="1g.10gb", count=1, *, request="r", devices=()):
     says = f'.profile == "{profile}"' if profile else '.type == "gpu"'
-    choice = choice_of(f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"]{says}')
-    return Want(request, DRIVER, () if devices else (choice,), count, tuple(devices))
+    choice = compile_selector(f'device.driver == "{DRIVER_NAME}" && device.attributes["{DRIVER_NAME}"]{says}')
+    return DeviceRequest(request, DRIVER_NAME, () if devices else (choice,), count, tuple(devices))
 
 
 def claim(number, profile="1g.10gb", *, count=1, node_name="", group="", devices=(), variants=None, **changes):
     variants = variants or ((want(profile, count, devices=devices),),)
-    asked = AskedClaim(namespace="n", name=f"c{number}", uid=f"u{number}", variants=variants, **changes)
-    return Bundle(claims=(asked,), node_name=node_name, group=group)
+    asked = ClaimRequest(namespace="n", name=f"c{number}", uid=f"u{number}", variants=variants, **changes)
+    return ClaimBundle(claims=(asked,), node_name=node_name, group=group)
 
 
 def names(answer):
@@ -54,11 +54,11 @@ def names(answer):
 
 
 def pools_of(every, claims=()):
-    pools = Pools()
+    pools = DevicePools()
     for number, piece in enumerate(every):
         pools.put(f"{number}-{piece['metadata']['name']}", piece["spec"])
     for number, one in enumerate(claims):
-        pools.hold(f"held-{number}", results_of(one))
+        pools.hold(f"held-{number}", allocation_results(one))
     return pools
 
 
@@ -67,7 +67,7 @@ def written(answers):
     return [
         {"status": {"allocation": allocation_body(asked, results, one.node_name, "2026-11-22T00:00:00Z")}}
         for one in answers
-        if isinstance(one, Allocation)
+        if isinstance(one, BundleAllocation)
         for asked, results in zip(one.bundle.claims, one.results, strict=True)
     ]
 
@@ -110,35 +110,39 @@ def cases(draw):
 def test_nothing_is_given_twice_and_nothing_that_fits_is_refused(case):
     nodes, asked = case
     every = [piece for node in nodes for piece in slices(node)]
-    answers = allocate(pools_of(every), asked)
+    answers = allocate_claims(pools_of(every), asked)
     assert [one.bundle for one in answers] == asked
     claims = written(answers)
     assert overdrawn(every, claims) == []
     for one in answers:
-        if isinstance(one, Allocation):
+        if isinstance(one, BundleAllocation):
             assert len(names(one)) == one.bundle.claims[0].variants[0][0].many
             assert one.bundle.node_name in ("", one.node_name)
     for group in {one.group for one in asked} - {""}:
         assert len({type(answer) for answer in answers if answer.bundle.group == group}) == 1
     # What waits alone does not fit after all others either; what is taken is seen in the claims that stand.
     for one in answers:
-        if isinstance(one, Unallocated) and not one.bundle.group and one.bundle.claims[0].variants[0][0].many == 1:
-            (again,) = allocate(pools_of(every, claims), [one.bundle])
-            if not any(answer.bundle.group and isinstance(answer, Unallocated) for answer in answers):
-                assert isinstance(again, Unallocated)
+        if (
+            isinstance(one, UnallocatedBundle)
+            and not one.bundle.group
+            and one.bundle.claims[0].variants[0][0].many == 1
+        ):
+            (again,) = allocate_claims(pools_of(every, claims), [one.bundle])
+            if not any(answer.bundle.group and isinstance(answer, UnallocatedBundle) for answer in answers):
+                assert isinstance(again, UnallocatedBundle)
 
 
 def test_the_whole_of_the_room_is_given():
     every = [piece for node in ("a", "b") for piece in slices(node)]
-    answers = allocate(pools_of(every), [claim(number) for number in range(30)])
-    assert sum(isinstance(one, Allocation) for one in answers) == 28
+    answers = allocate_claims(pools_of(every), [claim(number) for number in range(30)])
+    assert sum(isinstance(one, BundleAllocation) for one in answers) == 28
     assert "not free on any of 2 nodes" in answers[-1].reason
-    assert DRIVER == AGENT_DRIVER
+    assert DRIVER_NAME == AGENT_DRIVER
 
 
 def test_small_ones_fill_a_gpu_from_its_end_and_leave_halves():
     pools = pools_of(slices("a"))
-    first, second, half, other = allocate(
+    first, second, half, other = allocate_claims(
         pools, [claim(0), claim(1), claim(2, "3g.40gb"), claim(3, "", node_name="a")]
     )  # fmt: skip
     assert (names(first), names(second)) == (("gpu-0-1g-6",), ("gpu-0-1g-4",))
@@ -154,29 +158,29 @@ def test_exact_devices_are_given_or_none():
         claim(2, devices=("gpu-1-3g-4",), node_name="a"),
         claim(3, devices=("gpu-1-3g-4",), node_name="b"),
     ]
-    found = allocate(pools, asked)
-    assert [type(one) for one in found] == [Allocation, Unallocated, Allocation, Unallocated]
+    found = allocate_claims(pools, asked)
+    assert [type(one) for one in found] == [BundleAllocation, UnallocatedBundle, BundleAllocation, UnallocatedBundle]
 
 
 def test_pools_that_are_not_whole_or_not_well_are_not_used():
-    assert pools_of(slices("a")[:1]).at(DRIVER, "a") is None
+    assert pools_of(slices("a")[:1]).at(DRIVER_NAME, "a") is None
     old, new = slices("a", gpus=1), slices("a", gpus=2, generation=2)
-    assert "gpu-1" in pools_of([*old, *new]).at(DRIVER, "a").offers
-    (answer,) = allocate(pools_of(slices("a", cordon="xid 79")), [claim(0)])
-    assert isinstance(answer, Unallocated)
+    assert "gpu-1" in pools_of([*old, *new]).at(DRIVER_NAME, "a").offers
+    (answer,) = allocate_claims(pools_of(slices("a", cordon="xid 79")), [claim(0)])
+    assert isinstance(answer, UnallocatedBundle)
 
 
 def test_the_body_is_what_the_api_server_wants():
-    config = {"requests": ["r"], "opaque": {"driver": DRIVER, "parameters": {}}}
-    other = {"requests": ["s"], "opaque": {"driver": DRIVER, "parameters": {"x": 1}}}
-    of_class = {"opaque": {"driver": DRIVER, "parameters": {"y": 2}}}
-    (answer,) = allocate(
+    config = {"requests": ["r"], "opaque": {"driver": DRIVER_NAME, "parameters": {}}}
+    other = {"requests": ["s"], "opaque": {"driver": DRIVER_NAME, "parameters": {"x": 1}}}
+    of_class = {"opaque": {"driver": DRIVER_NAME, "parameters": {"y": 2}}}
+    (answer,) = allocate_claims(
         pools_of(slices("a")), [claim(0, config=(config, other), classes={"r": ("k", (of_class,)), "s": ("k", ())})]
     )
     body = allocation_body(answer.bundle.claims[0], answer.results[0], answer.node_name, "2026-11-22T05:00:00Z")
     assert body["allocationTimestamp"] == "2026-11-22T05:00:00Z"
     assert body["nodeSelector"]["nodeSelectorTerms"][0]["matchFields"][0]["values"] == ["a"]
-    assert body["devices"]["results"] == [{"request": "r", "driver": DRIVER, "pool": "a", "device": "gpu-0-1g-6"}]
+    assert body["devices"]["results"] == [{"request": "r", "driver": DRIVER_NAME, "pool": "a", "device": "gpu-0-1g-6"}]
     assert body["devices"]["config"] == [
         {"source": "FromClass", "requests": ["r"], **of_class}, {"source": "FromClaim", **config},
     ]  # fmt: skip
@@ -186,38 +190,40 @@ def test_alternatives_are_tried_in_their_order_over_all_nodes():
     every = [piece for node in ("a", "b") for piece in slices(node, gpus=1)]
     pools = pools_of(every)
     either = ((want("7g.80gb", request="r/big"),), (want("1g.10gb", request="r/small"),))
-    answers = allocate(pools, [claim(number, variants=either) for number in range(4)])
+    answers = allocate_claims(pools, [claim(number, variants=either) for number in range(4)])
     assert [one.node_name for one in answers[:2]] == ["a", "b"]
-    assert all(isinstance(one, Unallocated) for one in answers[2:])
-    answers = allocate(pools_of(every), [claim(0, node_name="b"), claim(1, variants=either), claim(2, variants=either)])
+    assert all(isinstance(one, UnallocatedBundle) for one in answers[2:])
+    answers = allocate_claims(
+        pools_of(every), [claim(0, node_name="b"), claim(1, variants=either), claim(2, variants=either)]
+    )
     assert [names(one) for one in answers[1:]] == [("gpu-0-7g-0",), ("gpu-0-1g-4",)]
     assert answers[2].results[0][0].request == "r/small"
 
 
 def test_devices_agree_about_what_they_are_to_share():
     pools = pools_of(slices("a"))
-    allocate(pools, [claim(number, node_name="a") for number in range(5)])
+    allocate_claims(pools, [claim(number, node_name="a") for number in range(5)])
     wants = (want("1g.10gb", 3), want("3g.40gb", request="s"))
-    (apart,) = allocate(pools_of(slices("a", gpus=1)), [claim(9, variants=(wants,))])
-    assert isinstance(apart, Allocation)
-    same = Same(frozenset(), (DRIVER, "parentUUID"))
-    (found,) = allocate(pools, [claim(9, variants=(wants,), same=(same,))])
+    (apart,) = allocate_claims(pools_of(slices("a", gpus=1)), [claim(9, variants=(wants,))])
+    assert isinstance(apart, BundleAllocation)
+    same = MatchAttribute(frozenset(), (DRIVER_NAME, "parentUUID"))
+    (found,) = allocate_claims(pools, [claim(9, variants=(wants,), same=(same,))])
     assert {name.partition("-")[2][0] for name in names(found)} == {"1"}
     assert len(names(found)) == 4
-    (none,) = allocate(pools, [claim(10, variants=(wants,), same=(same,))])
-    assert isinstance(none, Unallocated)
+    (none,) = allocate_claims(pools, [claim(10, variants=(wants,), same=(same,))])
+    assert isinstance(none, UnallocatedBundle)
 
 
 def test_claims_of_one_pod_end_on_one_node():
     every = [piece for node in ("a", "b") for piece in slices(node, gpus=1)]
-    two = Bundle(claims=(claim(0, "4g.40gb").claims[0], claim(1, "3g.40gb").claims[0]))
+    two = ClaimBundle(claims=(claim(0, "4g.40gb").claims[0], claim(1, "3g.40gb").claims[0]))
     pools = pools_of(every)
-    (first, pair, after) = allocate(pools, [claim(7, "1g.10gb", node_name="a"), two, claim(8, "4g.40gb")])
+    (first, pair, after) = allocate_claims(pools, [claim(7, "1g.10gb", node_name="a"), two, claim(8, "4g.40gb")])
     assert (first.node_name, pair.node_name, after.node_name) == ("a", "b", "a")
     assert len(pair.results) == 2
 
 
 @pytest.mark.parametrize("count", [0, 33])
 def test_a_claim_of_too_many_waits(count):
-    (answer,) = allocate(pools_of(slices("a")), [claim(0, count=count)])
+    (answer,) = allocate_claims(pools_of(slices("a")), [claim(0, count=count)])
     assert "1 to 32 devices" in answer.reason

@@ -8,12 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelgrid_agent.kubelet.places import Place, device_name, overlaps, place_of, places_of
-from eelgrid_agent.kubelet.slices import Condition, slices_of
-from eelgrid_protos.catalogue import load
+from eelgrid_agent.kubelet.resource_slices import (
+    GpuCondition,
+    GpuPlacement,
+    build_resource_slices,
+    device_name,
+    list_placements,
+    parse_placement,
+    placements_overlap,
+)
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import Gpu
 
-CATALOGUE = load()
+CATALOGUE = load_catalogue()
 CUTTABLE = sorted(key for key, product in CATALOGUE.products.items() if product.mig is not None)
 LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
@@ -30,7 +37,7 @@ def gpu(index, key, **changes):
 
 
 def published(gpus, *, node="node-1", is_changeable=True, conditions=None):
-    return slices_of(
+    return build_resource_slices(
         node, gpus, CATALOGUE, conditions=conditions or {}, is_changeable=is_changeable, generation=3, owner_uid="u"
     )
 
@@ -61,7 +68,7 @@ def test_the_counters_allow_every_layout_of_the_plain_profiles_and_no_other(key,
     devices, counters = devices_of(slices), counters_of(slices)
     names = ("1g", "2g", "3g", "4g", "7g") if key.startswith("a100") else ("1g", "2g", "4g")
     plain = [geometry.profiles[name] for name in names]
-    places = [Place(0, profile, start) for profile in plain for start in profile.starts]
+    places = [GpuPlacement(0, profile, start) for profile in plain for start in profile.starts]
     layouts = 0
     for size in range(geometry.most + 1):
         for some in combinations(places, size):
@@ -80,7 +87,7 @@ def test_any_set_of_devices_fits_exactly_when_the_geometry_lets_it_stand(data):
     part = gpu(0, key, mig_enabled=True)
     slices = published([part])
     devices, counters = devices_of(slices), counters_of(slices)
-    every = [place for place in places_of(part, geometry, is_changeable=True) if place.profile is not None]
+    every = [place for place in list_placements(part, geometry, is_changeable=True) if place.profile is not None]
     # Small ones mostly, so that many sets stand.
     small = [place for place in every if place.profile.size <= 2]
     some = data.draw(
@@ -88,7 +95,7 @@ def test_any_set_of_devices_fits_exactly_when_the_geometry_lets_it_stand(data):
     )
     stands = geometry.conflict([(one.profile, one.start) for one in some]) is None
     assert fit([devices[device_name(one)] for one in some], counters) == stands
-    if any(overlaps(one, other) for one, other in combinations(some, 2)):
+    if any(placements_overlap(one, other) for one, other in combinations(some, 2)):
         assert not stands
 
 
@@ -145,10 +152,10 @@ def test_long_node_names_stay_apart():
 @pytest.mark.parametrize("key", CUTTABLE)
 def test_a_name_leads_back_to_its_place(key):
     geometry = CATALOGUE.products[key].mig
-    for place in places_of(gpu(3, key), geometry, is_changeable=True):
-        assert place_of(device_name(place), geometry) == place
+    for place in list_placements(gpu(3, key), geometry, is_changeable=True):
+        assert parse_placement(device_name(place), geometry) == place
     for name in ("gpu", "gpu-3-9g-0", "gpu-3-1g-99", "gpu-x", "gpu-3-1g", ""):
-        assert place_of(name, geometry) is None
+        assert parse_placement(name, geometry) is None
 
 
 def test_what_takes_a_reset_is_offered_as_its_mode_stands():
@@ -166,7 +173,7 @@ def test_who_may_change_nothing_offers_what_stands():
 
 def test_attributes_say_where_a_slice_lies_and_how_its_gpu_fares():
     part = gpu(2, "h100-sxm5-80gb", cordon="xid 79")
-    slices = published([part], conditions={part.uuid: Condition(power_limit_w=399.6, is_throttled=True)})
+    slices = published([part], conditions={part.uuid: GpuCondition(power_limit_w=399.6, is_throttled=True)})
     device = devices_of(slices)["gpu-2-3g-4"]
     assert device["attributes"] == {
         "type": {"string": "mig"},

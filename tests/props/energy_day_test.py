@@ -13,25 +13,25 @@ from types import SimpleNamespace
 import pytest
 from tests.energy_rig import SECOND
 
-from eelgrid_agent.attribution.node_energy import NodeEnergy
-from eelgrid_agent.attribution.outbox import EnergyOutbox
-from eelgrid_agent.attribution.owners import OwnerBook
-from eelgrid_agent.attribution.sources import Sources
-from eelgrid_agent.attribution.window_file import WindowFile
-from eelgrid_agent.device import GpuProcess, ProcessKind
-from eelgrid_agent.engine import NoEngine
-from eelgrid_agent.host import SimulatedHost
-from eelgrid_agent.node import Node
-from eelgrid_agent.simulation import GpuLoad, GpuSpec, NodeSpec, SimulatedNode
-from eelgrid_agent.slow import take_slow_look
-from eelgrid_agent.survey import Identity, survey, take_looks
-from eelgrid_controller.adapters import energy_desk
-from eelgrid_controller.adapters.energy_desk import EnergyDesk
-from eelgrid_controller.adapters.energy_store import open_energy
+from eelgrid_agent.devices.extended_readings import read_extended_readings
+from eelgrid_agent.devices.host import SimulatedHost
+from eelgrid_agent.devices.port import GpuProcess, ProcessKind
+from eelgrid_agent.energy.node_energy import AttributionSources, NodeEnergy
+from eelgrid_agent.energy.process_owners import ProcessOwnerResolver
+from eelgrid_agent.energy.window_file import WindowFile
+from eelgrid_agent.energy.windows import EnergyOutbox
+from eelgrid_agent.node.engine import NoEngine
+from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_devices
+from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.energy_ledger.asking import asked_of
+from eelgrid_controller.energy.ledger_queries import parse_query
+from eelgrid_controller.energy.store import ledger_writer
+from eelgrid_controller.energy.store.ledger_store import open_ledger
+from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_protos import codec
-from eelgrid_protos.catalogue import load
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import Assignment, ConnectResponse, EnergyWindow, NodePlan
 
 BEGIN_NS = 1_799_971_200 * SECOND
@@ -78,10 +78,10 @@ class Day:
         host = SimulatedHost(
             cpu_milli=1000, memory_bytes=10**9, load=NoEngine().host_load, monotonic_ns=self.clock.monotonic_ns
         )
-        self.node = Node(
-            Identity(node_name="n0", agent_version="t", simulated=True), host=host, engine=NoEngine(),
-            clock=self.clock, draw_incarnation=lambda: 1, ticks_most=10, first=survey(self.device),
-            energy=NodeEnergy(load(), Sources(OwnerBook(self.folder / "proc"))), outbox=outbox,
+        self.node = AgentNode(
+            NodeIdentity(node_name="n0", agent_version="t", simulated=True), host=host, engine=NoEngine(),
+            clock=self.clock, draw_incarnation=lambda: 1, ticks_most=10, first=survey_devices(self.device),
+            energy=NodeEnergy(load_catalogue(), AttributionSources(ProcessOwnerResolver(self.folder / "proc"))), outbox=outbox,
         )  # fmt: skip
         self.kept, self.changes = outbox.kept(), -1
         self.plan()
@@ -99,7 +99,7 @@ class Day:
 
     async def begin_desk(self):
         core = SimpleNamespace(state=SimpleNamespace(workloads={}, policy=SimpleNamespace(prices=None)))
-        self.desk = EnergyDesk(
+        self.desk = LedgerWriter(
             self.folder / "data",
             core=lambda: core,
             clock=Clock(now_ns=self.clock.wall_ns),
@@ -111,7 +111,7 @@ class Day:
 
     async def kill_desk(self):
         """What is not on its disk is lost."""
-        self.desk._batch = energy_desk._Batch()
+        self.desk._batch = ledger_writer._Batch()
         self.task.cancel()
         await asyncio.wait((self.task,))
         self.counts["controllers"] += 1
@@ -138,9 +138,9 @@ class Day:
     def tick(self):
         self.clock.now_ns += STEP_S * SECOND
         self.step += 1
-        self.node.tick(take_looks(self.device, self.node.gpu_uuids), monotonic_ns=self.clock.now_ns)
+        self.node.tick(read_each_gpu(self.device, self.node.gpu_uuids), monotonic_ns=self.clock.now_ns)
         if self.step % (LOOK_S // STEP_S) == 0:
-            slow = take_slow_look(self.device, self.node.gpu_uuids)
+            slow = read_extended_readings(self.device, self.node.gpu_uuids)
             found = self.node.energy.read(self.node.inventory.gpus, slow, now_ns=self.clock.now_ns)
             self.node.observe_slow(slow, found)
         outbox = self.node.outbox
@@ -156,7 +156,7 @@ class Day:
     def send(self):
         windows = self.node.outbox.windows
         while (window := windows.upcoming()) is not None:
-            arrived = codec.decode(EnergyWindow, codec.encode(window))
+            arrived = codec.decode_message(EnergyWindow, codec.encode_message(window))
             self.desk.take(self.node.inventory, arrived, lambda told, of=windows: self.hear(of, told))
 
     async def run(self):
@@ -197,19 +197,19 @@ class Day:
 
 @pytest.mark.parametrize("seed", range(DAYS))
 async def test_a_random_day_adds_up_and_is_what_was_drawn(tmp_path, monkeypatch, seed):
-    monkeypatch.setattr(energy_desk, "_BATCH_S", 0.0)
+    monkeypatch.setattr(ledger_writer, "_BATCH_S", 0.0)
     day = Day(tmp_path, random.Random(seed))
     drawn_j = await day.run() / 1e12
-    store = open_energy(tmp_path / "data")
+    store = open_ledger(tmp_path / "data")
     stretch = {"begin_ns": BEGIN_NS - DAY_S * SECOND, "end_ns": BEGIN_NS + 3 * DAY_S * SECOND, "filters": {}}
     for by in ((), ("hour",), ("kind", "name"), ("gpu_model", "day")):
-        answer = store.ask(asked_of(**stretch, group_by=by, rows_most=5))
+        answer = store.ask(parse_query(**stretch, group_by=by, rows_most=5))
         assert answer.total.energy_mj == answer.measured_mj, by
     assert sum(store.namespaces.counters_mj().values()) == answer.measured_mj
     for hour in range(-1, 26):
         begin_ns = BEGIN_NS + hour * 3600 * SECOND
         one = store.ask(
-            asked_of(begin_ns=begin_ns, end_ns=begin_ns + 3600 * SECOND, group_by=(), filters={}, rows_most=5)
+            parse_query(begin_ns=begin_ns, end_ns=begin_ns + 3600 * SECOND, group_by=(), filters={}, rows_most=5)
         )
         assert one.total.energy_mj == one.measured_mj, hour
     store.close()

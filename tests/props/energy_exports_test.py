@@ -8,15 +8,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from eelgrid_controller.adapters.energy_store import Newest, open_energy
-from eelgrid_controller.energy_ledger.asking import DAY_S, asked_of
-from eelgrid_controller.energy_ledger.entries import HOUR_S, Entry, Holder, Measured, Place, Spent
-from eelgrid_controller.energy_ledger.exporting import EXPORTERS_MOST, SILENT_S, Export
+from eelgrid_controller.energy.exporters import EXPORTERS_MOST, SILENT_S, ExportClaim
+from eelgrid_controller.energy.ledger import (
+    HOUR_S,
+    EnergyHolder,
+    LedgerAmount,
+    LedgerEntry,
+    LedgerPlace,
+    MeasuredEnergy,
+)
+from eelgrid_controller.energy.ledger_queries import DAY_S, parse_query
+from eelgrid_controller.energy.store.ledger_store import LastWindow, open_ledger
 from eelgrid_protos.faults import FailedPrecondition, NotFound, ResourceExhausted
 
 BEGIN_S = 1_799_971_200  # a midnight
-PLACES = [Place("n1", "p", "H100"), Place("n2", "p", "H100")]
-HOLDERS = [Holder("pod", "ml", "a"), Holder("pod", "web", "b"), Holder("unallocated")]
+PLACES = [LedgerPlace("n1", "p", "H100"), LedgerPlace("n2", "p", "H100")]
+HOLDERS = [EnergyHolder("pod", "ml", "a"), EnergyHolder("pod", "web", "b"), EnergyHolder("unallocated")]
 NAMES = ["archive", "billing"]
 # Each commit waits for the disk, of which there are thousands here.
 MEMORY = Path("/dev/shm")
@@ -35,7 +42,7 @@ class Ledger(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)
-        self.store = open_energy(Path(self.folder.name))
+        self.store = open_ledger(Path(self.folder.name))
         self.now_s = BEGIN_S
         self.truth = {}
         self.had = {}
@@ -60,8 +67,8 @@ class Ledger(RuleBasedStateMachine):
         self.number += 1
         self.told_s[node] = at_s
         self.store.add(
-            [Entry(hour_s, PLACES[place], HOLDERS[holder], Spent(active_mj=energy_mj))],
-            [Measured(hour_s, PLACES[place], energy_mj, 0, 0.0)], [Newest(node, 1, self.number, float(at_s))],
+            [LedgerEntry(hour_s, PLACES[place], HOLDERS[holder], LedgerAmount(active_mj=energy_mj))],
+            [MeasuredEnergy(hour_s, PLACES[place], energy_mj, 0, 0.0)], [LastWindow(node, 1, self.number, float(at_s))],
             now_s=self.now_s,
         )  # fmt: skip
         named = HOLDERS[holder].namespace or f"({HOLDERS[holder].kind})"
@@ -91,11 +98,11 @@ class Ledger(RuleBasedStateMachine):
     @rule()
     def restart(self):
         self.store.close()
-        self.store = open_energy(Path(self.folder.name))
+        self.store = open_ledger(Path(self.folder.name))
 
     def _hours(self, begin_s, end_s):
         """Rows of the ledger as eelctl exports them."""
-        asked = asked_of(
+        asked = parse_query(
             begin_ns=begin_s * 10**9, end_ns=end_s * 10**9, group_by=("hour", "namespace", "node"), filters={},
             rows_most=10_000, with_nobody=True,
         )  # fmt: skip
@@ -137,7 +144,7 @@ class Ledger(RuleBasedStateMachine):
         end_s = min(end_s, settled_s)
         if end_s > begin_s:
             rows, revision = self._hours(begin_s, end_s)
-            self.read.append((Export(name, begin_s, end_s, revision), rows))
+            self.read.append((ExportClaim(name, begin_s, end_s, revision), rows))
 
     @precondition(lambda self: self.read)
     @rule(place=st.integers(0, 3))
@@ -163,8 +170,8 @@ class Ledger(RuleBasedStateMachine):
         settled_s = self.store.settled_s(self.now_s)
         _, revision = self._hours(BEGIN_S, BEGIN_S + HOUR_S)
         for export, field in (
-            (Export(name, settled_s, settled_s + HOUR_S, revision), "end_ns"),
-            (Export(name, settled_s - HOUR_S, settled_s, revision + 1), "revision"),
+            (ExportClaim(name, settled_s, settled_s + HOUR_S, revision), "end_ns"),
+            (ExportClaim(name, settled_s - HOUR_S, settled_s, revision + 1), "revision"),
         ):
             with pytest.raises(FailedPrecondition) as refused:
                 self.store.confirm(export, now_s=self.now_s)
@@ -235,13 +242,13 @@ TestLedger.settings = settings(max_examples=30, stateful_step_count=30, deadline
 
 
 def test_there_are_only_so_many_exporters(tmp_path):
-    store = open_energy(tmp_path)
+    store = open_ledger(tmp_path)
     for number in range(EXPORTERS_MOST):
-        store.confirm(Export(f"e-{number}", BEGIN_S, BEGIN_S + HOUR_S, 0), now_s=BEGIN_S + DAY_S)
+        store.confirm(ExportClaim(f"e-{number}", BEGIN_S, BEGIN_S + HOUR_S, 0), now_s=BEGIN_S + DAY_S)
     with pytest.raises(ResourceExhausted, match="eelctl exporters remove"):
-        store.confirm(Export("one-more", BEGIN_S, BEGIN_S + HOUR_S, 0), now_s=BEGIN_S + DAY_S)
-    store.confirm(Export("e-3", BEGIN_S, BEGIN_S + 2 * HOUR_S, 0), now_s=BEGIN_S + DAY_S)
+        store.confirm(ExportClaim("one-more", BEGIN_S, BEGIN_S + HOUR_S, 0), now_s=BEGIN_S + DAY_S)
+    store.confirm(ExportClaim("e-3", BEGIN_S, BEGIN_S + 2 * HOUR_S, 0), now_s=BEGIN_S + DAY_S)
     store.remove_exporter("e-3")
-    store.confirm(Export("one-more", BEGIN_S, BEGIN_S + HOUR_S, 0), now_s=BEGIN_S + DAY_S)
+    store.confirm(ExportClaim("one-more", BEGIN_S, BEGIN_S + HOUR_S, 0), now_s=BEGIN_S + DAY_S)
     assert len(store.marks.exporters) == EXPORTERS_MOST
     store.close()

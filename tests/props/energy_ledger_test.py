@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eelgrid_controller.adapters.energy_store import Newest, open_energy
-from eelgrid_controller.energy_ledger.asking import GROUPS, asked_of
-from eelgrid_controller.energy_ledger.entries import Place, holder_of
-from eelgrid_controller.energy_ledger.spreading import spread
-from eelgrid_controller.energy_ledger.working import Worked, spread_work
-from eelgrid_controller.power.tariff import WEEK_S, Steps, Tariff
+from eelgrid_controller.energy.ledger import LedgerPlace, resolve_holder
+from eelgrid_controller.energy.ledger_queries import GROUP_KEYS, parse_query
+from eelgrid_controller.energy.store.ledger_store import LastWindow, open_ledger
+from eelgrid_controller.energy.windows import spread_window
+from eelgrid_controller.objectives.power.tariffs import WEEK_S, EnergyTariff, StepFunction
+from eelgrid_controller.state.work_intervals import WorkInterval, spread_work
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
     AttributionConfidence,
@@ -31,8 +31,8 @@ from eelgrid_protos.messages import (
 _SECOND_NS = 10**9
 _BEGIN_S = 1_799_971_200  # a midnight
 _NODES = {
-    "n1": {"a": Place("n1", "train", "H100"), "b": Place("n1", "train", "H100")},
-    "n2": {"c": Place("n2", "serve", "A100"), "d": Place("n2", "serve", "L40S")},
+    "n1": {"a": LedgerPlace("n1", "train", "H100"), "b": LedgerPlace("n1", "train", "H100")},
+    "n2": {"c": LedgerPlace("n2", "serve", "A100"), "d": LedgerPlace("n2", "serve", "L40S")},
 }
 _OWNERS = [
     EnergyOwner(kind=OwnerKind.POD, namespace="ml", pod="p-1", workload="w-1"),
@@ -51,14 +51,14 @@ _SPECS = {
         labels={"team": "b", "cost.center/x": "9"},
     ),
 }  # fmt: skip
-_TARIFF = Tariff(
-    price=Steps((0.0, 3600.0 * 7), (1e-7, 3e-7), WEEK_S), carbon=Steps((0.0,), (1e-4,), WEEK_S), pue=Steps((0.0,), (1.5,))
+_TARIFF = EnergyTariff(
+    price=StepFunction((0.0, 3600.0 * 7), (1e-7, 3e-7), WEEK_S), carbon=StepFunction((0.0,), (1e-4,), WEEK_S), pue=StepFunction((0.0,), (1.5,))
 )  # fmt: skip
 _PARTS = [EnergyPart.BARE_IDLE, EnergyPart.CONTEXT_IDLE, EnergyPart.ACTIVE]
 
 
 def owner_of(owner):
-    return holder_of(owner, _SPECS.get(owner.workload))
+    return resolve_holder(owner, _SPECS.get(owner.workload))
 
 
 @st.composite
@@ -103,7 +103,7 @@ def windows(draw):
 
 
 def asked(**changes):
-    return asked_of(
+    return parse_query(
         **{
             "begin_ns": _BEGIN_S * _SECOND_NS, "end_ns": (_BEGIN_S + 30 * 86_400) * _SECOND_NS, "group_by": (),
             "filters": {}, "rows_most": 10_000,
@@ -112,14 +112,14 @@ def asked(**changes):
 
 
 def kept(folder, found, *, restarts=True):
-    store = open_energy(folder)
+    store = open_ledger(folder)
     for number, (node, window) in enumerate(found):
-        made = spread(window, _NODES[node], owner_of, _TARIFF)
-        newest = Newest(node, window.incarnation, window.number, window.end_ns / 1e9)
+        made = spread_window(window, _NODES[node], owner_of, _TARIFF)
+        newest = LastWindow(node, window.incarnation, window.number, window.end_ns / 1e9)
         store.add(made.entries, made.measured, [newest], now_s=_BEGIN_S)
         if restarts and number % 3 == 2:
             store.close()
-            store = open_energy(folder)
+            store = open_ledger(folder)
     return store
 
 
@@ -135,7 +135,7 @@ def naive_value(name, node, window, share):
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(windows(), min_size=1, max_size=2),
-    st.lists(st.sampled_from([*GROUPS[:-2], "label:team"]), max_size=2, unique=True),
+    st.lists(st.sampled_from([*GROUP_KEYS[:-2], "label:team"]), max_size=2, unique=True),
     st.sampled_from([{}, {"namespace": "ml"}, {"label:team": "a"}, {"node": "n1"}, {"workload": "none"}]),
     st.integers(1, 4),
 )
@@ -208,7 +208,7 @@ def alike(one, other):
 @given(
     st.lists(windows(), min_size=1, max_size=2),
     st.lists(
-        st.tuples(st.lists(st.sampled_from([*GROUPS, "label:team"]), max_size=3, unique=True), st.integers(1, 5)),
+        st.tuples(st.lists(st.sampled_from([*GROUP_KEYS, "label:team"]), max_size=3, unique=True), st.integers(1, 5)),
         min_size=1, max_size=6,
     ),
     st.sampled_from([{}, {"namespace": "ml"}, {"node": "n1"}]),
@@ -219,8 +219,8 @@ def test_questions_that_are_asked_together_have_the_answers_of_each_alone(
     tmp_path_factory, series, questions, filters, begin_h, with_nobody
 ):
     store = kept(tmp_path_factory.mktemp("energy"), [one for many in series for one in many])
-    work = [Worked("w-1", unit, 3.0, _BEGIN_S + 60.0, _BEGIN_S + 90_000.0) for unit in ("request", "token")]
-    work.append(Worked("w-2", "step", 7.0, _BEGIN_S, _BEGIN_S + 50.0, is_whole=False))
+    work = [WorkInterval("w-1", unit, 3.0, _BEGIN_S + 60.0, _BEGIN_S + 90_000.0) for unit in ("request", "token")]
+    work.append(WorkInterval("w-2", "step", 7.0, _BEGIN_S, _BEGIN_S + 50.0, is_whole=False))
     store.add([], [], [], [entry for one in work for entry in spread_work(one, None)], now_s=_BEGIN_S)
     together = [
         asked(
@@ -242,7 +242,7 @@ def test_questions_that_are_asked_together_have_the_answers_of_each_alone(
 @given(windows())
 def test_money_is_the_price_of_the_time(found):
     for node, window in found:
-        made = spread(window, _NODES[node], owner_of, _TARIFF)
+        made = spread_window(window, _NODES[node], owner_of, _TARIFF)
         begin_s, end_s = window.begin_ns / 1e9, window.end_ns / 1e9
         # Power is even within each hour of the cut; steps of a hundredth of each find the same mean.
         for entry in made.entries:
@@ -262,7 +262,7 @@ def test_a_window_over_an_hour_is_cut_by_time():
         incarnation=1, number=1, begin_ns=(_BEGIN_S + 1800) * _SECOND_NS, end_ns=(_BEGIN_S + 9000) * _SECOND_NS,
         devices=(WindowDevice(gpu_uuid="a", total_mj=1_000_003),), owners=(_OWNERS[0],), shares=(share,),
     )  # fmt: skip
-    made = spread(window, _NODES["n1"], owner_of, None)
+    made = spread_window(window, _NODES["n1"], owner_of, None)
     cut = {(entry.hour_s - _BEGIN_S) // 3600: entry.spent.active_mj for entry in made.entries}
     for hour, part in {0: Fraction(1, 4), 1: Fraction(1, 2), 2: Fraction(1, 4)}.items():
         assert abs(cut[hour] - part * 1_000_003) <= 1

@@ -19,10 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.device_rig import SECOND, make_node, nvml_over
 
-from eelgrid_agent.device import Device
-from eelgrid_agent.sampler import GAP_S_LEAST, Look, Sampler
-from eelgrid_agent.simulation import GpuLoad, GpuSpec, SimGpu, SimulatedNode
-from eelgrid_agent.simulation.library import installed
+from eelgrid_agent.devices.port import DevicePort
+from eelgrid_agent.devices.sampler import GAP_S_LEAST, NodeSample, Sampler
+from eelgrid_agent.simulation.gpu import SimGpu
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.nvml_library import installed_library
+from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec
 from eelgrid_protos.messages import NodeEventKind, Reading
 
 BOOT_NS = 1_700_000_000 * SECOND
@@ -42,7 +44,7 @@ class Meter:
     """A device, a sampler that looks at it, and the truth beside them."""
 
     node: SimulatedNode
-    device: Device
+    device: DevicePort
     clock: list[int]
     sampler: Sampler = field(default_factory=lambda: Sampler(sample_interval_s=1.0))
     wall_offset_ns: int = BOOT_NS
@@ -67,7 +69,7 @@ class Meter:
         """One look, and what the sampler makes of it; energy never falls."""
         raw, flagged_s, now_ns = self.device.read(self.gpu.uuid), self.sampler.uncounted_s, self.clock[0]
         seen = self.sampler.observe(
-            Look(
+            NodeSample(
                 wall_ns=now_ns + self.wall_offset_ns, monotonic_ns=now_ns, generation=1, gpus=((self.gpu.uuid, raw),),
                 host={},
             )
@@ -132,7 +134,7 @@ def open_meter(stack: ExitStack, way: str, product: str, *, gain: float, branch:
     node = make_node(clock, GpuSpec(product=product, sensor_gain=gain), driver_version=branch)
     if way == "direct":
         return Meter(node, node, clock)
-    stack.enter_context(installed(node))
+    stack.enter_context(installed_library(node))
     device = nvml_over(node)
     stack.callback(device.close)
     return Meter(node, device, clock)

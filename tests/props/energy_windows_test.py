@@ -6,24 +6,32 @@ from collections import Counter
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from eelgrid_agent.attribution.outbox import EnergyOutbox, Kept
-from eelgrid_agent.attribution.owner import UNALLOCATED, Owner, OwnerKind
-from eelgrid_agent.attribution.shares import Confidence, Method, Part, Share
-from eelgrid_agent.attribution.window_file import WindowFile
-from eelgrid_agent.attribution.windows import Windows, merged
+from eelgrid_agent.energy.shares import (
+    UNALLOCATED,
+    EnergyShare,
+    EnergyUse,
+    ShareConfidence,
+    ShareMethod,
+    UsageOwner,
+    UsageOwnerKind,
+)
+from eelgrid_agent.energy.window_file import WindowFile
+from eelgrid_agent.energy.windows import EnergyOutbox, EnergyWindowQueue, OutboxState, merge_windows
 from eelgrid_protos import messages as wire
-from eelgrid_protos.codec import decode, encode
+from eelgrid_protos.codec import decode_message, encode_message
 
 _BEGIN_NS = 1_800_000_000 * 10**9
 _SECOND_NS = 10**9
 
 
-def share(owner, energy_mj, part=Part.ACTIVE):
-    return Share(owner=owner, part=part, energy_mj=energy_mj, method=Method.EXCLUSIVE, confidence=Confidence.HIGH)
+def share(owner, energy_mj, part=EnergyUse.ACTIVE):
+    return EnergyShare(
+        owner=owner, part=part, energy_mj=energy_mj, method=ShareMethod.EXCLUSIVE, confidence=ShareConfidence.HIGH
+    )
 
 
 def job(name):
-    return Owner(kind=OwnerKind.SLURM, job=name)
+    return UsageOwner(kind=UsageOwnerKind.SLURM, job=name)
 
 
 def counted(windows):
@@ -57,7 +65,7 @@ steps = st.lists(
           ("charge", "g0", "a", 0, 0)], 2, 6)  # fmt: skip
 @given(steps, st.integers(2, 6), st.integers(6, 12))
 def test_everything_that_is_charged_arrives_once(script, many, most):
-    windows = Windows(7, many=many, most=most)
+    windows = EnergyWindowQueue(7, many=many, most=most)
     at_ns, ended_ns, charged, arrived, on_the_way = _BEGIN_NS, 0, Counter(), {}, []
     for step in script:
         match step:
@@ -70,7 +78,7 @@ def test_everything_that_is_charged_arrives_once(script, many, most):
                 for _ in range(count):
                     window = windows.upcoming()
                     if window is not None:
-                        on_the_way.append(decode(wire.EnergyWindow, encode(window)))
+                        on_the_way.append(decode_message(wire.EnergyWindow, encode_message(window)))
             case ("acknowledge",) if on_the_way:
                 # The controller keeps the first of each number, and answers for all up to it.
                 for window in on_the_way:
@@ -85,7 +93,7 @@ def test_everything_that_is_charged_arrives_once(script, many, most):
                 windows.close()
                 ended_ns = max(ended_ns, windows.ended_ns)
                 on_the_way.clear()
-                windows = Windows(
+                windows = EnergyWindowQueue(
                     7, many=many, most=most, kept=windows.closed, number=windows.number, before_ns=ended_ns
                 )
         assert len(windows.closed) <= most + 8
@@ -99,7 +107,7 @@ def test_everything_that_is_charged_arrives_once(script, many, most):
 
 
 def test_neighbours_of_one_hour_become_one_when_there_are_many():
-    windows = Windows(1, many=3, most=100)
+    windows = EnergyWindowQueue(1, many=3, most=100)
     for minute in range(90):
         windows.charge({"g0": [share(job("a"), 1000)]}, at_ns=_BEGIN_NS + minute * 60 * _SECOND_NS)
     windows.close()
@@ -109,7 +117,7 @@ def test_neighbours_of_one_hour_become_one_when_there_are_many():
 
 
 def test_a_window_that_may_be_on_its_way_is_not_merged():
-    windows = Windows(1, many=2, most=3)
+    windows = EnergyWindowQueue(1, many=2, most=3)
     windows.charge({"g0": [share(job("a"), 5)]}, at_ns=_BEGIN_NS)
     windows.close()
     sent = windows.upcoming()
@@ -120,23 +128,23 @@ def test_a_window_that_may_be_on_its_way_is_not_merged():
 
 def test_merging_keeps_names_apart_and_adds_the_same():
     def window(number, name):
-        made = Windows(1, number=number - 1)
+        made = EnergyWindowQueue(1, number=number - 1)
         made.charge({"g0": [share(job(name), 10), share(job("all"), 1)]}, at_ns=_BEGIN_NS + number * _SECOND_NS)
         made.close()
         return made.closed[0]
 
-    both = merged(window(1, "a"), window(2, "b"))
+    both = merge_windows(window(1, "a"), window(2, "b"))
     assert counted([both]) == {("g0", "a"): 10, ("g0", "b"): 10, ("g0", "all"): 2}
     assert both.number == 2
     assert len(both.shares) == 3
 
 
 def test_more_owners_than_a_message_holds_are_charged_to_nobody_and_stay_in_the_sum():
-    windows = Windows(1)
+    windows = EnergyWindowQueue(1)
     crowd = [share(job(f"j{number}"), 3) for number in range(wire.WINDOW_OWNERS_MOST + 50)]
     windows.charge({"g0": crowd}, at_ns=_BEGIN_NS)
     (window,) = windows.closed
-    assert decode(wire.EnergyWindow, encode(window)) == window
+    assert decode_message(wire.EnergyWindow, encode_message(window)) == window
     assert window.devices[0].total_mj == 3 * len(crowd)
     assert counted([window])["g0", "UNATTRIBUTED"] == 3 * 51
 
@@ -144,12 +152,12 @@ def test_more_owners_than_a_message_holds_are_charged_to_nobody_and_stay_in_the_
 def test_a_window_file_gives_back_what_it_was_given_and_survives_nonsense(tmp_path):
     file = WindowFile(tmp_path / "energy.json")
     fresh = file.load(draw_incarnation=lambda: 5)
-    assert fresh == Kept(incarnation=5)
+    assert fresh == OutboxState(incarnation=5)
     outbox = EnergyOutbox(fresh, boot="b")
     outbox.windows.charge({"g0": [share(job("a"), 9)]}, at_ns=_BEGIN_NS)
     outbox.close()
     file.store(outbox.kept())
     assert file.load(draw_incarnation=lambda: 6) == outbox.kept()
     (tmp_path / "energy.json").write_text('{"schema": 1, "windows": 7}')
-    assert file.load(draw_incarnation=lambda: 6) == Kept(incarnation=6)
+    assert file.load(draw_incarnation=lambda: 6) == OutboxState(incarnation=6)
     assert (tmp_path / "energy.json.corrupt-1").exists()

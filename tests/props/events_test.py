@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests import strategies
 
-from eelgrid_controller import events
-from eelgrid_controller.events import event_from_plain, event_to_plain, refuse_unreadable
+from eelgrid_controller.state import events
+from eelgrid_controller.state.events import check_readable, event_from_plain, event_to_plain
 from eelgrid_protos.messages import (
     ListWorkloadsResponse,
     NodePlan,
@@ -20,8 +20,8 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 from eelgrid_protos.quantities import Identifier, Name, Text
-from eelgrid_protos.salvage import omit_broken, repair, repaired_text
-from eelgrid_protos.schema import obeys
+from eelgrid_protos.salvage import omit_broken, repair_message, repair_text
+from eelgrid_protos.schema import is_valid_message
 
 RELAXED = settings(
     max_examples=25, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow], deadline=None
@@ -35,9 +35,9 @@ ANYTHING = st.text(st.characters(), max_size=300)
 def test_an_event_that_obeys_comes_back_as_it_was(cls, data):
     event = data.draw(strategies.message(cls))
     if "explanation" in {entry.name for entry in fields(cls)}:
-        # Rows of one shape, as the planner makes them; compact.py keeps no others.
+        # Rows of one shape, as the planner makes them; journal_encoding.py keeps no others.
         event = replace(event, explanation=())
-    refuse_unreadable(event)
+    check_readable(event)
     kind, body = event_to_plain(event)
     text = json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
     assert event_from_plain(kind, json.loads(text)) == event
@@ -48,25 +48,25 @@ def test_an_event_that_obeys_comes_back_as_it_was(cls, data):
 def test_a_repaired_name_obeys_and_is_the_same_each_time(name, raw):
     rule = name.__metadata__[0]
     assert isinstance(rule, Text)
-    healed = repaired_text(raw, rule)
+    healed = repair_text(raw, rule)
     assert 0 < len(healed) <= rule.longest
     assert rule.pattern.fullmatch(healed)
-    assert repaired_text(raw, rule) == healed == repaired_text(healed, rule)
+    assert repair_text(raw, rule) == healed == repair_text(healed, rule)
 
 
 @given(first=ANYTHING, second=ANYTHING)
 def test_names_that_were_two_stay_two(first, second):
     rule = Identifier.__metadata__[0]
     if first != second:
-        assert repaired_text(first, rule) != repaired_text(second, rule)
+        assert repair_text(first, rule) != repair_text(second, rule)
 
 
 @given(raw=ANYTHING, key=ANYTHING)
 def test_a_repaired_message_obeys(raw, key):
     spec = WorkloadSpec(name=raw, namespace=raw, labels={key: raw}, request=ResourceRequest(cpu_milli=10**12))
     workload = Workload(workload_id=raw, spec=spec, phase=WorkloadPhase.PENDING, reason=raw)
-    assert obeys(repair(workload))
-    assert repair(repair(workload)) == repair(workload)
+    assert is_valid_message(repair_message(workload))
+    assert repair_message(repair_message(workload)) == repair_message(workload)
 
 
 @RELAXED

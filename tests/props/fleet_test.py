@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tests import naive, naive_openb
 from tests.props.peers_test import ALL, POLICIES, columns, generated, scenes
 
-from eelgrid_kernels.best import catch_up, weigh_all
-from eelgrid_kernels.fleet import Fleet
-from eelgrid_kernels.peer_arrays import BOUNDED, EXACT, LOOSE, ROWS
-from eelgrid_kernels.peers import weigh
+from eelgrid_kernels.argmin_index import apply_log, compute_all_costs
+from eelgrid_kernels.arrays import BOUNDED, EXACT, LOOSE, ROWS
+from eelgrid_kernels.baselines import compute_task_cost
+from eelgrid_kernels.fleet_simulation import SimulatedFleet
 
 quiet = settings(deadline=None, max_examples=60)
 ACTIONS = st.lists(
@@ -29,7 +29,7 @@ ACTIONS = st.lists(
 def fleet_of(scene, name):
     _, code, weights = ALL[name]
     ranks = np.array([entry.rank for entry in scene.machines])
-    return Fleet(*columns(scene), ranks, code, np.array(weights, np.float64))
+    return SimulatedFleet(*columns(scene), ranks, code, np.array(weights, np.float64))
 
 
 def mix_of(scene):
@@ -155,7 +155,7 @@ def test_idle_work_in_small_bouts_changes_no_decision(name, most):
 
 def weighed(run, kind, row):
     """The cost of a kind in a row, weighed now."""
-    return weigh(
+    return compute_task_cost(
         run.states, run.shapes, run.added_w, run.kinds, run.groups, run.weight, run.levels, run.classes, run.wanted,
         run.offers, run.relief, run.rates, run.facts, run.policy, kind, row, True,
     )[0]  # fmt: skip
@@ -165,7 +165,7 @@ def known_of(fleet, seen):
     """Every cost that is kept is the cost or a bound from below; how they are known is added to what was seen."""
     run = fleet.run
     for kind in range(len(run.kinds)):
-        catch_up(run, kind)
+        apply_log(run, kind)
         for row in range(run.facts[ROWS]):
             kept, known = run.cost[kind, row], run.known[kind, row]
             if np.isfinite(kept):
@@ -201,7 +201,7 @@ def test_bounds_of_every_sort_occur_and_hold():
             known_of(fleet, seen)
     assert seen == {LOOSE, BOUNDED, EXACT}
     for kind in range(len(scene.tasks)):
-        weigh_all(fleet.run, kind)
+        compute_all_costs(fleet.run, kind)
         rows = fleet.run.facts[ROWS]
         finite = np.isfinite(fleet.run.cost[kind, :rows])
         assert (fleet.run.known[kind, :rows][finite] == EXACT).all()

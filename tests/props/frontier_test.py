@@ -10,13 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from eelgrid_controller.frontier.capacity import Load, lacking, largest_factor
-from eelgrid_controller.frontier.described import Gpus, Service
-from eelgrid_controller.frontier.marks import Worth, balanced, efficient
-from eelgrid_controller.frontier.sweep import frontier
 from eelgrid_controller.profiles.points import Configuration, Point
-from eelgrid_controller.serving.instances import shapes_of
-from eelgrid_controller.serving.sizing import Objective
+from eelgrid_controller.profiles.queueing_model import QuantileObjective
+from eelgrid_controller.whatif.frontier.instances import feasible_shapes
+from eelgrid_controller.whatif.frontier.sweep import (
+    CapacityLoad,
+    FrontierPool,
+    FrontierService,
+    RowCost,
+    balanced_row,
+    compute_frontier,
+    efficient_rows,
+    largest_factor,
+    missing_gpus,
+)
 
 IDLE_W = {"a": 40.0, "b": 70.0}
 
@@ -37,8 +44,8 @@ def points(draw, workload):
 
 @st.composite
 def cases(draw):
-    services = [Service(name, name, float(draw(st.integers(1, 90))), 0.95) for name in ("m", "n")]
-    fleet = {model: Gpus(draw(st.integers(0, 3)), IDLE_W[model]) for model in "ab"}
+    services = [FrontierService(name, name, float(draw(st.integers(1, 90))), 0.95) for name in ("m", "n")]
+    fleet = {model: FrontierPool(draw(st.integers(0, 3)), IDLE_W[model]) for model in "ab"}
     return [*draw(points("m")), *draw(points("n"))], services, fleet
 
 
@@ -94,7 +101,7 @@ def _by_force(measured, services, fleet, latency_s):
 @given(cases())
 def test_it_is_the_best_of_all(case):
     measured, services, fleet = case
-    found = frontier(measured, services, fleet)
+    found = compute_frontier(measured, services, fleet)
     latencies = {point.latency_s[0.95] for point in measured}
     assert {row.latency_s for row in found.rows} <= latencies
     assert found.rows[0].latency_s == found.tightest[1]
@@ -122,7 +129,7 @@ def test_it_is_the_best_of_all(case):
 @settings(deadline=None, max_examples=25)
 @given(cases())
 def test_a_looser_objective_is_never_worse_and_marks_are_where_they_belong(case):
-    found = frontier(*case)
+    found = compute_frontier(*case)
     feasible = [row for row in found.rows if row.plan is not None]
     assert [row.latency_s for row in found.rows] == sorted({row.latency_s for row in found.rows})
     assert found.rows[len(found.rows) - len(feasible) :] == tuple(feasible)
@@ -144,7 +151,7 @@ def test_a_looser_objective_is_never_worse_and_marks_are_where_they_belong(case)
 @given(cases(), st.sampled_from([1e-3, 0.5, 8.0, 1e4]), st.sampled_from([0.25, 16.0]), st.sampled_from([0.5, 1e3]))
 def test_units_do_not_matter(case, rates, watts, seconds):
     measured, services, fleet = case
-    other = frontier(
+    other = compute_frontier(
         [
             replace(
                 point,
@@ -155,9 +162,9 @@ def test_units_do_not_matter(case, rates, watts, seconds):
             for point in measured
         ],
         [replace(service, rate_hz=service.rate_hz * rates) for service in services],
-        {model: Gpus(gpus.count, gpus.idle_w * watts) for model, gpus in fleet.items()},
+        {model: FrontierPool(gpus.count, gpus.idle_w * watts) for model, gpus in fleet.items()},
     )
-    for one, two in zip(frontier(measured, services, fleet).rows, other.rows, strict=True):
+    for one, two in zip(compute_frontier(measured, services, fleet).rows, other.rows, strict=True):
         assert two.latency_s == pytest.approx(one.latency_s * seconds)
         assert two.factor == pytest.approx(one.factor, rel=1e-5)
         assert (two.plan is None) == (one.plan is None)
@@ -173,16 +180,16 @@ def test_what_lacks_suffices_and_less_does_not(case):
     measured, services, fleet = case
     pool = {model: gpus.count for model, gpus in fleet.items()}
     loads = [
-        Load(
+        CapacityLoad(
             service.rate_hz,
-            shapes_of(
-                [p for p in measured if p.workload == service.workload], Objective(0.95, 1.0),
+            feasible_shapes(
+                [p for p in measured if p.workload == service.workload], QuantileObjective(0.95, 1.0),
                 idle_w=IDLE_W, start_s=0.0,
             ),
         )
         for service in services
     ]  # fmt: skip
-    lacks = lacking(loads, pool)
+    lacks = missing_gpus(loads, pool)
     assert largest_factor(loads, {m: pool[m] + lacks.get(m, 0) for m in pool}).factor >= 1.0 - 1e-9
     missing = sum(lacks.values())
     if missing:
@@ -196,12 +203,12 @@ def test_what_lacks_suffices_and_less_does_not(case):
     st.lists(st.tuples(st.floats(1.01, 3.0), st.just(0.0) | st.floats(1e-3, 0.6)), max_size=12), st.floats(1e-3, 1e3)
 )
 def test_the_knee_is_below_the_line_and_no_scale_moves_it(course, unit):
-    rows = [Worth(0.1, 5000.0, 1.0)]
+    rows = [RowCost(0.1, 5000.0, 1.0)]
     for longer, saved in course:
-        rows.append(Worth(rows[-1].latency_s * longer, rows[-1].power_w * (1.0 - saved), 1.0))
-    knee = balanced(rows)
-    assert balanced([Worth(row.latency_s * unit, row.power_w / unit, row.factor) for row in rows]) == knee
-    assert efficient(rows)[knee]
+        rows.append(RowCost(rows[-1].latency_s * longer, rows[-1].power_w * (1.0 - saved), 1.0))
+    knee = balanced_row(rows)
+    assert balanced_row([RowCost(row.latency_s * unit, row.power_w / unit, row.factor) for row in rows]) == knee
+    assert efficient_rows(rows)[knee]
     last = next(place for place, row in enumerate(rows) if row.power_w == rows[-1].power_w)
     # Geometry, by the distance of a point from the line through the two ends.
     if last == 0:

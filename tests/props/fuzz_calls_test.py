@@ -11,7 +11,7 @@ from tests.fuzz.__main__ import run_scene
 from tests.fuzz.grammar import Grammar
 
 from eelgrid_protos import codec, rpc
-from eelgrid_protos.schema import violations_of
+from eelgrid_protos.schema import list_violations
 
 CLASSES = sorted(
     {method.request for service in (rpc.OPERATOR_SERVICE, rpc.AGENT_SERVICE) for method in service.methods},
@@ -26,9 +26,9 @@ def test_what_is_drawn_obeys_the_rules_and_goes_over_the_wire(cls):
     sound = [message for message in drawn if message is not None]
     assert len(sound) > 20
     for message in sound:
-        assert next(violations_of(message), None) is None
-        assert codec.decode(cls, codec.encode(message), is_counted=True) == message
-    assert len(set(map(repr, sound))) > 1 or not codec.encode(sound[0])
+        assert next(list_violations(message), None) is None
+        assert codec.decode_message(cls, codec.encode_message(message), is_counted=True) == message
+    assert len(set(map(repr, sound))) > 1 or not codec.encode_message(sound[0])
 
 
 def test_one_seed_draws_one_sequence():

@@ -4,8 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from eelgrid_agent.guard import Guard
-from eelgrid_protos.codec import decode, encode
+from eelgrid_agent.enforce.guard.plan import Guard
+from eelgrid_protos.codec import decode_message, encode_message
 from eelgrid_protos.messages import ApplyStatus, Assignment, GpuSetting, NodePlan, PlanApplied
 
 SECOND = 1_000_000_000
@@ -42,7 +42,7 @@ class GuardMachine(RuleBasedStateMachine):
         before = self.guard.plan
         verdict = self.guard.offer(plan, gpu_uuids=HERE, now_ns=self.now_ns)
         applied = verdict.answer or self.guard.settle(verdict, ())
-        assert decode(PlanApplied, encode(applied)) == applied
+        assert decode_message(PlanApplied, encode_message(applied)) == applied
         assert applied.epoch == plan.epoch
         taken = plan.node_name == "n" and plan.epoch > self.epoch
         assert (self.guard.plan is plan) == taken or before == plan

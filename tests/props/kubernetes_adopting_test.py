@@ -8,13 +8,12 @@ import pytest
 from tests.gate_rig import Api, Side, check, settle
 from tests.props.kubernetes_gate_test import Story
 
-from eelgrid_controller.kubernetes import gate_events as told
-from eelgrid_controller.kubernetes.adopting import unpinned
-from eelgrid_controller.kubernetes.constraints import trait
-from eelgrid_controller.kubernetes.names import ANNOTATION_GROUP_SIZE, ANNOTATION_PLAN
-from eelgrid_controller.kubernetes.patches import ungating
-from eelgrid_controller.kubernetes.plans import plan_of, unit_of
-from eelgrid_controller.kubernetes.selectors import constraint_of
+from eelgrid_controller.engines.kubernetes.model.selectors import parse_constraint
+from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_GROUP_SIZE, ANNOTATION_PLAN
+from eelgrid_controller.engines.kubernetes.pods import gate_events as told
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import parse_plan, ungating_patch, unit_of
+from eelgrid_controller.engines.kubernetes.pods.reconcile_unit import remove_node_pin
+from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import trait_name
 
 
 def gpus_of(pod):
@@ -32,7 +31,7 @@ def units(api):
         text = pod["metadata"]["annotations"].get(ANNOTATION_PLAN)
         if text:
             size = int(pod["metadata"]["annotations"].get(ANNOTATION_GROUP_SIZE, 1))
-            places = found.setdefault(unit_of(plan_of(text).workload), (size, []))[1]
+            places = found.setdefault(unit_of(parse_plan(text).workload), (size, []))[1]
             places.append((pod["spec"]["nodeName"], gpus_of(pod)))
     return {name: sorted(places) for name, (size, places) in found.items() if len(places) == size}
 
@@ -122,8 +121,8 @@ def test_a_standby_that_saw_the_pods_wait_asks_for_nothing_again():
     command = standby._command
     standby._command = lambda one: (asked.append(type(one)), command(one))
     settle(api, [standby], at_s, rounds=5)
-    assert told.Recall not in asked
-    assert asked.count(told.Adopt) == 1
+    assert told.RereadPod not in asked
+    assert asked.count(told.AdoptUnit) == 1
     is_held_where_it_stands(api, standby)
 
 
@@ -134,7 +133,7 @@ def test_adopted_pods_hold_the_devices_of_their_plans_and_go_with_them():
     leader.lead(1)
     names = [api.pod(gpus=2) for _ in range(3)]
     at_s = settle(api, [leader], 0.0, rounds=5)
-    plans = {plan_of(api.pods[name]["metadata"]["annotations"][ANNOTATION_PLAN]) for name in names}
+    plans = {parse_plan(api.pods[name]["metadata"]["annotations"][ANNOTATION_PLAN]) for name in names}
     leader.lead(None)
     api.watchers.clear()
     other = Side(api)
@@ -187,9 +186,9 @@ def test_a_pin_is_no_demand():
             "metadata": {"uid": "u", "resourceVersion": "1"},
             "spec": {**copy.deepcopy(spec), "schedulingGates": gates},
         }
-        pinned = {**found["spec"], **ungating(found, "n1", "{}")["spec"]}
-        assert constraint_of(pinned) != constraint_of(spec)
-        assert trait(unpinned(constraint_of(pinned))) == trait(constraint_of(spec))
+        pinned = {**found["spec"], **ungating_patch(found, "n1", "{}")["spec"]}
+        assert parse_constraint(pinned) != parse_constraint(spec)
+        assert trait_name(remove_node_pin(parse_constraint(pinned))) == trait_name(parse_constraint(spec))
 
 
 def test_a_pod_like_the_one_that_was_taken_over_is_told_of_though_nothing_seems_to_have_changed():

@@ -5,8 +5,9 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelgrid_controller.kubernetes.constraints import constraint_of, satisfies, trait, traits_of
-from eelgrid_controller.kubernetes.views import node_of
+from eelgrid_controller.engines.kubernetes.model.objects import parse_node
+from eelgrid_controller.engines.kubernetes.model.selectors import parse_constraint
+from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import satisfies_constraint, trait_name, traits_of
 
 KEYS = st.sampled_from(["a", "b", "c", "x.io/gpu", "BAD KEY", "", "UPPER.io/a"])
 VALUES = st.sampled_from(["", "1", "2", "10", "-1", "007", "v", "w", "bad value", "x" * 64, str(2**63)])
@@ -151,7 +152,7 @@ def node_object(name="n1", labels=None, taints=None, is_cordoned=False):
 @settings(max_examples=150, deadline=None)
 @given(spec=SPEC, node=NODE, compares=st.booleans())
 def test_a_constraint_is_judged_as_rule_by_rule(spec, node, compares):
-    found = satisfies(constraint_of(spec), node_of(node), compares=compares)
+    found = satisfies_constraint(parse_constraint(spec), parse_node(node), compares=compares)
     assert found is judge(spec, node, compares=compares)
 
 
@@ -171,7 +172,7 @@ def test_a_line_of_a_term_is_judged_as_rule_by_rule(operator, key, values, label
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     spec = {"affinity": {"nodeAffinity": required}}
     node = node_object(labels={} if label is None else {key: label})
-    assert satisfies(constraint_of(spec), node_of(node)) is judge(spec, node, compares=False)
+    assert satisfies_constraint(parse_constraint(spec), parse_node(node)) is judge(spec, node, compares=False)
 
 
 @settings(max_examples=300, deadline=None)
@@ -187,7 +188,7 @@ def test_a_line_of_a_term_is_judged_as_rule_by_rule(operator, key, values, label
 )
 def test_a_toleration_is_judged_as_rule_by_rule(toleration, taint, compares):
     spec, node = {"tolerations": [toleration]}, node_object(taints=[taint])
-    found = satisfies(constraint_of(spec), node_of(node), compares=compares)
+    found = satisfies_constraint(parse_constraint(spec), parse_node(node), compares=compares)
     assert found is judge(spec, node, compares=compares)
 
 
@@ -204,20 +205,20 @@ def test_the_order_of_what_is_written_changes_nothing(spec, data):
         terms = data.draw(st.permutations(affinity["nodeSelectorTerms"]))
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
         mixed["affinity"] = {"nodeAffinity": required}
-    assert constraint_of(mixed) == constraint_of(spec)
-    assert trait(constraint_of(mixed)) == trait(constraint_of(spec))
+    assert parse_constraint(mixed) == parse_constraint(spec)
+    assert trait_name(parse_constraint(mixed)) == trait_name(parse_constraint(spec))
 
 
 @settings(max_examples=60, deadline=None)
 @given(specs=st.lists(SPEC, min_size=1, max_size=4), node=NODE)
 def test_a_node_has_the_traits_of_what_it_satisfies(specs, node):
-    constraints, seen = [constraint_of(spec) for spec in specs], node_of(node)
-    assert traits_of(seen, constraints) == {trait(one) for one in constraints if satisfies(one, seen)}
+    constraints, seen = [parse_constraint(spec) for spec in specs], parse_node(node)
+    assert traits_of(seen, constraints) == {trait_name(one) for one in constraints if satisfies_constraint(one, seen)}
 
 
 @settings(max_examples=60, deadline=None)
 @given(spec=SPEC, nodes=st.lists(NODE, max_size=4))
 def test_without_a_trait_every_open_node_of_the_fleet_will_do(spec, nodes):
-    constraint, seen = constraint_of(spec), [node_of(node) for node in nodes]
-    if trait(constraint, [taint for node in seen for taint in node.taints]) == "":
-        assert all(satisfies(constraint, node) for node in seen if not node.is_unschedulable)
+    constraint, seen = parse_constraint(spec), [parse_node(node) for node in nodes]
+    if trait_name(constraint, [taint for node in seen for taint in node.taints]) == "":
+        assert all(satisfies_constraint(constraint, node) for node in seen if not node.is_unschedulable)

@@ -11,8 +11,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelgrid_controller.adapters.kubernetes import election
-from eelgrid_controller.adapters.kubernetes.election import Election, Record, Timing, step
+from eelgrid_controller.engines.kubernetes.api import election
+from eelgrid_controller.engines.kubernetes.api.election import Election, LeaseRecord, Timing, step_election
 
 TIMING = Timing()
 
@@ -74,7 +74,7 @@ class World:
 
     def wake(self, who, number=0):
         if number == self.woken.get(who, 0):
-            self.take(who, election.Ticked())
+            self.take(who, election.ElectionTick())
 
     def take(self, who, event):
         if who in self.down:
@@ -82,18 +82,18 @@ class World:
         if (until_s := self.paused_until_s.get(who, 0.0)) > self.now_s:
             self.at(until_s - self.now_s, self.take, who, event)
             return
-        self.states[who], told = step(self.states[who], event, self.local_s(who))
+        self.states[who], told = step_election(self.states[who], event, self.local_s(who))
         for one in told:
             match one:
-                case election.Lead(epoch, _, is_continued):
+                case election.StartLeading(epoch, _, is_continued):
                     if who not in self.leading:
                         assert not is_continued or self.terms[-1][1] == who, "another led in between"
                         self.continued += is_continued
                         self.terms.append((epoch, who))
                     self.leading.add(who)
-                case election.StepDown():
+                case election.StopLeading():
                     self.leading.discard(who)
-                case election.Read() | election.Write():
+                case election.ReadLease() | election.WriteLease():
                     self.ask(who, one)
         rate = self.clocks[who][1]
         wait_s = (self.states[who].wake_s - self.local_s(who)) / rate
@@ -105,7 +105,7 @@ class World:
         number = next(self.count)
         self.asked[who] = number
         sent_s = self.local_s(who)
-        self.at(TIMING.request_s / self.clocks[who][1], self.answer, who, number, election.Failed())
+        self.at(TIMING.request_s / self.clocks[who][1], self.answer, who, number, election.LeaseRequestFailed())
         way_s = self.random.uniform(0.0, 0.2)
         if self.random.random() < self.trouble:
             way_s = self.random.uniform(0.0, self.late_s)
@@ -115,14 +115,18 @@ class World:
 
     def arrive(self, who, number, asked, sent_s):
         """The request is at the server, however late."""
-        if isinstance(asked, election.Read):
-            event = election.Answered(sent_s, self.lease, is_written=False)
+        if isinstance(asked, election.ReadLease):
+            event = election.LeaseAnswered(sent_s, self.lease, is_written=False)
         elif (self.lease.version if self.lease else "") != asked.against:
-            event = election.Answered(sent_s, None, is_written=False) if self.lease is None else election.Refused()
+            event = (
+                election.LeaseAnswered(sent_s, None, is_written=False)
+                if self.lease is None
+                else election.LeaseConflict()
+            )
         else:
             self.version += 1
             self.lease = asked.record._replace(version=str(self.version))
-            event = election.Answered(sent_s, self.lease, is_written=True)
+            event = election.LeaseAnswered(sent_s, self.lease, is_written=True)
         back_s = self.random.uniform(0.0, 0.2)
         if self.random.random() < self.trouble:
             if self.random.random() < 0.3:
@@ -168,7 +172,7 @@ def test_there_are_never_two_leaders_and_no_epoch_twice(seed, rates, trouble, ev
         if what == "pause":
             world.at(at_s, world.pause, who, for_s)
         elif what == "stop":
-            world.at(at_s, world.take, who, election.Stop())
+            world.at(at_s, world.take, who, election.StopElection())
         else:
             world.at(at_s, world.down.add, who)
     world.run(240.0)
@@ -196,7 +200,7 @@ def test_a_leader_that_stops_is_followed_at_once(seed, rates, stop_s):
     world = World(seed, candidates=3, rates=rates, trouble=0.0, late_s=0.0)
     world.run(stop_s)
     (old,) = world.leaders()
-    world.take(old, election.Stop())
+    world.take(old, election.StopElection())
     began = len(world.led)
     world.run(stop_s + 2.0 * TIMING.retry_s)
     assert len(world.led) > began
@@ -232,19 +236,19 @@ def test_one_answer_that_is_lost_unseats_nobody(seed, lost_s):
     world.asked.clear()
     for who, state in list(world.states.items()):
         if state.asked is not None:
-            world.at(TIMING.request_s, world.take, who, election.Failed())
+            world.at(TIMING.request_s, world.take, who, election.LeaseRequestFailed())
     world.run(lost_s + 60.0)
     assert len(world.terms) == 1
 
 
 def test_the_floor_is_below_every_epoch():
     state = Election(identity="a", timing=TIMING, floor=41)
-    state, (read,) = step(state, election.Ticked(), 0.0)
-    assert read == election.Read()
-    state, (write,) = step(state, election.Answered(0.0, None, is_written=False), 0.1)
-    assert write == election.Write(Record("a", 42, ""), "", is_new_term=True)
-    state, told = step(state, election.Answered(0.1, Record("a", 42, "7"), is_written=True), 0.2)
-    assert told == (election.Lead(42, 0.1 + TIMING.renew_s),)
+    state, (read,) = step_election(state, election.ElectionTick(), 0.0)
+    assert read == election.ReadLease()
+    state, (write,) = step_election(state, election.LeaseAnswered(0.0, None, is_written=False), 0.1)
+    assert write == election.WriteLease(LeaseRecord("a", 42, ""), "", is_new_term=True)
+    state, told = step_election(state, election.LeaseAnswered(0.1, LeaseRecord("a", 42, "7"), is_written=True), 0.2)
+    assert told == (election.StartLeading(42, 0.1 + TIMING.renew_s),)
 
 
 def test_a_term_continues_the_candidates_last_one_unless_the_lease_was_anybody_elses_since():

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.gate_rig import Api, Side, check, settle
 
-from eelgrid_controller.kubernetes import gate_events as told
+from eelgrid_controller.engines.kubernetes.pods import gate_events as told
 
 STEPS = st.lists(st.integers(0, 2**32 - 1), min_size=10, max_size=80)
 
@@ -87,7 +87,7 @@ class Story:
         self.elect(rng.randrange(2))
 
     def tick(self, rng):
-        rng.choice(self.sides).events.append(told.Ticked())
+        rng.choice(self.sides).events.append(told.GateTicked())
 
     def touch(self, rng):
         """Somebody else changes a pod."""

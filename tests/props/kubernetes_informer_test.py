@@ -11,18 +11,17 @@ from tests.fakes.kubernetes import faults
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.kubernetes_api_rig import eventually
 
-from eelgrid_controller.adapters.kubernetes.exchange import Bounds
-from eelgrid_controller.adapters.kubernetes.held import What
-from eelgrid_controller.adapters.kubernetes.informer import Informer, Pace
-from eelgrid_controller.adapters.kubernetes.port import Key, uid_of
-from eelgrid_controller.adapters.kubernetes.resources import CONFIG_MAPS
+from eelgrid_controller.engines.kubernetes.api.client import RequestLimits
+from eelgrid_controller.engines.kubernetes.api.informer import Informer, InformerTiming
+from eelgrid_controller.engines.kubernetes.api.object_store import DeltaType
+from eelgrid_controller.engines.kubernetes.api.port import CONFIG_MAPS, ObjectKey, uid_of
 
 NAMES = st.sampled_from("abcde")
 STEPS = st.one_of(
     st.tuples(st.sampled_from(["write", "write", "delete"]), NAMES),
     st.tuples(st.sampled_from(["drop", "compact", "restart", "refuse", "busy", "breathe", "breathe"]), st.just("")),
 )
-PACE = Pace(watch_s=30.0, silent_s=10.0, lived_s=0.0, first_wait_s=0.001, most_wait_s=0.01)
+PACE = InformerTiming(watch_s=30.0, silent_s=10.0, lived_s=0.0, first_wait_s=0.001, most_wait_s=0.01)
 
 
 class Mirror:
@@ -34,11 +33,11 @@ class Mirror:
     def hear(self, deltas):
         for delta in deltas:
             assert self.objects.get(delta.key) == delta.old
-            if delta.what is What.DELETED:
+            if delta.what is DeltaType.DELETED:
                 assert delta.old is not None
                 del self.objects[delta.key]
                 continue
-            assert (delta.what is What.ADDED) == (delta.old is None)
+            assert (delta.what is DeltaType.ADDED) == (delta.old is None)
             assert delta.old is None or uid_of(delta.old) == uid_of(delta.new)
             self.objects[delta.key] = delta.new
 
@@ -47,7 +46,7 @@ async def play(steps):
     async with FakeCluster() as fake:
         kind = fake.api.catalogue.find("", "v1", "configmaps")
         informer = Informer(
-            fake.client(bounds=Bounds(request_s=1.0)),
+            fake.client(bounds=RequestLimits(request_s=1.0)),
             CONFIG_MAPS,
             rng=random.Random(1),
             monotonic_s=time.monotonic,
@@ -64,7 +63,7 @@ async def play(steps):
         async def is_level():
             if task.done():
                 task.result()
-            there = {Key(*key): record.object for key, record in fake.store.of(kind).items()}
+            there = {ObjectKey(*key): record.object for key, record in fake.store.of(kind).items()}
             return informer.is_synced and there == dict(informer.objects)
 
         await eventually(is_level)

@@ -8,11 +8,26 @@ from hypothesis import strategies as st
 from tests.fakes.kubernetes.patches import json_patched
 from tests.jobs_rig import A100, H100, gated, ground, job
 
-from eelgrid_controller.kubernetes import names
-from eelgrid_controller.kubernetes.gate_events import Failure
-from eelgrid_controller.kubernetes.jobs import JobGone, Jobs, JobSeen, NotWritten, Write, Written
-from eelgrid_controller.kubernetes.preemption_cost import Interrupted, boost
-from eelgrid_controller.kubernetes.right_sizing import MARGIN, Choice, Known, Question, Size, Unknown, right_size
+from eelgrid_controller.engines.kubernetes.jobs.preemption_cost import InterruptibleWorkload, compute_boost
+from eelgrid_controller.engines.kubernetes.jobs.right_sizer import (
+    JobPatched,
+    JobPatchFailed,
+    JobRightSizer,
+    PatchJob,
+    SuspendedJobDeleted,
+    SuspendedJobUpdated,
+)
+from eelgrid_controller.engines.kubernetes.jobs.right_sizing import (
+    SAVINGS_MARGIN,
+    JobSize,
+    SizeChoice,
+    SizeMeasurement,
+    SizeUnknown,
+    SizingProblem,
+    choose_size,
+)
+from eelgrid_controller.engines.kubernetes.model import well_known
+from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
 
 NUMBERS = st.floats(0.1, 1e4, allow_nan=False)
 COUNTS = (1, 2, 3, 4, 8)
@@ -25,18 +40,18 @@ def knowns(draw):
         for gpus in COUNTS:
             low_hz, low_w = draw(NUMBERS), draw(NUMBERS)
             wider_hz, wider_w = draw(st.floats(1.0, 1.5)), draw(st.floats(1.0, 1.5))
-            found.append(Known(model, "", gpus, low_hz, low_hz * wider_hz, low_w, low_w * wider_w))
+            found.append(SizeMeasurement(model, "", gpus, low_hz, low_hz * wider_hz, low_w, low_w * wider_w))
     return tuple(draw(st.lists(st.sampled_from(found), unique=True, max_size=len(found))))
 
 
 @st.composite
 def questions(draw):
     models = draw(st.sampled_from([(H100,), (A100, H100)]))
-    asked = Size(1, draw(st.sampled_from(COUNTS)))
+    asked = JobSize(1, draw(st.sampled_from(COUNTS)))
     allowed = draw(st.sets(st.sampled_from(COUNTS)))
-    sizes = {asked: models} | {Size(1, gpus): models for gpus in sorted(allowed)}
+    sizes = {asked: models} | {JobSize(1, gpus): models for gpus in sorted(allowed)}
     need_hz = draw(st.none() | NUMBERS)
-    return Question(asked=asked, sizes=sizes, known=draw(knowns()), slowdown_most=None, need_hz=need_hz)
+    return SizingProblem(asked=asked, sizes=sizes, known=draw(knowns()), slowdown_most=None, need_hz=need_hz)
 
 
 def naive(question, slowdown):
@@ -60,13 +75,13 @@ def naive(question, slowdown):
             (run.power_high_w / run.throughput_low_hz) / (before.power_low_w / before.throughput_high_hz)
             for run, before in runs
         )
-        if is_fast and ratio < 1 - MARGIN:
+        if is_fast and ratio < 1 - SAVINGS_MARGIN:
             best = min(best, ratio)
     return best
 
 
 def replaced(question, slowdown):
-    return Question(
+    return SizingProblem(
         asked=question.asked, sizes=question.sizes, known=question.known, slowdown_most=slowdown,
         need_hz=question.need_hz,
     )  # fmt: skip
@@ -75,23 +90,23 @@ def replaced(question, slowdown):
 @settings(max_examples=300, deadline=None)
 @given(questions(), st.none() | st.floats(0, 5))
 def test_it_is_the_best_of_all_that_may_be(question, slowdown):
-    answer, wanted = right_size(replaced(question, slowdown)), naive(question, slowdown)
-    if isinstance(answer, Unknown):
+    answer, wanted = choose_size(replaced(question, slowdown)), naive(question, slowdown)
+    if isinstance(answer, SizeUnknown):
         others = [size for size in question.sizes if size != question.asked]
         at = {(one.gpu_model, one.gpus) for one in question.known}
         none_known = not any(all((m, size.gpus) in at for m in question.sizes[size]) for size in others)
         assert wanted is None or none_known
     else:
-        assert isinstance(answer, Choice)
+        assert isinstance(answer, SizeChoice)
         assert abs(answer.ratio - wanted) <= 1e-9 * wanted
 
 
 @settings(max_examples=200, deadline=None)
 @given(questions(), st.floats(0, 3), st.floats(0, 3))
 def test_a_looser_promise_never_costs_more_joules(question, slowdown, more):
-    tight, loose = right_size(replaced(question, slowdown)), right_size(replaced(question, slowdown + more))
-    assert isinstance(tight, Unknown) == isinstance(loose, Unknown)
-    if isinstance(tight, Choice) and isinstance(loose, Choice):
+    tight, loose = choose_size(replaced(question, slowdown)), choose_size(replaced(question, slowdown + more))
+    assert isinstance(tight, SizeUnknown) == isinstance(loose, SizeUnknown)
+    if isinstance(tight, SizeChoice) and isinstance(loose, SizeChoice):
         assert loose.ratio <= tight.ratio
 
 
@@ -101,9 +116,9 @@ def test_a_looser_promise_never_costs_more_joules(question, slowdown, more):
     st.integers(0, 1_000_000), st.floats(1, 10),
 )  # fmt: skip
 def test_a_boost_is_bounded_and_rises_with_what_is_lost(gpus, ran_s, grace_s, left_s, most, factor):
-    run = Interrupted(gpus=gpus, ran_s=ran_s, grace_s=grace_s, deadline_left_s=left_s)
-    longer = Interrupted(gpus=gpus, ran_s=ran_s * factor, grace_s=grace_s, deadline_left_s=left_s)
-    assert 0 <= boost(run, most) <= boost(longer, most) <= most
+    run = InterruptibleWorkload(gpus=gpus, ran_s=ran_s, grace_s=grace_s, deadline_left_s=left_s)
+    longer = InterruptibleWorkload(gpus=gpus, ran_s=ran_s * factor, grace_s=grace_s, deadline_left_s=left_s)
+    assert 0 <= compute_boost(run, most) <= compute_boost(longer, most) <= most
 
 
 class Story:
@@ -115,14 +130,14 @@ class Story:
         self.version = 100
         self.ran, self.changed, self.first = set(), {}, {}
         self.is_old = self.rng.random() < 0.2  # requests are fixed before 1.36
-        self.machine = Jobs()
+        self.machine = JobRightSizer()
         self.at_s = 0.0
 
     def put(self, found):
         self.version += 1
         found["metadata"]["resourceVersion"] = str(self.version)
         self.jobs[found["metadata"]["name"]] = found
-        self.watch.append(JobSeen("Job", json.loads(json.dumps(found))))
+        self.watch.append(SuspendedJobUpdated("Job", json.loads(json.dumps(found))))
 
     def make(self):
         name = f"j{len(self.first)}"
@@ -160,7 +175,7 @@ class Story:
         found = self.some()
         if found is not None and self.rng.random() < 0.2:
             del self.jobs[found["metadata"]["name"]]
-            self.watch.append(JobGone(found["metadata"]["uid"]))
+            self.watch.append(SuspendedJobDeleted(found["metadata"]["uid"]))
 
     def hear(self):
         count = self.rng.randint(0, len(self.watch))
@@ -169,8 +184,8 @@ class Story:
 
     def restart(self):
         """A new process lists everything; what the old one sent may still arrive."""
-        self.machine = Jobs()
-        self.inbox = [JobSeen("Job", json.loads(json.dumps(found))) for found in self.jobs.values()]
+        self.machine = JobRightSizer()
+        self.inbox = [SuspendedJobUpdated("Job", json.loads(json.dumps(found))) for found in self.jobs.values()]
         self.watch = []
 
     def round(self, *, leads=None):
@@ -178,7 +193,7 @@ class Story:
         self.at_s += self.rng.choice((0.1, 1.0, 10.0))
         events, self.inbox = self.inbox, []
         for one in self.machine.take(events, ground(), self.at_s, leads=leads):
-            if isinstance(one, Write):
+            if isinstance(one, PatchJob):
                 self.under_way.append(one)
 
     def write(self, *, is_calm=False):
@@ -186,22 +201,22 @@ class Story:
             return
         one = self.under_way.pop(self.rng.randrange(len(self.under_way)))
         fault = None if is_calm else self.rng.choice((None, None, None, "busy", "lost"))
-        failure = Failure.BUSY if fault == "busy" else self.apply(one)
+        failure = WriteFailure.BUSY if fault == "busy" else self.apply(one)
         if fault == "lost" and failure is None:
-            failure = Failure.BUSY
+            failure = WriteFailure.BUSY
         uid = one.job.uid
-        self.inbox.append(Written(uid) if failure is None else NotWritten(uid, failure, "x"))
+        self.inbox.append(JobPatched(uid) if failure is None else JobPatchFailed(uid, failure, "x"))
 
     def apply(self, one):
         found = self.jobs.get(one.job.name)
         if found is None:
-            return Failure.GONE
+            return WriteFailure.GONE
         if found["metadata"]["resourceVersion"] != one.job.version:
-            return Failure.CONFLICT
+            return WriteFailure.CONFLICT
         after = json_patched(found, one.operations)
         if after["spec"]["template"] != found["spec"]["template"]:
             if self.is_old:
-                return Failure.INVALID
+                return WriteFailure.INVALID
             name = one.job.name
             assert name not in self.ran, "changed what ran"
             assert found["spec"]["suspend"], "changed what runs"
@@ -219,7 +234,7 @@ def _changed(found, **spec):
 
 
 def _is_held(found):
-    return names.KUEUE_OUR_GATE in found["metadata"]["annotations"].get(names.KUEUE_GATED_BY, "")
+    return well_known.KUEUE_OUR_GATE in found["metadata"]["annotations"].get(well_known.KUEUE_GATED_BY, "")
 
 
 @settings(max_examples=150, deadline=None)
@@ -243,7 +258,7 @@ def test_a_story_of_jobs(seed):
             story.write(is_calm=True)
     for name, found in story.jobs.items():
         assert not (found["spec"]["suspend"] and _is_held(found)), "Kueue waits for ever"
-        record = found["metadata"]["annotations"].get(names.ANNOTATION_RIGHT_SIZED)
+        record = found["metadata"]["annotations"].get(well_known.ANNOTATION_RIGHT_SIZED)
         dealt_with = record is not None or name in story.ran or found["metadata"]["generation"] >= 3
         assert dealt_with or not found["spec"]["suspend"]
         if record is not None and json.loads(record)["outcome"] != "changed":

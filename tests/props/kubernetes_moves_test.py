@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kubernetes_moves_rig import PACE, World
 
-from eelgrid_controller.kubernetes.move_notes import Note
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import MoveNote
 
 SEEDS = st.integers(0, 2**32 - 1)
 
 
 def begun(replicas, **how):
     world = World(replicas, **how)
-    world.order(Note(uid=world.old, pod=f"d-{world.old}", deployment="d", owner="rs", since_s=world.now_s))
+    world.order(MoveNote(uid=world.old, pod=f"d-{world.old}", deployment="d", owner="rs", since_s=world.now_s))
     return world
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelgrid_controller.kubernetes.policy_fields import plain_of, value_from, values_of
-from eelgrid_controller.kubernetes.power_policies import Memory, PowerPolicies
-from eelgrid_controller.standing_order import policy_violations
+from eelgrid_controller.engines.kubernetes.power.policy_merge import PolicyRecords, PowerPolicyMerger
+from eelgrid_controller.engines.kubernetes.power.policy_object import decode_value, encode_value, policy_values
+from eelgrid_controller.state.policy_validation import find_policy_violations
 from eelgrid_protos.messages import OBJECTIVES, BudgetScope, EnforcementMode, Policy, PoolMode, PowerBudget
 
 NODES = {"n1": {"a": "b"}, "n2": {}}
@@ -68,10 +68,10 @@ class Controller:
     """A policy, a file and objects; each round as the shell carries it out, cut off where it is said."""
 
     def __init__(self):
-        self.policy, self.disk, self.operators = Policy(), Memory(), Policy()
+        self.policy, self.disk, self.operators = Policy(), PolicyRecords(), Policy()
         self.objects = {}
         self.ages = 0
-        self.machine = PowerPolicies(policy_violations)
+        self.machine = PowerPolicyMerger(find_policy_violations)
 
     def round(self, until="end"):
         found = self.machine.decide(self.objects.values(), NODES, self.policy, self.disk)
@@ -96,17 +96,17 @@ class Controller:
 def _through_the_file(memory):
     records = {
         key: one._replace(
-            former=value_from(key, plain_of(one.former)),
-            puts=tuple(value_from(key, plain_of(put)) for put in one.puts),
+            former=decode_value(key, encode_value(one.former)),
+            puts=tuple(decode_value(key, encode_value(put)) for put in one.puts),
         )
         for key, one in memory.records.items()
     }
     assert records == memory.records
-    return Memory(records, memory.good)
+    return PolicyRecords(records, memory.good)
 
 
 def _plainly(policy):
-    return values_of(policy), policy.lease_s
+    return policy_values(policy), policy.lease_s
 
 
 @settings(max_examples=100, deadline=None)
@@ -124,16 +124,16 @@ def test_whatever_happened_without_objects_the_policy_is_what_operators_said(cou
                 world.operators = _operate(world.operators, name, value)
             case "crash":
                 world.round(name)
-                world.machine = PowerPolicies(policy_violations)
+                world.machine = PowerPolicyMerger(find_policy_violations)
         world.round()
         before = world.policy, world.disk
         world.round()
         assert (world.policy, world.disk) == before, "a round after a round changes nothing"
-        assert not policy_violations(world.policy)
+        assert not find_policy_violations(world.policy)
     world.objects.clear()
     world.round()
     assert _plainly(world.policy) == _plainly(world.operators)
-    assert world.disk == Memory()
+    assert world.disk == PolicyRecords()
 
 
 @settings(max_examples=40, deadline=None)
@@ -143,7 +143,7 @@ def test_the_outcome_is_a_function_of_the_objects(specs, rng):
     for number, spec in enumerate(specs):
         world.put(f"o{number}", spec)
     world.round()
-    wanted = values_of(world.policy)
+    wanted = policy_values(world.policy)
     tightest = [row["limitWatts"] for spec in specs for row in spec["budgets"] if row["scope"] == "Cluster"]
     assert wanted.get("budget/cluster") == (min(tightest) if tightest else None)
     named = [spec["objective"] for spec in specs if "objective" in spec]
@@ -155,4 +155,4 @@ def test_the_outcome_is_a_function_of_the_objects(specs, rng):
     for name, one in items:  # in another order, one by one
         other.objects[name] = one
         other.round()
-    assert values_of(other.policy) == wanted
+    assert policy_values(other.policy) == wanted

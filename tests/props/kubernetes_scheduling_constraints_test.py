@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelgrid_controller.kubernetes import scheduling_constraints as rules
-from eelgrid_controller.kubernetes.views import node_of, pod_of
+from eelgrid_controller.engines.kubernetes.model.objects import parse_node, parse_pod
+from eelgrid_controller.engines.kubernetes.scheduling import topology_constraints as rules
 
 ZONE, HOST = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
 BETA_ZONE = "failure-domain.beta.kubernetes.io/zone"
@@ -245,12 +245,12 @@ def counted(one, found, other):
 def cluster(nodes):
     found = rules.ClusterNodes()
     for one in nodes:
-        found.put(node_of(one))
+        found.put(parse_node(one))
     return found
 
 
 def placed(one):
-    return rules.placed_pod(pod_of(one), one["spec"]["nodeName"])
+    return rules.placed_pod(parse_pod(one), one["spec"]["nodeName"])
 
 
 def index(pods):
@@ -279,7 +279,7 @@ def incoming(found):
 @given(new=INCOMING, nodes=NODES, standing=PODS)
 def test_pod_affinity_is_evaluated_as_pod_by_pod(new, nodes, standing):
     new, pods = incoming(new), made(standing)
-    refused = rules.evaluate_pod_affinity(pod_of(new), cluster(nodes), index(pods))
+    refused = rules.evaluate_pod_affinity(parse_pod(new), cluster(nodes), index(pods))
     for one in nodes:
         assert (one["metadata"]["name"] not in refused) is affinity_holds(new, one, nodes, pods)
 
@@ -288,7 +288,7 @@ def test_pod_affinity_is_evaluated_as_pod_by_pod(new, nodes, standing):
 @given(new=INCOMING, nodes=NODES, standing=PODS)
 def test_topology_spread_is_evaluated_as_node_by_node(new, nodes, standing):
     new, pods = incoming(new), made(standing)
-    refused = rules.evaluate_topology_spread(pod_of(new), cluster(nodes), index(pods))
+    refused = rules.evaluate_topology_spread(parse_pod(new), cluster(nodes), index(pods))
     for one in nodes:
         name = one["metadata"]["name"]
         holds = spread_holds(new, one, nodes, pods)
@@ -302,7 +302,7 @@ def test_topology_spread_is_evaluated_as_node_by_node(new, nodes, standing):
 @given(new=INCOMING, nodes=NODES, standing=PODS, planned=PODS, data=st.data())
 def test_pods_that_are_planned_count_as_those_that_stand(new, nodes, standing, planned, data):
     new, pods = incoming(new), made(standing)
-    found, known = pod_of(new), index(pods)
+    found, known = parse_pod(new), index(pods)
     # Warm the counts, so that what is kept is what is changed afterwards.
     rules.evaluate_pod_affinity(found, cluster(nodes), known)
     rules.evaluate_topology_spread(found, cluster(nodes), known)
@@ -363,15 +363,15 @@ def volume_holds(volume, labels):
 )
 def test_volumes_are_evaluated_as_one_by_one(claims, volumes, labels):
     known, nodes = rules.Volumes(), [node(name, one) for name, one in zip(NAMES, labels, strict=False)]
-    known.classes["delayed"] = rules.storage_class_of(
+    known.classes["delayed"] = rules.parse_storage_class(
         {
             "provisioner": "csi.x",
             "volumeBindingMode": "WaitForFirstConsumer",
             "allowedTopologies": [{"matchLabelExpressions": [{"key": ZONE, "values": ["z1"]}]}],
         }
     )
-    known.classes["immediate"] = rules.storage_class_of({"provisioner": "csi.x", "volumeBindingMode": "Immediate"})
-    known.classes["static"] = rules.storage_class_of(
+    known.classes["immediate"] = rules.parse_storage_class({"provisioner": "csi.x", "volumeBindingMode": "Immediate"})
+    known.classes["static"] = rules.parse_storage_class(
         {"provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "WaitForFirstConsumer"}
     )
     for at, (claim, volume) in enumerate(zip(claims, volumes, strict=False)):
@@ -388,7 +388,7 @@ def test_volumes_are_evaluated_as_one_by_one(claims, volumes, labels):
             if terms is not None
             else None
         )
-        known.volumes[f"v{at}"] = rules.volume_of(
+        known.volumes[f"v{at}"] = rules.parse_volume(
             {"metadata": {"name": f"v{at}", "labels": volume["labels"]}, "spec": {"nodeAffinity": affinity}}
         )
         state = claim["state"]
@@ -399,9 +399,9 @@ def test_volumes_are_evaluated_as_one_by_one(claims, volumes, labels):
         if state == "gone":
             metadata["deletionTimestamp"] = "2026-11-22T04:00:00Z"
         spec = {"volumeName": f"v{at}"} if is_bound else {"storageClassName": state}
-        known.claims["x", f"c{at}"] = rules.claim_of({"metadata": metadata, "spec": spec})
+        known.claims["x", f"c{at}"] = rules.parse_volume_claim({"metadata": metadata, "spec": spec})
     wanted = [{"name": f"w{at}", "persistentVolumeClaim": {"claimName": f"c{at}"}} for at in range(len(claims))]
-    found = rules.evaluate_volume_topology(pod_of(pod("new", "x", {}, {}, volumes=wanted)), cluster(nodes), known)
+    found = rules.evaluate_volume_topology(parse_pod(pod("new", "x", {}, {}, volumes=wanted)), cluster(nodes), known)
     states = [claim["state"] for claim in claims]
     first = next((state for state in states if state in ("absent", "gone", "immediate", "static")), "")
     assert bool(found.waits) is (first in ("absent", "gone", "immediate"))

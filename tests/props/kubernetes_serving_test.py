@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.gate_rig import check
 from tests.serving_rig import ServedApi, ServingSide, inference_service, play, ready
 
-from eelgrid_controller.kubernetes import gate_events as told
+from eelgrid_controller.engines.kubernetes.pods import gate_events as told
 from eelgrid_protos.faults import FailedPrecondition
 
 STEPS = st.lists(st.integers(0, 2**32 - 1), min_size=10, max_size=80)
@@ -101,7 +101,7 @@ class Story:
         self.elect(rng.randrange(2))
 
     def tick(self, rng):
-        rng.choice(self.sides).events.append(told.Ticked())
+        rng.choice(self.sides).events.append(told.GateTicked())
 
     def thief(self, rng):
         node = rng.choice(sorted(self.api.nodes))

@@ -7,14 +7,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kubernetes_rig import node, pod
 
-from eelgrid_controller.kubernetes.gate_events import Failure, Key, Ungate
-from eelgrid_controller.kubernetes.slice_pods import SlicePod, SlicePods, slice_intent, slices_wanted
-from eelgrid_controller.kubernetes.slices_on_offer import Offer, Slice, fullest
+from eelgrid_controller.engines.kubernetes.pods.gate_events import PodKey, UngatePod, WriteFailure
+from eelgrid_controller.engines.kubernetes.pods.mig_slices import (
+    OfferedMigSlice,
+    SliceOffer,
+    SlicePod,
+    SlicePodScheduler,
+    parse_slice_intent,
+    requested_slices,
+    select_fullest,
+)
 
 SMALL = "nvidia.com/mig-1g.10gb"
 CPU_MILLI = 12_000  # of a node; each pod asks for 4 cores
 SLICES = {
-    name: [Slice(f"{name}-{gpu}-{start}", gpu, start, 1) for gpu in range(2) for start in range(2)]
+    name: [OfferedMigSlice(f"{name}-{gpu}-{start}", gpu, start, 1) for gpu in range(2) for start in range(2)]
     for name in ("n1", "n2")
 }
 STEPS = st.lists(st.integers(0, 2**32 - 1), min_size=5, max_size=60)
@@ -24,7 +31,7 @@ class Story:
     """Two nodes, one of whose plugins follows the plan; pods, writes and words that come late, twice or never."""
 
     def __init__(self):
-        self.machine = SlicePods(unbound_s=30.0, flight_s=5.0)
+        self.machine = SlicePodScheduler(unbound_s=30.0, flight_s=5.0)
         self.nodes = {name: node(name, allocatable={SMALL: str(len(some))}) for name, some in SLICES.items()}
         self.real = {}  # uid -> what the API server has
         self.known = {}  # uid -> what the controller has heard
@@ -60,7 +67,7 @@ class Story:
     def hear(self, _):
         self.known = {
             uid: SlicePod(
-                one, "" if one.gates else one.labels.get("to", ""), slice_intent(one, {}) if one.gates else None
+                one, "" if one.gates else one.labels.get("to", ""), parse_slice_intent(one, {}) if one.gates else None
             )
             for uid, one in self.real.items()
         }
@@ -68,18 +75,18 @@ class Story:
     def offers(self):
         for name, some in SLICES.items():
             on = [one.pod for one in self.known.values() if one.target == name]
-            taken = sum(count for one in on for _, count in slices_wanted(one))
+            taken = sum(count for one in on for _, count in requested_slices(one))
             used = {}
             for one in some:
                 if one.uuid in self.words[name]:
                     used[one.gpu_index] = used.get(one.gpu_index, 0) + one.size
             free = {SMALL: tuple(one for one in some if one.uuid not in self.words[name])}
             cpu_milli = CPU_MILLI - sum(one.requested.cpu_milli for one in on)
-            yield Offer(name, cpu_milli, 2**60, {SMALL: len(some) - taken}, free, used)
+            yield SliceOffer(name, cpu_milli, 2**60, {SMALL: len(some) - taken}, free, used)
 
     def look(self, _):
         told = self.machine.take(self.known, self.nodes, self.offers(), 1, self.at_s)
-        self.under_way += [one for one in told if isinstance(one, Ungate)]
+        self.under_way += [one for one in told if isinstance(one, UngatePod)]
 
     def write(self, rng):
         if not self.under_way:
@@ -91,7 +98,7 @@ class Story:
             version = str(int(one.version) + 1)
             self.real[one.uid] = replace(found, gates=(), labels={"to": one.node_name}, resource_version=version)
         if not is_done or rng.random() < 0.3:
-            self.machine.failed(one.uid, Failure.BUSY, self.at_s)
+            self.machine.failed(one.uid, WriteFailure.BUSY, self.at_s)
 
     def bind(self, _):
         for uid, one in list(self.real.items()):
@@ -105,8 +112,8 @@ class Story:
             for some in SLICES[name]:
                 if some.uuid in held:
                     used[some.gpu_index] = used.get(some.gpu_index, 0) + some.size
-            ((_, count),) = slices_wanted(one)
-            chosen = fullest(free, used, count)
+            ((_, count),) = requested_slices(one)
+            chosen = select_fullest(free, used, count)
             assert len(chosen) == count, "the kubelet has none left"
             self.holds[uid] = frozenset(some.uuid for some in chosen)
 
@@ -114,7 +121,9 @@ class Story:
         for name in names or [rng.choice(sorted(SLICES))]:
             there = {self.real[uid].name: some for uid, some in self.holds.items() if self.real[uid].node_name == name}
             self.words[name] = frozenset().union(*there.values())
-            self.machine.seen(name, {Key("ml", key): tuple(some) for key, some in there.items()}, steers=name == "n1")
+            self.machine.seen(
+                name, {PodKey("ml", key): tuple(some) for key, some in there.items()}, steers=name == "n1"
+            )
 
     def end(self, rng):
         if self.real:
@@ -125,7 +134,9 @@ class Story:
     def check(self):
         for name, some in SLICES.items():
             on = [one for one in self.real.values() if name in (one.node_name, one.labels.get("to"))]
-            assert sum(count for one in on for _, count in slices_wanted(one)) <= len(some), "a slice is promised twice"
+            assert sum(count for one in on for _, count in requested_slices(one)) <= len(some), (
+                "a slice is promised twice"
+            )
             assert sum(one.requested.cpu_milli for one in on) <= CPU_MILLI, "more CPU than there is"
 
 
@@ -151,10 +162,10 @@ def test_slices_are_promised_once_and_nobody_is_forgotten(seeds):
         story.check()
     for one in story.real.values():
         if one.gates:
-            ((_, count),) = slices_wanted(one)
+            ((_, count),) = requested_slices(one)
             for name, some in SLICES.items():
                 on = [it for it in story.real.values() if it.node_name == name]
-                free = len(some) - sum(number for it in on for _, number in slices_wanted(it))
+                free = len(some) - sum(number for it in on for _, number in requested_slices(it))
                 room = CPU_MILLI - sum(it.requested.cpu_milli for it in on)
                 assert free < count or room < one.requested.cpu_milli, (
                     f"{one.name} waits for {count} with room on {name}"

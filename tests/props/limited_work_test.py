@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.clusters import node, request
 
-from eelgrid_controller.adapters.limited_work import LimitedWork
-from eelgrid_controller.core import Core
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.server.metrics.fleet_metrics import PowerLimitedNodes
+from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import WorkloadPhase
@@ -43,8 +43,8 @@ class Cluster:
     """A core and what it says to whoever follows; a restart has another core with the same state."""
 
     def __init__(self):
-        self.core = Core(ClusterState(ended_most=2), catalogue.load())
-        self.follower = LimitedWork()
+        self.core = Core(ClusterState(ended_most=2), catalogue.load_catalogue())
+        self.follower = PowerLimitedNodes()
         self.now_ns = 0
         for name in "abc":
             self.told(self.core.node_joined(node(name, gpus=2, model="G2"), now_ns=self.tick()))
@@ -80,7 +80,7 @@ class Cluster:
                 self.told(core.node_joined(node("abc"[which], gpus=2, model="G2"), now_ns=self.tick()))
             case "restart":
                 plain = json.loads(json.dumps(core.state.dump()))
-                self.core = Core(ClusterState.load(plain), catalogue.load())
+                self.core = Core(ClusterState.load(plain), catalogue.load_catalogue())
             case _:
                 self.look()
 

@@ -29,14 +29,15 @@ from tests.props.placement_test import (
     tasks,
 )
 
-from eelgrid_kernels import Candidates, policy
-from eelgrid_kernels import peer_arrays as columns
-from eelgrid_kernels.packages import slack
-from eelgrid_kernels.quotes import is_due, quote
+from eelgrid_kernels import arrays as columns
+from eelgrid_kernels.baselines import find_policy
+from eelgrid_kernels.candidates import CandidateIndex
+from eelgrid_kernels.cpu_packages import package_slack
+from eelgrid_kernels.opportunity_prices import are_prices_due, compute_prices
 
 quiet = settings(deadline=None)
 
-OURS = policy("eelgrid")
+OURS = find_policy("eelgrid")
 # Small tasks, so that a horizon is long and each class takes several nodes.
 SMALL = st.builds(
     lambda task, cpu: replace(task, cpu_milli=cpu, gpu_milli=max(1, task.gpu_milli // 25) if task.gpu_count else 0),
@@ -50,7 +51,7 @@ WATTS = st.integers(0, 900)
 
 def engine(cluster, mix, weights=OURS.weights):
     sorts = np.zeros(len(cluster), np.int64)
-    return Candidates(arrays(cluster), mix_arrays(mix), sorts, OURS.code, np.array(weights, np.float64))
+    return CandidateIndex(arrays(cluster), mix_arrays(mix), sorts, OURS.code, np.array(weights, np.float64))
 
 
 def bits(models):
@@ -66,7 +67,7 @@ def quoted(cluster, mix):
 @given(st.integers(1, 200_000), st.integers(0, 200_000), st.integers(1, 200_000))
 def test_slack_is_what_can_be_taken_before_another_package_wakes(capacity, taken, more):
     free = capacity - min(taken, capacity)
-    room = slack(capacity, free)
+    room = package_slack(capacity, free)
     assert 0 <= room <= free
     asleep = naive.package_power(capacity, free)
     assert naive.package_power(capacity, free - room) == asleep
@@ -261,14 +262,14 @@ def test_a_copied_fleet_quotes_alike(scene, more):
         assert (fleet.run.facts == other.run.facts).all()
         assert (fleet.run.rates == other.run.rates).all()
     mine, theirs = (np.zeros(len(scene.mix), np.int64) for _ in range(2))
-    assert quote(fleet.run, mine) == quote(other.run, theirs)
+    assert compute_prices(fleet.run, mine) == compute_prices(other.run, theirs)
     assert mine.tolist() == theirs.tolist()
     # Apart: what comes to one ages the quotes of that one alone.
     if more and (placed := other.place(more[0] % len(scene.tasks)))[0] >= 0:
         before = fleet.run.facts[columns.SHIFTS]
         other.release(placed[0], more[0] % len(scene.tasks), placed[1])
         assert fleet.run.facts[columns.SHIFTS] == before
-        assert is_due(fleet.run) == (before >= max(1, fleet.run.facts[columns.HORIZON] // 10))
+        assert are_prices_due(fleet.run) == (before >= max(1, fleet.run.facts[columns.HORIZON] // 10))
 
 
 PRINTED = """

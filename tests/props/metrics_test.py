@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from eelgrid_agent.metrics.credentials import Credentials, Verdict
-from eelgrid_agent.metrics.frame import AgentView, Frame
-from eelgrid_agent.metrics.page import accepts_gzip, prefers_openmetrics
-from eelgrid_agent.metrics.render import Renderer
+from eelgrid_agent.metrics.access import BasicAuthenticator, PasswordVerdict
+from eelgrid_agent.metrics.exposition import MetricsRenderer
+from eelgrid_agent.metrics.server import accepts_gzip, prefers_openmetrics
+from eelgrid_agent.metrics.snapshot import AgentSnapshot, AgentView
 
 # A line ends where str.splitlines says to these parsers' readers; Prometheus itself ends one at a newline only.
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=30)
@@ -20,7 +20,7 @@ def rendered(looks):
         version="1", nodes=0, connected_nodes=0, samples=0, batches=0, dropped_samples=0, connections=0,
         uncounted_s=0.0, spool_ticks=0, batches_under_way=0, collection_s=looks,
     )  # fmt: skip
-    return Renderer().render(Frame(agent=agent))
+    return MetricsRenderer().render(AgentSnapshot(agent=agent))
 
 
 @given(st.dictionaries(TEXTS, NUMBERS, min_size=1, max_size=5))
@@ -47,11 +47,11 @@ def test_no_header_is_too_odd(header):
 def test_strangers_get_no_more_hashes_than_the_bound(gaps):
     """At most four new passwords in any second, whoever asks."""
     now_ns, checked = 0, []
-    credentials = Credentials(secret=b"k", monotonic_ns=lambda: now_ns)
+    credentials = BasicAuthenticator(secret=b"k", monotonic_ns=lambda: now_ns)
     hashed = "$2b$04$abcdefghijklmnopqrstuuqaAl9ktEIPj2NAqA75U6nyFa4K.2Hda"
     for index, gap in enumerate(gaps):
         now_ns += gap * 250_000_000
-        if credentials.check({"a": hashed}, "a", str(index).encode()) is not Verdict.TOO_MANY:
+        if credentials.check({"a": hashed}, "a", str(index).encode()) is not PasswordVerdict.TOO_MANY:
             checked.append(now_ns)
     for first, fifth in zip(checked, checked[4:], strict=False):
         assert fifth - first >= 1_000_000_000

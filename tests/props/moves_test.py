@@ -10,22 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import naive
-from tests.move_cases import (
-    Case,
-    arrays,
-    best_gain_w,
-    block,
-    draw_case,
-    gained_w,
-    lifted,
-    moved,
-    searched,
-    spent,
-)
+from tests.move_cases import Case, arrays, best_gain_w, block, draw_case, gained_w, lifted, moved, searched, spent
 
-from eelgrid_controller.movable import GOALS
-from eelgrid_kernels.moves import STAYS
-from eelgrid_kernels.potential import added_w, fill, node_cost_w, node_terms, totals, weigh_board
+from eelgrid_controller.placement.migration_planner import MIGRATION_GOALS
+from eelgrid_kernels.move_search import STAYS
+from eelgrid_kernels.node_cost import added_w, node_cost_w, node_terms, place_tasks, sum_terms, weigh_board
 
 quiet = settings(deadline=None, max_examples=60)
 SEEDS = st.integers(0, 10**6)
@@ -85,7 +74,7 @@ def test_the_potential_is_that_of_the_twin(seed, blocks):
         ]
         assert found == pytest.approx(wanted)
         assert node_cost_w(ground.nodes, ground.mix, ground.prices, index) == pytest.approx(case.cost_w([node]))
-    totals(ground.nodes, ground.mix, terms)
+    sum_terms(ground.nodes, ground.mix, terms)
     assert float((terms * np.array(case.prices)).sum()) == pytest.approx(case.cost_w(case.nodes))
 
 
@@ -117,7 +106,7 @@ def test_a_stream_fills_as_the_twin_fills(seed):
     ground, _ = arrays(case)
     kinds = np.array([number % len(case.units) for number in range(12)], np.int64)
     accepted = np.zeros(12, np.int64)
-    fill(ground, kinds, accepted)
+    place_tasks(ground, kinds, accepted)
     for index, node in enumerate(case.nodes):
         assert ground.nodes.cpu_free[index] >= 0
         held = sum(case.units[kind].task.cpu_milli for kind, yes in zip(kinds, accepted, strict=True) if yes)
@@ -143,7 +132,7 @@ def test_the_best_of_all_ways_is_best_in_nine_of_ten_small_cases():
     found = [
         max(
             gained_w(case, searched(in_way(replace(case, prices=guide), *way)))
-            for guide in dict.fromkeys((case.prices, *map(tuple, GOALS.values())))
+            for guide in dict.fromkeys((case.prices, *map(tuple, MIGRATION_GOALS.values())))
             for way in WAYS
         )
         for case in cases

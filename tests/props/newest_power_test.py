@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eelgrid_controller.newest_power import NewestPower
+from eelgrid_controller.state.telemetry import NewestPower
 
 NODES = 3
 POWER = st.dictionaries(

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests import naive
 
-from eelgrid_controller.replay.protocol import Fleet, Specs, load
+from eelgrid_controller.replay.openb_protocol import TaskSpecs, TraceFleet, load_trace
 
 DATA = Path(os.environ.get("EELGRID_DATA", Path(__file__).parents[2].parent / "shared" / "data")) / "openb"
 # What HiGHS may miss a constraint by, in watts or milli-GPU of fleets this small.
@@ -49,7 +49,7 @@ WORK = st.lists(tasks(), min_size=1, max_size=5)
 def relaxation(fleet, work, **options):
     """The bounds' view of the same fleet, and a spec for each task."""
     first = [next(iter([gpu for gpu in node.gpus if gpu]), None) for node in fleet]
-    arrays = Fleet(
+    arrays = TraceFleet(
         cpu_milli=np.array([node.cpu_capacity for node in fleet]),
         memory_mib=np.array([node.memory_free for node in fleet]),
         gpu_count=np.array([sum(gpu is not None for gpu in node.gpus) for node in fleet]),
@@ -57,7 +57,7 @@ def relaxation(fleet, work, **options):
         idle_w=np.array([gpu.idle_w if gpu else 0.0 for gpu in first]),
         busy_w=np.array([gpu.busy_w if gpu else 0.0 for gpu in first]),
     )
-    specs = Specs(
+    specs = TaskSpecs(
         cpu_milli=np.array([task.cpu_milli for task in work]),
         memory_mib=np.array([task.memory_bytes for task in work]),
         gpu_count=np.array([task.gpu_count for task in work]),
@@ -204,7 +204,7 @@ def first_fit(sizes, counts):
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"no openb trace in {DATA}; set EELGRID_DATA")
 def test_the_default_trace_is_bounded_as_computed_independently():
     """Watts and allocation of the default list worked out by another LP, of other shuffles: one per cent apart."""
-    trace = load(DATA, "default")
+    trace = load_trace(DATA, "default")
     bounds = bounds_of(trace, [42], [0.1, 0.4, 0.8])
     assert bounds.power_w / 1e3 == pytest.approx([301.4, 609.2, 1035.3], rel=0.01)
     assert bounds.allocated_1 == pytest.approx(0.969, abs=0.002)

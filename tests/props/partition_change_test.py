@@ -11,17 +11,23 @@ from tests import partition_rig
 from tests.partition_rig import A30, A100, problem
 from tests.props.partition_plan_test import small
 
-from eelgrid_agent.mig.layout import wanted
-from eelgrid_agent.mig.partitioner import plan_steps
-from eelgrid_controller.partition.change import Costs, change, worth
-from eelgrid_controller.partition.check import faults
-from eelgrid_controller.partition.errors import FleetTooSmall
-from eelgrid_controller.partition.plan import Replica
-from eelgrid_controller.partition.planning import plan
-from eelgrid_controller.partition.problem import Job, pool_of
-from eelgrid_controller.partition.running import RunningGpu, Standing, as_plan, running
-from eelgrid_controller.partition.steps import Create, Destroy, Drain, SetMode, Start, applied, orders
-from eelgrid_controller.partition.transition import CLOSE
+from eelgrid_agent.enforce.mig.layout import resolve_layout
+from eelgrid_agent.enforce.mig.partitioner import plan_steps
+from eelgrid_controller.partition.plan import PartitionReplica, plan_partition
+from eelgrid_controller.partition.plan_check import find_violations
+from eelgrid_controller.partition.problem import FleetTooSmall, TrainingDemand, pool_of_product
+from eelgrid_controller.partition.repartition import fleet_cost, plan_change
+from eelgrid_controller.partition.running import RunningGpu, RunningInstance, assign_plan, running_as_plan
+from eelgrid_controller.partition.steps import (
+    CreateStep,
+    DestroyStep,
+    DrainStep,
+    SetModeStep,
+    StartStep,
+    apply_steps,
+    group_steps_by_gpu,
+)
+from eelgrid_controller.partition.transition import CLOSE, TransitionCosts
 from eelgrid_controller.profiles.points import Configuration
 from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
 
@@ -29,8 +35,8 @@ few = settings(deadline=None, max_examples=25)
 GPUS = 2
 KEYS = partition_rig.KEYS["a30"]
 LAYOUTS = partition_rig.layouts("a30-24gb", KEYS)
-COSTS = Costs(horizon_s=100.0, destroy=1.0, create=2.0, start=7.0, mode=11.0, room=0.01)
-FREE = Costs(horizon_s=100.0, destroy=0.0, create=0.0, start=0.0, mode=0.0, room=0.01)
+COSTS = TransitionCosts(horizon_s=100.0, destroy=1.0, create=2.0, start=7.0, mode=11.0, room=0.01)
+FREE = TransitionCosts(horizon_s=100.0, destroy=0.0, create=0.0, start=0.0, mode=0.0, room=0.01)
 
 
 @st.composite
@@ -46,8 +52,8 @@ def fleets(draw, throughputs, gpus=GPUS, product=A30):
             if hz:
                 number += 1
                 how = Configuration(product.model, profile)
-                replica = Replica(f"s{owner}", number, float(hz), 0.0, how)
-            standing.append(Standing(profile, start, replica, pinned=owner == -2))
+                replica = PartitionReplica(f"s{owner}", number, float(hz), 0.0, how)
+            standing.append(RunningInstance(profile, start, replica, pinned=owner == -2))
         mode = bool(standing) or draw(st.booleans())
         found.append(RunningGpu(f"GPU-{gpu}", "node", product.model, mode, tuple(standing)))
     return tuple(found)
@@ -127,10 +133,16 @@ def spent(asked, gpus, found, costs):
         for one in gpu.instances
         if one.replica is not None
     )
-    kinds = {Destroy: costs.destroy, Create: costs.create, Start: costs.start, SetMode: costs.mode, Drain: 0.0}
+    kinds = {
+        DestroyStep: costs.destroy,
+        CreateStep: costs.create,
+        StartStep: costs.start,
+        SetModeStep: costs.mode,
+        DrainStep: 0.0,
+    }
     once = sum(kinds[type(step)] for step in found.course.steps)
     assert once == pytest.approx(found.cost)
-    return once + costs.horizon_s * (worth(asked, found.gpus) + costs.room * slices)
+    return once + costs.horizon_s * (fleet_cost(asked, found.gpus) + costs.room * slices)
 
 
 @given(scenes())
@@ -139,7 +151,7 @@ def test_no_other_state_of_two_gpus_is_cheaper(scene):
     asked, gpus = scene
     best = least(asked, gpus, throughputs_of(asked), COSTS)
     try:
-        found = change(asked, gpus, COSTS)
+        found = plan_change(asked, gpus, COSTS)
     except FleetTooSmall:
         assert best == np.inf
         return
@@ -151,28 +163,28 @@ def test_no_other_state_of_two_gpus_is_cheaper(scene):
 def test_every_step_is_legal_and_nothing_foreign_is_touched(scene):
     asked, gpus = scene
     try:
-        found = change(asked, gpus, COSTS)
+        found = plan_change(asked, gpus, COSTS)
     except FleetTooSmall:
         assume(False)
     geometry = A30.mig
-    assert faults(asked, as_plan(found.gpus)) == ()
+    assert find_violations(asked, running_as_plan(found.gpus)) == ()
     now = {gpu.uuid: gpu for gpu in gpus}
-    for step, gpu in applied(gpus, found.course.steps):
+    for step, gpu in apply_steps(gpus, found.course.steps):
         before = now[gpu.uuid]
         stood = {(one.profile, one.start): one for one in before.instances}
         parts = [(geometry.profiles[one.profile], one.start) for one in gpu.instances]
         assert geometry.conflict(parts) is None
         assert gpu.mig_enabled or not gpu.instances
         match step:
-            case Destroy(profile=profile, start=start):
+            case DestroyStep(profile=profile, start=start):
                 assert stood[profile, start].replica is None
                 assert not stood[profile, start].pinned
-            case Drain(start=start, replica=replica):
+            case DrainStep(start=start, replica=replica):
                 assert replica in before.replicas()
                 assert not any(one.pinned for one in before.instances if one.start == start)
-            case Start(start=start):
+            case StartStep(start=start):
                 assert any(one.start == start and one.replica is None and not one.pinned for one in before.instances)
-            case SetMode():
+            case SetModeStep():
                 assert not before.instances
                 assert before.whole is None
         now[gpu.uuid] = gpu
@@ -199,16 +211,16 @@ def test_agents_do_what_is_ordered_without_touching_what_is_busy(scene):
     """Each layout through the agent's own partitioner, which refuses to touch a busy or foreign instance."""
     asked, gpus = scene
     try:
-        found = change(asked, gpus, COSTS)
+        found = plan_change(asked, gpus, COSTS)
     except FleetTooSmall:
         assume(False)
     geometry = A30.mig
     now = {gpu.uuid: gpu for gpu in gpus}
     given_out = []
-    for order in orders(gpus, found.course.steps, {A30.model: geometry}):
-        drains = [step for step in order.steps if isinstance(step, Drain)]
-        drained = [now[order.uuid], *(gpu for _, gpu in applied([now[order.uuid]], drains))][-1]
-        for _, after in applied([now[order.uuid]], order.steps):
+    for order in group_steps_by_gpu(gpus, found.course.steps, {A30.model: geometry}):
+        drains = [step for step in order.steps if isinstance(step, DrainStep)]
+        drained = [now[order.uuid], *(gpu for _, gpu in apply_steps([now[order.uuid]], drains))][-1]
+        for _, after in apply_steps([now[order.uuid]], order.steps):
             now[order.uuid] = after
         given_out += order.steps
         if order.layout is None:
@@ -218,10 +230,10 @@ def test_agents_do_what_is_ordered_without_touching_what_is_busy(scene):
             for one in drained.instances
             if one.replica is not None or one.pinned
         }
-        layout = wanted(order.layout, geometry)
+        layout = resolve_layout(order.layout, geometry)
         calls = [type(call).__name__ for call in plan_steps(geometry, _device(drained, geometry), layout, busy=busy)]
-        assert calls.count("CreateInstance") == sum(isinstance(step, Create) for step in order.steps)
-        assert calls.count("DestroyInstance") == sum(isinstance(step, Destroy) for step in order.steps)
+        assert calls.count("CreateInstance") == sum(isinstance(step, CreateStep) for step in order.steps)
+        assert calls.count("DestroyInstance") == sum(isinstance(step, DestroyStep) for step in order.steps)
         assert {part.start for part in layout.parts} == {one.start for one in now[order.uuid].instances}
     assert tuple(given_out) == found.course.steps
     assert tuple(now.values()) == found.gpus
@@ -231,8 +243,8 @@ def test_agents_do_what_is_ordered_without_touching_what_is_busy(scene):
 @few
 def test_nothing_changes_where_nothing_is_to_be_gained(case):
     asked = problem(*case)
-    gpus = running(plan(asked), {A30.model: [(f"GPU-{number}", "node") for number in range(40)]})
-    found = change(asked, gpus)
+    gpus = assign_plan(plan_partition(asked), {A30.model: [(f"GPU-{number}", "node") for number in range(40)]})
+    found = plan_change(asked, gpus)
     assert found.course.steps == ()
     assert found.gpus == gpus
 
@@ -241,10 +253,10 @@ def test_nothing_changes_where_nothing_is_to_be_gained(case):
 @few
 def test_with_free_changes_the_least_plan_is_reached(case, other):
     asked, later = problem(*case), problem(*other)
-    gpus = running(plan(asked), {A30.model: [(f"GPU-{number}", "node") for number in range(40)]})
-    found = change(later, gpus, FREE)
-    assert faults(later, as_plan(found.gpus)) == ()
-    assert found.after == plan(later).proofs[0].value
+    gpus = assign_plan(plan_partition(asked), {A30.model: [(f"GPU-{number}", "node") for number in range(40)]})
+    found = plan_change(later, gpus, FREE)
+    assert find_violations(later, running_as_plan(found.gpus)) == ()
+    assert found.after == plan_partition(later).proofs[0].value
 
 
 @given(small(services=3), st.integers(0, 2))
@@ -254,66 +266,76 @@ def test_dear_changes_are_made_only_where_a_rate_asks_for_them(case, which):
     rates, throughputs = case
     assume(which < len(rates))
     asked = problem(rates, throughputs)
-    gpus = running(plan(asked), {A30.model: [(f"GPU-{number}", "node") for number in range(40)]})
+    gpus = assign_plan(plan_partition(asked), {A30.model: [(f"GPU-{number}", "node") for number in range(40)]})
     more = problem([rate * (2 if number == which else 1) for number, rate in enumerate(rates)], throughputs)
-    dear = Costs(horizon_s=1.0, destroy=1e3, create=1.0, start=1e3, mode=1.0, room=0.0)
-    found = change(more, gpus, dear)
-    assert faults(more, as_plan(found.gpus)) == ()
-    assert not any(isinstance(step, Destroy) for step in found.course.steps)
-    assert {step.replica.owner for step in found.course.steps if isinstance(step, Start)} <= {f"s{which}"}
+    dear = TransitionCosts(horizon_s=1.0, destroy=1e3, create=1.0, start=1e3, mode=1.0, room=0.0)
+    found = plan_change(more, gpus, dear)
+    assert find_violations(more, running_as_plan(found.gpus)) == ()
+    assert not any(isinstance(step, DestroyStep) for step in found.course.steps)
+    assert {step.replica.owner for step in found.course.steps if isinstance(step, StartStep)} <= {f"s{which}"}
 
 
 def test_a_repartition_waits_until_its_gain_exceeds_its_cost():
     """By hand: two GPUs, each with one 1g in use; on one there is room for both. A move costs a create and a start."""
-    asked = problem([6], [[3, 0, 0]], pools=(pool_of(A30),))
+    asked = problem([6], [[3, 0, 0]], pools=(pool_of_product(A30),))
     how = Configuration(A30.model, "1g")
     gpus = tuple(
-        RunningGpu(f"GPU-{number}", "node", A30.model, True, (Standing("1g", 0, Replica("s0", number, 3.0, 0.0, how)),))
+        RunningGpu(
+            f"GPU-{number}",
+            "node",
+            A30.model,
+            True,
+            (RunningInstance("1g", 0, PartitionReplica("s0", number, 3.0, 0.0, how)),),
+        )
         for number in range(2)
     )
-    costs = Costs(horizon_s=10.0, destroy=1.0, create=2.0, start=9.0, mode=0.0, room=0.0)
-    assert change(asked, gpus, costs).course.steps == ()
+    costs = TransitionCosts(horizon_s=10.0, destroy=1.0, create=2.0, start=9.0, mode=0.0, room=0.0)
+    assert plan_change(asked, gpus, costs).course.steps == ()
     longer = costs._replace(horizon_s=12.0)
-    found = change(asked, gpus, longer)
+    found = plan_change(asked, gpus, longer)
     assert (found.before, found.after, found.cost, found.gain) == (2.0, 1.0, 11.0, 12.0)
-    assert [type(step) for step in found.course.steps] == [Create, Start, Drain]
+    assert [type(step) for step in found.course.steps] == [CreateStep, StartStep, DrainStep]
     assert found.course.lowest == {}
 
 
 def test_what_falls_below_its_rate_on_the_way_is_told():
     """A whole GPU must be emptied before the other size can be made: nothing is left of the service meanwhile."""
-    asked = problem([8], [[0, 0, 9]], pools=(pool_of(A30),))
+    asked = problem([8], [[0, 0, 9]], pools=(pool_of_product(A30),))
     how = Configuration(A30.model, "2g")
-    gpus = (RunningGpu("GPU-0", "node", A30.model, True, (Standing("2g", 0, Replica("s0", 0, 8.0, 0.0, how)),)),)
-    found = change(asked, gpus)
+    gpus = (
+        RunningGpu(
+            "GPU-0", "node", A30.model, True, (RunningInstance("2g", 0, PartitionReplica("s0", 0, 8.0, 0.0, how)),)
+        ),
+    )
+    found = plan_change(asked, gpus)
     assert [type(step).__name__ for step in found.course.steps] == ["Drain", "Destroy", "Create", "Start"]
     assert found.course.lowest == {"s0": 0.0}
 
 
 def test_a_running_job_stays_and_a_new_one_gets_whole_gpus():
-    asked = problem([3], [[3, 0, 0]], pools=(pool_of(A30), pool_of(A100)))
-    job = Replica("old", 0, 1.0, 0.0, None)
+    asked = problem([3], [[3, 0, 0]], pools=(pool_of_product(A30), pool_of_product(A100)))
+    job = PartitionReplica("old", 0, 1.0, 0.0, None)
     gpus = (
         RunningGpu("GPU-0", "node", A30.model, whole=job),
-        RunningGpu("GPU-1", "node", A30.model, True, (Standing("4g", 0),)),
-        RunningGpu("GPU-2", "node", A30.model, True, (Standing("1g", 0, pinned=True),)),
+        RunningGpu("GPU-1", "node", A30.model, True, (RunningInstance("4g", 0),)),
+        RunningGpu("GPU-2", "node", A30.model, True, (RunningInstance("1g", 0, pinned=True),)),
         RunningGpu("GPU-3", "node", A30.model, held=True),
     )
-    asked = replace(asked, jobs=(Job(name="old"), Job(name="new")))
-    found = change(asked, gpus)
+    asked = replace(asked, jobs=(TrainingDemand(name="old"), TrainingDemand(name="new")))
+    found = plan_change(asked, gpus)
     assert found.gpus[0] == gpus[0]
     assert found.gpus[1].whole.owner == "new"
     assert [(one.start, one.replica and one.replica.owner) for one in found.gpus[2].instances] == [(0, None), (1, "s0")]
     assert found.gpus[3] == gpus[3]
-    assert faults(asked, as_plan(found.gpus)) == ()
+    assert find_violations(asked, running_as_plan(found.gpus)) == ()
 
 
 def test_a_large_fleet_changes_where_the_change_is():
     """Of forty services one changes; most of what runs is not looked at, and stays."""
-    asked = problem([20] * 40, [[5, 9, 19]] * 40, pools=(pool_of(A30),))
-    gpus = running(plan(asked), {A30.model: [(f"GPU-{number}", "node") for number in range(80)]})
+    asked = problem([20] * 40, [[5, 9, 19]] * 40, pools=(pool_of_product(A30),))
+    gpus = assign_plan(plan_partition(asked), {A30.model: [(f"GPU-{number}", "node") for number in range(80)]})
     later = replace(asked, services=(replace(asked.services[0], rate_hz=40.0), *asked.services[1:]))
-    found = change(later, gpus, scope_most=4)
-    assert faults(later, as_plan(found.gpus)) == ()
+    found = plan_change(later, gpus, scope_most=4)
+    assert find_violations(later, running_as_plan(found.gpus)) == ()
     assert len({step.uuid for step in found.course.steps}) <= 5
     assert found.after <= found.before + 2

@@ -8,14 +8,11 @@ from hypothesis import strategies as st
 from tests import partition_rig
 from tests.partition_rig import A30, A100, PRODUCTS, point, problem
 
-from eelgrid_controller.partition.check import faults
-from eelgrid_controller.partition.errors import FleetTooSmall
-from eelgrid_controller.partition.exact import exact, value_of
-from eelgrid_controller.partition.fleet import fleet
-from eelgrid_controller.partition.plan import drawn
-from eelgrid_controller.partition.planning import plan
-from eelgrid_controller.partition.problem import Job, Objective, pool_of
-from eelgrid_controller.partition.programme import compiled, objectives
+from eelgrid_controller.partition.column_generation import solve_fleet
+from eelgrid_controller.partition.integer_program import build_program, objective_value, objective_weights, solve_exact
+from eelgrid_controller.partition.plan import build_plan, plan_partition
+from eelgrid_controller.partition.plan_check import find_violations
+from eelgrid_controller.partition.problem import FleetTooSmall, PartitionObjective, TrainingDemand, pool_of_product
 
 quiet = settings(deadline=None, max_examples=40)
 few = settings(deadline=None, max_examples=25)
@@ -37,13 +34,13 @@ def small(draw, product=A30, services=3):
 def hungry(asked):
     """The same with watts, of which there are to be least: 5 W a slice in use, and one for each request a second."""
     points = tuple(replace(one, power_w=5.0 + one.throughput_hz) for one in asked.points)
-    return replace(asked, points=points, objective=Objective.WATTS)
+    return replace(asked, points=points, objective=PartitionObjective.WATTS)
 
 
 @given(small())
 @quiet
 def test_least_gpus_then_least_slices_on_four_slices(case):
-    found = plan(problem(*case))
+    found = plan_partition(problem(*case))
     assert [proof.value for proof in found.proofs] == list(partition_rig.least(*case))
     assert [proof.gap for proof in found.proofs] == [0.0, 0.0]
     assert found.proven
@@ -52,7 +49,7 @@ def test_least_gpus_then_least_slices_on_four_slices(case):
 @given(small(A100, 2))
 @few
 def test_least_gpus_then_least_slices_on_seven_slices(case):
-    found = plan(problem(*case, product=A100))
+    found = plan_partition(problem(*case, product=A100))
     assert tuple(proof.value for proof in found.proofs) == partition_rig.least(*case, product=A100)
 
 
@@ -60,8 +57,8 @@ def test_least_gpus_then_least_slices_on_seven_slices(case):
 @quiet
 def test_any_plan_keeps_every_promise(case, watts):
     asked = hungry(problem(*case)) if watts else problem(*case)
-    found = plan(asked)
-    assert faults(asked, found) == ()
+    found = plan_partition(asked)
+    assert find_violations(asked, found) == ()
     # Said once more without the checker: the rates, and no two instances of a GPU on one memory slice.
     for service in asked.services:
         mine = [one for gpu in found.gpus for one in gpu.replicas() if one.owner == service.name]
@@ -75,14 +72,14 @@ def test_any_plan_keeps_every_promise(case, watts):
 @few
 def test_the_search_of_a_fleet_agrees_with_the_proven_optimum(case, watts):
     asked = hungry(problem(*case)) if watts else problem(*case)
-    programme = compiled(asked)
-    proven, (found, memory) = exact(programme), fleet(programme)
+    programme = build_program(asked)
+    proven, (found, memory) = solve_exact(programme), solve_fleet(programme)
     best = proven.proofs[0].value
     one_gpu = 40.0 if watts else 1.0
     assert found.proofs[0].bound <= best <= found.proofs[0].value <= best + one_gpu
-    assert faults(asked, drawn(programme, found)) == ()
+    assert find_violations(asked, build_plan(programme, found)) == ()
     # A restart on the same problem is as good, and its bound holds, too.
-    again, _ = fleet(programme, memory)
+    again, _ = solve_fleet(programme, memory)
     assert again.proofs[0].bound <= best <= again.proofs[0].value <= best + one_gpu
 
 
@@ -90,12 +87,12 @@ def test_the_search_of_a_fleet_agrees_with_the_proven_optimum(case, watts):
 @few
 def test_a_restart_after_other_rates_keeps_every_promise(case, other):
     asked = problem(*case)
-    _, memory = fleet(compiled(asked))
+    _, memory = solve_fleet(build_program(asked))
     later = problem(*other)
-    found, _ = fleet(compiled(later), memory)
-    best = plan(later).proofs[0].value
+    found, _ = solve_fleet(build_program(later), memory)
+    best = plan_partition(later).proofs[0].value
     assert found.proofs[0].bound <= best <= found.proofs[0].value
-    assert faults(later, drawn(compiled(later), found)) == ()
+    assert find_violations(later, build_plan(build_program(later), found)) == ()
 
 
 @given(small(services=3), st.integers(0, 3), st.integers(0, 2))
@@ -112,28 +109,28 @@ def test_models_jobs_and_limits_together(case, a30s, jobs):
     asked = replace(
         asked,
         points=(*asked.points, *faster),
-        pools=(pool_of(A30, a30s), pool_of(A100, cost=2.0)),
-        jobs=tuple(Job(name=f"job-{number}", gpus=1 + number) for number in range(jobs)),
+        pools=(pool_of_product(A30, a30s), pool_of_product(A100, cost=2.0)),
+        jobs=tuple(TrainingDemand(name=f"job-{number}", gpus=1 + number) for number in range(jobs)),
     )
     servable = {one.workload for one in faster}
     assume(a30s > 0 or all(service.name in servable for service in asked.services))
     missing = {}
     try:
-        found = plan(asked)
+        found = plan_partition(asked)
     except FleetTooSmall as small_fleet:
         missing = small_fleet.missing
     if missing:
-        more = pool_of(A30, a30s + missing[A30.model])
-        found = plan(replace(asked, pools=(more, asked.pools[1])))
+        more = pool_of_product(A30, a30s + missing[A30.model])
+        found = plan_partition(replace(asked, pools=(more, asked.pools[1])))
         assert sum(gpu.model == A30.model for gpu in found.gpus) == more.count
         return
-    assert faults(asked, found) == ()
+    assert find_violations(asked, found) == ()
     cost = sum({A30.model: 1.0, A100.model: 2.0}[gpu.model] for gpu in found.gpus)
     assert cost == pytest.approx(found.proofs[0].value)
-    programme = compiled(asked)
-    other, _ = fleet(programme)
+    programme = build_program(asked)
+    other, _ = solve_fleet(programme)
     assert other.proofs[0].bound <= cost * (1.0 + 1e-9)
-    assert faults(asked, drawn(programme, other)) == ()
+    assert find_violations(asked, build_plan(programme, other)) == ()
 
 
 def test_the_least_watts_are_the_least_of_all_plans():
@@ -143,8 +140,8 @@ def test_the_least_watts_are_the_least_of_all_plans():
         point("s0", "2g", 12, power_w=15.0),
         point("s0", "4g", 20, power_w=60.0),
     )
-    asked = replace(problem([24], [[5, 12, 20]]), points=points, objective=Objective.WATTS)
-    found = plan(asked)
+    asked = replace(problem([24], [[5, 12, 20]]), points=points, objective=PartitionObjective.WATTS)
+    found = plan_partition(asked)
     assert [(proof.objective, proof.value) for proof in found.proofs] == [("watts", 32.0 + 30.0), ("gpus", 1.0)]
     assert found.proven
 
@@ -156,11 +153,17 @@ def test_watts_and_gpus_may_want_different_plans():
         point("s0", "4g", 10, product=thrifty, power_w=100.0),
         point("s0", "7g", 100, product=hungry, power_w=900.0),
     )
-    asked = replace(problem([20], [[0, 0, 10]]), points=points, pools=(pool_of(thrifty), pool_of(hungry)))
-    least_gpus, least_watts = plan(asked), plan(replace(asked, objective=Objective.WATTS))
+    asked = replace(
+        problem([20], [[0, 0, 10]]), points=points, pools=(pool_of_product(thrifty), pool_of_product(hungry))
+    )
+    least_gpus, least_watts = plan_partition(asked), plan_partition(replace(asked, objective=PartitionObjective.WATTS))
     assert [gpu.model for gpu in least_gpus.gpus] == [hungry.model]
     assert [gpu.model for gpu in least_watts.gpus] == [thrifty.model] * 2
-    programme = compiled(replace(asked, objective=Objective.WATTS))
-    watts, _ = objectives(programme)
-    found = exact(programme)
-    assert value_of(watts, (found.replicas, found.gpus)) == found.proofs[0].value == 2 * (thrifty.idle_mig_w + 100.0)
+    programme = build_program(replace(asked, objective=PartitionObjective.WATTS))
+    watts, _ = objective_weights(programme)
+    found = solve_exact(programme)
+    assert (
+        objective_value(watts, (found.replicas, found.gpus))
+        == found.proofs[0].value
+        == 2 * (thrifty.idle_mig_w + 100.0)
+    )

@@ -18,15 +18,30 @@ from bench.node_transitions import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelgrid_agent.mig.layout import BadLayout, Layout, creation_order, found, layout_of, wanted
-from eelgrid_agent.mig.partitioner import TransitionRefused, conflict, plan_steps
-from eelgrid_agent.mig.placing import place
-from eelgrid_agent.mig.steps import CreateCompute, CreateInstance, DestroyCompute, DestroyInstance, SetMode
-from eelgrid_agent.refusal import Rule
-from eelgrid_protos.catalogue import load
+from eelgrid_agent.enforce.mig.layout import (
+    InvalidLayout,
+    MigLayout,
+    build_layout,
+    order_compute_instances,
+    read_layout,
+    resolve_layout,
+)
+from eelgrid_agent.enforce.mig.partitioner import (
+    CreateComputeInstance,
+    CreateGpuInstance,
+    DestroyComputeInstance,
+    DestroyGpuInstance,
+    SetMigMode,
+    TransitionRefused,
+    find_conflict,
+    plan_steps,
+)
+from eelgrid_agent.enforce.mig.placement import place_instances
+from eelgrid_agent.enforce.rules import RefusalRule
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import GpuLayout, WantedInstance
 
-PARTS = load().geometries
+PARTS = load_catalogue().geometries
 A100, A30, H100, PRO6000 = (PARTS[key] for key in ("a100-40gb", "a30-24gb", "h100-80gb-sxm", "rtx-pro-6000-blackwell"))
 G1, G2, G3, G4, G7 = 19, 14, 9, 5, 0
 
@@ -98,7 +113,7 @@ def test_the_check_can_fail():
                                        shortest=lambda _: 2)  # fmt: skip
     with pytest.raises(AssertionError, match="touches what it may not"):
         follow(geometry, gpu, plan_steps(geometry, gpu, layout_from(geometry, [])), spared)
-    assert found(follow(geometry, gpu, plan_steps(geometry, gpu, goal)[:-1])) != goal
+    assert read_layout(follow(geometry, gpu, plan_steps(geometry, gpu, goal)[:-1])) != goal
 
 
 def test_what_stands_where_it_is_wanted_costs_nothing_and_the_rest_is_destroyed_first_largest_first():
@@ -112,18 +127,18 @@ def test_what_stands_where_it_is_wanted_costs_nothing_and_the_rest_is_destroyed_
         "create GPU instance of profile 14 at 4", "create compute instance of profile 1 in the GPU instance at 4",
         "create GPU instance of profile 19 at 6", "create compute instance of profile 0 in the GPU instance at 6",
     ]  # fmt: skip
-    assert plan_steps(A100, gpu, found(gpu)) == ()
+    assert plan_steps(A100, gpu, read_layout(gpu)) == ()
 
 
 def test_only_compute_instances_change_where_only_they_differ():
     gpu = gpu_of(A100, [(G4, 0, (1, 0, 0))])
     goal = layout_from(A100, [(G4, 0, (1, 1))])
     assert plan_steps(A100, gpu, goal, busy=frozenset()) == (
-        DestroyCompute(instance_id=1, compute_id=2),
-        DestroyCompute(instance_id=1, compute_id=1),
-        CreateCompute(start=0, profile_id=1),
+        DestroyComputeInstance(instance_id=1, compute_id=2),
+        DestroyComputeInstance(instance_id=1, compute_id=1),
+        CreateComputeInstance(start=0, profile_id=1),
     )
-    assert refusal(A100, gpu, goal, busy={1}) is Rule.BUSY
+    assert refusal(A100, gpu, goal, busy={1}) is RefusalRule.BUSY
     again = plan_steps(A100, gpu, goal, remake={1})
     assert len(again) == 5
 
@@ -131,50 +146,58 @@ def test_only_compute_instances_change_where_only_they_differ():
 def test_the_same_span_with_another_profile_is_made_anew():
     gpu = gpu_of(A100, [(G1, 0, (0,))])
     goal = layout_from(A100, [(20, 0, (0,))])
-    assert plan_steps(A100, gpu, goal)[1:3] == (DestroyInstance(instance_id=7), CreateInstance(profile_id=20, start=0))
+    assert plan_steps(A100, gpu, goal)[1:3] == (
+        DestroyGpuInstance(instance_id=7),
+        CreateGpuInstance(profile_id=20, start=0),
+    )
 
 
 def test_a_foreign_instance_is_subtracted_and_one_in_the_way_is_named():
     gpu = gpu_of(A100, [(G3, 4, (2,))])
     assert len(plan_steps(A100, gpu, layout_from(A100, [(G4, 0, (3,))]), foreign={2})) == 2
     assert len(plan_steps(A100, gpu, layout_from(A100, [(G3, 4, (2,)), (G1, 0, (0,))]), foreign={2})) == 2
-    assert refusal(A100, gpu, layout_from(A100, [(G7, 0, (4,))]), foreign={2}) is Rule.FOREIGN
-    assert refusal(A100, gpu, layout_from(A100, [(G2, 4, (1,))]), foreign={2}) is Rule.FOREIGN
-    assert refusal(A100, gpu, layout_from(A100, [(G3, 4, (1,))]), foreign={2}) is Rule.FOREIGN
-    assert refusal(A100, gpu, Layout(mig_enabled=False), foreign={2}) is Rule.FOREIGN
+    assert refusal(A100, gpu, layout_from(A100, [(G7, 0, (4,))]), foreign={2}) is RefusalRule.FOREIGN
+    assert refusal(A100, gpu, layout_from(A100, [(G2, 4, (1,))]), foreign={2}) is RefusalRule.FOREIGN
+    assert refusal(A100, gpu, layout_from(A100, [(G3, 4, (1,))]), foreign={2}) is RefusalRule.FOREIGN
+    assert refusal(A100, gpu, MigLayout(mig_enabled=False), foreign={2}) is RefusalRule.FOREIGN
     # A media instance is there once only, whoever made it.
     stranger = gpu_of(A100, [(20, 6, (0,))])
-    assert refusal(A100, stranger, layout_from(A100, [(20, 0, (0,))]), foreign={13}) is Rule.FOREIGN
+    assert refusal(A100, stranger, layout_from(A100, [(20, 0, (0,))]), foreign={13}) is RefusalRule.FOREIGN
 
 
 def test_the_mode_changes_only_on_an_empty_device_and_where_it_may():
     off = gpu_of(H100, [], mig_enabled=False)
     goal = layout_from(H100, [(G7, 0, (4,))])
-    assert plan_steps(H100, off, goal)[0] == SetMode(enabled=True)
-    assert plan_steps(H100, gpu_of(H100, [(G7, 0, (4,))]), Layout(mig_enabled=False))[-1] == SetMode(enabled=False)
-    assert refusal(H100, off, goal, mode_changes=False) is Rule.MODE
-    assert refusal(H100, off, goal, clients=True) is Rule.BUSY
-    assert refusal(H100, replace(off, mig_capable=False), goal) is Rule.MODE
-    assert refusal(H100, replace(off, lost=True), goal) is Rule.LOST
-    assert refusal(H100, gpu_of(H100, [(G7, 0, (4,))]), Layout(mig_enabled=False), busy={0}) is Rule.BUSY
-    assert refusal(H100, off, Layout(mig_enabled=False, parts=goal.parts)) is Rule.GEOMETRY
+    assert plan_steps(H100, off, goal)[0] == SetMigMode(enabled=True)
+    assert plan_steps(H100, gpu_of(H100, [(G7, 0, (4,))]), MigLayout(mig_enabled=False))[-1] == SetMigMode(
+        enabled=False
+    )
+    assert refusal(H100, off, goal, mode_changes=False) is RefusalRule.MODE
+    assert refusal(H100, off, goal, clients=True) is RefusalRule.BUSY
+    assert refusal(H100, replace(off, mig_capable=False), goal) is RefusalRule.MODE
+    assert refusal(H100, replace(off, lost=True), goal) is RefusalRule.LOST
+    assert refusal(H100, gpu_of(H100, [(G7, 0, (4,))]), MigLayout(mig_enabled=False), busy={0}) is RefusalRule.BUSY
+    assert refusal(H100, off, MigLayout(mig_enabled=False, parts=goal.parts)) is RefusalRule.GEOMETRY
 
 
 def test_nothing_is_placed_while_a_mode_is_pending_and_the_pending_one_can_be_taken_back():
     waiting = replace(gpu_of(A100, [], mig_enabled=False), mig_pending=True)
-    assert refusal(A100, waiting, layout_from(A100, [(G7, 0, (4,))])) is Rule.PENDING
-    assert plan_steps(A100, waiting, Layout(mig_enabled=False)) == (SetMode(enabled=False),)
+    assert refusal(A100, waiting, layout_from(A100, [(G7, 0, (4,))])) is RefusalRule.PENDING
+    assert plan_steps(A100, waiting, MigLayout(mig_enabled=False)) == (SetMigMode(enabled=False),)
     leaving = replace(gpu_of(A100, []), mig_pending=True)
-    assert plan_steps(A100, leaving, layout_from(A100, [(G7, 0, (4,))]))[0] == SetMode(enabled=True)
-    assert refusal(A100, replace(gpu_of(A100, [(G1, 0, (0,))]), mig_pending=True), found(leaving)) is Rule.PENDING
+    assert plan_steps(A100, leaving, layout_from(A100, [(G7, 0, (4,))]))[0] == SetMigMode(enabled=True)
+    assert (
+        refusal(A100, replace(gpu_of(A100, [(G1, 0, (0,))]), mig_pending=True), read_layout(leaving))
+        is RefusalRule.PENDING
+    )
 
 
 def test_profiles_that_the_part_lacks_can_be_removed_and_not_made():
     strange = replace(gpu_of(A100, [(G1, 0, (0,))]).gpu_instances[0], profile_id=77)
     gpu = replace(gpu_of(A100, []), gpu_instances=(strange,))
-    assert len(plan_steps(A100, gpu, Layout(mig_enabled=True))) == 2
-    assert plan_steps(A100, gpu, found(gpu)) == ()
-    assert refusal(A100, gpu_of(A100, []), found(gpu)) is Rule.GEOMETRY
+    assert len(plan_steps(A100, gpu, MigLayout(mig_enabled=True))) == 2
+    assert plan_steps(A100, gpu, read_layout(gpu)) == ()
+    assert refusal(A100, gpu_of(A100, []), read_layout(gpu)) is RefusalRule.GEOMETRY
 
 
 @pytest.mark.parametrize(
@@ -192,18 +215,18 @@ def test_profiles_that_the_part_lacks_can_be_removed_and_not_made():
 )
 def test_f12_counts_are_placed_so_that_nothing_is_stranded_three_at_four_and_the_lower_half_kept(names, places):
     shapes = [(A100.profiles[name].id, (A100.profiles[name].whole.id,)) for name in names]
-    layout = place(A100, gpu_of(A100, []), shapes)
+    layout = place_instances(A100, gpu_of(A100, []), shapes)
     assert [part.place for part in layout.parts] == places
 
 
 def test_counts_keep_what_stands():
     gpu = gpu_of(A100, [(G1, 0, (0,)), (G3, 0 + 4, (2,))])
-    layout = place(A100, gpu, [(G1, (0,)), (G1, (0,)), (G3, (2,))])
+    layout = place_instances(A100, gpu, [(G1, (0,)), (G1, (0,)), (G3, (2,))])
     assert {(G1, 0), (G3, 4)} < {part.place for part in layout.parts}
     with pytest.raises(TransitionRefused):
-        place(A100, gpu, [(G4, (3,)), (G3, (2,))], busy={7})
-    with pytest.raises(BadLayout):
-        place(A100, gpu, [(G4, (3,)), (G4, (3,))])
+        place_instances(A100, gpu, [(G4, (3,)), (G3, (2,))], busy={7})
+    with pytest.raises(InvalidLayout):
+        place_instances(A100, gpu, [(G4, (3,)), (G4, (3,))])
 
 
 @settings(deadline=None, max_examples=40)
@@ -214,14 +237,15 @@ def test_whatever_is_asked_for_by_counts_stands_where_it_can(data):
     names = data.draw(st.lists(st.sampled_from(list(geometry.profiles)), min_size=1, max_size=3))
     shapes = [(geometry.profiles[name].id, (geometry.profiles[name].whole.id,)) for name in names]
     try:
-        layout = place(geometry, gpu_of(geometry, []), shapes)
-    except BadLayout:
+        layout = place_instances(geometry, gpu_of(geometry, []), shapes)
+    except InvalidLayout:
         assert _by_trying(geometry, shapes) is None
         return
     assert sorted((part.profile_id, part.compute) for part in layout.parts) == sorted(shapes)
-    assert conflict(geometry, layout.parts) is None
+    assert find_conflict(geometry, layout.parts) is None
     assert (
-        place(geometry, gpu_of(geometry, [(p.profile_id, p.start, p.compute) for p in layout.parts]), shapes) == layout
+        place_instances(geometry, gpu_of(geometry, [(p.profile_id, p.start, p.compute) for p in layout.parts]), shapes)
+        == layout
     )
 
 
@@ -249,8 +273,8 @@ def _by_trying(geometry, shapes, placed=()):
     ],
 )
 def test_a_layout_that_cannot_stand_names_the_field_and_the_remedy(layout, field):
-    with pytest.raises(BadLayout) as caught:
-        wanted(GpuLayout(gpu_uuid="GPU-0", mig_enabled=True, instances=tuple(layout)), A100)
+    with pytest.raises(InvalidLayout) as caught:
+        resolve_layout(GpuLayout(gpu_uuid="GPU-0", mig_enabled=True, instances=tuple(layout)), A100)
     assert caught.value.field == field
     assert caught.value.remedy
 
@@ -261,14 +285,14 @@ def test_a_layout_is_asked_for_by_key_or_by_printed_name():
         WantedInstance(profile="MIG 1g.5gb", start=0),
         WantedInstance(profile="2g", start=2),
     )
-    layout = wanted(GpuLayout(gpu_uuid="GPU-0", mig_enabled=True, instances=asked), A100)
+    layout = resolve_layout(GpuLayout(gpu_uuid="GPU-0", mig_enabled=True, instances=asked), A100)
     assert [(part.place, part.compute) for part in layout.parts] == [((19, 0), (0,)), ((14, 2), (1,)), ((9, 4), (1, 0))]
-    with pytest.raises(BadLayout, match="mig_enabled"):
-        wanted(GpuLayout(gpu_uuid="GPU-0", instances=asked[:1]), A100)
+    with pytest.raises(InvalidLayout, match="mig_enabled"):
+        resolve_layout(GpuLayout(gpu_uuid="GPU-0", instances=asked[:1]), A100)
 
 
 def test_three_two_and_two_slices_of_seven_are_made_in_the_order_in_which_they_fit():
     """Largest first puts the three at 0, and then only one two fits."""
-    (part,) = layout_of(True, layout_from(A100, [(G7, 0, (2, 1, 1))]).parts).parts
+    (part,) = build_layout(True, layout_from(A100, [(G7, 0, (2, 1, 1))]).parts).parts
     assert part.compute == (2, 1, 1)
-    assert creation_order(A100, part) == (1, 2, 1)
+    assert order_compute_instances(A100, part) == (1, 2, 1)

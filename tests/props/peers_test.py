@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import naive, naive_lookahead, naive_openb
 
-from eelgrid_kernels import best, peers, policy, states
-from eelgrid_kernels import course as courses
-from eelgrid_kernels import peer_arrays as arrays
+from eelgrid_kernels import argmin_index, arrays, baselines, node_states
+from eelgrid_kernels import fleet_simulation as courses
+from eelgrid_kernels.baselines import find_policy
 
 # A first call may compile; how long an example takes says nothing here.
 quiet = settings(deadline=None, max_examples=60)
@@ -25,18 +25,18 @@ MODELS = 3
 # Idle and busy watts of each model.
 WATTS = [(10.0, 70.0), (30.0, 150.0), (50.0, 400.0)]
 POLICIES = {
-    "dotprod": ("dotprod", peers.DOT_PROD, ()),
-    "gpupacking": ("gpupacking", peers.GPU_PACKING, ()),
-    "gpuclustering": ("gpuclustering", peers.GPU_CLUSTERING, ()),
-    "bestfit": ("bestfit", peers.BEST_FIT, ()),
-    "fgd": ("mix", peers.MIX, (0, 1000)),
-    "pwr": ("mix", peers.MIX, (1000, 0)),
-    "pwr200": ("mix", peers.MIX, (200, 800)),
-    "pwr50": ("mix", peers.MIX, (50, 950)),
-    "eelgrid": ("eelgrid", peers.EELGRID, (1.0, 80.0, 200.0)),
-    "lookahead": ("eelgrid", peers.EELGRID, tuple(policy("eelgrid").weights.tolist())),
+    "dotprod": ("dotprod", baselines.DOT_PROD, ()),
+    "gpupacking": ("gpupacking", baselines.GPU_PACKING, ()),
+    "gpuclustering": ("gpuclustering", baselines.GPU_CLUSTERING, ()),
+    "bestfit": ("bestfit", baselines.BEST_FIT, ()),
+    "fgd": ("mix", baselines.MIX, (0, 1000)),
+    "pwr": ("mix", baselines.MIX, (1000, 0)),
+    "pwr200": ("mix", baselines.MIX, (200, 800)),
+    "pwr50": ("mix", baselines.MIX, (50, 950)),
+    "eelgrid": ("eelgrid", baselines.EELGRID, (1.0, 80.0, 200.0)),
+    "lookahead": ("eelgrid", baselines.EELGRID, tuple(find_policy("eelgrid").weights.tolist())),
 }
-ALL = {**POLICIES, "random": ("random", peers.RANDOM, ())}
+ALL = {**POLICIES, "random": ("random", baselines.RANDOM, ())}
 
 
 @dataclass
@@ -105,14 +105,14 @@ def columns(scene):
 def prepared(scene, name):
     _, code, weights = ALL[name]
     ranks = np.array([entry.rank for entry in scene.machines])
-    return courses.prepare(*columns(scene), ranks, code, np.array(weights, np.float64))
+    return courses.build_empty_engine(*columns(scene), ranks, code, np.array(weights, np.float64))
 
 
 def run(scene, name, order=None):
     _, code, weights = ALL[name]
     ranks = np.array([entry.rank for entry in scene.machines])
     order = np.array(scene.order if order is None else order, np.int64)
-    return courses.run(*columns(scene), order, ranks, code, np.array(weights, np.float64))
+    return courses.simulate_arrivals(*columns(scene), order, ranks, code, np.array(weights, np.float64))
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -156,7 +156,7 @@ def test_random_places_whatever_fits_and_only_where_it_fits(scene):
     nodes = [entry.node for entry in scene.machines]
     for moment, number in enumerate(scene.order):
         task = scene.tasks[number]
-        chosen = best.decide(slots, number, moment)
+        chosen = argmin_index.place_task(slots, number, moment)
         assert chosen == course.node[moment]
         fitting = [index for index, node in enumerate(nodes) if naive.verdict(node, task) is None]
         assert chosen in fitting or (chosen == -1 and not fitting)
@@ -211,10 +211,10 @@ def test_a_course_in_two_pieces_is_the_course(scene, name, split):
     slots, order, pieces = (
         prepared(scene, name),
         np.array(scene.order, np.int64),
-        courses.empty_course(len(scene.order)),
+        courses.build_empty_outcomes(len(scene.order)),
     )
-    best.advance(slots, order, pieces, 0, split)
-    best.advance(slots, order, pieces, split, len(order))
+    argmin_index.place_arrivals(slots, order, pieces, 0, split)
+    argmin_index.place_arrivals(slots, order, pieces, split, len(order))
     assert all((ours == theirs).all() for ours, theirs in zip(pieces, run(scene, name), strict=True))
 
 
@@ -223,7 +223,7 @@ def test_a_course_in_two_pieces_is_the_course(scene, name, split):
 def test_nodes_share_a_state_exactly_when_they_are_alike(scene, name):
     slots = prepared(scene, name)
     for moment, number in enumerate(scene.order):
-        best.decide(slots, number, moment)
+        argmin_index.place_task(slots, number, moment)
     table, members = slots.states, slots.nodes
     listed = {}
     for row in np.flatnonzero(table[:, arrays.ROOT] >= 0):
@@ -259,15 +259,15 @@ def in_one_bucket(scene, name):
     one.states[:, arrays.ROOT] = -1
     one.facts[[arrays.ROWS, arrays.SPARE, arrays.ENTRIES]] = 0
     one = one._replace(bucket=np.full(1, -1, np.int64))
-    states.settle(one, np.arange(len(scene.machines)))
+    node_states.settle_nodes(one, np.arange(len(scene.machines)))
     return one
 
 
 @quiet
 @given(scenes(), st.sampled_from(sorted(ALL)))
 def test_one_bucket_gives_the_same_course(scene, name):
-    course, order = courses.empty_course(len(scene.order)), np.array(scene.order, np.int64)
-    best.advance(in_one_bucket(scene, name), order, course, 0, len(order))
+    course, order = courses.build_empty_outcomes(len(scene.order)), np.array(scene.order, np.int64)
+    argmin_index.place_arrivals(in_one_bucket(scene, name), order, course, 0, len(order))
     assert course.node.tolist() == run(scene, name).node.tolist()
 
 
@@ -278,7 +278,7 @@ def test_states_in_one_bucket_are_told_apart_by_model_and_by_what_they_hold():
     first, second, third, fourth = one.nodes[:, arrays.STATE].tolist()
     assert first == second != third == fourth
     # Two single GPUs on the first; a pair on the next that is idle: as much is free, but of another kind.
-    assert [best.decide(one, number, 0) for number in (0, 0, 1)] == [0, 0, 1]
+    assert [argmin_index.place_task(one, number, 0) for number in (0, 0, 1)] == [0, 0, 1]
     assert gpus(one, 0).tolist() == gpus(one, 1).tolist()
     assert one.nodes[0, arrays.STATE] != one.nodes[1, arrays.STATE]
 

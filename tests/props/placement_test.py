@@ -12,23 +12,21 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests import naive
 
-from eelgrid_kernels import (
+from eelgrid_kernels import warmup
+from eelgrid_kernels.arrays import Mix, Nodes, Task
+from eelgrid_kernels.baselines import find_policy
+from eelgrid_kernels.candidates import CandidateIndex
+from eelgrid_kernels.node_cost import (
     CONSTRAINTS,
     GPU_ABSENT,
     GPU_PARTITIONED,
     GPU_PLACEABLE,
-    Candidates,
-    Mix,
-    Nodes,
-    Task,
     cluster_power,
     count_verdicts,
-    fragmentation,
+    node_fragmentation,
     node_power,
-    policy,
     refresh_fragmentation,
     replica_room,
-    warm,
 )
 
 # A first call may compile; how long an example takes says nothing here.
@@ -133,7 +131,7 @@ def fragments_of(cluster, mix):
 
 
 def candidates_of(cluster, mix, prices):
-    return Candidates(arrays(cluster), mix_arrays(mix), SORTS, policy("eelgrid").code, np.array(prices))
+    return CandidateIndex(arrays(cluster), mix_arrays(mix), SORTS, find_policy("eelgrid").code, np.array(prices))
 
 
 def weigh(cluster, mix, task, prices, *, candidates=None):
@@ -180,7 +178,7 @@ def test_best_candidates_equal_the_naive_twin(cluster, mix, task, prices):
 def test_fragmentation_and_power_equal_the_naive_twins(cluster, mix):
     nodes_, mix_ = arrays(cluster), mix_arrays(mix)
     for index, node in enumerate(cluster):
-        assert fragmentation(nodes_, mix_, index) == naive.fragmentation(node, mix)
+        assert node_fragmentation(nodes_, mix_, index) == naive.fragmentation(node, mix)
         assert node_power(nodes_, index) == pytest.approx(naive.node_power(node))
     assert list(fragments_of(cluster, mix)) == [naive.fragmentation(node, mix) for node in cluster]
     assert cluster_power(nodes_) == pytest.approx(sum(map(naive.node_power, cluster)))
@@ -267,7 +265,7 @@ def test_several_tasks_on_a_node_cost_what_they_cost_one_after_another(cluster, 
 
 
 def test_warming_names_every_kernel():
-    assert set(warm()) == {
+    assert set(warmup()) == {
         "adopt", "choose", "choose_linked", "cluster_power", "count_verdicts", "divide", "fragmentation", "node_power",
         "play", "put", "quote", "refresh_fragmentation", "repeat", "replica_room", "rewire", "weigh_all",
     }  # fmt: skip

@@ -9,17 +9,17 @@ from contextlib import suppress
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelgrid_controller.power.budgets import Budget, Budgets
-from eelgrid_controller.power.changes import (
-    Changes,
-    Confirmed,
-    Failed,
+from eelgrid_controller.objectives.power.budgets import BudgetTree, PowerBudgetNode
+from eelgrid_controller.objectives.power.errors import BudgetTooSmall
+from eelgrid_controller.objectives.power.limit_rollout import (
+    CommandConfirmed,
+    CommandFailed,
     Holding,
-    NodeBack,
-    NodeLost,
-    Setting,
+    LimitRollout,
+    LimitSetting,
+    RolloutNodeLost,
+    RolloutNodeReturned,
 )
-from eelgrid_controller.power.refusals import BudgetTooSmall
 
 LIMITS_W = (100.0, 150.0, 200.0, 250.0)
 HAIR_W = 1e-5
@@ -39,14 +39,14 @@ def chains(node):
 
 
 def tree(nodes, rooms):
-    return Budgets(
+    return BudgetTree(
         [
-            Budget("cluster", rooms["cluster"]),
-            Budget("rack0", rooms["rack0"], "cluster"),
-            Budget("rack1", rooms["rack1"], "cluster"),
-            *(Budget(f"n{node}", rooms[f"n{node}"], f"rack{node % 3 // 2}") for node in range(nodes)),
-            Budget("feed0", rooms["feed0"]),
-            Budget("feed1", rooms["feed1"]),
+            PowerBudgetNode("cluster", rooms["cluster"]),
+            PowerBudgetNode("rack0", rooms["rack0"], "cluster"),
+            PowerBudgetNode("rack1", rooms["rack1"], "cluster"),
+            *(PowerBudgetNode(f"n{node}", rooms[f"n{node}"], f"rack{node % 3 // 2}") for node in range(nodes)),
+            PowerBudgetNode("feed0", rooms["feed0"]),
+            PowerBudgetNode("feed1", rooms["feed1"]),
         ]
     )
 
@@ -84,18 +84,18 @@ class World:
         if command.node in self.down:
             if draw(st.booleans()):
                 self.has[name] = command.limit_w  # it arrived before the node vanished
-            return Confirmed(command.number, command.limit_w)  # late: nobody may believe it
+            return CommandConfirmed(command.number, command.limit_w)  # late: nobody may believe it
         fate = draw(st.sampled_from(["done", "done", "refused", "silent", "silent", "silent done", "other"]))
         if fate in {"done", "silent done"}:
             self.has[name] = command.limit_w
         elif fate == "other":
             self.has[name] = draw(st.sampled_from(sorted(self.may[name])))
         if fate.startswith("silent"):
-            return Failed(command.number, None)
+            return CommandFailed(command.number, None)
         self.may[name] = {self.has[name]}
         if fate == "refused":
-            return Failed(command.number, self.has[name])
-        return Confirmed(command.number, self.has[name])
+            return CommandFailed(command.number, self.has[name])
+        return CommandConfirmed(command.number, self.has[name])
 
 
 def rooms_for(draw, holdings, settings_of):
@@ -124,9 +124,9 @@ def test_no_budget_is_exceeded_at_any_moment_and_all_ends_well(data):
     rooms = {name: max(at_first[name], in_the_end[name]) for name in at_first}
 
     def setting(name, limit):
-        return Setting(limit, next(one.gpus for one in holdings if one.name == name) * limit)
+        return LimitSetting(limit, next(one.gpus for one in holdings if one.name == name) * limit)
 
-    changes = Changes(tree(nodes, rooms), holdings, {name: setting(name, limit) for name, limit in now.items()})
+    changes = LimitRollout(tree(nodes, rooms), holdings, {name: setting(name, limit) for name, limit in now.items()})
     world = World(holdings, now)
 
     def check():
@@ -145,7 +145,7 @@ def test_no_budget_is_exceeded_at_any_moment_and_all_ends_well(data):
         elif act == "lose":
             node = f"n{draw(st.integers(0, nodes - 1))}"
             world.down.add(node)
-            world.send(changes.on(NodeLost(node)))
+            world.send(changes.on(RolloutNodeLost(node)))
         elif act == "back" and world.down:
             node = draw(st.sampled_from(sorted(world.down)))
             bring_back(world, changes, node)
@@ -164,7 +164,7 @@ def bring_back(world, changes, node):
     mine = {name: world.has[name] for name, one in world.holdings.items() if one.node == node}
     for name, limit in mine.items():
         world.may[name] = {limit}
-    world.send(changes.on(NodeBack(node, mine)))
+    world.send(changes.on(RolloutNodeReturned(node, mine)))
 
 
 def finish(world, changes, wanted, check):
@@ -177,7 +177,7 @@ def finish(world, changes, wanted, check):
         command = world.flight.pop(0)
         world.has[command.holding] = command.limit_w
         world.may[command.holding] = {command.limit_w}
-        world.send(changes.on(Confirmed(command.number, command.limit_w)))
+        world.send(changes.on(CommandConfirmed(command.number, command.limit_w)))
         check()
     assert changes.unfinished() == ()
     assert {name: setting.limit_w for name, setting in wanted.items()} == world.has

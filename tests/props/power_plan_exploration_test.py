@@ -4,15 +4,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelgrid_controller.power.curves import AtLimit, Curve
-from eelgrid_controller.power.exploration import Missed, Unusable, Window, begin, step
-from eelgrid_controller.power.promise import MaxSlowdown, choose
-from eelgrid_controller.power.shape import Shape
+from eelgrid_controller.objectives.power.bandit import MissedWindowReason, WindowMissed, start_search, step_search
+from eelgrid_controller.objectives.power.estimates import MeasurementWindow
+from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve, PowerLaw
+from eelgrid_controller.objectives.power.training_promises import MaxSlowdown, choose_limit
 
 CURVES = st.builds(
     lambda top, low, count, free, roundness, clocked, steepness: (
         np.linspace(top * low, top, count).round(),
-        Shape(top * free, roundness, 10.0, clocked, steepness),
+        PowerLaw(top * free, roundness, 10.0, clocked, steepness),
     ),
     st.floats(150.0, 700.0), st.floats(0.3, 0.6), st.integers(2, 9), st.floats(0.3, 1.4), st.floats(2.0, 8.0),
     st.floats(0.01, 0.4), st.floats(1.0, 5.0),
@@ -20,22 +20,26 @@ CURVES = st.builds(
 
 
 def curve(limits, law):
-    points = (AtLimit(float(w), law.time_s(float(w)), law.power_w(float(w))) for w in sorted(set(limits)))
-    return Curve("t", "g", 1, tuple(points))
+    points = (LimitPoint(float(w), law.time_s(float(w)), law.power_w(float(w))) for w in sorted(set(limits)))
+    return PowerCurve("t", "g", 1, tuple(points))
 
 
 def lived(made, slowdown, windows, noise, seed, missing=0.0):
     """(slowdown, saving, windows at each limit) of a run, by what was true; windows of one time."""
     rng = np.random.default_rng(seed)
-    state, decision = begin(made.limits_w, MaxSlowdown(slowdown))
+    state, decision = start_search(made.limits_w, MaxSlowdown(slowdown))
     work = energy = 0.0
     base = made.largest
     for _ in range(windows):
         at = made.at(decision.limit_w)
         work, energy = work + base.time_s / at.time_s, energy + base.time_s * at.power_w
         time, power = 1.0 + noise * rng.standard_normal(2)
-        event = Window(at.limit_w, base.time_s / at.time_s, base.time_s * time, base.time_s * time * at.power_w * power)
-        state, decision = step(state, Missed(Unusable.NO_POWER) if rng.random() < missing else event)
+        event = MeasurementWindow(
+            at.limit_w, base.time_s / at.time_s, base.time_s * time, base.time_s * time * at.power_w * power
+        )
+        state, decision = step_search(
+            state, WindowMissed(MissedWindowReason.NO_POWER) if rng.random() < missing else event
+        )
     return windows / work - 1.0, 1.0 - energy / (work * base.energy_j), state
 
 
@@ -46,7 +50,7 @@ def test_without_noise_the_promise_is_kept_but_for_one_window_and_the_best_is_fo
     windows = 500
     slower, saved, _ = lived(made, slowdown, windows, 0.0, seed)
     assert slower <= slowdown + 1.0 / windows
-    best = choose(made, MaxSlowdown(slowdown)).saving
+    best = choose_limit(made, MaxSlowdown(slowdown)).saving
     assert saved >= best - 0.15 * max(best, 0.1)  # what the search may cost of it
 
 
@@ -54,7 +58,7 @@ def test_without_noise_the_promise_is_kept_but_for_one_window_and_the_best_is_fo
 @given(CURVES, st.integers(0, 99))
 def test_with_noise_the_promise_is_kept_and_regret_falls_with_the_length(drawn, seed):
     made = curve(*drawn)
-    best = choose(made, MaxSlowdown(0.03)).saving  # what noise cannot tell from a broken promise is not asked for
+    best = choose_limit(made, MaxSlowdown(0.03)).saving  # what noise cannot tell from a broken promise is not asked for
     lost = []
     for windows in (60, 900):
         slower, saved, _ = lived(made, 0.05, windows, 0.02, seed)
@@ -80,11 +84,13 @@ def test_units_do_not_matter(drawn, scale, rate):
     made = curve(*drawn)
     runs = []
     for time, work in ((1.0, 1.0), (scale, rate)):
-        state, decision = begin(made.limits_w, MaxSlowdown(0.05))
+        state, decision = start_search(made.limits_w, MaxSlowdown(0.05))
         limits = []
         for _ in range(60):
             at = made.at(decision.limit_w)
             limits.append(at.limit_w)
-            state, decision = step(state, Window(at.limit_w, work / at.time_s, time, time * at.power_w))
+            state, decision = step_search(
+                state, MeasurementWindow(at.limit_w, work / at.time_s, time, time * at.power_w)
+            )
         runs.append(limits)
     assert runs[0] == runs[1]

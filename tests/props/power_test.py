@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.fakes.power_device import Crash
 from tests.power_rig import LIMITS, Rig, fake, plan_of, setting, simulated
 
-from eelgrid_agent.guard.events import Cause, Failure, Restore, SetLimit
-from eelgrid_protos.codec import decode, encode
+from eelgrid_agent.enforce.guard.events import CommandFailure, RestoreDevice, SetDeviceLimit, WriteCause
+from eelgrid_protos.codec import decode_message, encode_message
 from eelgrid_protos.messages import ApplyStatus, NodeEventKind, PlanApplied
 
 EXAMPLES = 60
@@ -45,17 +45,17 @@ class Life:
                 self._check_step(command)
             outcomes = carry_out(commands)
             for outcome in outcomes:
-                assert outcome.failure is not Failure.OUT_OF_RANGE, outcome
+                assert outcome.failure is not CommandFailure.OUT_OF_RANGE, outcome
             return outcomes
 
         rig.carry_out = watched
 
     def _check_step(self, command) -> None:
         assert self.may_enforce, f"{command} in observe mode"
-        if not isinstance(command, SetLimit) or command.cause is Cause.RESTORE:
+        if not isinstance(command, SetDeviceLimit) or command.cause is WriteCause.RESTORE:
             return
         step_w = command.limit_w - self.machine.shown(command.gpu_uuid)[0]
-        if command.cause is Cause.BUDGET and step_w < 0.0:
+        if command.cause is WriteCause.BUDGET and step_w < 0.0:
             return
         assert abs(step_w) <= LIMITS.slew_w + 1e-6, command
 
@@ -64,7 +64,7 @@ class Life:
         name, *arguments = action
         getattr(self, f"_{name}")(*arguments)
         applied = self.rig.guard.applied
-        assert applied is None or decode(PlanApplied, encode(applied)) == applied
+        assert applied is None or decode_message(PlanApplied, encode_message(applied)) == applied
         fresh = [event for event in self.rig.events if ": repair " in event.detail]
         self.rig.events = [event for event in self.rig.events if event not in fresh]
         self.repairs += [(event.time_ns, event.gpu_uuid) for event in fresh]
@@ -309,7 +309,7 @@ def test_a_crash_after_which_the_machine_boots_restores_nothing(units):
     rig.machine.reboot()
     before = len(rig.commands)
     rig.crash()
-    assert not [c for c in rig.commands[before:] if not isinstance(c, Restore) and hasattr(c, "gpu_uuid")]
+    assert not [c for c in rig.commands[before:] if not isinstance(c, RestoreDevice) and hasattr(c, "gpu_uuid")]
     assert {uuid: rig.machine.shown(uuid) for uuid in rig.machine.uuids} == rig.found
     assert rig.journal.content == ()
 

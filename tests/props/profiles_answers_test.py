@@ -10,14 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.profiles_rig import A100, FAMILY, SIZES, STRANGER, catalogue, configurations, learned, measured, point
 
-from eelgrid_controller.profiles.answers import Basis, Estimate
-from eelgrid_controller.profiles.bounds import bounded
-from eelgrid_controller.profiles.held import Held
-from eelgrid_controller.profiles.order import isotonic, ordered
-from eelgrid_controller.profiles.points import Configuration, Point
-from eelgrid_controller.profiles.predict import Predictor
-from eelgrid_controller.profiles.record import decode, encode
-from eelgrid_controller.profiles.store import Profiles, Reading
+from eelgrid_controller.profiles.grid import isotonic_regression, monotone_surface
+from eelgrid_controller.profiles.points import Configuration, EstimateBasis, Point, ProfileEstimate
+from eelgrid_controller.profiles.prediction import ProfilePredictor, clip_power
+from eelgrid_controller.profiles.profile_service import ProfileService, decode_record, encode_record
+from eelgrid_controller.profiles.store import ProfileReading, ProfileStore
 
 quiet = settings(deadline=None, max_examples=40)
 WORKLOADS = st.sampled_from([*SIZES, STRANGER])
@@ -27,7 +24,7 @@ VALUES = st.floats(-5.0, 5.0)
 
 
 def _predictor(told=None):
-    return Predictor(told or measured(), {FAMILY: learned()}, catalogue())
+    return ProfilePredictor(told or measured(), {FAMILY: learned()}, catalogue())
 
 
 @st.composite
@@ -37,7 +34,7 @@ def told_more(draw):
     for second in range(draw(st.integers(0, 6))):
         how = draw(st.sampled_from(list(configurations())) | st.builds(Configuration, st.just(A100), batch=BATCHES))
         one = point(draw(WORKLOADS), how, draw(st.floats(-0.5, 0.5)))
-        found = found.told(Reading(one, 1000.0 + second))
+        found = found.told(ProfileReading(one, 1000.0 + second))
     return found
 
 
@@ -72,7 +69,7 @@ def test_an_interval_holds_its_middle_and_watts_what_the_part_can_draw(told, wor
     for one in (found.throughput_hz, found.power_w, *found.latency_s.values()):
         assert 0.0 < one.lower <= one.median <= one.upper < math.inf
     assert found.latency_s[0.5].median <= found.latency_s[0.99].median
-    if found.power_w.basis is not Basis.MEASURED:
+    if found.power_w.basis is not EstimateBasis.MEASURED:
         assert found.power_w.upper <= 1.25 * (limit or 400.0) + 1e-6
 
 
@@ -80,8 +77,8 @@ def test_an_interval_holds_its_middle_and_watts_what_the_part_can_draw(told, wor
 @given(st.floats(50.0, 400.0), st.lists(st.floats(80.0, 300.0), min_size=2, max_size=6))
 def test_what_a_limit_allows_never_falls_with_it(watts, limits):
     """Also where the lowest limits, which are held badly, end."""
-    wild = Estimate(watts, watts, watts, Basis.BORROWED)
-    found = [bounded(wild, Configuration("a40", power_limit_w=one), catalogue()).median for one in sorted(limits)]
+    wild = ProfileEstimate(watts, watts, watts, EstimateBasis.BORROWED)
+    found = [clip_power(wild, Configuration("a40", power_limit_w=one), catalogue()).median for one in sorted(limits)]
     assert found == sorted(found)
 
 
@@ -92,9 +89,9 @@ def test_an_interval_holds_what_was_measured_by_the_laws(workload, how, times, o
     told = measured()
     level = point(workload, how, off if workload == STRANGER else 0.0)
     for second in range(times):
-        told = told.told(Reading(level, 2000.0 + second))
+        told = told.told(ProfileReading(level, 2000.0 + second))
     found = _predictor(told).predict(workload, [how])[0]
-    assert found.throughput_hz.basis is Basis.MEASURED
+    assert found.throughput_hz.basis is EstimateBasis.MEASURED
     assert found.throughput_hz.lower <= level.throughput_hz <= found.throughput_hz.upper
     if level.power_w is not None:
         assert found.power_w.lower <= level.power_w <= found.power_w.upper
@@ -114,7 +111,7 @@ def test_an_answer_does_not_depend_on_what_else_is_asked(workload, batch, others
 def test_without_a_drift_the_order_of_readings_does_not_matter(order):
     """Two readings of six configurations: the same cells, counts and, to the last digits, means and answers."""
     hows = list(configurations())[:6]
-    readings = [Reading(point(STRANGER, hows[n % 6], 0.003 * (n // 6)), 500.0) for n in range(12)]
+    readings = [ProfileReading(point(STRANGER, hows[n % 6], 0.003 * (n // 6)), 500.0) for n in range(12)]
     plain, shuffled = measured(), measured()
     for number, place in enumerate(order):
         plain, shuffled = plain.told(readings[number]), shuffled.told(readings[place])
@@ -148,19 +145,19 @@ def points(draw):
 @quiet
 @given(st.lists(points(), max_size=12))
 def test_a_store_comes_back_from_its_record(given_points):
-    held = Held(catalogue())
+    held = ProfileService(catalogue())
     for second, one in enumerate(given_points):
         held.observe(one, float(second))
-    assert decode(json.loads(json.dumps(encode(held.snapshot())))) == held.snapshot()
+    assert decode_record(json.loads(json.dumps(encode_record(held.snapshot())))) == held.snapshot()
     assert sum(one.readings for one in held.snapshot().profiles.values()) == len(given_points)
 
 
 @quiet
 @given(st.lists(points(), min_size=1, max_size=12))
 def test_sources_and_configurations_are_conserved(given_points):
-    told = Profiles()
+    told = ProfileStore()
     for second, one in enumerate(given_points):
-        told = told.told(Reading(one, float(second)))
+        told = told.told(ProfileReading(one, float(second)))
     for name, profile in told.profiles.items():
         mine = [one for one in given_points if one.workload == name]
         assert set(profile.cells) == {one.configuration for one in mine}
@@ -184,7 +181,7 @@ def _nearest(values, weights):
 @given(st.lists(st.tuples(VALUES, st.floats(0.1, 10.0)), min_size=1, max_size=8))
 def test_pooling_is_the_minimax_formula(pairs):
     values, weights = (np.array(column) for column in zip(*pairs, strict=True))
-    assert isotonic(values, weights) == pytest.approx(np.array(_nearest(values, weights)), abs=1e-9)
+    assert isotonic_regression(values, weights) == pytest.approx(np.array(_nearest(values, weights)), abs=1e-9)
 
 
 @quiet
@@ -192,7 +189,7 @@ def test_pooling_is_the_minimax_formula(pairs):
 def test_a_lattice_is_ordered_both_ways_and_keeps_what_is_in_order(rows, columns, random, way):
     values = np.array([[random.uniform(-1, 1) for _ in range(columns)] for _ in range(rows)])
     weights = np.array([[random.uniform(0.1, 10) for _ in range(columns)] for _ in range(rows)])
-    found = ordered(values, weights, way)
+    found = monotone_surface(values, weights, way)
     assert (way * np.diff(found, axis=0) >= -1e-12).all()
     assert (way * np.diff(found, axis=1) >= -1e-12).all()
-    assert ordered(found, weights, way) == pytest.approx(found, abs=1e-12)
+    assert monotone_surface(found, weights, way) == pytest.approx(found, abs=1e-12)

@@ -7,10 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.replay_rig import Twin, a_node, a_task, scene
 
-from eelgrid_controller.replay.accounts import account, series
-from eelgrid_controller.replay.schedule import Outage, Schedule, drawn_outages
-from eelgrid_controller.replay.simulation import FINISHED, REFUSED, RUNNING, TO_COME, WAITING
-from eelgrid_controller.replay.waiting import Waiting
+from eelgrid_controller.replay.run_statistics import compute_series, summarize_run
+from eelgrid_controller.replay.simulation import (
+    FINISHED,
+    REFUSED,
+    RUNNING,
+    TO_COME,
+    WAITING,
+    ArrivalSchedule,
+    Outage,
+    TaskQueue,
+    draw_outages,
+)
 
 POLICIES = st.sampled_from(
     ["fgd", "pwr", "pwr200", "bestfit", "dotprod", "gpupacking", "gpuclustering", "eelgrid", "random"]
@@ -93,7 +101,7 @@ def test_the_same_decisions_as_asking_for_everything_every_time(world, policy, s
 def test_every_task_ends_once_and_no_node_holds_more_than_it_has(world, policy):
     small, down = world
     outcome = small.run(policy, outages=down, end_s=25.0)
-    sums = account(outcome, None, 1.0)
+    sums = summarize_run(outcome, None, 1.0)
     assert sums.tasks == sums.finished + sums.running + sums.waiting + sums.refused == len(outcome.fate)
     placed = np.bincount(outcome.decided_task, minlength=len(outcome.fate))
     held = np.isin(outcome.fate, (FINISHED, RUNNING)).astype(int)
@@ -140,7 +148,7 @@ def test_no_decision_looks_at_what_is_to_come(world, policy, now, order):
         plan.priority[mixed],
     )
     arrival_s[later] += 0.5
-    other = small._replace(schedule=Schedule(spec, arrival_s, duration_s, priority))
+    other = small._replace(schedule=ArrivalSchedule(spec, arrival_s, duration_s, priority))
     # What was to return, and when, is still to come, too.
     fewer = tuple(o if o.up_s <= now_s else o._replace(up_s=o.up_s + 0.25) for o in down if o.down_s <= now_s)
     before, after = (
@@ -157,14 +165,14 @@ def test_the_same_run_twice_is_the_same_to_the_bit(world, policy):
     first, second = (small.run(policy, outages=down, end_s=25.0) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         assert np.array_equal(one, other)
-    assert account(first, None, 1.0) == account(second, None, 1.0)
-    for one, other in zip(series(first, 5), series(second, 5), strict=True):
+    assert summarize_run(first, None, 1.0) == summarize_run(second, None, 1.0)
+    for one, other in zip(compute_series(first, 5), compute_series(second, 5), strict=True):
         assert np.array_equal(one, other)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), max_size=30), st.sets(st.integers(0, 4)))
 def test_the_queue_gives_the_first_of_some_classes(listed, asked):
-    queue, left = Waiting(), []
+    queue, left = TaskQueue(), []
     for number, (spec, priority) in enumerate(listed):
         queue.add(number, spec=spec, priority=priority)
         left.append((-priority, number, spec))
@@ -184,9 +192,9 @@ def test_the_queue_gives_the_first_of_some_classes(listed, asked):
 @given(st.integers(1, 20), st.integers(0, 99), st.sampled_from([5.0, 50.0, 5000.0]))
 @settings(max_examples=50)
 def test_drawn_failures_follow_one_another_and_each_node_has_its_own(count, seed, mtbf_s):
-    found = drawn_outages(count, 100.0, 1100.0, mtbf_s=mtbf_s, mttr_s=10.0, seed=seed)
-    assert found == drawn_outages(count, 100.0, 1100.0, mtbf_s=mtbf_s, mttr_s=10.0, seed=seed)
-    assert drawn_outages(count + 1, 100.0, 1100.0, mtbf_s=mtbf_s, mttr_s=10.0, seed=seed)[: len(found)] == found
+    found = draw_outages(count, 100.0, 1100.0, mtbf_s=mtbf_s, mttr_s=10.0, seed=seed)
+    assert found == draw_outages(count, 100.0, 1100.0, mtbf_s=mtbf_s, mttr_s=10.0, seed=seed)
+    assert draw_outages(count + 1, 100.0, 1100.0, mtbf_s=mtbf_s, mttr_s=10.0, seed=seed)[: len(found)] == found
     for node in range(count):
         mine = [outage for outage in found if outage.node == node]
         moments = [100.0, *(moment for outage in mine for moment in outage[1:])]
@@ -195,6 +203,6 @@ def test_drawn_failures_follow_one_another_and_each_node_has_its_own(count, seed
 
 
 def test_drawn_failures_have_the_means_that_were_asked_for():
-    found = drawn_outages(200, 0.0, 100_000.0, mtbf_s=900.0, mttr_s=100.0, seed=1)
+    found = draw_outages(200, 0.0, 100_000.0, mtbf_s=900.0, mttr_s=100.0, seed=1)
     assert abs(len(found) / (200 * 100_000.0 / 1000.0) - 1.0) < 0.02
     assert abs(np.mean([outage.up_s - outage.down_s for outage in found]) / 100.0 - 1.0) < 0.02

@@ -5,9 +5,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eelgrid_agent.device import Missing, RawReadings
-from eelgrid_agent.sampler import GPU_READINGS, Look, Sampler, batch_of
-from eelgrid_protos.codec import decode, encode
+from eelgrid_agent.devices.port import Missing, RawReadings
+from eelgrid_agent.devices.sampler import GPU_READINGS, NodeSample, Sampler, build_batch
+from eelgrid_protos.codec import decode_message, encode_message
 from eelgrid_protos.messages import AbsenceReason, NodeEventKind, Reading, SampleBatch
 
 SECOND = 1_000_000_000
@@ -37,7 +37,9 @@ def observe(sampler, at_s, wall_offset_s, power, counter):
     raw = RawReadings(energy_counter_j=counter, values=values)
     now_ns = round(at_s * SECOND)
     wall_ns = BOOT_NS + now_ns + round(wall_offset_s * SECOND)
-    return sampler.observe(Look(wall_ns=wall_ns, monotonic_ns=now_ns, generation=1, gpus=(("GPU-0", raw),), host={}))
+    return sampler.observe(
+        NodeSample(wall_ns=wall_ns, monotonic_ns=now_ns, generation=1, gpus=(("GPU-0", raw),), host={})
+    )
 
 
 @given(st.floats(10.0, 1000.0), st.floats(0.0, 1e9), st.lists(step, min_size=1, max_size=60))
@@ -105,5 +107,5 @@ def test_whatever_a_device_says_the_batches_keep_the_contract(steps):
             batches.append([])
         batches[-1].append(tick)
     for ticks in batches:
-        batch = batch_of(ticks, sequence=1, dropped_ticks=0)
-        assert decode(SampleBatch, encode(batch)) == batch
+        batch = build_batch(ticks, sequence=1, dropped_ticks=0)
+        assert decode_message(SampleBatch, encode_message(batch)) == batch

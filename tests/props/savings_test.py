@@ -5,16 +5,10 @@ from hypothesis import strategies as st
 from tests.clusters import GIB, core_with, node, request
 from tests.naive_savings import POWER, Twin
 
-from eelgrid_controller.occupancy import Others
-from eelgrid_controller.savings.account import BEST_FIT, BOTH, EELGRID, Beginning, Savings
+from eelgrid_controller.energy.savings import BEST_FIT, BOTH, EELGRID, InitialCluster, PlacementSavings
+from eelgrid_controller.state.engine_reports import ExternalUsage
 from eelgrid_protos.faults import Fault
-from eelgrid_protos.messages import (
-    LatencyMetric,
-    LatencyObjective,
-    ServicePromise,
-    WorkloadKind,
-    WorkloadPhase,
-)
+from eelgrid_protos.messages import LatencyMetric, LatencyObjective, ServicePromise, WorkloadKind, WorkloadPhase
 
 NODES = {
     "a": node("a", gpus=2, cpu=40),
@@ -71,7 +65,7 @@ def done(core, step, now_ns):
             turn = core.gpu_lost if is_lost else core.gpu_returned
             return turn(name, f"GPU-{name}-{index}", now_ns=now_ns).events
         case ("others", name, cpu, gpus, has, closed):
-            others = Others(
+            others = ExternalUsage(
                 cpu_milli=1000 * cpu, memory_bytes=GIB, gpu_count=gpus, traits=("zone",) if has else (),
                 closed="cordoned" if closed else "",
             )  # fmt: skip
@@ -100,7 +94,7 @@ def alike(savings, twin):
 @given(STEPS, st.integers(1, 4))
 def test_both_plans_are_those_of_the_naive_twin(steps, turn):
     core = core_with()
-    savings, twin = Savings(Beginning.of(core.state, 0), POWER.gpu), Twin()
+    savings, twin = PlacementSavings(InitialCluster.of(core.state, 0), POWER.gpu), Twin()
     energy_j, now_ns = dict.fromkeys((BEST_FIT, EELGRID), 0.0), 0
     for number, step in enumerate([*(("join", name) for name in "ac"), *steps], 1):
         try:
@@ -130,7 +124,7 @@ def test_begun_anew_it_is_what_the_live_work_comes_to_in_the_order_of_submission
             done(core, step, number)
         except (Fault, ZeroDivisionError):
             continue
-    savings, twin = Savings(Beginning.of(core.state, 5), POWER.gpu), Twin()
+    savings, twin = PlacementSavings(InitialCluster.of(core.state, 5), POWER.gpu), Twin()
     for name, record in core.state.nodes.items():
         twin.inventories[name], twin.others[name] = record.inventory, record.others
         twin.lost |= {*record.lost_gpus, *([] if record.is_ready else [name])}

@@ -9,17 +9,30 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
+from eelgrid_controller.profiles.errors import InvalidServingValue, NoFeasibleConfiguration
 from eelgrid_controller.profiles.points import Configuration, Point
-from eelgrid_controller.serving.errors import NothingFits, Unusable
-from eelgrid_controller.serving.instances import IDLE, PartLoad, blind, dispatch, shapes_of, spread
-from eelgrid_controller.serving.joint import Ask, together
-from eelgrid_controller.serving.search import least
-from eelgrid_controller.serving.sizing import Objective
-from eelgrid_controller.serving.windows import Loaded, chosen, kept, serve
+from eelgrid_controller.profiles.queueing_model import QuantileObjective
+from eelgrid_controller.whatif.frontier.instance_selection import (
+    LoadedInstances,
+    ServiceDemand,
+    choose_instances,
+    retain_instances,
+    search_instances,
+    serve_window,
+    solve_joint,
+)
+from eelgrid_controller.whatif.frontier.instances import (
+    IDLE_POINT,
+    PartLoad,
+    dispatch_load,
+    feasible_shapes,
+    spread_load,
+    without_power,
+)
 
 quiet = settings(deadline=None, max_examples=60)
 IDLE_W = {"a": 50.0, "b": 100.0}
-PROMISE = Objective(0.95, 0.05)
+PROMISE = QuantileObjective(0.95, 0.05)
 
 
 @st.composite
@@ -47,7 +60,7 @@ PARTS = st.sampled_from(PartLoad)
 
 
 def _shapes(some, part_load=PartLoad.MEASURED, start_s=10.0):
-    return shapes_of(some, PROMISE, idle_w=IDLE_W, start_s=start_s, part_load=part_load)
+    return feasible_shapes(some, PROMISE, idle_w=IDLE_W, start_s=start_s, part_load=part_load)
 
 
 def _by_linear_program(shapes, serving, demand_hz):
@@ -66,7 +79,7 @@ def _by_linear_program(shapes, serving, demand_hz):
 def test_the_walk_is_the_linear_program(some, part_load, counts, demand_hz):
     shapes = _shapes(some, part_load)
     serving = counts[: len(shapes)]
-    running = dispatch(shapes, serving, demand_hz)
+    running = dispatch_load(shapes, serving, demand_hz)
     for at, count in zip(running.instances, serving, strict=True):
         assert sum(at) == pytest.approx(count)
         assert min(at) >= -1e-9
@@ -82,7 +95,7 @@ def test_the_walk_is_the_linear_program(some, part_load, counts, demand_hz):
     else:
         assert running.throughput_hz >= demand_hz * (1 - 1e-12)
         assert running.power_w == pytest.approx(least_w, rel=1e-6, abs=1e-6)
-    even = spread(shapes, serving, demand_hz)
+    even = spread_load(shapes, serving, demand_hz)
     assert even.throughput_hz >= min(demand_hz, running.throughput_hz) * (1 - 1e-9)
     assert even.power_w >= running.power_w * (1 - 1e-9)
 
@@ -97,18 +110,18 @@ def test_a_hull_is_convex_and_below_every_admissible_point(some, part_load):
         ]
         assert slopes == sorted(slopes)
         assert all(slope >= 0.0 for slope in slopes)
-        assert (shape.steps[0].point == IDLE) == (part_load is PartLoad.PROPORTIONAL)
+        assert (shape.steps[0].point == IDLE_POINT) == (part_load is PartLoad.PROPORTIONAL)
         mine = [p for p in some if p.configuration.label == shape.configuration.label and p.latency_s[0.95] <= 0.05]
         for point in mine:
             if point.throughput_hz <= shape.throughput_hz:
-                assert dispatch((shape,), (1,), point.throughput_hz).power_w <= point.power_w * (1 + 1e-9)
+                assert dispatch_load((shape,), (1,), point.throughput_hz).power_w <= point.power_w * (1 + 1e-9)
         assert shape.throughput_hz == max(point.throughput_hz for point in mine)
         assert shape.start_j == pytest.approx(10.0 * min(point.power_w for point in mine))
 
 
 def _cost(ask, serving, window_s, amortised):
     """The program's objective, by its definition; None where the demand is not met."""
-    running = dispatch(ask.shapes, serving, ask.demand_hz)
+    running = dispatch_load(ask.shapes, serving, ask.demand_hz)
     if running.throughput_hz < ask.demand_hz * (1 - 1e-9):
         return None
     idle_w = sum(shape.idle_w * count for shape, count in zip(ask.shapes, serving, strict=True))
@@ -127,12 +140,12 @@ def _every(ask, most):
 @given(points(), PARTS, st.floats(1.0, 200.0), st.lists(st.integers(0, 2), min_size=3, max_size=3))
 def test_the_search_is_the_best_of_all(some, part_load, demand_hz, loaded):
     shapes = _shapes(some, part_load)
-    ask = Ask(shapes, demand_hz, tuple(loaded[: len(shapes)]))
+    ask = ServiceDemand(shapes, demand_hz, tuple(loaded[: len(shapes)]))
     most = [min(5, math.ceil(demand_hz / shape.throughput_hz) + 1) for shape in shapes]
     costs = [_cost(ask, serving, 60.0, 10) for serving in _every(ask, most)]
     possible = [cost for cost in costs if cost is not None]
     start_w = [shape.start_j / 600.0 for shape in shapes]
-    found = least(shapes, demand_hz, loaded=ask.loaded, start_w=start_w, most=most)
+    found = search_instances(shapes, demand_hz, loaded=ask.loaded, start_w=start_w, most=most)
     if not possible:
         assert found is None
         return
@@ -148,7 +161,10 @@ def test_the_search_is_the_best_of_all(some, part_load, demand_hz, loaded):
 )
 def test_two_services_share_a_short_pool_best(one, other, one_hz, other_hz, a, b):
     pool = {"a": a, "b": b}
-    asks = [Ask(shapes, hz, (0,) * len(shapes)) for shapes, hz in ((_shapes(one), one_hz), (_shapes(other), other_hz))]
+    asks = [
+        ServiceDemand(shapes, hz, (0,) * len(shapes))
+        for shapes, hz in ((_shapes(one), one_hz), (_shapes(other), other_hz))
+    ]
     most = [[pool[shape.configuration.gpu_model] // shape.gpus for shape in ask.shapes] for ask in asks]
     best = math.inf
     for first in _every(asks[0], most[0]):
@@ -161,10 +177,10 @@ def test_two_services_share_a_short_pool_best(one, other, one_hz, other_hz, a, b
             if None not in costs and all(used[model] <= gpus for model, gpus in pool.items()):
                 best = min(best, sum(costs))
     if best == math.inf:
-        with pytest.raises(NothingFits, match="pool"):
-            chosen(asks, pool, window_s=60.0)
+        with pytest.raises(NoFeasibleConfiguration, match="pool"):
+            choose_instances(asks, pool, window_s=60.0)
         return
-    for found in (chosen(asks, pool, window_s=60.0), together(asks, pool, 60.0, 10)):
+    for found in (choose_instances(asks, pool, window_s=60.0), solve_joint(asks, pool, 60.0, 10)):
         total = sum(_cost(ask, counts, 60.0, 10) for ask, counts in zip(asks, found, strict=True))
         assert total == pytest.approx(best, rel=1e-4, abs=1e-3)
 
@@ -179,12 +195,12 @@ def test_two_services_share_a_short_pool_best(one, other, one_hz, other_hz, a, b
 def test_a_course_keeps_demand_pool_and_what_served(one, other, course, gpus):
     pool = {"a": gpus, "b": gpus}
     shapes = (_shapes(one), _shapes(other))
-    before = tuple(Loaded((), (0,) * len(some)) for some in shapes)
+    before = tuple(LoadedInstances((), (0,) * len(some)) for some in shapes)
     for demands in course:
-        asks = [Ask(some, hz, held.instances) for some, hz, held in zip(shapes, demands, before, strict=True)]
+        asks = [ServiceDemand(some, hz, held.instances) for some, hz, held in zip(shapes, demands, before, strict=True)]
         try:
-            running, after = serve(asks, before, pool, window_s=60.0, hold=2)
-        except NothingFits:
+            running, after = serve_window(asks, before, pool, window_s=60.0, hold=2)
+        except NoFeasibleConfiguration:
             assume(False)
         used = dict.fromkeys(pool, 0)
         for ask, ran, held in zip(asks, running, after, strict=True):
@@ -198,61 +214,67 @@ def test_a_course_keeps_demand_pool_and_what_served(one, other, course, gpus):
 
 
 def test_what_served_stays_loaded_for_a_while():
-    held = Loaded((), (0, 0))
+    held = LoadedInstances((), (0, 0))
     for serving, loaded in (((2, 0), (2, 0)), ((0, 1), (2, 1)), ((0, 0), (2, 1)), ((0, 0), (0, 1)), ((0, 0), (0, 0))):
-        held = kept(held, serving, hold=3)
+        held = retain_instances(held, serving, hold=3)
         assert held.instances == loaded
 
 
 def test_room_that_another_needs_is_given_up():
-    big = shapes_of(
+    big = feasible_shapes(
         [Point("m", Configuration("a", gpus=4, batch=1), 10.0, {0.95: 0.01}, 300.0)],
         PROMISE,
         idle_w=IDLE_W,
         start_s=1.0,
     )
-    small = shapes_of(
+    small = feasible_shapes(
         [Point("n", Configuration("a", gpus=1, batch=1), 10.0, {0.95: 0.01}, 90.0)], PROMISE, idle_w=IDLE_W, start_s=1.0
     )
-    nothing = (Loaded((), (0,)), Loaded((), (0,)))
-    _, first = serve([Ask(big, 20.0, (0,)), Ask(small, 0.0, (0,))], nothing, {"a": 8}, window_s=60.0)
+    nothing = (LoadedInstances((), (0,)), LoadedInstances((), (0,)))
+    _, first = serve_window(
+        [ServiceDemand(big, 20.0, (0,)), ServiceDemand(small, 0.0, (0,))], nothing, {"a": 8}, window_s=60.0
+    )
     assert [held.instances for held in first] == [(2,), (0,)]
-    _, second = serve([Ask(big, 10.0, (2,)), Ask(small, 30.0, (0,))], first, {"a": 8}, window_s=60.0)
+    _, second = serve_window(
+        [ServiceDemand(big, 10.0, (2,)), ServiceDemand(small, 30.0, (0,))], first, {"a": 8}, window_s=60.0
+    )
     assert [held.instances for held in second] == [(1,), (3,)]
-    _, third = serve([Ask(big, 10.0, (1,)), Ask(small, 0.0, (3,))], second, {"a": 8}, window_s=60.0)
+    _, third = serve_window(
+        [ServiceDemand(big, 10.0, (1,)), ServiceDemand(small, 0.0, (3,))], second, {"a": 8}, window_s=60.0
+    )
     assert [held.instances for held in third] == [(1,), (3,)]  # what was given up is not remembered
 
 
 def test_nothing_can_be_started_for_a_window_that_is_here():
-    shapes = shapes_of(
+    shapes = feasible_shapes(
         [Point("m", Configuration("a", batch=1), 10.0, {0.95: 0.01}, 300.0)], PROMISE, idle_w=IDLE_W, start_s=1.0
     )
-    assert chosen([Ask(shapes, 20.0, (3,), only_loaded=True)], {"a": 9}, window_s=60.0) == ((2,),)
-    with pytest.raises(NothingFits):
-        chosen([Ask(shapes, 40.0, (3,), only_loaded=True)], {"a": 9}, window_s=60.0)
+    assert choose_instances([ServiceDemand(shapes, 20.0, (3,), only_loaded=True)], {"a": 9}, window_s=60.0) == ((2,),)
+    with pytest.raises(NoFeasibleConfiguration):
+        choose_instances([ServiceDemand(shapes, 40.0, (3,), only_loaded=True)], {"a": 9}, window_s=60.0)
 
 
 def test_the_blind_see_gpus():
-    (shape,) = shapes_of(
+    (shape,) = feasible_shapes(
         [Point("m", Configuration("a", gpus=2, batch=b), 10.0 * b, {0.95: 0.01 * b}, 300.0 + b) for b in (1, 2)],
         PROMISE, idle_w=IDLE_W, start_s=30.0,
     )  # fmt: skip
-    seen = blind(shape, 30.0)
+    seen = without_power(shape, 30.0)
     assert (seen.steps[0].power_w, seen.throughput_hz, seen.start_j, seen.idle_w) == (2.0, 20.0, 60.0, 0.0)
 
 
 def test_what_is_refused():
     point = Point("m", Configuration("a", batch=1), 10.0, {0.95: 0.2}, 300.0)
-    with pytest.raises(NothingFits, match="relax the objective"):
-        shapes_of([point], PROMISE, idle_w=IDLE_W, start_s=1.0)
+    with pytest.raises(NoFeasibleConfiguration, match="relax the objective"):
+        feasible_shapes([point], PROMISE, idle_w=IDLE_W, start_s=1.0)
     quick = Point("m", Configuration("c", batch=1), 10.0, {0.95: 0.01}, 300.0)
-    with pytest.raises(Unusable, match="no idle watts of c"):
-        shapes_of([quick], PROMISE, idle_w=IDLE_W, start_s=1.0)
-    with pytest.raises(Unusable, match="start_s"):
-        shapes_of([quick], PROMISE, idle_w=IDLE_W, start_s=-1.0)
+    with pytest.raises(InvalidServingValue, match="no idle watts of c"):
+        feasible_shapes([quick], PROMISE, idle_w=IDLE_W, start_s=1.0)
+    with pytest.raises(InvalidServingValue, match="start_s"):
+        feasible_shapes([quick], PROMISE, idle_w=IDLE_W, start_s=-1.0)
     unpowered = Point("m", Configuration("a", batch=1), 10.0, {0.95: 0.01}, None)
-    with pytest.raises(NothingFits):
-        shapes_of([unpowered], PROMISE, idle_w=IDLE_W, start_s=1.0)
-    shapes = shapes_of([quick], PROMISE, idle_w={"c": 1.0}, start_s=1.0)
-    with pytest.raises(Unusable, match="no c in it"):
-        chosen([Ask(shapes, 1.0, (0,))], {"a": 1}, window_s=60.0)
+    with pytest.raises(NoFeasibleConfiguration):
+        feasible_shapes([unpowered], PROMISE, idle_w=IDLE_W, start_s=1.0)
+    shapes = feasible_shapes([quick], PROMISE, idle_w={"c": 1.0}, start_s=1.0)
+    with pytest.raises(InvalidServingValue, match="no c in it"):
+        choose_instances([ServiceDemand(shapes, 1.0, (0,))], {"a": 1}, window_s=60.0)

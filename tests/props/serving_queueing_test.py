@@ -6,9 +6,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from eelgrid_controller.serving.queueing import latency, response_tail
-from eelgrid_controller.serving.sizing import Objective, keeps, largest_rate_hz, least_replicas
-from eelgrid_controller.serving.stations import Arrivals, Station
+from eelgrid_controller.profiles.queueing_model import (
+    ArrivalProcess,
+    QuantileObjective,
+    ServiceStation,
+    keeps_objective,
+    largest_rate_hz,
+    latency_quantile,
+    least_replicas,
+    response_tail,
+)
 
 quiet = settings(deadline=None)
 LOADS = st.floats(0.01, 0.97)
@@ -21,7 +28,7 @@ def stations(draw, batches=(1,)):
     batch = draw(st.sampled_from(batches))
     service_s = draw(st.floats(1e-3, 20.0))
     alone_s = draw(st.none() | st.floats(0.1, 1.0).map(lambda share: share * service_s))
-    return Station(
+    return ServiceStation(
         servers=draw(st.integers(1, 40)),
         service_s=service_s,
         service_cv2=draw(VARIATIONS),
@@ -35,26 +42,26 @@ def stations(draw, batches=(1,)):
 def test_more_load_is_never_faster(station, one, other, cv2, quantile):
     low, high = sorted((one, other))
     assume(low < high)
-    slow = latency(station, Arrivals(high * station.capacity_hz, cv2), quantile).value_s
-    fast = latency(station, Arrivals(low * station.capacity_hz, cv2), quantile).value_s
+    slow = latency_quantile(station, ArrivalProcess(high * station.capacity_hz, cv2), quantile).value_s
+    fast = latency_quantile(station, ArrivalProcess(low * station.capacity_hz, cv2), quantile).value_s
     if cv2 >= 1.0:  # the share that waits, by Kraemer and Langenbach-Belz, is monotone for no less
         assert fast <= slow * (1.0 + 1e-9)
-    assert slow >= latency(station, Arrivals(0.0, cv2), quantile).value_s * (1.0 - 1e-9)
+    assert slow >= latency_quantile(station, ArrivalProcess(0.0, cv2), quantile).value_s * (1.0 - 1e-9)
 
 
 @quiet
 @given(stations(), LOADS, VARIATIONS, QUANTILES)
 def test_a_replica_more_is_never_slower(station, load, cv2, quantile):
-    arrivals = Arrivals(load * station.capacity_hz, cv2)
-    few = latency(station, arrivals, quantile).value_s
-    assert latency(station.times(2), arrivals, quantile).value_s <= few * (1.0 + 1e-9)
+    arrivals = ArrivalProcess(load * station.capacity_hz, cv2)
+    few = latency_quantile(station, arrivals, quantile).value_s
+    assert latency_quantile(station.times(2), arrivals, quantile).value_s <= few * (1.0 + 1e-9)
 
 
 @quiet
 @given(stations(), LOADS, VARIATIONS)
 def test_a_higher_quantile_is_never_less(station, load, cv2):
-    arrivals = Arrivals(load * station.capacity_hz, cv2)
-    rising = [latency(station, arrivals, level).value_s for level in (0.5, 0.9, 0.95, 0.99)]
+    arrivals = ArrivalProcess(load * station.capacity_hz, cv2)
+    rising = [latency_quantile(station, arrivals, level).value_s for level in (0.5, 0.9, 0.95, 0.99)]
     assert rising == sorted(rising)
 
 
@@ -62,7 +69,7 @@ def test_a_higher_quantile_is_never_less(station, load, cv2):
 @given(stations(batches=(1, 4, 16)), LOADS, VARIATIONS, QUANTILES, st.floats(0.01, 100.0))
 def test_units_do_not_matter(station, load, cv2, quantile, scale):
     assume(cv2 > 0.0 or station.batch == 1)  # a metronome may come in the very moment that a batch starts
-    scaled = Station(
+    scaled = ServiceStation(
         servers=station.servers,
         service_s=station.service_s * scale,
         service_cv2=station.service_cv2,
@@ -70,8 +77,8 @@ def test_units_do_not_matter(station, load, cv2, quantile, scale):
         alone_s=None if station.alone_s is None else station.alone_s * scale,
     )
     rate = load * station.capacity_hz
-    found = latency(station, Arrivals(rate, cv2), quantile).value_s
-    assert latency(scaled, Arrivals(rate / scale, cv2), quantile).value_s == pytest.approx(
+    found = latency_quantile(station, ArrivalProcess(rate, cv2), quantile).value_s
+    assert latency_quantile(scaled, ArrivalProcess(rate / scale, cv2), quantile).value_s == pytest.approx(
         found * scale,
         rel=1e-6 if station.batch == 1 else 1e-3,
     )
@@ -80,8 +87,8 @@ def test_units_do_not_matter(station, load, cv2, quantile, scale):
 @quiet
 @given(stations(), LOADS, VARIATIONS, QUANTILES)
 def test_the_quantile_is_where_the_tail_says(station, load, cv2, quantile):
-    arrivals = Arrivals(load * station.capacity_hz, cv2)
-    value_s = latency(station, arrivals, quantile).value_s
+    arrivals = ArrivalProcess(load * station.capacity_hz, cv2)
+    value_s = latency_quantile(station, arrivals, quantile).value_s
     assert response_tail(station, arrivals, value_s) <= 1.0 - quantile + 1e-12
     assert response_tail(station, arrivals, value_s * (1.0 - 1e-6)) >= 1.0 - quantile - 1e-12
 
@@ -89,7 +96,7 @@ def test_the_quantile_is_where_the_tail_says(station, load, cv2, quantile):
 @settings(deadline=None, max_examples=20)
 @given(stations(batches=(4, 16)), LOADS, VARIATIONS, QUANTILES)
 def test_no_answer_is_faster_than_its_batch(station, load, cv2, quantile):
-    found = latency(station, Arrivals(load * station.capacity_hz, cv2), quantile).value_s
+    found = latency_quantile(station, ArrivalProcess(load * station.capacity_hz, cv2), quantile).value_s
     if station.service_cv2 == 0.0:
         assert found >= station.batch_s(1) * (1.0 - 1e-9)
     assert math.isfinite(found)
@@ -99,10 +106,10 @@ def test_no_answer_is_faster_than_its_batch(station, load, cv2, quantile):
 @given(stations(), st.floats(1.1, 20.0), st.floats(0.1, 30.0))
 def test_both_inversions_agree(station, slack, demand):
     """As many replicas as a rate needs keep that rate; one fewer do not."""
-    promise = Objective(0.95, slack * latency(station, Arrivals(0.0), 0.95).upper_s)
+    promise = QuantileObjective(0.95, slack * latency_quantile(station, ArrivalProcess(0.0), 0.95).upper_s)
     rate = demand * station.capacity_hz
-    enough = least_replicas(station, Arrivals(rate), promise, most=1000)
-    assert keeps(station.times(enough), Arrivals(rate), promise)
+    enough = least_replicas(station, ArrivalProcess(rate), promise, most=1000)
+    assert keeps_objective(station.times(enough), ArrivalProcess(rate), promise)
     assert largest_rate_hz(station.times(enough), promise) >= rate * (1.0 - 1e-6)
     if enough > 1:
         assert largest_rate_hz(station.times(enough - 1), promise) <= rate * (1.0 + 1e-6)

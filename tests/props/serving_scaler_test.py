@@ -6,7 +6,14 @@ import math
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from eelgrid_controller.serving.scaler import Limits, Observed, Phase, Ready, Scaler, Tick
+from eelgrid_controller.objectives.services.autoscaler import (
+    LoadObserved,
+    ReplicaScaler,
+    ReplicasReady,
+    ScalerPhase,
+    ScalerTick,
+    ScalingLimits,
+)
 
 quiet = settings(deadline=None, max_examples=30)
 EACH_HZ = 10.0  # of a replica
@@ -18,7 +25,7 @@ def needed(rate_hz):
 
 
 LIMITS = st.builds(
-    Limits,
+    ScalingLimits,
     least=st.integers(1, 3),
     most=st.just(500),
     start_s=st.sampled_from([0.0, 30.0, 60.0, 120.0]),
@@ -37,19 +44,19 @@ def play(scaler, state, rates, *, began_s=0.0, ready=True, **facts):
     targets, at_s = [], began_s
     for rate_hz in rates:
         at_s += EVERY_S
-        state, decision = scaler.step(state, Observed(at_s, rate_hz, **facts))
+        state, decision = scaler.step(state, LoadObserved(at_s, rate_hz, **facts))
         assert decision.replicas == state.target
         assert decision.reason
         targets.append(state.target)
         if ready:
-            state, _ = scaler.step(state, Ready(at_s, state.target))
+            state, _ = scaler.step(state, ReplicasReady(at_s, state.target))
     return state, targets, at_s
 
 
 @quiet
 @given(LIMITS, RATES, st.integers(1, 25))
 def test_a_constant_rate_is_reached_and_kept(limits, rate_hz, begun):
-    scaler = Scaler(limits, needed)
+    scaler = ReplicaScaler(limits, needed)
     _, targets, _ = play(scaler, scaler.begin(begun), [rate_hz] * 200)
     last = targets[-1]
     assert last == targets[-60]
@@ -62,7 +69,7 @@ def test_a_constant_rate_is_reached_and_kept(limits, rate_hz, begun):
 @given(LIMITS, RATES, st.integers(1, 25))
 def test_it_turns_at_most_once_on_the_way(limits, rate_hz, begun):
     """From above it only falls, from below it rises and then may give back what it rose too far."""
-    scaler = Scaler(limits, needed)
+    scaler = ReplicaScaler(limits, needed)
     _, targets, _ = play(scaler, scaler.begin(begun), [rate_hz] * 200)
     moves = [b - a for a, b in zip([scaler.begin(begun).target, *targets], targets, strict=False) if b != a]
     turns = sum(1 for a, b in itertools.pairwise(moves) if (a > 0) != (b > 0))
@@ -78,7 +85,7 @@ def test_noise_within_the_band_settles_once(limits, rate_hz, noise):
 
     The bound: it never rises after it fell, so it is monotone from there on.
     """
-    scaler = Scaler(limits, needed)
+    scaler = ReplicaScaler(limits, needed)
     rates = [rate_hz * (1.0 + limits.band / 2.2 * one) for one in noise]
     state, _, at_s = play(scaler, scaler.begin(needed(rate_hz)), [rate_hz * (1.0 + limits.band / 2.2)] * 60)
     _, targets, _ = play(scaler, state, rates, began_s=at_s)
@@ -90,16 +97,16 @@ def test_noise_within_the_band_settles_once(limits, rate_hz, noise):
 @quiet
 @given(LIMITS, st.lists(RATES, min_size=1, max_size=30), st.lists(st.floats(61.0, 5000.0), min_size=1, max_size=10))
 def test_stale_data_never_takes_away(limits, rates, gaps):
-    scaler = Scaler(limits, needed)
+    scaler = ReplicaScaler(limits, needed)
     state, _, at_s = play(scaler, scaler.begin(5), rates)
     before = state.target
     for gap_s in gaps:
         at_s += gap_s
-        state, decision = scaler.step(state, Tick(at_s))
-        assert state.phase is Phase.BLIND
+        state, decision = scaler.step(state, ScalerTick(at_s))
+        assert state.phase is ScalerPhase.BLIND
         assert decision.replicas == state.target == before
     # Nor does the first window after it, however low: the look-back begins anew.
-    state, decision = scaler.step(state, Observed(at_s + 1.0, 0.0))
+    state, decision = scaler.step(state, LoadObserved(at_s + 1.0, 0.0))
     assert decision.replicas == before
 
 
@@ -108,7 +115,7 @@ def test_stale_data_never_takes_away(limits, rates, gaps):
 def test_a_step_up_is_reached_within_the_stated_windows(limits, low_hz, high_hz):
     """Each start multiplies by `rise` and adds two: so many starts, and no more, until the need is met."""
     assume(high_hz > low_hz)
-    scaler = Scaler(limits, needed)
+    scaler = ReplicaScaler(limits, needed)
     state, _, at_s = play(scaler, scaler.begin(needed(low_hz)), [low_hz] * 60)
     starts, reached = 0, state.target
     goal = min(limits.most, max(limits.least, needed(high_hz)))
@@ -123,13 +130,13 @@ def test_a_step_up_is_reached_within_the_stated_windows(limits, low_hz, high_hz)
 @quiet
 @given(LIMITS, st.lists(RATES, min_size=2, max_size=60))
 def test_changes_are_bounded(limits, rates):
-    scaler = Scaler(limits, needed)
+    scaler = ReplicaScaler(limits, needed)
     state = scaler.begin(4)
     at_s, fell_s = 0.0, -math.inf
     for rate_hz in rates:
         at_s += EVERY_S
         before = state.target
-        state, _ = scaler.step(state, Observed(at_s, rate_hz))
+        state, _ = scaler.step(state, LoadObserved(at_s, rate_hz))
         assert limits.least <= state.target <= limits.most
         assert state.target <= math.ceil(limits.rise * before) + 2
         if state.target < before:
@@ -142,24 +149,24 @@ def test_changes_are_bounded(limits, rates):
 @given(LIMITS, RATES, st.floats(1.0, 1e4), st.floats(0.0, 1.0))
 def test_a_queue_that_grows_is_never_answered_by_less(limits, rate_hz, waiting, share):
     """Whatever the arrivals look like: an overloaded server may well report less of them."""
-    scaler = Scaler(limits, needed)
+    scaler = ReplicaScaler(limits, needed)
     state, _, at_s = play(scaler, scaler.begin(needed(rate_hz)), [rate_hz] * 60)
     before = state.target
     for number in range(40):
         at_s += EVERY_S
-        grown = Observed(at_s, rate_hz * share, waiting=waiting * (number + 1), waiting_growth=waiting)
+        grown = LoadObserved(at_s, rate_hz * share, waiting=waiting * (number + 1), waiting_growth=waiting)
         state, _ = scaler.step(state, grown)
         assert state.target >= before
     for _ in range(120):  # as many starts as it takes, and the queue stays
         at_s += EVERY_S
-        state, _ = scaler.step(state, Observed(at_s, rate_hz * share, waiting=waiting * 40, waiting_growth=0.0))
+        state, _ = scaler.step(state, LoadObserved(at_s, rate_hz * share, waiting=waiting * 40, waiting_growth=0.0))
     assert state.target >= min(limits.most, needed(waiting * 40 / limits.drain_s))
 
 
 @settings(deadline=None, max_examples=10)
 @given(LIMITS, st.floats(1.0, 300.0))
 def test_no_traffic_ends_at_the_least(limits, rate_hz):
-    scaler = Scaler(limits, needed)
+    scaler = ReplicaScaler(limits, needed)
     state, _, at_s = play(scaler, scaler.begin(needed(rate_hz)), [rate_hz] * 30)
     _, targets, _ = play(scaler, state, [0.0] * 400, began_s=at_s)
     assert targets[-1] == limits.least

@@ -9,13 +9,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.clusters import request
 from tests.slices_rig import as_planned, node, points, policy, service
 
-from eelgrid_controller.core import Core
-from eelgrid_controller.events import PolicyChanged, event_from_plain, event_to_plain
-from eelgrid_controller.partition.errors import PartitionError
-from eelgrid_controller.slices import geometry_of
-from eelgrid_controller.slicing.execution import PartitionsRefused, unfinished
-from eelgrid_controller.slicing.search import recommend
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.partition.execution import PartitionsRefused, unfinished_gpus
+from eelgrid_controller.partition.problem import PartitionError
+from eelgrid_controller.partition.recommendation import recommend_partitions
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import PolicyChanged, event_from_plain, event_to_plain
+from eelgrid_controller.state.mig_layouts import find_mig_geometry
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import WorkloadPhase
@@ -28,7 +28,7 @@ class Cluster(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.core = Core(ClusterState(ended_most=3), catalogue.load())
+        self.core = Core(ClusterState(ended_most=3), catalogue.load_catalogue())
         self.journal = []
         self.stages = []
         self.now_ns = 0
@@ -110,7 +110,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(stages=st.integers(0, 3), acting=st.booleans())
     def plan(self, stages, acting):
         with contextlib.suppress(PartitionError):
-            self.stages = list(recommend(self.core.survey_partitions()).stages)
+            self.stages = list(recommend_partitions(self.core.survey_partitions()).stages)
         for _ in range(stages):
             self.apply()
             if acting:
@@ -130,12 +130,12 @@ class Cluster(RuleBasedStateMachine):
             self.stages = []
             return
         seats = tuple(turn.seat for turn in stage.turns)
-        if unfinished(self.core.state, seats):
+        if unfinished_gpus(self.core.state, seats):
             self.take(self.core.apply_partitions(seats, now_ns=self.now_ns))
 
     @rule()
     def reload(self):
-        self.core = Core(ClusterState.load(json.loads(json.dumps(self.core.state.dump()))), catalogue.load())
+        self.core = Core(ClusterState.load(json.loads(json.dumps(self.core.state.dump()))), catalogue.load_catalogue())
 
     @invariant()
     def nothing_is_held_twice(self):
@@ -155,7 +155,7 @@ class Cluster(RuleBasedStateMachine):
             if slices:
                 assert len(slices) == len(held), "a cut GPU is nobody else's"
             if uuid in gpus and all(one.profile for one in slices):
-                geometry = geometry_of(gpus[uuid])
+                geometry = find_mig_geometry(gpus[uuid])
                 assert geometry.conflict([(geometry.profile(one.profile), one.start) for one in slices]) is None
             elif slices and not all(one.profile for one in slices):
                 assert len(slices) == 1

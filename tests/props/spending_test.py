@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.clusters import node, request
 
-from eelgrid_controller.core import Core
-from eelgrid_controller.events import WorkloadPlaced, event_from_plain, event_to_plain
-from eelgrid_controller.spending.judging import judgement, standings
-from eelgrid_controller.spending.limits import key_of
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import WorkloadPlaced, event_from_plain, event_to_plain
+from eelgrid_controller.state.spending import judge_limits, limit_statuses
+from eelgrid_controller.state.spending_limits import spending_key
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     EnergyPrices,
@@ -30,7 +30,7 @@ from eelgrid_protos.messages import (
     WorkloadPhase,
 )
 
-CATALOGUE = catalogue.load()
+CATALOGUE = catalogue.load_catalogue()
 TICK_S = 600
 # Saturday, 28 November 2026, 12:00 UTC: a week and a month end soon.
 BEGIN = datetime(2026, 11, 28, 12, tzinfo=UTC)
@@ -46,7 +46,7 @@ limits_of = st.builds(
     period=st.sampled_from([one for one in SpendingPeriod if one]),
     mode=st.sampled_from([EnforcementMode.ENFORCE, EnforcementMode.ENFORCE, EnforcementMode.OBSERVE]),
 ).map(lambda one: one if one.quantity is SpendingQuantity.GPU_TIME else replace(one, most=one.most / TICK_S * WHOLE_J))
-limit_lists = st.lists(limits_of, min_size=1, max_size=3, unique_by=key_of)
+limit_lists = st.lists(limits_of, min_size=1, max_size=3, unique_by=spending_key)
 steps = st.lists(
     st.one_of(
         st.tuples(
@@ -122,15 +122,15 @@ class Twin:
         """What the desk does, with a ledger that is the naive sum."""
         core, now_ns = self.core, self.now_ns
         policy, spending = core.state.policy, core.state.spending
-        blank = standings(policy, spending, {}, now_ns)
+        blank = limit_statuses(policy, spending, {}, now_ns)
         told = {
-            (key_of(one.limit), one.stretch): self.spent(one.limit)
+            (spending_key(one.limit), one.stretch): self.spent(one.limit)
             for one in blank
             if one.limit.quantity is SpendingQuantity.ENERGY
         }
-        for one in standings(policy, spending, told, now_ns):
+        for one in limit_statuses(policy, spending, told, now_ns):
             assert one.spent == self.spent(one.limit), one
-        self.keep(core.judge_spending(judgement(policy, spending, told, now_ns), now_ns=now_ns))
+        self.keep(core.judge_spending(judge_limits(policy, spending, told, now_ns), now_ns=now_ns))
         while core.backlog:
             self.keep(core.retry(now_ns=now_ns))
 

@@ -11,12 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from eelgrid_agent.sampler import HOST_READINGS, Tick
-from eelgrid_agent.spool import Acknowledged, Spool
+from eelgrid_agent.devices.sampler import HOST_READINGS, SampleTick
+from eelgrid_agent.node.spool import Acknowledged, Spool
 
 
 def tick(time_ns, generation, *, opens_batch):
-    return Tick(
+    return SampleTick(
         time_ns=time_ns, generation=generation, gpus=0, gpu_values=array("d"), gpu_absences=(),
         host_values=array("d", [0.0] * len(HOST_READINGS)), host_absences=(), opens_batch=opens_batch,
     )  # fmt: skip

@@ -7,36 +7,34 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.steering_rig import LIMITS_W, Fleet, tree
 
-from eelgrid_controller.power.exploration import Unusable
-from eelgrid_controller.power.promise import BestEffort, Deadline, MaxSlowdown
-from eelgrid_controller.power.tariff import Steps, Tariff
-from eelgrid_controller.serving.live import Window
-from eelgrid_controller.serving.models import Requests
-from eelgrid_controller.serving.scaler import Limits
-from eelgrid_controller.serving.sizing import Objective
-from eelgrid_controller.serving.stations import Station
-from eelgrid_controller.serving.watch import Promised
-from eelgrid_controller.steering.dividing import solved
-from eelgrid_controller.steering.events import (
-    Divided,
+from eelgrid_controller.objectives.controller import ObjectiveController
+from eelgrid_controller.objectives.power.bandit import MissedWindowReason
+from eelgrid_controller.objectives.power.budget_allocation import solve_allocation
+from eelgrid_controller.objectives.power.control_events import (  # fmt: skip
+    AllocationSolved,
+    ControlNodeLeaseEnded,
+    ControlNodeReturned,
+    ControlTick,
     JobMissed,
     LimitConfirmed,
     LimitFailed,
-    NodeBack,
-    NodeLeaseEnded,
+    LimitPhase,
     PricesSet,
-    ServiceBegan,
-    ServiceServing,
+    ServiceReady,
+    ServiceStarted,
     ServiceWindow,
-    Ticked,
-)  # fmt: skip
-from eelgrid_controller.steering.settings import Settings
-from eelgrid_controller.steering.standing import JobPhase
-from eelgrid_controller.steering.steering import Steering
+)
+from eelgrid_controller.objectives.power.settings import ControlSettings
+from eelgrid_controller.objectives.power.tariffs import EnergyTariff, StepFunction
+from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown
+from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget, ScalingLimits
+from eelgrid_controller.objectives.services.service_metrics import MetricsWindow
+from eelgrid_controller.objectives.services.service_model import RequestService
+from eelgrid_controller.profiles.queueing_model import QuantileObjective, ServiceStation
 
 NODES = ("n1", "n2", "n3")
 PROMISES = (MaxSlowdown(0.05), MaxSlowdown(0.2), BestEffort(0.5), Deadline(3000.0, 400.0))
-TARIFFS = (None, Tariff(Steps((0.0, 120.0), (1.0, 5.0), 240.0)))
+TARIFFS = (None, EnergyTariff(StepFunction((0.0, 120.0), (1.0, 5.0), 240.0)))
 OPS = (
     "begin", "begin", "end", "run", "run", "run", "answer", "answer", "answer", "twice", "fail", "unread", "miss", "divide",
     "lose", "lease", "back", "budget", "prices", "time", "noise",
@@ -84,11 +82,11 @@ def divided(fleet, rng):
     one = fleet.divisions[place]
     if rng.random() < 0.2:
         fleet.divisions.pop(place)
-        fleet.tell(Divided(fleet.now_s, one.number, None))
+        fleet.tell(AllocationSolved(fleet.now_s, one.number, None))
         return
     fleet.divide(place)
     if rng.random() < 0.3:
-        fleet.tell(Divided(fleet.now_s, one.number, solved(one.problem)))
+        fleet.tell(AllocationSolved(fleet.now_s, one.number, solve_allocation(one.problem)))
 
 
 def nodes_change(fleet, rng, op):
@@ -99,7 +97,9 @@ def nodes_change(fleet, rng, op):
         fleet.lease_ends(node) if op == "lease" else fleet.back(node)
     else:  # news of a node that was never lost
         fleet.tell(
-            NodeLeaseEnded(fleet.now_s, node) if op == "lease" else NodeBack(fleet.now_s, node, {"j0/n1": 100.0})
+            ControlNodeLeaseEnded(fleet.now_s, node)
+            if op == "lease"
+            else ControlNodeReturned(fleet.now_s, node, {"j0/n1": 100.0})
         )
 
 
@@ -114,7 +114,7 @@ def happened(fleet, rng, op):
     elif op in {"answer", "twice", "fail", "unread"}:
         answered(fleet, rng, op)
     elif op == "miss":
-        fleet.tell(JobMissed(fleet.now_s + 1.0, f"j{rng.integers(5)}", Unusable.NO_POWER))
+        fleet.tell(JobMissed(fleet.now_s + 1.0, f"j{rng.integers(5)}", MissedWindowReason.NO_POWER))
     elif op == "divide" and fleet.divisions:
         divided(fleet, rng)
     elif op in {"lose", "lease", "back"}:
@@ -125,17 +125,17 @@ def happened(fleet, rng, op):
         fleet.tell(PricesSet(fleet.now_s, TARIFFS[rng.integers(2)]))
     elif op == "time":
         fleet.now_s += 250.0
-        fleet.tell(Ticked(fleet.now_s))
+        fleet.tell(ControlTick(fleet.now_s))
     elif op == "noise":
         fleet.tell(LimitConfirmed(fleet.now_s, 10**6, 300.0))
-        fleet.tell(Ticked(fleet.now_s - 1000.0))
+        fleet.tell(ControlTick(fleet.now_s - 1000.0))
 
 
 @SLOW
 @given(st.lists(st.sampled_from(OPS), min_size=5, max_size=60), st.integers(0, 2**32 - 1), st.sampled_from([0, 100]))
 def test_no_answer_passes_a_budget_and_claims_cover_what_may_be_drawn(ops, seed, inside):
     rng = np.random.default_rng(seed)
-    fleet = Fleet(Steering(Settings(divided_inside=inside)), seed=seed, scatter=0.01)
+    fleet = Fleet(ObjectiveController(ControlSettings(divided_inside=inside)), seed=seed, scatter=0.01)
     fleet.budget(tree(NODES, 1200.0, 2400.0))
     for op in ops:
         happened(fleet, rng, op)
@@ -148,7 +148,7 @@ def test_no_answer_passes_a_budget_and_claims_cover_what_may_be_drawn(ops, seed,
 @given(st.lists(st.sampled_from(OPS), min_size=5, max_size=60), st.integers(0, 2**32 - 1), st.sampled_from([0, 100]))
 def test_once_it_is_quiet_gangs_are_even_budgets_kept_or_said_and_commands_end(ops, seed, inside):
     rng = np.random.default_rng(seed)
-    fleet = Fleet(Steering(Settings(divided_inside=inside)), seed=seed, scatter=0.005)
+    fleet = Fleet(ObjectiveController(ControlSettings(divided_inside=inside)), seed=seed, scatter=0.005)
     fleet.budget(tree(NODES, 1200.0, 2400.0))
     for op in ops:
         happened(fleet, rng, op)
@@ -157,13 +157,13 @@ def test_once_it_is_quiet_gangs_are_even_budgets_kept_or_said_and_commands_end(o
             fleet.back(node)
     for _ in range(4):  # what was refused is tried again after 300 s
         fleet.now_s += 160.0
-        fleet.tell(Ticked(fleet.now_s))
+        fleet.tell(ControlTick(fleet.now_s))
         fleet.run(4)
     standing = fleet.steering.standing()
     for one in standing.jobs:
         assert len(set(fleet.jobs[one.name].limits.values())) == 1
         assert one.limit_w == next(iter(fleet.jobs[one.name].limits.values()))
-        assert one.phase not in {JobPhase.LOST, JobPhase.STUCK}
+        assert one.phase not in {LimitPhase.LOST, LimitPhase.STUCK}
         assert abs(one.limit_w - one.target_w) <= 0.5
     for one in standing.budgets:
         assert fleet.drawn_most()[one.name] <= one.room_w + 1e-6 or one.shortfall_w > 0.0
@@ -177,18 +177,18 @@ def test_the_same_events_give_the_same_instructions_and_the_same_standing(ops, s
     fleet.budget(tree(NODES, 1200.0, 2400.0))
     for op in ops:
         happened(fleet, rng, op)
-    again = Steering()
+    again = ObjectiveController()
     assert [one for event in fleet.told for one in again.on(event)] == fleet.said
     assert again.standing() == fleet.steering.standing()
 
 
-REPLICA = Station(servers=2, service_s=0.1, service_cv2=0.25)
-LIMITS = Limits(start_s=30.0, hold_s=120.0, cool_s=30.0, least=2, most=30)
-PROMISED = Promised(Requests(REPLICA, Objective(0.95, 0.6)), LIMITS)
+REPLICA = ServiceStation(servers=2, service_s=0.1, service_cv2=0.25)
+LIMITS = ScalingLimits(start_s=30.0, hold_s=120.0, cool_s=30.0, least=2, most=30)
+PROMISED = AutoscalerTarget(RequestService(REPLICA, QuantileObjective(0.95, 0.6)), LIMITS)
 
 
 def seen(rate_hz, waiting, growth):
-    return Window(30.0, None, None, None, None, None, rate_hz, rate_hz, waiting, growth, None, None, None)
+    return MetricsWindow(30.0, None, None, None, None, None, rate_hz, rate_hz, waiting, growth, None, None, None)
 
 
 @settings(max_examples=40, deadline=None)
@@ -205,12 +205,12 @@ def seen(rate_hz, waiting, growth):
     st.integers(0, 40),
 )
 def test_scaling_is_bounded_and_time_alone_takes_nothing_away(windows, replicas):
-    steering, at_s, last_s = Steering(), 0.0, -np.inf
-    steering.on(ServiceBegan(0.0, "s", PROMISED, replicas))
+    steering, at_s, last_s = ObjectiveController(), 0.0, -np.inf
+    steering.on(ServiceStarted(0.0, "s", PROMISED, replicas))
     targets = [steering.standing().services[0].target]
     for rate_hz, waiting, step_s in windows:
         at_s = max(0.0, at_s + step_s)
-        steering.on(Ticked(at_s))
+        steering.on(ControlTick(at_s))
         assert steering.standing().services[0].target == targets[-1]
         made = steering.on(ServiceWindow(at_s, "s", seen(rate_hz, waiting, 0.0)))
         target = steering.standing().services[0].target
@@ -219,7 +219,7 @@ def test_scaling_is_bounded_and_time_alone_takes_nothing_away(windows, replicas)
         last_s = max(last_s, at_s)
         assert all(one.replicas == target for one in made)
         targets.append(target)
-        steering.on(ServiceServing(at_s, "s", target))
+        steering.on(ServiceReady(at_s, "s", target))
     for before, after in pairwise(targets):
         assert LIMITS.least <= after <= LIMITS.most
         assert after <= 2 * before + 2
@@ -235,7 +235,7 @@ def test_a_job_that_is_taken_up_is_never_lowered_unmeasured(held_w, seed):
     fleet.begin("a", list(NODES[: len(held_w)]), held_w=tuple(held_w), promise=PROMISES[rng.integers(len(PROMISES))])
     for _ in range(50):
         fleet.now_s += 61.0
-        fleet.tell(Ticked(fleet.now_s))
+        fleet.tell(ControlTick(fleet.now_s))
         fleet.answer_all()
         assert min(fleet.jobs["a"].limits.values()) >= min(held_w)
     assert fleet.job("a").limit_w == LIMITS_W[-1]

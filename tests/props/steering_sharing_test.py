@@ -5,20 +5,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.steering_rig import LIMITS_W, law
 
-from eelgrid_controller.power.budgets import Budget, Budgets
-from eelgrid_controller.power.curves import AtLimit, Curve
-from eelgrid_controller.power.planner import Want
-from eelgrid_controller.power.promise import BestEffort, Deadline, MaxSlowdown
-from eelgrid_controller.steering.sharing import Asking, share
+from eelgrid_controller.objectives.power.budget_allocation import AllocationRequest, allocate_budgets
+from eelgrid_controller.objectives.power.budgets import BudgetTree, PowerBudgetNode
+from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal
+from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
+from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown
 
 FALLING = tuple(reversed(LIMITS_W))
 PROMISES = (MaxSlowdown(0.0), MaxSlowdown(0.15), BestEffort(0.3), Deadline(100.0, 12.0), Deadline(100.0, 1.0))
 
 
 def asking(name="a", gpus=2, node="n1", *, wish_w=300.0, held_w=300.0, known=True, promise=PROMISES[1], owes=False):
-    points = tuple(AtLimit(limit_w, law(limit_w)[0], gpus * law(limit_w)[1]) for limit_w in LIMITS_W)
-    curve = Curve(name, "", gpus, points) if known else None
-    return Asking(name, wish_w, held_w, FALLING, FALLING, (((node,), gpus),), curve, promise, 1.0, owes)
+    points = tuple(LimitPoint(limit_w, law(limit_w)[0], gpus * law(limit_w)[1]) for limit_w in LIMITS_W)
+    curve = PowerCurve(name, "", gpus, points) if known else None
+    return AllocationRequest(name, wish_w, held_w, FALLING, FALLING, (((node,), gpus),), curve, promise, 1.0, owes)
 
 
 @st.composite
@@ -38,12 +38,14 @@ def charged(one, ceiling_w):
 
 
 @settings(max_examples=150, deadline=None)
-@given(jobs(), st.floats(0.0, 3000.0), st.floats(0.0, 2000.0), st.floats(0.0, 500.0), st.sampled_from(Want))
+@given(jobs(), st.floats(0.0, 3000.0), st.floats(0.0, 2000.0), st.floats(0.0, 500.0), st.sampled_from(AllocationGoal))
 def test_ceilings_add_up_to_no_more_than_a_budget_or_all_are_least_and_it_is_said(
     many, cluster_w, node_w, fixed_w, want
 ):
-    budgets = Budgets([Budget("c", cluster_w), Budget("n1", node_w, "c"), Budget("n2", node_w, "c")])
-    shared = share(many, budgets, (fixed_w, fixed_w, 0.0), want)
+    budgets = BudgetTree(
+        [PowerBudgetNode("c", cluster_w), PowerBudgetNode("n1", node_w, "c"), PowerBudgetNode("n2", node_w, "c")]
+    )
+    shared = allocate_budgets(many, budgets, (fixed_w, fixed_w, 0.0), want)
     for budget, fixed in zip(budgets.all, (fixed_w, fixed_w, 0.0), strict=True):
         mine = [one for one in many if budget.name == "c" or one.gpus[0][0] == (budget.name,)]
         drawn = sum(charged(one, shared.ceilings_w[one.name]) for one in mine) + fixed
@@ -55,16 +57,18 @@ def test_ceilings_add_up_to_no_more_than_a_budget_or_all_are_least_and_it_is_sai
 
 
 @settings(max_examples=100, deadline=None)
-@given(jobs(), st.sampled_from(Want))
+@given(jobs(), st.sampled_from(AllocationGoal))
 def test_wishes_that_fit_are_granted(many, want):
     room_w = sum(charged(one, one.wish_w) for one in many)
-    shared = share(many, Budgets([Budget("n1", room_w), Budget("n2", room_w)]), (0.0, 0.0), want)
+    shared = allocate_budgets(
+        many, BudgetTree([PowerBudgetNode("n1", room_w), PowerBudgetNode("n2", room_w)]), (0.0, 0.0), want
+    )
     assert shared.shortfalls == {}
     assert all(shared.ceilings_w[one.name] is None or shared.ceilings_w[one.name] >= one.wish_w for one in many)
 
 
-def one_budget(many, watts, want=Want.THROUGHPUT):
-    return share(many, Budgets([Budget("n1", watts)]), (0.0,), want)
+def one_budget(many, watts, want=AllocationGoal.THROUGHPUT):
+    return allocate_budgets(many, BudgetTree([PowerBudgetNode("n1", watts)]), (0.0,), want)
 
 
 def test_known_jobs_give_way_before_unknown_ones():

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import naive_topology as naive
 
-from eelgrid_kernels import choose_linked, divide
+from eelgrid_kernels.gang import divide_replicas
+from eelgrid_kernels.gpu_links import choose_linked_gpus
 
 quiet = settings(deadline=None)
 # Bandwidths of real pairs: unknown, between processors, PCIe switch, one and two NVLinks.
@@ -39,7 +40,7 @@ def nodes(draw, most=8):
 
 def chosen(links, fitting, count):
     slots = np.zeros(count, np.int64)
-    exact = choose_linked(links, np.array(fitting, np.int64), slots)
+    exact = choose_linked_gpus(links, np.array(fitting, np.int64), slots)
     return slots.tolist(), exact
 
 
@@ -110,7 +111,7 @@ def divided(costs, paths, price):
              for path in paths]  # fmt: skip
     counts = np.zeros(len(costs), np.int64)
     groups = np.array(codes, np.int64).reshape(len(costs), levels)
-    return divide(table, groups, np.array(price), counts), counts.tolist()
+    return divide_replicas(table, groups, np.array(price), counts), counts.tolist()
 
 
 @quiet

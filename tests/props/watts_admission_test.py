@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.clusters import node, request
 
-from eelgrid_controller.core import Core
-from eelgrid_controller.events import WorkloadPlaced, WorkloadScaled
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import WorkloadPlaced, WorkloadScaled
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import BudgetScope, PowerBudget, WorkloadPhase
 
-CATALOGUE = catalogue.load()
+CATALOGUE = catalogue.load_catalogue()
 IDLE_W, DEFAULT_W = 30.0, 300.0
 RACKS = {"a": "r1", "b": "r1", "c": "r2", "d": ""}
 TOLD = {"power_limit_min_w": 150.0, "power_limit_default_w": DEFAULT_W, "power_limit_max_w": DEFAULT_W}

@@ -1,24 +1,25 @@
 """One simulated machine with an agent on it: the real node under a transcribed wheel and uplink.
 
 Owns the machine (clock, devices, boots), the agent's process and its stream.
-The process is `eelgrid_agent.node.Node` with the real sampler, spool, guard and
+The process is `eelgrid_agent.node.node.AgentNode` with the real sampler, spool, guard and
 engine; what is here decides only when it looks and when it connects, as
-`eelgrid_agent.loop.Wheel` and `eelgrid_agent.uplink.Uplink` do. With the process
+`eelgrid_agent.node.loop.SimulatedNodesLoop` and `eelgrid_agent.node.uplink.Uplink` do. With the process
 dies the work that it simulates.
 """
 
 from collections.abc import Callable, Mapping
 
-from eelgrid_agent.attribution.outbox import EnergyOutbox, Kept
-from eelgrid_agent.device import Value
-from eelgrid_agent.engine import SimulatedEngine
-from eelgrid_agent.loop import SLOW_S, SURVEY_S
-from eelgrid_agent.node import ForeignSequence, Node
-from eelgrid_agent.simulation import GpuLoad, NodeSpec, SimulatedNode
-from eelgrid_agent.slow import take_slow_look
-from eelgrid_agent.survey import Identity, survey, take_looks
-from eelgrid_agent.uplink import UplinkLimits
-from eelgrid_protos.codec import decode, encode
+from eelgrid_agent.devices.extended_readings import read_extended_readings
+from eelgrid_agent.devices.port import ReadingValue
+from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
+from eelgrid_agent.node.engine import SimulatedEngine
+from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_devices
+from eelgrid_agent.node.loop import SLOW_S, SURVEY_S
+from eelgrid_agent.node.node import AgentNode, ForeignSequence
+from eelgrid_agent.node.uplink import UplinkLimits
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.spec import GpuLoad, NodeSpec
+from eelgrid_protos.codec import decode_message, encode_message
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import Assignment, ConnectRequest, ConnectResponse, Reading, SampleBatch, Welcome
 from tests.sim.broken import demand
@@ -42,20 +43,20 @@ class _NumberingHost:
         self.boot_id = "boot-0"
         self.serial = 0
 
-    def read_slow(self) -> Mapping[Reading, Value]:
+    def read_slow(self) -> Mapping[Reading, ReadingValue]:
         """Nothing dear on this host."""
         return {}
 
-    def read(self) -> Mapping[Reading, Value]:
+    def read(self) -> Mapping[Reading, ReadingValue]:
         """One look."""
         self.serial += 1
         return {Reading.HOST_CPU_UTILIZATION_RATIO: (self.serial % 64) / 64.0, SERIAL: float(self.serial)}
 
 
 class _Stream:
-    """One stream of one process; see `eelgrid_agent.uplink._Session`."""
+    """One stream of one process; see `eelgrid_agent.node.uplink._Session`."""
 
-    def __init__(self, agent: "Agent", node: Node, network: Network) -> None:
+    def __init__(self, agent: "Agent", node: AgentNode, network: Network) -> None:
         self._agent = agent
         self._node = node
         self.is_welcomed = False
@@ -68,7 +69,7 @@ class _Stream:
     def received(self, data: bytes) -> None:
         """The next message."""
         try:
-            response = decode(ConnectResponse, data)
+            response = decode_message(ConnectResponse, data)
             if self.is_welcomed:
                 self._agent.hear(self._node, response)
             elif isinstance(response.message, Welcome):
@@ -112,7 +113,7 @@ class _Stream:
             self.end("the controller did not answer Hello")
 
     def _send(self, message: ConnectRequest) -> None:
-        self._connection.send(AGENT, encode(message))
+        self._connection.send(AGENT, encode_message(message))
 
 
 class Agent:
@@ -126,7 +127,7 @@ class Agent:
         self.ledger = ledger
         self.spec = spec
         self.clock = Clock(lambda: timeline.now_ns, drift_ppm=drift_ppm)
-        self.node: Node | None = None
+        self.node: AgentNode | None = None
         self.engine: SimulatedEngine
         self.device: SimulatedNode
         self.stream: _Stream | None = None
@@ -176,17 +177,17 @@ class Agent:
         self._life += 1
         self._failures = 0
         self.device.close()
-        first = survey(self.device)
+        first = survey_devices(self.device)
         self.engine = SimulatedEngine((gpu.identity for gpu in self.device.devices), self._set_load)
-        identity = Identity(
+        identity = NodeIdentity(
             node_name=self.name, agent_version="0", pool=self.spec.pool, labels=self.spec.labels, simulated=True
         )
         drawn: list[int] = []
-        node = Node(
+        node = AgentNode(
             identity, host=self._host, engine=self.engine, clock=self.clock,
             draw_incarnation=lambda: self._draw_incarnation(drawn), ticks_most=self._ticks_most, first=first, send_phase=self.timeline.rng.random(),
             # Windows of energy count by a number of their own; a batch's is drawn once in a life.
-            outbox=EnergyOutbox(Kept(incarnation=self._life), by_plan=True),
+            outbox=EnergyOutbox(OutboxState(incarnation=self._life), by_plan=True),
         )  # fmt: skip
         self.node = node
         self.ledger.ticks.began(Process(self.name, drawn[0], node.spool))
@@ -225,9 +226,9 @@ class Agent:
 
     # Looking
 
-    def looks(self, node: Node) -> Looks:
+    def looks(self, node: AgentNode) -> Looks:
         """What the devices say; a planted fault says otherwise."""
-        return take_looks(self.device, node.gpu_uuids)
+        return read_each_gpu(self.device, node.gpu_uuids)
 
     def _retime(self) -> None:
         self._ticking += 1
@@ -247,16 +248,16 @@ class Agent:
             self._tick_in(interval_ns)
             return
         now_ns = self.clock.monotonic_ns()
-        truth = take_looks(self.device, node.gpu_uuids)
+        truth = read_each_gpu(self.device, node.gpu_uuids)
         turned = node.tick(self.looks(node), monotonic_ns=now_ns)
         assert node.last_tick is not None
         self.ledger.ticks.took(self.device, truth, node.last_tick, self.timeline.now_ns)
         if turned or now_ns - self._surveyed_ns >= SURVEY_S * 1e9:
             self._surveyed_ns = now_ns
-            node.adopt(survey(self.device))
+            node.adopt(survey_devices(self.device))
         if now_ns - self._slowly_ns >= SLOW_S * 1e9:
             self._slowly_ns = now_ns
-            node.observe_slow(take_slow_look(self.device, node.gpu_uuids))
+            node.observe_slow(read_extended_readings(self.device, node.gpu_uuids))
         if node.stalled(now_ns=now_ns) and self.stream is not None:
             self.stream.end("no acknowledgement in time")
         self._tick_in(interval_ns)
@@ -273,7 +274,7 @@ class Agent:
         # As an event of its own: the node may wake from within a call that the stream made.
         self.node.wake = lambda: self.later(0, stream.pump)
 
-    def hear(self, node: Node, response: ConnectResponse) -> None:
+    def hear(self, node: AgentNode, response: ConnectResponse) -> None:
         """One message of the controller; the plan in force never goes back."""
         before = node.guard.plan
         if self._rollbacks != self.ledger.rollbacks:

@@ -7,10 +7,10 @@ moment between two events, thus also between a commit and its answers.
 from typing import Any
 
 from eelgrid_controller.errors import JournalLost, LostEntries
-from eelgrid_controller.moves import recommend
-from eelgrid_protos.codec import encode
+from eelgrid_controller.placement.migration_planner import recommend_moves
+from eelgrid_protos.codec import encode_message
 from eelgrid_protos.faults import Fault, NotFound
-from eelgrid_protos.messages import (
+from eelgrid_protos.messages import (  # fmt: skip
     ApplyMovesRequest,
     ApplyMovesResponse,
     CancelWorkloadRequest,
@@ -29,7 +29,7 @@ from eelgrid_protos.messages import (
     SubmitWorkloadResponse,
     UpdatePolicyRequest,
     UpdatePolicyResponse,
-)  # fmt: skip
+)
 from tests.sim.broken import demand
 from tests.sim.clock import Clock
 from tests.sim.disk import Disk
@@ -124,7 +124,7 @@ class Controller:
             return
         match request:
             case GetPolicyRequest():
-                life.read(lambda: reply(encode(GetPolicyResponse(policy=life.core.state.policy))))
+                life.read(lambda: reply(encode_message(GetPolicyResponse(policy=life.core.state.policy))))
             case SubmitWorkloadRequest():
                 self._change(
                     life, lambda core, now_ns: core.submit(request, now_ns=now_ns),
@@ -165,14 +165,14 @@ class Controller:
                 )  # fmt: skip
 
     def _recommend(self, life: Life, request: RecommendMovesRequest, reply: Reply) -> None:
-        found = recommend(life.core.survey_moves(request))
+        found = recommend_moves(life.core.survey_moves(request))
         self._kept[found.recommendation_id] = found
-        reply(encode(RecommendMovesResponse(recommendation=found)))
+        reply(encode_message(RecommendMovesResponse(recommendation=found)))
 
     def _change(self, life: Life, apply: Apply, response: Any, reply: Reply) -> None:
         def answer(result: Any, fault: Exception | None) -> None:
             if fault is None:
-                reply(encode(response(result)))
+                reply(encode_message(response(result)))
             else:
                 assert isinstance(fault, Fault)
                 reply(fault)

@@ -3,7 +3,7 @@
 Owns the journals of the simulation: one in memory, which keeps entries as JSON
 text as a disk would, or the controller's own file. `Unreliable` stands in front
 of either and refuses while the disk is full. Both implement
-`eelgrid_controller.journal.Journal`.
+`eelgrid_controller.state.journal.Journal`.
 """
 
 import json
@@ -12,10 +12,10 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from eelgrid_controller.adapters.journal_mark import MARK_NAME
-from eelgrid_controller.adapters.store import SqliteJournal, open_journal
 from eelgrid_controller.errors import JournalFull, JournalLost, LostEntries
-from eelgrid_controller.journal import Checkpoint, Entry, JournalCounters, Past
+from eelgrid_controller.runtime.high_water_mark import MARK_NAME
+from eelgrid_controller.runtime.sqlite_journal import SqliteJournal, open_journal
+from eelgrid_controller.state.journal import Checkpoint, JournalCounters, JournalEntry, JournalHistory
 
 __all__ = ["Disk", "MemoryJournal", "Unreliable"]
 
@@ -32,7 +32,7 @@ class MemoryJournal:
         self._entries: list[tuple[str, str]] = []
         self._checkpoints: list[tuple[int, str, str]] = []
 
-    def append(self, entries: Sequence[Entry]) -> int:
+    def append(self, entries: Sequence[JournalEntry]) -> int:
         """Writes all."""
         self._entries.extend((entry.kind, json.dumps(entry.body, allow_nan=False)) for entry in entries)
         self.counters.commits += 1
@@ -60,14 +60,14 @@ class MemoryJournal:
         seq, text, digest = self._checkpoints[-1]
         return Checkpoint(seq, json.loads(text), digest)
 
-    def entries_after(self, seq: int) -> Iterator[tuple[int, Entry]]:
+    def entries_after(self, seq: int) -> Iterator[tuple[int, JournalEntry]]:
         """Every entry after `seq`."""
         for number, (kind, text) in enumerate(self._entries[seq:], seq + 1):
-            yield number, Entry(kind, json.loads(text))
+            yield number, JournalEntry(kind, json.loads(text))
 
-    def past(self) -> Past:
+    def past(self) -> JournalHistory:
         """Everything."""
-        return Past(None, tuple(self.entries_after(0)))
+        return JournalHistory(None, tuple(self.entries_after(0)))
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Keeps two."""
@@ -107,7 +107,7 @@ class Unreliable:
         """Those of the journal behind."""
         return self.inner.counters
 
-    def append(self, entries: Sequence[Entry]) -> int:
+    def append(self, entries: Sequence[JournalEntry]) -> int:
         """Writes all, or none where there is no room."""
         self.probe()
         return self.inner.append(entries)
@@ -116,11 +116,11 @@ class Unreliable:
         """As it stands."""
         return self.inner.newest_checkpoint()
 
-    def entries_after(self, seq: int) -> Iterator[tuple[int, Entry]]:
+    def entries_after(self, seq: int) -> Iterator[tuple[int, JournalEntry]]:
         """As they stand."""
         return self.inner.entries_after(seq)
 
-    def past(self) -> Past:
+    def past(self) -> JournalHistory:
         """As it stands."""
         return self.inner.past()
 

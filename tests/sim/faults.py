@@ -7,7 +7,7 @@ but for devices that are broken for good.
 
 from collections.abc import Callable, Sequence
 
-from eelgrid_agent.simulation import Health
+from eelgrid_agent.simulation.gpu import SimHealth
 from tests.sim.agent import Agent
 from tests.sim.clock import seconds
 from tests.sim.controller import Controller
@@ -78,7 +78,7 @@ class Faults:
             agent.stalled_until_ns = 0
             agent.device.faults.load_driver()
             for gpu in agent.device.devices:
-                if gpu.health is Health.HUNG or (gpu.health is Health.LOST and self._rng.random() < 0.5):
+                if gpu.health is SimHealth.HUNG or (gpu.health is SimHealth.LOST and self._rng.random() < 0.5):
                     agent.device.faults.restore(gpu.identity.uuid)
 
     # Processes and machines

@@ -19,11 +19,12 @@ is what takes a look at everything at once.
 
 import math
 
-from eelgrid_agent.simulation import Health
-from eelgrid_controller.api.views import Views
+from eelgrid_agent.simulation.gpu import SimHealth
 from eelgrid_controller.latency import RecentLatencies
-from eelgrid_controller.state import ClusterState, InvariantBroken
-from eelgrid_protos.codec import encode
+from eelgrid_controller.server.grpc.resource_views import ResourceViews
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.node_allocations import InvariantBroken
+from eelgrid_protos.codec import encode_message
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import (
     GetPolicyResponse,
@@ -97,7 +98,7 @@ def check_served(controller: Controller) -> None:
     if life is None or not life.is_settled:
         return
     clock, state = life.clock, life.core.state
-    views = Views(
+    views = ResourceViews(
         telemetry=life.telemetry, decisions=RecentLatencies(16), now_ns=clock.wall_ns, monotonic_s=clock.monotonic_s
     )
     answers: list[object] = [
@@ -111,7 +112,7 @@ def check_served(controller: Controller) -> None:
     answers.extend(ListWorkloadsResponse(workloads=(workload,)) for workload in state.workloads.values())
     for answer in answers:
         try:
-            encode(answer)
+            encode_message(answer)
         except ContractError as error:
             raise Broken(10, f"{type(answer).__name__} cannot be said: {error}") from error
 
@@ -222,7 +223,7 @@ def _check_converged(agent: Agent, life: Life) -> None:
         demand(4, not node.guard.expired, f"{name}: connected, but the lease of plan {plan.epoch} is over")
         demand(4, life.telemetry.applied(name) == node.guard.applied, f"{name}: the answer to the plan did not arrive")
     _check_runs(agent, node.gpu_uuids, plan)
-    lost = {gpu.identity.uuid for gpu in agent.device.devices if gpu.health is Health.LOST} & set(node.gpu_uuids)
+    lost = {gpu.identity.uuid for gpu in agent.device.devices if gpu.health is SimHealth.LOST} & set(node.gpu_uuids)
     demand(4, record.lost_gpus == lost, f"{name}: marked lost are {sorted(record.lost_gpus)}, lost are {sorted(lost)}")
     age_s = life.telemetry.age_s(name, now_s=life.clock.monotonic_s(), now_ns=life.clock.wall_ns())
     demand(5, age_s is not None, f"{name}: connected, but no reading arrived")
@@ -237,7 +238,7 @@ def _check_runs(agent: Agent, gpu_uuids: tuple[str, ...], plan: NodePlan) -> Non
                 shares[uuid] += item.gpu_milli
     for gpu in agent.device.devices:
         uuid = gpu.identity.uuid
-        if gpu.health is Health.OK:
+        if gpu.health is SimHealth.OK:
             demand(4, uuid in gpu_uuids, f"{agent.name}: {uuid} answers and is not in the inventory")
             runs_milli = round(gpu.loads.total.utilization_ratio * GPU_MILLI_WHOLE)
             demand(

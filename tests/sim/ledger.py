@@ -9,8 +9,9 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from eelgrid_agent.guard import Guard
-from eelgrid_controller.events import (
+from eelgrid_agent.enforce.guard.plan import Guard
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import (
     Event,
     NodeReconciled,
     WorkloadCancelled,
@@ -19,10 +20,9 @@ from eelgrid_controller.events import (
     WorkloadScaled,
     event_from_plain,
 )
-from eelgrid_controller.journal import Entry
-from eelgrid_controller.ledger import NodeRecord
-from eelgrid_controller.state import ClusterState
-from eelgrid_controller.telemetry import Receipt, Telemetry
+from eelgrid_controller.state.journal import JournalEntry
+from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_controller.state.telemetry import BatchReceipt, Telemetry
 from eelgrid_protos.messages import (
     Assignment,
     Hello,
@@ -89,7 +89,7 @@ class Ledger:
 
     # What the controller did
 
-    def committed(self, entries: Sequence[Entry]) -> None:
+    def committed(self, entries: Sequence[JournalEntry]) -> None:
         """Entries that are on disk, read back as a disk gives them."""
         for entry in entries:
             text = json.dumps(entry.body, allow_nan=False)
@@ -173,7 +173,7 @@ class Ledger:
             state.apply(event_from_plain(kind, json.loads(text)))
         return state
 
-    def receive(self, telemetry: Telemetry, hello: Hello, batch: SampleBatch, clock: Clock) -> Receipt:
+    def receive(self, telemetry: Telemetry, hello: Hello, batch: SampleBatch, clock: Clock) -> BatchReceipt:
         """Hands a batch to the telemetry and checks what became of it."""
         return self.ticks.receive(telemetry, hello, batch, clock)
 

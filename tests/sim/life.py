@@ -1,6 +1,6 @@
 """One process of the controller: the real core, telemetry, presence and recovery under a transcribed loop.
 
-Owns what `eelgrid_controller.loop` owns: commands are queued, applied, on disk,
+Owns what `eelgrid_controller.runtime.loop` owns: commands are queued, applied, on disk,
 and only then answered. Here each of the three is an event of its own, so that
 a crash can come between any two of them. When the process dies, nothing of
 this object is used again but its journal.
@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from eelgrid_controller.core import Core
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.recovery import RecoveredState, encode_entries, recover_state
 from eelgrid_controller.errors import JournalError, JournalFull, LostEntries
-from eelgrid_controller.events import Event, UnreadableEvent
-from eelgrid_controller.journal import Checkpoint
-from eelgrid_controller.presence import Presence
-from eelgrid_controller.recovery import Recovered, entries_of, recover
-from eelgrid_controller.state import ClusterState
-from eelgrid_controller.telemetry import Telemetry
-from eelgrid_protos.catalogue import load
+from eelgrid_controller.state.agent_liveness import AgentLiveness
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import Event, UnreadableEvent
+from eelgrid_controller.state.journal import Checkpoint
+from eelgrid_controller.state.telemetry import Telemetry
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, Internal, ResourceExhausted, Unavailable
 from eelgrid_protos.messages import NodeState
@@ -70,7 +70,7 @@ class Life:
         self.journal = journal
         self.ledger = ledger
         self.listeners: list[Callable[[Committed], None]] = []
-        self.presence = Presence()
+        self.presence = AgentLiveness()
         self.is_dead = False
         self.is_settled = True
         self._queue: deque[_Command] = deque()
@@ -81,7 +81,7 @@ class Life:
         self._probe_at_s = 0.0
         self._since_checkpoint = 0
         self.core: Core
-        self._adopt(recover(journal, ClusterState))
+        self._adopt(recover_state(journal, ClusterState))
         self.telemetry = self.telemetry_type(send_interval_s=self.core.state.policy.send_interval_s)
         for name, node in self.core.state.nodes.items():
             if node.state is NodeState.READY:
@@ -161,13 +161,13 @@ class Life:
         return batch
 
     def _commit(self, batch: list[_Command], events: list[Event]) -> None:
-        entries = entries_of(events)
+        entries = encode_entries(events)
         try:
             last = self.journal.append(entries)
         except JournalError as error:
             self._probe_at_s = self.clock.monotonic_s() + PROBE_EVERY_S
             self._journal_fault = _fault_of(error)
-            self._adopt(recover(self.journal, ClusterState))
+            self._adopt(recover_state(self.journal, ClusterState))
             self.ledger.recovered(self.core.state)
             self.later(self.timeline.draw_ns(_TURN_NS), lambda: self._finish(batch, self._journal_fault))
             return
@@ -210,8 +210,8 @@ class Life:
         self._journal_fault = None
         return True
 
-    def _adopt(self, recovered: Recovered) -> None:
-        self.core = Core(recovered.state, load())
+    def _adopt(self, recovered: RecoveredState) -> None:
+        self.core = Core(recovered.state, load_catalogue())
         self._since_checkpoint = recovered.replayed
 
     def _checkpoint(self) -> None:

@@ -7,12 +7,12 @@ sim_test.py puts these into a world and demands to be told.
 import random
 from dataclasses import replace
 
-from eelgrid_agent.device import Missing, RawReadings
-from eelgrid_agent.node import Node
+from eelgrid_agent.devices.port import Missing, RawReadings
+from eelgrid_agent.node.node import AgentNode
 from eelgrid_controller.errors import LostEntries
-from eelgrid_controller.events import NodeLost
-from eelgrid_controller.journal import Entry
-from eelgrid_controller.telemetry import Receipt, Telemetry
+from eelgrid_controller.state.events import NodeLost
+from eelgrid_controller.state.journal import JournalEntry
+from eelgrid_controller.state.telemetry import BatchReceipt, Telemetry
 from eelgrid_protos.faults import Fault
 from eelgrid_protos.messages import Acknowledgement, ConnectResponse, NodePlan, SampleBatch
 from tests.sim.agent import Agent
@@ -30,7 +30,7 @@ class EchoingAgent(Agent):
 
     first: ConnectResponse | None = None
 
-    def hear(self, node: Node, response: ConnectResponse) -> None:
+    def hear(self, node: AgentNode, response: ConnectResponse) -> None:
         super().hear(node, response)
         if isinstance(response.message, NodePlan):
             self.first = self.first or response
@@ -42,7 +42,7 @@ class EchoingAgent(Agent):
 class DeafAgent(Agent):
     """Passes every plan over."""
 
-    def hear(self, node: Node, response: ConnectResponse) -> None:
+    def hear(self, node: AgentNode, response: ConnectResponse) -> None:
         if not isinstance(response.message, NodePlan):
             super().hear(node, response)
 
@@ -50,7 +50,7 @@ class DeafAgent(Agent):
 class ImaginativeAgent(Agent):
     """Takes a reading that is missing for a zero."""
 
-    def looks(self, node: Node) -> Looks:
+    def looks(self, node: AgentNode) -> Looks:
         return tuple(
             (
                 uuid,
@@ -66,7 +66,7 @@ class ImaginativeAgent(Agent):
 class ForgettingAgent(Agent):
     """Begins to count energy anew now and then."""
 
-    def looks(self, node: Node) -> Looks:
+    def looks(self, node: AgentNode) -> Looks:
         if node.ticks_total % 10 == 9:
             node._sampler._meters.clear()
         return super().looks(node)
@@ -75,7 +75,7 @@ class ForgettingAgent(Agent):
 class IdleAgent(Agent):
     """Reports no energy at all, which never falls either."""
 
-    def looks(self, node: Node) -> Looks:
+    def looks(self, node: AgentNode) -> Looks:
         node._sampler._meters.clear()
         return super().looks(node)
 
@@ -83,7 +83,7 @@ class IdleAgent(Agent):
 class LeakyAgent(Agent):
     """Releases a batch too much with each acknowledgement."""
 
-    def hear(self, node: Node, response: ConnectResponse) -> None:
+    def hear(self, node: AgentNode, response: ConnectResponse) -> None:
         super().hear(node, response)
         if isinstance(response.message, Acknowledgement) and node.spool._waiting:
             node.spool._waiting.popleft()
@@ -92,7 +92,7 @@ class LeakyAgent(Agent):
 class DicingAgent(Agent):
     """Draws from elsewhere than the seed."""
 
-    def looks(self, node: Node) -> Looks:
+    def looks(self, node: AgentNode) -> Looks:
         self.timeline.rng.seed(random.SystemRandom().getrandbits(64))
         return super().looks(node)
 
@@ -100,7 +100,7 @@ class DicingAgent(Agent):
 class _ForgetfulJournal(MemoryJournal):
     last_commit = 0
 
-    def append(self, entries: list[Entry]) -> int:
+    def append(self, entries: list[JournalEntry]) -> int:
         self.last_commit = len(entries)
         return super().append(entries)
 
@@ -159,7 +159,7 @@ class GenerousLife(Life):
 
 
 class _CountsTwice(Telemetry):
-    def receive(self, node_name: str, batch: SampleBatch, *, now_s: float) -> Receipt:
+    def receive(self, node_name: str, batch: SampleBatch, *, now_s: float) -> BatchReceipt:
         feed = self._feeds[node_name]
         feed.sequence = min(feed.sequence, batch.sequence - 1)
         return super().receive(node_name, batch, now_s=now_s)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from eelgrid_protos.codec import decode, encode
+from eelgrid_protos.codec import decode_message, encode_message
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import (
     Assignment,
@@ -27,7 +27,7 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 from eelgrid_protos.quantities import Range, Text
-from eelgrid_protos.schema import Shape, fields_of
+from eelgrid_protos.schema import ValueShape, fields_of
 from tests.sim.clock import seconds
 from tests.sim.network import AGENT, Network
 from tests.sim.timeline import Timeline
@@ -49,7 +49,7 @@ def _text(rng: random.Random, rule: Text | None) -> str:
     return letter * rng.choice((int(rule.required), 1, rule.longest))
 
 
-def _value(rng: random.Random, shape: Shape, depth: int) -> Any:
+def _value(rng: random.Random, shape: ValueShape, depth: int) -> Any:
     match shape.kind:
         case "int" | "float":
             low, high = (shape.rule.low, shape.rule.high) if isinstance(shape.rule, Range) else (0, 1)
@@ -87,7 +87,7 @@ def _legal(rng: random.Random, make: Callable[[], Any], wrap: Callable[[Any], An
     for _ in range(_TRIES):
         try:
             made = make()
-            encode(wrap(made))
+            encode_message(wrap(made))
         except (ContractError, ValueError, TypeError):
             continue
         return made
@@ -128,7 +128,7 @@ class Rogue:
 
     def received(self, data: bytes) -> None:
         """Whatever comes, it goes on once it is welcome."""
-        if isinstance(decode(ConnectResponse, data).message, Welcome):
+        if isinstance(decode_message(ConnectResponse, data).message, Welcome):
             self._go_on()
 
     def closed(self, reason: str) -> None:
@@ -156,7 +156,7 @@ class Rogue:
 
     def _send(self, message: Any) -> None:
         try:
-            data = encode(ConnectRequest(message=message))
+            data = encode_message(ConnectRequest(message=message))
         except ContractError:
             return
         self._connection.send(AGENT, data)

@@ -1,4 +1,4 @@
-"""The controller's side of the agents' streams, transcribed from `eelgrid_controller.adapters.agents`.
+"""The controller's side of the agents' streams, transcribed from `eelgrid_controller.server.grpc.agent_service`.
 
 Owns who is connected and what is still to be told to each, with the real codec,
 telemetry and rules of cadence. A session takes one message at a time: while a
@@ -8,13 +8,13 @@ command waits for its commit, what follows waits behind it.
 from collections import deque
 from typing import Any
 
-from eelgrid_controller.adapters.agents import acknowledge_every, cadence_of
+from eelgrid_controller.core.plan_claims import PlanClaim
 from eelgrid_controller.errors import BatchRefused
-from eelgrid_controller.rollback import PlanClaim
-from eelgrid_protos.codec import decode, encode
+from eelgrid_controller.server.grpc.agent_service import batches_per_acknowledgement, cadence_of
+from eelgrid_protos.codec import decode_message, encode_message
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import InvalidArgument, NotFound
-from eelgrid_protos.messages import (
+from eelgrid_protos.messages import (  # fmt: skip
     Acknowledgement,
     Cadence,
     ConnectRequest,
@@ -26,7 +26,7 @@ from eelgrid_protos.messages import (
     PlanApplied,
     SampleBatch,
     Welcome,
-)  # fmt: skip
+)
 from tests.sim.clock import seconds
 from tests.sim.life import AWAY_GRACE_S, Committed, Life
 from tests.sim.network import CONTROLLER, Connection
@@ -98,7 +98,7 @@ class Session:
         """Messages in order, one at a time."""
         while self._inbox and not self._is_taking and not self.is_over and not self._life.is_dead:
             try:
-                message = decode(ConnectRequest, self._inbox.popleft()).message
+                message = decode_message(ConnectRequest, self._inbox.popleft()).message
                 if self.hello is None:
                     self._greet(message)
                 else:
@@ -151,7 +151,7 @@ class Session:
         self.sequence = self._life.telemetry.open(self.hello.inventory, self.hello.incarnation)
         policy = self._owner.policy
         cadence = cadence_of(policy)
-        self.ack_every = acknowledge_every(cadence, policy.lease_s)
+        self.ack_every = batches_per_acknowledgement(cadence, policy.lease_s)
         self._send(Welcome(acknowledged_sequence=self.sequence, cadence=cadence))
         self.is_welcomed = True
         self.pump()
@@ -240,7 +240,7 @@ class Session:
         self._send(plan)
 
     def _send(self, message: Any) -> None:
-        self._connection.send(CONTROLLER, encode(ConnectResponse(message=message)))
+        self._connection.send(CONTROLLER, encode_message(ConnectResponse(message=message)))
 
 
 class Sessions:
@@ -285,6 +285,6 @@ class Sessions:
             self.life.telemetry.expect_every(policy.send_interval_s)
             for session in list(self.by_node.values()):
                 session.cadence = cadence_of(policy)
-                session.ack_every = acknowledge_every(session.cadence, policy.lease_s)
+                session.ack_every = batches_per_acknowledgement(session.cadence, policy.lease_s)
                 session.is_plan_wanted = True
                 session.pump()

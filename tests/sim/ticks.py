@@ -13,12 +13,12 @@ or died with it.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from eelgrid_agent.device import Missing, RawReadings
-from eelgrid_agent.sampler import GPU_READINGS, Tick
-from eelgrid_agent.simulation import SimulatedNode
-from eelgrid_agent.spool import Spool
+from eelgrid_agent.devices.port import Missing, RawReadings
+from eelgrid_agent.devices.sampler import GPU_READINGS, SampleTick
+from eelgrid_agent.node.spool import Spool
+from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_controller.errors import BatchRefused
-from eelgrid_controller.telemetry import Receipt, Telemetry, Verdict
+from eelgrid_controller.state.telemetry import BatchReceipt, BatchVerdict, Telemetry
 from eelgrid_protos.messages import READING_RANGES, Hello, Reading, SampleBatch
 from tests.sim.broken import Broken, demand
 from tests.sim.clock import Clock
@@ -124,7 +124,7 @@ class TickBook:
         """An agent started."""
         self.running[process.node_name] = self.processes[process.incarnation] = process
 
-    def took(self, device: SimulatedNode, looks: Looks, tick: Tick, true_ns: int) -> None:
+    def took(self, device: SimulatedNode, looks: Looks, tick: SampleTick, true_ns: int) -> None:
         """A tick was taken of these looks: what was missing is absent, what was there is equal, energy is true."""
         node_name = device.spec.node_name
         process = self.running[node_name]
@@ -179,7 +179,7 @@ class TickBook:
         """A controller that knows no tick."""
         self.feeds.clear()
 
-    def receive(self, telemetry: Telemetry, hello: Hello, batch: SampleBatch, clock: Clock) -> Receipt:
+    def receive(self, telemetry: Telemetry, hello: Hello, batch: SampleBatch, clock: Clock) -> BatchReceipt:
         """Hands a batch to the telemetry and checks what became of it."""
         name, ticks = hello.inventory.node_name, len(batch.time_ns)
         feed = self.feeds.setdefault(name, _Feed(hello.incarnation))
@@ -195,13 +195,13 @@ class TickBook:
             raise
         received, lost = (now - then for now, then in zip(telemetry.counts(name), (received, lost), strict=True))
         where = f"{name}: batch {batch.sequence} ({receipt.verdict.name})"
-        if receipt.verdict is Verdict.DUPLICATE:
+        if receipt.verdict is BatchVerdict.DUPLICATE:
             demand(5, (received, lost) == (0, 0), f"{where} was counted")
             demand(5, self._is_known(feed, batch), f"{where} holds ticks that were never received nor counted lost")
             return receipt
         gap = self._pass_over(feed, batch.sequence)
         demand(5, gap == 0 or not self.is_fair, f"{where} leaves {gap} out: a hole in a stream that keeps order")
-        is_taken = receipt.verdict is Verdict.TAKEN
+        is_taken = receipt.verdict is BatchVerdict.TAKEN
         demand(5, received == (ticks if is_taken else 0), f"{where}: {received} ticks counted received of {ticks}")
         expected = batch.dropped_ticks + (0 if is_taken else ticks)
         demand(5, lost == expected or (gap > 0 and lost > 0), f"{where}: {lost} ticks counted lost, not {expected}")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from eelgrid_protos.codec import decode, encode
+from eelgrid_protos.codec import decode_message, encode_message
 from eelgrid_protos.faults import (
     AlreadyExists,
     FailedPrecondition,
@@ -19,7 +19,7 @@ from eelgrid_protos.faults import (
     ResourceExhausted,
     Unavailable,
 )
-from eelgrid_protos.messages import (
+from eelgrid_protos.messages import (  # fmt: skip
     OBJECTIVES,
     ApplyMovesRequest,
     ApplyMovesResponse,
@@ -44,7 +44,7 @@ from eelgrid_protos.messages import (
     UpdatePolicyResponse,
     WorkloadKind,
     WorkloadSpec,
-)  # fmt: skip
+)
 from tests.sim.broken import demand
 from tests.sim.clock import seconds
 from tests.sim.ledger import Ledger
@@ -286,7 +286,7 @@ class Users:
         if call.is_answered:
             return
         for _ in range(2 if self._timeline.chance(_DOUBLE_P) else 1):
-            self._send(call, encode(call.request))
+            self._send(call, encode_message(call.request))
         if call.is_repeatable:
             self._timeline.after(_AGAIN_NS, lambda: self._attempt(call))
         else:
@@ -307,7 +307,7 @@ class Users:
                     lambda: self._answered(call, answer) if rollbacks == self._ledger.rollbacks else None,
                 )
 
-        request = decode(type(call.request), data)
+        request = decode_message(type(call.request), data)
         self._timeline.after(self._timeline.draw_ns(_DELAY_NS), lambda: self._callee.serve(request, reply))
 
     def _answered(self, call: _Call, answer: bytes | Fault) -> None:
@@ -324,7 +324,7 @@ class Users:
             return
         self._over(call)
         if is_first or call.response is not GetPolicyResponse:
-            call.then(decode(call.response, answer))
+            call.then(decode_message(call.response, answer))
 
     def _over(self, call: _Call) -> None:
         if not call.is_answered:

@@ -8,7 +8,7 @@ after which everything must converge within a bound of simulated time.
 from dataclasses import dataclass
 from pathlib import Path
 
-from eelgrid_agent.simulation import GpuSpec, NodeSpec
+from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec
 from tests.sim.agent import Agent
 from tests.sim.broken import Broken
 from tests.sim.clock import SECOND_NS, seconds

@@ -5,17 +5,25 @@ from pathlib import Path
 import pytest
 
 from eelgrid_agent.__main__ import main
-from eelgrid_agent.config import BadAddress, BadEnforcement, BadLabel, BadLimit, BadNodeName, BadTlsFlags, parse
+from eelgrid_agent.node.config import (
+    BadAddress,
+    BadEnforcement,
+    BadLabel,
+    BadLimit,
+    BadNodeName,
+    BadTlsFlags,
+    parse_flags,
+)
 
 
 def test_defaults_bind_to_loopback():
-    config = parse([])
+    config = parse_flags([])
     assert (config.controller, config.listen, config.metrics) == ("127.0.0.1:7443", "127.0.0.1:7444", "127.0.0.1:9465")
     assert (config.tls, config.insecure, config.simulate) == (None, False, None)
 
 
 def test_flags_are_read():
-    config = parse(
+    config = parse_flags(
         [
             "--label",
             "rack=7",
@@ -37,7 +45,7 @@ def test_flags_are_read():
 
 
 def test_tls_takes_three_files():
-    config = parse(["--tls-certificate", "c", "--tls-key", "k", "--tls-authority", "a"])
+    config = parse_flags(["--tls-certificate", "c", "--tls-key", "k", "--tls-authority", "a"])
     assert config.tls.key == Path("k")
 
 
@@ -66,17 +74,17 @@ def test_tls_takes_three_files():
 )
 def test_a_mistake_names_the_flag_and_the_remedy(arguments, error):
     with pytest.raises(error) as caught:
-        parse(arguments)
+        parse_flags(arguments)
     assert caught.value.violation.field.startswith("--")
     assert caught.value.violation.remedy
 
 
 def test_a_fleet_shares_the_spool():
-    config = parse([])
+    config = parse_flags([])
     assert config.ticks_most(1) == 600
     assert 30 <= config.ticks_most(1213) <= 150
     assert config.ticks_most(20_000) == 30
-    assert parse(["--spool-ticks", "5"]).ticks_most(1213) == 5
+    assert parse_flags(["--spool-ticks", "5"]).ticks_most(1213) == 5
 
 
 def test_a_mistake_is_one_line_and_exit_code_2(capsys):

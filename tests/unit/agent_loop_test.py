@@ -5,12 +5,13 @@ import itertools
 import threading
 import time
 
-from eelgrid_agent.engine import NoEngine
-from eelgrid_agent.host import SimulatedHost
-from eelgrid_agent.loop import DriverThread, MachineLoop, Wheel
-from eelgrid_agent.node import Node
-from eelgrid_agent.simulation import GpuSpec, NodeSpec, SimulatedNode
-from eelgrid_agent.survey import Identity, survey
+from eelgrid_agent.devices.host import SimulatedHost
+from eelgrid_agent.node.engine import NoEngine
+from eelgrid_agent.node.inventory import NodeIdentity, survey_devices
+from eelgrid_agent.node.loop import DriverThread, MachineLoop, SimulatedNodesLoop
+from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec
 from eelgrid_protos.messages import AbsenceReason, Cadence, Reading, Welcome
 
 
@@ -21,10 +22,10 @@ class SystemClock:
 
 def node_named(name, device):
     engine = NoEngine()
-    return Node(
-        Identity(node_name=name, agent_version="t", simulated=True),
+    return AgentNode(
+        NodeIdentity(node_name=name, agent_version="t", simulated=True),
         host=SimulatedHost(cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=SystemClock().monotonic_ns), engine=engine,
-        clock=SystemClock(), draw_incarnation=lambda: 1, ticks_most=100, first=survey(device),
+        clock=SystemClock(), draw_incarnation=lambda: 1, ticks_most=100, first=survey_devices(device),
     )  # fmt: skip
 
 
@@ -99,7 +100,7 @@ async def test_a_driver_that_hangs_is_recorded_as_timed_out_and_asked_by_one_thr
 
 async def test_simulated_nodes_tick_each_at_its_own_moment():
     pairs = [(node_named(f"n{index}", device), device) for index, device in enumerate(map(simulation, "abcdefgh"))]
-    wheel = Wheel(pairs, clock=SystemClock(), stalled=lambda _: None)
+    wheel = SimulatedNodesLoop(pairs, clock=SystemClock(), stalled=lambda _: None)
     for node, _ in pairs:
         welcome(node, 0.4)
     task = asyncio.ensure_future(wheel.run())
@@ -118,7 +119,7 @@ async def test_a_changed_cadence_takes_hold_at_once():
     device = simulation()
     node = node_named("n", device)
     welcome(node, 3600.0)
-    wheel = Wheel([(node, device)], clock=SystemClock(), stalled=lambda _: None)
+    wheel = SimulatedNodesLoop([(node, device)], clock=SystemClock(), stalled=lambda _: None)
     task = asyncio.ensure_future(wheel.run())
     try:
         await asyncio.sleep(0.05)
@@ -150,7 +151,7 @@ async def test_a_fleet_that_cannot_be_sampled_in_time_leaves_the_streams_a_turn(
             return tick(looks, monotonic_ns=monotonic_ns)
 
         node.tick = slowly
-    wheel = Wheel(pairs, clock=HandClock(), stalled=lambda _: None)
+    wheel = SimulatedNodesLoop(pairs, clock=HandClock(), stalled=lambda _: None)
     task = asyncio.ensure_future(wheel.run())
     try:
         await asyncio.sleep(0)

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from tests.controller_rig import Agent, batch, inventory, running, until, wanted
 
-from eelgrid_controller.adapters.agents import acknowledge_every
+from eelgrid_controller.server.grpc.agent_service import batches_per_acknowledgement
 from eelgrid_protos import codec, rpc, transport
 from eelgrid_protos.faults import Aborted, InvalidArgument, Unavailable
 from eelgrid_protos.messages import (
@@ -71,7 +71,7 @@ def test_acknowledgements_are_rarer_only_where_nobody_waits_for_them(
     send_interval_s: float, window: int, lease_s: float, every: int
 ) -> None:
     cadence = Cadence(send_interval_s=send_interval_s, window=window)
-    assert acknowledge_every(cadence, lease_s) == every
+    assert batches_per_acknowledgement(cadence, lease_s) == every
     assert every * send_interval_s <= lease_s / 3 or every == 1
 
 
@@ -249,7 +249,7 @@ async def test_a_plan_whose_lease_ran_out_is_sent_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("garbage", [b"\xff\xff\xff", b"\x0a\x02\x08\x01", b"hello"])
 async def test_garbage_on_the_wire_is_invalid_and_harms_nobody(tmp_path: Path, garbage: bytes) -> None:
-    async with running(tmp_path) as rig, transport.channel(rig.address, tls=None) as channel:
+    async with running(tmp_path) as rig, transport.open_channel(rig.address, tls=None) as channel:
         method = rpc.AGENT_SERVICE.methods[0]
         raw = channel.stream_stream(rpc.AGENT_SERVICE.path(method))
 
@@ -312,7 +312,7 @@ async def resumed(rig: Any, node: Inventory, **changes: Any) -> Agent:
     """An agent whose stream was opened by Resume."""
     agent = Agent(rig.address)
     rig.agents.append(agent)
-    fields = {"incarnation": 1, "node_name": node.node_name, "inventory_digest": codec.digest(node)} | changes
+    fields = {"incarnation": 1, "node_name": node.node_name, "inventory_digest": codec.digest_message(node)} | changes
     await agent.say(Resume(**fields))
     return agent
 

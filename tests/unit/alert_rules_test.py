@@ -12,7 +12,7 @@ import yaml
 from tests.deploy_rig import CHART, ROOT, needs_helm, objects_of, pick, render
 
 from eelgrid_controller.cli.__main__ import cli
-from eelgrid_controller.cli.settings import Settings
+from eelgrid_controller.cli.settings import CliSettings
 
 RULES = CHART / "files" / "rules.yaml"
 PAGES = ROOT / "docs" / "how-to" / "runbooks"
@@ -142,7 +142,7 @@ def test_headings_that_pages_name_are_there():
 
 def _parse(words):
     """Reads a command as eelctl would, without a call to anybody."""
-    command, context = cli, click.Context(cli, info_name="eelctl", obj=Settings())
+    command, context = cli, click.Context(cli, info_name="eelctl", obj=CliSettings())
     while isinstance(command, click.Group):
         if not words:
             assert command.invoke_without_command, f"{context.command_path} needs a command"

@@ -2,17 +2,16 @@
 
 from tests.fakes.kubelet import FakeKubelet
 
-from eelgrid_agent.attribution.allocation import AllocationSource
-from eelgrid_agent.attribution.attributor import Attributor
-from eelgrid_agent.attribution.metering import Energies
-from eelgrid_agent.attribution.owner import Owner, OwnerKind
-from eelgrid_agent.attribution.owners import OwnerBook
-from eelgrid_agent.attribution.pod_names import PodNames
-from eelgrid_agent.attribution.pod_resources import PodResources
-from eelgrid_agent.attribution.sources import Sources
-from eelgrid_agent.device import GpuProcess, InstanceReadings, Missing, ProcessKind
-from eelgrid_agent.slow import SlowLook
-from eelgrid_protos.catalogue import load
+from eelgrid_agent.devices.extended_readings import ExtendedReadings
+from eelgrid_agent.devices.port import GpuProcess, InstanceReadings, Missing, ProcessKind
+from eelgrid_agent.energy.allocations import AllocationSource
+from eelgrid_agent.energy.attributor import Attributor
+from eelgrid_agent.energy.metering import DeviceEnergies
+from eelgrid_agent.energy.node_energy import AttributionSources
+from eelgrid_agent.energy.process_owners import ContainerNameIndex, ProcessOwnerResolver
+from eelgrid_agent.energy.shares import UsageOwner, UsageOwnerKind
+from eelgrid_agent.kubelet.pod_resources import PodResourcesClient
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import AbsenceReason, Assignment, Gpu, GpuInstance, Reading
 
 SECOND = 1_000_000_000
@@ -32,7 +31,7 @@ WHOLE = Gpu(uuid="GPU-0", index=0, product="NVIDIA L40S", model="L40S", catalogu
 
 def energies(at_s, totals, utilization=0.9):
     used = {} if utilization is None else dict.fromkeys(totals, utilization)
-    return Energies(monotonic_ns=at_s * SECOND, wall_ns=at_s * SECOND, total_j=totals, utilization=used)
+    return DeviceEnergies(monotonic_ns=at_s * SECOND, wall_ns=at_s * SECOND, total_j=totals, utilization=used)
 
 
 def gathered(sources, gpus, seen, look, **more):
@@ -47,7 +46,7 @@ def slow(**processes):
         ),
     )
     found = {uuid.replace("_", "-"): one for uuid, one in processes.items()}
-    return SlowLook(monotonic_ns=0, wall_ns=0, processes=found, instances={"GPU-1": activity})
+    return ExtendedReadings(monotonic_ns=0, wall_ns=0, processes=found, instances={"GPU-1": activity})
 
 
 def process(pid, instance=None):
@@ -71,18 +70,18 @@ async def test_a_node_of_kubernetes_end_to_end(tmp_path):
     in_proc(
         tmp_path / "proc", 10, f"0::/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-{ID}.scope"
     )
-    book = OwnerBook(tmp_path / "proc", names=PodNames(logs).find)
+    book = ProcessOwnerResolver(tmp_path / "proc", names=ContainerNameIndex(logs).find)
     socket = tmp_path / "kubelet.sock"
     async with kubelet.serving(socket):
-        client = PodResources(socket, clock_s=lambda: 0.0)
+        client = PodResourcesClient(socket, clock_s=lambda: 0.0)
         assert await client.refresh()
         await client.close()
-    sources = Sources(book, kubelet=client)
-    attributor = Attributor(load())
+    sources = AttributionSources(book, kubelet=client)
+    attributor = Attributor(load_catalogue())
     look = slow(GPU_0=(process(10),), GPU_1=(process(11, 1), process(12, 9)))
     attributor.observe(gathered(sources, (WHOLE, MIG), energies(0, {"GPU-0": 0.0, "GPU-1": 0.0}), look))
     found = attributor.observe(gathered(sources, (WHOLE, MIG), energies(10, {"GPU-0": 3000.0, "GPU-1": 4000.0}), look))
-    train = Owner(kind=OwnerKind.POD, namespace="research", pod="train-0", container="main")
+    train = UsageOwner(kind=UsageOwnerKind.POD, namespace="research", pod="train-0", container="main")
     by_owner = {}
     for account, energy_mj in found.accounts.items():
         by_owner[account.owner] = by_owner.get(account.owner, 0) + energy_mj
@@ -95,20 +94,20 @@ async def test_a_node_of_kubernetes_end_to_end(tmp_path):
 
 
 def test_what_no_source_says_is_not_nothing(tmp_path):
-    book = OwnerBook(tmp_path)
-    nothing = gathered(Sources(book), (WHOLE,), energies(0, {}, utilization=None), slow(GPU_0=None))
+    book = ProcessOwnerResolver(tmp_path)
+    nothing = gathered(AttributionSources(book), (WHOLE,), energies(0, {}, utilization=None), slow(GPU_0=None))
     assert nothing.allocations is None
     (device,) = nothing.devices
     assert (device.processes, device.utilization, device.estimate, device.energy_j) == (None, None, None, None)
     (tmp_path / "0").write_text("17\n")
     both = gathered(
-        Sources(book, slurm_folder=tmp_path), (WHOLE,), energies(0, {"GPU-0": 1.0}), slow(),
+        AttributionSources(book, slurm_folder=tmp_path), (WHOLE,), energies(0, {"GPU-0": 1.0}), slow(),
         assignments=(Assignment(workload_id="w", replica=0, gpu_uuids=("GPU-0",), gpu_milli=250),),
     )  # fmt: skip
     assert [(one.owner.kind, one.source, one.shares) for one in both.allocations] == [
-        (OwnerKind.SLURM, AllocationSource.SLURM, 1),
-        (OwnerKind.WORKLOAD, AllocationSource.PLAN, 250),
+        (UsageOwnerKind.SLURM, AllocationSource.SLURM, 1),
+        (UsageOwnerKind.WORKLOAD, AllocationSource.PLAN, 250),
     ]
-    assert gathered(Sources(book), (WHOLE,), energies(0, {}), slow(), assignments=()).allocations == ()
+    assert gathered(AttributionSources(book), (WHOLE,), energies(0, {}), slow(), assignments=()).allocations == ()
     # Without a book no process is looked up, whatever this machine runs under its id.
-    assert Sources().read((WHOLE,), slow(GPU_0=(process(1),)), now_ns=0).owners == {}
+    assert AttributionSources().read((WHOLE,), slow(GPU_0=(process(1),)), now_ns=0).owners == {}

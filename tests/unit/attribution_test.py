@@ -2,21 +2,19 @@
 
 from dataclasses import replace
 
-from eelgrid_agent.attribution.allocation import Allocation, AllocationSource
-from eelgrid_agent.attribution.anomalies import AnomalyKind
-from eelgrid_agent.attribution.attributor import AttributionLook, Attributor, DeviceLook
-from eelgrid_agent.attribution.device_ids import Place
-from eelgrid_agent.attribution.ledger import ACCOUNTS_MOST
-from eelgrid_agent.attribution.owner import Owner, OwnerKind
-from eelgrid_agent.attribution.owners import ProcessOwner
-from eelgrid_agent.attribution.shares import Confidence, Method
-from eelgrid_agent.device import GpuProcess, ProcessKind
-from eelgrid_protos.catalogue import load
+from eelgrid_agent.devices.port import GpuProcess, ProcessKind
+from eelgrid_agent.energy.accounts import ACCOUNTS_MOST
+from eelgrid_agent.energy.allocations import AllocationSource, DeviceAllocation, DeviceReference
+from eelgrid_agent.energy.anomalies import EnergyAnomalyKind
+from eelgrid_agent.energy.attributor import AttributionInput, Attributor, DeviceInput
+from eelgrid_agent.energy.process_owners import ProcessOwner
+from eelgrid_agent.energy.shares import ShareConfidence, ShareMethod, UsageOwner, UsageOwnerKind
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import Gpu
 
 SECOND = 1_000_000_000
-A = Owner(kind=OwnerKind.POD, namespace="n", pod="a", container="c")
-B = Owner(kind=OwnerKind.POD, namespace="n", pod="b", container="c")
+A = UsageOwner(kind=UsageOwnerKind.POD, namespace="n", pod="a", container="c")
+B = UsageOwner(kind=UsageOwnerKind.POD, namespace="n", pod="b", container="c")
 GPU = Gpu(uuid="GPU-0", index=0, product="NVIDIA H100 80GB HBM3", model="H100", catalogue_key="h100-sxm5-80gb")
 
 
@@ -25,17 +23,18 @@ def look(at_s, energy_j, pids=(), *, owners=None, held=None, utilization=0.0):
     allocations = None
     if held is not None:
         allocations = tuple(
-            Allocation(place=Place("GPU-0"), owner=owner, source=AllocationSource.POD_RESOURCES) for owner in held
+            DeviceAllocation(place=DeviceReference("GPU-0"), owner=owner, source=AllocationSource.POD_RESOURCES)
+            for owner in held
         )
-    device = DeviceLook(gpu=GPU, energy_j=energy_j, utilization=utilization, processes=processes)
-    return AttributionLook(
+    device = DeviceInput(gpu=GPU, energy_j=energy_j, utilization=utilization, processes=processes)
+    return AttributionInput(
         monotonic_ns=round(at_s * SECOND), wall_ns=round(at_s * SECOND), devices=(device,),
         owners={pid: ProcessOwner(owner) for pid, owner in (owners or {}).items()}, allocations=allocations,
     )  # fmt: skip
 
 
 def test_a_pods_restart_keeps_its_account_and_the_dead_are_shown_once_more():
-    attributor = Attributor(load())
+    attributor = Attributor(load_catalogue())
     uid = "2c48913c-b29f-11e7-9350-020968147796"
     first = replace(A, pod_uid=uid, container_id="ab" * 32, pid=1)
     second = replace(A, pod_uid=uid, container_id="cd" * 32, pid=2)
@@ -58,14 +57,16 @@ def test_a_pods_restart_keeps_its_account_and_the_dead_are_shown_once_more():
 
 
 def test_a_pod_known_by_uid_alone_is_joined_with_the_only_allocation_that_fits():
-    attributor = Attributor(load())
-    nameless = Owner(kind=OwnerKind.POD, pod_uid="2c48913c-b29f-11e7-9350-020968147796", container_id="ab" * 32, pid=1)
+    attributor = Attributor(load_catalogue())
+    nameless = UsageOwner(
+        kind=UsageOwnerKind.POD, pod_uid="2c48913c-b29f-11e7-9350-020968147796", container_id="ab" * 32, pid=1
+    )
     other = replace(nameless, pod_uid="3c48913c-b29f-11e7-9350-020968147796", container_id="cd" * 32, pid=2)
     attributor.observe(look(0, 0.0, [1], owners={1: nameless}, held=[A]))
     found = attributor.observe(look(10, 5000.0, [1], owners={1: nameless}, held=[A], utilization=1.0))
     assert {account.owner for account in found.accounts} == {A}
     # Two that share a device are not guessed at.
-    attributor = Attributor(load())
+    attributor = Attributor(load_catalogue())
     both = {1: nameless, 2: other}
     attributor.observe(look(0, 0.0, [1, 2], owners=both, held=[A, B]))
     found = attributor.observe(look(10, 5000.0, [1, 2], owners=both, held=[A, B], utilization=1.0))
@@ -74,60 +75,64 @@ def test_a_pod_known_by_uid_alone_is_joined_with_the_only_allocation_that_fits()
 
 
 def test_what_was_counted_before_the_first_look_is_nobodys():
-    found = Attributor(load()).observe(look(0, 123.456, [1], owners={1: A}))
+    found = Attributor(load_catalogue()).observe(look(0, 123.456, [1], owners={1: A}))
     assert found.accounts == {}
     assert found.nobody == {"GPU-0": {"unattributed": 123_456}}
 
 
 def test_a_process_that_cannot_be_looked_at_is_the_only_holders():
     """An agent without the host's process ids still charges the pod that was given the device."""
-    attributor = Attributor(load())
+    attributor = Attributor(load_catalogue())
     attributor.observe(look(0, 0.0, [1], held=[A]))
     found = attributor.observe(look(10, 5000.0, [1], held=[A], utilization=1.0))
     assert {account.owner for account in found.accounts} == {A}
     assert {(account.method, account.confidence) for account in found.accounts if account.part.value == "active"} == {
-        (Method.EXCLUSIVE, Confidence.MEDIUM)
+        (ShareMethod.EXCLUSIVE, ShareConfidence.MEDIUM)
     }
     for at_s in range(20, 200, 10):
         found = attributor.observe(look(at_s, 500.0 * at_s, [1], held=[A], utilization=1.0))
     assert found.anomalies == ()
     # Of two holders none is more likely.
-    attributor = Attributor(load())
+    attributor = Attributor(load_catalogue())
     attributor.observe(look(0, 0.0, [1], held=[A, B]))
     found = attributor.observe(look(10, 5000.0, [1], held=[A, B], utilization=1.0))
-    assert {account.owner.kind for account in found.accounts if account.part.value == "active"} == {OwnerKind.PROCESS}
+    assert {account.owner.kind for account in found.accounts if account.part.value == "active"} == {
+        UsageOwnerKind.PROCESS
+    }
 
 
 def test_a_process_that_can_be_looked_at_and_is_nobodys_stays_so():
-    attributor = Attributor(load())
-    stranger = {1: Owner(kind=OwnerKind.PROCESS, pid=1)}
+    attributor = Attributor(load_catalogue())
+    stranger = {1: UsageOwner(kind=UsageOwnerKind.PROCESS, pid=1)}
     for at_s in range(0, 100, 10):
         found = attributor.observe(look(at_s, 500.0 * at_s, [1], owners=stranger, held=[A], utilization=1.0))
     kinds = {account.owner.kind for account in found.accounts if account.part.value == "active"}
-    assert kinds == {OwnerKind.PROCESS}
-    assert AnomalyKind.PROCESS_WITHOUT_ALLOCATION in {one.subject.kind for one in found.anomalies}
+    assert kinds == {UsageOwnerKind.PROCESS}
+    assert EnergyAnomalyKind.PROCESS_WITHOUT_ALLOCATION in {one.subject.kind for one in found.anomalies}
 
 
 def test_a_workload_of_the_plan_is_a_second_name_and_the_first_where_there_is_no_other():
-    plan = Allocation(
-        place=Place("GPU-0"), owner=Owner(kind=OwnerKind.WORKLOAD, workload="w"), source=AllocationSource.PLAN
+    plan = DeviceAllocation(
+        place=DeviceReference("GPU-0"),
+        owner=UsageOwner(kind=UsageOwnerKind.WORKLOAD, workload="w"),
+        source=AllocationSource.PLAN,
     )
-    unit = Owner(kind=OwnerKind.UNIT, unit="train.service", pid=1)
-    attributor = Attributor(load())
+    unit = UsageOwner(kind=UsageOwnerKind.UNIT, unit="train.service", pid=1)
+    attributor = Attributor(load_catalogue())
     for at_s, energy_j in ((0, 0.0), (10, 5000.0)):
         seen = look(at_s, energy_j, [1, 2], owners={1: unit}, held=[A], utilization=1.0)
         found = attributor.observe(replace(seen, allocations=(*seen.allocations, plan)))
     labels = {(owner.kind.value, owner.workload) for owner in (account.owner for account in found.accounts)}
     # The pod holds the device by the kubelet's word, the unit uses it, and both are the workload's.
     assert labels == {("pod", "w"), ("unit", "w")}
-    attributor = Attributor(load())
+    attributor = Attributor(load_catalogue())
     for at_s, energy_j in ((0, 0.0), (10, 5000.0)):
         found = attributor.observe(replace(look(at_s, energy_j, [1], utilization=1.0), allocations=(plan,)))
     assert {account.owner for account in found.accounts} == {plan.owner}
 
 
 def test_an_owner_that_comes_back_has_a_new_account_only_after_a_showing_without_it():
-    attributor = Attributor(load())
+    attributor = Attributor(load_catalogue())
     before = {}
     for turn, pids in enumerate(([1], [1], [], [], [1], [], [1], [], [], [], [], [1], [1])):
         found = attributor.observe(look(10 * turn, 8.0 * turn, pids, owners={1: A}))
@@ -137,21 +142,25 @@ def test_an_owner_that_comes_back_has_a_new_account_only_after_a_showing_without
 
 
 def test_owners_for_whom_there_is_no_room_are_other_and_the_sum_still_holds():
-    attributor = Attributor(load())
+    attributor = Attributor(load_catalogue())
     pids = {uuid: range(1000 * number, 1000 * number + 900) for number, uuid in enumerate(("GPU-0", "GPU-1", "GPU-2"))}
     owners = {
-        pid: ProcessOwner(Owner(kind=OwnerKind.SLURM, job=str(pid), pid=pid)) for ids in pids.values() for pid in ids
+        pid: ProcessOwner(UsageOwner(kind=UsageOwnerKind.SLURM, job=str(pid), pid=pid))
+        for ids in pids.values()
+        for pid in ids
     }
     for turn in range(2):
         devices = tuple(
-            DeviceLook(
+            DeviceInput(
                 gpu=replace(GPU, uuid=uuid), energy_j=5000.0 * turn, utilization=1.0,
                 processes=tuple(GpuProcess(pid=pid, kind=ProcessKind.COMPUTE) for pid in ids),
             )
             for uuid, ids in pids.items()
         )  # fmt: skip
         now_ns = 10 * turn * SECOND
-        found = attributor.observe(AttributionLook(monotonic_ns=now_ns, wall_ns=now_ns, devices=devices, owners=owners))
+        found = attributor.observe(
+            AttributionInput(monotonic_ns=now_ns, wall_ns=now_ns, devices=devices, owners=owners)
+        )
     assert len(found.accounts) == ACCOUNTS_MOST
     # The devices are charged one after the other: the last finds no room.
     assert found.nobody["GPU-2"]["other"] > 3_000_000

@@ -11,13 +11,20 @@ import pytest
 from tests.controller_rig import MemoryJournal, inventory, running, wanted
 from tests.unit.loop_test import looping
 
-from eelgrid_controller.adapters.audit_trail import AuditTrail
-from eelgrid_controller.adapters.store import open_journal
-from eelgrid_controller.audit import AUDITED, JOURNALLED, REPORTS, AuditFilter, Call, essentials
+from eelgrid_controller.access_control import REQUIRED_ROLES
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.errors import JournalFull
-from eelgrid_controller.journal import Entry
-from eelgrid_controller.roles import NEEDS, Caller, Role, RoleRefused
+from eelgrid_controller.runtime.sqlite_journal import open_journal
+from eelgrid_controller.server.grpc.audit_service import AuditTrail
+from eelgrid_controller.state.audit_entries import (
+    AUDITED,
+    JOURNALLED,
+    REPORTS,
+    AuditedCall,
+    AuditFilter,
+    summarize_request,
+)
+from eelgrid_controller.state.journal import JournalEntry
 from eelgrid_protos.faults import InvalidArgument, NotFound, ResourceExhausted
 from eelgrid_protos.messages import (
     AUDIT_ARGUMENTS_MOST,
@@ -33,6 +40,7 @@ from eelgrid_protos.messages import (
     StopShadowRequest,
     UpdatePolicyRequest,
 )
+from eelgrid_protos.roles import Caller, Role, RoleRefused
 from eelgrid_protos.rpc import OPERATOR_SERVICE
 
 LOG = logging.getLogger("test.audit")
@@ -98,7 +106,9 @@ def test_every_call_that_changes_something_is_audited():
     changing = {method.name for method in OPERATOR_SERVICE.methods if not method.name.startswith(READS)}
     assert changing == AUDITED
     assert JOURNALLED.isdisjoint(REPORTS)
-    assert {path for path, role in NEEDS.items() if role is Role.SUBMITTER} <= {PATH + call for call in AUDITED}
+    assert {path for path, role in REQUIRED_ROLES.items() if role is Role.SUBMITTER} <= {
+        PATH + call for call in AUDITED
+    }
 
 
 # What is kept of a request
@@ -106,7 +116,7 @@ def test_every_call_that_changes_something_is_audited():
 
 def test_what_matters_of_a_submission_is_kept():
     asked = wanted("w-7", name="train", namespace="ml", user="alice", queue="q", labels={"team": "vision"})
-    kept = json.loads(essentials("SubmitWorkload", asked))
+    kept = json.loads(summarize_request("SubmitWorkload", asked))
     assert (kept["workload_id"], kept["namespace"], kept["user"], kept["queue"]) == ("w-7", "ml", "alice", "q")
     assert (kept["gpu_count"], kept["labels"]) == (1, {"team": "vision"})
 
@@ -131,13 +141,13 @@ def test_what_matters_of_a_submission_is_kept():
     ],
 )  # fmt: skip
 def test_what_is_kept_of_a_request_is_bounded_and_on_one_line(call, request_):
-    kept = essentials(call, request_)
+    kept = summarize_request(call, request_)
     assert len(kept) <= AUDIT_ARGUMENTS_MOST
     assert kept.isprintable()
 
 
 def test_an_entry_cannot_forge_a_line_of_a_log():
-    made = Call("CancelWorkload", ALICE, "ipv4:\n1", "").entry(
+    made = AuditedCall("CancelWorkload", ALICE, "ipv4:\n1", "").entry(
         time_ns=1, code="NOT_FOUND", reason="a\nb\x1b[2J" + "c" * 900
     )
     assert made.peer.isprintable()
@@ -150,7 +160,7 @@ def test_an_entry_cannot_forge_a_line_of_a_log():
 
 def test_entries_are_in_the_transaction_of_the_events_and_survive_the_process(tmp_path):
     with closing(journal_of(tmp_path)) as journal:
-        journal.append([Entry("k", {})], (entry(1),))
+        journal.append([JournalEntry("k", {})], (entry(1),))
         journal.append([], (entry(2), entry(3, user="bob", code="PERMISSION_DENIED")))
         assert journal.last_seq == 1
     with closing(journal_of(tmp_path)) as journal:
@@ -163,8 +173,8 @@ def test_entries_are_in_the_transaction_of_the_events_and_survive_the_process(tm
 def test_a_commit_that_fails_leaves_neither_events_nor_entries(tmp_path):
     with closing(journal_of(tmp_path)) as journal:
         with pytest.raises(ValueError, match="not JSON compliant"):
-            journal.append([Entry("k", {"x": float("nan")})], (entry(1),))
-        journal.append([Entry("k", {})], (entry(2),))
+            journal.append([JournalEntry("k", {"x": float("nan")})], (entry(1),))
+        journal.append([JournalEntry("k", {})], (entry(2),))
         assert [one.time_ns for one in journal.audit_page(AuditFilter(), size=10).entries] == [2]
         assert journal.last_seq == 1
 
@@ -231,7 +241,7 @@ def test_a_damaged_entry_is_left_out_and_counted(tmp_path):
 
 def test_a_journal_of_before_the_audit_log_is_opened_and_gets_one(tmp_path):
     with closing(journal_of(tmp_path)) as journal:
-        journal.append([Entry("k", {})])
+        journal.append([JournalEntry("k", {})])
         assert journal.audit_page(AuditFilter(), size=10).entries == ()
     with closing(journal_of(tmp_path)) as journal:
         journal.append([], (entry(1),))
@@ -246,7 +256,7 @@ async def test_an_accepted_call_is_in_the_commit_of_its_events():
     async with looping(journal) as loop:
         await loop.node_joined(inventory())
         commits = len(journal.commits)
-        call = Call("SubmitWorkload", ALICE, "ipv4:10.0.0.7:1", "{}")
+        call = AuditedCall("SubmitWorkload", ALICE, "ipv4:10.0.0.7:1", "{}")
         await loop.submit(wanted("w"), call=call)
         assert len(journal.commits) == commits + 1
         (kept,) = journal.audited
@@ -269,7 +279,7 @@ async def test_a_call_that_could_not_be_committed_is_not_said_to_be_accepted():
         await loop.node_joined(inventory())
         journal.fault = JournalFull(journal.path, "full", "make room")
         with pytest.raises(ResourceExhausted):
-            await loop.submit(wanted("w"), call=Call("SubmitWorkload", ALICE, "p"))
+            await loop.submit(wanted("w"), call=AuditedCall("SubmitWorkload", ALICE, "p"))
         assert journal.audited == []
 
 

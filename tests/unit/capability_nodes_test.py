@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from tests.mig_rig import ONE, THREE, applied, asked, rig_with
 
-from eelgrid_agent.mig.capability_nodes import CapabilityNodes, run_program
-from eelgrid_agent.mig.keeper import LayoutKeeper
+from eelgrid_agent.enforce.mig.host import CapabilityNodes, run_program
+from eelgrid_agent.enforce.mig.mig_service import MigService
 from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance, NodeEventKind
 
 INSTANCE = GpuInstance(
@@ -100,7 +100,7 @@ def test_f16_the_agent_makes_nodes_after_each_change_and_tells_what_it_could_not
         asked_for.append([instance.start for instance in gpu.gpu_instances])
         return "containers cannot open /dev/nvidia-caps/nvidia-cap30"
 
-    keeper = LayoutKeeper(
+    keeper = MigService(
         rig.device, rig.device, rig.journal, boot_id=lambda: "boot-1", sleep=rig.device.sleep,
         monotonic_s=lambda: 0.0, wall_ns=lambda: 1, open_nodes=open_nodes,
     )  # fmt: skip

@@ -7,10 +7,11 @@ from importlib import resources
 
 import pytest
 
-from eelgrid_protos.catalogue import CatalogueError, GiProfile, MigGeometry, gi_id, gi_span, load, model_name, parse
+from eelgrid_protos.catalogue.loader import CatalogueError, load_catalogue, parse_catalogue
+from eelgrid_protos.catalogue.products import GiProfile, MigGeometry, gi_id, gi_span, model_name
 
 MIB = 2**20
-CATALOGUE = load()
+CATALOGUE = load_catalogue()
 BASE = {"1g", "2g", "3g", "4g", "7g"}
 
 
@@ -248,7 +249,7 @@ def test_a_wrong_product_is_refused_with_its_place(path: str, value: object, mes
     products, mig = documents()
     _break(products, path, value)
     with pytest.raises(CatalogueError, match=message):
-        parse(products, mig)
+        parse_catalogue(products, mig)
 
 
 @pytest.mark.parametrize(
@@ -268,4 +269,4 @@ def test_a_wrong_geometry_is_refused_with_its_place(path: str, value: object, me
     products, mig = copy.deepcopy(documents())
     _break(mig, path, value)
     with pytest.raises(CatalogueError, match=message):
-        parse(products, mig)
+        parse_catalogue(products, mig)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from eelgrid_agent.attribution.cgroups import CGROUP_TEXT_MOST, is_sluid, owner_from_cgroup
-from eelgrid_agent.attribution.owner import Owner, OwnerKind
+from eelgrid_agent.energy.process_owners import CGROUP_TEXT_MOST, is_sluid, owner_from_cgroup
+from eelgrid_agent.energy.shares import UsageOwner, UsageOwnerKind
 
 UID = "2c48913c-b29f-11e7-9350-020968147796"
 UID_ = UID.replace("-", "_")
@@ -13,15 +13,15 @@ OTHER = "d2f1c9a7" * 8
 
 
 def pod(container_id=ID, uid=UID):
-    return Owner(kind=OwnerKind.POD, pod_uid=uid, container_id=container_id)
+    return UsageOwner(kind=UsageOwnerKind.POD, pod_uid=uid, container_id=container_id)
 
 
 def slurm(job, step=""):
-    return Owner(kind=OwnerKind.SLURM, job=job, step=step)
+    return UsageOwner(kind=UsageOwnerKind.SLURM, job=job, step=step)
 
 
 def engine(container_id=ID):
-    return Owner(kind=OwnerKind.CONTAINER, container_id=container_id)
+    return UsageOwner(kind=UsageOwnerKind.CONTAINER, container_id=container_id)
 
 
 def v1(path):
@@ -71,8 +71,8 @@ CASES = {
     "0::/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0": slurm("s5K1KKYAYG5D00", "0"),
     "0::/system.slice/n1_slurmstepd.scope/s5K1KKYAYG5D00/step_batch/user": slurm("s5K1KKYAYG5D00", "batch"),
     # The step daemon itself is no job.
-    "0::/system.slice/slurmstepd.scope/system": Owner(kind=OwnerKind.UNIT, unit="slurmstepd.scope"),
-    "0::/system.slice/slurmd.service": Owner(kind=OwnerKind.UNIT, unit="slurmd.service"),
+    "0::/system.slice/slurmstepd.scope/system": UsageOwner(kind=UsageOwnerKind.UNIT, unit="slurmstepd.scope"),
+    "0::/system.slice/slurmd.service": UsageOwner(kind=UsageOwnerKind.UNIT, unit="slurmd.service"),
     # Slurm in a pod, and a hybrid machine where one hierarchy knows more.
     f"0::/kubepods/burstable/pod{UID}/{ID}/system.slice/slurmstepd.scope/job_9/step_1/user/task_0": slurm("9", "1"),
     "5:devices:/slurm/uid_0/job_5/step_0/task_1\n1:name=systemd:/system.slice/slurmd.service\n0::/": slurm("5", "0"),
@@ -82,13 +82,13 @@ CASES = {
     f"0::/machine.slice/libpod-{ID}.scope/container": engine(),
     f"0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope": engine(),
     # systemd.
-    "0::/system.slice/ollama.service": Owner(kind=OwnerKind.UNIT, unit="ollama.service"),
-    "0::/system.slice/system-getty.slice/getty@tty1.service": Owner(kind=OwnerKind.UNIT, unit="getty@tty1.service"),
-    "0::/user.slice/user-1000.slice/session-3.scope": Owner(kind=OwnerKind.USER, user="1000", unit="session-3.scope"),
+    "0::/system.slice/ollama.service": UsageOwner(kind=UsageOwnerKind.UNIT, unit="ollama.service"),
+    "0::/system.slice/system-getty.slice/getty@tty1.service": UsageOwner(kind=UsageOwnerKind.UNIT, unit="getty@tty1.service"),
+    "0::/user.slice/user-1000.slice/session-3.scope": UsageOwner(kind=UsageOwnerKind.USER, user="1000", unit="session-3.scope"),
     "0::/user.slice/user-1001.slice/user@1001.service/app.slice/jupyter.service":
-        Owner(kind=OwnerKind.USER, user="1001", unit="jupyter.service"),
+        UsageOwner(kind=UsageOwnerKind.USER, user="1001", unit="jupyter.service"),
     "1:name=systemd:/user.slice/user-0.slice/session-1.scope\n4:memory:/":
-        Owner(kind=OwnerKind.USER, user="0", unit="session-1.scope"),
+        UsageOwner(kind=UsageOwnerKind.USER, user="0", unit="session-1.scope"),
     # Nobody.
     "0::/": None,
     "0::/init.scope": None,

@@ -150,10 +150,10 @@ def test_a_fault_of_ours_keeps_its_traceback():
         fake.nodes = []
         result = run(address, "get", "x")
         assert result.exit_code == 4
-    from eelgrid_controller.cli.failure import stop_for
-    from eelgrid_controller.cli.settings import Settings
+    from eelgrid_controller.cli.errors import cli_error_for
+    from eelgrid_controller.cli.settings import CliSettings
 
-    assert stop_for(ZeroDivisionError(), Settings()) is None
+    assert cli_error_for(ZeroDivisionError(), CliSettings()) is None
 
 
 def test_help_and_version_import_nothing_heavy():

@@ -11,7 +11,7 @@ from tests.fakes.spent import NOTHING_SPENT
 
 from eelgrid_controller.cli.__main__ import cli
 from eelgrid_protos.messages import EnergyGroup, EnergySpent, GpuLink, Node, NodeState, Workload
-from eelgrid_protos.plain import from_plain
+from eelgrid_protos.plain_messages import from_plain
 
 
 @pytest.fixture

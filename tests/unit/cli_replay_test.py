@@ -96,7 +96,7 @@ def test_nobody_listens(trace):
 
 
 def test_the_fleet_file_is_what_the_agent_takes(trace):
-    from eelgrid_agent.simulation import load_fleet
+    from eelgrid_agent.simulation.spec import load_fleet
 
     done = replay("127.0.0.1:1", "--nodes", "nodes.csv", "--fleet-out", "fleet.json", cwd=trace)
     assert done.returncode == 0, done.stderr

@@ -7,10 +7,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from tests.strategies import message
 
-from eelgrid_controller.cli.failure import Refused
-from eelgrid_controller.cli.workload_file import read_workloads
+from eelgrid_controller.cli.errors import RequestRefused
+from eelgrid_controller.cli.workloads import read_workloads
 from eelgrid_protos.messages import Locality, ResourceRequest, SubmitWorkloadRequest, WorkloadKind, WorkloadSpec
-from eelgrid_protos.plain import to_plain
+from eelgrid_protos.plain_messages import to_plain
 
 GIB = 1024**3
 
@@ -99,7 +99,7 @@ def test_a_mistake_in_the_last_document_submits_nothing(submit, fake, tmp_path):
     ],
 )
 def test_what_a_file_may_get_wrong(text, complaint):
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         read_workloads(text, "jobs.yaml")
     told = "\n".join([caught.value.message, *map(str, caught.value.violations)])
     assert complaint in told
@@ -107,7 +107,7 @@ def test_what_a_file_may_get_wrong(text, complaint):
 
 
 def test_too_many_documents():
-    with pytest.raises(Refused, match="10001 documents"):
+    with pytest.raises(RequestRefused, match="10001 documents"):
         read_workloads("a: 1\n---\n" * 10_001, "jobs.yaml")
 
 

@@ -9,8 +9,8 @@ import yaml
 from tests.clusters import core_with, node, request
 from tests.fakes.operators import FakeOperators
 
-from eelgrid_controller.core import Core
-from eelgrid_controller.whatif import Workbench, plan_capacity, what_if
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.whatif.scenarios import ScenarioContext, plan_capacity, run_what_if
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     OBJECTIVES,
@@ -24,9 +24,9 @@ from eelgrid_protos.messages import (
     WhatIfRequest,
     WhatIfResponse,
 )
-from eelgrid_protos.plain import from_plain
+from eelgrid_protos.plain_messages import from_plain
 
-BENCH = Workbench(lambda state: Core(state, catalogue.load()), catalogue.load(), now_ns=9)
+BENCH = ScenarioContext(lambda state: Core(state, catalogue.load_catalogue()), catalogue.load_catalogue(), now_ns=9)
 
 
 class Imaginer(FakeOperators):
@@ -44,7 +44,7 @@ class Imaginer(FakeOperators):
     async def what_if(self, request, context):
         self._begin("what_if")
         self.asked = request
-        return what_if(self.core.state.copy(), request, BENCH)
+        return run_what_if(self.core.state.copy(), request, BENCH)
 
     async def plan_capacity(self, request, context):
         self._begin("plan_capacity")

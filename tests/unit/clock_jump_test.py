@@ -8,11 +8,10 @@ import pytest
 from tests.controller_rig import MemoryJournal, inventory, running, wanted
 from tests.unit.loop_test import looping
 
-from eelgrid_controller.cli import doctor_checks_metrics as checks
+from eelgrid_controller.cli import doctor_cluster as checks
 from eelgrid_controller.clock import FOLLOWED_S, Clock, WallClock
-from eelgrid_controller.spending.gpu_time import GpuTime
-from eelgrid_controller.spending.judging import judgement
-from eelgrid_controller.steward.steward import SteadyUnix
+from eelgrid_controller.objectives.control_loop import MonotonicUnixClock
+from eelgrid_controller.state.spending import GpuTime, judge_limits
 from eelgrid_protos.messages import (
     EnforcementMode,
     ListWorkloadsRequest,
@@ -113,7 +112,7 @@ async def test_a_spending_limit_binds_after_a_clock_was_ten_years_ahead_for_a_mo
     async def judged(loop):
         await loop.command(
             lambda core, now_ns: core.judge_spending(
-                judgement(core.state.policy, core.state.spending, {}, now_ns), now_ns=now_ns
+                judge_limits(core.state.policy, core.state.spending, {}, now_ns), now_ns=now_ns
             )
         )
 
@@ -152,7 +151,7 @@ async def test_a_listing_is_whole_page_by_page_whatever_the_clock_did(tmp_path):
 
 def test_what_leaves_the_steering_is_by_the_wall_clock():
     hands = Hands()
-    steady = SteadyUnix(hands.clock)
+    steady = MonotonicUnixClock(hands.clock)
     assert steady.ahead_s() == 0.0
     hands.pass_(5.0, jump_s=DECADE_S)
     assert steady.now_s() == hands.wall_s
@@ -163,7 +162,9 @@ def test_what_leaves_the_steering_is_by_the_wall_clock():
 
 def test_the_doctor_tells_of_jumps():
     def findings(text):
-        return [one.check for one in checks.clock(checks.read_page(text))], checks.clock(checks.read_page(text))
+        return [one.check for one in checks.check_clock_jumps(checks.parse_metrics(text))], checks.check_clock_jumps(
+            checks.parse_metrics(text)
+        )
 
     assert findings("")[0] == []
     names, (good,) = findings("eelgrid_clock_jumps_total 0\neelgrid_clock_jump_seconds 0\n")

@@ -82,28 +82,34 @@ def test_every_wire_message_is_ours():
 
 
 def test_unknown_fields_are_passed_over():
-    newer = codec.encode(SubmitWorkloadRequest(spec=SPEC)) + b"\xa2\x06\x03abc"
-    assert codec.decode(SubmitWorkloadRequest, newer).spec == SPEC
+    newer = codec.encode_message(SubmitWorkloadRequest(spec=SPEC)) + b"\xa2\x06\x03abc"
+    assert codec.decode_message(SubmitWorkloadRequest, newer).spec == SPEC
 
 
 def test_an_unknown_variant_is_none():
-    assert codec.decode(ConnectRequest, b"\xa2\x06\x00").message is None
-    assert codec.decode(ConnectResponse, b"").message is None
+    assert codec.decode_message(ConnectRequest, b"\xa2\x06\x00").message is None
+    assert codec.decode_message(ConnectResponse, b"").message is None
 
 
 def test_an_unknown_reading_is_unspecified_and_may_repeat():
     wire = node_pb2.SampleBatch(sequence=1, inventory_generation=1, time_ns=[5])
     for reading in (900, 901):
         wire.gpu_columns.append(node_pb2.Column(reading=reading, values=[1.0]))
-    batch = codec.decode(SampleBatch, wire.SerializeToString())
+    batch = codec.decode_message(SampleBatch, wire.SerializeToString())
     assert [column.reading for column in batch.gpu_columns] == [Reading.UNSPECIFIED] * 2
 
 
 def test_variants_survive():
     for message in (BATCH, Hello(incarnation=1, inventory=Inventory(node_name="n", cpu_milli=1, memory_bytes=1))):
-        assert codec.decode(ConnectRequest, codec.encode(ConnectRequest(message=message))).message == message
+        assert (
+            codec.decode_message(ConnectRequest, codec.encode_message(ConnectRequest(message=message))).message
+            == message
+        )
     for message in (NodePlan(node_name="n", epoch=1, lease_s=10.0), Acknowledgement(sequence=4)):
-        assert codec.decode(ConnectResponse, codec.encode(ConnectResponse(message=message))).message == message
+        assert (
+            codec.decode_message(ConnectResponse, codec.encode_message(ConnectResponse(message=message))).message
+            == message
+        )
 
 
 @pytest.mark.parametrize(
@@ -173,7 +179,7 @@ def test_variants_survive():
 )
 def test_a_broken_rule_names_its_field_both_ways(message, field):
     with pytest.raises(InvalidMessage) as outgoing:
-        codec.encode(message)
+        codec.encode_message(message)
     assert field in [violation.field for violation in outgoing.value.violations]
     assert all(violation.problem and violation.remedy for violation in outgoing.value.violations)
     try:
@@ -181,35 +187,38 @@ def test_a_broken_rule_names_its_field_both_ways(message, field):
     except (TypeError, ValueError):
         return  # protobuf itself cannot say it
     with pytest.raises(InvalidMessage) as incoming:
-        codec.decode(type(message), data)
+        codec.decode_message(type(message), data)
     assert field in [violation.field for violation in incoming.value.violations]
 
 
 def test_bytes_that_are_no_message():
     with pytest.raises(MalformedMessage):
-        codec.decode(SampleBatch, b"\xff\xff\xff")
+        codec.decode_message(SampleBatch, b"\xff\xff\xff")
 
 
 def test_a_missing_message_is_named():
     with pytest.raises(InvalidMessage) as caught:
-        codec.decode(SubmitWorkloadRequest, b"")
+        codec.decode_message(SubmitWorkloadRequest, b"")
     assert [violation.field for violation in caught.value.violations] == ["spec"]
 
 
 def test_an_oversized_message_is_refused():
     with pytest.raises(MalformedMessage, match="at most"):
-        codec.decode(SampleBatch, b"\x00" * (codec.MESSAGE_BYTES_MOST + 1))
+        codec.decode_message(SampleBatch, b"\x00" * (codec.MESSAGE_BYTES_MOST + 1))
 
 
 def test_defaults_stand_in_for_what_the_wire_lacks():
     wire = agent_service_pb2.ConnectRequest()
     wire.hello.inventory.node_name = "n"
-    message = codec.decode(ConnectRequest, wire.SerializeToString()).message
+    message = codec.decode_message(ConnectRequest, wire.SerializeToString()).message
     assert isinstance(message, Hello)
     assert message.inventory.gpus == ()
     policy = operator_service_pb2.UpdatePolicyRequest()
     policy.policy.lease_s = policy.policy.send_interval_s = policy.policy.sample_interval_s = 10.0
-    assert codec.decode(messages.UpdatePolicyRequest, policy.SerializeToString()).policy.weights == Policy().weights
+    assert (
+        codec.decode_message(messages.UpdatePolicyRequest, policy.SerializeToString()).policy.weights
+        == Policy().weights
+    )
 
 
 def test_weights_of_an_older_client_weigh_locality_by_default_and_zero_is_zero():
@@ -217,7 +226,8 @@ def test_weights_of_an_older_client_weigh_locality_by_default_and_zero_is_zero()
     older = policy_pb2.Policy(objective="balanced", lease_s=60.0, send_interval_s=5.0, sample_interval_s=1.0)
     older.weights.power, older.weights.fragmentation_w, older.weights.stranding_w = 1.0, 80.0, 200.0
     assert (
-        codec.decode(Policy, older.SerializeToString()).weights.locality_w == messages.OBJECTIVES["balanced"].locality_w
+        codec.decode_message(Policy, older.SerializeToString()).weights.locality_w
+        == messages.OBJECTIVES["balanced"].locality_w
     )
     off = replace(Policy(), weights=replace(messages.OBJECTIVES["balanced"], locality_w=0.0))
-    assert codec.decode(Policy, codec.encode(off)) == off
+    assert codec.decode_message(Policy, codec.encode_message(off)) == off

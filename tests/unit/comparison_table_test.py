@@ -3,11 +3,11 @@
 import pytest
 from tests.replay_rig import a_node, a_task, scene
 
-from eelgrid_controller.cli.comparison_table import means, show
-from eelgrid_controller.replay.comparison import Times, jobs, play
+from eelgrid_controller.cli.policy_comparison import policy_means, print_comparison
+from eelgrid_controller.replay.policy_comparison import TimedScenario, execute_run, list_runs
 from eelgrid_controller.replay.results import times_summary
-from eelgrid_controller.replay.schedule import Outage
-from eelgrid_controller.replay.traces import Found
+from eelgrid_controller.replay.simulation import Outage
+from eelgrid_controller.replay.trace_loading import LoadedTrace
 
 NODES = (a_node("n0"), a_node("n1", model="A100"))
 TASKS = tuple(a_task(f"t{i:02d}", 10.0 * i, 5000.0 + 100 * i, gpus=1 + i % 2) for i in range(6))
@@ -16,14 +16,14 @@ TASKS = tuple(a_task(f"t{i:02d}", 10.0 * i, 5000.0 + 100 * i, gpus=1 + i % 2) fo
 @pytest.fixture(scope="module")
 def compared():
     small = scene(NODES, TASKS)
-    how = Times(small.trace, small.schedule, small.schedule.end_s, (Outage(0, 900.0, 1900.0),), None, 1.25)
-    runs = [play(job) for job in jobs(how, ("fgd", "pwr200", "eelgrid"), (42, 43))]
+    how = TimedScenario(small.trace, small.schedule, small.schedule.end_s, (Outage(0, 900.0, 1900.0),), None, 1.25)
+    runs = [execute_run(job) for job in list_runs(how, ("fgd", "pwr200", "eelgrid"), (42, 43))]
     return how, times_summary("small", runs)
 
 
 def test_means_are_over_seeds(compared):
     _, table = compared
-    rows = means(table)
+    rows = policy_means(table)
     assert [(row["policy"], row["seeds"]) for row in rows] == [("fgd", 2), ("pwr200", 2), ("eelgrid", 2)]
     column = table.columns.index("energy_kwh")
     for row, (first, second) in zip(rows, zip(table.rows[::2], table.rows[1::2], strict=True), strict=True):
@@ -34,12 +34,12 @@ def test_means_are_over_seeds(compared):
 @pytest.mark.parametrize("width", [200, 100, 60, 20])
 def test_every_number_is_whole(compared, capsys, width):
     how, table = compared
-    show(Found("small", NODES, TASKS, "here"), how, table, width)
+    print_comparison(LoadedTrace("small", NODES, TASKS, "here"), how, table, width)
     printed = capsys.readouterr().out
     assert "…" not in printed
     lines = [line.split() for line in printed.splitlines()]
     across = width < 200
-    energies = [f"{row['energy_kwh']:.2f}" for row in means(table)]
+    energies = [f"{row['energy_kwh']:.2f}" for row in policy_means(table)]
     if across:
         assert ["energy", "kWh", *energies] in lines
         assert ["policy", "fgd", "pwr200", "eelgrid"] in lines

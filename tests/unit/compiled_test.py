@@ -10,7 +10,7 @@ import numba
 import pytest
 
 import eelgrid_kernels
-from eelgrid_kernels import compiled
+from eelgrid_kernels import compilation
 
 SOURCE = Path(eelgrid_kernels.__file__).parent
 ONE = '''"""One."""
@@ -37,7 +37,7 @@ def toy(tmp_path):
     (folder / "__init__.py").write_text('"""Toy."""\n')
     (folder / "one.py").write_text(ONE)
     (folder / "other.py").write_text(OTHER)
-    shutil.copy(SOURCE / "compiled.py", folder)
+    shutil.copy(SOURCE / "compilation.py", folder)
     return folder
 
 
@@ -83,5 +83,5 @@ def test_only_a_few_former_folders_stay(toy):
 
 def test_numba_is_left_as_it_was():
     before = numba.config.CACHE_DIR
-    compiled.kernel(lambda x: x)
+    compilation.kernel(lambda x: x)
     assert before == numba.config.CACHE_DIR

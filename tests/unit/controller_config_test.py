@@ -21,9 +21,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.controller_rig import inventory, running, wanted
 
 from eelgrid_controller.__main__ import main
-from eelgrid_controller.adapters.store import FILE_NAME, open_journal
-from eelgrid_controller.config import ControllerConfig
-from eelgrid_controller.errors import ConfigError
+from eelgrid_controller.errors import ControllerConfigError
+from eelgrid_controller.runtime.config import ControllerConfig
+from eelgrid_controller.runtime.sqlite_journal import FILE_NAME, open_journal
 from eelgrid_protos import __version__, rpc, transport
 from eelgrid_protos.messages import ListWorkloadsRequest
 
@@ -70,8 +70,8 @@ def test_version() -> None:
 def test_a_stop_is_clean_quick_and_loses_nothing(tmp_path: Path, stop: signal.Signals) -> None:
     with process(tmp_path) as (child, said):
         assert (said["nodes"], said["workloads"], said["replayed"]) == ("0", "0", "0")
-        with transport.blocking_channel(said["listen"], tls=None) as channel:
-            api = rpc.client(rpc.OPERATOR_SERVICE, channel)
+        with transport.open_blocking_channel(said["listen"], tls=None) as channel:
+            api = rpc.build_client(rpc.OPERATOR_SERVICE, channel)
             for number in range(3):
                 api.submit_workload(wanted(f"w{number}"), timeout=5.0)
             start_s = time.monotonic()
@@ -85,14 +85,14 @@ def test_a_stop_is_clean_quick_and_loses_nothing(tmp_path: Path, stop: signal.Si
 
 
 def test_a_kill_loses_nothing_that_was_answered(tmp_path: Path) -> None:
-    with process(tmp_path) as (child, said), transport.blocking_channel(said["listen"], tls=None) as channel:
-        api = rpc.client(rpc.OPERATOR_SERVICE, channel)
+    with process(tmp_path) as (child, said), transport.open_blocking_channel(said["listen"], tls=None) as channel:
+        api = rpc.build_client(rpc.OPERATOR_SERVICE, channel)
         for number in range(20):
             api.submit_workload(wanted(f"w{number}"), timeout=5.0)
         child.kill()
-    with process(tmp_path) as (_, said), transport.blocking_channel(said["listen"], tls=None) as channel:
+    with process(tmp_path) as (_, said), transport.open_blocking_channel(said["listen"], tls=None) as channel:
         assert (said["workloads"], said["replayed"]) == ("20", "40")
-        listing = rpc.client(rpc.OPERATOR_SERVICE, channel).list_workloads(ListWorkloadsRequest(), timeout=5.0)
+        listing = rpc.build_client(rpc.OPERATOR_SERVICE, channel).list_workloads(ListWorkloadsRequest(), timeout=5.0)
         assert [item.workload_id for item in listing.workloads] == [f"w{number}" for number in range(20)]
 
 
@@ -149,8 +149,8 @@ def test_a_foreign_journal_is_one_line_and_untouched(tmp_path: Path) -> None:
 
 
 def test_a_damaged_journal_is_one_line_with_the_remedy(tmp_path: Path) -> None:
-    with process(tmp_path) as (child, said), transport.blocking_channel(said["listen"], tls=None) as channel:
-        rpc.client(rpc.OPERATOR_SERVICE, channel).submit_workload(wanted("w1"), timeout=5.0)
+    with process(tmp_path) as (child, said), transport.open_blocking_channel(said["listen"], tls=None) as channel:
+        rpc.build_client(rpc.OPERATOR_SERVICE, channel).submit_workload(wanted("w1"), timeout=5.0)
         child.kill()
     with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as connection:
         connection.execute("UPDATE events SET body = '{}' WHERE seq = 2")
@@ -170,7 +170,7 @@ def test_a_directory_that_is_held_or_cannot_be_is_one_line(tmp_path: Path) -> No
      ("checkpoint_events_most", 10), ("stop_s", 1e9)],
 )  # fmt: skip
 def test_numbers_that_no_controller_can_run_with_are_refused(field: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=field):
+    with pytest.raises(ControllerConfigError, match=field):
         ControllerConfig(data=Path(), **{field: value})
 
 

@@ -16,8 +16,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from tests.controller_rig import inventory, running, wanted
 
-from eelgrid_controller.adapters import prometheus
-from eelgrid_controller.adapters.prometheus import prefers_openmetrics
+from eelgrid_controller.server.http import metrics_server
+from eelgrid_controller.server.http.metrics_server import prefers_openmetrics
 from eelgrid_protos.messages import ExplainWorkloadRequest
 
 OF_PROMETHEUS = (
@@ -87,7 +87,7 @@ async def test_what_is_only_imagined_and_what_is_too_long_has_no_exemplar(tmp_pa
 
 
 async def test_while_the_disk_stalls_the_page_comes_with_its_lag_and_without_the_state(tmp_path, monkeypatch):
-    monkeypatch.setattr(prometheus, "_SETTLED_WITHIN_S", 0.05)
+    monkeypatch.setattr(metrics_server, "_SETTLED_WITHIN_S", 0.05)
     async with running(tmp_path) as rig:
         await rig.join(inventory("n1"))
         journal, gate = rig.controller.loop.journal, threading.Event()

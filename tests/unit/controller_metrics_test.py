@@ -12,12 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.controller_rig import running, until, wanted
 from tests.fakes.stewarded import job, node, points, service, stewarded
 
-from eelgrid_controller.adapters import steward_page
-from eelgrid_controller.adapters.described import METRICS, family, main, page
-from eelgrid_controller.adapters.http_get import Failure, PageRefused
-from eelgrid_controller.adapters.scraper import Scraper
-from eelgrid_controller.adapters.steward_page import StewardPage
-from eelgrid_controller.steward.counts import rule_of
+from eelgrid_controller.objectives.status import refusal_rule
+from eelgrid_controller.runtime.scraper import FetchError, FetchFailure, Scraper
+from eelgrid_controller.server.metrics import objective_metrics
+from eelgrid_controller.server.metrics.catalogue import METRICS, build_family, main, render_reference_page
+from eelgrid_controller.server.metrics.objective_metrics import ObjectiveMetrics
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Unavailable
 from eelgrid_protos.messages import BudgetScope, Column, EnergyPrices, PowerBudget, PricePeriod, Reading, SampleBatch
@@ -34,7 +33,7 @@ def test_the_page_of_the_docs_is_that_of_the_list(tmp_path, capsys):
     )
     assert main(["--check", "--out", str(written)]) == 1
     assert main(["--out", str(written)]) == 0
-    assert written.read_text() == page()
+    assert written.read_text() == render_reference_page()
     written.write_text("old")
     assert main(["--check", "--out", str(written)]) == 1
     assert "stale" in capsys.readouterr().err
@@ -42,7 +41,7 @@ def test_the_page_of_the_docs_is_that_of_the_list(tmp_path, capsys):
 
 def test_a_name_that_is_not_listed_cannot_be_told():
     with pytest.raises(KeyError):
-        family("eelgrid_of_the_moment", 1.0)
+        build_family("eelgrid_of_the_moment", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -50,14 +49,14 @@ def test_a_name_that_is_not_listed_cannot_be_told():
     [(Unavailable("full"), "unavailable"), (ContractError("x", ()), "invalid_argument"), (KeyError("x"), "internal")],
 )
 def test_a_refusal_is_counted_by_its_rule(error, rule):
-    assert rule_of(error) == rule
+    assert refusal_rule(error) == rule
 
 
 class Sources:
     """The steward's part alone."""
 
     def __init__(self, world, pages):
-        self.world, self.page = world, StewardPage(world.steward, pages)
+        self.world, self.page = world, ObjectiveMetrics(world.steward, pages)
 
     def families(self):
         state = self.world.loop.core.state
@@ -66,7 +65,7 @@ class Sources:
 
 def scraper():
     async def refused(_):
-        raise PageRefused("status 404", Failure.STATUS)
+        raise FetchError("status 404", FetchFailure.STATUS)
 
     return Scraper(refused, every_s=15.0, monotonic_s=time.monotonic, log=logging.getLogger("test"))
 
@@ -122,7 +121,7 @@ async def test_how_promises_are_kept_is_told_by_service_job_and_budget():
         assert told(families, "eelgrid_energy_price_ratio") == {(): pytest.approx(1.0)}
         assert told(families, "eelgrid_steward_cycles") == {(): 7.0}
         assert told(families, "eelgrid_steward_commands")["scale",] >= 1.0
-        assert {key for (key,) in told(families, "eelgrid_scrape_failures")} == {kind.value for kind in Failure}
+        assert {key for (key,) in told(families, "eelgrid_scrape_failures")} == {kind.value for kind in FetchFailure}
         assert set(told(families, "eelgrid_promise_series_left_out").values()) == {0.0}
 
 
@@ -146,7 +145,7 @@ async def test_what_is_drawn_below_a_budget_is_what_was_read():
 
 
 async def test_of_many_services_the_worst_have_series_and_the_rest_is_counted(monkeypatch):
-    monkeypatch.setattr(steward_page, "SERIES_MOST", 1)
+    monkeypatch.setattr(objective_metrics, "SERIES_MOST", 1)
     async with stewarded() as world:
         await lived(world, services=("a", "s"), seconds=60)
         families = Sources(world, scraper()).families()

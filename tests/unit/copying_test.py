@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from tests.controller_rig import inventory, running, wanted
 
-from eelgrid_controller.api import copying
-from eelgrid_controller.api.copying import with_a_copy
 from eelgrid_controller.clock import Clock
+from eelgrid_controller.server.grpc import whatif_runner
+from eelgrid_controller.server.grpc.whatif_runner import run_on_copy
 from eelgrid_protos.faults import Unavailable
 from eelgrid_protos.messages import CancelWorkloadRequest, Move, ReplicaMove
 
@@ -28,7 +28,7 @@ def away(core, key):
 
 
 async def test_what_changes_between_the_slices_is_in_the_copy(tmp_path, monkeypatch):
-    monkeypatch.setattr(copying, "_SLICE", 1)
+    monkeypatch.setattr(whatif_runner, "_SLICE", 1)
     async with running(tmp_path) as rig:
         await rig.join(*(inventory(f"n{number}") for number in range(6)))
         loop = rig.controller.loop
@@ -49,7 +49,7 @@ async def test_what_changes_between_the_slices_is_in_the_copy(tmp_path, monkeypa
 
         work = asyncio.create_task(busy())
         for _ in range(12):
-            (live, twin), held_s = await with_a_copy(
+            (live, twin), held_s = await run_on_copy(
                 loop, Clock(), lambda core, state: (json.dumps(core.state.dump()), state)
             )
             assert json.dumps(twin.dump()) == live
@@ -58,7 +58,7 @@ async def test_what_changes_between_the_slices_is_in_the_copy(tmp_path, monkeypa
         await work
         assert sum(moved) == 15
         listeners = len(loop.listeners)
-        (live, twin), _ = await with_a_copy(loop, Clock(), lambda core, state: (core.state, state))
+        (live, twin), _ = await run_on_copy(loop, Clock(), lambda core, state: (core.state, state))
         assert len(loop.listeners) == listeners
         assert twin.dump() == live.dump()
         for name, record in live.nodes.items():
@@ -73,7 +73,7 @@ async def test_a_state_that_is_put_back_is_copied_anew(tmp_path, monkeypatch):
     async with running(tmp_path) as rig:
         await rig.join(inventory("n1"))
         loop = rig.controller.loop
-        slices = copying._records
+        slices = whatif_runner._records
         replaced = []
 
         async def put_back_once(*arguments):
@@ -83,8 +83,8 @@ async def test_a_state_that_is_put_back_is_copied_anew(tmp_path, monkeypatch):
                 loop._core = loop.make_core(loop.core.state.copy())
             return found
 
-        monkeypatch.setattr(copying, "_records", put_back_once)
-        state, _ = await with_a_copy(loop, Clock(), lambda core, state: core.state)
+        monkeypatch.setattr(whatif_runner, "_records", put_back_once)
+        state, _ = await run_on_copy(loop, Clock(), lambda core, state: core.state)
         assert replaced[0].state is not state
 
         async def put_back_always(*arguments):
@@ -92,6 +92,6 @@ async def test_a_state_that_is_put_back_is_copied_anew(tmp_path, monkeypatch):
             loop._core = loop.make_core(loop.core.state.copy())
             return found
 
-        monkeypatch.setattr(copying, "_records", put_back_always)
+        monkeypatch.setattr(whatif_runner, "_records", put_back_always)
         with pytest.raises(Unavailable):
-            await with_a_copy(loop, Clock(), lambda core, state: state)
+            await run_on_copy(loop, Clock(), lambda core, state: state)

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from tests.clusters import core_with, decided, node, request
 
-from eelgrid_controller import retrying
-from eelgrid_controller.core import Core
-from eelgrid_controller.events import PricesQuoted, WorkloadDeferred, WorkloadPlaced, WorkloadSubmitted
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.core import retry_rounds
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import PricesQuoted, WorkloadDeferred, WorkloadPlaced, WorkloadSubmitted
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import Aborted, AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
 from eelgrid_protos.messages import OBJECTIVES, Policy, PoolMode, WorkloadPhase
@@ -225,7 +225,7 @@ def test_weights_of_ones_own_change_the_choice():
 
 
 def test_a_round_of_tries_is_bounded_and_goes_on_where_it_stopped(monkeypatch):
-    monkeypatch.setattr(retrying, "_TRIES_MOST", 3)
+    monkeypatch.setattr(retry_rounds, "_TRIES_MOST", 3)
     core = core_with(node("a"))
     core.submit(request(gpus=2, cpu=96), now_ns=1)
     for number in range(8):
@@ -249,7 +249,7 @@ def test_a_round_of_tries_is_bounded_and_goes_on_where_it_stopped(monkeypatch):
 
 
 def test_like_work_is_tried_once_in_a_step(monkeypatch):
-    monkeypatch.setattr(retrying, "_TRIES_MOST", 3)
+    monkeypatch.setattr(retry_rounds, "_TRIES_MOST", 3)
     core = core_with(node("a"))
     core.submit(request(gpus=2), now_ns=1)
     for _ in range(50):
@@ -266,7 +266,7 @@ def test_a_new_core_on_a_loaded_state_decides_the_same():
     for number in range(6):
         core.submit(request(gpus=1, milli=150 * number + 100, cpu=number), now_ns=number)
     core.cancel("w-2", now_ns=9)
-    other = Core(ClusterState.load(core.state.dump()), catalogue.load())
+    other = Core(ClusterState.load(core.state.dump()), catalogue.load_catalogue())
     for number in range(8):
         wanted = request(gpus=number % 3, cpu=3)
         assert core.submit(wanted, now_ns=10).events == other.submit(wanted, now_ns=10).events

@@ -13,9 +13,9 @@ from tests.fakes.operators import FakeOperators
 from tests.fakes.terminal import terminal
 
 from eelgrid_controller.cli.__main__ import cli
-from eelgrid_controller.decision import DecisionUnreadable, document_of, replay
-from eelgrid_controller.journal import Checkpoint, Entry, Past, digest_of
-from eelgrid_controller.recovery import entries_of
+from eelgrid_controller.core.recovery import encode_entries
+from eelgrid_controller.state.journal import Checkpoint, JournalEntry, JournalHistory, digest_of
+from eelgrid_controller.whatif.decision_record import DecisionUnreadable, record_decision, replay_decision
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, NotFound
 from eelgrid_protos.messages import ExportDecisionRequest, Policy, Weights
@@ -26,7 +26,7 @@ class Recorder:
 
     def __init__(self, *inventories):
         self.core = core_with()
-        self.entries: list[tuple[int, Entry]] = []
+        self.entries: list[tuple[int, JournalEntry]] = []
         self.checkpoint: Checkpoint | None = None
         for item in inventories:
             self.do(self.core.node_joined, item)
@@ -34,7 +34,7 @@ class Recorder:
     def do(self, call, *arguments):
         step = call(*arguments, now_ns=len(self.entries) + 1)
         first = len(self.entries) + (self.checkpoint.seq if self.checkpoint else 0) + 1
-        self.entries.extend(enumerate(entries_of(step.events), first))
+        self.entries.extend(enumerate(encode_entries(step.events), first))
         return step.result
 
     def compact(self):
@@ -44,7 +44,9 @@ class Recorder:
 
     def exported(self, key):
         spec = self.core.workload(key).spec
-        document = document_of(Past(self.checkpoint, tuple(self.entries)), spec, key, catalogue.load())
+        document = record_decision(
+            JournalHistory(self.checkpoint, tuple(self.entries)), spec, key, catalogue.load_catalogue()
+        )
         return json.loads(json.dumps(document))
 
 
@@ -62,7 +64,7 @@ def test_every_decision_replays_to_the_last_bit():
     rig = busy()
     for key in ("one", "two", "three", "four"):
         document = rig.exported(key)
-        found = replay(document)
+        found = replay_decision(document)
         assert found.differences == ()
         assert found.now == document["outcome"]
         placed = rig.core.workload(key).placements
@@ -79,11 +81,11 @@ def test_the_file_names_nobody():
 def test_one_weight_changed_in_the_file_shows():
     document = busy().exported("four")
     document["weights"]["fragmentation_w"] += 1.0
-    found = replay(document)
+    found = replay_decision(document)
     assert any("fragmentation" in line for line in found.differences)
     document = busy().exported("one")
     document["weights"] = {"power": 0.0, "fragmentation_w": 0.0, "stranding_w": 0.0}
-    assert any(line.startswith("replica 0: b GPU 0 -> a GPU 0") for line in replay(document).differences)
+    assert any(line.startswith("replica 0: b GPU 0 -> a GPU 0") for line in replay_decision(document).differences)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_every_other_input_counts_too(change, said):
     document = busy().exported("one")
     assert document["outcome"]["placements"][0]["node_name"] == "b"
     change(document)
-    differences = replay(document).differences
+    differences = replay_decision(document).differences
     assert any(said in line for line in differences), differences
 
 
@@ -112,7 +114,7 @@ def test_the_mix_counts_too():
     rig.do(rig.core.submit, request(gpus=1, milli=300, cpu=4, key="five"))
     document = rig.exported("five")
     document["cluster"]["demand"]["mix"].clear()
-    assert any("fragmentation" in line for line in replay(document).differences)
+    assert any("fragmentation" in line for line in replay_decision(document).differences)
 
 
 def test_what_waits_has_a_decision_too():
@@ -120,12 +122,12 @@ def test_what_waits_has_a_decision_too():
     rig.do(rig.core.submit, request(gpus=4, key="large"))
     assert rig.core.workload("large").reason.startswith("gpu_count")
     document = rig.exported("large")
-    assert (replay(document).differences, document["outcome"]["placements"]) == ((), [])
+    assert (replay_decision(document).differences, document["outcome"]["placements"]) == ((), [])
     rig.do(rig.core.cancel, "two")
     rig.do(rig.core.cancel, "three")
     assert rig.core.workload("large").placements
     document = rig.exported("large")
-    assert replay(document).differences == ()
+    assert replay_decision(document).differences == ()
     assert document["outcome"]["placements"][0]["node_name"] == "c"
 
 
@@ -135,7 +137,7 @@ def test_a_decision_older_than_the_journal_is_refused():
     with pytest.raises(FailedPrecondition, match="reaches back to entry 16"):
         rig.exported("four")
     rig.do(rig.core.submit, request(gpus=1, key="new"))
-    assert replay(rig.exported("new")).differences == ()
+    assert replay_decision(rig.exported("new")).differences == ()
 
 
 @settings(max_examples=60, deadline=None)
@@ -177,7 +179,7 @@ def test_decisions_of_random_histories_replay(history):
     for key in recent:
         document = rig.exported(key)
         if document["outcome"]["placements"]:
-            assert replay(document).differences == ()
+            assert replay_decision(document).differences == ()
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,7 @@ def test_decisions_of_random_histories_replay(history):
 )
 def test_what_is_no_decision_is_refused(document):
     with pytest.raises(DecisionUnreadable):
-        replay(document)
+        replay_decision(document)
 
 
 async def test_export_from_a_running_controller(tmp_path):
@@ -196,7 +198,7 @@ async def test_export_from_a_running_controller(tmp_path):
             await rig.operators.submit_workload(wanted(f"k{number}", milli=400))
         parts = [part.text async for part in rig.operators.export_decision(ExportDecisionRequest(workload_id="k1"))]
         document = json.loads("".join(parts))
-        assert replay(document).differences == ()
+        assert replay_decision(document).differences == ()
         assert document["revision"] == 8  # two nodes, then quotes, submission and place of each
         with pytest.raises(NotFound):
             async for _ in rig.operators.export_decision(ExportDecisionRequest(workload_id="k9")):

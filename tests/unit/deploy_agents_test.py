@@ -4,8 +4,8 @@ import pytest
 from tests.deploy_rig import VALUES, container, needs_helm, objects_of, pick
 from tests.fakes.kubernetes.cel import evaluate
 
-from eelgrid_agent.config import parse
 from eelgrid_agent.metrics.web_config import load_web_config
+from eelgrid_agent.node.config import parse_flags
 
 pytestmark = needs_helm
 # Values and pool: whether the agent is a DRA driver, and which device plugin it is.
@@ -22,7 +22,7 @@ SERVES = {
 def test_the_agent_takes_its_flags(name):
     for found in objects_of(name):
         if found["kind"] == "DaemonSet":
-            config = parse([argument.replace("$(NODE_NAME)", "node-1") for argument in container(found)["args"]])
+            config = parse_flags([argument.replace("$(NODE_NAME)", "node-1") for argument in container(found)["args"]])
             assert config.node_name == "node-1"
             assert config.pool == found["metadata"]["labels"]["eelgrid.io/pool"]
             assert config.controller.endswith(".eelgrid.svc:7443")

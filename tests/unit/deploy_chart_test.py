@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
-from tests.deploy_rig import (
+from tests.deploy_rig import (  # fmt: skip
     BAD_BY_SCHEMA,
     CHART,
     GOOD,
@@ -25,11 +25,12 @@ from tests.deploy_rig import (
     needs_helm,
     objects_of,
     pick,
-)  # fmt: skip
+)
 
 from eelgrid_controller.__main__ import main as controller
-from eelgrid_controller.roles import Role, RoleRules, bound, caller_of, granted
+from eelgrid_controller.access_control import parse_bindings, parse_user_grants
 from eelgrid_protos.certificate import Certificate, read_certificate
+from eelgrid_protos.roles import Role, RoleRules, build_caller
 
 pytestmark = needs_helm
 # The oldest, the last without the policy, and those with it; 1.35 has a test of its own.
@@ -299,23 +300,23 @@ def test_each_certificate_has_one_role_and_the_controller_demands_it():
         assert not hosts & set(named[name]["dnsNames"]), "only the controller may pass for the controller"
         assert ("server auth" in named[name]["usages"]) is (name == "eelgrid-agent-tls")
     with controller.make_context("eelgrid-controller", list(container(pick(objects, "Deployment"))["args"])) as context:
-        rules = RoleRules(context.params["demand"] == "require", granted(context.params["grants"]))
+        rules = RoleRules(context.params["demand"] == "require", parse_user_grants(context.params["grants"]))
     assert rules.demanded
     # Also where an issuer leaves organizations out.
     for name, wanted in (("agent", Role.AGENT), ("operator", Role.ADMIN), ("viewer", Role.VIEWER)):
         bare = Certificate(0.0, 1.0, alternatives=(("DNS", named[f"eelgrid-{name}-tls"]["dnsNames"][0]),))
-        assert caller_of(bare, rules.grants).roles == {wanted}
+        assert build_caller(bare, rules.grants).roles == {wanted}
 
 
 def test_the_certificates_that_helm_makes_have_the_roles_that_the_controller_grants():
     objects = objects_of("default")
     with controller.make_context("eelgrid-controller", list(container(pick(objects, "Deployment"))["args"])) as context:
         assert context.params["demand"] == "require"
-        grants = granted(context.params["grants"])
+        grants = parse_user_grants(context.params["grants"])
     roles = {
         one["metadata"]["name"]: {
             role.value
-            for role in caller_of(read_certificate(base64.b64decode(one["data"]["tls.crt"]).decode()), grants).roles
+            for role in build_caller(read_certificate(base64.b64decode(one["data"]["tls.crt"]).decode()), grants).roles
         }
         for one in objects
         if one["kind"] == "Secret"
@@ -348,7 +349,7 @@ def test_agents_ask_of_their_own_callers_what_the_controller_asks_and_rights_rea
     assert [one for one in ours if one.startswith(("--roles", "--grant"))] == roles
     assert "--bind=namespace:research=CN:alice" in theirs
     with controller.make_context("eelgrid-controller", theirs) as context:
-        assert bound(context.params["binds"]) == {("CN", "alice"): (("namespace", "research"),)}
+        assert parse_bindings(context.params["binds"]) == {("CN", "alice"): (("namespace", "research"),)}
 
 
 def test_the_notes_tell_what_is_there():

@@ -9,7 +9,7 @@ import sys
 import click
 import pytest
 
-from eelgrid_controller.cli.kubectl import Way, _wants_controller, split
+from eelgrid_controller.cli.kubectl import KubectlTarget, _wants_controller, split_arguments
 
 # A kubectl that writes down what it was asked, forwards nowhere, and gives a secret.
 KUBECTL = """#!{python}
@@ -28,13 +28,13 @@ elif os.environ.get("SECRET"):
 
 
 def test_our_options_stand_before_the_command():
-    assert split(["top"]) == (Way(), ["top"])
-    way, rest = split(["-n", "grid", "--context=prod", "--service", "s", "nodes", "-n", "x"])
-    assert way == Way(namespace="grid", context="prod", service="s")
+    assert split_arguments(["top"]) == (KubectlTarget(), ["top"])
+    way, rest = split_arguments(["-n", "grid", "--context=prod", "--service", "s", "nodes", "-n", "x"])
+    assert way == KubectlTarget(namespace="grid", context="prod", service="s")
     assert rest == ["nodes", "-n", "x"]
     assert way.kubectl("k") == ["k", "--namespace", "grid", "--context", "prod"]
     with pytest.raises(click.UsageError, match="needs a value"):
-        split(["--context"])
+        split_arguments(["--context"])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from tests.deploy_rig import CHART, ROOT, VALUES, helm_program, needs_helm, objects_of, pick, render
 
-from eelgrid_controller.config import ABILITIES
+from eelgrid_controller.runtime.config import ABILITIES
 
 READ = {"get", "list", "watch"}
 ALWAYS = {"pods": {"patch", "delete"}, "pods/status": {"patch"}, "events": {"create"}}

@@ -9,11 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.kubelet_devices import DeviceManager, Refused
 
-from eelgrid_agent.config import BadEnforcement, BadLabel, parse
-from eelgrid_agent.kubelet.choice import Node, preferred, wanted_sets
-from eelgrid_agent.kubelet.offers import by_place, offers_of
-from eelgrid_agent.kubelet.plugins import DevicePlugins, PluginTimes, given_by_cdi, given_by_environment
-from eelgrid_protos.device_plugin import Asked, OfferedDevice, allocate_asked, preferred_asked
+from eelgrid_agent.kubelet.device_plugins import DevicePlugins, PluginTimes, allocate_by_cdi, allocate_by_environment
+from eelgrid_agent.kubelet.plugin_devices import (
+    NodeDevices,
+    build_offers,
+    choose_devices,
+    gpu_index_by_device,
+    planned_device_sets,
+)
+from eelgrid_agent.node.config import BadEnforcement, BadLabel, parse_flags
+from eelgrid_protos.device_plugin_api import (
+    OfferedDevice,
+    PreferredAllocationRequest,
+    parse_allocate_request,
+    parse_preferred_request,
+)
 from eelgrid_protos.errors import MalformedMessage
 from eelgrid_protos.messages import Assignment, ComputeInstance, Gpu, GpuInstance, GpuLink
 
@@ -39,7 +49,7 @@ def cut(index, *instances, **changes):
 
 
 def test_whole_gpus_and_slices_go_by_the_names_of_the_mixed_strategy():
-    found = offers_of([whole(1), cut(0, instance(4), instance(0, "3g.40gb", 4), instance(6, "1g.10gb+me"))], DOMAIN)
+    found = build_offers([whole(1), cut(0, instance(4), instance(0, "3g.40gb", 4), instance(6, "1g.10gb+me"))], DOMAIN)
     assert {name: [one.device_id for one in devices] for name, devices in found.items()} == {
         "nvidia.com/gpu": ["GPU-1"],
         "nvidia.com/mig-3g.40gb": ["MIG-0-0-3g.40gb"],
@@ -49,11 +59,11 @@ def test_whole_gpus_and_slices_go_by_the_names_of_the_mixed_strategy():
 
 
 def test_what_is_cut_further_or_between_modes_is_no_device():
-    assert offers_of([cut(0, instance(0, "2g.20gb", 2, parts=2)), whole(1, mig_pending=True), cut(2)], DOMAIN) == {}
+    assert build_offers([cut(0, instance(0, "2g.20gb", 2, parts=2)), whole(1, mig_pending=True), cut(2)], DOMAIN) == {}
 
 
 def test_lost_and_cordoned_devices_are_offered_as_unhealthy():
-    found = offers_of([whole(0, lost=True, numa_node=1), whole(1, cordon="xid 79"), whole(2)], DOMAIN)
+    found = build_offers([whole(0, lost=True, numa_node=1), whole(1, cordon="xid 79"), whole(2)], DOMAIN)
     assert [one.is_healthy for one in found["nvidia.com/gpu"]] == [False, False, True]
     assert [one.numa_node for one in found["nvidia.com/gpu"]] == [1, None, None]
 
@@ -70,51 +80,61 @@ def ids(*indexes):
 
 
 def node(count=8, **changes):
-    return Node(index_of=by_place(whole(index) for index in range(count)), **changes)
+    return NodeDevices(index_of=gpu_index_by_device(whole(index) for index in range(count)), **changes)
 
 
 def test_the_devices_of_the_plan_come_first():
-    plan = wanted_sets(
+    plan = planned_device_sets(
         [
             Assignment(workload_id="w", replica=0, gpu_uuids=ids(5, 2), gpu_milli=1000),
             Assignment(workload_id="c", replica=0),
         ]
     )
-    assert preferred(Asked(available=ids(*range(8)), must=(), size=2), node(wanted=plan)) == ids(2, 5)
+    assert choose_devices(
+        PreferredAllocationRequest(available=ids(*range(8)), must=(), size=2), node(wanted=plan)
+    ) == ids(2, 5)
 
 
 def test_a_set_that_a_pod_holds_already_is_not_meant():
     wanted = (frozenset(ids(0)), frozenset(ids(3)))
-    asked = Asked(available=ids(1, 2, 3), must=(), size=1)
-    assert preferred(asked, node(wanted=wanted, held=frozenset(ids(0)))) == ids(3)
+    asked = PreferredAllocationRequest(available=ids(1, 2, 3), must=(), size=1)
+    assert choose_devices(asked, node(wanted=wanted, held=frozenset(ids(0)))) == ids(3)
 
 
 def test_others_keep_off_what_was_planned_for_somebody_where_they_can():
     wanted = (frozenset(ids(0, 1)),)
-    assert preferred(Asked(available=ids(0, 1, 2), must=(), size=1), node(wanted=wanted)) == ids(2)
-    assert preferred(Asked(available=ids(0, 1, 2), must=(), size=3), node(wanted=wanted)) == ids(0, 1, 2)
+    assert choose_devices(
+        PreferredAllocationRequest(available=ids(0, 1, 2), must=(), size=1), node(wanted=wanted)
+    ) == ids(2)
+    assert choose_devices(
+        PreferredAllocationRequest(available=ids(0, 1, 2), must=(), size=3), node(wanted=wanted)
+    ) == ids(0, 1, 2)
 
 
 def test_without_a_plan_the_nearest_are_taken():
     near = links((2, 6), (3, 5)) + links((0, 1), nvlinks=2)
-    assert preferred(Asked(available=ids(*range(8)), must=(), size=2), node(links=near)) == ids(2, 6)
-    assert preferred(Asked(available=ids(*range(8)), must=ids(5), size=2), node(links=near)) == ids(5, 3)
+    assert choose_devices(
+        PreferredAllocationRequest(available=ids(*range(8)), must=(), size=2), node(links=near)
+    ) == ids(2, 6)
+    assert choose_devices(
+        PreferredAllocationRequest(available=ids(*range(8)), must=ids(5), size=2), node(links=near)
+    ) == ids(5, 3)
 
 
 def test_slices_fill_a_gpu_in_use_before_they_open_another():
     gpus = [cut(0, instance(0), instance(1)), whole(1)]
     other = replace(gpus[0], uuid="GPU-9", index=9, gpu_instances=(replace(instance(5), id=55),))
-    place = by_place([*gpus, other])
+    place = gpu_index_by_device([*gpus, other])
     held = frozenset({"MIG-5-0-1g.10gb"})
-    asked = Asked(available=("MIG-0-0-1g.10gb", "MIG-1-0-1g.10gb"), must=(), size=1)
-    assert preferred(asked, Node(index_of=place)) == ("MIG-0-0-1g.10gb",)
-    busy = Asked(available=("MIG-0-0-1g.10gb", "MIG-new"), must=(), size=1)
-    assert preferred(busy, Node(index_of=place | {"MIG-new": 9}, held=held)) == ("MIG-new",)
+    asked = PreferredAllocationRequest(available=("MIG-0-0-1g.10gb", "MIG-1-0-1g.10gb"), must=(), size=1)
+    assert choose_devices(asked, NodeDevices(index_of=place)) == ("MIG-0-0-1g.10gb",)
+    busy = PreferredAllocationRequest(available=("MIG-0-0-1g.10gb", "MIG-new"), must=(), size=1)
+    assert choose_devices(busy, NodeDevices(index_of=place | {"MIG-new": 9}, held=held)) == ("MIG-new",)
 
 
 def test_many_devices_are_taken_one_by_one():
-    asked = Asked(available=tuple(f"d{n}" for n in range(64)), must=(), size=20)
-    chosen = preferred(asked, Node(index_of={f"d{n}": n // 8 for n in range(64)}))
+    asked = PreferredAllocationRequest(available=tuple(f"d{n}" for n in range(64)), must=(), size=20)
+    chosen = choose_devices(asked, NodeDevices(index_of={f"d{n}": n // 8 for n in range(64)}))
     assert len(set(chosen)) == 20
     assert len({int(one[1:]) // 8 for one in chosen}) == 3
 
@@ -128,8 +148,9 @@ def test_a_preference_is_what_the_kubelet_can_use(data):
     size = data.draw(st.integers(0, 8))
     wanted = data.draw(st.lists(st.frozensets(st.sampled_from(ids(*range(count))), min_size=1), max_size=3))
     held = data.draw(st.frozensets(st.sampled_from(ids(*range(count)))))
-    chosen = preferred(
-        Asked(available=tuple(free), must=tuple(must), size=size), node(count, wanted=tuple(wanted), held=held)
+    chosen = choose_devices(
+        PreferredAllocationRequest(available=tuple(free), must=tuple(must), size=size),
+        node(count, wanted=tuple(wanted), held=held),
     )
     assert len(set(chosen)) == len(chosen)
     assert set(must) <= set(chosen) <= set(free) | set(must)
@@ -144,18 +165,18 @@ def test_a_preference_is_what_the_kubelet_can_use(data):
 class Machine:
     """An inventory and a plan set by hand."""
 
-    def __init__(self, folder, give=given_by_environment):
+    def __init__(self, folder, give=allocate_by_environment):
         self.gpus = [whole(0), whole(1)]
         self.wanted = ()
         self.kubelet = DeviceManager(folder)
         self.plugins = DevicePlugins(
-            folder, offers=lambda: offers_of(self.gpus, DOMAIN), node=self.node, give=give,
+            folder, offers=lambda: build_offers(self.gpus, DOMAIN), node=self.node, give=give,
             times=PluginTimes(look_s=0.02, deadline_s=2.0, backoff_most_s=0.1),
         )  # fmt: skip
 
     def node(self):
         held = frozenset(one for _, ids in self.kubelet.held.values() for one in ids)
-        return Node(index_of=by_place(self.gpus), wanted=self.wanted, held=held)
+        return NodeDevices(index_of=gpu_index_by_device(self.gpus), wanted=self.wanted, held=held)
 
     @asynccontextmanager
     async def running(self):
@@ -187,7 +208,7 @@ async def test_a_pod_gets_the_devices_that_its_plan_names(machine):
 
 
 async def test_cdi_names_go_to_a_runtime_that_knows_them(short_path):
-    machine = Machine(short_path, given_by_cdi)
+    machine = Machine(short_path, allocate_by_cdi)
     async with machine.running():
         await machine.sees("nvidia.com/gpu", "GPU-0", "GPU-1")
         answer = await machine.kubelet.admit("pod", "nvidia.com/gpu", 2)
@@ -262,15 +283,15 @@ async def test_a_lost_device_is_given_to_nobody(machine):
 
 
 def test_what_is_no_message_is_refused():
-    for read in (preferred_asked, allocate_asked):
+    for read in (parse_preferred_request, parse_allocate_request):
         with pytest.raises(MalformedMessage):
             read(b"\xff\xff")
 
 
 def test_flags_that_do_not_go_together():
-    assert parse([]).device_plugin == "off"
-    assert parse(["--device-plugin", "cdi"]).device_plugins_folder.name == "device-plugins"
+    assert parse_flags([]).device_plugin == "off"
+    assert parse_flags(["--device-plugin", "cdi"]).device_plugins_folder.name == "device-plugins"
     with pytest.raises(BadLabel, match="write one such as"):
-        parse(["--device-domain", "Nvidia"])
+        parse_flags(["--device-domain", "Nvidia"])
     with pytest.raises(BadEnforcement, match="real devices"):
-        parse(["--device-plugin", "cdi", "--simulate", "fleet.json"])
+        parse_flags(["--device-plugin", "cdi", "--simulate", "fleet.json"])

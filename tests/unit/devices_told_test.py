@@ -6,20 +6,16 @@ import pytest
 from tests.fakes.kubelet import FakeKubelet
 from tests.unit.enforcement_test import Bench
 
-from eelgrid_agent.attribution.pod_resources import PodResources, PodResourcesLimits
-from eelgrid_agent.kubelet.choice import Node, preferred
-from eelgrid_agent.kubelet.telling import Telling, held_devices
-from eelgrid_protos.device_plugin import Asked
-from eelgrid_protos.kubelet import ContainerDevices
-from eelgrid_protos.messages import (
-    ComputeInstance,
-    ConnectRequest,
-    Gpu,
-    GpuInstance,
-    HeldDevices,
-    PodDevices,
-    Welcome,
+from eelgrid_agent.kubelet.plugin_devices import NodeDevices, choose_devices
+from eelgrid_agent.kubelet.pod_resources import (
+    AllocationReporter,
+    PodResourcesClient,
+    PodResourcesLimits,
+    build_held_devices,
 )
+from eelgrid_protos.device_plugin_api import PreferredAllocationRequest
+from eelgrid_protos.messages import ComputeInstance, ConnectRequest, Gpu, GpuInstance, HeldDevices, PodDevices, Welcome
+from eelgrid_protos.pod_resources_api import ContainerDevices
 
 SLICE = GpuInstance(
     id=3, profile_id=19, profile="1g.10gb", start=0, size=1, compute_instances=(ComputeInstance(id=0, uuid="MIG-a"),)
@@ -39,7 +35,7 @@ def test_a_pod_is_told_with_all_its_containers_by_the_drivers_ids():
         container("b", "MIG-a", resource="nvidia.com/mig-1g.10gb"), container("a", "GPU-0::1"),
         container("a", "GPU-0::2", name="side"), container("c", "nic-0", resource="rdma/nic"),
     ]  # fmt: skip
-    assert held_devices(containers, GPUS, steers=True) == HeldDevices(
+    assert build_held_devices(containers, GPUS, steers=True) == HeldDevices(
         steers=True,
         pods=(
             PodDevices(namespace="ml", pod="a", device_uuids=("GPU-0",)),
@@ -50,7 +46,7 @@ def test_a_pod_is_told_with_all_its_containers_by_the_drivers_ids():
 
 def test_only_changes_are_told_and_what_follows_an_allocation():
     told = []
-    telling = Telling(gpus=lambda: GPUS, tell=told.append, steers=True)
+    telling = AllocationReporter(gpus=lambda: GPUS, tell=told.append, steers=True)
     telling.heard([])
     telling.heard([])
     assert len(told) == 1
@@ -79,8 +75,8 @@ def test_a_controller_is_told_at_once_and_the_next_one_again():
 
 def test_what_is_free_is_held_by_nobody_whatever_was_said_before():
     """A pod ended a moment ago, and PodResources was asked before that."""
-    node = Node(index_of={"a": 0, "b": 1}, wanted=(frozenset("a"),), held=frozenset("a"))
-    assert preferred(Asked(available=("b", "a"), must=(), size=1), node) == ("a",)
+    node = NodeDevices(index_of={"a": 0, "b": 1}, wanted=(frozenset("a"),), held=frozenset("a"))
+    assert choose_devices(PreferredAllocationRequest(available=("b", "a"), must=(), size=1), node) == ("a",)
 
 
 @pytest.fixture
@@ -91,7 +87,7 @@ def kubelet():
 async def test_after_an_allocation_the_kubelet_is_asked_soon_and_a_few_times(kubelet, tmp_path):
     socket = tmp_path / "k.sock"
     limits = PodResourcesLimits(interval_s=3600.0, hurry_s=0.01, hurries=3)
-    client = PodResources(socket, clock_s=lambda: 0.0, limits=limits)
+    client = PodResourcesClient(socket, clock_s=lambda: 0.0, limits=limits)
     heard = []
     client.heard = heard.append
     async with kubelet.serving(socket):

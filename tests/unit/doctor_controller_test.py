@@ -8,10 +8,10 @@ import pytest
 from tests.fakes.operators import a_node
 from tests.fakes.spent import NOTHING_SPENT
 
-from eelgrid_controller.cli import doctor_checks as checks
-from eelgrid_controller.cli import doctor_checks_metrics as pages
-from eelgrid_controller.cli import doctor_checks_node as node
-from eelgrid_controller.cli.doctor_finding import Status
+from eelgrid_controller.cli import doctor_cluster as checks
+from eelgrid_controller.cli import doctor_cluster as node
+from eelgrid_controller.cli import doctor_cluster as pages
+from eelgrid_controller.cli.doctor_finding import FindingStatus
 from eelgrid_protos import __version__, faults
 from eelgrid_protos.messages import (
     AccessLevel,
@@ -37,7 +37,7 @@ from eelgrid_protos.messages import (
     WhoAmIResponse,
 )
 
-OK, WARN, FAIL, SKIPPED = Status.OK, Status.WARN, Status.FAIL, Status.SKIPPED
+OK, WARN, FAIL, SKIPPED = FindingStatus.OK, FindingStatus.WARN, FindingStatus.FAIL, FindingStatus.SKIPPED
 
 
 def found(findings):
@@ -57,21 +57,21 @@ def of_version(name, version):
 
 @pytest.mark.parametrize(("ready", "lost", "status"), [(0, 0, WARN), (3, 0, OK), (3, 1, WARN), (0, 2, FAIL)])
 def test_agents(fake, ready, lost, status):
-    assert checks.agents(replace(fake.summary(), nodes_ready=ready, nodes_lost=lost)).status is status
+    assert checks.check_agents(replace(fake.summary(), nodes_ready=ready, nodes_lost=lost)).status is status
 
 
 @pytest.mark.parametrize(("came", "lost", "status"), [(0, 0, OK), (100_000, 3, OK), (1000, 30, WARN)])
 def test_samples(fake, came, lost, status):
-    assert checks.samples(replace(fake.summary(), samples_received=came, samples_lost=lost)).status is status
+    assert checks.check_samples(replace(fake.summary(), samples_received=came, samples_lost=lost)).status is status
 
 
 def test_telemetry():
-    assert checks.fresh([a_node(sample_age_s=4.0)], 5.0).status is OK
-    assert checks.fresh([a_node(sample_age_s=31.0)], 5.0).status is FAIL
-    assert checks.fresh([a_node(sample_age_s=31.0)], 30.0).status is OK
-    assert checks.fresh([a_node()], 5.0).status is FAIL
-    assert checks.fresh([a_node(gpus=0)], 5.0).status is OK
-    assert checks.fresh([replace(a_node(), state=NodeState.LOST)], 5.0).status is SKIPPED
+    assert checks.check_freshness([a_node(sample_age_s=4.0)], 5.0).status is OK
+    assert checks.check_freshness([a_node(sample_age_s=31.0)], 5.0).status is FAIL
+    assert checks.check_freshness([a_node(sample_age_s=31.0)], 30.0).status is OK
+    assert checks.check_freshness([a_node()], 5.0).status is FAIL
+    assert checks.check_freshness([a_node(gpus=0)], 5.0).status is OK
+    assert checks.check_freshness([replace(a_node(), state=NodeState.LOST)], 5.0).status is SKIPPED
 
 
 @pytest.mark.parametrize(
@@ -85,18 +85,18 @@ def test_telemetry():
     ],
 )
 def test_versions(agent, controller, statuses):
-    findings = checks.versions([of_version("n", agent)], controller, "1.2.9")
+    findings = checks.check_versions([of_version("n", agent)], controller, "1.2.9")
     assert [one.status for one in findings] == statuses
 
 
 def test_gpus_and_modes():
-    assert found(checks.gpus([a_node()])) == {"GPUs": OK}
-    assert found(checks.gpus([with_gpu(lost=True), with_gpu(cordon="XID 79")])) == {
+    assert found(checks.check_gpus([a_node()])) == {"GPUs": OK}
+    assert found(checks.check_gpus([with_gpu(lost=True), with_gpu(cordon="XID 79")])) == {
         "GPUs lost": FAIL,
         "GPUs cordoned": WARN,
     }
-    assert checks.layouts([a_node()]).status is OK
-    assert checks.layouts([with_gpu(mig_pending=True)]).status is WARN
+    assert checks.check_layouts([a_node()]).status is OK
+    assert checks.check_layouts([with_gpu(mig_pending=True)]).status is WARN
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_enforcement(mode, access, simulated, status):
     first = a_node()
     nodes = [replace(first, inventory=replace(first.inventory, access=access, simulated=simulated))]
     policy = Policy(revision=1, pools=(PoolMode(pool="a", mode=mode),))
-    assert checks.enforcement(nodes, policy).status is status
+    assert checks.check_enforcement(nodes, policy).status is status
 
 
 @pytest.mark.parametrize(("least_w", "is_lost", "status"), [(200.0, False, OK), (None, False, WARN), (None, True, OK)])
@@ -121,8 +121,8 @@ def test_gpus_of_enforced_pools_that_no_limit_reaches(least_w, is_lost, status):
     gpus = tuple(replace(gpu, power_limit_min_w=least_w, lost=is_lost) for gpu in first.inventory.gpus)
     nodes = [replace(first, inventory=replace(first.inventory, gpus=gpus))]
     pools = {mode: (PoolMode(pool="a", mode=mode),) for mode in (EnforcementMode.OBSERVE, EnforcementMode.ENFORCE)}
-    assert checks.reach(nodes, Policy(revision=1, pools=pools[EnforcementMode.ENFORCE])).status is status
-    assert checks.reach(nodes, Policy(revision=1, pools=pools[EnforcementMode.OBSERVE])).status is OK
+    assert checks.check_limit_reach(nodes, Policy(revision=1, pools=pools[EnforcementMode.ENFORCE])).status is status
+    assert checks.check_limit_reach(nodes, Policy(revision=1, pools=pools[EnforcementMode.OBSERVE])).status is OK
 
 
 def plan(status, *, epoch=4, applied=4, **result):
@@ -133,12 +133,12 @@ def plan(status, *, epoch=4, applied=4, **result):
 
 def test_plans():
     refused = plan(ApplyStatus.REFUSED, rule="no-permission", detail="no")
-    findings = checks.plans([refused])
+    findings = checks.check_plans([refused])
     assert found(findings) == {"plans refused": WARN}
     assert "n (no-permission)" in findings[0].what
-    assert found(checks.plans([plan(ApplyStatus.FAILED)])) == {"plans failed": FAIL}
-    assert found(checks.plans([plan(ApplyStatus.APPLIED, applied=3)])) == {"plans unanswered": WARN}
-    assert found(checks.plans([plan(ApplyStatus.APPLIED), plan(ApplyStatus.OBSERVED)])) == {"plans": OK}
+    assert found(checks.check_plans([plan(ApplyStatus.FAILED)])) == {"plans failed": FAIL}
+    assert found(checks.check_plans([plan(ApplyStatus.APPLIED, applied=3)])) == {"plans unanswered": WARN}
+    assert found(checks.check_plans([plan(ApplyStatus.APPLIED), plan(ApplyStatus.OBSERVED)])) == {"plans": OK}
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_plans():
 def test_budgets(drawn, measured, claimed, short, status):
     budget = PowerBudget(scope=BudgetScope.CLUSTER, limit_w=1000.0)
     one = BudgetStatus(budget=budget, claimed_w=claimed, shortfall_w=short)
-    assert [f.status for f in checks.budgets((one,), drawn, measured, 2)] == [status]
-    assert found(checks.budgets((), drawn, measured, 2)) == {"budgets": OK}
+    assert [f.status for f in checks.check_budgets((one,), drawn, measured, 2)] == [status]
+    assert found(checks.check_budgets((), drawn, measured, 2)) == {"budgets": OK}
 
 
 def a_service(**changes):
@@ -158,26 +158,26 @@ def a_service(**changes):
 
 
 def test_promises():
-    assert found(checks.promises(ListPromisesResponse())) == {"promises": OK}
-    assert found(checks.promises(ListPromisesResponse(services=(a_service(live_s=0.4),)))) == {"promises": OK}
+    assert found(checks.check_promises(ListPromisesResponse())) == {"promises": OK}
+    assert found(checks.check_promises(ListPromisesResponse(services=(a_service(live_s=0.4),)))) == {"promises": OK}
     late = ListPromisesResponse(
         services=(a_service(live_s=0.6),),
         jobs=(JobStatus(workload_id="j", name="j", phase="unsteered", reason="no profile; x"),),
     )
-    findings = checks.promises(late)
+    findings = checks.check_promises(late)
     assert found(findings) == {"promises": WARN, "latency": WARN}
     assert "j (no profile)" in findings[0].what
 
 
 @pytest.mark.parametrize(("spent_mj", "gpus", "status"), [(5, 2, OK), (0, 2, WARN), (0, 0, SKIPPED)])
 def test_ledger(spent_mj, gpus, status):
-    assert checks.ledger(replace(NOTHING_SPENT, measured_mj=spent_mj), gpus).status is status
+    assert checks.check_ledger(replace(NOTHING_SPENT, measured_mj=spent_mj), gpus).status is status
 
 
 def test_queue(fake):
     waits = replace(fake.summary(), pending=3, pending_reasons=(ReasonCount(reason="no free GPU", workloads=3),))
-    assert checks.rejected(fake.summary()).what == "nothing waits"
-    assert checks.rejected(waits).what == "3 workloads wait, most of it for: no free GPU"
+    assert checks.check_waiting_work(fake.summary()).what == "nothing waits"
+    assert checks.check_waiting_work(waits).what == "3 workloads wait, most of it for: no free GPU"
 
 
 WELL = """# HELP x y
@@ -208,40 +208,40 @@ FAULTS = {
 
 
 def test_a_page_that_is_well():
-    page = pages.read_page(WELL)
+    page = pages.parse_metrics(WELL)
     assert (page.version, page.is_ours) == ("9.9.1", True)
-    assert set(found(pages.page_findings(page)).values()) == {OK}
-    by_name = {one.check: one.what for one in pages.page_findings(page)}
+    assert set(found(pages.check_metrics(page)).values()) == {OK}
+    by_name = {one.check: one.what for one in pages.check_metrics(page)}
     assert by_name["kubernetes"] == "leads"
-    standby = pages.page_findings(pages.read_page(WELL + "eelgrid_kubernetes_leading 0.0\n"))
+    standby = pages.check_metrics(pages.parse_metrics(WELL + "eelgrid_kubernetes_leading 0.0\n"))
     assert {one.check: one.what for one in standby}["kubernetes"].startswith("stands by")
 
 
 @pytest.mark.parametrize("line", FAULTS)
 def test_each_fault_of_a_page_is_found_and_nothing_else(line):
-    findings = found(pages.page_findings(pages.read_page(f"{WELL}{line}\n")))
+    findings = found(pages.check_metrics(pages.parse_metrics(f"{WELL}{line}\n")))
     assert {check: status for check, status in findings.items() if status is not OK} == FAULTS[line]
 
 
 def test_a_page_of_another_tells_nothing():
-    page = pages.read_page("up 1\n")
+    page = pages.parse_metrics("up 1\n")
     assert not page.is_ours
-    assert found(pages.page_findings(page)) == {"journal": SKIPPED, "caps": OK, "steward": SKIPPED}
+    assert found(pages.check_metrics(page)) == {"journal": SKIPPED, "caps": OK, "steward": SKIPPED}
 
 
 def test_the_agent_of_this_machine():
     inventory = with_gpu().inventory
     gpus = tuple(replace(gpu, power_limit_min_w=200.0) for gpu in inventory.gpus)
-    assert set(found(node.inventory(replace(inventory, gpus=gpus))).values()) == {OK}
-    assert found(node.inventory(with_gpu().inventory))["agent, power limits"] is WARN
-    assert found(node.inventory(with_gpu(lost=True).inventory))["agent, GPUs"] is FAIL
+    assert set(found(node.check_inventory(replace(inventory, gpus=gpus))).values()) == {OK}
+    assert found(node.check_inventory(with_gpu().inventory))["agent, power limits"] is WARN
+    assert found(node.check_inventory(with_gpu(lost=True).inventory))["agent, GPUs"] is FAIL
     ticks = SampleBatch(sequence=1, inventory_generation=1, time_ns=(1,))
-    assert node.newest(GetSamplesResponse(samples=ticks, age_s=1.0)).status is OK
-    assert node.newest(GetSamplesResponse(samples=ticks, age_s=60.0)).status is FAIL
+    assert node.check_newest_sample(GetSamplesResponse(samples=ticks, age_s=1.0)).status is OK
+    assert node.check_newest_sample(GetSamplesResponse(samples=ticks, age_s=60.0)).status is FAIL
     one = NodePlan(node_name="n", epoch=3, lease_s=60.0)
-    assert node.lease(GetNodePlanResponse(plan=one, lease_left_s=40.0)).status is OK
-    assert node.lease(GetNodePlanResponse(plan=one, lease_left_s=1.0)).status is WARN
-    assert node.lease(GetNodePlanResponse(lease_left_s=0.0)).status is WARN
+    assert node.check_lease(GetNodePlanResponse(plan=one, lease_left_s=40.0)).status is OK
+    assert node.check_lease(GetNodePlanResponse(plan=one, lease_left_s=1.0)).status is WARN
+    assert node.check_lease(GetNodePlanResponse(lease_left_s=0.0)).status is WARN
 
 
 @pytest.fixture

@@ -6,21 +6,37 @@ import time
 
 import pytest
 
-from eelgrid_controller.cli import doctor_checks_machine as checks
-from eelgrid_controller.cli import doctor_reading as reading
-from eelgrid_controller.cli.doctor_checks_machine import DriverAnswer, Folder, KubeletSockets, Port, PortState, Rights
-from eelgrid_controller.cli.doctor_finding import Finding, Status, exit_code, failed, good, named, skipped, warned
+from eelgrid_controller.cli import doctor_machine as checks
+from eelgrid_controller.cli import doctor_machine as reading
+from eelgrid_controller.cli.doctor_finding import (
+    Finding,
+    FindingStatus,
+    exit_code,
+    join_names,
+    report_failure,
+    report_ok,
+    report_skipped,
+    report_warning,
+)
+from eelgrid_controller.cli.doctor_machine import (
+    DaemonPort,
+    DriverAnswer,
+    FolderState,
+    KubeletSockets,
+    PortState,
+    ProcessRights,
+)
 
-OK, WARN, FAIL, SKIPPED = Status.OK, Status.WARN, Status.FAIL, Status.SKIPPED
+OK, WARN, FAIL, SKIPPED = FindingStatus.OK, FindingStatus.WARN, FindingStatus.FAIL, FindingStatus.SKIPPED
 GIB = 1024**3
 
 
 def test_only_a_failure_fails():
-    fine = [good("a", "x"), warned("b", "x", "y"), skipped("c", "x", "y")]
+    fine = [report_ok("a", "x"), report_warning("b", "x", "y"), report_skipped("c", "x", "y")]
     assert exit_code(fine) == 0
-    assert exit_code([*fine, failed("d", "x", "y")]) == 1
-    assert named("abcde") == "a, b, c and 2 more"
-    assert failed("d", "two\n  lines", "z").what == "two lines"
+    assert exit_code([*fine, report_failure("d", "x", "y")]) == 1
+    assert join_names("abcde") == "a, b, c and 2 more"
+    assert report_failure("d", "two\n  lines", "z").what == "two lines"
 
 
 @pytest.mark.parametrize(("status", "remedy"), [(OK, "do"), (FAIL, ""), (WARN, ""), (SKIPPED, "")])
@@ -33,7 +49,7 @@ def test_what_is_not_ok_says_what_to_do(status, remedy):
     ("version", "status"), [((3, 10, 9), FAIL), ((3, 11, 0), OK), ((3, 13, 5), OK), ((3, 14, 0), FAIL)]
 )
 def test_python(version, status):
-    assert checks.python(version).status is status
+    assert checks.check_python(version).status is status
 
 
 LINES = (
@@ -45,8 +61,8 @@ LINES = (
 
 
 def test_requirements_of_an_extra_are_its_own_and_everybodys():
-    assert checks.requirements(LINES, "agent") == {"grpcio": (1, 76), "psutil": (6,), "attrs": ()}
-    assert checks.requirements(LINES, "controller") == {"grpcio": (1, 76), "numpy": (1, 26)}
+    assert checks.parse_requirements(LINES, "agent") == {"grpcio": (1, 76), "psutil": (6,), "attrs": ()}
+    assert checks.parse_requirements(LINES, "controller") == {"grpcio": (1, 76), "numpy": (1, 26)}
 
 
 @pytest.mark.parametrize(
@@ -59,12 +75,12 @@ def test_requirements_of_an_extra_are_its_own_and_everybodys():
     ],
 )
 def test_packages(extra, present, status, said):
-    found = checks.packages(extra, checks.requirements(LINES, extra), present)
+    found = checks.check_packages(extra, checks.parse_requirements(LINES, extra), present)
     assert (found.status, found.what) == (status, said)
 
 
 def test_packages_of_a_folder_are_not_known():
-    assert checks.packages("agent", {}, {}).status is SKIPPED
+    assert checks.check_packages("agent", {}, {}).status is SKIPPED
 
 
 @pytest.mark.parametrize(
@@ -85,7 +101,7 @@ def test_packages_of_a_folder_are_not_known():
     ],
 )
 def test_nvml(answer, on_bus, status, said):
-    found = checks.nvml(answer, on_bus)
+    found = checks.check_nvml(answer, on_bus)
     assert found.status is status
     assert said in found.what
 
@@ -94,22 +110,22 @@ def test_nvml(answer, on_bus, status, said):
     ("version", "status"), [("", SKIPPED), ("418.67", FAIL), ("470.82.01", WARN), ("525.60.13", OK), ("610.1", OK)]
 )
 def test_driver(version, status):
-    assert checks.driver(version).status is status
+    assert checks.check_driver(version).status is status
 
 
 @pytest.mark.parametrize(
     ("found", "statuses"),
     [
-        (Rights(True, True, True, True), [OK, OK]),
-        (Rights(True, True, None, None), [OK, SKIPPED]),
-        (Rights(False, False, True, True), [WARN, OK]),
-        (Rights(False, False, False, True), [WARN, WARN]),
-        (Rights(False, False, False, False), [WARN, WARN]),
-        (Rights(True, True, True, True, ("/proc/a",)), [OK, OK, FAIL]),
+        (ProcessRights(True, True, True, True), [OK, OK]),
+        (ProcessRights(True, True, None, None), [OK, SKIPPED]),
+        (ProcessRights(False, False, True, True), [WARN, OK]),
+        (ProcessRights(False, False, False, True), [WARN, WARN]),
+        (ProcessRights(False, False, False, False), [WARN, WARN]),
+        (ProcessRights(True, True, True, True, ("/proc/a",)), [OK, OK, FAIL]),
     ],
 )
 def test_rights(found, statuses):
-    findings = checks.rights(found)
+    findings = checks.check_rights(found)
     assert [one.status for one in findings] == statuses
     if found.missing_nodes:
         assert "nvidia-modprobe -f /proc/a" in findings[-1].remedy
@@ -120,17 +136,17 @@ def test_rights(found, statuses):
     [(True, True, True, OK), (False, True, True, OK), (False, True, False, SKIPPED), (True, False, False, WARN), (True, False, True, FAIL)],
 )  # fmt: skip
 def test_a_folder(exists, writable, here, status):
-    assert checks.folder("data", Folder("/d", exists, writable), "--data", here=here).status is status
+    assert checks.check_folder("data", FolderState("/d", exists, writable), "--data", here=here).status is status
 
 
 @pytest.mark.parametrize(("free", "status"), [(10**8, FAIL), (GIB, WARN), (9 * GIB, OK), (None, SKIPPED)])
 def test_disk_room(free, status):
-    assert checks.disk_room("disk", Folder("/d", True, True, free, 100 * GIB)).status is status
+    assert checks.check_disk_room("disk", FolderState("/d", True, True, free, 100 * GIB)).status is status
 
 
 @pytest.mark.parametrize(("synchronised", "status"), [(True, OK), (False, WARN), (None, SKIPPED)])
 def test_the_clock_by_itself(synchronised, status):
-    assert checks.clock_synchronised(synchronised).status is status
+    assert checks.check_clock_synchronised(synchronised).status is status
 
 
 @pytest.mark.parametrize(
@@ -143,17 +159,17 @@ def test_the_clock_by_itself(synchronised, status):
     ],
 )
 def test_clocks_that_differ(ahead_s, within_s, status, said):
-    found = checks.clocks_agree("controller's", ahead_s, within_s)
+    found = checks.check_clocks_agree("controller's", ahead_s, within_s)
     assert found.status is status
     assert said in found.what
 
 
 def test_ports():
-    states = {state: Port(f"h:{i}", "p", "--listen", state) for i, state in enumerate(PortState)}
-    assert [one.status for one in checks.ports(states.values())] == [FAIL, WARN, OK]
-    (well,) = checks.ports((states[PortState.FREE], states[PortState.OURS]))
+    states = {state: DaemonPort(f"h:{i}", "p", "--listen", state) for i, state in enumerate(PortState)}
+    assert [one.status for one in checks.check_ports(states.values())] == [FAIL, WARN, OK]
+    (well,) = checks.check_ports((states[PortState.FREE], states[PortState.OURS]))
     assert well.what == "h:0 free (p), h:1 answers (p)"
-    assert checks.ports(()) == ()
+    assert checks.check_ports(()) == ()
 
 
 @pytest.mark.parametrize(
@@ -166,22 +182,22 @@ def test_ports():
     ],
 )
 def test_kubelet(found, status):
-    assert checks.kubelet(found).status is status
+    assert checks.check_kubelet(found).status is status
 
 
 def test_a_driver_that_hangs_is_left_behind(monkeypatch):
     monkeypatch.setattr(reading, "_STARTING_S", 0.0)
     begin_s = time.monotonic()
-    answer = reading.driver_answer(0.2, "import time; time.sleep(60)")
+    answer = reading.query_driver(0.2, "import time; time.sleep(60)")
     assert answer.problem == "hung"
     assert time.monotonic() - begin_s < 30.0
 
 
 def test_what_the_child_says_is_its_last_line():
     said = """print("noise"); print('{"problem": "", "version": "580.1", "devices": 3, "took_s": 0.5}')"""
-    assert reading.driver_answer(30.0, said) == DriverAnswer("", version="580.1", devices=3, took_s=0.5)
-    assert reading.driver_answer(30.0, "raise SystemExit(3)").problem == "error"
-    assert reading.driver_answer(30.0).problem in {"", "library", "driver", "error"}
+    assert reading.query_driver(30.0, said) == DriverAnswer("", version="580.1", devices=3, took_s=0.5)
+    assert reading.query_driver(30.0, "raise SystemExit(3)").problem == "error"
+    assert reading.query_driver(30.0).problem in {"", "library", "driver", "error"}
 
 
 def test_gpus_on_the_bus(tmp_path):
@@ -189,8 +205,8 @@ def test_gpus_on_the_bus(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "vendor").write_text(vendor + "\n")
         (tmp_path / name / "class").write_text(kind + "\n")
-    assert reading.gpus_on_bus(tmp_path) == 1
-    assert reading.gpus_on_bus(tmp_path / "none") is None
+    assert reading.count_bus_gpus(tmp_path) == 1
+    assert reading.count_bus_gpus(tmp_path / "none") is None
 
 
 def test_rights_are_read_from_the_kernels_files(tmp_path):
@@ -198,7 +214,7 @@ def test_rights_are_read_from_the_kernels_files(tmp_path):
     capabilities = proc / "driver/nvidia/capabilities"
     (proc / "self").mkdir(parents=True)
     (proc / "self/status").write_text("Name:\tx\nCapEff:\t0000000000200000\n")
-    assert reading.rights(proc, dev) == Rights(os.geteuid() == 0, True, None, None)
+    assert reading.read_rights(proc, dev) == ProcessRights(os.geteuid() == 0, True, None, None)
     for minor, place in ((3, "gpu0/mig/gi1"), (4, "gpu0/mig/gi1/ci0")):
         (capabilities / place).mkdir(parents=True)
         (capabilities / place / "access").write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\n")
@@ -206,24 +222,24 @@ def test_rights_are_read_from_the_kernels_files(tmp_path):
     (capabilities / "mig/monitor").write_text("")
     (dev / "nvidia-caps").mkdir(parents=True)
     (dev / "nvidia-caps/nvidia-cap3").write_text("")
-    found = reading.rights(proc, dev)
+    found = reading.read_rights(proc, dev)
     assert found.missing_nodes == (str(capabilities / "gpu0/mig/gi1/ci0/access"),)
     assert (found.may_configure, found.may_monitor) == (False, True)
 
 
 def test_the_state_folder_is_the_agents_own():
-    assert str(reading.state_folder({"STATE_DIRECTORY": "/s:/t"}, is_root=True)) == "/s"
-    assert str(reading.state_folder({}, is_root=True)) == "/var/lib/eelgrid"
-    assert str(reading.state_folder({"HOME": "/h"}, is_root=False)) == "/h/.local/state/eelgrid"
+    assert str(reading.find_state_folder({"STATE_DIRECTORY": "/s:/t"}, is_root=True)) == "/s"
+    assert str(reading.find_state_folder({}, is_root=True)) == "/var/lib/eelgrid"
+    assert str(reading.find_state_folder({"HOME": "/h"}, is_root=False)) == "/h/.local/state/eelgrid"
 
 
 def test_a_folder_is_asked_and_not_made(tmp_path):
-    found = reading.folder(tmp_path / "a" / "b")
+    found = reading.read_folder(tmp_path / "a" / "b")
     assert (found.exists, found.writable) == (False, True)
     assert found.free_bytes
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
-    assert not reading.folder(tmp_path / "file" / "b").writable
+    assert not reading.read_folder(tmp_path / "file" / "b").writable
 
 
 def test_ports_and_sockets(short_path):
@@ -237,11 +253,11 @@ def test_ports_and_sockets(short_path):
     path = short_path / "pod-resources/kubelet.sock"
     with socket.socket(socket.AF_UNIX) as held:
         held.bind(str(path))
-        assert reading.kubelet_sockets(short_path).answers[str(path)] is False
+        assert reading.read_kubelet_sockets(short_path).answers[str(path)] is False
         held.listen()
-        answers = reading.kubelet_sockets(short_path).answers
+        answers = reading.read_kubelet_sockets(short_path).answers
     assert list(answers.values()) == [True, None]
-    assert not reading.kubelet_sockets(short_path / "none").folder_exists
+    assert not reading.read_kubelet_sockets(short_path / "none").folder_exists
 
 
 @pytest.mark.parametrize(("said", "found"), [("yes", True), ("no", False), ("what", None)])
@@ -249,5 +265,5 @@ def test_timedatectl(tmp_path, said, found):
     program = tmp_path / "timedatectl"
     program.write_text(f"#!/bin/sh\necho {said}\n")
     program.chmod(0o755)
-    assert reading.clock_synchronised(str(program))[0] is found
-    assert reading.clock_synchronised(str(tmp_path / "none")) == (None, f"{tmp_path / 'none'} is not installed")
+    assert reading.read_clock_synchronised(str(program))[0] is found
+    assert reading.read_clock_synchronised(str(tmp_path / "none")) == (None, f"{tmp_path / 'none'} is not installed")

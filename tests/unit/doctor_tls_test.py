@@ -5,14 +5,13 @@ import datetime as dt
 import pytest
 import trustme
 
-from eelgrid_controller.cli import doctor_checks_tls as checks
-from eelgrid_controller.cli.doctor_checks_tls import TlsState
-from eelgrid_controller.cli.doctor_finding import Status
-from eelgrid_controller.cli.doctor_tls_reading import tls_state
+from eelgrid_controller.cli import doctor_tls as checks
+from eelgrid_controller.cli.doctor_finding import FindingStatus
+from eelgrid_controller.cli.doctor_tls import TlsFilesState, read_tls_state
 from eelgrid_protos.certificate import Certificate, CertificateUnreadable, read_certificate
 from eelgrid_protos.messages import WhoAmIResponse
 
-OK, WARN, FAIL, SKIPPED = Status.OK, Status.WARN, Status.FAIL, Status.SKIPPED
+OK, WARN, FAIL, SKIPPED = FindingStatus.OK, FindingStatus.WARN, FindingStatus.FAIL, FindingStatus.SKIPPED
 DAY_S = 86_400.0
 ENDS = dt.datetime(2030, 5, 6, 7, 8, 9, tzinfo=dt.UTC)
 
@@ -73,7 +72,7 @@ def test_damage_is_told_and_never_crashes(files):
     ],
 )
 def test_names(names, host, is_covered):
-    assert checks.covers(names, host) is is_covered
+    assert checks.covers_host(names, host) is is_covered
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def test_names(names, host, is_covered):
     ],
 )
 def test_dates_and_names(now_s, host, status, said):
-    found = checks.certificate(
+    found = checks.check_certificate(
         "TLS", Certificate(0.0, 100 * DAY_S, alternatives=(("DNS", "a"),)), now_s=now_s, host=host
     )
     assert found.status is status
@@ -96,9 +95,9 @@ def test_dates_and_names(now_s, host, status, said):
 
 
 def findings(files, certificate="ours.pem", key="ours.key", authority="ca.pem"):
-    state = tls_state(files / certificate, files / key, files / authority)
+    state = read_tls_state(files / certificate, files / key, files / authority)
     now_s = ENDS.timestamp() - 100 * DAY_S
-    return {one.check: one for one in checks.tls(state, now_s=now_s, is_loopback=False, insecure=False)}
+    return {one.check: one for one in checks.check_tls_files(state, now_s=now_s, is_loopback=False, insecure=False)}
 
 
 def statuses(files, *names):
@@ -125,7 +124,7 @@ def test_each_fault_of_the_files_is_found(files):
     ("is_loopback", "insecure", "status"), [(True, True, SKIPPED), (False, False, SKIPPED), (False, True, WARN)]
 )
 def test_no_files(is_loopback, insecure, status):
-    (found,) = checks.tls(None, now_s=0.0, is_loopback=is_loopback, insecure=insecure)
+    (found,) = checks.check_tls_files(None, now_s=0.0, is_loopback=is_loopback, insecure=insecure)
     assert found.status is status
 
 
@@ -139,11 +138,13 @@ def test_no_files(is_loopback, insecure, status):
     ],
 )
 def test_the_role_of_our_certificate(answer, status, said):
-    found = checks.role(answer)
+    found = checks.check_role(answer)
     assert (found.status, said in found.what) == (status, True)
     assert status in {OK, SKIPPED} or "eelgrid:ROLE" in found.remedy
 
 
 def test_unreadable_files_are_told_one_by_one():
-    found = checks.tls(TlsState(unreadable=("a: b", "c: d")), now_s=0.0, is_loopback=True, insecure=False)
+    found = checks.check_tls_files(
+        TlsFilesState(unreadable=("a: b", "c: d")), now_s=0.0, is_loopback=True, insecure=False
+    )
     assert [one.what for one in found] == ["a: b", "c: d"]

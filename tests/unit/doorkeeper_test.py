@@ -14,13 +14,13 @@ from bench.page_fleet import PageFleet
 from tests.certificates_rig import Authority
 from tests.fakes.operators import FakeOperators
 
-from eelgrid_controller.adapters.doorkeeper import Doorkeeper
-from eelgrid_controller.api.callers import CallerCalls
+from eelgrid_controller.access_control import parse_user_grants
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.roles import RoleRules, caller_of, granted
+from eelgrid_controller.server.authorization import Authorizer, CallerService
 from eelgrid_protos import codec, messages, rpc, transport
 from eelgrid_protos.certificate import read_certificate
 from eelgrid_protos.faults import NotFound, PermissionDenied, Unavailable
+from eelgrid_protos.roles import RoleRules, build_caller
 
 LOG = logging.getLogger("test.roles")
 REQUIRE = RoleRules(demanded=True)
@@ -45,11 +45,11 @@ async def serving(tls, keeper, operators=None):
     operators = operators or FakeOperators()
     server.add_generic_rpc_handlers(
         (
-            rpc.handler(rpc.AGENT_SERVICE, Agents(), admit=keeper.admit),
-            rpc.handler(rpc.OPERATOR_SERVICE, *operators.parts, admit=keeper.admit),
+            rpc.build_handler(rpc.AGENT_SERVICE, Agents(), admit=keeper.admit),
+            rpc.build_handler(rpc.OPERATOR_SERVICE, *operators.parts, admit=keeper.admit),
         )
     )
-    port = await transport.listen(server, "127.0.0.1:0", tls=tls, insecure=False, log=LOG)
+    port = await transport.listen_on_address(server, "127.0.0.1:0", tls=tls, insecure=False, log=LOG)
     await server.start()
     try:
         yield f"127.0.0.1:{port}"
@@ -61,8 +61,8 @@ async def serving(tls, keeper, operators=None):
 async def calling(service, address, tls):
     # Each with a connection of its own, or a changed certificate would never be shown.
     options = [("grpc.use_local_subchannel_pool", 1)]
-    async with transport.channel(address, tls=tls, options=options) as channel:
-        yield rpc.client(service, channel)
+    async with transport.open_channel(address, tls=tls, options=options) as channel:
+        yield rpc.build_client(service, channel)
 
 
 async def outcome(answers):
@@ -105,7 +105,7 @@ def refused(found):
 
 
 def keeper_of(rules=REQUIRE, clock=None):
-    return Doorkeeper(rules, clock=clock or Clock(), log=LOG)
+    return Authorizer(rules, clock=clock or Clock(), log=LOG)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def keeper_of(rules=REQUIRE, clock=None):
         ([("CN", "somebody")], REQUIRE, {"read", "change", "watch", "agent"}),
         ([("CN", "somebody")], RoleRules(), set()),
         ([("O", "eelgrid:viewer")], RoleRules(), {"change", "agent"}),
-        ([("CN", "somebody")], RoleRules(True, granted(["viewer=CN:somebody"])), {"change", "agent"}),
+        ([("CN", "somebody")], RoleRules(True, parse_user_grants(["viewer=CN:somebody"])), {"change", "agent"}),
     ],
 )
 async def test_each_kind_of_call_is_open_to_its_role_alone(authority, tmp_path, subject, rules, wanted):
@@ -287,13 +287,13 @@ async def test_callers_hear_who_they_are_whatever_their_certificate_holds(author
     nodes = tuple(f"eelgrid:node:n{number:04d}" for number in range(1500))
     ever = dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.UTC) - dt.datetime.now(dt.UTC)
     der = authority.der(("CN", "Jürgen\n" * 8), names=nodes, lasts=ever)
-    caller = caller_of(read_certificate(der), {})
-    answer = await CallerCalls(lambda _: caller, demanded=True).who_am_i(messages.WhoAmIRequest(), None)
-    told = codec.decode(messages.WhoAmIResponse, codec.encode(answer))
+    caller = build_caller(read_certificate(der), {})
+    answer = await CallerService(lambda _: caller, demanded=True).who_am_i(messages.WhoAmIRequest(), None)
+    told = codec.decode_message(messages.WhoAmIResponse, codec.encode_message(answer))
     assert (told.roles, told.roles_demanded, told.not_after_ns) == (("agent",), True, 2**63 - 1)
     assert told.node_names[:2] == ("n0000", "n0001")
     assert len(told.node_names) == messages.CALLER_NODES_MOST
-    everybody = await CallerCalls(None, demanded=False).who_am_i(messages.WhoAmIRequest(), None)
+    everybody = await CallerService(None, demanded=False).who_am_i(messages.WhoAmIRequest(), None)
     assert (everybody.subject, everybody.not_after_ns, len(everybody.roles)) == ("", 0, 4)
 
 

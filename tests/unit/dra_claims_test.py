@@ -6,8 +6,8 @@ import pytest
 import yaml
 from tests.dra_rig import NODE, asked, claim, dra_node
 
-from eelgrid_agent.kubelet.cdi import CdiFolder
-from eelgrid_agent.kubelet.claims import ClaimRefused
+from eelgrid_agent.kubelet.claim_allocation import ClaimUnpreparable
+from eelgrid_agent.kubelet.claim_preparation import CdiFolder
 from eelgrid_protos.messages import GpuLayout
 
 
@@ -53,7 +53,7 @@ def test_what_nobody_claims_gives_way_and_what_is_claimed_does_not(node):
     node.ready("a", "gpu-1-1g-0")
     node.ready("b", "gpu-1-2g-4")
     assert node.standing(1) == [("1g.5gb", 0), ("2g.10gb", 4)]
-    with pytest.raises(ClaimRefused, match="gpu-1-1g-0 is held there by claim team/a"):
+    with pytest.raises(ClaimUnpreparable, match="gpu-1-1g-0 is held there by claim team/a"):
         node.ready("c", "gpu-1-4g-0")
     assert node.standing(1) == [("1g.5gb", 0), ("2g.10gb", 4)]
 
@@ -61,20 +61,20 @@ def test_what_nobody_claims_gives_way_and_what_is_claimed_does_not(node):
 def test_a_whole_gpu_is_given_where_no_slice_of_it_is_and_back_again(node):
     gpu = node.gpus()[0]
     node.ready("slice", "gpu-0-1g-0")
-    with pytest.raises(ClaimRefused, match="gpu-0-1g-0 is held"):
+    with pytest.raises(ClaimUnpreparable, match="gpu-0-1g-0 is held"):
         node.ready("whole", "gpu-0")
     node.undo("slice")
     (given,) = node.ready("whole", "gpu-0")
     assert given.cdi_ids == (f"nvidia.com/gpu={gpu.uuid}",)
     assert not node.gpus()[0].mig_enabled
-    with pytest.raises(ClaimRefused, match="gpu-0 is held there by claim team/whole"):
+    with pytest.raises(ClaimUnpreparable, match="gpu-0 is held there by claim team/whole"):
         node.ready("slice", "gpu-0-1g-0")
     node.undo("whole")
     node.ready("slice", "gpu-0-1g-0")
 
 
 def test_a_mode_that_takes_a_reset_is_refused_with_the_reason(node):
-    with pytest.raises(ClaimRefused, match=r"gpu-1 could not be made \(pending\): .*reset"):
+    with pytest.raises(ClaimUnpreparable, match=r"gpu-1 could not be made \(pending\): .*reset"):
         node.ready("a", "gpu-1")
 
 
@@ -82,7 +82,7 @@ def test_an_agent_that_starts_anew_knows_what_it_gave(node):
     first = node.ready("a", "gpu-0-1g-4")
     node.start()
     assert node.readying.ready(asked("a"), None) == first
-    with pytest.raises(ClaimRefused, match="held there by claim team/a"):
+    with pytest.raises(ClaimUnpreparable, match="held there by claim team/a"):
         node.ready("b", "gpu-0-2g-4")
     # No plan of the controller takes it, though no process is in it yet.
     result = node.layouts.apply(GpuLayout(gpu_uuid=node.gpus()[0].uuid, mig_enabled=True))
@@ -110,7 +110,7 @@ def test_a_slice_that_an_assignment_holds_is_left_and_taken_away_later(node):
     node.undo("a")
     assert node.standing(0) == [("1g.10gb", 4)]
     assert json.loads((node.folder / "claims.json").read_text())["left"] == ["gpu-0-1g-4"]
-    with pytest.raises(ClaimRefused, match="busy"):
+    with pytest.raises(ClaimUnpreparable, match="busy"):
         node.ready("b", "gpu-0-2g-4")
     node.undo("b")
     node.start()
@@ -138,7 +138,7 @@ def test_who_may_change_nothing_gives_what_stands(node):
     node.start()
     node.ready("a", "gpu-1-3g-4")
     with pytest.raises(
-        ClaimRefused, match=r"gpu-0-1g-4 does not stand, and nothing is changed here \(--observe-only\)"
+        ClaimUnpreparable, match=r"gpu-0-1g-4 does not stand, and nothing is changed here \(--observe-only\)"
     ):
         node.ready("b", "gpu-0-1g-4")
     node.undo("a")
@@ -159,7 +159,7 @@ def test_who_may_change_nothing_gives_what_stands(node):
     ],
 )
 def test_what_cannot_be_given_is_refused_with_the_reason(node, found, said):
-    with pytest.raises(ClaimRefused, match=said):
+    with pytest.raises(ClaimUnpreparable, match=said):
         node.readying.ready(asked("a"), found)
 
 
@@ -169,7 +169,7 @@ def test_devices_of_other_drivers_are_not_ours(node):
     results.append({"request": "nic", "driver": "net.example", "pool": NODE, "device": "nic-0"})
     assert [one.device for one in node.readying.ready(asked("a"), found)] == ["gpu-0-1g-4"]
     results[0]["driver"] = "gpu.nvidia.com"
-    with pytest.raises(ClaimRefused, match="names other drivers"):
+    with pytest.raises(ClaimUnpreparable, match="names other drivers"):
         node.readying.ready(asked("b"), {**found, "metadata": {"uid": "b"}})
 
 
@@ -178,7 +178,7 @@ def test_a_pod_ends_though_the_driver_is_away_and_its_slice_goes_when_it_is_back
     lease, node.devices.lease = node.devices.lease, lambda _: False
     node.undo("a")
     assert node.readying.claims() == {}
-    with pytest.raises(ClaimRefused, match="could not be leased"):
+    with pytest.raises(ClaimUnpreparable, match="could not be leased"):
         node.ready("b", "gpu-0-1g-5")
     node.undo("b")
     assert node.standing(0) == [("1g.10gb", 4), ("1g.10gb", 5)]
@@ -191,9 +191,9 @@ def test_a_pod_ends_though_the_driver_is_away_and_its_slice_goes_when_it_is_back
 def test_what_cannot_be_written_down_is_not_done(node):
     (node.folder / "claims.json").mkdir()
     node.start()
-    with pytest.raises(ClaimRefused, match=r"nothing is changed before it can be written down: .*claims\.json"):
+    with pytest.raises(ClaimUnpreparable, match=r"nothing is changed before it can be written down: .*claims\.json"):
         node.ready("a", "gpu-0-1g-4")
-    with pytest.raises(ClaimRefused, match="nothing is changed before"):
+    with pytest.raises(ClaimUnpreparable, match="nothing is changed before"):
         node.undo("a")
     assert node.standing(0) == []
 

@@ -2,9 +2,9 @@
 
 from tests.controller_rig import inventory, wanted
 
-from eelgrid_controller.core import Core
-from eelgrid_controller.occupancy import Eligibility
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.engine_reports import Eligibility
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import WorkloadPhase
 
@@ -32,7 +32,7 @@ class OneEach:
 
 
 def core(rules, *, gpus=8):
-    made, eligibility = Core(ClusterState(), catalogue.load()), Eligibility()
+    made, eligibility = Core(ClusterState(), catalogue.load_catalogue()), Eligibility()
     eligibility.rules = rules
     made.judge_by(eligibility)
     for at, name in enumerate("abc", start=1):

@@ -4,14 +4,12 @@ from dataclasses import fields, replace
 
 import pytest
 
-from eelgrid_agent.attribution import ledger
-from eelgrid_agent.attribution.anomalies import SUBJECTS_MOST, Anomaly, AnomalyKind, Subject
-from eelgrid_agent.attribution.answer import energy_answer
-from eelgrid_agent.attribution.attributor import DEVICES_MOST
-from eelgrid_agent.attribution.owner import UNALLOCATED, Owner, OwnerKind
-from eelgrid_agent.attribution.report import DeviceEnergy, EnergyReport, EnergyRow
-from eelgrid_agent.attribution.shares import Confidence, Method, Part
-from eelgrid_agent.attribution.uncertainty import EnergyEstimate, EnergyMethod
+from eelgrid_agent.energy import accounts
+from eelgrid_agent.energy.anomalies import SUBJECTS_MOST, AnomalySubject, EnergyAnomalyKind, OngoingAnomaly
+from eelgrid_agent.energy.attributor import DEVICES_MOST
+from eelgrid_agent.energy.metering import EnergyMeasurement, UncertainEnergy
+from eelgrid_agent.energy.report import DeviceEnergyTotals, NodeEnergyReport, OwnerEnergyRow, build_energy_response
+from eelgrid_agent.energy.shares import UNALLOCATED, EnergyUse, ShareConfidence, ShareMethod, UsageOwner, UsageOwnerKind
 from eelgrid_protos import codec, messages
 from eelgrid_protos.messages import GetNodeEnergyResponse
 
@@ -28,32 +26,36 @@ NAMES = (
     "unit",
     "ray_job",
 )
-ROW = EnergyRow(
-    gpu_uuid="GPU-1", gpu_instance_id=None, owner=Owner(kind=OwnerKind.SLURM, job="7"), part=Part.ACTIVE,
-    method=Method.EXCLUSIVE, confidence=Confidence.HIGH, energy_mj=5,
+ROW = OwnerEnergyRow(
+    gpu_uuid="GPU-1", gpu_instance_id=None, owner=UsageOwner(kind=UsageOwnerKind.SLURM, job="7"), part=EnergyUse.ACTIVE,
+    method=ShareMethod.EXCLUSIVE, confidence=ShareConfidence.HIGH, energy_mj=5,
 )  # fmt: skip
-ESTIMATE = EnergyEstimate(energy_j=2.0, uncertainty_j=0.5, method=EnergyMethod.MIXED, seconds=9.0, uncounted_s=1.0)
-NOTHING = EnergyReport(devices=(), owners=(), recent=(), anomalies=())
+ESTIMATE = UncertainEnergy(
+    energy_j=2.0, uncertainty_j=0.5, method=EnergyMeasurement.MIXED, seconds=9.0, uncounted_s=1.0
+)
+NOTHING = NodeEnergyReport(devices=(), owners=(), recent=(), anomalies=())
 
 
 def sent(report, now_ns=0):
     """The answer as it arrives."""
-    return codec.decode(GetNodeEnergyResponse, codec.encode(energy_answer(report, now_ns=now_ns)))
+    return codec.decode_message(
+        GetNodeEnergyResponse, codec.encode_message(build_energy_response(report, now_ns=now_ns))
+    )
 
 
 def device(uuid, estimate=ESTIMATE):
-    return DeviceEnergy(gpu_uuid=uuid, total_mj=7, nobody_mj=(("ended", 3),), recent_s=0.0, estimate=estimate)
+    return DeviceEnergyTotals(gpu_uuid=uuid, total_mj=7, nobody_mj=(("ended", 3),), recent_s=0.0, estimate=estimate)
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        (OwnerKind, messages.OwnerKind),
-        (Part, messages.EnergyPart),
-        (Method, messages.AttributionMethod),
-        (Confidence, messages.AttributionConfidence),
-        (EnergyMethod, messages.EnergyMethod),
-        (AnomalyKind, messages.AnomalyKind),
+        (UsageOwnerKind, messages.OwnerKind),
+        (EnergyUse, messages.EnergyPart),
+        (ShareMethod, messages.AttributionMethod),
+        (ShareConfidence, messages.AttributionConfidence),
+        (EnergyMeasurement, messages.EnergyMethod),
+        (EnergyAnomalyKind, messages.AnomalyKind),
     ],
     ids=lambda enumeration: enumeration.__module__.rpartition(".")[2] + "." + enumeration.__name__,
 )
@@ -62,17 +64,17 @@ def test_every_word_of_ours_is_one_of_the_contract(ours, theirs):
 
 
 def test_the_contract_has_room_for_whatever_the_agent_keeps():
-    assert ledger.ACCOUNTS_MOST <= messages.ENERGY_OWNERS_MOST
+    assert accounts.ACCOUNTS_MOST <= messages.ENERGY_OWNERS_MOST
     assert SUBJECTS_MOST <= messages.ENERGY_ANOMALIES_MOST
     assert DEVICES_MOST <= messages.ENERGY_DEVICES_MOST
-    assert {entry.name for entry in fields(Owner)} == {entry.name for entry in fields(messages.EnergyOwner)}
+    assert {entry.name for entry in fields(UsageOwner)} == {entry.name for entry in fields(messages.EnergyOwner)}
 
 
 def test_rows_arrive_as_they_were():
-    subject = Subject(kind=AnomalyKind.STALLED, gpu_uuid="GPU-1", owner=ROW.owner, gpu_instance_id=3)
-    anomaly = Anomaly(subject=subject, since_ns=10**9, since_wall_ns=-5, wasted_mj=11)
-    nobody = replace(ROW, owner=UNALLOCATED, gpu_instance_id=0, part=Part.BARE_IDLE, energy_mj=2**60)
-    report = EnergyReport(devices=(device("GPU-1"),), owners=(ROW,), recent=(nobody,), anomalies=(anomaly,))
+    subject = AnomalySubject(kind=EnergyAnomalyKind.STALLED, gpu_uuid="GPU-1", owner=ROW.owner, gpu_instance_id=3)
+    anomaly = OngoingAnomaly(subject=subject, since_ns=10**9, since_wall_ns=-5, wasted_mj=11)
+    nobody = replace(ROW, owner=UNALLOCATED, gpu_instance_id=0, part=EnergyUse.BARE_IDLE, energy_mj=2**60)
+    report = NodeEnergyReport(devices=(device("GPU-1"),), owners=(ROW,), recent=(nobody,), anomalies=(anomaly,))
     answer = sent(report, now_ns=4 * 10**9)
     assert answer.status is messages.EnergyStatus.KNOWN
     (one,) = answer.devices
@@ -99,7 +101,7 @@ def test_rows_arrive_as_they_were():
     ],
 )
 def test_names_of_others_break_no_answer(name, shown):
-    row = replace(ROW, owner=Owner(kind=OwnerKind.UNIT, unit=name))
+    row = replace(ROW, owner=UsageOwner(kind=UsageOwnerKind.UNIT, unit=name))
     assert sent(replace(NOTHING, owners=(row,))).owners[0].owner.unit == shown
 
 
@@ -114,14 +116,18 @@ def test_where_there_is_no_room_the_gone_and_the_smallest_are_left_out():
 
 
 def test_the_longest_answer_fits_into_a_message():
-    long = replace(ROW, owner=Owner(kind=OwnerKind.POD, pid=2**31, **dict.fromkeys(NAMES, "x" * 300)), energy_mj=2**60)
-    subject = Subject(kind=AnomalyKind.HELD_IDLE, gpu_uuid="G" * 128, owner=long.owner, gpu_instance_id=2**31)
-    anomaly = Anomaly(subject=subject, since_ns=0, since_wall_ns=2**62, wasted_mj=2**60)
-    report = EnergyReport(
+    long = replace(
+        ROW, owner=UsageOwner(kind=UsageOwnerKind.POD, pid=2**31, **dict.fromkeys(NAMES, "x" * 300)), energy_mj=2**60
+    )
+    subject = AnomalySubject(
+        kind=EnergyAnomalyKind.HELD_IDLE, gpu_uuid="G" * 128, owner=long.owner, gpu_instance_id=2**31
+    )
+    anomaly = OngoingAnomaly(subject=subject, since_ns=0, since_wall_ns=2**62, wasted_mj=2**60)
+    report = NodeEnergyReport(
         devices=tuple(device(f"{'G' * 120}{index}") for index in range(messages.ENERGY_DEVICES_MOST)),
         owners=(replace(long, gpu_uuid="G" * 128),) * messages.ENERGY_OWNERS_MOST,
         recent=(replace(long, gpu_uuid="G" * 128),) * messages.ENERGY_RECENT_MOST,
         anomalies=(anomaly,) * messages.ENERGY_ANOMALIES_MOST,
     )
-    data = codec.encode(energy_answer(report, now_ns=10**9))
+    data = codec.encode_message(build_energy_response(report, now_ns=10**9))
     assert codec.MESSAGE_BYTES_MOST / 2 < len(data) <= codec.MESSAGE_BYTES_MOST

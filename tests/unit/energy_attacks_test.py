@@ -11,15 +11,21 @@ from tests.controller_rig import until as rig_until
 from tests.energy_rig import EnergyNode
 from tests.ledger_rig import BEGIN_NS, CLOCK, OWNERS, SECOND_NS, Site, inventory, window
 
-from eelgrid_controller.adapters import energy_desk
-from eelgrid_controller.adapters.energy_answers import answers
-from eelgrid_controller.adapters.energy_store import open_energy
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.energy_ledger.asking import asked_of
-from eelgrid_controller.energy_ledger.entries import Entry, Holder, Measured, Place, Spent
-from eelgrid_controller.energy_ledger.plausibility import PAST_S_MOST, PIECES_MOST, Allowance, judge_window
-from eelgrid_controller.energy_ledger.spreading import pieces_of, spread
-from eelgrid_controller.energy_ledger.working import Worked, spread_work
+from eelgrid_controller.energy.ledger import EnergyHolder, LedgerAmount, LedgerEntry, LedgerPlace, MeasuredEnergy
+from eelgrid_controller.energy.ledger_queries import parse_query
+from eelgrid_controller.energy.store import ledger_writer
+from eelgrid_controller.energy.store.ledger_store import open_ledger
+from eelgrid_controller.energy.store.query_execution import answer_queries
+from eelgrid_controller.energy.windows import (
+    PAST_S_MOST,
+    PIECES_MOST,
+    ClaimAllowance,
+    count_pieces,
+    judge_window,
+    spread_window,
+)
+from eelgrid_controller.state.work_intervals import WorkInterval, spread_work
 from eelgrid_protos.messages import (
     ConnectResponse,
     EnergyAcknowledgement,
@@ -37,8 +43,8 @@ NOW_S = BEGIN_NS / SECOND_NS + 1800.0
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(energy_desk, "_BATCH_S", 0.005)
-    monkeypatch.setattr(energy_desk, "_AGAIN_S", 0.02)
+    monkeypatch.setattr(ledger_writer, "_BATCH_S", 0.005)
+    monkeypatch.setattr(ledger_writer, "_AGAIN_S", 0.02)
 
 
 def with_device(one, **changes):
@@ -120,14 +126,14 @@ async def test_a_part_that_cannot_be_written_stops_no_other_node(tmp_path, caplo
 
 
 async def test_one_node_fills_neither_the_waiting_room_nor_the_event_loop(tmp_path, monkeypatch):
-    monkeypatch.setattr(energy_desk, "_BATCH_S", 60.0)
+    monkeypatch.setattr(ledger_writer, "_BATCH_S", 60.0)
     shares = tuple(replace(window(1).shares[0], owner=owner, energy_mj=1) for owner in range(3)) * 1365
     many = replace(window(1), shares=shares, devices=(WindowDevice(gpu_uuid="g", total_mj=len(shares)),))
     async with Site(tmp_path) as site:
         for number in range(1, 200):
             site.take(replace(many, number=number))
-        assert site.desk.waiting <= energy_desk._NODE_WAITING_MOST
-        assert site.desk.dropped >= 199 - energy_desk._NODE_WAITING_MOST
+        assert site.desk.waiting <= ledger_writer._NODE_WAITING_MOST
+        assert site.desk.dropped >= 199 - ledger_writer._NODE_WAITING_MOST
         site.take(window(1), node="n2")
         assert site.desk._batch.many["n2"] == 1
 
@@ -142,10 +148,10 @@ def test_a_window_from_1970_to_2262_is_cut_into_a_bounded_number_of_pieces():
         for number in range(4096)
     )  # fmt: skip
     whole = replace(window(1), begin_ns=0, end_ns=YEAR_2262_NS, devices=devices, shares=shares)
-    places = {one.gpu_uuid: Place("n1", "p", "m") for one in devices}
-    assert pieces_of(whole) <= PIECES_MOST
+    places = {one.gpu_uuid: LedgerPlace("n1", "p", "m") for one in devices}
+    assert count_pieces(whole) <= PIECES_MOST
     began_s = time.thread_time()
-    made = spread(whole, places, lambda owner: Holder(owner.kind.name), None)
+    made = spread_window(whole, places, lambda owner: EnergyHolder(owner.kind.name), None)
     assert len(made.entries) <= PIECES_MOST
     assert time.thread_time() - began_s < 5.0, "it took minutes"
     assert sum(one.spent.energy_mj for one in made.entries) == sum(one.total_mj for one in made.measured) == 4096
@@ -170,7 +176,7 @@ async def test_a_window_of_weeks_is_spread_over_them(tmp_path):
     async with Site(tmp_path) as site:
         site.take(replace(window(1, 24_000_000), begin_ns=BEGIN_NS - 20 * DAY_NS, end_ns=BEGIN_NS))
         await site.until(lambda: site.acknowledged)
-        asked = asked_of(
+        asked = parse_query(
             begin_ns=BEGIN_NS - 30 * DAY_NS, end_ns=BEGIN_NS + DAY_NS, group_by=("day",), filters={}, rows_most=100
         )
         (answer,) = await site.desk.ask((asked,))
@@ -178,7 +184,7 @@ async def test_a_window_of_weeks_is_spread_over_them(tmp_path):
 
 
 def test_time_that_has_passed_gives_back_what_a_node_may_claim():
-    allowance = Allowance(at_s=0.0, board_s=0.0)
+    allowance = ClaimAllowance(at_s=0.0, board_s=0.0)
     whole = replace(window(1, 5_000 * 3600 * 1500), begin_ns=BEGIN_NS - 3600 * SECOND_NS, end_ns=BEGIN_NS)
     assert not judge_window(whole, {}, allowance, now_s=NOW_S).reason
     allowance.board_s -= 3600.0
@@ -238,17 +244,18 @@ def test_the_agent_counts_and_keeps_why(tmp_path):
 
 
 def test_sums_beyond_64_bits_are_sums(tmp_path):
-    store = open_energy(tmp_path)
+    store = open_ledger(tmp_path)
     cell_mj, hours = 2**55, 1200
     entries = [
-        Entry(hour * 3600, Place("n", "p", "m"), Holder("pod", "a"), Spent(active_mj=2**60)) for hour in range(hours)
+        LedgerEntry(hour * 3600, LedgerPlace("n", "p", "m"), EnergyHolder("pod", "a"), LedgerAmount(active_mj=2**60))
+        for hour in range(hours)
     ]
-    store.add(entries, [Measured(one.hour_s, one.place, 2**60, 0, 0.0) for one in entries], [], now_s=0)
-    store.add(entries, [Measured(one.hour_s, one.place, 2**60, 0, 0.0) for one in entries], [], now_s=0)
+    store.add(entries, [MeasuredEnergy(one.hour_s, one.place, 2**60, 0, 0.0) for one in entries], [], now_s=0)
+    store.add(entries, [MeasuredEnergy(one.hour_s, one.place, 2**60, 0, 0.0) for one in entries], [], now_s=0)
     whole = {"begin_ns": 0, "end_ns": hours * 3600 * SECOND_NS, "filters": {}, "rows_most": 10}
     # An hour, and a day, holds at most so much; hours and days together exceed 64 bits.
     for by, many in (((), hours // 24), (("namespace",), hours // 24), (("hour",), hours)):
-        answer = store.ask(asked_of(**whole, group_by=by))
+        answer = store.ask(parse_query(**whole, group_by=by))
         assert answer.total.energy_mj == answer.measured_mj == pytest.approx(many * cell_mj)
     assert sum(store.namespaces.counters_mj().values()) <= 2**63 - 1
     store.add([entries[0]], [], [], now_s=0)
@@ -257,19 +264,19 @@ def test_sums_beyond_64_bits_are_sums(tmp_path):
 
 def test_work_that_is_no_number_or_of_another_time_costs_nothing():
     for amount in (float("nan"), float("inf"), -float("inf")):
-        assert spread_work(Worked("w", "step", amount, NOW_S, NOW_S), None) == []
+        assert spread_work(WorkInterval("w", "step", amount, NOW_S, NOW_S), None) == []
     # Ten years without a word, and a stretch of ten years.
-    decade = spread_work(Worked("w", "step", 1.0, NOW_S, NOW_S + 3.2e8), NOW_S - 3.2e8)
+    decade = spread_work(WorkInterval("w", "step", 1.0, NOW_S, NOW_S + 3.2e8), NOW_S - 3.2e8)
     assert len(decade) < 200
     assert sum(one.amount for one in decade) == pytest.approx(1.0)
     # A clock that was ten years ahead for a moment.
-    (late,) = spread_work(Worked("w", "step", 2.0, NOW_S - 5.0, NOW_S), NOW_S + 3.2e8)
+    (late,) = spread_work(WorkInterval("w", "step", 2.0, NOW_S - 5.0, NOW_S), NOW_S + 3.2e8)
     assert (late.hour_s, late.amount, late.until_s) == (int(NOW_S) // 3600 * 3600, 2.0, NOW_S)
 
 
 def test_answers_say_nothing_is_damaged_where_nothing_is(tmp_path):
-    store = open_energy(tmp_path)
-    asked = asked_of(begin_ns=0, end_ns=3600 * SECOND_NS, group_by=(), filters={}, rows_most=5)
-    (answer,), damage = answers(store._read, [asked])
+    store = open_ledger(tmp_path)
+    asked = parse_query(begin_ns=0, end_ns=3600 * SECOND_NS, group_by=(), filters={}, rows_most=5)
+    (answer,), damage = answer_queries(store._read, [asked])
     assert (answer.damaged, bool(damage)) == ((), False)
     store.close()

@@ -11,8 +11,8 @@ import trustme
 from tests.energy_rig import EnergyNode, serving, working
 
 from eelgrid_agent.__main__ import main
-from eelgrid_agent.energy_tables import energy_lines
-from eelgrid_protos import codec, plain, transport
+from eelgrid_agent.cli.energy import format_energy_lines
+from eelgrid_protos import codec, plain_messages, transport
 from eelgrid_protos.messages import EnergyStatus, GetNodeEnergyResponse, OwnerKind
 
 
@@ -73,19 +73,19 @@ async def test_json_is_the_whole_answer(site, energy):
     assert (code, err) == (0, "")
     document = json.loads(out)
     assert document.pop("node") == "n0"
-    answer = plain.from_plain(GetNodeEnergyResponse, document)
+    answer = plain_messages.from_plain(GetNodeEnergyResponse, document)
     assert answer.status is EnergyStatus.KNOWN
     assert {row.owner.pid for row in answer.recent if row.owner.kind is OwnerKind.SLURM} == {11, 12, 21}
-    assert answer == codec.decode(GetNodeEnergyResponse, codec.encode(answer))
+    assert answer == codec.decode_message(GetNodeEnergyResponse, codec.encode_message(answer))
 
 
 @pytest.mark.parametrize("width", [None, 80, 120])
 def test_nothing_is_cut_at_any_width(site, width):
-    from eelgrid_agent.attribution.answer import energy_answer
+    from eelgrid_agent.energy.report import build_energy_response
 
-    answer = energy_answer(site.node.energy.report(), now_ns=site.clock.now_ns)
-    lines = list(energy_lines(answer, site.node.inventory, width))
-    assert sorted(" ".join(lines).split()) == sorted(" ".join(energy_lines(answer, site.node.inventory)).split())
+    answer = build_energy_response(site.node.energy.report(), now_ns=site.clock.now_ns)
+    lines = list(format_energy_lines(answer, site.node.inventory, width))
+    assert sorted(" ".join(lines).split()) == sorted(" ".join(format_energy_lines(answer, site.node.inventory)).split())
     assert any(line.startswith("      GPU-") for line in lines) == (width is not None)
 
 

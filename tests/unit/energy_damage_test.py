@@ -12,42 +12,45 @@ from pathlib import Path
 
 import pytest
 
-from eelgrid_controller.adapters.energy_checks import TRIGGERS
-from eelgrid_controller.adapters.energy_store import FILE_NAME, Newest, NodePart, open_energy
-from eelgrid_controller.adapters.energy_tables import FORMAT_VERSION
-from eelgrid_controller.energy_ledger.asking import asked_of
-from eelgrid_controller.energy_ledger.entries import Entry, Holder, Measured, Place, Spent
-from eelgrid_controller.energy_ledger.working import Worked, spread_work
+from eelgrid_controller.energy.ledger import EnergyHolder, LedgerAmount, LedgerEntry, LedgerPlace, MeasuredEnergy
+from eelgrid_controller.energy.ledger_queries import parse_query
+from eelgrid_controller.energy.store.ledger_store import FILE_NAME, LastWindow, NodeEntries, open_ledger
+from eelgrid_controller.energy.store.schema import FORMAT_VERSION, TRIGGERS
 from eelgrid_controller.errors import LedgerError
+from eelgrid_controller.state.work_intervals import WorkInterval, spread_work
 
 SECOND_NS = 10**9
 BEGIN_S = 1_799_971_200  # a midnight
 HOURS = 60
 FORMAT_4 = Path(__file__).with_name("energy_format_4.sql")
-PLACES = [Place(f"node-{number}", "train", "h100-sxm5-80gb") for number in range(3)]
+PLACES = [LedgerPlace(f"node-{number}", "train", "h100-sxm5-80gb") for number in range(3)]
 HOLDERS = [
-    Holder("workload", f"team-{number}", "", f"w-{number}", f"job-{number}", "ann", "q", (("team", str(number)),))
+    EnergyHolder("workload", f"team-{number}", "", f"w-{number}", f"job-{number}", "ann", "q", (("team", str(number)),))
     for number in range(5)
-] + [Holder("unallocated")]  # fmt: skip
+] + [EnergyHolder("unallocated")]  # fmt: skip
 QUESTIONS = [(), ("namespace",), ("title", "node"), ("hour",), ("day", "queue"), ("label:team",)]
 
 
 def book(store, hour):
     at_s = BEGIN_S + 3600 * hour
     entries = [
-        Entry(at_s, place, holder, Spent(10**6 + hour, 10**5 + index, 10**7 * (index + 1) + 17 * hour, 0.25, 1.5))
+        LedgerEntry(
+            at_s, place, holder, LedgerAmount(10**6 + hour, 10**5 + index, 10**7 * (index + 1) + 17 * hour, 0.25, 1.5)
+        )
         for place in PLACES
         for index, holder in enumerate(HOLDERS)
     ]
     totals = [sum(one.spent.energy_mj for one in entries if one.place == place) for place in PLACES]
-    measured = [Measured(at_s, place, total, total // 20, 1.5) for place, total in zip(PLACES, totals, strict=True)]
-    newest = [Newest(place.node_name, 7, hour + 1, at_s + 3600.0) for place in PLACES]
-    work = spread_work(Worked("w-1", "step", 12.5 + hour, at_s, at_s + 600.0), None)
+    measured = [
+        MeasuredEnergy(at_s, place, total, total // 20, 1.5) for place, total in zip(PLACES, totals, strict=True)
+    ]
+    newest = [LastWindow(place.node_name, 7, hour + 1, at_s + 3600.0) for place in PLACES]
+    work = spread_work(WorkInterval("w-1", "step", 12.5 + hour, at_s, at_s + 600.0), None)
     store.add(entries, measured, newest, work, now_s=at_s + 3600)
 
 
 def asked(*group_by, hours=HOURS, rows_most=1000):
-    return asked_of(
+    return parse_query(
         begin_ns=BEGIN_S * SECOND_NS, end_ns=(BEGIN_S + 3600 * hours) * SECOND_NS, group_by=group_by, filters={},
         rows_most=rows_most,
     )  # fmt: skip
@@ -70,7 +73,7 @@ def figures(answer):
 def whole(tmp_path_factory):
     """A ledger of sixty hours, and what it answers."""
     folder = tmp_path_factory.mktemp("whole")
-    with closing(open_energy(folder)) as store:
+    with closing(open_ledger(folder)) as store:
         for hour in range(HOURS):
             book(store, hour)
         truth = [figures(store.ask(asked(*by))) for by in QUESTIONS]
@@ -80,7 +83,7 @@ def whole(tmp_path_factory):
 def said(folder):
     """What a ledger answers to each question; None where it says that it cannot."""
     try:
-        with closing(open_energy(folder)) as store:
+        with closing(open_ledger(folder)) as store:
             found = []
             for by in QUESTIONS:
                 try:
@@ -139,7 +142,7 @@ def test_what_does_not_agree_is_left_out_and_told_and_the_rest_is_there(tmp_path
         for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
             raw.execute(f"DROP TRIGGER {name}")
         assert raw.execute(sql.format(day=BEGIN_S, hour=BEGIN_S + 3600 * 51)).rowcount
-    with closing(open_energy(tmp_path)) as store:
+    with closing(open_ledger(tmp_path)) as store:
         answer = store.ask(asked("title", "namespace"))
         assert len(answer.damaged) == 1
         assert words in answer.damaged[0]
@@ -148,7 +151,7 @@ def test_what_does_not_agree_is_left_out_and_told_and_the_rest_is_there(tmp_path
         assert sum(map(len, store.damage)) == 1
         # What is not of that stretch is as it was.
         begin_s = BEGIN_S + 86_400
-        other = store.ask(asked_of(
+        other = store.ask(parse_query(
             begin_ns=begin_s * SECOND_NS, end_ns=(begin_s + 86_400) * SECOND_NS, group_by=(), filters={}, rows_most=1
         ))  # fmt: skip
         if "UPDATE holders" not in sql and "UPDATE places" not in sql and "UPDATE works" not in sql:
@@ -160,14 +163,14 @@ def test_what_does_not_agree_is_left_out_and_told_and_the_rest_is_there(tmp_path
 
 
 def test_an_hour_that_is_added_to_after_it_was_damaged_stays_found(tmp_path):
-    with closing(open_energy(tmp_path)) as store:
+    with closing(open_ledger(tmp_path)) as store:
         book(store, 0)
         with closing(sqlite3.connect(tmp_path / FILE_NAME)) as raw:
             raw.execute("DROP TRIGGER hourly_updated")
             raw.execute("UPDATE hourly SET active = active + 1 WHERE place = 1 AND holder = 1")
             raw.commit()
         assert store.ask(asked("hour")).damaged
-    with closing(open_energy(tmp_path)) as store:
+    with closing(open_ledger(tmp_path)) as store:
         store._connection.execute(next(iter_triggers("hourly_updated")))
         book(store, 0)
         assert store.ask(asked("hour")).damaged
@@ -188,7 +191,7 @@ def test_an_index_that_lacks_a_holder_is_found_and_made_anew(tmp_path, whole):
         raw.execute(f"{sql} AND id <> (SELECT 2)".replace("(SELECT 2)", "2"))
         raw.execute("PRAGMA writable_schema = 1")
         raw.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'holders_workload'", (sql,))
-    with closing(open_energy(tmp_path)) as store:
+    with closing(open_ledger(tmp_path)) as store:
         with pytest.raises(LedgerError, match="index"):
             store.ask(asked("title", "namespace"))
         assert store.index_is_damaged
@@ -204,7 +207,7 @@ def test_damage_is_found_before_anybody_asks(tmp_path, whole):
         raw.execute("DROP TRIGGER hourly_updated")
         raw.execute("UPDATE hourly SET active = 0 WHERE place = 1 AND at = ?", (BEGIN_S + 86_400,))
         raw.commit()
-    with closing(open_energy(tmp_path)) as store:
+    with closing(open_ledger(tmp_path)) as store:
         store.scrub()
         assert not store.damage
         store.scrub()
@@ -216,7 +219,7 @@ def test_damage_is_found_before_anybody_asks(tmp_path, whole):
 
 
 def test_rows_that_leave_take_their_checks_along(tmp_path):
-    with closing(open_energy(tmp_path)) as store:
+    with closing(open_ledger(tmp_path)) as store:
         for hour in range(4):
             book(store, hour)
         while store.forget(now_s=BEGIN_S + 3000 * 86_400):
@@ -232,18 +235,18 @@ def test_records_of_nodes_and_counters_that_are_damaged_are_dropped(tmp_path, wh
         raw.execute("UPDATE windows SET number = number + 1024 WHERE node = 'node-1'")
         raw.execute("UPDATE namespaces SET spent = spent + 4096 WHERE name = 'team-1'")
         raw.commit()
-    with closing(open_energy(tmp_path)) as store:
+    with closing(open_ledger(tmp_path)) as store:
         assert store.dropped == 2
         assert set(store.newest()) == {"node-0", "node-2"}
         assert "team-1" not in store.namespaces.sums
 
 
 def test_a_node_whose_rows_are_damaged_stops_no_other(tmp_path):
-    with closing(open_energy(tmp_path)) as store:
+    with closing(open_ledger(tmp_path)) as store:
         book(store, 0)
-        entry = Entry(BEGIN_S, PLACES[0], HOLDERS[0], Spent(active_mj=5))
-        bad = NodePart([entry._replace(holder=Holder("pod", "\ud800"))], [], Newest("bad", 1, 1, 0.0))
-        good = NodePart([entry], [Measured(BEGIN_S, PLACES[0], 5, 0, 0.0)], Newest("good", 1, 1, 0.0))
+        entry = LedgerEntry(BEGIN_S, PLACES[0], HOLDERS[0], LedgerAmount(active_mj=5))
+        bad = NodeEntries([entry._replace(holder=EnergyHolder("pod", "\ud800"))], [], LastWindow("bad", 1, 1, 0.0))
+        good = NodeEntries([entry], [MeasuredEnergy(BEGIN_S, PLACES[0], 5, 0, 0.0)], LastWindow("good", 1, 1, 0.0))
         before_mj = store.ask(asked()).measured_mj
         outcome = store.add_each({"bad": bad, "good": good}, now_s=BEGIN_S)
         assert (list(outcome.refused), outcome.failed) == (["bad"], {})
@@ -255,7 +258,7 @@ def test_a_node_whose_rows_are_damaged_stops_no_other(tmp_path):
 @pytest.mark.parametrize("damage", ["none", "bits", "gone"])
 def test_a_log_that_a_kill_left_and_the_disk_damaged_is_whole_or_said_to_be_lost(tmp_path, damage):
     killed = tmp_path / "killed"
-    with closing(open_energy(tmp_path)) as store:
+    with closing(open_ledger(tmp_path)) as store:
         for hour in range(4):
             book(store, hour)
         truth = figures(store.ask(asked("namespace")))
@@ -270,13 +273,13 @@ def test_a_log_that_a_kill_left_and_the_disk_damaged_is_whole_or_said_to_be_lost
         raw[len(raw) // 2] ^= 4
         log.write_bytes(raw)
     try:
-        with closing(open_energy(killed)) as store:
+        with closing(open_ledger(killed)) as store:
             answer = store.ask(asked("namespace"))
             if damage == "none":
                 assert (figures(answer), answer.damaged) == (truth, ())
             else:
                 assert any("transactions" in words for words in answer.damaged)
-        with closing(open_energy(killed)) as again:  # told once: then it is known, and the sums begin from there
+        with closing(open_ledger(killed)) as again:  # told once: then it is known, and the sums begin from there
             assert again.losses == ()
     except LedgerError:
         assert damage == "gone"
@@ -285,7 +288,7 @@ def test_a_log_that_a_kill_left_and_the_disk_damaged_is_whole_or_said_to_be_lost
 def test_a_ledger_without_its_mark_opens(tmp_path, whole):
     shutil.copy(whole[0], tmp_path / FILE_NAME)
     (tmp_path / "energy.revision").write_text("no number")
-    with closing(open_energy(tmp_path)) as store:
+    with closing(open_ledger(tmp_path)) as store:
         assert store.losses == ()
 
 
@@ -296,7 +299,7 @@ def old_ledger(folder):
 
 def test_a_ledger_of_format_4_opens_whole_and_without_what_was_never_spent(tmp_path):
     old_ledger(tmp_path)
-    with closing(open_energy(tmp_path)) as store:
+    with closing(open_ledger(tmp_path)) as store:
         assert store._read("PRAGMA user_version", ()) == [(FORMAT_VERSION,)]
         # Of the hour and of the day.
         assert store.healed.rows == 2
@@ -313,10 +316,10 @@ def test_a_ledger_of_format_4_opens_whole_and_without_what_was_never_spent(tmp_p
         assert set(store.marks.exporters) == {"archive"}
         # And it goes on: the next honest window of the victim was an error for ever.
         store.add(
-            [Entry(BEGIN_S, Place("n2", "serve", "a100-sxm4-80gb"), Holder("pod", "victim", "p-x"), Spent(active_mj=7))],
+            [LedgerEntry(BEGIN_S, LedgerPlace("n2", "serve", "a100-sxm4-80gb"), EnergyHolder("pod", "victim", "p-x"), LedgerAmount(active_mj=7))],
             [], [], now_s=BEGIN_S,
         )  # fmt: skip
         assert store.namespaces.counters_mj()["victim"] == 7
-    with closing(open_energy(tmp_path)) as again:
+    with closing(open_ledger(tmp_path)) as again:
         assert again.healed.rows == 0
         assert again.ask(asked("hour", hours=30)).damaged == ()

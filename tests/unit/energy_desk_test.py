@@ -7,25 +7,22 @@ from dataclasses import replace
 import pytest
 from tests.ledger_rig import BEGIN_NS, SECOND_NS, SPEC, Site, window
 
-from eelgrid_controller.adapters import energy_desk
-from eelgrid_controller.adapters.energy_desk import EnergyDesk
-from eelgrid_controller.adapters.energy_store import EnergyStore, open_energy
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.energy_ledger.entries import holder_of
-from eelgrid_controller.energy_ledger.exporting import Export
-from eelgrid_controller.energy_ledger.working import Worked
+from eelgrid_controller.energy.exporters import ExportClaim
+from eelgrid_controller.energy.ledger import resolve_holder
+from eelgrid_controller.energy.store import ledger_writer
+from eelgrid_controller.energy.store.ledger_store import LedgerStore, open_ledger
+from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.errors import LedgerError
+from eelgrid_controller.state.work_intervals import WorkInterval
 from eelgrid_protos.faults import FailedPrecondition, NotFound, Unavailable
-from eelgrid_protos.messages import (
-    EnergyOwner,
-    OwnerKind,
-)
+from eelgrid_protos.messages import EnergyOwner, OwnerKind
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(energy_desk, "_BATCH_S", 0.005)
-    monkeypatch.setattr(energy_desk, "_AGAIN_S", 0.02)
+    monkeypatch.setattr(ledger_writer, "_BATCH_S", 0.005)
+    monkeypatch.setattr(ledger_writer, "_AGAIN_S", 0.02)
 
 
 class Disk:
@@ -34,7 +31,7 @@ class Disk:
     def __init__(self, monkeypatch):
         self.fails = 0
         self.wait_s = 0.0
-        real = EnergyStore.add
+        real = LedgerStore.add
 
         def add(store, *what, **when):
             if self.wait_s:
@@ -46,7 +43,7 @@ class Disk:
                 raise LedgerError(store.path, "database or disk is full", "make room")
             real(store, *what, **when)
 
-        monkeypatch.setattr(EnergyStore, "add", add)
+        monkeypatch.setattr(LedgerStore, "add", add)
 
 
 @pytest.fixture
@@ -98,7 +95,7 @@ async def test_a_folder_that_cannot_be_opened_is_tried_again(tmp_path):
 
 
 async def test_after_a_window_that_found_no_room_its_node_begins_again_and_others_go_on(tmp_path, disk, monkeypatch):
-    monkeypatch.setattr(energy_desk, "_WAITING_MOST", 2)
+    monkeypatch.setattr(ledger_writer, "_WAITING_MOST", 2)
     async with Site(tmp_path) as site:
         site.take(window(1))
         site.take(window(2))
@@ -140,7 +137,7 @@ async def test_a_stop_while_the_disk_works_writes_all_in_order_or_nothing(tmp_pa
         site.take(window(2))
     # The first write failed under the stop; the last one had both.
     assert site.acknowledged == [("n1", 2)]
-    store = open_energy(tmp_path)
+    store = open_ledger(tmp_path)
     assert store.newest() == {"n1": (1, 2)}
     assert store.namespaces.counters_mj() == {"ml": 2_000}
     store.close()
@@ -194,7 +191,7 @@ async def test_a_pod_that_nobody_submitted_has_the_user_that_it_says(tmp_path):
 )
 def test_whoever_submitted_is_charged_unless_the_node_knows_who_runs_it(told, user, labels, charged):
     owner = EnergyOwner(kind=OwnerKind.WORKLOAD, workload="w-1", user=told)
-    assert holder_of(owner, replace(SPEC, user=user, labels=labels)).user == charged
+    assert resolve_holder(owner, replace(SPEC, user=user, labels=labels)).user == charged
 
 
 async def test_work_is_told_beside_the_joules_of_those_who_tell_it(tmp_path):
@@ -202,8 +199,8 @@ async def test_work_is_told_beside_the_joules_of_those_who_tell_it(tmp_path):
     async with Site(tmp_path) as site:
         site.take(window(1, 6_000))
         site.take(window(2, 4_000, owner=2))
-        site.desk.worked([Worked("w-1", "request", 12.0, begin_s, begin_s + 30.0)])
-        site.desk.worked([Worked("w-1", "request", 8.0, begin_s + 31.0, begin_s + 60.0)])
+        site.desk.worked([WorkInterval("w-1", "request", 12.0, begin_s, begin_s + 30.0)])
+        site.desk.worked([WorkInterval("w-1", "request", 8.0, begin_s + 31.0, begin_s + 60.0)])
         await site.until(lambda: site.acknowledged)
         (group,) = (await site.total("namespace", "title")).groups[:1]
         (done,) = group.done
@@ -219,7 +216,7 @@ async def test_work_is_told_beside_the_joules_of_those_who_tell_it(tmp_path):
         assert not any(group.done for group in (await site.total("node")).groups)
     async with Site(tmp_path) as later:
         # Two minutes without a controller: how much was done in them is not known.
-        later.desk.worked([Worked("w-1", "request", 5.0, begin_s + 180.0, begin_s + 200.0)])
+        later.desk.worked([WorkInterval("w-1", "request", 5.0, begin_s + 180.0, begin_s + 200.0)])
         await later.until(lambda: not later.desk._batch.worked and not later.desk._writing.worked)
         (done,) = next(group.done for group in (await later.total("title")).groups if group.done)
         assert (done.amount, done.counted_s, done.missed_s) == (25.0, 80.0, 120.0)
@@ -234,8 +231,8 @@ async def test_an_exporter_is_known_after_a_restart_and_a_ledger_that_is_not_ope
         assert settled_s % 3600 == 0
         # A clock ahead by years holds nobody back, and its hours are not over.
         with pytest.raises(FailedPrecondition):
-            await site.desk.confirm(Export("archive", hour_s, hour_s + 3600, 1))
-        mark = await site.desk.confirm(Export("archive", settled_s - 7200, settled_s, 1))
+            await site.desk.confirm(ExportClaim("archive", hour_s, hour_s + 3600, 1))
+        mark = await site.desk.confirm(ExportClaim("archive", settled_s - 7200, settled_s, 1))
         assert site.desk.exporters == {"archive": mark}
     async with Site(tmp_path) as again:
         assert again.desk.exporters == {"archive": mark}
@@ -243,7 +240,7 @@ async def test_an_exporter_is_known_after_a_restart_and_a_ledger_that_is_not_ope
         assert again.desk.exporters == {}
         with pytest.raises(NotFound, match="no exporter archive"):
             await again.desk.remove_exporter("archive")
-    shut = EnergyDesk(tmp_path, core=lambda: None, clock=Clock(), log=logging.getLogger("test"), bytes_most=1)
+    shut = LedgerWriter(tmp_path, core=lambda: None, clock=Clock(), log=logging.getLogger("test"), bytes_most=1)
     assert shut.exporters == {}
     with pytest.raises(Unavailable, match="being opened"):
         await shut.settled_s()

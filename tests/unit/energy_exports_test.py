@@ -4,20 +4,34 @@ from contextlib import closing
 
 import pytest
 
-from eelgrid_controller.adapters.energy_store import DAYS_KEPT_S, HOURS_KEPT_S, Newest, open_energy
-from eelgrid_controller.energy_ledger.asking import DAY_S, asked_of
-from eelgrid_controller.energy_ledger.entries import HOUR_S, Entry, Holder, Measured, Place, Spent
-from eelgrid_controller.energy_ledger.exporting import Changed, Export, Exporter, export_of, marked, settled_s
-from eelgrid_controller.energy_ledger.working import Worked, spread_work
+from eelgrid_controller.energy.exporters import (
+    ChangedHours,
+    ExportClaim,
+    Exporter,
+    advance_mark,
+    parse_export,
+    settled_s,
+)
+from eelgrid_controller.energy.ledger import (
+    HOUR_S,
+    EnergyHolder,
+    LedgerAmount,
+    LedgerEntry,
+    LedgerPlace,
+    MeasuredEnergy,
+)
+from eelgrid_controller.energy.ledger_queries import DAY_S, parse_query
+from eelgrid_controller.energy.store.ledger_store import DAYS_KEPT_S, HOURS_KEPT_S, LastWindow, open_ledger
+from eelgrid_controller.state.work_intervals import WorkInterval, spread_work
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument
 
 BEGIN_S = 1_799_971_200  # a midnight
-PLACE = Place("n1", "p", "H100")
+PLACE = LedgerPlace("n1", "p", "H100")
 
 
 @pytest.fixture
 def store(tmp_path):
-    with closing(open_energy(tmp_path)) as store:
+    with closing(open_ledger(tmp_path)) as store:
         yield store
 
 
@@ -25,19 +39,19 @@ def book(store, hour, energy_mj=1000, *, holder="a", now_s=None):
     """An hour of one node, counted from the first."""
     at_s = BEGIN_S + hour * HOUR_S
     store.add(
-        [Entry(at_s, PLACE, Holder("pod", "ml", holder), Spent(active_mj=energy_mj))],
-        [Measured(at_s, PLACE, energy_mj, 0, 0.0)], [Newest("n1", 1, hour + 1, at_s + HOUR_S)], now_s=now_s or at_s,
+        [LedgerEntry(at_s, PLACE, EnergyHolder("pod", "ml", holder), LedgerAmount(active_mj=energy_mj))],
+        [MeasuredEnergy(at_s, PLACE, energy_mj, 0, 0.0)], [LastWindow("n1", 1, hour + 1, at_s + HOUR_S)], now_s=now_s or at_s,
     )  # fmt: skip
 
 
 def export(store, begin, end, *, name="archive", now_s=None):
     """Hours as they are now, confirmed at once."""
-    done = Export(name, BEGIN_S + begin * HOUR_S, BEGIN_S + end * HOUR_S, revision(store))
+    done = ExportClaim(name, BEGIN_S + begin * HOUR_S, BEGIN_S + end * HOUR_S, revision(store))
     store.confirm(done, now_s=now_s or BEGIN_S + 400 * DAY_S)
 
 
 def revision(store):
-    asked = asked_of(begin_ns=0, end_ns=HOUR_S * 10**9, group_by=(), filters={}, rows_most=1)
+    asked = parse_query(begin_ns=0, end_ns=HOUR_S * 10**9, group_by=(), filters={}, rows_most=1)
     return store.ask(asked).revision
 
 
@@ -98,7 +112,7 @@ def test_an_hour_that_changes_after_it_was_confirmed_stays_and_is_told_until_it_
     book(store, late, 7, now_s=later_s)
     (mark,) = store.marks.exporters.values()
     late_s = BEGIN_S + late * HOUR_S
-    assert mark == Exporter("archive", BEGIN_S, BEGIN_S + 48 * HOUR_S, Changed(1, late_s, late_s, later_s))
+    assert mark == Exporter("archive", BEGIN_S, BEGIN_S + 48 * HOUR_S, ChangedHours(1, late_s, late_s, later_s))
     assert mark.lag_s(later_s + 60.0) == later_s + 60.0 - mark.until_s
     assert mark._replace(until_s=later_s + 50).lag_s(later_s + 60.0) == 60.0
     forget(store, 10 * DAYS_KEPT_S)
@@ -116,14 +130,18 @@ def test_what_changed_between_reading_and_confirming_is_told(store):
     book(store, 1)
     read = revision(store)
     book(store, 1, 5)
-    store.confirm(Export("archive", BEGIN_S, BEGIN_S + 2 * HOUR_S, read), now_s=BEGIN_S + DAY_S)
-    assert store.marks.exporters["archive"].changed == Changed(1, BEGIN_S + HOUR_S, BEGIN_S + HOUR_S, BEGIN_S + DAY_S)
+    store.confirm(ExportClaim("archive", BEGIN_S, BEGIN_S + 2 * HOUR_S, read), now_s=BEGIN_S + DAY_S)
+    assert store.marks.exporters["archive"].changed == ChangedHours(
+        1, BEGIN_S + HOUR_S, BEGIN_S + HOUR_S, BEGIN_S + DAY_S
+    )
 
 
 def test_work_that_is_told_late_changes_an_hour_as_joules_do(store):
     book(store, 0)
     export(store, 0, 1)
-    store.add([], [], [], spread_work(Worked("w", "step", 5.0, BEGIN_S + 60.0, BEGIN_S + 120.0), None), now_s=BEGIN_S)
+    store.add(
+        [], [], [], spread_work(WorkInterval("w", "step", 5.0, BEGIN_S + 60.0, BEGIN_S + 120.0), None), now_s=BEGIN_S
+    )
     assert store.marks.exporters["archive"].changed.first_s == BEGIN_S
 
 
@@ -140,12 +158,12 @@ def test_hours_before_the_first_export_are_nobody_s_business(store):
 
 
 def test_marks_survive_a_restart(tmp_path):
-    with closing(open_energy(tmp_path)) as store:
+    with closing(open_ledger(tmp_path)) as store:
         book(store, 0)
         export(store, 0, 1)
         book(store, 0, 5)
         before = dict(store.marks.exporters)
-    with closing(open_energy(tmp_path)) as again:
+    with closing(open_ledger(tmp_path)) as again:
         assert again.marks.exporters == before
 
 
@@ -197,8 +215,12 @@ def test_an_hour_is_settled_when_all_who_were_heard_have_told_it(ends_h, now_h, 
 def test_a_mark_that_would_be_a_lie_is_refused_and_stays(begin, end, revision, field):
     mark = Exporter("archive", 0, 3 * HOUR_S)
     with pytest.raises(FailedPrecondition) as refused:
-        marked(
-            mark, Export("archive", begin * HOUR_S, end * HOUR_S, revision), settled_s=5 * HOUR_S, revision=9, others=1
+        advance_mark(
+            mark,
+            ExportClaim("archive", begin * HOUR_S, end * HOUR_S, revision),
+            settled_s=5 * HOUR_S,
+            revision=9,
+            others=1,
         )
     (broken,) = refused.value.violations
     assert broken.field == field
@@ -208,8 +230,8 @@ def test_a_mark_that_would_be_a_lie_is_refused_and_stays(begin, end, revision, f
 def test_a_mark_moves_only_forward():
     mark = Exporter("archive", 2 * HOUR_S, 9 * HOUR_S)
     for begin, end, expected in ((3, 4, (2, 9)), (3, 12, (2, 12)), (0, 1, (2, 9)), (0, 2, (0, 9)), (9, 10, (2, 10))):
-        after = marked(
-            mark, Export("archive", begin * HOUR_S, end * HOUR_S, 0), settled_s=99 * HOUR_S, revision=0, others=1
+        after = advance_mark(
+            mark, ExportClaim("archive", begin * HOUR_S, end * HOUR_S, 0), settled_s=99 * HOUR_S, revision=0, others=1
         )
         assert (after.since_s // HOUR_S, after.until_s // HOUR_S) == expected
 
@@ -217,9 +239,9 @@ def test_a_mark_moves_only_forward():
 @pytest.mark.parametrize(("begin_ns", "end_ns"), [(5, 5), (0, HOUR_S * 10**9 - 1), (1, HOUR_S * 10**9)])
 def test_an_export_without_a_whole_hour_is_refused(begin_ns, end_ns):
     with pytest.raises(InvalidArgument, match="no whole hour"):
-        export_of(name="archive", begin_ns=begin_ns, end_ns=end_ns, revision=0)
+        parse_export(name="archive", begin_ns=begin_ns, end_ns=end_ns, revision=0)
 
 
 def test_of_a_stretch_the_whole_hours_are_confirmed():
-    found = export_of(name="archive", begin_ns=1, end_ns=3 * HOUR_S * 10**9 - 1, revision=4)
-    assert found == Export("archive", HOUR_S, 2 * HOUR_S, 4)
+    found = parse_export(name="archive", begin_ns=1, end_ns=3 * HOUR_S * 10**9 - 1, revision=4)
+    assert found == ExportClaim("archive", HOUR_S, 2 * HOUR_S, 4)

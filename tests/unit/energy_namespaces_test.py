@@ -4,17 +4,24 @@ import sqlite3
 
 import pytest
 
-from eelgrid_controller.adapters.energy_store import FILE_NAME, open_energy
-from eelgrid_controller.adapters.energy_tables import APPLICATION_ID, UPGRADES
-from eelgrid_controller.energy_ledger.entries import Entry, Holder, Measured, Place, Spent
-from eelgrid_controller.energy_ledger.namespaces import OTHER, NamespaceSums
+from eelgrid_controller.energy.ledger import (
+    OTHER_NAMESPACES,
+    EnergyHolder,
+    LedgerAmount,
+    LedgerEntry,
+    LedgerPlace,
+    MeasuredEnergy,
+    NamespaceSums,
+)
+from eelgrid_controller.energy.store.ledger_store import FILE_NAME, open_ledger
+from eelgrid_controller.energy.store.schema import APPLICATION_ID, UPGRADES
 
-PLACE = Place("n", "p", "m")
-SPENT = [("a", 10), ("b", 20), ("c", 5), ("c", 4), ("c", 200), ("a", 1), ("a", 500), (OTHER, 3)]
+PLACE = LedgerPlace("n", "p", "m")
+SPENT = [("a", 10), ("b", 20), ("c", 5), ("c", 4), ("c", 200), ("a", 1), ("a", 500), (OTHER_NAMESPACES, 3)]
 
 
 def entry(namespace, energy_mj, kind="pod"):
-    return Entry(0, PLACE, Holder(kind, namespace), Spent(active_mj=energy_mj))
+    return LedgerEntry(0, PLACE, EnergyHolder(kind, namespace), LedgerAmount(active_mj=energy_mj))
 
 
 def test_namespaces_beyond_the_bound_are_other_and_no_counter_ever_falls():
@@ -26,7 +33,7 @@ def test_namespaces_beyond_the_bound_are_other_and_no_counter_ever_falls():
         assert all(mj >= before[name] for name, mj in now.items() if name in before)
         before = now
     # c took the place of a, then a that of b, and went on from where it was.
-    assert before == {"c": 200, "a": 510, OTHER: 5 + 4 + 1 + 3}
+    assert before == {"c": 200, "a": 510, OTHER_NAMESPACES: 5 + 4 + 1 + 3}
     assert sum(one.spent_mj for one in sums.sums.values()) == sum(mj for _, mj in SPENT)
 
 
@@ -46,27 +53,27 @@ def test_names_are_bounded_too():
 
 
 def test_counters_go_on_when_the_ledger_is_opened_again_and_when_its_rows_have_gone(tmp_path):
-    store = open_energy(tmp_path)
+    store = open_ledger(tmp_path)
     store.add([entry("a", 1500), entry("a", 500), entry("", 250), entry("", 100, "unallocated")], [], [], now_s=0)
     store.add([entry("b", 1000)], [], [], now_s=0)
     told = store.namespaces.counters_mj()
     assert told == {"a": 2000, "b": 1000, "(none)": 250, "(unallocated)": 100}
     store.close()
-    again = open_energy(tmp_path)
+    again = open_ledger(tmp_path)
     assert again.namespaces.counters_mj() == told
     while again.forget(now_s=10**10):
         pass
     again.close()
-    last = open_energy(tmp_path)
+    last = open_ledger(tmp_path)
     assert last.namespaces.counters_mj() == told
     last.close()
 
 
 def test_what_was_not_written_is_not_counted(tmp_path):
-    store = open_energy(tmp_path)
+    store = open_ledger(tmp_path)
     store.add([entry("a", 5)], [], [], now_s=0)
     with pytest.raises(Exception, match="too large"):
-        store.add([entry("a", 7)], [Measured(0, PLACE, 2**70, 0, 0.0)], [], now_s=0)
+        store.add([entry("a", 7)], [MeasuredEnergy(0, PLACE, 2**70, 0, 0.0)], [], now_s=0)
     store.add([entry("a", 1)], [], [], now_s=0)
     assert store.namespaces.counters_mj() == {"a": 6}
     store.close()
@@ -86,6 +93,6 @@ def test_a_ledger_of_before_begins_with_what_it_has(tmp_path):
     )
     connection.commit()
     connection.close()
-    store = open_energy(tmp_path)
+    store = open_ledger(tmp_path)
     assert store.namespaces.counters_mj() == {"ml": 24, "(unallocated)": 12, "(none)": 12}
     store.close()

@@ -5,14 +5,12 @@ from array import array
 
 import pytest
 
-from eelgrid_agent.attribution.attributor import Attribution
-from eelgrid_agent.attribution.outbox import EnergyOutbox, Kept
-from eelgrid_agent.attribution.owner import Owner, OwnerKind
-from eelgrid_agent.attribution.shares import Confidence, Method, Part, Share
-from eelgrid_agent.attribution.window_file import WindowFile
-from eelgrid_agent.attribution.windows import Windows
-from eelgrid_agent.device import Missing, RawReadings
-from eelgrid_agent.sampler import GPU_READINGS, Tick
+from eelgrid_agent.devices.port import Missing, RawReadings
+from eelgrid_agent.devices.sampler import GPU_READINGS, SampleTick
+from eelgrid_agent.energy.attributor import Attribution
+from eelgrid_agent.energy.shares import EnergyShare, EnergyUse, ShareConfidence, ShareMethod, UsageOwner, UsageOwnerKind
+from eelgrid_agent.energy.window_file import WindowFile
+from eelgrid_agent.energy.windows import EnergyOutbox, EnergyWindowQueue, OutboxState
 from eelgrid_protos.messages import AbsenceReason, Assignment, EnergyPart, Reading
 from eelgrid_protos.messages import OwnerKind as WireKind
 
@@ -31,7 +29,7 @@ def tick(at_s, *joules):
             absences.append((_ENERGY * count + column, AbsenceReason.NOT_SAMPLED))
         else:
             values[_ENERGY * count + column] = value
-    return Tick(
+    return SampleTick(
         time_ns=BEGIN_NS + int(at_s * SECOND_NS), generation=1, gpus=count, gpu_values=values,
         gpu_absences=tuple(absences), host_values=array("d"), host_absences=(),
     )  # fmt: skip
@@ -56,7 +54,7 @@ def charged(outbox):
 
 
 def test_by_the_plan_energy_goes_to_who_was_assigned_while_it_was_spent():
-    outbox = EnergyOutbox(Kept(incarnation=1), by_plan=True)
+    outbox = EnergyOutbox(OutboxState(incarnation=1), by_plan=True)
     both = looks(0.0, 0.0)
     first = (works("w1", "g0"),)
     second = (works("w2", "g0", 400), works("w3", "g0", 350), works("w2", "g1", 400))
@@ -81,7 +79,7 @@ def test_by_the_plan_energy_goes_to_who_was_assigned_while_it_was_spent():
 
 
 def test_by_the_plan_totals_are_looked_at_when_the_plan_or_the_minute_changes():
-    outbox = EnergyOutbox(Kept(incarnation=1), by_plan=True)
+    outbox = EnergyOutbox(OutboxState(incarnation=1), by_plan=True)
     same = (works("w1", "g0"),)
     for second in range(120):
         outbox.tick(tick(second, 100.0 * second), looks(0.0), same)
@@ -89,10 +87,10 @@ def test_by_the_plan_totals_are_looked_at_when_the_plan_or_the_minute_changes():
 
 
 def attribution(**spent_mj):
-    owner = Owner(kind=OwnerKind.SLURM, job="7")
+    owner = UsageOwner(kind=UsageOwnerKind.SLURM, job="7")
     shares = {
-        uuid: (Share(owner=owner, part=Part.ACTIVE, energy_mj=value, method=Method.EXCLUSIVE,
-                     confidence=Confidence.HIGH),)
+        uuid: (EnergyShare(owner=owner, part=EnergyUse.ACTIVE, energy_mj=value, method=ShareMethod.EXCLUSIVE,
+                     confidence=ShareConfidence.HIGH),)
         for uuid, value in spent_mj.items()
     }  # fmt: skip
     return Attribution(shares=shares, accounts={}, nobody={}, estimates={}, anomalies=())
@@ -108,7 +106,7 @@ def run_of(kept, boot, counter_j, at_s):
 
 
 def test_what_was_counted_while_no_agent_ran_is_charged_to_nobody():
-    first = run_of(Kept(incarnation=3), "boot-1", 5_000.0, 0)
+    first = run_of(OutboxState(incarnation=3), "boot-1", 5_000.0, 0)
     second = run_of(first.kept(), "boot-1", 5_750.5, 600)
     assert charged(second) == {("g0", "7"): 2_000, ("g0", "UNATTRIBUTED"): 750_500}
     assert second.windows.incarnation == 3
@@ -117,7 +115,7 @@ def test_what_was_counted_while_no_agent_ran_is_charged_to_nobody():
 
 
 def test_what_this_run_counts_before_its_first_look_is_not_charged_twice():
-    kept = run_of(Kept(incarnation=3), "boot-1", 5_000.0, 0).kept()
+    kept = run_of(OutboxState(incarnation=3), "boot-1", 5_000.0, 0).kept()
     outbox = EnergyOutbox(kept, boot="boot-1")
     for second in range(5):
         outbox.tick(tick(600 + second, 100.0 * second), looks(5_750.0 + 100.0 * second), None)
@@ -136,14 +134,14 @@ def test_what_this_run_counts_before_its_first_look_is_not_charged_twice():
     ],
 )
 def test_a_counter_that_is_another_one_tells_nothing_of_the_gap(boot, counter_j, why):
-    first = run_of(Kept(incarnation=3), "boot-1", 5_000.0, 0)
+    first = run_of(OutboxState(incarnation=3), "boot-1", 5_000.0, 0)
     second = run_of(first.kept(), boot, counter_j, 600)
     assert charged(second) == {("g0", "7"): 2_000}, why
 
 
 def test_windows_that_the_controller_may_have_are_never_merged_into_later_ones():
     share = attribution(g0=1_000).shares["g0"]
-    windows = Windows(1, many=4, most=6)
+    windows = EnergyWindowQueue(1, many=4, most=6)
     for minute in range(12):
         windows.charge({"g0": share}, at_ns=BEGIN_NS + minute * 60 * SECOND_NS)
         windows.close()
@@ -153,7 +151,7 @@ def test_windows_that_the_controller_may_have_are_never_merged_into_later_ones()
     assert windows.closed[:2] == sent
     assert len(windows.closed) == 4
     assert sum(device.total_mj for window in windows.closed for device in window.devices) == 12_000
-    later = Windows(1, many=4, most=6, kept=windows.closed, number=windows.number)
+    later = EnergyWindowQueue(1, many=4, most=6, kept=windows.closed, number=windows.number)
     for minute in range(12, 24):
         later.charge({"g0": share}, at_ns=BEGIN_NS + minute * 60 * SECOND_NS)
         later.close()
@@ -175,7 +173,7 @@ def spans(windows):
 
 
 def test_a_machine_that_boots_in_1970_tells_sane_windows_when_its_clock_is_right():
-    outbox = EnergyOutbox(Kept(incarnation=1), boot="b")
+    outbox = EnergyOutbox(OutboxState(incarnation=1), boot="b")
     for at_s in range(0, 200, 5):
         look(outbox, at_s, wall_ns=BOOT_NS + at_s * SECOND_NS, g0=1_000)
     assert len(outbox.windows.closed) == 3
@@ -192,7 +190,7 @@ def test_a_machine_that_boots_in_1970_tells_sane_windows_when_its_clock_is_right
 
 def test_a_clock_that_is_ten_years_ahead_for_a_moment_leaves_no_trace_in_windows():
     decade_ns = 3_650 * 86_400 * SECOND_NS
-    outbox = EnergyOutbox(Kept(incarnation=1), boot="b")
+    outbox = EnergyOutbox(OutboxState(incarnation=1), boot="b")
     for at_s in range(0, 300, 5):
         ahead_ns = decade_ns if 100 <= at_s < 105 else -decade_ns * 6 if 200 <= at_s < 210 else 0
         look(outbox, at_s, wall_ns=max(0, BEGIN_NS + at_s * SECOND_NS + ahead_ns), g0=1_000)
@@ -204,7 +202,7 @@ def test_a_clock_that_is_ten_years_ahead_for_a_moment_leaves_no_trace_in_windows
 
 
 def test_windows_of_the_run_before_move_with_the_clock_of_the_same_boot_alone(tmp_path):
-    first = EnergyOutbox(Kept(incarnation=1), boot="b")
+    first = EnergyOutbox(OutboxState(incarnation=1), boot="b")
     for at_s in range(0, 130, 5):
         look(first, at_s, wall_ns=BOOT_NS + at_s * SECOND_NS, g0=1_000)
     first.close()
@@ -227,17 +225,17 @@ def test_windows_of_the_run_before_move_with_the_clock_of_the_same_boot_alone(tm
 
 def test_a_file_of_before_clocks_were_kept_is_read(tmp_path):
     path = tmp_path / "windows.json"
-    WindowFile(path).store(Kept(incarnation=3, boot="b"))
+    WindowFile(path).store(OutboxState(incarnation=3, boot="b"))
     path.write_text(path.read_text().replace('"offset_ns":null,', ""))
     assert "offset_ns" not in path.read_text()
-    assert WindowFile(path).load(draw_incarnation=lambda: 9) == Kept(incarnation=3, boot="b")
+    assert WindowFile(path).load(draw_incarnation=lambda: 9) == OutboxState(incarnation=3, boot="b")
 
 
 def test_windows_that_were_kept_with_a_clock_ahead_hold_up_none_that_come():
-    ahead = Windows(1)
+    ahead = EnergyWindowQueue(1)
     ahead.charge({"g0": attribution(g0=1).shares["g0"]}, at_ns=BEGIN_NS + YEARS_NS)
     ahead.close()
-    windows = Windows(1, kept=ahead.closed, number=ahead.number)
+    windows = EnergyWindowQueue(1, kept=ahead.closed, number=ahead.number)
     windows.charge({"g0": attribution(g0=1).shares["g0"]}, at_ns=BEGIN_NS)
     windows.charge({"g0": attribution(g0=1).shares["g0"]}, at_ns=BEGIN_NS + 30 * SECOND_NS)
     windows.close()

@@ -9,31 +9,39 @@ from types import SimpleNamespace
 import click
 import pytest
 
-from eelgrid_controller.adapters.energy_store import Newest, open_energy
-from eelgrid_controller.api.energy import EnergyCalls
-from eelgrid_controller.cli.energy import document_of, per_unit_text, stretch_ns, work_text
-from eelgrid_controller.cli.energy_files import filed, flat, parquet_library, write_csv, write_parquet
-from eelgrid_controller.cli.report import SECTIONS, _chromium, _last_month, _print
-from eelgrid_controller.cli.report_page import Section, page_of
+from eelgrid_controller.cli.energy import (
+    energy_document,
+    flatten_rows,
+    format_per_unit,
+    format_work,
+    parquet_library,
+    period_ns,
+    write_csv,
+    write_groups,
+    write_parquet,
+)
+from eelgrid_controller.cli.report import SECTIONS, ReportSection, _chromium, _last_month, _print, render_report
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.energy_ledger.entries import Entry, Holder, Measured, Place, Spent
-from eelgrid_controller.energy_ledger.working import Worked, spread_work
+from eelgrid_controller.energy.ledger import EnergyHolder, LedgerAmount, LedgerEntry, LedgerPlace, MeasuredEnergy
+from eelgrid_controller.energy.store.ledger_store import LastWindow, open_ledger
+from eelgrid_controller.server.grpc.energy_service import EnergyService
+from eelgrid_controller.state.work_intervals import WorkInterval, spread_work
 from eelgrid_protos import codec
 from eelgrid_protos.messages import QueryEnergyRequest, QueryEnergyResponse
 
-BEGIN_NS, END_NS = stretch_ns(0, "2026-10", now_ns=0)
+BEGIN_NS, END_NS = period_ns(0, "2026-10", now_ns=0)
 BEGIN_S = BEGIN_NS // 10**9
 DAY_S = 86_400
-PLACE = Place("n1", "train", "H100")
+PLACE = LedgerPlace("n1", "train", "H100")
 TEAMS = {"ml": 3, "<script>alert(1)</script>": 2, "vision": 1}
 
 
 def holders():
     for team, many in TEAMS.items():
         for number in range(many):
-            yield Holder("pod", team, f"{team}-{number}-0", f"{team}-{number}", f"{team}-{number}", "", "q")
-    yield Holder("unallocated")
-    yield Holder("unattributed")
+            yield EnergyHolder("pod", team, f"{team}-{number}-0", f"{team}-{number}", f"{team}-{number}", "", "q")
+    yield EnergyHolder("unallocated")
+    yield EnergyHolder("unattributed")
 
 
 class Desk:
@@ -46,21 +54,21 @@ class Desk:
 
 @pytest.fixture
 def store(tmp_path):
-    store = open_energy(tmp_path)
+    store = open_ledger(tmp_path)
     for day in range(31):
         entries, total_mj = [], 0
         for place, holder in enumerate(holders()):
-            spent = Spent(10**8 * (place + 1), 10**6, 10**9 + day * 10**8, 0.25, 900.0)
+            spent = LedgerAmount(10**8 * (place + 1), 10**6, 10**9 + day * 10**8, 0.25, 900.0)
             total_mj += spent.energy_mj
-            entries.append(Entry(BEGIN_S + day * DAY_S, PLACE, holder, spent))
+            entries.append(LedgerEntry(BEGIN_S + day * DAY_S, PLACE, holder, spent))
         at_s = BEGIN_S + day * DAY_S
         worked = [
-            *spread_work(Worked("ml-0", "request", 1000.0, at_s, at_s + 900.0), None),
-            *spread_work(Worked("ml-0", "token", 64_000.0, at_s, at_s + 900.0), None),
-            *spread_work(Worked("vision-0", "image", 10.0, at_s, at_s + 900.0, is_whole=day != 3), None),
+            *spread_work(WorkInterval("ml-0", "request", 1000.0, at_s, at_s + 900.0), None),
+            *spread_work(WorkInterval("ml-0", "token", 64_000.0, at_s, at_s + 900.0), None),
+            *spread_work(WorkInterval("vision-0", "image", 10.0, at_s, at_s + 900.0, is_whole=day != 3), None),
         ]
-        measured = [Measured(at_s, PLACE, total_mj, total_mj // 20, 60.0)]
-        store.add(entries, measured, [Newest("n1", 1, day + 1, at_s)], worked, now_s=at_s)
+        measured = [MeasuredEnergy(at_s, PLACE, total_mj, total_mj // 20, 60.0)]
+        store.add(entries, measured, [LastWindow("n1", 1, day + 1, at_s)], worked, now_s=at_s)
     yield store
     store.close()
 
@@ -70,21 +78,21 @@ def document(store):
     """As eelctl has it, over the wire."""
     prices = SimpleNamespace(currency="EUR")
     loop = SimpleNamespace(core=SimpleNamespace(state=SimpleNamespace(policy=SimpleNamespace(prices=prices))))
-    calls = EnergyCalls(loop=loop, desk=Desk(store), clock=Clock())
+    calls = EnergyService(loop=loop, desk=Desk(store), clock=Clock())
 
     async def of(*by, rows=50, with_nobody=False):
         request = QueryEnergyRequest(
             begin_ns=BEGIN_NS, end_ns=END_NS, group_by=by, rows_most=rows, with_nobody=with_nobody
         )
         answer = await calls.query_energy(request, None)
-        return document_of(codec.decode(QueryEnergyResponse, codec.encode(answer)), by)
+        return energy_document(codec.decode_message(QueryEnergyResponse, codec.encode_message(answer)), by)
 
     return of
 
 
 async def page(document, made="2026-11-01 06:00 UTC"):
-    sections = [Section(heading, by, await document(*by, rows=rows)) for heading, by, rows in SECTIONS]
-    return page_of("GPU energy of 2026-10", made, sections, await document("day"))
+    sections = [ReportSection(heading, by, await document(*by, rows=rows)) for heading, by, rows in SECTIONS]
+    return render_report("GPU energy of 2026-10", made, sections, await document("day"))
 
 
 class Cells(HTMLParser):
@@ -153,7 +161,7 @@ async def test_a_month_that_is_not_over_says_so_and_ends_where_it_is(document):
 async def test_a_day_without_a_row_keeps_its_place_in_the_chart(document):
     whole, days = await document("namespace"), await document("day")
     del days["groups"][3:6]
-    text = page_of("t", "2026-11-01 06:00 UTC", [Section("Namespaces", ("namespace",), whole)], days)
+    text = render_report("t", "2026-11-01 06:00 UTC", [ReportSection("Namespaces", ("namespace",), whole)], days)
     assert text.count("<rect") == 2 * 31
     assert "On 3 days nobody was charged." in text
     assert re.search(r"<title>2026-10-04: 0\.0 kWh", text)
@@ -165,7 +173,9 @@ async def test_a_page_without_prices_or_energy_says_what_is_missing(document):
     whole |= {"currency": "", "groups": [], "measured_j": 0.0} | dict.fromkeys(
         ("total", "unallocated", "unattributed", "left_out"), nothing
     )
-    text = page_of("t", "2026-11-01 06:00 UTC", [Section("Namespaces", ("namespace",), whole)], days | {"groups": []})
+    text = render_report(
+        "t", "2026-11-01 06:00 UTC", [ReportSection("Namespaces", ("namespace",), whole)], days | {"groups": []}
+    )
     assert "No prices are set" in text
     assert "No energy was charged to an owner." in text
 
@@ -207,7 +217,7 @@ async def test_parquet_has_the_same_rows(document, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     rows = (await document("title"))["groups"]
     write_parquet(tmp_path / "x.parquet", rows, ("title",))
-    assert parquet.read_table(tmp_path / "x.parquet").to_pylist() == flat(rows)
+    assert parquet.read_table(tmp_path / "x.parquet").to_pylist() == flatten_rows(rows)
     write_parquet(tmp_path / "none.parquet", [], ("title",))
     none = parquet.read_table(tmp_path / "none.parquet")
     assert (none.num_rows, none.column_names[:2]) == (0, ["title", "energy_j"])
@@ -217,7 +227,7 @@ async def test_parquet_has_the_same_rows(document, tmp_path):
 def test_a_file_that_cannot_be_written_is_named(option, write, tmp_path):
     path = tmp_path / "nowhere" / "x"
     with pytest.raises(click.UsageError, match=f"{option}: {path}: .*name a file that can be written"):
-        filed(option, path, write, {"groups": []}, ("title",))
+        write_groups(option, path, write, {"groups": []}, ("title",))
 
 
 def test_parquet_says_what_it_needs(monkeypatch):
@@ -229,7 +239,7 @@ def test_parquet_says_what_it_needs(monkeypatch):
 def test_what_was_done_is_said_in_words():
     one = {"unit": "request", "amount": 1234.0, "missed_s": 0.0, "energy_per_unit_j": 0.5}
     part = {"unit": "work", "amount": 0.0, "missed_s": 60.0, "energy_per_unit_j": None}
-    assert (work_text([one, part]), per_unit_text([one, part])) == ("1,234 requests, >= 0 units", "500 mJ/request")
+    assert (format_work([one, part]), format_per_unit([one, part])) == ("1,234 requests, >= 0 units", "500 mJ/request")
 
 
 @pytest.mark.parametrize(("now_s", "month"), [(1_798_761_600 + 99, "2026-12"), (1_792_800_000, "2026-09")])

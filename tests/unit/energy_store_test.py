@@ -2,20 +2,20 @@
 
 import pytest
 
-from eelgrid_controller.adapters.energy_store import open_energy
-from eelgrid_controller.energy_ledger.asking import asked_of
-from eelgrid_controller.energy_ledger.entries import Entry, Holder, Measured, Place, Spent
+from eelgrid_controller.energy.ledger import EnergyHolder, LedgerAmount, LedgerEntry, LedgerPlace, MeasuredEnergy
+from eelgrid_controller.energy.ledger_queries import parse_query
+from eelgrid_controller.energy.store.ledger_store import open_ledger
 
-PLACE = Place("n", "p", "m")
+PLACE = LedgerPlace("n", "p", "m")
 
 
 @pytest.mark.parametrize("table", ["JOIN holders", "hourly_measured", "hourly_work"])
 def test_what_is_written_while_a_question_is_answered_is_in_all_of_the_answer_or_in_none(tmp_path, table):
-    store = open_energy(tmp_path)
+    store = open_ledger(tmp_path)
 
     def write(energy_mj):
-        entry = Entry(0, PLACE, Holder("pod", "ml"), Spent(active_mj=energy_mj))
-        store.add([entry], [Measured(0, PLACE, energy_mj, 0, 0.0)], [], now_s=0)
+        entry = LedgerEntry(0, PLACE, EnergyHolder("pod", "ml"), LedgerAmount(active_mj=energy_mj))
+        store.add([entry], [MeasuredEnergy(0, PLACE, energy_mj, 0, 0.0)], [], now_s=0)
 
     write(1000)
     written = []
@@ -27,7 +27,7 @@ def test_what_is_written_while_a_question_is_answered_is_in_all_of_the_answer_or
             write(500)
 
     store._reader.set_trace_callback(between)
-    asked = asked_of(begin_ns=0, end_ns=3600 * 10**9, group_by=("namespace",), filters={}, rows_most=5)
+    asked = parse_query(begin_ns=0, end_ns=3600 * 10**9, group_by=("namespace",), filters={}, rows_most=5)
     answer = store.ask(asked)
     assert written
     assert answer.total.energy_mj == answer.measured_mj

@@ -6,15 +6,17 @@ import time
 
 import pytest
 
-from eelgrid_agent.enforcement import Enforcement, InPlaceKeeper, MachineKeeper
-from eelgrid_agent.fleet import simulated_node
-from eelgrid_agent.guard import LocalPolicy
-from eelgrid_agent.guard.events import Origin
-from eelgrid_agent.loop import DriverThread
-from eelgrid_agent.power import Enforcer, MemoryJournal
-from eelgrid_agent.simulation import GpuLoad, GpuSpec, NodeSpec, SimulatedNode
-from eelgrid_agent.survey import InPlace, survey, take_looks
-from eelgrid_protos.messages import (
+from eelgrid_agent.composition import build_simulated_node
+from eelgrid_agent.enforce.guard.events import DriverOrigin
+from eelgrid_agent.enforce.power.executor import PowerExecutor
+from eelgrid_agent.enforce.power.journal import MemoryPowerJournal
+from eelgrid_agent.enforce.rules import LocalPolicy
+from eelgrid_agent.node.enforcement_loop import Enforcement, InlineEnforcementLoop, NodeEnforcementLoop
+from eelgrid_agent.node.inventory import SequentialReader, read_each_gpu, survey_devices
+from eelgrid_agent.node.loop import DriverThread
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
+from eelgrid_protos.messages import (  # fmt: skip
     ApplyStatus,
     Assignment,
     Cadence,
@@ -27,7 +29,7 @@ from eelgrid_protos.messages import (
     PlanApplied,
     WantedInstance,
     Welcome,
-)  # fmt: skip
+)
 
 PRODUCT = "h100-sxm5-80gb"
 HALVES = (WantedInstance(profile="4g.40gb", start=0), WantedInstance(profile="3g.40gb", start=4))
@@ -68,13 +70,13 @@ class Bench:
         self.clock = Clock()
         spec = NodeSpec(node_name="n", cpu_milli=1000, memory_bytes=2**30, gpus=(GpuSpec(product=PRODUCT),) * 2)
         self.machine = SimulatedNode(spec, monotonic_ns=self.clock.monotonic_ns, seed=3)
-        self.agent = simulated_node(
+        self.agent = build_simulated_node(
             self.machine, self.machine, spec=spec, clock=self.clock, draw_incarnation=lambda: 1, control=self.machine,
             ticks_most=1000, send_phase=0.0, local=local, has_control=has_control,
         )  # fmt: skip
         self.node = self.agent.node
         self.layouts = Counted(self.agent.layouts)
-        self.keeper = InPlaceKeeper(((self.agent.enforcement, self.node, self.layouts),), clock=self.clock)
+        self.keeper = InlineEnforcementLoop(((self.agent.enforcement, self.node, self.layouts),), clock=self.clock)
         self.uuids = self.node.gpu_uuids
         self.node.welcome(Welcome(acknowledged_sequence=0, cadence=Cadence(sample_interval_s=1.0)))
         self.said = []
@@ -93,11 +95,11 @@ class Bench:
             self.clock.now_ns += 250_000_000
             if ticks and quarter % 4 == 3:
                 now_ns = self.clock.now_ns
-                if self.node.tick(take_looks(self.machine, self.node.gpu_uuids), monotonic_ns=now_ns):
-                    self.node.adopt(survey(self.machine))
+                if self.node.tick(read_each_gpu(self.machine, self.node.gpu_uuids), monotonic_ns=now_ns):
+                    self.node.adopt(survey_devices(self.machine))
             self.keeper.turn()
             if self.node.survey_due:
-                self.node.adopt(survey(self.machine))
+                self.node.adopt(survey_devices(self.machine))
             while (message := self.node.pull()) is not None:
                 self.said.append(message.message)
 
@@ -271,13 +273,13 @@ class Threads:
         self.bench = Bench()
         self.clock = self.bench.clock = RealClock()
         node = self.bench.node
-        enforcer = Enforcer(self.bench.machine, journal, origin=Origin)
-        self.enforcement = Enforcement(node, enforcer, looking=InPlace(self.bench.machine), clock=self.clock)
+        enforcer = PowerExecutor(self.bench.machine, journal, origin=DriverOrigin)
+        self.enforcement = Enforcement(node, enforcer, looking=SequentialReader(self.bench.machine), clock=self.clock)
         self.driver, self.slow = DriverThread(), DriverThread()
         self.records = journal.load()
 
     def keeper(self, layouts, end_s=5.0):
-        return MachineKeeper(
+        return NodeEnforcementLoop(
             self.bench.node, self.enforcement, layouts, driver=self.driver, slow_driver=self.slow, records=self.records,
             is_enforcing=True, clock=self.clock, end_s=end_s,
         )  # fmt: skip
@@ -299,13 +301,13 @@ async def until(condition):
 
 
 async def test_a_machine_sets_in_the_background_and_puts_back_when_it_is_cancelled():
-    journal = MemoryJournal()
+    journal = MemoryPowerJournal()
     threads = Threads(journal)
     bench = threads.bench
     before = bench.limits_w()
     task = asyncio.ensure_future(threads.keeper(bench.agent.layouts).run())
     try:
-        bench.node.tick(take_looks(bench.machine, bench.uuids), monotonic_ns=threads.clock.monotonic_ns())
+        bench.node.tick(read_each_gpu(bench.machine, bench.uuids), monotonic_ns=threads.clock.monotonic_ns())
         bench.send(enforce=True, gpu_settings=bench.settings(650.0))
         layout = GpuLayout(gpu_uuid=bench.uuids[1], mig_enabled=True, instances=HALVES)
         await until(lambda: bench.limits_w() == [650.0, 650.0])
@@ -322,12 +324,12 @@ async def test_a_machine_sets_in_the_background_and_puts_back_when_it_is_cancell
 
 
 async def test_what_a_crash_left_is_put_back_at_the_next_start():
-    journal = MemoryJournal()
+    journal = MemoryPowerJournal()
     crashed = Threads(journal)
     bench = crashed.bench
     before = bench.limits_w()
     task = asyncio.ensure_future(crashed.keeper(bench.agent.layouts, end_s=0.0).run())
-    bench.node.tick(take_looks(bench.machine, bench.uuids), monotonic_ns=crashed.clock.monotonic_ns())
+    bench.node.tick(read_each_gpu(bench.machine, bench.uuids), monotonic_ns=crashed.clock.monotonic_ns())
     bench.send(enforce=True, gpu_settings=bench.settings(650.0))
     await until(lambda: bench.limits_w() == [650.0, 650.0] and len(journal.load()) == 2)
     left = journal.load()
@@ -342,9 +344,9 @@ async def test_what_a_crash_left_is_put_back_at_the_next_start():
 
     after = Threads(journal)
     after.bench = bench
-    enforcer = Enforcer(bench.machine, journal, origin=Origin)
+    enforcer = PowerExecutor(bench.machine, journal, origin=DriverOrigin)
     fresh = Bench()
-    after.enforcement = Enforcement(fresh.node, enforcer, looking=InPlace(bench.machine), clock=after.clock)
+    after.enforcement = Enforcement(fresh.node, enforcer, looking=SequentialReader(bench.machine), clock=after.clock)
     after.bench = fresh
     again = asyncio.ensure_future(after.keeper(fresh.agent.layouts).run())
     await until(lambda: journal.load() == ())

@@ -7,14 +7,11 @@ from bench.mig_device import Fault
 from bench.node_crashes import check_crashes, check_simulated_crashes
 from tests.mig_rig import FOUR, G3, G4, OFF, ONE, SEVEN, THREE, applied, asked, kinds, refused, rig_with, standing
 
-from eelgrid_agent.device import (
-    DeviceTimeout,
-    NoPermission,
-)
-from eelgrid_agent.mig.journal import JournalUnwritable
-from eelgrid_agent.mig.layout import BadLayout
-from eelgrid_agent.mig.partitioner import TransitionRefused
-from eelgrid_agent.mig.runner import Limits
+from eelgrid_agent.devices.port import DeviceTimeout, NoPermission
+from eelgrid_agent.enforce.mig.journal import MigJournalUnwritable
+from eelgrid_agent.enforce.mig.layout import InvalidLayout
+from eelgrid_agent.enforce.mig.partitioner import TransitionRefused
+from eelgrid_agent.enforce.mig.runner import TransitionLimits
 from eelgrid_protos.messages import ApplyStatus, GpuLayout, NodeEventKind, WantedInstance
 
 
@@ -64,7 +61,7 @@ def test_a_layout_that_cannot_stand_is_refused_by_the_rule_of_geometry():
     result = rig.executor.apply(GpuLayout(gpu_uuid="GPU-0", mig_enabled=True, instances=instances))
     assert refused(result, "geometry")
     assert "instances[0]" in result.detail
-    with pytest.raises(BadLayout):
+    with pytest.raises(InvalidLayout):
         rig.executor.plan(GpuLayout(gpu_uuid="GPU-0", mig_enabled=True, instances=instances))
 
 
@@ -72,7 +69,7 @@ def test_drift_is_repaired_a_bounded_number_of_times_then_given_up_and_told_once
     rig = rig_with()
     rig.executor.apply(asked(rig, THREE))
     rig.executor.take_events()
-    for _ in range(Limits().repairs_most):
+    for _ in range(TransitionLimits().repairs_most):
         rig.device.remove(2)
         assert [applied(result) for result in rig.executor.check()] == [True]
         told = kinds(rig)
@@ -94,7 +91,7 @@ def test_repairs_are_forgiven_once_the_layout_stood_long_enough():
     rig.executor.check()
     rig.executor.check()
     assert rig.executor.record("GPU-0").repairs == 1
-    rig.device.sleep(Limits().steady_s)
+    rig.device.sleep(TransitionLimits().steady_s)
     rig.executor.check()
     assert rig.executor.record("GPU-0").repairs == 0
 
@@ -134,7 +131,7 @@ def test_nothing_is_changed_where_the_journal_cannot_be_written():
     rig = rig_with(ONE)
 
     def moment(name):
-        raise JournalUnwritable("no space left; make room")
+        raise MigJournalUnwritable("no space left; make room")
 
     rig.journal.hook = moment
     rig.hook.names.clear()

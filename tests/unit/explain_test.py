@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.clusters import core_with, node, request
 
-from eelgrid_protos.codec import decode, encode
+from eelgrid_protos.codec import decode_message, encode_message
 from eelgrid_protos.messages import Explanation, Removal
 
 
@@ -24,7 +24,7 @@ def test_a_placed_workload_shows_the_alternatives_that_it_beat():
     assert best.cost_w == pytest.approx(sum(term.cost_w for term in best.terms))
     assert {term.name: term.cost_w for term in best.terms}["power"] == (70 - 10) + (120 - 15)
     assert (replica.feasible_nodes, replica.removals, explanation.remedy) == (3, (), "")
-    assert decode(Explanation, encode(explanation)) == explanation
+    assert decode_message(Explanation, encode_message(explanation)) == explanation
 
 
 def test_only_the_first_replicas_are_explained():

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from tests.device_rig import open_rig
 
-from eelgrid_agent.device import Missing, NoPermission
-from eelgrid_agent.host import SimulatedHost
-from eelgrid_agent.mig.executor import MigExecutor
-from eelgrid_agent.mig.journal import MemoryJournal
-from eelgrid_agent.nvml.control import NvmlControl
-from eelgrid_agent.refusal import Rule
-from eelgrid_agent.sampler import Look, Sampler, batch_of
-from eelgrid_agent.simulation import GpuSpec, MigSlice
-from eelgrid_agent.survey import Identity, inventory_of, survey
+from eelgrid_agent.devices.host import SimulatedHost
+from eelgrid_agent.devices.nvml.control import NvmlControl
+from eelgrid_agent.devices.port import Missing, NoPermission
+from eelgrid_agent.devices.sampler import NodeSample, Sampler, build_batch
+from eelgrid_agent.enforce.mig.journal import MemoryMigJournal
+from eelgrid_agent.enforce.mig.mig_service import LayoutReconciler
+from eelgrid_agent.enforce.rules import RefusalRule
+from eelgrid_agent.node.inventory import NodeIdentity, build_inventory, survey_devices
+from eelgrid_agent.simulation.spec import GpuSpec, MigSlice
 from eelgrid_protos.messages import AbsenceReason, AccessLevel, ApplyStatus, GpuLayout, Reading, WantedInstance
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +51,7 @@ def test_the_proof_of_a_mode_is_a_test_that_exists(row):
         assert not numbers or int(row[0].strip("| ")) in numbers
 
 
-@pytest.mark.parametrize("rule", list(Rule), ids=str)
+@pytest.mark.parametrize("rule", list(RefusalRule), ids=str)
 def test_every_rule_is_explained_on_the_page(rule):
     assert f"`{rule.value}`" in PAGE
 
@@ -61,10 +61,10 @@ def test_f19_the_level_found_is_published_and_the_rest_goes_on(level):
     with open_rig("nvml", SLICED) as rig:
         uuid = rig.uuid(0)
         rig.node.faults.take_rights(level)
-        found = survey(rig.device)
+        found = survey_devices(rig.device)
         host = SimulatedHost(cpu_milli=1, memory_bytes=1, load=lambda: (0, 0), monotonic_ns=lambda: 0)
-        inventory = inventory_of(
-            Identity(node_name="n", agent_version="0"), host, found, generation=1, lost=frozenset()
+        inventory = build_inventory(
+            NodeIdentity(node_name="n", agent_version="0"), host, found, generation=1, lost=frozenset()
         )  # fmt: skip
         # In MIG mode the driver itself tells whether instances may be configured; it cannot tell less from least.
         known = {AccessLevel.READ_ONLY: {AccessLevel.READ_ONLY, AccessLevel.MIG_MONITOR}}.get(level, {level})
@@ -88,9 +88,9 @@ def test_f20_what_is_unavailable_under_mig_is_sent_as_absent():
         raw = rig.read(0)
         assert raw.values[Reading.UTILIZATION_RATIO] == Missing(AbsenceReason.NOT_SUPPORTED)
         seen = Sampler(sample_interval_s=1.0).observe(
-            Look(wall_ns=1, monotonic_ns=1, generation=1, gpus=((rig.uuid(0), raw),), host={})
+            NodeSample(wall_ns=1, monotonic_ns=1, generation=1, gpus=((rig.uuid(0), raw),), host={})
         )
-        batch = batch_of([seen.tick], sequence=1, dropped_ticks=0)
+        batch = build_batch([seen.tick], sequence=1, dropped_ticks=0)
         (column,) = [column for column in batch.gpu_columns if column.reading is Reading.UTILIZATION_RATIO]
         assert [(absence.reason, absence.cells) for absence in column.absences] == [
             (AbsenceReason.NOT_SUPPORTED, (0,))
@@ -125,8 +125,8 @@ def layout(uuid, *places):
 
 
 def executor_on(rig):
-    made = MigExecutor(
-        rig.device, NvmlControl(rig.device), MemoryJournal(), boot_id=lambda: "boot-1", sleep=lambda _: None,
+    made = LayoutReconciler(
+        rig.device, NvmlControl(rig.device), MemoryMigJournal(), boot_id=lambda: "boot-1", sleep=lambda _: None,
         monotonic_s=lambda: 0.0, wall_ns=lambda: 0,
     )  # fmt: skip
     made.recover()

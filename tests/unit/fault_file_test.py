@@ -4,16 +4,10 @@ import json
 
 import pytest
 
-from eelgrid_agent.simulation import (
-    FaultFile,
-    FaultFileError,
-    GpuLoad,
-    GpuSpec,
-    Health,
-    NodeSpec,
-    SimulatedNode,
-)
-from eelgrid_agent.simulation.gpu import SimGpu
+from eelgrid_agent.simulation.fault_file import FaultFile, FaultFileError
+from eelgrid_agent.simulation.gpu import SimGpu, SimHealth
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
 from eelgrid_protos.messages import Reading
 
 SECOND = 1_000_000_000
@@ -56,12 +50,12 @@ def scene(tmp_path):
 def test_a_line_is_done_once_when_it_is_whole(scene):
     assert scene.file.apply_new() == 0
     assert scene.say('{"fault": "lose", ') == 0
-    assert scene.gpu.health is Health.OK
+    assert scene.gpu.health is SimHealth.OK
     assert scene.say('"gpu": 0}\n\n') == 2
-    assert scene.gpu.health is Health.LOST
+    assert scene.gpu.health is SimHealth.LOST
     assert scene.file.apply_new() == 0
     scene.do("restore", gpu=0)
-    assert scene.gpu.health is Health.OK
+    assert scene.gpu.health is SimHealth.OK
 
 
 def test_work_that_spins_looks_busy_draws_little_and_gets_nothing_done(scene):
@@ -110,7 +104,7 @@ def test_each_other_fault_does_what_it_says(scene):
     scene.do("reset", gpu=1)
     assert scene.node.devices[1].identity.mig_enabled
     scene.do("hang", gpu=0)
-    assert scene.gpu.health is Health.HUNG
+    assert scene.gpu.health is SimHealth.HUNG
     scene.do("slow_calls", seconds=0.001)
     assert scene.node.operations.pause is not None
     scene.do("slow_calls", seconds=0)

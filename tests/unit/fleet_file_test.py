@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from eelgrid_agent.guard import GuardLimits
-from eelgrid_agent.simulation import FleetFileError, GpuSpec, MigSlice, SimulatedNode, load_fleet
+from eelgrid_agent.enforce.rules import GuardLimits
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.spec import FleetFileError, GpuSpec, MigSlice, load_fleet
 
 NODE = {"name": "node", "cpu_milli": 1000, "memory_bytes": 2**30}
 

@@ -7,11 +7,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.controller_rig import batch, inventory, running, until, wanted
 
-from eelgrid_controller.adapters.described import OTHER, PENDING_REASONS, PLAN_CHANGES
-from eelgrid_controller.adapters.fleet_page import waiting_by_reason
-from eelgrid_controller.adapters.ledger_page import LedgerPage
-from eelgrid_controller.energy_ledger.exporting import Changed, Exporter
-from eelgrid_controller.telemetry import Telemetry
+from eelgrid_controller.energy.exporters import ChangedHours, Exporter
+from eelgrid_controller.energy.ledger import OTHER_NAMESPACES
+from eelgrid_controller.server.metrics.catalogue import PENDING_REASONS, PLAN_CHANGES
+from eelgrid_controller.server.metrics.fleet_metrics import LedgerMetrics, waiting_by_reason
+from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos.messages import (
     AttributionConfidence,
     AttributionMethod,
@@ -116,7 +116,11 @@ def test_reasons_are_a_bounded_set_that_adds_up_to_all_that_wait():
         ReasonCount(reason="of a newer version: whatever", workloads=1),
     )
     found = waiting_by_reason(Summary(time_ns=1, pending=10, pending_reasons=listed))
-    assert {reason: count for reason, count in found.items() if count} == {"cpu": 3.0, "budget": 4.0, OTHER: 3.0}
+    assert {reason: count for reason, count in found.items() if count} == {
+        "cpu": 3.0,
+        "budget": 4.0,
+        OTHER_NAMESPACES: 3.0,
+    }
     assert set(found) == set(PENDING_REASONS)
 
 
@@ -186,12 +190,12 @@ def told(page):
 
 
 def test_the_ledger_tells_windows_age_and_joules_by_namespace():
-    marks = {"a": Exporter("a", 0, 30), "b": Exporter("b", 0, 69, Changed(2, 0, 3600, 20))}
+    marks = {"a": Exporter("a", 0, 30), "b": Exporter("b", 0, 69, ChangedHours(2, 0, 3600, 20))}
     counts = SimpleNamespace(
         windows=12, again=2, dropped=1, refused=2, unplaced=3, damaged_parts=6, failures=3, newest_ns=None, by_namespace=dict, exporters={},
         forgotten={"age": 4, "size": 0}, used_bytes=None, bytes_most=100,
     )  # fmt: skip
-    page = LedgerPage(counts, now_ns=lambda: 70 * SECOND)
+    page = LedgerMetrics(counts, now_ns=lambda: 70 * SECOND)
     assert not {"eelgrid_ledger_newest_window_age_seconds", "eelgrid_ledger_size_bytes"} & told(page).keys()
     assert told(page)["eelgrid_ledger_export_lag_seconds"] == {}
     counts.exporters, counts.used_bytes = marks, 42

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests import naive, naive_topology
 from tests.clusters import core_with, naive_cluster, naive_task, node, request
 
-from eelgrid_controller.planner import Planner
-from eelgrid_kernels import TERMS
+from eelgrid_controller.placement.planner import Planner
+from eelgrid_kernels.cost_terms import TERMS
 from eelgrid_protos.messages import OBJECTIVES, Locality
 
 BALANCED = OBJECTIVES["balanced"]

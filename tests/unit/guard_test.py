@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from eelgrid_agent.guard import Guard
-from eelgrid_agent.refusal import Rule
+from eelgrid_agent.enforce.guard.plan import Guard
+from eelgrid_agent.enforce.rules import RefusalRule
 from eelgrid_protos.messages import ApplyResult, ApplyStatus, Assignment, GpuSetting, NodeEventKind, NodePlan
 
 SECOND = 1_000_000_000
@@ -105,7 +105,7 @@ def test_enforcement_is_refused_by_name():
     guard = Guard("n")
     applied = take(guard, plan(enforce=True))
     assert statuses(applied) == {"GPU-0": ApplyStatus.REFUSED}
-    assert applied.results[0].rule == Rule.NO_PERMISSION
+    assert applied.results[0].rule == RefusalRule.NO_PERMISSION
     assert "given no control of devices" in applied.results[0].detail
     assert guard.settings == ()
 

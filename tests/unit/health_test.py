@@ -2,15 +2,15 @@
 
 import pytest
 
-from eelgrid_agent.device import DeviceEvent, DeviceEventKind, Missing
-from eelgrid_agent.health import Health
+from eelgrid_agent.devices.port import DeviceEvent, DeviceEventKind, Missing
+from eelgrid_agent.node.health import HealthMonitor
 from eelgrid_protos.messages import AbsenceReason, NodeEventKind, Reading
 
 XID = DeviceEventKind.XID
 
 
 def test_an_xid_is_told_counted_and_dated() -> None:
-    health = Health()
+    health = HealthMonitor()
     for wall_ns in (5, 9):
         (event,) = health.announced((DeviceEvent(kind=XID, gpu_uuid="GPU-1", code=79),), wall_ns=wall_ns)
         assert (event.kind, event.gpu_uuid, event.time_ns) == (NodeEventKind.XID, "GPU-1", wall_ns)
@@ -20,18 +20,20 @@ def test_an_xid_is_told_counted_and_dated() -> None:
 
 @pytest.mark.parametrize("code", [13, 31, 43, 45, 68, 109])
 def test_an_applications_error_is_told_as_one(code: int) -> None:
-    (event,) = Health().announced((DeviceEvent(kind=XID, gpu_uuid="GPU-1", code=code, gpu_instance_id=3),), wall_ns=1)
+    (event,) = HealthMonitor().announced(
+        (DeviceEvent(kind=XID, gpu_uuid="GPU-1", code=code, gpu_instance_id=3),), wall_ns=1
+    )
     assert event.detail == f"XID {code} in GPU instance 3: an application's error"
 
 
 def test_the_kinds_of_codes_kept_are_bounded() -> None:
-    health = Health()
+    health = HealthMonitor()
     health.announced(tuple(DeviceEvent(kind=XID, gpu_uuid="GPU-1", code=code) for code in range(2000)), wall_ns=1)
     assert len(health.xids) == 512
 
 
 def test_counts_are_told_when_they_rise_and_states_when_they_change() -> None:
-    health = Health()
+    health = HealthMonitor()
 
     def look(**values: float) -> list[str]:
         found = health.observe({"GPU-1": {Reading[name]: value for name, value in values.items()}}, wall_ns=1)
@@ -52,7 +54,7 @@ def test_counts_are_told_when_they_rise_and_states_when_they_change() -> None:
 
 
 def test_a_state_that_stands_at_the_first_look_is_told_and_an_absent_reading_is_not() -> None:
-    health = Health()
+    health = HealthMonitor()
     (event,) = health.observe({"GPU-1": {Reading.ROW_REMAP_FAILED: 1.0}}, wall_ns=1)
     assert "replace the GPU" in event.detail
     absent = Missing(AbsenceReason.NOT_SUPPORTED)
@@ -60,7 +62,7 @@ def test_a_state_that_stands_at_the_first_look_is_told_and_an_absent_reading_is_
 
 
 def test_a_device_that_hangs_is_told_and_takes_no_work_until_it_answers() -> None:
-    health = Health()
+    health = HealthMonitor()
     hangs, answers = (
         (DeviceEvent(kind=kind, gpu_uuid="GPU-1"),) for kind in (DeviceEventKind.HUNG, DeviceEventKind.ANSWERS)
     )

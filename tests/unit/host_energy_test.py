@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from eelgrid_agent.device import Missing
-from eelgrid_agent.host import MachineHost, SimulatedHost
-from eelgrid_agent.host_energy import PackageEnergy
-from eelgrid_agent.slow import SLOW_HOST_READINGS
+from eelgrid_agent.devices.extended_readings import SLOW_HOST_READINGS
+from eelgrid_agent.devices.host import MachineHost, RaplEnergy, SimulatedHost
+from eelgrid_agent.devices.port import Missing
 from eelgrid_protos.messages import READING_RANGES, AbsenceReason, Reading
 
 RANGE_UJ = 262_143_328_850
@@ -33,7 +32,7 @@ def show(root: Path, zone: str, energy_uj: int) -> None:
 
 
 def test_packages_are_summed_and_nothing_inside_them_counts_twice(root: Path) -> None:
-    energy = PackageEnergy(root)
+    energy = RaplEnergy(root)
     assert (energy.cpu_j(), energy.memory_j()) == (0.0, 0.0)
     for zone in ZONES:
         show(root, zone, 3_500_000)
@@ -41,7 +40,7 @@ def test_packages_are_summed_and_nothing_inside_them_counts_twice(root: Path) ->
 
 
 def test_a_counter_that_wraps_goes_on(root: Path) -> None:
-    energy = PackageEnergy(root)
+    energy = RaplEnergy(root)
     show(root, "intel-rapl:0", RANGE_UJ - 999_999)
     energy.cpu_j()
     show(root, "intel-rapl:0", RANGE_UJ)
@@ -52,8 +51,8 @@ def test_a_counter_that_wraps_goes_on(root: Path) -> None:
 
 
 def test_no_zone_and_an_unreadable_zone_are_absent_with_the_reason(root: Path, tmp_path: Path) -> None:
-    assert PackageEnergy(tmp_path / "none").cpu_j() == Missing(AbsenceReason.NOT_SUPPORTED)
-    energy = PackageEnergy(root)
+    assert RaplEnergy(tmp_path / "none").cpu_j() == Missing(AbsenceReason.NOT_SUPPORTED)
+    energy = RaplEnergy(root)
     show(root, "intel-rapl:1", 0)
     (root / "intel-rapl:1" / "energy_uj").write_text("rubbish")
     assert energy.cpu_j() == Missing(AbsenceReason.NOT_SAMPLED)
@@ -63,7 +62,7 @@ def test_no_zone_and_an_unreadable_zone_are_absent_with_the_reason(root: Path, t
 
 
 def test_this_machine_says_something_of_every_slow_reading(root: Path) -> None:
-    found = MachineHost(PackageEnergy(root)).read_slow()
+    found = MachineHost(RaplEnergy(root)).read_slow()
     assert tuple(found) == SLOW_HOST_READINGS
     for reading, value in found.items():
         if not isinstance(value, Missing):

@@ -2,12 +2,12 @@
 
 import pytest
 
-from eelgrid_agent.attribution.idle import CONTEXT_STEP_W_MOST, IdleModel, idle_prior
-from eelgrid_agent.attribution.shares import Confidence
-from eelgrid_agent.attribution.split import Idle
-from eelgrid_protos.catalogue import load
+from eelgrid_agent.energy.attributor import CONTEXT_STEP_W_MOST, IdlePowerModel, build_idle_prior
+from eelgrid_agent.energy.shares import ShareConfidence
+from eelgrid_agent.energy.split import IdlePower
+from eelgrid_protos.catalogue.loader import load_catalogue
 
-H100 = load().products["h100-sxm5-80gb"]
+H100 = load_catalogue().products["h100-sxm5-80gb"]
 
 
 def learn(model, power_w, *, contexts, busy=False, times=1, seconds=5.0):
@@ -16,7 +16,7 @@ def learn(model, power_w, *, contexts, busy=False, times=1, seconds=5.0):
 
 
 def test_idle_power_is_the_lowest_seen_with_no_context_and_never_learnt_under_load():
-    model = IdleModel()
+    model = IdlePowerModel()
     prior = model.idle(H100, mig_enabled=False)
     assert (prior.bare_w, prior.context_w) == (H100.idle_w, 38.0)
     learn(model, 40.0, contexts=True, busy=True, times=20)
@@ -32,21 +32,23 @@ def test_idle_power_is_the_lowest_seen_with_no_context_and_never_learnt_under_lo
     assert model.idle(H100, mig_enabled=False).bare_w == 72.0
     learn(model, 101.0, contexts=True, times=5)
     learned = model.idle(H100, mig_enabled=False)
-    assert (learned.context_w, learned.confidence) == (29.0, Confidence.HIGH)
+    assert (learned.context_w, learned.confidence) == (29.0, ShareConfidence.HIGH)
     # The other mode was never seen.
-    assert model.idle(H100, mig_enabled=True) == idle_prior(H100, mig_enabled=True)
+    assert model.idle(H100, mig_enabled=True) == build_idle_prior(H100, mig_enabled=True)
 
 
 def test_priors_are_only_what_was_published():
-    products = load().products
-    assert idle_prior(products["l40s"], mig_enabled=False).context_w == 66.0
-    assert idle_prior(products["a10"], mig_enabled=False).context_w == 0.0
-    assert idle_prior(products["a100-sxm4-40gb"], mig_enabled=True).bare_w == 66.9
-    assert idle_prior(None, mig_enabled=False) == Idle(bare_w=0.0, context_w=0.0, confidence=Confidence.LOW)
+    products = load_catalogue().products
+    assert build_idle_prior(products["l40s"], mig_enabled=False).context_w == 66.0
+    assert build_idle_prior(products["a10"], mig_enabled=False).context_w == 0.0
+    assert build_idle_prior(products["a100-sxm4-40gb"], mig_enabled=True).bare_w == 66.9
+    assert build_idle_prior(None, mig_enabled=False) == IdlePower(
+        bare_w=0.0, context_w=0.0, confidence=ShareConfidence.LOW
+    )
 
 
 def test_mig_has_idle_power_of_its_own():
-    model = IdleModel()
+    model = IdlePowerModel()
     for _ in range(5):
         model.observe(power_w=64.0, seconds=5.0, contexts=False, busy=False, mig_enabled=True)
     assert model.idle(H100, mig_enabled=True).bare_w == 64.0
@@ -54,7 +56,7 @@ def test_mig_has_idle_power_of_its_own():
 
 
 def test_a_context_step_is_bounded_and_never_below_zero():
-    model = IdleModel()
+    model = IdlePowerModel()
     learn(model, 70.0, contexts=False, times=5)
     learn(model, 400.0, contexts=True, times=5)
     assert model.idle(H100, mig_enabled=False).context_w == CONTEXT_STEP_W_MOST
@@ -64,6 +66,6 @@ def test_a_context_step_is_bounded_and_never_below_zero():
 
 @pytest.mark.parametrize(("power_w", "seconds"), [(0.5, 5.0), (70.0, 0.5)])
 def test_what_no_board_draws_and_what_is_too_short_teaches_nothing(power_w, seconds):
-    model = IdleModel()
+    model = IdlePowerModel()
     learn(model, power_w, contexts=False, times=50, seconds=seconds)
-    assert model.idle(H100, mig_enabled=False) == idle_prior(H100, mig_enabled=False)
+    assert model.idle(H100, mig_enabled=False) == build_idle_prior(H100, mig_enabled=False)

@@ -4,12 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eelgrid_controller.energy_ledger.working import Worked, spread_work
-from eelgrid_controller.serving.exposition import parse
-from eelgrid_controller.serving.live import Pair, gained
-from eelgrid_controller.serving.metric_names import SERVERS
-from eelgrid_controller.steward.job_work import JobWork
-from eelgrid_controller.steward.meters import Progress
+from eelgrid_controller.objectives.job_observer import JobWorkCounter
+from eelgrid_controller.objectives.observation import JobProgress
+from eelgrid_controller.objectives.services.prometheus_text import parse_exposition
+from eelgrid_controller.objectives.services.service_metrics import SERVER_NAMES, ScrapePair, served_increment
+from eelgrid_controller.state.work_intervals import WorkInterval, spread_work
 from eelgrid_protos import codec
 from eelgrid_protos.errors import InvalidMessage
 from eelgrid_protos.messages import TrainingPromise
@@ -18,9 +17,9 @@ HOUR_S = 1_799_971_200
 
 
 def counted(*told, placed_s=HOUR_S, unit=""):
-    work = JobWork()
+    work = JobWorkCounter()
     work.keep({"j"}, HOUR_S - 10.0)
-    return [work.look("j", unit, one and Progress(*one), placed_s) for one in told]
+    return [work.look("j", unit, one and JobProgress(*one), placed_s) for one in told]
 
 
 def test_totals_become_increments_from_the_first_that_is_seen():
@@ -28,17 +27,17 @@ def test_totals_become_increments_from_the_first_that_is_seen():
     found = counted(None, (at[0], 500.0), (at[0], 500.0), (at[1], 530.0), (at[2], 100.0), (at[3], 160.0))
     assert found == [
         None,
-        Worked("j", "work", 0.0, HOUR_S, at[0], is_whole=False),  # it may have begun at a checkpoint
+        WorkInterval("j", "work", 0.0, HOUR_S, at[0], is_whole=False),  # it may have begun at a checkpoint
         None,
-        Worked("j", "work", 30.0, at[0], at[1]),
-        Worked("j", "work", 0.0, at[1], at[2], is_whole=False),  # it went back to one
-        Worked("j", "work", 60.0, at[2], at[3]),
+        WorkInterval("j", "work", 30.0, at[0], at[1]),
+        WorkInterval("j", "work", 0.0, at[1], at[2], is_whole=False),  # it went back to one
+        WorkInterval("j", "work", 60.0, at[2], at[3]),
     ]
 
 
 def test_steps_and_images_are_told_apart_by_what_the_job_says():
     told = ((HOUR_S + 60.0, 0.0), (HOUR_S + 120.0, 7.0))
-    assert counted(*told, unit="image")[-1] == Worked("j", "image", 7.0, HOUR_S + 60.0, HOUR_S + 120.0)
+    assert counted(*told, unit="image")[-1] == WorkInterval("j", "image", 7.0, HOUR_S + 60.0, HOUR_S + 120.0)
     assert counted(*told, unit="step")[-1].unit == "step"
 
 
@@ -47,13 +46,13 @@ def test_steps_and_images_are_told_apart_by_what_the_job_says():
 )
 def test_a_unit_that_cannot_be_one_is_refused(unit, said):
     with pytest.raises(InvalidMessage, match=said):
-        codec.encode(TrainingPromise(slowdown_most=0.1, work_unit=unit))
+        codec.encode_message(TrainingPromise(slowdown_most=0.1, work_unit=unit))
 
 
 def test_of_a_job_that_ran_before_the_steward_nothing_is_said_until_the_second_total():
     at_s = HOUR_S + 60.0
     assert counted((at_s, 500.0), (at_s + 60.0, 520.0), placed_s=HOUR_S - 999.0) == [
-        None, Worked("j", "work", 20.0, at_s, at_s + 60.0),
+        None, WorkInterval("j", "work", 20.0, at_s, at_s + 60.0),
     ]  # fmt: skip
 
 
@@ -65,7 +64,7 @@ def test_hours_add_up_to_the_increments_and_no_second_is_told_twice(steps):
     begin_s = None
     for gap_s, length_s, amount, is_whole in steps:
         at_s += gap_s
-        made = spread_work(Worked("w", "request", amount, at_s, at_s + length_s, is_whole), until_s)
+        made = spread_work(WorkInterval("w", "request", amount, at_s, at_s + length_s, is_whole), until_s)
         begin_s = at_s if begin_s is None else begin_s
         at_s += length_s
         until_s, total, entries = made[-1].until_s, total + amount, entries + made
@@ -77,7 +76,7 @@ def test_hours_add_up_to_the_increments_and_no_second_is_told_twice(steps):
 
 
 def page(at_s, finished, tokens, started=1):
-    return parse(
+    return parse_exposition(
         f'process_start_time_seconds {started}\nvllm:request_success_total{{model_name="m"}} {finished}\n'
         f'vllm:generation_tokens_total{{model_name="m"}} {tokens}\n',
         at_s,
@@ -94,4 +93,7 @@ def page(at_s, finished, tokens, started=1):
     ids=["more", "fallen", "another process"],
 )
 def test_counters_of_a_server_are_what_they_gained(before, after, expected):
-    assert tuple(gained(SERVERS["vllm"], Pair(page(0.0, *before), page(900.0, *after)), "m")) == expected
+    assert (
+        tuple(served_increment(SERVER_NAMES["vllm"], ScrapePair(page(0.0, *before), page(900.0, *after)), "m"))
+        == expected
+    )

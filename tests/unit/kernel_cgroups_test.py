@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from eelgrid_agent.attribution.owner import Owner, OwnerKind
-from eelgrid_agent.attribution.owners import OwnerBook
+from eelgrid_agent.energy.process_owners import ProcessOwnerResolver
+from eelgrid_agent.energy.shares import UsageOwner, UsageOwnerKind
 
 UID = "2c48913c-b29f-11e7-9350-020968147796"
 ID = "ab" * 32
@@ -53,13 +53,19 @@ def process_in(root, path):
 PATHS = {
     "slurm v2": (
         "system.slice/slurmstepd.scope/job_4711/step_0/user/task_0",
-        Owner(kind=OwnerKind.SLURM, job="4711", step="0"),
+        UsageOwner(kind=UsageOwnerKind.SLURM, job="4711", step="0"),
     ),
-    "slurm v1": ("slurm/uid_0/job_4712/step_batch/task_0", Owner(kind=OwnerKind.SLURM, job="4712", step="batch")),
-    "cgroupfs": (f"kubepods/burstable/pod{UID}/{ID}", Owner(kind=OwnerKind.POD, pod_uid=UID, container_id=ID)),
+    "slurm v1": (
+        "slurm/uid_0/job_4712/step_batch/task_0",
+        UsageOwner(kind=UsageOwnerKind.SLURM, job="4712", step="batch"),
+    ),
+    "cgroupfs": (
+        f"kubepods/burstable/pod{UID}/{ID}",
+        UsageOwner(kind=UsageOwnerKind.POD, pod_uid=UID, container_id=ID),
+    ),
     "systemd": (
         f"kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-{ID}.scope",
-        Owner(kind=OwnerKind.POD, pod_uid=UID, container_id=ID),
+        UsageOwner(kind=UsageOwnerKind.POD, pod_uid=UID, container_id=ID),
     ),
 }
 
@@ -71,7 +77,7 @@ def test_the_owner_of_a_real_process_in_a_real_cgroup(path):
         pytest.skip("this machine shows no cgroups")
     segments, owner = PATHS[path]
     for version, root in hierarchies:
-        book = OwnerBook()
+        book = ProcessOwnerResolver()
         with process_in(root, segments) as pid:
             found = book.resolve([pid], now_ns=0)[pid]
             assert found.owner.account() == owner, version

@@ -8,13 +8,17 @@ import pytest
 import trustme
 from tests.fakes.kubernetes.cluster import FakeCluster
 
-from eelgrid_controller.adapters.kubernetes import errors
-from eelgrid_controller.adapters.kubernetes.client import HttpCluster
-from eelgrid_controller.adapters.kubernetes.credentials import tls_of
-from eelgrid_controller.adapters.kubernetes.exchange import Bounds
-from eelgrid_controller.adapters.kubernetes.kubeconfig import Access, find_access, from_kubeconfig, from_service_account
-from eelgrid_controller.adapters.kubernetes.resources import PODS
-from eelgrid_controller.errors import ConfigError
+from eelgrid_controller.engines.kubernetes.api import errors
+from eelgrid_controller.engines.kubernetes.api.client import HttpClusterClient, RequestLimits
+from eelgrid_controller.engines.kubernetes.api.kubeconfig import (
+    ClusterAccess,
+    build_tls_context,
+    find_access,
+    load_kubeconfig,
+    load_service_account,
+)
+from eelgrid_controller.engines.kubernetes.api.port import PODS
+from eelgrid_controller.errors import ControllerConfigError
 
 CONFIG = """
 apiVersion: v1
@@ -46,13 +50,13 @@ def config(tmp_path):
 
 
 def test_a_kubeconfig_gives_the_access_of_its_context(config):
-    one = from_kubeconfig([config])
-    assert one == Access(
+    one = load_kubeconfig([config])
+    assert one == ClusterAccess(
         server="https://c1:6443", namespace="ml", authority_pem=b"pem", server_name="kubernetes", token="secret"
     )
-    two = from_kubeconfig([config], context="two")
+    two = load_kubeconfig([config], context="two")
     assert (two.certificate_pem, two.key_pem, two.is_insecure, two.namespace) == (b"cert", b"key", True, "default")
-    program = from_kubeconfig([config], context="four").plugin
+    program = load_kubeconfig([config], context="four").plugin
     assert (program.command, program.args, program.env) == (str(config.parent / "give"), ("x",), (("A", "b"),))
 
 
@@ -60,8 +64,8 @@ def test_a_kubeconfig_gives_the_access_of_its_context(config):
     ("context", "problem"), [("three", "auth-provider"), ("five", "c9"), ("six", "one of its contexts")]
 )
 def test_what_cannot_be_used_is_named(config, context, problem):
-    with pytest.raises(ConfigError, match=problem):
-        from_kubeconfig([config], context=context)
+    with pytest.raises(ControllerConfigError, match=problem):
+        load_kubeconfig([config], context=context)
 
 
 def test_of_several_kubeconfigs_the_first_to_name_a_thing_wins(config, tmp_path):
@@ -69,34 +73,34 @@ def test_of_several_kubeconfigs_the_first_to_name_a_thing_wins(config, tmp_path)
     other.write_text("users: [{name: token, user: {token: mine}}]\n")
     assert find_access({"KUBECONFIG": f"{other}:{config}"}).token == "mine"
     assert find_access({"KUBECONFIG": f"{config}:{other}"}).token == "secret"
-    with pytest.raises(ConfigError):
+    with pytest.raises(ControllerConfigError):
         find_access({"HOME": str(tmp_path / "nobody")})
 
 
 def test_a_pod_knows_its_server_by_what_is_mounted(tmp_path):
     for name, text in (("token", "t"), ("ca.crt", "pem"), ("namespace", "eelgrid\n")):
         (tmp_path / name).write_text(text)
-    found = from_service_account({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
+    found = load_service_account({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
     assert (found.server, found.namespace) == ("https://[fd00::1]:443", "eelgrid")
     assert found.token_file == tmp_path / "token"
     (tmp_path / "token").unlink()
-    with pytest.raises(ConfigError, match="automountServiceAccountToken"):
-        from_service_account({"KUBERNETES_SERVICE_HOST": "x"}, tmp_path)
+    with pytest.raises(ControllerConfigError, match="automountServiceAccountToken"):
+        load_service_account({"KUBERNETES_SERVICE_HOST": "x"}, tmp_path)
 
 
 def test_a_client_certificate_is_loaded_and_leaves_no_file(tmp_path):
     authority = trustme.CA()
     pair = authority.issue_cert("someone")
-    access = Access(
+    access = ClusterAccess(
         server="https://x",
         authority_pem=authority.cert_pem.bytes(),
         certificate_pem=pair.cert_chain_pems[0].bytes(),
         key_pem=pair.private_key_pem.bytes(),
     )
-    assert len(tls_of(access).get_ca_certs()) == 1
-    with pytest.raises(ConfigError, match="renew it"):
-        tls_of(Access(server="https://x", authority_pem=b"no pem"))
-    assert tls_of(Access(server="http://x")) is None
+    assert len(build_tls_context(access).get_ca_certs()) == 1
+    with pytest.raises(ControllerConfigError, match="renew it"):
+        build_tls_context(ClusterAccess(server="https://x", authority_pem=b"no pem"))
+    assert build_tls_context(ClusterAccess(server="http://x")) is None
 
 
 async def test_a_token_that_was_replaced_is_read_again_when_it_is_refused(tmp_path):
@@ -104,7 +108,7 @@ async def test_a_token_that_was_replaced_is_read_again_when_it_is_refused(tmp_pa
     token.write_text("old\n")
     async with FakeCluster() as fake:
         fake.access.grant("old")
-        async with HttpCluster(Access(server=fake.url, token_file=token)) as cluster:
+        async with HttpClusterClient(ClusterAccess(server=fake.url, token_file=token)) as cluster:
             await cluster.list(PODS)
             del fake.access.users["old"]
             with pytest.raises(errors.Unauthenticated):
@@ -134,7 +138,7 @@ print(json.dumps({"status": {"token": f"t{number}", "expirationTimestamp": "2099
     async with FakeCluster() as fake:
         config.write_text(config.read_text().replace("URL", fake.url))
         fake.access.grant("t1")
-        async with HttpCluster(from_kubeconfig([config], context="four")) as cluster:
+        async with HttpClusterClient(load_kubeconfig([config], context="four")) as cluster:
             await cluster.list(PODS)
             await cluster.list(PODS)
             assert (tmp_path / "count").read_text() == "1"
@@ -150,27 +154,27 @@ print(json.dumps({"status": {"token": f"t{number}", "expirationTimestamp": "2099
 async def test_a_program_that_fails_is_named_and_not_repeated(tmp_path, body, problem):
     config = program(tmp_path, body)
     config.write_text(config.read_text().replace("URL", "http://127.0.0.1:1"))
-    async with HttpCluster(from_kubeconfig([config], context="four")) as cluster:
-        with pytest.raises(ConfigError, match=problem):
+    async with HttpClusterClient(load_kubeconfig([config], context="four")) as cluster:
+        with pytest.raises(ControllerConfigError, match=problem):
             await cluster.list(PODS)
 
 
 async def test_a_server_that_is_not_there_was_certainly_not_asked():
-    async with HttpCluster(Access(server="http://127.0.0.1:1")) as cluster:
-        with pytest.raises(errors.Unreachable) as away:
+    async with HttpClusterClient(ClusterAccess(server="http://127.0.0.1:1")) as cluster:
+        with pytest.raises(errors.ClusterUnreachable) as away:
             await cluster.list(PODS)
     assert not away.value.is_sent
 
 
 async def test_an_answer_that_does_not_come_is_given_up_and_may_have_been_carried_out():
     async with FakeCluster() as fake:
-        cluster = fake.client(bounds=Bounds(request_s=0.2))
+        cluster = fake.client(bounds=RequestLimits(request_s=0.2))
         fake.knobs.add("hang", times=1)
-        with pytest.raises(errors.Unreachable) as away:
+        with pytest.raises(errors.ClusterUnreachable) as away:
             await cluster.list(PODS)
         assert away.value.is_sent
         fake.knobs.add("lose", times=1)
-        with pytest.raises(errors.Unreachable) as away:
+        with pytest.raises(errors.ClusterUnreachable) as away:
             await cluster.patch(PODS, "a", {}, namespace="default")
         assert away.value.is_sent
 
@@ -180,8 +184,8 @@ async def test_answers_are_bounded():
         for index in range(50):
             body = {"metadata": {"name": f"c{index}"}, "data": {"x": "y" * 1000}}
             fake.api.create(fake.api.catalogue.find("", "v1", "configmaps"), "default", body)
-        cluster = fake.client(bounds=Bounds(answer_bytes=10_000))
-        from eelgrid_controller.adapters.kubernetes.resources import CONFIG_MAPS
+        cluster = fake.client(bounds=RequestLimits(answer_bytes=10_000))
+        from eelgrid_controller.engines.kubernetes.api.port import CONFIG_MAPS
 
         with pytest.raises(errors.AnswerUnreadable, match="over 10000 bytes"):
             await cluster.list(CONFIG_MAPS)
@@ -190,7 +194,7 @@ async def test_answers_are_bounded():
 
 async def test_requests_take_turns():
     async with FakeCluster() as fake:
-        cluster = fake.client(bounds=Bounds(at_once=2))
+        cluster = fake.client(bounds=RequestLimits(at_once=2))
         fake.knobs.add("slow", delay_s=0.02)
         import asyncio
 

@@ -8,14 +8,14 @@ from tests.claims_rig import DRIVER, device_class, devices
 from tests.claims_sim import Cluster, Side
 from tests.kubernetes_rig import node
 
-from eelgrid_controller.kubernetes.claim_events import Sliced
-from eelgrid_controller.kubernetes.claim_reading import ClaimRead, ClaimRefused, read_claim
-from eelgrid_controller.kubernetes.device_choice import Device, ExpressionUnreadable, choice_of
-from eelgrid_controller.kubernetes.others import Others
-from eelgrid_controller.kubernetes.sight import sight_of
-from eelgrid_controller.kubernetes.views import pod_of
+from eelgrid_controller.engines.kubernetes.claims.cel import CelDevice, ExpressionUnreadable, compile_selector
+from eelgrid_controller.engines.kubernetes.claims.events import ClaimGpusReported
+from eelgrid_controller.engines.kubernetes.claims.requests import ClaimRejection, ParsedClaim, parse_claim
+from eelgrid_controller.engines.kubernetes.model.objects import parse_pod
+from eelgrid_controller.engines.kubernetes.pods.external_usage import ExternalUsageTracker
+from eelgrid_controller.engines.kubernetes.pods.pod_view import view_pod
 
-SLICE = Device(
+SLICE = CelDevice(
     DRIVER,
     {(DRIVER, "type"): "mig", (DRIVER, "profile"): "1g.10gb", (DRIVER, "index"): 3, (DRIVER, "throttled"): False,
      ("example.com", "rack"): "r1"},
@@ -48,7 +48,7 @@ A = f"device.attributes['{DRIVER}']"
     ],
 )
 def test_expressions_choose_as_cel_does(text, is_taken):
-    assert choice_of(text).takes(SLICE) is is_taken
+    assert compile_selector(text).takes(SLICE) is is_taken
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ def test_expressions_choose_as_cel_does(text, is_taken):
 )  # fmt: skip
 def test_expressions_that_are_not_read_are_refused(text):
     with pytest.raises(ExpressionUnreadable):
-        choice_of(text)
+        compile_selector(text)
 
 
 def test_an_expression_names_its_driver_where_it_must_hold():
-    assert choice_of(f"{A}.type == 'mig' && device.driver == \"d\"").driver == "d"
-    assert choice_of("device.driver == 'd' || device.driver == 'e'").driver == ""
-    assert choice_of("(device.driver == 'd' || true) && true").driver == ""
+    assert compile_selector(f"{A}.type == 'mig' && device.driver == \"d\"").driver == "d"
+    assert compile_selector("device.driver == 'd' || device.driver == 'e'").driver == ""
+    assert compile_selector("(device.driver == 'd' || true) && true").driver == ""
 
 
 def claim(spec):
@@ -94,8 +94,8 @@ def test_a_claim_with_alternatives_has_a_variant_for_each():
             {"name": "small", "deviceClassName": "eelgrid", **cel(f"{A}.profile == '1g.10gb'")},
         ],
     }
-    read = read_claim(of(first, exactly("n"), constraints=[{"matchAttribute": f"{DRIVER}/parentUUID"}]), CLASSES)
-    assert isinstance(read, ClaimRead)
+    read = parse_claim(of(first, exactly("n"), constraints=[{"matchAttribute": f"{DRIVER}/parentUUID"}]), CLASSES)
+    assert isinstance(read, ParsedClaim)
     assert read.is_ours
     assert [[(one.request, one.many) for one in variant] for variant in read.asked.variants] == [
         [("g/big", 2), ("n", 1)], [("g/small", 1), ("n", 1)],
@@ -123,18 +123,18 @@ def test_a_claim_with_alternatives_has_a_variant_for_each():
     ],
 )  # fmt: skip
 def test_what_cannot_be_kept_is_refused_with_its_field_and_the_remedy(found, said):
-    read = read_claim(found, CLASSES)
-    assert isinstance(read, ClaimRefused)
+    read = parse_claim(found, CLASSES)
+    assert isinstance(read, ClaimRejection)
     assert re.search(said, str(read)), str(read)
 
 
 def test_claims_of_other_drivers_are_read_as_far_as_they_can_be():
-    read = read_claim(of(exactly(class_name="nv", count=2, **cel("device.driver.matches('x')"))), CLASSES)
-    assert isinstance(read, ClaimRead)
+    read = parse_claim(of(exactly(class_name="nv", count=2, **cel("device.driver.matches('x')"))), CLASSES)
+    assert isinstance(read, ParsedClaim)
     assert (read.driver, read.is_ours, read.asked.variants[0][0].many) == ("gpu.nvidia.com", False, 2)
     for found in (exactly(class_name="nv", adminAccess=True), exactly(class_name="any")):
-        read = read_claim(of(found), CLASSES)
-        assert isinstance(read, ClaimRead)
+        read = parse_claim(of(found), CLASSES)
+        assert isinstance(read, ParsedClaim)
         assert read.driver == ""
 
 
@@ -149,20 +149,20 @@ def api():
 def test_the_gate_leaves_pods_with_claims_alone_and_counts_them_where_their_plan_says(api):
     api.pod("p", "1g.10gb")
     gated = api.pods["p"]
-    sight, _ = sight_of(pod_of(gated), gated, {}, leaves_claims=True)
+    sight, _ = view_pod(parse_pod(gated), gated, {}, leaves_claims=True)
     assert (sight.unit, sight.pinned) == ("", "")
-    sight, _ = sight_of(pod_of(gated), gated, {})
+    sight, _ = view_pod(parse_pod(gated), gated, {})
     assert "asks for devices by claim" in sight.refused
     Side(api, epoch=1).play()
-    sight, _ = sight_of(pod_of(api.pods["p"]), api.pods["p"], {})
+    sight, _ = view_pod(parse_pod(api.pods["p"]), api.pods["p"], {})
     assert (sight.unit, sight.pinned) == ("", "a")
 
 
 def test_gpus_that_are_given_by_claims_are_anothers_to_the_core(api):
     side = Side(api, epoch=1)
-    sliced = [one for one in side.machine.take(side.events, 0.0, "") if isinstance(one, Sliced)]
-    assert sliced == [Sliced("a", 2), Sliced("b", 2)]
-    others = Others()
+    sliced = [one for one in side.machine.take(side.events, 0.0, "") if isinstance(one, ClaimGpusReported)]
+    assert sliced == [ClaimGpusReported("a", 2), ClaimGpusReported("b", 2)]
+    others = ExternalUsageTracker()
     others.node(node("a", gpus=2), has_agent=True)
     others.known("a")
     (told,) = others.flush()

@@ -4,21 +4,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eelgrid_controller.kubernetes.conditions import (
-    CONDITIONS_MOST,
-    MESSAGE_MOST,
-    Condition,
-    Conditions,
+from eelgrid_controller.engines.kubernetes.model.quantities import format_time, parse_time
+from eelgrid_controller.engines.kubernetes.model.status_reporting import (
+    MAX_CONDITIONS,
+    MAX_MESSAGE_LENGTH,
+    ConditionSet,
+    StatusCondition,
 )
-from eelgrid_controller.kubernetes.times import stamp_of, stamp_text
 
 S = 1_000_000_000
 
 
 def test_the_time_is_that_of_the_last_other_status():
-    found = Conditions().set("Accepted", True, "Valid", "is read", generation=1, at_ns=10 * S)
+    found = ConditionSet().set("Accepted", True, "Valid", "is read", generation=1, at_ns=10 * S)
     again = found.set("Accepted", True, "Valid", "is read anew", generation=2, at_ns=20 * S)
-    assert again.get("Accepted") == Condition("Accepted", True, "Valid", "is read anew", 2, 10)
+    assert again.get("Accepted") == StatusCondition("Accepted", True, "Valid", "is read anew", 2, 10)
     turned = again.set("Accepted", False, "Invalid", "a rack lacks", generation=3, at_ns=30 * S)
     assert turned.get("Accepted").since_s == 30
     unknown = turned.set("Accepted", None, "Stale", "", generation=3, at_ns=40 * S)
@@ -28,7 +28,9 @@ def test_the_time_is_that_of_the_last_other_status():
 
 
 def test_as_kubernetes_writes_them():
-    found = Conditions().set("InForce", False, "NotAccepted", "see Accepted", generation=4, at_ns=1_795_332_600 * S + 5)
+    found = ConditionSet().set(
+        "InForce", False, "NotAccepted", "see Accepted", generation=4, at_ns=1_795_332_600 * S + 5
+    )
     assert found.to_json() == [
         {
             "type": "InForce",
@@ -39,12 +41,12 @@ def test_as_kubernetes_writes_them():
             "lastTransitionTime": "2026-11-22T07:30:00Z",
         }
     ]
-    assert Conditions.from_json(found.to_json()) == found
+    assert ConditionSet.from_json(found.to_json()) == found
 
 
 def test_there_is_one_of_each_type_in_the_order_of_their_coming():
     found = (
-        Conditions()
+        ConditionSet()
         .set("A", True, "R", "", generation=1, at_ns=0)
         .set("B", None, "R", "", generation=1, at_ns=0)
         .set("A", False, "R", "", generation=1, at_ns=0)
@@ -56,18 +58,18 @@ def test_there_is_one_of_each_type_in_the_order_of_their_coming():
 
 
 def test_limits():
-    found = Conditions().set("A", True, "R", "x" * (MESSAGE_MOST + 1), generation=1, at_ns=0)
-    assert len(found.get("A").message) == MESSAGE_MOST
+    found = ConditionSet().set("A", True, "R", "x" * (MAX_MESSAGE_LENGTH + 1), generation=1, at_ns=0)
+    assert len(found.get("A").message) == MAX_MESSAGE_LENGTH
     assert found.get("A").message.endswith(" ...")
-    for number in range(CONDITIONS_MOST - 1):
+    for number in range(MAX_CONDITIONS - 1):
         found = found.set(f"C{number}", True, "R", "", generation=1, at_ns=0)
     with pytest.raises(ValueError, match="one too many"):
         found.set("More", True, "R", "", generation=1, at_ns=0)
     assert found.set("A", False, "R", "", generation=1, at_ns=0).get("A").status is False
     with pytest.raises(ValueError, match="no reason"):
-        Conditions().set("A", True, "two words", "", generation=1, at_ns=0)
+        ConditionSet().set("A", True, "two words", "", generation=1, at_ns=0)
     with pytest.raises(ValueError, match="no name"):
-        Conditions().set("", True, "R", "", generation=1, at_ns=0)
+        ConditionSet().set("", True, "R", "", generation=1, at_ns=0)
 
 
 def test_what_is_no_condition_is_dropped():
@@ -77,17 +79,17 @@ def test_what_is_no_condition_is_dropped():
         {**good, "lastTransitionTime": "soon"}, {**good, "lastTransitionTime": "2026-11-22T07:30:00"},
         {**good, "message": 3}, {**good, "type": "a b"},
     ]  # fmt: skip
-    assert Conditions.from_json(bad) == Conditions()
-    assert Conditions.from_json({"a": 1}) == Conditions()
-    assert Conditions.from_json([*bad, good, {**good, "status": "False"}]).is_true("A")
-    assert Conditions.from_json([{**good, "observedGeneration": -1}]).get("A").generation == 0
-    assert len(Conditions.from_json([{**good, "type": f"A{n}"} for n in range(99)]).items) == CONDITIONS_MOST
+    assert ConditionSet.from_json(bad) == ConditionSet()
+    assert ConditionSet.from_json({"a": 1}) == ConditionSet()
+    assert ConditionSet.from_json([*bad, good, {**good, "status": "False"}]).is_true("A")
+    assert ConditionSet.from_json([{**good, "observedGeneration": -1}]).get("A").generation == 0
+    assert len(ConditionSet.from_json([{**good, "type": f"A{n}"} for n in range(99)]).items) == MAX_CONDITIONS
 
 
 @given(st.integers(0, 253_402_300_799))
 def test_times_come_back(at_s):
-    assert stamp_of(stamp_text(at_s)) == at_s
-    assert len(stamp_text(at_s)) == 20
+    assert parse_time(format_time(at_s)) == at_s
+    assert len(format_time(at_s)) == 20
 
 
 @given(
@@ -100,7 +102,7 @@ def test_times_come_back(at_s):
     )
 )  # fmt: skip
 def test_any_course_comes_back_from_json_and_changes_times_only_with_the_status(course):
-    found = Conditions()
+    found = ConditionSet()
     for step in course:
         before = found.get(step[0])
         found = found.set(*step[:4], generation=step[4], at_ns=step[5])
@@ -110,4 +112,4 @@ def test_any_course_comes_back_from_json_and_changes_times_only_with_the_status(
         else:
             assert after.since_s == step[-1] // S
         assert found.set(*step[:4], generation=step[4], at_ns=step[5]) == found
-    assert Conditions.from_json(found.to_json()) == found
+    assert ConditionSet.from_json(found.to_json()) == found

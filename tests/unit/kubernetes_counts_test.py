@@ -10,12 +10,16 @@ from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.manifests import node, pod
 from tests.fakes.kubernetes.scheduler import Scheduler
 
-from eelgrid_controller.adapters.described import METRICS
-from eelgrid_controller.adapters.kubernetes.counts import WAITS
-from eelgrid_controller.adapters.kubernetes.resources import NODES, PODS
-from eelgrid_controller.config import KubernetesConfig, WebhookConfig
-from eelgrid_controller.kubernetes.gate_events import Failure
-from eelgrid_controller.kubernetes.names import ANNOTATION_GROUP, ANNOTATION_GROUP_SIZE, ANNOTATION_RATE
+from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS
+from eelgrid_controller.engines.kubernetes.model.well_known import (
+    ANNOTATION_GROUP,
+    ANNOTATION_GROUP_SIZE,
+    ANNOTATION_RATE,
+)
+from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
+from eelgrid_controller.runtime.config import KubernetesConfig, WebhookConfig
+from eelgrid_controller.server.metrics.catalogue import METRICS
+from eelgrid_controller.server.metrics.kubernetes_metrics import WAIT_REASONS
 
 _KUBECONFIG = """
 apiVersion: v1
@@ -107,8 +111,12 @@ async def test_a_page_tells_who_waits_and_why_and_what_became_of_writes(tmp_path
     names = {key[0] for key in found}
     assert names == {name for name in METRICS if name.startswith("eelgrid_kubernetes")}
     labels = {name: {key[1] for key in found if key[0] == name and len(key) > 1} for name in names}
-    assert labels["eelgrid_kubernetes_pods_waiting"] == set(WAITS)
-    assert labels["eelgrid_kubernetes_writes_total"] == {"pinned", "opened", *(one.name.lower() for one in Failure)}
+    assert labels["eelgrid_kubernetes_pods_waiting"] == set(WAIT_REASONS)
+    assert labels["eelgrid_kubernetes_writes_total"] == {
+        "pinned",
+        "opened",
+        *(one.name.lower() for one in WriteFailure),
+    }
     assert labels["eelgrid_kubernetes_flights_total"] == {"landed", "overdue"}
     assert labels["eelgrid_kubernetes_device_corrections_total"] == {"corrected", "refused", "recreated"}
     assert labels["eelgrid_kubernetes_reviews_total"] == {"gated", "left", "unread", "refused"}

@@ -14,10 +14,10 @@ from tests.fakes.kubernetes.kubelets import Kubelets
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.kubernetes_api_rig import eventually
 
-from eelgrid_controller.adapters.kubernetes import devices_part
-from eelgrid_controller.adapters.kubernetes.errors import NotFound
-from eelgrid_controller.adapters.kubernetes.resources import EVENTS, NODES, PODS
-from eelgrid_controller.kubernetes.names import ANNOTATION_WRONG_DEVICES
+from eelgrid_controller.engines.kubernetes.api.errors import ObjectNotFound
+from eelgrid_controller.engines.kubernetes.api.port import EVENTS, NODES, PODS
+from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_WRONG_DEVICES
+from eelgrid_controller.engines.kubernetes.reconcilers import held_devices
 from eelgrid_protos.messages import ComputeInstance, GpuInstance
 
 SMALL = "nvidia.com/mig-1g.10gb"
@@ -52,7 +52,7 @@ async def test_whatever_the_kubelet_gives_the_ledger_follows_and_pods_come_one_a
         for step in range(24):
             alive = sorted(station.held)
             if alive and rng.random() < 0.5:
-                with suppress(NotFound):  # it goes already
+                with suppress(ObjectNotFound):  # it goes already
                     await cluster.delete(PODS, station.held[rng.choice(alive)][0], namespace="default", grace_s=0)
             else:
                 await cluster.create(PODS, manifests.pod(f"q{step}", gpus=rng.choice((1, 2, 3))))
@@ -80,8 +80,8 @@ async def test_a_plugin_that_obeys_needs_no_correction(fake, tmp_path):
 async def test_what_cannot_be_put_right_is_told_and_made_anew_only_where_its_people_want_that(
     fake, tmp_path, monkeypatch, wish
 ):
-    monkeypatch.setattr(devices_part, "_SETTLE_S", 0.3)
-    monkeypatch.setattr(devices_part, "_ALL_AGAIN_S", 0.2)
+    monkeypatch.setattr(held_devices, "_SETTLE_S", 0.3)
+    monkeypatch.setattr(held_devices, "_ALL_AGAIN_S", 0.2)
     cluster = fake.client()
     await cluster.create(NODES, manifests.node("n1", gpus=2))
     async with (

@@ -7,35 +7,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.gate_rig import Api, Side
 
-from eelgrid_controller.kubernetes import gate_events as told
-from eelgrid_controller.kubernetes.devices_held import Planned, repair
-from eelgrid_controller.kubernetes.flights import Flights, Lane
+from eelgrid_controller.engines.kubernetes.pods import gate_events as told
+from eelgrid_controller.engines.kubernetes.pods.device_consistency import ReplicaDevices, plan_repair
+from eelgrid_controller.engines.kubernetes.pods.inflight import DeviceLane, InflightPods
 
 A, B, C, D = DEVICES = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
 
 
 def standing(planned, held=None, *, is_given=True):
-    return Planned(frozenset(planned), None if held is None else frozenset(held), is_given)
+    return ReplicaDevices(frozenset(planned), None if held is None else frozenset(held), is_given)
 
 
 def test_what_is_as_planned_needs_nothing():
-    found = repair({("x", 0): standing([A], [A]), ("y", 0): standing([B])}, [C], DEVICES)
+    found = plan_repair({("x", 0): standing([A], [A]), ("y", 0): standing([B])}, [C], DEVICES)
     assert found == ({}, {})
 
 
 def test_a_pod_on_another_free_device_is_pointed_at_it():
-    assert repair({("x", 0): standing([A], [B])}, [], DEVICES) == ({("x", 0): (B,)}, {})
+    assert plan_repair({("x", 0): standing([A], [B])}, [], DEVICES) == ({("x", 0): (B,)}, {})
 
 
 def test_two_with_each_others_devices_swap():
     crossed = {("x", 0): standing([A, B], [C, D]), ("y", 0): standing([C, D], [A, B])}
-    assert repair(crossed, [], DEVICES) == ({("x", 0): (C, D), ("y", 0): (A, B)}, {})
+    assert plan_repair(crossed, [], DEVICES) == ({("x", 0): (C, D), ("y", 0): (A, B)}, {})
 
 
 def test_who_has_no_devices_yet_makes_room():
-    found = repair({("x", 0): standing([A], [B]), ("y", 0): standing([B]), ("z", 0): standing([C])}, [D], DEVICES)
+    found = plan_repair({("x", 0): standing([A], [B]), ("y", 0): standing([B]), ("z", 0): standing([C])}, [D], DEVICES)
     assert found == ({("x", 0): (B,), ("y", 0): (A,)}, {})
-    assert repair({("y", 0): standing([B])}, [B], DEVICES) == ({("y", 0): (A,)}, {})
+    assert plan_repair({("y", 0): standing([B])}, [B], DEVICES) == ({("y", 0): (A,)}, {})
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_who_has_no_devices_yet_makes_room():
     ],
 )
 def test_what_cannot_be_put_right_is_told(others, strangers, words):
-    found = repair({("x", 0): standing([A], [B]), **others}, strangers, DEVICES)
+    found = plan_repair({("x", 0): standing([A], [B]), **others}, strangers, DEVICES)
     assert not found.pointed
     if words == "is said":
         # Two that are said to hold one device: a word out of date.
@@ -57,7 +57,7 @@ def test_what_cannot_be_put_right_is_told(others, strangers, words):
 
 
 def test_another_number_of_devices_is_told():
-    found = repair({("x", 0): standing([A], [A, B])}, [], DEVICES)
+    found = plan_repair({("x", 0): standing([A], [A, B])}, [], DEVICES)
     assert found == ({}, {("x", 0): "it holds 2 devices and was planned on 1"})
 
 
@@ -90,7 +90,7 @@ def test_whatever_the_kubelet_gave_is_what_the_plan_says_afterwards(wanted, plan
         key: standing(mine, given_away.get(key) if way in ("as planned", "others") else None, is_given=way != "fixed")
         for key, (mine, way) in there.items()
     }
-    found = repair(case, strangers, devices)
+    found = plan_repair(case, strangers, devices)
     after = {key: set(found.pointed.get(key, one.planned)) for key, one in case.items()}
     for key, one in case.items():
         assert len(after[key]) == len(one.planned)
@@ -104,11 +104,11 @@ def test_whatever_the_kubelet_gave_is_what_the_plan_says_afterwards(wanted, plan
 
 
 def lane(node, resource="nvidia.com/gpu"):
-    return Lane(node, resource)
+    return DeviceLane(node, resource)
 
 
 def test_the_next_unit_goes_when_the_pod_before_was_seen_with_its_devices():
-    flights = Flights(most_s=15.0)
+    flights = InflightPods(most_s=15.0)
     assert list(flights.steered("n", is_so=True)) == []
     assert flights.may_go("x", [lane("n")])
     flights.begun("x", "u1", ("s", "p1"), lane("n"), 0.0)
@@ -123,7 +123,7 @@ def test_the_next_unit_goes_when_the_pod_before_was_seen_with_its_devices():
 
 @pytest.mark.parametrize("end", ["gone", "late", "unsteered"])
 def test_a_flight_ends_however_it_ends(end):
-    flights = Flights(most_s=15.0)
+    flights = InflightPods(most_s=15.0)
     list(flights.steered("n", is_so=True))
     flights.begun("x", "u1", ("s", "p1"), lane("n"), 1.0)
     assert not flights.may_go("y", [lane("n")])
@@ -135,14 +135,14 @@ def test_a_flight_ends_however_it_ends(end):
 
 
 def test_where_somebody_else_gives_devices_away_nobody_waits():
-    flights = Flights(most_s=15.0)
+    flights = InflightPods(most_s=15.0)
     flights.begun("x", "u1", ("s", "p1"), lane("n"), 0.0)
     assert flights.may_go("y", [lane("n")])
 
 
 def test_units_over_several_nodes_take_all_lanes_or_none():
     for order in permutations(["n1", "n2"]):
-        flights = Flights(most_s=15.0)
+        flights = InflightPods(most_s=15.0)
         for name in order:
             list(flights.steered(name, is_so=True))
         flights.begun("x", "u1", ("s", "p1"), lane("n1"), 0.0)
@@ -172,9 +172,9 @@ def test_the_gate_lets_one_pod_at_a_time_go_to_a_node_whose_devices_follow_the_p
     assert turns(0.0) == names[:1]
     side.hear_devices(["n0"])
     assert turns(1.0) == names[:2]
-    side.events.append(told.Ticked())
+    side.events.append(told.GateTicked())
     assert turns(15.0) == names[:2]
-    side.events.append(told.Ticked())
+    side.events.append(told.GateTicked())
     assert turns(16.5) == names, "a node that says nothing is not waited for for ever"
 
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 from tests.kubernetes_rig import node, pod
 
-from eelgrid_controller.kubernetes.eligibility import PIN_REFUSALS_MOST, VOLUMES, EligibleNodes
-from eelgrid_controller.kubernetes.others import (
-    TRAITS_MOST,
-    TRAITS_PER_NAMESPACE_MOST,
-    TRAITS_PER_USER_MOST,
+from eelgrid_controller.engines.kubernetes.model.selectors import parse_constraint
+from eelgrid_controller.engines.kubernetes.pods.external_usage import (
+    MAX_TRAITS,
+    MAX_TRAITS_PER_NAMESPACE,
+    MAX_TRAITS_PER_USER,
     TraitSlots,
 )
-from eelgrid_controller.kubernetes.selectors import constraint_of
+from eelgrid_controller.engines.kubernetes.scheduling.eligibility import MAX_PIN_REFUSALS, VOLUMES, EligibleNodes
 
 ODD = "0/2 nodes are available: 1 node(s) had something odd, 1 node(s) didn't match Pod's node affinity/selector."
 ROOM = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) didn't match Pod's node affinity/selector."
@@ -19,27 +19,27 @@ SET = ("apps/v1", "ReplicaSet", "web-1", "rs-1")
 
 
 def demands(index):
-    return constraint_of({"tolerations": [{"key": f"k{index}", "operator": "Exists"}]})
+    return parse_constraint({"tolerations": [{"key": f"k{index}", "operator": "Exists"}]})
 
 
 def test_one_user_and_one_namespace_have_a_share_of_the_slots():
     slots = TraitSlots()
     granted = [slots.take(demands(index), "a", "eve")[0] for index in range(300)]
-    assert sum(map(bool, granted)) == TRAITS_PER_USER_MOST
+    assert sum(map(bool, granted)) == MAX_TRAITS_PER_USER
     for user in range(20):
         for index in range(10):
             slots.take(demands(f"{user}-{index}"), "a", f"u{user}")
-    assert len(slots) == TRAITS_PER_NAMESPACE_MOST
+    assert len(slots) == MAX_TRAITS_PER_NAMESPACE
     assert slots.take(demands("innocent"), "b", "")[0]
     for space in range(30):
         for index in range(20):
             slots.take(demands(f"{space}/{index}"), f"n{space}", "")
-    assert len(slots) == TRAITS_MOST
+    assert len(slots) == MAX_TRAITS
 
 
 def test_a_slot_is_free_again_when_its_last_pod_has_gone():
     slots = TraitSlots()
-    held = [slots.take(demands(index), "a", "eve")[0] for index in range(TRAITS_PER_USER_MOST)]
+    held = [slots.take(demands(index), "a", "eve")[0] for index in range(MAX_TRAITS_PER_USER)]
     assert slots.take(demands(0), "b", "bob") == (held[0], False), "the same demands share one"
     assert slots.take(demands("more"), "a", "eve") == ("", False)
     slots.release(held[0])
@@ -64,7 +64,7 @@ def refused(message):
 
 def test_a_node_that_kube_scheduler_refused_twice_is_closed_to_pods_of_the_same_owner():
     found = rules("a", "b")
-    for _ in range(PIN_REFUSALS_MOST):
+    for _ in range(MAX_PIN_REFUSALS):
         assert found.verdict(pod(owner=SET)).eligible == {"a", "b"}
         found.refusals.add(refused(ODD), "a")
     assert found.needs(pod(owner=SET))
@@ -76,7 +76,7 @@ def test_a_node_that_kube_scheduler_refused_twice_is_closed_to_pods_of_the_same_
 
 def test_where_every_node_was_refused_the_pod_is_left_to_kube_scheduler():
     found = rules("a")
-    for _ in range(PIN_REFUSALS_MOST):
+    for _ in range(MAX_PIN_REFUSALS):
         found.refusals.add(refused(ODD), "a")
     assert "refused" in found.left([pod(owner=SET)])
 

@@ -11,8 +11,8 @@ from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Workloads
 from tests.kubernetes_api_rig import eventually
 
-from eelgrid_controller.adapters.kubernetes import errors
-from eelgrid_controller.adapters.kubernetes.resources import (
+from eelgrid_controller.engines.kubernetes.api import errors
+from eelgrid_controller.engines.kubernetes.api.port import (
     DEPLOYMENTS,
     JOBS,
     NODES,

@@ -3,8 +3,8 @@
 import pytest
 from tests.gate_rig import Api, Side, check, settle
 
-from eelgrid_controller.kubernetes import gate_events as told
-from eelgrid_controller.kubernetes.gate import GateSettings
+from eelgrid_controller.engines.kubernetes.pods import gate_events as told
+from eelgrid_controller.engines.kubernetes.pods.unit_steps import GateSettings
 from eelgrid_protos.messages import WorkloadPhase
 
 
@@ -176,7 +176,7 @@ def test_a_refused_patch_is_told_once_and_not_sent_again(api):
     side.round(0.0)
     side.round(0.0)
     one = side.under_way.pop()
-    side.events.append(told.PatchFailed(one.uid, told.Failure.INVALID, "no additions allowed"))
+    side.events.append(told.PatchFailed(one.uid, told.WriteFailure.INVALID, "no additions allowed"))
     settle(api, [side], 0.0, rounds=10)
     assert len(gated(api)) == 1
     assert [tell.text for tell in side.tells if tell.is_warning] == ["cannot be pinned: no additions allowed"]
@@ -201,7 +201,7 @@ def test_our_gate_stays_until_those_of_others_are_gone(api):
 def test_without_a_leader_gates_go_where_that_was_asked_for(api):
     side = Side(api, GateSettings(open_s=60.0))
     api.pod()
-    side.events.append(told.NotLed(is_led=False))
+    side.events.append(told.LeadershipLost(is_led=False))
     settle(api, [side], 0.0, rounds=50)
     assert len(gated(api)) == 1
     settle(api, [side], 50.0, rounds=20)
@@ -255,12 +255,12 @@ def test_a_member_that_is_going_holds_the_others_back(api):
     going["metadata"]["deletionTimestamp"] = "2026-11-22T05:00:00Z"
     api.put("pod", going)
     side.under_way.clear()
-    side.events.append(told.NotLed())
+    side.events.append(told.LeadershipLost())
     side.lead(2)
     side.hear()
     side.round(1.0)
     side.round(1.0)
-    assert not [one for one in side.under_way if isinstance(one, told.Ungate)]
+    assert not [one for one in side.under_way if isinstance(one, told.UngatePod)]
 
 
 def test_the_rest_of_a_gang_that_another_leader_began_is_placed(api):

@@ -11,13 +11,12 @@ from tests.fakes.kubernetes import faults
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.kubernetes_api_rig import eventually
 
-from eelgrid_controller.adapters.kubernetes.exchange import Bounds
-from eelgrid_controller.adapters.kubernetes.held import Delta, Held, TooManyObjects, What
-from eelgrid_controller.adapters.kubernetes.informer import Informer, Pace, Selection
-from eelgrid_controller.adapters.kubernetes.port import Change, Key, Told
-from eelgrid_controller.adapters.kubernetes.resources import CONFIG_MAPS, Resource
+from eelgrid_controller.engines.kubernetes.api.client import RequestLimits
+from eelgrid_controller.engines.kubernetes.api.informer import Informer, InformerSelector, InformerTiming
+from eelgrid_controller.engines.kubernetes.api.object_store import Delta, DeltaType, ObjectStore, TooManyObjects
+from eelgrid_controller.engines.kubernetes.api.port import CONFIG_MAPS, ObjectKey, Resource, WatchEvent, WatchEventType
 
-PACE = Pace(watch_s=60.0, silent_s=20.0, lived_s=0.0, first_wait_s=0.01, most_wait_s=0.05)
+PACE = InformerTiming(watch_s=60.0, silent_s=20.0, lived_s=0.0, first_wait_s=0.01, most_wait_s=0.05)
 LOG = logging.getLogger("eelgrid.test")
 
 
@@ -30,7 +29,7 @@ class Watched:
 
     def __init__(self, fake, **how):
         self.fake = fake
-        self.cluster = fake.client(bounds=Bounds(request_s=2.0))
+        self.cluster = fake.client(bounds=RequestLimits(request_s=2.0))
         how = {"pace": PACE, **how}
         self.informer = Informer(
             self.cluster, CONFIG_MAPS, rng=random.Random(1), monotonic_s=time.monotonic, log=LOG, **how
@@ -45,7 +44,7 @@ class Watched:
         """Wait until what is held is what there is."""
 
         async def look():
-            there = {Key(*key): record.object for key, record in self.fake.store.of(self.kind).items()}
+            there = {ObjectKey(*key): record.object for key, record in self.fake.store.of(self.kind).items()}
             return there == dict(self.informer.objects)
 
         await eventually(look)
@@ -78,7 +77,7 @@ async def test_changes_are_told_in_their_order():
         await watched.cluster.patch(CONFIG_MAPS, "a", {"data": {"x": "2"}}, namespace="default")
         await watched.cluster.delete(CONFIG_MAPS, "a", namespace="default")
         await eventually(lambda: _when(len(watched.deltas) == 3))
-        assert told(watched.deltas) == [(What.ADDED, "a"), (What.MODIFIED, "a"), (What.DELETED, "a")]
+        assert told(watched.deltas) == [(DeltaType.ADDED, "a"), (DeltaType.MODIFIED, "a"), (DeltaType.DELETED, "a")]
         assert (watched.deltas[1].old["data"], watched.deltas[1].new["data"]) == ({"x": "1"}, {"x": "2"})
         assert watched.informer.lists == 1
 
@@ -98,7 +97,7 @@ async def test_a_watch_that_is_cut_goes_on_where_it_was():
             await watched.is_level()
         assert watched.informer.lists == 1
         assert watched.informer.watches >= 4
-        assert told(watched.deltas) == [(What.ADDED, name) for name in "abcd"]
+        assert told(watched.deltas) == [(DeltaType.ADDED, name) for name in "abcd"]
 
 
 async def test_after_a_restart_that_lost_the_log_all_is_listed_and_what_went_is_told():
@@ -119,15 +118,15 @@ async def test_after_a_restart_that_lost_the_log_all_is_listed_and_what_went_is_
         await watched.is_level()
         assert watched.informer.lists == 2
         assert told(watched.deltas) == [
-            (What.DELETED, "a"),
-            (What.MODIFIED, "b"),
-            (What.DELETED, "c"),
-            (What.ADDED, "c"),
+            (DeltaType.DELETED, "a"),
+            (DeltaType.MODIFIED, "b"),
+            (DeltaType.DELETED, "c"),
+            (DeltaType.ADDED, "c"),
         ]
 
 
 async def test_bookmarks_carry_a_quiet_watch_over_a_compaction():
-    async with watching(selection=Selection(labels="x=1"), pace=PACE) as watched:
+    async with watching(selection=InformerSelector(labels="x=1"), pace=PACE) as watched:
         watched.fake.knobs.bookmark_every_s = 0.05
         watched.fake.drop_watches()
         for name in "abc":
@@ -142,7 +141,7 @@ async def test_bookmarks_carry_a_quiet_watch_over_a_compaction():
 
 
 async def test_a_watch_that_is_silent_for_too_long_is_begun_anew():
-    pace = Pace(watch_s=60.0, silent_s=0.2, lived_s=0.0, first_wait_s=0.01, most_wait_s=0.05)
+    pace = InformerTiming(watch_s=60.0, silent_s=0.2, lived_s=0.0, first_wait_s=0.01, most_wait_s=0.05)
     async with watching(pace=pace) as watched:
         watched.fake.knobs.is_mute = True
         await watched.add("a")
@@ -152,7 +151,7 @@ async def test_a_watch_that_is_silent_for_too_long_is_begun_anew():
 
 
 async def test_a_watch_that_speaks_now_and_then_lives_on():
-    pace = Pace(watch_s=60.0, silent_s=1.0, lived_s=0.0, first_wait_s=0.01, most_wait_s=0.05)
+    pace = InformerTiming(watch_s=60.0, silent_s=1.0, lived_s=0.0, first_wait_s=0.01, most_wait_s=0.05)
     async with watching(pace=pace) as watched:
         for index in range(12):
             await watched.add(f"a{index}")
@@ -174,7 +173,7 @@ async def test_a_burst_is_told_whole_and_in_order():
 
 
 async def test_a_server_that_went_back_in_time_is_believed():
-    pace = Pace(watch_s=60.0, silent_s=0.3, lived_s=0.0, first_wait_s=0.01, most_wait_s=0.05)
+    pace = InformerTiming(watch_s=60.0, silent_s=0.3, lived_s=0.0, first_wait_s=0.01, most_wait_s=0.05)
     async with watching(pace=pace) as watched:
         await watched.add("a", x="1")
         await watched.is_level()
@@ -186,7 +185,7 @@ async def test_a_server_that_went_back_in_time_is_believed():
         await watched.fake.start()
         await watched.add("b")
         await watched.is_level()
-        assert watched.informer.objects[Key("default", "a")]["data"] == {"x": "0"}
+        assert watched.informer.objects[ObjectKey("default", "a")]["data"] == {"x": "0"}
         assert int(watched.informer.version) < 1_000
 
 
@@ -261,19 +260,19 @@ async def test_what_is_not_needed_is_not_kept():
     async with watching(keep=keep) as watched:
         await watched.add("a", x="1")
         await eventually(lambda: _when(len(watched.informer.objects) == 1))
-        assert watched.informer.objects[Key("default", "a")].keys() == {"metadata"}
+        assert watched.informer.objects[ObjectKey("default", "a")].keys() == {"metadata"}
         assert watched.informer.age_s() < 5.0
 
 
 def test_an_event_that_is_older_than_what_is_held_changes_nothing():
-    held = Held(most=10)
+    held = ObjectStore(most=10)
     found = {"metadata": {"name": "a", "namespace": "n", "uid": "u", "resourceVersion": "7"}}
     old = {"metadata": {**found["metadata"], "resourceVersion": "5"}}
-    assert held.replaced([found]) == [Delta(What.ADDED, Key("n", "a"), None, found)]
-    assert held.applied(Change(Told.MODIFIED, old)) == []
-    assert held.applied(Change(Told.DELETED, old)) == []
-    assert held.objects[Key("n", "a")] is found
-    assert held.replaced([old]) == [Delta(What.MODIFIED, Key("n", "a"), found, old)], "a list is right"
+    assert held.replaced([found]) == [Delta(DeltaType.ADDED, ObjectKey("n", "a"), None, found)]
+    assert held.applied(WatchEvent(WatchEventType.MODIFIED, old)) == []
+    assert held.applied(WatchEvent(WatchEventType.DELETED, old)) == []
+    assert held.objects[ObjectKey("n", "a")] is found
+    assert held.replaced([old]) == [Delta(DeltaType.MODIFIED, ObjectKey("n", "a"), found, old)], "a list is right"
 
 
 async def test_a_list_from_now_on_tells_what_a_mute_watch_did_not():
@@ -285,7 +284,7 @@ async def test_a_list_from_now_on_tells_what_a_mute_watch_did_not():
         lists = watched.informer.lists
         async with asyncio.timeout(10.0):
             await watched.informer.listed_since(time.monotonic())
-        assert Key("default", "b") in watched.informer.objects
+        assert ObjectKey("default", "b") in watched.informer.objects
         assert watched.informer.lists == lists + 1
         assert watched.informer.failures == 0
         await watched.informer.listed_since(0.0)

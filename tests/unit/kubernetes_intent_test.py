@@ -3,7 +3,8 @@
 import pytest
 from tests.kubernetes_rig import pod
 
-from eelgrid_controller.kubernetes.intent import Intent, Refused, intent_of, metrics_at
+from eelgrid_controller.engines.kubernetes.model.owners import IntentRefusal
+from eelgrid_controller.engines.kubernetes.pods.intent import WorkloadIntent, parse_intent, resolve_metrics_source
 from eelgrid_protos.messages import (
     LatencyMetric,
     LatencyObjective,
@@ -16,7 +17,7 @@ from eelgrid_protos.messages import (
     TrainingPromise,
     WorkloadKind,
 )
-from eelgrid_protos.schema import check
+from eelgrid_protos.schema import check_message
 
 DEPLOYED = ("apps/v1", "ReplicaSet", "llm-7d9f", "r1")
 JOB = ("batch/v1", "Job", "etl", "j1")
@@ -28,15 +29,15 @@ def ours(**said):
 
 
 def wanted(**fields):
-    found = intent_of(pod(**fields), {})
-    assert isinstance(found, Intent), found
-    check(found.spec)
+    found = parse_intent(pod(**fields), {})
+    assert isinstance(found, WorkloadIntent), found
+    check_message(found.spec)
     return found
 
 
 def refused(**fields):
-    found = intent_of(pod(**fields), {})
-    assert isinstance(found, Refused)
+    found = parse_intent(pod(**fields), {})
+    assert isinstance(found, IntentRefusal)
     assert found.problem
     assert found.remedy
     return found
@@ -102,9 +103,9 @@ def test_a_service_is_promised_its_latencies():
     )
     assert (found.spec.priority, found.profile) == (-5, "llama-70b")
     assert found.spec.request.gpu_models == ("H100-80GB-HBM3", "H200")
-    at = metrics_at(found.metrics, "10.0.0.7")
+    at = resolve_metrics_source(found.metrics, "10.0.0.7")
     assert at == MetricsSource(server=MetricsServer.VLLM, url="http://10.0.0.7:8000/metrics", model="llama")
-    assert metrics_at(found.metrics, "fd00::7").url == "http://[fd00::7]:8000/metrics"
+    assert resolve_metrics_source(found.metrics, "fd00::7").url == "http://[fd00::7]:8000/metrics"
 
 
 def test_a_pod_says_who_is_charged():
@@ -151,7 +152,7 @@ def test_priorities_of_kubernetes_are_bounded_by_the_contracts():
 
 def test_other_vendors_gpus_are_gpus_and_the_node_has_to_have_them():
     found = pod(gpus=0, requests={"amd.com/gpu": "4"})
-    assert intent_of(found, {}).spec.request.gpu_count == 4
+    assert parse_intent(found, {}).spec.request.gpu_count == 4
     assert found.constraint.devices == (("amd.com/gpu", 4),)
 
 

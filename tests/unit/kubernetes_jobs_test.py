@@ -6,20 +6,31 @@ import pytest
 from tests.fakes.kubernetes.patches import json_patched
 from tests.jobs_rig import gated, ground, job, known, site, template
 
-from eelgrid_controller.kubernetes import names
-from eelgrid_controller.kubernetes.gate_events import Failure
-from eelgrid_controller.kubernetes.jobs import JobGone, Jobs, JobSeen, NotWritten, Tell, Write, Written
-from eelgrid_controller.kubernetes.jobs_asked import asked_of, wish_of
-from eelgrid_controller.kubernetes.jobs_patches import record_of
-from eelgrid_controller.kubernetes.right_sizing import Size
+from eelgrid_controller.engines.kubernetes.jobs.right_sizer import (
+    JobPatched,
+    JobPatchFailed,
+    JobRightSizer,
+    PatchJob,
+    RecordJobEvent,
+    SuspendedJobDeleted,
+    SuspendedJobUpdated,
+)
+from eelgrid_controller.engines.kubernetes.jobs.right_sizing import JobSize
+from eelgrid_controller.engines.kubernetes.jobs.suspended_job import (
+    parse_size_constraints,
+    parse_suspended_job,
+    record_text,
+)
+from eelgrid_controller.engines.kubernetes.model import well_known
+from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
 
 LOOSE = {"slowdown": "95%"}
 
 
 def one(found, *, kind="Job", at_s=0.0, jobs=None, **how):
     """The write that a job gets, or None."""
-    jobs = Jobs() if jobs is None else jobs
-    told = jobs.take([JobSeen(kind, found)], ground(**how), at_s, leads=True)
+    jobs = JobRightSizer() if jobs is None else jobs
+    told = jobs.take([SuspendedJobUpdated(kind, found)], ground(**how), at_s, leads=True)
     assert len(told) <= 1
     return told[0] if told else None
 
@@ -30,7 +41,7 @@ def written(found, write):
 
 
 def record(found):
-    return json.loads(found["metadata"]["annotations"][names.ANNOTATION_RIGHT_SIZED])
+    return json.loads(found["metadata"]["annotations"][well_known.ANNOTATION_RIGHT_SIZED])
 
 
 def gpus(found):
@@ -76,7 +87,7 @@ def test_one_that_kueue_put_back_is_let_go_and_not_changed():
     before = gated(job(generation=5, queue="q", **LOOSE), "other.example/a")
     write = one(before)
     assert write.outcome == "released"
-    assert written(before, write)["metadata"]["annotations"][names.KUEUE_GATED_BY] == "other.example/a"
+    assert written(before, write)["metadata"]["annotations"][well_known.KUEUE_GATED_BY] == "other.example/a"
     assert len(write.operations) == 3
 
 
@@ -85,30 +96,32 @@ def test_who_waits_for_us_and_asks_for_nothing_is_let_go():
     write = one(before)
     assert write.outcome == "released"
     after = written(before, write)
-    assert names.KUEUE_GATED_BY not in after["metadata"]["annotations"]
+    assert well_known.KUEUE_GATED_BY not in after["metadata"]["annotations"]
     assert after["spec"] == before["spec"]
 
 
 def test_what_nobody_can_read_keeps_nobody_waiting():
     odd = gated(job("odd", queue="q"))
     del odd["spec"]["template"]["spec"]
-    jobs = Jobs()
-    told = jobs.take([JobSeen("Job", odd), JobSeen("Job", job(**LOOSE))], ground(), 0.0, leads=True)
+    jobs = JobRightSizer()
+    told = jobs.take(
+        [SuspendedJobUpdated("Job", odd), SuspendedJobUpdated("Job", job(**LOOSE))], ground(), 0.0, leads=True
+    )
     assert [write.outcome for write in told] == ["kept", "changed"]
     assert "has no pods" in one(job(pods=0)).why
     assert "write one of true, recommend" in one(job(right_size="yes")).why
 
 
 def test_who_does_not_ask_is_not_looked_at():
-    assert asked_of("Job", job(right_size=None)) is None
-    assert asked_of("Job", job(labels={names.LABEL_MANAGED: "false"})) is None
+    assert parse_suspended_job("Job", job(right_size=None)) is None
+    assert parse_suspended_job("Job", job(labels={well_known.LABEL_MANAGED: "false"})) is None
 
 
 @pytest.mark.parametrize("notes", [LOOSE, {}, {"profile": None}, {"gpus": None}, {"slowdwon": "5%"}, {"gpus": "0-2"}])
 def test_kueue_is_let_go_with_whatever_comes_of_it(notes):
     before = gated(job(queue="q", **notes))
     after = written(before, one(before))
-    assert names.KUEUE_GATED_BY not in after["metadata"]["annotations"]
+    assert well_known.KUEUE_GATED_BY not in after["metadata"]["annotations"]
     assert record(after)["outcome"] == ("changed" if notes is LOOSE else "kept")
     assert after["spec"]["suspend"] is True  # Kueue starts it
 
@@ -148,7 +161,7 @@ def test_its_people_start_it_through_us_and_kueue_starts_its_own():
 def indexed(**notes):
     """Four workers of one GPU that train together."""
     found = job(asks=1, pods=4, spec={"completionMode": "Indexed"}, gpus=None, **LOOSE, **notes)
-    found["spec"]["template"]["metadata"]["annotations"] = {names.ANNOTATION_KIND: "training-job"}
+    found["spec"]["template"]["metadata"]["annotations"] = {well_known.ANNOTATION_KIND: "training-job"}
     return found
 
 
@@ -174,7 +187,7 @@ def test_a_slice_where_nodes_offer_it_and_mode_gate_does_not_place_the_pods():
     after = written(before, one(before, points=points, sites=sites))
     assert gpus(after)["limits"] == {"nvidia.com/mig-2g.20gb": "1"}
     assert one(job(asks=1, **how), points=points).outcome == "kept"  # no node has any
-    managed = job(asks=1, spec={"template": template(gpus=1, labels={names.LABEL_MANAGED: "true"})}, **how)
+    managed = job(asks=1, spec={"template": template(gpus=1, labels={well_known.LABEL_MANAGED: "true"})}, **how)
     assert "mode gate does not place" in one(managed, points=points, sites=sites).why
 
 
@@ -188,35 +201,40 @@ def test_nodes_that_it_cannot_come_to_do_not_count():
 
 
 def test_a_deadline_is_the_work_over_the_time_left():
-    wish = wish_of("Job", job(deadline="1h", work="36000"), now_s=5.0)
+    wish = parse_size_constraints("Job", job(deadline="1h", work="36000"), now_s=5.0)
     assert wish.need_hz == pytest.approx(10.0)
-    wish = wish_of("Job", job(deadline="1970-01-01T01:00:05Z", work="36000"), now_s=5.0)
+    wish = parse_size_constraints("Job", job(deadline="1970-01-01T01:00:05Z", work="36000"), now_s=5.0)
     assert wish.need_hz == pytest.approx(10.0)
-    assert wish_of("Job", job(deadline="1970-01-01T00:00:05Z", work="1"), now_s=5.0).need_hz == float("inf")
+    assert parse_size_constraints("Job", job(deadline="1970-01-01T00:00:05Z", work="1"), now_s=5.0).need_hz == float(
+        "inf"
+    )
     assert "is missing" in one(job(deadline="1h")).why
 
 
 def test_before_136_it_is_recommended_once():
-    jobs, before = Jobs(), job(unsuspend="true", **LOOSE)
+    jobs, before = JobRightSizer(), job(unsuspend="true", **LOOSE)
     assert one(before, jobs=jobs).outcome == "changed"
-    assert jobs.take([NotWritten("uid-j", Failure.INVALID, "field is immutable")], ground(), 1.0, leads=False) == []
+    assert (
+        jobs.take([JobPatchFailed("uid-j", WriteFailure.INVALID, "field is immutable")], ground(), 1.0, leads=False)
+        == []
+    )
     (again,) = jobs.take((), ground(), 1.0, leads=True)
     assert again.outcome == "recommended"
     assert "field is immutable" in again.why
     after = written(before, again)
     assert after["spec"] == {**before["spec"], "suspend": False}
-    (told,) = jobs.take([Written("uid-j")], ground(), 2.0, leads=True)
-    assert isinstance(told, Tell)
-    assert jobs.take([JobSeen("Job", after)], ground(), 900.0, leads=True) == []
+    (told,) = jobs.take([JobPatched("uid-j")], ground(), 2.0, leads=True)
+    assert isinstance(told, RecordJobEvent)
+    assert jobs.take([SuspendedJobUpdated("Job", after)], ground(), 900.0, leads=True) == []
     assert jobs.is_wasteful("uid-j")
 
 
 def test_failures_wait_longer_each_time_and_are_told_once():
-    jobs = Jobs()
-    assert isinstance(one(job(), jobs=jobs), Write)
+    jobs = JobRightSizer()
+    assert isinstance(one(job(), jobs=jobs), PatchJob)
     tells, at_s, waits = 0, 0.0, []
     for _ in range(12):
-        tells += len(jobs.take([NotWritten("uid-j", Failure.FORBIDDEN, "no")], ground(), at_s, leads=False))
+        tells += len(jobs.take([JobPatchFailed("uid-j", WriteFailure.FORBIDDEN, "no")], ground(), at_s, leads=False))
         begin_s = at_s
         while not jobs.take((), ground(), at_s, leads=True):
             at_s += 1.0
@@ -227,17 +245,17 @@ def test_failures_wait_longer_each_time_and_are_told_once():
 
 
 def test_a_conflict_is_looked_at_anew_and_a_job_that_went_is_forgotten():
-    jobs = Jobs()
+    jobs = JobRightSizer()
     one(job(), jobs=jobs)
-    assert jobs.take([NotWritten("uid-j", Failure.CONFLICT)], ground(), 0.0, leads=True) == []
-    (again,) = jobs.take([JobSeen("Job", job(version="8"))], ground(), 1.0, leads=True)
+    assert jobs.take([JobPatchFailed("uid-j", WriteFailure.CONFLICT)], ground(), 0.0, leads=True) == []
+    (again,) = jobs.take([SuspendedJobUpdated("Job", job(version="8"))], ground(), 1.0, leads=True)
     assert again.job.version == "8"
-    jobs.take([JobGone("uid-j")], ground(), 2.0, leads=True)
+    jobs.take([SuspendedJobDeleted("uid-j")], ground(), 2.0, leads=True)
     assert not len(jobs)
 
 
 def test_a_prediction_is_waited_for_and_not_for_long():
-    jobs, coming = Jobs(), frozenset({"bert"})
+    jobs, coming = JobRightSizer(), frozenset({"bert"})
     assert one(job(profile="bert"), jobs=jobs, coming=coming, points={}) is None
     assert jobs.is_waiting(0.0)
     assert jobs.profiles() == {"bert"}
@@ -251,15 +269,15 @@ def test_a_prediction_is_waited_for_and_not_for_long():
 
 
 def test_a_copied_record_is_of_another_job():
-    copied = job(right_sized=record_of("uid-other", "changed", ""), **LOOSE)
+    copied = job(right_sized=record_text("uid-other", "changed", ""), **LOOSE)
     assert one(copied).outcome == "changed"
     assert one(job(right_sized="no json", **LOOSE)).outcome == "changed"
-    assert one(job(right_sized=record_of("uid-j", "kept", ""), **LOOSE)) is None
+    assert one(job(right_sized=record_text("uid-j", "kept", ""), **LOOSE)) is None
 
 
 def test_only_who_leads_writes():
-    jobs = Jobs()
-    assert jobs.take([JobSeen("Job", job())], ground(), 0.0, leads=False) == []
+    jobs = JobRightSizer()
+    assert jobs.take([SuspendedJobUpdated("Job", job())], ground(), 0.0, leads=False) == []
     assert len(jobs.take((), ground(), 50.0, leads=True)) == 1
 
 
@@ -322,11 +340,15 @@ def test_claims_and_several_containers_are_sized_by_hand():
 
 def test_the_wish_is_read_from_the_template_and_the_job_goes_before():
     found = job(profile=None)
-    notes = {names.ANNOTATION_PROFILE: "mine", names.ANNOTATION_GPUS: "1", names.ANNOTATION_SLOWDOWN: "10%"}
+    notes = {
+        well_known.ANNOTATION_PROFILE: "mine",
+        well_known.ANNOTATION_GPUS: "1",
+        well_known.ANNOTATION_SLOWDOWN: "10%",
+    }
     found["spec"]["template"]["metadata"]["annotations"] = notes
-    wish = wish_of("Job", found, now_s=0.0)
+    wish = parse_size_constraints("Job", found, now_s=0.0)
     assert (wish.profile, wish.gpus, wish.slowdown_most) == ("mine", (1, 2, 4, 8), 0.1)
-    assert wish.asked == Size(1, 4)
-    jobs = Jobs()
-    jobs.take([JobSeen("Job", found)], ground(), 0.0, leads=False)
+    assert wish.asked == JobSize(1, 4)
+    jobs = JobRightSizer()
+    jobs.take([SuspendedJobUpdated("Job", found)], ground(), 0.0, leads=False)
     assert jobs.profiles() == {"mine"}

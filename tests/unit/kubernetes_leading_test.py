@@ -7,11 +7,10 @@ from contextlib import asynccontextmanager
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.manifests import pod
 
-from eelgrid_controller.adapters.kubernetes.elector import Term
-from eelgrid_controller.adapters.kubernetes.leading import ROLE, LeaderLabel
-from eelgrid_controller.adapters.kubernetes.resources import PODS
+from eelgrid_controller.engines.kubernetes.api.elector import ROLE_LABEL, LeaderLabel, LeadershipTerm
+from eelgrid_controller.engines.kubernetes.api.port import PODS
 
-TERM = Term(1, 1e9)
+TERM = LeadershipTerm(1, 1e9)
 
 
 @asynccontextmanager
@@ -34,7 +33,7 @@ async def two_pods():
 
 
 async def leaders(cluster):
-    found = await cluster.list(PODS, namespace="default", labels=f"{ROLE}=leader")
+    found = await cluster.list(PODS, namespace="default", labels=f"{ROLE_LABEL}=leader")
     return [one["metadata"]["name"] for one in found.items]
 
 
@@ -58,7 +57,7 @@ async def test_who_leads_takes_it_from_one_that_was_cut_off():
     async with two_pods() as (_, cluster, (one, two, _)):
         one.turned(TERM)
         await until(cluster, ["one"])
-        two.turned(Term(2, 1e9))
+        two.turned(LeadershipTerm(2, 1e9))
         await until(cluster, ["two"])
 
 

@@ -5,58 +5,78 @@ from dataclasses import replace
 import pytest
 from tests.gate_rig import SETTINGS, Api, Side, check, settle
 
-from eelgrid_controller.kubernetes import gate_events as told
-from eelgrid_controller.kubernetes.budgets import forbids
-from eelgrid_controller.kubernetes.draining import Drained, Taints, is_drained, is_tainted, status_of, taint_patch
-from eelgrid_controller.kubernetes.evicting import Evict, evict, survives
-from eelgrid_controller.kubernetes.gate_events import Key
-from eelgrid_controller.kubernetes.move_notes import Note, note_of, note_text
-from eelgrid_controller.kubernetes.moving import Bounds, Going, Manner, Mover, Order, manner_of, mobility_of
-from eelgrid_controller.kubernetes.names import (
+from eelgrid_controller.engines.kubernetes.model.objects import OwnerReference, Pod
+from eelgrid_controller.engines.kubernetes.model.selectors import parse_constraint, remove_pin_terms
+from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_DRAIN,
     ANNOTATION_MOVE,
     ANNOTATION_MOVED_AT,
     GATE,
     TAINT_REPARTITION,
 )
-from eelgrid_controller.kubernetes.selectors import constraint_of, unpinned
-from eelgrid_controller.kubernetes.surging import Mark, Over, Pace, Wait
-from eelgrid_controller.kubernetes.views import Owner, Pod
+from eelgrid_controller.engines.kubernetes.pods import gate_events as told
+from eelgrid_controller.engines.kubernetes.pods.disruption import (
+    DrainProgress,
+    TaintTimers,
+    drain_status,
+    find_blocking_budget,
+    is_drain_requested,
+    is_tainted,
+    taint_patch,
+)
+from eelgrid_controller.engines.kubernetes.pods.gate_events import PodKey
+from eelgrid_controller.engines.kubernetes.pods.migration import (
+    EvictPods,
+    MarkPod,
+    MoveEnded,
+    MoveLimits,
+    MoveMethod,
+    MoveOrder,
+    MoveQueue,
+    MoveTimeouts,
+    MovingPod,
+    WaitStep,
+    mobility_of,
+    move_method_of,
+    next_eviction_step,
+    survives_evictions,
+)
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import MoveNote, format_move_note, parse_move_note
 from eelgrid_protos.messages import Mobility, Move, Placement, ReplicaMove
 
-PACE = Pace(budget_s=100.0, arrive_s=50.0)
+PACE = MoveTimeouts(budget_s=100.0, arrive_s=50.0)
 
 
 def pod(uid, *, owner="rs", kind="ReplicaSet", name="", gated=False, **how):
     return Pod(
         uid=uid, namespace="x", name=name or f"p-{uid}", labels={}, annotations=how.pop("annotations", {}),
-        owner=Owner("apps/v1", kind, "o", owner) if owner else None, gates=(GATE,) if gated else (), **how,
+        owner=OwnerReference("apps/v1", kind, "o", owner) if owner else None, gates=(GATE,) if gated else (), **how,
     )  # fmt: skip
 
 
-def order(uid, *, owner="rs", workload="w", kind="ReplicaSet", manner=Manner.SURGE, name=""):
-    going = Going(uid, Key("x", name or f"p-{uid}"), 0, "a", "b")
-    return Order(f"unit-{uid}", workload, manner, (going,), kind, "o", owner)
+def order(uid, *, owner="rs", workload="w", kind="ReplicaSet", manner=MoveMethod.SURGE, name=""):
+    going = MovingPod(uid, PodKey("x", name or f"p-{uid}"), 0, "a", "b")
+    return MoveOrder(f"unit-{uid}", workload, manner, (going,), kind, "o", owner)
 
 
 # Notes
 
 
 def test_a_note_is_read_as_it_was_written():
-    note = Note(uid="u", pod="p", workload="w", to="n", replicas=3, since_s=12.5, step="surge", cost="7")
-    assert note_of({ANNOTATION_MOVE: note_text(note)}) == note
+    note = MoveNote(uid="u", pod="p", workload="w", to="n", replicas=3, since_s=12.5, step="surge", cost="7")
+    assert parse_move_note({ANNOTATION_MOVE: format_move_note(note)}) == note
 
 
 @pytest.mark.parametrize("text", ["", "x", "[]", "{}", '{"uid":""}', '{"uid":"u","replicas":"many"}', "x" * 10_000])
 def test_what_is_no_note_is_none(text):
-    assert note_of({ANNOTATION_MOVE: text}) is None
+    assert parse_move_note({ANNOTATION_MOVE: text}) is None
 
 
 # Orders
 
 
 def test_moves_begin_in_turn_within_their_bounds():
-    mover = Mover(Bounds(at_once=2, per_hour=3))
+    mover = MoveQueue(MoveLimits(at_once=2, per_hour=3))
     orders = [order(f"u{index}", owner=f"rs{index // 2}") for index in range(8)]
     assert all(mover.offer(one, 0.0) for one in orders)
     assert not mover.offer(orders[0], 0.0)
@@ -71,7 +91,7 @@ def test_moves_begin_in_turn_within_their_bounds():
 
 
 def test_what_came_by_a_move_stays_for_a_while():
-    mover = Mover(Bounds(again_s=600.0))
+    mover = MoveQueue(MoveLimits(again_s=600.0))
     came = {"u": pod("u", annotations={ANNOTATION_MOVED_AT: "1000"})}
     mover.offer(order("u"), 0.0)
     assert not list(mover.due(came.get, 1500.0))
@@ -79,7 +99,7 @@ def test_what_came_by_a_move_stays_for_a_while():
 
 
 def test_a_new_pod_of_the_same_owner_claims_the_kept_place_once():
-    mover = Mover(Bounds())
+    mover = MoveQueue(MoveLimits())
     one = order("old")
     mover.begin(one)
     assert mover.claim(pod("n1", owner="other", gated=True)) == ""
@@ -93,23 +113,23 @@ def test_a_new_pod_of_the_same_owner_claims_the_kept_place_once():
 
 
 def test_of_a_stateful_set_the_pod_of_the_same_name_claims():
-    mover = Mover(Bounds())
-    mover.begin(order("old", kind="StatefulSet", manner=Manner.EVICT, name="s-1"))
+    mover = MoveQueue(MoveLimits())
+    mover.begin(order("old", kind="StatefulSet", manner=MoveMethod.EVICT, name="s-1"))
     assert mover.claim(pod("n0", kind="StatefulSet", name="s-0", gated=True)) == ""
     assert mover.claim(pod("n1", kind="StatefulSet", name="s-1", gated=True)) == "unit-old"
 
 
 def test_what_is_fixed_or_has_no_owner_is_never_moved():
-    assert manner_of(Mobility.FIXED, "Job") is None
-    assert manner_of(Mobility.RESTARTABLE, "") is None
-    assert manner_of(Mobility.RESTARTABLE, "Job") is Manner.EVICT
-    assert manner_of(Mobility.MOVABLE, "ReplicaSet") is Manner.SURGE
+    assert move_method_of(Mobility.FIXED, "Job") is None
+    assert move_method_of(Mobility.RESTARTABLE, "") is None
+    assert move_method_of(Mobility.RESTARTABLE, "Job") is MoveMethod.EVICT
+    assert move_method_of(Mobility.MOVABLE, "ReplicaSet") is MoveMethod.SURGE
     assert mobility_of(pod("u", kind="Job")) is Mobility.FIXED
     assert mobility_of(pod("u", kind="StatefulSet")) is Mobility.RESTARTABLE
 
 
 def test_what_waits_too_long_for_its_turn_is_late():
-    mover = Mover(Bounds(at_once=1, wait_s=100.0))
+    mover = MoveQueue(MoveLimits(at_once=1, wait_s=100.0))
     mover.offer(order("a", owner="1"), 0.0)
     mover.offer(order("b", owner="2"), 50.0)
     mover.offer(order("c", owner="3"), 50.0)
@@ -122,33 +142,33 @@ def test_what_waits_too_long_for_its_turn_is_late():
 
 
 def gang(*uids, **how):
-    notes = tuple(Note(uid=uid, since_s=0.0, evict_s=10.0) for uid in uids)
+    notes = tuple(MoveNote(uid=uid, since_s=0.0, evict_s=10.0) for uid in uids)
     return notes, {uid: pod(uid, node_name="a", **how) for uid in uids}
 
 
 def marked(notes, pods):
     return {
-        note.uid: replace(pods[note.uid], annotations={ANNOTATION_MOVE: note_text(replace(note, step="told"))})
+        note.uid: replace(pods[note.uid], annotations={ANNOTATION_MOVE: format_move_note(replace(note, step="told"))})
         for note in notes
     }
 
 
 def test_pods_are_told_before_they_are_evicted_all_at_once():
     notes, pods = gang("a", "b")
-    first = evict(notes, pods, PACE, 0.0, arrived=False)
-    assert isinstance(first, Mark)
+    first = next_eviction_step(notes, pods, PACE, 0.0, arrived=False)
+    assert isinstance(first, MarkPod)
     assert (first.pod.uid, first.evict_s) == ("a", 10.0)
     pods = marked(notes, pods)
-    assert isinstance(evict(notes, pods, PACE, 9.0, arrived=False), Wait)
-    found = evict(notes, pods, PACE, 10.0, arrived=False)
-    assert isinstance(found, Evict)
+    assert isinstance(next_eviction_step(notes, pods, PACE, 9.0, arrived=False), WaitStep)
+    found = next_eviction_step(notes, pods, PACE, 10.0, arrived=False)
+    assert isinstance(found, EvictPods)
     assert {one.uid for one in found.pods} == {"a", "b"}
 
 
 def test_what_is_forbidden_for_too_long_ends_with_the_reason():
     notes, pods = gang("a")
-    over = evict(notes, marked(notes, pods), PACE, 111.0, arrived=False, last="the budget b forbids it")
-    assert isinstance(over, Over)
+    over = next_eviction_step(notes, marked(notes, pods), PACE, 111.0, arrived=False, last="the budget b forbids it")
+    assert isinstance(over, MoveEnded)
     assert not over.is_done
     assert "the budget b forbids it" in over.why
 
@@ -156,23 +176,25 @@ def test_what_is_forbidden_for_too_long_ends_with_the_reason():
 def test_what_has_gone_in_part_is_tried_for_longer_and_nobody_is_told_anew():
     notes, pods = gang("a", "b")
     del pods["a"]
-    assert isinstance(evict(notes, pods, PACE, 111.0, arrived=False), Evict)
+    assert isinstance(next_eviction_step(notes, pods, PACE, 111.0, arrived=False), EvictPods)
 
 
 def test_a_place_is_kept_until_the_pod_has_come():
     notes, _ = gang("a")
-    assert isinstance(evict(notes, {}, PACE, 20.0, arrived=False), Wait)
-    assert evict(notes, {}, PACE, 20.0, arrived=True) == Over(is_done=True, why="evicted")
-    assert evict(notes, {}, PACE, 200.0, arrived=False) == Over(is_done=True, why="evicted")
+    assert isinstance(next_eviction_step(notes, {}, PACE, 20.0, arrived=False), WaitStep)
+    assert next_eviction_step(notes, {}, PACE, 20.0, arrived=True) == MoveEnded(is_done=True, why="evicted")
+    assert next_eviction_step(notes, {}, PACE, 200.0, arrived=False) == MoveEnded(is_done=True, why="evicted")
 
 
 def test_a_job_that_would_fail_is_not_evicted():
-    assert survives({"spec": {"backoffLimit": 1}}, 1)
-    assert not survives({"spec": {"backoffLimit": 0}}, 1)
-    assert not survives({"spec": {"backoffLimit": 3}, "status": {"failed": 2}}, 2)
+    assert survives_evictions({"spec": {"backoffLimit": 1}}, 1)
+    assert not survives_evictions({"spec": {"backoffLimit": 0}}, 1)
+    assert not survives_evictions({"spec": {"backoffLimit": 3}, "status": {"failed": 2}}, 2)
     met = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    assert survives({"spec": {"backoffLimit": 0, "podFailurePolicy": {"rules": [{"action": "Ignore", **met}]}}}, 4)
-    assert not survives({"spec": {"podFailurePolicy": {"rules": [{"action": "FailJob", **met}]}}}, 1)
+    assert survives_evictions(
+        {"spec": {"backoffLimit": 0, "podFailurePolicy": {"rules": [{"action": "Ignore", **met}]}}}, 4
+    )
+    assert not survives_evictions({"spec": {"podFailurePolicy": {"rules": [{"action": "FailJob", **met}]}}}, 1)
 
 
 def test_budgets_count_all_of_a_gang():
@@ -182,9 +204,9 @@ def test_budgets_count_all_of_a_gang():
         "status": {"disruptionsAllowed": 1},
     }
     ours = {"a": "1", "t": "x"}
-    assert forbids([budget], [ours]) == ""
-    assert "lets 1 go now, and 2 would" in forbids([budget], [ours, ours])
-    assert forbids([budget], [ours, {"a": "1"}, {"a": "2", "t": ""}]) == ""
+    assert find_blocking_budget([budget], [ours]) == ""
+    assert "lets 1 go now, and 2 would" in find_blocking_budget([budget], [ours, ours])
+    assert find_blocking_budget([budget], [ours, {"a": "1"}, {"a": "2", "t": ""}]) == ""
 
 
 # Nodes
@@ -196,15 +218,15 @@ def kube_node(taints=None, *, cordoned=False, version="7", **annotations):
 
 
 def test_a_node_is_drained_where_it_is_cordoned_and_annotated():
-    assert is_drained(kube_node(cordoned=True, **{ANNOTATION_DRAIN: "true"}))
-    assert not is_drained(kube_node(**{ANNOTATION_DRAIN: "true"}))
-    assert not is_drained(kube_node(cordoned=True))
+    assert is_drain_requested(kube_node(cordoned=True, **{ANNOTATION_DRAIN: "true"}))
+    assert not is_drain_requested(kube_node(**{ANNOTATION_DRAIN: "true"}))
+    assert not is_drain_requested(kube_node(cordoned=True))
 
 
 def test_how_far_a_drain_is():
-    assert status_of(Drained()) == "empty of managed pods"
-    assert "hold 3 GPUs" in status_of(Drained(foreign_gpus=3))
-    assert status_of(Drained(2, ("x/a (fixed)",))) == "2 to move; 1 stay: x/a (fixed)"
+    assert drain_status(DrainProgress()) == "empty of managed pods"
+    assert "hold 3 GPUs" in drain_status(DrainProgress(foreign_gpus=3))
+    assert drain_status(DrainProgress(2, ("x/a (fixed)",))) == "2 to move; 1 stay: x/a (fixed)"
 
 
 def test_our_taint_goes_on_and_off_and_those_of_others_stay():
@@ -222,7 +244,7 @@ def test_our_taint_goes_on_and_off_and_those_of_others_stay():
 
 
 def test_a_taint_that_nothing_wants_is_removed_whoever_put_it_there():
-    taints = Taints(most_s=100.0)
+    taints = TaintTimers(most_s=100.0)
     assert taints.turns({"a"}, {"b"}, 0.0) == {"a": True, "b": False}
     assert taints.turns({"a"}, {"a"}, 50.0) == {}
     assert taints.turns({"a"}, {"a"}, 101.0) == {"a": False}
@@ -240,9 +262,9 @@ def test_what_a_pod_asked_for_before_it_was_pinned():
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
         return {"affinity": {"nodeAffinity": required}, "tolerations": [{"operator": "Exists"}]}
 
-    pinned = constraint_of(spec({"matchExpressions": [wish], "matchFields": [pin]}))
-    assert unpinned(pinned) == constraint_of(spec({"matchExpressions": [wish]}))
-    assert unpinned(constraint_of(spec({"matchFields": [pin]}))) == constraint_of(
+    pinned = parse_constraint(spec({"matchExpressions": [wish], "matchFields": [pin]}))
+    assert remove_pin_terms(pinned) == parse_constraint(spec({"matchExpressions": [wish]}))
+    assert remove_pin_terms(parse_constraint(spec({"matchFields": [pin]}))) == parse_constraint(
         {"tolerations": [{"operator": "Exists"}]}
     )
 
@@ -294,12 +316,12 @@ def test_a_place_that_the_core_moved_is_kept_for_the_pod_to_come():
     name = api.pod(owner="rs-1")
     new = api.pods[name]["metadata"]["uid"]
     side.hear()
-    side.events.insert(0, told.Replaces(new, unit.name))
+    side.events.insert(0, told.ReplacementStarted(new, unit.name))
     settle(api, [side], 20.0, rounds=3)
     assert api.bound[new] == to
     assert list(side.core.state.workloads) == [workload], "it has no place of its own"
     api.pods = {key: one for key, one in api.pods.items() if one["metadata"]["uid"] != uid}
-    side.events += [told.PodGone(uid), told.MoveOver(unit.name, uid)]
+    side.events += [told.PodDeleted(uid), told.MoveFinished(unit.name, uid)]
     settle(api, [side], 30.0, rounds=3)
     assert side.core.state.nodes[here].others.gpu_count == 0
     assert side.gate.units[workload].moving == {}
@@ -313,7 +335,7 @@ def test_a_kept_place_to_which_nobody_comes_is_let_go():
     here = api.bound[uid]
     workload, _, _ = moved(side, next(name for name in ("a", "b", "c") if name != here))
     settle(api, [side], 10.0, rounds=3)
-    side.events.append(told.MoveOver(workload, uid))
+    side.events.append(told.MoveFinished(workload, uid))
     settle(api, [side], 20.0, rounds=3)
     assert side.core.state.workloads[workload].phase.name == "CANCELLED"
     assert api.bound[uid] == here
@@ -333,7 +355,7 @@ def test_a_move_that_is_taken_back_is_as_if_it_had_not_been():
     (item,) = move.replicas
     back = replace(move, replicas=(ReplicaMove(source=item.target, target=item.source),))
     side._heard(side.core.apply_moves((back,), now_ns=100, is_back=True).events)
-    side.events.append(told.MoveOver(workload, uid))
+    side.events.append(told.MoveFinished(workload, uid))
     settle(api, [side], 20.0, rounds=3)
     unit = side.gate.units[workload]
     assert unit.slots == {0: uid}
@@ -362,7 +384,7 @@ def test_a_pod_that_ends_while_its_place_is_moved_holds_nothing_anywhere():
     _, _, _ = moved(side, next(name for name in ("a", "b", "c") if name != here))
     api.end(name)
     settle(api, [side], 10.0, rounds=3)
-    side.events.append(told.MoveOver(next(iter(side.gate.units), "")))
+    side.events.append(told.MoveFinished(next(iter(side.gate.units), "")))
     settle(api, [side], 20.0, rounds=3)
     assert {record.others.gpu_count for record in side.core.state.nodes.values()} == {0}
     assert not any(record.assignments for record in side.core.state.nodes.values())

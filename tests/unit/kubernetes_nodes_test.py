@@ -3,17 +3,24 @@
 import pytest
 from tests.kubernetes_rig import node, pod
 
-from eelgrid_controller.kubernetes.constraints import constraint_of, tolerates, trait, unmet
-from eelgrid_controller.kubernetes.nodes import closed_reason, inventory_of, mig_owner, occupied, pool_of, product_of
-from eelgrid_controller.kubernetes.selectors import Taint, Toleration
-from eelgrid_controller.kubernetes.views import pod_of
-from eelgrid_controller.occupancy import Others
-from eelgrid_protos.schema import check
+from eelgrid_controller.engines.kubernetes.model.node_inventory import (
+    closed_reason,
+    external_usage_on,
+    inventory_of,
+    mig_owner,
+    pool_of,
+    product_of,
+)
+from eelgrid_controller.engines.kubernetes.model.objects import parse_pod
+from eelgrid_controller.engines.kubernetes.model.selectors import Taint, Toleration, parse_constraint
+from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import find_unmet_rule, is_tolerated, trait_name
+from eelgrid_controller.state.engine_reports import ExternalUsage
+from eelgrid_protos.schema import check_message
 
 
 def running(name="a", *, node_name="n1", phase="Running", containers=None, **metadata):
     containers = containers or [{"name": "c", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}]
-    return pod_of(
+    return parse_pod(
         {
             "metadata": {"name": name, "uid": name, **metadata},
             "spec": {"nodeName": node_name, "containers": containers, "overhead": {"cpu": "100m"}},
@@ -36,7 +43,7 @@ def test_a_node_is_read_with_what_the_catalogue_knows():
             },
         )
     )
-    check(found)
+    check_message(found)
     assert (found.cpu_milli, found.memory_bytes, found.boot_id) == (95500, 1024**4, "boot-1")
     assert (found.pool, found.topology, found.driver_version) == ("p5", ("r1", "z1"), "580.65")
     assert [(gpu.uuid, gpu.index) for gpu in found.gpus] == [("n1/gpu-0", 0), ("n1/gpu-1", 1)]
@@ -51,7 +58,7 @@ def test_a_node_is_read_with_what_the_catalogue_knows():
 
 def test_a_product_that_nobody_knows_has_its_label_as_model_and_no_watts():
     found = inventory_of(node(labels={"nvidia.com/gpu.product": "NVIDIA-Z9000", "nvidia.com/gpu.memory": "much"}))
-    check(found)
+    check_message(found)
     gpu = found.gpus[0]
     assert (gpu.model, gpu.catalogue_key, gpu.power_limit_default_w, gpu.memory_bytes) == ("Z9000", "", None, 0)
 
@@ -63,7 +70,7 @@ def test_memory_tells_products_of_one_name_apart():
 
 def test_a_long_node_name_still_gives_identifiers():
     found = inventory_of(node("n" * 63 + "." + "m" * 63 + ".x" * 10))
-    check(found)
+    check_message(found)
     assert len({gpu.uuid for gpu in found.gpus}) == 8
 
 
@@ -99,7 +106,7 @@ def test_tickets_to_gpus_are_no_inventory(labels, reason):
 def test_why_a_node_is_closed(fields, reason):
     found = closed_reason(node(**fields))
     assert found.startswith(reason) if reason else found == ""
-    assert occupied(node(**fields), []).closed == found
+    assert external_usage_on(node(**fields), []).closed == found
 
 
 def test_one_label_says_who_has_the_layout():
@@ -112,7 +119,7 @@ def test_one_label_says_who_has_the_layout():
 
 def test_others_hold_what_they_ask_for_until_they_are_gone():
     gpu = {"name": "c", "resources": {"requests": {"cpu": "2", "nvidia.com/gpu": "3"}}}
-    found = occupied(
+    found = external_usage_on(
         node(allocatable={"nvidia.com/gpu": "7"}),
         [
             running("a"),
@@ -124,31 +131,34 @@ def test_others_hold_what_they_ask_for_until_they_are_gone():
         ],
     )
     # Three GPUs asked for, and one that fell out of allocatable.
-    assert found == Others(cpu_milli=1100 + 1100 + 2100, memory_bytes=2 * 1024**3, gpu_count=3 + 1)
+    assert found == ExternalUsage(cpu_milli=1100 + 1100 + 2100, memory_bytes=2 * 1024**3, gpu_count=3 + 1)
 
 
 def test_a_kubelet_takes_so_many_pods_and_no_more():
     full = node(allocatable={"pods": "3"})
-    assert occupied(full, [running("a"), running("b")]).closed == ""
-    assert occupied(full, [running("a"), running("b"), running("c")]).closed == "3 pods are there and 3 may be"
+    assert external_usage_on(full, [running("a"), running("b")]).closed == ""
+    assert external_usage_on(full, [running("a"), running("b"), running("c")]).closed == "3 pods are there and 3 may be"
 
 
 def test_why_a_node_is_not_right_for_a_pod():
     tainted = node(taints=[{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}])
-    assert unmet(pod().constraint, tainted) == "taint nvidia.com/gpu=present:NoSchedule is not tolerated"
-    assert unmet(pod(tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists"}]).constraint, tainted) == ""
-    assert unmet(pod(nodeSelector={"zone": "a"}).constraint, node()) == "nodeSelector zone=a does not hold"
-    assert unmet(pod(requests={"rdma/hca": "1"}).constraint, node()) == "rdma/hca is there 0 times and 1 are asked for"
-    assert unmet(pod(requests={"rdma/hca": "1"}).constraint, node(allocatable={"rdma/hca": "4"})) == ""
-    assert unmet(pod().constraint, node(unschedulable=True)) == "the node is cordoned"
+    assert find_unmet_rule(pod().constraint, tainted) == "taint nvidia.com/gpu=present:NoSchedule is not tolerated"
+    assert find_unmet_rule(pod(tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists"}]).constraint, tainted) == ""
+    assert find_unmet_rule(pod(nodeSelector={"zone": "a"}).constraint, node()) == "nodeSelector zone=a does not hold"
+    assert (
+        find_unmet_rule(pod(requests={"rdma/hca": "1"}).constraint, node())
+        == "rdma/hca is there 0 times and 1 are asked for"
+    )
+    assert find_unmet_rule(pod(requests={"rdma/hca": "1"}).constraint, node(allocatable={"rdma/hca": "4"})) == ""
+    assert find_unmet_rule(pod().constraint, node(unschedulable=True)) == "the node is cordoned"
 
 
 def test_a_pin_is_by_name_and_not_fooled_by_a_hostname():
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     pinned = pod(affinity={"nodeAffinity": required}).constraint
-    assert unmet(pinned, node("n1")) == ""
-    assert unmet(pinned, node("n2", labels={"kubernetes.io/hostname": "n1"})) == (
+    assert find_unmet_rule(pinned, node("n1")) == ""
+    assert find_unmet_rule(pinned, node("n2", labels={"kubernetes.io/hostname": "n1"})) == (
         "no term of the required node affinity holds"
     )
 
@@ -156,24 +166,24 @@ def test_a_pin_is_by_name_and_not_fooled_by_a_hostname():
 def test_a_trait_is_short_stable_and_empty_where_any_node_will_do():
     plain, picky = pod().constraint, pod(nodeSelector={"zone": "a"}).constraint
     taint = Taint("t", "", "NoSchedule")
-    assert trait(plain, []) == trait(plain, [Taint("t", "", "PreferNoSchedule")]) == ""
-    assert trait(plain, [taint]) == trait(plain) == "k8s:ec4622ba457cec83"
-    assert trait(picky, []) == trait(constraint_of({"nodeSelector": {"zone": "a"}}))
-    assert trait(picky, []) != trait(plain)
-    assert tolerates([Toleration("", "Exists", "", "")], taint)
-    assert trait(pod(tolerations=[{"operator": "Exists"}]).constraint, [taint]) == ""
+    assert trait_name(plain, []) == trait_name(plain, [Taint("t", "", "PreferNoSchedule")]) == ""
+    assert trait_name(plain, [taint]) == trait_name(plain) == "k8s:ec4622ba457cec83"
+    assert trait_name(picky, []) == trait_name(parse_constraint({"nodeSelector": {"zone": "a"}}))
+    assert trait_name(picky, []) != trait_name(plain)
+    assert is_tolerated([Toleration("", "Exists", "", "")], taint)
+    assert trait_name(pod(tolerations=[{"operator": "Exists"}]).constraint, [taint]) == ""
 
 
 @pytest.mark.parametrize(("operator", "is_met"), [("Lt", [True, False, False]), ("Gt", [False, False, True])])
 def test_a_toleration_may_compare_where_that_is_served(operator, is_met):
     toleration = Toleration("t", operator, "5", "")
     taints = [Taint("t", value, "NoSchedule") for value in ("4", "5", "6")]
-    assert [tolerates([toleration], taint, compares=True) for taint in taints] == is_met
-    assert not any(tolerates([toleration], taint) for taint in taints)
+    assert [is_tolerated([toleration], taint, compares=True) for taint in taints] == is_met
+    assert not any(is_tolerated([toleration], taint) for taint in taints)
 
 
 def test_a_bound_that_stands_there_twice_holds_nowhere():
     line = {"key": "a", "operator": "Gt", "values": ["1", "1"]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [line]}]}}
     twice = pod(affinity={"nodeAffinity": required}).constraint
-    assert unmet(twice, node(labels={"a": "2"})) == "no term of the required node affinity holds"
+    assert find_unmet_rule(twice, node(labels={"a": "2"})) == "no term of the required node affinity holds"

@@ -3,9 +3,14 @@
 import pytest
 from tests.kubernetes_rig import held, manifest, pod
 
-from eelgrid_controller.kubernetes.holders import Ref, holder_of
-from eelgrid_controller.kubernetes.intent import Intent, Refused, intent_of
-from eelgrid_controller.kubernetes.owners import Membership, membership_of
+from eelgrid_controller.engines.kubernetes.model.owners import (
+    GangMembership,
+    IntentRefusal,
+    ObjectRef,
+    membership_of,
+    parse_owner_template,
+)
+from eelgrid_controller.engines.kubernetes.pods.intent import WorkloadIntent, parse_intent
 from eelgrid_protos.messages import Locality, Mobility, WorkloadKind
 
 GPU = "{spec: {containers: [{name: main, resources: {limits: {nvidia.com/gpu: 8}}}]}}"
@@ -43,16 +48,16 @@ def of_job_set(part, index, *, attempt=None):
 def test_the_workers_of_a_job_set_are_one_gang_and_its_driver_is_beside_it():
     holders = held("jobset.x-k8s.io", JOB_SET)
     workers = membership_of(of_job_set("workers", 1), holders)
-    assert workers == Membership("gang-js-workers", 8, "JobSet", "pre", "workers", 1)
+    assert workers == GangMembership("gang-js-workers", 8, "JobSet", "pre", "workers", 1)
     driver = membership_of(of_job_set("driver", 0), holders)
-    assert driver == Membership("gang-js-driver", 1, "JobSet", "pre", "driver", None)
+    assert driver == GangMembership("gang-js-driver", 1, "JobSet", "pre", "driver", None)
     assert membership_of(of_job_set("workers", 1, attempt="2"), holders).unit == "gang-js-r2-workers"
     assert membership_of(of_job_set("workers", 1, attempt="0"), holders).unit == "gang-js-workers"
 
 
 def test_a_gang_is_packed_and_named_by_its_owner():
-    found = intent_of(of_job_set("workers", 1), held("jobset.x-k8s.io", JOB_SET))
-    assert isinstance(found, Intent)
+    found = parse_intent(of_job_set("workers", 1), held("jobset.x-k8s.io", JOB_SET))
+    assert isinstance(found, WorkloadIntent)
     assert (found.spec.name, found.spec.replicas, found.size) == ("pre", 8, 8)
     assert (found.spec.locality, found.spec.mobility) == (Locality.PACK, Mobility.FIXED)
     assert found.spec.kind is WorkloadKind.BATCH_JOB
@@ -78,7 +83,7 @@ def test_a_train_job_stands_above_its_job_set():
         "uid: js",
         "uid: js, ownerReferences: [{apiVersion: trainer.kubeflow.org/v1alpha1, kind: TrainJob, name: tj, uid: t, controller: true}]",
     )
-    found = intent_of(of_job_set("workers", 0), held("jobset.x-k8s.io", text))
+    found = parse_intent(of_job_set("workers", 0), held("jobset.x-k8s.io", text))
     assert (found.owner_kind, found.owner_name, found.unit) == ("TrainJob", "tj", "gang-js-workers")
     assert found.spec.kind is WorkloadKind.TRAINING_JOB
 
@@ -111,9 +116,9 @@ def of_lws(worker, *, size="4"):
 
 def test_a_group_of_a_leader_worker_set_is_a_gang():
     holders = held("leaderworkerset.x-k8s.io", LWS)
-    assert membership_of(of_lws(0), holders) == Membership("gang-lw-1", 4, "LeaderWorkerSet", "llm", "leader", 0)
-    assert membership_of(of_lws(3), holders) == Membership("gang-lw-1", 4, "LeaderWorkerSet", "llm", "worker", 3)
-    found = intent_of(of_lws(0), holders)
+    assert membership_of(of_lws(0), holders) == GangMembership("gang-lw-1", 4, "LeaderWorkerSet", "llm", "leader", 0)
+    assert membership_of(of_lws(3), holders) == GangMembership("gang-lw-1", 4, "LeaderWorkerSet", "llm", "worker", 3)
+    found = parse_intent(of_lws(0), holders)
     assert (found.spec.kind, found.spec.mobility) == (WorkloadKind.INFERENCE_SERVICE, Mobility.RESTARTABLE)
     # A group that was made before the set was changed says so itself.
     assert membership_of(of_lws(3, size="6"), holders).size == 6
@@ -132,7 +137,7 @@ def test_workers_that_come_when_the_leader_is_ready_are_not_waited_for():
 
 
 def test_a_set_that_may_not_be_read_still_has_the_size_on_its_pods():
-    missing = {Ref("leaderworkerset.x-k8s.io", "LeaderWorkerSet", "ml", "llm"): None}
+    missing = {ObjectRef("leaderworkerset.x-k8s.io", "LeaderWorkerSet", "ml", "llm"): None}
     assert membership_of(of_lws(2), missing)[:2] == ("gang-ml/llm-1", 4)
     assert membership_of(of_lws(2, size=None), missing).field == "leaderworkerset.sigs.k8s.io/size"
 
@@ -160,14 +165,18 @@ def of_pytorch(part, index, *, uid="pt", kind="PyTorchJob"):
 
 def test_master_and_workers_of_one_template_are_one_gang_that_trains():
     holders = held("kubeflow.org", PYTORCH)
-    assert membership_of(of_pytorch("master", 0), holders) == Membership("gang-pt", 4, "PyTorchJob", "ddp", "master", 0)
-    assert membership_of(of_pytorch("worker", 2), holders) == Membership("gang-pt", 4, "PyTorchJob", "ddp", "worker", 2)
-    assert intent_of(of_pytorch("worker", 2), holders).spec.kind is WorkloadKind.TRAINING_JOB
+    assert membership_of(of_pytorch("master", 0), holders) == GangMembership(
+        "gang-pt", 4, "PyTorchJob", "ddp", "master", 0
+    )
+    assert membership_of(of_pytorch("worker", 2), holders) == GangMembership(
+        "gang-pt", 4, "PyTorchJob", "ddp", "worker", 2
+    )
+    assert parse_intent(of_pytorch("worker", 2), holders).spec.kind is WorkloadKind.TRAINING_JOB
 
 
 def test_a_job_of_the_same_name_is_not_the_pods_own():
     found = membership_of(of_pytorch("worker", 0, uid="older"), held("kubeflow.org", PYTORCH))
-    assert isinstance(found, Refused)
+    assert isinstance(found, IntentRefusal)
     assert found.needs is None
 
 
@@ -180,20 +189,20 @@ def test_a_launcher_is_not_of_the_gang_that_it_starts():
 
 def test_what_is_not_known_yet_is_asked_for():
     for one, ref in (
-        (of_job_set("workers", 0), Ref("jobset.x-k8s.io", "JobSet", "ml", "pre")),
-        (of_lws(0), Ref("leaderworkerset.x-k8s.io", "LeaderWorkerSet", "ml", "llm")),
-        (of_pytorch("worker", 0), Ref("kubeflow.org", "PyTorchJob", "ml", "ddp")),
-        (pod(schedulingGroup={"podGroupName": "g"}), Ref("scheduling.k8s.io", "PodGroup", "ml", "g")),
+        (of_job_set("workers", 0), ObjectRef("jobset.x-k8s.io", "JobSet", "ml", "pre")),
+        (of_lws(0), ObjectRef("leaderworkerset.x-k8s.io", "LeaderWorkerSet", "ml", "llm")),
+        (of_pytorch("worker", 0), ObjectRef("kubeflow.org", "PyTorchJob", "ml", "ddp")),
+        (pod(schedulingGroup={"podGroupName": "g"}), ObjectRef("scheduling.k8s.io", "PodGroup", "ml", "g")),
     ):
-        found = intent_of(one, {})
+        found = parse_intent(one, {})
         assert (found.needs, found.is_released) == (ref, False)
     # Nobody is at fault, so nobody's word on faults counts.
     trusting = pod(schedulingGroup={"podGroupName": "g"}, annotations={"eelgrid.io/on-error": "schedule"})
-    assert not intent_of(trusting, {}).is_released
+    assert not parse_intent(trusting, {}).is_released
 
 
 def test_a_job_that_cannot_be_read_is_refused_with_both_ways_out():
-    found = intent_of(of_job_set("workers", 0), {Ref("jobset.x-k8s.io", "JobSet", "ml", "pre"): None})
+    found = parse_intent(of_job_set("workers", 0), {ObjectRef("jobset.x-k8s.io", "JobSet", "ml", "pre"): None})
     assert found.needs is None
     assert "eelgrid.io/group-size" in found.remedy
     assert "grant get and watch" in found.remedy
@@ -217,7 +226,7 @@ def test_a_pod_group_of_kueue_is_a_gang_unless_it_serves():
     }
     total = {"kueue.x-k8s.io/pod-group-total-count": "2"}
     found = membership_of(pod(labels=labels, annotations=total), {})
-    assert found == Membership("gang-ml/sample", 2, "PodGroup", "sample", "", 1)
+    assert found == GangMembership("gang-ml/sample", 2, "PodGroup", "sample", "", 1)
     serving = {**total, "kueue.x-k8s.io/pod-group-serving": "true"}
     assert membership_of(pod(labels=labels, annotations=serving), {}).size == 1
     assert membership_of(pod(labels=labels), {}).field == "kueue.x-k8s.io/pod-group-total-count"
@@ -251,7 +260,7 @@ def of_job(**annotations):
     ],
 )
 def test_an_indexed_job_is_a_gang_where_it_trains(text, said, size):
-    found = intent_of(of_job(**said), held("batch", text))
+    found = parse_intent(of_job(**said), held("batch", text))
     assert (found.size, found.rank) == (size, 3)
     assert found.unit.startswith("gang-j1" if size > 1 else "pod-uid-")
 
@@ -259,7 +268,7 @@ def test_an_indexed_job_is_a_gang_where_it_trains(text, said, size):
 def test_the_peoples_own_word_goes_before_all_else():
     said = {"eelgrid.io/group": "pair", "eelgrid.io/group-size": "2"}
     found = membership_of(of_job(**said), held("batch", JOB))
-    assert found == Membership("gang-ml/pair", 2, "Job", "pair", "", 3)
+    assert found == GangMembership("gang-ml/pair", 2, "Job", "pair", "", 3)
     long = {"eelgrid.io/group": "x" * 200, "eelgrid.io/group-size": "2"}
     assert len(membership_of(of_job(**long), {}).unit) <= 128
 
@@ -274,6 +283,6 @@ def test_pods_of_ray_and_of_stateful_sets_are_placed_one_by_one():
 
 def test_a_holder_of_a_bare_object_says_nothing():
     for kind in ("Job", "JobSet", "LeaderWorkerSet", "PyTorchJob", "PodGroup", "RayCluster"):
-        found = holder_of(Ref("", kind, "ml", "x"), manifest("{metadata: {name: x}, spec: null}"))
+        found = parse_owner_template(ObjectRef("", kind, "ml", "x"), manifest("{metadata: {name: x}, spec: null}"))
         assert (found.uid, found.owner, found.least) == ("", None, None)
         assert sum(part.pods for part in found.parts) <= 1

@@ -2,19 +2,21 @@
 
 import pytest
 
-from eelgrid_controller.kubernetes.names import ANNOTATION_PLAN, GATE
-from eelgrid_controller.kubernetes.patches import pinned_node, stripping, ungating
-from eelgrid_controller.kubernetes.plans import (
-    Plan,
+from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN, GATE
+from eelgrid_controller.engines.kubernetes.pods.inflight import UnboundPodWatchdog
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import (
+    PodPlan,
     attempt_of,
-    plan_for,
-    plan_of,
-    plan_text,
+    format_plan,
+    gate_removal_patch,
+    parse_plan,
+    pinned_node,
+    plan_for_pod,
+    ungating_patch,
     unit_name,
     unit_of,
     workload_id,
 )
-from eelgrid_controller.kubernetes.watchdog import Watchdog
 
 PIN = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
 ZONE = {"key": "zone", "operator": "In", "values": ["a"]}
@@ -35,7 +37,7 @@ def terms_of(body):
 
 
 def test_one_patch_pins_tells_and_ungates():
-    body = ungating(pod(), "n1", "the plan")
+    body = ungating_patch(pod(), "n1", "the plan")
     assert body["metadata"] == {"uid": "u", "resourceVersion": "7", "annotations": {ANNOTATION_PLAN: "the plan"}}
     assert body["spec"]["schedulingGates"] is None
     assert terms_of(body) == [{"matchFields": [PIN]}]
@@ -43,7 +45,7 @@ def test_one_patch_pins_tells_and_ungates():
 
 def test_the_pin_goes_into_each_term_and_adds_none():
     other = {"key": "metadata.name", "operator": "NotIn", "values": ["n9"]}
-    body = ungating(pod([{"matchExpressions": [ZONE]}, {"matchFields": [other]}, {}]), "n1", "")
+    body = ungating_patch(pod([{"matchExpressions": [ZONE]}, {"matchFields": [other]}, {}]), "n1", "")
     assert terms_of(body) == [
         {"matchExpressions": [ZONE], "matchFields": [PIN]},
         {"matchFields": [other, PIN]},
@@ -52,7 +54,7 @@ def test_the_pin_goes_into_each_term_and_adds_none():
 
 
 def test_gates_of_others_stay():
-    assert stripping(pod(gates=("a", GATE, "b")))["spec"]["schedulingGates"] == [{"name": "a"}, {"name": "b"}]
+    assert gate_removal_patch(pod(gates=("a", GATE, "b")))["spec"]["schedulingGates"] == [{"name": "a"}, {"name": "b"}]
 
 
 def test_a_pin_is_read_back_where_every_term_has_it():
@@ -63,12 +65,12 @@ def test_a_pin_is_read_back_where_every_term_has_it():
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"epoch":"x"}', "[" * 9000, "x" * 20_000])
 def test_what_is_no_plan_is_none(text):
-    assert plan_of(text) is None
+    assert parse_plan(text) is None
 
 
 def test_plans_and_names_come_back_as_they_were():
-    plan = Plan(3, "pod-1//2", 0, "n1", (4, 5), "1g.10gb", "1")
-    assert plan_of(plan_text(plan)) == plan
+    plan = PodPlan(3, "pod-1//2", 0, "n1", (4, 5), "1g.10gb", "1")
+    assert parse_plan(format_plan(plan)) == plan
     assert (unit_of("pod-1//2"), attempt_of("pod-1//2")) == ("pod-1", 2)
     assert (unit_of("gang-x/y.7"), attempt_of("gang-x/y.7")) == ("gang-x/y.7", 1)
     assert workload_id("pod-1", 1) == "pod-1"
@@ -77,7 +79,7 @@ def test_plans_and_names_come_back_as_they_were():
 
 
 def test_one_owner_waits_twice_as_long_in_each_round():
-    dog = Watchdog(unbound_s=10.0, most_s=25.0)
+    dog = UnboundPodWatchdog(unbound_s=10.0, most_s=25.0)
     dog.watch("u", 0.0)
     assert not list(dog.overdue(9.0))
     assert list(dog.overdue(10.0)) == [("u", 10.0)]
@@ -93,7 +95,7 @@ def test_one_owner_waits_twice_as_long_in_each_round():
 
 
 def test_pods_of_one_owner_that_are_stuck_together_are_made_anew_together():
-    dog = Watchdog(unbound_s=10.0)
+    dog = UnboundPodWatchdog(unbound_s=10.0)
     for uid in range(10):
         dog.watch(f"u{uid}", uid / 10.0)
     due = [uid for uid, waited_s in dog.overdue(11.0) if dog.may_recreate("rs", waited_s, 11.0)]
@@ -106,7 +108,7 @@ def test_pods_of_one_owner_that_are_stuck_together_are_made_anew_together():
 
 
 def test_all_that_were_pinned_at_once_are_made_anew_at_once_and_those_after_them_wait_longer():
-    dog = Watchdog(unbound_s=10.0, most_s=100.0)
+    dog = UnboundPodWatchdog(unbound_s=10.0, most_s=100.0)
     for number in range(20):
         assert dog.may_recreate("rs", 10.0, 10.0 + number / 10)
         dog.recreated("rs", 10.0, 10.0 + number / 10)
@@ -116,13 +118,13 @@ def test_all_that_were_pinned_at_once_are_made_anew_at_once_and_those_after_them
 
 def test_a_plan_is_valid_for_the_uid_that_it_was_written_for():
     def text(workload, uid):
-        return plan_text(Plan(3, workload, 0, "n1", (4,), "", uid))
+        return format_plan(PodPlan(3, workload, 0, "n1", (4,), "", uid))
 
-    assert plan_for("u1", text("gang-x", "u1")) is not None
-    assert plan_for("u2", text("gang-x", "u1")) is None, "somebody's YAML was applied again"
+    assert plan_for_pod("u1", text("gang-x", "u1")) is not None
+    assert plan_for_pod("u2", text("gang-x", "u1")) is None, "somebody's YAML was applied again"
     # Plans of before name no uid: a pod alone is named by its workload, of a gang the core takes one for each replica.
-    assert plan_for("u1", text("pod-u1//3", "")) is not None
-    assert plan_for("u2", text("pod-u1//3", "")) is None
-    assert plan_for("u2", text("claim-u1", "")) is None
-    assert plan_for("u2", text("gang-x", "")) is not None
-    assert plan_for("u1", "no plan") is None
+    assert plan_for_pod("u1", text("pod-u1//3", "")) is not None
+    assert plan_for_pod("u2", text("pod-u1//3", "")) is None
+    assert plan_for_pod("u2", text("claim-u1", "")) is None
+    assert plan_for_pod("u2", text("gang-x", "")) is not None
+    assert plan_for_pod("u1", "no plan") is None

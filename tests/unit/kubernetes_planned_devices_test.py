@@ -3,20 +3,20 @@
 from bench.kubernetes.checker import judge
 from tests.gate_rig import Api, Side, settle
 
-from eelgrid_controller.kubernetes import gate_events as told
-from eelgrid_controller.kubernetes.planned_devices import PlannedDevices, PlannedPod
-from eelgrid_controller.kubernetes.plans import Plan, plan_of, plan_text
+from eelgrid_controller.engines.kubernetes.pods import gate_events as told
+from eelgrid_controller.engines.kubernetes.pods.external_usage import PlannedDevices, PlannedPod
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import PodPlan, format_plan, parse_plan
 
 
 def plan(api, name):
-    return plan_of(api.pods[name]["metadata"]["annotations"]["eelgrid.io/plan"])
+    return parse_plan(api.pods[name]["metadata"]["annotations"]["eelgrid.io/plan"])
 
 
 def standing(api, name, node, devices, *, epoch=1):
     """A pod that another leader placed: bound, with a plan."""
     found = api.pods[name]
     uid = found["metadata"]["uid"]
-    text = plan_text(Plan(epoch, f"pod-{uid}", 0, node, devices))
+    text = format_plan(PodPlan(epoch, f"pod-{uid}", 0, node, devices))
     found["metadata"]["annotations"]["eelgrid.io/plan"] = text
     found["spec"] |= {"nodeName": node, "schedulingGates": []}
     api.bound[uid] = node
@@ -192,14 +192,14 @@ def test_a_term_that_continues_its_own_fences_nothing_anew_and_goes_on_with_what
     new.round(1.0)
     new.write()
     new.hear()
-    new.events += [told.NotLed(), told.Led(3, is_continued=True)]
+    new.events += [told.LeadershipLost(), told.LeadershipAcquired(3, is_continued=True)]
     new.epoch = 3
     new.round(1.2)
     assert new.gate.unfenced == 2
     at_s = settle(api, [new], 2.0, rounds=1)
     name = api.pod()
     new.hear()
-    new.events += [told.NotLed(), told.Led(4, is_continued=True)]
+    new.events += [told.LeadershipLost(), told.LeadershipAcquired(4, is_continued=True)]
     new.epoch = 4
     new.round(at_s + 0.5)
     assert new.gate.unfenced == 0

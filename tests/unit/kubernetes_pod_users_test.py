@@ -1,9 +1,8 @@
 """Whose pods are, from the changes that an informer tells: annotation before label, and known after the pod is gone."""
 
-from eelgrid_controller.adapters.kubernetes.held import Delta, What
-from eelgrid_controller.adapters.kubernetes.pod_users import PodUsers
-from eelgrid_controller.adapters.kubernetes.port import Key
-from eelgrid_controller.adapters.kubernetes.pruning import pruned_pod
+from eelgrid_controller.engines.kubernetes.api.object_store import Delta, DeltaType
+from eelgrid_controller.engines.kubernetes.api.port import ObjectKey
+from eelgrid_controller.engines.kubernetes.reconcilers.related_objects import PodUsers, prune_pod
 
 
 def pod(name, *, annotation=None, label=None):
@@ -11,12 +10,12 @@ def pod(name, *, annotation=None, label=None):
     metadata = {"name": name, "namespace": "ml", "uid": name}
     for kind, user in (("annotations", annotation), ("labels", label)):
         metadata[kind] = {"app": "x"} | ({} if user is None else {"eelgrid.io/user": user})
-    return pruned_pod({"metadata": metadata})
+    return prune_pod({"metadata": metadata})
 
 
 def told(users, found, *, gone=False):
-    key = Key("ml", found["metadata"]["name"])
-    users.heard([Delta(What.DELETED, key, found, None) if gone else Delta(What.ADDED, key, None, found)])
+    key = ObjectKey("ml", found["metadata"]["name"])
+    users.heard([Delta(DeltaType.DELETED, key, found, None) if gone else Delta(DeltaType.ADDED, key, None, found)])
     return users.of(*key)
 
 

@@ -13,22 +13,28 @@ from tests.controller_rig import LOG, MemoryJournal
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.kubernetes_api_rig import eventually
 
-from eelgrid_controller.adapters.device_reports import DeviceReports
-from eelgrid_controller.adapters.kubernetes.abilities import Surroundings
-from eelgrid_controller.adapters.kubernetes.elector import Term
-from eelgrid_controller.adapters.kubernetes.former_values import FILE_NAME, FormerValues
-from eelgrid_controller.adapters.kubernetes.policies_part import PoliciesPart
-from eelgrid_controller.adapters.kubernetes.port import Key
-from eelgrid_controller.adapters.kubernetes.resources import CUSTOM_RESOURCE_DEFINITIONS, EVENTS, POWER_POLICIES
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.config import ControllerConfig
-from eelgrid_controller.core import Core
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.engines.kubernetes.api.elector import LeadershipTerm
+from eelgrid_controller.engines.kubernetes.api.port import (
+    CUSTOM_RESOURCE_DEFINITIONS,
+    EVENTS,
+    POWER_POLICIES,
+    ObjectKey,
+)
+from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
+from eelgrid_controller.engines.kubernetes.power.policy_merge import PlacePower, PolicyRecords
+from eelgrid_controller.engines.kubernetes.reconcilers.base import ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.power_policies import (
+    FILE_NAME,
+    FormerValuesFile,
+    PowerPolicyReconciler,
+)
 from eelgrid_controller.errors import JournalFull
-from eelgrid_controller.kubernetes.conditions import Conditions
-from eelgrid_controller.kubernetes.power_policies import Memory
-from eelgrid_controller.kubernetes.power_status import Draw
-from eelgrid_controller.loop import ControllerLoop
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.runtime.config import ControllerConfig
+from eelgrid_controller.runtime.loop import ControllerLoop
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.telemetry import DeviceReports
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import BudgetScope, PowerBudget
 
@@ -42,11 +48,11 @@ class World:
     def __init__(self, fake, loop, folder, journal):
         self.fake, self.loop, self.journal = fake, loop, journal
         self.cluster = fake.client()
-        self.term = Term(1, 1e12)
+        self.term = LeadershipTerm(1, 1e12)
         self.draws = {}
-        self.nodes = {Key("", "n1"): {"metadata": {"labels": {"rack": "r1"}}}}
+        self.nodes = {ObjectKey("", "n1"): {"metadata": {"labels": {"rack": "r1"}}}}
         engine = SimpleNamespace(nodes=SimpleNamespace(is_synced=True, objects=self.nodes))
-        self.around = Surroundings(
+        self.around = ReconcilerContext(
             cluster=self.cluster, loop=loop, elector=SimpleNamespace(term=lambda: self.term), engine=engine,
             has_agent=lambda _: False, devices=DeviceReports(monotonic_s=Clock().monotonic_s), identity="test",
             namespace="default", data=folder, draws=lambda: self.draws, clock=Clock(), rng=random.Random(1), log=LOG,
@@ -54,7 +60,7 @@ class World:
         self.task = None
 
     def begin(self):
-        self.part = PoliciesPart(self.around, every_s=0.05, status_s=0.05, failed_s=0.05)
+        self.part = PowerPolicyReconciler(self.around, every_s=0.05, status_s=0.05, failed_s=0.05)
         self.task = asyncio.create_task(self.part.run())
 
     async def end(self):
@@ -81,7 +87,7 @@ class World:
     async def says(self, name, type_, status, reason):
         async def look():
             found = await self.cluster.get(POWER_POLICIES, name)
-            one = Conditions.from_json((found.get("status") or {}).get("conditions")).get(type_)
+            one = ConditionSet.from_json((found.get("status") or {}).get("conditions")).get(type_)
             return found["status"] if one and (one.status, one.reason) == (status, reason) else None
 
         return await eventually(look)
@@ -95,7 +101,7 @@ async def going(folder, journal=None, fake=None):
             await fake.client().create(CUSTOM_RESOURCE_DEFINITIONS, yaml.safe_load(CRD.read_text()))
         journal = journal or MemoryJournal()
         loop = ControllerLoop(
-            journal=journal, fresh_state=ClusterState, make_core=lambda state: Core(state, catalogue.load()),
+            journal=journal, fresh_state=ClusterState, make_core=lambda state: Core(state, catalogue.load_catalogue()),
             config=ControllerConfig(data=folder), clock=Clock(), log=LOG,
         )  # fmt: skip
         await loop.start()
@@ -121,7 +127,7 @@ async def test_an_object_is_in_force_says_so_and_is_put_back(tmp_path):
         status = await world.says("a", "InForce", True, "Whole")
         assert status["observedGeneration"] == 1
         assert status["revision"] == world.loop.core.state.policy.revision
-        world.draws = {"cluster": Draw(400.0), "node/n1": Draw(310.0)}
+        world.draws = {"cluster": PlacePower(400.0), "node/n1": PlacePower(310.0)}
         status = await world.says("a", "WithinBudget", False, "Passed")
         assert (status["powerWatts"], status["headroomWatts"]) == (400, 600)
 
@@ -176,7 +182,7 @@ async def test_who_does_not_lead_changes_and_writes_nothing(tmp_path):
             await asyncio.sleep(0.05)
         assert (world.budgets, world.part.rounds) == ({}, 0)
         assert "status" not in await world.cluster.get(POWER_POLICIES, "a")
-        world.term = Term(2, 1e12)
+        world.term = LeadershipTerm(2, 1e12)
         await world.has(CLUSTER=1000.0)
 
 
@@ -211,11 +217,11 @@ async def test_a_full_disk_is_said_and_the_policy_follows_when_there_is_room(tmp
 async def test_a_status_is_not_written_again_and_again(tmp_path):
     async with going(tmp_path) as world:
         await world.put("a", {"budgets": [CLUSTER]})
-        world.draws = {"cluster": Draw(400.0)}
+        world.draws = {"cluster": PlacePower(400.0)}
         await world.says("a", "WithinBudget", True, "Kept")
         before = world.part.statuses
         for number in range(20):
-            world.draws = {"cluster": Draw(400.0 + number)}
+            world.draws = {"cluster": PlacePower(400.0 + number)}
             rounds = world.part.rounds
             async with asyncio.timeout(5):
                 while world.part.rounds == rounds:  # noqa: ASYNC110  # a round of another task
@@ -252,11 +258,11 @@ async def test_missing_rights_are_told_in_the_log_and_the_policy_is_in_force(tmp
 
 
 def test_a_damaged_file_is_moved_aside(tmp_path):
-    former = FormerValues(tmp_path)
-    assert former.load() == (Memory(), "")
+    former = FormerValuesFile(tmp_path)
+    assert former.load() == (PolicyRecords(), "")
     former.path.write_text('{"format": 1, "records": 3}')
     memory, fault = former.load()
-    assert memory == Memory()
+    assert memory == PolicyRecords()
     assert "moved to" in fault
     assert (tmp_path / f"{FILE_NAME}.corrupt").is_file()
     former.path.write_text('{"format": 7}')

@@ -4,12 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from eelgrid_controller.kubernetes.conditions import Conditions
-from eelgrid_controller.kubernetes.errors import KubernetesUnreadable
-from eelgrid_controller.kubernetes.power_orders import order_of
-from eelgrid_controller.kubernetes.power_policies import ORDERS_MOST, Memory, PowerPolicies
-from eelgrid_controller.kubernetes.power_status import SHOWN_MOST, Applied, Draw, status_of
-from eelgrid_controller.standing_order import policy_violations
+from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
+from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
+from eelgrid_controller.engines.kubernetes.power.policy_merge import (
+    MAX_POLICIES,
+    MAX_SHOWN,
+    AppliedPolicy,
+    PlacePower,
+    PolicyRecords,
+    PowerPolicyMerger,
+    build_policy_status,
+)
+from eelgrid_controller.engines.kubernetes.power.policy_object import parse_power_policy
+from eelgrid_controller.state.policy_validation import find_policy_violations
 from eelgrid_protos.messages import (
     OBJECTIVES,
     BudgetScope,
@@ -44,9 +51,9 @@ class World:
 
     def __init__(self, policy=None):
         self.policy = policy or Policy()
-        self.memory = Memory()
+        self.memory = PolicyRecords()
         self.nodes = {"n1": {"rack": "r1"}, "n2": {"rack": "r2"}}
-        self.machine = PowerPolicies(policy_violations)
+        self.machine = PowerPolicyMerger(find_policy_violations)
 
     def settle(self, *objects):
         """Carry out what follows; the standings by name."""
@@ -61,11 +68,13 @@ class World:
             "cluster" if not one.name else f"{one.scope.name.lower()}/{one.name}": one.limit_w
             for one in self.policy.budgets
         }
-        return status_of(standing, Applied(self.policy.revision, limits, fault), draws or {}, at_ns=at_s * NS)
+        return build_policy_status(
+            standing, AppliedPolicy(self.policy.revision, limits, fault), draws or {}, at_ns=at_s * NS
+        )
 
 
 def said(status, type_):
-    found = Conditions.from_json(status["conditions"]).get(type_)
+    found = ConditionSet.from_json(status["conditions"]).get(type_)
     return None if found is None else (found.status, found.reason)
 
 
@@ -79,7 +88,7 @@ PRICES = {
 
 
 def test_an_object_is_read_by_the_contracts_rules():
-    found = order_of(made("a", {"objective": "energy", "prices": PRICES, "budgets": [CLUSTER]}, generation=3))
+    found = parse_power_policy(made("a", {"objective": "energy", "prices": PRICES, "budgets": [CLUSTER]}, generation=3))
     assert (found.name, found.generation, found.created_s) == ("a", 3, 1_795_330_800)
     assert found.values["objective"].weights == OBJECTIVES["energy"]
     prices = found.values["prices"]
@@ -119,7 +128,7 @@ def test_an_object_is_read_by_the_contracts_rules():
 )  # fmt: skip
 def test_what_cannot_be_read_is_named(spec, field):
     with pytest.raises(KubernetesUnreadable) as caught:
-        order_of({"metadata": {"uid": "u", "name": "a"}, "spec": spec})
+        parse_power_policy({"metadata": {"uid": "u", "name": "a"}, "spec": spec})
     assert caught.value.field == field
 
 
@@ -195,10 +204,10 @@ def test_removal_puts_back_what_was_there_and_touches_nothing_else():
     assert world.policy.placement == "fgd"
     assert world.policy.lease_s == 33.0
     assert budgets(world.policy) == {("RACK", "r9"): 9.0, ("CLUSTER", ""): 1000.0, ("RACK", "r1"): 500.0}
-    world.machine = PowerPolicies(policy_violations)  # a restart: memory lies on the disk
+    world.machine = PowerPolicyMerger(find_policy_violations)  # a restart: memory lies on the disk
     world.settle()
     assert replace(world.policy, revision=0) == before
-    assert world.memory == Memory()
+    assert world.memory == PolicyRecords()
 
 
 def test_what_an_operator_changes_meanwhile_is_put_back_last():
@@ -225,7 +234,7 @@ def test_an_object_that_is_being_deleted_counts_no_more():
 def test_what_cannot_be_read_leaves_the_last_good_one_in_force():
     world = World()
     world.settle(made("a", {"budgets": [CLUSTER]}, generation=4))
-    world.machine = PowerPolicies(policy_violations)
+    world.machine = PowerPolicyMerger(find_policy_violations)
     one = world.settle(made("a", {"budgets": [{**CLUSTER, "limitWatts": 5}], "placement": "nonsense"}, generation=5))[
         "a"
     ]
@@ -242,8 +251,8 @@ def test_what_cannot_be_read_leaves_the_last_good_one_in_force():
 
 def test_objects_that_are_too_many_are_told():
     world = World()
-    told = world.settle(*(made(f"p{n:03d}", {"budgets": [CLUSTER]}) for n in range(ORDERS_MOST + 1)))
-    assert "one too many" in told[f"p{ORDERS_MOST}"].fault
+    told = world.settle(*(made(f"p{n:03d}", {"budgets": [CLUSTER]}) for n in range(MAX_POLICIES + 1)))
+    assert "one too many" in told[f"p{MAX_POLICIES}"].fault
     pools = [{"name": f"x{n}", "mode": "Observe"} for n in range(1000)]
     told = world.settle(made("a", {"pools": pools}), made("b", {"pools": [{"name": "y", "mode": "Enforce"}]}, age=1))
     assert "pools" in told["b"].fault
@@ -257,15 +266,15 @@ def test_watts_against_budgets():
     status = world.status(one)
     assert said(status, "WithinBudget") == (None, "NotMeasured")
     assert "powerWatts" not in status
-    draws = {"cluster": Draw(600.4), "rack/r1": Draw(400.0), "node/n1": Draw(90.0)}
+    draws = {"cluster": PlacePower(600.4), "rack/r1": PlacePower(400.0), "node/n1": PlacePower(90.0)}
     status = world.status(one, draws)
     assert said(status, "WithinBudget") == (True, "Kept")
     assert (status["powerWatts"], status["headroomWatts"]) == (600, 400)
     assert status["budgets"][1] == {
         "scope": "Rack", "name": "r1", "limitWatts": 500, "powerWatts": 400, "headroomWatts": 100,
     }  # fmt: skip
-    assert said(world.status(one, draws | {"node/n1": Draw(90.0, 2)}), "WithinBudget") == (None, "PartlyMeasured")
-    over = world.status(one, draws | {"rack/r1": Draw(510.0)})
+    assert said(world.status(one, draws | {"node/n1": PlacePower(90.0, 2)}), "WithinBudget") == (None, "PartlyMeasured")
+    over = world.status(one, draws | {"rack/r1": PlacePower(510.0)})
     assert said(over, "WithinBudget") == (False, "Passed")
     assert "rack r1 draws 510 W of 500 W" in str(over["conditions"])
     bare = world.settle(made("bare", {}))["bare"]
@@ -276,24 +285,24 @@ def test_watts_against_budgets():
 def test_a_status_changes_with_more_than_noise():
     world = World()
     one = world.settle(made("a", {"budgets": [CLUSTER]}))["a"]
-    first = world.status(one, {"cluster": Draw(900.0)}, at_s=10)
+    first = world.status(one, {"cluster": PlacePower(900.0)}, at_s=10)
     one = world.settle(made("a", {"budgets": [CLUSTER]}, status=first))["a"]
-    assert world.status(one, {"cluster": Draw(919.0)}, at_s=20) == first
-    assert world.status(one, {"cluster": Draw(921.0)}, at_s=20)["powerWatts"] == 921
-    near = world.status(one, {"cluster": Draw(999.0)}, at_s=20)
+    assert world.status(one, {"cluster": PlacePower(919.0)}, at_s=20) == first
+    assert world.status(one, {"cluster": PlacePower(921.0)}, at_s=20)["powerWatts"] == 921
+    near = world.status(one, {"cluster": PlacePower(999.0)}, at_s=20)
     one = world.settle(made("a", {"budgets": [CLUSTER]}, status=near))["a"]
-    passed = world.status(one, {"cluster": Draw(1001.0)}, at_s=30)
+    passed = world.status(one, {"cluster": PlacePower(1001.0)}, at_s=30)
     assert said(passed, "WithinBudget") == (False, "Passed"), "crossing the limit is no noise"
-    assert Conditions.from_json(passed["conditions"]).get("WithinBudget").since_s == 30
-    assert Conditions.from_json(passed["conditions"]).get("InForce").since_s == 10
+    assert ConditionSet.from_json(passed["conditions"]).get("WithinBudget").since_s == 30
+    assert ConditionSet.from_json(passed["conditions"]).get("InForce").since_s == 10
 
 
 def test_a_status_is_bounded_and_says_what_it_leaves_out():
     world = World()
-    world.nodes = {f"n{n}": {"a": "b"} for n in range(SHOWN_MOST + 44)}
+    world.nodes = {f"n{n}": {"a": "b"} for n in range(MAX_SHOWN + 44)}
     spec = {"budgets": [CLUSTER, {"scope": "Node", "limitWatts": 100, "nodeSelector": {"matchLabels": {"a": "b"}}}]}
     status = world.status(world.settle(made("a", spec))["a"])
-    assert (len(status["budgets"]), status["budgetsNotShown"]) == (SHOWN_MOST, 45)
+    assert (len(status["budgets"]), status["budgetsNotShown"]) == (MAX_SHOWN, 45)
     assert status["budgets"][0]["scope"] == "Cluster"
 
 

@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eelgrid_controller.kubernetes.errors import QuantityUnreadable
-from eelgrid_controller.kubernetes.quantities import bytes_text, count_of, cpu_milli_of, cpu_text, nanos_of
+from eelgrid_controller.engines.kubernetes.model.quantities import (
+    QuantityUnreadable,
+    format_bytes,
+    format_cpu,
+    parse_count,
+    parse_cpu_milli,
+    parse_nanos,
+)
 
 UNITS = {
     "n": Fraction(1, 10**9),
@@ -41,13 +47,13 @@ UNITS = {
     ],
 )
 def test_a_quantity_is_read(text, count, milli):
-    assert (count_of(text), cpu_milli_of(text)) == (count, milli)
+    assert (parse_count(text), parse_cpu_milli(text)) == (count, milli)
 
 
 @pytest.mark.parametrize("text", ["", "m", ".", "1 Gi", "1gi", "1Ki3", "1e", "0x1", "1,5", "١", "1" * 200, None, [1]])
 def test_what_is_no_quantity_is_refused_by_field(text):
     with pytest.raises(QuantityUnreadable, match=r"spec\.x: .* is no quantity; write such as") as caught:
-        count_of(text, "spec.x")
+        parse_count(text, "spec.x")
     assert caught.value.field == "spec.x"
 
 
@@ -60,15 +66,15 @@ def test_what_is_no_quantity_is_refused_by_field(text):
 def test_amounts_round_away_from_zero_at_the_nano(whole, part, unit, minus):
     exact = Fraction(f"{whole}.{part or '0'}") * UNITS[unit] * 10**9
     nanos = min(-(-exact.numerator // exact.denominator), (2**63 - 1) * 10**9)
-    assert nanos_of(f"{'-' if minus else ''}{whole}.{part}{unit}") == (-nanos if minus else nanos)
+    assert parse_nanos(f"{'-' if minus else ''}{whole}.{part}{unit}") == (-nanos if minus else nanos)
 
 
 @given(amount=st.integers(0, 2**50))
 def test_what_is_written_is_read_again(amount):
-    assert count_of(bytes_text(amount)) == amount
-    assert cpu_milli_of(cpu_text(amount)) == amount
+    assert parse_count(format_bytes(amount)) == amount
+    assert parse_cpu_milli(format_cpu(amount)) == amount
 
 
 def test_writing_is_short():
-    assert (bytes_text(16 * 1024**3), bytes_text(1000), bytes_text(0)) == ("16Gi", "1000", "0")
-    assert (cpu_text(2000), cpu_text(2500), cpu_text(0)) == ("2", "2500m", "0")
+    assert (format_bytes(16 * 1024**3), format_bytes(1000), format_bytes(0)) == ("16Gi", "1000", "0")
+    assert (format_cpu(2000), format_cpu(2500), format_cpu(0)) == ("2", "2500m", "0")

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from eelgrid_controller.adapters.kubernetes import errors
-from eelgrid_controller.adapters.kubernetes.errors import error_of
-from eelgrid_controller.adapters.kubernetes.retry import Backoff, Limits, is_worth_repeating, with_retries
+from eelgrid_controller.engines.kubernetes.api import errors
+from eelgrid_controller.engines.kubernetes.api.errors import error_of
+from eelgrid_controller.engines.kubernetes.api.retry import Backoff, RetryLimits, call_with_retries, is_retryable
 
 BUSY = error_of(429, {"reason": "TooManyRequests"}, "patch x", "3")
 FAULT = error_of(503, {}, "patch x")
@@ -16,8 +16,8 @@ FORBIDS = error_of(
     {"details": {"causes": [{"reason": "DisruptionBudget", "message": "needs 2"}], "retryAfterSeconds": 10}},
     "evict x",
 )
-LOST = errors.Unreachable("patch x: no answer", is_sent=True)
-AWAY = errors.Unreachable("patch x: refused", is_sent=False)
+LOST = errors.ClusterUnreachable("patch x: no answer", is_sent=True)
+AWAY = errors.ClusterUnreachable("patch x: refused", is_sent=False)
 
 
 @pytest.mark.parametrize(
@@ -32,16 +32,16 @@ AWAY = errors.Unreachable("patch x: refused", is_sent=False)
     ],
 )
 def test_what_is_worth_repeating(error, idempotent, other):
-    assert is_worth_repeating(error, is_idempotent=True) is idempotent
-    assert is_worth_repeating(error, is_idempotent=False) is other
+    assert is_retryable(error, is_idempotent=True) is idempotent
+    assert is_retryable(error, is_idempotent=False) is other
 
 
 @pytest.mark.parametrize(
     ("code", "status", "kind", "said"),
     [
-        (404, {"details": {"name": "a"}}, errors.NotFound, "deleted"),
+        (404, {"details": {"name": "a"}}, errors.ObjectNotFound, "deleted"),
         (404, {}, errors.NotServed, "install"),
-        (409, {"reason": "AlreadyExists"}, errors.AlreadyExists, "read the one"),
+        (409, {"reason": "AlreadyExists"}, errors.ObjectAlreadyExists, "read the one"),
         (410, {"reason": "Expired"}, errors.Expired, "list again"),
         (504, {"details": {"causes": [{"reason": "ResourceVersionTooLarge"}]}}, errors.Expired, "list again"),
         (403, {"message": 'pods "a" is forbidden: exceeded quota: gpus'}, errors.AdmissionDenied, "quota"),
@@ -84,11 +84,11 @@ class Calls:
         self.now_s += wait_s
 
     async def run(self, *, limits=None, is_idempotent=True):
-        return await with_retries(
+        return await call_with_retries(
             self.call,
             rng=random.Random(1),
             is_idempotent=is_idempotent,
-            limits=limits or Limits(),
+            limits=limits or RetryLimits(),
             monotonic_s=lambda: self.now_s,
             sleep=self.sleep,
         )
@@ -108,7 +108,7 @@ async def test_attempts_and_time_are_bounded():
     assert calls.made == 5
     calls = Calls(*[BUSY] * 9)
     with pytest.raises(errors.TooManyRequests):
-        await calls.run(limits=Limits(whole_s=7.0))
+        await calls.run(limits=RetryLimits(whole_s=7.0))
     assert calls.made == 3
     calls = Calls(STALE)
     with pytest.raises(errors.Conflict):

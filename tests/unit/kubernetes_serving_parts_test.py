@@ -3,21 +3,34 @@
 import pytest
 from tests.serving_rig import inference_service
 
-from eelgrid_controller.adapters.kubernetes.services_part import surge_of
-from eelgrid_controller.kubernetes.conditions import Conditions
-from eelgrid_controller.kubernetes.gate_events import Key
-from eelgrid_controller.kubernetes.serving import Service, Services, Unfit, page_url, service_of
-from eelgrid_controller.kubernetes.serving_scale import CHEAP, Counted, Mark, Scaling, SetReplicas
-from eelgrid_controller.kubernetes.serving_status import Facts, duration, same, status_of, unfit_status
-from eelgrid_protos.messages import (
-    LatencyMetric,
-    ServiceStatus,
+from eelgrid_controller.engines.kubernetes.model.inference_service import (
+    InferenceService,
+    ServiceIndex,
+    ServiceRejection,
+    metrics_url,
+    parse_service,
 )
+from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
+from eelgrid_controller.engines.kubernetes.pods.gate_events import PodKey
+from eelgrid_controller.engines.kubernetes.reconcilers.inference_services import max_surge
+from eelgrid_controller.engines.kubernetes.services.scaling import (
+    LOWEST_DELETION_COST,
+    ReplicaCounts,
+    ScaleSubresourceWriter,
+    ServiceFacts,
+    SetDeletionCost,
+    SetReplicas,
+    build_service_status,
+    format_duration,
+    is_same_status,
+    rejected_status,
+)
+from eelgrid_protos.messages import LatencyMetric, ServiceStatus
 
 
 def read(**spec):
-    found = service_of(inference_service(**spec))
-    assert isinstance(found, Service), found
+    found = parse_service(inference_service(**spec))
+    assert isinstance(found, InferenceService), found
     return found
 
 
@@ -36,7 +49,7 @@ def test_a_service_is_read_whole():
     assert (inter.latency_s, found.promise.rate_hz, found.promise.output_tokens) == (0.05, 0.5, 200.0)
     assert found.promise.profile == "x.chat"
     assert found.gpu_models == ("H100-80GB-HBM3", "H200")
-    assert page_url(found.pages, "fd00::1") == "http://[fd00::1]:8000/m"
+    assert metrics_url(found.pages, "fd00::1") == "http://[fd00::1]:8000/m"
     assert (found.least, found.most, found.mode) == (1, 8, "Enforce")
 
 
@@ -55,20 +68,20 @@ def test_a_service_is_read_whole():
     ],
 )
 def test_what_cannot_be_kept_names_the_field(spec, reason, field):
-    found = service_of(inference_service(**spec))
-    assert isinstance(found, Unfit)
+    found = parse_service(inference_service(**spec))
+    assert isinstance(found, ServiceRejection)
     assert (found.reason, found.field) == (reason, field)
-    status, conditions = unfit_status(found, 3, Conditions(), 10**18)
+    status, conditions = rejected_status(found, 3, ConditionSet(), 10**18)
     assert status["replicas"] is None
     assert [(one.type, one.status, one.reason) for one in conditions] == [("Accepted", False, reason)]
 
 
 def test_of_two_services_with_one_target_the_older_has_it():
     old = read()
-    new = Service(
+    new = InferenceService(
         **{name: getattr(old, name) for name in old.__slots__} | {"uid": "t", "created": "2026-11-23T00:00:00Z"}
     )
-    services = Services()
+    services = ServiceIndex()
     assert services.replaced([new, old]) == {old.target}
     assert services.rival("t") == old
     assert services.rival("s") is None
@@ -77,15 +90,19 @@ def test_of_two_services_with_one_target_the_older_has_it():
 
 
 def wanted(service, replicas, **others):
-    return Service(**{name: getattr(service, name) for name in service.__slots__} | {"wanted": replicas} | others)
+    return InferenceService(
+        **{name: getattr(service, name) for name in service.__slots__} | {"wanted": replicas} | others
+    )
 
 
 def test_pods_that_go_are_marked_before_the_number_is_lowered():
-    service, scaling = wanted(read(), 3), Scaling()
-    gone = (Key("x", "p"), "u", "")
-    seen = Counted(places=2, lasting=2, pods=3, placed=2, let_go=(gone,))
-    assert scaling.look(service, "7", seen, 0.0) == [Mark(Key("x", "p"), "u", CHEAP)]
-    marked = Counted(places=2, lasting=2, pods=3, placed=2, let_go=((Key("x", "p"), "u", CHEAP),))
+    service, scaling = wanted(read(), 3), ScaleSubresourceWriter()
+    gone = (PodKey("x", "p"), "u", "")
+    seen = ReplicaCounts(places=2, lasting=2, pods=3, placed=2, let_go=(gone,))
+    assert scaling.look(service, "7", seen, 0.0) == [SetDeletionCost(PodKey("x", "p"), "u", LOWEST_DELETION_COST)]
+    marked = ReplicaCounts(
+        places=2, lasting=2, pods=3, placed=2, let_go=((PodKey("x", "p"), "u", LOWEST_DELETION_COST),)
+    )
     assert scaling.look(service, "8", marked, 1.0) == [SetReplicas(service.target, "8", 2)]
     scaling.wrote(2, "9", 1.5)
     # The informer has not heard of it yet: an older target says nothing.
@@ -97,17 +114,17 @@ def test_pods_that_go_are_marked_before_the_number_is_lowered():
 def test_a_number_is_never_lowered_for_pods_that_are_yet_to_come():
     service = wanted(read(), 3)
     for seen in (
-        Counted(),
-        Counted(places=1, lasting=1, pods=1, placed=1),
-        Counted(pods=3, waiting=3),
-        Counted(pods=3, beside=3),
+        ReplicaCounts(),
+        ReplicaCounts(places=1, lasting=1, pods=1, placed=1),
+        ReplicaCounts(pods=3, waiting=3),
+        ReplicaCounts(pods=3, beside=3),
     ):
-        assert Scaling().look(service, "1", seen, 0.0) == []
+        assert ScaleSubresourceWriter().look(service, "1", seen, 0.0) == []
 
 
 def test_a_write_without_an_answer_is_not_the_word_of_others():
-    service, scaling = wanted(read(), 2), Scaling()
-    seen = Counted(places=3, lasting=3, vacant=1, pods=2, placed=2)
+    service, scaling = wanted(read(), 2), ScaleSubresourceWriter()
+    seen = ReplicaCounts(places=3, lasting=3, vacant=1, pods=2, placed=2)
     assert scaling.look(service, "7", seen, 0.0) == [SetReplicas(service.target, "7", 3)]
     assert scaling.look(wanted(read(), 3), "8", seen, 1.0) == []
     assert (scaling.agreed, scaling.advice) == (3, "")
@@ -116,13 +133,13 @@ def test_a_write_without_an_answer_is_not_the_word_of_others():
 
 
 def test_a_lost_write_is_ours_also_where_another_number_was_wanted_since():
-    service, scaling = wanted(read(), 1), Scaling()
-    two = Counted(places=2, lasting=2, vacant=1, pods=1, placed=1)
+    service, scaling = wanted(read(), 1), ScaleSubresourceWriter()
+    two = ReplicaCounts(places=2, lasting=2, vacant=1, pods=1, placed=1)
     assert scaling.look(service, "7", two, 0.0) == [SetReplicas(service.target, "7", 2)]
     # It was written and the answer lost; the load rises on before the target is heard of again.
-    three = Counted(places=3, lasting=3, vacant=2, pods=1, placed=1)
+    three = ReplicaCounts(places=3, lasting=3, vacant=2, pods=1, placed=1)
     assert scaling.look(service, "7", three, 1.0) == [SetReplicas(service.target, "7", 3)]
-    came = Counted(places=3, lasting=3, vacant=1, pods=2, placed=2)
+    came = ReplicaCounts(places=3, lasting=3, vacant=1, pods=2, placed=2)
     assert scaling.look(wanted(read(), 2), "8", came, 2.0) == [SetReplicas(service.target, "8", 3)]
     assert (scaling.agreed, scaling.advice) == (2, "")
     # What was asked of an older target did not come about: now that number is the word of others.
@@ -132,10 +149,10 @@ def test_a_lost_write_is_ours_also_where_another_number_was_wanted_since():
 
 
 def test_who_scales_again_and_again_is_left_alone_for_longer():
-    service, scaling = read(), Scaling()
+    service, scaling = read(), ScaleSubresourceWriter()
     at_s, spans = 0.0, []
     for replicas in (2, 3, 4, 5):
-        seen = Counted(places=replicas, lasting=replicas, pods=replicas, placed=replicas)
+        seen = ReplicaCounts(places=replicas, lasting=replicas, pods=replicas, placed=replicas)
         scaling.look(wanted(service, replicas), "1", seen, at_s)
         begun_s = at_s
         while scaling.advice_reason == "ScaledByOthers":
@@ -146,15 +163,15 @@ def test_who_scales_again_and_again_is_left_alone_for_longer():
 
 
 def test_a_status_says_what_is_kept_and_changes_only_when_something_did():
-    service, scaling = wanted(read(metrics={"server": "vllm", "port": 8000}), 2), Scaling(agreed=2)
+    service, scaling = wanted(read(metrics={"server": "vllm", "port": 8000}), 2), ScaleSubresourceWriter(agreed=2)
     standing = ServiceStatus(
         workload_id="w", name="chat", objective_s=1.0, live_s=0.5, modelled_s=0.4321, reason="steady"
     )
-    facts = Facts(
-        seen=Counted(places=2, lasting=2, pods=2, placed=2), is_begun=True, gpu_models=("H", "H"), power_w=1399.6,
+    facts = ServiceFacts(
+        seen=ReplicaCounts(places=2, lasting=2, pods=2, placed=2), is_begun=True, gpu_models=("H", "H"), power_w=1399.6,
         standing=standing,
     )  # fmt: skip
-    status, conditions = status_of(service, scaling, facts, Conditions(), 10**18)
+    status, conditions = build_service_status(service, scaling, facts, ConditionSet(), 10**18)
     assert (status["replicas"], status["desiredReplicas"], status["powerWatts"], status["gpuModel"]) == (
         2,
         2,
@@ -164,14 +181,14 @@ def test_a_status_says_what_is_kept_and_changes_only_when_something_did():
     assert status["latency"][0]["measured"] == "500ms"
     assert status["latency"][0]["modelled"] == "432ms"
     assert all(conditions.is_true(one) for one in ("Accepted", "Placed", "PromiseKept", "ScalingActive"))
-    later, again = status_of(service, scaling, facts, conditions, 2 * 10**18)
-    assert same(status, later)
+    later, again = build_service_status(service, scaling, facts, conditions, 2 * 10**18)
+    assert is_same_status(status, later)
     assert again == conditions
     late = ServiceStatus(workload_id="w", name="chat", objective_s=1.0, live_s=2.0, reason="rising")
-    broken, turned = status_of(
-        service, scaling, Facts(seen=facts.seen, is_begun=True, standing=late), conditions, 3 * 10**18
+    broken, turned = build_service_status(
+        service, scaling, ServiceFacts(seen=facts.seen, is_begun=True, standing=late), conditions, 3 * 10**18
     )
-    assert not same(status, broken, is_rough=True)
+    assert not is_same_status(status, broken, is_rough=True)
     assert turned.get("PromiseKept").since_s == 3 * 10**9
     assert turned.get("Placed").since_s == 10**9
 
@@ -180,7 +197,7 @@ def test_a_status_says_what_is_kept_and_changes_only_when_something_did():
     ("seconds", "text"), [(0.0431, "43ms"), (1.25, "1.2s"), (61.0, "61s"), (2e-5, "20us"), (0.0, "0.0us")]
 )
 def test_times_are_written_as_people_read_them(seconds, text):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -193,5 +210,5 @@ def test_times_are_written_as_people_read_them(seconds, text):
     ],
 )
 def test_pods_beside_others_in_a_rollover(strategy, surge):
-    assert surge_of("Deployment", {"replicas": 5, "strategy": strategy}) == surge
-    assert surge_of("StatefulSet", {"replicas": 5}) == 0
+    assert max_surge("Deployment", {"replicas": 5, "strategy": strategy}) == surge
+    assert max_surge("StatefulSet", {"replicas": 5}) == 0

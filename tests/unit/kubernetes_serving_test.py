@@ -8,12 +8,12 @@ import pytest
 from tests.gate_rig import check
 from tests.serving_rig import ServedApi, ServingSide, inference_service, play
 
-from eelgrid_controller.adapters.kubernetes.asked import standing_of
-from eelgrid_controller.adapters.kubernetes.move_orders import MoveOrders
-from eelgrid_controller.kubernetes.gate_events import Key
-from eelgrid_controller.kubernetes.moving import Manner
-from eelgrid_controller.kubernetes.names import ANNOTATION_DRAIN, DELETION_COST, LABEL_POOL
-from eelgrid_controller.kubernetes.serving_scale import CHEAP
+from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_DRAIN, DELETION_COST, LABEL_POOL
+from eelgrid_controller.engines.kubernetes.pods.gate_events import PodKey
+from eelgrid_controller.engines.kubernetes.pods.migration import MoveMethod
+from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import status_event
+from eelgrid_controller.engines.kubernetes.reconcilers.move_orders import MoveOrders
+from eelgrid_controller.engines.kubernetes.services.scaling import LOWEST_DELETION_COST
 from eelgrid_protos.messages import EnforcementMode, Move, Placement, PoolMode, ReplicaMove
 
 
@@ -232,7 +232,7 @@ def test_a_pod_that_is_to_stay_after_all_costs_what_it_did(api):
     side = leader(api, found)
     at_s = play(api, [side], found, 0.0)
     pod = api.pods_of()[0]
-    pod["metadata"]["annotations"][DELETION_COST] = CHEAP
+    pod["metadata"]["annotations"][DELETION_COST] = LOWEST_DELETION_COST
     api.put("pod", pod)
     play(api, [side], found, at_s, rounds=3)
     assert DELETION_COST not in api.pods_of()[0]["metadata"]["annotations"]
@@ -247,7 +247,7 @@ def moved(side):
     move = Move(workload_id=side.workload.workload_id, replicas=(ReplicaMove(source=source, target=target),))
     side.now_ns += 1
     side._heard(side.core.apply_moves((move,), now_ns=side.now_ns).events)
-    side.events.append(standing_of(side.workload))
+    side.events.append(status_event(side.workload))
     return to
 
 
@@ -261,7 +261,7 @@ def test_the_pod_that_comes_after_an_eviction_goes_to_the_place_that_the_core_mo
     assert side.unit.elastic.moved == {old["metadata"]["uid"]}
     orders = MoveOrders(SimpleNamespace(gate=side.gate), logging.getLogger("test"))
     (order,) = orders.of_services(side.core)
-    assert (order.manner, order.workload, order.goes[0].uid) == (Manner.EVICT, "", old["metadata"]["uid"])
+    assert (order.manner, order.workload, order.goes[0].uid) == (MoveMethod.EVICT, "", old["metadata"]["uid"])
     held = sum(record.others.gpu_count for record in side.core.state.nodes.values())
     assert held == 1, "until it goes it is what others hold"
     api.remove(old["metadata"]["name"])
@@ -285,7 +285,7 @@ def test_a_place_that_the_core_moved_comes_back_to_a_pod_that_nobody_evicts(api)
     agree(api, side)
 
 
-@pytest.mark.parametrize(("mode", "manner"), [("Recommend", Manner.SURGE), ("Enforce", Manner.EVICT)])
+@pytest.mark.parametrize(("mode", "manner"), [("Recommend", MoveMethod.SURGE), ("Enforce", MoveMethod.EVICT)])
 def test_pods_of_a_service_are_moved_one_by_one_and_no_further_one_is_made_where_it_says_how_many(api, mode, manner):
     found = inference_service(mode=mode)
     api.replicas = 3
@@ -295,7 +295,7 @@ def test_pods_of_a_service_are_moved_one_by_one_and_no_further_one_is_made_where
     play(api, [side], found, 0.0)
     node = side.workload.placements[0].node_name
     drained = {"metadata": {"annotations": {ANNOTATION_DRAIN: "true"}}, "spec": {"unschedulable": True}}
-    engine = SimpleNamespace(gate=side.gate, nodes=SimpleNamespace(objects={Key("", node): drained}))
+    engine = SimpleNamespace(gate=side.gate, nodes=SimpleNamespace(objects={PodKey("", node): drained}))
     orders = MoveOrders(engine, logging.getLogger("test"))
     core = side.core
     pools = (PoolMode(pool=core.state.nodes[node].inventory.pool, mode=EnforcementMode.ENFORCE),)

@@ -3,12 +3,20 @@
 import pytest
 from tests.kubernetes_moves_rig import OWNER, PACE
 
-from eelgrid_controller.kubernetes.move_notes import Note, note_text
-from eelgrid_controller.kubernetes.names import ANNOTATION_MOVE
-from eelgrid_controller.kubernetes.surging import Mark, Over, Scale, Scene, Wait, deployment_of, surge
-from eelgrid_controller.kubernetes.views import Pod
+from eelgrid_controller.engines.kubernetes.model.objects import Pod
+from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_MOVE
+from eelgrid_controller.engines.kubernetes.pods.migration import (
+    MarkPod,
+    MoveEnded,
+    ScaleDeployment,
+    SurgeState,
+    WaitStep,
+    next_surge_step,
+    parse_deployment,
+)
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import MoveNote, format_move_note
 
-NOTE = Note(uid="u0", pod="d-0", deployment="d", owner="rs", since_s=0.0)
+NOTE = MoveNote(uid="u0", pod="d-0", deployment="d", owner="rs", since_s=0.0)
 
 
 def pods(count, *, unready=()):
@@ -25,20 +33,20 @@ def deployment(replicas=2, *, status=None, annotations=None, deleted=None, **spe
     metadata = {"uid": "d", "namespace": "x", "name": "d", "resourceVersion": "5", "generation": 3}
     metadata |= {"annotations": annotations or {}, "deletionTimestamp": deleted}
     told = {"observedGeneration": 3, "replicas": replicas, "updatedReplicas": replicas, **(status or {})}
-    return deployment_of({"metadata": metadata, "spec": {"replicas": replicas, **spec}, "status": told})
+    return parse_deployment({"metadata": metadata, "spec": {"replicas": replicas, **spec}, "status": told})
 
 
 def step(found, here, at_s=1.0, **scene):
-    return surge(NOTE, Scene(found, here, **scene), PACE, at_s)
+    return next_surge_step(NOTE, SurgeState(found, here, **scene), PACE, at_s)
 
 
 def test_first_the_pod_is_marked_then_the_deployment_in_one_patch_with_its_replicas():
     first = step(deployment(), pods(2))
-    assert isinstance(first, Mark)
+    assert isinstance(first, MarkPod)
     here = pods(2)
-    here[0].annotations[ANNOTATION_MOVE] = note_text(first.note)
+    here[0].annotations[ANNOTATION_MOVE] = format_move_note(first.note)
     second = step(deployment(), here)
-    assert isinstance(second, Scale)
+    assert isinstance(second, ScaleDeployment)
     assert (second.replicas, second.note.replicas, second.note.step) == (3, 2, "surge")
     assert second.deployment.version == "5"
 
@@ -54,7 +62,7 @@ def test_first_the_pod_is_marked_then_the_deployment_in_one_patch_with_its_repli
 )
 def test_what_may_not_be_scaled_is_refused_at_once(found, scene, why):
     over = step(found, pods(2), **scene)
-    assert isinstance(over, Over)
+    assert isinstance(over, MoveEnded)
     assert not over.is_done
     assert why in over.why
 
@@ -70,12 +78,12 @@ def test_what_may_not_be_scaled_is_refused_at_once(found, scene, why):
     ],
 )
 def test_what_is_not_at_rest_is_waited_for_and_then_refused(found, here):
-    assert isinstance(step(found, here, 1.0), Wait)
+    assert isinstance(step(found, here, 1.0), WaitStep)
     over = step(found, here, PACE.begin_s + 1.0)
-    assert isinstance(over, Over)
+    assert isinstance(over, MoveEnded)
     assert not over.is_done
 
 
 def test_a_pod_that_has_gone_before_is_not_moved():
     over = step(deployment(), pods(2)[1:])
-    assert over == Over(is_done=False, why="the pod went by itself")
+    assert over == MoveEnded(is_done=False, why="the pod went by itself")

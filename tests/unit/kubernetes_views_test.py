@@ -6,10 +6,20 @@ import random
 import pytest
 from tests.kubernetes_rig import manifest
 
-from eelgrid_controller.kubernetes.amounts import Amounts, amounts_of, pod_amounts
-from eelgrid_controller.kubernetes.errors import KubernetesUnreadable
-from eelgrid_controller.kubernetes.selectors import AffinityTerm, PodRelations, VolumeClaim
-from eelgrid_controller.kubernetes.views import Claim, Owner, Shapes, node_of, pod_of
+from eelgrid_controller.engines.kubernetes.model.objects import (
+    OwnerReference,
+    PodClaim,
+    PodShapeCache,
+    parse_node,
+    parse_pod,
+)
+from eelgrid_controller.engines.kubernetes.model.quantities import (
+    KubernetesUnreadable,
+    ResourceAmounts,
+    parse_amounts,
+    pod_requests,
+)
+from eelgrid_controller.engines.kubernetes.model.selectors import AffinityTerm, PodRelations, VolumeClaim
 
 
 def box(cpu=None, gpus=None, *, name="c", policy=None, limits=None):
@@ -22,14 +32,14 @@ def box(cpu=None, gpus=None, *, name="c", policy=None, limits=None):
 
 
 def test_a_bare_object_is_a_pod():
-    found = pod_of({"metadata": {"name": "a", "uid": "u", "labels": None}, "spec": None})
+    found = parse_pod({"metadata": {"name": "a", "uid": "u", "labels": None}, "spec": None})
     assert (found.name, found.uid, found.labels, found.owner, found.gates) == ("a", "u", {}, None, ())
     assert not any([found.is_gated, found.is_managed, found.is_terminal, found.is_going, found.is_ready])
-    assert found.requested == Amounts()
+    assert found.requested == ResourceAmounts()
 
 
 def test_a_bare_object_is_a_node_that_is_not_ready():
-    found = node_of({"metadata": {"name": "a", "uid": "u"}})
+    found = parse_node({"metadata": {"name": "a", "uid": "u"}})
     assert (found.is_ready, found.unready, found.pods_most) == (False, "its kubelet has not reported", None)
 
 
@@ -48,13 +58,13 @@ def test_a_bare_object_is_a_node_that_is_not_ready():
 )
 def test_what_no_server_gives_is_refused_by_field(found, field):
     with pytest.raises(KubernetesUnreadable) as caught:
-        pod_of(found)
+        parse_pod(found)
     assert caught.value.field == field
     assert caught.value.remedy
 
 
 def test_everything_that_is_kept_of_a_pod():
-    found = pod_of(
+    found = parse_pod(
         manifest("""
         metadata:
           name: llm-7d9f-x2k
@@ -94,31 +104,31 @@ def test_everything_that_is_kept_of_a_pod():
     assert (found.created_s, found.deleted_s, found.is_going) == (1795321800.0, 1795321860.0, True)
     assert found.labels == {"eelgrid.io/managed": "true", "app": "llm", "pod-template-hash": "7d9f"}
     assert found.annotations == {"eelgrid.io/rate": "12"}
-    assert found.owner == Owner("apps/v1", "ReplicaSet", "llm-7d9f", "r1")
+    assert found.owner == OwnerReference("apps/v1", "ReplicaSet", "llm-7d9f", "r1")
     assert found.owner.group == "apps"
     assert (found.is_gated, found.is_managed, found.gates[0]) == (True, True, "kueue.x-k8s.io/admission")
     assert (found.priority, found.phase, found.unscheduled, found.unscheduled_message) == (
         1000, "Pending", "SchedulingGated", "waits",
     )  # fmt: skip
-    assert found.claims == (Claim("gpu", "llm-gpu-abc", "one-gpu"), Claim("net", "rail", ""))
+    assert found.claims == (PodClaim("gpu", "llm-gpu-abc", "one-gpu"), PodClaim("net", "rail", ""))
     assert (found.group, found.pod_ip) == ("g1", "10.0.0.7")
     assert found.relations == PodRelations(
         anti_affinity=(AffinityTerm("k", None),), claims=(VolumeClaim("c"),)
     )  # a spread that is but wished for is left out
     assert found.constraint.selector == (("zone", "a"),)
-    assert found.requested == Amounts(0, 0, (("nvidia.com/gpu", 1),))
+    assert found.requested == ResourceAmounts(0, 0, (("nvidia.com/gpu", 1),))
 
 
 def test_a_bound_pod_says_no_reason_and_its_group_of_old_is_read():
     spec = {"nodeName": "n1", "workloadRef": {"name": "w", "podGroup": "workers", "podGroupReplicaKey": "3"}}
     status = {"phase": "Succeeded", "conditions": [{"type": "PodScheduled", "status": "True", "reason": "x"}]}
-    found = pod_of({"metadata": {"name": "a", "uid": "u"}, "spec": spec, "status": status})
+    found = parse_pod({"metadata": {"name": "a", "uid": "u"}, "spec": spec, "status": status})
     assert (found.node_name, found.unscheduled, found.group, found.is_terminal) == ("n1", "", "w/workers/3", True)
 
 
 def test_equal_parts_are_kept_once():
     found = [
-        pod_of(
+        parse_pod(
             {
                 "metadata": {"name": f"p{number}", "uid": f"u{number}", "namespace": "x" * 40},
                 "spec": {"nodeSelector": {"zone": "a"}, "containers": [box("4", "1")]},
@@ -133,7 +143,7 @@ def test_equal_parts_are_kept_once():
 
 def test_containers_add_up_and_an_init_container_may_need_more():
     spec = {"containers": [box("1"), box("500m")], "initContainers": [box("4", "2"), box("2")]}
-    assert pod_amounts(spec) == Amounts(4000, 0, (("nvidia.com/gpu", 2),))
+    assert pod_requests(spec) == ResourceAmounts(4000, 0, (("nvidia.com/gpu", 2),))
 
 
 def test_sidecars_stay_and_are_there_while_later_init_containers_run():
@@ -142,13 +152,13 @@ def test_sidecars_stay_and_are_there_while_later_init_containers_run():
         "initContainers": [box("3"), box("1", policy="Always"), box("3", policy=None), box("1", policy="Always")],
     }
     # First 3; then the sidecar with 3; at last both sidecars with the main container.
-    assert pod_amounts(spec).cpu_milli == 4000
-    assert pod_amounts({**spec, "containers": [box("3")]}).cpu_milli == 5000
+    assert pod_requests(spec).cpu_milli == 4000
+    assert pod_requests({**spec, "containers": [box("3")]}).cpu_milli == 5000
 
 
 def test_overhead_and_limits_that_stand_for_requests():
     spec = {"containers": [box(limits={"cpu": "2", "memory": "1Gi"})], "overhead": {"cpu": "250m", "memory": "64Mi"}}
-    assert pod_amounts(spec) == Amounts(2250, 1024**3 + 64 * 1024**2)
+    assert pod_requests(spec) == ResourceAmounts(2250, 1024**3 + 64 * 1024**2)
 
 
 def test_the_pods_own_cpu_stands_for_the_sum_and_devices_stay_the_containers():
@@ -156,7 +166,7 @@ def test_the_pods_own_cpu_stands_for_the_sum_and_devices_stay_the_containers():
         "containers": [box("1", "1"), box("1", "1")],
         "resources": {"requests": {"cpu": "8", "nvidia.com/gpu": "5"}, "limits": {"cpu": "9", "memory": "2Gi"}},
     }
-    assert pod_amounts(spec) == Amounts(8000, 2 * 1024**3, (("nvidia.com/gpu", 2),))
+    assert pod_requests(spec) == ResourceAmounts(8000, 2 * 1024**3, (("nvidia.com/gpu", 2),))
 
 
 @pytest.mark.parametrize(("reason", "cpu_milli"), [("Deferred", 6000), ("Infeasible", 4000)])
@@ -167,16 +177,16 @@ def test_a_pod_under_resize_holds_the_most_of_what_it_may_get(reason, cpu_milli)
         ],
         "conditions": [{"type": "PodResizePending", "reason": reason}],
     }
-    assert pod_amounts({"containers": [box("6")]}, status).cpu_milli == cpu_milli
+    assert pod_requests({"containers": [box("6")]}, status).cpu_milli == cpu_milli
 
 
 def test_fractions_are_summed_before_they_are_rounded():
-    assert pod_amounts({"containers": [box("100500u"), box("100500u")]}).cpu_milli == 201
+    assert pod_requests({"containers": [box("100500u"), box("100500u")]}).cpu_milli == 201
 
 
 def test_resources_without_a_domain_or_of_kubernetes_are_no_devices():
-    found = amounts_of({"hugepages-2Mi": "1Gi", "kubernetes.io/x": "1", "pods": "9", "rdma/hca": "2", "a.b/c": "0"})
-    assert found == Amounts(0, 0, (("rdma/hca", 2),))
+    found = parse_amounts({"hugepages-2Mi": "1Gi", "kubernetes.io/x": "1", "pods": "9", "rdma/hca": "2", "a.b/c": "0"})
+    assert found == ResourceAmounts(0, 0, (("rdma/hca", 2),))
     assert (found.count("rdma/hca"), found.count("a.b/c")) == (2, 0)
 
 
@@ -206,20 +216,20 @@ def _drawn(rng):
 
 def test_what_is_remembered_of_other_pods_changes_no_value():
     rng = random.Random(6)
-    shapes = Shapes()
+    shapes = PodShapeCache()
     pods = [_drawn(rng) for _ in range(60)]
     seen = set()
     for _ in range(600):
         found = copy.deepcopy(rng.choice(pods))
-        pod = pod_of(found)
-        assert pod_of(found, shapes) == pod
+        pod = parse_pod(found)
+        assert parse_pod(found, shapes) == pod
         seen.add((pod.requested, pod.constraint, pod.claims, pod.relations, pod.unjudged))
     assert len(seen) > 16, "more shapes than are remembered"
 
 
 def test_a_spec_that_cannot_be_read_is_refused_each_time():
-    shapes = Shapes()
+    shapes = PodShapeCache()
     found = {"metadata": {"name": "a", "uid": "u"}, "spec": {"containers": [box("much")]}}
     for _ in range(2):
         with pytest.raises(KubernetesUnreadable):
-            pod_of(found, shapes)
+            parse_pod(found, shapes)

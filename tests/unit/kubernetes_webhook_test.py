@@ -14,18 +14,18 @@ from tests import admission_rig as rig
 from tests.controller_rig import running
 from tests.fakes.kubernetes.cluster import FakeCluster
 
-from eelgrid_controller.adapters.kubernetes.webhook import Webhook, WebhookFiles
-from eelgrid_controller.config import KubernetesConfig, WebhookConfig
-from eelgrid_controller.errors import ConfigError
-from eelgrid_controller.kubernetes.admitting import Answer, GateRules, admit
-from eelgrid_controller.kubernetes.errors import KubernetesUnreadable
+from eelgrid_controller.engines.kubernetes.api.admission_webhook import AdmissionWebhook, WebhookFiles
+from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
+from eelgrid_controller.engines.kubernetes.pods.admission_review import GateRules, ReviewOutcome, review_pod
+from eelgrid_controller.errors import ControllerConfigError
+from eelgrid_controller.runtime.config import KubernetesConfig, WebhookConfig
 
 LOG = logging.getLogger("test.webhook")
 OURS = rig.GATED["a pod with the label"]
 
 
 def decided(review, *, is_opted_in=False, rules=rig.RULES):
-    found = admit(review, rules, is_opted_in=is_opted_in)
+    found = review_pod(review, rules, is_opted_in=is_opted_in)
     assert found.review["apiVersion"] == "admission.k8s.io/v1"
     assert found.review["response"]["allowed"] is True
     assert found.review["response"]["uid"] == review["request"]["uid"]
@@ -43,7 +43,7 @@ def decided(review, *, is_opted_in=False, rules=rig.RULES):
     ],
 )
 def test_only_the_creation_of_pods_is_changed(request_):
-    assert decided(rig.review_of(OURS, **request_)).answer is Answer.LEFT
+    assert decided(rig.review_of(OURS, **request_)).answer is ReviewOutcome.LEFT
 
 
 def test_a_dry_run_is_answered_alike():
@@ -76,7 +76,7 @@ def _hooks():
 )
 def test_a_pod_that_cannot_be_read_goes_by_with_a_warning(pod):
     found = decided(rig.review_of(OURS, object=pod), is_opted_in=True)
-    assert found.answer is Answer.UNREAD
+    assert found.answer is ReviewOutcome.UNREAD
     assert "patch" not in found.review["response"]
     assert "without a scheduling gate" in found.review["response"]["warnings"][0]
 
@@ -97,7 +97,7 @@ def test_a_pod_that_cannot_be_read_goes_by_with_a_warning(pod):
 )
 def test_what_is_no_review_is_said_to_be_none(review, field):
     with pytest.raises(KubernetesUnreadable) as told:
-        admit(review, rig.RULES, is_opted_in=False)
+        review_pod(review, rig.RULES, is_opted_in=False)
     assert told.value.field == field
 
 
@@ -118,7 +118,7 @@ def write(files, authority, *names):
 async def serving(folder, authority):
     files = WebhookFiles(folder / "tls.crt", folder / "tls.key")
     write(files, authority, "localhost", "127.0.0.1")
-    hook = Webhook(rig.RULES, files, log=LOG)
+    hook = AdmissionWebhook(rig.RULES, files, log=LOG)
     port = await hook.start("127.0.0.1:0")
     try:
         yield hook, files, port
@@ -158,7 +158,7 @@ async def test_both_paths_are_served_and_bad_input_is_told(tmp_path):
             assert (status, told.count(b"\n")) == (wanted, 1), body[:20]
         assert (await post(port, authority, b"{}", path="/gate/others"))[0] == 404
         assert hook.refused == len(refusals)
-        assert hook.answers == {Answer.GATED: 2, Answer.LEFT: 1, Answer.UNREAD: 0}
+        assert hook.answers == {ReviewOutcome.GATED: 2, ReviewOutcome.LEFT: 1, ReviewOutcome.UNREAD: 0}
 
 
 async def test_certificates_are_taken_up_anew_and_half_of_one_is_not(tmp_path):
@@ -211,17 +211,17 @@ async def test_too_many_at_once_are_sent_away(tmp_path):
 async def test_an_address_that_is_none_is_told(tmp_path, address, told):
     files = WebhookFiles(tmp_path / "tls.crt", tmp_path / "tls.key")
     write(files, trustme.CA(), "localhost")
-    with pytest.raises(ConfigError, match=told):
-        await Webhook(rig.RULES, files, log=LOG).start(address)
+    with pytest.raises(ControllerConfigError, match=told):
+        await AdmissionWebhook(rig.RULES, files, log=LOG).start(address)
 
 
 async def test_a_certificate_that_is_not_there_and_a_port_that_is_taken_are_told(tmp_path):
     files = WebhookFiles(tmp_path / "tls.crt", tmp_path / "tls.key")
-    with pytest.raises(ConfigError, match="certificate cannot be used"):
-        await Webhook(rig.RULES, files, log=LOG).start("127.0.0.1:0")
+    with pytest.raises(ControllerConfigError, match="certificate cannot be used"):
+        await AdmissionWebhook(rig.RULES, files, log=LOG).start("127.0.0.1:0")
     async with serving(tmp_path, trustme.CA()) as (_, files, port):
-        with pytest.raises(ConfigError, match="cannot serve the webhook"):
-            await Webhook(rig.RULES, files, log=LOG).start(f"127.0.0.1:{port}")
+        with pytest.raises(ControllerConfigError, match="cannot serve the webhook"):
+            await AdmissionWebhook(rig.RULES, files, log=LOG).start(f"127.0.0.1:{port}")
 
 
 _KUBECONFIG = """
@@ -250,4 +250,4 @@ async def test_every_controller_serves_it_whoever_leads(tmp_path):
             for rig_ in (one, two):
                 port = rig_.controller.webhook.port
                 status, _ = await post(port, authority, _review(OURS))
-                assert (status, rig_.controller.webhook.answers[Answer.GATED]) == (200, 1)
+                assert (status, rig_.controller.webhook.answers[ReviewOutcome.GATED]) == (200, 1)

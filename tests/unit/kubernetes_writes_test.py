@@ -7,33 +7,32 @@ import random
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.manifests import node, pod
 
-from eelgrid_controller.adapters.kubernetes.exchange import Bounds
-from eelgrid_controller.adapters.kubernetes.port import Key as ObjectKey
-from eelgrid_controller.adapters.kubernetes.resources import NODES, PODS
-from eelgrid_controller.adapters.kubernetes.writes import Writes
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.kubernetes.gate_events import (
-    Annotate,
+from eelgrid_controller.engines.kubernetes.api.client import RequestLimits
+from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS, ObjectKey
+from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     AnnotateFailed,
+    AnnotatePod,
     DeleteFailed,
-    Failure,
-    Key,
     PatchFailed,
-    Recreate,
-    Ungate,
+    PodKey,
+    RecreatePod,
+    UngatePod,
+    WriteFailure,
 )
+from eelgrid_controller.engines.kubernetes.reconcilers.pod_writer import PodWriter
 
-KEY = Key("default", "p")
+KEY = PodKey("default", "p")
 
 
 async def play(act, *, leads=lambda _: True):
     """An act on one gated pod and what is fed back; `act` gets the writes, the pod and the fake."""
     fed = []
     async with FakeCluster() as fake:
-        cluster = fake.client(bounds=Bounds(request_s=0.5))
+        cluster = fake.client(bounds=RequestLimits(request_s=0.5))
         await cluster.create(NODES, node("n"))
         held = await cluster.create(PODS, pod("p"))
-        writes = Writes(
+        writes = PodWriter(
             cluster, pods=lambda: {ObjectKey(*KEY): held}, leads=leads, feed=fed.append, identity="me", at_once=4,
             clock=Clock(), rng=random.Random(1), log=logging.getLogger("eelgrid.test"),
         )  # fmt: skip
@@ -51,45 +50,45 @@ def test_what_was_sent_before_the_term_was_over_may_arrive_yet():
     async def act(writes, held, fake):
         fake.knobs.add("lose", times=1, verbs=("patch",))
         uid, version = head(held)
-        await writes.ungate(Ungate(uid, KEY, version, "n", "{}", 1))
+        await writes.ungate(UngatePod(uid, KEY, version, "n", "{}", 1))
 
     fed, found = asyncio.run(play(act, leads=lambda _: next(terms)))
     assert not found["spec"].get("schedulingGates"), "it was carried out"
-    assert [(type(one), one.failure) for one in fed] == [(PatchFailed, Failure.BUSY)]
+    assert [(type(one), one.failure) for one in fed] == [(PatchFailed, WriteFailure.BUSY)]
 
 
 def test_what_was_never_sent_is_known_not_to_arrive():
     async def act(writes, held, fake):
         uid, version = head(held)
-        await writes.ungate(Ungate(uid, KEY, version, "n", "{}", 1))
-        await writes.annotate(Annotate(uid, KEY, version, 1, {"eelgrid.io/fence": "1/1"}))
+        await writes.ungate(UngatePod(uid, KEY, version, "n", "{}", 1))
+        await writes.annotate(AnnotatePod(uid, KEY, version, 1, {"eelgrid.io/fence": "1/1"}))
 
     fed, found = asyncio.run(play(act, leads=lambda _: False))
     assert found["spec"]["schedulingGates"]
     assert [(type(one), one.failure) for one in fed] == [
-        (PatchFailed, Failure.STALE),
-        (AnnotateFailed, Failure.STALE),
+        (PatchFailed, WriteFailure.STALE),
+        (AnnotateFailed, WriteFailure.STALE),
     ]
 
 
 def test_a_fence_changes_the_version_so_that_what_was_made_against_it_is_refused():
     async def act(writes, held, fake):
         uid, version = head(held)
-        await writes.annotate(Annotate(uid, KEY, version, 2, {"eelgrid.io/fence": f"2/{version}"}))
-        await writes.ungate(Ungate(uid, KEY, version, "n", "{}", 1))
+        await writes.annotate(AnnotatePod(uid, KEY, version, 2, {"eelgrid.io/fence": f"2/{version}"}))
+        await writes.ungate(UngatePod(uid, KEY, version, "n", "{}", 1))
 
     fed, found = asyncio.run(play(act))
     assert found["spec"]["schedulingGates"]
     assert found["metadata"]["annotations"]["eelgrid.io/fence"].startswith("2/")
-    assert [(type(one), one.failure) for one in fed] == [(PatchFailed, Failure.CONFLICT)]
+    assert [(type(one), one.failure) for one in fed] == [(PatchFailed, WriteFailure.CONFLICT)]
 
 
 def test_a_pod_that_is_another_by_now_is_not_deleted():
     async def act(writes, held, fake):
         uid, version = head(held)
-        await writes.annotate(Annotate(uid, KEY, version, 1, {"eelgrid.io/fence": "1"}))
-        await writes.recreate(Recreate(uid, KEY, 1, "why", version))
+        await writes.annotate(AnnotatePod(uid, KEY, version, 1, {"eelgrid.io/fence": "1"}))
+        await writes.recreate(RecreatePod(uid, KEY, 1, "why", version))
 
     fed, found = asyncio.run(play(act))
     assert found["metadata"]["name"] == "p"
-    assert [(type(one), one.failure) for one in fed] == [(DeleteFailed, Failure.CONFLICT)]
+    assert [(type(one), one.failure) for one in fed] == [(DeleteFailed, WriteFailure.CONFLICT)]

@@ -10,17 +10,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.deploy_rig import CHART, ROOT
 from tests.unit.metrics_lint_test import controllers_page
 
-from eelgrid_agent.metrics import bounds
+from eelgrid_agent.enforce.rules import LAYOUT_ONLY_RULES, TRANSIENT_RULES, RefusalRule
+from eelgrid_agent.metrics import document
 from eelgrid_agent.metrics.catalogue import CATALOGUE
-from eelgrid_agent.refusal import LAYOUTS_ONLY, PASSING, Rule
-from eelgrid_controller.adapters import label_values
-from eelgrid_controller.adapters.described import METRICS
+from eelgrid_controller.server.metrics import label_values
+from eelgrid_controller.server.metrics.catalogue import METRICS
 
 _METRIC = re.compile(r"(?<![\w:])(eelgrid_\w+)\{([^}]*)\}")
 _MATCHER = re.compile(r"""(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)\"""")
 # Of agents and of the controller, by metric and label.
 CLOSED = dict(label_values.LABEL_VALUES) | {
-    (metric.name, label): values for metric in CATALOGUE for label, values in bounds.label_values(metric).items()
+    (metric.name, label): values for metric in CATALOGUE for label, values in document.list_label_values(metric).items()
 }
 # Values that only the cluster or the driver knows; a scrape brings the last three.
 OPEN = {"budget", "gpu", "gpu_instance", "kind", "model", "namespace", "node", "pool", "workload", "xid"} | {
@@ -83,8 +83,8 @@ def test_a_value_that_nobody_tells_is_noticed():
 
 
 def test_rules_that_say_nothing_of_a_refused_plan_are_those_that_the_alert_leaves_out():
-    left_out = {Rule(value) for _, label, value in matched(rules()["EelgridPlanRefused"]) if label == "rule"}
-    assert left_out == PASSING | LAYOUTS_ONLY
+    left_out = {RefusalRule(value) for _, label, value in matched(rules()["EelgridPlanRefused"]) if label == "rule"}
+    assert left_out == TRANSIENT_RULES | LAYOUT_ONLY_RULES
 
 
 def test_closed_sets_are_of_labels_that_the_metrics_have():
@@ -95,7 +95,7 @@ def test_closed_sets_are_of_labels_that_the_metrics_have():
 
 
 def test_names_of_rules_are_spelt_in_one_way():
-    assert [rule for rule in Rule if not re.fullmatch(r"[a-z]+(-[a-z]+)*", rule)] == []
+    assert [rule for rule in RefusalRule if not re.fullmatch(r"[a-z]+(-[a-z]+)*", rule)] == []
 
 
 async def test_a_page_that_is_served_tells_no_other_values(tmp_path):

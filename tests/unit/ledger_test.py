@@ -1,25 +1,40 @@
 """Joules by owner: who is kept, who leaves, who finds no room, and that nothing is lost."""
 
-from eelgrid_agent.attribution.ledger import ACCOUNTS_MOST, CROWDED, ENDED_KEPT_S, ENDED_MJ_LEAST, ENDED_MOST, Ledger
-from eelgrid_agent.attribution.owner import UNALLOCATED, UNATTRIBUTED, Owner, OwnerKind
-from eelgrid_agent.attribution.shares import Confidence, Method, Part, Share
-from eelgrid_agent.metrics.frame import SHARES_MOST
+from eelgrid_agent.energy.accounts import (
+    ACCOUNTS_MOST,
+    CROWDED,
+    ENDED_KEPT_S,
+    ENDED_MJ_LEAST,
+    ENDED_MOST,
+    EnergyAccounts,
+)
+from eelgrid_agent.energy.shares import (
+    UNALLOCATED,
+    UNATTRIBUTED,
+    EnergyShare,
+    EnergyUse,
+    ShareConfidence,
+    ShareMethod,
+    UsageOwner,
+    UsageOwnerKind,
+)
+from eelgrid_agent.metrics.snapshot import SHARES_MOST
 
 SECOND = 1_000_000_000
 
 
 def owner(number):
-    return Owner(kind=OwnerKind.SLURM, job=str(number))
+    return UsageOwner(kind=UsageOwnerKind.SLURM, job=str(number))
 
 
-def share(whose, energy_mj, part=Part.ACTIVE):
-    return Share(
-        owner=whose, part=part, energy_mj=energy_mj, method=Method.EXCLUSIVE, confidence=Confidence.HIGH
+def share(whose, energy_mj, part=EnergyUse.ACTIVE):
+    return EnergyShare(
+        owner=whose, part=part, energy_mj=energy_mj, method=ShareMethod.EXCLUSIVE, confidence=ShareConfidence.HIGH
     )  # fmt: skip
 
 
 def jobs(ledger):
-    return {int(account.owner.job) for account in ledger.rows() if account.owner.kind is OwnerKind.SLURM}
+    return {int(account.owner.job) for account in ledger.rows() if account.owner.kind is UsageOwnerKind.SLURM}
 
 
 def test_every_account_is_shown():
@@ -27,18 +42,18 @@ def test_every_account_is_shown():
 
 
 def test_processes_of_one_owner_are_one_account_and_its_parts_are_several():
-    ledger = Ledger()
-    whose = Owner(kind=OwnerKind.SLURM, job="1", pid=7)
-    ledger.add("GPU-0", [share(whose, 5), share(owner(1), 6), share(whose, 7, Part.CONTEXT_IDLE)])
+    ledger = EnergyAccounts()
+    whose = UsageOwner(kind=UsageOwnerKind.SLURM, job="1", pid=7)
+    ledger.add("GPU-0", [share(whose, 5), share(owner(1), 6), share(whose, 7, EnergyUse.CONTEXT_IDLE)])
     ledger.add("GPU-1", [share(whose, 8)])
     assert {(account.gpu_uuid, account.part, energy_mj) for account, energy_mj in ledger.rows().items()} == {
-        ("GPU-0", Part.ACTIVE, 11), ("GPU-0", Part.CONTEXT_IDLE, 7), ("GPU-1", Part.ACTIVE, 8),
+        ("GPU-0", EnergyUse.ACTIVE, 11), ("GPU-0", EnergyUse.CONTEXT_IDLE, 7), ("GPU-1", EnergyUse.ACTIVE, 8),
     }  # fmt: skip
     assert (ledger.total_mj("GPU-0"), ledger.total_mj("GPU-1")) == (18, 8)
 
 
 def test_the_worthless_dead_leave_after_one_showing_and_the_others_after_a_while():
-    ledger = Ledger()
+    ledger = EnergyAccounts()
     ledger.add("GPU-0", [share(owner(1), ENDED_MJ_LEAST - 1), share(owner(2), ENDED_MJ_LEAST)])
     ledger.settle((), now_ns=0)
     assert jobs(ledger) == {1, 2}
@@ -53,7 +68,7 @@ def test_the_worthless_dead_leave_after_one_showing_and_the_others_after_a_while
 
 
 def test_whoever_comes_back_in_time_has_its_account_still():
-    ledger = Ledger()
+    ledger = EnergyAccounts()
     ledger.add("GPU-0", [share(owner(1), 5)])
     ledger.settle((), now_ns=0)
     ledger.settle((owner(1),), now_ns=SECOND)
@@ -63,7 +78,7 @@ def test_whoever_comes_back_in_time_has_its_account_still():
 
 
 def test_five_hundred_of_the_dead_are_kept_the_smallest_leave_first():
-    ledger = Ledger()
+    ledger = EnergyAccounts()
     for job in range(ENDED_MOST + 100):
         ledger.add("GPU-0", [share(owner(job), ENDED_MJ_LEAST + job)])
     total = ledger.total_mj("GPU-0")
@@ -74,7 +89,7 @@ def test_five_hundred_of_the_dead_are_kept_the_smallest_leave_first():
 
 
 def test_who_finds_no_room_is_counted_as_other_and_nobody_always_has_room():
-    ledger = Ledger()
+    ledger = EnergyAccounts()
     ledger.add("GPU-0", [share(owner(job), 1) for job in range(ACCOUNTS_MOST + 50)])
     ledger.add("GPU-0", [share(UNALLOCATED, 3), share(UNATTRIBUTED, 4), share(owner(0), 1)])
     assert len(jobs(ledger)) == ACCOUNTS_MOST
@@ -83,7 +98,7 @@ def test_who_finds_no_room_is_counted_as_other_and_nobody_always_has_room():
 
 
 def test_when_accounts_grow_many_the_dead_make_room():
-    ledger = Ledger()
+    ledger = EnergyAccounts()
     ledger.add("GPU-0", [share(owner(job), 10 * ENDED_MJ_LEAST + job) for job in range(CROWDED + 10)])
     living = [owner(job) for job in range(10, CROWDED + 10)]
     ledger.settle(living, now_ns=0)

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from eelgrid_protos.log_lines import BURST_MOST, LINE_LETTERS_MOST, LineHandler, escape
+from eelgrid_protos.log_lines import BURST_MOST, LINE_LETTERS_MOST, LineHandler, escape_line
 
 
 class Log:
@@ -41,7 +41,7 @@ def test_what_others_say_stays_on_one_line_in_its_order(said, line):
     log = Log()
     log.logger.info("detail=%s", said)
     assert log.stream.getvalue() == f"INFO detail={line}\n"
-    assert escape(said) == line
+    assert escape_line(said) == line
 
 
 def test_a_traceback_is_indented_with_the_line_breaks_of_its_message_escaped():

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from tests.controller_rig import LOG, MemoryJournal, inventory, until, wanted
 
-from eelgrid_controller.adapters.store import open_journal
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.config import ControllerConfig
-from eelgrid_controller.core import Core
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.recovery import recover_state
 from eelgrid_controller.errors import JournalCorrupt, JournalFull, JournalTooNew, JournalUnavailable
-from eelgrid_controller.journal import Checkpoint, Entry
 from eelgrid_controller.latency import RecentLatencies
-from eelgrid_controller.loop import ControllerLoop
-from eelgrid_controller.recovery import recover
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.runtime.config import ControllerConfig
+from eelgrid_controller.runtime.loop import ControllerLoop
+from eelgrid_controller.runtime.sqlite_journal import open_journal
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.journal import Checkpoint, JournalEntry
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import Aborted, AlreadyExists, NotFound, ResourceExhausted, Unavailable
 from eelgrid_protos.messages import NodeState, Policy, WorkloadPhase
@@ -33,7 +33,7 @@ async def looping(
     loop = ControllerLoop(
         journal=journal,
         fresh_state=ClusterState,
-        make_core=lambda state: Core(state, catalogue.load()),
+        make_core=lambda state: Core(state, catalogue.load_catalogue()),
         config=ControllerConfig(data=Path(), **options),
         clock=clock or Clock(),
         log=LOG,
@@ -99,7 +99,7 @@ async def test_a_failed_commit_leaves_nothing_behind() -> None:
         loop._probe_at_s = 0.0
         assert (await loop.submit(wanted("lost"))).phase is WorkloadPhase.PLACED
         assert loop.journal_fault is None
-        assert recover(journal, ClusterState).state.digest() == loop.core.state.digest()
+        assert recover_state(journal, ClusterState).state.digest() == loop.core.state.digest()
 
 
 async def test_a_full_disk_is_probed_once_a_second_at_most() -> None:
@@ -149,7 +149,7 @@ async def test_a_journal_that_cannot_be_read_back_ends_the_loop_with_its_error()
     journal = MemoryJournal()
     async with looping(journal) as loop:
         await loop.node_joined(inventory())
-        journal.entries[0] = Entry("node_joined", {"time_ns": 1})
+        journal.entries[0] = JournalEntry("node_joined", {"time_ns": 1})
         journal.fault = FULL
         waiting = asyncio.create_task(loop.submit(wanted("w")))
         error = await asyncio.wait_for(asyncio.shield(loop.failed), 5.0)
@@ -244,12 +244,12 @@ async def test_replay_gives_the_same_state_with_and_without_checkpoints(tmp_path
     assert journal.counters.checkpoints >= 2
     journal.close()
     journal = open_journal(tmp_path, new_cluster_id="c")
-    with_checkpoint = recover(journal, ClusterState)
+    with_checkpoint = recover_state(journal, ClusterState)
     assert (with_checkpoint.checkpoint_seq, with_checkpoint.replayed) == (revision, 0)
     assert with_checkpoint.state.digest() == digest
     with_checkpoint.state.validate()
     journal._connection.execute("DELETE FROM checkpoints")
-    without = recover(journal, ClusterState)
+    without = recover_state(journal, ClusterState)
     assert (without.checkpoint_seq, without.replayed, without.state.digest()) == (0, revision, digest)
     journal.close()
 
@@ -279,21 +279,21 @@ async def test_a_checkpoint_that_fails_is_no_failure_of_the_controller() -> None
 
 @pytest.mark.parametrize(
     ("entry", "error"),
-    [(Entry("from_the_future", {}), JournalTooNew), (Entry("node_lost", {"time_ns": 1, "node_name": "nobody"}), JournalCorrupt),
-     (Entry("node_lost", {"time_ns": "noon"}), JournalCorrupt)],
+    [(JournalEntry("from_the_future", {}), JournalTooNew), (JournalEntry("node_lost", {"time_ns": 1, "node_name": "nobody"}), JournalCorrupt),
+     (JournalEntry("node_lost", {"time_ns": "noon"}), JournalCorrupt)],
 )  # fmt: skip
-def test_entries_that_cannot_be_are_named(entry: Entry, error: type[Exception]) -> None:
+def test_entries_that_cannot_be_are_named(entry: JournalEntry, error: type[Exception]) -> None:
     journal = MemoryJournal()
     journal.entries.append(entry)
     with pytest.raises(error, match="entry 1"):
-        recover(journal, ClusterState)
+        recover_state(journal, ClusterState)
 
 
 def test_a_checkpoint_that_gives_back_another_state_is_refused() -> None:
     journal = MemoryJournal()
     journal.checkpoints.append(Checkpoint(0, ClusterState().dump(), "another digest"))
     with pytest.raises(JournalCorrupt, match="does not give back the state"):
-        recover(journal, ClusterState)
+        recover_state(journal, ClusterState)
 
 
 async def test_nodes_are_lost_when_no_agent_comes_after_a_restart() -> None:

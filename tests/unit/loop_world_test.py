@@ -9,14 +9,21 @@ from bench.loop.engines import BORDERS_S, Engine, Engines
 from bench.loop.scene import Job, Scene, Service
 from bench.loop.training import CHECKPOINT_S, Running
 
-from eelgrid_controller.power.changes import Holding
-from eelgrid_controller.power.curves import AtLimit, Curve
-from eelgrid_controller.power.evidence import Window as JobWindow
-from eelgrid_controller.power.promise import BestEffort, Deadline, MaxSlowdown
+from eelgrid_controller.objectives.power.control_events import (
+    JobMeasured,
+    JobStarted,
+    ScaleService,
+    ServiceStarted,
+    ServiceWindow,
+    SetPowerLimit,
+)
+from eelgrid_controller.objectives.power.estimates import MeasurementWindow as JobWindow
+from eelgrid_controller.objectives.power.limit_rollout import Holding
+from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
+from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown
+from eelgrid_controller.objectives.services.service_metrics import MetricsWindow
 from eelgrid_controller.profiles.points import Configuration, Point
-from eelgrid_controller.serving.live import Window
-from eelgrid_controller.steering.events import JobBegan, JobMeasured, Scale, ServiceBegan, ServiceWindow, SetLimit
-from eelgrid_protos.catalogue import load
+from eelgrid_protos.catalogue.loader import load_catalogue
 
 LEVELS = (0.5, 0.9, 0.95, 0.99)
 
@@ -28,7 +35,9 @@ def _point(batch, token_hz, p95_s, power_w):
 
 POINTS = (_point(8, 800.0, 0.01, 400.0), _point(32, 2400.0, 0.02, 500.0), _point(64, 3200.0, 0.04, 600.0))
 ENGINE = Engine(POINTS, 0.025, 200.0, 69.0, 1.0, 1.0)
-CURVE = Curve("net", "v100", 1, (AtLimit(100.0, 2.0, 100.0), AtLimit(200.0, 1.04, 180.0), AtLimit(250.0, 1.0, 240.0)))
+CURVE = PowerCurve(
+    "net", "v100", 1, (LimitPoint(100.0, 2.0, 100.0), LimitPoint(200.0, 1.04, 180.0), LimitPoint(250.0, 1.0, 240.0))
+)
 
 
 def _settled(engines, asked_hz, replicas, steps=100):
@@ -115,7 +124,7 @@ def test_the_slowest_part_paces_a_gang_and_a_window_is_of_one_limit():
 
 def _scene(**changes):
     service = Service("s", POINTS, 0.025, 1, ENGINE, np.full(100, 2000.0), 1, 8, 2)
-    scene = Scene(1, 100, 5.0, (), (service,), (), (), (0, 1e9, 1.0), load())
+    scene = Scene(1, 100, 5.0, (), (service,), (), (), (0, 1e9, 1.0), load_catalogue())
     return scene._replace(**changes)
 
 
@@ -174,14 +183,14 @@ def test_promises_of_jobs_are_counted():
 
 
 def _seen(at_s, running, waiting=0.0):
-    empty = Window(30.0, None, None, None, None, None, 1.0, 1.0, waiting, 0.0, running, 1.0, None)
+    empty = MetricsWindow(30.0, None, None, None, None, None, 1.0, 1.0, waiting, 0.0, running, 1.0, None)
     return ServiceWindow(at_s, "s", empty)
 
 
 def _begun(replicas):
     from bench.loop.telemetry import promised_of
 
-    return ServiceBegan(0.0, "s", promised_of(_scene().services[0]), replicas)
+    return ServiceStarted(0.0, "s", promised_of(_scene().services[0]), replicas)
 
 
 def test_the_autoscaler_follows_its_documented_rule():
@@ -196,7 +205,7 @@ def test_the_autoscaler_follows_its_documented_rule():
 
 def test_the_peak_stays():
     peak = Peak({"s": 5})
-    assert peak.on(_begun(2)) == [Scale("s", 5, "the peak")]
+    assert peak.on(_begun(2)) == [ScaleService("s", 5, "the peak")]
     assert peak.on(_seen(30.0, 1e6)) == []
 
 
@@ -210,13 +219,13 @@ def test_zeus_profiles_every_limit_and_takes_the_cheapest(promise, best_w):
     driver, limit_w, at_s = Baseline(Zeus()), 250.0, 0.0
     holding = Holding("j/n", "n", 1, ("rack",))
     assert driver.opening_w(_job(promise), (holding,)) == 250.0
-    driver.on(JobBegan(0.0, "j", promise, CURVE.limits_w, (holding,)))
+    driver.on(JobStarted(0.0, "j", promise, CURVE.limits_w, (holding,)))
     seen = []
     for _ in range(20):
         at_s += 30.0
         at = CURVE.at(limit_w)
         for one in driver.on(JobMeasured(at_s, "j", JobWindow(limit_w, 30.0 / at.time_s, 30.0, 30.0 * at.power_w))):
-            assert isinstance(one, SetLimit)
+            assert isinstance(one, SetPowerLimit)
             limit_w = one.limit_w
             seen.append(limit_w)
     assert seen == [200.0, 100.0, best_w]

@@ -2,11 +2,10 @@
 
 import pytest
 
-from eelgrid_agent.attribution.metering import Metering
-from eelgrid_agent.attribution.uncertainty import COUNTER_REFRESH_S, GAIN_ERROR, EnergyMethod
-from eelgrid_agent.device import Missing, RawReadings
-from eelgrid_agent.sampler import Look, Sampler
-from eelgrid_protos.catalogue import load
+from eelgrid_agent.devices.port import Missing, RawReadings
+from eelgrid_agent.devices.sampler import NodeSample, Sampler
+from eelgrid_agent.energy.metering import COUNTER_REFRESH_S, GAIN_ERROR, EnergyMeasurement, EnergyMeter
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import AbsenceReason, Gpu, Reading
 
 SECOND = 1_000_000_000
@@ -22,7 +21,7 @@ class Meter:
 
     def __init__(self):
         self.sampler = Sampler(sample_interval_s=1.0)
-        self.metering = Metering(load())
+        self.metering = EnergyMeter(load_catalogue())
 
     def tick(self, at_s, *devices, limit_w=NO):
         looks = tuple(
@@ -40,7 +39,7 @@ class Meter:
             for index, (counter, power, used) in enumerate(devices)
         )
         now_ns = round(at_s * SECOND)
-        look = Look(wall_ns=now_ns + SECOND, monotonic_ns=now_ns, generation=1, gpus=looks, host={})
+        look = NodeSample(wall_ns=now_ns + SECOND, monotonic_ns=now_ns, generation=1, gpus=looks, host={})
         self.metering.tick(GPUS, looks, self.sampler.observe(look), monotonic_ns=now_ns)
 
     def take(self):
@@ -79,9 +78,9 @@ def test_each_device_says_how_its_joules_were_had():
     for at_s in range(11):
         meter.tick(at_s, (300.0 * at_s, 300.0, 1.0), (NO, 100.0 + 50.0 * (at_s % 2), NO))
     found = meter.take().estimates
-    assert found["GPU-0"].method is EnergyMethod.COUNTER
+    assert found["GPU-0"].method is EnergyMeasurement.COUNTER
     assert found["GPU-0"].uncertainty_j == pytest.approx(GAIN_ERROR * 3000.0 + 2 * 300.0 * COUNTER_REFRESH_S)
-    assert found["GPU-1"].method is EnergyMethod.INTEGRATED
+    assert found["GPU-1"].method is EnergyMeasurement.INTEGRATED
     # Ten steps of 50 W, of which 25 ms of each second were seen.
     assert found["GPU-1"].uncertainty_j == pytest.approx(GAIN_ERROR * 1250.0 + 10**0.5 * 0.975 * 25.0)
 
@@ -94,7 +93,7 @@ def test_a_reset_and_a_gap_are_told():
     meter.tick(100, (29_400.0, 300.0, 1.0), (NO, 100.0, NO))
     meter.tick(101, (29_700.0, 300.0, 1.0), (NO, 100.0, NO))
     found = meter.take()
-    assert found.estimates["GPU-0"].method is EnergyMethod.MIXED
+    assert found.estimates["GPU-0"].method is EnergyMeasurement.MIXED
     assert found.estimates["GPU-0"].uncounted_s == 0.0
     assert found.total_j["GPU-0"] == 300.0 + 300.0 + 29_700.0
     # Nobody measured 98 s of the other.
@@ -105,6 +104,6 @@ def test_devices_that_come_and_go_are_bounded():
     meter = Meter()
     looks = [(f"GPU-x{number}", RawReadings(energy_counter_j=1.0, values={})) for number in range(1000)]
     for number, one in enumerate(looks):
-        look = Look(wall_ns=number, monotonic_ns=number, generation=1, gpus=(one,), host={})
+        look = NodeSample(wall_ns=number, monotonic_ns=number, generation=1, gpus=(one,), host={})
         meter.metering.tick(GPUS, (one,), meter.sampler.observe(look), monotonic_ns=number)
     assert len(meter.take().total_j) <= 128

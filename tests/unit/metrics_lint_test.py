@@ -14,11 +14,18 @@ from tests.metrics_lint import NO_LABELS, documented, faults
 from tests.metrics_rig import frame, share, view
 from tests.unit.controller_metrics_test import Sources, Whole, lived, scraper
 
-from eelgrid_agent.metrics import bounds
+from eelgrid_agent.metrics import document
 from eelgrid_agent.metrics.catalogue import CATALOGUE
-from eelgrid_agent.metrics.metric import Scope, of_attribute
-from eelgrid_agent.metrics.render import Renderer
-from eelgrid_controller.adapters.described import BUCKETS_S, METRICS, POOLS_MOST, Described, Kind, series_most
+from eelgrid_agent.metrics.exposition import MetricsRenderer
+from eelgrid_agent.metrics.metric import MetricScope, attribute_metric
+from eelgrid_controller.server.metrics.catalogue import (
+    BUCKETS_S,
+    METRICS,
+    POOLS_MOST,
+    MetricDescription,
+    MetricType,
+    max_series,
+)
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference"
 OF_CONTROLLER = (DOCS / "controller-metrics.md").read_text()
@@ -48,7 +55,7 @@ async def controllers_page(tmp_path):
 
 def agents_page():
     shares = [share(namespace="a", pod=f"b-{number}") for number in range(30)]
-    return Renderer().render(frame(view(), view("GPU-2"), shares=shares)).prometheus().decode()
+    return MetricsRenderer().render(frame(view(), view("GPU-2"), shares=shares)).prometheus().decode()
 
 
 def said(text):
@@ -60,7 +67,7 @@ def said(text):
 
 async def test_the_controllers_page_keeps_the_conventions_and_its_bounds(tmp_path):
     text = await controllers_page(tmp_path)
-    assert list(faults(text, OF_CONTROLLER, lambda name: series_most(METRICS[name]))) == []
+    assert list(faults(text, OF_CONTROLLER, lambda name: max_series(METRICS[name]))) == []
     held = re.compile(r"(host|task|GPU-host|team)-\d+")
     told = {
         (sample.name, label)
@@ -77,7 +84,7 @@ async def test_the_controllers_page_keeps_the_conventions_and_its_bounds(tmp_pat
 
 def test_the_agents_page_keeps_the_conventions():
     text = agents_page()
-    most = {metric.name: bounds.series_most(metric) for metric in CATALOGUE}
+    most = {metric.name: document.count_series_most(metric) for metric in CATALOGUE}
     assert list(faults(text, OF_AGENT, most.__getitem__)) == []
     if shutil.which("promtool"):
         assert said(text) == (0, "")
@@ -92,29 +99,31 @@ def test_every_metric_of_both_is_in_the_docs_and_has_help_and_no_name_is_used_tw
 
 @pytest.mark.parametrize("one", METRICS.values(), ids=lambda one: one.name)
 def test_a_metric_of_the_controller_has_a_bound_that_the_docs_state(one):
-    most = series_most(one)
+    most = max_series(one)
     assert 1 <= most <= 10_000
     assert f"| `{one.name}` | {one.kind.value} |" in OF_CONTROLLER
     assert f" | {most:,} | {one.help} |" in OF_CONTROLLER
-    assert (one.name in BUCKETS_S) is (one.kind is Kind.HISTOGRAM)
+    assert (one.name in BUCKETS_S) is (one.kind is MetricType.HISTOGRAM)
     assert not NO_LABELS & set(one.labels)
 
 
 @pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric.name)
 def test_a_metric_of_the_agent_has_a_bound_that_the_docs_state(metric):
-    most = bounds.series_most(metric)
+    most = document.count_series_most(metric)
     assert 1 <= most <= 10_000
     assert re.search(rf"^\| `{metric.name}` \| {metric.kind.value} \| [^|]* \| {most:,} \| ", OF_AGENT, re.MULTILINE)
 
 
 def test_a_label_of_the_agent_without_a_bound_cannot_be_described():
     with pytest.raises(KeyError, match="pid"):
-        bounds.series_most(of_attribute("eelgrid_gpu_processes", Scope.GPU, "pids", "Processes.", "pid"))
+        document.count_series_most(
+            attribute_metric("eelgrid_gpu_processes", MetricScope.GPU, "pids", "Processes.", "pid")
+        )
 
 
 def test_a_label_without_a_bound_cannot_be_described():
     with pytest.raises(KeyError, match="pod"):
-        series_most(Described("eelgrid_pods", Kind.GAUGE, "Pods", ("pod",)))
+        max_series(MetricDescription("eelgrid_pods", MetricType.GAUGE, "Pods", ("pod",)))
 
 
 @pytest.mark.parametrize(

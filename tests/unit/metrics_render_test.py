@@ -12,13 +12,13 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from tests.metrics_lint import NO_LABELS
 from tests.metrics_rig import HOST_READINGS, frame, view
 
-from eelgrid_agent.device import FAST_READINGS, INSTANCE_READINGS, SLOW_READINGS, Missing
-from eelgrid_agent.metrics.catalogue import CATALOGUE
+from eelgrid_agent.devices.port import FAST_READINGS, INSTANCE_READINGS, SLOW_READINGS, Missing
+from eelgrid_agent.devices.port import LATENCY_BUCKETS_S as CALL_BOUNDS_S
+from eelgrid_agent.metrics.catalogue import CATALOGUE, NOT_SHOWN
 from eelgrid_agent.metrics.document import main as document
-from eelgrid_agent.metrics.frame import CALL_BOUNDS_S, Frame, GpuView, HostView, NodeView, TimedValues
-from eelgrid_agent.metrics.gpu_catalogue import NOT_SHOWN
-from eelgrid_agent.metrics.metric import Kind, Scope
-from eelgrid_agent.metrics.render import Renderer
+from eelgrid_agent.metrics.exposition import MetricsRenderer
+from eelgrid_agent.metrics.metric import MetricKind, MetricScope
+from eelgrid_agent.metrics.snapshot import AgentSnapshot, GpuView, HostView, NodeMetricsView, TimedValues
 from eelgrid_protos.messages import READING_RANGES, AbsenceReason, Gpu, Reading
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +37,7 @@ NOT_BASE = re.compile(r"milli|micro|kilo|mega|giga|mib|gib|percent|mhz|(_mw|_mj|
 
 def parsed(shown):
     """Samples by name of both formats, which must agree."""
-    rendered = Renderer().render(shown)
+    rendered = MetricsRenderer().render(shown)
     text, opened = rendered.prometheus().decode(), rendered.openmetrics().decode()
     found = [(s.name, s.labels, s.value) for family in parse_text(text) for s in family.samples]
     assert [(s.name, s.labels, s.value) for family in parse_openmetrics(opened) for s in family.samples] == found
@@ -60,10 +60,10 @@ def test_a_metric_obeys_the_conventions(metric):
     name = metric.name
     assert re.fullmatch(r"(eelgrid|process)_[a-z0-9]+(_[a-z0-9]+)*", name)
     assert not NOT_BASE.search(name)
-    assert name.endswith("_total") is (metric.kind is Kind.COUNTER)
-    assert name.endswith("_info") is (metric.kind is Kind.INFO)
+    assert name.endswith("_total") is (metric.kind is MetricKind.COUNTER)
+    assert name.endswith("_info") is (metric.kind is MetricKind.INFO)
     bare = name.removesuffix("_total").removesuffix("_info")
-    if metric.kind is not Kind.INFO:
+    if metric.kind is not MetricKind.INFO:
         unit_known = bare.endswith(tuple(f"_{unit}" for unit in UNITS))
         assert unit_known or bare.rpartition("_")[2] in COUNTED | STATES
     assert not re.search(r"gauge|counter|histogram|summary", name)
@@ -72,7 +72,7 @@ def test_a_metric_obeys_the_conventions(metric):
     assert len(set(labels)) == len(labels)
     assert not (NO_LABELS | {"command", "le"}) & set(labels)
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", label) for label in labels)
-    assert bool(metric.facts) is (metric.kind is Kind.INFO)
+    assert bool(metric.facts) is (metric.kind is MetricKind.INFO)
 
 
 @pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric.name)
@@ -92,7 +92,7 @@ def test_a_reading_is_shown_in_the_base_unit_of_its_name(metric):
 
 def test_names_are_given_once_and_labels_of_one_source_fit():
     names = [metric.name for metric in CATALOGUE]
-    families = [metric.family for metric in CATALOGUE if metric.kind is not Kind.INFO]
+    families = [metric.family for metric in CATALOGUE if metric.kind is not MetricKind.INFO]
     assert len(set(names)) == len(names)
     assert len(set(families)) == len(families)
     for metric in CATALOGUE:
@@ -102,12 +102,12 @@ def test_names_are_given_once_and_labels_of_one_source_fit():
 
 
 def test_every_reading_has_a_metric():
-    shown = {scope: [r for m in CATALOGUE if m.scope is scope for r in m.readings] for scope in Scope}
+    shown = {scope: [r for m in CATALOGUE if m.scope is scope for r in m.readings] for scope in MetricScope}
     of_gpus = {*FAST_READINGS, *SLOW_READINGS} - NOT_SHOWN
-    assert sorted(shown[Scope.GPU]) == sorted(of_gpus), "each in exactly one metric"
-    assert sorted(shown[Scope.INSTANCE]) == sorted(INSTANCE_READINGS)
-    assert sorted(shown[Scope.HOST]) == HOST_READINGS
-    assert {*shown[Scope.GPU], *shown[Scope.HOST], Reading.UNSPECIFIED, *NOT_SHOWN} == set(Reading)
+    assert sorted(shown[MetricScope.GPU]) == sorted(of_gpus), "each in exactly one metric"
+    assert sorted(shown[MetricScope.INSTANCE]) == sorted(INSTANCE_READINGS)
+    assert sorted(shown[MetricScope.HOST]) == HOST_READINGS
+    assert {*shown[MetricScope.GPU], *shown[MetricScope.HOST], Reading.UNSPECIFIED, *NOT_SHOWN} == set(Reading)
 
 
 def test_the_page_of_metrics_is_fresh(capsys, tmp_path):
@@ -130,14 +130,14 @@ def test_every_metric_is_shown_with_its_labels_and_kind():
     shown = frame(view(), view("GPU-2", value=Missing(AbsenceReason.TIMED_OUT)), value=0.5)
     node = shown.node
     lost_host = HostView(cpu_milli=1, memory_bytes=1, values={Reading.HOST_CPU_UTILIZATION_RATIO: 0.5})
-    pages = [shown, Frame(agent=shown.agent, node=NodeView(**{**_fields(node), "host": lost_host}))]
+    pages = [shown, AgentSnapshot(agent=shown.agent, node=NodeMetricsView(**{**_fields(node), "host": lost_host}))]
     names = {}
     for page in pages:
         for name, samples in parsed(page).items():
             for labels, _ in samples:
                 names.setdefault(name, set()).add(tuple(sorted(labels.keys() - {"le"})))
     for metric in CATALOGUE:
-        suffix = "_bucket" if metric.kind is Kind.HISTOGRAM else ""
+        suffix = "_bucket" if metric.kind is MetricKind.HISTOGRAM else ""
         assert names[metric.name + suffix] == {tuple(sorted(metric.all_labels))}
     known = {metric.name for metric in CATALOGUE}
     assert {re.sub(r"(?<=duration_seconds)_(bucket|count|sum)$", "", name) for name in names} == known
@@ -212,9 +212,9 @@ def test_a_histogram_adds_up():
 
 
 def test_what_left_the_node_leaves_the_renderer():
-    renderer = Renderer()
+    renderer = MetricsRenderer()
     both, alone = frame(view(), view("GPU-2")), frame(view())
-    fresh = Renderer().render(alone).prometheus()
+    fresh = MetricsRenderer().render(alone).prometheus()
     renderer.render(both)
     assert renderer.render(alone).prometheus() == fresh
     changed = Gpu(uuid="GPU-1", index=0, product="A100", model="A100")
@@ -223,12 +223,12 @@ def test_what_left_the_node_leaves_the_renderer():
 
 
 def test_a_fleet_has_no_node_to_show():
-    samples = parsed(Frame(agent=frame().agent))
+    samples = parsed(AgentSnapshot(agent=frame().agent))
     assert {name.split("_")[1] for name in samples if name.startswith("eelgrid")} == {"agent", "device", "worker"}
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on the PATH (Debian: prometheus)")
 def test_promtool_finds_nothing_to_say():
-    page = Renderer().render(frame(view(), view("GPU-2", value=Missing(AbsenceReason.GPU_LOST)))).prometheus()
+    page = MetricsRenderer().render(frame(view(), view("GPU-2", value=Missing(AbsenceReason.GPU_LOST)))).prometheus()
     done = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, check=False, timeout=30)
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")

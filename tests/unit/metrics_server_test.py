@@ -17,10 +17,8 @@ import pytest
 import trustme
 from tests.metrics_rig import frame, view
 
-from eelgrid_agent.metrics import MetricsServer
-from eelgrid_agent.metrics.page import Answer
-from eelgrid_agent.metrics.render import Renderer
-from eelgrid_agent.metrics.server import HEAD_BYTES_MOST, SCRAPES_MOST
+from eelgrid_agent.metrics.exposition import MetricsRenderer
+from eelgrid_agent.metrics.server import HEAD_BYTES_MOST, SCRAPES_MOST, MetricsEndpoint, ScrapeResponse
 
 # "right", by the cheapest bcrypt: this proves nothing about strength.
 HASH = "$2y$04$sNFiW24NgPIRphlmARhtC.bZdRxzGK5IVj05wXQbf1vwmxIQhL5q6"
@@ -33,7 +31,7 @@ class OnePage:
         self.body = body
 
     def answer(self, path, *, accept="", accept_encoding=""):
-        return Answer(200, "text/plain; version=0.0.4; charset=utf-8", self.body)
+        return ScrapeResponse(200, "text/plain; version=0.0.4; charset=utf-8", self.body)
 
 
 @pytest.fixture
@@ -41,7 +39,7 @@ def serve():
     servers = []
 
     def start(page=None, **options):
-        server = MetricsServer(
+        server = MetricsEndpoint(
             "127.0.0.1:0", page or OnePage(), tls=None, insecure=False, log=logging.getLogger("test"), **options
         )
         server.start()
@@ -229,13 +227,13 @@ scrape_configs:
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not on the PATH (Debian: prometheus)")
 def test_prometheus_scrapes_it_and_sums_count_nothing_twice(serve, tmp_path):
     """Over TLS with a password, each series of the page, and the joules of both devices once."""
-    page = Renderer().render(frame(view(), view("GPU-2"))).openmetrics()
+    page = MetricsRenderer().render(frame(view(), view("GPU-2"))).openmetrics()
     samples = sum(not line.startswith(b"#") for line in page.splitlines())
 
     class Scraped(OnePage):
         def answer(self, path, *, accept="", accept_encoding=""):
             assert "application/openmetrics-text" in accept
-            return Answer(200, "application/openmetrics-text; version=1.0.0; charset=utf-8", page)
+            return ScrapeResponse(200, "application/openmetrics-text; version=1.0.0; charset=utf-8", page)
 
     port = serve(Scraped(), web_config=tls_file(tmp_path, trustme.CA(), f"basic_auth_users: {{alice: '{HASH}'}}\n"))
     (tmp_path / "prometheus.yml").write_text(PROMETHEUS % port)

@@ -10,26 +10,24 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from eelgrid_agent.attribution.anomalies import Anomaly, AnomalyKind, Subject
-from eelgrid_agent.attribution.attributor import Attribution
-from eelgrid_agent.attribution.ledger import Account
-from eelgrid_agent.attribution.owner import Owner, OwnerKind
-from eelgrid_agent.attribution.shares import Confidence, Method, Part
-from eelgrid_agent.attribution.uncertainty import EnergyEstimate, EnergyMethod
-from eelgrid_agent.device import Device, DeviceEvent, DeviceEventKind, GpuLost
-from eelgrid_agent.engine import NoEngine
-from eelgrid_agent.host import SimulatedHost
-from eelgrid_agent.metrics import AgentCollector, MetricsError, MetricsServer, Page, TimedDevice
-from eelgrid_agent.metrics.collector import Worker
-from eelgrid_agent.metrics.frame import CALL_BOUNDS_S
-from eelgrid_agent.metrics.page import OPENMETRICS, PROMETHEUS, prefers_openmetrics
-from eelgrid_agent.metrics.timing import distributions
-from eelgrid_agent.node import Node
-from eelgrid_agent.simulation import GpuSpec, NodeSpec, SimulatedNode
-from eelgrid_agent.slow import SlowLook, take_slow_look
-from eelgrid_agent.survey import Identity, missing_looks, survey, take_looks
-from eelgrid_agent.worker.latency import Latencies
-from eelgrid_agent.worker.remote import RemoteDevice
+from eelgrid_agent.devices.extended_readings import ExtendedReadings, read_extended_readings
+from eelgrid_agent.devices.host import SimulatedHost
+from eelgrid_agent.devices.port import LATENCY_BUCKETS_S as CALL_BOUNDS_S
+from eelgrid_agent.devices.port import CallLatencies, DeviceEvent, DeviceEventKind, DevicePort, GpuLostError
+from eelgrid_agent.devices.process.remote_device import RemoteDevice
+from eelgrid_agent.energy.accounts import EnergyAccount
+from eelgrid_agent.energy.anomalies import AnomalySubject, EnergyAnomalyKind, OngoingAnomaly
+from eelgrid_agent.energy.attributor import Attribution
+from eelgrid_agent.energy.metering import EnergyMeasurement, UncertainEnergy
+from eelgrid_agent.energy.shares import EnergyUse, ShareConfidence, ShareMethod, UsageOwner, UsageOwnerKind
+from eelgrid_agent.metrics.access import MetricsError
+from eelgrid_agent.metrics.collector import AgentCollector, DriverProcessStatus, TimedDevice, summarize_latencies
+from eelgrid_agent.metrics.server import OPENMETRICS, PROMETHEUS, MetricsEndpoint, ScrapeHandler, prefers_openmetrics
+from eelgrid_agent.node.engine import NoEngine
+from eelgrid_agent.node.inventory import NodeIdentity, missing_gpu_readings, read_each_gpu, survey_devices
+from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec
 from eelgrid_protos.messages import AbsenceReason, ConnectResponse, NodePlan
 
 SECOND = 1_000_000_000
@@ -58,7 +56,7 @@ class Agent:
             monotonic_ns=self.clock.monotonic_ns,
             attribution=lambda: self.attribution,
         )
-        self.page = Page(
+        self.page = ScrapeHandler(
             collector, ticks=lambda: sum(n.ticks_total for n in self.nodes), monotonic_ns=self.clock.monotonic_ns
         )
 
@@ -68,17 +66,17 @@ class Agent:
         )
         device = SimulatedNode(spec, monotonic_ns=self.clock.monotonic_ns, seed=1)
         engine = NoEngine()
-        node = Node(
-            Identity(node_name=spec.node_name, agent_version="t", simulated=True),
+        node = AgentNode(
+            NodeIdentity(node_name=spec.node_name, agent_version="t", simulated=True),
             host=SimulatedHost(cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=self.clock.monotonic_ns), engine=engine,
-            clock=self.clock, draw_incarnation=lambda: 1, ticks_most=10, first=survey(device),
+            clock=self.clock, draw_incarnation=lambda: 1, ticks_most=10, first=survey_devices(device),
         )  # fmt: skip
         return node, device
 
     def tick(self):
         self.clock.now_ns += SECOND
         for node, device in self.pairs:
-            node.tick(take_looks(device, node.gpu_uuids), monotonic_ns=self.clock.now_ns)
+            node.tick(read_each_gpu(device, node.gpu_uuids), monotonic_ns=self.clock.now_ns)
 
     def samples(self):
         answer = self.page.answer("/metrics")
@@ -114,7 +112,7 @@ def test_an_absent_reading_has_no_series():
     agent = Agent()
     agent.tick()
     node = agent.nodes[0]
-    node.tick(missing_looks(node.gpu_uuids, AbsenceReason.TIMED_OUT), monotonic_ns=agent.clock.now_ns)
+    node.tick(missing_gpu_readings(node.gpu_uuids, AbsenceReason.TIMED_OUT), monotonic_ns=agent.clock.now_ns)
     samples = agent.samples()
     assert "eelgrid_gpu_power_watts" not in samples
     assert "eelgrid_gpu_info" in samples
@@ -124,7 +122,7 @@ def test_why_a_reading_is_absent_is_told():
     agent = Agent()
     agent.tick()
     node = agent.nodes[0]
-    node.tick(missing_looks(node.gpu_uuids, AbsenceReason.TIMED_OUT), monotonic_ns=agent.clock.now_ns)
+    node.tick(missing_gpu_readings(node.gpu_uuids, AbsenceReason.TIMED_OUT), monotonic_ns=agent.clock.now_ns)
     told = agent.all_samples("eelgrid_gpu_reading_absent")
     reasons = {sample.labels["reading"]: sample.labels["reason"] for sample in told}
     assert reasons["power_w"] == "timed_out"
@@ -135,7 +133,7 @@ def test_a_slow_look_is_shown_with_its_age():
     agent = Agent()
     agent.tick()
     node, device = agent.pairs[0]
-    node.observe_slow(take_slow_look(device, node.gpu_uuids))
+    node.observe_slow(read_extended_readings(device, node.gpu_uuids))
     agent.clock.now_ns += 3 * SECOND
     samples = agent.samples()
     slow = {s.labels["look"]: s.value for s in agent.all_samples("eelgrid_gpu_reading_age_seconds")}
@@ -148,7 +146,7 @@ def test_a_lost_device_keeps_no_slow_reading():
     agent = Agent()
     agent.tick()
     node, device = agent.pairs[0]
-    node.observe_slow(take_slow_look(device, node.gpu_uuids))
+    node.observe_slow(read_extended_readings(device, node.gpu_uuids))
     device.faults.lose(node.gpu_uuids[0])
     agent.tick()
     samples = agent.samples()
@@ -164,7 +162,7 @@ def test_errors_are_counted_by_code_with_their_last_time():
     event = DeviceEvent(kind=DeviceEventKind.XID, gpu_uuid=node.gpu_uuids[0], code=79)
     for _ in range(2):
         agent.clock.now_ns += SECOND
-        node.observe_slow(SlowLook(monotonic_ns=0, wall_ns=0, events=(event,)))
+        node.observe_slow(ExtendedReadings(monotonic_ns=0, wall_ns=0, events=(event,)))
     samples = agent.samples()
     assert samples["eelgrid_gpu_xid_errors_total"].labels == {"gpu": node.gpu_uuids[0], "xid": "79"}
     assert samples["eelgrid_gpu_xid_errors_total"].value == 2.0
@@ -175,21 +173,21 @@ def test_what_was_attributed_adds_up_to_the_device_and_names_nobody():
     agent = Agent()
     agent.tick()
     uuid = agent.nodes[0].gpu_uuids[0]
-    pod = Owner(kind=OwnerKind.POD, namespace="team", pod="train-0", container="main", pod_uid="1-2")
-    user = Owner(kind=OwnerKind.USER, user="1000")
-    process = Owner(kind=OwnerKind.PROCESS, pid=4711)
-    charged = {"part": Part.ACTIVE, "method": Method.PROCESS_SM, "confidence": Confidence.LOW}
+    pod = UsageOwner(kind=UsageOwnerKind.POD, namespace="team", pod="train-0", container="main", pod_uid="1-2")
+    user = UsageOwner(kind=UsageOwnerKind.USER, user="1000")
+    process = UsageOwner(kind=UsageOwnerKind.PROCESS, pid=4711)
+    charged = {"part": EnergyUse.ACTIVE, "method": ShareMethod.PROCESS_SM, "confidence": ShareConfidence.LOW}
     agent.attribution = Attribution(
         shares={},
         accounts={
-            Account(owner=owner.account(), gpu_uuid=uuid, gpu_instance_id=place, **charged): energy_mj
+            EnergyAccount(owner=owner.account(), gpu_uuid=uuid, gpu_instance_id=place, **charged): energy_mj
             for owner, place, energy_mj in ((pod, 3, 1500), (user, None, 250), (process, None, 250))
         },
         nobody={uuid: {"unallocated": 3000, "ended": 700}},
-        estimates={uuid: EnergyEstimate(energy_j=5.0, uncertainty_j=0.2, method=EnergyMethod.COUNTER, seconds=9.0)},
+        estimates={uuid: UncertainEnergy(energy_j=5.0, uncertainty_j=0.2, method=EnergyMeasurement.COUNTER, seconds=9.0)},
         anomalies=(
-            Anomaly(
-                subject=Subject(kind=AnomalyKind.HELD_IDLE, gpu_uuid=uuid, owner=pod), since_ns=0, since_wall_ns=0,
+            OngoingAnomaly(
+                subject=AnomalySubject(kind=EnergyAnomalyKind.HELD_IDLE, gpu_uuid=uuid, owner=pod), since_ns=0, since_wall_ns=0,
                 wasted_mj=1,
             ),
         ),
@@ -207,7 +205,7 @@ def test_what_was_attributed_adds_up_to_the_device_and_names_nobody():
     assert samples["eelgrid_gpu_ended_energy_joules_total"].value == 0.7, "apart, for rates have counted it"
     assert samples["eelgrid_gpu_energy_uncertainty_joules"].value == 0.2
     anomalies = {s.labels["anomaly"]: s.value for s in agent.all_samples("eelgrid_gpu_anomaly")}
-    assert anomalies == {kind.value: float(kind is AnomalyKind.HELD_IDLE) for kind in AnomalyKind}
+    assert anomalies == {kind.value: float(kind is EnergyAnomalyKind.HELD_IDLE) for kind in EnergyAnomalyKind}
 
 
 def test_the_guard_shows_its_plan_and_its_lease():
@@ -226,20 +224,20 @@ def test_the_guard_shows_its_plan_and_its_lease():
 
 
 def test_calls_are_timed_by_kind_failed_ones_too():
-    clock, times = HandClock(), Latencies()
+    clock, times = HandClock(), CallLatencies()
 
     class Slow:
         def read(self, uuid):
             clock.now_ns += 2_000_000
             if uuid == "lost":
-                raise GpuLost("gone")
+                raise GpuLostError("gone")
             return uuid
 
     device = TimedDevice(Slow(), times, monotonic_ns=clock.monotonic_ns)
     assert device.read("a") == "a"
-    with pytest.raises(GpuLost):
+    with pytest.raises(GpuLostError):
         device.read("lost")
-    (found,) = distributions(times).values()
+    (found,) = summarize_latencies(times).values()
     assert found.sum_s == pytest.approx(0.004)
     below = dict(zip((*CALL_BOUNDS_S, math.inf), found.below, strict=True))
     assert (below[1e-3], below[3e-3], below[math.inf]) == (0, 2, 2)
@@ -249,7 +247,7 @@ def test_what_the_worker_does_and_costs_is_shown():
     class OneChild:
         starts_total, hangs_total, left_behind, hung, children = 3, 2, 1, ("GPU-1",), (os.getpid(), 2**31 - 1)
 
-    assert {name for name in vars(Worker) if not name.startswith("_")} <= set(vars(RemoteDevice))
+    assert {name for name in vars(DriverProcessStatus) if not name.startswith("_")} <= set(vars(RemoteDevice))
     clock = HandClock()
     collector = AgentCollector([], connections=lambda: 0, monotonic_ns=clock.monotonic_ns, worker=OneChild())
     found = collector.frame().agent.worker
@@ -259,7 +257,7 @@ def test_what_the_worker_does_and_costs_is_shown():
 
 
 def test_the_timed_port_has_every_call_of_the_port():
-    calls = {name for name in vars(Device) if not name.startswith("_")}
+    calls = {name for name in vars(DevicePort) if not name.startswith("_")}
     assert calls <= set(vars(TimedDevice))
 
 
@@ -342,7 +340,7 @@ def get(port, path):
 def test_it_serves_over_http_and_frees_the_port():
     agent = Agent()
     agent.tick()
-    server = MetricsServer("127.0.0.1:0", agent.page, tls=None, insecure=False)
+    server = MetricsEndpoint("127.0.0.1:0", agent.page, tls=None, insecure=False)
     server.start()
     try:
         assert "eelgrid_gpu_power_watts{" in get(server.port, "/metrics")[1]
@@ -361,9 +359,9 @@ def test_a_port_in_use_is_said_with_the_remedy():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(MetricsError, match=r"--metrics"):
-            MetricsServer(f"127.0.0.1:{taken.getsockname()[1]}", agent.page, tls=None, insecure=False)
+            MetricsEndpoint(f"127.0.0.1:{taken.getsockname()[1]}", agent.page, tls=None, insecure=False)
 
 
 def test_another_machine_needs_tls_or_the_word():
     with pytest.raises(MetricsError, match=r"--insecure"):
-        MetricsServer("0.0.0.0:0", Agent().page, tls=None, insecure=False)
+        MetricsEndpoint("0.0.0.0:0", Agent().page, tls=None, insecure=False)

@@ -12,10 +12,15 @@ import pytest
 import yaml
 from tests.mig_node import MigNode, layout, shown
 
-from eelgrid_agent.durable_file import replace_file
-from eelgrid_agent.mig.names import PciId
-from eelgrid_agent.mig.site import sysfs_board
-from eelgrid_agent.state_directory import Held, Unusable, default_directory, hold
+from eelgrid_agent.enforce.mig.host import read_sysfs_board
+from eelgrid_agent.enforce.mig.layout import PciId
+from eelgrid_agent.state_files import (
+    StateDirectoryLocked,
+    StateDirectoryUnusable,
+    default_state_directory,
+    lock_state_directory,
+    replace_file,
+)
 from eelgrid_protos.messages import Gpu
 
 
@@ -178,7 +183,7 @@ def test_nobody_is_asked_where_nobody_is(mig, monkeypatch):
 
 
 def test_one_at_a_time(mig):
-    with hold(mig.state, "eelgrid-agent"):
+    with lock_state_directory(mig.state, "eelgrid-agent"):
         code, _, err = mig("apply", "-y", "-l", "0=empty")
         assert code == 1
         assert f"{mig.state}: is held by eelgrid-agent (process {os.getpid()}, since 20" in err
@@ -232,30 +237,36 @@ def test_a_damaged_state_is_told_and_kept(mig):
 
 
 def test_the_state_directory(tmp_path):
-    assert default_directory({}, root=True) == Path("/var/lib/eelgrid")
-    assert default_directory({"STATE_DIRECTORY": "/a:/b"}, root=True) == Path("/a")
-    assert default_directory({"XDG_STATE_HOME": "/x", "HOME": "/h"}, root=False) == Path("/x/eelgrid")
-    assert default_directory({"HOME": "/h"}, root=False) == Path("/h/.local/state/eelgrid")
-    with hold(tmp_path / "a" / "b", "one") as directory:
+    assert default_state_directory({}, root=True) == Path("/var/lib/eelgrid")
+    assert default_state_directory({"STATE_DIRECTORY": "/a:/b"}, root=True) == Path("/a")
+    assert default_state_directory({"XDG_STATE_HOME": "/x", "HOME": "/h"}, root=False) == Path("/x/eelgrid")
+    assert default_state_directory({"HOME": "/h"}, root=False) == Path("/h/.local/state/eelgrid")
+    with lock_state_directory(tmp_path / "a" / "b", "one") as directory:
         assert stat.S_IMODE(directory.stat().st_mode) & 0o007 == 0
-        with pytest.raises(Held, match=r"is held by one \(process"), hold(directory, "two"):
+        with (
+            pytest.raises(StateDirectoryLocked, match=r"is held by one \(process"),
+            lock_state_directory(directory, "two"),
+        ):
             pass
         (directory / "agent.lock").write_text("half a no")
-        with pytest.raises(Held, match="is held by another process"), hold(directory, "two"):
+        with (
+            pytest.raises(StateDirectoryLocked, match="is held by another process"),
+            lock_state_directory(directory, "two"),
+        ):
             pass
-    with hold(directory, "two"):
+    with lock_state_directory(directory, "two"):
         assert json.loads((directory / "agent.lock").read_text())["who"] == "two"
     (tmp_path / "file").write_text("")
-    with pytest.raises(Unusable, match="cannot be used"), hold(tmp_path / "file", "one"):
+    with pytest.raises(StateDirectoryUnusable, match="cannot be used"), lock_state_directory(tmp_path / "file", "one"):
         pass
 
 
 def test_a_lock_file_that_was_removed_lets_no_second_holder_in(tmp_path):
-    with hold(tmp_path, "one"):
+    with lock_state_directory(tmp_path, "one"):
         (tmp_path / "agent.lock").unlink()
-        with pytest.raises(Held), hold(tmp_path, "two"):
+        with pytest.raises(StateDirectoryLocked), lock_state_directory(tmp_path, "two"):
             pass
-    with hold(tmp_path, "three"):
+    with lock_state_directory(tmp_path, "three"):
         pass
 
 
@@ -265,7 +276,7 @@ def test_a_symbolic_link_in_the_state_directory_is_refused_and_not_followed(tmp_
     target.write_bytes(b"mine")
     folder.mkdir()
     (folder / name).symlink_to(target)
-    with pytest.raises(Unusable, match=f"symbolic link, {name}"), hold(folder, "one"):
+    with pytest.raises(StateDirectoryUnusable, match=f"symbolic link, {name}"), lock_state_directory(folder, "one"):
         pass
     assert target.read_bytes() == b"mine"
 
@@ -284,13 +295,17 @@ def test_a_journal_is_not_written_through_a_link_that_came_later(tmp_path):
 def test_a_lock_dies_with_its_holder(tmp_path):
     """Killed in any way, for the kernel closes the file."""
     code = (
-        "import os, sys; from pathlib import Path; from eelgrid_agent.state_directory import hold\n"
+        "import os, sys; from pathlib import Path; from eelgrid_agent.state_files import hold\n"
         "with hold(Path(sys.argv[1]), 'a child'): os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     assert done.returncode == -9
     assert json.loads((tmp_path / "agent.lock").read_text())["who"] == "a child"
-    with hold(tmp_path, "a parent"), pytest.raises(Held, match="a parent"), hold(tmp_path, "another"):
+    with (
+        lock_state_directory(tmp_path, "a parent"),
+        pytest.raises(StateDirectoryLocked, match="a parent"),
+        lock_state_directory(tmp_path, "another"),
+    ):
         pass
 
 
@@ -301,10 +316,10 @@ def test_boards_are_read_from_the_kernel(tmp_path):
     names = {"device": 0x20B2, "vendor": 0x10DE, "subsystem_device": 0x1533, "subsystem_vendor": 0x10DE}
     for name, number in names.items():
         (folder / name).write_text(f"0x{number:04x}\n")
-    assert sysfs_board(gpu, tmp_path) == PciId(0x20B2, 0x10DE, (0x1533, 0x10DE))
+    assert read_sysfs_board(gpu, tmp_path) == PciId(0x20B2, 0x10DE, (0x1533, 0x10DE))
     (folder / "vendor").write_text("none\n")
-    assert sysfs_board(gpu, tmp_path) is None
-    assert sysfs_board(Gpu(uuid="GPU-1", index=0, product="p", model="m"), tmp_path) is None
+    assert read_sysfs_board(gpu, tmp_path) is None
+    assert read_sysfs_board(Gpu(uuid="GPU-1", index=0, product="p", model="m"), tmp_path) is None
 
 
 def test_the_page_says_how_it_is(mig, tmp_path):

@@ -30,17 +30,12 @@ from tests.mig_rig import (
     standing,
 )
 
-from eelgrid_agent.device import (
-    DeviceTimeout,
-    InsufficientResources,
-    InUse,
-    NoPermission,
-)
-from eelgrid_agent.mig.executor import MigExecutor
-from eelgrid_agent.mig.machine import Machine, obstacle
-from eelgrid_agent.mig.runner import Limits
-from eelgrid_agent.mig.steps import CreateInstance
-from eelgrid_agent.mig.transition import Phase
+from eelgrid_agent.devices.port import DeviceInUse, DeviceTimeout, InsufficientResources, NoPermission
+from eelgrid_agent.enforce.mig.host import MachineResetInfo, find_reset_obstacle
+from eelgrid_agent.enforce.mig.mig_service import LayoutReconciler
+from eelgrid_agent.enforce.mig.partitioner import CreateGpuInstance
+from eelgrid_agent.enforce.mig.runner import TransitionLimits
+from eelgrid_agent.enforce.mig.transition import TransitionPhase
 from eelgrid_protos.messages import ApplyStatus, NodeEventKind
 
 
@@ -67,11 +62,11 @@ def test_f01_a_pending_mode_is_taken_back_when_it_is_wanted_no_more():
 
 def test_f02_a_mode_change_that_a_client_blocks_is_tried_a_bounded_time_and_rolled_back():
     rig = rig_with(mig_enabled=False)
-    rig.device.faults = [Fault("set_mig_mode", InUse("in use by another client"))] * 100
+    rig.device.faults = [Fault("set_mig_mode", DeviceInUse("in use by another client"))] * 100
     result = rig.executor.apply(asked(rig, THREE))
     assert refused(result, "in-use")
     assert "in use by another client" in result.detail
-    assert 100 - len(rig.device.faults) == 1 + len(Limits().pauses_s)
+    assert 100 - len(rig.device.faults) == 1 + len(TransitionLimits().pauses_s)
     assert not rig.device.mig_enabled
     assert not rig.device.mig_pending
     assert rig.device.now_s < 10.0
@@ -88,12 +83,14 @@ def test_f02_processes_on_the_device_are_named_and_the_mode_is_not_touched():
     assert "before set_mig_mode" not in rig.hook.names
 
 
-@pytest.mark.parametrize("machine", [Machine(display_users=2), Machine(virtual=True)], ids=["f03-display", "f04-cloud"])
+@pytest.mark.parametrize(
+    "machine", [MachineResetInfo(display_users=2), MachineResetInfo(virtual=True)], ids=["f03-display", "f04-cloud"]
+)
 def test_f03_f04_a_machine_that_cannot_reset_keeps_the_mode_found_and_says_why(machine):
     rig = Rig.of(A100, mig_enabled=False)
-    rig.executor = MigExecutor(
+    rig.executor = LayoutReconciler(
         rig.device, rig.device, rig.journal, boot_id=lambda: "boot-1", sleep=rig.device.sleep, monotonic_s=lambda: 0.0,
-        wall_ns=lambda: 0, obstacle=lambda geometry: obstacle(geometry, machine),
+        wall_ns=lambda: 0, obstacle=lambda geometry: find_reset_obstacle(geometry, machine),
     )  # fmt: skip
     rig.executor.recover()
     rig.hook.names.clear()
@@ -101,7 +98,7 @@ def test_f03_f04_a_machine_that_cannot_reset_keeps_the_mode_found_and_says_why(m
     assert refused(result, "mode")
     assert "reset" in result.detail
     assert "before set_mig_mode" not in rig.hook.names
-    assert obstacle(H100, machine) == ""
+    assert find_reset_obstacle(H100, machine) == ""
 
 
 def test_f05_a_change_that_times_out_midway_is_finished_when_the_device_answers_again():
@@ -109,7 +106,7 @@ def test_f05_a_change_that_times_out_midway_is_finished_when_the_device_answers_
     rig.device.faults = [Fault("create_gpu_instance", DeviceTimeout("no answer in time"))]
     result = rig.executor.apply(asked(rig, THREE))
     assert (result.status, result.rule) == (ApplyStatus.FAILED, "device")
-    assert rig.executor.record("GPU-0").intent.phase is Phase.FORWARD
+    assert rig.executor.record("GPU-0").intent.phase is TransitionPhase.FORWARD
     rig.start_agent()
     (result,) = rig.executor.recover()
     assert applied(result)
@@ -182,7 +179,7 @@ def test_f08_an_orphan_of_ours_is_found_by_walking_and_somebody_elses_is_left():
 
 def test_f09_an_instance_that_is_in_use_for_a_while_after_its_compute_instance_went_is_waited_for():
     rig = rig_with(THREE)
-    rig.device.faults = [Fault("destroy_gpu_instance", InUse("in use"))] * 4
+    rig.device.faults = [Fault("destroy_gpu_instance", DeviceInUse("in use"))] * 4
     assert applied(rig.executor.apply(asked(rig, FOUR)))
     assert 0.3 < rig.device.now_s < 10.0
     assert standing(rig) == {FOUR}
@@ -190,7 +187,7 @@ def test_f09_an_instance_that_is_in_use_for_a_while_after_its_compute_instance_w
 
 def test_f09_one_that_stays_in_use_is_given_back_what_it_had():
     rig = rig_with(THREE)
-    rig.device.faults = [Fault("destroy_gpu_instance", InUse("in use"))] * 8
+    rig.device.faults = [Fault("destroy_gpu_instance", DeviceInUse("in use"))] * 8
     assert refused(rig.executor.apply(asked(rig, FOUR)), "in-use")
     assert standing(rig) == {THREE}
 
@@ -225,7 +222,7 @@ def test_f10_a_place_that_somebody_took_meanwhile_is_seen_on_our_own_map():
 def test_f11_every_instance_is_made_at_an_explicit_place_largest_first():
     rig = rig_with()
     steps = rig.executor.plan(asked(rig, (G1, 0, (0,)), (G1, 1, (0,)), (G2, 2, (1,)), THREE))
-    made = [(step.profile_id, step.start) for step in steps if isinstance(step, CreateInstance)]
+    made = [(step.profile_id, step.start) for step in steps if isinstance(step, CreateGpuInstance)]
     assert made == [(G3, 4), (G2, 2), (G1, 0), (G1, 1)]
 
 
@@ -282,7 +279,7 @@ def test_f14_a_process_that_came_between_plan_and_step_is_seen():
 
 def test_f15_a_client_that_lets_the_device_go_in_time_costs_a_wait():
     rig = rig_with(mig_enabled=False)
-    rig.device.faults = [Fault("set_mig_mode", InUse("in use by another client"))] * 2
+    rig.device.faults = [Fault("set_mig_mode", DeviceInUse("in use by another client"))] * 2
     assert applied(rig.executor.apply(asked(rig, THREE)))
 
 
@@ -312,9 +309,9 @@ def test_f17_two_changes_of_one_device_never_run_at_once():
             assert go_on.wait(10)
 
     rig.device.hook = moment
-    rig.executor = MigExecutor(
+    rig.executor = LayoutReconciler(
         rig.device, rig.device, rig.journal, boot_id=lambda: "boot-1", sleep=rig.device.sleep, monotonic_s=lambda: 0.0,
-        wall_ns=lambda: 0, limits=Limits(serial_wait_s=0.05),
+        wall_ns=lambda: 0, limits=TransitionLimits(serial_wait_s=0.05),
     )  # fmt: skip
     results = []
     first = threading.Thread(target=lambda: results.append(rig.executor.apply(asked(rig, THREE))))

@@ -6,10 +6,10 @@ from bench.naive_partitioner import State
 from bench.node_crashes import spelled
 from tests.mig_rig import FOUR, G3, G4, H100, ONE, THREE, applied, refused
 
-from eelgrid_agent.device import DriverUnavailable
-from eelgrid_agent.mig.journal import FileJournal, JournalUnwritable
-from eelgrid_agent.mig.keeper import LayoutKeeper
-from eelgrid_agent.mig.site import boot_of
+from eelgrid_agent.devices.port import DriverUnavailable
+from eelgrid_agent.enforce.mig.host import make_boot_key
+from eelgrid_agent.enforce.mig.journal import FileMigJournal, MigJournalUnwritable
+from eelgrid_agent.enforce.mig.mig_service import MigService
 from eelgrid_protos.messages import ApplyStatus, NodeEventKind
 
 
@@ -25,7 +25,7 @@ class Machine:
         self.start()
 
     def start(self):
-        self.keeper = LayoutKeeper(
+        self.keeper = MigService(
             self.device, self.device, self.journal, boot_id=lambda: self.boot, sleep=self.device.sleep,
             monotonic_s=lambda: self.device.now_s, wall_ns=lambda: 1,
         )  # fmt: skip
@@ -99,7 +99,7 @@ def test_a_reset_that_could_not_be_written_down_is_not_forgotten():
     machine.keeper.apply(machine.asked(THREE))
 
     def full(_):
-        raise JournalUnwritable("no space left; make room")
+        raise MigJournalUnwritable("no space left; make room")
 
     machine.journal.hook = full
     machine.device.reset()
@@ -123,7 +123,7 @@ def test_a_lease_holds_over_a_restart_and_one_that_cannot_be_written_down_is_non
     assert machine.keeper.hold(())
 
     def full(_):
-        raise JournalUnwritable("no space left; make room")
+        raise MigJournalUnwritable("no space left; make room")
 
     machine.journal.hook = full
     assert not machine.keeper.hold({"MIG-2-0"})
@@ -135,7 +135,7 @@ def test_a_lease_holds_over_a_restart_and_one_that_cannot_be_written_down_is_non
 def test_a_journal_that_is_none_stops_every_change_is_told_once_and_raises_nowhere(tmp_path):
     path = tmp_path / "mig.json"
     path.write_text("{")
-    machine = Machine(ONE, journal=FileJournal(path))
+    machine = Machine(ONE, journal=FileMigJournal(path))
     assert machine.keeper.recover() == ()
     machine.keeper.check()
     machine.keeper.observe()
@@ -181,5 +181,5 @@ def test_what_is_released_is_left_as_it_stands():
 
 
 def test_since_when_instances_stand_is_a_boot_and_a_driver_load_and_never_nothing():
-    assert len({boot_of("a", "1"), boot_of("a", "2"), boot_of("b", "1"), boot_of("", "")}) == 4
-    assert boot_of("", "")
+    assert len({make_boot_key("a", "1"), make_boot_key("a", "2"), make_boot_key("b", "1"), make_boot_key("", "")}) == 4
+    assert make_boot_key("", "")

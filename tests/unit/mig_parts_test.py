@@ -12,14 +12,14 @@ import pynvml
 import pytest
 from tests.device_rig import SECOND, make_node, nvml_over
 
-from eelgrid_agent.nvml.control import NvmlControl
-from eelgrid_agent.simulation import GpuSpec
-from eelgrid_agent.simulation.branches import geometry_of, profiles_end
-from eelgrid_agent.simulation.library import installed
-from eelgrid_protos.catalogue import load
+from eelgrid_agent.devices.nvml.control import NvmlControl
+from eelgrid_agent.simulation.nvml_library import installed_library
+from eelgrid_agent.simulation.part_traits import adapt_geometry, get_profile_id_end
+from eelgrid_agent.simulation.spec import GpuSpec
+from eelgrid_protos.catalogue.loader import load_catalogue
 
 DATA = Path(os.environ.get("EELGRID_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
-CATALOGUE = load()
+CATALOGUE = load_catalogue()
 # One product of each part; a driver that knows all of their profiles.
 PRODUCTS = {product.mig.key: product for product in reversed(CATALOGUE.products.values()) if product.mig}
 NEWEST = "615.10.01"
@@ -32,7 +32,7 @@ def test_every_profile_of_every_part_stands_wherever_it_may_and_reads_back(part:
     """Each place of each profile, made and undone through the binding, is what the direct way lists."""
     node = make_node([5 * SECOND], GpuSpec(product=PRODUCTS[part].key, mig=()), driver_version=NEWEST)
     uuid, geometry = node.devices[0].uuid, CATALOGUE.geometries[part]
-    with installed(node):
+    with installed_library(node):
         device = nvml_over(node)
         control = NvmlControl(device)
         assert control.mig_geometry(uuid) == geometry
@@ -76,7 +76,7 @@ def test_the_library_answers_by_the_published_profiles(part: str) -> None:
         pytest.skip(f"{path} is not here; set EELGRID_DATA to the folder of published data")
     published = next(row for row in json.loads(path.read_text("utf-8"))["gpus"] if row["key"] == part)
     by_enum = {row["enum"]: row for row in published["profiles"]}
-    with installed(make_node([0], GpuSpec(product=PRODUCTS[part].key, mig=()), driver_version=NEWEST)):
+    with installed_library(make_node([0], GpuSpec(product=PRODUCTS[part].key, mig=()), driver_version=NEWEST)):
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         for enum in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
@@ -99,7 +99,7 @@ def test_the_library_answers_by_the_published_profiles(part: str) -> None:
 def test_an_older_driver_numbers_fewer_profiles_and_a_newer_binding_survives_it(version: str, end: int) -> None:
     node = make_node([0], GpuSpec(product="a100-sxm4-40gb", mig=()), driver_version=version)
     uuid = node.devices[0].uuid
-    with installed(node):
+    with installed_library(node):
         device = nvml_over(node)
         geometry = NvmlControl(device).mig_geometry(uuid)
         assert {profile.enum for profile in geometry.profiles.values()} == {
@@ -109,7 +109,7 @@ def test_an_older_driver_numbers_fewer_profiles_and_a_newer_binding_survives_it(
         with pytest.raises(pynvml.NVMLError_InvalidArgument):
             pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, end, version=1)
         device.close()
-    assert profiles_end(node.spec.driver_branch) == end
+    assert get_profile_id_end(node.spec.driver_branch) == end
 
 
 def test_names_are_the_drivers_and_profiles_are_matched_by_id() -> None:
@@ -118,7 +118,7 @@ def test_names_are_the_drivers_and_profiles_are_matched_by_id() -> None:
     for version in ("570.133.20", "580.95.05"):
         node = make_node([0], GpuSpec(product="gb200", mig=()), driver_version=version)
         uuid = node.devices[0].uuid
-        with installed(node):
+        with installed_library(node):
             device = nvml_over(node)
             control = NvmlControl(device)
             profile = control.mig_geometry(uuid).profile_by_id(0)
@@ -130,4 +130,4 @@ def test_names_are_the_drivers_and_profiles_are_matched_by_id() -> None:
             device.close()
     assert printed == [("7g.189gb", "7g.189gb"), ("7g.186gb", "7g.186gb")]
     whole = CATALOGUE.geometries["gb200-186gb"]
-    assert geometry_of(whole, 615) is whole
+    assert adapt_geometry(whole, 615) is whole

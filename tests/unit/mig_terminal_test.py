@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from tests.mig_node import MigNode, layout, shown
 
-from eelgrid_agent.mig.command import run
-from eelgrid_agent.mig.tables import found_lines, plan_lines
+from eelgrid_agent.cli.mig import format_inspection, format_plan, run_mig_command
 
 
 @pytest.fixture
@@ -29,8 +28,8 @@ def document(mig, command, *arguments):
 @pytest.mark.parametrize("width", [None, 80, 120])
 def test_nothing_is_cut_at_any_width(mig, width, tmp_path):
     found = document(mig, "plan", "SITE", "-c", "halves")
-    lines = [*found_lines(found, width), *plan_lines(found, width)]
-    whole = " ".join([*found_lines(found), *plan_lines(found)]).split()
+    lines = [*format_inspection(found, width), *format_plan(found, width)]
+    whole = " ".join([*format_inspection(found), *format_plan(found)]).split()
     # What goes below its row changes the order of the words and nothing else.
     assert sorted(" ".join(lines).split()) == sorted(whole)
     if width is not None:
@@ -52,7 +51,7 @@ def test_a_terminal_is_asked_for_its_width_and_a_pipe_is_not(mig, monkeypatch):
         try:
             monkeypatch.setattr(sys, "__stdout__", terminal)
             monkeypatch.setattr(sys, "stdout", terminal)
-            assert run(["show", "--simulate", str(mig.fleet)]) == 0
+            assert run_mig_command(["show", "--simulate", str(mig.fleet)]) == 0
         finally:
             os.dup2(own, 1)
             os.close(own)

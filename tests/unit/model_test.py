@@ -3,11 +3,11 @@
 import pytest
 from tests.clusters import core_with, node, request
 
-from eelgrid_controller.model import DEFAULT_BUSY_W, IDLE_SHARE, PowerModel
+from eelgrid_controller.placement.gpu_power import DEFAULT_BUSY_W, IDLE_SHARE, PriorPowerModel
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import Gpu
 
-MODEL = PowerModel(catalogue.load())
+MODEL = PriorPowerModel(catalogue.load_catalogue())
 
 
 def gpu(**fields):
@@ -16,7 +16,7 @@ def gpu(**fields):
 
 def test_the_sources_in_their_order():
     assert MODEL.gpu(gpu(catalogue_key="openb-t4")) == (10.0, 70.0, "catalogue")
-    known = next(iter(catalogue.load().products.values()))
+    known = next(iter(catalogue.load_catalogue().products.values()))
     assert MODEL.gpu(gpu(product=known.nvml_names[0], memory_bytes=known.memory_bytes))[:2] == (
         known.idle_w,
         known.busy_w,

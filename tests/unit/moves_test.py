@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 from tests.clusters import core_with, node, request
 
-from eelgrid_controller.core import Core
-from eelgrid_controller.events import WorkloadMoved, event_from_plain, event_to_plain
-from eelgrid_controller.moves import recommend
-from eelgrid_controller.relocation import MoveRefused
-from eelgrid_controller.state import ClusterState, ContradictoryEvent
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.migration import MoveRefused
+from eelgrid_controller.placement.migration_planner import recommend_moves
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import WorkloadMoved, event_from_plain, event_to_plain
+from eelgrid_controller.state.node_allocations import ContradictoryEvent
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     Mobility,
@@ -24,7 +25,7 @@ from eelgrid_protos.messages import (
 
 
 def asked(core: Core, **wanted) -> Recommendation:
-    return recommend(core.survey_moves(RecommendMovesRequest(**{"moves_ratio": 1.0} | wanted)))
+    return recommend_moves(core.survey_moves(RecommendMovesRequest(**{"moves_ratio": 1.0} | wanted)))
 
 
 def places(core: Core, key: str) -> list[tuple[str, tuple[int, ...]]]:
@@ -226,7 +227,7 @@ def test_room_counts_what_would_fit():
 
 
 def test_an_empty_cluster_has_nothing_to_move():
-    for core in (core_with(), core_with(node("a")), Core(ClusterState(), catalogue.load())):
+    for core in (core_with(), core_with(node("a")), Core(ClusterState(), catalogue.load_catalogue())):
         found = asked(core)
         assert (found.moves, found.running, found.gain_w) == ((), 0, 0.0)
 

@@ -9,12 +9,13 @@ import pytest
 from tests.certificates_rig import Authority
 from tests.energy_rig import SECOND, EnergyNode, HandClock, serving, working
 
-from eelgrid_agent.engine import NoEngine
-from eelgrid_agent.host import SimulatedHost
-from eelgrid_agent.node import Node
-from eelgrid_agent.node_api import NodeDoor
-from eelgrid_agent.simulation import GpuSpec, NodeSpec, SimulatedNode
-from eelgrid_agent.survey import Identity, survey, take_looks
+from eelgrid_agent.devices.host import SimulatedHost
+from eelgrid_agent.node.engine import NoEngine
+from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_devices
+from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.node.node_service import NodeAuthorizer
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec
 from eelgrid_protos.faults import InvalidArgument, NotFound, PermissionDenied
 from eelgrid_protos.messages import (
     AnomalyKind,
@@ -35,8 +36,8 @@ from eelgrid_protos.messages import (
     UnownedReason,
 )
 from eelgrid_protos.roles import RoleRules, parse_grants
-from eelgrid_protos.rpc import NODE_SERVICE, client
-from eelgrid_protos.transport import channel
+from eelgrid_protos.rpc import NODE_SERVICE, build_client
+from eelgrid_protos.transport import open_channel
 
 SILENT = logging.getLogger("test.node_api")
 
@@ -45,18 +46,18 @@ def node_named(name, clock):
     spec = NodeSpec(node_name=name, cpu_milli=1000, memory_bytes=10**9, gpus=(GpuSpec(product="openb-g2"),))
     device = SimulatedNode(spec, monotonic_ns=clock.monotonic_ns, seed=1)
     engine = NoEngine()
-    node = Node(
-        Identity(node_name=name, agent_version="t", simulated=True),
+    node = AgentNode(
+        NodeIdentity(node_name=name, agent_version="t", simulated=True),
         host=SimulatedHost(cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=clock.monotonic_ns), engine=engine, clock=clock,
-        draw_incarnation=lambda: 1, ticks_most=10, first=survey(device),
+        draw_incarnation=lambda: 1, ticks_most=10, first=survey_devices(device),
     )  # fmt: skip
     return node, device
 
 
 @asynccontextmanager
 async def asked(nodes, clock):
-    async with serving(nodes, clock) as port, channel(f"127.0.0.1:{port}", tls=None) as opened:
-        yield client(NODE_SERVICE, opened)
+    async with serving(nodes, clock) as port, open_channel(f"127.0.0.1:{port}", tls=None) as opened:
+        yield build_client(NODE_SERVICE, opened)
 
 
 async def test_the_only_node_needs_no_name():
@@ -65,7 +66,7 @@ async def test_the_only_node_needs_no_name():
     async with asked([node], clock) as api:
         assert (await api.get_inventory(GetInventoryRequest(), timeout=5.0)).inventory == node.inventory
         assert (await api.get_samples(GetSamplesRequest(), timeout=5.0)).samples is None
-        node.tick(take_looks(device, node.gpu_uuids), monotonic_ns=clock.now_ns)
+        node.tick(read_each_gpu(device, node.gpu_uuids), monotonic_ns=clock.now_ns)
         clock.now_ns += 2 * SECOND
         answer = await api.get_samples(GetSamplesRequest(node_name="n0"), timeout=5.0)
         assert answer.age_s == 2.0
@@ -177,14 +178,14 @@ async def test_whose_the_joules_are_how_that_is_known_and_what_is_wrong(tmp_path
 
 
 def door_of(rules, *, log=SILENT):
-    return NodeDoor(rules, ["n0"], now_s=time.time, monotonic_s=time.monotonic, log=log)
+    return NodeAuthorizer(rules, ["n0"], now_s=time.time, monotonic_s=time.monotonic, log=log)
 
 
 async def status_of(port, files):
     """How a read of the node's inventory ends for the holder of a certificate."""
-    async with channel(f"127.0.0.1:{port}", tls=files, options=[("grpc.use_local_subchannel_pool", 1)]) as opened:
+    async with open_channel(f"127.0.0.1:{port}", tls=files, options=[("grpc.use_local_subchannel_pool", 1)]) as opened:
         try:
-            await client(NODE_SERVICE, opened).get_inventory(GetInventoryRequest(), timeout=10.0)
+            await build_client(NODE_SERVICE, opened).get_inventory(GetInventoryRequest(), timeout=10.0)
         except PermissionDenied as fault:
             return fault
     return "answered"
@@ -231,16 +232,16 @@ async def test_node_api_grants_a_role_to_a_certificate_that_names_none(tmp_path)
 async def test_node_api_refuses_on_an_open_connection_whose_certificate_has_ended(tmp_path):
     clock, authority, now_s = HandClock(), Authority(), [time.time()]
     node, _ = node_named("n0", clock)
-    door = NodeDoor(
+    door = NodeAuthorizer(
         RoleRules(demanded=True), ["n0"], now_s=lambda: now_s[0], monotonic_s=time.monotonic, log=SILENT
     )  # fmt: skip
     server = authority.write(tmp_path / "agent", ("CN", "agent"), names=("127.0.0.1",))
     caller = authority.write(tmp_path / "caller", ("O", "eelgrid:viewer"), lasts=dt.timedelta(hours=1))
     async with (
         serving([node], clock, tls=server, admit=door.admit) as port,
-        channel(f"127.0.0.1:{port}", tls=caller) as opened,
+        open_channel(f"127.0.0.1:{port}", tls=caller) as opened,
     ):
-        api = client(NODE_SERVICE, opened)
+        api = build_client(NODE_SERVICE, opened)
         assert (await api.get_inventory(GetInventoryRequest(), timeout=10.0)).inventory.node_name == "n0"
         now_s[0] += 3600.0
         with pytest.raises(PermissionDenied, match="needs a certificate in date"):
@@ -271,10 +272,10 @@ async def test_refusals_of_the_node_api_do_not_fill_the_log(tmp_path, caplog):
     knocking = authority.write(tmp_path / "old", ("CN", "old"))
     async with serving([node], clock, tls=server, admit=door.admit) as port:
         with caplog.at_level(logging.WARNING, "test.node_api.quiet"):
-            async with channel(f"127.0.0.1:{port}", tls=knocking) as opened:
+            async with open_channel(f"127.0.0.1:{port}", tls=knocking) as opened:
                 for _ in range(5):
                     with pytest.raises(PermissionDenied):
-                        await client(NODE_SERVICE, opened).get_inventory(GetInventoryRequest(), timeout=10.0)
+                        await build_client(NODE_SERVICE, opened).get_inventory(GetInventoryRequest(), timeout=10.0)
     lines = [record.getMessage() for record in caplog.records if record.name == "test.node_api.quiet"]
     assert door.refused_total == 5
     assert len(lines) == 1

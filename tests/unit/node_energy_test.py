@@ -3,18 +3,16 @@
 import pytest
 from tests.device_rig import open_rig
 
-from eelgrid_agent.attribution.node_energy import NodeEnergy
-from eelgrid_agent.attribution.owner import OwnerKind
-from eelgrid_agent.attribution.owners import OwnerBook
-from eelgrid_agent.attribution.shares import Part
-from eelgrid_agent.attribution.sources import Sources
-from eelgrid_agent.attribution.uncertainty import EnergyMethod
-from eelgrid_agent.device import GpuProcess, ProcessKind
-from eelgrid_agent.sampler import Look, Sampler
-from eelgrid_agent.simulation import GpuLoad, GpuSpec, MigSlice
-from eelgrid_agent.slow import take_slow_look
-from eelgrid_agent.survey import take_looks
-from eelgrid_protos.catalogue import load
+from eelgrid_agent.devices.extended_readings import read_extended_readings
+from eelgrid_agent.devices.port import GpuProcess, ProcessKind
+from eelgrid_agent.devices.sampler import NodeSample, Sampler
+from eelgrid_agent.energy.metering import EnergyMeasurement
+from eelgrid_agent.energy.node_energy import AttributionSources, NodeEnergy
+from eelgrid_agent.energy.process_owners import ProcessOwnerResolver
+from eelgrid_agent.energy.shares import EnergyUse, UsageOwnerKind
+from eelgrid_agent.node.inventory import read_each_gpu
+from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, MigSlice
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import Assignment, NodeEventKind, Reading
 
 SECOND = 1_000_000_000
@@ -29,7 +27,7 @@ class Site:
         self.rig = rig
         self.proc = proc
         self.sampler = Sampler(sample_interval_s=1.0)
-        self.energy = NodeEnergy(load(), Sources(OwnerBook(proc)))
+        self.energy = NodeEnergy(load_catalogue(), AttributionSources(ProcessOwnerResolver(proc)))
         self.assignments = None
         self.events = []
         self.tick = None
@@ -46,13 +44,13 @@ class Site:
     def step(self, number):
         self.rig.advance(1)
         gpus = self.rig.device.gpus()
-        looks = take_looks(self.rig.device, tuple(gpu.uuid for gpu in gpus))
+        looks = read_each_gpu(self.rig.device, tuple(gpu.uuid for gpu in gpus))
         now_ns = self.rig.clock[0]
-        seen = self.sampler.observe(Look(wall_ns=now_ns, monotonic_ns=now_ns, generation=1, gpus=looks, host={}))
+        seen = self.sampler.observe(NodeSample(wall_ns=now_ns, monotonic_ns=now_ns, generation=1, gpus=looks, host={}))
         self.tick = seen.tick
         self.energy.tick(gpus, looks, seen, monotonic_ns=now_ns)
         if number % 5 == 0:
-            slow = take_slow_look(self.rig.device, [gpu.uuid for gpu in gpus])
+            slow = read_extended_readings(self.rig.device, [gpu.uuid for gpu in gpus])
             found = self.energy.read(gpus, slow, now_ns=now_ns)
             self.events += self.energy.observe(
                 gpus, slow, found, assignments=self.assignments, uncounted_s=self.sampler.uncounted_by_gpu
@@ -87,7 +85,7 @@ def site(tmp_path):
 
 def test_nothing_is_known_before_the_first_tick_and_look(site):
     gpus = site.rig.device.gpus()
-    slow = take_slow_look(site.rig.device, [gpu.uuid for gpu in gpus])
+    slow = read_extended_readings(site.rig.device, [gpu.uuid for gpu in gpus])
     assert site.energy.report() is None
     assert site.energy.observe(gpus, slow, site.energy.read(gpus, slow, now_ns=0)) == ()
     assert (site.energy.report(), site.energy.newest) == (None, None)
@@ -105,7 +103,7 @@ def test_two_jobs_on_one_device_are_charged_what_the_device_really_drew(site):
     drawn_j = (site.rig.node.devices[0].energy_pj(site.rig.clock[0]) - truth_pj) / 1e12
     device = report.devices[0]
     assert device.total_mj / MILLIJOULES - before_j == pytest.approx(drawn_j, rel=0.01)
-    assert device.estimate.method is EnergyMethod.COUNTER
+    assert device.estimate.method is EnergyMeasurement.COUNTER
     assert device.estimate.uncertainty_j == pytest.approx(0.05 * device.estimate.energy_j, rel=0.1)
     # Equal parts of the load, to the rounding of SM ratios.
     assert site.joules(slurm_job="1") == pytest.approx(site.joules(slurm_job="2"), rel=0.02)
@@ -113,7 +111,7 @@ def test_two_jobs_on_one_device_are_charged_what_the_device_really_drew(site):
     assert dict(device.nobody_mj)["unallocated"] / MILLIJOULES == pytest.approx(182 * 70, rel=0.15)
     assert {
         (row.owner.pid, row.part) for row in report.recent if row.gpu_uuid == device.gpu_uuid and row.owner.pid
-    } == {(pid, part) for pid in (11, 12) for part in (Part.CONTEXT_IDLE, Part.ACTIVE)}
+    } == {(pid, part) for pid in (11, 12) for part in (EnergyUse.CONTEXT_IDLE, EnergyUse.ACTIVE)}
     assert device.recent_s == 5.0
 
 
@@ -135,7 +133,7 @@ def test_resets_losses_and_gaps_lose_no_millijoule_of_what_is_told(site):
     site.run(16)
     device = site.energy.report().devices[0]
     assert dict(device.nobody_mj)["ended"] / MILLIJOULES == pytest.approx(charged_j)
-    assert device.estimate.method is EnergyMethod.MIXED
+    assert device.estimate.method is EnergyMeasurement.MIXED
 
 
 def test_a_held_device_that_idles_is_told_once(site):
@@ -165,7 +163,9 @@ def test_an_idle_context_of_somebody_who_holds_nothing_is_told(site):
     assert event.detail.startswith(f"GPU instance {idle}: an idle context is open for 300 s")
     assert event.detail.endswith("by slurm job=9 step=0")
     # Both pay for their contexts, and one for the work.
-    context = {row.owner.job: row.energy_mj for row in site.energy.report().owners if row.part is Part.CONTEXT_IDLE}
+    context = {
+        row.owner.job: row.energy_mj for row in site.energy.report().owners if row.part is EnergyUse.CONTEXT_IDLE
+    }
     assert abs(context["8"] - context["9"]) <= 70
-    assert {row.owner.job for row in site.energy.report().owners if row.part is Part.ACTIVE} == {"8"}
-    assert {row.owner.kind for row in site.energy.report().owners} == {OwnerKind.SLURM}
+    assert {row.owner.job for row in site.energy.report().owners if row.part is EnergyUse.ACTIVE} == {"8"}
+    assert {row.owner.kind for row in site.energy.report().owners} == {UsageOwnerKind.SLURM}

@@ -7,14 +7,27 @@ import pytest
 from tests.clusters import core_with, node, request
 from tests.controller_rig import Agent, batch, inventory, running, until, wanted
 
-from eelgrid_controller.core import Core
-from eelgrid_controller.events import NodesRemoved, WorkloadCancelled, WorkloadScaled, event_from_plain, event_to_plain
-from eelgrid_controller.model import PowerModel
-from eelgrid_controller.presence import CONFIRM_S, WINDOW_S, LostNodes, RegistrationRefused, Registrations
-from eelgrid_controller.savings.account import Beginning, Savings
-from eelgrid_controller.shadow import Shadow
-from eelgrid_controller.state import ClusterState, ContradictoryEvent
-from eelgrid_controller.telemetry import Telemetry
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.energy.savings import InitialCluster, PlacementSavings
+from eelgrid_controller.placement.gpu_power import PriorPowerModel
+from eelgrid_controller.state.agent_liveness import (
+    EXPIRY_CONFIRM_S,
+    REGISTRATION_WINDOW_S,
+    LostNodeExpiry,
+    RegistrationLimiter,
+    RegistrationRefused,
+)
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import (
+    NodesRemoved,
+    WorkloadCancelled,
+    WorkloadScaled,
+    event_from_plain,
+    event_to_plain,
+)
+from eelgrid_controller.state.node_allocations import ContradictoryEvent
+from eelgrid_controller.state.telemetry import Telemetry
+from eelgrid_controller.whatif.shadow_policy import ShadowPolicy
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import Aborted, FailedPrecondition, NotFound, ResourceExhausted
 from eelgrid_protos.messages import (
@@ -48,7 +61,7 @@ def replayed(events):
 
 
 def test_an_empty_node_is_removed_and_the_journal_replays_it():
-    core, events = Core(ClusterState(), catalogue.load()), []
+    core, events = Core(ClusterState(), catalogue.load_catalogue()), []
     for name in ("a", "b"):
         events += core.node_joined(node(name), now_ns=1).events
     step = removed(core, "a")
@@ -124,7 +137,7 @@ def test_after_removals_a_core_decides_as_one_that_was_made_anew(seed):
             core.node_joined(node(f"n{draw.randrange(12)}", gpus=draw.choice((1, 2, 4))), now_ns=now_ns)
         elif core.state.nodes:
             asked = request(gpus=draw.choice((1, 1, 2)), key=f"w{turn}")
-            anew = Core(ClusterState.load(core.state.dump()), catalogue.load())
+            anew = Core(ClusterState.load(core.state.dump()), catalogue.load_catalogue())
             assert _placed(anew, asked, now_ns) == _placed(core, asked, now_ns)
         core.state.validate()
 
@@ -159,7 +172,7 @@ def test_a_node_that_comes_back_is_a_new_one_with_plans_above_the_one_that_it_ho
 
 
 def test_where_names_run_out_the_longest_lost_make_room_and_those_in_use_never_do():
-    core = Core(ClusterState(), catalogue.load(), nodes_most=3)
+    core = Core(ClusterState(), catalogue.load_catalogue(), nodes_most=3)
     for number, name in enumerate("abc"):
         core.node_joined(node(name), now_ns=number)
     with pytest.raises(ResourceExhausted, match="eelctl node remove"):
@@ -185,8 +198,10 @@ def test_since_when_a_node_is_lost_survives_a_checkpoint_and_ends_with_its_retur
 
 def test_followers_outlive_a_removal():
     core = core_with(node("a", gpus=2), node("b", gpus=2))
-    savings = Savings(Beginning.of(core.state, 1), PowerModel(catalogue.load()).gpu)
-    shadow = Shadow(core.state.copy(), core.state.policy, lambda state: Core(state, catalogue.load()), now_ns=1)
+    savings = PlacementSavings(InitialCluster.of(core.state, 1), PriorPowerModel(catalogue.load_catalogue()).gpu)
+    shadow = ShadowPolicy(
+        core.state.copy(), core.state.policy, lambda state: Core(state, catalogue.load_catalogue()), now_ns=1
+    )
     steps = [core.submit(request(gpus=2, key="w"), now_ns=2)]
     steps.append(removed(core, core.workload("w").placements[0].node_name, force=True))
     steps.append(core.submit(request(gpus=2, key="x"), now_ns=60))
@@ -216,21 +231,21 @@ def test_telemetry_of_removed_nodes_takes_no_room():
 
 
 def test_lost_nodes_expire_when_both_clocks_say_so():
-    lost = LostNodes(7 * 86_400.0)
+    lost = LostNodeExpiry(7 * 86_400.0)
     assert lost.expired([(5, "a")], now_ns=6 * DAY_NS, now_s=0.0) == ()
     assert lost.expired([(5, "a")], now_ns=8 * DAY_NS, now_s=10.0) == ()
-    assert lost.expired([(5, "a")], now_ns=8 * DAY_NS, now_s=10.0 + CONFIRM_S) == ("a",)
+    assert lost.expired([(5, "a")], now_ns=8 * DAY_NS, now_s=10.0 + EXPIRY_CONFIRM_S) == ("a",)
 
 
 def test_a_clock_that_jumps_ahead_for_a_moment_expires_nothing():
-    lost = LostNodes(7 * 86_400.0)
+    lost = LostNodeExpiry(7 * 86_400.0)
     assert lost.expired([(5, "a")], now_ns=4000 * DAY_NS, now_s=0.0) == ()
     assert lost.expired([(5, "a")], now_ns=DAY_NS, now_s=60.0) == ()
-    assert lost.expired([(5, "a")], now_ns=4000 * DAY_NS, now_s=CONFIRM_S + 1.0) == ()
+    assert lost.expired([(5, "a")], now_ns=4000 * DAY_NS, now_s=EXPIRY_CONFIRM_S + 1.0) == ()
 
 
 def test_a_node_lost_before_that_was_kept_counts_from_now():
-    lost = LostNodes(100.0)
+    lost = LostNodeExpiry(100.0)
     began_ns = 50 * DAY_NS
     assert lost.expired([(0, "a")], now_ns=began_ns, now_s=0.0) == ()
     assert lost.expired([(0, "a")], now_ns=began_ns + 99 * NS, now_s=99.0) == ()
@@ -239,7 +254,7 @@ def test_a_node_lost_before_that_was_kept_counts_from_now():
 
 
 def test_nodes_never_expire_where_that_is_asked():
-    assert LostNodes(0.0).expired([(5, "a")], now_ns=10**18, now_s=1e9) == ()
+    assert LostNodeExpiry(0.0).expired([(5, "a")], now_ns=10**18, now_s=1e9) == ()
 
 
 def test_forgetting_passes_over_what_came_back_or_holds_work():
@@ -268,7 +283,7 @@ async def test_a_lost_node_is_forgotten_by_itself(tmp_path):
 
 
 def test_a_certificate_registers_so_many_new_nodes_an_hour_and_another_is_not_shut_out():
-    limits = Registrations(3, now_s=0.0)
+    limits = RegistrationLimiter(3, now_s=0.0)
     for number in range(3):
         limits.register(f"ghost-{number}", "CN=mallory", now_s=0.0)
     with pytest.raises(RegistrationRefused, match=r"CN=mallory has registered 3 new nodes.*--registrations") as caught:
@@ -276,11 +291,11 @@ def test_a_certificate_registers_so_many_new_nodes_an_hour_and_another_is_not_sh
     assert caught.value.limit == "peer"
     limits.register("honest", "CN=alice", now_s=1.0)
     # A third of the hour later there is room for one more.
-    limits.register("ghost-3", "CN=mallory", now_s=WINDOW_S / 3.0 + 1.0)
+    limits.register("ghost-3", "CN=mallory", now_s=REGISTRATION_WINDOW_S / 3.0 + 1.0)
 
 
 def test_all_certificates_together_register_twice_as_many():
-    limits = Registrations(3, now_s=0.0)
+    limits = RegistrationLimiter(3, now_s=0.0)
     for number in range(6):
         limits.register(f"n{number}", f"CN={number}", now_s=0.0)
     with pytest.raises(RegistrationRefused) as caught:
@@ -289,7 +304,7 @@ def test_all_certificates_together_register_twice_as_many():
 
 
 def test_certificates_that_are_told_apart_are_bounded():
-    limits = Registrations(10**9, now_s=0.0)
+    limits = RegistrationLimiter(10**9, now_s=0.0)
     for number in range(5000):
         limits.register("n", f"CN={number}", now_s=0.0)
     assert len(limits._peers) <= 4096

@@ -10,9 +10,9 @@ from bench.node_transitions import Tally
 from bench.schedule_agent import keeper_over
 from bench.schedule_world import World
 
-from eelgrid_agent.mig.keeper import LayoutKeeper
-from eelgrid_agent.mig.runner import Limits
-from eelgrid_agent.mig.transition import Origin
+from eelgrid_agent.enforce.mig.mig_service import MigService
+from eelgrid_agent.enforce.mig.runner import TransitionLimits
+from eelgrid_agent.enforce.mig.transition import InstanceOrigin
 from eelgrid_protos.messages import ApplyResult, ApplyStatus
 
 SEEDS = 40
@@ -55,7 +55,7 @@ class ForgetsLeases(Around):
 class TakesAllForItsOwn(Around):
     def load(self):
         return [
-            replace(record, known=dict.fromkeys(record.known, Origin.ADOPTED)) for record in self.world.load()
+            replace(record, known=dict.fromkeys(record.known, InstanceOrigin.ADOPTED)) for record in self.world.load()
         ]  # fmt: skip
 
 
@@ -74,18 +74,18 @@ class WritesNothing(Around):
         pass
 
 
-class SaysYes(LayoutKeeper):
+class SaysYes(MigService):
     def apply(self, layout):
         super().apply(layout)
         return ApplyResult(subject=layout.gpu_uuid, status=ApplyStatus.APPLIED)
 
 
-class NamesNoRule(LayoutKeeper):
+class NamesNoRule(MigService):
     def apply(self, layout):
         return replace(super().apply(layout), rule="")
 
 
-def planted(kind=LayoutKeeper, device=World, journal=World, limits=None):
+def planted(kind=MigService, device=World, journal=World, limits=None):
     def make(world):
         ports = [port if port is World else port(world) for port in (device, journal)]
         seen, disk = (world if port is World else port for port in ports)
@@ -100,7 +100,7 @@ def planted(kind=LayoutKeeper, device=World, journal=World, limits=None):
 def deaf(world):
     """An agent that hears of no reset."""
 
-    class Deaf(LayoutKeeper):
+    class Deaf(MigService):
         def device_was_reset(self, uuid):
             return True
 
@@ -109,7 +109,7 @@ def deaf(world):
 
 def never_boots(world):
     """An agent that takes every boot for the first one."""
-    return LayoutKeeper(
+    return MigService(
         world, world, world, boot_id=lambda: "boot", sleep=world.sleep, monotonic_s=lambda: world.now_s,
         wall_ns=lambda: 0,
     )  # fmt: skip
@@ -123,8 +123,8 @@ FAULTS = {
     "what is under way is forgotten": (planted(journal=ForgetsWhatIsUnderWay), 4),
     "generations start again": (planted(journal=CountsFromOneAgain), 3),
     "nothing is written down": (planted(journal=WritesNothing), 0),
-    "it repairs for ever": (planted(limits=Limits(repairs_most=1_000_000)), 33),
-    "it goes on for ever": (planted(limits=Limits(tries_most=1_000_000)), 609),
+    "it repairs for ever": (planted(limits=TransitionLimits(repairs_most=1_000_000)), 33),
+    "it goes on for ever": (planted(limits=TransitionLimits(tries_most=1_000_000)), 609),
     "it says yes to everything": (planted(kind=SaysYes), 3),
     "it gives no reason": (planted(kind=NamesNoRule), 3),
     "resets are not heard of": (deaf, 1),

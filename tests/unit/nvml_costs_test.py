@@ -7,7 +7,7 @@ import pytest
 from bench.nvml_costs import Meter, Refused, energies, main, metered
 from tests.device_rig import make_node
 
-from eelgrid_agent.simulation.library import installed
+from eelgrid_agent.simulation.nvml_library import installed_library
 
 
 def test_a_record_of_the_simulated_library_is_whole(tmp_path, capsys):
@@ -26,7 +26,7 @@ def test_a_record_of_the_simulated_library_is_whole(tmp_path, capsys):
 
 
 def test_what_could_change_a_device_is_refused_before_the_library_sees_it():
-    with installed(make_node([1])), metered(Meter()):
+    with installed_library(make_node([1])), metered(Meter()):
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         before = pynvml.nvmlDeviceGetPowerManagementLimit(handle)

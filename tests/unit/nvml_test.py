@@ -5,10 +5,11 @@ import ctypes
 import pynvml
 import pytest
 
-from eelgrid_agent.device import DriverUnavailable, Missing
-from eelgrid_agent.nvml import NvmlDevice
-from eelgrid_agent.simulation import GpuLoad, GpuSpec, MigSlice, NodeSpec, SimulatedNode
-from eelgrid_agent.simulation.library import install, installed, uninstall
+from eelgrid_agent.devices.nvml.device import NvmlDevice
+from eelgrid_agent.devices.port import DriverUnavailable, Missing
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.nvml_library import install_library, installed_library, uninstall_library
+from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, MigSlice, NodeSpec
 from eelgrid_protos.messages import AbsenceReason, Reading
 
 SECOND = 1_000_000_000
@@ -32,7 +33,7 @@ MIG = GpuSpec(
 
 def test_without_the_right_to_walk_instances_those_with_a_handle_are_still_seen() -> None:
     node = make_node(MIG)
-    with installed(node, privileged=False):
+    with installed_library(node, privileged=False):
         device = NvmlDevice()
         (gpu,) = device.gpus()
         device.close()
@@ -44,7 +45,7 @@ def test_without_the_right_to_walk_instances_those_with_a_handle_are_still_seen(
 
 def test_a_driver_that_prints_no_profile_names_gets_the_catalogues() -> None:
     node = make_node(MIG, driver_version="470.256.02")
-    with installed(node):
+    with installed_library(node):
         assert not hasattr(pynvml.nvmlLib, "nvmlDeviceGetGpuInstanceProfileInfoV")
         device = NvmlDevice()
         assert device.gpus() == node.gpus()
@@ -59,7 +60,7 @@ def test_power_is_the_instant_field_where_the_driver_has_it(version: str, averag
     clock[0] = 10 * SECOND
     node.set_load(uuid, GpuLoad(utilization_ratio=1.0))
     clock[0] = 10 * SECOND + SECOND // 2
-    with installed(node):
+    with installed_library(node):
         device = NvmlDevice()
         power_w = device.read(uuid).values[Reading.POWER_W]
         device.close()
@@ -68,14 +69,14 @@ def test_power_is_the_instant_field_where_the_driver_has_it(version: str, averag
 
 
 def test_workloads_names_for_products_can_be_given() -> None:
-    with installed(make_node(GpuSpec(product="t4"), GpuSpec(product="a30"))):
+    with installed_library(make_node(GpuSpec(product="t4"), GpuSpec(product="a30"))):
         device = NvmlDevice(models={"Tesla T4": "inference"})
         assert [gpu.model for gpu in device.gpus()] == ["inference", "A30"]
         device.close()
 
 
 def test_a_part_that_the_catalogue_lacks_is_listed_without_a_key() -> None:
-    with installed(make_node(GpuSpec(product="t4"))):
+    with installed_library(make_node(GpuSpec(product="t4"))):
         real = pynvml.nvmlLib.nvmlDeviceGetName
 
         def renamed(handle: object, buffer: object, length: object) -> int:
@@ -103,7 +104,7 @@ def test_a_part_that_the_catalogue_lacks_is_listed_without_a_key() -> None:
 )  # fmt: skip
 def test_one_failing_call_is_one_absence(symbol: str, code: int, reading: Reading, reason: AbsenceReason) -> None:
     node = make_node(GpuSpec(product="t4"))
-    with installed(node):
+    with installed_library(node):
         setattr(pynvml.nvmlLib, symbol, lambda *_: code)
         device = NvmlDevice()
         look = device.read(device.gpus()[0].uuid)
@@ -114,7 +115,7 @@ def test_one_failing_call_is_one_absence(symbol: str, code: int, reading: Readin
 
 def test_a_sentinel_is_implausible_and_no_number() -> None:
     node = make_node(GpuSpec(product="t4"))
-    with installed(node):
+    with installed_library(node):
 
         def sentinel(_handle: object, _kind: object, ref: object) -> int:
             ref._obj.value = 0xFFFF_FFFF
@@ -129,7 +130,7 @@ def test_a_sentinel_is_implausible_and_no_number() -> None:
 
 def test_a_driver_without_the_energy_symbol_is_asked_once() -> None:
     node = make_node(GpuSpec(product="t4"))
-    with installed(node):
+    with installed_library(node):
         energy = pynvml.nvmlLib.nvmlDeviceGetTotalEnergyConsumption
         del pynvml.nvmlLib.nvmlDeviceGetTotalEnergyConsumption
         device = NvmlDevice()
@@ -146,7 +147,7 @@ def test_a_driver_without_the_energy_symbol_is_asked_once() -> None:
 
 def test_every_session_is_ended() -> None:
     node = make_node(GpuSpec(product="t4"), GpuSpec(product="a30"))
-    with installed(node):
+    with installed_library(node):
         device = NvmlDevice()
         uuid = device.gpus()[0].uuid
         node.faults.lose(uuid)
@@ -170,17 +171,17 @@ def test_every_session_is_ended() -> None:
 
 def test_a_library_is_not_put_under_an_open_session() -> None:
     node = make_node(GpuSpec(product="t4"))
-    with installed(node):
+    with installed_library(node):
         pynvml.nvmlInit()
         with pytest.raises(RuntimeError, match="close it"):
-            install(node)
+            install_library(node)
         pynvml.nvmlShutdown()
-    uninstall()
+    uninstall_library()
 
 
 def test_calls_need_a_session_a_live_handle_and_the_right_struct() -> None:
     node = make_node(GpuSpec(product="t4"), MIG)
-    with installed(node):
+    with installed_library(node):
         with pytest.raises(pynvml.NVMLError_Uninitialized):
             pynvml.nvmlDeviceGetCount()
         pynvml.nvmlInit()
@@ -208,7 +209,7 @@ def test_calls_need_a_session_a_live_handle_and_the_right_struct() -> None:
 
 def test_fields_answer_one_by_one() -> None:
     node = make_node(GpuSpec(product="a100-sxm4-40gb"), GpuSpec(product="h100-sxm5-80gb"))
-    with installed(node):
+    with installed_library(node):
         pynvml.nvmlInit()
         codes = [
             [value.nvmlReturn for value in pynvml.nvmlDeviceGetFieldValues(handle, [185, 186, (186, 2), 83, 190, 9999])]
@@ -222,7 +223,7 @@ def test_fields_answer_one_by_one() -> None:
 
 def test_mig_handles_and_placements_answer_as_the_driver_does() -> None:
     node = make_node(MIG, GpuSpec(product="t4"))
-    with installed(node):
+    with installed_library(node):
         pynvml.nvmlInit()
         parent = pynvml.nvmlDeviceGetHandleByIndex(0)
         assert pynvml.nvmlDeviceGetMaxMigDeviceCount(parent) == 7

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 from tests.clusters import core_with, decided, node, request
 
-from eelgrid_controller.core import Core
-from eelgrid_controller.decision import document_of, replay
-from eelgrid_controller.events import NodeOccupied, event_to_plain
-from eelgrid_controller.journal import Checkpoint, Entry, Past
-from eelgrid_controller.occupancy import Others
-from eelgrid_controller.state import ClusterState
-from eelgrid_kernels.moves import STAYS
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.engine_reports import ExternalUsage
+from eelgrid_controller.state.events import NodeOccupied, event_to_plain
+from eelgrid_controller.state.journal import Checkpoint, JournalEntry, JournalHistory
+from eelgrid_controller.whatif.decision_record import record_decision, replay_decision
+from eelgrid_kernels.move_search import STAYS
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import NotFound
 from eelgrid_protos.messages import RecommendMovesRequest, WorkloadPhase
@@ -24,7 +24,7 @@ def nodes_of(core: Core, key: str) -> list[str]:
 
 def test_what_others_hold_is_not_given_away():
     core = core_with(node("a", gpus=4, cpu=16))
-    core.occupied("a", Others(cpu_milli=10_000, gpu_count=3), now_ns=2)
+    core.occupied("a", ExternalUsage(cpu_milli=10_000, gpu_count=3), now_ns=2)
     core.submit(request(gpus=2, key="two"), now_ns=3)
     assert core.workload("two").reason.startswith("gpu_count:")
     core.submit(request(cpu=7, key="seven"), now_ns=4)
@@ -37,20 +37,20 @@ def test_what_others_hold_is_not_given_away():
 
 def test_work_begins_when_others_go():
     core = core_with(node("a", gpus=2))
-    core.occupied("a", Others(gpu_count=2), now_ns=2)
+    core.occupied("a", ExternalUsage(gpu_count=2), now_ns=2)
     core.submit(request(gpus=2, key="w"), now_ns=3)
     assert core.workload("w").phase is WorkloadPhase.PENDING
-    step = core.occupied("a", Others(), now_ns=4)
+    step = core.occupied("a", ExternalUsage(), now_ns=4)
     assert isinstance(decided(step.events)[0], NodeOccupied)
     assert core.workload("w").phase is WorkloadPhase.PLACED
 
 
 def test_the_same_twice_is_no_event():
     core = core_with(node("a"))
-    core.occupied("a", Others(cpu_milli=5), now_ns=2)
-    assert core.occupied("a", Others(cpu_milli=5), now_ns=3).events == ()
+    core.occupied("a", ExternalUsage(cpu_milli=5), now_ns=2)
+    assert core.occupied("a", ExternalUsage(cpu_milli=5), now_ns=3).events == ()
     with pytest.raises(NotFound):
-        core.occupied("z", Others(), now_ns=4)
+        core.occupied("z", ExternalUsage(), now_ns=4)
 
 
 def test_nothing_comes_to_a_closed_node_and_what_is_there_stays():
@@ -58,20 +58,20 @@ def test_nothing_comes_to_a_closed_node_and_what_is_there_stays():
     core.submit(request(gpus=1, key="before"), now_ns=2)
     (held,) = nodes_of(core, "before")
     other = "b" if held == "a" else "a"
-    core.occupied(held, Others(closed="cordoned"), now_ns=3)
+    core.occupied(held, ExternalUsage(closed="cordoned"), now_ns=3)
     core.submit(request(gpus=2, key="after"), now_ns=4)
     assert nodes_of(core, "after") == [other]
     assert nodes_of(core, "before") == [held]
     core.submit(request(gpus=1, key="late"), now_ns=5)
     assert core.workload("late").phase is WorkloadPhase.PENDING
-    core.occupied(held, Others(), now_ns=6)
+    core.occupied(held, ExternalUsage(), now_ns=6)
     assert nodes_of(core, "late") == [held]
 
 
 def test_work_goes_where_all_its_traits_are():
     core = core_with(node("a"), node("b"), node("c"))
-    core.occupied("b", Others(traits=("x",)), now_ns=2)
-    core.occupied("c", Others(traits=("x", "y")), now_ns=3)
+    core.occupied("b", ExternalUsage(traits=("x",)), now_ns=2)
+    core.occupied("c", ExternalUsage(traits=("x", "y")), now_ns=3)
     core.submit(request(gpus=1, key="both", required_traits=("x", "y")), now_ns=4)
     assert nodes_of(core, "both") == ["c"]
     for number in range(4):
@@ -92,17 +92,17 @@ def test_work_without_a_node_for_it_says_that_traits_lack():
     assert told.constraint == "traits"
     assert "2 by traits" in told.remedy
     assert "node selector, affinity and tolerations" in told.remedy
-    core.occupied("b", Others(traits=("k8s:zone-b",)), now_ns=3)
+    core.occupied("b", ExternalUsage(traits=("k8s:zone-b",)), now_ns=3)
     assert nodes_of(core, "w") == ["b"]
 
 
 def test_a_planner_with_traits_follows_what_changes():
     core = core_with(*(node(name) for name in "abcdef"))
     for name in "bdf":
-        core.occupied(name, Others(traits=("x",)), now_ns=2)
+        core.occupied(name, ExternalUsage(traits=("x",)), now_ns=2)
     for number in range(6):
         core.submit(request(gpus=1, key=f"w{number}", required_traits=("x",)), now_ns=3 + number)
-        again = Core(ClusterState.load(json.loads(json.dumps(core.state.dump()))), catalogue.load())
+        again = Core(ClusterState.load(json.loads(json.dumps(core.state.dump()))), catalogue.load_catalogue())
         wanted = request(gpus=1, key="next", required_traits=("x",))
         mine = core.submit(replace(wanted, dry_run=True), now_ns=50).result
         assert mine == again.submit(replace(wanted, dry_run=True), now_ns=50).result
@@ -111,7 +111,7 @@ def test_a_planner_with_traits_follows_what_changes():
 
 def test_what_requires_traits_is_not_moved_by_who_does_not_know_them():
     core = core_with(node("a"), node("b"))
-    core.occupied("a", Others(traits=("x",)), now_ns=2)
+    core.occupied("a", ExternalUsage(traits=("x",)), now_ns=2)
     core.submit(request(gpus=1, key="w", required_traits=("x",)), now_ns=3)
     problem = core.survey_moves(RecommendMovesRequest())
     assert [unit.manner for unit in problem.units] == [STAYS]
@@ -119,24 +119,24 @@ def test_what_requires_traits_is_not_moved_by_who_does_not_know_them():
 
 def test_a_decision_with_traits_comes_out_the_same_again():
     core = core_with(node("a"), node("b"))
-    core.occupied("b", Others(traits=("x",)), now_ns=2)
+    core.occupied("b", ExternalUsage(traits=("x",)), now_ns=2)
     before = Checkpoint(core.state.revision, json.loads(json.dumps(core.state.dump())), "")
     step = core.submit(request(gpus=1, key="w", required_traits=("x",)), now_ns=3)
     entries = tuple(
-        (before.seq + number, Entry(*event_to_plain(event))) for number, event in enumerate(step.events, start=1)
+        (before.seq + number, JournalEntry(*event_to_plain(event))) for number, event in enumerate(step.events, start=1)
     )
-    document = document_of(Past(before, entries), step.result.spec, "w", catalogue.load())
+    document = record_decision(JournalHistory(before, entries), step.result.spec, "w", catalogue.load_catalogue())
     assert document["closed"] == ["a"]
-    assert replay(json.loads(json.dumps(document))).differences == ()
+    assert replay_decision(json.loads(json.dumps(document))).differences == ()
 
 
 def test_devices_that_others_hold_by_name_are_taken_for_nothing_else():
     core = core_with(node("a", gpus=4))
-    core.occupied("a", Others(gpu_count=2, gpu_indexes=(0, 2)), now_ns=2)
+    core.occupied("a", ExternalUsage(gpu_count=2, gpu_indexes=(0, 2)), now_ns=2)
     core.submit(request(gpus=2, key="two"), now_ns=3)
     (placement,) = core.workload("two").placements
     assert placement.gpu_indexes == (1, 3)
-    again = Core(ClusterState.load(json.loads(json.dumps(core.state.dump()))), catalogue.load())
+    again = Core(ClusterState.load(json.loads(json.dumps(core.state.dump()))), catalogue.load_catalogue())
     assert again.state.nodes["a"].others.gpu_indexes == (0, 2)
 
 
@@ -144,7 +144,7 @@ def test_a_device_counts_once_where_others_are_said_to_hold_what_is_held_here():
     core = core_with(node("a", gpus=4))
     core.submit(request(gpus=1, key="one"), now_ns=2)
     (index,) = core.workload("one").placements[0].gpu_indexes
-    core.occupied("a", Others(gpu_count=1, gpu_indexes=(index,)), now_ns=3)
+    core.occupied("a", ExternalUsage(gpu_count=1, gpu_indexes=(index,)), now_ns=3)
     core.submit(request(gpus=3, key="rest"), now_ns=4)
     assert len(core.workload("rest").placements) == 1
 
@@ -154,7 +154,7 @@ def test_nothing_is_placed_on_a_node_before_its_engine_has_reported_what_stands_
     core.submit(request(gpus=1, key="waits"), now_ns=1)
     core.node_joined(node("a"), now_ns=2)
     assert not core.workload("waits").placements
-    core.occupied("a", Others(gpu_count=1), now_ns=3)
+    core.occupied("a", ExternalUsage(gpu_count=1), now_ns=3)
     assert nodes_of(core, "waits") == ["a"]
     core.node_lost("a", now_ns=4)
     core.node_joined(node("a"), now_ns=5)
@@ -163,12 +163,12 @@ def test_nothing_is_placed_on_a_node_before_its_engine_has_reported_what_stands_
 
 def test_what_a_journal_says_of_others_is_reported_anew_before_anything_is_placed():
     before = core_with(node("a", gpus=4))
-    before.occupied("a", Others(gpu_count=1), now_ns=2)
-    core = Core(ClusterState.load(before.state.dump()), catalogue.load(), joins_closed=True)
+    before.occupied("a", ExternalUsage(gpu_count=1), now_ns=2)
+    core = Core(ClusterState.load(before.state.dump()), catalogue.load_catalogue(), joins_closed=True)
     step = core.expect_reports(now_ns=3)
     assert [type(event) for event in step.events] == [NodeOccupied]
     assert core.expect_reports(now_ns=4).events == ()
     core.submit(request(gpus=1, key="waits"), now_ns=5)
     assert not core.workload("waits").placements
-    core.occupied("a", Others(gpu_count=4), now_ns=6)
+    core.occupied("a", ExternalUsage(gpu_count=4), now_ns=6)
     assert not core.workload("waits").placements

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from eelgrid_controller import events
+from eelgrid_controller.state import events
 from eelgrid_protos import rpc
 from eelgrid_protos.messages import ResourceRequest, WorkloadSpec
 from eelgrid_protos.quantities import Identifier, Label, Text
-from eelgrid_protos.schema import Shape, fields_of, obeys, violations_of
+from eelgrid_protos.schema import ValueShape, fields_of, is_valid_message, list_violations
 
 NAME = Identifier.__metadata__[0].pattern
 LINE = Label.__metadata__[0].pattern
@@ -47,7 +47,7 @@ def inside(cls: Any, seen: set[Any]) -> set[Any]:
     return seen
 
 
-def shapes(shape: Shape) -> Iterator[Shape]:
+def shapes(shape: ValueShape) -> Iterator[ValueShape]:
     yield shape
     for part in (shape.item, shape.key):
         if part is not None:
@@ -122,8 +122,8 @@ def test_names_that_go_by_another_word_fit_as_well(source: tuple[str, str], targ
 
 def test_a_key_of_a_mapping_obeys_its_rule() -> None:
     request = ResourceRequest(cpu_milli=1)
-    assert obeys(WorkloadSpec(name="a", request=request, labels={"team": "x"}))
+    assert is_valid_message(WorkloadSpec(name="a", request=request, labels={"team": "x"}))
     broken = WorkloadSpec(name="a", request=request, labels={"te\nam": "x"})
-    assert not obeys(broken)
-    (found,) = violations_of(broken)
+    assert not is_valid_message(broken)
+    (found,) = list_violations(broken)
     assert found.field.startswith("labels")

@@ -7,11 +7,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from bench.openb import measure, published, report
-from bench.openb.measure import GRID, Bounds, Curves
+from bench.openb.measure import Bounds
 
-from eelgrid_controller.replay.locate import NODE_LIST
-from eelgrid_controller.replay.openb import TraceMalformed
-from eelgrid_controller.replay.protocol import Fleet
+from eelgrid_controller.replay.csv_reader import TraceMalformed
+from eelgrid_controller.replay.openb_protocol import TraceFleet
+from eelgrid_controller.replay.openb_source import NODE_LIST
+from eelgrid_controller.replay.run_statistics import GRID, ArrivalCurves
 
 
 class _Steps(NamedTuple):
@@ -26,7 +27,7 @@ def _course(arrived, allocated, power_w):
 
 def _flat(power_w, allocated=None):
     allocated = np.minimum(GRID, 1.0) if allocated is None else allocated
-    return Curves(np.broadcast_to(np.asarray(power_w, np.float64), GRID.shape).copy(), allocated, GRID)
+    return ArrivalCurves(np.broadcast_to(np.asarray(power_w, np.float64), GRID.shape).copy(), allocated, GRID)
 
 
 def test_the_grid_has_every_half_per_cent_to_130():
@@ -41,7 +42,7 @@ def test_a_run_on_the_grid():
         allocated=[2000, 2000, 6000, 8000],
         power_w=[300.0, 400.0, 800.0, 900.0],
     )
-    curves = measure.curves(course, 10_000, empty_w=100.0)
+    curves = measure.compute_curves(course, 10_000, empty_w=100.0)
     for x, power_w, allocated in (
         (0.0, 100.0, 0.0),
         (0.1, 250.0, 0.1),  # half way from 100 to 400, not to 300
@@ -52,27 +53,27 @@ def test_a_run_on_the_grid():
         (1.0, 900.0, 0.8),
         (1.3, 900.0, 0.8),  # nothing more arrives
     ):
-        assert measure.at(curves.power_w, x) == pytest.approx(power_w), x
-        assert measure.at(curves.allocated, x) == pytest.approx(allocated), x
+        assert measure.value_at(curves.power_w, x) == pytest.approx(power_w), x
+        assert measure.value_at(curves.allocated, x) == pytest.approx(allocated), x
 
 
 def test_grar_is_of_what_came_where_tasks_end_before_the_fleet_is_full():
     """A fleet of one GPU, and no task of 0.6 fits after the first: 0.6 came and was placed."""
-    curves = measure.curves(_course([600], [600], [200.0]), 1000, empty_w=100.0)
+    curves = measure.compute_curves(_course([600], [600], [200.0]), 1000, empty_w=100.0)
     figures = measure.figures(curves, _flat(1000.0), gpus=1)
     assert (figures.grar_1, figures.alloc_100_pct) == pytest.approx((1.0, 60.0))
     assert figures.gpu_w == pytest.approx((200 / 0.6,) * 3)
 
 
 def test_tasks_without_gpu_before_all_others_count_at_zero():
-    curves = measure.curves(_course([0, 1000], [0, 1000], [150.0, 250.0]), 1000, empty_w=100.0)
-    assert measure.at(curves.power_w, 0.0) == 150.0
-    assert measure.at(curves.power_w, 0.5) == pytest.approx(200.0)
+    curves = measure.compute_curves(_course([0, 1000], [0, 1000], [150.0, 250.0]), 1000, empty_w=100.0)
+    assert measure.value_at(curves.power_w, 0.0) == 150.0
+    assert measure.value_at(curves.power_w, 0.5) == pytest.approx(200.0)
 
 
 def test_watts_of_an_empty_fleet():
     """65 vCPU are 33 cores, so three packages; 64 are 32, so two."""
-    fleet = Fleet(
+    fleet = TraceFleet(
         cpu_milli=np.array([64_000, 65_000]),
         memory_mib=np.array([1, 1]),
         gpu_count=np.array([2, 0]),
@@ -110,7 +111,9 @@ def test_allocation_grar_watts_a_gpu_and_gaps():
     assert figures.gpu_w == pytest.approx((910 / 9, 910 / 9.05, 100.0))
     assert figures.gap_power_pct == pytest.approx((30.0 + 40.0) / 2)  # .05 and .9 are outside, .7 has none
     assert figures.gap_alloc_pp == pytest.approx(4.0)
-    refusing = Curves(mine.power_w, np.minimum(GRID, 0.6), GRID)  # of .8, a quarter: the bound is not of its work
+    refusing = ArrivalCurves(
+        mine.power_w, np.minimum(GRID, 0.6), GRID
+    )  # of .8, a quarter: the bound is not of its work
     assert measure.figures(refusing, _flat(1000.0), 10, (refusing, bounds[0])).gap_power_pct == pytest.approx(
         100 * (910 / 690 - 1)
     )

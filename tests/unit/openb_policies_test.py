@@ -9,30 +9,30 @@ import numpy as np
 import pytest
 from bench.openb.published import plain_policy
 
-from eelgrid_controller.replay import protocol
-from eelgrid_kernels import course, peers, policies
+from eelgrid_controller.replay import openb_protocol
+from eelgrid_kernels import baselines, fleet_simulation
 
 DATA = Path(os.environ.get("EELGRID_DATA", Path(__file__).parents[2].parent / "shared" / "data")) / "openb"
 PUBLISHED = DATA / "published" / "fgd_allocation.csv"
 
 
 def test_every_listed_name_is_a_policy_of_its_own():
-    found = [policies.policy(name) for name in policies.names()]
-    assert [policy.name for policy in found] == list(policies.names())
+    found = [baselines.find_policy(name) for name in baselines.policy_names()]
+    assert [policy.name for policy in found] == list(baselines.policy_names())
     assert len({(policy.code, *policy.weights) for policy in found}) == len(found)
 
 
 def test_any_mix_of_pwr_and_fgd_has_a_name():
-    mixed = policies.policy("pwr137")
-    assert (mixed.code, mixed.weights.tolist()) == (peers.MIX, [137.0, 863.0])
-    assert policies.policy("fgd").weights.tolist() == [0.0, 1000.0]
-    assert policies.policy("pwr").weights.tolist() == [1000.0, 0.0]
+    mixed = baselines.find_policy("pwr137")
+    assert (mixed.code, mixed.weights.tolist()) == (baselines.MIX, [137.0, 863.0])
+    assert baselines.find_policy("fgd").weights.tolist() == [0.0, 1000.0]
+    assert baselines.find_policy("pwr").weights.tolist() == [1000.0, 0.0]
 
 
 @pytest.mark.parametrize("name", ["", "FGD", "pwr0", "pwr1000", "pwr-1", "pwr05", "pwr٣", "pwr20 "])
 def test_a_name_that_is_none_is_refused_with_the_names_that_are(name):
     with pytest.raises(ValueError, match=r"gpupacking.*pwrA with A from 1 to 999"):
-        policies.policy(name)
+        baselines.find_policy(name)
 
 
 @cache
@@ -47,14 +47,14 @@ def published():
 
 @cache
 def trace(name):
-    return protocol.load(DATA, name)
+    return openb_protocol.load_trace(DATA, name)
 
 
 def allocated_pct(of, name, seed):
     """Percent of GPU capacity allocated when 100 % and 130 % have arrived."""
-    policy, order = policies.policy(name), protocol.arrivals(of, seed)
-    rank = protocol.node_order(of, seed)
-    ran = course.run(of.fleet, of.specs, of.typical, order, rank, policy.code, policy.weights)
+    policy, order = baselines.find_policy(name), openb_protocol.arrival_order(of, seed)
+    rank = openb_protocol.node_order(of, seed)
+    ran = fleet_simulation.simulate_arrivals(of.fleet, of.specs, of.typical, order, rank, policy.code, policy.weights)
     full = int(np.searchsorted(ran.arrived_milli, of.fleet.gpu_milli, side="right")) - 1
     return [100 * int(ran.allocated_milli[moment]) / of.fleet.gpu_milli for moment in (full, -1)]
 

@@ -3,7 +3,8 @@
 import pytest
 
 from eelgrid_controller.replay import openb
-from eelgrid_controller.replay.openb import NodeRow, TaskRow, TraceMalformed, TraceMissing, TraceTooLarge
+from eelgrid_controller.replay.csv_reader import TraceMalformed, TraceMissing, TraceTooLarge
+from eelgrid_controller.replay.openb import TraceNode, TraceTask
 from eelgrid_protos import codec
 from eelgrid_protos.messages import SubmitWorkloadRequest, WorkloadKind
 from eelgrid_protos.quantities import MIB
@@ -28,15 +29,15 @@ def written(tmp_path):
 def test_nodes(written):
     path = written(NODES + "n0,64000,262144,2,P100\nn1,32000,1024,0,\n")
     assert openb.read_nodes(path) == (
-        NodeRow(name="n0", cpu_milli=64_000, memory_bytes=262_144 * MIB, gpu_count=2, gpu_model="P100"),
-        NodeRow(name="n1", cpu_milli=32_000, memory_bytes=1024 * MIB, gpu_count=0, gpu_model=""),
+        TraceNode(name="n0", cpu_milli=64_000, memory_bytes=262_144 * MIB, gpu_count=2, gpu_model="P100"),
+        TraceNode(name="n1", cpu_milli=32_000, memory_bytes=1024 * MIB, gpu_count=0, gpu_model=""),
     )
 
 
 def test_tasks_with_all_columns(written):
     path = written(TASKS + "p0,12000,16384,1,460,T4|A10|T4,LS,Running,0,12537496,0\n")
     (task,) = openb.read_tasks(path)
-    assert task == TaskRow(
+    assert task == TraceTask(
         name="p0",
         cpu_milli=12_000,
         memory_bytes=16_384 * MIB,
@@ -132,7 +133,7 @@ def test_sizes_are_bounded(written, tmp_path, monkeypatch):
 
 
 def test_a_task_becomes_a_request_that_the_contract_takes():
-    task = TaskRow(
+    task = TraceTask(
         name="openb-pod-0001",
         cpu_milli=6000,
         memory_bytes=MIB,
@@ -141,8 +142,8 @@ def test_a_task_becomes_a_request_that_the_contract_takes():
         gpu_models=("T4",),
         qos="LS",
     )
-    request = openb.submission(task, prefix="again-")
-    assert codec.decode(SubmitWorkloadRequest, codec.encode(request)) == request
+    request = openb.submission_of_task(task, prefix="again-")
+    assert codec.decode_message(SubmitWorkloadRequest, codec.encode_message(request)) == request
     assert request.workload_id == "again-openb-pod-0001"
     assert request.spec.kind is WorkloadKind.INFERENCE_SERVICE
     assert request.spec.request.gpu_models == ("T4",)

@@ -13,17 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.controller_rig import batch, inventory, running, wanted
 
-from eelgrid_controller.api.changes import WorkloadChanges
-from eelgrid_controller.api.pages import PAGE_BYTES_MOST, page
+from eelgrid_controller.server.grpc.operator_service import WorkloadChanges
+from eelgrid_controller.server.grpc.pagination import PAGE_BYTES_MOST, build_page
 from eelgrid_protos import codec, rpc
-from eelgrid_protos.faults import (
-    Aborted,
-    AlreadyExists,
-    InvalidArgument,
-    NotFound,
-    Unavailable,
-    fault_from,
-)
+from eelgrid_protos.faults import Aborted, AlreadyExists, InvalidArgument, NotFound, Unavailable, fault_from
 from eelgrid_protos.messages import (
     OBJECTIVES,
     CancelWorkloadRequest,
@@ -119,11 +112,11 @@ def listed(numbers: list[int], size: int, element) -> list[ListWorkloadsResponse
     """Every page of a listing."""
     pages, token = [], ""
     while True:
-        encoded = page(
+        encoded = build_page(
             ListWorkloadsRequest(page_size=size, page_token=token), ListWorkloadsResponse, numbers,
             place_of=lambda number: (number,), element_of=lambda number: ("workloads", element(number)),
         )  # fmt: skip
-        pages.append(codec.decode(ListWorkloadsResponse, encoded.data))
+        pages.append(codec.decode_message(ListWorkloadsResponse, encoded.data))
         if not (token := pages[-1].next_page_token):
             return pages
 
@@ -147,7 +140,7 @@ def test_a_page_ends_at_its_bytes_though_more_items_were_asked_for() -> None:
     pages = listed(list(range(300)), 1000, lambda number: workload(f"w{number}", labels=labels))
     assert [item.workload_id for page in pages for item in page.workloads] == [f"w{number}" for number in range(300)]
     assert len(pages) > 1
-    assert all(len(codec.encode(page)) <= PAGE_BYTES_MOST + 1024 for page in pages)
+    assert all(len(codec.encode_message(page)) <= PAGE_BYTES_MOST + 1024 for page in pages)
 
 
 def test_a_page_goes_without_elements_that_break_the_contract_and_counts_them() -> None:
@@ -359,7 +352,7 @@ async def test_bytes_that_are_no_message_are_invalid(tmp_path: Path, name: str) 
 async def test_a_message_that_breaks_rules_names_the_field(tmp_path: Path) -> None:
     async with running(tmp_path) as rig:
         path = "/eelgrid.v1.OperatorService/SubmitWorkload"
-        good = codec.encode(wanted("w1", name="sound", user="ann"))
+        good = codec.encode_message(wanted("w1", name="sound", user="ann"))
         bad = good.replace(b"sound", b"so nd")
         with pytest.raises(grpc.RpcError) as caught:
             await rig.channel.unary_unary(path)(bad)

@@ -2,9 +2,16 @@
 
 import shutil
 
-from eelgrid_agent.attribution.owner import Owner, OwnerKind
-from eelgrid_agent.attribution.owners import DEAD_KEPT_S, PROCESSES_MOST, OwnerBook
-from eelgrid_agent.attribution.pod_names import REFRESH_S, PodName, PodNames, parse_log_name
+from eelgrid_agent.energy.process_owners import (
+    DEAD_KEPT_S,
+    PROCESSES_MOST,
+    REFRESH_S,
+    ContainerName,
+    ContainerNameIndex,
+    ProcessOwnerResolver,
+    parse_log_name,
+)
+from eelgrid_agent.energy.shares import UsageOwner, UsageOwnerKind
 
 SECOND = 1_000_000_000
 UID = "2c48913c-b29f-11e7-9350-020968147796"
@@ -26,7 +33,7 @@ def process(root, pid, cgroup, *, title="python train.py", environ=None, start=1
 
 
 def owner_of(root, pid, **book):
-    return OwnerBook(root, **book).resolve([pid], now_ns=0)[pid].owner
+    return ProcessOwnerResolver(root, **book).resolve([pid], now_ns=0)[pid].owner
 
 
 def test_a_process_of_a_pod_is_named_by_its_container(tmp_path):
@@ -35,28 +42,28 @@ def test_a_process_of_a_pod_is_named_by_its_container(tmp_path):
     links.mkdir()
     (links / f"train-0_research_main-{ID}.log").touch()
     (links / "not-a-container.log").touch()
-    assert owner_of(tmp_path, 7) == Owner(kind=OwnerKind.POD, pod_uid=UID, container_id=ID, pid=7)
-    named = owner_of(tmp_path, 7, names=PodNames(links).find)
+    assert owner_of(tmp_path, 7) == UsageOwner(kind=UsageOwnerKind.POD, pod_uid=UID, container_id=ID, pid=7)
+    named = owner_of(tmp_path, 7, names=ContainerNameIndex(links).find)
     assert (named.namespace, named.pod, named.container, named.pod_uid) == ("research", "train-0", "main", UID)
     # The account outlives processes and restarts of the container.
-    assert named.account() == Owner(kind=OwnerKind.POD, namespace="research", pod="train-0", container="main")
+    assert named.account() == UsageOwner(kind=UsageOwnerKind.POD, namespace="research", pod="train-0", container="main")
 
 
 def test_names_are_looked_for_again_for_new_containers_only(tmp_path):
-    names = PodNames(tmp_path)
+    names = ContainerNameIndex(tmp_path)
     assert names.find(ID, 0) is None
     (tmp_path / f"a_b_c-{ID}.log").touch()
     assert names.find(ID, int(REFRESH_S * SECOND) // 2) is None
-    assert names.find(ID, int(REFRESH_S * SECOND) + 1) == PodName("b", "a", "c")
+    assert names.find(ID, int(REFRESH_S * SECOND) + 1) == ContainerName("b", "a", "c")
     shutil.rmtree(tmp_path)
-    assert names.find(ID, int(3 * REFRESH_S * SECOND)) == PodName("b", "a", "c")
-    assert PodNames(tmp_path).find(ID, 0) is None
+    assert names.find(ID, int(3 * REFRESH_S * SECOND)) == ContainerName("b", "a", "c")
+    assert ContainerNameIndex(tmp_path).find(ID, 0) is None
 
 
 def test_a_log_name_with_dots_and_dashes():
     assert parse_log_name(f"llm.v2-7d9f-abc_kube-system_side-car-{ID}.log") == (
         ID,
-        PodName("kube-system", "llm.v2-7d9f-abc", "side-car"),
+        ContainerName("kube-system", "llm.v2-7d9f-abc", "side-car"),
     )
     assert parse_log_name("0.log") is None
 
@@ -67,7 +74,7 @@ def test_a_sluid_is_resolved_by_the_environment_alone(tmp_path):
     process(tmp_path, 2, cgroup)
     process(tmp_path, 3, "0::/system.slice/slurmstepd.scope/job_5/step_0/user/task_0\n", environ={"SLURM_JOB_ID": "6"})
     process(tmp_path, 4, cgroup, environ={"SLURM_JOB_ID": "../../x"})
-    assert owner_of(tmp_path, 1) == Owner(kind=OwnerKind.SLURM, job="4711", step="2", pid=1)
+    assert owner_of(tmp_path, 1) == UsageOwner(kind=UsageOwnerKind.SLURM, job="4711", step="2", pid=1)
     # Without its environment the SLUID stands in for the number.
     assert owner_of(tmp_path, 2).job == "s5K1KKYAYG5D00"
     # What a user exports does not change whose job the kernel says it is.
@@ -80,52 +87,54 @@ def test_a_ray_worker(tmp_path):
     process(tmp_path, 1, "0::/user.slice/user-1000.slice/session-3.scope", title="ray::Actor.step", environ=environ)
     process(tmp_path, 2, POD_CGROUP, title="ray::Actor.step", environ=environ)
     process(tmp_path, 3, "0::/user.slice/user-1000.slice/session-3.scope", environ=environ)
-    assert owner_of(tmp_path, 1) == Owner(kind=OwnerKind.RAY, ray_job="03000000", pid=1)
+    assert owner_of(tmp_path, 1) == UsageOwner(kind=UsageOwnerKind.RAY, ray_job="03000000", pid=1)
     # In a pod the pod owns it, and Ray is its second name.
-    assert (owner_of(tmp_path, 2).kind, owner_of(tmp_path, 2).ray_job) == (OwnerKind.POD, "03000000")
-    assert owner_of(tmp_path, 3).kind is OwnerKind.USER
+    assert (owner_of(tmp_path, 2).kind, owner_of(tmp_path, 2).ray_job) == (UsageOwnerKind.POD, "03000000")
+    assert owner_of(tmp_path, 3).kind is UsageOwnerKind.USER
 
 
 def test_the_mps_server_is_told(tmp_path):
     process(tmp_path, 1, "0::/system.slice/mps.service", title="nvidia-cuda-mps-server -f")
     process(tmp_path, 2, "0::/system.slice/x.service", title="grep nvidia-cuda-mps-server")
-    found = OwnerBook(tmp_path).resolve([1, 2], now_ns=0)
+    found = ProcessOwnerResolver(tmp_path).resolve([1, 2], now_ns=0)
     assert found[1].mps_server
     assert not found[2].mps_server
 
 
 def test_the_dead_are_remembered_for_a_while(tmp_path):
     process(tmp_path, 7, POD_CGROUP)
-    book = OwnerBook(tmp_path)
+    book = ProcessOwnerResolver(tmp_path)
     alive = book.resolve([7], now_ns=0)[7]
     shutil.rmtree(tmp_path / "7")
     assert book.resolve([7], now_ns=5 * SECOND)[7] == alive
     book.resolve([], now_ns=int((DEAD_KEPT_S + 1) * SECOND))
-    assert book.resolve([7], now_ns=int((DEAD_KEPT_S + 2) * SECOND))[7].owner == Owner(kind=OwnerKind.PROCESS, pid=7)
+    assert book.resolve([7], now_ns=int((DEAD_KEPT_S + 2) * SECOND))[7].owner == UsageOwner(
+        kind=UsageOwnerKind.PROCESS, pid=7
+    )
 
 
 def test_an_ending_process_keeps_its_owner_and_a_new_one_does_not_inherit_it(tmp_path):
     process(tmp_path, 7, POD_CGROUP)
-    book = OwnerBook(tmp_path)
+    book = ProcessOwnerResolver(tmp_path)
     book.resolve([7], now_ns=0)
     # A zombie is in the root cgroup, and its files are empty.
     process(tmp_path, 7, "0::/\n", title="")
     assert book.resolve([7], now_ns=SECOND)[7].owner.pod_uid == UID
     process(tmp_path, 7, "0::/\n", start=2000)
-    assert book.resolve([7], now_ns=2 * SECOND)[7].owner == Owner(kind=OwnerKind.PROCESS, pid=7)
+    assert book.resolve([7], now_ns=2 * SECOND)[7].owner == UsageOwner(kind=UsageOwnerKind.PROCESS, pid=7)
 
 
 def test_a_process_that_moves_is_found_where_it_went(tmp_path):
     process(tmp_path, 7, "0::/system.slice/slurmd.service")
-    book = OwnerBook(tmp_path)
-    assert book.resolve([7], now_ns=0)[7].owner.kind is OwnerKind.UNIT
+    book = ProcessOwnerResolver(tmp_path)
+    assert book.resolve([7], now_ns=0)[7].owner.kind is UsageOwnerKind.UNIT
     process(tmp_path, 7, "0::/system.slice/slurmstepd.scope/job_5/step_0/user/task_0")
     assert book.resolve([7], now_ns=SECOND)[7].owner.job == "5"
 
 
 def test_the_book_is_bounded(tmp_path):
     process(tmp_path, 1, POD_CGROUP)
-    book = OwnerBook(tmp_path)
+    book = ProcessOwnerResolver(tmp_path)
     book.resolve([1], now_ns=0)
     (known,) = book._known.values()
     book._known.update((10 + index, type(known)(1, known.found, index)) for index in range(PROCESSES_MOST + 10))
@@ -137,6 +146,6 @@ def test_the_book_is_bounded(tmp_path):
 def test_this_very_process_has_an_owner():
     import os
 
-    found = OwnerBook().resolve([os.getpid()], now_ns=0)[os.getpid()]
+    found = ProcessOwnerResolver().resolve([os.getpid()], now_ns=0)[os.getpid()]
     assert found.owner.pid == os.getpid()
     assert not found.mps_server

@@ -6,12 +6,11 @@ import pytest
 from tests.certificates_rig import Authority
 from tests.controller_rig import inventory, wanted
 
-from eelgrid_controller.core import Core
-from eelgrid_controller.errors import ConfigError
-from eelgrid_controller.events import WorkloadSubmitted, event_from_plain, event_to_plain
-from eelgrid_controller.ownership import bind_spec, check_owner, owner_of
-from eelgrid_controller.roles import Caller, Role, RoleRefused, RoleRules, bound, caller_of, granted
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.access_control import bind_spec, check_owner, owner_of, parse_bindings, parse_user_grants
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.errors import ControllerConfigError
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import WorkloadSubmitted, event_from_plain, event_to_plain
 from eelgrid_protos import catalogue
 from eelgrid_protos.certificate import read_certificate
 from eelgrid_protos.messages import (
@@ -24,6 +23,7 @@ from eelgrid_protos.messages import (
     Workload,
     WorkloadPhase,
 )
+from eelgrid_protos.roles import Caller, Role, RoleRefused, RoleRules, build_caller
 
 AUTHORITY = Authority()
 PERMIT, REQUIRE = RoleRules(), RoleRules(demanded=True)
@@ -43,7 +43,9 @@ BY_TEAM = Policy(
 
 
 def read(*attributes, binds=(), **options):
-    return caller_of(read_certificate(AUTHORITY.der(*attributes, **options)), granted(()), bound(binds))
+    return build_caller(
+        read_certificate(AUTHORITY.der(*attributes, **options)), parse_user_grants(()), parse_bindings(binds)
+    )
 
 
 def with_rights(*texts, caller=ALICE):
@@ -130,13 +132,13 @@ def test_a_bind_gives_rights_to_certificates_of_a_name():
     ["", "research=CN:alice", "namespace:research", "namespace:research=alice", "role:admin=CN:a", "user:*=CN:a"],
 )
 def test_a_bind_that_cannot_be_understood_is_refused_with_an_example(text):
-    with pytest.raises(ConfigError, match="namespace:research=CN:alice"):
-        bound([text])
+    with pytest.raises(ControllerConfigError, match="namespace:research=CN:alice"):
+        parse_bindings([text])
 
 
 def test_more_binds_than_are_kept_are_refused():
-    with pytest.raises(ConfigError, match="given 1025 times"):
-        bound([f"namespace:n{number}=CN:a" for number in range(1025)])
+    with pytest.raises(ControllerConfigError, match="given 1025 times"):
+        parse_bindings([f"namespace:n{number}=CN:a" for number in range(1025)])
 
 
 # Submissions
@@ -273,7 +275,7 @@ def test_owner_is_the_certificates_user_where_it_may_submit():
 
 
 def core_of(state):
-    core = Core(state, catalogue.load())
+    core = Core(state, catalogue.load_catalogue())
     core.node_joined(inventory(), now_ns=1)
     return core
 

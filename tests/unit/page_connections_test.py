@@ -10,8 +10,8 @@ import pytest
 from bench.page_fleet import PageFleet
 from tests.certificates_rig import Authority
 
-from eelgrid_controller.adapters import page_connections, page_door
-from eelgrid_controller.adapters.page_connections import Seat, Seats
+from eelgrid_controller.server.http import live_connections, live_server
+from eelgrid_controller.server.http.live_connections import ViewerSlot, ViewerSlots
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +52,17 @@ async def drained(response):
 
 
 def test_one_account_has_some_seats_and_the_others_are_for_others():
-    seats = Seats(most=64, each_most=16)
-    assert all(isinstance(seats.take("greedy", 0.0), Seat) for _ in range(16))
+    seats = ViewerSlots(most=64, each_most=16)
+    assert all(isinstance(seats.take("greedy", 0.0), ViewerSlot) for _ in range(16))
     assert seats.take("greedy", 0.0) == "16 viewers of yours are here already"
-    assert isinstance(seats.take("other", 0.0), Seat)
+    assert isinstance(seats.take("other", 0.0), ViewerSlot)
 
 
 def test_a_newcomer_gets_the_oldest_seat_of_whoever_has_most():
-    seats = Seats(most=6, each_most=4)
+    seats = ViewerSlots(most=6, each_most=4)
     greedy = [seats.take("greedy", 0.0) for _ in range(4)]
     other = [seats.take("other", 0.0) for _ in range(2)]
-    assert isinstance(seats.take("newcomer", 0.0), Seat)
+    assert isinstance(seats.take("newcomer", 0.0), ViewerSlot)
     assert [seat.is_over.is_set() for seat in (*greedy, *other)] == [True, False, False, False, False, False]
     assert isinstance(seats.take("other", 0.0), str), "two against three is fair enough"
     assert len(seats) == 6
@@ -94,8 +94,8 @@ async def test_a_client_with_many_viewers_leaves_room_for_another(authority, tmp
 
 @pytest.mark.parametrize("is_secure", [False, True])
 async def test_a_connection_that_says_nothing_is_ended(authority, tmp_path, monkeypatch, is_secure):
-    monkeypatch.setattr(page_connections, "FIRST_REQUEST_WITHIN_S", 0.3)
-    monkeypatch.setattr(page_door, "FIRST_REQUEST_WITHIN_S", 0.3)
+    monkeypatch.setattr(live_connections, "FIRST_REQUEST_WITHIN_S", 0.3)
+    monkeypatch.setattr(live_server, "FIRST_REQUEST_WITHIN_S", 0.3)
     server = authority.write(tmp_path / "server", names=("127.0.0.1",)) if is_secure else None
     door = await PageFleet(1).open(tls=server)
     try:
@@ -196,14 +196,14 @@ async def test_a_stream_ends_with_its_certificate(authority, tmp_path):
 
 
 async def test_a_viewer_that_reads_nothing_loses_its_seat(monkeypatch):
-    monkeypatch.setattr(page_door, "_UNREAD_BYTES_MOST", 4096)
+    monkeypatch.setattr(live_server, "_UNREAD_BYTES_MOST", 4096)
     fleet = PageFleet(200)
     door = await fleet.open(every_s=0.02)
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", door.port, limit=1024)
         writer.write(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         await until(lambda: fleet.hub.viewers == 1)
-        monkeypatch.setattr(page_door, "_SEND_WITHIN_S", 0.2)
+        monkeypatch.setattr(live_server, "_SEND_WITHIN_S", 0.2)
 
         def left():
             fleet.report()

@@ -10,9 +10,9 @@ import pytest
 import trustme
 from bench.page_fleet import LOG, PageFleet
 
-from eelgrid_controller.adapters.page_hub import FRAMES_KEPT, PACKED_HEAD, Behind, PageHub
-from eelgrid_controller.errors import ConfigError
-from eelgrid_controller.events import NodeJoined
+from eelgrid_controller.errors import ControllerConfigError
+from eelgrid_controller.server.http.live_hub import FRAMES_KEPT, PACKED_HEAD, LiveHub, ViewerBehind
+from eelgrid_controller.state.events import NodeJoined
 from eelgrid_protos.transport import TlsFiles
 
 
@@ -50,7 +50,7 @@ async def test_a_stream_is_everything_once_and_then_what_changed():
 
 async def test_packed_frames_that_all_viewers_share_are_one_stream_of_gzip():
     fleet = PageFleet(2)
-    fleet.hub = hub = PageHub(fleet, log=LOG, every_s=0.01)
+    fleet.hub = hub = LiveHub(fleet, log=LOG, every_s=0.01)
     hub.viewers = 1
     running = asyncio.create_task(hub.run())
     frame, whole = await hub.whole()
@@ -121,7 +121,7 @@ async def test_every_answer_forbids_what_is_not_its_own_and_only_reading_is_answ
 async def test_an_address_that_others_reach_needs_certificates_or_a_word():
     fleet = PageFleet(1)
     for address, words in (("0.0.0.0:0", "no TLS"), ("here", "no address")):
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ControllerConfigError, match=words):
             await fleet.open(address)
     door = await fleet.open("0.0.0.0:0", insecure=True)
     await door.stop()
@@ -156,7 +156,7 @@ async def test_with_certificates_only_clients_of_the_authority_come_in(tmp_path)
 
 async def test_a_viewer_too_far_behind_is_let_go_and_a_changed_fleet_is_told_whole():
     fleet = PageFleet(1)
-    fleet.hub = hub = PageHub(fleet, log=LOG, every_s=0.01)
+    fleet.hub = hub = LiveHub(fleet, log=LOG, every_s=0.01)
     hub.viewers = 1
     running = asyncio.create_task(hub.run())
     frame, body = await hub.whole()
@@ -164,7 +164,7 @@ async def test_a_viewer_too_far_behind_is_let_go_and_a_changed_fleet_is_told_who
     first = frame
     while hub.board.frame < first + FRAMES_KEPT + 2:
         frame, _ = await hub.after(frame)
-    with pytest.raises(Behind):
+    with pytest.raises(ViewerBehind):
         await hub.after(first)
     from bench.page_fleet import inventory
 
@@ -174,14 +174,14 @@ async def test_a_viewer_too_far_behind_is_let_go_and_a_changed_fleet_is_told_who
         frame, bodies = await hub.after(frame)
         found = b"".join(one.plain for one in bodies)
     hub.close()
-    with pytest.raises(Behind):
+    with pytest.raises(ViewerBehind):
         await hub.after(hub.board.frame)
     running.cancel()
 
 
 async def test_viewers_that_come_at_once_cost_one_look():
     fleet = PageFleet(3)
-    hub = PageHub(fleet, log=LOG)
+    hub = LiveHub(fleet, log=LOG)
     found = await asyncio.gather(*(hub.whole() for _ in range(20)))
     assert hub.board.frame == 1
     assert len({id(body) for _, body in found}) == 1
@@ -189,7 +189,7 @@ async def test_viewers_that_come_at_once_cost_one_look():
 
 async def test_a_fault_in_one_frame_does_not_end_the_page(caplog):
     fleet = PageFleet(1)
-    hub = PageHub(fleet, log=LOG, every_s=0.01)
+    hub = LiveHub(fleet, log=LOG, every_s=0.01)
     hub.viewers = 1
     state, fleet.state = fleet.state, None
     running = asyncio.create_task(hub.run())

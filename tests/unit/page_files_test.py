@@ -5,15 +5,15 @@ import re
 
 from bench.page_fleet import LOG, PageFleet
 
-from eelgrid_controller.adapters.page_files import page_files, style_source
-from eelgrid_controller.adapters.page_hub import PageHub
+from eelgrid_controller.server.http.live_hub import LiveHub
+from eelgrid_controller.server.http.live_server import load_static_files, style_csp_source
 
 # Ten segments of an Ethernet, which a sender may send before it hears anything (RFC 6928), less the answer's headers.
 FIRST_WINDOW_BYTES = 10 * 1460 - 1000
 
 
 def test_the_first_picture_needs_one_answer_of_one_window():
-    index = page_files()["index.html"]
+    index = load_static_files()["index.html"]
     assert len(index.packed) < FIRST_WINDOW_BYTES
     assert gzip.decompress(index.packed) == index.plain
     text = index.plain.decode()
@@ -22,11 +22,11 @@ def test_the_first_picture_needs_one_answer_of_one_window():
     # Scripts of modules wait until the document is there; any other kind would stop it.
     assert re.findall(r"<script[^>]*>", text) == ['<script type="module" src="main.js">']
     assert "Waiting for the controller." in text
-    assert style_source().startswith("'sha256-")
+    assert style_csp_source().startswith("'sha256-")
 
 
 def test_every_module_is_asked_for_at_once():
-    files = page_files()
+    files = load_static_files()
     modules = {name for name in files if name.endswith(".js")}
     asked = re.findall(r'(?:modulepreload" href|src)="([a-z_]+\.js)"', files["index.html"].plain.decode())
     assert sorted(asked) == sorted(modules)
@@ -36,11 +36,11 @@ def test_every_module_is_asked_for_at_once():
 
 def test_all_that_ten_thousand_gpus_need_is_small():
     """A second at 1 Mbit/s, of a tunnel to a far cluster, carries 125 kB."""
-    files = page_files()
+    files = load_static_files()
     fleet = PageFleet(1250)
     fleet.fill(0.1)
     fleet.report()
-    hub = PageHub(fleet, log=LOG)
+    hub = LiveHub(fleet, log=LOG)
     state = fleet.state
     hub.board.step(state)
     hub.board.look((record, fleet.telemetry.fresh(name, now_s=fleet.now_s(), now_ns=fleet.now_ns()))
@@ -53,7 +53,7 @@ def test_all_that_ten_thousand_gpus_need_is_small():
 
 
 def test_the_files_fetch_nothing_from_elsewhere():
-    files = page_files()
+    files = load_static_files()
     assert {"index.html", "main.js"} <= set(files)
     for name, file in files.items():
         text = file.plain.decode().replace("http://www.w3.org/2000/svg", "")
@@ -75,7 +75,7 @@ def _contrast(one, other):
 
 def test_texts_can_be_read_in_both_themes():
     """WCAG 2.2, 1.4.3: 4.5 to 1; and 1.4.11 for what tells one mark from another: 3 to 1."""
-    files = page_files()
+    files = load_static_files()
     style = files["index.html"].plain.decode()
     light, dark = (dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", part)) for part in style.split("@media", 2)[:2])
     assert light["ground"] != dark["ground"]
@@ -98,7 +98,7 @@ def test_texts_can_be_read_in_both_themes():
 
 def test_nothing_moves_by_itself():
     """prefers-reduced-motion asks for no more than what everybody has."""
-    for file in page_files().values():
+    for file in load_static_files().values():
         assert not re.search(
             r"transition:|animation:|@keyframes|scroll-behavior|scrollIntoView|\.animate\(", file.plain.decode()
         )

@@ -6,7 +6,24 @@ from bench.page_fleet import PageFleet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelgrid_controller.events import (
+from eelgrid_controller.server.http.live_model.change_history import ChangeHistory, read_earlier_changes
+from eelgrid_controller.server.http.live_model.details import (
+    POINTS_MOST,
+    PROMISES_MOST,
+    gpu_details,
+    list_objectives,
+    list_points,
+    search_workloads,
+    workload_details,
+)
+from eelgrid_controller.server.http.live_model.live_view import (
+    BUDGETS_MOST,
+    NO_READING,
+    QUEUE_MOST,
+    CellState,
+    LiveView,
+)
+from eelgrid_controller.state.events import (
     GpuLost,
     NodeLost,
     PointsMeasured,
@@ -15,19 +32,6 @@ from eelgrid_controller.events import (
     WorkloadLimited,
     WorkloadMoved,
 )
-from eelgrid_controller.page.answers import (
-    POINTS_MOST,
-    PROMISES_MOST,
-    gpu_answer,
-    points_answer,
-    promises_answer,
-    search_answer,
-    workload_answer,
-)
-from eelgrid_controller.page.board import Board
-from eelgrid_controller.page.fleet import NO_READING, CellState
-from eelgrid_controller.page.glance import BUDGETS_MOST, QUEUE_MOST
-from eelgrid_controller.page.history import History, earlier
 from eelgrid_protos.messages import (
     BudgetScope,
     ListPromisesResponse,
@@ -45,7 +49,7 @@ class Watched:
 
     def __init__(self, nodes=3, **shape):
         self.fleet = PageFleet(nodes, **shape)
-        self.board = Board()
+        self.board = LiveView()
         self.board.step(self.fleet.state)
         self.fleet.hub = self
         self.frames = []
@@ -177,7 +181,7 @@ def test_deltas_come_to_the_whole_and_the_past_to_what_was(steps):
         if change[0] in held:
             assert held_after(watched.seen, position) == held[change[0]]
     # What the journal tells of before any row is what the viewer saw then.
-    whole, has_more = earlier(fleet.past(), 10**9)
+    whole, has_more = read_earlier_changes(fleet.past(), 10**9)
     assert not has_more
     assert [row for row in watched.board.rows(whole) if row[2] != "node joined"] == watched.seen["changes"]
 
@@ -194,19 +198,19 @@ def test_the_journal_goes_on_where_the_list_of_this_run_begins():
     assert begun == fleet.state.revision + 1
     fleet.happen(WorkloadCancelled(time_ns=9, workload_id="w-3"))
     watched.turn()
-    found, has_more = earlier(fleet.past(), begun, most=4)
+    found, has_more = read_earlier_changes(fleet.past(), begun, most=4)
     assert has_more
     assert [(one.kind, one.workload_id) for one in found] == [("placed", f"w-{number}") for number in (2, 3, 4, 5)]
     watched.seen["changes"][:0] = watched.board.rows(found)
     assert [sum(held_after(watched.seen, position)) for position in range(5)] == [3000, 4000, 5000, 6000, 5000]
-    oldest, has_more = earlier(fleet.past(), found[0].number)
+    oldest, has_more = read_earlier_changes(fleet.past(), found[0].number)
     assert not has_more
     assert [one.workload_id for one in oldest if one.workload_id] == ["w-0", "w-1"]
 
 
 def test_rows_of_one_commit_are_forgotten_together():
     fleet = PageFleet(1)
-    history = History(most=3)
+    history = ChangeHistory(most=3)
     history.begin({}, 0)
     for number in range(2):
         fleet.place(f"w-{number}", "node-0000", [number])
@@ -224,7 +228,7 @@ def test_a_new_node_gives_cells_anew_and_keeps_what_was_read():
     before = watched.seen["gpus"]["power_w"]
     from bench.page_fleet import inventory
 
-    from eelgrid_controller.events import NodeJoined
+    from eelgrid_controller.state.events import NodeJoined
 
     era = watched.board.fleet.era
     watched.fleet.happen(NodeJoined(time_ns=1, inventory=inventory(7)))
@@ -236,7 +240,7 @@ def test_a_new_node_gives_cells_anew_and_keeps_what_was_read():
 
 def test_the_history_is_bounded_in_rows_and_in_differences():
     fleet = PageFleet(1)
-    few, small = History(most=3), History(differences_most=4)
+    few, small = ChangeHistory(most=3), ChangeHistory(differences_most=4)
     for history in (few, small):
         history.begin({}, 0)
     for number in range(8):
@@ -294,33 +298,33 @@ def test_answers_name_what_a_viewer_opens():
     record = fleet.state.nodes["node-0000"]
     gpu = record.inventory.gpus[3]
     readings = fleet.telemetry.gpu("node-0000", gpu.uuid, now_s=fleet.now_s(), now_ns=fleet.now_ns())
-    answer = gpu_answer(fleet.state, record, gpu, readings, 0.5)
+    answer = gpu_details(fleet.state, record, gpu, readings, 0.5)
     assert answer["holders"] == [{"workload_id": "w-1", "name": "llm", "replica": 0, "milli": 1000, "slice": ""}]
     assert answer["power_w"] == pytest.approx(readings.power_w)
     from eelgrid_protos.messages import Explanation
 
     workload = fleet.state.workloads["w-1"]
     why = Explanation(workload=workload, replicas=fleet.state.explanations.of("w-1"))
-    told = workload_answer(why, watched.board.fleet)
+    told = workload_details(why, watched.board.fleet)
     assert told["placements"][0]["cells"] == [0, 3]
     assert told["explained"][0]["candidates"][0]["terms"] == [["power", 212.5], ["fragmentation", 31.0]]
-    assert [row["id"] for row in search_answer(fleet.state, "BIG")["rows"]] == ["w-2"]
-    assert [row["id"] for row in search_answer(fleet.state, "")["rows"]] == ["w-2", "w-1"]
+    assert [row["id"] for row in search_workloads(fleet.state, "BIG")["rows"]] == ["w-2"]
+    assert [row["id"] for row in search_workloads(fleet.state, "")["rows"]] == ["w-2", "w-1"]
 
 
 def test_points_of_the_profile_that_is_asked_for():
     fleet = PageFleet(1)
     nothing = {"profiles": [], "profile": "", "models": [], "model": "", "points": [], "points_in_all": 0}
-    assert points_answer(fleet.state.points, "x") == nothing
+    assert list_points(fleet.state.points, "x") == nothing
     points = tuple(
         MeasuredPoint(profile=profile, gpu_model="H100", throughput_hz=rate, power_w=300.0, batch=batch)
         for profile, rate, batch in (("bert", 10.0, 1), ("bert", 18.0, 2), ("t5", 4.0, 1))
     )
     fleet.happen(PointsMeasured(time_ns=1, points=points))
-    answer = points_answer(fleet.state.points, "t5")
+    answer = list_points(fleet.state.points, "t5")
     assert answer["profiles"] == ["bert", "t5"]
     assert [(one["rate_hz"], one["power_w"], one["limit_w"]) for one in answer["points"]] == [(4.0, 300.0, None)]
-    assert points_answer(fleet.state.points, "")["profile"] == "bert"
+    assert list_points(fleet.state.points, "")["profile"] == "bert"
 
 
 def test_points_are_of_one_gpu_model_and_no_model_is_lost_behind_another():
@@ -331,11 +335,11 @@ def test_points_are_of_one_gpu_model_and_no_model_is_lost_behind_another():
         for batch in range(1, POINTS_MOST + 4)
     )
     fleet.happen(PointsMeasured(time_ns=1, points=points))
-    answer = points_answer(fleet.state.points, "bert", "H100")
+    answer = list_points(fleet.state.points, "bert", "H100")
     assert (answer["models"], answer["model"]) == (["A100", "H100"], "H100")
     assert {one["model"] for one in answer["points"]} == {"H100"}
     assert (len(answer["points"]), answer["points_in_all"]) == (POINTS_MOST, POINTS_MOST + 3)
-    assert points_answer(fleet.state.points, "bert", "gone")["model"] == "A100"
+    assert list_points(fleet.state.points, "bert", "gone")["model"] == "A100"
 
 
 def test_promises_are_cut_and_the_latest_come_first():
@@ -343,7 +347,7 @@ def test_promises_are_cut_and_the_latest_come_first():
         ServiceStatus(workload_id=f"s-{n}", name=f"s-{n}", objective_s=0.5, live_s=None if n == 0 else n / 100.0)
         for n in range(PROMISES_MOST + 2)
     )
-    answer = promises_answer(ListPromisesResponse(services=services))
+    answer = list_objectives(ListPromisesResponse(services=services))
     ids = [one["id"] for one in answer["services"]]
     assert (len(ids), ids[0], answer["left_out"]) == (PROMISES_MOST, f"s-{PROMISES_MOST + 1}", 2)
     assert answer["jobs"] == []

@@ -10,8 +10,8 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from eelgrid_controller.adapters.described import Described, Family, Kind
-from eelgrid_controller.adapters.page_text import as_openmetrics, as_prometheus
+from eelgrid_controller.server.metrics.catalogue import MetricDescription, MetricFamily, MetricType
+from eelgrid_controller.server.metrics.openmetrics import render_openmetrics, render_prometheus
 
 # A line ends where str.splitlines says to these parsers' readers; Prometheus itself ends one at a newline only.
 TEXTS = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp")) | st.sampled_from('\n"\\'), max_size=20)
@@ -22,20 +22,23 @@ def own(said, numbers, labels):
     """Families of ours, of every kind and up to three labels, which are not described in the order of their names."""
     positive = [abs(value) if value == value else 0.0 for value in numbers]
     return [
-        Family(
-            Described("eelgrid_two", Kind.GAUGE, said, ("b", "a")),
+        MetricFamily(
+            MetricDescription("eelgrid_two", MetricType.GAUGE, said, ("b", "a")),
             {(labels[0], f"{labels[1]}{number}"): value for number, value in enumerate(numbers)},
         ),
-        Family(
-            Described("eelgrid_three", Kind.GAUGE, said, ("c", "a", "b")),
+        MetricFamily(
+            MetricDescription("eelgrid_three", MetricType.GAUGE, said, ("c", "a", "b")),
             {(labels[1], str(number), labels[0]): value for number, value in enumerate(numbers)},
         ),
-        Family(
-            Described("eelgrid_one_total", Kind.COUNTER, said, ("of",)),
+        MetricFamily(
+            MetricDescription("eelgrid_one_total", MetricType.COUNTER, said, ("of",)),
             {(f"{labels[0]}{number}",): value for number, value in enumerate(positive)},
         ),
-        Family(Described("eelgrid_alone", Kind.GAUGE, said), dict.fromkeys([()], numbers[0]) if numbers else {}),
-        Family(Described("eelgrid_ours_info", Kind.INFO, said, ("version",)), {(labels[1],): 1.0}),
+        MetricFamily(
+            MetricDescription("eelgrid_alone", MetricType.GAUGE, said),
+            dict.fromkeys([()], numbers[0]) if numbers else {},
+        ),
+        MetricFamily(MetricDescription("eelgrid_ours_info", MetricType.INFO, said, ("version",)), {(labels[1],): 1.0}),
     ]
 
 
@@ -86,11 +89,11 @@ def read(parse, text):
 def test_what_is_written_is_read_as_the_librarys_own(said, numbers, labels, seen):
     made = registry(said, numbers, labels, seen)
     families = list(made.collect())
-    for one in (one for one in families if not isinstance(one, Family)):
+    for one in (one for one in families if not isinstance(one, MetricFamily)):
         one.samples = [sample for sample in one.samples if not sample.name.endswith("_created")]
-    ours = read(parse_text, as_prometheus(families))
+    ours = read(parse_text, render_prometheus(families))
     assert ours == [(*row[:-1], None) for row in read(parse_text, generate_latest(made))]
-    assert read(parse_openmetrics, as_openmetrics(families)) == read(parse_openmetrics, generate_openmetrics(made))
+    assert read(parse_openmetrics, render_openmetrics(families)) == read(parse_openmetrics, generate_openmetrics(made))
     if any(exemplar for _, exemplar in seen[-1:]):
-        assert b" # {workload=" in as_openmetrics(families)
-        assert b" # {workload=" not in as_prometheus(families)
+        assert b" # {workload=" in render_openmetrics(families)
+        assert b" # {workload=" not in render_prometheus(families)

@@ -8,8 +8,17 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelgrid_agent.mig.names import MigName, PciId
-from eelgrid_agent.mig.parted_file import BadField, Entry, NoSuchConfig, PartedFile, Unreadable, document, read, write
+from eelgrid_agent.enforce.mig.layout import MigName, PciId
+from eelgrid_agent.enforce.mig.parted_file import (
+    InvalidPartedField,
+    NoSuchConfig,
+    PartedEntry,
+    PartedFile,
+    PartedFileUnreadable,
+    format_parted_file,
+    parse_parted_file,
+    to_parted_document,
+)
 
 A100 = PciId(0x20B2, 0x10DE)
 
@@ -79,7 +88,7 @@ def name(text):
 
 
 def test_the_readme_is_read():
-    file = read(README, "config.yaml")
+    file = parse_parted_file(README, "config.yaml")
     assert list(file.configs) == ["all-disabled", "all-enabled", "all-1g.5gb.me", "custom-config"]
     assert file.config("all-disabled")[1] == (entry(devices=None, enabled=False),)
     assert file.config("all-enabled")[1] == (entry(devices=None, enabled=True),)
@@ -90,11 +99,11 @@ def test_the_readme_is_read():
 
 
 def entry(*, devices, enabled):
-    return Entry(devices=devices, mig_enabled=enabled)
+    return PartedEntry(devices=devices, mig_enabled=enabled)
 
 
 def test_boards_and_shares_are_read():
-    first, second = read(STATION, "s").config(None)[1]
+    first, second = parse_parted_file(STATION, "s").config(None)[1]
     assert first.filters == (A100, PciId(0x20B5, 0x10DE, (0x1533, 0x10DE)))
     assert (first.devices, second.devices) == ((), None)
     assert dict(first.mig_devices) == {name("1c.3g.40gb"): 2, name("2c.3g.40gb"): 1, name("1g.10gb"): 1}
@@ -102,7 +111,7 @@ def test_boards_and_shares_are_read():
 
 
 def test_anchors_and_merges_are_read():
-    file = read(ANCHORS, "s")
+    file = parse_parted_file(ANCHORS, "s")
     assert file.configs["a"] == file.configs["b"]
     whole, one = file.configs["a"]
     assert (whole.devices, whole.mig_enabled) == (None, False)
@@ -110,13 +119,13 @@ def test_anchors_and_merges_are_read():
 
 
 def test_json_is_yaml_and_a_count_of_nothing_is_nothing():
-    (only,) = read(BLACKWELL, "s").config("x")[1]
+    (only,) = parse_parted_file(BLACKWELL, "s").config("x")[1]
     assert only.filters == ()
     assert only.mig_devices == ((name("1g.24gb-me"), 2), (name("1g.24gb+me.all"), 1))
 
 
 def test_a_filter_lets_boards_through():
-    first = read(STATION, "s").config(None)[1][0]
+    first = parse_parted_file(STATION, "s").config(None)[1][0]
     assert first.lets_through(PciId(0x20B2, 0x10DE, (1, 2)))
     assert first.lets_through(PciId(0x20B5, 0x10DE, (0x1533, 0x10DE)))
     assert not first.lets_through(PciId(0x20B5, 0x10DE, (0x1533, 0x10DF)))
@@ -156,60 +165,92 @@ def one(**fields):
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("version: [", Unreadable, r"site.yaml:1: is no YAML"),
-        ("a\n\tb: c", Unreadable, "is no YAML"),
-        ("--- a\n--- b", Unreadable, "is no YAML"),
-        ("\0", Unreadable, "is no YAML"),
-        ("[" * 2000, Unreadable, "is no YAML"),
-        ("# " + "x" * 300_000, Unreadable, "is larger than"),
-        ("", BadField, "the file: is empty; write a mapping"),
-        ("[]", BadField, "site.yaml:1: the file: is a list"),
-        ("mig-configs: {}", BadField, "version: is missing; write version: v1"),
-        ("version: v2", BadField, "version: is 'v2'; write v1"),
-        ("version: 1", BadField, "version: is a number"),
-        ("version: v1\nmig-config: {}", BadField, "mig-config: is no field; correct the spelling; there are: version"),
-        ("version: v1\nmig-configs: {}", BadField, "site.yaml:2: mig-configs: has 0 configurations"),
-        ("version: v1\nmig-configs:\n  x: []", BadField, "site.yaml:3: mig-configs.x: has 0 entries"),
-        ("version: v1\nmig-configs:\n  x: {}", BadField, "mig-configs.x: is a mapping; write a list"),
-        ("version: v1\nmig-configs: {x: [{}]}", BadField, r"x\[0\].devices: is missing; add it"),
-        ("version: v1\nversion: v1", BadField, "version: is there twice"),
-        ("version: v1\nmig-configs:\n  x: []\n  x: []", BadField, "site.yaml:4: mig-configs.x: is there twice"),
-        ("version: v1\n? [a]\n: b", BadField, "has a list for a name"),
-        (one(), BadField, "mig-devices: is missing and mig-enabled is true; add it; mig-devices: {}"),
-        (one(**{"mig-device": {}, "mig-devices": {}}), BadField, r"x\[0\].mig-device: is no field"),
-        (one(**{"mig-enabled": "true"}), BadField, "mig-enabled: is a text; write true or false"),
-        (one(**{"mig-enabled": False, "mig-devices": {"1g.5gb": 1}}), BadField, "is there and mig-enabled is false"),
-        (one(devices="0", **{"mig-devices": {}}), BadField, "devices: is '0'; write all, or a list"),
-        (one(devices=0, **{"mig-devices": {}}), BadField, "devices: is a number; write all, or a list"),
-        (one(devices=None, **{"mig-devices": {}}), BadField, "devices: is empty; write all"),
-        (one(devices=[-1], **{"mig-devices": {}}), BadField, "devices: is -1; write a whole number from 0 to 255"),
-        (one(devices=["0"], **{"mig-devices": {}}), BadField, "devices: is a text; write a whole number"),
-        (one(**{"mig-devices": {"1g5gb": 1}}), BadField, "'1g5gb' is no MIG device; write it as nvidia-smi mig -lgip"),
-        (one(**{"mig-devices": {"1g.5gb": "7"}}), BadField, r"mig-devices.1g.5gb: is a text; write a whole number"),
-        (one(**{"mig-devices": {"1g.5gb": True}}), BadField, "is true or false; write a whole number"),
-        (one(**{"mig-devices": {"1g.5gb": 1.5}}), BadField, "is a number; write a whole number from 0 to 64"),
-        (one(**{"mig-devices": {"1g.5gb": 65}}), BadField, "is 65; write a whole number from 0 to 64"),
-        (one(**{"mig-devices": {"1g.5gb": 10**40}}), BadField, "write a whole number from 0 to 64"),
-        (one(**{"mig-devices": {"1g.5gb": 0}}), BadField, "has only counts of 0; write {} for MIG without"),
-        (one(**{"mig-devices": {"1g.5gb": 1, "1c.1g.5gb": 1}}), BadField, "is there twice under two names"),
-        (one(**{"mig-devices": ["1g.5gb"]}), BadField, "mig-devices: is a list; write a mapping"),
-        (one(**{"device-filter": "A100-SXM4-40GB", "mig-devices": {}}), BadField, "is no PCI id; write PCI device"),
-        (one(**{"device-filter": 0x20B210DE, "mig-devices": {}}), BadField, "device-filter: is a number; write a text"),
-        (one(**{"device-filter": [""], "mig-devices": {}}), BadField, "'' is no PCI id"),
-        ("version: v1\nx: &x {<<: *x}\nmig-configs: *x", BadField, "merges more than 4 deep|is no field"),
+        ("version: [", PartedFileUnreadable, r"site.yaml:1: is no YAML"),
+        ("a\n\tb: c", PartedFileUnreadable, "is no YAML"),
+        ("--- a\n--- b", PartedFileUnreadable, "is no YAML"),
+        ("\0", PartedFileUnreadable, "is no YAML"),
+        ("[" * 2000, PartedFileUnreadable, "is no YAML"),
+        ("# " + "x" * 300_000, PartedFileUnreadable, "is larger than"),
+        ("", InvalidPartedField, "the file: is empty; write a mapping"),
+        ("[]", InvalidPartedField, "site.yaml:1: the file: is a list"),
+        ("mig-configs: {}", InvalidPartedField, "version: is missing; write version: v1"),
+        ("version: v2", InvalidPartedField, "version: is 'v2'; write v1"),
+        ("version: 1", InvalidPartedField, "version: is a number"),
+        (
+            "version: v1\nmig-config: {}",
+            InvalidPartedField,
+            "mig-config: is no field; correct the spelling; there are: version",
+        ),
+        ("version: v1\nmig-configs: {}", InvalidPartedField, "site.yaml:2: mig-configs: has 0 configurations"),
+        ("version: v1\nmig-configs:\n  x: []", InvalidPartedField, "site.yaml:3: mig-configs.x: has 0 entries"),
+        ("version: v1\nmig-configs:\n  x: {}", InvalidPartedField, "mig-configs.x: is a mapping; write a list"),
+        ("version: v1\nmig-configs: {x: [{}]}", InvalidPartedField, r"x\[0\].devices: is missing; add it"),
+        ("version: v1\nversion: v1", InvalidPartedField, "version: is there twice"),
+        (
+            "version: v1\nmig-configs:\n  x: []\n  x: []",
+            InvalidPartedField,
+            "site.yaml:4: mig-configs.x: is there twice",
+        ),
+        ("version: v1\n? [a]\n: b", InvalidPartedField, "has a list for a name"),
+        (one(), InvalidPartedField, "mig-devices: is missing and mig-enabled is true; add it; mig-devices: {}"),
+        (one(**{"mig-device": {}, "mig-devices": {}}), InvalidPartedField, r"x\[0\].mig-device: is no field"),
+        (one(**{"mig-enabled": "true"}), InvalidPartedField, "mig-enabled: is a text; write true or false"),
+        (
+            one(**{"mig-enabled": False, "mig-devices": {"1g.5gb": 1}}),
+            InvalidPartedField,
+            "is there and mig-enabled is false",
+        ),
+        (one(devices="0", **{"mig-devices": {}}), InvalidPartedField, "devices: is '0'; write all, or a list"),
+        (one(devices=0, **{"mig-devices": {}}), InvalidPartedField, "devices: is a number; write all, or a list"),
+        (one(devices=None, **{"mig-devices": {}}), InvalidPartedField, "devices: is empty; write all"),
+        (
+            one(devices=[-1], **{"mig-devices": {}}),
+            InvalidPartedField,
+            "devices: is -1; write a whole number from 0 to 255",
+        ),
+        (one(devices=["0"], **{"mig-devices": {}}), InvalidPartedField, "devices: is a text; write a whole number"),
+        (
+            one(**{"mig-devices": {"1g5gb": 1}}),
+            InvalidPartedField,
+            "'1g5gb' is no MIG device; write it as nvidia-smi mig -lgip",
+        ),
+        (
+            one(**{"mig-devices": {"1g.5gb": "7"}}),
+            InvalidPartedField,
+            r"mig-devices.1g.5gb: is a text; write a whole number",
+        ),
+        (one(**{"mig-devices": {"1g.5gb": True}}), InvalidPartedField, "is true or false; write a whole number"),
+        (one(**{"mig-devices": {"1g.5gb": 1.5}}), InvalidPartedField, "is a number; write a whole number from 0 to 64"),
+        (one(**{"mig-devices": {"1g.5gb": 65}}), InvalidPartedField, "is 65; write a whole number from 0 to 64"),
+        (one(**{"mig-devices": {"1g.5gb": 10**40}}), InvalidPartedField, "write a whole number from 0 to 64"),
+        (one(**{"mig-devices": {"1g.5gb": 0}}), InvalidPartedField, "has only counts of 0; write {} for MIG without"),
+        (one(**{"mig-devices": {"1g.5gb": 1, "1c.1g.5gb": 1}}), InvalidPartedField, "is there twice under two names"),
+        (one(**{"mig-devices": ["1g.5gb"]}), InvalidPartedField, "mig-devices: is a list; write a mapping"),
+        (
+            one(**{"device-filter": "A100-SXM4-40GB", "mig-devices": {}}),
+            InvalidPartedField,
+            "is no PCI id; write PCI device",
+        ),
+        (
+            one(**{"device-filter": 0x20B210DE, "mig-devices": {}}),
+            InvalidPartedField,
+            "device-filter: is a number; write a text",
+        ),
+        (one(**{"device-filter": [""], "mig-devices": {}}), InvalidPartedField, "'' is no PCI id"),
+        ("version: v1\nx: &x {<<: *x}\nmig-configs: *x", InvalidPartedField, "merges more than 4 deep|is no field"),
     ],
 )
 def test_a_mistake_names_the_line_the_field_and_the_remedy(text, error, message):
     with pytest.raises(error, match=message) as caught:
-        read(text, "site.yaml")
+        parse_parted_file(text, "site.yaml")
     assert str(caught.value).startswith("site.yaml:")
     assert "\n" not in str(caught.value)
     assert caught.value.violation.remedy
 
 
 def test_lines_are_counted_as_editors_do():
-    with pytest.raises(BadField) as caught:
-        read(README.replace('"2g.10gb": 1', '"2g.10gb": many'), "config.yaml")
+    with pytest.raises(InvalidPartedField) as caught:
+        parse_parted_file(README.replace('"2g.10gb": 1', '"2g.10gb": many'), "config.yaml")
     assert caught.value.line == README[: README.index('"2g.10gb"')].count("\n") + 1
 
 
@@ -217,12 +258,12 @@ def test_aliases_do_not_make_a_file_large():
     lists = "".join(f"  c{n}: *many\n" for n in range(900))
     entries = "\n".join("    - *one" for _ in range(200))
     text = f"version: v1\nmig-configs:\n  a: &many\n    - &one {{devices: all, mig-enabled: false}}\n{entries}\n{lists}"
-    with pytest.raises(Unreadable, match="aliases written out"):
-        read(text, "s")
+    with pytest.raises(PartedFileUnreadable, match="aliases written out"):
+        parse_parted_file(text, "s")
 
 
 def test_which_configuration():
-    file = read(README, "s")
+    file = parse_parted_file(README, "s")
     assert file.config("all-enabled")[0] == "all-enabled"
     with pytest.raises(
         NoSuchConfig, match="holds 4 configurations; say which with --config: all-disabled, all-enabled"
@@ -231,7 +272,7 @@ def test_which_configuration():
     with pytest.raises(NoSuchConfig, match="has no 'none'; choose one of: all-disabled"):
         file.config("none")
     with pytest.raises(NoSuchConfig, match="holds no configuration"):
-        read("version: v1", "s").config(None)
+        parse_parted_file("version: v1", "s").config(None)
 
 
 attributes = st.lists(st.sampled_from(["me", "gfx", "me.all"]), unique=True, max_size=2).map(
@@ -246,7 +287,7 @@ names = st.builds(
 half = st.integers(0, 0xFFFF)
 boards = st.builds(PciId, half, half, st.none() | st.tuples(half, half))
 entries = st.builds(
-    lambda filters, devices, counts, enabled: Entry(
+    lambda filters, devices, counts, enabled: PartedEntry(
         filters=tuple(filters),
         devices=devices,
         mig_enabled=enabled,
@@ -264,20 +305,20 @@ files = st.dictionaries(labels, st.lists(entries, min_size=1, max_size=3).map(tu
 @settings(max_examples=50)
 @given(files)
 def test_what_is_written_is_read_back(configs):
-    text = write(PartedFile(configs=configs))
-    assert read(text, "s").configs == configs
+    text = format_parted_file(PartedFile(configs=configs))
+    assert parse_parted_file(text, "s").configs == configs
 
 
 @settings(max_examples=50)
 @given(files)
 def test_any_yaml_reader_gets_the_same(configs):
     file = PartedFile(configs=configs)
-    assert yaml.safe_load(write(file)) == document(file)
-    assert read(json.dumps(document(file), ensure_ascii=False), "s").configs == configs
+    assert yaml.safe_load(format_parted_file(file)) == to_parted_document(file)
+    assert parse_parted_file(json.dumps(to_parted_document(file), ensure_ascii=False), "s").configs == configs
 
 
 @settings(max_examples=50)
 @given(st.text(max_size=200) | st.text("{}[]:,-&*<\"'v1 \n", max_size=60).map(lambda text: "version: v1\n" + text))
 def test_any_text_is_read_or_refused(text):
-    with contextlib.suppress(Unreadable, BadField):
-        assert isinstance(read(text, "s"), PartedFile)
+    with contextlib.suppress(PartedFileUnreadable, InvalidPartedField):
+        assert isinstance(parse_parted_file(text, "s"), PartedFile)

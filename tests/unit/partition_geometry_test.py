@@ -3,12 +3,12 @@
 import pytest
 from tests import partition_rig
 
-from eelgrid_controller.partition.errors import BadProblem
-from eelgrid_controller.partition.geometry import maximal, span, tiling
-from eelgrid_protos.catalogue import load
+from eelgrid_controller.partition.geometry import build_tiling, maximal_multisets, memory_slice_mask
+from eelgrid_controller.partition.problem import InvalidProblem
+from eelgrid_protos.catalogue.loader import load_catalogue
 
 SEVEN, FOUR = ("1g", "2g", "3g", "4g", "7g"), ("1g", "2g", "4g")
-PARTS = load().geometries
+PARTS = load_catalogue().geometries
 # Of the MIG guide: what an A100 can be cut into and no more fits.
 A100_PATTERNS = {
     "7", "43", "421", "4111", "33", "322", "3211", "31111", "2221", "22111", "211111", "1111111",
@@ -22,14 +22,14 @@ def _plain(part):
 @pytest.mark.parametrize("part", sorted(PARTS))
 def test_every_layout_that_the_placements_allow_and_no_other(part):
     keys = _plain(part)
-    plan = tiling(PARTS[part], keys)
+    plan = build_tiling(PARTS[part], keys)
     found = [frozenset(layout) for layouts in plan.places.values() for layout in layouts]
     assert len(found) == len(set(found))
     assert set(found) == set(partition_rig.layouts(part, keys))
 
 
 def test_twelve_patterns_of_the_a100():
-    plan = tiling(PARTS["a100-80gb"], SEVEN)
+    plan = build_tiling(PARTS["a100-80gb"], SEVEN)
     spelled = {
         "".join(key[0] * count for key, count in zip(plan.keys, counts, strict=True)) for counts in plan.patterns
     }
@@ -46,13 +46,13 @@ def test_twelve_patterns_of_the_a100():
     ],
 )
 def test_counts_worked_out_apart(part, keys, layouts, multisets, patterns):
-    plan = tiling(PARTS[part], keys)
+    plan = build_tiling(PARTS[part], keys)
     assert sum(map(len, plan.places.values())) == layouts
     assert (len(plan.places), len(plan.patterns)) == (multisets, patterns)
 
 
 def test_any_part_of_a_pattern_stands():
-    plan = tiling(PARTS["h100-80gb-sxm"], SEVEN)
+    plan = build_tiling(PARTS["h100-80gb-sxm"], SEVEN)
     for pattern in plan.patterns:
         for number, count in enumerate(pattern):
             for fewer in range(count):
@@ -65,26 +65,26 @@ def test_any_part_of_a_pattern_stands():
 
 def test_three_slices_stand_at_four():
     """So that 0 to 3 stay for four, two or ones."""
-    plan = tiling(PARTS["a100-80gb"], SEVEN)
+    plan = build_tiling(PARTS["a100-80gb"], SEVEN)
     assert plan.keys == ("7g", "4g", "3g", "2g", "1g")
     assert plan.stand((0, 0, 1, 0, 0)) == (("3g", 4),)
     assert plan.stand((0, 0, 1, 2, 0)) == (("2g", 0), ("2g", 2), ("3g", 4))
 
 
 def test_what_cannot_stand_is_told():
-    plan = tiling(PARTS["a30-24gb"], FOUR)
-    with pytest.raises(BadProblem, match=r"3 2g cannot stand on a30-24gb; ask for less"):
+    plan = build_tiling(PARTS["a30-24gb"], FOUR)
+    with pytest.raises(InvalidProblem, match=r"3 2g cannot stand on a30-24gb; ask for less"):
         plan.stand((0, 3, 0))
-    with pytest.raises(BadProblem, match=r"a30-24gb has no profile 3g; use one of"):
-        tiling(PARTS["a30-24gb"], ("3g",))
+    with pytest.raises(InvalidProblem, match=r"a30-24gb has no profile 3g; use one of"):
+        build_tiling(PARTS["a30-24gb"], ("3g",))
 
 
 def test_patterns_are_those_contained_in_no_other():
-    assert maximal([(0, 0), (1, 0), (0, 1), (1, 1), (2, 0)]) == ((2, 0), (1, 1))
-    assert maximal([]) == ()
+    assert maximal_multisets([(0, 0), (1, 0), (0, 1), (1, 1), (2, 0)]) == ((2, 0), (1, 1))
+    assert maximal_multisets([]) == ()
 
 
 def test_memory_slices_bit_by_bit():
     geometry = PARTS["a100-80gb"]
-    assert span(geometry, "3g", 4) == 0b11110000
-    assert span(geometry, "1g", 6) == 0b01000000
+    assert memory_slice_mask(geometry, "3g", 4) == 0b11110000
+    assert memory_slice_mask(geometry, "1g", 6) == 0b01000000

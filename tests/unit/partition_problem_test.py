@@ -5,23 +5,39 @@ from dataclasses import replace
 import pytest
 from tests.partition_rig import A30, A100, PRODUCTS, point, problem, service
 
-from eelgrid_controller.partition.assumed_power import ASSUMED, with_assumed_power
-from eelgrid_controller.partition.check import faults
-from eelgrid_controller.partition.errors import BadProblem, FleetTooSmall, SearchExhausted, Unservable
-from eelgrid_controller.partition.exact import Proof
-from eelgrid_controller.partition.options import options_of
-from eelgrid_controller.partition.plan import Gpu, Instance, Plan, Replica
-from eelgrid_controller.partition.planning import plan
-from eelgrid_controller.partition.problem import Job, Objective, Pool, Problem, pool_of
+from eelgrid_controller.partition.assumed_power import ASSUMED_SOURCE, with_assumed_power
+from eelgrid_controller.partition.integer_program import OptimalityProof
+from eelgrid_controller.partition.options import enumerate_options
+from eelgrid_controller.partition.plan import (
+    PartitionPlan,
+    PartitionReplica,
+    PlannedGpu,
+    PlannedInstance,
+    plan_partition,
+)
+from eelgrid_controller.partition.plan_check import find_violations
+from eelgrid_controller.partition.problem import (
+    FleetTooSmall,
+    InvalidProblem,
+    PartitionObjective,
+    PartitionPool,
+    PartitionProblem,
+    SearchExhausted,
+    TrainingDemand,
+    UnservableService,
+    pool_of_product,
+)
 from eelgrid_controller.profiles.points import Configuration, Point
 
 
 def _asked(points, services, **fields):
-    return Problem(services=tuple(services), points=tuple(points), pools=fields.pop("pools", (pool_of(A30),)), **fields)
+    return PartitionProblem(
+        services=tuple(services), points=tuple(points), pools=fields.pop("pools", (pool_of_product(A30),)), **fields
+    )
 
 
 def _taken(asked):
-    cells, options = options_of(asked)
+    cells, options = enumerate_options(asked)
     return [(cells[one.cell].profile, one.throughput_hz, one.point.configuration.batch) for one in options]
 
 
@@ -50,8 +66,8 @@ def test_where_several_suffice_alone_the_quickest():
 def test_the_limit_is_no_matter_of_rounding():
     """0.45 x 20 ms is 9 ms, and 9.000000000000002 in floats: a latency of 9 ms is not below it."""
     points = [point("bert", "1g", 10, 0.009)]
-    with pytest.raises(Unservable):
-        options_of(_asked(points, [service("bert", 1, 0.02, safety=0.45)]))
+    with pytest.raises(UnservableService):
+        enumerate_options(_asked(points, [service("bert", 1, 0.02, safety=0.45)]))
 
 
 def test_with_watts_every_point_that_no_other_beats():
@@ -61,7 +77,7 @@ def test_with_watts_every_point_that_no_other_beats():
         point("bert", "1g", 15, batch=3, power_w=30.0),  # beaten by batch 2
         point("bert", "1g", 25, batch=4),  # nobody measured its watts
     ]
-    asked = _asked(points, [service("bert", 100, 1.0)], objective=Objective.WATTS)
+    asked = _asked(points, [service("bert", 100, 1.0)], objective=PartitionObjective.WATTS)
     assert _taken(asked) == [("1g", 20.0, 2), ("1g", 10.0, 1)]
 
 
@@ -77,29 +93,32 @@ def test_what_did_not_run_or_has_no_such_latency_is_no_option():
 
 def test_a_service_that_nothing_serves_is_told_with_the_tightest_latency_and_a_remedy():
     points = [point("bert", "1g", 10, 0.050), point("bert", "4g.24gb", 10, 0.018, batch=2, processes=3)]
-    with pytest.raises(Unservable) as told:
-        plan(_asked(points, [service("bert", 1, 0.030, safety=0.45)]))
+    with pytest.raises(UnservableService) as told:
+        plan_partition(_asked(points, [service("bert", 1, 0.030, safety=0.45)]))
     assert (told.value.service, told.value.tightest_s) == ("bert", 0.018)
     assert str(told.value) == (
         "service bert: needs a latency below 13.5 ms (0.45 of the objective); the least measured is 18 ms on "
         "A30 4g.24gb, batch 2, 3 processes: an objective above 40 ms can be kept"
     )
-    with pytest.raises(Unservable, match="workload bert has no points; measure it"):
-        plan(_asked([], [service("bert", 1)]))
-    with pytest.raises(Unservable, match=r"no point has a latency at 0\.9 .* quantiles 0\.5 on A30"):
-        plan(_asked(points, [service("bert", 1, quantile=0.9)]))
-    with pytest.raises(Unservable, match="no admissible point has watts; measure them, or plan for GPUs"):
-        plan(_asked(points, [service("bert", 1, 1.0)], objective=Objective.WATTS))
+    with pytest.raises(UnservableService, match="workload bert has no points; measure it"):
+        plan_partition(_asked([], [service("bert", 1)]))
+    with pytest.raises(UnservableService, match=r"no point has a latency at 0\.9 .* quantiles 0\.5 on A30"):
+        plan_partition(_asked(points, [service("bert", 1, quantile=0.9)]))
+    with pytest.raises(UnservableService, match="no admissible point has watts; measure them, or plan for GPUs"):
+        plan_partition(_asked(points, [service("bert", 1, 1.0)], objective=PartitionObjective.WATTS))
 
 
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
         ({"services": (service("a", 1), service("a", 2))}, "services: two have one name"),
-        ({"pools": (pool_of(A30), pool_of(A30, 3))}, "pools: two have one model"),
-        ({"pools": (Pool(model="x"),), "objective": Objective.WATTS}, r"pools\[x\].held_w: is unknown"),
-        ({"jobs": (Job(name="j", models=("H100",)),)}, r"jobs\[j\].models: are H100"),
-        ({"jobs": (Job(name="j"),), "objective": Objective.WATTS}, r"jobs\[j\].power_w: lacks A30"),
+        ({"pools": (pool_of_product(A30), pool_of_product(A30, 3))}, "pools: two have one model"),
+        (
+            {"pools": (PartitionPool(model="x"),), "objective": PartitionObjective.WATTS},
+            r"pools\[x\].held_w: is unknown",
+        ),
+        ({"jobs": (TrainingDemand(name="j", models=("H100",)),)}, r"jobs\[j\].models: are H100"),
+        ({"jobs": (TrainingDemand(name="j"),), "objective": PartitionObjective.WATTS}, r"jobs\[j\].power_w: lacks A30"),
         (
             {"points": (point("a", "3g", 1),), "services": (service("a", 1),)},
             "points.mig_profile: A30 has no profile 3g",
@@ -108,41 +127,43 @@ def test_a_service_that_nothing_serves_is_told_with_the_tightest_latency_and_a_r
     ],
 )
 def test_what_cannot_be_meant_is_told_by_its_field(fields, told):
-    defaults = {"services": (), "points": (), "pools": (pool_of(A30),)}
-    with pytest.raises(BadProblem, match=told):
-        plan(Problem(**{**defaults, **fields}))
+    defaults = {"services": (), "points": (), "pools": (pool_of_product(A30),)}
+    with pytest.raises(InvalidProblem, match=told):
+        plan_partition(PartitionProblem(**{**defaults, **fields}))
 
 
 @pytest.mark.parametrize(
     ("field", "value"), [("rate_hz", -1.0), ("rate_hz", float("nan")), ("latency_s", 0.0), ("safety", 1.5)]
 )
 def test_a_service_is_checked_alone(field, value):
-    with pytest.raises(BadProblem, match=rf"services\[bert\].{field}: is"):
+    with pytest.raises(InvalidProblem, match=rf"services\[bert\].{field}: is"):
         replace(service("bert", 1), **{field: value})
 
 
 def test_nothing_asked_is_nothing_used():
-    found = plan(_asked([point("a", "1g", 1)], [service("a", 0)]))
-    assert (found.gpus, found.proofs[0]) == ((), Proof("gpus", 0.0, 0.0))
+    found = plan_partition(_asked([point("a", "1g", 1)], [service("a", 0)]))
+    assert (found.gpus, found.proofs[0]) == ((), OptimalityProof("gpus", 0.0, 0.0))
 
 
 def test_a_fleet_that_is_too_small_is_told_by_what_it_lacks():
-    asked = problem([9], [[0, 0, 3]], pools=(pool_of(A30, 1),))
+    asked = problem([9], [[0, 0, 3]], pools=(pool_of_product(A30, 1),))
     with pytest.raises(FleetTooSmall, match="the pools lack 2 A30; add them"):
-        plan(asked)
+        plan_partition(asked)
 
 
 def test_a_search_without_any_plan_says_so():
     asked = problem([50, 60, 70], [[3, 7, 11], [2, 5, 13], [3, 6, 12]])
     with pytest.raises((SearchExhausted, FleetTooSmall)):
-        plan(replace(asked, pools=(pool_of(A30, 1),)), nodes_most=0)
+        plan_partition(replace(asked, pools=(pool_of_product(A30, 1),)), nodes_most=0)
 
 
 def test_a_job_takes_whole_gpus_of_one_model_beside_slices():
-    asked = problem([3], [[3, 0, 0]], pools=(pool_of(A30, 3), pool_of(A100, 2)))
-    asked = replace(asked, jobs=(Job(name="train", gpus=2, models=(A30.model,)), Job(name="tune", gpus=2)))
-    found = plan(asked)
-    assert faults(asked, found) == ()
+    asked = problem([3], [[3, 0, 0]], pools=(pool_of_product(A30, 3), pool_of_product(A100, 2)))
+    asked = replace(
+        asked, jobs=(TrainingDemand(name="train", gpus=2, models=(A30.model,)), TrainingDemand(name="tune", gpus=2))
+    )
+    found = plan_partition(asked)
+    assert find_violations(asked, found) == ()
     assert sorted((gpu.model, gpu.whole.owner if gpu.whole else "slices") for gpu in found.gpus) == [
         (A100.model, "tune"), (A100.model, "tune"), (A30.model, "slices"), (A30.model, "train"), (A30.model, "train"),
     ]  # fmt: skip
@@ -151,8 +172,8 @@ def test_a_job_takes_whole_gpus_of_one_model_beside_slices():
 def test_a_replica_may_take_several_whole_gpus():
     points = (point("llm", "", 10, gpus=2),)
     asked = _asked(points, [service("llm", 15)])
-    found = plan(asked)
-    assert faults(asked, found) == ()
+    found = plan_partition(asked)
+    assert find_violations(asked, found) == ()
     assert [(gpu.whole.owner, gpu.whole.number) for gpu in found.gpus] == [
         ("llm", 0),
         ("llm", 0),
@@ -162,38 +183,38 @@ def test_a_replica_may_take_several_whole_gpus():
 
 
 def _plan(*gpus):
-    return Plan(gpus, ())
+    return PartitionPlan(gpus, ())
 
 
 def test_the_check_finds_what_is_wrong():
-    asked = problem([6], [[3, 0, 0]], pools=(pool_of(A30, 1),), jobs=(Job(name="train"),))
+    asked = problem([6], [[3, 0, 0]], pools=(pool_of_product(A30, 1),), jobs=(TrainingDemand(name="train"),))
     how = Configuration(A30.model, "1g")
-    good = [Replica("s0", number, 3.0, 0.0, how) for number in range(3)]
-    fast = Replica("s0", 9, 30.0, 0.0, how)
-    job = Replica("train", 0, 1.0, 0.0, None)
-    a30, whole = A30.model, Gpu(A30.model, whole=job)
-    two = (Instance("1g", 0, good[0]), Instance("1g", 1, good[1]))
-    fine = replace(asked, pools=(pool_of(A30, 2),))
-    assert faults(fine, _plan(Gpu(a30, two), whole)) == ()
+    good = [PartitionReplica("s0", number, 3.0, 0.0, how) for number in range(3)]
+    fast = PartitionReplica("s0", 9, 30.0, 0.0, how)
+    job = PartitionReplica("train", 0, 1.0, 0.0, None)
+    a30, whole = A30.model, PlannedGpu(A30.model, whole=job)
+    two = (PlannedInstance("1g", 0, good[0]), PlannedInstance("1g", 1, good[1]))
+    fine = replace(asked, pools=(pool_of_product(A30, 2),))
+    assert find_violations(fine, _plan(PlannedGpu(a30, two), whole)) == ()
 
     def told(*gpus, of=fine):
-        return " | ".join(faults(of, _plan(*gpus)))
+        return " | ".join(find_violations(of, _plan(*gpus)))
 
-    assert "pool A30: 2 GPUs in use and there are 1" in told(Gpu(a30, two), whole, of=asked)
-    assert "s0: 3 Hz serve 6 Hz" in told(Gpu(a30, two[:1]), whole)
-    assert "train: is on 0 GPUs" in told(Gpu(a30, two))
-    assert "overlaps" in told(Gpu(a30, (two[0], Instance("1g", 0, good[1]))), whole)
-    assert "as no point was measured" in told(Gpu(a30, (two[0], Instance("2g", 2, good[1]))), whole)
-    assert "replica 9 runs as no admissible point" in told(Gpu(a30, (Instance("1g", 0, fast),)), whole)
-    assert "profile that the part lacks" in told(Gpu(a30, (*two, Instance("7g", 0, good[2]))), whole)
-    assert "neither cut nor whole" in told(Gpu(a30, two, good[2]), whole)
+    assert "pool A30: 2 GPUs in use and there are 1" in told(PlannedGpu(a30, two), whole, of=asked)
+    assert "s0: 3 Hz serve 6 Hz" in told(PlannedGpu(a30, two[:1]), whole)
+    assert "train: is on 0 GPUs" in told(PlannedGpu(a30, two))
+    assert "overlaps" in told(PlannedGpu(a30, (two[0], PlannedInstance("1g", 0, good[1]))), whole)
+    assert "as no point was measured" in told(PlannedGpu(a30, (two[0], PlannedInstance("2g", 2, good[1]))), whole)
+    assert "replica 9 runs as no admissible point" in told(PlannedGpu(a30, (PlannedInstance("1g", 0, fast),)), whole)
+    assert "profile that the part lacks" in told(PlannedGpu(a30, (*two, PlannedInstance("7g", 0, good[2]))), whole)
+    assert "neither cut nor whole" in told(PlannedGpu(a30, two, good[2]), whole)
 
 
 def test_a_latency_that_is_too_long_now_is_found():
     asked = problem([3], [[3, 0, 0]])
-    found = plan(asked)
+    found = plan_partition(asked)
     later = replace(asked, services=(replace(asked.services[0], latency_s=0.001),))
-    assert "no admissible point" in faults(later, found)[0]
+    assert "no admissible point" in find_violations(later, found)[0]
 
 
 def test_assumed_watts_follow_the_share_of_sms_and_say_so():
@@ -207,16 +228,16 @@ def test_assumed_watts_follow_the_share_of_sms_and_say_so():
     one, whole, known, strange = with_assumed_power(points, [product])
     idle_w = product.idle_mig_w
     assert one.power_w == pytest.approx((product.busy_w - idle_w) * 14 / 98)
-    assert one.source == f"table; {ASSUMED}"
-    assert (whole.power_w, whole.source) == (2 * product.busy_w, ASSUMED)
+    assert one.source == f"table; {ASSUMED_SOURCE}"
+    assert (whole.power_w, whole.source) == (2 * product.busy_w, ASSUMED_SOURCE)
     assert (known, strange) == (points[2], points[3])
-    with pytest.raises(BadProblem, match="has no profile 5g"):
+    with pytest.raises(InvalidProblem, match="has no profile 5g"):
         with_assumed_power([Point("x", Configuration(product.model, "5g"), 1.0)], [product])
 
 
 def test_plans_for_watts_with_the_prior():
     asked = problem([20, 30], [[4, 9, 19], [3, 8, 18]])
     points = with_assumed_power(asked.points, [A30])
-    found = plan(replace(asked, points=points, objective=Objective.WATTS))
-    assert faults(replace(asked, points=points), found) == ()
+    found = plan_partition(replace(asked, points=points, objective=PartitionObjective.WATTS))
+    assert find_violations(replace(asked, points=points), found) == ()
     assert found.proven

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import LinearConstraint
 
-from eelgrid_controller.partition import settle
-from eelgrid_controller.partition.options import known_of, options_of
-from eelgrid_controller.partition.problem import Pool, Problem, Service
+from eelgrid_controller.partition import column_generation
+from eelgrid_controller.partition.options import enumerate_options, remember_options
+from eelgrid_controller.partition.problem import InferenceDemand, PartitionPool, PartitionProblem
 from eelgrid_controller.profiles.points import Configuration, Point
 
 
@@ -22,30 +22,30 @@ POINTS = (
 
 
 def problem(*services, points=POINTS):
-    pools = (Pool(model="A", count=None, geometry=None), Pool(model="B", count=None, geometry=None))
-    return Problem(services=services, points=points, pools=pools)
+    pools = (PartitionPool(model="A", count=None, geometry=None), PartitionPool(model="B", count=None, geometry=None))
+    return PartitionProblem(services=services, points=points, pools=pools)
 
 
 def service(name, rate_hz=30.0, latency_s=0.1):
-    return Service(name=name, workload="w", rate_hz=rate_hz, latency_s=latency_s, quantile=0.99)
+    return InferenceDemand(name=name, workload="w", rate_hz=rate_hz, latency_s=latency_s, quantile=0.99)
 
 
 def test_known_options_are_those_that_would_be_found():
     before = problem(service("a"), service("b", latency_s=0.03), service("c"))
-    cells, options = options_of(before)
-    known = known_of(before, cells, options)
+    cells, options = enumerate_options(before)
+    known = remember_options(before, cells, options)
     # One is gone, so that the others have other numbers; one has another rate, one is new.
     after = problem(service("b", latency_s=0.03), service("c", rate_hz=7.0), service("d", latency_s=0.05))
-    assert options_of(after, known=known) == options_of(after)
+    assert enumerate_options(after, known=known) == enumerate_options(after)
 
 
 def test_other_points_are_looked_at_again():
     before = problem(service("a"))
-    known = known_of(before, *options_of(before))
+    known = remember_options(before, *enumerate_options(before))
     faster = tuple(replace(one, throughput_hz=2.0 * one.throughput_hz) for one in POINTS)
     after = problem(service("a"), points=faster)
-    assert options_of(after, known=known) == options_of(after)
-    assert options_of(after, known=known) != options_of(before)
+    assert enumerate_options(after, known=known) == enumerate_options(after)
+    assert enumerate_options(after, known=known) != enumerate_options(before)
 
 
 def test_what_parts_of_gpus_cannot_do_is_said_to_lack():
@@ -53,11 +53,11 @@ def test_what_parts_of_gpus_cannot_do_is_said_to_lack():
     rows = LinearConstraint(np.array([[1.0, 1.0]]), 2.4, np.inf)
     cost, most = np.array([1.0, 1e4]), np.array([[1.0, 0.0]])
     both = LinearConstraint(np.vstack((rows.A, most)), np.array([2.4, -np.inf]), np.array([np.inf, 1.0]))
-    assert settle._least(cost, both, 1, 1e-5).tolist() == [0, 2]
-    assert settle._least(cost, rows, 1, 1e-5).tolist() == [3, 0]
+    assert column_generation._least(cost, both, 1, 1e-5).tolist() == [0, 2]
+    assert column_generation._least(cost, rows, 1, 1e-5).tolist() == [3, 0]
 
 
 def test_whole_numbers_far_from_the_parts_are_found_as_well():
     # 10 x = 11 y has its least whole solution at 11 and 10, whose parts are near nothing.
     equal = LinearConstraint(np.array([[10.0, -11.0, 0.0], [1.0, 0.0, 0.0]]), [0.0, 0.5], [0.0, np.inf])
-    assert settle._least(np.array([1.0, 1.0, 1e4]), equal, 1, 1e-5).tolist() == [11, 10, 0]
+    assert column_generation._least(np.array([1.0, 1.0, 1e4]), equal, 1, 1e-5).tolist() == [11, 10, 0]

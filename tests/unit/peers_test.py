@@ -13,9 +13,9 @@ import pytest
 from tests.certificates_rig import Authority
 from tests.http2_rig import GOAWAY, RST_STREAM, RawClient, indexed, kept_field
 
-from eelgrid_protos import messages, open_sockets, rpc, transport
+from eelgrid_protos import messages, rpc, sockets, transport
+from eelgrid_protos.connection_limits import PeerGuard, PeerLimits
 from eelgrid_protos.faults import Fault, PermissionDenied, ResourceExhausted, Unavailable
-from eelgrid_protos.peers import PeerGuard, PeerLimits
 
 LOG = logging.getLogger("test.peers")
 GET = "/eelgrid.v1.NodeService/GetInventory"
@@ -52,10 +52,10 @@ async def serving(tls=None, *, limits=None, now_s=time.time):
     """A guarded server: its port, its guard and its node."""
     server, node = grpc.aio.server(options=transport.server_options()), Node()
     guard = PeerGuard(limits, log=LOG, now_s=now_s)
-    front = guard.over(rpc.handler(rpc.NODE_SERVICE, node))
+    front = guard.over(rpc.build_handler(rpc.NODE_SERVICE, node))
     await transport.standard_services(front, (rpc.NODE_SERVICE,))
     server.add_generic_rpc_handlers((front,))
-    port = await transport.listen(server, "127.0.0.1:0", tls=tls, insecure=False, log=LOG, guard=guard)
+    port = await transport.listen_on_address(server, "127.0.0.1:0", tls=tls, insecure=False, log=LOG, guard=guard)
     await server.start()
     running = asyncio.create_task(guard.run())
     try:
@@ -69,8 +69,8 @@ async def serving(tls=None, *, limits=None, now_s=time.time):
 @asynccontextmanager
 async def calling(port, tls=None):
     options = [("grpc.use_local_subchannel_pool", 1)]
-    async with transport.channel(f"127.0.0.1:{port}", tls=tls, options=options) as channel:
-        yield rpc.client(rpc.NODE_SERVICE, channel)
+    async with transport.open_channel(f"127.0.0.1:{port}", tls=tls, options=options) as channel:
+        yield rpc.build_client(rpc.NODE_SERVICE, channel)
 
 
 async def until(met, *, within_s=30.0):
@@ -262,8 +262,8 @@ async def test_streams_end_when_their_authority_is_no_longer_trusted(authority, 
 async def test_only_the_chosen_connection_is_ended():
     async with serving() as (port, _, _):
         one, other = [await asyncio.to_thread(RawClient, port) for _ in range(2)]
-        await until(lambda: set(open_sockets.accepted(port)) >= {one.address, other.address})
-        assert open_sockets.end_accepted(port, {one.address}.__contains__) == 1
+        await until(lambda: set(sockets.list_accepted(port)) >= {one.address, other.address})
+        assert sockets.end_accepted(port, {one.address}.__contains__) == 1
         await until(one.closed.is_set)
         assert not other.closed.is_set()
         assert GOAWAY not in other.heard
@@ -283,4 +283,4 @@ async def test_only_the_chosen_connection_is_ended():
     ],
 )
 def test_the_other_side_is_read_as_grpc_writes_it(text, peer):
-    assert open_sockets.peer_of(text) == peer
+    assert sockets.parse_peer(text) == peer

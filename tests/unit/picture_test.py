@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tests.fakes.operators import a_node
 
-from eelgrid_controller import picture
-from eelgrid_controller.demo.scene import NodeMap, Scene
-from eelgrid_controller.replay.submit import Report
-from eelgrid_controller.replay.synthesize import synthesize
+from eelgrid_controller.cli import terminal_rendering
+from eelgrid_controller.demo.display import DemoView, NodeMap
+from eelgrid_controller.replay.openb_source import synthesize_openb
+from eelgrid_controller.replay.submitter import SubmitReport
 from eelgrid_protos.messages import (
     ModelSummary,
     Placement,
@@ -47,19 +47,19 @@ def text_of(thing, width=110):
 
 @given(st.floats(0, 1), st.integers(1, 60))
 def test_a_bar_is_as_wide_as_asked(share, width):
-    assert len(picture.bar(share, width)) == width
+    assert len(terminal_rendering.render_bar(share, width)) == width
 
 
 @pytest.mark.parametrize(("share", "text"), [(0, "····"), (0.5, "██··"), (1, "████"), (1.5, "████"), (-1, "····")])
 def test_bars(share, text):
-    assert picture.bar(share, 4).plain == text
+    assert terminal_rendering.render_bar(share, 4).plain == text
 
 
 @pytest.mark.parametrize(
     ("share", "cell"), [(0.0, "·"), (0.01, "░"), (0.3, "░"), (0.5, "▒"), (0.7, "▓"), (0.99, "▓"), (1.0, "█")]
 )
 def test_shades(share, cell):
-    drawn = text_of(picture.fleet_map({"G2": [share]}, width=40, rows_most=3))
+    drawn = text_of(terminal_rendering.render_fleet_map({"G2": [share]}, width=40, rows_most=3))
     assert drawn.split()[:3] == ["G2", "1", cell]
 
 
@@ -67,7 +67,10 @@ def test_shades(share, cell):
 @given(st.integers(1, 2000), st.integers(1, 500), st.integers(40, 200), st.integers(2, 40))
 def test_the_map_fits_the_screen(first, second, width, rows_most):
     drawn = text_of(
-        picture.fleet_map({"G2": [0.5] * first, "T4": [0.0] * second}, width=width, rows_most=rows_most), width
+        terminal_rendering.render_fleet_map(
+            {"G2": [0.5] * first, "T4": [0.0] * second}, width=width, rows_most=rows_most
+        ),
+        width,
     )
     lines = drawn.splitlines()
     assert max(map(len, lines)) <= width
@@ -75,13 +78,15 @@ def test_the_map_fits_the_screen(first, second, width, rows_most):
 
 
 def test_a_small_fleet_has_a_cell_for_each_node():
-    drawn = text_of(picture.fleet_map({"G2": [1.0] * 7, "T4": [0.0] * 3}, width=60, rows_most=4))
+    drawn = text_of(terminal_rendering.render_fleet_map({"G2": [1.0] * 7, "T4": [0.0] * 3}, width=60, rows_most=4))
     assert drawn.splitlines()[0].count("█") == 7
     assert "each cell is a node" in drawn
 
 
 def test_the_summary_in_figures():
-    drawn = text_of(picture.summary_picture(SUMMARY, "title", picture.reasons(SUMMARY)))
+    drawn = text_of(
+        terminal_rendering.render_summary(SUMMARY, "title", terminal_rendering.render_pending_reasons(SUMMARY))
+    )
     for piece in (
         "1,213 ready, 2 lost",
         "50.0 %",
@@ -96,14 +101,18 @@ def test_the_summary_in_figures():
 
 def test_an_empty_cluster_is_drawn_too():
     empty = Summary(time_ns=0)
-    drawn = text_of(picture.summary_picture(empty, "t", picture.reasons(empty), picture.busiest([], 5)))
+    drawn = text_of(
+        terminal_rendering.render_summary(
+            empty, "t", terminal_rendering.render_pending_reasons(empty), terminal_rendering.select_busiest_nodes([], 5)
+        )
+    )
     assert "nothing waits" in drawn
-    assert text_of(picture.fleet_map({}, width=80, rows_most=5))
+    assert text_of(terminal_rendering.render_fleet_map({}, width=80, rows_most=5))
 
 
 def test_busiest_nodes_first():
     nodes = [a_node("calm", power_w=10.0), a_node("hot", power_w=300.0), a_node("dark", gpus=0)]
-    lines = text_of(picture.busiest(nodes, 2)).splitlines()
+    lines = text_of(terminal_rendering.select_busiest_nodes(nodes, 2)).splitlines()
     assert [line.split()[0] for line in lines[1:3]] == ["hot", "calm"]
 
 
@@ -116,7 +125,7 @@ def placed(node, indexes, milli):
 
 
 def test_the_scene_keeps_the_map_from_the_answers():
-    nodes, _ = synthesize()
+    nodes, _ = synthesize_openb()
     g2 = next(node for node in nodes if node.gpu_model == "G2")
     chart = NodeMap.of(nodes)
     assert next(iter(chart.by_model)) == "G2"
@@ -130,13 +139,13 @@ def test_the_scene_keeps_the_map_from_the_answers():
 
 def test_the_scene_in_a_pipe_prints_lines_without_control_characters():
     out = io.StringIO()
-    nodes, tasks = synthesize()
+    nodes, tasks = synthesize_openb()
     console = Console(file=out, width=110, no_color=True, force_terminal=False)
-    scene = Scene(console, NodeMap.of(nodes), "generated", live=False)
+    scene = DemoView(console, NodeMap.of(nodes), "generated", live=False)
     scene.start()
     scene.tell("starting the controller")
     scene.summary = SUMMARY
-    scene.answered(Report(total=len(tasks), done=100, elapsed_s=0.5), None)
+    scene.answered(SubmitReport(total=len(tasks), done=100, elapsed_s=0.5), None)
     scene.tell("placing")
     scene.tick()
     scene.stop()

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from tests.clusters import GIB, core_with, node, request
 
-from eelgrid_controller.core import Core
-from eelgrid_controller.planner import Planner, moment_of
-from eelgrid_controller.state import ClusterState
-from eelgrid_kernels import policy
-from eelgrid_kernels.fleet import Fleet
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.placement.planner import Planner, derive_random_seed
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_kernels.baselines import find_policy
+from eelgrid_kernels.fleet_simulation import SimulatedFleet
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import OBJECTIVES, Policy
@@ -68,8 +68,8 @@ def fleet_of(nodes, kinds, mix, name):
         np.array([classes.index(tuple(entry)) for entry, _ in mix], np.int64),
         np.array([weight for _, weight in mix], np.int64),
     )
-    chosen = policy(name)
-    return Fleet(columns, specs, typical, np.arange(len(nodes)), chosen.code, chosen.weights)
+    chosen = find_policy(name)
+    return SimulatedFleet(columns, specs, typical, np.arange(len(nodes)), chosen.code, chosen.weights)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -92,7 +92,7 @@ def test_the_daemon_decides_what_the_bench_decides(name):
             core.cancel(workload, now_ns=number)
             fleet.release(*place)
             continue
-        moment = moment_of(core.snapshot())
+        moment = derive_random_seed(core.snapshot())
         step = core.submit(kinds[kind], now_ns=number)
         found, slots = fleet.place(kind, moment)
         if found < 0:
@@ -124,7 +124,7 @@ def test_policies_differ_and_a_replay_knows_which_was_in_force():
         again.state.apply(event)
     assert again.state.digest() == fgd.state.digest()
     wanted = kinds[3]
-    fresh = Core(again.state, catalogue.load())
+    fresh = Core(again.state, catalogue.load_catalogue())
     assert fresh.submit(wanted, now_ns=99).result.placements == fgd.submit(wanted, now_ns=99).result.placements
 
 

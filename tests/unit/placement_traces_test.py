@@ -6,18 +6,10 @@ from dataclasses import replace
 import pytest
 from tests.controller_rig import inventory, running, until, wanted
 
-from eelgrid_controller.adapters.placement_traces import Bounds, PlacementTraces
-from eelgrid_controller.adapters.spans import Kind, Root
-from eelgrid_controller.command import Committed, Origin
-from eelgrid_controller.events import PartitionsPlanned, SlicedService
-from eelgrid_protos.messages import (
-    ApplyResult,
-    ApplyStatus,
-    Assignment,
-    CancelWorkloadRequest,
-    NodePlan,
-    PlanApplied,
-)
+from eelgrid_controller.core.command import CommandOrigin, CommitResult
+from eelgrid_controller.server.placement_traces import PlacementSpanKind, PlacementTraces, TraceLimits, TraceRoot
+from eelgrid_controller.state.events import PartitionsPlanned, SlicedService
+from eelgrid_protos.messages import ApplyResult, ApplyStatus, Assignment, CancelWorkloadRequest, NodePlan, PlanApplied
 
 
 class Ended:
@@ -30,7 +22,7 @@ class Ended:
     def root(self, name, headers, trace_id):
         assert name == "placement"
         caller = headers.get("traceparent", "")
-        return None if caller == "no" else Root(int(caller), 7) if caller else Root(trace_id)
+        return None if caller == "no" else TraceRoot(int(caller), 7) if caller else TraceRoot(trace_id)
 
     def new_id(self):
         return next(self.ids)
@@ -53,7 +45,7 @@ class Traced:
             cluster="c",
             now_ns=lambda: self.loop.clock.now_ns() + self.now_ns,
             has_agent=rig.controller.agents.speaks_for,
-            bounds=Bounds(**bounds),
+            bounds=TraceLimits(**bounds),
         )
         self.ids = {}
         self.loop._observe_decision = self._decided
@@ -154,15 +146,15 @@ async def test_a_callers_trace_is_gone_on_with_and_one_that_nobody_wants_is_not_
     async with running(tmp_path) as rig:
         traced = Traced(rig)
         arrived_ns = traced.loop.clock.now_ns()
-        await traced.submit("no", Origin(arrived_ns, {"traceparent": "no"}))
+        await traced.submit("no", CommandOrigin(arrived_ns, {"traceparent": "no"}))
         assert (kept(traced), traced.ids["no"]) == ((0, 0, 0), "")
-        await traced.submit("w", Origin(arrived_ns, {"traceparent": "77"}))
+        await traced.submit("w", CommandOrigin(arrived_ns, {"traceparent": "77"}))
         assert traced.ids["w"] == f"{77:032x}"
         await traced.loop.cancel("w")
         root = traced.root("w")
         assert (root.parent_id, root.start_ns) == (7, arrived_ns)
         submit = next(one for one in traced.spans("w") if one.name == "submit")
-        assert (submit.kind, submit.attributes["rpc.method"]) == (Kind.SERVER, "SubmitWorkload")
+        assert (submit.kind, submit.attributes["rpc.method"]) == (PlacementSpanKind.SERVER, "SubmitWorkload")
 
 
 async def test_what_is_imagined_repeated_refused_or_undone_has_no_trace(tmp_path):
@@ -190,7 +182,7 @@ async def test_what_waits_goes_on_after_a_restart_in_the_same_trace(tmp_path):
         await before.submit("first")
         await applied(agent)
         await before.submit("second")
-        await before.submit("called", Origin(1, {"traceparent": "77"}))
+        await before.submit("called", CommandOrigin(1, {"traceparent": "77"}))
         before.traces.close()
         assert before.tree("second") == [(name, None if name == "submit" else "submit") for name in (
             "submit", "decide", "journal",
@@ -294,7 +286,7 @@ async def test_a_service_whose_slices_are_planned_anew_awaits_the_new_place_alon
         traced.traces.told(at.node_name, held)
         service = SlicedService(workload_id="w", placements=(replace(at, node_name=other),))
         event = PartitionsPlanned(time_ns=traced.loop.clock.now_ns(), services=(service,))
-        traced.traces.committed(Committed((event,), frozenset(), state.revision + 1))
+        traced.traces.committed(CommitResult((event,), frozenset(), state.revision + 1))
         traced.traces.told(at.node_name, PlanApplied(epoch=1, status=ApplyStatus.APPLIED))
         assert kept(traced) == (1, 1, 0), "that node is no place of it any more"
         traced.traces.told(other, replace(held, node_name=other))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.clusters import core_with, node, request
 
-from eelgrid_protos.codec import decode, encode
+from eelgrid_protos.codec import decode_message, encode_message
 from eelgrid_protos.faults import InvalidArgument, NotFound
 from eelgrid_protos.messages import BudgetScope, EnforcementMode, NodePlan, Policy, PoolMode, PowerBudget
 
@@ -21,7 +21,7 @@ def test_a_plan_holds_every_assignment_and_survives_the_wire():
     ]  # fmt: skip
     assert plan.assignments[1].gpu_uuids == ("GPU-a-0", "GPU-a-1")
     assert (plan.epoch, plan.enforce, plan.lease_s) == (2, False, 60.0)
-    assert decode(NodePlan, encode(plan)) == plan
+    assert decode_message(NodePlan, encode_message(plan)) == plan
 
 
 def test_the_epoch_rises_with_each_change_and_the_pool_decides_enforcement():

@@ -7,11 +7,11 @@ import pytest
 from tests import naive
 from tests.clusters import core_with, naive_cluster, naive_task, node, request
 
-from eelgrid_controller.core import Core
-from eelgrid_controller.model import PowerModel
-from eelgrid_controller.planner import Planner
-from eelgrid_controller.snapshot import Mirror
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.placement.gpu_power import PriorPowerModel
+from eelgrid_controller.placement.planner import Planner
+from eelgrid_controller.placement.snapshot import SnapshotMirror
+from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import OBJECTIVES, Policy, Weights
 
@@ -81,7 +81,7 @@ def test_memory_of_boards_changes_no_decision():
     kinds = [request(gpus=1, milli=300), request(gpus=2), request(cpu=7), request(gpus=1, models=("T4",))]
     for number in range(60):
         wanted = kinds[number * 7 // 3 % 4]
-        fresh = Core(ClusterState.load(core.state.dump()), catalogue.load())
+        fresh = Core(ClusterState.load(core.state.dump()), catalogue.load_catalogue())
         step = core.submit(wanted, now_ns=number)
         assert step.events == fresh.submit(wanted, now_ns=number).events
         assert core.explain(step.result.workload_id) == fresh.explain(step.result.workload_id)
@@ -99,7 +99,7 @@ def test_rows_kept_up_to_date_equal_arrays_built_anew():
     core.node_lost("b", now_ns=3)
     for number in range(80):
         core.node_joined(node(f"late{number}", gpus=2, model="T4"), now_ns=4)
-    kept, anew = core.snapshot(), Mirror(core.state, PowerModel(catalogue.load()).gpu).snapshot()
+    kept, anew = core.snapshot(), SnapshotMirror(core.state, PriorPowerModel(catalogue.load_catalogue()).gpu).snapshot()
     assert list(kept.names) == list(anew.names)
     assert kept.devices == anew.devices
     # Models are coded in the order in which they were met, which a removed model may shift.

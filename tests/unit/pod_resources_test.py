@@ -6,14 +6,22 @@ import grpc
 import pytest
 from tests.fakes.kubelet import FakeKubelet
 
-from eelgrid_agent.attribution.allocation import Allocation, AllocationSource, believed, pod_allocations
-from eelgrid_agent.attribution.device_ids import Place, find_claimed, find_device, find_mapped
-from eelgrid_agent.attribution.owner import Owner, OwnerKind
-from eelgrid_agent.attribution.pod_resources import PodResources, PodResourcesError, PodResourcesLimits
-from eelgrid_agent.attribution.slurm_jobs import jobs_in, slurm_allocations
+from eelgrid_agent.energy.allocations import (
+    AllocationSource,
+    DeviceAllocation,
+    DeviceReference,
+    find_claimed_device,
+    find_device,
+    find_mapped_device,
+    map_pod_allocations,
+    select_innermost,
+)
+from eelgrid_agent.energy.node_energy import list_jobs, read_slurm_allocations
+from eelgrid_agent.energy.shares import UsageOwner, UsageOwnerKind
+from eelgrid_agent.kubelet.pod_resources import PodResourcesClient, PodResourcesError, PodResourcesLimits
 from eelgrid_protos.errors import MalformedMessage
-from eelgrid_protos.kubelet import ANSWER_BYTES_MOST, ClaimedDevice, containers_from
 from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
+from eelgrid_protos.pod_resources_api import ANSWER_BYTES_MOST, ClaimedDevice, parse_containers
 from eelgrid_protos.wire import pod_resources_pb2 as wire
 
 ZERO = "GPU-a4f34abc-7715-3560-dcea-7238b9611a45"
@@ -56,15 +64,15 @@ def socket(short_path):
 @pytest.mark.parametrize(
     ("device_id", "place"),
     [
-        (ZERO, Place(ZERO)),
-        (f"{ZERO}::3", Place(ZERO)),
-        (MIG, Place(ONE, 9)),
-        (f"{MIG}::7", Place(ONE, 9)),
-        (f"MIG-{ONE}/2/0", Place(ONE, 2)),
+        (ZERO, DeviceReference(ZERO)),
+        (f"{ZERO}::3", DeviceReference(ZERO)),
+        (MIG, DeviceReference(ONE, 9)),
+        (f"{MIG}::7", DeviceReference(ONE, 9)),
+        (f"MIG-{ONE}/2/0", DeviceReference(ONE, 2)),
         (f"MIG-{ONE}/5/0", None),
-        ("nvidia0", Place(ZERO)),
-        ("nvidia1/gi2", Place(ONE, 2)),
-        ("nvidia0/vgpu3", Place(ZERO)),
+        ("nvidia0", DeviceReference(ZERO)),
+        ("nvidia1/gi2", DeviceReference(ONE, 2)),
+        ("nvidia0/vgpu3", DeviceReference(ZERO)),
         ("nvidia0/gi2", None),
         ("nvidia7", None),
         ("GPU-ffffffff-7715-3560-dcea-7238b9611a45", None),
@@ -83,25 +91,32 @@ def test_an_instance_without_a_compute_instance_has_no_mig_uuid():
 @pytest.mark.parametrize(
     ("device", "place"),
     [
-        ("gpu-0", Place(ZERO)),
-        ("gpu-1-mig-9-4-4", Place(ONE, 2)),
-        ("gpu-1-mig-3g40gb-9-4", Place(ONE, 2)),
-        ("gpu-1-mig-1g10gb-me-19-2", Place(ONE, 9)),
+        ("gpu-0", DeviceReference(ZERO)),
+        ("gpu-1-mig-9-4-4", DeviceReference(ONE, 2)),
+        ("gpu-1-mig-3g40gb-9-4", DeviceReference(ONE, 2)),
+        ("gpu-1-mig-1g10gb-me-19-2", DeviceReference(ONE, 9)),
         ("gpu-1-mig-9-0-4", None),
         ("gpu-2", None),
         ("gpu-vfio-0", None),
     ],
 )
 def test_the_place_of_a_claimed_device(device, place):
-    assert find_claimed(device, GPUS) == place
+    assert find_claimed_device(device, GPUS) == place
 
 
 @pytest.mark.parametrize(
     ("name", "place"),
-    [("0", Place(ZERO)), ("1.2", Place(ONE, 2)), ("1.5", None), ("9", None), (".0", None), ("0.swp", None)],
+    [
+        ("0", DeviceReference(ZERO)),
+        ("1.2", DeviceReference(ONE, 2)),
+        ("1.5", None),
+        ("9", None),
+        (".0", None),
+        ("0.swp", None),
+    ],
 )
 def test_the_place_of_a_mapping_file(name, place):
-    assert find_mapped(name, GPUS) == place
+    assert find_mapped_device(name, GPUS) == place
 
 
 # The client.
@@ -114,15 +129,15 @@ async def test_what_containers_hold_is_read_over_one_channel(kubelet, socket):
     kubelet.hold("kube-system", "device-plugin", "main", "rdma/hca", "mlx5_0")
     kubelet.allocatable_answer.devices.add(resource_name="nvidia.com/gpu", device_ids=[ZERO])
     async with kubelet.serving(socket):
-        client = PodResources(socket, clock_s=Clock())
+        client = PodResourcesClient(socket, clock_s=Clock())
         for _ in range(3):
             assert await client.refresh()
-        found = pod_allocations(client.containers, GPUS)
+        found = map_pod_allocations(client.containers, GPUS)
         assert {(one.owner.namespace, one.owner.pod, one.owner.container, one.place, one.shares) for one in found} == {
-            ("research", "train-0", "main", Place(ZERO), 1),
-            ("research", "share-a", "main", Place(ZERO), 2),
-            ("serving", "llm-0", "model", Place(ONE, 9), 1),
-            ("serving", "dra-0", "model", Place(ONE, 2), 1),
+            ("research", "train-0", "main", DeviceReference(ZERO), 1),
+            ("research", "share-a", "main", DeviceReference(ZERO), 2),
+            ("serving", "llm-0", "model", DeviceReference(ONE, 9), 1),
+            ("serving", "dra-0", "model", DeviceReference(ONE, 2), 1),
         }
         assert ClaimedDevice(
             claim_namespace="serving", claim="gpu", driver="gpu.nvidia.com", pool="node-1", device="gpu-1-mig-9-4-4"
@@ -137,7 +152,7 @@ async def test_a_refusal_changes_nothing_until_the_answer_is_old(kubelet, socket
     clock = Clock()
     kubelet.hold("n", "p", "c", "nvidia.com/gpu", ZERO)
     async with kubelet.serving(socket):
-        client = PodResources(socket, clock_s=clock, limits=PodResourcesLimits(stands_s=90.0))
+        client = PodResourcesClient(socket, clock_s=clock, limits=PodResourcesLimits(stands_s=90.0))
         assert client.containers is None
         assert await client.refresh()
         kubelet.refusal = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -155,7 +170,7 @@ async def test_a_refusal_changes_nothing_until_the_answer_is_old(kubelet, socket
 
 
 async def test_a_kubelet_that_starts_anew_is_found_again(kubelet, socket):
-    client = PodResources(socket, clock_s=Clock(), limits=PodResourcesLimits(interval_s=0.05))
+    client = PodResourcesClient(socket, clock_s=Clock(), limits=PodResourcesLimits(interval_s=0.05))
     assert not await client.refresh()
     assert "is no socket" in client.problem
     async with kubelet.serving(socket):
@@ -173,7 +188,7 @@ async def test_a_kubelet_that_starts_anew_is_found_again(kubelet, socket):
 
 async def test_it_asks_by_itself_and_less_often_after_failures(kubelet, socket):
     limits = PodResourcesLimits(interval_s=0.02, backoff_most_s=10.0)
-    client = PodResources(socket, clock_s=Clock(), limits=limits)
+    client = PodResourcesClient(socket, clock_s=Clock(), limits=limits)
     async with kubelet.serving(socket):
         task = asyncio.create_task(client.run())
         async with asyncio.timeout(5.0):
@@ -196,7 +211,7 @@ async def test_it_asks_by_itself_and_less_often_after_failures(kubelet, socket):
 async def test_a_wrong_answer_is_a_problem_and_no_crash(kubelet, socket, raw):
     kubelet.raw = raw
     async with kubelet.serving(socket):
-        client = PodResources(socket, clock_s=Clock())
+        client = PodResourcesClient(socket, clock_s=Clock())
         assert not await client.refresh()
         assert client.problem
         with pytest.raises(PodResourcesError):
@@ -209,22 +224,22 @@ def test_an_answer_beyond_the_bounds_is_refused_as_a_whole():
     container = answer.pod_resources.add(name="p", namespace="n").containers.add(name="c")
     container.devices.add(resource_name="r", device_ids=["x" * 600])
     with pytest.raises(MalformedMessage, match="more than 512 characters"):
-        containers_from(answer.SerializeToString())
+        parse_containers(answer.SerializeToString())
     container.devices[0].device_ids[:] = ["x"] * 5000
     with pytest.raises(MalformedMessage, match="4096"):
-        containers_from(answer.SerializeToString())
+        parse_containers(answer.SerializeToString())
 
 
 def test_a_newer_kubelet_and_one_that_holds_nothing_are_read():
     answer = wire.ListPodResourcesResponse()
     answer.pod_resources.add(name="p", namespace="n").containers.add(name="c")
     # Field 4 holds the CPUs of a pod, which is not read here.
-    assert containers_from(answer.SerializeToString() + b"\xa2\x06\x03abc") == ()
+    assert parse_containers(answer.SerializeToString() + b"\xa2\x06\x03abc") == ()
 
 
 def test_a_path_that_no_socket_can_have_is_refused(tmp_path):
     with pytest.raises(PodResourcesError, match="mount it nearer"):
-        PodResources(tmp_path / ("x" * 120), clock_s=Clock())
+        PodResourcesClient(tmp_path / ("x" * 120), clock_s=Clock())
 
 
 # Prologs.
@@ -234,30 +249,30 @@ def test_jobs_by_device(tmp_path):
     (tmp_path / "1.9").write_text("")
     (tmp_path / "README").write_text("not a device\n")
     (tmp_path / "8").write_text("4714\n")
-    found = slurm_allocations(tmp_path, GPUS)
+    found = read_slurm_allocations(tmp_path, GPUS)
     assert [(one.place, one.owner.job) for one in found] == [
-        (Place(ZERO), "4711"), (Place(ZERO), "4712"), (Place(ONE, 2), "4713_7"),
+        (DeviceReference(ZERO), "4711"), (DeviceReference(ZERO), "4712"), (DeviceReference(ONE, 2), "4713_7"),
     ]  # fmt: skip
-    assert slurm_allocations(tmp_path / "absent", GPUS) is None
+    assert read_slurm_allocations(tmp_path / "absent", GPUS) is None
 
 
 def test_what_is_no_job_is_passed_over():
-    assert jobs_in("12\n$(reboot)\n../x\n" + "9" * 100 + "\n13+0\n") == ("12", "13+0")
-    assert len(jobs_in("\n".join(map(str, range(10_000))))) == 256
+    assert list_jobs("12\n$(reboot)\n../x\n" + "9" * 100 + "\n13+0\n") == ("12", "13+0")
+    assert len(list_jobs("\n".join(map(str, range(10_000))))) == 256
 
 
 def test_the_innermost_source_speaks_alone():
     def held(owner, source, place):
-        return Allocation(place=place, owner=owner, source=source)
+        return DeviceAllocation(place=place, owner=owner, source=source)
 
-    pod = Owner(kind=OwnerKind.POD, namespace="slinky", pod="slurmd-0", container="slurmd")
-    job = Owner(kind=OwnerKind.SLURM, job="5")
-    work = Owner(kind=OwnerKind.WORKLOAD, workload="w")
-    kept = believed(
+    pod = UsageOwner(kind=UsageOwnerKind.POD, namespace="slinky", pod="slurmd-0", container="slurmd")
+    job = UsageOwner(kind=UsageOwnerKind.SLURM, job="5")
+    work = UsageOwner(kind=UsageOwnerKind.WORKLOAD, workload="w")
+    kept = select_innermost(
         (
-            held(work, AllocationSource.PLAN, Place(ZERO)), held(pod, AllocationSource.POD_RESOURCES, Place(ZERO)),
-            held(job, AllocationSource.SLURM, Place(ZERO)), held(work, AllocationSource.PLAN, Place(ONE)),
-            held(pod, AllocationSource.POD_RESOURCES, Place(ONE, 9)),
+            held(work, AllocationSource.PLAN, DeviceReference(ZERO)), held(pod, AllocationSource.POD_RESOURCES, DeviceReference(ZERO)),
+            held(job, AllocationSource.SLURM, DeviceReference(ZERO)), held(work, AllocationSource.PLAN, DeviceReference(ONE)),
+            held(pod, AllocationSource.POD_RESOURCES, DeviceReference(ONE, 9)),
         )
     )  # fmt: skip
-    assert [(one.owner, one.place) for one in kept] == [(job, Place(ZERO)), (pod, Place(ONE, 9))]
+    assert [(one.owner, one.place) for one in kept] == [(job, DeviceReference(ZERO)), (pod, DeviceReference(ONE, 9))]

@@ -11,14 +11,14 @@ import grpc
 import pytest
 from tests.controller_rig import Agent, MemoryJournal, batch, inventory, running, wanted
 
-from eelgrid_controller.adapters.store import open_journal
-from eelgrid_controller.core import Core
-from eelgrid_controller.events import UnreadableEvent, WorkloadSubmitted, refuse_unreadable
-from eelgrid_controller.explain import CONTRADICTED_REASON
-from eelgrid_controller.journal import Checkpoint, Entry, digest_of
-from eelgrid_controller.ledger import ASSIGNMENTS_MOST, ContradictoryEvent, NodeRecord
-from eelgrid_controller.recovery import recover
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.recovery import recover_state
+from eelgrid_controller.placement.explanations import CONTRADICTED_REASON
+from eelgrid_controller.runtime.sqlite_journal import open_journal
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import UnreadableEvent, WorkloadSubmitted, check_readable
+from eelgrid_controller.state.journal import Checkpoint, JournalEntry, digest_of
+from eelgrid_controller.state.node_allocations import ASSIGNMENTS_MOST, ContradictoryEvent, NodeRecord
 from eelgrid_protos import catalogue, codec, rpc
 from eelgrid_protos.errors import InvalidMessage, MalformedMessage
 from eelgrid_protos.faults import InvalidArgument
@@ -75,11 +75,11 @@ async def test_an_id_that_no_answer_could_carry_is_refused_before_it_is_kept(tmp
     async with running(tmp_path) as rig:
         await rig.join(inventory())
         raw = rig.channel.unary_unary("/eelgrid.v1.OperatorService/SubmitWorkload")
-        sound = codec.encode(wanted("x" * min(128, len(name.encode()))))
+        sound = codec.encode_message(wanted("x" * min(128, len(name.encode()))))
         poison = sound.replace(b"x" * min(128, len(name.encode())), name.encode()[:128])
         if len(name) > 128:
             with pytest.raises(InvalidMessage):
-                codec.encode(wanted(name))
+                codec.encode_message(wanted(name))
             return
         with pytest.raises(grpc.RpcError) as caught:
             await raw(poison)
@@ -91,7 +91,7 @@ async def test_an_id_that_no_answer_could_carry_is_refused_before_it_is_kept(tmp
 def old_journal(data: Path, *, with_checkpoint: bool) -> None:
     """A journal as the version before the rule left it."""
     journal = open_journal(data, new_cluster_id="old")
-    journal.append([Entry(kind, body) for kind, body in OLD["entries"]])
+    journal.append([JournalEntry(kind, body) for kind, body in OLD["entries"]])
     if with_checkpoint:
         state = OLD["checkpoint"]
         journal.checkpoint(Checkpoint(state["revision"], state, digest_of(state)))
@@ -134,11 +134,11 @@ async def list_all(rig):
 
 def test_entries_and_the_checkpoint_of_an_old_journal_heal_alike() -> None:
     by_entries, by_checkpoint = MemoryJournal(), MemoryJournal()
-    by_entries.append([Entry(kind, body) for kind, body in OLD["entries"]])
+    by_entries.append([JournalEntry(kind, body) for kind, body in OLD["entries"]])
     state = OLD["checkpoint"]
     by_checkpoint.entries = list(by_entries.entries)
     by_checkpoint.checkpoint(Checkpoint(state["revision"], state, digest_of(state)))
-    one, other = recover(by_entries, ClusterState), recover(by_checkpoint, ClusterState)
+    one, other = recover_state(by_entries, ClusterState), recover_state(by_checkpoint, ClusterState)
     assert one.healed_count
     assert other.healed_count
     assert one.state.workloads == other.state.workloads
@@ -150,7 +150,7 @@ def test_entries_and_the_checkpoint_of_an_old_journal_heal_alike() -> None:
 
 
 def test_an_event_that_could_not_be_read_back_changes_nothing() -> None:
-    core = Core(ClusterState(), catalogue.load())
+    core = Core(ClusterState(), catalogue.load_catalogue())
     core.node_joined(inventory(), now_ns=1)
     before = core.state.digest()
     with pytest.raises(UnreadableEvent, match="workload_id"):
@@ -158,7 +158,7 @@ def test_an_event_that_could_not_be_read_back_changes_nothing() -> None:
     assert core.state.digest() == before
     event = WorkloadSubmitted(time_ns=1, workload_id="w", spec=replace(wanted().spec, user="\ud800"))
     with pytest.raises(UnreadableEvent):
-        refuse_unreadable(event)
+        check_readable(event)
 
 
 async def test_a_command_whose_event_is_refused_harms_no_other_in_its_batch(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ async def test_a_plan_epoch_that_nobody_gave_is_refused_and_the_honest_stream_st
 
 def test_a_plan_epoch_beyond_53_bits_is_no_message() -> None:
     with pytest.raises(InvalidMessage, match="plan_epoch"):
-        codec.encode(ConnectRequest(message=Hello(incarnation=1, inventory=inventory(), plan_epoch=2**64 - 1)))
+        codec.encode_message(ConnectRequest(message=Hello(incarnation=1, inventory=inventory(), plan_epoch=2**64 - 1)))
 
 
 async def test_the_highest_epoch_that_is_believed_leaves_room_for_ours(tmp_path: Path) -> None:
@@ -248,7 +248,9 @@ async def test_boards_at_the_highest_reading_leave_the_node_visible(tmp_path: Pa
         assert node.power_w == 64 * most_w
         await everything_is_served(rig)
     with pytest.raises(InvalidMessage):
-        codec.encode(ConnectRequest(message=replace(batch(1), gpu_columns=(replace(column, values=(20_000.0,) * 2),))))
+        codec.encode_message(
+            ConnectRequest(message=replace(batch(1), gpu_columns=(replace(column, values=(20_000.0,) * 2),)))
+        )
 
 
 async def test_a_node_budget_beyond_what_a_node_draws_keeps_its_stream(tmp_path: Path) -> None:
@@ -309,7 +311,7 @@ async def _placed(rig, workload_id: str) -> None:
 
 
 def test_a_gang_goes_where_the_plans_of_half_full_nodes_have_room() -> None:
-    core = Core(ClusterState(), catalogue.load())
+    core = Core(ClusterState(), catalogue.load_catalogue())
     core.node_joined(inventory("n1", gpus=1), now_ns=1)
     for number in range(4):
         core.submit(tiny(f"g{number}", 1000), now_ns=10 + number)
@@ -331,7 +333,7 @@ class RefusingRecord(NodeRecord):
 
 
 def test_a_place_that_the_ledger_refuses_costs_nobody_else_anything() -> None:
-    core = Core(ClusterState(), catalogue.load())
+    core = Core(ClusterState(), catalogue.load_catalogue())
     core.node_joined(inventory("n1", gpus=2), now_ns=1)
     core.submit(wanted("runs"), now_ns=2)
     waits = core.submit(wanted("waits", gpus=2), now_ns=3).result
@@ -368,7 +370,7 @@ def bomb(bytes_most: int) -> bytes:
     """A Hello whose inventory has as many empty GPUs as fit."""
     numbers = [rpc.AGENT_SERVICE.methods[0].request.__name__]
     assert numbers == ["ConnectRequest"]
-    sound = codec.encode(ConnectRequest(message=Hello(incarnation=1, inventory=inventory("bomb", gpus=1))))
+    sound = codec.encode_message(ConnectRequest(message=Hello(incarnation=1, inventory=inventory("bomb", gpus=1))))
     wire = codec.file_descriptors()
     fields = {
         message.name: {entry.name: entry.number for entry in message.fields}
@@ -385,7 +387,7 @@ def test_elements_are_counted_before_anything_is_made_of_them(megabytes: int) ->
     data = bomb(megabytes * 2**20)
     began_s = time.process_time()
     with pytest.raises(InvalidMessage, match="gpus: holds more than 64 items"):
-        codec.decode(ConnectRequest, data, is_counted=True)
+        codec.decode_message(ConnectRequest, data, is_counted=True)
     assert time.process_time() - began_s < 1.0, "5 s and 22 s were needed before"
 
 
@@ -393,7 +395,7 @@ def test_elements_are_counted_before_anything_is_made_of_them(megabytes: int) ->
 def test_a_request_longer_than_its_call_needs_is_refused_unparsed(method) -> None:
     data = b"\0" * (method.request_bytes_most + 1)
     with pytest.raises(MalformedMessage, match="too large"):
-        codec.decode(method.request, data, bytes_most=method.request_bytes_most, is_counted=True)
+        codec.decode_message(method.request, data, bytes_most=method.request_bytes_most, is_counted=True)
     assert method.request_bytes_most <= 8 * 2**20
 
 
@@ -405,7 +407,7 @@ async def test_a_request_too_long_is_refused_on_both_sides_and_others_are_served
         with pytest.raises(MalformedMessage, match="too large"):
             await rig.operators.what_if(request)
         with pytest.raises(grpc.RpcError) as caught:
-            await rig.channel.unary_unary("/eelgrid.v1.OperatorService/WhatIf")(codec.encode(request))
+            await rig.channel.unary_unary("/eelgrid.v1.OperatorService/WhatIf")(codec.encode_message(request))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         await everything_is_served(rig)
 

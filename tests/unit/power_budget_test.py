@@ -10,9 +10,9 @@ import pytest
 from tests.fakes.power_device import FakeMachine, FakePart, Fuse
 from tests.power_rig import Rig, SimulatedMachine, fake, plan_of, setting, simulated
 
-from eelgrid_agent.budget_reach import NotEnforceable, check_reach
-from eelgrid_agent.guard import GuardLimits, LocalPolicy
-from eelgrid_agent.guard.budget import Budget, Draw, keep
+from eelgrid_agent.enforce.guard.power_budget import BudgetState, DeviceDraw, step_budget
+from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy
+from eelgrid_agent.node.enforcement_loop import BudgetNotEnforceable, check_budget_reach
 from eelgrid_protos.messages import ApplyStatus, Gpu, NodeEventKind
 
 STEP_S = 0.05
@@ -202,9 +202,11 @@ def test_the_answer_tells_that_the_budget_holds_a_setting_down():
 
 def test_the_level_depends_on_the_readings_only():
     limits = GuardLimits()
-    draws = tuple(Draw(power_w=700.0, limit_w=700.0, low_w=200.0, high_w=700.0, is_writable=True) for _ in range(4))
-    first, _ = keep(Budget(), draws, 2000.0, 0, limits, is_enforced=True)
-    second, _ = keep(first, draws, 2000.0, 250_000_000, limits, is_enforced=True)
+    draws = tuple(
+        DeviceDraw(power_w=700.0, limit_w=700.0, low_w=200.0, high_w=700.0, is_writable=True) for _ in range(4)
+    )
+    first, _ = step_budget(BudgetState(), draws, 2000.0, 0, limits, is_enforced=True)
+    second, _ = step_budget(first, draws, 2000.0, 250_000_000, limits, is_enforced=True)
     assert first.level_w == second.level_w == 490.0
 
 
@@ -275,20 +277,20 @@ def gpu(index, least_w, **changes):
 
 
 def test_a_budget_that_reaches_no_gpu_is_refused_at_the_start():
-    with pytest.raises(NotEnforceable, match="--power-budget 900 cannot be kept on n: none of its 2 GPUs tells"):
-        check_reach(900.0, "n", [gpu(0, None), gpu(1, None), gpu(2, 100.0, lost=True)])
+    with pytest.raises(BudgetNotEnforceable, match="--power-budget 900 cannot be kept on n: none of its 2 GPUs tells"):
+        check_budget_reach(900.0, "n", [gpu(0, None), gpu(1, None), gpu(2, 100.0, lost=True)])
 
 
 def test_a_gpu_that_a_budget_does_not_reach_is_warned_of(warnings):
     with warnings.at_level(logging.WARNING, logger="eelgrid.agent"):
-        check_reach(900.0, "n", [gpu(0, 100.0), gpu(1, None), gpu(2, None, lost=True)])
+        check_budget_reach(900.0, "n", [gpu(0, 100.0), gpu(1, None), gpu(2, None, lost=True)])
     assert "event=power_budget_out_of_reach node=n watts=900 gpus=1 " in warnings.text
 
 
 @pytest.mark.parametrize(("budget_w", "gpus"), [(None, [gpu(0, None)]), (900.0, []), (900.0, [gpu(0, 100.0)])])
 def test_a_budget_that_reaches_all_or_that_nobody_asked_for_is_not_spoken_of(warnings, budget_w, gpus):
     with warnings.at_level(logging.WARNING, logger="eelgrid.agent"):
-        check_reach(budget_w, "n", gpus)
+        check_budget_reach(budget_w, "n", gpus)
     assert warnings.text == ""
 
 

@@ -16,9 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eelgrid_agent.simulation import GpuLoad, GpuSpec, SimGpu
-from eelgrid_agent.simulation.curve import AWAKE, FLOOR, MEMORY_BOUND, clock_share, power_share, throughput_share
-from eelgrid_protos.catalogue import load
+from eelgrid_agent.simulation.gpu import SimGpu
+from eelgrid_agent.simulation.power_curve import (
+    AWAKE_POWER_SHARE,
+    CLOCK_FLOOR,
+    DEFAULT_MEMORY_BOUND_SHARE,
+    clock_share,
+    power_share,
+    throughput_share,
+)
+from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec
+from eelgrid_protos.catalogue.loader import load_catalogue
 
 DATA = Path(os.environ.get("EELGRID_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
 SECOND = 1_000_000_000
@@ -37,7 +45,7 @@ def residuals(awake_w: float, points: tuple[tuple[float, float], ...], memory_bo
     found = []
     for power_w, throughput in points:
         above = min(max((power_w - awake_w) / (highest_w - awake_w), 0.0), 1.0)
-        clock = max(clock_share(AWAKE + (1.0 - AWAKE) * above), FLOOR)
+        clock = max(clock_share(AWAKE_POWER_SHARE + (1.0 - AWAKE_POWER_SHARE) * above), CLOCK_FLOOR)
         found.append(throughput_share(clock, memory_bound) - throughput)
     return found
 
@@ -61,7 +69,7 @@ def test_clock_and_power_are_inverse_and_the_last_of_the_clock_is_the_dearest(cl
         assert power_share(clock + 0.01) - power_share(clock) >= power_share(clock) - power_share(clock - 0.01) - 1e-12
 
 
-@given(st.floats(FLOOR, 1.0), st.floats(0.0, 1.0))
+@given(st.floats(CLOCK_FLOOR, 1.0), st.floats(0.0, 1.0))
 def test_the_more_a_job_waits_for_memory_the_less_a_lower_clock_costs_it(clock: float, bound: float) -> None:
     assert throughput_share(clock, 0.0) == pytest.approx(clock)
     assert throughput_share(clock, 1.0) == pytest.approx(1.0)
@@ -91,21 +99,21 @@ def test_the_published_curves_are_met_as_closely_as_the_model_says() -> None:
         least_w = awake_w[curve["gpu"]]
         if points[-1][0] - least_w >= 40.0:
             shares.append(fitted(least_w, points))
-            alike += residuals(least_w, points, MEMORY_BOUND)
+            alike += residuals(least_w, points, DEFAULT_MEMORY_BOUND_SHARE)
             each += residuals(least_w, points, shares[-1])
     assert len(shares) == 150
     assert root_mean_square(alike) == pytest.approx(0.055, abs=0.001)
     assert root_mean_square(each) == pytest.approx(0.036, abs=0.001)
     assert median(map(abs, each)) == pytest.approx(0.012, abs=0.001)
     assert sum(share <= 0.6 for share in shares) / len(shares) >= 0.9
-    assert median(shares) == pytest.approx(MEMORY_BOUND, abs=0.02)
+    assert median(shares) == pytest.approx(DEFAULT_MEMORY_BOUND_SHARE, abs=0.02)
 
 
 # On a simulated device
 
 
 def make_gpu(product: str) -> SimGpu:
-    return SimGpu(GpuSpec(product=product), load().products[product], uuid=UUID(int=0), index=0, now_ns=0)
+    return SimGpu(GpuSpec(product=product), load_catalogue().products[product], uuid=UUID(int=0), index=0, now_ns=0)
 
 
 def at_limit(product: str, limit_w: float, **job: float) -> tuple[float, float]:
@@ -118,7 +126,7 @@ def at_limit(product: str, limit_w: float, **job: float) -> tuple[float, float]:
 
 @pytest.mark.parametrize("product", ["a100-sxm4-40gb", "h100-sxm5-80gb", "a40", "b200", "l40s"])
 def test_a_lower_cap_never_gives_more_and_the_first_watts_off_cost_least(product: str) -> None:
-    known = load().products[product]
+    known = load_catalogue().products[product]
     low, high = known.power_min_w or 100.0, known.power_max_w
     caps_w = [low + (high - low) * step / 20.0 for step in range(21)]
     powers, works = zip(*(at_limit(product, cap_w) for cap_w in caps_w), strict=True)

@@ -4,9 +4,9 @@ import pytest
 from tests.fakes.power_device import Crash, FakeMachine, FakePart, Fuse
 from tests.power_rig import Rig, fake, plan_of, setting, settled, simulated
 
-from eelgrid_agent.device import PowerSettings
-from eelgrid_agent.guard.events import Cause, Journal
-from eelgrid_protos.codec import decode, encode
+from eelgrid_agent.devices.port import PowerSettings
+from eelgrid_agent.enforce.guard.events import WriteCause, WriteJournal
+from eelgrid_protos.codec import decode_message, encode_message
 from eelgrid_protos.messages import ApplyStatus, NodeEventKind, PlanApplied
 
 APPLIED, REFUSED = ApplyStatus.APPLIED, ApplyStatus.REFUSED
@@ -27,7 +27,7 @@ def test_a_setting_is_applied_when_it_was_read_back_and_put_back_when_the_lease_
     assert rig.machine.shown(other) == rig.found[other]
     answer = rig.guard.take_answer()
     assert (answer.status, answer.results[0].power_limit_w) == (APPLIED, 350.0)
-    assert decode(PlanApplied, encode(answer)) == answer
+    assert decode_message(PlanApplied, encode_message(answer)) == answer
     assert rig.guard.take_answer() is None
     rig.cycle(60)
     assert {uuid: rig.machine.shown(uuid) for uuid in rig.machine.uuids} == rig.found
@@ -237,8 +237,8 @@ def test_commands_say_why_and_one_journal_covers_a_cycle():
     rig.offer(plan_of(*(setting(uuid, 650.0) for uuid in rig.machine.uuids)))
     rig.cycle()
     journal, *writes = rig.commands
-    assert isinstance(journal, Journal)
+    assert isinstance(journal, WriteJournal)
     assert len(journal.records) == 3
-    assert [write.cause for write in writes] == [Cause.PLAN] * 3
+    assert [write.cause for write in writes] == [WriteCause.PLAN] * 3
     assert isinstance(rig.machine.power_settings("GPU-0"), PowerSettings)
     assert rig.journal.stores == 1

@@ -3,8 +3,8 @@
 import pytest
 from tests.power_rig import Rig, fake, plan_of, setting, settled, simulated
 
-from eelgrid_agent.guard import LocalPolicy
-from eelgrid_agent.guard.events import SetLimit, UnlockClocks
+from eelgrid_agent.enforce.guard.events import SetDeviceLimit, UnlockClocks
+from eelgrid_agent.enforce.rules import LocalPolicy
 from eelgrid_protos.messages import ApplyStatus, NodeEventKind
 
 APPLIED, REFUSED, FAILED = ApplyStatus.APPLIED, ApplyStatus.REFUSED, ApplyStatus.FAILED
@@ -115,7 +115,7 @@ def test_after_a_reload_or_a_reboot_there_is_nothing_to_put_back(rig, befalls):
     before = len(rig.commands)
     rig.crash()
     assert rig.limit_w(one) == 500.0
-    assert not [c for c in rig.commands[before:] if isinstance(c, SetLimit | UnlockClocks)]
+    assert not [c for c in rig.commands[before:] if isinstance(c, SetDeviceLimit | UnlockClocks)]
     assert rig.journal.content == ()
 
 

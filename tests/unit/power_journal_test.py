@@ -4,14 +4,15 @@ import json
 
 import pytest
 
-from eelgrid_agent.guard.events import DeviceRecord, Origin
-from eelgrid_agent.power import FileJournal, JournalCorrupt, JournalUnwritable, machine_origin
+from eelgrid_agent.enforce.guard.events import DeviceRecord, DriverOrigin
+from eelgrid_agent.enforce.power.executor import read_driver_origin
+from eelgrid_agent.enforce.power.journal import FilePowerJournal, PowerJournalCorrupt, PowerJournalUnwritable
 
-ORIGIN = Origin(boot_id="b-1", driver_start="42")
+ORIGIN = DriverOrigin(boot_id="b-1", driver_start="42")
 RECORDS = (
     DeviceRecord(gpu_uuid="GPU-0", origin=ORIGIN, found_w=700.0, limits_w=(350.5, 400.0), clocks=(600, 1400)),
     DeviceRecord(gpu_uuid="GPU-1", origin=ORIGIN, found_profile=2, profiles=(5,)),
-    DeviceRecord(gpu_uuid="GPU-2", origin=Origin()),
+    DeviceRecord(gpu_uuid="GPU-2", origin=DriverOrigin()),
 )
 
 
@@ -21,19 +22,19 @@ def path(tmp_path):
 
 
 def test_what_was_stored_is_loaded_by_another_process(path):
-    assert FileJournal(path).load() == ()
+    assert FilePowerJournal(path).load() == ()
     for records in (RECORDS, RECORDS[:1], ()):
-        FileJournal(path).store(records)
-        assert FileJournal(path).load() == records
+        FilePowerJournal(path).store(records)
+        assert FilePowerJournal(path).load() == records
     assert [entry.name for entry in path.parent.iterdir()] == ["settings.json"]
 
 
 def test_a_write_that_was_cut_short_leaves_the_journal_before(path):
-    FileJournal(path).store(RECORDS)
+    FilePowerJournal(path).store(RECORDS)
     path.with_name("settings.json.new").write_text('{"schema": 1, "devi')
-    assert FileJournal(path).load() == RECORDS
-    FileJournal(path).store(())
-    assert FileJournal(path).load() == ()
+    assert FilePowerJournal(path).load() == RECORDS
+    FilePowerJournal(path).store(())
+    assert FilePowerJournal(path).load() == ()
 
 
 def _changed(**fields):
@@ -67,42 +68,44 @@ CORRUPT = {
 @pytest.mark.parametrize("raw", CORRUPT.values(), ids=CORRUPT.keys())
 def test_what_is_no_journal_is_kept_aside_and_nothing_is_guessed(path, raw):
     path.write_bytes(raw)
-    with pytest.raises(JournalCorrupt, match=r"kept as .*settings\.json\.corrupt-1.*put their limits back by hand"):
-        FileJournal(path).load()
+    with pytest.raises(
+        PowerJournalCorrupt, match=r"kept as .*settings\.json\.corrupt-1.*put their limits back by hand"
+    ):
+        FilePowerJournal(path).load()
     assert path.with_name("settings.json.corrupt-1").read_bytes() == raw
-    assert FileJournal(path).load() == ()
+    assert FilePowerJournal(path).load() == ()
 
 
 def test_only_so_many_are_kept_aside(path):
     for _ in range(9):
         path.write_bytes(b"no journal")
-        with pytest.raises(JournalCorrupt):
-            FileJournal(path).load()
+        with pytest.raises(PowerJournalCorrupt):
+            FilePowerJournal(path).load()
     path.write_bytes(b"no journal")
-    with pytest.raises(JournalUnwritable, match="9 broken ones are kept beside it already"):
-        FileJournal(path).load()
+    with pytest.raises(PowerJournalUnwritable, match="9 broken ones are kept beside it already"):
+        FilePowerJournal(path).load()
     assert path.read_bytes() == b"no journal"
 
 
 def test_a_disk_that_takes_nothing_is_told_with_the_remedy(path):
     path.with_name("settings.json.new").mkdir()
-    with pytest.raises(JournalUnwritable, match=r"settings\.json: Is a directory; make room"):
-        FileJournal(path).store(RECORDS)
+    with pytest.raises(PowerJournalUnwritable, match=r"settings\.json: Is a directory; make room"):
+        FilePowerJournal(path).store(RECORDS)
     path.mkdir()
-    with pytest.raises(JournalUnwritable, match="make it readable"):
-        FileJournal(path).load()
+    with pytest.raises(PowerJournalUnwritable, match="make it readable"):
+        FilePowerJournal(path).load()
 
 
 def test_a_boot_and_a_driver_load_are_told_apart(tmp_path):
     boot, driver = tmp_path / "boot_id", tmp_path / "nvidia"
-    assert machine_origin(boot_id=boot, driver=driver) == Origin()
+    assert read_driver_origin(boot_id=boot, driver=driver) == DriverOrigin()
     boot.write_text("one\n")
     driver.mkdir()
-    first = machine_origin(boot_id=boot, driver=driver)
-    assert first == machine_origin(boot_id=boot, driver=driver)
+    first = read_driver_origin(boot_id=boot, driver=driver)
+    assert first == read_driver_origin(boot_id=boot, driver=driver)
     assert first.boot_id == "one"
     # The kernel makes the directory anew; the old one stays here so that its number is not used again.
     driver.rename(tmp_path / "before")
     driver.mkdir()
-    second = machine_origin(boot_id=boot, driver=driver)
+    second = read_driver_origin(boot_id=boot, driver=driver)
     assert (second.boot_id, second.driver_start != first.driver_start) == ("one", True)

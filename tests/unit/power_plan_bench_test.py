@@ -13,8 +13,8 @@ from bench.powercap.single import POLICIES, Outcome, carried_out, ceiling
 from bench.powercap.transitions import lived_through
 from bench.powercap.zeus import BASELINES, Data, NotThere, baseline_runs, load, relatives
 
-from eelgrid_controller.power.planner import Want, divide
-from eelgrid_controller.power.shape import Shape
+from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal, allocate_limits
+from eelgrid_controller.objectives.power.power_model import PowerLaw
 
 DATA = Path(os.environ.get("EELGRID_DATA", Path(__file__).parents[2].parent / "shared" / "data")) / "zeus_nsdi23"
 # Energy that the best limit within 5 % slowdown saves, in per cent, worked out independently from the same tables.
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
     train = ["dataset,network,batch_size,optimizer,learning_rate,run,target_metric,target_epoch"]
     for place, baseline in enumerate(BASELINES):
         for halved in (1, 2):
-            law = Shape(120.0 + 25.0 * place / halved, 4.0, 40.0 + 20.0 * place, 0.06, 3.0)
+            law = PowerLaw(120.0 + 25.0 * place / halved, 4.0, 40.0 + 20.0 * place, 0.06, 3.0)
             job = f"{baseline.workload},net,{baseline.batch // halved},sgd"
             power += [f"{job},{w},{law.time_s(w)},{law.power_w(w)}" for w in (100.0, 150.0, 200.0, 250.0, 300.0)]
             train += [f"{job},0.1,{seed},{baseline.target},{epochs}" for seed, epochs in enumerate(("50", "nan", "70"))]
@@ -121,7 +121,7 @@ def test_epochs_are_the_median_of_the_seeds_that_reach_the_target(data):
 def test_peers_keep_budgets_and_the_watch_sees_who_does_not(data, tree):
     fleet = draw(data, 1, 0.6, nodes=6, tree=tree)
     bound = most_throughput(fleet.jobs, fleet.budgets)
-    given = divide(fleet.jobs, fleet.budgets, Want.THROUGHPUT)
+    given = allocate_limits(fleet.jobs, fleet.budgets, AllocationGoal.THROUGHPUT)
     assert given.bound == pytest.approx(bound)  # two programs, one bound
     for peer in PEERS.values():
         limits = peer(fleet.jobs, fleet.budgets)

@@ -2,29 +2,31 @@
 
 import pytest
 
-from eelgrid_controller.power.budgets import Budget, Budgets
-from eelgrid_controller.power.changes import (
+from eelgrid_controller.objectives.power.budgets import BudgetTree, PowerBudgetNode
+from eelgrid_controller.objectives.power.errors import BudgetTooSmall, InvalidBudget
+from eelgrid_controller.objectives.power.limit_rollout import (
     TRIES_MOST,
-    Changes,
-    Confirmed,
-    Failed,
+    CommandConfirmed,
+    CommandFailed,
     Holding,
-    LeaseEnded,
-    NodeBack,
-    NodeLost,
-    Setting,
+    LimitRollout,
+    LimitSetting,
+    RolloutLeaseEnded,
+    RolloutNodeLost,
+    RolloutNodeReturned,
 )
-from eelgrid_controller.power.refusals import BudgetRefused, BudgetTooSmall
 
 
 def changes(limits, room_w=500.0, restored_w=None):
     """One holding of one GPU on each of several nodes, in one budget."""
     holdings = [Holding(name, f"node-{name}", 1, ("row",), restored_w) for name in limits]
-    return Changes(Budgets([Budget("row", room_w)]), holdings, {name: at(limit) for name, limit in limits.items()})
+    return LimitRollout(
+        BudgetTree([PowerBudgetNode("row", room_w)]), holdings, {name: at(limit) for name, limit in limits.items()}
+    )
 
 
 def at(limit_w):
-    return Setting(limit_w, limit_w)
+    return LimitSetting(limit_w, limit_w)
 
 
 def test_lower_first_then_raise_what_the_confirmed_lowering_made_room_for():
@@ -32,9 +34,9 @@ def test_lower_first_then_raise_what_the_confirmed_lowering_made_room_for():
     (lower,) = fleet.want({"a": at(200.0), "b": at(300.0)})
     assert (lower.holding, lower.limit_w) == ("a", 200.0)
     assert fleet.claims_w() == {"row": 500.0}
-    (higher,) = fleet.on(Confirmed(lower.number, 200.0))
+    (higher,) = fleet.on(CommandConfirmed(lower.number, 200.0))
     assert (higher.holding, higher.limit_w) == ("b", 300.0)
-    assert fleet.on(Confirmed(higher.number, 300.0)) == []
+    assert fleet.on(CommandConfirmed(higher.number, 300.0)) == []
     assert fleet.unfinished() == ()
     assert fleet.settings() == {"a": at(200.0), "b": at(300.0)}
 
@@ -42,7 +44,7 @@ def test_lower_first_then_raise_what_the_confirmed_lowering_made_room_for():
 def test_a_lowering_that_read_back_otherwise_makes_no_room():
     fleet = changes({"a": 300.0, "b": 200.0})
     (lower,) = fleet.want({"a": at(200.0), "b": at(300.0)})
-    (again,) = fleet.on(Confirmed(lower.number, 300.0))
+    (again,) = fleet.on(CommandConfirmed(lower.number, 300.0))
     assert again.holding == "a"
     assert fleet.unfinished() == ("a", "b")
 
@@ -51,38 +53,38 @@ def test_what_was_commanded_and_never_read_stays_claimed():
     fleet = changes({"a": 200.0}, room_w=300.0)
     (command,) = fleet.want({"a": at(300.0)})
     for _ in range(TRIES_MOST - 1):
-        (command,) = fleet.on(Failed(command.number, None))
-    assert fleet.on(Failed(command.number, None)) == []
+        (command,) = fleet.on(CommandFailed(command.number, None))
+    assert fleet.on(CommandFailed(command.number, None)) == []
     assert fleet.given_up() == ("a",)
     assert fleet.claims_w() == {"row": 300.0}  # it may have it, after all
     (back,) = fleet.want({"a": at(100.0)})
     assert fleet.claims_w() == {"row": 300.0}
-    fleet.on(Confirmed(back.number, 100.0))
+    fleet.on(CommandConfirmed(back.number, 100.0))
     assert fleet.claims_w() == {"row": 100.0}
 
 
 def test_an_answer_of_the_past_changes_nothing():
     fleet = changes({"a": 300.0})
     (command,) = fleet.want({"a": at(200.0)})
-    fleet.on(NodeLost("node-a"))
-    assert fleet.on(Confirmed(command.number, 200.0)) == []
+    fleet.on(RolloutNodeLost("node-a"))
+    assert fleet.on(CommandConfirmed(command.number, 200.0)) == []
     assert fleet.claims_w() == {"row": 300.0}
-    (again,) = fleet.on(NodeBack("node-a", {"a": 300.0}))
+    (again,) = fleet.on(RolloutNodeReturned("node-a", {"a": 300.0}))
     assert again.limit_w == 200.0
     assert again.number != command.number
 
 
 def test_a_lost_node_keeps_its_claim_and_what_its_guard_will_put_back_is_told():
     fleet = changes({"a": 200.0, "b": 200.0}, room_w=500.0, restored_w=400.0)
-    fleet.on(NodeLost("node-a"))
+    fleet.on(RolloutNodeLost("node-a"))
     assert fleet.claims_w() == {"row": 400.0}
     assert fleet.shortfalls() == {"row": 100.0}
     (lower,) = fleet.want({"b": at(100.0)})
-    fleet.on(Confirmed(lower.number, 100.0))
+    fleet.on(CommandConfirmed(lower.number, 100.0))
     assert fleet.shortfalls() == {}
-    fleet.on(LeaseEnded("node-a"))
+    fleet.on(RolloutLeaseEnded("node-a"))
     assert fleet.claims_w() == {"row": 500.0}
-    fleet.on(NodeBack("node-a", {"a": 200.0}))
+    fleet.on(RolloutNodeReturned("node-a", {"a": 200.0}))
     assert fleet.claims_w() == {"row": 300.0}
 
 
@@ -96,17 +98,17 @@ def test_what_cannot_fit_is_refused_before_anything_changes():
 
 def test_a_lost_holding_counts_with_what_it_may_have():
     fleet = changes({"a": 300.0, "b": 200.0}, room_w=500.0)
-    fleet.on(NodeLost("node-a"))
+    fleet.on(RolloutNodeLost("node-a"))
     with pytest.raises(BudgetTooSmall):
         fleet.want({"a": at(100.0), "b": at(300.0)})
 
 
 def test_a_budget_that_is_cut_lowers_only():
     fleet = changes({"a": 300.0, "b": 200.0}, room_w=500.0)
-    commands = fleet.want({"a": at(150.0), "b": at(250.0)}, Budgets([Budget("row", 400.0)]))
+    commands = fleet.want({"a": at(150.0), "b": at(250.0)}, BudgetTree([PowerBudgetNode("row", 400.0)]))
     assert [command.holding for command in commands] == ["a"]
     assert fleet.shortfalls() == {"row": 100.0}
-    (higher,) = fleet.on(Confirmed(commands[0].number, 150.0))
+    (higher,) = fleet.on(CommandConfirmed(commands[0].number, 150.0))
     assert higher.holding == "b"
 
 
@@ -115,13 +117,13 @@ def test_a_raise_that_does_not_fit_does_not_hold_up_one_that_does():
     commands = fleet.want({"a": at(300.0), "b": at(150.0), "c": at(100.0), "d": at(150.0)})
     assert {command.holding for command in commands} == {"b", "c", "d"}
     (lower,) = (command for command in commands if command.holding == "c")
-    assert {command.holding for command in fleet.on(Confirmed(lower.number, 100.0))} == {"a"}
+    assert {command.holding for command in fleet.on(CommandConfirmed(lower.number, 100.0))} == {"a"}
 
 
 @pytest.mark.parametrize(
     ("now", "other"),
-    [({}, None), ({"a": at(1.0)}, Budgets([Budget("column", 1.0)]))],
+    [({}, None), ({"a": at(1.0)}, BudgetTree([PowerBudgetNode("column", 1.0)]))],
 )
 def test_what_makes_no_sense_is_refused(now, other):
-    with pytest.raises(BudgetRefused):
-        Changes(Budgets([Budget("row", 9.0)]), [Holding("a", "n", 1, ("row",))], now).want({}, other)
+    with pytest.raises(InvalidBudget):
+        LimitRollout(BudgetTree([PowerBudgetNode("row", 9.0)]), [Holding("a", "n", 1, ("row",))], now).want({}, other)

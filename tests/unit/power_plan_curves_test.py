@@ -6,12 +6,17 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from eelgrid_controller.power.curves import AtLimit, Curve, from_points
-from eelgrid_controller.power.refusals import CurveRefused
-from eelgrid_controller.power.shape import Shape, fit
+from eelgrid_controller.objectives.power.errors import InvalidCurve
+from eelgrid_controller.objectives.power.power_model import (
+    LimitPoint,
+    PowerCurve,
+    PowerLaw,
+    fit_power_curve,
+    fit_power_law,
+)
 from eelgrid_controller.profiles.points import Configuration, Point
 
-LAW = Shape(free_w=260.0, roundness=4.0, floor_s=10.0, clocked=0.05, steepness=3.0)
+LAW = PowerLaw(free_w=260.0, roundness=4.0, floor_s=10.0, clocked=0.05, steepness=3.0)
 LIMITS_W = (100.0, 150.0, 200.0, 250.0, 300.0)
 
 
@@ -21,12 +26,14 @@ def point(limit_w, rate_hz=0.1, power_w=90.0, workload="train", **changes):
 
 
 def lawful(limits=LIMITS_W, gpus=1):
-    return Curve("train", "a40", gpus, tuple(AtLimit(w, LAW.time_s(w), gpus * LAW.power_w(w)) for w in limits))
+    return PowerCurve("train", "a40", gpus, tuple(LimitPoint(w, LAW.time_s(w), gpus * LAW.power_w(w)) for w in limits))
 
 
 def test_a_law_is_found_again():
     limits = np.array(LIMITS_W)
-    found = fit(limits, np.array([LAW.power_w(w) for w in LIMITS_W]), np.array([LAW.time_s(w) for w in LIMITS_W]))
+    found = fit_power_law(
+        limits, np.array([LAW.power_w(w) for w in LIMITS_W]), np.array([LAW.time_s(w) for w in LIMITS_W])
+    )
     for limit in np.linspace(100.0, 300.0, 41):
         assert found.power_w(limit) == pytest.approx(LAW.power_w(limit), rel=0.01)
         assert found.time_s(limit) == pytest.approx(LAW.time_s(limit), rel=0.02)
@@ -61,7 +68,7 @@ def test_the_shape_keeps_whatever_monotone_points_say(seed):
     rng = np.random.default_rng(seed)
     limits = np.sort(rng.uniform(80.0, 400.0, 5)).round(0) + np.arange(5)
     times, power = np.sort(rng.uniform(1.0, 4.0, 5))[::-1], np.minimum(limits, np.sort(rng.uniform(50.0, 400.0, 5)))
-    curve = Curve("t", "g", 1, tuple(map(AtLimit, limits.tolist(), times.tolist(), power.tolist())))
+    curve = PowerCurve("t", "g", 1, tuple(map(LimitPoint, limits.tolist(), times.tolist(), power.tolist())))
     seen = [curve.at(float(w)) for w in np.linspace(60.0, 500.0, 201)]
     assert all(one.time_s >= other.time_s - 1e-9 for one, other in pairwise(seen))
     assert all(one.power_w <= other.power_w + 1e-9 for one, other in pairwise(seen))
@@ -69,7 +76,9 @@ def test_the_shape_keeps_whatever_monotone_points_say(seed):
 
 
 def test_between_neighbours_that_contradict_the_shape_nothing_leaves_their_values():
-    curve = Curve("train", "a40", 1, (AtLimit(150.0, 9.0, 80.0), AtLimit(200.0, 10.0, 85.0), AtLimit(250.0, 8.0, 84.0)))
+    curve = PowerCurve(
+        "train", "a40", 1, (LimitPoint(150.0, 9.0, 80.0), LimitPoint(200.0, 10.0, 85.0), LimitPoint(250.0, 8.0, 84.0))
+    )
     for limit in (160.0, 175.0, 190.0):
         assert 9.0 <= curve.at(limit).time_s <= 10.0
     for limit in (210.0, 240.0):
@@ -77,19 +86,19 @@ def test_between_neighbours_that_contradict_the_shape_nothing_leaves_their_value
 
 
 def test_a_job_that_no_limit_holds_back_stays_flat():
-    curve = Curve("ncf", "v100", 1, tuple(AtLimit(w, 20.0, 38.0) for w in (100.0, 150.0, 200.0, 250.0)))
+    curve = PowerCurve("ncf", "v100", 1, tuple(LimitPoint(w, 20.0, 38.0) for w in (100.0, 150.0, 200.0, 250.0)))
     assert curve.at(125.0).time_s == pytest.approx(20.0, rel=1e-3)
     assert curve.at(125.0).power_w == pytest.approx(38.0, rel=1e-3)
 
 
 def test_a_gpu_is_charged_its_limit_or_what_was_measured_beyond_it():
-    curve = Curve("train", "a40", 2, (AtLimit(100.0, 3.0, 214.0), AtLimit(200.0, 1.0, 390.0)))
+    curve = PowerCurve("train", "a40", 2, (LimitPoint(100.0, 3.0, 214.0), LimitPoint(200.0, 1.0, 390.0)))
     assert curve.charge_w(100.0) == 214.0
     assert curve.charge_w(200.0) == 400.0
 
 
 def test_points_of_one_limit_are_one():
-    curve = from_points([point(200.0, 0.1, 150.0), point(200.2, 0.2, 120.0), point(100.0, 0.05, 99.0)])
+    curve = fit_power_curve([point(200.0, 0.1, 150.0), point(200.2, 0.2, 120.0), point(100.0, 0.05, 99.0)])
     assert curve.limits_w == (100.0, 200.0)
     assert curve.largest.time_s == pytest.approx(7.5)
     assert curve.largest.energy_j == pytest.approx((1500.0 + 600.0) / 2.0)
@@ -110,13 +119,13 @@ def test_points_of_one_limit_are_one():
     ],
 )
 def test_points_that_make_no_curve_are_refused_by_field(points, field):
-    with pytest.raises(CurveRefused) as refused:
-        from_points(points)
+    with pytest.raises(InvalidCurve) as refused:
+        fit_power_curve(points)
     assert refused.value.field == field
     assert refused.value.remedy
 
 
 @pytest.mark.parametrize("limit", [0.0, -1.0, math.nan, math.inf])
 def test_an_impossible_limit_is_refused(limit):
-    with pytest.raises(CurveRefused, match="limit_w"):
+    with pytest.raises(InvalidCurve, match="limit_w"):
         lawful().at(limit)

@@ -4,16 +4,24 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from eelgrid_controller.power.curves import AtLimit, Curve
-from eelgrid_controller.power.promise import BestEffort, Deadline, MaxSlowdown, choose, mixture
-from eelgrid_controller.power.refusals import PromiseRefused
+from eelgrid_controller.objectives.power.errors import InvalidPromise
+from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
+from eelgrid_controller.objectives.power.training_promises import (
+    BestEffort,
+    Deadline,
+    MaxSlowdown,
+    choose_limit,
+    choose_mixture,
+)
 
 
 def curve(seed):
     """Any points at all: what is chosen may not lean on a shape."""
     rng = np.random.default_rng(seed)
     limits = np.sort(rng.choice(np.arange(100.0, 400.0, 5.0), int(rng.integers(1, 9)), replace=False))
-    return Curve("t", "g", 2, tuple(AtLimit(float(w), rng.uniform(1.0, 2.0), rng.uniform(50.0, w)) for w in limits))
+    return PowerCurve(
+        "t", "g", 2, tuple(LimitPoint(float(w), rng.uniform(1.0, 2.0), rng.uniform(50.0, w)) for w in limits)
+    )
 
 
 PROMISES = [
@@ -42,10 +50,10 @@ def test_the_choice_is_the_best_of_all_limits(promise, seed):
     made = curve(seed)
     best = naive(made.points, promise)
     if best is None:
-        with pytest.raises(PromiseRefused, match="more time"):
-            choose(made, promise)
+        with pytest.raises(InvalidPromise, match="more time"):
+            choose_limit(made, promise)
         return
-    choice = choose(made, promise)
+    choice = choose_limit(made, promise)
     if isinstance(promise, BestEffort):
         weight, last = promise.energy_weight, made.largest
         cost = weight * choice.at.energy_j / last.energy_j + (1.0 - weight) * choice.at.time_s / last.time_s
@@ -59,7 +67,7 @@ def test_the_choice_is_the_best_of_all_limits(promise, seed):
 def test_two_limits_in_turn_reach_the_linear_program(seed):
     made = curve(seed)
     share = 0.1
-    mixed = mixture(made, MaxSlowdown(share))
+    mixed = choose_mixture(made, MaxSlowdown(share))
     energy, time = ([getattr(at, name) for at in made.points] for name in ("energy_j", "time_s"))
     bound = linprog(
         energy, A_ub=[time], b_ub=[(1.0 + share) * made.largest.time_s], A_eq=[np.ones(len(time))], b_eq=[1.0]
@@ -72,18 +80,18 @@ def test_two_limits_in_turn_reach_the_linear_program(seed):
 def test_more_slowdown_never_costs_energy():
     for seed in range(20):
         made = curve(seed)
-        energies = [choose(made, MaxSlowdown(share)).at.energy_j for share in (0.0, 0.02, 0.05, 0.2, 1.0)]
+        energies = [choose_limit(made, MaxSlowdown(share)).at.energy_j for share in (0.0, 0.02, 0.05, 0.2, 1.0)]
         assert energies == sorted(energies, reverse=True)
-        assert mixture(made, MaxSlowdown(0.05)).energy_j <= energies[2] + 1e-12
+        assert choose_mixture(made, MaxSlowdown(0.05)).energy_j <= energies[2] + 1e-12
 
 
 def test_a_limit_that_was_not_measured_may_be_offered():
-    made = Curve("t", "g", 1, (AtLimit(100.0, 2.0, 95.0), AtLimit(200.0, 1.0, 190.0)))
-    choice = choose(made, MaxSlowdown(0.5), [100.0, 150.0, 200.0])
+    made = PowerCurve("t", "g", 1, (LimitPoint(100.0, 2.0, 95.0), LimitPoint(200.0, 1.0, 190.0)))
+    choice = choose_limit(made, MaxSlowdown(0.5), [100.0, 150.0, 200.0])
     assert choice.at.limit_w in {150.0, 200.0}
     assert choice.slowdown <= 0.5
-    with pytest.raises(PromiseRefused, match="limits_w"):
-        choose(made, MaxSlowdown(0.5), [])
+    with pytest.raises(InvalidPromise, match="limits_w"):
+        choose_limit(made, MaxSlowdown(0.5), [])
 
 
 @pytest.mark.parametrize(
@@ -97,5 +105,5 @@ def test_a_limit_that_was_not_measured_may_be_offered():
     ],
 )
 def test_promises_that_say_nothing_are_refused(make):
-    with pytest.raises(PromiseRefused):
+    with pytest.raises(InvalidPromise):
         make()

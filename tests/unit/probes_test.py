@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from eelgrid_controller.adapters.prometheus import Metrics, MetricsServer
+from eelgrid_controller.server.http.metrics_server import ControllerMetrics, ControllerMetricsServer
 from eelgrid_protos.probes import SILENCE_S_MOST, Heartbeat, ProbeServer
 
 LOG = logging.getLogger("test.probes")
@@ -106,7 +106,7 @@ async def test_a_loop_that_is_slow_lives_and_one_that_hangs_does_not():
 
 
 async def test_the_controllers_metrics_address_answers_probes_beside_connections_that_say_nothing():
-    door = MetricsServer(Metrics(), is_ready=lambda: True, insecure=False, log=LOG)
+    door = ControllerMetricsServer(ControllerMetrics(), is_ready=lambda: True, insecure=False, log=LOG)
     port = await door.start("127.0.0.1:0")
     try:
         with half_open(port, 100):
@@ -122,7 +122,7 @@ def test_a_daemon_raises_its_limit_of_open_files_by_itself():
         "import resource\n"
         "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))\n"
-        "from eelgrid_protos.open_sockets import connections_most, raise_descriptor_limit\n"
+        "from eelgrid_protos.sockets import connections_most, raise_descriptor_limit\n"
         "few = connections_most()\n"
         "now = raise_descriptor_limit()\n"
         "assert now == min(hard, 1 << 20), now\n"

@@ -14,8 +14,7 @@ from bench.models.runs import OURS, Job
 from bench.models.splits import by_configuration, by_gpu, by_workload
 from bench.models.tables import Cell, DataSet, Told, Unreadable, load
 
-from eelgrid_controller.profiles.points import Configuration, Point
-from eelgrid_controller.profiles.quantities import THROUGHPUT
+from eelgrid_controller.profiles.points import THROUGHPUT, Configuration, Point
 
 MODELS = ("a100-sxm4-40gb", "a100-sxm4-80gb")
 

@@ -5,30 +5,33 @@ import json
 import pytest
 from tests.profiles_rig import A100, FAMILY, STRANGER, catalogue, configurations, learned, measured, point
 
-from eelgrid_controller.profiles.answers import Basis
-from eelgrid_controller.profiles.axes import Place
 from eelgrid_controller.profiles.errors import ImpossibleReading, UnknownSlice, UnreadableRecord
-from eelgrid_controller.profiles.family import learn_family
-from eelgrid_controller.profiles.frame import COLUMNS_MOST, fit
-from eelgrid_controller.profiles.held import GROWTH, Held
-from eelgrid_controller.profiles.points import Configuration, Point
-from eelgrid_controller.profiles.record import FORMAT, decode, encode
-from eelgrid_controller.profiles.store import Reading, Workload
+from eelgrid_controller.profiles.features import COLUMNS_MOST, FeaturePoint, fit_frame
+from eelgrid_controller.profiles.learning import learn_family
+from eelgrid_controller.profiles.points import Configuration, EstimateBasis, Point
+from eelgrid_controller.profiles.profile_service import (
+    RECORD_FORMAT,
+    RELEARN_GROWTH,
+    ProfileService,
+    decode_record,
+    encode_record,
+)
+from eelgrid_controller.profiles.store import ProfiledWorkload, ProfileReading
 
 WHOLE = Configuration(A100, batch=16)
 ASKED = [WHOLE, Configuration(A100, "2g", batch=8), Configuration(A100, batch=8, power_limit_w=230.0)]
 
 
 def _held():
-    return Held(catalogue(), measured(), {FAMILY: learned()})
+    return ProfileService(catalogue(), measured(), {FAMILY: learned()})
 
 
 def test_points_go_in_and_answers_come_out():
-    held = Held(catalogue())
+    held = ProfileService(catalogue())
     assert held.known("w") is None
     assert held.due() == ()
     for second, how in enumerate(configurations()):
-        held.introduce(Workload("middle", FAMILY)) if second == 0 else None
+        held.introduce(ProfiledWorkload("middle", FAMILY)) if second == 0 else None
         held.observe(point("middle", how), float(second))
     assert held.known("middle").readings == 24
     assert held.predict("middle", WHOLE).throughput_hz is None  # nothing was learned, and limits differ
@@ -36,7 +39,7 @@ def test_points_go_in_and_answers_come_out():
     held.adopt(learn_family(held.snapshot(), FAMILY, catalogue()))
     assert held.due() == ()
     found = held.predict("middle", Configuration(A100, batch=8, power_limit_w=400.0)).throughput_hz
-    assert found.basis is Basis.INTERPOLATED
+    assert found.basis is EstimateBasis.INTERPOLATED
     assert found.lower < found.median < found.upper
 
 
@@ -50,7 +53,7 @@ def test_a_family_is_due_when_it_has_grown():
             due_at = number + 1
             break
     assert held.due() == (FAMILY,)
-    assert due_at == pytest.approx(before * (GROWTH - 1.0), abs=1.0)
+    assert due_at == pytest.approx(before * (RELEARN_GROWTH - 1.0), abs=1.0)
 
 
 def test_a_refused_point_changes_nothing():
@@ -70,7 +73,7 @@ def test_what_was_dumped_is_restored_to_the_last_bit():
     for number in range(30):
         held.observe(point("small", WHOLE, 0.001 * (number % 3)), 100.0 + number)
     text = json.dumps(held.dump())
-    again = Held.restored(json.loads(text), catalogue())
+    again = ProfileService.restored(json.loads(text), catalogue())
     assert again.snapshot() == held.snapshot()
     for workload in ("small", STRANGER):
         assert again.predict_all(workload, ASKED) == held.predict_all(workload, ASKED)
@@ -84,7 +87,7 @@ def test_a_journal_of_points_and_of_what_was_learned_replays():
     by_points, by_records = _held(), measured()
     for second, one in enumerate(points):
         assert by_points.observe(one, 100.0 + second) == readings[second]
-        by_records = by_records.told(decode(json.loads(json.dumps(encode(readings[second])))))
+        by_records = by_records.told(decode_record(json.loads(json.dumps(encode_record(readings[second])))))
     assert by_points.snapshot() == held.snapshot() == by_records
 
 
@@ -92,45 +95,45 @@ def test_a_journal_of_points_and_of_what_was_learned_replays():
     ("plain", "where"),
     [
         ({}, "profiles"),
-        ({"profiles": {"format": FORMAT + 1, "value": None}}, "format"),
-        ({"profiles": {"format": FORMAT, "value": {"kind": "Spoon"}}}, "value"),
-        ({"profiles": {"format": FORMAT, "value": {"kind": "Profiles", "profiles": {}}}}, "value"),
-        ({"profiles": {"format": FORMAT, "value": {"kind": "table", "pairs": [1]}}}, "value"),
-        ({"profiles": {"format": FORMAT, "value": {"kind": "array", "dtype": "object", "shape": [], "data": []}}}, "value"),
-        ({"profiles": {"format": FORMAT, "value": {"kind": "array", "dtype": "int64", "shape": [3], "data": [1]}}}, "value"),
-        ({"profiles": encode(Workload("w"))}, "profiles"),
+        ({"profiles": {"format": RECORD_FORMAT + 1, "value": None}}, "format"),
+        ({"profiles": {"format": RECORD_FORMAT, "value": {"kind": "Spoon"}}}, "value"),
+        ({"profiles": {"format": RECORD_FORMAT, "value": {"kind": "Profiles", "profiles": {}}}}, "value"),
+        ({"profiles": {"format": RECORD_FORMAT, "value": {"kind": "table", "pairs": [1]}}}, "value"),
+        ({"profiles": {"format": RECORD_FORMAT, "value": {"kind": "array", "dtype": "object", "shape": [], "data": []}}}, "value"),
+        ({"profiles": {"format": RECORD_FORMAT, "value": {"kind": "array", "dtype": "int64", "shape": [3], "data": [1]}}}, "value"),
+        ({"profiles": encode_record(ProfiledWorkload("w"))}, "profiles"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_named(plain, where):
     with pytest.raises(UnreadableRecord) as caught:
-        Held.restored(plain, catalogue())
+        ProfileService.restored(plain, catalogue())
     assert caught.value.field == where
     assert caught.value.remedy
 
 
 def test_what_was_never_part_of_a_record_is_refused():
     with pytest.raises(TypeError, match="object"):
-        encode({"a": object()})
+        encode_record({"a": object()})
     nested = []
     for _ in range(40):
         nested = [nested]
     with pytest.raises(UnreadableRecord, match="too deep"):
-        decode({"format": FORMAT, "value": nested})
+        decode_record({"format": RECORD_FORMAT, "value": nested})
 
 
 def test_learning_is_a_function_of_the_store_and_the_seed():
-    few = Held(catalogue())
+    few = ProfileService(catalogue())
     for second, how in enumerate(list(configurations())[:8]):
         few.observe(point("small", how), float(second))
     first, second = (learn_family(few.snapshot(), "default", catalogue(), seed=3) for _ in range(2))
-    assert json.dumps(encode(first)) == json.dumps(encode(second))
+    assert json.dumps(encode_record(first)) == json.dumps(encode_record(second))
     assert first.revision == few.snapshot().revision
 
 
 def test_labels_bring_no_more_coordinates_than_the_limit():
     names = [f"label.k{number:03}" for number in range(3 * COLUMNS_MOST)]
-    places = [Place({name: float(row) for name in names[: COLUMNS_MOST * (1 + row)]}, {}) for row in (0, 1, 2)]
-    frame = fit(places, [{}] * 3)
+    places = [FeaturePoint({name: float(row) for name in names[: COLUMNS_MOST * (1 + row)]}, {}) for row in (0, 1, 2)]
+    frame = fit_frame(places, [{}] * 3)
     assert len(frame.numbers) == COLUMNS_MOST
     assert frame.unknown(places[2])  # what was left out cannot be answered
     assert frame.sites(places, [{}] * 3, ["w"] * 3).numbers.shape == (3, COLUMNS_MOST)
@@ -139,5 +142,7 @@ def test_labels_bring_no_more_coordinates_than_the_limit():
 def test_a_stated_error_of_a_reading_is_kept():
     held = _held()
     reading = held.observe(point("small", WHOLE), 1.0, {"throughput_hz": 0.2})
-    assert reading == Reading(point("small", WHOLE), 1.0, noise={"throughput_hz": 0.2}, expected=reading.expected)
+    assert reading == ProfileReading(
+        point("small", WHOLE), 1.0, noise={"throughput_hz": 0.2}, expected=reading.expected
+    )
     assert held.snapshot().profiles["small"].cells[WHOLE].tallies["throughput_hz"].stated == 0.2

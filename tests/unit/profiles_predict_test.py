@@ -6,23 +6,28 @@ import numpy as np
 import pytest
 from tests.profiles_rig import A100, FAMILY, STRANGER, catalogue, law, learned, measured, point
 
-from eelgrid_controller.profiles import predict, prior
-from eelgrid_controller.profiles.answers import Basis, Estimate
-from eelgrid_controller.profiles.axes import place
-from eelgrid_controller.profiles.bounds import bounded, fits, rising
+from eelgrid_controller.profiles import prediction, prior
 from eelgrid_controller.profiles.errors import ImpossibleReading, NothingToLearnFrom, UnknownSlice
-from eelgrid_controller.profiles.family import learn_family
-from eelgrid_controller.profiles.lattice import lattice_of, read_off
-from eelgrid_controller.profiles.points import Configuration, Point
-from eelgrid_controller.profiles.predict import Predictor
-from eelgrid_controller.profiles.quantities import POWER, THROUGHPUT, latency
-from eelgrid_controller.profiles.store import Profiles, Reading
+from eelgrid_controller.profiles.features import locate_configuration
+from eelgrid_controller.profiles.grid import build_grid, interpolate_grid
+from eelgrid_controller.profiles.learning import learn_family
+from eelgrid_controller.profiles.points import (
+    POWER,
+    THROUGHPUT,
+    Configuration,
+    EstimateBasis,
+    Point,
+    ProfileEstimate,
+    latency_quantity,
+)
+from eelgrid_controller.profiles.prediction import ProfilePredictor, clip_power, fits_memory, monotone_latencies
+from eelgrid_controller.profiles.store import ProfileReading, ProfileStore
 
 WHOLE = Configuration(A100, batch=16)
 
 
 def _predictor(profiles=None):
-    return Predictor(profiles or measured(), {FAMILY: learned()}, catalogue())
+    return ProfilePredictor(profiles or measured(), {FAMILY: learned()}, catalogue())
 
 
 def _ask(workload, how, profiles=None):
@@ -32,7 +37,7 @@ def _ask(workload, how, profiles=None):
 def test_what_was_measured_comes_back():
     how = Configuration(A100, "2g", batch=16)
     found = _ask("middle", how)
-    assert found.throughput_hz.basis is Basis.MEASURED
+    assert found.throughput_hz.basis is EstimateBasis.MEASURED
     assert found.throughput_hz.median == pytest.approx(point("middle", how).throughput_hz, rel=0.02)
     assert set(found.latency_s) == {0.5, 0.99}
     assert found.fits
@@ -46,7 +51,7 @@ def test_between_measurements_it_is_near_the_law():
     ):
         found = _ask("large", how)
         rate_hz, watts = law(6.0, share, how.batch, how.power_limit_w or 400.0)
-        assert found.throughput_hz.basis is Basis.INTERPOLATED
+        assert found.throughput_hz.basis is EstimateBasis.INTERPOLATED
         assert found.throughput_hz.median == pytest.approx(rate_hz, rel=0.08)
         assert found.throughput_hz.lower < rate_hz < found.throughput_hz.upper
         if not how.mig_profile:
@@ -55,7 +60,7 @@ def test_between_measurements_it_is_near_the_law():
 
 def test_a_stranger_borrows_and_is_less_certain():
     known, strange = _ask("middle", WHOLE), _ask(STRANGER, WHOLE)
-    assert strange.throughput_hz.basis is Basis.BORROWED
+    assert strange.throughput_hz.basis is EstimateBasis.BORROWED
     assert strange.throughput_hz.upper / strange.throughput_hz.lower > 2.0
     assert strange.throughput_hz.upper / strange.throughput_hz.lower > (
         known.throughput_hz.upper / known.throughput_hz.lower
@@ -66,7 +71,7 @@ def test_readings_of_a_stranger_narrow_its_answers():
     told = measured()
     widths = []
     for second, how in enumerate((WHOLE, Configuration(A100, "2g", batch=4), Configuration(A100, batch=64))):
-        told = told.told(Reading(point(STRANGER, how), 100.0 + second))
+        told = told.told(ProfileReading(point(STRANGER, how), 100.0 + second))
         found = _ask(STRANGER, Configuration(A100, "3g", batch=16), told).throughput_hz
         widths.append(found.upper / found.lower)
     assert widths[-1] < widths[0]
@@ -74,8 +79,8 @@ def test_readings_of_a_stranger_narrow_its_answers():
 
 
 def test_a_family_of_which_nothing_is_known_has_the_catalogues_watts():
-    found = Predictor(Profiles(), {}, catalogue()).predict("new", [WHOLE, Configuration("unheard-of")])
-    assert found[0].power_w.basis is Basis.PRIOR
+    found = ProfilePredictor(ProfileStore(), {}, catalogue()).predict("new", [WHOLE, Configuration("unheard-of")])
+    assert found[0].power_w.basis is EstimateBasis.PRIOR
     assert found[0].power_w[1] < found[0].power_w.median < found[0].power_w.upper <= 400.0
     assert found[0].throughput_hz is None
     assert "measure" in found[0].missing[THROUGHPUT]
@@ -87,12 +92,12 @@ def test_a_direction_that_nobody_measured_is_the_priors():
     found = _ask("middle", Configuration(A100, batch=16, clock_mhz=900))
     assert found.throughput_hz is None
     assert "clock" in found.missing[THROUGHPUT]
-    told = Profiles()
+    told = ProfileStore()
     for batch in (1, 2, 4, 8, 16, 32, 64):
-        told = told.told(Reading(point("middle", Configuration(A100, batch=batch)), 0.0))
-    alone = Predictor(told, {"default": learn_family(told, "default", catalogue())}, catalogue())
+        told = told.told(ProfileReading(point("middle", Configuration(A100, batch=batch)), 0.0))
+    alone = ProfilePredictor(told, {"default": learn_family(told, "default", catalogue())}, catalogue())
     full, low = alone.predict("middle", [WHOLE, Configuration(A100, batch=16, power_limit_w=200.0)])
-    assert low.power_w.basis is Basis.PRIOR
+    assert low.power_w.basis is EstimateBasis.PRIOR
     assert low.power_w.median == pytest.approx(full.power_w.median * prior.limit_ratio(POWER, 0.5).median, rel=1e-6)
     assert low.power_w.upper / low.power_w.lower > full.power_w.upper / full.power_w.lower
 
@@ -101,16 +106,16 @@ def test_a_drift_widens_what_was_measured_before_it():
     told = measured()
     for second in range(40):
         how = Configuration(A100, batch=(1, 4)[second % 2], power_limit_w=400.0)
-        told = told.told(Reading(point("large", how), 100.0 + second))
+        told = told.told(ProfileReading(point("large", how), 100.0 + second))
     before = _ask("large", Configuration(A100, "2g", batch=16), told).throughput_hz
     for second in range(12):
         told = told.told(
-            Reading(point("large", Configuration(A100, batch=4, power_limit_w=400.0), -0.3), 200.0 + second)
+            ProfileReading(point("large", Configuration(A100, batch=4, power_limit_w=400.0), -0.3), 200.0 + second)
         )
     assert told.profiles["large"].epoch == 1
     after = _ask("large", Configuration(A100, "2g", batch=16), told).throughput_hz
-    assert before.basis is Basis.MEASURED
-    assert after.basis is Basis.INTERPOLATED
+    assert before.basis is EstimateBasis.MEASURED
+    assert after.basis is EstimateBasis.INTERPOLATED
     assert after.median == pytest.approx(before.median * math.exp(-0.3), rel=0.1)
     assert after.upper / after.lower > before.upper / before.lower
 
@@ -118,7 +123,7 @@ def test_a_drift_widens_what_was_measured_before_it():
 def test_a_first_reading_is_recorded_with_what_was_expected():
     new, old = Configuration(A100, batch=8), Configuration(A100, "2g", batch=16)
     found = _predictor().reading(point("middle", new), 5.0)
-    assert set(found.expected) == {POWER, THROUGHPUT, latency(0.5), latency(0.99)}
+    assert set(found.expected) == {POWER, THROUGHPUT, latency_quantity(0.5), latency_quantity(0.99)}
     assert found.expected[THROUGHPUT].mean == pytest.approx(math.log(point("middle", new).throughput_hz), abs=0.1)
     assert _predictor().reading(point("middle", old), 5.0).expected == {}
     assert _predictor().reading(point("nobody", old), 5.0).expected == {}
@@ -127,17 +132,17 @@ def test_a_first_reading_is_recorded_with_what_was_expected():
 def test_a_cache_changes_no_answer(monkeypatch):
     asked = [Configuration(A100, batch=batch) for batch in (2, 8, 32)]
     fresh = {name: _predictor().predict(name, asked) for name in ("small", "large")}
-    monkeypatch.setitem(vars(predict), "_NUMBERS_MOST", 1)
+    monkeypatch.setitem(vars(prediction), "_NUMBERS_MOST", 1)
     one = _predictor()
     assert [one.predict(name, asked) for name in ("small", "large", "small")] == [
         fresh["small"], fresh["large"], fresh["small"],
     ]  # fmt: skip
-    later = one.after(measured().told(Reading(point("middle", WHOLE, 0.5), 9.0)))
+    later = one.after(measured().told(ProfileReading(point("middle", WHOLE, 0.5), 9.0)))
     assert later.predict("small", asked) == fresh["small"]
 
 
 def test_too_little_teaches_nothing():
-    told = Profiles().told(Reading(point("small", WHOLE), 0.0))
+    told = ProfileStore().told(ProfileReading(point("small", WHOLE), 0.0))
     with pytest.raises(NothingToLearnFrom, match="measure 6 configurations") as caught:
         learn_family(told, "default", catalogue())
     assert caught.value.field == "family"
@@ -163,7 +168,7 @@ def test_an_impossible_configuration_names_field_and_remedy(how, error, field):
 
 
 def test_places_are_logarithms_over_the_whole_part():
-    found = place(
+    found = locate_configuration(
         Configuration(A100, "1g", batch=8, processes=2, power_limit_w=200.0, label="tp4 eager mode=fast"), catalogue()
     )
     numbers = found.numbers
@@ -176,41 +181,48 @@ def test_places_are_logarithms_over_the_whole_part():
 
 
 def test_a_lattice_reads_its_own_places_exactly_and_lines_between():
-    where = place(Configuration(A100, "2g", batch=8), catalogue())
-    found = lattice_of(where, (-1.0,), frozenset(("compute", "memory", "limit")), catalogue())
+    where = locate_configuration(Configuration(A100, "2g", batch=8), catalogue())
+    found = build_grid(where, (-1.0,), frozenset(("compute", "memory", "limit")), catalogue())
     values = np.arange(float(len(found.places))).reshape(len(found.slices), -1)
     for index, one in enumerate(found.places):
-        assert read_off(found, values, one) == pytest.approx(float(index), abs=1e-6)
+        assert interpolate_grid(found, values, one) == pytest.approx(float(index), abs=1e-6)
     low, high = found.limits[:2]
-    between = place(Configuration(A100, "2g", batch=8, power_limit_w=400.0 * 2 ** ((low + high) / 2)), catalogue())
+    between = locate_configuration(
+        Configuration(A100, "2g", batch=8, power_limit_w=400.0 * 2 ** ((low + high) / 2)), catalogue()
+    )
     row = found.find(between)[0]
-    assert read_off(found, values, between) == pytest.approx((values[row, 0] + values[row, 1]) / 2)
+    assert interpolate_grid(found, values, between) == pytest.approx((values[row, 0] + values[row, 1]) / 2)
 
 
 def test_watts_stay_between_idle_and_limit_unless_they_were_measured():
-    wild = Estimate(900.0, 5.0, 2000.0, Basis.BORROWED)
+    wild = ProfileEstimate(900.0, 5.0, 2000.0, EstimateBasis.BORROWED)
     at = Configuration("a40", gpus=2, power_limit_w=250.0)
-    found = bounded(wild, at, catalogue())
+    found = clip_power(wild, at, catalogue())
     assert found.median == found.upper == pytest.approx(1.05 * 250.0 * 2)
     assert 5.0 < found.lower < 300.0
-    assert bounded(wild._replace(basis=Basis.MEASURED), at, catalogue()).median == 900.0
-    assert bounded(wild, Configuration(A100, "1g"), catalogue()) == wild
+    assert clip_power(wild._replace(basis=EstimateBasis.MEASURED), at, catalogue()).median == 900.0
+    assert clip_power(wild, Configuration(A100, "1g"), catalogue()) == wild
 
 
 def test_latencies_rise_with_their_quantile():
-    found = rising({0.99: Estimate(1.0, 0.5, 2.0, Basis.BORROWED), 0.5: Estimate(1.5, 0.6, 1.9, Basis.MEASURED)})
+    found = monotone_latencies(
+        {
+            0.99: ProfileEstimate(1.0, 0.5, 2.0, EstimateBasis.BORROWED),
+            0.5: ProfileEstimate(1.5, 0.6, 1.9, EstimateBasis.MEASURED),
+        }
+    )
     assert list(found) == [0.5, 0.99]
     assert found[0.99][:3] == (1.5, 0.6, 2.0)
 
 
 def test_what_did_not_run_does_not_run_with_less_room():
-    told = Profiles()
+    told = ProfileStore()
     for how, rate_hz in ((Configuration(A100, "1g", batch=16), 0.0), (Configuration(A100, "3g", batch=16), 5.0)):
-        told = told.told(Reading(Point("w", how, rate_hz), 0.0))
+        told = told.told(ProfileReading(Point("w", how, rate_hz), 0.0))
     profile = told.profiles["w"]
 
     def asked(mig_profile, batch, model=A100):
-        return fits(profile, Configuration(model, mig_profile, batch=batch), catalogue())
+        return fits_memory(profile, Configuration(model, mig_profile, batch=batch), catalogue())
 
     assert [asked("1g", 16), asked("1g", 64), asked("1g", 4)] == [False, False, None]
     assert [asked("3g", 16), asked("7g", 8), asked("3g", 32)] == [True, True, None]

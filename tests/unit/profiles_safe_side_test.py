@@ -6,36 +6,44 @@ from dataclasses import replace
 import pytest
 from tests.profiles_rig import A100, FAMILY, SIZES, catalogue, learned, measured, point
 
-from eelgrid_controller.profiles.answers import Basis, Estimate, Prediction
-from eelgrid_controller.profiles.points import Configuration, Point
-from eelgrid_controller.profiles.predict import Predictor
-from eelgrid_controller.profiles.quantities import POWER, THROUGHPUT
-from eelgrid_controller.profiles.safe_side import (
-    ASKED_MOST,
+from eelgrid_controller.profiles.conservative import (
+    INTERVAL_RATIO_MOST,
+    QUESTIONS_PER_PROFILE_MOST,
     SERVED,
     TRAINED,
-    WIDEST,
-    asked,
-    family_of,
-    safe_point,
-    stored,
-    usual,
+    build_store,
+    candidate_configurations,
+    conservative_point,
+    profile_family,
+    usual_configuration,
 )
+from eelgrid_controller.profiles.points import (
+    POWER,
+    THROUGHPUT,
+    Configuration,
+    EstimateBasis,
+    Point,
+    ProfileEstimate,
+    ProfilePrediction,
+)
+from eelgrid_controller.profiles.prediction import ProfilePredictor
 
 HOW = Configuration("g", batch=4)
 
 
-def estimate(median, factor=1.2, basis=Basis.INTERPOLATED):
-    return Estimate(median, median / factor, median * factor, basis)
+def estimate(median, factor=1.2, basis=EstimateBasis.INTERPOLATED):
+    return ProfileEstimate(median, median / factor, median * factor, basis)
 
 
 def prediction(**changes):
-    whole = Prediction(HOW, estimate(100.0), estimate(200.0), None, {0.5: estimate(0.04), 0.95: estimate(0.05)}, None)
+    whole = ProfilePrediction(
+        HOW, estimate(100.0), estimate(200.0), None, {0.5: estimate(0.04), 0.95: estimate(0.05)}, None
+    )
     return replace(whole, **changes)
 
 
 def test_the_safe_side_is_less_throughput_more_latency_and_more_watts():
-    found = safe_point("w", prediction())
+    found = conservative_point("w", prediction())
     assert found.point.throughput_hz == pytest.approx(100.0 / 1.2)
     assert found.point.latency_s == pytest.approx({0.5: 0.048, 0.95: 0.06})
     assert found.point.power_w == pytest.approx(240.0)
@@ -49,12 +57,12 @@ def test_the_safe_side_is_less_throughput_more_latency_and_more_watts():
     [
         ({"throughput_hz": None, "missing": {"throughput_hz": "nobody was there"}}, "nobody was there"),
         ({"latency_s": {}}, "no latency"),
-        ({"throughput_hz": estimate(100.0, basis=Basis.PRIOR)}, "never varied"),
-        ({"latency_s": {0.95: estimate(0.05, 1.01 * WIDEST)}}, "too wide"),
+        ({"throughput_hz": estimate(100.0, basis=EstimateBasis.PRIOR)}, "never varied"),
+        ({"latency_s": {0.95: estimate(0.05, 1.01 * INTERVAL_RATIO_MOST)}}, "too wide"),
     ],
 )
 def test_what_is_none_to_plan_with_says_why(changes, words):
-    assert words in safe_point("w", prediction(**changes))
+    assert words in conservative_point("w", prediction(**changes))
 
 
 def test_asked_are_the_ways_that_the_profile_ran_on_as_many_gpus_elsewhere():
@@ -66,37 +74,40 @@ def test_asked_are_the_ways_that_the_profile_ran_on_as_many_gpus_elsewhere():
     ]
     slices = [Point("w", Configuration("a", "1g", batch=64), 1.0)]
     failed = [Point("w", Configuration("a", batch=128), 0.0)]
-    assert asked([*ran, *slices, *failed], "g", 1, None) == (Configuration("g", batch=2), Configuration("g", batch=8))
-    assert asked(ran, "g", 2, 150.0)[0] == Configuration("g", batch=2, gpus=2, power_limit_w=150.0)
-    assert asked(ran, "g", 4, None) == ()
+    assert candidate_configurations([*ran, *slices, *failed], "g", 1, None) == (
+        Configuration("g", batch=2),
+        Configuration("g", batch=8),
+    )
+    assert candidate_configurations(ran, "g", 2, 150.0)[0] == Configuration("g", batch=2, gpus=2, power_limit_w=150.0)
+    assert candidate_configurations(ran, "g", 4, None) == ()
     many = [Point("w", Configuration("a", batch=batch), 1.0) for batch in range(1, 200)]
-    assert len(asked(many, "g", 1, None)) == ASKED_MOST
+    assert len(candidate_configurations(many, "g", 1, None)) == QUESTIONS_PER_PROFILE_MOST
 
 
 def test_the_usual_way_is_the_one_with_most_points():
     ran = [Point("w", Configuration("a", batch=batch, power_limit_w=100.0 + at), 1.0, power_w=90.0) for batch in (1, 8) for at in range(batch)]  # fmt: skip
-    assert usual(ran, "g", 4) == Configuration("g", batch=8, gpus=4)
-    assert usual([replace(ran[0], power_w=None)], "g", 1) is None
+    assert usual_configuration(ran, "g", 4) == Configuration("g", batch=8, gpus=4)
+    assert usual_configuration([replace(ran[0], power_w=None)], "g", 1) is None
 
 
 def test_families_are_those_with_latencies_and_those_without():
     served = [Point("s", HOW, 1.0, {0.5: 0.1})]
     trained = [Point("t", HOW, 1.0)]
-    assert (family_of(served), family_of(trained)) == (SERVED, TRAINED)
-    found = stored({"s": served, "t": trained})
+    assert (profile_family(served), profile_family(trained)) == (SERVED, TRAINED)
+    found = build_store({"s": served, "t": trained})
     assert {name: one.workload.family for name, one in found.profiles.items()} == {"s": SERVED, "t": TRAINED}
 
 
 def test_of_too_many_points_the_first_profiles_count_whole_and_what_cannot_be_is_left_out():
     ten = [Point("a", replace(HOW, batch=batch), 1.0) for batch in range(1, 11)]
     told = {"a": ten, "b": [replace(one, workload="b") for one in ten], "c": [replace(ten[0], workload="c")]}
-    assert stored(told, 15).profiles.keys() == {"a", "c"}
+    assert build_store(told, 15).profiles.keys() == {"a", "c"}
     wrong = [*ten[:2], replace(ten[2], throughput_hz=math.nan)]
-    assert len(stored({"a": wrong}).profiles["a"].cells) == 2
+    assert len(build_store({"a": wrong}).profiles["a"].cells) == 2
 
 
 def test_a_ratio_is_nearer_than_two_predictions_and_one_of_the_base_itself():
-    predictor = Predictor(measured(), {FAMILY: learned()}, catalogue())
+    predictor = ProfilePredictor(measured(), {FAMILY: learned()}, catalogue())
     base = Configuration(A100, batch=8, power_limit_w=400.0)
     asked_for = [base, *(replace(base, power_limit_w=limit_w) for limit_w in (340.0, 280.0, 220.0))]
     for workload in (*SIZES, "stranger"):
@@ -111,7 +122,7 @@ def test_a_ratio_is_nearer_than_two_predictions_and_one_of_the_base_itself():
 
 
 def test_a_ratio_along_what_nobody_varied_is_none():
-    predictor = Predictor(measured(), {FAMILY: learned()}, catalogue())
+    predictor = ProfilePredictor(measured(), {FAMILY: learned()}, catalogue())
     base = Configuration(A100, batch=8)
     assert "processes" in predictor.ratios("small", THROUGHPUT, [replace(base, processes=2)], base)
     assert "nothing was learned" in predictor.ratios("unknown", THROUGHPUT, [base], base)

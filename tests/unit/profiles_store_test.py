@@ -7,11 +7,34 @@ import pytest
 
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.profiles import store as stores
-from eelgrid_controller.profiles.drift import CLIP, NOISE, PRIOR_READINGS, THRESHOLD, Noise, Watch, residual, watched
+from eelgrid_controller.profiles.drift import (
+    CUSUM_THRESHOLD,
+    PRIOR_NOISE,
+    PRIOR_READINGS,
+    RESIDUAL_CLIP,
+    DriftTest,
+    ReadingNoise,
+    recursive_residual,
+    update_drift_test,
+)
 from eelgrid_controller.profiles.errors import ImpossibleReading
-from eelgrid_controller.profiles.points import Configuration, Point
-from eelgrid_controller.profiles.quantities import POWER, THROUGHPUT, latency, logs, quantile_of
-from eelgrid_controller.profiles.store import CELLS_MOST, Expected, Profiles, Reading, Workload, provenance
+from eelgrid_controller.profiles.points import (
+    POWER,
+    THROUGHPUT,
+    Configuration,
+    Point,
+    latency_quantile_of,
+    latency_quantity,
+    log_quantities,
+)
+from eelgrid_controller.profiles.store import (
+    CELLS_MOST,
+    ExpectedReading,
+    ProfiledWorkload,
+    ProfileReading,
+    ProfileStore,
+    profile_provenance,
+)
 
 
 def _point(rate_hz=100.0, watts=None, batch=1, source="telemetry", **more):
@@ -19,9 +42,9 @@ def _point(rate_hz=100.0, watts=None, batch=1, source="telemetry", **more):
 
 
 def _told(points, start=None):
-    found = start or Profiles()
+    found = start or ProfileStore()
     for second, point in enumerate(points):
-        found = found.told(Reading(point, float(second)))
+        found = found.told(ProfileReading(point, float(second)))
     return found
 
 
@@ -30,7 +53,7 @@ def test_a_cell_is_the_mean_of_its_readings():
     cell = profile.cells[Configuration("a40")]
     assert math.exp(cell.tallies[THROUGHPUT].mean) == pytest.approx(200.0)
     assert (cell.tallies[THROUGHPUT].readings, cell.tallies[POWER].readings) == (2, 1)
-    found = provenance(profile)
+    found = profile_provenance(profile)
     assert (found.configurations, found.readings, found.last_s) == (2, 3, 2.0)
     assert found.by_source == {"telemetry": 2, "bench": 1}
 
@@ -43,7 +66,7 @@ def test_a_change_of_level_begins_a_new_epoch_with_the_readings_that_told():
     assert quiet.profiles["w"].epoch == 0
     profile = quiet.profiles["w"]
     for second, point in enumerate(after):
-        profile = (quiet := quiet.told(Reading(point, 100.0 + second))).profiles["w"]
+        profile = (quiet := quiet.told(ProfileReading(point, 100.0 + second))).profiles["w"]
     assert profile.epoch == 1
     [(at_s, which)] = profile.drifts
     assert 100.0 <= at_s <= 110.0
@@ -52,7 +75,7 @@ def test_a_change_of_level_begins_a_new_epoch_with_the_readings_that_told():
     assert math.exp(new.tallies[THROUGHPUT].mean) == pytest.approx(80.0, rel=0.02)
     assert profile.stale(old)
     assert not profile.stale(new)
-    assert provenance(profile).stale == 1
+    assert profile_provenance(profile).stale == 1
 
 
 def test_one_wild_reading_is_no_drift():
@@ -61,13 +84,13 @@ def test_one_wild_reading_is_no_drift():
 
 
 def test_a_first_reading_against_what_was_expected_counts_and_its_error_is_kept():
-    found = Profiles()
+    found = ProfileStore()
     for number in range(12):
-        expected = {THROUGHPUT: Expected(math.log(100.0), 0.05)}
-        found = found.told(Reading(_point(150.0, batch=2**number), float(number), expected))
+        expected = {THROUGHPUT: ExpectedReading(math.log(100.0), 0.05)}
+        found = found.told(ProfileReading(_point(150.0, batch=2**number), float(number), expected))
     profile = found.profiles["w"]
     assert profile.epoch >= 1  # 8 deviations off, again and again
-    assert provenance(profile).error[THROUGHPUT] == pytest.approx(math.log(1.5))
+    assert profile_provenance(profile).error[THROUGHPUT] == pytest.approx(math.log(1.5))
 
 
 def test_what_did_not_run_is_kept_as_that():
@@ -84,9 +107,9 @@ def test_the_longest_unread_cell_goes():
 
 def test_the_longest_unread_workload_goes(monkeypatch):
     monkeypatch.setitem(vars(stores), "WORKLOADS_MOST", 3)
-    found = Profiles()
+    found = ProfileStore()
     for name in ("a", "b", "c", "a", "d"):
-        found = found.told(Reading(Point(name, Configuration("a40"), 1.0), 0.0))
+        found = found.told(ProfileReading(Point(name, Configuration("a40"), 1.0), 0.0))
     assert list(found.profiles) == ["c", "a", "d"]
 
 
@@ -97,7 +120,7 @@ def test_sources_have_a_limit():
 
 
 def test_facts_about_a_known_workload_do_not_forget_it():
-    found = _told([_point()]).introduced(Workload("w", "llm", {"active": 3.0}))
+    found = _told([_point()]).introduced(ProfiledWorkload("w", "llm", {"active": 3.0}))
     assert [one.workload.workload for one in found.family("llm")] == ["w"]
     assert found.profiles["w"].readings == 1
     assert found.revision == 2
@@ -117,23 +140,23 @@ def test_facts_about_a_known_workload_do_not_forget_it():
 )
 def test_an_impossible_reading_names_field_and_remedy(point, field, remedy):
     with pytest.raises(ImpossibleReading, match=remedy) as caught:
-        Profiles().told(Reading(point, 0.0))
+        ProfileStore().told(ProfileReading(point, 0.0))
     assert caught.value.field == field
     assert field in str(caught.value)
     assert isinstance(caught.value, ControllerError)
 
 
 def test_names_of_quantities_go_both_ways():
-    assert quantile_of(latency(0.99)) == 0.99
-    assert quantile_of(POWER) is None
-    assert set(logs(_point(2.0, 3.0, latency_s={0.5: 1.0}, memory_bytes=7))) == {
+    assert latency_quantile_of(latency_quantity(0.99)) == 0.99
+    assert latency_quantile_of(POWER) is None
+    assert set(log_quantities(_point(2.0, 3.0, latency_s={0.5: 1.0}, memory_bytes=7))) == {
         THROUGHPUT, POWER, "latency_s@0.5", "memory_bytes",
     }  # fmt: skip
 
 
 def test_noise_is_learned_from_what_was_stated():
-    noise = Noise()
-    assert noise.variance == pytest.approx(NOISE**2)
+    noise = ReadingNoise()
+    assert noise.variance == pytest.approx(PRIOR_NOISE**2)
     for score in np.random.default_rng(1).normal(size=400):
         true = score * 0.02 / math.sqrt(noise.variance)  # readings scatter by 2 %
         noise = noise.after(true)
@@ -143,14 +166,14 @@ def test_noise_is_learned_from_what_was_stated():
 
 
 def test_the_sums_by_hand():
-    assert residual(1.2, 1.0, 3, 0.03) == pytest.approx(0.2 / math.sqrt(0.04))
-    watch = watched(Watch(), 10.0)
-    assert (watch.up, watch.up_run, watch.down) == (CLIP - 0.5, 1, 0.0)
-    watch = watched(watch, 0.5)
-    assert (watch.up, watch.up_run, watch.changed) == (CLIP - 0.5, 2, False)
+    assert recursive_residual(1.2, 1.0, 3, 0.03) == pytest.approx(0.2 / math.sqrt(0.04))
+    watch = update_drift_test(DriftTest(), 10.0)
+    assert (watch.up, watch.up_run, watch.down) == (RESIDUAL_CLIP - 0.5, 1, 0.0)
+    watch = update_drift_test(watch, 0.5)
+    assert (watch.up, watch.up_run, watch.changed) == (RESIDUAL_CLIP - 0.5, 2, False)
     for _ in range(3):
-        watch = watched(watch, 3.0)
-    assert watch.up > THRESHOLD
+        watch = update_drift_test(watch, 3.0)
+    assert watch.up > CUSUM_THRESHOLD
     assert watch.changed
     assert watch.run == 5
-    assert watched(Watch(up=0.2, up_run=4), -1.0).up_run == 0
+    assert update_drift_test(DriftTest(up=0.2, up_run=4), -1.0).up_run == 0

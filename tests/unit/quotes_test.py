@@ -7,20 +7,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.clusters import core_with, node, request
 
-from eelgrid_controller.core import Core
-from eelgrid_controller.events import PricesQuoted, WorkloadPlaced, event_from_plain, event_to_plain
-from eelgrid_controller.quotes import NONE, Market, Quotes
-from eelgrid_controller.state import ClusterState, ContradictoryEvent
-from eelgrid_kernels import policy
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.demand import NO_OPPORTUNITY_PRICES, OpportunityPrices, PriceMarket
+from eelgrid_controller.state.events import PricesQuoted, WorkloadPlaced, event_from_plain, event_to_plain
+from eelgrid_controller.state.node_allocations import ContradictoryEvent
+from eelgrid_kernels.baselines import find_policy
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import OBJECTIVES, Policy, Weights
 
-SOME = Quotes(offers_w=(105, 0, 240), scarce_models=("G3",), load_permille=412)
+SOME = OpportunityPrices(offers_w=(105, 0, 240), scarce_models=("G3",), load_permille=412)
 
 
 def in_force(shifts=0):
-    market = Market()
+    market = PriceMarket()
     market.quoted(SOME)
     market.moved(shifts)
     return market
@@ -31,9 +32,9 @@ def seen(market):
 
 
 def test_a_market_begins_void_and_counts_nothing_before_its_first_quotes():
-    market = Market()
+    market = PriceMarket()
     market.moved(3)
-    assert seen(market) == (NONE, -1)
+    assert seen(market) == (NO_OPPORTUNITY_PRICES, -1)
     market.quoted(SOME)
     assert seen(market) == (SOME, 0)
 
@@ -42,8 +43,8 @@ def test_tasks_are_counted_from_the_last_quotes_on():
     market = in_force(3)
     market.moved(2)
     assert seen(market) == (SOME, 5)
-    market.quoted(NONE)
-    assert seen(market) == (NONE, 0)
+    market.quoted(NO_OPPORTUNITY_PRICES)
+    assert seen(market) == (NO_OPPORTUNITY_PRICES, 0)
 
 
 def test_old_quotes_stay_in_force_and_void_ones_do_not():
@@ -51,7 +52,7 @@ def test_old_quotes_stay_in_force_and_void_ones_do_not():
     aged.age()
     void.void()
     assert seen(aged) == (SOME, -1)
-    assert seen(void) == (NONE, -1)
+    assert seen(void) == (NO_OPPORTUNITY_PRICES, -1)
 
 
 def test_a_copy_goes_its_own_way():
@@ -64,9 +65,9 @@ def test_a_copy_goes_its_own_way():
     assert seen(market) == (SOME, 1)
 
 
-@pytest.mark.parametrize("market", [Market(), in_force(), in_force(7)])
+@pytest.mark.parametrize("market", [PriceMarket(), in_force(), in_force(7)])
 def test_a_market_comes_back_from_its_dump(market):
-    assert seen(Market.load(json.loads(json.dumps(market.dump())))) == seen(market)
+    assert seen(PriceMarket.load(json.loads(json.dumps(market.dump())))) == seen(market)
 
 
 # The core
@@ -120,7 +121,7 @@ def test_neither_a_dry_run_nor_a_refusal_quotes(wanted):
     else:
         assert core.submit(wanted, now_ns=1).events == ()
     assert core.state.digest() == before
-    assert seen(core.state.market) == (NONE, -1)
+    assert seen(core.state.market) == (NO_OPPORTUNITY_PRICES, -1)
     # And what they looked at in passing does not decide later.
     fresh = small()
     assert core.submit(request(gpus=1), now_ns=2) == fresh.submit(request(gpus=1), now_ns=2)
@@ -148,7 +149,7 @@ def test_a_new_mix_voids_and_a_node_that_joins_ages():
     core.submit(request(gpus=1, milli=100), now_ns=3)
     core.state.demand.refresh_at = 0
     core.submit(request(gpus=1, milli=300), now_ns=4)
-    assert core.state.market.quotes is NONE
+    assert core.state.market.quotes is NO_OPPORTUNITY_PRICES
 
 
 def test_quotes_for_another_mix_are_no_quotes():
@@ -161,7 +162,7 @@ def test_a_copied_state_has_a_market_of_its_own():
     core = small()
     core.submit(request(gpus=1, milli=100), now_ns=1)
     before = core.state.digest(), seen(core.state.market)
-    other = Core(core.state.copy(), catalogue.load())
+    other = Core(core.state.copy(), catalogue.load_catalogue())
     for number in range(9):
         other.submit(request(gpus=1, milli=100), now_ns=number)
     assert (core.state.digest(), seen(core.state.market)) == before
@@ -173,8 +174,8 @@ def test_a_checkpoint_of_before_there_were_quotes_loads():
     plain = json.loads(json.dumps(core.state.dump()))
     del plain["market"]
     loaded = ClusterState.load(plain)
-    assert seen(loaded.market) == (NONE, -1)
-    assert is_quoted(Core(loaded, catalogue.load()).submit(request(gpus=1), now_ns=2))[0]
+    assert seen(loaded.market) == (NO_OPPORTUNITY_PRICES, -1)
+    assert is_quoted(Core(loaded, catalogue.load_catalogue()).submit(request(gpus=1), now_ns=2))[0]
 
 
 ACTIONS = st.lists(
@@ -217,10 +218,10 @@ def act(core, verb, one, two, now_ns):
 def test_a_core_without_memory_quotes_and_decides_the_same_at_any_moment(history):
     """Each step is done by a core that remembers and by one built anew; the journal gives the state back."""
     core = core_with(*(node(f"n{n}", gpus=4, model="G2" if n % 2 else "T4", cpu=32) for n in range(4)))
-    assert policy(core.state.policy.placement).name == "eelgrid"
+    assert find_policy(core.state.policy.placement).name == "eelgrid"
     replayed = ClusterState.load(core.state.dump())
     for now_ns, (verb, one, two) in enumerate(history):
-        fresh = Core(ClusterState.load(json.loads(json.dumps(core.state.dump()))), catalogue.load())
+        fresh = Core(ClusterState.load(json.loads(json.dumps(core.state.dump()))), catalogue.load_catalogue())
         step, again = act(core, verb, one, two, now_ns), act(fresh, verb, one, two, now_ns)
         assert step == again
         for event in step.events if step else ():

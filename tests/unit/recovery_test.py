@@ -7,10 +7,10 @@ import pytest
 from tests.clusters import core_with, node, request
 from tests.controller_rig import MemoryJournal
 
+from eelgrid_controller.core.recovery import recover_state
 from eelgrid_controller.errors import JournalCorrupt
-from eelgrid_controller.journal import Checkpoint, digest_of
-from eelgrid_controller.recovery import recover
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.journal import Checkpoint, digest_of
 
 
 def dumped():
@@ -31,7 +31,7 @@ def test_a_checkpoint_of_a_version_that_knew_less():
     for name in ("budgets", "prices", "placement"):
         before["policy"].pop(name, None)
     del before["points"]
-    state = recover(journal_of(seq, before), ClusterState).state
+    state = recover_state(journal_of(seq, before), ClusterState).state
     assert json.loads(json.dumps(state.dump())) == plain
 
 
@@ -48,7 +48,7 @@ def test_a_checkpoint_that_is_none_of_ours(spoil):
     seq, plain = dumped()
     spoil(plain)
     with pytest.raises(JournalCorrupt):
-        recover(journal_of(seq, plain), ClusterState)
+        recover_state(journal_of(seq, plain), ClusterState)
 
 
 def test_a_checkpoint_that_was_altered_since():
@@ -56,4 +56,4 @@ def test_a_checkpoint_that_was_altered_since():
     digest = digest_of(plain)
     plain["policy"]["lease_s"] = 33.0
     with pytest.raises(JournalCorrupt, match="does not give back"):
-        recover(journal_of(seq, plain, digest), ClusterState)
+        recover_state(journal_of(seq, plain, digest), ClusterState)

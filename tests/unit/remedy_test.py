@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.clusters import core_with, node, request
 
-from eelgrid_controller.remedy import Case, nearest
-from eelgrid_protos.codec import decode, encode
+from eelgrid_controller.placement.pending_diagnosis import PendingCase, describe_nearest_fit
+from eelgrid_protos.codec import decode_message, encode_message
 from eelgrid_protos.messages import Explanation, Weights
 
 WHOLE = "wait for or cancel work that holds whole GPUs, ask for fewer GPUs, or allow further models."
@@ -125,7 +125,7 @@ def test_what_waits_is_told_what_would_help(make, wanted, constraint, removals, 
     assert explanation.constraint == constraint
     assert {found.constraint: found.nodes for found in explanation.replicas[0].removals} == removals
     assert explanation.remedy == remedy
-    assert decode(Explanation, encode(explanation)) == explanation
+    assert decode_message(Explanation, encode_message(explanation)) == explanation
 
 
 def test_a_model_that_nobody_has():
@@ -189,6 +189,6 @@ def test_every_amount_named_is_what_is_missing(held, cpu, gpus, memory_gib):
             if sum(record.gpu_milli.get(gpu.uuid, 0) == 0 for gpu in record.inventory.gpus) >= gpus
         )
         assert f"{short:,} more milli-CPU" in explanation.remedy
-    case = Case(wanted.spec, core.state, core.snapshot(), core._chooser.planner)
+    case = PendingCase(wanted.spec, core.state, core.snapshot(), core._chooser.planner)
     for constraint in ("gpu_count", "gpu_share", "cpu", "memory", "gpu_mig", "gpu_model", "unavailable"):
-        nearest(case, constraint, 0)
+        describe_nearest_fit(case, constraint, 0)

@@ -1,7 +1,6 @@
 """What was made of a value is made once while that value is asked for, and never given for another."""
 
-from eelgrid_controller.modes import node_budgets_w
-from eelgrid_controller.remembered import by_identity
+from eelgrid_controller.state.policy import cache_by_identity, get_node_budgets_w
 from eelgrid_protos.messages import BudgetScope, Policy, PowerBudget
 
 
@@ -12,7 +11,7 @@ def budgets(limit_w):
 def test_it_is_made_once_for_each_object():
     made = []
 
-    @by_identity
+    @cache_by_identity
     def lengths(of):
         made.append(of)
         return {"length": len(of)}
@@ -25,5 +24,5 @@ def test_it_is_made_once_for_each_object():
 
 
 def test_what_is_forgotten_is_made_anew_and_an_old_one_is_never_given_for_a_new():
-    found = [node_budgets_w(Policy(budgets=budgets(float(watts)))) for watts in range(1, 60)]
+    found = [get_node_budgets_w(Policy(budgets=budgets(float(watts)))) for watts in range(1, 60)]
     assert [each["n1"] for each in found] == [float(watts) for watts in range(1, 60)]

@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eelgrid_controller.replay import protocol
-from eelgrid_controller.replay.locate import NODE_LIST, task_list
-from eelgrid_controller.replay.openb import NodeRow, TaskRow, TraceError, TraceMalformed, TraceMissing
-from eelgrid_controller.replay.synthesize import synthesize
+from eelgrid_controller.replay import openb_protocol
+from eelgrid_controller.replay.csv_reader import TraceError, TraceMalformed, TraceMissing
+from eelgrid_controller.replay.openb import TraceNode, TraceTask
+from eelgrid_controller.replay.openb_source import NODE_LIST, synthesize_openb, task_list_name
 from eelgrid_protos.quantities import MIB
 
 DATA = Path(os.environ.get("EELGRID_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
 
 
 def _node(name, gpus=2, model="T4", cpu_milli=64_000, memory_mib=1024):
-    return NodeRow(
+    return TraceNode(
         name=name,
         cpu_milli=cpu_milli,
         memory_bytes=memory_mib * MIB,
@@ -26,7 +26,7 @@ def _node(name, gpus=2, model="T4", cpu_milli=64_000, memory_mib=1024):
 
 
 def _task(name, cpu_milli=1000, gpus=1, milli=1000, models=(), memory_mib=16):
-    return TaskRow(
+    return TraceTask(
         name=name,
         cpu_milli=cpu_milli,
         memory_bytes=memory_mib * MIB,
@@ -42,8 +42,8 @@ def _asked(trace, order):
 
 @pytest.fixture
 def generated():
-    nodes, tasks = synthesize()
-    return protocol.build("generated", nodes[:60], tasks[:300])
+    nodes, tasks = synthesize_openb()
+    return openb_protocol.build_trace("generated", nodes[:60], tasks[:300])
 
 
 def test_rows_become_arrays_and_classes():
@@ -54,7 +54,7 @@ def test_rows_become_arrays_and_classes():
         _task("t1", models=("G2", "T4")),  # the same class as t2
         _task("t3", models=("T4",), milli=500),
     )
-    trace = protocol.build("small", nodes, tasks)
+    trace = openb_protocol.build_trace("small", nodes, tasks)
     assert trace.models == ("G2", "T4")
     fleet = trace.fleet
     assert fleet.model.tolist() == [1, -1, 0]
@@ -73,45 +73,45 @@ def test_the_mix_is_the_most_frequent_that_cover_95_percent_whatever_their_memor
     tasks = [_task(f"a{i:02}", memory_mib=16 + i) for i in range(12)]  # one class of the mix, twelve specs
     tasks += [_task(f"b{i:02}", gpus=0, cpu_milli=2000) for i in range(7)]
     tasks += [_task("c00", milli=500)]
-    trace = protocol.build("mix", (_node("n"),), tuple(tasks))
+    trace = openb_protocol.build_trace("mix", (_node("n"),), tuple(tasks))
     assert trace.typical.weight.tolist() == [12, 7]  # 19 of 20 tasks: exactly 95 %
     assert trace.task_milli[trace.typical.spec].tolist() == [1000, 0]
-    beyond = protocol.build("mix", (_node("n"),), (*tasks, _task("d00", milli=300)))
+    beyond = openb_protocol.build_trace("mix", (_node("n"),), (*tasks, _task("d00", milli=300)))
     assert beyond.typical.weight.tolist() == [12, 7, 1]  # 19 of 21 are not enough; of equals, the one that asks less
     assert beyond.task_milli[beyond.typical.spec].tolist() == [1000, 0, 300]
 
 
 def test_a_seed_decides_all_and_another_seed_other_things(generated):
-    first, again, other = (protocol.arrivals(generated, seed) for seed in (42, 42, 43))
+    first, again, other = (openb_protocol.arrival_order(generated, seed) for seed in (42, 42, 43))
     assert np.array_equal(first, again)
     assert first.dtype == np.int64
     assert not np.array_equal(first[: len(generated.task_spec)], other[: len(generated.task_spec)])
-    rank, other_rank = (protocol.node_order(generated, seed) for seed in (42, 43))
+    rank, other_rank = (openb_protocol.node_order(generated, seed) for seed in (42, 43))
     assert sorted(rank) == list(range(60))
-    assert np.array_equal(rank, protocol.node_order(generated, 42))
+    assert np.array_equal(rank, openb_protocol.node_order(generated, 42))
     assert not np.array_equal(rank, other_rank)
 
 
 def test_the_draws_are_the_same_on_every_machine():
     """Raw words of PCG64: a change here changes every published number of ours."""
     tasks = tuple(_task(f"t{i}", milli=100 * (i + 1)) for i in range(5))
-    trace = protocol.build("five", (_node("n0"), _node("n1"), _node("n2")), tasks)
-    assert trace.task_milli[protocol.arrivals(trace, 42)[:5]].tolist() == [500, 200, 400, 100, 300]
-    assert protocol.node_order(trace, 42).tolist() == [0, 1, 2]
+    trace = openb_protocol.build_trace("five", (_node("n0"), _node("n1"), _node("n2")), tasks)
+    assert trace.task_milli[openb_protocol.arrival_order(trace, 42)[:5]].tolist() == [500, 200, 400, 100, 300]
+    assert openb_protocol.node_order(trace, 42).tolist() == [0, 1, 2]
 
 
 def test_the_order_of_the_file_is_of_no_account():
-    nodes, tasks = synthesize()
-    trace, turned = (protocol.build("t", nodes[:60], rows) for rows in (tasks[:300], tasks[:300][::-1]))
-    assert np.array_equal(protocol.arrivals(trace, 42), protocol.arrivals(turned, 42))
+    nodes, tasks = synthesize_openb()
+    trace, turned = (openb_protocol.build_trace("t", nodes[:60], rows) for rows in (tasks[:300], tasks[:300][::-1]))
+    assert np.array_equal(openb_protocol.arrival_order(trace, 42), openb_protocol.arrival_order(turned, 42))
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_inflation_ends_with_the_task_before_the_one_that_would_go_beyond(seed):
     """Every task comes once first; then draws, until the next does not fit; tasks without GPU always do."""
     tasks = (*(_task(f"w{i}") for i in range(4)), *(_task(f"s{i}", milli=300) for i in range(3)), _task("c", gpus=0))
-    trace = protocol.build("small", tuple(_node(f"n{i}") for i in range(10)), tasks)
-    order = protocol.arrivals(trace, seed)
+    trace = openb_protocol.build_trace("small", tuple(_node(f"n{i}") for i in range(10)), tasks)
+    order = openb_protocol.arrival_order(trace, seed)
     assert sorted(order[:8]) == sorted(trace.task_spec)
     most = 26_000  # 1.3 times 20 GPUs
     assert most - 1000 < _asked(trace, order) <= most
@@ -121,80 +121,80 @@ def test_inflation_ends_with_the_task_before_the_one_that_would_go_beyond(seed):
 def test_inflation_draws_uniformly():
     """Half of the tasks ask for a tenth of a GPU: so does half of the draw, though of little GPU."""
     tasks = (*(_task(f"w{i}") for i in range(5)), *(_task(f"s{i}", milli=100) for i in range(5)))
-    trace = protocol.build("even", tuple(_node(f"n{i}") for i in range(1000)), tasks)
-    drawn = protocol.arrivals(trace, 42)[10:]
+    trace = openb_protocol.build_trace("even", tuple(_node(f"n{i}") for i in range(1000)), tasks)
+    drawn = openb_protocol.arrival_order(trace, 42)[10:]
     whole = int((trace.task_milli[drawn] == 1000).sum())
     assert abs(whole - len(drawn) / 2) < 5 * (len(drawn) / 4) ** 0.5  # five deviations
     assert len(drawn) > 4000
 
 
 def test_a_demand_of_exactly_the_limit_is_left_as_it_is():
-    trace = protocol.build("exact", (_node("n", gpus=10),), tuple(_task(f"t{i:02}") for i in range(13)))
-    assert len(protocol.arrivals(trace, 42)) == 13
+    trace = openb_protocol.build_trace("exact", (_node("n", gpus=10),), tuple(_task(f"t{i:02}") for i in range(13)))
+    assert len(openb_protocol.arrival_order(trace, 42)) == 13
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_thinning_keeps_the_order_and_takes_no_more_than_it_must(seed):
     tasks = tuple(_task(f"t{i:02}", cpu_milli=1000 + i, milli=1000 if i % 2 else 400) for i in range(60))
-    trace = protocol.build("dense", (_node("n", gpus=10),), tasks)
-    order = protocol.arrivals(trace, seed)
+    trace = openb_protocol.build_trace("dense", (_node("n", gpus=10),), tasks)
+    order = openb_protocol.arrival_order(trace, seed)
     assert len(set(order)) == len(order)  # every task is its own class here: nothing comes twice
     assert 13_000 - 1000 < _asked(trace, order) <= 13_000
-    light = protocol.build("light", (_node("n", gpus=100),), tasks)  # the same tasks, none taken out
-    whole = protocol.arrivals(light, seed)[:60].tolist()
+    light = openb_protocol.build_trace("light", (_node("n", gpus=100),), tasks)  # the same tasks, none taken out
+    whole = openb_protocol.arrival_order(light, seed)[:60].tolist()
     assert [spec for spec in whole if spec in set(order.tolist())] == order.tolist()
 
 
 def test_what_has_no_gpu_is_refused():
     with pytest.raises(TraceMalformed, match="no GPU"):
-        protocol.build("t", (_node("n"),), (_task("t", gpus=0),))
+        openb_protocol.build_trace("t", (_node("n"),), (_task("t", gpus=0),))
     with pytest.raises(TraceMalformed, match="no GPU"):
-        protocol.build("t", (_node("n", gpus=0),), (_task("t"),))
+        openb_protocol.build_trace("t", (_node("n", gpus=0),), (_task("t"),))
 
 
 def test_tasks_that_are_all_larger_than_the_fleet_are_refused():
-    trace = protocol.build("large", (_node("n", gpus=2),), (_task("c", gpus=0), _task("t", gpus=8)))
+    trace = openb_protocol.build_trace("large", (_node("n", gpus=2),), (_task("c", gpus=0), _task("t", gpus=8)))
     with pytest.raises(TraceMalformed, match="larger than all of its fleet"):
-        protocol.arrivals(trace, 42)
+        openb_protocol.arrival_order(trace, 42)
 
 
 def test_a_model_without_watts_is_refused_by_name():
     with pytest.raises(TraceMalformed, match=r"node n, column model.*'B300'.*V100M32"):
-        protocol.build("t", (_node("n", model="B300"),), (_task("t"),))
+        openb_protocol.build_trace("t", (_node("n", model="B300"),), (_task("t"),))
 
 
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "csv").mkdir()
     (tmp_path / "csv" / NODE_LIST).write_text("sn,cpu_milli,memory_mib,gpu,model\nn0,64000,262144,2,P100\n")
-    (tmp_path / "csv" / task_list("mine")).write_text(
+    (tmp_path / "csv" / task_list_name("mine")).write_text(
         "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np0,12000,16384,1,460\n"
     )
     return tmp_path
 
 
 def test_any_list_of_the_format_is_a_trace(folder):
-    assert protocol.trace_names(folder) == protocol.trace_names(folder / "csv") == ("mine",)
-    trace = protocol.load(folder, "mine")
+    assert openb_protocol.trace_names(folder) == openb_protocol.trace_names(folder / "csv") == ("mine",)
+    trace = openb_protocol.load_trace(folder, "mine")
     assert (trace.name, trace.specs.gpu_milli.tolist(), trace.models) == ("mine", [460], ("P100",))
 
 
 def test_errors_say_where_and_what_else_there_is(folder, tmp_path_factory):
     with pytest.raises(TraceMissing, match=r"'other'.*mine"):
-        protocol.load(folder, "other")
+        openb_protocol.load_trace(folder, "other")
     with pytest.raises(TraceMissing, match=NODE_LIST):
-        protocol.load(tmp_path_factory.mktemp("empty"), "mine")
-    (folder / "csv" / task_list("mine")).write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\np0,1,1,1,x\n")
+        openb_protocol.load_trace(tmp_path_factory.mktemp("empty"), "mine")
+    (folder / "csv" / task_list_name("mine")).write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\np0,1,1,1,x\n")
     with pytest.raises(TraceError, match=r"openb_pod_list_mine\.csv, line 2, column gpu_milli"):
-        protocol.load(folder, "mine")
+        openb_protocol.load_trace(folder, "mine")
 
 
 @pytest.mark.parametrize(("name", "classes"), [("default", 35), ("gpuspec33", 124)])
 def test_the_mix_of_the_published_traces(name, classes):
-    if not (DATA / "openb" / "csv" / task_list(name)).is_file():
-        pytest.skip(f"{task_list(name)} is not here; set EELGRID_DATA to the folder of published data")
-    trace = protocol.load(DATA, name)
+    if not (DATA / "openb" / "csv" / task_list_name(name)).is_file():
+        pytest.skip(f"{task_list_name(name)} is not here; set EELGRID_DATA to the folder of published data")
+    trace = openb_protocol.load_trace(DATA, name)
     assert len(trace.typical.spec) == classes
     assert trace.fleet.gpu_milli == 6_212_000
-    order = protocol.arrivals(trace, 42)
+    order = openb_protocol.arrival_order(trace, 42)
     assert 1.3 * 6_212_000 - 8000 < _asked(trace, order) <= 1.3 * 6_212_000

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from tests.replay_rig import a_node, a_task, scene
 
-from eelgrid_controller.replay.accounts import Tariff, account, series, tariff
-from eelgrid_controller.replay.schedule import Outage
-from eelgrid_controller.replay.simulation import FINISHED, REFUSED, RUNNING, TO_COME, WAITING, empty_node_w
+from eelgrid_controller.replay.run_statistics import TariffSteps, compute_series, expand_tariff, summarize_run
+from eelgrid_controller.replay.simulation import FINISHED, REFUSED, RUNNING, TO_COME, WAITING, Outage, empty_node_w
 from eelgrid_controller.replay.site_csv import TariffRow
 
 # One node, 2 T4, one package: 35 W empty. a holds a GPU from 0 to 100, c half of the other from 20 to 50, and b wants
@@ -24,7 +23,7 @@ def three(**changes):
 
 @pytest.mark.parametrize("policy", ["fgd", "pwr", "pwr200", "bestfit", "eelgrid", "random"])
 def test_energy_waiting_and_use_of_three_tasks(policy):
-    sums = account(three(name=policy), None, 1.0)
+    sums = summarize_run(three(name=policy), None, 1.0)
     assert sums.energy_j == ENERGY_J == 36_550
     assert sums.energy_over_idle_j == ENERGY_J - 35 * 200
     assert (sums.wait_mean_s, sums.wait_p95_s) == (30.0, 90.0)
@@ -36,8 +35,8 @@ def test_energy_waiting_and_use_of_three_tasks(policy):
 
 def test_prices_change_in_the_middle_and_pue_multiplies():
     # Joules before and after the step at 30 s: 200 * 20 + 260 * 10 = 6,600 and the rest.
-    prices = Tariff(np.array([-5.0, 30.0]), np.array([1.0, 2.0]), np.array([0.25, 0.0]))
-    sums = account(three(), prices, 1.5)
+    prices = TariffSteps(np.array([-5.0, 30.0]), np.array([1.0, 2.0]), np.array([0.25, 0.0]))
+    sums = summarize_run(three(), prices, 1.5)
     assert sums.energy_j == 1.5 * ENERGY_J
     assert sums.cost == pytest.approx(1.5 * (6_600 + 2 * (ENERGY_J - 6_600)), rel=1e-12)
     assert sums.carbon_kg == pytest.approx(1.5 * 0.25 * 6_600, rel=1e-12)
@@ -45,21 +44,21 @@ def test_prices_change_in_the_middle_and_pue_multiplies():
 
 def test_a_tariff_repeats_from_where_the_run_begins():
     rows = [TariffRow(10.0, 3.6, 0.0), TariffRow(40.0, 7.2, 3600.0)]  # per kWh: 1e-6 and 2e-6 per joule
-    steps = tariff(rows, repeat_s=100.0, begin_s=0.0, end_s=200.0)
+    steps = expand_tariff(rows, repeat_s=100.0, begin_s=0.0, end_s=200.0)
     assert steps.from_s.tolist() == [-90.0, -60.0, 10.0, 40.0, 110.0, 140.0]
     assert steps.price_per_j == pytest.approx(np.tile([1e-6, 2e-6], 3))
     assert steps.carbon_kg_per_j == pytest.approx(np.tile([0.0, 1e-6], 3))
     with pytest.raises(ValueError, match="30 s long and cannot repeat every 30 s"):
-        tariff(rows, repeat_s=30.0, begin_s=0.0, end_s=200.0)
+        expand_tariff(rows, repeat_s=30.0, begin_s=0.0, end_s=200.0)
     with pytest.raises(ValueError, match="over 2000000 steps"):
-        tariff(rows, repeat_s=31.0, begin_s=0.0, end_s=1e9)
+        expand_tariff(rows, repeat_s=31.0, begin_s=0.0, end_s=1e9)
 
 
 def test_the_end_cuts_what_runs_waits_and_is_to_come():
     outcome = three(end_s=15.0)
     assert outcome.fate.tolist() == [RUNNING, WAITING, TO_COME]
     assert outcome.waited_s.tolist() == [0.0, 5.0, 0.0]
-    assert account(outcome, None, 1.0).energy_j == 200 * 15
+    assert summarize_run(outcome, None, 1.0).energy_j == 200 * 15
 
 
 def test_what_ends_at_the_end_has_ended():
@@ -71,7 +70,7 @@ def test_what_ends_at_the_end_has_ended():
 def test_a_failure_costs_what_was_done_and_the_machine_draws_nothing():
     # Down from 60 to 80: a (60 GPU s) is lost and begins anew at 80, before b, which came later; b runs from 180.
     outcome = three(outages=(Outage(0, 60.0, 80.0),), end_s=300.0)
-    sums = account(outcome, None, 1.0)
+    sums = summarize_run(outcome, None, 1.0)
     assert outcome.restarts.tolist() == [1, 0, 0]
     assert outcome.waited_s.tolist() == [20.0, 170.0, 0.0]
     assert sums.lost_gpu_s == 60.0
@@ -94,7 +93,7 @@ def test_a_failed_node_takes_nothing_until_it_returns_and_another_does():
     outcome = both.run(outages=(Outage(first, 60.0, math.inf),))
     assert outcome.decided_node.tolist() == [first, 1 - first]
     assert outcome.decided_s.tolist() == [0.0, 60.0]
-    assert account(outcome, None, 1.0).waiting == 0
+    assert summarize_run(outcome, None, 1.0).waiting == 0
     alone = scene([a_node()], TASKS[:1]).run(outages=(Outage(0, -9.0, 7.0),))
     assert alone.decided_s.tolist() == [7.0]
     over = scene([a_node()], TASKS[:1]).run(outages=(Outage(0, -9.0, -1.0),))
@@ -132,24 +131,26 @@ def test_what_no_empty_node_could_hold_is_refused():
     tasks += [a_task("other", 0.0, 1.0, models=("A100",)), a_task("memory", 0.0, 1.0, memory_mib=1001)]
     outcome = scene([a_node()], tasks).run()
     assert outcome.fate.tolist() == [FINISHED, REFUSED, REFUSED, REFUSED, REFUSED]
-    assert account(outcome, None, 1.0).wait_mean_s == 0.0
+    assert summarize_run(outcome, None, 1.0).wait_mean_s == 0.0
 
 
 def test_a_task_of_no_length_is_placed_and_gone_at_once():
     outcome = scene([a_node()], [a_task("a", 5.0, 0.0), a_task("b", 5.0, 0.0, gpus=2)]).run(end_s=6.0)
     assert outcome.fate.tolist() == [FINISHED, FINISHED]
-    assert account(outcome, None, 1.0).energy_j == 35.0
+    assert summarize_run(outcome, None, 1.0).energy_j == 35.0
 
 
 def test_stretches_keep_the_energy():
     outcome = three()
-    means = series(outcome, 7)
+    means = compute_series(outcome, 7)
     assert means.power_w.sum() * (200 / 7) == pytest.approx(ENERGY_J)
     assert means.gpus_allocated.sum() * (200 / 7) == pytest.approx(215)
-    assert series(outcome, 10).power_w.tolist() == pytest.approx([200, 260, 230, 200, 200, 260, 260, 147.5, 35, 35])
+    assert compute_series(outcome, 10).power_w.tolist() == pytest.approx(
+        [200, 260, 230, 200, 200, 260, 260, 147.5, 35, 35]
+    )
     still = scene([a_node()], [a_task("a", 0.0, None)]).run()
-    assert len(series(still, 10).from_s) == 0
-    assert account(still, None, 1.0).energy_j == 0.0
+    assert len(compute_series(still, 10).from_s) == 0
+    assert summarize_run(still, None, 1.0).energy_j == 0.0
 
 
 def test_an_empty_fleet_draws_what_the_engine_says():

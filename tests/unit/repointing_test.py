@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from tests.clusters import core_with, node, request
 
-from eelgrid_controller.core import Core
-from eelgrid_controller.events import event_from_plain, event_to_plain
-from eelgrid_controller.occupancy import Others
-from eelgrid_controller.repointing import CorrectionRefused
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.device_correction import CorrectionRefused
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.engine_reports import ExternalUsage
+from eelgrid_controller.state.events import event_from_plain, event_to_plain
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import NotFound
 
@@ -46,7 +46,7 @@ def test_two_that_got_each_others_devices_swap_in_one_event_that_the_journal_car
     one, two = held(core, "w0"), held(core, "w1")
     third = next(gpu.uuid for gpu in core.state.nodes["a"].inventory.gpus if gpu.uuid not in one | two)
     actual = {("w0", 0): (min(two),), ("w1", 0): (*one, third)}
-    twin = Core(ClusterState.load(core.state.dump()), catalogue.load())
+    twin = Core(ClusterState.load(core.state.dump()), catalogue.load_catalogue())
     (event,) = core.corrected("a", actual, now_ns=2).events
     assert event.workload_ids == ("w0", "w1")
     twin.state.apply(event_from_plain(*event_to_plain(event)))
@@ -57,7 +57,7 @@ def test_two_that_got_each_others_devices_swap_in_one_event_that_the_journal_car
 
 def test_what_others_are_taken_to_hold_and_a_closed_node_are_no_objection():
     core = placed(1)
-    core.occupied("a", Others(gpu_count=3, closed="cordoned"), now_ns=1)
+    core.occupied("a", ExternalUsage(gpu_count=3, closed="cordoned"), now_ns=1)
     other = next(gpu.uuid for gpu in core.state.nodes["a"].inventory.gpus if gpu.uuid not in held(core, "w0"))
     core.corrected("a", {("w0", 0): (other,)}, now_ns=2)
     assert held(core, "w0") == {other}

@@ -7,22 +7,12 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 from tests.certificates_rig import Authority
 
-from eelgrid_agent.node_api import NEEDS as NODE_NEEDS
-from eelgrid_controller.errors import ConfigError
-from eelgrid_controller.roles import (
-    NEEDS,
-    PAGE,
-    Caller,
-    Role,
-    RoleRefused,
-    RoleRules,
-    caller_of,
-    check,
-    check_node,
-    granted,
-)
+from eelgrid_agent.node.node_service import METHOD_ROLES as NODE_NEEDS
+from eelgrid_controller.access_control import LIVE_PAGE_PATH, REQUIRED_ROLES, check_call_role, parse_user_grants
+from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_protos import codec
 from eelgrid_protos.certificate import SUBJECT_SHOWN_MOST, read_certificate
+from eelgrid_protos.roles import Caller, Role, RoleRefused, RoleRules, build_caller, check_node
 from eelgrid_protos.rpc import AGENT_SERVICE, NODE_SERVICE, OPERATOR_SERVICE
 
 READS = (
@@ -37,12 +27,12 @@ AUTHORITY = Authority()
 
 
 def read(*attributes, grants=None, **options):
-    return caller_of(read_certificate(AUTHORITY.der(*attributes, **options)), granted(grants or ()))
+    return build_caller(read_certificate(AUTHORITY.der(*attributes, **options)), parse_user_grants(grants or ()))
 
 
 def may(caller, path, rules=REQUIRE):
     try:
-        return check(caller, path, rules, now_s=0.0) in {True, False}
+        return check_call_role(caller, path, rules, now_s=0.0) in {True, False}
     except RoleRefused:
         return False
 
@@ -66,7 +56,7 @@ def test_every_call_of_the_contract_has_a_row():
     )
     assert set(services) == {AGENT_SERVICE.name, OPERATOR_SERVICE.name}
     calls = {f"/{service}/{method}" for service, methods in services.items() for method in methods}
-    assert set(NEEDS) == calls | {PAGE}
+    assert set(REQUIRED_ROLES) == calls | {LIVE_PAGE_PATH}
 
 
 @pytest.mark.parametrize("method", OPERATOR_SERVICE.methods, ids=lambda method: method.name)
@@ -82,10 +72,10 @@ def test_a_viewer_may_what_reads_and_nothing_else_and_the_greater_role_may_more(
 
 @pytest.mark.parametrize(
     ("role", "allowed"),
-    [(Role.AGENT, {CONNECT}), (Role.VIEWER, {PAGE}), (Role.SUBMITTER, {PAGE, SUBMIT}), (Role.ADMIN, {PAGE, SUBMIT, POLICY})],
+    [(Role.AGENT, {CONNECT}), (Role.VIEWER, {LIVE_PAGE_PATH}), (Role.SUBMITTER, {LIVE_PAGE_PATH, SUBMIT}), (Role.ADMIN, {LIVE_PAGE_PATH, SUBMIT, POLICY})],
 )  # fmt: skip
 def test_what_each_role_is_for(role, allowed):
-    assert {path for path in (CONNECT, PAGE, SUBMIT, POLICY) if may(with_role(role), path)} == allowed
+    assert {path for path in (CONNECT, LIVE_PAGE_PATH, SUBMIT, POLICY) if may(with_role(role), path)} == allowed
 
 
 def test_several_roles_add_up():
@@ -104,8 +94,8 @@ def test_a_call_without_a_row_is_for_the_greatest_role_alone():
 def test_without_a_role_everything_is_open_until_roles_are_demanded():
     old = read(("CN", "eelgrid-operator"), ("O", "Example"))
     assert old.is_of_before_roles
-    assert check(old, POLICY, PERMIT, now_s=0.0) is False
-    assert check(with_role(Role.ADMIN), POLICY, PERMIT, now_s=0.0) is True
+    assert check_call_role(old, POLICY, PERMIT, now_s=0.0) is False
+    assert check_call_role(with_role(Role.ADMIN), POLICY, PERMIT, now_s=0.0) is True
     assert not may(old, POLICY)
     # One that has a role is held to it at once.
     assert not may(with_role(Role.VIEWER), POLICY, PERMIT)
@@ -116,13 +106,13 @@ def test_a_role_misspelt_is_no_certificate_of_before_roles():
     assert not caller.is_of_before_roles
     assert caller.greatest == "unknown"
     with pytest.raises(RoleRefused, match="eelgrid:veiwer, which is no role"):
-        check(caller, PAGE, PERMIT, now_s=0.0)
+        check_call_role(caller, LIVE_PAGE_PATH, PERMIT, now_s=0.0)
 
 
 def test_the_refusal_names_who_what_and_the_way_out():
     caller = read(("O", "eelgrid:viewer"), ("CN", "alice"))
     with pytest.raises(RoleRefused) as caught:
-        check(caller, POLICY, REQUIRE, now_s=0.0)
+        check_call_role(caller, POLICY, REQUIRE, now_s=0.0)
     assert caught.value.message == "UpdatePolicy needs the role admin"
     assert str(caught.value.violations[0]) == (
         "certificate: O=eelgrid:viewer,CN=alice has the role viewer; "
@@ -133,9 +123,9 @@ def test_the_refusal_names_who_what_and_the_way_out():
 
 def test_a_connection_does_not_outlive_its_certificate():
     caller = read(("O", "eelgrid:admin"), lasts=dt.timedelta(hours=1))
-    assert check(caller, POLICY, REQUIRE, now_s=caller.ends_s - 1.0)
+    assert check_call_role(caller, POLICY, REQUIRE, now_s=caller.ends_s - 1.0)
     with pytest.raises(RoleRefused, match="has expired; renew it and connect again") as caught:
-        check(caller, POLICY, REQUIRE, now_s=caller.ends_s)
+        check_call_role(caller, POLICY, REQUIRE, now_s=caller.ends_s)
     assert caught.value.needs == "date"
 
 
@@ -245,6 +235,6 @@ def test_a_name_of_one_kind_is_none_of_another():
     ],
 )
 def test_grants_that_make_no_sense_are_refused(texts, told):
-    with pytest.raises(ConfigError) as caught:
-        granted(texts)
+    with pytest.raises(ControllerConfigError) as caught:
+        parse_user_grants(texts)
     assert told in str(caught.value)

@@ -11,10 +11,13 @@ import pytest
 from tests.clusters import core_with, decided, node, request
 from tests.controller_rig import Agent, MemoryJournal, inventory, running, until, wanted
 
-from eelgrid_controller.adapters.store import FILE_NAME, open_journal
-from eelgrid_controller.cli import doctor_checks
+from eelgrid_controller.cli import doctor_cluster
+from eelgrid_controller.core.plan_claims import PlanClaim
+from eelgrid_controller.core.recovery import recover_state
 from eelgrid_controller.errors import JournalLost, LostEntries
-from eelgrid_controller.events import (
+from eelgrid_controller.runtime.sqlite_journal import FILE_NAME, open_journal
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import (
     ControllerStarted,
     JournalRolledBack,
     NodeAhead,
@@ -23,11 +26,8 @@ from eelgrid_controller.events import (
     event_from_plain,
     event_to_plain,
 )
-from eelgrid_controller.journal import Checkpoint, digest_of
-from eelgrid_controller.ledger import AheadOfJournal
-from eelgrid_controller.recovery import recover
-from eelgrid_controller.rollback import PlanClaim
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.state.journal import Checkpoint, digest_of
+from eelgrid_controller.state.node_allocations import AheadOfJournal
 from eelgrid_protos.faults import NotFound, Unavailable
 from eelgrid_protos.messages import (
     Assignment,
@@ -161,7 +161,7 @@ def test_the_state_comes_back_with_what_is_ahead_from_events_and_from_a_dump():
     plain = core.state.dump()
     journal = MemoryJournal()
     journal.checkpoint(Checkpoint(core.state.revision, json.loads(json.dumps(plain)), digest_of(plain)))
-    again = recover(journal, ClusterState).state
+    again = recover_state(journal, ClusterState).state
     assert again.digest() == core.state.digest()
     assert again.nodes["n"].ahead == core.state.nodes["n"].ahead
     assert again.rollbacks == 1
@@ -284,7 +284,7 @@ async def test_after_a_rollback_of_everything_no_gpu_is_given_twice_and_it_is_to
             node = (await nodes(rig))["n1"]
             assert (node.ahead_epoch, node.unknown_workload_ids) == (epoch, ("lost",))
             assert "ahead_of_journal=yes" in caplog.text
-            finding = doctor_checks.ahead([node])
+            finding = doctor_cluster.check_journal_loss([node])
             assert (finding.status.name.lower(), "lost" in finding.what) == ("fail", True)
             assert rig.controller.agents.plans_sent == 0
             answer = await rig.operators.reconcile_node(ReconcileNodeRequest(node_name="n1"))

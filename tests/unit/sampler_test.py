@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from eelgrid_agent.device import Missing, RawReadings
-from eelgrid_agent.sampler import GPU_READINGS, Look, Sampler, batch_of
+from eelgrid_agent.devices.port import Missing, RawReadings
+from eelgrid_agent.devices.sampler import GPU_READINGS, NodeSample, Sampler, build_batch
 from eelgrid_protos.messages import AbsenceReason, NodeEventKind, Reading
 
 SECOND = 1_000_000_000
@@ -29,7 +29,9 @@ def lost():
 def look(at_s, *readings, wall_s=None, generation=1, host=None):
     wall_ns = BOOT + int((at_s if wall_s is None else wall_s) * SECOND)
     gpus = tuple((f"GPU-{index}", reading) for index, reading in enumerate(readings))
-    return Look(wall_ns=wall_ns, monotonic_ns=int(at_s * SECOND), generation=generation, gpus=gpus, host=host or {})
+    return NodeSample(
+        wall_ns=wall_ns, monotonic_ns=int(at_s * SECOND), generation=generation, gpus=gpus, host=host or {}
+    )
 
 
 def run(*looks):
@@ -65,7 +67,7 @@ def test_without_a_counter_power_is_integrated_by_trapezoids():
 def test_a_gap_too_long_to_integrate_is_left_out_and_flagged():
     sampler, seen = run(look(0, raw(100.0)), look(1, raw(100.0)), look(60, raw(100.0)), look(61, raw(100.0)))
     assert energies(seen) == [0.0, 100.0, None, 200.0]
-    column = next(c for c in batch_of([seen[2].tick], sequence=1, dropped_ticks=0).gpu_columns if c.reading == 2)
+    column = next(c for c in build_batch([seen[2].tick], sequence=1, dropped_ticks=0).gpu_columns if c.reading == 2)
     assert column.absences[0].reason is AbsenceReason.NOT_SAMPLED
     assert sampler.uncounted_s == 59.0
 
@@ -165,7 +167,7 @@ def test_a_small_slip_of_the_clock_holds_the_time():
 def test_a_batch_is_columns_of_whole_ticks():
     host = {Reading.HOST_CPU_UTILIZATION_RATIO: 0.25}
     _, seen = run(look(0, raw(10.0), raw(20.0), host=host), look(1, raw(30.0), lost(), host=host))
-    batch = batch_of([one.tick for one in seen], sequence=7, dropped_ticks=3)
+    batch = build_batch([one.tick for one in seen], sequence=7, dropped_ticks=3)
     assert not list(batch.violations())
     columns = {column.reading: column for column in batch.gpu_columns}
     assert columns[Reading.POWER_W].values == (10.0, 20.0, 30.0, 0.0)
@@ -179,7 +181,7 @@ def test_a_batch_is_columns_of_whole_ticks():
 
 def test_a_node_without_gpus_still_ticks():
     _, seen = run(look(0), look(1))
-    batch = batch_of([one.tick for one in seen], sequence=1, dropped_ticks=0)
+    batch = build_batch([one.tick for one in seen], sequence=1, dropped_ticks=0)
     assert batch.gpu_columns == ()
     assert len(batch.time_ns) == 2
     assert not list(batch.violations())

@@ -10,14 +10,14 @@ from tests.controller_rig import inventory, running, until, wanted
 from tests.props.trace_test import CSV, nodes, tasks
 from tests.unit import slices_event_test
 
-from eelgrid_controller.adapters import savings_desk
-from eelgrid_controller.adapters.savings_desk import SavingsDesk
-from eelgrid_controller.model import PowerModel
-from eelgrid_controller.savings.account import BEST_FIT, BOTH, EELGRID, Beginning, Savings
+from eelgrid_controller.energy.savings import BEST_FIT, BOTH, EELGRID, InitialCluster, PlacementSavings
+from eelgrid_controller.placement.gpu_power import PriorPowerModel
+from eelgrid_controller.server import savings_monitor
+from eelgrid_controller.server.savings_monitor import SavingsMonitor
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import Weights
 
-WATTS = PowerModel(catalogue.load()).gpu
+WATTS = PriorPowerModel(catalogue.load_catalogue()).gpu
 # The cheapest watts now and nothing else.
 GREEDY = Weights(power=1.0, fragmentation_w=0.0, stranding_w=0.0, lookahead=0.0, scarcity_w=0.0)
 T4_W, PACKAGE_W = 60.0, 105.0
@@ -26,7 +26,7 @@ T4_W, PACKAGE_W = 60.0, 105.0
 def followed(core):
     """A comparison from now on, and how to play a step to it."""
     core.update_policy(replace(core.state.policy, objective="custom", weights=GREEDY), now_ns=1)
-    savings = Savings(Beginning.of(core.state, 1), WATTS)
+    savings = PlacementSavings(InitialCluster.of(core.state, 1), WATTS)
 
     def play(step, now_ns):
         for event in step.events:
@@ -110,7 +110,7 @@ def test_begun_anew_it_goes_on_with_what_lives():
     _, play = followed(core)
     for number, key in enumerate(("u", "v", "w")):
         figures = play(core.submit(request(gpus=1, key=key), now_ns=2 + number), 2 + number)
-    anew = Savings(Beginning.of(core.state, 9), WATTS).figures()
+    anew = PlacementSavings(InitialCluster.of(core.state, 9), WATTS).figures()
     assert (anew.power_w, anew.replicas, anew.began_ns) == (figures.power_w, figures.replicas, 9)
     assert set(anew.energy_j.values()) == {0.0}
 
@@ -118,7 +118,7 @@ def test_begun_anew_it_goes_on_with_what_lives():
 @pytest.mark.skipif(not CSV.is_dir(), reason=f"no openb trace in {CSV}; set EELGRID_DATA")
 def test_on_the_openb_trace_ours_saves():
     core = core_with(*nodes())
-    savings = Savings(Beginning.of(core.state, 1), WATTS)
+    savings = PlacementSavings(InitialCluster.of(core.state, 1), WATTS)
     for number, task in enumerate(islice(tasks(), 150)):
         for event in core.submit(task, now_ns=number).events:
             savings.follow(event)
@@ -153,9 +153,9 @@ async def test_the_desk_follows_a_running_controller_and_tells(tmp_path):
 
 
 async def test_one_that_cannot_keep_up_begins_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(savings_desk, "_BEHIND_MOST", 1)
+    monkeypatch.setattr(savings_monitor, "_BEHIND_MOST", 1)
     async with running(tmp_path) as rig:
-        desk: SavingsDesk = rig.controller.savings
+        desk: SavingsMonitor = rig.controller.savings
         await until(lambda: desk._is_following, within_s=60.0)
         await rig.join(inventory("n1"))
         await rig.operators.submit_workload(wanted("w"))

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from tests.clusters import GIB, core_with, decided, node, request
 
-from eelgrid_controller.core import Core
-from eelgrid_controller.events import (
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import (
     PointsMeasured,
     WorkloadLimited,
     WorkloadPlaced,
@@ -16,8 +17,8 @@ from eelgrid_controller.events import (
     event_from_plain,
     event_to_plain,
 )
-from eelgrid_controller.measured import Points
-from eelgrid_controller.state import ClusterState, ContradictoryEvent
+from eelgrid_controller.state.node_allocations import ContradictoryEvent
+from eelgrid_controller.state.profile_points import MeasuredPoints
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from eelgrid_protos.messages import (
     LatencyMetric,
@@ -271,7 +272,7 @@ def test_points_are_kept_the_newest_of_each_configuration():
 
 
 def test_a_copy_of_points_goes_on_apart():
-    points = Points([point(1)])
+    points = MeasuredPoints([point(1)])
     twin = points.copy()
     twin.learn([point(2)])
     assert (points.count, twin.count, len(points["chat"])) == (1, 2, 1)
@@ -279,7 +280,7 @@ def test_a_copy_of_points_goes_on_apart():
 
 def test_points_have_a_limit():
     core = core_with(node("a"))
-    core.state.points = Points(most=3)
+    core.state.points = MeasuredPoints(most=3)
     core.record_points([point(batch) for batch in (1, 2, 3)], now_ns=6)
     with pytest.raises(ResourceExhausted, match="3 points"):
         core.record_points([point(4)], now_ns=7)
@@ -305,7 +306,7 @@ def test_the_events_come_back_from_the_journal():
 
 def test_points_that_were_copied_change_apart():
     first, second = (MeasuredPoint(profile=name, gpu_model="A", throughput_hz=1.0) for name in ("p", "q"))
-    known = Points([first])
+    known = MeasuredPoints([first])
     twin = known.copy()
     assert (dict(twin), twin.count) == (dict(known), 1)
     twin.learn([replace(first, throughput_hz=2.0), second])
@@ -315,7 +316,7 @@ def test_points_that_were_copied_change_apart():
     assert [point.throughput_hz for point in twin["p"]] == [2.0]
     assert (set(known), known.count, set(twin), twin.count) == ({"p", "q"}, 2, {"p"}, 1)
     twin.forget("never there")
-    assert Points.load(twin.dump()).dump() == twin.dump()
+    assert MeasuredPoints.load(twin.dump()).dump() == twin.dump()
 
 
 def test_scaling_down_from_thousands_takes_no_time_that_others_would_notice():

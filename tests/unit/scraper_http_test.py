@@ -9,20 +9,20 @@ import pytest
 import trustme
 from tests.fakes.metrics_servers import Listener, Replica, answer
 
-from eelgrid_controller.adapters.http_get import Bounds, Getter, PageRefused, address_of, refusal_of
+from eelgrid_controller.runtime.scraper import FetchError, FetchLimits, HttpFetcher, find_address_refusal, parse_address
 
-BOUNDS = Bounds(connect_s=0.5, whole_s=0.5, bytes_most=10_000)
+BOUNDS = FetchLimits(connect_s=0.5, whole_s=0.5, bytes_most=10_000)
 PAGE = b"up 1\n"
 
 
 async def got(*pieces, bounds=BOUNDS):
     """What the getter makes of an answer in these pieces."""
     with Listener(lambda _path: pieces) as server:
-        return await Getter(bounds, allows_loopback=True).get(server.url)
+        return await HttpFetcher(bounds, allows_loopback=True).get(server.url)
 
 
 async def refused(*pieces, bounds=BOUNDS):
-    with pytest.raises(PageRefused) as caught:
+    with pytest.raises(FetchError) as caught:
         await got(*pieces, bounds=bounds)
     return str(caught.value)
 
@@ -41,7 +41,7 @@ async def test_a_page_comes_whole_whatever_way_it_is_sent():
 
 async def test_the_request_is_a_plain_get_of_the_path_and_query():
     with Listener(lambda _path: (answer(PAGE),)) as server:
-        await Getter(BOUNDS, allows_loopback=True).get(f"{server.url}?format=text")
+        await HttpFetcher(BOUNDS, allows_loopback=True).get(f"{server.url}?format=text")
     (head,) = server.asked
     assert head.startswith(b"GET /metrics?format=text HTTP/1.1\r\nHost: 127.0.0.1:")
     assert b"Connection: close" in head
@@ -97,24 +97,24 @@ async def test_other_answers_are_told_by_status_and_never_followed():
     ],
 )  # fmt: skip
 def test_addresses_that_are_none_are_refused(url):
-    with pytest.raises(PageRefused):
-        address_of(url)
+    with pytest.raises(FetchError):
+        parse_address(url)
 
 
 def test_an_address_is_read_into_its_parts():
-    assert address_of("https://h/m?a=b")[:] == (True, "h", 443, "/m?a=b")
-    assert address_of("http://[::1]:8000").authority == "[::1]:8000"
-    assert address_of("http://h:80/m").authority == "h"
+    assert parse_address("https://h/m?a=b")[:] == (True, "h", 443, "/m?a=b")
+    assert parse_address("http://[::1]:8000").authority == "[::1]:8000"
+    assert parse_address("http://h:80/m").authority == "h"
 
 
 async def test_nobody_listens_and_names_that_are_none():
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with pytest.raises(PageRefused, match="no connection"):
-        await Getter(BOUNDS, allows_loopback=True).get(f"http://127.0.0.1:{port}/metrics")
-    with pytest.raises(PageRefused, match="no connection"):
-        await Getter(BOUNDS, allows_loopback=True).get("http://no-such-host.invalid/metrics")
+    with pytest.raises(FetchError, match="no connection"):
+        await HttpFetcher(BOUNDS, allows_loopback=True).get(f"http://127.0.0.1:{port}/metrics")
+    with pytest.raises(FetchError, match="no connection"):
+        await HttpFetcher(BOUNDS, allows_loopback=True).get("http://no-such-host.invalid/metrics")
 
 
 async def test_https_is_checked_against_the_authority():
@@ -126,10 +126,10 @@ async def test_https_is_checked_against_the_authority():
     with Listener(Replica().reply) as server:
         server.socket = served.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=True)
         url = server.url.replace("http://", "https://")
-        page = await Getter(Bounds(), tls=trusting, allows_loopback=True).get(url)
+        page = await HttpFetcher(FetchLimits(), tls=trusting, allows_loopback=True).get(url)
         assert b"vllm:num_requests_waiting" in page
-        with pytest.raises(PageRefused, match="no TLS"):
-            await Getter(Bounds(), allows_loopback=True).get(url)
+        with pytest.raises(FetchError, match="no TLS"):
+            await HttpFetcher(FetchLimits(), allows_loopback=True).get(url)
 
 
 CREDENTIALS, LINK, NONE, OWN = "credentials", "link scope", "no host", "this machine"
@@ -150,28 +150,28 @@ CREDENTIALS, LINK, NONE, OWN = "credentials", "link scope", "no host", "this mac
     ],
 )  # fmt: skip
 def test_no_page_is_asked_of_an_address_that_is_no_services(host, words):
-    assert words in refusal_of(host, allows_loopback=False)
+    assert words in find_address_refusal(host, allows_loopback=False)
 
 
 @pytest.mark.parametrize(
     "host", ["10.1.2.3", "192.168.1.9", "100.64.0.7", "fd12::7", "2001:db8::1", "64:ff9b::a01:203"]
 )
 def test_pods_and_hosts_are_asked(host):
-    assert refusal_of(host, allows_loopback=False) is None
+    assert find_address_refusal(host, allows_loopback=False) is None
 
 
 @pytest.mark.parametrize("url", ["http://metadata.google.internal/x", "http://Metadata/x", "http://instance-data./x"])
 def test_a_clouds_own_names_are_refused_unresolved(url):
-    with pytest.raises(PageRefused, match="credentials"):
-        address_of(url)
+    with pytest.raises(FetchError, match="credentials"):
+        parse_address(url)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::ffff:127.0.0.1]", "0x7f.1", "2130706433", "localhost"])
 async def test_the_loopback_is_asked_only_where_it_was_allowed(host):
     with Listener(lambda _path: (answer(PAGE),)) as server:
         port = server.url.rpartition(":")[2].partition("/")[0]
-        with pytest.raises(PageRefused, match="this machine's own"):
-            await Getter(BOUNDS).get(f"http://{host}:{port}/metrics")
+        with pytest.raises(FetchError, match="this machine's own"):
+            await HttpFetcher(BOUNDS).get(f"http://{host}:{port}/metrics")
     assert server.asked == []
 
 
@@ -184,9 +184,9 @@ async def test_a_name_that_changes_its_address_is_asked_where_it_was_judged():
 
     with Listener(lambda _path: (answer(PAGE),)) as server:
         port = server.url.rpartition(":")[2].partition("/")[0]
-        getter = Getter(BOUNDS, allows_loopback=True, resolve=resolve)
+        getter = HttpFetcher(BOUNDS, allows_loopback=True, resolve=resolve)
         assert await getter.get(f"http://rebinding.example:{port}/metrics") == PAGE
-        with pytest.raises(PageRefused, match="link scope"):
+        with pytest.raises(FetchError, match="link scope"):
             await getter.get(f"http://rebinding.example:{port}/metrics")
     assert len(answers) == 0
     assert len(server.asked) == 1
@@ -198,7 +198,7 @@ async def test_a_harmless_address_beside_a_forbidden_one_is_the_one_that_is_aske
 
     with Listener(lambda _path: (answer(PAGE),)) as server:
         port = server.url.rpartition(":")[2].partition("/")[0]
-        getter = Getter(BOUNDS, allows_loopback=True, resolve=resolve)
+        getter = HttpFetcher(BOUNDS, allows_loopback=True, resolve=resolve)
         assert await getter.get(f"http://two.example:{port}/metrics") == PAGE
 
 

@@ -9,20 +9,27 @@ import time
 import pytest
 from tests.fakes.metrics_servers import Listener, Replica, answer
 
-from eelgrid_controller.adapters.http_get import Bounds, Getter, PageRefused
-from eelgrid_controller.adapters.scraper import PAGES_MOST, Scraper, due_after, samples_of
-from eelgrid_controller.serving.exposition import Scrape
-from eelgrid_controller.serving.metric_names import SERVERS, generic, names_of
-from eelgrid_controller.steward.rounds import Asked, Round, Rounds, names_read
+from eelgrid_controller.objectives.scrape_windows import ScrapeRound, ScrapeTarget, ScrapeWindows, required_names
+from eelgrid_controller.objectives.services.prometheus_text import ExpositionPage
+from eelgrid_controller.objectives.services.service_metrics import SERVER_NAMES, generic_names, server_metric_names
+from eelgrid_controller.runtime.scraper import (
+    PAGES_MOST,
+    FetchError,
+    FetchLimits,
+    HttpFetcher,
+    Scraper,
+    next_due_s,
+    parse_samples,
+)
 
 LOG = logging.getLogger("test.scraper")
-GENERIC = generic("app_latency_seconds", waiting="app_waiting", running="app_running")
+GENERIC = generic_names("app_latency_seconds", waiting="app_waiting", running="app_running")
 
 
 @contextlib.asynccontextmanager
 async def scraping(get=None, every_s=0.05):
     """A scraper that runs."""
-    getter = Getter(Bounds(connect_s=0.3, whole_s=0.3), allows_loopback=True)
+    getter = HttpFetcher(FetchLimits(connect_s=0.3, whole_s=0.3), allows_loopback=True)
     scraper = Scraper(get or getter.get, every_s=every_s, monotonic_s=time.monotonic, log=LOG)
     running = asyncio.create_task(scraper.run())
     try:
@@ -44,11 +51,11 @@ async def taken(scraper, name, *, want=lambda _: True):
 
 def test_due_moments_are_one_interval_apart_and_spread_by_name():
     for name in ("a", "b", "w-17"):
-        first = due_after(name, 1000.0, 15.0)
+        first = next_due_s(name, 1000.0, 15.0)
         assert 1000.0 < first <= 1015.0
-        assert due_after(name, first, 15.0) == pytest.approx(first + 15.0)
-        assert due_after(name, first - 1e-3, 15.0) == pytest.approx(first)
-    offsets = sorted(due_after(f"w-{number}", 0.0, 15.0) for number in range(300))
+        assert next_due_s(name, first, 15.0) == pytest.approx(first + 15.0)
+        assert next_due_s(name, first - 1e-3, 15.0) == pytest.approx(first)
+    offsets = sorted(next_due_s(f"w-{number}", 0.0, 15.0) for number in range(300))
     assert max(b - a for a, b in itertools.pairwise(offsets)) < 1.0
     assert offsets[0] < 1.0
     assert offsets[-1] > 14.0
@@ -56,12 +63,12 @@ def test_due_moments_are_one_interval_apart_and_spread_by_name():
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "generic"])
 async def test_rounds_of_real_servers_become_windows(kind):
-    names = GENERIC if kind == "generic" else names_of(kind)
+    names = GENERIC if kind == "generic" else server_metric_names(kind)
     replicas = [Replica(kind), Replica(kind)]
     with Listener(replicas[0].reply) as one, Listener(replicas[1].reply) as other:
         async with scraping() as scraper:
-            scraper.ask({"w-1": Asked({0: one.url, 1: other.url}, names_read(names))})
-            rounds = Rounds(names, "m", grace_s=60.0, age_most_s=60.0)
+            scraper.ask({"w-1": ScrapeTarget({0: one.url, 1: other.url}, required_names(names))})
+            rounds = ScrapeWindows(names, "m", grace_s=60.0, age_most_s=60.0)
             first = rounds.took(await taken(scraper, "w-1"))
             assert first.window is None
             assert (first.serving, first.answered) == (2, 2)
@@ -80,7 +87,7 @@ async def test_rounds_of_real_servers_become_windows(kind):
 
 
 def _finished(one, names):
-    pages = [page for page in one.pages.values() if isinstance(page, Scrape)]
+    pages = [page for page in one.pages.values() if isinstance(page, ExpositionPage)]
     return sum(sample.value for page in pages for sample in page.named(names.finished.names[0]))
 
 
@@ -98,10 +105,10 @@ async def test_hung_garbled_and_broken_pages_are_reasons_and_the_others_still_co
         urls = {0: stack.enter_context(Listener(replica.reply)).url}
         urls |= {number: stack.enter_context(Listener(reply)).url for number, reply in bad.items()}
         async with scraping() as scraper:
-            scraper.ask({"w": Asked(urls, names_read(names_of("vllm")))})
+            scraper.ask({"w": ScrapeTarget(urls, required_names(server_metric_names("vllm")))})
             found = {number: page for (number, _), page in (await taken(scraper, "w")).pages.items()}
             assert sum(scraper.failures.values()) == 6
-    assert isinstance(found.pop(0), Scrape)
+    assert isinstance(found.pop(0), ExpositionPage)
     assert found == {
         1: "no whole answer in 0.3 s",
         2: "line 1 is not in Prometheus' text format",
@@ -123,10 +130,10 @@ async def test_one_that_hangs_or_breaks_holds_up_nobody_else():
         return replica.page().encode()
 
     async with scraping(get) as scraper:
-        names = names_read(names_of("vllm"))
-        scraper.ask({name: Asked({0: name}, names) for name in ("hangs", "breaks", "fine")})
+        names = required_names(server_metric_names("vllm"))
+        scraper.ask({name: ScrapeTarget({0: name}, names) for name in ("hangs", "breaks", "fine")})
         for _ in range(3):
-            assert isinstance((await taken(scraper, "fine")).pages[0, "fine"], Scrape)
+            assert isinstance((await taken(scraper, "fine")).pages[0, "fine"], ExpositionPage)
         assert "hangs" not in scraper.take()
         scraper.ask({})  # the round under way ends with the wish for it
         await asyncio.sleep(0.1)
@@ -139,17 +146,17 @@ async def test_an_address_that_keeps_failing_is_asked_seldom_and_comes_back():
     async def get(url):
         asked.append(url)
         if replica is None:
-            raise PageRefused("gone")
+            raise FetchError("gone")
         return replica.page().encode()
 
     kept, replica = replica, None
     async with scraping(get, every_s=0.01) as scraper:
-        scraper.ask({"w": Asked({0: "u"}, names_read(names_of("vllm")))})
+        scraper.ask({"w": ScrapeTarget({0: "u"}, required_names(server_metric_names("vllm")))})
         for _ in range(15):
             assert (await taken(scraper, "w")).pages[0, "u"] == "gone"
         assert len(asked) <= 3 + 15 / 4 + 2
         replica = kept
-        await taken(scraper, "w", want=lambda one: isinstance(one.pages[0, "u"], Scrape))
+        await taken(scraper, "w", want=lambda one: isinstance(one.pages[0, "u"], ExpositionPage))
         before = len(asked)
         for _ in range(5):
             await taken(scraper, "w")
@@ -159,25 +166,25 @@ async def test_an_address_that_keeps_failing_is_asked_seldom_and_comes_back():
 
 def test_too_many_pages_are_refused_by_name():
     scraper = Scraper(lambda _: None, every_s=15.0, monotonic_s=lambda: 0.0, log=LOG)
-    many = Asked(dict.fromkeys(range(PAGES_MOST), "u"), frozenset())
-    assert scraper.ask({"a": many, "b": Asked({0: "u"}, frozenset())}) == {"b"}
+    many = ScrapeTarget(dict.fromkeys(range(PAGES_MOST), "u"), frozenset())
+    assert scraper.ask({"a": many, "b": ScrapeTarget({0: "u"}, frozenset())}) == {"b"}
 
 
 def test_only_what_is_wanted_is_parsed_and_kept():
     page = Replica().page() + "other_total 5\nvllm:num_requests_waiting_else 3\n"
-    found = samples_of(page.encode(), names_read(names_of("vllm")), 7.0)
+    found = parse_samples(page.encode(), required_names(server_metric_names("vllm")), 7.0)
     assert found.at_s == 7.0
     assert "other_total" not in found.samples
     assert "vllm:num_requests_waiting_else" not in found.samples
     assert found.named("vllm:num_requests_waiting")[0].value == 0
     # A server that has not begun to count is no error, one that speaks something else is.
-    assert samples_of(b"other_total 5\n", names_read(names_of("vllm")), 7.0).samples == {}
-    assert samples_of(b"", names_read(names_of("vllm")), 7.0).samples == {}
+    assert parse_samples(b"other_total 5\n", required_names(server_metric_names("vllm")), 7.0).samples == {}
+    assert parse_samples(b"", required_names(server_metric_names("vllm")), 7.0).samples == {}
 
 
 def test_every_name_that_a_window_reads_is_asked_for():
-    for server, names in SERVERS.items():
-        read = names_read(names)
+    for server, names in SERVER_NAMES.items():
+        read = required_names(names)
         for name in (*names.finished.names, *names.waiting.names, *names.arrived.names, *names.output_tokens.names):
             assert name in read, server
         assert {f"{name}_bucket" for name in names.response.names} <= read
@@ -189,7 +196,7 @@ def test_every_name_that_a_window_reads_is_asked_for():
 
 def rounds_of(*rows, grace_s=30.0, age_most_s=40.0):
     """Outcomes of rounds 10 s apart; each row has each replica's finished requests, or why there is no page."""
-    rounds = Rounds(names_of("vllm"), "", grace_s=grace_s, age_most_s=age_most_s)
+    rounds = ScrapeWindows(server_metric_names("vllm"), "", grace_s=grace_s, age_most_s=age_most_s)
     found = []
     for number, row in enumerate(rows):
         at_s = 100.0 + 10.0 * number
@@ -203,8 +210,10 @@ def rounds_of(*rows, grace_s=30.0, age_most_s=40.0):
                 replica = Replica()
                 replica.started_s = 1.0
                 replica.served(cell)
-                pages[place, "u"] = samples_of(replica.page().encode(), names_read(names_of("vllm")), at_s)
-        found.append(rounds.took(Round(at_s, pages)))
+                pages[place, "u"] = parse_samples(
+                    replica.page().encode(), required_names(server_metric_names("vllm")), at_s
+                )
+        found.append(rounds.took(ScrapeRound(at_s, pages)))
     return found
 
 

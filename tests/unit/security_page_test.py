@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from eelgrid_agent.node_api import NEEDS as NODE_NEEDS
-from eelgrid_controller import core, presence
-from eelgrid_controller.adapters import audit_table
-from eelgrid_controller.config import ControllerConfig
-from eelgrid_controller.roles import NEEDS
+from eelgrid_agent.node.node_service import METHOD_ROLES as NODE_NEEDS
+from eelgrid_controller.access_control import REQUIRED_ROLES
+from eelgrid_controller.core import core
+from eelgrid_controller.runtime import audit_table
+from eelgrid_controller.runtime.config import ControllerConfig
+from eelgrid_controller.state import agent_liveness
 from eelgrid_protos.messages import AUDIT_ARGUMENTS_MOST
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "security.md").read_text(encoding="utf-8")
@@ -28,7 +29,8 @@ def test_the_table_of_calls_is_the_one_that_is_asked():
         for call in re.findall(r"`(\w+)`", calls)
     }
     wanted = {
-        path.rpartition("/")[2]: "any certificate" if role is None else role.value for path, role in NEEDS.items()
+        path.rpartition("/")[2]: "any certificate" if role is None else role.value
+        for path, role in REQUIRED_ROLES.items()
     }
     assert found == wanted
 
@@ -44,9 +46,9 @@ def test_the_calls_of_the_agents_own_api_are_named():
         ("audit entries kept", ControllerConfig(data=Path()).audit_rows_most),
         ("new nodes of one certificate, or address, in an hour", ControllerConfig(data=Path()).registrations_most),
         ("nodes registered", core.NODES_MOST),
-        ("workloads that wait or run", core.LIVE_MOST),
+        ("workloads that wait or run", core.LIVE_WORKLOADS_MOST),
         ("arguments and reason kept of a call", AUDIT_ARGUMENTS_MOST),
-        ("certificates distinguished by that limit", presence._PEERS_MOST),
+        ("certificates distinguished by that limit", agent_liveness._PEERS_MOST),
         ("commands that wait", ControllerConfig(data=Path()).queue_most),
     ],
 )

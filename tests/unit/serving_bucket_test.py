@@ -5,47 +5,56 @@ from dataclasses import replace
 
 import pytest
 
-from eelgrid_controller.serving.correction import (
+from eelgrid_controller.objectives.services.autoscaler import (
+    AutoscalerTarget,
+    ScalingLimits,
+    on_ready_replicas,
+    on_window,
+    start_autoscaler,
+)
+from eelgrid_controller.objectives.services.calibration import (
     DOUBT_LEAST,
     HALF_LIFE_S,
-    Correction,
-    Sample,
-    factor,
-    learned,
-    sampled,
-    slowness,
+    ServiceCalibration,
+    SlownessSample,
+    calibration_factor,
+    sample_quantile,
+    sample_slowness,
+    update_calibration,
 )
-from eelgrid_controller.serving.live import Live, LiveQuantile, Window
-from eelgrid_controller.serving.models import Tokens
-from eelgrid_controller.serving.scaler import Limits
-from eelgrid_controller.serving.sizing import Factor, Objective
-from eelgrid_controller.serving.stations import Arrivals, Station
-from eelgrid_controller.serving.tokens import Curve, TokenDemand, given_hz, inter_token
-from eelgrid_controller.serving.watch import Promised, begin, looked, served
+from eelgrid_controller.objectives.services.service_metrics import LiveDistribution, LiveQuantile, MetricsWindow
+from eelgrid_controller.objectives.services.service_model import (
+    TokenCurve,
+    TokenDemand,
+    TokenService,
+    inter_token_latency,
+    token_rate_hz,
+)
+from eelgrid_controller.profiles.queueing_model import ArrivalProcess, QuantileObjective, ServiceStation, SlownessFactor
 
 VLLM_S = (0.01, 0.025, 0.05, 0.075, math.inf)
-CURVE = Curve((8.0, 16.0, 32.0, 64.0), (1000.0, 1900.0, 3300.0, 5000.0), {0.95: (0.008, 0.010, 0.013, 0.018)})
+CURVE = TokenCurve((8.0, 16.0, 32.0, 64.0), (1000.0, 1900.0, 3300.0, 5000.0), {0.95: (0.008, 0.010, 0.013, 0.018)})
 
 
 def _service(objective_s=0.025):
-    return Tokens(CURVE, TokenDemand(0.0, 200.0), Objective(0.95, objective_s))
+    return TokenService(CURVE, TokenDemand(0.0, 200.0), QuantileObjective(0.95, objective_s))
 
 
 def _window(token_hz, counts, sum_s=None):
-    live = Live(VLLM_S, counts, sum_s=sum_s)
-    return Window(
+    live = LiveDistribution(VLLM_S, counts, sum_s=sum_s)
+    return MetricsWindow(
         30.0, None, None, live, None, None, token_hz / 200.0, token_hz / 200.0, 0.0, 0.0, 10.0, token_hz, None
     )
 
 
 def test_a_profile_within_its_bucket_is_not_taught_that_it_is_slow():
     """True p95 of 11 ms, read in a straight line between 10 and 25 ms, seems to be 24."""
-    model, correction = _service(), Correction()
+    model, correction = _service(), ServiceCalibration()
     window = _window(2600.0, (5.0, 100_000.0, 100_000.0, 100_000.0, 100_000.0))
     assert model.live(window).value_s > 0.024
     for number in range(200):
-        correction = learned(correction, model.steady(window, 1), 30.0 * number)
-    known = factor(correction, 6000.0)
+        correction = update_calibration(correction, model.steady(window, 1), 30.0 * number)
+    known = calibration_factor(correction, 6000.0)
     assert known.value == pytest.approx(1.0)
     assert known.error <= 0.15 + 1e-9
 
@@ -55,41 +64,41 @@ def test_a_profile_within_its_bucket_is_not_taught_that_it_is_slow():
     [(0.7, 0.9), (1.0, 1.0), (2.0, 1.3)],
 )
 def test_a_factor_outside_goes_to_the_nearer_end_and_one_inside_stays(start, end):
-    correction = Correction(0.0, math.log(start), 0.1, 5)
+    correction = ServiceCalibration(0.0, math.log(start), 0.1, 5)
     for number in range(60):
-        correction = learned(correction, Sample(0.9, 0.0, most=1.3), 30.0 * (number + 1))
-    assert factor(correction, 1800.0).value == pytest.approx(end, rel=1e-3)
+        correction = update_calibration(correction, SlownessSample(0.9, 0.0, most=1.3), 30.0 * (number + 1))
+    assert calibration_factor(correction, 1800.0).value == pytest.approx(end, rel=1e-3)
 
 
 def test_a_factor_that_explains_what_is_seen_does_not_fade():
-    correction = Correction(0.0, math.log(1.3), 0.1, 5)
+    correction = ServiceCalibration(0.0, math.log(1.3), 0.1, 5)
     for number in range(120):
-        correction = learned(correction, Sample(1.2, 0.0, most=2.0), 30.0 * (number + 1))
-    assert factor(correction, 3600.0).value == pytest.approx(1.3)
+        correction = update_calibration(correction, SlownessSample(1.2, 0.0, most=2.0), 30.0 * (number + 1))
+    assert calibration_factor(correction, 3600.0).value == pytest.approx(1.3)
 
 
 def test_a_narrow_range_makes_it_sure():
-    wide = narrow = Correction()
+    wide = narrow = ServiceCalibration()
     for number in range(40):
-        wide = learned(wide, Sample(0.5, 0.0, most=2.0), 30.0 * (number + 1))
-        narrow = learned(narrow, Sample(0.98, 0.0, most=1.02), 30.0 * (number + 1))
-    assert factor(wide, 1200.0).error == pytest.approx(0.15)
-    assert factor(narrow, 1200.0).error < 0.03
+        wide = update_calibration(wide, SlownessSample(0.5, 0.0, most=2.0), 30.0 * (number + 1))
+        narrow = update_calibration(narrow, SlownessSample(0.98, 0.0, most=1.02), 30.0 * (number + 1))
+    assert calibration_factor(wide, 1200.0).error == pytest.approx(0.15)
+    assert calibration_factor(narrow, 1200.0).error < 0.03
 
 
 def test_the_range_is_that_of_the_bucket():
-    live = Live((0.1, 0.2, math.inf), (50.0, 100.0, 100.0)).quantile(0.9)
+    live = LiveDistribution((0.1, 0.2, math.inf), (50.0, 100.0, 100.0)).quantile(0.9)
     assert live.bucket_s == (0.1, 0.2)
-    station = Station(servers=4, service_s=0.05, service_cv2=0.5)
-    sample = slowness(station, Arrivals(20.0), 0.9, live)
+    station = ServiceStation(servers=4, service_s=0.05, service_cv2=0.5)
+    sample = sample_slowness(station, ArrivalProcess(20.0), 0.9, live)
     assert sample.factor < sample.most
     for border_s, found in zip(live.bucket_s, (sample.factor, sample.most), strict=True):
-        alone = slowness(station, Arrivals(20.0), 0.9, LiveQuantile(border_s, 1e6, 0.0))
+        alone = sample_slowness(station, ArrivalProcess(20.0), 0.9, LiveQuantile(border_s, 1e6, 0.0))
         assert found == pytest.approx(alone.factor, rel=2e-3)
 
 
 def test_nothing_read_is_no_sample():
-    assert sampled(lambda _: 1.0, 0.95, None) is None
+    assert sample_quantile(lambda _: 1.0, 0.95, None) is None
 
 
 def test_a_bucket_above_the_objective_is_a_broken_promise():
@@ -102,8 +111,8 @@ def test_a_bucket_above_the_objective_is_a_broken_promise():
 
 def _slow_window(slow, held):
     """An engine that is so much slower and holds so many sequences; all its tokens in the bucket of its p95."""
-    token_hz = given_hz(CURVE, held) / slow
-    p95_s = slow * inter_token(CURVE, slow * token_hz, 0.95).value_s
+    token_hz = token_rate_hz(CURVE, held) / slow
+    p95_s = slow * inter_token_latency(CURVE, slow * token_hz, 0.95).value_s
     counts = tuple(0.0 if border_s < p95_s else 100_000.0 for border_s in VLLM_S)
     return _window(token_hz, counts, sum_s=counts[-1] * held / token_hz)
 
@@ -120,7 +129,7 @@ def test_the_mean_tells_within_a_bucket_how_slow_an_engine_is(slow, held):
 def test_a_quantile_raises_what_the_mean_says_and_never_lowers_it():
     model = _service()
     late = (5.0, 5.0, 100_000.0, 100_000.0, 100_000.0)  # p95 between 25 and 50 ms
-    token_hz = given_hz(CURVE, 16.0)
+    token_hz = token_rate_hz(CURVE, 16.0)
     raised = model.steady(_window(token_hz, late, sum_s=late[-1] * 16.0 / token_hz), 1)
     assert raised.factor == pytest.approx(model.steady(_window(token_hz, late), 1).factor)
     assert raised.factor > 1.5
@@ -131,20 +140,20 @@ def test_a_quantile_raises_what_the_mean_says_and_never_lowers_it():
 
 
 def test_doubt_of_the_curve_shrinks_with_means_alone_and_comes_back():
-    by_quantile = by_mean = Correction()
+    by_quantile = by_mean = ServiceCalibration()
     for number in range(20):
-        by_quantile = learned(by_quantile, Sample(1.0, 0.02), 30.0 * number)
-        by_mean = learned(by_mean, Sample(1.0, 0.02, is_mean=True), 30.0 * number)
-    assert factor(by_quantile, 570.0).doubt == 1.0
-    assert factor(by_mean, 570.0).doubt == pytest.approx(DOUBT_LEAST, abs=0.05)
-    assert factor(by_mean, 570.0 + HALF_LIFE_S).doubt == pytest.approx((1.0 + DOUBT_LEAST) / 2.0, abs=0.05)
-    assert factor(by_mean, 570.0 + 100.0 * HALF_LIFE_S).doubt == pytest.approx(1.0)
+        by_quantile = update_calibration(by_quantile, SlownessSample(1.0, 0.02), 30.0 * number)
+        by_mean = update_calibration(by_mean, SlownessSample(1.0, 0.02, is_mean=True), 30.0 * number)
+    assert calibration_factor(by_quantile, 570.0).doubt == 1.0
+    assert calibration_factor(by_mean, 570.0).doubt == pytest.approx(DOUBT_LEAST, abs=0.05)
+    assert calibration_factor(by_mean, 570.0 + HALF_LIFE_S).doubt == pytest.approx((1.0 + DOUBT_LEAST) / 2.0, abs=0.05)
+    assert calibration_factor(by_mean, 570.0 + 100.0 * HALF_LIFE_S).doubt == pytest.approx(1.0)
 
 
 def test_less_doubt_never_needs_more_replicas():
     model = _service(0.016)
     needed = [
-        [model.needed(rate_hz, Factor(1.0, 0.03, doubt), 500) for doubt in (0.0, 0.3, 1.0)]
+        [model.needed(rate_hz, SlownessFactor(1.0, 0.03, doubt), 500) for doubt in (0.0, 0.3, 1.0)]
         for rate_hz in (5.0, 50.0, 400.0)
     ]
     assert all(row == sorted(row) for row in needed)
@@ -152,10 +161,10 @@ def test_less_doubt_never_needs_more_replicas():
 
 
 def _watched(replicas=4):
-    promised = Promised(_service(), Limits(most=20, start_s=30.0))
-    watch = begin(promised, replicas)
+    promised = AutoscalerTarget(_service(), ScalingLimits(most=20, start_s=30.0))
+    watch = start_autoscaler(promised, replicas)
     for number in range(1, 9):
-        watch, _ = looked(promised, watch, _of(watch.state.ready, 1.0), 30.0 * number)
+        watch, _ = on_window(promised, watch, _of(watch.state.ready, 1.0), 30.0 * number)
     return promised, watch
 
 
@@ -167,18 +176,18 @@ def _of(replicas, slow):
 
 def test_a_window_in_which_replicas_came_says_nothing_of_the_profile():
     promised, watch = _watched()
-    watch = served(promised, watch, 5, 250.0)
-    across, _ = looked(promised, watch, _of(3, 1.0), 270.0)
+    watch = on_ready_replicas(promised, watch, 5, 250.0)
+    across, _ = on_window(promised, watch, _of(3, 1.0), 270.0)
     assert across.correction == watch.correction
-    after, _ = looked(promised, across, _of(5, 1.3), 300.0)
+    after, _ = on_window(promised, across, _of(5, 1.3), 300.0)
     assert after.correction.log_factor > watch.correction.log_factor
 
 
 def test_what_was_seen_while_replicas_were_lost_is_unlearned():
     promised, watch = _watched()
     before = watch.correction
-    watch, _ = looked(promised, watch, _of(4, 1.5), 270.0)  # two of four are gone, and nobody knows
+    watch, _ = on_window(promised, watch, _of(4, 1.5), 270.0)  # two of four are gone, and nobody knows
     assert watch.correction.log_factor > before.log_factor
-    assert served(promised, watch, 2, 280.0).correction == before
-    assert served(promised, watch, 2, 400.0).correction == watch.correction  # that was long ago
-    assert served(promised, watch, 5, 280.0).correction == watch.correction  # one more is no loss
+    assert on_ready_replicas(promised, watch, 2, 280.0).correction == before
+    assert on_ready_replicas(promised, watch, 2, 400.0).correction == watch.correction  # that was long ago
+    assert on_ready_replicas(promised, watch, 5, 280.0).correction == watch.correction  # one more is no loss

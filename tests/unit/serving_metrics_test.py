@@ -1,6 +1,6 @@
 """Pages of each kind of server, read into a window: the numbers are worked out by hand.
 
-The names are those of the servers' documentation (metric_names.py has the sources);
+The names are those of the servers' documentation (service_metrics.py has the sources);
 the values are made so that every quantile lies where one can see it.
 """
 
@@ -8,10 +8,16 @@ import math
 
 import pytest
 
-from eelgrid_controller.serving.errors import MetricsUnreadable, Unusable
-from eelgrid_controller.serving.exposition import parse
-from eelgrid_controller.serving.live import Live, Pair, window
-from eelgrid_controller.serving.metric_names import SERVERS, generic, names_of
+from eelgrid_controller.objectives.services.prometheus_text import parse_exposition
+from eelgrid_controller.objectives.services.service_metrics import (
+    SERVER_NAMES,
+    LiveDistribution,
+    ScrapePair,
+    generic_names,
+    server_metric_names,
+    service_window,
+)
+from eelgrid_controller.profiles.errors import InvalidServingValue, MetricsUnreadable
 
 
 def histogram(name, counts, labels="", borders=("0.1", "0.2", "0.4", "+Inf")):
@@ -23,8 +29,10 @@ def histogram(name, counts, labels="", borders=("0.1", "0.2", "0.4", "+Inf")):
 
 
 def looked(server, before, after, seconds=10.0, model=""):
-    names = names_of(server) if isinstance(server, str) else server
-    return window(names, [Pair(parse(before, 100.0), parse(after, 100.0 + seconds))], model)
+    names = server_metric_names(server) if isinstance(server, str) else server
+    return service_window(
+        names, [ScrapePair(parse_exposition(before, 100.0), parse_exposition(after, 100.0 + seconds))], model
+    )
 
 
 def _vllm(scale, waiting, running):
@@ -128,7 +136,7 @@ def test_tgi_counts_what_comes_and_has_no_first_token():
     assert found.first_token is None
     assert found.response.quantile(0.5).value_s == pytest.approx(0.2)
     assert found.output_token_hz == pytest.approx(100 * 0.15 / 10.0)
-    assert "no time to first token" in SERVERS["tgi"].notes
+    assert "no time to first token" in SERVER_NAMES["tgi"].notes
 
 
 def _triton(scale, pending, *, summaries):
@@ -200,7 +208,7 @@ def test_ray_serve_with_and_without_the_newer_ending(total):
 
 
 def test_any_server_with_a_histogram():
-    names = generic("http_request_duration_seconds", waiting="in_queue")
+    names = generic_names("http_request_duration_seconds", waiting="in_queue")
     before = histogram("http_request_duration_seconds", [0, 0, 0, 0]) + "\nin_queue 1"
     after = histogram("http_request_duration_seconds", [0, 100, 100, 100]) + "\nin_queue 21"
     found = looked(names, before, after)
@@ -215,13 +223,13 @@ def test_a_restart_counts_what_came_since():
 
 
 def test_a_histogram_of_which_one_bucket_fell_was_reset_as_a_whole():
-    names = generic("h")
+    names = generic_names("h")
     found = looked(names, histogram("h", [40, 50, 60, 70]), histogram("h", [10, 90, 95, 100]))
     assert found.response.counts == (10, 90, 95, 100)
 
 
 def test_a_process_that_started_anew_was_reset_even_if_nothing_fell():
-    names, started = generic("h"), "process_start_time_seconds"
+    names, started = generic_names("h"), "process_start_time_seconds"
     before = f"{histogram('h', [1, 1, 1, 1])}\n{started} 1000.5"
     after = f"{histogram('h', [5, 30, 30, 30])}\n{started} 1090.25"
     assert looked(names, before, after).response.counts == (5, 30, 30, 30)
@@ -229,17 +237,17 @@ def test_a_process_that_started_anew_was_reset_even_if_nothing_fell():
 
 
 def test_replicas_are_added_up():
-    pairs = [Pair(parse(_vllm(1, 1, 1), 0.0), parse(_vllm(2, 1, 1), 10.0))] * 3
-    found = window(names_of("vllm"), pairs)
+    pairs = [ScrapePair(parse_exposition(_vllm(1, 1, 1), 0.0), parse_exposition(_vllm(2, 1, 1), 10.0))] * 3
+    found = service_window(server_metric_names("vllm"), pairs)
     assert found.finished_hz == pytest.approx(30.0)
     assert found.waiting == 3
     assert found.response.count == 300
 
 
 def test_no_time_no_window():
-    page = parse(_vllm(1, 0, 0), 5.0)
-    assert window(names_of("vllm"), [Pair(page, page)]) is None
-    assert window(names_of("vllm"), []) is None
+    page = parse_exposition(_vllm(1, 0, 0), 5.0)
+    assert service_window(server_metric_names("vllm"), [ScrapePair(page, page)]) is None
+    assert service_window(server_metric_names("vllm"), []) is None
 
 
 def test_a_page_without_the_names_tells_nothing():
@@ -250,16 +258,16 @@ def test_a_page_without_the_names_tells_nothing():
 
 
 def test_too_few_or_past_the_last_border():
-    few = Live((0.1, math.inf), (5.0, 10.0))
+    few = LiveDistribution((0.1, math.inf), (5.0, 10.0))
     assert few.quantile(0.5) is None
-    many = Live((0.1, math.inf), (500.0, 1000.0))
+    many = LiveDistribution((0.1, math.inf), (500.0, 1000.0))
     assert many.quantile(0.95).is_least
     assert many.quantile(0.95).value_s == 0.1
-    assert Live((0.1, math.inf), (0.0, 60.0)).quantile(0.99) is None  # 60 say nothing of the last hundredth
+    assert LiveDistribution((0.1, math.inf), (0.0, 60.0)).quantile(0.99) is None  # 60 say nothing of the last hundredth
 
 
 def test_a_histogram_without_a_sum_has_no_mean():
-    names = generic("h")
+    names = generic_names("h")
     pages = [histogram("h", counts) for counts in ([1, 2, 3, 3], [50, 60, 70, 70])]
     assert looked(names, *pages).response.mean_s == pytest.approx(0.15)
     bare = ["\n".join(line for line in page.splitlines() if "_sum" not in line) for page in pages]
@@ -268,7 +276,7 @@ def test_a_histogram_without_a_sum_has_no_mean():
 
 
 def test_the_grammar():
-    page = parse(
+    page = parse_exposition(
         '# HELP a b\n\na_total{x="1, \\"2\\" \\\\ \\n}",y="#"} 3 1395066363000\nb +Inf\nc 1e3\nd_bucket{le="0.5"} 7 # {trace_id="q"} 0.3 1.5\n# EOF',
         1.0,
     )
@@ -288,21 +296,21 @@ def test_the_grammar():
 )
 def test_half_a_page_is_refused(text, line):
     with pytest.raises(MetricsUnreadable, match=line):
-        parse(text, 0.0)
+        parse_exposition(text, 0.0)
 
 
 def test_bounds(monkeypatch):
-    from eelgrid_controller.serving import exposition
+    from eelgrid_controller.objectives.services import prometheus_text
 
-    monkeypatch.setattr(exposition, "SAMPLES_MOST", 2)
+    monkeypatch.setattr(prometheus_text, "SAMPLES_MOST", 2)
     with pytest.raises(MetricsUnreadable, match="more than 2 samples"):
-        parse("a 1\nb 2\nc 3", 0.0)
-    monkeypatch.setattr(exposition, "BYTES_MOST", 3)
+        parse_exposition("a 1\nb 2\nc 3", 0.0)
+    monkeypatch.setattr(prometheus_text, "BYTES_MOST", 3)
     with pytest.raises(MetricsUnreadable, match="bytes"):
-        parse("a 1\nb 2", 0.0)
+        parse_exposition("a 1\nb 2", 0.0)
 
 
 def test_an_unknown_server_is_told_which_there_are():
-    with pytest.raises(Unusable, match="vllm, sglang, tgi, triton, ray-serve"):
-        names_of("llama.cpp")
-    assert all(names.notes for names in SERVERS.values())
+    with pytest.raises(InvalidServingValue, match="vllm, sglang, tgi, triton, ray-serve"):
+        server_metric_names("llama.cpp")
+    assert all(names.notes for names in SERVER_NAMES.values())

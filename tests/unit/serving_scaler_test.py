@@ -5,35 +5,49 @@ import math
 
 import pytest
 
-from eelgrid_controller.serving.errors import Unusable
-from eelgrid_controller.serving.forecast import AHEAD_MOST, Trend, ahead, seen
-from eelgrid_controller.serving.queueing import latency
-from eelgrid_controller.serving.scaler import Limits, Observed, Phase, Ready, Scaler, Tick
-from eelgrid_controller.serving.sizing import Objective, least_replicas
-from eelgrid_controller.serving.stations import Arrivals, Station
+from eelgrid_controller.objectives.services.autoscaler import (
+    FORECAST_RATIO_MOST,
+    LoadObserved,
+    RateTrend,
+    ReplicaScaler,
+    ReplicasReady,
+    ScalerPhase,
+    ScalerTick,
+    ScalingLimits,
+    forecast_rate,
+    update_trend,
+)
+from eelgrid_controller.profiles.errors import InvalidServingValue
+from eelgrid_controller.profiles.queueing_model import (
+    ArrivalProcess,
+    QuantileObjective,
+    ServiceStation,
+    latency_quantile,
+    least_replicas,
+)
 
 
 def _scaler(**limits):
-    return Scaler(Limits(**limits), lambda rate_hz: math.ceil(rate_hz / 10.0))
+    return ReplicaScaler(ScalingLimits(**limits), lambda rate_hz: math.ceil(rate_hz / 10.0))
 
 
 def _steady(scaler, rate_hz, windows=40, *, begun=None, **facts):
     state = scaler.begin(math.ceil(rate_hz / 10.0) if begun is None else begun)
     for number in range(windows):
-        state, _ = scaler.step(state, Observed(15.0 * (number + 1), rate_hz, **facts))
-        state, _ = scaler.step(state, Ready(15.0 * (number + 1), state.target))
+        state, _ = scaler.step(state, LoadObserved(15.0 * (number + 1), rate_hz, **facts))
+        state, _ = scaler.step(state, ReplicasReady(15.0 * (number + 1), state.target))
     return state, 15.0 * windows
 
 
 def test_it_rises_at_once_and_says_why():
     scaler = _scaler()
     state, at_s = _steady(scaler, 40.0)
-    state, decision = scaler.step(state, Observed(at_s + 15.0, 80.0))
+    state, decision = scaler.step(state, LoadObserved(at_s + 15.0, 80.0))
     assert decision.replicas >= 8
     assert decision.reason.startswith("up: ")
-    assert state.phase is Phase.RISING
-    state, decision = scaler.step(state, Ready(at_s + 60.0, state.target))
-    assert state.phase is Phase.STEADY
+    assert state.phase is ScalerPhase.RISING
+    state, decision = scaler.step(state, ReplicasReady(at_s + 60.0, state.target))
+    assert state.phase is ScalerPhase.STEADY
     assert "serve" in decision.reason
 
 
@@ -43,10 +57,10 @@ def test_a_rise_is_bounded_within_one_start():
     first = state.target
     most = 2 * first + 2
     for number in range(1, 5):
-        state, decision = scaler.step(state, Observed(at_s + 15.0 * number, 2000.0))
+        state, decision = scaler.step(state, LoadObserved(at_s + 15.0 * number, 2000.0))
         assert state.target <= most
         assert f"{most} at most for now" in decision.reason
-    state, _ = scaler.step(state, Observed(at_s + 90.0, 2000.0))
+    state, _ = scaler.step(state, LoadObserved(at_s + 90.0, 2000.0))
     assert state.target == min(64, 2 * most + 2)
 
 
@@ -54,7 +68,7 @@ def test_what_waits_is_served_beside_what_comes():
     scaler = _scaler(drain_s=30.0)
     state, at_s = _steady(scaler, 40.0)
     # The output has stalled at what four replicas give; arrivals are counted, and 1500 wait.
-    state, decision = scaler.step(state, Observed(at_s + 15.0, 40.0, waiting=1500.0, waiting_growth=600.0))
+    state, decision = scaler.step(state, LoadObserved(at_s + 15.0, 40.0, waiting=1500.0, waiting_growth=600.0))
     assert state.target == 4 + 5
     assert "1500 wait" in decision.reason
 
@@ -64,7 +78,7 @@ def test_a_broken_promise_asks_for_one_more_a_start():
     state, at_s = _steady(scaler, 40.0)
     targets = []
     for number in range(1, 9):
-        state, decision = scaler.step(state, Observed(at_s + 15.0 * number, 40.0, is_promise_broken=True))
+        state, decision = scaler.step(state, LoadObserved(at_s + 15.0 * number, 40.0, is_promise_broken=True))
         targets.append(state.target)
         assert "the promise is broken" in decision.reason or number not in {1, 5}
     assert targets == [5] * 4 + [6] * 4
@@ -76,15 +90,15 @@ def test_it_falls_late_little_and_never_in_the_dark():
     high = state.target
     falls = []
     for number in range(1, 41):
-        state, decision = scaler.step(state, Observed(at_s + 15.0 * number, 50.0))
+        state, decision = scaler.step(state, LoadObserved(at_s + 15.0 * number, 50.0))
         falls.append((state.target, decision.reason))
     assert falls[2][0] == high  # still within the look-back
     dropped = [a - b for (a, _), (b, _) in itertools.pairwise(falls) if b < a]
     assert max(dropped) <= high // 4
     assert any(reason.startswith("down: ") for _, reason in falls)
     assert any("cooling" in reason for _, reason in falls)
-    state, decision = scaler.step(state, Tick(at_s + 3000.0))
-    assert state.phase is Phase.BLIND
+    state, decision = scaler.step(state, ScalerTick(at_s + 3000.0))
+    assert state.phase is ScalerPhase.BLIND
     assert "blind" in decision.reason
 
 
@@ -96,7 +110,7 @@ def test_a_young_scaler_takes_nothing_away():
     assert state.target < 30
 
 
-@pytest.mark.parametrize("event", [Observed(10.0, math.nan), Observed(10.0, -1.0), Observed(15.0, 900.0)])
+@pytest.mark.parametrize("event", [LoadObserved(10.0, math.nan), LoadObserved(10.0, -1.0), LoadObserved(15.0, 900.0)])
 def test_a_window_that_is_none_changes_nothing(event):
     scaler = _scaler()
     state, _ = _steady(scaler, 40.0, windows=1)
@@ -108,20 +122,22 @@ def test_a_window_that_is_none_changes_nothing(event):
 def test_a_tick_in_time_is_nothing():
     scaler = _scaler()
     state, at_s = _steady(scaler, 40.0)
-    assert scaler.step(state, Tick(at_s + 59.0))[0] is state
+    assert scaler.step(state, ScalerTick(at_s + 59.0))[0] is state
     fresh = scaler.begin(3)
-    assert scaler.step(fresh, Tick(1e9))[0] is fresh  # nothing was ever known: nothing is stale
+    assert scaler.step(fresh, ScalerTick(1e9))[0] is fresh  # nothing was ever known: nothing is stale
 
 
 def test_with_the_queueing_model_the_promise_is_kept():
     """The loop closed: what the scaler asks for keeps the objective at the rate that it saw."""
-    replica, promise = Station(servers=2, service_s=0.2, service_cv2=0.5), Objective(0.95, 0.6)
-    scaler = Scaler(Limits(), lambda rate_hz: least_replicas(replica, Arrivals(rate_hz), promise, most=1000))
+    replica, promise = ServiceStation(servers=2, service_s=0.2, service_cv2=0.5), QuantileObjective(0.95, 0.6)
+    scaler = ReplicaScaler(
+        ScalingLimits(), lambda rate_hz: least_replicas(replica, ArrivalProcess(rate_hz), promise, most=1000)
+    )
     state, at_s = scaler.begin(1), 0.0
     for rate_hz in (5.0, 20.0, 20.0, 20.0, 80.0, 80.0, 80.0, 80.0, 80.0, 80.0, 80.0, 80.0):
         at_s += 30.0
-        state, _ = scaler.step(state, Observed(at_s, rate_hz))
-    assert latency(replica.times(state.target), Arrivals(80.0), 0.95).upper_s <= 0.6
+        state, _ = scaler.step(state, LoadObserved(at_s, rate_hz))
+    assert latency_quantile(replica.times(state.target), ArrivalProcess(80.0), 0.95).upper_s <= 0.6
 
 
 @pytest.mark.parametrize(
@@ -129,29 +145,29 @@ def test_with_the_queueing_model_the_promise_is_kept():
     [{"least": 5, "most": 4}, {"hold_s": 0.0}, {"rise": 0.5}, {"fall": 0.0}, {"band": -0.1}, {"start_s": -1.0}],
 )
 def test_limits_that_forbid_all_change_are_refused(limits):
-    with pytest.raises(Unusable):
-        Limits(**limits)
+    with pytest.raises(InvalidServingValue):
+        ScalingLimits(**limits)
 
 
 def test_the_forecast_follows_a_ramp_and_keeps_a_level():
-    trend = Trend()
+    trend = RateTrend()
     for number in range(60):
-        trend = seen(trend, 100.0 + number, 10.0 * number)
-    assert ahead(trend, 60.0).rate_hz == pytest.approx(159.0 + 6.0, rel=0.03)
+        trend = update_trend(trend, 100.0 + number, 10.0 * number)
+    assert forecast_rate(trend, 60.0).rate_hz == pytest.approx(159.0 + 6.0, rel=0.03)
     for number in range(60, 120):
-        trend = seen(trend, 159.0, 10.0 * number)
-    assert ahead(trend, 60.0).rate_hz == pytest.approx(159.0, rel=0.03)
+        trend = update_trend(trend, 159.0, 10.0 * number)
+    assert forecast_rate(trend, 60.0).rate_hz == pytest.approx(159.0, rel=0.03)
     falling = trend
     for number in range(120, 150):
-        falling = seen(falling, 159.0 - 4.0 * (number - 119), 10.0 * number)
-    assert ahead(falling, 600.0).rate_hz >= falling.level_hz  # a trend downward is not believed
+        falling = update_trend(falling, 159.0 - 4.0 * (number - 119), 10.0 * number)
+    assert forecast_rate(falling, 600.0).rate_hz >= falling.level_hz  # a trend downward is not believed
 
 
 def test_the_forecast_is_bounded_and_sees_a_step():
-    trend = Trend()
+    trend = RateTrend()
     for number in range(30):
-        trend = seen(trend, 10.0, 10.0 * number)
-    trend = seen(trend, 100.0, 300.0)
-    assert 100.0 <= ahead(trend, 1e6).upper_hz <= AHEAD_MOST * 100.0
-    assert seen(trend, 5.0, 299.0) is trend
-    assert ahead(Trend(), 60.0) == (0.0, 0.0)
+        trend = update_trend(trend, 10.0, 10.0 * number)
+    trend = update_trend(trend, 100.0, 300.0)
+    assert 100.0 <= forecast_rate(trend, 1e6).upper_hz <= FORECAST_RATIO_MOST * 100.0
+    assert update_trend(trend, 5.0, 299.0) is trend
+    assert forecast_rate(RateTrend(), 60.0) == (0.0, 0.0)

@@ -9,15 +9,31 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from eelgrid_controller.serving.exposition import parse
-from eelgrid_controller.serving.live import Live, Pair, Window, window
-from eelgrid_controller.serving.metric_names import names_of
-from eelgrid_controller.serving.models import Requests, Tokens
-from eelgrid_controller.serving.scaler import Limits, Phase
-from eelgrid_controller.serving.sizing import Factor, Objective
-from eelgrid_controller.serving.stations import Station
-from eelgrid_controller.serving.tokens import Curve, Prefill, TokenDemand
-from eelgrid_controller.serving.watch import Promised, begin, looked, passed, served
+from eelgrid_controller.objectives.services.autoscaler import (
+    AutoscalerTarget,
+    ScalerPhase,
+    ScalingLimits,
+    on_ready_replicas,
+    on_tick,
+    on_window,
+    start_autoscaler,
+)
+from eelgrid_controller.objectives.services.prometheus_text import parse_exposition
+from eelgrid_controller.objectives.services.service_metrics import (
+    LiveDistribution,
+    MetricsWindow,
+    ScrapePair,
+    server_metric_names,
+    service_window,
+)
+from eelgrid_controller.objectives.services.service_model import (
+    PrefillCost,
+    RequestService,
+    TokenCurve,
+    TokenDemand,
+    TokenService,
+)
+from eelgrid_controller.profiles.queueing_model import QuantileObjective, ServiceStation, SlownessFactor
 
 WINDOW_S = 30.0
 BORDERS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 2.0, 5.0, 20.0)
@@ -71,24 +87,29 @@ class Service:
 
 
 def _promised(**limits):
-    replica = Station(servers=2, service_s=0.1, service_cv2=0.25)
-    return Promised(Requests(replica, Objective(0.95, 0.6)), Limits(start_s=30.0, hold_s=120.0, cool_s=30.0, **limits))
+    replica = ServiceStation(servers=2, service_s=0.1, service_cv2=0.25)
+    return AutoscalerTarget(
+        RequestService(replica, QuantileObjective(0.95, 0.6)),
+        ScalingLimits(start_s=30.0, hold_s=120.0, cool_s=30.0, **limits),
+    )
 
 
 def play(promised, service, rates):
     """One window a rate; a replica that is asked for serves a window later."""
-    watch = begin(promised, service.replicas)
-    before = parse(service.page(), service.now_s)
+    watch = start_autoscaler(promised, service.replicas)
+    before = parse_exposition(service.page(), service.now_s)
     course = []
     for rate_hz in rates:
         service.took.clear()
         service.run(rate_hz, WINDOW_S)
-        after = parse(service.page(), service.now_s)
-        watch, advice = looked(promised, watch, window(names_of("vllm"), [Pair(before, after)]), service.now_s)
+        after = parse_exposition(service.page(), service.now_s)
+        watch, advice = on_window(
+            promised, watch, service_window(server_metric_names("vllm"), [ScrapePair(before, after)]), service.now_s
+        )
         p95_s = float(np.quantile(service.took, 0.95)) if service.took else None
         course.append((service.replicas, p95_s, advice))
         service.resize(advice.decision.replicas)
-        watch = served(promised, watch, service.replicas, service.now_s)
+        watch = on_ready_replicas(promised, watch, service.replicas, service.now_s)
         before = after
     return watch, course
 
@@ -126,9 +147,11 @@ def test_overload_is_seen_while_the_output_stands_still():
 
 def test_a_page_without_arrivals_takes_nothing_away():
     promised = _promised()
-    watch = begin(promised, 6)
-    empty = window(names_of("vllm"), [Pair(parse("up 1", 0.0), parse("up 1", 30.0))])
-    after, advice = looked(promised, watch, empty, 30.0)
+    watch = start_autoscaler(promised, 6)
+    empty = service_window(
+        server_metric_names("vllm"), [ScrapePair(parse_exposition("up 1", 0.0), parse_exposition("up 1", 30.0))]
+    )
+    after, advice = on_window(promised, watch, empty, 30.0)
     assert after == watch
     assert advice.decision.replicas == 6
     assert "no arrivals" in advice.decision.reason
@@ -137,23 +160,23 @@ def test_a_page_without_arrivals_takes_nothing_away():
 def test_blind_it_keeps_what_there_is():
     promised, service = _promised(), Service(0.1, 5)
     watch, _ = play(promised, service, [60.0] * 3)
-    later, advice = passed(promised, watch, service.now_s + 600.0)
-    assert later.state.phase is Phase.BLIND
+    later, advice = on_tick(promised, watch, service.now_s + 600.0)
+    assert later.state.phase is ScalerPhase.BLIND
     assert advice.decision.replicas == watch.state.target
 
 
 def test_what_no_number_keeps_asks_for_what_helps():
     """A request alone takes longer than the promise: more replicas than do away with the wait are of no use."""
-    model = Requests(Station(servers=2, service_s=1.0, service_cv2=0.25), Objective(0.95, 0.5))
-    promised = Promised(model, Limits(most=50))
+    model = RequestService(ServiceStation(servers=2, service_s=1.0, service_cv2=0.25), QuantileObjective(0.95, 0.5))
+    promised = AutoscalerTarget(model, ScalingLimits(most=50))
     _, course = play(promised, Service(1.0, 6), [6.0] * 30)
     assert all(p95_s > 0.5 for _, p95_s, _ in course)
     last = [count for count, _, _ in course[-5:]]
     assert len(set(last)) == 1
     assert 4 <= last[0] <= 12
-    few = Promised(model, Limits(most=2))
+    few = AutoscalerTarget(model, ScalingLimits(most=2))
     assert play(few, Service(1.0, 1), [6.0] * 4)[1][-1][2].decision.replicas == 2
-    nothing = Promised(model, Limits(least=0, most=0))
+    nothing = AutoscalerTarget(model, ScalingLimits(least=0, most=0))
     assert play(nothing, Service(1.0, 0), [])[0].state.target == 0
 
 
@@ -166,7 +189,7 @@ def test_steady_traffic_does_not_swing(seed):
     assert max(replicas) - min(replicas) <= 2
 
 
-CURVE = Curve((8.0, 32.0, 128.0), (800.0, 2000.0, 4000.0), {0.95: (0.012, 0.02, 0.04)})
+CURVE = TokenCurve((8.0, 32.0, 128.0), (800.0, 2000.0, 4000.0), {0.95: (0.012, 0.02, 0.04)})
 USUAL = TokenDemand(request_hz=0.0, output_tokens=100.0, context_tokens=500.0)
 
 
@@ -199,19 +222,21 @@ def _engine(asked_hz, replicas, slow, seconds, counts, waiting, finished):
 @pytest.mark.parametrize("slow", [1.0, 1.6])
 def test_tokens_are_watched_by_their_latency(slow):
     """The engines' curve is what was measured, or slower; the instances that follow keep the objective."""
-    model = Tokens(CURVE, USUAL, Objective(0.95, 0.035))
-    promised = Promised(model, Limits(start_s=30.0, hold_s=120.0, cool_s=30.0))
-    watch, replicas, counts, waiting, finished = begin(promised, 4), 4, [0.0] * 60, 0.0, 0.0
+    model = TokenService(CURVE, USUAL, QuantileObjective(0.95, 0.035))
+    promised = AutoscalerTarget(model, ScalingLimits(start_s=30.0, hold_s=120.0, cool_s=30.0))
+    watch, replicas, counts, waiting, finished = start_autoscaler(promised, 4), 4, [0.0] * 60, 0.0, 0.0
     page, *_ = _engine(0.0, replicas, slow, 0.0, counts, 0.0, 0.0)
-    before, course = parse(page, 0.0), []
+    before, course = parse_exposition(page, 0.0), []
     for number in range(1, 41):
         page, counts, waiting, finished, itl_s = _engine(
             12_000.0, replicas, slow, WINDOW_S, counts, max(0.0, waiting - 500.0), finished
         )
-        after = parse(page, number * WINDOW_S)
-        watch, advice = looked(promised, watch, window(names_of("vllm"), [Pair(before, after)]), number * WINDOW_S)
+        after = parse_exposition(page, number * WINDOW_S)
+        watch, advice = on_window(
+            promised, watch, service_window(server_metric_names("vllm"), [ScrapePair(before, after)]), number * WINDOW_S
+        )
         replicas, before = advice.decision.replicas, after
-        watch = served(promised, watch, replicas, number * WINDOW_S)
+        watch = on_ready_replicas(promised, watch, replicas, number * WINDOW_S)
         course.append((replicas, itl_s))
     assert all(itl_s <= 0.035 for _, itl_s in course[15:])
     assert len({count for count, _ in course[-10:]}) == 1
@@ -222,25 +247,27 @@ def test_tokens_are_watched_by_their_latency(slow):
 
 
 def test_tokens_that_no_instance_gives_in_time():
-    hopeless = Tokens(CURVE, USUAL, Objective(0.95, 0.005))
-    assert hopeless.is_hopeless(Factor(1.0, 0.1))
-    assert hopeless.needed(40.0, Factor(1.0, 0.0), 64) == 5  # as few sequences at once as were measured
-    assert hopeless.needed(40.0, Factor(1.0, 0.0), 3) == 3
-    assert hopeless.needed(40.0, Factor(1.0, 0.0), 0) == 0
-    fine = Tokens(CURVE, USUAL, Objective(0.95, 0.03))
-    assert not fine.is_hopeless(Factor(1.0, 0.1))
-    assert fine.needed(1e6, Factor(1.0, 0.0), 64) == 64
+    hopeless = TokenService(CURVE, USUAL, QuantileObjective(0.95, 0.005))
+    assert hopeless.is_hopeless(SlownessFactor(1.0, 0.1))
+    assert hopeless.needed(40.0, SlownessFactor(1.0, 0.0), 64) == 5  # as few sequences at once as were measured
+    assert hopeless.needed(40.0, SlownessFactor(1.0, 0.0), 3) == 3
+    assert hopeless.needed(40.0, SlownessFactor(1.0, 0.0), 0) == 0
+    fine = TokenService(CURVE, USUAL, QuantileObjective(0.95, 0.03))
+    assert not fine.is_hopeless(SlownessFactor(1.0, 0.1))
+    assert fine.needed(1e6, SlownessFactor(1.0, 0.0), 64) == 64
     assert fine.places(3) == 384
 
 
 def test_the_first_token_is_promised_too():
-    both = Tokens(CURVE, USUAL, Objective(0.95, 0.05), Objective(0.95, 0.2), Prefill(1e-4, 0.01))
-    late = Live((0.1, 0.2, 0.4, math.inf), (0.0, 0.0, 100.0, 100.0))
-    fast = Live((0.01, math.inf), (100.0, 100.0))
-    seen = Window(30.0, None, late, fast, None, None, 1.0, 1.0, 0.0, 0.0, 1.0, 100.0, 100.0)
+    both = TokenService(
+        CURVE, USUAL, QuantileObjective(0.95, 0.05), QuantileObjective(0.95, 0.2), PrefillCost(1e-4, 0.01)
+    )
+    late = LiveDistribution((0.1, 0.2, 0.4, math.inf), (0.0, 0.0, 100.0, 100.0))
+    fast = LiveDistribution((0.01, math.inf), (100.0, 100.0))
+    seen = MetricsWindow(30.0, None, late, fast, None, None, 1.0, 1.0, 0.0, 0.0, 1.0, 100.0, 100.0)
     assert both.is_late(seen)
     assert not both.is_late(replace(seen, first_token=fast))
     assert not replace(both, first_token=None).is_late(seen)
-    assert both.needed(100.0, Factor(1.0, 0.0), 64) >= replace(both, first_token=None, prefill=None).needed(
-        100.0, Factor(1.0, 0.0), 64
+    assert both.needed(100.0, SlownessFactor(1.0, 0.0), 64) >= replace(both, first_token=None, prefill=None).needed(
+        100.0, SlownessFactor(1.0, 0.0), 64
     )

@@ -12,10 +12,10 @@ from tests.controller_rig import inventory, running, until, wanted
 from tests.fakes.operators import FakeOperators
 from tests.fakes.terminal import terminal
 
-from eelgrid_controller.api import shadowing
-from eelgrid_controller.comparison import figures
-from eelgrid_controller.core import Core
-from eelgrid_controller.shadow import Shadow
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.server.grpc import whatif_runner
+from eelgrid_controller.whatif.comparison import compute_cluster_figures
+from eelgrid_controller.whatif.shadow_policy import ShadowPolicy
 from eelgrid_protos import catalogue, messages
 from eelgrid_protos.faults import FailedPrecondition
 from eelgrid_protos.messages import (
@@ -34,11 +34,11 @@ CARELESS = Weights(power=0.0, fragmentation_w=0.0, stranding_w=0.0)
 
 def shadow_of(core, weights):
     policy = replace(core.state.policy, objective="custom", weights=weights)
-    return Shadow(core.state.copy(), policy, lambda state: Core(state, catalogue.load()), now_ns=2)
+    return ShadowPolicy(core.state.copy(), policy, lambda state: Core(state, catalogue.load_catalogue()), now_ns=2)
 
 
 def reported(shadow, core):
-    return shadow.report(figures(core), core.state.workloads, core.state.revision)
+    return shadow.report(compute_cluster_figures(core), core.state.workloads, core.state.revision)
 
 
 STEPS = st.lists(
@@ -136,7 +136,7 @@ async def test_it_is_started_asked_and_stopped(tmp_path):
 
 
 async def test_one_that_cannot_keep_up_is_ended_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(shadowing, "_BEHIND_MOST", 1)
+    monkeypatch.setattr(whatif_runner, "_BEHIND_MOST", 1)
     async with running(tmp_path) as rig:
         await rig.join(inventory("n1"))
         await rig.operators.start_shadow(StartShadowRequest(weights=SetWeights(objective="energy")))
@@ -146,7 +146,7 @@ async def test_one_that_cannot_keep_up_is_ended_and_says_so(tmp_path, monkeypatc
 
 
 async def test_what_was_followed_no_longer_counts_as_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr(shadowing, "_BEHIND_MOST", 3)  # a submission, its place, and prices quoted before
+    monkeypatch.setattr(whatif_runner, "_BEHIND_MOST", 3)  # a submission, its place, and prices quoted before
     async with running(tmp_path) as rig:
         await rig.join(inventory("n1"))
         await rig.operators.start_shadow(StartShadowRequest(weights=SetWeights(objective="energy")))

@@ -7,16 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eelgrid_agent.simulation import GpuLoad, GpuSpec, MigSlice, NodeSpec, SimGpu, SimulatedNode, SpecError
-from eelgrid_agent.simulation.signal import PowerSignal
-from eelgrid_protos.catalogue import load
+from eelgrid_agent.simulation.gpu import SimGpu
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.power_curve import PowerSignal
+from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, MigSlice, NodeSpec, SpecError
+from eelgrid_protos.catalogue.loader import load_catalogue
 
 MS = 1_000_000
 SECOND = 1_000_000_000
 
 
 def make_gpu(product: str, **spec: object) -> SimGpu:
-    return SimGpu(GpuSpec(product=product, **spec), load().products[product], uuid=UUID(int=0), index=0, now_ns=0)
+    return SimGpu(
+        GpuSpec(product=product, **spec), load_catalogue().products[product], uuid=UUID(int=0), index=0, now_ns=0
+    )
 
 
 def make_node(clock: list[int], *gpus: GpuSpec, seed: int = 1, name: str = "n") -> SimulatedNode:
@@ -98,7 +102,7 @@ def test_a_sensor_is_the_mean_over_its_window_at_its_last_tick_with_gain_and_off
     product: str, gain: float, offset_w: float, phase_ns: int, steps: list[tuple[float, int]], after: int
 ) -> None:
     """The reading is held between ticks; ticks come each period, at a phase of the device's own."""
-    known = load().products[product]
+    known = load_catalogue().products[product]
     spec = GpuSpec(product=product, sensor_gain=gain, sensor_offset_w=offset_w)
     gpu, now = SimGpu(spec, known, uuid=UUID(int=phase_ns), index=0, now_ns=0), 3 * SECOND
     changes = [(0, gpu.power_mw)]

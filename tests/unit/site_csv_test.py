@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from eelgrid_controller.replay import site_csv, traces
-from eelgrid_controller.replay.csv_lines import TraceError, TraceMalformed, TraceMissing, TraceTooLarge
-from eelgrid_controller.replay.locate import Surroundings
-from eelgrid_controller.replay.openb import NodeRow, TaskRow
-from eelgrid_controller.replay.protocol import build
-from eelgrid_controller.replay.schedule import schedule
+from eelgrid_controller.replay import site_csv, trace_loading
+from eelgrid_controller.replay.csv_reader import TraceError, TraceMalformed, TraceMissing, TraceTooLarge
+from eelgrid_controller.replay.openb import TraceNode, TraceTask
+from eelgrid_controller.replay.openb_protocol import build_trace
+from eelgrid_controller.replay.openb_source import TraceSearch
+from eelgrid_controller.replay.simulation import build_schedule
 from eelgrid_controller.replay.site_csv import FailureRow, TariffRow
 from eelgrid_protos import catalogue
 from eelgrid_protos.quantities import MIB
@@ -32,7 +32,7 @@ def written(tmp_path):
 
 
 def nodes(path):
-    return site_csv.read_nodes(path, catalogue.load())
+    return site_csv.read_nodes(path, catalogue.load_catalogue())
 
 
 def test_nodes_and_where_their_watts_come_from(written):
@@ -41,22 +41,22 @@ def test_nodes_and_where_their_watts_come_from(written):
         + "a,64000,1024,4,H100-80GB-HBM3,,\nb,1,1,1,h100-sxm5-80gb,,\nc,1,1,2,Own,20,180.5\nd,1,1,0,,,\ne,1,1,1,G3,,\n"
     )
     a, b, c, d, e = nodes(written(text))
-    product = catalogue.load().products["h100-sxm5-80gb"]
-    assert a == NodeRow(
+    product = catalogue.load_catalogue().products["h100-sxm5-80gb"]
+    assert a == TraceNode(
         name="a", cpu_milli=64_000, memory_bytes=1024 * MIB, gpu_count=4, gpu_model="H100-80GB-HBM3",
         gpu_idle_w=product.idle_w, gpu_full_w=product.busy_w,
     )  # fmt: skip
     assert (b.gpu_idle_w, b.gpu_full_w) == (product.idle_w, product.busy_w)
     assert (c.gpu_idle_w, c.gpu_full_w) == (20.0, 180.5)
     assert (d.gpu_count, d.gpu_model, d.gpu_idle_w) == (0, "", None)
-    task = TaskRow(name="t", cpu_milli=1, memory_bytes=0, gpu_count=1, gpu_milli=1000)
-    fleet = build("x", (a, b, c, d, e), (task,)).fleet
+    task = TraceTask(name="t", cpu_milli=1, memory_bytes=0, gpu_count=1, gpu_milli=1000)
+    fleet = build_trace("x", (a, b, c, d, e), (task,)).fleet
     assert fleet.busy_w.tolist() == [product.busy_w, product.busy_w, 180.5, 0.0, 400.0]
 
 
 def test_tasks_with_all_columns_and_with_the_fewest(written):
     full, empty = site_csv.read_tasks(written(TASKS + "a,1.5,60,500,10,1,0.125,T4|A10|T4,7\nb,0,,500,10,2,,,\n"))
-    assert full == TaskRow(
+    assert full == TraceTask(
         name="a", cpu_milli=500, memory_bytes=10 * MIB, gpu_count=1, gpu_milli=125, gpu_models=("T4", "A10"),
         arrival_s=1.5, duration_s=60.0, priority=7,
     )  # fmt: skip
@@ -70,11 +70,11 @@ def test_the_example_of_the_page_is_a_trace(written, tmp_path):
     assert set(blocks) == {"nodes.csv", "tasks.csv", "failures.csv", "tariff.csv"}
     for name, text in blocks.items():
         written(text, f"site/{name}")
-    here = Surroundings(environment={}, directory=tmp_path, project=tmp_path, cache=tmp_path, fetch=None)
+    here = TraceSearch(environment={}, directory=tmp_path, project=tmp_path, cache=tmp_path, fetch=None)
     for named in ("site", "site/tasks.csv"):
-        found = traces.find(str(tmp_path / named), "default", None, here)
+        found = trace_loading.find_trace(str(tmp_path / named), "default", None, here)
         assert (len(found.nodes), len(found.tasks), found.timed) == (3, 4, True)
-    plan = schedule(build(found.name, found.nodes, found.tasks), found.tasks)
+    plan = build_schedule(build_trace(found.name, found.nodes, found.tasks), found.tasks)
     assert (plan.begin_s, plan.end_s) == (0.0, 7800.0)
     assert site_csv.read_failures(tmp_path / "site/failures.csv", found.nodes) == (FailureRow("a", 3000.0, 4000.0),)
     assert site_csv.read_tariffs(tmp_path / "site/tariff.csv", 0.0)[1] == TariffRow(3600.0, 0.18, 240.0)
@@ -141,7 +141,7 @@ def test_more_rows_than_this_program_takes(written):
         nodes(written(NODES + rows))
 
 
-FLEET = (NodeRow(name="a", cpu_milli=1, memory_bytes=1, gpu_count=0, gpu_model=""),)
+FLEET = (TraceNode(name="a", cpu_milli=1, memory_bytes=1, gpu_count=0, gpu_model=""),)
 
 
 def test_failures_in_order_and_for_good(written):
@@ -178,10 +178,10 @@ def test_bad_tariffs(written, lines, place, said):
 
 
 def test_what_is_no_trace(written, tmp_path):
-    here = Surroundings(environment={}, directory=tmp_path, project=tmp_path, cache=tmp_path, fetch=None)
+    here = TraceSearch(environment={}, directory=tmp_path, project=tmp_path, cache=tmp_path, fetch=None)
 
     def find(path, nodes=None):
-        return traces.find(str(path), "default", nodes, here)
+        return trace_loading.find_trace(str(path), "default", nodes, here)
 
     with pytest.raises(TraceMissing, match="is neither a folder nor a file"):
         find(tmp_path / "nowhere")
@@ -196,6 +196,6 @@ def test_what_is_no_trace(written, tmp_path):
         written("sn,cpu_milli,memory_mib,gpu,model\nn,1,1,1,T4\n", "n.csv"),
     )
     assert (openb.name, len(openb.nodes), openb.timed) == ("mine", 1, False)
-    timeless = build("mine", openb.nodes, openb.tasks)
+    timeless = build_trace("mine", openb.nodes, openb.tasks)
     with pytest.raises(TraceMalformed, match="trace mine, task p: has no time of arrival; give a list with times"):
-        schedule(timeless, openb.tasks)
+        build_schedule(timeless, openb.tasks)

@@ -7,9 +7,10 @@ import pytest
 from tests.clusters import request
 from tests.slices_rig import core_with, node, seats, service
 
-from eelgrid_controller.core import Core
-from eelgrid_controller.events import PartitionsPlanned, PlannedLayout, SlicedService
-from eelgrid_controller.state import ClusterState, ContradictoryEvent
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import PartitionsPlanned, PlannedLayout, SlicedService
+from eelgrid_controller.state.node_allocations import ContradictoryEvent
 from eelgrid_protos.messages import GpuLayout, Placement, Slice, WantedInstance
 
 

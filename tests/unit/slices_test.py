@@ -20,17 +20,13 @@ from tests.slices_rig import (
     service,
 )
 
-from eelgrid_controller.core import Core
-from eelgrid_controller.events import (
-    PartitionsPlanned,
-    WorkloadPlaced,
-    event_from_plain,
-    event_to_plain,
-)
-from eelgrid_controller.partition.errors import BadProblem, FleetTooSmall, Unservable
-from eelgrid_controller.slicing.execution import PartitionsRefused
-from eelgrid_controller.state import ClusterState, ContradictoryEvent
-from eelgrid_kernels import GPU_PARTITIONED, GPU_PLACEABLE
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.partition.execution import PartitionsRefused
+from eelgrid_controller.partition.problem import FleetTooSmall, InvalidProblem, UnservableService
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import PartitionsPlanned, WorkloadPlaced, event_from_plain, event_to_plain
+from eelgrid_controller.state.node_allocations import ContradictoryEvent
+from eelgrid_kernels.node_cost import GPU_PARTITIONED, GPU_PLACEABLE
 from eelgrid_protos.faults import FailedPrecondition
 from eelgrid_protos.messages import (
     EnforcementMode,
@@ -294,14 +290,14 @@ def test_what_cannot_be_served_is_named_and_the_others_are_planned():
     core.cancel("large", now_ns=8)
     # A service that runs and can be served no more is told, and left where it is.
     core.record_points([replace(one, throughput_hz=0.1, latencies=()) for one in points()], now_ns=11)
-    with pytest.raises(Unservable, match="service s"):
+    with pytest.raises(UnservableService, match="service s"):
         found(core)
 
 
 def test_more_replicas_than_a_service_may_have_are_no_plan():
     core = core_with(node("a", gpus=3))
     core.submit(service("few", 90.0, replicas_most=1), now_ns=5)
-    with pytest.raises(BadProblem, match=r"few.*replicas and may have 1"):
+    with pytest.raises(InvalidProblem, match=r"few.*replicas and may have 1"):
         found(core)
 
 

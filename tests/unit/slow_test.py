@@ -2,11 +2,11 @@
 
 import pytest
 
-from eelgrid_agent.device import InstanceReadings, Missing, RawReadings
-from eelgrid_agent.sampler import Look, Sampler
-from eelgrid_agent.slow import SlowLook, riding_columns
-from eelgrid_agent.spool import Spool
-from eelgrid_protos.codec import decode, encode
+from eelgrid_agent.devices.extended_readings import ExtendedReadings, build_extended_columns
+from eelgrid_agent.devices.port import InstanceReadings, Missing, RawReadings
+from eelgrid_agent.devices.sampler import NodeSample, Sampler
+from eelgrid_agent.node.spool import Spool
+from eelgrid_protos.codec import decode_message, encode_message
 from eelgrid_protos.messages import Absence, AbsenceReason, Gpu, GpuInstance, Inventory, Reading, SampleBatch
 
 UNSUPPORTED = Missing(AbsenceReason.NOT_SUPPORTED)
@@ -24,9 +24,9 @@ INVENTORY = Inventory(
 )
 
 
-def slow_look() -> SlowLook:
+def slow_look() -> ExtendedReadings:
     memory = {Reading.MEMORY_USED_BYTES: 5.0, Reading.SM_ACTIVITY_RATIO: UNSUPPORTED}
-    return SlowLook(
+    return ExtendedReadings(
         monotonic_ns=1,
         wall_ns=1,
         gpus={
@@ -49,7 +49,7 @@ def quick(power_w: float = 100.0) -> RawReadings:
 
 
 def test_columns_follow_the_inventory_and_what_nobody_offers_has_none() -> None:
-    riding = riding_columns(slow_look(), {"GPU-a": quick()}, INVENTORY)
+    riding = build_extended_columns(slow_look(), {"GPU-a": quick()}, INVENTORY)
     columns = {column.reading: column for column in riding.gpus}
     assert set(columns) == {Reading.POWER_AVERAGE_W, Reading.ECC_CORRECTED_VOLATILE, Reading.MEMORY_TEMPERATURE_C}
     ecc = columns[Reading.ECC_CORRECTED_VOLATILE]
@@ -69,11 +69,11 @@ def test_columns_follow_the_inventory_and_what_nobody_offers_has_none() -> None:
 def test_a_tick_with_a_slow_look_is_a_batch_of_its_own_that_the_contract_takes(ticks: int) -> None:
     sampler, spool = Sampler(sample_interval_s=1.0), Spool(window=64, ticks_most=100)
     for second in range(ticks):
-        look = Look(
+        look = NodeSample(
             wall_ns=second * 10**9, monotonic_ns=second * 10**9, generation=1,
             gpus=(("GPU-a", quick()), ("GPU-b", quick())), host={},
         )  # fmt: skip
-        riding = riding_columns(slow_look(), dict(look.gpus), INVENTORY) if second == ticks // 2 else None
+        riding = build_extended_columns(slow_look(), dict(look.gpus), INVENTORY) if second == ticks // 2 else None
         spool.add(sampler.observe(look, riding=riding).tick)
     batches = []
     while batch := spool.next_batch():
@@ -81,4 +81,4 @@ def test_a_tick_with_a_slow_look_is_a_batch_of_its_own_that_the_contract_takes(t
     assert [len(batch.time_ns) for batch in batches] == ([1] if ticks == 1 else [2, 1, 2])
     assert sum(bool(batch.instance_columns) for batch in batches) == 1
     for batch in batches:
-        assert decode(SampleBatch, encode(batch)) == batch
+        assert decode_message(SampleBatch, encode_message(batch)) == batch

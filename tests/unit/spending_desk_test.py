@@ -10,11 +10,11 @@ from dataclasses import replace
 from tests.controller_rig import MemoryJournal, until, wanted
 from tests.fakes.stewarded import World, node
 
-from eelgrid_controller.adapters.energy_store import open_energy
-from eelgrid_controller.adapters.page_text import as_prometheus
-from eelgrid_controller.adapters.spending_desk import SpendingDesk
-from eelgrid_controller.energy_ledger.entries import Entry, Holder, Place, Spent
-from eelgrid_controller.events import SpendingJudged, event_from_plain
+from eelgrid_controller.energy.ledger import EnergyHolder, LedgerAmount, LedgerEntry, LedgerPlace
+from eelgrid_controller.energy.store.ledger_store import open_ledger
+from eelgrid_controller.server.metrics.openmetrics import render_prometheus
+from eelgrid_controller.server.spending_monitor import SpendingMonitor
+from eelgrid_controller.state.events import SpendingJudged, event_from_plain
 from eelgrid_protos.faults import Unavailable
 from eelgrid_protos.messages import (
     EnergyPrices,
@@ -31,8 +31,8 @@ from eelgrid_protos.messages import (
 NOON_S = 1_795_348_800
 DAY_S = 86_400
 PRICES = EnergyPrices(periods=(PricePeriod(begins_minute=0, price_per_kwh=0.2),))
-RESEARCH = Holder("workload", "research", "", "w", "t", "ada", "batch", (("team", "vision"),))
-OTHER = Holder("workload", "other", "", "v", "s", "bob", "night", (("team", "speech"),))
+RESEARCH = EnergyHolder("workload", "research", "", "w", "t", "ada", "batch", (("team", "vision"),))
+OTHER = EnergyHolder("workload", "other", "", "v", "s", "bob", "night", (("team", "speech"),))
 
 
 def limit(scope, name, quantity, most, *, label="", period=SpendingPeriod.DAY, **changes):
@@ -47,14 +47,16 @@ class Ledger:
     """A real store behind the port; it cannot be read while `is_away`."""
 
     def __init__(self, folder):
-        self.store = open_energy(folder)
+        self.store = open_ledger(folder)
         self.is_away = False
         self.first_s = 0
         self.asked = []
 
     def spend(self, holder, hour_s, energy_j, *, cost=0.0, carbon_g=0.0):
-        booked = Spent(active_mj=round(1000 * energy_j), cost=cost, carbon_g=carbon_g)
-        self.store.add([Entry(hour_s // 3600 * 3600, Place("n", "p", "m"), holder, booked)], (), (), now_s=hour_s)
+        booked = LedgerAmount(active_mj=round(1000 * energy_j), cost=cost, carbon_g=carbon_g)
+        self.store.add(
+            [LedgerEntry(hour_s // 3600 * 3600, LedgerPlace("n", "p", "m"), holder, booked)], (), (), now_s=hour_s
+        )
 
     async def ask(self, asked):
         if self.is_away:
@@ -82,7 +84,7 @@ class Site:
         await self.world.loop.start()
         if not self.world.loop.core.state.nodes:
             await self.world.loop.node_joined(node("n1"))
-        self.desk = SpendingDesk(
+        self.desk = SpendingMonitor(
             loop=self.world.loop, ledger=self.ledger, every_s=0.01, clock=self.world.clock,
             log=logging.getLogger("test.spending"), **self._more,
         )  # fmt: skip
@@ -111,7 +113,7 @@ class Site:
         return self.world.workload(key).phase
 
     def page(self):
-        return as_prometheus(self.desk.families()).decode()
+        return render_prometheus(self.desk.families()).decode()
 
     async def looked(self):
         """One look that began after now is done."""

@@ -7,16 +7,22 @@ import pytest
 from tests import slices_rig
 from tests.clusters import core_with, decided, node, request
 
-from eelgrid_controller.core import Core
-from eelgrid_controller.decision import document_of, replay
-from eelgrid_controller.events import SpendingJudged, WorkloadDeferred, event_to_plain
-from eelgrid_controller.journal import Checkpoint, Entry, Past
-from eelgrid_controller.shadow import Shadow
-from eelgrid_controller.spending.judging import judgement, standings
-from eelgrid_controller.spending.limits import key_of, limit_text
-from eelgrid_controller.spending.periods import Stretch, moment_words, stretch_at, stretch_words
-from eelgrid_controller.state import ClusterState
-from eelgrid_controller.whatif import Workbench, what_if
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import SpendingJudged, WorkloadDeferred, event_to_plain
+from eelgrid_controller.state.journal import Checkpoint, JournalEntry, JournalHistory
+from eelgrid_controller.state.spending import judge_limits, limit_statuses
+from eelgrid_controller.state.spending_limits import (
+    PeriodBounds,
+    describe_moment,
+    describe_period,
+    format_limit,
+    period_bounds_at,
+    spending_key,
+)
+from eelgrid_controller.whatif.decision_record import record_decision, replay_decision
+from eelgrid_controller.whatif.scenarios import ScenarioContext, run_what_if
+from eelgrid_controller.whatif.shadow_policy import ShadowPolicy
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
@@ -38,7 +44,7 @@ HOUR = 3600 * NS
 # 22 November 2026, a Sunday, 12:00 UTC.
 NOON_S = 1_795_348_800
 NOON = NOON_S * NS
-DAY = Stretch(NOON_S - 43_200, NOON_S + 43_200)
+DAY = PeriodBounds(NOON_S - 43_200, NOON_S + 43_200)
 
 
 def limit(gpu_hours=10.0, name="research", period=SpendingPeriod.DAY, **changes):
@@ -63,7 +69,7 @@ def limited(*limits, gpus=8, **policy) -> Core:
 
 def look(core, now_ns, told=()):
     """What the desk does."""
-    over = judgement(core.state.policy, core.state.spending, dict(told), now_ns)
+    over = judge_limits(core.state.policy, core.state.spending, dict(told), now_ns)
     return core.judge_spending(over, now_ns=now_ns)
 
 
@@ -77,7 +83,7 @@ def phase(core, key):
 
 def hours(core, now_ns, number=0):
     """GPU-hours that are spent of a limit."""
-    return standings(core.state.policy, core.state.spending, {}, now_ns)[number].spent / 3600.0
+    return limit_statuses(core.state.policy, core.state.spending, {}, now_ns)[number].spent / 3600.0
 
 
 def test_held_gpus_times_hours_are_what_is_spent():
@@ -183,7 +189,7 @@ def test_whose_work_waits(changes, waits):
     )  # fmt: skip
     limits = tuple(kwh(1.0, **changes) for changes in subjects)
     core = limited(*limits)
-    look(core, NOON, {(key_of(one), DAY): 3.6e6 for one in limits})
+    look(core, NOON, {(spending_key(one), DAY): 3.6e6 for one in limits})
     submit(core, "w", NOON + 1, **changes)
     assert (phase(core, "w") is WorkloadPhase.PENDING) is waits
 
@@ -195,11 +201,11 @@ def test_others_of_the_same_request_find_their_room_behind_those_that_wait():
         submit(core, f"held-{number}", NOON + number)
         submit(core, f"free-{number}", NOON + number, namespace="third")
     core.judge_spending(
-        judgement(replace(core.state.policy, spending=(limit(),)), core.state.spending, {}, NOON), now_ns=NOON
+        judge_limits(replace(core.state.policy, spending=(limit(),)), core.state.spending, {}, NOON), now_ns=NOON
     )
     spent = kwh(1.0)
     core.update_policy(replace(core.state.policy, spending=(spent,)), now_ns=NOON + 5)
-    look(core, NOON + 6, {(key_of(spent), DAY): 4e6})
+    look(core, NOON + 6, {(spending_key(spent), DAY): 4e6})
     assert core.workload("held-0").reason.startswith("spending:")
     assert core.workload("free-0").reason.startswith("gpu_count:")
     core.cancel("all", now_ns=NOON + 7)
@@ -210,14 +216,14 @@ def test_others_of_the_same_request_find_their_room_behind_those_that_wait():
 def test_running_work_may_grow_over_its_limit():
     core = limited(kwh())
     submit(core, "w", NOON)
-    look(core, NOON + 1, {(key_of(kwh()), DAY): 4e6})
+    look(core, NOON + 1, {(spending_key(kwh()), DAY): 4e6})
     core.scale("w", 3, now_ns=NOON + 2)
     assert len(core.workload("w").placements) == 3
 
 
 def test_what_nobody_can_say_stays_as_it_was_until_its_period_ends():
     core = limited(kwh())
-    key = key_of(kwh())
+    key = spending_key(kwh())
     look(core, NOON, {(key, DAY): 4e6})
     submit(core, "w", NOON + 1)
     assert look(core, NOON + HOUR).events == ()
@@ -228,7 +234,7 @@ def test_what_nobody_can_say_stays_as_it_was_until_its_period_ends():
 
 def test_a_spent_limit_is_an_event_at_each_hundredth_and_not_at_each_look():
     core = limited(kwh(100.0))
-    key = key_of(kwh())
+    key = spending_key(kwh())
     told = [look(core, NOON + at, {(key, DAY): (99.0 + 0.1 * at) * 3.6e6}).events for at in range(61)]
     assert [at for at, events in enumerate(told) if events] == [10, 20, 30, 40, 50, 60]
     (over,) = core.state.spending.over
@@ -238,10 +244,10 @@ def test_a_spent_limit_is_an_event_at_each_hundredth_and_not_at_each_look():
 def test_a_core_that_begins_anew_knows_the_same():
     core = limited(limit(), kwh())
     submit(core, "first", NOON, gpus=2)
-    look(core, NOON + 5 * HOUR, {(key_of(kwh()), DAY): 1e6})
+    look(core, NOON + 5 * HOUR, {(spending_key(kwh()), DAY): 1e6})
     state = ClusterState.load(json.loads(json.dumps(core.state.dump())))
     assert state.digest() == core.state.digest()
-    again = Core(state, catalogue.load())
+    again = Core(state, catalogue.load_catalogue())
     submit(again, "second", NOON + 6 * HOUR)
     assert again.workload("second").reason.startswith("spending:")
     assert hours(again, NOON + 6 * HOUR) == 12
@@ -249,22 +255,26 @@ def test_a_core_that_begins_anew_knows_the_same():
 
 def test_a_held_decision_comes_out_the_same_again():
     core = limited(kwh())
-    look(core, NOON, {(key_of(kwh()), DAY): 4e6})
+    look(core, NOON, {(spending_key(kwh()), DAY): 4e6})
     before = Checkpoint(core.state.revision, json.loads(json.dumps(core.state.dump())), "")
     step = submit(core, "w", NOON + 1)
     entries = [
-        (before.seq + number, Entry(*event_to_plain(event))) for number, event in enumerate(step.events, start=1)
+        (before.seq + number, JournalEntry(*event_to_plain(event))) for number, event in enumerate(step.events, start=1)
     ]
-    document = document_of(Past(before, tuple(entries)), step.result.spec, "w", catalogue.load())
-    found = replay(json.loads(json.dumps(document)))
+    document = record_decision(
+        JournalHistory(before, tuple(entries)), step.result.spec, "w", catalogue.load_catalogue()
+    )
+    found = replay_decision(json.loads(json.dumps(document)))
     assert found.differences == ()
     assert found.now["reason"] == "spending: namespace research has spent its kWh of the day"
 
 
 def test_a_shadow_hears_what_is_spent():
     core = limited(kwh())
-    shadow = Shadow(core.state.copy(), core.state.policy, lambda state: Core(state, catalogue.load()), now_ns=NOON)
-    step = look(core, NOON, {(key_of(kwh()), DAY): 4e6})
+    shadow = ShadowPolicy(
+        core.state.copy(), core.state.policy, lambda state: Core(state, catalogue.load_catalogue()), now_ns=NOON
+    )
+    step = look(core, NOON, {(spending_key(kwh()), DAY): 4e6})
     for event in (*step.events, *submit(core, "w", NOON + 1).events):
         shadow.follow(event)
     assert phase(shadow.core, "w") is WorkloadPhase.PENDING
@@ -285,20 +295,24 @@ def test_a_limit_twice_and_one_on_money_without_prices_are_refused():
     ("period", "offset", "stretch", "words"),
     [
         (SpendingPeriod.DAY, 0, DAY, "22 November"),
-        (SpendingPeriod.DAY, 60, Stretch(DAY.begin_s - 3600, DAY.end_s - 3600), "22 November"),
-        (SpendingPeriod.DAY, -11 * 60, Stretch(DAY.begin_s + 11 * 3600, DAY.end_s + 11 * 3600), "22 November"),
+        (SpendingPeriod.DAY, 60, PeriodBounds(DAY.begin_s - 3600, DAY.end_s - 3600), "22 November"),
+        (SpendingPeriod.DAY, -11 * 60, PeriodBounds(DAY.begin_s + 11 * 3600, DAY.end_s + 11 * 3600), "22 November"),
         # Half an hour early, since hours are whole.
-        (SpendingPeriod.DAY, 330, Stretch(DAY.begin_s - 6 * 3600, DAY.end_s - 6 * 3600), "22 November"),
-        (SpendingPeriod.WEEK, 0, Stretch(DAY.begin_s - 6 * 86_400, DAY.end_s), "the week of 16 November"),
-        (SpendingPeriod.MONTH, 0, Stretch(DAY.begin_s - 21 * 86_400, DAY.end_s + 8 * 86_400), "November"),
+        (SpendingPeriod.DAY, 330, PeriodBounds(DAY.begin_s - 6 * 3600, DAY.end_s - 6 * 3600), "22 November"),
+        (SpendingPeriod.WEEK, 0, PeriodBounds(DAY.begin_s - 6 * 86_400, DAY.end_s), "the week of 16 November"),
+        (SpendingPeriod.MONTH, 0, PeriodBounds(DAY.begin_s - 21 * 86_400, DAY.end_s + 8 * 86_400), "November"),
     ],
 )  # fmt: skip
 def test_periods_are_of_the_calendar_there(period, offset, stretch, words):
-    assert stretch_at(period, NOON_S, offset) == stretch
-    assert stretch_at(period, stretch.begin_s, offset) == stretch_at(period, stretch.end_s - 1, offset) == stretch
-    assert stretch_at(period, stretch.end_s, offset).begin_s == stretch.end_s
-    assert stretch_words(period, stretch, offset) == words
-    assert moment_words(NOON_S, offset) == f"22 November {12 + offset // 60:02}:{offset % 60:02}"
+    assert period_bounds_at(period, NOON_S, offset) == stretch
+    assert (
+        period_bounds_at(period, stretch.begin_s, offset)
+        == period_bounds_at(period, stretch.end_s - 1, offset)
+        == stretch
+    )
+    assert period_bounds_at(period, stretch.end_s, offset).begin_s == stretch.end_s
+    assert describe_period(period, stretch, offset) == words
+    assert describe_moment(NOON_S, offset) == f"22 November {12 + offset // 60:02}:{offset % 60:02}"
 
 
 def test_another_local_time_counts_anew_from_the_begin_of_its_period():
@@ -311,19 +325,19 @@ def test_another_local_time_counts_anew_from_the_begin_of_its_period():
 
 
 def test_a_limit_is_written_as_it_is_read():
-    assert limit_text(limit(2000.0, period=SpendingPeriod.MONTH)) == "namespace=research gpu-hours=2000 per month"
+    assert format_limit(limit(2000.0, period=SpendingPeriod.MONTH)) == "namespace=research gpu-hours=2000 per month"
     team = kwh(
         0.5, scope=SpendingScope.LABEL, label="team", name="vision", warn_ratio=0.9, mode=EnforcementMode.OBSERVE
     )
-    assert limit_text(team) == "label:team=vision kwh=0.5 per day, observe, warn at 90%"
+    assert format_limit(team) == "label:team=vision kwh=0.5 per day, observe, warn at 90%"
 
 
 def test_work_that_runs_keeps_its_place_where_all_is_imagined_anew():
     core = limited(kwh())
     submit(core, "runs", NOON)
-    look(core, NOON, {(key_of(kwh()), DAY): 4e6})
-    bench = Workbench(lambda state: Core(state, catalogue.load()), catalogue.load(), NOON + 1)
-    found = what_if(core.state.copy(), WhatIfRequest(changes=(WhatIfChange(change=PlaceAnew()),)), bench)
+    look(core, NOON, {(spending_key(kwh()), DAY): 4e6})
+    bench = ScenarioContext(lambda state: Core(state, catalogue.load_catalogue()), catalogue.load_catalogue(), NOON + 1)
+    found = run_what_if(core.state.copy(), WhatIfRequest(changes=(WhatIfChange(change=PlaceAnew()),)), bench)
     assert (found.before.pending, found.after.pending) == (0, 0)
 
 
@@ -336,10 +350,10 @@ def test_a_slice_counts_as_its_share_and_no_plan_has_a_service_that_waits():
     milli = sum(one.gpu_instance.gpu_milli for one in core.workload("s").placements)
     assert 0 < milli < 2000
     assert hours(core, NOON + 2 * HOUR) == pytest.approx(2 * milli / 1000)
-    look(core, NOON + 2 * HOUR, {(key_of(spending[1]), DAY): 4e6})
+    look(core, NOON + 2 * HOUR, {(spending_key(spending[1]), DAY): 4e6})
     core.submit(slices_rig.service("late", rate_hz=15.0), now_ns=NOON + 2 * HOUR)
     assert [one.workload.workload_id for one in core.survey_partitions().services] == ["s"]
     assert core.explain("late").constraint == "spending"
     again = ClusterState.load(json.loads(json.dumps(core.state.dump())))
     assert again.digest() == core.state.digest()
-    assert again.spending.spent_gpu_s(key_of(spending[0]), NOON + 3 * HOUR) == pytest.approx(3 * 3.6 * milli)
+    assert again.spending.spent_gpu_s(spending_key(spending[0]), NOON + 3 * HOUR) == pytest.approx(3 * 3.6 * milli)

@@ -4,13 +4,13 @@ from array import array
 
 import pytest
 
-from eelgrid_agent.sampler import GPU_READINGS, HOST_READINGS, Tick
-from eelgrid_agent.spool import BATCH_TICKS_MOST, Acknowledged, EventQueue, Spool
+from eelgrid_agent.devices.sampler import GPU_READINGS, HOST_READINGS, SampleTick
+from eelgrid_agent.node.spool import BATCH_TICKS_MOST, Acknowledged, EventQueue, Spool
 from eelgrid_protos.messages import NodeEvent, NodeEventKind
 
 
 def tick(time_ns, *, generation=1, opens_batch=False):
-    return Tick(
+    return SampleTick(
         time_ns=time_ns, generation=generation, gpus=1, gpu_values=array("d", [float(time_ns)] * len(GPU_READINGS)),
         gpu_absences=(), host_values=array("d", [0.0] * len(HOST_READINGS)), host_absences=(), opens_batch=opens_batch,
     )  # fmt: skip

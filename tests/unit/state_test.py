@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 from tests.clusters import core_with, node, request
 
-from eelgrid_controller.demand import CLASSES_KEPT_MOST, MIX_CLASSES_MOST, Demand
-from eelgrid_controller.events import (
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.demand import CLASSES_KEPT_MOST, MIX_CLASSES_MOST, Demand
+from eelgrid_controller.state.engine_reports import ExternalUsage
+from eelgrid_controller.state.events import (
     GpuLost,
     NodeJoined,
     NodeLost,
@@ -20,8 +22,7 @@ from eelgrid_controller.events import (
     event_from_plain,
     event_to_plain,
 )
-from eelgrid_controller.occupancy import Others
-from eelgrid_controller.state import ClusterState, ContradictoryEvent, InvariantBroken
+from eelgrid_controller.state.node_allocations import ContradictoryEvent, InvariantBroken
 from eelgrid_protos.messages import (
     EnforcementMode,
     NodeState,
@@ -186,7 +187,7 @@ def test_every_event_comes_back_from_its_plain_shape():
         core.gpu_returned("a", "GPU-a-7", now_ns=5),
         core.update_policy(Policy(lease_s=7.0), now_ns=6),
         core.cancel("w-1", now_ns=7),
-        core.occupied("a", Others(cpu_milli=5, traits=("t",), closed="cordoned"), now_ns=7),
+        core.occupied("a", ExternalUsage(cpu_milli=5, traits=("t",), closed="cordoned"), now_ns=7),
         core.node_lost("a", now_ns=8),
         core.node_joined(node("a"), now_ns=9),
     ]

@@ -7,28 +7,28 @@ import pytest
 from tests.steering_rig import LIMITS_W, Fleet, law, tree
 from tests.unit.steering_services_test import PROMISED
 
-from eelgrid_controller.power.budgets import Budget, Budgets
-from eelgrid_controller.power.changes import Holding
-from eelgrid_controller.power.evidence import Window
-from eelgrid_controller.power.exploration import Unusable
-from eelgrid_controller.power.promise import BestEffort, Deadline, MaxSlowdown
-from eelgrid_controller.steering.events import (
+from eelgrid_controller.objectives.controller import ObjectiveController
+from eelgrid_controller.objectives.power.bandit import MissedWindowReason
+from eelgrid_controller.objectives.power.budgets import BudgetTree, PowerBudgetNode
+from eelgrid_controller.objectives.power.control_events import (
     BudgetsSet,
-    Ended,
-    JobBegan,
+    ControlNodeLeaseEnded,
+    ControlNodeLost,
+    ControlTick,
     JobMeasured,
     JobMissed,
+    JobPast,
+    JobStarted,
     LimitConfirmed,
     LimitFailed,
-    NodeLeaseEnded,
-    NodeLost,
-    Past,
-    ServiceBegan,
-    Ticked,
+    LimitPhase,
+    ServiceStarted,
+    WorkloadEnded,
 )
-from eelgrid_controller.steering.settings import Settings
-from eelgrid_controller.steering.standing import JobPhase
-from eelgrid_controller.steering.steering import Steering
+from eelgrid_controller.objectives.power.estimates import MeasurementWindow
+from eelgrid_controller.objectives.power.limit_rollout import Holding
+from eelgrid_controller.objectives.power.settings import ControlSettings
+from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown
 
 
 def even(fleet, name):
@@ -40,7 +40,7 @@ def test_a_job_finds_its_limit_within_its_promise_and_all_its_gpus_have_the_same
     fleet.begin("a", ["n1", "n2"])
     fleet.run(60)
     view = fleet.job("a")
-    assert view.phase is JobPhase.SETTLED
+    assert view.phase is LimitPhase.SETTLED
     assert (view.limit_w, even(fleet, "a")) == (250.0, True)  # 200 W would be 13 % slower
     assert fleet.slowdown("a") <= 0.1
     assert view.slowdown == pytest.approx(fleet.slowdown("a"), abs=0.02)
@@ -57,14 +57,16 @@ def test_windows_that_are_old_double_or_across_a_change_say_nothing():
         fleet.run(1, answered=False)
     search = fleet.steering._jobs.jobs["a"].search
     limit_w = LIMITS_W[-1]
-    fleet.tell(JobMeasured(fleet.now_s, "a", Window(limit_w, 9.0, 10.0, 9000.0)))  # twice
+    fleet.tell(JobMeasured(fleet.now_s, "a", MeasurementWindow(limit_w, 9.0, 10.0, 9000.0)))  # twice
     fleet.answer()
     fleet.now_s += 5.0
-    fleet.tell(JobMeasured(fleet.now_s, "a", Window(limit_w, 9.0, 5.0, 9000.0)))  # one node has changed, one not
+    fleet.tell(
+        JobMeasured(fleet.now_s, "a", MeasurementWindow(limit_w, 9.0, 5.0, 9000.0))
+    )  # one node has changed, one not
     fleet.answer()
     fleet.now_s += 5.0
-    fleet.tell(JobMeasured(fleet.now_s, "a", Window(limit_w, 9.0, 10.0, 9000.0)))  # began before the change
-    fleet.tell(JobMeasured(fleet.now_s + 1.0, "b", Window(limit_w, 9.0, 1.0, 9000.0)))
+    fleet.tell(JobMeasured(fleet.now_s, "a", MeasurementWindow(limit_w, 9.0, 10.0, 9000.0)))  # began before the change
+    fleet.tell(JobMeasured(fleet.now_s + 1.0, "b", MeasurementWindow(limit_w, 9.0, 1.0, 9000.0)))
     assert fleet.steering._jobs.jobs["a"].search == search
     assert sum(fleet.steering.standing().ignored.values()) == 4
 
@@ -76,10 +78,10 @@ def test_a_job_without_measurements_is_held_back_by_nothing():
     assert fleet.job("a").limit_w < LIMITS_W[-1]
     for _ in range(6):
         fleet.now_s += 200.0
-        fleet.tell(Ticked(fleet.now_s))
+        fleet.tell(ControlTick(fleet.now_s))
     fleet.answer_all()
     view = fleet.job("a")
-    assert (view.phase, view.limit_w) == (JobPhase.BLIND, LIMITS_W[-1])
+    assert (view.phase, view.limit_w) == (LimitPhase.BLIND, LIMITS_W[-1])
 
 
 def test_a_job_that_tells_that_it_missed_a_window_is_heard():
@@ -87,8 +89,8 @@ def test_a_job_that_tells_that_it_missed_a_window_is_heard():
     fleet.begin("a", ["n1"])
     fleet.run(60)
     for k in range(1, 6):
-        fleet.tell(JobMissed(fleet.now_s + k, "a", Unusable.NO_POWER))
-    fleet.tell(JobMissed(fleet.now_s, "a", Unusable.NO_POWER))  # old
+        fleet.tell(JobMissed(fleet.now_s + k, "a", MissedWindowReason.NO_POWER))
+    fleet.tell(JobMissed(fleet.now_s, "a", MissedWindowReason.NO_POWER))  # old
     fleet.answer_all()
     assert fleet.job("a").limit_w == LIMITS_W[-1]
     assert sum(fleet.steering.standing().ignored.values()) == 1
@@ -131,7 +133,7 @@ def test_one_budget_that_lacks_does_not_touch_jobs_elsewhere():
     fleet = Fleet()
     fleet.begin("a", ["n1"])
     fleet.begin("b", ["n2"])
-    fleet.budget(Budgets([Budget("n1", 150.0), Budget("n2", 600.0)]))
+    fleet.budget(BudgetTree([PowerBudgetNode("n1", 150.0), PowerBudgetNode("n2", 600.0)]))
     fleet.answer_all()
     assert (fleet.job("a").limit_w, fleet.job("b").limit_w) == (100.0, 300.0)
     fleet.end("a")
@@ -141,7 +143,7 @@ def test_one_budget_that_lacks_does_not_touch_jobs_elsewhere():
 
 def test_a_raise_waits_for_the_whole_gang_to_have_room():
     fleet = Fleet()
-    fleet.budget(Budgets([Budget("n1", 600.0), Budget("n2", 900.0)]))
+    fleet.budget(BudgetTree([PowerBudgetNode("n1", 600.0), PowerBudgetNode("n2", 900.0)]))
     fleet.begin("a", ["n1", "n2"], held_w=(100.0, 100.0))
     fleet.run(1)
     assert fleet.job("a").limit_w == 300.0
@@ -177,11 +179,11 @@ def test_what_a_promised_job_gave_back_while_it_searches_is_kept_for_it():
         while one.steering.standing().jobs[0].limit_w == 300.0:
             one.run(1)
     lower_w = fleet.job("a").limit_w
-    assert fleet.job("a").phase is JobPhase.SEARCHING
+    assert fleet.job("a").phase is LimitPhase.SEARCHING
     assert fleet.steering.opening_w(LIMITS_W, holdings) == 200.0  # of 800 W: it may go up to 300 W of each GPU again
     assert other.steering.opening_w(LIMITS_W, holdings) == min(300.0, 800.0 - 2.0 * other.job("a").limit_w)
     fleet.run(60)
-    assert fleet.job("a").phase is JobPhase.SETTLED
+    assert fleet.job("a").phase is LimitPhase.SETTLED
     assert lower_w <= 250.0 == fleet.job("a").limit_w
     assert fleet.steering.opening_w(LIMITS_W, holdings) == 300.0
 
@@ -199,19 +201,19 @@ def test_what_a_start_takes_is_on_the_clock_of_a_deadline():
 
 
 def test_a_gang_is_paced_by_a_holding_that_refuses_and_asked_again_later():
-    fleet = Fleet(Steering(Settings(retry_after_s=300.0)))
+    fleet = Fleet(ObjectiveController(ControlSettings(retry_after_s=300.0)))
     fleet.refuse = lambda one: one.node == "n2"
     fleet.begin("a", ["n1", "n2"])
     fleet.run(20)
     view = fleet.job("a")
-    assert (view.phase, view.limit_w) == (JobPhase.STUCK, 300.0)
+    assert (view.phase, view.limit_w) == (LimitPhase.STUCK, 300.0)
     assert even(fleet, "a")
     commands = len(fleet.said)
     fleet.run(5)
     assert len(fleet.said) - commands <= 8  # three tries now and then, not at every window
     fleet.refuse = lambda _: False
     fleet.run(60)
-    assert fleet.job("a").phase is JobPhase.SETTLED
+    assert fleet.job("a").phase is LimitPhase.SETTLED
     assert fleet.job("a").limit_w == 250.0
 
 
@@ -225,7 +227,7 @@ def test_an_answer_that_could_not_be_read_keeps_its_claim():
         one = fleet.asked.pop()
         fleet.tell(LimitFailed(fleet.now_s, one.number, None if one.number % 2 else math.nan))
     assert fleet.asked == []
-    assert fleet.job("a").phase is JobPhase.STUCK
+    assert fleet.job("a").phase is LimitPhase.STUCK
     assert fleet.steering.standing().budgets[0].claim_w == 600.0
 
 
@@ -238,7 +240,7 @@ def test_a_lost_node_keeps_its_claims_and_its_lease_is_made_room_for():
     fleet.run(60)
     held_w = fleet.jobs["a"].limits["a/n1"]
     fleet.lose("n1")
-    assert fleet.job("a").phase is JobPhase.LOST
+    assert fleet.job("a").phase is LimitPhase.LOST
     fleet.run(5)
     # 600 W will be put back, so b has 400 W before that happens.
     assert fleet.jobs["b"].limits["b/n2"] <= 200.0
@@ -248,14 +250,14 @@ def test_a_lost_node_keeps_its_claims_and_its_lease_is_made_room_for():
     fleet.back("n1")
     fleet.run(20)
     assert fleet.worst_w <= 1e-6
-    assert fleet.job("a").phase is not JobPhase.LOST
+    assert fleet.job("a").phase is not LimitPhase.LOST
 
 
 def test_a_restart_lowers_nothing_before_it_has_measured():
     for held_w in (150.0, 287.0, 300.0):
         fleet = Fleet()
         fleet.budget(tree(["n1", "n2"], 600.0, 1200.0))
-        fleet.begin("a", ["n1", "n2"], held_w=(held_w, held_w), past=Past(900.0, 120.0, 2.5))
+        fleet.begin("a", ["n1", "n2"], held_w=(held_w, held_w), past=JobPast(900.0, 120.0, 2.5))
         assert all(one.limit_w >= held_w for one in fleet.asked)
         assert fleet.job("a").earned_s == 2.5
         fleet.run(1)
@@ -274,7 +276,7 @@ def test_an_uneven_gang_is_made_even_at_once():
 
 def test_a_deadline_goes_on_where_it_was():
     fleet = Fleet()
-    fleet.begin("a", ["n1"], promise=Deadline(20_000.0, 3000.0), past=Past(10_000.0, 1000.0))
+    fleet.begin("a", ["n1"], promise=Deadline(20_000.0, 3000.0), past=JobPast(10_000.0, 1000.0))
     fleet.run(60)
     assert fleet.job("a").limit_w <= 200.0  # 10,000 units at 0.2 s each would do
     assert fleet.job("a").earned_s == pytest.approx(
@@ -310,10 +312,10 @@ def test_what_is_no_job_is_counted():
         replace(began, name="b", holdings=(other,), held_w=(math.nan,)),
         replace(began, name="b", holdings=(other,), held_w=(1.0, 2.0)),
         replace(began, name="b", holdings=(other,), weight=math.inf),
-        ServiceBegan(0.0, "a", PROMISED, 1),
-        Ended(0.0, "b"),
-        NodeLost(0.0, "n9"),
-        NodeLeaseEnded(0.0, "n9"),
+        ServiceStarted(0.0, "a", PROMISED, 1),
+        WorkloadEnded(0.0, "b"),
+        ControlNodeLost(0.0, "n9"),
+        ControlNodeLeaseEnded(0.0, "n9"),
         LimitConfirmed(0.0, 77, 100.0),
         LimitFailed(0.0, 77, None),
     ]
@@ -328,12 +330,12 @@ def test_a_job_that_moved_is_taken_up_anew():
     fleet.begin("a", ["n1"])
     fleet.run(60)
     fleet.begin("a", ["n2"])
-    assert fleet.job("a").phase is JobPhase.SEARCHING
+    assert fleet.job("a").phase is LimitPhase.SEARCHING
     assert [one.name for one in fleet.steering.standing().jobs] == ["a"]
 
 
 def test_watts_are_shared_no_more_often_than_set():
-    fleet = Fleet(Steering(Settings(divide_every_s=500_000.0)))
+    fleet = Fleet(ObjectiveController(ControlSettings(divide_every_s=500_000.0)))
     fleet.begin("a", ["n1"], held_w=(200.0,))
     fleet.budget(tree(["n1"], 900.0, 900.0))
     fleet.begin("b", ["n1"], held_w=(100.0,), gpus=1)
@@ -349,14 +351,14 @@ def test_no_budgets_are_no_ceilings():
     fleet.budget(tree(["n1"], 300.0, 300.0))
     fleet.answer_all()
     assert fleet.job("a").ceiling_w == 150.0
-    fleet.tell(BudgetsSet(fleet.now_s, Budgets(())))
+    fleet.tell(BudgetsSet(fleet.now_s, BudgetTree(())))
     fleet.answer_all()
     assert fleet.job("a").limit_w == 300.0
     assert fleet.steering.standing().budgets == ()
 
 
 def test_an_event_without_a_time_is_none():
-    assert Steering().on(JobBegan(math.inf, "a", MaxSlowdown(0.1), LIMITS_W, ())) == []
+    assert ObjectiveController().on(JobStarted(math.inf, "a", MaxSlowdown(0.1), LIMITS_W, ())) == []
 
 
 def test_a_raise_goes_with_the_reading_that_makes_room_for_it():
@@ -378,7 +380,7 @@ def test_a_raise_goes_with_the_reading_that_makes_room_for_it():
 
 def test_an_uneven_gang_without_room_comes_down_to_its_least():
     fleet = Fleet()
-    fleet.budget(Budgets([Budget("n1", 1000.0), Budget("n2", 900.0)]))
+    fleet.budget(BudgetTree([PowerBudgetNode("n1", 1000.0), PowerBudgetNode("n2", 900.0)]))
     fleet.begin("b", ["n1"])
     (lower,) = fleet.begin("a", ["n1", "n2"], held_w=(200.0, 300.0))
     assert (lower.holding, lower.limit_w) == ("a/n2", 200.0)
@@ -392,5 +394,5 @@ def test_boards_that_overshoot_are_charged_what_they_draw():
     fleet.begin("a", ["n1"], held_w=(300.0,))
     for _ in range(3):
         fleet.now_s += 10.0
-        fleet.tell(JobMeasured(fleet.now_s, "a", Window(300.0, 100.0, 10.0, 2.0 * 330.0 * 10.0)))
+        fleet.tell(JobMeasured(fleet.now_s, "a", MeasurementWindow(300.0, 100.0, 10.0, 2.0 * 330.0 * 10.0)))
     assert fleet.steering.standing().budgets[0].claim_w == pytest.approx(660.0)

@@ -3,15 +3,15 @@
 import pytest
 from tests.steering_rig import Fleet
 
-from eelgrid_controller.power.promise import BestEffort
-from eelgrid_controller.power.tariff import Steps, Tariff
-from eelgrid_controller.steering.events import PricesSet
+from eelgrid_controller.objectives.power.control_events import PricesSet
+from eelgrid_controller.objectives.power.tariffs import EnergyTariff, StepFunction
+from eelgrid_controller.objectives.power.training_promises import BestEffort
 
 
 def test_dear_energy_is_not_used_and_the_promise_is_kept():
     hour_s, prices = 3600.0, (1.0, 4.0)
     fleets = [Fleet(scatter=0.01), Fleet(scatter=0.01)]
-    fleets[0].tell(PricesSet(0.0, Tariff(Steps((0.0, hour_s), prices, 2.0 * hour_s))))
+    fleets[0].tell(PricesSet(0.0, EnergyTariff(StepFunction((0.0, hour_s), prices, 2.0 * hour_s))))
     costs = [0.0, 0.0]
     for at, fleet in enumerate(fleets):
         fleet.begin("a", ["n1"])
@@ -30,7 +30,7 @@ def test_dear_energy_is_not_used_and_the_promise_is_kept():
 
 def test_best_effort_weighs_energy_by_its_price():
     fleet = Fleet()
-    fleet.tell(PricesSet(0.0, Tariff(Steps((0.0, 7200.0), (0.05, 4.0), 14_400.0))))
+    fleet.tell(PricesSet(0.0, EnergyTariff(StepFunction((0.0, 7200.0), (0.05, 4.0), 14_400.0))))
     fleet.begin("a", ["n1"], promise=BestEffort(0.4))
     fleet.run(700)
     cheap_w = fleet.job("a").limit_w
@@ -44,7 +44,7 @@ def test_best_effort_weighs_energy_by_its_price():
 
 def test_time_is_earned_before_it_is_spent_and_limits_do_not_flutter():
     fleet = Fleet(scatter=0.01)
-    fleet.tell(PricesSet(0.0, Tariff(Steps((0.0, 3600.0), (4.0, 1.0), 7200.0))))  # dear first
+    fleet.tell(PricesSet(0.0, EnergyTariff(StepFunction((0.0, 3600.0), (4.0, 1.0), 7200.0))))  # dear first
     fleet.begin("a", ["n1"])
     for _ in range(720):
         fleet.run(1)

@@ -5,28 +5,33 @@ from dataclasses import replace
 
 import pytest
 
-from eelgrid_controller.serving.live import Live, Window
-from eelgrid_controller.serving.models import Requests
-from eelgrid_controller.serving.scaler import Limits, Phase
-from eelgrid_controller.serving.sizing import Objective
-from eelgrid_controller.serving.stations import Station
-from eelgrid_controller.serving.watch import Promised
-from eelgrid_controller.steering.events import Ended, Scale, ServiceBegan, ServiceServing, ServiceWindow, Ticked
-from eelgrid_controller.steering.settings import SettingRefused, Settings
-from eelgrid_controller.steering.steering import Steering
+from eelgrid_controller.objectives.controller import ObjectiveController
+from eelgrid_controller.objectives.power.control_events import (
+    ControlTick,
+    ScaleService,
+    ServiceReady,
+    ServiceStarted,
+    ServiceWindow,
+    WorkloadEnded,
+)
+from eelgrid_controller.objectives.power.settings import ControlSettings, InvalidSetting
+from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget, ScalerPhase, ScalingLimits
+from eelgrid_controller.objectives.services.service_metrics import LiveDistribution, MetricsWindow
+from eelgrid_controller.objectives.services.service_model import RequestService
+from eelgrid_controller.profiles.queueing_model import QuantileObjective, ServiceStation
 
-REPLICA = Station(servers=2, service_s=0.1, service_cv2=0.25)
-LIMITS = Limits(start_s=30.0, hold_s=120.0, cool_s=30.0, most=40)
-PROMISED = Promised(Requests(REPLICA, Objective(0.95, 0.6)), LIMITS)
+REPLICA = ServiceStation(servers=2, service_s=0.1, service_cv2=0.25)
+LIMITS = ScalingLimits(start_s=30.0, hold_s=120.0, cool_s=30.0, most=40)
+PROMISED = AutoscalerTarget(RequestService(REPLICA, QuantileObjective(0.95, 0.6)), LIMITS)
 
 
 def seen(rate_hz, *, waiting=0.0, growth=0.0, response=None):
-    return Window(30.0, response, None, None, None, None, rate_hz, rate_hz, waiting, growth, None, None, None)
+    return MetricsWindow(30.0, response, None, None, None, None, rate_hz, rate_hz, waiting, growth, None, None, None)
 
 
 def steered(replicas=2, settings=None):
-    steering = Steering(settings)
-    assert steering.on(ServiceBegan(0.0, "s", PROMISED, replicas)) == []
+    steering = ObjectiveController(settings)
+    assert steering.on(ServiceStarted(0.0, "s", PROMISED, replicas)) == []
     return steering
 
 
@@ -39,7 +44,7 @@ def test_a_rise_is_said_once_and_a_fall_only_after_the_look_back():
     (scale,) = steering.on(ServiceWindow(30.0, "s", seen(60.0)))
     assert scale.name == "s"
     assert scale.replicas > 2
-    assert steering.on(ServiceServing(40.0, "s", scale.replicas)) == []
+    assert steering.on(ServiceReady(40.0, "s", scale.replicas)) == []
     for k in range(2, 6):
         assert steering.on(ServiceWindow(30.0 * k, "s", seen(60.0))) == []
     target, said = scale.replicas, []
@@ -52,21 +57,21 @@ def test_a_rise_is_said_once_and_a_fall_only_after_the_look_back():
 
 
 def test_what_may_have_been_lost_is_said_again_until_it_comes():
-    steering = steered(settings=Settings(repeat_s=60.0))
+    steering = steered(settings=ControlSettings(repeat_s=60.0))
     (scale,) = steering.on(ServiceWindow(30.0, "s", seen(60.0)))
-    assert steering.on(Ticked(60.0)) == []
-    assert steering.on(Ticked(90.0)) == [scale]
-    assert steering.on(Ticked(100.0)) == []
-    steering.on(ServiceServing(110.0, "s", scale.replicas))
-    assert steering.on(Ticked(200.0)) == []
+    assert steering.on(ControlTick(60.0)) == []
+    assert steering.on(ControlTick(90.0)) == [scale]
+    assert steering.on(ControlTick(100.0)) == []
+    steering.on(ServiceReady(110.0, "s", scale.replicas))
+    assert steering.on(ControlTick(200.0)) == []
 
 
 def test_silence_takes_nothing_away():
     steering = steered(8)
     steering.on(ServiceWindow(30.0, "s", seen(1.0)))
     for at_s in range(60, 4000, 30):
-        assert steering.on(Ticked(float(at_s))) == []
-    assert standing(steering).phase is Phase.BLIND
+        assert steering.on(ControlTick(float(at_s))) == []
+    assert standing(steering).phase is ScalerPhase.BLIND
     assert standing(steering).target == 8
     assert "blind" in standing(steering).reason
 
@@ -79,25 +84,25 @@ def test_a_service_that_is_taken_up_in_the_middle_of_life_keeps_what_it_has():
 
 
 def test_a_service_outside_its_bounds_is_brought_into_them():
-    steering = Steering()
-    assert [one.replicas for one in steering.on(ServiceBegan(0.0, "s", PROMISED, 0))] == [1]
+    steering = ObjectiveController()
+    assert [one.replicas for one in steering.on(ServiceStarted(0.0, "s", PROMISED, 0))] == [1]
 
 
 def test_old_double_and_unknown_events_are_counted_and_change_nothing():
     steering = steered()
-    steering.on(ServiceServing(5.0, "s", 2))
+    steering.on(ServiceReady(5.0, "s", 2))
     steering.on(ServiceWindow(30.0, "s", seen(20.0)))
     before = standing(steering)
     for event in (
-        ServiceBegan(31.0, "s", PROMISED, 9),
+        ServiceStarted(31.0, "s", PROMISED, 9),
         ServiceWindow(30.0, "s", seen(500.0)),
         ServiceWindow(10.0, "s", seen(500.0)),
         ServiceWindow(60.0, "other", seen(500.0)),
-        ServiceServing(1.0, "s", 7),
-        ServiceServing(60.0, "s", -1),
-        ServiceBegan(60.0, "t", PROMISED, -1),
-        Ended(60.0, "other"),
-        Ticked(math.nan),
+        ServiceReady(1.0, "s", 7),
+        ServiceReady(60.0, "s", -1),
+        ServiceStarted(60.0, "t", PROMISED, -1),
+        WorkloadEnded(60.0, "other"),
+        ControlTick(math.nan),
     ):
         assert steering.on(event) == []
     assert replace(standing(steering), factor_error=before.factor_error) == before
@@ -106,13 +111,13 @@ def test_old_double_and_unknown_events_are_counted_and_change_nothing():
 
 def test_a_service_may_promise_something_else():
     steering = steered(10)
-    lower = Promised(PROMISED.model, replace(LIMITS, most=4))
-    assert [one.replicas for one in steering.on(ServiceBegan(10.0, "s", lower, 10))] == [4]
+    lower = AutoscalerTarget(PROMISED.model, replace(LIMITS, most=4))
+    assert [one.replicas for one in steering.on(ServiceStarted(10.0, "s", lower, 10))] == [4]
 
 
 def test_operators_see_the_live_quantile_beside_the_model():
     steering = steered(4)
-    live = Live((0.1, 0.2, 0.4, math.inf), (100.0, 1000.0, 2000.0, 2000.0))
+    live = LiveDistribution((0.1, 0.2, 0.4, math.inf), (100.0, 1000.0, 2000.0, 2000.0))
     steering.on(ServiceWindow(30.0, "s", seen(20.0, response=live)))
     view = standing(steering)
     assert 0.2 < view.live_s < 0.4
@@ -125,14 +130,14 @@ def test_operators_see_the_live_quantile_beside_the_model():
 
 def test_a_service_that_ended_is_forgotten():
     steering = steered()
-    assert steering.on(Ended(1.0, "s")) == []
+    assert steering.on(WorkloadEnded(1.0, "s")) == []
     assert steering.standing().services == ()
     assert steering.on(ServiceWindow(30.0, "s", seen(60.0))) == []
 
 
 def test_no_more_services_than_are_steered():
-    steering = steered(settings=Settings(services_most=1))
-    assert steering.on(ServiceBegan(0.0, "t", PROMISED, 0)) == []
+    steering = steered(settings=ControlSettings(services_most=1))
+    assert steering.on(ServiceStarted(0.0, "t", PROMISED, 0)) == []
     assert len(steering.standing().services) == 1
 
 
@@ -144,7 +149,7 @@ def test_the_same_events_give_the_same_instructions():
         ]
 
     assert said() == said()
-    assert all(isinstance(one, Scale) for one in said())
+    assert all(isinstance(one, ScaleService) for one in said())
 
 
 @pytest.mark.parametrize(
@@ -152,5 +157,5 @@ def test_the_same_events_give_the_same_instructions():
     [{"repeat_s": 0.0}, {"divide_every_s": -1.0}, {"reprice": math.nan}, {"jobs_most": 0}, {"horizon_s": math.inf}],
 )
 def test_settings_that_are_none_are_refused(wrong):
-    with pytest.raises(SettingRefused):
-        Settings(**wrong)
+    with pytest.raises(InvalidSetting):
+        ControlSettings(**wrong)

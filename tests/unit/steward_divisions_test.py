@@ -6,11 +6,11 @@ import contextlib
 from tests.controller_rig import until
 from tests.fakes.stewarded import job, node, stewarded
 
-from eelgrid_controller.steering.settings import Settings
-from eelgrid_controller.steward import divisions
+from eelgrid_controller.objectives import control_loop
+from eelgrid_controller.objectives.power.settings import ControlSettings
 from eelgrid_protos.messages import BudgetScope, PowerBudget
 
-APART = Settings(divided_inside=0)
+APART = ControlSettings(divided_inside=0)
 TIGHT = (PowerBudget(scope=BudgetScope.CLUSTER, limit_w=1000.0),)
 
 
@@ -63,7 +63,7 @@ async def test_an_answer_begins_the_next_turn_at_once():
 
 
 async def test_a_division_that_fails_is_told_and_asked_again(monkeypatch, caplog):
-    solved, asked = divisions.solved, []
+    solved, asked = control_loop.solve_allocation, []
 
     def fails_once(problem):
         asked.append(problem)
@@ -71,7 +71,7 @@ async def test_a_division_that_fails_is_told_and_asked_again(monkeypatch, caplog
             raise RuntimeError("a fault")
         return solved(problem)
 
-    monkeypatch.setattr(divisions, "solved", fails_once)
+    monkeypatch.setattr(control_loop, "solved", fails_once)
     async with stewarded(steering=APART) as world:
         await ready(world)
         await turns(world, 1)

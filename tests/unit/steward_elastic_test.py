@@ -3,9 +3,9 @@
 from tests.fakes.stewarded import job, node, stewarded
 from tests.unit.steward_jobs_test import Training, ready
 
-from eelgrid_controller.measured import own_profile
+from eelgrid_controller.objectives.promises import related_curves
 from eelgrid_controller.profiles.points import Configuration, Point
-from eelgrid_controller.steward.jobs import relatives_of
+from eelgrid_controller.state.profile_points import make_job_profile_name
 from eelgrid_protos.messages import MeasuredPoint
 
 
@@ -67,7 +67,7 @@ async def test_what_a_job_did_at_each_limit_is_kept_for_the_next_of_its_profile(
             assert point.source.startswith("telemetry")
             speed = min(1.0, 1.0 - 0.5 * (300.0 - point.configuration.power_limit_w) / 300.0)
             assert abs(point.throughput_hz / (10.0 * speed) - 1.0) < 0.02
-        assert relatives_of(points, "G2"), "they make a curve"
+        assert related_curves(points, "G2"), "they make a curve"
         events = world.loop.core.state.revision
         await training.run(12)
         assert world.loop.core.state.revision - events <= 2, "points are told seldom"
@@ -77,14 +77,14 @@ async def test_a_job_without_a_profile_teaches_nobody():
     async with stewarded() as world:
         await ready(world, job("j", slowdown_most=0.2))
         await Training(world).run(60)
-        assert set(world.loop.core.state.points) <= {own_profile("j")}
+        assert set(world.loop.core.state.points) <= {make_job_profile_name("j")}
 
 
 def test_points_that_were_told_are_those_that_curves_are_made_of():
     at = [
         Point("p", Configuration("G2", gpus=1, power_limit_w=w), r, power_w=w) for w, r in ((400.0, 10.0), (200.0, 8.0))
     ]
-    (curve,) = relatives_of(at, "G2")
+    (curve,) = related_curves(at, "G2")
     assert curve.limits_w == (200.0, 400.0)
 
 

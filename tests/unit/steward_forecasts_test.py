@@ -7,19 +7,26 @@ import pytest
 from tests.controller_rig import until
 from tests.fakes.foretold import LearnsHere, family, served, trained
 
-from eelgrid_controller.measured import Points, planned
-from eelgrid_controller.profiles.family import learn_family
+from eelgrid_controller.objectives import forecasts as module
+from eelgrid_controller.objectives.forecasts import (
+    NOT_LEARNED_REASON,
+    RETRAIN_RETRY_S,
+    ForecastService,
+    JobQuestion,
+    ScaleQuestion,
+    ServiceQuestion,
+)
+from eelgrid_controller.objectives.learning_process import LearningFailed, LearningProcess
+from eelgrid_controller.profiles.conservative import build_store
+from eelgrid_controller.profiles.learning import learn_family
 from eelgrid_controller.profiles.points import Configuration
-from eelgrid_controller.profiles.predict import Predictor
-from eelgrid_controller.profiles.safe_side import stored
-from eelgrid_controller.steward import forecasts as module
-from eelgrid_controller.steward.forecasts import AGAIN_S, NOT_YET, Forecasts, OfCounts, OfJob, OfService
-from eelgrid_controller.steward.learner import ChildLearner, LearningFailed
-from eelgrid_protos.catalogue import load
+from eelgrid_controller.profiles.prediction import ProfilePredictor
+from eelgrid_controller.state.profile_points import MeasuredPoints, make_profile_point
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import MeasuredPoint
 
 LOG = logging.getLogger("test.forecasts")
-ASKED = OfService("llm", "G2", 1, None)
+ASKED = ServiceQuestion("llm", "G2", 1, None)
 
 
 class Rig:
@@ -28,10 +35,12 @@ class Rig:
     def __init__(self, learner=None):
         self.now_s = 100.0
         self.learner = learner or LearnsHere()
-        self.forecasts = Forecasts(load(), learner=self.learner, monotonic_s=lambda: self.now_s, log=LOG)
+        self.forecasts = ForecastService(
+            load_catalogue(), learner=self.learner, monotonic_s=lambda: self.now_s, log=LOG
+        )
 
     def tell(self, points):
-        self.forecasts.tell(dict(Points(points)))
+        self.forecasts.tell(dict(MeasuredPoints(points)))
 
     async def turn(self, *questions):
         found = [self.forecasts.ask(question) for question in questions]
@@ -80,7 +89,7 @@ async def test_a_job_is_told_ratios_against_its_largest_limit(rig):
     rig.tell(
         [*(point for name in "abc" for model in ("G2", "G3") for point in trained(name, model)), *trained("llm", "G3")]
     )
-    question = OfJob("llm", "G2", 1, (400.0, 300.0, 200.0, 150.0))
+    question = JobQuestion("llm", "G2", 1, (400.0, 300.0, 200.0, 150.0))
     await rig.turn(question)
     [found] = await rig.turn(question)
     assert found.bend.time[0] == (0.0, 0.0)
@@ -105,7 +114,7 @@ async def test_numbers_of_gpus_between_two_that_were_measured(rig):
         *(point for index, name in enumerate("abcd") for point in scaling(name, (1, 2, 4, 8), base_hz=1.0 + index)),
         *scaling("llm", (1, 2, 8)),
     ])  # fmt: skip
-    question = OfCounts("llm", "G2", (8, 4))
+    question = ScaleQuestion("llm", "G2", (8, 4))
     await rig.turn(question)
     [found] = await rig.turn(question)
     [four] = found.counts
@@ -114,9 +123,9 @@ async def test_numbers_of_gpus_between_two_that_were_measured(rig):
         assert ends[0] < truth < ends[1]
         assert ends[1] < 2.0 * ends[0]
     assert found.learned_from == 19
-    [none] = await rig.turn(OfCounts("llm", "G2", (4, 2)))
+    [none] = await rig.turn(ScaleQuestion("llm", "G2", (4, 2)))
     assert none is None
-    [none] = await rig.turn(OfCounts("llm", "G2", (4, 2)))
+    [none] = await rig.turn(ScaleQuestion("llm", "G2", (4, 2)))
     assert "4 GPUs in no usual way" in none.why_none
 
 
@@ -127,10 +136,10 @@ async def test_until_a_family_is_learned_it_says_so():
 
     rig = Rig(Fails())
     rig.tell(scaling("llm", (1, 8)))
-    question = OfCounts("llm", "G2", (8, 4))
+    question = ScaleQuestion("llm", "G2", (8, 4))
     await rig.turn(question)
     [found] = await rig.turn(question)
-    assert found.why_none == NOT_YET
+    assert found.why_none == NOT_LEARNED_REASON
     rig.forecasts.close()
 
 
@@ -142,7 +151,7 @@ async def test_until_a_family_is_learned_it_says_so():
         ([point for name in ("a", "b", "llm") for point in served(name, "G3")], ASKED, "measured on G2"),
         (family(), ASKED._replace(gpus=8), "8 GPUs a replica nowhere else"),
         (family(), ASKED._replace(limit_w=100.0), "power limit was never varied"),
-        (trained("a", "G2") + trained("b", "G2"), OfJob("none", "G2", 1, (400.0, 200.0)), "no points"),
+        (trained("a", "G2") + trained("b", "G2"), JobQuestion("none", "G2", 1, (400.0, 200.0)), "no points"),
     ],
 )  # fmt: skip
 async def test_why_there_is_no_prediction(rig, points, question, words):
@@ -166,7 +175,7 @@ async def test_what_cannot_be_learned_is_tried_again_later_and_more_and_more_rar
     for _ in range(8):
         await rig.turn(ASKED)
         tries.append(len(rig.learner.asked))
-        rig.now_s += 0.5 * AGAIN_S
+        rig.now_s += 0.5 * RETRAIN_RETRY_S
     assert tries == [1, 1, 2, 2, 2, 2, 3, 3]
     assert "learned=no" in caplog.text
     rig.forecasts.close()
@@ -180,19 +189,19 @@ async def test_questions_are_bounded_and_those_nobody_asks_are_forgotten(rig, mo
     rig.tell(family())
     many = [ASKED._replace(gpus=gpus) for gpus in range(1, 5)]
     assert "more than" in (await rig.turn(*many))[3].why_none
-    for _ in range(module._KEPT_TURNS + 2):
+    for _ in range(module._KEPT_CYCLES + 2):
         rig.forecasts.ask(many[3])
         rig.forecasts.turned()
     assert rig.forecasts._asked.keys() == {many[3]}
 
 
 async def test_a_child_learns_what_is_learned_here_and_can_be_ended():
-    profiles = stored({name: tuple(map(planned, served(name, "G3"))) for name in "abc"})
-    learner = ChildLearner()
+    profiles = build_store({name: tuple(map(make_profile_point, served(name, "G3"))) for name in "abc"})
+    learner = LearningProcess()
     asked = [Configuration("G3", batch=batch) for batch in (1, 3, 8)]
     theirs, ours = (
-        Predictor(profiles, {"served": found}, load()).predict("a", asked)
-        for found in (learner(profiles, "served"), learn_family(profiles, "served", load()))
+        ProfilePredictor(profiles, {"served": found}, load_catalogue()).predict("a", asked)
+        for found in (learner(profiles, "served"), learn_family(profiles, "served", load_catalogue()))
     )
     for one, other in zip(theirs, ours, strict=True):  # a core each way may round otherwise
         assert one.throughput_hz == pytest.approx(other.throughput_hz, rel=1e-3)

@@ -7,30 +7,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.stewarded import job, points, service
 
-from eelgrid_controller.measured import planned
-from eelgrid_controller.power.evidence import Window
-from eelgrid_controller.profiles.answers import Basis, Estimate, Ratio
-from eelgrid_controller.profiles.points import Configuration, Point
-from eelgrid_controller.profiles.safe_side import SafePoint
-from eelgrid_controller.serving.scaler import Phase
-from eelgrid_controller.steering.standing import ServiceStanding
-from eelgrid_controller.steward.forecasts import Bend, Forecast, OfJob, OfService
-from eelgrid_controller.steward.foreseen import CURVE, REPEATED, Foreseen
+from eelgrid_controller.objectives.forecasts import JobQuestion, LimitCurve, ProfileForecast, ServiceQuestion
+from eelgrid_controller.objectives.power.control_events import ServiceControlStatus
+from eelgrid_controller.objectives.power.estimates import MeasurementWindow
+from eelgrid_controller.objectives.predicted_plans import CURVE_POINTS, OUTSIDE_WINDOWS, PredictedPlans
+from eelgrid_controller.objectives.services.autoscaler import ScalerPhase
+from eelgrid_controller.profiles.conservative import ConservativePoint
+from eelgrid_controller.profiles.points import Configuration, EstimateBasis, LogRatio, Point, ProfileEstimate
+from eelgrid_controller.state.profile_points import make_profile_point
 from eelgrid_protos.messages import LatencyMetric, LatencyObjective, Workload, WorkloadPhase
 
-ELSEWHERE = tuple(planned(one) for one in points(model="G3"))
-HERE = tuple(planned(one) for one in points())
+ELSEWHERE = tuple(make_profile_point(one) for one in points(model="G3"))
+HERE = tuple(make_profile_point(one) for one in points())
 LIMITS_W = (400.0, 300.0, 200.0)
 
 
 def spread(median, factor=1.25):
-    return Estimate(median, median / factor, median * factor, Basis.INTERPOLATED)
+    return ProfileEstimate(median, median / factor, median * factor, EstimateBasis.INTERPOLATED)
 
 
 def safe(batch, hz=1000.0, factor=1.25):
     how = Configuration("G2", batch=batch)
     rate, latency = spread(hz * batch, factor), spread(0.01 * batch, factor)
-    return SafePoint(Point("llm", how, rate.lower, {0.95: latency.upper}, source="predicted"), rate, {0.95: latency})
+    return ConservativePoint(
+        Point("llm", how, rate.lower, {0.95: latency.upper}, source="predicted"), rate, {0.95: latency}
+    )
 
 
 class Answers:
@@ -50,11 +51,11 @@ def workload(request, **changes):
 
 
 def of_service(answer, known=ELSEWHERE, **changes):
-    foreseen = Foreseen(Answers(answer))
+    foreseen = PredictedPlans(Answers(answer))
     return foreseen, foreseen.service("s", workload(service("s"), **changes), ["G2"], known)
 
 
-WHOLE = Forecast((safe(1), safe(2), safe(4)), learned_from=40)
+WHOLE = ProfileForecast((safe(1), safe(2), safe(4)), learned_from=40)
 
 
 def test_points_that_are_there_are_planned_with_and_nothing_is_asked():
@@ -64,13 +65,13 @@ def test_points_that_are_there_are_planned_with_and_nothing_is_asked():
 
 
 def test_a_curve_of_few_points_is_filled_up_and_says_both():
-    foreseen, plan = of_service(Forecast((safe(2), safe(4)), learned_from=40), HERE[:1])
+    foreseen, plan = of_service(ProfileForecast((safe(2), safe(4)), learned_from=40), HERE[:1])
     assert plan.points == (*HERE[:1], safe(2).point, safe(4).point)
     assert plan.basis.startswith(
         "measured on G2, and predicted for G2 from 40 points: 4,000/s, 90 % within 3,200 to 5,000"
     )
-    assert plan.in_use == OfService("llm", "G2", 1, None)
-    assert CURVE == 3
+    assert plan.in_use == ServiceQuestion("llm", "G2", 1, None)
+    assert CURVE_POINTS == 3
     assert foreseen.forecasts.asked == [plan.in_use]
 
 
@@ -78,14 +79,14 @@ def test_a_promise_on_responses_needs_one_point():
     request = service("s")
     objective = LatencyObjective(metric=LatencyMetric.RESPONSE, latency_s=0.05)
     promise = replace(request.spec.service, objectives=(objective,))
-    foreseen = Foreseen(Answers(WHOLE))
+    foreseen = PredictedPlans(Answers(WHOLE))
     asked = workload(request, spec=replace(request.spec, service=promise))
     assert foreseen.service("s", asked, ["G2"], HERE[:1]).basis == "measured on G2"
     assert foreseen.service("s", asked, ["G2"], ELSEWHERE).in_use is not None
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"), [(None, "is being made"), (Forecast(why_none="nobody was there"), "nobody was there")]
+    ("answer", "words"), [(None, "is being made"), (ProfileForecast(why_none="nobody was there"), "nobody was there")]
 )
 def test_without_an_answer_there_is_the_reason(answer, words):
     _, plan = of_service(answer)
@@ -104,11 +105,11 @@ def test_a_profile_without_points_and_a_share_of_a_gpu_are_not_predicted():
 
 def test_the_limit_that_it_runs_at_is_asked_for():
     foreseen, _ = of_service(WHOLE, power_limit_w=250.0)
-    assert foreseen.forecasts.asked == [OfService("llm", "G2", 1, 250.0)]
+    assert foreseen.forecasts.asked == [ServiceQuestion("llm", "G2", 1, 250.0)]
 
 
 def standing(at_s, factor, error=0.05):
-    return ServiceStanding("s", at_s, None, None, factor, error, False, Phase.STEADY, 1, 1, "")
+    return ServiceControlStatus("s", at_s, None, None, factor, error, False, ScalerPhase.STEADY, 1, 1, "")
 
 
 @given(st.lists(st.sampled_from([0.3, 0.8, 1.0, 1.04, 1.5]), max_size=40))
@@ -119,7 +120,7 @@ def test_withdrawn_exactly_when_enough_windows_in_a_row_lie_outside(factors):
     run, first = 0, None
     for at, factor in enumerate(factors):
         run = run + 1 if factor in (0.3, 1.5) else 0
-        first = at if first is None and run == REPEATED else first
+        first = at if first is None and run == OUTSIDE_WINDOWS else first
         said = foreseen.served([standing(float(at), factor)], {"s": plan})
         assert bool(said) == (first == at)
         if said:
@@ -137,33 +138,33 @@ def test_withdrawn_exactly_when_enough_windows_in_a_row_lie_outside(factors):
 
 def test_one_window_counts_once_and_one_inside_begins_the_count_anew():
     foreseen, plan = of_service(WHOLE)
-    for _ in range(3 * REPEATED):
+    for _ in range(3 * OUTSIDE_WINDOWS):
         assert foreseen.served([standing(1.0, 2.0)], {"s": plan}) == []
-    for at in range(2, 5 * REPEATED):
-        assert foreseen.served([standing(float(at), 2.0 if at % REPEATED else 0.9)], {"s": plan}) == []
+    for at in range(2, 5 * OUTSIDE_WINDOWS):
+        assert foreseen.served([standing(float(at), 2.0 if at % OUTSIDE_WINDOWS else 0.9)], {"s": plan}) == []
 
 
 def test_a_factor_that_is_unsure_is_no_witness():
     foreseen, plan = of_service(WHOLE)
-    for at in range(3 * REPEATED):
+    for at in range(3 * OUTSIDE_WINDOWS):
         assert foreseen.served([standing(float(at), 1.4, error=0.4)], {"s": plan}) == []
 
 
-QUESTION = OfJob("llm", "G2", 1, LIMITS_W)
-BEND = Forecast(
-    bend=Bend(
-        (Ratio(0.0, 0.0), Ratio(0.02, 0.03), Ratio(0.2, 0.05)), (Ratio(0.0, 0.0), Ratio(-0.1, 0.03), Ratio(-0.3, 0.05))
+QUESTION = JobQuestion("llm", "G2", 1, LIMITS_W)
+BEND = ProfileForecast(
+    bend=LimitCurve(
+        (LogRatio(0.0, 0.0), LogRatio(0.02, 0.03), LogRatio(0.2, 0.05)), (LogRatio(0.0, 0.0), LogRatio(-0.1, 0.03), LogRatio(-0.3, 0.05))
     ),
     learned_from=30,
 )  # fmt: skip
 
 
 def window(limit_w, slower=1.0):
-    return Window(limit_w, 10.0, 30.0 * slower, 1000.0)
+    return MeasurementWindow(limit_w, 10.0, 30.0 * slower, 1000.0)
 
 
 def test_a_job_is_told_its_prior_once_and_again_when_it_begins_anew():
-    foreseen = Foreseen(Answers(BEND))
+    foreseen = PredictedPlans(Answers(BEND))
     prior = foreseen.job("j", QUESTION, ())
     assert prior.time[2].mean == 0.2
     assert prior.time[2].scatter == pytest.approx(0.0363, abs=1e-3)  # half over 1.645, and 2 % of any two runs
@@ -176,7 +177,7 @@ def test_a_job_is_told_its_prior_once_and_again_when_it_begins_anew():
 
 def test_a_job_whose_curve_was_measured_is_told_nothing():
     own = [Point("llm", Configuration("G2", power_limit_w=limit_w), 1.0, power_w=100.0) for limit_w in LIMITS_W]
-    foreseen = Foreseen(Answers(BEND))
+    foreseen = PredictedPlans(Answers(BEND))
     assert foreseen.job("j", QUESTION, own) is None
     assert foreseen.bases() == {"j": "its curve was measured before"}
     assert job("j").spec.training.profile == ""
@@ -184,14 +185,14 @@ def test_a_job_whose_curve_was_measured_is_told_nothing():
 
 
 def test_a_job_that_leaves_its_interval_again_and_again_is_said_so_once():
-    foreseen = Foreseen(Answers(BEND))
+    foreseen = PredictedPlans(Answers(BEND))
     foreseen.job("j", QUESTION, ())
     assert foreseen.trained("j", window(200.0, 2.0)) is None  # the largest limit was not measured yet
     assert foreseen.trained("j", window(400.0)) is None
     for _ in range(20):
         assert foreseen.trained("j", window(200.0, 1.22)) is None
     said = [foreseen.trained("j", window(200.0, 1.5)) for _ in range(20)]
-    assert [one is not None for one in said].index(True) == REPEATED - 1
+    assert [one is not None for one in said].index(True) == OUTSIDE_WINDOWS - 1
     assert sum(one is not None for one in said) == 1
     assert "is withdrawn" in foreseen.bases()["j"]
     assert foreseen.job("j", QUESTION, (), is_new=True) is None

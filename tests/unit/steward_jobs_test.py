@@ -6,9 +6,9 @@ import pytest
 from tests.controller_rig import MemoryJournal
 from tests.fakes.stewarded import job, node, stewarded
 
-from eelgrid_controller.adapters.scraper import samples_of
-from eelgrid_controller.steering.standing import JobPhase
-from eelgrid_controller.steward.rounds import Round
+from eelgrid_controller.objectives.power.control_events import LimitPhase
+from eelgrid_controller.objectives.scrape_windows import ScrapeRound
+from eelgrid_controller.runtime.scraper import parse_samples
 from eelgrid_protos.faults import Unavailable
 from eelgrid_protos.messages import BudgetScope, EnergyPrices, MetricsServer, MetricsSource, PowerBudget, PricePeriod
 
@@ -58,11 +58,11 @@ async def test_a_limit_is_searched_set_on_the_gpus_of_the_job_and_settled_on():
         await ready(world, job("j"))
         training = Training(world)
         await training.run(2)
-        assert standing(world).phase is JobPhase.SEARCHING
+        assert standing(world).phase is LimitPhase.SEARCHING
         assert standing(world).limit_w == 400.0
         await training.run(400)
         found = standing(world)
-        assert found.phase is JobPhase.SETTLED
+        assert found.phase is LimitPhase.SETTLED
         # A tenth slower is allowed: down to 240 W by the job's own law, and 300 W cost nothing.
         assert 225.0 <= found.limit_w <= 310.0
         assert found.saving > 0.15
@@ -149,8 +149,8 @@ async def test_progress_is_read_from_the_jobs_own_page():
             await training.run(1)
             asked = world.pages.asked["j"]
             assert list(asked.urls.values()) == ["http://n1:9000/m"]
-            page = samples_of(f"steps_total {training.work}\n".encode(), asked.names, world.now_s)
-            world.pages.rounds["j"] = Round(world.now_s, {(0, "http://n1:9000/m"): page})
+            page = parse_samples(f"steps_total {training.work}\n".encode(), asked.names, world.now_s)
+            world.pages.rounds["j"] = ScrapeRound(world.now_s, {(0, "http://n1:9000/m"): page})
         assert standing(world).limit_w < 400.0
 
 
@@ -162,7 +162,7 @@ async def test_a_node_that_refuses_makes_it_stuck_and_not_silent():
             await training.run(1, limits=400.0, answer=False)
             phases.add(standing(world).phase)
             assert standing(world).limit_w == 400.0
-        assert JobPhase.STUCK in phases
+        assert LimitPhase.STUCK in phases
 
 
 async def test_a_lost_node_and_its_return_are_told():
@@ -175,12 +175,12 @@ async def test_a_lost_node_and_its_return_are_told():
         await world.loop.command(lambda core, now_ns: core.node_lost("n1", now_ns=now_ns))
         for _ in range(20):
             await world.cycle()
-        assert standing(world).phase is JobPhase.LOST
+        assert standing(world).phase is LimitPhase.LOST
         await world.join(node("n1"))
         world._sequences.clear()
         world.telemetry.open(node("n1"), 2)
         await training.run(3)
-        assert standing(world).phase is not JobPhase.LOST
+        assert standing(world).phase is not LimitPhase.LOST
         assert standing(world).limit_w == settled_w
 
 
@@ -199,7 +199,7 @@ async def test_a_restart_begins_with_what_is_set_and_what_was_done():
         await training.run(1)
         assert standing(again).limit_w == settled_w
         await training.run(400)
-        assert standing(again).phase is JobPhase.SETTLED
+        assert standing(again).phase is LimitPhase.SETTLED
         assert standing(again).limit_w <= 310.0
     async with stewarded(journal, start_s=now_s + 5000.0) as mute:
         held_w = mute.workload("j").power_limit_w

@@ -7,20 +7,19 @@ import pytest
 from tests.fakes.stewarded import job, node, stewarded
 from tests.unit.steward_jobs_test import Training, ready, standing
 
-from eelgrid_controller.adapters.store import open_journal
-from eelgrid_controller.measured import own_profile
-from eelgrid_controller.power.evidence import Arm, Noise, Shown
-from eelgrid_controller.power.exploration import SHOWN_MOST, begin
-from eelgrid_controller.power.picking import Why
-from eelgrid_controller.power.promise import MaxSlowdown
+from eelgrid_controller.objectives import job_observer
+from eelgrid_controller.objectives.job_history import HISTORY_INTERVAL_S, JobHistories, limit_history
+from eelgrid_controller.objectives.observation import ClusterObservation, ObservedNode
+from eelgrid_controller.objectives.power.bandit import HISTORY_LIMITS_MOST, PickReason, start_search
+from eelgrid_controller.objectives.power.control_events import LimitPhase
+from eelgrid_controller.objectives.power.estimates import LimitArm, LimitHistory, WindowScatter
+from eelgrid_controller.objectives.power.training_promises import MaxSlowdown
 from eelgrid_controller.profiles.points import Configuration, Point
-from eelgrid_controller.steering.standing import JobPhase
-from eelgrid_controller.steward import job_desk
-from eelgrid_controller.steward.keepsakes import AGAIN_S, Keepsakes, shown_by
-from eelgrid_controller.steward.world import NodeView, World
+from eelgrid_controller.runtime.sqlite_journal import open_journal
+from eelgrid_controller.state.profile_points import make_job_profile_name
 from eelgrid_protos.messages import Placement, Policy, Workload, WorkloadPhase
 
-OWN = own_profile("j")
+OWN = make_job_profile_name("j")
 
 
 async def lived(folder):
@@ -30,7 +29,7 @@ async def lived(folder):
             await ready(world, job("j"))
             training = Training(world)
             await training.run(300)
-            assert standing(world).phase is JobPhase.SETTLED
+            assert standing(world).phase is LimitPhase.SETTLED
             points = world.loop.core.state.points[OWN]
             assert len(points) >= 4
             assert standing(world).limit_w in {point.configuration.power_limit_w for point in points}
@@ -58,24 +57,24 @@ async def test_a_restart_goes_on_at_the_limit_that_was_found_and_tries_nothing_a
     limit_w, work, now_s = await lived(tmp_path)
     seen, phases, commands = await gone_on(tmp_path, work, now_s)
     assert seen == {limit_w}
-    assert set(phases) == {JobPhase.SETTLED}
+    assert set(phases) == {LimitPhase.SETTLED}
     assert commands == 0
 
 
 async def test_without_what_was_kept_it_would_search_again(tmp_path, monkeypatch):
     limit_w, work, now_s = await lived(tmp_path)
-    monkeypatch.setattr(job_desk, "shown_by", lambda *_: Shown())
+    monkeypatch.setattr(job_observer, "shown_by", lambda *_: LimitHistory())
     seen, phases, commands = await gone_on(tmp_path, work, now_s)
     assert len(seen - {limit_w}) >= 2
-    assert JobPhase.SEARCHING in phases
+    assert LimitPhase.SEARCHING in phases
     assert commands >= 2
 
 
 async def test_a_job_that_has_changed_meanwhile_is_searched_anew(tmp_path):
     _, work, now_s = await lived(tmp_path)
     _, phases, commands = await gone_on(tmp_path, work, now_s, cycles=120, slower=1.5)
-    assert phases[0] is JobPhase.SETTLED
-    assert JobPhase.SEARCHING in phases
+    assert phases[0] is LimitPhase.SETTLED
+    assert LimitPhase.SEARCHING in phases
     assert commands >= 1
 
 
@@ -100,58 +99,60 @@ def placed(key="j"):
 
 
 def at(now_s, workload):
-    return World(
-        at_s=now_s, policy=Policy(), workloads={"j": workload}, nodes={"n1": NodeView(node("n1"), is_ready=True)}
+    return ClusterObservation(
+        at_s=now_s, policy=Policy(), workloads={"j": workload}, nodes={"n1": ObservedNode(node("n1"), is_ready=True)}
     )  # fmt: skip
 
 
 def arms(*windows):
     return tuple(
-        Arm(limit_w, count, 100.0 * count, 30.0 * count, 2.0 * limit_w * 30.0 * count)
+        LimitArm(limit_w, count, 100.0 * count, 30.0 * count, 2.0 * limit_w * 30.0 * count)
         for limit_w, count in zip((400.0, 300.0, 200.0), windows, strict=False)
     )
 
 
 def test_points_come_when_there_is_news_and_not_often():
-    workload, kept = placed(), Keepsakes()
+    workload, kept = placed(), JobHistories()
 
     def told(now_s, *windows):
-        return kept.due({"j": Shown(arms(*windows))}, {"j": workload}, at(now_s, workload))
+        return kept.due({"j": LimitHistory(arms(*windows))}, {"j": workload}, at(now_s, workload))
 
     assert [point.power_limit_w for point in told(0.0, 3, 3)] == [400.0, 300.0]
     assert told(10.0, 3, 3, 1) == (), "too soon"
-    assert len(told(AGAIN_S, 3, 3, 1)) == 3, "another limit is known"
-    assert told(2.0 * AGAIN_S, 5, 6, 2) == (), "little more than before"
-    assert len(told(3.0 * AGAIN_S, 10, 10, 10)) == 3
-    assert len(told(4.0 * AGAIN_S, 3, 3, 1)) == 3, "the job has changed: its sums began anew"
+    assert len(told(HISTORY_INTERVAL_S, 3, 3, 1)) == 3, "another limit is known"
+    assert told(2.0 * HISTORY_INTERVAL_S, 5, 6, 2) == (), "little more than before"
+    assert len(told(3.0 * HISTORY_INTERVAL_S, 10, 10, 10)) == 3
+    assert len(told(4.0 * HISTORY_INTERVAL_S, 3, 3, 1)) == 3, "the job has changed: its sums began anew"
     assert kept.due({}, {}, at(0.0, workload)) == ()
-    assert len(told(4.0 * AGAIN_S + 1.0, 3)) == 1, "what ended is forgotten"
+    assert len(told(4.0 * HISTORY_INTERVAL_S + 1.0, 3)) == 1, "what ended is forgotten"
 
 
 def test_what_is_read_back_is_what_was_told_and_nothing_else():
     workload = placed()
-    noise = Noise.prior(0.01, 0.02, 30.0)
-    (point, *_) = Keepsakes().due({"j": Shown(arms(6, 3), noise)}, {"j": workload}, at(0.0, workload))
+    noise = WindowScatter.prior(0.01, 0.02, 30.0)
+    (point, *_) = JobHistories().due({"j": LimitHistory(arms(6, 3), noise)}, {"j": workload}, at(0.0, workload))
 
     def kept(gpu_model="G2", gpus=2, source=point.source):
         running = Configuration(gpu_model, gpus=gpus, power_limit_w=point.power_limit_w)
         return Point(OWN, running, point.throughput_hz, power_w=point.power_w, source=source)
 
-    found = shown_by(workload, "G2", [kept()], 30.0)
+    found = limit_history(workload, "G2", [kept()], 30.0)
     assert found.arms == arms(6)
     assert (found.noise.time_share, found.noise.energy_share) == pytest.approx((0.01, 0.02))
     assert found.noise.windows == 6.0
-    assert shown_by(workload, "A100", [kept()], 30.0) == Shown()
+    assert limit_history(workload, "A100", [kept()], 30.0) == LimitHistory()
     strange = (kept(gpus=4), kept(source="by hand"), kept(source="own, 6 windows, scatter 1.1.1 % and 2 %"))
-    assert shown_by(workload, "G2", strange[:2], 30.0) == Shown()
-    assert shown_by(workload, "G2", strange, 30.0) == Shown(arms(6), None)
+    assert limit_history(workload, "G2", strange[:2], 30.0) == LimitHistory()
+    assert limit_history(workload, "G2", strange, 30.0) == LimitHistory(arms(6), None)
 
 
 def test_a_search_that_begins_with_what_was_shown_believes_a_few_windows_of_each_limit():
-    state, decision = begin((400.0, 300.0, 200.0), MaxSlowdown(0.1), gpus=2, shown=Shown(arms(400, 3)))
-    assert [arm.windows for arm in state.arms] == [SHOWN_MOST, 3, 0]
+    state, decision = start_search((400.0, 300.0, 200.0), MaxSlowdown(0.1), gpus=2, shown=LimitHistory(arms(400, 3)))
+    assert [arm.windows for arm in state.arms] == [HISTORY_LIMITS_MOST, 3, 0]
     assert state.arms[0].power_w == arms(400)[0].power_w
-    assert state.windows == SHOWN_MOST + 3
-    assert decision.why is not Why.REFERENCE
-    cold, first = begin((400.0, 300.0), MaxSlowdown(0.1), shown=Shown((Arm(350.0, 5, 1.0, 1.0, 1.0), Arm(300.0))))
+    assert state.windows == HISTORY_LIMITS_MOST + 3
+    assert decision.why is not PickReason.REFERENCE
+    cold, first = start_search(
+        (400.0, 300.0), MaxSlowdown(0.1), shown=LimitHistory((LimitArm(350.0, 5, 1.0, 1.0, 1.0), LimitArm(300.0)))
+    )
     assert (cold.windows, first.limit_w) == (0, 400.0)

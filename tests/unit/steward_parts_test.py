@@ -5,16 +5,16 @@ from tests.controller_rig import wanted
 from tests.fakes.stewarded import job, node, stewarded
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.errors import ConfigError
-from eelgrid_controller.steward.settings import StewardSettings
-from eelgrid_controller.steward.steward import SteadyUnix
-from eelgrid_controller.steward.views import draw_of, look_of
+from eelgrid_controller.errors import ControllerConfigError
+from eelgrid_controller.objectives.control_loop import MonotonicUnixClock
+from eelgrid_controller.objectives.settings import ObjectiveSettings
+from eelgrid_controller.objectives.state_reader import node_readings, unmanaged_draw
 from eelgrid_protos import catalogue
 
 
 def test_unix_time_never_goes_back_and_follows_a_clock_that_was_set_right():
     wall_s, mono_s = [1000.0], [50.0]
-    steady = SteadyUnix(Clock(lambda: int(wall_s[0] * 1e9), lambda: mono_s[0]))
+    steady = MonotonicUnixClock(Clock(lambda: int(wall_s[0] * 1e9), lambda: mono_s[0]))
     assert steady.now_s() == 1000.0
     wall_s[0], mono_s[0] = 400.0, 60.0
     assert steady.now_s() == 1010.0
@@ -28,27 +28,29 @@ def test_unix_time_never_goes_back_and_follows_a_clock_that_was_set_right():
     "changes", [{"cycle_s": 0.0}, {"scrape_s": -1.0}, {"window_s": 1e9}, {"cool_s": -1.0}, {"stale_rounds": 0}]
 )
 def test_numbers_that_no_steward_can_run_with_are_refused(changes):
-    with pytest.raises(ConfigError):
-        StewardSettings(**changes)
+    with pytest.raises(ControllerConfigError):
+        ObjectiveSettings(**changes)
 
 
 async def test_what_others_may_draw_is_their_limit_and_idle_gpus_their_idle_watts():
-    known = catalogue.load()
+    known = catalogue.load_catalogue()
     idle_w = known.products["openb-g2"].idle_w
     async with stewarded() as world:
         await world.join(node("n1"))
-        assert draw_of(world.loop.core, "n1", {}, known).other_w == pytest.approx(4 * idle_w)
+        assert unmanaged_draw(world.loop.core, "n1", {}, known).other_w == pytest.approx(4 * idle_w)
         await world.loop.submit(job("steered"))
         await world.loop.submit(wanted("other", gpus=1))
-        assert draw_of(world.loop.core, "n1", {}, known).other_w == pytest.approx(2 * idle_w + 400.0)
-        assert draw_of(world.loop.core, "n1", {"steered": "why"}, known).other_w == pytest.approx(2 * idle_w + 800.0)
+        assert unmanaged_draw(world.loop.core, "n1", {}, known).other_w == pytest.approx(2 * idle_w + 400.0)
+        assert unmanaged_draw(world.loop.core, "n1", {"steered": "why"}, known).other_w == pytest.approx(
+            2 * idle_w + 800.0
+        )
         await world.loop.set_limit("other", 250.0)
-        assert draw_of(world.loop.core, "n1", {}, known).other_w == pytest.approx(2 * idle_w + 250.0)
+        assert unmanaged_draw(world.loop.core, "n1", {}, known).other_w == pytest.approx(2 * idle_w + 250.0)
         idle = next(
             gpu.uuid for gpu in node("n1").gpus if not list(world.loop.core.state.nodes["n1"].holders(gpu.uuid))
         )
         await world.loop.gpu_lost("n1", idle)
-        assert draw_of(world.loop.core, "n1", {}, known).other_w == pytest.approx(idle_w + 250.0)
+        assert unmanaged_draw(world.loop.core, "n1", {}, known).other_w == pytest.approx(idle_w + 250.0)
 
 
 async def test_a_look_holds_what_is_fresh_and_nothing_else():
@@ -58,7 +60,7 @@ async def test_a_look_holds_what_is_fresh_and_nothing_else():
 
         def look(later_s=0.0):
             now_s = world.now_s + later_s
-            return look_of(world.telemetry, inventory, now_s=now_s, now_ns=int(now_s * 1e9))
+            return node_readings(world.telemetry, inventory, now_s=now_s, now_ns=int(now_s * 1e9))
 
         assert look() == ({}, {}, None, None)
         world.samples("n1")

@@ -9,7 +9,7 @@ from tests.fakes.foretold import LearnsHere, family, served, trained
 from tests.fakes.stewarded import job, node, points, service, stewarded
 from tests.unit.steward_jobs_test import Training
 
-from eelgrid_controller.steering.standing import JobPhase
+from eelgrid_controller.objectives.power.control_events import LimitPhase
 
 
 async def settled(world):
@@ -133,7 +133,7 @@ async def test_a_job_begins_its_search_with_the_predicted_curve():
         assert world.steward._desk.steering._jobs.jobs["j"].search.prior == search.foreseen
         await run.run(160)
         standing = world.steward.standing.steering.jobs[0]
-        assert standing.phase is JobPhase.SETTLED
+        assert standing.phase is LimitPhase.SETTLED
         assert standing.slowdown <= 0.1
         assert standing.saving > 0.15
 

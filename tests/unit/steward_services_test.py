@@ -7,10 +7,10 @@ import pytest
 from tests.controller_rig import MemoryJournal, until
 from tests.fakes.stewarded import VLLM, job, node, points, service, stewarded
 
-from eelgrid_controller.serving.scaler import Phase
+from eelgrid_controller.objectives.services.autoscaler import ScalerPhase
 from eelgrid_protos.faults import InvalidArgument, NotFound, Unavailable
 from eelgrid_protos.messages import ListPromisesResponse, MetricsServer, MetricsSource
-from eelgrid_protos.plain import from_plain, to_plain
+from eelgrid_protos.plain_messages import from_plain, to_plain
 
 
 def standing(world, key="s"):
@@ -45,7 +45,7 @@ async def test_a_service_grows_under_load_and_shrinks_after_it():
         assert world.steward.standing.services["s"].arrived_hz == pytest.approx(90.0, rel=0.05)
         await rounds(world, 4, 90.0)
         assert world.replicas("s") == grown
-        assert standing(world).phase is Phase.STEADY
+        assert standing(world).phase is ScalerPhase.STEADY
         assert standing(world).serving == grown
         await rounds(world, 30, 5.0)
         assert world.replicas("s") == 1
@@ -96,7 +96,7 @@ async def test_pages_that_stay_away_make_it_blind_and_keep_what_there_is():
         await rounds(world, 3, 90.0)
         before = world.replicas("s")
         await rounds(world, 20, 0.0, missing=range(100))
-        assert standing(world).phase is Phase.BLIND
+        assert standing(world).phase is ScalerPhase.BLIND
         assert world.replicas("s") == before
         assert "answered (replica 0: hung)" in world.steward.standing.services["s"].reason
 

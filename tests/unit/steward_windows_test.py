@@ -4,25 +4,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eelgrid_controller.power.exploration import Unusable
-from eelgrid_controller.steering.events import LimitConfirmed, LimitFailed, NodeBack, NodeLeaseEnded, NodeLost
-from eelgrid_controller.steward.asked_limits import Asked, AskedLimits, NodeWord
-from eelgrid_controller.steward.meters import GpuLook, Meter, Progress
-from eelgrid_controller.steward.presence import NodeSeen, Watched
+from eelgrid_controller.objectives.control_cycle import (
+    NodeLimitReport,
+    NodeLiveness,
+    NodeLivenessTracker,
+    PendingLimit,
+    PendingLimits,
+)
+from eelgrid_controller.objectives.observation import GpuCounters, JobMeter, JobProgress
+from eelgrid_controller.objectives.power.bandit import MissedWindowReason
+from eelgrid_controller.objectives.power.control_events import (
+    ControlNodeLeaseEnded,
+    ControlNodeLost,
+    ControlNodeReturned,
+    LimitConfirmed,
+    LimitFailed,
+)
 from eelgrid_protos.messages import ApplyResult, ApplyStatus, PlanApplied
 
 BOTH = frozenset(("a", "b"))
 
 
 def meter(**changes):
-    return Meter(BOTH, 0.0, **({"window_s": 30.0, "missed_s": 180.0} | changes))
+    return JobMeter(BOTH, 0.0, **({"window_s": 30.0, "missed_s": 180.0} | changes))
 
 
 def gpus(at_s, *, limit_w=300.0, power_w=250.0, offset_s=1000.0):
     """Two GPUs whose nodes' clocks are apart."""
     return {
-        "a": GpuLook(at_s, at_s * power_w, limit_w),
-        "b": GpuLook(at_s + offset_s, 7.0 + at_s * power_w * 0.5, limit_w),
+        "a": GpuCounters(at_s, at_s * power_w, limit_w),
+        "b": GpuCounters(at_s + offset_s, 7.0 + at_s * power_w * 0.5, limit_w),
     }
 
 
@@ -34,7 +45,7 @@ def test_steady_work_at_steady_power_gives_exact_windows_whenever_it_is_looked_a
     one, found, now_s = meter(), [], 0.0
     for gap_s, late_s in looks:
         now_s += gap_s
-        seen = one.look(now_s, Progress(now_s, rate_hz * now_s), gpus(now_s - late_s, power_w=power_w))
+        seen = one.look(now_s, JobProgress(now_s, rate_hz * now_s), gpus(now_s - late_s, power_w=power_w))
         found += [seen] if seen is not None else []
     assert found
     for window in found:
@@ -49,7 +60,7 @@ def run(one, times, *, rate_hz=2.0, **changes):
     return [
         found
         for at_s in times
-        if (found := one.look(at_s, Progress(at_s, rate_hz * at_s), gpus(at_s, **changes))) is not None
+        if (found := one.look(at_s, JobProgress(at_s, rate_hz * at_s), gpus(at_s, **changes))) is not None
     ]
 
 
@@ -65,10 +76,10 @@ def test_a_change_of_the_limit_makes_what_was_seen_void():
 
 def test_limits_that_differ_and_gpus_that_are_missing_give_no_window():
     one = meter()
-    apart = {"a": GpuLook(0.0, 0.0, 300.0), "b": GpuLook(0.0, 0.0, 200.0)}
+    apart = {"a": GpuCounters(0.0, 0.0, 300.0), "b": GpuCounters(0.0, 0.0, 200.0)}
     run(one, (0.0, 20.0))
-    assert one.look(40.0, Progress(40.0, 80.0), apart) is None
-    assert one.look(80.0, Progress(80.0, 160.0), {"a": gpus(80.0)["a"]}) is None
+    assert one.look(40.0, JobProgress(40.0, 80.0), apart) is None
+    assert one.look(80.0, JobProgress(80.0, 160.0), {"a": gpus(80.0)["a"]}) is None
     assert run(one, (90.0, 110.0)) == []
     assert len(run(one, (121.0,))) == 1
 
@@ -76,28 +87,28 @@ def test_limits_that_differ_and_gpus_that_are_missing_give_no_window():
 def test_counters_that_fell_begin_a_window_anew():
     one = meter()
     run(one, (0.0, 20.0))
-    assert one.look(40.0, Progress(40.0, 3.0), gpus(40.0)) is None  # the job began anew from a checkpoint
+    assert one.look(40.0, JobProgress(40.0, 3.0), gpus(40.0)) is None  # the job began anew from a checkpoint
     assert one.work == 3.0
-    found = one.look(75.0, Progress(75.0, 73.0), gpus(75.0))
+    found = one.look(75.0, JobProgress(75.0, 73.0), gpus(75.0))
     assert (found.work, found.time_s) == (70.0, 35.0)
     reset = {name: look._replace(energy_j=0.0) for name, look in gpus(110.0).items()}
-    assert one.look(110.0, Progress(110.0, 200.0), reset) is None
+    assert one.look(110.0, JobProgress(110.0, 200.0), reset) is None
 
 
 def test_a_window_ends_where_progress_was_seen_to_move():
     one = meter()
     run(one, (0.0,))
     for at_s in (10.0, 20.0, 30.0, 40.0):
-        assert one.look(at_s, Progress(at_s, 0.0), gpus(at_s)) is None
-    assert one.look(50.0, Progress(44.0, 9.0), gpus(50.0)).time_s == 44.0
+        assert one.look(at_s, JobProgress(at_s, 0.0), gpus(at_s)) is None
+    assert one.look(50.0, JobProgress(44.0, 9.0), gpus(50.0)).time_s == 44.0
 
 
 def test_what_stays_away_is_told_by_its_name():
     silent, dark = meter(), meter()
     told = [silent.look(at_s, None, gpus(at_s)) for at_s in range(0, 400, 10)]
-    assert [one for one in told if one] == [Unusable.NO_PROGRESS] * 2
-    told = [dark.look(at_s, Progress(at_s, at_s), {}) for at_s in range(0, 200, 10)]
-    assert [one for one in told if one] == [Unusable.NO_POWER]
+    assert [one for one in told if one] == [MissedWindowReason.NO_PROGRESS] * 2
+    told = [dark.look(at_s, JobProgress(at_s, at_s), {}) for at_s in range(0, 200, 10)]
+    assert [one for one in told if one] == [MissedWindowReason.NO_POWER]
 
 
 # Answers to limits
@@ -108,12 +119,12 @@ GOOD, BAD, WAIT = ApplyStatus.APPLIED, ApplyStatus.REFUSED, ApplyStatus.UNSPECIF
 def word(epoch, *results, limits=None, age_s=1.0):
     told = tuple(ApplyResult(subject=uuid, status=status, power_limit_w=limit_w) for uuid, status, limit_w in results)
     applied = PlanApplied(epoch=epoch, status=GOOD, results=told)
-    return {"n": NodeWord(applied, limits or {}, age_s)}
+    return {"n": NodeLimitReport(applied, limits or {}, age_s)}
 
 
 def asked(number=1, uuids=("a", "b"), limit_w=200.0):
-    pending = AskedLimits(confirm_s=60.0)
-    pending.ask(Asked(number, "n", uuids, limit_w, 5, 100.0))
+    pending = PendingLimits(confirm_s=60.0)
+    pending.ask(PendingLimit(number, "n", uuids, limit_w, 5, 100.0))
     return pending
 
 
@@ -148,8 +159,8 @@ def test_what_never_comes_has_failed_at_what_sensors_show():
 
 def test_a_later_number_of_the_same_gpus_replaces_the_earlier():
     pending = asked()
-    pending.ask(Asked(2, "n", ("b",), 150.0, 6, 110.0))
-    pending.ask(Asked(3, "m", ("b",), 150.0, 6, 110.0))
+    pending.ask(PendingLimit(2, "n", ("b",), 150.0, 6, 110.0))
+    pending.ask(PendingLimit(3, "m", ("b",), 150.0, 6, 110.0))
     assert len(pending) == 2
     assert pending.nodes == {"n", "m"}
     pending.forget_node("n")
@@ -160,20 +171,20 @@ def test_a_later_number_of_the_same_gpus_replaces_the_earlier():
 
 
 def test_a_node_goes_runs_out_of_its_lease_and_comes_back_with_its_limits():
-    watched = Watched(grace_s=10.0)
-    up, down, back = NodeSeen(True, {"j/n": 200.0}), NodeSeen(False), NodeSeen(True, None)
+    watched = NodeLivenessTracker(grace_s=10.0)
+    up, down, back = NodeLiveness(True, {"j/n": 200.0}), NodeLiveness(False), NodeLiveness(True, None)
 
     def look(seen, at_s):
         return watched.look({"n": seen}, at_s, lease_s=60.0)
 
     assert look(up, 0.0) == []
-    assert look(down, 10.0) == [NodeLost(10.0, "n")]
+    assert look(down, 10.0) == [ControlNodeLost(10.0, "n")]
     assert look(down, 50.0) == []
-    assert look(down, 60.0) == [NodeLeaseEnded(60.0, "n")]
+    assert look(down, 60.0) == [ControlNodeLeaseEnded(60.0, "n")]
     assert look(down, 70.0) == []
     assert look(back, 80.0) == []
     assert watched.is_away("n")
-    assert look(up, 85.0) == [NodeBack(85.0, "n", {"j/n": 200.0})]
+    assert look(up, 85.0) == [ControlNodeReturned(85.0, "n", {"j/n": 200.0})]
     assert look(up, 90.0) == []
     look(down, 95.0)
     assert watched.look({}, 100.0, lease_s=60.0) == []

@@ -16,10 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from eelgrid_controller.adapters.journal_mark import MARK_NAME
-from eelgrid_controller.adapters.store import FILE_NAME, FORMAT_VERSION, SqliteJournal, open_journal
 from eelgrid_controller.errors import (
-    ConfigError,
+    ControllerConfigError,
     JournalCorrupt,
     JournalForeign,
     JournalFull,
@@ -30,15 +28,17 @@ from eelgrid_controller.errors import (
     JournalUnavailable,
     LostEntries,
 )
-from eelgrid_controller.journal import Checkpoint, Entry, Past
+from eelgrid_controller.runtime.high_water_mark import MARK_NAME
+from eelgrid_controller.runtime.sqlite_journal import FILE_NAME, FORMAT_VERSION, SqliteJournal, open_journal
+from eelgrid_controller.state.journal import Checkpoint, JournalEntry, JournalHistory
 
 
 def opened(data: Path, **options) -> SqliteJournal:
     return open_journal(data, new_cluster_id="cluster-1", **options)
 
 
-def entries(*names: str) -> list[Entry]:
-    return [Entry("node_lost", {"time_ns": 1, "node_name": name}) for name in names]
+def entries(*names: str) -> list[JournalEntry]:
+    return [JournalEntry("node_lost", {"time_ns": 1, "node_name": name}) for name in names]
 
 
 def names_in(journal: SqliteJournal, after: int = 0) -> list[str]:
@@ -201,12 +201,12 @@ def test_a_second_controller_is_told_who_holds_the_directory(data: Path) -> None
 
 def test_a_directory_that_cannot_be_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="--data"):
+    with pytest.raises(ControllerConfigError, match="--data"):
         opened(tmp_path / "file" / "data")
 
 
 def test_a_full_file_takes_nothing_keeps_all_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
-    bulky = [Entry("bulk", {"text": "x" * 3000})]
+    bulky = [JournalEntry("bulk", {"text": "x" * 3000})]
     journal = opened(tmp_path, bytes_most=40 * 4096)
 
     def fill() -> None:
@@ -234,7 +234,7 @@ def test_a_limit_of_the_operating_system_takes_nothing_and_keeps_all(data: Path)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (16 * 4096, hard))
         with pytest.raises((JournalFull, JournalUnavailable)):
-            journal.append([Entry("bulk", {"text": "x" * 3000})] * 100)
+            journal.append([JournalEntry("bulk", {"text": "x" * 3000})] * 100)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
@@ -308,12 +308,12 @@ def test_the_past_begins_at_the_older_checkpoint_and_is_read_beside_the_writer(d
 def test_the_past_goes_back_to_the_first_entry_while_that_is_kept(data: Path) -> None:
     with closing(opened(data)) as journal:
         journal.checkpoint(Checkpoint(5, {"nodes": list("abcde")}, "digest-5"))
-        assert journal.past() == Past(None, tuple(enumerate(entries("a", "b", "c", "d", "e"), 1)))
+        assert journal.past() == JournalHistory(None, tuple(enumerate(entries("a", "b", "c", "d", "e"), 1)))
 
 
 def test_the_past_of_a_new_journal_is_empty(tmp_path: Path) -> None:
     with closing(opened(tmp_path)) as journal:
-        assert journal.past() == Past(None, ())
+        assert journal.past() == JournalHistory(None, ())
 
 
 @pytest.mark.parametrize(
@@ -540,7 +540,7 @@ def test_a_symbolic_link_in_the_data_directory_is_refused_and_not_followed(tmp_p
     target.chmod(0o666)
     folder.mkdir()
     (folder / name).symlink_to(target)
-    with pytest.raises(ConfigError, match=f"symbolic link, {name}"):
+    with pytest.raises(ControllerConfigError, match=f"symbolic link, {name}"):
         opened(folder)
     assert target.read_bytes() == b"mine"
     assert stat.S_IMODE(target.stat().st_mode) == 0o666

@@ -7,13 +7,14 @@ import grpc.aio
 import pytest
 from tests.fakes.operators import FakeOperators
 
-from eelgrid_controller.replay.openb import TaskRow, submission
-from eelgrid_controller.replay.submit import ControllerSilent, Rules, Submitter
+from eelgrid_controller.replay.openb import TraceTask, submission_of_task
+from eelgrid_controller.replay.submitter import ControllerSilent, SubmitLimits, Submitter
 from eelgrid_protos import faults, rpc, transport
 from eelgrid_protos.messages import ResourceRequest, SubmitWorkloadRequest, WorkloadSpec
 
 REQUESTS = [
-    submission(TaskRow(name=f"t{i:03d}", cpu_milli=1000, memory_bytes=0, gpu_count=1, gpu_milli=500)) for i in range(60)
+    submission_of_task(TraceTask(name=f"t{i:03d}", cpu_milli=1000, memory_bytes=0, gpu_count=1, gpu_milli=500))
+    for i in range(60)
 ]
 IDS = [request.workload_id for request in REQUESTS]
 
@@ -37,7 +38,7 @@ class Clock:
 @asynccontextmanager
 async def served(fake, port=0):
     server = grpc.aio.server(options=transport.server_options())
-    server.add_generic_rpc_handlers((rpc.handler(rpc.OPERATOR_SERVICE, *fake.parts),))
+    server.add_generic_rpc_handlers((rpc.build_handler(rpc.OPERATOR_SERVICE, *fake.parts),))
     bound = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     try:
@@ -49,9 +50,11 @@ async def served(fake, port=0):
 @asynccontextmanager
 async def submitting(fake, **rules):
     clock = Clock()
-    async with served(fake) as port, transport.channel(f"127.0.0.1:{port}", tls=None) as channel:
-        operators = rpc.client(rpc.OPERATOR_SERVICE, channel)
-        yield Submitter(operators=operators, clock=clock, sleep=clock.sleep, jitter=lambda: 0.5, rules=Rules(**rules))
+    async with served(fake) as port, transport.open_channel(f"127.0.0.1:{port}", tls=None) as channel:
+        operators = rpc.build_client(rpc.OPERATOR_SERVICE, channel)
+        yield Submitter(
+            operators=operators, clock=clock, sleep=clock.sleep, jitter=lambda: 0.5, rules=SubmitLimits(**rules)
+        )
 
 
 def ignore(report, workload):
@@ -116,9 +119,9 @@ async def test_across_a_restart_of_the_controller():
         await asyncio.sleep(0.02)
 
     async with served(fake) as port:
-        channel = transport.channel(f"127.0.0.1:{port}", tls=None)
+        channel = transport.open_channel(f"127.0.0.1:{port}", tls=None)
         submitter = Submitter(
-            operators=rpc.client(rpc.OPERATOR_SERVICE, channel), clock=clock, sleep=sleep, jitter=lambda: 0.0
+            operators=rpc.build_client(rpc.OPERATOR_SERVICE, channel), clock=clock, sleep=sleep, jitter=lambda: 0.0
         )
         work = asyncio.create_task(submitter.run(REQUESTS, progress))
         await halfway.wait()
@@ -187,4 +190,4 @@ async def test_a_request_without_an_id_is_a_mistake():
         with pytest.raises(ValueError, match="workload_id"):
             await submitter.run([SubmitWorkloadRequest(spec=REQUESTS[0].spec)], ignore)
     with pytest.raises(ValueError, match="in_flight"):
-        Rules(in_flight=0)
+        SubmitLimits(in_flight=0)

@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from eelgrid_controller.replay.fleet import fleet
-from eelgrid_controller.replay.locate import NODE_LIST, Surroundings, TraceSource, locate, task_list
-from eelgrid_controller.replay.openb import TraceMalformed
-from eelgrid_controller.replay.synthesize import synthesize
+from eelgrid_controller.replay.csv_reader import TraceMalformed
+from eelgrid_controller.replay.openb import fleet_document
+from eelgrid_controller.replay.openb_source import (
+    NODE_LIST,
+    TraceSearch,
+    TraceSource,
+    locate_openb,
+    synthesize_openb,
+    task_list_name,
+)
 from eelgrid_protos import catalogue
 
 
@@ -22,7 +28,7 @@ def _class(row):
 
 
 def test_the_totals_are_the_published_ones():
-    nodes, tasks = synthesize()
+    nodes, tasks = synthesize_openb()
     assert (len(nodes), len(tasks)) == (1213, 8152)
     assert sum(node.gpu_count for node in nodes) == 6212
     assert sum(node.cpu_milli for node in nodes) == 107_018_000
@@ -32,34 +38,34 @@ def test_the_totals_are_the_published_ones():
 
 
 def test_seeds():
-    assert synthesize(1) == synthesize(1)
-    assert synthesize(1)[1] != synthesize(2)[1]
-    assert Counter(map(_class, synthesize(1)[1])) == Counter(map(_class, synthesize(2)[1]))
+    assert synthesize_openb(1) == synthesize_openb(1)
+    assert synthesize_openb(1)[1] != synthesize_openb(2)[1]
+    assert Counter(map(_class, synthesize_openb(1)[1])) == Counter(map(_class, synthesize_openb(2)[1]))
 
 
 def test_the_marginals_equal_the_trace():
     """Compares with the published files where they are at hand; the totals above hold anywhere."""
-    surroundings = Surroundings.real({**os.environ, "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", "")})
-    offline = Surroundings(
+    surroundings = TraceSearch.real({**os.environ, "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", "")})
+    offline = TraceSearch(
         environment=surroundings.environment,
         directory=surroundings.directory,
         project=surroundings.project,
         cache=surroundings.cache,
         fetch=None,
     )
-    trace = locate("auto", offline)
+    trace = locate_openb("auto", offline)
     if trace.source is TraceSource.GENERATED:
-        pytest.skip(f"{NODE_LIST} and {task_list('default')} are not at hand; set EELGRID_DATA")
-    nodes, tasks = synthesize()
+        pytest.skip(f"{NODE_LIST} and {task_list_name('default')} are not at hand; set EELGRID_DATA")
+    nodes, tasks = synthesize_openb()
     assert Counter(map(_shape, nodes)) == Counter(map(_shape, trace.nodes))
     assert Counter(map(_class, tasks)) == Counter(map(_class, trace.tasks))
     assert Path(trace.where).is_dir()
 
 
 def test_the_fleet_file_has_every_node_and_known_products():
-    nodes, _ = synthesize()
-    products = catalogue.load().products
-    entries = fleet(nodes, products)["nodes"]
+    nodes, _ = synthesize_openb()
+    products = catalogue.load_catalogue().products
+    entries = fleet_document(nodes, products)["nodes"]
     assert [entry["name"] for entry in entries] == [node.name for node in nodes]
     assert {gpu["product"] for entry in entries for gpu in entry["gpus"]} <= set(products)
     first = entries[0]
@@ -68,6 +74,6 @@ def test_the_fleet_file_has_every_node_and_known_products():
 
 
 def test_a_model_without_watts_is_refused():
-    nodes, _ = synthesize()
+    nodes, _ = synthesize_openb()
     with pytest.raises(TraceMalformed, match="A10"):
-        fleet(nodes[:1], ["openb-a10"] if nodes[0].gpu_model != "A10" else ["openb-a100"])
+        fleet_document(nodes[:1], ["openb-a10"] if nodes[0].gpu_model != "A10" else ["openb-a100"])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eelgrid_controller.errors import SequenceJump, UnknownGeneration, WrongWidth
-from eelgrid_controller.telemetry import Telemetry, Verdict
+from eelgrid_controller.state.telemetry import BatchVerdict, Telemetry
 from eelgrid_protos.messages import (
     Absence,
     AbsenceReason,
@@ -52,7 +52,7 @@ def test_batches_are_counted_in_ticks_and_acknowledged_cumulatively() -> None:
     telemetry = feed()
     for sequence in (1, 2, 3):
         receipt = telemetry.receive("n1", batch(sequence, ticks=5), now_s=0.0)
-        assert (receipt.verdict, receipt.sequence) == (Verdict.TAKEN, sequence)
+        assert (receipt.verdict, receipt.sequence) == (BatchVerdict.TAKEN, sequence)
     assert telemetry.counts("n1") == (15, 0)
     assert telemetry.open(inventory(), 7) == 3
 
@@ -63,7 +63,7 @@ def test_a_repeated_or_reordered_batch_is_acknowledged_and_ignored(sequence: int
     telemetry.receive("n1", batch(1), now_s=0.0)
     telemetry.receive("n1", batch(2, watts=70.0), now_s=1.0)
     receipt = telemetry.receive("n1", batch(sequence, watts=9.0), now_s=2.0)
-    assert (receipt.verdict, receipt.sequence) == (Verdict.DUPLICATE, 2)
+    assert (receipt.verdict, receipt.sequence) == (BatchVerdict.DUPLICATE, 2)
     assert telemetry.counts("n1") == (2, 0)
     assert telemetry.latest("n1").power_w == 140.0
     assert telemetry.duplicates == 1
@@ -93,7 +93,7 @@ def test_a_new_incarnation_starts_anew_and_keeps_the_account() -> None:
     telemetry = feed()
     telemetry.receive("n1", batch(9), now_s=0.0)
     assert telemetry.open(inventory(), 8) == 0
-    assert telemetry.receive("n1", batch(1), now_s=1.0).verdict is Verdict.TAKEN
+    assert telemetry.receive("n1", batch(1), now_s=1.0).verdict is BatchVerdict.TAKEN
     assert telemetry.counts("n1") == (2, 0)
 
 
@@ -103,7 +103,7 @@ def test_samples_of_an_inventory_that_never_came_are_refused_once() -> None:
         telemetry.receive("n1", batch(1, inventory_generation=2), now_s=0.0)
     assert caught.value.field == "samples.inventory_generation"
     # The agent sends it again after reconnecting: it must not be stuck on it for ever.
-    assert telemetry.receive("n1", batch(1, inventory_generation=2), now_s=0.0).verdict is Verdict.DUPLICATE
+    assert telemetry.receive("n1", batch(1, inventory_generation=2), now_s=0.0).verdict is BatchVerdict.DUPLICATE
     assert telemetry.counts("n1") == (0, 1)
 
 
@@ -111,7 +111,7 @@ def test_samples_from_before_a_change_are_lost_but_acknowledged() -> None:
     telemetry = feed()
     telemetry.describe(inventory(generation=2, gpus=3))
     receipt = telemetry.receive("n1", batch(1, ticks=5), now_s=0.0)
-    assert (receipt.verdict, receipt.sequence) == (Verdict.OUTDATED, 1)
+    assert (receipt.verdict, receipt.sequence) == (BatchVerdict.OUTDATED, 1)
     assert telemetry.counts("n1") == (0, 5)
     assert telemetry.latest("n1") is None
 
@@ -128,7 +128,7 @@ def test_an_absurd_sequence_cannot_lock_the_feed() -> None:
     telemetry.receive("n1", batch(1), now_s=0.0)
     with pytest.raises(SequenceJump):
         telemetry.receive("n1", batch(2**64 - 1), now_s=0.0)
-    assert telemetry.receive("n1", batch(2), now_s=0.0).verdict is Verdict.TAKEN
+    assert telemetry.receive("n1", batch(2), now_s=0.0).verdict is BatchVerdict.TAKEN
 
 
 def test_a_changed_inventory_forgets_readings_that_no_longer_fit() -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from tests.fakes.operators import a_node
 from tests.fakes.spent import NOTHING_SPENT
 
-from eelgrid_controller.cli.top_picture import Glance, glance_picture
+from eelgrid_controller.cli.top_view import TopSnapshot, render_top
 from eelgrid_protos.messages import (
     BudgetScope,
     BudgetStatus,
@@ -70,14 +70,16 @@ ENERGY = replace(
 
 def drawn(seen, *, width=80, height=24, nodes=10):
     console = Console(width=width, file=io.StringIO(), record=True, no_color=True)
-    console.print(glance_picture(seen, "Eelgrid", nodes_most=nodes, width=width, height=height))
+    console.print(render_top(seen, "Eelgrid", nodes_most=nodes, width=width, height=height))
     return console.export_text()
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
 @pytest.mark.parametrize("height", [24, 30, 50])
 def test_it_fits_the_screen(width, height):
-    lines = drawn(Glance(summary=SUMMARY, nodes=NODES, promises=PROMISES, energy=ENERGY), width=width, height=height)
+    lines = drawn(
+        TopSnapshot(summary=SUMMARY, nodes=NODES, promises=PROMISES, energy=ENERGY), width=width, height=height
+    )
     assert len(lines.splitlines()) <= height
     assert max(map(len, lines.splitlines())) <= width
     for piece in ("busiest nodes", "openb-node-0029", "ml/job-0", "waiting for", "for other reasons"):
@@ -85,7 +87,7 @@ def test_it_fits_the_screen(width, height):
 
 
 def test_everything_is_said_in_80_columns():
-    said = drawn(Glance(summary=SUMMARY, nodes=NODES, promises=PROMISES, energy=ENERGY))
+    said = drawn(TopSnapshot(summary=SUMMARY, nodes=NODES, promises=PROMISES, energy=ENERGY))
     for piece in (
         "1,213 ready, 2 lost, 6,212 GPUs; oldest sample 14 s",
         "50.0 % (3,106.0)",
@@ -104,24 +106,26 @@ def test_everything_is_said_in_80_columns():
 @pytest.mark.parametrize("width", [80, 110, 129, 130, 160])
 def test_figures_are_whole_beside_long_names_of_models(width):
     models = tuple(replace(model, model=f"A100-SXM4-80GB-{at}") for at, model in enumerate(SUMMARY.models))
-    said = drawn(Glance(summary=replace(SUMMARY, models=models), nodes=[]), width=width, height=40)
+    said = drawn(TopSnapshot(summary=replace(SUMMARY, models=models), nodes=[]), width=width, height=40)
     for piece in ("GPUs allocated", "700.0 kW modelled", "123,456,789, 0 lost", "0 refused", "A100-SXM4-80GB-0"):
         assert piece in said
 
 
 def test_a_rack_over_its_claim_is_the_budget_where_the_cluster_has_none():
     racks = replace(PROMISES, budgets=PROMISES.budgets[:1])
-    assert "90 % of 10.0 W claimed, rack r" in drawn(Glance(summary=SUMMARY, nodes=NODES, promises=racks))
+    assert "90 % of 10.0 W claimed, rack r" in drawn(TopSnapshot(summary=SUMMARY, nodes=NODES, promises=racks))
 
 
 def test_what_is_not_known_is_said_and_no_number():
-    said = drawn(Glance(summary=SUMMARY, nodes=[], missing="the ledger is closed"))
+    said = drawn(TopSnapshot(summary=SUMMARY, nodes=[], missing="the ledger is closed"))
     assert said.count("not known (the ledger is closed)") == 2
     assert "oldest sample -" in said
     assert "225.4 W modelled for each GPU in use" in said
 
 
 def test_an_empty_cluster_is_drawn_too():
-    said = drawn(Glance(summary=Summary(time_ns=0), nodes=[], promises=ListPromisesResponse(), energy=NOTHING_SPENT))
+    said = drawn(
+        TopSnapshot(summary=Summary(time_ns=0), nodes=[], promises=ListPromisesResponse(), energy=NOTHING_SPENT)
+    )
     for piece in ("nothing waits", "nothing is promised", "0 J, - of it idle"):
         assert piece in said

@@ -6,9 +6,9 @@ import pytest
 from tests.clusters import core_with, node, request
 from tests.device_rig import open_rig
 
-from eelgrid_agent.simulation import GpuSpec
-from eelgrid_controller.planner import Planner
-from eelgrid_controller.topology import Places, link_matrix
+from eelgrid_agent.simulation.spec import GpuSpec
+from eelgrid_controller.placement.planner import Planner
+from eelgrid_controller.placement.topology import NetworkLocations, build_link_matrix
 from eelgrid_protos.messages import OBJECTIVES, GpuLink, Inventory
 
 BALANCED = OBJECTIVES["balanced"]
@@ -115,18 +115,18 @@ def test_bandwidths_follow_lanes_then_ancestors_then_numa_nodes():
         # A level that NVML does not have yet lies between its neighbours.
         GpuLink(one=0, other=3, ancestor=45),
     ]
-    found = link_matrix(gpus, links)
+    found = build_link_matrix(gpus, links)
     assert found is not None
     assert found.tolist() == [[0, 62, 6, 9], [62, 0, 6, 6], [6, 6, 0, 9], [9, 6, 9, 0]]
     unknown = [replace(gpu, numa_node=None) for gpu in gpus]
-    lone = link_matrix(unknown, [*links, GpuLink(one=1, other=3, ancestor=10)])
+    lone = build_link_matrix(unknown, [*links, GpuLink(one=1, other=3, ancestor=10)])
     assert lone is not None
     assert lone[2].tolist() == [6, 0, 0, 0]
-    assert link_matrix(unknown, links[:1]) is None
+    assert build_link_matrix(unknown, links[:1]) is None
 
 
 def test_codes_are_equal_where_paths_share_their_beginning_and_follow_the_names():
-    places = Places()
+    places = NetworkLocations()
     for row, path in enumerate([("b", "r1"), ("a", "r1"), ("a", "r1"), ("a", "r0"), (), ("a",)]):
         places.enter(row, path)
     codes = places.codes()
@@ -134,4 +134,4 @@ def test_codes_are_equal_where_paths_share_their_beginning_and_follow_the_names(
     assert codes[:, 1].tolist() == [4, 3, 3, 2, 0, 1]
     places.enter(3, ("a", "r1"))
     assert places.codes()[:, 1].tolist() == [3, 2, 2, 2, 0, 1]
-    assert Places().codes().shape == (0, 0)
+    assert NetworkLocations().codes().shape == (0, 0)

@@ -16,11 +16,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from tests.controller_rig import inventory, running, until, wanted
 from tests.fakes.collector import collecting
 
-from eelgrid_controller.adapters.prometheus import Metrics
-from eelgrid_controller.adapters.span_sender import SpanSender
-from eelgrid_controller.adapters.spans import Kind, Root, Span
-from eelgrid_controller.adapters.tracing import Endpoint, endpoint_of, headers_of, wanted_endpoint
-from eelgrid_controller.errors import ConfigError
+from eelgrid_controller.errors import ControllerConfigError
+from eelgrid_controller.server.http.metrics_server import ControllerMetrics
+from eelgrid_controller.server.placement_traces import PlacementSpanKind, Span, TraceRoot
+from eelgrid_controller.server.span_sender import SpanSender
+from eelgrid_controller.server.tracing import CollectorEndpoint, extract_trace_headers, parse_endpoint, resolve_endpoint
 from eelgrid_protos.messages import ApplyStatus, NodePlan, PlanApplied
 
 LOG = logging.getLogger("test.tracing")
@@ -36,26 +36,26 @@ PATIENT_S = 60.0
     ],
 )  # fmt: skip
 def test_an_endpoint_has_tls_unless_it_is_here_or_says_otherwise(text, address, tls):
-    assert endpoint_of(text) == Endpoint(address, tls)
+    assert parse_endpoint(text) == CollectorEndpoint(address, tls)
 
 
 @pytest.mark.parametrize("text", ["collector", "collector:0", "collector:99999", "ftp://a:1", "a:1/v1/traces", "a b:1"])
 def test_what_is_no_address_is_said_with_the_option_and_the_remedy(text):
-    with pytest.raises(ConfigError, match=r"--traces .* is no address; write HOST:PORT"):
-        endpoint_of(text)
+    with pytest.raises(ControllerConfigError, match=r"--traces .* is no address; write HOST:PORT"):
+        parse_endpoint(text)
 
 
 def test_the_environment_counts_where_the_option_is_silent(caplog):
     here = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://all:4317"}
-    assert wanted_endpoint("", {}, LOG) is None
-    assert wanted_endpoint("", here, LOG) == Endpoint("all:4317", tls=False)
+    assert resolve_endpoint("", {}, LOG) is None
+    assert resolve_endpoint("", here, LOG) == CollectorEndpoint("all:4317", tls=False)
     own = here | {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://traces:4317"}
-    assert wanted_endpoint("", own, LOG) == Endpoint("traces:4317", tls=True)
-    assert wanted_endpoint("a:1", own, LOG) == Endpoint("a:1", tls=True)
+    assert resolve_endpoint("", own, LOG) == CollectorEndpoint("traces:4317", tls=True)
+    assert resolve_endpoint("a:1", own, LOG) == CollectorEndpoint("a:1", tls=True)
     for off in ({"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}):
-        assert wanted_endpoint("", here | off, LOG) is None
+        assert resolve_endpoint("", here | off, LOG) is None
     assert not caplog.records
-    assert wanted_endpoint("", here | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, LOG) is None
+    assert resolve_endpoint("", here | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, LOG) is None
     assert "reason=protocol_is_http/protobuf" in caplog.text
 
 
@@ -90,16 +90,16 @@ def test_without_the_extra_the_option_fails_with_what_to_install_and_the_environ
 
 
 def test_only_w3cs_headers_are_taken_and_none_that_are_too_long():
-    assert headers_of(None) == {}
+    assert extract_trace_headers(None) == {}
     metadata = (("traceparent", "00-a"), ("tracestate", "x" * 513), ("authorization", "secret"), ("grpc-bin", b"\x00"))
-    assert headers_of(metadata) == {"traceparent": "00-a"}
+    assert extract_trace_headers(metadata) == {"traceparent": "00-a"}
 
 
 def test_an_exemplar_names_both_or_what_there_is_room_for():
     trace = "0af7651916cd43dd8448eb211c80319c"
     found = []
     for workload in ("w", "w" * 90, "", "w" * 128):
-        metrics = Metrics()
+        metrics = ControllerMetrics()
         metrics.decided(0.001, workload, trace if workload != "w" * 128 else "")
         found += [
             one.exemplar.labels if one.exemplar else None
@@ -138,7 +138,7 @@ def sending(exporter, sampler=None, **options):
 
 def ended(sender, count):
     for number in range(count):
-        sender.ended(Span(f"s{number}", Root(1), sender.new_id(), 0, start_ns=1, end_ns=2))
+        sender.ended(Span(f"s{number}", TraceRoot(1), sender.new_id(), 0, start_ns=1, end_ns=2))
 
 
 def counted(sender):
@@ -189,14 +189,16 @@ async def test_a_caller_says_which_trace_and_whether_it_is_sampled():
     exporter.gate.set()
     sender = sending(exporter)
     root = sender.root("placement", caller, 3)
-    assert root == Root(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, "a=b")
-    assert sender.root("placement", {"traceparent": "00-0-0-01"}, 3) == Root(3)
-    assert sender.root("placement", {}, 4) == Root(4)
+    assert root == TraceRoot(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, "a=b")
+    assert sender.root("placement", {"traceparent": "00-0-0-01"}, 3) == TraceRoot(3)
+    assert sender.root("placement", {}, 4) == TraceRoot(4)
     assert sender.root("placement", caller | {"traceparent": caller["traceparent"][:-1] + "0"}, 3) is None
     never = sending(Held(), ParentBased(ALWAYS_OFF))
     assert never.root("placement", {}, 3) is None
     assert never.root("placement", caller, 3) == root
-    span = Span("x", root, 5, root.parent_id, 1, Kind.CLIENT, {"k": 1.5}, [(2, "waits", {"r": "s"})], "why", 3)
+    span = Span(
+        "x", root, 5, root.parent_id, 1, PlacementSpanKind.CLIENT, {"k": 1.5}, [(2, "waits", {"r": "s"})], "why", 3
+    )
     made = sender._made(span)
     assert (made.context.trace_id, made.context.span_id, made.parent.span_id) == (root.trace_id, 5, root.parent_id)
     assert (made.parent.is_remote, made.context.trace_state.get("a"), made.kind) == (True, "b", SpanKind.CLIENT)

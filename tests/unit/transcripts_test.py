@@ -14,8 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eelgrid_agent.simulation.mig import Refusal, Refused, SimMig, arrange_compute, driver_choice
-from eelgrid_protos.catalogue import GiProfile, MigGeometry, gi_id, load
+from eelgrid_agent.simulation.mig import (
+    DriverRefusal,
+    DriverRefused,
+    SimMig,
+    arrange_compute_instances,
+    choose_driver_placement,
+)
+from eelgrid_protos.catalogue.loader import load_catalogue
+from eelgrid_protos.catalogue.products import GiProfile, MigGeometry, gi_id
 
 DATA = Path(os.environ.get("EELGRID_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
 Seen = tuple[tuple[int | str, int, int, int], ...]
@@ -39,19 +46,19 @@ LISTINGS: tuple[tuple[str, Seen], ...] = (
     ("a100-40gb", ((5, 1, 0, 4), (9, 2, 4, 4))),
     ("rtx-pro-6000-blackwell", (("1g", 3, 0, 1),)),
 )
-PARTS = sorted(load().geometries)
+PARTS = sorted(load_catalogue().geometries)
 
 
 def make_mig(part: str, branch: int = 580) -> SimMig:
-    mig = SimMig(load().geometries[part], UUID(int=1), branch=branch)
+    mig = SimMig(load_catalogue().geometries[part], UUID(int=1), branch=branch)
     mig.lay(())
     return mig
 
 
-def create(mig: SimMig, profile_id: int, start: int | None = None) -> tuple[int, int, int, int] | Refusal:
+def create(mig: SimMig, profile_id: int, start: int | None = None) -> tuple[int, int, int, int] | DriverRefusal:
     try:
         made = mig.create(profile_id, start)
-    except Refused as refused:
+    except DriverRefused as refused:
         return refused.why
     return made.profile.id, made.id, made.start, made.profile.size
 
@@ -60,7 +67,7 @@ def replay_order(part: str, order: tuple[int, ...], seen: Seen) -> None:
     mig = make_mig(part)
     assert [create(mig, profile_id) for profile_id in order[: len(seen)]] == [tuple(row) for row in seen]
     for profile_id in order[len(seen) :]:
-        assert create(mig, profile_id) is Refusal.NO_ROOM
+        assert create(mig, profile_id) is DriverRefusal.NO_ROOM
 
 
 def replay_listing(part: str, seen: Seen) -> None:
@@ -148,12 +155,12 @@ def test_what_fits_is_what_a_drawing_shows(part: str, moves: list[tuple[bool, in
         free = reference_free(geometry, held, profile)
         assert list(mig.free_starts(profile)) == free
         assert (mig.remaining(profile.id) > 0) == bool(free)
-        expected = driver_choice(geometry, profile, free) if free and start < 0 else start
+        expected = choose_driver_placement(geometry, profile, free) if free and start < 0 else start
         made = create(mig, profile.id, None if start < 0 else start)
         if expected in free:
             assert made == (profile.id, gi_id(expected, profile.size, geometry.memory_slices), expected, profile.size)
         else:
-            assert made is (Refusal.NO_ROOM if start < 0 or start in profile.starts else Refusal.INVALID)
+            assert made is (DriverRefusal.NO_ROOM if start < 0 or start in profile.starts else DriverRefusal.INVALID)
 
 
 @given(part=st.sampled_from(PARTS), moves=MOVES, pick=st.integers(0, 11))
@@ -166,11 +173,11 @@ def test_the_remaining_capacity_can_be_made(part: str, moves: list[tuple[bool, i
     for left in range(mig.remaining(profile.id), 0, -1):
         assert mig.remaining(profile.id) == left
         assert isinstance(create(mig, profile.id), tuple)
-    assert create(mig, profile.id) is Refusal.NO_ROOM
+    assert create(mig, profile.id) is DriverRefusal.NO_ROOM
 
 
 def test_a_policy_can_be_another() -> None:
-    geometry = load().geometries["a100-40gb"]
+    geometry = load_catalogue().geometries["a100-40gb"]
     mig = SimMig(geometry, UUID(int=1), branch=580, policy=lambda _geometry, _profile, free: min(free))
     mig.lay(())
     assert [mig.create(19).start for _ in range(3)] == [0, 1, 2]
@@ -210,16 +217,16 @@ def test_there_are_as_many_layouts_as_the_published_count(
 
 def whole_profiles() -> Iterator[GiProfile]:
     for part in PARTS:
-        yield from load().geometries[part].profiles.values()
+        yield from load_catalogue().geometries[part].profiles.values()
 
 
 def test_every_profile_takes_a_compute_instance_over_all_of_it_and_over_its_slices() -> None:
     for profile in whole_profiles():
-        assert [ci for ci, _ in arrange_compute(profile, (profile.compute_slices,))] == [profile.whole]
+        assert [ci for ci, _ in arrange_compute_instances(profile, (profile.compute_slices,))] == [profile.whole]
         smallest = min(profile.compute_instances, key=lambda ci: ci.compute_slices)
         count = profile.compute_slices // smallest.compute_slices
-        assert len(arrange_compute(profile, [smallest.compute_slices] * count)) == count
-        assert arrange_compute(profile, [smallest.compute_slices] * (count + 1)) is None
+        assert len(arrange_compute_instances(profile, [smallest.compute_slices] * count)) == count
+        assert arrange_compute_instances(profile, [smallest.compute_slices] * (count + 1)) is None
 
 
 def test_a_uuid_is_a_function_of_the_span_and_the_first_engine() -> None:

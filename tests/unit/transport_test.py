@@ -38,9 +38,9 @@ class Node:
 @asynccontextmanager
 async def serving(tls=None):
     server = grpc.aio.server(options=transport.server_options())
-    server.add_generic_rpc_handlers((rpc.handler(rpc.NODE_SERVICE, Node()),))
+    server.add_generic_rpc_handlers((rpc.build_handler(rpc.NODE_SERVICE, Node()),))
     health = await transport.standard_services(server, (rpc.NODE_SERVICE,))
-    port = await transport.listen(server, "127.0.0.1:0", tls=tls, insecure=False, log=LOG)
+    port = await transport.listen_on_address(server, "127.0.0.1:0", tls=tls, insecure=False, log=LOG)
     await server.start()
     try:
         yield port, health
@@ -57,14 +57,16 @@ def write_tls(folder, authority, name):
 
 
 async def ask(port, tls=None):
-    async with transport.channel(f"localhost:{port}", tls=tls) as channel:
-        answer = await rpc.client(rpc.NODE_SERVICE, channel).get_inventory(messages.GetInventoryRequest(), timeout=5)
+    async with transport.open_channel(f"localhost:{port}", tls=tls) as channel:
+        answer = await rpc.build_client(rpc.NODE_SERVICE, channel).get_inventory(
+            messages.GetInventoryRequest(), timeout=5
+        )
         return answer.inventory.node_name
 
 
 async def test_calls_and_faults():
-    async with serving() as (port, _), transport.channel(f"127.0.0.1:{port}", tls=None) as channel:
-        node = rpc.client(rpc.NODE_SERVICE, channel)
+    async with serving() as (port, _), transport.open_channel(f"127.0.0.1:{port}", tls=None) as channel:
+        node = rpc.build_client(rpc.NODE_SERVICE, channel)
         answer = await node.get_inventory(messages.GetInventoryRequest(node_name="n-1"))
         assert answer.inventory.node_name == "n-1"
         with pytest.raises(NotFound, match="see get_inventory"):
@@ -76,8 +78,8 @@ async def test_calls_and_faults():
 
 
 async def test_a_fault_of_ours_hides_its_detail(caplog):
-    async with serving() as (port, _), transport.channel(f"127.0.0.1:{port}", tls=None) as channel:
-        node = rpc.client(rpc.NODE_SERVICE, channel)
+    async with serving() as (port, _), transport.open_channel(f"127.0.0.1:{port}", tls=None) as channel:
+        node = rpc.build_client(rpc.NODE_SERVICE, channel)
         for name in ("", "broken"):
             with pytest.raises(Internal) as caught:
                 await node.get_node_plan(messages.GetNodePlanRequest(node_name=name))
@@ -94,10 +96,10 @@ async def test_violations_cross_the_wire():
             return call
 
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers((rpc.handler(rpc.OPERATOR_SERVICE, Operators()),))
-    port = await transport.listen(server, "127.0.0.1:0", tls=None, insecure=False, log=LOG)
+    server.add_generic_rpc_handlers((rpc.build_handler(rpc.OPERATOR_SERVICE, Operators()),))
+    port = await transport.listen_on_address(server, "127.0.0.1:0", tls=None, insecure=False, log=LOG)
     await server.start()
-    async with transport.channel(f"127.0.0.1:{port}", tls=None) as channel:
+    async with transport.open_channel(f"127.0.0.1:{port}", tls=None) as channel:
         raw = channel.unary_unary("/eelgrid.v1.OperatorService/SubmitWorkload")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await raw(b"")
@@ -126,8 +128,8 @@ def test_a_blocking_channel_asks_the_same():
     thread.start()
     try:
         assert ready.wait(10)
-        with transport.blocking_channel(f"127.0.0.1:{port[0]}", tls=None) as channel:
-            node = rpc.client(rpc.NODE_SERVICE, channel)
+        with transport.open_blocking_channel(f"127.0.0.1:{port[0]}", tls=None) as channel:
+            node = rpc.build_client(rpc.NODE_SERVICE, channel)
             assert node.get_inventory(messages.GetInventoryRequest()).inventory.node_name == "only"
             with pytest.raises(NotFound):
                 node.get_samples(messages.GetSamplesRequest())
@@ -158,19 +160,19 @@ async def test_only_loopback_is_open_without_tls(caplog):
     server = grpc.aio.server()
     for address in ("0.0.0.0:0", "[::]:0"):
         with pytest.raises(transport.BindRefused, match="--tls-certificate"):
-            await transport.listen(server, address, tls=None, insecure=False, log=LOG)
+            await transport.listen_on_address(server, address, tls=None, insecure=False, log=LOG)
     with caplog.at_level("WARNING"):
-        assert await transport.listen(server, "0.0.0.0:0", tls=None, insecure=True, log=LOG) > 0
+        assert await transport.listen_on_address(server, "0.0.0.0:0", tls=None, insecure=True, log=LOG) > 0
     assert "tls=off" in caplog.text
     with pytest.raises(transport.BindRefused, match="another machine"):
-        transport.channel("192.0.2.1:7443", tls=None)
+        transport.open_channel("192.0.2.1:7443", tls=None)
     await server.stop(None)
 
 
 @pytest.mark.parametrize("address", ["7443", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:70000"])
 async def test_an_address_is_host_and_port(address):
     with pytest.raises(transport.BindRefused, match="HOST:PORT"):
-        await transport.listen(grpc.aio.server(), address, tls=None, insecure=False, log=LOG)
+        await transport.listen_on_address(grpc.aio.server(), address, tls=None, insecure=False, log=LOG)
 
 
 async def test_a_port_in_use_is_named():
@@ -179,7 +181,7 @@ async def test_a_port_in_use_is_named():
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(transport.AddressInUse, match="choose another"):
-            await transport.listen(grpc.aio.server(), address, tls=None, insecure=False, log=LOG)
+            await transport.listen_on_address(grpc.aio.server(), address, tls=None, insecure=False, log=LOG)
 
 
 async def test_mutual_tls_lets_in_only_the_authority(tmp_path):
@@ -222,4 +224,4 @@ async def test_certificates_are_taken_up_anew(tmp_path):
 async def test_a_certificate_that_cannot_be_read_is_named(tmp_path):
     missing = transport.TlsFiles(tmp_path / "a.pem", tmp_path / "b.pem", tmp_path / "c.pem")
     with pytest.raises(transport.CertificateUnusable, match=r"b\.pem"):
-        await transport.listen(grpc.aio.server(), "127.0.0.1:0", tls=missing, insecure=False, log=LOG)
+        await transport.listen_on_address(grpc.aio.server(), "127.0.0.1:0", tls=missing, insecure=False, log=LOG)

@@ -8,11 +8,7 @@ import pytest
 from tests.fake_controller import EACH_SECOND, Agent, acknowledge_all, running, serving, until
 
 from eelgrid_protos.faults import Unavailable
-from eelgrid_protos.messages import (
-    Hello,
-    SampleBatch,
-    Welcome,
-)
+from eelgrid_protos.messages import Hello, SampleBatch, Welcome
 
 
 async def test_a_controller_that_never_acknowledges_is_left():

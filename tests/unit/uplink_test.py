@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from tests.fake_controller import EACH_SECOND, FAST, Agent, acknowledge_all, running, serving, until
 
-from eelgrid_agent.survey import survey
-from eelgrid_protos.codec import digest
+from eelgrid_agent.node.inventory import survey_devices
+from eelgrid_protos.codec import digest_message
 from eelgrid_protos.faults import InvalidArgument, Unavailable
 from eelgrid_protos.messages import (
     Acknowledgement,
@@ -186,7 +186,7 @@ async def test_a_lost_gpu_is_told_at_once_and_its_return_too():
 async def test_a_changed_inventory_goes_before_the_batches_that_follow_it():
     async with serving(acknowledge_all) as controller, running(Agent(controller.port)) as agent:
         await until(lambda: agent.node.connected)
-        found = survey(agent.simulation)
+        found = survey_devices(agent.simulation)
         assert not agent.node.adopt(found)
         assert agent.node.adopt(type(found)(gpus=found.gpus[:1], driver_version=found.driver_version))
         agent.tick()
@@ -221,7 +221,7 @@ async def test_a_node_that_did_not_change_comes_back_by_its_fingerprint():
         await until(lambda: controller.streams == 2 and agent.node.connected)
         (resume,) = controller.of(Resume)
         assert (resume.node_name, resume.incarnation) == ("n", controller.of(Hello)[0].incarnation)
-        assert resume.inventory_digest == digest(agent.node.inventory)
+        assert resume.inventory_digest == digest_message(agent.node.inventory)
         assert len(controller.of(Hello)) == 1
 
 

@@ -3,16 +3,16 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelgrid_agent.worker.watchdog import Limits, Watchdog
+from eelgrid_agent.devices.process.watchdog import DriverWatchdog, WatchdogLimits
 
-LIMITS = Limits(
+LIMITS = WatchdogLimits(
     probe_first_s=1.0, probe_most_s=100.0, again_factor=4.0, forgive_s=1000.0, restart_first_s=0.5,
     restart_most_s=60.0, steady_s=60.0, left_behind_most=4, left_behind_for_probes=2,
 )  # fmt: skip
 
 
 def test_a_device_that_hangs_is_set_apart_and_the_next_child_may_start_at_once():
-    dog = Watchdog(LIMITS)
+    dog = DriverWatchdog(LIMITS)
     assert dog.start_in_s(0.0) == 0.0
     dog.failed(3, 10.0)
     assert dog.apart == {3}
@@ -24,7 +24,7 @@ def test_a_device_that_hangs_is_set_apart_and_the_next_child_may_start_at_once()
 
 
 def test_probes_that_hang_wait_twice_as_long_up_to_a_bound():
-    dog = Watchdog(LIMITS)
+    dog = DriverWatchdog(LIMITS)
     dog.failed(0, 0.0)
     now_s, waits = 1.0, []
     for _ in range(10):
@@ -38,7 +38,7 @@ def test_probes_that_hang_wait_twice_as_long_up_to_a_bound():
 
 
 def test_a_device_that_comes_back_and_hangs_again_waits_four_times_as_long_until_it_is_forgiven():
-    dog = Watchdog(LIMITS)
+    dog = DriverWatchdog(LIMITS)
     for start_s, wait_s in ((0.0, 1.0), (10.0, 4.0), (20.0, 16.0), (60.0, 64.0), (200.0, 100.0)):
         dog.failed(0, start_s)
         assert dog.probe_due(start_s + wait_s - 0.01) is None
@@ -51,7 +51,7 @@ def test_a_device_that_comes_back_and_hangs_again_waits_four_times_as_long_until
 
 
 def test_a_child_that_fails_of_itself_is_started_at_once_and_then_ever_later():
-    dog = Watchdog(LIMITS)
+    dog = DriverWatchdog(LIMITS)
     waits = []
     for _ in range(10):
         dog.failed(None, 5.0)
@@ -64,7 +64,7 @@ def test_a_child_that_fails_of_itself_is_started_at_once_and_then_ever_later():
 
 
 def test_children_that_cannot_be_ended_stop_the_probes_and_then_every_start():
-    dog = Watchdog(LIMITS)
+    dog = DriverWatchdog(LIMITS)
     dog.failed(0, 0.0, unending=100)
     assert dog.probe_due(50.0) is None, "a device whose child hangs in it has not come back"
     dog.failed(1, 0.0)
@@ -84,7 +84,7 @@ def test_children_that_cannot_be_ended_stop_the_probes_and_then_every_start():
 
 
 def test_another_enumeration_forgets_devices_but_not_processes():
-    dog = Watchdog(LIMITS)
+    dog = DriverWatchdog(LIMITS)
     dog.failed(0, 0.0, unending=7)
     dog.forget_devices()
     assert (dog.apart, dog.left_behind) == (frozenset(), {7})
@@ -104,7 +104,7 @@ EVENTS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(events=EVENTS)
 def test_whatever_happens_the_bounds_hold(events):
-    dog, now_s, process, probes = Watchdog(LIMITS), 0.0, 1000, {}
+    dog, now_s, process, probes = DriverWatchdog(LIMITS), 0.0, 1000, {}
     for kind, device, unending, passed_s in events:
         now_s += passed_s
         process += 1

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from tests.clusters import core_with, decided, node, request
 
-from eelgrid_controller.core import Core
-from eelgrid_controller.decision import document_of, replay
-from eelgrid_controller.events import WorkloadDeferred, WorkloadPlaced, event_to_plain
-from eelgrid_controller.journal import Checkpoint, Entry, Past
-from eelgrid_controller.state import ClusterState
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import WorkloadDeferred, WorkloadPlaced, event_to_plain
+from eelgrid_controller.state.journal import Checkpoint, JournalEntry, JournalHistory
+from eelgrid_controller.whatif.decision_record import record_decision, replay_decision
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     BudgetScope,
@@ -50,7 +50,7 @@ def phase(core: Core, key: str) -> WorkloadPhase:
 
 
 def test_the_watts_of_the_boards_are_what_these_tests_take_them_for():
-    product = catalogue.load().products["openb-v100m16"]
+    product = catalogue.load_catalogue().products["openb-v100m16"]
     assert product.idle_w == IDLE_W
 
 
@@ -171,7 +171,7 @@ def test_a_gpu_that_is_lost_draws_nothing():
 def test_a_core_that_begins_counts_the_same():
     core = under(budget(4 * IDLE_W + MORE_W, rack="r1"), nodes=[v100s("a", "r1"), v100s("b", "r1")])
     core.submit(request(gpus=1, key="first"), now_ns=3)
-    again = Core(ClusterState.load(json.loads(json.dumps(core.state.dump()))), catalogue.load())
+    again = Core(ClusterState.load(json.loads(json.dumps(core.state.dump()))), catalogue.load_catalogue())
     again.submit(request(gpus=1, key="second"), now_ns=4)
     assert again.workload("second").reason == "budget: waits for watts of rack r1"
 
@@ -183,11 +183,13 @@ def test_a_decision_under_budgets_comes_out_the_same_again(limit_w):
     before = Checkpoint(core.state.revision, json.loads(json.dumps(core.state.dump())), "")
     step = core.submit(request(gpus=1, key="w"), now_ns=3)
     entries = [
-        (before.seq + number, Entry(*event_to_plain(event))) for number, event in enumerate(step.events, start=1)
+        (before.seq + number, JournalEntry(*event_to_plain(event))) for number, event in enumerate(step.events, start=1)
     ]
-    document = document_of(Past(before, tuple(entries)), step.result.spec, "w", catalogue.load())
+    document = record_decision(
+        JournalHistory(before, tuple(entries)), step.result.spec, "w", catalogue.load_catalogue()
+    )
     assert document["closed"] == (["a"] if limit_w > 100.0 else ["a", "b"])
-    found = replay(json.loads(json.dumps(document)))
+    found = replay_decision(json.loads(json.dumps(document)))
     assert found.differences == ()
     assert bool(found.now["placements"]) is (limit_w > 100.0)
 

@@ -12,9 +12,8 @@ import bcrypt
 import pytest
 import trustme
 
-from eelgrid_agent.metrics import MetricsError, MetricsServer, WebConfigUnusable
-from eelgrid_agent.metrics.credentials import Credentials, Verdict
-from eelgrid_agent.metrics.page import Answer
+from eelgrid_agent.metrics.access import BasicAuthenticator, MetricsError, PasswordVerdict, WebConfigUnusable
+from eelgrid_agent.metrics.server import MetricsEndpoint, ScrapeResponse
 from eelgrid_agent.metrics.web_config import WebConfigError, load_web_config
 
 # The cheapest that bcrypt makes: these prove nothing about strength.
@@ -27,7 +26,7 @@ class StillPage:
     """A page that says what it was asked."""
 
     def answer(self, path, *, accept="", accept_encoding=""):
-        return Answer(200, "text/plain", f"{path}\n".encode(), "")
+        return ScrapeResponse(200, "text/plain", f"{path}\n".encode(), "")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +53,7 @@ class Served:
     """A server on a free port; its own clock for re-reading is not waited for."""
 
     def __init__(self, path, *, address="127.0.0.1:0", insecure=False, log=None):
-        self.server = MetricsServer(
+        self.server = MetricsEndpoint(
             address, StillPage(), tls=None, insecure=insecure, web_config=path, log=log or logging.getLogger("test")
         )
 
@@ -296,20 +295,22 @@ def test_a_client_that_says_nothing_holds_no_other_up(folder, authority):
 
 def test_answers_are_kept_and_keyed_by_the_hash():
     now_ns = 0
-    credentials = Credentials(secret=b"k", monotonic_ns=lambda: now_ns)
+    credentials = BasicAuthenticator(secret=b"k", monotonic_ns=lambda: now_ns)
     for _ in range(20):
-        assert credentials.check({"a": HASH}, "a", b"right") is Verdict.RIGHT
-        assert credentials.check({"a": HASH}, "a", b"wrong") is Verdict.WRONG
-    assert credentials.check({"a": OTHER}, "a", b"right") is Verdict.WRONG
-    assert credentials.check({"a": HASH}, "b", b"right") is Verdict.WRONG
-    assert credentials.check({"a": HASH}, "a", b"third") is Verdict.TOO_MANY
-    assert credentials.check({"a": HASH}, "a", b"right") is Verdict.RIGHT, "a known answer is never held up"
+        assert credentials.check({"a": HASH}, "a", b"right") is PasswordVerdict.RIGHT
+        assert credentials.check({"a": HASH}, "a", b"wrong") is PasswordVerdict.WRONG
+    assert credentials.check({"a": OTHER}, "a", b"right") is PasswordVerdict.WRONG
+    assert credentials.check({"a": HASH}, "b", b"right") is PasswordVerdict.WRONG
+    assert credentials.check({"a": HASH}, "a", b"third") is PasswordVerdict.TOO_MANY
+    assert credentials.check({"a": HASH}, "a", b"right") is PasswordVerdict.RIGHT, "a known answer is never held up"
     now_ns = 1_000_000_000
-    assert credentials.check({"a": HASH}, "a", b"third") is Verdict.WRONG
+    assert credentials.check({"a": HASH}, "a", b"third") is PasswordVerdict.WRONG
 
 
 @pytest.mark.parametrize("password", [b"", b"x" * 73, b"a\0b"])
 def test_what_bcrypt_would_cut_short_is_wrong(password):
     kept = bcrypt.hashpw(password[:72].partition(b"\0")[0], bcrypt.gensalt(4)).decode()
-    credentials = Credentials(secret=b"k", monotonic_ns=lambda: 0)
-    assert credentials.check({"a": kept}, "a", password) is (Verdict.WRONG if password else Verdict.RIGHT)
+    credentials = BasicAuthenticator(secret=b"k", monotonic_ns=lambda: 0)
+    assert credentials.check({"a": kept}, "a", password) is (
+        PasswordVerdict.WRONG if password else PasswordVerdict.RIGHT
+    )

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.clusters import GIB, core_with, node, request
 from tests.controller_rig import inventory, running, wanted
 
-from eelgrid_controller import whatif
-from eelgrid_controller.core import Core
-from eelgrid_controller.ledger import NodeRecord
-from eelgrid_controller.whatif import Workbench, plan_capacity, what_if
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_controller.whatif import scenarios
+from eelgrid_controller.whatif.scenarios import ScenarioContext, plan_capacity, run_what_if
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import DeadlineExceeded, InvalidArgument, NotFound
 from eelgrid_protos.messages import (
@@ -31,13 +31,13 @@ from eelgrid_protos.messages import (
     WhatIfRequest,
 )
 
-BENCH = Workbench(lambda state: Core(state, catalogue.load()), catalogue.load(), now_ns=99)
+BENCH = ScenarioContext(lambda state: Core(state, catalogue.load_catalogue()), catalogue.load_catalogue(), now_ns=99)
 
 
 def imagined(core, *changes, bench=BENCH, **options):
     found = tuple(WhatIfChange(change=change) for change in changes)
     before = json.dumps(core.state.dump())
-    answer = what_if(core.state.copy(), WhatIfRequest(changes=found, **options), bench)
+    answer = run_what_if(core.state.copy(), WhatIfRequest(changes=found, **options), bench)
     assert json.dumps(core.state.dump()) == before
     core.state.validate()
     return answer
@@ -229,7 +229,7 @@ def test_each_step_of_a_long_change_asks_whether_somebody_waits(change):
 
 
 def test_a_trial_cut_short_says_so(monkeypatch):
-    monkeypatch.setattr(whatif, "_ROUNDS_MOST", 0)
+    monkeypatch.setattr(scenarios, "_ROUNDS_MOST", 0)
     assert imagined(busy(), AddNodes(shape=NodeShape(like_node="a"), count=1)).complete is False
 
 

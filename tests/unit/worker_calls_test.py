@@ -8,13 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelgrid_agent import device as port
-from eelgrid_agent.device import Control, Device, Missing, RawReadings
-from eelgrid_agent.worker.board import Board
-from eelgrid_agent.worker.calls import CALLS, FAST_VALUES, decode_error, encode_error
-from eelgrid_agent.worker.frames import FRAME_BYTES_MOST, FrameError, Reader, pack
-from eelgrid_agent.worker.latency import BOUNDS_S, Latencies
-from eelgrid_protos.catalogue import load
+from eelgrid_agent.devices import port
+from eelgrid_agent.devices.port import LATENCY_BUCKETS_S, CallLatencies, ControlPort, DevicePort, Missing, RawReadings
+from eelgrid_agent.devices.process.progress_shm import ProgressBoard
+from eelgrid_agent.devices.process.protocol import (
+    FAST_VALUE_READINGS,
+    MAX_FRAME_BYTES,
+    PORT_CALLS,
+    FrameError,
+    FrameReader,
+    decode_error,
+    encode_error,
+    pack_frame,
+)
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import AbsenceReason, AccessLevel, ComputeInstance, Gpu, GpuInstance
 
 VALUES = st.one_of(st.floats(0.0, 1e15), st.sampled_from(AbsenceReason).map(Missing))
@@ -22,16 +29,16 @@ VALUES = st.one_of(st.floats(0.0, 1e15), st.sampled_from(AbsenceReason).map(Miss
 
 def crossed(name, value):
     """The value after the way through a frame."""
-    reader = Reader()
-    reader.feed(pack(CALLS[name].encode(value)))
-    return CALLS[name].decode(reader.take())
+    reader = FrameReader()
+    reader.feed(pack_frame(PORT_CALLS[name].encode(value)))
+    return PORT_CALLS[name].decode(reader.take())
 
 
 def row(readings):
     return st.fixed_dictionaries(dict.fromkeys(readings, VALUES))
 
 
-@given(energy=VALUES, fast=row(FAST_VALUES), slow=row(port.SLOW_READINGS), part=row(port.INSTANCE_READINGS))
+@given(energy=VALUES, fast=row(FAST_VALUE_READINGS), slow=row(port.SLOW_READINGS), part=row(port.INSTANCE_READINGS))
 @settings(max_examples=30, deadline=None)
 def test_readings_cross_unchanged(energy, fast, slow, part):
     look = RawReadings(energy_counter_j=energy, values=fast)
@@ -44,7 +51,7 @@ def test_readings_cross_unchanged(energy, fast, slow, part):
 def test_a_reading_that_an_adapter_left_out_was_not_sampled():
     look = crossed("read", RawReadings(energy_counter_j=1.0, values={}))
     assert set(look.values.values()) == {Missing(AbsenceReason.NOT_SAMPLED)}
-    assert set(look.values) == set(FAST_VALUES)
+    assert set(look.values) == set(FAST_VALUE_READINGS)
 
 
 def test_listings_processes_links_events_and_settings_cross_unchanged():
@@ -56,7 +63,7 @@ def test_listings_processes_links_events_and_settings_cross_unchanged():
         Gpu(uuid="GPU-2", index=1, product="p", model="m"),
     )
     processes = (port.GpuProcess(pid=1, kind=port.ProcessKind.GRAPHICS, memory_bytes=2**40, sm_ratio=0.25),)
-    links = (port.GpuLink(one="GPU-1", other="GPU-2", ancestor=40, nvlinks=12),)
+    links = (port.DeviceLink(one="GPU-1", other="GPU-2", ancestor=40, nvlinks=12),)
     events = (port.DeviceEvent(kind=port.DeviceEventKind.XID, gpu_uuid="GPU-1", code=79, gpu_instance_id=3),)
     settings = port.PowerSettings(
         requested_w=1.0, enforced_w=None, default_w=2.0, min_w=0.5, max_w=3.0, sm_clock_mhz=5, sm_clocks_mhz=(1, 2),
@@ -71,14 +78,16 @@ def test_listings_processes_links_events_and_settings_cross_unchanged():
 
 
 def test_every_geometry_of_the_catalogue_crosses_unchanged():
-    for geometry in {product.mig.key: product.mig for product in load().products.values() if product.mig}.values():
+    for geometry in {
+        product.mig.key: product.mig for product in load_catalogue().products.values() if product.mig
+    }.values():
         assert crossed("mig_geometry", geometry) == geometry
 
 
 def test_every_call_of_both_ports_is_in_the_table_and_knows_its_side():
-    for protocol, control in ((Device, False), (Control, True)):
+    for protocol, control in ((DevicePort, False), (ControlPort, True)):
         for name in (name for name in vars(protocol) if not name.startswith("_")):
-            assert CALLS[name].control == control
+            assert PORT_CALLS[name].control == control
 
 
 def test_every_error_of_the_port_crosses_and_what_is_none_is_the_adapters_fault():
@@ -99,8 +108,8 @@ def test_every_error_of_the_port_crosses_and_what_is_none_is_the_adapters_fault(
        cut=st.integers(1, 7))  # fmt: skip
 @settings(max_examples=40, deadline=None)
 def test_frames_survive_any_cut(values, cut):
-    stream = b"".join(map(pack, values))
-    reader, found = Reader(), []
+    stream = b"".join(map(pack_frame, values))
+    reader, found = FrameReader(), []
     for at in range(0, len(stream), cut):
         reader.feed(stream[at : at + cut])
         try:
@@ -114,7 +123,7 @@ def test_frames_survive_any_cut(values, cut):
 @given(data=st.binary(min_size=4, max_size=200))
 @settings(max_examples=200, deadline=None)
 def test_bytes_that_are_no_frame_are_refused_or_waited_for(data):
-    reader = Reader()
+    reader = FrameReader()
     reader.feed(data)
     try:
         json.dumps(reader.take())
@@ -124,20 +133,20 @@ def test_bytes_that_are_no_frame_are_refused_or_waited_for(data):
 
 def test_a_frame_has_a_bound_on_both_sides():
     with pytest.raises(FrameError, match="ask for less"):
-        pack("x" * FRAME_BYTES_MOST)
-    reader = Reader()
-    reader.feed((FRAME_BYTES_MOST + 1).to_bytes(4, "little"))
+        pack_frame("x" * MAX_FRAME_BYTES)
+    reader = FrameReader()
+    reader.feed((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
     with pytest.raises(FrameError):
         reader.take()
     deep = b"[" * 100_000
-    reader = Reader()
+    reader = FrameReader()
     reader.feed(len(deep).to_bytes(4, "little") + deep)
     with pytest.raises(FrameError):
         reader.take()
 
 
 def test_the_board_keeps_what_was_answered_and_where_it_stopped():
-    board = Board.create()
+    board = ProgressBoard.create()
     try:
         assert (board.progress().request, board.progress().operation) == (0, -1)
         board.begin(2**40)
@@ -159,13 +168,13 @@ def test_the_board_keeps_what_was_answered_and_where_it_stopped():
 
 
 def test_latencies_count_into_buckets_that_add_up():
-    latencies = Latencies()
+    latencies = CallLatencies()
     for elapsed_s in (5e-6, 1e-5, 2e-5, 0.5, 99.0):
         latencies.add("read", elapsed_s)
     ((call, count, sum_s, buckets),) = latencies
     assert (call, count) == ("read", 5)
     assert sum_s == pytest.approx(99.500035)
-    assert [bound for bound, _ in buckets] == [*BOUNDS_S, math.inf]
+    assert [bound for bound, _ in buckets] == [*LATENCY_BUCKETS_S, math.inf]
     below = dict(buckets)
     assert (below[1e-5], below[3e-5], below[1.0], below[30.0], below[math.inf]) == (2, 3, 4, 4, 5)
     for number in range(200):
@@ -176,7 +185,7 @@ def test_latencies_count_into_buckets_that_add_up():
 def test_no_field_of_the_port_is_forgotten():
     """A field that is added to a value of the port must cross too: the table is built from these."""
     known = {
-        port.PowerSettings: 9, port.GpuProcess: 6, port.DeviceEvent: 4, port.GpuLink: 4, port.InstanceReadings: 2,
+        port.PowerSettings: 9, port.GpuProcess: 6, port.DeviceEvent: 4, port.DeviceLink: 4, port.InstanceReadings: 2,
         port.RawReadings: 2,
     }  # fmt: skip
     assert {kind: len(fields(kind)) for kind in known} == known

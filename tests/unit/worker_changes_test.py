@@ -6,27 +6,27 @@ import time
 import pytest
 from tests.worker_rig import LIMITS, LONG_S, Rig, rigs_in, until
 
-from eelgrid_agent.device import (
-    Control,
+from eelgrid_agent.devices.port import (
+    ControlPort,
     DeviceEvent,
     DeviceEventKind,
+    DeviceInUse,
     DeviceTimeout,
     InsufficientResources,
-    InUse,
     OutcomeUnknown,
     OutOfRange,
     UnknownInstance,
 )
-from eelgrid_agent.mig.executor import MigExecutor
-from eelgrid_agent.mig.journal import FileJournal
-from eelgrid_agent.worker.calls import CALLS
-from eelgrid_agent.worker.remote import RemoteDevice
-from eelgrid_agent.worker.watchdog import Limits
+from eelgrid_agent.devices.process.protocol import PORT_CALLS
+from eelgrid_agent.devices.process.remote_device import RemoteDevice
+from eelgrid_agent.devices.process.watchdog import WatchdogLimits
+from eelgrid_agent.enforce.mig.journal import FileMigJournal
+from eelgrid_agent.enforce.mig.mig_service import LayoutReconciler
 from eelgrid_protos.messages import ApplyStatus, GpuLayout, WantedInstance
 
 G1, G3 = 19, 9
 # A probe that never comes due in a test.
-SELDOM = Limits(probe_first_s=60.0, probe_most_s=60.0)
+SELDOM = WatchdogLimits(probe_first_s=60.0, probe_most_s=60.0)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_instances_live_in_the_child_and_its_refusals_cross(steady):
     assert [look.gpu_instance_id for look in remote.read_instances(uuid)] == [instance]
     with pytest.raises(InsufficientResources):
         remote.create_gpu_instance(uuid, G3, 4)
-    with pytest.raises(InUse):
+    with pytest.raises(DeviceInUse):
         remote.destroy_gpu_instance(uuid, instance)
     with pytest.raises(UnknownInstance):
         remote.destroy_compute_instance(uuid, instance, 7)
@@ -78,8 +78,8 @@ def test_instances_live_in_the_child_and_its_refusals_cross(steady):
 
 
 def test_every_change_is_marked_as_one_and_nothing_else_is():
-    changes = {name for name in vars(Control) if not name.startswith("_")} - {"power_settings", "mig_geometry"}
-    assert {name for name, call in CALLS.items() if call.changes} == changes
+    changes = {name for name in vars(ControlPort) if not name.startswith("_")} - {"power_settings", "mig_geometry"}
+    assert {name for name, call in PORT_CALLS.items() if call.changes} == changes
 
 
 def test_a_change_whose_answer_is_lost_is_told_as_such_and_not_repeated(rig_of, tmp_path):
@@ -151,7 +151,7 @@ def test_a_hang_and_its_end_are_told_once_also_when_it_is_over_before_anybody_as
 
 
 def test_a_mode_change_is_alone_with_the_driver(rig_of):
-    rig = rig_of(2, limits=Limits(probe_first_s=0.0, probe_most_s=60.0))
+    rig = rig_of(2, limits=WatchdogLimits(probe_first_s=0.0, probe_most_s=60.0))
     rig.hang(1)
     rig.silent()
     rig.remote.topology()
@@ -164,8 +164,8 @@ def test_a_mode_change_is_alone_with_the_driver(rig_of):
 
 def test_a_layout_is_reached_though_the_answer_to_a_step_was_lost(rig_of, tmp_path):
     rig = rig_of(1, scene={"state": str(tmp_path / "state.json"), "load": 0.0})
-    executor = MigExecutor(
-        rig.remote, rig.remote, FileJournal(tmp_path / "mig.json"), boot_id=lambda: "boot-1", sleep=time.sleep,
+    executor = LayoutReconciler(
+        rig.remote, rig.remote, FileMigJournal(tmp_path / "mig.json"), boot_id=lambda: "boot-1", sleep=time.sleep,
         monotonic_s=time.monotonic, wall_ns=time.time_ns,
     )  # fmt: skip
     executor.recover()

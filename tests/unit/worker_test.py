@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from tests.worker_rig import DEADLINES, LONG_S, Rig, Scene, rigs_in, until
 
-from eelgrid_agent.device import DeviceEventKind, DeviceTimeout, InUse, NotSupported, UnknownGpu
-from eelgrid_agent.worker.process import Child, Outcome
-from eelgrid_agent.worker.remote import RemoteDevice
-from eelgrid_agent.worker.watchdog import Limits
+from eelgrid_agent.devices.port import DeviceEventKind, DeviceInUse, DeviceTimeout, NotSupported, UnknownGpu
+from eelgrid_agent.devices.process.remote_device import RemoteDevice
+from eelgrid_agent.devices.process.supervisor import DriverProcess, RequestOutcome
+from eelgrid_agent.devices.process.watchdog import WatchdogLimits
 from eelgrid_protos.messages import Reading
 
 
@@ -131,14 +131,14 @@ def test_a_child_that_babbles_is_replaced(rig_of):
 def test_a_child_that_is_told_nonsense_ends(tmp_path):
     Scene(tmp_path / "scene", 1)
     for junk in (b"\xff" * 64, b"\x02\x00\x00\x00{}", b'\x0b\x00\x00\x00[1,["gpus"]]'):
-        child = Child("simulated", str(tmp_path / "scene"), (), DEADLINES)
+        child = DriverProcess("simulated", str(tmp_path / "scene"), (), DEADLINES)
         child.begin([("gpus",)])
-        assert child.wait(time.monotonic() + LONG_S).outcome is Outcome.DONE
+        assert child.wait(time.monotonic() + LONG_S).outcome is RequestOutcome.DONE
         child._socket.sendall(junk)
         until(child.ended, 5.0)
         assert child._process.returncode == 3
         child.begin([("gpus",)])
-        assert child.wait(time.monotonic() + 1.0).outcome is Outcome.DIED
+        assert child.wait(time.monotonic() + 1.0).outcome is RequestOutcome.DIED
         assert child.end()
 
 
@@ -153,7 +153,7 @@ def test_a_slow_device_is_late_for_one_look_and_nothing_is_killed(rig_of):
 def test_a_child_ends_with_its_parent(tmp_path):
     Scene(tmp_path / "scene", 1)
     code = (
-        "import sys, time\nfrom eelgrid_agent.worker.remote import RemoteDevice\n"
+        "import sys, time\nfrom eelgrid_agent.devices.process.remote_device import RemoteDevice\n"
         "remote = RemoteDevice('simulated', sys.argv[1])\nremote.gpus()\n"
         "print(remote.children[0], flush=True)\ntime.sleep(60)\n"
     )
@@ -179,7 +179,7 @@ def test_the_terminal_s_interrupt_is_not_the_child_s_and_sigterm_ends_it(rig_of)
 
 
 def test_children_that_cannot_be_ended_are_left_behind_and_bounded(rig_of):
-    limits = Limits(
+    limits = WatchdogLimits(
         probe_first_s=60.0, probe_most_s=60.0, restart_first_s=0.0, left_behind_most=2, left_behind_for_probes=1
     )
     rig = rig_of(3, limits=limits, kill=lambda pid, number: None)
@@ -188,7 +188,7 @@ def test_children_that_cannot_be_ended_are_left_behind_and_bounded(rig_of):
     assert rig.silent() == [0]
     second = rig.remote.children
     assert rig.remote.left_behind == 1
-    with pytest.raises(InUse, match=str(first[0])):
+    with pytest.raises(DeviceInUse, match=str(first[0])):
         rig.remote.release()
     rig.hang(0, 1)
     assert rig.silent(5.0) == [0, 1] or rig.remote.left_behind == 2
@@ -205,7 +205,7 @@ def test_children_that_cannot_be_ended_are_left_behind_and_bounded(rig_of):
 def test_a_driver_that_never_opens_is_started_ever_later(tmp_path):
     Scene(tmp_path / "scene", 1, opening="abort")
     remote = RemoteDevice(
-        "simulated", str(tmp_path / "scene"), deadlines=DEADLINES, limits=Limits(restart_first_s=30.0)
+        "simulated", str(tmp_path / "scene"), deadlines=DEADLINES, limits=WatchdogLimits(restart_first_s=30.0)
     )
     try:
         # A caller that comes while the first start is tried is told so; all later ones, when the next start is.

@@ -1,19 +1,20 @@
-"""The Prometheus endpoint: what the agent knows, in base units, over HTTP.
+"""Prometheus endpoint of the agent: collector, snapshot, metric catalogue, exposition format and HTTP server."""
 
-A frame is what is known at one moment, the catalogue says what of it is shown
-and how it is called, the renderer writes it, the page keeps what was written
-for as long as it is true, and the server hands it out to whoever may have it.
-"""
-
+from eelgrid_agent.metrics.access import MetricsError, WebConfigUnusable
 from eelgrid_agent.metrics.catalogue import CATALOGUE
-from eelgrid_agent.metrics.collector import AgentCollector
-from eelgrid_agent.metrics.frame import Frame
-from eelgrid_agent.metrics.page import Page
-from eelgrid_agent.metrics.render import Renderer
-from eelgrid_agent.metrics.server import MetricsError, MetricsServer, WebConfigUnusable
-from eelgrid_agent.metrics.timing import TimedDevice
+from eelgrid_agent.metrics.collector import AgentCollector, TimedDevice
+from eelgrid_agent.metrics.exposition import MetricsRenderer
+from eelgrid_agent.metrics.server import MetricsEndpoint, ScrapeHandler
+from eelgrid_agent.metrics.snapshot import AgentSnapshot
 
 __all__ = [
-    "CATALOGUE", "AgentCollector", "Frame", "MetricsError", "MetricsServer", "Page", "Renderer",
-    "TimedDevice", "WebConfigUnusable",
+    "CATALOGUE",
+    "AgentCollector",
+    "AgentSnapshot",
+    "MetricsEndpoint",
+    "MetricsError",
+    "MetricsRenderer",
+    "ScrapeHandler",
+    "TimedDevice",
+    "WebConfigUnusable",
 ]  # fmt: skip

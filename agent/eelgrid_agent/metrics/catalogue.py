@@ -1,7 +1,4 @@
-"""Every metric of the agent, in the order of the page; docs/reference/agent-metrics.md and the renderer read this table.
-
-Owns names, units, labels, help and sources. Must not know how they are
-rendered.
+"""Metric catalogue: every metric of the agent in exposition order; docs/metrics.md and the renderer read it.
 
 Theory. A sum over any metric means something, so a joule, a byte and an error
 are in exactly one series of a name: device energy is apart from what was
@@ -13,125 +10,370 @@ number has no series, and one series says why. Labels hold what is bounded by
 the machine, or by the work on it: never a process id, command or user.
 """
 
-from eelgrid_agent.metrics.frame import HOLDER_LABELS, SHARE_LABELS
-from eelgrid_agent.metrics.gpu_catalogue import DEVICE, HEALTH, MIG
-from eelgrid_agent.metrics.metric import Kind, Metric, Scope, Source, info, of_absences, of_attribute, told_apart
+from eelgrid_agent.metrics.metric import (
+    Metric,
+    MetricKind,
+    MetricScope,
+    MetricSource,
+    absence_metric,
+    attribute_metric,
+    gpu_metric,
+    info_metric,
+    instance_metric,
+    labelled_metric,
+)
+from eelgrid_agent.metrics.snapshot import HOLDER_LABELS, SHARE_LABELS
 from eelgrid_protos.messages import Reading
 
-__all__ = ["CATALOGUE", "HOST_ABSENT"]
+_COUNTER = MetricKind.COUNTER
+_HERTZ_PER_MHZ = 1e6
+# The devices of one module each tell the power of all of it, and nothing tells which devices those are.
+NOT_SHOWN = frozenset({Reading.MODULE_POWER_W})
+# The renderer fills these from the readings that it did not find.
+GPU_ABSENT = "eelgrid_gpu_reading_absent"
+INSTANCE_ABSENT = "eelgrid_gpu_instance_reading_absent"
 
-_COUNTER = Kind.COUNTER
+# NVML's clocks event reasons (nvml.h, nvmlClocksEventReason*).
+_EVENT_REASONS = (
+    (0x1, "gpu_idle"),
+    (0x2, "applications_clocks"),
+    (0x4, "software_power_cap"),
+    (0x8, "hardware_slowdown"),
+    (0x10, "sync_boost"),
+    (0x20, "software_thermal"),
+    (0x40, "hardware_thermal"),
+    (0x80, "hardware_power_brake"),
+    (0x100, "display_clocks"),
+)
+# NVML_GPU_RECOVERY_ACTION_* and NVML_GPU_FABRIC_STATE_*.
+_RECOVERY_ACTIONS = (
+    (0, "none"), (1, "gpu_reset"), (2, "node_reboot"), (3, "drain_p2p"), (4, "drain_and_reset"),
+    (5, "recover_imex_domain"), (6, "bus_reset"), (7, "system_reboot"),
+)  # fmt: skip
+_FABRIC_STATES = ((0, "not_supported"), (1, "not_started"), (2, "in_progress"), (3, "completed"))
+
+DEVICE_METRICS = (
+    info_metric(
+        "eelgrid_gpu_info",
+        MetricScope.GPU,
+        "Identity of a device; join on gpu.",
+        index="gpu.index",
+        product="gpu.product",
+        model="gpu.model",
+        pci_bus_id="gpu.pci_bus_id",
+    ),
+    attribute_metric("eelgrid_gpu_up", MetricScope.GPU, "up", "1 while the device answers, 0 while it is lost."),
+    attribute_metric(
+        "eelgrid_gpu_cordoned", MetricScope.GPU, "cordoned", "1 while the device should take no new work."
+    ),
+    attribute_metric(
+        "eelgrid_gpu_reading_age_seconds",
+        MetricScope.GPU,
+        "ages_s",
+        "Age of the device's newest readings, by kind of look.",
+        "look",
+    ),
+    absence_metric(GPU_ABSENT, MetricScope.GPU, "1 for each reading of a device that cannot be had, and why."),
+    gpu_metric("power_watts", Reading.POWER_W, "Board power, at this instant where the part can tell."),
+    gpu_metric(
+        "power_average_watts", Reading.POWER_AVERAGE_W, "Board power, averaged by the part over about a second."
+    ),
+    gpu_metric("memory_power_watts", Reading.MEMORY_POWER_W, "Power of the device's memory, a part of board power."),
+    gpu_metric("energy_joules_total", Reading.ENERGY_J, "Energy since the agent began to count.", kind=_COUNTER),
+    attribute_metric(
+        "eelgrid_gpu_energy_uncertainty_joules",
+        MetricScope.GPU,
+        "energy_uncertainty_j",
+        "How far the energy counted may be off: the sensor's gain, the ends, and what was integrated.",
+    ),
+    gpu_metric("power_limit_watts", Reading.POWER_LIMIT_W, "Power limit that the device enforces."),
+    gpu_metric("power_limit_requested_watts", Reading.POWER_LIMIT_REQUESTED_W, "Power limit that was asked for."),
+    attribute_metric(
+        "eelgrid_gpu_power_limit_default_watts",
+        MetricScope.GPU,
+        "gpu.power_limit_default_w",
+        "Power limit that the device starts with.",
+    ),
+    attribute_metric(
+        "eelgrid_gpu_power_limit_min_watts",
+        MetricScope.GPU,
+        "gpu.power_limit_min_w",
+        "Least power limit that the device takes.",
+    ),
+    attribute_metric(
+        "eelgrid_gpu_power_limit_max_watts",
+        MetricScope.GPU,
+        "gpu.power_limit_max_w",
+        "Greatest power limit that the device takes.",
+    ),
+    gpu_metric("utilization_ratio", Reading.UTILIZATION_RATIO, "Share of the last period in which a kernel ran."),
+    gpu_metric(
+        "memory_utilization_ratio",
+        Reading.MEMORY_UTILIZATION_RATIO,
+        "Share of the last period in which memory was read or written.",
+    ),
+    gpu_metric("memory_used_bytes", Reading.MEMORY_USED_BYTES, "Memory in use, without what the driver reserves."),
+    gpu_metric("memory_reserved_bytes", Reading.MEMORY_RESERVED_BYTES, "Memory that the driver keeps for itself."),
+    attribute_metric("eelgrid_gpu_memory_size_bytes", MetricScope.GPU, "gpu.memory_bytes", "Memory of the device."),
+    gpu_metric("sm_clock_hertz", Reading.SM_CLOCK_MHZ, "Clock of the multiprocessors.", scale=_HERTZ_PER_MHZ),
+    gpu_metric("memory_clock_hertz", Reading.MEMORY_CLOCK_MHZ, "Clock of the memory.", scale=_HERTZ_PER_MHZ),
+    gpu_metric("temperature_celsius", Reading.TEMPERATURE_C, "Temperature of the device."),
+    gpu_metric("memory_temperature_celsius", Reading.MEMORY_TEMPERATURE_C, "Temperature of the memory."),
+    gpu_metric("performance_state", Reading.PERFORMANCE_STATE, "Performance state, 0 the fastest to 15."),
+    gpu_metric(
+        "clocks_event_active",
+        Reading.EVENT_REASONS_MASK,
+        "1 for each reason that holds the clocks below their highest now.",
+        labels=("reason",),
+        bits=_EVENT_REASONS,
+    ),
+    gpu_metric("graphics_activity_ratio", Reading.GRAPHICS_ACTIVITY_RATIO, "Share of time that any engine worked."),
+    gpu_metric("sm_activity_ratio", Reading.SM_ACTIVITY_RATIO, "Share of multiprocessors with work, over time."),
+    gpu_metric("sm_occupancy_ratio", Reading.SM_OCCUPANCY_RATIO, "Resident warps as a share of what would fit."),
+    gpu_metric("tensor_activity_ratio", Reading.TENSOR_ACTIVITY_RATIO, "Share of time that tensor pipes worked."),
+    gpu_metric("memory_activity_ratio", Reading.MEMORY_ACTIVITY_RATIO, "Share of memory bandwidth in use."),
+    gpu_metric("fp16_activity_ratio", Reading.FP16_ACTIVITY_RATIO, "Share of time that half-precision pipes worked."),
+    gpu_metric("fp32_activity_ratio", Reading.FP32_ACTIVITY_RATIO, "Share of time that single-precision pipes worked."),
+    gpu_metric("fp64_activity_ratio", Reading.FP64_ACTIVITY_RATIO, "Share of time that double-precision pipes worked."),
+    gpu_metric("processes", Reading.PROCESSES, "Processes with a context on the device."),
+    attribute_metric(
+        "eelgrid_gpu_anomaly",
+        MetricScope.GPU,
+        "anomalies",
+        "1 for each way in which the device is held and not used, or used and not held, now.",
+        "anomaly",
+    ),
+)
+
+HEALTH_METRICS = (
+    attribute_metric(
+        "eelgrid_gpu_xid_errors_total",
+        MetricScope.GPU,
+        "xids",
+        "Errors that the driver reported since the agent began, by XID.",
+        "xid",
+        kind=_COUNTER,
+    ),
+    attribute_metric(
+        "eelgrid_gpu_xid_last_timestamp_seconds",
+        MetricScope.GPU,
+        "xid_last_s",
+        "When the driver last reported the XID, since 1970; alert on this, for increase() misses the first.",
+        "xid",
+    ),
+    labelled_metric(
+        "eelgrid_gpu_ecc_errors_total", "severity",
+        {"corrected": Reading.ECC_CORRECTED_VOLATILE, "uncorrected": Reading.ECC_UNCORRECTED_VOLATILE},
+        "Memory errors since the driver was loaded.", kind=_COUNTER, scope=MetricScope.GPU,
+    ),
+    labelled_metric(
+        "eelgrid_gpu_ecc_lifetime_errors_total", "severity",
+        {"corrected": Reading.ECC_CORRECTED_AGGREGATE, "uncorrected": Reading.ECC_UNCORRECTED_AGGREGATE},
+        "Memory errors over the life of the part.", kind=_COUNTER, scope=MetricScope.GPU,
+    ),
+    labelled_metric(
+        "eelgrid_gpu_remapped_rows_total", "severity",
+        {"corrected": Reading.REMAPPED_ROWS_CORRECTABLE, "uncorrected": Reading.REMAPPED_ROWS_UNCORRECTABLE},
+        "Memory rows remapped over the life of the part, by the errors that caused it.",
+        kind=_COUNTER, scope=MetricScope.GPU,
+    ),
+    gpu_metric("row_remap_pending", Reading.ROW_REMAP_PENDING, "1 while rows wait for a reset to be remapped."),
+    gpu_metric("row_remap_failed", Reading.ROW_REMAP_FAILED, "1 when rows could not be remapped: replace the part."),
+    gpu_metric(
+        "recovery_action",
+        Reading.RECOVERY_ACTION,
+        "1 for what the driver asks for to bring the device back.",
+        labels=("action",),
+        states=_RECOVERY_ACTIONS,
+    ),
+    gpu_metric("pcie_link_generation", Reading.PCIE_LINK_GENERATION, "Generation of the PCIe link as it runs now."),
+    gpu_metric("pcie_link_lanes", Reading.PCIE_LINK_WIDTH, "Lanes of the PCIe link as it runs now."),
+    gpu_metric("pcie_replays_total", Reading.PCIE_REPLAYS, "PCIe packets sent again.", kind=_COUNTER),
+    labelled_metric(
+        "eelgrid_gpu_pcie_throughput_bytes_per_second", "direction",
+        {"sent": Reading.PCIE_SENT_BYTES_PER_S, "received": Reading.PCIE_RECEIVED_BYTES_PER_S},
+        "PCIe traffic over the part's own window; it keeps no counter.", kind=MetricKind.GAUGE, scope=MetricScope.GPU,
+    ),
+    labelled_metric(
+        "eelgrid_gpu_nvlink_bytes_total", "direction",
+        {"sent": Reading.NVLINK_SENT_BYTES, "received": Reading.NVLINK_RECEIVED_BYTES},
+        "Bytes over all NVLinks since the driver was loaded.", kind=_COUNTER, scope=MetricScope.GPU,
+    ),
+    gpu_metric("nvlink_active_links", Reading.NVLINK_ACTIVE_LINKS, "NVLinks that are up."),
+    gpu_metric("nvlink_errors_total", Reading.NVLINK_ERRORS, "NVLink errors since the driver was loaded.", kind=_COUNTER),
+    gpu_metric(
+        "fabric_state",
+        Reading.FABRIC_STATE,
+        "1 for the state of the device's registration with the NVLink fabric.",
+        labels=("state",),
+        states=_FABRIC_STATES,
+    ),
+)  # fmt: skip
+
+
+MIG_METRICS = (
+    attribute_metric(
+        "eelgrid_gpu_mig_enabled", MetricScope.GPU, "mig_enabled", "1 while MIG is on; no series on parts without MIG."
+    ),
+    attribute_metric(
+        "eelgrid_gpu_mig_pending", MetricScope.GPU, "mig_pending", "1 while a change of MIG mode waits for a reset."
+    ),
+    info_metric(
+        "eelgrid_gpu_instance_info",
+        MetricScope.INSTANCE,
+        "A MIG GPU instance, on memory slices from start on.",
+        profile="profile",
+        profile_id="profile_id",
+        start="start",
+        size="size",
+    ),
+    info_metric(
+        "eelgrid_compute_instance_info",
+        MetricScope.COMPUTE,
+        "A MIG compute instance; uuid is what a process opens.",
+        uuid="uuid",
+        profile_id="profile_id",
+        generation="generation",
+    ),
+    absence_metric(
+        INSTANCE_ABSENT, MetricScope.INSTANCE, "1 for each reading of a GPU instance that cannot be had, and why."
+    ),
+    instance_metric(
+        "memory_used_bytes", Reading.MEMORY_USED_BYTES, "Memory of the instance in use; also in the device's."
+    ),
+    instance_metric(
+        "graphics_activity_ratio", Reading.GRAPHICS_ACTIVITY_RATIO, "Share of time that any engine worked."
+    ),
+    instance_metric(
+        "sm_activity_ratio", Reading.SM_ACTIVITY_RATIO, "Share of its multiprocessors with work, over time."
+    ),
+    instance_metric("sm_occupancy_ratio", Reading.SM_OCCUPANCY_RATIO, "Resident warps as a share of what would fit."),
+    instance_metric("tensor_activity_ratio", Reading.TENSOR_ACTIVITY_RATIO, "Share of time that tensor pipes worked."),
+    instance_metric("memory_activity_ratio", Reading.MEMORY_ACTIVITY_RATIO, "Share of its memory bandwidth in use."),
+)
+
+
 # The renderer fills it from the readings that it did not find.
 HOST_ABSENT = "eelgrid_host_reading_absent"
 
 _AGENT = (
-    info("eelgrid_agent_info", Scope.AGENT, "This agent.", version="version"),
-    of_attribute("eelgrid_agent_nodes", Scope.AGENT, "nodes", "Nodes of this process."),
-    of_attribute(
-        "eelgrid_agent_connected_nodes", Scope.AGENT, "connected_nodes", "Nodes with a stream to the controller."
+    info_metric("eelgrid_agent_info", MetricScope.AGENT, "This agent.", version="version"),
+    attribute_metric("eelgrid_agent_nodes", MetricScope.AGENT, "nodes", "Nodes of this process."),
+    attribute_metric(
+        "eelgrid_agent_connected_nodes", MetricScope.AGENT, "connected_nodes", "Nodes with a stream to the controller."
     ),
-    of_attribute("eelgrid_agent_samples_total", Scope.AGENT, "samples", "Ticks sampled.", kind=_COUNTER),
-    of_attribute("eelgrid_agent_batches_total", Scope.AGENT, "batches", "Batches sent, resends too.", kind=_COUNTER),
-    of_attribute(
+    attribute_metric("eelgrid_agent_samples_total", MetricScope.AGENT, "samples", "Ticks sampled.", kind=_COUNTER),
+    attribute_metric(
+        "eelgrid_agent_batches_total", MetricScope.AGENT, "batches", "Batches sent, resends too.", kind=_COUNTER
+    ),
+    attribute_metric(
         "eelgrid_agent_dropped_samples_total",
-        Scope.AGENT,
+        MetricScope.AGENT,
         "dropped_samples",
         "Ticks dropped from a full spool.",
         kind=_COUNTER,
     ),
-    of_attribute(
+    attribute_metric(
         "eelgrid_agent_connections_total",
-        Scope.AGENT,
+        MetricScope.AGENT,
         "connections",
         "Connections that the controller welcomed.",
         kind=_COUNTER,
     ),
-    of_attribute(
+    attribute_metric(
         "eelgrid_agent_refused_calls_total",
-        Scope.AGENT,
+        MetricScope.AGENT,
         "refused_calls",
         "Calls of the node's own API refused for the role of the caller's certificate.",
         kind=_COUNTER,
     ),
-    of_attribute(
+    attribute_metric(
         "eelgrid_agent_uncounted_seconds_total",
-        Scope.AGENT,
+        MetricScope.AGENT,
         "uncounted_s",
         "Device-seconds whose energy is in no total.",
         kind=_COUNTER,
     ),
-    of_attribute("eelgrid_agent_spool_ticks", Scope.AGENT, "spool_ticks", "Ticks not sent yet."),
-    of_attribute(
+    attribute_metric("eelgrid_agent_spool_ticks", MetricScope.AGENT, "spool_ticks", "Ticks not sent yet."),
+    attribute_metric(
         "eelgrid_agent_batches_under_way",
-        Scope.AGENT,
+        MetricScope.AGENT,
         "batches_under_way",
         "Batches sent and not acknowledged.",
     ),
-    of_attribute(
+    attribute_metric(
         "eelgrid_agent_sample_age_seconds",
-        Scope.AGENT,
+        MetricScope.AGENT,
         "sample_age_s",
         "Age of the newest tick, of the node where it is oldest.",
     ),
-    of_attribute(
+    attribute_metric(
         "eelgrid_agent_collection_duration_seconds",
-        Scope.AGENT,
+        MetricScope.AGENT,
         "collection_s",
         "Time that the newest look took, by kind of look.",
         "look",
     ),
-    of_attribute(
+    attribute_metric(
         "eelgrid_device_call_duration_seconds",
-        Scope.AGENT,
+        MetricScope.AGENT,
         "calls",
         "Time that calls to the device library took, by call of the device port.",
         "call",
-        kind=Kind.HISTOGRAM,
+        kind=MetricKind.HISTOGRAM,
     ),
-    of_attribute("process_cpu_seconds_total", Scope.PROCESS, "cpu_s", "CPU time of this process.", kind=_COUNTER),
-    of_attribute("process_resident_memory_bytes", Scope.PROCESS, "resident_bytes", "Resident memory of this process."),
-    of_attribute("process_start_time_seconds", Scope.PROCESS, "started_s", "When this process began, since 1970."),
-    of_attribute("process_threads", Scope.PROCESS, "threads", "Threads of this process."),
-    of_attribute(
+    attribute_metric(
+        "process_cpu_seconds_total", MetricScope.PROCESS, "cpu_s", "CPU time of this process.", kind=_COUNTER
+    ),
+    attribute_metric(
+        "process_resident_memory_bytes", MetricScope.PROCESS, "resident_bytes", "Resident memory of this process."
+    ),
+    attribute_metric(
+        "process_start_time_seconds", MetricScope.PROCESS, "started_s", "When this process began, since 1970."
+    ),
+    attribute_metric("process_threads", MetricScope.PROCESS, "threads", "Threads of this process."),
+    attribute_metric(
         "eelgrid_worker_starts_total",
-        Scope.WORKER,
+        MetricScope.WORKER,
         "starts",
         "Processes started to hold the driver.",
         kind=_COUNTER,
     ),
-    of_attribute(
+    attribute_metric(
         "eelgrid_worker_hangs_total",
-        Scope.WORKER,
+        MetricScope.WORKER,
         "hangs",
         "Calls to the driver that never came back, and processes that it ended.",
         kind=_COUNTER,
     ),
-    of_attribute(
+    attribute_metric(
         "eelgrid_worker_stuck_processes",
-        Scope.WORKER,
+        MetricScope.WORKER,
         "left_behind",
         "Processes that hang in the driver and cannot be ended until the node is booted anew.",
     ),
-    of_attribute("eelgrid_worker_hung_devices", Scope.WORKER, "hung_gpus", "Devices set apart because they hang."),
-    of_attribute(
+    attribute_metric(
+        "eelgrid_worker_hung_devices", MetricScope.WORKER, "hung_gpus", "Devices set apart because they hang."
+    ),
+    attribute_metric(
         "eelgrid_worker_cpu_seconds_total",
-        Scope.WORKER,
+        MetricScope.WORKER,
         "cpu_s",
         "CPU time of the processes that hold the driver now; starts over with them.",
         kind=_COUNTER,
     ),
-    of_attribute(
+    attribute_metric(
         "eelgrid_worker_resident_memory_bytes",
-        Scope.WORKER,
+        MetricScope.WORKER,
         "resident_bytes",
         "Resident memory of the processes that hold the driver.",
     ),
 )
 
 _NODE = (
-    info(
+    info_metric(
         "eelgrid_node_info",
-        Scope.NODE,
+        MetricScope.NODE,
         "This node.",
         node="name",
         pool="pool",
@@ -140,132 +382,134 @@ _NODE = (
         access="access",
         simulated="simulated",
     ),
-    of_attribute("eelgrid_host_cpus", Scope.HOST, "cpus", "CPUs of the host."),
-    of_attribute("eelgrid_host_memory_size_bytes", Scope.HOST, "memory_bytes", "Memory of the host."),
+    attribute_metric("eelgrid_host_cpus", MetricScope.HOST, "cpus", "CPUs of the host."),
+    attribute_metric("eelgrid_host_memory_size_bytes", MetricScope.HOST, "memory_bytes", "Memory of the host."),
     Metric(
-        name="eelgrid_host_cpu_utilization_ratio", kind=Kind.GAUGE, scope=Scope.HOST,
-        help="Share of the host's CPUs in use.", sources=(Source(of=Reading.HOST_CPU_UTILIZATION_RATIO),),
+        name="eelgrid_host_cpu_utilization_ratio", kind=MetricKind.GAUGE, scope=MetricScope.HOST,
+        help="Share of the host's CPUs in use.", sources=(MetricSource(of=Reading.HOST_CPU_UTILIZATION_RATIO),),
     ),
     Metric(
-        name="eelgrid_host_memory_used_bytes", kind=Kind.GAUGE, scope=Scope.HOST,
-        help="Memory of the host in use.", sources=(Source(of=Reading.HOST_MEMORY_USED_BYTES),),
+        name="eelgrid_host_memory_used_bytes", kind=MetricKind.GAUGE, scope=MetricScope.HOST,
+        help="Memory of the host in use.", sources=(MetricSource(of=Reading.HOST_MEMORY_USED_BYTES),),
     ),
     Metric(
-        name="eelgrid_host_cpu_energy_joules_total", kind=_COUNTER, scope=Scope.HOST,
+        name="eelgrid_host_cpu_energy_joules_total", kind=_COUNTER, scope=MetricScope.HOST,
         help="Energy of all CPU packages since the agent began to count.",
-        sources=(Source(of=Reading.HOST_CPU_ENERGY_J),),
+        sources=(MetricSource(of=Reading.HOST_CPU_ENERGY_J),),
     ),
     Metric(
-        name="eelgrid_host_memory_energy_joules_total", kind=_COUNTER, scope=Scope.HOST,
+        name="eelgrid_host_memory_energy_joules_total", kind=_COUNTER, scope=MetricScope.HOST,
         help="Energy of the host's memory since the agent began to count.",
-        sources=(Source(of=Reading.HOST_MEMORY_ENERGY_J),),
+        sources=(MetricSource(of=Reading.HOST_MEMORY_ENERGY_J),),
     ),
-    told_apart(
+    labelled_metric(
         "eelgrid_host_disk_bytes_total", "direction",
         {"read": Reading.HOST_DISK_READ_BYTES, "written": Reading.HOST_DISK_WRITTEN_BYTES},
-        "Bytes moved by the host's disks since it booted.", kind=_COUNTER, scope=Scope.HOST,
+        "Bytes moved by the host's disks since it booted.", kind=_COUNTER, scope=MetricScope.HOST,
     ),
-    told_apart(
+    labelled_metric(
         "eelgrid_host_network_bytes_total", "direction",
         {"received": Reading.HOST_NETWORK_RECEIVED_BYTES, "sent": Reading.HOST_NETWORK_SENT_BYTES},
-        "Bytes moved by the host's network interfaces since it booted.", kind=_COUNTER, scope=Scope.HOST,
+        "Bytes moved by the host's network interfaces since it booted.", kind=_COUNTER, scope=MetricScope.HOST,
     ),
-    of_absences(HOST_ABSENT, Scope.HOST, "1 for each reading of the host that cannot be had, and why."),
+    absence_metric(HOST_ABSENT, MetricScope.HOST, "1 for each reading of the host that cannot be had, and why."),
 )  # fmt: skip
 
 _GUARD = (
-    of_attribute(
-        "eelgrid_guard_plan_epoch", Scope.GUARD, "plan_epoch", "Epoch of the plan in force; 0 before the first."
+    attribute_metric(
+        "eelgrid_guard_plan_epoch", MetricScope.GUARD, "plan_epoch", "Epoch of the plan in force; 0 before the first."
     ),
-    of_attribute(
-        "eelgrid_guard_enforcing", Scope.GUARD, "enforcing", "1 where the plan may change devices, 0 to observe."
+    attribute_metric(
+        "eelgrid_guard_enforcing", MetricScope.GUARD, "enforcing", "1 where the plan may change devices, 0 to observe."
     ),
-    of_attribute(
+    attribute_metric(
         "eelgrid_guard_lease_left_seconds",
-        Scope.GUARD,
+        MetricScope.GUARD,
         "lease_left_s",
         "Time until the plan lapses unless the controller renews it.",
     ),
-    of_attribute(
-        "eelgrid_guard_power_budget_watts", Scope.GUARD, "budget_w", "Power that all devices may draw together."
+    attribute_metric(
+        "eelgrid_guard_power_budget_watts", MetricScope.GUARD, "budget_w", "Power that all devices may draw together."
     ),
-    of_attribute(
+    attribute_metric(
         "eelgrid_guard_power_budget_fixed_devices",
-        Scope.GUARD,
+        MetricScope.GUARD,
         "budget_fixed",
         "Devices that an enforced power budget cannot lower now: they tell no range of limits, refuse, are lost or left "
         "alone; no series without such a budget.",
     ),
-    of_attribute(
+    attribute_metric(
         "eelgrid_guard_drift_repairs_total",
-        Scope.GUARD,
+        MetricScope.GUARD,
         "drift_repairs",
         "Settings put back after something else changed them.",
         "setting",
         kind=_COUNTER,
     ),
-    of_attribute(
+    attribute_metric(
         "eelgrid_guard_refusals_total",
-        Scope.GUARD,
+        MetricScope.GUARD,
         "refusals",
         "Items of plans that were refused, by the rule that refused them.",
         "rule",
         kind=_COUNTER,
     ),
-    of_attribute("eelgrid_gpu_quarantined", Scope.GPU, "quarantined", "1 while a failing device takes no work."),
-    of_attribute(
+    attribute_metric(
+        "eelgrid_gpu_quarantined", MetricScope.GPU, "quarantined", "1 while a failing device takes no work."
+    ),
+    attribute_metric(
         "eelgrid_gpu_enforcement_suspended",
-        Scope.GPU,
+        MetricScope.GPU,
         "enforcement_suspended",
         "1 while repairs of the device's settings are given up.",
     ),
-    of_attribute(
+    attribute_metric(
         "eelgrid_gpu_layout_unmet",
-        Scope.GPU,
+        MetricScope.GPU,
         "layout_unmet",
         "1 while the MIG layout of the plan in force is not reached; no series on parts without MIG.",
     ),
 )
 
 _ATTRIBUTION = (
-    of_attribute(
+    attribute_metric(
         "eelgrid_workload_gpu_energy_joules_total",
-        Scope.OWNERS,
+        MetricScope.OWNERS,
         "energy_j",
         "Energy by owner; what has none, and what owners had that are gone, is in metrics of its own.",
         *SHARE_LABELS,
         kind=_COUNTER,
     ),
-    of_attribute(
+    attribute_metric(
         "eelgrid_gpu_idle_since_timestamp_seconds",
-        Scope.OWNERS,
+        MetricScope.OWNERS,
         "idle_since_s",
         "When a device or slice that the owner holds began to idle, since 1970, once that is five minutes ago; no series "
         "while it works or nobody holds it.",
         *HOLDER_LABELS,
     ),
-    of_attribute(
+    attribute_metric(
         "eelgrid_gpu_unattributed_energy_joules_total",
-        Scope.GPU,
+        MetricScope.GPU,
         "unattributed_j",
         "Energy without an owner: of nobody's share (unallocated), of whom cannot be named (unattributed), or of owners for "
         "whom there was no room (other).",
         "reason",
         kind=_COUNTER,
     ),
-    of_attribute(
+    attribute_metric(
         "eelgrid_gpu_ended_energy_joules_total",
-        Scope.GPU,
+        MetricScope.GPU,
         "ended_j",
         "Energy of owners that have no series any more; rates of theirs have counted it, so add it to totals only.",
         kind=_COUNTER,
     ),
-    of_attribute(
+    attribute_metric(
         "eelgrid_workload_series_left_out",
-        Scope.OWNERS,
+        MetricScope.OWNERS,
         "left_out",
         "Owners without a series of their own, for there are too many; their energy is in no series.",
     ),
 )  # fmt: skip
 
-CATALOGUE: tuple[Metric, ...] = _AGENT + _NODE + _GUARD + DEVICE + HEALTH + MIG + _ATTRIBUTION
+CATALOGUE: tuple[Metric, ...] = _AGENT + _NODE + _GUARD + DEVICE_METRICS + HEALTH_METRICS + MIG_METRICS + _ATTRIBUTION

@@ -1,52 +1,178 @@
-"""Nodes become frames: what is known of the agent and of its node at this moment.
+"""Metrics collector: builds a snapshot of the agent and its nodes, with device call latencies and owner labels.
 
-Owns which attribute of a node fills which field of a frame. Must not change a
-node: it reads attributes that the event loop replaces whole, from the thread of
-a scrape, so that no lock is shared with it. One node shows its GPUs; a fleet
-shows the agent's own metrics only, since 1,213 nodes would be 600,000 series.
+Theory (process owners). Labels of an account never change, and making them takes longer than anything else on
+the page: they are made once for each account and kept while it is there. An account is known by
+its identity, because to hash it would cost as much as to make its labels; what is kept holds it,
+so no other object can have its identity.
+
+Prometheus refuses a page whole for one series that comes twice, so what looks alike is one:
+joules are added up, and of two times the earlier stands.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import psutil
 
-from eelgrid_agent.attribution.anomalies import AnomalyKind
-from eelgrid_agent.attribution.attributor import Attribution
-from eelgrid_agent.device import Missing, Value
-from eelgrid_agent.guard import Guard
-from eelgrid_agent.metrics.frame import (
+from eelgrid_agent.devices.extended_readings import ExtendedReadings
+from eelgrid_agent.devices.port import (
+    CallLatencies,
+    DeviceEvent,
+    DeviceLink,
+    DevicePort,
+    GpuProcess,
+    InstanceReadings,
+    Missing,
+    RawReadings,
+    ReadingValue,
+)
+from eelgrid_agent.devices.sampler import GPU_READINGS, HOST_READINGS, SampleTick
+from eelgrid_agent.energy.accounts import EnergyAccount
+from eelgrid_agent.energy.anomalies import AnomalySubject, EnergyAnomalyKind
+from eelgrid_agent.energy.attributor import Attribution
+from eelgrid_agent.enforce.guard.plan import Guard
+from eelgrid_agent.metrics.snapshot import (
+    OWNER_LABELS,
+    SHARES_MOST,
+    AgentSnapshot,
     AgentView,
-    Frame,
     GpuView,
     GuardView,
     HostView,
-    NodeView,
+    LatencyDistribution,
+    NodeMetricsView,
     OwnersView,
     ProcessView,
     TimedValues,
     WorkerView,
 )
-from eelgrid_agent.metrics.owners import OwnerNames
-from eelgrid_agent.metrics.timing import distributions
-from eelgrid_agent.node import Node
-from eelgrid_agent.sampler import GPU_READINGS, HOST_READINGS, Tick
-from eelgrid_agent.slow import SlowLook
-from eelgrid_agent.worker.latency import Latencies
+from eelgrid_agent.node.node import AgentNode
 from eelgrid_protos import __version__
-from eelgrid_protos.messages import AbsenceReason, Gpu, Reading
+from eelgrid_protos.messages import AbsenceReason, AccessLevel, Gpu, Reading
 
-__all__ = ["AgentCollector", "Worker"]
+_Labels = tuple[str, ...]
+_Kept = dict[int, tuple[EnergyAccount | AnomalySubject, _Labels]]
+
+
+class OwnerLabelCache:
+    """The labels of those who were there the last time."""
+
+    def __init__(self) -> None:
+        self._kept: _Kept = {}
+
+    def view(self, owned: Attribution) -> OwnersView:
+        """What is told of one attribution."""
+        used: _Kept = {}
+        energy_j: dict[_Labels, float] = {}
+        left_out = 0
+        for account, energy_mj in owned.accounts.items():
+            labels = self._labels(account, used)
+            before_j = energy_j.get(labels)
+            if before_j is None and len(energy_j) >= SHARES_MOST:
+                left_out += 1
+            else:
+                energy_j[labels] = (before_j or 0.0) + energy_mj / 1000.0
+        idle_since_s: dict[_Labels, float] = {}
+        for anomaly in owned.anomalies:
+            if anomaly.subject.kind is EnergyAnomalyKind.HELD_IDLE:
+                labels, since_s = self._labels(anomaly.subject, used), anomaly.since_wall_ns / 1e9
+                idle_since_s[labels] = min(since_s, idle_since_s.get(labels, since_s))
+        self._kept = used
+        return OwnersView(energy_j=energy_j, idle_since_s=idle_since_s, left_out=left_out)
+
+    def _labels(self, whose: EnergyAccount | AnomalySubject, used: _Kept) -> _Labels:
+        kept = self._kept.get(id(whose))
+        if kept is None:
+            kept = whose, _labels(whose)
+        used[id(whose)] = kept
+        return kept[1]
+
+
+def _labels(whose: EnergyAccount | AnomalySubject) -> _Labels:
+    owner = whose.owner.labels()
+    owner["gpu_instance"] = "" if whose.gpu_instance_id is None else str(whose.gpu_instance_id)
+    holder = (whose.gpu_uuid, *[owner[label] for label in OWNER_LABELS])
+    if isinstance(whose, AnomalySubject):
+        return holder
+    return (*holder, whose.part.value, whose.method.value, whose.confidence.label)
+
+
+_T = TypeVar("_T")
+
+
+def summarize_latencies(times: CallLatencies) -> Mapping[str, LatencyDistribution]:
+    """What was counted so far, by call."""
+    return {
+        call: LatencyDistribution(below=tuple(count for _, count in below), sum_s=sum_s)
+        for call, _, sum_s, below in times
+    }
+
+
+class TimedDevice:
+    """A device port that counts how long each of its calls takes, failed ones too."""
+
+    def __init__(self, device: DevicePort, times: CallLatencies, *, monotonic_ns: Callable[[], int]) -> None:
+        self._device = device
+        self._times = times
+        self._monotonic_ns = monotonic_ns
+
+    def _timed(self, name: str, call: Callable[[], _T]) -> _T:
+        begun_ns = self._monotonic_ns()
+        try:
+            return call()
+        finally:
+            self._times.add(name, (self._monotonic_ns() - begun_ns) / 1e9)
+
+    def driver_version(self) -> str:
+        """See Device."""
+        return self._timed("driver_version", self._device.driver_version)
+
+    def access(self) -> AccessLevel:
+        """See Device."""
+        return self._timed("access", self._device.access)
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """See Device."""
+        return self._timed("gpus", self._device.gpus)
+
+    def read(self, uuid: str) -> RawReadings:
+        """See Device."""
+        return self._timed("read", lambda: self._device.read(uuid))
+
+    def read_slow(self, uuid: str) -> Mapping[Reading, ReadingValue]:
+        """See Device."""
+        return self._timed("read_slow", lambda: self._device.read_slow(uuid))
+
+    def read_instances(self, uuid: str) -> tuple[InstanceReadings, ...]:
+        """See Device."""
+        return self._timed("read_instances", lambda: self._device.read_instances(uuid))
+
+    def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
+        """See Device."""
+        return self._timed("processes", lambda: self._device.processes(uuid))
+
+    def topology(self) -> tuple[DeviceLink, ...]:
+        """See Device."""
+        return self._timed("topology", self._device.topology)
+
+    def take_events(self) -> tuple[DeviceEvent, ...]:
+        """See Device."""
+        return self._timed("take_events", self._device.take_events)
+
+    def close(self) -> None:
+        """See Device."""
+        self._device.close()
+
 
 _LOST = Missing(AbsenceReason.GPU_LOST)
 # What the ledger calls the joules of owners that it keeps no more.
 _ENDED = "ended"
-_ANOMALIES = tuple((kind, kind.value) for kind in AnomalyKind)
+_ANOMALIES = tuple((kind, kind.value) for kind in EnergyAnomalyKind)
 _NO_ANOMALIES = {name: False for _, name in _ANOMALIES}
 
 
-class Worker(Protocol):
+class DriverProcessStatus(Protocol):
     """What holds the driver in processes of its own, as far as it is shown."""
 
     @property
@@ -79,14 +205,14 @@ class AgentCollector:
 
     def __init__(
         self,
-        nodes: Sequence[Node],
+        nodes: Sequence[AgentNode],
         *,
         connections: Callable[[], int],
         monotonic_ns: Callable[[], int],
-        calls: Latencies | None = None,
+        calls: CallLatencies | None = None,
         attribution: Callable[[], Attribution | None] = lambda: None,
         collection_s: Callable[[], Mapping[str, float]] = dict,
-        worker: Worker | None = None,
+        worker: DriverProcessStatus | None = None,
         refused_calls: Callable[[], int] = lambda: 0,
     ) -> None:
         self._nodes = nodes
@@ -99,11 +225,11 @@ class AgentCollector:
         self._worker = worker
         self._process = psutil.Process()
         self._started_s = self._process.create_time()
-        self._owners = OwnerNames()
+        self._owners = OwnerLabelCache()
 
-    def frame(self) -> Frame:
+    def frame(self) -> AgentSnapshot:
         """What is known now."""
-        return Frame(agent=self._agent(), node=self._node(self._nodes[0]) if len(self._nodes) == 1 else None)
+        return AgentSnapshot(agent=self._agent(), node=self._node(self._nodes[0]) if len(self._nodes) == 1 else None)
 
     def oldest_s(self) -> float | None:
         """Age of the oldest newest tick; None before every node has one."""
@@ -132,7 +258,7 @@ class AgentCollector:
             batches_under_way=sum(node.spool.under_way for node in nodes),
             sample_age_s=self.oldest_s(),
             collection_s=self._collection_s(),
-            calls={} if self._calls is None else distributions(self._calls),
+            calls={} if self._calls is None else summarize_latencies(self._calls),
             process=self._cost(),
             worker=None if self._worker is None else _worker_view(self._worker),
         )
@@ -146,7 +272,7 @@ class AgentCollector:
             threads=self._process.num_threads(),
         )
 
-    def _node(self, node: Node) -> NodeView:
+    def _node(self, node: AgentNode) -> NodeMetricsView:
         now_ns = self._monotonic_ns()
         inventory, tick, slow = node.inventory, node.last_tick, node.slow
         if tick is not None and tick.generation != inventory.generation:
@@ -162,7 +288,7 @@ class AgentCollector:
                 quick = TimedValues(values={**looked, **_cells(tick, index)}, age_s=age_s)
             attributed = {} if owned is None else _attributed(gpu.uuid, owned)
             gpus.append(_gpu_view(gpu, quick, slow, node, now_ns, attributed=attributed))
-        return NodeView(
+        return NodeMetricsView(
             name=inventory.node_name,
             pool=inventory.pool,
             driver_version=inventory.driver_version,
@@ -180,7 +306,7 @@ class AgentCollector:
         )
 
 
-def _worker_view(worker: Worker) -> WorkerView:
+def _worker_view(worker: DriverProcessStatus) -> WorkerView:
     cpu_s, resident_bytes = 0.0, 0.0
     for pid in worker.children:
         try:
@@ -198,7 +324,13 @@ def _worker_view(worker: Worker) -> WorkerView:
 
 
 def _gpu_view(
-    gpu: Gpu, quick: TimedValues | None, slow: SlowLook, node: Node, now_ns: int, *, attributed: Mapping[str, Any]
+    gpu: Gpu,
+    quick: TimedValues | None,
+    slow: ExtendedReadings,
+    node: AgentNode,
+    now_ns: int,
+    *,
+    attributed: Mapping[str, Any],
 ) -> GpuView:
     """One device; a lost one has no slow readings, whatever was read before."""
     slow_age_s = max(0.0, (now_ns - slow.monotonic_ns) / 1e9)
@@ -252,9 +384,9 @@ def _guard_view(guard: Guard, now_ns: int) -> GuardView:
     )
 
 
-def _cells(tick: Tick, gpu: int) -> Mapping[Reading, Value]:
+def _cells(tick: SampleTick, gpu: int) -> Mapping[Reading, ReadingValue]:
     """One device's part of a tick."""
-    values: dict[Reading, Value] = dict(zip(GPU_READINGS, tick.gpu_values[gpu :: tick.gpus], strict=True))
+    values: dict[Reading, ReadingValue] = dict(zip(GPU_READINGS, tick.gpu_values[gpu :: tick.gpus], strict=True))
     for position, reason in tick.gpu_absences:
         row, column = divmod(position, tick.gpus)
         if column == gpu:
@@ -262,8 +394,8 @@ def _cells(tick: Tick, gpu: int) -> Mapping[Reading, Value]:
     return values
 
 
-def _host_cells(tick: Tick) -> Mapping[Reading, Value]:
-    values: dict[Reading, Value] = dict(zip(HOST_READINGS, tick.host_values, strict=True))
+def _host_cells(tick: SampleTick) -> Mapping[Reading, ReadingValue]:
+    values: dict[Reading, ReadingValue] = dict(zip(HOST_READINGS, tick.host_values, strict=True))
     for row, reason in tick.host_absences:
         values[HOST_READINGS[row]] = Missing(reason)
     return values

@@ -1,34 +1,90 @@
-"""Writes docs/reference/agent-metrics.md from the catalogue, or checks it.
+"""`python -m eelgrid_agent.metrics.document`: generates docs/metrics.md and bounds of series.
 
-Owns the page's words and shape. Must not know how metrics are rendered or
-filled.
+Theory. A metric has its labels' values for each of its subjects, and every one of these is
+bounded: subjects by the contract (GPUS_PER_NODE_MOST and the like), labels by sets that are known
+beforehand. What comes and goes with the work (owners, XIDs) is bounded by whoever keeps it.
 """
 
 import argparse
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from eelgrid_agent.metrics.bounds import series_most
+from eelgrid_agent.devices.port import INSTANCE_READINGS
+from eelgrid_agent.devices.port import LATENCY_BUCKETS_S as CALL_BOUNDS_S
+from eelgrid_agent.energy.anomalies import SUBJECTS_MOST, EnergyAnomalyKind
+from eelgrid_agent.enforce.rules import RefusalRule
 from eelgrid_agent.metrics.catalogue import CATALOGUE
-from eelgrid_agent.metrics.frame import CALL_BOUNDS_S, SHARES_MOST
-from eelgrid_agent.metrics.metric import Metric, Scope
+from eelgrid_agent.metrics.metric import Metric, MetricKind, MetricScope
 from eelgrid_agent.metrics.server import HEAD_BYTES_MOST, REQUEST_S_MOST, SCRAPES_MOST
+from eelgrid_agent.metrics.snapshot import SHARES_MOST
+from eelgrid_agent.node.health import MAX_XIDS
 from eelgrid_protos.messages import GPUS_PER_NODE_MOST, INSTANCES_PER_GPU_MOST, AbsenceReason, Reading
 
-__all__ = ["main", "page"]
+_COMPUTE_INSTANCES_MOST = 8
+_SUBJECTS: Mapping[MetricScope, int] = {
+    MetricScope.GPU: GPUS_PER_NODE_MOST,
+    MetricScope.INSTANCE: GPUS_PER_NODE_MOST * INSTANCES_PER_GPU_MOST,
+    MetricScope.COMPUTE: GPUS_PER_NODE_MOST * INSTANCES_PER_GPU_MOST * _COMPUTE_INSTANCES_MOST,
+}
+# Bounds of whole metrics: of what comes and goes with the work.
+_KEPT: Mapping[str, int] = {
+    "eelgrid_workload_gpu_energy_joules_total": SHARES_MOST,
+    "eelgrid_gpu_idle_since_timestamp_seconds": SUBJECTS_MOST,
+    "eelgrid_gpu_xid_errors_total": MAX_XIDS,
+    "eelgrid_gpu_xid_last_timestamp_seconds": MAX_XIDS,
+}
+# Labels whose values are one of these, whatever the metric.
+_VALUES: Mapping[str, tuple[str, ...]] = {
+    "anomaly": tuple(one.value for one in EnergyAnomalyKind),
+    "rule": tuple(one.value for one in RefusalRule),
+}
+# Kinds of look, calls of the device port, kinds of settings that are repaired, why energy has no owner.
+_VALUES_MOST: Mapping[str, int] = {
+    "look": 4, "call": 32, "setting": 8, "reason": 3, **{label: len(found) for label, found in _VALUES.items()},
+}  # fmt: skip
+
+
+def list_label_values(metric: Metric) -> Mapping[str, tuple[str, ...]]:
+    """All values of those of its labels that are closed sets; a matcher of an alert or a dashboard names one of these."""
+    coded = metric.states or metric.bits
+    if coded:
+        return {metric.labels[-1]: (*(name for _, name in coded), "other")}
+    told = [source.labels for source in metric.sources if source.labels]
+    if told:
+        return {label: tuple(dict.fromkeys(row[at] for row in told)) for at, label in enumerate(metric.labels)}
+    return {label: _VALUES[label] for label in metric.labels if label in _VALUES}
+
+
+def count_series_most(metric: Metric) -> int:
+    """The most series of one node, buckets and sums included; KeyError for a label without a bound."""
+    if metric.name in _KEPT:
+        return _KEPT[metric.name]
+    coded = metric.states or metric.bits
+    if coded:
+        values = len(coded) + 1
+    elif any(source.labels for source in metric.sources):
+        values = len(metric.sources)
+    elif "reading" in metric.labels:  # absent for one reason at a time
+        values = len(INSTANCE_READINGS) if metric.scope is MetricScope.INSTANCE else len(Reading)
+    else:
+        values = math.prod(_VALUES_MOST[label] for label in metric.labels)
+    series = _SUBJECTS.get(metric.scope, 1) * values
+    return series * (len(CALL_BOUNDS_S) + 3) if metric.kind is MetricKind.HISTOGRAM else series
+
 
 _TITLES = {
-    Scope.AGENT: "The agent",
-    Scope.PROCESS: "Its process",
-    Scope.WORKER: "The processes that hold the driver",
-    Scope.NODE: "The node",
-    Scope.HOST: "The host",
-    Scope.GUARD: "The guard",
-    Scope.GPU: "Devices",
-    Scope.INSTANCE: "MIG GPU instances",
-    Scope.COMPUTE: "MIG compute instances",
-    Scope.OWNERS: "Owners",
+    MetricScope.AGENT: "The agent",
+    MetricScope.PROCESS: "Its process",
+    MetricScope.WORKER: "The processes that hold the driver",
+    MetricScope.NODE: "The node",
+    MetricScope.HOST: "The host",
+    MetricScope.GUARD: "The guard",
+    MetricScope.GPU: "Devices",
+    MetricScope.INSTANCE: "MIG GPU instances",
+    MetricScope.COMPUTE: "MIG compute instances",
+    MetricScope.OWNERS: "Owners",
 }
 # Counted by `python -m bench.scrape`.
 _SERIES_USUAL = 800
@@ -67,7 +123,7 @@ is rendered at most once for each sample and second, and not at all while nobody
 """
 
 
-def page(metrics: Sequence[Metric] = CATALOGUE) -> str:
+def render_reference(metrics: Sequence[Metric] = CATALOGUE) -> str:
     """The whole page."""
     reasons = ", ".join(f"`{reason.name.lower()}`" for reason in AbsenceReason if reason)
     parts = [
@@ -97,7 +153,7 @@ def page(metrics: Sequence[Metric] = CATALOGUE) -> str:
 def _row(metric: Metric) -> str:
     labels = ", ".join(f"`{label}`" for label in metric.all_labels)
     return (
-        f"| `{metric.name}` | {metric.kind.value} | {labels} | {series_most(metric):,} | {metric.help}{_values(metric)} | "
+        f"| `{metric.name}` | {metric.kind.value} | {labels} | {count_series_most(metric):,} | {metric.help}{_values(metric)} | "
         f"{_source(metric)} |\n"
     )
 
@@ -125,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--check", action="store_true", help="write nothing; fail where the page is stale")
     options = parser.parse_args(arguments)
-    wanted = page()
+    wanted = render_reference()
     if not options.check:
         options.out.write_text(wanted, encoding="utf-8")
         return 0

@@ -17,12 +17,8 @@ from enum import Enum
 
 from eelgrid_protos.messages import Reading
 
-__all__ = [
-    "Kind", "Metric", "Scope", "Source", "info", "of_absences", "of_attribute", "of_gpu", "of_instance", "told_apart",
-]  # fmt: skip
 
-
-class Kind(Enum):
+class MetricKind(Enum):
     """How Prometheus takes the number."""
 
     GAUGE = "gauge"
@@ -31,7 +27,7 @@ class Kind(Enum):
     HISTOGRAM = "histogram"
 
 
-class Scope(Enum):
+class MetricScope(Enum):
     """Whose numbers they are; the value is the view of the frame that holds them."""
 
     AGENT = "AgentView"
@@ -53,14 +49,14 @@ class Scope(Enum):
 
 # One process serves one machine, which the scraper already names: its own numbers need no label.
 _SCOPE_LABELS = {
-    Scope.GPU: ("gpu",),
-    Scope.INSTANCE: ("gpu", "gpu_instance"),
-    Scope.COMPUTE: ("gpu", "gpu_instance", "compute_instance"),
+    MetricScope.GPU: ("gpu",),
+    MetricScope.INSTANCE: ("gpu", "gpu_instance"),
+    MetricScope.COMPUTE: ("gpu", "gpu_instance", "compute_instance"),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class MetricSource:
     """One origin of a metric's numbers: a reading, or an attribute of the view, dotted.
 
     `labels` are the values of the metric's own labels where one reading is one series.
@@ -81,10 +77,10 @@ class Metric:
     """
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
-    scope: Scope
-    sources: tuple[Source, ...] = ()
+    scope: MetricScope
+    sources: tuple[MetricSource, ...] = ()
     labels: tuple[str, ...] = ()
     states: tuple[tuple[int, str], ...] = ()
     bits: tuple[tuple[int, str], ...] = ()
@@ -93,9 +89,9 @@ class Metric:
     @property
     def family(self) -> str:
         """The name that OpenMetrics gives the family: without the suffix of its samples."""
-        if self.kind is Kind.COUNTER:
+        if self.kind is MetricKind.COUNTER:
             return self.name.removesuffix("_total")
-        return self.name.removesuffix("_info") if self.kind is Kind.INFO else self.name
+        return self.name.removesuffix("_info") if self.kind is MetricKind.INFO else self.name
 
     @property
     def all_labels(self) -> tuple[str, ...]:
@@ -108,12 +104,12 @@ class Metric:
         return tuple(source.of for source in self.sources if isinstance(source.of, Reading))
 
 
-def of_gpu(
+def gpu_metric(
     name: str,
     reading: Reading,
     text: str,
     *,
-    kind: Kind = Kind.GAUGE,
+    kind: MetricKind = MetricKind.GAUGE,
     scale: float = 1.0,
     states: tuple[tuple[int, str], ...] = (),
     bits: tuple[tuple[int, str], ...] = (),
@@ -121,44 +117,46 @@ def of_gpu(
 ) -> Metric:
     """One reading of a device."""
     return Metric(
-        name=f"eelgrid_gpu_{name}", kind=kind, help=text, scope=Scope.GPU, labels=labels, states=states, bits=bits,
-        sources=(Source(of=reading, scale=scale),),
+        name=f"eelgrid_gpu_{name}", kind=kind, help=text, scope=MetricScope.GPU, labels=labels, states=states, bits=bits,
+        sources=(MetricSource(of=reading, scale=scale),),
     )  # fmt: skip
 
 
-def told_apart(name: str, label: str, sources: dict[str, Reading], text: str, *, kind: Kind, scope: Scope) -> Metric:
+def labelled_metric(
+    name: str, label: str, sources: dict[str, Reading], text: str, *, kind: MetricKind, scope: MetricScope
+) -> Metric:
     """Readings that are one quantity told apart by one label."""
     return Metric(
         name=name, kind=kind, help=text, scope=scope, labels=(label,),
-        sources=tuple(Source(of=reading, labels=(value,)) for value, reading in sources.items()),
+        sources=tuple(MetricSource(of=reading, labels=(value,)) for value, reading in sources.items()),
     )  # fmt: skip
 
 
-def of_attribute(
+def attribute_metric(
     name: str,
-    scope: Scope,
+    scope: MetricScope,
     path: str,
     text: str,
     *labels: str,
-    kind: Kind = Kind.GAUGE,
+    kind: MetricKind = MetricKind.GAUGE,
 ) -> Metric:
     """An attribute of a view."""
-    return Metric(name=name, kind=kind, help=text, scope=scope, labels=labels, sources=(Source(of=path),))
+    return Metric(name=name, kind=kind, help=text, scope=scope, labels=labels, sources=(MetricSource(of=path),))
 
 
-def info(name: str, scope: Scope, text: str, **facts: str) -> Metric:
+def info_metric(name: str, scope: MetricScope, text: str, **facts: str) -> Metric:
     """What a subject is; each fact is a label and the attribute that it shows."""
-    return Metric(name=name, kind=Kind.INFO, help=text, scope=scope, facts=tuple(facts.items()))
+    return Metric(name=name, kind=MetricKind.INFO, help=text, scope=scope, facts=tuple(facts.items()))
 
 
-def of_absences(name: str, scope: Scope, text: str) -> Metric:
+def absence_metric(name: str, scope: MetricScope, text: str) -> Metric:
     """Why readings of a subject have no series; the renderer knows."""
-    return Metric(name=name, kind=Kind.GAUGE, help=text, scope=scope, labels=("reading", "reason"))
+    return Metric(name=name, kind=MetricKind.GAUGE, help=text, scope=scope, labels=("reading", "reason"))
 
 
-def of_instance(name: str, reading: Reading, text: str) -> Metric:
+def instance_metric(name: str, reading: Reading, text: str) -> Metric:
     """One reading of a GPU instance."""
     return Metric(
-        name=f"eelgrid_gpu_instance_{name}", kind=Kind.GAUGE, help=text, scope=Scope.INSTANCE,
-        sources=(Source(of=reading),),
+        name=f"eelgrid_gpu_instance_{name}", kind=MetricKind.GAUGE, help=text, scope=MetricScope.INSTANCE,
+        sources=(MetricSource(of=reading),),
     )  # fmt: skip

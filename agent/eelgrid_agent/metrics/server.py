@@ -1,11 +1,6 @@
-"""The HTTP server of the page: a thread that accepts, and a bounded number that answer.
+"""HTTP server of the metrics endpoint: /metrics, /livez and /readyz, with bounded connections.
 
-Owns the socket, the protocol and the bounds on a request: how many at once, how
-long, how large. Must not know what is on the page nor what is in a file. The
-probes /livez and /readyz ask for no password: they tell nothing, and a kubelet
-has none.
-
-Theory. A scrape is one request on one connection, some milliseconds long. What
+Theory (connections). A scrape is one request on one connection, some milliseconds long. What
 is neither is bounded whole: a connection ends REQUEST_S_MOST after it was
 taken, however busy its client keeps it, for a client that sends a byte now and
 then never runs into a timeout of the socket.
@@ -14,27 +9,159 @@ then never runs into a timeout of the socket.
 import base64
 import binascii
 import contextlib
+import gzip
 import http.client
 import logging
 import ssl
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
 from pathlib import Path
 from socket import SHUT_RDWR, socket
-from typing import Any
+from typing import Any, Protocol
 
-from eelgrid_agent.metrics.credentials import Verdict
-from eelgrid_agent.metrics.door import Door, MetricsError, WebConfigUnusable
-from eelgrid_agent.metrics.page import Answer, Page
+from eelgrid_agent.metrics.access import MetricsError, PasswordVerdict, ScrapeAccess
+from eelgrid_agent.metrics.exposition import MetricsRenderer, RenderedMetrics
+from eelgrid_agent.metrics.snapshot import AgentSnapshot
 from eelgrid_agent.metrics.web_config import WebConfig
 from eelgrid_protos import __version__
 from eelgrid_protos.http_hosts import HttpHosts
 from eelgrid_protos.transport import TlsFiles, is_loopback
 
-__all__ = ["MetricsError", "MetricsServer", "WebConfigUnusable"]
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+# The event loop is taken for dead when nothing was sampled for this long and four intervals.
+SILENCE_S_MOST = 60.0
+SILENCE_INTERVALS = 4.0
+
+_OPENMETRICS_TYPE = "application/openmetrics-text"
+_OPENMETRICS_VERSIONS = ("", "0.0.1", "1.0.0")
+# A header that lists more than any client does is not read to its end.
+_CHOICES_MOST = 32
+# Labels repeat: the first level makes 20 kB of 500, and the higher ones little less for a lot more.
+_GZIP_LEVEL = 1
+
+
+class SnapshotSource(Protocol):
+    """Where frames come from."""
+
+    def frame(self) -> AgentSnapshot:
+        """What is known now."""
+
+    def oldest_s(self) -> float | None:
+        """Age of the oldest newest tick; None before every node has one."""
+
+    def slowest_interval_s(self) -> float:
+        """The longest sample interval of any node."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeResponse:
+    """An HTTP answer without its transport; `encoding` is empty for plain bytes."""
+
+    status: int
+    content_type: str
+    body: bytes
+    encoding: str = ""
+
+
+class ScrapeHandler:
+    """The rendered page, in each form that was asked for."""
+
+    def __init__(self, frames: SnapshotSource, *, ticks: Callable[[], int], monotonic_ns: Callable[[], int]) -> None:
+        self._frames = frames
+        self._ticks = ticks
+        self._monotonic_ns = monotonic_ns
+        self._lock = threading.Lock()
+        self._renderer = MetricsRenderer()
+        self._key: tuple[int, int] | None = None
+        self._rendered = RenderedMetrics(())
+        self._forms: dict[tuple[bool, bool], bytes] = {}
+        self.renders_total = 0
+
+    def answer(self, path: str, *, accept: str = "", accept_encoding: str = "") -> ScrapeResponse:
+        """The answer to a GET with these headers."""
+        match path.partition("?")[0]:
+            case "/metrics":
+                openmetrics, gzipped = prefers_openmetrics(accept), accepts_gzip(accept_encoding)
+                body = self._metrics(openmetrics=openmetrics, gzipped=gzipped)
+                return ScrapeResponse(200, OPENMETRICS if openmetrics else PROMETHEUS, body, "gzip" if gzipped else "")
+            case "/livez":
+                return self._live()
+            case "/readyz":
+                ready = self._frames.oldest_s() is not None
+                return _plain(200, "ready") if ready else _plain(503, "not every node has been sampled yet")
+            case _:
+                return _plain(404, "ask for /metrics, /livez or /readyz")
+
+    def _live(self) -> ScrapeResponse:
+        age_s = self._frames.oldest_s()
+        bound_s = max(SILENCE_S_MOST, SILENCE_INTERVALS * self._frames.slowest_interval_s())
+        if age_s is not None and age_s > bound_s:
+            return _plain(503, f"nothing was sampled for {age_s:.0f} s")
+        return _plain(200, "alive")
+
+    def _metrics(self, *, openmetrics: bool, gzipped: bool) -> bytes:
+        with self._lock:
+            key = (self._ticks(), self._monotonic_ns() // 1_000_000_000)
+            if key != self._key:
+                self._rendered = self._renderer.render(self._frames.frame())
+                self._forms.clear()
+                self._key = key
+                self.renders_total += 1
+            return self._form(openmetrics=openmetrics, gzipped=gzipped)
+
+    def _form(self, *, openmetrics: bool, gzipped: bool) -> bytes:
+        form = (openmetrics, gzipped)
+        body = self._forms.get(form)
+        if body is None:
+            if gzipped:
+                body = gzip.compress(self._form(openmetrics=openmetrics, gzipped=False), _GZIP_LEVEL, mtime=0)
+            else:
+                body = self._rendered.openmetrics() if openmetrics else self._rendered.prometheus()
+            self._forms[form] = body
+        return body
+
+
+def _plain(status: int, text: str) -> ScrapeResponse:
+    return ScrapeResponse(status, "text/plain; charset=utf-8", f"{text}\n".encode())
+
+
+def prefers_openmetrics(accept: str) -> bool:
+    """Whether an Accept header likes OpenMetrics at least as well as plain text."""
+    liked, plain = 0.0, 0.0
+    for name, parameters, quality in _choices(accept):
+        if name == _OPENMETRICS_TYPE and parameters.get("version", "") in _OPENMETRICS_VERSIONS:
+            liked = max(liked, quality)
+        elif name == "text/plain":
+            plain = max(plain, quality)
+    return liked > 0.0 and liked >= plain
+
+
+def accepts_gzip(accept_encoding: str) -> bool:
+    """Whether an Accept-Encoding header takes gzip."""
+    qualities = {name: quality for name, _, quality in _choices(accept_encoding)}
+    return qualities.get("gzip", qualities.get("*", 0.0)) > 0.0
+
+
+def _choices(header: str) -> list[tuple[str, dict[str, str], float]]:
+    """The choices of a header: name, parameters and quality, 0 where the quality is no number."""
+    choices = []
+    for choice in header.split(",")[:_CHOICES_MOST]:
+        name, *rest = (part.strip() for part in choice.split(";"))
+        parameters = {
+            key.strip().lower(): value.strip(' "') for key, _, value in (part.partition("=") for part in rest)
+        }
+        try:
+            quality = float(parameters.get("q", "1"))
+        except ValueError:
+            quality = 0.0
+        choices.append((name.lower(), parameters, quality if 0.0 <= quality <= 1.0 else 0.0))
+    return choices
+
 
 SCRAPES_MOST = 8
 REQUEST_S_MOST = 10.0
@@ -47,16 +174,16 @@ _PROBES = ("/livez", "/readyz")
 _SAN_KINDS = ("DNS", "IP Address", "email", "URI")
 
 
-class MetricsServer:
+class MetricsEndpoint:
     """The endpoint; `web_config` names a web configuration file."""
 
     def __init__(
-        self, address: str, page: Page, *, tls: TlsFiles | None, insecure: bool, web_config: Path | None = None,
+        self, address: str, page: ScrapeHandler, *, tls: TlsFiles | None, insecure: bool, web_config: Path | None = None,
         log: logging.Logger | None = None, request_s_most: float = REQUEST_S_MOST, host_names: Iterable[str] = (),
     ) -> None:  # fmt: skip
         remote = not is_loopback(address)
         log = logging.getLogger("eelgrid.agent") if log is None else log
-        door = Door(web_config, tls if remote and web_config is None else None, log)
+        door = ScrapeAccess(web_config, tls if remote and web_config is None else None, log)
         if remote and not door.is_encrypted and not insecure:
             remedy = (
                 "give --tls-certificate, --tls-key and --tls-authority"
@@ -95,7 +222,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 16
 
     def __init__(
-        self, address: tuple[str, int], page: Page, door: Door, hosts: HttpHosts, request_s_most: float
+        self, address: tuple[str, int], page: ScrapeHandler, door: ScrapeAccess, hosts: HttpHosts, request_s_most: float
     ) -> None:
         self.page = page
         self.hosts = hosts
@@ -249,11 +376,15 @@ class _Handler(BaseHTTPRequestHandler):
         del message, explain
         # To http.server a method without a function is 501, not implemented.
         self.request_version = "HTTP/1.0"  # it may not be known yet, and the answer has headers all the same
-        answer = _said(405, "ask with GET or HEAD") if code == 501 else _said(code, self.responses[code][0])
+        answer = (
+            _text_response(405, "ask with GET or HEAD")
+            if code == 501
+            else _text_response(code, self.responses[code][0])
+        )
         self._send(answer, ())
         self.close_connection = True
 
-    def _send(self, answer: Answer, headers: tuple[tuple[str, str], ...]) -> None:
+    def _send(self, answer: ScrapeResponse, headers: tuple[tuple[str, str], ...]) -> None:
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.content_type)
         self.send_header("Content-Length", str(len(answer.body)))
@@ -266,22 +397,22 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(answer.body)
 
-    def _refusal(self, config: WebConfig) -> Answer | None:
+    def _refusal(self, config: WebConfig) -> ScrapeResponse | None:
         """Why the page is not given; None where it is."""
         if not self.server.hosts.allows(self.headers.get("Host", "")):
-            return _said(421, "this Host is none of ours; name it with --metrics-host if it is")
+            return _text_response(421, "this Host is none of ours; name it with --metrics-host if it is")
         if not config.users or self.path.partition("?")[0] in _PROBES:
             return None
         name, password = _basic(self.headers.get("Authorization", ""))
         if password is None:
-            return _said(401, "give a user and a password")
+            return _text_response(401, "give a user and a password")
         match self.server.door.credentials.check(config.users, name, password):
-            case Verdict.RIGHT:
+            case PasswordVerdict.RIGHT:
                 return None
-            case Verdict.TOO_MANY:
-                return _said(429, "too many passwords were tried; try again in a second")
-            case Verdict.WRONG:
-                return _said(401, "the user or the password is wrong")
+            case PasswordVerdict.TOO_MANY:
+                return _text_response(429, "too many passwords were tried; try again in a second")
+            case PasswordVerdict.WRONG:
+                return _text_response(401, "the user or the password is wrong")
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # its name in http.server
         """Scrapes are not logged."""
@@ -295,8 +426,8 @@ _MORE = {
 }
 
 
-def _said(status: int, text: str) -> Answer:
-    return Answer(status, "text/plain; charset=utf-8", f"{text}\n".encode())
+def _text_response(status: int, text: str) -> ScrapeResponse:
+    return ScrapeResponse(status, "text/plain; charset=utf-8", f"{text}\n".encode())
 
 
 def _basic(header: str) -> tuple[str, bytes | None]:

@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ClientAuth", "TlsSettings", "WebConfig", "WebConfigError", "load_web_config"]
-
 _BYTES_MOST = 1024 * 1024
 _USERS_MOST = 100
 _SANS_MOST = 100

@@ -1,4 +1,4 @@
-"""The fault file: what befalls simulated devices while their agent runs, a line of JSON each, in the order of the lines.
+"""The fault file: faults injected into simulated devices while the agent runs, one JSON object per line.
 
     {"fault": "lose", "gpu": 0}
     {"fault": "xid", "gpu": 2, "code": 79, "node": "node-3"}
@@ -6,11 +6,11 @@
 
 Whoever rehearses a fault appends a line; it takes effect once it ends with a
 newline. `gpu` is the device's place in the fleet file. `node` may be left out
-where the agent has one. The faults are those of `Faults`; FAULTS has their
+where the agent has one. The faults are those of `FaultInjector`; FAULTS has their
 names and fields. What takes a fault back is a fault too: restore, reset,
 release, or the same with another value.
 
-It owns the format; what a fault does is `Faults`' to say.
+It owns the format; what a fault does is `FaultInjector`' to say.
 
 FaultFileError               the file cannot be read, or a line of it is no fault of these nodes
 """
@@ -22,12 +22,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eelgrid_agent.simulation.gpu import Conduct
-from eelgrid_agent.simulation.mig import Refused
+from eelgrid_agent.simulation.gpu import LoadBehavior
+from eelgrid_agent.simulation.mig import DriverRefused
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import SpecError
-
-__all__ = ["FAULTS", "FaultFile", "FaultFileError"]
 
 _LOOK_S = 0.1
 _BYTES_MOST = 16 * 1024 * 1024
@@ -62,7 +60,7 @@ def _slow(node: SimulatedNode, _uuid: str, seconds: float) -> None:
 
 
 def _conduct(node: SimulatedNode, uuid: str, work: str) -> None:
-    known = {conduct.value: conduct for conduct in Conduct}
+    known = {conduct.value: conduct for conduct in LoadBehavior}
     if work not in known:
         raise SpecError("work", f"{work!r} is none of {', '.join(known)}; choose one")
     node.faults.conduct(uuid, known[work])
@@ -131,7 +129,7 @@ class FaultFile:
             if not isinstance(fields, dict):
                 raise SpecError("the line", "is no object; write one such as " + '{"fault": "lose", "gpu": 0}')
             self._carry_out(fields)
-        except (ValueError, RecursionError, Refused) as error:
+        except (ValueError, RecursionError, DriverRefused) as error:
             raise FaultFileError(f"{self._path}: line {self._lines}: {error}") from None
 
     def _carry_out(self, fields: dict[str, Any]) -> None:

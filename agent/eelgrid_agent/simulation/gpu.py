@@ -1,32 +1,64 @@
-"""One simulated device: load in, readings out, in the whole units that NVML counts in.
+"""One simulated device: load in, readings out, in NVML's whole units; with its error counters.
 
-The true power runs from the idle watts to the busy watts with utilization;
-limits and locked clocks bend it and the throughput (see pace). Energy and work
-are the exact integrals of the truth; the power reading is what a sensor with a
-period, a window, a gain and a phase makes of it; temperature follows power
-with a first-order lag. What a product does not answer is None here, and an
-absence with a reason above.
-
-It knows neither NVML's calls nor the device port.
+True power runs from idle to busy watts with utilization, limits and locked clocks. Energy and work are exact
+integrals; the power reading models a sensor with period, window, gain and phase; temperature has a first-order lag.
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from uuid import UUID
 
-from eelgrid_agent.simulation.branches import geometry_of
-from eelgrid_agent.simulation.loads import IDLE, Loads
-from eelgrid_agent.simulation.mig import Refused, SimMig
-from eelgrid_agent.simulation.pace import clock_steps, milli, pace_of
-from eelgrid_agent.simulation.signal import PICOJOULES_PER_MILLIJOULE, PowerSignal
-from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, SpecError, layout_of
-from eelgrid_agent.simulation.wear import Wear
-from eelgrid_agent.simulation.work import WorkDone
-from eelgrid_protos.catalogue import PowerSensor, Product
+from eelgrid_agent.simulation.mig import DriverRefused, SimMig
+from eelgrid_agent.simulation.part_traits import adapt_geometry
+from eelgrid_agent.simulation.power_curve import PICOJOULES_PER_MILLIJOULE, PowerSignal, WorkDone
+from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, SpecError, resolve_mig_layout
+from eelgrid_agent.simulation.workload import (
+    IDLE_LOAD,
+    DeviceLoads,
+    compute_operating_point,
+    list_clock_steps,
+    to_milliwatts,
+)
+from eelgrid_protos.catalogue.products import PowerSensor, Product
 from eelgrid_protos.messages import Gpu
 
-__all__ = ["Conduct", "Health", "SimGpu"]
+
+@dataclass(slots=True, kw_only=True)
+class DeviceWear:
+    """One device's counters; `recovery_action` is NVML's number, 0 for none."""
+
+    ecc_corrected: int = 0
+    ecc_uncorrected: int = 0
+    ecc_corrected_before: int = 0
+    ecc_uncorrected_before: int = 0
+    remapped_correctable: int = 0
+    remapped_uncorrectable: int = 0
+    remap_pending: bool = False
+    remap_failed: bool = False
+    recovery_action: int = 0
+    pcie_replays: int = 0
+    nvlink_errors: int = 0
+
+    @property
+    def ecc_corrected_ever(self) -> int:
+        """Over the life of the part."""
+        return self.ecc_corrected_before + self.ecc_corrected
+
+    @property
+    def ecc_uncorrected_ever(self) -> int:
+        """Over the life of the part."""
+        return self.ecc_uncorrected_before + self.ecc_uncorrected
+
+    def start_anew(self) -> None:
+        """A reset or a new driver: volatile counters go to zero, pending rows are remapped, advice is taken."""
+        self.ecc_corrected_before, self.ecc_corrected = self.ecc_corrected_ever, 0
+        self.ecc_uncorrected_before, self.ecc_uncorrected = self.ecc_uncorrected_ever, 0
+        self.pcie_replays = self.nvlink_errors = self.recovery_action = 0
+        if self.remap_pending:
+            self.remap_pending = False
+            self.remapped_uncorrectable += 1
+
 
 _BRANCH = 580
 _REASON_IDLE = 0x1
@@ -42,7 +74,7 @@ _LAG_NS = 20e9
 _ON_A_PROCESSOR = 4
 
 
-class Health(Enum):
+class SimHealth(Enum):
     """Whether the device answers."""
 
     OK = "ok"
@@ -50,7 +82,7 @@ class Health(Enum):
     HUNG = "hung"
 
 
-class Conduct(Enum):
+class LoadBehavior(Enum):
     """What the work on a device does with it."""
 
     BUSY = "busy"
@@ -80,11 +112,11 @@ class SimGpu:
         # Where it sits on the board; the driver's index may change.
         self.slot = index
         self._seen = -1
-        self.health = Health.OK
+        self.health = SimHealth.OK
         # Counts the times that the device went away, since handles from before stay invalid.
         self.generation = 0
         # What was asked for; what something out of band allows; None is no such thing.
-        self.limit_mw = milli(product.power_default_w)
+        self.limit_mw = to_milliwatts(product.power_default_w)
         self.cap_mw: int | None = None
         self.locked_mhz: tuple[int, int] | None = None
         # Workload power profiles that were asked for.
@@ -97,10 +129,10 @@ class SimGpu:
         self._counter_base_pj = 0
         self._temperature_c = self._settled_c(self._idle_mw)
         self._heat_ns = now_ns
-        self.loads = Loads(now_ns)
+        self.loads = DeviceLoads(now_ns)
         # The load that was asked for, and what the work makes of it.
-        self._wanted, self._conduct = IDLE, Conduct.BUSY
-        self.wear = Wear()
+        self._wanted, self._conduct = IDLE_LOAD, LoadBehavior.BUSY
+        self.wear = DeviceWear()
         # The work done when counters of traffic last were zero.
         self.begun = WorkDone()
         self._capped = False
@@ -115,10 +147,10 @@ class SimGpu:
 
     def set_load(self, load: GpuLoad, now_ns: int) -> None:
         """The load from now on. Nothing runs on a device that is not there."""
-        self._wanted = IDLE if self.health is Health.LOST else load
+        self._wanted = IDLE_LOAD if self.health is SimHealth.LOST else load
         self._load(now_ns)
 
-    def conduct(self, conduct: Conduct, now_ns: int) -> None:
+    def conduct(self, conduct: LoadBehavior, now_ns: int) -> None:
         """What work on the whole device does from now on, whatever load it is."""
         self._conduct = conduct
         self._load(now_ns)
@@ -131,14 +163,14 @@ class SimGpu:
 
     def _load(self, now_ns: int) -> None:
         load = self._wanted
-        self.loads.set(replace(load, utilization_ratio=0.0) if self._conduct is Conduct.IDLE else load)
+        self.loads.set(replace(load, utilization_ratio=0.0) if self._conduct is LoadBehavior.IDLE else load)
         self._follow(now_ns)
 
     def set_instance_load(self, instance_id: int, load: GpuLoad, now_ns: int) -> None:
         """The load of one GPU instance from now on; what ran on the whole device ends. Raises SpecError."""
         if instance_id not in self.mig.instances:
             raise SpecError("instance_id", f"there is no GPU instance {instance_id}; list them")
-        if self.health is not Health.LOST:
+        if self.health is not SimHealth.LOST:
             self.loads.set_part(instance_id, load)
         self._follow(now_ns)
 
@@ -148,12 +180,12 @@ class SimGpu:
         low, high = self.limits_w
         if not low <= limit_w <= high:
             raise SpecError("limit_w", f"{limit_w:g} W is not in [{low:g}, {high:g}] W")
-        self.limit_mw = milli(limit_w)
+        self.limit_mw = to_milliwatts(limit_w)
         self._follow(now_ns)
 
     def cap_power(self, cap_w: float | None, now_ns: int) -> None:
         """Something out of band holds the power below the limit from now on; None lets it go."""
-        self.cap_mw = None if cap_w is None else milli(cap_w)
+        self.cap_mw = None if cap_w is None else to_milliwatts(cap_w)
         self._follow(now_ns)
 
     def lock_clocks(self, clocks_mhz: tuple[int, int] | None, now_ns: int) -> None:
@@ -185,11 +217,11 @@ class SimGpu:
         self._forget(now_ns)
 
     def _forget(self, now_ns: int) -> None:
-        self.limit_mw = milli(self.product.power_default_w)
+        self.limit_mw = to_milliwatts(self.product.power_default_w)
         self.locked_mhz = None
         self.profiles = frozenset()
-        self._wanted = IDLE
-        self.loads.set(IDLE)
+        self._wanted = IDLE_LOAD
+        self.loads.set(IDLE_LOAD)
         self.wear.start_anew()
         self.begun = self.loads.done(now_ns)
         self.reset_counter(now_ns)
@@ -197,23 +229,23 @@ class SimGpu:
 
     def lose(self, now_ns: int) -> None:
         """The device falls off the bus, and what ran on it dies."""
-        if self.health is not Health.LOST:
+        if self.health is not SimHealth.LOST:
             self.generation += 1
-        self.health = Health.LOST
-        self._wanted = IDLE
-        self.loads.set(IDLE)
+        self.health = SimHealth.LOST
+        self._wanted = IDLE_LOAD
+        self.loads.set(IDLE_LOAD)
         self._follow(now_ns)
 
     def restore(self, now_ns: int) -> None:
         """The device answers again: after a loss as after a reset, after a hang as if nothing had been."""
-        if self.health is Health.LOST:
+        if self.health is SimHealth.LOST:
             self.reset(now_ns)
-        self.health = Health.OK
+        self.health = SimHealth.OK
 
     def hang(self) -> None:
         """Calls to the device come to nothing from now on; its work goes on."""
-        if self.health is Health.OK:
-            self.health = Health.HUNG
+        if self.health is SimHealth.OK:
+            self.health = SimHealth.HUNG
 
     def reset_counter(self, now_ns: int) -> None:
         """The energy counter starts from zero, as when the driver is loaded anew."""
@@ -247,7 +279,7 @@ class SimGpu:
     @property
     def sm_clocks_mhz(self) -> tuple[int, ...]:
         """The steps of the SM clock, lowest first."""
-        return clock_steps(self.product)
+        return list_clock_steps(self.product)
 
     @property
     def enforced_mw(self) -> int:
@@ -258,7 +290,7 @@ class SimGpu:
     def _idle_mw(self) -> int:
         # With MIG on, clocks do not drop: some parts draw more when idle.
         product = self.product
-        return milli(product.idle_mig_w if self.mig.enabled and product.idle_mig_w else product.idle_w)
+        return to_milliwatts(product.idle_mig_w if self.mig.enabled and product.idle_mig_w else product.idle_w)
 
     @property
     def power_mw(self) -> int:
@@ -323,8 +355,8 @@ class SimGpu:
         """Power, clocks and work follow the load, the limit and the locked clocks."""
         loads, mig, product = self.loads, self.mig, self.product
         loads.gather(mig.instances, mig.geometry.compute_slices if mig.geometry else 1)
-        is_spinning = self._conduct is Conduct.SPINNING
-        pace = pace_of(
+        is_spinning = self._conduct is LoadBehavior.SPINNING
+        pace = compute_operating_point(
             product, loads.total, idle_mw=self._idle_mw, limit_mw=self.enforced_mw, locked_mhz=self.locked_mhz,
             awake=mig.enabled, spins=is_spinning,
         )  # fmt: skip
@@ -378,12 +410,14 @@ def _identity(spec: GpuSpec, product: Product, uuid: UUID, index: int) -> Gpu:
 
 
 def _mig(spec: GpuSpec, product: Product, uuid: UUID, branch: int) -> SimMig:
-    geometry = None if product.mig is None else geometry_of(product.mig, branch)
+    geometry = None if product.mig is None else adapt_geometry(product.mig, branch)
     mig = SimMig(geometry, uuid, branch=branch)
     if spec.mig is not None:
-        layout = [(profile, placed.start, placed.compute_slices) for profile, placed in layout_of(spec, product)]
+        layout = [
+            (profile, placed.start, placed.compute_slices) for profile, placed in resolve_mig_layout(spec, product)
+        ]
         try:
             mig.lay(layout)
-        except Refused as refused:
+        except DriverRefused as refused:
             raise SpecError("mig", f"driver branch {branch} does not make this layout ({refused})") from None
     return mig

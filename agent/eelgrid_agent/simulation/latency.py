@@ -1,17 +1,6 @@
-"""How long a driver takes over its calls, as it was measured: for whoever wants a simulated one to be as slow.
-
-Owns the table. It waits by what it is given, so that a test can move a clock
-instead. Calls are named as the simulated library's C symbols; a call of the
-direct way, which stands for several, takes their sum.
-
-Source: MangoHud's measurements (driver 610 on a laptop's RTX 4090), go-nvml and
-Kepler users' reports for MIG, NVIDIA's own 20 ms for PCIe throughput; the rest
-is taken to cost what like calls do.
-"""
+"""Measured latencies of driver calls, for a simulated driver that is as slow as a real one."""
 
 from collections.abc import Callable, Mapping
-
-__all__ = ["CALL_S", "latency"]
 
 _SENSOR_S = 2.5e-6
 _MEMORY_S = 11.6e-6
@@ -20,7 +9,7 @@ _PROCESSES_S = 4.491e-3
 _MIG_WALK_S = 50e-3
 _MIG_CHANGE_S = 1.0
 
-CALL_S: Mapping[str, float] = {
+CALL_LATENCY_S: Mapping[str, float] = {
     "nvmlDeviceGetUtilizationRates": _SENSOR_S,
     "nvmlDeviceGetClockInfo": _SENSOR_S,
     "nvmlDeviceGetTemperature": _SENSOR_S,
@@ -55,10 +44,12 @@ CALL_S: Mapping[str, float] = {
 }  # fmt: skip
 
 
-def latency(wait: Callable[[float], None], *, scale: float = 1.0, least_s: float = 1e-6) -> Callable[[str], None]:
+def make_call_latency(
+    wait: Callable[[float], None], *, scale: float = 1.0, least_s: float = 1e-6
+) -> Callable[[str], None]:
     """What `Faults.slow_calls` takes: `wait` is given the seconds that a call takes, times `scale`."""
 
     def pause(call: str) -> None:
-        wait(CALL_S.get(call, least_s) * scale)
+        wait(CALL_LATENCY_S.get(call, least_s) * scale)
 
     return pause

@@ -1,4 +1,4 @@
-"""The life of MIG on one simulated device: its mode, its instances, who holds them, and what each kind of end leaves.
+"""Simulated MIG of one device: mode, instances, holders, and what resets, reloads and reboots leave.
 
 The driver's rules, not ours: an id is a function of the span; a UUID is a
 function of the device, the GPU instance's id and its first engine, so that the
@@ -18,7 +18,7 @@ once. What stays:
 
 It knows neither NVML's calls, nor permission, nor time.
 
-Refused                      the driver does not do it; `why` is the driver's answer and no more
+DriverRefused                   the driver does not do it; `why` is the driver's answer and no more
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,19 +26,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID, uuid5
 
-from eelgrid_protos.catalogue import CiProfile, GiProfile, MigGeometry
+from eelgrid_protos.catalogue.products import CiProfile, GiProfile, MigGeometry
 from eelgrid_protos.messages import ComputeInstance, GpuInstance
-
-__all__ = [
-    "Activation", "PlacementPolicy", "Refusal", "Refused", "SimCompute", "SimInstance", "SimMig", "arrange_compute",
-    "driver_choice",
-]  # fmt: skip
 
 # Before this branch a 4-slice and a 3-slice instance could not stand side by side.
 _MIXED_HALVES_SINCE = 510
 
 
-class Refusal(Enum):
+class DriverRefusal(Enum):
     """The driver's answers other than success."""
 
     NOT_SUPPORTED = "not supported"
@@ -49,15 +44,15 @@ class Refusal(Enum):
     INVALID = "invalid argument"
 
 
-class Refused(Exception):
+class DriverRefused(Exception):
     """The driver does not do it."""
 
-    def __init__(self, why: Refusal) -> None:
+    def __init__(self, why: DriverRefusal) -> None:
         self.why = why
         super().__init__(why.value)
 
 
-class Activation(Enum):
+class ModeActivation(Enum):
     """What became of a mode that the driver accepted; it says success in every case."""
 
     DONE = "done"
@@ -77,7 +72,7 @@ _EIGHT_SINCE_HOPPER = {**_EIGHT, 4: (0, 4)}
 _FOUR = {1: (0, 1, 2, 3), 2: (2, 0)}
 
 
-def driver_choice(geometry: MigGeometry, profile: GiProfile, free: Sequence[int]) -> int:
+def choose_driver_placement(geometry: MigGeometry, profile: GiProfile, free: Sequence[int]) -> int:
     """The place that the driver takes by itself among those that are free."""
     if geometry.memory_slices == 8:
         table = _EIGHT if geometry.architecture == "ampere" else _EIGHT_SINCE_HOPPER
@@ -87,7 +82,7 @@ def driver_choice(geometry: MigGeometry, profile: GiProfile, free: Sequence[int]
     return min(free, key=lambda start: (order.index(start) if start in order else len(order), start))
 
 
-def arrange_compute(profile: GiProfile, parts: Iterable[int]) -> tuple[tuple[CiProfile, int], ...] | None:
+def arrange_compute_instances(profile: GiProfile, parts: Iterable[int]) -> tuple[tuple[CiProfile, int], ...] | None:
     """Compute instances of these slices with their first slices, in the given order; None where there is no way."""
     by_slices = {ci.compute_slices: ci for ci in profile.compute_instances}
     wanted = tuple(parts)
@@ -153,7 +148,7 @@ class SimInstance:
         for ci in self.profile.compute_instances:
             if ci.id == profile_id:
                 return ci
-        raise Refused(Refusal.NOT_SUPPORTED)
+        raise DriverRefused(DriverRefusal.NOT_SUPPORTED)
 
     def free_starts(self, ci: CiProfile) -> tuple[int, ...]:
         """Where a compute instance of this profile would fit now."""
@@ -173,7 +168,7 @@ class SimInstance:
 
         free = self.free_starts(ci)
         if not free:
-            raise Refused(Refusal.NO_ROOM)
+            raise DriverRefused(DriverRefusal.NO_ROOM)
         return min(free, key=lambda start: (spoilt(start), start))
 
 
@@ -191,7 +186,12 @@ class SimMig:
     )  # fmt: skip
 
     def __init__(
-        self, geometry: MigGeometry | None, uuid: UUID, *, branch: int, policy: PlacementPolicy = driver_choice
+        self,
+        geometry: MigGeometry | None,
+        uuid: UUID,
+        *,
+        branch: int,
+        policy: PlacementPolicy = choose_driver_placement,
     ) -> None:
         self.geometry = geometry
         self.policy = policy
@@ -212,28 +212,28 @@ class SimMig:
 
     # The mode
 
-    def set_mode(self, *, enabled: bool, other_sessions: bool = False) -> Activation:
+    def set_mode(self, *, enabled: bool, other_sessions: bool = False) -> ModeActivation:
         """Asks for a mode; `other_sessions` says that the caller's own program holds the device elsewhere."""
         geometry = self._geometry()
         if enabled == self.enabled:
             # Nothing to do, or a pending mode is taken back.
             self._set(enabled=enabled, pending=enabled)
-            return Activation.DONE
+            return ModeActivation.DONE
         if self.instances:
-            raise Refused(Refusal.IN_USE)
+            raise DriverRefused(DriverRefusal.IN_USE)
         held = bool(self.clients or self.holds)
         if not geometry.reset_to_change_mode:
             if held:
-                raise Refused(Refusal.IN_USE)
+                raise DriverRefused(DriverRefusal.IN_USE)
             self._set(enabled=enabled, pending=enabled)
-            return Activation.DONE
+            return ModeActivation.DONE
         # Only a reset minds who looks at the device from the caller's own program.
         held = held or other_sessions
         done = self.resets_itself and not held
         self._set(enabled=enabled if done else self.enabled, pending=enabled)
         if done:
-            return Activation.DONE
-        return Activation.IN_USE if held else Activation.RESET_REQUIRED
+            return ModeActivation.DONE
+        return ModeActivation.IN_USE if held else ModeActivation.RESET_REQUIRED
 
     def reset(self) -> None:
         """The device starts anew, and everything that ran on it is gone."""
@@ -258,21 +258,21 @@ class SimMig:
         """The profile with this id; raises Refused."""
         profile = self._geometry().profile_by_id(profile_id)
         if profile is None:
-            raise Refused(Refusal.NOT_SUPPORTED)
+            raise DriverRefused(DriverRefusal.NOT_SUPPORTED)
         return profile
 
     def instance(self, instance_id: int) -> SimInstance:
         """The GPU instance with this id; raises Refused."""
         self._switched_on()
         if instance_id not in self.instances:
-            raise Refused(Refusal.NOT_FOUND)
+            raise DriverRefused(DriverRefusal.NOT_FOUND)
         return self.instances[instance_id]
 
     def compute(self, instance_id: int, compute_id: int) -> SimCompute:
         """The compute instance with this id; raises Refused."""
         instance = self.instance(instance_id)
         if compute_id not in instance.compute:
-            raise Refused(Refusal.NOT_FOUND)
+            raise DriverRefused(DriverRefusal.NOT_FOUND)
         return instance.compute[compute_id]
 
     def free_starts(self, profile: GiProfile) -> tuple[int, ...]:
@@ -305,9 +305,9 @@ class SimMig:
         if start is None and free:
             start = self.policy(self._geometry(), profile, free)
         elif start is not None and start not in profile.starts:
-            raise Refused(Refusal.INVALID)
+            raise DriverRefused(DriverRefusal.INVALID)
         if start is None or start not in free:
-            raise Refused(Refusal.NO_ROOM)
+            raise DriverRefused(DriverRefusal.NO_ROOM)
         instance = SimInstance(id=self._geometry().gi_id(start, profile.size), profile=profile, start=start)
         self.instances[instance.id] = instance
         self.changes += 1
@@ -317,7 +317,7 @@ class SimMig:
         """Removes a GPU instance that has no compute instance and that nobody holds."""
         instance = self.instance(instance_id)
         if instance.compute or any(held == instance_id for held, _ in self.holds.values()):
-            raise Refused(Refusal.IN_USE)
+            raise DriverRefused(DriverRefusal.IN_USE)
         instance.alive = False
         del self.instances[instance_id]
         self.changes += 1
@@ -331,9 +331,9 @@ class SimMig:
         if start is None:
             start = instance.chosen_start(profile)
         elif start not in profile.starts:
-            raise Refused(Refusal.INVALID)
+            raise DriverRefused(DriverRefusal.INVALID)
         elif start not in instance.free_starts(profile):
-            raise Refused(Refusal.NO_ROOM)
+            raise DriverRefused(DriverRefusal.NO_ROOM)
         number = next(number for number in range(len(instance.compute) + 1) if number not in instance.compute)
         uuid = f"MIG-{uuid5(self._uuid, f'{instance_id}/{start}')}"
         compute = SimCompute(id=number, profile=profile, start=start, uuid=uuid)
@@ -345,7 +345,7 @@ class SimMig:
         """Removes a compute instance that no process holds."""
         self.compute(instance_id, compute_id)
         if (instance_id, compute_id) in self.holds.values():
-            raise Refused(Refusal.IN_USE)
+            raise DriverRefused(DriverRefusal.IN_USE)
         self.instances[instance_id].compute.pop(compute_id).alive = False
         self.changes += 1
 
@@ -355,21 +355,21 @@ class SimMig:
         """Turns MIG on with these instances: profile, start, slices of its compute instances (None: one over all)."""
         self._set(enabled=True, pending=True)
         for profile, start, parts in layout:
-            arranged = arrange_compute(profile, (profile.compute_slices,) if parts is None else parts)
+            arranged = arrange_compute_instances(profile, (profile.compute_slices,) if parts is None else parts)
             if arranged is None:
-                raise Refused(Refusal.NO_ROOM)
+                raise DriverRefused(DriverRefusal.NO_ROOM)
             instance = self.create(profile.id, start)
             for ci, place in arranged:
                 self.create_compute(instance.id, ci.id, place)
 
     def _geometry(self) -> MigGeometry:
         if self.geometry is None:
-            raise Refused(Refusal.NOT_SUPPORTED)
+            raise DriverRefused(DriverRefusal.NOT_SUPPORTED)
         return self.geometry
 
     def _switched_on(self) -> None:
         if not self.enabled:
-            raise Refused(Refusal.NOT_SUPPORTED)
+            raise DriverRefused(DriverRefusal.NOT_SUPPORTED)
 
     def _set(self, *, enabled: bool, pending: bool) -> None:
         if (enabled, pending) != (self.enabled, self.pending):

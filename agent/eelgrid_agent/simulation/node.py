@@ -1,42 +1,238 @@
-"""A simulated node behind the device port: the fleet's way to its devices, without NVML in between.
+"""A simulated node behind the device port, and the faults that can be injected into it.
 
-It answers exactly as the NVML adapter does over the same devices, which one
-contract suite holds both to: a device that was never seen answering is not
-listed, one that was stays listed while it is lost. One thread uses it.
+It answers as the NVML adapter does; one contract suite checks both. One thread uses it.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 from uuid import UUID, uuid5
 
-from eelgrid_agent.device import (
+from eelgrid_agent.devices.port import (
     FAST_READINGS,
     SLOW_READINGS,
     DeviceEvent,
+    DeviceEventKind,
+    DeviceLink,
     DeviceTimeout,
     DriverUnavailable,
-    GpuLink,
-    GpuLost,
+    GpuLostError,
     GpuProcess,
     InstanceReadings,
     Missing,
     RawReadings,
+    ReadingValue,
     UnknownGpu,
-    Value,
+    include_silent_gpus,
 )
-from eelgrid_agent.listing import with_silent
-from eelgrid_agent.simulation.faults import Faults
-from eelgrid_agent.simulation.gpu import Health, SimGpu
-from eelgrid_agent.simulation.node_control import NodeControl
-from eelgrid_agent.simulation.node_sensors import NodeSensors
-from eelgrid_agent.simulation.operations import Announcement, Operations
-from eelgrid_agent.simulation.sensors import POWER_FIELDS_SINCE, RESERVED_SINCE, Sensors, announced_by
-from eelgrid_agent.simulation.spec import GpuLoad, NodeSpec, product_of
-from eelgrid_protos.catalogue import load
+from eelgrid_agent.simulation.gpu import LoadBehavior, SimGpu, SimHealth
+from eelgrid_agent.simulation.mig import DriverRefusal, DriverRefused
+from eelgrid_agent.simulation.operations import DeviceOperations, DriverAnnouncement, OperationKind, SimulatedControl
+from eelgrid_agent.simulation.sensors import (
+    POWER_FIELDS_SINCE,
+    RESERVED_SINCE,
+    DeviceSensors,
+    SimulatedNodeReadings,
+    list_announced_events,
+)
+from eelgrid_agent.simulation.spec import GpuLoad, NodeSpec, SpecError, find_product
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import AbsenceReason, AccessLevel, Gpu, Reading
 
-__all__ = ["SimulatedNode"]
+if TYPE_CHECKING:
+    pass
+
+
+_CLIENT = "nvidia-persistenced"
+# The recovery action that asks for a reset of the device.
+_RECOVER_BY_RESET = 1
+
+
+class FaultInjector:
+    """One node's."""
+
+    def __init__(self, node: "SimulatedNode") -> None:
+        self._node = node
+
+    # The device and its counters
+
+    def lose(self, uuid: str) -> None:
+        """The device falls off the bus."""
+        self._node.device(uuid).lose(self._now_ns)
+
+    def restore(self, uuid: str) -> None:
+        """A lost or hung device answers again."""
+        self._node.device(uuid).restore(self._now_ns)
+
+    def hang(self, uuid: str) -> None:
+        """Calls to the device come to nothing."""
+        self._node.device(uuid).hang()
+
+    def reset_counter(self, uuid: str) -> None:
+        """The energy counter starts from zero."""
+        self._node.device(uuid).reset_counter(self._now_ns)
+
+    def reset(self, uuid: str) -> None:
+        """Somebody resets the device: its clients had to go, what ran is dead, a pending MIG mode comes true."""
+        gpu = self._node.device(uuid)
+        gpu.mig.clients.clear()
+        gpu.restore(self._now_ns)
+        gpu.reset(self._now_ns)
+
+    def announce_xid(self, uuid: str, code: int, instance_id: int | None = None) -> None:
+        """The driver writes an XID and tells whoever listens."""
+        self._node.operations.announce(DeviceEventKind.XID, self._node.device(uuid), code, instance_id)
+
+    def announce(self, uuid: str, kind: DeviceEventKind, code: int = _RECOVER_BY_RESET) -> None:
+        """The driver tells anything else."""
+        self._node.operations.announce(kind, self._node.device(uuid), code)
+
+    def fail_memory(self, uuid: str, *, failed: bool = True) -> None:
+        """Remapping a row of memory fails, which only another part mends; False is that part."""
+        self._node.device(uuid).wear.remap_failed = failed
+
+    def conduct(self, uuid: str, conduct: LoadBehavior) -> None:
+        """What the work on the device does with it: computes, holds it idle, or spins for a rank that does not come."""
+        self._node.device(uuid).conduct(conduct, self._now_ns)
+
+    def skew(self, uuid: str, gain: float) -> None:
+        """The power sensor reads this many times the truth."""
+        if not 0.1 <= gain <= 10.0:
+            raise SpecError("gain", f"{gain:g} is not in [0.1, 10]; give 1 for a true sensor")
+        self._node.device(uuid).skew(gain, self._now_ns)
+
+    def ask_mode(self, uuid: str, *, enabled: bool) -> None:
+        """Somebody asks for a MIG mode by hand (nvidia-smi -mig); where a reset is needed, it stays pending."""
+        self._node.operations.set_mode(self._node.device(uuid), enabled=enabled)
+
+    def cap_power(self, uuid: str, cap_w: float | None) -> None:
+        """Something out of band lowers the enforced limit; None lets it go."""
+        if cap_w is not None and cap_w <= 0.0:
+            raise SpecError("cap_w", f"{cap_w:g} W is no cap; give more than 0 W, or None for none")
+        self._node.device(uuid).cap_power(cap_w, self._now_ns)
+
+    def limit_power(self, uuid: str, limit_w: float | None) -> None:
+        """Somebody else sets the limit (nvidia-smi -pl); None is the default."""
+        self._node.limit_power(uuid, limit_w)
+
+    # The driver and the machine
+
+    def unload_driver(self) -> None:
+        """The driver goes, and with it everything that runs."""
+        self._node.driver_loaded = False
+        for gpu in self._node.devices:
+            gpu.mig.clients.clear()
+            gpu.mig.holds.clear()
+            gpu.set_load(GpuLoad(), self._now_ns)
+
+    def load_driver(self) -> None:
+        """The driver comes back: counters from zero, settings as at first, instances and some MIG modes lost."""
+        if self._node.driver_loaded:
+            return
+        self._node.driver_loaded = True
+        for gpu in self._node.devices:
+            gpu.reload(self._now_ns)
+
+    def reload_driver(self) -> None:
+        """The driver goes and comes back."""
+        self.unload_driver()
+        self.load_driver()
+
+    def reboot(self) -> None:
+        """The machine goes and comes back, and lost devices with it."""
+        self.unload_driver()
+        self._node.driver_loaded = True
+        for gpu in self._node.devices:
+            gpu.restore(self._now_ns)
+            gpu.reload(self._now_ns, reboot=True)
+        self._node.operations.announcements.clear()
+
+    def renumber(self) -> None:
+        """The driver counts the devices the other way round, as it may after a reset or a reboot."""
+        for index, gpu in enumerate(sorted(self._node.devices, key=lambda gpu: -gpu.identity.index)):
+            gpu.count_as(index)
+
+    # The rights and the calls
+
+    def take_rights(self, level: AccessLevel) -> None:
+        """The caller may do this much from now on; ROOT gives everything back."""
+        self._node.operations.rights = level
+
+    def slow_calls(self, pause: Callable[[str], None] | None) -> None:
+        """Every call to a device runs `pause` first (a wait, or a clock moved on) with its name; None ends it."""
+        self._node.operations.pause = pause
+
+    def refuse_next(self, uuid: str, act: OperationKind, why: DriverRefusal, times: int = 1) -> None:
+        """The next such acts are refused for no reason that can be seen."""
+        self._node.operations.refuse_next(self._gpu(uuid).identity.uuid, act, why, times)
+
+    def no_room_once(self, uuid: str) -> None:
+        """The next GPU instance finds INSUFFICIENT_RESOURCES, though there is room."""
+        self.refuse_next(uuid, OperationKind.CREATE_INSTANCE, DriverRefusal.NO_ROOM)
+
+    def fail_compute_once(self, uuid: str) -> None:
+        """The next GPU instance is made, and its compute instance is not."""
+        self.refuse_next(uuid, OperationKind.CREATE_COMPUTE, DriverRefusal.NO_ROOM)
+
+    # Others on the device
+
+    def foreign_client(self, uuid: str, name: str = _CLIENT) -> None:
+        """Another program holds the device, which blocks a change of MIG mode."""
+        self._gpu(uuid).mig.clients.add(name)
+
+    def client_gone(self, uuid: str, name: str = _CLIENT) -> None:
+        """That program lets the device go."""
+        self._gpu(uuid).mig.clients.discard(name)
+
+    def hold(self, uuid: str, pid: int, instance_id: int | None = None, compute_id: int | None = None) -> None:
+        """A process runs on the device, or on an instance of it."""
+        self._gpu(uuid).mig.holds[pid] = (instance_id, compute_id)
+
+    def release(self, uuid: str, pid: int) -> None:
+        """That process ends."""
+        self._gpu(uuid).mig.holds.pop(pid, None)
+
+    def let_mode_reset(self, uuid: str, *, works: bool) -> None:
+        """Whether a change of MIG mode resets the device by itself where it needs one; in a virtual machine it cannot."""
+        self._gpu(uuid).mig.resets_itself = works
+
+    def foreign_instance(self, uuid: str, profile_id: int, start: int, *, compute: bool = True) -> int:
+        """Somebody else makes a GPU instance, and one compute instance over all of it; returns its id."""
+        gpu = self._gpu(uuid)
+        try:
+            instance = gpu.mig.create(profile_id, start)
+        except DriverRefused as refused:
+            problem = f"profile {profile_id} at {start} does not fit ({refused}); choose another"
+            raise SpecError("start", problem) from None
+        if compute:
+            gpu.mig.create_compute(instance.id, instance.profile.whole.id)
+        gpu.settle(self._now_ns)
+        self._node.operations.announce(DeviceEventKind.MIG_CHANGED, gpu, gi=instance.id)
+        return instance.id
+
+    def destroy_behind(self, uuid: str, instance_id: int) -> None:
+        """Somebody else removes a GPU instance with all that is in it, and the processes that held it die."""
+        gpu = self._gpu(uuid)
+        held = [pid for pid, (instance, _) in gpu.mig.holds.items() if instance == instance_id]
+        for pid in held:
+            del gpu.mig.holds[pid]
+        try:
+            for number in list(gpu.mig.instance(instance_id).compute):
+                gpu.mig.destroy_compute(instance_id, number)
+            gpu.mig.destroy(instance_id)
+        except DriverRefused:
+            raise SpecError("instance_id", f"there is no GPU instance {instance_id}; list them") from None
+        gpu.settle(self._now_ns)
+        self._node.operations.announce(DeviceEventKind.MIG_CHANGED, gpu, gi=instance_id)
+
+    @property
+    def _now_ns(self) -> int:
+        return self._node.monotonic_ns()
+
+    def _gpu(self, uuid: str) -> SimGpu:
+        return self._node.device(uuid)
+
 
 _SPACE = UUID("5d9ce3a4-8e0f-5c36-9f0a-0a6bd1f6a3a5")
 _NOT_SUPPORTED = Missing(AbsenceReason.NOT_SUPPORTED)
@@ -44,20 +240,22 @@ _NOT_SUPPORTED = Missing(AbsenceReason.NOT_SUPPORTED)
 
 def _silent(reason: AbsenceReason) -> RawReadings:
     missing = Missing(reason)
-    values: dict[Reading, Value] = dict.fromkeys(FAST_READINGS, missing)
+    values: dict[Reading, ReadingValue] = dict.fromkeys(FAST_READINGS, missing)
     del values[Reading.ENERGY_J]
     return RawReadings(energy_counter_j=missing, values=MappingProxyType(values))
 
 
 _LOST = _silent(AbsenceReason.GPU_LOST)
 _TIMED_OUT = _silent(AbsenceReason.TIMED_OUT)
-_SLOW_LOST: Mapping[Reading, Value] = MappingProxyType(dict.fromkeys(SLOW_READINGS, Missing(AbsenceReason.GPU_LOST)))
-_SLOW_TIMED_OUT: Mapping[Reading, Value] = MappingProxyType(
+_SLOW_LOST: Mapping[Reading, ReadingValue] = MappingProxyType(
+    dict.fromkeys(SLOW_READINGS, Missing(AbsenceReason.GPU_LOST))
+)
+_SLOW_TIMED_OUT: Mapping[Reading, ReadingValue] = MappingProxyType(
     dict.fromkeys(SLOW_READINGS, Missing(AbsenceReason.TIMED_OUT))
 )
 
 
-class SimulatedNode(NodeControl):
+class SimulatedNode(SimulatedControl):
     """A node's simulated devices.
 
     `stall` is what a call to a hung device does before it times out: nothing
@@ -72,7 +270,7 @@ class SimulatedNode(NodeControl):
         seed: int,
         stall: Callable[[], None] = lambda: None,
     ) -> None:
-        catalogue = load()
+        catalogue = load_catalogue()
         spec.check(catalogue)
         self.spec = spec
         self.monotonic_ns = monotonic_ns
@@ -82,7 +280,7 @@ class SimulatedNode(NodeControl):
         self.devices: tuple[SimGpu, ...] = tuple(
             SimGpu(
                 gpu,
-                product_of(gpu, catalogue),
+                find_product(gpu, catalogue),
                 uuid=uuid5(_SPACE, f"{seed}/{spec.node_name}/{index}"),
                 index=index,
                 now_ns=now_ns,
@@ -90,10 +288,10 @@ class SimulatedNode(NodeControl):
             )
             for index, gpu in enumerate(spec.gpus)
         )
-        self.operations = Operations(monotonic_ns, branch=spec.driver_branch)
-        self.faults = Faults(self)
+        self.operations = DeviceOperations(monotonic_ns, branch=spec.driver_branch)
+        self.faults = FaultInjector(self)
         self._by_uuid = {gpu.uuid: gpu for gpu in self.devices}
-        self._sensors = NodeSensors(self.devices, branch=spec.driver_branch)
+        self._sensors = SimulatedNodeReadings(self.devices, branch=spec.driver_branch)
         self._listening = False
         self._fields = spec.driver_branch >= POWER_FIELDS_SINCE
         self._reserved_apart = spec.driver_branch >= RESERVED_SINCE
@@ -107,7 +305,7 @@ class SimulatedNode(NodeControl):
             raise UnknownGpu(f"{self.spec.node_name} has no GPU {uuid}; list its GPUs") from None
 
     @property
-    def announcements(self) -> deque[Announcement]:
+    def announcements(self) -> deque[DriverAnnouncement]:
         """What the driver told and nobody fetched yet, oldest first."""
         return self.operations.announcements
 
@@ -131,7 +329,7 @@ class SimulatedNode(NodeControl):
         gpu.mig.holds.pop(pid, None)
         self.sensors(gpu).details.pop(pid, None)
 
-    def sensors(self, gpu: SimGpu) -> Sensors:
+    def sensors(self, gpu: SimGpu) -> DeviceSensors:
         """The slower sensors of one device."""
         return self._sensors.of(gpu)
 
@@ -153,11 +351,11 @@ class SimulatedNode(NodeControl):
         found: dict[str, Gpu] = {}
         for gpu in self.devices:
             self._take_time("gpus")
-            if gpu.health is Health.OK:
+            if gpu.health is SimHealth.OK:
                 found[gpu.uuid] = gpu.identity
-            elif gpu.health is Health.HUNG:
+            elif gpu.health is SimHealth.HUNG:
                 self.stall()
-        self._seen = with_silent(found, self._seen)
+        self._seen = include_silent_gpus(found, self._seen)
         return tuple(sorted(self._seen.values(), key=lambda gpu: gpu.index))
 
     def access(self) -> AccessLevel:
@@ -170,7 +368,7 @@ class SimulatedNode(NodeControl):
         gpu = self._by_uuid[uuid] if uuid in self._seen else self._found(uuid)
         if self.operations.pause is not None:
             self.operations.pause("read")
-        if gpu.health is not Health.OK or not self.driver_loaded:
+        if gpu.health is not SimHealth.OK or not self.driver_loaded:
             return _TIMED_OUT if self._stalled(gpu) else _LOST
         now_ns = self.monotonic_ns()
         instant_mw = gpu.power_instant_mw(now_ns) if self._fields else None
@@ -196,11 +394,11 @@ class SimulatedNode(NodeControl):
             },
         )
 
-    def read_slow(self, uuid: str) -> Mapping[Reading, Value]:
+    def read_slow(self, uuid: str) -> Mapping[Reading, ReadingValue]:
         """What is dear, or seldom different."""
         gpu = self._found(uuid)
         self._take_time("read_slow")
-        if gpu.health is not Health.OK or not self.driver_loaded:
+        if gpu.health is not SimHealth.OK or not self.driver_loaded:
             return _SLOW_TIMED_OUT if self._stalled(gpu) else _SLOW_LOST
         return self._sensors.slow(gpu, self.monotonic_ns(), self.operations.rights)
 
@@ -213,10 +411,10 @@ class SimulatedNode(NodeControl):
         gpu = self._answering(uuid, "processes")
         return self._sensors.processes(gpu, self.monotonic_ns(), self.operations.rights)
 
-    def topology(self) -> tuple[GpuLink, ...]:
+    def topology(self) -> tuple[DeviceLink, ...]:
         """Every pair of the devices that answer."""
         listed = [self._by_uuid[gpu.uuid] for gpu in self.gpus()]
-        return self._sensors.topology([gpu for gpu in listed if gpu.health is Health.OK])
+        return self._sensors.topology([gpu for gpu in listed if gpu.health is SimHealth.OK])
 
     def take_events(self) -> tuple[DeviceEvent, ...]:
         """What was announced since the call before; the first call begins to listen."""
@@ -227,7 +425,7 @@ class SimulatedNode(NodeControl):
         events = []
         while self.announcements:
             told = self.announcements.popleft()
-            if told.kind in announced_by(self.spec.driver_branch):
+            if told.kind in list_announced_events(self.spec.driver_branch):
                 events.append(DeviceEvent(kind=told.kind, gpu_uuid=told.uuid, code=told.code, gpu_instance_id=told.gi))
         return tuple(events)
 
@@ -258,7 +456,7 @@ class SimulatedNode(NodeControl):
 
     def _stalled(self, gpu: SimGpu) -> bool:
         """Whether a silent device is hung rather than lost; its caller waits."""
-        if gpu.health is not Health.HUNG or not self.driver_loaded:
+        if gpu.health is not SimHealth.HUNG or not self.driver_loaded:
             return False
         self.stall()
         return True
@@ -268,8 +466,8 @@ class SimulatedNode(NodeControl):
         gpu = self._found(uuid)
         self._take_time(call)
         self.driver_version()
-        if gpu.health is not Health.OK:
+        if gpu.health is not SimHealth.OK:
             if self._stalled(gpu):
                 raise DeviceTimeout(f"{uuid} did not answer in time; wait, or reset it")
-            raise GpuLost(f"{uuid} answers nothing any more; reset it or reboot the node")
+            raise GpuLostError(f"{uuid} answers nothing any more; reset it or reboot the node")
         return gpu

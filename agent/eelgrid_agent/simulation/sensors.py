@@ -1,29 +1,28 @@
-"""What a simulated device's slower sensors say, in NVML's whole units; None is what part, mode or driver does not say.
+"""Simulated slow sensors, processes, GPM activity, NVLink wiring, and their translation to the device port.
 
-The direct way and the simulated library both read here, so that they differ in
-nothing but translation. Sensors look at the truth that the core keeps (power,
-work, wear, who holds the device); they keep nothing but what processes said of
-themselves.
-
-Activity is a difference of work between two moments, as hardware counters see
-it: the SMs are busy while a kernel is there, the memory for its share of that
-time, and the pipes for what is left, in fixed parts (taken: a mixed-precision
-training job).
+None is what part, mode or driver does not report. Devices of one product are wired to each other; from five on, SXM2
+boards form a hybrid cube mesh (NVIDIA DGX-1 white paper) and later ones use switches.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from eelgrid_agent.device import DeviceEventKind, GpuProcess, ProcessKind
+from eelgrid_agent.devices.port import (
+    INSTANCE_READINGS,
+    SLOW_READINGS,
+    DeviceEventKind,
+    DeviceLink,
+    GpuProcess,
+    InstanceReadings,
+    Missing,
+    NoPermission,
+    ProcessKind,
+    ReadingValue,
+)
 from eelgrid_agent.simulation.gpu import SimGpu
-from eelgrid_agent.simulation.parts import Traits, traits_of
-from eelgrid_agent.simulation.work import WorkDone
-from eelgrid_protos.messages import GpuInstance
-
-__all__ = [
-    "FABRIC_SINCE", "GPM_SINCE", "LIMIT_FIELDS_SINCE", "NEW_LINK_ERRORS_SINCE", "POWER_FIELDS_SINCE",
-    "RECOVERY_SINCE", "RESERVED_SINCE", "Activity", "Client", "Sensors", "activity_between",
-    "announced_by",
-]  # fmt: skip
+from eelgrid_agent.simulation.part_traits import PartTraits, get_part_traits
+from eelgrid_agent.simulation.power_curve import WorkDone
+from eelgrid_protos.messages import AbsenceReason, AccessLevel, GpuInstance, Reading
 
 # First driver branch of each: memory without what the driver keeps; power fields and GPM; limit fields; NVLink
 # fabric and the fields that count link errors of newer parts; the recovery action. By the binding's release of it.
@@ -56,7 +55,7 @@ _UNNAMED_PID = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Activity:
+class GpmActivity:
     """Per cent of the time between two moments, and PCIe traffic in MiB a second, as the driver counts."""
 
     graphics: float
@@ -71,21 +70,21 @@ class Activity:
     pcie_received: float
 
 
-def activity_between(first: tuple[int, WorkDone], second: tuple[int, WorkDone]) -> Activity:
+def compute_activity(first: tuple[int, WorkDone], second: tuple[int, WorkDone]) -> GpmActivity:
     """What hardware counters make of two looks (nanoseconds, work done); the second is the later."""
     seconds = (second[0] - first[0]) / _NS_PER_S
     done = second[1].since(first[1])
     active = min(100.0 * done.active_s / seconds, 100.0)
     memory = min(100.0 * done.memory_s / seconds, 100.0)
     pipes, traffic = max(active - memory, 0.0), done.work_s / seconds * _PCIE_MIB_PER_WORK_S
-    return Activity(
+    return GpmActivity(
         graphics=active, sm=active, occupancy=0.5 * active, tensor=0.6 * pipes, memory=memory, fp16=0.1 * pipes,
         fp32=0.25 * pipes, fp64=0.0, pcie_sent=0.25 * traffic, pcie_received=traffic,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
+class SimClient:
     """A process on a device; its share of SM time is `sm_percent`."""
 
     pid: int
@@ -96,12 +95,12 @@ class Client:
     sm_percent: int
 
 
-def announced_by(branch: int) -> frozenset[DeviceEventKind]:
+def list_announced_events(branch: int) -> frozenset[DeviceEventKind]:
     """What a driver of this branch announces."""
     return frozenset(kind for kind, since in _ANNOUNCED_SINCE.items() if since <= branch)
 
 
-class Sensors:
+class DeviceSensors:
     """The slower sensors of one device under one driver branch; `links_up` tells whether its NVLinks have peers."""
 
     __slots__ = ("_branch", "_gpu", "details", "links_up", "switched", "traits")
@@ -110,7 +109,7 @@ class Sensors:
         self._gpu = gpu
         self._branch = branch
         self.details: dict[int, GpuProcess] = {}
-        self.traits: Traits = traits_of(gpu.product)
+        self.traits: PartTraits = get_part_traits(gpu.product)
         self.links_up = self.traits.links > 0 and alike > 1
         self.switched = self.traits.switched(alike)
 
@@ -233,7 +232,7 @@ class Sensors:
         load = gpu.loads.on_instance(instance.id, gpu.mig.instances)
         return total, min(_INSTANCE_OWN_BYTES * instance.size + load.memory_bytes, total)
 
-    def clients(self) -> tuple[Client, ...]:
+    def clients(self) -> tuple[SimClient, ...]:
         """The processes with a context, by pid; a load that nobody holds shows as one process of the device."""
         gpu, load = self._gpu, self._gpu.loads.total
         held = sorted(gpu.mig.holds.items())
@@ -242,7 +241,7 @@ class Sensors:
         places = [place for _, place in held]
         return tuple(self._client(pid, place, places.count(place)) for pid, place in held)
 
-    def _client(self, pid: int, place: tuple[int | None, int | None], sharers: int) -> Client:
+    def _client(self, pid: int, place: tuple[int | None, int | None], sharers: int) -> SimClient:
         """A process as it said of itself, and else with an equal part of what runs in its place."""
         gpu, instance = self._gpu, place[0]
         load = gpu.loads.total
@@ -251,7 +250,7 @@ class Sensors:
         said = self.details.get(pid)
         memory_bytes = None if said is None else said.memory_bytes
         ratio = None if said is None else said.sm_ratio
-        return Client(
+        return SimClient(
             pid=pid,
             kind=ProcessKind.COMPUTE if said is None else said.kind,
             memory_bytes=load.memory_bytes // sharers if memory_bytes is None else memory_bytes,
@@ -263,3 +262,228 @@ class Sensors:
     def processes_sampled_us(self, now_ns: int) -> int:
         """When the driver last looked at the processes, in microseconds."""
         return (now_ns - now_ns % _PROCESS_PERIOD_NS) // 1000
+
+
+# NVML's levels: one PCIe switch, one processor, the whole machine.
+_SINGLE, _NODE, _SYSTEM = 10, 40, 50
+_ON_A_SWITCH = 2
+SWITCH = "switch"
+# Where the links of a device end on a cube mesh, by its place on the board; links of the same two devices pair up.
+_MESH_V100 = (
+    (1, 2, 3, 3, 4, 4), (0, 2, 2, 3, 5, 5), (0, 1, 1, 3, 3, 6), (0, 0, 1, 2, 2, 7),
+    (0, 0, 5, 6, 7, 7), (1, 1, 4, 6, 6, 7), (2, 4, 5, 5, 7, 7), (3, 4, 4, 5, 6, 6),
+)  # fmt: skip
+_MESH_P100 = tuple(
+    tuple(sorted({*range(half, half + 4), place ^ 4} - {place})) for half in (0, 4) for place in range(half, half + 4)
+)
+_MESHES = {6: _MESH_V100, 4: _MESH_P100}
+
+
+def list_same_product(gpu: SimGpu, devices: Sequence[SimGpu]) -> list[SimGpu]:
+    """The devices of the same product, itself among them."""
+    return [other for other in devices if other.product.key == gpu.product.key]
+
+
+def find_common_ancestor(one: SimGpu, other: SimGpu) -> int:
+    """NVML's nearest common ancestor of two devices."""
+    first, second = one.slot, other.slot
+    if first // _ON_A_SWITCH == second // _ON_A_SWITCH:
+        return _SINGLE
+    return _NODE if one.identity.numa_node == other.identity.numa_node else _SYSTEM
+
+
+def find_link_end(gpu: SimGpu, link: int, devices: Sequence[SimGpu]) -> SimGpu | str | None:
+    """Where an NVLink ends: a device, a switch, or nowhere."""
+    traits, board = get_part_traits(gpu.product), list_same_product(gpu, devices)
+    peers = [other for other in board if other is not gpu]
+    if not peers or not 0 <= link < traits.links:
+        return None
+    if traits.switched(len(board)):
+        return SWITCH
+    if not traits.meshed(len(board)):
+        return peers[link % len(peers)]
+    end = _MESHES[traits.links][board.index(gpu)][link]
+    return board[end] if end < len(board) else None
+
+
+_APART_LEAST_NS = 100_000_000
+_MIB = float(2**20)
+_NOT_SUPPORTED = Missing(AbsenceReason.NOT_SUPPORTED)
+_NOT_SAMPLED = Missing(AbsenceReason.NOT_SAMPLED)
+_NO_PERMISSION = Missing(AbsenceReason.NO_PERMISSION)
+_NOTHING: Mapping[Reading, ReadingValue] = dict.fromkeys(SLOW_READINGS, _NOT_SUPPORTED)
+
+_OF_INSTANCES = frozenset(INSTANCE_READINGS)
+_ACTIVITY: Mapping[Reading, Callable[[GpmActivity], float]] = {
+    Reading.GRAPHICS_ACTIVITY_RATIO: lambda seen: seen.graphics / 100.0,
+    Reading.SM_ACTIVITY_RATIO: lambda seen: seen.sm / 100.0,
+    Reading.SM_OCCUPANCY_RATIO: lambda seen: seen.occupancy / 100.0,
+    Reading.TENSOR_ACTIVITY_RATIO: lambda seen: seen.tensor / 100.0,
+    Reading.MEMORY_ACTIVITY_RATIO: lambda seen: seen.memory / 100.0,
+    Reading.FP16_ACTIVITY_RATIO: lambda seen: seen.fp16 / 100.0,
+    Reading.FP32_ACTIVITY_RATIO: lambda seen: seen.fp32 / 100.0,
+    Reading.FP64_ACTIVITY_RATIO: lambda seen: seen.fp64 / 100.0,
+    Reading.PCIE_SENT_BYTES_PER_S: lambda seen: seen.pcie_sent * _MIB,
+    Reading.PCIE_RECEIVED_BYTES_PER_S: lambda seen: seen.pcie_received * _MIB,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One look of the hardware counters, in one life of the device or of an instance of it."""
+
+    life: object
+    now_ns: int
+    done: WorkDone
+
+
+class SimulatedNodeReadings:
+    """One node's; `sensors` are made when a device is first asked, for a fleet never asks."""
+
+    def __init__(self, devices: Sequence[SimGpu], *, branch: int) -> None:
+        self._devices = devices
+        self._branch = branch
+        self._sensors: dict[str, DeviceSensors] = {}
+        self._looks: dict[tuple[str, int | None], _Look] = {}
+        self._processes_seen_us: dict[str, int] = {}
+
+    def of(self, gpu: SimGpu) -> DeviceSensors:
+        """The sensors of one device."""
+        sensors = self._sensors.get(gpu.uuid)
+        if sensors is None:
+            sensors = DeviceSensors(gpu, branch=self._branch, alike=len(list_same_product(gpu, self._devices)))
+            self._sensors[gpu.uuid] = sensors
+        return sensors
+
+    def forget(self) -> None:
+        """The next looks are the first ones."""
+        self._looks.clear()
+        self._processes_seen_us.clear()
+
+    def slow(self, gpu: SimGpu, now_ns: int, rights: AccessLevel) -> Mapping[Reading, ReadingValue]:
+        """All of the slow readings of a device that answers."""
+        sensors = self.of(gpu)
+        rows = sensors.remapped_rows() or (None, None, None, None)
+        read: dict[Reading, int | None] = {
+            Reading.MEMORY_TEMPERATURE_C: sensors.memory_temperature_c(now_ns),
+            Reading.MEMORY_RESERVED_BYTES: sensors.memory_reserved_bytes(),
+            Reading.ECC_CORRECTED_VOLATILE: sensors.ecc_volatile(corrected=True),
+            Reading.ECC_UNCORRECTED_VOLATILE: sensors.ecc_volatile(corrected=False),
+            Reading.ECC_CORRECTED_AGGREGATE: sensors.ecc_aggregate(corrected=True),
+            Reading.ECC_UNCORRECTED_AGGREGATE: sensors.ecc_aggregate(corrected=False),
+            Reading.REMAPPED_ROWS_CORRECTABLE: rows[0],
+            Reading.REMAPPED_ROWS_UNCORRECTABLE: rows[1],
+            Reading.ROW_REMAP_PENDING: rows[2],
+            Reading.ROW_REMAP_FAILED: rows[3],
+            Reading.RECOVERY_ACTION: sensors.recovery_action(),
+            Reading.PCIE_LINK_GENERATION: sensors.pcie_generation(),
+            Reading.PCIE_LINK_WIDTH: sensors.pcie_width(),
+            Reading.PCIE_REPLAYS: sensors.pcie_replays(),
+            Reading.FABRIC_STATE: sensors.fabric_state(),
+            Reading.PERFORMANCE_STATE: sensors.performance_state(),
+            **self._links(sensors, now_ns),
+        }
+        milliwatts = {
+            Reading.POWER_LIMIT_REQUESTED_W: gpu.limit_mw,
+            Reading.MEMORY_POWER_W: sensors.memory_power_mw(now_ns),
+            Reading.MODULE_POWER_W: sensors.module_power_mw(now_ns),
+        }
+        return {
+            **_NOTHING,
+            **{reading: _NOT_SUPPORTED if value is None else float(value) for reading, value in read.items()},
+            **{reading: _NOT_SUPPORTED if value is None else value / 1000.0 for reading, value in milliwatts.items()},
+            Reading.PROCESSES: float(len(sensors.clients())) if _shown(gpu, rights) else _NO_PERMISSION,
+            **self._activity(gpu, None, gpu.work(now_ns), now_ns),
+        }
+
+    def instances(self, gpu: SimGpu, now_ns: int) -> tuple[InstanceReadings, ...]:
+        """A look at each GPU instance of a device that answers."""
+        held_now = {held.id for held in gpu.identity.gpu_instances}
+        for key in [key for key in self._looks if key[0] == gpu.uuid and key[1] is not None]:
+            if key[1] not in held_now:
+                del self._looks[key]
+        return tuple(self._instance(gpu, held, now_ns) for held in gpu.identity.gpu_instances)
+
+    def _instance(self, gpu: SimGpu, held: GpuInstance, now_ns: int) -> InstanceReadings:
+        # Without a compute instance there is no handle to ask for memory.
+        used = float(self.of(gpu).instance_memory(held)[1]) if held.compute_instances else _NOT_SUPPORTED
+        activity = self._activity(gpu, held.id, gpu.loads.done_on(held.id, now_ns), now_ns)
+        values = {Reading.MEMORY_USED_BYTES: used, **activity}
+        return InstanceReadings(
+            gpu_instance_id=held.id,
+            values={reading: value for reading, value in values.items() if reading in _OF_INSTANCES},
+        )
+
+    def processes(self, gpu: SimGpu, now_ns: int, rights: AccessLevel) -> tuple[GpuProcess, ...]:
+        """Who has a context on a device that answers."""
+        sliced, sensors = gpu.mig.enabled, self.of(gpu)
+        if not _shown(gpu, rights):
+            raise NoPermission(f"{gpu.uuid}: the simulated driver shows this user no processes of instances")
+        clients = sensors.clients()
+        seen_us, sampled_us = self._processes_seen_us.get(gpu.uuid), sensors.processes_sampled_us(now_ns)
+        fresh = clients and not sliced and seen_us is not None and sampled_us > seen_us
+        if clients and not sliced:
+            self._processes_seen_us[gpu.uuid] = sampled_us
+        return tuple(
+            GpuProcess(
+                pid=client.pid,
+                kind=client.kind,
+                memory_bytes=client.memory_bytes,
+                gpu_instance_id=client.gpu_instance_id,
+                compute_instance_id=client.compute_instance_id,
+                sm_ratio=client.sm_percent / 100.0 if fresh else None,
+            )
+            for client in clients
+        )
+
+    def topology(self, answering: Sequence[SimGpu]) -> tuple[DeviceLink, ...]:
+        """Every pair of the devices that answer."""
+        return tuple(
+            DeviceLink(
+                one=one.uuid,
+                other=other.uuid,
+                ancestor=find_common_ancestor(one, other),
+                nvlinks=self._between(one, other),
+            )
+            for place, one in enumerate(answering)
+            for other in answering[place + 1 :]
+        )
+
+    def _between(self, one: SimGpu, other: SimGpu) -> int:
+        ends = [find_link_end(one, link, self._devices) for link in range(self.of(one).traits.links)]
+        others = [find_link_end(other, link, self._devices) for link in range(self.of(other).traits.links)]
+        return sum(end is other for end in ends) or min(ends.count(SWITCH), others.count(SWITCH))
+
+    def _links(self, sensors: DeviceSensors, now_ns: int) -> dict[Reading, int | None]:
+        kib = [sensors.link_kib(link, now_ns) or 0 for link in range(sensors.traits.links)]
+        moved = sum(kib) * 1024 if kib else None
+        return {
+            Reading.NVLINK_SENT_BYTES: moved,
+            Reading.NVLINK_RECEIVED_BYTES: moved,
+            Reading.NVLINK_ACTIVE_LINKS: len(kib) * sensors.links_up if kib else None,
+            Reading.NVLINK_ERRORS: sensors.link_errors(),
+        }
+
+    def _activity(
+        self, gpu: SimGpu, instance_id: int | None, done: WorkDone, now_ns: int
+    ) -> dict[Reading, ReadingValue]:
+        """Activity since the look before, which stays where it is too near."""
+        if not self.of(gpu).has_activity:
+            return dict.fromkeys(_ACTIVITY, _NOT_SUPPORTED)
+        # An instance that was made anew is another object, whatever its id.
+        life = gpu.generation if instance_id is None else gpu.mig.instances[instance_id]
+        key, look = (gpu.uuid, instance_id), _Look(life, now_ns, done)
+        before = self._looks.get(key)
+        if before is None or before.life != look.life:
+            self._looks[key] = look
+            return dict.fromkeys(_ACTIVITY, _NOT_SAMPLED)
+        if now_ns - before.now_ns < _APART_LEAST_NS:
+            return dict.fromkeys(_ACTIVITY, _NOT_SAMPLED)
+        self._looks[key] = look
+        activity = compute_activity((before.now_ns, before.done), (now_ns, done))
+        return {reading: told(activity) for reading, told in _ACTIVITY.items()}
+
+
+def _shown(gpu: SimGpu, rights: AccessLevel) -> bool:
+    """Whether a user with these rights is told the processes of the whole device."""
+    return not gpu.mig.enabled or rights >= AccessLevel.MIG_MONITOR

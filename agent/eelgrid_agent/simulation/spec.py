@@ -1,21 +1,34 @@
-"""What to simulate: nodes, their devices, and the load on a device.
+"""The specification of simulated nodes, and the fleet file (JSON or TOML) that describes them.
 
-It owns the rules of a simulated machine; it knows nothing of files or of NVML.
+    {"nodes": [{"name": "node-{index}", "count": 3, "cpu_milli": 96000, "memory_bytes": 412316860416,
+                "pool": "a", "labels": {"owner": "x"}, "topology": "zone-a/spine-2/rack-7", "driver_version": "580.95.05",
+                "hurry": 60,
+                "gpus": [{"product": "openb-g2", "model": "G2", "count": 8},
+                         {"product": "a100-sxm4-40gb", "mig": ["3g@4", "1g.5gb@0"], "sensor_gain": 0.954}]}]}
 
-SpecError                    there is no such machine: the one who described it is at fault
+"{index}" in a name stands for 0 to count - 1. `mig` lists profile@start and
+turns MIG on even when it is empty. A power sensor reads `sensor_gain` times the
+truth plus `sensor_offset_w`. `topology` says where a node stands, outermost first.
+`hurry` makes the agent's own waits so many times shorter (how long an anomaly must last, how long a quarantine does and
+within which time losses and repairs count), for rehearsals of faults; 1 is as in real life. It owns the format; what a machine can be
+is the specification's to say.
+
+FleetFileError               the file is not there, not readable, or breaks a rule
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import get_args
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args
 
-from eelgrid_agent.simulation.curve import MEMORY_BOUND
-from eelgrid_agent.simulation.mig import arrange_compute
-from eelgrid_protos.catalogue import Catalogue, GiProfile, MigGeometry, Product
+from eelgrid_agent.simulation.mig import arrange_compute_instances
+from eelgrid_agent.simulation.power_curve import DEFAULT_MEMORY_BOUND_SHARE
+from eelgrid_protos.catalogue.loader import Catalogue, load_catalogue
+from eelgrid_protos.catalogue.products import GiProfile, MigGeometry, Product
 from eelgrid_protos.messages import GPUS_PER_NODE_MOST, TOPOLOGY_PARTS_MOST
 from eelgrid_protos.quantities import Name
-
-__all__ = ["GpuLoad", "GpuSpec", "MigSlice", "NodeSpec", "SpecError", "layout_of", "product_of"]
 
 _DRIVER_VERSION = "580.95.05"
 
@@ -38,7 +51,7 @@ class GpuLoad:
 
     utilization_ratio: float = 0.0
     memory_bytes: int = 0
-    memory_bound_ratio: float = MEMORY_BOUND
+    memory_bound_ratio: float = DEFAULT_MEMORY_BOUND_SHARE
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.utilization_ratio <= 1.0:
@@ -109,7 +122,7 @@ class NodeSpec:
             try:
                 if gpu.model:
                     _check_name("model", gpu.model)
-                layout_of(gpu, product_of(gpu, catalogue))
+                resolve_mig_layout(gpu, find_product(gpu, catalogue))
             except SpecError as error:
                 raise SpecError(f"gpus[{number}].{error.field}", error.problem) from None
 
@@ -121,7 +134,7 @@ def _check_name(path: str, name: str) -> None:
         raise SpecError(path, f"{name!r} is not a name: up to {rule.longest} {rule.shape}; choose another")
 
 
-def product_of(gpu: GpuSpec, catalogue: Catalogue) -> Product:
+def find_product(gpu: GpuSpec, catalogue: Catalogue) -> Product:
     """The catalogue's product; raises SpecError."""
     product = catalogue.products.get(gpu.product)
     if product is None:
@@ -129,7 +142,7 @@ def product_of(gpu: GpuSpec, catalogue: Catalogue) -> Product:
     return product
 
 
-def layout_of(gpu: GpuSpec, product: Product) -> tuple[tuple[GiProfile, MigSlice], ...]:
+def resolve_mig_layout(gpu: GpuSpec, product: Product) -> tuple[tuple[GiProfile, MigSlice], ...]:
     """The MIG layout with its profiles looked up and checked against the part's geometry; raises SpecError."""
     if gpu.mig is None:
         return ()
@@ -150,7 +163,7 @@ def layout_of(gpu: GpuSpec, product: Product) -> tuple[tuple[GiProfile, MigSlice
 def _check_compute(instance: MigSlice, profile: GiProfile) -> None:
     parts = instance.compute_slices or ()
     sizes = {ci.compute_slices for ci in profile.compute_instances}
-    if arrange_compute(profile, parts) is None:
+    if arrange_compute_instances(profile, parts) is None:
         raise SpecError("mig", f"compute instances {parts} do not fit in {profile.name}; its sizes are {sorted(sizes)}")
 
 
@@ -158,3 +171,154 @@ def _check_layout(geometry: MigGeometry, layout: list[tuple[GiProfile, MigSlice]
     conflict = geometry.conflict((profile, instance.start) for profile, instance in layout)
     if conflict is not None:
         raise SpecError("mig", conflict)
+
+
+# A file is read whole, and a simulated node costs some 10 kB.
+_BYTES_MOST = 16 * 1024 * 1024
+_NODES_MOST = 20_000
+
+
+class FleetFileError(ValueError):
+    """The file breaks a rule; the message names the file, the field and the remedy."""
+
+
+def load_fleet(path: Path | str) -> tuple[NodeSpec, ...]:
+    """The nodes of the file, in its order; raises FleetFileError."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(_BYTES_MOST + 1)
+    except OSError as error:
+        raise FleetFileError(f"{path}: cannot be read ({error.strerror}); give a fleet file") from None
+    if len(content) > _BYTES_MOST:
+        raise FleetFileError(f"{path}: is larger than {_BYTES_MOST} bytes; use `count` for like nodes")
+    try:
+        text = content.decode("utf-8")
+        document: Any = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        kind = "TOML" if path.suffix == ".toml" else "JSON"
+        raise FleetFileError(f"{path}: is not {kind} ({error}); correct it there") from None
+    try:
+        return tuple(_nodes(document, load_catalogue()))
+    except SpecError as error:
+        raise FleetFileError(f"{path}: {error.field}: {error.problem}") from None
+
+
+def _nodes(document: Any, catalogue: Catalogue) -> Iterator[NodeSpec]:
+    top = _Fields("", document)
+    rows = top.take("nodes", list)
+    top.finish()
+    names: set[str] = set()
+    for number, row in enumerate(rows):
+        for node in _like_nodes(f"nodes[{number}]", row, catalogue):
+            if node.node_name in names:
+                problem = f"{node.node_name!r} is there twice; put {{index}} in the name or choose another"
+                raise SpecError(f"nodes[{number}].name", problem)
+            names.add(node.node_name)
+            if len(names) > _NODES_MOST:
+                raise SpecError("nodes", f"are more than {_NODES_MOST}; split the fleet over several agents")
+            yield node
+
+
+def _like_nodes(path: str, row: Any, catalogue: Catalogue) -> Iterator[NodeSpec]:
+    fields = _Fields(path, row)
+    name, count = fields.take("name", str), fields.whole("count", 1, _NODES_MOST, default=1)
+    gpus: list[GpuSpec] = []
+    for number, gpu in enumerate(fields.take("gpus", list, default=[])):
+        gpus += _like_gpus(f"{path}.gpus[{number}]", gpu)
+    node = NodeSpec(
+        node_name=name,
+        cpu_milli=fields.whole("cpu_milli", 0, 10_000_000),
+        memory_bytes=fields.whole("memory_bytes", 0, 2**50),
+        pool=fields.take("pool", str, default=""),
+        labels=fields.texts("labels"),
+        gpus=tuple(gpus),
+        driver_version=fields.take(
+            "driver_version", str, default=NodeSpec.__dataclass_fields__["driver_version"].default
+        ),
+        hurry=fields.number("hurry", 1.0, 3600.0, default=1.0),
+    )
+    where = fields.take("topology", str, default="")
+    node = replace(node, topology=tuple(where.split("/")) if where else ())
+    fields.finish()
+    nodes = [replace(node, node_name=name.replace("{index}", str(index))) for index in range(count)]
+    try:
+        # They differ in their name alone, and the last has the longest.
+        nodes[-1].check(catalogue)
+    except SpecError as error:
+        raise SpecError(f"{path}.{error.field}", error.problem) from None
+    yield from nodes
+
+
+def _like_gpus(path: str, row: Any) -> list[GpuSpec]:
+    fields = _Fields(path, row)
+    count = fields.whole("count", 1, GPUS_PER_NODE_MOST, default=1)
+    layout = fields.take("mig", list, default=None)
+    gpu = GpuSpec(
+        product=fields.take("product", str),
+        model=fields.take("model", str, default=""),
+        mig=None if layout is None else tuple(_slice(f"{path}.mig[{n}]", item) for n, item in enumerate(layout)),
+        sensor_gain=fields.number("sensor_gain", 0.5, 2.0, default=1.0),
+        sensor_offset_w=fields.number("sensor_offset_w", -50.0, 50.0, default=0.0),
+    )
+    fields.finish()
+    return [gpu] * count
+
+
+def _slice(path: str, item: Any) -> MigSlice:
+    profile, _, start = item.rpartition("@") if isinstance(item, str) else ("", "", "")
+    if not profile or not (start.isascii() and start.isdigit()):
+        raise SpecError(path, f"{item!r} is not profile@start; write for example 3g@4")
+    return MigSlice(profile=profile, start=int(start))
+
+
+class _Fields:
+    """An object of the file, taken apart field by field; what is left over is an error."""
+
+    def __init__(self, path: str, value: Any) -> None:
+        if not isinstance(value, dict):
+            raise SpecError(path or "the file", f"is {_kind(value)}; write an object")
+        self._path = path
+        self._left = dict(value)
+
+    def _name(self, name: str) -> str:
+        return f"{self._path}.{name}" if self._path else name
+
+    def take(self, name: str, kind: type, default: Any = ...) -> Any:
+        value = self._left.pop(name, default)
+        if value is ...:
+            raise SpecError(self._name(name), "is missing; add it")
+        if value is not default and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise SpecError(self._name(name), f"is {_kind(value)}; write {_KINDS[kind]}")
+        return value
+
+    def whole(self, name: str, low: int, high: int, default: Any = ...) -> int:
+        value: int = self.take(name, int, default)
+        if not low <= value <= high:
+            raise SpecError(self._name(name), f"{value} is not in [{low}, {high}]; correct it")
+        return value
+
+    def number(self, name: str, low: float, high: float, *, default: float) -> float:
+        value = self._left.pop(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise SpecError(self._name(name), f"is {_kind(value)}; write a number")
+        if not low <= value <= high:
+            raise SpecError(self._name(name), f"{value} is not in [{low:g}, {high:g}]; correct it")
+        return float(value)
+
+    def texts(self, name: str) -> Mapping[str, str]:
+        value: dict[str, str] = self.take(name, dict, default={})
+        if not all(isinstance(text, str) for text in value.values()):
+            raise SpecError(self._name(name), "holds something other than text; put values in quotes")
+        return value
+
+    def finish(self) -> None:
+        if self._left:
+            raise SpecError(self._name(min(self._left)), "is no field; correct the spelling or remove it")
+
+
+_KINDS = {str: "text", int: "a whole number", list: "a list", dict: "an object", bool: "true or false"}
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else _KINDS.get(type(value), f"a {type(value).__name__}")

@@ -12,23 +12,21 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.failure import stop_for
-from eelgrid_controller.cli.settings import DEFAULT_CONTROLLER, OUTPUTS, Settings
+from eelgrid_controller.cli.errors import cli_error_for
+from eelgrid_controller.cli.settings import DEFAULT_CONTROLLER, OUTPUTS, CliSettings
 from eelgrid_protos import __version__
-
-__all__ = ["cli", "main"]
 
 # Command: (module, one-line help), in the order in which help lists them.
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "nodes": ("listings", "List nodes, what is allocated on them and what they draw."),
-    "node": ("node", "Remove a node that is gone for good."),
-    "gpus": ("listings", "List GPUs with their newest readings."),
-    "reconcile": ("reconcile", "Give up what nodes hold beyond the journal, after it lost entries."),
-    "topology": ("topology", "Show how the GPUs of a node are linked."),
+    "nodes": ("nodes", "List nodes, what is allocated on them and what they draw."),
+    "node": ("nodes", "Remove a node that is gone for good."),
+    "gpus": ("nodes", "List GPUs with their newest readings."),
+    "reconcile": ("nodes", "Give up what nodes hold beyond the journal, after it lost entries."),
+    "topology": ("nodes", "Show how the GPUs of a node are linked."),
     "workloads": ("workloads", "List workloads, or watch them change."),
     "queue": ("queue", "Show what waits, in which order, since when and for what."),
     "get": ("workloads", "Show one workload."),
-    "submit": ("submit", "Submit a workload, from flags or YAML."),
+    "submit": ("workloads", "Submit a workload, from flags or YAML."),
     "cancel": ("workloads", "End workloads."),
     "scale": ("promises", "Give a workload another number of replicas."),
     "promises": ("promises", "Show how services and jobs keep what they were promised."),
@@ -37,24 +35,24 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "explain": ("explain", "Say where a workload went and why, or what it waits for."),
     "whatif": ("whatif", "Try changes on a copy: drain, add nodes, other weights, more work."),
     "capacity": ("whatif", "Say how many more nodes are needed."),
-    "shadow": ("shadow", "Let a second policy follow the cluster on a copy, and compare."),
-    "decision": ("decision", "Export a decision with all that it depended on, or replay one."),
-    "plan": ("listings", "Show what the controller wants of its nodes."),
+    "shadow": ("whatif", "Let a second policy follow the cluster on a copy, and compare."),
+    "decision": ("explain", "Export a decision with all that it depended on, or replay one."),
+    "plan": ("nodes", "Show what the controller wants of its nodes."),
     "policy": ("policy", "Show or change what to aim for."),
     "partition": ("partition", "Show, plan or change the MIG layouts of partitioned pools."),
     "moves": ("moves", "Recommend moves of running work, or execute them."),
     "energy": ("energy", "Say who spent how many joules, and what they cost."),
-    "spending": ("spending", "Show what is spent of spending limits, and what waits for them."),
-    "exporters": ("exporters", "Show who takes energy's rows elsewhere, and until when they have them."),
+    "spending": ("policy", "Show what is spent of spending limits, and what waits for them."),
+    "exporters": ("energy", "Show who takes energy's rows elsewhere, and until when they have them."),
     "report": ("report", "Write a month of energy, cost and carbon as a page of HTML or PDF."),
     "top": ("top", "Watch the cluster live."),
-    "audit": ("audit", "Show who asked to change what, when, and what came of it."),
-    "whoami": ("whoami", "Say whose our certificate is and what it may."),
+    "audit": ("access", "Show who asked to change what, when, and what came of it."),
+    "whoami": ("access", "Say whose our certificate is and what it may."),
     "doctor": ("doctor", "Say what is wrong with this installation and what to do."),
     "replay": ("replay", "Compare policies on a trace, or submit it to a controller."),
     "frontier": ("frontier", "Energy against latency and throughput, of a described fleet or the running one."),
-    "demo": ("demo", "Start a controller and a simulated fleet, and replay a trace."),
-    "completion": ("completion", "Print the shell completion script."),
+    "demo": ("shell", "Start a controller and a simulated fleet, and replay a trace."),
+    "completion": ("shell", "Print the shell completion script."),
 }
 
 
@@ -100,7 +98,7 @@ class _Commands(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
-            stop = stop_for(error, ctx.obj or Settings())
+            stop = cli_error_for(error, ctx.obj or CliSettings())
             if stop is None:
                 raise
             raise stop from None
@@ -146,7 +144,7 @@ _PEM = click.Path(path_type=Path, dir_okay=False)
 @click.pass_context
 def cli(context: click.Context, /, no_headers: bool, **values: Any) -> None:
     """Place and power GPU work: ask and command an Eelgrid controller."""
-    context.obj = Settings(headers=not no_headers, **values)
+    context.obj = CliSettings(headers=not no_headers, **values)
 
 
 def main() -> None:

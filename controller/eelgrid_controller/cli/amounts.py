@@ -1,6 +1,6 @@
 """Amounts as people write them on a command line or in a file.
 
-Owns the reading of CPUs, memory and GPU shares; spelling.py is the way back.
+Owns the reading of CPUs, memory and GPU shares; formatting.py is the way back.
 Knows nothing of requests. Inside, amounts are thousandths and bytes.
 """
 
@@ -9,8 +9,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
-
-__all__ = ["CPU", "MEMORY", "SHARE", "Amount", "cpu_milli", "gpu_milli", "memory_bytes"]
 
 _NUMBER = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)")
 _BYTES: dict[str, float] = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12} | {
@@ -25,7 +23,7 @@ def _number(text: str, what: str) -> tuple[float, str]:
     return float(match[1]), match[2].lower()
 
 
-def cpu_milli(text: str) -> int:
+def parse_cpu_milli(text: str) -> int:
     """`2.5` or `2500m` as thousandths of a CPU; raises ValueError."""
     number, unit = _number(text, "number of CPUs: write 2.5 or 2500m")
     if unit not in {"", "m"}:
@@ -33,7 +31,7 @@ def cpu_milli(text: str) -> int:
     return round(number if unit == "m" else number * 1000)
 
 
-def memory_bytes(text: str) -> int:
+def parse_memory_bytes(text: str) -> int:
     """`16GiB`, `16Gi`, `16GB` or bytes; raises ValueError."""
     number, unit = _number(text, "amount of memory: write 16GiB, 16GB or bytes")
     if unit not in _BYTES:
@@ -41,7 +39,7 @@ def memory_bytes(text: str) -> int:
     return round(number * _BYTES[unit])
 
 
-def gpu_milli(text: str) -> int:
+def parse_gpu_milli(text: str) -> int:
     """`0.5` or `50%` of a GPU as thousandths; raises ValueError."""
     percent = text.strip().endswith("%")
     number, unit = _number(text.strip().removesuffix("%"), "share of a GPU: write 0.5 or 50%")
@@ -58,7 +56,7 @@ else:
     _IntType = click.ParamType
 
 
-class Amount(_IntType):
+class AmountType(_IntType):
     """An amount on the command line."""
 
     def __init__(self, name: str, read: Callable[[str], int]) -> None:
@@ -75,6 +73,6 @@ class Amount(_IntType):
             self.fail(str(error), param, ctx)
 
 
-CPU = Amount("CPUs", cpu_milli)
-MEMORY = Amount("SIZE", memory_bytes)
-SHARE = Amount("SHARE", gpu_milli)
+CPU = AmountType("CPUs", parse_cpu_milli)
+MEMORY = AmountType("SIZE", parse_memory_bytes)
+SHARE = AmountType("SHARE", parse_gpu_milli)

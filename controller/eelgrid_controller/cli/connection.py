@@ -12,13 +12,11 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.settings import Settings
+from eelgrid_controller.cli.settings import CliSettings
 from eelgrid_protos.messages import PAGE_SIZE_MOST
 
-__all__ = ["operators", "pages", "tls_files", "whole"]
 
-
-def tls_files(settings: Settings) -> Any:
+def tls_files(settings: CliSettings) -> Any:
     """The transport's TlsFiles, or None; three files or none."""
     from eelgrid_protos.transport import TlsFiles
 
@@ -32,13 +30,13 @@ def tls_files(settings: Settings) -> Any:
 
 
 @contextmanager
-def operators(settings: Settings) -> Iterator[Any]:
+def connect_operators(settings: CliSettings) -> Iterator[Any]:
     """The operators' API as blocking calls, for the length of a `with`."""
     from eelgrid_protos import rpc, transport
 
-    channel = transport.blocking_channel(settings.controller, tls=tls_files(settings), insecure=settings.insecure)
+    channel = transport.open_blocking_channel(settings.controller, tls=tls_files(settings), insecure=settings.insecure)
     try:
-        yield rpc.client(rpc.OPERATOR_SERVICE, channel)
+        yield rpc.build_client(rpc.OPERATOR_SERVICE, channel)
     finally:
         channel.close()
 
@@ -50,7 +48,7 @@ def _tell_omitted(answer: Any) -> None:
         click.echo(f"warning: {count} left out that cannot be shown; the controller's log says why", err=True)
 
 
-def pages(
+def iterate_pages(
     call: Callable[..., Any], request: Any, items: str, *, timeout_s: float, limit: int | None = None
 ) -> Iterator[Any]:
     """All items of a listing, page by page; ends early at the limit or at a page that repeats its token."""
@@ -67,7 +65,7 @@ def pages(
         token = answer.next_page_token
 
 
-def whole(call: Callable[..., Any], request: Any, *, timeout_s: float) -> Any:
+def fetch_whole(call: Callable[..., Any], request: Any, *, timeout_s: float) -> Any:
     """A listing of several lists as if it came in one answer; what is no list is the last page's."""
     lists: dict[str, tuple[Any, ...]] = {}
     token = ""

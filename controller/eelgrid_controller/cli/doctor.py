@@ -2,7 +2,7 @@
 
 Owns the order of the checks, the calls, and how findings are printed. What is
 thought of an answer is in doctor_checks*.py, what is read of the machine in
-doctor_reading.py and doctor_tls_reading.py. It changes nothing anywhere.
+doctor_machine.py and doctor_tls.py. It changes nothing anywhere.
 """
 
 import os
@@ -17,16 +17,24 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli import doctor_checks as checks
-from eelgrid_controller.cli import doctor_checks_machine as machine
-from eelgrid_controller.cli import doctor_checks_metrics as pages_read
-from eelgrid_controller.cli import doctor_checks_node as node
-from eelgrid_controller.cli import doctor_checks_tls as tls
-from eelgrid_controller.cli import doctor_reading as reading
-from eelgrid_controller.cli.connection import operators, pages, whole
-from eelgrid_controller.cli.doctor_finding import Finding, Status, exit_code, failed, good, skipped, warned
-from eelgrid_controller.cli.settings import DEFAULT_CONTROLLER, Settings, printing
-from eelgrid_controller.cli.tables import coloured, printed
+from eelgrid_controller.cli import doctor_cluster as checks
+from eelgrid_controller.cli import doctor_cluster as node
+from eelgrid_controller.cli import doctor_cluster as pages_read
+from eelgrid_controller.cli import doctor_machine as machine
+from eelgrid_controller.cli import doctor_machine as reading
+from eelgrid_controller.cli import doctor_tls as tls
+from eelgrid_controller.cli.connection import connect_operators, fetch_whole, iterate_pages
+from eelgrid_controller.cli.doctor_finding import (
+    Finding,
+    FindingStatus,
+    exit_code,
+    report_failure,
+    report_ok,
+    report_skipped,
+    report_warning,
+)
+from eelgrid_controller.cli.output import print_plain, use_colour
+from eelgrid_controller.cli.settings import DEFAULT_CONTROLLER, CliSettings, output_option
 from eelgrid_protos import __version__
 from eelgrid_protos.messages import (
     GetInventoryRequest,
@@ -41,17 +49,20 @@ from eelgrid_protos.messages import (
     WhoAmIRequest,
 )
 
-__all__ = ["Looks", "doctor"]
-
 _AGENT, _CONTROLLER_METRICS, _AGENT_METRICS = "127.0.0.1:7444", "127.0.0.1:9464", "127.0.0.1:9465"
 _PAGE_BYTES_MOST = 32 * 1024**2
 _HOUR_NS = 3600 * 10**9
-_COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red", Status.SKIPPED: None}
+_COLOURS = {
+    FindingStatus.OK: "green",
+    FindingStatus.WARN: "yellow",
+    FindingStatus.FAIL: "red",
+    FindingStatus.SKIPPED: None,
+}
 _CHECKED = ("all", "machine", "controller")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looks:
+class DoctorOptions:
     """What to look at besides the controller of the settings."""
 
     metrics: str
@@ -71,22 +82,22 @@ class Looks:
 @click.option("--nvml-limit", "nvml_limit_s", type=click.FloatRange(0.5, 120.0), default=10.0, show_default=True,
               help="Seconds that the driver has to answer.")  # fmt: skip
 @click.option("--only", type=click.Choice(_CHECKED), default=_CHECKED[0], show_default=True, help="What to check.")
-@printing
+@output_option
 @click.pass_context
 def doctor(context: click.Context, /, only: str, state: Path | None, **looks: Any) -> None:
     """Say what is wrong with this installation and what to do; change nothing.
 
     Checks this machine and the controller. Exit code 0: nothing failed (warnings may be there); 1: something did.
     """
-    settings: Settings = context.obj
-    where = state or reading.state_folder(os.environ, is_root=os.geteuid() == 0)
-    chosen = Looks(state=where, **looks)
+    settings: CliSettings = context.obj
+    where = state or reading.find_state_folder(os.environ, is_root=os.geteuid() == 0)
+    chosen = DoctorOptions(state=where, **looks)
     findings: list[Finding] = []
     if only != "controller":
         findings += _machine(settings, chosen)
     if only != "machine":
         findings += _controller(settings, chosen)
-    printed(settings, [asdict(finding) for finding in findings], _lines(findings))
+    print_plain(settings, [asdict(finding) for finding in findings], _lines(findings))
     context.exit(exit_code(findings))
 
 
@@ -94,44 +105,44 @@ def _lines(findings: list[Finding]) -> Iterator[str]:
     width = max(len(finding.check) for finding in findings)
     for finding in findings:
         word = finding.status.value.ljust(7)
-        tint = _COLOURS[finding.status] if coloured() else None
+        tint = _COLOURS[finding.status] if use_colour() else None
         yield f"{click.style(word, fg=tint) if tint else word}  {finding.check.ljust(width)}  {finding.what}"
-        if finding.remedy and finding.status is not Status.SKIPPED:
+        if finding.remedy and finding.status is not FindingStatus.SKIPPED:
             yield f"{'':7}  {'':{width}}  next: {finding.remedy}"
     counts = Counter(finding.status for finding in findings)
     yield ""
     yield (
-        f"{counts[Status.FAIL]} failed, {counts[Status.WARN]} to look at, {counts[Status.OK]} ok, "
-        f"{counts[Status.SKIPPED]} not checked (-o json says how to have them checked)"
+        f"{counts[FindingStatus.FAIL]} failed, {counts[FindingStatus.WARN]} to look at, {counts[FindingStatus.OK]} ok, "
+        f"{counts[FindingStatus.SKIPPED]} not checked (-o json says how to have them checked)"
     )
 
 
-def _machine(settings: Settings, looks: Looks) -> Iterator[Finding]:
-    yield machine.python(reading.python_version())
-    lines = reading.own_requirements()
+def _machine(settings: CliSettings, looks: DoctorOptions) -> Iterator[Finding]:
+    yield machine.check_python(reading.read_python_version())
+    lines = reading.read_own_requirements()
     for extra in ("controller", "agent"):
-        wanted = machine.requirements(lines, extra)
-        yield machine.packages(extra, wanted, reading.installed(wanted))
-    answer, on_bus = reading.driver_answer(looks.nvml_limit_s), reading.gpus_on_bus()
+        wanted = machine.parse_requirements(lines, extra)
+        yield machine.check_packages(extra, wanted, reading.read_installed_versions(wanted))
+    answer, on_bus = reading.query_driver(looks.nvml_limit_s), reading.count_bus_gpus()
     has_gpus = answer.problem == "" or bool(on_bus)
-    yield machine.nvml(answer, on_bus)
+    yield machine.check_nvml(answer, on_bus)
     if has_gpus:
-        yield machine.driver(answer.version)
-        yield from machine.rights(reading.rights())
-    state, data = reading.folder(looks.state), reading.folder(looks.data)
-    yield machine.folder("state directory", state, "--state", here=has_gpus)
-    yield machine.disk_room("disk, agent", state)
+        yield machine.check_driver(answer.version)
+        yield from machine.check_rights(reading.read_rights())
+    state, data = reading.read_folder(looks.state), reading.read_folder(looks.data)
+    yield machine.check_folder("state directory", state, "--state", here=has_gpus)
+    yield machine.check_disk_room("disk, agent", state)
     if data.exists:
-        yield machine.folder("data directory", data, "--data", here=True)
-        yield machine.disk_room("disk, controller", data)
-    yield machine.clock_synchronised(*reading.clock_synchronised())
-    yield machine.kubelet(reading.kubelet_sockets())
-    yield from machine.ports(_ports(settings, looks))
+        yield machine.check_folder("data directory", data, "--data", here=True)
+        yield machine.check_disk_room("disk, controller", data)
+    yield machine.check_clock_synchronised(*reading.read_clock_synchronised())
+    yield machine.check_kubelet(reading.read_kubelet_sockets())
+    yield from machine.check_ports(_ports(settings, looks))
     yield from _certificates(settings)
     yield from _agent(settings, looks, has_gpus=has_gpus)
 
 
-def _ports(settings: Settings, looks: Looks) -> Iterator[machine.Port]:
+def _ports(settings: CliSettings, looks: DoctorOptions) -> Iterator[machine.DaemonPort]:
     """Those that daemons of ours have by default on this machine, or were told to have."""
     from eelgrid_protos import transport
 
@@ -155,20 +166,20 @@ def _ports(settings: Settings, looks: Looks) -> Iterator[machine.Port]:
         else:
             ours = _answers(settings, address) if is_rpc else _is_our_page(address, settings.timeout_s)
             state = machine.PortState.OURS if ours else machine.PortState.OTHER
-        yield machine.Port(address, purpose, flag, state)
+        yield machine.DaemonPort(address, purpose, flag, state)
 
 
-def _answers(settings: Settings, address: str) -> bool:
+def _answers(settings: CliSettings, address: str) -> bool:
     """Whether gRPC is spoken there; a server with TLS shows its certificate instead."""
     import grpc
 
-    from eelgrid_controller.cli.doctor_tls_reading import shown_by
+    from eelgrid_controller.cli.doctor_tls import fetch_certificate
 
     with grpc.insecure_channel(address) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=min(2.0, settings.timeout_s))
         except grpc.FutureTimeoutError:
-            return shown_by(address, settings.timeout_s) is not None
+            return fetch_certificate(address, settings.timeout_s) is not None
     return True
 
 
@@ -190,8 +201,8 @@ def _page_text(address: str, timeout_s: float) -> str | Exception:
         return error
 
 
-def _certificates(settings: Settings) -> Iterator[Finding]:
-    from eelgrid_controller.cli.doctor_tls_reading import shown_by, tls_state
+def _certificates(settings: CliSettings) -> Iterator[Finding]:
+    from eelgrid_controller.cli.doctor_tls import fetch_certificate, read_tls_state
     from eelgrid_protos import transport
 
     files = (settings.tls_certificate, settings.tls_key, settings.tls_authority)
@@ -202,15 +213,15 @@ def _certificates(settings: Settings) -> Iterator[Finding]:
     certificate, key, authority = files
     if any(files) and not (certificate and key and authority):
         what = "only some of the three files are given"
-        yield failed("TLS", what, "give --tls-certificate, --tls-key and --tls-authority together")
+        yield report_failure("TLS", what, "give --tls-certificate, --tls-key and --tls-authority together")
         return
-    state = tls_state(certificate, key, authority) if certificate and key and authority else None
-    yield from tls.tls(state, now_s=time.time(), is_loopback=is_loopback, insecure=settings.insecure)
+    state = read_tls_state(certificate, key, authority) if certificate and key and authority else None
+    yield from tls.check_tls_files(state, now_s=time.time(), is_loopback=is_loopback, insecure=settings.insecure)
     if state is not None:
-        shown = shown_by(settings.controller, settings.timeout_s)
+        shown = fetch_certificate(settings.controller, settings.timeout_s)
         if shown is not None:
             host = settings.controller.rpartition(":")[0].strip("[]")
-            yield tls.certificate("TLS, controller's", shown, now_s=time.time(), host=host)
+            yield tls.check_certificate("TLS, controller's", shown, now_s=time.time(), host=host)
 
 
 def _asked(check: str, call: Callable[[], Any], *, optional: bool = False) -> Any:
@@ -225,131 +236,145 @@ def _asked(check: str, call: Callable[[], Any], *, optional: bool = False) -> An
         if isinstance(error, faults.Unavailable):  # gRPC tells of each address that it tried; the end is why
             message = message.rpartition(": ")[2]
         remedy = "see the check of the controller" if not optional else "nothing, unless an agent is to run here"
-        return skipped(check, f"was not answered: {message}", remedy)
+        return report_skipped(check, f"was not answered: {message}", remedy)
 
 
-def _agent(settings: Settings, looks: Looks, *, has_gpus: bool) -> Iterator[Finding]:
+def _agent(settings: CliSettings, looks: DoctorOptions, *, has_gpus: bool) -> Iterator[Finding]:
     from eelgrid_controller.cli.connection import tls_files
     from eelgrid_protos import rpc, transport
     from eelgrid_protos.errors import ContractError
 
     try:
-        channel = transport.blocking_channel(looks.agent, tls=tls_files(settings), insecure=settings.insecure)
+        channel = transport.open_blocking_channel(looks.agent, tls=tls_files(settings), insecure=settings.insecure)
     except (transport.ListenError, click.UsageError) as error:
-        yield skipped("agent", f"cannot be asked: {error}", "name it with --agent, and give the certificates that fit")
+        yield report_skipped(
+            "agent", f"cannot be asked: {error}", "name it with --agent, and give the certificates that fit"
+        )
         return
-    client, timeout_s = rpc.client(rpc.NODE_SERVICE, channel), settings.timeout_s
+    client, timeout_s = rpc.build_client(rpc.NODE_SERVICE, channel), settings.timeout_s
     try:
         found = _asked("agent", lambda: client.get_inventory(GetInventoryRequest(), timeout=timeout_s), optional=True)
         if isinstance(found, Finding):
             if has_gpus:
                 remedy = "start eelgrid-agent (systemctl status eelgrid-agent), or name its --listen with --agent"
-                found = warned("agent", f"none answers at {looks.agent}", remedy)
+                found = report_warning("agent", f"none answers at {looks.agent}", remedy)
             yield found
             return
-        yield from node.inventory(found.inventory)
+        yield from node.check_inventory(found.inventory)
         begin_s = time.time()
         samples = _asked("agent, sampling", lambda: client.get_samples(GetSamplesRequest(), timeout=timeout_s))
         if isinstance(samples, Finding):
             yield samples
         else:
-            yield node.newest(samples)
+            yield node.check_newest_sample(samples)
             if samples.samples is not None and samples.samples.time_ns:
                 theirs_s = samples.samples.time_ns[-1] / 1e9 + samples.age_s
-                yield machine.clocks_agree("agent's samples", theirs_s - time.time(), time.time() - begin_s)
+                yield machine.check_clocks_agree("agent's samples", theirs_s - time.time(), time.time() - begin_s)
         plan = _asked("agent, plan", lambda: client.get_node_plan(GetNodePlanRequest(), timeout=timeout_s))
-        yield plan if isinstance(plan, Finding) else node.lease(plan)
+        yield plan if isinstance(plan, Finding) else node.check_lease(plan)
     except ContractError as error:
-        yield warned(
+        yield report_warning(
             "agent", f"speaks another release of the contract ({error})", "bring eelctl and the agent to one release"
         )
     finally:
         channel.close()
 
 
-def _controller(settings: Settings, looks: Looks) -> Iterator[Finding]:
+def _controller(settings: CliSettings, looks: DoctorOptions) -> Iterator[Finding]:
     from eelgrid_protos import faults
     from eelgrid_protos.errors import ContractError
     from eelgrid_protos.transport import ListenError
 
     try:
-        with operators(settings) as client:
+        with connect_operators(settings) as client:
             yield from _asks(client, settings, looks)
     except (ListenError, click.UsageError) as error:
-        yield failed("controller", f"cannot be asked: {error}", "correct --controller and the --tls options")
+        yield report_failure("controller", f"cannot be asked: {error}", "correct --controller and the --tls options")
     except faults.Unavailable as error:
         what = f"none answers at {settings.controller} ({error.message.rpartition(': ')[2]})"
-        yield failed(
+        yield report_failure(
             "controller", what, "start eelgrid-controller, or name another with --controller; see the checks of TLS"
         )
     except faults.Fault as error:
-        yield failed("controller", f"{settings.controller} refuses: {error.message}", "see the controller's log")
+        yield report_failure(
+            "controller", f"{settings.controller} refuses: {error.message}", "see the controller's log"
+        )
     except ContractError as error:
         remedy = "install eelctl and the controller of one release"
-        yield failed("controller", f"speaks another release of the contract ({error})", remedy)
+        yield report_failure("controller", f"speaks another release of the contract ({error})", remedy)
 
 
-def _asks(client: Any, settings: Settings, looks: Looks) -> Iterator[Finding]:
+def _asks(client: Any, settings: CliSettings, looks: DoctorOptions) -> Iterator[Finding]:
     timeout_s = settings.timeout_s
     yield _role(client, timeout_s)
     begin_s = time.time()
     summary = client.get_summary(GetSummaryRequest(), timeout=timeout_s).summary
     end_s = time.time()
-    yield good("controller", f"{settings.controller} answered in {1000.0 * (end_s - begin_s):.0f} ms")
-    yield machine.clocks_agree("controller's", summary.time_ns / 1e9 - (begin_s + end_s) / 2, (end_s - begin_s) / 2)
+    yield report_ok("controller", f"{settings.controller} answered in {1000.0 * (end_s - begin_s):.0f} ms")
+    yield machine.check_clocks_agree(
+        "controller's", summary.time_ns / 1e9 - (begin_s + end_s) / 2, (end_s - begin_s) / 2
+    )
     page = _page(settings, looks)
     policy = client.get_policy(GetPolicyRequest(), timeout=timeout_s).policy
-    nodes = tuple(pages(client.list_nodes, ListNodesRequest(), "nodes", timeout_s=timeout_s))
-    yield from checks.versions(nodes, page.version if isinstance(page, pages_read.Page) else "", __version__)
-    yield checks.agents(summary)
-    yield checks.samples(summary)
-    yield checks.fresh(nodes, policy.send_interval_s)
-    yield checks.ahead(nodes)
-    yield from checks.gpus(nodes)
-    yield checks.layouts(nodes)
-    yield checks.enforcement(nodes, policy)
-    yield checks.reach(nodes, policy)
-    yield from checks.plans(tuple(pages(client.list_plans, ListPlansRequest(), "plans", timeout_s=timeout_s)))
-    promised = _asked("promises", lambda: whole(client.list_promises, ListPromisesRequest(), timeout_s=timeout_s))
+    nodes = tuple(iterate_pages(client.list_nodes, ListNodesRequest(), "nodes", timeout_s=timeout_s))
+    yield from checks.check_versions(
+        nodes, page.version if isinstance(page, pages_read.MetricsAnswer) else "", __version__
+    )
+    yield checks.check_agents(summary)
+    yield checks.check_samples(summary)
+    yield checks.check_freshness(nodes, policy.send_interval_s)
+    yield checks.check_journal_loss(nodes)
+    yield from checks.check_gpus(nodes)
+    yield checks.check_layouts(nodes)
+    yield checks.check_enforcement(nodes, policy)
+    yield checks.check_limit_reach(nodes, policy)
+    yield from checks.check_plans(
+        tuple(iterate_pages(client.list_plans, ListPlansRequest(), "plans", timeout_s=timeout_s))
+    )
+    promised = _asked("promises", lambda: fetch_whole(client.list_promises, ListPromisesRequest(), timeout_s=timeout_s))
     if isinstance(promised, Finding):
         yield promised
     else:
-        yield from checks.promises(promised)
-        yield from checks.budgets(promised.budgets, summary.measured_power_w, summary.measured_gpus, summary.gpus)
-    yield checks.rejected(summary)
+        yield from checks.check_promises(promised)
+        yield from checks.check_budgets(promised.budgets, summary.measured_power_w, summary.measured_gpus, summary.gpus)
+    yield checks.check_waiting_work(summary)
     now_ns = time.time_ns()
     spent = _asked("ledger", lambda: client.query_energy(
         QueryEnergyRequest(begin_ns=now_ns - _HOUR_NS, end_ns=now_ns, group_by=("kind",), rows_most=1),
         timeout=timeout_s))  # fmt: skip
-    yield spent if isinstance(spent, Finding) else checks.ledger(spent, summary.measured_gpus)
+    yield spent if isinstance(spent, Finding) else checks.check_ledger(spent, summary.measured_gpus)
     if isinstance(page, Finding):
         yield page
     else:
-        yield from pages_read.page_findings(page)
+        yield from pages_read.check_metrics(page)
 
 
 def _role(client: Any, timeout_s: float) -> Finding:
     from eelgrid_protos import faults
 
     try:
-        return tls.role(client.who_am_i(WhoAmIRequest(), timeout=timeout_s))
+        return tls.check_role(client.who_am_i(WhoAmIRequest(), timeout=timeout_s))
     except faults.Internal as error:
-        return skipped("role", f"was not answered: {error.message}", "a controller of this release tells it")
+        return report_skipped("role", f"was not answered: {error.message}", "a controller of this release tells it")
 
 
-def _page(settings: Settings, looks: Looks) -> "pages_read.Page | Finding":
+def _page(settings: CliSettings, looks: DoctorOptions) -> "pages_read.MetricsAnswer | Finding":
     """The controller's page of metrics, or why there is none."""
     is_guess = not looks.metrics
     if is_guess and settings.controller != DEFAULT_CONTROLLER:
         what = "journal, drift, steward and Kubernetes are told by the controller's metrics alone"
-        return skipped("metrics", what, "name them with --metrics HOST:PORT or a URL")
+        return report_skipped("metrics", what, "name them with --metrics HOST:PORT or a URL")
     address = looks.metrics or _CONTROLLER_METRICS
     text = _page_text(address, settings.timeout_s)
     if isinstance(text, Exception):
         if is_guess:
-            return skipped("metrics", f"nothing at {address} ({text})", "name them with --metrics HOST:PORT or a URL")
-        return failed("metrics", f"{address} cannot be read ({text})", "see the controller's --metrics")
-    page = pages_read.read_page(text)
+            return report_skipped(
+                "metrics", f"nothing at {address} ({text})", "name them with --metrics HOST:PORT or a URL"
+            )
+        return report_failure("metrics", f"{address} cannot be read ({text})", "see the controller's --metrics")
+    page = pages_read.parse_metrics(text)
     if not page.is_ours:
-        return failed("metrics", f"{address} is not a controller's page", "name the controller's, not an agent's")
+        return report_failure(
+            "metrics", f"{address} is not a controller's page", "name the controller's, not an agent's"
+        )
     return page

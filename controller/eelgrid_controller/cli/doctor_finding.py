@@ -10,12 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Finding", "Status", "exit_code", "failed", "good", "named", "skipped", "spread", "warned"]
-
 _NAMES_SHOWN = 3
 
 
-class Status(StrEnum):
+class FindingStatus(StrEnum):
     """How a check ended, the worst first."""
 
     FAIL = "fail"
@@ -29,48 +27,50 @@ class Finding:
     """One check: its name, how it ended, what was seen and what to do."""
 
     check: str
-    status: Status
+    status: FindingStatus
     what: str
     remedy: str = ""
 
     def __post_init__(self) -> None:
-        assert (self.status is Status.OK) == (not self.remedy), f"{self.check}: a remedy if and only if something is up"
+        assert (self.status is FindingStatus.OK) == (not self.remedy), (
+            f"{self.check}: a remedy if and only if something is up"
+        )
         assert "\n" not in self.what + self.remedy, f"{self.check}: one line each"
 
 
-def good(check: str, what: str) -> Finding:
+def report_ok(check: str, what: str) -> Finding:
     """Nothing to do."""
-    return Finding(check, Status.OK, _line(what))
+    return Finding(check, FindingStatus.OK, _line(what))
 
 
-def warned(check: str, what: str, remedy: str) -> Finding:
+def report_warning(check: str, what: str, remedy: str) -> Finding:
     """Something works less well than it could, or will not work for long."""
-    return Finding(check, Status.WARN, _line(what), _line(remedy))
+    return Finding(check, FindingStatus.WARN, _line(what), _line(remedy))
 
 
-def failed(check: str, what: str, remedy: str) -> Finding:
+def report_failure(check: str, what: str, remedy: str) -> Finding:
     """Something does not work."""
-    return Finding(check, Status.FAIL, _line(what), _line(remedy))
+    return Finding(check, FindingStatus.FAIL, _line(what), _line(remedy))
 
 
-def skipped(check: str, what: str, remedy: str) -> Finding:
+def report_skipped(check: str, what: str, remedy: str) -> Finding:
     """The check could not be made; the remedy says how to have it made."""
-    return Finding(check, Status.SKIPPED, _line(what), _line(remedy))
+    return Finding(check, FindingStatus.SKIPPED, _line(what), _line(remedy))
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
     """1 where any check failed; warnings and checks that were skipped are 0."""
-    return int(any(finding.status is Status.FAIL for finding in findings))
+    return int(any(finding.status is FindingStatus.FAIL for finding in findings))
 
 
-def named(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     """A few names, and how many more there are."""
     every = list(names)
     more = f" and {len(every) - _NAMES_SHOWN:,} more" if len(every) > _NAMES_SHOWN else ""
     return ", ".join(every[:_NAMES_SHOWN]) + more
 
 
-def spread(count: int, one: str, many: str = "") -> str:
+def count_noun(count: int, one: str, many: str = "") -> str:
     """A number with its noun."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 

@@ -1,11 +1,15 @@
-"""eelctl energy: who spent how many joules, when, and what they cost.
+"""eelctl energy and exporters: energy by owner and time, CSV and Parquet exports, and who has confirmed them.
 
-Owns the options, the table and the files. Must not know how the ledger is kept.
+A file is complete and on the disk or does not exist. `energy --confirm-export` reports an exported interval to
+the controller, which then may delete old rows.
 """
 
+import csv
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,16 +17,221 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from eelgrid_controller.cli.connection import operators
-from eelgrid_controller.cli.energy_files import filed, parquet_library, write_csv, write_parquet
-from eelgrid_controller.cli.exporters import confirm_export, export_stretch
-from eelgrid_controller.cli.failure import Refused
-from eelgrid_controller.cli.settings import Settings, printing
-from eelgrid_controller.cli.tables import Column, coloured, printed, text_table
-from eelgrid_controller.spelling import energy_text
-from eelgrid_protos.messages import EnergySpent, EnergyWork, QueryEnergyRequest, QueryEnergyResponse
+from eelgrid_controller.cli.connection import connect_operators
+from eelgrid_controller.cli.errors import RequestRefused
+from eelgrid_controller.cli.output import TableColumn, print_list, print_plain, text_table, use_colour
+from eelgrid_controller.cli.settings import CliSettings, output_option
+from eelgrid_controller.formatting import format_energy
+from eelgrid_protos.messages import (
+    ConfirmEnergyExportRequest,
+    EnergyExporter,
+    EnergySpent,
+    EnergyWork,
+    ListEnergyExportersRequest,
+    QueryEnergyRequest,
+    QueryEnergyResponse,
+    RemoveEnergyExporterRequest,
+)
+from eelgrid_protos.safe_text import escape_csv_cell
 
-__all__ = ["SPAN", "document_of", "energy", "per_unit_text", "rows_of", "stretch_ns", "work_text"]
+
+def flatten_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows for files: work in columns of its own for each unit that any of them tells; None where one does not."""
+    units = sorted({one["unit"] for row in rows for one in row["work"]})
+    found = []
+    for row in rows:
+        told = {one["unit"]: one for one in row["work"]}
+        found.append(
+            {name: value for name, value in row.items() if name != "work"}
+            | {
+                f"{unit}_{name}": told[unit][name] if unit in told else None
+                for unit in units
+                for name in ("amount", "energy_per_unit_j", "missed_s")
+            }
+        )
+    return found
+
+
+def _columns(rows: Sequence[dict[str, Any]], by: Sequence[str]) -> list[str]:
+    return list(rows[0]) if rows else [*by, "energy_j", "idle_j", "active_j", "cost", "carbon_g"]
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, Any]], by: Sequence[str]) -> None:
+    """Writes rows with a line of titles."""
+    rows = flatten_rows(rows)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, _columns(rows, by))
+        writer.writerow({name: escape_csv_cell(name) for name in writer.fieldnames})
+        writer.writerows([{name: escape_csv_cell(value) for name, value in row.items()} for row in rows])
+
+
+def parquet_library() -> tuple[Any, Any]:
+    """The library of Arrow and of Parquet; asked for before anything else, since it may not be there."""
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError:
+        raise click.UsageError("--parquet needs pyarrow: pip install 'eelgrid[parquet]', or write --csv") from None
+    return pa, parquet
+
+
+def write_parquet(path: Path, rows: Sequence[dict[str, Any]], by: Sequence[str]) -> None:
+    """Writes rows in columns of text and of 64-bit floats."""
+    arrow, parquet = parquet_library()
+    rows = flatten_rows(rows)
+    names = _columns(rows, by)
+    # Said, not guessed from the values, of which there may be none.
+    kinds = arrow.schema([(name, arrow.string() if name in by else arrow.float64()) for name in names])
+    parquet.write_table(arrow.table({name: [row[name] for row in rows] for name in names}, schema=kinds), path)
+
+
+def write_groups(
+    option: str, path: Path | None, write: Callable[..., None], document: dict[str, Any], by: Sequence[str]
+) -> None:
+    """Writes the groups with `write`, where a path was given; the file is whole and on the disk on return."""
+    if path is None:
+        return
+    try:
+        if is_durable(path):
+            with _replacing(path.resolve()) as draft:
+                write(draft, document["groups"], by)
+        else:
+            write(path, document["groups"], by)
+    except OSError as error:
+        raise click.UsageError(
+            f"{option}: {path}: {error.strerror or error}; name a file that can be written"
+        ) from None
+
+
+def is_durable(path: Path) -> bool:
+    """Whether there is, or will be, a file of that name: not a pipe nor a device, which nothing can replace."""
+    return path.is_file() or not path.exists()
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A path beside, whose file takes the name in the end, when it is on the disk; else it goes."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield draft
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+_NANO = 10**9
+_HOUR_NS = 3600 * _NANO
+
+
+def _time(at_ns: int) -> str:
+    return datetime.fromtimestamp(at_ns / _NANO, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def _changed(one: EnergyExporter) -> str:
+    if not one.changed_hours:
+        return ""
+    return f"{one.changed_hours}, {_time(one.changed_first_ns)} to {_time(one.changed_last_ns)}"
+
+
+def export_period(
+    client: Any, settings: CliSettings, name: str, said_ns: tuple[int, int] | None, *, is_month: bool,
+    paths: Sequence[Path | None], is_filtered: bool,
+) -> tuple[int, int]:  # fmt: skip
+    """What is to be exported: what was said, as far as it is settled, else what the exporter does not have yet.
+
+    Raises UsageError and Refused; ends the command where there is nothing.
+    """
+    if not any(paths):
+        raise click.UsageError("--confirm-export: nothing is exported; add --csv FILE or --parquet FILE")
+    if is_filtered:
+        raise click.UsageError("--confirm-export: with --where some rows would be nowhere; leave one of them out")
+    for path in filter(None, paths):
+        if not is_durable(path):
+            raise click.UsageError(f"--confirm-export: {path} is no file on a disk; name one")
+    found = client.list_energy_exporters(ListEnergyExportersRequest(), timeout=settings.timeout_s)
+    settled_ns = found.settled_ns
+    marks = {one.name: one.until_ns for one in found.exporters}
+    if said_ns is not None:
+        begin_ns, end_ns = said_ns
+        if begin_ns // _HOUR_NS * _HOUR_NS > marks.get(name, begin_ns):
+            raise RequestRefused(
+                f"{name} has rows until {_time(marks[name])} UTC, and would lack those up to {_time(begin_ns)}",
+                "begin there, or leave --since and --month out, which takes all that is new",
+            )
+        if is_month and end_ns > settled_ns:
+            raise RequestRefused(
+                f"--month: not all nodes have told that month; hours are settled until {_time(settled_ns)} UTC",
+                "repeat it later, or take --since",
+            )
+    else:
+        if name not in marks:
+            raise click.UsageError(f"--confirm-export: {name} has no mark yet; say from when, with --since or --month")
+        begin_ns, end_ns = marks[name], settled_ns
+    end_ns = min(end_ns, settled_ns)
+    if end_ns <= begin_ns:
+        click.echo(
+            f"nothing is settled after {_time(begin_ns)} UTC that {name} could have; nothing was written", err=True
+        )
+        raise click.exceptions.Exit(0)
+    return begin_ns, end_ns
+
+
+def confirm_export(client: Any, settings: CliSettings, name: str, found: QueryEnergyResponse) -> None:
+    """Tells the controller that an answer is on the disk, and a person what follows."""
+    request = ConfirmEnergyExportRequest(
+        name=name, begin_ns=found.begin_ns, end_ns=found.end_ns, revision=found.revision
+    )
+    mark = client.confirm_energy_export(request, timeout=settings.timeout_s).exporter
+    click.echo(f"confirmed: {name} has everything from {_time(mark.since_ns)} to {_time(mark.until_ns)} UTC", err=True)
+    if mark.changed_hours:
+        click.echo(f"  but for hours that changed since: {_changed(mark)}; export their stretch again", err=True)
+
+
+_COLUMNS = (
+    TableColumn[EnergyExporter]("EXPORTER", lambda one: one.name),
+    TableColumn[EnergyExporter]("SINCE", lambda one: _time(one.since_ns)),
+    TableColumn[EnergyExporter]("UNTIL", lambda one: _time(one.until_ns)),
+    TableColumn[EnergyExporter]("BEHIND", lambda one: f"{one.lag_s / 3600.0:,.0f} h", right=True),
+    TableColumn[EnergyExporter]("CHANGED HOURS", _changed),
+)
+
+
+@click.group(invoke_without_command=True)
+@output_option
+@click.pass_context
+def exporters(context: click.Context) -> None:
+    """Show who takes energy's rows elsewhere, and until when they have them (UTC).
+
+    Rows that one of them does not have stay, whatever their age. Hours that changed after they were confirmed have to
+    be exported again; what is exported then replaces what was.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    settings: CliSettings = context.obj
+    with connect_operators(settings) as client:
+        found = client.list_energy_exporters(ListEnergyExportersRequest(), timeout=settings.timeout_s)
+    print_list(
+        settings, _COLUMNS, found.exporters,
+        empty="no exporter; `eelctl energy --csv FILE --confirm-export NAME --since 7d` makes one",
+    )  # fmt: skip
+
+
+@exporters.command()
+@click.argument("name")
+@click.pass_obj
+def remove(settings: CliSettings, name: str) -> None:
+    """Forget an exporter: rows that it does not have go for their age again."""
+    with connect_operators(settings) as client:
+        client.remove_energy_exporter(RemoveEnergyExporterRequest(name=name), timeout=settings.timeout_s)
+    click.echo(f"{name} is no exporter any more")
+
 
 # click's ParamType takes a type argument for the checker alone; older releases refuse one when run.
 if TYPE_CHECKING:
@@ -32,7 +241,6 @@ else:
 _SPAN = re.compile(r"(\d{1,5}) ?(h|d|w)")
 _HOURS = {"h": 1, "d": 24, "w": 168}
 _MONTH = re.compile(r"(\d{4})-(\d{2})")
-_NANO = 10**9
 
 
 class _Span(_IntType):
@@ -52,7 +260,7 @@ class _Span(_IntType):
 SPAN = _Span()
 
 
-def stretch_ns(since_h: int, month: str | None, *, now_ns: int) -> tuple[int, int]:
+def period_ns(since_h: int, month: str | None, *, now_ns: int) -> tuple[int, int]:
     """Begin and end of what is asked for: the hours before now, or a calendar month in UTC."""
     if month is None:
         return now_ns - since_h * 3600 * _NANO, now_ns
@@ -91,7 +299,7 @@ def _shown(name: str, value: str) -> str:
     return value
 
 
-def rows_of(found: QueryEnergyResponse, by: Sequence[str]) -> list[dict[str, Any]]:
+def group_rows(found: QueryEnergyResponse, by: Sequence[str]) -> list[dict[str, Any]]:
     """The groups with their names, in joules."""
     return [
         {name: _shown(name, value) for name, value in zip(by, group.values, strict=True)}
@@ -126,12 +334,12 @@ def _joules(value_j: float) -> str:
     return f"{1000.0 * value_j:.3g} mJ"
 
 
-def work_text(work: Sequence[dict[str, Any]]) -> str:
+def format_work(work: Sequence[dict[str, Any]]) -> str:
     """How much was done; at least so much where not all was counted."""
     return ", ".join(f"{'>= ' if one['missed_s'] else ''}{_number(one['amount'])} {_unit(one)}s" for one in work)
 
 
-def per_unit_text(work: Sequence[dict[str, Any]]) -> str:
+def format_per_unit(work: Sequence[dict[str, Any]]) -> str:
     """Joules for each unit; at most so many where not all was counted."""
     return ", ".join(
         f"{'<= ' if one['missed_s'] else ''}{_joules(one['energy_per_unit_j'])}/{_unit(one)}"
@@ -151,14 +359,14 @@ def _amounts(spent: EnergySpent) -> dict[str, Any]:
     }
 
 
-def document_of(found: QueryEnergyResponse, by: Sequence[str]) -> dict[str, Any]:
+def energy_document(found: QueryEnergyResponse, by: Sequence[str]) -> dict[str, Any]:
     """The answer in joules, as it is printed."""
     owned = _sum(found.left_out, *(group.spent for group in found.groups))
     return {
         "begin": datetime.fromtimestamp(found.begin_ns / _NANO, UTC).isoformat(),
         "end": datetime.fromtimestamp(found.end_ns / _NANO, UTC).isoformat(),
         "currency": found.currency,
-        "groups": rows_of(found, by),
+        "groups": group_rows(found, by),
         "left_out": {"groups": found.left_out_groups} | _amounts(found.left_out),
         "unallocated": _amounts(found.unallocated),
         "unattributed": _amounts(found.unattributed),
@@ -178,7 +386,7 @@ def _minute(stamp: str) -> str:
     return stamp[:16].replace("T", " ")
 
 
-def _lines(settings: Settings, document: dict[str, Any], by: Sequence[str]) -> Iterator[str]:
+def _lines(settings: CliSettings, document: dict[str, Any], by: Sequence[str]) -> Iterator[str]:
     nobody = [
         {by[0]: title} | document[part]
         for title, part in (
@@ -191,20 +399,20 @@ def _lines(settings: Settings, document: dict[str, Any], by: Sequence[str]) -> I
     currency = document["currency"]
     is_told = any(row["work"] for row in document["groups"])
     columns = [
-        *(Column[dict[str, Any]](name.upper(), _cell(name)) for name in by),
-        Column("ENERGY", lambda row: energy_text(row["energy_j"]), right=True),
-        Column("SHARE", lambda row: f"{100.0 * row['energy_j'] / total_j:.1f} %" if total_j else "", right=True),
-        Column("IDLE", lambda row: energy_text(row["idle_j"]), right=True),
-        *([Column("COST", lambda row: f"{row['cost']:,.2f} {currency}", right=True)] if currency else []),
-        *([Column("WORK", lambda row: work_text(row.get("work", ())), right=True)] if is_told else []),
-        *([Column("FOR EACH", lambda row: per_unit_text(row.get("work", ())), right=True)] if is_told else []),
-        *([Column("CO2", lambda row: f"{row['carbon_g'] / 1000.0:,.3g} kg", right=True)] if currency else []),
+        *(TableColumn[dict[str, Any]](name.upper(), _cell(name)) for name in by),
+        TableColumn("ENERGY", lambda row: format_energy(row["energy_j"]), right=True),
+        TableColumn("SHARE", lambda row: f"{100.0 * row['energy_j'] / total_j:.1f} %" if total_j else "", right=True),
+        TableColumn("IDLE", lambda row: format_energy(row["idle_j"]), right=True),
+        *([TableColumn("COST", lambda row: f"{row['cost']:,.2f} {currency}", right=True)] if currency else []),
+        *([TableColumn("WORK", lambda row: format_work(row.get("work", ())), right=True)] if is_told else []),
+        *([TableColumn("FOR EACH", lambda row: format_per_unit(row.get("work", ())), right=True)] if is_told else []),
+        *([TableColumn("CO2", lambda row: f"{row['carbon_g'] / 1000.0:,.3g} kg", right=True)] if currency else []),
     ]  # fmt: skip
-    yield from text_table(columns, [*document["groups"], *nobody], headers=settings.headers, colour=coloured())
+    yield from text_table(columns, [*document["groups"], *nobody], headers=settings.headers, colour=use_colour())
     yield ""
     yield (
-        f"{_minute(document['begin'])} to {_minute(document['end'])} UTC; measured {energy_text(document['measured_j'])} "
-        f"± {energy_text(document['uncertainty_j'])}"
+        f"{_minute(document['begin'])} to {_minute(document['end'])} UTC; measured {format_energy(document['measured_j'])} "
+        f"± {format_energy(document['uncertainty_j'])}"
         + (f"; {document['uncounted_s']:,.0f} device-seconds nobody measured" if document["uncounted_s"] else "")
     )
     for part in document["damaged"]:
@@ -224,7 +432,7 @@ def _lines(settings: Settings, document: dict[str, Any], by: Sequence[str]) -> I
 @click.option("--confirm-export", "exporter", metavar="NAME",
               help="When the file is on the disk, tell the controller that NAME has these rows, which may then go for their "
                    "age. Without --since and --month: the rows that NAME does not have yet.")  # fmt: skip
-@printing
+@output_option
 @click.pass_context
 def energy(
     context: click.Context, *, since: int, month: str | None, by: str, where: tuple[str, ...], rows: int,
@@ -240,12 +448,12 @@ def energy(
         raise click.BadParameter("names nothing to group by; write one such as workload", param_hint="--by")
     if parquet_path is not None:
         parquet_library()
-    settings: Settings = context.obj
-    begin_ns, end_ns = stretch_ns(since, month, now_ns=time.time_ns())
-    with operators(settings) as client:
+    settings: CliSettings = context.obj
+    begin_ns, end_ns = period_ns(since, month, now_ns=time.time_ns())
+    with connect_operators(settings) as client:
         if exporter is not None:
             is_said = month is not None or context.get_parameter_source("since") is not ParameterSource.DEFAULT
-            begin_ns, end_ns = export_stretch(
+            begin_ns, end_ns = export_period(
                 client, settings, exporter, (begin_ns, end_ns) if is_said else None, is_month=month is not None,
                 paths=(csv_path, parquet_path), is_filtered=bool(where),
             )  # fmt: skip
@@ -255,18 +463,18 @@ def energy(
         )  # fmt: skip
         found = client.query_energy(request, timeout=settings.timeout_s)
         if exporter is not None and found.left_out_groups:
-            raise Refused(
+            raise RequestRefused(
                 f"{found.left_out_groups} rows found no room, so {exporter} would not have everything",
                 "give --rows 10000, or take a shorter stretch; nothing was written nor confirmed",
             )
         if exporter is not None and found.damaged:
-            raise Refused(
+            raise RequestRefused(
                 f"parts of the ledger are damaged, so {exporter} would not have everything: {found.damaged[0]}",
                 "put a backup back (docs/how-to/runbooks/EelgridLedgerFailing.md); nothing was written nor confirmed",
             )
-        document = document_of(found, names)
-        filed("--csv", csv_path, write_csv, document, names)
-        filed("--parquet", parquet_path, write_parquet, document, names)
+        document = energy_document(found, names)
+        write_groups("--csv", csv_path, write_csv, document, names)
+        write_groups("--parquet", parquet_path, write_parquet, document, names)
         if exporter is not None:
             confirm_export(client, settings, exporter, found)
-    printed(settings, document, _lines(settings, document, names))
+    print_plain(settings, document, _lines(settings, document, names))

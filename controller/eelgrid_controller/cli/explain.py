@@ -1,34 +1,124 @@
-"""eelctl explain: why a workload stands where it stands, in words and watts.
+"""eelctl explain and decision: why a workload was placed where it is, and export and replay of that decision.
 
-Owns the sentences and the table of candidates; must not know how costs come
-about: the terms and their names are the controller's.
+The terms of a cost and their names are the controller's. `decision replay` needs no controller: it decides here, with
+the planner of this installation.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import click
 
-from eelgrid_controller.cli.connection import operators
-from eelgrid_controller.cli.settings import Settings, printing
-from eelgrid_controller.cli.tables import Column, document, text_table
+from eelgrid_controller.cli.connection import connect_operators
+from eelgrid_controller.cli.errors import RequestRefused
+from eelgrid_controller.cli.output import TableColumn, print_document, print_plain, text_table
+from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_controller.cli.workloads import request_text
+from eelgrid_protos import __version__
 from eelgrid_protos.messages import (
     Candidate,
     ExplainWorkloadRequest,
     Explanation,
+    ExportDecisionRequest,
     Placement,
     ReplicaExplanation,
     WorkloadPhase,
 )
+from eelgrid_protos.plain_messages import to_plain
+from eelgrid_protos.safe_text import escape_json
 
-__all__ = ["explain", "explained"]
+_FILE_BYTES_MOST = 1024 * 1024 * 1024
+_TIMEOUT_LEAST_S = 300.0
+_SHOWN = 40
+
+
+@click.group()
+def decision() -> None:
+    """Export a decision with all that it depended on, or replay one."""
+
+
+@decision.command()
+@click.argument("workload")
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    help="Where to write it; - is stdout.  [default: WORKLOAD.decision.json]",
+)
+@click.pass_obj
+def export(settings: CliSettings, workload: str, file: Path | None) -> None:
+    """Write the last decision on a workload into a file."""
+    with connect_operators(settings) as client:
+        request = ExportDecisionRequest(workload_id=workload)
+        parts = client.export_decision(request, timeout=max(settings.timeout_s, _TIMEOUT_LEAST_S))
+        text = "".join(part.text for part in parts)
+    target = file or Path(f"{workload.replace('/', '_')}.decision.json")
+    if str(target) == "-":
+        click.echo(escape_json(text))
+        return
+    try:
+        target.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RequestRefused(f"{target}: {error.strerror}", "name a file that can be written with --file") from None
+    click.echo(f"{target}: {len(text):,} bytes; replay it with `eelctl decision replay {target}`")
+
+
+def _read(file: Any) -> Any:
+    try:
+        return json.loads(file.read(_FILE_BYTES_MOST))
+    except ValueError:
+        raise RequestRefused(f"{file.name}: is no JSON", "give a file that `eelctl decision export` wrote") from None
+
+
+def _told(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """An outcome with its explanation field by field."""
+    from eelgrid_controller.state.journal_encoding import decode_explanation
+
+    return {**outcome, "explanation": [to_plain(found) for found in decode_explanation(outcome["explanation"])]}
+
+
+@decision.command()
+@click.argument("file", type=click.File("r", encoding="utf-8"))
+@output_option
+@click.pass_context
+def replay(context: click.Context, file: Any) -> None:
+    """Decide anew on what a file holds; exit code 1 if it comes out otherwise."""
+    from eelgrid_controller.whatif.decision_record import DecisionUnreadable
+    from eelgrid_controller.whatif.decision_record import replay_decision as decide
+
+    try:
+        found = decide(_read(file))
+    except DecisionUnreadable as error:
+        raise RequestRefused(f"{file.name}: {error}", "give a file that `eelctl decision export` wrote") from None
+    lines = [f"{found.workload_id}, decided at revision {found.revision} by version {found.made_by}"]
+    if found.made_by != __version__:
+        lines.append(f"this is version {__version__}: a difference may be the planner's")
+    if found.differences:
+        lines.append(f"different in {len(found.differences)}:")
+        lines.extend(f"  {line}" for line in found.differences[:_SHOWN])
+    else:
+        lines.append("equal to the last bit")
+    plain = {
+        "workload_id": found.workload_id,
+        "revision": found.revision,
+        "equal": not found.differences,
+        "differences": list(found.differences),
+        "recorded": _told(found.recorded),
+        "now": _told(found.now),
+    }
+    print_plain(context.obj, plain, lines)
+    if found.differences:
+        context.exit(1)
+
 
 # Half of the last digit that is printed.
 _SEEN_W = 0.005
 
 
-def _candidate_columns(replica: ReplicaExplanation, chosen: Placement | None) -> list[Column[Candidate]]:
+def _candidate_columns(replica: ReplicaExplanation, chosen: Placement | None) -> list[TableColumn[Candidate]]:
     """Columns for the terms that any candidate has, in the order of the first that has them."""
     terms = list(dict.fromkeys(term.name for candidate in replica.candidates for term in candidate.terms))
     best = replica.candidates[0].cost_w
@@ -37,8 +127,8 @@ def _candidate_columns(replica: ReplicaExplanation, chosen: Placement | None) ->
         here = chosen and (candidate.node_name, candidate.gpu_indexes) == (chosen.node_name, chosen.gpu_indexes)
         return "*" if here else " "
 
-    def term(name: str) -> Column[Candidate]:
-        return Column(
+    def term(name: str) -> TableColumn[Candidate]:
+        return TableColumn(
             name.upper(), lambda c: next((f"{t.cost_w:+.2f} W" for t in c.terms if t.name == name), "-"), right=True
         )
 
@@ -52,13 +142,13 @@ def _candidate_columns(replica: ReplicaExplanation, chosen: Placement | None) ->
         return ", ".join(told) or "equal: the name decides"
 
     return [
-        Column(" ", mark),
-        Column("NODE", lambda c: c.node_name),
-        Column("GPU", lambda c: ",".join(map(str, c.gpu_indexes)), right=True),
-        Column("COST", lambda c: f"{c.cost_w:.2f} W", right=True),
+        TableColumn(" ", mark),
+        TableColumn("NODE", lambda c: c.node_name),
+        TableColumn("GPU", lambda c: ",".join(map(str, c.gpu_indexes)), right=True),
+        TableColumn("COST", lambda c: f"{c.cost_w:.2f} W", right=True),
         *map(term, terms),
-        Column("WORSE BY", lambda c: f"{c.cost_w - best:.2f} W", right=True),
-        Column("BECAUSE OF", because),
+        TableColumn("WORSE BY", lambda c: f"{c.cost_w - best:.2f} W", right=True),
+        TableColumn("BECAUSE OF", because),
     ]
 
 
@@ -81,7 +171,7 @@ def _replica(replica: ReplicaExplanation, chosen: Placement | None) -> Iterator[
             yield f"  {line}"
 
 
-def explained(explanation: Explanation, replicas: int, page: str = "") -> Iterator[str]:
+def explanation_lines(explanation: Explanation, replicas: int, page: str = "") -> Iterator[str]:
     """The explanation in lines, with the first `replicas` replicas in full; `page` is where the live page is seen."""
     workload = explanation.workload
     spec, phase = workload.spec, workload.phase
@@ -109,14 +199,14 @@ def explained(explanation: Explanation, replicas: int, page: str = "") -> Iterat
 @click.command()
 @click.argument("workload")
 @click.option("--replicas", type=click.IntRange(1), default=4, show_default=True, help="Replicas to show in full.")
-@printing
+@output_option
 @click.pass_obj
-def explain(settings: Settings, workload: str, replicas: int) -> None:
+def explain(settings: CliSettings, workload: str, replicas: int) -> None:
     """Say where a workload went and why, or what it waits for.
 
     Costs are watts-equivalent: added power, and what the choice takes from later arrivals.
     """
-    with operators(settings) as client:
+    with connect_operators(settings) as client:
         request = ExplainWorkloadRequest(workload_id=workload)
         answer = client.explain_workload(request, timeout=settings.timeout_s).explanation
-        document(settings, answer, explained(answer, replicas, settings.page))
+        print_document(settings, answer, explanation_lines(answer, replicas, settings.page))

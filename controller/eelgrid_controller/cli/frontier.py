@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eelgrid_controller.cli.failure import Refused, Stop
-from eelgrid_controller.cli.progress import Progress
-from eelgrid_controller.cli.settings import Settings, printing
-from eelgrid_controller.cli.tables import Column, coloured, echo, printed, text_table
-from eelgrid_protos.safe_text import csv_cell
+from eelgrid_controller.cli.errors import CliError, RequestRefused
+from eelgrid_controller.cli.output import ProgressBar, TableColumn, echo, print_plain, text_table, use_colour
+from eelgrid_controller.cli.settings import CliSettings, output_option
+from eelgrid_protos.safe_text import escape_csv_cell
 
 if TYPE_CHECKING:
-    from eelgrid_controller.frontier.sweep import Frontier, Row
+    from eelgrid_controller.whatif.frontier.sweep import Frontier, FrontierRow
 
-__all__ = ["frontier"]
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _WRITTEN = click.Path(dir_okay=False, path_type=Path)
@@ -29,22 +27,22 @@ def _of(gpus: Any) -> str:
     return " ".join(f"{count}x{model}" for model, count in gpus.items())
 
 
-def _columns(rate_hz: float) -> tuple[Column["Row"], ...]:
-    def energy(row: "Row") -> str:
+def _columns(rate_hz: float) -> tuple[TableColumn["FrontierRow"], ...]:
+    def energy(row: "FrontierRow") -> str:
         return "" if row.plan is None else f"{row.plan.power_w / rate_hz:.4g}"
 
     return (
-        Column("OBJECTIVE", lambda row: f"{row.latency_s:.4g} s", right=True),
-        Column("WATTS", lambda row: "" if row.plan is None else f"{row.plan.power_w:,.1f}", right=True),
-        Column("J/REQUEST", energy, right=True),
-        Column("RATES", lambda row: f"x{row.factor:.4g}", right=True),
-        Column("GPUS", lambda row: f"lacks {row.binds}" if row.plan is None else _of(row.plan.gpus)),
-        Column("MARK", lambda row: row.mark, colour=lambda row: "green" if row.mark else None),
-        Column("EFFICIENT", lambda row: "yes" if row.is_efficient else "no", wide=True),
+        TableColumn("OBJECTIVE", lambda row: f"{row.latency_s:.4g} s", right=True),
+        TableColumn("WATTS", lambda row: "" if row.plan is None else f"{row.plan.power_w:,.1f}", right=True),
+        TableColumn("J/REQUEST", energy, right=True),
+        TableColumn("RATES", lambda row: f"x{row.factor:.4g}", right=True),
+        TableColumn("GPUS", lambda row: f"lacks {row.binds}" if row.plan is None else _of(row.plan.gpus)),
+        TableColumn("MARK", lambda row: row.mark, colour=lambda row: "green" if row.mark else None),
+        TableColumn("EFFICIENT", lambda row: "yes" if row.is_efficient else "no", wide=True),
     )
 
 
-def _plain(row: "Row", rate_hz: float) -> dict[str, Any]:
+def _plain(row: "FrontierRow", rate_hz: float) -> dict[str, Any]:
     """The row in SI units; null where the rates are not carried."""
     plan = row.plan
     return {
@@ -86,19 +84,19 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
             writer.writeheader()
-            writer.writerows([{name: csv_cell(value) for name, value in row.items()} for row in rows])
+            writer.writerows([{name: escape_csv_cell(value) for name, value in row.items()} for row in rows])
     except OSError as error:
-        raise Stop(f"{path}: {error.strerror}", "name another file with --out") from None
+        raise CliError(f"{path}: {error.strerror}", "name another file with --out") from None
 
 
 def _draw(path: Path, found: "Frontier") -> None:
-    from eelgrid_controller.cli.frontier_picture import draw
+    from eelgrid_controller.cli.frontier_plot import draw_frontier
 
     try:
-        draw(path, found)
+        draw_frontier(path, found)
     except (OSError, ValueError) as error:  # ValueError: an ending that is no format of pictures
         what = (getattr(error, "strerror", None) or str(error)).partition("(")[0].strip()
-        raise Stop(f"{path}: {what}", "name another file with --plot, such as frontier.png") from None
+        raise CliError(f"{path}: {what}", "name another file with --plot, such as frontier.png") from None
 
 
 def _described(points: Path | None, services: Path | None) -> Any:
@@ -110,37 +108,37 @@ def _described(points: Path | None, services: Path | None) -> Any:
     return read_points(points), asked, fleet
 
 
-def _asked(settings: Settings, factor: float) -> Any:
-    from eelgrid_controller.cli.connection import operators
-    from eelgrid_controller.cli.frontier_running import running
+def _asked(settings: CliSettings, factor: float) -> Any:
+    from eelgrid_controller.cli.connection import connect_operators
+    from eelgrid_controller.cli.frontier_running import read_running_fleet
 
-    with operators(settings) as client:
-        return running(client, timeout_s=settings.timeout_s, factor=factor)
+    with connect_operators(settings) as client:
+        return read_running_fleet(client, timeout_s=settings.timeout_s, factor=factor)
 
 
 def _computed(measured: Any, asked: Any, fleet: Any, objectives: int) -> "Frontier":
-    from eelgrid_controller.frontier.sweep import frontier as compute
-    from eelgrid_controller.replay.libraries import library
-    from eelgrid_controller.serving.errors import ServingError
+    from eelgrid_controller.optional_imports import import_library
+    from eelgrid_controller.profiles.errors import ServingError
+    from eelgrid_controller.whatif.frontier.sweep import compute_frontier as compute
 
-    library("scipy.optimize", "the frontier", "'eelgrid[bench]'")
-    progress: Progress | None = None
+    import_library("scipy.optimize", "the frontier", "'eelgrid[bench]'")
+    progress: ProgressBar | None = None
 
     def tell(done: int, total: int) -> None:
         nonlocal progress
-        progress = progress or Progress("computing", "objectives done", total)
+        progress = progress or ProgressBar("computing", "objectives done", total)
         progress(done)
 
     try:
         return compute(measured, asked, fleet, objectives_most=objectives, tell=tell)
     except ServingError as error:
-        raise Refused(error.problem, error.remedy) from None
+        raise RequestRefused(error.problem, error.remedy) from None
     finally:
         if progress is not None:
             progress.stop()
 
 
-def _tell(settings: Settings, found: "Frontier") -> None:
+def _tell(settings: CliSettings, found: "Frontier") -> None:
     """The table on stdout, and beside it what it does not show."""
     wide = settings.output == "wide"
     before = (None, *found.rows)
@@ -150,7 +148,7 @@ def _tell(settings: Settings, found: "Frontier") -> None:
         if wide or row.is_efficient or row.mark or (row.plan is None and (last is None or row.factor > last.factor))
     ]
     columns = [column for column in _columns(found.rate_hz) if wide or not column.wide]
-    for line in text_table(columns, shown, headers=settings.headers, colour=coloured()):
+    for line in text_table(columns, shown, headers=settings.headers, colour=use_colour()):
         echo(line)
     service, latency_s = found.tightest
     echo(f"below {latency_s:.4g} s: {service} has no point so fast", err=True)
@@ -177,7 +175,7 @@ def _tell(settings: Settings, found: "Frontier") -> None:
 @click.option(
     "--objectives", type=click.IntRange(2, 200), default=200, show_default=True, help="At most so many objectives."
 )
-@printing
+@output_option
 @click.pass_context
 def frontier(
     context: click.Context,
@@ -200,10 +198,10 @@ def frontier(
     Exits with 1 if the fleet carries the rates at no objective.
     """
     if plot is not None:
-        from eelgrid_controller.cli.frontier_picture import drawing
+        from eelgrid_controller.cli.frontier_plot import load_pyplot
 
-        drawing()  # that it lacks is said before the work
-    settings: Settings = context.obj
+        load_pyplot()  # that it lacks is said before the work
+    settings: CliSettings = context.obj
     known = _asked(settings, rates) if running else _described(points, services)
     measured, asked, fleet = known
     found = _computed(measured, asked, fleet, objectives)
@@ -220,12 +218,12 @@ def frontier(
             "passed_over": dict(found.passed_over),
             "rows": rows,
         }
-        printed(settings, plain, ())
+        print_plain(settings, plain, ())
     else:
         _tell(settings, found)
     if found.rows[-1].plan is None:
         last = found.rows[-1]
-        raise Stop(
+        raise CliError(
             f"the fleet carries {last.factor:.4g} of the rates at best, at {last.latency_s:.4g} s",
             f"add {last.binds}, or ask for lower rates",
         )

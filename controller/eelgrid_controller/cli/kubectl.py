@@ -25,8 +25,6 @@ from typing import NamedTuple
 
 import click
 
-__all__ = ["Way", "main", "split"]
-
 _SERVICE, _SECRET, _PORT = "eelgrid-controller", "eelgrid-operator-tls", 7443
 _FORWARDED = re.compile(r"Forwarding from (127\.0\.0\.1:\d+) ->")
 _FORWARD_WITHIN_S = 20.0
@@ -47,7 +45,7 @@ _HELP = f"""kubectl eelgrid [options] COMMAND ...: eelctl against this cluster's
 """
 
 
-class Way(NamedTuple):
+class KubectlTarget(NamedTuple):
     """Where the controller is, as kubectl finds it."""
 
     namespace: str = "eelgrid"
@@ -63,7 +61,7 @@ class Way(NamedTuple):
         return [*chosen, *(["--kubeconfig", self.kubeconfig] if self.kubeconfig else [])]
 
 
-def split(arguments: Sequence[str]) -> tuple[Way, list[str]]:
+def split_arguments(arguments: Sequence[str]) -> tuple[KubectlTarget, list[str]]:
     """Our options, which stand before the command, and eelctl's arguments; raises click.UsageError."""
     told: dict[str, str] = {}
     rest = list(arguments)
@@ -77,7 +75,7 @@ def split(arguments: Sequence[str]) -> tuple[Way, list[str]]:
                 raise click.UsageError(f"{name} needs a value")
             value = rest.pop(0)
         told[_OPTIONS[name]] = value
-    return Way(**told), rest
+    return KubectlTarget(**told), rest
 
 
 def main() -> None:
@@ -85,7 +83,7 @@ def main() -> None:
     from eelgrid_controller.cli.__main__ import cli
 
     try:
-        way, rest = split(sys.argv[1:])
+        way, rest = split_arguments(sys.argv[1:])
         if not rest or rest[0] in {"-h", "--help"}:
             click.echo(_HELP, nl=False)
         with ExitStack() as stack:
@@ -105,7 +103,7 @@ def _wants_controller(rest: Sequence[str], environment: Mapping[str, str]) -> bo
 
 
 @contextmanager
-def _reached(way: Way) -> Iterator[list[str]]:
+def _reached(way: KubectlTarget) -> Iterator[list[str]]:
     """Eelctl's options for the way, open as long as the `with`."""
     program = shutil.which(os.environ.get("KUBECTL", "kubectl"))
     if program is None:

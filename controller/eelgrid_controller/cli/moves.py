@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import operators
-from eelgrid_controller.cli.settings import Settings, printing
-from eelgrid_controller.cli.tables import Column, document, text_table
-from eelgrid_controller.spelling import gpu_text, watts_text
+from eelgrid_controller.cli.connection import connect_operators
+from eelgrid_controller.cli.output import TableColumn, print_document, text_table
+from eelgrid_controller.cli.settings import CliSettings, output_option
+from eelgrid_controller.formatting import format_gpu, format_power
 from eelgrid_protos.messages import (
     MOVES_MOST,
     ApplyMovesRequest,
@@ -24,8 +24,6 @@ from eelgrid_protos.messages import (
     Recommendation,
     RecommendMovesRequest,
 )
-
-__all__ = ["moves"]
 
 _GOALS = [goal.name.lower() for goal in MoveGoal if goal]
 # A search takes longer than other calls: seconds for a thousand nodes.
@@ -52,17 +50,17 @@ class _Line:
         return text if self.is_first else " "
 
 
-_COLUMNS: tuple[Column[_Line], ...] = (
-    Column("#", lambda line: line.once(str(line.number)), right=True),
-    Column("WORKLOAD", lambda line: line.move.workload_id),
-    Column("NAME", lambda line: line.move.name, wide=True),
-    Column("REPLICA", lambda line: str(line.replica.source.replica), right=True, wide=True),
-    Column("FROM", lambda line: _place(line.replica.source)),
-    Column("TO", lambda line: _place(line.replica.target)),
-    Column("POWER", lambda line: line.once(_signed(-line.move.power_w)), right=True),
-    Column("RESTART", lambda line: line.once(f"{line.move.restart_w:,.1f} W"), right=True, wide=True),
-    Column("GAIN", lambda line: line.once(_signed(line.move.gain_w)), right=True),
-    Column("GAIN SO FAR", lambda line: line.once(_signed(line.total_w)), right=True),
+_COLUMNS: tuple[TableColumn[_Line], ...] = (
+    TableColumn("#", lambda line: line.once(str(line.number)), right=True),
+    TableColumn("WORKLOAD", lambda line: line.move.workload_id),
+    TableColumn("NAME", lambda line: line.move.name, wide=True),
+    TableColumn("REPLICA", lambda line: str(line.replica.source.replica), right=True, wide=True),
+    TableColumn("FROM", lambda line: _place(line.replica.source)),
+    TableColumn("TO", lambda line: _place(line.replica.target)),
+    TableColumn("POWER", lambda line: line.once(_signed(-line.move.power_w)), right=True),
+    TableColumn("RESTART", lambda line: line.once(f"{line.move.restart_w:,.1f} W"), right=True, wide=True),
+    TableColumn("GAIN", lambda line: line.once(_signed(line.move.gain_w)), right=True),
+    TableColumn("GAIN SO FAR", lambda line: line.once(_signed(line.total_w)), right=True),
 )
 
 
@@ -76,7 +74,7 @@ def _lines(found: Recommendation) -> Iterator[_Line]:
 
 def _class_text(task: ClassFit) -> str:
     models = f" ({'|'.join(task.gpu_models)})" if task.gpu_models else ""
-    return f"tasks of {gpu_text(task.gpu_count * task.gpu_milli)} GPU{models}, {task.cpu_milli / 1000:g} CPU"
+    return f"tasks of {format_gpu(task.gpu_count * task.gpu_milli)} GPU{models}, {task.cpu_milli / 1000:g} CPU"
 
 
 def _standings(found: Recommendation) -> Iterator[tuple[str, str, str, str]]:
@@ -93,14 +91,14 @@ def _standings(found: Recommendation) -> Iterator[tuple[str, str, str, str]]:
     yield row("free GPUs in blocks of 8 or more", one.block_gpus, two.block_gpus)
     yield row(f"room: of {found.typical_asked_tasks:,} typical tasks", one.typical_tasks, two.typical_tasks)
     yield row(
-        f"room: of their {gpu_text(found.typical_asked_gpu_milli)} GPUs",
+        f"room: of their {format_gpu(found.typical_asked_gpu_milli)} GPUs",
         one.typical_gpu_milli / 1000, two.typical_gpu_milli / 1000, digits=1,
     )  # fmt: skip
     for before, after in zip(one.largest, two.largest, strict=True):
         yield row(f"room: {_class_text(before)}", before.tasks, after.tasks)
 
 
-def _table(found: Recommendation, settings: Settings) -> Iterator[str]:
+def _table(found: Recommendation, settings: CliSettings) -> Iterator[str]:
     shown = [column for column in _COLUMNS if settings.output == "wide" or not column.wide]
     if not found.moves:
         yield (
@@ -110,19 +108,19 @@ def _table(found: Recommendation, settings: Settings) -> Iterator[str]:
         return
     yield from text_table(shown, list(_lines(found)), headers=settings.headers)
     yield ""
-    columns: list[Column[tuple[str, str, str, str]]] = [
-        Column("THE CLUSTER", lambda row: row[0]),
-        Column("BEFORE", lambda row: row[1], right=True),
-        Column("AFTER", lambda row: row[2], right=True),
-        Column("CHANGE", lambda row: row[3], right=True),
+    columns: list[TableColumn[tuple[str, str, str, str]]] = [
+        TableColumn("THE CLUSTER", lambda row: row[0]),
+        TableColumn("BEFORE", lambda row: row[1], right=True),
+        TableColumn("AFTER", lambda row: row[2], right=True),
+        TableColumn("CHANGE", lambda row: row[3], right=True),
     ]
     yield from text_table(columns, list(_standings(found)), headers=settings.headers)
     yield ""
     budget = f"{found.moving:,} of {found.running:,} replicas move (at most {found.moves_most:,})"
-    yield f"{budget}, with {gpu_text(found.moving_gpu_milli)} GPUs."
+    yield f"{budget}, with {format_gpu(found.moving_gpu_milli)} GPUs."
     yield (
-        f"Net gain {watts_text(found.gain_w)}-equivalent by the goal {found.goal.name.lower()}, after "
-        f"{watts_text(found.restart_w)} for restarts ({found.restart_s:g} s each, to be earned in {found.horizon_s:g} s)."
+        f"Net gain {format_power(found.gain_w)}-equivalent by the goal {found.goal.name.lower()}, after "
+        f"{format_power(found.restart_w)} for restarts ({found.restart_s:g} s each, to be earned in {found.horizon_s:g} s)."
     )
     yield f"Nothing was moved. To move: eelctl moves apply {found.recommendation_id}"
 
@@ -152,7 +150,7 @@ def _budget(text: str, option: str) -> tuple[int, float]:
     raise click.BadParameter(f"{text!r}; write a number from 1 to {MOVES_MOST}, or such as 5%", param_hint=option)
 
 
-def _search(client: Any, settings: Settings, asked: RecommendMovesRequest) -> Recommendation:
+def _search(client: Any, settings: CliSettings, asked: RecommendMovesRequest) -> Recommendation:
     found: Recommendation = client.recommend_moves(asked, timeout=max(settings.timeout_s, _SEARCH_S)).recommendation
     return found
 
@@ -171,7 +169,7 @@ def _options(command: Any) -> Any:
 
 @click.group(invoke_without_command=True)
 @_options
-@printing
+@output_option
 @click.pass_context
 def moves(context: click.Context, /, **asked: Any) -> None:
     """Recommend moves of running work, each with a place and a gain; `apply` executes them.
@@ -180,29 +178,29 @@ def moves(context: click.Context, /, **asked: Any) -> None:
     """
     if context.invoked_subcommand:
         return
-    settings: Settings = context.obj
-    with operators(settings) as client:
+    settings: CliSettings = context.obj
+    with connect_operators(settings) as client:
         found = _search(client, settings, _asked(**asked))
-        document(settings, found, _table(found, settings))
+        print_document(settings, found, _table(found, settings))
 
 
 @moves.command()
 @click.argument("recommendation", default="")
 @click.option("--yes", is_flag=True, help="Without an id: ask for moves now and execute them.")
 @_options
-@printing
+@output_option
 @click.pass_obj
-def apply(settings: Settings, /, recommendation: str, yes: bool, **asked: Any) -> None:
+def apply(settings: CliSettings, /, recommendation: str, yes: bool, **asked: Any) -> None:
     """Execute a recommendation, all of it or nothing."""
     if bool(recommendation) == yes:
         raise click.UsageError("name a recommendation of `eelctl moves`, or give --yes to take what is found now")
-    with operators(settings) as client:
+    with connect_operators(settings) as client:
         if yes:
             found = _search(client, settings, _asked(**asked))
             if not found.moves:
-                document(settings, found, _table(found, settings))
+                print_document(settings, found, _table(found, settings))
                 return
             recommendation = found.recommendation_id
         answer = client.apply_moves(ApplyMovesRequest(recommendation_id=recommendation), timeout=settings.timeout_s)
-        words = f"moved {answer.moved} replica{'' if answer.moved == 1 else 's'}; the model now gives the cluster {watts_text(answer.modelled_power_w)}"
-        document(settings, answer, [words])
+        words = f"moved {answer.moved} replica{'' if answer.moved == 1 else 's'}; the model now gives the cluster {format_power(answer.modelled_power_w)}"
+        print_document(settings, answer, [words])

@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import operators, whole
-from eelgrid_controller.cli.failure import Stop
-from eelgrid_controller.cli.settings import Settings, printing
-from eelgrid_controller.cli.tables import Column, document, text_table
+from eelgrid_controller.cli.connection import connect_operators, fetch_whole
+from eelgrid_controller.cli.errors import CliError
+from eelgrid_controller.cli.output import TableColumn, print_document, text_table
+from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_protos.messages import (
     ApplyPartitionsRequest,
     ApplyPartitionsResponse,
@@ -28,8 +28,6 @@ from eelgrid_protos.messages import (
     RecommendPartitionsRequest,
     Resident,
 )
-
-__all__ = ["partition"]
 
 # A search of thousands of services takes seconds, and the queueing model some more for new points.
 _SEARCH_S = 300.0
@@ -61,12 +59,12 @@ def _after(gpu: PartitionedGpu) -> str:
     return f"stays: {gpu.held}" if gpu.held else "as it is" if _stays(gpu) else _layout(gpu.after)
 
 
-_GPUS: tuple[Column[PartitionedGpu], ...] = (
-    Column("GPU", lambda gpu: f"{gpu.node_name}:{gpu.gpu_index}"),
-    Column("MODEL", lambda gpu: gpu.model, wide=True),
-    Column("NOW", lambda gpu: _layout(gpu.before)),
-    Column("WANTED", _after),
-    Column("WHO", lambda gpu: _who(gpu.residents)),
+_GPUS: tuple[TableColumn[PartitionedGpu], ...] = (
+    TableColumn("GPU", lambda gpu: f"{gpu.node_name}:{gpu.gpu_index}"),
+    TableColumn("MODEL", lambda gpu: gpu.model, wide=True),
+    TableColumn("NOW", lambda gpu: _layout(gpu.before)),
+    TableColumn("WANTED", _after),
+    TableColumn("WHO", lambda gpu: _who(gpu.residents)),
 )
 
 
@@ -74,31 +72,31 @@ def _carried(one: PartitionedService) -> str:
     return f"{one.after_hz:.4g}/s" if one.replicas else "nothing"
 
 
-_SERVICES: tuple[Column[PartitionedService], ...] = (
-    Column("SERVICE", lambda one: one.workload_id),
-    Column("NAME", lambda one: one.name, wide=True),
-    Column("RATE", lambda one: f"{one.rate_hz:.4g}/s", right=True),
-    Column("CARRIES NOW", lambda one: f"{one.before_hz:.4g}/s" if one.replicas_before else "nothing", right=True),
-    Column("CARRIES THEN", _carried, right=True),
-    Column("REPLICAS", lambda one: f"{one.replicas_before} -> {one.replicas}", right=True),
-    Column("ON THE WAY", lambda one: f"{100.0 * one.lowest_share:.0f} %" if one.replicas else "-", right=True),
-    Column("PROBLEM", lambda one: one.problem),
+_SERVICES: tuple[TableColumn[PartitionedService], ...] = (
+    TableColumn("SERVICE", lambda one: one.workload_id),
+    TableColumn("NAME", lambda one: one.name, wide=True),
+    TableColumn("RATE", lambda one: f"{one.rate_hz:.4g}/s", right=True),
+    TableColumn("CARRIES NOW", lambda one: f"{one.before_hz:.4g}/s" if one.replicas_before else "nothing", right=True),
+    TableColumn("CARRIES THEN", _carried, right=True),
+    TableColumn("REPLICAS", lambda one: f"{one.replicas_before} -> {one.replicas}", right=True),
+    TableColumn("ON THE WAY", lambda one: f"{100.0 * one.lowest_share:.0f} %" if one.replicas else "-", right=True),
+    TableColumn("PROBLEM", lambda one: one.problem),
 )
-_STATUS: tuple[Column[PartitionStatus], ...] = (
-    Column("GPU", lambda gpu: f"{gpu.node_name}:{gpu.gpu_index}"),
-    Column("MODEL", lambda gpu: gpu.model, wide=True),
-    Column("WANTED", lambda gpu: _layout(gpu.wanted)),
-    Column("STANDS", lambda gpu: "-" if gpu.wanted is None else "yes" if gpu.stands else "not yet"),
-    Column("WHO", lambda gpu: _who(gpu.residents)),
-    Column("PROBLEM", lambda gpu: gpu.problem),
+_STATUS: tuple[TableColumn[PartitionStatus], ...] = (
+    TableColumn("GPU", lambda gpu: f"{gpu.node_name}:{gpu.gpu_index}"),
+    TableColumn("MODEL", lambda gpu: gpu.model, wide=True),
+    TableColumn("WANTED", lambda gpu: _layout(gpu.wanted)),
+    TableColumn("STANDS", lambda gpu: "-" if gpu.wanted is None else "yes" if gpu.stands else "not yet"),
+    TableColumn("WHO", lambda gpu: _who(gpu.residents)),
+    TableColumn("PROBLEM", lambda gpu: gpu.problem),
 )
 
 
-def _shown(columns: Sequence[Column[Any]], settings: Settings) -> list[Column[Any]]:
+def _shown(columns: Sequence[TableColumn[Any]], settings: CliSettings) -> list[TableColumn[Any]]:
     return [column for column in columns if settings.output == "wide" or not column.wide]
 
 
-def _plan(found: PartitionRecommendation, settings: Settings) -> Iterator[str]:
+def _plan(found: PartitionRecommendation, settings: CliSettings) -> Iterator[str]:
     if found.gpus:
         yield from text_table(_shown(_GPUS, settings), list(found.gpus), headers=settings.headers)
         yield ""
@@ -118,7 +116,7 @@ def _plan(found: PartitionRecommendation, settings: Settings) -> Iterator[str]:
         yield f"Nothing was changed. To change it: eelctl partition apply {found.recommendation_id}"
 
 
-def _standing(found: ListPartitionsResponse, settings: Settings) -> Iterator[str]:
+def _standing(found: ListPartitionsResponse, settings: CliSettings) -> Iterator[str]:
     if not found.gpus:
         yield "No GPU is the partition planner's. To hand a pool over: eelctl policy set --partition POOL=on"
         return
@@ -134,13 +132,13 @@ def partition() -> None:
 
 
 @partition.command("show")
-@printing
+@output_option
 @click.pass_obj
-def show(settings: Settings) -> None:
+def show(settings: CliSettings) -> None:
     """Show partitioned GPUs: what is wanted, whether it stands, who sits there, what the agents refuse."""
-    with operators(settings) as client:
-        found = whole(client.list_partitions, ListPartitionsRequest(), timeout_s=settings.timeout_s)
-        document(settings, found, _standing(found, settings))
+    with connect_operators(settings) as client:
+        found = fetch_whole(client.list_partitions, ListPartitionsRequest(), timeout_s=settings.timeout_s)
+        print_document(settings, found, _standing(found, settings))
 
 
 _HORIZON = click.option(
@@ -148,7 +146,7 @@ _HORIZON = click.option(
 )
 
 
-def _search(client: Any, settings: Settings, horizon_s: float | None) -> PartitionRecommendation:
+def _search(client: Any, settings: CliSettings, horizon_s: float | None) -> PartitionRecommendation:
     asked = RecommendPartitionsRequest(horizon_s=horizon_s)
     found: PartitionRecommendation = client.recommend_partitions(
         asked, timeout=max(settings.timeout_s, _SEARCH_S)
@@ -158,13 +156,13 @@ def _search(client: Any, settings: Settings, horizon_s: float | None) -> Partiti
 
 @partition.command("plan")
 @_HORIZON
-@printing
+@output_option
 @click.pass_obj
-def plan(settings: Settings, horizon_s: float | None) -> None:
+def plan(settings: CliSettings, horizon_s: float | None) -> None:
     """Recommend layouts and places for all services with slices; `apply` carries them out."""
-    with operators(settings) as client:
+    with connect_operators(settings) as client:
         found = _search(client, settings, horizon_s)
-        document(settings, found, _plan(found, settings))
+        print_document(settings, found, _plan(found, settings))
 
 
 @partition.command("apply")
@@ -172,19 +170,21 @@ def plan(settings: Settings, horizon_s: float | None) -> None:
 @click.option("--yes", is_flag=True, help="Without an id: ask for a plan now and carry it out.")
 @click.option("--wait", "wait_s", type=click.FloatRange(0.0), help="Wait so many seconds for the last stage.")
 @_HORIZON
-@printing
+@output_option
 @click.pass_obj
-def apply(settings: Settings, /, recommendation: str, yes: bool, wait_s: float | None, horizon_s: float | None) -> None:
+def apply(
+    settings: CliSettings, /, recommendation: str, yes: bool, wait_s: float | None, horizon_s: float | None
+) -> None:
     """Carry a recommendation out: the first stage now or nothing, the others as the GPUs come to stand."""
     if bool(recommendation) == yes:
         raise click.UsageError(
             "name a recommendation of `eelctl partition plan`, or give --yes to take what is found now"
         )
-    with operators(settings) as client:
+    with connect_operators(settings) as client:
         if yes:
             found = _search(client, settings, horizon_s)
             if not found.stages:
-                document(settings, found, _plan(found, settings))
+                print_document(settings, found, _plan(found, settings))
                 return
             recommendation = found.recommendation_id
         answer: ApplyPartitionsResponse = client.apply_partitions(
@@ -193,20 +193,20 @@ def apply(settings: Settings, /, recommendation: str, yes: bool, wait_s: float |
         left = answer.stages_left
         words = ["the first stage is on its way" + (f"; {left} follow as the GPUs come to stand" if left else "")]
         if wait_s is None:
-            document(settings, answer, [*words, "To see it: eelctl partition show"])
+            print_document(settings, answer, [*words, "To see it: eelctl partition show"])
             return
         standing = _waited(client, settings, wait_s)
-        document(settings, standing, _standing(standing, settings))
+        print_document(settings, standing, _standing(standing, settings))
         if standing.stages_left or not all(gpu.stands for gpu in standing.gpus if gpu.wanted is not None):
-            raise Stop(
+            raise CliError(
                 f"not all stands after {wait_s:g} s: {standing.waits_for or 'see the table'}", "eelctl partition show"
             )
 
 
-def _waited(client: Any, settings: Settings, wait_s: float) -> ListPartitionsResponse:
+def _waited(client: Any, settings: CliSettings, wait_s: float) -> ListPartitionsResponse:
     until_s = time.monotonic() + wait_s
     while True:
-        found: ListPartitionsResponse = whole(
+        found: ListPartitionsResponse = fetch_whole(
             client.list_partitions, ListPartitionsRequest(), timeout_s=settings.timeout_s
         )
         if not (found.stages_left or found.waits_for) or time.monotonic() >= until_s:

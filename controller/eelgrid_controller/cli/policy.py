@@ -1,9 +1,11 @@
-"""eelctl policy get and set: what the controller aims for.
+"""eelctl policy and spending: the policy in force, its power budgets, energy prices and spending limits.
 
-Owns the options. A change is made on the policy in force and carries its
-revision, so that two operators cannot overwrite each other unseen.
+A change is made on the policy in force and carries its revision, so that two operators cannot overwrite each other
+unseen. Formats: `cluster=200kW`, `rack:r1=20kW`, `node:n7=5600` for budgets, a YAML file for prices (docs/promises.md),
+and `namespace=research gpu-hours=2000 per month` for spending limits (docs/spending.md).
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,23 +13,271 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.budgets import budgets_with, money_lines, read_prices
-from eelgrid_controller.cli.connection import operators
-from eelgrid_controller.cli.settings import Settings, printing
-from eelgrid_controller.cli.spending import limits_with, spending_lines
-from eelgrid_controller.cli.tables import document
+from eelgrid_controller.cli.connection import connect_operators
+from eelgrid_controller.cli.errors import RequestRefused
+from eelgrid_controller.cli.output import TableColumn, print_document, text_table, use_colour
+from eelgrid_controller.cli.settings import CliSettings, output_option
+from eelgrid_controller.state.spending_limits import (
+    QUANTITY_UNITS,
+    PeriodBounds,
+    describe_moment,
+    describe_period,
+    describe_unit,
+    format_amount,
+    format_limit,
+    format_subject,
+    spending_key,
+    warn_ratio_of,
+)
+from eelgrid_protos.errors import InvalidMessage, Violation
 from eelgrid_protos.messages import (
     OBJECTIVES,
+    SPENDING_LIMITS_MOST,
+    BudgetScope,
+    EnergyPrices,
     EnforcementMode,
     GetPolicyRequest,
+    ListSpendingRequest,
+    ListSpendingResponse,
     Policy,
     PoolMode,
+    PowerBudget,
     SetWeights,
+    SpendingLimit,
+    SpendingPeriod,
+    SpendingScope,
+    SpendingStatus,
     UpdatePolicyRequest,
     Weights,
 )
+from eelgrid_protos.plain_messages import from_plain
 
-__all__ = ["policy", "wanted_weights"]
+_WATTS = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)(k|M)?W?")
+_UNIT = {None: 1.0, "k": 1e3, "M": 1e6}
+_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_DAY_MINUTES = 24 * 60
+_BYTES_MOST = 1 << 20
+
+
+def _budget(text: str) -> tuple[BudgetScope, str, float | None]:
+    """One `SCOPE[:NAME]=WATTS`; no watts where the budget is to go. Raises BadParameter."""
+    place, equals, amount = text.partition("=")
+    scope, _, name = place.partition(":")
+    scopes = {one.name.lower(): one for one in BudgetScope if one}
+    if not equals or scope not in scopes or (scope == "cluster") == bool(name):
+        raise click.BadParameter(
+            f"{text!r}; write cluster=200kW, rack:NAME=20kW or node:NAME=5600W", param_hint="--budget"
+        )
+    if amount == "none":
+        return scopes[scope], name, None
+    match = _WATTS.fullmatch(amount)
+    if match is None:
+        raise click.BadParameter(f"{amount!r}; write watts such as 5600W, 20kW or none", param_hint="--budget")
+    return scopes[scope], name, float(match[1]) * _UNIT[match[2]]
+
+
+def apply_budget_options(policy: Policy, texts: Iterable[str]) -> tuple[PowerBudget, ...]:
+    """The budgets of a policy with those named changed, added or taken away; raises BadParameter."""
+    limits_w = {(one.scope, one.name): one.limit_w for one in policy.budgets}
+    for text in texts:
+        scope, name, limit_w = _budget(text)
+        if limit_w is None:
+            limits_w.pop((scope, name), None)
+        else:
+            limits_w[scope, name] = limit_w
+    return tuple(PowerBudget(scope=scope, name=name, limit_w=limit_w) for (scope, name), limit_w in limits_w.items())
+
+
+def _minute(value: Any, place: str) -> list[int]:
+    """`07:00` on every day, or `sat 07:00` once a week, as minutes of the week."""
+    match = re.fullmatch(r"(?:([a-z]{3}) )?([0-2]?\d):([0-5]\d)", str(value).strip().lower())
+    days = [_DAYS.index(match[1])] if match and match[1] in _DAYS else range(7) if match and not match[1] else []
+    if not match or not days or int(match[2]) > 23:
+        raise RequestRefused(f"{place}: from is {value!r}", "write '07:00' for every day, or 'sat 07:00'; quote it")
+    return [day * _DAY_MINUTES + 60 * int(match[2]) + int(match[3]) for day in days]
+
+
+def read_prices(path: Path) -> EnergyPrices | None:
+    """The prices of a file, None for one that holds `none`; raises Refused naming the field."""
+    import yaml
+
+    try:
+        plain = yaml.safe_load(path.read_text(encoding="utf-8")[:_BYTES_MOST])
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RequestRefused(f"{path}: cannot be read as YAML", "check the file") from error
+    if plain == "none":
+        return None
+    if not isinstance(plain, dict) or not isinstance(plain.get("periods"), list):
+        raise RequestRefused(
+            f"{path}: has no list `periods`", "write periods: [{from: '07:00', price_per_kwh: 0.25}, ...]"
+        )
+    periods: dict[int, dict[str, Any]] = {}
+    for number, row in enumerate(plain["periods"], 1):
+        place = f"{path}: period {number}"
+        if not isinstance(row, dict) or "from" not in row:
+            raise RequestRefused(f"{place}: has no `from`", "write {from: '07:00', price_per_kwh: 0.25}")
+        rest = {key: value for key, value in row.items() if key != "from"}
+        # A time with a day is an exception to the same time on every day, wherever it stands.
+        minutes = _minute(row["from"], place)
+        for minute in minutes:
+            if len(minutes) == 1 or minute not in periods:
+                periods[minute] = {"begins_minute": minute, **rest}
+    try:
+        return from_plain(EnergyPrices, {**plain, "periods": [periods[minute] for minute in sorted(periods)]})
+    except InvalidMessage as error:
+        violations = tuple(Violation(one.field, one.problem, one.remedy) for one in error.violations)
+        raise RequestRefused(f"{path}: {error.message}", "correct the file", violations) from None
+
+
+def budget_lines(policy: Policy) -> Iterator[str]:
+    """Budgets and prices for a person."""
+    for budget in policy.budgets:
+        yield f"budget {f'{budget.scope.name.lower()} {budget.name}'.strip():<12}{budget.limit_w:,.0f} W"
+    prices = policy.prices
+    if prices is None:
+        return
+    amounts = [period.price_per_kwh for period in prices.periods]
+    carbon = f", {prices.carbon_price_per_kg:g} {prices.currency}/kg of CO2" if prices.carbon_price_per_kg else ""
+    yield (
+        f"prices             {min(amounts):g} to {max(amounts):g} {prices.currency}/kWh in {len(amounts)} periods a week"
+        f", PUE {prices.pue:g}{carbon}"
+    )
+
+
+_QUANTITIES = {amount.name: quantity for quantity, amount in QUANTITY_UNITS.items()}
+_PERIODS = {period.name.lower(): period for period in SpendingPeriod if period}
+_LIMIT = re.compile(
+    r"(?P<scope>namespace|user|queue|label:(?P<label>[^=]+))=(?P<name>.+?)\s+"
+    rf"(?P<what>{'|'.join(_QUANTITIES)})=(?P<amount>\S+)\s+per\s+(?P<period>{'|'.join(_PERIODS)})(?P<options>\s*,.*)?"
+)
+_AMOUNT = re.compile(r"\d{1,15}(?:\.\d{1,9})?")
+_WARN = re.compile(r"warn at (\d{1,3}(?:\.\d{1,6})?) ?%")
+_HINT = "--spend"
+_NS = 10**9
+
+
+def _options(text: str) -> tuple[EnforcementMode, float | None]:
+    mode, warn_ratio = EnforcementMode.ENFORCE, None
+    for option in filter(None, (part.strip() for part in text.split(","))):
+        match = _WARN.fullmatch(option)
+        if option in ("observe", "enforce"):
+            mode = EnforcementMode[option.upper()]
+        elif match is not None and float(match[1]) <= 100.0:
+            warn_ratio = float(match[1]) / 100.0
+        else:
+            raise click.BadParameter(f"{option!r}; write observe, enforce or warn at 90%", param_hint=_HINT)
+    return mode, warn_ratio
+
+
+def _limit(text: str) -> tuple[SpendingLimit, bool]:
+    """One limit, and whether it is to stand; raises BadParameter."""
+    match = _LIMIT.fullmatch(text.strip())
+    if match is None:
+        raise click.BadParameter(
+            f"{text!r}; write 'namespace=NAME gpu-hours=2000 per month': namespace, user, queue or label:KEY; "
+            f"{', '.join(_QUANTITIES)}; per {', '.join(_PERIODS)}",
+            param_hint=_HINT,
+        )
+    amount, is_kept = match["amount"], match["amount"] != "none"
+    if is_kept and (not _AMOUNT.fullmatch(amount) or not float(amount)):
+        raise click.BadParameter(f"{amount!r}; write a number above 0 such as 2000, or none", param_hint=_HINT)
+    mode, warn_ratio = _options(match["options"] or "")
+    scope = "label" if match["label"] else match["scope"]
+    quantity = _QUANTITIES[match["what"]]
+    limit = SpendingLimit(
+        scope=SpendingScope[scope.upper()], name=match["name"], label=match["label"] or "", quantity=quantity,
+        most=float(amount) * QUANTITY_UNITS[quantity].size if is_kept else 1.0, period=_PERIODS[match["period"]],
+        warn_ratio=warn_ratio, mode=mode,
+    )  # fmt: skip
+    return limit, is_kept
+
+
+def apply_limit_options(policy: Policy, texts: Iterable[str]) -> tuple[SpendingLimit, ...]:
+    """The limits of a policy with those named changed, added or taken away; raises BadParameter."""
+    limits = {spending_key(one): one for one in policy.spending}
+    for text in texts:
+        limit, is_kept = _limit(text)
+        if is_kept:
+            limits[spending_key(limit)] = limit
+        elif limits.pop(spending_key(limit), None) is None:
+            raise click.BadParameter(f"{text!r} takes away a limit that is not there", param_hint=_HINT)
+    if len(limits) > SPENDING_LIMITS_MOST:
+        raise click.BadParameter(
+            f"makes {len(limits)} limits; {SPENDING_LIMITS_MOST} are kept at the most, so take some away with =none",
+            param_hint=_HINT,
+        )
+    return tuple(limits.values())
+
+
+def spending_lines(policy: Policy) -> Iterator[str]:
+    """The limits for a person, as they are set."""
+    for limit in policy.spending:
+        yield f"spending           {format_limit(limit)}"
+
+
+def _share(one: SpendingStatus) -> str:
+    return "" if one.spent is None else f"{100.0 * one.spent / one.limit.most:.1f} %"
+
+
+def _state(one: SpendingStatus) -> str:
+    if one.spent is None:
+        return "not known"
+    if one.spent >= one.limit.most:
+        return "spent, observed" if one.limit.mode is EnforcementMode.OBSERVE else "spent"
+    return "nearly spent" if one.spent >= warn_ratio_of(one.limit) * one.limit.most else "under"
+
+
+def _colour(one: SpendingStatus) -> str | None:
+    return {"under": "green", "nearly spent": "yellow"}.get(_state(one), "red")
+
+
+def _columns(found: ListSpendingResponse) -> tuple[TableColumn[SpendingStatus], ...]:
+    offset = found.utc_offset_minutes
+
+    def amount(one: SpendingStatus, value: float | None) -> str:
+        if value is None:
+            return ""
+        return f"{format_amount(one.limit.quantity, value)} {describe_unit(one.limit.quantity, found.currency)}"
+
+    def period(one: SpendingStatus) -> str:
+        return describe_period(one.limit.period, PeriodBounds(one.begin_ns // _NS, one.end_ns // _NS), offset)
+
+    def since(one: SpendingStatus) -> str:
+        return describe_moment(one.over_since_ns / _NS, offset) if one.over_since_ns else ""
+
+    return (
+        TableColumn("WHOSE", lambda one: format_subject(one.limit)),
+        TableColumn("PERIOD", period),
+        TableColumn("LIMIT", lambda one: amount(one, one.limit.most), right=True),
+        TableColumn("SPENT", lambda one: amount(one, one.spent), right=True),
+        TableColumn("SHARE", _share, right=True),
+        TableColumn("FORECAST", lambda one: amount(one, one.forecast), right=True),
+        TableColumn("STATE", _state, colour=_colour),
+        TableColumn("SINCE", since),
+        TableColumn("WAITING", lambda one: str(one.waiting), right=True),
+        TableColumn("ENDS", lambda one: describe_moment(one.end_ns / _NS, offset)),
+    )
+
+
+def _spending_lines(settings: CliSettings, found: ListSpendingResponse) -> Iterator[str]:
+    if not found.limits:
+        yield "nothing is limited; eelctl policy set --spend 'namespace=NAME gpu-hours=2000 per month'"
+        return
+    yield from text_table(_columns(found), found.limits, headers=settings.headers, colour=use_colour())
+
+
+@click.command()
+@output_option
+@click.pass_obj
+def spending(settings: CliSettings) -> None:
+    """Show what is spent of each spending limit, and how much work waits for it.
+
+    FORECAST is by the end of the period: of GPU-hours by the GPUs held now, else by the mean of the last 24 hours.
+    """
+    with connect_operators(settings) as client:
+        found = client.list_spending(ListSpendingRequest(), timeout=settings.timeout_s)
+    print_document(settings, found, _spending_lines(settings, found))
+
 
 _WEIGHTS = tuple(entry.name for entry in fields(Weights))
 _INTERVALS = click.FloatRange(0.1, 3600.0)
@@ -46,7 +296,7 @@ def _pairs(pairs: Iterable[str], option: str, known: Iterable[str]) -> Iterator[
         yield key, value
 
 
-def weights_of(pairs: Iterable[str]) -> dict[str, float]:
+def parse_weights(pairs: Iterable[str]) -> dict[str, float]:
     """The weights that --weight NAME=VALUE names; raises BadParameter."""
     changed = {}
     for name, text in _pairs(pairs, "--weight", _WEIGHTS):
@@ -57,9 +307,9 @@ def weights_of(pairs: Iterable[str]) -> dict[str, float]:
     return changed
 
 
-def wanted_weights(objective: str | None, pairs: Iterable[str], in_force: Callable[[], Weights]) -> SetWeights:
+def resolve_weights(objective: str | None, pairs: Iterable[str], in_force: Callable[[], Weights]) -> SetWeights:
     """The named objective, or single weights changed of it or of those in force; raises BadParameter."""
-    changed = weights_of(pairs)
+    changed = parse_weights(pairs)
     if not changed:
         return SetWeights(objective=objective or "")
     return SetWeights(weights=replace(OBJECTIVES[objective] if objective else in_force(), **changed))
@@ -125,7 +375,7 @@ def _lines(policy: Policy) -> Iterator[str]:
     for pool in policy.pools:
         kept = ", its GPUs with MIG are the partition planner's" if pool.partitioned else ""
         yield f"pool {pool.pool:<14}{pool.mode.name.lower()}{kept}"
-    yield from money_lines(policy)
+    yield from budget_lines(policy)
     yield from spending_lines(policy)
     yield "every other pool   observe: plans are shown, nothing is changed on the nodes"
 
@@ -136,13 +386,13 @@ def policy() -> None:
 
 
 @policy.command("get")
-@printing
+@output_option
 @click.pass_obj
-def get_policy(settings: Settings) -> None:
+def get_policy(settings: CliSettings) -> None:
     """Show the policy in force."""
-    with operators(settings) as client:
+    with connect_operators(settings) as client:
         found = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy
-        document(settings, found, _lines(found))
+        print_document(settings, found, _lines(found))
 
 
 @policy.command("set")
@@ -169,10 +419,10 @@ def get_policy(settings: Settings) -> None:
 @click.option("--lease", "lease_s", type=click.FloatRange(5.0, 86_400.0), help="Seconds a node keeps a plan alone.")
 @click.option("--send-interval", "send_interval_s", type=_INTERVALS, help="Seconds between an agent's batches.")
 @click.option("--sample-interval", "sample_interval_s", type=_INTERVALS, help="Seconds between samples.")
-@printing
+@output_option
 @click.pass_obj
 def set_policy(
-    settings: Settings,
+    settings: CliSettings,
     /,
     *,
     objective: str | None,
@@ -188,15 +438,15 @@ def set_policy(
     named = (objective, weight, pool_mode, partition, budget, prices, spend)
     if not any(named) and all(value is None for value in intervals.values()):
         raise click.UsageError("name what to change; see eelctl policy set --help")
-    weights, modes, partitioned = weights_of(weight), _modes(pool_mode), _partitioned(partition)
-    with operators(settings) as client:
+    weights, modes, partitioned = parse_weights(weight), _modes(pool_mode), _partitioned(partition)
+    with connect_operators(settings) as client:
         found = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy
         wanted = replace(
             _changed(found, objective, weights, _pools(found, modes, partitioned), intervals),
-            budgets=budgets_with(found, budget),
-            spending=limits_with(found, spend),
+            budgets=apply_budget_options(found, budget),
+            spending=apply_limit_options(found, spend),
         )
         if prices is not None:
             wanted = replace(wanted, prices=read_prices(prices))
         answer = client.update_policy(UpdatePolicyRequest(policy=wanted), timeout=settings.timeout_s).policy
-        document(settings, answer, _lines(answer))
+        print_document(settings, answer, _lines(answer))

@@ -1,18 +1,33 @@
-"""eelctl profile import, list and predict: measured points of workloads in configurations.
+"""eelctl profile import, list and predict: measured points of workloads, and predictions.
 
-Owns the options; the file is that of `eelctl frontier --points` (docs/how-to/frontier.md).
+The file is that of `eelctl frontier --points` (docs/frontier.md). Predictions are learned here, so that no controller
+is slowed by it (eelgrid_controller.profiles has the theory, docs/profiles.md what the intervals are worth).
 """
 
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import operators, pages
-from eelgrid_controller.cli.listings import limit_option
-from eelgrid_controller.cli.predictions import predict
-from eelgrid_controller.cli.settings import Settings, printing
-from eelgrid_controller.cli.tables import Column, listing
-from eelgrid_controller.profiles.points import Point
+from eelgrid_controller.cli.connection import connect_operators, iterate_pages
+from eelgrid_controller.cli.errors import RequestRefused
+from eelgrid_controller.cli.nodes import limit_option
+from eelgrid_controller.cli.output import (
+    ProgressBar,
+    TableColumn,
+    echo,
+    print_list,
+    print_plain,
+    text_table,
+    use_colour,
+)
+from eelgrid_controller.cli.settings import CliSettings, output_option
+from eelgrid_controller.errors import ControllerError
+from eelgrid_controller.profiles.points import Configuration, Point, ProfileEstimate, ProfilePrediction
+from eelgrid_controller.state.profile_points import make_profile_point
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import (
     POINTS_A_CALL_MOST,
     ListPointsRequest,
@@ -21,7 +36,155 @@ from eelgrid_protos.messages import (
     RecordPointsRequest,
 )
 
-__all__ = ["profile"]
+_ASKED_MOST = 1000
+
+
+def _range(found: ProfileEstimate | None, factor: float = 1.0) -> str:
+    if found is None:
+        return ""
+    low, middle, high = (factor * value for value in (found.lower, found.median, found.upper))
+    return f"{middle:.4g} ({low:.4g} to {high:.4g})"
+
+
+def _basis(one: ProfilePrediction) -> str:
+    found = [each for each in (one.throughput_hz, one.power_w, *one.latency_s.values()) if each is not None]
+    return min(found, key=lambda each: each.basis).basis.name.lower() if found else ""
+
+
+def _columns(quantiles: Iterable[float]) -> list[TableColumn[ProfilePrediction]]:
+    def latency(quantile: float) -> TableColumn[ProfilePrediction]:
+        return TableColumn(
+            f"P{100 * quantile:g} ms", lambda one: _range(one.latency_s.get(quantile), 1000.0), right=True
+        )
+
+    def place(one: ProfilePrediction) -> str:
+        at = one.configuration
+        count = f"{at.gpus}x" if at.gpus > 1 else ""
+        return f"{count}{at.gpu_model}" + (f" {at.mig_profile}" if at.mig_profile else "")
+
+    return [
+        TableColumn("GPU", place),
+        TableColumn("BATCH", lambda one: str(one.configuration.batch), right=True),
+        TableColumn(
+            "LIMIT",
+            lambda one: "" if one.configuration.power_limit_w is None else f"{one.configuration.power_limit_w:g} W",
+            right=True,
+        ),
+        TableColumn("THROUGHPUT /s", lambda one: _range(one.throughput_hz), right=True),
+        *map(latency, quantiles),
+        TableColumn("WATTS", lambda one: _range(one.power_w), right=True),
+        TableColumn("FROM", _basis),
+    ]
+
+
+def _numbers(text: str, option: str, *, whole: bool) -> list[float]:
+    """`1,4,8` as numbers; raises BadParameter."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{text!r}; write numbers such as 1,4,8", param_hint=option) from None
+    if not all(0.0 < one <= 1e6 and (not whole or one == int(one)) for one in found):
+        raise click.BadParameter(f"{text!r}; write {'whole ' if whole else ''}numbers above 0", param_hint=option)
+    return found
+
+
+def _read_measured_points(settings: CliSettings, file: Path | None) -> list[Point]:
+    if file is not None:
+        from eelgrid_controller.cli.frontier_files import read_points
+
+        return list(read_points(file))
+    with connect_operators(settings) as client:
+        found = iterate_pages(client.list_points, ListPointsRequest(), "points", timeout_s=settings.timeout_s)
+        return [make_profile_point(one) for one in found]
+
+
+def _predicted(points: Sequence[Point], name: str, asked: Sequence[Configuration]) -> tuple[ProfilePrediction, ...]:
+    from eelgrid_controller.optional_imports import import_library
+    from eelgrid_controller.profiles.learning import learn_family
+    from eelgrid_controller.profiles.profile_service import ProfileService
+
+    import_library("scipy.optimize", "learning", "'eelgrid[controller]'")
+
+    catalogue = load_catalogue()
+    held = ProfileService(catalogue)
+    progress = ProgressBar("learning", "points told", len(points))
+    try:
+        for number, point in enumerate(points):
+            try:
+                held.observe(point, float(number))
+            except ControllerError as error:
+                echo(f"a point of {point.workload} is passed over: {error}", err=True)
+            progress(number + 1)
+        for family in held.due():
+            held.adopt(learn_family(held.snapshot(), family, catalogue))
+        return held.predict_all(name, asked)
+    except ControllerError as error:
+        raise RequestRefused(error.problem, error.remedy) from None
+    finally:
+        progress.stop()
+
+
+def _plain(one: ProfilePrediction) -> dict[str, Any]:
+    def interval(found: ProfileEstimate | None) -> dict[str, Any] | None:
+        return None if found is None else {**found._asdict(), "basis": found.basis.name.lower()}
+
+    at = one.configuration
+    return {
+        "gpu_model": at.gpu_model,
+        "mig_profile": at.mig_profile,
+        "gpus": at.gpus,
+        "batch": at.batch,
+        "power_limit_w": at.power_limit_w,
+        "throughput_hz": interval(one.throughput_hz),
+        "power_w": interval(one.power_w),
+        "latency_s": {f"{quantile:g}": interval(found) for quantile, found in one.latency_s.items()},
+        "missing": dict(one.missing),
+    }
+
+
+def _lines(settings: CliSettings, found: Sequence[ProfilePrediction]) -> Iterator[str]:
+    quantiles = sorted({quantile for one in found for quantile in one.latency_s})
+    yield from text_table(_columns(quantiles), found, headers=settings.headers, colour=use_colour())
+    yield "90 % intervals; measured, interpolated, borrowed from other profiles, or prior: docs/explanation/profiles.md"
+
+
+@click.command("predict")
+@click.argument("name")
+@click.option("--gpu", "models", multiple=True, required=True, metavar="MODEL", help="GPU model; repeatable.")
+@click.option("--gpus", default="1", show_default=True, metavar="N,...", help="GPUs of a replica.")
+@click.option("--slice", "mig_profile", default="", help="MIG profile, such as 1g.10gb.")
+@click.option("--batch", default="1", show_default=True, metavar="N,...", help="Samples, or most sequences at once.")
+@click.option("--limit", "limits", default="", metavar="WATTS,...", help="Power limits; without them the default.")
+@click.option(
+    "--points", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A file instead of the controller."
+)
+@output_option
+@click.pass_obj
+def predict(
+    settings: CliSettings, /, *, name: str, models: tuple[str, ...], gpus: str, mig_profile: str, batch: str, limits: str,
+    points: Path | None,
+) -> None:  # fmt: skip
+    """Say what profile NAME would do in configurations, measured or not, with 90 % intervals."""
+    watts: list[float | None] = [*_numbers(limits, "--limit", whole=False)] if limits else [None]
+    asked = [
+        Configuration(gpu_model=model, mig_profile=mig_profile, gpus=int(count), batch=int(size), power_limit_w=limit_w)
+        for model, count, size, limit_w in product(
+            models, _numbers(gpus, "--gpus", whole=True), _numbers(batch, "--batch", whole=True), watts
+        )
+    ]
+    if len(asked) > _ASKED_MOST:
+        raise click.UsageError(f"these are {len(asked)} configurations; ask for at most {_ASKED_MOST}")
+    told = _read_measured_points(settings, points)
+    if not told:
+        raise RequestRefused("no point is known", "tell what was measured with eelctl profile import FILE")
+    found = _predicted(told, name, asked)
+    if settings.output in {"json", "yaml"}:
+        print_plain(settings, [_plain(one) for one in found], ())
+    else:
+        print_plain(settings, None, _lines(settings, found))
+        for one in found:
+            for quantity, why in one.missing.items():
+                echo(f"{one.configuration.gpu_model}, batch {one.configuration.batch}: no {quantity}: {why}", err=True)
 
 
 def _told(point: Point) -> MeasuredPoint:
@@ -44,25 +207,25 @@ def _told(point: Point) -> MeasuredPoint:
     )
 
 
-def _latency(quantile: float) -> Column[MeasuredPoint]:
+def _latency(quantile: float) -> TableColumn[MeasuredPoint]:
     def cell(point: MeasuredPoint) -> str:
         found = [one.latency_s for one in point.latencies if one.quantile == quantile]
         return f"{1000.0 * found[0]:.4g} ms" if found else ""
 
-    return Column(f"P{100 * quantile:.0f}", cell, right=True, wide=quantile != 0.95)
+    return TableColumn(f"P{100 * quantile:.0f}", cell, right=True, wide=quantile != 0.95)
 
 
-_COLUMNS: tuple[Column[MeasuredPoint], ...] = (
-    Column("PROFILE", lambda one: one.profile),
-    Column("GPU", lambda one: (f"{one.gpus}x" if one.gpus > 1 else "") + one.gpu_model),
-    Column("SLICE", lambda one: one.mig_profile),
-    Column("BATCH", lambda one: str(one.batch), right=True),
-    Column("PROCESSES", lambda one: str(one.processes), right=True, wide=True),
-    Column("LIMIT", lambda one: "" if one.power_limit_w is None else f"{one.power_limit_w:g} W", right=True),
-    Column("THROUGHPUT", lambda one: f"{one.throughput_hz:.5g}/s", right=True),
+_COLUMNS: tuple[TableColumn[MeasuredPoint], ...] = (
+    TableColumn("PROFILE", lambda one: one.profile),
+    TableColumn("GPU", lambda one: (f"{one.gpus}x" if one.gpus > 1 else "") + one.gpu_model),
+    TableColumn("SLICE", lambda one: one.mig_profile),
+    TableColumn("BATCH", lambda one: str(one.batch), right=True),
+    TableColumn("PROCESSES", lambda one: str(one.processes), right=True, wide=True),
+    TableColumn("LIMIT", lambda one: "" if one.power_limit_w is None else f"{one.power_limit_w:g} W", right=True),
+    TableColumn("THROUGHPUT", lambda one: f"{one.throughput_hz:.5g}/s", right=True),
     *map(_latency, (0.5, 0.95, 0.99)),
-    Column("POWER", lambda one: "" if one.power_w is None else f"{one.power_w:.1f} W", right=True),
-    Column("SOURCE", lambda one: one.source, wide=True),
+    TableColumn("POWER", lambda one: "" if one.power_w is None else f"{one.power_w:.1f} W", right=True),
+    TableColumn("SOURCE", lambda one: one.source, wide=True),
 )
 
 
@@ -77,13 +240,13 @@ profile.add_command(predict)
 @profile.command("import")
 @click.argument("points", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.pass_obj
-def import_points(settings: Settings, points: Path) -> None:
+def import_points(settings: CliSettings, points: Path) -> None:
     """Tell the controller the points of a CSV file; one of a configuration that is known replaces it."""
     from eelgrid_controller.cli.frontier_files import read_points
 
     told = [_told(point) for point in read_points(points)]
     recorded = 0
-    with operators(settings) as client:
+    with connect_operators(settings) as client:
         for start in range(0, len(told), POINTS_A_CALL_MOST):
             part = tuple(told[start : start + POINTS_A_CALL_MOST])
             recorded += client.record_points(RecordPointsRequest(points=part), timeout=settings.timeout_s).recorded
@@ -93,11 +256,11 @@ def import_points(settings: Settings, points: Path) -> None:
 @profile.command("list")
 @click.argument("name", default="")
 @limit_option
-@printing
+@output_option
 @click.pass_obj
-def list_points(settings: Settings, name: str, limit: int | None) -> None:
+def list_points(settings: CliSettings, name: str, limit: int | None) -> None:
     """List the points of profile NAME, or all."""
-    with operators(settings) as client:
+    with connect_operators(settings) as client:
         request = ListPointsRequest(profile=name)
-        found = pages(client.list_points, request, "points", timeout_s=settings.timeout_s, limit=limit)
-        listing(settings, _COLUMNS, found, empty="no point matches; tell some with `eelctl profile import FILE`")
+        found = iterate_pages(client.list_points, request, "points", timeout_s=settings.timeout_s, limit=limit)
+        print_list(settings, _COLUMNS, found, empty="no point matches; tell some with `eelctl profile import FILE`")

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import click
 
-from eelgrid_controller.cli.budgets import budgets_with
-from eelgrid_controller.cli.connection import operators, whole
-from eelgrid_controller.cli.settings import Settings, printing
-from eelgrid_controller.cli.tables import Column, coloured, document, echo, text_table
-from eelgrid_controller.cli.workloads import describe
+from eelgrid_controller.cli.connection import connect_operators, fetch_whole
+from eelgrid_controller.cli.output import TableColumn, echo, print_document, text_table, use_colour
+from eelgrid_controller.cli.policy import apply_budget_options
+from eelgrid_controller.cli.settings import CliSettings, output_option
+from eelgrid_controller.cli.workloads import workload_lines
 from eelgrid_protos.messages import (
     BudgetStatus,
     GetPolicyRequest,
@@ -23,8 +23,6 @@ from eelgrid_protos.messages import (
     ScaleWorkloadRequest,
     ServiceStatus,
 )
-
-__all__ = ["progress", "promises", "scale"]
 
 _PRICE_SHOWN = 0.005  # of the mean: below it says nothing
 
@@ -49,30 +47,30 @@ def _slowness(one: ServiceStatus) -> str:
     return f"x{one.slowness:.2f} ±{100.0 * one.slowness_error:.0f} %"
 
 
-_SERVICES: tuple[Column[ServiceStatus], ...] = (
-    Column("SERVICE", lambda one: one.workload_id),
-    Column("PHASE", lambda one: one.phase),
-    Column("SERVE", lambda one: f"{one.replicas_serving}/{one.replicas_wanted}", right=True),
-    Column("RATE", lambda one: "" if one.arrived_hz is None else f"{one.arrived_hz:.4g}/s", right=True),
-    Column("LIVE", lambda one: _seconds(one.live_s), right=True, colour=_kept),
-    Column("PROMISED", lambda one: _seconds(one.objective_s), right=True),
-    Column("MODEL", lambda one: _seconds(one.modelled_s), right=True, wide=True),
-    Column("SLOWNESS", _slowness, right=True, wide=True),
-    Column("WHY", lambda one: ("would: " if one.is_advice else "") + one.reason),
+_SERVICES: tuple[TableColumn[ServiceStatus], ...] = (
+    TableColumn("SERVICE", lambda one: one.workload_id),
+    TableColumn("PHASE", lambda one: one.phase),
+    TableColumn("SERVE", lambda one: f"{one.replicas_serving}/{one.replicas_wanted}", right=True),
+    TableColumn("RATE", lambda one: "" if one.arrived_hz is None else f"{one.arrived_hz:.4g}/s", right=True),
+    TableColumn("LIVE", lambda one: _seconds(one.live_s), right=True, colour=_kept),
+    TableColumn("PROMISED", lambda one: _seconds(one.objective_s), right=True),
+    TableColumn("MODEL", lambda one: _seconds(one.modelled_s), right=True, wide=True),
+    TableColumn("SLOWNESS", _slowness, right=True, wide=True),
+    TableColumn("WHY", lambda one: ("would: " if one.is_advice else "") + one.reason),
 )
-_JOBS: tuple[Column[JobStatus], ...] = (
-    Column("JOB", lambda one: one.workload_id),
-    Column("PHASE", lambda one: one.phase),
-    Column("LIMIT", lambda one: "" if one.power_limit_w is None else f"{one.power_limit_w:g} W", right=True),
-    Column("TIME", lambda one: _percent(one.slowdown), right=True),
-    Column("SAVES", lambda one: _percent(one.saving), right=True),
-    Column("WHY", lambda one: ("would: " if one.is_advice else "") + one.reason),
+_JOBS: tuple[TableColumn[JobStatus], ...] = (
+    TableColumn("JOB", lambda one: one.workload_id),
+    TableColumn("PHASE", lambda one: one.phase),
+    TableColumn("LIMIT", lambda one: "" if one.power_limit_w is None else f"{one.power_limit_w:g} W", right=True),
+    TableColumn("TIME", lambda one: _percent(one.slowdown), right=True),
+    TableColumn("SAVES", lambda one: _percent(one.saving), right=True),
+    TableColumn("WHY", lambda one: ("would: " if one.is_advice else "") + one.reason),
 )
-_BUDGETS: tuple[Column[BudgetStatus], ...] = (
-    Column("BUDGET", lambda one: f"{one.budget.scope.name.lower()} {one.budget.name}".strip()),
-    Column("LIMIT", lambda one: f"{one.budget.limit_w:,.0f} W", right=True),
-    Column("CLAIMED", lambda one: f"{one.claimed_w:,.0f} W", right=True),
-    Column(
+_BUDGETS: tuple[TableColumn[BudgetStatus], ...] = (
+    TableColumn("BUDGET", lambda one: f"{one.budget.scope.name.lower()} {one.budget.name}".strip()),
+    TableColumn("LIMIT", lambda one: f"{one.budget.limit_w:,.0f} W", right=True),
+    TableColumn("CLAIMED", lambda one: f"{one.claimed_w:,.0f} W", right=True),
+    TableColumn(
         "SHORT",
         lambda one: f"{one.shortfall_w:,.0f} W" if one.shortfall_w else "",
         right=True,
@@ -81,7 +79,7 @@ _BUDGETS: tuple[Column[BudgetStatus], ...] = (
 )
 
 
-def _lines(settings: Settings, found: ListPromisesResponse) -> Iterator[str]:
+def _lines(settings: CliSettings, found: ListPromisesResponse) -> Iterator[str]:
     parts = ((_SERVICES, found.services), (_JOBS, found.jobs), (_BUDGETS, found.budgets))
     is_first = True
     for columns, rows in parts:
@@ -91,7 +89,7 @@ def _lines(settings: Settings, found: ListPromisesResponse) -> Iterator[str]:
             yield ""
         is_first = False
         shown = [column for column in columns if settings.output == "wide" or not column.wide]
-        yield from text_table(shown, rows, headers=settings.headers, colour=coloured())
+        yield from text_table(shown, rows, headers=settings.headers, colour=use_colour())
     if is_first:
         yield "nothing is promised; give a service objectives or a job a slowdown: docs/how-to/promises.md"
     if abs(found.price_ratio - 1.0) > _PRICE_SHOWN:
@@ -102,35 +100,35 @@ def _lines(settings: Settings, found: ListPromisesResponse) -> Iterator[str]:
 @click.option(
     "--budget", multiple=True, metavar="PLACE=WATTS", help="What if: cluster=100kW, rack:r1=20kW; changes nothing."
 )
-@printing
+@output_option
 @click.pass_obj
-def promises(settings: Settings, budget: tuple[str, ...]) -> None:
+def promises(settings: CliSettings, budget: tuple[str, ...]) -> None:
     """Show how services and jobs keep what they were promised, and what is done for it.
 
     With --budget, what jobs would lose if power budgets were so; those in force stay as they are.
     """
-    with operators(settings) as client:
+    with connect_operators(settings) as client:
         if budget:
             policy = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy
-            asked = ImagineBudgetsRequest(budgets=budgets_with(policy, budget))
+            asked = ImagineBudgetsRequest(budgets=apply_budget_options(policy, budget))
             seen = client.imagine_budgets(asked, timeout=settings.timeout_s)
-            document(settings, seen, _lines(settings, ListPromisesResponse(jobs=seen.jobs, budgets=seen.budgets)))
+            print_document(settings, seen, _lines(settings, ListPromisesResponse(jobs=seen.jobs, budgets=seen.budgets)))
             return
-        found = whole(client.list_promises, ListPromisesRequest(), timeout_s=settings.timeout_s)
-        document(settings, found, _lines(settings, found))
+        found = fetch_whole(client.list_promises, ListPromisesRequest(), timeout_s=settings.timeout_s)
+        print_document(settings, found, _lines(settings, found))
 
 
 @click.command()
 @click.argument("workload")
 @click.argument("replicas", type=click.IntRange(1, 10_000))
-@printing
+@output_option
 @click.pass_obj
-def scale(settings: Settings, workload: str, replicas: int) -> None:
+def scale(settings: CliSettings, workload: str, replicas: int) -> None:
     """Give WORKLOAD so many REPLICAS, or as many as there is room for."""
-    with operators(settings) as client:
+    with connect_operators(settings) as client:
         request = ScaleWorkloadRequest(workload_id=workload, replicas=replicas)
         found = client.scale_workload(request, timeout=settings.timeout_s).workload
-        document(settings, found, describe(found))
+        print_document(settings, found, workload_lines(found))
         if len(found.placements) < replicas:
             echo(f"there is room for {len(found.placements)} of {replicas}; eelctl capacity says what lacks", err=True)
 
@@ -139,9 +137,9 @@ def scale(settings: Settings, workload: str, replicas: int) -> None:
 @click.argument("workload")
 @click.argument("work_done", type=click.FloatRange(0.0, 1e18))
 @click.pass_obj
-def progress(settings: Settings, workload: str, work_done: float) -> None:
+def progress(settings: CliSettings, workload: str, work_done: float) -> None:
     """Tell that job WORKLOAD has done so many units of work since it began."""
-    with operators(settings) as client:
+    with connect_operators(settings) as client:
         client.report_progress(
             ReportProgressRequest(workload_id=workload, work_done=work_done), timeout=settings.timeout_s
         )

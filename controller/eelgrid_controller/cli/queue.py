@@ -17,12 +17,12 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import operators, pages
-from eelgrid_controller.cli.listings import limit_option
-from eelgrid_controller.cli.settings import Settings, printing
-from eelgrid_controller.cli.tables import Column, coloured, printed, text_table
+from eelgrid_controller.cli.connection import connect_operators, iterate_pages
+from eelgrid_controller.cli.nodes import limit_option
+from eelgrid_controller.cli.output import TableColumn, print_plain, text_table, use_colour
+from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_controller.cli.workloads import request_text
-from eelgrid_controller.spelling import cpu_text, gpu_text, memory_text
+from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory
 from eelgrid_protos.faults import NotFound
 from eelgrid_protos.messages import (
     ExplainWorkloadRequest,
@@ -31,9 +31,7 @@ from eelgrid_protos.messages import (
     Workload,
     WorkloadPhase,
 )
-from eelgrid_protos.plain import to_plain
-
-__all__ = ["queue"]
+from eelgrid_protos.plain_messages import to_plain
 
 # More constraints than there are.
 _EXPLAINED_MOST = 32
@@ -99,20 +97,20 @@ def _each(amount: Callable[[Any], int]) -> Callable[[_Waiting], int]:
     return lambda row: row.workload.spec.replicas * amount(row.workload.spec.request)
 
 
-_COLUMNS: tuple[Column[_Waiting], ...] = (
-    Column("PLACE", lambda r: str(r.place), right=True),
-    Column("ID", lambda r: r.workload.workload_id),
-    Column("NAME", lambda r: r.workload.spec.name, wide=True),
-    Column("PRIORITY", lambda r: str(r.workload.spec.priority), right=True),
-    Column("NAMESPACE", lambda r: r.workload.spec.namespace),
-    Column("QUEUE", lambda r: r.workload.spec.queue),
-    Column("USER", lambda r: r.workload.spec.user, wide=True),
-    Column("KIND", lambda r: r.workload.spec.kind.name.lower(), wide=True),
-    Column("REPLICAS", lambda r: str(r.workload.spec.replicas), right=True),
-    Column("EACH", lambda r: request_text(r.workload.spec.request)),
-    Column("SINCE", _since, wide=True),
-    Column("WAITS", lambda r: _duration(r.waits_s), right=True),
-    Column("REASON", lambda r: r.workload.reason),
+_COLUMNS: tuple[TableColumn[_Waiting], ...] = (
+    TableColumn("PLACE", lambda r: str(r.place), right=True),
+    TableColumn("ID", lambda r: r.workload.workload_id),
+    TableColumn("NAME", lambda r: r.workload.spec.name, wide=True),
+    TableColumn("PRIORITY", lambda r: str(r.workload.spec.priority), right=True),
+    TableColumn("NAMESPACE", lambda r: r.workload.spec.namespace),
+    TableColumn("QUEUE", lambda r: r.workload.spec.queue),
+    TableColumn("USER", lambda r: r.workload.spec.user, wide=True),
+    TableColumn("KIND", lambda r: r.workload.spec.kind.name.lower(), wide=True),
+    TableColumn("REPLICAS", lambda r: str(r.workload.spec.replicas), right=True),
+    TableColumn("EACH", lambda r: request_text(r.workload.spec.request)),
+    TableColumn("SINCE", _since, wide=True),
+    TableColumn("WAITS", lambda r: _duration(r.waits_s), right=True),
+    TableColumn("REASON", lambda r: r.workload.reason),
 )
 
 # By what can be summed: the title of its column, and the name under which a workload counts.
@@ -124,17 +122,17 @@ _BY: Mapping[str, tuple[str, Callable[[_Waiting], str]]] = {
 }
 
 
-def _sum_columns(title: str) -> tuple[Column[_Sum], ...]:
+def _sum_columns(title: str) -> tuple[TableColumn[_Sum], ...]:
     return (
-        Column(title, lambda s: s.name),
-        Column("WORKLOADS", lambda s: str(len(s.rows)), right=True),
-        Column("REPLICAS", lambda s: str(s.total(lambda r: r.workload.spec.replicas)), right=True),
-        Column("GPUS", lambda s: gpu_text(s.total(lambda r: r.gpu_milli)), right=True),
-        Column("CPU", lambda s: cpu_text(s.total(_each(lambda q: q.cpu_milli))), right=True, wide=True),
-        Column("MEMORY", lambda s: memory_text(s.total(_each(lambda q: q.memory_bytes))), right=True, wide=True),
-        Column("LONGEST", lambda s: _duration(s.longest_s), right=True),
-        Column("FIRST", lambda s: s.rows[0].workload.workload_id, wide=True),
-        Column("WAIT FOR", lambda s: ", ".join(f"{name} {count}" for name, count in s.constraints.most_common())),
+        TableColumn(title, lambda s: s.name),
+        TableColumn("WORKLOADS", lambda s: str(len(s.rows)), right=True),
+        TableColumn("REPLICAS", lambda s: str(s.total(lambda r: r.workload.spec.replicas)), right=True),
+        TableColumn("GPUS", lambda s: format_gpu(s.total(lambda r: r.gpu_milli)), right=True),
+        TableColumn("CPU", lambda s: format_cpu(s.total(_each(lambda q: q.cpu_milli))), right=True, wide=True),
+        TableColumn("MEMORY", lambda s: format_memory(s.total(_each(lambda q: q.memory_bytes))), right=True, wide=True),
+        TableColumn("LONGEST", lambda s: _duration(s.longest_s), right=True),
+        TableColumn("FIRST", lambda s: s.rows[0].workload.workload_id, wide=True),
+        TableColumn("WAIT FOR", lambda s: ", ".join(f"{name} {count}" for name, count in s.constraints.most_common())),
     )
 
 
@@ -172,7 +170,7 @@ def _plain_row(row: _Waiting) -> dict[str, Any]:
 def _read(client: Any, timeout_s: float) -> list[_Waiting]:
     """Everything that waits, in its order, by the controller's clock."""
     request = ListWorkloadsRequest(phases=(WorkloadPhase.PENDING,))
-    found = list(pages(client.list_workloads, request, "workloads", timeout_s=timeout_s))
+    found = list(iterate_pages(client.list_workloads, request, "workloads", timeout_s=timeout_s))
     now_ns = client.get_summary(GetSummaryRequest(), timeout=timeout_s).summary.time_ns
     # The listing comes in the order of submission, and sorting keeps it among equals.
     found.sort(key=lambda workload: -workload.spec.priority)
@@ -201,8 +199,8 @@ def _counted(sums: Sequence[_Sum], remedies: Mapping[str, str]) -> Iterator[str]
         words = first.workload.reason.partition(": ")[2]
         yield ""
         yield (
-            f"{one.name}: {count:,} wait{'s' if count == 1 else ''}, with {gpu_text(one.total(lambda row: row.gpu_milli))} "
-            f"GPUs and {cpu_text(one.total(_each(lambda request: request.cpu_milli)))} CPUs, the longest for "
+            f"{one.name}: {count:,} wait{'s' if count == 1 else ''}, with {format_gpu(one.total(lambda row: row.gpu_milli))} "
+            f"GPUs and {format_cpu(one.total(_each(lambda request: request.cpu_milli)))} CPUs, the longest for "
             f"{_duration(one.longest_s)}" + (f"; {words}." if words else ".")
         )
         if one.name in remedies:
@@ -216,15 +214,15 @@ def _counted(sums: Sequence[_Sum], remedies: Mapping[str, str]) -> Iterator[str]
 @click.option("--reason", default="", metavar="CONSTRAINT", help="Only what waits for this: gpu_count, budget, ...")
 @click.option("--by", type=click.Choice(list(_BY)), help="Sums instead of workloads.")
 @limit_option
-@printing
+@output_option
 @click.pass_obj
-def queue(settings: Settings, /, by: str | None, limit: int | None, **wanted: str) -> None:
+def queue(settings: CliSettings, /, by: str | None, limit: int | None, **wanted: str) -> None:
     """Show what waits in the order in which it is tried, and what would help.
 
     Places are those in the whole queue. The lines after the table sum up what waits for each constraint; they go
     with --no-headers.
     """
-    with operators(settings) as client:
+    with connect_operators(settings) as client:
         every = _read(client, settings.timeout_s)
         empty = f"nothing that waits matches; without filters {len(every):,} wait" if every else "nothing waits"
         rows = [row for row in every if all(not name or _BY[key][1](row) == name for key, name in wanted.items())]
@@ -243,11 +241,11 @@ def queue(settings: Settings, /, by: str | None, limit: int | None, **wanted: st
 
 
 def _show(
-    settings: Settings, plain: Any, columns: Sequence[Column[Any]], rows: Sequence[Any], more: Any = (), *, empty: str
+    settings: CliSettings, plain: Any, columns: Sequence[TableColumn[Any]], rows: Sequence[Any], more: Any = (), *, empty: str
 ) -> None:  # fmt: skip
     """A table and lines below it, or their plain shape."""
     if not rows and settings.output not in {"json", "yaml"}:
         click.echo(empty, err=True)
         return
     columns = [column for column in columns if settings.output == "wide" or not column.wide]
-    printed(settings, plain, [*text_table(columns, rows, headers=settings.headers, colour=coloured()), *more])
+    print_plain(settings, plain, [*text_table(columns, rows, headers=settings.headers, colour=use_colour()), *more])

@@ -18,14 +18,11 @@ from typing import Any
 import click
 
 from eelgrid_controller.cli.connection import tls_files
-from eelgrid_controller.cli.failure import Misused, Stop, Unknown
-from eelgrid_controller.cli.progress import Progress
-from eelgrid_controller.cli.settings import Settings
-from eelgrid_controller.cli.tables import echo
-from eelgrid_controller.spelling import milliseconds_text
+from eelgrid_controller.cli.errors import CliError, NameNotFound, UsageMismatch
+from eelgrid_controller.cli.output import ProgressBar, echo
+from eelgrid_controller.cli.settings import CliSettings
+from eelgrid_controller.formatting import format_milliseconds
 from eelgrid_protos.messages import ListNodesRequest, Workload
-
-__all__ = ["replay"]
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _SHARED = ("trace", "task_list", "nodes", "pods", "limit", "output")
@@ -64,15 +61,15 @@ async def _absent(client: Any, wanted: set[str], timeout_s: float) -> set[str]:
     return wanted
 
 
-async def _run(settings: Settings, requests: list[Any], nodes: set[str], in_flight: int) -> Any:
-    from eelgrid_controller.replay.submit import Rules, Submitter
+async def _run(settings: CliSettings, requests: list[Any], nodes: set[str], in_flight: int) -> Any:
+    from eelgrid_controller.replay.submitter import SubmitLimits, Submitter
     from eelgrid_protos import rpc, transport
 
-    channel = transport.channel(settings.controller, tls=tls_files(settings), insecure=settings.insecure)
+    channel = transport.open_channel(settings.controller, tls=tls_files(settings), insecure=settings.insecure)
     async with channel:
-        client = rpc.client(rpc.OPERATOR_SERVICE, channel)
+        client = rpc.build_client(rpc.OPERATOR_SERVICE, channel)
         if absent := await _absent(client, nodes, settings.timeout_s):
-            raise Unknown(
+            raise NameNotFound(
                 f"the controller lacks {len(absent)} of the trace's {len(nodes)} nodes, such as {min(absent)}",
                 "write a fleet file with --fleet-out and start `eelgrid-agent --simulate` on it, or leave out --nodes",
             )
@@ -81,9 +78,9 @@ async def _run(settings: Settings, requests: list[Any], nodes: set[str], in_flig
             clock=time.monotonic,
             sleep=asyncio.sleep,
             jitter=random.random,
-            rules=Rules(in_flight=in_flight, call_timeout_s=settings.timeout_s),
+            rules=SubmitLimits(in_flight=in_flight, call_timeout_s=settings.timeout_s),
         )
-        progress = Progress("submitting", "submitted", len(requests))
+        progress = ProgressBar("submitting", "submitted", len(requests))
 
         def tell(report: Any, _: Workload | None) -> None:
             progress(report.done, f"{report.rate_hz:,.0f}/s")
@@ -94,7 +91,7 @@ async def _run(settings: Settings, requests: list[Any], nodes: set[str], in_flig
             progress.stop()
 
 
-def _print(settings: Settings, report: Any, source: str) -> None:
+def _print(settings: CliSettings, report: Any, source: str) -> None:
     figures = {
         "trace": source,
         "tasks": report.total,
@@ -111,7 +108,9 @@ def _print(settings: Settings, report: Any, source: str) -> None:
         # JSON is YAML too, and this is one flat object.
         click.echo(json.dumps(figures, indent=2))
         return
-    latencies = f"p50 {milliseconds_text(figures['submit_p50_s'])}, p99 {milliseconds_text(figures['submit_p99_s'])}"
+    latencies = (
+        f"p50 {format_milliseconds(figures['submit_p50_s'])}, p99 {format_milliseconds(figures['submit_p99_s'])}"
+    )
     click.echo(f"trace      {source}")
     click.echo(f"answered   {report.done} of {report.total} in {report.elapsed_s:.1f} s ({report.rate_hz:,.0f}/s)")
     click.echo(f"placed     {report.placed}, waiting {report.pending}, refused {report.refused}")
@@ -223,33 +222,37 @@ def replay(context: click.Context, /, **options: Any) -> None:
     """
     source, given = context.get_parameter_source, click.core.ParameterSource.COMMANDLINE
     asked = frozenset(name for name in options if source(name) is given)
-    settings: Settings = context.obj
+    settings: CliSettings = context.obj
     if options["output"]:
         settings = replace(settings, output=options["output"])
     misfit = _SUBMITTING if options["policies"] else tuple(options.keys() - {*_SUBMITTING, *_SHARED, "policies"})
     if wrong := sorted(asked.intersection(misfit)):
         option = wrong[0].replace("_", "-")
         if options["policies"]:
-            raise Misused(f"--{option} is for a controller, and --policies needs none", "leave out one of the two")
-        raise Misused(f"--{option} is for a comparison", "say with --policies what to compare, such as fgd,eelgrid")
+            raise UsageMismatch(
+                f"--{option} is for a controller, and --policies needs none", "leave out one of the two"
+            )
+        raise UsageMismatch(
+            f"--{option} is for a comparison", "say with --policies what to compare, such as fgd,eelgrid"
+        )
     if options["policies"]:
-        from eelgrid_controller.cli.simulate import simulate
+        from eelgrid_controller.cli.policy_comparison import compare_policies
 
-        simulate(settings, asked, **options)
+        compare_policies(settings, asked, **options)
     else:
         _submit(settings, options)
 
 
-def _submit(settings: Settings, options: dict[str, Any]) -> None:
+def _submit(settings: CliSettings, options: dict[str, Any]) -> None:
     """The half that needs a controller."""
-    from eelgrid_controller.replay.locate import Surroundings
-    from eelgrid_controller.replay.openb import submission
-    from eelgrid_controller.replay.traces import find, read_nodes, read_tasks
+    from eelgrid_controller.replay.openb import submission_of_task
+    from eelgrid_controller.replay.openb_source import TraceSearch
+    from eelgrid_controller.replay.trace_loading import find_trace, read_nodes, read_tasks
 
     nodes, pods, fleet_out = options["nodes"], options["pods"], options["fleet_out"]
     found = None
     if (pods is None and not fleet_out) or (fleet_out and nodes is None):
-        found = find(options["trace"], options["task_list"], nodes, Surroundings.real(os.environ))
+        found = find_trace(options["trace"], options["task_list"], nodes, TraceSearch.real(os.environ))
         for note in found.notes:
             click.echo(f"note: {note}", err=True)
     rows = read_nodes(nodes) if nodes else (found.nodes if found and fleet_out else ())
@@ -257,20 +260,20 @@ def _submit(settings: Settings, options: dict[str, Any]) -> None:
         _write_fleet(fleet_out, rows)
         return
     tasks = read_tasks(pods) if pods else found.tasks if found else ()
-    requests = [submission(task, prefix=options["prefix"]) for task in tasks[: options["limit"]]]
+    requests = [submission_of_task(task, prefix=options["prefix"]) for task in tasks[: options["limit"]]]
     source = str(pods) if pods else found.where if found else ""
     report = asyncio.run(_run(settings, requests, {row.name for row in rows}, options["in_flight"]))
     _print(settings, report, source)
     if report.refused:
-        raise Stop(f"{report.refused} tasks were refused", "see the reasons above")
+        raise CliError(f"{report.refused} tasks were refused", "see the reasons above")
 
 
 def _write_fleet(path: Path, rows: Any) -> None:
-    from eelgrid_controller.replay.fleet import write_fleet
+    from eelgrid_controller.replay.openb import write_fleet_file
     from eelgrid_protos import catalogue
 
     try:
-        write_fleet(path, rows, catalogue.load().products)
+        write_fleet_file(path, rows, catalogue.load_catalogue().products)
     except OSError as error:
-        raise Stop(f"cannot write {path}: {error.strerror}", "choose another place with --fleet-out") from None
+        raise CliError(f"cannot write {path}: {error.strerror}", "choose another place with --fleet-out") from None
     click.echo(f"{len(rows)} nodes in {path}; start them with: eelgrid-agent --simulate {path}")

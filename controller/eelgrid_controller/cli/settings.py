@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 import click
 
-__all__ = ["DEFAULT_CONTROLLER", "OUTPUTS", "Settings", "printing"]
-
 DEFAULT_CONTROLLER = "127.0.0.1:7443"
 OUTPUTS = ("table", "wide", "json", "yaml")
 
@@ -20,7 +18,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class CliSettings:
     """How to reach the controller and how to print."""
 
     controller: str = DEFAULT_CONTROLLER
@@ -40,7 +38,7 @@ def _change(context: click.Context, parameter: click.Parameter, value: Any) -> N
         context.obj = replace(context.obj, **{parameter.name: value})
 
 
-def printing(command: _Command) -> _Command:
+def output_option(command: _Command) -> _Command:
     """Adds -o and --no-headers to a command that prints what it read."""
     for option in (
         click.option(

@@ -1,7 +1,7 @@
 """eelctl top: the cluster, live.
 
 Owns when the picture is drawn again and what is asked for it; how it looks is
-top_picture.py's. A terminal gets a screen that follows the controller's watch
+top_view.py's. A terminal gets a screen that follows the controller's watch
 and survives its restart; anything else gets one plain snapshot, because a pipe
 is no screen.
 """
@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import operators, pages, whole
-from eelgrid_controller.cli.settings import Settings, printing
-from eelgrid_controller.cli.tables import coloured, document
+from eelgrid_controller.cli.connection import connect_operators, fetch_whole, iterate_pages
+from eelgrid_controller.cli.output import print_document, use_colour
+from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_protos.messages import (
     GetSummaryRequest,
     ListNodesRequest,
@@ -24,8 +24,6 @@ from eelgrid_protos.messages import (
     Summary,
     WatchSummaryRequest,
 )
-
-__all__ = ["top"]
 
 # A listing of a thousand nodes costs the controller some 100 ms, a summary under 1 ms.
 _REST_EVERY_S = 10.0
@@ -36,21 +34,21 @@ _DAY_S = 86_400
 
 
 def _picture(summary: Summary, rest: dict[str, Any], shown: int, note: str, console: Any) -> Any:
-    from eelgrid_controller.cli import top_picture
+    from eelgrid_controller.cli import top_view
 
     size = console.size if console.is_terminal else None
-    return top_picture.glance_picture(
-        top_picture.Glance(summary=summary, **rest), f"Eelgrid {note}", nodes_most=shown, width=console.width,
+    return top_view.render_top(
+        top_view.TopSnapshot(summary=summary, **rest), f"Eelgrid {note}", nodes_most=shown, width=console.width,
         height=size.height if size else 0,
     )  # fmt: skip
 
 
-def _rest(client: Any, settings: Settings) -> dict[str, Any]:
+def _rest(client: Any, settings: CliSettings) -> dict[str, Any]:
     """What is dear to ask for; promises and energy are left out where they cannot be had."""
     from eelgrid_protos import faults
 
     timeout_s = settings.timeout_s
-    nodes = tuple(pages(client.list_nodes, ListNodesRequest(), "nodes", timeout_s=timeout_s))
+    nodes = tuple(iterate_pages(client.list_nodes, ListNodesRequest(), "nodes", timeout_s=timeout_s))
     found: dict[str, Any] = {"nodes": nodes, "missing": ""}
     now_ns = time.time_ns()
     today = QueryEnergyRequest(
@@ -58,7 +56,7 @@ def _rest(client: Any, settings: Settings) -> dict[str, Any]:
         rows_most=_CONSUMERS_MOST,
     )  # fmt: skip
     asked: tuple[tuple[str, Callable[[], Any]], ...] = (
-        ("promises", lambda: whole(client.list_promises, ListPromisesRequest(), timeout_s=timeout_s)),
+        ("promises", lambda: fetch_whole(client.list_promises, ListPromisesRequest(), timeout_s=timeout_s)),
         ("energy", lambda: client.query_energy(today, timeout=timeout_s)),
     )
     for name, ask in asked:
@@ -69,19 +67,19 @@ def _rest(client: Any, settings: Settings) -> dict[str, Any]:
     return found
 
 
-def _once(client: Any, settings: Settings, shown: int) -> None:
+def _once(client: Any, settings: CliSettings, shown: int) -> None:
     from rich.console import Console
 
     summary = client.get_summary(GetSummaryRequest(), timeout=settings.timeout_s).summary
     if settings.output in {"json", "yaml"}:
-        document(settings, summary, ())
+        print_document(settings, summary, ())
         return
     width = None if sys.stdout.isatty() else _WIDTH_IN_A_PIPE
-    console = Console(file=sys.stdout, width=width, no_color=not coloured())
+    console = Console(file=sys.stdout, width=width, no_color=not use_colour())
     console.print(_picture(summary, _rest(client, settings), shown, settings.controller, console))
 
 
-def _live(client: Any, settings: Settings, shown: int, interval_s: float) -> None:
+def _live(client: Any, settings: CliSettings, shown: int, interval_s: float) -> None:
     from rich.console import Console
     from rich.live import Live
 
@@ -89,7 +87,7 @@ def _live(client: Any, settings: Settings, shown: int, interval_s: float) -> Non
 
     rest, listed_s = _rest(client, settings), time.monotonic()
     summary = client.get_summary(GetSummaryRequest(), timeout=settings.timeout_s).summary
-    console = Console(no_color=not coloured())
+    console = Console(no_color=not use_colour())
     first = _picture(summary, rest, shown, settings.controller, console)
     with Live(first, console=console, auto_refresh=False, screen=True) as live:
         while True:
@@ -114,11 +112,11 @@ def _live(client: Any, settings: Settings, shown: int, interval_s: float) -> Non
 @click.option(
     "--nodes", "shown", type=click.IntRange(1, 100), default=10, show_default=True, help="Busiest nodes to show."
 )
-@printing
+@output_option
 @click.pass_obj
-def top(settings: Settings, once: bool, interval_s: float, shown: int) -> None:
+def top(settings: CliSettings, once: bool, interval_s: float, shown: int) -> None:
     """Watch the cluster live: power, energy today, promises, what waits and why. Ctrl-C ends it."""
-    with operators(settings) as client:
+    with connect_operators(settings) as client:
         if once or not sys.stdout.isatty() or settings.output in {"json", "yaml"}:
             _once(client, settings, shown)
             return

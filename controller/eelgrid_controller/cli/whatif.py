@@ -1,32 +1,47 @@
-"""eelctl whatif and capacity: what changes would do, tried on a copy of the cluster.
+"""eelctl whatif, capacity and shadow: hypothetical changes and policies, tried on a copy of the cluster.
 
-Owns how the answer reads: totals before and after, room for typical work, and
-the workloads that would fare differently. Must not know how it is found out.
+whatif and capacity share the options that name changes and their order: nodes go, nodes are added, weights change, work
+ends, work is placed again, work is submitted. Another order, or a longer sequence, is written into a file.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 import click
 
-from eelgrid_controller.cli.changes import change_options, changes_of, shape_of
-from eelgrid_controller.cli.connection import operators
-from eelgrid_controller.cli.settings import Settings, printing
-from eelgrid_controller.cli.tables import Column, document, text_table
-from eelgrid_controller.cli.workloads import request_text
-from eelgrid_controller.spelling import percent_text, watts_text
+from eelgrid_controller.cli.amounts import CPU, MEMORY, SHARE
+from eelgrid_controller.cli.connection import connect_operators
+from eelgrid_controller.cli.errors import RequestRefused
+from eelgrid_controller.cli.output import TableColumn, print_document, text_table
+from eelgrid_controller.cli.policy import resolve_weights
+from eelgrid_controller.cli.settings import CliSettings, output_option
+from eelgrid_controller.cli.workloads import read_workloads, request_text, submission_from_flags, submit
+from eelgrid_controller.formatting import format_percent, format_power
+from eelgrid_protos.errors import InvalidMessage
 from eelgrid_protos.messages import (
+    COPIES_MOST,
     DIFFERENCES_MOST,
     IMAGINED_NODES_MOST,
+    OBJECTIVES,
+    AddNodes,
+    CancelWorkloads,
     ClassRoom,
     ClusterFigures,
+    DrainNodes,
     GetPolicyRequest,
+    GetShadowRequest,
     ImaginedOutcome,
     NodeShape,
+    PlaceAnew,
     PlanCapacityRequest,
     PlanCapacityResponse,
     ResourceRequest,
+    SetWeights,
+    ShadowReport,
+    StartShadowRequest,
+    StopShadowRequest,
     SubmitCopies,
     Weights,
     WhatIfChange,
@@ -34,8 +49,144 @@ from eelgrid_protos.messages import (
     WhatIfResponse,
     WorkloadDifference,
 )
+from eelgrid_protos.plain_messages import from_plain
 
-__all__ = ["answered", "capacity", "differences_table", "totals_table", "whatif"]
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_FILE_BYTES_MOST = 64 * 1024 * 1024
+_NO_BUDGET = (
+    "placing does not depend on power budgets, limits of running jobs do; "
+    "try budgets with eelctl promises --budget cluster=100kW"
+)
+
+
+def _no_budget(_context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise click.UsageError(_NO_BUDGET)
+
+
+_CHANGES = (
+    click.option("--drain", multiple=True, metavar="NODE", help="Take a node out of use; it stays on, idle."),
+    click.option("--remove", multiple=True, metavar="NODE", help="Take a node away, and its watts with it."),
+    click.option("--add", multiple=True, metavar="COUNT:GPU:EACH", help="Add nodes: 10:H100-SXM5-80GB:8."),
+    click.option("--add-like", multiple=True, metavar="COUNT:NODE", help="Add nodes like one that is there."),
+    click.option("--node-cpu", type=CPU, default=0, help="CPUs of each added node.  [default: 24 for each GPU]"),
+    click.option(
+        "--node-memory", type=MEMORY, default=0, help="Memory of each added node.  [default: 3 times its GPUs']"
+    ),
+    click.option("--objective", type=click.Choice(list(OBJECTIVES)), help="Put a named weighting in force."),
+    click.option("--weight", multiple=True, metavar="NAME=VALUE", help="Change one weight; repeatable."),
+    click.option("--cancel", multiple=True, metavar="WORKLOAD", help="End a workload."),
+    click.option("--anew", is_flag=True, help="Place all work once more, from an empty cluster, oldest first."),
+    click.option(
+        "-f", "--file", type=click.File("r", encoding="utf-8"), help="Submit the workloads of a YAML file; - is stdin."
+    ),
+    click.option("--cpu", type=CPU, default=0, help="Submit a workload: CPUs of a replica."),
+    click.option("--memory", type=MEMORY, default=0, help="Memory of a replica."),
+    click.option("--gpus", type=click.IntRange(0, 64), help="GPUs of a replica."),
+    click.option("--gpu-share", type=SHARE, help="Share of one GPU: 0.5."),
+    click.option("--gpu-model", default="", help="GPU models that will do: A,B. Without it, any."),
+    click.option("--replicas", type=click.IntRange(1, 10_000), default=1, show_default=True, help="How many of it."),
+    click.option("--priority", type=int, default=0, show_default=True, help="More goes first."),
+    click.option(
+        "--copies",
+        type=click.IntRange(1, COPIES_MOST),
+        default=1,
+        show_default=True,
+        help="Submit each workload so many times.",
+    ),
+    click.option(
+        "--changes",
+        type=click.File("r", encoding="utf-8"),
+        help="A sequence of changes in YAML or JSON, tried before those of the flags.",
+    ),
+    click.option(
+        "--budget", hidden=True, expose_value=False, callback=_no_budget, help="See eelctl promises --budget."
+    ),
+)
+
+
+def change_options(command: _Command) -> _Command:
+    """Adds the options that name changes."""
+    for option in reversed(_CHANGES):
+        command = option(command)
+    return command
+
+
+def parse_node_shape(text: str, node_cpu: int, node_memory: int, option: str) -> NodeShape:
+    """`H100-SXM5-80GB:8` as a shape; raises BadParameter."""
+    gpu, colon, each = text.rpartition(":")
+    if not (colon and gpu and each.isascii() and each.isdigit() and 1 <= int(each) <= 64):
+        raise click.BadParameter(f"{text!r}; write GPU:EACH such as H100-SXM5-80GB:8, 1 to 64", param_hint=option)
+    return NodeShape(gpu=gpu, gpu_count=int(each), cpu_milli=node_cpu, memory_bytes=node_memory)
+
+
+def _count(text: str, option: str) -> tuple[int, str]:
+    count, colon, rest = text.partition(":")
+    if not (colon and rest and count.isascii() and count.isdigit() and 1 <= int(count) <= IMAGINED_NODES_MOST):
+        raise click.BadParameter(
+            f"{text!r}; begin with the number of nodes and a colon, 1 to {IMAGINED_NODES_MOST}", param_hint=option
+        )
+    return int(count), rest
+
+
+def _nodes(flags: dict[str, Any]) -> Iterator[DrainNodes | AddNodes]:
+    if flags["drain"]:
+        yield DrainNodes(node_names=flags["drain"])
+    if flags["remove"]:
+        yield DrainNodes(node_names=flags["remove"], remove=True)
+    for text in flags["add"]:
+        count, rest = _count(text, "--add")
+        yield AddNodes(count=count, shape=parse_node_shape(rest, flags["node_cpu"], flags["node_memory"], "--add"))
+    for text in flags["add_like"]:
+        count, name = _count(text, "--add-like")
+        yield AddNodes(count=count, shape=NodeShape(like_node=name))
+
+
+def _weights(flags: dict[str, Any], in_force: Callable[[], Weights]) -> Iterator[SetWeights]:
+    if flags["weight"] or flags["objective"]:
+        yield resolve_weights(flags["objective"], flags["weight"], in_force)
+
+
+def _submissions(flags: dict[str, Any]) -> Iterator[SubmitCopies]:
+    copies = flags["copies"]
+    if flags["file"]:
+        for request in read_workloads(flags["file"].read(_FILE_BYTES_MOST), flags["file"].name):
+            yield SubmitCopies(spec=request.spec, copies=copies)
+    if flags["cpu"] or flags["memory"] or flags["gpus"] or flags["gpu_share"]:
+        # What is no flag here is as in `eelctl submit`.
+        unsaid = submit.make_context("submit", ["--name", "new"]).params
+        yield SubmitCopies(spec=submission_from_flags({**unsaid, **flags}).spec, copies=copies)
+
+
+def _from_file(file: Any) -> tuple[WhatIfChange, ...]:
+    import yaml
+
+    try:
+        plain = yaml.safe_load(file.read(_FILE_BYTES_MOST))
+    except yaml.YAMLError as error:
+        raise RequestRefused(f"{file.name}: is no YAML", "correct the YAML there") from error
+    if not isinstance(plain, list):
+        raise RequestRefused(f"{file.name}: is no list", "write a list such as `- DrainNodes: {node_names: [a]}`")
+    try:
+        changes = [{"change": {key: value or {} for key, value in dict(row).items()}} for row in plain]
+        return from_plain(WhatIfRequest, {"changes": changes}).changes
+    except InvalidMessage as error:
+        raise RequestRefused(f"{file.name}: {error.message}", "correct the file", error.violations) from None
+    except (TypeError, ValueError):
+        raise RequestRefused(f"{file.name}: a change is no mapping", "write `- PlaceAnew: {}` and the like") from None
+
+
+def parse_changes(flags: dict[str, Any], in_force: Callable[[], Weights]) -> tuple[WhatIfChange, ...]:
+    """The changes in order; `in_force` tells the weights that single ones are changed of."""
+    found: list[WhatIfChange] = list(_from_file(flags["changes"])) if flags["changes"] else []
+    found.extend(WhatIfChange(change=change) for change in (*_nodes(flags), *_weights(flags, in_force)))
+    if flags["cancel"]:
+        found.append(WhatIfChange(change=CancelWorkloads(workload_ids=flags["cancel"])))
+    if flags["anew"]:
+        found.append(WhatIfChange(change=PlaceAnew()))
+    found.extend(WhatIfChange(change=change) for change in _submissions(flags))
+    return tuple(found)
+
 
 # A what-if over a large cluster takes longer than a call that reads; --timeout beyond it still counts.
 _TIMEOUT_LEAST_S = 300.0
@@ -49,7 +200,7 @@ _WORDS = {
 }
 
 
-def _timeout_s(settings: Settings) -> float:
+def _timeout_s(settings: CliSettings) -> float:
     return max(settings.timeout_s, _TIMEOUT_LEAST_S)
 
 
@@ -61,13 +212,13 @@ def _totals(before: ClusterFigures, after: ClusterFigures) -> Iterator[tuple[str
     def milli(what: str, name: str, whole: Callable[[ClusterFigures], int]) -> tuple[str, str, str, str]:
         was, now = getattr(before, name), getattr(after, name)
         cells = [
-            f"{part / 1000:,.6g} ({percent_text(part, whole(side))})" for part, side in ((was, before), (now, after))
+            f"{part / 1000:,.6g} ({format_percent(part, whole(side))})" for part, side in ((was, before), (now, after))
         ]
         return what, cells[0], cells[1], f"{(now - was) / 1000:+,.6g}" if now != was else "="
 
     def per_gpu(side: ClusterFigures) -> str:
         milli = side.allocated_gpu_milli
-        return watts_text(1000 * side.modelled_power_w / milli) if milli else "-"
+        return format_power(1000 * side.modelled_power_w / milli) if milli else "-"
 
     yield count("nodes ready", "nodes_ready")
     yield count("GPUs", "gpus")
@@ -78,8 +229,8 @@ def _totals(before: ClusterFigures, after: ClusterFigures) -> Iterator[tuple[str
     yield count("workloads waiting", "pending")
     power_w = after.modelled_power_w - before.modelled_power_w
     sign = "+" if power_w > 0 else "-"
-    change = f"{sign}{watts_text(abs(power_w))}" if power_w else "="
-    yield "power, modelled", watts_text(before.modelled_power_w), watts_text(after.modelled_power_w), change
+    change = f"{sign}{format_power(abs(power_w))}" if power_w else "="
+    yield "power, modelled", format_power(before.modelled_power_w), format_power(after.modelled_power_w), change
     yield "  per GPU allocated", per_gpu(before), per_gpu(after), ""
 
 
@@ -92,21 +243,23 @@ def _class(room: ClassRoom) -> str:
 
 def totals_table(before: ClusterFigures, after: ClusterFigures, was: str, now: str) -> list[str]:
     """Two clusters' totals under the titles `was` and `now`."""
-    columns: list[Column[tuple[str, str, str, str]]] = [
-        Column("", lambda row: row[0]),
-        Column(was, lambda row: row[1], right=True),
-        Column(now, lambda row: row[2], right=True),
-        Column("CHANGE", lambda row: row[3] or " ", right=True),
+    columns: list[TableColumn[tuple[str, str, str, str]]] = [
+        TableColumn("", lambda row: row[0]),
+        TableColumn(was, lambda row: row[1], right=True),
+        TableColumn(now, lambda row: row[2], right=True),
+        TableColumn("CHANGE", lambda row: row[3] or " ", right=True),
     ]
     return text_table(columns, list(_totals(before, after)))
 
 
-_ROOMS: list[Column[ClassRoom]] = [
-    Column("EACH", _class),
-    Column("OF THE MIX", lambda room: percent_text(room.share, 1.0), right=True),
-    Column("BEFORE", lambda room: f"{room.before:,}", right=True),
-    Column("AFTER", lambda room: f"{room.after:,}", right=True),
-    Column("CHANGE", lambda room: f"{room.after - room.before:+,}" if room.after != room.before else "=", right=True),
+_ROOMS: list[TableColumn[ClassRoom]] = [
+    TableColumn("EACH", _class),
+    TableColumn("OF THE MIX", lambda room: format_percent(room.share, 1.0), right=True),
+    TableColumn("BEFORE", lambda room: f"{room.before:,}", right=True),
+    TableColumn("AFTER", lambda room: f"{room.after:,}", right=True),
+    TableColumn(
+        "CHANGE", lambda room: f"{room.after - room.before:+,}" if room.after != room.before else "=", right=True
+    ),
 ]
 
 
@@ -118,18 +271,18 @@ def _why(found: WorkloadDifference) -> str:
     return f"{found.reason}; {cost}" if found.reason else cost
 
 
-def differences_table(was: str, now: str) -> list[Column[WorkloadDifference]]:
+def differences_table(was: str, now: str) -> list[TableColumn[WorkloadDifference]]:
     """The columns of differing workloads, with the places under the titles `was` and `now`."""
     return [
-        Column("ID", lambda found: found.workload_id),
-        Column("WHAT", lambda found: found.outcome.name.lower()),
-        Column(was, lambda found: ",".join(found.nodes_before)),
-        Column(now, lambda found: ",".join(found.nodes_after)),
-        Column("WHY", _why),
+        TableColumn("ID", lambda found: found.workload_id),
+        TableColumn("WHAT", lambda found: found.outcome.name.lower()),
+        TableColumn(was, lambda found: ",".join(found.nodes_before)),
+        TableColumn(now, lambda found: ",".join(found.nodes_after)),
+        TableColumn("WHY", _why),
     ]
 
 
-def answered(answer: WhatIfResponse) -> Iterator[str]:
+def whatif_lines(answer: WhatIfResponse) -> Iterator[str]:
     """The answer in lines for a person."""
     yield f"On a copy of revision {answer.revision}; the cluster itself is as it was."
     yield ""
@@ -155,12 +308,12 @@ def answered(answer: WhatIfResponse) -> Iterator[str]:
         yield "The trial was cut short at its limit of decisions: more of what waits might still find a place."
 
 
-def _flags_of(values: dict[str, Any], client: Any, settings: Settings) -> tuple[WhatIfChange, ...]:
+def _flags_of(values: dict[str, Any], client: Any, settings: CliSettings) -> tuple[WhatIfChange, ...]:
     def in_force() -> Weights:
         weights: Weights = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy.weights
         return weights
 
-    return changes_of(values, in_force)
+    return parse_changes(values, in_force)
 
 
 @click.command()
@@ -172,9 +325,9 @@ def _flags_of(values: dict[str, Any], client: Any, settings: Settings) -> tuple[
     show_default=True,
     help="Workloads to list.",
 )
-@printing
+@output_option
 @click.pass_obj
-def whatif(settings: Settings, /, differences: int, **flags: Any) -> None:
+def whatif(settings: CliSettings, /, differences: int, **flags: Any) -> None:
     """Try changes on a copy of the cluster, and change nothing.
 
     \b
@@ -182,13 +335,13 @@ def whatif(settings: Settings, /, differences: int, **flags: Any) -> None:
     eelctl whatif --add 10:H100-SXM5-80GB:8 --gpus 8 --cpu 64 --copies 20
     eelctl whatif --objective energy --anew
     """  # noqa: D301
-    with operators(settings) as client:
+    with connect_operators(settings) as client:
         changes = _flags_of(flags, client, settings)
         if not changes:
             raise click.UsageError("name at least one change; see eelctl whatif --help")
         request = WhatIfRequest(changes=changes, differences_most=differences)
         answer = client.what_if(request, timeout=_timeout_s(settings))
-        document(settings, answer, answered(answer))
+        print_document(settings, answer, whatif_lines(answer))
 
 
 def _planned(answer: PlanCapacityResponse, most: int, *, waited: bool) -> Iterator[str]:
@@ -204,7 +357,7 @@ def _planned(answer: PlanCapacityResponse, most: int, *, waited: bool) -> Iterat
     first = f"; {before:,} that wait already were tried first, by priority and age" if waited and before else ""
     yield f"({answer.trials} fleets tried{first})"
     yield ""
-    yield from answered(answer.outcome)
+    yield from whatif_lines(answer.outcome)
 
 
 @click.command()
@@ -214,9 +367,9 @@ def _planned(answer: PlanCapacityResponse, most: int, *, waited: bool) -> Iterat
     "--most", type=click.IntRange(1, IMAGINED_NODES_MOST), default=1000, show_default=True, help="Nodes to try at most."
 )
 @change_options
-@printing
+@output_option
 @click.pass_obj
-def capacity(settings: Settings, /, node: str | None, node_like: str | None, most: int, **flags: Any) -> None:
+def capacity(settings: CliSettings, /, node: str | None, node_like: str | None, most: int, **flags: Any) -> None:
     """Say how many more nodes are needed for what waits, or for the workloads given.
 
     \b
@@ -228,12 +381,81 @@ def capacity(settings: Settings, /, node: str | None, node_like: str | None, mos
     shape = (
         NodeShape(like_node=node_like)
         if node_like
-        else shape_of(str(node), flags["node_cpu"], flags["node_memory"], "--node")
+        else parse_node_shape(str(node), flags["node_cpu"], flags["node_memory"], "--node")
     )
-    with operators(settings) as client:
+    with connect_operators(settings) as client:
         changes = _flags_of(flags, client, settings)
         request = PlanCapacityRequest(changes=changes, shape=shape, nodes_most=most)
         answer: PlanCapacityResponse = client.plan_capacity(request, timeout=_timeout_s(settings))
         shown = replace(answer, outcome=replace(answer.outcome, differences=answer.outcome.differences[:10]))
         submits = any(isinstance(change.change, SubmitCopies) for change in changes)
-        document(settings, answer, _planned(shown, most, waited=submits))
+        print_document(settings, answer, _planned(shown, most, waited=submits))
+
+
+_SHOWN = 20
+
+
+def _lines(report: ShadowReport) -> Iterator[str]:
+    weights = report.weights
+    yield (
+        f"shadow {report.objective}: power {weights.power:g}, fragmentation {weights.fragmentation_w:g} W, stranding "
+        f"{weights.stranding_w:g} W"
+    )
+    began = datetime.fromtimestamp(report.started_ns / 1e9, UTC).isoformat(timespec="seconds")
+    yield f"since {began} (revision {report.started_revision}), {report.events:,} events, now revision {report.revision}"
+    yield ""
+    yield from totals_table(report.live, report.shadow, "CLUSTER", "SHADOW")
+    yield ""
+    yield (
+        f"Of what was submitted since and still runs or waits: {report.alike:,} placed alike, {report.elsewhere:,} elsewhere, "
+        f"{report.live_alone:,} by the cluster alone, {report.shadow_alone:,} by the shadow alone, "
+        f"{report.neither:,} by neither."
+    )
+    if report.differences:
+        yield ""
+        yield from text_table(differences_table("CLUSTER", "SHADOW"), report.differences[:_SHOWN])
+
+
+@click.group()
+def shadow() -> None:
+    """Let a second policy follow the cluster on a copy, and compare."""
+
+
+@shadow.command()
+@click.option("--objective", type=click.Choice(list(OBJECTIVES)), help="A named weighting.")
+@click.option("--weight", multiple=True, metavar="NAME=VALUE", help="One weight, the others as in force; repeatable.")
+@output_option
+@click.pass_obj
+def start(settings: CliSettings, objective: str | None, weight: tuple[str, ...]) -> None:
+    """Begin from the cluster as it is; a shadow before it ends."""
+    if not (objective or weight):
+        raise click.UsageError("name the other policy: --objective or --weight")
+    with connect_operators(settings) as client:
+
+        def in_force() -> Weights:
+            weights: Weights = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy.weights
+            return weights
+
+        wanted = resolve_weights(objective, weight, in_force)
+        report = client.start_shadow(StartShadowRequest(weights=wanted), timeout=settings.timeout_s).report
+        print_document(settings, report, _lines(report))
+
+
+@shadow.command()
+@output_option
+@click.pass_obj
+def show(settings: CliSettings) -> None:
+    """Compare the cluster with its shadow."""
+    with connect_operators(settings) as client:
+        report = client.get_shadow(GetShadowRequest(), timeout=settings.timeout_s).report
+        print_document(settings, report, _lines(report))
+
+
+@shadow.command()
+@output_option
+@click.pass_obj
+def stop(settings: CliSettings) -> None:
+    """Compare once more and end the shadow."""
+    with connect_operators(settings) as client:
+        report = client.stop_shadow(StopShadowRequest(), timeout=settings.timeout_s).report
+        print_document(settings, report, _lines(report))

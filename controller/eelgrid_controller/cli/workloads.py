@@ -1,32 +1,123 @@
-"""eelctl workloads, get and cancel: what was submitted and what became of it.
+"""eelctl workloads, get, submit and cancel: list, watch, submit and end workloads, from flags or YAML.
 
-Owns these commands' options and columns. A watch is filtered here, with the
-filters that the listing has, because the contract's watch sends every change.
+A watch is filtered here, with the filters of the listing, because the contract's watch sends every change.
+
+A YAML file has one or several documents, each a workload's spec with an optional `id`, amounts either as people write
+them (cpu: 2.5, memory: 16GiB, gpus: 1, gpu_share: 0.5, gpu_models: [A, B]) or as the contract has them (cpu_milli,
+memory_bytes, ...), or the document that `eelctl get -o yaml` prints. Every error names the document and the field.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import operators, pages
-from eelgrid_controller.cli.listings import limit_option
-from eelgrid_controller.cli.settings import Settings, printing
-from eelgrid_controller.cli.tables import Column, document, listing, stream
-from eelgrid_controller.spelling import cpu_text, gpu_text, memory_text, milliseconds_text
+from eelgrid_controller.cli.amounts import CPU, MEMORY, SHARE, parse_cpu_milli, parse_gpu_milli, parse_memory_bytes
+from eelgrid_controller.cli.connection import connect_operators, iterate_pages
+from eelgrid_controller.cli.errors import RequestRefused
+from eelgrid_controller.cli.nodes import limit_option
+from eelgrid_controller.cli.output import TableColumn, print_document, print_list, print_stream
+from eelgrid_controller.cli.settings import CliSettings, output_option
+from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory, format_milliseconds
+from eelgrid_protos.errors import InvalidMessage, Violation
 from eelgrid_protos.messages import (
     CancelWorkloadRequest,
     GetWorkloadRequest,
     ListWorkloadsRequest,
+    Locality,
+    Mobility,
     ResourceRequest,
+    SubmitWorkloadRequest,
     TrainingPromise,
     WatchWorkloadsRequest,
     Workload,
+    WorkloadKind,
     WorkloadPhase,
+    WorkloadSpec,
+)
+from eelgrid_protos.plain_messages import from_plain
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
+
+DOCUMENTS_MOST = 10_000
+_FRIENDLY: Mapping[str, tuple[str, Callable[[str], int]]] = {
+    "cpu": ("cpu_milli", parse_cpu_milli),
+    "memory": ("memory_bytes", parse_memory_bytes),
+    "gpus": ("gpu_count", int),
+    "gpu_share": ("gpu_milli", parse_gpu_milli),
+}
+# What `eelctl get -o yaml` prints besides the spec: the controller's, not the user's.
+_ANSWERED = frozenset(
+    {
+        "phase",
+        "reason",
+        "placements",
+        "submitted_ns",
+        "placed_ns",
+        "ended_ns",
+        "revision",
+        "power_limit_w",
+        "replicas_begun",
+        "owner",
+    }
 )
 
-__all__ = ["WORKLOAD_COLUMNS", "cancel", "describe", "get", "phase_colour", "request_text", "workloads"]
+
+def read_workloads(text: str, source: str) -> tuple[SubmitWorkloadRequest, ...]:
+    """The submissions in a YAML text; raises Refused naming document and field, before any is sent."""
+    import yaml
+
+    try:
+        documents = [document for document in yaml.safe_load_all(text) if document is not None]
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "is no YAML"
+        raise RequestRefused(f"{source}{place}: {problem}", "correct the YAML there") from None
+    if not documents:
+        raise RequestRefused(f"{source}: holds no workload", "write at least `name:` and `request:`")
+    if len(documents) > DOCUMENTS_MOST:
+        raise RequestRefused(f"{source}: holds {len(documents)} documents", f"split it: {DOCUMENTS_MOST} at most")
+    return tuple(_submission(document, f"{source}, document {n}") for n, document in enumerate(documents, start=1))
+
+
+def _submission(document: Any, place: str) -> SubmitWorkloadRequest:
+    if not isinstance(document, Mapping):
+        raise RequestRefused(f"{place}: is no mapping", "write at least `name:` and `request:`")
+    fields = dict(document)
+    workload_id = fields.pop("id", fields.pop("workload_id", ""))
+    if isinstance(fields.get("spec"), Mapping):
+        fields = fields["spec"] | {key: value for key, value in fields.items() if key not in {"spec", *_ANSWERED}}
+    try:
+        if isinstance(fields.get("request"), Mapping):
+            fields["request"] = _amounts(fields["request"])
+        return from_plain(SubmitWorkloadRequest, {"spec": fields, "workload_id": workload_id})
+    except InvalidMessage as error:
+        violations = tuple(Violation(v.field.removeprefix("spec."), v.problem, v.remedy) for v in error.violations)
+        raise RequestRefused(f"{place}: {error.message}", "correct the file; nothing was sent", violations) from None
+
+
+def _amounts(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The request with amounts as the contract has them; a GPU without a share is a whole one."""
+    found = dict(request)
+    for friendly, (name, read) in _FRIENDLY.items():
+        if friendly not in found:
+            continue
+        value = found.pop(friendly)
+        path = f"spec.request.{friendly}"
+        if name in found:
+            raise InvalidMessage("cannot read this", (Violation(path, f"stands beside {name}", "keep one of the two"),))
+        try:
+            found[name] = read(str(value))
+        except ValueError:
+            violation = Violation(
+                path, f"is {value!r}", "write such as cpu: 2.5, memory: 16GiB, gpus: 1, gpu_share: 0.5"
+            )
+            raise InvalidMessage("cannot read this", (violation,)) from None
+    if found.get("gpu_count"):
+        found.setdefault("gpu_milli", GPU_MILLI_WHOLE)
+    return found
+
 
 _GPUS_SHOWN = 8
 
@@ -40,12 +131,12 @@ def request_text(request: ResourceRequest) -> str:
     """What one replica asks for, in one line."""
     parts = []
     if request.cpu_milli:
-        parts.append(f"{cpu_text(request.cpu_milli)} CPU")
+        parts.append(f"{format_cpu(request.cpu_milli)} CPU")
     if request.memory_bytes:
-        parts.append(memory_text(request.memory_bytes))
+        parts.append(format_memory(request.memory_bytes))
     if request.gpu_count:
         models = f" ({'|'.join(request.gpu_models)})" if request.gpu_models else ""
-        parts.append(f"{gpu_text(request.gpu_count * request.gpu_milli)} GPU{models}")
+        parts.append(f"{format_gpu(request.gpu_count * request.gpu_milli)} GPU{models}")
     return ", ".join(parts)
 
 
@@ -62,25 +153,25 @@ def _gpus(workload: Workload) -> str:
 
 def _waited(workload: Workload) -> str:
     placed = workload.phase is WorkloadPhase.PLACED and workload.placed_ns >= workload.submitted_ns
-    return milliseconds_text((workload.placed_ns - workload.submitted_ns) / 1e9) if placed else "-"
+    return format_milliseconds((workload.placed_ns - workload.submitted_ns) / 1e9) if placed else "-"
 
 
-WORKLOAD_COLUMNS: tuple[Column[Workload], ...] = (
-    Column("ID", lambda w: w.workload_id, width=16),
-    Column("NAME", lambda w: w.spec.name, wide=True, width=16),
-    Column("PHASE", lambda w: w.phase.name.lower(), width=9, colour=phase_colour),
-    Column("KIND", lambda w: w.spec.kind.name.lower(), width=17),
-    Column("REPLICAS", lambda w: str(w.spec.replicas), right=True),
-    Column("EACH", lambda w: request_text(w.spec.request), width=28),
-    Column("NODE", _places, width=16),
-    Column("NAMESPACE", lambda w: w.spec.namespace, wide=True),
-    Column("USER", lambda w: w.spec.user, wide=True),
-    Column("OWNER", lambda w: w.owner or w.spec.user, wide=True),
-    Column("QUEUE", lambda w: w.spec.queue, wide=True),
-    Column("PRIORITY", lambda w: str(w.spec.priority), right=True, wide=True),
-    Column("GPUS", _gpus, wide=True),
-    Column("WAITED", _waited, right=True, wide=True),
-    Column("REASON", lambda w: w.reason),
+WORKLOAD_COLUMNS: tuple[TableColumn[Workload], ...] = (
+    TableColumn("ID", lambda w: w.workload_id, width=16),
+    TableColumn("NAME", lambda w: w.spec.name, wide=True, width=16),
+    TableColumn("PHASE", lambda w: w.phase.name.lower(), width=9, colour=phase_colour),
+    TableColumn("KIND", lambda w: w.spec.kind.name.lower(), width=17),
+    TableColumn("REPLICAS", lambda w: str(w.spec.replicas), right=True),
+    TableColumn("EACH", lambda w: request_text(w.spec.request), width=28),
+    TableColumn("NODE", _places, width=16),
+    TableColumn("NAMESPACE", lambda w: w.spec.namespace, wide=True),
+    TableColumn("USER", lambda w: w.spec.user, wide=True),
+    TableColumn("OWNER", lambda w: w.owner or w.spec.user, wide=True),
+    TableColumn("QUEUE", lambda w: w.spec.queue, wide=True),
+    TableColumn("PRIORITY", lambda w: str(w.spec.priority), right=True, wide=True),
+    TableColumn("GPUS", _gpus, wide=True),
+    TableColumn("WAITED", _waited, right=True, wide=True),
+    TableColumn("REASON", lambda w: w.reason),
 )
 
 
@@ -92,7 +183,7 @@ def _promise(training: TrainingPromise) -> str:
     return f"best effort, energy weighs {training.energy_weight:g}"
 
 
-def describe(workload: Workload) -> Iterator[str]:
+def workload_lines(workload: Workload) -> Iterator[str]:
     """A workload in lines for a person."""
     spec = workload.spec
     yield f"{workload.workload_id}: {workload.phase.name.lower()}" + (
@@ -159,21 +250,25 @@ def _wanted(request: ListWorkloadsRequest) -> Callable[[Workload], bool]:
 @click.option("-w", "--watch", is_flag=True, help="Print each change as it comes, until Ctrl-C.")
 @click.option("--after", type=click.IntRange(0), default=0, help="With --watch: only changes after this revision.")
 @limit_option
-@printing
+@output_option
 @click.pass_obj
 def workloads(
-    settings: Settings, /, phases: tuple[str, ...], watch: bool, after: int, limit: int | None, **filters: Any
+    settings: CliSettings, /, phases: tuple[str, ...], watch: bool, after: int, limit: int | None, **filters: Any
 ) -> None:
     """List workloads in the order of their submission, or watch them change."""
     request = ListWorkloadsRequest(phases=tuple(WorkloadPhase[phase.upper()] for phase in phases), **filters)
-    with operators(settings) as client:
+    with connect_operators(settings) as client:
         if not watch:
-            found = pages(client.list_workloads, request, "workloads", timeout_s=settings.timeout_s, limit=limit)
-            listing(settings, WORKLOAD_COLUMNS, found, empty="no workload matches; submit one with `eelctl submit`")
+            found = iterate_pages(
+                client.list_workloads, request, "workloads", timeout_s=settings.timeout_s, limit=limit
+            )
+            print_list(settings, WORKLOAD_COLUMNS, found, empty="no workload matches; submit one with `eelctl submit`")
             return
         changes = client.watch_workloads(WatchWorkloadsRequest(after_revision=after))
         try:
-            stream(settings, WORKLOAD_COLUMNS, _first(limit, filter(_wanted(request), (c.workload for c in changes))))
+            print_stream(
+                settings, WORKLOAD_COLUMNS, _first(limit, filter(_wanted(request), (c.workload for c in changes)))
+            )
         except KeyboardInterrupt:
             return
 
@@ -188,22 +283,129 @@ def _first(limit: int | None, rows: Iterator[Workload]) -> Iterator[Workload]:
 
 @click.command()
 @click.argument("workload")
-@printing
+@output_option
 @click.pass_obj
-def get(settings: Settings, workload: str) -> None:
+def get(settings: CliSettings, workload: str) -> None:
     """Show one workload."""
-    with operators(settings) as client:
+    with connect_operators(settings) as client:
         found = client.get_workload(GetWorkloadRequest(workload_id=workload), timeout=settings.timeout_s).workload
-        document(settings, found, describe(found))
+        print_document(settings, found, workload_lines(found))
 
 
 @click.command()
 @click.argument("workload", nargs=-1, required=True)
-@printing
+@output_option
 @click.pass_obj
-def cancel(settings: Settings, workload: tuple[str, ...]) -> None:
+def cancel(settings: CliSettings, workload: tuple[str, ...]) -> None:
     """End workloads; what they held is free at once."""
-    with operators(settings) as client:
+    with connect_operators(settings) as client:
         for name in workload:
             ended = client.cancel_workload(CancelWorkloadRequest(workload_id=name), timeout=settings.timeout_s).workload
-            document(settings, ended, [f"{ended.workload_id}: {ended.phase.name.lower()}"])
+            print_document(settings, ended, [f"{ended.workload_id}: {ended.phase.name.lower()}"])
+
+
+_KINDS = [kind.name.lower() for kind in WorkloadKind if kind]
+_LOCALITIES = [locality.name.lower() for locality in Locality if locality]
+_MOBILITIES = [way.name.lower() for way in Mobility if way]
+_FILE_BYTES_MOST = 64 * 1024 * 1024
+
+
+def _labels(pairs: Iterable[str]) -> dict[str, str]:
+    labels = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not (key and equals):
+            raise click.BadParameter(f"{pair!r} is no label; write --label key=value", param_hint="--label")
+        labels[key] = value
+    return labels
+
+
+def submission_from_flags(flags: dict[str, Any]) -> SubmitWorkloadRequest:
+    """The submission that the flags describe; raises UsageError or BadParameter."""
+    if not flags["name"]:
+        raise click.UsageError("give --name and what it needs, or -f FILE; see eelctl submit --help")
+    gpus = flags["gpus"] if flags["gpus"] is not None else int(flags["gpu_share"] is not None)
+    share = flags["gpu_share"] or (GPU_MILLI_WHOLE if gpus else 0)
+    models = tuple(model.strip() for model in flags["gpu_model"].split(",") if model.strip())
+    return SubmitWorkloadRequest(
+        workload_id=flags["id"],
+        spec=WorkloadSpec(
+            name=flags["name"],
+            kind=WorkloadKind[flags["kind"].upper()],
+            replicas=flags["replicas"],
+            namespace=flags["namespace"],
+            user=flags["user"],
+            queue=flags["queue"],
+            priority=flags["priority"],
+            locality=Locality[flags["locality"].upper()] if flags["locality"] else Locality.UNSPECIFIED,
+            labels=_labels(flags["label"]),
+            mobility=Mobility[flags["mobility"].upper()] if flags["mobility"] else Mobility.UNSPECIFIED,
+            request=ResourceRequest(
+                cpu_milli=flags["cpu"],
+                memory_bytes=flags["memory"],
+                gpu_count=gpus,
+                gpu_milli=share,
+                gpu_models=models,
+            ),
+        ),
+    )
+
+
+def _from_file(file: Any, flags: dict[str, Any], context: click.Context) -> tuple[SubmitWorkloadRequest, ...]:
+    given = [name for name in flags if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    if given:
+        raise click.UsageError(f"--{given[0].replace('_', '-')} and -f exclude each other; write it into the file")
+    try:
+        text = file.read(_FILE_BYTES_MOST)
+    except UnicodeDecodeError:
+        raise click.UsageError(f"{file.name} is not UTF-8 text") from None
+    return read_workloads(text, file.name)
+
+
+@click.command()
+@click.option(
+    "-f", "--file", type=click.File("r", encoding="utf-8"), help="YAML with one or several documents; - is stdin."
+)
+@click.option("--name", default="", help="The workload's name.")
+@click.option(
+    "--kind", type=click.Choice(_KINDS), default="batch_job", show_default=True, help="What it is measured by."
+)
+@click.option("--cpu", type=CPU, default=0, help="CPUs of a replica: 2.5 or 2500m.")
+@click.option("--memory", type=MEMORY, default=0, help="Memory of a replica: 16GiB.")
+@click.option("--gpus", type=click.IntRange(0, 64), help="GPUs of a replica.")
+@click.option("--gpu-share", type=SHARE, help="Share of one GPU: 0.5.")
+@click.option("--gpu-model", default="", help="GPU models that will do: A,B. Without it, any.")
+@click.option("--replicas", type=click.IntRange(1, 10_000), default=1, show_default=True, help="How many of it.")
+@click.option("--locality", type=click.Choice(_LOCALITIES), help="Replicas near each other, or apart.")
+@click.option("--namespace", default="default", show_default=True, help="Whose it is.")
+@click.option("--user", default="", help="Who submits it.")
+@click.option("--queue", default="", help="Where it waits.")
+@click.option("--priority", type=int, default=0, show_default=True, help="More goes first.")
+@click.option("--label", multiple=True, metavar="KEY=VALUE", help="A label; repeatable.")
+@click.option(
+    "--mobility", type=click.Choice(_MOBILITIES), help="How it may move when an operator moves work. [movable]"
+)
+@click.option("--id", default="", help="Its id: repeating the command with it is harmless.")
+@click.option("--dry-run", is_flag=True, help="Say where it would go, and change nothing.")
+@output_option
+@click.pass_context
+def submit(context: click.Context, /, file: Any, dry_run: bool, **flags: Any) -> None:
+    """Submit a workload, from flags or YAML.
+
+    \b
+    eelctl submit --name bert --cpu 8 --memory 32GiB --gpu-share 0.5 --gpu-model A10,T4
+    eelctl submit -f jobs.yaml
+    """  # noqa: D301
+    settings: CliSettings = context.obj
+    wanted = _from_file(file, flags, context) if file else (submission_from_flags(flags),)
+    with connect_operators(settings) as client:
+        for request in wanted:
+            sent = SubmitWorkloadRequest(spec=request.spec, workload_id=request.workload_id, dry_run=dry_run)
+            workload: Workload = client.submit_workload(sent, timeout=settings.timeout_s).workload
+            print_document(settings, workload, _lines(workload, dry_run=dry_run))
+
+
+def _lines(workload: Workload, *, dry_run: bool) -> Iterable[str]:
+    if dry_run:
+        yield "dry run: nothing was changed"
+    yield from workload_lines(workload)

@@ -19,8 +19,6 @@ from typing import Any
 
 import click
 
-__all__ = ["demo", "main"]
-
 # In a process of its own: a driver that hangs must not take the demo with it.
 _GPU_PROBE = "import pynvml; pynvml.nvmlInit(); raise SystemExit(pynvml.nvmlDeviceGetCount() == 0)"
 _GPU_PROBE_S = 10.0
@@ -74,7 +72,7 @@ def _commands(play: Any, address: str) -> list[str]:
 
 
 async def _play(play: Any, scene: Any, *, keep: bool) -> None:
-    from eelgrid_controller.demo.report import DemoReport, export_picture, print_addresses
+    from eelgrid_controller.demo.display import DemoReport, export_picture, print_addresses
 
     stopped, task, told = asyncio.Event(), asyncio.current_task(), len(play.notes)
     loop = asyncio.get_running_loop()
@@ -135,11 +133,13 @@ def demo(context: click.Context, /, trace: str, out: Path, keep: bool, **options
 
 def _run(choice: str, out: Path, options: dict[str, Any], *, keep: bool, gpu: bool) -> int:
     # What can fail at once does so before gRPC is imported, whose threads would have to be ended again.
-    from eelgrid_controller.replay.locate import Surroundings, locate
-    from eelgrid_controller.replay.openb import TraceError
+    from eelgrid_controller.replay.csv_reader import TraceError
+    from eelgrid_controller.replay.openb_source import TraceSearch, locate_openb
 
     try:
-        trace = locate(choice, Surroundings.real(os.environ)).limited(nodes=options["nodes"], tasks=options["tasks"])
+        trace = locate_openb(choice, TraceSearch.real(os.environ)).limited(
+            nodes=options["nodes"], tasks=options["tasks"]
+        )
         out.mkdir(parents=True, exist_ok=True)
     except TraceError as error:
         return _fail(f"{error.place}: {error.problem}", error.remedy)
@@ -153,10 +153,10 @@ def _fail_to_write(error: OSError, out: Path) -> int:
 
 
 def _played(trace: Any, out: Path, options: dict[str, Any], *, keep: bool, gpu: bool) -> int:
-    from eelgrid_controller.demo.children import DemoError
-    from eelgrid_controller.demo.play import Play
-    from eelgrid_controller.demo.scene import NodeMap, Scene, make_console
-    from eelgrid_controller.replay.submit import SubmitError
+    from eelgrid_controller.demo.display import DemoView, NodeMap, make_console
+    from eelgrid_controller.demo.processes import DemoError
+    from eelgrid_controller.demo.run import DemoRun
+    from eelgrid_controller.replay.submitter import SubmitError
     from eelgrid_protos.faults import Fault
 
     live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
@@ -166,9 +166,9 @@ def _played(trace: Any, out: Path, options: dict[str, Any], *, keep: bool, gpu: 
         for note in trace.notes:
             console.print(f"note: {note}", soft_wrap=True, highlight=False)
         console.print(f"openb trace: {trace.source.value} ({trace.where})", soft_wrap=True, highlight=False)
-        scene = Scene(console, NodeMap.of(trace.nodes), trace.source.value, live=live)
+        scene = DemoView(console, NodeMap.of(trace.nodes), trace.source.value, live=live)
         with tempfile.TemporaryDirectory(prefix="eelgrid-demo-", ignore_cleanup_errors=True) as work:
-            play = Play(
+            play = DemoRun(
                 trace=trace, scene=scene, out=out, work=Path(work), in_flight=options["in_flight"], has_gpu=gpu,
                 notes=list(trace.notes), keep=keep,
             )  # fmt: skip

@@ -1,4 +1,6 @@
-"""Partitions: which replicas, slices, batches, processes and MIG layouts serve the rates at least GPUs or watts.
+"""MIG layouts: which replicas, slices and layouts serve the request rates with the fewest GPUs or watts.
 
-Owns the search and its certificates. Must not know agents, drivers or the wire.
+The planner works on measured points and the catalogue's geometry (problem, geometry, options, integer_program,
+column_generation, plan); a change of a running fleet is planned, weighed against its cost and cut into steps (running,
+transition, steps, repartition); survey, recommendation and execution connect it to the cluster state. Pure.
 """

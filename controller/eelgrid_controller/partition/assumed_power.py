@@ -12,14 +12,12 @@ soon as there are any.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from eelgrid_controller.partition.errors import BadProblem
 from eelgrid_controller.partition.options import WHOLE
+from eelgrid_controller.partition.problem import InvalidProblem
 from eelgrid_controller.profiles.points import Point
-from eelgrid_protos.catalogue import Product
+from eelgrid_protos.catalogue.products import Product
 
-__all__ = ["ASSUMED", "with_assumed_power"]
-
-ASSUMED = "watts assumed by SM share"
+ASSUMED_SOURCE = "watts assumed by SM share"
 
 
 def with_assumed_power(points: Iterable[Point], products: Iterable[Product]) -> tuple[Point, ...]:
@@ -31,7 +29,7 @@ def with_assumed_power(points: Iterable[Point], products: Iterable[Product]) -> 
         if point.power_w is not None or product is None:
             found.append(point)
             continue
-        source = f"{point.source}; {ASSUMED}" if point.source else ASSUMED
+        source = f"{point.source}; {ASSUMED_SOURCE}" if point.source else ASSUMED_SOURCE
         found.append(replace(point, power_w=_power_w(point, product), source=source))
     return tuple(found)
 
@@ -42,7 +40,7 @@ def _power_w(point: Point, product: Product) -> float:
         return product.busy_w * how.gpus
     profile = None if product.mig is None else product.mig.profile(how.mig_profile)
     if profile is None or product.mig is None:
-        raise BadProblem("points.mig_profile", f"{product.model} has no profile {how.mig_profile}", "leave it out")
+        raise InvalidProblem("points.mig_profile", f"{product.model} has no profile {how.mig_profile}", "leave it out")
     whole = max(product.mig.profiles.values(), key=lambda one: one.compute_slices)
     if profile.sm_count is None or whole.sm_count is None:
         share = profile.compute_slices / whole.compute_slices

@@ -17,10 +17,8 @@ Source: the placements of protos/eelgrid_protos/catalogue/mig.json.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from eelgrid_controller.partition.errors import BadProblem
-from eelgrid_protos.catalogue import GiProfile, MigGeometry
-
-__all__ = ["LAYOUTS_MOST", "Layout", "Multiset", "Tiling", "maximal", "span", "tiling"]
+from eelgrid_controller.partition.problem import InvalidProblem
+from eelgrid_protos.catalogue.products import GiProfile, MigGeometry
 
 # (profile key, start) by rising start.
 Layout = tuple[tuple[str, int], ...]
@@ -42,7 +40,7 @@ class Tiling:
     @property
     def patterns(self) -> tuple[Multiset, ...]:
         """The multisets that are contained in no other, the one with most of the largest profile first."""
-        return maximal(self.places)
+        return maximal_multisets(self.places)
 
     def counts(self, layout: Layout) -> Multiset:
         """What stands in a layout."""
@@ -54,7 +52,9 @@ class Tiling:
         found = self.places.get(wanted)
         if found is None:
             listed = ", ".join(f"{count} {key}" for count, key in zip(wanted, self.keys, strict=True) if count)
-            raise BadProblem("instances", f"{listed} cannot stand on {self.geometry.key}", "ask for less on one GPU")
+            raise InvalidProblem(
+                "instances", f"{listed} cannot stand on {self.geometry.key}", "ask for less on one GPU"
+            )
         return min(found, key=self._rank)
 
     def _rank(self, layout: Layout) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -67,7 +67,7 @@ class Tiling:
         return tuple(-places for places in room), tuple(start for _, start in layout)
 
 
-def maximal(multisets: Iterable[Multiset]) -> tuple[Multiset, ...]:
+def maximal_multisets(multisets: Iterable[Multiset]) -> tuple[Multiset, ...]:
     """Those that are contained in no other, in falling order."""
     every = sorted(multisets, reverse=True)
     return tuple(
@@ -77,29 +77,33 @@ def maximal(multisets: Iterable[Multiset]) -> tuple[Multiset, ...]:
     )
 
 
-def tiling(geometry: MigGeometry, keys: Iterable[str]) -> Tiling:
+def build_tiling(geometry: MigGeometry, keys: Iterable[str]) -> Tiling:
     """Every layout of these profiles; raises BadProblem for a profile that the part lacks."""
     profiles = []
     for key in set(keys):
         profile = geometry.profiles.get(key)
         if profile is None:
             known = ", ".join(geometry.profiles)
-            raise BadProblem("mig_profile", f"{geometry.key} has no profile {key}", f"use one of {known}")
+            raise InvalidProblem("mig_profile", f"{geometry.key} has no profile {key}", f"use one of {known}")
         profiles.append(profile)
     profiles.sort(key=lambda profile: (-profile.compute_slices, -profile.size, profile.id))
     ordered = tuple(profile.key for profile in profiles)
     found: dict[Multiset, list[Layout]] = {}
     for number, layout in enumerate(_layouts(geometry, profiles, 0, ())):
         if number >= LAYOUTS_MOST:
-            raise BadProblem("mig_profile", f"over {LAYOUTS_MOST} layouts on {geometry.key}", "name fewer profiles")
+            raise InvalidProblem("mig_profile", f"over {LAYOUTS_MOST} layouts on {geometry.key}", "name fewer profiles")
         placed = tuple((profile.key, start) for profile, start in layout)
         names = [key for key, _ in placed]
         found.setdefault(tuple(names.count(key) for key in ordered), []).append(placed)
-    masks = {layout: sum(span(geometry, *part) for part in layout) for layouts in found.values() for layout in layouts}
+    masks = {
+        layout: sum(memory_slice_mask(geometry, *part) for part in layout)
+        for layouts in found.values()
+        for layout in layouts
+    }
     return Tiling(geometry, ordered, {counts: tuple(layouts) for counts, layouts in found.items()}, masks)
 
 
-def span(geometry: MigGeometry, key: str, start: int) -> int:
+def memory_slice_mask(geometry: MigGeometry, key: str, start: int) -> int:
     """The memory slices of an instance, bit by bit."""
     return ((1 << geometry.profiles[key].size) - 1) << start
 

@@ -17,20 +17,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eelgrid_controller.partition.errors import BadProblem, Unservable
-from eelgrid_controller.partition.problem import Job, Objective, Pool, Problem, Service
+from eelgrid_controller.partition.problem import (
+    InferenceDemand,
+    InvalidProblem,
+    PartitionObjective,
+    PartitionPool,
+    PartitionProblem,
+    TrainingDemand,
+    UnservableService,
+)
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_kernels.arrays import Floats, Ints
 
-__all__ = ["NONE_HELD", "WHOLE", "Cell", "Held", "Known", "Option", "known_of", "options_of"]
-
 WHOLE = ""  # the profile of a GPU without MIG
 # What replicas run as now, by service.
-Held = Mapping[str, frozenset[Configuration]]
-NONE_HELD: Held = MappingProxyType({})
+HeldConfigurations = Mapping[str, frozenset[Configuration]]
+NO_HELD_CONFIGURATIONS: HeldConfigurations = MappingProxyType({})
 
 
-class Cell(NamedTuple):
+class PlacementCell(NamedTuple):
     """A kind of place: a profile on a model, or a whole GPU of it."""
 
     pool: int
@@ -38,7 +43,7 @@ class Cell(NamedTuple):
     slices: int  # compute slices
 
 
-class Option(NamedTuple):
+class ReplicaOption(NamedTuple):
     """One way to run a replica of a service, or a training job."""
 
     demand: int  # services that have a rate, in order, then jobs
@@ -64,11 +69,11 @@ class _Measured(NamedTuple):
 class _Cells:
     """The kinds of places that points name, numbered as they come."""
 
-    def __init__(self, pools: Sequence[Pool]) -> None:
+    def __init__(self, pools: Sequence[PartitionPool]) -> None:
         self._pools = pools
         self._index = {pool.model: number for number, pool in enumerate(pools)}
         self._known: dict[tuple[str, str], int | None] = {}
-        self.cells: list[Cell] = []
+        self.cells: list[PlacementCell] = []
 
     def number(self, model: str, profile: str) -> int | None:
         """The cell's; None for a model that no pool has. Raises BadProblem for a profile that the model lacks."""
@@ -76,7 +81,7 @@ class _Cells:
             self._known[model, profile] = self._enter(model, profile)
         return self._known[model, profile]
 
-    def pool(self, cell: int) -> Pool:
+    def pool(self, cell: int) -> PartitionPool:
         """The pool of a cell."""
         return self._pools[self.cells[cell].pool]
 
@@ -86,39 +91,41 @@ class _Cells:
             return None
         geometry = self._pools[number].geometry
         if profile == WHOLE:
-            cell = Cell(number, WHOLE, 1 if geometry is None else geometry.compute_slices)
+            cell = PlacementCell(number, WHOLE, 1 if geometry is None else geometry.compute_slices)
         else:
             found = None if geometry is None else geometry.profile(profile)
             if found is None:
                 known = "none" if geometry is None else ", ".join(one.name for one in geometry.profiles.values())
-                raise BadProblem("points.mig_profile", f"{model} has no profile {profile}", f"it has {known}")
-            cell = Cell(number, found.key, found.compute_slices)
+                raise InvalidProblem("points.mig_profile", f"{model} has no profile {profile}", f"it has {known}")
+            cell = PlacementCell(number, found.key, found.compute_slices)
         if cell in self.cells:  # a profile may be named by its key, too
             return self.cells.index(cell)
         self.cells.append(cell)
         return len(self.cells) - 1
 
 
-class Known(NamedTuple):
+class KnownOptions(NamedTuple):
     """What was found of a problem, for one that differs in few services."""
 
-    problem: Problem
-    cells: tuple[Cell, ...]
-    options: Mapping[str, tuple[Service, tuple[Option, ...]]]  # by name
+    problem: PartitionProblem
+    cells: tuple[PlacementCell, ...]
+    options: Mapping[str, tuple[InferenceDemand, tuple[ReplicaOption, ...]]]  # by name
 
 
-def known_of(problem: Problem, cells: tuple[Cell, ...], options: Sequence[Option]) -> Known:
+def remember_options(
+    problem: PartitionProblem, cells: tuple[PlacementCell, ...], options: Sequence[ReplicaOption]
+) -> KnownOptions:
     """The options by service."""
     served = [service for service in problem.services if service.rate_hz > 0.0]
-    members: list[list[Option]] = [[] for _ in served]
+    members: list[list[ReplicaOption]] = [[] for _ in served]
     for option in options:
         if option.demand < len(served):
             members[option.demand].append(option)
     found = {service.name: (service, tuple(mine)) for service, mine in zip(served, members, strict=True)}
-    return Known(problem, cells, found)
+    return KnownOptions(problem, cells, found)
 
 
-def _holds(known: Known | None, problem: Problem) -> bool:
+def _holds(known: KnownOptions | None, problem: PartitionProblem) -> bool:
     """Whether options were found from the same points, for the same places."""
     if known is None or (known.problem.objective, known.problem.pools) != (problem.objective, problem.pools):
         return False
@@ -129,25 +136,25 @@ def _holds(known: Known | None, problem: Problem) -> bool:
     )
 
 
-def options_of(
-    problem: Problem, held: Held = NONE_HELD, known: Known | None = None
-) -> tuple[tuple[Cell, ...], tuple[Option, ...]]:
+def enumerate_options(
+    problem: PartitionProblem, held: HeldConfigurations = NO_HELD_CONFIGURATIONS, known: KnownOptions | None = None
+) -> tuple[tuple[PlacementCell, ...], tuple[ReplicaOption, ...]]:
     """The cells that anything can use, and every demand's options; raises Unservable, BadProblem.
 
     A configuration that a service is held in stays an option while it is admissible, efficient or not. With what is
     known of a like problem only the services that changed are looked at.
     """
     cells = _Cells(problem.pools)
-    before: Mapping[str, tuple[Service, tuple[Option, ...]]] = {}
-    if known is not None and held is NONE_HELD and _holds(known, problem):
+    before: Mapping[str, tuple[InferenceDemand, tuple[ReplicaOption, ...]]] = {}
+    if known is not None and held is NO_HELD_CONFIGURATIONS and _holds(known, problem):
         cells.cells.extend(known.cells)
         before = known.options
     by_workload: dict[str, list[Point]] = {}
     for point in problem.points:
         by_workload.setdefault(point.workload, []).append(point)
     measured: dict[tuple[str, float], _Measured] = {}
-    options: list[Option] = []
-    watts = problem.objective == Objective.WATTS
+    options: list[ReplicaOption] = []
+    watts = problem.objective == PartitionObjective.WATTS
     served = [service for service in problem.services if service.rate_hz > 0.0]
     for demand, service in enumerate(served):
         same, mine = before.get(service.name, (None, ()))
@@ -176,7 +183,7 @@ def _measured(points: Sequence[Point], quantile: float, cells: _Cells, *, watts:
             continue
         if how.mig_profile != WHOLE and how.gpus != 1:
             field = f"points[{point.workload}].gpus"
-            raise BadProblem(field, f"is {how.gpus} on {how.mig_profile}", "a process sees one slice: give 1")
+            raise InvalidProblem(field, f"is {how.gpus} on {how.mig_profile}", "a process sees one slice: give 1")
         idle_w = (cells.pool(cell).held_w or 0.0) * how.gpus if how.mig_profile == WHOLE else 0.0
         added_w = 0.0 if not watts else np.inf if point.power_w is None else max(0.0, point.power_w - idle_w)
         kept.append(point)
@@ -188,8 +195,8 @@ def _measured(points: Sequence[Point], quantile: float, cells: _Cells, *, watts:
 
 
 def _efficient(
-    service: Service, measured: _Measured, demand: int, held: frozenset[Configuration], *, watts: bool
-) -> Iterator[Option]:
+    service: InferenceDemand, measured: _Measured, demand: int, held: frozenset[Configuration], *, watts: bool
+) -> Iterator[ReplicaOption]:
     rows = np.flatnonzero((measured.latency_s < service.limit_s) & np.isfinite(measured.added_w))
     useful_hz = np.minimum(measured.throughput_hz[rows], service.rate_hz)
     order = np.lexsort((measured.latency_s[rows], measured.added_w[rows], -useful_hz, measured.place[rows]))
@@ -205,26 +212,30 @@ def _efficient(
         if is_new or added_w < least_w or measured.points[row].configuration in held:
             least_w = min(added_w, np.inf if is_new else least_w)
             cell, width = int(measured.cell[row]), int(measured.width[row])
-            yield Option(demand, cell, width, float(measured.throughput_hz[row]), added_w, measured.points[row])
+            yield ReplicaOption(demand, cell, width, float(measured.throughput_hz[row]), added_w, measured.points[row])
 
 
 def _unservable(
-    service: Service, measured: _Measured, by_workload: Mapping[str, Sequence[Point]], *, watts: bool
-) -> Unservable:
+    service: InferenceDemand, measured: _Measured, by_workload: Mapping[str, Sequence[Point]], *, watts: bool
+) -> UnservableService:
     if not measured.points:
         known = by_workload.get(service.workload, ())
         if not known:
-            return Unservable(service.name, None, f"workload {service.workload} has no points", "measure it")
+            return UnservableService(service.name, None, f"workload {service.workload} has no points", "measure it")
         models = ", ".join(sorted({point.configuration.gpu_model for point in known}))
         quantiles = ", ".join(f"{quantile:g}" for quantile in sorted({q for point in known for q in point.latency_s}))
         remedy = f"measured are quantiles {quantiles or 'none'} on {models}: ask for one of them, add such a pool"
-        return Unservable(service.name, None, f"no point has a latency at {service.quantile:g} in these pools", remedy)
+        return UnservableService(
+            service.name, None, f"no point has a latency at {service.quantile:g} in these pools", remedy
+        )
     best = int(np.argmin(measured.latency_s))
     tightest_s, how = float(measured.latency_s[best]), measured.points[best].configuration
     if watts and tightest_s < service.limit_s:
-        return Unservable(service.name, tightest_s, "no admissible point has watts", "measure them, or plan for GPUs")
+        return UnservableService(
+            service.name, tightest_s, "no admissible point has watts", "measure them, or plan for GPUs"
+        )
     where = f"{how.gpu_model} {how.mig_profile or 'whole'}, batch {how.batch}, {how.processes} processes"
-    return Unservable(
+    return UnservableService(
         service.name,
         tightest_s,
         f"needs a latency below {1e3 * service.limit_s:.4g} ms ({service.safety:g} of the objective)",
@@ -233,19 +244,21 @@ def _unservable(
     )
 
 
-def _job_options(job: Job, demand: int, pools: Sequence[Pool], cells: _Cells, *, watts: bool) -> list[Option]:
+def _job_options(
+    job: TrainingDemand, demand: int, pools: Sequence[PartitionPool], cells: _Cells, *, watts: bool
+) -> list[ReplicaOption]:
     found = []
     for pool in pools:
         if job.models and pool.model not in job.models:
             continue
         power_w = job.power_w.get(pool.model)
         if watts and power_w is None:
-            raise BadProblem(f"jobs[{job.name}].power_w", f"lacks {pool.model}", "give it, or leave that model out")
+            raise InvalidProblem(f"jobs[{job.name}].power_w", f"lacks {pool.model}", "give it, or leave that model out")
         cell = cells.number(pool.model, WHOLE)
         assert cell is not None  # the pool is one of them
         added_w = 0.0 if not watts or power_w is None else max(0.0, power_w - (pool.held_w or 0.0) * job.gpus)
-        found.append(Option(demand, cell, job.gpus, 1.0, added_w, None))
+        found.append(ReplicaOption(demand, cell, job.gpus, 1.0, added_w, None))
     if not found:
         known = ", ".join(pool.model for pool in pools)
-        raise BadProblem(f"jobs[{job.name}].models", f"are {', '.join(job.models)}", f"the pools have {known}")
+        raise InvalidProblem(f"jobs[{job.name}].models", f"are {', '.join(job.models)}", f"the pools have {known}")
     return found

@@ -1,26 +1,31 @@
-"""A partition plan: which GPUs are cut how, which replica runs in which instance, and what is proven.
+"""Partition plans: GPUs with instances and replicas, and the search that finds them.
 
-Owns the values and the way from counts to places. Must not know the search that
-found the counts, nor which GPU of a fleet a plan's GPU becomes.
+`plan_partition` solves small problems exactly and large ones by column generation. A plan carries
+its proofs. Running fleets are not known here (repartition.py plans their changes).
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eelgrid_controller.partition.exact import Proof, Solution
-from eelgrid_controller.partition.fleet import Memory
+from eelgrid_controller.partition.column_generation import WarmStart, solve_fleet
 from eelgrid_controller.partition.geometry import Layout
+from eelgrid_controller.partition.integer_program import (
+    FIRST_NODES_MOST,
+    IntegerProgram,
+    OptimalityProof,
+    ProgramSolution,
+    build_program,
+    solve_exact,
+)
 from eelgrid_controller.partition.options import WHOLE
-from eelgrid_controller.partition.programme import Programme
+from eelgrid_controller.partition.problem import PartitionProblem
 from eelgrid_controller.profiles.points import Configuration
 
-__all__ = ["PROVEN", "Gpu", "Instance", "Plan", "Replica", "drawn"]
-
-PROVEN = 1e-6  # a gap that is the rounding of watts
+PROVEN_GAP = 1e-6  # a gap that is the rounding of watts
 
 
-class Replica(NamedTuple):
+class PartitionReplica(NamedTuple):
     """One replica of a service as one of its points measured it, or a training job (no configuration)."""
 
     owner: str
@@ -30,22 +35,22 @@ class Replica(NamedTuple):
     configuration: Configuration | None
 
 
-class Instance(NamedTuple):
+class PlannedInstance(NamedTuple):
     """A MIG instance with what runs in it."""
 
     profile: str  # its key in the catalogue
     start: int
-    replica: Replica
+    replica: PartitionReplica
 
 
-class Gpu(NamedTuple):
+class PlannedGpu(NamedTuple):
     """One GPU in use: cut into instances, or whole for one replica, which may have several GPUs."""
 
     model: str
-    instances: tuple[Instance, ...] = ()
-    whole: Replica | None = None
+    instances: tuple[PlannedInstance, ...] = ()
+    whole: PartitionReplica | None = None
 
-    def replicas(self) -> Iterator[Replica]:
+    def replicas(self) -> Iterator[PartitionReplica]:
         """What runs on it."""
         yield from (instance.replica for instance in self.instances)
         if self.whole is not None:
@@ -53,34 +58,34 @@ class Gpu(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PartitionPlan:
     """Every GPU in use, and proofs: of the first objective, then of the second at the first's value."""
 
-    gpus: tuple[Gpu, ...]
-    proofs: tuple[Proof, ...]
-    memory: Memory | None = None  # of a fleet's plan: what the next one starts from
+    gpus: tuple[PlannedGpu, ...]
+    proofs: tuple[OptimalityProof, ...]
+    memory: WarmStart | None = None  # of a fleet's plan: what the next one starts from
 
     @property
     def proven(self) -> bool:
         """Whether no plan has less of the first objective."""
-        return self.proofs[0].gap <= PROVEN
+        return self.proofs[0].gap <= PROVEN_GAP
 
 
-def drawn(programme: Programme, solution: Solution, memory: Memory | None = None) -> Plan:
+def build_plan(programme: IntegerProgram, solution: ProgramSolution, memory: WarmStart | None = None) -> PartitionPlan:
     """The counts of a solution as GPUs with places.
 
     GPUs of one pattern are alike. Replicas are dealt in the order of their numbers, so that those of one service are
     spread over GPUs.
     """
     waiting = _waiting(programme, solution)
-    gpus: list[Gpu] = []
+    gpus: list[PlannedGpu] = []
     drawings: dict[tuple[int, tuple[int, ...]], Layout] = {}
     for pattern, count in enumerate(solution.gpus):
         pool = int(programme.pool[pattern])
         model, plan = programme.problem.pools[pool].model, programme.tilings[pool]
         cells = [(cell, int(places)) for cell, places in enumerate(programme.patterns[pattern]) if places]
         if any(programme.cells[cell].profile == WHOLE for cell, _ in cells):
-            gpus += (Gpu(model, whole=replica) for replica in _taken(waiting[cells[0][0]], int(count)))
+            gpus += (PlannedGpu(model, whole=replica) for replica in _taken(waiting[cells[0][0]], int(count)))
             continue
         assert plan is not None  # a pattern of slices comes from a tiling
         for _ in range(count):
@@ -91,34 +96,61 @@ def drawn(programme: Programme, solution: Solution, memory: Memory | None = None
             if any(counts):
                 gpus.append(_cut(model, drawings[pool, counts], held))
     assert not any(waiting)  # places suffice: a row of the programme
-    return Plan(tuple(gpus), solution.proofs, memory)
+    return PartitionPlan(tuple(gpus), solution.proofs, memory)
 
 
-def _waiting(programme: Programme, solution: Solution) -> list[list[Replica]]:
+def _waiting(programme: IntegerProgram, solution: ProgramSolution) -> list[list[PartitionReplica]]:
     """Replicas by cell, the last to be dealt first; a replica of several GPUs stands once for each."""
     problem = programme.problem
     owners = [service.name for service in problem.services if service.rate_hz > 0.0]
     owners += [job.name for job in problem.jobs]
     numbers = [0] * len(owners)
-    found: list[list[tuple[int, int, Replica]]] = [[] for _ in programme.cells]
+    found: list[list[tuple[int, int, PartitionReplica]]] = [[] for _ in programme.cells]
     for index in solution.replicas.nonzero()[0]:
         option = programme.options[index]
         how = None if option.point is None else option.point.configuration
         for _ in range(int(solution.replicas[index])):
             number = numbers[option.demand]
             numbers[option.demand] += 1
-            replica = Replica(owners[option.demand], number, option.throughput_hz, option.added_w, how)
+            replica = PartitionReplica(owners[option.demand], number, option.throughput_hz, option.added_w, how)
             found[option.cell] += [(number, option.demand, replica)] * option.width
     return [
         [replica for _, _, replica in sorted(members, key=lambda item: item[:2], reverse=True)] for members in found
     ]
 
 
-def _taken(waiting: list[Replica], count: int) -> list[Replica]:
+def _taken(waiting: list[PartitionReplica], count: int) -> list[PartitionReplica]:
     """The next so many, or as many as there are."""
     return [waiting.pop() for _ in range(min(count, len(waiting)))]
 
 
-def _cut(model: str, layout: Layout, held: dict[str, list[Replica]]) -> Gpu:
+def _cut(model: str, layout: Layout, held: dict[str, list[PartitionReplica]]) -> PlannedGpu:
     given = {key: iter(replicas) for key, replicas in held.items()}
-    return Gpu(model, tuple(Instance(profile, start, next(given[profile])) for profile, start in layout))
+    return PlannedGpu(model, tuple(PlannedInstance(profile, start, next(given[profile])) for profile, start in layout))
+
+
+# Up to here the whole programme is solved at once: 40 services on one model, or twelve on any number of models.
+EXACT_OPTIONS_MOST, EXACT_DEMANDS_MOST = 200, 12
+
+
+def plan_partition(
+    problem: PartitionProblem, memory: WarmStart | None = None, nodes_most: int = FIRST_NODES_MOST
+) -> PartitionPlan:
+    """The least plan, with its bound; raises Unservable, FleetTooSmall, SearchExhausted, BadProblem.
+
+    The memory is that of a plan for a like problem (`Plan.memory`): a fleet's search starts from it.
+    """
+    programme = build_program(problem, known=None if memory is None else memory.known)
+    if len(programme.options) > EXACT_OPTIONS_MOST and len(programme.rate_hz) > EXACT_DEMANDS_MOST:
+        return build_plan(programme, *solve_fleet(programme, memory))
+    solution = solve_exact(programme, nodes_most)
+    if solution.proofs[0].gap > PROVEN_GAP:
+        solution = _better(solution, solve_fleet(programme)[0])
+    return build_plan(programme, solution)
+
+
+def _better(one: ProgramSolution, other: ProgramSolution) -> ProgramSolution:
+    """Of two solutions of a programme the one with less, under the higher bound of the two."""
+    best = min(one, other, key=lambda solution: solution.proofs[0].value)
+    first = best.proofs[0]._replace(bound=max(one.proofs[0].bound, other.proofs[0].bound))
+    return best._replace(proofs=(first, *best.proofs[1:]))

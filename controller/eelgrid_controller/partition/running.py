@@ -14,21 +14,19 @@ Instances that are not ours to touch are in every target.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from eelgrid_controller.partition.geometry import Layout, Multiset, Tiling, span
+from eelgrid_controller.partition.geometry import Layout, Multiset, Tiling, memory_slice_mask
 from eelgrid_controller.partition.options import WHOLE
-from eelgrid_controller.partition.plan import Gpu, Instance, Plan, Replica
-from eelgrid_protos.catalogue import MigGeometry
+from eelgrid_controller.partition.plan import PartitionPlan, PartitionReplica, PlannedGpu, PlannedInstance
+from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import GpuLayout, WantedInstance
 
-__all__ = ["RunningGpu", "Standing", "Target", "as_plan", "layout_of", "running", "targets"]
 
-
-class Standing(NamedTuple):
+class RunningInstance(NamedTuple):
     """An instance that stands; `pinned`: somebody else's, or in use by what this plan does not know."""
 
     profile: str  # its key in the catalogue
     start: int
-    replica: Replica | None = None
+    replica: PartitionReplica | None = None
     pinned: bool = False
     compute_slices: tuple[int, ...] = ()  # of its compute instances; none for one over all of it
 
@@ -40,11 +38,11 @@ class RunningGpu(NamedTuple):
     node: str
     model: str
     mig_enabled: bool = False
-    instances: tuple[Standing, ...] = ()
-    whole: Replica | None = None
+    instances: tuple[RunningInstance, ...] = ()
+    whole: PartitionReplica | None = None
     held: bool = False
 
-    def replicas(self) -> Iterator[Replica]:
+    def replicas(self) -> Iterator[PartitionReplica]:
         """What of ours runs on it."""
         yield from (instance.replica for instance in self.instances if instance.replica is not None)
         if self.whole is not None:
@@ -56,7 +54,7 @@ class RunningGpu(NamedTuple):
         return self.held or True in [instance.pinned for instance in self.instances]
 
 
-class Target(NamedTuple):
+class GpuTarget(NamedTuple):
     """What one GPU could become: positions of instances that go, places that are made."""
 
     destroyed: tuple[int, ...]
@@ -65,30 +63,32 @@ class Target(NamedTuple):
     used: bool = True  # False: left as it stands, without replicas
 
 
-def running(plan: Plan, uuids: Mapping[str, Iterable[tuple[str, str]]]) -> tuple[RunningGpu, ...]:
+def assign_plan(plan: PartitionPlan, uuids: Mapping[str, Iterable[tuple[str, str]]]) -> tuple[RunningGpu, ...]:
     """A plan on the GPUs of a fleet, (uuid, node) by model, in order; those beyond the plan stand empty."""
     left = {model: iter(tuple(members)) for model, members in uuids.items()}
     found = []
     for gpu in plan.gpus:
         uuid, node = next(left[gpu.model])
-        standing = tuple(Standing(one.profile, one.start, one.replica) for one in gpu.instances)
+        standing = tuple(RunningInstance(one.profile, one.start, one.replica) for one in gpu.instances)
         found.append(RunningGpu(uuid, node, gpu.model, bool(standing), standing, gpu.whole))
     for model, members in left.items():
         found += (RunningGpu(uuid, node, model) for uuid, node in members)
     return tuple(found)
 
 
-def as_plan(gpus: Iterable[RunningGpu]) -> Plan:
+def running_as_plan(gpus: Iterable[RunningGpu]) -> PartitionPlan:
     """What of ours runs, as a plan without proofs."""
     found = []
     for gpu in gpus:
-        mine = tuple(Instance(one.profile, one.start, one.replica) for one in gpu.instances if one.replica is not None)
+        mine = tuple(
+            PlannedInstance(one.profile, one.start, one.replica) for one in gpu.instances if one.replica is not None
+        )
         if mine or gpu.whole is not None:
-            found.append(Gpu(gpu.model, mine, gpu.whole))
-    return Plan(tuple(found), ())
+            found.append(PlannedGpu(gpu.model, mine, gpu.whole))
+    return PartitionPlan(tuple(found), ())
 
 
-def layout_of(gpu: RunningGpu, geometry: MigGeometry) -> GpuLayout:
+def layout_message(gpu: RunningGpu, geometry: MigGeometry) -> GpuLayout:
     """The message that asks an agent for what stands here, in the driver's names; pinned instances are in it."""
     wanted = tuple(
         WantedInstance(profile=geometry.profiles[one.profile].name, start=one.start, compute_slices=one.compute_slices)
@@ -97,21 +97,23 @@ def layout_of(gpu: RunningGpu, geometry: MigGeometry) -> GpuLayout:
     return GpuLayout(gpu_uuid=gpu.uuid, mig_enabled=gpu.mig_enabled, instances=wanted)
 
 
-def targets(gpu: RunningGpu, geometry: MigGeometry | None, plan: Tiling | None, *, whole: bool) -> tuple[Target, ...]:
+def enumerate_targets(
+    gpu: RunningGpu, geometry: MigGeometry | None, plan: Tiling | None, *, whole: bool
+) -> tuple[GpuTarget, ...]:
     """Everything worthwhile that a GPU could become; the first two leave it as it is, without and with replicas."""
-    found = [Target((), (), used=False), Target((), ())]
+    found = [GpuTarget((), (), used=False), GpuTarget((), ())]
     if gpu.held:
         return tuple(found[:1])
     if whole and gpu.whole is None and not gpu.pinned:
-        found.append(Target(tuple(range(len(gpu.instances))), ((WHOLE, 0),), mode=gpu.mig_enabled))
+        found.append(GpuTarget(tuple(range(len(gpu.instances))), ((WHOLE, 0),), mode=gpu.mig_enabled))
     if geometry is None or plan is None:
         return tuple(found)
-    spans = [span(geometry, one.profile, one.start) for one in gpu.instances]
+    spans = [memory_slice_mask(geometry, one.profile, one.start) for one in gpu.instances]
     fixed = sum(mask for mask, one in zip(spans, gpu.instances, strict=True) if one.pinned)
     standing = {(one.profile, one.start) for one in gpu.instances}
     # Two instances of a profile with like replicas are one to the plan.
     alike = [(one.profile, _alike(one)) for one in gpu.instances]
-    by_counts: dict[Multiset, dict[tuple[object, ...], Target | None]] = {}
+    by_counts: dict[Multiset, dict[tuple[object, ...], GpuTarget | None]] = {}
     for counts, layouts in plan.places.items():
         here = by_counts.setdefault(counts, {})
         for made in layouts:
@@ -122,7 +124,7 @@ def targets(gpu: RunningGpu, geometry: MigGeometry | None, plan: Tiling | None, 
             kind = tuple(sorted(alike[number] for number in destroyed))
             if kind not in here:
                 stands = _stands(gpu, geometry, made, destroyed)
-                here[kind] = Target(destroyed, made, mode=not gpu.mig_enabled) if stands else None
+                here[kind] = GpuTarget(destroyed, made, mode=not gpu.mig_enabled) if stands else None
     for kinds in by_counts.values():
         members = [target for target in kinds.values() if target is not None]
         sets = [frozenset(target.destroyed) for target in members]
@@ -130,7 +132,7 @@ def targets(gpu: RunningGpu, geometry: MigGeometry | None, plan: Tiling | None, 
     return tuple(found)
 
 
-def _alike(standing: Standing) -> str:
+def _alike(standing: RunningInstance) -> str:
     replica = standing.replica
     return "" if replica is None else f"{replica.owner} {replica.configuration!r}"
 

@@ -14,23 +14,21 @@ service highest. What cannot be kept is told, not hidden.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from eelgrid_controller.partition.plan import Replica
-from eelgrid_controller.partition.running import RunningGpu, Standing, layout_of
-from eelgrid_protos.catalogue import MigGeometry
+from eelgrid_controller.partition.plan import PartitionReplica
+from eelgrid_controller.partition.running import RunningGpu, RunningInstance, layout_message
+from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import GpuLayout
 
-__all__ = ["Course", "Create", "Destroy", "Drain", "Order", "SetMode", "Start", "Step", "applied", "course", "orders"]
 
-
-class Drain(NamedTuple):
+class DrainStep(NamedTuple):
     """No new requests to a replica; it ends when it has answered the last."""
 
     uuid: str
     start: int  # of its instance; 0 on a whole GPU
-    replica: Replica
+    replica: PartitionReplica
 
 
-class Destroy(NamedTuple):
+class DestroyStep(NamedTuple):
     """An empty instance goes."""
 
     uuid: str
@@ -38,14 +36,14 @@ class Destroy(NamedTuple):
     start: int
 
 
-class SetMode(NamedTuple):
+class SetModeStep(NamedTuple):
     """MIG on or off, on an empty GPU."""
 
     uuid: str
     enabled: bool
 
 
-class Create(NamedTuple):
+class CreateStep(NamedTuple):
     """An instance is made at exactly this place."""
 
     uuid: str
@@ -53,43 +51,43 @@ class Create(NamedTuple):
     start: int
 
 
-class Start(NamedTuple):
+class StartStep(NamedTuple):
     """A replica starts in the instance that begins there; on the whole GPU where MIG is off."""
 
     uuid: str
     start: int
-    replica: Replica
+    replica: PartitionReplica
 
 
-Step = Drain | Destroy | SetMode | Create | Start
+PartitionStep = DrainStep | DestroyStep | SetModeStep | CreateStep | StartStep
 _ROUNDING = 1e-9
 
 
-class Order(NamedTuple):
+class GpuSteps(NamedTuple):
     """What one GPU does at a time: drains, then the layout (None: it stays as it is), then starts."""
 
     uuid: str
     node: str
-    steps: tuple[Step, ...]
+    steps: tuple[PartitionStep, ...]
     layout: GpuLayout | None
 
 
-class Course(NamedTuple):
+class StepSequence(NamedTuple):
     """Steps in order; `lowest`: of services that fall below their rate on the way, the least share of it served."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[PartitionStep, ...]
     lowest: Mapping[str, float]
 
 
-def course(
+def order_steps(
     before: Sequence[RunningGpu],
     after: Sequence[RunningGpu],
     geometries: Mapping[str, MigGeometry | None],
     rate_hz: Mapping[str, float],
-) -> Course:
+) -> StepSequence:
     """The steps from one state of GPUs to another, the same GPUs in the same order; geometries by model."""
-    adding: list[tuple[Step, ...]] = []
-    turning: list[tuple[Step, ...]] = []
+    adding: list[tuple[PartitionStep, ...]] = []
+    turning: list[tuple[PartitionStep, ...]] = []
     for old, new in zip(before, after, strict=True):
         if old != new:
             first, second = _halves(old, new, geometries[old.model])
@@ -99,7 +97,7 @@ def course(
     for gpu in before:
         for replica in gpu.replicas():
             served[replica.owner] = served.get(replica.owner, 0.0) + replica.throughput_hz
-    steps: list[Step] = []
+    steps: list[PartitionStep] = []
     lowest: dict[str, float] = {}
     while adding or turning:
         if adding:
@@ -112,14 +110,16 @@ def course(
             if share < 1.0 - _ROUNDING:
                 lowest[owner] = min(lowest.get(owner, 1.0), share)
         for step in chosen:
-            if isinstance(step, Drain | Start):
-                gained_hz = step.replica.throughput_hz if isinstance(step, Start) else -step.replica.throughput_hz
+            if isinstance(step, DrainStep | StartStep):
+                gained_hz = step.replica.throughput_hz if isinstance(step, StartStep) else -step.replica.throughput_hz
                 served[step.replica.owner] = served.get(step.replica.owner, 0.0) + gained_hz
         steps += chosen
-    return Course(tuple(steps), lowest)
+    return StepSequence(tuple(steps), lowest)
 
 
-def applied(gpus: Sequence[RunningGpu], steps: Sequence[Step]) -> Iterator[tuple[Step, RunningGpu]]:
+def apply_steps(
+    gpus: Sequence[RunningGpu], steps: Sequence[PartitionStep]
+) -> Iterator[tuple[PartitionStep, RunningGpu]]:
     """Each step with its GPU as it stands afterwards; what agents are asked for is made of these."""
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     for step in steps:
@@ -127,15 +127,15 @@ def applied(gpus: Sequence[RunningGpu], steps: Sequence[Step]) -> Iterator[tuple
         yield step, by_uuid[step.uuid]
 
 
-def orders(
-    gpus: Sequence[RunningGpu], steps: Sequence[Step], geometries: Mapping[str, MigGeometry | None]
-) -> Iterator[Order]:
+def group_steps_by_gpu(
+    gpus: Sequence[RunningGpu], steps: Sequence[PartitionStep], geometries: Mapping[str, MigGeometry | None]
+) -> Iterator[GpuSteps]:
     """The steps as an agent takes them: drains first, then one layout, then starts; by GPU in the order of the steps."""
-    group: list[Step] = []
+    group: list[PartitionStep] = []
     last: RunningGpu | None = None
-    for step, gpu in applied(gpus, steps):
+    for step, gpu in apply_steps(gpus, steps):
         if last is not None and (
-            last.uuid != step.uuid or (isinstance(group[-1], Start) and not isinstance(step, Start))
+            last.uuid != step.uuid or (isinstance(group[-1], StartStep) and not isinstance(step, StartStep))
         ):
             yield _order(last, group, geometries[last.model])
             group = []
@@ -145,20 +145,20 @@ def orders(
         yield _order(last, group, geometries[last.model])
 
 
-def _order(gpu: RunningGpu, group: Sequence[Step], geometry: MigGeometry | None) -> Order:
-    changes = any(isinstance(step, Destroy | SetMode | Create) for step in group)
-    return Order(
-        gpu.uuid, gpu.node, tuple(group), layout_of(gpu, geometry) if changes and geometry is not None else None
+def _order(gpu: RunningGpu, group: Sequence[PartitionStep], geometry: MigGeometry | None) -> GpuSteps:
+    changes = any(isinstance(step, DestroyStep | SetModeStep | CreateStep) for step in group)
+    return GpuSteps(
+        gpu.uuid, gpu.node, tuple(group), layout_message(gpu, geometry) if changes and geometry is not None else None
     )
 
 
 def _drained(
-    part: Sequence[Step], served: Mapping[str, float], rate_hz: Mapping[str, float]
+    part: Sequence[PartitionStep], served: Mapping[str, float], rate_hz: Mapping[str, float]
 ) -> Iterator[tuple[str, float]]:
     """Share of its rate that each service keeps once all these drains are done."""
     left: dict[str, float] = {}
     for step in part:
-        if isinstance(step, Drain):
+        if isinstance(step, DrainStep):
             owner = step.replica.owner
             left[owner] = left.get(owner, served.get(owner, 0.0)) - step.replica.throughput_hz
     for owner, left_hz in left.items():
@@ -166,16 +166,16 @@ def _drained(
         yield owner, max(0.0, left_hz / asked_hz) if asked_hz > 0.0 else 1.0
 
 
-def _after(gpu: RunningGpu, step: Step) -> RunningGpu:
+def _after(gpu: RunningGpu, step: PartitionStep) -> RunningGpu:
     match step:
-        case SetMode(enabled=enabled):
+        case SetModeStep(enabled=enabled):
             return gpu._replace(mig_enabled=enabled)
-        case Create(profile=profile, start=start):
-            made = (*gpu.instances, Standing(profile, start))
+        case CreateStep(profile=profile, start=start):
+            made = (*gpu.instances, RunningInstance(profile, start))
             return gpu._replace(instances=tuple(sorted(made, key=lambda one: one.start)))
-        case Destroy(start=start):
+        case DestroyStep(start=start):
             return gpu._replace(instances=tuple(one for one in gpu.instances if one.start != start))
-    replica = step.replica if isinstance(step, Start) else None
+    replica = step.replica if isinstance(step, StartStep) else None
     if not gpu.mig_enabled:
         return gpu._replace(whole=replica)
     return gpu._replace(
@@ -185,29 +185,29 @@ def _after(gpu: RunningGpu, step: Step) -> RunningGpu:
 
 def _halves(
     old: RunningGpu, new: RunningGpu, geometry: MigGeometry | None
-) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+) -> tuple[tuple[PartitionStep, ...], tuple[PartitionStep, ...]]:
     """The steps of one GPU that need no draining, and the rest; all are of the first kind if none drains."""
     was = {(one.profile, one.start): one for one in old.instances}
     shall = {(one.profile, one.start): one for one in new.instances}
     uuid = old.uuid
     drains = [
-        Drain(uuid, start, one.replica)
+        DrainStep(uuid, start, one.replica)
         for (profile, start), one in was.items()
         if one.replica is not None and ((profile, start) not in shall or shall[profile, start].replica != one.replica)
     ]
-    drains += [Drain(uuid, 0, old.whole)] if old.whole is not None and old.whole != new.whole else []
-    destroys = [Destroy(uuid, *place) for place in was if place not in shall]
-    modes = [SetMode(uuid, new.mig_enabled)] if old.mig_enabled != new.mig_enabled else []
-    creates = [Create(uuid, *place) for place in shall if place not in was]
+    drains += [DrainStep(uuid, 0, old.whole)] if old.whole is not None and old.whole != new.whole else []
+    destroys = [DestroyStep(uuid, *place) for place in was if place not in shall]
+    modes = [SetModeStep(uuid, new.mig_enabled)] if old.mig_enabled != new.mig_enabled else []
+    creates = [CreateStep(uuid, *place) for place in shall if place not in was]
     starts = [
-        Start(uuid, start, one.replica)
+        StartStep(uuid, start, one.replica)
         for (profile, start), one in shall.items()
         if one.replica is not None and ((profile, start) not in was or was[profile, start].replica != one.replica)
     ]
-    starts += [Start(uuid, 0, new.whole)] if new.whole is not None and old.whole != new.whole else []
+    starts += [StartStep(uuid, 0, new.whole)] if new.whole is not None and old.whole != new.whole else []
     if not drains:
         return (*destroys, *modes, *creates, *starts), ()
-    early: list[Create] = []
+    early: list[CreateStep] = []
     if geometry is not None and not modes:
         standing = [(geometry.profiles[one.profile], one.start) for one in old.instances]
         for one in creates:

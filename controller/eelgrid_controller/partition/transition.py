@@ -1,7 +1,7 @@
 """The integer programme of a change: which GPU becomes which target, and what runs afterwards.
 
 Owns the classes of GPUs that stand alike, the programme and its solution as GPUs.
-Its rows are in the head of change.py. Must not know which GPUs are in it, nor steps.
+Its rows are in the head of repartition.py. Must not know which GPUs are in it, nor steps.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,15 +12,20 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from eelgrid_controller.partition.errors import SearchExhausted
-from eelgrid_controller.partition.exact import least
+from eelgrid_controller.partition.integer_program import (
+    RATE_TOLERANCE,
+    IntegerProgram,
+    ObjectiveWeights,
+    constraint_rows,
+    demand_throughput,
+    minimize_objective,
+    objective_weights,
+)
 from eelgrid_controller.partition.options import WHOLE
-from eelgrid_controller.partition.plan import Replica
-from eelgrid_controller.partition.programme import EXACT, Programme, Weights, covered, objectives, rows
-from eelgrid_controller.partition.running import RunningGpu, Standing, Target, targets
+from eelgrid_controller.partition.plan import PartitionReplica
+from eelgrid_controller.partition.problem import SearchExhausted
+from eelgrid_controller.partition.running import GpuTarget, RunningGpu, RunningInstance, enumerate_targets
 from eelgrid_kernels.arrays import Floats, Ints
-
-__all__ = ["Costs", "Transition", "decided", "kinds", "made"]
 
 LEAST_NODES_MOST, NODES_MOST = 500, 20
 CLOSE = 5e-4  # of the value
@@ -28,7 +33,7 @@ _TIGHTER = 1e-5
 _ROUNDS_MOST = 4
 
 
-class Costs(NamedTuple):
+class TransitionCosts(NamedTuple):
     """What a change costs once, in GPU-seconds, or joules where watts are least; `room` is in GPUs or watts.
 
     An instance comes or goes in about a second, a model loads in half a minute, a mode takes a reset.
@@ -42,24 +47,24 @@ class Costs(NamedTuple):
     room: float = 1e-3  # what a compute slice that is not in use is worth
 
 
-class Kind(NamedTuple):
+class GpuClass(NamedTuple):
     """GPUs that stand alike and could become the same."""
 
     members: tuple[int, ...]  # positions among the GPUs
     runs: tuple[int, ...]  # option of what runs in each instance; -1 for nothing that may stay
     whole: int  # likewise on the whole GPU
-    targets: tuple[Target, ...]
+    targets: tuple[GpuTarget, ...]
 
 
 class Transition(NamedTuple):
     """Targets of GPUs by position; replicas of each option that run afterwards, and of these, those that stay."""
 
-    targets: Mapping[int, Target]
+    targets: Mapping[int, GpuTarget]
     replicas: Ints  # (O,)
     held: Ints  # (O,)
 
 
-def kinds(programme: Programme, gpus: Sequence[RunningGpu], chosen: Sequence[int]) -> tuple[Kind, ...]:
+def classify_gpus(programme: IntegerProgram, gpus: Sequence[RunningGpu], chosen: Sequence[int]) -> tuple[GpuClass, ...]:
     """The chosen GPUs by class, with their targets."""
     pools = {pool.model: number for number, pool in enumerate(programme.problem.pools)}
     wholes = {cell.pool for cell in programme.cells if cell.profile == WHOLE}
@@ -80,15 +85,15 @@ def kinds(programme: Programme, gpus: Sequence[RunningGpu], chosen: Sequence[int
         gpu = gpus[positions[0]]
         pool = pools[gpu.model]
         geometry = programme.problem.pools[pool].geometry
-        options = targets(gpu, geometry, programme.tilings[pool], whole=pool in wholes)
-        found.append(Kind(tuple(positions), *seen[which], options))
+        options = enumerate_targets(gpu, geometry, programme.tilings[pool], whole=pool in wholes)
+        found.append(GpuClass(tuple(positions), *seen[which], options))
     return tuple(found)
 
 
 class _Running:
     """From a running replica to its option."""
 
-    def __init__(self, programme: Programme) -> None:
+    def __init__(self, programme: IntegerProgram) -> None:
         names = [service.name for service in programme.problem.services if service.rate_hz > 0.0]
         self._cells = {(cell.pool, cell.profile): number for number, cell in enumerate(programme.cells)}
         self._options = {
@@ -97,7 +102,7 @@ class _Running:
             if option.point is not None
         }
 
-    def __call__(self, pool: int, profile: str, replica: Replica | None) -> int:
+    def __call__(self, pool: int, profile: str, replica: PartitionReplica | None) -> int:
         """The option, or -1 where the replica may not stay."""
         cell = self._cells.get((pool, profile))
         if cell is None or replica is None or replica.configuration is None:
@@ -110,7 +115,7 @@ class _Columns(NamedTuple):
 
     size: Floats  # GPUs of each kind
     kind: Ints  # (T,)
-    target: tuple[Target, ...]
+    target: tuple[GpuTarget, ...]
     places: Floats  # (T, C) kept or made
     kept: Floats  # (T, C) kept
     runs: Floats  # (T, O) replicas that could stay
@@ -118,8 +123,10 @@ class _Columns(NamedTuple):
     change: Floats  # (T,) what destroying and modes cost
 
 
-def _columns(programme: Programme, gpus: Sequence[RunningGpu], found: Sequence[Kind], costs: Costs) -> _Columns:
-    first, _ = objectives(programme)
+def _columns(
+    programme: IntegerProgram, gpus: Sequence[RunningGpu], found: Sequence[GpuClass], costs: TransitionCosts
+) -> _Columns:
+    first, _ = objective_weights(programme)
     gpu_cost = {int(pool): float(first.pattern[at]) for at, pool in enumerate(programme.pool)}
     pools = {pool.model: number for number, pool in enumerate(programme.problem.pools)}
     cells = {(cell.pool, cell.profile): number for number, cell in enumerate(programme.cells)}
@@ -148,7 +155,7 @@ def _columns(programme: Programme, gpus: Sequence[RunningGpu], found: Sequence[K
     return _Columns(sizes, np.array(numbers, np.int64), tuple(chosen), places + kept, kept, runs, used, change)
 
 
-def _stays(gpu: RunningGpu, kind: Kind, target: Target) -> Iterator[tuple[str, int]]:
+def _stays(gpu: RunningGpu, kind: GpuClass, target: GpuTarget) -> Iterator[tuple[str, int]]:
     """Profile and option of every place of a GPU that a target keeps for us."""
     for number, one in enumerate(gpu.instances):
         if number not in target.destroyed and not one.pinned:
@@ -157,7 +164,9 @@ def _stays(gpu: RunningGpu, kind: Kind, target: Target) -> Iterator[tuple[str, i
         yield WHOLE, kind.whole
 
 
-def decided(programme: Programme, gpus: Sequence[RunningGpu], found: Sequence[Kind], costs: Costs) -> Transition:
+def decide_transition(
+    programme: IntegerProgram, gpus: Sequence[RunningGpu], found: Sequence[GpuClass], costs: TransitionCosts
+) -> Transition:
     """The change of least cost; raises FleetTooSmall, SearchExhausted."""
     if not programme.options:  # nobody asks for anything
         idle = {position: kind.targets[0] for kind in found for position in kind.members}
@@ -168,13 +177,13 @@ def decided(programme: Programme, gpus: Sequence[RunningGpu], found: Sequence[Ki
     for _ in range(_ROUNDS_MOST):
         values = _solved(programme, columns, costs, asked, bound)
         taken, replicas = values[: len(columns.kind)], values[len(columns.kind) :][: len(programme.options)]
-        short = covered(programme, replicas) < programme.rate_hz * (1.0 - EXACT)
+        short = demand_throughput(programme, replicas) < programme.rate_hz * (1.0 - RATE_TOLERANCE)
         if not short.any():
             break
         asked[short] = 1.0 + _TIGHTER
     else:
         raise SearchExhausted("rates are missed by the solver's rounding", "state them with fewer digits")
-    chosen: dict[int, Target] = {}
+    chosen: dict[int, GpuTarget] = {}
     left = {number: iter(kind.members) for number, kind in enumerate(found)}
     for row in taken.nonzero()[0]:
         for _ in range(int(taken[row])):
@@ -182,13 +191,15 @@ def decided(programme: Programme, gpus: Sequence[RunningGpu], found: Sequence[Ki
     return Transition(chosen, replicas, values[len(columns.kind) + len(programme.options) :][: len(programme.options)])
 
 
-def _bound(programme: Programme, gpus: Sequence[RunningGpu], found: Sequence[Kind], columns: _Columns) -> float:
+def _bound(
+    programme: IntegerProgram, gpus: Sequence[RunningGpu], found: Sequence[GpuClass], columns: _Columns
+) -> float:
     """The least of the first objective on these GPUs whatever the change costs; raises FleetTooSmall.
 
     Without it the search cannot tell that no fewer GPUs would do, and never ends. GPUs that nobody else is on can
     become anything; those that others are on are pools of their own with the patterns that are left, at no cost.
     """
-    first, _ = objectives(programme)
+    first, _ = objective_weights(programme)
     pools = list(programme.problem.pools)
     free = dict.fromkeys((pool.model for pool in pools), 0)
     patterns, numbers = [*programme.patterns], [*programme.pool]
@@ -210,14 +221,16 @@ def _bound(programme: Programme, gpus: Sequence[RunningGpu], found: Sequence[Kin
         patterns=np.array(patterns, np.int64).reshape(len(patterns), len(programme.cells)),
         pool=np.array(numbers, np.int64),
     )
-    return least(wider, Weights(first.name, first.option, np.array(weights)), (), LEAST_NODES_MOST)[1]
+    return minimize_objective(
+        wider, ObjectiveWeights(first.name, first.option, np.array(weights)), (), LEAST_NODES_MOST
+    )[1]
 
 
-def _solved(programme: Programme, columns: _Columns, costs: Costs, asked: Floats, bound: float) -> Ints:
-    first, _ = objectives(programme)
+def _solved(programme: IntegerProgram, columns: _Columns, costs: TransitionCosts, asked: Floats, bound: float) -> Ints:
+    first, _ = objective_weights(programme)
     options, cells, demands = len(programme.options), len(programme.cells), len(programme.rate_hz)
     targets_count, every = len(columns.kind), np.arange(options)
-    rates = rows(programme, asked)[0][:demands, :options]
+    rates = constraint_rows(programme, asked)[0][:demands, :options]
     use = sparse.csc_array((programme.width.astype(np.float64), (programme.cell, every)), shape=(cells, options))
     one = sparse.eye_array(options)
     sizes = columns.size
@@ -236,7 +249,7 @@ def _solved(programme: Programme, columns: _Columns, costs: Costs, asked: Floats
         ],
         format="csc",
     )
-    low = np.concatenate((asked, np.zeros(2 * cells + 2 * options), [bound * (1.0 - EXACT)], sizes))
+    low = np.concatenate((asked, np.zeros(2 * cells + 2 * options), [bound * (1.0 - RATE_TOLERANCE)], sizes))
     high = np.concatenate((np.full(demands + 2 * cells + 2 * options + 1, np.inf), sizes))
     slices = np.array([programme.cells[cell].slices for cell in programme.cell], np.float64) * programme.width
     weights = (
@@ -258,8 +271,8 @@ def _solved(programme: Programme, columns: _Columns, costs: Costs, asked: Floats
     return values
 
 
-def made(
-    programme: Programme, gpus: Sequence[RunningGpu], found: Sequence[Kind], decision: Transition
+def apply_transition(
+    programme: IntegerProgram, gpus: Sequence[RunningGpu], found: Sequence[GpuClass], decision: Transition
 ) -> dict[int, RunningGpu]:
     """The GPUs as they stand afterwards, by position."""
     return _Making(programme, gpus, found, decision).gpus
@@ -269,7 +282,7 @@ class _Making:
     """Hands the decided replicas out to places: those that stay, then free ones that stand, then new ones."""
 
     def __init__(
-        self, programme: Programme, gpus: Sequence[RunningGpu], found: Sequence[Kind], decision: Transition
+        self, programme: IntegerProgram, gpus: Sequence[RunningGpu], found: Sequence[GpuClass], decision: Transition
     ) -> None:
         self._programme = programme
         self._pools = {pool.model: number for number, pool in enumerate(programme.problem.pools)}
@@ -280,7 +293,7 @@ class _Making:
             for replica in gpu.replicas():
                 self._numbers[replica.owner] = max(self._numbers.get(replica.owner, -1), replica.number)
         new = [self._new(decision, option) for option in range(len(programme.options))]
-        self._waiting: list[list[Replica]] = [[] for _ in programme.cells]
+        self._waiting: list[list[PartitionReplica]] = [[] for _ in programme.cells]
         for option, replicas in enumerate(new):
             self._waiting[programme.cell[option]] += [
                 replica for replica in replicas for _ in range(programme.width[option])
@@ -301,17 +314,17 @@ class _Making:
             self.gpus[position] = self._cut(self.gpus[position], target)
         assert not any(self._waiting)  # places suffice: a row of the programme
 
-    def _new(self, decision: Transition, option: int) -> list[Replica]:
+    def _new(self, decision: Transition, option: int) -> list[PartitionReplica]:
         found = []
         what = self._programme.options[option]
         for _ in range(int(decision.replicas[option] - decision.held[option])):
             owner = self._names[what.demand]
             self._numbers[owner] = self._numbers.get(owner, -1) + 1
             how = None if what.point is None else what.point.configuration
-            found.append(Replica(owner, self._numbers[owner], what.throughput_hz, what.added_w, how))
+            found.append(PartitionReplica(owner, self._numbers[owner], what.throughput_hz, what.added_w, how))
         return found
 
-    def _kept(self, gpu: RunningGpu, kind: Kind, target: Target, held: Ints) -> RunningGpu:
+    def _kept(self, gpu: RunningGpu, kind: GpuClass, target: GpuTarget, held: Ints) -> RunningGpu:
         """What stays of a GPU, with the replicas that stay."""
 
         def stays(option: int) -> bool:
@@ -339,19 +352,19 @@ class _Making:
             instances=standing, whole=self._next(pool, WHOLE) if whole and gpu.whole is None else gpu.whole
         )
 
-    def _cut(self, gpu: RunningGpu, target: Target) -> RunningGpu:
+    def _cut(self, gpu: RunningGpu, target: GpuTarget) -> RunningGpu:
         pool = self._pools[gpu.model]
         if target.made == ((WHOLE, 0),):
             whole = self._next(pool, WHOLE)
             return gpu if whole is None else gpu._replace(mig_enabled=False, whole=whole)
         parts = ((profile, start, self._next(pool, profile)) for profile, start in target.made)
-        fresh = [Standing(profile, start, replica) for profile, start, replica in parts if replica is not None]
+        fresh = [RunningInstance(profile, start, replica) for profile, start, replica in parts if replica is not None]
         if not fresh:
             return gpu
         standing = tuple(sorted((*gpu.instances, *fresh), key=lambda one: one.start))
         return gpu._replace(mig_enabled=True, instances=standing)
 
-    def _next(self, pool: int, profile: str) -> Replica | None:
+    def _next(self, pool: int, profile: str) -> PartitionReplica | None:
         for number, cell in enumerate(self._programme.cells):
             if (cell.pool, cell.profile) == (pool, profile) and self._waiting[number]:
                 return self._waiting[number].pop()

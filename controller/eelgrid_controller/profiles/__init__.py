@@ -1,5 +1,4 @@
-"""What a workload does in a configuration: watts, throughput, latency, memory; measured, interpolated, learned.
+"""Models what a workload does in a configuration: power, throughput, latency and memory; measured, interpolated or learned.
 
-Owns points, the models through them and what was learned from what. Must not know
-plans, nodes or who asks.
+Also holds the queueing model that turns a measured configuration and an arrival rate into latency quantiles.
 """

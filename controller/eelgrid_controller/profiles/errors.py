@@ -1,15 +1,10 @@
-"""Errors of profiles, in one tree.
+"""Errors of profiles and of the service models built on them.
 
-ProfileError            what was told or asked cannot stand; `field` names it, the message says what to do
-├── ImpossibleReading   a value that no measurement gives
-├── UnknownSlice        a MIG profile that the GPU model does not have
-├── NothingToLearnFrom  a family with too few measured configurations
-└── UnreadableRecord    a journalled record that this release cannot read
+ProfileError is raised for readings and questions that cannot stand, ServingError for services that cannot be
+planned as described; `field` names what is at fault.
 """
 
 from eelgrid_controller.errors import ControllerError
-
-__all__ = ["ImpossibleReading", "NothingToLearnFrom", "ProfileError", "UnknownSlice", "UnreadableRecord"]
 
 
 class ProfileError(ControllerError):
@@ -34,3 +29,28 @@ class NothingToLearnFrom(ProfileError):
 
 class UnreadableRecord(ProfileError):
     """A journalled record that this release cannot read."""
+
+
+class ServingError(ControllerError):
+    """A service that cannot be planned as it is described; `field` is what is at fault."""
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        self.field = field
+        self._given = (field, problem, remedy)
+        super().__init__(f"{field}: {problem}", remedy)
+
+    def __reduce__(self) -> tuple[type["ServingError"], tuple[str, str, str]]:
+        """What it is made of, for another process."""
+        return type(self), self._given
+
+
+class InvalidServingValue(ServingError):
+    """A value that is none."""
+
+
+class MetricsUnreadable(ServingError):
+    """A page of metrics that breaks the text format; `field` is the line."""
+
+
+class NoFeasibleConfiguration(ServingError):
+    """No configuration keeps the objective, or none fits into the pool."""

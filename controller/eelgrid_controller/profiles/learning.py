@@ -1,14 +1,7 @@
-"""What the workloads of a family have in common in one quantity, learned from what was measured.
+"""Learns what the workloads of a family have in common, with errors honest enough for conformal intervals.
 
-Owns the choice of what to learn from, and the honest errors that intervals rest on. Must not
-know where measurements come from, nor keep anything: a Surface is a value to be journalled.
-
-Theory: the covariance is learned on blocks of whole workloads, since what tells how one workload
-bends are its own neighbouring points. For intervals, the workloads are split in two halves;
-what is learned from one half alone predicts each workload of the other, first with nothing of
-it measured, then with 1, 3, 8 and 16 of its configurations, then each left out of all the
-others. No score has seen the workload that it judges, neither in the covariance nor in the evidence.
-A family of one workload is judged by what it learned from itself.
+Selects the samples of a family from the store, fits the covariance of each quantity and scores it on
+configurations that were left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,19 +9,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eelgrid_controller.profiles import frame as frames
-from eelgrid_controller.profiles.axes import Place
-from eelgrid_controller.profiles.calibration import Calibration, merged
-from eelgrid_controller.profiles.covariance import Covariance, Sites, packed
+from eelgrid_controller.profiles import features as frames
+from eelgrid_controller.profiles.conformal import ConformalCalibration, merge_scores
+from eelgrid_controller.profiles.drift import ReadingNoise
 from eelgrid_controller.profiles.errors import NothingToLearnFrom
-from eelgrid_controller.profiles.frame import Frame
-from eelgrid_controller.profiles.likelihood import most_probable
-from eelgrid_controller.profiles.posterior import Evidence, Posterior
+from eelgrid_controller.profiles.features import FeatureFrame, FeaturePoint, locate_configuration
+from eelgrid_controller.profiles.gaussian_process import (
+    GpCovariance,
+    GpEvidence,
+    GpPosterior,
+    GpSites,
+    maximize_likelihood,
+    pack_parameters,
+)
+from eelgrid_controller.profiles.prior import log_offset
+from eelgrid_controller.profiles.store import ProfileCell, ProfileStore, WorkloadProfile
 from eelgrid_kernels.arrays import Floats, Ints
+from eelgrid_protos.catalogue.loader import Catalogue
 
-__all__ = ["FEWEST", "PANEL_MOST", "Sample", "Surface", "evidence", "joined", "learn", "spread_out"]
-
-FEWEST = 6  # measured configurations, below which nothing is learned
+CONFIGURATIONS_LEAST = 6  # measured configurations, below which nothing is learned
 _BLOCK, _BLOCKS = 128, 8
 _JUDGED = 24  # workloads in each half, and questions for each number of known configurations
 _STRANGERS = (0, 1, 3)  # configurations that are measured of a workload that the covariance never saw
@@ -39,31 +38,33 @@ PANEL_MOST = 320  # and beside those of one that is asked for
 _FLAT = 1e-6  # log units: a quantity that never changes has this spread
 
 
-class Sample(NamedTuple):
+class WorkloadSample(NamedTuple):
     """What was measured of one workload, N configurations."""
 
     workload: str
     traits: Mapping[str, float]
-    places: tuple[Place, ...]
+    places: tuple[FeaturePoint, ...]
     values: Floats  # (N,) natural logarithm, less what was known before
     noise: Floats  # (N,) variance of the value as it stands, log units squared
     stale: tuple[bool, ...] = ()  # measured before the last drift; () for none
 
 
-class Surface(NamedTuple):
+class LearnedSurface(NamedTuple):
     """What was learned of one quantity of a family."""
 
-    frame: Frame
+    frame: FeatureFrame
     centre: float  # log units
     scale: float  # log units
-    covariance: Covariance  # in scaled units
-    calibration: Calibration
-    panel: Evidence  # measurements that stand for the family, evenly of its workloads
+    covariance: GpCovariance  # in scaled units
+    calibration: ConformalCalibration
+    panel: GpEvidence  # measurements that stand for the family, evenly of its workloads
     learned_from: int  # configurations
     workloads: int
 
 
-def evidence(surface_frame: Frame, centre: float, scale: float, samples: Sequence[Sample]) -> Evidence:
+def build_evidence(
+    surface_frame: FeatureFrame, centre: float, scale: float, samples: Sequence[WorkloadSample]
+) -> GpEvidence:
     """The samples as arrays, one after the other."""
     places = [place for one in samples for place in one.places]
     sites = surface_frame.sites(
@@ -74,10 +75,10 @@ def evidence(surface_frame: Frame, centre: float, scale: float, samples: Sequenc
     values = np.concatenate([one.values for one in samples]) if samples else np.zeros(0)
     noise = np.concatenate([one.noise for one in samples]) if samples else np.zeros(0)
     stale = np.array([old for one in samples for old in (one.stale or (False,) * len(one.places))], dtype=np.bool_)
-    return Evidence(sites, (values - centre) / scale, noise / scale**2, stale)
+    return GpEvidence(sites, (values - centre) / scale, noise / scale**2, stale)
 
 
-def spread_out(counts: Sequence[int], most: int) -> list[Ints]:
+def select_even_rows(counts: Sequence[int], most: int) -> list[Ints]:
     """Which rows of each of several lists to take so that there are at most `most`, as even as can be.
 
     Each list gives the same number if it has it, at even distances.
@@ -92,7 +93,7 @@ def spread_out(counts: Sequence[int], most: int) -> list[Ints]:
     ]
 
 
-def _blocks(all_evidence: Evidence, order: Sequence[Ints], most: int) -> list[tuple[Sites, Floats, Floats]]:
+def _blocks(all_evidence: GpEvidence, order: Sequence[Ints], most: int) -> list[tuple[GpSites, Floats, Floats]]:
     """Rows of workloads, one workload after the other, cut into blocks."""
     rows = np.concatenate(order)[: _BLOCK * most]
     parts = np.array_split(rows, max(1, round(len(rows) / _BLOCK)))
@@ -100,14 +101,14 @@ def _blocks(all_evidence: Evidence, order: Sequence[Ints], most: int) -> list[tu
     return [(one.sites, one.values, one.noise) for one in chosen]
 
 
-class _Judge(NamedTuple):
+class _CalibrationScorer(NamedTuple):
     """Scores one workload after the other by the same covariance."""
 
-    covariance: Covariance
+    covariance: GpCovariance
     scale: float
     rng: np.random.Generator
 
-    def told(self, mine: Evidence, others: Evidence, known: Sequence[int]) -> list[tuple[int, Floats]]:
+    def told(self, mine: GpEvidence, others: GpEvidence, known: Sequence[int]) -> list[tuple[int, Floats]]:
         """With so many of its configurations known, and others too."""
         count = len(mine.values)
         shuffled = mine.take(self.rng.permutation(count))
@@ -115,28 +116,30 @@ class _Judge(NamedTuple):
         for one in known:
             if count < one + 2 or one + len(others.values) == 0:
                 continue
-            told = joined(shuffled.take(np.arange(one)), others)
+            told = join_evidence(shuffled.take(np.arange(one)), others)
             asked = shuffled.take(np.arange(one, min(count, one + _JUDGED)))
             unmeasured = np.full(len(asked.values), -1)
-            mean, variance = Posterior(self.covariance, told, self.scale).at(asked.sites, unmeasured)
+            mean, variance = GpPosterior(self.covariance, told, self.scale).at(asked.sites, unmeasured)
             found.append((one, (asked.values - mean) / np.sqrt(variance + asked.noise)))
         return found
 
-    def left_out(self, mine: Evidence, others: Evidence) -> tuple[int, Floats]:
+    def left_out(self, mine: GpEvidence, others: GpEvidence) -> tuple[int, Floats]:
         """With each of its configurations left out in turn."""
         count = len(mine.values)
-        error, variance = Posterior(self.covariance, joined(mine, others), self.scale).left_out(np.arange(count))
+        error, variance = GpPosterior(self.covariance, join_evidence(mine, others), self.scale).left_out(
+            np.arange(count)
+        )
         known = max(one for one in (*_STRANGERS, *_FRIENDS, _DENSE) if one < max(count, 1))
         return known, error / np.sqrt(variance)
 
 
-def joined(first: Evidence, second: Evidence) -> Evidence:
+def join_evidence(first: GpEvidence, second: GpEvidence) -> GpEvidence:
     """One set of evidence after the other."""
-    sites = Sites(*(np.concatenate(pair) for pair in zip(first.sites, second.sites, strict=True)))
-    return Evidence(sites, *(np.concatenate(pair) for pair in zip(first[1:], second[1:], strict=True)))
+    sites = GpSites(*(np.concatenate(pair) for pair in zip(first.sites, second.sites, strict=True)))
+    return GpEvidence(sites, *(np.concatenate(pair) for pair in zip(first[1:], second[1:], strict=True)))
 
 
-def learn(samples: Sequence[Sample], seed: int) -> Surface:
+def learn_surface(samples: Sequence[WorkloadSample], seed: int) -> LearnedSurface:
     """What these workloads teach; raises NothingToLearnFrom.
 
     seed: of the split into halves and of which configurations are taken as known. The same
@@ -144,45 +147,122 @@ def learn(samples: Sequence[Sample], seed: int) -> Surface:
     """
     samples = [one for one in samples if one.places]
     total = sum(len(one.places) for one in samples)
-    if total < FEWEST:
-        raise NothingToLearnFrom("points", f"{total} measured configurations", f"measure at least {FEWEST}")
+    if total < CONFIGURATIONS_LEAST:
+        raise NothingToLearnFrom(
+            "points", f"{total} measured configurations", f"measure at least {CONFIGURATIONS_LEAST}"
+        )
     rng = np.random.default_rng(seed)
-    found_frame = frames.fit([place for one in samples for place in one.places], [one.traits for one in samples])
+    found_frame = frames.fit_frame([place for one in samples for place in one.places], [one.traits for one in samples])
     values = np.concatenate([one.values for one in samples])
     centre, scale = float(values.mean()), max(float(values.std()), _FLAT)
-    told = evidence(found_frame, centre, scale, samples)
+    told = build_evidence(found_frame, centre, scale, samples)
     ends = np.cumsum([len(one.places) for one in samples])
     rows = [np.arange(end - len(one.places), end) for one, end in zip(samples, ends, strict=True)]
     order = [rows[index] for index in rng.permutation(len(rows))]
     first, scores = _strangers(told, order, scale, rng) if len(order) > 1 else (None, [])
     blocks = _blocks(told, [rng.permutation(one) for one in order], _BLOCKS)
-    covariance = most_probable(blocks, first)
-    shares = spread_out([len(one) for one in rows], PANEL_MOST)
+    covariance = maximize_likelihood(blocks, first)
+    shares = select_even_rows([len(one) for one in rows], PANEL_MOST)
     taken = np.concatenate([one[share] for one, share in zip(rows, shares, strict=True)])
     # What was fitted makes its own errors look small, as in any regression: n / (n - p) of their variance.
-    seen, fitted = sum(len(values) for _, values, _ in blocks), len(packed(covariance))
+    seen, fitted = sum(len(values) for _, values, _ in blocks), len(pack_parameters(covariance))
     inflation = np.sqrt(seen / (seen - min(fitted, seen / 2)))
-    judge = _Judge(covariance, scale, rng)
+    judge = _CalibrationScorer(covariance, scale, rng)
     for one in order[: 2 * _JUDGED]:
         mine, others = told.take(one), told.take(taken[~np.isin(taken, one)])
         judged = [*judge.told(mine, others, _FRIENDS), judge.left_out(mine, others)]
         scores += [(known, inflation * found) for known, found in judged]
-    return Surface(
-        found_frame, centre, scale, covariance, merged(scores, _STRANGERS), told.take(taken), total, len(samples)
+    return LearnedSurface(
+        found_frame, centre, scale, covariance, merge_scores(scores, _STRANGERS), told.take(taken), total, len(samples)
     )
 
 
 def _strangers(
-    told: Evidence, order: Sequence[Ints], scale: float, rng: np.random.Generator
-) -> tuple[Covariance, list[tuple[int, Floats]]]:
+    told: GpEvidence, order: Sequence[Ints], scale: float, rng: np.random.Generator
+) -> tuple[GpCovariance, list[tuple[int, Floats]]]:
     """Scores of workloads of each half by what was learned from the other half; the last covariance, to begin from."""
     scores: list[tuple[int, Floats]] = []
-    found: Covariance | None = None
+    found: GpCovariance | None = None
     for mine, theirs in ((order[::2], order[1::2]), (order[1::2], order[::2])):
-        found = most_probable(_blocks(told, [rng.permutation(one) for one in mine], _BLOCKS // 2), found)
-        shares = spread_out([len(one) for one in mine], _PANEL)
+        found = maximize_likelihood(_blocks(told, [rng.permutation(one) for one in mine], _BLOCKS // 2), found)
+        shares = select_even_rows([len(one) for one in mine], _PANEL)
         panel = told.take(np.concatenate([one[share] for one, share in zip(mine, shares, strict=True)]))
         for one in theirs[:_JUDGED]:
-            scores += _Judge(found, scale, rng).told(told.take(one), panel, _STRANGERS)
+            scores += _CalibrationScorer(found, scale, rng).told(told.take(one), panel, _STRANGERS)
     assert found is not None
     return found, scores
+
+
+class LearnedFamily(NamedTuple):
+    """What was learned of a family, to be journalled; reproducible from the store at `revision`."""
+
+    family: str
+    revision: int
+    seed: int
+    surfaces: Mapping[str, LearnedSurface]  # by quantity
+    limits: Mapping[str, tuple[float, ...]]  # measured, log2 over the default, by GPU model
+
+
+def reading_variance(profile: WorkloadProfile, quantity: str, stated: float = 0.0) -> float:
+    """Of one reading's logarithm."""
+    return max(profile.noise.get(quantity, ReadingNoise()).variance, stated * stated)
+
+
+def workload_sample(
+    profile: WorkloadProfile, quantity: str, catalogue: Catalogue
+) -> tuple[WorkloadSample, tuple[ProfileCell, ...]]:
+    """What was measured of one quantity of a workload, and the cells that it is from."""
+    cells = tuple(cell for cell in profile.cells.values() if quantity in cell.tallies)
+    values, noise = [], []
+    places = tuple(locate_configuration(cell.configuration, catalogue) for cell in cells)
+    for cell, where in zip(cells, places, strict=True):
+        tally = cell.tallies[quantity]
+        values.append(tally.mean - log_offset(quantity, where, catalogue))
+        noise.append(reading_variance(profile, quantity, tally.stated) / tally.readings)
+    found = WorkloadSample(
+        profile.workload.workload,
+        profile.workload.traits,
+        places,
+        np.array(values, dtype=np.float64),
+        np.array(noise, dtype=np.float64),
+        tuple(profile.stale(cell) for cell in cells),
+    )
+    return found, cells
+
+
+def read_quantities(profiles: Sequence[WorkloadProfile]) -> tuple[str, ...]:
+    """Every quantity that was read of any of them."""
+    return tuple(sorted({name for profile in profiles for cell in profile.cells.values() for name in cell.tallies}))
+
+
+def learn_family(profiles: ProfileStore, family: str, catalogue: Catalogue, seed: int = 0) -> LearnedFamily:
+    """Learns every quantity with enough measurements; raises NothingToLearnFrom if there is none.
+
+    Takes seconds for a thousand configurations: work for the background, not for an event.
+    """
+    members = profiles.family(family)
+    surfaces: dict[str, LearnedSurface] = {}
+    for quantity in read_quantities(members):
+        samples = [without_stale(workload_sample(profile, quantity, catalogue)[0]) for profile in members]
+        if sum(len(one.places) for one in samples) >= CONFIGURATIONS_LEAST:
+            surfaces[quantity] = learn_surface(samples, seed)
+    if not surfaces:
+        raise NothingToLearnFrom(
+            "family", f"{family!r} has too few measurements", f"measure {CONFIGURATIONS_LEAST} configurations"
+        )
+    limits: dict[str, set[float]] = {}
+    for profile in members:
+        for configuration in profile.cells:
+            limits.setdefault(configuration.gpu_model, set()).add(
+                locate_configuration(configuration, catalogue).numbers["limit"]
+            )
+    found = {model: tuple(sorted(values)) for model, values in sorted(limits.items())}
+    return LearnedFamily(family, profiles.revision, seed, surfaces, found)
+
+
+def without_stale(one: WorkloadSample) -> WorkloadSample:
+    """Without what was measured before a drift."""
+    kept = [index for index, old in enumerate(one.stale) if not old]
+    return WorkloadSample(
+        one.workload, one.traits, tuple(one.places[index] for index in kept), one.values[kept], one.noise[kept],
+    )  # fmt: skip

@@ -1,13 +1,15 @@
-"""Measured points: one workload in one configuration.
+"""Measured points, predicted estimates, and the names of the quantities that a profile holds.
 
-Owns the two values that every planner of services and jobs shares. Must not know
-models that go through points, nor where a file lies.
+Quantities are positive and are learned as natural logarithms.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
 
-__all__ = ["Configuration", "Point"]
+from eelgrid_controller.profiles.errors import ImpossibleReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +37,91 @@ class Point:
     power_w: float | None = None  # of all its GPUs
     memory_bytes: int | None = None
     source: str = ""
+
+
+class EstimateBasis(IntEnum):
+    """What an estimate rests on, from the least to the most."""
+
+    PRIOR = 1  # the catalogue and published sweeps
+    BORROWED = 2  # other workloads of the family
+    INTERPOLATED = 3  # other configurations of the workload, too
+    MEASURED = 4  # readings of this configuration since the last drift
+
+
+class ProfileEstimate(NamedTuple):
+    """A middle and the 90 % interval of one more reading, in the unit of the quantity."""
+
+    median: float
+    lower: float
+    upper: float
+    basis: EstimateBasis
+
+
+class LogRatio(NamedTuple):
+    """A quantity in one configuration over that in another, as a logarithm: the middle, and 90 % lie within `half`."""
+
+    mean: float
+    half: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilePrediction:
+    """What a workload does in a configuration; None, or absent, where `missing` says why by quantity."""
+
+    configuration: Configuration
+    throughput_hz: ProfileEstimate | None
+    power_w: ProfileEstimate | None
+    memory_bytes: ProfileEstimate | None
+    latency_s: Mapping[float, ProfileEstimate]  # by quantile
+    fits: bool | None  # False: it did not run where it had no less room; True: it ran; None: not known
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+POWER = "power_w"
+THROUGHPUT = "throughput_hz"
+MEMORY = "memory_bytes"
+_LATENCY = "latency_s@"
+_QUANTILES_MOST = 8
+
+
+def latency_quantity(quantile: float) -> str:
+    """The name of the latency at a quantile between 0 and 1: latency_s@0.99."""
+    if not 0.0 < quantile < 1.0:
+        raise ImpossibleReading(
+            "latency_s", f"the quantile {quantile} is not between 0 and 1", "write 0.99 for the p99"
+        )
+    return f"{_LATENCY}{quantile:g}"
+
+
+def latency_quantile_of(quantity: str) -> float | None:
+    """The quantile of a latency's name; None for what is no latency."""
+    return float(quantity.removeprefix(_LATENCY)) if quantity.startswith(_LATENCY) else None
+
+
+def log_quantities(point: Point) -> Mapping[str, float]:
+    """What was measured, by quantity, as natural logarithms; nothing for a configuration that did not run.
+
+    A throughput of zero says that the workload does not run in this configuration (it does not
+    fit in memory); then no other number of the point means anything. Raises ImpossibleReading.
+    """
+    named: dict[str, float | None] = {
+        THROUGHPUT: point.throughput_hz,
+        POWER: point.power_w,
+        MEMORY: None if point.memory_bytes is None else float(point.memory_bytes),
+    }
+    if len(point.latency_s) > _QUANTILES_MOST:
+        raise ImpossibleReading(
+            "latency_s",
+            f"has {len(point.latency_s)} quantiles",
+            f"give the {_QUANTILES_MOST} that promises are made at",
+        )
+    named.update({latency_quantity(quantile): value for quantile, value in point.latency_s.items()})
+    for name, value in named.items():
+        if value is not None and not (math.isfinite(value) and value >= 0.0):
+            raise ImpossibleReading(name, f"{value} is no measurement", "leave out what was not measured")
+    if not point.throughput_hz:
+        return {}
+    for name, value in named.items():
+        if value == 0.0:
+            raise ImpossibleReading(name, "is zero although work was done", "leave out what was not measured")
+    return {name: math.log(value) for name, value in named.items() if value is not None}

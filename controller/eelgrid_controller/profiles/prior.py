@@ -1,34 +1,13 @@
-"""What is believed before anything was measured: from the catalogue and from published sweeps.
-
-Owns the numbers. Must not know what was measured here.
-
-Three beliefs. First, what a quantity is divided by before anything is learned, so that
-workloads, GPU models and counts of GPUs are alike: power by the watts that the limit allows,
-throughput and latency by the speed of the part, taken as the geometric mean of its memory
-bandwidth and of its SMs times their clock. Second, the draw of work of which nothing is known:
-    power = gpus * (idle + share * (limit - idle))
-Third, how throughput, latency and power go down with the limit and with the slice where no
-workload of the family was ever measured so: the ratio to the whole at its default.
-
-Sources. Share: 2,467 configurations, 1,609 of Zeus (NSDI'23) and 858 of ML.ENERGY's language
-models, over the catalogue's idle and limit: 5th, 50th and 95th percentile, rounded. Limit: the
-1,609 points of Zeus's power sweeps on V100, A40, P100 and RTX 6000, binned. Slice: MISO's (SoCC'22)
-training and ParvaGPU's (SC'24) inference on A100, at the same batch and processes. Choosing the
-offsets: a GPU model that no workload was measured on is predicted with a median error of 14 %
-instead of 40 % in power (ML.ENERGY) and 32 % instead of 45 % in time an epoch (Zeus).
-"""
+"""Priors for configurations of which nothing was measured, from the GPU catalogue and published sweeps."""
 
 import math
 from typing import NamedTuple
 
 import numpy as np
 
-from eelgrid_controller.profiles.axes import UNKNOWN_LIMIT_W, Place, limit_w, product_of
-from eelgrid_controller.profiles.points import Configuration
-from eelgrid_controller.profiles.quantities import POWER, THROUGHPUT, quantile_of
-from eelgrid_protos.catalogue import Catalogue
-
-__all__ = ["Band", "limit_ratio", "offset", "power_w", "slice_ratio"]
+from eelgrid_controller.profiles.features import UNKNOWN_LIMIT_W, FeaturePoint, effective_limit_w, find_product
+from eelgrid_controller.profiles.points import POWER, THROUGHPUT, Configuration, latency_quantile_of
+from eelgrid_protos.catalogue.loader import Catalogue
 
 _SHARE = (0.06, 0.72, 0.98)  # of the watts between idle and limit
 # Limit over default, then 5th, 50th and 95th percentile of the ratio to the default.
@@ -51,7 +30,7 @@ _SLICE_THROUGHPUT = (
 )
 
 
-class Band(NamedTuple):
+class PriorBand(NamedTuple):
     """A middle and the ends of a 90 % interval."""
 
     median: float
@@ -61,45 +40,47 @@ class Band(NamedTuple):
 
 def _speed(model: str, catalogue: Catalogue) -> float:
     """Geometric mean of GB/s and SM GHz; that of a part between A100 and V100 where the catalogue lacks one."""
-    product = product_of(model, catalogue)
+    product = find_product(model, catalogue)
     if product is None or product.memory_bandwidth_gb_s is None or product.sm_count is None:
         return 400.0
     return math.sqrt(product.memory_bandwidth_gb_s * product.sm_count * product.sm_clock_max_mhz / 1e3)
 
 
-def offset(quantity: str, place: Place, catalogue: Catalogue) -> float:
+def log_offset(quantity: str, place: FeaturePoint, catalogue: Catalogue) -> float:
     """What to take from the logarithm of the quantity before anything is learned."""
     model, gpus = place.names["gpu_model"], 2.0 ** place.numbers["gpus"]
     if quantity == POWER:
-        product = product_of(model, catalogue)
+        product = find_product(model, catalogue)
         share = 2.0 ** place.numbers["limit"]
         return math.log(
             gpus * (UNKNOWN_LIMIT_W * share if product is None else product.power_default_w * min(share, 1))
         )
     if quantity == THROUGHPUT:
         return math.log(gpus * _speed(model, catalogue))
-    if quantile_of(quantity) is not None:
+    if latency_quantile_of(quantity) is not None:
         return -math.log(_speed(model, catalogue))
     return 0.0
 
 
-def power_w(configuration: Configuration, catalogue: Catalogue) -> Band | None:
+def prior_power_w(configuration: Configuration, catalogue: Catalogue) -> PriorBand | None:
     """Watts of work of which nothing is known; None for a GPU model that the catalogue lacks, or a slice."""
-    product = product_of(configuration.gpu_model, catalogue)
+    product = find_product(configuration.gpu_model, catalogue)
     if product is None or configuration.mig_profile:
         return None
-    limit = min(limit_w(configuration, catalogue) or product.busy_w, product.power_max_w or product.power_default_w)
+    limit = min(
+        effective_limit_w(configuration, catalogue) or product.busy_w, product.power_max_w or product.power_default_w
+    )
     room = max(limit - product.idle_w, 0.0)
     low, middle, high = (configuration.gpus * (product.idle_w + share * room) for share in _SHARE)
-    return Band(middle, low, high)
+    return PriorBand(middle, low, high)
 
 
-def _ratio(at: float, known: tuple[float, ...], bands: tuple[tuple[float, ...], ...]) -> Band:
+def _ratio(at: float, known: tuple[float, ...], bands: tuple[tuple[float, ...], ...]) -> PriorBand:
     low, middle, high = (float(np.interp(at, known, values)) for values in bands)
-    return Band(middle, low, high)
+    return PriorBand(middle, low, high)
 
 
-def limit_ratio(quantity: str, share: float) -> Band | None:
+def limit_ratio(quantity: str, share: float) -> PriorBand | None:
     """The quantity at a limit over the quantity at the default; share is limit over default.
 
     None for what has no such rule. Below the lowest measured share the ratio stays what it is there.
@@ -109,22 +90,22 @@ def limit_ratio(quantity: str, share: float) -> Band | None:
         return _ratio(at, _LIMITS, _LIMIT_POWER)
     if quantity == THROUGHPUT:
         return _ratio(at, _LIMITS, _LIMIT_THROUGHPUT)
-    if quantile_of(quantity) is not None:
+    if latency_quantile_of(quantity) is not None:
         return _inverse(_ratio(at, _LIMITS, _LIMIT_THROUGHPUT))
     return None
 
 
-def slice_ratio(quantity: str, compute: float) -> Band | None:
+def slice_ratio(quantity: str, compute: float) -> PriorBand | None:
     """The quantity on a slice over the quantity on the whole part; compute is the share of slices.
 
     None for power, since no sensor measures a slice, and for memory.
     """
     if quantity == THROUGHPUT:
         return _ratio(compute, _SLICES, _SLICE_THROUGHPUT)
-    if quantile_of(quantity) is not None:
+    if latency_quantile_of(quantity) is not None:
         return _inverse(_ratio(compute, _SLICES, _SLICE_THROUGHPUT))
     return None
 
 
-def _inverse(band: Band) -> Band:
-    return Band(1.0 / band.median, 1.0 / band.upper, 1.0 / band.lower)
+def _inverse(band: PriorBand) -> PriorBand:
+    return PriorBand(1.0 / band.median, 1.0 / band.upper, 1.0 / band.lower)

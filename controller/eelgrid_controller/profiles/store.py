@@ -1,17 +1,4 @@
-"""What is known of each workload: its measured configurations, and where each number comes from.
-
-Owns the store as a value, and the two records that change it: a workload is introduced, a
-reading is told. Must not know models nor the clock: what a model expected of a reading, and
-when it was taken, are in the record, so that a journal of records gives the same store again.
-
-Theory: readings of one configuration are one cell with the mean of their logarithms, wild ones bounded. A cell
-is worth its readings: the variance of its mean is that of a reading over their count. When the
-drift test of any quantity of a workload fires, a new epoch begins: the readings that spoke for the
-change are told again to empty cells, and cells of the epoch before stay as stale ones, which say
-how the configurations compare and no longer how high they lie. A stale cell goes when its
-configuration is read again, or when there are too many: the longest unread first. So it is with
-workloads; the mapping of them is in the order of their last reading.
-"""
+"""The profile store as a value: measured configurations of each workload and the provenance of each number."""
 
 import math
 from collections import Counter
@@ -20,13 +7,16 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from eelgrid_controller.profiles.drift import CLIP, WARM_UP, Noise, Watch, residual, since_change, watched
-from eelgrid_controller.profiles.points import Configuration, Point
-from eelgrid_controller.profiles.quantities import logs
-
-__all__ = [
-    "CELLS_MOST", "WORKLOADS_MOST", "Cell", "Expected", "Profile", "Profiles", "Provenance", "Reading", "Recent", "Tally", "Workload", "provenance",
-]  # fmt: skip
+from eelgrid_controller.profiles.drift import (
+    RESIDUAL_CLIP,
+    WARM_UP,
+    DriftTest,
+    ReadingNoise,
+    recursive_residual,
+    since_change,
+    update_drift_test,
+)
+from eelgrid_controller.profiles.points import Configuration, Point, log_quantities
 
 CELLS_MOST = 512  # configurations of a workload; published sweeps have up to 384
 WORKLOADS_MOST = 4096
@@ -37,7 +27,7 @@ _ERRORS_MOST = 64  # of the latest configurations that were predicted before the
 DEFAULT_FAMILY = "default"
 
 
-class Expected(NamedTuple):
+class ExpectedReading(NamedTuple):
     """What the model believed of a quantity before it was read: mean and deviation of its logarithm."""
 
     mean: float
@@ -45,7 +35,7 @@ class Expected(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class ProfiledWorkload:
     """A workload class is introduced: the family that it learns with, and facts about it, as logarithms or 0/1."""
 
     workload: str
@@ -54,16 +44,18 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ProfileReading:
     """One measurement is told; the journal keeps it as it stands."""
 
     point: Point
     at_s: float  # since the epoch of the journal's clock
-    expected: Mapping[str, Expected] = field(default_factory=dict)  # by quantity, of a configuration never read before
+    expected: Mapping[str, ExpectedReading] = field(
+        default_factory=dict
+    )  # by quantity, of a configuration never read before
     noise: Mapping[str, float] = field(default_factory=dict)  # stated deviation of a reading's logarithm, if larger
 
 
-class Tally(NamedTuple):
+class ReadingTally(NamedTuple):
     """Readings of one quantity in one configuration."""
 
     readings: int
@@ -72,44 +64,44 @@ class Tally(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ProfileCell:
     """One configuration of a workload."""
 
     configuration: Configuration
-    tallies: Mapping[str, Tally]
+    tallies: Mapping[str, ReadingTally]
     sources: Mapping[str, int]  # readings by source
     epoch: int
     last_s: float
     runs: bool = True  # False: it was tried and did not run
 
 
-class Recent(NamedTuple):
+class RecentReading(NamedTuple):
     """A reading that may speak for a change, and its standardised residuals by quantity."""
 
-    reading: Reading
+    reading: ProfileReading
     scores: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class WorkloadProfile:
     """One workload."""
 
-    workload: Workload
-    cells: Mapping[Configuration, Cell] = field(default_factory=dict)
+    workload: ProfiledWorkload
+    cells: Mapping[Configuration, ProfileCell] = field(default_factory=dict)
     epoch: int = 0
-    noise: Mapping[str, Noise] = field(default_factory=dict)
-    watches: Mapping[str, Watch] = field(default_factory=dict)
-    recent: tuple[Recent, ...] = ()
+    noise: Mapping[str, ReadingNoise] = field(default_factory=dict)
+    watches: Mapping[str, DriftTest] = field(default_factory=dict)
+    recent: tuple[RecentReading, ...] = ()
     errors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # |log error|, oldest first
     readings: int = 0
     drifts: tuple[tuple[float, str], ...] = ()  # when, and by which quantity
 
-    def stale(self, cell: Cell) -> bool:
+    def stale(self, cell: ProfileCell) -> bool:
         """Whether the cell was read before the last drift."""
         return cell.epoch < self.epoch
 
 
-class Provenance(NamedTuple):
+class ProfileProvenance(NamedTuple):
     """What is known of a workload from what."""
 
     configurations: int
@@ -122,12 +114,12 @@ class Provenance(NamedTuple):
     error: Mapping[str, float]  # median error, a share, of the last configurations predicted before they were read
 
 
-def provenance(profile: Profile) -> Provenance:
+def profile_provenance(profile: WorkloadProfile) -> ProfileProvenance:
     """Where the numbers of a workload come from."""
     sources: Counter[str] = Counter()
     for cell in profile.cells.values():
         sources.update(cell.sources)
-    return Provenance(
+    return ProfileProvenance(
         len(profile.cells),
         sum(profile.stale(cell) for cell in profile.cells.values()),
         profile.readings,
@@ -139,12 +131,12 @@ def provenance(profile: Profile) -> Provenance:
     )
 
 
-def _variance(profile: Profile, name: str, stated: float) -> float:
+def _variance(profile: WorkloadProfile, name: str, stated: float) -> float:
     """Of one reading's logarithm."""
-    return max(profile.noise.get(name, Noise()).variance, stated * stated)
+    return max(profile.noise.get(name, ReadingNoise()).variance, stated * stated)
 
 
-def _tallied(profile: Profile, reading: Reading, values: Mapping[str, float]) -> Cell:
+def _tallied(profile: WorkloadProfile, reading: ProfileReading, values: Mapping[str, float]) -> ProfileCell:
     """The cell with one more reading; an old epoch's cell begins anew.
 
     Once the noise is known, a reading moves the mean as if it were at most CLIP deviations off: otherwise one wild
@@ -154,35 +146,39 @@ def _tallied(profile: Profile, reading: Reading, values: Mapping[str, float]) ->
     fresh = before is not None and before.epoch == epoch
     tallies = dict(before.tallies) if fresh and before is not None else {}
     for name, value in values.items():
-        held = tallies.get(name, Tally(0, 0.0))
+        held = tallies.get(name, ReadingTally(0, 0.0))
         count = held.readings + 1
         stated = max(held.stated, reading.noise.get(name, 0.0))
         off = value - held.mean
-        if held.readings and profile.noise.get(name, Noise()).readings >= WARM_UP:
-            reach = CLIP * math.sqrt(_variance(profile, name, stated) * (1.0 + 1.0 / held.readings))
+        if held.readings and profile.noise.get(name, ReadingNoise()).readings >= WARM_UP:
+            reach = RESIDUAL_CLIP * math.sqrt(_variance(profile, name, stated) * (1.0 + 1.0 / held.readings))
             off = max(-reach, min(reach, off))
-        tallies[name] = Tally(count, held.mean + off / count, stated)
+        tallies[name] = ReadingTally(count, held.mean + off / count, stated)
     sources = dict(before.sources) if fresh and before is not None else {}
     source = reading.point.source
     source = source if source in sources or len(sources) < _SOURCES_MOST else _OTHERS
     sources[source] = sources.get(source, 0) + 1
-    return Cell(reading.point.configuration, tallies, sources, epoch, reading.at_s, runs=bool(values))
+    return ProfileCell(reading.point.configuration, tallies, sources, epoch, reading.at_s, runs=bool(values))
 
 
-def _scores(profile: Profile, cell: Cell | None, reading: Reading, values: Mapping[str, float]) -> dict[str, float]:
+def _scores(
+    profile: WorkloadProfile, cell: ProfileCell | None, reading: ProfileReading, values: Mapping[str, float]
+) -> dict[str, float]:
     """Standardised residuals of a reading, by quantity, where something was expected."""
     found = {}
     for name, value in values.items():
         held = None if cell is None or profile.stale(cell) else cell.tallies.get(name)
         if held is not None:
             variance = _variance(profile, name, max(held.stated, reading.noise.get(name, 0.0)))
-            found[name] = residual(value, held.mean, held.readings, variance)
+            found[name] = recursive_residual(value, held.mean, held.readings, variance)
         elif name in reading.expected:
             found[name] = (value - reading.expected[name].mean) / reading.expected[name].deviation
     return found
 
 
-def _kept(cells: Mapping[Configuration, Cell], cell: Cell, epoch: int) -> dict[Configuration, Cell]:
+def _kept(
+    cells: Mapping[Configuration, ProfileCell], cell: ProfileCell, epoch: int
+) -> dict[Configuration, ProfileCell]:
     """The cells with this one; one of the others goes if there are too many."""
     found = dict(cells)
     found[cell.configuration] = cell
@@ -192,34 +188,34 @@ def _kept(cells: Mapping[Configuration, Cell], cell: Cell, epoch: int) -> dict[C
     return found
 
 
-def _plain(profile: Profile, reading: Reading) -> Profile:
+def _plain(profile: WorkloadProfile, reading: ProfileReading) -> WorkloadProfile:
     """The reading without the drift test."""
-    cell = _tallied(profile, reading, logs(reading.point))
+    cell = _tallied(profile, reading, log_quantities(reading.point))
     return replace(profile, cells=_kept(profile.cells, cell, profile.epoch), readings=profile.readings + 1)
 
 
-def _told(profile: Profile, reading: Reading) -> Profile:
+def _with_readings(profile: WorkloadProfile, reading: ProfileReading) -> WorkloadProfile:
     """The reading with the drift test."""
     cell = profile.cells.get(reading.point.configuration)
-    values = logs(reading.point)
+    values = log_quantities(reading.point)
     scores = _scores(profile, cell, reading, values)
     noise, watches, errors = dict(profile.noise), dict(profile.watches), dict(profile.errors)
     for name, score in scores.items():
         if name in reading.expected and (cell is None or name not in cell.tallies):
             error = abs(values[name] - reading.expected[name].mean)
             errors[name] = (*errors.get(name, ()), error)[-_ERRORS_MOST:]
-            watches[name] = watched(watches.get(name, Watch()), score)
+            watches[name] = update_drift_test(watches.get(name, DriftTest()), score)
             continue
-        if noise.get(name, Noise()).readings >= WARM_UP:
-            watches[name] = watched(watches.get(name, Watch()), score)
-        noise[name] = noise.get(name, Noise()).after(score)
+        if noise.get(name, ReadingNoise()).readings >= WARM_UP:
+            watches[name] = update_drift_test(watches.get(name, DriftTest()), score)
+        noise[name] = noise.get(name, ReadingNoise()).after(score)
     profile = replace(profile, noise=noise, watches=watches, errors=errors)
     changed = [name for name, watch in watches.items() if watch.changed]
     if not changed:
         run = max((max(watch.up_run, watch.down_run) for watch in watches.values()), default=0)
-        recent = (*profile.recent, Recent(reading, scores))[-min(run, _RECENT_MOST) :] if run else ()
+        recent = (*profile.recent, RecentReading(reading, scores))[-min(run, _RECENT_MOST) :] if run else ()
         return replace(_plain(profile, reading), recent=recent)
-    recent = (*profile.recent, Recent(reading, scores))
+    recent = (*profile.recent, RecentReading(reading, scores))
     longest = max(since_change([one.scores.get(name, 0.0) for one in recent[-watches[name].run :]]) for name in changed)
     again = [one.reading for one in recent[-longest:]]
     drifts = (*profile.drifts, (reading.at_s, ",".join(sorted(changed))))
@@ -231,34 +227,34 @@ def _told(profile: Profile, reading: Reading) -> Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class Profiles:
+class ProfileStore:
     """All workloads; a value: what changes it returns another."""
 
-    profiles: Mapping[str, Profile] = field(default_factory=dict)
+    profiles: Mapping[str, WorkloadProfile] = field(default_factory=dict)
     revision: int = 0
 
-    def introduced(self, workload: Workload) -> "Profiles":
+    def introduced(self, workload: ProfiledWorkload) -> "ProfileStore":
         """With a workload, or with other facts about a known one."""
         known = self.profiles.get(workload.workload)
-        profile = Profile(workload) if known is None else replace(known, workload=workload)
+        profile = WorkloadProfile(workload) if known is None else replace(known, workload=workload)
         return self._with(profile)
 
-    def told(self, reading: Reading) -> "Profiles":
+    def told(self, reading: ProfileReading) -> "ProfileStore":
         """With one more reading, of a workload that is introduced by it if need be; raises ImpossibleReading."""
         name = reading.point.workload
-        profile = self.profiles.get(name) or Profile(Workload(name))
-        return self._with(_told(profile, reading))
+        profile = self.profiles.get(name) or WorkloadProfile(ProfiledWorkload(name))
+        return self._with(_with_readings(profile, reading))
 
-    def _with(self, profile: Profile) -> "Profiles":
+    def _with(self, profile: WorkloadProfile) -> "ProfileStore":
         """With this workload as the last; the first goes if there are too many."""
         found = dict(self.profiles)
         found.pop(profile.workload.workload, None)
         if len(found) >= WORKLOADS_MOST:
             del found[next(iter(found))]
         found[profile.workload.workload] = profile
-        return Profiles(found, self.revision + 1)
+        return ProfileStore(found, self.revision + 1)
 
-    def family(self, family: str) -> tuple[Profile, ...]:
+    def family(self, family: str) -> tuple[WorkloadProfile, ...]:
         """The workloads of a family, by name."""
         found = (one for one in self.profiles.values() if one.workload.family == family)
         return tuple(sorted(found, key=lambda one: one.workload.workload))

@@ -1,36 +1,24 @@
-"""The openb trace's CSV files as typed rows.
+"""The openb trace format: rows of nodes and tasks, their submission, and the simulated fleet file.
 
-Owns the format: which columns a node list and a task list have, what their
-cells may hold, and how a task becomes a request. Must not know where files
-come from or who takes the rows. Units are converted here, once: the trace
-counts memory in MiB.
-
-Theory: the multigpu lists have the first five task columns only; what they
-leave out is empty. A task that is given its moments runs, once placed, for as
-long as there was between its creation and its deletion.
+Sizes are bounded and every error names file, line and column. In a fleet file each node is one entry with the
+trace's name; products are the catalogue's `openb-*` entries, whose watts are those of the published power model, and
+the model name stays as the tasks request it.
 """
 
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from eelgrid_controller.replay.csv_lines import (
-    FILE_BYTES_MOST,
-    Line,
-    TraceError,
+from eelgrid_controller.replay.csv_reader import (
+    CsvLine,
     TraceMalformed,
-    TraceMissing,
-    TraceTooLarge,
-    lines,
-    unique,
+    read_lines,
+    require_unique,
 )
 from eelgrid_protos.messages import ResourceRequest, SubmitWorkloadRequest, WorkloadKind, WorkloadSpec
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE, MIB
-
-__all__ = [
-    "CPU_MILLI_MOST", "FILE_BYTES_MOST", "GPUS_MOST", "MEMORY_MIB_MOST", "NODES_MOST", "SECONDS_MOST", "TASKS_MOST",
-    "NodeRow", "TaskRow", "TraceError", "TraceMalformed", "TraceMissing", "TraceTooLarge", "read_nodes", "read_tasks",
-    "submission",
-]  # fmt: skip
 
 NODES_MOST = 100_000
 TASKS_MOST = 1_000_000
@@ -45,7 +33,7 @@ _LATENCY_SENSITIVE = "LS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRow:
+class TraceNode:
     """One node of the trace; all its GPUs are of one model."""
 
     name: str
@@ -58,7 +46,7 @@ class NodeRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRow:
+class TraceTask:
     """One task of the trace; several GPUs are whole ones, and no model means any."""
 
     name: str
@@ -73,21 +61,21 @@ class TaskRow:
     priority: int = 0  # the higher is tried first when tasks wait
 
 
-def read_nodes(path: Path) -> tuple[NodeRow, ...]:
+def read_nodes(path: Path) -> tuple[TraceNode, ...]:
     """The nodes of a node list, in its order."""
-    return tuple(map(_node, unique(lines(path, _NODE_COLUMNS, NODES_MOST), "sn")))
+    return tuple(map(_node, require_unique(read_lines(path, _NODE_COLUMNS, NODES_MOST), "sn")))
 
 
-def read_tasks(path: Path) -> tuple[TaskRow, ...]:
+def read_tasks(path: Path) -> tuple[TraceTask, ...]:
     """The tasks of a task list, in its order."""
-    return tuple(map(_task, unique(lines(path, _TASK_COLUMNS, TASKS_MOST), "name")))
+    return tuple(map(_task, require_unique(read_lines(path, _TASK_COLUMNS, TASKS_MOST), "name")))
 
 
-def _node(line: Line) -> NodeRow:
+def _node(line: CsvLine) -> TraceNode:
     gpus, model = line.whole("gpu", GPUS_MOST), line.text("model")
     if bool(gpus) != bool(model):
         raise line.complain("model", f"is {model!r} with {gpus} GPUs", "name a model exactly where there are GPUs")
-    return NodeRow(
+    return TraceNode(
         name=line.name("sn"),
         cpu_milli=line.whole("cpu_milli", CPU_MILLI_MOST),
         memory_bytes=line.whole("memory_mib", MEMORY_MIB_MOST) * MIB,
@@ -96,7 +84,7 @@ def _node(line: Line) -> NodeRow:
     )
 
 
-def _task(line: Line) -> TaskRow:
+def _task(line: CsvLine) -> TraceTask:
     gpus, share = line.whole("num_gpu", GPUS_MOST), line.whole("gpu_milli", GPU_MILLI_WHOLE)
     if bool(gpus) != bool(share):
         raise line.complain("gpu_milli", f"is {share} with num_gpu {gpus}", "make both 0, or both more than 0")
@@ -109,7 +97,7 @@ def _task(line: Line) -> TaskRow:
     if models and not gpus:
         raise line.complain("gpu_spec", f"names {models[0]} for a task without GPU", "empty it or set num_gpu")
     arrival_s, duration_s = _moments(line)
-    return TaskRow(
+    return TraceTask(
         name=line.name("name"),
         cpu_milli=cpu_milli,
         memory_bytes=memory_mib * MIB,
@@ -122,7 +110,7 @@ def _task(line: Line) -> TaskRow:
     )
 
 
-def _moments(line: Line) -> tuple[float | None, float | None]:
+def _moments(line: CsvLine) -> tuple[float | None, float | None]:
     """When the task came and how long it was there, as far as the list says."""
     if not line.text("creation_time"):
         return None, None
@@ -135,7 +123,7 @@ def _moments(line: Line) -> tuple[float | None, float | None]:
     return float(arrival_s), float(duration_s)
 
 
-def submission(task: TaskRow, *, prefix: str = "") -> SubmitWorkloadRequest:
+def submission_of_task(task: TraceTask, *, prefix: str = "") -> SubmitWorkloadRequest:
     """The request that places a task; its id is the task's name, so that repeating it is harmless."""
     return SubmitWorkloadRequest(
         workload_id=f"{prefix}{task.name}",
@@ -152,4 +140,42 @@ def submission(task: TaskRow, *, prefix: str = "") -> SubmitWorkloadRequest:
                 gpu_models=task.gpu_models,
             ),
         ),
+    )
+
+
+def openb_product_key(model: str, products: Iterable[str]) -> str:
+    """The catalogue's key of a model of the trace."""
+    key = f"openb-{model.lower()}"
+    known = sorted(product.removeprefix("openb-").upper() for product in products if product.startswith("openb-"))
+    if key.removeprefix("openb-").upper() not in known:
+        raise TraceMalformed(
+            f"model {model!r}", "has no watts in the catalogue", f"use one of {', '.join(known)}, or add a product"
+        )
+    return key
+
+
+def fleet_document(nodes: Iterable[TraceNode], products: Iterable[str]) -> Mapping[str, Any]:
+    """The fleet file's content; raises TraceMalformed for a model that the catalogue lacks."""
+    rows = tuple(nodes)
+    keys = {model: openb_product_key(model, products) for model in sorted({row.gpu_model for row in rows} - {""})}
+    return {"nodes": [_entry(row, keys) for row in rows]}
+
+
+def _entry(row: TraceNode, keys: Mapping[str, str]) -> Mapping[str, Any]:
+    gpus = [{"product": keys[row.gpu_model], "model": row.gpu_model, "count": row.gpu_count}] if row.gpu_count else []
+    return {
+        "name": row.name,
+        "count": 1,
+        "cpu_milli": row.cpu_milli,
+        "memory_bytes": row.memory_bytes,
+        "pool": row.gpu_model.lower() or "cpu",
+        "labels": {"trace": "openb"},
+        "gpus": gpus,
+    }
+
+
+def write_fleet_file(path: Path, nodes: Iterable[TraceNode], products: Iterable[str]) -> None:
+    """The fleet file at `path`."""
+    path.write_text(
+        json.dumps(fleet_document(nodes, products), indent=None, separators=(",", ":")) + "\n", encoding="utf-8"
     )

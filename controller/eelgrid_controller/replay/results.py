@@ -11,38 +11,35 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eelgrid_controller.replay.accounts import JOULES_PER_KWH
-from eelgrid_controller.replay.comparison import ArrivalsResult, TimesResult
-from eelgrid_controller.replay.curves import GRID, at, mean_curves, saving_mean_pct
-from eelgrid_controller.replay.libraries import library
-from eelgrid_protos.safe_text import csv_cell
+from eelgrid_controller.optional_imports import import_library
+from eelgrid_controller.replay.policy_comparison import ArrivalRunResult, TimedRunResult
+from eelgrid_controller.replay.run_statistics import GRID, JOULES_PER_KWH, mean_curves, saving_mean_pct, value_at
+from eelgrid_protos.safe_text import escape_csv_cell
 
-__all__ = ["Cell", "Format", "Table", "arrivals_series", "arrivals_summary", "times_series", "times_summary", "writer"]
-
-Cell = str | int | float
+TableCell = str | int | float
 
 
-class Format(Enum):
+class TableFormat(Enum):
     """The files to write."""
 
     CSV = "csv"
     PARQUET = "parquet"
 
 
-class Table(NamedTuple):
+class ResultTable(NamedTuple):
     """Rows under titles."""
 
     name: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
 
 
-def _table(name: str, rows: Iterable[dict[str, Cell]]) -> Table:
+def _table(name: str, rows: Iterable[dict[str, TableCell]]) -> ResultTable:
     every = list(rows)
-    return Table(name, tuple(every[0]), tuple(tuple(row.values()) for row in every))
+    return ResultTable(name, tuple(every[0]), tuple(tuple(row.values()) for row in every))
 
 
-def _times_row(trace: str, run: TimesResult) -> dict[str, Cell]:
+def _times_row(trace: str, run: TimedRunResult) -> dict[str, TableCell]:
     sums = run.summary
     gpu_h = sums.gpu_s / 3600.0
     energy_kwh = sums.energy_j / JOULES_PER_KWH
@@ -71,12 +68,12 @@ def _times_row(trace: str, run: TimesResult) -> dict[str, Cell]:
     }
 
 
-def times_summary(trace: str, runs: Sequence[TimesResult]) -> Table:
+def times_summary(trace: str, runs: Sequence[TimedRunResult]) -> ResultTable:
     """A row for each run."""
     return _table("summary", (_times_row(trace, run) for run in runs))
 
 
-def times_series(runs: Sequence[TimesResult]) -> Table:
+def times_series(runs: Sequence[TimedRunResult]) -> ResultTable:
     """A row for each stretch of each run; each value is its mean over the stretch."""
     columns = ("policy", "seed", "from_s", "power_w", "gpus_allocated", "waiting", "running", "nodes_away")
     rows = (
@@ -84,29 +81,29 @@ def times_series(runs: Sequence[TimesResult]) -> Table:
         for run in runs
         for values in zip(*(column.tolist() for column in run.series), strict=True)
     )
-    return Table("series", columns, tuple(rows))
+    return ResultTable("series", columns, tuple(rows))
 
 
-def _arrivals_row(trace: str, run: ArrivalsResult, reference: str, saved_pct: float) -> dict[str, Cell]:
-    allocated_1 = at(run.curves.allocated, 1.0)
+def _arrivals_row(trace: str, run: ArrivalRunResult, reference: str, saved_pct: float) -> dict[str, TableCell]:
+    allocated_1 = value_at(run.curves.allocated, 1.0)
     return {
         "trace": trace,
         "policy": run.policy,
         "seed": run.seed,
         "reference": reference,
         "saving_mean_pct": saved_pct,
-        "grar_1": allocated_1 / at(run.curves.arrived, 1.0),
+        "grar_1": allocated_1 / value_at(run.curves.arrived, 1.0),
         "alloc_100_pct": 100.0 * allocated_1,
         "alloc_130_pct": 100.0 * float(run.curves.allocated[-1]),
-        "power_half_w": at(run.curves.power_w, 0.5),
-        "power_full_w": at(run.curves.power_w, 1.0),
+        "power_half_w": value_at(run.curves.power_w, 0.5),
+        "power_full_w": value_at(run.curves.power_w, 1.0),
         "tasks": run.tasks,
         "placed": run.placed,
         "refused": run.tasks - run.placed,
     }
 
 
-def arrivals_summary(trace: str, runs: Sequence[ArrivalsResult]) -> Table:
+def arrivals_summary(trace: str, runs: Sequence[ArrivalRunResult]) -> ResultTable:
     """A row for each run; watts are saved against the mean of the first policy's runs."""
     reference = runs[0].policy
     theirs = mean_curves([run.curves for run in runs if run.policy == reference])
@@ -115,7 +112,7 @@ def arrivals_summary(trace: str, runs: Sequence[ArrivalsResult]) -> Table:
     )
 
 
-def arrivals_series(runs: Sequence[ArrivalsResult]) -> Table:
+def arrivals_series(runs: Sequence[ArrivalRunResult]) -> ResultTable:
     """A row for each load of each run."""
     columns = ("policy", "seed", "arrived_share", "power_w", "allocated_share")
     rows = (
@@ -123,34 +120,34 @@ def arrivals_series(runs: Sequence[ArrivalsResult]) -> Table:
         for run in runs
         for x, power_w, share in zip(GRID, run.curves.power_w, run.curves.allocated, strict=True)
     )
-    return Table("series", columns, tuple(rows))
+    return ResultTable("series", columns, tuple(rows))
 
 
-def _write_csv(path: Path, table: Table) -> None:
+def _write_csv(path: Path, table: ResultTable) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow(table.columns)
         out.writerows(
-            [f"{cell:.10g}" if isinstance(cell, float) else csv_cell(cell) for cell in row] for row in table.rows
+            [f"{cell:.10g}" if isinstance(cell, float) else escape_csv_cell(cell) for cell in row] for row in table.rows
         )
 
 
-def _parquet_writer() -> Callable[[Path, Table], None]:
-    arrow: Any = library("pyarrow", "--format parquet", "'eelgrid[parquet]', or take --format csv")
-    parquet: Any = library("pyarrow.parquet", "--format parquet", "'eelgrid[parquet]', or take --format csv")
+def _parquet_writer() -> Callable[[Path, ResultTable], None]:
+    arrow: Any = import_library("pyarrow", "--format parquet", "'eelgrid[parquet]', or take --format csv")
+    parquet: Any = import_library("pyarrow.parquet", "--format parquet", "'eelgrid[parquet]', or take --format csv")
 
-    def write(path: Path, table: Table) -> None:
+    def write(path: Path, table: ResultTable) -> None:
         columns = zip(*table.rows, strict=True) if table.rows else ((),) * len(table.columns)
         parquet.write_table(arrow.table(dict(zip(table.columns, map(list, columns), strict=True))), path)
 
     return write
 
 
-def writer(wanted: Format) -> Callable[[Path, Table], Path]:
+def table_writer(wanted: TableFormat) -> Callable[[Path, ResultTable], Path]:
     """What writes a table into a folder and gives the file; raises LibraryMissing, before any work is done."""
-    write = _write_csv if wanted is Format.CSV else _parquet_writer()
+    write = _write_csv if wanted is TableFormat.CSV else _parquet_writer()
 
-    def into(folder: Path, table: Table) -> Path:
+    def into(folder: Path, table: ResultTable) -> Path:
         path = folder / f"{table.name}.{wanted.value}"
         aside = path.with_suffix(".part")
         write(aside, table)

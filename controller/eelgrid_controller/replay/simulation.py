@@ -1,44 +1,156 @@
-"""One policy on a fleet while tasks come and go and nodes fail: a discrete event simulation.
+"""Discrete event simulation of a placement policy: arrivals, departures, failures and the queue.
 
-Owns what happens when: arrivals, departures, failures, the queue. Must not know
-how a place is chosen (eelgrid_kernels.fleet is asked), what energy costs, where
-a schedule came from or any clock but the trace's.
+The placer is a port (eelgrid_kernels.fleet_simulation implements it). All times are seconds of the trace's clock; the first
+arrival is the beginning. Failures of a node are an alternating renewal process with exponential times, drawn node by
+node from the raw words of PCG64, which numpy keeps the same in every version.
 
-Theory: events of one moment happen in this order: tasks leave, nodes return,
-nodes fail, waiting tasks are tried if anything changed, tasks arrive. A task is
-placed when it arrives if it fits anywhere; one that no node of the whole empty
-fleet could hold is refused; else it waits. What a failed node held goes back to
-its place in the queue and begins anew. The order of tries is that of
-eelgrid_controller.replay.waiting. A waiting class can only have come to fit on a
-node where something was released since it last failed, so that a round weighs
-these nodes and asks the policy only for classes that fit one of them: the same
-decisions as asking for all, at a fraction of the time.
+Events of one moment happen in this order: tasks leave, nodes return, nodes fail, waiting tasks are tried if anything
+changed, tasks arrive. A task is placed on arrival if it fits anywhere; one that no node of the empty fleet could hold
+is refused; else it waits. What a failed node held returns to its place in the queue and starts over.
 
-A node that is away draws nothing. Nothing that is still to come is looked at.
+The queue is ordered by priority, then arrival. A round of tries walks it and skips a class of tasks once one of it has
+failed, as the controller's core does; with a heap for each class the walk is a choice among the heads. A waiting
+class can only have come to fit on a node where something was released since it last failed, so a round examines
+these nodes and asks the policy only for classes that fit one of them: the same decisions at a fraction of the time.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_controller.replay.protocol import Fleet, Specs, Trace
-from eelgrid_controller.replay.schedule import Outage, Schedule
-from eelgrid_controller.replay.waiting import Waiting
+from eelgrid_controller.replay.csv_reader import TraceMalformed, TraceTooLarge
+from eelgrid_controller.replay.openb import TraceNode, TraceTask
+from eelgrid_controller.replay.openb_protocol import TaskSpecs, TraceArrays, TraceFleet
+from eelgrid_controller.replay.site_csv import FAILURES_MOST, FailureRow
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.packages import CORES_PER_PACKAGE, CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W, MILLI_PER_CORE
+from eelgrid_kernels.cpu_packages import CORES_PER_PACKAGE, CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W, MILLI_PER_CORE
 
-__all__ = ["FINISHED", "REFUSED", "RUNNING", "TO_COME", "WAITING", "Outcome", "Placer", "empty_node_w", "simulate"]
+_STREAM = 4  # after those of the protocol: what is drawn for one purpose changes no other
+
+
+class ArrivalSchedule(NamedTuple):
+    """Every task in order of arrival; tasks of one moment stay in the order of the trace."""
+
+    spec: Ints  # (T,) class of the task
+    arrival_s: Floats  # (T,) never falls
+    duration_s: Floats  # (T,) infinite for a task that never leaves
+    priority: Ints  # (T,) the higher is tried first when tasks wait
+
+    @property
+    def begin_s(self) -> float:
+        """The first arrival."""
+        return float(self.arrival_s[0])
+
+    @property
+    def end_s(self) -> float:
+        """When the last task would be gone if none ever waited; one that never leaves counts as its arrival."""
+        leaving = np.where(np.isfinite(self.duration_s), self.arrival_s + self.duration_s, self.arrival_s)
+        return float(leaving.max())
+
+
+class Outage(NamedTuple):
+    """A node is away, by its number."""
+
+    node: int
+    down_s: float
+    up_s: float  # infinite if it never returns
+
+
+def build_schedule(trace: TraceArrays, tasks: Sequence[TraceTask]) -> ArrivalSchedule:
+    """The tasks of which the trace was built; raises TraceMalformed if one has no arrival."""
+    timeless = next((task for task in tasks if task.arrival_s is None), None)
+    if timeless is not None:
+        remedy = "give a list with times, or take --mode arrivals"
+        raise TraceMalformed(f"trace {trace.name}, task {timeless.name}", "has no time of arrival", remedy)
+    spec = np.empty(len(tasks), np.int64)
+    spec[sorted(range(len(tasks)), key=lambda row: tasks[row].name)] = trace.task_spec
+    arrival_s = np.array([task.arrival_s for task in tasks], np.float64)
+    duration_s = np.array([math.inf if task.duration_s is None else task.duration_s for task in tasks], np.float64)
+    priority = np.array([task.priority for task in tasks], np.int64)
+    order = np.argsort(arrival_s, kind="stable")
+    return ArrivalSchedule(spec[order], arrival_s[order], duration_s[order], priority[order])
+
+
+def outages_from_rows(rows: Sequence[FailureRow], nodes: Sequence[TraceNode]) -> tuple[Outage, ...]:
+    """Failures by name as failures by number."""
+    number = {node.name: index for index, node in enumerate(nodes)}
+    return tuple(Outage(number[row.node], row.down_s, math.inf if row.up_s is None else row.up_s) for row in rows)
+
+
+def draw_outages(
+    nodes: int, begin_s: float, end_s: float, *, mtbf_s: float, mttr_s: float, seed: int
+) -> tuple[Outage, ...]:
+    """Failures that begin between two moments; mtbf_s is the mean time that a node is up, mttr_s that it is down."""
+    expected = nodes * (end_s - begin_s) / (mtbf_s + mttr_s)
+    if expected > FAILURES_MOST / 2:
+        problem = f"means about {expected:.0f} failures, more than this program takes"
+        raise TraceTooLarge(f"--mtbf {mtbf_s:g} s", problem, "take a longer time between failures, or fewer nodes")
+    bits = np.random.PCG64(np.random.SeedSequence((seed, _STREAM)))
+
+    def exponential_s(mean_s: float) -> float:
+        uniform = (float(int(bits.random_raw()) >> 11) + 0.5) * 2.0**-53
+        return -mean_s * math.log(uniform)
+
+    found: list[Outage] = []
+    for node in range(nodes):
+        down_s = begin_s + exponential_s(mtbf_s)
+        while down_s < end_s:
+            up_s = down_s + exponential_s(mttr_s)
+            found.append(Outage(node, down_s, up_s))
+            down_s = up_s + exponential_s(mtbf_s)
+    return tuple(found)
+
+
+class TaskQueue:
+    """The queue."""
+
+    __slots__ = ("_by_spec", "_count")
+
+    def __init__(self) -> None:
+        self._by_spec: dict[int, list[tuple[int, int]]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def specs(self) -> tuple[int, ...]:
+        """The classes of what waits."""
+        return tuple(self._by_spec)
+
+    def add(self, task: int, *, spec: int, priority: int) -> None:
+        """Begins to wait; a lower number came earlier."""
+        heappush(self._by_spec.setdefault(spec, []), (-priority, task))
+        self._count += 1
+
+    def first(self, specs: Iterable[int]) -> tuple[int, int] | None:
+        """The class and the task that is next among these classes."""
+        heads = ((self._by_spec[spec][0], spec) for spec in specs if spec in self._by_spec)
+        best = min(heads, default=None)
+        return None if best is None else (best[1], best[0][1])
+
+    def take(self, spec: int) -> None:
+        """The first of the class waits no more."""
+        heappop(self._by_spec[spec])
+        if not self._by_spec[spec]:
+            del self._by_spec[spec]
+        self._count -= 1
+
+    def tasks(self) -> tuple[int, ...]:
+        """All that wait, in the order of arrival."""
+        return tuple(sorted(task for heap in self._by_spec.values() for _, task in heap))
+
 
 TO_COME, REFUSED, WAITING, RUNNING, FINISHED = range(5)
 _LEAVES, _RETURNS, _FAILS = range(3)
 
 
-class Placer(Protocol):
-    """Who holds the fleet and chooses; eelgrid_kernels.fleet.Fleet is one."""
+class FleetPlacer(Protocol):
+    """Who holds the fleet and chooses; eelgrid_kernels.fleet_simulation.SimulatedFleet is one."""
 
     def place(self, spec: int, moment: int = 0) -> tuple[int, tuple[int, ...]]:
         """The node and GPUs of a task, or node -1."""
@@ -57,7 +169,7 @@ class Placer(Protocol):
         """Watts of all nodes."""
 
 
-class Outcome(NamedTuple):
+class SimulationOutcome(NamedTuple):
     """What became of every task, and the state after each moment at which something happened."""
 
     fate: NDArray[np.int8]  # (T,) TO_COME, REFUSED, WAITING, RUNNING or FINISHED at the end
@@ -77,7 +189,7 @@ class Outcome(NamedTuple):
     end_s: float
 
 
-def _ever(trace: Trace) -> NDArray[np.bool_]:
+def _ever(trace: TraceArrays) -> NDArray[np.bool_]:
     """(S,) whether some node could hold a task of the class if it were empty."""
     fleet, specs = trace.fleet, trace.specs
     columns = np.column_stack((fleet.cpu_milli, fleet.memory_mib, fleet.gpu_count, fleet.model))
@@ -87,7 +199,7 @@ def _ever(trace: Trace) -> NDArray[np.bool_]:
     return fits
 
 
-def _fitting(specs: Specs, cpu_milli: int, memory_mib: int, gpus: Ints, model: int) -> NDArray[np.bool_]:
+def _fitting(specs: TaskSpecs, cpu_milli: int, memory_mib: int, gpus: Ints, model: int) -> NDArray[np.bool_]:
     """(S,) whether what is free on a node holds a task of the class."""
     fits = (specs.cpu_milli <= cpu_milli) & (specs.memory_mib <= memory_mib)
     enough = (gpus[:, None] >= specs.gpu_milli).sum(axis=0) >= specs.gpu_count
@@ -95,7 +207,7 @@ def _fitting(specs: Specs, cpu_milli: int, memory_mib: int, gpus: Ints, model: i
     return np.asarray(fits & ((specs.gpu_count == 0) | (enough & allowed)))
 
 
-def empty_node_w(fleet: Fleet) -> Floats:
+def empty_node_w(fleet: TraceFleet) -> Floats:
     """(N,) watts of each node with nothing on it, as eelgrid_kernels counts them.
 
     The half core of an odd vCPU counts as working even then.
@@ -110,12 +222,12 @@ def empty_node_w(fleet: Fleet) -> Floats:
 class _Play:
     """The state of one simulation."""
 
-    def __init__(self, trace: Trace, schedule: Schedule, fleet: Placer) -> None:
+    def __init__(self, trace: TraceArrays, schedule: ArrivalSchedule, fleet: FleetPlacer) -> None:
         tasks = len(schedule.spec)
         self.trace, self.schedule, self.fleet, self.empty_w = trace, schedule, fleet, empty_node_w(trace.fleet)
         self.ever, self.demand = _ever(trace), trace.task_milli
         self.spec, self.duration_s = schedule.spec.tolist(), schedule.duration_s.tolist()
-        self.queue = Waiting()
+        self.queue = TaskQueue()
         self.events: list[tuple[float, int, int, int]] = []  # moment, kind, task or node, attempt
         self.held: dict[int, dict[int, tuple[int, ...]]] = {}  # by node: task and its GPUs
         self.where, self.since_s, self.attempt = [-1] * tasks, [0.0] * tasks, [0] * tasks
@@ -226,7 +338,9 @@ class _Play:
         self.rows.append((now_s, power_w, idle_w, self.allocated_milli, waiting, self.running, away))
 
 
-def simulate(trace: Trace, schedule: Schedule, fleet: Placer, outages: Sequence[Outage], end_s: float) -> Outcome:
+def simulate_policy(
+    trace: TraceArrays, schedule: ArrivalSchedule, fleet: FleetPlacer, outages: Sequence[Outage], end_s: float
+) -> SimulationOutcome:
     """Everything from the first arrival to end_s, that moment included, on an empty fleet."""
     play = _Play(trace, schedule, fleet)
     for outage in outages:
@@ -252,12 +366,12 @@ def simulate(trace: Trace, schedule: Schedule, fleet: Placer, outages: Sequence[
     return _outcome(play, end_s)
 
 
-def _outcome(play: _Play, end_s: float) -> Outcome:
+def _outcome(play: _Play, end_s: float) -> SimulationOutcome:
     for task in play.queue.tasks():
         play.waited_s[task] += end_s - play.since_s[task]
     moments, tasks, nodes = zip(*play.decided, strict=True) if play.decided else ((), (), ())
     time_s, power_w, idle_w, allocated, waiting, running, away = zip(*play.rows, strict=True)
-    return Outcome(
+    return SimulationOutcome(
         fate=play.fate,
         waited_s=play.waited_s,
         restarts=play.restarts,

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from eelgrid_controller.replay.csv_lines import Line, TraceMalformed, lines, unique
+from eelgrid_controller.replay.csv_reader import CsvLine, TraceMalformed, read_lines, require_unique
 from eelgrid_controller.replay.openb import (
     CPU_MILLI_MOST,
     GPUS_MOST,
@@ -20,25 +20,12 @@ from eelgrid_controller.replay.openb import (
     NODES_MOST,
     SECONDS_MOST,
     TASKS_MOST,
-    NodeRow,
-    TaskRow,
+    TraceNode,
+    TraceTask,
 )
-from eelgrid_controller.replay.protocol import GPU_WATTS
-from eelgrid_protos.catalogue import Catalogue
+from eelgrid_controller.replay.openb_protocol import GPU_WATTS
+from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE, MIB
-
-__all__ = [
-    "FAILURES_MOST",
-    "NODES",
-    "TARIFFS_MOST",
-    "TASKS",
-    "FailureRow",
-    "TariffRow",
-    "read_failures",
-    "read_nodes",
-    "read_tariffs",
-    "read_tasks",
-]  # fmt: skip
 
 NODES, TASKS = "nodes.csv", "tasks.csv"
 FAILURES_MOST, TARIFFS_MOST = 1_000_000, 1_000_000
@@ -69,18 +56,18 @@ class TariffRow(NamedTuple):
     carbon_g_per_kwh: float
 
 
-def read_nodes(path: Path, catalogue: Catalogue) -> tuple[NodeRow, ...]:
+def read_nodes(path: Path, catalogue: Catalogue) -> tuple[TraceNode, ...]:
     """The nodes, in the order of the file."""
-    records = unique(lines(path, _NODE_COLUMNS, NODES_MOST, others=_NODE_OTHERS), "name")
+    records = require_unique(read_lines(path, _NODE_COLUMNS, NODES_MOST, others=_NODE_OTHERS), "name")
     return tuple(_node(line, catalogue) for line in records)
 
 
-def read_tasks(path: Path) -> tuple[TaskRow, ...]:
+def read_tasks(path: Path) -> tuple[TraceTask, ...]:
     """The tasks, in the order of the file."""
-    return tuple(map(_task, unique(lines(path, _TASK_COLUMNS, TASKS_MOST, others=_TASK_OTHERS), "name")))
+    return tuple(map(_task, require_unique(read_lines(path, _TASK_COLUMNS, TASKS_MOST, others=_TASK_OTHERS), "name")))
 
 
-def _watts(line: Line, model: str, catalogue: Catalogue) -> tuple[float | None, float | None]:
+def _watts(line: CsvLine, model: str, catalogue: Catalogue) -> tuple[float | None, float | None]:
     """Idle and full watts of a GPU; None where the openb power model knows them."""
     if line.text("gpu_idle_w") or line.text("gpu_full_w"):
         idle_w, full_w = (line.decimal(column, _GPU_W_MOST) for column in _NODE_OTHERS)
@@ -97,12 +84,12 @@ def _watts(line: Line, model: str, catalogue: Catalogue) -> tuple[float | None, 
     return None, None
 
 
-def _node(line: Line, catalogue: Catalogue) -> NodeRow:
+def _node(line: CsvLine, catalogue: Catalogue) -> TraceNode:
     gpus, model = line.whole("gpus", GPUS_MOST), line.text("gpu_model")
     if bool(gpus) != bool(model):
         raise line.complain("gpu_model", f"is {model!r} with {gpus} GPUs", "name a model exactly where there are GPUs")
     idle_w, full_w = _watts(line, model, catalogue) if gpus else (None, None)
-    return NodeRow(
+    return TraceNode(
         name=line.name("name"),
         cpu_milli=line.whole("cpu_milli", CPU_MILLI_MOST),
         memory_bytes=line.whole("memory_mib", MEMORY_MIB_MOST) * MIB,
@@ -113,7 +100,7 @@ def _node(line: Line, catalogue: Catalogue) -> NodeRow:
     )
 
 
-def _share(line: Line, gpus: int) -> int:
+def _share(line: CsvLine, gpus: int) -> int:
     """Thousandths of each GPU."""
     if not line.text("gpu_share"):
         return GPU_MILLI_WHOLE if gpus else 0
@@ -127,7 +114,7 @@ def _share(line: Line, gpus: int) -> int:
     return share
 
 
-def _task(line: Line) -> TaskRow:
+def _task(line: CsvLine) -> TraceTask:
     gpus = line.whole("gpus", GPUS_MOST)
     cpu_milli, memory_mib = line.whole("cpu_milli", CPU_MILLI_MOST), line.whole("memory_mib", MEMORY_MIB_MOST)
     if not (cpu_milli or memory_mib or gpus):
@@ -135,7 +122,7 @@ def _task(line: Line) -> TaskRow:
     models = [model.strip() for model in line.text("gpu_models").split("|") if model.strip()]
     if models and not gpus:
         raise line.complain("gpu_models", f"names {models[0]} for a task without GPU", "empty it or set gpus")
-    return TaskRow(
+    return TraceTask(
         name=line.name("name"),
         cpu_milli=cpu_milli,
         memory_bytes=memory_mib * MIB,
@@ -148,11 +135,11 @@ def _task(line: Line) -> TaskRow:
     )
 
 
-def read_failures(path: Path, nodes: Iterable[NodeRow]) -> tuple[FailureRow, ...]:
+def read_failures(path: Path, nodes: Iterable[TraceNode]) -> tuple[FailureRow, ...]:
     """The failures by time; two of one node may not overlap."""
     known = {node.name for node in nodes}
-    rows: list[tuple[FailureRow, Line]] = []
-    for line in lines(path, _FAILURE_COLUMNS, FAILURES_MOST, others=()):
+    rows: list[tuple[FailureRow, CsvLine]] = []
+    for line in read_lines(path, _FAILURE_COLUMNS, FAILURES_MOST, others=()):
         name = line.name("node")
         if name not in known:
             raise line.complain("node", f"names {name!r}, which is no node of the trace", "write a node's name")
@@ -173,7 +160,7 @@ def read_failures(path: Path, nodes: Iterable[NodeRow]) -> tuple[FailureRow, ...
 def read_tariffs(path: Path, begin_s: float | None) -> tuple[TariffRow, ...]:
     """What energy costs, step by step; it must be there from begin_s on, unless that is None."""
     rows: list[TariffRow] = []
-    for line in lines(path, _TARIFF_COLUMNS, TARIFFS_MOST, others=()):
+    for line in read_lines(path, _TARIFF_COLUMNS, TARIFFS_MOST, others=()):
         from_s = line.decimal("from_s", SECONDS_MOST)
         if not rows and begin_s is not None and from_s > begin_s:
             remedy = f"begin at the trace's first arrival, {begin_s:g}, or before"

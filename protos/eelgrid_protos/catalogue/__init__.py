@@ -5,12 +5,20 @@ mig.json carries the kind of its source, and `Product.kinds` hands it on: a
 number of kind "assumed" is a prior, not a fact.
 """
 
-from eelgrid_protos.catalogue.errors import CatalogueError
-from eelgrid_protos.catalogue.loader import Catalogue, load, parse
-from eelgrid_protos.catalogue.mig import CiProfile, GiProfile, MigGeometry, gi_id, gi_span
-from eelgrid_protos.catalogue.product import PowerSensor, Product, SensorClass, model_name
+from eelgrid_protos.catalogue.loader import Catalogue, CatalogueError, load_catalogue, parse_catalogue
+from eelgrid_protos.catalogue.products import (
+    CiProfile,
+    GiProfile,
+    MigGeometry,
+    PowerSensor,
+    Product,
+    SensorClass,
+    gi_id,
+    gi_span,
+    model_name,
+)
 
 __all__ = [
     "Catalogue", "CatalogueError", "CiProfile", "GiProfile", "MigGeometry", "PowerSensor", "Product", "SensorClass",
-    "gi_id", "gi_span", "load", "model_name", "parse",
+    "gi_id", "gi_span", "load_catalogue", "model_name", "parse_catalogue",
 ]  # fmt: skip

@@ -1,7 +1,9 @@
-"""Reading the catalogue's files: from JSON to frozen values, every rule checked on the way.
+"""Catalogue loader: parses and validates the JSON files of products and MIG geometry.
 
-`parse` is pure and takes the two documents; `load` finds the packaged files.
+`parse_catalogue` is pure and takes the two documents; `load_catalogue` finds the packaged files.
 It owns the file format and nothing else.
+
+CatalogueError               a catalogue file breaks a rule: whoever edited it is at fault
 """
 
 import json
@@ -13,12 +15,22 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from eelgrid_protos.catalogue.errors import CatalogueError
-from eelgrid_protos.catalogue.mig import CiProfile, GiProfile, MigGeometry
-from eelgrid_protos.catalogue.product import PowerSensor, Product, SensorClass, model_name, plain_name
+from eelgrid_protos.catalogue.products import (
+    CiProfile,
+    GiProfile,
+    MigGeometry,
+    PowerSensor,
+    Product,
+    SensorClass,
+    model_name,
+    plain_name,
+)
 from eelgrid_protos.quantities import MIB
 
-__all__ = ["Catalogue", "load", "parse"]
+
+class CatalogueError(ValueError):
+    """A catalogue file breaks a rule; the message names the place and the remedy."""
+
 
 _Item = TypeVar("_Item", Product, MigGeometry)
 
@@ -47,14 +59,14 @@ class Catalogue:
 
 
 @cache
-def load() -> Catalogue:
+def load_catalogue() -> Catalogue:
     """The packaged catalogue."""
     files = resources.files("eelgrid_protos.catalogue")
     products, mig = (json.loads(files.joinpath(name).read_text("utf-8")) for name in ("products.json", "mig.json"))
-    return parse(products, mig)
+    return parse_catalogue(products, mig)
 
 
-def parse(products: Mapping[str, Any], mig: Mapping[str, Any]) -> Catalogue:
+def parse_catalogue(products: Mapping[str, Any], mig: Mapping[str, Any]) -> Catalogue:
     """The catalogue in these documents; raises CatalogueError."""
     for name, document in (("products", products), ("mig", mig)):
         if document.get("format") != _FORMAT:

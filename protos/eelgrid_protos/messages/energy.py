@@ -9,31 +9,18 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.open_enum import OpenEnum
-from eelgrid_protos.quantities import Identifier, Joules, Label, Many, Nanoseconds, Seconds, Sentence, Uint32, Uint64
-
-__all__ = [
-    "WINDOW_OWNERS_MOST",
-    "WINDOW_SHARES_MOST",
-    "AnomalyKind",
-    "AttributionConfidence",
-    "AttributionMethod",
-    "DeviceEnergy",
-    "EnergyAcknowledgement",
-    "EnergyAnomaly",
-    "EnergyEstimate",
-    "EnergyMethod",
-    "EnergyOwner",
-    "EnergyPart",
-    "EnergyStatus",
-    "EnergyWindow",
-    "OwnedEnergy",
-    "OwnerKind",
-    "UnownedEnergy",
-    "UnownedReason",
-    "WindowDevice",
-    "WindowShare",
-]  # fmt: skip
+from eelgrid_protos.quantities import (
+    Identifier,
+    Joules,
+    Label,
+    Many,
+    Nanoseconds,
+    OpenEnum,
+    Seconds,
+    Sentence,
+    Uint32,
+    Uint64,
+)
 
 # One row for each reason, and room for those of newer versions.
 _UNOWNED_MOST = 16

@@ -1,28 +1,11 @@
-"""The energy ledger's question and answer: frozen values, mirrored by ledger.proto."""
+"""Messages of the energy ledger: queries, reports, exporters and spending status."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from eelgrid_protos.quantities import Identifier, Label, Many, Nanoseconds, Range, Sentence, Text, Uint32, Uint64
-
-__all__ = [
-    "ConfirmEnergyExportRequest",
-    "ConfirmEnergyExportResponse",
-    "EnergyExporter",
-    "EnergyGroup",
-    "EnergyGrouping",
-    "EnergySpent",
-    "EnergyWork",
-    "ListEnergyExportersRequest",
-    "ListEnergyExportersResponse",
-    "QueryEnergyReportRequest",
-    "QueryEnergyReportResponse",
-    "QueryEnergyRequest",
-    "QueryEnergyResponse",
-    "RemoveEnergyExporterRequest",
-    "RemoveEnergyExporterResponse",
-]
+from eelgrid_protos.messages.policy import SPENDING_LIMITS_MOST, SpendingLimit
+from eelgrid_protos.quantities import Count, Identifier, Label, Many, Nanoseconds, Range, Sentence, Text, Uint32, Uint64
 
 _ROWS_MOST = 10_000
 _QUESTIONS_MOST = 8
@@ -173,3 +156,33 @@ class RemoveEnergyExporterRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveEnergyExporterResponse:
     """It is gone."""
+
+
+_Spent = Annotated[float, Range(0.0, 1e24)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpendingStatus:
+    """A limit and what is spent of it in the period under way; None is not known."""
+
+    limit: SpendingLimit
+    begin_ns: Nanoseconds
+    end_ns: Nanoseconds
+    spent: _Spent | None = None
+    forecast: _Spent | None = None
+    over_since_ns: Nanoseconds = 0
+    waiting: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListSpendingRequest:
+    """All limits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListSpendingResponse:
+    """In the policy's order."""
+
+    limits: Annotated[tuple[SpendingStatus, ...], Many(SPENDING_LIMITS_MOST)] = ()
+    currency: Annotated[str, Text(8)] = ""
+    utc_offset_minutes: Annotated[int, Range(-24 * 60, 24 * 60, "minutes")] = 0

@@ -6,7 +6,6 @@ from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.workload import Candidate, GpuModel, Placement
-from eelgrid_protos.open_enum import OpenEnum
 from eelgrid_protos.quantities import (
     CostWatts,
     Count,
@@ -15,29 +14,12 @@ from eelgrid_protos.quantities import (
     Identifier,
     Label,
     Many,
+    OpenEnum,
     Range,
     Ratio,
     Uint32,
     Uint64,
 )
-
-__all__ = [
-    "HORIZON_S",
-    "MOVES_MOST",
-    "MOVES_RATIO",
-    "RESTART_S",
-    "ApplyMovesRequest",
-    "ApplyMovesResponse",
-    "ClassFit",
-    "GoalWeights",
-    "Move",
-    "MoveGoal",
-    "RecommendMovesRequest",
-    "RecommendMovesResponse",
-    "Recommendation",
-    "ReplicaMove",
-    "Standing",
-]  # fmt: skip
 
 # What a request means that leaves them out. A minute is a model's weights read anew, or a checkpoint; an hour is
 # about the least that a task of the public traces still runs once it has run for a while.

@@ -6,8 +6,7 @@ from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.reading import GPUS_PER_NODE_MOST, INSTANCES_PER_GPU_MOST
-from eelgrid_protos.open_enum import OpenEnum
-from eelgrid_protos.quantities import (
+from eelgrid_protos.quantities import (  # fmt: skip
     BoardWatts,
     Bytes,
     Count,
@@ -18,15 +17,11 @@ from eelgrid_protos.quantities import (
     MigProfile,
     Name,
     Nanoseconds,
+    OpenEnum,
     OptionalIdentifier,
     Sentence,
     Uint32,
-)  # fmt: skip
-
-__all__ = [
-    "TOPOLOGY_PARTS_MOST", "AccessLevel", "ComputeInstance", "Gpu", "GpuInstance", "GpuLink", "Inventory", "NodeEvent",
-    "NodeEventKind",
-]  # fmt: skip
+)
 
 
 class AccessLevel(OpenEnum):

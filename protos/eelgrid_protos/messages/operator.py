@@ -7,8 +7,7 @@ from eelgrid_protos.messages.node import Gpu, Inventory
 from eelgrid_protos.messages.plan import NodePlan, PlanApplied
 from eelgrid_protos.messages.policy import Policy
 from eelgrid_protos.messages.workload import Explanation, Workload, WorkloadPhase, WorkloadSpec
-from eelgrid_protos.open_enum import OpenEnum
-from eelgrid_protos.quantities import (
+from eelgrid_protos.quantities import (  # fmt: skip
     Bytes,
     Celsius,
     ClusterWatts,
@@ -21,6 +20,7 @@ from eelgrid_protos.quantities import (
     Milli,
     Name,
     Nanoseconds,
+    OpenEnum,
     OptionalIdentifier,
     PageToken,
     Range,
@@ -30,19 +30,7 @@ from eelgrid_protos.quantities import (
     Uint32,
     Uint64,
     Watts,
-)  # fmt: skip
-
-__all__ = [
-    "PAGE_SIZE_DEFAULT", "PAGE_SIZE_MOST", "UNKNOWN_WORKLOADS_MOST",
-    "CancelWorkloadRequest", "CancelWorkloadResponse", "ExplainWorkloadRequest", "ExplainWorkloadResponse",
-    "GetPolicyRequest", "GetPolicyResponse", "GetSummaryRequest", "GetSummaryResponse", "GetWorkloadRequest",
-    "GetWorkloadResponse", "GpuStatus", "ListGpusRequest", "ListGpusResponse", "ListNodesRequest",
-    "ListNodesResponse", "ListPlansRequest", "ListPlansResponse", "ListWorkloadsRequest", "ListWorkloadsResponse",
-    "ModelSummary", "Node", "NodeState", "PlanStatus", "ReasonCount", "ReconcileNodeRequest", "ReconcileNodeResponse",
-    "RemoveNodeRequest", "RemoveNodeResponse", "SubmitWorkloadRequest", "SubmitWorkloadResponse", "Summary",
-    "UpdatePolicyRequest", "UpdatePolicyResponse", "WatchSummaryRequest",
-    "WatchSummaryResponse", "WatchWorkloadsRequest", "WatchWorkloadsResponse",
-]  # fmt: skip
+)
 
 PAGE_SIZE_DEFAULT = 100
 PAGE_SIZE_MOST = 1000

@@ -6,12 +6,6 @@ from typing import Annotated
 from eelgrid_protos.messages.plan import GpuLayout, Slice
 from eelgrid_protos.quantities import Count, Identifier, Label, Many, Name, PageToken, Range, Sentence, Uint32, Uint64
 
-__all__ = [
-    "ApplyPartitionsRequest", "ApplyPartitionsResponse", "ListPartitionsRequest", "ListPartitionsResponse",
-    "PartitionRecommendation", "PartitionStatus", "PartitionedGpu", "PartitionedService",
-    "RecommendPartitionsRequest", "RecommendPartitionsResponse", "Resident",
-]  # fmt: skip
-
 Gpus = Annotated[float, Range(0.0, 1e9)]
 GpuSeconds = Annotated[float, Range(-1e15, 1e15)]
 RateHz = Annotated[float, Range(0.0, 1e12, "Hz")]

@@ -6,8 +6,7 @@ from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.reading import INSTANCES_PER_GPU_MOST
-from eelgrid_protos.open_enum import OpenEnum
-from eelgrid_protos.quantities import (
+from eelgrid_protos.quantities import (  # fmt: skip
     GPU_MILLI_WHOLE,
     Bytes,
     Count,
@@ -19,6 +18,7 @@ from eelgrid_protos.quantities import (
     Megahertz,
     MigProfile,
     Name,
+    OpenEnum,
     Range,
     RequiredMigProfile,
     Seconds,
@@ -26,12 +26,7 @@ from eelgrid_protos.quantities import (
     Uint32,
     Uint64,
     Watts,
-)  # fmt: skip
-
-__all__ = [
-    "ApplyResult", "ApplyStatus", "Assignment", "GpuLayout", "GpuSetting", "NodePlan", "PlanApplied", "Slice",
-    "WantedInstance",
-]  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,25 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.open_enum import OpenEnum
-from eelgrid_protos.quantities import Label, Many, Name, Range, Ratio, Text, Uint64
-
-__all__ = [
-    "OBJECTIVES",
-    "SPENDING_LIMITS_MOST",
-    "BudgetScope",
-    "EnergyPrices",
-    "EnforcementMode",
-    "Policy",
-    "PoolMode",
-    "PowerBudget",
-    "PricePeriod",
-    "SpendingLimit",
-    "SpendingPeriod",
-    "SpendingQuantity",
-    "SpendingScope",
-    "Weights",
-]  # fmt: skip
+from eelgrid_protos.quantities import Label, Many, Name, OpenEnum, Range, Ratio, Text, Uint64
 
 SPENDING_LIMITS_MOST = 256
 

@@ -6,12 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.open_enum import OpenEnum
-from eelgrid_protos.quantities import Label, Many, Nanoseconds, Range, RequiredLabel, Seconds, Text
-
-__all__ = [
-    "LatencyMetric", "LatencyObjective", "MetricsServer", "MetricsSource", "ServicePromise", "TrainingPromise",
-]  # fmt: skip
+from eelgrid_protos.quantities import Label, Many, Nanoseconds, OpenEnum, Range, RequiredLabel, Seconds, Text
 
 RateHz = Annotated[float, Range(0.0, 1e9, "Hz")]
 _URL = re.compile(r"(https?://[^\s\x00-\x1f]+)?")

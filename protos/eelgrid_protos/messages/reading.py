@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.open_enum import OpenEnum
-from eelgrid_protos.quantities import BOARD_POWER_MOST_W, Many, Nanoseconds, Range, Uint32, Uint64
-
-__all__ = [
-    "GPUS_PER_NODE_MOST", "INSTANCES_PER_GPU_MOST", "READING_RANGES", "TICKS_PER_BATCH_MOST",
-    "Absence", "AbsenceReason", "Column", "Reading", "SampleBatch",
-]  # fmt: skip
+from eelgrid_protos.quantities import BOARD_POWER_MOST_W, Many, Nanoseconds, OpenEnum, Range, Uint32, Uint64
 
 GPUS_PER_NODE_MOST = 64
 INSTANCES_PER_GPU_MOST = 16

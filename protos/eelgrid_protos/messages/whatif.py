@@ -7,8 +7,7 @@ from typing import Annotated
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.policy import OBJECTIVES, Weights
 from eelgrid_protos.messages.workload import Candidate, GpuModel, WorkloadSpec
-from eelgrid_protos.open_enum import OpenEnum
-from eelgrid_protos.quantities import (
+from eelgrid_protos.quantities import (  # fmt: skip
     Bytes,
     ClusterWatts,
     Count,
@@ -20,6 +19,7 @@ from eelgrid_protos.quantities import (
     Milli,
     Name,
     Nanoseconds,
+    OpenEnum,
     Range,
     Ratio,
     Seconds,
@@ -27,40 +27,7 @@ from eelgrid_protos.quantities import (
     Text,
     Uint32,
     Uint64,
-)  # fmt: skip
-
-__all__ = [
-    "CHANGES_MOST",
-    "COPIES_MOST",
-    "DIFFERENCES_MOST",
-    "IMAGINED_NODES_MOST",
-    "AddNodes",
-    "CancelWorkloads",
-    "ClassRoom",
-    "ClusterFigures",
-    "DrainNodes",
-    "ExportDecisionRequest",
-    "ExportDecisionResponse",
-    "GetShadowRequest",
-    "GetShadowResponse",
-    "ImaginedOutcome",
-    "NodeShape",
-    "OutcomeCount",
-    "PlaceAnew",
-    "PlanCapacityRequest",
-    "PlanCapacityResponse",
-    "SetWeights",
-    "ShadowReport",
-    "StartShadowRequest",
-    "StartShadowResponse",
-    "StopShadowRequest",
-    "StopShadowResponse",
-    "SubmitCopies",
-    "WhatIfChange",
-    "WhatIfRequest",
-    "WhatIfResponse",
-    "WorkloadDifference",
-]  # fmt: skip
+)
 
 CHANGES_MOST = 64
 # Nodes and copies of one change; whatif.py bounds their sum.

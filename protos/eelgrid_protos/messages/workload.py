@@ -7,8 +7,7 @@ from typing import Annotated
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.plan import Slice
 from eelgrid_protos.messages.promise import ServicePromise, TrainingPromise
-from eelgrid_protos.open_enum import OpenEnum
-from eelgrid_protos.quantities import (
+from eelgrid_protos.quantities import (  # fmt: skip
     GPU_MILLI_WHOLE,
     Bytes,
     CostWatts,
@@ -20,17 +19,13 @@ from eelgrid_protos.quantities import (
     Many,
     Name,
     Nanoseconds,
+    OpenEnum,
     Range,
     RequiredLabel,
     Sentence,
     Uint64,
     Watts,
-)  # fmt: skip
-
-__all__ = [
-    "Candidate", "CostTerm", "Explanation", "Locality", "Mobility", "Placement", "Removal", "ReplicaExplanation",
-    "ResourceRequest", "Workload", "WorkloadKind", "WorkloadPhase", "WorkloadSpec",
-]  # fmt: skip
+)
 
 GpuModel = RequiredLabel
 Priority = Annotated[int, Range(-1_000_000, 1_000_000)]

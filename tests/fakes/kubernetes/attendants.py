@@ -1,6 +1,6 @@
 """Small controllers beside the workloads: budgets are judged, claims are made from their templates."""
 
-from eelgrid_controller.adapters.kubernetes.resources import (
+from eelgrid_controller.engines.kubernetes.api.port import (
     POD_DISRUPTION_BUDGETS,
     PODS,
     RESOURCE_CLAIM_TEMPLATES,

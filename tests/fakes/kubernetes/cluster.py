@@ -7,9 +7,8 @@ async with FakeCluster() as fake:
 
 import contextlib
 
-from eelgrid_controller.adapters.kubernetes.client import HttpCluster
-from eelgrid_controller.adapters.kubernetes.exchange import Bounds
-from eelgrid_controller.adapters.kubernetes.kubeconfig import Access as ClientAccess
+from eelgrid_controller.engines.kubernetes.api.client import HttpClusterClient, RequestLimits
+from eelgrid_controller.engines.kubernetes.api.kubeconfig import ClusterAccess as ClientAccess
 from tests.fakes.kubernetes import kinds, server
 from tests.fakes.kubernetes.access import ALL, Access
 from tests.fakes.kubernetes.api import Api
@@ -78,7 +77,7 @@ class FakeCluster:
 
     def client(self, token="admin", *, bounds=None, agent="eelgrid-test"):
         """The real adapter, speaking with this fake; closed with it."""
-        made = HttpCluster(self.client_access(token), bounds=bounds or Bounds(), agent=agent)
+        made = HttpClusterClient(self.client_access(token), bounds=bounds or RequestLimits(), agent=agent)
         self._clients.append(made)
         return made
 

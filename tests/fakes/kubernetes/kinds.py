@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from eelgrid_controller.adapters.kubernetes import resources
+from eelgrid_controller.engines.kubernetes.api import port
 
 VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 
@@ -43,35 +43,35 @@ def of(resource, *, versions=(), **how):
 
 _NO_STATUS = {"has_status": False, "has_generation": False}
 BUILT_IN = (
-    of(resources.PODS, parts=("binding", "eviction", "resize")),
-    of(resources.NODES, has_generation=False),
-    of(resources.NAMESPACES, has_generation=False),
-    of(resources.CONFIG_MAPS, **_NO_STATUS),
-    of(resources.PERSISTENT_VOLUME_CLAIMS, has_generation=False),
-    of(resources.PERSISTENT_VOLUMES, has_generation=False),
-    of(resources.STORAGE_CLASSES, **_NO_STATUS),
-    of(resources.SERVICES, has_generation=False),
-    of(resources.EVENTS, **_NO_STATUS),
-    of(resources.LEASES, **_NO_STATUS, needs_version=True),
-    of(resources.DEPLOYMENTS, parts=("scale",)),
-    of(resources.REPLICA_SETS, parts=("scale",)),
-    of(resources.STATEFUL_SETS, parts=("scale",)),
-    of(resources.DAEMON_SETS),
-    of(resources.JOBS),
-    of(resources.HORIZONTAL_POD_AUTOSCALERS),
-    of(resources.POD_DISRUPTION_BUDGETS),
-    of(resources.PRIORITY_CLASSES, has_status=False),
-    of(resources.RESOURCE_CLAIMS, has_generation=False),
-    of(resources.RESOURCE_CLAIM_TEMPLATES, **_NO_STATUS),
-    of(resources.RESOURCE_SLICES, has_status=False),
-    of(resources.DEVICE_CLASSES, has_status=False),
-    of(resources.MUTATING_ADMISSION_POLICIES, has_status=False, versions=("v1", "v1beta1")),
-    of(resources.MUTATING_ADMISSION_POLICY_BINDINGS, has_status=False, versions=("v1", "v1beta1")),
-    of(resources.MUTATING_WEBHOOK_CONFIGURATIONS, has_status=False),
-    of(resources.CUSTOM_RESOURCE_DEFINITIONS, is_custom=False),
+    of(port.PODS, parts=("binding", "eviction", "resize")),
+    of(port.NODES, has_generation=False),
+    of(port.NAMESPACES, has_generation=False),
+    of(port.CONFIG_MAPS, **_NO_STATUS),
+    of(port.PERSISTENT_VOLUME_CLAIMS, has_generation=False),
+    of(port.PERSISTENT_VOLUMES, has_generation=False),
+    of(port.STORAGE_CLASSES, **_NO_STATUS),
+    of(port.SERVICES, has_generation=False),
+    of(port.EVENTS, **_NO_STATUS),
+    of(port.LEASES, **_NO_STATUS, needs_version=True),
+    of(port.DEPLOYMENTS, parts=("scale",)),
+    of(port.REPLICA_SETS, parts=("scale",)),
+    of(port.STATEFUL_SETS, parts=("scale",)),
+    of(port.DAEMON_SETS),
+    of(port.JOBS),
+    of(port.HORIZONTAL_POD_AUTOSCALERS),
+    of(port.POD_DISRUPTION_BUDGETS),
+    of(port.PRIORITY_CLASSES, has_status=False),
+    of(port.RESOURCE_CLAIMS, has_generation=False),
+    of(port.RESOURCE_CLAIM_TEMPLATES, **_NO_STATUS),
+    of(port.RESOURCE_SLICES, has_status=False),
+    of(port.DEVICE_CLASSES, has_status=False),
+    of(port.MUTATING_ADMISSION_POLICIES, has_status=False, versions=("v1", "v1beta1")),
+    of(port.MUTATING_ADMISSION_POLICY_BINDINGS, has_status=False, versions=("v1", "v1beta1")),
+    of(port.MUTATING_WEBHOOK_CONFIGURATIONS, has_status=False),
+    of(port.CUSTOM_RESOURCE_DEFINITIONS, is_custom=False),
 )
 # Served only where somebody turned it on.
-OPTIONAL = {"podgroups": of(resources.POD_GROUPS)}
+OPTIONAL = {"podgroups": of(port.POD_GROUPS)}
 
 
 def custom(definition):

@@ -2,7 +2,7 @@
 
 import time
 
-from eelgrid_controller.adapters.kubernetes.resources import PODS
+from eelgrid_controller.engines.kubernetes.api.port import PODS
 from tests.fakes.kubernetes.parts import Part
 from tests.fakes.kubernetes.pods import condition
 from tests.fakes.kubernetes.store import copied

@@ -6,7 +6,7 @@ PodGroup, and what `relations.py` has: topology spread, pod affinity, volumes. D
 preemption, nor how to allocate a claim or provision a volume.
 """
 
-from eelgrid_controller.adapters.kubernetes.resources import (
+from eelgrid_controller.engines.kubernetes.api.port import (
     NAMESPACES,
     NODES,
     PERSISTENT_VOLUME_CLAIMS,

@@ -6,7 +6,7 @@ what it owns, has changed. No surge and no ordering beyond what a test of Eelgri
 
 import zlib
 
-from eelgrid_controller.adapters.kubernetes.resources import DEPLOYMENTS, JOBS, PODS, REPLICA_SETS, STATEFUL_SETS
+from eelgrid_controller.engines.kubernetes.api.port import DEPLOYMENTS, JOBS, PODS, REPLICA_SETS, STATEFUL_SETS
 from tests.fakes.kubernetes.parts import Part
 from tests.fakes.kubernetes.pods import condition
 from tests.fakes.kubernetes.store import copied, encode

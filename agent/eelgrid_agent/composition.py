@@ -1,0 +1,387 @@
+"""Composition of the agent: the nodes that one process hosts, real or simulated.
+
+Wires drivers, the state directory, the guard, enforcement and energy attribution to nodes. Contains no decisions.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eelgrid_agent.devices.host import MachineHost, SimulatedHost
+from eelgrid_agent.devices.nvml.control import NvmlControl
+from eelgrid_agent.devices.nvml.device import NvmlDevice
+from eelgrid_agent.devices.port import CallLatencies, ControlPort, DevicePort
+from eelgrid_agent.devices.process.remote_device import RemoteDevice
+from eelgrid_agent.energy.anomalies import AnomalyDetector
+from eelgrid_agent.energy.node_energy import AttributionSources, NodeEnergy
+from eelgrid_agent.energy.process_owners import ContainerNameIndex, ProcessOwnerResolver
+from eelgrid_agent.energy.window_file import WindowFile, write_periodically
+from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
+from eelgrid_agent.enforce.guard.events import DeviceRecord, DriverOrigin
+from eelgrid_agent.enforce.guard.plan import Guard
+from eelgrid_agent.enforce.mig.host import (
+    LAYOUTS_FILE,
+    CapabilityNodes,
+    find_reset_obstacle,
+    make_boot_key,
+    read_machine,
+)
+from eelgrid_agent.enforce.mig.journal import (
+    FileMigJournal as LayoutFileJournal,
+)
+from eelgrid_agent.enforce.mig.journal import (
+    MemoryMigJournal as LayoutMemoryJournal,
+)
+from eelgrid_agent.enforce.mig.journal import (
+    MigJournal as LayoutJournal,
+)
+from eelgrid_agent.enforce.mig.mig_service import MigService
+from eelgrid_agent.enforce.power.executor import PowerExecutor, read_driver_origin
+from eelgrid_agent.enforce.power.journal import FilePowerJournal, MemoryPowerJournal, PowerJournal, PowerJournalError
+from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy
+from eelgrid_agent.kubelet.pod_resources import AllocationReporter, PodResourcesClient
+from eelgrid_agent.metrics.collector import TimedDevice
+from eelgrid_agent.node.config import ENERGY_WINDOW_S, AgentConfig
+from eelgrid_agent.node.enforcement_loop import (
+    BudgetNotEnforceable,
+    Enforcement,
+    InlineEnforcementLoop,
+    NodeEnforcementLoop,
+    check_budget_reach,
+)
+from eelgrid_agent.node.engine import NoEngine, SimulatedEngine
+from eelgrid_agent.node.inventory import DeviceSurvey, NodeIdentity, SequentialReader, survey_devices
+from eelgrid_agent.node.loop import DriverThread, MachineLoop, SimulatedNodesLoop
+from eelgrid_agent.node.node import AgentClock, AgentNode
+from eelgrid_agent.simulation import nvml_library
+from eelgrid_agent.simulation.fault_file import FaultFile
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.spec import FleetFileError, GpuLoad, NodeSpec, load_fleet
+from eelgrid_agent.state_files import StateDirectoryError, default_state_directory, lock_state_directory
+from eelgrid_protos import __version__, catalogue
+from eelgrid_protos.catalogue.loader import load_catalogue
+
+# Ends the stream of a node whose batches nobody acknowledges.
+DropStream = Callable[[AgentNode], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostedNodes:
+    """`work` runs until it is cancelled, and puts back then what it changed; `worker` is the driver's child process."""
+
+    nodes: tuple[AgentNode, ...]
+    work: Callable[[DropStream], tuple[Awaitable[None], ...]]
+    close: Callable[[], None]
+    worker: RemoteDevice | None = None
+    # Seconds in the driver by call, where calls are timed; and of the newest look of each kind.
+    calls: CallLatencies | None = None
+    collection_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedAgent:
+    """One simulated node and what carries out its guard's orders."""
+
+    node: AgentNode
+    enforcement: Enforcement
+    layouts: MigService
+
+
+def build_simulated_node(
+    simulation: SimulatedNode, device: DevicePort, *, spec: NodeSpec, clock: AgentClock, draw_incarnation: Callable[[], int],
+    control: ControlPort, ticks_most: int, send_phase: float, local: LocalPolicy | None = None, has_control: bool = True,
+    energy: NodeEnergy | None = None, energy_window_s: float = ENERGY_WINDOW_S,
+) -> "SimulatedAgent":  # fmt: skip
+    """A node whose work is load on simulated GPUs; `device` and `control` are how these are read and changed.
+
+    Its journals are in memory, since its devices end with the process.
+    """
+    first = survey_devices(device)
+    engine = SimulatedEngine(
+        (gpu.identity for gpu in simulation.devices),
+        lambda uuid, ratio, memory_bytes: simulation.set_load(
+            uuid, GpuLoad(utilization_ratio=ratio, memory_bytes=memory_bytes)
+        ),
+    )
+    identity = NodeIdentity(
+        node_name=spec.node_name,
+        agent_version=__version__,
+        pool=spec.pool,
+        labels=spec.labels,
+        simulated=True,
+        topology=spec.topology,
+    )
+    host = SimulatedHost(
+        cpu_milli=spec.cpu_milli, memory_bytes=spec.memory_bytes, load=engine.host_load, monotonic_ns=clock.monotonic_ns
+    )
+    guard = Guard(spec.node_name, has_control=has_control, local=local, limits=GuardLimits().hurried(spec.hurry))
+    node = AgentNode(
+        identity, host=host, engine=engine, clock=clock, draw_incarnation=draw_incarnation, ticks_most=ticks_most,
+        first=first, send_phase=send_phase, guard=guard, energy=energy,
+        outbox=EnergyOutbox(
+            OutboxState(incarnation=draw_incarnation()), by_plan=energy is None, length_s=energy_window_s, phase=send_phase
+        ),
+    )  # fmt: skip
+    enforcer = PowerExecutor(control, MemoryPowerJournal(), origin=lambda: DriverOrigin(boot_id=host.boot_id))
+    layouts = MigService(
+        device, control, LayoutMemoryJournal(), boot_id=lambda: host.boot_id or "simulated", sleep=lambda _: None,
+        monotonic_s=lambda: clock.monotonic_ns() / 1e9, wall_ns=clock.wall_ns,
+    )  # fmt: skip
+    enforcement = Enforcement(node, enforcer, looking=SequentialReader(device), clock=clock)
+    return SimulatedAgent(node=node, enforcement=enforcement, layouts=layouts)
+
+
+def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Callable[[], int]) -> HostedNodes:
+    """The nodes of the fleet file: one goes through the NVML binding, several through the device port.
+
+    Raises FleetFileError, SpecError and NotEnforceable.
+    """
+    assert config.simulate is not None
+    specs = load_fleet(config.simulate)
+    if not specs:
+        raise FleetFileError(f"{config.simulate}: nodes: is empty; describe one node at least")
+    budget_w = config.power_budget_w
+    local = LocalPolicy(power_budget_w=budget_w, enforce=budget_w is not None)
+    agents: list[SimulatedAgent] = []
+    simulations: list[SimulatedNode] = []
+    devices: list[DevicePort] = []
+    calls = CallLatencies()
+    for index, spec in enumerate(specs):
+        simulation = SimulatedNode(spec, monotonic_ns=clock.monotonic_ns, seed=config.seed)
+        simulations.append(simulation)
+        device, control = _ports(simulation, alone=len(specs) == 1)
+        if len(specs) == 1:
+            device = TimedDevice(device, calls, monotonic_ns=clock.monotonic_ns)
+        devices.append(device)
+        agents.append(
+            build_simulated_node(
+                simulation, device, spec=spec, clock=clock, draw_incarnation=incarnation, control=control,
+                ticks_most=config.ticks_most(len(specs)), send_phase=index / len(specs), local=local,
+                has_control=not config.observe_only,
+                energy=_energy(spec.hurry) if len(specs) == 1 else None,
+                energy_window_s=config.energy_window_s,
+            )
+        )  # fmt: skip
+        check_budget_reach(budget_w, spec.node_name, agents[-1].node.inventory.gpus)
+    pairs = tuple((agent.node, device) for agent, device in zip(agents, devices, strict=True))
+    kept = tuple((agent.enforcement, agent.node, agent.layouts) for agent in agents)
+
+    def close() -> None:
+        for device in reversed(devices):
+            device.close()
+
+    followed = () if config.faults is None else (FaultFile(config.faults, simulations),)
+
+    def work(drop: DropStream) -> tuple[Awaitable[None], ...]:
+        wheel, keeper = SimulatedNodesLoop(pairs, clock=clock, stalled=drop), InlineEnforcementLoop(kept, clock=clock)
+        return wheel.run(), keeper.run(), *(faults.follow() for faults in followed)
+
+    return HostedNodes(nodes=tuple(agent.node for agent in agents), work=work, close=close, calls=calls)
+
+
+def _energy(hurry: float) -> NodeEnergy:
+    """Of a node whose process ids are not this machine's: nobody is looked up."""
+    return NodeEnergy(catalogue.load_catalogue(), AttributionSources(), watch=AnomalyDetector(hurry=hurry))
+
+
+def _ports(simulation: SimulatedNode, *, alone: bool) -> tuple[DevicePort, ControlPort]:
+    """How a simulated node is asked; the binding has room for one."""
+    if not alone:
+        return simulation, simulation
+    nvml_library.install_library(simulation)
+    device = NvmlDevice()
+    return device, NvmlControl(device)
+
+
+if TYPE_CHECKING:
+    from eelgrid_agent.kubelet.dra_driver import DraDriver
+
+
+_LOG = logging.getLogger("eelgrid.agent")
+# A driver that does not answer at the start must not keep the node from reporting itself.
+FIRST_SURVEY_S = 10.0
+_FACTORIES = {"nvidia": "nvml", "amd": "amd"}
+_SETTINGS_FILE = "settings.json"
+_ENERGY_FILE = "energy.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Memory:
+    """What outlives the agent: its journals, and what the run before left changed; `problem` says why not."""
+
+    settings: PowerJournal
+    layouts: LayoutJournal
+    records: tuple[DeviceRecord, ...] = ()
+    directory: Path | None = None
+    problem: str = ""
+
+
+async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Callable[[], int]) -> HostedNodes:
+    """Without a driver the node has no GPUs, says so and asks again. Raises NotEnforceable."""
+    stack = ExitStack()
+    driver, slow_driver = DriverThread(), DriverThread()
+    device, first = await _opened(config.vendor, driver)
+    if first.problem:
+        _LOG.warning("event=no_gpus reason=%r", first.problem)
+    memory = _remembered(config, stack)
+    observe_only = "--observe-only" if config.observe_only else memory.problem
+    if observe_only:
+        _LOG.warning("event=observe_only reason=%r", observe_only)
+        if config.power_budget_w is not None:
+            raise BudgetNotEnforceable(f"--power-budget cannot be kept: {observe_only}")
+    kubelet = PodResourcesClient(config.kubelet, clock_s=time.monotonic)
+    sources = AttributionSources(
+        ProcessOwnerResolver(names=ContainerNameIndex().find), kubelet=kubelet, slurm_folder=config.slurm_folder
+    )
+    energy = NodeEnergy(load_catalogue(), sources)
+    host = MachineHost()
+    identity = NodeIdentity(
+        node_name=config.node_name or host.name(), agent_version=__version__, pool=config.pool,
+        labels=dict(config.labels), topology=config.topology,
+    )  # fmt: skip
+    check_budget_reach(config.power_budget_w, identity.node_name, first.gpus)
+    local = LocalPolicy(power_budget_w=config.power_budget_w, enforce=config.power_budget_w is not None)
+    file = None if memory.directory is None else WindowFile(memory.directory / _ENERGY_FILE)
+    outbox = EnergyOutbox(
+        OutboxState(incarnation=incarnation()) if file is None else file.load(draw_incarnation=incarnation),
+        boot=_boot(),
+        length_s=config.energy_window_s,
+    )
+    guard = Guard(identity.node_name, has_control=not observe_only, local=local)
+    node = AgentNode(
+        identity, host=host, engine=NoEngine(), clock=clock, draw_incarnation=incarnation,
+        ticks_most=config.ticks_most(1), first=first, guard=guard, energy=energy, outbox=outbox,
+    )  # fmt: skip
+    layouts = _layouts(device, memory, clock)
+    keeper = _keeper(
+        node, device, memory, layouts, driver=driver, slow_driver=slow_driver, is_enforcing=not observe_only, clock=clock
+    )  # fmt: skip
+
+    telling = AllocationReporter(
+        gpus=lambda: node.inventory.gpus, tell=node.tell_held, steers=config.device_plugin != "off"
+    )
+    kubelet.heard = telling.heard
+    plugins = None
+    if config.device_plugin != "off":
+        # A machine without Kubernetes has no use for these.
+        from eelgrid_agent.kubelet.device_plugins import build_device_plugins
+
+        plugins = build_device_plugins(config, node, kubelet, given=telling.given)
+    claims = None
+    if config.dra:
+        claims = _claims(config, node, device, layouts, memory, slow_driver=slow_driver, cannot_change=observe_only)
+    collection_s: dict[str, float] = {}
+
+    def work(drop: DropStream) -> tuple[Awaitable[None], ...]:
+        loop = MachineLoop(
+            node, device, clock=clock, driver=driver, stalled=drop, looking=device, collection_s=collection_s
+        )
+        offered = () if plugins is None else (plugins.run(),)
+        readied = () if claims is None else (claims.run(),)
+        written = () if file is None else (write_periodically(outbox, file),)
+        return loop.run(), keeper.run(), kubelet.run(), *offered, *readied, *written
+
+    def close() -> None:
+        driver.call(device.close)
+        driver.close()
+        slow_driver.close()
+        stack.close()
+
+    return HostedNodes(
+        nodes=(node,), work=work, close=close, worker=device, calls=device.latencies, collection_s=collection_s
+    )
+
+
+async def _opened(vendor: str, driver: DriverThread) -> tuple[RemoteDevice, DeviceSurvey]:
+    """The vendor's driver; with auto the first that has devices, else the first of all."""
+    names = ("nvidia", "amd") if vendor == "auto" else (vendor,)
+    first: tuple[RemoteDevice, DeviceSurvey] | None = None
+    for name in names:
+        device = RemoteDevice(_FACTORIES[name])
+        found = await _surveyed(device, driver)
+        if found.gpus:
+            if first is not None:
+                driver.call(first[0].close)
+            return device, found
+        if first is None:
+            first = device, found
+        else:
+            driver.call(device.close)
+    assert first is not None
+    return first
+
+
+async def _surveyed(device: RemoteDevice, driver: DriverThread) -> DeviceSurvey:
+    asked = asyncio.wrap_future(driver.call(lambda: survey_devices(device)))
+    try:
+        async with asyncio.timeout(FIRST_SURVEY_S):
+            found = await asyncio.shield(asked)
+    except TimeoutError:
+        return DeviceSurvey(problem=f"the driver did not answer within {FIRST_SURVEY_S:g} s; see the kernel's log")
+    assert isinstance(found, DeviceSurvey)
+    return found
+
+
+def _remembered(config: AgentConfig, stack: ExitStack) -> _Memory:
+    """The journals in the state directory; in memory where there is none and none was asked for."""
+    directory = config.state or default_state_directory(os.environ, root=os.geteuid() == 0)
+    try:
+        stack.enter_context(lock_state_directory(directory, "eelgrid-agent"))
+        settings = FilePowerJournal(directory / _SETTINGS_FILE)
+        return _Memory(
+            settings=settings, layouts=LayoutFileJournal(directory / LAYOUTS_FILE), records=settings.load(),
+            directory=directory,
+        )  # fmt: skip
+    except (StateDirectoryError, PowerJournalError) as error:
+        if config.state is not None:
+            stack.close()
+            raise BudgetNotEnforceable(str(error)) from error
+        return _Memory(settings=MemoryPowerJournal(), layouts=LayoutMemoryJournal(), problem=str(error))
+
+
+def _claims(
+    config: AgentConfig, node: AgentNode, device: RemoteDevice, layouts: MigService, memory: _Memory, *,
+    slow_driver: DriverThread, cannot_change: str,
+) -> "DraDriver":  # fmt: skip
+    from eelgrid_agent.kubelet.dra_driver import SocketPathTooLong, build_dra_driver
+    from eelgrid_agent.kubelet.kube_client import ApiUnreachable
+
+    try:
+        return build_dra_driver(
+            config, node, device, device, layouts, slow_driver=slow_driver, directory=memory.directory,
+            cannot_change=cannot_change,
+        )  # fmt: skip
+    except (ApiUnreachable, SocketPathTooLong) as error:
+        raise BudgetNotEnforceable(f"--dra cannot be served: {error}") from error
+
+
+def _boot() -> str:
+    """What instances and counters live as long as."""
+    origin = read_driver_origin()
+    return make_boot_key(origin.boot_id, origin.driver_start)
+
+
+def _layouts(device: RemoteDevice, memory: _Memory, clock: AgentClock) -> MigService:
+    machine = read_machine()
+    return MigService(
+        device, device, memory.layouts, boot_id=_boot, sleep=time.sleep, monotonic_s=time.monotonic,
+        wall_ns=clock.wall_ns, obstacle=lambda geometry: find_reset_obstacle(geometry, machine),
+        open_nodes=CapabilityNodes().make,
+    )  # fmt: skip
+
+
+def _keeper(
+    node: AgentNode, device: RemoteDevice, memory: _Memory, layouts: MigService, *, driver: DriverThread,
+    slow_driver: DriverThread, is_enforcing: bool, clock: AgentClock,
+) -> NodeEnforcementLoop:  # fmt: skip
+    enforcer = PowerExecutor(device, memory.settings, origin=read_driver_origin)
+    return NodeEnforcementLoop(
+        node, Enforcement(node, enforcer, looking=device, clock=clock), layouts, driver=driver,
+        slow_driver=slow_driver, records=memory.records, is_enforcing=is_enforcing, clock=clock,
+    )  # fmt: skip

@@ -1,0 +1,465 @@
+"""NVML readings: sources with fallbacks, field ids by driver branch, and the fast, slow and NVLink sources.
+
+A source yields some readings at once through one of several methods, best first. A method whose symbol the driver
+lacks is dropped for the session; one that the device does not support gives way to the next. A silent device ends
+the read at once. Field ids are the driver's: some moved between branches.
+Source: the headers of 17 releases of nvidia-ml-py (11.450 to 13.615).
+PCIe throughput is left out because the call blocks 20 ms per direction.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import Any
+
+import pynvml
+
+from eelgrid_agent.devices.nvml.session import MISSING_BY_REASON, SILENT_REASONS, call_optional, get_absence_reason
+from eelgrid_agent.devices.port import DeviceLink, ReadingValue
+from eelgrid_protos.messages import READING_RANGES, AbsenceReason, Gpu, Reading
+from eelgrid_protos.quantities import joules_from_millijoules, watts_from_milliwatts
+
+_FOREVER = 10**6
+
+
+class NvmlField(Enum):
+    """A field by meaning."""
+
+    NVLINK_CRC_FLIT_ERRORS = "crc flit errors of all links"
+    NVLINK_CRC_DATA_ERRORS = "crc data errors of all links"
+    NVLINK_REPLAY_ERRORS = "replay errors of all links"
+    NVLINK_RECOVERY_ERRORS = "recovery errors of all links"
+    MEMORY_TEMPERATURE = "memory temperature"
+    NVLINK_SENT_KIB = "data sent over a link"
+    NVLINK_RECEIVED_KIB = "data received over a link"
+    MIG_WITHOUT_RESET = "MIG mode changes without a reset"
+    POWER_AVERAGE = "averaged power"
+    POWER_INSTANT = "instant power"
+    POWER_LIMIT = "enforced limit"
+    POWER_LIMIT_REQUESTED = "requested limit"
+    MIG_QUERY_INDEPENDENT = "queries do not depend on MIG mode"
+    NVLINK_MALFORMED = "malformed packets of a link"
+    NVLINK_OVERRUNS = "buffer overruns of a link"
+    NVLINK_RECEIVE_ERRORS = "receive errors of a link"
+    NVLINK_INTEGRITY_ERRORS = "integrity errors of a link"
+    RECOVERY_ACTION = "recovery action"
+    SW_THERMAL_SLOWDOWN = "time in software thermal slowdown"
+
+
+# (first branch, first branch that it is no longer for, id), in no order.
+_IDS: Mapping[NvmlField, tuple[tuple[int, int, int], ...]] = MappingProxyType({
+    NvmlField.NVLINK_CRC_FLIT_ERRORS: ((0, _FOREVER, 38),),
+    NvmlField.NVLINK_CRC_DATA_ERRORS: ((0, _FOREVER, 45),),
+    NvmlField.NVLINK_REPLAY_ERRORS: ((0, _FOREVER, 52),),
+    NvmlField.NVLINK_RECOVERY_ERRORS: ((0, _FOREVER, 59),),
+    NvmlField.MEMORY_TEMPERATURE: ((0, _FOREVER, 82),),
+    NvmlField.NVLINK_SENT_KIB: ((450, _FOREVER, 138),),
+    NvmlField.NVLINK_RECEIVED_KIB: ((450, _FOREVER, 139),),
+    NvmlField.MIG_WITHOUT_RESET: ((525, _FOREVER, 184),),
+    NvmlField.POWER_AVERAGE: ((525, _FOREVER, 185),),
+    NvmlField.POWER_INSTANT: ((525, _FOREVER, 186),),
+    NvmlField.POWER_LIMIT: ((535, _FOREVER, 190),),
+    NvmlField.POWER_LIMIT_REQUESTED: ((535, _FOREVER, 192),),
+    NvmlField.MIG_QUERY_INDEPENDENT: ((550, 555, 199), (555, 565, 200), (565, _FOREVER, 199)),
+    NvmlField.NVLINK_MALFORMED: ((550, _FOREVER, 206),),
+    NvmlField.NVLINK_OVERRUNS: ((550, _FOREVER, 207),),
+    NvmlField.NVLINK_RECEIVE_ERRORS: ((550, _FOREVER, 208),),
+    NvmlField.NVLINK_INTEGRITY_ERRORS: ((550, _FOREVER, 211),),
+    NvmlField.RECOVERY_ACTION: ((570, _FOREVER, 230),),
+    # In 570 this number is another field, and in 590 it is that one again.
+    NvmlField.SW_THERMAL_SLOWDOWN: ((575, 590, 251), (590, _FOREVER, 269)),
+})  # fmt: skip
+
+
+def get_field_id(field: NvmlField, branch: int) -> int | None:
+    """The id of a field in a driver branch, or None where it has none."""
+    return next((number for since, until, number in _IDS[field] if since <= branch < until), None)
+
+
+def read_field_value(handle: Any, number: int, scope: int = 0) -> int:
+    """One field; raises NVMLError."""
+    return _number(pynvml.nvmlDeviceGetFieldValues(handle, [(number, scope)])[0])
+
+
+def read_field_values(handle: Any, asked: Sequence[tuple[int, int]]) -> list[int | None]:
+    """Fields as (id, scope) in one call; None is one that does not answer."""
+    values = pynvml.nvmlDeviceGetFieldValues(handle, list(asked))
+    return [None if value.nvmlReturn else _number(value) for value in values]
+
+
+def _number(value: Any) -> int:
+    if value.nvmlReturn:
+        raise pynvml.NVMLError(value.nvmlReturn)
+    if value.valueType == pynvml.NVML_VALUE_TYPE_UNSIGNED_INT:
+        return int(value.value.uiVal)
+    if value.valueType == pynvml.NVML_VALUE_TYPE_SIGNED_INT:
+        return int(value.value.siVal)
+    if value.valueType == pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT:
+        return int(value.value.usVal)
+    if value.valueType == pynvml.NVML_VALUE_TYPE_DOUBLE:
+        return int(value.value.dVal)
+    return int(value.value.ullVal)
+
+
+# What a way says for each reading of its source; None is what the device does not have.
+ReadMethod = Callable[[Any], Sequence[float | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlSource:
+    """Readings that come together, and the ways to have them."""
+
+    readings: tuple[Reading, ...]
+    ways: tuple[ReadMethod, ...]
+
+
+class SourceReader:
+    """The sources of one session."""
+
+    def __init__(self, sources: Iterable[NvmlSource]) -> None:
+        self._sources = list(sources)
+
+    def left(self, reading: Reading) -> int:
+        """How many ways to a reading the driver still has."""
+        return sum(len(source.ways) for source in self._sources if reading in source.readings)
+
+    def read(self, handle: Any) -> dict[Reading, ReadingValue]:
+        """All readings of a device; raises NVMLError when it is silent."""
+        values: dict[Reading, ReadingValue] = {}
+        for place, source in enumerate(self._sources):
+            reason = AbsenceReason.NOT_SUPPORTED
+            for way in source.ways:
+                try:
+                    said = way(handle)
+                except pynvml.NVMLError as error:
+                    reason = get_absence_reason(error)
+                    if reason in SILENT_REASONS:
+                        raise
+                    if error.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+                        kept = tuple(other for other in self._sources[place].ways if other is not way)
+                        self._sources[place] = NvmlSource(source.readings, kept)
+                    if reason is not AbsenceReason.NOT_SUPPORTED:
+                        break
+                else:
+                    values.update(zip(source.readings, map(filter_implausible, source.readings, said), strict=True))
+                    break
+            for reading in source.readings:
+                values.setdefault(reading, MISSING_BY_REASON[reason])
+        return values
+
+
+def filter_implausible(reading: Reading, value: float | None) -> ReadingValue:
+    """A reading, unless it is a sentinel or a spike, which sensors are known to return."""
+    if value is None:
+        return MISSING_BY_REASON[AbsenceReason.NOT_SUPPORTED]
+    bounds = READING_RANGES[reading]
+    return value if bounds.low <= value <= bounds.high else MISSING_BY_REASON[AbsenceReason.IMPLAUSIBLE]
+
+
+_LINKS_MOST = int(pynvml.NVML_NVLINK_MAX_LINKS)
+_KIB = 1024.0
+_OLD_ERRORS = (
+    NvmlField.NVLINK_CRC_FLIT_ERRORS, NvmlField.NVLINK_CRC_DATA_ERRORS, NvmlField.NVLINK_REPLAY_ERRORS,
+    NvmlField.NVLINK_RECOVERY_ERRORS,
+)  # fmt: skip
+_NEW_ERRORS = (
+    NvmlField.NVLINK_MALFORMED, NvmlField.NVLINK_OVERRUNS, NvmlField.NVLINK_RECEIVE_ERRORS, NvmlField.NVLINK_INTEGRITY_ERRORS,
+)  # fmt: skip
+
+
+def build_link_sources(branch: int) -> tuple[NvmlSource, ...]:
+    """How the NVLink readings are had from this driver branch."""
+    sent, received = (
+        get_field_id(NvmlField.NVLINK_SENT_KIB, branch),
+        get_field_id(NvmlField.NVLINK_RECEIVED_KIB, branch),
+    )
+    moved = () if sent is None or received is None else (_traffic(sent, received),)
+    new = [number for number in (get_field_id(name, branch) for name in _NEW_ERRORS) if number is not None]
+    old = [number for number in (get_field_id(name, branch) for name in _OLD_ERRORS) if number is not None]
+    return (
+        NvmlSource((Reading.NVLINK_SENT_BYTES, Reading.NVLINK_RECEIVED_BYTES), moved),
+        NvmlSource((Reading.NVLINK_ACTIVE_LINKS,), (_active_links,)),
+        NvmlSource((Reading.NVLINK_ERRORS,), (_error_totals(old), *((_error_counts(new),) if new else ()))),
+    )
+
+
+def _traffic(sent: int, received: int) -> ReadMethod:
+    def walk(handle: Any) -> tuple[float, float]:
+        asked = [(number, link) for link in range(_LINKS_MOST) for number in (sent, received)]
+        values = read_field_values(handle, asked)
+        totals, links = [0, 0], 0
+        for pair in zip(values[::2], values[1::2], strict=True):
+            if pair[0] is None or pair[1] is None:
+                break
+            totals, links = [totals[0] + pair[0], totals[1] + pair[1]], links + 1
+        if not links:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return totals[0] * _KIB, totals[1] * _KIB
+
+    return walk
+
+
+def _active_links(handle: Any) -> tuple[float]:
+    active = 0
+    for link in range(_LINKS_MOST):
+        state = call_optional(pynvml.nvmlDeviceGetNvLinkState, handle, link)
+        if state is None:
+            if link == 0:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            break
+        active += bool(state)
+    return (float(active),)
+
+
+def _error_totals(numbers: Sequence[int]) -> ReadMethod:
+    def total(handle: Any) -> tuple[float]:
+        return (_sum(read_field_values(handle, [(number, 0) for number in numbers])),)
+
+    return total
+
+
+def _error_counts(numbers: Sequence[int]) -> ReadMethod:
+    def count(handle: Any) -> tuple[float]:
+        asked = [(number, link) for link in range(_LINKS_MOST) for number in numbers]
+        return (_sum(read_field_values(handle, asked)),)
+
+    return count
+
+
+def _sum(values: Sequence[int | None]) -> float:
+    known = [value for value in values if value is not None]
+    if not known:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return float(sum(known))
+
+
+@dataclass(slots=True)
+class _Ends:
+    """How many active links of a device end at a switch, and at each other device by PCI address."""
+
+    switches: int = 0
+    devices: dict[str, int] = field(default_factory=dict)
+
+
+def read_topology(gpus: Sequence[Gpu], handles: Mapping[str, Any]) -> tuple[DeviceLink, ...]:
+    """Every pair of the devices that answer, once, in the order given."""
+    ends: dict[str, _Ends] = {}
+    for gpu in gpus:
+        try:
+            if gpu.uuid in handles:
+                ends[gpu.uuid] = _ends(handles[gpu.uuid])
+        except pynvml.NVMLError:
+            # A silent device has no neighbours.
+            continue
+    answering = [gpu for gpu in gpus if gpu.uuid in ends]
+    links = []
+    for place, one in enumerate(answering):
+        for other in answering[place + 1 :]:
+            try:
+                level = pynvml.nvmlDeviceGetTopologyCommonAncestor(handles[one.uuid], handles[other.uuid])
+            except pynvml.NVMLError:
+                # The driver does not tell, or one of the two fell silent.
+                continue
+            mine, yours = ends[one.uuid], ends[other.uuid]
+            between = mine.devices.get(_address(other.pci_bus_id), 0) or min(mine.switches, yours.switches)
+            links.append(DeviceLink(one=one.uuid, other=other.uuid, ancestor=int(level), nvlinks=between))
+    return tuple(links)
+
+
+def _ends(handle: Any) -> _Ends:
+    """Where the active links end; raises NVMLError when the device is silent."""
+    found = _Ends()
+    for link in range(_LINKS_MOST):
+        state = call_optional(pynvml.nvmlDeviceGetNvLinkState, handle, link)
+        if state is None:
+            break
+        if not state:
+            continue
+        if (
+            call_optional(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+            == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
+        ):
+            found.switches += 1
+            continue
+        try:
+            address = _address(str(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId))
+        except pynvml.NVMLError as error:
+            if get_absence_reason(error) in SILENT_REASONS:
+                raise
+            continue
+        found.devices[address] = found.devices.get(address, 0) + 1
+    return found
+
+
+def _address(bus_id: str) -> str:
+    """A PCI address without its domain's leading zeros, which not every call writes."""
+    domain, _, rest = bus_id.lower().partition(":")
+    return f"{domain.lstrip('0') or '0'}:{rest}"
+
+
+def build_fast_sources(branch: int) -> tuple[NvmlSource, ...]:
+    """How FAST_READINGS are had from this driver branch; ENERGY_J is the device's own counter."""
+    return (
+        NvmlSource((Reading.ENERGY_J,), (_energy,)),
+        NvmlSource((Reading.POWER_W,), (*build_power_field(NvmlField.POWER_INSTANT, branch), _usage)),
+        NvmlSource((Reading.POWER_AVERAGE_W,), build_power_field(NvmlField.POWER_AVERAGE, branch)),
+        NvmlSource((Reading.UTILIZATION_RATIO, Reading.MEMORY_UTILIZATION_RATIO), (_utilization,)),
+        NvmlSource((Reading.MEMORY_USED_BYTES,), (_memory_v2, _memory)),
+        NvmlSource((Reading.SM_CLOCK_MHZ,), (_sm_clock,)),
+        NvmlSource((Reading.MEMORY_CLOCK_MHZ,), (_memory_clock,)),
+        NvmlSource((Reading.TEMPERATURE_C,), (_temperature_v, _temperature)),
+        NvmlSource((Reading.POWER_LIMIT_W,), (_limit,)),
+        NvmlSource((Reading.EVENT_REASONS_MASK,), (_reasons, _throttle_reasons)),
+    )
+
+
+def build_power_field(field: NvmlField, branch: int, scope: int = 0) -> tuple[ReadMethod, ...]:
+    """The way to a field in milliwatts, or none where the branch lacks it."""
+    number = get_field_id(field, branch)
+    if number is None:
+        return ()
+
+    def ask(handle: Any) -> tuple[float]:
+        return (watts_from_milliwatts(read_field_value(handle, number, scope)),)
+
+    return (ask,)
+
+
+def _energy(handle: Any) -> tuple[float]:
+    return (joules_from_millijoules(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)),)
+
+
+def _usage(handle: Any) -> tuple[float]:
+    return (watts_from_milliwatts(pynvml.nvmlDeviceGetPowerUsage(handle)),)
+
+
+def _utilization(handle: Any) -> tuple[float, float]:
+    rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
+    return float(rates.gpu) / 100.0, float(rates.memory) / 100.0
+
+
+def _memory_v2(handle: Any) -> tuple[float]:
+    # The second version leaves out what the driver reserves.
+    return (float(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used),)
+
+
+def _memory(handle: Any) -> tuple[float]:
+    return (float(pynvml.nvmlDeviceGetMemoryInfo(handle).used),)
+
+
+def _sm_clock(handle: Any) -> tuple[float]:
+    return (float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),)
+
+
+def _memory_clock(handle: Any) -> tuple[float]:
+    return (float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)),)
+
+
+def _temperature_v(handle: Any) -> tuple[float]:
+    return (float(pynvml.nvmlDeviceGetTemperatureV(handle, pynvml.NVML_TEMPERATURE_GPU)),)
+
+
+def _temperature(handle: Any) -> tuple[float]:
+    return (float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),)
+
+
+def _limit(handle: Any) -> tuple[float]:
+    return (watts_from_milliwatts(pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)),)
+
+
+def _reasons(handle: Any) -> tuple[float]:
+    return (float(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)),)
+
+
+def _throttle_reasons(handle: Any) -> tuple[float]:
+    return (float(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),)
+
+
+_ROWS = (
+    Reading.REMAPPED_ROWS_CORRECTABLE, Reading.REMAPPED_ROWS_UNCORRECTABLE, Reading.ROW_REMAP_PENDING,
+    Reading.ROW_REMAP_FAILED,
+)  # fmt: skip
+
+
+def build_slow_sources(branch: int) -> tuple[NvmlSource, ...]:
+    """How SLOW_READINGS are had from this driver branch, but for activity and processes."""
+    corrected, uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+    volatile, aggregate = pynvml.NVML_VOLATILE_ECC, pynvml.NVML_AGGREGATE_ECC
+    module, memory = pynvml.NVML_POWER_SCOPE_MODULE, pynvml.NVML_POWER_SCOPE_MEMORY
+    return (
+        NvmlSource(
+            (Reading.POWER_LIMIT_REQUESTED_W,),
+            (*build_power_field(NvmlField.POWER_LIMIT_REQUESTED, branch), _requested),
+        ),
+        NvmlSource((Reading.MEMORY_POWER_W,), build_power_field(NvmlField.POWER_INSTANT, branch, memory)),
+        NvmlSource((Reading.MODULE_POWER_W,), build_power_field(NvmlField.POWER_INSTANT, branch, module)),
+        NvmlSource((Reading.MEMORY_TEMPERATURE_C,), _plain(NvmlField.MEMORY_TEMPERATURE, branch)),
+        NvmlSource((Reading.MEMORY_RESERVED_BYTES,), (_reserved,)),
+        NvmlSource((Reading.ECC_CORRECTED_VOLATILE,), (_errors(corrected, volatile),)),
+        NvmlSource((Reading.ECC_UNCORRECTED_VOLATILE,), (_errors(uncorrected, volatile),)),
+        NvmlSource((Reading.ECC_CORRECTED_AGGREGATE,), (_errors(corrected, aggregate),)),
+        NvmlSource((Reading.ECC_UNCORRECTED_AGGREGATE,), (_errors(uncorrected, aggregate),)),
+        NvmlSource(_ROWS, (_rows,)),
+        NvmlSource((Reading.RECOVERY_ACTION,), _plain(NvmlField.RECOVERY_ACTION, branch)),
+        NvmlSource((Reading.PCIE_LINK_GENERATION,), (_pcie_generation,)),
+        NvmlSource((Reading.PCIE_LINK_WIDTH,), (_pcie_width,)),
+        NvmlSource((Reading.PCIE_REPLAYS,), (_pcie_replays,)),
+        NvmlSource((Reading.FABRIC_STATE,), (_fabric,)),
+        NvmlSource((Reading.PERFORMANCE_STATE,), (_performance_state,)),
+        *build_link_sources(branch),
+    )
+
+
+def _plain(field: NvmlField, branch: int) -> tuple[ReadMethod, ...]:
+    number = get_field_id(field, branch)
+    if number is None:
+        return ()
+
+    def ask(handle: Any) -> tuple[float]:
+        return (float(read_field_value(handle, number)),)
+
+    return (ask,)
+
+
+def _errors(kind: int, counter: int) -> ReadMethod:
+    def ask(handle: Any) -> tuple[float]:
+        return (float(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, counter)),)
+
+    return ask
+
+
+def _requested(handle: Any) -> tuple[float]:
+    return (watts_from_milliwatts(pynvml.nvmlDeviceGetPowerManagementLimit(handle)),)
+
+
+def _reserved(handle: Any) -> tuple[float]:
+    return (float(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).reserved),)
+
+
+def _rows(handle: Any) -> tuple[float, ...]:
+    return tuple(float(number) for number in pynvml.nvmlDeviceGetRemappedRows(handle))
+
+
+def _pcie_generation(handle: Any) -> tuple[float]:
+    return (float(pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)),)
+
+
+def _pcie_width(handle: Any) -> tuple[float]:
+    return (float(pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),)
+
+
+def _pcie_replays(handle: Any) -> tuple[float]:
+    return (float(pynvml.nvmlDeviceGetPcieReplayCounter(handle)),)
+
+
+def _fabric(handle: Any) -> tuple[float | None]:
+    info = pynvml.c_nvmlGpuFabricInfo_v2_t()
+    pynvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+    return (None if info.state == pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED else float(info.state),)
+
+
+def _performance_state(handle: Any) -> tuple[float | None]:
+    state = pynvml.nvmlDeviceGetPerformanceState(handle)
+    return (None if state == pynvml.NVML_PSTATE_UNKNOWN else float(state),)

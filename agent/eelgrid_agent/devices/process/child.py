@@ -1,0 +1,192 @@
+"""The driver process: serves port calls over one connection.
+
+It imports only the adapter it was told to. It ends with the agent: by parent-death signal or a closed connection.
+Started as `python -m eelgrid_agent.devices.process.child`.
+"""
+
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from eelgrid_agent.devices.port import DeviceError
+from eelgrid_agent.devices.process.adapters import DRIVER_FACTORIES, OpenedDriver
+from eelgrid_agent.devices.process.progress_shm import ProgressBoard
+from eelgrid_agent.devices.process.protocol import (
+    MAX_OPERATIONS,
+    PORT_CALLS,
+    FrameError,
+    FrameReader,
+    PortCall,
+    encode_error,
+    pack_frame,
+    pack_json_frame,
+)
+
+_PR_SET_PDEATHSIG = 1
+_CHUNK = 65536
+# An answer must find room on the board; the largest there is, a node's topology, takes a quarter of this.
+_ANSWER_BYTES_MOST = 2**20 - 4096
+
+
+class _Stop(BaseException):
+    """SIGTERM came."""
+
+
+class PortServer:
+    """Answers over one connection from one driver, which is opened at once, and where that fails, at each call again."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        board: ProgressBoard,
+        opening: Callable[[], OpenedDriver],
+        passed_over: set[int],
+    ) -> None:
+        self._connection = connection
+        self._board = board
+        self._opening = opening
+        self._passed_over = passed_over
+        self._opened: OpenedDriver | None = None
+        self._reader = FrameReader()
+        self._control: Any = None
+
+    def serve(self) -> None:
+        """Until the other side closes; raises FrameError when it says what is no request."""
+        try:
+            # Before any request is taken up: to import an adapter is part of starting, and no call's time.
+            self._open()
+        except DeviceError:
+            # Whoever asks is told.
+            self._opened = None
+        while (request := self._next()) is not None:
+            identity, operations = _checked(request)
+            answers = []
+            self._board.begin(identity)
+            for index, operation in enumerate(operations):
+                self._board.asks(index)
+                answer = self._answer(operation)
+                self._board.answered(answer)
+                answers.append(answer)
+            self._connection.sendall(pack_json_frame(b"[%d,[%b]]" % (identity, b",".join(answers))))
+
+    def _next(self) -> Any:
+        """The next request; None when the other side closed."""
+        while True:
+            try:
+                return self._reader.take()
+            except EOFError:
+                data = self._connection.recv(_CHUNK)
+                if not data:
+                    return None
+                self._reader.feed(data)
+
+    def _answer(self, operation: Sequence[Any]) -> bytes:
+        """The JSON of one answer: [0, value, seconds] or [1, class, message, seconds]."""
+        name, *arguments = operation
+        began_s = time.perf_counter()
+        answer: tuple[Any, ...]
+        try:
+            answer = (0, self._call(name, arguments))
+        except Exception as error:  # noqa: BLE001  # the agent decides what an adapter's fault means
+            answer = (1, *encode_error(error))
+        elapsed_s = time.perf_counter() - began_s
+        packed = pack_frame((*answer, elapsed_s))[4:]
+        if len(packed) > _ANSWER_BYTES_MOST:
+            excess = DeviceError(f"{name} answers {len(packed)} bytes; the most is {_ANSWER_BYTES_MOST}")
+            return pack_frame((1, *encode_error(excess), elapsed_s))[4:]
+        return packed
+
+    def close(self) -> None:
+        """Lets the driver go."""
+        if self._opened is not None:
+            self._opened.device.close()
+
+    def _call(self, name: str, arguments: list[Any]) -> Any:
+        call = PORT_CALLS.get(name)
+        if call is None:
+            raise FrameError(f"no call {name!r}")
+        if name == "pass_over":
+            self._passed_over.clear()
+            self._passed_over.update(arguments)
+            return None
+        function = getattr(self._port(call), name)
+        if call.keyword:
+            *arguments, last = arguments
+            return call.encode(function(*arguments, **{call.keyword: last}))
+        return call.encode(function(*arguments))
+
+    def _port(self, call: PortCall) -> Any:
+        opened = self._opened or self._open()
+        if not call.control:
+            return opened.device
+        if self._control is None:
+            self._control = opened.control()
+        return self._control
+
+    def _open(self) -> OpenedDriver:
+        self._opened = opened = self._opening()
+        # What stands now stands until the end: the collector need not walk it.
+        gc.freeze()
+        return opened
+
+
+def _checked(request: Any) -> tuple[int, list[Any]]:
+    """A request in its parts; raises FrameError."""
+    match request:
+        case [int(identity), list(operations)] if len(operations) <= MAX_OPERATIONS:
+            if all(isinstance(one, list) and one and isinstance(one[0], str) for one in operations):
+                return identity, operations
+    raise FrameError("a request is [number, [[call, argument, ...], ...]]")
+
+
+def _end_with(parent: int) -> None:
+    """Has the kernel kill this process with the thread that started it; ends it if that is gone already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(0)
+
+
+def _stop(_number: int, _frame: object) -> None:
+    raise _Stop
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serves until told to stop; the arguments are those that supervisor.py writes."""
+    factory, argument, connection_fd, board_fd, parent, passed_over = arguments
+    _end_with(int(parent))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _stop)
+    board = ProgressBoard(int(board_fd))
+    passed = {int(place) for place in passed_over.split(",") if place}
+
+    def visit(place: int) -> bool:
+        """Called by the adapter before a listing asks a device."""
+        if place in passed:
+            return False
+        board.visits(place)
+        return True
+
+    connection = socket.socket(fileno=int(connection_fd))
+    server = PortServer(connection, board, lambda: DRIVER_FACTORIES[factory](argument, visit), passed)
+    try:
+        server.serve()
+    except (FrameError, ConnectionError) as error:
+        sys.stderr.write(f"eelgrid-agent worker: {error}\n")
+        return 3
+    except _Stop:
+        return 0
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        server.close()
+        connection.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

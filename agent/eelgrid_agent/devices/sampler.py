@@ -1,0 +1,358 @@
+"""Consecutive looks at a node's devices become ticks, and ticks become sample batches.
+
+Owns the meaning of readings over time: energy that never falls, ticks whose
+time never falls within a batch, absences instead of numbers, and the events
+that a look reveals. Must not know where looks come from or where ticks go:
+time is an argument.
+
+Theory. ENERGY_J is kept by an anchor, the last counter seen and the total at
+it: a later counter gives the total exactly, over any gap. Where the counter is
+missing, power is integrated by the trapezoid rule over the monotonic clock;
+when the counter comes back, the anchor corrects the estimate, and the total
+waits rather than fall. A counter that falls was reset with its driver: the
+interval is estimated from power, and never less than the new counter holds.
+A gap too long to integrate is left out, its cell absent and its seconds summed
+in `uncounted_s`: an unknown is not a straight line.
+
+A clock that was set back opens a new batch, so that the ticks on both sides
+keep their honest times and time still never falls within a batch.
+"""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from eelgrid_agent.devices.extended_readings import ExtendedColumns
+from eelgrid_agent.devices.port import Missing, RawReadings, ReadingValue
+from eelgrid_protos.messages import (  # fmt: skip
+    GPUS_PER_NODE_MOST,
+    READING_RANGES,
+    Absence,
+    AbsenceReason,
+    Column,
+    NodeEvent,
+    NodeEventKind,
+    Reading,
+    SampleBatch,
+)
+
+GPU_READINGS = (
+    Reading.POWER_W, Reading.ENERGY_J, Reading.UTILIZATION_RATIO, Reading.MEMORY_USED_BYTES, Reading.SM_CLOCK_MHZ,
+    Reading.MEMORY_CLOCK_MHZ, Reading.TEMPERATURE_C, Reading.POWER_LIMIT_W, Reading.EVENT_REASONS_MASK,
+)  # fmt: skip
+HOST_READINGS = (Reading.HOST_CPU_UTILIZATION_RATIO, Reading.HOST_MEMORY_USED_BYTES)
+
+# Longest stretch over which two power readings may stand for what lies between.
+GAP_S_LEAST = 10.0
+GAP_INTERVALS = 3.0
+# A jump of wall against monotonic clock above this is a step; NTP slews 0.5 ms a second.
+CLOCK_STEP_NS = 500_000_000
+# Devices present and departed whose totals are kept.
+METERS_MOST = 2 * GPUS_PER_NODE_MOST
+# A counter may be some refresh periods (about 100 ms) behind the power that fed it.
+COUNTER_LAG_S = 1.0
+
+_POWER_W_MOST = READING_RANGES[Reading.POWER_W].high
+_COUNTER_J_MOST = READING_RANGES[Reading.ENERGY_J].high
+_WALL_NS_MOST = 2**63 - 1
+_ENERGY_ROW = GPU_READINGS.index(Reading.ENERGY_J)
+_DEVICE_ROWS = tuple(
+    (row, reading, READING_RANGES[reading].low, READING_RANGES[reading].high)
+    for row, reading in enumerate(GPU_READINGS)
+    if reading is not Reading.ENERGY_J
+)
+_NOTHING = ExtendedColumns()
+_NOT_SAMPLED = Missing(AbsenceReason.NOT_SAMPLED)
+_IMPLAUSIBLE = Missing(AbsenceReason.IMPLAUSIBLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSample:
+    """What every device and the host said at one moment; GPUs in the order of the inventory."""
+
+    wall_ns: int
+    monotonic_ns: int
+    generation: int
+    gpus: Sequence[tuple[str, RawReadings]]
+    host: Mapping[Reading, ReadingValue]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleTick:
+    """One moment of a batch; values row by row as in GPU_READINGS, and in a row device by device.
+
+    Arrays keep a spooled tick at 8 bytes a value.
+    """
+
+    time_ns: int
+    generation: int
+    gpus: int
+    gpu_values: "array[float]"
+    gpu_absences: tuple[tuple[int, AbsenceReason], ...]
+    host_values: "array[float]"
+    host_absences: tuple[tuple[int, AbsenceReason], ...]
+    opens_batch: bool = False
+    # Set on the tick that takes a slow look along; it is a batch of its own.
+    riding: ExtendedColumns | None = None
+
+    def reading(self, reading: Reading, gpu: int) -> float | None:
+        """One GPU's value, or None where it is absent."""
+        position = GPU_READINGS.index(reading) * self.gpus + gpu
+        if any(position == absent for absent, _ in self.gpu_absences):
+            return None
+        return self.gpu_values[position]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TickObservation:
+    """A tick and what the look revealed."""
+
+    tick: SampleTick
+    events: tuple[NodeEvent, ...]
+
+
+class _EnergyMeter:
+    """Joules of one GPU since the agent began to count; see the theory above."""
+
+    __slots__ = (
+        "_anchor_counter_j",
+        "_anchor_ns",
+        "_anchor_total_j",
+        "_power_ns",
+        "_power_w",
+        "total_j",
+        "uncounted_s",
+    )
+
+    def __init__(self) -> None:
+        self.total_j = 0.0
+        self.uncounted_s = 0.0
+        self._anchor_counter_j: float | None = None
+        self._anchor_total_j = 0.0
+        self._anchor_ns = 0
+        self._power_w: float | None = None
+        self._power_ns = 0
+
+    def observe(
+        self, counter: ReadingValue, power: ReadingValue, now_ns: int, gap_s_most: float
+    ) -> tuple[ReadingValue, str]:
+        """The total now, or why it is unknown; and what befell the counter, if anything did."""
+        integrated_j, gap_s = self._integrate(power, now_ns, gap_s_most)
+        if isinstance(counter, Missing):
+            if gap_s:
+                self.uncounted_s += gap_s
+                return _NOT_SAMPLED, ""
+            if isinstance(power, Missing):
+                return counter, ""
+            self.total_j += integrated_j
+            return self.total_j, ""
+        befell = ""
+        if self._anchor_counter_j is None:
+            self.total_j += integrated_j
+            exact_j = self.total_j
+        else:
+            rise_j = counter - self._anchor_counter_j
+            elapsed_s = (now_ns - self._anchor_ns) / 1e9
+            possible_j = _POWER_W_MOST * (elapsed_s + COUNTER_LAG_S)
+            if 0.0 <= rise_j <= possible_j:
+                exact_j = self._anchor_total_j + rise_j
+            else:
+                befell = f"the energy counter went from {self._anchor_counter_j:.3f} J to {counter:.3f} J in {elapsed_s:.1f} s"
+                exact_j = self.total_j + integrated_j
+                if rise_j < 0.0 and counter <= possible_j:
+                    exact_j = max(exact_j, self._anchor_total_j + counter)
+                self.uncounted_s += gap_s
+            self.total_j = max(self.total_j, exact_j)
+        self._anchor_counter_j, self._anchor_total_j, self._anchor_ns = counter, exact_j, now_ns
+        return self.total_j, befell
+
+    def _integrate(self, power: ReadingValue, now_ns: int, gap_s_most: float) -> tuple[float, float]:
+        """Joules since the last power reading, and the seconds that are too many to integrate."""
+        if isinstance(power, Missing):
+            return 0.0, 0.0
+        before_w, before_ns = self._power_w, self._power_ns
+        self._power_w, self._power_ns = power, now_ns
+        if before_w is None:
+            return 0.0, 0.0
+        elapsed_s = (now_ns - before_ns) / 1e9
+        if elapsed_s > gap_s_most:
+            return 0.0, elapsed_s
+        return max(elapsed_s, 0.0) * (before_w + power) / 2.0, 0.0
+
+
+class Sampler:
+    """The readings of one node over time."""
+
+    def __init__(self, *, sample_interval_s: float) -> None:
+        self._meters: dict[str, _EnergyMeter] = {}
+        self._lost: set[str] = set()
+        self._last_time_ns = 0
+        self._clock_offset_ns: int | None = None
+        self._gap_s_most = GAP_S_LEAST
+        # Device-seconds whose energy is in no total.
+        self.uncounted_s = 0.0
+        self.set_interval(sample_interval_s)
+
+    def set_interval(self, sample_interval_s: float) -> None:
+        """Longer intervals may be integrated over longer gaps."""
+        self._gap_s_most = max(GAP_S_LEAST, GAP_INTERVALS * sample_interval_s)
+
+    def observe(self, look: NodeSample, *, riding: ExtendedColumns | None = None) -> TickObservation:
+        """The tick of this look, and the events since the look before; `riding` goes along with it."""
+        events: list[NodeEvent] = []
+        time_ns, opens_batch = self._time(look, events)
+        gpus = len(look.gpus)
+        values = array("d", bytes(8 * gpus * len(GPU_READINGS)))
+        absences: list[tuple[int, AbsenceReason]] = []
+        for column, (uuid, raw) in enumerate(look.gpus):
+            lost = answered = False
+            power: ReadingValue = _NOT_SAMPLED
+            for row, reading, low, high in _DEVICE_ROWS:
+                value = raw.values.get(reading, _NOT_SAMPLED)
+                if not isinstance(value, Missing):
+                    answered = True
+                    if low <= value <= high:
+                        values[row * gpus + column] = value
+                    else:  # also NaN, which compares to nothing
+                        value = _IMPLAUSIBLE
+                if isinstance(value, Missing):
+                    absences.append((row * gpus + column, value.reason))
+                    lost = lost or value.reason is AbsenceReason.GPU_LOST
+                if row == 0:
+                    power = value
+            counter = raw.energy_counter_j
+            if not isinstance(counter, Missing) and not 0.0 <= counter <= _COUNTER_J_MOST:
+                counter = _IMPLAUSIBLE
+            meter = self._meters.get(uuid)
+            if meter is None:
+                meter = self._meters[uuid] = _EnergyMeter()
+            uncounted_s = meter.uncounted_s
+            energy, befell = meter.observe(counter, power, look.monotonic_ns, self._gap_s_most)
+            self.uncounted_s += meter.uncounted_s - uncounted_s
+            if isinstance(energy, Missing):
+                absences.append((_ENERGY_ROW * gpus + column, energy.reason))
+            else:
+                values[_ENERGY_ROW * gpus + column] = min(energy, _COUNTER_J_MOST)
+            if befell:
+                events.append(_event(NodeEventKind.COUNTER_RESET, time_ns, uuid, befell))
+            # A device that times out neither is lost nor came back.
+            if lost and uuid not in self._lost:
+                self._turn(uuid, time_ns, events, lost=True)
+            elif self._lost and answered and not lost and uuid in self._lost:
+                self._turn(uuid, time_ns, events, lost=False)
+        self._departed(look, events, time_ns)
+        host_values, host_absences = _host_row(look.host)
+        tick = SampleTick(
+            time_ns=time_ns, generation=look.generation, gpus=gpus, gpu_values=values, gpu_absences=tuple(absences),
+            host_values=host_values, host_absences=host_absences, opens_batch=opens_batch, riding=riding,
+        )  # fmt: skip
+        return TickObservation(tick=tick, events=tuple(events))
+
+    @property
+    def uncounted_by_gpu(self) -> Mapping[str, float]:
+        """Seconds of each device whose energy is in no total."""
+        return {uuid: meter.uncounted_s for uuid, meter in self._meters.items()}
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """Devices that answer nothing now."""
+        return frozenset(self._lost)
+
+    def _turn(self, uuid: str, time_ns: int, events: list[NodeEvent], *, lost: bool) -> None:
+        if lost:
+            self._lost.add(uuid)
+            events.append(_event(NodeEventKind.GPU_LOST, time_ns, uuid, "the device answers nothing any more"))
+        else:
+            self._lost.discard(uuid)
+            events.append(_event(NodeEventKind.GPU_RETURNED, time_ns, uuid, "the device answers again"))
+
+    def _departed(self, look: NodeSample, events: list[NodeEvent], time_ns: int) -> None:
+        """A device that left the inventory is lost; its meter waits for it, within a bound, so that no total falls."""
+        if len(self._meters) == len(look.gpus):
+            return
+        present = {uuid for uuid, _ in look.gpus}
+        for uuid in self._meters.keys() - present - self._lost:
+            self._turn(uuid, time_ns, events, lost=True)
+        for uuid in list(self._meters.keys() - present)[: max(0, len(self._meters) - METERS_MOST)]:
+            del self._meters[uuid]
+            self._lost.discard(uuid)
+
+    def _time(self, look: NodeSample, events: list[NodeEvent]) -> tuple[int, bool]:
+        """The tick's time, and whether the clock was set back before it."""
+        wall_ns = min(max(look.wall_ns, 0), _WALL_NS_MOST)
+        offset_ns = look.wall_ns - look.monotonic_ns
+        before_ns, self._clock_offset_ns = self._clock_offset_ns, offset_ns
+        step_ns = 0 if before_ns is None else offset_ns - before_ns
+        stepped = abs(step_ns) > CLOCK_STEP_NS
+        if stepped:
+            direction = "ahead" if step_ns > 0 else "back"
+            detail = f"the wall clock was set {direction} by {abs(step_ns) / 1e9:.3f} s"
+            events.append(_event(NodeEventKind.CLOCK_STEP, wall_ns, "", detail))
+        back = wall_ns < self._last_time_ns
+        if back and not stepped:
+            wall_ns, back = self._last_time_ns, False
+        self._last_time_ns = wall_ns
+        return wall_ns, back
+
+
+def _host_row(host: Mapping[Reading, ReadingValue]) -> "tuple[array[float], tuple[tuple[int, AbsenceReason], ...]]":
+    values = array("d", bytes(8 * len(HOST_READINGS)))
+    absences = []
+    for row, reading in enumerate(HOST_READINGS):
+        value = host.get(reading, _NOT_SAMPLED)
+        if not isinstance(value, Missing):
+            bounds = READING_RANGES[reading]
+            if bounds.low <= value <= bounds.high:
+                values[row] = value
+                continue
+            value = _IMPLAUSIBLE
+        absences.append((row, value.reason))
+    return values, tuple(absences)
+
+
+def _event(kind: NodeEventKind, time_ns: int, uuid: str, detail: str) -> NodeEvent:
+    return NodeEvent(kind=kind, time_ns=time_ns, gpu_uuid=uuid, detail=detail)
+
+
+def build_batch(ticks: Sequence[SampleTick], *, sequence: int, dropped_ticks: int) -> SampleBatch:
+    """Ticks of one generation as one batch; times must not fall."""
+    gpus = ticks[0].gpus
+    gpu_columns = tuple(
+        Column(
+            reading=reading,
+            values=tuple(chain.from_iterable(tick.gpu_values[row * gpus : (row + 1) * gpus] for tick in ticks)),
+            absences=_absences([tick.gpu_absences for tick in ticks], row, gpus),
+        )
+        for row, reading in enumerate(GPU_READINGS)
+    )
+    host_columns = tuple(
+        Column(
+            reading=reading,
+            values=tuple(tick.host_values[row] for tick in ticks),
+            absences=_absences([tick.host_absences for tick in ticks], row, 1),
+        )
+        for row, reading in enumerate(HOST_READINGS)
+    )
+    riding = ticks[0].riding if len(ticks) == 1 and ticks[0].riding is not None else _NOTHING
+    return SampleBatch(
+        sequence=sequence,
+        inventory_generation=ticks[0].generation,
+        time_ns=tuple(tick.time_ns for tick in ticks),
+        gpu_columns=gpu_columns + riding.gpus if gpus else (),
+        host_columns=host_columns + riding.host,
+        instance_columns=riding.instances,
+        dropped_ticks=dropped_ticks,
+    )
+
+
+def _absences(ticks: Sequence[tuple[tuple[int, AbsenceReason], ...]], row: int, width: int) -> tuple[Absence, ...]:
+    """The absent cells of one row over all ticks, grouped by reason."""
+    if not any(ticks):
+        return ()
+    cells: dict[AbsenceReason, list[int]] = {}
+    for index, absences in enumerate(ticks):
+        for position, reason in absences:
+            if row * width <= position < (row + 1) * width:
+                cells.setdefault(reason, []).append(index * width + position - row * width)
+    return tuple(Absence(reason=reason, cells=tuple(found)) for reason, found in cells.items())

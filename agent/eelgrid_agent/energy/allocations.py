@@ -1,0 +1,150 @@
+"""Device allocations: which owner holds which device, and the resolution of kubelet, DRA and Slurm device ids.
+
+Theory (allocations). Allocation and use are different facts and are kept apart. Several
+sources may speak of one device: our plan places a workload, whose pod the
+kubelet then lists, in which Slurm may run a job. They name one holder from the
+outside in, so for each device the innermost source that says anything speaks
+alone; adding them up would charge one holder twice.
+
+Spellings: `GPU-uuid`, `GPU-uuid::N` (a time-slicing or MPS replica), `MIG-uuid`,
+`MIG-uuid::N`, `MIG-GPU-uuid/GI/CI` (drivers before 470), `nvidiaN` and
+`nvidiaN/giM` (GKE), `nvidiaN/vgpuM` (GKE replicas), `gpu-N`,
+`gpu-N-mig-PROFILE-START-SIZE` and `gpu-N-mig-NAME-PROFILE-START` (NVIDIA's DRA
+driver), `N` and `N.GI` (the mapping folder of a Slurm prolog). Numbers of
+devices are the kernel's minors; they are taken for the driver's indices, which
+is so on a machine whose devices all belong to one driver.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from eelgrid_agent.energy.shares import UsageOwner, UsageOwnerKind
+from eelgrid_protos.messages import Assignment, Gpu, GpuInstance
+from eelgrid_protos.pod_resources_api import ContainerDevices
+
+_REPLICA = re.compile(r"^(.+)::\d+$")
+_OLD_MIG = re.compile(r"^MIG-(GPU-[0-9a-f-]+)/(\d+)/(\d+)$")
+_GKE = re.compile(r"^nvidia(\d+)(?:/(?:gi(\d+)|vgpu\d+))?$")
+_CLAIMED = re.compile(r"^gpu-(\d+)(?:-mig-(?:(\d+)-(\d+)-(\d+)|[a-z0-9-]*?[a-z][a-z0-9]*-(\d+)-(\d+)))?$")
+_MAPPED = re.compile(r"^(\d{1,3})(?:\.(\d{1,3}))?$")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReference:
+    """A device, or one of its GPU instances."""
+
+    gpu_uuid: str
+    gpu_instance_id: int | None = None
+
+
+def find_device(device_id: str, gpus: Iterable[Gpu]) -> DeviceReference | None:
+    """The place that a device plugin's id means; None for a device that this node does not have."""
+    replica = _REPLICA.match(device_id)
+    plain = replica[1] if replica else device_id
+    old, gke = _OLD_MIG.match(plain), _GKE.match(plain)
+    for gpu in gpus:
+        if plain == gpu.uuid:
+            return DeviceReference(gpu.uuid)
+        if old is not None and old[1] == gpu.uuid:
+            return _instance_place(gpu, int(old[2]))
+        if gke is not None and int(gke[1]) == gpu.index:
+            return _instance_place(gpu, int(gke[2])) if gke[2] else DeviceReference(gpu.uuid)
+        for instance in gpu.gpu_instances:
+            if any(compute.uuid == plain for compute in instance.compute_instances if compute.uuid):
+                return DeviceReference(gpu.uuid, instance.id)
+    return None
+
+
+def find_claimed_device(device: str, gpus: Iterable[Gpu]) -> DeviceReference | None:
+    """The place that a device name of NVIDIA's DRA driver means."""
+    found = _CLAIMED.match(device)
+    if found is None:
+        return None
+    gpu = next((gpu for gpu in gpus if gpu.index == int(found[1])), None)
+    if gpu is None:
+        return None
+    profile, start = found[2] or found[5], found[3] or found[6]
+    if profile is None:
+        return DeviceReference(gpu.uuid)
+    held = next((one for one in gpu.gpu_instances if (one.profile_id, one.start) == (int(profile), int(start))), None)
+    return None if held is None else DeviceReference(gpu.uuid, held.id)
+
+
+def find_mapped_device(name: str, gpus: Iterable[Gpu]) -> DeviceReference | None:
+    """The place that a file of a prolog's mapping folder is named for."""
+    found = _MAPPED.match(name)
+    gpu = None if found is None else next((gpu for gpu in gpus if gpu.index == int(found[1])), None)
+    if found is None or gpu is None:
+        return None
+    return _instance_place(gpu, int(found[2])) if found[2] else DeviceReference(gpu.uuid)
+
+
+def _instance_place(gpu: Gpu, instance_id: int) -> DeviceReference | None:
+    """Only what stands: an id of before a new layout is nobody's place."""
+    held: GpuInstance | None = next((one for one in gpu.gpu_instances if one.id == instance_id), None)
+    return None if held is None else DeviceReference(gpu.uuid, held.id)
+
+
+# NVIDIA's DRA driver; others name their devices differently.
+_DRA_DRIVER = "gpu.nvidia.com"
+
+
+class AllocationSource(IntEnum):
+    """Who says so; the higher one is the inner one."""
+
+    PLAN = 1
+    POD_RESOURCES = 2
+    SLURM = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceAllocation:
+    """One holder of a place; `shares` counts the replicas of a shared device that it holds."""
+
+    place: DeviceReference
+    owner: UsageOwner
+    source: AllocationSource
+    shares: int = 1
+
+
+def select_innermost(allocations: Iterable[DeviceAllocation]) -> tuple[DeviceAllocation, ...]:
+    """Of each device, what the innermost source says."""
+    kept = tuple(allocations)
+    best: dict[str, AllocationSource] = {}
+    for allocation in kept:
+        uuid = allocation.place.gpu_uuid
+        best[uuid] = max(best.get(uuid, allocation.source), allocation.source)
+    return tuple(allocation for allocation in kept if allocation.source is best[allocation.place.gpu_uuid])
+
+
+def map_pod_allocations(containers: Iterable[ContainerDevices], gpus: Iterable[Gpu]) -> tuple[DeviceAllocation, ...]:
+    """What the kubelet gave to containers; ids of other devices than ours are passed over, whatever their resource."""
+    devices = tuple(gpus)
+    shares: dict[tuple[DeviceReference, UsageOwner], int] = {}
+    for one in containers:
+        owner = UsageOwner(kind=UsageOwnerKind.POD, namespace=one.namespace, pod=one.pod, container=one.container)
+        places = [find_device(device_id, devices) for _, device_id in one.devices]
+        places += [find_claimed_device(claim.device, devices) for claim in one.claimed if claim.driver == _DRA_DRIVER]
+        for place in places:
+            if place is not None:
+                shares[place, owner] = shares.get((place, owner), 0) + 1
+    return tuple(
+        DeviceAllocation(place=place, owner=owner, source=AllocationSource.POD_RESOURCES, shares=count)
+        for (place, owner), count in shares.items()
+    )
+
+
+def map_plan_allocations(assignments: Iterable[Assignment], gpus: Iterable[Gpu]) -> tuple[DeviceAllocation, ...]:
+    """What the plan in force gives to workloads; `gpu_milli` of a shared device counts as its shares."""
+    devices = tuple(gpus)
+    found = []
+    for assignment in assignments:
+        owner = UsageOwner(kind=UsageOwnerKind.WORKLOAD, workload=assignment.workload_id)
+        for uuid in assignment.gpu_uuids:
+            place = find_device(uuid, devices)
+            if place is not None:
+                shares = max(1, assignment.gpu_milli)
+                found.append(DeviceAllocation(place=place, owner=owner, source=AllocationSource.PLAN, shares=shares))
+    return tuple(found)

@@ -1,0 +1,9 @@
+"""The guard: what this node lets a plan do, as a state machine without clock, disk or device.
+
+`Guard` receives plans and device events and returns commands; `eelgrid_agent.enforce.power` executes them.
+"""
+
+from eelgrid_agent.enforce.guard.plan import Guard, PlanDecision
+from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy
+
+__all__ = ["Guard", "GuardLimits", "LocalPolicy", "PlanDecision"]

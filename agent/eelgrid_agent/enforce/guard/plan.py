@@ -1,0 +1,495 @@
+"""The plan in force: epoch, lease, gang rule, and the answer to the controller.
+
+Epochs rise: a lower one is refused, an equal one with equal content is answered as before. Each item is validated
+alone. The lease is renewed by any message of the controller; when it expires, settings are restored while running
+work continues. A gang (devices that share a workload) gets its lowest limit, since the slowest member sets the pace.
+A change below the hysteresis is ignored for the whole gang. A setting is applied once it was read back.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from eelgrid_agent.enforce.guard.core import GuardState, get_limit_bounds, step_guard
+from eelgrid_agent.enforce.guard.device_state import DeviceState
+from eelgrid_agent.enforce.guard.device_step import get_target_limit_w
+from eelgrid_agent.enforce.guard.events import (
+    AnnounceEvent,
+    CommandsExecuted,
+    DesiredSettings,
+    DeviceLossChanged,
+    DeviceRecord,
+    GuardCommand,
+    GuardEvent,
+    GuardStarted,
+    GuardStopped,
+    GuardTick,
+    PlanExpired,
+    PlanInForce,
+)
+from eelgrid_agent.enforce.guard.plan_validation import PlanContext, ValidatedPlan, map_mig_parents, validate_plan
+from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy, RefusalRule
+from eelgrid_protos.messages import (
+    AccessLevel,
+    ApplyResult,
+    ApplyStatus,
+    Assignment,
+    Gpu,
+    GpuLayout,
+    GpuSetting,
+    NodeEvent,
+    NodeEventKind,
+    NodePlan,
+    PlanApplied,
+)
+
+
+def find_gangs(assignments: Iterable[Assignment], parent_of: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """For every device of a gang all its members, sorted."""
+    gang_of: dict[str, set[str]] = {}
+    by_workload: dict[str, set[str]] = {}
+    for assignment in assignments:
+        devices = {parent_of.get(uuid, uuid) for uuid in assignment.gpu_uuids}
+        by_workload.setdefault(assignment.workload_id, set()).update(devices)
+    for devices in by_workload.values():
+        joined = set(devices)
+        for uuid in devices:
+            joined |= gang_of.get(uuid, set())
+        for uuid in joined:
+            gang_of[uuid] = joined
+    return {uuid: tuple(sorted(members)) for uuid, members in gang_of.items() if len(members) > 1}
+
+
+def merge_gang_settings(
+    settings: Iterable[GpuSetting], gangs: Mapping[str, tuple[str, ...]], before: Mapping[str, DesiredSettings],
+    limits: GuardLimits,
+) -> dict[str, DesiredSettings]:  # fmt: skip
+    """What is wanted of each device; `before` are the wishes that stood."""
+    by_uuid = {setting.gpu_uuid: setting for setting in settings}
+    wishes: dict[str, DesiredSettings] = {}
+    for uuid in by_uuid:
+        if uuid in wishes:
+            continue
+        members = gangs.get(uuid, (uuid,))
+        asked = [by_uuid[member] for member in members if member in by_uuid]
+        limit_w = min((one.power_limit_w for one in asked if one.power_limit_w is not None), default=None)
+        held = {before[member].limit_w if member in before else None for member in members}
+        if len(held) == 1 and limit_w is not None:
+            (held_w,) = held
+            if held_w is not None and abs(held_w - limit_w) < limits.hysteresis_w:
+                limit_w = held_w
+        locks = [
+            (one.sm_clock_min_mhz, one.sm_clock_max_mhz)
+            for one in asked
+            if one.sm_clock_min_mhz is not None and one.sm_clock_max_mhz is not None
+        ]
+        lock = (min(low for low, _ in locks), min(high for _, high in locks)) if locks else None
+        profiles = {one.power_profile for one in asked} if len(asked) == len(members) else {None}
+        for member in members:
+            profile = next(iter(profiles)) if len(profiles) == 1 else None
+            wishes[member] = DesiredSettings(limit_w=limit_w, clocks=lock, profile=profile)
+    return wishes
+
+
+# Neither done nor refused: the next cycles tell.
+IN_PROGRESS = ApplyStatus.UNSPECIFIED
+
+_REFUSING = frozenset((RefusalRule.NOT_SUPPORTED, RefusalRule.NO_PERMISSION, RefusalRule.CONSTRAINTS, RefusalRule.GANG))
+_ATTEMPTS_TOLD = 2
+
+
+def report_enforced_settings(
+    state: GuardState, uuids: Iterable[str], *, now_ns: int, is_expired: bool, limits: GuardLimits
+) -> tuple[ApplyResult, ...]:
+    """A result for each device that the plan, or the gang rule, sets."""
+    return tuple(_result(state, state.device(uuid), now_ns, limits, is_expired=is_expired) for uuid in sorted(uuids))
+
+
+def _result(
+    state: GuardState, device: DeviceState, now_ns: int, limits: GuardLimits, *, is_expired: bool
+) -> ApplyResult:
+    settings = device.settings
+    shown_w = None if settings is None else settings.enforced_w or settings.requested_w
+
+    def told(status: ApplyStatus, detail: str, rule: RefusalRule | None = None) -> ApplyResult:
+        return ApplyResult(
+            subject=device.gpu_uuid,
+            status=status,
+            detail=detail[:2000],
+            rule="" if rule is None else rule.value,
+            power_limit_w=shown_w,
+        )
+
+    if is_expired:
+        return told(ApplyStatus.REFUSED, "the lease ran out: what was set is put back", RefusalRule.LEASE)
+    if device.is_quarantined(now_ns):
+        return told(
+            ApplyStatus.REFUSED, "this GPU was lost too often and is left alone for a while", RefusalRule.QUARANTINE
+        )
+    if device.suspended:
+        return told(ApplyStatus.REFUSED, device.suspended, RefusalRule.DRIFT)
+    if device.is_lost or device.failure is not None:
+        word = "lost" if device.failure is None else device.failure.value
+        return told(ApplyStatus.FAILED, f"the device does not answer: {word}", RefusalRule.DEVICE)
+    if device.problems:
+        rule = device.problems[0][1].rule
+        detail = "; ".join(f"{field}: {problem.detail}" for field, problem in device.problems)
+        return told(ApplyStatus.REFUSED if rule in _REFUSING else ApplyStatus.FAILED, detail, rule)
+    if device.note is not None and device.attempts >= _ATTEMPTS_TOLD:
+        return told(ApplyStatus.FAILED, device.note.detail, device.note.rule)
+    if settings is None or device.is_busy or device.is_restoring:
+        return told(IN_PROGRESS, "under way: what is read back is told")
+    return told(*_progress(state, device, limits))
+
+
+def _progress(state: GuardState, device: DeviceState, limits: GuardLimits) -> tuple[ApplyStatus, str]:
+    settings, wish = device.settings, device.wish
+    assert settings is not None
+    bounds = get_limit_bounds(state.devices, device)
+    goal, words, is_there = get_target_limit_w(device, bounds), list[str](), True
+    if goal is not None and wish.limit_w is not None:
+        level_w = state.budget.level_w
+        aim_w = goal if level_w is None or bounds is None else min(goal, max(level_w, bounds.low_w))
+        if goal != wish.limit_w:
+            words.append(f"{RefusalRule.CONSTRAINTS}: {wish.limit_w:g} W asked, the devices take {goal:g} W")
+        if aim_w < goal:
+            words.append(f"{RefusalRule.NODE_BUDGET}: held at {aim_w:g} W of {goal:g} W")
+        if device.gang:
+            words.append(f"{RefusalRule.GANG}: one limit for {len(device.gang)} devices that work in step")
+        is_there = settings.requested_w is not None and abs(settings.requested_w - aim_w) <= limits.tolerance_w
+        if not is_there:
+            words.append(f"{RefusalRule.SLEW}: on the way to {aim_w:g} W by {limits.slew_w:g} W a cycle")
+        if device.capped_w is not None:
+            words.append(f"{device.capped_w:g} W are enforced from outside the host")
+    if wish.clocks is not None:
+        is_there = is_there and device.clocks is not None
+    if wish.profile is not None:
+        is_there = is_there and settings.power_profile == wish.profile
+    return ApplyStatus.APPLIED if is_there else IN_PROGRESS, "; ".join(words)
+
+
+_EVENTS_MOST = 256
+# Looks a second while a budget is kept: a rise is seen within half a second, which leaves the device the other half.
+_CYCLE_S = 1.0
+_BUDGET_CYCLE_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDecision:
+    """What becomes of a plan: work to hand on, or an answer that is already final.
+
+    `answer` is None when the plan is taken: the engine applies `assignments` and `Guard.settle` makes the answer.
+    """
+
+    assignments: tuple[Assignment, ...] = ()
+    results: tuple[ApplyResult, ...] = ()
+    answer: PlanApplied | None = None
+
+
+class Guard:
+    """The plan of one node. `has_control` says that somebody carries out what `tick` orders."""
+
+    def __init__(
+        self, node_name: str, *, has_control: bool = False, local: LocalPolicy | None = None,
+        limits: GuardLimits | None = None,
+    ) -> None:  # fmt: skip
+        self._node_name = node_name
+        self._has_control = has_control
+        self._limits = limits or GuardLimits()
+        self._state = GuardState(local=local or LocalPolicy())
+        self._settings: tuple[GpuSetting, ...] = ()
+        self._enforced: tuple[str, ...] = ()
+        self._held: tuple[Assignment, ...] = ()
+        self._gpus: tuple[Gpu, ...] = ()
+        self._access = AccessLevel.UNSPECIFIED
+        self._lease_ends_ns: int | None = None
+        self._now_ns = 0
+        self._settled: tuple[ApplyResult, ...] = ()
+        self._layouts_due: dict[str, GpuLayout] = {}
+        self._changing: frozenset[str] = frozenset()
+        self._layout_results: dict[str, ApplyResult] = {}
+        self._laid: dict[str, GpuLayout] = {}
+        self._events: deque[NodeEvent] = deque(maxlen=_EVENTS_MOST)
+        self._answer_due = False
+        self.plan: NodePlan | None = None
+        self.applied: PlanApplied | None = None
+        self.expired = False
+        # By field and by rule, since the agent began.
+        self.repairs_total: Counter[str] = Counter()
+        self.refusals_total: Counter[str] = Counter()
+
+    @property
+    def epoch(self) -> int:
+        """The last plan taken; 0 before the first."""
+        return 0 if self.plan is None else self.plan.epoch
+
+    @property
+    def settings(self) -> tuple[GpuSetting, ...]:
+        """Settings of the plan that stand now, recommended or enforced; none once the lease ran out."""
+        return self._settings
+
+    @property
+    def state(self) -> GuardState:
+        """What the core knows of the devices and of the budget."""
+        return self._state
+
+    @property
+    def is_enforcing(self) -> bool:
+        """Whether the plan in force may change devices."""
+        return self.plan is not None and self.plan.enforce and not self.expired and self._has_control
+
+    @property
+    def has_business(self) -> bool:
+        """Whether `tick` has something to do; without, no device need be asked anything."""
+        budget_w, _ = self._state.budget_now()
+        return budget_w is not None or self._state.is_involved or bool(self._layouts_due)
+
+    @property
+    def held(self) -> tuple[Assignment, ...]:
+        """The assignments that were taken."""
+        return self._held
+
+    def laid(self, gpu_uuid: str) -> GpuLayout | None:
+        """The layout of the plan in force that was handed on for this device."""
+        return self._laid.get(gpu_uuid) if gpu_uuid in self._layout_results else None
+
+    @property
+    def layouts_unmet(self) -> frozenset[str]:
+        """Devices whose MIG layout is asked for and was not reached: due, under way, refused or failed.
+
+        None of a plan that is only to be observed, or whose lease ran out.
+        """
+        if self.plan is None or self.expired or not self.plan.enforce:
+            return frozenset()
+        # A copy is whole, for it is made without giving the interpreter away: scrapes come from another thread.
+        results = self._layout_results.copy()
+        met = {uuid for uuid, result in results.items() if result.status is ApplyStatus.APPLIED}
+        return frozenset(layout.gpu_uuid for layout in self.plan.gpu_layouts) - met
+
+    @property
+    def cycle_s(self) -> float:
+        """How often `tick` wants to be called: a budget needs it often."""
+        budget_w, _ = self._state.budget_now()
+        return _CYCLE_S if budget_w is None else _BUDGET_CYCLE_S
+
+    # Plans and their lease
+
+    def adopt(self, gpus: tuple[Gpu, ...], access: AccessLevel) -> None:
+        """The newest inventory; `again` judges the plan on it."""
+        self._gpus, self._access = gpus, access
+
+    def offer(self, plan: NodePlan, *, gpu_uuids: frozenset[str], now_ns: int) -> PlanDecision:
+        """Judges a plan; any plan for this node is word from the controller and renews the lease."""
+        self._now_ns = now_ns
+        if plan.node_name != self._node_name:
+            detail = f"the plan is for node {plan.node_name}; this is {self._node_name}"
+            return PlanDecision(answer=_refused(plan, RefusalRule.NODE_NAME, "node_name", detail))
+        if plan.epoch == 0:
+            return PlanDecision(answer=_refused(plan, RefusalRule.EPOCH, "epoch", "is 0; epochs count from 1"))
+        if plan.epoch < self.epoch:
+            detail = f"epoch {self.epoch} is in force and epochs rise; send a higher one"
+            return PlanDecision(answer=_refused(plan, RefusalRule.EPOCH, "epoch", detail))
+        if plan.epoch == self.epoch:
+            if plan != self.plan:
+                detail = f"epoch {plan.epoch} is in force with other content; raise the epoch"
+                return PlanDecision(answer=_refused(plan, RefusalRule.EPOCH, "epoch", detail))
+            if self.applied is not None and not self.expired:
+                self.renew(now_ns)
+                return PlanDecision(answer=self.applied)
+        self.plan, self.applied = plan, None
+        self.expired = False
+        # What was laid out as wanted is kept so by the executor, and not handed on again.
+        self._layout_results = {
+            layout.gpu_uuid: result
+            for layout in plan.gpu_layouts
+            if self._laid.get(layout.gpu_uuid) == layout
+            and (result := self._layout_results.get(layout.gpu_uuid)) is not None
+            and result.status is ApplyStatus.APPLIED
+        }
+        self._lease_ends_ns = now_ns + int(plan.lease_s * 1e9)
+        return self._judge(plan, gpu_uuids)
+
+    def again(self, *, gpu_uuids: frozenset[str]) -> PlanDecision | None:
+        """The plan in force judged anew, after the devices changed; None without a plan."""
+        return None if self.plan is None else self._judge(self.plan, gpu_uuids)
+
+    def settle(self, verdict: PlanDecision, engine_results: tuple[ApplyResult, ...]) -> PlanApplied:
+        """The answer to the plan that was just taken, once the engine has done its part."""
+        before, self._settled = self.applied, verdict.results + engine_results
+        self._answer_due = False
+        self.applied = self._answer()
+        self._count(before, self.applied)
+        return self.applied
+
+    def renew(self, now_ns: int) -> None:
+        """Word from the controller: the lease begins anew. What has run out stays so until the plan comes again."""
+        if self.plan is not None and not self.expired:
+            self._lease_ends_ns = now_ns + int(self.plan.lease_s * 1e9)
+
+    def check(self, *, now_ns: int, wall_ns: int) -> NodeEvent | None:
+        """LEASE_EXPIRED, once, when the lease has run out; the recommendations are gone then."""
+        self._now_ns = max(self._now_ns, now_ns)
+        if self._lease_ends_ns is None or now_ns < self._lease_ends_ns:
+            return None
+        assert self.plan is not None
+        dropped, self._settings = len(self._settings), ()
+        self._lease_ends_ns = None
+        self.expired = True
+        self._layouts_due = {}
+        self._feed(PlanExpired())
+        detail = (
+            f"no word from the controller for {self.plan.lease_s:g} s: plan {self.plan.epoch} no longer recommends "
+            f"anything ({dropped} settings dropped); running work goes on"
+        )
+        return NodeEvent(kind=NodeEventKind.LEASE_EXPIRED, time_ns=max(wall_ns, 0), detail=detail)
+
+    def lease_left_s(self, now_ns: int) -> float:
+        """Seconds until the lease runs out; 0 without a plan or after it."""
+        return 0.0 if self._lease_ends_ns is None else max(0.0, (self._lease_ends_ns - now_ns) / 1e9)
+
+    # Devices
+
+    def quarantines(self, now_ns: int) -> dict[str, str]:
+        """Devices that take no new work for now, and why."""
+        return {
+            uuid: "lost too often, quarantined for a while: see to its bus, its power and its driver"
+            for uuid, device in self._state.devices.items()
+            if device.is_quarantined(now_ns)
+        }
+
+    def asks(self, gpu_uuid: str) -> bool:
+        """Whether a cycle wants the settings of this device; where a budget is only watched, once is enough."""
+        _, is_enforced = self._state.budget_now()
+        return is_enforced or self._state.is_involved or self._state.device(gpu_uuid).settings is None
+
+    def start(self, records: tuple[DeviceRecord, ...]) -> tuple[GuardCommand, ...]:
+        """What the journal of the run before asks to be put back."""
+        return self._feed(GuardStarted(records=records))
+
+    def turned(self, gpu_uuid: str, *, lost: bool, now_ns: int, wall_ns: int) -> None:
+        """A device was lost, or came back."""
+        self._feed(DeviceLossChanged(gpu_uuid=gpu_uuid, lost=lost, now_ns=now_ns, wall_ns=wall_ns))
+
+    def tick(self, tick: GuardTick) -> tuple[GuardCommand, ...]:
+        """One cycle; the commands are to be carried out in order and told back by `executed`."""
+        self._now_ns = max(self._now_ns, tick.now_ns)
+        commands = self._feed(tick)
+        for check in tick.gpus:
+            self.repairs_total.update(self._state.device(check.gpu_uuid).repaired)
+        return commands
+
+    def executed(self, executed: CommandsExecuted) -> tuple[GuardCommand, ...]:
+        """What became of commands; what is returned goes before those of the next tick."""
+        return self._feed(executed)
+
+    def take_layouts(self) -> tuple[GpuLayout, ...]:
+        """MIG layouts that are to be made now, which takes long; each is told back by `laid_out`."""
+        due, self._layouts_due = self._layouts_due, {}
+        self._changing |= due.keys()
+        return tuple(due.values())
+
+    def laid_out(self, layout: GpuLayout, result: ApplyResult) -> None:
+        """What became of a layout."""
+        self._changing -= {layout.gpu_uuid}
+        self._layout_results[layout.gpu_uuid] = result
+        self._laid[layout.gpu_uuid] = layout
+        self._answer_anew()
+
+    def stop(self) -> tuple[GuardCommand, ...]:
+        """Puts back everything that is changed; nothing is ordered afterwards."""
+        self._layouts_due = {}
+        return self._feed(GuardStopped())
+
+    def take_events(self) -> tuple[NodeEvent, ...]:
+        """What befell since the call before."""
+        events = tuple(self._events)
+        self._events.clear()
+        return events
+
+    def take_answer(self) -> PlanApplied | None:
+        """The answer to the plan in force, when it has changed since it was last given."""
+        due, self._answer_due = self._answer_due, False
+        return self.applied if due else None
+
+    def _feed(self, event: GuardEvent) -> tuple[GuardCommand, ...]:
+        self._state, commands = step_guard(self._state, event, self._limits)
+        self._events.extend(command.event for command in commands if isinstance(command, AnnounceEvent))
+        self._answer_anew()
+        return tuple(command for command in commands if not isinstance(command, AnnounceEvent))
+
+    def _answer_anew(self) -> None:
+        """What became of the plan's items, to be told where it changed."""
+        if self.applied is None:
+            return
+        answer = self._answer()
+        # Watts that move with the budget are in the samples; an answer is for what became of an item.
+        if _gist(answer) != _gist(self.applied):
+            self._answer_due = True
+            self._count(self.applied, answer)
+        self.applied = answer if self._answer_due else self.applied
+
+    def _count(self, before: PlanApplied | None, after: PlanApplied) -> None:
+        """Refusals that are new."""
+        known = () if before is None else _gist(before)
+        for item in _gist(after):
+            if item[1] is ApplyStatus.REFUSED and item[2] and item not in known:
+                self.refusals_total[item[2]] += 1
+
+    def _judge(self, plan: NodePlan, gpu_uuids: frozenset[str]) -> PlanDecision:
+        parent_of = map_mig_parents(self._gpus)
+        quarantined = frozenset(
+            uuid for uuid, device in self._state.devices.items() if device.is_quarantined(self._now_ns)
+        )
+        ground = PlanContext(
+            gpu_uuids=gpu_uuids, gpus=self._gpus, access=self._access, has_control=self._has_control,
+            quarantined=quarantined, changing=self._changing, tried=frozenset(self._layout_results),
+            held=self._held, parent_of=parent_of,
+        )  # fmt: skip
+        judged = validate_plan(plan, ground)
+        self._held = judged.assignments
+        if not self.expired:
+            self._settings = judged.settings
+            self._layouts_due = {layout.gpu_uuid: layout for layout in judged.layouts}
+            self._take(plan, judged, parent_of)
+        return PlanDecision(assignments=judged.assignments, results=judged.results)
+
+    def _take(self, plan: NodePlan, judged: ValidatedPlan, parent_of: dict[str, str]) -> None:
+        gangs = find_gangs(judged.assignments, parent_of)
+        before = {uuid: device.wish for uuid, device in self._state.devices.items()}
+        wishes = merge_gang_settings(judged.settings, gangs, before, self._limits) if plan.enforce else {}
+        self._enforced = tuple(wishes)
+        is_enforced = plan.enforce and self._has_control
+        self._state, _ = step_guard(
+            self._state,
+            PlanInForce(wishes=wishes, gangs=gangs, budget_w=plan.power_budget_w, enforce=is_enforced),
+            self._limits,
+        )
+
+    def _answer(self) -> PlanApplied:
+        assert self.plan is not None
+        told = report_enforced_settings(
+            self._state, self._enforced, now_ns=self._now_ns, is_expired=self.expired, limits=self._limits
+        )  # fmt: skip
+        under_way = tuple(
+            ApplyResult(subject=uuid, status=IN_PROGRESS, detail="the MIG layout is under way")
+            for uuid in sorted(self._layouts_due.keys() | self._changing)
+        )
+        layouts = tuple(result for _, result in sorted(self._layout_results.items()))
+        results = self._settled + told + under_way + layouts
+        return PlanApplied(epoch=self.plan.epoch, status=_overall(results), results=results)
+
+
+def _gist(applied: PlanApplied) -> tuple[tuple[str, ApplyStatus, str], ...]:
+    return tuple((result.subject, result.status, result.rule) for result in applied.results)
+
+
+def _refused(plan: NodePlan, rule: RefusalRule, subject: str, detail: str) -> PlanApplied:
+    result = ApplyResult(subject=subject, status=ApplyStatus.REFUSED, detail=detail, rule=rule.value)
+    return PlanApplied(epoch=plan.epoch, status=ApplyStatus.REFUSED, results=(result,))
+
+
+def _overall(results: tuple[ApplyResult, ...]) -> ApplyStatus:
+    """The gravest outcome of any item; items that are not listed were plainly applied."""
+    gravity = (ApplyStatus.FAILED, ApplyStatus.REFUSED, IN_PROGRESS, ApplyStatus.OBSERVED)
+    statuses = {result.status for result in results}
+    return next((status for status in gravity if status in statuses), ApplyStatus.APPLIED)

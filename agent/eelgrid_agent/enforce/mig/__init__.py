@@ -1,0 +1,1 @@
+"""MIG layouts on the node: what exists, what is requested, and the transition between them."""

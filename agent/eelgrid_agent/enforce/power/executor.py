@@ -1,0 +1,205 @@
+"""Executes guard commands on devices: write, read back, report. Also reads boot and driver load ids.
+
+May block on driver and disk, so it runs on the driver thread. Commands run in order. If the journal cannot be
+written, later writes are skipped until one can; restores need no journal. A device that does not answer is not asked
+again in the batch. A module directory of the kernel is renumbered on each load, which identifies the driver load.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from eelgrid_agent.devices.port import (
+    ControlPort,
+    DeviceError,
+    DeviceTimeout,
+    DriverUnavailable,
+    GpuLostError,
+    NoPermission,
+    NotSupported,
+    OutOfRange,
+    PowerSettings,
+    UnknownGpu,
+)
+from eelgrid_agent.enforce.guard.device_step import EXACT_TOLERANCE_W, plan_restore
+from eelgrid_agent.enforce.guard.events import (
+    AnnounceEvent,
+    CommandFailure,
+    CommandOutcome,
+    DeviceCheck,
+    DeviceRecord,
+    DriverOrigin,
+    GuardCommand,
+    LockClocks,
+    RestoreDevice,
+    SetDeviceLimit,
+    SetPowerProfile,
+    SettingWrite,
+    UnlockClocks,
+    WriteJournal,
+)
+from eelgrid_agent.enforce.power.journal import PowerJournal, PowerJournalError
+from eelgrid_agent.enforce.rules import GuardLimits
+
+_FAILURES: tuple[tuple[type[DeviceError], CommandFailure], ...] = (
+    (DriverUnavailable, CommandFailure.DRIVER),
+    (GpuLostError, CommandFailure.LOST),
+    (DeviceTimeout, CommandFailure.HUNG),
+    (UnknownGpu, CommandFailure.UNKNOWN),
+    (NotSupported, CommandFailure.NOT_SUPPORTED),
+    (NoPermission, CommandFailure.NO_PERMISSION),
+    (OutOfRange, CommandFailure.OUT_OF_RANGE),
+)
+_SILENT = frozenset((CommandFailure.DRIVER, CommandFailure.LOST, CommandFailure.HUNG, CommandFailure.UNKNOWN))
+
+
+def _failure(error: DeviceError) -> CommandFailure:
+    return next((failure for kind, failure in _FAILURES if isinstance(error, kind)), CommandFailure.DRIVER)
+
+
+class PowerExecutor:
+    """See the module."""
+
+    def __init__(
+        self, control: ControlPort, journal: PowerJournal, *, origin: Callable[[], DriverOrigin],
+        limits: GuardLimits | None = None,
+    ) -> None:  # fmt: skip
+        self._control = control
+        self._journal = journal
+        self._origin = origin
+        self._limits = limits or GuardLimits()
+
+    def origin(self) -> DriverOrigin:
+        """Since when the devices remember."""
+        return self._origin()
+
+    def check(self, gpu_uuid: str, *, power_w: float | None, energy_counter_j: float | None) -> DeviceCheck:
+        """One device read back; power and energy are from the look that is taken anyway."""
+        settings, failure = None, None
+        try:
+            settings = self._control.power_settings(gpu_uuid)
+        except DeviceError as error:
+            failure = _failure(error)
+        return DeviceCheck(
+            gpu_uuid=gpu_uuid, settings=settings, failure=failure, power_w=power_w, energy_counter_j=energy_counter_j
+        )  # fmt: skip
+
+    def execute(self, commands: Iterable[GuardCommand]) -> tuple[CommandOutcome, ...]:
+        """What became of each command, in order."""
+        outcomes: list[CommandOutcome] = []
+        refusal = ""
+        silent: dict[str, CommandOutcome] = {}
+        for command in commands:
+            match command:
+                case WriteJournal(records=records):
+                    refusal = self._store(records)
+                    failure = CommandFailure.JOURNAL if refusal else None
+                    outcomes.append(CommandOutcome(command=command, failure=failure, detail=refusal))
+                case AnnounceEvent():
+                    pass
+                case _ if command.gpu_uuid in silent:
+                    known = silent[command.gpu_uuid]
+                    outcomes.append(CommandOutcome(command=command, failure=known.failure, detail=known.detail))
+                case _:
+                    outcome = (
+                        self._restore(command) if isinstance(command, RestoreDevice) else self._write(command, refusal)
+                    )
+                    outcomes.append(outcome)
+                    if outcome.failure in _SILENT:
+                        silent[command.gpu_uuid] = outcome
+        return tuple(outcomes)
+
+    def load(self) -> tuple[DeviceRecord, ...]:
+        """The journal, for the guard's start; raises JournalError."""
+        return self._journal.load()
+
+    def _store(self, records: tuple[DeviceRecord, ...]) -> str:
+        try:
+            self._journal.store(records)
+        except PowerJournalError as error:
+            return str(error)
+        return ""
+
+    def _write(self, command: SettingWrite, refusal: str) -> CommandOutcome:
+        if refusal:
+            return CommandOutcome(command=command, failure=CommandFailure.JOURNAL, detail=refusal)
+        try:
+            self._ask(command)
+            settings = self._control.power_settings(command.gpu_uuid)
+        except DeviceError as error:
+            return CommandOutcome(command=command, failure=_failure(error), detail=str(error))
+        problem = _untaken(command, settings, self._limits.tolerance_w)
+        failure = CommandFailure.NOT_TAKEN if problem else None
+        return CommandOutcome(command=command, failure=failure, detail=problem, settings=settings)
+
+    def _restore(self, command: RestoreDevice) -> CommandOutcome:
+        """Every part is tried, so that one that fails leaves only itself behind."""
+        uuid, problems = command.gpu_uuid, list[str]()
+        failure: CommandFailure | None = None
+        try:
+            settings = self._control.power_settings(uuid)
+            unwinding = plan_restore(command.record, settings, self._origin(), tolerance_w=self._limits.tolerance_w)
+            for write in unwinding.writes:
+                try:
+                    self._ask(write)
+                except NotSupported as error:
+                    if not isinstance(write, UnlockClocks):  # where no clock can be locked, none is
+                        failure = CommandFailure.NOT_SUPPORTED
+                        problems.append(str(error))
+                except DeviceError as error:
+                    failure = _failure(error)
+                    problems.append(str(error))
+                    if failure in _SILENT:
+                        return CommandOutcome(command=command, failure=failure, detail=str(error))
+            settings = self._control.power_settings(uuid)
+        except DeviceError as error:
+            return CommandOutcome(command=command, failure=_failure(error), detail=str(error))
+        for write in unwinding.writes:
+            problem = _untaken(write, settings, EXACT_TOLERANCE_W)
+            if problem:
+                failure = failure or CommandFailure.NOT_TAKEN
+                problems.append(problem)
+        if failure is not None:
+            return CommandOutcome(command=command, failure=failure, detail="; ".join(problems), settings=settings)
+        return CommandOutcome(command=command, detail=unwinding.detail, foreign=unwinding.foreign, settings=settings)
+
+    def _ask(self, command: SettingWrite) -> None:
+        match command:
+            case SetDeviceLimit(gpu_uuid=uuid, limit_w=limit_w):
+                self._control.set_power_limit(uuid, limit_w)
+            case LockClocks(gpu_uuid=uuid, min_mhz=low, max_mhz=high):
+                self._control.lock_sm_clocks(uuid, low, high)
+            case UnlockClocks(gpu_uuid=uuid):
+                self._control.unlock_sm_clocks(uuid)
+            case SetPowerProfile(gpu_uuid=uuid, profile=profile):
+                self._control.set_power_profile(uuid, profile)
+
+
+def _untaken(command: SettingWrite, settings: PowerSettings, tolerance_w: float) -> str:
+    """Why what is read back is not what was asked; a lock cannot be read back."""
+    match command:
+        case SetDeviceLimit(limit_w=limit_w) if settings.requested_w is None or (
+            abs(settings.requested_w - limit_w) > tolerance_w
+        ):
+            shown = "nothing" if settings.requested_w is None else f"{settings.requested_w:g} W"
+            return f"{limit_w:g} W were asked and the device shows {shown}"
+        case SetPowerProfile(profile=profile) if settings.power_profile != profile:
+            return f"power profile {profile} was asked and the device shows {settings.power_profile}"
+        case _:
+            return ""
+
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_DRIVER = Path("/sys/module/nvidia")
+
+
+def read_driver_origin(*, boot_id: Path = _BOOT_ID, driver: Path = _DRIVER) -> DriverOrigin:
+    """As it is now; read it at every cycle, for a driver may be loaded anew while we run."""
+    try:
+        boot = boot_id.read_text(encoding="ascii").strip()
+    except OSError:
+        boot = ""
+    try:
+        start = str(driver.stat().st_ino)
+    except OSError:
+        start = ""
+    return DriverOrigin(boot_id=boot, driver_start=start)

@@ -1,0 +1,447 @@
+"""DRA driver: kubelet registration, publication of ResourceSlices, and the prepare and unprepare calls.
+
+Theory (registration). The kubelet finds the registration socket in its folder by itself, also after it started
+anew, asks there for the path of the other one and says what it made of it; so nothing is done but
+to serve, and to serve again where a socket is gone. Slices are published once the kubelet knows
+the driver: before that no pod could be made ready. They stay when the agent ends, since it starts
+again within seconds; a kubelet that waits in vain for its driver takes them away. The claim is
+read before the driver's thread is asked, so that an API server that is slow holds up no change of a
+layout, and one that is ready needs no API server at all. Each claim has an answer of its own.
+
+Theory (publication). All slices of a pool carry one generation, and a reader takes only the highest one when
+it is complete; so a change of any of them rewrites all under the next number, and a change cut off in
+the middle leaves no half-new pool to be used. Whatever is at the server is looked at each time:
+a kubelet that starts anew takes away the slices of drivers that are late, and others may, too. An
+object that another writer changed in between is looked at again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import grpc.aio
+
+from eelgrid_agent.devices.port import ControlPort, DevicePort
+from eelgrid_agent.enforce.mig.mig_service import MigService
+from eelgrid_agent.enforce.mig.runner import MigObservation
+from eelgrid_agent.kubelet.claim_allocation import ClaimUnpreparable
+from eelgrid_agent.kubelet.claim_preparation import CdiFolder, ClaimJournal, ClaimJournalError, ClaimPreparer
+from eelgrid_agent.kubelet.kube_client import (
+    ApiConflict,
+    ApiError,
+    ApiForbidden,
+    ApiNotFound,
+    KubeApiClient,
+    find_api_address,
+)
+from eelgrid_agent.kubelet.resource_slices import DRA_DRIVER, GpuConditionTracker, build_resource_slices
+from eelgrid_agent.node.config import AgentConfig
+from eelgrid_agent.node.loop import DriverThread
+from eelgrid_agent.node.node import AgentNode
+from eelgrid_protos.catalogue.loader import load_catalogue
+from eelgrid_protos.catalogue.products import MigGeometry
+from eelgrid_protos.dra_api import (
+    DRA_SERVICE,
+    REGISTRATION_SERVICE,
+    ClaimReference,
+    PreparedDevice,
+    encode_plugin_info,
+    encode_prepared_claims,
+    encode_registration_response,
+    encode_unprepared_claims,
+    parse_claims,
+    parse_registration_status,
+)
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.messages import ApplyResult, Gpu, GpuLayout
+
+SLICES_PATH = "/apis/resource.k8s.io/v1/resourceslices"
+_ROUNDS = 3
+_SLICES_MOST = "500"
+# What the API server adds by itself.
+_ADDED = ("timeAdded",)
+
+# The objects of a generation, for the node of this uid.
+BuildSlices = Callable[[int, str], Sequence[dict[str, Any]]]
+
+
+class ResourceSlicePublisher:
+    """The slices of one node."""
+
+    def __init__(self, api: KubeApiClient, node_name: str) -> None:
+        self._api = api
+        self._node_name = node_name
+        self._owner_uid: str | None = None
+        self.writes_total = 0
+
+    def publish(self, draw: BuildSlices) -> int:
+        """Brings the server to what `draw` says; how many objects were written. Raises ApiError."""
+        for attempt in range(_ROUNDS):
+            try:
+                written = self._published(draw)
+            except (ApiConflict, ApiNotFound):
+                if attempt + 1 == _ROUNDS:
+                    raise
+            else:
+                self.writes_total += written
+                return written
+        raise AssertionError("the last round returns or raises")
+
+    def withdraw(self) -> int:
+        """Takes all slices of this node away; how many there were. Raises ApiError."""
+        return self.publish(lambda _, __: ())
+
+    def _published(self, draw: BuildSlices) -> int:
+        standing = {str(one["metadata"]["name"]): one for one in self._listed()}
+        generation = max((int(one["spec"]["pool"]["generation"]) for one in standing.values()), default=0)
+        owner = self._owner()
+        wanted = {one["metadata"]["name"]: one for one in draw(max(1, generation), owner)}
+        if wanted.keys() == standing.keys() and all(_is_like(standing[name], one) for name, one in wanted.items()):
+            return 0
+        if standing:
+            wanted = {one["metadata"]["name"]: one for one in draw(generation + 1, owner)}
+        for name, one in wanted.items():
+            if name in standing:
+                version = standing[name]["metadata"]["resourceVersion"]
+                metadata = {**one["metadata"], "resourceVersion": version}
+                self._api.replace(f"{SLICES_PATH}/{name}", {**one, "metadata": metadata})
+            else:
+                self._api.create(SLICES_PATH, one)
+        surplus = standing.keys() - wanted.keys()
+        for name in sorted(surplus):
+            self._api.delete(f"{SLICES_PATH}/{name}")
+        return len(wanted) + len(surplus)
+
+    def _listed(self) -> list[dict[str, Any]]:
+        selector = f"spec.driver={DRA_DRIVER},spec.nodeName={self._node_name}"
+        found = self._api.get(SLICES_PATH, fieldSelector=selector, limit=_SLICES_MOST)
+        return list(found.get("items", ()))
+
+    def _owner(self) -> str:
+        """The node's uid; empty where we may not read it: then slices outlive a node that is deleted."""
+        if self._owner_uid is None:
+            try:
+                node = self._api.get(f"/api/v1/nodes/{self._node_name}")
+            except ApiForbidden:
+                self._owner_uid = ""
+            else:
+                self._owner_uid = str(node["metadata"]["uid"])
+        return self._owner_uid
+
+
+def _is_like(standing: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    owners = [one.get("uid") for one in standing["metadata"].get("ownerReferences", ())]
+    asked = [one["uid"] for one in wanted["metadata"].get("ownerReferences", ())]
+    return owners == asked and bool(_bare(standing["spec"]) == _bare(wanted["spec"]))
+
+
+def _bare(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _bare(one) for key, one in value.items() if key not in _ADDED}
+    if isinstance(value, list):
+        return [_bare(one) for one in value]
+    return value
+
+
+_LOG = logging.getLogger("eelgrid.agent")
+_Context = grpc.aio.ServicerContext[bytes, bytes]
+# Of the path of a UNIX socket; the kernel takes no longer one.
+_SOCKET_BYTES_MOST = 107
+_WAIT_S = 0.1
+
+
+class SocketPathTooLong(Exception):
+    """The kubelet's folder lies too deep for a socket in it."""
+
+
+class DraTimes(NamedTuple):
+    """How often sockets and devices are looked at, slices compared with the server's, and the longest wait after a failure."""
+
+    look_s: float = 1.0
+    publish_s: float = 30.0
+    backoff_most_s: float = 60.0
+
+
+class DriverThreads(NamedTuple):
+    """Where blocking work goes: each runs one function at a time, in order."""
+
+    devices: Callable[[Callable[[], Any]], Awaitable[Any]]
+    claims: Callable[[Callable[[], Any]], Awaitable[Any]]
+    slices: Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+class DraDriver:
+    """Serves in the kubelet's `folder`; `read` gets a ResourceClaim, `look` how to draw the slices of this moment.
+
+    Nothing is served or changed before `is_recovered` says that the layouts were looked at.
+    """
+
+    def __init__(
+        self, folder: Path, readying: ClaimPreparer, publisher: ResourceSlicePublisher, *,
+        read: Callable[[str, str], Mapping[str, Any]], look: Callable[[], BuildSlices], threads: DriverThreads,
+        is_recovered: Callable[[], bool] = lambda: True, times: DraTimes | None = None,
+    ) -> None:  # fmt: skip
+        self.socket = folder / "plugins" / DRA_DRIVER / "dra.sock"
+        self.registration = folder / "plugins_registry" / f"{DRA_DRIVER}-reg.sock"
+        longest = max(len(str(path).encode()) for path in (self.socket, self.registration))
+        if longest > _SOCKET_BYTES_MOST:
+            raise SocketPathTooLong(
+                f"--kubelet-folder {folder} makes a socket path of {longest} bytes, and {_SOCKET_BYTES_MOST} are the most; "
+                "give a shorter path"
+            )
+        self._readying = readying
+        self._publisher = publisher
+        self._read = read
+        self._draw_now = look
+        self._is_recovered = is_recovered
+        self._threads = threads
+        self._times = times or DraTimes()
+        self._server: grpc.aio.Server | None = None
+        self._registered = asyncio.Event()
+        self._published: Sequence[dict[str, Any]] | None = None
+        self.problem = "the kubelet has not registered the driver yet"
+        self.ready_total = 0
+        self.refused_total = 0
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the kubelet took the driver."""
+        return self._registered.is_set()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        # It becomes so on a thread that knows no event loop.
+        while not self._is_recovered():  # noqa: ASYNC110
+            await asyncio.sleep(_WAIT_S)
+        await self._threads.devices(self._readying.start)
+        publishing = asyncio.create_task(self._keep_published())
+        try:
+            while True:
+                await self._look()
+                await asyncio.sleep(self._times.look_s)
+        finally:
+            publishing.cancel()
+            await asyncio.gather(publishing, return_exceptions=True)
+            await self.stop()
+
+    async def start(self) -> None:
+        """Serve, in the stead of whatever was served before."""
+        await self.stop()
+        server = grpc.aio.server()
+        unary = grpc.unary_unary_rpc_method_handler
+        services: dict[str, dict[str, grpc.RpcMethodHandler[bytes, bytes]]] = {
+            DRA_SERVICE: {
+                "NodePrepareResources": unary(self._prepare),
+                "NodeUnprepareResources": unary(self._unprepare),
+            },
+            REGISTRATION_SERVICE: {
+                "GetInfo": unary(self._info),
+                "NotifyRegistrationStatus": unary(self._notified),
+            },
+        }
+        for name, handlers in services.items():
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+        # The kubelet looks at the folder: whatever is there must answer already.
+        for path in (self.socket, self.registration):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+            path.unlink(missing_ok=True)
+            server.add_insecure_port(f"unix:{path}")
+        await server.start()
+        self._server = server
+
+    async def stop(self) -> None:
+        """Serve no more; what is ready stays so."""
+        server, self._server = self._server, None
+        with contextlib.suppress(OSError):
+            self.registration.unlink(missing_ok=True)
+        if server is not None:
+            await server.stop(None)
+
+    async def _look(self) -> None:
+        if self._server is not None and self.socket.exists() and self.registration.exists():
+            return
+        try:
+            await self.start()
+        except (OSError, RuntimeError) as error:
+            await self.stop()
+            self._failed(f"nothing can be served in {self.registration.parent}: {error}; mount the kubelet's folder")
+
+    # Slices
+
+    async def _keep_published(self) -> None:
+        failures, since_s, tidied_s = 0, self._times.publish_s, 0.0
+        await self._registered.wait()
+        while True:
+            draw = self._draw_now()
+            drawn = draw(0, "")
+            if drawn != self._published or since_s >= self._times.publish_s:
+                failures = 0 if await self._publish(draw, drawn) else failures + 1
+                since_s = 0.0
+            if tidied_s >= self._times.publish_s:
+                tidied_s = 0.0
+                await self._threads.devices(self._readying.tidy)
+            wait_s = min(self._times.look_s * 2.0 ** min(failures, 8), self._times.backoff_most_s)
+            await asyncio.sleep(wait_s)
+            since_s, tidied_s = since_s + wait_s, tidied_s + wait_s
+
+    async def _publish(self, draw: BuildSlices, drawn: Sequence[dict[str, Any]]) -> bool:
+        try:
+            written = await self._threads.slices(lambda: self._publisher.publish(draw))
+        except ApiError as error:
+            self._published = None
+            self._failed(f"slices could not be published: {error}")
+            return False
+        if written:
+            _LOG.info("event=slices_published objects=%d", written)
+        self._published = drawn
+        self.problem = ""
+        return True
+
+    def _failed(self, problem: str) -> None:
+        if problem != self.problem:
+            _LOG.warning("event=dra_failed reason=%r", problem)
+        self.problem = problem
+
+    # The kubelet's calls
+
+    async def _info(self, request: bytes, context: _Context) -> bytes:  # noqa: ARG002
+        return encode_plugin_info(DRA_DRIVER, str(self.socket))
+
+    async def _notified(self, request: bytes, context: _Context) -> bytes:
+        try:
+            told = parse_registration_status(request)
+        except ContractError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if told.is_registered:
+            _LOG.info("event=dra_registered driver=%s", DRA_DRIVER)
+            # A kubelet that started anew may have taken our slices away.
+            self._published = None
+            self._registered.set()
+        else:
+            self._failed(f"the kubelet does not take the driver: {told.error}")
+        return encode_registration_response()
+
+    async def _prepare(self, request: bytes, context: _Context) -> bytes:
+        outcomes: dict[str, tuple[PreparedDevice, ...] | str] = {}
+        for asked in await self._asked(request, context):
+            try:
+                outcomes[asked.uid] = await self._made_ready(asked)
+                self.ready_total += 1
+            except (ClaimUnpreparable, ClaimJournalError, ApiError) as error:
+                self.refused_total += 1
+                outcomes[asked.uid] = f"claim {asked.namespace}/{asked.name}: {error}"
+                _LOG.warning("event=claim_refused claim=%s/%s reason=%r", asked.namespace, asked.name, str(error))
+        return encode_prepared_claims(outcomes)
+
+    async def _unprepare(self, request: bytes, context: _Context) -> bytes:
+        outcomes: dict[str, str] = {}
+        for asked in await self._asked(request, context):
+            outcomes[asked.uid] = ""
+            try:
+                await self._threads.devices(lambda asked=asked: self._readying.undo(asked))  # type: ignore[misc]
+            except ClaimUnpreparable as error:
+                outcomes[asked.uid] = f"claim {asked.namespace}/{asked.name}: {error}"
+        return encode_unprepared_claims(outcomes)
+
+    @staticmethod
+    async def _asked(request: bytes, context: _Context) -> tuple[ClaimReference, ...]:
+        try:
+            return parse_claims(request)
+        except ContractError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    async def _made_ready(self, asked: ClaimReference) -> tuple[PreparedDevice, ...]:
+        known = await self._threads.devices(self._readying.claims)
+        claim = None
+        if asked.uid not in known:
+            claim = await self._threads.claims(lambda: self._read(asked.namespace, asked.name))
+        devices: tuple[PreparedDevice, ...] = await self._threads.devices(lambda: self._readying.ready(asked, claim))
+        return devices
+
+
+CLAIMS_FILE = "claims.json"
+
+
+class LayoutDevices:
+    """The devices behind the keeper of layouts."""
+
+    def __init__(self, device: DevicePort, control: ControlPort, layouts: MigService) -> None:
+        self._device = device
+        self._control = control
+        self._layouts = layouts
+
+    def gpus(self) -> Sequence[Gpu]:
+        """All devices as they stand."""
+        return self._device.gpus()
+
+    def look(self, uuid: str) -> MigObservation:
+        """One device, and what of it may not be touched."""
+        return self._layouts.executor.look(uuid)
+
+    def geometry(self, uuid: str) -> MigGeometry:
+        """How the driver lets it be cut."""
+        return self._control.mig_geometry(uuid)
+
+    def apply(self, layout: GpuLayout) -> ApplyResult:
+        """Brings a device to a layout and keeps it there."""
+        return self._layouts.apply(layout)
+
+    def lease(self, uuids: Collection[str]) -> bool:
+        """Claims hold these from now on, and nothing else."""
+        return self._layouts.lease(uuids)
+
+
+def run_on_thread(thread: DriverThread) -> Callable[[Callable[[], Any]], Awaitable[Any]]:
+    """Runs functions on a thread, in order."""
+    return lambda work: asyncio.wrap_future(thread.call(work))
+
+
+def build_dra_driver(
+    config: AgentConfig, node: AgentNode, device: DevicePort, control: ControlPort, layouts: MigService, *,
+    slow_driver: DriverThread, directory: Path | None, cannot_change: str,
+) -> DraDriver:  # fmt: skip
+    """Raises Unreachable where nothing says where the API server is, and SocketPathTooLong.
+
+    `directory` is where claims are remembered; without one, and where something forbids it, nothing is changed.
+    """
+    address = find_api_address(config.api_server, config.api_credentials, os.environ)
+    catalogue, conditions = load_catalogue(), GpuConditionTracker()
+    name = config.kubernetes_node or node.inventory.node_name
+
+    def changed() -> None:
+        # What befell is told from the event loop's next look; here only what stands is read anew.
+        node.survey_due = True
+
+    readying = ClaimPreparer(
+        name, LayoutDevices(device, control, layouts),
+        ClaimJournal(None if directory is None else directory / CLAIMS_FILE), catalogue, cannot_change=cannot_change,
+        cdi=None if config.cdi_folder is None else CdiFolder(config.cdi_folder), changed=changed,
+    )  # fmt: skip
+    reading = KubeApiClient(address, sleep=time.sleep)
+
+    def read(namespace: str, claim: str) -> Mapping[str, Any]:
+        return reading.get(f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{claim}")
+
+    def look() -> BuildSlices:
+        found = conditions.observe(dict(node.quick), time.monotonic())
+        gpus = node.inventory.gpus
+
+        def draw(generation: int, owner_uid: str) -> Sequence[dict[str, Any]]:
+            return build_resource_slices(
+                name, gpus, catalogue, conditions=found, is_changeable=not cannot_change, generation=generation,
+                owner_uid=owner_uid,
+            )  # fmt: skip
+
+        return draw
+
+    return DraDriver(
+        config.kubelet_folder, readying, ResourceSlicePublisher(KubeApiClient(address, sleep=time.sleep), name), read=read, look=look,
+        is_recovered=lambda: layouts.is_recovered,
+        threads=DriverThreads(devices=run_on_thread(slow_driver), claims=run_on_thread(DriverThread()), slices=run_on_thread(DriverThread())),
+    )  # fmt: skip

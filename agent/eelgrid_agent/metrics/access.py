@@ -1,0 +1,243 @@
+"""Access to the metrics endpoint: TLS and basic authentication, reloaded when their files change.
+
+MetricsError                 the endpoint cannot be served; says what to do
+└── WebConfigUnusable        the web configuration file, or a file that it names, is at fault
+
+Theory (basic authentication). A hash is slow on purpose, and a scraper sends the same password each
+second, so an answer is kept, right or wrong, under a keyed digest of user, hash
+and password: a changed hash is another key, and no password is kept. A user
+that does not exist costs the same as one that does, so time tells nobody who
+does. Hashes run one at a time, and only so many a second, for a stranger who
+guesses must not take the node's cores; known answers are never held up by that.
+"""
+
+import hashlib
+import hmac
+import logging
+import secrets
+import ssl
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from enum import Enum
+from pathlib import Path
+
+from eelgrid_agent.metrics.web_config import TlsSettings, WebConfig, WebConfigError, load_web_config
+from eelgrid_protos.transport import TlsFiles
+
+_ANSWERS_MOST = 100
+# New passwords tried in a second, all users together.
+_CHECKS_PER_S_MOST = 4
+# Requests that wait for a hash; each holds a connection.
+_WAITING_MOST = 3
+# What bcrypt looks at; the rest would be ignored, so a longer password is wrong.
+_PASSWORD_BYTES_MOST = 72
+# A hash of nobody's password, without its cost.
+_NOBODY = "abcdefghijklmnopqrstuuqaAl9ktEIPj2NAqA75U6nyFa4K.2Hda"
+
+
+class PasswordVerdict(Enum):
+    """What became of a check."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    TOO_MANY = "too many"
+
+
+class BasicAuthenticator:
+    """Checks passwords; `secret` keys the digests of those that were seen."""
+
+    def __init__(self, *, secret: bytes, monotonic_ns: Callable[[], int]) -> None:
+        self._secret = secret
+        self._monotonic_ns = monotonic_ns
+        # Held for a moment, so that a known answer waits for no hash; and while one is made.
+        self._lock = threading.Lock()
+        self._hashing = threading.Lock()
+        self._waiting = 0
+        self._answers: OrderedDict[bytes, bool] = OrderedDict()
+        self._checked_ns: deque[int] = deque(maxlen=_CHECKS_PER_S_MOST)
+
+    def check(self, users: Mapping[str, str], name: str, password: bytes) -> PasswordVerdict:
+        """Whether this user has this password."""
+        hashed = users.get(name) or _nobody(users)
+        key = self._digest(name.encode("utf-8", "replace"), hashed.encode(), password)
+        with self._lock:
+            known = self._answers.get(key)
+            if known is not None:
+                self._answers.move_to_end(key)
+                return PasswordVerdict.RIGHT if known else PasswordVerdict.WRONG
+            if not self._may_check():
+                return PasswordVerdict.TOO_MANY
+            self._waiting += 1
+        try:
+            with self._hashing:
+                right = _matches(hashed, password) and name in users
+        finally:
+            with self._lock:
+                self._waiting -= 1
+        with self._lock:
+            self._answers[key] = right
+            while len(self._answers) > _ANSWERS_MOST:
+                self._answers.popitem(last=False)
+        return PasswordVerdict.RIGHT if right else PasswordVerdict.WRONG
+
+    def _may_check(self) -> bool:
+        """Whether one more hash now is within the bounds; counts it if so."""
+        now_ns, checked = self._monotonic_ns(), self._checked_ns
+        if self._waiting >= _WAITING_MOST or (
+            len(checked) == _CHECKS_PER_S_MOST and now_ns - checked[0] < 1_000_000_000
+        ):
+            return False
+        checked.append(now_ns)
+        return True
+
+    def _digest(self, *parts: bytes) -> bytes:
+        """Lengths go in, so that no two triples read alike."""
+        digest = hmac.new(self._secret, digestmod=hashlib.sha256)
+        for part in parts:
+            digest.update(len(part).to_bytes(8, "big") + part)
+        return digest.digest()
+
+
+def _nobody(users: Mapping[str, str]) -> str:
+    """A hash that costs what those of the users do."""
+    cost = next(iter(users.values()))[4:6] if users else "10"
+    return f"$2b${cost}${_NOBODY}"
+
+
+def _matches(hashed: str, password: bytes) -> bool:
+    import bcrypt
+
+    fits = len(password) <= _PASSWORD_BYTES_MOST and b"\0" not in password
+    # Compared whatever it is, in constant time, so that a bad password takes as long.
+    matches = bcrypt.checkpw(password if fits else b"", hashed.encode())
+    return bool(matches) and fits
+
+
+# How often files are asked whether they changed, at most.
+FRESH_S = 1.0
+
+_AUTH = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+_VERSIONS = {
+    "TLS10": ssl.TLSVersion.TLSv1, "TLS11": ssl.TLSVersion.TLSv1_1, "TLS12": ssl.TLSVersion.TLSv1_2,
+    "TLS13": ssl.TLSVersion.TLSv1_3,
+}  # fmt: skip
+
+
+class MetricsError(Exception):
+    """The endpoint cannot be served; the message says what to do."""
+
+
+class WebConfigUnusable(MetricsError):
+    """The web configuration file, or a file that it names, is at fault."""
+
+
+class ScrapeAccess:
+    """Who may come in now."""
+
+    def __init__(self, path: Path | None, tls: TlsFiles | None, log: logging.Logger) -> None:
+        self._path = path
+        self._flags = tls
+        self._log = log
+        self._lock = threading.Lock()
+        self._looked_s = time.monotonic()
+        self._stamp: object = None
+        self.config = WebConfig()
+        self.context: ssl.SSLContext | None = None
+        self.credentials = BasicAuthenticator(secret=secrets.token_bytes(32), monotonic_ns=time.monotonic_ns)
+        try:
+            self._read()
+        except WebConfigError as error:
+            raise WebConfigUnusable(f"--web-config {error}") from None
+        except (OSError, ValueError) as error:
+            raise MetricsError(f"TLS of --metrics: {error}; name readable PEM files that fit each other") from None
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether others than the client can not listen."""
+        return self.context is not None
+
+    def refresh(self) -> None:
+        """Reads what changed; the last that could be used stays otherwise."""
+        with self._lock:
+            now_s = time.monotonic()
+            if now_s - self._looked_s < FRESH_S:
+                return
+            self._looked_s = now_s
+            stamp = self._stamps()
+            if stamp == self._stamp:
+                return
+            try:
+                self._read()
+            except (WebConfigError, OSError, ValueError) as error:
+                self._stamp = stamp
+                self._log.warning("web_config=kept reason=%s", error)
+            else:
+                self._log.info("web_config=reloaded")
+
+    def _read(self) -> None:
+        # The stamp goes first: what changes while it is read is read again.
+        if self._path is not None:
+            stamp = _stamp(self._path)
+            config = load_web_config(self._path)
+            files = () if config.tls is None else config.tls.files
+            seen = (stamp, tuple(_stamp(file) for file in files))
+            context = None if config.tls is None else _context(config.tls, self._path)
+            self.config, self.context, self._stamp = config, context, seen
+        elif self._flags is not None:
+            seen_flags = self._flags.stamp()
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(self._flags.authority))
+            context.load_cert_chain(self._flags.certificate, self._flags.key)
+            context.verify_mode = ssl.CERT_REQUIRED
+            self.context, self._stamp = context, seen_flags
+
+    def _stamps(self) -> object:
+        if self._path is None:
+            return None if self._flags is None else self._flags.stamp()
+        files = () if self.config.tls is None else self.config.tls.files
+        return _stamp(self._path), tuple(_stamp(file) for file in files)
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Changes when the file does."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0, 0
+    return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def _context(settings: TlsSettings, path: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version, context.maximum_version = _VERSIONS[settings.oldest], _VERSIONS[settings.newest]
+    context.options |= ssl.OP_NO_COMPRESSION
+    if settings.own_preference:
+        context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
+    else:
+        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
+    try:
+        if settings.suites:
+            context.set_ciphers(":".join(settings.suites))
+        if settings.curve:
+            context.set_ecdh_curve(settings.curve)
+    except (ssl.SSLError, ValueError) as error:
+        name = "tls_server_config: cipher_suites or curve_preferences"
+        raise WebConfigError(f"{path}: {name}: OpenSSL here does not take it ({error}); choose others") from None
+    try:
+        context.load_cert_chain(settings.certificate, settings.key)
+    except OSError as error:
+        files = f"{settings.certificate} and {settings.key}"
+        raise WebConfigError(
+            f"{path}: tls_server_config.cert_file: {files} cannot be used ({error}); name PEM files that fit each other"
+        ) from None
+    if settings.client_authority is not None:
+        try:
+            context.load_verify_locations(settings.client_authority)
+        except OSError as error:
+            raise WebConfigError(
+                f"{path}: tls_server_config.client_ca_file: {settings.client_authority} cannot be used ({error}); "
+                "name a PEM file"
+            ) from None
+    context.verify_mode = _AUTH[settings.client_auth]
+    return context

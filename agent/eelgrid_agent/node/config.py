@@ -1,0 +1,385 @@
+"""The agent's settings: flags in, one frozen value out.
+
+Owns the flags, their defaults and every check that needs nothing but the
+flags. Must not open files or sockets.
+
+ConfigError                  a flag is wrong: the user is at fault, exit code 2
+├── BadAddress               no HOST:PORT
+├── BadLabel                 no KEY=VALUE
+├── BadNodeName              no name that the contract allows
+├── BadTlsFlags              some of the TLS flags without the others
+├── BadRoles                 a grant that cannot be understood, or roles without TLS
+├── BadLimit                 a number outside its range
+└── BadEnforcement           flags of enforcement that do not go together
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eelgrid_protos import __version__
+from eelgrid_protos.errors import Violation
+from eelgrid_protos.http_hosts import NAMES_MOST
+from eelgrid_protos.messages import TOPOLOGY_PARTS_MOST
+from eelgrid_protos.roles import BadGrant, RoleRules, parse_grants
+from eelgrid_protos.transport import TlsFiles
+
+SPOOL_TICKS = 600
+# Short enough for prices, which change by the minute at most; long enough that a thousand nodes send 17 a second.
+ENERGY_WINDOW_S = 60.0
+SPOOL_TICKS_MOST = 86_400
+# All nodes of a process together: 5 GPUs a tick are 0.6 kB, so about 90 MB.
+SPOOL_TICKS_TOGETHER = 150_000
+SPOOL_TICKS_LEAST = 30
+
+# Far beyond any node that is sold, and far under what an overflow could make of it.
+POWER_BUDGET_W_MOST = 1_000_000.0
+VENDORS = ("auto", "nvidia", "amd")
+KUBELET_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+DEVICE_PLUGINS_FOLDER = Path("/var/lib/kubelet/device-plugins")
+KUBELET_FOLDER = Path("/var/lib/kubelet")
+DEVICE_PLUGIN = ("off", "cdi", "environment")
+# A name of DNS; the kubelet takes no other before the slash of a resource.
+_DOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+")
+
+_NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?")
+_LABELS_MOST = 64
+_LABEL_LENGTH_MOST = 253
+_PORT_MOST = 65_535
+
+
+class AgentConfigError(ValueError):
+    """A flag is wrong; the violation names it and the remedy."""
+
+    def __init__(self, flag: str, problem: str, remedy: str) -> None:
+        self.violation = Violation(flag, problem, remedy)
+        super().__init__(str(self.violation))
+
+
+class BadAddress(AgentConfigError):
+    """No HOST:PORT."""
+
+
+class BadLabel(AgentConfigError):
+    """No KEY=VALUE."""
+
+
+class BadNodeName(AgentConfigError):
+    """No name that the contract allows."""
+
+
+class BadTlsFlags(AgentConfigError):
+    """Some of the TLS flags without the others."""
+
+
+class BadRoles(AgentConfigError):
+    """A grant that cannot be understood, or roles without TLS."""
+
+
+class BadLimit(AgentConfigError):
+    """A number outside its range."""
+
+
+class BadEnforcement(AgentConfigError):
+    """Flags of enforcement that do not go together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """What the operator asked for."""
+
+    controller: str
+    listen: str
+    metrics: str
+    # Probes alone, in a thread of their own; empty for those of the metrics address only.
+    probes: str
+    metrics_hosts: tuple[str, ...]
+    node_name: str
+    pool: str
+    labels: tuple[tuple[str, str], ...]
+    topology: tuple[str, ...]
+    simulate: Path | None
+    faults: Path | None
+    seed: int
+    spool_ticks: int | None
+    energy_window_s: float
+    vendor: str
+    state: Path | None
+    observe_only: bool
+    power_budget_w: float | None
+    web_config: Path | None
+    kubelet: Path
+    device_plugin: str
+    device_plugins_folder: Path
+    device_domain: str
+    dra: bool
+    kubelet_folder: Path
+    kubernetes_node: str
+    api_server: str
+    api_credentials: Path | None
+    cdi_folder: Path | None
+    slurm_folder: Path | None
+    tls: TlsFiles | None
+    roles: RoleRules
+    insecure: bool
+    verbose: bool
+
+    def ticks_most(self, nodes: int) -> int:
+        """Ticks that each node may spool."""
+        if self.spool_ticks is not None:
+            return self.spool_ticks
+        return max(SPOOL_TICKS_LEAST, min(SPOOL_TICKS, SPOOL_TICKS_TOGETHER // max(1, nodes)))
+
+
+def _add_device_plugin_flags(add: Callable[..., Any]) -> None:
+    add(
+        "--device-plugin", choices=DEVICE_PLUGIN, default=DEVICE_PLUGIN[0],
+        help="offer this node's GPUs and MIG slices to its kubelet, in the stead of NVIDIA's plugin, and give them by "
+        "CDI names or by the variable that NVIDIA's runtime reads (default %(default)s)",
+    )  # fmt: skip
+    add(
+        "--device-plugins-folder", type=Path, default=DEVICE_PLUGINS_FOLDER, metavar="DIR",
+        help="where the kubelet registers device plugins (default %(default)s)",
+    )  # fmt: skip
+    add(
+        "--device-domain", default="nvidia.com", metavar="DOMAIN",
+        help="the domain of the resources that are offered, as in nvidia.com/gpu (default %(default)s)",
+    )  # fmt: skip
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="eelgrid-agent",
+        description=(
+            "Reads this node's GPUs, tells the controller and holds the node's plan. It changes a GPU only where the "
+            "pool's mode is enforce, or to keep --power-budget, and puts back what it changed."
+        ),
+        epilog=(
+            "eelgrid-agent mig --help: see and change this node's MIG layouts by hand. "
+            "eelgrid-agent energy --help: whose the joules are, asked of a running agent."
+        ),
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--controller", default="127.0.0.1:7443", metavar="HOST:PORT", help="the controller (default %(default)s)")
+    add("--listen", default="127.0.0.1:7444", metavar="HOST:PORT", help="this node's own API (default %(default)s)")
+    add("--metrics", default="127.0.0.1:9465", metavar="HOST:PORT", help="Prometheus metrics (default %(default)s)")
+    add("--probes", default="", metavar="HOST:PORT", help="/livez and /readyz alone; none if not given")
+    add("--metrics-host", action="append", default=[], metavar="NAME",
+        help="a name under which the metrics are scraped, beside addresses, localhost and the host's name; may be repeated")  # fmt: skip
+    add("--simulate", type=Path, metavar="FILE", help="simulate the nodes of this JSON or TOML file")
+    add("--faults", type=Path, metavar="FILE", help="do to simulated devices what the lines of this file say")
+    add("--seed", type=int, default=1, help="seed of the simulation (default %(default)s)")
+    add("--node-name", default="", metavar="NAME", help="this node's name (default: the host's name)")
+    add("--pool", default="", help="the pool whose enforcement mode holds for this node")
+    add("--label", action="append", default=[], metavar="KEY=VALUE", help="a label of this node; may be repeated")
+    add(
+        "--topology", default="", metavar="PATH", help="where this node stands, outermost first: zone-a/spine-2/rack-17"
+    )
+    add("--energy-window", type=float, default=ENERGY_WINDOW_S, metavar="SECONDS",
+        help=f"length of the energy ledger's windows (default {ENERGY_WINDOW_S:g})")  # fmt: skip
+    add("--spool-ticks", type=int, metavar="N", help=f"ticks a node keeps unsent (default {SPOOL_TICKS})")
+    add("--vendor", choices=VENDORS, default="auto", help="whose GPUs these are (default: whose driver answers)")
+    add("--observe-only", action="store_true", help="change no GPU, whatever the pool's mode says")
+    add(
+        "--state",
+        type=Path,
+        metavar="DIR",
+        help="where to remember what was changed (default /var/lib/eelgrid as root)",
+    )
+    add(
+        "--power-budget", type=float, metavar="WATTS",
+        help="keep the GPUs of this node together under this power, whatever the controller does",
+    )  # fmt: skip
+    add(
+        "--web-config", type=Path, metavar="FILE", help="TLS and passwords of the metrics, as Prometheus exporters have"
+    )
+    add(
+        "--kubelet", type=Path, default=KUBELET_SOCKET, metavar="SOCKET",
+        help="where the kubelet tells which pods hold which devices (default %(default)s)",
+    )  # fmt: skip
+    _add_device_plugin_flags(add)
+    _add_dra_flags(add)
+    add("--slurm-folder", type=Path, metavar="DIR", help="where a Slurm prolog writes which job holds which devices")
+    add_tls_flags(add)
+    _add_role_flags(add)
+    add("--verbose", action="store_true", help="log every connection")
+    add("--version", action="version", version=f"eelgrid-agent {__version__}")
+    return parser
+
+
+def _add_role_flags(add: Callable[..., Any]) -> None:
+    add("--roles", choices=("permit", "require"), default="permit",
+        help="whether a certificate without a role may ask this node's own API, or not (default %(default)s)")  # fmt: skip
+    add("--grant", action="append", default=[], metavar="ROLE=KIND:NAME",
+        help="give certificates of this name a role there, as the controller's --grant does; may be repeated")  # fmt: skip
+
+
+def _add_dra_flags(add: Callable[..., Any]) -> None:
+    add(
+        "--dra", choices=("off", "on"), default="off",
+        help="serve this node's GPUs and MIG slices as a DRA driver (Kubernetes 1.36); not beside --device-plugin "
+        "(default %(default)s)",
+    )  # fmt: skip
+    add(
+        "--kubelet-folder", type=Path, default=KUBELET_FOLDER, metavar="DIR",
+        help="with plugins and plugins_registry, by the path that the kubelet sees (default %(default)s)",
+    )  # fmt: skip
+    add("--kubernetes-node", default="", metavar="NAME", help="the Node object of this machine (default: --node-name)")
+    add("--api-server", default="", metavar="URL", help="Kubernetes' API server (default: what a pod is told)")
+    add(
+        "--api-credentials", type=Path, metavar="DIR",
+        help="a folder with token and ca.crt (default: the pod's service account)",
+    )  # fmt: skip
+    add(
+        "--cdi-folder", type=Path, metavar="DIR",
+        help="write a CDI specification there for devices that no other names, for NVIDIA's container runtime",
+    )  # fmt: skip
+
+
+def add_tls_flags(add: Callable[..., Any]) -> None:
+    """The flags of `tls_files` and --insecure, the same for whatever of ours talks to other machines."""
+    add("--tls-certificate", type=Path, metavar="FILE", help="our certificate chain, PEM")
+    add("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
+    add("--tls-authority", type=Path, metavar="FILE", help="the authority that the other side must come from, PEM")
+    add("--insecure", action="store_true", help="talk to other machines without TLS")
+
+
+def parse_flags(arguments: Sequence[str]) -> AgentConfig:
+    """The settings; raises ConfigError, and exits by itself for --help and unknown flags, as argparse does."""
+    flags = _parser().parse_args(arguments)
+    for flag in ("controller", "listen", "metrics"):
+        check_address(f"--{flag}", getattr(flags, flag))
+    if flags.probes:
+        check_address("--probes", flags.probes)
+    for flag in ("node_name", "pool"):
+        check_node_name(f"--{flag.replace('_', '-')}", getattr(flags, flag))
+    if flags.simulate is not None and (flags.node_name or flags.pool or flags.label or flags.topology):
+        problem = "is given with --node-name, --pool, --label or --topology"
+        raise BadNodeName("--simulate", problem, "say these in the file")
+    if not 1.0 <= flags.energy_window <= 3600.0:
+        raise BadLimit("--energy-window", f"{flags.energy_window:g} is not in [1, 3600]", "choose seconds inside")
+    if flags.spool_ticks is not None and not 1 <= flags.spool_ticks <= SPOOL_TICKS_MOST:
+        raise BadLimit("--spool-ticks", f"{flags.spool_ticks} is not in [1, {SPOOL_TICKS_MOST}]", "choose one inside")
+    _check_enforcement(flags)
+    if not _DOMAIN.fullmatch(flags.device_domain):
+        raise BadLabel("--device-domain", f"{flags.device_domain!r} is no domain", "write one such as nvidia.com")
+    if flags.device_plugin != "off" and flags.simulate is not None:
+        raise BadEnforcement("--device-plugin", "is given with --simulate", "offer real devices only")
+    if flags.dra == "on" and flags.simulate is not None:
+        raise BadEnforcement("--dra", "is given with --simulate", "serve real devices only")
+    if flags.dra == "on" and flags.device_plugin != "off":
+        problem = "is given with --device-plugin: one device would be given away twice"
+        raise BadEnforcement("--dra", problem, "choose one of them for this node")
+    return AgentConfig(
+        controller=flags.controller,
+        listen=flags.listen,
+        metrics=flags.metrics,
+        probes=flags.probes,
+        metrics_hosts=tuple(flags.metrics_host[:NAMES_MOST]),
+        node_name=flags.node_name,
+        pool=flags.pool,
+        labels=_labels(flags.label),
+        topology=_topology(flags.topology),
+        simulate=flags.simulate,
+        faults=flags.faults,
+        seed=flags.seed,
+        spool_ticks=flags.spool_ticks,
+        energy_window_s=flags.energy_window,
+        vendor=flags.vendor,
+        state=flags.state,
+        observe_only=flags.observe_only,
+        power_budget_w=flags.power_budget,
+        web_config=flags.web_config,
+        kubelet=flags.kubelet,
+        device_plugin=flags.device_plugin,
+        device_plugins_folder=flags.device_plugins_folder,
+        device_domain=flags.device_domain,
+        dra=flags.dra == "on",
+        kubelet_folder=flags.kubelet_folder,
+        kubernetes_node=flags.kubernetes_node,
+        api_server=flags.api_server,
+        api_credentials=flags.api_credentials,
+        cdi_folder=flags.cdi_folder,
+        slurm_folder=flags.slurm_folder,
+        tls=read_tls_flags(flags),
+        roles=_roles(flags),
+        insecure=flags.insecure,
+        verbose=flags.verbose,
+    )
+
+
+def _check_enforcement(flags: argparse.Namespace) -> None:
+    budget_w = flags.power_budget
+    if budget_w is not None and not 0.0 < budget_w <= POWER_BUDGET_W_MOST:
+        problem = f"{budget_w:g} is not in (0, {POWER_BUDGET_W_MOST:g}]"
+        raise BadLimit("--power-budget", problem, "give the node's watts, for example 5600")
+    if budget_w is not None and flags.observe_only:
+        raise BadEnforcement("--power-budget", "cannot be kept with --observe-only", "leave one of them out")
+    if flags.faults is not None and flags.simulate is None:
+        raise BadEnforcement("--faults", "is given without --simulate", "give it with simulated nodes only")
+    if flags.simulate is not None and flags.vendor != "auto":
+        raise BadEnforcement("--vendor", "has no meaning with --simulate", "the file says which GPUs there are")
+
+
+def check_address(flag: str, address: str) -> None:
+    """Raises BadAddress unless it is HOST:PORT."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > _PORT_MOST:
+        raise BadAddress(flag, f"{address!r} is no address", "write HOST:PORT, for example 127.0.0.1:7443")
+
+
+def check_node_name(flag: str, name: str) -> None:
+    """Raises BadNodeName unless it is empty or a name that the contract allows."""
+    if name and not _NODE_NAME.fullmatch(name):
+        remedy = "use letters, digits and . _ / -, beginning and ending with a letter or digit"
+        raise BadNodeName(flag, f"{name!r} is no name", remedy)
+
+
+def _topology(path: str) -> tuple[str, ...]:
+    parts = tuple(path.split("/")) if path else ()
+    if len(parts) > TOPOLOGY_PARTS_MOST or not all(parts):
+        problem = f"{path!r} has {len(parts)} parts, or an empty one"
+        remedy = f"give up to {TOPOLOGY_PARTS_MOST} names with / between them, outermost first"
+        raise BadNodeName("--topology", problem, remedy)
+    for part in parts:
+        check_node_name("--topology", part)
+    return parts
+
+
+def _labels(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    labels: dict[str, str] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not key or not separator or len(key) > _LABEL_LENGTH_MOST or len(value) > _LABEL_LENGTH_MOST:
+            raise BadLabel("--label", f"{pair!r} is no label", "write KEY=VALUE, each at most 253 characters")
+        if key in labels:
+            raise BadLabel("--label", f"{key} is given twice", "give each key once")
+        labels[key] = value
+    if len(labels) > _LABELS_MOST:
+        raise BadLabel("--label", f"{len(labels)} labels", f"give at most {_LABELS_MOST}")
+    return tuple(labels.items())
+
+
+def _roles(flags: argparse.Namespace) -> RoleRules:
+    """Who may ask this node's own API; raises BadRoles."""
+    if flags.tls_authority is None and (flags.roles == "require" or flags.grant):
+        raise BadRoles("--roles", "and --grant need --tls-authority", "give it: roles are read of certificates")
+    try:
+        return RoleRules(demanded=flags.roles == "require", grants=parse_grants(flags.grant))
+    except BadGrant as error:
+        raise BadRoles("--grant", error.problem.removeprefix("--grant "), error.remedy) from None
+
+
+def read_tls_flags(flags: argparse.Namespace) -> TlsFiles | None:
+    """The three files, or None where none was given; raises BadTlsFlags."""
+    paths = (flags.tls_certificate, flags.tls_key, flags.tls_authority)
+    if not any(paths):
+        return None
+    if not all(paths):
+        remedy = "give --tls-certificate, --tls-key and --tls-authority together"
+        raise BadTlsFlags("--tls-*", "mutual TLS needs three files", remedy)
+    return TlsFiles(certificate=paths[0], key=paths[1], authority=paths[2])

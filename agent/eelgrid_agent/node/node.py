@@ -1,0 +1,470 @@
+"""Core of one node: turns device readings and controller messages into messages to the controller.
+
+Owns the sampler, spool, event queue, guard, inventory, sample cadence and send schedule of the node. Does no I/O:
+the clock is a port, the loop hands in readings, and the uplink fetches the next message. Single-threaded.
+Order of messages: an inventory before the batches that refer to it; events and plan results immediately; batches at
+the send interval.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from eelgrid_agent.devices.extended_readings import ExtendedColumns, ExtendedReadings, build_extended_columns
+from eelgrid_agent.devices.host import Host
+from eelgrid_agent.devices.sampler import NodeSample, Sampler, SampleTick, build_batch
+from eelgrid_agent.energy.node_energy import NO_SOURCE_READINGS, NodeEnergy, SourceReadings
+from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
+from eelgrid_agent.enforce.guard.plan import Guard
+from eelgrid_agent.node.engine import WorkloadEngine
+from eelgrid_agent.node.health import HealthMonitor
+from eelgrid_agent.node.inventory import DeviceSurvey, GpuReadings, NodeIdentity, build_inventory, mark_gpu_health
+from eelgrid_agent.node.spool import Acknowledged, EventQueue, LatestValue, Spool
+from eelgrid_protos.messages import (
+    Acknowledgement,
+    Assignment,
+    Cadence,
+    ConnectRequest,
+    ConnectResponse,
+    EnergyAcknowledgement,
+    Gpu,
+    HeldAssignments,
+    HeldDevices,
+    Hello,
+    Inventory,
+    NodeEvent,
+    NodeEventKind,
+    NodePlan,
+    PlanApplied,
+    Resume,
+    SampleBatch,
+    Welcome,
+)
+
+
+class AgentClock(Protocol):
+    """Both clocks of the machine."""
+
+    def monotonic_ns(self) -> int:
+        """Never falls."""
+
+    def wall_ns(self) -> int:
+        """Since 1970; may step."""
+
+
+# No acknowledgement for this long is a dead stream. A controller that is merely slow must not be left sooner:
+# coming back costs it more than the batches that it owes, and the window holds back the rest.
+STALL_INTERVALS = 6.0
+STALL_S_LEAST = 30.0
+
+
+class SendSchedule:
+    """One node's; `due` and `waits_since_ns` are also set by what is sent and answered."""
+
+    def __init__(self, *, phase: float) -> None:
+        self._phase = phase
+        self._next_ns = 0
+        self.due = False
+        self.waits_since_ns = 0
+
+    def retime(self, before: Cadence, cadence: Cadence, now_ns: int) -> None:
+        """Another interval begins at this node's phase of it."""
+        if cadence.send_interval_s != before.send_interval_s or self._next_ns == 0:
+            self._next_ns = now_ns + int(self._phase * cadence.send_interval_s * 1e9)
+
+    def tick(self, cadence: Cadence, now_ns: int) -> None:
+        """A tick was taken; one that is a little early still counts as on time."""
+        slack_ns = int(cadence.sample_interval_s * 0.25e9)
+        if now_ns + slack_ns < self._next_ns:
+            return
+        self.due = True
+        interval_ns = int(cadence.send_interval_s * 1e9)
+        behind = (now_ns + slack_ns - self._next_ns) // interval_ns
+        self._next_ns += (behind + 1) * interval_ns
+
+    def stalled(self, cadence: Cadence, now_ns: int) -> bool:
+        """Whether what is under way was answered by nobody for too long."""
+        bound_s = max(STALL_S_LEAST, STALL_INTERVALS * cadence.send_interval_s)
+        return now_ns - self.waits_since_ns > bound_s * 1e9
+
+
+# How often a slow look goes to the controller: it holds what seldom changes, costs it 3 ms a node, and is for this
+# machine first. What befalls a device goes at once, as an event.
+SLOW_SENT_S = 300.0
+
+
+class ForeignSequence(Exception):
+    """The controller claims batches that this incarnation never sent; another incarnation must begin."""
+
+
+_TURNS = frozenset((NodeEventKind.GPU_LOST, NodeEventKind.GPU_RETURNED))
+_FORGETS = frozenset((NodeEventKind.GPU_RETURNED, NodeEventKind.COUNTER_RESET))
+
+
+class AgentNode:
+    """See the module."""
+
+    def __init__(
+        self, identity: NodeIdentity, *, host: Host, engine: WorkloadEngine, clock: AgentClock, draw_incarnation: Callable[[], int],
+        ticks_most: int, first: DeviceSurvey, send_phase: float = 0.0, guard: Guard | None = None,
+        energy: NodeEnergy | None = None, outbox: EnergyOutbox | None = None,
+    ) -> None:  # fmt: skip
+        self._identity = identity
+        self._host = host
+        self._engine = engine
+        self._clock = clock
+        self._draw_incarnation = draw_incarnation
+        self._incarnation = draw_incarnation()
+        self._slow_sent_ns: int | None = None
+        self._slow_due = False
+        self._sampler = Sampler(sample_interval_s=Cadence().sample_interval_s)
+        self._events = EventQueue()
+        self._answers: deque[PlanApplied] = deque(maxlen=8)
+        self._inventory_due = False
+        self._held = LatestValue[HeldDevices]()
+        self._times = SendSchedule(phase=send_phase)
+        self._reported_sequence = 0
+        # Whether the last controller takes a Resume, and the fingerprint of the inventory that it was made of.
+        self._resumes = False
+        self._digest: tuple[Inventory | None, str] = (None, "")
+        self.cadence = Cadence()
+        self.spool = Spool(window=self.cadence.window, ticks_most=ticks_most)
+        self.guard = guard or Guard(identity.node_name)
+        self.health = HealthMonitor()
+        # None where nobody asks whose energy it was, as in a simulated fleet.
+        self.energy = energy
+        # By the plan where nobody looks whose processes those are.
+        self.outbox = outbox or EnergyOutbox(OutboxState(incarnation=draw_incarnation()), by_plan=energy is None)
+        self.slow = ExtendedReadings(monotonic_ns=0, wall_ns=0)
+        self.quick: GpuReadings = ()
+        self.problem = first.problem
+        self.inventory = build_inventory(identity, host, first, generation=1, lost=frozenset())
+        self.gpu_uuids = tuple(gpu.uuid for gpu in self.inventory.gpus)
+        self.guard.adopt(self.inventory.gpus, self.inventory.access)
+        # Somebody changed what a survey finds.
+        self.survey_due = False
+        self.connected = False
+        self.ticks_total = 0
+        self.batches_total = 0
+        self.last_tick: SampleTick | None = None
+        self.last_tick_ns = 0
+        # The uplink, the loop and whoever carries out the guard's orders put themselves here.
+        self.wake: Callable[[], None] = _nothing
+        self.retime: Callable[[], None] = _nothing
+        self.ordered: Callable[[], None] = _nothing
+        self.returned: Callable[[str], object] = _nothing
+        self.stamp: Callable[[Iterable[Gpu]], tuple[Gpu, ...]] = tuple
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self._identity.node_name
+
+    @property
+    def events_waiting(self) -> int:
+        """Events that the controller may not have."""
+        return len(self._events)
+
+    @property
+    def uncounted_s(self) -> float:
+        """Device-seconds whose energy is in no total."""
+        return self._sampler.uncounted_s
+
+    def adopt(self, found: DeviceSurvey) -> bool:
+        """Takes a new survey; True when the inventory changed, which then goes at once."""
+        self.survey_due = False
+        self.problem = found.problem
+        found = replace(found, gpus=self.stamp(found.gpus))
+        candidate = self._inventory(found, generation=self.inventory.generation)
+        if candidate == self.inventory:
+            # A device may have failed and come back between two looks, unseen.
+            self._apply_again()
+            return False
+        self.inventory = self._inventory(found, generation=self.inventory.generation + 1)
+        self.gpu_uuids = tuple(gpu.uuid for gpu in self.inventory.gpus)
+        self.guard.adopt(self.inventory.gpus, self.inventory.access)
+        self._inventory_due = True
+        self._apply_again()
+        self.wake()
+        return True
+
+    def _tell_health(self) -> None:
+        """What is lost is part of the inventory, so that a controller that missed the event still knows."""
+        gpus = mark_gpu_health(self.inventory.gpus, self._sampler.lost, self._cordons())
+        if gpus != self.inventory.gpus:
+            self.inventory = replace(self.inventory, gpus=gpus)
+            self._inventory_due = True
+
+    def _apply_again(self) -> None:
+        """A device that came back, or started anew, has forgotten its work; the plan has not."""
+        verdict = self.guard.again(gpu_uuids=frozenset(self.gpu_uuids))
+        if verdict is None:
+            return
+        before = self.guard.applied
+        answer = self.guard.settle(verdict, self._engine.apply(verdict.assignments))
+        if answer != before:
+            self._answers.append(answer)
+            self.wake()
+        self.ordered()
+
+    def tell(self, events: Iterable[NodeEvent]) -> None:
+        """Events of others go with ours."""
+        for event in events:
+            self._events.add(event)
+            self.wake()
+
+    def tell_held(self, held: HeldDevices) -> None:
+        """What pods hold, in the stead of what was told before."""
+        self._held.tell(held)
+        self.wake()
+
+    def heed(self) -> None:
+        """The guard got on: what it announces and answers goes to the controller."""
+        self.tell(self.guard.take_events())
+        answer = self.guard.take_answer()
+        if answer is not None:
+            self._answers.append(answer)
+            self.wake()
+
+    def tick(self, gpus: GpuReadings, *, monotonic_ns: int) -> bool:
+        """Records a look; True when a device was lost or came back, so that a survey is due."""
+        wall_ns = self._clock.wall_ns()
+        observation = self._sampler.observe(
+            NodeSample(
+                wall_ns=wall_ns,
+                monotonic_ns=monotonic_ns,
+                generation=self.inventory.generation,
+                gpus=gpus,
+                host=self._host.read(),
+            ),
+            riding=self._riding(gpus),
+        )
+        if self.energy is not None:
+            self.energy.tick(self.inventory.gpus, gpus, observation, monotonic_ns=monotonic_ns)
+        self.outbox.clock(wall_ns=wall_ns, monotonic_ns=monotonic_ns)
+        self.outbox.tick(observation.tick, gpus, self._assignments())
+        self.quick = gpus
+        self.last_tick, self.last_tick_ns = observation.tick, monotonic_ns
+        self.ticks_total += 1
+        self.spool.add(observation.tick)
+        for event in observation.events:
+            self._events.add(event)
+            self._turn(event, monotonic_ns, wall_ns)
+        expiry = self.guard.check(now_ns=monotonic_ns, wall_ns=wall_ns)
+        if expiry is not None:
+            self._events.add(expiry)
+            self.ordered()
+        self.heed()
+        if self.connected:
+            self._times.tick(self.cadence, monotonic_ns)
+        if self._times.due or observation.events or expiry is not None or self.outbox.windows.is_waiting:
+            self.wake()
+        befell = {event.kind for event in observation.events}
+        if befell & _TURNS:
+            self._tell_health()
+        if befell & _FORGETS:
+            self._apply_again()
+        return bool(befell & _TURNS)
+
+    def _turn(self, event: NodeEvent, now_ns: int, wall_ns: int) -> None:
+        if event.kind in _TURNS:
+            lost = event.kind is NodeEventKind.GPU_LOST
+            self.guard.turned(event.gpu_uuid, lost=lost, now_ns=now_ns, wall_ns=wall_ns)
+        if event.kind in _FORGETS:
+            self.returned(event.gpu_uuid)
+
+    def observe_slow(self, look: ExtendedReadings, found: SourceReadings = NO_SOURCE_READINGS) -> None:
+        """Takes what was dear to ask, and whose processes it found; events go at once, readings now and then."""
+        now_ns, wall_ns = self._clock.monotonic_ns(), self._clock.wall_ns()
+        self.slow = replace(look, monotonic_ns=now_ns, wall_ns=wall_ns, host=self._host.read_slow())
+        told = (
+            *self.health.announced(look.events, wall_ns=wall_ns),
+            *self.health.observe(look.gpus, wall_ns=wall_ns),
+            *self._attribute(look, found),
+        )
+        for event in told:
+            self._events.add(event)
+        self._tell_health()
+        if self._slow_sent_ns is None or now_ns - self._slow_sent_ns >= SLOW_SENT_S * 1e9:
+            self._slow_sent_ns, self._slow_due = now_ns, True
+        if told or self._inventory_due:
+            self.wake()
+
+    def _attribute(self, look: ExtendedReadings, found: SourceReadings) -> tuple[NodeEvent, ...]:
+        if self.energy is None:
+            return ()
+        uncounted_s = self._sampler.uncounted_by_gpu
+        told = self.energy.observe(
+            self.inventory.gpus, look, found, assignments=self._assignments(), uncounted_s=uncounted_s
+        )  # fmt: skip
+        if self.energy.newest is not None:
+            # By the clock of the last tick, which is the one that windows are shifted by.
+            at_ns = self.outbox.wall_ns(monotonic_ns=self._clock.monotonic_ns())
+            self.outbox.attributed(self.energy.newest, at_ns=max(0, self._clock.wall_ns()) if at_ns is None else at_ns)
+        return told
+
+    def _assignments(self) -> tuple[Assignment, ...] | None:
+        return None if self.guard.plan is None else self.guard.plan.assignments
+
+    def _riding(self, quick: GpuReadings) -> ExtendedColumns | None:
+        if not self._slow_due:
+            return None
+        self._slow_due = False
+        return build_extended_columns(self.slow, dict(quick), self.inventory)
+
+    def stalled(self, *, now_ns: int) -> bool:
+        """Whether batches are under way and none was acknowledged for too long."""
+        return self.connected and self.spool.under_way > 0 and self._times.stalled(self.cadence, now_ns)
+
+    def hello(self) -> ConnectRequest:
+        """Opens a connection with the newest inventory."""
+        self._inventory_due = False
+        return ConnectRequest(
+            message=Hello(
+                incarnation=self._incarnation,
+                inventory=self.inventory,
+                plan_epoch=self.guard.epoch,
+                held=HeldAssignments(assignments=self._assignments() or ()),
+            )
+        )
+
+    def resume(self, digest: Callable[[Inventory], str]) -> ConnectRequest | None:
+        """Opens a connection without the inventory, where the last controller takes that; None where Hello is due."""
+        if not self._resumes:
+            return None
+        if self._digest[0] is not self.inventory:
+            self._digest = self.inventory, digest(self.inventory)
+        self._inventory_due = False
+        return ConnectRequest(
+            message=Resume(
+                incarnation=self._incarnation, node_name=self.name, plan_epoch=self.guard.epoch,
+                inventory_digest=self._digest[1],
+            )
+        )  # fmt: skip
+
+    def refused(self) -> None:
+        """A connection ended before its Welcome: the next begins with all that there is to say."""
+        self._resumes = False
+
+    def welcome(self, message: Welcome) -> None:
+        """The controller answered: what it does not hold goes again; raises ForeignSequence."""
+        if self.spool.resume(message.acknowledged_sequence) is Acknowledged.FUTURE:
+            self._incarnation = self._draw_incarnation()
+            self.spool.restart()
+            self._reported_sequence = 0
+            raise ForeignSequence(
+                f"the controller claims batch {message.acknowledged_sequence}, which was never sent; starting over"
+            )
+        self._resumes = message.resumes
+        self._events.acknowledge(message.acknowledged_sequence)
+        self._events.resume()
+        self.outbox.windows.resume()
+        self._answers.clear()
+        if self.guard.applied is not None:
+            self._answers.append(self.guard.applied)
+        self.connected = True
+        self._held.again()
+        self._times.due = True
+        now_ns = self._clock.monotonic_ns()
+        self._times.waits_since_ns = now_ns
+        self.guard.renew(now_ns)
+        self._set_cadence(message.cadence, now_ns)
+
+    def disconnected(self) -> None:
+        """The connection is gone; everything unacknowledged waits."""
+        self.connected = False
+
+    def receive(self, response: ConnectResponse) -> None:
+        """One message of the controller after its Welcome; what a newer version says is passed over."""
+        message = response.message
+        now_ns = self._clock.monotonic_ns()
+        match message:
+            case Acknowledgement():
+                self.guard.renew(now_ns)
+                if self.spool.acknowledge(message.sequence) is Acknowledged.NEWER:
+                    self._events.acknowledge(message.sequence)
+                    self._times.waits_since_ns = now_ns
+                if self._times.due or self.spool.urgent:
+                    self.wake()
+            case NodePlan():
+                self._take_plan(message, now_ns)
+            case EnergyAcknowledgement():
+                self.outbox.windows.acknowledge(message.incarnation, message.number)
+                if message.refused:
+                    self.outbox.refuse(message.refused, message.refused_reason)
+            case Cadence():
+                self.guard.renew(now_ns)
+                self._set_cadence(message, now_ns)
+            case _:
+                pass
+
+    def pull(self) -> ConnectRequest | None:
+        """The message to send now, if any."""
+        if self._inventory_due:
+            self._inventory_due = False
+            return ConnectRequest(message=self.inventory)
+        event = self._events.next_event(covered_by=self.spool.upcoming_sequence)
+        if event is not None:
+            return ConnectRequest(message=event)
+        if self._answers:
+            return ConnectRequest(message=self._answers.popleft())
+        other = self._held.take() or self.outbox.windows.upcoming()
+        if other is not None:
+            return ConnectRequest(message=other)
+        if not (self._times.due or self.spool.urgent):
+            return None
+        idle = self.spool.under_way == 0
+        batch = self.spool.next_batch()
+        if batch is None:
+            self._times.due = self._times.due and self.spool.waiting_ticks > 0
+            return None
+        if idle:
+            self._times.waits_since_ns = self._clock.monotonic_ns()
+        self._report_dropped(batch)
+        self.batches_total += 1
+        self._times.due = self._times.due and self.spool.waiting_ticks > 0
+        return ConnectRequest(message=batch)
+
+    def newest(self) -> SampleBatch | None:
+        """The newest tick, numbered by how many came before it."""
+        tick = self.last_tick
+        return None if tick is None else build_batch([tick], sequence=self.ticks_total, dropped_ticks=0)
+
+    def _take_plan(self, plan: NodePlan, now_ns: int) -> None:
+        verdict = self.guard.offer(plan, gpu_uuids=frozenset(self.gpu_uuids), now_ns=now_ns)
+        answer = verdict.answer
+        if answer is None:
+            answer = self.guard.settle(verdict, self._engine.apply(verdict.assignments))
+        self._answers.append(answer)
+        self.wake()
+        self.ordered()
+
+    def _set_cadence(self, cadence: Cadence, now_ns: int) -> None:
+        self.spool.set_window(cadence.window)
+        before, self.cadence = self.cadence, cadence
+        self._times.retime(before, cadence, now_ns)
+        if cadence.sample_interval_s != before.sample_interval_s:
+            self._sampler.set_interval(cadence.sample_interval_s)
+            self.retime()
+        self.wake()
+
+    def _report_dropped(self, batch: SampleBatch) -> None:
+        if batch.dropped_ticks and batch.sequence > self._reported_sequence:
+            detail = f"the spool was full: {batch.dropped_ticks} ticks were dropped before batch {batch.sequence}"
+            kind = NodeEventKind.SAMPLES_DROPPED
+            self._events.add(NodeEvent(kind=kind, time_ns=max(0, self._clock.wall_ns()), detail=detail))
+            self._reported_sequence = batch.sequence
+
+    def _inventory(self, found: DeviceSurvey, *, generation: int) -> Inventory:
+        return build_inventory(
+            self._identity, self._host, found, generation=generation, lost=self._sampler.lost, cordons=self._cordons()
+        )
+
+    def _cordons(self) -> Mapping[str, str]:
+        """Devices that should take no new work, and why."""
+        return {**self.guard.quarantines(self._clock.monotonic_ns()), **self.health.cordons()}
+
+
+def _nothing(*_told: str) -> None:
+    """Nobody listens yet."""

@@ -1,0 +1,540 @@
+"""Reading symbols of the simulated NVML library: sensors, field values, GPM samples, processes and events.
+
+Field numbers and entry layouts follow the simulated driver branch, including the wide process entries of branch 530.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import pynvml
+
+from eelgrid_agent.devices.port import DeviceEventKind, ProcessKind
+from eelgrid_agent.simulation.gpu import SimGpu
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.nvml_handles import (
+    CSymbol,
+    HandleTable,
+    HandleTarget,
+    dereference_argument,
+    get_address,
+    write_handle,
+    write_number,
+)
+from eelgrid_agent.simulation.power_curve import WorkDone
+from eelgrid_agent.simulation.sensors import (
+    LIMIT_FIELDS_SINCE,
+    NEW_LINK_ERRORS_SINCE,
+    POWER_FIELDS_SINCE,
+    RECOVERY_SINCE,
+    GpmActivity,
+    SimClient,
+    compute_activity,
+    list_announced_events,
+)
+from eelgrid_protos.messages import AccessLevel
+
+_INVALID = int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+_NOT_SUPPORTED = int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+_NO_INSTANCE = 0xFFFF_FFFF
+_FIRST, _STEP = 0x7D00_0000_0000_0000, 0x100
+_TYPES = {
+    DeviceEventKind.ECC_SINGLE_BIT: 0x1,
+    DeviceEventKind.ECC_DOUBLE_BIT: 0x2,
+    DeviceEventKind.XID: 0x8,
+    DeviceEventKind.MIG_CHANGED: 0x100,
+    DeviceEventKind.GPU_UNAVAILABLE: 0x4000,
+    DeviceEventKind.RECOVERY_ACTION: 0x8000,
+}
+
+# What a set's devices were registered for, by UUID, and by which handle.
+_Registered = dict[str, tuple[int, HandleTarget]]
+
+
+def build_event_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
+    """All of them, by name."""
+    sets: dict[int, _Registered] = {}
+    addresses = count(_FIRST, _STEP)
+
+    def supported_types(gpu: SimGpu) -> int:
+        known = list_announced_events(node.spec.driver_branch)
+        if gpu.mig.geometry is None:
+            known -= {DeviceEventKind.MIG_CHANGED}
+        return sum(_TYPES[kind] for kind in known)
+
+    def create(ref: Any) -> int:
+        if code := handles.session():
+            return code
+        if not sets:
+            # Nobody listened to what came before.
+            node.announcements.clear()
+        address = next(addresses)
+        sets[address] = {}
+        write_handle(dereference_argument(ref), address)
+        return 0
+
+    def supported(gpu: SimGpu, ref: Any) -> int:
+        return write_number(ref, supported_types(gpu))
+
+    def register(target: HandleTarget, types: Any, event_set: Any) -> int:
+        gpu = target.gpu
+        registered = sets.get(get_address(event_set))
+        if registered is None:
+            return _INVALID
+        if target.instance is not None or types.value & ~supported_types(gpu):
+            return _NOT_SUPPORTED
+        registered[gpu.uuid] = (types.value, target)
+        return 0
+
+    def wait(event_set: Any, ref: Any, _timeout: Any) -> int:
+        if code := handles.session():
+            return code
+        registered = sets.get(get_address(event_set))
+        if registered is None:
+            return _INVALID
+        while node.announcements:
+            told = node.announcements.popleft()
+            types, target = registered.get(told.uuid, (0, None))
+            if target is None or not _TYPES[told.kind] & types:
+                continue
+            data = dereference_argument(ref)
+            data.eventType, data.eventData = _TYPES[told.kind], told.code
+            data.gpuInstanceId = _NO_INSTANCE if told.gi is None else told.gi
+            data.computeInstanceId = _NO_INSTANCE
+            return handles.issue(target, data.device)
+        return int(pynvml.NVML_ERROR_TIMEOUT)
+
+    def free(event_set: Any) -> int:
+        address = get_address(event_set)
+        if address not in sets:
+            return _INVALID
+        del sets[address]
+        return 0
+
+    return {
+        "nvmlEventSetCreate": create,
+        "nvmlDeviceGetSupportedEventTypes": handles.on_device(supported),
+        "nvmlDeviceRegisterEvents": handles.on(register),
+        "nvmlEventSetWait_v2": wait,
+        "nvmlEventSetFree": free,
+    }
+
+
+_WIDE = int(pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG)
+_NARROW = int(pynvml.NVML_VALUE_TYPE_UNSIGNED_INT)
+# What NVML's units of NVLink power thresholds are called; a constant of the driver.
+_LOW_POWER_UNIT = 50
+
+# The first branch that has it, its type, and what it says for a scope.
+_Field = tuple[int, int, Callable[[SimGpu, int], int | None]]
+
+
+def build_field_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
+    """All of them, by name."""
+    fields = {**_power_fields(node), **_link_fields(node), **_state_fields(node), **_moved_fields(node)}
+
+    def values(gpu: SimGpu, count: Any, ref: Any) -> int:
+        for value in dereference_argument(ref)[: count.value]:
+            since, kind, ask = fields.get(value.fieldId, (0, _NARROW, None))
+            if ask is None or node.spec.driver_branch < since:
+                value.nvmlReturn = pynvml.NVML_ERROR_INVALID_ARGUMENT
+                continue
+            number = ask(gpu, value.scopeId)
+            value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if number is None else 0
+            value.valueType = kind
+            if number is not None and kind == _WIDE:
+                value.value.ullVal = number
+            elif number is not None:
+                value.value.uiVal = number
+        return 0
+
+    return {"nvmlDeviceGetFieldValues": handles.on_device(values)}
+
+
+def _power_fields(node: SimulatedNode) -> dict[int, _Field]:
+    now, sensors = node.monotonic_ns, node.sensors
+
+    def instant(gpu: SimGpu, scope: int) -> int | None:
+        if scope == pynvml.NVML_POWER_SCOPE_MODULE:
+            return sensors(gpu).module_power_mw(now())
+        if scope == pynvml.NVML_POWER_SCOPE_MEMORY:
+            return sensors(gpu).memory_power_mw(now())
+        return gpu.power_instant_mw(now()) if scope == pynvml.NVML_POWER_SCOPE_GPU else None
+
+    def averaged(gpu: SimGpu, scope: int) -> int | None:
+        return None if scope else sensors(gpu).power_average_mw(now())
+
+    def enforced(gpu: SimGpu, scope: int) -> int | None:
+        return None if scope else gpu.enforced_mw
+
+    def requested(gpu: SimGpu, scope: int) -> int | None:
+        return None if scope else gpu.limit_mw
+
+    return {
+        83: (0, _WIDE, lambda gpu, _scope: gpu.energy_mj(now())),
+        185: (POWER_FIELDS_SINCE, _NARROW, averaged),
+        186: (POWER_FIELDS_SINCE, _NARROW, instant),
+        190: (LIMIT_FIELDS_SINCE, _NARROW, enforced),
+        192: (LIMIT_FIELDS_SINCE, _NARROW, requested),
+    }
+
+
+def _link_fields(node: SimulatedNode) -> dict[int, _Field]:
+    now, sensors = node.monotonic_ns, node.sensors
+
+    def kib(gpu: SimGpu, link: int) -> int | None:
+        return sensors(gpu).link_kib(link, now())
+
+    def old_errors(gpu: SimGpu, _scope: int) -> int | None:
+        return None if sensors(gpu).traits.new_link_errors else sensors(gpu).link_errors()
+
+    def no_old_errors(gpu: SimGpu, _scope: int) -> int | None:
+        return None if old_errors(gpu, 0) is None else 0
+
+    def new_errors(gpu: SimGpu, link: int) -> int | None:
+        traits = sensors(gpu).traits
+        if not traits.new_link_errors or not 0 <= link < traits.links:
+            return None
+        # They all come in over the first link.
+        return 0 if link else sensors(gpu).link_errors()
+
+    def no_new_errors(gpu: SimGpu, link: int) -> int | None:
+        return None if new_errors(gpu, link) is None else 0
+
+    return {
+        **dict.fromkeys((38, 45, 59), (0, _WIDE, no_old_errors)),
+        52: (0, _WIDE, old_errors),
+        138: (450, _WIDE, kib),
+        139: (450, _WIDE, kib),
+        **dict.fromkeys((206, 207, 211), (NEW_LINK_ERRORS_SINCE, _WIDE, no_new_errors)),
+        208: (NEW_LINK_ERRORS_SINCE, _WIDE, new_errors),
+    }
+
+
+def _state_fields(node: SimulatedNode) -> dict[int, _Field]:
+    now, sensors = node.monotonic_ns, node.sensors
+
+    def changes_mode_at_once(gpu: SimGpu, _scope: int) -> int | None:
+        return None if gpu.mig.geometry is None else int(not gpu.mig.geometry.reset_to_change_mode)
+
+    return {
+        82: (0, _NARROW, lambda gpu, _scope: sensors(gpu).memory_temperature_c(now())),
+        184: (POWER_FIELDS_SINCE, _NARROW, changes_mode_at_once),
+        230: (RECOVERY_SINCE, _NARROW, lambda gpu, _scope: sensors(gpu).recovery_action()),
+    }
+
+
+def _moved_fields(node: SimulatedNode) -> dict[int, _Field]:
+    """Numbers that changed hands between branches: 199 with 200, and 251 with 269."""
+    branch = node.spec.driver_branch
+
+    def query_independent(gpu: SimGpu, _scope: int) -> int | None:
+        return None if gpu.mig.geometry is None else 1
+
+    def threshold(gpu: SimGpu, _scope: int) -> int | None:
+        return _LOW_POWER_UNIT if node.sensors(gpu).traits.links else None
+
+    def thermal_ns(_gpu: SimGpu, _scope: int) -> int | None:
+        return 0
+
+    def smoothing(gpu: SimGpu, _scope: int) -> int | None:
+        return 0 if gpu.product.architecture == "blackwell" else None
+
+    swapped = 555 <= branch < 565
+    thermal_at_251 = 575 <= branch < 590
+    return {
+        199: (550, _NARROW, threshold if swapped else query_independent),
+        200: (550, _NARROW, query_independent if swapped else threshold),
+        251: (570, _WIDE, thermal_ns if thermal_at_251 else smoothing),
+        269: (590, _WIDE, thermal_ns),
+    }
+
+
+_NO_PERMISSION = int(pynvml.NVML_ERROR_NO_PERMISSION)
+_TOO_SMALL = int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+_NOT_FOUND = int(pynvml.NVML_ERROR_NOT_FOUND)
+
+_DETAILS = "nvmlDeviceGetRunningProcessDetailList"
+# The first driver with the list of details, which ended the wide entries.
+_NARROW_AGAIN = (535, 98)
+
+
+class _Entry(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("memory", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+class _WideEntry(ctypes.Structure):
+    _fields_ = (*_Entry._fields_, ("protected_memory", ctypes.c_ulonglong))
+
+
+def build_process_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
+    """All of them, by name."""
+    version = tuple(int(part) for part in node.spec.driver_version.split(".")[:2] if part.isdigit())
+    layout = _WideEntry if (530,) <= version < _NARROW_AGAIN else _Entry
+
+    def listing(kind: ProcessKind, layout: type[ctypes.Structure]) -> CSymbol:
+        def running(target: HandleTarget, count: Any, buffer: Any) -> int:
+            gpu, instance = target.gpu, target.instance
+            if instance is not None and not target.mig_device:
+                return _INVALID
+            if instance is None and gpu.mig.enabled and not node.operations.may(AccessLevel.MIG_MONITOR):
+                return _NO_PERMISSION
+            clients = [client for client in node.sensors(gpu).clients() if client.kind is kind]
+            if instance is not None:
+                clients = [client for client in clients if client.gpu_instance_id == instance.id]
+            return _write(clients, layout, dereference_argument(count), buffer)
+
+        return handles.on(running)
+
+    def confidential_memory(_target: HandleTarget, ref: Any) -> int:
+        info = dereference_argument(ref)
+        info.protectedMemSizeKib = info.unprotectedMemSizeKib = 0
+        return 0
+
+    def details(_target: HandleTarget, _ref: Any) -> int:
+        return _NOT_SUPPORTED
+
+    symbols = {
+        "nvmlDeviceGetComputeRunningProcesses_v2": listing(ProcessKind.COMPUTE, _Entry),
+        "nvmlDeviceGetGraphicsRunningProcesses_v2": listing(ProcessKind.GRAPHICS, _Entry),
+        "nvmlDeviceGetComputeRunningProcesses_v3": listing(ProcessKind.COMPUTE, layout),
+        "nvmlDeviceGetGraphicsRunningProcesses_v3": listing(ProcessKind.GRAPHICS, layout),
+        "nvmlDeviceGetConfComputeMemSizeInfo": handles.on(confidential_memory),
+        "nvmlDeviceGetProcessUtilization": handles.on_device(_utilization(node)),
+    }
+    return symbols if version < _NARROW_AGAIN else {**symbols, _DETAILS: handles.on(details)}
+
+
+def _utilization(node: SimulatedNode) -> CSymbol:
+    def utilization(gpu: Any, samples: Any, count: Any, last_seen: Any) -> int:
+        if gpu.mig.enabled:
+            return _NOT_SUPPORTED
+        sensors, number = node.sensors(gpu), dereference_argument(count)
+        clients, sampled_us = sensors.clients(), sensors.processes_sampled_us(node.monotonic_ns())
+        if not clients or sampled_us <= last_seen.value:
+            return _NOT_FOUND
+        if samples is None or number.value < len(clients):
+            number.value = len(clients)
+            return _TOO_SMALL
+        for sample, client in zip(dereference_argument(samples), clients, strict=False):
+            sample.pid, sample.timeStamp, sample.smUtil = client.pid, sampled_us, client.sm_percent
+        number.value = len(clients)
+        return 0
+
+    return utilization
+
+
+def _write(clients: Sequence[SimClient], layout: type[ctypes.Structure], count: Any, buffer: Any) -> int:
+    room, count.value = count.value, len(clients)
+    if not clients:
+        return 0
+    if buffer is None or room < len(clients):
+        return _TOO_SMALL
+    memory = dereference_argument(buffer)
+    entries = bytes((layout * len(clients))(*(
+        layout(
+            client.pid, client.memory_bytes,
+            _NO_INSTANCE if client.gpu_instance_id is None else client.gpu_instance_id,
+            _NO_INSTANCE if client.compute_instance_id is None else client.compute_instance_id,
+        )
+        for client in clients
+    )))  # fmt: skip
+    ctypes.memmove(memory, entries, min(len(entries), ctypes.sizeof(memory)))
+    return 0
+
+
+_MISMATCH = int(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+# A caller that gives nothing back runs out of memory.
+_SAMPLES_MOST = 4096
+_LIBRARY_SAMPLES_FIRST, _LIBRARY_SAMPLES_STEP = 0x7E00_0000_0000_0000, 0x100
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    gpu: SimGpu
+    # The life that the counters are of: the device's, or that of an instance, which is another one each time.
+    life: object
+    now_ns: int
+    done: WorkDone
+
+    def fits(self, other: "_Sample") -> bool:
+        """Whether the other is a later one of the same."""
+        return (self.gpu.uuid, self.life) == (other.gpu.uuid, other.life) and self.now_ns < other.now_ns
+
+
+def build_sample_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
+    """All of them, by name."""
+    samples: dict[int, _Sample | None] = {}
+    addresses = count(_LIBRARY_SAMPLES_FIRST, _LIBRARY_SAMPLES_STEP)
+
+    def supports(gpu: SimGpu, ref: Any) -> int:
+        info = dereference_argument(ref)
+        if info.version != pynvml.NVML_GPM_SUPPORT_VERSION:
+            return _MISMATCH
+        info.isSupportedDevice = int(node.sensors(gpu).has_activity)
+        return 0
+
+    def allocate(ref: Any) -> int:
+        if code := handles.session():
+            return code
+        if len(samples) >= _SAMPLES_MOST:
+            return int(pynvml.NVML_ERROR_MEMORY)
+        address = next(addresses)
+        samples[address] = None
+        write_handle(dereference_argument(ref), address)
+        return 0
+
+    def free(sample: Any) -> int:
+        if get_address(sample) not in samples:
+            return _INVALID
+        del samples[get_address(sample)]
+        return 0
+
+    def take(gpu: SimGpu, sample: Any) -> int:
+        return fill(gpu, None, sample)
+
+    def take_of_instance(gpu: SimGpu, instance_id: int, sample: Any) -> int:
+        return fill(gpu, instance_id, sample) if instance_id in gpu.mig.instances else _INVALID
+
+    def fill(gpu: SimGpu, instance_id: int | None, sample: Any) -> int:
+        if not node.sensors(gpu).has_activity:
+            return _NOT_SUPPORTED
+        address, now_ns = get_address(sample), node.monotonic_ns()
+        if address not in samples:
+            return _INVALID
+        done = gpu.work(now_ns) if instance_id is None else gpu.loads.done_on(instance_id, now_ns)
+        life = gpu.generation if instance_id is None else gpu.mig.instances[instance_id]
+        samples[address] = _Sample(gpu, life, now_ns, done)
+        return 0
+
+    def metrics(ref: Any) -> int:
+        request = dereference_argument(ref)
+        if request.version != pynvml.NVML_GPM_METRICS_GET_VERSION:
+            return _MISMATCH
+        first, second = samples.get(get_address(request.sample1)), samples.get(get_address(request.sample2))
+        if first is None or second is None or not first.fits(second):
+            return _INVALID
+        told = _metrics(compute_activity((first.now_ns, first.done), (second.now_ns, second.done)))
+        for metric in request.metrics[: request.numMetrics]:
+            metric.nvmlReturn = 0 if metric.metricId in told else _NOT_SUPPORTED
+            metric.value = told.get(metric.metricId, 0.0)
+        return 0
+
+    return {
+        "nvmlGpmQueryDeviceSupport": handles.on_device(supports),
+        "nvmlGpmSampleAlloc": allocate,
+        "nvmlGpmSampleFree": free,
+        "nvmlGpmSampleGet": handles.on_device(take),
+        "nvmlGpmMigSampleGet": handles.on_device(take_of_instance),
+        "nvmlGpmMetricsGet": metrics,
+    }
+
+
+def _metrics(activity: GpmActivity) -> dict[int, float]:
+    """By NVML's numbers, in per cent and MiB a second."""
+    return {
+        1: activity.graphics, 2: activity.sm, 3: activity.occupancy, 5: activity.tensor, 10: activity.memory,
+        11: activity.fp64, 12: activity.fp32, 13: activity.fp16, 20: activity.pcie_sent, 21: activity.pcie_received,
+    }  # fmt: skip
+
+
+def build_sensor_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
+    """All of them, by name."""
+    return {**_power_symbols(node, handles), **_state_symbols(node, handles), **_health_symbols(node, handles)}
+
+
+def _power_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
+    def power(gpu: SimGpu, ref: Any) -> int:
+        return write_number(ref, gpu.power_usage_mw(node.monotonic_ns()))
+
+    def energy(gpu: SimGpu, ref: Any) -> int:
+        return write_number(ref, gpu.energy_mj(node.monotonic_ns()))
+
+    def limit(gpu: SimGpu, ref: Any) -> int:
+        return write_number(ref, gpu.enforced_mw)
+
+    return {
+        "nvmlDeviceGetPowerUsage": handles.on_device(power),
+        "nvmlDeviceGetTotalEnergyConsumption": handles.on_device(energy),
+        "nvmlDeviceGetEnforcedPowerLimit": handles.on_device(limit),
+    }
+
+
+def _state_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
+    def utilization(gpu: SimGpu, ref: Any) -> int:
+        if gpu.percents is None:
+            return _NOT_SUPPORTED
+        dereference_argument(ref).gpu, dereference_argument(ref).memory = gpu.percents
+        return 0
+
+    def clock(gpu: SimGpu, kind: Any, ref: Any) -> int:
+        clocks = {pynvml.NVML_CLOCK_SM: gpu.sm_clock_mhz, pynvml.NVML_CLOCK_MEM: gpu.memory_clock_mhz}
+        return write_number(ref, clocks.get(kind.value))
+
+    def temperature(gpu: SimGpu, sensor: Any, ref: Any) -> int:
+        if sensor.value != pynvml.NVML_TEMPERATURE_GPU:
+            return _INVALID
+        return write_number(ref, gpu.temperature_c(node.monotonic_ns()))
+
+    def temperature_v(gpu: SimGpu, ref: Any) -> int:
+        info = dereference_argument(ref)
+        if info.version != pynvml.nvmlTemperature_v1:
+            return _MISMATCH
+        info.temperature = gpu.temperature_c(node.monotonic_ns())
+        return 0
+
+    def reasons(gpu: SimGpu, ref: Any) -> int:
+        return write_number(ref, gpu.event_reasons)
+
+    def performance_state(gpu: SimGpu, ref: Any) -> int:
+        return write_number(ref, node.sensors(gpu).performance_state())
+
+    return {
+        "nvmlDeviceGetUtilizationRates": handles.on_device(utilization),
+        "nvmlDeviceGetClockInfo": handles.on_device(clock),
+        "nvmlDeviceGetTemperature": handles.on_device(temperature),
+        "nvmlDeviceGetTemperatureV": handles.on_device(temperature_v),
+        "nvmlDeviceGetCurrentClocksEventReasons": handles.on_device(reasons),
+        "nvmlDeviceGetCurrentClocksThrottleReasons": handles.on_device(reasons),
+        "nvmlDeviceGetPerformanceState": handles.on_device(performance_state),
+    }
+
+
+def _health_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
+    def ecc_errors(gpu: SimGpu, kind: Any, counter: Any, ref: Any) -> int:
+        corrected = kind.value == pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
+        if counter.value == pynvml.NVML_VOLATILE_ECC:
+            return write_number(ref, node.sensors(gpu).ecc_volatile(corrected=corrected))
+        return write_number(ref, node.sensors(gpu).ecc_aggregate(corrected=corrected))
+
+    def remapped_rows(gpu: SimGpu, *refs: Any) -> int:
+        rows = node.sensors(gpu).remapped_rows()
+        if rows is None:
+            return _NOT_SUPPORTED
+        for ref, number in zip(refs, rows, strict=True):
+            write_number(ref, number)
+        return 0
+
+    def pcie_generation(gpu: SimGpu, ref: Any) -> int:
+        return write_number(ref, node.sensors(gpu).pcie_generation())
+
+    def pcie_width(gpu: SimGpu, ref: Any) -> int:
+        return write_number(ref, node.sensors(gpu).pcie_width())
+
+    def pcie_replays(gpu: SimGpu, ref: Any) -> int:
+        return write_number(ref, node.sensors(gpu).pcie_replays())
+
+    return {
+        "nvmlDeviceGetTotalEccErrors": handles.on_device(ecc_errors),
+        "nvmlDeviceGetRemappedRows": handles.on_device(remapped_rows),
+        "nvmlDeviceGetCurrPcieLinkGeneration": handles.on_device(pcie_generation),
+        "nvmlDeviceGetCurrPcieLinkWidth": handles.on_device(pcie_width),
+        "nvmlDeviceGetPcieReplayCounter": handles.on_device(pcie_replays),
+    }

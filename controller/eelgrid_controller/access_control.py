@@ -1,0 +1,193 @@
+"""Role-based access control: the role that each call requires, and the ownership of workloads.
+
+Decides who may call what, what a submitter may name in a submission, and who may change running work.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from eelgrid_controller.errors import ControllerConfigError
+from eelgrid_protos.messages import Policy, SpendingScope, Workload, WorkloadSpec
+from eelgrid_protos.roles import (
+    ANY,
+    BadGrant,
+    Caller,
+    Right,
+    Role,
+    RoleRefused,
+    RoleRules,
+    check_role,
+    parse_binds,
+    parse_grants,
+)
+from eelgrid_protos.rpc import AGENT_SERVICE, OPERATOR_SERVICE
+
+_OPERATORS_CALLS: Mapping[Role | None, str] = {
+    # Says only what the caller's own certificate says.
+    None: "WhoAmI",
+    # What is tried on copies changes nothing, and so does a recommendation.
+    Role.VIEWER: (
+        "GetSummary WatchSummary ListNodes ListGpus GetWorkload ListWorkloads WatchWorkloads ExplainWorkload ListPlans "
+        "GetPolicy WhatIf PlanCapacity GetShadow RecommendMoves ListPoints ListPromises ImagineBudgets "
+        "RecommendPartitions ListPartitions QueryEnergy QueryEnergyReport ListEnergyExporters "
+        "ListSpending ExportDecision"
+    ),
+    # Of its own work alone: access_control.py.
+    Role.SUBMITTER: "SubmitWorkload CancelWorkload ScaleWorkload ReportProgress ConfirmEnergyExport",
+    # Points of a profile move the work of everybody who uses it; there is one shadow for all.
+    # The audit log says what others asked and from where.
+    Role.ADMIN: (
+        "UpdatePolicy ApplyMoves ApplyPartitions RecordPoints StartShadow StopShadow RemoveEnergyExporter ReconcileNode "
+        "RemoveNode ListAuditEntries"
+    ),
+}
+# The live page's door, as if it were a call.
+LIVE_PAGE_PATH = "/page"
+# The least role for each call by its path; None for whoever comes with a certificate of the authority.
+REQUIRED_ROLES: Mapping[str, Role | None] = {
+    f"/{AGENT_SERVICE.name}/Connect": Role.AGENT,
+    LIVE_PAGE_PATH: Role.VIEWER,
+    **{f"/{OPERATOR_SERVICE.name}/{call}": role for role, calls in _OPERATORS_CALLS.items() for call in calls.split()},
+}
+
+
+def parse_user_grants(texts: Iterable[str]) -> Mapping[tuple[str, str], Role]:
+    """Roles by certificates' names, from --grant; raises ConfigError."""
+    try:
+        return parse_grants(texts)
+    except BadGrant as error:
+        raise ControllerConfigError(error.problem, error.remedy) from None
+
+
+def parse_bindings(texts: Iterable[str]) -> Mapping[tuple[str, str], tuple[Right, ...]]:
+    """Rights by certificates' names, from --bind; raises ConfigError."""
+    try:
+        return parse_binds(texts)
+    except BadGrant as error:
+        raise ControllerConfigError(error.problem, error.remedy) from None
+
+
+def check_call_role(caller: Caller, path: str, rules: RoleRules, *, now_s: float) -> bool:
+    """Whether it may for its role; False where it may only since roles are not demanded. Raises RoleRefused."""
+    return check_role(caller, path.rpartition("/")[2], REQUIRED_ROLES.get(path, Role.ADMIN), rules, now_s=now_s)
+
+
+# Where a submitter may submit whose certificate names no namespace, as kubectl does without a context's own.
+DEFAULT_NAMESPACE = "default"
+_SHOWN_MOST = 5
+# Of a name in a refusal, which travels in a header of 8 kB at most.
+_SHOWN_CHARACTERS = 64
+_SUBMIT = "SubmitWorkload"
+
+
+def owner_of(caller: Caller | None) -> str:
+    """Who owns what this caller submits; empty where only the stated user is known."""
+    return caller.user if caller is not None and caller.holds(Role.SUBMITTER) else ""
+
+
+def format_owner(workload: Workload) -> str:
+    """Whom a workload belongs to; empty for nobody, and then only administrators may change it."""
+    return workload.owner or workload.spec.user
+
+
+def _is_bound(caller: Caller, rules: RoleRules) -> bool:
+    """Whether it may act on its own work alone."""
+    is_submitter = caller.holds(Role.SUBMITTER) and not caller.holds(Role.ADMIN)
+    return is_submitter and (rules.demanded or bool(caller.user or caller.rights))
+
+
+def check_owner(caller: Caller | None, workload: Workload, method: str, rules: RoleRules) -> None:
+    """Whether the caller may change this workload; raises RoleRefused, which names the owner."""
+    if caller is None or not _is_bound(caller, rules):
+        return
+    if caller.user and caller.user in {workload.owner, workload.spec.user}:
+        return
+    owner, key = _cut(format_owner(workload)), workload.workload_id
+    raise RoleRefused(
+        caller, method, "owner",
+        words=f"of {key} needs its owner {owner} or the role admin" if owner
+        else f"of {key}, which nobody owns, needs the role admin",
+        problem=f"is of the user {caller.user}" if caller.user else "names no user",
+        remedy=f"ask {owner or 'an administrator'}, or use one with the organization eelgrid:admin",
+    )  # fmt: skip
+
+
+def bind_spec(caller: Caller | None, spec: WorkloadSpec, policy: Policy, rules: RoleRules) -> WorkloadSpec:
+    """The specification with what follows from the certificate; raises RoleRefused where it names what it may not."""
+    if caller is None or not _is_bound(caller, rules):
+        return spec
+    if not caller.user:
+        raise _refused(
+            caller, "user", "needs a certificate that names a user",
+            "names no user", "use one with a common name, or bind it: --bind user:NAME=KIND:NAME",
+        )  # fmt: skip
+    if spec.user not in {"", caller.user}:
+        raise _refused(
+            caller, "user", f"as {_cut(spec.user)} needs that user's certificate or the role admin",
+            f"is of the user {caller.user}", "leave the user out, and the work is yours",
+        )  # fmt: skip
+    is_strict = rules.demanded or bool(caller.rights)
+    return replace(
+        spec,
+        user=caller.user,
+        namespace=_namespace(caller, spec, is_strict=is_strict),
+        queue=_queue(caller, spec, is_strict=is_strict),
+        labels=_labels(caller, spec, policy, is_strict=is_strict),
+    )
+
+
+def _namespace(caller: Caller, spec: WorkloadSpec, *, is_strict: bool) -> str:
+    named = caller.rights_to("namespace")
+    allowed = named or (DEFAULT_NAMESPACE,)
+    if ANY in allowed or spec.namespace in allowed or (not named and not is_strict):
+        return spec.namespace
+    raise _without(caller, "namespace", spec.namespace, allowed)
+
+
+def _queue(caller: Caller, spec: WorkloadSpec, *, is_strict: bool) -> str:
+    named = caller.rights_to("queue")
+    if ANY in named or spec.queue in named or not (named or (is_strict and spec.queue)):
+        return spec.queue
+    if not spec.queue and len(named) == 1:
+        return named[0]
+    raise _without(caller, "queue", spec.queue, named)
+
+
+def _labels(caller: Caller, spec: WorkloadSpec, policy: Policy, *, is_strict: bool) -> Mapping[str, str]:
+    named: dict[str, list[str]] = {}
+    for text in caller.rights_to("label"):
+        key, _, value = text.partition("=")
+        named.setdefault(key, []).append(value)
+    labels = dict(spec.labels)
+    for key, values in named.items():
+        if key not in labels and len(values) == 1:
+            labels[key] = values[0]
+        elif labels.get(key) not in values:
+            stated = f"{key}={labels.get(key, '')}"
+            raise _without(caller, "label", stated, [f"{key}={value}" for value in values])
+    counted = {one.label for one in policy.spending if one.scope is SpendingScope.LABEL} if is_strict else set()
+    for key in sorted(counted & labels.keys() - named.keys()):
+        raise _without(caller, "label", f"{key}={labels[key]}", ())
+    return labels
+
+
+def _without(caller: Caller, kind: str, name: str, allowed: Sequence[str]) -> RoleRefused:
+    """The refusal of a namespace, queue or label that the certificate does not name."""
+    shown = ", ".join(map(_cut, allowed[:_SHOWN_MOST])) + (", ..." if len(allowed) > _SHOWN_MOST else "")
+    name = _cut(name)
+    problem = f"may submit with the {kind} {shown}" if allowed else f"may submit without a {kind} only"
+    if kind == "label" and not allowed:
+        problem = "names no value of this label, by which a spending limit is counted"
+    right = f"eelgrid:{kind}:{name}" if name else f"one of these {kind}s"
+    return _refused(
+        caller, kind, f"with the {kind} {name or '(none)'} needs a right to it or the role admin", problem,
+        f"state what it may, or have the certificate name {right} (--bind without a new certificate)",
+    )  # fmt: skip
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}..."
+
+
+def _refused(caller: Caller, needs: str, words: str, problem: str, remedy: str) -> RoleRefused:
+    return RoleRefused(caller, _SUBMIT, needs, words=words, problem=problem, remedy=remedy)

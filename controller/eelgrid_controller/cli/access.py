@@ -1,0 +1,112 @@
+"""eelctl audit and whoami: who requested which change, and what our own certificate permits.
+
+whoami reads no certificates: the controller's view of the caller counts.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+import click
+
+from eelgrid_controller.cli.connection import connect_operators, iterate_pages
+from eelgrid_controller.cli.energy import SPAN
+from eelgrid_controller.cli.output import TableColumn, print_list, print_plain
+from eelgrid_controller.cli.settings import CliSettings, output_option
+from eelgrid_protos.messages import AuditEntry, ListAuditEntriesRequest, WhoAmIRequest, WhoAmIResponse
+
+_HOUR_NS = 3600 * 10**9
+_SHOWN_MOST = 80
+
+
+def _time(entry: AuditEntry) -> str:
+    return f"{datetime.fromtimestamp(entry.time_ns // 10**9, UTC):%FT%TZ}"
+
+
+def _who(entry: AuditEntry) -> str:
+    return entry.user or entry.subject or entry.peer
+
+
+def _what(entry: AuditEntry) -> str:
+    text = entry.arguments
+    return text if len(text) <= _SHOWN_MOST else f"{text[: _SHOWN_MOST - 3]}..."
+
+
+def _answer_colour(entry: AuditEntry) -> str | None:
+    return None if entry.code == "OK" else "red"
+
+
+_COLUMNS: tuple[TableColumn[AuditEntry], ...] = (
+    TableColumn("NUMBER", lambda e: str(e.number), right=True, wide=True),
+    TableColumn("TIME", _time),
+    TableColumn("WHO", _who),
+    TableColumn("ROLE", lambda e: e.role or "-"),
+    TableColumn("CALL", lambda e: e.call),
+    TableColumn("ANSWER", lambda e: e.code, colour=_answer_colour),
+    TableColumn("CALLS", lambda e: str(e.calls), right=True),
+    TableColumn("FROM", lambda e: e.peer, wide=True),
+    TableColumn("CERTIFICATE", lambda e: e.subject or "-", wide=True),
+    TableColumn("REVISION", lambda e: str(e.revision) if e.revision else "-", right=True, wide=True),
+    TableColumn("WHAT", _what),
+    TableColumn("REASON", lambda e: e.reason, wide=True),
+)
+
+
+@click.command()
+@click.option("--since", type=SPAN, default="24h", show_default=True, help="How far back: 24h, 7d, 4w.")
+@click.option("--user", default="", help="Only calls of this user.")
+@click.option("--call", default="", help="Only this call, as in CancelWorkload.")
+@click.option("--denied", is_flag=True, help="Only calls that were refused for their caller's rights.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Entries to show at most.")
+@output_option
+@click.pass_obj
+def audit(settings: CliSettings, /, since: int, limit: int, **filters: str | bool) -> None:
+    """Show who asked to change what, newest first (UTC); needs the role admin.
+
+    An entry with more than one call stands for refused calls that were alike, or for reports, within a minute.
+    """
+    request = ListAuditEntriesRequest(since_ns=max(0, time.time_ns() - since * _HOUR_NS), **filters)  # type: ignore[arg-type]
+    with connect_operators(settings) as client:
+        found = iterate_pages(client.list_audit_entries, request, "entries", timeout_s=settings.timeout_s, limit=limit)
+        print_list(settings, _COLUMNS, found, empty="nobody asked to change anything; look further back with --since")
+
+
+# The end of the calendar; a certificate that never ends is told as the last nanosecond of the contract.
+_SECONDS_MOST = 9_223_372_036
+
+
+@click.command()
+@output_option
+@click.pass_obj
+def whoami(settings: CliSettings, /) -> None:
+    """Say whose our certificate is and what it may here."""
+    with connect_operators(settings) as client:
+        found: WhoAmIResponse = client.who_am_i(WhoAmIRequest(), timeout=settings.timeout_s)
+    print_plain(settings, asdict(found), _lines(found))
+
+
+def _lines(found: WhoAmIResponse) -> Iterator[str]:
+    if not found.not_after_ns:
+        yield "certificate  none: without TLS everybody may everything"
+        return
+    yield f"certificate  {found.subject or '(no name)'}"
+    yield f"roles        {_roles(found)}"
+    if found.user:
+        yield f"user         {found.user}"
+    if found.rights:
+        yield f"may submit   {', '.join(right.replace(':', ' ', 1) for right in found.rights)}"
+    if found.node_names:
+        yield f"nodes        {', '.join(found.node_names)}"
+    ends_s = found.not_after_ns // 10**9
+    yield (
+        f"holds until  {datetime.fromtimestamp(ends_s, UTC):%Y-%m-%d %H:%M} UTC"
+        if ends_s < _SECONDS_MOST
+        else ("holds until  for ever")
+    )
+
+
+def _roles(found: WhoAmIResponse) -> str:
+    if found.roles:
+        return ", ".join(found.roles)
+    return "none: nothing is allowed" if found.roles_demanded else "none: everything is allowed (--roles permit)"

@@ -1,0 +1,524 @@
+"""Checks of `eelctl doctor` on answers of the controller, the local agent and the metrics page.
+
+Each check takes one answer and returns findings with a remedy; nothing is called here, and a failed call is reported by
+the command as skipped. A series that is not on the metrics page is None: an older controller has fewer of them.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from eelgrid_controller.cli.doctor_finding import (
+    Finding,
+    count_noun,
+    join_names,
+    report_failure,
+    report_ok,
+    report_skipped,
+    report_warning,
+)
+from eelgrid_controller.formatting import format_energy, format_power
+from eelgrid_protos.messages import (
+    AccessLevel,
+    ApplyStatus,
+    BudgetStatus,
+    EnforcementMode,
+    GetNodePlanResponse,
+    GetSamplesResponse,
+    Inventory,
+    JobStatus,
+    ListPromisesResponse,
+    Node,
+    NodeState,
+    PlanStatus,
+    Policy,
+    QueryEnergyResponse,
+    ServiceStatus,
+    Summary,
+)
+
+# A batch may be late by a turn of both sides; three are a pattern.
+_STALE_BATCHES, _STALE_LEAST_S = 3.0, 30.0
+_NEAR = 0.95
+_LOST_SHARE = 0.001
+_UNSTEERED = "unsteered"
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+
+
+def check_agents(summary: Summary) -> Finding:
+    """Agents that are connected, of the nodes that are known."""
+    known = summary.nodes_ready + summary.nodes_lost
+    if not known:
+        remedy = "start eelgrid-agent on the nodes with --controller HOST:PORT; see their logs where they run"
+        return report_warning("agents", "no agent ever connected", remedy)
+    said = f"{summary.nodes_ready:,} of {count_noun(known, 'known node')} connected"
+    if summary.nodes_lost:
+        remedy = "`eelctl nodes --state lost` names them; look at eelgrid-agent there (journalctl, kubectl logs)"
+        return (report_warning if summary.nodes_ready else report_failure)("agents", said, remedy)
+    return report_ok("agents", said)
+
+
+def check_samples(summary: Summary) -> Finding:
+    """Ticks that never came."""
+    lost, came = summary.samples_lost, summary.samples_received
+    said = f"{came:,} received, {lost:,} lost"
+    if lost and lost > _LOST_SHARE * (came + lost):
+        remedy = "raise --spool-ticks of the agents, or see why they were away: `eelctl nodes -o wide` tells where"
+        return report_warning("samples", said, remedy)
+    return report_ok("samples", said)
+
+
+def check_freshness(nodes: Sequence[Node], send_interval_s: float) -> Finding:
+    """Nodes that are connected and send nothing."""
+    most_s = max(_STALE_LEAST_S, _STALE_BATCHES * send_interval_s)
+    ready = [node for node in nodes if node.state is NodeState.READY]
+    if not ready:
+        return report_skipped("telemetry", "no node is ready", "see the check of agents")
+    ages = {node.inventory.node_name: node.sample_age_s for node in ready if node.inventory.gpus}
+    silent = [name for name, age_s in ages.items() if age_s is None or age_s > most_s]
+    if silent:
+        what = f"no sample in {most_s:.0f} s from {count_noun(len(silent), 'node')} ({join_names(silent)})"
+        return report_failure("telemetry", what, "see the agents' logs: a driver that hangs, or a clock that is off")
+    oldest_s = max((age_s for age_s in ages.values() if age_s is not None), default=0.0)
+    return report_ok("telemetry", f"the oldest newest sample is {oldest_s:.0f} s old")
+
+
+def check_versions(nodes: Sequence[Node], controller: str, eelctl: str) -> tuple[Finding, ...]:
+    """Whether the three speak of the same release; `controller` is empty where nobody told."""
+    findings = []
+    if not controller:
+        remedy = "name its metrics with --metrics HOST:PORT"
+        findings.append(
+            report_skipped("version, controller", f"eelctl is {eelctl}; the controller's is not known", remedy)
+        )
+    elif _release(controller) == _release(eelctl):
+        findings.append(
+            report_ok("version, controller", controller if controller == eelctl else f"{controller}, eelctl {eelctl}")
+        )
+    else:
+        remedy = "install eelctl and the controller of one release"
+        findings.append(report_warning("version, controller", f"{controller}, but eelctl is {eelctl}", remedy))
+    measure = controller or eelctl
+    others: dict[str, list[str]] = {}
+    for node in nodes:
+        if _release(node.inventory.agent_version) != _release(measure):
+            others.setdefault(node.inventory.agent_version or "unknown", []).append(node.inventory.node_name)
+    if others:
+        said = "; ".join(f"{version} on {join_names(names)}" for version, names in sorted(others.items()))
+        remedy = f"bring these agents to {measure}: the controller first, then its agents"
+        findings.append(report_warning("version, agents", f"{said}, not {measure}", remedy))
+    elif nodes:
+        findings.append(report_ok("version, agents", f"{count_noun(len(nodes), 'agent')} of {measure}"))
+    return tuple(findings)
+
+
+def _release(version: str) -> tuple[str, ...]:
+    found = _VERSION.match(version)
+    return found.groups() if found else (version,)
+
+
+def check_journal_loss(nodes: Sequence[Node]) -> Finding:
+    """Nodes that hold more than the journal knows: it has lost entries."""
+    these = [node for node in nodes if node.ahead_epoch is not None]
+    if not these:
+        return report_ok("journal, nodes", "no node holds more than the journal knows")
+    names = [node.inventory.node_name for node in these]
+    lost = sorted({key for node in these for key in node.unknown_workload_ids})
+    what = f"{count_noun(len(these), 'node')} ({join_names(names)}) hold a plan that the journal does not know"
+    return report_failure(
+        "journal, nodes",
+        what + (f", with {join_names(lost)}" if lost else ""),
+        "the journal lost entries, so nothing new is placed there: see what runs there, then `eelctl reconcile NODE`",
+    )
+
+
+def check_gpus(nodes: Sequence[Node]) -> tuple[Finding, ...]:
+    """Devices that are lost, and those that take no new work."""
+    every = [(node.inventory.node_name, gpu) for node in nodes for gpu in node.inventory.gpus]
+    lost = [f"{name}/{gpu.index}" for name, gpu in every if gpu.lost]
+    held = [f"{name}/{gpu.index} ({gpu.cordon})" for name, gpu in every if gpu.cordon and not gpu.lost]
+    findings = []
+    if lost:
+        remedy = "look for XIDs in `dmesg` there; drain the node, reset the GPU or boot the machine"
+        findings.append(
+            report_failure("GPUs lost", f"{count_noun(len(lost), 'GPU')} answer nothing: {join_names(lost)}", remedy)
+        )
+    if held:
+        remedy = "see the node's log for what befell them; they return when they have behaved for a while"
+        findings.append(
+            report_warning(
+                "GPUs cordoned", f"{count_noun(len(held), 'GPU')} take no new work: {join_names(held)}", remedy
+            )
+        )
+    return tuple(findings) or (report_ok("GPUs", f"{count_noun(len(every), 'GPU')}, none lost, none cordoned"),)
+
+
+def check_layouts(nodes: Sequence[Node]) -> Finding:
+    """MIG modes that wait for a reset."""
+    stuck = [f"{n.inventory.node_name}/{gpu.index}" for n in nodes for gpu in n.inventory.gpus if gpu.mig_pending]
+    if stuck:
+        remedy = "drain these nodes and reset the GPUs, or boot the machines"
+        return report_warning(
+            "MIG mode", f"{count_noun(len(stuck), 'GPU')} wait for a reset: {join_names(stuck)}", remedy
+        )
+    return report_ok("MIG mode", "no change waits for a reset")
+
+
+def check_enforcement(nodes: Iterable[Node], policy: Policy) -> Finding:
+    """Whether agents of enforced pools may change what the controller wants changed."""
+    enforced = {pool.pool for pool in policy.pools if pool.mode is EnforcementMode.ENFORCE}
+    if not enforced:
+        return report_ok("enforcement", "no pool is enforced: nothing on any GPU is changed")
+    of_these = [n for n in nodes if n.inventory.pool in enforced and n.inventory.gpus]
+    unable = [
+        n.inventory.node_name for n in of_these if n.inventory.access < AccessLevel.ROOT and not n.inventory.simulated
+    ]
+    if unable:
+        what = f"{count_noun(len(unable), 'agent')} of enforced pools may not set limits: {join_names(unable)}"
+        return report_failure(
+            "enforcement", what, "run these agents with CAP_SYS_ADMIN (chart: agent.enforce), or observe"
+        )
+    return report_ok(
+        "enforcement",
+        f"{count_noun(len(of_these), 'node')} in {count_noun(len(enforced), 'enforced pool')} may be changed",
+    )
+
+
+def check_limit_reach(nodes: Iterable[Node], policy: Policy) -> Finding:
+    """Whether power limits reach the GPUs of enforced pools: a part that tells no range of limits cannot be lowered."""
+    enforced = {pool.pool for pool in policy.pools if pool.mode is EnforcementMode.ENFORCE}
+    every = [(n.inventory.node_name, gpu) for n in nodes if n.inventory.pool in enforced for gpu in n.inventory.gpus]
+    silent = [f"{name}/{gpu.index}" for name, gpu in every if not gpu.lost and gpu.power_limit_min_w is None]
+    if silent:
+        what = f"{count_noun(len(silent), 'GPU')} of enforced pools tell no power limits that they take: {join_names(silent)}"
+        return report_warning("power limits", what, "no plan and no budget can lower these: count them as they draw")
+    return report_ok("power limits", f"{count_noun(len(every), 'GPU')} of enforced pools can be limited")
+
+
+def check_plans(found: Sequence[PlanStatus]) -> tuple[Finding, ...]:
+    """Plans that nodes refused, could not carry out, or did not answer."""
+    refused, broken, waiting = [], [], []
+    for status in found:
+        plan, applied, name = status.plan, status.applied, status.plan.node_name
+        results = applied.results if applied else ()
+        rules = {result.rule for result in results if result.status is ApplyStatus.REFUSED and result.rule}
+        kinds = {result.status for result in results} | ({applied.status} if applied else set())
+        if ApplyStatus.FAILED in kinds:
+            broken.append(name)
+        elif ApplyStatus.REFUSED in kinds:
+            refused.append(f"{name} ({', '.join(sorted(rules)) or 'no rule named'})")
+        if plan.epoch and (applied is None or applied.epoch < plan.epoch):
+            waiting.append(name)
+    findings = []
+    see = "`eelctl plan NODE` shows the items; docs/reference/agent.md lists the rules"
+    if broken:
+        findings.append(
+            report_failure(
+                "plans failed", f"{count_noun(len(broken), 'node')} could not do their plan: {join_names(broken)}", see
+            )
+        )
+    if refused:
+        findings.append(
+            report_warning("plans refused", f"{count_noun(len(refused), 'node')} refused: {join_names(refused)}", see)
+        )
+    if waiting:
+        remedy = "run this again in some seconds; a node that stays here is away or its agent hangs"
+        findings.append(
+            report_warning("plans unanswered", f"{count_noun(len(waiting), 'node')}: {join_names(waiting)}", remedy)
+        )
+    return tuple(findings) or (report_ok("plans", f"{count_noun(len(found), 'plan')}, all answered as asked"),)
+
+
+def check_budgets(
+    found: Sequence[BudgetStatus], drawn_w: float, measured_gpus: int, gpus_known: int
+) -> tuple[Finding, ...]:
+    """Power budgets that are over or nearly so; what is drawn is known of the cluster's."""
+    if not found:
+        return (report_ok("budgets", "no power budget is set"),)
+    findings = []
+    for status in found:
+        budget = status.budget
+        name = f"{budget.scope.name.lower()} {budget.name}".strip()
+        check = f"budget, {name}"
+        is_whole = budget.scope.name == "CLUSTER" and measured_gpus == gpus_known
+        if is_whole and drawn_w > budget.limit_w:
+            what = f"{format_power(drawn_w)} are drawn of {format_power(budget.limit_w)}"
+            findings.append(
+                report_failure(check, what, "see `eelctl promises`: enforce more pools, drain nodes, or raise it")
+            )
+        elif status.shortfall_w > 0:
+            what = f"{format_power(status.shortfall_w)} of what was promised have no room in {format_power(budget.limit_w)}"
+            findings.append(
+                report_warning(check, what, "see `eelctl promises`: promise less, or raise it (eelctl policy set)")
+            )
+        elif status.claimed_w > _NEAR * budget.limit_w:
+            what = f"{format_power(status.claimed_w)} claimed of {format_power(budget.limit_w)}"
+            findings.append(report_warning(check, what, "nothing yet; new work will wait for watts"))
+    return tuple(findings) or (report_ok("budgets", f"{count_noun(len(found), 'budget')}, none near its limit"),)
+
+
+def check_promises(found: ListPromisesResponse) -> tuple[Finding, ...]:
+    """Promises that nobody can keep, for nobody can watch or steer."""
+    every: list[ServiceStatus | JobStatus] = [*found.services, *found.jobs]
+    if not every:
+        return (report_ok("promises", "nothing is promised"),)
+    unsteered = [one for one in every if one.phase == _UNSTEERED]
+    late = [one.name or one.workload_id for one in found.services
+            if one.live_s is not None and one.objective_s and one.live_s > one.objective_s]  # fmt: skip
+    findings = []
+    if unsteered:
+        names = join_names(f"{one.name or one.workload_id} ({one.reason.partition(';')[0]})" for one in unsteered)
+        remedy = "measure a profile (`eelctl profile`) or correct the metrics' address; `eelctl promises` says which"
+        findings.append(
+            report_warning("promises", f"{count_noun(len(unsteered), 'promise')} nobody steers: {names}", remedy)
+        )
+    if late:
+        what = f"{count_noun(len(late), 'service')} slower than promised: {join_names(late)}"
+        findings.append(
+            report_warning("latency", what, "`eelctl promises` tells what is done for them, or what stands against it")
+        )
+    return tuple(findings) or (report_ok("promises", f"{count_noun(len(every), 'promise')}, all steered, none late"),)
+
+
+def check_ledger(found: QueryEnergyResponse, measured_gpus: int) -> Finding:
+    """Whether joules of the last hours came; an answer covers this hour and the one before."""
+    said = f"{format_energy(found.measured_mj / 1000.0)} in this hour and the one before"
+    if not found.measured_mj and measured_gpus:
+        what = "GPUs are measured, but the ledger has no joule of this hour and the one before"
+        return report_warning(
+            "ledger", what, "wait a minute after a start; then see `ledger` in the controller's log and its disk"
+        )
+    if not found.measured_mj:
+        return report_skipped("ledger", "no GPU is measured", "see the checks of agents and telemetry")
+    return report_ok("ledger", said)
+
+
+def check_waiting_work(summary: Summary) -> Finding:
+    """Work that waits, and why."""
+    if not summary.pending:
+        return report_ok("queue", "nothing waits")
+    most = max(summary.pending_reasons, key=lambda reason: reason.workloads, default=None)
+    why = f", most of it for: {most.reason}" if most else ""
+    return report_ok("queue", f"{count_noun(summary.pending, 'workload')} wait{why}")
+
+
+_SERIES = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? ([^ ]+)(?: [0-9]+)?")
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+_LAG_S = 5.0
+_LEDGER_S = 900.0
+_SILENCE_S = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsAnswer:
+    """Values by name and labels."""
+
+    series: Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """One series; None where it is not on the page."""
+        return self.series.get((name, frozenset(labels.items())))
+
+    def all_of(self, name: str) -> dict[frozenset[tuple[str, str]], float]:
+        """Every series of a name, by labels."""
+        return {labels: value for (found, labels), value in self.series.items() if found == name}
+
+    @property
+    def version(self) -> str:
+        """The controller's; empty where the page does not tell."""
+        for labels in self.all_of("eelgrid_controller_info"):
+            return dict(labels).get("version", "")
+        return ""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this is a controller's page at all."""
+        return self.value("eelgrid_state_revision") is not None
+
+
+def parse_metrics(text: str) -> MetricsAnswer:
+    """Prometheus' text format; a line that is none of it is passed over."""
+    series = {}
+    for line in text.splitlines():
+        match = _SERIES.fullmatch(line) if line and line[0] != "#" else None
+        if match is None:
+            continue
+        try:
+            value = float(match[3])
+        except ValueError:
+            continue
+        series[match[1], frozenset(_LABEL.findall(match[2] or ""))] = value
+    return MetricsAnswer(series)
+
+
+def check_metrics(page: MetricsAnswer) -> tuple[Finding, ...]:
+    """All that the page tells."""
+    return (
+        check_journal(page),
+        *check_changed_settings(page),
+        check_control_loop(page),
+        *check_ledger_age(page),
+        *check_clock_jumps(page),
+        *check_kubernetes(page),
+    )
+
+
+def check_journal(page: MetricsAnswer) -> Finding:
+    """Whether the controller can put on disk what it accepts."""
+    writable, lag_s = page.value("eelgrid_journal_writable"), page.value("eelgrid_journal_lag_seconds")
+    if writable is None:
+        return report_skipped("journal", "the page tells nothing of it", "name the controller's page, not another's")
+    if not writable:
+        remedy = "look at the disk of its --data (df, dmesg): it accepts nothing until it can write again"
+        return report_failure("journal", "cannot be written", remedy)
+    if lag_s is not None and lag_s > _LAG_S:
+        return report_warning(
+            "journal", f"commands wait {lag_s:.0f} s for the disk", "look at the disk of its --data (iostat)"
+        )
+    return report_ok("journal", "can be written")
+
+
+def check_changed_settings(page: MetricsAnswer) -> tuple[Finding, ...]:
+    """Limits and clocks that somebody else changed, counted since the controller began."""
+    drifts = page.value("eelgrid_agent_events_total", kind="setting_drift") or 0.0
+    given_up = page.value("eelgrid_agent_events_total", kind="enforcement_suspended") or 0.0
+    findings = []
+    if given_up:
+        what = f"agents gave up {count_noun(int(given_up), 'time')} on a setting that somebody else keeps changing"
+        remedy = "find who else sets limits there (nvidia-smi in a cron job, DCGM, a tuning daemon) and end it"
+        findings.append(report_failure("caps suspended", what, remedy))
+    if drifts:
+        what = (
+            f"somebody else changed what an agent had set, {count_noun(int(drifts), 'time')} since the controller began"
+        )
+        remedy = "the agent set it anew; the node's log names the GPU (event=setting_drift): find who else sets it"
+        findings.append(report_warning("caps drifted", what, remedy))
+    return tuple(findings) or (report_ok("caps", "no setting drifted since the controller began"),)
+
+
+def check_control_loop(page: MetricsAnswer) -> Finding:
+    """Whether promises are looked after."""
+    cycles, failures = page.value("eelgrid_steward_cycles_total"), page.value("eelgrid_steward_failures_total")
+    faults = page.value("eelgrid_steward_faults_total") or 0.0
+    if cycles is None:
+        return report_skipped("steward", "the page tells nothing of it", "bring the controller to this release")
+    if failures:
+        what = f"{count_noun(int(failures), 'cycle')} of {int(cycles):,} failed as a whole"
+        return report_failure("steward", what, "its log has the reason (steward); tell us, with the log")
+    if faults:
+        what = f"{count_noun(int(faults), 'workload')} were passed over for an error"
+        return report_warning("steward", what, "its log names them (steward)")
+    return report_ok("steward", f"{count_noun(int(cycles), 'cycle')}, none failed")
+
+
+def check_ledger_age(page: MetricsAnswer) -> tuple[Finding, ...]:
+    """Whether the ledger keeps up; nothing where this controller does not tell."""
+    age_s = page.value("eelgrid_ledger_newest_window_age_seconds")
+    failures = page.value("eelgrid_ledger_failures_total") or 0.0
+    damaged = page.value("eelgrid_ledger_damaged_parts") or 0.0
+    if damaged:
+        what = f"{count_noun(int(damaged), 'part')} of it do not agree with their checksums and are left out of answers"
+        remedy = "its log and `eelctl energy` name them; check the disk, and put a backup back (EelgridLedgerFailing)"
+        return (report_failure("ledger, damage", what, remedy),)
+    refused = page.value("eelgrid_ledger_windows_total", result="refused") or 0.0
+    if refused and not failures:
+        what = f"{count_noun(int(refused), 'window')} of agents were refused, as no boards can have drawn that"
+        return (report_warning("ledger, refused", what, "the controller's log names the nodes (ledger=refused)"),)
+    if failures:
+        what = f"could not write {count_noun(int(failures), 'time')}"
+        remedy = "look at the disk of its --data; agents keep their windows until they are taken"
+        return (report_warning("ledger, writing", what, remedy),)
+    if age_s is None:
+        return ()
+    if age_s > _LEDGER_S:
+        what = f"the newest window ended {age_s / 60.0:.0f} minutes ago"
+        remedy = "see that agents are connected and their clocks right; they send what they kept when they come back"
+        return (report_warning("ledger, age", what, remedy),)
+    return (report_ok("ledger, age", f"the newest window ended {age_s:.0f} s ago"),)
+
+
+def check_clock_jumps(page: MetricsAnswer) -> tuple[Finding, ...]:
+    """Whether the controller's clock was set while it ran; nothing where this controller does not tell."""
+    jumps = page.value("eelgrid_clock_jumps_total")
+    if jumps is None:
+        return ()
+    if not jumps:
+        return (report_ok("clock, jumps", "none since the controller began"),)
+    last_s = page.value("eelgrid_clock_jump_seconds") or 0.0
+    what = f"{count_noun(int(jumps), 'jump')} since the controller began, the last by {last_s:+,.1f} s"
+    return (report_warning("clock, jumps", what, "synchronise its machine by NTP (timedatectl set-ntp true)"),)
+
+
+def check_kubernetes(page: MetricsAnswer) -> tuple[Finding, ...]:
+    """Who leads, and whether the API server talks; nothing without a Kubernetes part."""
+    leading = page.value("eelgrid_kubernetes_leading")
+    if leading is None:
+        return ()
+    findings = [report_ok("kubernetes", "leads" if leading else "stands by: another holds the Lease")]
+    silence = {
+        dict(labels).get("kind", "?"): value
+        for labels, value in page.all_of("eelgrid_kubernetes_silence_seconds").items()
+    }
+    mute = sorted(kind for kind, age_s in silence.items() if age_s > _SILENCE_S)
+    if mute:
+        what = f"the API server has said nothing of {', '.join(mute)} for {max(silence.values()):.0f} s"
+        findings.append(
+            report_failure(
+                "kubernetes, watches", what, "see that it answers and that our account may list and watch them"
+            )
+        )
+    stuck = page.value("eelgrid_kubernetes_pods_unschedulable") or 0.0
+    if stuck:
+        what = f"kube-scheduler cannot put {count_noun(int(stuck), 'pinned pod')} where they are to be"
+        remedy = "`kubectl describe pod` names the taint, quota or volume; free it, or let the pod go elsewhere"
+        findings.append(report_warning("kubernetes, pods", what, remedy))
+    return tuple(findings)
+
+
+_STALE_S = 10.0
+_LEASE_WARN_S = 5.0
+
+
+def check_inventory(found: Inventory) -> tuple[Finding, ...]:
+    """What the agent is, what it may do, and the devices that it lost."""
+    name = found.node_name + (" (simulated)" if found.simulated else "")
+    findings = [report_ok("agent", f"{name}: version {found.agent_version}, {count_noun(len(found.gpus), 'GPU')}")]
+    may = {
+        AccessLevel.ROOT: "limits, clocks and MIG",
+        AccessLevel.MIG_CONFIG: "MIG instances",
+        AccessLevel.MIG_MONITOR: "nothing; it sees MIG instances",
+        AccessLevel.READ_ONLY: "nothing; it reads",
+    }.get(found.access, "nothing that it tells of")
+    findings.append(report_ok("agent, rights", f"may change {may}"))
+    silent = [str(gpu.index) for gpu in found.gpus if not gpu.lost and gpu.power_limit_min_w is None]
+    if silent:
+        what = f"GPU {join_names(silent)} tells no power limits that it takes"
+        remedy = "no plan and no --power-budget can lower it; see `nvidia-smi -q -d POWER`"
+        findings.append(report_warning("agent, power limits", what, remedy))
+    lost = [str(gpu.index) for gpu in found.gpus if gpu.lost]
+    if lost:
+        remedy = "look for XIDs in `dmesg`; reset the GPU or boot the machine"
+        findings.append(report_failure("agent, GPUs", f"GPU {join_names(lost)} answers nothing", remedy))
+    return tuple(findings)
+
+
+def check_newest_sample(found: GetSamplesResponse) -> Finding:
+    """Whether the agent reads its sensors."""
+    if found.age_s > _STALE_S or found.samples is None or not found.samples.time_ns:
+        what = f"the newest sample is {found.age_s:,.0f} s old"
+        return report_failure("agent, sampling", what, "a call into the driver hangs: see the agent's log, and `dmesg`")
+    return report_ok("agent, sampling", f"the newest sample is {found.age_s:.1f} s old")
+
+
+def check_lease(found: GetNodePlanResponse) -> Finding:
+    """Whether the plan in force is being renewed."""
+    if found.plan is None or not found.plan.epoch:
+        return report_warning(
+            "agent, plan", "no plan came", "see that the agent reaches its controller (its log: event=connected)"
+        )
+    if found.lease_left_s < _LEASE_WARN_S:
+        what = f"the lease of plan {found.plan.epoch} ends in {found.lease_left_s:.0f} s or has ended"
+        return report_warning(
+            "agent, plan", what, "the controller is away: what the agent changed is put back; see its log"
+        )
+    return report_ok("agent, plan", f"plan {found.plan.epoch}, leased for {found.lease_left_s:.0f} s more")

@@ -1,0 +1,506 @@
+"""Checks of `eelctl doctor` on the local machine: packages, driver, rights, clocks, ports, kubelet.
+
+Functions named read_* gather plain values (None where something is missing) and change nothing; check_* judge them.
+NVML is queried in a child process with a time limit, since a call into a hanging driver cannot be cancelled.
+
+Drivers: MIG came with 450, `nvidia-smi` fields of instant power and the units of hardware activity that we read with
+525 (docs/energy.md). An older one is no failure, for the agent runs with what there is.
+"""
+
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from importlib import metadata
+from pathlib import Path
+
+from eelgrid_controller.cli.doctor_finding import (
+    Finding,
+    count_noun,
+    join_names,
+    report_failure,
+    report_ok,
+    report_skipped,
+    report_warning,
+)
+from eelgrid_controller.formatting import format_memory
+
+PYTHON_LEAST, PYTHON_BELOW = (3, 11), (3, 14)
+_DRIVER_MIG, _DRIVER_INSTANT = 450, 525
+_SLOW_S = 2.0
+# Of prices and windows a second is nothing; a minute moves joules into another hour.
+_SKEW_WARN_S, _SKEW_FAIL_S = 2.0, 60.0
+_DISK_FAIL_BYTES, _DISK_WARN_BYTES = 256 * 1024**2, 2 * 1024**3
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*([^;]*)(?:;(.*))?")
+_LEAST = re.compile(r">=\s*([0-9.]+)")
+_EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
+
+
+def check_python(version: tuple[int, int, int]) -> Finding:
+    """Whether this interpreter is one that is supported."""
+    said = f"Python {'.'.join(map(str, version))}"
+    if PYTHON_LEAST <= version[:2] < PYTHON_BELOW:
+        return report_ok("python", said)
+    least, last = ".".join(map(str, PYTHON_LEAST)), f"{PYTHON_BELOW[0]}.{PYTHON_BELOW[1] - 1}"
+    return report_failure("python", f"{said} is not supported", f"install Eelgrid under Python {least} to {last}")
+
+
+def parse_requirements(lines: Iterable[str], extra: str) -> dict[str, tuple[int, ...]]:
+    """Least versions of what an extra needs, from a package's own requirements; () where any will do."""
+    found = {}
+    for line in lines:
+        match = _REQUIREMENT.fullmatch(line.strip())
+        asked = _EXTRA.search(match[3] or "") if match else None
+        if match is None or (asked is not None and asked[1] != extra):
+            continue
+        least = _LEAST.search(match[2])
+        found[match[1]] = _numbers(least[1]) if least else ()
+    return found
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"[0-9]+", version)[:3])
+
+
+def check_packages(extra: str, wanted: Mapping[str, tuple[int, ...]], present: Mapping[str, str | None]) -> Finding:
+    """Whether all that a part needs is installed, and new enough."""
+    check = f"packages, {extra}"
+    missing = sorted(name for name in wanted if present.get(name) is None)
+    old = sorted(
+        f"{name} {present[name]}" for name, least in wanted.items()
+        if present.get(name) is not None and _numbers(str(present[name])) < least
+    )  # fmt: skip
+    remedy = f'pip install "eelgrid[{extra}]"'
+    if not wanted:
+        return report_skipped(check, "Eelgrid is not installed as a package", f"{remedy}, so that its needs are known")
+    if missing and extra == "agent":
+        return report_warning(check, f"lacks {join_names(missing)}", f"{remedy}, if an agent is to run here")
+    if missing or old:
+        lacks = "; ".join(filter(None, (f"lacks {join_names(missing)}" if missing else "", f"too old: {join_names(old)}" if old else "")))  # fmt: skip
+        return report_failure(check, lacks, remedy)
+    return report_ok(check, count_noun(len(wanted), "package"))
+
+
+@dataclass(frozen=True, slots=True)
+class DriverAnswer:
+    """What a child process heard of NVML; `problem` is none, binding, library, driver, hung or error."""
+
+    problem: str
+    detail: str = ""
+    version: str = ""
+    devices: int = 0
+    took_s: float = 0.0
+
+
+def check_nvml(answer: DriverAnswer, gpus_on_bus: int | None) -> Finding:
+    """Whether NVML is there and answers; `gpus_on_bus` is None where the bus cannot be looked at."""
+    check, has_gpus = "nvml", bool(gpus_on_bus)
+    there = f"{count_noun(gpus_on_bus, 'NVIDIA GPU')} on the bus" if gpus_on_bus else "no NVIDIA GPU is seen on the bus"
+    match answer.problem:
+        case "hung":
+            what = f"the driver did not answer in {answer.took_s:.0f} s"
+            return report_failure(
+                check, what, "look for XIDs in `dmesg`; end what hangs, reset the GPU or boot the machine"
+            )
+        case "binding":
+            remedy = 'pip install "eelgrid[agent]", if an agent is to run here'
+            return (report_failure if has_gpus else report_skipped)(
+                check, f"the binding nvidia-ml-py is missing; {there}", remedy
+            )
+        case "library" | "driver" if not has_gpus:
+            return report_skipped(
+                check, f"{answer.detail}; {there}", "run it on a node with GPUs to have its driver checked"
+            )
+        case "library":
+            remedy = "install NVIDIA's driver; in a container, let its runtime mount libnvidia-ml.so.1"
+            return report_failure(check, f"{answer.detail}; {there}", remedy)
+        case "driver":
+            return report_failure(
+                check, f"{answer.detail}; {there}", "load the driver (modprobe nvidia); see that nvidia-smi works"
+            )
+        case "error":
+            return report_failure(check, f"NVML says: {answer.detail}", "see what nvidia-smi says, and `dmesg`")
+    said = f"{count_noun(answer.devices, 'GPU')}, driver {answer.version}, answered in {answer.took_s:.1f} s"
+    if gpus_on_bus and answer.devices < gpus_on_bus:
+        what = f"{said}, but {gpus_on_bus} on the bus"
+        return report_failure(check, what, "a GPU is lost or given to another: see `nvidia-smi -L` and XIDs in `dmesg`")
+    if answer.took_s > _SLOW_S:
+        return report_warning(
+            check, said, "turn persistence mode on (nvidia-persistenced), or look for a GPU that hangs"
+        )
+    return report_ok(check, said)
+
+
+def check_driver(version: str) -> Finding:
+    """What the driver is too old for."""
+    check, numbers = "driver", _numbers(version)
+    if not numbers:
+        return report_skipped(check, "no driver told its version", "see the check of nvml")
+    if numbers[0] < _DRIVER_MIG:
+        what = f"{version}: no MIG, no instant power"
+        return report_failure(check, what, f"install driver {_DRIVER_INSTANT} or newer")
+    if numbers[0] < _DRIVER_INSTANT:
+        what = f"{version}: power is a mean over a second, and there are no hardware counters of activity"
+        return report_warning(check, what, f"install driver {_DRIVER_INSTANT} or newer")
+    return report_ok(check, f"{version}: has all that is read")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRights:
+    """What this process may do: CAP_SYS_ADMIN, the driver's MIG files (None without such files), missing nodes."""
+
+    is_root: bool
+    has_sys_admin: bool
+    may_configure: bool | None
+    may_monitor: bool | None
+    missing_nodes: Sequence[str] = ()
+
+
+def check_rights(found: ProcessRights) -> tuple[Finding, ...]:
+    """What this user could change on the GPUs, and whether containers could open every MIG instance."""
+    who = "root" if found.is_root else "this user"
+    findings = []
+    if found.has_sys_admin:
+        findings.append(report_ok("rights, limits", f"{who} has CAP_SYS_ADMIN: may set limits, clocks and MIG mode"))
+    else:
+        remedy = "run the agent as root or with CAP_SYS_ADMIN where a pool is to be enforced; observing needs nothing"
+        findings.append(
+            report_warning("rights, limits", f"{who} lacks CAP_SYS_ADMIN: may read, but set no limits", remedy)
+        )
+    if found.may_configure is None:
+        where = "the driver shows no MIG capabilities (/proc/driver/nvidia/capabilities/mig)"
+        findings.append(report_skipped("rights, MIG", where, "nothing, unless this node has MIG; then load the driver"))
+    elif found.has_sys_admin or found.may_configure:
+        findings.append(report_ok("rights, MIG", f"{who} may make and remove instances"))
+    elif found.may_monitor:
+        remedy = "run the agent as root, or let it read mig/config, where layouts are to be changed"
+        findings.append(report_warning("rights, MIG", f"{who} may see instances and change none", remedy))
+    else:
+        remedy = "run the agent as root, or let it read mig/monitor below /proc/driver/nvidia/capabilities"
+        findings.append(report_warning("rights, MIG", f"{who} sees only instances that a process can open", remedy))
+    if found.missing_nodes:
+        remedy = f"as root: nvidia-modprobe {' '.join(f'-f {node}' for node in found.missing_nodes[:2])}"
+        what = f"{count_noun(len(found.missing_nodes), 'MIG instance')} without a device node in /dev/nvidia-caps"
+        findings.append(
+            report_failure("MIG device nodes", what, remedy + (" ..." if len(found.missing_nodes) > 2 else ""))
+        )
+    return tuple(findings)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderState:
+    """A folder that a daemon writes; `holder` is whoever has its lock."""
+
+    path: str
+    exists: bool
+    writable: bool
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+
+
+def check_folder(check: str, found: FolderState, flag: str, *, here: bool) -> Finding:
+    """Whether a daemon could write there; `here` says that it is to run on this machine."""
+    if not found.exists and not here:
+        return report_skipped(
+            check, f"{found.path} is not there", f"nothing, unless it is to run here; else name it with {flag}"
+        )
+    if not found.writable:
+        what = f"{found.path} cannot be written by this user"
+        return (report_failure if here else report_warning)(
+            check, what, f"run it as its owner, or name a folder of yours with {flag}"
+        )
+    return report_ok(check, f"{found.path} can be {'written' if found.exists else 'made'}")
+
+
+def check_disk_room(check: str, found: FolderState) -> Finding:
+    """Room for the journal and the ledger."""
+    if found.free_bytes is None or not found.total_bytes:
+        return report_skipped(check, f"{found.path}: the file system tells no size", "see `df`")
+    said = f"{format_memory(found.free_bytes)} of {format_memory(found.total_bytes)} free below {found.path}"
+    remedy = "make room, or move the folder: the controller accepts nothing that it cannot put on disk"
+    if found.free_bytes < _DISK_FAIL_BYTES:
+        return report_failure(check, said, remedy)
+    if found.free_bytes < _DISK_WARN_BYTES:
+        return report_warning(check, said, remedy)
+    return report_ok(check, said)
+
+
+def check_clock_synchronised(synchronised: bool | None, detail: str = "") -> Finding:
+    """What the machine itself says of its clock; None where nobody tells."""
+    if synchronised is None:
+        return report_skipped("clock", detail or "nobody tells whether the clock is synchronised",
+                       "see that chrony or systemd-timesyncd runs: `timedatectl` tells where systemd is")  # fmt: skip
+    if not synchronised:
+        what = "the clock is not synchronised: joules may be counted in the wrong hour"
+        return report_warning("clock", what, "start chrony or systemd-timesyncd (timedatectl set-ntp true)")
+    return report_ok("clock", "synchronised")
+
+
+def check_clocks_agree(whose: str, ahead_s: float, within_s: float) -> Finding:
+    """Whether another's clock agrees with ours; `within_s` is how far our look may be off."""
+    check, off_s = f"clock, {whose}", abs(ahead_s)
+    side = "ahead of" if ahead_s > 0 else "behind"
+    if off_s <= _SKEW_WARN_S + within_s:
+        return report_ok(check, f"within {max(off_s, within_s):.1f} s of this machine's")
+    remedy = "synchronise both machines by NTP (timedatectl set-ntp true)"
+    what = f"{off_s:,.0f} s {side} this machine's"
+    return (report_failure if off_s > _SKEW_FAIL_S + within_s else report_warning)(check, what, remedy)
+
+
+class PortState(Enum):
+    """Who has a port."""
+
+    FREE = "free"
+    OURS = "ours"
+    OTHER = "other"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonPort:
+    """A port that a daemon of ours has, or would listen on."""
+
+    address: str
+    purpose: str
+    flag: str
+    state: PortState
+
+
+def check_ports(found: Iterable[DaemonPort]) -> tuple[Finding, ...]:
+    """One finding for each port that others have; one for all that are well."""
+    every = tuple(found)
+    bad, well = [], []
+    for port in every:
+        check = f"port, {port.purpose}"
+        if port.state is PortState.OTHER:
+            what = f"{port.address} is held by a program that is not Eelgrid's"
+            bad.append(report_failure(check, what, f"end it, or choose another with {port.flag}"))
+        elif port.state is PortState.REFUSED:
+            what = f"this user may not listen on {port.address}"
+            bad.append(report_warning(check, what, f"choose another with {port.flag}"))
+        else:
+            well.append(f"{port.address} {'answers' if port.state is PortState.OURS else 'free'} ({port.purpose})")
+    return (*bad, *((report_ok("ports", ", ".join(well)),) if well else ()))
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletSockets:
+    """The kubelet's folder, and for each socket below it whether it is there and takes a connection."""
+
+    folder_exists: bool
+    answers: Mapping[str, bool | None]
+
+
+def check_kubelet(found: KubeletSockets) -> Finding:
+    """Whether the kubelet tells which pods hold which devices; None is a socket that is not there."""
+    if not found.folder_exists:
+        return report_skipped("kubelet", "no kubelet on this machine", "nothing, unless this is a node of Kubernetes")
+    missing = [path for path, answers in found.answers.items() if answers is None]
+    silent = [path for path, answers in found.answers.items() if answers is False]
+    if silent:
+        what = f"nobody who lets this user in listens on {join_names(silent)}"
+        return report_failure("kubelet", what, "see that the kubelet runs, and run this as root")
+    if missing:
+        remedy = "see that the kubelet runs; in a container, mount the socket and name it with --kubelet"
+        return report_warning("kubelet", f"lacks {join_names(missing)}: pods stay without names", remedy)
+    return report_ok("kubelet", f"listens on {count_noun(len(found.answers), 'socket')}")
+
+
+_SYS_ADMIN = 1 << 21
+_NVIDIA = "0x10de"
+_DISPLAY = "0x03"
+_TIMEDATECTL_S = 5.0
+_SOCKET_S = 1.0
+_STARTING_S = 3.0
+_ENDING_S = 1.0
+# Its last line is JSON; what the driver prints before it is passed over.
+_ASK_NVML = """
+import json, time
+start = time.monotonic()
+def say(**told):
+    print(json.dumps(told | {"took_s": time.monotonic() - start}))
+    raise SystemExit
+try:
+    import pynvml
+except ImportError:
+    say(problem="binding", detail="no module pynvml")
+def text(value):
+    return value.decode() if isinstance(value, bytes) else str(value)
+try:
+    pynvml.nvmlInit()
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        pynvml.nvmlDeviceGetHandleByIndex(index)
+    say(problem="", version=text(pynvml.nvmlSystemGetDriverVersion()), devices=pynvml.nvmlDeviceGetCount())
+except pynvml.NVMLError_LibraryNotFound as error:
+    say(problem="library", detail=text(error))
+except pynvml.NVMLError_DriverNotLoaded as error:
+    say(problem="driver", detail=text(error))
+except pynvml.NVMLError as error:
+    say(problem="error", detail=text(error))
+"""
+
+
+def read_python_version() -> tuple[int, int, int]:
+    """Major, minor and patch of the interpreter."""
+    major, minor, patch = (int(part) for part in platform.python_version_tuple()[:3] if part.isdigit())
+    return major, minor, patch
+
+
+def read_own_requirements() -> tuple[str, ...]:
+    """What Eelgrid says it needs; empty where it runs from a folder."""
+    try:
+        return tuple(metadata.requires("eelgrid") or ())
+    except metadata.PackageNotFoundError:
+        return ()
+
+
+def read_installed_versions(names: Iterable[str]) -> dict[str, str | None]:
+    """Versions by package; None where one is not there."""
+    found: dict[str, str | None] = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def query_driver(limit_s: float, program: str = _ASK_NVML) -> DriverAnswer:
+    """What NVML says to a child that is ended at its limit."""
+    begin_s = time.monotonic()
+    # Not run(): a child that hangs in the driver may survive SIGKILL for long, and nobody waits for it then.
+    child = subprocess.Popen(  # noqa: S603 - our own interpreter and text
+        [sys.executable, "-c", program], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        said, _ = child.communicate(timeout=limit_s + _STARTING_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        assert child.stdout is not None
+        child.stdout.close()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(_ENDING_S)
+        return DriverAnswer("hung", took_s=time.monotonic() - begin_s)
+    lines = said.decode("utf-8", "replace").splitlines()
+    if child.returncode or not lines:
+        return DriverAnswer("error", detail=f"the program that asked ended with {child.returncode}")
+    return DriverAnswer(**json.loads(lines[-1]))
+
+
+def count_bus_gpus(devices: Path = Path("/sys/bus/pci/devices")) -> int | None:
+    """NVIDIA's display devices on the bus; None where the kernel shows no bus."""
+    if not devices.is_dir():
+        return None
+    return sum(
+        _text(device / "vendor") == _NVIDIA and _text(device / "class").startswith(_DISPLAY)
+        for device in devices.iterdir()
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def read_rights(proc: Path = Path("/proc"), devices: Path = Path("/dev")) -> ProcessRights:
+    """What this process may do."""
+    status = _text(proc / "self/status").splitlines()
+    held = next((line.split()[1] for line in status if line.startswith("CapEff:")), "0")
+    mig = proc / "driver/nvidia/capabilities/mig"
+    has_mig = mig.is_dir()
+    missing = []
+    for access in sorted((proc / "driver/nvidia/capabilities").glob("gpu*/mig/gi*/**/access")):
+        minor = next(
+            (line.split()[1] for line in _text(access).splitlines() if line.startswith("DeviceFileMinor:")), ""
+        )
+        if minor.isdigit() and not (devices / f"nvidia-caps/nvidia-cap{minor}").exists():
+            missing.append(str(access))
+    return ProcessRights(
+        is_root=os.geteuid() == 0,
+        has_sys_admin=bool(int(held, 16) & _SYS_ADMIN),
+        may_configure=os.access(mig / "config", os.R_OK) if has_mig else None,
+        may_monitor=os.access(mig / "monitor", os.R_OK) if has_mig else None,
+        missing_nodes=tuple(missing),
+    )
+
+
+def find_state_folder(environ: Mapping[str, str], *, is_root: bool) -> Path:
+    """Where an agent of this user keeps its state (docs/reference/agent.md, State directory)."""
+    told = environ.get("STATE_DIRECTORY", "").split(":")[0]
+    if told:
+        return Path(told)
+    if is_root:
+        return Path("/var/lib/eelgrid")
+    home = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME", "/")) / ".local" / "state")
+    return Path(home) / "eelgrid"
+
+
+def read_folder(path: Path) -> FolderState:
+    """Whether it, or the nearest folder above it, can be written, and what room is there."""
+    above = next((one for one in (path, *path.parents) if one.exists()), Path("/"))
+    try:
+        usage = shutil.disk_usage(above)
+        free_bytes, total_bytes = usage.free, usage.total
+    except OSError:
+        free_bytes, total_bytes = None, None
+    writable = above.is_dir() and os.access(above, os.W_OK | os.X_OK)
+    return FolderState(str(path), path.exists(), writable, free_bytes, total_bytes)
+
+
+def read_clock_synchronised(program: str = "timedatectl") -> tuple[bool | None, str]:
+    """What systemd says of the clock; None with the reason where it does not."""
+    words = [program, "show", "--property=NTPSynchronized", "--value"]
+    try:
+        done = subprocess.run(words, capture_output=True, timeout=_TIMEDATECTL_S, check=False)  # noqa: S603
+    except FileNotFoundError:
+        return None, f"{program} is not installed"
+    except (OSError, subprocess.TimeoutExpired):
+        return None, f"{program} cannot be asked"
+    said = done.stdout.decode("ascii", "replace").strip()
+    if said not in {"yes", "no"}:
+        return None, f"{program} does not tell"
+    return said == "yes", ""
+
+
+def port_is_free(address: str) -> bool | None:
+    """Whether somebody could listen there; None where this user may not."""
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(target)
+    except PermissionError:
+        return None
+    except OSError:
+        return False
+    return True
+
+
+def read_kubelet_sockets(home: Path = Path("/var/lib/kubelet")) -> KubeletSockets:
+    """Those that the agent uses; a connection is opened and closed."""
+    paths = (home / "pod-resources/kubelet.sock", home / "device-plugins/kubelet.sock")
+    return KubeletSockets(home.is_dir(), {str(path): _connects(path) for path in paths} if home.is_dir() else {})
+
+
+def _connects(path: Path) -> bool | None:
+    try:
+        if not path.exists():
+            return None
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(_SOCKET_S)
+            probe.connect(str(path))
+    except OSError:
+        return False
+    return True

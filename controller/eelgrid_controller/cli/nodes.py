@@ -1,0 +1,306 @@
+"""eelctl nodes, node, gpus, plan, topology and reconcile: the cluster's nodes, their GPUs, links and plans.
+
+Links are spelled as `nvidia-smi topo -m` does.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from eelgrid_controller.cli.amounts import SHARE
+from eelgrid_controller.cli.connection import connect_operators, iterate_pages
+from eelgrid_controller.cli.errors import NameNotFound
+from eelgrid_controller.cli.output import TableColumn, print_document, print_list, text_table
+from eelgrid_controller.cli.settings import CliSettings, output_option
+from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory, format_percent, format_power
+from eelgrid_protos.messages import (
+    ApplyStatus,
+    Gpu,
+    GpuLink,
+    GpuStatus,
+    Inventory,
+    ListGpusRequest,
+    ListNodesRequest,
+    ListPlansRequest,
+    Node,
+    NodeState,
+    PlanStatus,
+    ReconcileNodeRequest,
+    RemoveNodeRequest,
+    RemoveNodeResponse,
+)
+
+# NVML's nearest common ancestors.
+_ANCESTORS = {0: "PSB", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+_LEGEND = (
+    "NV2 two NVLinks, PSB one board, PIX one PCIe switch, PXB several switches, PHB a host bridge, NODE a processor, "
+    "SYS between processors"
+)
+
+
+def _link_text(link: GpuLink | None) -> str:
+    if link is None:
+        return "-"
+    return f"NV{link.nvlinks}" if link.nvlinks else _ANCESTORS.get(link.ancestor, str(link.ancestor))
+
+
+def format_links(inventory: Inventory) -> str:
+    """The links of a node in a word: of NVLinks the fewest and the most between two GPUs."""
+    if not inventory.links:
+        return ""
+    lanes = [link.nvlinks for link in inventory.links]
+    low, high = min(lanes), max(lanes)
+    return "PCIe" if high == 0 else f"NV{high}" if low == high else f"NV{low}-{high}"
+
+
+def _topology_lines(inventory: Inventory) -> Iterator[str]:
+    gpus = sorted(inventory.gpus, key=lambda gpu: gpu.index)
+    told = {frozenset((link.one, link.other)): link for link in inventory.links}
+
+    def to(other: Gpu) -> TableColumn[Gpu]:
+        def cell(gpu: Gpu) -> str:
+            return "X" if gpu.index == other.index else _link_text(told.get(frozenset((gpu.index, other.index))))
+
+        return TableColumn(f"GPU{other.index}", cell)
+
+    yield f"node {inventory.node_name} at {'/'.join(inventory.topology) or 'an unknown place (eelgrid-agent --topology)'}"
+    if not gpus:
+        yield "no GPU"
+        return
+    columns: list[TableColumn[Gpu]] = [TableColumn("", lambda gpu: f"GPU{gpu.index}"), *map(to, gpus)]
+    columns += [
+        TableColumn("NUMA", lambda gpu: "" if gpu.numa_node is None else str(gpu.numa_node)),
+        TableColumn("PCI", lambda gpu: gpu.pci_bus_id),
+    ]
+    yield from text_table(columns, gpus)
+    yield _LEGEND if told else "the driver tells no links; GPUs are taken in the order of their index"
+
+
+@click.command()
+@click.argument("node")
+@output_option
+@click.pass_obj
+def topology(settings: CliSettings, node: str) -> None:
+    """Show how the GPUs of NODE are linked, and where it stands."""
+    with connect_operators(settings) as client:
+        request = ListNodesRequest(name_contains=node)
+        found = iterate_pages(client.list_nodes, request, "nodes", timeout_s=settings.timeout_s)
+        exact: Node | None = next((one for one in found if one.inventory.node_name == node), None)
+        if exact is None:
+            raise NameNotFound(f"no node is called {node!r}", "list them with eelctl nodes")
+        print_document(settings, exact.inventory, _topology_lines(exact.inventory))
+
+
+limit_option = click.option("--limit", type=click.IntRange(1), help="Stop after this many; without it, all pages.")
+
+
+def _models(node: Node) -> str:
+    return ",".join(dict.fromkeys(gpu.model for gpu in node.inventory.gpus))
+
+
+def _gpus_allocated(node: Node) -> str:
+    every = len(node.inventory.gpus)
+    return f"{format_gpu(node.allocated_gpu_milli)}/{every}" if every else "-"
+
+
+def _of(part: str, whole: str) -> str:
+    return f"{part}/{whole}"
+
+
+def _age(age_s: float | None) -> str:
+    return "-" if age_s is None else f"{age_s:.1f} s"
+
+
+def _state_colour(state: NodeState) -> str | None:
+    return {NodeState.READY: "green", NodeState.LOST: "red"}.get(state)
+
+
+def _gpu_memory(status: GpuStatus) -> str:
+    used = "-" if status.memory_used_bytes is None else format_memory(status.memory_used_bytes)
+    return _of(used, format_memory(status.gpu.memory_bytes))
+
+
+def _mig(status: GpuStatus) -> str:
+    if not status.gpu.mig_enabled:
+        return "off" if status.gpu.mig_capable else "-"
+    return ",".join(instance.profile for instance in status.gpu.gpu_instances) or "on"
+
+
+def _tint(status: PlanStatus) -> str | None:
+    bad = {ApplyStatus.REFUSED, ApplyStatus.FAILED}
+    return None if status.applied is None else "red" if status.applied.status in bad else "green"
+
+
+NODE_COLUMNS: tuple[TableColumn[Node], ...] = (
+    TableColumn("NODE", lambda n: n.inventory.node_name),
+    TableColumn(
+        "STATE",
+        lambda n: n.state.name.lower() + ("" if n.ahead_epoch is None else ", ahead of journal"),
+        colour=lambda n: _state_colour(n.state) if n.ahead_epoch is None else "red",
+    ),
+    TableColumn("POOL", lambda n: n.inventory.pool),
+    TableColumn("MODEL", _models),
+    TableColumn("GPUS", _gpus_allocated, right=True),
+    TableColumn("CPU", lambda n: _of(format_cpu(n.allocated_cpu_milli), format_cpu(n.inventory.cpu_milli)), right=True),
+    TableColumn(
+        "MEMORY",
+        lambda n: _of(format_memory(n.allocated_memory_bytes), format_memory(n.inventory.memory_bytes)),
+        right=True,
+    ),
+    TableColumn("WORKLOADS", lambda n: str(n.workloads), right=True),
+    TableColumn("POWER", lambda n: format_power(n.power_w), right=True),
+    TableColumn("AGE", lambda n: _age(n.sample_age_s), right=True),
+    TableColumn("PLAN", lambda n: _of(str(n.applied_epoch), str(n.plan_epoch)), right=True, wide=True),
+    TableColumn("SAMPLES", lambda n: str(n.samples_received), right=True, wide=True),
+    TableColumn("LOST", lambda n: str(n.samples_lost), right=True, wide=True),
+    TableColumn("DRIVER", lambda n: n.inventory.driver_version, wide=True),
+    TableColumn("AGENT", lambda n: n.inventory.agent_version, wide=True),
+    TableColumn("SIMULATED", lambda n: "yes" if n.inventory.simulated else "no", wide=True),
+    TableColumn("TOPOLOGY", lambda n: "/".join(n.inventory.topology), wide=True),
+    TableColumn("LINKS", lambda n: format_links(n.inventory), wide=True),
+)
+
+_GPU_COLUMNS: tuple[TableColumn[GpuStatus], ...] = (
+    TableColumn("NODE", lambda g: g.node_name),
+    TableColumn("GPU", lambda g: str(g.gpu.index), right=True),
+    TableColumn("MODEL", lambda g: g.gpu.model),
+    TableColumn("ALLOCATED", lambda g: format_percent(g.allocated_milli, 1000), right=True),
+    TableColumn("POWER", lambda g: format_power(g.power_w), right=True),
+    TableColumn(
+        "BUSY", lambda g: "-" if g.utilization_ratio is None else format_percent(g.utilization_ratio, 1), right=True
+    ),
+    TableColumn("MEMORY", _gpu_memory, right=True),
+    TableColumn("TEMP", lambda g: "-" if g.temperature_c is None else f"{g.temperature_c:.0f} °C", right=True),
+    TableColumn("WORKLOADS", lambda g: str(len(g.workload_ids)), right=True),
+    TableColumn("STATE", lambda g: g.node_state.name.lower(), wide=True, colour=lambda g: _state_colour(g.node_state)),
+    TableColumn("UUID", lambda g: g.gpu.uuid, wide=True),
+    TableColumn("PRODUCT", lambda g: g.gpu.product, wide=True),
+    TableColumn("LIMIT", lambda g: format_power(g.gpu.power_limit_default_w), right=True, wide=True),
+    TableColumn(
+        "ENERGY", lambda g: "-" if g.energy_j is None else f"{g.energy_j / 3.6e6:.3f} kWh", right=True, wide=True
+    ),
+    TableColumn("MIG", _mig, wide=True),
+    TableColumn("NUMA", lambda g: "" if g.gpu.numa_node is None else str(g.gpu.numa_node), right=True, wide=True),
+    TableColumn("PCI", lambda g: g.gpu.pci_bus_id, wide=True),
+    TableColumn("AGE", lambda g: _age(g.sample_age_s), right=True, wide=True),
+)
+
+
+_PLAN_COLUMNS: tuple[TableColumn[PlanStatus], ...] = (
+    TableColumn("NODE", lambda p: p.plan.node_name),
+    TableColumn("EPOCH", lambda p: str(p.plan.epoch), right=True),
+    TableColumn("APPLIED", lambda p: str(p.applied.epoch) if p.applied else "-", right=True),
+    TableColumn("STATUS", lambda p: p.applied.status.name.lower() if p.applied else "waiting", colour=_tint),
+    TableColumn("MODE", lambda p: "enforce" if p.plan.enforce else "observe"),
+    TableColumn("LEASE", lambda p: f"{p.plan.lease_s:g} s", right=True),
+    TableColumn("ASSIGNMENTS", lambda p: str(len(p.plan.assignments)), right=True),
+    TableColumn("SETTINGS", lambda p: str(len(p.plan.gpu_settings)), right=True),
+    TableColumn(
+        "GPUS", lambda p: format_gpu(sum(a.gpu_milli * len(a.gpu_uuids) for a in p.plan.assignments)), right=True
+    ),
+    TableColumn("CPU", lambda p: format_cpu(sum(a.cpu_milli for a in p.plan.assignments)), right=True, wide=True),
+    TableColumn(
+        "MEMORY", lambda p: format_memory(sum(a.memory_bytes for a in p.plan.assignments)), right=True, wide=True
+    ),
+    TableColumn("WORKLOADS", lambda p: ",".join(a.workload_id for a in p.plan.assignments), wide=True),
+)
+
+
+@click.command()
+@click.option("--state", "states", multiple=True, type=click.Choice(["ready", "lost"]), help="Only these; repeatable.")
+@click.option("--pool", default="", help="Only this pool.")
+@click.option("--gpu-model", default="", help="Only nodes with this GPU model.")
+@click.option("--name", "name_contains", default="", help="Only names that contain this.")
+@limit_option
+@output_option
+@click.pass_obj
+def nodes(settings: CliSettings, /, states: tuple[str, ...], limit: int | None, **filters: Any) -> None:
+    """List nodes, what is allocated on them and what they draw."""
+    request = ListNodesRequest(states=tuple(NodeState[state.upper()] for state in states), **filters)
+    with connect_operators(settings) as client:
+        found = iterate_pages(client.list_nodes, request, "nodes", timeout_s=settings.timeout_s, limit=limit)
+        print_list(settings, NODE_COLUMNS, found, empty="no node matches; start an agent with eelgrid-agent")
+
+
+@click.command()
+@click.option("--node", "node_name", default="", help="Only this node.")
+@click.option("--gpu-model", default="", help="Only this model.")
+@click.option("--free", "min_free_milli", type=SHARE, default=0, help="Only GPUs with at least this share free: 0.5.")
+@limit_option
+@output_option
+@click.pass_obj
+def gpus(settings: CliSettings, node_name: str, gpu_model: str, min_free_milli: int, limit: int | None) -> None:
+    """List GPUs with their newest readings."""
+    request = ListGpusRequest(node_name=node_name, gpu_model=gpu_model, min_free_milli=min_free_milli)
+    with connect_operators(settings) as client:
+        found = iterate_pages(client.list_gpus, request, "gpus", timeout_s=settings.timeout_s, limit=limit)
+        print_list(settings, _GPU_COLUMNS, found, empty="no GPU matches")
+
+
+@click.command()
+@click.argument("node", default="")
+@limit_option
+@output_option
+@click.pass_obj
+def plan(settings: CliSettings, node: str, limit: int | None) -> None:
+    """Show what the controller wants of its nodes, or of NODE alone."""
+    with connect_operators(settings) as client:
+        request = ListPlansRequest(node_name=node)
+        found = iterate_pages(client.list_plans, request, "plans", timeout_s=settings.timeout_s, limit=limit)
+        print_list(settings, _PLAN_COLUMNS, found, empty="no plan yet; plans follow placements")
+
+
+_SHOWN_MOST = 10
+
+
+@click.group()
+def node() -> None:
+    """Remove a node that is gone for good; `eelctl nodes` lists them."""
+
+
+@node.command()
+@click.argument("name")
+@click.option("--force", is_flag=True, help="Also where it holds work, which ends, or where its agent is connected.")
+@click.option("--dry-run", is_flag=True, help="Say what would become of its work, and change nothing.")
+@output_option
+@click.pass_obj
+def remove(settings: CliSettings, name: str, *, force: bool, dry_run: bool) -> None:
+    """Forget a node; needs the role admin.
+
+    Without --force a node that holds work or whose agent is connected stays. With it, services go on with the replicas
+    that they have elsewhere, and every other workload with a replica there ends. Where an agent still runs, stop it
+    first: it would register the node anew, and what runs there runs on until the lease of its plan ends.
+    """
+    request = RemoveNodeRequest(node_name=name, force=force, dry_run=dry_run)
+    with connect_operators(settings) as client:
+        found = client.remove_node(request, timeout=settings.timeout_s)
+    print_document(settings, found, _lines(name, found, dry_run=dry_run))
+
+
+def _lines(name: str, found: RemoveNodeResponse, *, dry_run: bool) -> Iterator[str]:
+    would = "would be" if dry_run else "is"
+    yield f"{name} {would} removed"
+    for keys, words in ((found.ended, "ended"), (found.shrunk, "left with the replicas that they have elsewhere")):
+        if keys:
+            more = f" and {len(keys) - _SHOWN_MOST} more" if len(keys) > _SHOWN_MOST else ""
+            were = "would be" if dry_run else "were"
+            yield f"  {len(keys)} workloads {were} {words}: {', '.join(keys[:_SHOWN_MOST])}{more}"
+    if found.connected:
+        yield "  its agent is connected: stop it, or the node comes back"
+
+
+@click.command()
+@click.argument("node", nargs=-1, required=True)
+@output_option
+@click.pass_obj
+def reconcile(settings: CliSettings, node: tuple[str, ...]) -> None:
+    """Give up what nodes hold beyond the journal, after it lost entries.
+
+    Their next plan is without that work, and its GPUs are free for other work. See first what runs there: `eelctl
+    doctor` and `eelctl nodes -o json` (unknown_workload_ids) name it. Stop it, or submit it again afterwards.
+    """
+    with connect_operators(settings) as client:
+        for name in node:
+            found = client.reconcile_node(ReconcileNodeRequest(node_name=name), timeout=settings.timeout_s).node
+            print_document(settings, found, [f"{name}: nothing beyond the journal, plan {found.plan_epoch}"])

@@ -1,0 +1,103 @@
+"""Recovery: rebuilds the state from the newest checkpoint and the journal entries after it.
+
+Owns the order: newest checkpoint, then every entry after it, with none missing, through `ClusterState.apply`
+alone; nothing is decided anew. Must not know how entries are stored.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from eelgrid_controller.errors import JournalCorrupt, JournalTooNew
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import Event, UnknownKind, event_from_plain, event_to_plain
+from eelgrid_controller.state.journal import (
+    Checkpoint,
+    Journal,
+    JournalEntry,
+    checkpoint_removal_command,
+    digest_of,
+    entry_removal_command,
+)
+from eelgrid_controller.state.journal_encoding import JournalSanitizer
+from eelgrid_protos.errors import ContractError
+
+# What reading plain values that are none of ours can raise; a CRC has already ruled out a damaged disk.
+_UNREADABLE = (ContractError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveredState:
+    """A state that came back."""
+
+    state: ClusterState
+    checkpoint_seq: int
+    replayed: int
+    # What an older version let in and is other now: lines for the log, and how many there would be.
+    healed: tuple[str, ...] = ()
+    healed_count: int = 0
+
+
+def encode_entries(events: Iterable[Event]) -> list[JournalEntry]:
+    """The entries that stand for `events`."""
+    return [JournalEntry(*event_to_plain(event)) for event in events]
+
+
+def recover_state(journal: Journal, fresh: Callable[[], ClusterState]) -> RecoveredState:
+    """The state as of the journal's last entry."""
+    checkpoint = journal.newest_checkpoint()
+    start = checkpoint.seq if checkpoint else 0
+    healer = JournalSanitizer()
+    state = _state_of(journal, checkpoint, healer) if checkpoint else fresh()
+    replayed = 0
+    for seq, entry in journal.entries_after(start):
+        try:
+            state.apply(event_from_plain(entry.kind, entry.body, healer))
+        except UnknownKind as error:
+            raise JournalTooNew(
+                journal.path,
+                f"entry {seq} is a {entry.kind!r}, which this version does not know",
+                "run the version that wrote it",
+            ) from error
+        except _UNREADABLE as error:
+            raise JournalCorrupt(
+                journal.path,
+                f"entry {seq} ({entry.kind}) cannot follow what stands before it ({error})",
+                f"the checkpoint at entry {start} and the entries up to {seq - 1} are good: restore a backup, or give "
+                f"up the rest with: {entry_removal_command(journal.path, seq)}",
+                seq=seq,
+            ) from error
+        replayed += 1
+    return RecoveredState(
+        state=state, checkpoint_seq=start, replayed=replayed, healed=tuple(healer.lines), healed_count=healer.count
+    )
+
+
+def _holds(now: Any, then: Any) -> bool:
+    """Whether a dump has all that an earlier one had; a newer version may have more."""
+    if isinstance(then, Mapping):
+        return isinstance(now, Mapping) and all(key in now and _holds(now[key], value) for key, value in then.items())
+    if isinstance(then, list):
+        return isinstance(now, list) and len(now) == len(then) and all(map(_holds, now, then))
+    return bool(now == then)
+
+
+def _state_of(journal: Journal, checkpoint: Checkpoint, healer: JournalSanitizer) -> ClusterState:
+    """The state in a checkpoint, if it is the one that was put there."""
+    problem = "does not give back the state that it was made from"
+    try:
+        state = ClusterState.load(checkpoint.state, healer)
+        is_as_written = digest_of(checkpoint.state) == checkpoint.digest
+        # What was healed is not given back as it was; its digest says that it is what was written.
+        is_whole = healer.count > 0 or _holds(state.dump(), checkpoint.state)
+        if is_as_written and state.revision == checkpoint.seq and is_whole:
+            return state
+    except _UNREADABLE as error:
+        problem = f"cannot be read ({error})"
+    raise JournalCorrupt(
+        journal.path,
+        f"the checkpoint at entry {checkpoint.seq} {problem}",
+        f"if a newer version wrote it, run that; else remove it: {checkpoint_removal_command(journal.path, checkpoint.seq)}; "
+        "the checkpoint before it and the entries since then lead to the same state",
+        seq=checkpoint.seq,
+    )

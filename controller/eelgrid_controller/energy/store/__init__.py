@@ -1,0 +1,1 @@
+"""SQLite store of the energy ledger: schema, rows, queries, and the asynchronous writer."""

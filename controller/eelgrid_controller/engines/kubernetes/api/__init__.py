@@ -1,0 +1,1 @@
+"""Access to the Kubernetes API: port, client, errors, retries, informers and leader election."""

@@ -1,0 +1,235 @@
+"""Leader election over a Lease: the pure state machine, events in and actions out."""
+
+import zlib
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from eelgrid_controller.errors import ControllerConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The times of an election; the defaults are those of Kubernetes' own components."""
+
+    lease_s: float = 15.0
+    renew_s: float = 10.0
+    retry_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.lease_s > self.renew_s > 2.0 * self.retry_s > 0.0:
+            raise ControllerConfigError(
+                f"lease {self.lease_s:g} s, renew {self.renew_s:g} s, retry {self.retry_s:g} s",
+                "choose lease > renew > 2 x retry > 0",
+            )
+
+    @property
+    def request_s(self) -> float:
+        """How long one request may take: two of them, and the wait between, are over before a term is."""
+        return (self.renew_s - self.retry_s) / 2.0
+
+
+class LeaseRecord(NamedTuple):
+    """What a Lease says."""
+
+    holder: str  # empty: free
+    epoch: int
+    version: str  # its resource version; empty for one that is to be written
+
+
+class ElectionTick(NamedTuple):
+    """Time has passed."""
+
+
+class LeaseAnswered(NamedTuple):
+    """The Lease as it was read or written; None where there is none."""
+
+    sent_s: float
+    record: LeaseRecord | None
+    is_written: bool
+
+
+class LeaseConflict(NamedTuple):
+    """A write met another version: nothing was written."""
+
+
+class LeaseRequestFailed(NamedTuple):
+    """No answer, or an error; a write may have been carried out."""
+
+
+class StopElection(NamedTuple):
+    """Lead no more, and set the Lease free."""
+
+
+ElectionEvent = ElectionTick | LeaseAnswered | LeaseConflict | LeaseRequestFailed | StopElection
+
+
+class ReadLease(NamedTuple):
+    """Read the Lease."""
+
+
+class WriteLease(NamedTuple):
+    """Write the Lease against the version that was read; `against` is empty to create it."""
+
+    record: LeaseRecord
+    against: str
+    is_new_term: bool  # for people: acquireTime is written with it
+    is_continued: bool = False  # nobody else has led since our last term
+
+
+class StartLeading(NamedTuple):
+    """From now on lead, in this epoch, until then; told again with each renewal."""
+
+    epoch: int
+    until_s: float
+    is_continued: bool = False  # nobody else has led since our last term
+
+
+class StopLeading(NamedTuple):
+    """From now on lead no more."""
+
+    why: str
+
+
+ElectionAction = ReadLease | WriteLease | StartLeading | StopLeading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Election:
+    """One candidate. What was asked stands until it is answered."""
+
+    identity: str  # of this process and no other, before or after
+    timing: Timing
+    floor: int = 0  # the largest epoch that is known
+    seen: LeaseRecord | None = None  # with an empty version: it was there, and is gone
+    since_s: float = 0.0  # when what is seen was first seen
+    next_s: float = 0.0  # when to act next
+    asked: ReadLease | WriteLease | None = None
+    epoch: int = 0  # of our term, while it runs
+    until_s: float = 0.0
+    is_leading: bool = False
+    is_unbroken: bool = False  # we led, and the Lease has been nobody else's since
+    is_continued: bool = False  # so it was when our term, while it runs, began
+    is_stopping: bool = False
+    is_over: bool = False
+
+    @property
+    def wake_s(self) -> float:
+        """When a tick is due."""
+        due_s = [self.until_s] if self.is_leading else []
+        if self.asked is None and not self.is_over:
+            due_s.append(self.next_s)
+        return min(due_s, default=float("inf"))
+
+    @property
+    def pause_s(self) -> float:
+        """The wait between attempts, a little different for each candidate."""
+        return self.timing.retry_s * (1.0 + 0.2 * zlib.crc32(self.identity.encode()) / 2**32)
+
+
+def step_election(state: Election, event: ElectionEvent, now_s: float) -> tuple[Election, tuple[ElectionAction, ...]]:
+    """The next state, and what to do; `now_s` is monotonic."""
+    told: tuple[ElectionAction, ...] = ()
+    if state.is_over:
+        return state, told
+    if state.is_leading and now_s >= state.until_s:
+        state, told = _down(state, "the lease could not be renewed in time")
+    asked = state.asked
+    match event:
+        case ElectionTick():
+            pass
+        case StopElection():
+            state = replace(state, is_stopping=True)
+            if state.is_leading:
+                state, more = _down(state, "the controller stops")
+                told += more
+        case LeaseConflict():
+            # Whoever wrote it, we do not know what it says: read before the next write.
+            state = replace(state, asked=None, next_s=now_s, is_over=state.is_stopping)
+            state = replace(state, seen=None if state.is_leading else state.seen)
+        case LeaseRequestFailed():
+            pause_s = state.pause_s * (0.25 if state.is_leading else 1.0)
+            state = replace(state, asked=None, next_s=now_s + pause_s, is_over=state.is_stopping)
+            state = replace(state, seen=None if state.is_leading else state.seen)
+        case LeaseAnswered():
+            state, more = _answered(replace(state, asked=None), event, asked, now_s)
+            told += more
+    if state.asked is not None or state.is_over or (now_s < state.next_s and not state.is_stopping):
+        return state, told
+    state, more = _ask(state)
+    return state, told + more
+
+
+def _down(state: Election, why: str) -> tuple[Election, tuple[ElectionAction, ...]]:
+    return replace(state, is_leading=False, epoch=0, until_s=0.0), (StopLeading(why),)
+
+
+def _answered(
+    state: Election, answer: LeaseAnswered, asked: ReadLease | WriteLease | None, now_s: float
+) -> tuple[Election, tuple[ElectionAction, ...]]:
+    """What a Lease that was read or written means."""
+    record = answer.record
+    if record is None or record.holder != state.identity:
+        state = replace(state, is_unbroken=False)
+    if record is None:
+        if state.seen is not None and state.seen.version:
+            # Somebody deleted it, and its holder may lead for a while yet.
+            state = replace(state, seen=state.seen._replace(version=""), since_s=now_s)
+    else:
+        if state.seen is None or state.seen.version != record.version:
+            state = replace(state, seen=record, since_s=now_s)
+        state = replace(state, floor=max(state.floor, record.epoch))
+    if isinstance(asked, WriteLease) and answer.is_written:
+        return _written(state, asked, answer.sent_s, now_s)
+    if state.is_leading:
+        is_ours = record is not None and record.holder == state.identity and record.epoch == state.epoch
+        if is_ours:
+            return replace(state, next_s=now_s), ()  # a write of ours that arrived, without an answer: renew now
+        holder = record.holder if record is not None else ""
+        return _down(replace(state, next_s=now_s + state.pause_s), f"the lease is held by {holder or 'nobody'}")
+    free_s = _free_at_s(state)
+    if now_s < free_s or state.is_stopping:
+        return replace(state, next_s=min(now_s + state.pause_s, free_s)), ()
+    write = WriteLease(
+        LeaseRecord(state.identity, state.floor + 1, ""), state.seen.version if state.seen else "", is_new_term=True,
+        is_continued=state.is_unbroken,
+    )  # fmt: skip
+    return replace(state, asked=write), (write,)
+
+
+def _free_at_s(state: Election) -> float:
+    """When what is seen may be taken: at once where it is free, ours or never was, else a lease after it changed."""
+    if state.seen is None or state.seen.holder in {"", state.identity}:
+        return float("-inf")
+    return state.since_s + state.timing.lease_s
+
+
+def _written(
+    state: Election, write: WriteLease, sent_s: float, now_s: float
+) -> tuple[Election, tuple[ElectionAction, ...]]:
+    """A write of ours succeeded; it counts from when it was sent."""
+    if not write.record.holder:
+        return replace(state, is_over=True), ()
+    until_s = sent_s + state.timing.renew_s
+    if state.is_stopping or now_s >= until_s or not (state.is_leading or write.is_new_term):
+        # Too late to lead by it: the Lease is ours, and the next write begins a term of its own.
+        return replace(state, next_s=now_s), ()
+    epoch = write.record.epoch
+    is_continued = write.is_continued if write.is_new_term else state.is_continued
+    state = replace(
+        state, is_leading=True, epoch=epoch, until_s=until_s, next_s=max(now_s, sent_s + state.pause_s),
+        is_unbroken=True, is_continued=is_continued,
+    )  # fmt: skip
+    return state, (StartLeading(epoch, until_s, is_continued),)
+
+
+def _ask(state: Election) -> tuple[Election, tuple[ElectionAction, ...]]:
+    """What to ask now, with nothing asked."""
+    seen = state.seen
+    asked: ReadLease | WriteLease = ReadLease()
+    if state.is_stopping:
+        if seen is None or not seen.version or seen.holder != state.identity:
+            return replace(state, is_over=True), ()
+        asked = WriteLease(LeaseRecord("", seen.epoch, ""), seen.version, is_new_term=False)
+    elif state.is_leading and seen is not None and seen.version:
+        asked = WriteLease(LeaseRecord(state.identity, state.epoch, ""), seen.version, is_new_term=False)
+    return replace(state, asked=asked), (asked,)

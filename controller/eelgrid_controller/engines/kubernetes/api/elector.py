@@ -1,0 +1,215 @@
+"""Elector: takes part in a leader election, and labels the pod of the leader."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.engines.kubernetes.api import election
+from eelgrid_controller.engines.kubernetes.api.election import Election, LeaseRecord, Timing
+from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Conflict, ObjectNotFound
+from eelgrid_controller.engines.kubernetes.api.port import LEASES, PODS, ClusterClient, version_of
+from eelgrid_controller.engines.kubernetes.model.quantities import format_micro_time
+from eelgrid_controller.errors import ControllerConfigError
+
+_TIMING = Timing()
+_NANOSECONDS = 1_000_000_000
+
+
+class LeadershipTerm(NamedTuple):
+    """A time for which this controller leads; its epoch is larger than those of all terms before."""
+
+    epoch: int
+    until_s: float  # monotonic; later with each renewal
+    is_continued: bool = False  # nobody else has led since our last term
+
+
+def is_of(term: LeadershipTerm | None, epoch: int) -> bool:
+    """Whether the term that runs, if one does, is that of an epoch: what was decided in another is not carried out."""
+    return term is not None and term.epoch == epoch
+
+
+class Elector:
+    """One candidate for one Lease; `run` until `stop`."""
+
+    def __init__(
+        self,
+        cluster: ClusterClient,
+        *,
+        namespace: str,
+        name: str,
+        identity: str,
+        clock: Clock,
+        log: logging.Logger,
+        timing: Timing = _TIMING,
+        floor: int = 0,
+    ) -> None:
+        """`identity` must be of this process alone (pod name and a random word); `floor` is the last known epoch."""
+        self._cluster = cluster
+        self._namespace = namespace
+        self._name = name
+        self._clock = clock
+        self._log = log
+        self._state = Election(identity=identity, timing=timing, floor=floor, next_s=clock.monotonic_s())
+        self._heard: list[Callable[[LeadershipTerm | None], None]] = []
+        self._request: asyncio.Task[election.ElectionEvent] | None = None
+        self._stopping = asyncio.Event()
+
+    @property
+    def holder(self) -> str:
+        """Who holds the Lease as far as is known; empty where nobody does."""
+        return self._state.seen.holder if self._state.seen is not None else ""
+
+    def term(self) -> LeadershipTerm | None:
+        """The term that runs at this moment, None where this controller does not lead."""
+        state = self._state
+        if not state.is_leading or self._clock.monotonic_s() >= state.until_s:
+            return None
+        return LeadershipTerm(state.epoch, state.until_s, state.is_continued)
+
+    def hear(self, callback: Callable[[LeadershipTerm | None], None]) -> None:
+        """Tell the beginning and the end of terms to a callback, which must neither raise nor wait."""
+        self._heard.append(callback)
+
+    def stop(self) -> None:
+        """Lead no more; `run` ends when the Lease is free, or cannot be set free."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Take part until stopped. Cancelled, it leaves the Lease to run out."""
+        stopping: asyncio.Task[Any] | None = asyncio.create_task(self._stopping.wait())
+        try:
+            self._take(election.ElectionTick())
+            while not self._state.is_over:
+                waiting = {task for task in (self._request, stopping) if task is not None}
+                wait_s = max(0.0, self._state.wake_s - self._clock.monotonic_s())
+                done, _ = await asyncio.wait(waiting, timeout=min(wait_s, 3600.0), return_when=asyncio.FIRST_COMPLETED)
+                if self._request is not None and self._request in done:
+                    request, self._request = self._request, None
+                    self._take(request.result())
+                elif stopping is not None and stopping in done:
+                    stopping = None
+                    self._take(election.StopElection())
+                else:
+                    self._take(election.ElectionTick())
+        finally:
+            if stopping is not None:
+                stopping.cancel()
+            if self._request is not None:
+                self._request.cancel()
+            if self._state.is_leading:
+                self._state = replace(self._state, is_leading=False)
+                self._tell(None)
+
+    def _take(self, event: election.ElectionEvent) -> None:
+        """One event: the next state, and what it asks for."""
+        self._state, told = election.step_election(self._state, event, self._clock.monotonic_s())
+        for one in told:
+            match one:
+                case election.StartLeading(epoch, until_s, is_continued):
+                    self._tell(LeadershipTerm(epoch, until_s, is_continued))
+                case election.StopLeading(why):
+                    self._log.warning("lease=%s/%s led=no reason=%s", self._namespace, self._name, why)
+                    self._tell(None)
+                case election.ReadLease() | election.WriteLease():
+                    self._request = asyncio.create_task(self._asked(one))
+
+    def _tell(self, term: LeadershipTerm | None) -> None:
+        for callback in self._heard:
+            callback(term)
+
+    async def _asked(self, asked: election.ReadLease | election.WriteLease) -> election.ElectionEvent:
+        """Carry out a request; whatever comes of it is an event."""
+        sent_s = self._clock.monotonic_s()
+        is_write = isinstance(asked, election.WriteLease)
+        try:
+            async with asyncio.timeout(self._state.timing.request_s):
+                if isinstance(asked, election.WriteLease):
+                    found = await self._write(asked)
+                else:
+                    found = await self._cluster.get(LEASES, self._name, namespace=self._namespace)
+        except ObjectNotFound:
+            return election.LeaseAnswered(sent_s, None, is_written=False)
+        except Conflict:
+            return election.LeaseConflict()
+        except (ClusterError, ControllerConfigError, TimeoutError) as error:
+            self._log.warning("lease=%s/%s written=%s error=%s", self._namespace, self._name, is_write, error)
+            return election.LeaseRequestFailed()
+        return election.LeaseAnswered(sent_s, record_of(found), is_written=is_write)
+
+    async def _write(self, write: election.WriteLease) -> dict[str, Any]:
+        record, now = write.record, format_micro_time(self._clock.now_ns())
+        spec: dict[str, Any] = {
+            "holderIdentity": record.holder or None,
+            "leaseDurationSeconds": max(1, round(self._state.timing.lease_s)) if record.holder else 1,
+            "leaseTransitions": record.epoch,
+            "renewTime": now,
+        }
+        if write.is_new_term:
+            spec["acquireTime"] = now
+        metadata: dict[str, Any] = {"name": self._name, "namespace": self._namespace}
+        if not write.against:
+            return await self._cluster.create(LEASES, {"metadata": metadata, "spec": spec})
+        body = {"metadata": {"resourceVersion": write.against}, "spec": spec}
+        return await self._cluster.patch(LEASES, self._name, body, namespace=self._namespace)
+
+
+def record_of(lease: Mapping[str, Any]) -> LeaseRecord:
+    """What a Lease object says."""
+    spec = lease.get("spec") or {}
+    return LeaseRecord(str(spec.get("holderIdentity") or ""), int(spec.get("leaseTransitions") or 0), version_of(lease))
+
+
+ROLE_LABEL = "eelgrid.io/role"
+_LEADER = "leader"
+_AGAIN_S = 2.0
+
+
+class LeaderLabel:
+    """Keeps the label of one pod as its term is."""
+
+    def __init__(self, cluster: ClusterClient, *, name: str, namespace: str, log: logging.Logger) -> None:
+        self._cluster = cluster
+        self._name, self._namespace = name, namespace
+        self._log = log
+        self._leads = False
+        self._wake = asyncio.Event()
+        # A container that starts anew in its pod finds the label of its life before.
+        self._wake.set()
+
+    def turned(self, term: LeadershipTerm | None) -> None:
+        """A term begins, or ends."""
+        self._leads = term is not None
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Write until cancelled; what fails is written again."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._write(self._name, _LEADER if self._leads else None)
+                if self._leads:
+                    await self._take_from_others()
+            except ClusterError as error:
+                self._log.warning("label=%s written=no error=%s", ROLE_LABEL, error)
+                await asyncio.sleep(_AGAIN_S)
+                self._wake.set()
+
+    async def _take_from_others(self) -> None:
+        marked = await self._cluster.list(PODS, namespace=self._namespace, labels=f"{ROLE_LABEL}={_LEADER}")
+        for pod in marked.items:
+            name = pod["metadata"]["name"]
+            if name != self._name:
+                await self._write(name, None)
+
+    async def _write(self, name: str, value: str | None) -> None:
+        try:
+            await self._cluster.patch(
+                PODS, name, {"metadata": {"labels": {ROLE_LABEL: value}}}, namespace=self._namespace
+            )
+        except ObjectNotFound:
+            # Outside of a pod, or one that has gone since.
+            self._log.debug("label=%s pod=%s written=no", ROLE_LABEL, name)

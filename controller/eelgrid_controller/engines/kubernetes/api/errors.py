@@ -1,0 +1,193 @@
+"""Errors of a Kubernetes API server in one tree; every message ends with what to do."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from eelgrid_controller.errors import ControllerError
+
+_MESSAGE_MOST = 1_000
+_RETRY_AFTER_MOST_S = 300.0
+_CANNOT = re.compile(
+    r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource "(?P<resource>[^"]*)" in API group "(?P<group>[^"]*)"'
+    r'(?: in the namespace "(?P<namespace>[^"]*)")?'
+)
+
+
+class StatusCause(NamedTuple):
+    """One field at fault."""
+
+    field: str
+    message: str
+    reason: str = ""
+
+
+class ClusterError(ControllerError):
+    """A call that did not succeed; `status` is None where no answer came."""
+
+    def __init__(self, problem: str, remedy: str, *, status: int | None = None, reason: str = "") -> None:
+        self.status = status
+        self.reason = reason
+        super().__init__(problem, remedy)
+
+
+class ClusterUnreachable(ClusterError):
+    """No answer came; where `is_sent`, the server may have carried out the call."""
+
+    def __init__(self, problem: str, *, is_sent: bool) -> None:
+        self.is_sent = is_sent
+        super().__init__(problem, "check the API server's address, its certificate and the network between")
+
+
+class AnswerUnreadable(ClusterError):
+    """An answer that is no JSON object, or larger than its bound."""
+
+
+class Unauthenticated(ClusterError):
+    """The server does not accept the credentials."""
+
+
+class Forbidden(ClusterError):
+    """A permission lacks; `permission` is `patch pods/status in namespace x`, or None if the answer does not say."""
+
+    def __init__(self, problem: str, remedy: str, *, permission: str | None = None, reason: str = "") -> None:
+        self.permission = permission
+        super().__init__(problem, remedy, status=403, reason=reason)
+
+
+class AdmissionDenied(Forbidden):
+    """Permitted, but a quota, a policy or a webhook says no."""
+
+
+class ObjectNotFound(ClusterError):
+    """There is no such object."""
+
+
+class NotServed(ObjectNotFound):
+    """The server does not know the kind, or this version of it."""
+
+
+class Conflict(ClusterError):
+    """The object is not what the writer thought it was."""
+
+
+class ObjectAlreadyExists(Conflict):
+    """The name is taken."""
+
+
+class Expired(ClusterError):
+    """The resource version or the page is too old to go on from."""
+
+
+class Invalid(ClusterError):
+    """What was sent breaks a rule; `causes` names the fields, where the server does."""
+
+    def __init__(
+        self,
+        problem: str,
+        remedy: str,
+        *,
+        causes: tuple[StatusCause, ...] = (),
+        status: int = 422,
+        reason: str = "Invalid",
+    ) -> None:
+        self.causes = causes
+        super().__init__(problem, remedy, status=status, reason=reason)
+
+
+class TooManyRequests(ClusterError):
+    """The server asks for patience; nothing was carried out."""
+
+    def __init__(self, problem: str, remedy: str, *, retry_after_s: float | None, reason: str = "") -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(problem, remedy, status=429, reason=reason)
+
+
+class BudgetForbids(TooManyRequests):
+    """A PodDisruptionBudget keeps the pod for now."""
+
+
+class ServerFault(ClusterError):
+    """The server's own trouble; whether it carried out the call is not known."""
+
+    def __init__(self, problem: str, *, status: int, retry_after_s: float | None = None, reason: str = "") -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(
+            problem, "try again; if it lasts, look at the API server's own log", status=status, reason=reason
+        )
+
+
+def error_of(code: int, status: Mapping[str, Any], what: str, retry_after: str | None = None) -> ClusterError:
+    """The error of an answer: its HTTP code, its `Status` (empty if the body was none), what was asked."""
+    reason = str(status.get("reason") or "")
+    message = str(status.get("message") or f"HTTP {code}")[:_MESSAGE_MOST]
+    details = status.get("details")
+    details = details if isinstance(details, Mapping) else {}
+    causes = _causes(details)
+    problem = f"{what}: {message}"
+    retry_after_s = _seconds(retry_after, details.get("retryAfterSeconds"))
+    if code == 401:
+        return Unauthenticated(problem, "renew the token or certificate", status=code, reason=reason)
+    if code == 403:
+        return _forbidden(message, problem, reason)
+    if code == 404:
+        # Of a kind that is not served the server says only that there is nothing at the path.
+        if not details.get("name"):
+            return NotServed(
+                problem, "install its definition, or use a version that is served", status=code, reason=reason
+            )
+        return ObjectNotFound(problem, "it was deleted, or never made", status=code, reason=reason)
+    if code == 409:
+        if reason == "AlreadyExists":
+            return ObjectAlreadyExists(problem, "read the one that is there", status=code, reason=reason)
+        return Conflict(problem, "read it again and decide anew", status=code, reason=reason)
+    if code == 410:
+        return Expired(problem, "list again", status=code, reason=reason)
+    if code == 429:
+        if any(cause.reason == "DisruptionBudget" for cause in causes):
+            return BudgetForbids(
+                problem, "wait until more replicas are ready", retry_after_s=retry_after_s, reason=reason
+            )
+        return TooManyRequests(problem, "ask less, or later", retry_after_s=retry_after_s, reason=reason)
+    if any(cause.reason == "ResourceVersionTooLarge" for cause in causes):
+        # The server came back from a backup: what we know is from a future that it never had.
+        return Expired(problem, "list again", status=code, reason=reason)
+    if code >= 500:
+        return ServerFault(problem, status=code, retry_after_s=retry_after_s, reason=reason)
+    return Invalid(problem, "mend what is named and send it again", causes=causes, status=code, reason=reason)
+
+
+def _forbidden(message: str, problem: str, reason: str) -> Forbidden:
+    found = _CANNOT.search(message)
+    if found is None:
+        return AdmissionDenied(problem, "ask whoever owns the quota, policy or webhook that is named", reason=reason)
+    group, namespace = found["group"], found["namespace"]
+    permission = f"{found['verb']} {found['resource']}" + (f".{group}" if group else "")
+    if namespace:
+        permission += f" in namespace {namespace}"
+    return Forbidden(problem, f"grant `{permission}` to {found['user']}", permission=permission, reason=reason)
+
+
+def _causes(details: Mapping[str, Any]) -> tuple[StatusCause, ...]:
+    found = details.get("causes")
+    if not isinstance(found, list):
+        return ()
+    return tuple(
+        StatusCause(
+            str(one.get("field") or ""), str(one.get("message") or "")[:_MESSAGE_MOST], str(one.get("reason") or "")
+        )
+        for one in found
+        if isinstance(one, Mapping)
+    )
+
+
+def _seconds(header: str | None, detail: object) -> float | None:
+    """How long to wait; the header before the body, never for ever."""
+    for value in (header, detail):
+        try:
+            seconds = float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            continue
+        if seconds > 0:
+            return min(seconds, _RETRY_AFTER_MOST_S)
+    return None

@@ -1,0 +1,240 @@
+"""Informer: one kind held in memory, kept up to date by list and watch."""
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, ClusterUnreachable, Expired, NotServed
+from eelgrid_controller.engines.kubernetes.api.object_store import Delta, ObjectStore
+from eelgrid_controller.engines.kubernetes.api.port import (
+    PAGE_SIZE,
+    ClusterClient,
+    Object,
+    ObjectKey,
+    ObjectList,
+    Resource,
+    WatchEvent,
+    version_of,
+)
+from eelgrid_controller.engines.kubernetes.api.retry import Backoff, retry_after_s
+
+_PAGES_MOST = 2_000
+_MOVED_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InformerSelector:
+    """Which objects of a kind."""
+
+    namespace: str = ""
+    labels: str = ""
+    fields: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InformerTiming:
+    """How long and how often."""
+
+    watch_s: float = 300.0  # after which the server ends a watch, and another goes on
+    silent_s: float = 150.0  # without a word, bookmarks included, a watch is broken
+    lived_s: float = 5.0  # after which a watch counts as a success
+    first_wait_s: float = 0.2
+    most_wait_s: float = 30.0
+
+
+_EVERYTHING = InformerSelector()
+_PACE = InformerTiming()
+
+
+class Informer:
+    """One kind, held and watched; `run` until it is cancelled."""
+
+    def __init__(
+        self,
+        cluster: ClusterClient,
+        resource: Resource,
+        *,
+        rng: random.Random,
+        monotonic_s: Callable[[], float],
+        log: logging.Logger,
+        selection: InformerSelector = _EVERYTHING,
+        keep: Callable[[Object], Object] | None = None,
+        most: int = 100_000,
+        pace: InformerTiming = _PACE,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`keep` prunes objects to what is needed; `most` bounds how many are held."""
+        self.resource = resource
+        self.lists = 0  # since the start
+        self.watches = 0
+        self.failures = 0
+        self.last_error: ClusterError | None = None
+        self._cluster = cluster
+        self._selection = selection
+        self._pace = pace
+        self._monotonic_s = monotonic_s
+        self._log = log
+        self._sleep = sleep
+        self._held = ObjectStore(most=most, keep=keep)
+        self._heard: list[Callable[[Sequence[Delta]], None]] = []
+        self._version = ""  # empty: list first
+        self._word_s: float | None = None
+        self._synced = asyncio.Event()
+        self._listed = asyncio.Event()  # set, and cleared at once, with each list
+        self._list_began_s = -math.inf  # of the last that was read whole
+        self._wants_list = False
+        self._limit: asyncio.Timeout | None = None  # of the watch that runs
+        self._backoff = Backoff(rng, first_s=pace.first_wait_s, most_s=pace.most_wait_s)
+
+    @property
+    def objects(self) -> Mapping[ObjectKey, Object]:
+        """What is held, by namespace and name; not to be changed."""
+        return self._held.objects
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether a whole list has been read since the start."""
+        return self._synced.is_set()
+
+    @property
+    def version(self) -> str:
+        """The resource version up to which what is held is right; empty before the first list."""
+        return self._version
+
+    async def synced(self) -> None:
+        """Wait for the first whole list."""
+        await self._synced.wait()
+
+    async def listed_since(self, at_s: float) -> None:
+        """Wait until everything was listed by a list that began at this time or later; the watch is ended for it."""
+        while self._list_began_s < at_s:
+            self._wants_list = True
+            if self._limit is not None:
+                self._limit.reschedule(asyncio.get_running_loop().time())
+            await self._listed.wait()
+
+    def age_s(self) -> float | None:
+        """For how long the server has said nothing, None before its first word."""
+        return None if self._word_s is None else self._monotonic_s() - self._word_s
+
+    def hear(self, callback: Callable[[Sequence[Delta]], None]) -> None:
+        """Tell deltas to a callback from now on; what is held already is not told again."""
+        self._heard.append(callback)
+
+    async def run(self) -> None:
+        """List and watch until cancelled; TooManyObjects ends it."""
+        while True:
+            began_s = self._monotonic_s()
+            try:
+                if self._wants_list or not self._version:
+                    await self._list()
+                await self._watch()
+                if self._wants_list:
+                    continue
+                # A server that ends each watch at once, without an error, is waited for as one that fails.
+                if self._monotonic_s() - began_s >= self._pace.lived_s:
+                    self._backoff.succeeded()
+                    continue
+                wait_s = self._backoff.wait_s()
+            except Expired as error:
+                self._failed(error)
+                self._version = ""
+                wait_s = self._backoff.wait_s()
+            except ClusterError as error:
+                self._failed(error)
+                if self._monotonic_s() - began_s >= self._pace.lived_s:
+                    self._backoff.succeeded()
+                wait_s = self._backoff.wait_s(retry_after_s(error))
+                if isinstance(error, NotServed):
+                    wait_s = self._pace.most_wait_s
+            await self._sleep(wait_s)
+
+    def _failed(self, error: ClusterError) -> None:
+        self.failures += 1
+        self.last_error = error
+        self._log.warning("watch=%s version=%s error=%s", self.resource.title, self._version or "none", error)
+
+    async def _list(self) -> None:
+        """Read everything; hold it when all pages have come."""
+        began_s = self._monotonic_s()
+        chosen = self._selection
+        items: list[Object] = []
+        after = ""
+        for _ in range(_PAGES_MOST):
+            page: ObjectList = await self._cluster.list(
+                self.resource,
+                namespace=chosen.namespace,
+                labels=chosen.labels,
+                fields=chosen.fields,
+                limit=PAGE_SIZE,
+                after=after,
+            )
+            self._word_s = self._monotonic_s()
+            items += page.items
+            after = page.after
+            if not after:
+                break
+        self.lists += 1
+        self._tell(self._held.replaced(items))
+        self._version = page.resource_version
+        self._list_began_s, self._wants_list = began_s, False
+        self._synced.set()
+        self._listed.set()
+        self._listed.clear()
+
+    async def _watch(self) -> None:
+        """Follow the changes until the watch ends."""
+        chosen = self._selection
+        self.watches += 1
+        watch = self._cluster.watch(
+            self.resource,
+            resource_version=self._version,
+            namespace=chosen.namespace,
+            labels=chosen.labels,
+            fields=chosen.fields,
+            timeout_s=self._pace.watch_s,
+        )
+        async with aclosing(watch) as changes:
+            try:
+                # The limit is moved on now and then, not with each event: a tenth of it either way is no matter.
+                async with asyncio.timeout(self._pace.silent_s) as limit:
+                    self._limit = limit
+                    await self._follow(changes, limit)
+            except TimeoutError:
+                if self._wants_list:
+                    return
+                # A server that came back from a backup says nothing either, to who asks from a version ahead of its own.
+                self._version = ""
+                raise ClusterUnreachable(
+                    f"watch {self.resource.title}: silent for {self._pace.silent_s:g} s", is_sent=True
+                ) from None
+            finally:
+                self._limit = None
+
+    async def _follow(self, changes: AsyncGenerator[WatchEvent, None], limit: asyncio.Timeout) -> None:
+        """Tell changes as they come; what is told must not raise TimeoutError."""
+        clock = asyncio.get_running_loop()
+        moved_s = clock.time()
+        async for change in changes:
+            self._word_s = self._monotonic_s()
+            if (now_s := clock.time()) - moved_s > _MOVED_SHARE * self._pace.silent_s:
+                moved_s = now_s
+                limit.reschedule(now_s + self._pace.silent_s)
+            version = version_of(change.object)
+            if _is_before(version, self._version):
+                raise Expired(f"watch {self.resource.title}: versions went back to {version}", "list again")
+            self._tell(self._held.applied(change))
+            self._version = version
+
+    def _tell(self, deltas: Sequence[Delta]) -> None:
+        if deltas:
+            for callback in self._heard:
+                callback(deltas)
+
+
+def _is_before(version: str, other: str) -> bool:
+    return version.isdigit() and other.isdigit() and int(version) < int(other)

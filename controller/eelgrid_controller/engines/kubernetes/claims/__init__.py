@@ -1,0 +1,1 @@
+"""Dynamic Resource Allocation (mode `dra`): allocates devices to ResourceClaims. Pure decisions."""

@@ -1,0 +1,1 @@
+"""Objects of the Kubernetes API as immutable values. Pure parsing; decides nothing."""

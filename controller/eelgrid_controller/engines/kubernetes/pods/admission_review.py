@@ -1,0 +1,138 @@
+"""Decides an AdmissionReview: which new pods get the scheduling gate, as a JSON patch.
+
+The same rules as the chart's MutatingAdmissionPolicy has in CEL. A pod that cannot be read is admitted with a warning.
+
+Source: https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/ .
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
+from eelgrid_controller.engines.kubernetes.model.well_known import GATE, LABEL_MANAGED, MANAGED, TAINT_MANAGED
+
+_VERSION = "admission.k8s.io/v1"
+_UNMANAGED = "false"
+# Owners that choose the node themselves.
+_BINDING_OWNERS = frozenset({"DaemonSet", "Node"})
+_MIRRORS = ("kubernetes.io/config.mirror", "kubernetes.io/config.source")
+_TOLERATION = {"key": TAINT_MANAGED, "operator": "Exists", "effect": "NoSchedule"}
+# Longer ones are cut by the API server.
+_WARNING_MOST = 250
+_UID_MOST = 256
+
+
+@dataclass(frozen=True, slots=True)
+class GateRules:
+    """What the chart's `gate` says."""
+
+    prefixes: tuple[str, ...] = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu")
+    excluded: frozenset[str] = frozenset({"kube-system", "kube-public", "kube-node-lease"})
+    tolerates: bool = True
+
+
+class ReviewOutcome(Enum):
+    """What became of a review."""
+
+    GATED = "gated"
+    LEFT = "left"  # none of ours, or one that has its gate already
+    UNREAD = "unread"
+
+
+class AdmissionResponse(NamedTuple):
+    """The review to send back, and what it says."""
+
+    answer: ReviewOutcome
+    review: dict[str, Any]
+
+
+def review_uid(review: Any) -> str:
+    """By which the API server knows its question; raises KubernetesUnreadable where this is no AdmissionReview."""
+    if not isinstance(review, Mapping) or review.get("kind") != "AdmissionReview":
+        raise KubernetesUnreadable("kind", "is no AdmissionReview", "post one of admission.k8s.io/v1")
+    if review.get("apiVersion") != _VERSION:
+        raise KubernetesUnreadable(
+            "apiVersion", f"is not {_VERSION}", f"say admissionReviewVersions: [{_VERSION[-2:]}]"
+        )
+    request = review.get("request")
+    uid = request.get("uid") if isinstance(request, Mapping) else None
+    if not isinstance(uid, str) or not 0 < len(uid) <= _UID_MOST:
+        raise KubernetesUnreadable("request.uid", "is missing", "send the request as the API server makes it")
+    return uid
+
+
+def review_pod(review: Any, rules: GateRules, *, is_opted_in: bool) -> AdmissionResponse:
+    """The answer, which always allows the pod; `is_opted_in` says that its namespace has the label.
+
+    Raises KubernetesUnreadable where there is nothing that could be answered.
+    """
+    uid = review_uid(review)
+    response: dict[str, Any] = {"uid": uid, "allowed": True}
+    try:
+        patch = _patch(review["request"], rules, is_opted_in=is_opted_in)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        # Of a shape that no API server sends: named as it is met, for each field has its own fault.
+        told = f"eelgrid: the pod could not be read ({error}); it goes by without a scheduling gate"
+        response["warnings"] = [told[:_WARNING_MOST]]
+        return AdmissionResponse(ReviewOutcome.UNREAD, _around(response))
+    if not patch:
+        return AdmissionResponse(ReviewOutcome.LEFT, _around(response))
+    response["patchType"] = "JSONPatch"
+    response["patch"] = base64.b64encode(json.dumps(patch).encode()).decode()
+    return AdmissionResponse(ReviewOutcome.GATED, _around(response))
+
+
+def _around(response: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": _VERSION, "kind": "AdmissionReview", "response": response}
+
+
+def _patch(request: Mapping[str, Any], rules: GateRules, *, is_opted_in: bool) -> list[dict[str, Any]]:
+    """What to change; nothing for whoever is not ours."""
+    kind = request["kind"]
+    if (kind["group"], kind["kind"], request["operation"], request.get("subResource") or "") != (
+        "",
+        "Pod",
+        "CREATE",
+        "",
+    ):
+        return []
+    pod = request["object"]
+    namespace = request.get("namespace") or pod["metadata"].get("namespace") or ""
+    if namespace in rules.excluded or not _is_ours(pod, rules, is_opted_in=is_opted_in):
+        return []
+    spec = pod["spec"]
+    patch = []
+    if not any(gate["name"] == GATE for gate in spec.get("schedulingGates") or ()):
+        patch.append(_appended("schedulingGates", spec, {"name": GATE}))
+    if rules.tolerates and not any(one.get("key") == TAINT_MANAGED for one in spec.get("tolerations") or ()):
+        patch.append(_appended("tolerations", spec, _TOLERATION))
+    return patch
+
+
+def _appended(field: str, spec: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
+    if spec.get(field):
+        return {"op": "add", "path": f"/spec/{field}/-", "value": value}
+    return {"op": "add", "path": f"/spec/{field}", "value": [value]}
+
+
+def _is_ours(pod: Mapping[str, Any], rules: GateRules, *, is_opted_in: bool) -> bool:
+    metadata, spec = pod["metadata"], pod["spec"]
+    if spec.get("nodeName") or any(one["kind"] in _BINDING_OWNERS for one in metadata.get("ownerReferences") or ()):
+        return False
+    if any(mirror in (metadata.get("annotations") or {}) for mirror in _MIRRORS):
+        return False
+    said = (metadata.get("labels") or {}).get(LABEL_MANAGED)
+    if said == MANAGED:
+        return True
+    return said != _UNMANAGED and is_opted_in and _asks_for_devices(spec, rules.prefixes)
+
+
+def _asks_for_devices(spec: Mapping[str, Any], prefixes: tuple[str, ...]) -> bool:
+    containers = [*spec["containers"], *(spec.get("initContainers") or ())]
+    return bool(spec.get("resourceClaims")) or any(
+        name.startswith(prefixes) for one in containers for name in (one.get("resources") or {}).get("limits") or ()
+    )

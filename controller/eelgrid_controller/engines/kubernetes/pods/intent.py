@@ -1,0 +1,298 @@
+"""The workload spec of a managed pod, from containers, annotations and owners, or a refusal with the remedy.
+
+Only the kind is inferred, and from the owner alone: Deployments serve, Kubeflow jobs train, what completes is batch.
+"""
+
+from dataclasses import dataclass, replace
+
+from eelgrid_controller.engines.kubernetes.model import annotations, well_known
+from eelgrid_controller.engines.kubernetes.model.objects import Pod
+from eelgrid_controller.engines.kubernetes.model.owners import (
+    KUBEFLOW_REPLICA_FIELDS,
+    GangMembership,
+    IntentRefusal,
+    OwnerTemplates,
+    membership_of,
+)
+from eelgrid_controller.engines.kubernetes.model.quantities import AnnotationUnreadable
+from eelgrid_controller.engines.kubernetes.model.selectors import NO_RELATIONS
+from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import trait_name
+from eelgrid_protos.errors import InvalidMessage, Violation
+from eelgrid_protos.messages import (
+    Locality,
+    MetricsSource,
+    Mobility,
+    ResourceRequest,
+    ServicePromise,
+    TrainingPromise,
+    WorkloadKind,
+    WorkloadSpec,
+)
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
+from eelgrid_protos.schema import check_message
+
+MAX_PRIORITY = 1_000_000
+_SERVING = frozenset({"Deployment", "LeaderWorkerSet", "StatefulSet"})
+_TRAINING = frozenset({*KUBEFLOW_REPLICA_FIELDS, "TrainJob"})
+_POD_IP = "{pod_ip}"
+# Where a field of the spec comes from; the longest beginning counts.
+_FIELDS = {
+    "priority": well_known.ANNOTATION_PRIORITY,
+    "queue": well_known.KUEUE_QUEUE,
+    "replicas": well_known.ANNOTATION_GROUP_SIZE,
+    "request": "spec.containers.resources",
+    "request.gpu_models": well_known.ANNOTATION_GPU_MODELS,
+    "service": well_known.ANNOTATION_OBJECTIVE,
+    "service.metrics": well_known.ANNOTATION_METRICS,
+    "service.output_tokens": well_known.ANNOTATION_OUTPUT_TOKENS,
+    "service.profile": well_known.ANNOTATION_PROFILE,
+    "service.rate_hz": well_known.ANNOTATION_RATE,
+    "training": well_known.ANNOTATION_SLOWDOWN,
+    "training.deadline_ns": well_known.ANNOTATION_DEADLINE,
+    "training.metrics": well_known.ANNOTATION_METRICS,
+    "training.profile": well_known.ANNOTATION_PROFILE,
+    "training.work": well_known.ANNOTATION_WORK,
+    "training.work_unit": well_known.ANNOTATION_WORK_UNIT,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadIntent:
+    """What a pod's people want.
+
+    `unit` is the workload's id and `spec` is of all its `size` replicas: pods of one unit have equal specs, or disagree.
+    """
+
+    unit: str
+    size: int
+    spec: WorkloadSpec
+    traits: tuple[str, ...] = ()
+    owner_kind: str = ""  # as people know it: Deployment, not ReplicaSet
+    owner_name: str = ""
+    part: str = ""  # of its gang: master, worker, leader, a replicated job
+    rank: int | None = None  # among its like, where labels say so
+    waits_for: tuple[str, ...] = ()  # gates of others: ours stays after theirs
+    metrics: MetricsSource | None = None  # with {pod_ip} in its URL until the pod has an address
+    profile: str = ""
+    unjudged: tuple[str, ...] = ()  # rules that kube-scheduler alone looks at
+
+
+def parse_intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal:
+    """What the pod's people want, or why that cannot be kept."""
+    is_released = False
+    try:
+        is_released = annotations.schedules_on_error(pod.annotations)
+        annotations.check_names(pod.annotations)
+        found = _intent(pod, holders)
+    except AnnotationUnreadable as error:
+        found = IntentRefusal(error.field, error.fault, error.remedy)
+    if isinstance(found, IntentRefusal) and found.needs is None and is_released:
+        return found._replace(is_released=True)
+    return found
+
+
+def resolve_metrics_source(source: MetricsSource, pod_ip: str) -> MetricsSource:
+    """The source with the pod's address put in; IPv6 addresses in brackets."""
+    address = f"[{pod_ip}]" if ":" in pod_ip else pod_ip
+    return replace(source, url=source.url.replace(_POD_IP, address))
+
+
+def _intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal:
+    said = annotations.parse_kind(pod.annotations)
+    member = membership_of(pod, holders, is_training=said is WorkloadKind.TRAINING_JOB)
+    if isinstance(member, IntentRefusal):
+        return member
+    request = _request(pod)
+    if isinstance(request, IntentRefusal):
+        return request
+    kind = said or _kind(member)
+    source = annotations.parse_metrics_source(pod.annotations)
+    # The contract knows {node} and {replica}; an address is filled in once there is one.
+    is_later = source is not None and _POD_IP in source.url
+    kept = None if is_later else source
+    service, training = _service(pod, kind, member.size, kept), _training(pod, kind, kept)
+    for promise in (service, training):
+        if isinstance(promise, IntentRefusal):
+            return promise
+    assert not isinstance(service, IntentRefusal)
+    assert not isinstance(training, IntentRefusal)
+    grace_s = annotations.parse_duration_s(pod.annotations, well_known.ANNOTATION_CHECKPOINT_GRACE)
+    asked = annotations.parse_priority(pod.annotations)
+    traits = (trait_name(pod.constraint),)
+    spec = WorkloadSpec(
+        name=member.owner_name if member.size > 1 and member.owner_name else pod.name,
+        request=request,
+        kind=kind,
+        replicas=member.size,
+        namespace=pod.namespace,
+        queue=pod.labels.get(well_known.KUEUE_QUEUE) or pod.labels.get(well_known.KUEUE_LOCAL_QUEUE, ""),
+        user=annotations.user_of(pod.annotations, pod.labels),
+        priority=max(-MAX_PRIORITY, min(pod.priority, MAX_PRIORITY)) if asked is None else asked,
+        locality=Locality.PACK if member.size > 1 else Locality.UNSPECIFIED,
+        # Whoever moves places knows nothing of other pods and of volumes.
+        mobility=_mobility(member, grace_s) if pod.relations == NO_RELATIONS else Mobility.FIXED,
+        service=service,
+        training=training,
+        required_traits=traits,
+    )
+    try:
+        check_message(spec)
+    except InvalidMessage as error:
+        return _refused(error.violations[0])
+    try:
+        if source is not None:
+            check_message(resolve_metrics_source(source, "192.0.2.1"))
+    except InvalidMessage as error:
+        broken = error.violations[0]
+        return IntentRefusal(well_known.ANNOTATION_METRICS, f"{broken.field} {broken.problem}", broken.remedy)
+    return WorkloadIntent(
+        unit=member.unit,
+        size=member.size,
+        spec=_labelled(spec, member),
+        traits=traits,
+        owner_kind=member.owner_kind,
+        owner_name=member.owner_name,
+        part=member.part,
+        rank=member.rank,
+        waits_for=tuple(gate for gate in pod.gates if gate != well_known.GATE),
+        metrics=source,
+        profile=pod.annotations.get(well_known.ANNOTATION_PROFILE, ""),
+        unjudged=pod.unjudged,
+    )
+
+
+def _labelled(spec: WorkloadSpec, member: GangMembership) -> WorkloadSpec:
+    # After the check, which is slow over labels: these are ours, of names that the API server has checked.
+    return (
+        replace(spec, labels={"owner": f"{member.owner_kind}/{member.owner_name}"[:253]}) if member.owner_kind else spec
+    )
+
+
+def _request(pod: Pod) -> ResourceRequest | IntentRefusal:
+    for name, _ in pod.requested.extended:
+        if name.startswith(well_known.RESOURCE_MIG_PREFIX):
+            return IntentRefusal(
+                f"resources[{name}]",
+                "names a MIG slice, and this mode places whole GPUs",
+                f"start the controller with --kubernetes-abilities slices, or ask for {well_known.RESOURCE_GPU}: 1",
+            )
+        if name == well_known.RESOURCE_GPU_SHARED:
+            return IntentRefusal(
+                f"resources[{name}]", "is a ticket to a GPU that others share", f"ask for {well_known.RESOURCE_GPU}"
+            )
+    gpus = sum(pod.requested.count(name) for name in well_known.RESOURCES_GPU)
+    if pod.claims and not gpus:
+        return IntentRefusal(
+            f"spec.resourceClaims[{pod.claims[0].name}]",
+            "asks for devices by claim, and this mode reads requests",
+            f"run mode dra on its nodes, or ask for {well_known.RESOURCE_GPU}",
+        )
+    return ResourceRequest(
+        cpu_milli=pod.requested.cpu_milli,
+        memory_bytes=pod.requested.memory_bytes,
+        gpu_count=gpus,
+        gpu_milli=GPU_MILLI_WHOLE if gpus else 0,
+        gpu_models=annotations.parse_gpu_models(pod.annotations),
+    )
+
+
+def _kind(member: GangMembership) -> WorkloadKind:
+    if member.owner_kind in _SERVING:
+        return WorkloadKind.INFERENCE_SERVICE
+    return WorkloadKind.TRAINING_JOB if member.owner_kind in _TRAINING else WorkloadKind.BATCH_JOB
+
+
+def _mobility(member: GangMembership, grace_s: float | None) -> Mobility:
+    """How the owner lets a pod go: a Deployment makes another before, a StatefulSet after, a job only if it saves."""
+    if member.size == 1 and member.owner_kind == "Deployment":
+        return Mobility.MOVABLE
+    is_restarted = member.owner_kind in _SERVING or (member.owner_kind != "" and grace_s is not None)
+    return Mobility.RESTARTABLE if is_restarted else Mobility.FIXED
+
+
+def _service(
+    pod: Pod, kind: WorkloadKind, size: int, source: MetricsSource | None
+) -> ServicePromise | IntentRefusal | None:
+    wanted = annotations.parse_objectives(pod.annotations)
+    rate_hz = annotations.parse_rate_hz(pod.annotations)
+    tokens = annotations.parse_number(pod.annotations, well_known.ANNOTATION_OUTPUT_TOKENS)
+    if not wanted:
+        alone = [well_known.ANNOTATION_RATE] * (rate_hz is not None) + [well_known.ANNOTATION_OUTPUT_TOKENS] * (
+            tokens is not None
+        )
+        if alone:
+            example = f"write {well_known.ANNOTATION_OBJECTIVE}: p95 response 200ms, or leave it out"
+            return IntentRefusal(alone[0], "says nothing without an objective", example)
+        return None
+    if kind is not WorkloadKind.INFERENCE_SERVICE:
+        return IntentRefusal(
+            well_known.ANNOTATION_OBJECTIVE,
+            f"is a promise to services, and this is a {_words(kind)}",
+            f"write {well_known.ANNOTATION_KIND}: inference-service, or leave it out",
+        )
+    profile = pod.annotations.get(well_known.ANNOTATION_PROFILE, "")
+    if not profile:
+        remedy = "name the profile that says how fast it is; `eelctl profile list` shows them"
+        return IntentRefusal(well_known.ANNOTATION_PROFILE, "is missing beside an objective", remedy)
+    return ServicePromise(
+        profile=profile,
+        objectives=wanted,
+        rate_hz=rate_hz or 0.0,
+        replicas_least=size,
+        replicas_most=size,
+        metrics=source,
+        output_tokens=tokens or 0.0,
+    )
+
+
+def _training(pod: Pod, kind: WorkloadKind, source: MetricsSource | None) -> TrainingPromise | IntentRefusal | None:
+    slowdown = annotations.parse_fraction(pod.annotations, well_known.ANNOTATION_SLOWDOWN)
+    deadline_ns = annotations.parse_deadline_ns(pod.annotations, pod.created_s)
+    work = annotations.parse_number(pod.annotations, well_known.ANNOTATION_WORK)
+    given = [
+        key
+        for key, value in (
+            (well_known.ANNOTATION_SLOWDOWN, slowdown),
+            (well_known.ANNOTATION_DEADLINE, deadline_ns),
+            (well_known.ANNOTATION_WORK, work),
+        )
+        if value is not None
+    ]
+    if not given:
+        return None
+    if kind is not WorkloadKind.TRAINING_JOB:
+        return IntentRefusal(
+            given[0],
+            f"is a promise to training jobs, and this is a {_words(kind)}",
+            f"write {well_known.ANNOTATION_KIND}: training-job, or leave it out",
+        )
+    if (deadline_ns is None) != (work is None):
+        missing = well_known.ANNOTATION_WORK if work is None else well_known.ANNOTATION_DEADLINE
+        return IntentRefusal(
+            missing, f"is missing beside {given[-1]}", "a deadline is kept by the work there is until then"
+        )
+    return TrainingPromise(
+        profile=pod.annotations.get(well_known.ANNOTATION_PROFILE, ""),
+        slowdown_most=slowdown,
+        deadline_ns=deadline_ns or 0,
+        work=work or 0.0,
+        work_unit=pod.annotations.get(well_known.ANNOTATION_WORK_UNIT, ""),
+        metrics=source if source is not None and source.work_counter else None,
+    )
+
+
+def _words(kind: WorkloadKind) -> str:
+    return kind.name.lower().replace("_", " ")
+
+
+def _refused(broken: Violation) -> IntentRefusal:
+    path = broken.field
+    origin = max((field for field in _FIELDS if _begins(path, field)), key=len, default="")
+    if not origin:
+        return IntentRefusal(path or "metadata", broken.problem, broken.remedy)
+    rest = path[len(origin) :].lstrip(".")
+    return IntentRefusal(_FIELDS[origin], f"{rest} {broken.problem}" if rest else broken.problem, broken.remedy)
+
+
+def _begins(path: str, field: str) -> bool:
+    return path == field or path.startswith((f"{field}.", f"{field}["))

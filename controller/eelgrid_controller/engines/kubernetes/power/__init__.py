@@ -1,0 +1,1 @@
+"""PowerPolicy objects: parsing, merging into one policy, and their status. Pure decisions."""

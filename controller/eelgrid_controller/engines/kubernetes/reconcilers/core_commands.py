@@ -1,0 +1,249 @@
+"""Commands of the gate to the core, executed in order, and the core's commits as events of the gate."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from eelgrid_controller.core.command import CommitResult
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.engines.kubernetes.model.inference_service import SERVICE_UNIT_PREFIX
+from eelgrid_controller.engines.kubernetes.pods.gate_events import (
+    AdoptUnit,
+    CancelUnit,
+    GateEvent,
+    NodeAcknowledged,
+    NodeReportFailed,
+    RegisterNode,
+    RemoveNode,
+    ReplicaPlace,
+    ReportUsage,
+    ScaleUnit,
+    SubmitUnit,
+    UnitCancelled,
+    UnitDeferred,
+    UnitPlaced,
+    UnitRefused,
+)
+from eelgrid_controller.state.agent_liveness import AgentLiveness
+from eelgrid_controller.state.engine_reports import Adoption, Eligibility, EngineOverrides, ExternalUsage
+from eelgrid_controller.state.events import (
+    DevicesCorrected,
+    NodeJoined,
+    NodesRemoved,
+    PartitionsPlanned,
+    WorkloadCancelled,
+    WorkloadDeferred,
+    WorkloadMoved,
+    WorkloadPlaced,
+    WorkloadScaled,
+)
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.faults import AlreadyExists, Fault, NotFound
+from eelgrid_protos.messages import (
+    Inventory,
+    Move,
+    Placement,
+    Policy,
+    SubmitWorkloadRequest,
+    Workload,
+    WorkloadPhase,
+    WorkloadSpec,
+)
+
+_Result = TypeVar("_Result")
+_AGAIN_S = 1.0
+_AT_ONCE = 1024
+
+
+class CoreCommandPort(Protocol):
+    """What the engine needs of the controller's loop."""
+
+    listeners: list[Callable[[CommitResult], None]]
+    presence: AgentLiveness
+    outside: EngineOverrides
+    eligibility: Eligibility
+
+    @property
+    def core(self) -> Core:
+        """The core at this moment."""
+
+    async def read(self, view: Callable[[Core], _Result]) -> _Result:
+        """What `view` makes of the core."""
+
+    async def submit(self, request: SubmitWorkloadRequest) -> Workload:
+        """Accept a workload."""
+
+    async def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption) -> Workload:
+        """Take over work at the places where it stands, and let go those where it stands no more."""
+
+    async def cancel(self, workload_id: str) -> Workload:
+        """End a workload."""
+
+    async def scale(self, workload_id: str, replicas: int) -> Workload:
+        """Bring running work to so many replicas, or as near as there is room."""
+
+    async def node_joined(self, inventory: Inventory, *, plan_epoch: int = 0) -> None:
+        """A node is here."""
+
+    async def occupied(self, node_name: str, others: ExternalUsage) -> None:
+        """What others hold on a node."""
+
+    async def reconsider(self) -> None:
+        """Try what waits again."""
+
+    async def update_policy(self, policy: Policy) -> Policy:
+        """Put a policy in force, made of the one of its revision."""
+
+    async def corrected(self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
+        """Replicas hold these GPUs of their node."""
+
+    async def apply_moves(self, moves: Sequence[Move], *, is_back: bool = False) -> int:
+        """Move places, or take moves back."""
+
+
+def is_gate_workload(workload_id: str) -> bool:
+    """Whether a workload is a unit of the gate."""
+    return workload_id.startswith(("pod-", "gang-", SERVICE_UNIT_PREFIX))
+
+
+def placement_event(workload_id: str, placements: Iterable[Placement], spec: WorkloadSpec | None = None) -> UnitPlaced:
+    """The gate's event of a workload's places."""
+    places = {one.replica: ReplicaPlace(one.node_name, one.gpu_indexes) for one in placements}
+    return UnitPlaced(workload_id, places, spec)
+
+
+def status_event(workload: Workload) -> UnitPlaced | UnitDeferred | UnitCancelled:
+    """Where a workload stands, as an event."""
+    match workload.phase:
+        case WorkloadPhase.PLACED:
+            return placement_event(workload.workload_id, workload.placements, workload.spec)
+        case WorkloadPhase.CANCELLED:
+            return UnitCancelled(workload.workload_id)
+    return UnitDeferred(workload.workload_id, workload.reason)
+
+
+class CoreCommandRunner:
+    """Commands to one loop, and what is heard of its commits."""
+
+    def __init__(
+        self,
+        loop: CoreCommandPort,
+        *,
+        feed: Callable[[GateEvent], None],
+        monotonic_s: Callable[[], float],
+        log: logging.Logger,
+    ) -> None:
+        self.submitted = 0
+        self.adopted = 0
+        self.cancelled = 0
+        self.joined = 0
+        self.occupied = 0
+        self.refused = 0
+        self._loop = loop
+        self._feed = feed
+        self._monotonic_s = monotonic_s
+        self._log = log
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    def heard(self, committed: CommitResult) -> None:
+        """A commit, as the gate's events."""
+        for event in committed.events:
+            match event:
+                case WorkloadPlaced() if is_gate_workload(event.workload_id):
+                    workload = self._loop.core.state.workloads.get(event.workload_id)
+                    spec = None if workload is None else workload.spec
+                    self._feed(placement_event(event.workload_id, event.placements, spec))
+                case WorkloadDeferred() if is_gate_workload(event.workload_id):
+                    self._feed(UnitDeferred(event.workload_id, event.reason))
+                case WorkloadCancelled() if is_gate_workload(event.workload_id):
+                    self._feed(UnitCancelled(event.workload_id))
+                case WorkloadMoved() | WorkloadScaled() if is_gate_workload(event.workload_id):
+                    self._now(event.workload_id)
+                case PartitionsPlanned() | DevicesCorrected():
+                    for name in filter(is_gate_workload, event.workload_ids):
+                        self._now(name)
+                case NodeJoined():
+                    self._feed(NodeAcknowledged(event.inventory.node_name))
+                case NodesRemoved():
+                    # One that the cluster still has is told of again.
+                    for name in event.node_names:
+                        self._feed(NodeReportFailed(name))
+
+    def _now(self, workload_id: str) -> None:
+        workload = self._loop.core.state.workloads.get(workload_id)
+        if workload is not None:
+            self._feed(status_event(workload))
+
+    async def reconsider(self) -> None:
+        """What waits is tried again; where that is not possible now, the next change asks for it."""
+        try:
+            await self._loop.reconsider()
+        except (Fault, ContractError) as error:
+            self._log.info("reconsidered=no error=%s", error)
+
+    async def carry_out(
+        self, asked: RegisterNode | RemoveNode | ReportUsage | SubmitUnit | AdoptUnit | CancelUnit | ScaleUnit
+    ) -> None:
+        """One command; what came of it is fed back."""
+        async with self._turns:
+            match asked:
+                case SubmitUnit(request):
+                    self.submitted += 1
+                    await self._changed(request.workload_id, self._loop.submit(request))
+                case AdoptUnit(request, adoption):
+                    self.adopted += 1
+                    await self._changed(request.workload_id, self._loop.adopt(request, adoption))
+                case CancelUnit(workload_id):
+                    await self._cancel(workload_id)
+                case ScaleUnit(workload_id, replicas):
+                    await self._changed(workload_id, self._loop.scale(workload_id, replicas))
+                case RegisterNode(inventory):
+                    self._loop.presence.arrived(inventory.node_name)
+                    self.joined += 1
+                    await self._told(inventory.node_name, self._loop.node_joined(inventory))
+                case ReportUsage(name, others):
+                    self.occupied += 1
+                    await self._told(name, self._loop.occupied(name, others))
+                case RemoveNode(name):
+                    self._loop.presence.left(name, deadline_s=self._monotonic_s())
+
+    async def _told(self, node_name: str, command: "asyncio.Future[None] | object") -> None:
+        try:
+            await command  # type: ignore[misc]
+        except NotFound:
+            self._log.debug("node=%s told=no reason=unknown", node_name)
+        except (Fault, ContractError) as error:
+            self.refused += 1
+            self._log.warning("node=%s told=no error=%s action=again", node_name, error)
+            await asyncio.sleep(_AGAIN_S)
+            self._feed(NodeReportFailed(node_name))
+
+    async def _changed(self, workload_id: str, command: Awaitable[Workload]) -> None:
+        """What stands afterwards is told, also where nothing changed."""
+        try:
+            workload = await command
+        except (Fault, ContractError) as error:
+            self.refused += not isinstance(error, AlreadyExists)
+            self._log.info("workload=%s refused=%s", workload_id, error)
+            self._feed(UnitRefused(workload_id, str(error), is_taken=isinstance(error, AlreadyExists)))
+        else:
+            # Of the same batch another command may have changed it since.
+            self._feed(status_event(self._loop.core.state.workloads.get(workload_id, workload)))
+
+    async def _cancel(self, workload_id: str) -> None:
+        """End a workload, however long that takes: what is not ended holds room."""
+        self.cancelled += 1
+        while True:
+            try:
+                workload = await self._loop.cancel(workload_id)
+            except NotFound:
+                self._feed(UnitCancelled(workload_id))
+                return
+            except (Fault, ContractError) as error:
+                self._log.warning("workload=%s cancelled=no error=%s action=again", workload_id, error)
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                # Told by its commit, too, unless it was ended before.
+                self._feed(UnitCancelled(workload.workload_id))
+                return

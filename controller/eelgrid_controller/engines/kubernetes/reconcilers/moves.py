@@ -1,0 +1,460 @@
+"""Move reconciler: moves running pods where the core placed them, and off drained nodes."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from eelgrid_controller.core.command import CommitResult
+from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Conflict, Forbidden
+from eelgrid_controller.engines.kubernetes.api.informer import Informer
+from eelgrid_controller.engines.kubernetes.api.object_store import Delta
+from eelgrid_controller.engines.kubernetes.api.port import Object, ObjectKey
+from eelgrid_controller.engines.kubernetes.model.objects import Pod, controller_of, parse_pod
+from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
+from eelgrid_controller.engines.kubernetes.model.well_known import (
+    ANNOTATION_DRAIN,
+    ANNOTATION_DRAINED,
+    ANNOTATION_MOVE,
+    DELETION_COST,
+)
+from eelgrid_controller.engines.kubernetes.pods.disruption import DrainProgress, drain_status
+from eelgrid_controller.engines.kubernetes.pods.gate_events import MoveFinished, PodKey, ReplacementStarted
+from eelgrid_controller.engines.kubernetes.pods.migration import (
+    EvictPods,
+    MarkPod,
+    MoveEnded,
+    MoveLimits,
+    MoveMethod,
+    MoveOrder,
+    MoveQueue,
+    MoveTimeouts,
+    ScaleDeployment,
+    SurgeState,
+    WaitStep,
+    moves_alone,
+    next_eviction_step,
+    next_surge_step,
+    parse_deployment,
+    resumed_order,
+    survives_evictions,
+)
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import MoveNote, parse_move_note
+from eelgrid_controller.engines.kubernetes.reconcilers.base import ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.move_orders import MoveOrders, has_room, restore_places
+from eelgrid_controller.engines.kubernetes.reconcilers.move_writer import MoveWriter
+from eelgrid_controller.state.events import WorkloadMoved
+
+
+class OwnedPods:
+    """The index."""
+
+    def __init__(self) -> None:
+        self.noted: dict[str, ObjectKey] = {}  # pods that carry the note of a move, by uid
+        self._informer: Informer | None = None
+        self._keys: dict[str, ObjectKey] = {}
+        self._owned: dict[str, dict[str, ObjectKey]] = {}
+
+    def take(self, informer: Informer, deltas: Sequence[Delta]) -> None:
+        """What changed among the pods that an informer holds."""
+        if informer is not self._informer:
+            self._informer = informer
+            for kept in (self.noted, self._keys, self._owned):
+                kept.clear()
+        for delta in deltas:
+            if delta.old is not None and (delta.new is None or _uid(delta.new) != _uid(delta.old)):
+                self._drop(delta.old)
+            if delta.new is not None:
+                self._put(delta.key, delta.new)
+
+    def _put(self, key: ObjectKey, found: Object) -> None:
+        uid, owner = _uid(found), controller_of(found)
+        self._keys[uid] = key
+        if owner is not None:
+            self._owned.setdefault(owner.uid, {})[uid] = key
+        if ANNOTATION_MOVE in (found["metadata"].get("annotations") or {}):
+            self.noted[uid] = key
+        else:
+            self.noted.pop(uid, None)
+
+    def _drop(self, found: Object) -> None:
+        uid, owner = _uid(found), controller_of(found)
+        self._keys.pop(uid, None)
+        self.noted.pop(uid, None)
+        if owner is not None and (owned := self._owned.get(owner.uid)) is not None:
+            owned.pop(uid, None)
+            if not owned:
+                del self._owned[owner.uid]
+
+    def pod(self, uid: str) -> Pod | None:
+        """A pod as it is held; None where it is gone."""
+        key = self._keys.get(uid)
+        found = self._informer.objects.get(key) if key is not None and self._informer is not None else None
+        if found is None or _uid(found) != uid:
+            return None
+        try:
+            return parse_pod(found)
+        except KubernetesUnreadable:
+            return None
+
+    def of(self, owner_uid: str) -> Iterator[Pod]:
+        """The pods of an owner."""
+        for uid in list(self._owned.get(owner_uid, ())):
+            found = self.pod(uid)
+            if found is not None:
+                yield found
+
+
+def _uid(found: Object) -> str:
+    return str(found["metadata"]["uid"])
+
+
+_BOUNDS, _PACE = MoveLimits(), MoveTimeouts()
+_TURN_S = 0.5
+_LOOK_S = 5.0  # at drained nodes and lost GPUs
+
+
+@dataclass(slots=True)
+class _MoveRun:
+    """One move under way."""
+
+    order: MoveOrder
+    notes: tuple[MoveNote, ...]
+    is_told: bool = False
+    is_begun: bool = False  # something was done that has to be undone
+    last: str = ""  # why the last eviction did not come about
+    next_s: float = 0.0
+    ending: MoveEnded | None = None  # how it ends if what was written last was written
+
+
+class MoveReconciler:
+    """The ability; a part."""
+
+    def __init__(self, around: ReconcilerContext) -> None:
+        self.mover = MoveQueue(_BOUNDS)
+        self.writes = MoveWriter(around)
+        self.orders = MoveOrders(around.engine, around.log)
+        self.pace = _PACE
+        self._around = around
+        self._pods = OwnedPods()
+        self._runs: dict[str, _MoveRun] = {}
+        self._epoch: int | None = None
+        self._look_s = 0.0
+        self._said: dict[str, str] = {}  # of drained nodes
+        around.engine.hear_pods(self._heard_pods)
+        around.loop.listeners.append(self._committed)
+
+    # What happens
+
+    def _now_s(self) -> float:
+        return self._around.clock.now_ns() / 1e9
+
+    def _heard_pods(self, deltas: Sequence[Delta]) -> None:
+        self._pods.take(self._around.engine.pods, deltas)
+        for delta in deltas:
+            if delta.new is None and delta.old is not None:
+                self.mover.gone(str(delta.old["metadata"]["uid"]))
+            elif delta.old is None and delta.new is not None and self.mover.running:
+                found = self._pods.pod(str(delta.new["metadata"]["uid"]))
+                if found is not None:
+                    self._claim(found)
+
+    def _claim(self, pod: Pod) -> None:
+        # Told before the engine tells of the pod itself: so it is never another unit first.
+        if unit := self.mover.claim(pod):
+            self._around.engine.feed(ReplacementStarted(pod.uid, unit))
+
+    def _committed(self, committed: CommitResult) -> None:
+        for event in committed.events:
+            if isinstance(event, WorkloadMoved) and self._around.elector.term() is not None:
+                self.orders.heard(event, self._now_s())
+
+    # Life
+
+    async def run(self) -> None:
+        """Move pods until cancelled."""
+        self._epoch = None
+        while True:
+            await asyncio.sleep(_TURN_S)
+            term = self._around.elector.term()
+            if term is None or not self._around.engine.pods.is_synced:
+                self._epoch = None
+                continue
+            if term.epoch != self._epoch:
+                await self._begin(term.epoch)
+            await self._turn()
+
+    async def _begin(self, epoch: int) -> None:
+        """A new term: moves that were begun are found, and places that nobody will come to are let go."""
+        self.mover = MoveQueue(self.mover.bounds)
+        self._runs, self._said = {}, {}
+        found = {note.uid: note for _, note in self._noted()}
+        for one in await self.writes.moving():
+            deployment = parse_deployment(one)
+            if deployment.note is None:
+                continue
+            note = found[deployment.note.uid] = replace(deployment.note, deployment=deployment.name)
+            if self._pods.pod(note.uid) is None:
+                gone = Pod(uid=note.uid, namespace=deployment.namespace, name=note.pod, labels={}, annotations={})
+                self._resume(resumed_order(note, gone), (note,))
+        gangs: dict[str, list[tuple[Pod, MoveNote]]] = {}
+        for pod, note in self._noted():
+            manner = MoveMethod.EVICT if note.evict_s else MoveMethod.SURGE
+            gangs.setdefault(note.uid if moves_alone(note.unit, manner) else note.unit, []).append(
+                (pod, found[note.uid])
+            )
+        for gang in gangs.values():
+            orders = [resumed_order(note, pod) for pod, note in gang]
+            goes = tuple(order.goes[0] for order in orders)
+            self._resume(orders[0]._replace(goes=goes), tuple(note for _, note in gang))
+        known = {going.uid for order in self.mover.running.values() for going in order.goes}
+        for unit in self._around.engine.gate.units.values():
+            if not self.orders.is_new(unit.workload_id):
+                for uid in set(unit.moving.values()) - known:
+                    self._around.engine.feed(MoveFinished(unit.name, uid))
+        self._epoch = epoch
+
+    def _noted(self) -> list[tuple[Pod, MoveNote]]:
+        pods = (self._pods.pod(uid) for uid in list(self._pods.noted))
+        return [
+            (pod, note)
+            for pod in pods
+            if pod is not None and (note := parse_move_note(pod.annotations)) is not None and note.uid == pod.uid
+        ]
+
+    def _resume(self, order: MoveOrder, notes: tuple[MoveNote, ...]) -> None:
+        self._around.log.info("move=%s resumed pods=%d to=%s", order.unit, len(notes), notes[0].to or "-")
+        self.mover.begin(order)
+        self._runs[order.name] = _MoveRun(order, notes, is_told=True, is_begun=True)
+        for pod in self._pods.of(order.owner_uid):
+            if pod.is_gated:
+                self._claim(pod)
+
+    async def _turn(self) -> None:
+        core, now_s = self._around.loop.core, self._now_s()
+        for order in self.orders.of_core(core, now_s):
+            if not self.mover.offer(order, now_s):
+                await self._refuse(order, "too many moves are asked for, or it is being moved already")
+        if now_s >= self._look_s:
+            self._look_s = now_s + _LOOK_S
+            await self._look()
+        # A place that is kept is kept from others: what may not move now gives it back.
+        bounds = self.mover.bounds
+        late = dict.fromkeys(self.mover.late(now_s), f"its turn has not come in {bounds.wait_s:g} s")
+        for order in self.mover.waiting.values():
+            if order.workload and self.mover.rests(order, self._pods.pod, now_s):
+                late[order] = f"it came by a move less than {bounds.again_s:g} s ago"
+        for order, why in late.items():
+            self.mover.withdraw(order.name)
+            await self._refuse(order, why)
+        for order in list(self.mover.due(self._pods.pod, now_s)):
+            await self._start(order, now_s)
+        for run in list(self._runs.values()):
+            if run.next_s <= now_s:
+                try:
+                    await self._step(run)
+                except Conflict as error:  # looked at anew in the next turn
+                    self._around.log.debug("move=%s step=again error=%s", run.order.unit, error)
+                except ClusterError as error:
+                    if isinstance(error, Forbidden) and not run.is_begun:
+                        await self._end(run, MoveEnded(is_done=False, why=str(error)))
+                        continue
+                    run.next_s = now_s + 2.0
+                    self._around.log.warning("move=%s step=failed error=%s", run.order.unit, error)
+
+    async def _look(self) -> None:
+        core = self._around.loop.core
+        orders, drained = self.orders.of_nodes(core)
+        moved = list(self.orders.of_services(core))
+        wanted = {order.name for order in (*orders, *moved)}
+        for order in [one for one in self.mover.waiting.values() if not one.workload and one.name not in wanted]:
+            self.mover.withdraw(order.name)
+        for order in moved:
+            self.mover.offer(order, self._now_s())
+        for order in (*orders, *self.orders.of_lost(core)):
+            if not self.mover.knows(order) and await has_room(self._around.loop, order):
+                self.mover.offer(order, self._now_s())
+        await self._say(drained)
+
+    async def _say(self, drained: dict[str, DrainProgress]) -> None:
+        """On each drained node, how far it is; on one that is drained no more, nothing."""
+        nodes = self._around.engine.nodes.objects
+        for key, node in nodes.items():
+            before = (node["metadata"].get("annotations") or {}).get(ANNOTATION_DRAINED)
+            text = drain_status(drained[key.name]) if key.name in drained else None
+            if before == text or (text is None and before is None) or self._said.get(key.name) == text:
+                continue
+            self._said[key.name] = text or ""
+            try:
+                await self.writes.node_says(key.name, {ANNOTATION_DRAINED: text})
+            except ClusterError as error:
+                self._around.log.warning("node=%s says=no error=%s", key.name, error)
+            if text is not None:
+                name = PodKey("", key.name)
+                await self.writes.tell("Node", name, key.name, f"{ANNOTATION_DRAIN}: {text}")
+
+    # One move
+
+    async def _start(self, order: MoveOrder, now_s: float) -> None:
+        self._runs[order.name] = run = _MoveRun(order, tuple(self._notes(order, now_s)))
+        places = {going.node_name for going in order.goes} | {going.to for going in order.goes if going.to}
+        core = self._around.loop.core
+        observed = sorted(name for name in places if not self.orders.is_enforced(core, name))
+        if observed:
+            to = next((f" to {going.to}" for going in order.goes if going.to), "")
+            await self._end(run, MoveEnded(is_done=False, why=f"would be moved{to}: {observed[0]} is only observed"))
+            return
+        try:
+            problem = await self._problem(run)
+        except ClusterError as error:
+            problem = str(error)
+        if problem:
+            await self._end(run, MoveEnded(is_done=False, why=problem))
+
+    def _notes(self, order: MoveOrder, now_s: float) -> list[MoveNote]:
+        evict_s = (
+            now_s + min(order.grace_s, self.mover.bounds.grace_most_s) if order.manner is MoveMethod.EVICT else 0.0
+        )
+        return [
+            MoveNote(
+                uid=going.uid, pod=going.key.name, unit=order.unit, workload=order.workload, replica=going.replica,
+                to=going.to, owner=order.owner_uid, since_s=now_s, evict_s=evict_s, cause=order.cause,
+            )
+            for going in order.goes
+        ]  # fmt: skip
+
+    async def _problem(self, run: _MoveRun) -> str:
+        """Why a move does not begin; a Deployment is looked for."""
+        order = run.order
+        going = order.goes[0]
+        pod = self._pods.pod(going.uid)
+        if pod is None:
+            return "the pod is gone"
+        if order.manner is MoveMethod.SURGE:
+            name = await self.writes.deployment_name(pod)
+            run.notes = tuple(replace(note, deployment=name) for note in run.notes)
+            return "" if name else "no Deployment is above its ReplicaSet"
+        if len(order.goes) > self.mover.bounds.gang_most:
+            return f"its gang has {len(order.goes)} pods, and {self.mover.bounds.gang_most} may move at once"
+        if order.owner_kind == "Job":
+            job = await self.writes.job(pod.namespace, order.owner_name)
+            if job is not None and not survives_evictions(job, len(order.goes)):
+                return "its Job would fail: raise backoffLimit, or let podFailurePolicy ignore DisruptionTarget"
+        return ""
+
+    async def _step(self, run: _MoveRun) -> None:
+        if not run.is_told:
+            run.is_told = True
+            await self._tell_begun(run)
+        order = run.order
+        if order.manner is MoveMethod.SURGE:
+            await self._surge(run)
+            return
+        pods = {going.uid: pod for going in order.goes if (pod := self._pods.pod(going.uid)) is not None}
+        step = next_eviction_step(
+            run.notes, pods, self.pace, self._now_s(), arrived=self._has_arrived(order), last=run.last
+        )
+        match step:
+            case MarkPod():
+                await self.writes.mark(step)
+            case EvictPods(found):
+                run.last = await self.writes.evict(found)
+                run.is_begun = run.is_begun or not run.last
+                if run.last:
+                    run.next_s = self._now_s() + self.pace.retry_s
+                    await self._tell(run, f"not evicted yet: {run.last}", is_warning=True)
+            case MoveEnded():
+                await self._end(run, step)
+
+    async def _surge(self, run: _MoveRun) -> None:
+        note, namespace = run.notes[0], run.order.goes[0].key.namespace
+        found = await self.writes.deployment(namespace, note.deployment)
+        deployment = parse_deployment(found) if found is not None else None
+        is_ours = deployment is not None and deployment.note is not None and deployment.note.uid == note.uid
+        other = "" if is_ours else await self.writes.autoscaler(namespace, note.deployment)
+        step = next_surge_step(
+            note, SurgeState(deployment, list(self._pods.of(note.owner)), other), self.pace, self._now_s()
+        )
+        match step:
+            case MarkPod():
+                await self.writes.mark(step)
+            case ScaleDeployment():
+                run.ending = step.over
+                await self.writes.scale(step)
+                run.is_begun = True
+                if step.over is not None:
+                    await self._end(run, step.over)
+            case MoveEnded():
+                # What was written last may have been written although no answer came.
+                await self._end(run, run.ending or step)
+            case WaitStep():
+                pass
+
+    def _has_arrived(self, order: MoveOrder) -> bool:
+        """Whether every place that is kept has a pod that goes there."""
+        unit = self._around.engine.gate.units.get(order.unit)
+        if unit is None or not order.workload or unit.workload_id != order.workload:
+            return True
+        return all(
+            (member := unit.members.get(unit.slots.get(replica, ""))) is not None and not member.is_waiting
+            for replica in unit.places
+        )
+
+    # Its end
+
+    async def _refuse(self, order: MoveOrder, why: str) -> None:
+        """An order that does not begin; a move of the same pods that is under way goes on."""
+        await self._tell(_MoveRun(order, ()), f"not moved: {why}", is_warning=True)
+        await self._give_back(order, is_done=False)
+
+    async def _end(self, run: _MoveRun, over: MoveEnded) -> None:
+        order = run.order
+        came = self._came(run)
+        self._runs.pop(order.name, None)
+        self.mover.withdraw(order.name)
+        self.mover.end(order, is_done=over.is_done)
+        text = f"moved: {over.why}" if over.is_done else f"not moved: {over.why}"
+        await self._tell(run, text, is_warning=not over.is_done, pod=came if over.is_done else None)
+        try:
+            if over.is_done and came is not None:
+                await self.writes.came(came, self._now_s())
+            for going in order.goes:
+                pod = self._pods.pod(going.uid)
+                if pod is not None and parse_move_note(pod.annotations) is not None:
+                    await self.writes.mark(MarkPod(pod, None, pod.annotations.get(DELETION_COST)))
+        except ClusterError as error:
+            self._around.log.warning("move=%s cleaned=no error=%s", order.unit, error)
+        await self._give_back(order, is_done=over.is_done)
+
+    async def _give_back(self, order: MoveOrder, *, is_done: bool) -> None:
+        """What no pod has come to is put back to where the old one stands, or let go."""
+        if not order.workload:
+            return
+        here = [pod for going in order.goes if (pod := self._pods.pod(going.uid)) is not None]
+        if here and not is_done:
+            await restore_places(self._around.loop, self.orders, order, here, self._around.log)
+        for going in order.goes:
+            self._around.engine.feed(MoveFinished(order.unit, going.uid))
+
+    def _came(self, run: _MoveRun) -> Pod | None:
+        """The pod that came in the stead of the old one."""
+        for uid in self.mover.claimed_by(run.order):
+            if (pod := self._pods.pod(uid)) is not None:
+                return pod
+        if run.order.manner is MoveMethod.EVICT:
+            return None
+        gone = {going.uid for going in run.order.goes}
+        others = [pod for pod in self._pods.of(run.order.owner_uid) if pod.uid not in gone and not pod.is_terminal]
+        return max(others, key=lambda pod: (pod.created_s or 0.0, pod.name), default=None)
+
+    async def _tell_begun(self, run: _MoveRun) -> None:
+        order, going = run.order, run.order.goes[0]
+        to = f" to {going.to}" if going.to else ""
+        gang = f" with {len(order.goes) - 1} more of its gang" if len(order.goes) > 1 else ""
+        grace = max(0.0, run.notes[0].evict_s - self._now_s())
+        how = "another pod is made before" if order.manner is MoveMethod.SURGE else f"evicted in {grace:.0f} s"
+        await self._tell(run, f"moves from {going.node_name}{to}{gang}: {order.cause}; {how}")
+
+    async def _tell(self, run: _MoveRun, text: str, *, is_warning: bool = False, pod: Pod | None = None) -> None:
+        going = run.order.goes[0]
+        key, uid = (PodKey(pod.namespace, pod.name), pod.uid) if pod is not None else (going.key, going.uid)
+        await self.writes.tell("Pod", key, uid, text, is_warning=is_warning)

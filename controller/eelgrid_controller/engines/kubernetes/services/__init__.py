@@ -1,0 +1,1 @@
+"""InferenceServices: parsing, the number of replicas, and the status. Pure decisions."""

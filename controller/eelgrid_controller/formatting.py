@@ -1,0 +1,54 @@
+"""Formatting of quantities for people: CPUs, GPUs, memory, power, energy, shares and durations.
+
+Knows nothing of where they are shown. A missing reading is a dash, never a number.
+"""
+
+import math
+
+
+def format_cpu(milli: int) -> str:
+    """Thousandths as CPUs: 2.5."""
+    return f"{milli / 1000:.6g}"
+
+
+def format_gpu(milli: int) -> str:
+    """Thousandths as GPUs: 0.47."""
+    return f"{milli / 1000:.6g}"
+
+
+def format_memory(amount_bytes: int) -> str:
+    """Bytes in the largest binary unit that leaves a number of at least 1."""
+    power = min(4, int(math.log2(amount_bytes) // 10)) if amount_bytes else 0
+    if not power:
+        return f"{amount_bytes} B"
+    return f"{amount_bytes / 1024**power:.4g} {'KMGT'[power - 1]}iB"
+
+
+def format_power(power_w: float | None) -> str:
+    """Watts with three or four digits; a missing reading is a dash."""
+    if power_w is None:
+        return "-"
+    for unit, size in (("MW", 1e6), ("kW", 1e3)):
+        if abs(power_w) >= 10 * size:
+            return f"{power_w / size:,.1f} {unit}"
+    return f"{power_w:,.1f} W" if power_w < 1000 else f"{power_w:,.0f} W"
+
+
+def format_energy(energy_j: float) -> str:
+    """Joules, or from a tenth of a kilowatt-hour on kWh and MWh, as bills have them."""
+    kwh = energy_j / 3.6e6
+    if abs(kwh) >= 10_000.0:
+        return f"{kwh / 1000.0:,.1f} MWh"
+    if abs(kwh) >= 0.1:
+        return f"{kwh:,.1f} kWh" if abs(kwh) >= 100.0 else f"{kwh:,.2f} kWh"
+    return f"{energy_j / 1000.0:,.1f} kJ" if abs(energy_j) >= 1000.0 else f"{energy_j:,.0f} J"
+
+
+def format_percent(part: float, whole: float) -> str:
+    """A share in per cent; a dash where there is no whole."""
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def format_milliseconds(latency_s: float | None) -> str:
+    """Seconds as milliseconds; a dash where nothing was measured."""
+    return "-" if latency_s is None else f"{1000 * latency_s:.2f} ms"

@@ -1,0 +1,575 @@
+"""Runs the control cycle every few seconds and applies its instructions to the controller.
+
+Reads the core and telemetry on the event loop in small batches, runs the cycle in a thread, sends the
+resulting commands, solves budget allocations in a worker thread and feeds new profile points to the forecasts.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import NamedTuple, Protocol, TypeVar
+
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.core.command import CommitResult
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.errors import ControllerError
+from eelgrid_controller.objectives.control_cycle import ControlCycle, CycleResult, LimitChange, ObjectivesStatus
+from eelgrid_controller.objectives.forecasts import FamilyLearner, ForecastQuestion, ForecastService, ProfileForecast
+from eelgrid_controller.objectives.learning_process import LearningProcess
+from eelgrid_controller.objectives.observation import (
+    ClusterObservation,
+    JobProgress,
+    NodeObservation,
+    ObservedNode,
+    read_back_limits,
+)
+from eelgrid_controller.objectives.power.budget_allocation import BudgetAllocation, solve_allocation
+from eelgrid_controller.objectives.power.control_events import LimitConfirmed, ScaleService, SolveAllocation
+from eelgrid_controller.objectives.predicted_plans import PredictedPlans
+from eelgrid_controller.objectives.scrape_windows import ScrapeRound, ScrapeTarget
+from eelgrid_controller.objectives.settings import ObjectiveSettings
+from eelgrid_controller.objectives.state_reader import ClusterSums, iter_batches, node_readings, observe_node
+from eelgrid_controller.objectives.status import ControlCounts, objective_latency_s, promise_statuses, refusal_rule
+from eelgrid_controller.profiles.conservative import STORED_POINTS_MOST
+from eelgrid_controller.profiles.points import Point
+from eelgrid_controller.state.engine_reports import EngineOverrides
+from eelgrid_controller.state.events import WorkloadCancelled, WorkloadSubmitted
+from eelgrid_controller.state.profile_points import JOB_PROFILE_PREFIX, make_job_profile_name
+from eelgrid_controller.state.telemetry import Telemetry
+from eelgrid_controller.state.work_intervals import WorkInterval
+from eelgrid_protos.catalogue.loader import Catalogue
+from eelgrid_protos.errors import ContractError, Violation
+from eelgrid_protos.faults import Fault, InvalidArgument, NotFound
+from eelgrid_protos.messages import (
+    POINTS_A_CALL_MOST,
+    ImagineBudgetsResponse,
+    ListPromisesResponse,
+    MeasuredPoint,
+    PowerBudget,
+    Workload,
+    WorkloadPhase,
+)
+
+
+class AllocationWorker:
+    """Questions in, answers out; used from one event loop."""
+
+    def __init__(
+        self, *, answered: asyncio.Event, seconds: Callable[[float], None], perf_s: Callable[[], float],
+        log: logging.Logger,
+    ) -> None:  # fmt: skip
+        """`answered` is set with each answer, `seconds` hears how long it took."""
+        self._answered, self._seconds, self._perf_s, self._log = answered, seconds, perf_s, log
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dividing")
+        self._next: SolveAllocation | None = None
+        self._working: asyncio.Task[None] | None = None
+        self._found: list[tuple[int, BudgetAllocation | None]] = []
+
+    def ask(self, division: SolveAllocation) -> None:
+        """Work this out next."""
+        self._next = division
+        if self._working is None or self._working.done():
+            self._working = asyncio.create_task(self._work())
+
+    def take(self) -> tuple[tuple[int, BudgetAllocation | None], ...]:
+        """The answers since the last time, by number."""
+        taken, self._found = tuple(self._found), []
+        return taken
+
+    async def idle(self) -> None:
+        """Until nothing is asked."""
+        if self._working is not None:
+            await self._working
+
+    def stop(self) -> None:
+        """Hear of nothing more."""
+        if self._working is not None:
+            self._working.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _work(self) -> None:
+        while (division := self._next) is not None:
+            self._next = None
+            shared: BudgetAllocation | None = None
+            start_s = self._perf_s()
+            try:
+                shared = await asyncio.get_running_loop().run_in_executor(
+                    self._thread, solve_allocation, division.problem
+                )
+            except Exception:  # noqa: BLE001  # watts stay shared as they are until the next
+                self._log.exception("division=failed number=%d", division.number)
+            self._seconds(self._perf_s() - start_s)
+            self._found.append((division.number, shared))
+            self._answered.set()
+
+
+_Result = TypeVar("_Result")
+
+
+class ControllerCommands(Protocol):
+    """What the steward needs of the controller's loop."""
+
+    listeners: list[Callable[[CommitResult], None]]
+    outside: EngineOverrides
+
+    async def read(self, view: Callable[[Core], _Result]) -> _Result:
+        """What `view` makes of the core."""
+
+    @property
+    def core(self) -> Core:
+        """The core at this moment."""
+
+    async def scale(self, workload_id: str, replicas: int) -> Workload:
+        """So many replicas, or as near as there is room for."""
+
+    async def set_limit(self, workload_id: str, power_limit_w: float | None) -> Workload:
+        """A limit on each GPU of a workload."""
+
+    async def told_limits(self, highest_w: Mapping[str, float]) -> None:
+        """The highest limits that GPUs were read to have, by workload, where above the journal's."""
+
+    async def record_points(self, points: Sequence[MeasuredPoint]) -> int:
+        """Points that were measured; how many are new."""
+
+
+class PageScraper(Protocol):
+    """What the steward needs of the scraper."""
+
+    def ask(self, asked: dict[str, ScrapeTarget]) -> frozenset[str]:
+        """From now on these; those that are too many."""
+
+    def take(self) -> dict[str, ScrapeRound]:
+        """Rounds since the last time."""
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+
+
+class DurationObservers(NamedTuple):
+    """Who hears how many seconds things took."""
+
+    turn: Callable[[float], None] = lambda _: None
+    division: Callable[[float], None] = lambda _: None
+
+
+_CHANGED_PROFILES_MOST = 1024
+_WANTED_MOST = 64  # profiles that others than promised workloads ask for
+
+
+class _CoreReads(Protocol):
+    async def read(self, view: Callable[[Core], _Result]) -> _Result:
+        """What `view` makes of the core."""
+
+
+class ForecastFeed:
+    """Tells forecasts what is measured; used from the event loop but for `turned`."""
+
+    def __init__(
+        self,
+        loop: _CoreReads,
+        catalogue: Catalogue,
+        *,
+        learner: FamilyLearner | None,
+        clock: Clock,
+        log: logging.Logger,
+    ) -> None:
+        self.forecasts = ForecastService(
+            catalogue, learner=learner or LearningProcess(), monotonic_s=clock.monotonic_s, log=log
+        )  # fmt: skip
+        self.foreseen = PredictedPlans(self.forecasts)
+        self._loop = loop
+        self._seen: tuple[int, frozenset[str]] | None = None
+        self._wanted: dict[str, None] = {}
+
+    def ask(self, question: ForecastQuestion) -> ProfileForecast | None:
+        """A prediction for somebody beside the desk, who asks again until there is one; no plan is withdrawn by it."""
+        self._wanted.pop(question.profile, None)
+        self._wanted[question.profile] = None
+        if len(self._wanted) > _WANTED_MOST:
+            self._wanted.pop(next(iter(self._wanted)))
+        return self.forecasts.ask(question)
+
+    async def look(self, promised: Iterable[str]) -> None:
+        """Reads what changed since the last time; profiles of promised workloads first, POINTS_MOST points at most."""
+        first = frozenset((*promised, *self._wanted))
+        if not first:
+            return
+        revision, names = await self._loop.read(
+            lambda core: (core.state.points.revision, _shared_points(core.state.points))
+        )
+        if (revision, first) == self._seen:
+            return
+        found: dict[str, tuple[Point, ...]] = {}
+        left = STORED_POINTS_MOST
+        for name in (*sorted(first.intersection(names)), *(one for one in names if one not in first)):
+            of = await self._loop.read(lambda core, name=name: core.state.points.get(name, ()))  # type: ignore[misc]
+            if len(of) <= left:
+                found[name] = of
+                left -= len(of)
+            if left <= 0 or len(found) >= _CHANGED_PROFILES_MOST:
+                break
+            await asyncio.sleep(0)
+        self.forecasts.tell(found)
+        self._seen = revision, first
+
+
+def _shared_points(profiles: Iterable[str]) -> list[str]:
+    """Without those of single jobs, which their profiles' points say as well."""
+    return [name for name in profiles if not name.startswith(JOB_PROFILE_PREFIX)]
+
+
+_PROFILES_MOST = 256  # whose points a new job may learn from
+_BEHIND_S = 5.0
+
+
+class MonotonicUnixClock:
+    """Unix time that never goes back: a monotonic clock, set forward when the wall clock is far ahead of it.
+
+    For the steering, which knows durations alone. What leaves it for others, or comes from them, is by the wall clock:
+    `ahead_s` is how far this is ahead of it.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._offset_s = clock.now_ns() / 1e9 - clock.monotonic_s()
+
+    def now_s(self) -> float:
+        """Seconds since 1970."""
+        now_s, wall_s = self._clock.monotonic_s() + self._offset_s, self._clock.now_ns() / 1e9
+        if wall_s - now_s > _BEHIND_S:
+            self._offset_s += wall_s - now_s
+            return wall_s
+        return now_s
+
+    def ahead_s(self) -> float:
+        """Seconds by which the wall clock was set back since, 0 where it goes along."""
+        found_s = self.now_s() - self._clock.now_ns() / 1e9
+        return found_s if found_s > _BEHIND_S else 0.0
+
+
+class ControlLoop:
+    """Runs a desk over a controller's loop; used from one event loop."""
+
+    def __init__(
+        self,
+        *,
+        loop: ControllerCommands,
+        telemetry: Telemetry,
+        pages: PageScraper,
+        catalogue: Catalogue,
+        settings: ObjectiveSettings,
+        clock: Clock,
+        log: logging.Logger,
+        durations: DurationObservers | None = None,
+        learner: FamilyLearner | None = None,
+        worked: Callable[[Sequence[WorkInterval]], None] = lambda _: None,
+    ) -> None:
+        """`worked` hears what workloads have done since the turn before."""
+        self.settings = settings
+        self.counts = ControlCounts()
+        self._durations = durations or DurationObservers()
+        self.cycles = 0
+        self.failures = 0
+        self.turn_s = 0.0  # how long the last turn took in its thread
+        self._loop = loop
+        self._telemetry = telemetry
+        self._pages = pages
+        self._clock = clock
+        self._log = log
+        self._steady = MonotonicUnixClock(clock)
+        self._telling = ForecastFeed(loop, catalogue, learner=learner, clock=clock, log=log)
+        self.foresees = self._telling.ask
+        self._desk = ControlCycle(settings, catalogue, foreseen=self._telling.foreseen)
+        self._standing = ObjectivesStatus(self._desk.steering.standing())
+        self._promised: dict[str, None] = {}  # ids, in the order of their coming
+        self._progress: dict[str, JobProgress] = {}
+        self._unsteered: dict[str, str] = {}  # as logged
+        self._read_w: dict[str, float] = {}  # limits above the journal's, as told last
+        self._left_out = 0  # promised workloads that are too many
+        self._worked = worked
+        self._sums = ClusterSums(loop, telemetry, catalogue, every_s=settings.others_s, clock=clock)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="steering")
+        self._early = asyncio.Event()  # the next turn need not wait: there is an answer to hear
+        self._divisions = AllocationWorker(
+            answered=self._early, seconds=self._durations.division, perf_s=clock.perf_s, log=log
+        )  # fmt: skip
+        for workload in loop.core.state.workloads.values():
+            self._note(workload.workload_id, workload)
+        loop.listeners.append(self._on_commit)
+
+    @property
+    def scaled(self) -> int:
+        """Services and jobs that were given other replicas, so far."""
+        return self.counts.done["scale"]
+
+    @property
+    def limited(self) -> int:
+        """Jobs that were given another limit, so far."""
+        return self.counts.done["limit"]
+
+    @property
+    def standing(self) -> ObjectivesStatus:
+        """How everything stood after the last cycle."""
+        return self._standing
+
+    def promises(self) -> ListPromisesResponse:
+        """How promises are kept, for operators."""
+        state = self._loop.core.state
+        return promise_statuses(self._standing, state.workloads, state.policy)
+
+    async def imagine(self, budgets: Sequence[PowerBudget]) -> ImagineBudgetsResponse:
+        """What jobs would have under other budgets; changes nothing. Raises InvalidArgument."""
+        policy = replace(await self._loop.read(lambda core: core.state.policy), budgets=tuple(budgets))
+        draws, workloads = await self._sums.all(self._unsteered), dict(self._loop.core.state.workloads)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._thread, lambda: self._desk.imagined(policy, draws, workloads)
+            )
+        except ControllerError as error:
+            raise InvalidArgument(
+                "the budgets make no tree", (Violation("budgets", error.problem, error.remedy),)
+            ) from None
+
+    def progress(self, workload_id: str, work_done: float, at_ns: int | None = None) -> None:
+        """A job tells how far it was at a time, by default now.
+
+        Raises NotFound for none with a promise, InvalidArgument for a time that is yet to come.
+        """
+        workload = self._loop.core.state.workloads.get(workload_id)
+        if workload is None or workload.spec.training is None:
+            raise NotFound(f"no training job {workload_id} with a promise; submit it with one, then report progress")
+        now_s = self._steady.now_s()
+        at_s = now_s if at_ns is None else at_ns / 1e9 + self._steady.ahead_s()
+        if at_s > now_s + _BEHIND_S:
+            found = Violation("at_ns", f"is {at_s - now_s:.0f} s ahead", "leave it out, or set the clock")
+            raise InvalidArgument("progress is of the future", (found,))
+        last = self._progress.get(workload_id)
+        if last is None or at_s > last.at_s:
+            self._progress[workload_id] = JobProgress(min(at_s, now_s), work_done)
+
+    async def run(self) -> None:
+        """Look and act until cancelled."""
+        asking = asyncio.create_task(self._pages.run())
+        try:
+            while True:
+                start_s = self._clock.monotonic_s()
+                await self.cycle()
+                spent_s = self._clock.monotonic_s() - start_s
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.05, self.settings.cycle_s - spent_s)):
+                        await self._early.wait()
+                if asking.done():
+                    self._log.error("scraper=ended error=%r action=begin_again", asking.exception())
+                    asking = asyncio.create_task(self._pages.run())
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            self._divisions.stop()
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._telling.forecasts.close()
+
+    async def cycle(self) -> None:
+        """One look and what comes of it; never raises."""
+        self.cycles += 1
+        self._early.clear()
+        try:
+            world = await self._world()
+            turn = await asyncio.get_running_loop().run_in_executor(self._thread, self._turned, world)
+            self._standing = turn.standing
+            self._count(turn, world)
+            ahead_s = self._steady.ahead_s()
+            self._worked(
+                [one._replace(begin_s=one.begin_s - ahead_s, end_s=one.end_s - ahead_s) for one in turn.worked]
+            )
+            self._told(turn)
+            await self._tell_limits(world)
+            await self._carry_out(turn)
+        except Exception:  # noqa: BLE001  # the next cycle tries again
+            self.failures += 1
+            self._log.exception("steward=failed cycle=%d", self.cycles)
+
+    # Reading
+
+    def _note(self, workload_id: str, workload: Workload) -> None:
+        spec = workload.spec
+        is_promised = spec.service is not None or spec.training is not None
+        if is_promised and workload.phase is not WorkloadPhase.CANCELLED:
+            self._promised[workload_id] = None
+
+    def _on_commit(self, committed: CommitResult) -> None:
+        for event in committed.events:
+            if isinstance(event, WorkloadSubmitted):
+                if event.spec.service is not None or event.spec.training is not None:
+                    self._promised[event.workload_id] = None
+            elif isinstance(event, WorkloadCancelled):
+                self._promised.pop(event.workload_id, None)
+                self._progress.pop(event.workload_id, None)
+
+    async def _world(self) -> ClusterObservation:
+        """Everything that a turn needs."""
+        workloads: dict[str, Workload] = {}
+        nodes: dict[str, ObservedNode] = {}
+        points: dict[str, tuple[Point, ...]] = {}
+        most, promised = self.settings.workloads_most, list(self._promised)
+        if len(promised) > most and self._left_out != len(promised) - most:
+            self._log.warning("promised=%d steered=%d reason=too_many", len(promised), most)
+        self._left_out = max(0, len(promised) - most)
+        for ids in iter_batches(promised[:most]):
+            await self._loop.read(lambda core, ids=ids: _gather(core, ids, workloads, nodes, points))  # type: ignore[misc]
+            await asyncio.sleep(0)
+        await self._telling.look(points)
+        if self._desk.learns:
+            await self._loop.read(lambda core: _learnable(core, points))
+        job_nodes = {
+            placement.node_name
+            for workload in workloads.values()
+            if workload.spec.training is not None
+            for placement in workload.placements
+        }
+        looks: dict[str, NodeObservation] = {}
+        for names in iter_batches(sorted(job_nodes)):
+            now_s, now_ns = self._clock.monotonic_s(), self._clock.now_ns()
+            for name in names:
+                looks[name] = node_readings(self._telemetry, nodes[name].inventory, now_s=now_s, now_ns=now_ns)
+            await asyncio.sleep(0)
+        policy, outside = await self._loop.read(lambda core: core.state.policy), self._loop.outside
+        draws = await self._sums.draws(policy, self._unsteered)
+        free = await self._sums.free(workloads.values())
+        return ClusterObservation(
+            at_s=self._steady.now_s(), policy=policy, workloads=workloads, nodes=nodes, points=points, looks=looks,
+            rounds=self._pages.take(), progress=dict(self._progress), draws=draws, free=free,
+            divided=self._divisions.take(), advised=frozenset(outside.advised), bounds=dict(outside.bounds),
+            pages=dict(outside.pages), grown=dict(outside.grown),
+        )  # fmt: skip
+
+    # Acting
+
+    def _turned(self, world: ClusterObservation) -> CycleResult:
+        start_s = self._clock.perf_s()
+        turn = self._desk.turn(world)
+        self._telling.forecasts.turned()
+        self.turn_s = self._clock.perf_s() - start_s
+        self._durations.turn(self.turn_s)
+        return turn
+
+    def _count(self, turn: CycleResult, world: ClusterObservation) -> None:
+        counts = self.counts
+        counts.faults += len(turn.faults)
+        counts.answered.update("confirmed" if isinstance(one, LimitConfirmed) else "failed" for one in turn.answers)
+        objectives_s = {name: objective_latency_s(one.spec.service) for name, one in world.workloads.items()}
+        counts.attainment.look(turn.standing.steering.services, objectives_s)
+
+    def _told(self, turn: CycleResult) -> None:
+        """The log hears what changed."""
+        for name, error in turn.faults:
+            self._log.error("workload=%s steering=failed error=%r", name, error)
+        for name, words in turn.said:
+            self._log.warning("workload=%s %s", name, words)
+        for name, reason in turn.standing.unsteered.items():
+            if self._unsteered.get(name) != reason:
+                self._log.warning("workload=%s steered=no reason=%s", name, reason)
+        self._unsteered = dict(turn.standing.unsteered)
+        for name in self._pages.ask(turn.asked):
+            self._log.warning("workload=%s scraped=no reason=too_many_pages", name)
+
+    async def _carry_out(self, turn: CycleResult) -> None:
+        for scale in turn.scales:
+            await self._scale(scale)
+        for limit in turn.limits:
+            await self._limit(limit)
+        if turn.division is not None:
+            self._divisions.ask(turn.division)
+        if turn.points:
+            await self._record(turn.points)
+
+    async def _tell_limits(self, world: ClusterObservation) -> None:
+        """Before the commands: what this turn lowers, the core counts as it was until the next."""
+        if world.policy.budgets or self._read_w:
+            jobs = self._standing.steering.jobs
+            self._read_w = read_back_limits(world, jobs) if world.policy.budgets else {}
+            await self._loop.told_limits(self._read_w)
+
+    async def _record(self, points: Sequence[MeasuredPoint]) -> None:
+        try:
+            recorded = await self._loop.record_points(points[:POINTS_A_CALL_MOST])
+        except Exception as error:  # noqa: BLE001  # what was not learned is learned again
+            self._refused("record", "points=%s recorded=%d refused=%s", str(len(points)), 0, error)
+            return
+        self.counts.done["record"] += 1
+        self._log.info("points=%d recorded=%d source=telemetry", len(points), recorded)
+
+    async def _scale(self, scale: ScaleService) -> None:
+        try:
+            workload = await self._loop.scale(scale.name, scale.replicas)
+        except Exception as error:  # noqa: BLE001  # one command's fault stops no other
+            self._refused("scale", "workload=%s scale=%d refused=%s", scale.name, scale.replicas, error)
+            return
+        self.counts.done["scale"] += 1
+        self._log.info(
+            "workload=%s scale=%d replicas=%d reason=%s",
+            scale.name,
+            scale.replicas,
+            workload.spec.replicas,
+            scale.reason,
+        )
+
+    async def _limit(self, limit: LimitChange) -> None:
+        at_s = self._steady.now_s()
+        nodes = {node for _, node, _ in limit.numbers}
+        try:
+            await self._loop.set_limit(limit.name, limit.limit_w)
+            epochs = await self._loop.read(
+                lambda core: {name: core.state.nodes[name].plan_epoch for name in nodes if name in core.state.nodes}
+            )
+        except Exception as error:  # noqa: BLE001
+            self._refused("limit", "workload=%s limit_w=%g refused=%s", limit.name, limit.limit_w, error)
+            self._desk.was_refused(limit, at_s)
+            return
+        self.counts.done["limit"] += 1
+        self._log.info("workload=%s limit_w=%g reason=%s", limit.name, limit.limit_w, limit.reason)
+        self._desk.was_asked(limit, epochs, at_s)
+
+    def _refused(self, command: str, words: str, name: str, value: float, error: Exception) -> None:
+        """A refusal is told, a fault of ours with its trace."""
+        self.counts.refused[command, refusal_rule(error)] += 1
+        is_refusal = isinstance(error, Fault | ContractError)
+        self._log.warning(words, name, value, error, exc_info=None if is_refusal else error)
+
+
+def _gather(
+    core: Core,
+    ids: Sequence[str],
+    workloads: dict[str, Workload],
+    nodes: dict[str, ObservedNode],
+    points: dict[str, tuple[Point, ...]],
+) -> None:
+    """Some promised workloads that are placed, with their nodes and the points of their profiles."""
+    state = core.state
+    for key in ids:
+        workload = state.workloads.get(key)
+        if workload is None or workload.phase is not WorkloadPhase.PLACED:
+            continue
+        workloads[key] = workload
+        for placement in workload.placements:
+            if placement.node_name not in nodes:
+                nodes[placement.node_name] = observe_node(state.nodes[placement.node_name])
+        own = make_job_profile_name(key)
+        if own in state.points:
+            points[own] = state.points[own]
+        promise = workload.spec.service or workload.spec.training
+        profile = "" if promise is None else promise.profile
+        if profile and profile not in points:
+            points[profile] = state.points.get(profile, ())
+
+
+def _learnable(core: Core, points: dict[str, tuple[Point, ...]]) -> None:
+    """Points of other profiles too, for jobs that begin."""
+    for profile in core.state.points:
+        if len(points) >= _PROFILES_MOST:
+            return
+        if profile.startswith(JOB_PROFILE_PREFIX):
+            continue
+        points.setdefault(profile, core.state.points[profile])

@@ -1,0 +1,321 @@
+"""Observes training jobs: turns each cycle's view into controller events and counts the work done.
+
+A job is managed once the limits of its GPUs have been read. Work is counted from the totals that jobs
+report; a total that falls means a restart from a checkpoint.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from eelgrid_controller.objectives.forecasts import JobQuestion
+from eelgrid_controller.objectives.job_history import limit_history
+from eelgrid_controller.objectives.observation import (
+    ClusterObservation,
+    GpuCounters,
+    JobMeter,
+    JobProgress,
+    allows_enforcement,
+)
+from eelgrid_controller.objectives.policy_budgets import nearest_budgets
+from eelgrid_controller.objectives.power.bandit import MissedWindowReason
+from eelgrid_controller.objectives.power.control_events import (
+    ControlEvent,
+    JobMeasured,
+    JobMissed,
+    JobPast,
+    JobStarted,
+    WorkloadEnded,
+)
+from eelgrid_controller.objectives.power.limit_rollout import Holding
+from eelgrid_controller.objectives.power.power_model import PowerCurve
+from eelgrid_controller.objectives.promises import gpus_by_node, job_holdings, job_promise, metric_urls, related_curves
+from eelgrid_controller.objectives.scrape_windows import ScrapeTarget
+from eelgrid_controller.objectives.services.prometheus_text import ExpositionPage
+from eelgrid_controller.objectives.settings import ObjectiveSettings
+from eelgrid_controller.placement.gpu_power import PowerLimitRange, find_power_limit_range, list_limit_choices
+from eelgrid_controller.state.profile_points import JOB_PROFILE_PREFIX, make_job_profile_name
+from eelgrid_controller.state.work_intervals import WORK, WorkInterval
+from eelgrid_protos.catalogue.loader import Catalogue
+from eelgrid_protos.messages import TrainingPromise, Workload
+
+
+class JobWorkCounter:
+    """All jobs'; totals in, increments out."""
+
+    def __init__(self) -> None:
+        self._began_s: float | None = None
+        self._last: dict[str, JobProgress] = {}
+
+    def keep(self, names: set[str], at_s: float) -> None:
+        """Who else is forgotten."""
+        if self._began_s is None:
+            self._began_s = at_s
+        self._last = {name: last for name, last in self._last.items() if name in names}
+
+    def look(self, name: str, unit: str, told: JobProgress | None, placed_s: float) -> WorkInterval | None:
+        """What is new since the last total, in the job's own unit, which may not be known; None for nothing."""
+        unit = unit or WORK
+        if told is None:
+            return None
+        last = self._last.get(name)
+        if last is not None and told.at_s <= last.at_s:
+            return None
+        self._last[name] = told
+        if last is None:
+            was_seen = self._began_s is not None and self._began_s <= placed_s <= told.at_s
+            return WorkInterval(name, unit, 0.0, placed_s, told.at_s, is_whole=False) if was_seen else None
+        if told.work < last.work:
+            return WorkInterval(name, unit, 0.0, last.at_s, told.at_s, is_whole=False)
+        return WorkInterval(name, unit, told.work - last.work, last.at_s, told.at_s)
+
+
+class _JobPlacement(NamedTuple):
+    """Where a job stands and what it may be set to; another one makes it begin anew."""
+
+    promise: TrainingPromise
+    holdings: tuple[Holding, ...]
+    uuids: Mapping[str, tuple[str, ...]]  # by node
+    limits_w: tuple[float, ...]
+    gpu_model: str
+
+
+@dataclass(slots=True)
+class _Job:
+    since_s: float
+    stand: _JobPlacement | str = ""
+    meter: JobMeter | None = None  # of one that has begun
+    progress: JobProgress | None = None
+    asked: ScrapeTarget | None = None
+    is_enforced: bool = False
+
+
+def _spellings(counter: str) -> tuple[str, str]:
+    """A counter may end in _total or not."""
+    bare = counter.removesuffix("_total")
+    return bare, f"{bare}_total"
+
+
+def _progress_in(pages: Mapping[tuple[int, str], ExpositionPage | str], counter: str) -> JobProgress | None:
+    """The furthest of all pages: workers of a gang count the same steps, and one of them may tell for all."""
+    found = [
+        JobProgress(page.at_s, sample.value)
+        for page in pages.values()
+        if isinstance(page, ExpositionPage)
+        for name in _spellings(counter)
+        for sample in page.named(name)
+    ]
+    return max(found, key=lambda one: one.work, default=None)
+
+
+class JobObserver:
+    """All training jobs with a promise."""
+
+    def __init__(self, settings: ObjectiveSettings, catalogue: Catalogue) -> None:
+        self._settings = settings
+        self._catalogue = catalogue
+        self._jobs: dict[str, _Job] = {}
+        self._work = JobWorkCounter()
+        self._worked: list[WorkInterval] = []
+        self._relatives: tuple[float, dict[str, tuple[PowerCurve, ...]]] = (0.0, {})  # of one cycle, by GPU model
+
+    @property
+    def waits(self) -> bool:
+        """Whether a job is not taken up yet that could be."""
+        return any(job.meter is None and not isinstance(job.stand, str) for job in self._jobs.values())
+
+    def worked(self) -> list[WorkInterval]:
+        """What jobs have done since the last time."""
+        found, self._worked = self._worked, []
+        return found
+
+    def asked(self) -> dict[str, ScrapeTarget]:
+        """Whose pages are wanted."""
+        return {name: job.asked for name, job in self._jobs.items() if job.asked is not None}
+
+    def unsteered(self) -> dict[str, str]:
+        """Why some are not steered."""
+        return {name: job.stand for name, job in self._jobs.items() if isinstance(job.stand, str)}
+
+    def begun(self) -> dict[str, Mapping[str, tuple[str, ...]]]:
+        """Jobs that the steering knows, with their GPUs by node."""
+        return {
+            name: job.stand.uuids
+            for name, job in self._jobs.items()
+            if job.meter is not None and not isinstance(job.stand, str)
+        }
+
+    def question(self, name: str) -> JobQuestion | None:
+        """What a prediction of a job that the steering knows would be of; None for one that it does not know."""
+        job = self._jobs.get(name)
+        if job is None or job.meter is None or isinstance(job.stand, str):
+            return None
+        stand = job.stand
+        gpus = sum(len(uuids) for uuids in stand.uuids.values())
+        return JobQuestion(stand.promise.profile, stand.gpu_model, gpus, stand.limits_w)
+
+    def restart(self, name: str) -> None:
+        """A limit of the job has changed: its window begins anew."""
+        job = self._jobs.get(name)
+        if job is not None and job.meter is not None:
+            job.meter.restart()
+
+    def gone(self, kept: Mapping[str, Workload], world: ClusterObservation) -> list[ControlEvent]:
+        """What is to be told of jobs that are no more or stand elsewhere; before any budget changes."""
+        left = sorted(self._jobs.keys() - kept.keys())
+        self._work.keep(set(kept), world.at_s)
+        made: list[ControlEvent] = [
+            WorkloadEnded(world.at_s, name) for name in left if self._jobs.pop(name).meter is not None
+        ]
+        for name, workload in kept.items():
+            job = self._jobs.setdefault(name, _Job(world.at_s))
+            stand = self._stand(workload, world)
+            was_enforced, job.is_enforced = job.is_enforced, allows_enforcement(world, workload)
+            if stand == job.stand and job.is_enforced >= was_enforced:
+                continue
+            if job.meter is not None:
+                made.append(WorkloadEnded(world.at_s, name))
+            job.stand, job.meter, job.since_s = stand, None, world.at_s
+        return made
+
+    def look(self, name: str, workload: Workload, world: ClusterObservation, earned_s: float) -> list[ControlEvent]:
+        """What is to be told of one job in this cycle; `earned_s` is of its promise, before it began anew."""
+        job = self._jobs[name]
+        self._hear(job, name, workload, world)
+        told, promise = job.progress, workload.spec.training
+        if told is not None and promise is not None and promise.metrics is not None:
+            # Pages have a clock of their own, which is none of Unix time.
+            told = told._replace(at_s=world.at_s) if name in world.rounds else None
+        worked = self._work.look(name, "" if promise is None else promise.work_unit, told, workload.placed_ns / 1e9)
+        if worked is not None:
+            self._worked.append(worked)
+        stand = job.stand
+        if isinstance(stand, str):
+            return []
+        looks = self._looks(stand, world)
+        made: list[ControlEvent] = []
+        if job.meter is None:
+            begun = self._begun(job, stand, workload, world, earned_s)
+            if begun is None:
+                return []
+            job.meter = JobMeter(
+                frozenset(uuid for uuids in stand.uuids.values() for uuid in uuids),
+                world.at_s,
+                window_s=self._settings.window_s,
+                missed_s=self._settings.missed_s,
+            )
+            made.append(begun)
+        found = job.meter.look(world.at_s, job.progress, looks)
+        if isinstance(found, MissedWindowReason):
+            made.append(JobMissed(world.at_s, name, found))
+        elif found is not None:
+            made.append(JobMeasured(world.at_s, name, found))
+        return made
+
+    def _stand(self, workload: Workload, world: ClusterObservation) -> _JobPlacement | str:
+        training = workload.spec.training
+        assert training is not None, "jobs have a promise"
+        uuids = gpus_by_node(workload)
+        boards, models = list[PowerLimitRange](), set[str]()
+        budgets, restored_w = dict[str, tuple[str, ...]](), dict[str, float]()
+        for name, held in uuids.items():
+            node = world.nodes.get(name)
+            gpus = {} if node is None else {gpu.uuid: gpu for gpu in node.inventory.gpus}
+            if node is None or not gpus.keys() >= set(held):
+                return f"node {name} has not all of its GPUs now"
+            found = [find_power_limit_range(gpus[uuid], self._catalogue) for uuid in held]
+            known = [board for board in found if board is not None]
+            if len(known) < len(found):
+                return f"the power limits of {gpus[held[0]].product} are not known; add it to the catalogue"
+            boards += known
+            models.update(gpus[uuid].model for uuid in held)
+            budgets[name] = nearest_budgets(world.policy, node.inventory)
+            restored_w[name] = sum(board.default_w for board in known)
+        if not boards:
+            return "it holds no GPU"
+        limits_w = list_limit_choices(boards)
+        return _JobPlacement(training, job_holdings(workload, restored_w, budgets), uuids, limits_w, min(models))
+
+    def _hear(self, job: _Job, name: str, workload: Workload, world: ClusterObservation) -> None:
+        """The newest word of its progress, and where to ask for the next."""
+        training = workload.spec.training
+        source = None if training is None else training.metrics
+        job.asked = None
+        if source is not None:
+            urls = metric_urls(source, workload)
+            job.asked = ScrapeTarget(
+                dict(sorted(urls.items())[:1]) if len(set(urls.values())) == 1 else urls,
+                frozenset(_spellings(source.work_counter)),
+            )
+            taken = world.rounds.get(name)
+            found = None if taken is None else _progress_in(taken.pages, source.work_counter)
+            job.progress = found if found is not None else job.progress
+        told = world.progress.get(name)
+        if told is not None and source is None:
+            job.progress = told
+
+    @staticmethod
+    def _looks(stand: _JobPlacement, world: ClusterObservation) -> dict[str, GpuCounters]:
+        """What is known of its GPUs now."""
+        return {
+            uuid: look.gpus[uuid]
+            for node, uuids in stand.uuids.items()
+            if (look := world.looks.get(node)) is not None
+            for uuid in uuids
+            if uuid in look.gpus
+        }
+
+    def _begun(
+        self, job: _Job, stand: _JobPlacement, workload: Workload, world: ClusterObservation, earned_s: float
+    ) -> JobStarted | None:
+        """The job as the steering takes it up; None while that would be too early."""
+        waited = world.at_s - job.since_s >= self._settings.readings_s
+        ran_s = max(0.0, world.at_s - workload.placed_ns / 1e9)
+        limits_w = self._held_w(stand, world)
+        is_old = ran_s > self._settings.readings_s and stand.promise.deadline_ns > 0
+        if not waited and (len(limits_w) < len(stand.holdings) or (is_old and job.progress is None)):
+            return None
+        default_w = stand.limits_w[0] if workload.power_limit_w is None else workload.power_limit_w
+        return JobStarted(
+            world.at_s,
+            workload.workload_id,
+            job_promise(workload),
+            stand.limits_w,
+            stand.holdings,
+            relatives=self._related(stand.gpu_model, world),
+            held_w=tuple(limits_w.get(holding.node, default_w) for holding in stand.holdings),
+            shown=limit_history(
+                workload,
+                stand.gpu_model,
+                world.points.get(make_job_profile_name(workload.workload_id), ()),
+                self._settings.window_s,
+            ),
+            past=JobPast(0.0 if job.progress is None else job.progress.work, ran_s, earned_s),
+        )
+
+    def _related(self, gpu_model: str, world: ClusterObservation) -> tuple[PowerCurve, ...]:
+        at_s, known = self._relatives
+        if at_s != world.at_s:
+            known = {}
+            self._relatives = (world.at_s, known)
+        if gpu_model not in known:
+            known[gpu_model] = related_curves(
+                (
+                    point
+                    for name, found in world.points.items()
+                    if not name.startswith(JOB_PROFILE_PREFIX)
+                    for point in found
+                ),
+                gpu_model,
+            )
+        return known[gpu_model]
+
+    @staticmethod
+    def _held_w(stand: _JobPlacement, world: ClusterObservation) -> dict[str, float]:
+        """The limit of its GPUs by node, the highest of each; of nodes that told all."""
+        found = {}
+        for node, uuids in stand.uuids.items():
+            look = world.looks.get(node)
+            if look is not None and look.limits_w.keys() >= set(uuids):
+                found[node] = max(look.limits_w[uuid] for uuid in uuids)
+        return found

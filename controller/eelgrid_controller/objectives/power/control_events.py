@@ -1,0 +1,292 @@
+"""Events that the objective controller handles, the instructions that it returns, and its status.
+
+Every event carries `at_s`, seconds of a clock that does not go back. Old, unknown or repeated events
+change nothing and are counted. A status value that is not known is None.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from eelgrid_controller.objectives.power.bandit import MissedWindowReason
+from eelgrid_controller.objectives.power.budget_allocation import AllocationTask, BudgetAllocation
+from eelgrid_controller.objectives.power.budgets import BudgetTree
+from eelgrid_controller.objectives.power.estimates import LimitHistory, LimitPrior
+from eelgrid_controller.objectives.power.estimates import MeasurementWindow as JobWindow
+from eelgrid_controller.objectives.power.limit_rollout import Holding
+from eelgrid_controller.objectives.power.power_model import PowerCurve
+from eelgrid_controller.objectives.power.tariffs import EnergyTariff
+from eelgrid_controller.objectives.power.training_promises import TrainingPromise
+from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget, ScalerPhase
+from eelgrid_controller.objectives.services.service_metrics import MetricsWindow as ServiceWindowRead
+
+
+class ServiceStarted(NamedTuple):
+    """A service that promised something, with the replicas that it has been given; again to change what it promised."""
+
+    at_s: float
+    name: str
+    promised: AutoscalerTarget
+    replicas: int
+
+
+class ServiceWindow(NamedTuple):
+    """What the service did in a window that ends at `at_s`."""
+
+    at_s: float
+    name: str
+    window: ServiceWindowRead
+
+
+class ServiceReady(NamedTuple):
+    """So many replicas serve now."""
+
+    at_s: float
+    name: str
+    replicas: int
+
+
+class JobPast(NamedTuple):
+    """What a job had done before steering knew of it; all 0 for one that has just begun."""
+
+    work: float = 0.0  # units
+    time_s: float = 0.0
+    earned_s: float = 0.0  # of its promised slowdown; negative if owed
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted:
+    """A training job whose power limit is to be found; also one that has long been running.
+
+    `held_w` is what was read back of each GPU, in the order of the holdings; empty for the largest of `limits_w`.
+    """
+
+    at_s: float
+    name: str
+    promise: TrainingPromise
+    limits_w: tuple[float, ...]  # that may be set on each GPU
+    holdings: tuple[Holding, ...]  # named job/node
+    relatives: tuple[PowerCurve, ...] = ()
+    weight: float = 1.0
+    held_w: tuple[float, ...] = ()
+    past: JobPast = field(default_factory=JobPast)
+    shown: LimitHistory = field(
+        default_factory=LimitHistory
+    )  # what it did itself at each limit, before steering knew of it
+
+
+class JobMeasured(NamedTuple):
+    """A window of a job that ends at `at_s`; it began after its limit had taken effect."""
+
+    at_s: float
+    name: str
+    window: JobWindow
+
+
+class JobPredicted(NamedTuple):
+    """What a model says of a job's limits, the largest first; None for what was said before being wrong."""
+
+    at_s: float
+    name: str
+    prior: LimitPrior | None
+
+
+class JobMissed(NamedTuple):
+    """A window without a measurement."""
+
+    at_s: float
+    name: str
+    reason: MissedWindowReason
+
+
+class WorkloadEnded(NamedTuple):
+    """A service or a job is no more."""
+
+    at_s: float
+    name: str
+
+
+class BudgetsSet(NamedTuple):
+    """The budgets from now on; an empty tree for none."""
+
+    at_s: float
+    budgets: BudgetTree
+
+
+class PricesSet(NamedTuple):
+    """The prices from now on; None for the same price at all times."""
+
+    at_s: float
+    tariff: EnergyTariff | None
+
+
+class LimitConfirmed(NamedTuple):
+    """What was read back of all GPUs of a holding after instruction `number`."""
+
+    at_s: float
+    number: int
+    limit_w: float
+
+
+class LimitFailed(NamedTuple):
+    """Instruction `number` came to nothing; what the GPUs have now, None where it could not be read."""
+
+    at_s: float
+    number: int
+    limit_w: float | None
+
+
+class ControlNodeLost(NamedTuple):
+    """Nothing is known of the node from now on."""
+
+    at_s: float
+    node: str
+
+
+class ControlNodeLeaseEnded(NamedTuple):
+    """A lost node has put back what it found."""
+
+    at_s: float
+    node: str
+
+
+class ControlNodeReturned(NamedTuple):
+    """The node is there again; limits of each GPU by name of the holding, as read back."""
+
+    at_s: float
+    node: str
+    limits_w: Mapping[str, float]
+
+
+class AllocationSolved(NamedTuple):
+    """The answer to `Divide` of this number; None where none could be found."""
+
+    at_s: float
+    number: int
+    shared: BudgetAllocation | None
+
+
+class ControlTick(NamedTuple):
+    """Time passed; to be told every few seconds."""
+
+    at_s: float
+
+
+ControlEvent = (
+    ServiceStarted | ServiceWindow | ServiceReady | JobStarted | JobPredicted | JobMeasured | JobMissed | WorkloadEnded
+    | BudgetsSet | PricesSet | LimitConfirmed | LimitFailed | ControlNodeLost | ControlNodeLeaseEnded | ControlNodeReturned | AllocationSolved | ControlTick
+)  # fmt: skip
+
+
+class ScaleService(NamedTuple):
+    """The service should have so many replicas."""
+
+    name: str
+    replicas: int
+    reason: str
+
+
+class SetPowerLimit(NamedTuple):
+    """Set this limit on all GPUs of a holding, read it back, and answer with the number."""
+
+    job: str
+    holding: str
+    node: str
+    limit_w: float
+    number: int
+    reason: str
+
+
+class SolveAllocation(NamedTuple):
+    """Work out `dividing.solved(problem)` anywhere, and answer with the number; a later one makes it void."""
+
+    number: int
+    problem: AllocationTask
+
+
+ControlInstruction = ScaleService | SetPowerLimit | SolveAllocation
+
+
+class LimitPhase(Enum):
+    """What a job's limit is at."""
+
+    SEARCHING = "searching"
+    SETTLED = "settled"
+    BLIND = "blind"  # measurements stay away: nothing is held back
+    STUCK = "stuck"  # a node refuses the limit that is wanted
+    LOST = "lost"  # a node of it is away
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceControlStatus:
+    """A service: what it did last, what the model says, and what should be."""
+
+    name: str
+    at_s: float | None  # end of the last window
+    live_s: float | None  # the promised quantile as served
+    model_s: float | None  # by the profile alone
+    factor: float  # how much slower than its profile it is taken to be
+    factor_error: float
+    is_profile_wrong: bool  # the factor is at its bound: measure the service anew
+    phase: ScalerPhase
+    serving: int
+    target: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobControlStatus:
+    """A job: its limit, where the search is, and what that costs and saves."""
+
+    name: str
+    phase: LimitPhase
+    limit_w: float | None  # of each GPU, as read back; None while they differ
+    target_w: float  # what is wanted of each GPU
+    ceiling_w: float | None  # what budgets allow each GPU; None for no bound
+    slowdown: float | None  # so far: time over that at the largest limit measured, less one
+    earned_s: float | None  # of the promise, negative if owed; None where no slowdown was promised or nothing is known
+    saving: float | None  # energy of the same work at this limit, as a share of the largest measured one's
+    reason: str
+    back_w: float = 0.0  # of each GPU beyond its target, that the promise may yet ask back
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetControlStatus:
+    """A budget: watts that may be drawn, that are claimed, and that are missing."""
+
+    name: str
+    room_w: float
+    claim_w: float
+    shortfall_w: float  # of what promises and lost nodes need; 0 if all fits
+    reason: str  # of the shortfall; empty without one
+    other_w: float = 0.0  # of the budget, for what is not steered: not in the room
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerStatus:
+    """All of it at one moment; in order of names."""
+
+    at_s: float
+    services: tuple[ServiceControlStatus, ...]
+    jobs: tuple[JobControlStatus, ...]
+    budgets: tuple[BudgetControlStatus, ...]
+    price_per_j: float | None  # with carbon and PUE; None without prices
+    price_weight: float  # relative to the mean of the horizon
+    ignored: Mapping[str, int]  # events that changed nothing, by reason
+
+
+class PreviewedJob(NamedTuple):
+    """A job under budgets that are only imagined."""
+
+    name: str
+    limit_w: float  # of each GPU
+    slowdown: float | None  # at that limit, against the largest measured one; None while its curve is unknown
+    saving: float | None  # energy of the same work
+
+
+class BudgetPreview(NamedTuple):
+    """All jobs under other budgets; shortfalls in watts with their reasons, by budget."""
+
+    jobs: tuple[PreviewedJob, ...]
+    shortfalls: Mapping[str, tuple[float, str]]

@@ -1,0 +1,477 @@
+"""Allocates power limits to many jobs under many budgets, with a bound on the optimum.
+
+A multiple-choice knapsack with one row per budget. The linear-programming relaxation over concave hulls
+(HiGHS) gives the bound and prices; a greedy climb and local search give the allocation.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+from scipy.sparse import csr_array
+
+from eelgrid_controller.objectives.power.budgets import BudgetTree
+from eelgrid_controller.objectives.power.errors import BudgetTooSmall, InvalidBudget
+from eelgrid_controller.objectives.power.power_model import PowerCurve
+from eelgrid_controller.objectives.power.training_promises import BestEffort, TrainingPromise, choose_limit
+
+_HAIR_W = 1e-6  # watts: what rounding may add
+_ROUNDS_MOST = 4
+_TRADES_MOST = 400  # steps up for which a trade is sought, a round
+
+
+class KnapsackOption(NamedTuple):
+    """A limit as the knapsack sees it."""
+
+    watts: float  # that a GPU of the job is charged with
+    value: float
+    limit_w: float
+
+
+class Knapsack(NamedTuple):
+    """Jobs' options, rising in watts and value, and what they draw from."""
+
+    options: tuple[tuple[KnapsackOption, ...], ...]  # by job
+    draws: tuple[tuple[tuple[int, int], ...], ...]  # by job: (budget, GPUs)
+    room_w: tuple[float, ...]  # by budget
+    names: tuple[str, ...]  # of budgets
+
+
+def drop_dominated(options: Sequence[KnapsackOption]) -> tuple[KnapsackOption, ...]:
+    """Without those that draw no less than another and give no more."""
+    kept: list[KnapsackOption] = []
+    for option in sorted(options, key=lambda one: (one.watts, -one.value)):
+        if not kept or option.value > kept[-1].value:
+            kept.append(option)
+    return tuple(kept)
+
+
+def concave_hull(options: Sequence[KnapsackOption]) -> list[int]:
+    """Places on the concave hull of value over watts, the first and the last among them."""
+    kept: list[int] = []
+    for place, option in enumerate(options):
+        while len(kept) > 1:
+            low, mid = options[kept[-2]], options[kept[-1]]
+            if (mid.value - low.value) * (option.watts - mid.watts) > (option.value - mid.value) * (
+                mid.watts - low.watts
+            ):
+                break
+            kept.pop()
+        kept.append(place)
+    return kept
+
+
+def budget_usage_w(sack: Knapsack, chosen: Sequence[int]) -> list[float]:
+    """Watts drawn from each budget."""
+    used = [0.0] * len(sack.room_w)
+    for options, draws, place in zip(sack.options, sack.draws, chosen, strict=True):
+        for budget, gpus in draws:
+            used[budget] += gpus * options[place].watts
+    return used
+
+
+def total_value(sack: Knapsack, chosen: Sequence[int]) -> float:
+    """What a choice is worth."""
+    return math.fsum(options[place].value for options, place in zip(sack.options, chosen, strict=True))
+
+
+def is_feasible(sack: Knapsack, chosen: Sequence[int]) -> bool:
+    """Whether no budget is exceeded, rounding aside."""
+    return all(used <= room + _HAIR_W for used, room in zip(budget_usage_w(sack, chosen), sack.room_w, strict=True))
+
+
+def least_choice(sack: Knapsack) -> list[int]:
+    """The least watts for every job. Raises BudgetTooSmall, naming the budget that lacks most, if they are too many."""
+    chosen = [0] * len(sack.options)
+    lacks = [used - room for used, room in zip(budget_usage_w(sack, chosen), sack.room_w, strict=True)]
+    if lacks and max(lacks) > _HAIR_W:
+        worst = lacks.index(max(lacks))
+        raise BudgetTooSmall(sack.names[worst], lacks[worst])
+    return chosen
+
+
+class _LocalSearch:
+    """A choice that is being improved; every method leaves it within all budgets."""
+
+    def __init__(self, sack: Knapsack, chosen: Sequence[int]) -> None:
+        self.sack = sack
+        self.chosen = list(chosen)
+        used = budget_usage_w(sack, chosen)
+        self.left = [room - drawn + _HAIR_W for room, drawn in zip(sack.room_w, used, strict=True)]
+
+    def fits(self, job: int, place: int) -> bool:
+        more = self.sack.options[job][place].watts - self.sack.options[job][self.chosen[job]].watts
+        return all(gpus * more <= self.left[budget] for budget, gpus in self.sack.draws[job])
+
+    def take(self, job: int, place: int) -> None:
+        more = self.sack.options[job][place].watts - self.sack.options[job][self.chosen[job]].watts
+        for budget, gpus in self.sack.draws[job]:
+            self.left[budget] -= gpus * more
+        self.chosen[job] = place
+
+    def gain(self, job: int, place: int) -> float:
+        options = self.sack.options[job]
+        return options[place].value - options[self.chosen[job]].value
+
+    def fill(self) -> None:
+        """Steps up that fit, the most valuable first; options rise, so the last that fits is the best of a job."""
+        heap = [(-gain, job, place) for job in range(len(self.chosen)) for gain, place in self._best(job)]
+        heapq.heapify(heap)
+        while heap:
+            _, job, place = heapq.heappop(heap)
+            if place <= self.chosen[job]:
+                continue
+            if self.fits(job, place):
+                self.take(job, place)
+                continue
+            for gain, lower in self._best(job):
+                heapq.heappush(heap, (-gain, job, lower))
+
+    def _best(self, job: int) -> list[tuple[float, int]]:
+        for place in range(len(self.sack.options[job]) - 1, self.chosen[job], -1):
+            if self.fits(job, place):
+                return [(self.gain(job, place), place)]
+        return []
+
+    def trade(self) -> bool:
+        """Steps up that do not fit, each paid for by a step down of one other job; whether there was any."""
+        ups = [
+            (self.gain(job, place), job, place)
+            for job in range(len(self.chosen))
+            for place in range(self.chosen[job] + 1, len(self.sack.options[job]))
+        ]
+        ups.sort(key=lambda up: (-up[0], up[1], up[2]))
+        downs = _Downgrades(self)
+        traded = False
+        for gain, job, place in ups[:_TRADES_MOST]:
+            if place <= self.chosen[job] or self.gain(job, place) < gain:
+                continue
+            other = downs.cheapest(job, place, gain)
+            if other is not None:
+                self.take(*other)
+                self.take(job, place)
+                downs.forget(job, other[0])
+                traded = True
+        return traded
+
+
+class _Downgrades:
+    """Every step down that there is, as arrays."""
+
+    def __init__(self, search: _LocalSearch) -> None:
+        self.search = search
+        rows = [
+            (job, place, -search.gain(job, place), options[search.chosen[job]].watts - options[place].watts)
+            for job, options in enumerate(search.sack.options)
+            for place in range(search.chosen[job])
+        ]
+        self.job = np.array([row[0] for row in rows], dtype=np.int64)
+        self.place = np.array([row[1] for row in rows], dtype=np.int64)
+        self.loss = np.array([row[2] for row in rows])
+        self.freed_w = np.array([row[3] for row in rows])  # of each GPU
+        self._gpus: dict[int, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
+
+    def forget(self, *jobs: int) -> None:
+        """These jobs have moved: their steps are others now, and are not offered again this round."""
+        self.loss[np.isin(self.job, jobs)] = math.inf
+
+    def _drawn(self, budget: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """GPUs of each step's job in a budget, looked up once a budget."""
+        if budget not in self._gpus:
+            by_job = np.zeros(len(self.search.chosen))
+            for job, draws in enumerate(self.search.sack.draws):
+                by_job[job] = dict(draws).get(budget, 0)
+            self._gpus[budget] = by_job[self.job]
+        return self._gpus[budget]
+
+    def cheapest(self, job: int, place: int, gain: float) -> tuple[int, int] | None:
+        """The step down of another job that loses least, less than `gain`, and makes the step up fit."""
+        search = self.search
+        options = search.sack.options[job]
+        more = options[place].watts - options[search.chosen[job]].watts
+        enough = (self.loss < gain - 1e-12) & (self.job != job)
+        for budget, gpus in search.sack.draws[job]:
+            lack = gpus * more - search.left[budget]
+            if lack > 0.0:
+                enough &= self.freed_w * self._drawn(budget) >= lack
+        found = np.flatnonzero(enough)
+        if not len(found):
+            return None
+        best = found[int(self.loss[found].argmin())]
+        return int(self.job[best]), int(self.place[best])
+
+
+def greedy_choice(sack: Knapsack, prices: Sequence[float] | None = None) -> list[int]:
+    """From the least watts up the hulls, by value per priced watt, as far as budgets go.
+
+    `prices` are what a watt of each budget is worth; without them every GPU's watt counts once.
+    Raises BudgetTooSmall as `least` does.
+    """
+    search = _LocalSearch(sack, least_choice(sack))
+    hulls = [concave_hull(options) for options in sack.options]
+    heap: list[tuple[float, int, int]] = []
+
+    def push(job: int, rung: int) -> None:
+        if rung + 1 < len(hulls[job]):
+            low, high = sack.options[job][hulls[job][rung]], sack.options[job][hulls[job][rung + 1]]
+            weighed = [gpus * (1.0 if prices is None else prices[budget]) for budget, gpus in sack.draws[job]]
+            price = max(weighed, default=1.0) if prices is None else math.fsum(weighed)
+            cost = max(price, 1e-12) * (high.watts - low.watts)
+            heapq.heappush(heap, (-(high.value - low.value) / cost, job, rung))
+
+    for job in range(len(hulls)):
+        push(job, 0)
+    while heap:
+        _, job, rung = heapq.heappop(heap)
+        if search.fits(job, hulls[job][rung + 1]):
+            search.take(job, hulls[job][rung + 1])
+            push(job, rung + 1)
+    return search.chosen
+
+
+def improve_choice(sack: Knapsack, chosen: Sequence[int]) -> list[int]:
+    """A choice within all budgets, no worse: filled, and traded a bounded number of times."""
+    search = _LocalSearch(sack, chosen)
+    search.fill()
+    for _ in range(_ROUNDS_MOST):
+        if not search.trade():
+            break
+        search.fill()
+    return search.chosen
+
+
+_MADE = 1.0 - 1e-7
+_NODES_MOST = 10_000
+
+
+class LpRelaxation(NamedTuple):
+    """What the linear program says."""
+
+    bound: float
+    prices: tuple[float, ...]  # value of a watt, by budget
+    chosen: tuple[int, ...]  # every job at the last step that is made in full
+
+
+def _budget_rows(sack: Knapsack, jobs: npt.NDArray[np.int64], watts: npt.NDArray[np.float64]) -> csr_array:
+    """(budgets, columns): what each column of a job draws from each budget per unit."""
+    entries = [
+        (budget, column, gpus * watts[column])
+        for column, job in enumerate(jobs)
+        for budget, gpus in sack.draws[int(job)]
+    ]
+    shape = (len(sack.room_w), len(jobs))
+    if not entries:
+        return csr_array(shape)
+    rows, columns, drawn = (np.array(part) for part in zip(*entries, strict=True))
+    return csr_array((drawn, (rows, columns)), shape=shape)
+
+
+def solve_relaxation(sack: Knapsack) -> LpRelaxation | None:
+    """The relaxation's bound, prices and rounding; None where HiGHS gives no answer.
+
+    The least watts must fit, which `division.least` checks.
+    """
+    steps = [
+        (job, low, high)
+        for job, options in enumerate(sack.options)
+        for corners in (concave_hull(options),)
+        for low, high in pairwise(corners)
+    ]
+    base = [0] * len(sack.options)
+    worth = math.fsum(options[0].value for options in sack.options)
+    left = np.array(sack.room_w) - np.array(budget_usage_w(sack, base))
+    if not steps:
+        return LpRelaxation(worth, (0.0,) * len(left), tuple(base))
+    jobs = np.array([job for job, _, _ in steps])
+    watts = np.array([sack.options[job][high].watts - sack.options[job][low].watts for job, low, high in steps])
+    value = np.array([sack.options[job][high].value - sack.options[job][low].value for job, low, high in steps])
+    found = linprog(
+        -value, A_ub=_budget_rows(sack, jobs, watts), b_ub=np.maximum(left, 0.0), bounds=(0.0, 1.0), method="highs"
+    )
+    if found.status != 0:
+        return None
+    for (job, low, high), made in zip(steps, found.x, strict=True):
+        if made >= _MADE and base[job] == low:
+            base[job] = high
+    prices = tuple(float(max(0.0, -price)) for price in found.ineqlin.marginals)
+    return LpRelaxation(worth - float(found.fun), prices, tuple(base))
+
+
+def solve_exact(sack: Knapsack, gap: float = 1e-6) -> tuple[int, ...] | None:
+    """The best division, within a relative gap, for small cases; None where the search did not end in its nodes."""
+    columns = [(job, place) for job, options in enumerate(sack.options) for place in range(len(options))]
+    if not columns:
+        return ()
+    jobs = np.array([job for job, _ in columns])
+    once = csr_array((np.ones(len(columns)), (jobs, np.arange(len(columns)))), shape=(len(sack.options), len(columns)))
+    watts = np.array([sack.options[job][place].watts for job, place in columns])
+    found = milp(
+        -np.array([sack.options[job][place].value for job, place in columns]),
+        integrality=np.ones(len(columns)),
+        bounds=Bounds(0.0, 1.0),
+        constraints=[
+            LinearConstraint(_budget_rows(sack, jobs, watts), -np.inf, np.array(sack.room_w)),
+            LinearConstraint(once, 1.0, 1.0),
+        ],
+        options={"node_limit": _NODES_MOST, "mip_rel_gap": gap},
+    )
+    if found.status != 0 or found.x is None:
+        return None
+    chosen = [0] * len(sack.options)
+    for (job, place), taken in zip(columns, found.x, strict=True):
+        if taken > 0.5:
+            chosen[job] = place
+    return tuple(chosen)
+
+
+_NEAR = 2e-3  # of the bound: near enough not to search on
+_SMALL = 400  # options of all jobs up to which the exact program is tried
+_NONE = BestEffort(0.0)
+
+
+class AllocationGoal(Enum):
+    """What a division is to be good at."""
+
+    THROUGHPUT = "the least weighted throughput lost"
+    ENERGY = "the least weighted energy for the same work"
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetShare:
+    """GPUs of a job that draw from the same lowest budgets, e.g. a node and a feed."""
+
+    budgets: tuple[str, ...]
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationJob:
+    """A job with its curve, where it runs, and what it was promised."""
+
+    name: str
+    curve: PowerCurve  # measured limits are its options
+    shares: tuple[BudgetShare, ...]
+    weight: float = 1.0
+    promise: TrainingPromise = _NONE
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedLimit:
+    """One job's limit and what it keeps."""
+
+    job: str
+    limit_w: float  # of each of its GPUs
+    charge_w: float  # of each of its GPUs
+    throughput: float  # as a share of the largest limit's
+    energy: float  # of the same work, as a share of the largest limit's
+
+
+@dataclass(frozen=True, slots=True)
+class LimitAllocation:
+    """A limit for every job, and how good that can be at most."""
+
+    given: tuple[GrantedLimit, ...]  # in the order of the jobs
+    value: float
+    bound: float | None  # no division is worth more; None where the relaxation gave no answer
+    used_w: tuple[float, ...]  # by budget
+
+    @property
+    def gap(self) -> float | None:
+        """How far the value may be from the best, as a share of the bound."""
+        if self.bound is None:
+            return None
+        return max(0.0, self.bound - self.value) / max(abs(self.bound), 1e-12)
+
+
+def _options(job: AllocationJob, want: AllocationGoal) -> tuple[KnapsackOption, ...]:
+    """The limits that the job's promise allows, as the knapsack sees them."""
+    choice = choose_limit(job.curve, job.promise)
+    largest = job.curve.largest
+    return drop_dominated(
+        [
+            KnapsackOption(
+                job.curve.charge_w(at.limit_w) / job.curve.gpus,
+                job.weight * (
+                    largest.time_s / at.time_s if want is AllocationGoal.THROUGHPUT else -at.energy_j / largest.energy_j
+                ),
+                at.limit_w,
+            )
+            for at in (choice.at, *choice.beaten)
+        ]
+    )  # fmt: skip
+
+
+def _draws(job: AllocationJob, budgets: BudgetTree) -> tuple[tuple[int, int], ...]:
+    """GPUs of a job in each budget. Raises BudgetRefused where shares and curve disagree."""
+    if any(share.gpus < 1 for share in job.shares) or sum(share.gpus for share in job.shares) != job.curve.gpus:
+        raise InvalidBudget(
+            "shares",
+            f"{job.name!r} has {job.curve.gpus} GPUs and shares of {[share.gpus for share in job.shares]}",
+            "name the budgets of every GPU of the job once",
+        )
+    gpus: dict[int, int] = {}
+    for share in job.shares:
+        for budget in budgets.above(share.budgets):
+            gpus[budget] = gpus.get(budget, 0) + share.gpus
+    return tuple(sorted(gpus.items()))
+
+
+def build_knapsack(jobs: Sequence[AllocationJob], budgets: BudgetTree, want: AllocationGoal) -> Knapsack:
+    """The question as numbers. Raises PromiseRefused and BudgetRefused for what cannot be asked."""
+    for job in jobs:
+        if not (0.0 < job.weight < math.inf):
+            raise InvalidBudget("weight", f"{job.weight} of {job.name!r}", "weights are positive and finite")
+    return Knapsack(
+        tuple(_options(job, want) for job in jobs),
+        tuple(_draws(job, budgets) for job in jobs),
+        tuple(budgets.room_w()),
+        tuple(budget.name for budget in budgets.all),
+    )
+
+
+def _best(sack: Knapsack, *, certify: bool) -> tuple[list[int], float | None]:
+    """The better of the climb and the rounded relaxation; small cases exactly."""
+    chosen = improve_choice(sack, greedy_choice(sack))
+    relaxed = solve_relaxation(sack) if certify else None
+    if relaxed is None:
+        return chosen, None
+    enough = relaxed.bound - _NEAR * abs(relaxed.bound)
+    for prices in (None, relaxed.prices):
+        if total_value(sack, chosen) < enough:
+            start = list(relaxed.chosen) if prices is None else greedy_choice(sack, prices)
+            chosen = max(chosen, improve_choice(sack, start), key=lambda one: total_value(sack, one))
+    if total_value(sack, chosen) < enough and sum(map(len, sack.options)) <= _SMALL:
+        solved = solve_exact(sack)
+        if solved is not None and is_feasible(sack, solved):
+            chosen = max(chosen, list(solved), key=lambda one: total_value(sack, one))
+    return chosen, relaxed.bound
+
+
+def allocate_limits(
+    jobs: Sequence[AllocationJob], budgets: BudgetTree, want: AllocationGoal, *, certify: bool = True
+) -> LimitAllocation:
+    """One limit for each job within every budget and promise, and the bound on any such division.
+
+    Without `certify` the bound is left out and only the climb is made, which is faster.
+    Raises BudgetTooSmall where even the least limits exceed a budget, PromiseRefused where no limit keeps a
+    promise, BudgetRefused where jobs and budgets do not fit together.
+    """
+    sack = build_knapsack(jobs, budgets, want)
+    chosen, bound = _best(sack, certify=certify)
+    given = []
+    for job, options, place in zip(jobs, sack.options, chosen, strict=True):
+        option, largest = options[place], job.curve.largest
+        at = job.curve.at(option.limit_w)
+        given.append(
+            GrantedLimit(
+                job.name, option.limit_w, option.watts, largest.time_s / at.time_s, at.energy_j / largest.energy_j
+            )
+        )  # fmt: skip
+    return LimitAllocation(tuple(given), total_value(sack, chosen), bound, tuple(budget_usage_w(sack, chosen)))

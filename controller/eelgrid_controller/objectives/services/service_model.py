@@ -1,0 +1,404 @@
+"""Models of request and token services: replicas that a rate needs, and what a window says of the profile.
+
+Token services are modelled by a measured curve of concurrency, token rate and inter-token latency.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from eelgrid_controller.objectives.services.calibration import (
+    FACTOR_BOUND,
+    SEARCH_STEPS,
+    SlownessSample,
+    sample_quantile,
+    sample_saturation,
+    sample_slowness,
+)
+from eelgrid_controller.objectives.services.service_metrics import LiveDistribution, LiveQuantile, MetricsWindow
+from eelgrid_controller.profiles.errors import InvalidServingValue, NoFeasibleConfiguration
+from eelgrid_controller.profiles.points import Point
+from eelgrid_controller.profiles.queueing_model import (
+    SERVERS_MOST,
+    UNCORRECTED,
+    ArrivalProcess,
+    LatencyEstimate,
+    QuantileObjective,
+    ServiceStation,
+    SlownessFactor,
+    corrected_latency,
+    latency_quantile,
+    least_replicas,
+    wait_plus_lognormal,
+)
+
+CURVE_ERROR = 0.10  # relative; what a point read between two measured ones may miss
+_QUANTILE_ROUND = 6
+
+
+class TokenDemand(NamedTuple):
+    """What is asked of a whole service."""
+
+    request_hz: float
+    output_tokens: float  # mean of a request
+    cv2: float = 1.0  # of the times between requests
+    output_cv2: float = 1.0
+    context_tokens: float = 0.0
+    context_cv2: float = 1.0
+
+    @property
+    def token_hz(self) -> float:
+        """Output tokens a second."""
+        return self.request_hz * self.output_tokens
+
+
+class PrefillCost(NamedTuple):
+    """What a prompt costs."""
+
+    token_s: float  # a token of the context
+    fixed_s: float = 0.0
+
+
+class FirstTokenEstimate(NamedTuple):
+    """Time to first token, or why there is none."""
+
+    estimate: LatencyEstimate | None
+    why_none: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCurve:
+    """Measured points of one instance, concurrency rising; quantiles never fall with it."""
+
+    sequences: tuple[float, ...]
+    token_hz: tuple[float, ...]  # rising
+    inter_token_s: dict[float, tuple[float, ...]]  # by quantile
+
+
+def token_curve(points: Iterable[Point]) -> TokenCurve:
+    """The curve through points that differ in `batch` alone, the most sequences at once.
+
+    A point that gives no more tokens than one with fewer sequences is left out: nobody
+    would run there. A quantile that falls with concurrency is measuring noise and is
+    raised to the highest before it.
+    """
+    kept: list[Point] = []
+    for point in sorted(points, key=lambda one: (one.configuration.batch, -one.throughput_hz)):
+        if not kept or point.throughput_hz > kept[-1].throughput_hz:
+            kept.append(point)
+    if not kept:
+        raise InvalidServingValue("points", "none", "give at least one measured point")
+    known = set(kept[0].latency_s).intersection(*(point.latency_s for point in kept))
+    if not known:
+        raise InvalidServingValue(
+            "latency_s", "no quantile that every point has", "measure the same quantiles everywhere"
+        )
+    highest = {
+        level: tuple(float(value) for value in np.maximum.accumulate([point.latency_s[level] for point in kept]))
+        for level in sorted(known)
+    }
+    return TokenCurve(
+        tuple(float(point.configuration.batch) for point in kept),
+        tuple(point.throughput_hz for point in kept),
+        highest,
+    )
+
+
+def _between(at: float, places: tuple[float, ...], values: tuple[float, ...]) -> float:
+    """A straight line between neighbours, level outside: np.interp of one number, at a tenth of its time."""
+    above = bisect_right(places, at)
+    if above == 0:
+        return values[0]
+    if above == len(places):
+        return values[-1]
+    low, high = places[above - 1], places[above]
+    return values[above - 1] + (at - low) / (high - low) * (values[above] - values[above - 1])
+
+
+def _measured(curve: TokenCurve, quantile: float) -> tuple[float, ...]:
+    exact = curve.inter_token_s.get(quantile)
+    if exact is not None:
+        return exact
+    for level, times in curve.inter_token_s.items():
+        if round(level, _QUANTILE_ROUND) == round(quantile, _QUANTILE_ROUND):
+            return times
+    known = ", ".join(f"{level:g}" for level in curve.inter_token_s)
+    raise InvalidServingValue("quantile", f"{quantile:g} was not measured", f"take one of {known}")
+
+
+def token_rate_hz(curve: TokenCurve, sequences: float) -> float:
+    """Tokens a second of an instance that holds so many sequences; in proportion below the fewest measured."""
+    return min(1.0, sequences / curve.sequences[0]) * _between(sequences, curve.sequences, curve.token_hz)
+
+
+def inter_token_latency(curve: TokenCurve, token_hz: float, quantile: float) -> LatencyEstimate:
+    """Inter-token latency of an instance that gives `token_hz`; infinite where it cannot."""
+    times = _measured(curve, quantile)
+    if token_hz > curve.token_hz[-1]:
+        return LatencyEstimate(math.inf, CURVE_ERROR)
+    held = _between(token_hz, curve.token_hz, curve.sequences)
+    crowded = min(curve.sequences[-1], held + math.sqrt(held))  # the engine admits no more than the last
+    return LatencyEstimate(_between(crowded, curve.sequences, times), CURVE_ERROR)
+
+
+def first_token_latency(
+    curve: TokenCurve, demand: TokenDemand, instances: int, quantile: float, prefill: PrefillCost | None
+) -> FirstTokenEstimate:
+    """Time to first token of a service on `instances`; no estimate where the prompt's cost is unknown."""
+    if prefill is None:
+        return FirstTokenEstimate(None, "how long a prompt takes was not measured")
+    each_hz = demand.token_hz / instances
+    if each_hz > curve.token_hz[-1]:
+        return FirstTokenEstimate(LatencyEstimate(math.inf, CURVE_ERROR))
+    held = float(np.interp(each_hz, curve.token_hz, curve.sequences))
+    # By Little's law n sequences at T(n) tokens a second: each waits n / T(n) for a token, in the mean.
+    step_s = held / float(np.interp(held, curve.sequences, curve.token_hz))
+    places = min(SERVERS_MOST, int(curve.sequences[-1]) * instances)
+    station = ServiceStation(servers=places, service_s=demand.output_tokens * step_s, service_cv2=demand.output_cv2)
+    mean_s = prefill.fixed_s + prefill.token_s * demand.context_tokens + step_s
+    varying = prefill.token_s * demand.context_tokens / mean_s
+    cv2 = demand.context_cv2 * varying * varying
+    return FirstTokenEstimate(
+        wait_plus_lognormal(station, ArrivalProcess(demand.request_hz, demand.cv2), mean_s, cv2, quantile)
+    )
+
+
+def least_instances(
+    curve: TokenCurve,
+    demand: TokenDemand,
+    inter_token_objective: QuantileObjective,
+    *,
+    most: int,
+    first_token_objective: QuantileObjective | None = None,
+    prefill: PrefillCost | None = None,
+    factor: SlownessFactor = UNCORRECTED,
+) -> int:
+    """The least instances that keep both objectives, uncertainty added; NothingFits if `most` do not.
+
+    `factor` corrects the curve. An objective for the first token without
+    the prompt's cost cannot be checked: that is Unusable, not kept.
+    """
+    if first_token_objective is not None and prefill is None:
+        raise InvalidServingValue("prefill", "not measured", "measure it, or promise no time to first token")
+
+    def kept(instances: int) -> bool:
+        asked_hz = demand.token_hz / instances
+        # An engine so much slower gives the same tokens where the profile would give more.
+        between = inter_token_latency(curve, asked_hz * factor.value, inter_token_objective.quantile)
+        if (
+            factor.value * between.value_s * (1.0 + math.hypot(between.error * factor.doubt, factor.error))
+            > inter_token_objective.latency_s
+        ):
+            return False
+        if first_token_objective is None:
+            return True
+        first = first_token_latency(curve, demand, instances, first_token_objective.quantile, prefill)
+        return first.estimate is not None and first.estimate.upper_s <= first_token_objective.latency_s
+
+    enough = 1
+    while not kept(min(enough, most)):
+        if enough >= most:
+            raise NoFeasibleConfiguration(
+                "latency_s",
+                f"{most} instances do not keep it at {demand.token_hz:g} tokens a second",
+                "take a faster configuration, or allow more",
+            )
+        enough *= 2
+    few, enough = enough // 2, min(enough, most)
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if kept(middle) else (middle, enough)
+    return enough
+
+
+QUEUE_WAIT_SHARE = 0.10
+_MEAN_ERROR = 0.03  # of a slowness by the mean: replicas are not scraped at one moment
+
+
+class ServiceModel(Protocol):
+    """What the watch asks."""
+
+    def needed(self, rate_hz: float, known: SlownessFactor, most: int) -> int:
+        """The replicas that keep every promise at a rate of requests, uncertainty added; `most` at most."""
+
+    def is_hopeless(self, known: SlownessFactor) -> bool:
+        """Whether no number of replicas keeps the promises."""
+
+    def expected_s(self, window: MetricsWindow, replicas: int) -> float:
+        """The promised quantile by the profile alone."""
+
+    def live(self, window: MetricsWindow) -> LiveQuantile | None:
+        """The promised quantile as it was served."""
+
+    def steady(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
+        """What a window without a growing queue says of the profile."""
+
+    def overloaded(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
+        """What a window says in which all replicas were busy."""
+
+    def is_late(self, window: MetricsWindow) -> bool:
+        """Whether a promise is broken now."""
+
+    def places(self, replicas: int) -> int:
+        """Requests that are served at once."""
+
+
+def _quantile(live: LiveDistribution | None, objective: QuantileObjective | None) -> LiveQuantile | None:
+    return None if live is None or objective is None else live.quantile(objective.quantile)
+
+
+def _late(found: LiveQuantile | None, objective: QuantileObjective | None) -> bool:
+    if found is None or objective is None:
+        return False
+    if found.bucket_s is not None and found.bucket_s[0] >= objective.latency_s:
+        return True
+    return found.value_s * (1.0 - found.resolution) > objective.latency_s
+
+
+@dataclass(frozen=True, slots=True)
+class RequestService:
+    """A service with an objective on the response time of requests."""
+
+    replica: ServiceStation
+    objective: QuantileObjective
+    arrival_cv2: float = 1.0
+
+    def needed(self, rate_hz: float, known: SlownessFactor, most: int) -> int:
+        """The replicas that keep the promise."""
+        arrivals = ArrivalProcess(rate_hz, self.arrival_cv2)
+        for objective in (self.objective, self._unkept(known)) if most > 0 else ():
+            try:
+                return least_replicas(self.replica, arrivals, objective, most=most, factor=known)
+            except NoFeasibleConfiguration:
+                continue
+        return most
+
+    def _unkept(self, known: SlownessFactor) -> QuantileObjective:
+        """What stands for an objective that nothing keeps: an idle replica's latency and a tenth."""
+        idle = corrected_latency(self.replica, ArrivalProcess(0.0, self.arrival_cv2), self.objective.quantile, known)
+        return replace(self.objective, latency_s=max(self.objective.latency_s, (1.0 + QUEUE_WAIT_SHARE) * idle.upper_s))
+
+    def is_hopeless(self, known: SlownessFactor) -> bool:
+        """Whether even an idle replica is too slow, or nearly."""
+        return self._unkept(known).latency_s > self.objective.latency_s
+
+    def expected_s(self, window: MetricsWindow, replicas: int) -> float:
+        """The quantile of the response by the profile alone."""
+        arrivals = ArrivalProcess(window.arrived_hz or 0.0, self.arrival_cv2)
+        return latency_quantile(self.replica.times(replicas), arrivals, self.objective.quantile).value_s
+
+    def live(self, window: MetricsWindow) -> LiveQuantile | None:
+        """The quantile of the response."""
+        return _quantile(window.response, self.objective)
+
+    def steady(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
+        """The slowness at which the model gives the live quantile."""
+        arrivals = ArrivalProcess(window.arrived_hz or 0.0, self.arrival_cv2)
+        return sample_slowness(self.replica.times(replicas), arrivals, self.objective.quantile, self.live(window))
+
+    def overloaded(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
+        """The output is the capacity."""
+        return sample_saturation(self.replica.times(replicas).capacity_hz, window.finished_hz or 0.0)
+
+    def is_late(self, window: MetricsWindow) -> bool:
+        """Whether the response is too slow now."""
+        return _late(self.live(window), self.objective)
+
+    def places(self, replicas: int) -> int:
+        """Servers times the batch."""
+        return self.replica.servers * self.replica.batch * replicas
+
+
+@dataclass(frozen=True, slots=True)
+class TokenService:
+    """A service with objectives on inter-token latency and, where a prompt's cost is known, time to first token."""
+
+    curve: TokenCurve
+    usual: TokenDemand  # its request_hz is not used
+    inter_token: QuantileObjective
+    first_token: QuantileObjective | None = None
+    prefill: PrefillCost | None = None
+
+    def needed(self, rate_hz: float, known: SlownessFactor, most: int) -> int:
+        """The instances that keep both promises; those that can give the tokens at all, if none do."""
+        if most < 1:
+            return 0
+        demand = self.usual._replace(request_hz=rate_hz)
+        try:
+            return least_instances(
+                self.curve,
+                demand,
+                self.inter_token,
+                most=most,
+                first_token_objective=self.first_token,
+                prefill=self.prefill,
+                factor=known,
+            )
+        except NoFeasibleConfiguration:
+            wanted_hz = demand.token_hz * known.value * (1.0 + known.error)
+            at_hz = self.curve.token_hz[0] if self.is_hopeless(known) else self.curve.token_hz[-1]
+            return min(most, max(1, math.ceil(wanted_hz / at_hz)))
+
+    def is_hopeless(self, known: SlownessFactor) -> bool:
+        """Whether even the fewest sequences at once are too slow."""
+        least = inter_token_latency(self.curve, 0.0, self.inter_token.quantile)
+        return (
+            least.value_s * known.value * (1.0 + math.hypot(least.error * known.doubt, known.error))
+            > self.inter_token.latency_s
+        )
+
+    def _each_hz(self, window: MetricsWindow, replicas: int) -> float:
+        return (window.output_token_hz or 0.0) / replicas
+
+    def expected_s(self, window: MetricsWindow, replicas: int) -> float:
+        """The quantile of the inter-token latency by the profile alone."""
+        return inter_token_latency(self.curve, self._each_hz(window, replicas), self.inter_token.quantile).value_s
+
+    def live(self, window: MetricsWindow) -> LiveQuantile | None:
+        """The quantile of the inter-token latency."""
+        return _quantile(window.inter_token, self.inter_token)
+
+    def steady(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
+        """The slowness at which the curve gives the live quantile, f x ITL(f x tokens of each), and the mean."""
+        each_hz, quantile = self._each_hz(window, replicas), self.inter_token.quantile
+
+        def find(latency_s: float) -> float:
+            low, high = -math.log(FACTOR_BOUND), math.log(FACTOR_BOUND)
+            for _ in range(SEARCH_STEPS):
+                middle = math.exp((low + high) / 2.0)
+                if middle * inter_token_latency(self.curve, middle * each_hz, quantile).value_s > latency_s:
+                    high = math.log(middle)
+                else:
+                    low = math.log(middle)
+            return math.exp((low + high) / 2.0)
+
+        sample, slow = sample_quantile(find, quantile, self.live(window)), self._by_mean(window, each_hz)
+        if sample is None or sample.is_least or slow is None:
+            return sample
+        # A quantile may say that it is slower than its mean tells, never that it is faster: that the
+        # curve is cautious at this load says nothing of the next.
+        return SlownessSample(max(slow, sample.factor), _MEAN_ERROR, is_mean=True)
+
+    def _by_mean(self, window: MetricsWindow, each_hz: float) -> float | None:
+        """What the mean latency says: by Little's law so many sequences were held, and the curve gives them T tokens."""
+        mean_s = None if window.inter_token is None else window.inter_token.mean_s
+        if mean_s is None or mean_s <= 0.0 or each_hz <= 0.0:
+            return None
+        return min(FACTOR_BOUND, max(1.0 / FACTOR_BOUND, token_rate_hz(self.curve, mean_s * each_hz) / each_hz))
+
+    def overloaded(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
+        """The output tokens are the capacity."""
+        return sample_saturation(self.curve.token_hz[-1] * replicas, window.output_token_hz or 0.0)
+
+    def is_late(self, window: MetricsWindow) -> bool:
+        """Whether a token, or the first one, is too slow now."""
+        first = _quantile(window.first_token, self.first_token)
+        return _late(self.live(window), self.inter_token) or _late(first, self.first_token)
+
+    def places(self, replicas: int) -> int:
+        """Sequences at once."""
+        return int(self.curve.sequences[-1]) * replicas

@@ -1,0 +1,493 @@
+"""Migration planner: which running work to move, where to and in which order, and what each move gains.
+
+Owns the `MigrationProblem`, a copy of one moment of the cluster, and the search from it to a `Recommendation`.
+Must not execute anything (core.migration does), nor know how a recommendation is kept or shown. What is lost,
+cordoned, partitioned or declared fixed stays where it is.
+
+Theory: `build_migration_problem` copies what the search needs in milliseconds, and `recommend_moves` works on
+the copy and may take seconds, elsewhere. A move is worth the fall of the cluster's cost in watts less its
+restart, which costs the watts that the workload holds while it does no work, spread over the time in which the
+move must have paid:
+
+    restart_w = held_w * restart_s / horizon_s
+
+A gang stops as a whole if one replica moves: its replicas on one node are one unit, and each such move pays
+for the restart of all. The search (eelgrid_kernels.move_search) is greedy, so it runs in a few ways that fail
+differently, and the best result is kept.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eelgrid_controller.placement.headroom import (
+    Headroom,
+    build_search_ground,
+    copy_mix,
+    count_fitting_tasks,
+    generate_task_stream,
+    measure_headroom,
+    select_largest_classes,
+)
+from eelgrid_controller.placement.snapshot import GpuSlots, Snapshot
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.demand import TaskClass
+from eelgrid_kernels.arrays import (
+    ChurnLimits,
+    Mix,
+    MovableUnits,
+    MoveNodes,
+    MoveSearch,
+    Nodes,
+    ReplicaRequests,
+    TermPrices,
+)
+from eelgrid_kernels.cpu_packages import CPU_PACKAGE_FULL_W
+from eelgrid_kernels.move_search import OVERLAPS, RELEASES, STAYS, search_moves
+from eelgrid_kernels.node_cost import (
+    GPU_PLACEABLE,
+    GPU_WHOLE_MILLI,
+    book_replica,
+    cluster_power,
+    node_terms,
+    sum_terms,
+    weigh_board,
+)
+from eelgrid_protos.messages import (
+    HORIZON_S,
+    MOVES_MOST,
+    MOVES_RATIO,
+    RESTART_S,
+    Candidate,
+    ClassFit,
+    CostTerm,
+    GoalWeights,
+    Mobility,
+    Move,
+    MoveGoal,
+    Placement,
+    Recommendation,
+    RecommendMovesRequest,
+    ReplicaMove,
+    ResourceRequest,
+    Standing,
+    Workload,
+    WorkloadKind,
+    WorkloadPhase,
+)
+
+MIGRATION_COST_TERMS = ("power", "fragmentation", "stranding", "blocks")
+# By what moves are found and judged, whatever the weights of placement are: measured on the openb traces, see
+# docs/how-to/moves.md.
+MIGRATION_GOALS = {
+    MoveGoal.POWER: TermPrices(power=1.0, fragmentation_w=20.0, stranding_w=50.0, block_w=0.0),
+    MoveGoal.ROOM: TermPrices(power=0.1, fragmentation_w=100.0, stranding_w=200.0, block_w=30.0),
+    MoveGoal.BALANCED: TermPrices(power=1.0, fragmentation_w=80.0, stranding_w=200.0, block_w=30.0),
+}
+_CPU_MILLI_PER_PACKAGE = 32_000
+_MANNERS = {Mobility.FIXED: STAYS, Mobility.RESTARTABLE: RELEASES}
+
+
+class MigrationUnit(NamedTuple):
+    """What moves at once: replicas of one workload on one node."""
+
+    workload: Workload
+    row: int
+    placements: tuple[Placement, ...]
+    slots: tuple[tuple[int, ...], ...]
+    manner: int
+    restart_w: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrationProblem:
+    """A cluster at one moment, and what was asked."""
+
+    revision: int
+    goal: MoveGoal
+    prices: TermPrices
+    nodes: Nodes
+    mix: Mix
+    # The classes whose room is told one by one.
+    largest: tuple[TaskClass, ...]
+    names: tuple[str, ...]
+    devices: tuple[GpuSlots, ...]
+    models: Mapping[str, int]
+    units: tuple[MigrationUnit, ...]
+    limits: ChurnLimits
+    running: int
+    restart_s: float
+    horizon_s: float
+
+
+def build_migration_problem(state: ClusterState, snapshot: Snapshot, asked: RecommendMovesRequest) -> MigrationProblem:
+    """Copies what a search needs."""
+    goal = asked.goal or MoveGoal.BALANCED
+    restart_s = RESTART_S if asked.restart_s is None else asked.restart_s
+    horizon_s = HORIZON_S if asked.horizon_s is None else asked.horizon_s
+    units = tuple(_units(state, snapshot, restart_s / horizon_s))
+    running = sum(len(unit.placements) for unit in units)
+    held_milli = sum(record.allocated_gpu_milli for record in state.nodes.values())
+    most = asked.moves_most or max(1, int(running * (asked.moves_ratio or MOVES_RATIO)))
+    return MigrationProblem(
+        revision=state.revision,
+        goal=goal,
+        prices=MIGRATION_GOALS.get(goal, MIGRATION_GOALS[MoveGoal.BALANCED]),
+        nodes=Nodes._make(np.array(array, order="C") for array in snapshot.nodes),
+        mix=copy_mix(snapshot.mix),
+        largest=select_largest_classes(state.demand.counts),
+        names=tuple(snapshot.names),
+        devices=tuple(snapshot.devices),
+        models=dict(snapshot.models),
+        units=units,
+        limits=ChurnLimits(min(most, MOVES_MOST), int(held_milli * (asked.gpu_ratio or 1.0)), 1.0, False, 0),
+        running=running,
+        restart_s=restart_s,
+        horizon_s=horizon_s,
+    )
+
+
+def _units(state: ClusterState, snapshot: Snapshot, restart_share: float) -> Iterator[MigrationUnit]:
+    rows = {name: row for row, name in enumerate(snapshot.names)}
+    slot_of = [{uuid: slot for slot, uuid in enumerate(devices.uuids)} for devices in snapshot.devices]
+    common: dict[tuple[bool, tuple[str, ...]], bool] = {}
+    for workload in state.workloads.values():
+        if workload.phase is not WorkloadPhase.PLACED:
+            continue
+        spec = workload.spec
+        asked = spec.request.gpu_count > 0, spec.required_traits
+        if asked not in common:
+            common[asked] = _are_common(state, *asked)
+        is_gang = spec.kind is WorkloadKind.TRAINING_JOB and spec.replicas > 1
+        groups: dict[tuple[int, int], list[Placement]] = {}
+        for placement in workload.placements:
+            row = rows[placement.node_name]
+            groups.setdefault((row, -1 if is_gang else placement.replica), []).append(placement)
+        for (row, _), placements in groups.items():
+            known = all(uuid in slot_of[row] for placement in placements for uuid in placement.gpu_uuids)
+            slots = tuple(
+                tuple(slot_of[row][uuid] for uuid in placement.gpu_uuids) if known else () for placement in placements
+            )
+            # What is lost, cordoned or partitioned is not ours to empty.
+            usable = known and all(
+                snapshot.nodes.gpu_state[row, slot] == GPU_PLACEABLE for held in slots for slot in held
+            )
+            usable = usable and state.nodes[placements[0].node_name].is_ready and common[asked]
+            held_w = _held_w(snapshot.nodes, row, slots[0], spec.request) if usable else 0.0
+            stopped = spec.replicas if is_gang else 1
+            yield MigrationUnit(
+                workload=workload,
+                row=row,
+                placements=tuple(placements),
+                slots=slots,
+                manner=_MANNERS.get(spec.mobility, OVERLAPS) if usable else STAYS,
+                restart_w=held_w * stopped * restart_share,
+            )
+
+
+def _are_common(state: ClusterState, on_gpus: bool, traits: tuple[str, ...]) -> bool:
+    """Whether every open node that has what is asked for at all has these traits: the search does not know who has them."""
+    return not traits or all(
+        set(traits) <= set(record.others.traits)
+        for record in state.nodes.values()
+        if record.is_open and (record.inventory.gpus or not on_gpus)
+    )
+
+
+def _held_w(nodes: Nodes, row: int, slots: Sequence[int], request: ResourceRequest) -> float:
+    """Watts of what one replica holds, at full work."""
+    gpu_w = sum(float(nodes.gpu_busy_w[row, slot]) for slot in slots) * request.gpu_milli / GPU_WHOLE_MILLI
+    return gpu_w + CPU_PACKAGE_FULL_W * request.cpu_milli / _CPU_MILLI_PER_PACKAGE
+
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+# Of a larger fleet, the nodes with most to gain; a search over them takes under a minute.
+SEARCHED_NODES_MOST = 2048
+# Kinds of request that may move; rarer kinds stay.
+REQUEST_KINDS_MOST = 2048
+# (thrift, deep). On small cases each alone finds the best set of moves in 83 to 92 of 100; the best of all, by
+# three guides, in 94 (tests/props/moves_test.py).
+_WAYS = ((1.0, False), (0.0, False), (1.0, True), (0.0, True))
+
+
+# Units times nodes up to which every ejection is weighed at least once; and how many are in a larger cluster, where
+# each takes most of a millisecond and some other node has room anyway.
+_SMALL, _EJECTIONS = 4096, 256
+
+
+class _Step(NamedTuple):
+    """One unit and the place of each of its replicas: a row of the fleet and slots there."""
+
+    unit: int
+    places: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+def _rows(problem: MigrationProblem) -> Ints:
+    """The nodes that are searched: all, or those with most to gain, in order of their row."""
+    nodes = problem.nodes
+    count = len(problem.names)
+    if count <= SEARCHED_NODES_MOST:
+        return np.arange(count)
+    held = (nodes.gpu_state == GPU_PLACEABLE) & (nodes.gpu_free < GPU_WHOLE_MILLI)
+    # Watts of GPUs that are on for a part of their capacity, and everything else that the weights price.
+    spare_w = (held * (nodes.gpu_busy_w - nodes.gpu_idle_w) * nodes.gpu_free / GPU_WHOLE_MILLI).sum(axis=1)
+    prices = problem.prices
+    waste_w = spare_w * prices.power
+    for row in range(count):
+        _, fragmented, stranded, _ = node_terms(nodes, problem.mix, row, prices.fragmentation_w != 0.0)
+        waste_w[row] += prices.fragmentation_w * fragmented + prices.stranding_w * stranded
+    return np.sort(np.argsort(-waste_w, kind="stable")[:SEARCHED_NODES_MOST])
+
+
+def _requests(problem: MigrationProblem, units: Sequence[int]) -> tuple[ReplicaRequests, list[int]]:
+    """The kinds of request of these units, and the kind of each; -1 for kinds that are too many."""
+    numbers: dict[ResourceRequest, int] = {}
+    for unit in units:
+        request = problem.units[unit].workload.spec.request
+        numbers[request] = numbers.get(request, 0) + 1
+    kept = sorted(numbers, key=lambda request: -numbers[request])[:REQUEST_KINDS_MOST]
+    number = {request: kind for kind, request in enumerate(kept)}
+    allows = [[not r.gpu_models or model in r.gpu_models for model in problem.models] or [True] for r in kept]
+    return (
+        ReplicaRequests(
+            cpu_milli=np.array([request.cpu_milli for request in kept], np.int64),
+            memory_bytes=np.array([request.memory_bytes for request in kept], np.int64),
+            gpu_count=np.array([request.gpu_count for request in kept], np.int64),
+            gpu_milli=np.array([request.gpu_milli for request in kept], np.int64),
+            allows=np.array(allows, np.int64).reshape(len(kept), max(1, len(problem.models))),
+        ),
+        [number.get(problem.units[unit].workload.spec.request, -1) for unit in units],
+    )
+
+
+def _search_of(
+    problem: MigrationProblem, ground: MoveNodes, rows: Ints, chosen: list[int], kinds: list[int]
+) -> MoveSearch:
+    units = [problem.units[unit] for unit in chosen]
+    width = ground.slots.shape[1]
+    first = np.cumsum([0, *(len(unit.slots) for unit in units)])
+    slots = np.full((int(first[-1]), width), -1, np.int64)
+    for item, held in enumerate(held for unit in units for held in unit.slots):
+        slots[item, : len(held)] = held
+    home = np.searchsorted(rows, np.array([unit.row for unit in units], np.int64))
+    listed = np.argsort(home, kind="stable").astype(np.int64)
+    at = np.searchsorted(home[listed], np.arange(len(rows) + 1)).astype(np.int64)
+    return MoveSearch(
+        units=MovableUnits(
+            kind=np.array(kinds, np.int64),
+            first=first.astype(np.int64),
+            home=home.astype(np.int64),
+            manner=np.array([unit.manner for unit in units], np.uint8),
+            restart_w=np.array([unit.restart_w for unit in units], np.float64),
+            slots=slots,
+        ),
+        limits=problem.limits,
+        at=at,
+        listed=listed,
+        spent=np.zeros(3, np.int64),
+        moved=np.zeros(len(units), np.bool_),
+        to_node=np.zeros(len(slots), np.int64),
+        to_slots=np.zeros((len(slots), width), np.int64),
+        queue=np.zeros(max(1, int(np.diff(at).max(initial=1))), np.int64),
+        worth=np.zeros(len(rows)),
+        chain=np.zeros((len(rows), 2), np.int64),
+    )
+
+
+def _steps(problem: MigrationProblem) -> tuple[list[_Step], int]:
+    """The best moves that any way of searching finds, and how many nodes were searched."""
+    rows = _rows(problem)
+    inside = set(rows.tolist())
+    chosen = [
+        number for number, unit in enumerate(problem.units) if unit.manner != STAYS and unit.row in inside
+    ]  # what stays needs no number: it is already off what is free
+    requests, kinds = _requests(problem, chosen)
+    common = [place for place, kind in enumerate(kinds) if kind >= 0]
+    chosen, kinds = [chosen[place] for place in common], [kinds[place] for place in common]
+    if not chosen:
+        return [], len(rows)
+    replicas = sum(len(problem.units[unit].slots) for unit in chosen)
+    nodes = Nodes._make(array[rows] for array in problem.nodes)
+    is_small = len(chosen) * len(rows) <= _SMALL
+    best: list[_Step] = []
+    best_w = 0.0
+    # A large cluster is searched by its own weights and without ejections, which would see too little of it.
+    for guide in _guides(problem) if is_small else (problem.prices,):
+        begun = build_search_ground(nodes, problem.mix, guide, requests, replicas=replicas)
+        weigh_board(begun)
+        for thrift, deep in _WAYS if is_small else _WAYS[:2]:
+            ground = _own_ground(begun)
+            search = _search_of(problem, ground, rows, chosen, kinds)
+            search = search._replace(
+                limits=search.limits._replace(thrift=thrift, deep=deep, ejections=_SMALL if is_small else _EJECTIONS)
+            )
+            log = np.zeros(len(chosen), np.int64)
+            order = log[: search_moves(ground, search, log)].tolist()
+            found = [_step(problem, search, rows, chosen, unit) for unit in order]
+            gain_w = sum(move.gain_w for move in _moves(problem, found)[0])
+            if gain_w > best_w:
+                best, best_w = found, gain_w
+    return best, len(rows)
+
+
+def _guides(problem: MigrationProblem) -> tuple[TermPrices, ...]:
+    """Weights to search by; what is found is judged by the problem's own, whichever led there."""
+    return tuple(dict.fromkeys((problem.prices, *MIGRATION_GOALS.values())))
+
+
+def _own_ground(begun: MoveNodes) -> MoveNodes:
+    """A copy to change; what is only read is shared."""
+    nodes = Nodes._make(array.copy() for array in begun.nodes)
+    return begun._replace(
+        nodes=nodes, cost_w=begun.cost_w.copy(), board_w=begun.board_w.copy(), stamp=begun.stamp.copy(),
+        clock=begun.clock.copy(), trail=begun.trail.copy(), trail_w=begun.trail_w.copy(), slots=begun.slots.copy(),
+    )  # fmt: skip
+
+
+def _step(problem: MigrationProblem, search: MoveSearch, rows: Ints, chosen: list[int], unit: int) -> _Step:
+    count = problem.units[chosen[unit]].workload.spec.request.gpu_count
+    items = range(search.units.first[unit], search.units.first[unit + 1])
+    return _Step(
+        chosen[unit],
+        tuple((int(rows[search.to_node[item]]), tuple(search.to_slots[item, :count].tolist())) for item in items),
+    )
+
+
+# What comes of it
+
+
+def _terms(problem: MigrationProblem, nodes: Nodes, row: int) -> Floats:
+    """The terms of a node's cost, in watts-equivalent."""
+    weighed: Floats = np.array(node_terms(nodes, problem.mix, row, True)) * np.array(problem.prices)
+    return weighed
+
+
+def _candidate(problem: MigrationProblem, row: int, slots: Sequence[int], terms_w: Floats) -> Candidate:
+    indexes = problem.devices[row].indexes
+    return Candidate(
+        node_name=problem.names[row],
+        gpu_indexes=tuple(indexes[slot] for slot in slots),
+        cost_w=float(terms_w.sum()),
+        terms=tuple(
+            CostTerm(name=name, cost_w=float(w)) for name, w in zip(MIGRATION_COST_TERMS, terms_w, strict=True)
+        ),
+    )
+
+
+def _moves(problem: MigrationProblem, steps: Sequence[_Step]) -> tuple[tuple[Move, ...], Nodes]:
+    """Each step with what it gains when its turn comes, and the nodes after all of them."""
+    requests, kinds = _requests(problem, [step.unit for step in steps])
+    nodes = Nodes._make(np.array(array, order="C") for array in problem.nodes)
+    return tuple(_move(problem, nodes, requests, kind, step) for step, kind in zip(steps, kinds, strict=True)), nodes
+
+
+def _move(problem: MigrationProblem, nodes: Nodes, requests: ReplicaRequests, kind: int, step: _Step) -> Move:
+    unit = problem.units[step.unit]
+    touched = {unit.row, *(row for row, _ in step.places)}
+    before_w = sum_power_w(nodes, touched)
+    gain_w, replicas = -unit.restart_w, []
+    for placement, held, (row, slots) in zip(unit.placements, unit.slots, step.places, strict=True):
+        # What the replica costs here and there, each on the cluster without it.
+        here_w = _terms(problem, nodes, unit.row)
+        book_replica(nodes, requests, kind, unit.row, np.array(held, np.int64), -1)
+        without_w = _terms(problem, nodes, unit.row)
+        there_w = _terms(problem, nodes, row)
+        book_replica(nodes, requests, kind, row, np.array(slots, np.int64), 1)
+        added_w = _terms(problem, nodes, row) - there_w
+        saved_w = here_w - without_w
+        gain_w += float(saved_w.sum() - added_w.sum())
+        devices = problem.devices[row]
+        target = Placement(
+            replica=placement.replica,
+            node_name=problem.names[row],
+            gpu_uuids=tuple(devices.uuids[slot] for slot in slots),
+            gpu_indexes=tuple(devices.indexes[slot] for slot in slots),
+        )
+        candidates = (
+            _candidate(problem, row, slots, added_w),
+            _candidate(problem, unit.row, held, saved_w),
+        )
+        replicas.append(ReplicaMove(source=placement, target=target, candidates=candidates))
+    return Move(
+        workload_id=unit.workload.workload_id,
+        name=unit.workload.spec.name,
+        replicas=tuple(replicas),
+        release_first=unit.manner == RELEASES,
+        power_w=before_w - sum_power_w(nodes, touched),
+        restart_w=unit.restart_w,
+        gain_w=gain_w,
+    )
+
+
+def sum_power_w(nodes: Nodes, rows: set[int]) -> float:
+    """Watts of some of the nodes."""
+    picked = np.array(sorted(rows), np.int64)
+    return float(cluster_power(Nodes._make(array[picked] for array in nodes)))
+
+
+def _standing(problem: MigrationProblem, nodes: Nodes, found: Headroom) -> Standing:
+    terms = np.zeros(len(MIGRATION_COST_TERMS))
+    sum_terms(nodes, problem.mix, terms)
+    return Standing(
+        power_w=float(terms[0]),
+        fragmented_gpus=float(terms[1]),
+        stranded_gpus=float(terms[2]),
+        block_gpus=-float(terms[3]) + 0.0,
+        cost_w=float((terms * np.array(problem.prices)).sum()),
+        typical_tasks=found.tasks,
+        typical_gpu_milli=found.gpu_milli,
+        largest=tuple(_class_fit(task, count_fitting_tasks(nodes, problem.models, task)) for task in problem.largest),
+    )
+
+
+def _class_fit(task: TaskClass, tasks: int) -> ClassFit:
+    return ClassFit(
+        cpu_milli=task.cpu_milli,
+        gpu_count=task.gpu_count,
+        gpu_milli=task.gpu_milli,
+        gpu_models=task.gpu_models,
+        tasks=tasks,
+    )
+
+
+def recommend_moves(problem: MigrationProblem) -> Recommendation:
+    """Searches; equal problems give equal recommendations."""
+    steps, considered = _steps(problem)
+    moves, after = _moves(problem, steps)
+    kinds = generate_task_stream(problem.nodes, problem.mix)
+    asked = problem.mix.gpu_count * problem.mix.gpu_milli
+    rooms = [measure_headroom(nodes, problem.mix, kinds) for nodes in (problem.nodes, after)]
+    moved = [problem.units[step.unit] for step in steps]
+    found = Recommendation(
+        recommendation_id="-",
+        revision=problem.revision,
+        goal=problem.goal,
+        weights=GoalWeights(**problem.prices._asdict()),
+        moves=moves,
+        before=_standing(problem, problem.nodes, rooms[0]),
+        after=_standing(problem, after, rooms[1]),
+        gain_w=sum(move.gain_w for move in moves),
+        restart_w=sum(move.restart_w for move in moves),
+        running=problem.running,
+        movable=sum(len(unit.placements) for unit in problem.units if unit.manner != STAYS),
+        moving=sum(len(unit.placements) for unit in moved),
+        moving_gpu_milli=sum(
+            len(unit.placements) * unit.workload.spec.request.gpu_count * unit.workload.spec.request.gpu_milli
+            for unit in moved
+        ),
+        moves_most=problem.limits.replicas,
+        gpu_milli_most=problem.limits.gpu_milli,
+        restart_s=problem.restart_s,
+        horizon_s=problem.horizon_s,
+        typical_asked_tasks=len(kinds),
+        typical_asked_gpu_milli=int(asked[kinds].sum()),
+        nodes_considered=considered,
+    )
+    text = f"{problem.revision} {problem.prices} {moves}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return replace(found, recommendation_id=f"moves-{problem.revision}-{digest}")

@@ -1,0 +1,252 @@
+"""The placer: decides where a workload goes on the current state, within node traits and power budgets.
+
+Owns the snapshot that decisions use, the planners by required traits, and the search within budgets. Must not
+know events, or what follows from a decision.
+
+Theory. What an engine demands of nodes comes as traits; workloads that require the same traits share a planner
+that looks at the nodes with these alone and remembers what it computed. A search knows no watts; its result is
+checked. Where a budget would be exceeded, all nodes below it are closed, with those below budgets that could
+not even take the least, and the search runs again, a few times. So work may wait for watts although a gang
+spread across two racks in another way would fit.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eelgrid_controller.placement.gpu_power import PriorPowerModel
+from eelgrid_controller.placement.planner import PlacementDecision, Planner, make_task
+from eelgrid_controller.placement.power_admission import ExceededBudget, PowerAdmission
+from eelgrid_controller.placement.snapshot import Snapshot, SnapshotMirror
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.demand import OpportunityPrices
+from eelgrid_controller.state.engine_reports import Eligibility, EligibilityRules
+from eelgrid_controller.state.events import EXPLAINED_REPLICAS_MOST
+from eelgrid_protos.catalogue.loader import Catalogue
+from eelgrid_protos.messages import Placement, Removal, ReplicaExplanation, WorkloadSpec
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
+
+_SEARCHES_MOST = 8
+# Gangs whose engine is asked: how many first places are tried before the gang waits.
+_FIRST_PLACES_MOST = 8
+_VIEWS_MOST = 64  # each holds an engine: some megabytes in a fleet of thousands of nodes
+
+
+class _View(NamedTuple):
+    """The nodes that have some traits."""
+
+    is_open: NDArray[np.bool_]
+    planner: Planner
+
+
+class WorkloadPlacer:
+    """Decides on the state as it is; `refresh` after each change."""
+
+    def __init__(self, state: ClusterState, catalogue: Catalogue) -> None:
+        self.allowance = PowerAdmission(state, catalogue)
+        self.searches = 0  # with closed nodes or bounded plans, ever
+        self.eligibility = Eligibility()
+        self._state = state
+        self._watts = PriorPowerModel(catalogue).gpu
+        self._read_all()
+
+    def _read_all(self) -> None:
+        """Derives everything from the state anew: its arrays have rows for nodes that come, and none that go."""
+        self.planner, self._within = Planner(), Planner()
+        self.mirror = SnapshotMirror(self._state, self._watts)
+        self._traits = {name: record.others.traits for name, record in self._state.nodes.items()}
+        self._views: dict[tuple[str, ...], _View | None] = {}
+
+    def snapshot(self) -> Snapshot:
+        """The cluster as arrays, read-only, until the next change."""
+        return self.mirror.snapshot()
+
+    def refresh(self, touched: frozenset[str]) -> None:
+        """These nodes, or the policy, have changed."""
+        self.allowance.refresh(touched)
+        if not touched <= self._state.nodes.keys():
+            self._read_all()
+            return
+        self.mirror.refresh(touched)
+        for name in touched:
+            traits = self._state.nodes[name].others.traits
+            if self._traits.get(name) != traits:
+                self._traits[name] = traits
+                self._turn(self.mirror.row(name), set(traits))
+
+    def quotes(self) -> OpportunityPrices | None:
+        """New quotes where they are due."""
+        policy = self._state.policy
+        return self.planner.quotes(self.snapshot(), policy.weights, policy.placement, self._state.market.shifts)
+
+    def decide(
+        self, spec: WorkloadSpec, quotes: OpportunityPrices | None = None, *, workload_id: str = ""
+    ) -> PlacementDecision:
+        """Where a workload goes, by quotes that are about to be in force, within all budgets."""
+        snapshot, planner = self.snapshot(), self.planner
+        if quotes is not None:
+            snapshot = replace(snapshot, quotes=quotes)
+        rules = self.eligibility.rules
+        if rules is not None and self.judges(workload_id):
+            return self._judged(snapshot, spec, workload_id, rules)
+        view = self._view(spec.required_traits) if spec.required_traits else None
+        if view is not None:
+            planner = view.planner
+            there, snapshot = snapshot.nodes.available, snapshot.with_open(view.is_open, is_lasting=True)
+        policy = self._state.policy
+        rebuilt = planner.rebuilt
+        decision = planner.decide(snapshot, spec, policy.weights, policy.placement)
+        self.searches += planner.rebuilt - rebuilt
+        if view is not None and not decision.placements:
+            return _without_traits(decision, int((there & ~view.is_open).sum()))
+        if not decision.placements or not self.allowance.binds or not spec.request.gpu_count:
+            return decision
+        lacks = self.allowance.lacks(decision.placements)
+        return self._elsewhere(snapshot, spec, decision, lacks) if lacks else decision
+
+    def begin(
+        self, spec: WorkloadSpec, quotes: OpportunityPrices | None = None, *, workload_id: str = ""
+    ) -> PlacementDecision:
+        """The same for work that has not begun, which waits while a spending limit of its own is spent."""
+        hold = self._state.spending.holds(spec)
+        if hold is not None:
+            return PlacementDecision(placements=(), explanation=(), room=0, hold=hold)
+        return self.decide(spec, quotes, workload_id=workload_id)
+
+    def judges(self, workload_id: str) -> bool:
+        """Whether an engine is asked where a workload may go."""
+        return self.eligibility.rules is not None and self.eligibility.rules.judges(workload_id)
+
+    def open_to(self, spec: WorkloadSpec, node_name: str) -> bool:
+        """Whether a node has every trait that a workload requires."""
+        return set(spec.required_traits) <= set(self._traits.get(node_name, ()))
+
+    def _view(self, required: tuple[str, ...]) -> _View | None:
+        """The nodes with these traits, and a planner that remembers them; None where all nodes have them."""
+        if required not in self._views:
+            wanted = set(required)
+            names = self.snapshot().names
+            is_open = np.array([wanted <= set(self._traits.get(name, ())) for name in names], np.bool_)
+            if len(self._views) >= _VIEWS_MOST:
+                del self._views[next(iter(self._views))]
+            self._views[required] = None if is_open.all() else _View(is_open, Planner())
+        return self._views[required]
+
+    def _turn(self, row: int, traits: set[str]) -> None:
+        """A node has these traits from now on; its row is among the changes, so planners look at it again."""
+        for required, view in list(self._views.items()):
+            has = traits.issuperset(required)
+            if view is not None and row < len(view.is_open):
+                view.is_open[row] = has
+            elif view is not None or not has:
+                del self._views[required]
+
+    def _judged(
+        self, snapshot: Snapshot, spec: WorkloadSpec, workload_id: str, rules: EligibilityRules
+    ) -> PlacementDecision:
+        """The same for work whose engine is asked where it may go."""
+        closed: frozenset[str] = frozenset()
+        for _ in range(_FIRST_PLACES_MOST):
+            decision = self._one_by_one(snapshot, spec, workload_id, rules, closed)
+            first = decision.explanation[0].candidates if decision.explanation else ()
+            if decision.placements or spec.replicas == 1 or not decision.room or not first:
+                break
+            # Where the first went decides where the others may: another beginning may have room for all.
+            alike = rules.alike(workload_id, first[0].node_name) | {first[0].node_name}
+            closed |= alike
+        if not decision.placements or not self.allowance.binds or not spec.request.gpu_count:
+            return decision
+        lacks = self.allowance.lacks(decision.placements)
+        if not lacks:
+            return decision
+        if spec.replicas > 1:
+            return replace(decision, placements=(), room=_room(spec.replicas, lacks), lack=lacks[0])
+        eligible = rules.eligible(workload_id, {}, self._state.workloads)
+        return self._elsewhere(snapshot.with_open(_mask(snapshot, eligible)), spec, decision, lacks)
+
+    def _one_by_one(
+        self,
+        snapshot: Snapshot,
+        spec: WorkloadSpec,
+        workload_id: str,
+        rules: EligibilityRules,
+        closed: frozenset[str],
+    ) -> PlacementDecision:
+        """A place for each replica in turn; the first goes to none of the closed nodes."""
+        policy, task = self._state.policy, make_task(spec.request)
+        one = replace(spec, replicas=1)
+        rows = {name: row for row, name in enumerate(snapshot.names)}
+        trial = snapshot.copy() if spec.replicas > 1 else None
+        placements, explanation, placed = list[Placement](), list[ReplicaExplanation](), dict[int, str]()
+        for replica in range(spec.replicas):
+            here = snapshot if trial is None else trial.snapshot
+            is_open = _mask(
+                here,
+                rules.eligible(workload_id, placed, self._state.workloads) - (closed if not placed else frozenset()),
+            )
+            self.searches += 1
+            found = self._within.decide(here.with_open(is_open), one, policy.weights, policy.placement)
+            if not found.placements:
+                found = _without_traits(found, int((here.nodes.available & ~is_open).sum()))
+                return replace(found, room=replica, explanation=(*explanation[:1], *found.explanation))
+            (place,) = found.placements
+            placements.append(replace(place, replica=replica))
+            explanation += [
+                replace(item, replica=replica) for item in found.explanation if replica < EXPLAINED_REPLICAS_MOST
+            ]
+            placed[replica] = place.node_name
+            if trial is not None:
+                uuids = here.devices[rows[place.node_name]].uuids
+                trial.take(rows[place.node_name], [uuids.index(uuid) for uuid in place.gpu_uuids], task)
+        return PlacementDecision(placements=tuple(placements), explanation=tuple(explanation), room=spec.replicas)
+
+    def _elsewhere(
+        self, snapshot: Snapshot, spec: WorkloadSpec, decision: PlacementDecision, lacks: list[ExceededBudget]
+    ) -> PlacementDecision:
+        """The same with nodes closed that have no watts left; or the decision that none is left."""
+        request, first = spec.request, lacks[0]
+        is_whole = request.gpu_milli == GPU_MILLI_WHOLE
+        closed = self.allowance.closed(request.gpu_count, request.gpu_models) if is_whole else set[str]()
+        room = _room(spec.replicas, lacks)
+        policy = self._state.policy
+        count = 0
+        for _ in range(_SEARCHES_MOST):
+            closed |= {lack.budget for lack in lacks}
+            is_open = np.array([closed.isdisjoint(self.allowance.above(name)) for name in snapshot.names], np.bool_)
+            count = int((snapshot.nodes.available & ~is_open).sum())
+            if not is_open.any():
+                break
+            self.searches += 1
+            found = self._within.decide(snapshot.with_open(is_open), spec, policy.weights, policy.placement)
+            if not found.placements:
+                break
+            lacks = self.allowance.lacks(found.placements)
+            if not lacks:
+                return replace(found, closed=frozenset(closed))
+        removals = (Removal(constraint="budget", nodes=count),)
+        return replace(decision, placements=(), room=room, lack=first, removals=removals, closed=frozenset(closed))
+
+
+def _mask(snapshot: Snapshot, names: frozenset[str]) -> NDArray[np.bool_]:
+    """Which rows these nodes are."""
+    return np.fromiter((name in names for name in snapshot.names), np.bool_, len(snapshot.names))
+
+
+def _without_traits(decision: PlacementDecision, count: int) -> PlacementDecision:
+    """The decision with nodes that lack traits counted as such, and not among those that are away."""
+    removals = []
+    for item in decision.removals:
+        left = item.nodes - count if item.constraint == "unavailable" else item.nodes
+        if left > 0:
+            removals.append(replace(item, nodes=left))
+    found = (*removals, Removal(constraint="traits", nodes=count)) if count else tuple(removals)
+    explained = tuple(replace(item, removals=found) for item in decision.explanation)
+    return replace(decision, removals=found, explanation=explained)
+
+
+def _room(replicas: int, lacks: list[ExceededBudget]) -> int:
+    """About how many replicas the budgets would let stand where they were found; fewer than asked."""
+    over = max(lack.replicas - int(max(0.0, lack.left_w) // (lack.more_w / lack.replicas)) for lack in lacks)
+    return max(0, replicas - max(1, over))

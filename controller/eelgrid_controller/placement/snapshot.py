@@ -1,0 +1,411 @@
+"""Snapshots: the cluster state as arrays, updated row by row and lent out read-only for one decision.
+
+Owns the translation from node records to the arrays of eelgrid_kernels, and their growth. Must not know what
+is decided on them. Everything here is derived: it is in no checkpoint, and a mirror built anew from the state
+gives the same decisions.
+
+Theory: a placement changes one row, so `refresh` rewrites rows by name instead of building arrays for each
+decision. Node arrays double when full; GPU slots widen to the widest node. A `Snapshot` is a read-only view
+for one decision, and `Snapshot.copy` returns a `Trial` that is used and dropped, never merged. `changes` lists
+the rows that changed, in order, so that a planner can update what it cached.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eelgrid_controller.placement.topology import NetworkLocations, build_link_matrix
+from eelgrid_controller.state.demand import NO_OPPORTUNITY_PRICES, Demand, OpportunityPrices, PriceMarket, TaskClass
+from eelgrid_controller.state.node_allocations import ASSIGNMENTS_MOST, NodeRecord
+from eelgrid_kernels.arrays import Mix, Nodes, Task
+from eelgrid_kernels.engine_setup import sort_bit
+from eelgrid_kernels.node_cost import GPU_ABSENT, GPU_PARTITIONED, GPU_PLACEABLE, GPU_WHOLE_MILLI, refresh_fragmentation
+from eelgrid_protos.messages import Gpu, Inventory
+
+Ints = NDArray[np.int64]
+# Idle watts, full watts and where they come from.
+WattsOf = Callable[[Gpu], tuple[float, float, str]]
+_CHANGES_MOST = 65_536
+_ROWS_LEAST = 64
+
+
+def _frozen(nodes: Nodes) -> Nodes:
+    views = [array.view() for array in nodes]
+    for view in views:
+        view.flags.writeable = False
+    return Nodes._make(views)
+
+
+def _read_only(array: Ints) -> Ints:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSlots:
+    """A node's GPUs by slot, in the order of their index."""
+
+    uuids: tuple[str, ...]
+    indexes: tuple[int, ...]
+    # Bandwidths (G, G), slot by slot; None where they are unknown or all the same.
+    links: Ints | None = field(default=None, compare=False)
+
+
+def limit_to_plan_size(nodes: Nodes, task: Task, assignments_left: Ints | int) -> tuple[Nodes, Task]:
+    """Nodes and a task such that memory bounds the tasks of each node by what its plan carries; see `within_plans`."""
+    limited = task if task.memory_bytes else task._replace(memory_bytes=1)
+    most = np.full(len(nodes.memory_free), assignments_left, np.int64) * limited.memory_bytes
+    memory_free = np.minimum(nodes.memory_free, most) if task.memory_bytes else most
+    memory_free.flags.writeable = False
+    return nodes._replace(memory_free=memory_free), limited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The cluster for one decision; arrays cannot be written through it."""
+
+    nodes: Nodes
+    mix: Mix
+    fragments: Ints
+    # Bits of the sorts of GPU task held (N,), as eelgrid_kernels.engine_setup.sort_bit has them.
+    sorts: Ints
+    names: Sequence[str]
+    devices: Sequence[GpuSlots]
+    models: Mapping[str, int]
+    changes: Sequence[int]
+    era: int
+    places: NetworkLocations
+    quotes: OpportunityPrices = NO_OPPORTUNITY_PRICES
+    # How many more assignments each node's plan carries (N,); None where that is no matter.
+    assignments_left: Ints | None = None
+
+    def allows(self, models: tuple[str, ...]) -> Ints:
+        """1 for each model that a request may use; all for a request that names none."""
+        allowed = np.full(max(1, len(self.models)), not models, np.int64)
+        for model in models:
+            if model in self.models:
+                allowed[self.models[model]] = 1
+        return _read_only(allowed)
+
+    def copy(self) -> "SnapshotTrial":
+        """A copy of what placing changes, to try on."""
+        return SnapshotTrial(self)
+
+    def with_open(self, is_open: NDArray[np.bool_], *, is_lasting: bool = False) -> "Snapshot":
+        """The same with only those of its nodes available that are open (N,).
+
+        Who always asks with the same nodes open says so: what it remembers goes on with the cluster's changes.
+        """
+        available = self.nodes.available & is_open
+        available.flags.writeable = False
+        # Else a list of its own: who remembers what it read of this one must not take it for the cluster's.
+        changes = self.changes if is_lasting else []
+        return replace(self, nodes=self.nodes._replace(available=available), changes=changes)
+
+    def plans_bind(self, task: Task, allows: Ints, replicas: int) -> bool:
+        """Whether some node has room for more such tasks than its plan carries, counted no further than `replicas`."""
+        left, nodes = self.assignments_left, self.nodes
+        if left is None:
+            return False
+        rows = np.flatnonzero((left < replicas) & nodes.available)
+        if not len(rows):
+            return False
+        room = np.full(len(rows), replicas, np.int64)
+        if task.gpu_count > 0:
+            usable = (nodes.gpu_state[rows] == GPU_PLACEABLE) & (allows[nodes.gpu_model[rows]] != 0)
+            shares = np.where(usable, nodes.gpu_free[rows] // task.gpu_milli, 0).sum(axis=1)
+            room = np.minimum(room, shares // task.gpu_count)
+        if task.cpu_milli > 0:
+            room = np.minimum(room, nodes.cpu_free[rows] // task.cpu_milli)
+        if task.memory_bytes > 0:
+            room = np.minimum(room, nodes.memory_free[rows] // task.memory_bytes)
+        return bool((room > left[rows]).any())
+
+    def within_plans(self, task: Task) -> tuple["Snapshot", Task]:
+        """The same, and the task, so that no node holds more tasks than its plan carries.
+
+        Told in memory, which costs nothing in the model: a node has memory for as many as its plan carries.
+        """
+        assert self.assignments_left is not None
+        nodes, limited = limit_to_plan_size(self.nodes, task, self.assignments_left)
+        return replace(self, nodes=nodes, changes=[]), limited
+
+    def emptied(self, memory_bytes: Ints) -> Nodes:
+        """The nodes as if nothing ran, nothing were lost and no GPU were partitioned."""
+        there = self.nodes.gpu_model >= 0
+        return _frozen(
+            self.nodes._replace(
+                available=np.ones_like(self.nodes.available),
+                cpu_free=self.nodes.cpu_capacity,
+                memory_free=memory_bytes,
+                gpu_state=np.where(there, GPU_PLACEABLE, GPU_ABSENT).astype(np.uint8),
+                gpu_free=np.where(there, GPU_WHOLE_MILLI, 0),
+            )
+        )
+
+
+class SnapshotTrial:
+    """A copy of a snapshot on which replicas are placed one after another."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._nodes = snapshot.nodes._replace(
+            cpu_free=snapshot.nodes.cpu_free.copy(),
+            memory_free=snapshot.nodes.memory_free.copy(),
+            gpu_free=snapshot.nodes.gpu_free.copy(),
+        )
+        self._fragments = snapshot.fragments.copy()
+        self._sorts = snapshot.sorts.copy()
+        # A list of its own: who remembers what it read of the cluster's must not take one for the other.
+        self._changes: list[int] = []
+        self.snapshot = replace(
+            snapshot,
+            nodes=_frozen(self._nodes),
+            fragments=_read_only(self._fragments),
+            sorts=_read_only(self._sorts),
+            changes=self._changes,
+        )
+
+    def take(self, row: int, slots: Sequence[int], task: Task) -> Ints:
+        """Places a task; returns the row that changed, as the kernels want it."""
+        self._sorts[row] |= sort_bit(task.gpu_count, task.gpu_milli)
+        return self._shift(row, slots, task, 1)
+
+    def give(self, row: int, slots: Sequence[int], task: Task) -> Ints:
+        """Takes a task away again; returns the row that changed. The sorts held there stay as they were."""
+        return self._shift(row, slots, task, -1)
+
+    def _shift(self, row: int, slots: Sequence[int], task: Task, sign: int) -> Ints:
+        self._nodes.cpu_free[row] -= sign * task.cpu_milli
+        self._nodes.memory_free[row] -= sign * task.memory_bytes
+        for slot in slots:
+            self._nodes.gpu_free[row, slot] -= sign * task.gpu_milli
+        self._changes.append(row)
+        rows = np.array([row], np.int64)
+        refresh_fragmentation(self.snapshot.nodes, self.snapshot.mix, rows, self._fragments)
+        return rows
+
+
+def _empty(rows: int, width: int) -> Nodes:
+    return Nodes(
+        available=np.zeros(rows, np.bool_),
+        cpu_capacity=np.zeros(rows, np.int64),
+        cpu_free=np.zeros(rows, np.int64),
+        memory_free=np.zeros(rows, np.int64),
+        gpu_state=np.full((rows, width), GPU_ABSENT, np.uint8),
+        gpu_model=np.full((rows, width), -1, np.int64),
+        gpu_free=np.zeros((rows, width), np.int64),
+        gpu_idle_w=np.zeros((rows, width)),
+        gpu_busy_w=np.zeros((rows, width)),
+        rank=np.zeros(rows, np.int64),
+    )
+
+
+def _mix(learned: Sequence[tuple[TaskClass, int]], models: Iterable[str]) -> Mix:
+    """The classes of the state's mix as arrays; one row of models even where no GPU is known."""
+    tasks = [task for task, _ in learned]
+    allows = [[not task.gpu_models or model in task.gpu_models for task in tasks] for model in models]
+    return Mix(
+        cpu_milli=_read_only(np.array([task.cpu_milli for task in tasks], np.int64)),
+        gpu_count=_read_only(np.array([task.gpu_count for task in tasks], np.int64)),
+        gpu_milli=_read_only(np.array([task.gpu_milli for task in tasks], np.int64)),
+        allows=_read_only(np.array(allows or [[True] * len(tasks)], np.int64)),
+        weight=_read_only(np.array([weight for _, weight in learned], np.int64)),
+        total=max(1, sum(weight for _, weight in learned)),
+    )
+
+
+class MirroredState(Protocol):
+    """What is mirrored of a state."""
+
+    nodes: dict[str, NodeRecord]
+    demand: Demand
+    market: PriceMarket
+
+
+class SnapshotMirror:
+    """The arrays behind snapshots; one owner, refreshed after each event."""
+
+    def __init__(self, state: MirroredState, watts: WattsOf) -> None:
+        self._state = state
+        self._watts = watts
+        self._arrays = _empty(_ROWS_LEAST, 1)
+        self._fragments = np.zeros(_ROWS_LEAST, np.int64)
+        self._memory = np.zeros(_ROWS_LEAST, np.int64)
+        self._sorts = np.zeros(_ROWS_LEAST, np.int64)
+        self._assignments_left = np.zeros(_ROWS_LEAST, np.int64)
+        self._names: list[str] = []
+        self._sorted: list[str] = []
+        self._rows: dict[str, int] = {}
+        self._devices: list[GpuSlots] = []
+        # What each row was laid out from.
+        self._inventories: list[Inventory | None] = []
+        self._lost: list[frozenset[str]] = []
+        # Whether the partition planner has a node, and of which GPUs it wants a layout.
+        self._kept: list[tuple[bool, frozenset[str]]] = []
+        self._models: dict[str, int] = {}
+        self._places = NetworkLocations()
+        self._changes: list[int] = []
+        self._era = 0
+        self._learned: tuple[tuple[TaskClass, int], ...] | None = None
+        self._mix = _mix((), ())
+        self._snapshot: Snapshot | None = None
+        self.refresh(state.nodes)
+
+    @property
+    def memory_bytes(self) -> Ints:
+        """Capacity of each node (N,)."""
+        return _read_only(self._memory[: len(self._names)])
+
+    def row(self, name: str) -> int:
+        """Where a node stands in the arrays."""
+        return self._rows[name]
+
+    def refresh(self, names: Iterable[str]) -> None:
+        """Rewrites the rows of these nodes, and what follows from them."""
+        models = len(self._models)
+        changed = [self._refresh_row(name) for name in names]
+        if self._learned is not self._state.demand.mix or len(self._models) != models:
+            self._adopt_mix()
+            changed = list(range(len(self._names)))
+        if not changed:
+            return
+        self._changes.extend(changed)
+        if len(self._changes) > _CHANGES_MOST:
+            self._renew()
+        rows = np.array(changed, np.int64)
+        refresh_fragmentation(self.snapshot().nodes, self._mix, rows, self._fragments)
+
+    def snapshot(self) -> Snapshot:
+        """A read-only view for one decision; it must not be kept beyond the next event."""
+        quotes = self._state.market.quotes
+        if self._snapshot is None or self._snapshot.quotes is not quotes:
+            count = len(self._names)
+            self._snapshot = Snapshot(
+                nodes=_frozen(Nodes._make(array[:count] for array in self._arrays)),
+                mix=self._mix,
+                fragments=_read_only(self._fragments[:count]),
+                sorts=_read_only(self._sorts[:count]),
+                names=self._names,
+                devices=self._devices,
+                models=self._models,
+                changes=self._changes,
+                era=self._era,
+                places=self._places,
+                quotes=quotes,
+                assignments_left=_read_only(self._assignments_left[:count]),
+            )
+        return self._snapshot
+
+    def _renew(self) -> None:
+        """Makes everything that was remembered stale."""
+        self._era += 1
+        self._changes = []
+        self._snapshot = None
+
+    def _refresh_row(self, name: str) -> int:
+        record = self._state.nodes[name]
+        row = self._rows.get(name)
+        known = row is not None
+        if row is None:
+            row = self._add_row(name)
+        self._make_room(row, len(record.inventory.gpus))
+        if not known:
+            self._enter_rank(row, name)
+        kept = record.partitioned, frozenset(record.layouts)
+        same = self._inventories[row] is record.inventory and self._kept[row] == kept
+        if not same or self._lost[row] != record.lost_gpus:
+            self._lay_out(row, record)
+        self._book(row, record)
+        return row
+
+    def _add_row(self, name: str) -> int:
+        row = len(self._names)
+        self._rows[name] = row
+        self._names.append(name)
+        self._devices.append(GpuSlots((), ()))
+        self._inventories.append(None)
+        self._lost.append(frozenset())
+        self._kept.append((False, frozenset()))
+        self._renew()
+        return row
+
+    def _enter_rank(self, row: int, name: str) -> None:
+        """Ranks follow the names, so that equal nodes are chosen alike in whatever order they joined."""
+        place = bisect_left(self._sorted, name)
+        self._sorted.insert(place, name)
+        ranks = self._arrays.rank
+        ranks[:row] += ranks[:row] >= place
+        ranks[row] = place
+
+    def _make_room(self, row: int, width: int) -> None:
+        rows, slots = self._arrays.gpu_state.shape
+        if row < rows and width <= slots:
+            return
+        taller = rows if row < rows else 2 * rows
+        grown = _empty(taller, max(width, slots))
+        pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]] = zip(self._arrays, grown, strict=True)
+        for old, new in pairs:
+            new[tuple(map(slice, old.shape))] = old
+        self._arrays = grown
+        self._fragments = np.concatenate([self._fragments, np.zeros(taller - rows, np.int64)])
+        self._memory = np.concatenate([self._memory, np.zeros(taller - rows, np.int64)])
+        self._sorts = np.concatenate([self._sorts, np.zeros(taller - rows, np.int64)])
+        self._assignments_left = np.concatenate([self._assignments_left, np.zeros(taller - rows, np.int64)])
+        self._renew()
+
+    def _lay_out(self, row: int, record: NodeRecord) -> None:
+        """Capacity and devices: what changes with the inventory alone."""
+        inventory = record.inventory
+        gpus = sorted(inventory.gpus, key=lambda gpu: gpu.index)
+        self._inventories[row] = inventory
+        self._lost[row] = frozenset(record.lost_gpus)
+        self._kept[row] = record.partitioned, frozenset(record.layouts)
+        self._devices[row] = GpuSlots(
+            tuple(gpu.uuid for gpu in gpus), tuple(gpu.index for gpu in gpus), build_link_matrix(gpus, inventory.links)
+        )
+        self._places.enter(row, inventory.topology)
+        arrays = self._arrays
+        arrays.cpu_capacity[row] = inventory.cpu_milli
+        self._memory[row] = inventory.memory_bytes
+        arrays.gpu_state[row] = GPU_ABSENT
+        arrays.gpu_model[row] = -1
+        arrays.gpu_free[row] = 0
+        arrays.gpu_idle_w[row] = 0.0
+        arrays.gpu_busy_w[row] = 0.0
+        for slot, gpu in enumerate(gpus):
+            arrays.gpu_model[row, slot] = self._models.setdefault(gpu.model, len(self._models))
+            arrays.gpu_idle_w[row, slot], arrays.gpu_busy_w[row, slot] = self._watts(gpu)[:2]
+            arrays.gpu_state[row, slot] = (
+                GPU_ABSENT
+                if gpu.cordon or gpu.uuid in record.lost_gpus
+                else GPU_PARTITIONED
+                if gpu.mig_enabled or gpu.mig_pending or record.keeps(gpu)
+                else GPU_PLACEABLE
+            )
+
+    def _book(self, row: int, record: NodeRecord) -> None:
+        """What is free: what changes with every placement."""
+        arrays, held, taken = self._arrays, record.gpu_milli, record.taken_by_others()
+        arrays.available[row] = record.is_open and len(record.assignments) < ASSIGNMENTS_MOST
+        # A node that came back smaller than what runs on it has nothing free, not less than nothing.
+        arrays.cpu_free[row] = max(0, record.cpu_left_milli)
+        arrays.memory_free[row] = max(0, record.memory_left_bytes)
+        self._assignments_left[row] = max(0, ASSIGNMENTS_MOST - len(record.assignments))
+        self._sorts[row] = 0
+        for gpu_count, gpu_milli in record.shares_held:
+            self._sorts[row] |= sort_bit(gpu_count, gpu_milli)
+        uuids = self._devices[row].uuids
+        if uuids:
+            arrays.gpu_free[row, : len(uuids)] = [
+                0 if uuid in taken else GPU_WHOLE_MILLI - held.get(uuid, 0) for uuid in uuids
+            ]
+
+    def _adopt_mix(self) -> None:
+        self._learned = self._state.demand.mix
+        self._mix = _mix(self._learned, self._models)
+        self._renew()

@@ -1,0 +1,422 @@
+"""Predicts what a workload does in a configuration: an interval for each quantity, and its basis.
+
+The first that applies is used: measured readings, interpolation with the family, then the prior. Predictions
+are clipped to physical bounds. Posteriors are cached per workload and quantity.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eelgrid_controller.profiles import prior
+from eelgrid_controller.profiles.conformal import NORMAL_90
+from eelgrid_controller.profiles.features import FeaturePoint, effective_limit_w, find_product, locate_configuration
+from eelgrid_controller.profiles.gaussian_process import GpPosterior, GpSites
+from eelgrid_controller.profiles.grid import (
+    build_grid,
+    grid_key,
+    interpolate_grid,
+    monotone_direction,
+    monotone_surface,
+)
+from eelgrid_controller.profiles.learning import (
+    LearnedFamily,
+    LearnedSurface,
+    WorkloadSample,
+    build_evidence,
+    join_evidence,
+    read_quantities,
+    reading_variance,
+    workload_sample,
+)
+from eelgrid_controller.profiles.points import (
+    MEMORY,
+    POWER,
+    THROUGHPUT,
+    Configuration,
+    EstimateBasis,
+    LogRatio,
+    Point,
+    ProfileEstimate,
+    ProfilePrediction,
+    latency_quantile_of,
+)
+from eelgrid_controller.profiles.store import (
+    ExpectedReading,
+    ProfiledWorkload,
+    ProfileReading,
+    ProfileStore,
+    ReadingTally,
+    WorkloadProfile,
+)
+from eelgrid_kernels.arrays import Floats
+from eelgrid_protos.catalogue.loader import Catalogue
+
+_DIGITS = 6  # of a scaled coordinate, to which two places are one
+_CHUNK = 1024  # places at a time
+
+
+class QuantityEstimate(NamedTuple):
+    """M places, in log units less the prior's offset."""
+
+    mean: Floats
+    variance: Floats  # of the value itself, without a reading's noise
+    measured: NDArray[np.bool_]  # read since the last drift
+
+
+class QuantityPosterior:
+    """One quantity of one workload."""
+
+    def __init__(self, surface: LearnedSurface, mine: WorkloadSample, reading_variance: float) -> None:
+        self.surface = surface
+        self.reading_variance = reading_variance
+        own = build_evidence(surface.frame, surface.centre, surface.scale, [mine])
+        code = surface.frame.sites([], [], [mine.workload]).workload
+        others = surface.panel.take(surface.panel.sites.workload != code)
+        self._traits, self._workload = mine.traits, mine.workload
+        self.known = int((~own.stale).sum())
+        self.own = len(own.values)
+        self._rows = {key: row for row, key in enumerate(_keys(own.sites)) if not own.stale[row]}
+        whole = join_evidence(own, others)
+        self.size = len(whole.values)
+        self._posterior = GpPosterior(surface.covariance, whole, surface.scale)
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers it holds, nearly all of them in the inverse."""
+        return self.size**2
+
+    @property
+    def scatter(self) -> float:
+        """Variance of one reading of one configuration around what is smooth, log units squared."""
+        return self.surface.scale**2 * self.surface.covariance.idiosyncrasy + self.reading_variance
+
+    def at(self, places: Sequence[FeaturePoint]) -> QuantityEstimate:
+        """What is believed there."""
+        parts = [self._at(places[begin : begin + _CHUNK]) for begin in range(0, len(places), _CHUNK)]
+        return QuantityEstimate(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    def apart(self, places: Sequence[FeaturePoint], base: FeaturePoint) -> tuple[Floats, Floats]:
+        """(M,) mean and variance of the logarithm's difference to `base`, which is none of the places; less offsets."""
+        surface = self.surface
+        count = len(places)
+        whole = surface.frame.sites([*places, base], [self._traits] * (count + 1), [self._workload] * (count + 1))
+        measured = np.array([self._rows.get(key, -1) for key in _keys(whole)], dtype=np.int64)
+        mean, variance = self._posterior.difference(whole, measured)
+        return surface.scale * mean, surface.scale**2 * variance
+
+    def _at(self, places: Sequence[FeaturePoint]) -> QuantityEstimate:
+        surface = self.surface
+        asked = surface.frame.sites(places, [self._traits] * len(places), [self._workload] * len(places))
+        measured = np.array([self._rows.get(key, -1) for key in _keys(asked)], dtype=np.int64)
+        mean, variance = self._posterior.at(asked, measured)
+        return QuantityEstimate(surface.centre + surface.scale * mean, surface.scale**2 * variance, measured >= 0)
+
+
+def _keys(sites: GpSites) -> list[bytes]:
+    """What tells two places of one workload apart."""
+    rounded = np.round(sites.numbers, _DIGITS) + 0.0  # no negative zero
+    return [number.tobytes() + name.tobytes() for number, name in zip(rounded, sites.names, strict=True)]
+
+
+_OVER, _OVER_AT_LEAST = 1.05, 1.25  # of the limit
+_NEAR_LEAST = 1.2  # times the lowest limit
+_IDLE = 0.9  # of the catalogue's idle watts, which differ between boards
+
+
+def clip_power(estimate: ProfileEstimate, configuration: Configuration, catalogue: Catalogue) -> ProfileEstimate:
+    """Watts of whole GPUs within what the part can draw; what was measured stays as it is."""
+    product = find_product(configuration.gpu_model, catalogue)
+    limit = effective_limit_w(configuration, catalogue)
+    if product is None or limit is None or configuration.mig_profile or estimate.basis is EstimateBasis.MEASURED:
+        return estimate
+    near_w = limit if product.power_min_w is None else min(limit, _NEAR_LEAST * product.power_min_w)
+    least = _IDLE * product.idle_w * configuration.gpus
+    most = max(max(_OVER_AT_LEAST * near_w, _OVER * limit) * configuration.gpus, least)
+    middle, lower, upper = (min(max(one, least), most) for one in estimate[:3])
+    return ProfileEstimate(middle, lower, upper, estimate.basis)
+
+
+def monotone_latencies(latencies: Mapping[float, ProfileEstimate]) -> Mapping[float, ProfileEstimate]:
+    """Latencies that never fall with their quantile."""
+    found: dict[float, ProfileEstimate] = {}
+    below = ProfileEstimate(0.0, 0.0, 0.0, EstimateBasis.PRIOR)
+    for quantile in sorted(latencies):
+        one = latencies[quantile]
+        below = ProfileEstimate(
+            max(one.median, below.median), max(one.lower, below.lower), max(one.upper, below.upper), one.basis
+        )
+        found[quantile] = below
+    return found
+
+
+def fits_memory(profile: WorkloadProfile, configuration: Configuration, catalogue: Catalogue) -> bool | None:
+    """False if it did not run with as much room or more, True if it did with as little or less, else None.
+
+    Room is memory: a larger slice and more GPUs give more, a larger batch and more processes leave less.
+    """
+    asked = locate_configuration(configuration, catalogue).numbers
+    found: bool | None = None
+    for cell in profile.cells.values():
+        other = cell.configuration
+        if other.gpu_model != configuration.gpu_model or other.label != configuration.label:
+            continue
+        theirs = locate_configuration(other, catalogue).numbers
+        room = [asked["memory"] - theirs["memory"], asked["gpus"] - theirs["gpus"]]
+        room += [theirs["batch"] - asked["batch"], theirs["processes"] - asked["processes"]]
+        if cell.runs and min(room) >= -1e-9:
+            found = True
+        if not cell.runs and max(room) <= 1e-9:
+            return False
+    return found
+
+
+_CONFIGURATIONS_MOST = 100_000  # configurations in one question
+_NUMBERS_MOST = 1 << 24  # doubles in beliefs that are kept, 128 MiB: some 50 of the largest; the longest unasked go
+
+
+class ProfilePredictor:
+    """Answers from one store and what was learned of its families; pure but for a cache that changes no answer."""
+
+    def __init__(self, profiles: ProfileStore, learned: Mapping[str, LearnedFamily], catalogue: Catalogue) -> None:
+        self._profiles, self._learned, self._catalogue = profiles, learned, catalogue
+        self._beliefs: dict[tuple[str, str], tuple[WorkloadProfile, QuantityPosterior]] = {}
+
+    def after(self, profiles: ProfileStore) -> "ProfilePredictor":
+        """The same on a later store; beliefs are shared, each is used only while its profile is the same object."""
+        found = ProfilePredictor(profiles, self._learned, self._catalogue)
+        found._beliefs = self._beliefs
+        return found
+
+    def predict(self, workload: str, configurations: Sequence[Configuration]) -> tuple[ProfilePrediction, ...]:
+        """One answer a configuration; raises UnknownSlice and ImpossibleReading, which name the field."""
+        profile = self._profiles.profiles.get(workload) or WorkloadProfile(ProfiledWorkload(workload))
+        configurations = configurations[:_CONFIGURATIONS_MOST]
+        places = [locate_configuration(one, self._catalogue) for one in configurations]
+        learned = self._learned.get(profile.workload.family)
+        names = {THROUGHPUT, POWER, *read_quantities([profile]), *(learned.surfaces if learned else ())}
+        found = {name: self._quantity(profile, name, configurations, places) for name in sorted(names)}
+        return tuple(
+            self._prediction(profile, configuration, {name: answers[row] for name, answers in found.items()})
+            for row, configuration in enumerate(configurations)
+        )
+
+    def reading(self, point: Point, at_s: float, noise: Mapping[str, float] | None = None) -> ProfileReading:
+        """The record of a measurement, with what was expected of it if its configuration is new.
+
+        Raises UnknownSlice and ImpossibleReading, which name the field: what has no place can teach nothing.
+        """
+        where = [locate_configuration(point.configuration, self._catalogue)]
+        profile = self._profiles.profiles.get(point.workload)
+        cell = None if profile is None else profile.cells.get(point.configuration)
+        if profile is None or (cell is not None and not profile.stale(cell)):
+            return ProfileReading(point, at_s, noise=noise or {})
+        learned = self._learned.get(profile.workload.family)
+        expected = {}
+        for name in learned.surfaces if learned else ():
+            answer = self._quantity(profile, name, [point.configuration], where)[0]
+            if isinstance(answer, ProfileEstimate) and answer.basis is not EstimateBasis.PRIOR:
+                deviation = math.log(answer.upper / answer.lower) / (2.0 * NORMAL_90)
+                expected[name] = ExpectedReading(math.log(answer.median), max(deviation, 1e-6))
+        return ProfileReading(point, at_s, expected, noise or {})
+
+    def ratios(
+        self, workload: str, name: str, configurations: Sequence[Configuration], base: Configuration
+    ) -> tuple[LogRatio, ...] | str:
+        """A quantity in each configuration over that in `base`; or why nothing is known of it.
+
+        Narrower than two predictions: a level that both share is not in it. Of what was learned alone: where the
+        family varied no such coordinate there is no answer. Raises UnknownSlice and ImpossibleReading.
+        """
+        profile = self._profiles.profiles.get(workload) or WorkloadProfile(ProfiledWorkload(workload))
+        learned = self._learned.get(profile.workload.family)
+        if learned is None or name not in learned.surfaces:
+            return f"nothing was learned of {name} in family {profile.workload.family!r}"
+        belief = self._belief(profile, name)
+        origin = locate_configuration(base, self._catalogue)
+        others = [one for one in configurations if one != base]
+        places = [locate_configuration(one, self._catalogue) for one in others]
+        unknown = sorted({one for where in (*places, origin) for one in belief.surface.frame.unknown(where)})
+        if unknown:
+            return f"no workload of family {profile.workload.family!r} was measured with other {', '.join(unknown)}"
+        found = {base: LogRatio(0.0, 0.0)}
+        if others:
+            means, variances = belief.apart(places, origin)
+            reach = belief.surface.calibration.factor(belief.known)
+            here = prior.log_offset(name, origin, self._catalogue)
+            for how, where, mean, variance in zip(others, places, means, variances, strict=True):
+                moved = prior.log_offset(name, where, self._catalogue) - here
+                found[how] = LogRatio(float(mean) + moved, reach * math.sqrt(float(variance)))
+        return tuple(found[one] for one in configurations)
+
+    def _prediction(
+        self, profile: WorkloadProfile, configuration: Configuration, answers: Mapping[str, ProfileEstimate | str]
+    ) -> ProfilePrediction:
+        given = {name: answer for name, answer in answers.items() if isinstance(answer, ProfileEstimate)}
+        latencies = {
+            float(latency_quantile_of(name) or 0.0): one for name, one in given.items() if latency_quantile_of(name)
+        }
+        return ProfilePrediction(
+            configuration,
+            given.get(THROUGHPUT),
+            given.get(POWER),
+            given.get(MEMORY),
+            monotone_latencies(latencies),
+            fits_memory(profile, configuration, self._catalogue),
+            {name: answer for name, answer in answers.items() if isinstance(answer, str)},
+        )
+
+    def _quantity(
+        self,
+        profile: WorkloadProfile,
+        name: str,
+        configurations: Sequence[Configuration],
+        places: Sequence[FeaturePoint],
+    ) -> list[ProfileEstimate | str]:
+        """One quantity of every configuration: an estimate, or why there is none."""
+        learned = self._learned.get(profile.workload.family)
+        if learned is None or name not in learned.surfaces:
+            return [self._unlearned(profile, name, one) for one in configurations]
+        answers = self._learned_answers(profile, name, places)
+        if name == POWER:
+            return [
+                clip_power(answer, one, self._catalogue) if isinstance(answer, ProfileEstimate) else answer
+                for answer, one in zip(answers, configurations, strict=True)
+            ]
+        return answers
+
+    def _unlearned(self, profile: WorkloadProfile, name: str, configuration: Configuration) -> ProfileEstimate | str:
+        """From readings of this very configuration, or from the catalogue."""
+        cell = profile.cells.get(configuration)
+        tally: ReadingTally | None = None if cell is None or profile.stale(cell) else cell.tallies.get(name)
+        if tally is not None:
+            variance = reading_variance(profile, name, tally.stated) * (1.0 + 1.0 / tally.readings)
+            half = NORMAL_90 * math.sqrt(variance)
+            return _estimate(tally.mean, tally.mean - half, tally.mean + half, None, EstimateBasis.MEASURED)
+        band = prior.prior_power_w(configuration, self._catalogue) if name == POWER else None
+        if band is not None:
+            return ProfileEstimate(band.median, band.lower, band.upper, EstimateBasis.PRIOR)
+        return f"nothing was learned of {name} in family {profile.workload.family!r}; measure some configurations"
+
+    def _belief(self, profile: WorkloadProfile, name: str) -> QuantityPosterior:
+        key = profile.workload.workload, name
+        held = self._beliefs.pop(key, None)
+        if held is None or held[0] is not profile:
+            surface = self._learned[profile.workload.family].surfaces[name]
+            mine, _ = workload_sample(profile, name, self._catalogue)
+            held = profile, QuantityPosterior(surface, mine, reading_variance(profile, name))
+        self._beliefs[key] = held  # the last, since it was asked last
+        while len(self._beliefs) > 1 and sum(one.numbers for _, one in self._beliefs.values()) > _NUMBERS_MOST:
+            del self._beliefs[next(iter(self._beliefs))]
+        return held[1]
+
+    def _limits(self, profile: WorkloadProfile, model: str) -> tuple[float, ...]:
+        """Limits on a GPU model that the family was measured at when it was learned, or the workload since."""
+        mine = (one for one in profile.cells if one.gpu_model == model and one.power_limit_w is not None)
+        known = self._learned[profile.workload.family].limits.get(model, ())
+        return (*known, *(locate_configuration(one, self._catalogue).numbers["limit"] for one in mine))
+
+    def _learned_answers(
+        self, profile: WorkloadProfile, name: str, places: Sequence[FeaturePoint]
+    ) -> list[ProfileEstimate | str]:
+        belief = self._belief(profile, name)
+        frame = belief.surface.frame
+        answers: list[ProfileEstimate | str] = [""] * len(places)
+        groups: dict[tuple[object, ...], list[tuple[int, FeaturePoint]]] = {}
+        ratios: dict[int, prior.PriorBand] = {}
+        for row, where in enumerate(places):
+            unknown = frame.unknown(where)
+            inside, ratio = _inside(name, where, unknown, dict(frame.fixed))
+            if inside is None:
+                answers[row] = f"no workload of family {profile.workload.family!r} was measured with other {unknown}"
+                continue
+            if ratio is not None:
+                ratios[row] = ratio
+            groups.setdefault(grid_key(inside), []).append((row, inside))
+        varied = frozenset(column.name for column in frame.numbers)
+        examples = [asked[0][1] for asked in groups.values()]
+        lattices = [
+            build_grid(one, self._limits(profile, one.names["gpu_model"]), varied, self._catalogue) for one in examples
+        ]
+        if not lattices:
+            return answers
+        believed = belief.at([one for lattice in lattices for one in lattice.places])
+        begin = 0
+        for lattice, asked in zip(lattices, groups.values(), strict=True):
+            end = begin + len(lattice.places)
+            part = slice(begin, end)
+            begin = end
+            shape = len(lattice.slices), len(lattice.limits)
+            offsets = np.array([prior.log_offset(name, one, self._catalogue) for one in lattice.places])
+            here = QuantityEstimate(believed.mean[part], believed.variance[part], believed.measured[part])
+            layers = _layers(here.mean + offsets, here, belief, name, shape)
+            measured = here.measured.reshape(shape).astype(np.float64)
+            for row, where in asked:
+                middle, lower, upper = (interpolate_grid(lattice, layer, where) for layer in layers)
+                basis = EstimateBasis.BORROWED if not belief.own else EstimateBasis.INTERPOLATED
+                if interpolate_grid(lattice, measured, where) == 1.0 and row not in ratios:
+                    basis = EstimateBasis.MEASURED
+                answers[row] = _estimate(middle, lower, upper, ratios.get(row), basis)
+        return answers
+
+
+def _layers(
+    mean: Floats, believed: QuantityEstimate, belief: QuantityPosterior, name: str, shape: tuple[int, int]
+) -> tuple[Floats, Floats, Floats]:
+    """Middles in the order that physics asks for, lower and upper ends, on a lattice.
+
+    What readings scatter, and a configuration from its neighbours, may break the order of measurements: it
+    counts into what a measured place may be moved by. The ends keep their distance: they are of a reading.
+    """
+    factor = np.where(believed.measured, NORMAL_90, belief.surface.calibration.factor(belief.known))
+    half = (factor * np.sqrt(believed.variance + belief.reading_variance)).reshape(shape)
+    middle = mean.reshape(shape)
+    way = monotone_direction(name)
+    if way and shape != (1, 1):
+        middle = monotone_surface(middle, 1.0 / (believed.variance + belief.scatter).reshape(shape), way)
+    return middle, middle - half, middle + half
+
+
+def _inside(
+    name: str, where: FeaturePoint, unknown: tuple[str, ...], fixed: Mapping[str, float]
+) -> tuple[FeaturePoint | None, prior.PriorBand | None]:
+    """The nearest place that measurements can speak of, and the prior's ratio from there; None where there is none."""
+    if not unknown:
+        return where, None
+    bands = []
+    left = set(unknown)
+    if "limit" in left:
+        bands.append(prior.limit_ratio(name, 2.0 ** where.numbers["limit"]))
+        left.discard("limit")
+    if left & {"compute", "memory"}:
+        bands.append(prior.slice_ratio(name, 2.0 ** where.numbers["compute"]))
+        left -= {"compute", "memory"}
+    if left or any(one is None for one in bands):
+        return None, None
+    numbers = dict(where.numbers)
+    numbers.update({one: fixed.get(one, 0.0) for one in unknown})
+    numbers["load"] = numbers["batch"] + numbers["processes"] - numbers["gpus"] - numbers["compute"]
+    middle, low, high = 0.0, 0.0, 0.0
+    for band in bands:
+        if band is not None:
+            middle += math.log(band.median)
+            low += math.log(band.median / band.lower) ** 2
+            high += math.log(band.upper / band.median) ** 2
+    return FeaturePoint(numbers, where.names), prior.PriorBand(
+        math.exp(middle), math.exp(middle - math.sqrt(low)), math.exp(middle + math.sqrt(high))
+    )
+
+
+def _estimate(
+    middle: float, lower: float, upper: float, ratio: prior.PriorBand | None, basis: EstimateBasis
+) -> ProfileEstimate:
+    """From logarithms to units, with the prior's ratio and its own uncertainty."""
+    if ratio is not None:
+        down = math.hypot(middle - lower, math.log(ratio.median / ratio.lower))
+        up = math.hypot(upper - middle, math.log(ratio.upper / ratio.median))
+        middle += math.log(ratio.median)
+        lower, upper, basis = middle - down, middle + up, EstimateBasis.PRIOR
+    return ProfileEstimate(math.exp(middle), math.exp(lower), math.exp(upper), basis)

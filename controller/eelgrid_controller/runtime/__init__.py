@@ -1,0 +1,1 @@
+"""Runtime of the controller: configuration, event loop, journal and its files."""

@@ -1,0 +1,649 @@
+"""The journal in one SQLite file: entries, checkpoints, and integrity checks on all of them."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import sqlite3
+import stat
+import zlib
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eelgrid_controller.errors import (
+    ControllerConfigError,
+    JournalCorrupt,
+    JournalError,
+    JournalForeign,
+    JournalFull,
+    JournalGone,
+    JournalHeld,
+    JournalLost,
+    JournalTooNew,
+    JournalUnavailable,
+    LostEntries,
+)
+from eelgrid_controller.runtime.audit_table import AuditTable, read_audit_page
+from eelgrid_controller.runtime.high_water_mark import CHAIN_START, MARK_NAME, HighWaterMark, JournalMark, extend_chain
+from eelgrid_controller.state.audit_entries import AuditFilter, AuditPage
+from eelgrid_controller.state.journal import (
+    Checkpoint,
+    JournalCounters,
+    JournalEntry,
+    JournalHistory,
+    checkpoint_removal_command,
+    entry_removal_command,
+)
+from eelgrid_protos.messages import AuditEntry
+
+FILE_NAME = "journal.sqlite3"
+LOCK_NAME = "controller.lock"
+# Names of work, users and nodes are in these files: their owner writes them, its group may read them.
+_FILE_MODE = 0o640
+_DIRECTORY_MODE = 0o750
+# How the names of our files in a data directory begin; nothing else there is touched.
+_OURS = ("journal.", "energy.", "controller.lock", "power-policies.json")
+# "Eelg"; SQLite keeps it in the file's header for the sake of file(1).
+APPLICATION_ID = 0x45656C67
+FORMAT_VERSION = 1
+PAGE_BYTES = 4096
+BYTES_MOST = 64 * 2**30
+_PROBE_BYTES = 256 * 1024
+# SQLite quotes damaged names in its messages, which Python then cannot decode.
+_SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE events (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL, crc32 INTEGER NOT NULL);
+CREATE TABLE checkpoints (
+  seq INTEGER PRIMARY KEY, body BLOB NOT NULL, digest TEXT NOT NULL, crc32 INTEGER NOT NULL
+);
+"""
+
+
+def _dumps(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def _entry_crc(seq: int, kind: bytes, body: bytes) -> int:
+    return zlib.crc32(b"%d\n%b\n%b" % (seq, kind, body))
+
+
+def _checkpoint_crc(seq: int, digest: bytes, body: bytes) -> int:
+    return zlib.crc32(body, zlib.crc32(b"%d\n%b\n" % (seq, digest)))
+
+
+def _checked(seq: int, body: object, digest: object, crc: int) -> Checkpoint | None:
+    """The checkpoint in a row; None for one that is damaged."""
+    if isinstance(body, bytes) and isinstance(digest, bytes) and _checkpoint_crc(seq, digest, body) == crc:
+        return Checkpoint(seq, json.loads(zlib.decompress(body)), digest.decode())
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Examined:
+    """What a journal's file holds before anything is written."""
+
+    last: int  # the last number ever given, also where the entries themselves are pruned
+    base: JournalMark | None  # where the chain of checksums begins; None in a file that had no mark yet
+    chain: bytes | None  # at the last entry; None where it cannot be computed from the base
+    lost: LostEntries | None  # acknowledged, by the mark, and not there
+
+
+class SqliteJournal:
+    """Implements `Journal`; made by `open_journal`."""
+
+    def __init__(
+        self, path: Path, connection: sqlite3.Connection, found: _Examined, mark: HighWaterMark | None, *,
+        retained: int, held: contextlib.ExitStack,
+    ) -> None:  # fmt: skip
+        self.path = path
+        self.counters = JournalCounters()
+        # Lost entries whose loss was accepted; the next append makes that final.
+        self.lost = found.lost
+        self._connection = connection
+        self._mark = mark
+        # The locks, and all that is open.
+        self._held = held
+        self._retained = retained
+        self._last = found.last
+        self._chain = CHAIN_START if found.chain is None else found.chain
+        # Entries after `_last` that were committed and could not be marked: nobody was told of them.
+        self._has_unmarked = False
+        self._identities: dict[Path, tuple[int, int] | None] = {}
+        with self._translated():
+            name = connection.execute("SELECT value FROM meta WHERE key = 'cluster_id'").fetchone()
+            self.audit_table = AuditTable(connection)
+        self.cluster_id: str = name[0].decode(errors="replace") if name else ""
+        if found.lost is None and (mark is None or mark.newest != JournalMark(self._last, self._chain)):
+            self._write_mark(JournalMark(self._last, self._chain))
+        if found.base is None or found.chain is None:
+            with self._transaction():
+                self._keep_chain()
+        self._remember_files()
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the last entry."""
+        return self._last
+
+    def append(self, entries: Sequence[JournalEntry], audited: Sequence[AuditEntry] = ()) -> int:
+        """Write all entries, and those of the audit log, in one transaction, on disk when this returns."""
+        rows: list[tuple[int, str, str, int]] = []
+        size = 0
+        for seq, entry in enumerate(entries, self._last + 1):
+            body = _dumps(entry.body)
+            size += len(body)
+            rows.append((seq, entry.kind, body.decode(), _entry_crc(seq, entry.kind.encode(), body)))
+        self.check_files()
+        self._remove_unmarked()
+        with self._transaction():
+            self._connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
+            if audited:
+                self.audit_table.insert(audited)
+        if rows:
+            self._acknowledge(self._last + len(rows), extend_chain(self._chain, ((row[0], row[3]) for row in rows)))
+        if audited:
+            self.audit_table.committed()
+            self._prune_audit()
+        self.counters.commits += 1
+        self.counters.entries += len(rows)
+        self.counters.bytes_written += size
+        return self._last
+
+    def _prune_audit(self) -> None:
+        """Keeps the audit log within its bounds; a disk that refuses is tried again at the next commit."""
+        if self.audit_table.is_full:
+            with contextlib.suppress(JournalError):
+                with self._transaction():
+                    gone = self.audit_table.prune()
+                self.audit_table.pruned(*gone)
+
+    def audit_page(self, wanted: AuditFilter, *, size: int, before: int | None = None) -> AuditPage:
+        """A page of the audit log, read apart from the writing, so that any thread may ask at any time."""
+        with self._translated():
+            return read_audit_page(self.path, wanted, size=size, before=before)
+
+    def newest_checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint, its CRC checked."""
+        with self._translated():
+            rows = self._connection.execute(
+                "SELECT seq, body, digest, crc32 FROM checkpoints ORDER BY seq DESC LIMIT 2"
+            ).fetchall()
+        if not rows:
+            return None
+        if checkpoint := _checked(*rows[0]):
+            return checkpoint
+        seq = rows[0][0]
+        before = f"the checkpoint at entry {rows[1][0]}" if len(rows) > 1 else "the beginning"
+        raise JournalCorrupt(
+            self.path,
+            f"the checkpoint at entry {seq} is damaged",
+            f"{before} and the entries since then lead to the same state, so nothing is lost by removing it: "
+            f"{checkpoint_removal_command(self.path, seq)}",
+            seq=seq,
+        )
+
+    def entries_after(self, seq: int) -> Iterator[tuple[int, JournalEntry]]:
+        """Entries in order; stops with JournalCorrupt at the first that is damaged or missing."""
+        with self._translated():
+            last = yield from self._entries(self._connection, seq)
+        if last != self._last:
+            raise self._corrupt(last + 1, seq, f"entries {last + 1} to {self._last} are missing")
+
+    def _entries(self, connection: sqlite3.Connection, seq: int) -> Generator[tuple[int, JournalEntry], None, int]:
+        """Entries after `seq` that were acknowledged, checked; returns the number of the last."""
+        expected = seq + 1
+        cursor = connection.execute(
+            "SELECT seq, kind, body, crc32 FROM events WHERE seq BETWEEN ? AND ? ORDER BY seq", (expected, self._last)
+        )
+        for found, kind, body, crc in cursor:
+            if found != expected:
+                raise self._corrupt(expected, seq, f"entries {expected} to {found - 1} are missing")
+            if not isinstance(kind, bytes) or not isinstance(body, bytes) or _entry_crc(found, kind, body) != crc:
+                raise self._corrupt(found, seq, f"entry {found} is damaged")
+            yield found, JournalEntry(kind.decode(), json.loads(body))
+            expected += 1
+        return expected - 1
+
+    def past(self) -> JournalHistory:
+        """All that is kept, in one transaction of a connection of its own.
+
+        From the first entry, where that is still kept; else the oldest checkpoint and the entries since.
+        """
+        with (
+            self._translated(),
+            contextlib.closing(_read_only(self.path)) as reader,
+        ):
+            reader.text_factory = bytes
+            reader.execute("BEGIN")
+            if reader.execute("SELECT min(seq) FROM events").fetchone() == (1,):
+                return JournalHistory(None, tuple(self._entries(reader, 0)))
+            rows = reader.execute("SELECT seq, body, digest, crc32 FROM checkpoints ORDER BY seq LIMIT 1").fetchall()
+            checkpoint = _checked(*rows[0]) if rows else None
+            if rows and checkpoint is None:
+                raise self._corrupt(rows[0][0], 0, f"the checkpoint at entry {rows[0][0]} is damaged")
+            return JournalHistory(checkpoint, tuple(self._entries(reader, checkpoint.seq if checkpoint else 0)))
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Keep this and the newest before it; drop older ones and the entries that both cover."""
+        body = zlib.compress(_dumps(checkpoint.state), 3)
+        crc = _checkpoint_crc(checkpoint.seq, checkpoint.digest.encode(), body)
+        row = (checkpoint.seq, body, checkpoint.digest, crc)
+        self.check_files()
+        self._remove_unmarked()
+        with self._transaction():
+            self._keep_chain()
+            execute = self._connection.execute
+            execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)", row)
+            execute("DELETE FROM checkpoints WHERE seq NOT IN (SELECT seq FROM checkpoints ORDER BY seq DESC LIMIT 2)")
+            ((older, count),) = execute("SELECT min(seq), count(*) FROM checkpoints").fetchall()
+            if count == 2:
+                execute("DELETE FROM events WHERE seq <= ?", (min(older, self._last - self._retained),))
+        self.counters.checkpoints += 1
+        self.counters.checkpoint_bytes = len(body)
+        # Moves the log into the file now, at a quiet moment, rather than inside somebody's commit.
+        with self._translated():
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def probe(self) -> None:
+        """Write and remove as much as a large commit would take."""
+        self.check_files()
+        self._remove_unmarked()
+        with self._transaction():
+            self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('probe', zeroblob(?))", (_PROBE_BYTES,))
+        with self._transaction():
+            self._connection.execute("DELETE FROM meta WHERE key = 'probe'")
+
+    def close(self) -> None:
+        """Give up the file, then the lock."""
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.close()
+        self._held.close()
+
+    # Files and the mark
+
+    def check_files(self) -> None:
+        """Raise JournalGone where a file of the journal is no longer the one that is in use."""
+        for path, identity in self._identities.items():
+            if identity is not None and _identity(path) != identity:
+                raise JournalGone(
+                    self.path,
+                    f"{path.name} was removed or replaced while it is in use",
+                    "put it back, and work resumes by itself; where it is gone, save what is still open under "
+                    f"/proc/{os.getpid()}/fd before you stop this controller",
+                )
+
+    def _remember_files(self) -> None:
+        """The log is there from the first write on, the mark of a damaged directory from the first append on."""
+        data, log = self.path.parent, self.path.with_name(f"{FILE_NAME}-wal")
+        for path in (data / LOCK_NAME, data / MARK_NAME, self.path, log):
+            if self._identities.get(path) is None:
+                self._identities[path] = _identity(path)
+
+    def _acknowledge(self, seq: int, chain: bytes) -> None:
+        """Mark what was committed; where that fails, it is taken back, so that nothing of it remains."""
+        try:
+            self._write_mark(JournalMark(seq, chain))
+        except JournalError:
+            self._has_unmarked = True
+            with contextlib.suppress(JournalError):
+                self._remove_unmarked()
+            raise
+        self._last, self._chain, self.lost = seq, chain, None
+        if None in self._identities.values():
+            self._remember_files()
+
+    def _write_mark(self, mark: JournalMark) -> None:
+        try:
+            if self._mark is None:
+                self._mark = HighWaterMark.create(self.path.parent, mark)
+                self._held.callback(self._mark.close)
+            else:
+                self._mark.write(mark)
+        except OSError as error:
+            raise _refused_mark(self.path, error) from error
+
+    def _remove_unmarked(self) -> None:
+        if self._has_unmarked:
+            with self._transaction():
+                self._connection.execute("DELETE FROM events WHERE seq > ?", (self._last,))
+            self._has_unmarked = False
+
+    def _keep_chain(self) -> None:
+        """Have the chain begin at the last entry, within the caller's transaction."""
+        row = f"{self._last} {self._chain.hex()}"
+        self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('chain', ?)", (row,))
+
+    def _corrupt(self, seq: int, good: int, problem: str) -> JournalCorrupt:
+        start = f"the checkpoint at entry {good}" if good else "the beginning"
+        return JournalCorrupt(
+            self.path,
+            problem,
+            f"{start} and the entries up to {seq - 1} are good: restore a backup, or give up the rest with: "
+            f"{entry_removal_command(self.path, seq)} and start once with --accept-journal-loss",
+            seq=seq,
+        )
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._translated():
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except _SQLITE_ERRORS as error:
+            raise _translate(self.path, error) from error
+
+
+def _translate(path: Path, error: Exception) -> JournalError:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_FULL:
+        return JournalFull(path, "the disk is full", f"free space in {path.parent}; work resumes by itself")
+    if code == sqlite3.SQLITE_NOTADB:
+        return JournalForeign(
+            path, "this is no SQLite file", "name another --data directory, or restore the file from a backup"
+        )
+    # Our statements are fixed, so one that SQLite cannot understand meets a damaged schema.
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR) or isinstance(error, UnicodeDecodeError):
+        return JournalCorrupt(
+            path,
+            f"SQLite finds the file damaged ({error})",
+            f"stop and restore a backup, or save what can be read: sqlite3 {path} .recover",
+        )
+    return JournalUnavailable(
+        path, f"the disk refused ({error})", f"check the disk and the permissions of {path.parent}"
+    )
+
+
+def open_journal(
+    data: Path,
+    *,
+    new_cluster_id: str,
+    retained: int = 10_000,
+    bytes_most: int = BYTES_MOST,
+    accepts_loss: bool = False,
+) -> SqliteJournal:
+    """The journal of a data directory, made if there is none; this process alone may use it until it is closed.
+
+    Raises JournalLost where acknowledged entries are gone, unless the caller `accepts_loss`.
+    """
+    path = data / FILE_NAME
+    held = contextlib.ExitStack()
+    try:
+        _hold(path, held)
+        _refuse_links(data)
+        _tighten(data)
+        mark = _mark_of(path, held)
+        marked = None if mark is None else mark.newest
+        if not path.exists():
+            if marked is not None and marked.seq:
+                _refuse_loss(path, LostEntries(1, marked.seq), last=0, accepts_loss=accepts_loss)
+            _create(path, new_cluster_id)
+        found = _examine(path, marked)
+        if found.lost is not None:
+            _refuse_loss(path, found.lost, last=found.last, accepts_loss=accepts_loss)
+        connection = _connect(path, bytes_most)
+        held.callback(connection.close)
+        return SqliteJournal(path, connection, found, mark, retained=retained, held=held)
+    except BaseException:
+        held.close()
+        raise
+
+
+def _hold(path: Path, held: contextlib.ExitStack) -> None:
+    """Make the directory and take it for this process; the kernel releases it however this process ends.
+
+    The lock is on the directory itself and on a file in it. The file says who holds it, and is what earlier versions
+    lock; but it can be removed and made again by somebody, and then two would each hold one.
+    """
+    data = path.parent
+    try:
+        data.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+        directory = os.open(data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        held.callback(os.close, directory)
+        lock = os.open(data / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
+        held.callback(os.close, lock)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _linked(data, LOCK_NAME) from error
+        raise ControllerConfigError(
+            f"data directory {data} cannot be used ({error.strerror})", "name a writable directory with --data"
+        ) from error
+    for descriptor in (directory, lock):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
+            raise JournalHeld(
+                path,
+                f"another controller{f' (process {holder})' if holder else ''} has it open",
+                "stop that one, or name another --data directory",
+            ) from error
+        except OSError:
+            # Some network file systems lock files and no directories.
+            if descriptor == lock:
+                raise
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+
+
+def _refuse_links(data: Path) -> None:
+    """A link would have us write, and change the mode of, a file that somebody else chose."""
+    for path in data.iterdir():
+        if path.is_symlink():
+            raise _linked(data, path.name)
+
+
+def _linked(data: Path, name: str) -> ControllerConfigError:
+    return ControllerConfigError(
+        f"data directory {data} holds a symbolic link, {name}",
+        "replace it by the file itself; to keep data elsewhere, name that directory with --data",
+    )
+
+
+def _tighten(data: Path) -> None:
+    """Take from others what earlier versions let them read."""
+    for path in data.iterdir():
+        found = path.lstat()
+        is_wide = stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) & ~_FILE_MODE
+        if is_wide and path.name.startswith(_OURS) and found.st_uid == os.geteuid():
+            path.chmod(stat.S_IMODE(found.st_mode) & _FILE_MODE)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of what has this name; None where nothing has it."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+# What the mark says of a journal
+
+
+def _examine(path: Path, mark: JournalMark | None) -> _Examined:
+    """What the file holds, and what it should hold; nothing is written."""
+    _refuse_empty(path)
+    try:
+        with contextlib.closing(_read_only(path)) as reader:
+            reader.text_factory = bytes
+            _check_header(path, reader)
+            reader.execute("BEGIN")
+            last, checkpointed = reader.execute(
+                "SELECT max(coalesce((SELECT max(seq) FROM events), 0), coalesce((SELECT max(seq) FROM checkpoints), 0)),"
+                " coalesce((SELECT max(seq) FROM checkpoints), 0)"
+            ).fetchone()
+            base = _chain_base(reader.execute("SELECT value FROM meta WHERE key = 'chain'").fetchone())
+            if base is None or checkpointed > base.seq or last < base.seq:
+                # No mark was kept yet, or an earlier version wrote since: what can be compared is the number.
+                return _Examined(last, base, None, _missing(last, base, mark))
+            lost = _missing(last, base, mark)
+            links = [(seq, crc) for seq, crc in _rows(reader, "seq, crc32", base.seq) if isinstance(crc, int)]
+            if [seq for seq, _ in links] != list(range(base.seq + 1, last + 1)):
+                # Entries between are gone: whoever reads them says which.
+                return _Examined(last, base, base.chain, lost)
+            upto = max(0, mark.seq - base.seq) if mark is not None else 0
+            at_mark = extend_chain(base.chain, links[:upto])
+            if lost is None and mark is not None and mark.seq >= base.seq and at_mark != mark.chain:
+                sound = all(
+                    isinstance(kind, bytes) and isinstance(body, bytes) and _entry_crc(seq, kind, body) == crc
+                    for seq, kind, body, crc in _rows(reader, "seq, kind, body, crc32", base.seq)
+                )
+                # Damaged entries are named by whoever reads them.
+                lost = LostEntries(base.seq + 1, mark.seq) if sound else None
+            return _Examined(last, base, extend_chain(at_mark, links[upto:]), lost)
+    except _SQLITE_ERRORS as error:
+        raise _translate(path, error) from error
+
+
+def _missing(last: int, base: JournalMark | None, mark: JournalMark | None) -> LostEntries | None:
+    """What the numbers alone say."""
+    if mark is not None:
+        return LostEntries(last + 1, mark.seq) if last < mark.seq else None
+    # A mark was kept, and is gone or damaged; before the first entry it may not have been made yet.
+    return LostEntries(last + 1, None) if base is not None and last else None
+
+
+def _rows(reader: sqlite3.Connection, columns: str, after: int) -> Iterator[Any]:
+    return iter(reader.execute(f"SELECT {columns} FROM events WHERE seq > ? ORDER BY seq", (after,)))  # noqa: S608
+
+
+def _chain_base(row: tuple[Any] | None) -> JournalMark | None:
+    """The base in a row of `meta`; one that cannot be read counts as none."""
+    try:
+        seq, _, chain = row[0].decode().partition(" ") if row else ("", "", "")
+        base = JournalMark(int(seq), bytes.fromhex(chain))
+    except (ValueError, AttributeError):
+        return None
+    return base if len(base.chain) == len(CHAIN_START) else None
+
+
+def _mark_of(path: Path, held: contextlib.ExitStack) -> HighWaterMark | None:
+    try:
+        mark = HighWaterMark.open(path.parent)
+    except OSError as error:
+        raise _refused_mark(path, error) from error
+    if mark is not None:
+        held.callback(mark.close)
+    return mark
+
+
+def _refuse_loss(path: Path, lost: LostEntries, *, last: int, accepts_loss: bool) -> None:
+    if accepts_loss:
+        return
+    files = f"{path.name}, {path.name}-wal and {MARK_NAME}"
+    problem = (
+        f"{MARK_NAME} is missing or damaged, so nobody can tell whether entries after {last} were acknowledged"
+        if lost.last is None
+        else f"entries {lost.first} to {lost.last} were acknowledged and are gone: it ends at entry {last}"
+        if last < lost.last
+        else f"entries {lost.first} to {lost.last} are not those that were acknowledged: it is another journal's file"
+    )
+    raise JournalLost(
+        path,
+        problem,
+        f"restore {files} as they were, together; or start once with --accept-journal-loss, which goes on from what is "
+        "here, records the loss, and places nothing on a node that holds more than this journal knows",
+        lost=lost,
+    )
+
+
+def _refused_mark(path: Path, error: OSError) -> JournalError:
+    if error.errno == errno.ELOOP:
+        return JournalUnavailable(path, f"{MARK_NAME} beside it is a symbolic link", "replace it by the file itself")
+    kind = JournalFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else JournalUnavailable
+    return kind(
+        path, f"{MARK_NAME} beside it was refused ({error.strerror or error})",
+        f"check the disk and the permissions of {path.parent}",
+    )  # fmt: skip
+
+
+def _create(path: Path, cluster_id: str) -> None:
+    """Make the file under another name, so that the real name never holds a half."""
+    draft = path.with_suffix(".new")
+    for leftover in (draft, draft.with_name(f"{draft.name}-journal")):
+        leftover.unlink(missing_ok=True)
+    try:
+        # What SQLite makes beside it has the same mode.
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _FILE_MODE))
+        with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as connection:
+            connection.executescript(
+                f"PRAGMA page_size={PAGE_BYTES}; PRAGMA synchronous=FULL; BEGIN; {_SCHEMA}"
+                f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT_VERSION}; COMMIT;"
+            )
+            connection.execute(
+                "INSERT INTO meta VALUES ('cluster_id', ?), ('chain', ?)", (cluster_id, f"0 {CHAIN_START.hex()}")
+            )
+        draft.rename(path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except sqlite3.Error as error:
+        raise _translate(path, error) from error
+    except OSError as error:
+        raise JournalUnavailable(path, str(error), "check the disk and the directory's permissions") from error
+
+
+def _refuse_empty(path: Path) -> None:
+    if path.stat().st_size == 0:
+        raise JournalCorrupt(path, "the file is empty", "restore it from a backup, or remove it to begin anew")
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=1.0)
+
+
+def _connect(path: Path, bytes_most: int) -> sqlite3.Connection:
+    # The one owner calls from the loop's thread at the start and the end and from one worker in between.
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
+    # Damaged text is found by its CRC, so it must arrive as it is.
+    connection.text_factory = bytes
+    try:
+        _check_header(path, connection)
+        connection.execute("PRAGMA journal_mode=WAL").fetchall()
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute(f"PRAGMA max_page_count={max(1, bytes_most // PAGE_BYTES)}").fetchall()
+        # 16 MB of log between the pauses for moving it into the file; the quiet checkpoint usually comes first.
+        connection.execute("PRAGMA wal_autocheckpoint=4096").fetchall()
+        connection.execute(f"PRAGMA journal_size_limit={64 * 2**20}").fetchall()
+    except _SQLITE_ERRORS as error:
+        connection.close()
+        raise _translate(path, error) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_header(path: Path, connection: sqlite3.Connection) -> None:
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if application_id != APPLICATION_ID:
+        raise JournalForeign(
+            path, "another program made this SQLite file", "name another --data directory, or move the file away"
+        )
+    if version > FORMAT_VERSION:
+        raise JournalTooNew(
+            path,
+            f"its format is version {version}, this controller reads up to {FORMAT_VERSION}",
+            "run the version that wrote it, or a newer one",
+        )
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not {b"meta", b"events", b"checkpoints"} <= tables:
+        raise JournalCorrupt(path, "tables are missing", "restore the file from a backup")

@@ -1,0 +1,1 @@
+"""Servers of the controller: gRPC, HTTP, authorization, metrics and tracing."""

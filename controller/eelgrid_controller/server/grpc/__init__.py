@@ -1,0 +1,1 @@
+"""gRPC services of the controller: the stream of each agent and the operators' API."""

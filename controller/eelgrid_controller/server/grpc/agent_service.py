@@ -1,0 +1,456 @@
+"""AgentService: one bidirectional stream for each agent, from Hello to its end."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import grpc.aio
+
+from eelgrid_controller.core.command import CommitResult
+from eelgrid_controller.core.plan_claims import PlanClaim, known_epoch
+from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
+from eelgrid_controller.errors import BatchRefused
+from eelgrid_controller.runtime.loop import ControllerLoop
+from eelgrid_controller.state.events import NodesRemoved
+from eelgrid_controller.state.telemetry import DeviceReports, Telemetry
+from eelgrid_protos import codec
+from eelgrid_protos.errors import Violation
+from eelgrid_protos.faults import Aborted, Fault, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from eelgrid_protos.messages import (
+    RECONNECT_SPREAD_S_MOST,
+    Acknowledgement,
+    Cadence,
+    ConnectRequest,
+    ConnectResponse,
+    EnergyAcknowledgement,
+    EnergyWindow,
+    HeldDevices,
+    Hello,
+    HelloReceived,
+    Inventory,
+    NodeEvent,
+    NodeEventKind,
+    NodePlan,
+    PlanApplied,
+    Policy,
+    Resume,
+    SampleBatch,
+    Welcome,
+)
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+# From the stream's begin to its first message. On a busy machine this is the loops' lag on both sides, so it only
+# ends streams that will never say anything; a connection has few of those (`transport.server_options`).
+_HELLO_WITHIN_S = 120.0
+# Agents that are being welcomed at one time: enough that the journal takes many at once, few enough that the first of
+# ten thousand are there while the last still wait.
+_WELCOMES_AT_ONCE = 64
+# Reconnects a second that agents are spread over: an estimate for a controller on a busy core, not a measurement.
+_RECONNECTS_PER_S = 500.0
+_SESSIONS_MOST = 100_000
+# Events of one node: 50 at once, then 5 a second. A node whose eight devices all fail and come back has 16.
+_EVENTS_PER_S = 5.0
+_EVENTS_AHEAD_S = 10.0
+_DETAIL_SHOWN_MOST = 300
+
+
+def cadence_of(policy: Policy) -> Cadence:
+    """How the policy wants agents to sample and send."""
+    return Cadence(sample_interval_s=policy.sample_interval_s, send_interval_s=policy.send_interval_s)
+
+
+def batches_per_acknowledgement(cadence: Cadence, lease_s: float) -> int:
+    """Batches to one acknowledgement; see the module's theory."""
+    if cadence.send_interval_s >= 2.0:
+        return 1
+    return max(1, min(4, cadence.window // 2, int(lease_s / 3.0 / cadence.send_interval_s)))
+
+
+class _Session:
+    """One stream, and the marks of what is to be told to its agent."""
+
+    def __init__(self, node_name: str, plan_epoch: int) -> None:
+        self.node_name = node_name
+        self.sent_epoch = plan_epoch
+        self.sequence = 0
+        self.unacknowledged = 0
+        self.is_acknowledgement_due = False
+        self.is_plan_wanted = True
+        # The agent let its plan go when the lease ran out: the same epoch is to be sent again.
+        self.is_plan_forgotten = False
+        self.cadence: Cadence | None = None
+        self.energy: EnergyAcknowledgement | None = None
+        self.ack_every = 1
+        self.plan_not_before_s = 0.0
+        # By when the events so far would have come at the pace that a node may have.
+        self.event_due_s = 0.0
+        self.wake = asyncio.Event()
+        self.is_over = False
+        self.end: Exception | None = None
+
+    def close(self, reason: Exception | None) -> None:
+        """End the stream; the first reason stands."""
+        if not self.is_over:
+            self.is_over = True
+            self.end = reason
+        self.wake.set()
+
+    def want_plan(self, *, not_before_s: float) -> None:
+        """The node's plan changed; what changes until then goes with it."""
+        if not self.is_plan_wanted:
+            self.is_plan_wanted = True
+            self.plan_not_before_s = not_before_s
+            self.wake.set()
+
+    def forgot_plan(self) -> None:
+        """The plan goes again, whatever its epoch."""
+        self.is_plan_forgotten = True
+        self.want_plan(not_before_s=0.0)
+
+    def wrote(self, energy: EnergyAcknowledgement) -> None:
+        """Energy windows are on disk; the newest covers those before, and refusals that were not told yet go with it."""
+        if self.energy is not None and self.energy.refused:
+            refused, reason = self.energy.refused + energy.refused, energy.refused_reason or self.energy.refused_reason
+            energy = replace(energy, refused=refused, refused_reason=reason)
+        self.energy = energy
+        self.wake.set()
+
+    def took(self, sequence: int) -> None:
+        """A batch came; acknowledge when enough have."""
+        self.sequence = max(self.sequence, sequence)
+        self.unacknowledged += 1
+        if self.unacknowledged >= self.ack_every:
+            self.is_acknowledgement_due = True
+            self.wake.set()
+
+
+class AgentService:
+    """Serves every agent; implements `eelgrid_protos.rpc.AGENT_SERVICE`."""
+
+    def __init__(
+        self, *, loop: ControllerLoop, telemetry: Telemetry, energy: LedgerWriter, log: logging.Logger,
+        monotonic_s: Callable[[], float], admit_node: Callable[[str, Context], None] | None = None,
+        register: Callable[[str, Context], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._admit_node = admit_node
+        # Asked when a node says Hello that was never seen.
+        self._register = register
+        self.events: Counter[NodeEventKind] = Counter()
+        self.plans_sent = 0
+        self.refused_batches = 0
+        self.delayed_events = 0
+        # Called with a node's name and a plan as it goes out, or what the agent says of one.
+        self.listeners: list[Callable[[str, NodePlan | PlanApplied], None]] = []
+        self._loop = loop
+        self._telemetry = telemetry
+        self._energy = energy
+        self._log = log
+        self._monotonic_s = monotonic_s
+        self.devices = DeviceReports(monotonic_s=monotonic_s)
+        self._sessions: dict[str, _Session] = {}
+        # Asyncio's semaphore lets in whoever came first.
+        self._turns = asyncio.Semaphore(_WELCOMES_AT_ONCE)
+        self._waiting = 0
+        # By node: the fingerprint of its inventory, and the inventory that it was made of.
+        self._digests: dict[str, tuple[Inventory | None, str]] = {}
+        self._met: set[str] = set()  # nodes whose agents have said what they have, to this process
+        self._policy = loop.core.state.policy
+        telemetry.expect_every(self._policy.send_interval_s)
+        loop.listeners.append(self._on_commit)
+
+    @property
+    def connected(self) -> int:
+        """Streams that are open."""
+        return len(self._sessions)
+
+    def is_connected(self, node_name: str) -> bool:
+        """Whether the node's agent is here."""
+        return node_name in self._sessions
+
+    def speaks_for(self, node_name: str) -> bool:
+        """Whether an agent tells what a node is: one that is connected, or whose inventory is the newest."""
+        record = self._loop.core.state.nodes.get(node_name)
+        return node_name in self._sessions or (record is not None and record.inventory.agent_version != "")
+
+    def is_awaited(self, node_name: str) -> bool:
+        """Whether an agent speaks for a node and has not said yet, to this process, what the node has now."""
+        return node_name not in self._met and self.speaks_for(node_name)
+
+    def close(self) -> None:
+        """End every stream, so that the server can stop at once."""
+        for session in self._sessions.values():
+            session.close(Unavailable("the controller is stopping; connect again"))
+
+    def _on_commit(self, committed: CommitResult) -> None:
+        not_before_s = self._monotonic_s() + self._loop.config.plan_interval_s
+        for name in committed.nodes:
+            session = self._sessions.get(name)
+            if session is not None:
+                session.want_plan(not_before_s=not_before_s)
+        for event in committed.events:
+            if isinstance(event, NodesRemoved):
+                for name in event.node_names:
+                    self._forget(name)
+        policy = self._loop.core.state.policy
+        if policy.revision != self._policy.revision:
+            self._policy = policy
+            self._telemetry.expect_every(policy.send_interval_s)
+            for session in self._sessions.values():
+                session.cadence = cadence_of(policy)
+                session.ack_every = batches_per_acknowledgement(session.cadence, policy.lease_s)
+                session.want_plan(not_before_s=not_before_s)
+
+    def _forget(self, node_name: str) -> None:
+        """A node is no more; what its agent told is dropped, and an agent that is here begins anew."""
+        if node_name in self._loop.core.state.nodes:
+            # Joined again in the same commit.
+            return
+        self._telemetry.forget(node_name)
+        self.devices.newest.pop(node_name, None)
+        session = self._sessions.get(node_name)
+        if session is not None:
+            session.close(Aborted("the node was removed by an operator; connect again to register it anew"))
+
+    async def connect(
+        self, requests: AsyncIterator[ConnectRequest], context: Context
+    ) -> AsyncIterator[ConnectResponse]:
+        """One agent's stream."""
+        opening = await _opening(requests)
+        name = opening.node_name if isinstance(opening, Resume) else opening.inventory.node_name
+        if self._admit_node is not None:
+            self._admit_node(name, context)
+        if self._register is not None and name not in self._loop.core.state.nodes:
+            self._register(name, context)
+        # Before it takes the place of an honest stream.
+        await self._loop.read(lambda core: core.check_plan_epoch(name, opening.plan_epoch))
+        session = _Session(name, opening.plan_epoch)
+        older = self._sessions.get(name)
+        if older is None and len(self._sessions) >= _SESSIONS_MOST:
+            raise ResourceExhausted(f"{_SESSIONS_MOST} agents are connected already; add a controller")
+        self._sessions[name] = session
+        if older is not None:
+            self._log.warning("node=%s stream=replaced", name)
+            older.close(Aborted(f"another stream said Hello as {name}; give each agent its own --node-name"))
+        self._loop.presence.arrived(name)
+        reader: asyncio.Task[None] | None = None
+        try:
+            if isinstance(opening, Resume) and await self._known(opening) is None:
+                yield ConnectResponse(message=HelloReceived(inventory_wanted=True))
+                opening = await _hello(requests, name)
+            if self._turns.locked():
+                yield ConnectResponse(message=HelloReceived(ahead=self._waiting))
+            yield ConnectResponse(message=await self._welcome(session, opening))
+            reader = asyncio.create_task(self._read(session, requests))
+            async for message in self._outgoing(session):
+                yield ConnectResponse(message=message)
+        finally:
+            session.close(None)
+            if reader is not None:
+                reader.cancel()
+            if self._sessions.get(name) is session:
+                del self._sessions[name]
+                grace_s = self._loop.config.away_grace_s + self._spread_s()
+                self._loop.presence.left(name, deadline_s=self._monotonic_s() + grace_s)
+
+    async def _known(self, opening: Resume) -> Inventory | None:
+        """The inventory that an agent means by its fingerprint; None where we need to be told all of it.
+
+        An agent whose plan is beyond what we know of tells what it holds, too: see plan_claims.py.
+        """
+        record = await self._loop.read(lambda core: core.state.nodes.get(opening.node_name))
+        if record is None:
+            self._digests.pop(opening.node_name, None)
+            return None
+        if opening.plan_epoch > known_epoch(record):
+            return None
+        inventory, known = self._digests.get(opening.node_name, (None, ""))
+        if inventory is not record.inventory:
+            known = codec.digest_message(record.inventory)
+            self._digests[opening.node_name] = record.inventory, known
+        return record.inventory if known == opening.inventory_digest else None
+
+    async def _welcome(self, session: _Session, opening: Hello | Resume) -> Welcome:
+        """Takes a node in, in turn; nothing ends the wait but the end of the stream."""
+        self._waiting += 1
+        try:
+            async with self._turns:
+                inventory = await self._known(opening) if isinstance(opening, Resume) else opening.inventory
+                if inventory is None:
+                    raise Aborted("the node was described anew by another stream; connect again")
+                await self._join(inventory, opening)
+                session.sequence = self._telemetry.open(inventory, opening.incarnation)
+        finally:
+            self._waiting -= 1
+        cadence = cadence_of(self._policy)
+        session.ack_every = batches_per_acknowledgement(cadence, self._policy.lease_s)
+        return Welcome(
+            acknowledged_sequence=session.sequence, cadence=cadence, resumes=True, reconnect_spread_s=self._spread_s()
+        )
+
+    def _spread_s(self) -> float:
+        """Over how long all agents should come back."""
+        return min(RECONNECT_SPREAD_S_MOST, len(self._loop.core.state.nodes) / _RECONNECTS_PER_S)
+
+    async def _join(self, inventory: Inventory, opening: Hello | Resume) -> None:
+        """Take the node in; an agent ahead of the journal says that this lost entries."""
+        name, epoch = inventory.node_name, opening.plan_epoch
+        held = opening.held if isinstance(opening, Hello) else None
+        # Under an engine that lists what runs, that listing is the truth, and a takeover finds agents of its predecessor.
+        claim = (
+            PlanClaim(epoch=epoch, held=None if held is None else held.assignments)
+            if self._loop.config.kubernetes is None
+            else None
+        )
+        await self._loop.node_joined(inventory, plan_epoch=epoch, claim=claim)
+        self._met.add(name)
+        record = self._loop.core.state.nodes.get(name)
+        if record is not None and record.ahead is not None:
+            self._log.error(
+                "node=%s ahead_of_journal=yes agent_epoch=%d unknown_assignments=%s workloads=%s "
+                "action=nothing_placed remedy='the journal lost entries: look at what runs there, then eelctl reconcile'",
+                name, epoch, "?" if record.ahead.assignments is None else record.ahead.assignments,
+                ",".join(record.ahead.workload_ids) or "-",
+            )  # fmt: skip
+
+    async def _outgoing(
+        self, session: _Session
+    ) -> AsyncIterator[Acknowledgement | Cadence | NodePlan | EnergyAcknowledgement]:
+        """What is to be told, in its newest form, until the session is over."""
+        while not session.is_over:
+            session.wake.clear()
+            if session.is_acknowledgement_due:
+                session.is_acknowledgement_due = False
+                session.unacknowledged = 0
+                yield Acknowledgement(sequence=session.sequence)
+            if session.cadence is not None:
+                cadence, session.cadence = session.cadence, None
+                yield cadence
+            if session.energy is not None:
+                energy, session.energy = session.energy, None
+                yield energy
+            if session.is_plan_wanted:
+                wait_s = session.plan_not_before_s - self._monotonic_s()
+                if wait_s > 0.0:
+                    asyncio.get_running_loop().call_later(wait_s, session.wake.set)
+                else:
+                    session.is_plan_wanted = False
+                    plan = await self._loop.read(lambda core: core.plan_to_send(session.node_name))
+                    if plan is None:
+                        continue
+                    if plan.epoch > session.sent_epoch or (plan.epoch and session.is_plan_forgotten):
+                        session.is_plan_forgotten = False
+                        session.sent_epoch = plan.epoch
+                        self.plans_sent += 1
+                        self._tell(session.node_name, plan)
+                        yield plan
+            if not session.is_over:
+                await session.wake.wait()
+        if session.end is not None:
+            raise session.end
+
+    async def _read(self, session: _Session, requests: AsyncIterator[ConnectRequest]) -> None:
+        """Take what the agent says until it stops or breaks the contract."""
+        try:
+            async for request in requests:
+                await self._take(session, request)
+                if session.is_over:
+                    return
+        except Exception as error:  # noqa: BLE001  # the stream ends with it; rpc turns it into a status
+            session.close(error)
+        else:
+            session.close(None)
+
+    async def _take(self, session: _Session, request: ConnectRequest) -> None:
+        match request.message:
+            case SampleBatch() as batch:
+                self._sample(session, batch)
+            case Inventory() as inventory:
+                if inventory.node_name != session.node_name:
+                    raise _invalid("inventory.node_name", f"is {inventory.node_name}", f"stay {session.node_name}")
+                await self._loop.node_joined(inventory)
+                self._telemetry.describe(inventory)
+            case EnergyWindow() as window:
+                inventory = self._loop.core.state.nodes[session.node_name].inventory
+                self._energy.take(inventory, window, session.wrote)
+            case NodeEvent() as event:
+                await self._event(session, event)
+            case PlanApplied() as applied:
+                if applied.epoch > session.sent_epoch:
+                    raise _invalid("applied.epoch", f"is {applied.epoch}, a plan never sent", "name a plan that came")
+                self._telemetry.report(session.node_name, applied)
+                self._tell(session.node_name, applied)
+            case HeldDevices() as held:
+                self.devices.told(session.node_name, held)
+            case Hello() | Resume():
+                raise _invalid("hello", "comes a second time", "send Hello once, first")
+            case None:
+                # A newer agent says something that this version does not know.
+                pass
+
+    def _tell(self, node_name: str, message: NodePlan | PlanApplied) -> None:
+        for listener in self.listeners:
+            listener(node_name, message)
+
+    def _sample(self, session: _Session, batch: SampleBatch) -> None:
+        try:
+            receipt = self._telemetry.receive(session.node_name, batch, now_s=self._monotonic_s())
+        except BatchRefused as error:
+            self.refused_batches += 1
+            self._log.warning("node=%s sequence=%d batch=refused reason=%s", session.node_name, batch.sequence, error)
+            raise _invalid(error.field, error.problem, error.remedy) from error
+        session.took(receipt.sequence)
+
+    async def _event(self, session: _Session, event: NodeEvent) -> None:
+        self.events[event.kind] += 1
+        wait_s = session.event_due_s - self._monotonic_s()
+        if wait_s > _EVENTS_AHEAD_S:
+            # The stream is not read on meanwhile, so who sends more waits at home.
+            self.delayed_events += 1
+            await asyncio.sleep(wait_s - _EVENTS_AHEAD_S)
+        session.event_due_s = max(session.event_due_s, self._monotonic_s()) + 1.0 / _EVENTS_PER_S
+        detail = event.detail[:_DETAIL_SHOWN_MOST] or "-"
+        self._log.info(
+            "node=%s event=%s gpu=%s detail=%s", session.node_name, event.kind.name.lower(), event.gpu_uuid or "-",
+            detail,
+        )  # fmt: skip
+        try:
+            if event.kind is NodeEventKind.GPU_LOST:
+                await self._loop.gpu_lost(session.node_name, event.gpu_uuid)
+            elif event.kind is NodeEventKind.GPU_RETURNED:
+                await self._loop.gpu_returned(session.node_name, event.gpu_uuid)
+            elif event.kind is NodeEventKind.LEASE_EXPIRED:
+                session.forgot_plan()
+        except NotFound:
+            # The device has left the inventory since: it is gone already, and the agent did nothing wrong.
+            self._log.info(
+                "node=%s gpu=%s event=passed_over reason=not_in_inventory", session.node_name, event.gpu_uuid
+            )
+
+
+async def _opening(requests: AsyncIterator[ConnectRequest]) -> Hello | Resume:
+    """The first message; a stream that does not begin with Hello in time is closed."""
+    try:
+        async with asyncio.timeout(_HELLO_WITHIN_S):
+            first = await anext(requests, None)
+    except TimeoutError:
+        raise _invalid("hello", f"did not come within {_HELLO_WITHIN_S:g} s", "send Hello first") from None
+    if first is None or not isinstance(first.message, Hello | Resume):
+        raise _invalid("hello", "is not the first message", "send Hello first")
+    return first.message
+
+
+async def _hello(requests: AsyncIterator[ConnectRequest], node_name: str) -> Hello:
+    """Hello of the same node, which we asked for."""
+    hello = await _opening(requests)
+    if not isinstance(hello, Hello) or hello.inventory.node_name != node_name:
+        raise _invalid("hello", f"is none of {node_name}", "answer inventory_wanted with Hello")
+    return hello
+
+
+def _invalid(field: str, problem: str, remedy: str) -> Fault:
+    return InvalidArgument("the stream breaks the contract", (Violation(field, problem, remedy),))

@@ -1,0 +1,530 @@
+"""OperatorService: workloads, nodes, plans, policy, moves, what-if questions and watches.
+
+Also holds recommended moves until they are applied, recent changes of workloads for watches, and RemoveNode.
+"""
+
+import asyncio
+import logging
+import operator
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Any, Protocol, TypeAlias
+
+import grpc.aio
+
+from eelgrid_controller.core.command import CommandOrigin, CommitResult
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.node_removal import NodeRemoval
+from eelgrid_controller.placement.migration_planner import recommend_moves
+from eelgrid_controller.runtime.loop import ControllerLoop
+from eelgrid_controller.server.authorization import DescribeCall, describe_no_call
+from eelgrid_controller.server.grpc.pagination import build_page
+from eelgrid_controller.server.grpc.resource_views import ResourceViews, free_milli, list_devices
+from eelgrid_controller.server.grpc.whatif_runner import ShadowRunner, WhatIfRunner
+from eelgrid_controller.state.audit_entries import AuditedCall
+from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_protos.errors import ContractError, Violation
+from eelgrid_protos.faults import Aborted, Fault, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from eelgrid_protos.messages import (
+    ApplyMovesRequest,
+    ApplyMovesResponse,
+    CancelWorkloadRequest,
+    CancelWorkloadResponse,
+    ExplainWorkloadRequest,
+    ExplainWorkloadResponse,
+    ExportDecisionRequest,
+    ExportDecisionResponse,
+    GetPolicyRequest,
+    GetPolicyResponse,
+    GetShadowRequest,
+    GetShadowResponse,
+    GetSummaryRequest,
+    GetSummaryResponse,
+    GetWorkloadRequest,
+    GetWorkloadResponse,
+    ListGpusRequest,
+    ListGpusResponse,
+    ListNodesRequest,
+    ListNodesResponse,
+    ListPlansRequest,
+    ListPlansResponse,
+    ListWorkloadsRequest,
+    ListWorkloadsResponse,
+    PlanCapacityRequest,
+    PlanCapacityResponse,
+    Recommendation,
+    RecommendMovesRequest,
+    RecommendMovesResponse,
+    ReconcileNodeRequest,
+    ReconcileNodeResponse,
+    RemoveNodeRequest,
+    RemoveNodeResponse,
+    StartShadowRequest,
+    StartShadowResponse,
+    StopShadowRequest,
+    StopShadowResponse,
+    SubmitWorkloadRequest,
+    SubmitWorkloadResponse,
+    UpdatePolicyRequest,
+    UpdatePolicyResponse,
+    WatchSummaryRequest,
+    WatchSummaryResponse,
+    WatchWorkloadsRequest,
+    WatchWorkloadsResponse,
+    WhatIfRequest,
+    WhatIfResponse,
+    Workload,
+)
+from eelgrid_protos.rpc import Encoded
+
+KEPT_MOST = 8
+
+
+class MoveRecommendations:
+    """Recommends, keeps, and executes when told to."""
+
+    def __init__(self, *, loop: ControllerLoop, log: logging.Logger) -> None:
+        self._loop = loop
+        self._log = log
+        self._kept: OrderedDict[str, Recommendation] = OrderedDict()
+        self._is_searching = False
+
+    async def recommend(self, request: RecommendMovesRequest) -> RecommendMovesResponse:
+        """Moves within a budget; nothing changes."""
+        if self._is_searching:
+            raise ResourceExhausted("another search for moves is under way; ask again in a few seconds")
+        self._is_searching = True
+        try:
+            problem = await self._loop.read(lambda core: core.survey_moves(request))
+            found = await asyncio.to_thread(recommend_moves, problem)
+        finally:
+            self._is_searching = False
+        self._kept[found.recommendation_id] = found
+        self._kept.move_to_end(found.recommendation_id)
+        while len(self._kept) > KEPT_MOST:
+            self._kept.popitem(last=False)
+        return RecommendMovesResponse(recommendation=found)
+
+    async def apply(self, request: ApplyMovesRequest, *, call: AuditedCall | None = None) -> ApplyMovesResponse:
+        """Executes a recommendation that is kept, all of it or nothing."""
+        found = self._kept.get(request.recommendation_id)
+        if found is None:
+            raise NotFound(
+                f"no recommendation {request.recommendation_id!r} is kept; the newest {KEPT_MOST} since the "
+                "controller's start are. Ask for new moves"
+            )
+        moved = await self._loop.apply_moves(found.moves, call=call)
+        self._kept.pop(request.recommendation_id, None)
+        self._log.info("moves=applied id=%s replicas=%d", request.recommendation_id, moved)
+
+        def answer(core: Core) -> ApplyMovesResponse:
+            return ApplyMovesResponse(
+                moved=moved, revision=core.state.revision, modelled_power_w=core.modelled_power_w()
+            )
+
+        return await self._loop.read(answer)
+
+
+class WorkloadChanges:
+    """The last `most` changes, in order of revision."""
+
+    def __init__(self, most: int, *, revision: int) -> None:
+        self._most = most
+        self._changes: deque[Workload] = deque()
+        # Every change after this revision is in the memory.
+        self._complete_after = revision
+        self._more = asyncio.Event()
+        self._closed = False
+
+    def publish(self, workloads: Iterable[Workload]) -> None:
+        """Take committed changes and wake whoever waits."""
+        self._changes.extend(sorted(workloads, key=lambda workload: workload.revision))
+        while len(self._changes) > self._most:
+            self._complete_after = self._changes.popleft().revision
+        self._wake()
+
+    def after(self, revision: int) -> list[Workload]:
+        """Changes after the revision; raises Aborted when some are forgotten, Unavailable when closed."""
+        if self._closed:
+            raise Unavailable("the controller is stopping; watch again from the last revision seen")
+        if revision < self._complete_after:
+            raise Aborted(
+                f"changes after revision {revision} are no longer at hand, those after {self._complete_after} are; "
+                "list the workloads and watch from the highest revision in that listing"
+            )
+        found: list[Workload] = []
+        for workload in reversed(self._changes):
+            if workload.revision <= revision:
+                break
+            found.append(workload)
+        found.reverse()
+        return found
+
+    async def wait(self) -> None:
+        """Return after the next publication."""
+        if not self._closed:
+            await self._more.wait()
+
+    def close(self) -> None:
+        """End all watching."""
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        # A fresh event for the next wait; whoever holds the old one goes on.
+        self._more.set()
+        self._more = asyncio.Event()
+
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+# A node holds no more, see ledger.ASSIGNMENTS_MOST.
+_NAMED_MOST = 4096
+
+
+class AgentConnections(Protocol):
+    """Who has the agents' streams."""
+
+    def is_connected(self, node_name: str) -> bool:
+        """Whether the node's agent is here."""
+
+
+class NodeService:
+    """Serves a part of `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
+
+    def __init__(
+        self, *, loop: ControllerLoop, agents: AgentConnections, call_of: DescribeCall = describe_no_call
+    ) -> None:
+        self._loop = loop
+        self._agents = agents
+        self._call_of = call_of
+
+    async def remove_node(self, request: RemoveNodeRequest, context: Context) -> RemoveNodeResponse:
+        """Forget a node; raises NotFound, and FailedPrecondition where it is in use and that is not forced."""
+        name, force = request.node_name, request.force
+        connected = self._agents.is_connected(name)
+        if request.dry_run:
+
+            def would(core: Core) -> NodeRemoval:
+                return core.would_remove(
+                    name, force=force, is_connected=connected, now_ns=self._loop.clock.now_ns()
+                )  # fmt: skip
+
+            removal = await self._loop.read(would)
+        else:
+            removal = await self._loop.remove_node(
+                name, force=force, is_connected=self._agents.is_connected,
+                call=self._call_of("RemoveNode", request, context),
+            )  # fmt: skip
+        return RemoveNodeResponse(
+            ended=removal.ended[:_NAMED_MOST], shrunk=removal.shrunk[:_NAMED_MOST], connected=connected
+        )
+
+
+_WATCHERS_MOST = 1000
+_INTERVAL_LEAST_S = 0.1
+_PART_LETTERS = 500_000
+
+
+class OperatorService:
+    """Serves operators; implements `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
+
+    def __init__(
+        self,
+        *,
+        loop: ControllerLoop,
+        views: ResourceViews,
+        imagining: WhatIfRunner,
+        shadowing: ShadowRunner,
+        log: logging.Logger,
+        origin_of: Callable[[Context], CommandOrigin | None] = lambda _: None,
+        call_of: DescribeCall = describe_no_call,
+    ) -> None:
+        self._loop = loop
+        self._call_of = call_of
+        self._origin_of = origin_of
+        self._shadowing = shadowing
+        self._imagining = imagining
+        self._views = views
+        self._advice = MoveRecommendations(loop=loop, log=log)
+        self._log = log
+        self._watchers = 0
+        self._closing = asyncio.Event()
+        self._changes = WorkloadChanges(loop.config.changes_most, revision=loop.core.state.revision)
+        loop.listeners.append(self._on_commit)
+
+    def close(self) -> None:
+        """End every watch, so that the server can stop at once."""
+        self._closing.set()
+        self._changes.close()
+
+    def _on_commit(self, committed: CommitResult) -> None:
+        names = {getattr(event, "workload_id", None) for event in committed.events} - {None}
+        names.update(key for event in committed.events for key in getattr(event, "workload_ids", ()))
+        workloads = self._loop.core.state.workloads
+        # One that ended long ago may already be forgotten.
+        self._changes.publish([workloads[name] for name in names if name in workloads])
+
+    # The cluster
+
+    async def get_summary(self, _request: GetSummaryRequest, _context: Context) -> GetSummaryResponse:
+        """The cluster at a glance."""
+        return GetSummaryResponse(summary=await self._loop.read(self._views.summary))
+
+    async def watch_summary(
+        self, request: WatchSummaryRequest, _context: Context
+    ) -> AsyncIterator[WatchSummaryResponse]:
+        """The cluster at a glance, again and again."""
+        interval_s = request.interval_s or 1.0
+        if interval_s < _INTERVAL_LEAST_S:
+            raise InvalidArgument(
+                "the interval is too short",
+                (Violation("interval_s", f"is {interval_s:g}", f"give at least {_INTERVAL_LEAST_S:g}, or 0 for 1"),),
+            )
+        self._enter()
+        try:
+            while True:
+                yield WatchSummaryResponse(summary=await self._loop.read(self._views.recent_summary))
+                try:
+                    async with asyncio.timeout(interval_s):
+                        await self._closing.wait()
+                except TimeoutError:
+                    continue
+                raise Unavailable("the controller is stopping; watch again when it is back")
+        finally:
+            self._watchers -= 1
+
+    async def list_nodes(self, request: ListNodesRequest, _context: Context) -> Encoded:
+        """A page of nodes by name."""
+
+        def matches(record: NodeRecord) -> bool:
+            inventory = record.inventory
+            return (
+                (not request.states or record.state in request.states)
+                and (not request.pool or inventory.pool == request.pool)
+                and request.name_contains in inventory.node_name
+                and (not request.gpu_model or any(gpu.model == request.gpu_model for gpu in inventory.gpus))
+            )
+
+        def view(core: Core) -> Encoded:
+            return build_page(
+                request, ListNodesResponse, filter(matches, _by_name(core)), place_of=_name,
+                element_of=lambda record: ("nodes", self._views.node(record)),
+            )  # fmt: skip
+
+        return await self._loop.read(view)
+
+    async def reconcile_node(self, request: ReconcileNodeRequest, context: Context) -> ReconcileNodeResponse:
+        """Give up what a node holds beyond the journal; harmless where there is nothing."""
+        call = self._call_of("ReconcileNode", request, context)
+        record = await self._loop.reconcile_node(request.node_name, call=call)
+        self._log.warning("node=%s ahead_of_journal=no reason=operator", request.node_name)
+        return ReconcileNodeResponse(node=self._views.node(record))
+
+    async def list_gpus(self, request: ListGpusRequest, _context: Context) -> Encoded:
+        """A page of devices by node and index."""
+
+        def view(core: Core) -> Encoded:
+            records = _by_name(core) if not request.node_name else iter([_node(core, request.node_name)])
+            return build_page(
+                request,
+                ListGpusResponse,
+                (
+                    (record, gpu)
+                    for record, gpu in list_devices(records)
+                    if (not request.gpu_model or gpu.model == request.gpu_model)
+                    and (not request.min_free_milli or free_milli(record, gpu) >= request.min_free_milli)
+                ),
+                place_of=lambda item: (item[0].inventory.node_name, item[1].index),
+                element_of=lambda item: ("gpus", self._views.gpu(*item)),
+            )
+
+        return await self._loop.read(view)
+
+    async def list_plans(self, request: ListPlansRequest, _context: Context) -> Encoded:
+        """A page of plans by node name."""
+
+        def view(core: Core) -> Encoded:
+            records = _by_name(core) if not request.node_name else iter([_node(core, request.node_name)])
+            return build_page(
+                request, ListPlansResponse, records, place_of=_name,
+                element_of=lambda record: ("plans", self._views.plan(core, record.inventory.node_name)),
+            )  # fmt: skip
+
+        return await self._loop.read(view)
+
+    # Workloads
+
+    async def submit_workload(self, request: SubmitWorkloadRequest, context: Context) -> SubmitWorkloadResponse:
+        """Accept a workload; answered once it is on disk and placed or known to wait."""
+        try:
+            call = self._call_of("SubmitWorkload", request, context)
+            workload = await self._loop.submit(request, self._origin_of(context), call=call)
+        except Unavailable:
+            # Not refused: nobody decided.
+            raise
+        except (Fault, ContractError):
+            self._views.refused += 1
+            raise
+        return SubmitWorkloadResponse(workload=workload)
+
+    async def get_workload(self, request: GetWorkloadRequest, _context: Context) -> GetWorkloadResponse:
+        """One workload."""
+
+        def view(core: Core) -> Workload:
+            try:
+                return core.state.workloads[request.workload_id]
+            except KeyError:
+                raise NotFound(f"there is no workload {request.workload_id}; list them with ListWorkloads") from None
+
+        return GetWorkloadResponse(workload=await self._loop.read(view))
+
+    async def list_workloads(self, request: ListWorkloadsRequest, _context: Context) -> Encoded:
+        """A page of workloads in the order of their submission."""
+
+        def matches(workload: Workload) -> bool:
+            spec = workload.spec
+            return (
+                (not request.phases or workload.phase in request.phases)
+                and (not request.namespace or spec.namespace == request.namespace)
+                and (not request.user or spec.user == request.user)
+                and (not request.queue or spec.queue == request.queue)
+                and request.name_contains in spec.name
+                and (not request.node_name or any(at.node_name == request.node_name for at in workload.placements))
+            )
+
+        def view(core: Core) -> Encoded:
+            return build_page(
+                request, ListWorkloadsResponse, filter(matches, _by_submission(core)), place_of=_submission,
+                element_of=lambda workload: ("workloads", workload),
+            )  # fmt: skip
+
+        return await self._loop.read(view)
+
+    async def watch_workloads(
+        self, request: WatchWorkloadsRequest, _context: Context
+    ) -> AsyncIterator[WatchWorkloadsResponse]:
+        """Every workload changed after a revision as it stands, then every change as it comes."""
+        after = request.after_revision
+        self._enter()
+        try:
+            revision, workloads = await self._loop.read(lambda core: _changed_after(core, after))
+            for workload in workloads:
+                yield WatchWorkloadsResponse(workload=workload)
+            while True:
+                for workload in self._changes.after(revision):
+                    yield WatchWorkloadsResponse(workload=workload)
+                    revision = workload.revision
+                if not self._changes.after(revision):
+                    await self._changes.wait()
+        finally:
+            self._watchers -= 1
+
+    async def cancel_workload(self, request: CancelWorkloadRequest, context: Context) -> CancelWorkloadResponse:
+        """End a workload of the caller's own."""
+        call = self._call_of("CancelWorkload", request, context)
+        return CancelWorkloadResponse(workload=await self._loop.cancel(request.workload_id, call=call))
+
+    async def explain_workload(self, request: ExplainWorkloadRequest, _context: Context) -> ExplainWorkloadResponse:
+        """Why a workload stands where it stands."""
+        explanation = await self._loop.read(lambda core: core.explain(request.workload_id))
+        return ExplainWorkloadResponse(explanation=explanation)
+
+    # Policy
+
+    async def get_policy(self, _request: GetPolicyRequest, _context: Context) -> GetPolicyResponse:
+        """The policy in force."""
+        return GetPolicyResponse(policy=await self._loop.read(lambda core: core.state.policy))
+
+    async def update_policy(self, request: UpdatePolicyRequest, context: Context) -> UpdatePolicyResponse:
+        """Put a policy in force."""
+        call = self._call_of("UpdatePolicy", request, context)
+        policy = await self._loop.update_policy(request.policy, call=call)
+        self._log.info("policy=updated revision=%d objective=%s", policy.revision, policy.objective)
+        return UpdatePolicyResponse(policy=policy)
+
+    # Moves
+
+    async def recommend_moves(self, request: RecommendMovesRequest, _context: Context) -> RecommendMovesResponse:
+        """Moves that would lower the cost of the whole cluster."""
+        return await self._advice.recommend(request)
+
+    async def apply_moves(self, request: ApplyMovesRequest, context: Context) -> ApplyMovesResponse:
+        """Execute a recommendation."""
+        return await self._advice.apply(request, call=self._call_of("ApplyMoves", request, context))
+
+    # What if
+
+    async def what_if(self, request: WhatIfRequest, _context: Context) -> WhatIfResponse:
+        """Try changes on a copy."""
+        return await self._imagining.what_if(request)
+
+    async def plan_capacity(self, request: PlanCapacityRequest, _context: Context) -> PlanCapacityResponse:
+        """How many nodes are needed."""
+        return await self._imagining.plan_capacity(request)
+
+    async def export_decision(
+        self, request: ExportDecisionRequest, _context: Context
+    ) -> AsyncIterator[ExportDecisionResponse]:
+        """The last decision on a workload as a file, in parts."""
+        text = await self._imagining.export_decision(request.workload_id)
+        for start in range(0, len(text), _PART_LETTERS):
+            yield ExportDecisionResponse(text=text[start : start + _PART_LETTERS])
+
+    # A policy beside the one in force
+
+    async def start_shadow(self, request: StartShadowRequest, _context: Context) -> StartShadowResponse:
+        """Let a second policy follow the cluster from now on."""
+        return StartShadowResponse(report=await self._shadowing.start(request.weights))
+
+    async def get_shadow(self, _request: GetShadowRequest, _context: Context) -> GetShadowResponse:
+        """How the second policy compares."""
+        return GetShadowResponse(report=await self._shadowing.report())
+
+    async def stop_shadow(self, _request: StopShadowRequest, _context: Context) -> StopShadowResponse:
+        """End it."""
+        return StopShadowResponse(report=await self._shadowing.stop())
+
+    def _enter(self) -> None:
+        """Count one watcher in; the caller counts it out."""
+        if self._watchers >= _WATCHERS_MOST:
+            raise ResourceExhausted(f"{_WATCHERS_MOST} watches are open; end some, or list instead")
+        self._watchers += 1
+
+
+def _by_name(core: Core) -> Iterator[NodeRecord]:
+    nodes = core.state.nodes
+    return (nodes[name] for name in sorted(nodes))
+
+
+def _name(record: NodeRecord) -> tuple[str]:
+    return (record.inventory.node_name,)
+
+
+def _by_submission(core: Core) -> Iterable[Workload]:
+    """Workloads by the time of their submission; they are kept in its order, which is another where a clock was set back."""
+    workloads = list(core.state.workloads.values())
+    times = [workload.submitted_ns for workload in workloads]
+    return workloads if all(map(operator.lt, times, times[1:])) else sorted(workloads, key=_submission)
+
+
+def _submission(workload: Workload) -> tuple[int, str]:
+    return (workload.submitted_ns, workload.workload_id)
+
+
+def _node(core: Core, name: str) -> NodeRecord:
+    try:
+        return core.state.nodes[name]
+    except KeyError:
+        raise NotFound(f"there is no node {name}; list them with ListNodes") from None
+
+
+def _changed_after(core: Core, revision: int) -> tuple[int, list[Workload]]:
+    """The revision of now, and what changed since the given one, oldest change first."""
+    state = core.state
+    if revision > state.revision:
+        raise InvalidArgument(
+            "the revision is not one of this cluster",
+            (Violation("after_revision", f"is {revision}, now is {state.revision}", "begin again with a listing"),),
+        )
+    changed = [workload for workload in state.workloads.values() if workload.revision > revision]
+    return state.revision, sorted(changed, key=lambda workload: workload.revision)

@@ -1,0 +1,243 @@
+"""API resources made from the state and the telemetry of one moment: nodes, GPUs, plans and the summary.
+
+`ClusterTotals` keeps sums over all nodes, updated node by node.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.latency import RecentLatencies
+from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_controller.state.telemetry import Telemetry
+from eelgrid_protos.messages import (
+    Gpu,
+    GpuStatus,
+    ModelSummary,
+    Node,
+    NodeState,
+    PlanStatus,
+    ReasonCount,
+    Summary,
+    WorkloadPhase,
+)
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
+
+
+class _Part(NamedTuple):
+    """What one node adds; (model, GPUs, milli-GPU held) for each of its models."""
+
+    is_lost: bool
+    cpu_milli: int
+    allocated_cpu_milli: int
+    models: tuple[tuple[str, int, int], ...]
+
+
+class ClusterTotals:
+    """Sums of one controller's nodes as they are now; `follow` before they are read again."""
+
+    def __init__(self, core: Core) -> None:
+        snapshot, nodes = core.snapshot(), core.state.nodes
+        self.lost = self.cpu_milli = self.allocated_cpu_milli = 0
+        # By model; one of which no GPU is left is not there.
+        self.gpus: Counter[str] = Counter()
+        self.held_milli: Counter[str] = Counter()
+        self._changes, self._read = snapshot.changes, len(snapshot.changes)
+        self._parts = [_part(nodes[name]) for name in snapshot.names]
+        for part in self._parts:
+            self._add(part, 1)
+
+    def follow(self, core: Core) -> bool:
+        """Counts the nodes anew that changed since the last time; False where that cannot be told: begin anew."""
+        snapshot, nodes = core.snapshot(), core.state.nodes
+        if self._changes is not snapshot.changes:
+            return False
+        for row in set(snapshot.changes[self._read :]):
+            self._add(self._parts[row], -1)
+            self._parts[row] = _part(nodes[snapshot.names[row]])
+            self._add(self._parts[row], 1)
+        self._read = len(snapshot.changes)
+        return True
+
+    def _add(self, part: _Part, sign: int) -> None:
+        self.lost += sign * part.is_lost
+        self.cpu_milli += sign * part.cpu_milli
+        self.allocated_cpu_milli += sign * part.allocated_cpu_milli
+        for model, gpus, held_milli in part.models:
+            self.gpus[model] += sign * gpus
+            self.held_milli[model] += sign * held_milli
+            if not self.gpus[model]:
+                del self.gpus[model], self.held_milli[model]
+
+
+def _part(record: NodeRecord) -> _Part:
+    inventory, held = record.inventory, record.gpu_milli
+    models: dict[str, tuple[int, int]] = {}
+    for gpu in inventory.gpus:
+        gpus, held_milli = models.get(gpu.model, (0, 0))
+        models[gpu.model] = gpus + 1, held_milli + held.get(gpu.uuid, 0)
+    return _Part(
+        record.state is NodeState.LOST, inventory.cpu_milli, record.allocated_cpu_milli,
+        tuple((model, gpus, held_milli) for model, (gpus, held_milli) in models.items()),
+    )  # fmt: skip
+
+
+_REASONS_MOST = 64
+_HOLDERS_MOST = 4096
+# A summary passes every node's newest reading; a thousand watchers must not make it a thousand walks.
+_SUMMARY_FOR_S = 0.2
+
+
+@dataclass(slots=True)
+class _Kept:
+    summary: Summary
+    at_s: float
+
+
+class ResourceViews:
+    """Makes what operators see."""
+
+    def __init__(
+        self,
+        *,
+        telemetry: Telemetry,
+        decisions: RecentLatencies,
+        now_ns: Callable[[], int],
+        monotonic_s: Callable[[], float],
+    ) -> None:
+        # Submissions that were refused; they leave no trace in the state.
+        self.refused = 0
+        self._telemetry = telemetry
+        self._decisions = decisions
+        self._now_ns = now_ns
+        self._monotonic_s = monotonic_s
+        self._kept: _Kept | None = None
+        self._tally: ClusterTotals | None = None
+
+    def node(self, record: NodeRecord) -> Node:
+        """One node."""
+        name = record.inventory.node_name
+        now_s, now_ns = self._monotonic_s(), self._now_ns()
+        age_s = self._telemetry.age_s(name, now_s=now_s, now_ns=now_ns)
+        tick = self._telemetry.fresh(name, now_s=now_s, now_ns=now_ns)
+        applied = self._telemetry.applied(name)
+        received, lost = self._telemetry.counts(name)
+        return Node(
+            inventory=record.inventory,
+            state=record.state,
+            allocated_cpu_milli=record.allocated_cpu_milli,
+            allocated_memory_bytes=record.allocated_memory_bytes,
+            allocated_gpu_milli=record.allocated_gpu_milli,
+            workloads=len({workload_id for workload_id, _ in record.assignments}),
+            power_w=tick.power_w if tick else None,
+            sample_age_s=_bounded(age_s),
+            plan_epoch=record.plan_epoch,
+            applied_epoch=applied.epoch if applied else 0,
+            samples_received=received,
+            samples_lost=lost,
+            ahead_epoch=record.ahead.plan_epoch if record.ahead else None,
+            unknown_workload_ids=record.ahead.workload_ids if record.ahead else (),
+        )
+
+    def gpu(self, record: NodeRecord, gpu: Gpu) -> GpuStatus:
+        """One device."""
+        name = record.inventory.node_name
+        now_s, now_ns = self._monotonic_s(), self._now_ns()
+        readings = self._telemetry.gpu(name, gpu.uuid, now_s=now_s, now_ns=now_ns)
+        return GpuStatus(
+            node_name=name,
+            gpu=gpu,
+            node_state=record.state,
+            allocated_milli=record.gpu_milli.get(gpu.uuid, 0),
+            workload_ids=tuple(record.holders(gpu.uuid))[:_HOLDERS_MOST],
+            power_w=readings.power_w,
+            energy_j=readings.energy_j,
+            utilization_ratio=readings.utilization_ratio,
+            memory_used_bytes=readings.memory_used_bytes,
+            temperature_c=readings.temperature_c,
+            sample_age_s=_bounded(self._telemetry.age_s(name, now_s=now_s, now_ns=now_ns)),
+        )
+
+    def plan(self, core: Core, node_name: str) -> PlanStatus:
+        """One plan and the node's word on it."""
+        return PlanStatus(plan=core.node_plan(node_name), applied=self._telemetry.applied(node_name))
+
+    def summary(self, core: Core) -> Summary:
+        """The cluster, with every change up to now."""
+        kept = self._kept
+        if kept and (kept.summary.revision, kept.summary.refused) == (core.state.revision, self.refused):
+            return self.recent_summary(core)
+        return self._sum_up(core)
+
+    def recent_summary(self, core: Core) -> Summary:
+        """The cluster up to a fifth of a second ago, for those who ask again and again."""
+        if self._kept is None or not 0.0 <= self._monotonic_s() - self._kept.at_s < _SUMMARY_FOR_S:
+            return self._sum_up(core)
+        return self._kept.summary
+
+    def _sum_up(self, core: Core) -> Summary:
+        state, now_s, now_ns = core.state, self._monotonic_s(), self._now_ns()
+        power = self._telemetry.power(now_s=now_s, now_ns=now_ns)
+        if self._tally is None or not self._tally.follow(core):
+            self._tally = ClusterTotals(core)
+        tally = self._tally
+        phases = state.phases
+        reasons = Counter(state.workloads[workload_id].reason for workload_id in state.pending)
+        summary = Summary(
+            time_ns=now_ns,
+            nodes_ready=len(state.nodes) - tally.lost,
+            nodes_lost=tally.lost,
+            gpus=tally.gpus.total(),
+            allocated_gpu_milli=tally.held_milli.total(),
+            cpu_milli=tally.cpu_milli,
+            allocated_cpu_milli=tally.allocated_cpu_milli,
+            pending=phases[WorkloadPhase.PENDING],
+            placed=phases[WorkloadPhase.PLACED],
+            cancelled=phases[WorkloadPhase.CANCELLED],
+            refused=self.refused,
+            pending_reasons=tuple(
+                ReasonCount(reason=reason, workloads=count) for reason, count in reasons.most_common(_REASONS_MOST)
+            ),
+            modelled_power_w=core.modelled_power_w(),
+            measured_power_w=power.power_w,
+            measured_gpus=power.gpus,
+            samples_received=self._telemetry.received,
+            samples_lost=self._telemetry.lost,
+            decision_p50_s=self._decisions.quantile(0.5),
+            decision_p99_s=self._decisions.quantile(0.99),
+            decisions=self._decisions.count,
+            models=tuple(
+                ModelSummary(
+                    model=model,
+                    gpus=count,
+                    allocated_gpu_milli=tally.held_milli[model],
+                    measured_power_w=power.by_model.get(model, 0.0),
+                )
+                for model, count in sorted(tally.gpus.items())[:1000]
+            ),
+            revision=state.revision,
+        )
+        self._kept = _Kept(summary, now_s)
+        return summary
+
+
+def free_milli(record: NodeRecord, gpu: Gpu) -> int:
+    """What new work could still get of the device: nothing of one that is lost, cordoned, cut or to be cut."""
+    gone = gpu.uuid in record.lost_gpus or gpu.cordon or gpu.mig_enabled or record.keeps(gpu)
+    if record.state is not NodeState.READY or gone:
+        return 0
+    return GPU_MILLI_WHOLE - record.gpu_milli.get(gpu.uuid, 0)
+
+
+def list_devices(records: Iterator[NodeRecord]) -> Iterator[tuple[NodeRecord, Gpu]]:
+    """Every device, by index within its node."""
+    for record in records:
+        for gpu in sorted(record.inventory.gpus, key=lambda gpu: gpu.index):
+            yield record, gpu
+
+
+def _bounded(age_s: float | None) -> float | None:
+    """A clock that was never set may put a sample decades back; the contract ends at 1e9 s."""
+    return None if age_s is None else min(age_s, 1e9)

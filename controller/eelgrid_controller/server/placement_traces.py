@@ -1,0 +1,456 @@
+"""Traces of placements: each submission from its call until every node holds it, as spans.
+
+Spans are plain values here; the attributes of a placement's spans are derived here, too.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol, TypeAlias
+
+from eelgrid_controller.core.command import CommandOrigin, CommitResult
+from eelgrid_controller.server.metrics.catalogue import MetricFamily, build_family
+from eelgrid_controller.state.events import (
+    PartitionsPlanned,
+    WorkloadCancelled,
+    WorkloadDeferred,
+    WorkloadPlaced,
+    WorkloadSubmitted,
+)
+from eelgrid_protos.messages import (
+    ApplyStatus,
+    NodePlan,
+    Placement,
+    PlanApplied,
+    ReplicaExplanation,
+    Workload,
+    WorkloadSpec,
+)
+
+AttributeValues = Mapping[str, str | int | float]
+
+
+class PlacementSpanKind(Enum):
+    """Who a span's work is for, by the names that OpenTelemetry gives."""
+
+    INTERNAL = "INTERNAL"
+    SERVER = "SERVER"
+    CLIENT = "CLIENT"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRoot:
+    """What a trace goes on from: its id, the caller's span (0 for none) and the caller's tracestate."""
+
+    trace_id: int
+    parent_id: int = 0
+    state: str = ""
+
+
+@dataclass(slots=True)
+class Span:
+    """One span; `end_ns` is 0 while it is open, `error` says why it is one."""
+
+    name: str
+    root: TraceRoot
+    span_id: int
+    parent_id: int
+    start_ns: int
+    kind: PlacementSpanKind = PlacementSpanKind.INTERNAL
+    attributes: dict[str, str | int | float] = field(default_factory=dict)
+    events: list[tuple[int, str, AttributeValues]] = field(default_factory=list)
+    error: str | None = None
+    end_ns: int = 0
+
+
+def derive_trace_ids(cluster: str, workload_id: str) -> tuple[int, int]:
+    """Ids of the trace (128 bits) and of its first span (64 bits), of a placement that no caller traces.
+
+    They follow from what the journal keeps, the cluster's id and the workload's, so that whoever reads the journal after
+    a restart goes on with the same trace.
+    """
+    drawn = hashlib.sha256(f"{cluster}\0{workload_id}".encode()).digest()
+    # 0 is no id.
+    return int.from_bytes(drawn[:16]) or 1, int.from_bytes(drawn[16:24]) or 1
+
+
+def request_attributes(spec: WorkloadSpec) -> AttributeValues:
+    """What a submission asks for."""
+    owners = {"namespace": spec.namespace, "user": spec.user, "queue": spec.queue}
+    return {
+        "eelgrid.workload.name": spec.name,
+        "eelgrid.workload.kind": spec.kind.name.lower(),
+        "eelgrid.workload.priority": spec.priority,
+        "eelgrid.workload.replicas": spec.replicas,
+        "eelgrid.workload.gpus": spec.replicas * spec.request.gpu_count * spec.request.gpu_milli / 1000.0,
+        **{f"eelgrid.workload.{key}": value for key, value in owners.items() if value},
+    }
+
+
+def decision_attributes(
+    placements: Sequence[Placement], why: Sequence[ReplicaExplanation], revision: int
+) -> AttributeValues:
+    """What was decided: the first replica's place and the terms of its cost, and the event's number in the journal."""
+    first = placements[0]
+    said: dict[str, str | int | float] = {
+        "eelgrid.decision.revision": revision,
+        "eelgrid.node": first.node_name,
+        "eelgrid.nodes": len({one.node_name for one in placements}),
+    }
+    explained = next((one for one in why if one.replica == first.replica), None)
+    if explained is None:
+        return said
+    said["eelgrid.decision.feasible_nodes"] = explained.feasible_nodes
+    for one in explained.candidates:
+        if (one.node_name, one.gpu_indexes) == (first.node_name, first.gpu_indexes):
+            said["eelgrid.cost_watts"] = one.cost_w
+            said |= {f"eelgrid.cost_watts.{term.name}": term.cost_w for term in one.terms}
+            break
+    return said
+
+
+_LOOK_EVERY_S = 5.0
+_DETAIL_MOST = 256
+_RPC: Mapping[str, str] = {
+    "rpc.system": "grpc",
+    "rpc.service": "eelgrid.v1.OperatorService",
+    "rpc.method": "SubmitWorkload",
+}
+_BAD = frozenset({ApplyStatus.REFUSED, ApplyStatus.FAILED})
+
+# What a placement waits for: a node by name, or a pod by its replica.
+_Awaited: TypeAlias = str | int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceLimits:
+    """How much is followed."""
+
+    # At some 2 kB each, 8 MB.
+    placements_most: int = 4096
+    # Nodes and pods of one placement that have spans of their own: a gang's first ones tell the story.
+    places_most: int = 16
+    reasons_most: int = 32
+    # An agent answers within a second; one that comes back after a break within half a minute.
+    answer_s: float = 300.0
+
+
+@dataclass(slots=True)
+class _Decided:
+    """A submission that was decided on and is not on disk yet."""
+
+    root: Span
+    start_ns: int
+    end_ns: int
+    is_call: bool
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One placement that is on disk and not in force everywhere."""
+
+    root: Span
+    queue: Span | None = None
+    reasons: int = 0
+    placed_ns: int = 0
+    # What of it has not answered; a node whose plan went out with the plan's epoch and its span.
+    awaited: set[_Awaited] = field(default_factory=set)
+    sent: dict[str, tuple[int, Span]] = field(default_factory=dict)
+
+
+class SpanSink(Protocol):
+    """Where spans come from and where they go."""
+
+    def root(self, name: str, headers: Mapping[str, str], trace_id: int) -> TraceRoot | None:
+        """The beginning of a trace, of this id unless it is within a caller's; None for one that nobody wants."""
+
+    def new_id(self) -> int:
+        """An id for a span."""
+
+    def ended(self, span: Span) -> None:
+        """Take a span that is over."""
+
+
+class PlacementTraces:
+    """Follows placements; all calls are from the loop's thread and take microseconds."""
+
+    def __init__(
+        self,
+        spans: SpanSink,
+        *,
+        cluster: str,
+        now_ns: Callable[[], int],
+        has_agent: Callable[[str], bool],
+        bounds: TraceLimits | None = None,
+    ) -> None:
+        """`cluster` is the journal's name of the cluster; `has_agent` says whether a node's agent will answer plans."""
+        # Whether a workload is pods, which are to be patched.
+        self.has_pod: Callable[[str], bool] = lambda _: False
+        self.results = dict.fromkeys(("finished", "cancelled", "given_up"), 0)
+        self._spans = spans
+        self._cluster = cluster
+        self._now_ns = now_ns
+        self._has_agent = has_agent
+        self._bounds = bounds or TraceLimits()
+        self._decided: dict[str, _Decided] = {}
+        self._commit_s = 0.0
+        # In the order of their submission, by workload; and who waits for what is told of a node.
+        self._followed: dict[str, _Followed] = {}
+        self._waiting: dict[str, dict[str, None]] = {}
+
+    # What is told
+
+    def decided(self, duration_s: float, workload_id: str, origin: CommandOrigin | None) -> str:
+        """A submission was decided on just now; the id of its trace, empty for none."""
+        if not workload_id:
+            return ""
+        end_ns = self._now_ns()
+        start_ns = end_ns - int(1e9 * duration_s)
+        arrived_ns = min(origin.arrived_ns, start_ns) if origin else start_ns
+        first = self._first(workload_id, origin.headers if origin else {}, arrived_ns)
+        if first is None:
+            return ""
+        if len(self._decided) >= self._bounds.placements_most:
+            self._decided.clear()
+        self._decided[workload_id] = _Decided(first, start_ns, end_ns, origin is not None)
+        return f"{first.root.trace_id:032x}"
+
+    def _first(self, workload_id: str, headers: Mapping[str, str], start_ns: int) -> Span | None:
+        """The span over all of a placement; None for one that nobody wants."""
+        trace_id, span_id = derive_trace_ids(self._cluster, workload_id)
+        root = self._spans.root("placement", headers, trace_id)
+        if root is None:
+            return None
+        span_id = self._spans.new_id() if root.parent_id else span_id
+        said: AttributeValues = {"eelgrid.workload.id": workload_id}
+        return Span("placement", root, span_id, root.parent_id, start_ns, attributes=dict(said))
+
+    def go_on(self, waiting: Iterable[Workload]) -> None:
+        """What waited when the process before ended: its traces go on, but for callers', whose ids nobody kept."""
+        now_ns = self._now_ns()
+        for workload in waiting:
+            if len(self._followed) >= self._bounds.placements_most:
+                return
+            first = self._first(workload.workload_id, {}, workload.submitted_ns)
+            if first is not None:
+                first.attributes |= request_attributes(workload.spec)
+                said: AttributeValues = {"eelgrid.reason": workload.reason}
+                queue = self._open("queue", first, workload.submitted_ns, said)
+                queue.events.append((now_ns, "another process goes on", said))
+                self._followed[workload.workload_id] = _Followed(first, queue=queue, reasons=1)
+
+    def wrote(self, taken_s: float) -> None:
+        """The commit that is about to be told took so long."""
+        self._commit_s = taken_s
+
+    def committed(self, committed: CommitResult) -> None:
+        """Events are on disk."""
+        now_ns = self._now_ns()
+        commit_ns = now_ns - int(1e9 * self._commit_s)
+        first = committed.revision - len(committed.events) + 1
+        for revision, event in enumerate(committed.events, first):
+            match event:
+                case WorkloadSubmitted() if event.workload_id in self._decided:
+                    self._begin(event, commit_ns, now_ns)
+                case WorkloadDeferred() if event.workload_id in self._followed:
+                    self._defer(event, now_ns)
+                case WorkloadPlaced() if event.workload_id in self._followed:
+                    said = decision_attributes(event.placements, event.explanation, revision)
+                    pods = self.has_pod(event.workload_id)
+                    self._place(
+                        event.workload_id, event.placements, said, (event.time_ns, commit_ns, now_ns), pods=pods
+                    )
+                case PartitionsPlanned():
+                    for one in event.services:
+                        if one.workload_id in self._followed and one.placements:
+                            said = decision_attributes(one.placements, (), revision)
+                            self._place(one.workload_id, one.placements, said, (event.time_ns, commit_ns, now_ns))
+                case WorkloadCancelled() if event.workload_id in self._followed:
+                    self._end(event.workload_id, "cancelled", now_ns)
+                case _:
+                    pass
+        # What is left was undone together with its batch.
+        self._decided.clear()
+
+    def told(self, node_name: str, message: NodePlan | PlanApplied) -> None:
+        """A plan goes out to a node's agent, or its agent says what became of one."""
+        waiting = self._waiting.get(node_name)
+        if not waiting:
+            return
+        now_ns = self._now_ns()
+        if isinstance(message, NodePlan):
+            for workload_id in waiting.keys() & {one.workload_id for one in message.assignments}:
+                self._sent(self._followed[workload_id], message, now_ns)
+        else:
+            for workload_id in list(waiting):
+                self._answered(workload_id, node_name, message, now_ns)
+
+    def patched(self, workload_id: str, replica: int, node_name: str, start_ns: int) -> None:
+        """The pod of a replica was pinned to its node, by a patch that began then."""
+        followed = self._followed.get(workload_id)
+        if followed is None or replica not in followed.awaited:
+            return
+        now_ns = self._now_ns()
+        said: AttributeValues = {"eelgrid.node": node_name, "eelgrid.replica": replica}
+        self._span("patch", followed.root, (start_ns, now_ns), said, kind=PlacementSpanKind.CLIENT)
+        self._arrived(workload_id, replica, now_ns)
+
+    # Spans
+
+    def _begin(self, event: WorkloadSubmitted, commit_ns: int, now_ns: int) -> None:
+        decided = self._decided.pop(event.workload_id)
+        if len(self._followed) >= self._bounds.placements_most:
+            self._end(next(iter(self._followed)), "given_up", now_ns)
+        root = decided.root
+        root.attributes |= request_attributes(event.spec)
+        self._followed[event.workload_id] = _Followed(root)
+        kind, values = (PlacementSpanKind.SERVER, _RPC) if decided.is_call else (PlacementSpanKind.INTERNAL, {})
+        submit = self._open("submit", root, root.start_ns, values, kind=kind)
+        self._span("decide", submit, (decided.start_ns, decided.end_ns), {"eelgrid.workload.id": event.workload_id})
+        self._span("journal", submit, (max(commit_ns, decided.end_ns), now_ns))
+        self._close(submit, now_ns)
+
+    def _defer(self, event: WorkloadDeferred, now_ns: int) -> None:
+        followed = self._followed[event.workload_id]
+        if followed.queue is None:
+            followed.queue = self._open("queue", followed.root, now_ns, {"eelgrid.reason": event.reason})
+        followed.reasons += 1
+        if followed.reasons <= self._bounds.reasons_most:
+            followed.queue.events.append((now_ns, "waits", {"eelgrid.reason": event.reason}))
+
+    def _place(
+        self, workload_id: str, placements: Sequence[Placement], said: AttributeValues, times_ns: tuple[int, int, int], *,
+        pods: bool = False,
+    ) -> None:  # fmt: skip
+        """Everything has its place; `times_ns` are when its turn, its commit and this moment began."""
+        followed = self._followed[workload_id]
+        turn_ns, commit_ns, now_ns = times_ns
+        followed.root.attributes |= said
+        if followed.queue is not None:
+            self._close(followed.queue, turn_ns)
+            followed.queue = None
+            self._span("decide", followed.root, (turn_ns, max(turn_ns, commit_ns)), said)
+            self._span("journal", followed.root, (max(turn_ns, commit_ns), now_ns))
+        # A service whose slices were planned anew before it was in force.
+        self._await_nothing(workload_id, now_ns)
+        followed.placed_ns = now_ns
+        most = self._bounds.places_most
+        nodes = list(dict.fromkeys(one.node_name for one in placements))
+        for name in filter(self._has_agent, nodes[:most]):
+            followed.awaited.add(name)
+            self._waiting.setdefault(name, {})[workload_id] = None
+        if pods:
+            followed.awaited.update(one.replica for one in placements[:most])
+        if not followed.awaited:
+            self._end(workload_id, "finished", now_ns)
+
+    def _sent(self, followed: _Followed, plan: NodePlan, now_ns: int) -> None:
+        if plan.node_name in followed.sent:
+            return
+        said: AttributeValues = {
+            "eelgrid.node": plan.node_name,
+            "eelgrid.plan.epoch": plan.epoch,
+            "eelgrid.plan.enforce": plan.enforce,
+        }
+        self._span("plan", followed.root, (followed.placed_ns, now_ns), said)
+        span = self._open("apply", followed.root, now_ns, said, kind=PlacementSpanKind.CLIENT)
+        followed.sent[plan.node_name] = plan.epoch, span
+
+    def _answered(self, workload_id: str, node_name: str, applied: PlanApplied, now_ns: int) -> None:
+        sent = self._followed[workload_id].sent
+        epoch, span = sent.get(node_name, (0, None))
+        if span is None or applied.epoch < epoch:
+            return
+        del sent[node_name]
+        own = next((one for one in applied.results if one.subject == workload_id), None)
+        status = own.status if own else applied.status
+        span.attributes["eelgrid.apply.status"] = status.name.lower()
+        if own and own.status in _BAD:
+            span.error = own.detail[:_DETAIL_MOST]
+        self._close(span, now_ns)
+        self._arrived(workload_id, node_name, now_ns)
+
+    def _arrived(self, workload_id: str, where: _Awaited, now_ns: int) -> None:
+        followed = self._followed[workload_id]
+        followed.awaited.discard(where)
+        if isinstance(where, str):
+            self._forget(where, workload_id)
+        if not followed.awaited:
+            self._end(workload_id, "finished", now_ns)
+
+    def _end(self, workload_id: str, result: str, now_ns: int) -> None:
+        self._await_nothing(workload_id, now_ns)
+        followed = self._followed.pop(workload_id)
+        self.results[result] += 1
+        if followed.queue is not None:
+            self._close(followed.queue, now_ns)
+        followed.root.attributes["eelgrid.result"] = result
+        self._close(followed.root, now_ns)
+
+    def _await_nothing(self, workload_id: str, now_ns: int) -> None:
+        followed = self._followed[workload_id]
+        for name in followed.awaited:
+            if isinstance(name, str):
+                self._forget(name, workload_id)
+        followed.awaited.clear()
+        for _, span in followed.sent.values():
+            self._close(span, now_ns)
+        followed.sent.clear()
+
+    def _forget(self, node_name: str, workload_id: str) -> None:
+        waiting = self._waiting[node_name]
+        del waiting[workload_id]
+        if not waiting:
+            del self._waiting[node_name]
+
+    def _open(
+        self,
+        name: str,
+        parent: Span,
+        start_ns: int,
+        values: AttributeValues,
+        *,
+        kind: PlacementSpanKind = PlacementSpanKind.INTERNAL,
+    ) -> Span:
+        return Span(name, parent.root, self._spans.new_id(), parent.span_id, start_ns, kind, dict(values))
+
+    def _close(self, span: Span, end_ns: int) -> None:
+        # A clock that is set back must not make a span that ends before it begins.
+        span.end_ns = max(span.start_ns, end_ns)
+        self._spans.ended(span)
+
+    def _span(
+        self, name: str, parent: Span, times_ns: tuple[int, int], values: AttributeValues | None = None, *,
+        kind: PlacementSpanKind = PlacementSpanKind.INTERNAL,
+    ) -> None:  # fmt: skip
+        """A span that is over; `times_ns` are its start and its end."""
+        self._close(self._open(name, parent, times_ns[0], values or {}, kind=kind), times_ns[1])
+
+    # Bounds
+
+    def give_up_old(self) -> None:
+        """End what was placed long ago and is not in force everywhere."""
+        now_ns = self._now_ns()
+        before_ns = now_ns - int(1e9 * self._bounds.answer_s)
+        for name in [name for name, one in self._followed.items() if 0 < one.placed_ns < before_ns]:
+            self._end(name, "given_up", now_ns)
+
+    async def run(self) -> None:
+        """Give up what is old, now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            self.give_up_old()
+
+    def close(self) -> None:
+        """End everything, but for what waits: whoever comes next goes on with it, where its ids are our own."""
+        for name, one in list(self._followed.items()):
+            if one.queue is None or one.root.parent_id:
+                self._end(name, "given_up", self._now_ns())
+        self._followed.clear()
+
+    def families(self) -> Iterator[MetricFamily]:
+        """How many are followed, and what came of the others."""
+        yield build_family("eelgrid_traces_open", len(self._followed))
+        yield build_family("eelgrid_traces_total", self.results)

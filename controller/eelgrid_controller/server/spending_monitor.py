@@ -1,0 +1,272 @@
+"""Spending monitor: compares the energy ledger with the policy's spending limits every minute.
+
+Reports exhausted limits to the core and serves the state of each limit.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.core.command import CommitResult
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.energy.ledger import HOUR_S, LedgerAmount
+from eelgrid_controller.energy.ledger_queries import DAY_S, LedgerAnswer, LedgerQuery
+from eelgrid_controller.runtime.loop import ControllerLoop
+from eelgrid_controller.server.metrics.catalogue import MetricFamily, build_family
+from eelgrid_controller.state.events import PolicyChanged, SpendingJudged
+from eelgrid_controller.state.spending import (
+    LimitStatus,
+    judge_limits,
+    limit_statuses,
+    spending_reason,
+    utc_offset_minutes_of,
+)
+from eelgrid_controller.state.spending_limits import (
+    PeriodBounds,
+    SpendingDimension,
+    SpendingKey,
+    limit_name,
+    period_bounds_at,
+    spending_key,
+    warn_ratio_of,
+)
+from eelgrid_protos.faults import Fault, Unavailable
+from eelgrid_protos.messages import Policy, SpendingLimit, SpendingQuantity, SpendingStatus
+
+_NS = 10**9
+# What the ledger says of the most subjects at once.
+_ROWS_MOST = 10_000
+# After a look at which something was not known, as in the first moment of a controller.
+_AGAIN_S = 5.0
+# A mean of less says nothing of the rest of a period.
+_LATELY_LEAST_S = 600.0
+# Sorts of subjects that are asked of together: labels may be of any number of keys.
+_AT_ONCE = 8
+_UNITS: Mapping[SpendingQuantity, str] = {
+    SpendingQuantity.GPU_TIME: "gpu_seconds",
+    SpendingQuantity.ENERGY: "joules",
+    SpendingQuantity.MONEY: "money",
+    SpendingQuantity.CARBON: "grams",
+}
+
+SpentAmounts = Mapping[tuple[SpendingKey, PeriodBounds], float]
+
+
+class SpendingLedger(Protocol):
+    """Who has the ledger."""
+
+    async def ask(self, asked: Sequence[LedgerQuery]) -> list[LedgerAnswer]:
+        """Answers to questions of one stretch with the same filters; raises Unavailable."""
+
+    async def begun_s(self) -> int | None:
+        """The oldest hour, None without any; raises Unavailable."""
+
+
+class _SpendingReview(NamedTuple):
+    """How limits stood, in which currency, and how much work waited for each."""
+
+    standings: tuple[LimitStatus, ...] = ()
+    currency: str = ""
+    waiting: Mapping[SpendingKey, int] = {}
+
+
+class SpendingMonitor:
+    """Looks at spending, until cancelled; used from the event loop."""
+
+    def __init__(
+        self,
+        *,
+        loop: ControllerLoop,
+        ledger: SpendingLedger,
+        every_s: float,
+        clock: Clock,
+        log: logging.Logger,
+        rows_most: int = _ROWS_MOST,
+    ) -> None:
+        self.failures = 0  # looks at which the ledger could not be read, or the core took no word
+        self._loop, self._ledger, self._every_s, self._clock, self._log = loop, ledger, every_s, clock, log
+        self._rows_most = rows_most
+        self._seen = _SpendingReview()
+        self._wake = asyncio.Event()
+        loop.listeners.append(self._committed)
+
+    async def run(self) -> None:
+        """A look now, then every while, and after each change of the policy."""
+        while True:
+            self._wake.clear()
+            failures = self.failures
+            try:
+                await self._look()
+            except Fault as error:
+                self.failures += 1
+                self._log.warning("spending=not_judged reason=%s", error)
+            except Exception:  # noqa: BLE001  # whatever it was, the next look may do better
+                self.failures += 1
+                self._log.exception("spending=failed")
+            try:
+                async with asyncio.timeout(
+                    self._every_s if failures == self.failures else min(_AGAIN_S, self._every_s)
+                ):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    def _committed(self, committed: CommitResult) -> None:
+        for event in committed.events:
+            if isinstance(event, PolicyChanged):
+                self._wake.set()
+            elif isinstance(event, SpendingJudged):
+                spent = ", ".join(limit_name(one.limit) for one in event.over) or "none"
+                self._log.info("spending=judged spent=%s", spent)
+
+    async def _look(self) -> None:
+        state = self._loop.core.state
+        if not state.policy.spending and not state.spending.over:
+            self._seen = _SpendingReview()
+            return
+        told = await self._told_of(state.policy, _under_way(state.policy, self._clock.now_ns()))
+        await self._loop.command(
+            lambda core, now_ns: core.judge_spending(
+                judge_limits(core.state.policy, core.state.spending, told, now_ns), now_ns=now_ns
+            )
+        )
+        self._seen = await self._loop.read(lambda core: self._as_seen(core, told))
+
+    def _as_seen(self, core: Core, told: SpentAmounts) -> _SpendingReview:
+        policy, spending = core.state.policy, core.state.spending
+        workloads = core.state.workloads
+        reasons = Counter(workloads[key].reason for key in core.state.pending) if spending.over else Counter[str]()
+        return _SpendingReview(
+            limit_statuses(policy, spending, told, self._clock.now_ns()),
+            "" if policy.prices is None else policy.prices.currency,
+            {spending_key(one.limit): reasons[spending_reason(one)] for one in spending.over},
+        )
+
+    async def _told_of(self, policy: Policy, stretch_of: Callable[[SpendingLimit], PeriodBounds]) -> SpentAmounts:
+        """What the ledger says of each limit that is not of GPU time; nothing of those that it cannot say."""
+        asked: dict[PeriodBounds, dict[SpendingDimension, list[SpendingLimit]]] = {}
+        for limit in policy.spending:
+            if limit.quantity is not SpendingQuantity.GPU_TIME:
+                asked.setdefault(stretch_of(limit), {}).setdefault(spending_key(limit).dimension, []).append(limit)
+        told: dict[tuple[SpendingKey, PeriodBounds], float] = {}
+        try:
+            for stretch, by_dimension in asked.items():
+                for limit, spent, is_whole in await self._spent(stretch, by_dimension):
+                    amount = _amount(spent, limit.quantity)
+                    # Of a damaged ledger it is known only that at least so much was spent.
+                    if is_whole or amount >= limit.most:
+                        told[spending_key(limit), stretch] = amount
+        except Unavailable as error:
+            self.failures += 1
+            self._log.warning("spending=not_known reason=%s", error)
+        return told
+
+    async def _spent(
+        self, stretch: PeriodBounds, limits: Mapping[SpendingDimension, Sequence[SpendingLimit]]
+    ) -> list[tuple[SpendingLimit, LedgerAmount, bool]]:
+        """What the subject of each limit has spent in a stretch of whole hours, and whether nothing of it is damaged."""
+        begin_s, end_s = stretch
+        asked = [
+            LedgerQuery(begin_s=begin_s, end_s=end_s, group_by=(one.group,), rows_most=self._rows_most)
+            for one in limits
+        ]
+        answers: list[LedgerAnswer] = []
+        while len(answers) < len(asked):
+            answers += await self._ledger.ask(asked[len(answers) :][:_AT_ONCE])
+        found = []
+        for dimension, answer in zip(limits, answers, strict=True):
+            by_name = {one.values[0]: one.spent for one in answer.groups}
+            for limit in limits[dimension]:
+                if limit.name not in by_name and answer.left_out_rows:
+                    alone = LedgerQuery(begin_s=begin_s, end_s=end_s, filters=((dimension.group, limit.name),))
+                    by_name[limit.name] = (await self._ledger.ask([alone]))[0].owned
+                found.append((limit, by_name.get(limit.name, LedgerAmount()), not answer.damaged))
+        return found
+
+    async def statuses(self) -> tuple[SpendingStatus, ...]:
+        """Every limit as it stands now, with what it comes to by the end of its period. Raises Unavailable."""
+        policy, now_ns = self._loop.core.state.policy, self._clock.now_ns()
+        told = await self._told_of(policy, _under_way(policy, now_ns))
+        rates = await self._rates(policy, now_ns)
+        return await self._loop.read(lambda core: self._statuses(core, told, rates))
+
+    async def _rates(self, policy: Policy, now_ns: int) -> Mapping[SpendingKey, float]:
+        """What each limit of the ledger's took a second of late.
+
+        By the day up to now, or by the whole hours of a younger ledger; nothing where they are too
+        few to say, or nobody can.
+        """
+        try:
+            begun_s = await self._ledger.begun_s()
+        except Unavailable:
+            return {}
+        if begun_s is None:
+            return {}
+        # With the hour that is under way, and without the first one, of which a part may be missing.
+        until_s = now_ns // _NS // HOUR_S * HOUR_S + HOUR_S
+        lately = PeriodBounds(max(until_s - DAY_S, begun_s + HOUR_S), until_s)
+        seconds = now_ns / _NS - lately.begin_s
+        if seconds < _LATELY_LEAST_S:
+            return {}
+        told = await self._told_of(policy, lambda _: lately)
+        return {key: amount / seconds for (key, _), amount in told.items()}
+
+    def _statuses(
+        self, core: Core, told: SpentAmounts, rates: Mapping[SpendingKey, float]
+    ) -> tuple[SpendingStatus, ...]:
+        spending, now_ns = core.state.spending, self._clock.now_ns()
+        seen = self._as_seen(core, told)
+        since_ns = {spending_key(one.limit): one.since_ns for one in spending.over}
+        found = []
+        for one in seen.standings:
+            key = spending_key(one.limit)
+            is_held = key.quantity is SpendingQuantity.GPU_TIME
+            rate = spending.held_gpus(key) if is_held else rates.get(key)
+            left_s = max(0.0, one.stretch.end_s - now_ns / _NS)
+            found.append(
+                SpendingStatus(
+                    limit=one.limit, begin_ns=one.stretch.begin_s * _NS, end_ns=one.stretch.end_s * _NS,
+                    spent=one.spent, forecast=None if one.spent is None or rate is None else one.spent + rate * left_s,
+                    over_since_ns=since_ns.get(key, 0), waiting=seen.waiting.get(key, 0),
+                )
+            )  # fmt: skip
+        return tuple(found)
+
+    def families(self) -> Iterator[MetricFamily]:
+        """As of the last look."""
+        seen = self._seen
+        yield build_family("eelgrid_spending_failures_total", self.failures)
+        for quantity, unit in _UNITS.items():
+            rows = [one for one in seen.standings if one.limit.quantity is quantity]
+            spent = {limit_name(one.limit): one.spent for one in rows if one.spent is not None}
+            yield _family(
+                f"eelgrid_spending_limit_{unit}", {limit_name(one.limit): one.limit.most for one in rows}, seen
+            )
+            yield _family(f"eelgrid_spending_spent_{unit}", spent, seen)
+        ratios = {limit_name(one.limit): one.ratio for one in seen.standings if one.ratio is not None}
+        yield build_family("eelgrid_spending_ratio", ratios)
+        warned = {limit_name(one.limit): warn_ratio_of(one.limit) for one in seen.standings}
+        yield build_family("eelgrid_spending_warning_ratio", warned)
+        waiting = {limit_name(one.limit): float(seen.waiting.get(spending_key(one.limit), 0)) for one in seen.standings}
+        yield build_family("eelgrid_spending_waiting_workloads", waiting)
+
+
+def _family(name: str, values: Mapping[str, float], seen: _SpendingReview) -> MetricFamily:
+    if name.endswith("_money"):
+        return build_family(name, {(limit, seen.currency): value for limit, value in values.items()})
+    return build_family(name, values)
+
+
+def _under_way(policy: Policy, now_ns: int) -> Callable[[SpendingLimit], PeriodBounds]:
+    """Of each limit the period that is under way."""
+    offset = utc_offset_minutes_of(policy)
+    return lambda limit: period_bounds_at(limit.period, now_ns // _NS, offset)
+
+
+def _amount(spent: LedgerAmount, quantity: SpendingQuantity) -> float:
+    if quantity is SpendingQuantity.ENERGY:
+        return spent.energy_mj / 1000.0
+    return max(0.0, spent.cost if quantity is SpendingQuantity.MONEY else spent.carbon_g)

@@ -1,0 +1,139 @@
+"""Agent liveness: which agents are connected, when disconnected nodes count as lost, and limits on new nodes.
+
+Owns the grace period: a node whose agent is disconnected counts as lost only when its grace has run out, so a
+quick reconnect is no event and moves nothing. Must not know streams, clocks or the state of the cluster; times
+are arguments, monotonic.
+
+After a restart of the controller every node of the journal is disconnected with a longer grace. Until it ends
+the node keeps the state that the journal gave it: marking a thousand nodes lost and ready again within seconds
+would be two thousand entries that say nothing. New work may be placed on such a node meanwhile; its agent gets
+the plan when it connects.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from eelgrid_protos.faults import ResourceExhausted
+
+# A wall clock that jumps ahead must not expire every lost node at once: each is seen expired twice, so far apart.
+EXPIRY_CONFIRM_S = 600.0
+# The limits on new names are for so long.
+REGISTRATION_WINDOW_S = 3600.0
+# Certificates, or addresses, that are told apart; the one that came longest ago is forgotten.
+_PEERS_MOST = 4096
+
+
+class AgentLiveness:
+    """Agents here, and deadlines of those away."""
+
+    def __init__(self) -> None:
+        self._here: set[str] = set()
+        self._deadlines: dict[str, float] = {}
+
+    @property
+    def connected(self) -> int:
+        """How many agents are here."""
+        return len(self._here)
+
+    def arrived(self, node_name: str) -> None:
+        """The node's agent is here."""
+        self._here.add(node_name)
+        self._deadlines.pop(node_name, None)
+
+    def left(self, node_name: str, *, deadline_s: float) -> None:
+        """The node's agent is away, and counts as lost from the deadline on."""
+        self._here.discard(node_name)
+        self._deadlines[node_name] = deadline_s
+
+    def retry(self, node_name: str, *, deadline_s: float) -> None:
+        """Name the node again at the deadline, unless its agent came in between."""
+        if node_name not in self._here:
+            self._deadlines[node_name] = deadline_s
+
+    def expired(self, *, now_s: float) -> tuple[str, ...]:
+        """Nodes whose grace has run out; each is named once."""
+        names = tuple(name for name, deadline_s in self._deadlines.items() if deadline_s <= now_s)
+        for name in names:
+            del self._deadlines[name]
+        return names
+
+
+class LostNodeExpiry:
+    """Which nodes have been lost for long enough to be forgotten; never, where `keep_s` is 0."""
+
+    def __init__(self, keep_s: float) -> None:
+        self._keep_s = keep_s
+        # A node of which is not known since when it is lost counts from the first look.
+        self._began_ns: int | None = None
+        self._seen: dict[str, float] = {}
+
+    def expired(self, lost: Iterable[tuple[int, str]], *, now_ns: int, now_s: float) -> tuple[str, ...]:
+        """Those of (since when, name) that were seen expired for long enough by the monotonic clock, too."""
+        if not self._keep_s:
+            return ()
+        if self._began_ns is None:
+            self._began_ns = now_ns
+        until_ns = now_ns - int(self._keep_s * 1e9)
+        due = [name for lost_ns, name in lost if (lost_ns or self._began_ns) <= until_ns]
+        self._seen = {name: self._seen.get(name, now_s) for name in due}
+        confirm_s = min(EXPIRY_CONFIRM_S, self._keep_s)
+        return tuple(name for name, seen_s in self._seen.items() if now_s - seen_s >= confirm_s)
+
+
+class RegistrationRefused(ResourceExhausted):
+    """Too many new node names; `limit` is `peer` or `all`."""
+
+    def __init__(self, limit: str, message: str) -> None:
+        self.limit = limit
+        super().__init__(message)
+
+
+class _Bucket:
+    """Lets so many through in each window, at once or one by one."""
+
+    def __init__(self, most: int, now_s: float) -> None:
+        self._most = most
+        self._left = float(most)
+        self._at_s = now_s
+
+    def left(self, now_s: float) -> float:
+        """How many may come now."""
+        self._left = min(self._most, self._left + (now_s - self._at_s) * self._most / REGISTRATION_WINDOW_S)
+        self._at_s = now_s
+        return self._left
+
+    def take(self) -> None:
+        """One came."""
+        self._left -= 1.0
+
+
+class RegistrationLimiter:
+    """How many names of nodes that were never seen may come in an hour: of one certificate or address, and in all."""
+
+    def __init__(self, peer_most: int, *, now_s: float) -> None:
+        self._peer_most = peer_most
+        # As many again for everybody else, when one has used up its own.
+        self._all_most = 2 * peer_most
+        self._all = _Bucket(self._all_most, now_s)
+        self._peers: OrderedDict[str, _Bucket] = OrderedDict()
+
+    def register(self, node_name: str, peer: str, *, now_s: float) -> None:
+        """A node that was never seen says Hello; raises RegistrationRefused."""
+        bucket = self._peers.setdefault(peer, _Bucket(self._peer_most, now_s))
+        self._peers.move_to_end(peer)
+        while len(self._peers) > _PEERS_MOST:
+            self._peers.popitem(last=False)
+        if bucket.left(now_s) < 1.0:
+            raise RegistrationRefused(
+                "peer",
+                f"node {node_name} is new, and {peer} has registered {self._peer_most} new nodes within an hour, which "
+                "is the limit (--registrations); give each agent a certificate of its own node, or wait",
+            )
+        if self._all.left(now_s) < 1.0:
+            raise RegistrationRefused(
+                "all",
+                f"node {node_name} is new, and {self._all_most} new nodes were registered within an hour, which is "
+                "twice the limit of one certificate (--registrations); wait, or raise it",
+            )
+        bucket.take()
+        self._all.take()

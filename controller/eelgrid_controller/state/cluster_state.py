@@ -1,0 +1,576 @@
+"""The cluster state: nodes, workloads, policy, learned demand and the pending queue, as the events made them.
+
+Owns every durable fact and the one function that changes them, `ClusterState.apply`; with it the order of
+pending work (priority, then submission), the stored explanations of placed replicas, and the invariants that
+hold in every state. Must not know how decisions are made: it takes outcomes and refuses only what contradicts
+the state (ContradictoryEvent). No time and no numpy: the arrays of the planner are derived from this.
+
+Theory: revision n is the state after n events. `dump` holds what cannot be derived; what is allocated on each
+node follows from the placements, and the pending queue from the workloads, so they can never disagree after
+`load`. Equal event sequences give equal digests.
+
+    PENDING --WorkloadPlaced, PartitionsPlanned--> PLACED --WorkloadCancelled--> CANCELLED
+    PENDING --WorkloadCancelled--> CANCELLED
+    PLACED --WorkloadMoved, WorkloadScaled, WorkloadLimited, PartitionsPlanned, DevicesCorrected--> PLACED
+"""
+
+import hashlib
+import json
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Self, assert_never
+
+from eelgrid_controller.state.demand import Demand, PriceMarket
+from eelgrid_controller.state.events import (
+    EXPLAINED_REPLICAS_MOST,
+    ControllerStarted,
+    DevicesCorrected,
+    Event,
+    GpuLost,
+    GpuReturned,
+    JournalRolledBack,
+    NodeAhead,
+    NodeHeard,
+    NodeJoined,
+    NodeLost,
+    NodeOccupied,
+    NodeReconciled,
+    NodesRemoved,
+    PartitionsPlanned,
+    PointsMeasured,
+    PolicyChanged,
+    PricesQuoted,
+    SpendingJudged,
+    WorkloadCancelled,
+    WorkloadDeferred,
+    WorkloadLimited,
+    WorkloadMoved,
+    WorkloadPlaced,
+    WorkloadScaled,
+    WorkloadSubmitted,
+)
+from eelgrid_controller.state.journal_encoding import JournalSanitizer, decode_explanation, encode_explanation
+from eelgrid_controller.state.node_allocations import (
+    AheadOfJournal,
+    ContradictoryEvent,
+    InvariantBroken,
+    NodeRecord,
+    apply_policy,
+    make_assignment,
+    reallocate_replicas,
+)
+from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitioned
+from eelgrid_controller.state.profile_points import MeasuredPoints, make_job_profile_name
+from eelgrid_controller.state.replica_changes import (
+    apply_device_correction,
+    apply_move,
+    apply_partition_plan,
+    apply_scaling,
+    is_sliced,
+    list_affected_workloads,
+    list_involved_nodes,
+    reallocate_slices,
+)
+from eelgrid_controller.state.spending import SpendingState
+from eelgrid_protos.messages import Assignment, Placement, Policy, ReplicaExplanation, Workload, WorkloadPhase
+from eelgrid_protos.plain_messages import to_plain
+
+
+class ExplanationStore:
+    """Explanations by workload."""
+
+    def __init__(self, texts: Mapping[str, str] | None = None) -> None:
+        self._texts = dict(texts or {})
+
+    def of(self, workload_id: str) -> tuple[ReplicaExplanation, ...]:
+        """What was weighed; nothing for a workload that is not placed."""
+        text = self._texts.get(workload_id)
+        return decode_explanation(json.loads(text)) if text else ()
+
+    def put(self, workload_id: str, explained: tuple[ReplicaExplanation, ...], gone: Iterable[int] = ()) -> None:
+        """Keeps new explanations beside those of replicas that stay."""
+        left = set(gone) | {item.replica for item in explained}
+        kept = [row for row in json.loads(self._texts.get(workload_id, "[]")) if row[0] not in left]
+        rows = sorted([*kept, *encode_explanation(explained)])[:EXPLAINED_REPLICAS_MOST]
+        self._texts[workload_id] = json.dumps(rows, separators=(",", ":"))
+
+    def drop(self, workload_id: str) -> None:
+        """Forgets a workload."""
+        self._texts.pop(workload_id, None)
+
+    def copy(self) -> Self:
+        """Explanations that change apart from these."""
+        return type(self)(self._texts)
+
+    def dump(self) -> dict[str, str]:
+        """Everything, as plain values."""
+        return dict(self._texts)
+
+
+def check_invariants(
+    nodes: Mapping[str, NodeRecord],
+    workloads: Mapping[str, Workload],
+    *,
+    waiting: Collection[str],
+    ended: Collection[str],
+    ended_most: int,
+) -> None:
+    """Raises InvariantBroken."""
+    expected: dict[str, dict[tuple[str, int], Assignment]] = {name: {} for name in nodes}
+    for key, workload in workloads.items():
+        if (key in waiting) != (workload.phase is WorkloadPhase.PENDING):
+            raise InvariantBroken(f"{key} is {workload.phase.name} and in the queue or not at once")
+        if workload.phase is WorkloadPhase.PLACED:
+            for placement in workload.placements:
+                expected[placement.node_name][key, placement.replica] = make_assignment(workload, placement)
+    for name, record in nodes.items():
+        if record.assignments != expected[name]:
+            raise InvariantBroken(f"{name} does not hold what the workloads say")
+        record.validate()
+    gone = {key for key, item in workloads.items() if item.phase is WorkloadPhase.CANCELLED}
+    if gone != set(ended) or len(ended) > ended_most:
+        raise InvariantBroken("the list of ended workloads is not that of the workloads")
+
+
+# Sorts by falling priority, then by rising number of submission.
+PendingTicket = tuple[int, int, str]
+
+
+class PendingQueue:
+    """The waiting workloads; a sorted list, since even a million shifts by one in under a millisecond."""
+
+    __slots__ = ("_places", "_tickets")
+
+    def __init__(self) -> None:
+        self._tickets: list[PendingTicket] = []
+        self._places: dict[str, PendingTicket] = {}
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def __iter__(self) -> Iterator[str]:
+        return (ticket[2] for ticket in self._tickets)
+
+    def __contains__(self, workload_id: object) -> bool:
+        return workload_id in self._places
+
+    def copy(self) -> "PendingQueue":
+        """An order that changes apart from this one."""
+        twin = PendingQueue()
+        twin._tickets, twin._places = self._tickets.copy(), self._places.copy()
+        return twin
+
+    def add(self, workload_id: str, *, priority: int, number: int) -> None:
+        """Begins to wait."""
+        ticket = (-priority, number, workload_id)
+        self._places[workload_id] = ticket
+        insort(self._tickets, ticket)
+
+    def discard(self, workload_id: str) -> None:
+        """Waits no more, if it did."""
+        ticket = self._places.pop(workload_id, None)
+        if ticket is not None:
+            del self._tickets[bisect_left(self._tickets, ticket)]
+
+    def after(self, ticket: PendingTicket | None, most: int) -> list[PendingTicket]:
+        """At most `most` tickets after one, from the first on if None."""
+        start = 0 if ticket is None else bisect_right(self._tickets, ticket)
+        return self._tickets[start : start + most]
+
+
+# Ended workloads kept for people who look; the first to end is the first to go.
+ENDED_WORKLOADS_MOST = 100_000
+_FORMAT = 1
+# Entries that a lost tail is taken to have had where nobody can tell.
+_LOST_MOST = 1_000_000
+_NUMBER_MOST = 2**62
+
+
+class ClusterState:
+    """Everything that the controller knows for good; read it freely, change it through `apply` alone."""
+
+    def __init__(self, *, policy: Policy | None = None, ended_most: int = ENDED_WORKLOADS_MOST) -> None:
+        self.revision = 0
+        self.policy = policy or Policy()
+        self.nodes: dict[str, NodeRecord] = {}
+        self.workloads: dict[str, Workload] = {}
+        self.explanations = ExplanationStore()
+        self.pending = PendingQueue()
+        self.demand = Demand()
+        self.market = PriceMarket()
+        self.points = MeasuredPoints()
+        self.spending = SpendingState()
+        # Number of submissions so far; the next drawn id is w-<next_number>.
+        self.submissions = 0
+        self.next_number = 1
+        # How often the loss of acknowledged entries was accepted.
+        self.rollbacks = 0
+        self._ended: deque[str] = deque()
+        self._ended_most = ended_most
+
+    def copy(self, records: Mapping[str, NodeRecord] = MappingProxyType({})) -> Self:
+        """A state that goes on apart from this one, with these copies of records; what never changes is shared."""
+        twin: Self = copy(self)
+        twin.nodes = {name: records.get(name) or record.copy() for name, record in self.nodes.items()}
+        twin.workloads, twin.explanations = self.workloads.copy(), self.explanations.copy()
+        twin.pending, twin.demand, twin._ended = self.pending.copy(), self.demand.copy(), self._ended.copy()
+        twin.market, twin.points, twin.spending = self.market.copy(), self.points.copy(), self.spending.copy()
+        return twin
+
+    def wait_again(self, workload_id: str, *, number: int) -> None:
+        """Puts live work among what waits, at a place of its own: for a copy, since no event of the journal says it."""
+        workload = self.workloads[workload_id]
+        for placement in workload.placements:
+            self.nodes[placement.node_name].release(workload_id, placement.replica)
+        self.explanations.drop(workload_id)
+        self.workloads[workload_id] = replace(workload, phase=WorkloadPhase.PENDING, placements=(), placed_ns=0)
+        self.pending.discard(workload_id)
+        self.pending.add(workload_id, priority=workload.spec.priority, number=number)
+
+    @property
+    def live(self) -> int:
+        """Workloads that wait or run."""
+        return len(self.workloads) - len(self._ended)
+
+    @property
+    def phases(self) -> dict[WorkloadPhase, int]:
+        """Workloads by phase."""
+        waiting, ended = len(self.pending), len(self._ended)
+        return {
+            WorkloadPhase.PENDING: waiting,
+            WorkloadPhase.PLACED: len(self.workloads) - waiting - ended,
+            WorkloadPhase.CANCELLED: ended,
+        }
+
+    def apply(self, event: Event) -> frozenset[str]:
+        """Takes an event in; returns the nodes on which something changed. Raises ContradictoryEvent."""
+        match event:
+            case WorkloadSubmitted():
+                touched = self._submitted(event)
+            case WorkloadPlaced():
+                touched = self._placed(event)
+            case WorkloadMoved():
+                touched = self._moved(event)
+            case WorkloadDeferred():
+                touched = self._deferred(event)
+            case WorkloadCancelled():
+                touched = self._cancelled(event)
+            case NodeJoined():
+                touched = self._joined(event)
+            case NodeLost():
+                self._node(event.node_name).lose(event.time_ns)
+                touched = frozenset((event.node_name,))
+            case NodesRemoved():
+                touched = self._removed(event)
+            case NodeOccupied():
+                self._node(event.node_name).others = event.others
+                touched = frozenset((event.node_name,))
+            case GpuLost() | GpuReturned():
+                touched = self._gpu_turned(event)
+            case PolicyChanged():
+                touched = self._policy_changed(event)
+            case PricesQuoted():
+                touched = self._priced(event)
+            case WorkloadScaled():
+                touched = self._scaled(event)
+            case WorkloadLimited():
+                touched = self._limited(event)
+            case PointsMeasured():
+                self.points.learn(event.points)
+                touched = frozenset()
+            case PartitionsPlanned():
+                touched = self._partitioned(event)
+            case DevicesCorrected():
+                touched = self._corrected(event)
+            case SpendingJudged():
+                self.spending.judged(event.over)
+                touched = frozenset()
+            case NodeAhead() | NodeReconciled():
+                touched = self._reconciled(event)
+            case NodeHeard():
+                self._node(event.node_name).doubted_epoch = None
+                touched = frozenset((event.node_name,))
+            case ControllerStarted():
+                touched = self._doubted()
+            case JournalRolledBack():
+                self.rollbacks += 1
+                # Ids that were drawn in what is lost may still be in use: each entry drew one at the most.
+                lost = _LOST_MOST if event.last is None else event.last - event.first + 1
+                self.next_number += max(0, min(lost, _LOST_MOST))
+                touched = frozenset()
+            case _:
+                assert_never(event)
+        self.revision += 1
+        self.spending.changed(list_affected_workloads(event), self.workloads, event.time_ns)
+        return touched
+
+    def _node(self, name: str) -> NodeRecord:
+        record = self.nodes.get(name)
+        if record is None:
+            raise ContradictoryEvent(f"node {name} never joined")
+        return record
+
+    def _waiting(self, workload_id: str) -> Workload:
+        if workload_id not in self.pending:
+            raise ContradictoryEvent(f"workload {workload_id} does not wait")
+        return self.workloads[workload_id]
+
+    def _submitted(self, event: WorkloadSubmitted) -> frozenset[str]:
+        key = event.workload_id
+        if key in self.workloads:
+            raise ContradictoryEvent(f"workload {key} is there already")
+        self.workloads[key] = Workload(
+            workload_id=key,
+            spec=event.spec,
+            phase=WorkloadPhase.PENDING,
+            submitted_ns=event.time_ns,
+            revision=self.revision + 1,
+            owner=event.owner,
+        )
+        self.submissions += 1
+        self.pending.add(key, priority=event.spec.priority, number=self.submissions)
+        mix = self.demand.mix
+        if not is_sliced(self.workloads[key]):  # what the partition planner places is no demand on the others' room
+            self.demand.observe(event.spec.request, event.spec.replicas)
+        if self.demand.mix is not mix:
+            self.market.void()
+        digits = key.removeprefix("w-")
+        if digits != key and digits.isascii() and digits.isdigit() and len(digits) <= 18:
+            self.next_number = max(self.next_number, int(digits) + 1)
+        return frozenset()
+
+    def _deferred(self, event: WorkloadDeferred) -> frozenset[str]:
+        workload = self._waiting(event.workload_id)
+        self.workloads[event.workload_id] = replace(workload, reason=event.reason, revision=self.revision + 1)
+        return frozenset()
+
+    def _placed(self, event: WorkloadPlaced) -> frozenset[str]:
+        key = event.workload_id
+        workload = self._waiting(key)
+        if [placement.replica for placement in event.placements] != list(range(workload.spec.replicas)):
+            raise ContradictoryEvent(f"workload {key}: the placements are not one for each replica")
+        reallocate_replicas(self.nodes, workload, (), event.placements)
+        self.pending.discard(key)
+        self.explanations.put(key, event.explanation)
+        self.workloads[key] = replace(
+            workload,
+            phase=WorkloadPhase.PLACED,
+            reason="",
+            placements=event.placements,
+            placed_ns=event.time_ns,
+            revision=self.revision + 1,
+        )
+        return self._replanned(event.placements)
+
+    def _moved(self, event: WorkloadMoved) -> frozenset[str]:
+        return self._restood(*apply_move(self.workloads.get(event.workload_id), event), event)
+
+    def _scaled(self, event: WorkloadScaled) -> frozenset[str]:
+        return self._restood(*apply_scaling(self.workloads.get(event.workload_id), event), event)
+
+    def _restood(
+        self, after: Workload, before: Sequence[Placement], event: WorkloadMoved | WorkloadScaled
+    ) -> frozenset[str]:
+        """Some replicas leave their places, some have new ones; all others stand where they stood."""
+        reallocate_replicas(self.nodes, after, before, event.placements)
+        self.explanations.put(after.workload_id, event.explanation, (item.replica for item in before))
+        self.workloads[after.workload_id] = replace(after, revision=self.revision + 1)
+        return self._replanned((*before, *event.placements))
+
+    def _partitioned(self, event: PartitionsPlanned) -> frozenset[str]:
+        after = apply_partition_plan(self.workloads, event)
+        # On copies first, so that an event that cannot be changes nothing.
+        copies = {name: self._node(name).copy() for name in list_involved_nodes(self.workloads, after, event)}
+        reallocate_slices(copies, self.workloads, after, event)
+        touched = reallocate_slices(self.nodes, self.workloads, after, event)
+        for key, workload in after.items():
+            self.pending.discard(key)
+            self.workloads[key] = replace(workload, revision=self.revision + 1)
+        for name in touched:
+            self.nodes[name].plan_epoch += 1
+        return touched
+
+    def _corrected(self, event: DevicesCorrected) -> frozenset[str]:
+        for key, workload in apply_device_correction(self.workloads, self._node(event.node_name), event).items():
+            self.workloads[key] = replace(workload, revision=self.revision + 1)
+        return self._replanned(tuple(one.placement for one in event.replicas))
+
+    def _limited(self, event: WorkloadLimited) -> frozenset[str]:
+        workload = self.workloads.get(event.workload_id)
+        if workload is None or workload.phase is not WorkloadPhase.PLACED:
+            raise ContradictoryEvent(f"workload {event.workload_id} does not run")
+        self.workloads[event.workload_id] = replace(
+            workload, power_limit_w=event.power_limit_w, revision=self.revision + 1
+        )
+        names = frozenset(placement.node_name for placement in workload.placements)
+        for name in names:
+            self.nodes[name].plan_epoch += 1
+        return names
+
+    def _replanned(self, placements: tuple[Placement, ...]) -> frozenset[str]:
+        self.market.moved(len(placements))
+        names = frozenset(placement.node_name for placement in placements)
+        for name in names:
+            self.nodes[name].plan_epoch += 1
+        return names
+
+    def _cancelled(self, event: WorkloadCancelled) -> frozenset[str]:
+        key = event.workload_id
+        workload = self.workloads.get(key)
+        if workload is None or workload.phase is WorkloadPhase.CANCELLED:
+            raise ContradictoryEvent(f"workload {key} is not there or has ended")
+        self.pending.discard(key)
+        self.explanations.drop(key)
+        self.points.forget(make_job_profile_name(key))
+        for placement in workload.placements:
+            self.nodes[placement.node_name].release(key, placement.replica)
+        self.workloads[key] = replace(
+            workload, phase=WorkloadPhase.CANCELLED, reason="", ended_ns=event.time_ns, revision=self.revision + 1
+        )
+        self._ended.append(key)
+        while len(self._ended) > self._ended_most:
+            del self.workloads[self._ended.popleft()]
+        return self._replanned(workload.placements)
+
+    def _joined(self, event: NodeJoined) -> frozenset[str]:
+        name = event.inventory.node_name
+        self.market.age()
+        record = self.nodes.get(name)
+        if record is None:
+            epoch = event.plan_epoch + 1 if event.plan_epoch else 0
+            record = self.nodes[name] = NodeRecord(inventory=event.inventory, plan_epoch=epoch)
+            record.has(event.inventory)
+            record.turn(partitioned=is_pool_partitioned(self.policy, event.inventory.pool))
+            return frozenset((name,))
+        before = is_pool_enforced(self.policy, record.inventory.pool), record.opened()
+        record.has(event.inventory)
+        turned = record.turn(partitioned=is_pool_partitioned(self.policy, event.inventory.pool))
+        if turned or (is_pool_enforced(self.policy, event.inventory.pool), record.opened()) != before:
+            record.plan_epoch += 1
+        if event.plan_epoch > record.plan_epoch:
+            record.plan_epoch = event.plan_epoch + 1
+        return frozenset((name,))
+
+    def _doubted(self) -> frozenset[str]:
+        """Of each node that an agent describes, what was known when the agent last spoke is what it can hold."""
+        names = frozenset(name for name, record in self.nodes.items() if record.inventory.agent_version)
+        for record in (self.nodes[name] for name in names):
+            if record.doubted_epoch is None:
+                record.doubted_epoch = record.plan_epoch
+        return names
+
+    def _reconciled(self, event: NodeAhead | NodeReconciled) -> frozenset[str]:
+        record = self._node(event.node_name)
+        record.plan_epoch = max(record.plan_epoch, event.plan_epoch) + 1
+        record.doubted_epoch = None
+        record.ahead = (
+            AheadOfJournal(plan_epoch=event.plan_epoch, assignments=event.assignments, workload_ids=event.workload_ids)
+            if isinstance(event, NodeAhead)
+            else None
+        )
+        return frozenset((event.node_name,))
+
+    def _removed(self, event: NodesRemoved) -> frozenset[str]:
+        for name in event.node_names:
+            if self._node(name).assignments:
+                raise ContradictoryEvent(f"node {name} holds work and cannot be removed")
+        for name in event.node_names:
+            self.nodes.pop(name, None)
+        self.market.age()
+        return frozenset(event.node_names)
+
+    def _gpu_turned(self, event: GpuLost | GpuReturned) -> frozenset[str]:
+        record = self._node(event.node_name)
+        if isinstance(event, GpuLost):
+            if record.gpu(event.gpu_uuid) is None:
+                raise ContradictoryEvent(f"node {event.node_name} has no GPU {event.gpu_uuid}")
+            record.lost_gpus.add(event.gpu_uuid)
+        else:
+            record.lost_gpus.discard(event.gpu_uuid)
+        return frozenset((event.node_name,))
+
+    def _policy_changed(self, event: PolicyChanged) -> frozenset[str]:
+        before, self.policy = self.policy, event.policy
+        self.spending.limited(event.policy, self.workloads, event.time_ns)
+        return apply_policy(self.nodes, before, event.policy)
+
+    def _priced(self, event: PricesQuoted) -> frozenset[str]:
+        if len(event.offers_w) != len(self.demand.mix):
+            raise ContradictoryEvent(f"{len(event.offers_w)} offers for a mix of {len(self.demand.mix)} classes")
+        self.market.quoted(event.quotes)
+        return frozenset()
+
+    def dump(self) -> dict[str, Any]:
+        """Everything that `load` needs, as plain values that JSON carries."""
+        return {
+            "format": _FORMAT,
+            "revision": self.revision,
+            "policy": to_plain(self.policy),
+            "submissions": self.submissions,
+            "next_number": self.next_number,
+            "ended_most": self._ended_most,
+            "ended": list(self._ended),
+            "demand": self.demand.dump(),
+            "market": self.market.dump(),
+            "nodes": [record.dump() for record in self.nodes.values()],
+            "workloads": [to_plain(workload, brief=True) for workload in self.workloads.values()],
+            "explanations": self.explanations.dump(),
+            "points": self.points.dump(),
+            "spending": self.spending.dump(),
+            **({"rollbacks": self.rollbacks} if self.rollbacks else {}),
+        }
+
+    @classmethod
+    def load(cls, plain: Mapping[str, Any], healer: JournalSanitizer | None = None) -> Self:
+        """The state in a checkpoint; raises ValueError or KeyError if it is none of ours."""
+        healer = healer or JournalSanitizer()
+        if plain.get("format") != _FORMAT:
+            raise ValueError(f"checkpoint format {plain.get('format')!r}; this version reads format {_FORMAT}")
+        state = cls(policy=healer.read(Policy, plain["policy"]), ended_most=plain["ended_most"])
+        state.revision, state.submissions = plain["revision"], plain["submissions"]
+        state.next_number = plain["next_number"]
+        state.rollbacks = plain.get("rollbacks", 0)
+        state._ended.extend(map(healer.identifier, plain["ended"]))
+        state.demand = Demand.load(plain["demand"])
+        if "market" in plain:  # checkpoints of before had none
+            state.market = PriceMarket.load(plain["market"])
+        state.points = MeasuredPoints.load(plain.get("points", ()))
+        for record in (NodeRecord.load(row, healer) for row in plain["nodes"]):
+            record.partitioned = is_pool_partitioned(state.policy, record.inventory.pool)
+            state.nodes[record.inventory.node_name] = record
+        state._load_workloads(plain, healer)
+        state.spending = SpendingState.load(plain.get("spending", {}), state.policy, state.workloads)
+        return state
+
+    def _load_workloads(self, plain: Mapping[str, Any], healer: JournalSanitizer) -> None:
+        # Numbers of submission are only compared, so counting anew from the first that is kept is as good.
+        first = self.submissions - len(plain["workloads"])
+        for number, row in enumerate(plain["workloads"], first + 1):
+            workload = healer.read(Workload, row)
+            self.workloads[workload.workload_id] = workload
+            if workload.phase is WorkloadPhase.PENDING:
+                self.pending.add(workload.workload_id, priority=workload.spec.priority, number=number)
+            elif workload.phase is WorkloadPhase.PLACED:
+                for placement in workload.placements:
+                    record = self._node(placement.node_name)
+                    record.book(make_assignment(workload, placement))
+        self.explanations = ExplanationStore(
+            {healer.identifier(key): text for key, text in plain["explanations"].items()}
+        )
+        for record in self.nodes.values():
+            record.weigh_commitment()
+
+    def digest(self, dumped: Mapping[str, Any] | None = None) -> str:
+        """A hash of the whole state: equal histories, equal digests. `dumped` is a dump at hand of just now."""
+        text = json.dumps(dumped or self.dump(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def validate(self) -> None:
+        """Every invariant; raises InvariantBroken."""
+        check_invariants(
+            self.nodes, self.workloads, waiting=self.pending, ended=self._ended, ended_most=self._ended_most
+        )

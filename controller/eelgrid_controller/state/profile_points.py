@@ -1,0 +1,140 @@
+"""Profile points: what was measured of workloads in each configuration, as the journal keeps it.
+
+Owns which point counts: the newest of each configuration. Must not know the models that are fitted through
+the points (eelgrid_controller.profiles), nor what is planned with them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
+from typing import Any, NamedTuple, Self
+
+from eelgrid_controller.profiles.points import Configuration, Point
+from eelgrid_protos.messages import MeasuredPoint
+from eelgrid_protos.plain_messages import from_plain, to_plain
+
+# 0.5 kB each, and a checkpoint writes them all: 50 MB at the most.
+POINTS_MOST = 100_000
+JOB_PROFILE_PREFIX = "job/"  # begins the profiles of single jobs
+
+
+class PointKey(NamedTuple):
+    """What tells two points of a profile apart; sortable."""
+
+    gpu_model: str
+    mig_profile: str
+    gpus: int
+    batch: int
+    processes: int
+    power_limit_mw: int  # 0 for the default
+    clock_mhz: int  # 0 for free
+    label: str
+
+
+def make_job_profile_name(workload_id: str) -> str:
+    """The profile of what one job itself showed while it ran; it ends with the job."""
+    return f"{JOB_PROFILE_PREFIX}{workload_id}"
+
+
+def make_point_key(point: MeasuredPoint) -> PointKey:
+    """Where a point stands among those of its profile."""
+    return PointKey(
+        point.gpu_model, point.mig_profile, point.gpus, point.batch, point.processes,
+        round(1000.0 * (point.power_limit_w or 0.0)), point.clock_mhz or 0, point.label,
+    )  # fmt: skip
+
+
+def make_profile_point(point: MeasuredPoint) -> Point:
+    """The value that planners share."""
+    return Point(
+        workload=point.profile,
+        configuration=Configuration(
+            gpu_model=point.gpu_model, mig_profile=point.mig_profile, gpus=point.gpus, batch=point.batch,
+            processes=point.processes, power_limit_w=point.power_limit_w, clock_mhz=point.clock_mhz,
+            label=point.label,
+        ),
+        throughput_hz=point.throughput_hz,
+        latency_s={one.quantile: one.latency_s for one in point.latencies},
+        power_w=point.power_w,
+        memory_bytes=point.memory_bytes,
+        source=point.source,
+    )  # fmt: skip
+
+
+class MeasuredPoints(Mapping[str, tuple[Point, ...]]):
+    """Points by profile, as planners want them; `listed` has them as they were told."""
+
+    def __init__(self, points: Iterable[MeasuredPoint] = (), *, most: int = POINTS_MOST) -> None:
+        self.most = most
+        self.revision = 0  # rises with what is known
+        self._told: dict[str, dict[PointKey, MeasuredPoint]] = {}
+        self._count = 0
+        # Made when they are asked for: planners ask often, points come rarely.
+        self._made: dict[str, tuple[Point, ...]] = {}
+        self.learn(points)
+
+    def __getitem__(self, profile: str) -> tuple[Point, ...]:
+        if profile not in self._made:
+            told = self._told[profile]
+            self._made[profile] = tuple(make_profile_point(told[key]) for key in sorted(told))
+        return self._made[profile]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._told)
+
+    def __len__(self) -> int:
+        return len(self._told)
+
+    @property
+    def count(self) -> int:
+        """Points of all profiles."""
+        return self._count
+
+    def news(self, points: Iterable[MeasuredPoint]) -> tuple[MeasuredPoint, ...]:
+        """Those that would change what is known, the last of each configuration."""
+        last = {(point.profile, make_point_key(point)): point for point in points}
+        return tuple(point for (profile, key), point in last.items() if self._told.get(profile, {}).get(key) != point)
+
+    def room_for(self, points: Iterable[MeasuredPoint]) -> bool:
+        """Whether so many can be kept."""
+        more = sum(make_point_key(point) not in self._told.get(point.profile, {}) for point in points)
+        return self._count + more <= self.most
+
+    def learn(self, points: Iterable[MeasuredPoint]) -> None:
+        """Takes points in."""
+        for point in points:
+            self.revision += 1
+            told = self._told.setdefault(point.profile, {})
+            self._count += make_point_key(point) not in told
+            told[make_point_key(point)] = point
+            self._made.pop(point.profile, None)
+
+    def forget(self, profile: str) -> None:
+        """A profile is no more."""
+        self._count -= len(self._told.pop(profile, ()))
+        self._made.pop(profile, None)
+
+    def listed(self, profile: str = "") -> Iterator[MeasuredPoint]:
+        """Points of a profile, or all, by profile and configuration."""
+        for name in [profile] if profile else sorted(self._told):
+            told = self._told.get(name, {})
+            yield from (told[key] for key in sorted(told))
+
+    def copy(self) -> Self:
+        """Points that change apart from these."""
+        twin = copy(self)
+        twin.part()
+        return twin
+
+    def part(self) -> None:
+        """What changes from now on is this one's alone."""
+        self._told = {profile: dict(told) for profile, told in self._told.items()}
+        self._made = dict(self._made)
+
+    def dump(self) -> list[dict[str, Any]]:
+        """Everything that `load` needs, as plain values."""
+        return [to_plain(point, brief=True) for point in self.listed()]
+
+    @classmethod
+    def load(cls, plain: Iterable[Mapping[str, Any]]) -> Self:
+        """The points in a checkpoint."""
+        return cls(from_plain(MeasuredPoint, row, trusted=True) for row in plain)

@@ -1,0 +1,454 @@
+"""Telemetry: the newest tick of every node, lost ticks, applied plans, and sums of fresh power.
+
+Owns the sequence of each agent's batches, the rule of what counts as fresh, and the newest power of all nodes
+as arrays. Must not know streams, clocks (times are arguments: `now_s` is monotonic, `now_ns` is wall time) or
+placement.
+
+Theory: receiving must cost little, reading may cost more. A batch is kept as it came; its last tick is cut out
+on first use, which for the sums is about once a second. A batch changes one node and a summary reads all of
+them, so powers are written into arrays (a row is a node, a cell is a node's watts of one model) and summed by
+numpy. History belongs to a time series database. Counters are in ticks. A tick is lost when the agent says so
+(`dropped_ticks`), or when its batch never came; gaps are counted only within one incarnation
+of an agent, and only after its first batch: a controller that restarts begins in the middle.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eelgrid_controller.errors import SequenceJump, UnknownGeneration, WrongWidth
+from eelgrid_protos.messages import Column, HeldDevices, Inventory, PlanApplied, Reading, SampleBatch
+
+
+class DeviceReport(NamedTuple):
+    """A node's word, and when it came, by a clock that does not go back."""
+
+    held: HeldDevices
+    at_s: float
+
+
+class DeviceReports:
+    """By node; a node that falls silent keeps its last word."""
+
+    def __init__(self, *, monotonic_s: Callable[[], float]) -> None:
+        self.newest: dict[str, DeviceReport] = {}
+        self.listeners: list[Callable[[str, DeviceReport], None]] = []
+        self._monotonic_s = monotonic_s
+
+    def told(self, node_name: str, held: HeldDevices) -> None:
+        """An agent has spoken."""
+        report = self.newest[node_name] = DeviceReport(held, self._monotonic_s())
+        for listener in self.listeners:
+            listener(node_name, report)
+
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_LEAST = 64
+
+
+class PowerReadings(NamedTuple):
+    """One moment. Ages are those of nodes (N,), NaN before the first tick; the rest is of fresh cells (C,)."""
+
+    names: Sequence[str]
+    models: Sequence[str]
+    age_s: Floats
+    row: Ints
+    model: Ints
+    power_w: Floats
+    # Devices with a reading, one at least.
+    gpus: Ints
+
+
+class NewestPower:
+    """Rows of nodes that are no more have no name and no readings, until another node gets them."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._free: list[int] = []
+        self._models: list[str] = []
+        self._model_ids: dict[str, int] = {}
+        self._received_s = np.full(_LEAST, np.nan)
+        self._time_ns = np.zeros(_LEAST, np.int64)
+        self._cells = 0
+        self._row = np.zeros(_LEAST, np.int64)
+        self._model = np.zeros(_LEAST, np.int64)
+        self._power_w = np.zeros(_LEAST)
+        self._gpus = np.zeros(_LEAST, np.int64)
+        # By row: the cell of each model, and cells without one.
+        self._at: list[dict[str, int]] = []
+        self._spare: list[list[int]] = []
+
+    def add(self, name: str) -> int:
+        """A node without readings; its row."""
+        if self._free:
+            row = self._free.pop()
+            self._names[row] = name
+            return row
+        row = len(self._names)
+        self._names.append(name)
+        self._at.append({})
+        self._spare.append([])
+        if row == len(self._time_ns):
+            self._received_s = np.concatenate([self._received_s, np.full(row, np.nan)])
+            self._time_ns = np.concatenate([self._time_ns, np.zeros(row, np.int64)])
+        return row
+
+    def put(self, row: int, power: Sequence[tuple[str, float, int]], *, received_s: float, time_ns: int) -> None:
+        """What came of a node, in the place of what came before: (model, watts, devices read), each model once."""
+        self._received_s[row], self._time_ns[row] = received_s, time_ns
+        at = self._at[row]
+        if len(at) != len(power) or any(model not in at for model, _, _ in power):
+            self._release(row)
+        for model, power_w, gpus in power:
+            cell = at[model] if model in at else self._cell(row, model)
+            self._power_w[cell], self._gpus[cell] = power_w, gpus
+
+    def remove(self, row: int) -> None:
+        """A node is no more; its row is the next new node's."""
+        self.clear(row)
+        self._names[row] = ""
+        self._free.append(row)
+
+    def clear(self, row: int) -> None:
+        """What came of a node has lost its meaning: it is as before the first tick."""
+        self._received_s[row] = np.nan
+        self._release(row)
+
+    def readings(self, *, now_s: float, now_ns: int, fresh_s: float) -> PowerReadings:
+        """Ages as Telemetry.age_s has them, and the cells of nodes that are no older than `fresh_s`."""
+        nodes, cells = len(self._names), self._cells
+        ages_s = now_s - self._received_s[:nodes]
+        np.maximum(ages_s, (now_ns - self._time_ns[:nodes]) / 1e9, out=ages_s)
+        np.maximum(ages_s, 0.0, out=ages_s)
+        kept = np.nonzero((ages_s <= fresh_s)[self._row[:cells]] & (self._gpus[:cells] > 0))[0]
+        return PowerReadings(
+            names=self._names, models=self._models, age_s=ages_s, row=self._row[kept], model=self._model[kept],
+            power_w=self._power_w[kept], gpus=self._gpus[kept],
+        )  # fmt: skip
+
+    def _release(self, row: int) -> None:
+        at = self._at[row]
+        for cell in at.values():
+            self._gpus[cell] = 0
+        self._spare[row] += at.values()
+        at.clear()
+
+    def _cell(self, row: int, model: str) -> int:
+        cell = self._spare[row].pop() if self._spare[row] else self._new_cell()
+        self._row[cell] = row
+        self._model[cell] = self._model_ids.setdefault(model, len(self._models))
+        if self._model[cell] == len(self._models):
+            self._models.append(model)
+        self._at[row][model] = cell
+        return cell
+
+    def _new_cell(self) -> int:
+        cell = self._cells
+        if cell == len(self._gpus):
+            self._row, self._model, self._gpus = (
+                np.concatenate([one, np.zeros(cell, np.int64)]) for one in (self._row, self._model, self._gpus)
+            )
+            self._power_w = np.concatenate([self._power_w, np.zeros(cell)])
+        self._cells += 1
+        return cell
+
+
+# At one batch each 0.1 s a million batches are more than a day: no spool holds that.
+SEQUENCE_JUMP_MOST = 1_000_000
+# A batch of more ticks is cut at once, so that keeping it whole cannot cost much memory.
+_TICKS_KEPT_MOST = 16
+_COUNT_MOST = 2**53
+_PAST_MOST = 4
+
+
+class BatchVerdict(Enum):
+    """What became of a batch; each is to be acknowledged."""
+
+    TAKEN = auto()
+    # Seen before: resent after a lost acknowledgement.
+    DUPLICATE = auto()
+    # From before the inventory changed: its columns have lost their meaning, its ticks count as lost.
+    OUTDATED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReceipt:
+    """What became of a batch, and up to where its agent's batches are covered."""
+
+    verdict: BatchVerdict
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReadings:
+    """Newest readings of one device; None where there is none."""
+
+    power_w: float | None = None
+    energy_j: float | None = None
+    utilization_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    temperature_c: float | None = None
+
+
+_NO_READINGS = GpuReadings()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTick:
+    """One tick of a node: each reading over its devices, in inventory order."""
+
+    time_ns: int
+    gpus: Mapping[Reading, tuple[float | None, ...]]
+    power_w: float | None
+
+    def gpu(self, position: int) -> GpuReadings:
+        """The readings of the device at this place in the inventory."""
+
+        def cell(reading: Reading) -> float | None:
+            values = self.gpus.get(reading)
+            return None if values is None or position >= len(values) else values[position]
+
+        memory = cell(Reading.MEMORY_USED_BYTES)
+        return GpuReadings(
+            power_w=cell(Reading.POWER_W),
+            energy_j=cell(Reading.ENERGY_J),
+            utilization_ratio=cell(Reading.UTILIZATION_RATIO),
+            memory_used_bytes=None if memory is None else int(memory),
+            temperature_c=cell(Reading.TEMPERATURE_C),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PowerSums:
+    """Fresh power, and the devices that it covers."""
+
+    power_w: float
+    gpus: int
+    by_model: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class _Feed:
+    """One node's batches."""
+
+    incarnation: int
+    generation: int
+    models: tuple[str, ...]
+    positions: Mapping[str, int]
+    # Of NewestPower.
+    row: int
+    # 0 until the first batch of the incarnation.
+    sequence: int = 0
+    received: int = 0
+    lost: int = 0
+    batch: SampleBatch | None = None
+    tick: NodeTick | None = None
+    time_ns: int = 0
+    applied: PlanApplied | None = None
+    received_s: float = field(default=float("-inf"))
+    # Last sequences of earlier incarnations: what a dead agent had sent may arrive after its successor's
+    # Hello, and must not make the successor's batches count anew.
+    past: dict[int, int] = field(default_factory=dict)
+
+
+def _last_tick(column: Column, ticks: int) -> tuple[float | None, ...]:
+    width = len(column.values) // ticks
+    start = width * (ticks - 1)
+    values: tuple[float | None, ...] = column.values[start:]
+    if not column.absences:
+        return values
+    gone = {cell - start for absence in column.absences for cell in absence.cells if cell >= start}
+    return tuple(None if position in gone else value for position, value in enumerate(values)) if gone else values
+
+
+def _power(batch: SampleBatch, models: tuple[str, ...]) -> tuple[tuple[str, float, int], ...]:
+    """Watts of the batch's last tick by model: summed as it comes, so that a summary need not cut every batch."""
+    column = next((column for column in batch.gpu_columns if column.reading is Reading.POWER_W), None)
+    if column is None:
+        return ()
+    sums: dict[str, tuple[float, int]] = {}
+    for model, power_w in zip(models, _last_tick(column, len(batch.time_ns)), strict=False):
+        if power_w is not None:
+            total, count = sums.get(model, (0.0, 0))
+            sums[model] = (total + power_w, count + 1)
+    return tuple((model, total, count) for model, (total, count) in sums.items())
+
+
+def _cut(batch: SampleBatch) -> NodeTick:
+    """The batch's last tick."""
+    ticks = len(batch.time_ns)
+    gpus = {column.reading: _last_tick(column, ticks) for column in batch.gpu_columns}
+    known = [power_w for power_w in gpus.get(Reading.POWER_W, ()) if power_w is not None]
+    return NodeTick(time_ns=batch.time_ns[-1], gpus=gpus, power_w=sum(known) if known else None)
+
+
+class Telemetry:
+    """The feeds of all nodes; `fresh_s` is the age beyond which a reading is no longer used as one of now."""
+
+    def __init__(self, *, send_interval_s: float = 5.0) -> None:
+        self._feeds: dict[str, _Feed] = {}
+        self._newest = NewestPower()
+        self.received = 0
+        self.lost = 0
+        self.batches = 0
+        self.duplicates = 0
+        self.fresh_s = 0.0
+        self.expect_every(send_interval_s)
+
+    def expect_every(self, send_interval_s: float) -> None:
+        """Fresh is what is younger than three intervals, plus five seconds for the road."""
+        self.fresh_s = 3.0 * send_interval_s + 5.0
+
+    def open(self, inventory: Inventory, incarnation: int) -> int:
+        """An agent began a stream: the last sequence of its incarnation that came, 0 for none."""
+        feed = self._feeds.get(inventory.node_name)
+        if feed is None:
+            feed = _Feed(incarnation, inventory.generation, (), {}, self._newest.add(inventory.node_name))
+            self._feeds[inventory.node_name] = feed
+        elif feed.incarnation != incarnation:
+            feed.past[feed.incarnation] = feed.sequence
+            feed.incarnation, feed.sequence = incarnation, feed.past.pop(incarnation, 0)
+            while len(feed.past) > _PAST_MOST:
+                del feed.past[next(iter(feed.past))]
+        self._describe(feed, inventory)
+        return feed.sequence
+
+    def forget(self, node_name: str) -> None:
+        """The node is no more."""
+        feed = self._feeds.pop(node_name, None)
+        if feed is not None:
+            self._newest.remove(feed.row)
+
+    def describe(self, inventory: Inventory) -> None:
+        """The node changed; columns of the generation before can no longer be read."""
+        self._describe(self._feeds[inventory.node_name], inventory)
+
+    def _describe(self, feed: _Feed, inventory: Inventory) -> None:
+        positions = {gpu.uuid: position for position, gpu in enumerate(inventory.gpus)}
+        if (feed.generation, feed.positions) != (inventory.generation, positions):
+            feed.batch = feed.tick = None
+            self._newest.clear(feed.row)
+        feed.generation = inventory.generation
+        feed.models = tuple(gpu.model for gpu in inventory.gpus)
+        feed.positions = positions
+
+    def receive(self, node_name: str, batch: SampleBatch, *, now_s: float) -> BatchReceipt:
+        """Take a batch; raises BatchRefused, after which the same batch counts as seen."""
+        feed = self._feeds[node_name]
+        if batch.sequence <= feed.sequence:
+            self.duplicates += 1
+            return BatchReceipt(BatchVerdict.DUPLICATE, feed.sequence)
+        missing = batch.sequence - feed.sequence - 1 if feed.sequence else 0
+        if missing > SEQUENCE_JUMP_MOST:
+            raise SequenceJump(
+                "samples.sequence",
+                f"jumps from {feed.sequence} to {batch.sequence}",
+                "count batches up by one, or draw a new incarnation",
+            )
+        ticks = len(batch.time_ns)
+        feed.sequence = batch.sequence
+        lost = batch.dropped_ticks or missing * ticks
+        if batch.inventory_generation != feed.generation or (
+            batch.gpu_columns and len(batch.gpu_columns[0].values) != ticks * len(feed.models)
+        ):
+            self._count_lost(feed, lost + ticks)
+            return self._contradiction(feed, batch)
+        if lost:
+            self._count_lost(feed, lost)
+        self.batches += 1
+        self.received += ticks
+        feed.received += ticks
+        if ticks:
+            feed.time_ns = batch.time_ns[-1]
+            feed.received_s = now_s
+            power = _power(batch, feed.models)
+            self._newest.put(feed.row, power, received_s=now_s, time_ns=feed.time_ns)
+            feed.batch, feed.tick = (batch, None) if ticks <= _TICKS_KEPT_MOST else (None, _cut(batch))
+        return BatchReceipt(BatchVerdict.TAKEN, batch.sequence)
+
+    def _contradiction(self, feed: _Feed, batch: SampleBatch) -> BatchReceipt:
+        if batch.inventory_generation < feed.generation:
+            return BatchReceipt(BatchVerdict.OUTDATED, batch.sequence)
+        if batch.inventory_generation > feed.generation:
+            raise UnknownGeneration(
+                "samples.inventory_generation",
+                f"is {batch.inventory_generation}, but the inventory sent last is of generation {feed.generation}",
+                "send the new inventory before its samples",
+            )
+        width = len(batch.gpu_columns[0].values) // max(1, len(batch.time_ns))
+        raise WrongWidth(
+            "samples.gpu_columns",
+            f"hold {width} values a tick, but the inventory of generation {feed.generation} lists "
+            f"{len(feed.models)} GPUs",
+            "send one value for each GPU of the inventory and each tick",
+        )
+
+    def _count_lost(self, feed: _Feed, ticks: int) -> None:
+        feed.lost = min(_COUNT_MOST, feed.lost + ticks)
+        self.lost = min(_COUNT_MOST, self.lost + ticks)
+
+    def report(self, node_name: str, applied: PlanApplied) -> None:
+        """The node said what became of a plan; word of an older plan than the last is late and passed over."""
+        feed = self._feeds[node_name]
+        if feed.applied is None or applied.epoch >= feed.applied.epoch:
+            feed.applied = applied
+
+    def applied(self, node_name: str) -> PlanApplied | None:
+        """The node's last word on a plan; None before the first."""
+        feed = self._feeds.get(node_name)
+        return feed.applied if feed else None
+
+    def counts(self, node_name: str) -> tuple[int, int]:
+        """Ticks received from the node, and lost."""
+        feed = self._feeds.get(node_name)
+        return (feed.received, feed.lost) if feed else (0, 0)
+
+    def age_s(self, node_name: str, *, now_s: float, now_ns: int) -> float | None:
+        """Age of the newest tick; None before the first.
+
+        The older of two views: since it came, and since the node's clock said
+        it was. A resent spool is old though it came just now; a node whose clock
+        runs ahead is not younger for it.
+        """
+        feed = self._feeds.get(node_name)
+        if feed is None or (feed.tick is None and feed.batch is None):
+            return None
+        return max(0.0, now_s - feed.received_s, (now_ns - feed.time_ns) / 1e9)
+
+    def readings(self, *, now_s: float, now_ns: int) -> PowerReadings:
+        """Every node with an agent: its age, as `age_s` has it, and its fresh power by model."""
+        return self._newest.readings(now_s=now_s, now_ns=now_ns, fresh_s=self.fresh_s)
+
+    def latest(self, node_name: str) -> NodeTick | None:
+        """The newest tick however old; see `age_s`."""
+        feed = self._feeds.get(node_name)
+        if feed is None:
+            return None
+        if feed.batch is not None:
+            feed.tick = _cut(feed.batch)
+            feed.batch = None
+        return feed.tick
+
+    def fresh(self, node_name: str, *, now_s: float, now_ns: int) -> NodeTick | None:
+        """The newest tick if it may still be used as one of now."""
+        age_s = self.age_s(node_name, now_s=now_s, now_ns=now_ns)
+        return None if age_s is None or age_s > self.fresh_s else self.latest(node_name)
+
+    def gpu(self, node_name: str, uuid: str, *, now_s: float, now_ns: int) -> GpuReadings:
+        """Fresh readings of one device."""
+        tick = self.fresh(node_name, now_s=now_s, now_ns=now_ns)
+        position = self._feeds[node_name].positions.get(uuid) if tick else None
+        return _NO_READINGS if tick is None or position is None else tick.gpu(position)
+
+    def power(self, *, now_s: float, now_ns: int) -> PowerSums:
+        """Fresh power over the whole cluster."""
+        found = self.readings(now_s=now_s, now_ns=now_ns)
+        counts = np.bincount(found.model, found.gpus, len(found.models)).tolist()
+        sums = np.bincount(found.model, found.power_w, len(found.models)).tolist()
+        by_model = {model: power_w for model, power_w, count in zip(found.models, sums, counts, strict=True) if count}
+        return PowerSums(power_w=sum(by_model.values()), gpus=int(sum(counts)), by_model=by_model)

@@ -1,0 +1,246 @@
+"""Decision records: one placement decision as a file with all its inputs, and its replay.
+
+Owns the file's format, finding the decision in the journal's past and replaying it. Must not know where files
+or journals are.
+
+Theory: a decision is a function of the nodes, their allocations, the typical mix, the weights, the watts of
+the GPUs and the request. The state just before it comes back from the journal (the oldest checkpoint that is
+kept and the entries since then). The file holds these inputs, not the planner's arrays: a newer planner reads
+an old file and shows where it would decide otherwise. Names, labels and users of workloads are
+left out. Where power budgets had closed nodes, these are named as they follow from the journal: a limit that was
+still being lowered then is not included. Floats are written so that they are read back to the last bit.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from eelgrid_controller.placement.explanations import describe_pending_reason
+from eelgrid_controller.placement.gpu_power import GpuPowerPrior, PriorPowerModel
+from eelgrid_controller.placement.placer import WorkloadPlacer
+from eelgrid_controller.placement.planner import Planner
+from eelgrid_controller.placement.snapshot import SnapshotMirror
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import WorkloadDeferred, WorkloadPlaced, event_from_plain
+from eelgrid_controller.state.journal import JournalEntry, JournalHistory
+from eelgrid_controller.state.journal_encoding import decode_explanation, encode_explanation
+from eelgrid_protos import __version__
+from eelgrid_protos.catalogue.loader import Catalogue
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.faults import FailedPrecondition
+from eelgrid_protos.messages import (
+    Gpu,
+    Placement,
+    Policy,
+    ReplicaExplanation,
+    Weights,
+    Workload,
+    WorkloadPhase,
+    WorkloadSpec,
+)
+from eelgrid_protos.plain_messages import from_plain, to_plain
+
+DECISION_FORMAT = "eelgrid decision"
+DECISION_VERSION = 1
+_OUTCOMES = ("workload_placed", "workload_deferred")
+
+
+class DecisionUnreadable(ValueError):
+    """The file is none of ours, or of a newer version."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionReplay:
+    """What was recorded, what comes out now, and each difference in words; none where the two are equal."""
+
+    workload_id: str
+    revision: int
+    made_by: str
+    recorded: Mapping[str, Any]
+    now: Mapping[str, Any]
+    differences: tuple[str, ...]
+
+
+def _board(gpu: Gpu) -> tuple[Any, ...]:
+    """What the watts of a board are a function of."""
+    limits = (gpu.power_limit_default_w, gpu.power_limit_max_w)
+    return (gpu.catalogue_key, gpu.product, gpu.memory_bytes, *limits)
+
+
+def _found(past: JournalHistory, workload_id: str) -> int:
+    """The index of the last outcome for a workload among the entries."""
+    for index in range(len(past.entries) - 1, -1, -1):
+        entry = past.entries[index][1]
+        if entry.kind in _OUTCOMES and entry.body.get("workload_id") == workload_id:
+            return index
+    start = past.checkpoint.seq + 1 if past.checkpoint else 1
+    raise FailedPrecondition(
+        f"the decision on {workload_id} is no longer at hand: the journal reaches back to entry {start}; "
+        "export decisions soon after they are made, or explain the workload"
+    )
+
+
+def _before(past: JournalHistory, index: int, workload_id: str) -> ClusterState:
+    """The state on which the outcome at `index` was decided: before its submission if that came right before it."""
+    entries = past.entries[:index]
+    if entries and _submits(entries[-1][1], workload_id):
+        entries = entries[:-1]
+    state = ClusterState.load(past.checkpoint.state) if past.checkpoint else ClusterState()
+    for _, entry in entries:
+        state.apply(event_from_plain(entry.kind, entry.body))
+    return state
+
+
+def _submits(entry: JournalEntry, workload_id: str) -> bool:
+    return entry.kind == "workload_submitted" and entry.body.get("workload_id") == workload_id
+
+
+def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, catalogue: Catalogue) -> dict[str, Any]:
+    """The last decision on a workload as a document for JSON; raises FailedPrecondition if it is too long ago."""
+    index = _found(past, workload_id)
+    seq, entry = past.entries[index]
+    event = event_from_plain(entry.kind, entry.body)
+    assert isinstance(event, WorkloadPlaced | WorkloadDeferred)
+    state = _before(past, index, workload_id)
+    watts = PriorPowerModel(catalogue).gpu
+    chooser = WorkloadPlacer(state, catalogue)
+    within = chooser.begin(spec)
+    boards = {_board(gpu): watts(gpu) for record in state.nodes.values() for gpu in record.inventory.gpus}
+    return {
+        "format": DECISION_FORMAT,
+        "version": DECISION_VERSION,
+        "made_by": __version__,
+        "workload_id": workload_id,
+        "revision": seq,
+        "time_ns": event.time_ns,
+        "spec": to_plain(replace(spec, name="decided", namespace="", user="", queue="", labels={})),
+        "weights": to_plain(state.policy.weights),
+        "placement": state.policy.placement,
+        "watts": [[*board, *found] for board, found in boards.items()],
+        "cluster": _bare(state),
+        "closed": sorted(
+            name
+            for name in state.nodes
+            if within.closed.intersection(chooser.allowance.above(name)) or not chooser.open_to(spec, name)
+        ),
+        "budget": describe_pending_reason(within) if within.lack else "",
+        "held": describe_pending_reason(within) if within.hold else "",
+        "outcome": (
+            _outcome(event.placements, event.explanation, "")
+            if isinstance(event, WorkloadPlaced)
+            else _outcome((), (), event.reason)
+        ),
+    }
+
+
+def _bare(state: ClusterState) -> dict[str, Any]:
+    """The dump of a state without what no decision looks at."""
+    dump = state.dump()
+    held = [_unnamed(workload) for workload in state.workloads.values() if workload.phase is WorkloadPhase.PLACED]
+    dump["demand"]["counts"] = []
+    return dump | {
+        "policy": to_plain(Policy(), brief=True),
+        "ended": [],
+        "explanations": {},
+        "spending": {},
+        "workloads": [to_plain(workload, brief=True) for workload in held],
+    }
+
+
+def _unnamed(workload: Workload) -> Workload:
+    spec = WorkloadSpec(name="held", request=workload.spec.request, replicas=workload.spec.replicas)
+    return Workload(workload_id=workload.workload_id, spec=spec, phase=workload.phase, placements=workload.placements)
+
+
+def _outcome(placements: Iterable[Placement], explanation: tuple[ReplicaExplanation, ...], said: str) -> dict[str, Any]:
+    placed = [to_plain(placement) for placement in placements]
+    return {"placements": placed, "explanation": encode_explanation(explanation), "reason": said}
+
+
+def replay_decision(document: Mapping[str, Any]) -> DecisionReplay:
+    """Decides anew on what the document holds; raises DecisionUnreadable."""
+    if not isinstance(document, Mapping) or document.get("format") != DECISION_FORMAT:
+        raise DecisionUnreadable("this is no decision: export one with `eelctl decision export WORKLOAD`")
+    if document.get("version") != DECISION_VERSION:
+        raise DecisionUnreadable(
+            f"its version is {document.get('version')!r}, this eelctl reads version {DECISION_VERSION}"
+        )
+    try:
+        return _replayed(document)
+    except (ContractError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise DecisionUnreadable(f"it cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _replayed(document: Mapping[str, Any]) -> DecisionReplay:
+    spec = from_plain(WorkloadSpec, document["spec"])
+    weights = from_plain(Weights, document["weights"])
+    boards = {tuple(row[:5]): GpuPowerPrior(*row[5:]) for row in document["watts"]}
+    state = ClusterState.load(document["cluster"])
+    snapshot = SnapshotMirror(state, lambda gpu: boards[_board(gpu)]).snapshot()
+    closed = frozenset(document.get("closed", ()))
+    if closed:
+        snapshot = snapshot.with_open(np.array([name not in closed for name in snapshot.names], np.bool_))
+    decision = Planner().decide(snapshot, spec, weights, document["placement"])
+    recorded: Mapping[str, Any] = document["outcome"]
+    # What a spent limit holds is not decided on.
+    said = document.get("held") or (
+        "" if decision.placements else document.get("budget") or describe_pending_reason(decision)
+    )
+    now = _outcome((), (), said) if said else _outcome(decision.placements, decision.explanation, "")
+    return DecisionReplay(
+        workload_id=document["workload_id"],
+        revision=document["revision"],
+        made_by=document["made_by"],
+        recorded=recorded,
+        now=now,
+        differences=tuple(_differences(recorded, now)),
+    )
+
+
+def _place(plain: Mapping[str, Any]) -> str:
+    indexes = ",".join(map(str, plain.get("gpu_indexes", ())))
+    return f"{plain['node_name']} GPU {indexes}" if indexes else str(plain["node_name"])
+
+
+def _differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """What is not the same, the places first, then what the candidates cost."""
+    if recorded["reason"] != now["reason"]:
+        yield f"outcome: {recorded['reason'] or 'placed'} -> {now['reason'] or 'placed'}"
+    before, after = ({plain["replica"]: plain for plain in side["placements"]} for side in (recorded, now))
+    for replica in sorted(before.keys() | after.keys()):
+        was, is_ = before.get(replica), after.get(replica)
+        if was != is_:
+            yield f"replica {replica}: {_place(was) if was else 'no place'} -> {_place(is_) if is_ else 'no place'}"
+    was_told, told = (decode_explanation(side["explanation"]) for side in (recorded, now))
+    for was_replica, replica_now in zip(was_told, told, strict=False):
+        yield from _costs(was_replica, replica_now)
+    if (
+        not recorded["reason"]
+        and not now["reason"]
+        and recorded["explanation"] != now["explanation"]
+        and was_told == told
+    ):
+        yield "the explanation is told otherwise"
+
+
+def _costs(was: ReplicaExplanation, now: ReplicaExplanation) -> Iterator[str]:
+    here = f"replica {was.replica}"
+    if (was.feasible_nodes, was.removals) != (now.feasible_nodes, now.removals):
+        yield f"{here}: fitted on {was.feasible_nodes} nodes -> {now.feasible_nodes}"
+    for rank, (one, other) in enumerate(zip(was.candidates, now.candidates, strict=False), start=1):
+        if one == other:
+            continue
+        terms = {term.name: term.cost_w for term in one.terms}
+        changed = ", ".join(
+            f"{term.name} {terms.get(term.name, 0.0)!r} -> {term.cost_w!r}"
+            for term in other.terms
+            if terms.get(term.name) != term.cost_w
+        )
+        places = one.node_name if one.node_name == other.node_name else f"{one.node_name} -> {other.node_name}"
+        yield f"{here}, candidate {rank} ({places}): cost {one.cost_w!r} -> {other.cost_w!r} W" + (
+            f" ({changed})" if changed else ""
+        )
+    if len(was.candidates) != len(now.candidates):
+        yield f"{here}: {len(was.candidates)} candidates -> {len(now.candidates)}"

@@ -1,0 +1,218 @@
+"""Fleet simulation under one policy: arrivals, departures, node failures, and whole arrival sequences.
+
+fleet = Fleet(columns, specs, typical, rank, MIX, np.array([0.0, 1000.0]))
+node, slots = fleet.place(spec, moment)     # node -1: it fits nowhere
+fleet.release(node, spec, slots)            # exactly as if it had never come
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eelgrid_kernels.argmin_index import apply_log_ahead, place_arrivals, place_task
+from eelgrid_kernels.arrays import (
+    CPU,
+    GPU,
+    MEMORY,
+    NODE_SHAPE,
+    STATE,
+    WIDTH,
+    ArrivalOutcomes,
+    EngineArrays,
+    Floats,
+    Ints,
+    Mix,
+)
+from eelgrid_kernels.cpu_packages import CPU_PACKAGE_IDLE_W, PACKAGE_W, active_packages
+from eelgrid_kernels.engine_setup import build_engine, build_expected_mix, build_kinds, build_shapes, encode_models
+from eelgrid_kernels.node_states import set_node_available, settle_nodes, shift_task
+from eelgrid_kernels.opportunity_prices import update_prices
+
+# ruff: noqa: PLR0917 (the columns of a run come one by one, as kernels take them)
+
+
+class SpecColumns(Protocol):
+    """What tasks ask for, by spec; CPU milli, MiB, GPUs, milli of each, 1 where the model may be used."""
+
+    @property
+    def cpu_milli(self) -> Ints: ...  # noqa: D102 (S,)
+    @property
+    def memory_mib(self) -> Ints: ...  # noqa: D102 (S,)
+    @property
+    def gpu_count(self) -> Ints: ...  # noqa: D102 (S,)
+    @property
+    def gpu_milli(self) -> Ints: ...  # noqa: D102 (S,)
+    @property
+    def allows(self) -> Ints: ...  # noqa: D102 (S, M)
+
+
+class FleetColumns(Protocol):
+    """What nodes have when empty; the model is -1 without GPU, the watts are of one GPU."""
+
+    @property
+    def cpu_milli(self) -> Ints: ...  # noqa: D102 (N,)
+    @property
+    def memory_mib(self) -> Ints: ...  # noqa: D102 (N,)
+    @property
+    def gpu_count(self) -> Ints: ...  # noqa: D102 (N,)
+    @property
+    def model(self) -> Ints: ...  # noqa: D102 (N,)
+    @property
+    def idle_w(self) -> Floats: ...  # noqa: D102 (N,)
+    @property
+    def busy_w(self) -> Floats: ...  # noqa: D102 (N,)
+
+
+def _ints(values: NDArray[Any]) -> Ints:
+    return np.array(values, np.int64, order="C")
+
+
+def _kinds(specs: SpecColumns) -> Ints:
+    models = np.array([encode_models(row) for row in specs.allows], np.int64)
+    return build_kinds(specs.cpu_milli, specs.memory_mib, specs.gpu_count, specs.gpu_milli, models)
+
+
+def _shapes(fleet: FleetColumns) -> tuple[tuple[Ints, Floats], list[int], Ints]:
+    """The shapes, the families that they are of, and the shape of each node."""
+    columns = (fleet.cpu_milli, fleet.gpu_count, fleet.model, fleet.idle_w, fleet.busy_w)
+    rows, of_node = np.unique(np.column_stack(columns), axis=0, return_inverse=True)
+    there = np.arange(max(1, int(np.max(fleet.gpu_count)))) < rows[:, 1, None]
+    table, families = build_shapes(_ints(rows[:, 0]), _ints(np.where(there, rows[:, 2, None], -1)))
+    added_w = np.where(there, (rows[:, 4] - rows[:, 3])[:, None], 0.0)
+    return (table, added_w), families, _ints(of_node.reshape(-1))
+
+
+def _mix(specs: SpecColumns, typical: tuple[Ints, Ints]) -> Mix:
+    chosen, weight = typical
+    return Mix(
+        cpu_milli=_ints(specs.cpu_milli[chosen]),
+        gpu_count=_ints(specs.gpu_count[chosen]),
+        gpu_milli=_ints(specs.gpu_milli[chosen]),
+        allows=_ints(specs.allows[chosen].T),
+        weight=_ints(weight),
+        total=max(1, int(np.sum(weight))),
+    )
+
+
+def _idle_w(fleet: FleetColumns) -> float:
+    idle_w = float(np.sum(fleet.gpu_count * fleet.idle_w))
+    for cpu_milli in fleet.cpu_milli.tolist():  # the half core of an odd vCPU counts as working, even on an empty node
+        idle_w += CPU_PACKAGE_IDLE_W * active_packages(cpu_milli, 0) + PACKAGE_W * active_packages(cpu_milli, cpu_milli)
+    return idle_w
+
+
+def build_empty_engine(
+    fleet: FleetColumns, specs: SpecColumns, typical: tuple[Ints, Ints], rank: Ints, policy: int, weights: Floats
+) -> EngineArrays:
+    """The empty fleet under a policy; weights are (PWR, FGD) of MIX and the three of EELGRID, others take none."""
+    shapes, families, of_node = _shapes(fleet)
+    expected = build_expected_mix(_mix(specs, typical), families)
+    nodes = (of_node, _ints(rank), _ints(fleet.memory_mib))
+    scene = build_engine(shapes, _kinds(specs), expected, nodes, policy, weights)
+    scene.power_w[0] = _idle_w(fleet)
+    settle_nodes(scene, np.arange(len(of_node)))
+    return scene
+
+
+def build_empty_outcomes(arrivals: int) -> ArrivalOutcomes:
+    """Room for what becomes of that many arrivals."""
+    sums = [np.zeros(arrivals, np.int64) for _ in range(3)]
+    return ArrivalOutcomes(np.zeros(arrivals, np.bool_), np.zeros(arrivals), *sums)
+
+
+def simulate_arrivals(
+    fleet: FleetColumns,
+    specs: SpecColumns,
+    typical: tuple[Ints, Ints],
+    arrivals: Ints,
+    rank: Ints,
+    policy: int,
+    weights: Floats,
+) -> ArrivalOutcomes:
+    """Every arrival under a policy, one after the other; none of them ever leaves."""
+    scene = build_empty_engine(fleet, specs, typical, rank, policy, weights)
+    course = build_empty_outcomes(len(arrivals))
+    place_arrivals(scene, _ints(arrivals), course, 0, len(arrivals))
+    return course
+
+
+# ruff: noqa: PLR0917 (the columns of a run come one by one, as kernels take them)
+
+
+def _copied(value: Any) -> Any:
+    """Arrays of a tree of tuples, copied."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return type(value)(*map(_copied, value)) if isinstance(value, tuple) else value
+
+
+class SimulatedFleet:
+    """Nodes by number, as the columns list them; tasks by the number of their spec."""
+
+    def __init__(
+        self,
+        columns: FleetColumns,
+        specs: SpecColumns,
+        typical: tuple[Ints, Ints],
+        rank: Ints,
+        policy: int,
+        weights: Floats,
+    ) -> None:
+        self._run = build_empty_engine(columns, specs, typical, rank, policy, weights)
+        self._turn = 0
+
+    def place(self, spec: int, moment: int = 0) -> tuple[int, tuple[int, ...]]:
+        """The node and its GPUs for a task, which it then holds; node -1 if it fits nowhere.
+
+        moment numbers the decisions of RANDOM; no other policy heeds it.
+        """
+        update_prices(self._run)
+        node = int(place_task(self._run, spec, moment))
+        if node < 0:
+            return node, ()
+        return node, tuple(slot for slot in self._run.taken.tolist() if slot >= 0)
+
+    def put(self, node: int, spec: int, slots: Sequence[int]) -> None:
+        """Books a task on a node and GPUs chosen elsewhere; the caller knows that it fits."""
+        shift_task(self._run, node, spec, np.array(slots, np.int64), -1)
+
+    def release(self, node: int, spec: int, slots: Sequence[int]) -> None:
+        """Takes a task off the node and GPUs that it was placed on; unavailable nodes let go, too."""
+        shift_task(self._run, node, spec, np.array(slots, np.int64), 1)
+
+    def set_available(self, node: int, available: bool) -> None:
+        """Whether the node takes new tasks; what it holds stays and draws its watts until it is released."""
+        set_node_available(self._run, node, available)
+
+    def tend(self, most: int) -> None:
+        """Idle work, bounded: one kind of task, each in turn, reads at most so many changes ahead of its next task.
+
+        It changes no decision, only how long the next one of a rare kind takes.
+        """
+        apply_log_ahead(self._run, self._turn, most)
+        self._turn = (self._turn + 1) % max(1, len(self._run.kinds))
+
+    @property
+    def power_w(self) -> float:
+        """Modelled watts of all nodes."""
+        return float(self._run.power_w[0])
+
+    def free(self, node: int) -> tuple[int, int, tuple[int, ...]]:
+        """CPU milli, memory MiB and milli of each GPU slot that nobody holds."""
+        run = self._run
+        row = run.states[run.nodes[node, STATE]]
+        width = int(run.shapes[run.nodes[node, NODE_SHAPE], WIDTH])
+        return int(row[CPU]), int(run.nodes[node, MEMORY]), tuple(row[GPU : GPU + width].tolist())
+
+    @property
+    def run(self) -> EngineArrays:
+        """The arrays, for the kernels of eelgrid_kernels.argmin_index."""
+        return self._run
+
+    def copy(self) -> "SimulatedFleet":
+        """A fleet in the same state that goes its own way."""
+        other = object.__new__(SimulatedFleet)
+        other._run, other._turn = _copied(self._run), self._turn
+        return other

@@ -1,0 +1,85 @@
+"""Warm-up: compiles every kernel into numba's cache before the first decision.
+
+Owns one call of each kernel with the argument types that the controller uses:
+numba compiles a version for each combination of types, and read-only arrays
+are types of their own. Knows nothing of results.
+"""
+
+import numpy as np
+
+from eelgrid_kernels.argmin_index import choose_nodes, compute_all_costs
+from eelgrid_kernels.arrays import Mix, Nodes, Task
+from eelgrid_kernels.baselines import EELGRID
+from eelgrid_kernels.candidates import CandidateIndex
+from eelgrid_kernels.gang import compute_replica_costs, divide_replicas
+from eelgrid_kernels.gpu_links import choose_linked_gpus, exchange_gpus
+from eelgrid_kernels.node_cost import (
+    CONSTRAINTS,
+    GPU_PLACEABLE,
+    cluster_power,
+    count_verdicts,
+    node_fragmentation,
+    node_power,
+    refresh_fragmentation,
+    replica_room,
+)
+from eelgrid_kernels.node_states import adopt_nodes
+from eelgrid_kernels.opportunity_prices import apply_prices, compute_prices
+from eelgrid_kernels.queue_simulation import simulate_queue
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def warm_kernels() -> tuple[str, ...]:
+    """Compiles, or loads from the cache, every kernel; returns their names."""
+    one = _frozen(np.full(1, 1000, np.int64))
+    slots = _frozen(np.full((1, 1), 1000, np.int64))
+    watts = _frozen(np.ones((1, 1)))
+    code = _frozen(np.zeros((1, 1), np.int64))
+    state = _frozen(np.full((1, 1), GPU_PLACEABLE, np.uint8))
+    nodes = Nodes(_frozen(np.ones(1, np.bool_)), one, one, one, state, code, slots, watts, watts, one)
+    mix = Mix(one, _frozen(np.ones(1, np.int64)), one, _frozen(np.ones((1, 1), np.int64)), one, 1000)
+    task = Task(1, 1, 1, 1000)
+    allows = _frozen(np.ones(1, np.int64))
+    fragments, rows = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    refresh_fragmentation(nodes, mix, rows, fragments)
+    replica_room(nodes, task, allows, 1)
+    node_fragmentation(nodes, mix, 0)
+    node_power(nodes, 0)
+    cluster_power(nodes)
+    count_verdicts(nodes, task, allows, np.zeros(1 + len(CONSTRAINTS), np.int64))
+    candidates = CandidateIndex(nodes, mix, _frozen(np.zeros(1, np.int64)), EELGRID, np.ones(3))
+    kind = candidates.kind(task, allows)
+    candidates.best(kind, 0, 1)
+    candidates.is_due(-1)
+    candidates.put(*candidates.quote())
+    candidates.costs(kind)
+    candidates.verdicts(nodes, task, allows)
+    candidates.several(kind, rows, 1)
+    exchange_gpus(nodes, 0, code, np.zeros(1, np.int64))
+    choose_linked_gpus(code, rows, np.zeros(1, np.int64))
+    divide_replicas(np.zeros((1, 2)), np.zeros((1, 0), np.int64), np.zeros(2), np.zeros(1, np.int64))
+    simulate_queue(np.zeros(1), np.ones(1), 1, 1, 1.0, np.zeros(1))
+    kernels = (
+        choose_nodes,
+        compute_all_costs,
+        compute_prices,
+        apply_prices,
+        adopt_nodes,
+        count_verdicts,
+        refresh_fragmentation,
+        replica_room,
+        node_fragmentation,
+        node_power,
+        cluster_power,
+        choose_linked_gpus,
+        exchange_gpus,
+        compute_replica_costs,
+        divide_replicas,
+        simulate_queue,
+    )
+    return tuple(kernel.__name__ for kernel in kernels)

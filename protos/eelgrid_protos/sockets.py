@@ -1,0 +1,102 @@
+"""Sockets of this process: descriptor limit, addresses, and accepted connections by port.
+
+gRPC has no call that ends one connection of a server, so it is ended beneath it, as if the other side had gone.
+Owns that, and the limit of descriptors. Must not know who deserves it.
+
+Theory. `/dev/fd` lists our descriptors. Each is duplicated before it is looked at, and a duplicate stays the same
+socket whatever happens to the number it came from; so nothing is ended but what was looked at. shutdown(2) acts on
+the connection, not on the descriptor, which stays its owner's to close: the owner reads an end and clears up.
+"""
+
+import contextlib
+import os
+import resource
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+# Host and port of the other side.
+PeerAddress = tuple[str, int]
+_FOLDER = "/dev/fd"
+_MAPPED = "::ffff:"
+# A million, as systemd's default for its own: each costs a kernel's kilobyte only when it is used.
+_DESCRIPTORS_MOST = 1 << 20
+# Of all descriptors, those that no gRPC connection takes: journal, ledger, metrics, probes and what they write to.
+_KEPT_RATIO = 0.2
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT, with or without brackets; raises ValueError."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdecimal() or int(port) > 65_535:
+        raise ValueError(f"{address!r} is no address; write HOST:PORT, for example 127.0.0.1:9466")
+    return host.strip("[]"), int(port)
+
+
+def raise_descriptor_limit() -> int:
+    """Raises our soft limit of open files to the hard one; what it is now. Shells and units set it to 1,024 for select(2)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS_MOST if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS_MOST)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def count_connections_most() -> int:
+    """Connections that one gRPC server may have, so that the other doors of this process can still be opened."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _DESCRIPTORS_MOST if soft == resource.RLIM_INFINITY else min(soft, _DESCRIPTORS_MOST)
+    return int(most * (1.0 - _KEPT_RATIO))
+
+
+def parse_peer(text: str) -> PeerAddress:
+    """The other side as gRPC writes it: `ipv4:127.0.0.1:50000`, `ipv6:%5B::1%5D:50000`; ("", 0) where it has no port."""
+    kind, _, rest = text.partition(":")
+    host, _, port = unquote(rest).rpartition(":")
+    if kind not in {"ipv4", "ipv6"} or not port.isdecimal():
+        return "", 0
+    return host.strip("[]").removeprefix(_MAPPED).partition("%")[0], int(port)
+
+
+def list_descriptors() -> list[Path]:
+    """Our descriptors, by number; that of this look is among them."""
+    return list(Path(_FOLDER).iterdir())
+
+
+def _connections(port: int) -> Iterator[tuple[PeerAddress, socket.socket]]:
+    """Established connections to our port; the caller uses each before it takes the next."""
+    for path in list_descriptors():
+        try:
+            copy = os.dup(int(path.name))
+        except (OSError, ValueError):
+            continue
+        if not stat.S_ISSOCK(os.fstat(copy).st_mode):
+            os.close(copy)
+            continue
+        with contextlib.suppress(OSError), socket.socket(fileno=copy) as one:
+            if one.family not in {socket.AF_INET, socket.AF_INET6} or one.type != socket.SOCK_STREAM:
+                continue
+            if one.getsockname()[1] != port:
+                continue
+            # Raises for the listener itself, which has no other side.
+            host, other, *_ = one.getpeername()
+            yield (host.removeprefix(_MAPPED).partition("%")[0], other), one
+
+
+def list_accepted(port: int) -> list[PeerAddress]:
+    """Who is connected to our port."""
+    return [peer for peer, _ in _connections(port)]
+
+
+def end_accepted(port: int, chosen: Callable[[PeerAddress], bool]) -> int:
+    """Ends the connections to our port that are chosen; how many. May run in any thread."""
+    ended = 0
+    for peer, one in _connections(port):
+        if chosen(peer):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+                ended += 1
+    return ended
