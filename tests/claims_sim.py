@@ -8,7 +8,8 @@ import json
 from functools import cache
 
 from eelgrid_controller.engines.kubernetes.claims import events as told
-from eelgrid_controller.engines.kubernetes.claims.allocator import ClaimAllocator, ClaimAllocatorSettings
+from eelgrid_controller.engines.kubernetes.claims.allocator import ClaimAllocator
+from eelgrid_controller.engines.kubernetes.claims.demand import ClaimAllocatorSettings
 from eelgrid_controller.engines.kubernetes.claims.requests import pod_event_of
 from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_GROUP,

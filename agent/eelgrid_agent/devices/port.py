@@ -20,7 +20,7 @@ DeviceError                  the device or its driver is at fault
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import accumulate
@@ -44,6 +44,10 @@ INSTANCE_READINGS: tuple[Reading, ...] = (
     Reading.MEMORY_USED_BYTES, Reading.GRAPHICS_ACTIVITY_RATIO, Reading.SM_ACTIVITY_RATIO, Reading.SM_OCCUPANCY_RATIO,
     Reading.TENSOR_ACTIVITY_RATIO, Reading.MEMORY_ACTIVITY_RATIO,
 )  # fmt: skip
+
+
+# Called with a GPU's index before a listing asks the driver for it; false to leave it out.
+VisitCallback = Callable[[int], bool]
 
 
 class DeviceError(Exception):

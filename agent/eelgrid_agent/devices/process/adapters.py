@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-VisitCallback = Callable[[int], bool]
+from eelgrid_agent.devices.port import VisitCallback
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,6 @@ nobody runs on is freed.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from eelgrid_controller.engines.kubernetes.claims import claim_store as upkeep
 from eelgrid_controller.engines.kubernetes.claims import demand as looking
@@ -23,7 +21,7 @@ from eelgrid_controller.engines.kubernetes.claims.claim_store import (
     ClaimUnit,
     is_own_allocation,
 )
-from eelgrid_controller.engines.kubernetes.claims.demand import ClaimDemand
+from eelgrid_controller.engines.kubernetes.claims.demand import ClaimAllocatorSettings, ClaimDemand, ClaimState
 from eelgrid_controller.engines.kubernetes.claims.device_pools import DRIVER_NAME, DevicePools, allocation_results
 from eelgrid_controller.engines.kubernetes.claims.events import (
     Body,
@@ -69,11 +67,8 @@ from eelgrid_controller.engines.kubernetes.pods.plan_annotation import (
     unit_name,
 )
 
-if TYPE_CHECKING:
-    pass
 
-
-def build_grant(machine: "ClaimAllocator", wanted: ClaimDemand, given: Iterable[BundleAllocation]) -> ClaimGrant:
+def build_grant(machine: ClaimState, wanted: ClaimDemand, given: Iterable[BundleAllocation]) -> ClaimGrant:
     """Everything that is written for a unit."""
     assert machine.epoch is not None
     answers = iter(given)
@@ -103,7 +98,7 @@ def build_grant(machine: "ClaimAllocator", wanted: ClaimDemand, given: Iterable[
     return ClaimGrant(wanted.unit.name, machine.epoch, tuple(writes.values()), tuple(releases))
 
 
-def _reserved(machine: "ClaimAllocator", member: ClaimMember, found: Body, status: Body) -> Body:
+def _reserved(machine: ClaimState, member: ClaimMember, found: Body, status: Body) -> Body:
     """The reservation that kube-scheduler would add, for a claim that is this pod's alone."""
     owners = {one["uid"] for one in found["metadata"].get("ownerReferences") or ()}
     if not machine.settings.is_reserving or owners != {member.pod.uid}:
@@ -113,7 +108,7 @@ def _reserved(machine: "ClaimAllocator", member: ClaimMember, found: Body, statu
 
 
 def _release(
-    machine: "ClaimAllocator", member: ClaimMember, node_name: str, devices: list[str], *, is_pinned: bool
+    machine: ClaimState, member: ClaimMember, node_name: str, devices: list[str], *, is_pinned: bool
 ) -> PodRelease:
     assert machine.epoch is not None
     pod = member.pod
@@ -145,19 +140,6 @@ def surrendered_claims(book: ClaimStore, wanted: ClaimDemand) -> Iterator[Body]:
 
 _LOOK_AGAIN_S = 0.2
 _HELD = ("allocation", "reservedFor", "devices")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimAllocatorSettings:
-    """How long things may take, in seconds."""
-
-    unbound_s: float = 30.0  # that kube-scheduler may call a pod unschedulable
-    settle_s: float = 2.0  # that a freed claim rests, longer than a binding that is under way
-    avoid_s: float = 60.0  # that a node where a pod could not be put is not tried again
-    orphan_s: float = 5.0  # that an allocation without any pod is left
-    busy_s: float = 5.0
-    forbidden_s: float = 60.0
-    is_reserving: bool = True  # write the reservation with the allocation, where the claim is one pod's alone
 
 
 class ClaimAllocator:

@@ -6,30 +6,56 @@ pinned to a node where their devices are free; unlike an allocation, that pin ca
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from eelgrid_controller.engines.kubernetes.claims.allocation import BundleLoad, ClaimBundle, ClaimRequest
+from eelgrid_controller.engines.kubernetes.claims.allocation import (
+    BundleLoad,
+    ClaimBundle,
+    ClaimRequest,
+    ClusterCapacity,
+)
 from eelgrid_controller.engines.kubernetes.claims.claim_store import (
     ClaimMember,
     ClaimStore,
     ClaimUnit,
     is_own_allocation,
 )
-from eelgrid_controller.engines.kubernetes.claims.device_pools import DRIVER_NAME, allocation_results
+from eelgrid_controller.engines.kubernetes.claims.device_pools import DRIVER_NAME, DevicePools, allocation_results
 from eelgrid_controller.engines.kubernetes.claims.events import ClaimInstruction
 from eelgrid_controller.engines.kubernetes.claims.requests import ClaimRejection, ParsedClaim
 from eelgrid_controller.engines.kubernetes.model.owners import IntentRefusal
 from eelgrid_controller.engines.kubernetes.model.well_known import GATE
 from eelgrid_controller.engines.kubernetes.pods.gate_events import PodKey, RecordEvent, RecreatePod, RemoveGate
+from eelgrid_controller.engines.kubernetes.pods.inflight import UnboundPodWatchdog
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import CLAIM_WORKLOAD_PREFIX
 from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import find_unmet_rule
 
-if TYPE_CHECKING:
-    from eelgrid_controller.engines.kubernetes.claims.allocator import ClaimAllocator
-
-
 Body = Mapping[str, Any]
 _PATIENCE_S = 30.0  # before people are told of what mends itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimAllocatorSettings:
+    """How long things may take, in seconds."""
+
+    unbound_s: float = 30.0  # that kube-scheduler may call a pod unschedulable
+    settle_s: float = 2.0  # that a freed claim rests, longer than a binding that is under way
+    avoid_s: float = 60.0  # that a node where a pod could not be put is not tried again
+    orphan_s: float = 5.0  # that an allocation without any pod is left
+    busy_s: float = 5.0
+    forbidden_s: float = 60.0
+    is_reserving: bool = True  # write the reservation with the allocation, where the claim is one pod's alone
+
+
+class ClaimState(Protocol):
+    """What is known of claims, devices and nodes; the allocator is one."""
+
+    settings: ClaimAllocatorSettings
+    epoch: int | None
+    pools: DevicePools
+    book: ClaimStore
+    room: ClusterCapacity
+    watchdog: UnboundPodWatchdog
 
 
 class UnfitAllocation(NamedTuple):
@@ -89,7 +115,7 @@ def is_steered(member: ClaimMember) -> bool:
 
 
 def evaluate_unit(
-    machine: "ClaimAllocator", unit: ClaimUnit, at_s: float
+    machine: ClaimState, unit: ClaimUnit, at_s: float
 ) -> Iterator[ClaimInstruction | ClaimDemand | UnfitAllocation]:
     """What is to be done about a unit now."""
     assert machine.epoch is not None
@@ -134,7 +160,7 @@ def _told(member: ClaimMember, text: str, *, is_warning: bool = False) -> Iterat
 # One pod
 
 
-def _one(machine: "ClaimAllocator", member: ClaimMember, at_s: float) -> Iterator[ClaimInstruction | UnfitAllocation]:
+def _one(machine: ClaimState, member: ClaimMember, at_s: float) -> Iterator[ClaimInstruction | UnfitAllocation]:
     """What does not fit of what it has; nothing where it only lacks something. Raises _Blocked."""
     pod, why = member.pod, member.claimant.member
     if isinstance(why, IntentRefusal):
@@ -197,7 +223,7 @@ def _has_ours(book: ClaimStore, claims: Iterable[Body]) -> bool:
     return any(isinstance(read := book.read(found), ParsedClaim) and read.is_ours for found in claims)
 
 
-def _astray(machine: "ClaimAllocator", member: ClaimMember, claims: Iterable[Body]) -> Iterator[ClaimInstruction]:
+def _astray(machine: ClaimState, member: ClaimMember, claims: Iterable[Body]) -> Iterator[ClaimInstruction]:
     """A pod that was bound while its claim was given to it elsewhere cannot start."""
     assert machine.epoch is not None
     node_name = member.pod.node_name
@@ -212,7 +238,7 @@ def _astray(machine: "ClaimAllocator", member: ClaimMember, claims: Iterable[Bod
             return
 
 
-def _stuck(machine: "ClaimAllocator", member: ClaimMember, node_name: str, at_s: float) -> Iterator[ClaimInstruction]:
+def _stuck(machine: ClaimState, member: ClaimMember, node_name: str, at_s: float) -> Iterator[ClaimInstruction]:
     """A pod that had to be pinned and cannot be scheduled there is made anew, more and more rarely."""
     assert machine.epoch is not None
     since_s = member.unscheduled_s
@@ -228,7 +254,7 @@ def _stuck(machine: "ClaimAllocator", member: ClaimMember, node_name: str, at_s:
         yield RecreatePod(member.pod.uid, member.key, machine.epoch, why)
 
 
-def _misfit(machine: "ClaimAllocator", member: ClaimMember, ours: Iterable[Body], node_name: str, at_s: float) -> str:
+def _misfit(machine: ClaimState, member: ClaimMember, ours: Iterable[Body], node_name: str, at_s: float) -> str:
     """Why a pod cannot stay where its devices are; empty where it can."""
     reason = machine.room.closed(node_name) or find_unmet_rule(member.pod.constraint, machine.room.nodes[node_name])
     if reason:
@@ -248,7 +274,7 @@ def _misfit(machine: "ClaimAllocator", member: ClaimMember, ours: Iterable[Body]
     return ""
 
 
-def _lacks(machine: "ClaimAllocator", member: ClaimMember) -> bool:
+def _lacks(machine: ClaimState, member: ClaimMember) -> bool:
     """Whether a pod without our gate has a claim of ours that holds nothing, or whose allocation was not seen."""
     for key in machine.book.needs(member.pod.uid):
         found = machine.book.claims.get(key)
@@ -266,7 +292,7 @@ def _lacks(machine: "ClaimAllocator", member: ClaimMember) -> bool:
 
 
 def _wanted(
-    machine: "ClaimAllocator", unit: ClaimUnit, todo: list[ClaimMember], at_s: float
+    machine: ClaimState, unit: ClaimUnit, todo: list[ClaimMember], at_s: float
 ) -> Iterator[ClaimInstruction | ClaimDemand | UnfitAllocation]:
     wanted = ClaimDemand(unit)
     for members in _components(machine.book, todo):
@@ -303,7 +329,7 @@ def _components(book: ClaimStore, members: Iterable[ClaimMember]) -> list[list[C
     return [together for _, together in groups]
 
 
-def _part(machine: "ClaimAllocator", wanted: ClaimDemand, members: list[ClaimMember], at_s: float) -> _Part | None:
+def _part(machine: ClaimState, wanted: ClaimDemand, members: list[ClaimMember], at_s: float) -> _Part | None:
     """What pods of one node lack; None where nothing of it is ours to say."""
     book = machine.book
     nodes = {one.pod.node_name for one in members} - {""}

@@ -18,7 +18,8 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     ObjectKey,
 )
 from eelgrid_controller.engines.kubernetes.api.retry import BackgroundTasks, RetryLimits, call_with_retries
-from eelgrid_controller.engines.kubernetes.claims.allocator import ClaimAllocator, ClaimAllocatorSettings
+from eelgrid_controller.engines.kubernetes.claims.allocator import ClaimAllocator
+from eelgrid_controller.engines.kubernetes.claims.demand import ClaimAllocatorSettings
 from eelgrid_controller.engines.kubernetes.claims.events import (
     ClaimDeallocation,
     ClaimDeleted,
