@@ -200,6 +200,7 @@ def _ports(simulation: SimulatedNode, *, alone: bool) -> tuple[DevicePort, Contr
 
 
 if TYPE_CHECKING:
+    from eelgrid_agent.kubelet.device_plugins import DevicePlugins
     from eelgrid_agent.kubelet.dra_driver import DraDriver
 
 
@@ -220,6 +221,17 @@ class _Memory:
     records: tuple[DeviceRecord, ...] = ()
     directory: Path | None = None
     problem: str = ""
+
+
+def _device_plugins(
+    config: AgentConfig, node: AgentNode, kubelet: PodResourcesClient, reporter: AllocationReporter
+) -> "DevicePlugins | None":
+    if config.device_plugin == "off":
+        return None
+    # A machine without Kubernetes has no use for these.
+    from eelgrid_agent.kubelet.device_plugins import build_device_plugins
+
+    return build_device_plugins(config, node, kubelet, given=reporter.given)
 
 
 async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Callable[[], int]) -> HostedNodes:
@@ -267,12 +279,7 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
         gpus=lambda: node.inventory.gpus, tell=node.tell_held, steers=config.device_plugin != "off"
     )
     kubelet.heard = telling.heard
-    plugins = None
-    if config.device_plugin != "off":
-        # A machine without Kubernetes has no use for these.
-        from eelgrid_agent.kubelet.device_plugins import build_device_plugins
-
-        plugins = build_device_plugins(config, node, kubelet, given=telling.given)
+    plugins = _device_plugins(config, node, kubelet, telling)
     claims = None
     if config.dra:
         claims = _claims(config, node, device, layouts, memory, slow_driver=slow_driver, cannot_change=observe_only)

@@ -18,12 +18,6 @@ from eelgrid_controller.engines.kubernetes.api.kubeconfig import find_access
 from eelgrid_controller.engines.kubernetes.pods.unit_steps import GateSettings
 from eelgrid_controller.engines.kubernetes.power.policy_merge import PlacePower
 from eelgrid_controller.engines.kubernetes.reconcilers import claims
-from eelgrid_controller.engines.kubernetes.reconcilers.base import (
-    ForecastLookup,
-    Reconciler,
-    ReconcilerContext,
-    run_with_restarts,
-)
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import CoreCommandPort
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import GateEngine, GateEngineSettings
 from eelgrid_controller.engines.kubernetes.reconcilers.held_devices import HeldDeviceReconciler
@@ -32,6 +26,12 @@ from eelgrid_controller.engines.kubernetes.reconcilers.jobs import JobReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.mig_slices import RepartitionTaintReconciler, SlicePodReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.moves import MoveReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.power_policies import PowerPolicyReconciler
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
+    ForecastLookup,
+    Reconciler,
+    ReconcilerContext,
+    run_with_restarts,
+)
 from eelgrid_controller.runtime.config import KubernetesConfig
 from eelgrid_controller.server.metrics.catalogue import MetricFamily
 from eelgrid_controller.server.metrics.kubernetes_metrics import cluster_families, device_families

@@ -24,12 +24,12 @@ from eelgrid_controller.engines.kubernetes.api.port import (
 )
 from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
 from eelgrid_controller.engines.kubernetes.power.policy_merge import PlacePower, PolicyRecords
-from eelgrid_controller.engines.kubernetes.reconcilers.base import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.power_policies import (
     FILE_NAME,
     FormerValuesFile,
     PowerPolicyReconciler,
 )
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ReconcilerContext
 from eelgrid_controller.errors import JournalFull
 from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.runtime.loop import ControllerLoop

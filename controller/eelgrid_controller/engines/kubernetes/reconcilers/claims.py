@@ -59,8 +59,8 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     WriteFailure,
 )
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import gate_removal_patch, ungating_patch
-from eelgrid_controller.engines.kubernetes.reconcilers.base import Reconciler, ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.pod_writer import StaleTerm, describe_failure
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import Reconciler, ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.related_objects import OwnerLookups
 from eelgrid_controller.errors import ControllerError
 

@@ -13,8 +13,8 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import DevicesReport
 from eelgrid_controller.engines.kubernetes.pods.inflight import UnboundPodWatchdog
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import UnitMember
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import unit_of
-from eelgrid_controller.engines.kubernetes.reconcilers.base import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import is_gate_workload
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ReconcilerContext
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.telemetry import DeviceReport
 from eelgrid_protos.errors import ContractError

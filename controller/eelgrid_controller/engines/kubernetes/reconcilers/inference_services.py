@@ -29,8 +29,8 @@ from eelgrid_controller.engines.kubernetes.model.inference_service import (
 from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
 from eelgrid_controller.engines.kubernetes.model.well_known import DELETION_COST
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import PlacementUnit
-from eelgrid_controller.engines.kubernetes.reconcilers.base import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.pod_writer import StaleTerm
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.services.scaling import (
     ReplicaCounts,
     ScaleSubresourceWriter,

@@ -53,8 +53,8 @@ from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, parse_
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference, build_event
 from eelgrid_controller.engines.kubernetes.model.well_known import LABEL_MANAGED, MANAGED
-from eelgrid_controller.engines.kubernetes.reconcilers.base import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.pod_writer import StaleTerm, describe_failure
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ReconcilerContext
 from eelgrid_controller.objectives.forecasts import NOT_LEARNED_REASON, ScaleQuestion
 from eelgrid_protos.messages import Inventory
 

@@ -41,9 +41,9 @@ from eelgrid_controller.engines.kubernetes.pods.mig_slices import (
     requests_slices,
 )
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_node, plan_for_pod
-from eelgrid_controller.engines.kubernetes.reconcilers.base import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.move_writer import MoveWriter
 from eelgrid_controller.engines.kubernetes.reconcilers.pod_writer import PodWriter
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ReconcilerContext
 from eelgrid_controller.state.mig_layouts import is_layout_complete
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.policy import is_pool_enforced

@@ -37,7 +37,7 @@ from eelgrid_controller.engines.kubernetes.pods.disruption import find_blocking_
 from eelgrid_controller.engines.kubernetes.pods.gate_events import PodKey
 from eelgrid_controller.engines.kubernetes.pods.migration import MarkPod, ScaleDeployment
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import format_move_note
-from eelgrid_controller.engines.kubernetes.reconcilers.base import ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ReconcilerContext
 
 _LIMITS = RetryLimits(attempts=3, whole_s=8.0, first_s=0.1, most_s=2.0)
 _T = TypeVar("_T")

@@ -39,9 +39,9 @@ from eelgrid_controller.engines.kubernetes.pods.migration import (
     survives_evictions,
 )
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import MoveNote, parse_move_note
-from eelgrid_controller.engines.kubernetes.reconcilers.base import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.move_orders import MoveOrders, has_room, restore_places
 from eelgrid_controller.engines.kubernetes.reconcilers.move_writer import MoveWriter
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ReconcilerContext
 from eelgrid_controller.state.events import WorkloadMoved
 
 

@@ -36,7 +36,7 @@ from eelgrid_controller.engines.kubernetes.power.policy_merge import (
     build_policy_status,
 )
 from eelgrid_controller.engines.kubernetes.power.policy_object import decode_value, encode_value
-from eelgrid_controller.engines.kubernetes.reconcilers.base import ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ReconcilerContext
 from eelgrid_controller.state.events import PolicyChanged
 from eelgrid_controller.state.policy import BudgetHierarchy
 from eelgrid_controller.state.policy_validation import find_policy_violations
