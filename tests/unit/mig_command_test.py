@@ -295,8 +295,8 @@ def test_a_journal_is_not_written_through_a_link_that_came_later(tmp_path):
 def test_a_lock_dies_with_its_holder(tmp_path):
     """Killed in any way, for the kernel closes the file."""
     code = (
-        "import os, sys; from pathlib import Path; from eelgrid_agent.state_files import hold\n"
-        "with hold(Path(sys.argv[1]), 'a child'): os.kill(os.getpid(), 9)"
+        "import os, sys; from pathlib import Path; from eelgrid_agent.state_files import lock_state_directory\n"
+        "with lock_state_directory(Path(sys.argv[1]), 'a child'): os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     assert done.returncode == -9

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eelgrid_controller.replay import openb
+from eelgrid_controller.replay import csv_reader, openb
 from eelgrid_controller.replay.csv_reader import TraceMalformed, TraceMissing, TraceTooLarge
 from eelgrid_controller.replay.openb import TraceNode, TraceTask
 from eelgrid_protos import codec
@@ -127,7 +127,7 @@ def test_sizes_are_bounded(written, tmp_path, monkeypatch):
         openb.read_tasks(written(SHORT + "p0,1,1,0,0\np1,1,1,0,0\n"))
     huge = tmp_path / "huge.csv"
     with huge.open("wb") as stream:
-        stream.truncate(openb.FILE_BYTES_MOST + 1)  # sparse
+        stream.truncate(csv_reader.FILE_BYTES_MOST + 1)  # sparse
     with pytest.raises(TraceTooLarge, match="MiB"):
         openb.read_tasks(huge)
 

@@ -122,10 +122,10 @@ def test_a_daemon_raises_its_limit_of_open_files_by_itself():
         "import resource\n"
         "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))\n"
-        "from eelgrid_protos.sockets import connections_most, raise_descriptor_limit\n"
-        "few = connections_most()\n"
+        "from eelgrid_protos.sockets import count_connections_most, raise_descriptor_limit\n"
+        "few = count_connections_most()\n"
         "now = raise_descriptor_limit()\n"
         "assert now == min(hard, 1 << 20), now\n"
-        "assert few == 204 and few < connections_most() < now\n"
+        "assert few == 204 and few < count_connections_most() < now\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -71,7 +71,7 @@ async def test_a_division_that_fails_is_told_and_asked_again(monkeypatch, caplog
             raise RuntimeError("a fault")
         return solved(problem)
 
-    monkeypatch.setattr(control_loop, "solved", fails_once)
+    monkeypatch.setattr(control_loop, "solve_allocation", fails_once)
     async with stewarded(steering=APART) as world:
         await ready(world)
         await turns(world, 1)

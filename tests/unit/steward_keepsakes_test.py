@@ -63,7 +63,7 @@ async def test_a_restart_goes_on_at_the_limit_that_was_found_and_tries_nothing_a
 
 async def test_without_what_was_kept_it_would_search_again(tmp_path, monkeypatch):
     limit_w, work, now_s = await lived(tmp_path)
-    monkeypatch.setattr(job_observer, "shown_by", lambda *_: LimitHistory())
+    monkeypatch.setattr(job_observer, "limit_history", lambda *_: LimitHistory())
     seen, phases, commands = await gone_on(tmp_path, work, now_s)
     assert len(seen - {limit_w}) >= 2
     assert LimitPhase.SEARCHING in phases

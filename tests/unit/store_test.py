@@ -247,13 +247,13 @@ _WRITER = textwrap.dedent(
     """
     import sys
     from pathlib import Path
-    from eelgrid_controller.adapters.store import open_journal
-    from eelgrid_controller.journal import Checkpoint, Entry, Past
+    from eelgrid_controller.runtime.sqlite_journal import open_journal
+    from eelgrid_controller.state.journal import Checkpoint, JournalEntry
 
     journal = open_journal(Path(sys.argv[1]), new_cluster_id="c", retained=5)
     number = journal.last_seq
     while True:
-        batch = [Entry("bulk", {"number": number + i, "text": "y" * 500}) for i in range(1, 1 + number % 7 + 1)]
+        batch = [JournalEntry("bulk", {"number": number + i, "text": "y" * 500}) for i in range(1, 1 + number % 7 + 1)]
         number = journal.append(batch)
         if number % 5 == 0:
             journal.checkpoint(Checkpoint(number, {"number": number}, str(number)))
@@ -338,12 +338,12 @@ _BUSY = textwrap.dedent(
     """
     import os, sys
     from pathlib import Path
-    from eelgrid_controller.adapters.store import open_journal
-    from eelgrid_controller.journal import Entry
+    from eelgrid_controller.runtime.sqlite_journal import open_journal
+    from eelgrid_controller.state.journal import JournalEntry
 
     journal = open_journal(Path(sys.argv[1]), new_cluster_id="c")
     for number in range(int(sys.argv[2])):
-        journal.append([Entry("node_lost", {"time_ns": 1, "node_name": f"n{number}", "text": "y" * 900})])
+        journal.append([JournalEntry("node_lost", {"time_ns": 1, "node_name": f"n{number}", "text": "y" * 900})])
     os.kill(os.getpid(), 9)
     """
 )

@@ -67,9 +67,9 @@ class Missing:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Missing())
 logging.basicConfig()
-from eelgrid_controller.adapters.spans import Kind, Root, Span
-from eelgrid_controller.adapters.tracing import wanted_endpoint
-print(wanted_endpoint("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://all:4317"}, logging.getLogger()))
+from eelgrid_controller.server.placement_traces import PlacementSpanKind, TraceRoot
+from eelgrid_controller.server.tracing import resolve_endpoint
+print(resolve_endpoint("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://all:4317"}, logging.getLogger()))
 from eelgrid_controller.__main__ import main
 main(["--traces", "127.0.0.1:4317", "--data", "data", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"])
 """
