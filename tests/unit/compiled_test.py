@@ -14,14 +14,14 @@ from eelgrid_kernels import compilation
 
 SOURCE = Path(eelgrid_kernels.__file__).parent
 ONE = '''"""One."""
-from toy.compiled import kernel
+from toy.compilation import kernel
 from toy.other import twice, SHIFT
 @kernel
 def three(x):
     return twice(x) + x + SHIFT
 '''
 OTHER = '''"""Other."""
-from toy.compiled import kernel
+from toy.compilation import kernel
 SHIFT = 0
 @kernel
 def twice(x):
