@@ -232,8 +232,8 @@ def test_agents_do_what_is_ordered_without_touching_what_is_busy(scene):
         }
         layout = resolve_layout(order.layout, geometry)
         calls = [type(call).__name__ for call in plan_steps(geometry, _device(drained, geometry), layout, busy=busy)]
-        assert calls.count("CreateInstance") == sum(isinstance(step, CreateStep) for step in order.steps)
-        assert calls.count("DestroyInstance") == sum(isinstance(step, DestroyStep) for step in order.steps)
+        assert calls.count("CreateGpuInstance") == sum(isinstance(step, CreateStep) for step in order.steps)
+        assert calls.count("DestroyGpuInstance") == sum(isinstance(step, DestroyStep) for step in order.steps)
         assert {part.start for part in layout.parts} == {one.start for one in now[order.uuid].instances}
     assert tuple(given_out) == found.course.steps
     assert tuple(now.values()) == found.gpus
@@ -308,7 +308,12 @@ def test_what_falls_below_its_rate_on_the_way_is_told():
         ),
     )
     found = plan_change(asked, gpus)
-    assert [type(step).__name__ for step in found.course.steps] == ["Drain", "Destroy", "Create", "Start"]
+    assert [type(step).__name__ for step in found.course.steps] == [
+        "DrainStep",
+        "DestroyStep",
+        "CreateStep",
+        "StartStep",
+    ]
     assert found.course.lowest == {"s0": 0.0}
 
 

@@ -265,7 +265,9 @@ def points(make) -> int:
     """At how many points the script can end."""
     rig = Rig(make(DEVICES))
     script(rig)
-    assert {type(command).__name__ for command in rig.commands} >= {"Journal", "SetLimit", "LockClocks", "Restore"}
+    assert {type(command).__name__ for command in rig.commands} >= {
+        "WriteJournal", "SetDeviceLimit", "LockClocks", "RestoreDevice",
+    }  # fmt: skip
     assert {uuid: rig.machine.shown(uuid) for uuid in rig.machine.uuids} == rig.found
     return rig.machine.fuse.burned
 
