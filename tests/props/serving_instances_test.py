@@ -74,8 +74,9 @@ def _by_linear_program(shapes, serving, demand_hz):
     return found.fun if found.x is not None else None
 
 
+# HiGHS keeps constraints to 1e-6 or so: a demand below that is none to it.
 @quiet
-@given(points(), PARTS, st.lists(st.integers(0, 4), min_size=3, max_size=3), st.just(0.0) | st.floats(1e-6, 300.0))
+@given(points(), PARTS, st.lists(st.integers(0, 4), min_size=3, max_size=3), st.just(0.0) | st.floats(1e-3, 300.0))
 def test_the_walk_is_the_linear_program(some, part_load, counts, demand_hz):
     shapes = _shapes(some, part_load)
     serving = counts[: len(shapes)]
