@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests import strategies
 
+from eelgrid_controller.core.core import REPORTED_EPOCH_MOST
 from eelgrid_controller.state import events
 from eelgrid_controller.state.events import check_readable, event_from_plain, event_to_plain
 from eelgrid_protos.messages import (
@@ -37,6 +38,9 @@ def test_an_event_that_obeys_comes_back_as_it_was(cls, data):
     if "explanation" in {entry.name for entry in fields(cls)}:
         # Rows of one shape, as the planner makes them; journal_encoding.py keeps no others.
         event = replace(event, explanation=())
+    if isinstance(event, events.NodeJoined):
+        # The core refuses higher ones; what an old journal has of them is healed when it is read.
+        event = replace(event, plan_epoch=min(event.plan_epoch, REPORTED_EPOCH_MOST))
     check_readable(event)
     kind, body = event_to_plain(event)
     text = json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
