@@ -276,7 +276,9 @@ class PlacementSavings:
         """Watts that a limit keeps compared replicas of one workload from, at the most."""
         work = self._works[key]
         assert work.limit_w is not None
-        compared = [place for replica, place in work.places.items() if self._counted[key, replica].there]
+        # What was placed since the last turn is not counted yet.
+        counted = {replica: self._counted.get((key, replica)) for replica in work.places}
+        compared = [work.places[replica] for replica, found in counted.items() if found is not None and found.there]
         watts = (pair for place in compared for pair in self._draws[EELGRID].gpus_w(place))
         return sum(max(0.0, busy_w - max(work.limit_w, idle_w)) for idle_w, busy_w in watts)
 
