@@ -60,9 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return run_mig_command(arguments[1:])
     if list(arguments[:1]) == ["energy"]:
-        from eelgrid_agent.cli.energy import run_energy_command as run_energy
+        from eelgrid_agent.cli.energy import run_energy_command
 
-        return run_energy(arguments[1:])
+        return run_energy_command(arguments[1:])
     try:
         config = parse_flags(arguments)
     except AgentConfigError as error:

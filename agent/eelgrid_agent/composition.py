@@ -33,13 +33,9 @@ from eelgrid_agent.enforce.mig.host import (
     read_machine,
 )
 from eelgrid_agent.enforce.mig.journal import (
-    FileMigJournal as LayoutFileJournal,
-)
-from eelgrid_agent.enforce.mig.journal import (
-    MemoryMigJournal as LayoutMemoryJournal,
-)
-from eelgrid_agent.enforce.mig.journal import (
-    MigJournal as LayoutJournal,
+    FileMigJournal,
+    MemoryMigJournal,
+    MigJournal,
 )
 from eelgrid_agent.enforce.mig.mig_service import MigService
 from eelgrid_agent.enforce.power.executor import PowerExecutor, read_driver_origin
@@ -130,7 +126,7 @@ def build_simulated_node(
     )  # fmt: skip
     enforcer = PowerExecutor(control, MemoryPowerJournal(), origin=lambda: DriverOrigin(boot_id=host.boot_id))
     layouts = MigService(
-        device, control, LayoutMemoryJournal(), boot_id=lambda: host.boot_id or "simulated", sleep=lambda _: None,
+        device, control, MemoryMigJournal(), boot_id=lambda: host.boot_id or "simulated", sleep=lambda _: None,
         monotonic_s=lambda: clock.monotonic_ns() / 1e9, wall_ns=clock.wall_ns,
     )  # fmt: skip
     enforcement = Enforcement(node, enforcer, looking=SequentialReader(device), clock=clock)
@@ -217,7 +213,7 @@ class _Memory:
     """What outlives the agent: its journals, and what the run before left changed; `problem` says why not."""
 
     settings: PowerJournal
-    layouts: LayoutJournal
+    layouts: MigJournal
     records: tuple[DeviceRecord, ...] = ()
     directory: Path | None = None
     problem: str = ""
@@ -342,14 +338,14 @@ def _remembered(config: AgentConfig, stack: ExitStack) -> _Memory:
         stack.enter_context(lock_state_directory(directory, "eelgrid-agent"))
         settings = FilePowerJournal(directory / _SETTINGS_FILE)
         return _Memory(
-            settings=settings, layouts=LayoutFileJournal(directory / LAYOUTS_FILE), records=settings.load(),
+            settings=settings, layouts=FileMigJournal(directory / LAYOUTS_FILE), records=settings.load(),
             directory=directory,
         )  # fmt: skip
     except (StateDirectoryError, PowerJournalError) as error:
         if config.state is not None:
             stack.close()
             raise BudgetNotEnforceable(str(error)) from error
-        return _Memory(settings=MemoryPowerJournal(), layouts=LayoutMemoryJournal(), problem=str(error))
+        return _Memory(settings=MemoryPowerJournal(), layouts=MemoryMigJournal(), problem=str(error))
 
 
 def _claims(

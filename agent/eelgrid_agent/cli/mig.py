@@ -27,8 +27,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from eelgrid_agent.cli.terminal import close_output, terminal_width
-from eelgrid_agent.cli.terminal import write_output as write_out
+from eelgrid_agent.cli.terminal import close_output, terminal_width, write_output
 from eelgrid_agent.devices.port import ControlPort, DeviceError, ModeChange, PowerSettings
 from eelgrid_agent.enforce.mig.host import MigHost, MigHostError, open_mig_host
 from eelgrid_agent.enforce.mig.inspection import LayoutPlan, MigInspection, inspect_host
@@ -436,7 +435,7 @@ def _print(
         text = "".join(f"{line}\n" for line in lines(found, terminal_width()))
     else:
         text = format_document(found, flags.output)
-    write_out(text)
+    write_output(text)
 
 
 # The commands
@@ -497,7 +496,7 @@ def _refuse(flags: argparse.Namespace, inspection: MigInspection, plans: Sequenc
             gpu = plan.wish.subject.gpu
             if flags.output != "table":
                 row = {"gpu": gpu.uuid, "status": "refused", "rule": rule, "detail": detail}
-                write_out(format_document({"results": [row]}, flags.output))
+                write_output(format_document({"results": [row]}, flags.output))
             raise MigCommandFailed(f"GPU {gpu.index}: refused by rule {rule}: {detail}; nothing was changed")
 
 
@@ -540,7 +539,7 @@ def _carry_out(flags: argparse.Namespace, site: MigHost, plans: Sequence[LayoutP
         rows = [
             {"gpu": r.subject, "status": r.status.name.lower(), "rule": r.rule, "detail": r.detail} for r in results
         ]
-        write_out(format_document({"results": rows}, flags.output))
+        write_output(format_document({"results": rows}, flags.output))
     if results and results[-1].status is not ApplyStatus.APPLIED:
         last, left = results[-1], len(plans) - len(results)
         rest = f"; {left} GPU(s) after it were not touched" if left else ""
@@ -570,9 +569,9 @@ def _assert(flags: argparse.Namespace, site: MigHost) -> int:
     else:
         reasons = find_unmet_requests(requests_from_texts(flags.layout, inspection.subjects), mode_only=flags.mode_only)
     if flags.output != "table":
-        write_out(format_document({"stands": not reasons, "reasons": list(reasons)}, flags.output))
+        write_output(format_document({"stands": not reasons, "reasons": list(reasons)}, flags.output))
     elif not reasons:
-        write_out("it stands\n")
+        write_output("it stands\n")
     for reason in reasons:
         _tell(f"eelgrid-agent mig: {reason}")
     return NOT_SO if reasons else DONE
@@ -596,5 +595,7 @@ def _export(flags: argparse.Namespace, site: MigHost) -> int:
             f"eelgrid-agent mig: GPU {index} has GPU instances without compute instances; the format has no word for them"
         )
     file = export_parted_file(inspection.subjects, flags.label)
-    write_out(format_parted_file(file) if flags.output == "yaml" else format_document(to_parted_document(file), "json"))
+    write_output(
+        format_parted_file(file) if flags.output == "yaml" else format_document(to_parted_document(file), "json")
+    )
     return DONE

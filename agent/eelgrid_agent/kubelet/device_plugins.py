@@ -31,9 +31,6 @@ from eelgrid_agent.kubelet.plugin_devices import (
     memory_slices_by_device,
     planned_device_sets,
 )
-from eelgrid_agent.kubelet.plugin_devices import (
-    NodeDevices as Chosen,
-)
 from eelgrid_agent.kubelet.pod_resources import PodResourcesClient
 from eelgrid_agent.node.config import AgentConfig
 from eelgrid_agent.node.node import AgentNode
@@ -287,9 +284,9 @@ def build_device_plugins(
         kubelet.hurry()
         return answer(ids)
 
-    def look() -> Chosen:
+    def look() -> NodeDevices:
         plan, held = node.guard.plan, kubelet.containers or ()
-        return Chosen(
+        return NodeDevices(
             index_of=gpu_index_by_device(node.inventory.gpus),
             links=node.inventory.links,
             wanted=() if plan is None else planned_device_sets(plan.assignments),

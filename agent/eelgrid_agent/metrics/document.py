@@ -11,8 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from eelgrid_agent.devices.port import INSTANCE_READINGS
-from eelgrid_agent.devices.port import LATENCY_BUCKETS_S as CALL_BOUNDS_S
+from eelgrid_agent.devices.port import INSTANCE_READINGS, LATENCY_BUCKETS_S
 from eelgrid_agent.energy.anomalies import SUBJECTS_MOST, EnergyAnomalyKind
 from eelgrid_agent.enforce.rules import RefusalRule
 from eelgrid_agent.metrics.catalogue import CATALOGUE
@@ -71,7 +70,7 @@ def count_series_most(metric: Metric) -> int:
     else:
         values = math.prod(_VALUES_MOST[label] for label in metric.labels)
     series = _SUBJECTS.get(metric.scope, 1) * values
-    return series * (len(CALL_BOUNDS_S) + 3) if metric.kind is MetricKind.HISTOGRAM else series
+    return series * (len(LATENCY_BUCKETS_S) + 3) if metric.kind is MetricKind.HISTOGRAM else series
 
 
 _TITLES = {
@@ -145,7 +144,7 @@ def render_reference(metrics: Sequence[Metric] = CATALOGUE) -> str:
                 f"\n## {title}\n\n| name | type | labels | series at most | meaning | source |\n|---|---|---|---|---|---|\n"
             )
             parts += [_row(metric) for metric in rows]
-    bounds = ", ".join(f"{bound:g}" for bound in CALL_BOUNDS_S)
+    bounds = ", ".join(f"{bound:g}" for bound in LATENCY_BUCKETS_S)
     parts.append(f"\nBuckets of `eelgrid_device_call_duration_seconds` end at {bounds} and infinity.\n")
     return "".join(parts)
 

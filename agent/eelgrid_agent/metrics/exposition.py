@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from eelgrid_agent.devices.port import FAST_READINGS, InstanceReadings, Missing, ReadingValue
-from eelgrid_agent.devices.port import LATENCY_BUCKETS_S as CALL_BOUNDS_S
+from eelgrid_agent.devices.port import FAST_READINGS, LATENCY_BUCKETS_S, InstanceReadings, Missing, ReadingValue
 from eelgrid_agent.metrics.catalogue import CATALOGUE, GPU_ABSENT, HOST_ABSENT, INSTANCE_ABSENT
 from eelgrid_agent.metrics.metric import Metric, MetricKind, MetricScope, MetricSource
 from eelgrid_agent.metrics.snapshot import AgentSnapshot, GpuView, LatencyDistribution, NodeMetricsView
@@ -28,7 +27,7 @@ UNITS = ("watts", "joules", "bytes", "seconds", "hertz", "celsius", "ratio")
 
 _NOTHING: Mapping[Reading, ReadingValue] = {}
 _ODD_NUMBERS = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
-_BUCKETS = (*(repr(bound) for bound in CALL_BOUNDS_S), "+Inf")
+_BUCKETS = (*(repr(bound) for bound in LATENCY_BUCKETS_S), "+Inf")
 # Names of series that are no readings, kept between pages: twice what the busiest node shows.
 _NAMES_MOST = 20_000
 # The same of states and masks: a dozen values of each, of every device.

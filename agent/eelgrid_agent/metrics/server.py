@@ -93,16 +93,20 @@ class ScrapeHandler:
                 return self._live()
             case "/readyz":
                 ready = self._frames.oldest_s() is not None
-                return _plain(200, "ready") if ready else _plain(503, "not every node has been sampled yet")
+                return (
+                    _text_response(200, "ready")
+                    if ready
+                    else _text_response(503, "not every node has been sampled yet")
+                )
             case _:
-                return _plain(404, "ask for /metrics, /livez or /readyz")
+                return _text_response(404, "ask for /metrics, /livez or /readyz")
 
     def _live(self) -> ScrapeResponse:
         age_s = self._frames.oldest_s()
         bound_s = max(SILENCE_S_MOST, SILENCE_INTERVALS * self._frames.slowest_interval_s())
         if age_s is not None and age_s > bound_s:
-            return _plain(503, f"nothing was sampled for {age_s:.0f} s")
-        return _plain(200, "alive")
+            return _text_response(503, f"nothing was sampled for {age_s:.0f} s")
+        return _text_response(200, "alive")
 
     def _metrics(self, *, openmetrics: bool, gzipped: bool) -> bytes:
         with self._lock:
@@ -124,10 +128,6 @@ class ScrapeHandler:
                 body = self._rendered.openmetrics() if openmetrics else self._rendered.prometheus()
             self._forms[form] = body
         return body
-
-
-def _plain(status: int, text: str) -> ScrapeResponse:
-    return ScrapeResponse(status, "text/plain; charset=utf-8", f"{text}\n".encode())
 
 
 def prefers_openmetrics(accept: str) -> bool:

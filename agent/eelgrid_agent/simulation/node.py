@@ -6,7 +6,6 @@ It answers as the NVML adapter does; one contract suite checks both. One thread 
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 from uuid import UUID, uuid5
 
 from eelgrid_agent.devices.port import (
@@ -39,10 +38,6 @@ from eelgrid_agent.simulation.sensors import (
 from eelgrid_agent.simulation.spec import GpuLoad, NodeSpec, SpecError, find_product
 from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import AbsenceReason, AccessLevel, Gpu, Reading
-
-if TYPE_CHECKING:
-    pass
-
 
 _CLIENT = "nvidia-persistenced"
 # The recovery action that asks for a reset of the device.

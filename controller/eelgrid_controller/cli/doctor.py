@@ -17,12 +17,7 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli import doctor_cluster as checks
-from eelgrid_controller.cli import doctor_cluster as node
-from eelgrid_controller.cli import doctor_cluster as pages_read
-from eelgrid_controller.cli import doctor_machine as machine
-from eelgrid_controller.cli import doctor_machine as reading
-from eelgrid_controller.cli import doctor_tls as tls
+from eelgrid_controller.cli import doctor_cluster, doctor_machine, doctor_tls
 from eelgrid_controller.cli.connection import connect_operators, fetch_whole, iterate_pages
 from eelgrid_controller.cli.doctor_finding import (
     Finding,
@@ -90,7 +85,7 @@ def doctor(context: click.Context, /, only: str, state: Path | None, **looks: An
     Checks this machine and the controller. Exit code 0: nothing failed (warnings may be there); 1: something did.
     """
     settings: CliSettings = context.obj
-    where = state or reading.find_state_folder(os.environ, is_root=os.geteuid() == 0)
+    where = state or doctor_machine.find_state_folder(os.environ, is_root=os.geteuid() == 0)
     chosen = DoctorOptions(state=where, **looks)
     findings: list[Finding] = []
     if only != "controller":
@@ -118,31 +113,31 @@ def _lines(findings: list[Finding]) -> Iterator[str]:
 
 
 def _machine(settings: CliSettings, looks: DoctorOptions) -> Iterator[Finding]:
-    yield machine.check_python(reading.read_python_version())
-    lines = reading.read_own_requirements()
+    yield doctor_machine.check_python(doctor_machine.read_python_version())
+    lines = doctor_machine.read_own_requirements()
     for extra in ("controller", "agent"):
-        wanted = machine.parse_requirements(lines, extra)
-        yield machine.check_packages(extra, wanted, reading.read_installed_versions(wanted))
-    answer, on_bus = reading.query_driver(looks.nvml_limit_s), reading.count_bus_gpus()
+        wanted = doctor_machine.parse_requirements(lines, extra)
+        yield doctor_machine.check_packages(extra, wanted, doctor_machine.read_installed_versions(wanted))
+    answer, on_bus = doctor_machine.query_driver(looks.nvml_limit_s), doctor_machine.count_bus_gpus()
     has_gpus = answer.problem == "" or bool(on_bus)
-    yield machine.check_nvml(answer, on_bus)
+    yield doctor_machine.check_nvml(answer, on_bus)
     if has_gpus:
-        yield machine.check_driver(answer.version)
-        yield from machine.check_rights(reading.read_rights())
-    state, data = reading.read_folder(looks.state), reading.read_folder(looks.data)
-    yield machine.check_folder("state directory", state, "--state", here=has_gpus)
-    yield machine.check_disk_room("disk, agent", state)
+        yield doctor_machine.check_driver(answer.version)
+        yield from doctor_machine.check_rights(doctor_machine.read_rights())
+    state, data = doctor_machine.read_folder(looks.state), doctor_machine.read_folder(looks.data)
+    yield doctor_machine.check_folder("state directory", state, "--state", here=has_gpus)
+    yield doctor_machine.check_disk_room("disk, agent", state)
     if data.exists:
-        yield machine.check_folder("data directory", data, "--data", here=True)
-        yield machine.check_disk_room("disk, controller", data)
-    yield machine.check_clock_synchronised(*reading.read_clock_synchronised())
-    yield machine.check_kubelet(reading.read_kubelet_sockets())
-    yield from machine.check_ports(_ports(settings, looks))
+        yield doctor_machine.check_folder("data directory", data, "--data", here=True)
+        yield doctor_machine.check_disk_room("disk, controller", data)
+    yield doctor_machine.check_clock_synchronised(*doctor_machine.read_clock_synchronised())
+    yield doctor_machine.check_kubelet(doctor_machine.read_kubelet_sockets())
+    yield from doctor_machine.check_ports(_ports(settings, looks))
     yield from _certificates(settings)
     yield from _agent(settings, looks, has_gpus=has_gpus)
 
 
-def _ports(settings: CliSettings, looks: DoctorOptions) -> Iterator[machine.DaemonPort]:
+def _ports(settings: CliSettings, looks: DoctorOptions) -> Iterator[doctor_machine.DaemonPort]:
     """Those that daemons of ours have by default on this machine, or were told to have."""
     from eelgrid_protos import transport
 
@@ -158,15 +153,15 @@ def _ports(settings: CliSettings, looks: DoctorOptions) -> Iterator[machine.Daem
             continue
         if not here:
             continue
-        free = reading.port_is_free(address)
+        free = doctor_machine.port_is_free(address)
         if free is None:
-            state = machine.PortState.REFUSED
+            state = doctor_machine.PortState.REFUSED
         elif free:
-            state = machine.PortState.FREE
+            state = doctor_machine.PortState.FREE
         else:
             ours = _answers(settings, address) if is_rpc else _is_our_page(address, settings.timeout_s)
-            state = machine.PortState.OURS if ours else machine.PortState.OTHER
-        yield machine.DaemonPort(address, purpose, flag, state)
+            state = doctor_machine.PortState.OURS if ours else doctor_machine.PortState.OTHER
+        yield doctor_machine.DaemonPort(address, purpose, flag, state)
 
 
 def _answers(settings: CliSettings, address: str) -> bool:
@@ -216,12 +211,12 @@ def _certificates(settings: CliSettings) -> Iterator[Finding]:
         yield report_failure("TLS", what, "give --tls-certificate, --tls-key and --tls-authority together")
         return
     state = read_tls_state(certificate, key, authority) if certificate and key and authority else None
-    yield from tls.check_tls_files(state, now_s=time.time(), is_loopback=is_loopback, insecure=settings.insecure)
+    yield from doctor_tls.check_tls_files(state, now_s=time.time(), is_loopback=is_loopback, insecure=settings.insecure)
     if state is not None:
         shown = fetch_certificate(settings.controller, settings.timeout_s)
         if shown is not None:
             host = settings.controller.rpartition(":")[0].strip("[]")
-            yield tls.check_certificate("TLS, controller's", shown, now_s=time.time(), host=host)
+            yield doctor_tls.check_certificate("TLS, controller's", shown, now_s=time.time(), host=host)
 
 
 def _asked(check: str, call: Callable[[], Any], *, optional: bool = False) -> Any:
@@ -260,18 +255,20 @@ def _agent(settings: CliSettings, looks: DoctorOptions, *, has_gpus: bool) -> It
                 found = report_warning("agent", f"none answers at {looks.agent}", remedy)
             yield found
             return
-        yield from node.check_inventory(found.inventory)
+        yield from doctor_cluster.check_inventory(found.inventory)
         begin_s = time.time()
         samples = _asked("agent, sampling", lambda: client.get_samples(GetSamplesRequest(), timeout=timeout_s))
         if isinstance(samples, Finding):
             yield samples
         else:
-            yield node.check_newest_sample(samples)
+            yield doctor_cluster.check_newest_sample(samples)
             if samples.samples is not None and samples.samples.time_ns:
                 theirs_s = samples.samples.time_ns[-1] / 1e9 + samples.age_s
-                yield machine.check_clocks_agree("agent's samples", theirs_s - time.time(), time.time() - begin_s)
+                yield doctor_machine.check_clocks_agree(
+                    "agent's samples", theirs_s - time.time(), time.time() - begin_s
+                )
         plan = _asked("agent, plan", lambda: client.get_node_plan(GetNodePlanRequest(), timeout=timeout_s))
-        yield plan if isinstance(plan, Finding) else node.check_lease(plan)
+        yield plan if isinstance(plan, Finding) else doctor_cluster.check_lease(plan)
     except ContractError as error:
         yield report_warning(
             "agent", f"speaks another release of the contract ({error})", "bring eelctl and the agent to one release"
@@ -311,54 +308,56 @@ def _asks(client: Any, settings: CliSettings, looks: DoctorOptions) -> Iterator[
     summary = client.get_summary(GetSummaryRequest(), timeout=timeout_s).summary
     end_s = time.time()
     yield report_ok("controller", f"{settings.controller} answered in {1000.0 * (end_s - begin_s):.0f} ms")
-    yield machine.check_clocks_agree(
+    yield doctor_machine.check_clocks_agree(
         "controller's", summary.time_ns / 1e9 - (begin_s + end_s) / 2, (end_s - begin_s) / 2
     )
     page = _page(settings, looks)
     policy = client.get_policy(GetPolicyRequest(), timeout=timeout_s).policy
     nodes = tuple(iterate_pages(client.list_nodes, ListNodesRequest(), "nodes", timeout_s=timeout_s))
-    yield from checks.check_versions(
-        nodes, page.version if isinstance(page, pages_read.MetricsAnswer) else "", __version__
+    yield from doctor_cluster.check_versions(
+        nodes, page.version if isinstance(page, doctor_cluster.MetricsAnswer) else "", __version__
     )
-    yield checks.check_agents(summary)
-    yield checks.check_samples(summary)
-    yield checks.check_freshness(nodes, policy.send_interval_s)
-    yield checks.check_journal_loss(nodes)
-    yield from checks.check_gpus(nodes)
-    yield checks.check_layouts(nodes)
-    yield checks.check_enforcement(nodes, policy)
-    yield checks.check_limit_reach(nodes, policy)
-    yield from checks.check_plans(
+    yield doctor_cluster.check_agents(summary)
+    yield doctor_cluster.check_samples(summary)
+    yield doctor_cluster.check_freshness(nodes, policy.send_interval_s)
+    yield doctor_cluster.check_journal_loss(nodes)
+    yield from doctor_cluster.check_gpus(nodes)
+    yield doctor_cluster.check_layouts(nodes)
+    yield doctor_cluster.check_enforcement(nodes, policy)
+    yield doctor_cluster.check_limit_reach(nodes, policy)
+    yield from doctor_cluster.check_plans(
         tuple(iterate_pages(client.list_plans, ListPlansRequest(), "plans", timeout_s=timeout_s))
     )
     promised = _asked("promises", lambda: fetch_whole(client.list_promises, ListPromisesRequest(), timeout_s=timeout_s))
     if isinstance(promised, Finding):
         yield promised
     else:
-        yield from checks.check_promises(promised)
-        yield from checks.check_budgets(promised.budgets, summary.measured_power_w, summary.measured_gpus, summary.gpus)
-    yield checks.check_waiting_work(summary)
+        yield from doctor_cluster.check_promises(promised)
+        yield from doctor_cluster.check_budgets(
+            promised.budgets, summary.measured_power_w, summary.measured_gpus, summary.gpus
+        )
+    yield doctor_cluster.check_waiting_work(summary)
     now_ns = time.time_ns()
     spent = _asked("ledger", lambda: client.query_energy(
         QueryEnergyRequest(begin_ns=now_ns - _HOUR_NS, end_ns=now_ns, group_by=("kind",), rows_most=1),
         timeout=timeout_s))  # fmt: skip
-    yield spent if isinstance(spent, Finding) else checks.check_ledger(spent, summary.measured_gpus)
+    yield spent if isinstance(spent, Finding) else doctor_cluster.check_ledger(spent, summary.measured_gpus)
     if isinstance(page, Finding):
         yield page
     else:
-        yield from pages_read.check_metrics(page)
+        yield from doctor_cluster.check_metrics(page)
 
 
 def _role(client: Any, timeout_s: float) -> Finding:
     from eelgrid_protos import faults
 
     try:
-        return tls.check_role(client.who_am_i(WhoAmIRequest(), timeout=timeout_s))
+        return doctor_tls.check_role(client.who_am_i(WhoAmIRequest(), timeout=timeout_s))
     except faults.Internal as error:
         return report_skipped("role", f"was not answered: {error.message}", "a controller of this release tells it")
 
 
-def _page(settings: CliSettings, looks: DoctorOptions) -> "pages_read.MetricsAnswer | Finding":
+def _page(settings: CliSettings, looks: DoctorOptions) -> "doctor_cluster.MetricsAnswer | Finding":
     """The controller's page of metrics, or why there is none."""
     is_guess = not looks.metrics
     if is_guess and settings.controller != DEFAULT_CONTROLLER:
@@ -372,7 +371,7 @@ def _page(settings: CliSettings, looks: DoctorOptions) -> "pages_read.MetricsAns
                 "metrics", f"nothing at {address} ({text})", "name them with --metrics HOST:PORT or a URL"
             )
         return report_failure("metrics", f"{address} cannot be read ({text})", "see the controller's --metrics")
-    page = pages_read.parse_metrics(text)
+    page = doctor_cluster.parse_metrics(text)
     if not page.is_ours:
         return report_failure(
             "metrics", f"{address} is not a controller's page", "name the controller's, not an agent's"

@@ -86,11 +86,10 @@ def _told(outcome: Mapping[str, Any]) -> dict[str, Any]:
 @click.pass_context
 def replay(context: click.Context, file: Any) -> None:
     """Decide anew on what a file holds; exit code 1 if it comes out otherwise."""
-    from eelgrid_controller.whatif.decision_record import DecisionUnreadable
-    from eelgrid_controller.whatif.decision_record import replay_decision as decide
+    from eelgrid_controller.whatif.decision_record import DecisionUnreadable, replay_decision
 
     try:
-        found = decide(_read(file))
+        found = replay_decision(_read(file))
     except DecisionUnreadable as error:
         raise RequestRefused(f"{file.name}: {error}", "give a file that `eelctl decision export` wrote") from None
     lines = [f"{found.workload_id}, decided at revision {found.revision} by version {found.made_by}"]

@@ -119,7 +119,7 @@ def _asked(settings: CliSettings, factor: float) -> Any:
 def _computed(measured: Any, asked: Any, fleet: Any, objectives: int) -> "Frontier":
     from eelgrid_controller.optional_imports import import_library
     from eelgrid_controller.profiles.errors import ServingError
-    from eelgrid_controller.whatif.frontier.sweep import compute_frontier as compute
+    from eelgrid_controller.whatif.frontier.sweep import compute_frontier
 
     import_library("scipy.optimize", "the frontier", "'eelgrid[bench]'")
     progress: ProgressBar | None = None
@@ -130,7 +130,7 @@ def _computed(measured: Any, asked: Any, fleet: Any, objectives: int) -> "Fronti
         progress(done)
 
     try:
-        return compute(measured, asked, fleet, objectives_most=objectives, tell=tell)
+        return compute_frontier(measured, asked, fleet, objectives_most=objectives, tell=tell)
     except ServingError as error:
         raise RequestRefused(error.problem, error.remedy) from None
     finally:

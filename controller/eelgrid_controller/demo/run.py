@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from eelgrid_controller.demo import display as reporting
+from eelgrid_controller.demo import display
 from eelgrid_controller.demo.display import DemoReport, DemoView, ProcessFigures, StartupTimes
 from eelgrid_controller.demo.processes import DemoProcess, ProcessSilent
 from eelgrid_controller.replay.openb import submission_of_task, write_fleet_file
@@ -217,8 +217,8 @@ class DemoRun:
             result = self._report(summary, submitted, times, [_figures(c, steady.get(c.name)) for c in children])
             self.scene.tell("done")
             self.scene.stop()
-            reporting.write_summary(self.out / "summary.json", result)
-            reporting.print_report(self.scene.console, result)
+            display.write_summary(self.out / "summary.json", result)
+            display.print_report(self.scene.console, result)
             if self.has_gpu:
                 await self._observe(client, stack)
             if self.keep:
@@ -415,7 +415,7 @@ class DemoRun:
             if found and all(gpu.power_w is not None or gpu.temperature_c is not None for gpu in found):
                 break
             await asyncio.sleep(5 * _POLL_S)
-        reporting.print_gpus(self.scene.console, found)
+        display.print_gpus(self.scene.console, found)
 
 
 def _window_s(nodes: int) -> float:

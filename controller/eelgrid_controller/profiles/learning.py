@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eelgrid_controller.profiles import features as frames
+from eelgrid_controller.profiles import features
 from eelgrid_controller.profiles.conformal import ConformalCalibration, merge_scores
 from eelgrid_controller.profiles.drift import ReadingNoise
 from eelgrid_controller.profiles.errors import NothingToLearnFrom
@@ -152,7 +152,9 @@ def learn_surface(samples: Sequence[WorkloadSample], seed: int) -> LearnedSurfac
             "points", f"{total} measured configurations", f"measure at least {CONFIGURATIONS_LEAST}"
         )
     rng = np.random.default_rng(seed)
-    found_frame = frames.fit_frame([place for one in samples for place in one.places], [one.traits for one in samples])
+    found_frame = features.fit_frame(
+        [place for one in samples for place in one.places], [one.traits for one in samples]
+    )
     values = np.concatenate([one.values for one in samples])
     centre, scale = float(values.mean()), max(float(values.std()), _FLAT)
     told = build_evidence(found_frame, centre, scale, samples)

@@ -7,7 +7,7 @@ follows from it.
 from dataclasses import replace
 
 from eelgrid_controller.state.spending_limits import spending_key
-from eelgrid_kernels.baselines import find_policy as placement_policy
+from eelgrid_kernels.baselines import find_policy
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import Aborted, InvalidArgument
 from eelgrid_protos.messages import OBJECTIVES, Policy, SpendingQuantity
@@ -43,7 +43,7 @@ def find_policy_violations(policy: Policy) -> tuple[Violation, ...]:
             )
         )
     try:
-        placement_policy(policy.placement)
+        find_policy(policy.placement)
     except ValueError as error:
         problem, remedy = str(error).split("; ", 1)
         found.append(Violation("policy.placement", problem, remedy))

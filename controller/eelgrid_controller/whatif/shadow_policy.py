@@ -27,8 +27,7 @@ from eelgrid_controller.state.events import (
     WorkloadCancelled,
     WorkloadSubmitted,
 )
-from eelgrid_controller.whatif.comparison import compare_placements
-from eelgrid_controller.whatif.comparison import compute_cluster_figures as figures_of
+from eelgrid_controller.whatif.comparison import compare_placements, compute_cluster_figures
 from eelgrid_protos.faults import Fault
 from eelgrid_protos.messages import ClusterFigures, Policy, ShadowReport, SubmitWorkloadRequest, Workload
 
@@ -105,7 +104,7 @@ class ShadowPolicy:
             revision=revision,
             events=self._events,
             live=live,
-            shadow=figures_of(self.core),
+            shadow=compute_cluster_figures(self.core),
             differences=different,
             **counts,
         )

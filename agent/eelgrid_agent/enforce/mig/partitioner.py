@@ -119,11 +119,13 @@ def plan_steps(
             kept[goal.place] = instance
         if goal != standing and instance.id in foreign:
             if goal is not None:
-                raise TransitionRefused(RefusalRule.FOREIGN, f"{_spell(instance)} is not this agent's to change")
+                raise TransitionRefused(
+                    RefusalRule.FOREIGN, f"{_describe_instance(instance)} is not this agent's to change"
+                )
             beside.append(standing)
         elif goal != standing and instance.id in busy:
             raise TransitionRefused(
-                RefusalRule.BUSY, f"{_spell(instance)} is in use and not as it is wanted; drain it first"
+                RefusalRule.BUSY, f"{_describe_instance(instance)} is in use and not as it is wanted; drain it first"
             )
         elif goal is None:
             surplus.append(instance)
@@ -247,7 +249,7 @@ def _by_size(geometry: MigGeometry, part: InstancePart) -> tuple[int, int, int]:
     return -part.size, -(profile.compute_slices if profile else 0), part.start
 
 
-def _spell(instance: GpuInstance) -> str:
+def _describe_instance(instance: GpuInstance) -> str:
     return f"GPU instance {instance.id} ({instance.profile} at {instance.start})"
 
 
@@ -280,9 +282,13 @@ def _reasons_spell(
             return DescribedStep(step=step.describe(), why=f"it is {'off' if enabled else 'on'} and wanted otherwise")
         case DestroyComputeInstance(instance_id=number, compute_id=child):
             why = "its GPU instance goes" if number in doomed else "this share is not wanted"
-            return DescribedStep(step=f"destroy compute instance {child} of {_named(standing[number])}", why=why)
+            return DescribedStep(
+                step=f"destroy compute instance {child} of {_describe_instance(standing[number])}", why=why
+            )
         case DestroyGpuInstance(instance_id=number):
-            return DescribedStep(step=f"destroy {_named(standing[number])}", why="it stands and is not wanted")
+            return DescribedStep(
+                step=f"destroy {_describe_instance(standing[number])}", why="it stands and is not wanted"
+            )
         case CreateGpuInstance(profile_id=profile_id, start=start):
             profile = geometry.profile_by_id(profile_id)
             name = profile.name if profile else f"profile {profile_id}"
@@ -293,10 +299,6 @@ def _reasons_spell(
             return DescribedStep(
                 step=f"create {_share(profile, profile_id)} at {start}", why="work runs in compute instances"
             )
-
-
-def _named(instance: GpuInstance) -> str:
-    return f"GPU instance {instance.id} ({instance.profile} at {instance.start})"
 
 
 def _share(profile: GiProfile | None, profile_id: int) -> str:

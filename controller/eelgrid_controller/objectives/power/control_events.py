@@ -12,14 +12,13 @@ from typing import NamedTuple
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason
 from eelgrid_controller.objectives.power.budget_allocation import AllocationTask, BudgetAllocation
 from eelgrid_controller.objectives.power.budgets import BudgetTree
-from eelgrid_controller.objectives.power.estimates import LimitHistory, LimitPrior
-from eelgrid_controller.objectives.power.estimates import MeasurementWindow as JobWindow
+from eelgrid_controller.objectives.power.estimates import LimitHistory, LimitPrior, MeasurementWindow
 from eelgrid_controller.objectives.power.limit_rollout import Holding
 from eelgrid_controller.objectives.power.power_model import PowerCurve
 from eelgrid_controller.objectives.power.tariffs import EnergyTariff
 from eelgrid_controller.objectives.power.training_promises import TrainingPromise
 from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget, ScalerPhase
-from eelgrid_controller.objectives.services.service_metrics import MetricsWindow as ServiceWindowRead
+from eelgrid_controller.objectives.services.service_metrics import MetricsWindow
 
 
 class ServiceStarted(NamedTuple):
@@ -36,7 +35,7 @@ class ServiceWindow(NamedTuple):
 
     at_s: float
     name: str
-    window: ServiceWindowRead
+    window: MetricsWindow
 
 
 class ServiceReady(NamedTuple):
@@ -81,7 +80,7 @@ class JobMeasured(NamedTuple):
 
     at_s: float
     name: str
-    window: JobWindow
+    window: MeasurementWindow
 
 
 class JobPredicted(NamedTuple):

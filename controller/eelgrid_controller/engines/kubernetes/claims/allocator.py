@@ -12,16 +12,24 @@ nobody runs on is freed.
 
 from collections.abc import Iterable, Iterator
 
-from eelgrid_controller.engines.kubernetes.claims import claim_store as upkeep
-from eelgrid_controller.engines.kubernetes.claims import demand as looking
 from eelgrid_controller.engines.kubernetes.claims.allocation import BundleAllocation, ClusterCapacity, allocate_claims
 from eelgrid_controller.engines.kubernetes.claims.claim_store import (
     ClaimMember,
     ClaimStore,
     ClaimUnit,
+    count_claim_gpus,
+    find_conflicting_claim,
     is_own_allocation,
+    orphaned_allocations,
 )
-from eelgrid_controller.engines.kubernetes.claims.demand import ClaimAllocatorSettings, ClaimDemand, ClaimState
+from eelgrid_controller.engines.kubernetes.claims.demand import (
+    ClaimAllocatorSettings,
+    ClaimDemand,
+    ClaimState,
+    UnfitAllocation,
+    evaluate_unit,
+    separate_demands,
+)
 from eelgrid_controller.engines.kubernetes.claims.device_pools import DRIVER_NAME, DevicePools, allocation_results
 from eelgrid_controller.engines.kubernetes.claims.events import (
     Body,
@@ -68,9 +76,9 @@ from eelgrid_controller.engines.kubernetes.pods.plan_annotation import (
 )
 
 
-def build_grant(machine: ClaimState, wanted: ClaimDemand, given: Iterable[BundleAllocation]) -> ClaimGrant:
+def build_grant(state: ClaimState, wanted: ClaimDemand, given: Iterable[BundleAllocation]) -> ClaimGrant:
     """Everything that is written for a unit."""
-    assert machine.epoch is not None
+    assert state.epoch is not None
     answers = iter(given)
     writes: dict[str, ClaimStatusWrite] = {}
     releases: list[PodRelease] = []
@@ -79,45 +87,45 @@ def build_grant(machine: ClaimState, wanted: ClaimDemand, given: Iterable[Bundle
         for member in part.members:
             has_ours = False
             devices: list[str] = []
-            for key in machine.book.needs(member.pod.uid):
-                found = machine.book.claims.get(key)
+            for key in state.book.needs(member.pod.uid):
+                found = state.book.claims.get(key)
                 if found is None:
                     continue
                 uid = found["metadata"]["uid"]
-                held = machine.pools.held(uid)
+                held = state.pools.held(uid)
                 has_ours = has_ours or is_own_allocation(held)
                 devices += [one.device for one in held if one.driver == DRIVER_NAME]
-                decided = machine.book.decided.get(uid)
+                decided = state.book.decided.get(uid)
                 if decided is not None:
-                    status = _reserved(machine, member, found, decided.status)
+                    status = _reserved(state, member, found, decided.status)
                     writes[uid] = ClaimStatusWrite(
                         uid, key, {"metadata": found["metadata"], "spec": found["spec"], "status": status}
                     )
             if not member.pod.node_name:
-                releases.append(_release(machine, member, node_name, devices, is_pinned=not has_ours))
-    return ClaimGrant(wanted.unit.name, machine.epoch, tuple(writes.values()), tuple(releases))
+                releases.append(_release(state, member, node_name, devices, is_pinned=not has_ours))
+    return ClaimGrant(wanted.unit.name, state.epoch, tuple(writes.values()), tuple(releases))
 
 
-def _reserved(machine: ClaimState, member: ClaimMember, found: Body, status: Body) -> Body:
+def _reserved(state: ClaimState, member: ClaimMember, found: Body, status: Body) -> Body:
     """The reservation that kube-scheduler would add, for a claim that is this pod's alone."""
     owners = {one["uid"] for one in found["metadata"].get("ownerReferences") or ()}
-    if not machine.settings.is_reserving or owners != {member.pod.uid}:
+    if not state.settings.is_reserving or owners != {member.pod.uid}:
         return status
     pod = member.pod
     return {**status, "reservedFor": [{"resource": "pods", "name": pod.name, "uid": pod.uid}]}
 
 
 def _release(
-    machine: ClaimState, member: ClaimMember, node_name: str, devices: list[str], *, is_pinned: bool
+    state: ClaimState, member: ClaimMember, node_name: str, devices: list[str], *, is_pinned: bool
 ) -> PodRelease:
-    assert machine.epoch is not None
+    assert state.epoch is not None
     pod = member.pod
     member.released_version = pod.resource_version
     if member.unscheduled_s is not None:
         # From now on it waits for another place.
         member.unscheduled_s = None
     plan = PodPlan(
-        machine.epoch, f"{CLAIM_WORKLOAD_PREFIX}{pod.uid}", 0, node_name, profile=",".join(devices), uid=pod.uid
+        state.epoch, f"{CLAIM_WORKLOAD_PREFIX}{pod.uid}", 0, node_name, profile=",".join(devices), uid=pod.uid
     )
     is_new = is_pinned and pod.is_gated
     return PodRelease(pod.uid, member.key, pod.resource_version, node_name, format_plan(plan), is_new)
@@ -296,7 +304,7 @@ class ClaimAllocator:
                 del self.units[name]
                 self._starved.pop(name, None)
 
-    def _claim(self, found: looking.Body, at_s: float) -> None:
+    def _claim(self, found: Body, at_s: float) -> None:
         metadata = found["metadata"]
         key = PodKey(metadata["namespace"], metadata["name"])
         before = self.book.claims.get(key)
@@ -318,7 +326,7 @@ class ClaimAllocator:
             self._suspects[node_name] = None
         self._mark_users(key)
 
-    def _slice(self, spec: looking.Body | None) -> None:
+    def _slice(self, spec: Body | None) -> None:
         node_name = (spec or {}).get("nodeName")
         if spec is not None and node_name and spec["driver"] == DRIVER_NAME:
             self._resliced[node_name] = None
@@ -381,7 +389,7 @@ class ClaimAllocator:
         """GPUs that are published as slices are nobody else's to give."""
         resliced, self._resliced = self._resliced, {}
         for name in resliced:
-            count = upkeep.count_claim_gpus(self.pools, name)
+            count = count_claim_gpus(self.pools, name)
             if count is not None and self._sliced.get(name, 0) != count:
                 self._sliced[name] = count
                 yield ClaimGpusReported(name, count)
@@ -390,7 +398,7 @@ class ClaimAllocator:
         """One claim for each node on which more is held than there is."""
         suspects, self._suspects = self._suspects, {}
         for name in suspects:
-            found = upkeep.find_conflicting_claim(self.pools, self.book, name, self._is_running)
+            found = find_conflicting_claim(self.pools, self.book, name, self._is_running)
             if found is not None:
                 self.conflicts += 1
                 yield from self._free(found, "its devices are another's, too")
@@ -398,29 +406,29 @@ class ClaimAllocator:
     def _looked(self, at_s: float, stamp: str) -> Iterator[ClaimInstruction]:
         marked, self._marked = self._marked, {}
         self._starved = {name: None for name in self._starved if name not in marked and name in self.units}
-        wanted: list[looking.ClaimDemand] = []
+        wanted: list[ClaimDemand] = []
         for name in marked:
             unit = self.units.get(name)
             if unit is None or unit.is_granting or unit.retry_s > at_s:
                 continue
-            for told in looking.evaluate_unit(self, unit, at_s):
+            for told in evaluate_unit(self, unit, at_s):
                 match told:
-                    case looking.ClaimDemand():
+                    case ClaimDemand():
                         wanted.append(told)
                     case RecordEvent():
                         self._tells.append(told)
-                    case looking.UnfitAllocation(found, why):
+                    case UnfitAllocation(found, why):
                         yield from self._free(found, why)
                     case _:
                         yield told
         wanted.sort(key=lambda one: one.order)
-        yield from self._granted(looking.separate_demands(wanted, self._marked), stamp)
+        yield from self._granted(separate_demands(wanted, self._marked), stamp)
         if self._is_tick:
             self._is_tick = False
-            for found in upkeep.orphaned_allocations(self.book, self._orphans, at_s, self.settings.orphan_s):
+            for found in orphaned_allocations(self.book, self._orphans, at_s, self.settings.orphan_s):
                 yield from self._free(found, "no pod needs it")
 
-    def _granted(self, wanted: list[looking.ClaimDemand], stamp: str) -> Iterator[ClaimInstruction]:
+    def _granted(self, wanted: list[ClaimDemand], stamp: str) -> Iterator[ClaimInstruction]:
         assert self.epoch is not None
         self.room.burdens = {token: burden for one in wanted for token, burden in one.burdens.items()}
         answers = iter(allocate_claims(self.pools, [bundle for one in wanted for bundle in one.bundles], self.room))
@@ -442,7 +450,7 @@ class ClaimAllocator:
             yield build_grant(self, one, given)
         self.waiting = len(self._starved)
 
-    def _free(self, found: looking.Body, why: str) -> Iterator[ClaimDeallocation]:
+    def _free(self, found: Body, why: str) -> Iterator[ClaimDeallocation]:
         assert self.epoch is not None
         metadata = found["metadata"]
         version = metadata["resourceVersion"]

@@ -115,10 +115,10 @@ def is_steered(member: ClaimMember) -> bool:
 
 
 def evaluate_unit(
-    machine: ClaimState, unit: ClaimUnit, at_s: float
+    state: ClaimState, unit: ClaimUnit, at_s: float
 ) -> Iterator[ClaimInstruction | ClaimDemand | UnfitAllocation]:
     """What is to be done about a unit now."""
-    assert machine.epoch is not None
+    assert state.epoch is not None
     todo: list[ClaimMember] = []
     gated: list[ClaimMember] = []
     is_blocked = False
@@ -126,11 +126,11 @@ def evaluate_unit(
         if not is_steered(member):
             continue
         try:
-            told = list(_one(machine, member, at_s))
+            told = list(_one(state, member, at_s))
         except _Blocked as error:
             is_blocked = is_blocked or member.pod.is_gated
             if error.is_released and member.pod.is_gated:
-                yield RemoveGate(member.pod.uid, member.key, member.pod.resource_version, machine.epoch, str(error))
+                yield RemoveGate(member.pod.uid, member.key, member.pod.resource_version, state.epoch, str(error))
             elif not error.is_quiet or at_s - member.seen_s > _PATIENCE_S:
                 yield from _told(member, str(error), is_warning=error.is_warning)
             continue
@@ -140,7 +140,7 @@ def evaluate_unit(
         elif member.pod.is_gated:
             if member.released_version != member.pod.resource_version:
                 gated.append(member)
-        elif _lacks(machine, member) and (member.pod.node_name or at_s >= member.settled_s):
+        elif _lacks(state, member) and (member.pod.node_name or at_s >= member.settled_s):
             todo.append(member)
     present = sum(not one.pod.is_going for one in unit.alive)
     if gated and present < unit.size:
@@ -148,7 +148,7 @@ def evaluate_unit(
     elif not is_blocked:
         todo += gated
     if todo:
-        yield from _wanted(machine, unit, todo, at_s)
+        yield from _wanted(state, unit, todo, at_s)
 
 
 def _told(member: ClaimMember, text: str, *, is_warning: bool = False) -> Iterator[RecordEvent]:
@@ -160,7 +160,7 @@ def _told(member: ClaimMember, text: str, *, is_warning: bool = False) -> Iterat
 # One pod
 
 
-def _one(machine: ClaimState, member: ClaimMember, at_s: float) -> Iterator[ClaimInstruction | UnfitAllocation]:
+def _one(state: ClaimState, member: ClaimMember, at_s: float) -> Iterator[ClaimInstruction | UnfitAllocation]:
     """What does not fit of what it has; nothing where it only lacks something. Raises _Blocked."""
     pod, why = member.pod, member.claimant.member
     if isinstance(why, IntentRefusal):
@@ -171,27 +171,27 @@ def _one(machine: ClaimState, member: ClaimMember, at_s: float) -> Iterator[Clai
     others = [gate for gate in pod.gates if gate != GATE]
     if others and pod.is_gated:
         raise _Blocked(f"waits for the gates of others: {', '.join(others)}", is_quiet=True)
-    claims = _claims(machine.book, member)
+    claims = _claims(state.book, member)
     if pod.node_name:
-        yield from _astray(machine, member, claims)
+        yield from _astray(state, member, claims)
         return
     ours = [
         found
         for found in claims
-        if is_own_allocation(allocation_results(found)) and found["metadata"]["uid"] not in machine.book.decided
+        if is_own_allocation(allocation_results(found)) and found["metadata"]["uid"] not in state.book.decided
     ]
-    node_name = next((node for found in ours if (node := machine.book.node_of(found))), "")
+    node_name = next((node for found in ours if (node := state.book.node_of(found))), "")
     if not node_name:
-        if member.plan is not None and not pod.is_gated and not _has_ours(machine.book, claims):
-            yield from _stuck(machine, member, member.plan.node_name, at_s)
+        if member.plan is not None and not pod.is_gated and not _has_ours(state.book, claims):
+            yield from _stuck(state, member, member.plan.node_name, at_s)
         return
-    reason = _misfit(machine, member, ours, node_name, at_s)
+    reason = _misfit(state, member, ours, node_name, at_s)
     if not reason:
         return
-    if any(machine.book.is_reserved(found, but=pod.uid) for found in ours):
+    if any(state.book.is_reserved(found, but=pod.uid) for found in ours):
         raise _Blocked(f"its claim is in use on {node_name}, and {reason}", is_warning=True)
     if not pod.is_gated:
-        member.settled_s = at_s + machine.settings.settle_s
+        member.settled_s = at_s + state.settings.settle_s
     for found in ours:
         yield UnfitAllocation(found, reason)
 
@@ -223,44 +223,44 @@ def _has_ours(book: ClaimStore, claims: Iterable[Body]) -> bool:
     return any(isinstance(read := book.read(found), ParsedClaim) and read.is_ours for found in claims)
 
 
-def _astray(machine: ClaimState, member: ClaimMember, claims: Iterable[Body]) -> Iterator[ClaimInstruction]:
+def _astray(state: ClaimState, member: ClaimMember, claims: Iterable[Body]) -> Iterator[ClaimInstruction]:
     """A pod that was bound while its claim was given to it elsewhere cannot start."""
-    assert machine.epoch is not None
+    assert state.epoch is not None
     node_name = member.pod.node_name
     for found in claims:
-        at = machine.book.node_of(found)
+        at = state.book.node_of(found)
         if is_own_allocation(allocation_results(found)) and at != node_name and not member.pod.is_going:
             why = f"bound to {node_name}, and its claim {found['metadata']['name']} is on {at}"
             if member.pod.owner is not None:
-                yield RecreatePod(member.pod.uid, member.key, machine.epoch, why)
+                yield RecreatePod(member.pod.uid, member.key, state.epoch, why)
             else:
                 yield from _told(member, f"{why}; delete it and create it again", is_warning=True)
             return
 
 
-def _stuck(machine: ClaimState, member: ClaimMember, node_name: str, at_s: float) -> Iterator[ClaimInstruction]:
+def _stuck(state: ClaimState, member: ClaimMember, node_name: str, at_s: float) -> Iterator[ClaimInstruction]:
     """A pod that had to be pinned and cannot be scheduled there is made anew, more and more rarely."""
-    assert machine.epoch is not None
+    assert state.epoch is not None
     since_s = member.unscheduled_s
     owner = member.pod.owner
-    if since_s is None or at_s - since_s < machine.settings.unbound_s:
+    if since_s is None or at_s - since_s < state.settings.unbound_s:
         return
     why = f"pinned to {node_name}, where kube-scheduler cannot put it: {member.pod.unscheduled_message}"
     if owner is None:
         yield from _told(member, f"{why}; delete it and create it again", is_warning=True)
-    elif machine.watchdog.may_recreate(owner.uid, at_s - since_s, at_s):
-        machine.watchdog.recreated(owner.uid, at_s - since_s, at_s)
+    elif state.watchdog.may_recreate(owner.uid, at_s - since_s, at_s):
+        state.watchdog.recreated(owner.uid, at_s - since_s, at_s)
         member.unscheduled_s = at_s
-        yield RecreatePod(member.pod.uid, member.key, machine.epoch, why)
+        yield RecreatePod(member.pod.uid, member.key, state.epoch, why)
 
 
-def _misfit(machine: ClaimState, member: ClaimMember, ours: Iterable[Body], node_name: str, at_s: float) -> str:
+def _misfit(state: ClaimState, member: ClaimMember, ours: Iterable[Body], node_name: str, at_s: float) -> str:
     """Why a pod cannot stay where its devices are; empty where it can."""
-    reason = machine.room.closed(node_name) or find_unmet_rule(member.pod.constraint, machine.room.nodes[node_name])
+    reason = state.room.closed(node_name) or find_unmet_rule(member.pod.constraint, state.room.nodes[node_name])
     if reason:
         return reason
-    pool = machine.pools.at(DRIVER_NAME, node_name)
-    if pool is None and node_name not in machine.pools.nodes(DRIVER_NAME):
+    pool = state.pools.at(DRIVER_NAME, node_name)
+    if pool is None and node_name not in state.pools.nodes(DRIVER_NAME):
         return f"no devices of {node_name} are published any more"
     for one in (result for found in ours for result in allocation_results(found)) if pool is not None else ():
         assert pool is not None
@@ -268,22 +268,22 @@ def _misfit(machine: ClaimState, member: ClaimMember, ours: Iterable[Body], node
         if offer is None or offer.is_closed:
             return f"device {one.device} of {node_name} {'is no more' if offer is None else 'is not well'}"
     since_s = member.unscheduled_s
-    if since_s is not None and at_s - since_s >= machine.settings.unbound_s:
-        member.avoid[node_name] = at_s + machine.settings.avoid_s
+    if since_s is not None and at_s - since_s >= state.settings.unbound_s:
+        member.avoid[node_name] = at_s + state.settings.avoid_s
         return f"kube-scheduler cannot put it on {node_name}: {member.pod.unscheduled_message}"
     return ""
 
 
-def _lacks(machine: ClaimState, member: ClaimMember) -> bool:
+def _lacks(state: ClaimState, member: ClaimMember) -> bool:
     """Whether a pod without our gate has a claim of ours that holds nothing, or whose allocation was not seen."""
-    for key in machine.book.needs(member.pod.uid):
-        found = machine.book.claims.get(key)
+    for key in state.book.needs(member.pod.uid):
+        found = state.book.claims.get(key)
         if found is None:
             continue
-        if found["metadata"]["uid"] in machine.book.decided:
+        if found["metadata"]["uid"] in state.book.decided:
             return True
-        read = machine.book.read(found)
-        if isinstance(read, ParsedClaim) and read.is_ours and not machine.book.is_allocated(found):
+        read = state.book.read(found)
+        if isinstance(read, ParsedClaim) and read.is_ours and not state.book.is_allocated(found):
             return True
     return False
 
@@ -292,21 +292,21 @@ def _lacks(machine: ClaimState, member: ClaimMember) -> bool:
 
 
 def _wanted(
-    machine: ClaimState, unit: ClaimUnit, todo: list[ClaimMember], at_s: float
+    state: ClaimState, unit: ClaimUnit, todo: list[ClaimMember], at_s: float
 ) -> Iterator[ClaimInstruction | ClaimDemand | UnfitAllocation]:
     wanted = ClaimDemand(unit)
-    for members in _components(machine.book, todo):
+    for members in _components(state.book, todo):
         try:
-            part = _part(machine, wanted, members, at_s)
+            part = _part(state, wanted, members, at_s)
         except _Blocked as error:
             yield from _told(members[0], str(error), is_warning=error.is_warning)
             return
         if part is None:
-            assert machine.epoch is not None
+            assert state.epoch is not None
             for one in members:
                 if one.pod.is_gated:
                     why = "its claims are kube-scheduler's to allocate"
-                    yield RemoveGate(one.pod.uid, one.key, one.pod.resource_version, machine.epoch, why)
+                    yield RemoveGate(one.pod.uid, one.key, one.pod.resource_version, state.epoch, why)
             continue
         wanted.parts.append(part)
     if wanted.parts:
@@ -329,9 +329,9 @@ def _components(book: ClaimStore, members: Iterable[ClaimMember]) -> list[list[C
     return [together for _, together in groups]
 
 
-def _part(machine: ClaimState, wanted: ClaimDemand, members: list[ClaimMember], at_s: float) -> _Part | None:
+def _part(state: ClaimState, wanted: ClaimDemand, members: list[ClaimMember], at_s: float) -> _Part | None:
     """What pods of one node lack; None where nothing of it is ours to say."""
-    book = machine.book
+    book = state.book
     nodes = {one.pod.node_name for one in members} - {""}
     lacking: dict[PodKey, ClaimRequest] = {}
     is_judged = False
@@ -343,7 +343,7 @@ def _part(machine: ClaimState, wanted: ClaimDemand, members: list[ClaimMember], 
         if book.is_allocated(found):
             is_judged = is_judged or read.is_ours
             nodes.add(book.node_of(found))
-        elif read.is_ours or (read.driver and not machine.pools.is_abroad(read.driver)):
+        elif read.is_ours or (read.driver and not state.pools.is_abroad(read.driver)):
             is_judged = True
             lacking[key] = read.asked
     nodes.discard("")

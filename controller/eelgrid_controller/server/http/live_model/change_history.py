@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eelgrid_controller.state import events as happened
+from eelgrid_controller.state import events
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import Event, event_from_plain
 from eelgrid_controller.state.journal import JournalHistory
@@ -15,20 +15,20 @@ from eelgrid_protos.messages import Workload, WorkloadPhase
 HeldMilli = Mapping[tuple[str, str], int]
 
 _WORDS: Mapping[type[Any], str] = {
-    happened.WorkloadPlaced: "placed",
-    happened.WorkloadMoved: "moved",
-    happened.WorkloadScaled: "scaled",
-    happened.WorkloadLimited: "limited",
-    happened.WorkloadCancelled: "ended",
-    happened.WorkloadDeferred: "waits",
-    happened.PartitionsPlanned: "sliced",
-    happened.DevicesCorrected: "corrected",
-    happened.NodeJoined: "node joined",
-    happened.NodeLost: "node lost",
-    happened.NodesRemoved: "node removed",
-    happened.GpuLost: "GPU lost",
-    happened.GpuReturned: "GPU returned",
-    happened.PolicyChanged: "policy",
+    events.WorkloadPlaced: "placed",
+    events.WorkloadMoved: "moved",
+    events.WorkloadScaled: "scaled",
+    events.WorkloadLimited: "limited",
+    events.WorkloadCancelled: "ended",
+    events.WorkloadDeferred: "waits",
+    events.PartitionsPlanned: "sliced",
+    events.DevicesCorrected: "corrected",
+    events.NodeJoined: "node joined",
+    events.NodeLost: "node lost",
+    events.NodesRemoved: "node removed",
+    events.GpuLost: "GPU lost",
+    events.GpuReturned: "GPU returned",
+    events.PolicyChanged: "policy",
 }
 
 
@@ -145,33 +145,28 @@ def _rows(event: Event) -> Iterator[tuple[int, str, str, str]]:
     """(time, kind, workload, words) of what an event says; nothing of one that changes no plan."""
     kind = _WORDS.get(type(event), "")
     match event:
-        case happened.PartitionsPlanned() | happened.DevicesCorrected():
+        case events.PartitionsPlanned() | events.DevicesCorrected():
             for key in event.workload_ids:
                 yield event.time_ns, kind, key, ""
-        case happened.WorkloadDeferred():
+        case events.WorkloadDeferred():
             # The constraint; the queue has the sentence.
             yield event.time_ns, kind, event.workload_id, event.reason.partition(":")[0]
-        case happened.WorkloadLimited():
+        case events.WorkloadLimited():
             limit_w = event.power_limit_w
             words = "to the default" if limit_w is None else f"to {limit_w:.0f} W a GPU"
             yield event.time_ns, kind, event.workload_id, words
-        case (
-            happened.WorkloadPlaced()
-            | happened.WorkloadMoved()
-            | happened.WorkloadScaled()
-            | happened.WorkloadCancelled()
-        ):
+        case events.WorkloadPlaced() | events.WorkloadMoved() | events.WorkloadScaled() | events.WorkloadCancelled():
             yield event.time_ns, kind, event.workload_id, ""
-        case happened.NodeJoined():
+        case events.NodeJoined():
             yield event.time_ns, kind, "", event.inventory.node_name
-        case happened.NodeLost():
+        case events.NodeLost():
             yield event.time_ns, kind, "", event.node_name
-        case happened.NodesRemoved():
+        case events.NodesRemoved():
             for name in event.node_names:
                 yield event.time_ns, kind, "", name
-        case happened.GpuLost() | happened.GpuReturned():
+        case events.GpuLost() | events.GpuReturned():
             yield event.time_ns, kind, "", f"{event.gpu_uuid} of {event.node_name}"
-        case happened.PolicyChanged():
+        case events.PolicyChanged():
             yield event.time_ns, kind, "", f"revision {event.policy.revision}"
         case _:
             return
